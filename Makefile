@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+#
+# `make help` lists the targets. The dependencies' flags come from build/config.mk, which
+# tools/setup writes; it is run by itself when that file is missing.
+
+VERSION := 0.1.0
+PREFIX ?= /usr/local
+DESTDIR ?=
+BUILD ?= build
+V ?= 0
+
+ifeq ($(V),1)
+Q :=
+say = @:
+else
+Q := @
+say = @printf '  %-8s %s\n'
+MAKEFLAGS += --no-print-directory
+endif
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# --- dependencies ---------------------------------------------------------------------------
+
+CONFIG := build/config.mk
+ifneq ($(filter-out clean distclean help setup check demo,$(or $(MAKECMDGOALS),all)),)
+include $(CONFIG)
+endif
+
+$(CONFIG): tools/setup
+	$(Q)tools/setup -q build
+
+# --- flags ----------------------------------------------------------------------------------
+
+SANITIZE ?=
+ifeq ($(SANITIZE),)
+OPT ?= -O2 -g
+HARDEN := -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+else
+OPT := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZE)
+HARDEN :=
+ifneq ($(findstring undefined,$(SANITIZE)),)
+# A trap, which the address sanitizer reports to its log; gcc's own report goes to a terminal
+# that a daemon does not have.
+OPT += -fsanitize-undefined-trap-on-error
+endif
+endif
+
+CC := gcc
+CXX := g++
+WARN := -Wall -Wextra -Werror
+# gcc's instrumentation makes this one see ghosts.
+WARN += $(if $(SANITIZE),-Wno-maybe-uninitialized)
+DEFS := -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DFUSE_USE_VERSION=317 -DCAIRN_VERSION='"$(VERSION)"'
+INCS := -I. $(FUSE_CFLAGS) $(URING_CFLAGS) $(XXHASH_CFLAGS) $(SECCOMP_CFLAGS)
+COMMON := $(OPT) $(HARDEN) $(WARN) $(DEFS) $(INCS) -pthread -MMD -MP
+ALL_CFLAGS := -std=c11 $(COMMON) $(CFLAGS)
+ALL_CXXFLAGS := -std=c++17 $(COMMON) -Itests/lib $(GTEST_CFLAGS) $(CXXFLAGS)
+ALL_LDFLAGS := $(OPT) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
+
+# --- what is built --------------------------------------------------------------------------
+
+IO_SRC := $(wildcard io/*.c)
+STAGING_SRC := $(wildcard staging/*.c)
+FS_SRC := $(filter-out fs/main.c,$(wildcard fs/*.c))
+CAIRN_SRC := $(wildcard tools/cairn.c tools/cairn_*.c)
+BENCH_SRC := $(wildcard tools/bench*.c)
+
+obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+
+LIBIO := $(BUILD)/libio.a
+LIBSTAGING := $(BUILD)/libstaging.a
+LIBFS := $(BUILD)/libfs.a
+
+IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
+STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
+FS_LIBS := $(LIBFS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
+
+PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
+	$(if $(wildcard tools/cairn.c),$(BUILD)/cairn) \
+	$(if $(BENCH_SRC),$(BUILD)/cairn-bench)
+
+UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
+API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
+HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c))
+LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging)
+
+.PHONY: all tests check check-asan check-tsan demo bench tidy format install uninstall \
+	setup clean distclean help asan tsan
+all: $(PROGRAMS) $(LAYERS)
+tests: all $(UNIT) $(API) $(HELPERS)
+
+# --- rules ----------------------------------------------------------------------------------
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $<
+	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
+
+$(BUILD)/obj/%.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CXX $<
+	$(Q)$(CXX) $(ALL_CXXFLAGS) -c $< -o $@
+
+# Made anew each time: `ar` would keep the object of a source that is gone.
+define archive
+$(say) AR $@
+$(Q)rm -f $@ && $(AR) rcsD $@ $(filter %.o,$^)
+endef
+
+$(LIBIO): $(call obj,$(IO_SRC)) $(BUILD)/sources
+	$(archive)
+$(LIBSTAGING): $(call obj,$(STAGING_SRC)) $(BUILD)/sources
+	$(archive)
+$(LIBFS): $(call obj,$(FS_SRC)) $(BUILD)/sources
+	$(archive)
+
+# link: objects of the target, then the libraries named in $(1).
+define link
+@mkdir -p $(@D)
+$(say) LINK $@
+$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -o $@
+endef
+define link_cxx
+@mkdir -p $(@D)
+$(say) LINK $@
+$(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -o $@
+endef
+
+$(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBSTAGING) $(LIBIO)
+	$(call link,$(FS_LIBS))
+$(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBIO) $(BUILD)/sources
+	$(call link,$(IO_LIBS))
+$(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(LIBIO) $(BUILD)/sources
+	$(call link,$(IO_LIBS) -lm)
+
+# Dependencies point one way, fs -> staging -> io: each archive must link whole without the
+# ones above it.
+$(BUILD)/layers/io: $(LIBIO)
+	@mkdir -p $(@D)
+	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
+		-Wl,--whole-archive $(LIBIO) -Wl,--no-whole-archive $(URING_LIBS) $(XXHASH_LIBS) -o $@
+$(BUILD)/layers/staging: $(LIBSTAGING) $(LIBIO)
+	@mkdir -p $(@D)
+	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
+		-Wl,--whole-archive $(LIBSTAGING) -Wl,--no-whole-archive $(IO_LIBS) -o $@
+
+# A test that is named after a room (io_*, staging_*) links that room and what is below it only.
+define test_rules
+$(BUILD)/tests/$(1)_io_%: $(BUILD)/obj/tests/$(1)/io_%.o $(LIBIO)
+	$$(call link_cxx,$$(IO_LIBS))
+$(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING) $(LIBIO)
+	$$(call link_cxx,$$(STAGING_LIBS))
+$(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBSTAGING) $(LIBIO)
+	$$(call link_cxx,$$(FS_LIBS))
+endef
+$(eval $(call test_rules,unit))
+$(eval $(call test_rules,api))
+
+$(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
+	$(call link,$(URING_LIBS))
+$(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o
+	$(call link,$(URING_LIBS))
+
+# Written only when their text changes: everything is built again with other flags, and the
+# archives when a source has come or gone.
+FLAGS = $(ALL_CFLAGS) | $(ALL_CXXFLAGS) | $(ALL_LDFLAGS) | $(FS_LIBS) | $(SANITIZE)
+quoted = '$(subst ','\'',$(1))'
+define remember
+@mkdir -p $(@D)
+@printf '%s\n' $(call quoted,$(1)) | cmp -s - $@ || printf '%s\n' $(call quoted,$(1)) >$@
+endef
+$(BUILD)/flags: force
+	$(call remember,$(FLAGS))
+	@[ "$$(cat $(@D)/sanitizer 2>/dev/null)" = '$(SANITIZE)' ] || echo '$(SANITIZE)' >$(@D)/sanitizer
+$(BUILD)/sources: force
+	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FS_SRC) $(CAIRN_SRC) $(BENCH_SRC))
+.PHONY: force
+force:
+
+.SECONDARY:
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+
+# --- commands -------------------------------------------------------------------------------
+
+setup:
+	$(Q)tools/setup
+
+check:
+	$(Q)tools/setup -q build test
+	+$(Q)$(MAKE) tests
+	$(Q)BUILD=$(abspath $(BUILD)) tests/run $(TESTS)
+
+ASAN := BUILD=build/asan SANITIZE=address,undefined
+TSAN := BUILD=build/tsan SANITIZE=thread
+asan:
+	+$(Q)$(MAKE) $(ASAN) tests
+tsan:
+	+$(Q)$(MAKE) $(TSAN) tests
+check-asan check-tsan: check-%: %
+	$(Q)BUILD=$(abspath build/$*) tests/run $(TESTS)
+
+demo:
+	$(Q)tools/demo
+
+bench: all
+	$(Q)tools/bench.sh $(BENCH)
+
+SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] tools/*.[ch])
+TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
+TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c tools/*.c))
+tidy: $(TIDY)
+.PHONY: $(TIDY)
+$(TIDY): tidy/%:
+	$(say) TIDY $*
+	$(Q)clang-tidy --quiet --warnings-as-errors='*' $* -- $(TIDY_FLAGS)
+
+format:
+	$(Q)clang-format -i $(SOURCES)
+
+# mount(8) finds cairnfs for `-t fuse.cairnfs` through the fuse3 package's mount.fuse.
+MAN1 := $(wildcard docs/man/*.1)
+MAN8 := $(wildcard docs/man/*.8)
+INSTALLED := cairnfs cairn
+install: all
+	$(Q)install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \
+		$(DESTDIR)$(PREFIX)/share/man/man8
+	$(Q)install -m 755 $(INSTALLED:%=$(BUILD)/%) $(DESTDIR)$(PREFIX)/bin
+	$(Q)$(if $(MAN1),install -m 644 $(MAN1) $(DESTDIR)$(PREFIX)/share/man/man1)
+	$(Q)$(if $(MAN8),install -m 644 $(MAN8) $(DESTDIR)$(PREFIX)/share/man/man8)
+
+uninstall:
+	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/bin/%) \
+		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(MAN1)) \
+		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man8/%,$(MAN8))
+
+# The libraries tools/setup built stay; distclean removes them too.
+clean:
+	$(Q)rm -rf $(filter-out build/deps build/config.mk build/setup.log,$(wildcard build/*))
+distclean:
+	$(Q)rm -rf build
+
+help:
+	@printf '%s\n' \
+	'make              build build/cairnfs and build/cairn (installs what is missing first)' \
+	'make check        install what is missing, build, run every test; TESTS="-k name mount"' \
+	'make check-asan   the same tests, address and undefined-behaviour sanitizers' \
+	'make check-tsan   the same tests, thread sanitizer' \
+	'make demo         mount, write a 4-rank checkpoint, look at it, check the store' \
+	'make bench        measure, and compare with tmpfs, ext4 and passthrough_hp; BENCH=args' \
+	'make tidy         clang-tidy' \
+	'make format       clang-format, in place' \
+	'make install      PREFIX=/usr/local DESTDIR=' \
+	'make tests        build the tests only' \
+	'make setup        install what is missing, for tests and benchmarks too' \
+	'make clean        remove what was built; distclean: also the libraries of tools/setup' \
+	'V=1 shows the commands.'
