@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Opening a store: its descriptors, its lock, its id, what its filesystem can do.
+ * None of this goes through the engine's table: a fault plan counts from the
+ * first operation on an open store.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+
+#include "scope.h"
+#include "store.h"
+
+#define CAIRN_DIR ".cairn"
+
+/* A hostname as one harmless component that is none of .cairn's own names. */
+static void host_name(char out[72])
+{
+	static const char *const taken[] = { "id", "lost+found", "meta" };
+	char raw[65] = "";
+	size_t n = 0;
+
+	gethostname(raw, sizeof(raw) - 1);
+	for (; raw[n]; n++) {
+		char c = raw[n];
+		bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+			  (c >= '0' && c <= '9') || c == '-' || c == '_' || (c == '.' && n);
+
+		out[n] = ok ? c : '_';
+	}
+	out[n] = 0;
+	if (!n)
+		strcpy(out, "localhost");
+	for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++)
+		if (!strcmp(out, taken[i]))
+			strcat(out, "_");
+}
+
+/* Only we, root, or who owns the store itself may have made what we rely on. */
+static int trusted(int dir, const struct stat *store)
+{
+	struct stat st;
+
+	if (fstat(dir, &st))
+		return -errno;
+	if (st.st_uid != geteuid() && st.st_uid && st.st_uid != store->st_uid)
+		return -EPERM;
+	return st.st_mode & 022 ? -EPERM : 0;
+}
+
+/* Descriptor of dirfd/name, made (0700) where it is missing. */
+static int own_dir(int dirfd, const char *name, int flags, const struct stat *store)
+{
+	CLEANUP_CLOSE int fd = -1;
+	int err;
+
+	if (mkdirat(dirfd, name, 0700) && errno != EEXIST)
+		return -errno;
+	fd = io_open_beneath(dirfd, name, flags | O_DIRECTORY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return fd;
+	err = trusted(fd, store);
+	return err ? err : scope_keep(&fd);
+}
+
+static int holder(int lock)
+{
+	char text[16] = "";
+	ssize_t n = pread(lock, text, sizeof(text) - 1, 0);
+
+	return n > 0 ? atoi(text) : 0;
+}
+
+static int take_lock(struct io_store *s, int *holder_pid)
+{
+	struct stat st;
+
+	s->lock = io_open_beneath(s->host, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600);
+	if (s->lock < 0)
+		return s->lock;
+	if (fstat(s->lock, &st))
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	if (!flock(s->lock, LOCK_EX | LOCK_NB))
+		return io_store_lock_pid(s, getpid());
+	if (errno == EWOULDBLOCK && holder_pid)
+		*holder_pid = holder(s->lock);
+	return -errno;
+}
+
+int io_store_lock_pid(struct io_store *s, int pid)
+{
+	char text[16];
+	int n = snprintf(text, sizeof(text), "%d\n", pid);
+
+	if (s->lock < 0)
+		return -EBADF;
+	errno = 0;
+	if (pwrite(s->lock, text, (size_t)n, 0) != n)
+		return errno ? -errno : -EIO;
+	return ftruncate(s->lock, n) ? -errno : 0;
+}
+
+/* 0; -ENOENT; -EBADMSG: something is there, and it is no id. */
+static int read_id(struct io_store *s)
+{
+	CLEANUP_CLOSE int fd = io_open_beneath(s->cairn, "id", O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+	char text[IO_ID_LEN + 2];
+	ssize_t n;
+
+	if (fd < 0)
+		return fd;
+	n = read(fd, text, sizeof(text));
+	if (n < 0)
+		return -errno;
+	if (n < IO_ID_LEN || n > IO_ID_LEN + 1 || (n > IO_ID_LEN && text[IO_ID_LEN] != '\n'))
+		return -EBADMSG;
+	text[IO_ID_LEN] = 0;
+	if (strspn(text, "0123456789abcdef") != IO_ID_LEN)
+		return -EBADMSG;
+	memcpy(s->id, text, sizeof(s->id));
+	return 0;
+}
+
+static int write_new_id(struct io_store *s, const char *scratch)
+{
+	CLEANUP_CLOSE int fd = openat(s->tmp, scratch, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	unsigned char raw[IO_ID_LEN / 2];
+	char text[IO_ID_LEN + 2];
+
+	if (fd < 0)
+		return -errno;
+	if (getrandom(raw, sizeof(raw), 0) != sizeof(raw))
+		return -EIO;
+	for (size_t i = 0; i < sizeof(raw); i++)
+		sprintf(text + 2 * i, "%02x", raw[i]);
+	text[IO_ID_LEN] = '\n';
+	errno = 0;
+	if (write(fd, text, IO_ID_LEN + 1) != IO_ID_LEN + 1)
+		return errno ? -errno : -ENOSPC;
+	return fsync(fd) ? -errno : 0;
+}
+
+/* Two hosts may do this at once: the first to name it wins, both read that. */
+static int make_id(struct io_store *s)
+{
+	char scratch[17];
+	int err;
+
+	io_scratch_name(s, scratch);
+	unlinkat(s->tmp, scratch, 0);
+	err = write_new_id(s, scratch);
+	if (!err && renameat2(s->tmp, scratch, s->cairn, "id", RENAME_NOREPLACE))
+		err = -errno;
+	if (err == -EINVAL) /* no such flag here */
+		err = renameat(s->tmp, scratch, s->cairn, "id") ? -errno : 0;
+	if (err)
+		unlinkat(s->tmp, scratch, 0);
+	if (err && err != -EEXIST)
+		return err;
+	if (fsync(s->root_rd))
+		return -errno;
+	return read_id(s);
+}
+
+/* What io_link and the sidecar left behind when they were killed. */
+static int drop_scratch(struct io_store *s)
+{
+	int fd = openat(s->tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *e;
+
+	if (!d) {
+		int err = -errno;
+
+		if (fd >= 0)
+			close(fd);
+		return err;
+	}
+	while ((e = readdir(d)))
+		if (e->d_name[0] == 'l' && strlen(e->d_name) == 16)
+			unlinkat(s->tmp, e->d_name, 0);
+	closedir(d);
+	return 0;
+}
+
+static int open_root(struct io_store *s, const char *path, struct stat *st)
+{
+	s->root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (s->root < 0)
+		return -errno;
+	s->root_rd = openat(s->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (s->root_rd < 0 || fstat(s->root, st))
+		return -errno;
+	if (!s->ro && faccessat(s->root, ".", W_OK | X_OK, AT_EACCESS))
+		return -errno;
+	return io_fs_kind(s->root_rd, &s->fs);
+}
+
+/* Puts a descriptor or an error where it belongs. */
+static int into(int *slot, int fd)
+{
+	*slot = fd < 0 ? -1 : fd;
+	return fd < 0 ? fd : 0;
+}
+
+static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
+{
+	char host[72];
+	int err;
+
+	host_name(host);
+	err = into(&s->cairn, own_dir(s->root, CAIRN_DIR, O_PATH, st));
+	if (!err)
+		err = into(&s->host, own_dir(s->cairn, host, O_RDONLY, st));
+	if (!err)
+		err = take_lock(s, holder_pid);
+	if (!err)
+		err = into(&s->tmp, own_dir(s->host, "tmp", O_PATH, st));
+	if (!err)
+		err = into(&s->lostfound, own_dir(s->cairn, "lost+found", O_PATH, st));
+	if (err)
+		return err;
+	s->has_xattr = io_xattr_probe(s->host, false);
+	if (!s->has_xattr) {
+		io_lacks(s->e, IO_NOTE_NO_XATTR);
+		err = into(&s->meta, own_dir(s->cairn, "meta", O_PATH, st));
+	}
+	if (!err)
+		err = drop_scratch(s);
+	if (err)
+		return err;
+	err = read_id(s);
+	return err == -ENOENT ? make_id(s) : err;
+}
+
+/* What is there is used; what is missing is left so. */
+static int open_ro(struct io_store *s)
+{
+	const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+	int err;
+
+	s->has_xattr = io_xattr_probe(s->root_rd, true);
+	err = into(&s->cairn, io_open_beneath(s->root, CAIRN_DIR, flags, 0));
+	if (err)
+		return err == -ENOENT ? 0 : err;
+	into(&s->lostfound, io_open_beneath(s->cairn, "lost+found", flags, 0));
+	if (!s->has_xattr)
+		into(&s->meta, io_open_beneath(s->cairn, "meta", flags, 0));
+	err = read_id(s);
+	return err == -ENOENT ? 0 : err;
+}
+
+int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
+		  struct io_store **out)
+{
+	struct io_store *s = calloc(1, sizeof(*s));
+	struct stat st;
+	int err;
+
+	if (!s)
+		return -ENOMEM;
+	if (holder_pid)
+		*holder_pid = 0;
+	s->e = e;
+	s->ro = ro;
+	s->root = s->root_rd = s->cairn = s->host = -1;
+	s->tmp = s->lostfound = s->meta = s->lock = -1;
+	pthread_mutex_init(&s->meta_lock, NULL);
+	err = open_root(s, path, &st);
+	if (!err)
+		err = ro ? open_ro(s) : open_rw(s, &st, holder_pid);
+	if (err) {
+		io_store_close(s);
+		return err;
+	}
+	*out = s;
+	return 0;
+}
+
+void io_store_close(struct io_store *s)
+{
+	if (!s)
+		return;
+	scope_close(&s->lostfound);
+	scope_close(&s->meta);
+	scope_close(&s->tmp);
+	/* no LOCK_UN: a child that inherited the lock keeps it */
+	scope_close(&s->lock);
+	scope_close(&s->host);
+	scope_close(&s->cairn);
+	scope_close(&s->root_rd);
+	scope_close(&s->root);
+	pthread_mutex_destroy(&s->meta_lock);
+	free(s);
+}
+
+int io_store_root(const struct io_store *s)
+{
+	return s->root;
+}
+
+int io_store_tmp(const struct io_store *s)
+{
+	return s->tmp;
+}
+
+int io_store_lostfound(const struct io_store *s)
+{
+	return s->lostfound;
+}
+
+const char *io_store_id(const struct io_store *s)
+{
+	return s->id;
+}
+
+enum io_fs_kind io_store_fs(const struct io_store *s)
+{
+	return s->fs;
+}
+
+bool io_store_has_xattr(const struct io_store *s)
+{
+	return s->has_xattr;
+}
+
+int io_store_statvfs(const struct io_store *s, struct statvfs *out)
+{
+	return fstatvfs(s->root_rd, out) ? -errno : 0;
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Extended attributes of inodes reached by descriptor and name. There is no
+ * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls comes to the same.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/xattr.h>
+
+#include "sidecar.h"
+#include "store.h"
+
+void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name)
+{
+	snprintf(out, IO_PROC_PATH, name ? "/proc/self/fd/%d/%s" : "/proc/self/fd/%d", fd, name);
+}
+
+bool io_xattr_probe(int fd, bool ro)
+{
+	static const char key[] = "user.cairn.probe";
+	char v;
+
+	if (ro)
+		return fgetxattr(fd, key, &v, 1) >= 0 || errno == ENODATA || errno == ERANGE;
+	if (fsetxattr(fd, key, "", 0, 0))
+		return false;
+	fremovexattr(fd, key);
+	return true;
+}
+
+static int check(const struct io_store *s, const char *name, bool changes)
+{
+	if (changes && s->ro)
+		return -EROFS;
+	return name ? io_name_check(name) : 0;
+}
+
+int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,
+		 const void *val, size_t len, int flags)
+{
+	struct io_call c = { .op = IO_OP_XATTR_SET, .fd = dirfd, .name = name, .key = key,
+			     .buf = val, .len = len, .flags = flags };
+	int err;
+
+	if (fd >= 0) {
+		c.fd = fd;
+		c.name = NULL;
+	}
+	err = check(s, c.name, true);
+	if (err)
+		return err;
+	c.sidecar = s->has_xattr ? NULL : s;
+	return (int)io_call_run(s->e, &c);
+}
+
+int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key)
+{
+	struct io_call c = { .op = IO_OP_XATTR_REMOVE, .fd = dirfd, .name = name, .key = key };
+	int err = check(s, name, true);
+
+	if (err)
+		return err;
+	c.sidecar = s->has_xattr ? NULL : s;
+	return (int)io_call_run(s->e, &c);
+}
+
+ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key,
+		     void *buf, size_t cap)
+{
+	char path[IO_PROC_PATH];
+	ssize_t n = check(s, name, false);
+
+	if (n)
+		return n;
+	if (!s->has_xattr)
+		return io_sidecar_get(s, dirfd, name, key, buf, cap);
+	io_proc_path(path, dirfd, name);
+	n = name ? lgetxattr(path, key, buf, cap) : getxattr(path, key, buf, cap);
+	return n < 0 ? -errno : n;
+}
+
+ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap)
+{
+	char path[IO_PROC_PATH];
+	ssize_t n = check(s, name, false);
+
+	if (n)
+		return n;
+	if (!s->has_xattr)
+		return io_sidecar_list(s, dirfd, name, buf, cap);
+	io_proc_path(path, dirfd, name);
+	n = name ? llistxattr(path, buf, cap) : listxattr(path, buf, cap);
+	return n < 0 ? -errno : n;
+}
