@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT
+ * What the files of this room share. Nothing outside staging/ includes it.
+ *
+ * A staged file's states (staged->state), under s->lock:
+ *
+ *   OPEN ──seal──▶ SEALED ──persist──▶ PERSISTING ──publish, sync──▶ DURABLE ──▶ EVICTED  
+ *     ▲               ▲                    │                            │
+ *     │               └──── rewrite ── FAILED ◀── error                 │
+ *     └──────────────────────── reopened for writing ───────────────────┘
+ *
+ *   state       open_list  n_seals  lru   file in staging
+ *   OPEN        yes        >= 0     no    yes
+ *   SEALED      no         >= 1     no    yes
+ *   PERSISTING  no         >= 1     no    yes
+ *   DURABLE     no         0        yes   yes, unless evicted or spilled
+ *   FAILED      no         any      no    yes
+ *   EVICTED     no         0        no    no (nothing charged)
+ *
+ * staged_check() runs the table in debug builds (-DCAIRN_CHECK).
+ */
+#ifndef CAIRN_STAGING_INTERNAL_H
+#define CAIRN_STAGING_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "staging/staging.h"
+
+#define SMALL_BYTES (256u << 10)	/* below: buffered write, group sync */
+#define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
+#define FDS_PEND_MAX 1000u		/* with more pending, small ones keep no descriptor */
+#define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
+
+/* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. */
+struct head {
+	uint64_t magic;
+	uint32_t version;
+	char store_id[36];
+	_Atomic uint64_t segment;	/* number of the live log file */
+	_Atomic uint64_t next_id;
+	_Atomic uint64_t applied;	/* visible in the store */
+	_Atomic uint64_t durable;	/* and on stable storage */
+};
+#define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
+#define HEAD_VERSION 1u
+
+enum pend_state {
+	PEND_WAIT,	/* SEAL: a writable mapping lives, bytes are not final */
+	PEND_QUEUED,	/* SEAL: wants a persist thread */
+	PEND_BUSY,	/* SEAL: a persist thread has it */
+	PEND_WRITTEN,	/* SEAL: bytes in the unpublished file, not synced */
+	PEND_READY,	/* may be published */
+	PEND_FAILED,	/* SEAL: gave up; publication halts here */
+};
+
+/* An ordered record on its way to the store. In s->pend, sorted by seq. */
+struct pend {
+	struct pend *next;
+	struct pend *work_next;		/* in s->work when QUEUED */
+	struct rec r;			/* strings point behind this struct */
+	enum pend_state state;
+	struct staged *sf;		/* SEAL: a reference */
+	uint64_t tmp_id;
+	int tmp_fd;
+	bool direct;
+	bool snapshot;			/* by fsync: the writer goes on */
+	bool must;			/* dead, but must be shown: persist it all the same */
+	bool again;			/* first after a restart: perhaps applied already */
+	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
+	bool kills;			/* removes what a pending record created */
+	unsigned attempts;
+	uint64_t start_ns;
+	char checksum[IO_CHECKSUM_LEN];
+};
+
+struct staged {
+	struct staging *s;
+	uint64_t id, node;
+	unsigned refs;			/* s->lock */
+	unsigned users;			/* opens that use fd; no eviction */
+	enum staged_state state;
+	bool huge, spilled, published;
+	int error;
+	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
+	int rw;				/* O_RDWR for relay writes, -1; io */
+	unsigned n_seals;		/* pending SEALs */
+	uint64_t last_seal;		/* seq of the latest */
+	uint64_t charged, expected;
+	bool known;			/* expected was known */
+	/* as of the last seal; and what staged_changed compares with */
+	uint64_t size, blocks;
+	struct timespec atime, mtime, ctime;
+	bool sealed_once;
+	bool late;			/* finalized while a mapping still wrote it */
+	uint64_t sealed_ns;		/* CLOCK_REALTIME of the last seal */
+	char checksum[IO_CHECKSUM_LEN];
+	struct staged *lru_prev, *lru_next;	/* DURABLE */
+	struct staged *open_prev, *open_next;	/* OPEN */
+	struct staged *hash_next;
+
+	pthread_mutex_t io;		/* below: one at a time; taken before s->lock */
+	uint64_t tmp_id;		/* reserved store file, 0 = none */
+	int tmp_fd;
+	bool tmp_direct;
+	uint64_t tmp_size;		/* size it was reserved for */
+};
+
+struct waiter {
+	struct waiter *next;
+	uint64_t seq;
+	void (*done)(void *ctx, int err);
+	void *ctx;
+};
+
+#define SF_BUCKETS 4096u
+
+struct dirs;
+
+/* During a replay: what became of each staged file the log speaks of. */
+/* A FLUSH that was answered: the SEAL it would have become. */
+struct flushed {
+	uint64_t sf;
+	void *bytes;		/* the record as it lies in the log */
+	size_t len;
+};
+
+struct sweep_entry {
+	uint64_t id;
+	bool open;
+	char name[64];	/* for lost+found, cut */
+};
+
+struct staging {
+	struct staging_opts o;
+	struct head *head;
+	struct dirs *dirs;
+
+	pthread_mutex_t lock;
+	pthread_cond_t work_cond;	/* persist threads */
+	pthread_cond_t pub_cond;	/* publisher */
+	pthread_cond_t done_cond;	/* drain, room */
+	pthread_cond_t watch_cond;	/* watch, ballast */
+
+	/* log */
+	int log_fd;
+	uint64_t log_bytes, snap_bytes, last_seq;
+	bool log_has_ordered;
+	char *log_buf;			/* encode buffer */
+	bool replaying;
+	struct { uint64_t unique; struct rec r; } done[256];	/* answers to resent requests */
+
+	struct sweep_entry *sweep;
+	size_t n_sweep, cap_sweep;
+
+	/* the order */
+	struct pend *pend, **pend_tail;
+	struct pend *work, **work_tail;
+	uint64_t batch_end;		/* records up to here are the publisher's just now */
+	uint64_t n_pend, n_wait, n_late;
+	uint64_t late_ready[64];	/* nodes; see staging_next_late */
+	unsigned n_late_ready;
+	struct waiter *waiters;
+	_Atomic unsigned n_sync_waiters;
+	uint64_t last_delete;		/* seq of the latest record that frees room */
+
+	/* staged files */
+	struct staged *sfs[SF_BUCKETS];
+	struct staged *lru_head, *lru_tail;
+	struct staged *open_list;
+	uint64_t n_evicted;
+	uint64_t used;
+
+	/* ballast; own lock because fallocate takes milliseconds */
+	pthread_mutex_t ballast_lock;
+	int ballast_fd;
+	uint64_t ballast_bytes, ballast_touched;
+
+	int reserve_fd;
+	_Atomic bool reserve_held;
+	bool reserve_wanted;		/* it was held once */
+	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
+	size_t n_flushed;
+	pthread_t persist[16], publisher, watch, ballast;
+	unsigned n_persist;
+	struct io_queue *queues[16];
+	bool started, stop;
+	int halted;
+	uint64_t halt_retry_ns;
+	bool retry_now;
+	struct staging_stats st;	/* the counting fields only */
+};
+
+/* ---- shared helpers ---- */
+
+static inline uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void save_descriptor(struct staging *s, struct pend *p)
+{
+	if (s->n_pend > FDS_PEND_MAX && p->tmp_fd >= 0) {
+		close(p->tmp_fd);
+		p->tmp_fd = -1;
+	}
+}
+
+static inline void unlock_scope(pthread_mutex_t **m)
+{
+	pthread_mutex_unlock(*m);
+}
+#define LOCK_SCOPE(m)                                                                     \
+	pthread_mutex_t *scope_lock_ __attribute__((cleanup(unlock_scope))) = (m);        \
+	pthread_mutex_lock(scope_lock_)
+
+void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
+void staging_sf_name(uint64_t id, char out[17]);
+int staging_sf_dir(const struct staged *f);
+void pend_finalize(struct staging *s, struct pend *p, bool early);	/* s->lock held */
+
+/* record.c, log.c */
+int log_open(struct staging *s);
+void log_close(struct staging *s);
+/* s->lock held for the next three. */
+int log_append(struct staging *s, const struct rec *r);
+int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct pend **out);
+void pend_free(struct pend *p);
+uint64_t pend_from(const struct staging *s);
+
+/* staged.c; s->lock held */
+struct staged *sf_find(struct staging *s, uint64_t id);
+void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
+void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
+void sf_replay_spill(struct staging *s, struct staged *f);
+void sf_put_locked(struct staging *s, struct staged *f);
+uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
+bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
+void sf_drop_tmp(struct staged *f);			/* f->io held */
+void staged_check(struct staging *s);
+
+/* persist.c */
+void *persist_main(void *arg);
+void persist_queue(struct staging *s, struct pend *p);	/* s->lock held */
+
+/* sweep.c */
+void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */
+void sweep_note(struct staging *s, const struct rec *r);
+void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was lost become seals */
+
+/* publish.c */
+void *publish_main(void *arg);
+void publish_wake_waiters(struct staging *s, int halted_err);	/* takes s->lock */
+
+/* reserve.c: blocks of the store that names may fall back on */
+void reserve_open(struct staging *s);
+void reserve_give(struct staging *s);
+void reserve_take(struct staging *s);
+
+/* ballast.c */
+int ballast_open(struct staging *s);
+void ballast_close(struct staging *s);
+void ballast_give(struct staging *s, uint64_t room);	/* no lock held: shrink to leave `room` free */
+void *ballast_main(void *arg);
+void *watch_main(void *arg);
+
+/* dirs.c */
+int dirs_open(struct staging *s);
+void dirs_close(struct staging *s);
+void dirs_ref(struct staging *s, uint64_t id);		/* a pending record names it */
+void dirs_unref(struct staging *s, uint64_t id);
+void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
+void dirs_gone(struct staging *s, uint64_t id);
+int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
+
+#endif

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: MIT
+ * Persist: staged bytes -> unpublished store file, many versions at once, in
+ * whatever order they finish. Publication (publish.c) puts the order back. */
+#include "staging/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* A small file rests this long, so that a temporary one is gone before it is
+ * written and others join its group sync. An fsync ends the rest at once. */
+#define SMALL_REST_NS 5000000u
+#define BACKLOG 64u		/* or this many wait */
+#define EXTENTS_MAX 65536u	/* more holes than this are written as zeros */
+#define COPY_CHUNK (1u << 20)
+/* A file with more hole than this gets no checksum: summing a terabyte of zeros
+ * takes minutes, and so would every verify. */
+#define SUM_HOLES_MAX (4ull << 30)
+
+void persist_queue(struct staging *s, struct pend *p)
+{
+	p->state = PEND_QUEUED;
+	p->work_next = NULL;
+	*s->work_tail = p;
+	s->work_tail = &p->work_next;
+	pthread_cond_signal(&s->work_cond);
+}
+
+/* ---- one version ---- */
+
+struct job {
+	struct staging *s;
+	struct io_queue *q;
+	struct pend *p;
+	struct io_sum *sum;
+	char *buf;		/* COPY_CHUNK */
+	struct io_extent *ext;
+	bool no_sum;
+};
+
+static void job_seen(void *ctx, const void *bytes, size_t len)
+{
+	io_sum_add(ctx, bytes, len);
+}
+
+/* Data extents of fd below size; one extent over all when there are too many. */
+static unsigned find_extents(int fd, uint64_t size, struct io_extent *ext)
+{
+	unsigned n = 0;
+	for (uint64_t off = 0; off < size;) {
+		off_t data = lseek(fd, (off_t)off, SEEK_DATA);
+		if (data < 0 && errno == ENXIO)
+			break;
+		off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+		if (hole < 0 || n == EXTENTS_MAX) {
+			ext[0] = (struct io_extent){0, size};
+			return 1;
+		}
+		if ((uint64_t)data >= size)
+			break;
+		if ((uint64_t)hole > size)
+			hole = (off_t)size;
+		ext[n++] = (struct io_extent){(uint64_t)data, (uint64_t)(hole - data)};
+		off = (uint64_t)hole;
+	}
+	return n;
+}
+
+static int write_large(struct job *j, int from)
+{
+	struct pend *p = j->p;
+	size_t size = p->r.size;
+	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	if (!j->ext)
+		j->ext = malloc((EXTENTS_MAX + 1) * sizeof(*j->ext));
+	int rc = -ENOMEM;
+	if (j->ext) {
+		struct io_source src = {
+			.base = map, .size = size, .data = j->ext,
+			.n_data = find_extents(from, size, j->ext),
+			.seen = job_seen, .ctx = j->sum,
+		};
+		uint64_t data = 0;
+		for (unsigned i = 0; i < src.n_data; i++)
+			data += src.data[i].len;
+		if (size - data > SUM_HOLES_MAX) {
+			src.seen = NULL;
+			j->no_sum = true;
+		}
+		rc = io_write_file(j->q, p->tmp_fd, p->direct, &src);
+	}
+	munmap(map, size);
+	return rc;
+}
+
+/* Small, or to be read while it may be cut short: through a buffer. `to` < 0 = checksum only. */
+static int copy_through(struct job *j, int from, int to)
+{
+	uint64_t size = j->p->r.size;
+	struct stat st;
+	/* mostly holes: no checksum, and holes stay holes */
+	bool sparse = !fstat(from, &st) && size > SUM_HOLES_MAX && (uint64_t)st.st_blocks * 512 < size - SUM_HOLES_MAX;
+	j->no_sum |= sparse;
+	if (sparse && to < 0)
+		return 0;
+	for (uint64_t off = 0; off < size;) {
+		off_t data = sparse ? lseek(from, (off_t)off, SEEK_DATA) : (off_t)off;
+		if (data < 0 || (uint64_t)data >= size)
+			break;
+		off = (uint64_t)data;
+		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
+		ssize_t n = pread(from, j->buf, want, (off_t)off);
+		if (n < 0)
+			return -errno;
+		if (n == 0) {	/* cut short since: what is missing reads as zeros */
+			io_sum_zeros(j->sum, size - off);
+			break;
+		}
+		io_sum_add(j->sum, j->buf, (size_t)n);
+		int rc = to < 0 ? 0 : io_pwrite(j->s->o.store, to, j->buf, (size_t)n, off);
+		if (rc)
+			return rc;
+		off += (uint64_t)n;
+	}
+	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
+}
+
+/* What the close did not reserve (recovery, rewriting). */
+static int make_tmp(struct job *j)
+{
+	struct pend *p = j->p;
+	if (p->tmp_fd >= 0)
+		return 0;
+	if (p->tmp_id && (p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR)) >= 0) {
+		p->direct = false;	/* closed to save descriptors, small */
+		return 0;
+	}
+	p->tmp_id = staging_new_id(j->s);
+	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > SMALL_BYTES && !p->sf->spilled, &p->direct);
+	if (fd < 0)
+		return fd;
+	p->tmp_fd = fd;
+	return 0;
+}
+
+static int write_bytes(struct job *j)
+{
+	struct pend *p = j->p;
+	struct staged *f = p->sf;
+	struct io_store *store = j->s->o.store;
+	char name[17];
+
+	io_sum_reset(j->sum);
+	j->no_sum = false;
+	if (f->spilled && !p->snapshot) {	/* it is the store file */
+		p->tmp_id = f->id;
+		p->tmp_fd = io_tmp_open(store, f->id, O_RDWR);
+		return p->tmp_fd < 0 ? p->tmp_fd : copy_through(j, p->tmp_fd, -1);
+	}
+	staging_sf_name(f->id, name);
+	int from = f->spilled ? io_tmp_open(store, f->id, O_RDONLY) :
+		   openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (from < 0)
+		return f->spilled ? from : -errno;
+	int rc = make_tmp(j);
+	/* reserved when it was larger: small writes are not aligned */
+	if (!rc && p->direct && p->r.size <= SMALL_BYTES && fcntl(p->tmp_fd, F_SETFL, 0))
+		rc = -errno;
+	if (!rc && (p->r.size <= SMALL_BYTES || f->spilled))
+		rc = copy_through(j, from, p->tmp_fd);
+	else if (!rc)
+		rc = write_large(j, from);
+	close(from);
+	return rc;
+}
+
+static int write_meta(struct job *j)
+{
+	struct pend *p = j->p;
+	struct io_store *store = j->s->o.store;
+	char text[24];
+	uint32_t pos = 0;
+	struct rec_name name;
+	struct rec_pair pair;
+	int rc, kind;
+
+	p->checksum[0] = 0;
+	if (!j->no_sum)
+		io_sum_text(j->sum, p->checksum);
+	struct io_attr a = {
+		.mask = IO_ATTR_MODE | IO_ATTR_ATIME | IO_ATTR_MTIME,
+		.mode = p->r.mode & 07777, .uid = p->r.uid, .gid = p->r.gid,
+		.atime = p->r.atime, .mtime = p->r.mtime,
+	};
+	if (p->r.uid != geteuid() || p->r.gid != getegid())
+		a.mask |= IO_ATTR_OWNER;
+	int n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
+	rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
+	if (!rc && p->checksum[0])
+		rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
+				  strlen(p->checksum), 0);
+	while (!rc && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
+		if (kind == 2)
+			rc = io_set_xattr(store, -1, NULL, p->tmp_fd, pair.key, pair.val, pair.len, 0);
+	if (!rc)
+		rc = io_set_attr_fd(store, p->tmp_fd, &a);
+	return rc;
+}
+
+static int persist_one(struct job *j)
+{
+	struct pend *p = j->p;
+	/* while a writer goes on after its fsync, only truncation must wait */
+	if (p->snapshot)
+		pthread_mutex_lock(&p->sf->io);
+	int rc = write_bytes(j);
+	if (p->snapshot)
+		pthread_mutex_unlock(&p->sf->io);
+	if (!rc)
+		rc = write_meta(j);
+	if (!rc && p->r.size > SMALL_BYTES)
+		rc = io_sync_data(j->s->o.store, p->tmp_fd);
+	return rc;
+}
+
+/* ---- the thread ---- */
+
+/* s->lock held. Dead ones are left to the publisher, which knows whether they may be skipped. */
+static struct pend *next_job(struct staging *s, uint64_t *wait_until)
+{
+	struct pend *p;
+	*wait_until = 0;
+	while ((p = s->work) && p->dead_at && !p->must) {
+		s->work = p->work_next;
+		if (!s->work)
+			s->work_tail = &s->work;
+		p->work_next = NULL;
+	}
+	if (!p)
+		return NULL;
+	uint64_t ripe = p->start_ns + SMALL_REST_NS;
+	if (p->r.size <= SMALL_BYTES && !p->must && !atomic_load(&s->n_sync_waiters) &&
+	    s->n_pend < BACKLOG && now_ns() < ripe && !s->stop) {
+		*wait_until = ripe;
+		return NULL;
+	}
+	s->work = p->work_next;
+	if (!s->work)
+		s->work_tail = &s->work;
+	p->work_next = NULL;
+	return p;
+}
+
+/* s->lock held */
+static void job_failed(struct staging *s, struct pend *p, int rc)
+{
+	struct staged *f = p->sf;
+
+	s->st.errors++;
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name, strerror(-rc));
+	/* after a failed write or sync the pages of that file prove nothing: a new file */
+	bool original = f->spilled && !p->snapshot;
+	if (p->tmp_fd >= 0 && !original) {
+		close(p->tmp_fd);
+		io_tmp_remove(s->o.store, p->tmp_id);
+	} else if (p->tmp_fd >= 0) {
+		close(p->tmp_fd);
+	}
+	p->tmp_fd = -1;
+	p->tmp_id = 0;
+	if (original)	/* its cached pages are the only copy: take them to a new file */
+		p->snapshot = true;
+	if (++p->attempts < MAX_ATTEMPTS) {
+		persist_queue(s, p);
+		return;
+	}
+	p->state = PEND_FAILED;
+	f->error = rc;
+	if (f->state != STAGED_OPEN)
+		sf_set_state(s, f, STAGED_FAILED);
+}
+
+void *persist_main(void *arg)
+{
+	struct job j = {.s = arg, .sum = io_sum_new(), .buf = malloc(COPY_CHUNK)};
+	struct staging *s = j.s;
+	uint64_t until;
+
+	pthread_mutex_lock(&s->lock);
+	j.q = s->queues[s->n_persist++];
+	while (j.sum && j.buf) {
+		j.p = next_job(s, &until);
+		if (!j.p) {
+			if (s->stop)
+				break;
+			if (until)
+				staging_wait_until(&s->work_cond, &s->lock, until);
+			else
+				pthread_cond_wait(&s->work_cond, &s->lock);
+			continue;
+		}
+		j.p->state = PEND_BUSY;
+		if (j.p->sf->state == STAGED_SEALED || j.p->sf->state == STAGED_FAILED)
+			sf_set_state(s, j.p->sf, STAGED_PERSISTING);
+		pthread_mutex_unlock(&s->lock);
+		int rc = persist_one(&j);
+		pthread_mutex_lock(&s->lock);
+		if (rc)
+			job_failed(s, j.p, rc);
+		else
+			j.p->state = j.p->r.size > SMALL_BYTES ? PEND_READY : PEND_WRITTEN;
+		save_descriptor(s, j.p);
+		pthread_cond_signal(&s->pub_cond);
+		pthread_cond_broadcast(&s->done_cond);
+	}
+	pthread_mutex_unlock(&s->lock);
+	io_sum_free(j.sum);
+	free(j.buf);
+	free(j.ext);
+	return NULL;
+}

@@ -1,0 +1,702 @@
+/* SPDX-License-Identifier: MIT
+ * Publish: one thread applies the ordered records to the store, strictly one
+ * after the other (P1), in batches that share their syncs:
+ *
+ *   sync the bytes of all in the batch → apply each name in order → sync the
+ *   directories → durable.
+ *
+ * A pair that nobody saw (written and removed with nothing visible between) is
+ * left out; see elide(). A store that keeps failing halts publication here. */
+#include "staging/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BATCH_MAX 4096u
+#define FSYNC_EACH 4u		/* up to so many are synced one by one, more with one syncfs */
+#define ELIDE_MAX 8192u
+#define TOUCHED_MAX 8u
+#define RETRY_FIRST_NS 5000000000ull
+#define RETRY_MAX_NS 60000000000ull
+
+struct batch {
+	struct pend *first;	/* owned by the publisher until done */
+	unsigned n;
+	uint64_t touched[TOUCHED_MAX];	/* directories; overflow: n_touched > max */
+	unsigned n_touched;
+	bool inodes;		/* attributes changed: no directory's sync covers them */
+};
+
+/* ---- leaving out what nobody saw ---- */
+
+struct dead_set {
+	uint64_t node[64];
+	unsigned n;
+};
+
+static bool dead_has(const struct dead_set *d, uint64_t node)
+{
+	for (unsigned i = 0; i < d->n; i++)
+		if (d->node[i] == node)
+			return true;
+	return false;
+}
+
+/* Is the effect of records head..end, taken together, nothing? Then the store
+ * before them equals the mount after them, and P1 holds with none applied. True
+ * only if all that is made there is removed there and all that is removed was
+ * made there. One thing may be left to do at the very end: to unlink a file whose
+ * last versions nobody saw, but an earlier one stands in the store. Returns the
+ * last record to leave out, or NULL. s->lock held. */
+static struct pend *elide(struct pend *head)
+{
+	struct dead_set dead = {.n = 0};
+	struct pend *before = NULL;
+	uint64_t end = 0, shadow = 0;
+	unsigned looked = 0;
+
+	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
+		const struct rec *r = &p->r;
+		switch (r->flags & REC_GHOST ? 0 : r->type) {
+		case 0:
+			break;
+		case REC_SEAL:
+		case REC_MKDIR:
+		case REC_SYMLINK:
+		case REC_MKNOD:
+			if (!p->dead_at || p->state == PEND_BUSY)
+				return NULL;
+			if (r->flags & REC_SHADOW) {
+				if (shadow && shadow != r->node)
+					return NULL;
+				shadow = r->node;
+			}
+			if (p->dead_at > end)
+				end = p->dead_at;
+			if (!dead_has(&dead, r->node)) {
+				if (dead.n == 64)
+					return NULL;
+				dead.node[dead.n++] = r->node;
+			}
+			break;
+		case REC_UNLINK:
+		case REC_RMDIR:
+			if (!dead_has(&dead, r->node2))
+				return NULL;
+			if (shadow && (r->node2 == shadow) != (r->seq == end))
+				return NULL;
+			break;
+		case REC_ATTR:
+		case REC_XATTR:
+		case REC_XATTR_DEL:
+			if (!dead_has(&dead, r->node))
+				return NULL;
+			break;
+		default:
+			return NULL;
+		}
+		if (r->seq >= end && end)
+			return shadow ? before : p;
+		if (!end)
+			return NULL;	/* a ghost first: it is cheap to apply */
+	}
+	return NULL;
+}
+
+/* ---- applying one record ---- */
+
+static void notice_conflict(struct staging *s, const struct rec *r, int rc)
+{
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "conflict at %.180s: %s", r->name, strerror(-rc));
+	s->o.notice(s->o.ctx, s->st.last_error);
+}
+
+static void touch(struct batch *b, uint64_t dir)
+{
+	unsigned n = b->n_touched < TOUCHED_MAX ? b->n_touched : TOUCHED_MAX;
+	for (unsigned i = 0; i < n; i++)
+		if (b->touched[i] == dir) {	/* the last in the list is the last that changed */
+			memmove(&b->touched[i], &b->touched[i + 1], (n - i - 1) * sizeof(b->touched[0]));
+			b->touched[n - 1] = dir;
+			return;
+		}
+	if (b->n_touched < TOUCHED_MAX)
+		b->touched[b->n_touched] = dir;
+	b->n_touched++;
+}
+
+struct dir_use {
+	struct staging *s;
+	uint64_t id;
+	int fd, rc;
+};
+
+static struct dir_use dir_use(struct staging *s, uint64_t id)
+{
+	struct dir_use u = {.s = s, .id = id, .fd = -1};
+	u.rc = staging_dir_get(s, id, &u.fd);
+	return u;
+}
+
+static void dir_unscope(struct dir_use *u)
+{
+	if (!u->rc)
+		staging_dir_put(u->s, u->id);
+}
+#define DIR_USE(var, s, id) \
+	struct dir_use var __attribute__((cleanup(dir_unscope))) = dir_use(s, id)
+
+/* A version whose place is gone: kept where a person finds it. */
+static int to_lost_found(struct staging *s, struct pend *p, const char *name)
+{
+	char to[300];
+	snprintf(to, sizeof(to), "%.200s.%llu", name, (unsigned long long)p->r.seq);
+	char tmp[17];
+	io_tmp_name(p->tmp_id, tmp);
+	int rc = io_rename(s->o.store, io_store_tmp(s->o.store), tmp, io_store_lostfound(s->o.store), to, 0);
+	if (!rc)
+		s->st.lost_found++;
+	return rc;
+}
+
+static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	uint32_t pos = 0;
+	struct rec_name name, first = {0};
+	struct rec_pair pair;
+	int kind, rc = 0;
+
+	while (!rc && (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0) {
+		if (kind != 1)
+			continue;
+		DIR_USE(d, s, name.dir);
+		rc = d.rc;
+		if (rc)
+			break;
+		if (!first.name) {
+			rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
+			first = name;
+		} else {
+			DIR_USE(d0, s, first.dir);
+			rc = d0.rc ? d0.rc : io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
+		}
+		touch(b, name.dir);
+	}
+	return rc;
+}
+
+static int publish_rename(struct staging *s, const struct rec *r, struct batch *b)
+{
+	DIR_USE(d1, s, r->dir);
+	if (d1.rc)
+		return d1.rc;
+	touch(b, r->dir);
+	if (r->flags & REC_SHADOW)
+		return io_unlink(s->o.store, d1.fd, r->name);
+	DIR_USE(d2, s, r->dir2);
+	if (d2.rc)
+		return d2.rc;
+	touch(b, r->dir2);
+	int rc = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
+	if (!rc && (r->flags & REC_DIR)) {
+		if (r->node2)
+			dirs_gone(s, r->node2);
+		dirs_moved(s, r->node, r->dir2, r->name2);
+	}
+	return rc;
+}
+
+static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct io_attr a = {
+		.mode = r->mode & 07777, .uid = (uid_t)-1, .gid = (gid_t)-1,
+		.atime = r->atime, .mtime = r->mtime,
+		.mask = (r->mask & REC_MODE ? IO_ATTR_MODE : 0) | (r->mask & REC_ATIME ? IO_ATTR_ATIME : 0) |
+			(r->mask & REC_MTIME ? IO_ATTR_MTIME : 0) |
+			(r->mask & (REC_UID | REC_GID) ? IO_ATTR_OWNER : 0),
+	};
+	if (r->mask & REC_UID)
+		a.uid = r->uid;
+	if (r->mask & REC_GID)
+		a.gid = r->gid;
+	return a.mask ? io_set_attr(s->o.store, dirfd, r->name[0] ? r->name : NULL, &a) : 0;
+}
+
+static void own_new(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct io_attr a = {.mask = 0, .uid = r->uid, .gid = r->gid, .mode = r->mode & 07777};
+	if (r->uid != geteuid() || r->gid != getegid())
+		a.mask |= IO_ATTR_OWNER;
+	if (r->type != REC_SYMLINK)
+		a.mask |= IO_ATTR_MODE;
+	if (a.mask)
+		io_set_attr(s->o.store, dirfd, r->name, &a);
+}
+
+static int publish_one(struct staging *s, struct pend *p, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	struct io_store *store = s->o.store;
+	int rc;
+
+	if (r->flags & REC_GHOST)
+		return 0;
+	if (r->type == REC_SEAL)
+		return publish_seal(s, p, b);
+	if (r->type == REC_RENAME)
+		return publish_rename(s, r, b);
+	DIR_USE(d, s, r->dir);
+	if (d.rc)
+		return d.rc;
+	touch(b, r->dir);
+	switch (r->type) {
+	case REC_UNLINK:
+		return io_unlink(store, d.fd, r->name);
+	case REC_RMDIR:
+		rc = io_rmdir(store, d.fd, r->name);
+		if (!rc)
+			dirs_gone(s, r->node2);
+		return rc;
+	case REC_MKDIR:
+		rc = io_mkdir(store, d.fd, r->name, r->mode & 07777);
+		if (!rc || rc == -EEXIST)
+			staging_dir_learn(s, r->node, r->dir, r->name);
+		if (!rc) {
+			own_new(s, r, d.fd);
+			char ino[24];
+			int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
+			io_set_xattr(store, d.fd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
+		}
+		return rc;
+	case REC_SYMLINK:
+		rc = io_symlink(store, r->data, d.fd, r->name);
+		if (!rc)
+			own_new(s, r, d.fd);
+		return rc;
+	case REC_MKNOD:
+		rc = io_mknod(store, d.fd, r->name, r->mode);
+		if (!rc)
+			own_new(s, r, d.fd);
+		return rc;
+	case REC_LINK: {
+		DIR_USE(d2, s, r->dir2);
+		touch(b, r->dir2);
+		return d2.rc ? d2.rc : io_link(store, d.fd, r->name, d2.fd, r->name2);
+	}
+	case REC_ATTR:
+		b->inodes = true;
+		return publish_attr(s, r, d.fd);
+	case REC_XATTR:
+		b->inodes = true;
+		return io_set_xattr(store, d.fd, r->name[0] ? r->name : NULL, -1, r->name2, r->data, r->data_len, 0);
+	case REC_XATTR_DEL:
+		b->inodes = true;
+		return io_remove_xattr(store, d.fd, r->name[0] ? r->name : NULL, r->name2);
+	default:
+		return 0;
+	}
+}
+
+/* The store was changed underneath, or cannot hold such a thing: waiting will not help. */
+static bool is_conflict(const struct rec *r, int rc)
+{
+	switch (-rc) {
+	case ENOENT: case EEXIST: case ENOTEMPTY: case ENOTDIR: case EISDIR: case ELOOP:
+	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
+	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
+		return true;
+	case ENOSPC:	/* ext4: no room in the inode's one xattr block */
+		return r->type == REC_XATTR;
+	default:
+		return false;
+	}
+}
+
+/* Applies p; conflicts are told and passed over. Other errors: up to the caller. */
+static int apply(struct staging *s, struct pend *p, struct batch *b)
+{
+	int rc = 0;
+	for (unsigned tries = 0; tries < MAX_ATTEMPTS; tries++) {
+		rc = publish_one(s, p, b);
+		if (!rc || is_conflict(&p->r, rc))
+			break;
+		if (rc == -ENOSPC)	/* names need blocks too; deletes wait behind this one */
+			reserve_give(s);
+	}
+	if (rc && p->again && (rc == -ENOENT || rc == -EEXIST))
+		rc = 0;		/* it was applied just before the worker died */
+	if (!rc || !is_conflict(&p->r, rc))
+		return rc;
+	notice_conflict(s, &p->r, rc);
+	if (p->r.type == REC_SEAL) {
+		rc = to_lost_found(s, p, p->r.name[0] ? p->r.name : "file");
+		return rc == -ENOENT ? 0 : rc;
+	}
+	return 0;
+}
+
+/* ---- a batch ---- */
+
+static bool ready(struct pend *p)
+{
+	return p->state == PEND_READY || p->state == PEND_WRITTEN;
+}
+
+/* Takes the ready records at the head. s->lock held. */
+static void take_batch(struct staging *s, struct batch *b)
+{
+	*b = (struct batch){.first = s->pend};
+	for (struct pend *p = s->pend; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
+		if (b->n && p->dead_at && elide(p))
+			break;
+		b->n++;
+		s->batch_end = p->r.seq;
+	}
+}
+
+static int sync_bytes(struct staging *s, struct batch *b, struct pend **bad)
+{
+	unsigned n = 0, i;
+	struct pend *p;
+
+	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
+		n += p->state == PEND_WRITTEN;
+	if (n > FSYNC_EACH) {
+		int rc = io_sync_all(s->o.store);
+		*bad = rc ? b->first : NULL;
+		return rc;
+	}
+	for (i = 0, p = b->first; n && i < b->n; i++, p = p->next) {
+		if (p->state != PEND_WRITTEN)
+			continue;
+		if (p->tmp_fd < 0)
+			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
+		int rc = p->tmp_fd < 0 ? p->tmp_fd : io_sync_data(s->o.store, p->tmp_fd);
+		if (rc) {
+			*bad = p;
+			return rc;
+		}
+	}
+	return 0;
+}
+
+/* A failed sync says nothing about which pages are lost: every version of the
+ * batch that relied on it is written again. s->lock held. */
+static void rewrite_batch(struct staging *s, struct batch *b, int rc)
+{
+	unsigned i;
+	struct pend *p;
+
+	s->st.errors++;
+	for (i = 0, p = b->first; i < b->n; i++, p = p->next) {
+		if (p->state != PEND_WRITTEN)
+			continue;
+		if (p->tmp_id) {
+			if (p->tmp_fd >= 0)
+				close(p->tmp_fd);
+			p->tmp_fd = -1;
+			if (!p->sf->spilled || p->snapshot)
+				io_tmp_remove(s->o.store, p->tmp_id);
+			p->snapshot |= p->sf->spilled;	/* see job_failed */
+			p->tmp_id = 0;
+		}
+		if (++p->attempts < MAX_ATTEMPTS) {
+			persist_queue(s, p);
+		} else {
+			p->state = PEND_FAILED;
+			p->sf->error = rc;
+			if (p->sf->state != STAGED_OPEN)
+				sf_set_state(s, p->sf, STAGED_FAILED);
+		}
+	}
+	pthread_cond_broadcast(&s->work_cond);
+}
+
+static int sync_names(struct staging *s, struct batch *b)
+{
+	if (!b->n_touched)
+		return 0;
+	enum io_fs_kind kind = io_store_fs(s->o.store);
+	if (b->n_touched > TOUCHED_MAX || b->inodes || kind == IO_FS_SYNCFS)
+		return io_sync_all(s->o.store);
+	/* where the journal is one, syncing the last directory that changed commits all
+	 * before it; else each is synced */
+	for (unsigned i = b->n_touched; i-- > 0;) {
+		DIR_USE(d, s, b->touched[i]);
+		if (d.rc)	/* removed meanwhile: it cannot be asked */
+			return io_sync_all(s->o.store);
+		int rc = io_sync_dir(s->o.store, d.fd);
+		if (rc || kind == IO_FS_ORDERED)
+			return rc;
+	}
+	return 0;
+}
+
+static void count_latency(struct staging *s, uint64_t start_ns)
+{
+	uint64_t us = (now_ns() - start_ns) / 1000, le = 1000;
+	unsigned i = 0;
+	while (i < STAGING_LATENCY_BUCKETS - 1 && us > le) {
+		le *= 4;
+		i++;
+	}
+	s->st.latency[i]++;
+	s->st.latency_count++;
+	s->st.latency_sum_us += us;
+}
+
+/* The pending record p is done. s->lock held. */
+static void finish(struct staging *s, struct pend *p, bool shown)
+{
+	struct staged *f = p->sf;
+
+	s->pend = p->next;
+	if (!s->pend)
+		s->pend_tail = &s->pend;
+	s->n_pend--;
+	dirs_unref(s, p->r.dir);
+	dirs_unref(s, p->r.dir2);
+	if (p->r.node && (p->r.type == REC_MKDIR || (p->r.flags & REC_DIR)))
+		dirs_unref(s, p->r.node);
+	if (f) {
+		if (shown) {
+			s->st.bytes_persisted += p->r.size;
+			count_latency(s, p->start_ns);
+			memcpy(f->checksum, p->checksum, sizeof(f->checksum));
+			if (f->spilled && !p->snapshot)
+				f->published = true;
+		}
+		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
+					  (f->state == STAGED_FAILED && shown)))
+			sf_set_state(s, f, STAGED_DURABLE);
+		sf_put_locked(s, f);
+	}
+	pend_free(p);
+}
+
+static void drop_unseen(struct staging *s, struct pend *p)
+{
+	/* persisted already? then its unpublished file goes */
+	if (p->tmp_id && p->sf && (!p->sf->spilled || p->snapshot))
+		io_tmp_remove(s->o.store, p->tmp_id);
+}
+
+/* s->lock held */
+static void skip_run(struct staging *s, struct pend *last)
+{
+	uint64_t end = last->r.seq;
+	while (s->pend && s->pend->r.seq <= end) {
+		struct pend *p = s->pend;
+		for (struct pend **w = &s->work; *w; w = &(*w)->work_next)
+			if (*w == p) {
+				*w = p->work_next;
+				if (!*w)
+					s->work_tail = w;
+				break;
+			}
+		if (p->state == PEND_WAIT)
+			s->n_wait--;
+		drop_unseen(s, p);
+		finish(s, p, false);
+	}
+	atomic_store_explicit(&s->head->applied, end, memory_order_release);
+	atomic_store_explicit(&s->head->durable, end, memory_order_release);
+}
+
+void publish_wake_waiters(struct staging *s, int halted_err)
+{
+	pthread_mutex_lock(&s->lock);
+	struct waiter *ready_list = NULL, **pp = &s->waiters;
+	while (*pp) {
+		struct waiter *w = *pp;
+		if (w->seq > s->head->durable && !halted_err) {
+			pp = &w->next;
+			continue;
+		}
+		*pp = w->next;
+		w->next = ready_list;
+		ready_list = w;
+		atomic_fetch_sub(&s->n_sync_waiters, 1);
+	}
+	pthread_cond_broadcast(&s->done_cond);
+	uint64_t durable = s->head->durable;
+	pthread_mutex_unlock(&s->lock);
+	while (ready_list) {
+		struct waiter *w = ready_list;
+		ready_list = w->next;
+		w->done(w->ctx, w->seq <= durable ? 0 : halted_err);
+		free(w);
+	}
+}
+
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err), void *ctx)
+{
+	pthread_mutex_lock(&s->lock);
+	int err = s->halted;
+	struct waiter *w = NULL;
+	if (seq > s->head->durable && !err) {
+		w = malloc(sizeof(*w));
+		if (!w)
+			err = -ENOMEM;
+	} else if (seq <= s->head->durable) {
+		err = 0;
+	}
+	if (w) {
+		*w = (struct waiter){.next = s->waiters, .seq = seq, .done = done, .ctx = ctx};
+		s->waiters = w;
+		atomic_fetch_add(&s->n_sync_waiters, 1);
+		pthread_cond_broadcast(&s->work_cond);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (!w)
+		done(ctx, err);
+}
+
+/* ---- halting ---- */
+
+/* Publication stops here: the store stays a good prefix, staging keeps the rest. */
+static void halt(struct staging *s, struct pend *p, int rc)
+{
+	char text[400];
+	pthread_mutex_lock(&s->lock);
+	bool first = !s->halted;
+	s->halted = rc;
+	if (first) {
+		s->st.halted_since = time(NULL);
+		s->halt_retry_ns = RETRY_FIRST_NS;
+		s->st.errors++;
+	}
+	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted_path, sizeof(s->st.halted_path));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted_path, strerror(-rc));
+	if (first)
+		snprintf(text, sizeof(text), "the store fails at %.180s: %s; publication stops there, staging keeps "
+			 "everything; mend the store, then: cairn retry", s->st.halted_path, strerror(-rc));
+	pthread_mutex_unlock(&s->lock);
+	if (first)
+		s->o.notice(s->o.ctx, text);
+	publish_wake_waiters(s, rc);
+	pthread_mutex_lock(&s->lock);
+	uint64_t until = now_ns() + s->halt_retry_ns;
+	while (!s->retry_now && !s->stop && now_ns() < until)
+		staging_wait_until(&s->pub_cond, &s->lock, until);
+	s->retry_now = false;
+	s->halt_retry_ns = s->halt_retry_ns * 2 < RETRY_MAX_NS ? s->halt_retry_ns * 2 : RETRY_MAX_NS;
+	for (struct pend *q = s->pend; q; q = q->next)
+		if (q->state == PEND_FAILED) {
+			q->attempts = 0;
+			if (q->sf->state == STAGED_FAILED)
+				sf_set_state(s, q->sf, STAGED_SEALED);
+			persist_queue(s, q);
+		}
+	pthread_cond_broadcast(&s->work_cond);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void unhalt(struct staging *s)
+{
+	if (!s->halted)
+		return;
+	pthread_mutex_lock(&s->lock);
+	s->halted = 0;
+	s->st.halted_path[0] = 0;
+	pthread_mutex_unlock(&s->lock);
+	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
+}
+
+/* Publishes b, as far as the store lets it. */
+static void run_batch(struct staging *s, struct batch *b)
+{
+	struct pend *p = b->first, *bad = NULL;
+	int rc = sync_bytes(s, b, &bad);
+	if (rc) {
+		pthread_mutex_lock(&s->lock);
+		rewrite_batch(s, b, rc);
+		pthread_mutex_unlock(&s->lock);
+		return;
+	}
+	unsigned done = 0;
+	for (; done < b->n; done++, p = p->next) {
+		rc = apply(s, p, b);
+		if (rc)
+			break;
+		atomic_store_explicit(&s->head->applied, p->r.seq, memory_order_release);
+	}
+	struct pend *stuck = rc ? p : NULL;
+	int sync_rc = done ? sync_names(s, b) : 0;
+	if (sync_rc) {
+		/* the names stand but are not known to be safe; ask again, with all of it */
+		for (unsigned i = 0; sync_rc && i < MAX_ATTEMPTS; i++)
+			sync_rc = io_sync_all(s->o.store);
+		while (sync_rc && !s->stop) {
+			halt(s, b->first, sync_rc);
+			sync_rc = io_sync_all(s->o.store);
+		}
+		if (sync_rc)
+			return;
+	}
+	reserve_take(s);
+	if (done) {
+		unhalt(s);
+		pthread_mutex_lock(&s->lock);
+		for (unsigned i = 0; i < done; i++) {
+			uint64_t seq = s->pend->r.seq;
+			finish(s, s->pend, true);
+			atomic_store_explicit(&s->head->durable, seq, memory_order_release);
+		}
+		staged_check(s);
+		pthread_mutex_unlock(&s->lock);
+		publish_wake_waiters(s, 0);
+	}
+	if (stuck)
+		halt(s, stuck, rc);
+}
+
+void *publish_main(void *arg)
+{
+	struct staging *s = arg;
+	struct batch b;
+
+	for (;;) {
+		pthread_mutex_lock(&s->lock);
+		struct pend *p = s->pend;
+		if (s->stop) {
+			pthread_mutex_unlock(&s->lock);
+			return NULL;
+		}
+		struct pend *last = p && p->dead_at ? elide(p) : NULL;
+		if (last) {
+			skip_run(s, last);
+			pthread_mutex_unlock(&s->lock);
+			publish_wake_waiters(s, 0);
+			continue;
+		}
+		if (p && p->dead_at && p->state == PEND_QUEUED && !p->must) {
+			p->must = true;
+			bool queued = false;
+			for (struct pend *w = s->work; w && !queued; w = w->work_next)
+				queued = w == p;
+			if (!queued)
+				persist_queue(s, p);
+			pthread_cond_broadcast(&s->work_cond);
+		}
+		if (p && p->state == PEND_FAILED) {
+			int rc = p->sf->error;
+			pthread_mutex_unlock(&s->lock);
+			halt(s, p, rc);
+			continue;
+		}
+		if (!p || !ready(p)) {
+			pthread_cond_wait(&s->pub_cond, &s->lock);
+			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		take_batch(s, &b);
+		pthread_mutex_unlock(&s->lock);
+		run_batch(s, &b);
+	}
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT
+ * Read first in this room. The life of staging: open the log, replay it, start
+ * the threads, drain, close.
+ *
+ *   staged.c   staged files, budget, seals     log.c      the ordered log
+ *   persist.c  bytes to unpublished files      publish.c  names, in order
+ *   ballast.c  touched memory, the watch       dirs.c     directories of the store
+ *   sweep.c    leftovers after a replay        place.c    the tmpfs itself
+ *   record.c   records as bytes
+ */
+#include "staging/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
+{
+	struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+			     .tv_nsec = (long)(deadline_ns % 1000000000u)};
+	pthread_cond_timedwait(c, m, &t);
+}
+
+static void cond_init(pthread_cond_t *c)
+{
+	pthread_condattr_t a;
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(c, &a);
+	pthread_condattr_destroy(&a);
+}
+
+int staging_open(const struct staging_opts *o, struct staging **out)
+{
+	struct staging *s = calloc(1, sizeof(*s));
+	if (!s)
+		return -ENOMEM;
+	s->o = *o;
+	if (!s->o.persist_threads)
+		s->o.persist_threads = 2;
+	if (s->o.persist_threads > 16)
+		s->o.persist_threads = 16;
+	if (s->o.ballast_bytes > s->o.budget_bytes)
+		s->o.ballast_bytes = s->o.budget_bytes;
+	s->log_fd = s->ballast_fd = s->reserve_fd = -1;
+	s->pend_tail = &s->pend;
+	s->work_tail = &s->work;
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_mutex_init(&s->ballast_lock, NULL);
+	cond_init(&s->work_cond);
+	cond_init(&s->pub_cond);
+	cond_init(&s->done_cond);
+	cond_init(&s->watch_cond);
+	int rc = log_open(s);
+	if (!rc)
+		rc = dirs_open(s);
+	if (!rc)
+		rc = ballast_open(s);
+	if (rc) {
+		staging_close(s);
+		return rc;
+	}
+	*out = s;
+	return 0;
+}
+
+int staging_start(struct staging *s)
+{
+	for (unsigned i = 0; i < s->o.persist_threads; i++) {
+		int rc = io_queue_open(s->o.engine, &s->queues[i]);
+		if (rc)
+			return rc;
+	}
+	if (s->head->applied > s->head->durable) {	/* applied by a worker that died before it synced */
+		int rc = io_sync_all(s->o.store);
+		if (rc)
+			return rc;
+		atomic_store(&s->head->durable, s->head->applied);
+	}
+	reserve_open(s);
+	s->started = true;
+	unsigned n = s->o.persist_threads;
+	for (unsigned i = 0; i < n; i++)
+		if (pthread_create(&s->persist[i], NULL, persist_main, s))
+			return -EAGAIN;
+	if (pthread_create(&s->publisher, NULL, publish_main, s) ||
+	    pthread_create(&s->watch, NULL, watch_main, s))
+		return -EAGAIN;
+	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))
+		return -EAGAIN;
+	return 0;
+}
+
+int staging_drain(struct staging *s, int timeout_ms)
+{
+	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
+	LOCK_SCOPE(&s->lock);
+	atomic_fetch_add(&s->n_sync_waiters, 1);	/* small files need not rest now */
+	pthread_cond_broadcast(&s->work_cond);
+	while (s->pend && !s->halted && now_ns() < until)
+		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+	atomic_fetch_sub(&s->n_sync_waiters, 1);
+	return s->halted ? s->halted : s->pend ? -ETIMEDOUT : 0;
+}
+
+static void stop_threads(struct staging *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->stop = true;
+	pthread_cond_broadcast(&s->work_cond);
+	pthread_cond_broadcast(&s->pub_cond);
+	pthread_cond_broadcast(&s->watch_cond);
+	pthread_cond_broadcast(&s->done_cond);
+	pthread_mutex_unlock(&s->lock);
+	for (unsigned i = 0; i < s->o.persist_threads; i++)
+		if (s->persist[i])
+			pthread_join(s->persist[i], NULL);
+	if (s->publisher)
+		pthread_join(s->publisher, NULL);
+	if (s->watch)
+		pthread_join(s->watch, NULL);
+	if (s->ballast)
+		pthread_join(s->ballast, NULL);
+	for (unsigned i = 0; i < s->o.persist_threads; i++)
+		if (s->queues[i])
+			io_queue_close(s->queues[i]);
+}
+
+void staging_close(struct staging *s)
+{
+	if (!s)
+		return;
+	stop_threads(s);
+	for (struct pend *p = s->pend, *next; p; p = next) {
+		next = p->next;
+		pend_free(p);
+	}
+	for (unsigned i = 0; i < SF_BUCKETS; i++)
+		for (struct staged *f = s->sfs[i], *next; f; f = next) {
+			next = f->hash_next;
+			if (f->fd >= 0)
+				close(f->fd);
+			if (f->rw >= 0)
+				close(f->rw);
+			if (f->tmp_fd >= 0)
+				close(f->tmp_fd);
+			free(f);
+		}
+	ballast_close(s);
+	if (s->reserve_fd >= 0)
+		close(s->reserve_fd);
+	dirs_close(s);
+	log_close(s);
+	free(s->sweep);
+	free(s);
+}
+
+void staging_clear(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	if (s->pend)
+		return;
+	for (unsigned i = 0; i < SF_BUCKETS; i++)
+		for (struct staged *f = s->sfs[i]; f; f = f->hash_next)
+			if (f->state == STAGED_DURABLE && !f->spilled) {
+				char name[17];
+				staging_sf_name(f->id, name);
+				unlinkat(staging_sf_dir(f), name, 0);
+			}
+	sweep_tmp_all(s);
+	unlinkat(s->o.place.huge, "ballast", 0);
+	char name[32];
+	snprintf(name, sizeof(name), "log.%llu", (unsigned long long)s->head->segment);
+	unlinkat(s->o.place.base, name, 0);
+	unlinkat(s->o.place.base, "head", 0);
+}
+
+void staging_get_stats(struct staging *s, struct staging_stats *out)
+{
+	pthread_mutex_lock(&s->lock);
+	*out = s->st;
+	out->budget = s->o.budget_bytes;
+	out->used = s->used;
+	out->pending_records = s->n_pend;
+	out->last_seq = s->last_seq;
+	out->applied = s->head->applied;
+	out->durable = s->head->durable;
+	out->log_bytes = s->log_bytes;
+	out->halted_error = s->halted;
+	out->queue_depth = 0;
+	for (unsigned i = 0; i < s->o.persist_threads; i++)
+		if (s->queues[i])
+			out->queue_depth += io_queue_inflight(s->queues[i]);
+	pthread_mutex_unlock(&s->lock);
+	pthread_mutex_lock(&s->ballast_lock);
+	out->ballast = s->ballast_bytes;
+	out->ballast_target = s->o.ballast_bytes;
+	pthread_mutex_unlock(&s->ballast_lock);
+}
+
+void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
+			  enum staged_state st), void *ctx)
+{
+	LOCK_SCOPE(&s->lock);
+	for (struct pend *p = s->pend; p; p = p->next)
+		if (p->sf)
+			each(ctx, p->r.node, p->r.size,
+			     p->state == PEND_FAILED ? STAGED_FAILED :
+			     p->state == PEND_WAIT || p->state == PEND_QUEUED ? STAGED_SEALED : STAGED_PERSISTING);
+}
+
+void staging_retry(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	s->retry_now = true;
+	pthread_cond_broadcast(&s->pub_cond);
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * staging: everything that is accepted and not yet durable.
+ *
+ * A *staged file* holds one file's bytes, in tmpfs (or, spilled, in an
+ * unpublished store file). A *record* is one completed change, appended to the
+ * log in staging before its caller is answered. Ordered records carry a place in
+ * the order (seq) and are published to the store strictly one after the other;
+ * session records only let a new worker find its tree and handles again.
+ *
+ * Locks: the caller's tree lock is taken before anything here; staging's own
+ * locks are leaves and are never held over a callback unless said. Errors: 0 or
+ * -errno. Sizes are bytes, times are as in struct timespec. Nothing here logs:
+ * events go to the notice callback.
+ */
+#ifndef CAIRN_STAGING_H
+#define CAIRN_STAGING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "io/io.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct staging;
+struct staged;
+
+#define STAGING_ROOT_DIR 1ull	/* id of the store's root directory */
+#define STAGING_FIRST_ID 16ull	/* ids below are reserved */
+
+/* ---- the place ----------------------------------------------------------- */
+
+/* Where staging lives: a directory on tmpfs, found again after everything died. */
+struct staging_place {
+	int base;	/* the log; small pages */
+	int huge;	/* staged files expected to be large: tmpfs huge=always */
+	int small;	/* all others: tmpfs huge=within_size (the kernel picks the
+			 * folio by the size of the write), so 4 KiB stay 4 KiB */
+	int lock;	/* flock, kept while served */
+	bool is_private;	/* own mounts (root) rather than a shared tmpfs */
+	char path[512];
+};
+
+/* Finds or makes it: `dir` NULL = /run/cairnfs/<store_id> as root, else
+ * $XDG_RUNTIME_DIR or /dev/shm. limit_bytes is the tmpfs size limit.
+ * -EWOULDBLOCK: served by another process; -EPERM/-EACCES: not ours or open to
+ * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
+int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
+		       struct staging_place *out);
+/* Unmounts and removes what _open made, when nothing is staged any more. */
+void staging_place_remove(struct staging_place *p);
+void staging_place_close(struct staging_place *p);
+
+/* ---- records ------------------------------------------------------------- */
+
+enum rec_type {
+	/* ordered */
+	REC_SEAL = 1,	/* node's bytes (sf) become the file at `names` */
+	REC_UNLINK,	/* dir/name; node2 = what is gone with it, 0 = other names or opens keep it */
+	REC_RMDIR,
+	REC_RENAME,	/* dir/name -> dir2/name2 */
+	REC_MKDIR,	/* node at dir/name */
+	REC_SYMLINK,	/* data = target */
+	REC_LINK,	/* dir/name gets another name dir2/name2 */
+	REC_MKNOD,
+	REC_ATTR,	/* mask of enum rec_attr, on dir/name */
+	REC_XATTR,	/* name2 = key, data = value */
+	REC_XATTR_DEL,
+	REC_ORDERED_END,
+	/* session */
+	REC_CREATE = 32,	/* node, name and staged file, not sealed yet */
+	REC_NODE,	/* the kernel learned of a node */
+	REC_FORGET,
+	REC_STAGED,	/* node continues in a new staged file */
+	REC_UNSTAGED,	/* sf is gone (evicted, dropped) */
+	REC_OPEN,	/* handle fh */
+	REC_CLOSE,
+	REC_FLUSHED,	/* a close was answered: as SEAL, if its RELEASE never comes */
+	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
+	REC_SESSION_END
+};
+
+enum rec_flag {
+	REC_GHOST = 1,		/* the store has nothing there: publishing is a no-op */
+	REC_SHADOW = 2,		/* RENAME of an unsealed file over whose name the store still
+				 * has the old one: publishing unlinks that old name */
+	REC_DIR = 4,		/* what is renamed is a directory */
+	REC_MAPPED = 8,		/* SEAL: bytes final only when the lease is granted */
+	REC_SPILLED = 16,	/* sf's bytes are an unpublished store file */
+	REC_HUGE = 32,
+	REC_WRITE = 64,		/* OPEN: for writing */
+	REC_SNAPSHOT = 128,	/* written by a rotation, not by an operation */
+	REC_SEALED = 256,	/* NODE: the store has it */
+	REC_RDWR = 512,
+	REC_FSYNCED = 1024,
+	REC_ANSWER = 2048,	/* only remembers which request was answered */
+};
+
+enum rec_attr {
+	REC_MODE = 1, REC_UID = 2, REC_GID = 4, REC_ATIME = 8, REC_MTIME = 16, REC_SIZE = 32,
+};
+
+struct rec {
+	uint64_t seq;		/* 0 for session records */
+	uint64_t unique;	/* FUSE request this answers, 0 = none */
+	uint32_t type, flags;
+	uint64_t node, node2;
+	uint64_t dir, dir2;
+	uint64_t sf;
+	uint64_t ino;		/* st_ino shown to users */
+	uint64_t size;
+	uint64_t fh;
+	uint64_t mask;
+	int64_t backing;	/* passthrough backing id, 0 = none */
+	uint32_t mode, uid, gid, lane;
+	struct timespec atime, mtime, when;
+	/* Not owned; NULL or "" when unused. Names are NUL-terminated bytes. */
+	const char *name, *name2;
+	const void *data;	/* SEAL: packed names and xattrs, see rec_pack_* */
+	uint32_t data_len;
+};
+
+#define REC_DATA_MAX (1u << 20)
+
+/* Encodes into buf (cap bytes); returns the length or -ENOBUFS. */
+ssize_t rec_encode(const struct rec *r, void *buf, size_t cap);
+/* Decodes one record from hostile bytes; *used = its length; strings point into
+ * buf. -EAGAIN: torn or end of log; -EBADMSG: checksum or lengths wrong. */
+int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
+
+/* ---- life ---------------------------------------------------------------- */
+
+struct staging_opts {
+	struct io_store *store;
+	struct io_engine *engine;
+	struct staging_place place;	/* stays the caller's */
+	uint64_t budget_bytes;
+	uint64_t ballast_bytes;		/* target; 0 = none */
+	unsigned persist_threads;	/* 0 = 2 */
+	io_notice_fn notice;
+	void *ctx;
+};
+
+/* Opens staging on its place. Starts no thread. */
+int staging_open(const struct staging_opts *o, struct staging **out);
+/* Replays the log: every record in order to `each` (called without locks held;
+ * an error stops the replay). Records already published are replayed too: see
+ * staging_applied. Torn tails are cut; foreign or unreadable logs are set aside
+ * (renamed) and reported. */
+int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx);
+/* After the replay: clears staging and the store's tmp/ of what nothing refers to.
+ * `orphaned`: the connection is gone, so files never sealed have no writer any
+ * more; they, and bytes without a record, go to STORE/.cairn/lost+found. */
+int staging_sweep(struct staging *s, bool orphaned);
+int staging_start(struct staging *s);	/* threads: persist, publish, watch, ballast */
+/* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when halted. */
+int staging_drain(struct staging *s, int timeout_ms);
+/* Stops threads, frees. What is staged stays in place for the next open. */
+void staging_close(struct staging *s);
+/* Removes log, ballast and cached files when nothing is pending: a clean end. */
+void staging_clear(struct staging *s);
+
+uint64_t staging_new_id(struct staging *s);
+
+/* False: the store is so full that a new name might not find a block. Callers then
+ * refuse it with ENOSPC, so that what is accepted can be published. */
+bool staging_room_for_names(struct staging *s);
+
+/* ---- log ----------------------------------------------------------------- */
+
+/* Appends r; gives ordered records their seq (in r->seq). When it returns 0 the
+ * record survives the worker's death. -ENOSPC: staging's own tmpfs is full. */
+int staging_log(struct staging *s, struct rec *r);
+uint64_t staging_last_seq(struct staging *s);
+/* Records up to here are visible in the store / on stable storage. */
+uint64_t staging_applied(struct staging *s);
+uint64_t staging_durable(struct staging *s);
+/* Was this request (FUSE unique, resent after a restart) carried out already? Then
+ * *out is its record, without strings. */
+bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
+/* Is a rotation due? Then call _rotate with the tree lock held; `emit` writes the
+ * session (nodes, handles) by calling staging_emit for each. */
+bool staging_rotate_due(struct staging *s);	/* only while nothing is pending */
+/* Waits while the log is so long that a rotation must come first. No lock held. */
+void staging_log_room(struct staging *s);
+int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
+int staging_emit(struct staging *s, const struct rec *r);
+
+/* done(ctx, err) once seq is durable, or publication halted (err = -EIO, ...).
+ * May run at once on this thread, else on staging's. */
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err), void *ctx);
+
+/* ---- directories of the store ---------------------------------------------- */
+
+/* Tells that directory `id` stands in the store at parent/name. */
+int staging_dir_learn(struct staging *s, uint64_t id, uint64_t parent, const char *name);
+void staging_dir_forget(struct staging *s, uint64_t id);
+/* O_PATH descriptor of directory id, valid until _put. -ENOENT: not in the store. */
+int staging_dir_get(struct staging *s, uint64_t id, int *fd);
+void staging_dir_put(struct staging *s, uint64_t id);
+
+/* ---- staged files ---------------------------------------------------------- */
+
+enum staged_state {
+	STAGED_OPEN, STAGED_SEALED, STAGED_PERSISTING, STAGED_DURABLE, STAGED_FAILED, STAGED_EVICTED,
+};
+
+struct staged_info {
+	uint64_t id;
+	enum staged_state state;
+	bool spilled;
+	uint64_t size;
+	struct timespec atime, mtime, ctime;
+	uint64_t blocks;	/* 512-byte units, as st_blocks */
+	int error;		/* negative errno when failed */
+	char checksum[IO_CHECKSUM_LEN];	/* "" until durable */
+};
+
+#define STAGED_SIZE_UNKNOWN UINT64_MAX
+
+/* Creates an empty staged file for node, or a spilled one when the budget has no
+ * room for `expected` bytes. The reference is the caller's. */
+int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out);
+/* Recovers the staged file a record names. */
+int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
+/* A copy of src's bytes (or of the store file fd when src is NULL). Blocks. */
+int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd, struct staged **out);
+struct staged *staged_ref(struct staged *f);
+void staged_unref(struct staged *f);	/* last one: removed, unless pending */
+uint64_t staged_id(const struct staged *f);
+bool staged_spilled(const struct staged *f);
+bool staged_huge(const struct staged *f);
+void staged_get_info(struct staged *f, struct staged_info *out);	/* stats an open one */
+
+/* O_RDONLY descriptor, the staged file's own: valid while a use is held. */
+int staged_use(struct staged *f, int *fd);	/* keeps it from eviction; -ENODATA: evicted */
+void staged_unuse(struct staged *f);
+/* A new O_RDWR descriptor; the caller closes it (its life holds up the seal). */
+int staged_open_rw(struct staged *f);
+int staged_set_times(struct staged *f, const struct timespec ts[2]);	/* as futimens */
+
+/* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while
+ * the store has room. */
+ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
+/* Reads what f holds now, wherever a spill put it. -ENODATA: evicted or published. */
+ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
+int staged_resize(struct staged *f, uint64_t size);
+int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
+
+/* Allocates the store blocks a seal of f's present size needs; called before a
+ * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. */
+int staged_reserve(struct staged *f);
+/* Has f changed since its last seal (mapped writes cannot be seen)? */
+bool staged_changed(struct staged *f);
+/* Fills r's size, times and checks; the caller fills names and logs r with
+ * staging_seal. `closed`: no writer is left (else a snapshot by fsync). */
+int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed);
+/* Seals of f that wait for a mapping to go are final as they stand now: its own
+ * fsync asks for that. What the mapping writes later follows as a late version. */
+void staged_finalize(struct staged *f);
+/* A node that was finalized early and is mapped no more; 0 = none. Seal it again. */
+uint64_t staging_next_late(struct staging *s);
+/* Open again for writing in place: allowed (0) when the bytes of its seals are on
+ * stable storage, or not final yet. -EBUSY: they soon are, see the next; -EAGAIN:
+ * not in place at all (evicted, spilled), copy instead. */
+int staged_reopen(struct staged *f);
+/* Waits until a seal's bytes are safe. -EAGAIN: they will not be, the store fails. */
+int staged_wait_persisted(struct staged *f);
+/* Its writers went and changed nothing: back to the state before. */
+void staged_unchanged(struct staged *f);
+/* Marks a close that could not be accepted (no room). */
+void staged_fail(struct staged *f, int err);
+
+/* Packs names and xattrs of a SEAL into rec.data. */
+struct rec_name { uint64_t dir; const char *name; };
+struct rec_pair { const char *key; const void *val; uint32_t len; };
+ssize_t rec_pack(const struct rec_name *names, unsigned n_names, const struct rec_pair *pairs,
+		 unsigned n_pairs, void **out);	/* malloc'd */
+/* Iterates hostile packed data: *pos starts at 0; 1 = name, 2 = pair, 0 = end, -EBADMSG. */
+int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name, struct rec_pair *pair);
+
+/* ---- what people ask --------------------------------------------------------- */
+
+#define STAGING_LATENCY_BUCKETS 12	/* le 1 ms * 4^i, last = +Inf */
+
+struct staging_stats {
+	uint64_t budget, used, ballast, ballast_target;
+	uint64_t n_open, n_sealed, n_persisting, n_durable, n_failed;
+	uint64_t pending_records, last_seq, applied, durable, log_bytes;
+	uint64_t bytes_staged, bytes_persisted;
+	uint64_t waits, wait_ns, errors;
+	uint64_t spilled_opens, fast_opens;
+	uint64_t latency[STAGING_LATENCY_BUCKETS], latency_count, latency_sum_us;
+	unsigned queue_depth;
+	int halted_error;	/* 0 or -errno */
+	time_t halted_since;
+	char halted_path[256], last_error[256];
+	char waiting_mapped[512];	/* names, '\n' between */
+	uint64_t recovered_records, recovered_files, lost_found;
+};
+void staging_get_stats(struct staging *s, struct staging_stats *out);
+/* Bytes not yet durable, by node (0 = all): calls each(ctx, node, bytes, state). Lock held: be quick. */
+void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
+			  enum staged_state st), void *ctx);
+void staging_retry(struct staging *s);	/* halted publication tries again now */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ * After a replay: what lies in staging or in the store's tmp/ and belongs to
+ * nothing is removed when it is known to be ours and done with, and else kept in
+ * lost+found. */
+#include "staging/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct sweep_entry *entry_of(struct staging *s, uint64_t id)
+{
+	for (size_t i = s->n_sweep; i-- > 0;)	/* the recent ones are asked for most */
+		if (s->sweep[i].id == id)
+			return &s->sweep[i];
+	return NULL;
+}
+
+void sweep_note(struct staging *s, const struct rec *r)
+{
+	struct sweep_entry *e;
+
+	if (!r->sf)
+		return;
+	switch (r->type) {
+	case REC_CREATE:
+	case REC_STAGED:
+		e = entry_of(s, r->sf);
+		if (!e) {
+			if (s->n_sweep == s->cap_sweep) {
+				size_t cap = s->cap_sweep ? s->cap_sweep * 2 : 256;
+				void *p = realloc(s->sweep, cap * sizeof(*s->sweep));
+				if (!p)
+					return;
+				s->sweep = p;
+				s->cap_sweep = cap;
+			}
+			e = &s->sweep[s->n_sweep++];
+			*e = (struct sweep_entry){.id = r->sf};
+		}
+		e->open = !(r->flags & REC_SEALED);
+		if (r->name && r->name[0])
+			snprintf(e->name, sizeof(e->name), "%.60s", r->name);
+		return;
+	case REC_SEAL:
+		e = entry_of(s, r->sf);
+		if (e)
+			e->open = r->flags & REC_FSYNCED;
+		return;
+	case REC_UNSTAGED:
+		e = entry_of(s, r->sf);
+		if (e)
+			*e = s->sweep[--s->n_sweep];
+		return;
+	default:
+		return;
+	}
+}
+
+/* name is 16 hex digits → id */
+static bool parse_name(const char *name, uint64_t *id)
+{
+	*id = 0;
+	for (int i = 0; i < 16; i++) {
+		const char *hex = "0123456789abcdef", *at = name[i] ? strchr(hex, name[i]) : NULL;
+		if (!at)
+			return false;
+		*id = *id << 4 | (uint64_t)(at - hex);
+	}
+	return name[16] == 0;
+}
+
+static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
+{
+	bool direct;
+	char buf[65536];
+	int from = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (from < 0)
+		return -errno;
+	int to = io_tmp_create(s->o.store, id, false, &direct), rc = to < 0 ? to : 0;
+	uint64_t off = 0;
+	ssize_t n;
+	while (!rc && (n = pread(from, buf, sizeof(buf), (off_t)off)) != 0) {
+		rc = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, off);
+		off += n > 0 ? (uint64_t)n : 0;
+	}
+	if (!rc)
+		rc = io_sync_data(s->o.store, to);
+	if (to >= 0)
+		close(to);
+	close(from);
+	if (rc)
+		io_tmp_remove(s->o.store, id);
+	return rc;
+}
+
+/* Moves an unclosed file to lost+found: from staging by a copy, from tmp/ by its name. */
+static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bool in_store)
+{
+	struct sweep_entry *e = entry_of(s, id);
+	char to[128], text[256];
+	int rc = in_store ? 0 : copy_out(s, dirfd, name, id);
+
+	snprintf(to, sizeof(to), "%.60s.unclosed.%.16s", e && e->name[0] ? e->name : "file", name);
+	if (!rc)
+		rc = io_rename(s->o.store, io_store_tmp(s->o.store), name, io_store_lostfound(s->o.store), to, 0);
+	if (rc) {
+		snprintf(text, sizeof(text), "a file that was never closed could not be kept (%.80s); it stays in staging as %.16s",
+			 strerror(-rc), name);
+	} else {
+		if (!in_store)
+			unlinkat(dirfd, name, 0);
+		s->st.lost_found++;
+		snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%.90s", to);
+	}
+	s->o.notice(s->o.ctx, text);
+}
+
+static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_store, bool orphaned)
+{
+	uint64_t id;
+	struct stat st;
+
+	if (!parse_name(name, &id) || fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
+		return;
+	pthread_mutex_lock(&s->lock);
+	struct staged *f = sf_find(s, id);
+	bool ours = f && f->spilled == in_store;
+	pthread_mutex_unlock(&s->lock);
+	if (ours)
+		return;
+	struct sweep_entry *e = entry_of(s, id);
+	/* in tmp/ only spilled files have records; the rest are persists cut short, whose
+	 * source is in staging */
+	bool unclosed = e ? e->open && orphaned : !in_store;
+	if (unclosed && st.st_size > 0)
+		keep(s, dirfd, name, id, in_store);
+	else
+		unlinkat(dirfd, name, 0);
+}
+
+static int sweep_dir(struct staging *s, int dirfd, bool in_store, bool orphaned)
+{
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	DIR *d = fdopendir(fd);
+	if (!d) {
+		close(fd);
+		return -ENOMEM;
+	}
+	for (struct dirent *e; (e = readdir(d));)
+		if (e->d_name[0] != '.')
+			sweep_one(s, dirfd, e->d_name, in_store, orphaned);
+	closedir(d);
+	return 0;
+}
+
+static void orphans_are_closed(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	for (unsigned b = 0; b < SF_BUCKETS; b++)
+		for (struct staged *f = s->sfs[b]; f; f = f->hash_next)
+			if (f->state == STAGED_OPEN && f->n_seals)
+				sf_set_state(s, f, STAGED_SEALED);
+}
+
+int staging_sweep(struct staging *s, bool orphaned)
+{
+	if (orphaned) {	/* their writers went with the connection */
+		replay_flushed(s);
+		orphans_are_closed(s);
+	}
+	int rc = sweep_dir(s, s->o.place.huge, false, orphaned);
+	if (!rc && s->o.place.small != s->o.place.huge)
+		rc = sweep_dir(s, s->o.place.small, false, orphaned);
+	if (!rc && io_store_tmp(s->o.store) >= 0)
+		rc = sweep_dir(s, io_store_tmp(s->o.store), true, orphaned);
+	for (size_t i = 0; i < s->n_flushed; i++)	/* alive: the RELEASE is sent again */
+		free(s->flushed[i].bytes);
+	s->n_flushed = 0;
+	free(s->sweep);
+	s->sweep = NULL;
+	s->n_sweep = s->cap_sweep = 0;
+	return rc;
+}
+
+void sweep_tmp_all(struct staging *s)
+{
+	int tmp = io_store_tmp(s->o.store), fd = tmp < 0 ? -1 : openat(tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	uint64_t id;
+	if (!d) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	for (struct dirent *e; (e = readdir(d));)
+		if (parse_name(e->d_name, &id))
+			unlinkat(fd, e->d_name, 0);
+	closedir(d);
+}
