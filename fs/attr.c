@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ * Attributes: stat, chmod, chown, utimens, truncate, statfs. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct stat st;
+
+	if (is_control(id)) {
+		control_getattr(req, id);
+		return;
+	}
+	TREE_SCOPE(fs);
+	struct node *n = fi ? node_find(fs, id) : node_current(fs, id);
+	if (!n) {
+		fuse_reply_err(req, ESTALE);
+		return;
+	}
+	node_stat(fs, n, &st);
+	fuse_reply_attr(req, &st, attr_timeout(n));
+}
+
+static bool in_group(fuse_req_t req, gid_t gid)
+{
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+	gid_t list[256];
+	if (c->uid == 0 || c->gid == gid)
+		return true;
+	int n = fuse_req_getgroups(req, 256, list);
+	for (int i = 0; i < n && i < 256; i++)
+		if (list[i] == gid)
+			return true;
+	return false;
+}
+
+/* What chmod(2) and chown(2) ask: suid and sgid go where the caller has no right to them. */
+static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r)
+{
+	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->mode) &&
+	    !in_group(req, r->mask & REC_GID ? r->gid : n->gid))
+		r->mode &= ~(uint32_t)S_ISGID;
+	if ((r->mask & (REC_UID | REC_GID)) && S_ISREG(n->mode) && !(r->mask & REC_MODE) &&
+	    (n->mode & (S_ISUID | S_ISGID))) {
+		r->mask |= REC_MODE;
+		r->mode = n->mode & 07777 & ~(uint32_t)S_ISUID;
+		if (n->mode & S_IXGRP)
+			r->mode &= ~(uint32_t)S_ISGID;
+	}
+}
+
+static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct stat *a, int set)
+{
+	struct rec r = rec_new(REC_ATTR);
+
+	r.node = n->id;
+	r.mask = (set & FUSE_SET_ATTR_MODE ? REC_MODE : 0) | (set & FUSE_SET_ATTR_UID ? REC_UID : 0) |
+		 (set & FUSE_SET_ATTR_GID ? REC_GID : 0) |
+		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
+		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
+	if (!r.mask)
+		return 0;
+	r.mode = a->st_mode & 07777;
+	r.uid = a->st_uid;
+	r.gid = a->st_gid;
+	r.atime = set & FUSE_SET_ATTR_ATIME_NOW ? r.when : a->st_atim;
+	r.mtime = set & FUSE_SET_ATTR_MTIME_NOW ? r.when : a->st_mtim;
+	privileged_bits(req, n, &r);
+	rec_aim(fs, &r, n);
+	/* remember what the record does not carry before it makes the node dirty */
+	struct stat st;
+	node_stat(fs, n, &st);
+	return fs_record(fs, &r);
+}
+
+/* Truncation clears suid and sgid as a write does (the mount asked for
+ * FUSE_HANDLE_KILLPRIV_V2: the kernel leaves it to us). */
+static int drop_suid(fuse_req_t req, struct node *n, struct stat *a, int set)
+{
+	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->mode & (S_ISUID | S_ISGID)))
+		return 0;
+	a->st_mode = n->mode & ~(mode_t)(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0));
+	return FUSE_SET_ATTR_MODE;
+}
+
+/* Lock held; a closed file gets a new version, sealed at once. */
+static int set_size(struct fs *fs, struct node *n, uint64_t size)
+{
+	if (S_ISDIR(n->mode))
+		return -EISDIR;
+	if (n->writers && n->sf)
+		return staged_resize(n->sf, size);
+	struct stat st;
+	node_stat(fs, n, &st);
+	if ((uint64_t)st.st_size == size)	/* nothing changes, not even mtime (truncate(2)) */
+		return 0;
+	int rc = node_make_writable(fs, n, size == 0);
+	if (rc)
+		return rc;
+	rc = staged_resize(n->sf, size);
+	n->rdwr = true;		/* seal even if nothing looks changed */
+	int seal = node_seal_closed(fs, n);
+	return rc ? rc : seal;
+}
+
+void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct stat st;
+	struct rec done;
+
+	(void)fi;
+	if (is_control(id)) {
+		control_getattr(req, id);	/* > and : truncate first; let them */
+		return;
+	}
+	if (fs->o.ro) {
+		fuse_reply_err(req, EROFS);
+		return;
+	}
+	release_barrier(fs);
+	TREE_SCOPE(fs);
+	struct node *n = node_current(fs, id);
+	int rc = n ? 0 : -ESTALE;
+	bool again = current.resent && staging_answered(fs->s, current.unique, &done);
+	if (!rc && (set & FUSE_SET_ATTR_SIZE) && !again)
+		rc = set_size(fs, n, (uint64_t)a->st_size);
+	if (!rc && !again && (set & FUSE_SET_ATTR_SIZE))
+		set |= drop_suid(req, n, a, set);
+	if (!rc && !again)
+		rc = set_attr(req, fs, n, a, set);
+	if (rc) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	node_stat(fs, n, &st);
+	fuse_reply_attr(req, &st, attr_timeout(n));
+}
+
+void op_statfs(fuse_req_t req, fuse_ino_t id)
+{
+	struct fs *fs = req_fs(req);
+	struct statvfs v;
+	(void)id;
+	int rc = io_store_statvfs(fs->store, &v);
+	if (rc) {
+		fuse_reply_err(req, -rc);
+		return;
+	}
+	/* what is staged has its room already taken from the store at its close */
+	v.f_namemax = MAX_NAME;
+	fuse_reply_statfs(req, &v);
+}

@@ -1,0 +1,749 @@
+/* SPDX-License-Identifier: MIT
+ * Open files. The daemon sees open, flush, release and fsync; in the fast, spill
+ * and read lanes the kernel moves the bytes (passthrough), in the relay lane
+ * they come through op_read and op_write. Which lane: choose_lane(). */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- versions ---- */
+
+static void log_staged(struct fs *fs, struct node *n)
+{
+	struct rec r = rec_new(REC_STAGED);
+	r.unique = 0;
+	r.node = n->id;
+	r.sf = staged_id(n->sf);
+	r.name = n->names ? n->names->name : "";
+	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	staging_log(fs->s, &r);
+}
+
+static int fork_node(struct fs *fs, struct node *n)
+{
+	struct rec r = rec_new(REC_FORK);
+	r.unique = 0;
+	r.node = n->id;
+	r.node2 = staging_new_id(fs->s);
+	int rc = fs_record(fs, &r);
+	if (rc)
+		return rc;
+	if (fs->se)	/* its attributes are the new node's from now on */
+		fuse_lowlevel_notify_inval_inode(fs->se, n->id, -1, 0);
+	return -ESTALE;	/* the kernel looks the name up again and finds the new node */
+}
+
+/* What a new version inherits: attributes and xattrs as the store has them. */
+static int inherit(struct fs *fs, struct node *n)
+{
+	struct stat st;
+	node_stat(fs, n, &st);
+	return node_load_xattrs(fs, n);
+}
+
+static int copy_version(struct fs *fs, struct node *n)
+{
+	struct staged *src = n->sf ? staged_ref(n->sf) : NULL, *sf = NULL;
+	int fd = src ? -1 : node_open_store(fs, n, 0);
+	if (!src && fd < 0)
+		return fd;
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	int rc = staged_copy(fs->s, n->id, src, fd, &sf);
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
+	if (src)
+		staged_unref(src);
+	if (fd >= 0)
+		close(fd);
+	if (rc == -ENODATA && src) {	/* evicted meanwhile: the store has it */
+		node_set_sf(fs, n, NULL);
+		return copy_version(fs, n);
+	}
+	if (rc)
+		return rc;
+	node_set_sf(fs, n, sf);
+	log_staged(fs, n);
+	return 0;
+}
+
+/* The same bytes again, once the last version of them is safe in the store's file:
+ * shared mappings and readers go on seeing one file. May drop the lock to wait. */
+static int reopen(struct fs *fs, struct node *n)
+{
+	struct staged *sf = n->sf;
+	int rc = staged_reopen(sf);
+	if (rc != -EBUSY)
+		return rc;
+	staged_ref(sf);
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	rc = staged_wait_persisted(sf);
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
+	if (!rc)
+		rc = n->sf == sf ? staged_reopen(sf) : -EAGAIN;
+	staged_unref(sf);
+	return rc;
+}
+
+int node_make_writable(struct fs *fs, struct node *n, bool trunc)
+{
+	struct staged_info i = {.state = STAGED_EVICTED};
+	struct staged *sf;
+	int rc;
+
+	while (n->busy)
+		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	node_check_sf(fs, n);
+	if (n->sf)
+		staged_get_info(n->sf, &i);
+	if (n->sf && (i.state == STAGED_OPEN || n->writers))
+		return trunc ? staged_resize(n->sf, 0) : 0;
+	rc = inherit(fs, n);
+	if (rc)
+		return rc;
+	if (!trunc && n->sf && reopen(fs, n) == 0) {
+		log_staged(fs, n);
+		return 0;
+	}
+	if (n->handles)
+		return fork_node(fs, n);
+	if (!trunc)
+		return copy_version(fs, n);
+	rc = staged_create(fs->s, n->id, n->names ? expect_size(fs, n->names->dir, n->names->name) :
+			   STAGED_SIZE_UNKNOWN, &sf);
+	if (rc)
+		return rc;
+	node_set_sf(fs, n, sf);
+	log_staged(fs, n);
+	return 0;
+}
+
+/* The last writer is gone: the version is complete. Lock held; may drop it while
+ * blocks are allocated. */
+int node_seal_closed(struct fs *fs, struct node *n)
+{
+	struct staged_info i;
+	struct staged *sf = n->sf;
+
+	if (!sf || n->writers)
+		return 0;
+	staged_get_info(sf, &i);
+	if (i.state != STAGED_OPEN)
+		return 0;
+	if (!n->names) {
+		if (!n->handles)
+			node_set_sf(fs, n, NULL);
+		return 0;
+	}
+	if (n->close_error) {
+		staged_fail(sf, n->close_error);
+		n->close_error = 0;
+		return 0;
+	}
+	staged_ref(sf);
+	pthread_mutex_unlock(&fs->lock);
+	int rc = staged_reserve(sf);
+	pthread_mutex_lock(&fs->lock);
+	if (!rc && n->sf == sf && !n->writers && n->names)
+		rc = fs_seal(fs, n, true, NULL);
+	else if (rc)
+		staged_fail(sf, rc);
+	staged_unref(sf);
+	return rc;
+}
+
+/* Seals every named file without a writer whose bytes are in state st. Sealing
+ * drops the lock, so the nodes are collected first and found again. */
+static void each_unwritten(struct fs *fs, enum staged_state st)
+{
+	uint64_t ids[256];
+	unsigned n_ids = 0;
+
+	pthread_mutex_lock(&fs->lock);
+	for (unsigned b = 0; b < NODE_BUCKETS && n_ids < 256; b++)
+		for (struct node *n = fs->nodes[b]; n && n_ids < 256; n = n->hash_next) {
+			struct staged_info i = {.state = STAGED_EVICTED};
+			if (n->sf && !n->writers && n->names)
+				staged_get_info(n->sf, &i);
+			if (i.state == st)
+				ids[n_ids++] = n->id;
+		}
+	for (unsigned k = 0; k < n_ids; k++) {
+		struct node *n = node_find(fs, ids[k]);
+		if (n && n->sf && !n->writers && n->names && (st != STAGED_FAILED || staged_reopen(n->sf) == 0))
+			node_seal_closed(fs, n);
+	}
+	pthread_mutex_unlock(&fs->lock);
+}
+
+/* Closes that found no room, tried again. */
+void retry_failed(struct fs *fs)
+{
+	each_unwritten(fs, STAGED_FAILED);
+}
+
+/* After the connection: what was closed, but whose RELEASE the kernel dropped with
+ * the mount, is sealed. What was never closed is left for lost+found. */
+unsigned close_all(struct fs *fs)
+{
+	unsigned left = 0;
+	pthread_mutex_lock(&fs->lock);
+	for (unsigned b = 0; b < 4096; b++)
+		for (struct handle *h = fs->handles[b], *next; h; h = next) {
+			struct node *n = h->node;
+			bool writer = h->writer, flushed = h->flushed;
+			next = h->hash_next;
+			handle_free(fs, h);
+			if (!writer || !n->sf || !n->names || n->writers)
+				continue;
+			if (!flushed)
+				left++;
+			else if (n->rdwr || n->close_error || staged_changed(n->sf))
+				node_seal_closed(fs, n);
+		}
+	pthread_mutex_unlock(&fs->lock);
+	return left;
+}
+
+/* After a replay: a last close that was logged without its seal (the worker died
+ * between the two, or the file joined a seal that waits) is sealed now. */
+void seal_restored(struct fs *fs)
+{
+	each_unwritten(fs, STAGED_OPEN);
+}
+
+/* Files that were published while a mapping still wrote them, and are mapped no
+ * more: their last bytes follow as a version of their own. */
+void seal_late(struct fs *fs)
+{
+	uint64_t id;
+	pthread_mutex_lock(&fs->lock);
+	while ((id = staging_next_late(fs->s))) {
+		struct node *n = node_find(fs, id);
+		if (n && n->sf && !n->writers && n->names && staged_reopen(n->sf) == 0)
+			node_seal_closed(fs, n);
+	}
+	pthread_mutex_unlock(&fs->lock);
+}
+
+/* ---- lanes ---- */
+
+static enum lane choose_lane(struct fs *fs, struct node *n, int flags, bool *direct)
+{
+	bool pt = atomic_load(&fs->passthrough);
+	*direct = false;
+	if (!pt) {
+		*direct = (flags & O_ACCMODE) != O_RDONLY;
+		return LANE_RELAY;
+	}
+	/* these come through the daemon, which then decides per write; the kernel lets
+	 * FOPEN_DIRECT_IO stand beside a passthrough open of the same inode */
+	bool sync = (flags & (O_SYNC | O_DSYNC)) && (flags & O_ACCMODE) != O_RDONLY;
+	bool suid = (n->mode & (S_ISUID | S_ISGID)) && (flags & O_ACCMODE) != O_RDONLY;
+	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
+	if (sync || suid || raw) {
+		*direct = true;
+		return LANE_RELAY;
+	}
+	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
+}
+
+/* Registers n's backing file with the kernel, once per inode while it is open. */
+static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	int fd, rc;
+
+	if (n->backing)
+		return 0;
+	rc = n->sf ? staged_use(n->sf, &fd) : -ENODATA;
+	if (rc == -ENODATA)	/* evicted, or spilled and published: the store has it */
+		node_set_sf(fs, n, NULL);
+	else if (rc)
+		return rc;
+	if (n->sf) {
+		rc = fuse_passthrough_open(req, fd);
+		staged_unuse(n->sf);
+	} else {
+		fd = node_open_store(fs, n, 0);
+		if (fd < 0)
+			return fd;
+		rc = fuse_passthrough_open(req, fd);
+		close(fd);
+	}
+	if (rc <= 0) {
+		if (!fs->passthrough_proved) {
+			atomic_store(&fs->passthrough, false);
+			fs_notice(fs, "passthrough is not to be had for this store or this user; "
+				      "every file takes the relay lane");
+		}
+		return -EOPNOTSUPP;
+	}
+	fs->passthrough_proved = true;
+	n->backing = rc;
+	return 0;
+}
+
+static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct handle *h,
+			      struct fuse_file_info *fi, bool create)
+{
+	bool direct;
+	choose_lane(fs, n, h->flags, &direct);
+	fi->fh = h->fh;
+	fi->backing_id = h->uses_backing ? n->backing : 0;
+	fi->direct_io = direct;
+	fi->parallel_direct_writes = direct;
+	fi->keep_cache = !h->uses_backing && !direct && !n->sf;
+	if (!create) {
+		fuse_reply_open(req, fi);
+		return;
+	}
+	struct fuse_entry_param e;
+	struct stat st;
+	node_stat(fs, n, &st);
+	fill_entry(fs, n, &st, &e);
+	n->nlookup++;
+	fuse_reply_create(req, &e, fi);
+}
+
+/* Makes the handle and answers. Lock held. */
+static int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create)
+{
+	struct rec r = rec_new(REC_OPEN);
+	bool direct;
+	enum lane lane = choose_lane(fs, n, fi->flags, &direct);
+	int rc = 0, fd = -1;
+
+	if (atomic_load(&fs->passthrough)) {
+		rc = register_backing(req, fs, n);
+		if (rc == -EOPNOTSUPP && !n->handles) {
+			lane = LANE_RELAY;
+			rc = 0;
+		}
+		if (rc)
+			return rc;
+	}
+	int held;
+	rc = n->sf ? staged_use(n->sf, &held) : 0;
+	if (rc == -ENODATA)
+		node_set_sf(fs, n, NULL);	/* gone to the store since */
+	else if (rc)
+		return rc;
+	struct staged *hold = n->sf ? staged_ref(n->sf) : NULL;
+	if (lane == LANE_RELAY && !n->sf) {
+		fd = node_open_store(fs, n, 0);
+		if (fd < 0)
+			return fd;
+	}
+	r.fh = staging_new_id(fs->s);
+	r.node = n->id;
+	r.sf = n->sf ? staged_id(n->sf) : 0;
+	r.mask = (uint64_t)(unsigned)fi->flags;
+	r.lane = lane;
+	r.backing = atomic_load(&fs->passthrough) ? n->backing : 0;
+	if ((fi->flags & O_ACCMODE) != O_RDONLY)
+		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
+	rc = fs_record(fs, &r);
+	if (hold) {
+		staged_unuse(hold);
+		staged_unref(hold);
+	}
+	if (rc) {
+		if (fd >= 0)
+			close(fd);
+		return rc;
+	}
+	struct handle *h = handle_find(fs, r.fh);
+	h->fd = fd;
+	atomic_fetch_add(&fs->lanes[lane], 1);
+	reply_open_handle(req, fs, n, h, fi, create);
+	return 0;
+}
+
+/* Resent after a restart, and done already. Lock held. */
+static bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create)
+{
+	struct rec r;
+	if (!current.resent || !staging_answered(fs->s, current.unique, &r) || r.type != REC_OPEN)
+		return false;
+	struct handle *h = handle_find(fs, r.fh);
+	if (!h)
+		return false;
+	reply_open_handle(req, fs, h->node, h, fi, create);
+	return true;
+}
+
+void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	bool trunc = fi->flags & O_TRUNC, write = (fi->flags & O_ACCMODE) != O_RDONLY;
+
+	if (is_control(id)) {
+		control_open(req, id, fi);
+		return;
+	}
+	if (write || trunc)
+		staging_log_room(fs->s);
+	release_barrier(fs);
+	TREE_SCOPE(fs);
+	if (answered_open(req, fs, fi, false))
+		return;
+	struct node *n = node_find(fs, id);
+	/* a name of a forked node: ESTALE makes the kernel look it up again */
+	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR : 0;
+	if (!rc && (write || trunc))
+		rc = fs->o.ro ? -EROFS : node_make_writable(fs, n, trunc);
+	while (!rc && n->busy)
+		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	if (!rc) {
+		node_check_sf(fs, n);
+		rc = open_handle(req, fs, n, fi, false);
+	}
+	/* an O_RDONLY|O_TRUNC made a version without a writer */
+	if (!rc && trunc && !write)
+		rc = node_seal_closed(fs, n), rc = 0;
+	if (rc)
+		fuse_reply_err(req, -rc);
+}
+
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	const struct fuse_ctx *c = fuse_req_ctx(req);
+	struct node *n = NULL, *dir;
+	struct staged *sf = NULL;
+
+	if (fs->o.ro || is_control(parent) || name_is_control(parent, name) || strlen(name) > MAX_NAME) {
+		fuse_reply_err(req, fs->o.ro ? EROFS : strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
+		return;
+	}
+	staging_log_room(fs->s);
+	release_barrier(fs);
+	TREE_SCOPE(fs);
+	if (answered_open(req, fs, fi, true))
+		return;
+	dir = node_find(fs, parent);
+	int rc = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
+	if (!rc) {	/* someone else was faster */
+		rc = fi->flags & O_EXCL ? -EEXIST : S_ISREG(n->mode) ?
+		     node_make_writable(fs, n, fi->flags & O_TRUNC) : -EISDIR;
+	} else if (rc == -ENOENT) {
+		struct rec r = rec_new(REC_CREATE);
+		r.unique = 0;	/* the OPEN that follows is the answer */
+		r.node = r.ino = staging_new_id(fs->s);
+		rc = staged_create(fs->s, r.node, expect_size(fs, dir, name), &sf);
+		if (!rc) {
+			r.mode = mode & 07777;
+			r.uid = c->uid;
+			r.gid = dir->mode & S_ISGID ? dir->gid : c->gid;
+			r.dir = parent;
+			r.name = name;
+			r.sf = staged_id(sf);
+			r.flags = (staged_spilled(sf) ? REC_SPILLED : 0) | (staged_huge(sf) ? REC_HUGE : 0);
+			rc = fs_record(fs, &r);
+			staged_unref(sf);
+			n = node_find(fs, r.node);
+		}
+	}
+	if (!rc)
+		rc = open_handle(req, fs, n, fi, true);
+	if (rc)
+		fuse_reply_err(req, -rc);
+}
+
+/* ---- bytes through the daemon ---- */
+
+static ssize_t read_handle(struct fs *fs, struct handle *h, struct node *n, struct staged *sf, char *buf,
+			   size_t size, off_t off)
+{
+	if (sf) {
+		ssize_t got = staged_read(sf, buf, size, (uint64_t)off);
+		if (got != -ENODATA)
+			return got;
+	}
+	int fd = h->fd;
+	if (fd < 0) {	/* after a restart, or when the staged bytes went to the store */
+		pthread_mutex_lock(&fs->lock);
+		fd = h->fd = node_open_store(fs, n, 0);
+		pthread_mutex_unlock(&fs->lock);
+	}
+	if (fd < 0)
+		return fd;
+	ssize_t got = pread(fd, buf, size, off);
+	return got < 0 ? -errno : got;
+}
+
+void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	static _Thread_local char *buf;
+	static _Thread_local size_t cap;
+
+	if (is_control(id)) {
+		control_read(req, id, size, off, fi);
+		return;
+	}
+	if (cap < size) {
+		free(buf);
+		buf = malloc(size);
+		cap = buf ? size : 0;
+	}
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	/* a handle restored while its file was being spilled has none of its own */
+	struct staged *sf = !h ? NULL : h->sf ? staged_ref(h->sf) : h->node->sf ? staged_ref(h->node->sf) : NULL;
+	pthread_mutex_unlock(&fs->lock);
+	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, h->node, sf, buf, size, off);
+	if (sf)
+		staged_unref(sf);
+	if (n < 0) {
+		fuse_reply_err(req, (int)-n);
+		return;
+	}
+	atomic_fetch_add(&fs->bytes_read, (unsigned long long)n);
+	fuse_reply_buf(req, buf, (size_t)n);
+}
+
+struct sync_wait {
+	fuse_req_t req;
+	size_t written;
+	bool is_write;
+};
+
+static void sync_done(void *ctx, int err)
+{
+	struct sync_wait *w = ctx;
+	if (!err && w->is_write)
+		fuse_reply_write(w->req, w->written);
+	else
+		fuse_reply_err(w->req, -err);
+	free(w);
+}
+
+/* Seals what n has now and answers when that is durable (P3). Lock not held. */
+static void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)
+{
+	struct sync_wait *w = malloc(sizeof(*w));
+	uint64_t seq = 0;
+	int rc = 0;
+
+	if (!w) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	*w = (struct sync_wait){.req = req, .written = written, .is_write = is_write};
+	pthread_mutex_lock(&fs->lock);
+	struct staged *sf = n->sf ? staged_ref(n->sf) : NULL;
+	if (sf && n->names) {
+		struct staged_info i;
+		staged_get_info(sf, &i);
+		if (i.state == STAGED_FAILED)
+			rc = i.error ? i.error : -EIO;
+		staged_finalize(sf);	/* closed, but still mapped: as it is now */
+		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(sf))) {
+			pthread_mutex_unlock(&fs->lock);
+			rc = staged_reserve(sf);
+			pthread_mutex_lock(&fs->lock);
+			if (!rc && n->sf == sf && n->names)
+				rc = fs_seal(fs, n, false, &seq);
+		}
+	}
+	seq = staging_last_seq(fs->s);
+	pthread_mutex_unlock(&fs->lock);
+	if (sf)
+		staged_unref(sf);
+	if (rc || fs->o.fsync_staged)
+		sync_done(w, rc);
+	else
+		staging_when_durable(fs->s, seq, sync_done, w);
+}
+
+void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+
+	if (is_control(id)) {
+		control_write(req, id, buf, size, fi);
+		return;
+	}
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	struct node *n = h ? h->node : node_find(fs, id);
+	struct staged *sf = n && n->sf ? staged_ref(n->sf) : NULL;
+	int flags = h ? h->flags : 0;
+	bool suid = n && (n->mode & (S_ISUID | S_ISGID)) && fuse_req_ctx(req)->uid != 0;
+	if (suid) {
+		struct rec r = rec_new(REC_ATTR);
+		r.unique = 0;
+		r.node = n->id;
+		r.mask = REC_MODE;
+		r.mode = n->mode & (mode_t)~(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0)) & 07777;
+		rec_aim(fs, &r, n);
+		if (n->names)
+			fs_record(fs, &r);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (!sf) {
+		fuse_reply_err(req, EBADF);
+		return;
+	}
+	ssize_t w = staged_write(sf, buf, size, (uint64_t)off);
+	staged_unref(sf);
+	if (w < 0)
+		fuse_reply_err(req, (int)-w);
+	else if (flags & (O_SYNC | O_DSYNC))
+		sync_and_reply(req, fs, n, true, (size_t)w);
+	else
+		fuse_reply_write(req, (size_t)w);
+}
+
+/* ---- close and sync ---- */
+
+void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct staged *sf = NULL;
+	int rc = 0;
+
+	if (is_control(id)) {
+		fuse_reply_err(req, 0);
+		return;
+	}
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	struct node *n = h ? h->node : NULL;
+	if (h && h->writer && n->sf && n->names)
+		sf = staged_ref(n->sf);
+	if (h)
+		h->flushed = true;
+	pthread_mutex_unlock(&fs->lock);
+	if (sf) {
+		bool changed = n->rdwr || staged_changed(sf);
+		if (changed)
+			rc = staged_reserve(sf);
+		staged_unref(sf);
+		pthread_mutex_lock(&fs->lock);
+		h = handle_find(fs, fi->fh);
+		if (h)
+			h->node->close_error = rc;
+		if (h && !rc && changed && h->node->sf && h->node->names)
+			rc = fs_flushed(fs, h->node);
+		pthread_mutex_unlock(&fs->lock);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+
+	if (is_control(id)) {
+		control_release(req, fi);
+		return;
+	}
+	release_barrier(fs);	/* closes take their places in their own order */
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	if (h) {
+		struct node *n = h->node;
+		bool wrote_rdwr = n->rdwr;
+		int32_t backing = h->uses_backing && n->backing_users == 1 ? n->backing : 0;
+		struct rec r = rec_new(REC_CLOSE);
+		r.fh = h->fh;
+		r.node = n->id;
+		fs_record(fs, &r);
+		if (backing)
+			fuse_passthrough_close(req, backing);
+		/* open(O_CREAT | O_RDONLY) made a version too */
+		struct staged_info i = {.state = STAGED_EVICTED};
+		/* a forked node's readers have no say: the bytes may be written through the new one */
+		if (n->sf && !n->writers && !n->fork_to)
+			staged_get_info(n->sf, &i);
+		if (i.state == STAGED_OPEN) {
+			if (wrote_rdwr || n->close_error || staged_changed(n->sf))
+				node_seal_closed(fs, n);
+			else
+				staged_unchanged(n->sf);
+		}
+		if (!n->nlookup)
+			node_release(fs, n);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	fuse_reply_err(req, 0);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	(void)datasync, (void)fi;
+	if (is_control(id) || fs->o.ro) {
+		fuse_reply_err(req, 0);
+		return;
+	}
+	release_barrier(fs);
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = node_find(fs, id);
+	pthread_mutex_unlock(&fs->lock);
+	if (n)
+		sync_and_reply(req, fs, n, false, 0);
+	else
+		fuse_reply_err(req, ESTALE);
+}
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)
+{
+	op_fsync(req, id, datasync, fi);
+}
+
+void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	(void)fi;
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = is_control(id) ? NULL : node_find(fs, id);
+	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;
+	pthread_mutex_unlock(&fs->lock);
+	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : -EBADF;
+	if (sf)
+		staged_unref(sf);
+	fuse_reply_err(req, -rc);
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	(void)id;
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	int fd = -EBADF;
+	if (h && h->sf) {
+		int sfd;
+		fd = staged_use(h->sf, &sfd);
+		if (!fd) {
+			fd = dup(sfd);
+			staged_unuse(h->sf);
+		}
+	} else if (h) {
+		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node, 0);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	off_t at = lseek(fd, off, whence);
+	int err = errno;
+	close(fd);
+	if (at < 0)
+		fuse_reply_err(req, err);
+	else
+		fuse_reply_lseek(req, at);
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT
+ * The face: what a mount shows, and how calls become records in staging.
+ *
+ * One lock, fs->lock ("the tree lock"), guards nodes, names and handles. It is
+ * held for microseconds: no file is read, written or synced under it. Functions
+ * with the suffix _locked, and all of tree.c, want it held. Order: tree lock,
+ * then staging's own.
+ */
+#ifndef CAIRN_FS_H
+#define CAIRN_FS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <fuse_lowlevel.h>
+
+#include "io/io.h"
+#include "staging/staging.h"
+
+#define ROOT_ID FUSE_ROOT_ID	/* == STAGING_ROOT_DIR */
+#define BLKSIZE (1u << 20)	/* st_blksize: Python sizes its buffers from it */
+#define CONTROL_DIR_NAME ".cairn"
+#define N_THREADS 16u		/* answering the kernel; relay writes may block a few */
+#define NODE_BUCKETS 65536u
+#define MAX_NAME 255u
+
+enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
+
+struct node;
+
+/* A name. node NULL = whiteout: removed here, perhaps still in the store. */
+struct dentry {
+	struct dentry *hash_next;
+	struct dentry *sib_prev, *sib_next;	/* in the directory */
+	struct dentry *name_next;		/* of the node */
+	struct node *dir, *node;
+	uint64_t seq;		/* last record that touched it; shown once applied */
+	bool store_has;		/* at the end of the order, the store has something here */
+	bool sealed;		/* and it is this node */
+	char name[];
+};
+
+struct xattr {
+	struct xattr *next;
+	uint32_t len;
+	char *key;
+	char val[];
+};
+
+/* Where the store has a file now, and where records on their way will put it. */
+struct place {
+	struct place *next;
+	uint64_t seq;		/* valid once applied */
+	uint64_t dir;
+	char name[];
+};
+
+struct node {
+	struct node *hash_next, *sino_next;
+	uint64_t id, ino;
+	mode_t mode;
+	uid_t uid;
+	gid_t gid;
+	dev_t rdev;
+	nlink_t nlink;		/* directories: live; the store's when clean */
+	nlink_t unknown;	/* others: names in the store that were not looked up yet */
+	struct timespec atime, mtime, ctime;
+	uint64_t size, blocks;	/* last seen */
+	uint64_t nlookup;
+	bool pinned;		/* restored after a restart: the kernel's count is unknown */
+	bool busy;		/* its bytes are being copied; wait on fs->busy_cond */
+	bool zombie;		/* on the list of those to free when clean */
+	uint64_t dirty_seq;	/* last record on the node itself */
+	uint64_t born_seq;	/* record that makes it in the store; UINT64_MAX = never yet */
+	uint64_t ns_seq;	/* directories: last change of their names */
+	uint64_t links_seq;	/* files: last change of how many names they have */
+	uint64_t seal_seq;
+	uint64_t sino;		/* inode of the store file when last seen */
+	bool adopt;		/* a version of ours replaced it: take what is there */
+
+	struct dentry *names;
+	struct dentry *children;	/* directories: overlay, whiteouts included */
+	struct place *places;		/* files: oldest first */
+	char *target;			/* symlinks not yet in the store */
+	struct xattr *xattrs;
+	bool xattrs_loaded;
+
+	struct staged *sf;	/* bytes in staging; NULL = the store's */
+	bool sealed;		/* the order has a version of it */
+	bool rdwr;		/* was open O_RDWR since the last seal: mapped writes possible */
+	int close_error;	/* a close that found no room */
+	unsigned handles, writers;
+	int32_t backing;	/* passthrough id, 0 = none */
+	unsigned backing_users;
+	enum lane lane;		/* of the last open */
+	uint64_t fork_to;	/* its names went there: a writer came while readers kept this version */
+	struct node *zombie_next;
+};
+
+struct handle {
+	struct handle *hash_next;
+	uint64_t fh;
+	struct node *node;
+	struct staged *sf;	/* NULL: store file or control text */
+	int fd;			/* relay reads of a store file, -1 */
+	int flags;		/* of open(2) */
+	bool writer, uses_backing, uses_sf, flushed;
+	enum lane lane;
+};
+
+struct fs_opts {
+	char *store, *mountpoint, *staging_dir;
+	uint64_t staging_bytes, ballast_bytes;
+	bool ballast_set;
+	bool fsync_staged, nopassthrough, ro, foreground, debug;
+	char *engine;
+	unsigned persist_threads, queue_depth;
+};
+
+#define EXPECT_SLOTS 32768u
+
+struct fs {
+	struct fs_opts o;
+	struct io_store *store;
+	struct io_engine *engine;
+	struct staging *s;	/* NULL with -o ro */
+	struct fuse_session *se;
+	uid_t uid;
+	struct staging_place place;
+	int ready_fd;		/* a byte here: the mount answers */
+	int err_fd;		/* the starter's stderr until then, -1 */
+	int log_fd;		/* STORE/.cairn/<host>/log, -1 in the foreground */
+	unsigned restarts;
+	int keeper_pid;
+
+	pthread_mutex_t lock;
+	pthread_cond_t busy_cond;
+	struct node *nodes[NODE_BUCKETS];
+	struct dentry *dentries[NODE_BUCKETS];
+	struct node *by_sino[4096];	/* store files with several names */
+	struct handle *handles[4096];
+	struct node *zombies;
+	struct node *root;
+	uint64_t n_nodes, next_ro_id;
+
+	atomic_bool passthrough;
+	bool passthrough_proved;
+	atomic_ullong lanes[N_LANES];
+	atomic_ullong bytes_read;
+
+	struct { uint64_t key, size; } expect[EXPECT_SLOTS];
+
+	/* notices, kept for status */
+	pthread_mutex_t notice_lock;
+	char notices[16][256];
+	unsigned n_notices;
+
+	/* threads that answer the kernel; see session.c */
+	pthread_mutex_t read_lock, ticket_lock;
+	pthread_cond_t ticket_cond;
+	uint64_t ticket, slot_ticket[N_THREADS];
+	pthread_t threads[N_THREADS], house;
+	atomic_bool stopping;
+};
+
+/* The request this thread is answering. */
+struct current {
+	uint64_t unique;	/* without the resend bit */
+	bool resent;
+	uint64_t ticket;	/* RELEASEs read before it */
+	unsigned slot;
+};
+extern _Thread_local struct current current;
+
+static inline struct fs *req_fs(fuse_req_t req)
+{
+	return fuse_req_userdata(req);
+}
+
+static inline void fs_unlock_scope(pthread_mutex_t **m)
+{
+	pthread_mutex_unlock(*m);
+}
+#define TREE_SCOPE(fs)                                                                   \
+	pthread_mutex_t *tree_scope_ __attribute__((cleanup(fs_unlock_scope))) = &(fs)->lock; \
+	pthread_mutex_lock(tree_scope_)
+
+static inline uint64_t fs_applied(struct fs *fs)
+{
+	return fs->s ? staging_applied(fs->s) : UINT64_MAX;
+}
+
+void fs_notice(void *fs, const char *text);
+void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- tree.c ---- */
+int tree_init(struct fs *fs);
+struct node *node_find(struct fs *fs, uint64_t id);
+/* The same, but where a forked node's names are now: the kernel may know an old one
+ * by its other names for as long as its entries are valid. */
+struct node *node_current(struct fs *fs, uint64_t id);
+nlink_t node_links(const struct node *n);	/* st_nlink */
+struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode);
+void node_release(struct fs *fs, struct node *n);	/* frees it if nothing needs it, else later */
+void node_gc(struct fs *fs);
+bool node_dirty(struct fs *fs, const struct node *n);
+struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name);
+struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, struct node *n);
+void dentry_remove(struct fs *fs, struct dentry *d);
+bool dentry_dirty(struct fs *fs, const struct dentry *d);
+/* Makes d a whiteout until seq is applied. */
+void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq);
+/* The node at dir/name, learned from the store if need be. 0, -ENOENT, ... */
+int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out, struct dentry **dout);
+int tree_dir_empty(struct fs *fs, struct node *dir);	/* 0, -ENOTEMPTY */
+const struct place *node_place(struct fs *fs, struct node *n);
+void node_place_add(struct node *n, uint64_t seq, uint64_t dir, const char *name);
+int node_stat(struct fs *fs, struct node *n, struct stat *st);
+void node_set_sf(struct fs *fs, struct node *n, struct staged *sf);	/* takes the reference */
+void node_check_sf(struct fs *fs, struct node *n);	/* drops what was evicted or spilled and published */
+void node_set_sino(struct fs *fs, struct node *n, uint64_t sino);
+int node_load_xattrs(struct fs *fs, struct node *n);
+void xattr_put(struct node *n, const char *key, const void *val, uint32_t len);
+bool xattr_drop(struct node *n, const char *key);
+/* A path for people, relative to the mount. */
+void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
+int node_open_store(struct fs *fs, struct node *n, int flags);
+
+/* Points r at n as the store has it (name "" = the root itself). */
+void rec_aim(struct fs *fs, struct rec *r, struct node *n);
+
+/* ---- apply.c: records become tree ---- */
+int fs_record(struct fs *fs, struct rec *r);	/* log it, then apply it */
+void fs_apply(struct fs *fs, const struct rec *r);
+int fs_replay(void *fs, const struct rec *r);
+int fs_emit(void *fs, struct staging *s);
+struct handle *handle_find(struct fs *fs, uint64_t fh);
+void handle_free(struct fs *fs, struct handle *h);
+int fs_flushed(struct fs *fs, struct node *n);
+int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
+void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
+
+/* ---- expect.c ---- */
+uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);
+void expect_note(struct fs *fs, struct node *n, uint64_t size);
+
+/* ---- answers ---- */
+int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held */
+double attr_timeout(const struct node *n);
+void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e);
+struct rec rec_new(uint32_t type);
+bool name_is_control(uint64_t parent, const char *name);
+
+/* ---- session.c ---- */
+void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
+int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
+
+/* ---- operations ---- */
+extern const struct fuse_lowlevel_ops fs_ops;
+void op_init(void *userdata, struct fuse_conn_info *conn);
+void op_lookup(fuse_req_t, fuse_ino_t, const char *);
+void op_forget(fuse_req_t, fuse_ino_t, uint64_t);
+void op_forget_multi(fuse_req_t, size_t, struct fuse_forget_data *);
+void op_mkdir(fuse_req_t, fuse_ino_t, const char *, mode_t);
+void op_mknod(fuse_req_t, fuse_ino_t, const char *, mode_t, dev_t);
+void op_symlink(fuse_req_t, const char *, fuse_ino_t, const char *);
+void op_link(fuse_req_t, fuse_ino_t, fuse_ino_t, const char *);
+void op_unlink(fuse_req_t, fuse_ino_t, const char *);
+void op_rmdir(fuse_req_t, fuse_ino_t, const char *);
+void op_rename(fuse_req_t, fuse_ino_t, const char *, fuse_ino_t, const char *, unsigned);
+void op_readlink(fuse_req_t, fuse_ino_t);
+void op_getattr(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_setattr(fuse_req_t, fuse_ino_t, struct stat *, int, struct fuse_file_info *);
+void op_statfs(fuse_req_t, fuse_ino_t);
+void op_open(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_create(fuse_req_t, fuse_ino_t, const char *, mode_t, struct fuse_file_info *);
+void op_read(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
+void op_write(fuse_req_t, fuse_ino_t, const char *, size_t, off_t, struct fuse_file_info *);
+void op_flush(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_release(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_fsync(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
+void op_fsyncdir(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
+void op_fallocate(fuse_req_t, fuse_ino_t, int, off_t, off_t, struct fuse_file_info *);
+void op_lseek(fuse_req_t, fuse_ino_t, off_t, int, struct fuse_file_info *);
+void op_opendir(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_readdir(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
+void op_readdirplus(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
+void op_releasedir(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
+void op_setxattr(fuse_req_t, fuse_ino_t, const char *, const char *, size_t, int);
+void op_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
+void op_listxattr(fuse_req_t, fuse_ino_t, size_t);
+void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
+/* Makes n's bytes writable: a new version, or the old one again. May drop the lock
+ * while it copies. -ESTALE: its readers keep it, look the name up again. */
+int node_make_writable(struct fs *fs, struct node *n, bool trunc);
+int node_seal_closed(struct fs *fs, struct node *n);
+void retry_failed(struct fs *fs);
+void seal_restored(struct fs *fs);
+void seal_late(struct fs *fs);
+unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left unclosed */
+
+/* ---- control.c: MOUNT/.cairn ---- */
+#define CONTROL_DIR 2ull
+#define CONTROL_LAST 15ull
+static inline bool is_control(uint64_t id) { return id >= CONTROL_DIR && id <= CONTROL_LAST; }
+void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
+void control_getattr(fuse_req_t req, fuse_ino_t id);
+void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi);
+void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi);
+void control_release(fuse_req_t req, struct fuse_file_info *fi);
+void control_readdir(fuse_req_t req, size_t size, off_t off, bool plus);
+int control_stat(struct fs *fs, uint64_t id, struct stat *st);
+
+/* ---- main.c's helpers ---- */
+int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
+void to_background(struct fs *fs);
+int keeper_run(struct fs *fs, struct fuse_args *rest);
+int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
+int trust_drop(struct fs *fs);
+
+#endif

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT
+ * The command line. Every refusal is one line: what is wrong, and what to do. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char usage[] =
+	"usage: cairnfs STORE MOUNTPOINT [-o OPT,...] [-f] [-d]\n"
+	"  -o staging=SIZE        memory for what is not durable yet (default: a quarter; K, M, G, %)\n"
+	"  -o staging_dir=DIR     where staging lives (default: /run/cairnfs)\n"
+	"  -o ballast=SIZE        touched free memory held ready (default: as staging; 0 = none)\n"
+	"  -o fsync=strict|staged what fsync waits for (default: strict, on stable storage)\n"
+	"  -o engine=uring|posix  how bytes go to the store (default: uring)\n"
+	"  -o nopassthrough       every byte through the daemon\n"
+	"  -o persist_threads=N, -o queue_depth=N, -o allow_other, -o ro, and libfuse's own\n"
+	"  -f stay in the foreground, -d log every call\n"
+	"See cairnfs(8).\n";
+
+static int refuse(const char *what, const char *value)
+{
+	fprintf(stderr, "cairnfs: %s%s%s\n", what, value ? ": " : "", value ? value : "");
+	return -EINVAL;
+}
+
+static int parse_size(const char *text, uint64_t whole, uint64_t *out)
+{
+	char *end;
+	errno = 0;
+	if (text[0] < '0' || text[0] > '9')
+		return -EINVAL;
+	unsigned long long v = strtoull(text, &end, 10);
+	unsigned shift = 0;
+	if (errno || end == text)
+		return -EINVAL;
+	switch (*end) {
+	case '%':
+		if (v > 100 || end[1])
+			return -EINVAL;
+		*out = whole / 100 * v;
+		return 0;
+	case 'T': case 't': shift = 40; break;
+	case 'G': case 'g': shift = 30; break;
+	case 'M': case 'm': shift = 20; break;
+	case 'K': case 'k': shift = 10; break;
+	case 0: *out = v; return 0;
+	default: return -EINVAL;
+	}
+	if (end[1] && strcmp(end + 1, "iB") && strcmp(end + 1, "B"))
+		return -EINVAL;
+	if (v > UINT64_MAX >> shift)
+		return -ERANGE;
+	*out = v << shift;
+	return 0;
+}
+
+static uint64_t memory_bytes(void)
+{
+	struct sysinfo si;
+	return sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit;
+}
+
+static int number(const char *key, const char *val, unsigned max, unsigned *out)
+{
+	char *end;
+	unsigned long v = strtoul(val, &end, 10);
+	char text[128];
+	if (*end || !*val || v < 1 || v > max) {
+		snprintf(text, sizeof(text), "%s=%.40s: give a number from 1 to %u", key, val, max);
+		return refuse(text, NULL);
+	}
+	*out = (unsigned)v;
+	return 0;
+}
+
+/* One -o option. 1: ours. 0: pass it on to libfuse. */
+static int one_option(struct fs_opts *o, char *opt)
+{
+	char *val = strchr(opt, '=');
+	char text[256];
+	uint64_t mem = memory_bytes(), size;
+
+	if (val)
+		*val++ = 0;
+	bool is_staging = !strcmp(opt, "staging"), is_ballast = !strcmp(opt, "ballast");
+	if (is_staging || is_ballast) {
+		if (!val || parse_size(val, mem, &size)) {
+			snprintf(text, sizeof(text), "%s=%.40s: not a size; write 64G, 512M or 25%%", opt, val ? val : "");
+			return refuse(text, NULL);
+		}
+		if (is_staging && size > mem) {
+			snprintf(text, sizeof(text), "staging=%.40s is larger than this machine's memory (%llu MiB); give less",
+				 val, (unsigned long long)(mem >> 20));
+			return refuse(text, NULL);
+		}
+		if (is_staging && size < 4u << 20)
+			return refuse("staging is less than 4M; give more", NULL);
+		*(is_staging ? &o->staging_bytes : &o->ballast_bytes) = size;
+		o->ballast_set |= is_ballast;
+		return 1;
+	}
+	if (!strcmp(opt, "staging_dir") && val) {
+		o->staging_dir = strdup(val);
+		return 1;
+	}
+	if (!strcmp(opt, "fsync")) {
+		if (!val || (strcmp(val, "strict") && strcmp(val, "staged")))
+			return refuse("fsync= takes strict or staged", NULL);
+		o->fsync_staged = !strcmp(val, "staged");
+		return 1;
+	}
+	if (!strcmp(opt, "engine")) {
+		if (!val || (strcmp(val, "uring") && strcmp(val, "posix")))
+			return refuse("engine= takes uring or posix", NULL);
+		o->engine = strdup(val);
+		return 1;
+	}
+	if (!strcmp(opt, "persist_threads") && val)
+		return number(opt, val, 16, &o->persist_threads) ? -EINVAL : 1;
+	if (!strcmp(opt, "queue_depth") && val)
+		return number(opt, val, 256, &o->queue_depth) ? -EINVAL : 1;
+	if (!strcmp(opt, "nopassthrough")) {
+		o->nopassthrough = true;
+		return 1;
+	}
+	if (!strcmp(opt, "ro"))
+		o->ro = true;
+	/* fstab's habits: the mount is nosuid and nodev whatever is asked; times are the store's */
+	const char *drop[] = {"suid", "dev", "nosuid", "nodev", "rw", "relatime", "auto", "noauto", "user", "users",
+			      "nouser", "nofail", "_netdev", "defaults", "default_permissions"};
+	for (unsigned i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
+		if (!strcmp(opt, drop[i]))
+			return 1;
+	if (!strncmp(opt, "x-", 2))
+		return 1;
+	if (val)
+		val[-1] = '=';
+	return 0;
+}
+
+static int many_options(struct fs_opts *o, char *list, char *pass, size_t cap)
+{
+	for (char *save = NULL, *opt = strtok_r(list, ",", &save); opt; opt = strtok_r(NULL, ",", &save)) {
+		int rc = one_option(o, opt);
+		if (rc < 0)
+			return rc;
+		if (rc)
+			continue;
+		size_t len = strlen(pass);
+		if (snprintf(pass + len, cap - len, ",%s", opt) >= (int)(cap - len))
+			return refuse("too many options", NULL);
+	}
+	return 0;
+}
+
+static char *absolute(const char *path, bool must_resolve)
+{
+	char *r = realpath(path, NULL);
+	if (r || must_resolve)
+		return r;
+	return strdup(path);
+}
+
+static bool is_inside(const char *path, const char *dir)
+{
+	size_t n = strlen(dir);
+	return !strncmp(path, dir, n) && (path[n] == '/' || path[n] == 0 || !strcmp(dir, "/"));
+}
+
+static int check_places(struct fs_opts *o, const char *store, const char *mnt)
+{
+	struct stat st;
+	char text[PATH_MAX + 200];
+
+	if (stat(store, &st)) {
+		snprintf(text, sizeof(text), "store %s: %s; %s", store, strerror(errno),
+			 errno == ENOENT ? "make it first: mkdir -p" : "choose a directory you can reach");
+		return refuse(text, NULL);
+	}
+	if (!S_ISDIR(st.st_mode)) {
+		snprintf(text, sizeof(text), "store %s is not a directory", store);
+		return refuse(text, NULL);
+	}
+	if (!o->ro && access(store, W_OK)) {
+		snprintf(text, sizeof(text), "store %s is not writable (%s); mount with -o ro, or give write permission",
+			 store, strerror(errno));
+		return refuse(text, NULL);
+	}
+	if (stat(mnt, &st)) {
+		snprintf(text, sizeof(text), "mountpoint %s: %s; %s", mnt, strerror(errno),
+			 errno == ENOENT ? "make it first: mkdir -p" : "unmount what is left there: umount -l");
+		return refuse(text, NULL);
+	}
+	if (!S_ISDIR(st.st_mode)) {
+		snprintf(text, sizeof(text), "mountpoint %s is not a directory", mnt);
+		return refuse(text, NULL);
+	}
+	o->store = absolute(store, true);
+	o->mountpoint = absolute(mnt, true);
+	if (!o->store || !o->mountpoint)
+		return refuse(strerror(errno), NULL);
+	if (is_inside(o->store, o->mountpoint)) {
+		snprintf(text, sizeof(text), "the store %s is inside the mountpoint %s and would be hidden; choose another mountpoint",
+			 o->store, o->mountpoint);
+		return refuse(text, NULL);
+	}
+	if (is_inside(o->mountpoint, o->store)) {
+		snprintf(text, sizeof(text), "the mountpoint %s is inside the store %s; choose another mountpoint", o->mountpoint,
+			 o->store);
+		return refuse(text, NULL);
+	}
+	return 0;
+}
+
+/* What an earlier cairnfs left when it was killed: a mount that answers nobody. */
+static void clear_dead_mount(const char *mnt)
+{
+	struct stat st;
+	char text[PATH_MAX + 64];
+	if (stat(mnt, &st) == 0 || errno != ENOTCONN)
+		return;
+	if (geteuid() == 0) {
+		umount2(mnt, MNT_DETACH | UMOUNT_NOFOLLOW);
+	} else {
+		pid_t pid = fork();
+		if (pid == 0) {
+			execlp("fusermount3", "fusermount3", "-u", "-z", mnt, (char *)NULL);
+			_exit(127);
+		}
+		if (pid > 0)
+			waitpid(pid, NULL, 0);
+	}
+	snprintf(text, sizeof(text), "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n", mnt);
+	fputs(text, stderr);
+}
+
+/* Another mount on top would hide a busy one. */
+static int check_busy(const char *mnt)
+{
+	FILE *f = fopen("/proc/self/mounts", "re");
+	char line[PATH_MAX * 2], text[PATH_MAX + 128];
+	bool busy = false;
+	while (f && !busy && fgets(line, sizeof(line), f)) {
+		char *save, *dev = strtok_r(line, " ", &save), *at = strtok_r(NULL, " ", &save);
+		(void)dev;
+		busy = at && !strcmp(at, mnt);
+	}
+	if (f)
+		fclose(f);
+	if (!busy)
+		return 0;
+	snprintf(text, sizeof(text), "mountpoint %s is busy: something is mounted there; unmount it or choose another", mnt);
+	return refuse(text, NULL);
+}
+
+int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest)
+{
+	char pass[4096] = "", fixed[8192], *where[2];
+	unsigned n = 0;
+	int rc;
+
+	for (int i = 1; i < argc; i++) {
+		char *a = argv[i];
+		if (!strcmp(a, "-h") || !strcmp(a, "--help")) {
+			fputs(usage, stdout);
+			exit(0);
+		} else if (!strcmp(a, "-V") || !strcmp(a, "--version")) {
+			printf("cairnfs %s (libfuse %s)\n", CAIRN_VERSION, fuse_pkgversion());
+			exit(0);
+		} else if (!strcmp(a, "-f")) {
+			o->foreground = true;
+		} else if (!strcmp(a, "-d")) {
+			o->foreground = o->debug = true;
+		} else if (!strncmp(a, "-o", 2)) {
+			char *list = a[2] ? a + 2 : i + 1 < argc ? argv[++i] : "";
+			rc = many_options(o, list, pass, sizeof(pass));
+			if (rc)
+				return rc;
+		} else if (a[0] == '-' && a[1]) {
+			refuse("unknown option (see cairnfs -h)", a);
+			return -EINVAL;
+		} else if (n < 2) {
+			where[n++] = a;
+		} else {
+			return refuse("one argument too many (see cairnfs -h)", a);
+		}
+	}
+	if (n != 2) {
+		fputs(usage, stderr);
+		return -EINVAL;
+	}
+	clear_dead_mount(where[1]);
+	rc = check_places(o, where[0], where[1]);
+	if (!rc)
+		rc = check_busy(o->mountpoint);
+	if (rc)
+		return rc;
+	if (!o->staging_bytes)
+		o->staging_bytes = memory_bytes() / 4;
+	if (!o->ballast_set || o->ballast_bytes > o->staging_bytes)
+		o->ballast_bytes = o->staging_bytes;
+	/* a comma in the store's name would end the option */
+	char name[PATH_MAX];
+	size_t w = 0;
+	for (const char *p = o->store; *p && w + 2 < sizeof(name); p++) {
+		if (*p == ',' || *p == '\\')
+			name[w++] = '\\';
+		name[w++] = *p;
+	}
+	name[w] = 0;
+	snprintf(fixed, sizeof(fixed), "-ofsname=%.4000s,subtype=cairnfs,default_permissions,nosuid,nodev%.3900s", name, pass);
+	fuse_opt_add_arg(rest, "cairnfs");
+	fuse_opt_add_arg(rest, fixed);
+	return 0;
+}

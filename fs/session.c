@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT
+ * The threads that answer the kernel. One at a time reads, so that the order in
+ * which requests were sent is known: the kernel queues a RELEASE before close(2)
+ * returns, hence whatever the same program does next is read after it. Operations
+ * that take a place in the order wait for the RELEASEs read before them. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* From include/uapi/linux/fuse.h; the wire format is the kernel's ABI. */
+struct wire_in {
+	uint32_t len, opcode;
+	uint64_t unique, nodeid;
+	uint32_t uid, gid, pid, padding;
+};
+struct wire_out {
+	uint32_t len;
+	int32_t error;
+	uint64_t unique;
+};
+#define READ_BUF (2u << 20)
+#define WIRE_RELEASE 18u
+#define WIRE_NOTIFY_RESEND 7
+#define WIRE_RESENT (1ull << 63)
+
+_Thread_local struct current current;
+
+struct slot_arg {
+	struct fs *fs;
+	unsigned slot;
+};
+
+void release_barrier(struct fs *fs)
+{
+	bool wait = true;
+	pthread_mutex_lock(&fs->ticket_lock);
+	while (wait) {
+		wait = false;
+		for (unsigned i = 0; i < N_THREADS; i++)
+			wait |= i != current.slot && fs->slot_ticket[i] && fs->slot_ticket[i] <= current.ticket;
+		if (wait)
+			pthread_cond_wait(&fs->ticket_cond, &fs->ticket_lock);
+	}
+	pthread_mutex_unlock(&fs->ticket_lock);
+}
+
+/* Reads one request; with the read lock held, numbers RELEASEs. */
+static int read_one(struct fs *fs, struct fuse_buf *buf, unsigned slot)
+{
+	pthread_mutex_lock(&fs->read_lock);
+	int n = fuse_session_exited(fs->se) ? 0 : fuse_session_receive_buf(fs->se, buf);
+	if (n >= (int)sizeof(struct wire_in)) {
+		const struct wire_in *in = buf->mem;
+		pthread_mutex_lock(&fs->ticket_lock);
+		if (in->opcode == WIRE_RELEASE)
+			fs->slot_ticket[slot] = ++fs->ticket;
+		current = (struct current){.unique = in->unique & ~WIRE_RESENT,
+					   .resent = in->unique & WIRE_RESENT,
+					   .ticket = fs->ticket, .slot = slot};
+		pthread_mutex_unlock(&fs->ticket_lock);
+	}
+	pthread_mutex_unlock(&fs->read_lock);
+	return n;
+}
+
+static void release_done(struct fs *fs, unsigned slot)
+{
+	pthread_mutex_lock(&fs->ticket_lock);
+	if (fs->slot_ticket[slot]) {
+		fs->slot_ticket[slot] = 0;
+		pthread_cond_broadcast(&fs->ticket_cond);
+	}
+	pthread_mutex_unlock(&fs->ticket_lock);
+}
+
+static void *answer_main(void *arg)
+{
+	struct slot_arg a = *(struct slot_arg *)arg;
+	/* faulted in before it is read into: a kill in a page fault of that read would cost
+	 * the request that was half copied */
+	struct fuse_buf buf = {.mem = aligned_alloc(4096, READ_BUF), .size = READ_BUF};
+
+	free(arg);
+	if (buf.mem)
+		memset(buf.mem, 0, READ_BUF);
+	else
+		buf.size = 0;
+	for (;;) {
+		int n = read_one(a.fs, &buf, a.slot);
+		if (n == -EINTR || n == -EAGAIN)
+			continue;
+		if (n <= 0)
+			break;
+		fuse_session_process_buf(a.fs->se, &buf);
+		release_done(a.fs, a.slot);
+	}
+	fuse_session_exit(a.fs->se);
+	free(buf.mem);
+	return NULL;
+}
+
+/* Frees what the kernel forgot, keeps the log short, tries failed closes again. */
+static void *house_main(void *arg)
+{
+	struct fs *fs = arg;
+	unsigned tick = 0;
+	while (!atomic_load(&fs->stopping)) {
+		struct timespec t = {.tv_nsec = 200000000};
+		nanosleep(&t, NULL);
+		pthread_mutex_lock(&fs->lock);
+		node_gc(fs);
+		if (staging_rotate_due(fs->s))
+			staging_rotate(fs->s, fs_emit, fs);
+		pthread_mutex_unlock(&fs->lock);
+		seal_late(fs);
+		struct staging_stats st;
+		if (++tick % 25)
+			continue;
+		staging_get_stats(fs->s, &st);	/* room may have been made for closes that failed */
+		if (st.n_failed && !st.halted_error)
+			retry_failed(fs);
+	}
+	return NULL;
+}
+
+/* The kernel sends again what the last worker took and did not answer (6.9 and later). */
+static void ask_resend(struct fs *fs)
+{
+	struct wire_out out = {.len = sizeof(out), .error = WIRE_NOTIFY_RESEND};
+	if (write(fuse_session_fd(fs->se), &out, sizeof(out)) < 0)
+		fs_notice(fs, "this kernel cannot send requests again (before 6.9): calls that were "
+			      "under way when the worker died may hang until the mount is aborted");
+}
+
+int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
+{
+	struct fuse_buf buf = {.mem = malloc(init_len), .size = init_len};
+	if (!buf.mem)
+		return -ENOMEM;
+	memcpy(buf.mem, init, init_len);
+	fuse_session_process_buf(fs->se, &buf);
+	free(buf.mem);
+	if (resend)
+		ask_resend(fs);
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		struct slot_arg *a = malloc(sizeof(*a));
+		if (!a)
+			return -ENOMEM;
+		*a = (struct slot_arg){.fs = fs, .slot = i};
+		if (pthread_create(&fs->threads[i], NULL, answer_main, a))
+			return -EAGAIN;
+	}
+	return pthread_create(&fs->house, NULL, house_main, fs) ? -EAGAIN : 0;
+}
