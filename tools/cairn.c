@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn: asks a cairnfs mount, or a bare store, how its files are. Read first:
+ * the table below names the subcommands; each is one file, cairn_<name>.c.
+ */
+#include "cairn_cli.h"
+
+#include <getopt.h>
+#include <stdarg.h>
+#include <string.h>
+
+static int cmd_help(int argc, char **argv);
+static int cmd_version(int argc, char **argv);
+
+static const struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *args, *what, *more;
+} commands[] = {
+	{ "status", cmd_status, "[--json] [--watch] [MOUNT]",
+	  "what a mount is doing: staging, versions by state, errors",
+	  "  --json   the daemon's status.json as it stands\n"
+	  "  --watch  again each second, with rates, until interrupted\n"
+	  "Without MOUNT: the mount the working directory is on, or the only one there is." },
+	{ "ls", cmd_ls, "[-l] [--bytes] [--json] [PATH...]",
+	  "files and how far each is on its way to the store",
+	  "  -l       mode, owner, size, state, lane, checksum, time; directories summed up\n"
+	  "  --bytes  sizes in bytes\n"
+	  "  --json   for programs\n"
+	  "States: open, staged, persisting, durable, failed. Works on a bare store too\n"
+	  "(state '-': what is in the store is published)." },
+	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
+	  "until all below each PATH is durable",
+	  "  --timeout S  give up after S seconds (fractions allowed)\n"
+	  "  -q           no progress\n"
+	  "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout." },
+	{ "verify", cmd_verify, "[-v] [-q] [--json] PATH...",
+	  "re-reads files from the store's disk and compares checksums",
+	  "  -v      one line for every file, not only for bad ones\n"
+	  "  -q      no progress\n"
+	  "  --json  for programs\n"
+	  "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage." },
+	{ "retry", cmd_retry, "[MOUNT]",
+	  "try again to publish, after the store failed and was repaired", "" },
+	{ "umount", cmd_umount, "[--timeout S] [-q] MOUNTPOINT",
+	  "waits until all is durable, then unmounts",
+	  "  --timeout S  give up after S seconds; the mount stays\n"
+	  "  -q           no progress\n"
+	  "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout." },
+	{ "version", cmd_version, "", "the version", "" },
+	{ "help", cmd_help, "[SUBCOMMAND]", "this, or more on one subcommand", "" },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+	return NULL;
+}
+
+void complain(const char *fmt, ...)
+{
+	va_list ap;
+
+	fflush(stdout);
+	fputs("cairn: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+}
+
+int complain_usage(const char *sub, const char *fmt, ...)
+{
+	va_list ap;
+
+	fprintf(stderr, "cairn %s: ", sub);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fprintf(stderr, "; see `cairn help %s`\n", sub);
+	return CAIRN_USAGE;
+}
+
+int complain_option(const char *sub, char **argv)
+{
+	return complain_usage(sub, "bad option or missing value: %s", argv[optind - 1]);
+}
+
+static void print_overview(FILE *f)
+{
+	fputs("usage: cairn SUBCOMMAND [OPTION...] [PATH...]\n\n", f);
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].what);
+	fputs("\n`cairn help SUBCOMMAND` says more; the manual is cairn(1).\n", f);
+}
+
+static int cmd_help(int argc, char **argv)
+{
+	const struct command *c;
+
+	if (argc < 2) {
+		print_overview(stdout);
+		return CAIRN_OK;
+	}
+	c = find_command(argv[1]);
+	if (!c) {
+		complain("no subcommand %s; `cairn help` lists them", argv[1]);
+		return CAIRN_USAGE;
+	}
+	printf("usage: cairn %s%s%s\n%s\n%s%s", c->name, *c->args ? " " : "", c->args, c->what,
+	       c->more, *c->more ? "\n" : "");
+	return CAIRN_OK;
+}
+
+static int cmd_version(int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	puts("cairn " CAIRN_VERSION);
+	return CAIRN_OK;
+}
+
+/* A report that did not reach its reader must not look like a good one. */
+static int finish(int code)
+{
+	if (fflush(stdout) || ferror(stdout)) {
+		complain("cannot write the output: %m");
+		return code == CAIRN_OK ? CAIRN_FAILED : code;
+	}
+	return code;
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *c;
+
+	if (argc < 2) {
+		print_overview(stderr);
+		return CAIRN_USAGE;
+	}
+	if (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help"))
+		return finish(cmd_help(1, argv));
+	if (!strcmp(argv[1], "-V") || !strcmp(argv[1], "--version"))
+		return finish(cmd_version(1, argv));
+	c = find_command(argv[1]);
+	if (!c) {
+		complain("no subcommand %s; `cairn help` lists them", argv[1]);
+		return CAIRN_USAGE;
+	}
+	if (argc > 2 && !strcmp(argv[2], "--help"))
+		return finish(cmd_help(2, (char *[]){ argv[0], argv[1], NULL }));
+	opterr = 0;
+	return finish(c->run(argc - 1, argv + 1));
+}
