@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+# shellcheck shell=bash
+#
+# Helpers for shell cases: `. "$(dirname "$0")/../lib/lib.sh"` as the first line of code.
+#
+# The runner (tests/run) gives a case
+#	BUILD	the build directory, absolute; programs are $BUILD/cairnfs, $BUILD/tests/mount/<name>
+#	MODE	fast | relay | posix
+#	TMP	an empty directory of this case; the runner removes it
+# Run by hand, a case gets defaults for all three. Exit 0 = passed, 77 = skipped, else failed.
+#
+#	start_mount STORE MNT [opts]	mount (both directories are made); opts are added to the mode's own
+#	try_mount STORE MNT [opts]	the same, but returns cairnfs's exit code instead of failing
+#	stop_mount MNT			umount, then wait until the daemon has drained and is gone
+#	kill_mount MNT			SIGKILL keeper and worker, drop the dead mount (staging stays)
+#	wait_durable PATH [seconds]	until state is durable; failed or late = the case fails
+#	state PATH | lane PATH | xattr PATH NAME
+#	status_field MNT a.b.c		a value of status.json: `status_field $m staging.used_bytes`
+#	keeper_pid MNT | worker_pid MNT
+#	need_passthrough MNT		skip unless this mount's files go through the fast lane's backing
+#	need_root | need_tool NAME...	skip where missing
+#	same_tree A B			names, types, modes, sizes, links, contents equal (.cairn left out)
+#	make_disk NAME ext4|xfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
+#	power_cut NAME			shut that filesystem down with nothing flushed, unmount it
+#	remount_disk NAME		mount it again (its own recovery runs)
+#	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
+#	retry SECONDS command...	repeat until it succeeds
+#	on_exit 'command'		more clean-up, run first
+#	note text | skip reason | die reason
+
+set -u -o pipefail
+
+LIB_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+: "${BUILD:=$LIB_TOP/build}"
+: "${MODE:=fast}"
+if [ -z "${TMP:-}" ]; then
+	TMP=$(mktemp -d "${CAIRN_TEST_DIR:-/var/tmp}/cairn-case.XXXXXX")
+	LIB_OWN_TMP=1
+fi
+export BUILD MODE TMP
+LIB_SHELL=$BASHPID
+
+declare -A LIB_STORE=()		# mount point -> store
+declare -A LIB_KEEPER=()	# mount point -> keeper's pid
+declare -A LIB_STAGING=()	# staging directories seen
+declare -A LIB_DISK=()		# disk name -> image
+LIB_EXIT=()
+
+note() { printf '# %s\n' "$*"; }
+skip() { printf 'SKIP: %s\n' "$*"; exit 77; }
+
+# Also from a subshell, `x=$(f)` included: the case as a whole must end.
+die()
+{
+	printf 'FAIL: %s (line %s)\n' "$*" "${BASH_LINENO[${#BASH_LINENO[@]} - 2]}" >&2
+	[ "$BASHPID" = "$LIB_SHELL" ] || kill -TERM "$LIB_SHELL" 2>/dev/null
+	exit 1
+}
+
+on_exit() { LIB_EXIT+=("$1"); }
+
+need_root() { [ "$(id -u)" = 0 ] || skip "needs root"; }
+
+need_tool()
+{
+	local tool
+	for tool; do
+		command -v "$tool" >/dev/null || skip "needs $tool"
+	done
+}
+
+retry()
+{
+	local end=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		[ $SECONDS -lt $end ] || return 1
+		sleep 0.05
+	done
+}
+
+# A zombie is gone: whoever inherits it may be slow to reap.
+lib_pid_gone()
+{
+	local line
+	{ read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
+	[[ ${line##*) } == [ZX]* ]]
+}
+
+# A name in the mount table, also of a mount whose daemon is dead.
+is_mounted()
+{
+	local path
+	path=$(readlink -m "$1" 2>/dev/null) || path=$1
+	awk -v p="$path" '$5 == p { found = 1 } END { exit !found }' /proc/self/mountinfo
+}
+
+xattr()
+{
+	if command -v getfattr >/dev/null; then
+		getfattr --absolute-names --only-values -n "$2" -- "$1" 2>/dev/null
+	else
+		python3 -c 'import os, sys
+try: sys.stdout.buffer.write(os.getxattr(sys.argv[1], sys.argv[2]))
+except OSError: sys.exit(1)' "$1" "$2"
+	fi
+}
+
+state() { xattr "$1" user.cairn.state; }
+lane() { xattr "$1" user.cairn.lane; }
+
+wait_durable()
+{
+	local path=$1 end=$((SECONDS + ${2:-60})) s
+	while :; do
+		s=$(state "$path") || s=unreadable
+		case $s in
+		durable) return 0 ;;
+		failed) die "$path: failed: $(xattr "$path" user.cairn.error)" ;;
+		esac
+		[ $SECONDS -lt $end ] || die "$path: still $s after ${2:-60} s"
+		sleep 0.05
+	done
+}
+
+status_field()
+{
+	python3 -c 'import json, sys
+v = json.load(open(sys.argv[1] + "/.cairn/status.json"))
+for k in sys.argv[2].split("."):
+    v = v[int(k)] if isinstance(v, list) else v[k]
+print(v if isinstance(v, str) else json.dumps(v))' "$1" "$2"
+}
+
+keeper_pid() { status_field "$1" keeper_pid; }
+worker_pid() { status_field "$1" pid; }
+
+lib_mode_opts()
+{
+	case $MODE in
+	fast) ;;
+	relay) echo nopassthrough ;;
+	posix) echo engine=posix ;;
+	*) die "unknown MODE $MODE" ;;
+	esac
+}
+
+try_mount()
+{
+	local store=$1 mnt=$2 opts=${3:-} rc=0 mode
+	mode=$(lib_mode_opts)
+	case ",$opts" in *,staging=*) ;; *) opts=${opts:+$opts,}staging=512M ;; esac
+	case ",$opts" in *,ballast=*) ;; *) opts=$opts,ballast=0 ;; esac
+	opts=$opts${mode:+,$mode}
+	mkdir -p "$store" "$mnt"
+	LIB_STORE[$mnt]=$store
+	"$BUILD/cairnfs" "$store" "$mnt" -o "$opts" </dev/null || rc=$?
+	[ $rc = 0 ] || return $rc
+	LIB_KEEPER[$mnt]=$(keeper_pid "$mnt") || return 1
+	LIB_STAGING[$(status_field "$mnt" staging.dir)]=1
+	return 0
+}
+
+start_mount()
+{
+	local rc=0
+	try_mount "$@" || rc=$?
+	[ $rc = 0 ] || die "cairnfs $1 $2 ${3:-}: exit code $rc"
+}
+
+# The umount itself returns at once; the daemon drains and then goes.
+stop_mount()
+{
+	local mnt=$1 pid=${LIB_KEEPER[$1]:-} i
+	for i in 1 2 3 4 5 6 7 8 9 10; do	# busy: someone's last close is still on its way
+		umount "$mnt" 2>/dev/null && break
+		[ "$i" -lt 10 ] || die "cannot unmount $mnt"
+		sleep 0.2
+	done
+	if [ -n "$pid" ]; then
+		retry 120 lib_pid_gone "$pid" || die "$mnt: the daemon ($pid) did not end after umount"
+	fi
+	unset "LIB_KEEPER[$mnt]" "LIB_STORE[$mnt]"
+}
+
+kill_mount()
+{
+	local mnt=$1 keeper=${LIB_KEEPER[$1]:-} worker
+	[ -n "$keeper" ] || die "kill_mount: $mnt was not mounted by start_mount"
+	worker=$(lib_children "$keeper")
+	# shellcheck disable=SC2086	# several pids
+	kill -KILL $keeper $worker 2>/dev/null
+	for keeper in $keeper $worker; do
+		retry 10 lib_pid_gone "$keeper" || die "pid $keeper survived SIGKILL"
+	done
+	umount -l "$mnt" 2>/dev/null
+	unset "LIB_KEEPER[$mnt]" "LIB_STORE[$mnt]"
+}
+
+lib_children()
+{
+	ps -o pid= --ppid "$1" 2>/dev/null
+}
+
+need_passthrough()
+{
+	[ "$(status_field "$1" passthrough)" = true ] ||
+		skip "no passthrough here: $(status_field "$1" notices)"
+}
+
+# One line a name; directory sizes and times mean nothing across filesystems.
+lib_list()
+{
+	(cd "$1" && find . -path ./.cairn -prune -o ! -name . -printf '%P %y %m %U:%G %l' \
+		\( -type f -printf ' %s' -o -true \) -printf '\n' | LC_ALL=C sort)
+}
+
+same_tree()
+{
+	lib_list "$1" >"$TMP/.list.a"
+	lib_list "$2" >"$TMP/.list.b"
+	diff -u --label "$1" --label "$2" "$TMP/.list.a" "$TMP/.list.b" ||
+		die "$1 and $2: names or attributes differ"
+	diff -r --no-dereference -x .cairn "$1" "$2" || die "$1 and $2: contents differ"
+}
+
+make_disk()
+{
+	local name=$1 fs=$2 size=${3:-512M}
+	need_root
+	need_tool "mkfs.$fs"
+	truncate -s "$size" "$TMP/$name.img"
+	mkdir -p "$TMP/$name"
+	case $fs in
+	ext4) mkfs.ext4 -q -F "$TMP/$name.img" || die "mkfs.ext4" ;;
+	xfs) mkfs.xfs -q -f "$TMP/$name.img" || die "mkfs.xfs" ;;
+	esac
+	remount_disk "$name"
+}
+
+remount_disk()
+{
+	mount -o loop "$TMP/$1.img" "$TMP/$1" || skip "cannot mount a loop device here"
+	LIB_DISK[$1]=1
+}
+
+# The shutdown ioctl is xfs's and ext4's own; "-f" flushes the log first and is not wanted.
+power_cut()
+{
+	need_tool xfs_io
+	xfs_io -x -c shutdown "$TMP/$1" || die "power_cut $1"
+	umount "$TMP/$1" 2>/dev/null || umount -l "$TMP/$1"
+	unset "LIB_DISK[$1]"
+}
+
+helper()
+{
+	local name=$1 dir
+	shift
+	for dir in mount crash; do
+		if [ -x "$BUILD/tests/$dir/$name" ]; then
+			"$BUILD/tests/$dir/$name" "$@"
+			return
+		fi
+	done
+	die "no helper program $name"
+}
+
+lib_cleanup()
+{
+	local rc=$? cmd mnt pid dir disk
+	trap - EXIT TERM INT HUP
+	set +u
+	cd /
+	for cmd in "${LIB_EXIT[@]}"; do
+		eval "$cmd"
+	done
+	for mnt in "${!LIB_STORE[@]}"; do
+		pid=${LIB_KEEPER[$mnt]}
+		is_mounted "$mnt" && umount -l "$mnt" 2>/dev/null
+		if [ -n "$pid" ] && ! retry 5 lib_pid_gone "$pid"; then
+			# shellcheck disable=SC2046
+			kill -KILL "$pid" $(lib_children "$pid") 2>/dev/null
+		fi
+	done
+	for dir in "${!LIB_STAGING[@]}"; do
+		lib_drop_staging "$dir"
+	done
+	for disk in "${!LIB_DISK[@]}"; do
+		umount -l "$TMP/$disk" 2>/dev/null
+	done
+	rm -f "$TMP/.list.a" "$TMP/.list.b"
+	[ -z "${LIB_OWN_TMP:-}" ] || rm -rf --one-file-system "$TMP"
+	exit $rc
+}
+
+# What a killed daemon left in memory belongs to a store that goes away with the case.
+lib_drop_staging()
+{
+	local dir=$1 sub
+	case $dir in /run/cairnfs/?*) ;; *) return ;; esac
+	awk -v p="$dir" '$5 == p || index($5, p "/") == 1 { print $5 }' /proc/self/mountinfo |
+		sort -r | while read -r sub; do umount -l "$sub" 2>/dev/null; done
+	rmdir "$dir" 2>/dev/null
+}
+
+trap lib_cleanup EXIT
+trap 'exit 1' TERM INT HUP

@@ -1,0 +1,65 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# cairn ls: states, sums of directories, names of any bytes; on the mount and on the bare store.
+. "$(dirname "$0")/../lib/lib.sh"
+
+cairn=$BUILD/cairn s=$TMP/store m=$TMP/mnt
+
+# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
+expect()
+{
+	local want=$1 rc=0
+	shift
+	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
+	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
+}
+says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+
+start_mount "$s" "$m"
+mkdir -p "$m/run/step-1/deep"
+head -c 3000 /dev/urandom >"$m/run/step-1/a"
+head -c 5000 /dev/urandom >"$m/run/step-1/deep/b"
+odd=$'quote" back\\ nl\n bad\xff end'
+echo odd >"$m/run/$odd"
+echo utf >"$m/run/é"
+ln -s nowhere "$m/run/link"
+exec 8>"$m/run/held"
+wait_durable "$m/run/step-1"
+
+expect 0 "$cairn" ls "$m/run"
+says out '^durable    step-1/$'
+says out '^open       held$'
+grep -q '\.cairn' "$TMP/out" && die "the control directory is listed"
+expect 0 "$cairn" ls -l --bytes "$m/run"
+says out ' 8000 .*durable .* step-1/ (2 files)$'
+expect 0 "$cairn" ls -l "$m/run/step-1/a"
+says out '2.9 KiB'
+exec 8>&-
+wait_durable "$m/run"
+
+check_json()
+{
+	python3 - "$TMP/out" "$1" <<'PY' || die "ls --json: $(cat "$TMP/out")"
+import json, sys
+(d,) = json.load(open(sys.argv[1], encoding="utf-8"))
+e = {x["name"]: x for x in d["entries"]}
+names = [x.get("name_hex", x["name"].encode().hex()) for x in d["entries"]]
+assert names == sorted(names), names
+odd = [x for x in d["entries"] if "name_hex" in x]
+assert len(odd) == 1 and bytes.fromhex(odd[0]["name_hex"]) == b'quote" back\\ nl\n bad\xff end', odd
+assert "é" in e and e["link"]["type"] == "symlink" and e["link"]["target"] == "nowhere"
+assert e["step-1"]["files"] == 2 and e["step-1"]["size"] == 8000
+assert e["é"]["checksum"].startswith("xxh3:") and len(e["é"]["checksum"]) == 37
+on_mount = sys.argv[2] == "mount"
+assert ("mount" in d) == on_mount and ("store" in d) != on_mount
+assert e["é"]["state"] == ("durable" if on_mount else None)
+PY
+}
+expect 0 "$cairn" ls --json "$m/run"
+check_json mount
+stop_mount "$m"
+
+expect 0 "$cairn" ls --json "$s/run"
+check_json store
+expect 0 "$cairn" ls "$s"
+[ "$(cat "$TMP/out")" = "-          run/" ] || die "the bare store lists: $(cat "$TMP/out")"

@@ -1,0 +1,61 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# cairn status: valid JSON, a person's text, the mount found from any path on it.
+. "$(dirname "$0")/../lib/lib.sh"
+
+cairn=$BUILD/cairn s=$TMP/store m=$TMP/mnt
+
+# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
+expect()
+{
+	local want=$1 rc=0
+	shift
+	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
+	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
+}
+says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+
+start_mount "$s" "$m"
+mkdir -p "$m/a/b"
+echo text >"$m/a/b/f"
+
+expect 0 "$cairn" status --json "$m"
+python3 - "$TMP/out" "$m" "$s" <<'PY' || die "status --json: $(cat "$TMP/out")"
+import json, os, sys
+d = json.load(open(sys.argv[1]))
+assert os.path.samefile(d["store"], sys.argv[3]), d["store"]
+assert os.path.realpath(d["mountpoint"]) == os.path.realpath(sys.argv[2])
+for k in ("version", "pid", "keeper_pid", "store_id", "engine", "passthrough", "fsync", "restarts",
+          "staging", "versions", "log", "opens", "bytes", "queue_depth", "waits", "errors",
+          "halted", "waiting_mapped", "notices", "recovered"):
+    assert k in d, k
+assert d["halted"] is None
+PY
+
+expect 0 "$cairn" status "$m"
+says out "$m on "
+expect 0 "$cairn" status "$m/a/b/f"	# any path on it
+says out "$m on "
+cd "$m/a" && expect 0 "$cairn" status
+says out "$m on "
+cd /
+
+expect 2 "$cairn" status "$s"
+says err "not on a mount"
+
+# each second: two documents, each on a line
+timeout 2.5 "$cairn" status --watch --json "$m" >"$TMP/watch"
+head -n 2 "$TMP/watch" | while read -r line; do
+	python3 -m json.tool <<<"$line" >/dev/null || die "--watch --json: $line"
+done
+[ "$(wc -l <"$TMP/watch")" -ge 2 ] || die "--watch wrote $(wc -l <"$TMP/watch") lines"
+
+# a bind mount of a directory is the same mount
+mkdir "$TMP/bind"
+if mount --bind "$m/a" "$TMP/bind"; then
+	on_exit 'umount "$TMP/bind" 2>/dev/null'
+	expect 0 "$cairn" status "$TMP/bind/b"
+	says out "$m on "
+	umount "$TMP/bind"
+fi
+stop_mount "$m"

@@ -1,0 +1,164 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: fast
+# timeout: 120
+#
+# What a user can get wrong: one clear line, and a non-zero exit. And what is right.
+. "$(dirname "$0")/../lib/lib.sh"
+
+store=$TMP/store mnt=$TMP/mnt bad=0
+mkdir "$store" "$mnt"
+
+answers() { grep -q . "$mnt/.cairn/status" 2>/dev/null; }
+complain() { printf 'FAIL %s\n' "$*"; bad=1; }
+
+# refused WHAT PATTERN command...: non-zero, one line on stderr that has the pattern
+refused()
+{
+	local what=$1 pattern=$2 rc=0 lines
+	shift 2
+	timeout 20 "$@" >"$TMP/stdout" 2>"$TMP/said" </dev/null || rc=$?
+	lines=$(wc -l <"$TMP/said")
+	if [ $rc = 0 ]; then
+		complain "$what: exit code 0"
+	elif [ $rc = 124 ] || [ $rc -gt 125 ]; then
+		complain "$what: exit code $rc"
+	elif [ "$lines" != 1 ]; then
+		complain "$what: $lines lines: $(cat "$TMP/said")"
+	elif ! grep -Eqi -- "$pattern" "$TMP/said"; then
+		complain "$what: nothing of '$pattern' in: $(cat "$TMP/said")"
+	else
+		printf 'ok %s: %s\n' "$what" "$(cat "$TMP/said")"
+	fi
+	if is_mounted "$mnt"; then
+		complain "$what: mounted all the same"
+		umount -l "$mnt"
+	fi
+	if [ -e "$store/.cairn" ]; then
+		rm -rf "$store/.cairn"
+	fi
+}
+
+cairnfs=$BUILD/cairnfs
+small="staging=64M,ballast=0"
+
+refused "no store" "$TMP/none" "$cairnfs" "$TMP/none" "$mnt" -o $small
+: >"$TMP/file"
+refused "the store is a file" "directory" "$cairnfs" "$TMP/file" "$mnt" -o $small
+refused "no mount point" "$TMP/none" "$cairnfs" "$store" "$TMP/none" -o $small
+refused "the mount point is a file" "directory" "$cairnfs" "$store" "$TMP/file" -o $small
+refused "the store is the mount point" "inside|same" "$cairnfs" "$store" "$store" -o $small
+mkdir "$store/in" "$mnt/in"
+refused "the mount point is in the store" "inside" "$cairnfs" "$store" "$store/in" -o $small
+refused "the store is in the mount point" "inside" "$cairnfs" "$mnt/in" "$mnt" -o $small
+rmdir "$store/in" "$mnt/in"
+ln -s "$store" "$TMP/alias"
+mkdir "$store/in"
+refused "in the store, by a symlink" "inside" "$cairnfs" "$TMP/alias" "$store/in" -o $small
+rmdir "$store/in"
+refused "staging above memory" "memory" "$cairnfs" "$store" "$mnt" -o staging=100000G
+refused "staging in percent above memory" "memory|%" "$cairnfs" "$store" "$mnt" -o staging=200%
+refused "staging of nothing" "staging" "$cairnfs" "$store" "$mnt" -o staging=0
+for size in 12Q 1.5.2G -5M M '' 99999999999999999999G; do
+	refused "staging=$size" "staging" "$cairnfs" "$store" "$mnt" -o "staging=$size"
+done
+refused "fsync=maybe" "fsync" "$cairnfs" "$store" "$mnt" -o $small,fsync=maybe
+refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=steam
+refused "ballast=lead" "ballast" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
+refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
+refused "an unknown option" "nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense
+refused "no staging_dir" "$TMP/none" "$cairnfs" "$store" "$mnt" -o $small,staging_dir="$TMP/none"
+
+if [ "$(id -u)" = 0 ]; then
+	mkdir "$TMP/ro"
+	mount -t tmpfs -o ro none "$TMP/ro" && on_exit 'umount "$TMP/ro"'
+	refused "a store on a read-only filesystem" "writ|read-only" "$cairnfs" "$TMP/ro" "$mnt" -o $small
+	mkdir "$TMP/dev"
+	mknod -m 666 "$TMP/dev/null" c 1 3
+	refused "no /dev/fuse" "/dev/fuse" unshare -m bash -c \
+		'mount --bind "$0" /dev && exec "$@"' "$TMP/dev" "$cairnfs" "$store" "$mnt" -o $small
+	chmod 755 "$TMP"
+	install -d -o 65534 "$TMP/his-mnt"
+	install -d -m 555 "$TMP/not-his"
+	refused "a store that is not the user's to write" "$TMP/not-his" setpriv --reuid 65534 \
+		--regid 65534 --clear-groups "$cairnfs" "$TMP/not-his" "$TMP/his-mnt" -o $small
+fi
+
+# Usage: no arguments, help, version.
+for args in "" "$store" "$store $mnt extra"; do
+	rc=0
+	# shellcheck disable=SC2086
+	"$cairnfs" $args >"$TMP/said" 2>&1 </dev/null || rc=$?
+	[ $rc != 0 ] && [ -s "$TMP/said" ] || complain "arguments '$args': exit code $rc"
+done
+"$cairnfs" --help >"$TMP/said" 2>&1 || complain "--help: exit code $?"
+for option in staging= fsync= engine= ballast= nopassthrough; do
+	grep -q "$option" "$TMP/said" || complain "--help does not tell of $option"
+done
+"$cairnfs" --version >"$TMP/said" 2>&1 || complain "--version: exit code $?"
+
+# The mount answers when the command returns; a second on the store or the mount point does not.
+start_mount "$store" "$mnt" staging=64M
+answers || complain "no .cairn/status at once"
+pid=$(keeper_pid "$mnt")
+mkdir -p "$TMP/mnt2" "$TMP/store2"
+rc=0
+timeout 20 "$cairnfs" "$store" "$TMP/mnt2" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+[ $rc != 0 ] && grep -q "$pid" "$TMP/said" || complain "already served: exit code $rc: $(cat "$TMP/said")"
+rc=0
+timeout 20 "$cairnfs" "$TMP/store2" "$mnt" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+[ $rc != 0 ] && grep -Eqi "busy|mounted" "$TMP/said" || complain "busy: exit code $rc: $(cat "$TMP/said")"
+[ "$(keeper_pid "$mnt")" = "$pid" ] || complain "the first mount has gone"
+echo hello >"$mnt/f"
+stop_mount "$mnt"
+
+# Sizes as they may be written.
+mem=$(awk '/^MemTotal:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
+for size in 64M:67108864 65536K:67108864 67108864:67108864 1G:1073741824 64m:67108864 \
+	5%:$((mem / 20)); do
+	start_mount "$store" "$mnt" "staging=${size%:*}"
+	got=$(status_field "$mnt" staging.budget_bytes)
+	want=${size#*:}
+	[ "$got" -ge $((want - want / 100)) ] && [ "$got" -le $((want + want / 100)) ] ||
+		complain "staging=${size%:*} gives $got bytes, want $want"
+	stop_mount "$mnt"
+done
+
+# ro: reading only, nothing of the user's changes.
+start_mount "$store" "$mnt" ro
+[ "$(cat "$mnt/f")" = hello ] || complain "ro: cannot read"
+for cmd in 'echo x >"$mnt/f"' 'echo x >"$mnt/g"' 'mkdir "$mnt/d"' 'rm "$mnt/f"' 'mv "$mnt/f" "$mnt/g"' \
+	'chmod 600 "$mnt/f"' 'touch "$mnt/f"' 'ln "$mnt/f" "$mnt/g"' 'truncate -s 0 "$mnt/f"'; do
+	if (eval "$cmd") 2>"$TMP/said"; then
+		complain "ro: $cmd succeeded"
+	fi
+	grep -qi "read-only" "$TMP/said" || complain "ro: $cmd: $(cat "$TMP/said")"
+done
+stop_mount "$mnt"
+[ "$(cat "$store/f")" = hello ] || complain "ro: the store has changed"
+
+# In the foreground: the command stays until the mount ends.
+"$cairnfs" "$store" "$mnt" -f -o $small >"$TMP/said" 2>&1 </dev/null &
+fg=$!
+retry 20 answers || complain "-f: not mounted: $(cat "$TMP/said")"
+kill -0 $fg 2>/dev/null || complain "-f: has gone to the background"
+echo more >"$mnt/g"
+umount "$mnt" || complain "-f: umount"
+wait $fg || complain "-f: exit code $?"
+[ "$(cat "$store/g")" = more ] || complain "-f: the file is not in the store"
+
+# fstab's way, through mount.fuse of the fuse3 package.
+if command -v mount.fuse3 >/dev/null; then
+	if mount.fuse3 "$cairnfs#$store" "$mnt" -o $small; then
+		retry 20 answers || complain "mount.fuse3: not mounted"
+		pid=$(keeper_pid "$mnt")
+		[ "$(cat "$mnt/f")" = hello ] || complain "mount.fuse3: cannot read"
+		umount "$mnt"
+		retry 20 lib_pid_gone "$pid"
+	else
+		complain "mount.fuse3: exit code $?"
+	fi
+else
+	note "mount -t fuse.cairnfs: not tried, no mount.fuse3 here"
+fi
+[ $bad = 0 ] || die "see above"

@@ -1,0 +1,50 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: relay
+# timeout: 120
+#
+# A user without privileges, through fusermount3: the relay lane.
+. "$(dirname "$0")/../lib/lib.sh"
+
+command -v fusermount3 >/dev/null || skip "no fusermount3 here"
+[ -u "$(readlink -f "$(command -v fusermount3)")" ] || skip "fusermount3 is not setuid root"
+need_root
+need_tool setpriv unshare
+uid=65534
+# Where only root may open /dev/fuse, a namespace gets one that is everybody's, as distributions have it.
+if [ "$(stat -c %a /dev/fuse)" != 666 ] && [ -z "${CAIRN_OWN_FUSE:-}" ]; then
+	mknod -m 666 "$TMP/fuse" c 10 229 || skip "cannot make a device node"
+	CAIRN_OWN_FUSE=1 exec unshare -m bash -c 'mount --bind "$1/fuse" /dev/fuse && exec bash "$0"' "$0" "$TMP"
+fi
+chmod 755 "$TMP"
+for dir in store mnt; do
+	install -d -o $uid -g $uid "$TMP/$dir"
+done
+staging=$(mktemp -d /dev/shm/cairn-unprivileged.XXXXXX) || skip "no /dev/shm"
+chown $uid "$staging"
+pid=
+clean_up()
+{
+	umount -l "$TMP/mnt" 2>/dev/null
+	[ -z "$pid" ] || retry 20 lib_pid_gone "$pid" || kill -KILL "$pid"
+	rm -rf "$staging"
+}
+on_exit clean_up
+store=$TMP/store mnt=$TMP/mnt
+as_user() { setpriv --reuid $uid --regid $uid --clear-groups --inh-caps=-all "$@"; }
+as_user test -w /dev/fuse || skip "/dev/fuse is not the user's to open"
+as_user test -x "$BUILD/cairnfs" || skip "the build directory is not the user's to read"
+
+as_user "$BUILD/cairnfs" "$store" "$mnt" -o "staging=64M,ballast=0,staging_dir=$staging" \
+	>"$TMP/said" 2>&1 </dev/null || die "exit code $?: $(cat "$TMP/said")"
+pid=$(as_user cat "$mnt/.cairn/status.json" | python3 -c 'import json, sys
+s = json.load(sys.stdin); print(s["keeper_pid"]); assert not s["passthrough"]') ||
+	die "passthrough is said to work"
+as_user mkdir "$mnt/t"
+for table in names data map meta; do
+	as_user mkdir "$mnt/$table"
+	as_user "$BUILD/tests/mount/calls_$table" "$mnt/$table" --mnt "$mnt" --store "$store" ||
+		die "calls_$table"
+done
+as_user fusermount3 -u "$mnt" || die "fusermount3 -u"
+retry 60 lib_pid_gone "$pid" || die "the daemon stays"
