@@ -14,6 +14,10 @@
 #include <unistd.h>
 
 #define OVERLAYFS_MAGIC 0x794c7630
+/* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
+ * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
+ * would be read before that close. */
+#define MAX_BACKGROUND 65535u
 
 void fs_notice(void *ctx, const char *text)
 {
@@ -44,6 +48,8 @@ void op_init(void *userdata, struct fuse_conn_info *conn)
 			  "this kernel has no FUSE passthrough (before 6.9): every file takes the relay lane");
 	}
 	conn->time_gran = 1;
+	conn->max_background = MAX_BACKGROUND;
+	conn->congestion_threshold = MAX_BACKGROUND;
 }
 
 const struct fuse_lowlevel_ops fs_ops = {
