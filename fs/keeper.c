@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,11 +34,43 @@ struct keeper {
 	struct fs *fs;
 	struct fuse_session *mount;
 	int fuse_fd;
+	int mount_id;		/* of our mount in /proc/self/mountinfo, 0 = not known */
 	void *init;
 	size_t init_len;
 	long deaths[DEATHS_MAX];	/* ms, CLOCK_MONOTONIC */
 	unsigned n_deaths;
 };
+
+/* The id of the mount on top at path, 0 = none. mountinfo writes space, tab, newline and
+ * backslash as three octal digits (proc(5)). */
+static int mount_on_top(const char *path)
+{
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL, at[PATH_MAX];
+	size_t cap = 0;
+	int top = 0;
+
+	while (f && getline(&line, &cap, f) > 0) {
+		int id, from, to;
+		size_t n = 0;
+		if (sscanf(line, "%d %*d %*s %*s %n%*s%n", &id, &from, &to) < 1)
+			continue;
+		for (const char *p = line + from; p < line + to && n + 1 < sizeof(at); p++)
+			if (*p == '\\' && to - (p - line) > 3) {
+				at[n++] = (char)((p[1] - '0') << 6 | (p[2] - '0') << 3 | (p[3] - '0'));
+				p += 3;
+			} else {
+				at[n++] = *p;
+			}
+		at[n] = 0;
+		if (!strcmp(at, path))
+			top = id;
+	}
+	free(line);
+	if (f)
+		fclose(f);
+	return top;
+}
 
 static int do_mount(struct keeper *k, struct fuse_args *rest)
 {
@@ -46,6 +79,7 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	if (!k->mount || fuse_session_mount(k->mount, k->fs->o.mountpoint))
 		return -EINVAL;	/* libfuse has said why */
 	k->fuse_fd = fuse_session_fd(k->mount);
+	k->mount_id = mount_on_top(k->fs->o.mountpoint);
 	/* the first request is INIT; every worker is given its bytes */
 	size_t cap = (1u << 20) + 65536;
 	k->init = malloc(cap);
@@ -82,8 +116,11 @@ static bool too_many_deaths(struct keeper *k)
 	return k->n_deaths >= DEATHS_MAX && now - k->deaths[k->n_deaths % DEATHS_MAX] <= DEATHS_WINDOW_S * 1000;
 }
 
+/* Once our mount is gone another may stand there, while we were still draining: hands off. */
 static void detach(struct keeper *k)
 {
+	if (k->mount_id && mount_on_top(k->fs->o.mountpoint) != k->mount_id)
+		return;
 	if (k->fs->uid == 0 && umount2(k->fs->o.mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
 		return;
 	fuse_session_unmount(k->mount);

@@ -88,3 +88,19 @@ wait $holder || die "the writer saw an error after umount -l"
 retry 60 lib_pid_gone "${LIB_KEEPER[$mnt]}" || die "does not end after umount -l"
 unset "LIB_KEEPER[$mnt]" "LIB_STORE[$mnt]"
 helper files same "$store/held" 100000 5 || die "what was closed after umount -l is lost"
+
+# Another store mounted at the same place, while the daemon of the first still drains: the
+# end of the first leaves it alone.
+export CAIRNFS_FAULT=1:1:delay	# every store operation takes its time
+start_mount "$store" "$mnt"
+unset CAIRNFS_FAULT
+pid=$(keeper_pid "$mnt")
+mkdir "$mnt/slow"
+helper files make "$mnt/slow" 40 5000 || die "make"
+umount "$mnt" || die "umount"
+lib_pid_gone "$pid" && die "drained at once: this shows nothing"
+start_mount "$TMP/other" "$mnt"
+retry 60 lib_pid_gone "$pid" || die "the first does not end"
+is_mounted "$mnt" || die "the daemon of the first store took the second mount down"
+end_mount "$mnt"
+helper files check "$store/slow" 40 5000 || die "the first store"
