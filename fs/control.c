@@ -272,6 +272,7 @@ void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, EACCES);
 		return;
 	}
+	session_may_block(fs);
 	fi->fh = staging_new_id(fs->s);
 	fi->direct_io = 1;	/* sizes are not known beforehand */
 	if (!make_text(fs, id, fi->fh))
@@ -317,6 +318,7 @@ void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, 
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
+	session_may_block(fs);
 	if (id == C_CONTROL && size >= 5 && !strncmp(buf, "retry", 5)) {
 		staging_retry(fs->s);
 		retry_failed(fs);

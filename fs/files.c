@@ -46,12 +46,22 @@ static int inherit(struct fs *fs, struct node *n)
 	return node_load_xattrs(fs, n);
 }
 
+/* Another thread copies or makes n's bytes, without the tree lock. */
+static void wait_while_busy(struct fs *fs, struct node *n)
+{
+	while (n->busy) {
+		session_may_block(fs);
+		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	}
+}
+
 static int copy_version(struct fs *fs, struct node *n)
 {
 	struct staged *src = n->sf ? staged_ref(n->sf) : NULL, *sf = NULL;
 	int fd = src ? -1 : node_open_store(fs, n, 0);
 	if (!src && fd < 0)
 		return fd;
+	session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->lock);
 	int rc = staged_copy(fs->s, n->id, src, fd, &sf);
@@ -81,6 +91,7 @@ static int reopen(struct fs *fs, struct node *n)
 	int rc = staged_reopen(sf);
 	if (rc != -EBUSY)
 		return rc;
+	session_may_block(fs);
 	staged_ref(sf);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->lock);
@@ -100,8 +111,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	struct staged *sf;
 	int rc;
 
-	while (n->busy)
-		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	wait_while_busy(fs, n);
 	node_check_sf(fs, n);
 	if (n->sf)
 		staged_get_info(n->sf, &i);
@@ -150,6 +160,8 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	}
 	staged_ref(sf);
+	if (i.size > SMALL_FILE)
+		session_may_block(fs);
 	pthread_mutex_unlock(&fs->lock);
 	int rc = staged_reserve(sf);
 	pthread_mutex_lock(&fs->lock);
@@ -381,6 +393,14 @@ static bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *
 	return true;
 }
 
+static void log_room(struct fs *fs)
+{
+	if (!staging_log_full(fs->s))
+		return;
+	session_may_block(fs);
+	staging_log_room(fs->s);
+}
+
 void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
@@ -391,7 +411,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		return;
 	}
 	if (write || trunc)
-		staging_log_room(fs->s);
+		log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_open(req, fs, fi, false))
@@ -401,9 +421,8 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR : 0;
 	if (!rc && (write || trunc))
 		rc = fs->o.ro ? -EROFS : node_make_writable(fs, n, trunc);
-	while (!rc && n->busy)
-		pthread_cond_wait(&fs->busy_cond, &fs->lock);
 	if (!rc) {
+		wait_while_busy(fs, n);
 		node_check_sf(fs, n);
 		rc = open_handle(req, fs, n, fi, false);
 	}
@@ -425,7 +444,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		fuse_reply_err(req, fs->o.ro ? EROFS : strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
 		return;
 	}
-	staging_log_room(fs->s);
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_open(req, fs, fi, true))
@@ -491,6 +510,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 		control_read(req, id, size, off, fi);
 		return;
 	}
+	session_may_take_long(fs);
 	if (cap < size) {
 		free(buf);
 		buf = malloc(size);
@@ -574,6 +594,7 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 		control_write(req, id, buf, size, fi);
 		return;
 	}
+	session_may_take_long(fs);
 	pthread_mutex_lock(&fs->lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	struct node *n = h ? h->node : node_find(fs, id);
@@ -627,6 +648,10 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	pthread_mutex_unlock(&fs->lock);
 	if (sf) {
 		bool changed = n->rdwr || staged_changed(sf);
+		struct staged_info i;
+		staged_get_info(sf, &i);
+		if (i.size > SMALL_FILE)
+			session_may_block(fs);
 		if (changed)
 			rc = staged_reserve(sf);
 		staged_unref(sf);
@@ -688,6 +713,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info
 		fuse_reply_err(req, 0);
 		return;
 	}
+	session_may_block(fs);
 	release_barrier(fs);
 	pthread_mutex_lock(&fs->lock);
 	struct node *n = node_find(fs, id);
@@ -707,6 +733,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
+	session_may_block(fs);
 	pthread_mutex_lock(&fs->lock);
 	struct node *n = is_control(id) ? NULL : node_find(fs, id);
 	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;

@@ -27,6 +27,7 @@
 #define N_THREADS 16u		/* answering the kernel; relay writes may block a few */
 #define NODE_BUCKETS 65536u
 #define MAX_NAME 255u
+#define SMALL_FILE (256u << 10)	/* to here a close needs nothing of the store; staging's own bound */
 
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 
@@ -161,7 +162,10 @@ struct fs {
 
 	/* threads that answer the kernel; see session.c */
 	pthread_mutex_t read_lock, ticket_lock;
-	pthread_cond_t ticket_cond;
+	pthread_cond_t read_cond, ticket_cond;
+	int reader;		/* slot; read_lock, as the next two */
+	bool in_burst;
+	uint64_t reader_since;	/* it answers since then, ns */
 	uint64_t ticket, slot_ticket[N_THREADS];
 	pthread_t threads[N_THREADS], house;
 	atomic_bool stopping;
@@ -173,6 +177,7 @@ struct current {
 	bool resent;
 	uint64_t ticket;	/* RELEASEs read before it */
 	unsigned slot;
+	bool reads;		/* no other thread reads while this one answers */
 };
 extern _Thread_local struct current current;
 
@@ -256,6 +261,11 @@ struct rec rec_new(uint32_t type);
 bool name_is_control(uint64_t parent, const char *name);
 
 /* ---- session.c ---- */
+/* Called before this thread waits for the store, for a copy, for another thread: lets
+ * another one read meanwhile. Not with the tree lock held for long; any number of times. */
+void session_may_block(struct fs *fs);
+/* The same, before some 100 us of work, where requests wait already. */
+void session_may_take_long(struct fs *fs);
 void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
 int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
 

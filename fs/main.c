@@ -172,6 +172,7 @@ int main(int argc, char **argv)
 	pthread_mutex_init(&fs->read_lock, NULL);
 	pthread_mutex_init(&fs->ticket_lock, NULL);
 	pthread_cond_init(&fs->busy_cond, NULL);
+	pthread_cond_init(&fs->read_cond, NULL);
 	pthread_cond_init(&fs->ticket_cond, NULL);
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;

@@ -230,6 +230,7 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 		control_readdir(req, size, off, plus);
 		return;
 	}
+	session_may_block(fs);
 	struct out o = {.req = req, .buf = malloc(size), .size = size, .plus = plus};
 	struct listing *l = listing_get(fi->fh, true);
 	if (!o.buf || !l) {

@@ -2,10 +2,17 @@
  * The threads that answer the kernel. One at a time reads, so that the order in
  * which requests were sent is known: the kernel queues a RELEASE before close(2)
  * returns, hence whatever the same program does next is read after it. Operations
- * that take a place in the order wait for the RELEASEs read before them. */
+ * that take a place in the order wait for the RELEASEs read before them.
+ *
+ * The reader answers what is short by itself and goes on reading: waking another
+ * thread costs more than most answers. What may take long (see session_may_block)
+ * passes the reading on first. */
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -27,6 +34,12 @@ struct wire_out {
 #define WIRE_NOTIFY_RESEND 7
 #define WIRE_RESENT (1ull << 63)
 
+/* A request that comes this soon after the last answer finds the reader awake: a thread that
+ * sleeps is woken in 20 to 60 us on a virtual machine, and a create is five requests. */
+#define SPIN_NS 60000u
+#define NO_READER (-1)
+#define STUCK_NS 100000000u	/* an answer that takes longer should have passed the reading on */
+
 _Thread_local struct current current;
 
 struct slot_arg {
@@ -42,17 +55,54 @@ void release_barrier(struct fs *fs)
 		wait = false;
 		for (unsigned i = 0; i < N_THREADS; i++)
 			wait |= i != current.slot && fs->slot_ticket[i] && fs->slot_ticket[i] <= current.ticket;
-		if (wait)
+		if (wait) {
+			if (current.reads) {	/* never with the ticket lock: the read lock comes first */
+				pthread_mutex_unlock(&fs->ticket_lock);
+				session_may_block(fs);
+				pthread_mutex_lock(&fs->ticket_lock);
+				continue;
+			}
 			pthread_cond_wait(&fs->ticket_cond, &fs->ticket_lock);
+		}
 	}
 	pthread_mutex_unlock(&fs->ticket_lock);
 }
 
-/* Reads one request; with the read lock held, numbers RELEASEs. */
-static int read_one(struct fs *fs, struct fuse_buf *buf, unsigned slot)
+static uint64_t clock_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The next request. In a burst it is asked for without sleeping. Read lock held. */
+static int receive(struct fs *fs, struct fuse_buf *buf)
+{
+	uint64_t start = clock_ns(), spin = fs->in_burst ? SPIN_NS : 0;
+	struct pollfd p = {.fd = fuse_session_fd(fs->se), .events = POLLIN};
+	int n;
+
+	while ((n = fuse_session_receive_buf(fs->se, buf)) == -EAGAIN && clock_ns() - start < spin)
+		sched_yield();	/* who has work goes first */
+	fs->in_burst = n != -EAGAIN;
+	while (n == -EAGAIN || n == -EINTR) {
+		if (fuse_session_exited(fs->se))
+			return 0;
+		poll(&p, 1, -1);
+		n = fuse_session_receive_buf(fs->se, buf);
+		fs->in_burst = clock_ns() - start < SPIN_NS;
+	}
+	return n;
+}
+
+/* Becomes the reader, reads one request, numbers RELEASEs. */
+static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 {
 	pthread_mutex_lock(&fs->read_lock);
-	int n = fuse_session_exited(fs->se) ? 0 : fuse_session_receive_buf(fs->se, buf);
+	while (fs->reader != NO_READER && fs->reader != slot)
+		pthread_cond_wait(&fs->read_cond, &fs->read_lock);
+	fs->reader = slot;
+	int n = fuse_session_exited(fs->se) ? 0 : receive(fs, buf);
 	if (n >= (int)sizeof(struct wire_in)) {
 		const struct wire_in *in = buf->mem;
 		pthread_mutex_lock(&fs->ticket_lock);
@@ -60,11 +110,50 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, unsigned slot)
 			fs->slot_ticket[slot] = ++fs->ticket;
 		current = (struct current){.unique = in->unique & ~WIRE_RESENT,
 					   .resent = in->unique & WIRE_RESENT,
-					   .ticket = fs->ticket, .slot = slot};
+					   .ticket = fs->ticket, .slot = (unsigned)slot};
 		pthread_mutex_unlock(&fs->ticket_lock);
 	}
+	fs->reader_since = clock_ns();
 	pthread_mutex_unlock(&fs->read_lock);
 	return n;
+}
+
+static void pass_on(struct fs *fs, int slot)
+{
+	pthread_mutex_lock(&fs->read_lock);
+	if (fs->reader == slot) {
+		fs->reader = NO_READER;
+		pthread_cond_signal(&fs->read_cond);
+	}
+	pthread_mutex_unlock(&fs->read_lock);
+}
+
+void session_may_block(struct fs *fs)
+{
+	if (current.reads) {
+		current.reads = false;
+		pass_on(fs, (int)current.slot);
+	}
+}
+
+void session_may_take_long(struct fs *fs)
+{
+	struct pollfd p = {.fd = fuse_session_fd(fs->se), .events = POLLIN};
+	if (current.reads && poll(&p, 1, 0) > 0)
+		session_may_block(fs);
+}
+
+/* A reader that has answered for too long has met something that its operation did not
+ * foresee: others go on meanwhile. */
+static void unstick(struct fs *fs)
+{
+	if (pthread_mutex_trylock(&fs->read_lock))
+		return;		/* it reads */
+	if (fs->reader != NO_READER && clock_ns() - fs->reader_since > STUCK_NS) {
+		fs->reader = NO_READER;
+		pthread_cond_signal(&fs->read_cond);
+	}
+	pthread_mutex_unlock(&fs->read_lock);
 }
 
 static void release_done(struct fs *fs, unsigned slot)
@@ -90,15 +179,15 @@ static void *answer_main(void *arg)
 	else
 		buf.size = 0;
 	for (;;) {
-		int n = read_one(a.fs, &buf, a.slot);
-		if (n == -EINTR || n == -EAGAIN)
-			continue;
+		int n = read_one(a.fs, &buf, (int)a.slot);
 		if (n <= 0)
 			break;
+		current.reads = true;
 		fuse_session_process_buf(a.fs->se, &buf);
 		release_done(a.fs, a.slot);
 	}
 	fuse_session_exit(a.fs->se);
+	pass_on(a.fs, (int)a.slot);
 	free(buf.mem);
 	return NULL;
 }
@@ -111,6 +200,7 @@ static void *house_main(void *arg)
 	while (!atomic_load(&fs->stopping)) {
 		struct timespec t = {.tv_nsec = 200000000};
 		nanosleep(&t, NULL);
+		unstick(fs);
 		pthread_mutex_lock(&fs->lock);
 		node_gc(fs);
 		if (staging_rotate_due(fs->s))
@@ -146,6 +236,10 @@ int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	free(buf.mem);
 	if (resend)
 		ask_resend(fs);
+	/* the reader asks before it sleeps */
+	if (fcntl(fuse_session_fd(fs->se), F_SETFL, O_RDWR | O_NONBLOCK))
+		return -errno;
+	fs->reader = NO_READER;
 	for (unsigned i = 0; i < N_THREADS; i++) {
 		struct slot_arg *a = malloc(sizeof(*a));
 		if (!a)

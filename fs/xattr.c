@@ -159,6 +159,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 		fuse_reply_err(req, rc ? -rc : ENODATA);
 		return;
 	}
+	session_may_block(fs);
 	if (!strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1))
 		release_barrier(fs);	/* what was just closed is not open any more */
 	TREE_SCOPE(fs);
@@ -191,6 +192,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 		reply_value(req, "", 0, size);
 		return;
 	}
+	session_may_block(fs);
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);
 	int rc = n ? node_load_xattrs(fs, n) : -ESTALE;
@@ -220,6 +222,7 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 		fuse_reply_err(req, strlen(key) > MAX_NAME ? ERANGE : E2BIG);
 		return;
 	}
+	session_may_block(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	struct rec done;

@@ -285,6 +285,12 @@ bool staging_rotate_due(struct staging *s)
 	return !s->pend && s->log_bytes > ROTATE_MIN && s->log_bytes > 4 * s->snap_bytes;
 }
 
+bool staging_log_full(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->log_bytes > ROTATE_MUST;
+}
+
 void staging_log_room(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);

@@ -187,7 +187,9 @@ bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
 /* Is a rotation due? Then call _rotate with the tree lock held; `emit` writes the
  * session (nodes, handles) by calling staging_emit for each. */
 bool staging_rotate_due(struct staging *s);	/* only while nothing is pending */
-/* Waits while the log is so long that a rotation must come first. No lock held. */
+/* Is the log so long that a rotation must come before the next change? */
+bool staging_log_full(struct staging *s);
+/* Waits while it is. No lock held. */
 void staging_log_room(struct staging *s);
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
 int staging_emit(struct staging *s, const struct rec *r);
