@@ -105,7 +105,7 @@ void *ballast_main(void *arg)
 		pthread_mutex_lock(&s->lock);
 		bool stop = s->stop;
 		if (!stop && !grew)
-			staging_wait_until(&s->watch_cond, &s->lock, now_ns() + 200000000u);
+			staging_wait_until(&s->ballast_cond, &s->lock, now_ns() + 200000000u);
 		stop = s->stop;
 		pthread_mutex_unlock(&s->lock);
 		if (stop)
@@ -221,7 +221,7 @@ void *watch_main(void *arg)
 		if (s->n_late)
 			watch_late(s);
 		if (!growing && !s->n_wait && !s->n_late) {
-			pthread_cond_wait(&s->watch_cond, &s->lock);
+			sleeper_wait(s, &s->watch, 0);
 			quiet = 0;
 			continue;
 		}
@@ -233,7 +233,7 @@ void *watch_main(void *arg)
 			ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
 		pthread_mutex_lock(&s->lock);
 		if (!s->stop)
-			staging_wait_until(&s->watch_cond, &s->lock, now_ns() + tick);
+			sleeper_wait(s, &s->watch, now_ns() + tick);
 		if (s->n_wait)
 			quiet++;
 	}

@@ -45,6 +45,8 @@ struct head {
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
 
+enum reserve_state { RESERVE_NONE, RESERVE_HELD, RESERVE_GIVEN };
+
 enum pend_state {
 	PEND_WAIT,	/* SEAL: a writable mapping lives, bytes are not final */
 	PEND_QUEUED,	/* SEAL: wants a persist thread */
@@ -57,7 +59,7 @@ enum pend_state {
 /* An ordered record on its way to the store. In s->pend, sorted by seq. */
 struct pend {
 	struct pend *next;
-	struct pend *work_next;		/* in s->work when QUEUED */
+	struct pend *todo_next;		/* in s->todo when QUEUED */
 	struct rec r;			/* strings point behind this struct */
 	enum pend_state state;
 	struct staged *sf;		/* SEAL: a reference */
@@ -70,6 +72,7 @@ struct pend {
 	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
 	bool kills;			/* removes what a pending record created */
 	unsigned attempts;
+	uint64_t promised;		/* bytes of the reserve, until it has blocks of its own */
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
 };
@@ -104,7 +107,19 @@ struct staged {
 	int tmp_fd;
 	bool tmp_direct;
 	uint64_t tmp_size;		/* size it was reserved for */
+	uint64_t promised;		/* or bytes of the reserve, for a small one */
 };
+
+/* Threads that wait for work, all under s->lock. To wake one costs the waker some 10 us, more
+ * than a small file's whole close; so after work they look again by themselves for a while
+ * (TICK_NS, LINGER_NS), and what is in no hurry need not wake them. */
+struct sleeper {
+	pthread_cond_t cond;
+	unsigned deep;			/* asleep until woken, or for long */
+	uint64_t busy_ns;		/* when there last was work */
+};
+#define TICK_NS 3000000u
+#define LINGER_NS 50000000u
 
 struct waiter {
 	struct waiter *next;
@@ -137,10 +152,11 @@ struct staging {
 	struct dirs *dirs;
 
 	pthread_mutex_t lock;
-	pthread_cond_t work_cond;	/* persist threads */
-	pthread_cond_t pub_cond;	/* publisher */
+	struct sleeper work;		/* persist threads */
+	struct sleeper pub;		/* publisher */
+	struct sleeper watch;
 	pthread_cond_t done_cond;	/* drain, room */
-	pthread_cond_t watch_cond;	/* watch, ballast */
+	pthread_cond_t ballast_cond;
 
 	/* log */
 	int log_fd;
@@ -155,7 +171,7 @@ struct staging {
 
 	/* the order */
 	struct pend *pend, **pend_tail;
-	struct pend *work, **work_tail;
+	struct pend *todo, **todo_tail;	/* QUEUED */
 	uint64_t batch_end;		/* records up to here are the publisher's just now */
 	uint64_t n_pend, n_wait, n_late;
 	uint64_t late_ready[64];	/* nodes; see staging_next_late */
@@ -176,12 +192,16 @@ struct staging {
 	int ballast_fd;
 	uint64_t ballast_bytes, ballast_touched;
 
+	/* room held in the store; reserve.c. The locks are leaves, never with s->lock inside */
 	int reserve_fd;
-	_Atomic bool reserve_held;
-	bool reserve_wanted;		/* it was held once */
+	_Atomic int reserve_state;	/* enum reserve_state */
+	_Atomic uint64_t reserve_promised;
+	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
+	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
+	pthread_mutex_t reserve_take_lock;
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
-	pthread_t persist[16], publisher, watch, ballast;
+	pthread_t persist[16], publisher, watcher, ballast;
 	unsigned n_persist;
 	struct io_queue *queues[16];
 	bool started, stop;
@@ -198,6 +218,12 @@ static inline uint64_t now_ns(void)
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Somebody waits for what is on its way. */
+static inline bool in_hurry(const struct staging *s)
+{
+	return atomic_load(&s->n_sync_waiters);
 }
 
 static inline void save_descriptor(struct staging *s, struct pend *p)
@@ -217,6 +243,10 @@ static inline void unlock_scope(pthread_mutex_t **m)
 	pthread_mutex_lock(scope_lock_)
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
+/* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
+void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
+void sleeper_wake(struct sleeper *l);	/* all, now */
+void sleeper_nudge(struct sleeper *l);	/* one, unless one looks again soon */
 void staging_sf_name(uint64_t id, char out[17]);
 int staging_sf_dir(const struct staged *f);
 void pend_finalize(struct staging *s, struct pend *p, bool early);	/* s->lock held */
@@ -254,10 +284,19 @@ void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was los
 void *publish_main(void *arg);
 void publish_wake_waiters(struct staging *s, int halted_err);	/* takes s->lock */
 
-/* reserve.c: blocks of the store that names may fall back on */
+/* reserve.c: blocks of the store for small files and names that have none yet */
 void reserve_open(struct staging *s);
-void reserve_give(struct staging *s);
+void reserve_close(struct staging *s, bool remove);
+bool reserve_give(struct staging *s);	/* the store is full: frees some; false: nothing is left */
 void reserve_take(struct staging *s);
+uint64_t reserve_cost(uint64_t size);	/* bytes that a small file of this size may take */
+/* Room for a small file is held from here until reserve_kept: *mine bytes of it. False:
+ * it is not to be had, allocate. Not for two threads with one `mine`. */
+bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
+void reserve_kept(struct staging *s, uint64_t *mine);
+/* Around every other allocation of blocks. -ENOSPC: the room there is belongs to what was promised. */
+int reserve_enter(struct staging *s);
+void reserve_leave(struct staging *s);
 
 /* ballast.c */
 int ballast_open(struct staging *s);

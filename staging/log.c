@@ -249,7 +249,10 @@ int staging_log(struct staging *s, struct rec *r)
 			return rc;
 		}
 		s->last_seq = r->seq;
-		pthread_cond_signal(&s->pub_cond);
+		if (in_hurry(s))
+			sleeper_wake(&s->pub);
+		else
+			sleeper_nudge(&s->pub);
 	}
 	remember_answer(s, r);
 	return 0;
@@ -485,6 +488,10 @@ static int replay_pend(struct staging *s, const struct rec *r)
 			p->snapshot = r->flags & REC_FSYNCED;
 			replay_sealed(s, sf, r, STAGED_SEALED);
 			s->st.recovered_files++;
+			if (r->size <= SMALL_BYTES && !sf->spilled) {	/* its close was promised room */
+				p->promised = reserve_cost(r->size);
+				atomic_fetch_add(&s->reserve_promised, p->promised);
+			}
 			if (r->flags & REC_MAPPED) {
 				p->state = PEND_WAIT;
 				s->n_wait++;

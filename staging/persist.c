@@ -21,13 +21,24 @@
  * takes minutes, and so would every verify. */
 #define SUM_HOLES_MAX (4ull << 30)
 
+/* May p wait a little, so that it is perhaps gone before it is written? */
+static bool rests(const struct staging *s, const struct pend *p)
+{
+	return p->r.size <= SMALL_BYTES && !p->must && !in_hurry(s) && s->n_pend < BACKLOG && !s->stop;
+}
+
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
-	p->work_next = NULL;
-	*s->work_tail = p;
-	s->work_tail = &p->work_next;
-	pthread_cond_signal(&s->work_cond);
+	p->todo_next = NULL;
+	*s->todo_tail = p;
+	s->todo_tail = &p->todo_next;
+	if (rests(s, p)) {
+		sleeper_nudge(&s->work);
+	} else {
+		s->work.busy_ns = now_ns();
+		pthread_cond_signal(&s->work.cond);
+	}
 }
 
 /* ---- one version ---- */
@@ -213,7 +224,7 @@ static int write_meta(struct job *j)
 	return rc;
 }
 
-static int persist_one(struct job *j)
+static int write_version(struct job *j)
 {
 	struct pend *p = j->p;
 	/* while a writer goes on after its fsync, only truncation must wait */
@@ -222,8 +233,15 @@ static int persist_one(struct job *j)
 	int rc = write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io);
-	if (!rc)
-		rc = write_meta(j);
+	return rc ? rc : write_meta(j);
+}
+
+static int persist_one(struct job *j)
+{
+	struct pend *p = j->p;
+	int rc = write_version(j);
+	while (rc == -ENOSPC && p->promised && reserve_give(j->s))	/* now is when the promise counts */
+		rc = write_version(j);
 	if (!rc && p->r.size > SMALL_BYTES)
 		rc = io_sync_data(j->s->o.store, p->tmp_fd);
 	return rc;
@@ -236,24 +254,23 @@ static struct pend *next_job(struct staging *s, uint64_t *wait_until)
 {
 	struct pend *p;
 	*wait_until = 0;
-	while ((p = s->work) && p->dead_at && !p->must) {
-		s->work = p->work_next;
-		if (!s->work)
-			s->work_tail = &s->work;
-		p->work_next = NULL;
+	while ((p = s->todo) && p->dead_at && !p->must) {
+		s->todo = p->todo_next;
+		if (!s->todo)
+			s->todo_tail = &s->todo;
+		p->todo_next = NULL;
 	}
 	if (!p)
 		return NULL;
 	uint64_t ripe = p->start_ns + SMALL_REST_NS;
-	if (p->r.size <= SMALL_BYTES && !p->must && !atomic_load(&s->n_sync_waiters) &&
-	    s->n_pend < BACKLOG && now_ns() < ripe && !s->stop) {
+	if (rests(s, p) && now_ns() < ripe) {
 		*wait_until = ripe;
 		return NULL;
 	}
-	s->work = p->work_next;
-	if (!s->work)
-		s->work_tail = &s->work;
-	p->work_next = NULL;
+	s->todo = p->todo_next;
+	if (!s->todo)
+		s->todo_tail = &s->todo;
+	p->todo_next = NULL;
 	return p;
 }
 
@@ -299,10 +316,7 @@ void *persist_main(void *arg)
 		if (!j.p) {
 			if (s->stop)
 				break;
-			if (until)
-				staging_wait_until(&s->work_cond, &s->lock, until);
-			else
-				pthread_cond_wait(&s->work_cond, &s->lock);
+			sleeper_wait(s, &s->work, until);
 			continue;
 		}
 		j.p->state = PEND_BUSY;
@@ -315,8 +329,13 @@ void *persist_main(void *arg)
 			job_failed(s, j.p, rc);
 		else
 			j.p->state = j.p->r.size > SMALL_BYTES ? PEND_READY : PEND_WRITTEN;
+		if (!rc)
+			reserve_kept(s, &j.p->promised);
 		save_descriptor(s, j.p);
-		pthread_cond_signal(&s->pub_cond);
+		if (j.p->r.size > SMALL_BYTES || in_hurry(s))
+			sleeper_wake(&s->pub);
+		else
+			sleeper_nudge(&s->pub);
 		pthread_cond_broadcast(&s->done_cond);
 	}
 	pthread_mutex_unlock(&s->lock);

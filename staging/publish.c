@@ -321,12 +321,13 @@ static bool is_conflict(const struct rec *r, int rc)
 static int apply(struct staging *s, struct pend *p, struct batch *b)
 {
 	int rc = 0;
-	for (unsigned tries = 0; tries < MAX_ATTEMPTS; tries++) {
+	for (unsigned tries = 0; tries < MAX_ATTEMPTS;) {
 		rc = publish_one(s, p, b);
 		if (!rc || is_conflict(&p->r, rc))
 			break;
-		if (rc == -ENOSPC)	/* names need blocks too; deletes wait behind this one */
-			reserve_give(s);
+		/* names need blocks too; deletes wait behind this one */
+		if (rc != -ENOSPC || !reserve_give(s))
+			tries++;
 	}
 	if (rc && p->again && (rc == -ENOENT || rc == -EEXIST))
 		rc = 0;		/* it was applied just before the worker died */
@@ -414,7 +415,7 @@ static void rewrite_batch(struct staging *s, struct batch *b, int rc)
 				sf_set_state(s, p->sf, STAGED_FAILED);
 		}
 	}
-	pthread_cond_broadcast(&s->work_cond);
+	sleeper_wake(&s->work);
 }
 
 static int sync_names(struct staging *s, struct batch *b)
@@ -459,6 +460,7 @@ static void finish(struct staging *s, struct pend *p, bool shown)
 	if (!s->pend)
 		s->pend_tail = &s->pend;
 	s->n_pend--;
+	reserve_kept(s, &p->promised);
 	dirs_unref(s, p->r.dir);
 	dirs_unref(s, p->r.dir2);
 	if (p->r.node && (p->r.type == REC_MKDIR || (p->r.flags & REC_DIR)))
@@ -492,11 +494,11 @@ static void skip_run(struct staging *s, struct pend *last)
 	uint64_t end = last->r.seq;
 	while (s->pend && s->pend->r.seq <= end) {
 		struct pend *p = s->pend;
-		for (struct pend **w = &s->work; *w; w = &(*w)->work_next)
+		for (struct pend **w = &s->todo; *w; w = &(*w)->todo_next)
 			if (*w == p) {
-				*w = p->work_next;
+				*w = p->todo_next;
 				if (!*w)
-					s->work_tail = w;
+					s->todo_tail = w;
 				break;
 			}
 		if (p->state == PEND_WAIT)
@@ -550,7 +552,8 @@ void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ct
 		*w = (struct waiter){.next = s->waiters, .seq = seq, .done = done, .ctx = ctx};
 		s->waiters = w;
 		atomic_fetch_add(&s->n_sync_waiters, 1);
-		pthread_cond_broadcast(&s->work_cond);
+		sleeper_wake(&s->work);
+		sleeper_wake(&s->pub);
 	}
 	pthread_mutex_unlock(&s->lock);
 	if (!w)
@@ -583,7 +586,7 @@ static void halt(struct staging *s, struct pend *p, int rc)
 	pthread_mutex_lock(&s->lock);
 	uint64_t until = now_ns() + s->halt_retry_ns;
 	while (!s->retry_now && !s->stop && now_ns() < until)
-		staging_wait_until(&s->pub_cond, &s->lock, until);
+		sleeper_wait(s, &s->pub, until);
 	s->retry_now = false;
 	s->halt_retry_ns = s->halt_retry_ns * 2 < RETRY_MAX_NS ? s->halt_retry_ns * 2 : RETRY_MAX_NS;
 	for (struct pend *q = s->pend; q; q = q->next)
@@ -593,7 +596,7 @@ static void halt(struct staging *s, struct pend *p, int rc)
 				sf_set_state(s, q->sf, STAGED_SEALED);
 			persist_queue(s, q);
 		}
-	pthread_cond_broadcast(&s->work_cond);
+	sleeper_wake(&s->work);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -678,11 +681,11 @@ void *publish_main(void *arg)
 		if (p && p->dead_at && p->state == PEND_QUEUED && !p->must) {
 			p->must = true;
 			bool queued = false;
-			for (struct pend *w = s->work; w && !queued; w = w->work_next)
+			for (struct pend *w = s->todo; w && !queued; w = w->todo_next)
 				queued = w == p;
 			if (!queued)
 				persist_queue(s, p);
-			pthread_cond_broadcast(&s->work_cond);
+			sleeper_wake(&s->work);
 		}
 		if (p && p->state == PEND_FAILED) {
 			int rc = p->sf->error;
@@ -691,7 +694,7 @@ void *publish_main(void *arg)
 			continue;
 		}
 		if (!p || !ready(p)) {
-			pthread_cond_wait(&s->pub_cond, &s->lock);
+			sleeper_wait(s, &s->pub, 0);
 			pthread_mutex_unlock(&s->lock);
 			continue;
 		}

@@ -65,7 +65,7 @@ static void list_insert(struct staging *s, struct staged *f)
 		if (s->open_list)
 			s->open_list->open_prev = f;
 		s->open_list = f;
-		pthread_cond_broadcast(&s->watch_cond);
+		sleeper_nudge(&s->watch);
 	} else if (f->state == STAGED_DURABLE) {
 		f->lru_prev = s->lru_tail;
 		*(s->lru_tail ? &s->lru_tail->lru_next : &s->lru_head) = f;
@@ -138,6 +138,7 @@ static void remove_bytes(struct staged *f)
 		io_tmp_remove(f->s->o.store, f->tmp_id);
 		f->tmp_id = 0;
 	}
+	reserve_kept(f->s, &f->promised);
 }
 
 static void log_unstaged(struct staging *s, struct staged *f)
@@ -760,6 +761,25 @@ static void wait_for_deletes(struct staging *s)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 }
 
+static int make_reserved(struct staged *f, uint64_t size)
+{
+	struct staging *s = f->s;
+	if (!f->tmp_id) {
+		uint64_t id = staging_new_id(s);
+		int fd = io_tmp_create(s->o.store, id, size > SMALL_BYTES, &f->tmp_direct);
+		if (fd < 0)
+			return fd;
+		f->tmp_id = id;
+		f->tmp_fd = fd;
+	}
+	int rc = allocate_data(f, f->fd, size);
+	if (!rc) {
+		f->tmp_size = size;
+		reserve_kept(s, &f->promised);
+	}
+	return rc;
+}
+
 int staged_reserve(struct staged *f)
 {
 	struct staging *s = f->s;
@@ -780,27 +800,22 @@ int staged_reserve(struct staged *f)
 	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
 	if (f->spilled || (f->tmp_id && f->tmp_size == (uint64_t)st.st_size))
 		return 0;
+	/* a small one gets its store file when it is persisted: perhaps it is removed before */
+	if (!f->tmp_id && st.st_size <= (off_t)SMALL_BYTES &&
+	    reserve_promise(s, &f->promised, (uint64_t)st.st_size))
+		return 0;
 	for (int tries = 0; tries < 2; tries++) {
-		if (!f->tmp_id) {
-			uint64_t id = staging_new_id(s);
-			rc = io_tmp_create(s->o.store, id, st.st_size > (off_t)SMALL_BYTES, &f->tmp_direct);
-			if (rc >= 0) {
-				f->tmp_id = id;
-				f->tmp_fd = rc;
-				rc = 0;
-			}
+		rc = reserve_enter(s);
+		if (!rc) {
+			rc = make_reserved(f, (uint64_t)st.st_size);
+			reserve_leave(s);
 		}
 		if (!rc)
-			rc = allocate_data(f, f->fd, (uint64_t)st.st_size);
-		if (!rc) {
-			f->tmp_size = (uint64_t)st.st_size;
 			return 0;
-		}
 		sf_drop_tmp(f);
 		if ((rc != -ENOSPC && rc != -EDQUOT) || tries)
 			return rc;
 		wait_for_deletes(s);
-		rc = 0;
 	}
 	return -ENOSPC;
 }
@@ -891,7 +906,7 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 			p->r.mtime = f->mtime;
 			r->type = REC_SEAL;
 			sf_set_state(s, f, STAGED_SEALED);
-			pthread_cond_broadcast(&s->watch_cond);
+			sleeper_wake(&s->watch);
 			return 0;
 		}
 	bool final = !closed || sf_final(f);
@@ -919,6 +934,8 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	f->tmp_id = 0;
 	f->tmp_fd = -1;
 	f->tmp_size = 0;
+	p->promised = f->promised;
+	f->promised = 0;
 	if (closed) {
 		sf_set_state(s, f, STAGED_SEALED);
 		if (!f->spilled)
@@ -930,14 +947,14 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	} else {
 		p->state = PEND_WAIT;
 		s->n_wait++;
-		pthread_cond_broadcast(&s->watch_cond);
+		sleeper_wake(&s->watch);
 	}
 	if (closed && final && !f->users && f->size <= SMALL_BYTES) {
 		close(f->fd);
 		f->fd = -1;
 	}
 	staged_check(s);
-	pthread_cond_signal(&s->pub_cond);
+	sleeper_nudge(&s->pub);
 	return 0;
 }
 
@@ -984,7 +1001,7 @@ static bool sync_written(struct staged *f)
 		} else {
 			p->state = PEND_READY;
 		}
-		pthread_cond_signal(&s->pub_cond);
+		sleeper_nudge(&s->pub);
 		return true;
 	}
 	return false;
@@ -995,7 +1012,7 @@ int staged_wait_persisted(struct staged *f)
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
 	atomic_fetch_add(&s->n_sync_waiters, 1);	/* no resting now */
-	pthread_cond_broadcast(&s->work_cond);
+	sleeper_wake(&s->work);
 	while (seals_under_way(f) && !s->halted && f->state != STAGED_FAILED && !s->stop)
 		if (!sync_written(f))
 			staging_wait_until(&s->done_cond, &s->lock, now_ns() + 5000000u);

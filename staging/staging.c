@@ -24,6 +24,35 @@ void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline
 	pthread_cond_timedwait(c, m, &t);
 }
 
+void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns)
+{
+	uint64_t now = now_ns(), tick = now + TICK_NS;
+	bool lately = now - l->busy_ns < LINGER_NS;
+
+	if (lately && (!deadline_ns || deadline_ns > tick))
+		deadline_ns = tick;
+	bool deep = !deadline_ns || deadline_ns > now + 2 * TICK_NS;
+	l->deep += deep;
+	if (deadline_ns)
+		staging_wait_until(&l->cond, &s->lock, deadline_ns);
+	else
+		pthread_cond_wait(&l->cond, &s->lock);
+	l->deep -= deep;
+}
+
+void sleeper_wake(struct sleeper *l)
+{
+	l->busy_ns = now_ns();
+	pthread_cond_broadcast(&l->cond);
+}
+
+void sleeper_nudge(struct sleeper *l)
+{
+	l->busy_ns = now_ns();
+	if (l->deep)
+		pthread_cond_signal(&l->cond);
+}
+
 static void cond_init(pthread_cond_t *c)
 {
 	pthread_condattr_t a;
@@ -47,13 +76,16 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 		s->o.ballast_bytes = s->o.budget_bytes;
 	s->log_fd = s->ballast_fd = s->reserve_fd = -1;
 	s->pend_tail = &s->pend;
-	s->work_tail = &s->work;
+	s->todo_tail = &s->todo;
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_mutex_init(&s->ballast_lock, NULL);
-	cond_init(&s->work_cond);
-	cond_init(&s->pub_cond);
+	pthread_mutex_init(&s->reserve_take_lock, NULL);
+	pthread_rwlock_init(&s->reserve_lock, NULL);
+	cond_init(&s->work.cond);
+	cond_init(&s->pub.cond);
+	cond_init(&s->watch.cond);
+	cond_init(&s->ballast_cond);
 	cond_init(&s->done_cond);
-	cond_init(&s->watch_cond);
 	int rc = log_open(s);
 	if (!rc)
 		rc = dirs_open(s);
@@ -87,7 +119,7 @@ int staging_start(struct staging *s)
 		if (pthread_create(&s->persist[i], NULL, persist_main, s))
 			return -EAGAIN;
 	if (pthread_create(&s->publisher, NULL, publish_main, s) ||
-	    pthread_create(&s->watch, NULL, watch_main, s))
+	    pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
 	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))
 		return -EAGAIN;
@@ -99,7 +131,8 @@ int staging_drain(struct staging *s, int timeout_ms)
 	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
 	atomic_fetch_add(&s->n_sync_waiters, 1);	/* small files need not rest now */
-	pthread_cond_broadcast(&s->work_cond);
+	sleeper_wake(&s->work);
+	sleeper_wake(&s->pub);
 	while (s->pend && !s->halted && now_ns() < until)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 	atomic_fetch_sub(&s->n_sync_waiters, 1);
@@ -110,18 +143,19 @@ static void stop_threads(struct staging *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->stop = true;
-	pthread_cond_broadcast(&s->work_cond);
-	pthread_cond_broadcast(&s->pub_cond);
-	pthread_cond_broadcast(&s->watch_cond);
+	sleeper_wake(&s->work);
+	sleeper_wake(&s->pub);
+	sleeper_wake(&s->watch);
 	pthread_cond_broadcast(&s->done_cond);
+	pthread_cond_broadcast(&s->ballast_cond);
 	pthread_mutex_unlock(&s->lock);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->persist[i])
 			pthread_join(s->persist[i], NULL);
 	if (s->publisher)
 		pthread_join(s->publisher, NULL);
-	if (s->watch)
-		pthread_join(s->watch, NULL);
+	if (s->watcher)
+		pthread_join(s->watcher, NULL);
 	if (s->ballast)
 		pthread_join(s->ballast, NULL);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
@@ -150,8 +184,7 @@ void staging_close(struct staging *s)
 			free(f);
 		}
 	ballast_close(s);
-	if (s->reserve_fd >= 0)
-		close(s->reserve_fd);
+	reserve_close(s, false);
 	dirs_close(s);
 	log_close(s);
 	free(s->sweep);
@@ -171,6 +204,7 @@ void staging_clear(struct staging *s)
 				unlinkat(staging_sf_dir(f), name, 0);
 			}
 	sweep_tmp_all(s);
+	reserve_close(s, true);
 	unlinkat(s->o.place.huge, "ballast", 0);
 	char name[32];
 	snprintf(name, sizeof(name), "log.%llu", (unsigned long long)s->head->segment);
@@ -216,5 +250,5 @@ void staging_retry(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	s->retry_now = true;
-	pthread_cond_broadcast(&s->pub_cond);
+	sleeper_wake(&s->pub);
 }
