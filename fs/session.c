@@ -37,6 +37,7 @@ struct wire_out {
 /* A request that comes this soon after the last answer finds the reader awake: a thread that
  * sleeps is woken in 20 to 60 us on a virtual machine, and a create is five requests. */
 #define SPIN_NS 60000u
+#define SPIN_PAUSES 20	/* about 1 us between two questions */
 #define NO_READER (-1)
 #define STUCK_NS 100000000u	/* an answer that takes longer should have passed the reading on */
 
@@ -75,6 +76,15 @@ static uint64_t clock_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ __volatile__("yield");
+#endif
+}
+
 /* The next request. In a burst it is asked for without sleeping. Read lock held. */
 static int receive(struct fs *fs, struct fuse_buf *buf)
 {
@@ -82,8 +92,14 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 	struct pollfd p = {.fd = fuse_session_fd(fs->se), .events = POLLIN};
 	int n;
 
-	while ((n = fuse_session_receive_buf(fs->se, buf)) == -EAGAIN && clock_ns() - start < spin)
-		sched_yield();	/* who has work goes first */
+	for (unsigned turn = 1; (n = fuse_session_receive_buf(fs->se, buf)) == -EAGAIN; turn++) {
+		if (clock_ns() - start >= spin)
+			break;
+		for (int i = 0; i < SPIN_PAUSES; i++)
+			cpu_relax();
+		if (turn % 8 == 0)
+			sched_yield();	/* who has work goes first */
+	}
 	fs->in_burst = n != -EAGAIN;
 	while (n == -EAGAIN || n == -EINTR) {
 		if (fuse_session_exited(fs->se))

@@ -160,6 +160,8 @@ struct staging {
 
 	/* log */
 	int log_fd;
+	char *log_map;			/* LOG_MAP bytes of it; touched only below log_cap */
+	uint64_t log_cap;		/* allocated, zeros behind log_bytes */
 	uint64_t log_bytes, snap_bytes, last_seq;
 	bool log_has_ordered;
 	char *log_buf;			/* encode buffer */

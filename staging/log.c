@@ -15,6 +15,8 @@
 #define LOG_BUF (REC_DATA_MAX + 4096)
 #define ROTATE_MIN (8ull << 20)		/* below, a rotation gains nothing */
 #define ROTATE_MUST (128ull << 20)	/* above, changes wait for one */
+#define LOG_STEP (1ull << 20)		/* allocated ahead */
+#define LOG_MAP (1ull << 30)		/* more than its tmpfs holds */
 
 static void segment_name(uint64_t n, char out[32])
 {
@@ -109,10 +111,45 @@ int log_open(struct staging *s)
 	return s->log_fd < 0 ? s->log_fd : 0;
 }
 
+/* From now on s->log_fd is appended to, from s->log_bytes. */
+static int segment_map(struct staging *s)
+{
+	if (s->log_map)
+		munmap(s->log_map, LOG_MAP);
+	s->log_cap = s->log_bytes;
+	s->log_map = mmap(NULL, LOG_MAP, PROT_READ | PROT_WRITE, MAP_SHARED, s->log_fd, 0);
+	if (s->log_map != MAP_FAILED)
+		return 0;
+	s->log_map = NULL;
+	return -errno;
+}
+
+static int segment_grow(struct staging *s, size_t need)
+{
+	uint64_t cap = (s->log_bytes + need + LOG_STEP - 1) / LOG_STEP * LOG_STEP;
+	if (cap <= s->log_cap)
+		return 0;
+	if (!s->log_map) {
+		int rc = segment_map(s);
+		if (rc)
+			return rc;
+	}
+	if (cap > LOG_MAP)
+		return -ENOSPC;
+	/* allocated, so that a store to it cannot fail */
+	if (fallocate(s->log_fd, 0, (off_t)s->log_cap, (off_t)(cap - s->log_cap)))
+		return -errno;
+	s->log_cap = cap;
+	return 0;
+}
+
 void log_close(struct staging *s)
 {
 	if (s->log_fd >= 0)
 		close(s->log_fd);
+	if (s->log_map)
+		munmap(s->log_map, LOG_MAP);
+	s->log_map = NULL;
 	if (s->head)
 		munmap(s->head, 4096);
 	free(s->log_buf);
@@ -132,14 +169,15 @@ int log_append(struct staging *s, const struct rec *r)
 	ssize_t n = rec_encode(r, s->log_buf, LOG_BUF);
 	if (n < 0)
 		return (int)n;
-	ssize_t w = pwrite(s->log_fd, s->log_buf, (size_t)n, (off_t)s->log_bytes);
-	if (w != n) {
-		int rc = w < 0 ? -errno : -ENOSPC;
-		/* a torn record would hide what comes after it */
-		if (ftruncate(s->log_fd, (off_t)s->log_bytes))
-			rc = -EIO;
+	int rc = segment_grow(s, (size_t)n);
+	if (rc)
 		return rc;
-	}
+	/* the magic last: a kill before it leaves zeros there, the end of the log */
+	char *to = s->log_map + s->log_bytes;
+	memcpy(to + sizeof(uint32_t), s->log_buf + sizeof(uint32_t), (size_t)n - sizeof(uint32_t));
+	uint32_t magic;
+	memcpy(&magic, s->log_buf, sizeof(magic));
+	atomic_store_explicit((_Atomic uint32_t *)(void *)to, magic, memory_order_release);
 	s->log_bytes += (uint64_t)n;
 	return 0;
 }
@@ -328,6 +366,7 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 	if (fd >= 0) {
 		s->log_fd = fd;
 		s->log_bytes = 0;
+		segment_map(s);		/* or at the first append */
 	}
 	pthread_mutex_unlock(&s->lock);
 	if (fd < 0)
@@ -341,6 +380,7 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 		close(s->log_fd);
 		s->log_fd = old_fd;
 		s->log_bytes = old_bytes;
+		segment_map(s);
 		return rc;
 	}
 	s->snap_bytes = s->log_bytes;
