@@ -105,10 +105,33 @@ static int reopen(struct fs *fs, struct node *n)
 	return rc;
 }
 
+static int empty_version(struct fs *fs, struct node *n)
+{
+	struct staged *sf;
+	uint64_t size = n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
+	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;
+
+	if (large) {	/* its memory takes milliseconds */
+		session_may_block(fs);
+		n->busy = true;
+		pthread_mutex_unlock(&fs->lock);
+	}
+	int rc = staged_create(fs->s, n->id, size, &sf);
+	if (large) {
+		pthread_mutex_lock(&fs->lock);
+		n->busy = false;
+		pthread_cond_broadcast(&fs->busy_cond);
+	}
+	if (rc)
+		return rc;
+	node_set_sf(fs, n, sf);
+	log_staged(fs, n);
+	return 0;
+}
+
 int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
-	struct staged *sf;
 	int rc;
 
 	wait_while_busy(fs, n);
@@ -128,13 +151,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 		return fork_node(fs, n);
 	if (!trunc)
 		return copy_version(fs, n);
-	rc = staged_create(fs->s, n->id, n->names ? expect_size(fs, n->names->dir, n->names->name) :
-			   STAGED_SIZE_UNKNOWN, &sf);
-	if (rc)
-		return rc;
-	node_set_sf(fs, n, sf);
-	log_staged(fs, n);
-	return 0;
+	return empty_version(fs, n);
 }
 
 /* The last writer is gone: the version is complete. Lock held; may drop it while
@@ -433,12 +450,33 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, -rc);
 }
 
+static void staged_let_go(struct staged **sf)
+{
+	if (*sf)
+		staged_unref(*sf);
+}
+
+/* A large staged file for a new name, made before the tree lock is taken: handing it its
+ * memory takes milliseconds a GiB. NULL: not large, or not to be had; it is made when it is due. */
+static struct staged *memory_for(struct fs *fs, uint64_t id, uint64_t parent, const char *name)
+{
+	struct staged *sf = NULL;
+	pthread_mutex_lock(&fs->lock);
+	struct node *dir = current.resent ? NULL : node_find(fs, parent);
+	uint64_t size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
+	bool there = dir && dentry_find(fs, dir, name) && dentry_find(fs, dir, name)->node;
+	pthread_mutex_unlock(&fs->lock);
+	if (there || size == STAGED_SIZE_UNKNOWN || size < LARGE_FILE)
+		return NULL;
+	session_may_block(fs);
+	return staged_create(fs->s, id, size, &sf) ? NULL : sf;
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	struct node *n = NULL, *dir;
-	struct staged *sf = NULL;
 
 	if (fs->o.ro || is_control(parent) || name_is_control(parent, name) || strlen(name) > MAX_NAME) {
 		fuse_reply_err(req, fs->o.ro ? EROFS : strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
@@ -446,6 +484,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	}
 	log_room(fs);
 	release_barrier(fs);
+	uint64_t id = staging_new_id(fs->s);
+	struct staged *sf __attribute__((cleanup(staged_let_go))) = memory_for(fs, id, parent, name);
 	TREE_SCOPE(fs);
 	if (answered_open(req, fs, fi, true))
 		return;
@@ -457,8 +497,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	} else if (rc == -ENOENT) {
 		struct rec r = rec_new(REC_CREATE);
 		r.unique = 0;	/* the OPEN that follows is the answer */
-		r.node = r.ino = staging_new_id(fs->s);
-		rc = staged_create(fs->s, r.node, expect_size(fs, dir, name), &sf);
+		r.node = r.ino = id;
+		rc = sf ? 0 : staged_create(fs->s, id, expect_size(fs, dir, name), &sf);
 		if (!rc) {
 			r.mode = mode & 07777;
 			r.uid = c->uid;
@@ -468,7 +508,6 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 			r.sf = staged_id(sf);
 			r.flags = (staged_spilled(sf) ? REC_SPILLED : 0) | (staged_huge(sf) ? REC_HUGE : 0);
 			rc = fs_record(fs, &r);
-			staged_unref(sf);
 			n = node_find(fs, r.node);
 		}
 	}

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,42 +34,26 @@ struct keeper {
 	struct fs *fs;
 	struct fuse_session *mount;
 	int fuse_fd;
-	int mount_id;		/* of our mount in /proc/self/mountinfo, 0 = not known */
+	uint64_t mount_id;	/* 0 = not known */
 	void *init;
 	size_t init_len;
 	long deaths[DEATHS_MAX];	/* ms, CLOCK_MONOTONIC */
 	unsigned n_deaths;
 };
 
-/* The id of the mount on top at path, 0 = none. mountinfo writes space, tab, newline and
- * backslash as three octal digits (proc(5)). */
-static int mount_on_top(const char *path)
-{
-	FILE *f = fopen("/proc/self/mountinfo", "re");
-	char *line = NULL, at[PATH_MAX];
-	size_t cap = 0;
-	int top = 0;
+/* From linux/stat.h, 6.8 and later: an id that is never given twice, unlike mountinfo's. */
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
 
-	while (f && getline(&line, &cap, f) > 0) {
-		int id, from, to;
-		size_t n = 0;
-		if (sscanf(line, "%d %*d %*s %*s %n%*s%n", &id, &from, &to) < 1)
-			continue;
-		for (const char *p = line + from; p < line + to && n + 1 < sizeof(at); p++)
-			if (*p == '\\' && to - (p - line) > 3) {
-				at[n++] = (char)((p[1] - '0') << 6 | (p[2] - '0') << 3 | (p[3] - '0'));
-				p += 3;
-			} else {
-				at[n++] = *p;
-			}
-		at[n] = 0;
-		if (!strcmp(at, path))
-			top = id;
-	}
-	free(line);
-	if (f)
-		fclose(f);
-	return top;
+/* The id of the mount on top at path; 0 where the kernel does not tell. Asks no daemon. */
+static uint64_t mount_on_top(const char *path)
+{
+	struct statx x;
+	if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT | AT_SYMLINK_NOFOLLOW,
+		  STATX_MNT_ID_UNIQUE, &x))
+		return 0;
+	return x.stx_mask & STATX_MNT_ID_UNIQUE ? x.stx_mnt_id : 0;
 }
 
 static int do_mount(struct keeper *k, struct fuse_args *rest)
@@ -119,7 +103,9 @@ static bool too_many_deaths(struct keeper *k)
 /* Once our mount is gone another may stand there, while we were still draining: hands off. */
 static void detach(struct keeper *k)
 {
-	if (k->mount_id && mount_on_top(k->fs->o.mountpoint) != k->mount_id)
+	struct pollfd p = {.fd = k->fuse_fd};
+	if (k->mount_id ? mount_on_top(k->fs->o.mountpoint) != k->mount_id :
+			  poll(&p, 1, 0) > 0 && (p.revents & POLLERR))	/* POLLERR: the connection has ended */
 		return;
 	if (k->fs->uid == 0 && umount2(k->fs->o.mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
 		return;

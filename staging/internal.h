@@ -128,6 +128,13 @@ struct waiter {
 	void *ctx;
 };
 
+/* A staged file that is gone, unlinked and open, whose pages [0, bytes) are kept. */
+struct scrap {
+	struct scrap *next;
+	int fd;
+	uint64_t bytes;
+};
+
 #define SF_BUCKETS 4096u
 
 struct dirs;
@@ -192,7 +199,11 @@ struct staging {
 	/* ballast; own lock because fallocate takes milliseconds */
 	pthread_mutex_t ballast_lock;
 	int ballast_fd;
-	uint64_t ballast_bytes, ballast_touched;
+	uint64_t ballast_bytes;		/* in the ballast file and in scraps */
+	uint64_t ballast_touched;	/* most that was ever in use or held */
+	uint64_t scrap_bytes;
+	struct scrap *scraps;
+	unsigned n_scraps;
 
 	/* room held in the store; reserve.c. The locks are leaves, never with s->lock inside */
 	int reserve_fd;
@@ -304,6 +315,10 @@ void reserve_leave(struct staging *s);
 int ballast_open(struct staging *s);
 void ballast_close(struct staging *s);
 void ballast_give(struct staging *s, uint64_t room);	/* no lock held: shrink to leave `room` free */
+/* Puts touched pages behind the end of fd, a new file that will hold size bytes. No lock held. */
+void ballast_hand_over(struct staging *s, int fd, uint64_t size);
+/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). */
+bool ballast_keep(struct staging *s, int dir, const char *name);
 void *ballast_main(void *arg);
 void *watch_main(void *arg);
 

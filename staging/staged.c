@@ -130,7 +130,7 @@ static void remove_bytes(struct staged *f)
 	if (f->spilled) {
 		if (!f->published)
 			io_tmp_remove(f->s->o.store, f->id);
-	} else {
+	} else if (!f->huge || !ballast_keep(f->s, staging_sf_dir(f), name)) {
 		unlinkat(staging_sf_dir(f), name, 0);
 	}
 	if (f->tmp_id) {
@@ -272,6 +272,21 @@ static int make_bytes(struct staged *f)
 	return f->fd < 0 ? f->fd : 0;
 }
 
+/* Memory for all that the file is expected to hold, before it is written. */
+static void fill_ahead(struct staged *f)
+{
+	struct staging *s = f->s;
+	int fd = open_bytes(f, O_RDWR);
+	if (fd >= 0) {
+		ballast_hand_over(s, fd, f->expected);
+		close(fd);
+	}
+	pthread_mutex_lock(&s->lock);
+	uint64_t used = s->used;
+	pthread_mutex_unlock(&s->lock);
+	ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+}
+
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out)
 {
 	uint64_t need = room_needed(s, expected);
@@ -288,7 +303,8 @@ int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct st
 	uint64_t used = s->used;
 	++*(f->spilled ? &s->st.spilled_opens : &s->st.fast_opens);
 	pthread_mutex_unlock(&s->lock);
-	ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+	if (!f->huge)
+		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
 
 	int rc = make_bytes(f);
 	if (rc == -ENOSPC && !f->spilled) {	/* the tmpfs itself is full */
@@ -303,6 +319,8 @@ int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct st
 		staged_unref(f);
 		return rc;
 	}
+	if (f->huge)
+		fill_ahead(f);
 	*out = f;
 	return 0;
 }
@@ -494,6 +512,29 @@ int staged_open_rw(struct staged *f)
 	return open_bytes(f, O_RDWR);
 }
 
+static uint64_t whole_pages(uint64_t size)
+{
+	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+}
+
+/* The file became smaller than expected: what was put ready behind its end goes back.
+ * f->io held; changes ctime. */
+static void trim_tail(struct staged *f)
+{
+	struct stat st;
+	if (!f->huge || f->spilled || f->fd < 0 || fstat(f->fd, &st) ||
+	    (uint64_t)st.st_blocks * 512 <= whole_pages((uint64_t)st.st_size))
+		return;
+	int fd = open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return;
+	uint64_t end = whole_pages((uint64_t)st.st_size);
+	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+	fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)end, (off_t)(INT64_MAX / HUGE_BYTES * HUGE_BYTES - end));
+	futimens(fd, ts);
+	close(fd);
+}
+
 void staged_get_info(struct staged *f, struct staged_info *out)
 {
 	struct staging *s = f->s;
@@ -508,8 +549,10 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	};
 	memcpy(out->checksum, f->checksum, sizeof(out->checksum));
 	if (live) {
+		uint64_t most = whole_pages((uint64_t)st.st_size) / 512;
 		out->size = (uint64_t)st.st_size;
-		out->blocks = (uint64_t)st.st_blocks;
+		/* what lies ready behind the end is not the file's yet */
+		out->blocks = f->huge && (uint64_t)st.st_blocks > most ? most : (uint64_t)st.st_blocks;
 		out->atime = st.st_atim;
 		out->mtime = st.st_mtim;
 		out->ctime = st.st_ctim;
@@ -885,6 +928,8 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	struct pend *p;
 
 	LOCK_SCOPE(&f->io);
+	if (closed)
+		trim_tail(f);
 	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
 	pthread_mutex_lock(sl);
 	int rc = ensure_fd(f);

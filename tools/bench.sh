@@ -143,7 +143,7 @@ row_write() {
 
 row_ext4() {
 	mount_cairn || return
-	run ext4 write mount="$mnt" disk+fsync="$disk" disk="$disk"
+	run ext4 write mount="$mnt" tmpfs="$tmp" disk+fsync="$disk" disk="$disk"
 }
 
 row_idle() {
@@ -226,6 +226,8 @@ table() {
 	1b|the same, source of 1 GiB (beyond the CPU cache)|write-1g/mount/write+close|write-1g/tmpfs/write+close|>=|0.90
 	2a|write+close / page cache write+close of the disk's filesystem|ext4/mount/write+close|ext4/disk/write+close|>=|3
 	2b|write+close / write+fsync+close of the disk's filesystem|ext4/mount/write+close|ext4/disk+fsync/write+close|>=|5
+	2c|the limit of 2a: raw tmpfs / page cache write+close|ext4/tmpfs/write+close|ext4/disk/write+close|>=|0
+	2d|the limit of 2b: raw tmpfs / write+fsync+close|ext4/tmpfs/write+close|ext4/disk+fsync/write+close|>=|0
 	3|the same after 60 s idle / warm raw tmpfs|idle/mount/write+close|idle/tmpfs/write+close|>=|0.90
 	4|4 ranks x 512 MiB / 4 writers on the raw tmpfs|ranks/mount/write+close|ranks/tmpfs/write+close|>=|0.85
 	5|close to durable, 1 GiB / fio io_uring O_DIRECT, preallocated|durable/mount/close->durable|durable/fio/close->durable|>=|0.90
