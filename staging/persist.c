@@ -30,6 +30,8 @@ static bool rests(const struct staging *s, const struct pend *p)
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
+	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher says so */
+		sleeper_nudge(&s->pub);
 	p->todo_next = NULL;
 	*s->todo_tail = p;
 	s->todo_tail = &p->todo_next;
