@@ -59,6 +59,8 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 		h->uses_backing = true;
 		n->backing = (int32_t)r->backing;
 		n->backing_users++;
+		if (h->sf)
+			staged_set_backing(h->sf);	/* again, after a restart */
 	}
 	h->hash_next = fs->handles[r->fh % 4096];
 	fs->handles[r->fh % 4096] = h;

@@ -299,6 +299,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	else if (rc)
 		return rc;
 	if (n->sf) {
+		staged_set_backing(n->sf);
 		rc = fuse_passthrough_open(req, fd);
 		staged_unuse(n->sf);
 	} else {

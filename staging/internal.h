@@ -84,6 +84,7 @@ struct staged {
 	unsigned users;			/* opens that use fd; no eviction */
 	enum staged_state state;
 	bool huge, spilled, published;
+	bool backing;			/* the kernel was given it: it stays the file it is */
 	int error;
 	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
 	int rw;				/* O_RDWR for relay writes, -1; io */

@@ -535,6 +535,12 @@ static void trim_tail(struct staged *f)
 	close(fd);
 }
 
+void staged_set_backing(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->backing = true;
+}
+
 void staged_get_info(struct staged *f, struct staged_info *out)
 {
 	struct staging *s = f->s;
@@ -581,8 +587,8 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 
 /* ---- relay writes: the daemon sees every byte, so it can wait exactly ---- */
 
-/* Moves an open file's bytes to an unpublished store file. Only where no kernel
- * descriptor points at the staged one (relay lane). f->io held. */
+/* Moves an open file's bytes to an unpublished store file. Not a backing file: the
+ * kernel would go on reading the old one. f->io held. */
 static int spill_now(struct staged *f)
 {
 	struct staging *s = f->s;
@@ -638,7 +644,7 @@ static int spill_now(struct staged *f)
 }
 
 /* Room for `end` bytes in f: evicts, waits a little for what is on its way, and
- * else spills. f->io held. */
+ * else spills, or lets a backing file grow as the kernel's own writes let it. f->io held. */
 static int room_to_grow(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
@@ -649,10 +655,10 @@ static int room_to_grow(struct staged *f, uint64_t end)
 		uint64_t more = end > f->charged ? end - f->charged : 0;
 		if (s->used + more > s->o.budget_bytes)
 			sf_evict(s, s->used + more - s->o.budget_bytes);
-		bool fits = s->used + more <= s->o.budget_bytes;
+		bool soon = s->st.n_persisting + s->st.n_sealed && !s->halted && round < 10;
+		bool fits = s->used + more <= s->o.budget_bytes || (f->backing && !soon);
 		if (fits && more)
 			sf_charge(s, f, end);
-		bool soon = s->st.n_persisting + s->st.n_sealed && !s->halted && round < 10;
 		if (!fits && soon) {
 			if (!t0) {
 				t0 = now_ns();
@@ -694,8 +700,10 @@ ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off
 		ssize_t n = pwrite(f->rw, buf, len, (off_t)off);
 		if (n == (ssize_t)len || f->spilled)
 			return n < 0 ? -errno : n;
-		if (n < 0 && errno != ENOSPC)
+		if (n < 0 && (errno != ENOSPC || f->backing))
 			return -errno;
+		if (f->backing)
+			return n;
 		int rc = spill_now(f);	/* the tmpfs is full although the budget is not */
 		if (rc)
 			return rc;

@@ -245,10 +245,13 @@ int staged_use(struct staged *f, int *fd);	/* keeps it from eviction; -ENODATA: 
 void staged_unuse(struct staged *f);
 /* A new O_RDWR descriptor; the caller closes it (its life holds up the seal). */
 int staged_open_rw(struct staged *f);
+/* The kernel has f's file as a passthrough backing, or had it: readers and mappings may
+ * hold on to it, so relay writes that find no room go past the budget instead of spilling. */
+void staged_set_backing(struct staged *f);
 int staged_set_times(struct staged *f, const struct timespec ts[2]);	/* as futimens */
 
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while
- * the store has room. */
+ * the store has room, unless f is a backing file. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
 /* Reads what f holds now, wherever a spill put it. -ENODATA: evicted or published. */
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
