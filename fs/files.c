@@ -87,20 +87,19 @@ static int copy_version(struct fs *fs, struct node *n)
  * shared mappings and readers go on seeing one file. May drop the lock to wait. */
 static int reopen(struct fs *fs, struct node *n)
 {
-	struct staged *sf = n->sf;
-	int rc = staged_reopen(sf);
-	if (rc != -EBUSY)
-		return rc;
-	session_may_block(fs);
-	staged_ref(sf);
-	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
-	rc = staged_wait_persisted(sf);
-	pthread_mutex_lock(&fs->lock);
-	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
-	if (!rc)
-		rc = n->sf == sf ? staged_reopen(sf) : -EAGAIN;
+	struct staged *sf = staged_ref(n->sf);
+	int rc;
+	while ((rc = n->sf == sf ? staged_reopen(sf) : -EAGAIN) == -EBUSY) {
+		session_may_block(fs);
+		n->busy = true;
+		pthread_mutex_unlock(&fs->lock);
+		rc = staged_wait_persisted(sf);
+		pthread_mutex_lock(&fs->lock);
+		n->busy = false;
+		pthread_cond_broadcast(&fs->busy_cond);
+		if (rc)
+			break;
+	}
 	staged_unref(sf);
 	return rc;
 }

@@ -277,7 +277,7 @@ void node_check_sf(struct fs *fs, struct node *n)
 		return;
 	staged_get_info(n->sf, &i);
 	/* handles keep references of their own; new opens go to the store */
-	if (i.state == STAGED_EVICTED || (i.state == STAGED_DURABLE && i.spilled))
+	if (i.state == STAGED_EVICTED || (i.state == STAGED_DURABLE && i.spilled && !i.late))
 		node_set_sf(fs, n, NULL);
 }
 

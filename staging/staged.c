@@ -549,7 +549,8 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	bool live = f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed_once) &&
 		    !ensure_fd(f) && !fstat(f->fd, &st);
 	*out = (struct staged_info){
-		.id = f->id, .state = f->state, .spilled = f->spilled, .size = f->size,
+		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
+		.size = f->size,
 		.atime = f->atime, .mtime = f->mtime, .ctime = f->ctime, .blocks = f->blocks,
 		.error = f->error,
 	};
@@ -1073,16 +1074,27 @@ int staged_wait_persisted(struct staged *f)
 	return seals_under_way(f) ? -EAGAIN : 0;
 }
 
+/* Is f's own file, spilled, on its way to a name? s->lock held. */
+static bool leaves_as_it_is(struct staged *f)
+{
+	for (struct pend *p = f->spilled && f->n_seals ? f->s->pend : NULL; p; p = p->next)
+		if (p->sf == f && !p->snapshot && p->state != PEND_WAIT)
+			return true;
+	return f->published;
+}
+
 int staged_reopen(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state == STAGED_EVICTED || f->spilled)
+	if (f->state == STAGED_EVICTED)
 		return -EAGAIN;
 	/* the kernel drops the last writer a moment after its close: not a mapping, then */
 	for (struct pend *p = f->n_seals && f->state != STAGED_OPEN && sf_final(f) ? s->pend : NULL; p; p = p->next)
 		if (p->sf == f && p->state == PEND_WAIT)
 			pend_finalize(s, p, false);
+	if (leaves_as_it_is(f))
+		return -EAGAIN;
 	if (seals_under_way(f))
 		return -EBUSY;
 	int rc = ensure_fd(f);

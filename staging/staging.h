@@ -217,6 +217,7 @@ struct staged_info {
 	uint64_t id;
 	enum staged_state state;
 	bool spilled;
+	bool late;		/* taken before its last mapping went: another version will follow */
 	uint64_t size;
 	struct timespec atime, mtime, ctime;
 	uint64_t blocks;	/* 512-byte units, as st_blocks */
@@ -273,7 +274,7 @@ void staged_finalize(struct staged *f);
 uint64_t staging_next_late(struct staging *s);
 /* Open again for writing in place: allowed (0) when the bytes of its seals are on
  * stable storage, or not final yet. -EBUSY: they soon are, see the next; -EAGAIN:
- * not in place at all (evicted, spilled), copy instead. */
+ * not in place at all (evicted; spilled and final), copy instead. */
 int staged_reopen(struct staged *f);
 /* Waits until a seal's bytes are safe. -EAGAIN: they will not be, the store fails. */
 int staged_wait_persisted(struct staged *f);
