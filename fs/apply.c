@@ -303,6 +303,9 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	if (!n)
 		return;
 	n->sealed = true;
+	n->size = r->size;	/* all that a restart knows when the staged file is gone */
+	n->atime = r->atime;
+	n->mtime = r->mtime;
 	n->seal_seq = r->seq;
 	if (n->born_seq == UINT64_MAX)
 		n->born_seq = r->seq;

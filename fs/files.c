@@ -55,6 +55,15 @@ static void wait_while_busy(struct fs *fs, struct node *n)
 	}
 }
 
+/* The times of the bytes that were copied: a change of them may not have reached the store. */
+static void copy_times(struct fs *fs, struct node *n, struct staged *to)
+{
+	struct stat st;
+	node_stat(fs, n, &st);
+	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+	staged_set_times(to, ts);
+}
+
 static int copy_version(struct fs *fs, struct node *n)
 {
 	struct staged *src = n->sf ? staged_ref(n->sf) : NULL, *sf = NULL;
@@ -78,6 +87,7 @@ static int copy_version(struct fs *fs, struct node *n)
 	}
 	if (rc)
 		return rc;
+	copy_times(fs, n, sf);
 	node_set_sf(fs, n, sf);
 	log_staged(fs, n);
 	return 0;

@@ -262,11 +262,24 @@ int tree_init(struct fs *fs)
 
 /* ---- bytes ---- */
 
+/* What was known of the staged file is what is known of n until it can be asked again. */
+static void remember_staged(struct node *n)
+{
+	struct staged_info i;
+	staged_get_info(n->sf, &i);
+	n->size = i.size;
+	n->blocks = i.blocks;
+	n->atime = i.atime;
+	n->mtime = i.mtime;
+}
+
 void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
 {
 	(void)fs;
-	if (n->sf)
+	if (n->sf) {
+		remember_staged(n);
 		staged_unref(n->sf);
+	}
 	n->sf = sf;
 }
 
@@ -408,10 +421,12 @@ static void refresh_from_store(struct fs *fs, struct node *n)
 		return;		/* gone from under us: what was last seen has to do */
 	struct timespec m = n->mtime, c = n->ctime;
 	nlink_t links = n->nlink;
-	if (n->dirty_seq <= applied)
+	if (n->dirty_seq <= applied) {
 		remember_attr(n, &st);
-	else
+	} else {
 		n->size = (uint64_t)st.st_size;
+		n->blocks = (uint64_t)st.st_blocks;
+	}
 	bool names_pending = S_ISDIR(n->mode) && n->ns_seq > applied;
 	if (names_pending) {
 		n->mtime = m;

@@ -570,6 +570,10 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
+	if (f->state != STAGED_OPEN) {
+		f->atime = ts[0].tv_nsec == UTIME_OMIT ? f->atime : ts[0];
+		f->mtime = ts[1].tv_nsec == UTIME_OMIT ? f->mtime : ts[1];
+	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
 	int rc = ensure_fd(f);
@@ -956,8 +960,8 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 			snapshot_stat(f, &st);
 			r->seq = p->r.seq;
 			r->size = p->r.size = f->size;
-			p->r.atime = f->atime;
-			p->r.mtime = f->mtime;
+			r->atime = p->r.atime = f->atime;
+			r->mtime = p->r.mtime = f->mtime;
 			r->type = REC_SEAL;
 			sf_set_state(s, f, STAGED_SEALED);
 			sleeper_wake(&s->watch);

@@ -249,7 +249,8 @@ int staged_open_rw(struct staged *f);
 /* The kernel has f's file as a passthrough backing, or had it: readers and mappings may
  * hold on to it, so relay writes that find no room go past the budget instead of spilling. */
 void staged_set_backing(struct staged *f);
-int staged_set_times(struct staged *f, const struct timespec ts[2]);	/* as futimens */
+/* As futimens. -ENODATA: evicted; the times are remembered all the same. */
+int staged_set_times(struct staged *f, const struct timespec ts[2]);
 
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while
  * the store has room, unless f is a backing file. */
