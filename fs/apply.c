@@ -346,6 +346,9 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	m->links_seq = n->links_seq;
 	m->sealed = n->sealed;
 	m->adopt = n->adopt;
+	n->size = r->size;
+	n->atime = r->atime;
+	n->mtime = r->mtime;
 	uint64_t sino = n->sino;
 	node_set_sino(fs, n, 0);
 	node_set_sino(fs, m, sino);
@@ -354,8 +357,10 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	m->xattrs = n->xattrs;
 	m->xattrs_loaded = n->xattrs_loaded;
 	n->xattrs = NULL;
-	if (n->sf)
+	if (n->sf) {
 		m->sf = staged_ref(n->sf);
+		staged_set_node(n->sf, m->id);
+	}
 	while (n->names) {
 		struct dentry *d = n->names;
 		dentry_set(fs, d->dir, d->name, m);

@@ -13,12 +13,13 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 	struct stat st;
 
+	(void)fi;	/* the kernel does not send it: which version is asked for, the id tells */
 	if (is_control(id)) {
 		control_getattr(req, id);
 		return;
 	}
 	TREE_SCOPE(fs);
-	struct node *n = fi ? node_find(fs, id) : node_current(fs, id);
+	struct node *n = node_find(fs, id);
 	if (!n) {
 		fuse_reply_err(req, ESTALE);
 		return;
@@ -137,10 +138,15 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 		set |= drop_suid(req, n, a, set);
 	if (!rc && !again)
 		rc = set_attr(req, fs, n, a, set);
+	if (rc == -ESTALE && n && n->fork_to) {
+		fork_answer(req, fs, n);
+		return;
+	}
 	if (rc) {
 		fuse_reply_err(req, -rc);
 		return;
 	}
+	n = node_find(fs, id);	/* what is asked of the file is told of the version */
 	node_stat(fs, n, &st);
 	fuse_reply_attr(req, &st, attr_timeout(n));
 }

@@ -24,20 +24,6 @@ static void log_staged(struct fs *fs, struct node *n)
 	staging_log(fs->s, &r);
 }
 
-static int fork_node(struct fs *fs, struct node *n)
-{
-	struct rec r = rec_new(REC_FORK);
-	r.unique = 0;
-	r.node = n->id;
-	r.node2 = staging_new_id(fs->s);
-	int rc = fs_record(fs, &r);
-	if (rc)
-		return rc;
-	if (fs->se)	/* its attributes are the new node's from now on */
-		fuse_lowlevel_notify_inval_inode(fs->se, n->id, -1, 0);
-	return -ESTALE;	/* the kernel looks the name up again and finds the new node */
-}
-
 /* What a new version inherits: attributes and xattrs as the store has them. */
 static int inherit(struct fs *fs, struct node *n)
 {
@@ -138,18 +124,38 @@ static int empty_version(struct fs *fs, struct node *n)
 	return 0;
 }
 
+/* A new version goes to all names that are known. They are kept for long (tree.c), and
+ * others may have removed or replaced some in the store since. */
+static int check_names(struct fs *fs, struct node *n)
+{
+	n->busy = true;		/* nobody runs meanwhile: only so that it is not freed */
+	for (struct dentry *d = n->names, *next; d; d = next) {
+		struct node *dir = d->dir, *now;
+		next = d->name_next;
+		bool busy = dir->busy;
+		dir->busy = true;
+		tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d where it is not so */
+		dir->busy = busy;
+	}
+	n->busy = false;
+	return n->names ? 0 : -ESTALE;
+}
+
 int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
 	int rc;
 
+	fork_came(fs, n);
 	wait_while_busy(fs, n);
 	node_check_sf(fs, n);
 	if (n->sf)
 		staged_get_info(n->sf, &i);
 	if (n->sf && (i.state == STAGED_OPEN || n->writers))
 		return trunc ? staged_resize(n->sf, 0) : 0;
-	rc = inherit(fs, n);
+	rc = n->names && n->names->name_next ? check_names(fs, n) : 0;
+	if (!rc)
+		rc = inherit(fs, n);
 	if (rc)
 		return rc;
 	if (!trunc && n->sf && reopen(fs, n) == 0) {
@@ -448,6 +454,8 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR : 0;
 	if (!rc && (write || trunc))
 		rc = fs->o.ro ? -EROFS : node_make_writable(fs, n, trunc);
+	else if (!rc)
+		fork_await(fs, n);
 	if (!rc) {
 		wait_while_busy(fs, n);
 		node_check_sf(fs, n);
@@ -456,7 +464,9 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	/* an O_RDONLY|O_TRUNC made a version without a writer */
 	if (!rc && trunc && !write)
 		rc = node_seal_closed(fs, n), rc = 0;
-	if (rc)
+	if (rc == -ESTALE && n && n->fork_to)
+		fork_answer(req, fs, n);
+	else if (rc)
 		fuse_reply_err(req, -rc);
 }
 
@@ -482,6 +492,21 @@ static struct staged *memory_for(struct fs *fs, uint64_t id, uint64_t parent, co
 	return staged_create(fs->s, id, size, &sf) ? NULL : sf;
 }
 
+/* CREATE, but someone else was faster. The answer names a node: no fork needs ESTALE. */
+static int create_existing(struct fs *fs, struct node **n, int flags)
+{
+	if (flags & O_EXCL)
+		return -EEXIST;
+	if (!S_ISREG((*n)->mode))
+		return -EISDIR;
+	int rc = node_make_writable(fs, *n, flags & O_TRUNC);
+	if (rc != -ESTALE || !(*n)->fork_to)
+		return rc;
+	*n = node_current(fs, (*n)->id);
+	fork_tell(fs, *n);
+	return node_make_writable(fs, *n, flags & O_TRUNC);
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
@@ -501,9 +526,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		return;
 	dir = node_find(fs, parent);
 	int rc = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
-	if (!rc) {	/* someone else was faster */
-		rc = fi->flags & O_EXCL ? -EEXIST : S_ISREG(n->mode) ?
-		     node_make_writable(fs, n, fi->flags & O_TRUNC) : -EISDIR;
+	if (!rc) {
+		rc = create_existing(fs, &n, fi->flags);
 	} else if (rc == -ENOENT) {
 		struct rec r = rec_new(REC_CREATE);
 		r.unique = 0;	/* the OPEN that follows is the answer */

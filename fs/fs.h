@@ -100,6 +100,7 @@ struct node {
 	unsigned backing_users;
 	enum lane lane;		/* of the last open */
 	uint64_t fork_to;	/* its names went there: a writer came while readers kept this version */
+	uint64_t awaited_ns;	/* CLOCK_REALTIME; such a writer is about to open this one, readers wait */
 	struct node *zombie_next;
 };
 
@@ -154,6 +155,11 @@ struct fs {
 	atomic_ullong lanes[N_LANES];
 	atomic_ullong bytes_read;
 
+	pthread_mutex_t fork_lock;	/* fork.c; last in the order of locks */
+	pthread_cond_t fork_cond;
+	struct fork_news *forks;
+	bool fork_thread;
+
 	struct { uint64_t key, size; } expect[EXPECT_SLOTS];
 
 	/* notices, kept for status */
@@ -206,8 +212,8 @@ void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* ---- tree.c ---- */
 int tree_init(struct fs *fs);
 struct node *node_find(struct fs *fs, uint64_t id);
-/* The same, but where a forked node's names are now: the kernel may know an old one
- * by its other names for as long as its entries are valid. */
+/* The same, but where a forked node's names are now; the last there is when the file is
+ * gone. For what is asked of the file rather than of the version that a descriptor keeps. */
 struct node *node_current(struct fs *fs, uint64_t id);
 nlink_t node_links(const struct node *n);	/* st_nlink */
 struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode);
@@ -249,6 +255,20 @@ void handle_free(struct fs *fs, struct handle *h);
 int fs_flushed(struct fs *fs, struct node *n);
 int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
+
+/* ---- fork.c; lock held ---- */
+int fork_node(struct fs *fs, struct node *n);	/* -ESTALE: done, look the name up again */
+/* Answers ESTALE for the forked node n once the kernel has forgotten its names. */
+void fork_answer(fuse_req_t req, struct fs *fs, struct node *n);
+/* The same for the names of n, a fork's new node, where the answer cannot wait. */
+void fork_tell(struct fs *fs, struct node *n);
+/* Was n made for a writer that is still to come? The kernel, which finds n in place of the
+ * old node, forgets n once before it looks it up in earnest. */
+bool fork_awaited(const struct node *n);
+/* A reader waits for that writer: were it first, n would be forked again, and the kernel
+ * asks again only once. */
+void fork_await(struct fs *fs, struct node *n);
+void fork_came(struct fs *fs, struct node *n);	/* the writer */
 
 /* ---- expect.c ---- */
 uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);

@@ -169,9 +169,11 @@ int main(int argc, char **argv)
 	fs->uid = geteuid();
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_mutex_init(&fs->notice_lock, NULL);
+	pthread_mutex_init(&fs->fork_lock, NULL);
 	pthread_mutex_init(&fs->read_lock, NULL);
 	pthread_mutex_init(&fs->ticket_lock, NULL);
 	pthread_cond_init(&fs->busy_cond, NULL);
+	pthread_cond_init(&fs->fork_cond, NULL);
 	pthread_cond_init(&fs->read_cond, NULL);
 	pthread_cond_init(&fs->ticket_cond, NULL);
 	if (options_parse(argc, argv, &fs->o, &rest))

@@ -37,9 +37,9 @@ struct node *node_find(struct fs *fs, uint64_t id)
 
 struct node *node_current(struct fs *fs, uint64_t id)
 {
-	struct node *n = node_find(fs, id);
-	while (n && n->fork_to)
-		n = node_find(fs, n->fork_to);
+	struct node *n = node_find(fs, id), *next;
+	while (n && n->fork_to && (next = node_find(fs, n->fork_to)))
+		n = next;
 	return n;
 }
 
@@ -129,7 +129,7 @@ struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, str
 
 void dentry_remove(struct fs *fs, struct dentry *d)
 {
-	struct node *dir = d->dir;
+	struct node *dir = d->dir, *n = d->node;
 	struct dentry **pp = &fs->dentries[name_bucket(dir->id, d->name)];
 	while (*pp != d)
 		pp = &(*pp)->hash_next;
@@ -139,6 +139,8 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 		d->sib_next->sib_prev = d->sib_prev;
 	dentry_unname(d);
 	free(d);
+	if (n && n->names && !n->names->name_next)
+		node_release(fs, n);
 	if (!dir->children && dir->nlookup == 0)
 		node_release(fs, dir);
 }
@@ -173,6 +175,7 @@ bool dentry_dirty(struct fs *fs, const struct dentry *d)
 
 static void node_free(struct fs *fs, struct node *n)
 {
+	n->zombie = true;	/* dentry_remove is not to release it */
 	while (n->names)
 		dentry_remove(fs, n->names);
 	struct node **pp = &fs->nodes[id_bucket(n->id)];
@@ -210,12 +213,20 @@ static void node_free(struct fs *fs, struct node *n)
 	fs->n_nodes--;
 }
 
+/* A new version by one name is one by all of them; which these are the store cannot say. */
+static bool several_names(const struct node *n)
+{
+	return !S_ISDIR(n->mode) && n->names && n->names->name_next;
+}
+
 static bool node_needed(struct fs *fs, struct node *n)
 {
 	if (n == fs->root || n->nlookup || n->pinned || n->handles || n->children || n->busy)
 		return true;
 	if (!n->names)
 		return false;	/* unlinked, and the kernel let go */
+	if (fork_awaited(n) || several_names(n))
+		return true;
 	node_check_sf(fs, n);
 	if (n->sf)
 		return true;	/* a staged file is a read cache */
@@ -234,6 +245,8 @@ void node_release(struct fs *fs, struct node *n)
 		return;
 	}
 	if (n == fs->root || n->nlookup || n->pinned || n->handles)
+		return;
+	if (several_names(n))	/* until it loses one; dentry_remove and apply.c release it then */
 		return;
 	n->zombie = true;
 	n->zombie_next = fs->zombies;
@@ -445,10 +458,12 @@ int node_stat(struct fs *fs, struct node *n, struct stat *st)
 	node_check_sf(fs, n);
 	if (!n->sf && (n->names || n == fs->root))
 		refresh_from_store(fs, n);
+	/* readers keep a version: its size and times are its own, the rest is the file's */
+	const struct node *now = n->fork_to ? node_current(fs, n->id) : n;
 	*st = (struct stat){
-		.st_ino = n->ino, .st_mode = n->mode, .st_uid = n->uid, .st_gid = n->gid,
-		.st_rdev = n->rdev, .st_nlink = node_links(n), .st_atim = n->atime, .st_mtim = n->mtime,
-		.st_ctim = n->ctime, .st_size = (off_t)n->size, .st_blocks = (blkcnt_t)n->blocks,
+		.st_ino = n->ino, .st_mode = now->mode, .st_uid = now->uid, .st_gid = now->gid,
+		.st_rdev = n->rdev, .st_nlink = node_links(now), .st_atim = n->atime, .st_mtim = n->mtime,
+		.st_ctim = now->ctime, .st_size = (off_t)n->size, .st_blocks = (blkcnt_t)n->blocks,
 		.st_blksize = BLKSIZE,
 	};
 	if (n->sf) {
@@ -458,9 +473,9 @@ int node_stat(struct fs *fs, struct node *n, struct stat *st)
 		st->st_atim = i.atime;
 		st->st_mtim = i.mtime;
 		st->st_ctim = i.ctime;
-		if (n->ctime.tv_sec > i.ctime.tv_sec ||
-		    (n->ctime.tv_sec == i.ctime.tv_sec && n->ctime.tv_nsec > i.ctime.tv_nsec))
-			st->st_ctim = n->ctime;	/* chmod and the like are ours, not tmpfs's */
+		if (now->ctime.tv_sec > i.ctime.tv_sec ||
+		    (now->ctime.tv_sec == i.ctime.tv_sec && now->ctime.tv_nsec > i.ctime.tv_nsec))
+			st->st_ctim = now->ctime;	/* chmod and the like are ours, not tmpfs's */
 		n->size = i.size;
 		n->blocks = i.blocks;
 		n->mtime = i.mtime;

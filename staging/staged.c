@@ -459,6 +459,12 @@ uint64_t staged_id(const struct staged *f)
 	return f->id;
 }
 
+void staged_set_node(struct staged *f, uint64_t node)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->node = node;
+}
+
 bool staged_spilled(const struct staged *f)
 {
 	return f->spilled;

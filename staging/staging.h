@@ -237,6 +237,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 struct staged *staged_ref(struct staged *f);
 void staged_unref(struct staged *f);	/* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);
+void staged_set_node(struct staged *f, uint64_t node);	/* it is another's now */
 bool staged_spilled(const struct staged *f);
 bool staged_huge(const struct staged *f);
 void staged_get_info(struct staged *f, struct staged_info *out);	/* stats an open one */

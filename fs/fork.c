@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT
+ * Forks. A writer comes while readers keep a version, and the kernel allows one backing
+ * file an inode: so the names pass to a new node with the same st_ino (REC_FORK), and the
+ * old one stays with its readers. The open, or truncation, is answered ESTALE; the kernel
+ * looks the name up again and asks once more, for the new node.
+ *
+ * The file's other names still lead to the old node in the kernel, as long as its entries
+ * are valid. They are expired before the answer: who acts after it finds the new node by
+ * every name, and what still comes for the old one comes through descriptors. Expiring an
+ * entry takes its directory's lock in the kernel, which a request may hold that waits for
+ * us: so a thread of its own does it, with no lock of ours. It is made at the first fork of
+ * a file with several names; most mounts never see one. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AWAITED_NS 200000000u	/* the kernel asks again at once */
+
+struct old_name {
+	uint64_t dir;
+	char *name;
+};
+
+/* The names of a fork, to be expired; then its request is answered. */
+struct fork_news {
+	struct fork_news *next;
+	fuse_req_t req;		/* NULL: answered already */
+	unsigned n;
+	struct old_name names[];
+};
+
+static void expire(struct fs *fs, const struct old_name *o)
+{
+	size_t len = strlen(o->name);
+	/* -ENOSYS: before 6.2. -ENOENT: the kernel does not know it */
+	if (fuse_lowlevel_notify_expire_entry(fs->se, o->dir, o->name, len) == -ENOSYS)
+		fuse_lowlevel_notify_inval_entry(fs->se, o->dir, o->name, len);
+}
+
+static void *fork_main(void *arg)
+{
+	struct fs *fs = arg;
+	pthread_mutex_lock(&fs->fork_lock);
+	for (;;) {
+		struct fork_news *f = fs->forks;
+		if (!f) {
+			pthread_cond_wait(&fs->fork_cond, &fs->fork_lock);
+			continue;
+		}
+		fs->forks = f->next;
+		pthread_mutex_unlock(&fs->fork_lock);
+		for (unsigned i = 0; i < f->n; i++) {
+			expire(fs, &f->names[i]);
+			free(f->names[i].name);
+		}
+		if (f->req)
+			fuse_reply_err(f->req, ESTALE);
+		free(f);
+		pthread_mutex_lock(&fs->fork_lock);
+	}
+	return NULL;
+}
+
+static int queue(struct fs *fs, struct fork_news *f)
+{
+	pthread_t t;
+	int rc = 0;
+	pthread_mutex_lock(&fs->fork_lock);
+	if (!fs->fork_thread) {
+		rc = pthread_create(&t, NULL, fork_main, fs);
+		if (!rc)
+			pthread_detach(t);	/* ends with the process */
+		fs->fork_thread = !rc;
+	}
+	if (!rc) {
+		struct fork_news **pp = &fs->forks;
+		while (*pp)
+			pp = &(*pp)->next;
+		*pp = f;
+		pthread_cond_signal(&fs->fork_cond);
+	}
+	pthread_mutex_unlock(&fs->fork_lock);
+	return -rc;
+}
+
+/* Lock held. Without memory or a thread the entries expire by themselves, a second later. */
+static bool tell(struct fs *fs, struct node *n, fuse_req_t req)
+{
+	unsigned cap = 0;
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		cap++;
+	if (cap < 2)	/* one name is looked up again by who is answered */
+		return false;
+	struct fork_news *f = calloc(1, sizeof(*f) + cap * sizeof(f->names[0]));
+	if (!f)
+		return false;
+	f->req = req;
+	for (struct dentry *d = n->names; d; d = d->name_next) {
+		f->names[f->n] = (struct old_name){.dir = d->dir->id, .name = strdup(d->name)};
+		f->n += !!f->names[f->n].name;
+	}
+	if (queue(fs, f) == 0)
+		return true;
+	while (f->n)
+		free(f->names[--f->n].name);
+	free(f);
+	return false;
+}
+
+static uint64_t clock_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int fork_node(struct fs *fs, struct node *n)
+{
+	struct rec r = rec_new(REC_FORK);
+	struct stat st;
+
+	node_stat(fs, n, &st);
+	r.unique = 0;
+	r.node = n->id;
+	r.node2 = staging_new_id(fs->s);
+	r.size = (uint64_t)st.st_size;
+	r.atime = st.st_atim;
+	r.mtime = st.st_mtim;
+	int rc = fs_record(fs, &r);
+	if (rc)
+		return rc;
+	node_find(fs, r.node2)->awaited_ns = clock_ns() + AWAITED_NS;
+	return -ESTALE;
+}
+
+bool fork_awaited(const struct node *n)
+{
+	return n->awaited_ns && clock_ns() < n->awaited_ns;
+}
+
+void fork_await(struct fs *fs, struct node *n)
+{
+	while (n->awaited_ns) {
+		struct timespec t = {
+			.tv_sec = (time_t)(n->awaited_ns / 1000000000u),
+			.tv_nsec = (long)(n->awaited_ns % 1000000000u),
+		};
+		session_may_block(fs);
+		if (pthread_cond_timedwait(&fs->busy_cond, &fs->lock, &t) == ETIMEDOUT)
+			n->awaited_ns = 0;
+	}
+}
+
+void fork_came(struct fs *fs, struct node *n)
+{
+	if (n->awaited_ns)
+		pthread_cond_broadcast(&fs->busy_cond);
+	n->awaited_ns = 0;
+}
+
+void fork_answer(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	if (!tell(fs, node_current(fs, n->id), req))
+		fuse_reply_err(req, ESTALE);
+}
+
+void fork_tell(struct fs *fs, struct node *n)
+{
+	tell(fs, n, NULL);
+}
