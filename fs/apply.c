@@ -235,6 +235,8 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 		dir_changed(to->dir, r, -1);
 	} else {
 		name_lost(fs, victim, r->dir2, r->name2, r);
+		if (!sealed && had)	/* it stays in the store there until n is sealed */
+			victim->links_seq = UINT64_MAX;
 	}
 	node_release(fs, victim);
 }

@@ -79,7 +79,8 @@ struct node {
 	uint64_t dirty_seq;	/* last record on the node itself */
 	uint64_t born_seq;	/* record that makes it in the store; UINT64_MAX = never yet */
 	uint64_t ns_seq;	/* directories: last change of their names */
-	uint64_t links_seq;	/* files: last change of how many names they have */
+	uint64_t links_seq;	/* files: last change of how many names they have; UINT64_MAX: the
+				 * store has one that is ours no more, and does not tell when it goes */
 	uint64_t seal_seq;
 	uint64_t sino;		/* inode of the store file when last seen */
 	bool adopt;		/* a version of ours replaced it: take what is there */

@@ -393,6 +393,82 @@ static void link_open_file(void)
 }
 
 /* One file under a hundred names, made before it was ever closed. */
+static void all_are(const char *const *names, int n, size_t len, uint64_t tag)
+{
+	for (int i = 0; i < n; i++) {
+		same(names[i], len, tag);
+		EQ(stat_of(names[i]).st_nlink, n);
+		EQ(stat_of(names[i]).st_ino, stat_of(names[0]).st_ino);
+	}
+}
+
+/* A new version is one by every name, whoever reads the old one, and a reader keeps it. */
+static void link_readers(void)
+{
+	const char *const ab[] = { "a", "b" }, *const abc[] = { "a", "b", "c" }, *const dc[] = { "d", "c" };
+	int old, newer;
+
+	put("a", 1000, 1);
+	OK(link("a", "b"));
+	all_are(ab, 2, 1000, 1);
+	old = OK(open("b", O_RDONLY));
+	put("a", 2000, 2);		/* at once: the kernel's entries are still valid */
+	all_are(ab, 2, 2000, 2);
+	newer = OK(open("a", O_RDONLY));
+	OK(link("b", "c"));
+	all_are(abc, 3, 2000, 2);
+	OK(chmod("c", 0600));
+	EQ(stat_of("a").st_mode & 0777, 0600);
+	OK(truncate("c", 0));
+	put("c", 3000, 3);
+	all_are(abc, 3, 3000, 3);
+	OK(rename("a", "d"));
+	OK(unlink("b"));
+	all_are(dc, 2, 3000, 3);
+	durable(".");
+	all_are(dc, 2, 3000, 3);
+	same(store("d"), 3000, 3);
+	EQ(stat_of(store("c")).st_nlink, 2);
+	EQ(stat_of(store("c")).st_ino, stat_of(store("d")).st_ino);
+	if (!env.plain) {
+		struct stat st;
+
+		OK(fstat(old, &st));
+		EQ(st.st_size, 1000);
+		same_fd_range("the first version", old, 0, 1000, 1);
+		same_fd_range("the second version", newer, 0, 2000, 2);
+		OK(unlink("d"));
+		OK(unlink("c"));
+		OK(fstat(old, &st));
+		EQ(st.st_size, 1000);
+		same_fd_range("the first version", old, 0, 1000, 1);
+	}
+	close(old);
+	close(newer);
+}
+
+/* Who overwrites a file that others keep opening meets no error, nor do they. */
+static void overwritten_while_read(void)
+{
+	static const char *const names[] = { "a", "b", "c" };
+
+	put("a", 100, 0);
+	OK(link("a", "b"));
+	put("c", 100, 0);
+	pid_t reader = OK(fork());
+	for (int i = 0; !reader; i++)
+		close(OK(open(names[i % 3], O_RDONLY)));
+	for (int i = 1; i <= 300; i++) {
+		put(names[i % 3], 100 + i, i);
+		same(names[i % 3], 100 + i, i);
+		if (i % 3 < 2)
+			same(names[1 - i % 3], 100 + i, i);
+		EQ(waitpid(reader, NULL, WNOHANG), 0);
+	}
+	kill(reader, SIGKILL);
+	waitpid(reader, NULL, 0);
+}
+
 static void many_links(void)
 {
 	int fd = OK(open("a", O_WRONLY | O_CREAT, 0644));
@@ -1038,7 +1114,8 @@ int main(int argc, char **argv)
 		C(create_lookup), C(excl), C(wrong_types), C(rename_replace), C(rename_chain),
 		C(rename_directory), C(rename_errors), C(rename_open), C(rename_dir_of_open),
 		C(rename_over_open), C(rename_locked), C(rename_noreplace), C(rename_exchange),
-		C(rename_no_exdev), C(link_files), C(link_open_file), C(many_links), C(symlinks),
+		C(rename_no_exdev), C(link_files), C(link_open_file), C(link_readers),
+		C(overwritten_while_read), C(many_links), C(symlinks),
 		C(symlink_replaced), C(unlink_open), C(unlink_open_durable), C(unlink_at_once),
 		C(directories), C(directory_links), C(in_removed_directory), C(names_any_bytes),
 		C(name_lengths), C(path_max), C(dots), C(readdir_deleting), C(readdir_changing),
