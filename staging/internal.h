@@ -69,6 +69,7 @@ struct pend {
 	bool snapshot;			/* by fsync: the writer goes on */
 	bool must;			/* dead, but must be shown: persist it all the same */
 	bool again;			/* first after a restart: perhaps applied already */
+	bool begun;			/* its first step stands in the store; a retry goes on behind it */
 	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
 	bool kills;			/* removes what a pending record created */
 	unsigned attempts;

@@ -496,6 +496,27 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	}
 }
 
+/* A SEAL without its staged file keeps its place in the order. A spilled file whose rename
+ * came through just before the kill is in the store, but perhaps not under all its names. */
+static int replay_missing(struct staging *s, const struct rec *r)
+{
+	bool there = (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
+	struct rec ghost = *r;
+	struct pend *p;
+
+	if (!there) {
+		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is lost "
+			      "and the one before it stays in the store");
+		ghost.type = REC_ATTR;
+		ghost.flags |= REC_GHOST;
+	}
+	LOCK_SCOPE(&s->lock);
+	int rc = pend_add(s, &ghost, NULL, &p);
+	if (!rc)
+		p->again = p->begun = there;
+	return rc;
+}
+
 static int replay_pend(struct staging *s, const struct rec *r)
 {
 	struct staged *sf = NULL;
@@ -507,17 +528,8 @@ static int replay_pend(struct staging *s, const struct rec *r)
 		return 0;
 	if (r->type == REC_SEAL) {
 		int rc = staged_recover(s, r, &sf);
-		if (rc) {
-			/* a spilled file whose rename came through just before the kill is in the store */
-			if (!(r->flags & REC_SPILLED) || r->seq != s->head->applied + 1)
-				s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is lost "
-					      "and the one before it stays in the store");
-			struct rec ghost = *r;
-			ghost.type = REC_ATTR;	/* keeps its place in the order, changes nothing */
-			ghost.flags |= REC_GHOST;
-			LOCK_SCOPE(&s->lock);
-			return pend_add(s, &ghost, NULL, NULL);
-		}
+		if (rc)
+			return replay_missing(s, r);
 	}
 	pthread_mutex_lock(&s->lock);
 	int rc = pend_add(s, r, sf, &p);

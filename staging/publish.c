@@ -68,7 +68,8 @@ static struct pend *elide(struct pend *head)
 		case REC_MKDIR:
 		case REC_SYMLINK:
 		case REC_MKNOD:
-			if (!p->dead_at || p->state == PEND_BUSY)
+			/* some of it may stand in the store already: then it must be removed there */
+			if (!p->dead_at || p->state == PEND_BUSY || p->begun || p->again)
 				return NULL;
 			if (r->flags & REC_SHADOW) {
 				if (shadow && shadow != r->node)
@@ -129,6 +130,21 @@ static void touch(struct batch *b, uint64_t dir)
 	b->n_touched++;
 }
 
+/* The store was changed underneath, or cannot hold such a thing: waiting will not help. */
+static bool is_conflict(const struct rec *r, int rc)
+{
+	switch (-rc) {
+	case ENOENT: case EEXIST: case ENOTEMPTY: case ENOTDIR: case EISDIR: case ELOOP:
+	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
+	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
+		return true;
+	case ENOSPC:	/* ext4: no room in the inode's one xattr block */
+		return r->type == REC_XATTR;
+	default:
+		return false;
+	}
+}
+
 struct dir_use {
 	struct staging *s;
 	uint64_t id;
@@ -179,7 +195,9 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 		if (rc)
 			break;
 		if (!first.name) {
-			rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
+			if (!p->begun)
+				rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
+			p->begun |= !rc;
 			first = name;
 		} else {
 			DIR_USE(d0, s, first.dir);
@@ -190,8 +208,9 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 	return rc;
 }
 
-static int publish_rename(struct staging *s, const struct rec *r, struct batch *b)
+static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 {
+	const struct rec *r = &p->r;
 	DIR_USE(d1, s, r->dir);
 	if (d1.rc)
 		return d1.rc;
@@ -203,6 +222,8 @@ static int publish_rename(struct staging *s, const struct rec *r, struct batch *
 		return d2.rc;
 	touch(b, r->dir2);
 	int rc = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
+	if (p->again && rc == -ENOENT)
+		rc = 0;		/* done just before the worker died: what comes later must find the directory */
 	if (!rc && (r->flags & REC_DIR)) {
 		if (r->node2)
 			dirs_gone(s, r->node2);
@@ -227,15 +248,37 @@ static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
 	return a.mask ? io_set_attr(s->o.store, dirfd, r->name[0] ? r->name : NULL, &a) : 0;
 }
 
-static void own_new(struct staging *s, const struct rec *r, int dirfd)
+static int own_new(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct io_attr a = {.mask = 0, .uid = r->uid, .gid = r->gid, .mode = r->mode & 07777};
 	if (r->uid != geteuid() || r->gid != getegid())
 		a.mask |= IO_ATTR_OWNER;
 	if (r->type != REC_SYMLINK)
 		a.mask |= IO_ATTR_MODE;
-	if (a.mask)
-		io_set_attr(s->o.store, dirfd, r->name, &a);
+	int rc = a.mask ? io_set_attr(s->o.store, dirfd, r->name, &a) : 0;
+	if (r->type != REC_MKDIR || (rc && !is_conflict(r, rc)))
+		return rc;
+	char ino[24];
+	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
+	return io_set_xattr(s->o.store, dirfd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
+}
+
+/* Directories, symlinks, nodes. A try that failed after the making goes on from there. */
+static int publish_new(struct staging *s, struct pend *p, int dirfd)
+{
+	const struct rec *r = &p->r;
+	struct io_store *store = s->o.store;
+	int rc = p->begun ? 0 :
+		 r->type == REC_MKDIR ? io_mkdir(store, dirfd, r->name, r->mode & 07777) :
+		 r->type == REC_SYMLINK ? io_symlink(store, r->data, dirfd, r->name) :
+		 io_mknod(store, dirfd, r->name, r->mode);
+	if (r->type == REC_MKDIR && (!rc || rc == -EEXIST))
+		staging_dir_learn(s, r->node, r->dir, r->name);
+	if (rc && !(p->again && rc == -EEXIST))
+		return rc;
+	p->begun = true;
+	rc = own_new(s, r, dirfd);
+	return is_conflict(r, rc) ? 0 : rc;	/* a store without owners or xattrs */
 }
 
 static int publish_one(struct staging *s, struct pend *p, struct batch *b)
@@ -249,7 +292,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 	if (r->type == REC_SEAL)
 		return publish_seal(s, p, b);
 	if (r->type == REC_RENAME)
-		return publish_rename(s, r, b);
+		return publish_rename(s, p, b);
 	DIR_USE(d, s, r->dir);
 	if (d.rc)
 		return d.rc;
@@ -259,30 +302,13 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return io_unlink(store, d.fd, r->name);
 	case REC_RMDIR:
 		rc = io_rmdir(store, d.fd, r->name);
-		if (!rc)
+		if (!rc || (p->again && rc == -ENOENT))
 			dirs_gone(s, r->node2);
 		return rc;
 	case REC_MKDIR:
-		rc = io_mkdir(store, d.fd, r->name, r->mode & 07777);
-		if (!rc || rc == -EEXIST)
-			staging_dir_learn(s, r->node, r->dir, r->name);
-		if (!rc) {
-			own_new(s, r, d.fd);
-			char ino[24];
-			int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
-			io_set_xattr(store, d.fd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
-		}
-		return rc;
 	case REC_SYMLINK:
-		rc = io_symlink(store, r->data, d.fd, r->name);
-		if (!rc)
-			own_new(s, r, d.fd);
-		return rc;
 	case REC_MKNOD:
-		rc = io_mknod(store, d.fd, r->name, r->mode);
-		if (!rc)
-			own_new(s, r, d.fd);
-		return rc;
+		return publish_new(s, p, d.fd);
 	case REC_LINK: {
 		DIR_USE(d2, s, r->dir2);
 		touch(b, r->dir2);
@@ -299,21 +325,6 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return io_remove_xattr(store, d.fd, r->name[0] ? r->name : NULL, r->name2);
 	default:
 		return 0;
-	}
-}
-
-/* The store was changed underneath, or cannot hold such a thing: waiting will not help. */
-static bool is_conflict(const struct rec *r, int rc)
-{
-	switch (-rc) {
-	case ENOENT: case EEXIST: case ENOTEMPTY: case ENOTDIR: case EISDIR: case ELOOP:
-	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
-	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
-		return true;
-	case ENOSPC:	/* ext4: no room in the inode's one xattr block */
-		return r->type == REC_XATTR;
-	default:
-		return false;
 	}
 }
 
