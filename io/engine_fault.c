@@ -175,7 +175,7 @@ static ssize_t fault_call(struct io_engine *e, const struct io_call *c)
 		if (c->op == IO_OP_WRITE && res > 0)
 			fault_lost_wrote(&f->lost, c->fd, c->off, (uint64_t)res);
 		else if (c->op == IO_OP_SYNC_DATA && !res)
-			fault_lost_synced(&f->lost, c->fd);
+			res = fault_lost_synced(&f->lost, c->fd);
 		else if (c->op == IO_OP_SYNC_ALL && !res)
 			fault_lost_synced(&f->lost, -1);
 	}

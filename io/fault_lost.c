@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ struct lost_file {
 	dev_t dev;
 	ino_t ino;
 	int fd;		/* our own: the writer's may be closed by the time of a syncfs */
+	bool untold;	/* another's sync lost its bytes; its own has yet to say so */
 	struct range *ranges;
 };
 
@@ -29,28 +31,38 @@ void fault_lost_init(struct fault_lost *l)
 	pthread_mutex_init(&l->lock, NULL);
 }
 
-static void free_file(struct lost_file *f)
+static void free_ranges(struct lost_file *f, bool punch)
 {
 	while (f->ranges) {
 		struct range *r = f->ranges;
 
+		if (punch)
+			fallocate(f->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->off,
+				  (off_t)r->len);
 		f->ranges = r->next;
 		free(r);
 	}
+}
+
+static void free_file(struct lost_file *f)
+{
+	free_ranges(f, false);
 	close(f->fd);
 	free(f);
 }
 
-/* Takes every file out, or the one that fd is, and forgets it; punched first if
- * its bytes are to be lost. */
-static void take(struct fault_lost *l, int fd, bool punch)
+/* Takes every file out, or the one that fd is, and forgets it; punched first if its bytes
+ * are to be lost. A file that lost them to the sync of all is kept until its own sync has
+ * told so, as the kernel keeps an inode's error (errseq); returns whether one had to. */
+static bool take(struct fault_lost *l, int fd, bool punch)
 {
 	LOCKED_SCOPE(&l->lock);
 	struct lost_file **p = &l->files;
 	struct stat st;
+	bool told = false;
 
 	if (fd >= 0 && fstat(fd, &st))
-		return;
+		return false;
 	while (*p) {
 		struct lost_file *f = *p;
 
@@ -58,24 +70,34 @@ static void take(struct fault_lost *l, int fd, bool punch)
 			p = &f->next;
 			continue;
 		}
-		for (struct range *r = f->ranges; punch && r; r = r->next)
-			fallocate(f->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-				  (off_t)r->off, (off_t)r->len);
+		f->untold |= fd < 0 && punch && f->ranges;
+		free_ranges(f, punch);
+		if (fd < 0 && f->untold) {
+			p = &f->next;
+			continue;
+		}
+		told |= f->untold;
 		*p = f->next;
 		l->n--;
 		free_file(f);
 	}
+	return told;
 }
 
 void fault_lost_free(struct fault_lost *l)
 {
-	take(l, -1, false);
+	while (l->files) {
+		struct lost_file *f = l->files;
+
+		l->files = f->next;
+		free_file(f);
+	}
 	pthread_mutex_destroy(&l->lock);
 }
 
-void fault_lost_synced(struct fault_lost *l, int fd)
+int fault_lost_synced(struct fault_lost *l, int fd)
 {
-	take(l, fd, false);
+	return take(l, fd, false) ? -EIO : 0;
 }
 
 void fault_lost_drop(struct fault_lost *l, int fd)

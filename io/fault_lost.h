@@ -21,8 +21,8 @@ struct fault_lost {
 void fault_lost_init(struct fault_lost *l);
 void fault_lost_free(struct fault_lost *l);
 void fault_lost_wrote(struct fault_lost *l, int fd, uint64_t off, uint64_t len);
-/* fd -1 = every file */
-void fault_lost_synced(struct fault_lost *l, int fd);
+/* fd -1 = every file. -EIO: fd's bytes were lost to the sync of all, told now and once. */
+int fault_lost_synced(struct fault_lost *l, int fd);
 void fault_lost_drop(struct fault_lost *l, int fd);
 
 #endif

@@ -214,7 +214,8 @@ int io_sum_file(struct io_store *s, int fd, char out[IO_CHECKSUM_LEN]);
  * only syncs. io_store_open itself is not counted. kinds =
  * comma list of eio, enospc, short, delay, lostsync. Lostsync: a sync call fails
  * with EIO once and the data written since the previous sync through that fd is
- * dropped (punched), as ext4/xfs do (ATC '20). */
+ * dropped (punched), as ext4/xfs do (ATC '20); a sync of all or of a directory drops that
+ * of every file, and each file's own next sync fails for it, too. */
 #define IO_FAULT_ENV "CAIRNFS_FAULT"
 
 #ifdef __cplusplus

@@ -73,7 +73,7 @@ struct pend {
 	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
 	bool kills;			/* removes what a pending record created */
 	unsigned attempts;
-	uint64_t promised;		/* bytes of the reserve, until it has blocks of its own */
+	uint64_t promised;		/* bytes of the reserve, until it is in the store: it may have to be written again */
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
 };
@@ -189,6 +189,7 @@ struct staging {
 	unsigned n_late_ready;
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
+	uint64_t n_lost;		/* failed syncs that may have taken others' bytes */
 	uint64_t last_delete;		/* seq of the latest record that frees room */
 
 	/* staged files */
@@ -288,7 +289,11 @@ void staged_check(struct staging *s);
 
 /* persist.c */
 void *persist_main(void *arg);
-void persist_queue(struct staging *s, struct pend *p);	/* s->lock held */
+/* s->lock held for both */
+void persist_queue(struct staging *s, struct pend *p);
+/* After a failed write or sync the pages of its file prove nothing: a new file. rc is the
+ * error, which counts as an attempt; 0 when it was another's. */
+void persist_again(struct staging *s, struct pend *p, int rc);
 
 /* sweep.c */
 void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */
@@ -297,6 +302,7 @@ void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was los
 
 /* publish.c */
 void *publish_main(void *arg);
+int publish_sync_all(struct staging *s);	/* takes s->lock when it fails */
 void publish_wake_waiters(struct staging *s, int halted_err);	/* takes s->lock */
 
 /* reserve.c: blocks of the store for small files and names that have none yet */

@@ -276,26 +276,18 @@ static struct pend *next_job(struct staging *s, uint64_t *wait_until)
 	return p;
 }
 
-/* s->lock held */
-static void job_failed(struct staging *s, struct pend *p, int rc)
+void persist_again(struct staging *s, struct pend *p, int rc)
 {
 	struct staged *f = p->sf;
 
-	s->st.errors++;
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name, strerror(-rc));
-	/* after a failed write or sync the pages of that file prove nothing: a new file */
-	bool original = f->spilled && !p->snapshot;
-	if (p->tmp_fd >= 0 && !original) {
+	if (p->tmp_fd >= 0)
 		close(p->tmp_fd);
-		io_tmp_remove(s->o.store, p->tmp_id);
-	} else if (p->tmp_fd >= 0) {
-		close(p->tmp_fd);
-	}
 	p->tmp_fd = -1;
+	if (p->tmp_id && (!f->spilled || p->snapshot))
+		io_tmp_remove(s->o.store, p->tmp_id);
 	p->tmp_id = 0;
-	if (original)	/* its cached pages are the only copy: take them to a new file */
-		p->snapshot = true;
-	if (++p->attempts < MAX_ATTEMPTS) {
+	p->snapshot |= f->spilled;	/* its cached pages are the only copy: they go to a new file */
+	if (!rc || ++p->attempts < MAX_ATTEMPTS) {
 		persist_queue(s, p);
 		return;
 	}
@@ -303,6 +295,14 @@ static void job_failed(struct staging *s, struct pend *p, int rc)
 	f->error = rc;
 	if (f->state != STAGED_OPEN)
 		sf_set_state(s, f, STAGED_FAILED);
+}
+
+/* s->lock held */
+static void job_failed(struct staging *s, struct pend *p, int rc)
+{
+	s->st.errors++;
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name, strerror(-rc));
+	persist_again(s, p, rc);
 }
 
 void *persist_main(void *arg)
@@ -324,15 +324,18 @@ void *persist_main(void *arg)
 		j.p->state = PEND_BUSY;
 		if (j.p->sf->state == STAGED_SEALED || j.p->sf->state == STAGED_FAILED)
 			sf_set_state(s, j.p->sf, STAGED_PERSISTING);
+		uint64_t lost = s->n_lost;
 		pthread_mutex_unlock(&s->lock);
 		int rc = persist_one(&j);
 		pthread_mutex_lock(&s->lock);
 		if (rc)
 			job_failed(s, j.p, rc);
+		else if (j.p->r.size > SMALL_BYTES)
+			j.p->state = PEND_READY;
+		else if (lost != s->n_lost)
+			persist_again(s, j.p, 0);
 		else
-			j.p->state = j.p->r.size > SMALL_BYTES ? PEND_READY : PEND_WRITTEN;
-		if (!rc)
-			reserve_kept(s, &j.p->promised);
+			j.p->state = PEND_WRITTEN;
 		save_descriptor(s, j.p);
 		if (j.p->r.size > SMALL_BYTES || in_hurry(s))
 			sleeper_wake(&s->pub);

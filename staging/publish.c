@@ -371,6 +371,32 @@ static void take_batch(struct staging *s, struct batch *b)
 	}
 }
 
+/* A failed syncfs or journal commit drops anybody's unsynced pages, and the next one
+ * succeeds: what was written behind the batch and counted on a sync to come is written
+ * again, and so is what is being written now (n_lost). s->lock held. */
+static void distrust(struct staging *s)
+{
+	s->n_lost++;
+	for (struct pend *p = s->pend; p; p = p->next)
+		if (p->state == PEND_WRITTEN && p->r.seq > s->batch_end)
+			persist_again(s, p, 0);
+	sleeper_wake(&s->work);
+}
+
+static int sync_result(struct staging *s, int rc)
+{
+	if (rc) {
+		LOCK_SCOPE(&s->lock);
+		distrust(s);
+	}
+	return rc;
+}
+
+int publish_sync_all(struct staging *s)
+{
+	return sync_result(s, io_sync_all(s->o.store));
+}
+
 static int sync_bytes(struct staging *s, struct batch *b, struct pend **bad)
 {
 	unsigned n = 0, i;
@@ -379,7 +405,7 @@ static int sync_bytes(struct staging *s, struct batch *b, struct pend **bad)
 	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
 		n += p->state == PEND_WRITTEN;
 	if (n > FSYNC_EACH) {
-		int rc = io_sync_all(s->o.store);
+		int rc = publish_sync_all(s);
 		*bad = rc ? b->first : NULL;
 		return rc;
 	}
@@ -405,27 +431,10 @@ static void rewrite_batch(struct staging *s, struct batch *b, int rc)
 	struct pend *p;
 
 	s->st.errors++;
-	for (i = 0, p = b->first; i < b->n; i++, p = p->next) {
-		if (p->state != PEND_WRITTEN)
-			continue;
-		if (p->tmp_id) {
-			if (p->tmp_fd >= 0)
-				close(p->tmp_fd);
-			p->tmp_fd = -1;
-			if (!p->sf->spilled || p->snapshot)
-				io_tmp_remove(s->o.store, p->tmp_id);
-			p->snapshot |= p->sf->spilled;	/* see job_failed */
-			p->tmp_id = 0;
-		}
-		if (++p->attempts < MAX_ATTEMPTS) {
-			persist_queue(s, p);
-		} else {
-			p->state = PEND_FAILED;
-			p->sf->error = rc;
-			if (p->sf->state != STAGED_OPEN)
-				sf_set_state(s, p->sf, STAGED_FAILED);
-		}
-	}
+	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
+		if (p->state == PEND_WRITTEN)
+			persist_again(s, p, rc);
+	s->batch_end = 0;
 	sleeper_wake(&s->work);
 }
 
@@ -435,14 +444,14 @@ static int sync_names(struct staging *s, struct batch *b)
 		return 0;
 	enum io_fs_kind kind = io_store_fs(s->o.store);
 	if (b->n_touched > TOUCHED_MAX || b->inodes || kind == IO_FS_SYNCFS)
-		return io_sync_all(s->o.store);
+		return publish_sync_all(s);
 	/* where the journal is one, syncing the last directory that changed commits all
 	 * before it; else each is synced */
 	for (unsigned i = b->n_touched; i-- > 0;) {
 		DIR_USE(d, s, b->touched[i]);
 		if (d.rc)	/* removed meanwhile: it cannot be asked */
-			return io_sync_all(s->o.store);
-		int rc = io_sync_dir(s->o.store, d.fd);
+			return publish_sync_all(s);
+		int rc = sync_result(s, io_sync_dir(s->o.store, d.fd));
 		if (rc || kind == IO_FS_ORDERED)
 			return rc;
 	}
@@ -645,10 +654,10 @@ static void run_batch(struct staging *s, struct batch *b)
 	if (sync_rc) {
 		/* the names stand but are not known to be safe; ask again, with all of it */
 		for (unsigned i = 0; sync_rc && i < MAX_ATTEMPTS; i++)
-			sync_rc = io_sync_all(s->o.store);
+			sync_rc = publish_sync_all(s);
 		while (sync_rc && !s->stop) {
 			halt(s, b->first, sync_rc);
-			sync_rc = io_sync_all(s->o.store);
+			sync_rc = publish_sync_all(s);
 		}
 		if (sync_rc)
 			return;

@@ -72,10 +72,11 @@ bool reserve_give(struct staging *s)
 	if (step && fallocate(s->reserve_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 			      (off_t)(s->reserve_left - step), (off_t)step) == 0) {
 		s->reserve_left -= step;
-		gave = !io_sync_all(s->o.store);	/* xfs and ext4 hand freed blocks out after the commit */
+		gave = true;
 	}
 	pthread_rwlock_unlock(&s->reserve_lock);
-	return gave;
+	/* xfs and ext4 hand freed blocks out after the commit */
+	return gave && !publish_sync_all(s);
 }
 
 void reserve_take(struct staging *s)

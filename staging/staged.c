@@ -1041,30 +1041,16 @@ static bool sync_written(struct staged *f)
 		if (p->sf != f || p->state != PEND_WRITTEN || p->r.seq <= s->batch_end)
 			continue;
 		p->state = PEND_BUSY;
+		uint64_t lost = s->n_lost;
 		pthread_mutex_unlock(&s->lock);
 		if (p->tmp_fd < 0)
 			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
 		int rc = p->tmp_fd < 0 ? p->tmp_fd : io_sync_data(s->o.store, p->tmp_fd);
 		pthread_mutex_lock(&s->lock);
-		if (rc) {	/* its pages prove nothing now: written again */
-			if (p->tmp_fd >= 0)
-				close(p->tmp_fd);
-			p->tmp_fd = -1;
-			if (!f->spilled || p->snapshot)
-				io_tmp_remove(s->o.store, p->tmp_id);
-			p->tmp_id = 0;
-			p->snapshot |= f->spilled;
-			if (++p->attempts < MAX_ATTEMPTS) {
-				persist_queue(s, p);
-			} else {
-				p->state = PEND_FAILED;
-				f->error = rc;
-				if (f->state != STAGED_OPEN)
-					sf_set_state(s, f, STAGED_FAILED);
-			}
-		} else {
+		if (rc || lost != s->n_lost)
+			persist_again(s, p, rc);
+		else
 			p->state = PEND_READY;
-		}
 		sleeper_nudge(&s->pub);
 		return true;
 	}
