@@ -53,6 +53,7 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 	n->lane = h->lane;
 	if (h->writer) {
 		n->writers++;
+		n->accepted = false;
 		n->rdwr |= !!(r->flags & REC_RDWR);
 	}
 	if (r->backing) {
@@ -308,6 +309,7 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	n->size = r->size;	/* all that a restart knows when the staged file is gone */
 	n->atime = r->atime;
 	n->mtime = r->mtime;
+	n->accepted = false;
 	n->seal_seq = r->seq;
 	if (n->born_seq == UINT64_MAX)
 		n->born_seq = r->seq;
@@ -429,6 +431,10 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_XATTR:
 	case REC_XATTR_DEL: apply_xattr(fs, r); break;
 	case REC_SEAL: apply_seal(fs, r); break;
+	case REC_FLUSHED:
+		if (n)
+			n->accepted = true;
+		break;
 	case REC_FORK: apply_fork(fs, r); break;
 	case REC_STAGED:
 		if (n && !(n->sf && staged_id(n->sf) == r->sf))
@@ -521,18 +527,23 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	return 0;
 }
 
+static int fill_flushed(struct node *n, struct rec *r, void **data)
+{
+	int rc = fill_seal(n, r, data);
+	r->type = REC_FLUSHED;
+	r->sf = staged_id(n->sf);
+	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	return rc;
+}
+
 /* A close is about to be answered; its RELEASE may be lost with everything else. */
 int fs_flushed(struct fs *fs, struct node *n)
 {
-	struct rec r;
+	struct rec r = {.type = 0};
 	void *data = NULL;
-	int rc = fill_seal(n, &r, &data);
-	if (!rc) {
-		r.type = REC_FLUSHED;
-		r.sf = staged_id(n->sf);
-		r.flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
-		rc = staging_log(fs->s, &r);
-	}
+	int rc = fill_flushed(n, &r, &data);
+	if (!rc)
+		rc = fs_record(fs, &r);
 	free(data);
 	return rc;
 }
@@ -623,6 +634,20 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 	return rc;
 }
 
+/* A close was answered, its RELEASE is yet to come. */
+static int emit_accepted(struct fs *fs, struct node *n)
+{
+	struct rec r = {.type = 0};
+	void *data = NULL;
+	if (!n->accepted || !n->sf || !n->names)
+		return 0;
+	int rc = fill_flushed(n, &r, &data);
+	if (!rc)
+		rc = staging_emit(fs->s, &r);
+	free(data);
+	return rc;
+}
+
 /* Directories before what is in them, without recursion. */
 static int emit_tree(struct fs *fs)
 {
@@ -674,5 +699,8 @@ int fs_emit(void *ctx, struct staging *s)
 			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->rdwr ? REC_RDWR : 0);
 			rc = staging_emit(s, &r);
 		}
+	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)	/* behind the opens, which end it */
+		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
+			rc = emit_accepted(fs, n);
 	return rc;
 }

@@ -189,6 +189,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	if (n->close_error) {
 		staged_fail(sf, n->close_error);
 		n->close_error = 0;
+		n->accepted = false;
 		return 0;
 	}
 	staged_ref(sf);
@@ -197,9 +198,11 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	pthread_mutex_unlock(&fs->lock);
 	int rc = staged_reserve(sf);
 	pthread_mutex_lock(&fs->lock);
+	if (n->accepted)	/* whatever happened since its close was answered */
+		rc = 0;
 	if (!rc && n->sf == sf && !n->writers && n->names)
 		rc = fs_seal(fs, n, true, NULL);
-	else if (rc)
+	if (rc)
 		staged_fail(sf, rc);
 	staged_unref(sf);
 	return rc;

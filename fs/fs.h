@@ -96,6 +96,7 @@ struct node {
 	bool sealed;		/* the order has a version of it */
 	bool rdwr;		/* was open O_RDWR since the last seal: mapped writes possible */
 	int close_error;	/* a close that found no room */
+	bool accepted;		/* a close was answered with success: its seal is refused no more */
 	unsigned handles, writers;
 	int32_t backing;	/* passthrough id, 0 = none */
 	unsigned backing_users;
