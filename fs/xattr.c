@@ -24,6 +24,8 @@ struct below {
 	uint64_t bytes;
 	int rank;	/* least advanced: 0 failed ... 4 durable */
 	int error;
+	uint64_t halted;	/* node whose change the store refuses */
+	int halted_error;
 };
 
 static int rank_of(enum staged_state st)
@@ -54,6 +56,10 @@ static bool is_below(struct fs *fs, struct node *n, const struct node *top)
 static void count_sf(struct below *b, struct node *n)
 {
 	struct staged_info i;
+	if (n->id == b->halted) {
+		b->rank = 0;
+		b->error = b->halted_error;
+	}
 	if (!n->sf)
 		return;
 	staged_get_info(n->sf, &i);
@@ -72,6 +78,7 @@ static struct below look_below(struct fs *fs, struct node *top)
 	struct below b = {.fs = fs, .top = top, .rank = 4};
 	uint64_t applied = fs_applied(fs);
 
+	b.halted = staging_halted_at(fs->s, &b.halted_error);
 	if (!S_ISDIR(top->mode)) {
 		count_sf(&b, top);
 		if (b.rank == 4 && (top->dirty_seq > applied || top->born_seq > applied || top->seal_seq > staging_durable(fs->s)))

@@ -20,6 +20,7 @@
 #define FSYNC_EACH 4u		/* up to so many are synced one by one, more with one syncfs */
 #define ELIDE_MAX 8192u
 #define TOUCHED_MAX 8u
+#define XATTR_SMALL 512u
 #define RETRY_FIRST_NS 5000000000ull
 #define RETRY_MAX_NS 60000000000ull
 
@@ -138,8 +139,8 @@ static bool is_conflict(const struct rec *r, int rc)
 	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
 	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
 		return true;
-	case ENOSPC:	/* ext4: no room in the inode's one xattr block */
-		return r->type == REC_XATTR;
+	case ENOSPC:	/* ext4: no room in the inode's one xattr block; a small one finds it */
+		return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
 	default:
 		return false;
 	}
@@ -334,7 +335,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 	int rc = 0;
 	for (unsigned tries = 0; tries < MAX_ATTEMPTS;) {
 		rc = publish_one(s, p, b);
-		if (!rc || is_conflict(&p->r, rc))
+		if (!rc || (is_conflict(&p->r, rc) && rc != -ENOSPC))
 			break;
 		/* names need blocks too; deletes wait behind this one */
 		if (rc != -ENOSPC || !reserve_give(s))

@@ -246,6 +246,13 @@ void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t no
 			     p->state == PEND_WAIT || p->state == PEND_QUEUED ? STAGED_SEALED : STAGED_PERSISTING);
 }
 
+uint64_t staging_halted_at(struct staging *s, int *err)
+{
+	LOCK_SCOPE(&s->lock);
+	*err = s->halted;
+	return s->halted && s->pend ? s->pend->r.node : 0;
+}
+
 void staging_retry(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);

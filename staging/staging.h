@@ -317,6 +317,8 @@ void staging_get_stats(struct staging *s, struct staging_stats *out);
 void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
 			  enum staged_state st), void *ctx);
 void staging_retry(struct staging *s);	/* halted publication tries again now */
+/* The node at whose change publication halts, 0 = none; *err says why. */
+uint64_t staging_halted_at(struct staging *s, int *err);
 
 #ifdef __cplusplus
 }
