@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+//
+// The order, published: with one store operation failing, for every one of them; with a
+// worker that died between a change of the store and the note of it; and what waits for a
+// mapping. The store is looked at from outside.
+#include <sys/xattr.h>
+
+#include <memory>
+
+#include "../api/io_fixture.hh"
+#include "staging/staging.h"
+
+namespace
+{
+
+// In internal.h's struct head, which C++ cannot read.
+constexpr off_t HEAD_APPLIED = 64, HEAD_DURABLE = 72;
+
+class Shm {
+public:
+	Shm()
+	{
+		if (!mkdtemp(path.data()))
+			throw std::system_error(errno, std::generic_category(), path);
+		mkdir((path + "/huge").c_str(), 0700);
+		mkdir((path + "/small").c_str(), 0700);
+	}
+	~Shm()
+	{
+		std::error_code ignored;
+		std::filesystem::remove_all(path, ignored);
+	}
+	Fd open(const char *sub) const
+	{
+		return Fd(::open((path + sub).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	}
+	std::string path = "/dev/shm/cairn-unit.XXXXXX";
+};
+
+// One life of the daemon's staging on a store; the next one finds what it left.
+struct Life {
+	Life(const std::string &store, const Shm &shm, const char *fault = nullptr)
+		: e("posix", fault), s(e, store), base(shm.open("")), huge(shm.open("/huge")), small(shm.open("/small"))
+	{
+		staging_opts o = {};
+		o.store = s;
+		o.engine = e.e;
+		o.place.base = base.get();
+		o.place.huge = huge.get();
+		o.place.small = small.get();
+		o.place.lock = -1;
+		o.budget_bytes = 64u << 20;
+		o.notice = [](void *, const char *) {};
+		EXPECT_EQ(staging_open(&o, &st), 0);
+		EXPECT_EQ(staging_replay(st, nullptr, nullptr), 0);
+	}
+	Life(const Life &) = delete;
+	Life &operator=(const Life &) = delete;
+	~Life()
+	{
+		staging_close(st);
+	}
+
+	uint64_t log(uint32_t type, uint64_t node, const char *name, uint64_t dir = STAGING_ROOT_DIR,
+		     const char *name2 = "", uint32_t flags = 0)
+	{
+		rec r = {};
+		r.type = type;
+		r.flags = flags;
+		r.node = r.ino = node;
+		r.node2 = type == REC_UNLINK ? node : 0;
+		r.dir = dir;
+		r.dir2 = type == REC_RENAME ? dir : 0;
+		r.name = name;
+		r.name2 = name2;
+		r.mode = type == REC_MKDIR ? 0751 : 0644;
+		r.uid = geteuid();
+		r.gid = getegid();
+		r.data = "target";
+		r.data_len = type == REC_SYMLINK ? 7 : 0;
+		EXPECT_EQ(staging_log(st, &r), 0);
+		return r.seq;
+	}
+
+	// The reference stays ours: without one a durable version leaves staging.
+	staged *write(uint64_t node, const std::string &bytes)
+	{
+		staged *f = nullptr;
+		EXPECT_EQ(staged_create(st, node, bytes.size(), &f), 0);
+		Fd fd(staged_open_rw(f));
+		EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), (ssize_t)bytes.size());
+		return f;
+	}
+
+	void seal(staged *f, uint64_t node, std::vector<rec_name> names)
+	{
+		rec r = {};
+		void *data = nullptr;
+		ssize_t len = rec_pack(names.data(), (unsigned)names.size(), nullptr, 0, &data);
+		r.data = data;
+		r.data_len = (uint32_t)len;
+		r.node = r.ino = node;
+		r.dir = names[0].dir;
+		r.name = names[0].name;
+		r.mode = 0640;
+		r.uid = geteuid();
+		r.gid = getegid();
+		EXPECT_EQ(staging_seal(st, f, &r, true), 0);
+		free(data);
+	}
+
+	void start()
+	{
+		EXPECT_EQ(staging_sweep(st, true), 0);
+		EXPECT_EQ(staging_start(st), 0);
+	}
+	int drain() { return staging_drain(st, 20000); }
+
+	Engine e;
+	Store s;
+	Fd base, huge, small;
+	staging *st = nullptr;
+};
+
+// The last records up to `seq` count as published; what was done in the store stays.
+void forget_after(const Shm &shm, uint64_t seq)
+{
+	Fd head(open((shm.path + "/head").c_str(), O_RDWR));
+	ASSERT_EQ(pwrite(head.get(), &seq, sizeof(seq), HEAD_APPLIED), (ssize_t)sizeof(seq));
+	ASSERT_EQ(pwrite(head.get(), &seq, sizeof(seq), HEAD_DURABLE), (ssize_t)sizeof(seq));
+}
+
+bool exists(const std::string &path)
+{
+	struct stat st;
+	return lstat(path.c_str(), &st) == 0;
+}
+
+ino_t inode(const std::string &path)
+{
+	struct stat st = {};
+	EXPECT_EQ(stat(path.c_str(), &st), 0) << path;
+	return st.st_ino;
+}
+
+std::string small_bytes(uint64_t n)
+{
+	return pattern(3000 + n * 7, n);
+}
+
+// Two versions of a file with two names, many small files, a large one, a directory that is
+// renamed, a symlink.
+void many_changes(Life &l)
+{
+	l.log(REC_MKDIR, 100, "d");
+	staged *a = l.write(101, pattern(5000, 1)), *b = l.write(101, pattern(400000, 2));
+	l.seal(a, 101, {{100, "one"}, {100, "two"}});
+	for (uint64_t n = 0; n < 12; n++)
+		l.seal(l.write(200 + n, small_bytes(n)), 200 + n, {{100, ("f" + std::to_string(n)).c_str()}});
+	l.start();
+	l.seal(b, 101, {{100, "one"}, {100, "two"}});
+	l.log(REC_SYMLINK, 102, "link");
+	l.log(REC_RENAME, 100, "d", STAGING_ROOT_DIR, "dir", REC_DIR);
+	for (uint64_t n = 12; n < 24; n++)
+		l.seal(l.write(200 + n, small_bytes(n)), 200 + n, {{100, ("f" + std::to_string(n)).c_str()}});
+}
+
+void look(const std::string &store)
+{
+	std::string d = store + "/dir/";
+	struct stat st = {};
+	char ino[32] = "";
+
+	EXPECT_SAME(read_file(d + "one"), pattern(400000, 2));
+	EXPECT_EQ(inode(d + "one"), inode(d + "two"));
+	for (uint64_t n = 0; n < 24; n++)
+		EXPECT_SAME(read_file(d + "f" + std::to_string(n)), small_bytes(n));
+	EXPECT_EQ(std::filesystem::read_symlink(store + "/link"), "target");
+	EXPECT_EQ(stat(d.c_str(), &st), 0);
+	EXPECT_EQ(st.st_mode & 07777, 0751u);
+	EXPECT_GT(getxattr(d.c_str(), "user.cairn.ino", ino, sizeof(ino) - 1), 0);
+	EXPECT_STREQ(ino, "100");
+	EXPECT_FALSE(exists(store + "/d"));
+}
+
+class Publish : public ::testing::TestWithParam<const char *> {};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Publish, ::testing::Values("eio", "enospc", "lostsync"));
+
+} // namespace
+
+TEST_P(Publish, AnyOneOperationFails)
+{
+	bool syncs = !strcmp(GetParam(), "lostsync");
+	unsigned n = 0, faults = 1;
+	mode_t mask = umask(077);
+
+	for (n = 1; faults && n < 1000 && !HasFailure(); n++) {
+		TempDir store;
+		Shm shm;
+		std::string fault = "7:@" + std::to_string(n) + ":" + GetParam();
+		SCOPED_TRACE(fault);
+		Life l(store.path, shm, fault.c_str());
+		many_changes(l);
+		EXPECT_EQ(l.drain(), 0);
+		look(store.path);
+		faults = (unsigned)l.e.counts().faults;
+		if (!syncs && n > 20)
+			n += 4;
+	}
+	umask(mask);
+	EXPECT_GT(n, syncs ? 3u : 100u);
+}
+
+TEST(Published, DirectoryRenamedJustBeforeTheDeathIsFound)
+{
+	TempDir store;
+	Shm shm;
+	uint64_t seq;
+	{
+		Life l(store.path, shm);
+		seq = l.log(REC_MKDIR, 100, "tmp");
+		l.log(REC_RENAME, 100, "tmp", STAGING_ROOT_DIR, "step", REC_DIR);
+		l.start();
+		ASSERT_EQ(l.drain(), 0);
+	}
+	forget_after(shm, seq);
+	Life l(store.path, shm);
+	l.seal(l.write(101, "bytes"), 101, {{100, "file"}});
+	l.start();
+	ASSERT_EQ(l.drain(), 0);
+	EXPECT_EQ(read_file(store / "step/file"), "bytes");
+}
+
+TEST(Published, PairIsNotLeftOutWhenItsFirstHalfStands)
+{
+	TempDir store;
+	Shm shm;
+	{
+		Life l(store.path, shm);
+		l.seal(l.write(101, "bytes"), 101, {{STAGING_ROOT_DIR, "file"}});
+		l.start();
+		ASSERT_EQ(l.drain(), 0);
+	}
+	ASSERT_TRUE(exists(store / "file"));
+	forget_after(shm, 0);
+	Life l(store.path, shm);
+	l.log(REC_UNLINK, 101, "file");
+	l.start();
+	ASSERT_EQ(l.drain(), 0);
+	EXPECT_FALSE(exists(store / "file"));
+}
+
+// Nothing else happens after the mapping is gone: the publisher must hear of that alone.
+TEST(Published, RemovedMappedVersionDrainsWhenTheMappingGoes)
+{
+	TempDir store;
+	Shm shm;
+	Life l(store.path, shm);
+	staged *f = l.write(101, std::string(8192, 'x'));
+	Fd fd(staged_open_rw(f));
+	void *map = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+	ASSERT_NE(map, MAP_FAILED);
+	fd.reset(-1);
+	l.seal(f, 101, {{STAGING_ROOT_DIR, "file"}});
+	l.log(REC_MKDIR, 100, "d");	// seen, so the pair cannot be left out
+	l.log(REC_UNLINK, 101, "file");
+	l.start();
+	EXPECT_EQ(staging_drain(l.st, 200), -ETIMEDOUT);
+	munmap(map, 8192);
+	EXPECT_EQ(l.drain(), 0);
+	EXPECT_TRUE(exists(store / "d"));
+	EXPECT_FALSE(exists(store / "file"));
+}
