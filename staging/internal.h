@@ -29,7 +29,7 @@
 
 #define SMALL_BYTES (256u << 10)	/* below: buffered write, group sync */
 #define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
-#define FDS_PEND_MAX 1000u		/* with more pending, small ones keep no descriptor */
+#define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
 
 /* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. */
@@ -185,6 +185,7 @@ struct staging {
 	struct pend *todo, **todo_tail;	/* QUEUED */
 	uint64_t batch_end;		/* records up to here are the publisher's just now */
 	uint64_t n_pend, n_wait, n_late;
+	uint64_t fds_pend;		/* FDS_PEND_MAX, or less where the limit is low */
 	uint64_t late_ready[64];	/* nodes; see staging_next_late */
 	unsigned n_late_ready;
 	struct waiter *waiters;
@@ -244,7 +245,7 @@ static inline bool in_hurry(const struct staging *s)
 
 static inline void save_descriptor(struct staging *s, struct pend *p)
 {
-	if (s->n_pend > FDS_PEND_MAX && p->tmp_fd >= 0) {
+	if (s->n_pend > s->fds_pend && p->tmp_fd >= 0) {
 		close(p->tmp_fd);
 		p->tmp_fd = -1;
 	}
@@ -282,6 +283,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void sf_replay_spill(struct staging *s, struct staged *f);
 void sf_put_locked(struct staging *s, struct staged *f);
+void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */

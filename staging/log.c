@@ -549,6 +549,7 @@ static int replay_pend(struct staging *s, const struct rec *r)
 				s->n_wait++;
 			} else {
 				persist_queue(s, p);
+				sf_rest(sf);
 			}
 		}
 	}

@@ -150,10 +150,14 @@ static int make_tmp(struct job *j)
 	struct pend *p = j->p;
 	if (p->tmp_fd >= 0)
 		return 0;
-	if (p->tmp_id && (p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR)) >= 0) {
-		p->direct = false;	/* closed to save descriptors, small */
-		return 0;
+	if (p->tmp_id && p->direct)	/* closed to save descriptors */
+		p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR | O_DIRECT);
+	if (p->tmp_id && p->tmp_fd < 0) {
+		p->direct = false;
+		p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR);
 	}
+	if (p->tmp_fd >= 0)
+		return 0;
 	p->tmp_id = staging_new_id(j->s);
 	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > SMALL_BYTES && !p->sf->spilled, &p->direct);
 	if (fd < 0)

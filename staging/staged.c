@@ -941,6 +941,14 @@ static void snapshot_stat(struct staged *f, const struct stat *st)
 	f->sealed_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+void sf_rest(struct staged *f)
+{
+	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || (f->size > SMALL_BYTES && f->s->n_pend <= f->s->fds_pend))
+		return;
+	close(f->fd);
+	f->fd = -1;
+}
+
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
 {
 	struct stat st;
@@ -1013,10 +1021,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 		s->n_wait++;
 		sleeper_wake(&s->watch);
 	}
-	if (closed && final && !f->users && f->size <= SMALL_BYTES) {
-		close(f->fd);
-		f->fd = -1;
-	}
+	save_descriptor(s, p);
+	if (closed && final)
+		sf_rest(f);
 	staged_check(s);
 	sleeper_nudge(&s->pub);
 	return 0;

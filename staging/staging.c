@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
@@ -74,6 +75,10 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 		s->o.persist_threads = 16;
 	if (s->o.ballast_bytes > s->o.budget_bytes)
 		s->o.ballast_bytes = s->o.budget_bytes;
+	struct rlimit rl;
+	s->fds_pend = FDS_PEND_MAX;
+	if (!getrlimit(RLIMIT_NOFILE, &rl) && rl.rlim_cur / 8 < s->fds_pend)
+		s->fds_pend = rl.rlim_cur / 8;
 	s->log_fd = s->ballast_fd = s->reserve_fd = -1;
 	s->pend_tail = &s->pend;
 	s->todo_tail = &s->todo;

@@ -3,6 +3,7 @@
 // The order, published: with one store operation failing, for every one of them; with a
 // worker that died between a change of the store and the note of it; and what waits for a
 // mapping. The store is looked at from outside.
+#include <sys/resource.h>
 #include <sys/xattr.h>
 
 #include <memory>
@@ -49,7 +50,7 @@ struct Life {
 		o.place.huge = huge.get();
 		o.place.small = small.get();
 		o.place.lock = -1;
-		o.budget_bytes = 64u << 20;
+		o.budget_bytes = 256u << 20;
 		o.notice = [](void *, const char *) {};
 		EXPECT_EQ(staging_open(&o, &st), 0);
 		EXPECT_EQ(staging_replay(st, nullptr, nullptr), 0);
@@ -271,4 +272,32 @@ TEST(Published, RemovedMappedVersionDrainsWhenTheMappingGoes)
 	EXPECT_EQ(l.drain(), 0);
 	EXPECT_TRUE(exists(store / "d"));
 	EXPECT_FALSE(exists(store / "file"));
+}
+
+// Many closed files that are not persisted yet, and a low limit of open files.
+TEST(Published, BacklogNeedsFewDescriptors)
+{
+	constexpr uint64_t FILES = 300, BYTES = 262144 + 4096;	// too large to be a small one
+	TempDir store;
+	Shm shm;
+	rlimit before, low;
+	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+	low = before;
+	low.rlim_cur = 200;
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+	auto name = [](uint64_t n) { return "f" + std::to_string(n); };
+	{
+		Life l(store.path, shm);
+		for (uint64_t n = 0; n < FILES && !HasFailure(); n++) {
+			staged *f = l.write(200 + n, pattern(BYTES, n));
+			ASSERT_EQ(staged_reserve(f), 0);
+			l.seal(f, 200 + n, {{STAGING_ROOT_DIR, name(n).c_str()}});
+		}
+	}
+	Life l(store.path, shm);	// recovery must not need more
+	l.start();
+	EXPECT_EQ(l.drain(), 0);
+	EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+	for (uint64_t n = 0; n < FILES; n += 7)
+		EXPECT_SAME(read_file(store / name(n)), pattern(BYTES, n));
 }
