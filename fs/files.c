@@ -487,7 +487,8 @@ static struct staged *memory_for(struct fs *fs, uint64_t id, uint64_t parent, co
 	pthread_mutex_lock(&fs->lock);
 	struct node *dir = current.resent ? NULL : node_find(fs, parent);
 	uint64_t size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
-	bool there = dir && dentry_find(fs, dir, name) && dentry_find(fs, dir, name)->node;
+	struct dentry *d = dir ? dentry_find(fs, dir, name) : NULL;
+	bool there = d && d->node;
 	pthread_mutex_unlock(&fs->lock);
 	if (there || size == STAGED_SIZE_UNKNOWN || size < LARGE_FILE)
 		return NULL;

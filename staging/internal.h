@@ -212,7 +212,8 @@ struct staging {
 	/* room held in the store; reserve.c. The locks are leaves, never with s->lock inside */
 	int reserve_fd;
 	_Atomic int reserve_state;	/* enum reserve_state */
-	_Atomic uint64_t reserve_promised;
+	_Atomic uint64_t reserve_promised, reserve_inodes;
+	_Atomic bool reserve_tight;	/* delayed allocation is not to be relied on */
 	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
 	pthread_mutex_t reserve_take_lock;
@@ -312,13 +313,14 @@ void reserve_open(struct staging *s);
 void reserve_close(struct staging *s, bool remove);
 bool reserve_give(struct staging *s);	/* the store is full: frees some; false: nothing is left */
 void reserve_take(struct staging *s);
-uint64_t reserve_cost(uint64_t size);	/* bytes that a small file of this size may take */
 /* Room for a small file is held from here until reserve_kept: *mine bytes of it. False:
  * it is not to be had, allocate. Not for two threads with one `mine`. */
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
+void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);	/* it was, before a restart */
+void reserve_name(struct staging *s, uint64_t *mine);	/* a new directory, symlink, ... was accepted */
 void reserve_kept(struct staging *s, uint64_t *mine);
 /* Around every other allocation of blocks. -ENOSPC: the room there is belongs to what was promised. */
-int reserve_enter(struct staging *s);
+int reserve_enter(struct staging *s, uint64_t bytes);
 void reserve_leave(struct staging *s);
 
 /* ballast.c */

@@ -257,6 +257,8 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 	*s->pend_tail = p;
 	s->pend_tail = &p->next;
 	s->n_pend++;
+	if (r->type == REC_MKDIR || r->type == REC_SYMLINK || r->type == REC_MKNOD)
+		reserve_name(s, &p->promised);
 	mark_killed(s, p);
 	if (r->type == REC_UNLINK || r->type == REC_RMDIR || r->type == REC_RENAME || r->type == REC_SEAL)
 		s->last_delete = r->seq;
@@ -541,8 +543,7 @@ static int replay_pend(struct staging *s, const struct rec *r)
 			replay_sealed(s, sf, r, STAGED_SEALED);
 			s->st.recovered_files++;
 			if (r->size <= SMALL_BYTES && !sf->spilled) {	/* its close was promised room */
-				p->promised = reserve_cost(r->size);
-				atomic_fetch_add(&s->reserve_promised, p->promised);
+				reserve_again(s, &p->promised, r->size);
 			}
 			if (r->flags & REC_MAPPED) {
 				p->state = PEND_WAIT;

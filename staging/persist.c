@@ -163,7 +163,9 @@ static int make_tmp(struct job *j)
 	if (fd < 0)
 		return fd;
 	p->tmp_fd = fd;
-	return 0;
+	/* in a store that is nearly full a write may succeed and its writeback find no block */
+	return atomic_load(&j->s->reserve_tight) && p->promised && p->r.size ?
+	       io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
 }
 
 static int write_bytes(struct job *j)

@@ -638,6 +638,8 @@ static void run_batch(struct staging *s, struct batch *b)
 	struct pend *p = b->first, *bad = NULL;
 	int rc = sync_bytes(s, b, &bad);
 	if (rc) {
+		if (rc == -ENOSPC)
+			reserve_give(s);
 		pthread_mutex_lock(&s->lock);
 		rewrite_batch(s, b, rc);
 		pthread_mutex_unlock(&s->lock);
@@ -654,8 +656,8 @@ static void run_batch(struct staging *s, struct batch *b)
 	int sync_rc = done ? sync_names(s, b) : 0;
 	if (sync_rc) {
 		/* the names stand but are not known to be safe; ask again, with all of it */
-		for (unsigned i = 0; sync_rc && i < MAX_ATTEMPTS; i++)
-			sync_rc = publish_sync_all(s);
+		for (unsigned i = 0; sync_rc && i < MAX_ATTEMPTS; sync_rc = publish_sync_all(s))
+			i += sync_rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
 		while (sync_rc && !s->stop) {
 			halt(s, b->first, sync_rc);
 			sync_rc = publish_sync_all(s);

@@ -6,7 +6,8 @@
  *
  *   NONE ──take──▶ HELD ──give (the store is full)──▶ GIVEN ──take──▶ HELD
  *
- *   HELD   small closes are promised room out of half of it; names find the rest
+ *   HELD   small closes and new names are promised room out of most of it; more names,
+ *          out of the store's free blocks, which files then leave alone
  *   GIVEN  what was promised finds the freed blocks; whoever asks for more is told
  *          ENOSPC, until there is room for the reserve again
  *   NONE   the store was never roomy enough: every close allocates for itself */
@@ -24,6 +25,11 @@
 /* A small file takes its blocks, and may be the one that makes its directory, tmp/ or the
  * inode's xattrs grow by one. */
 #define FILE_BLOCKS 3u
+#define NAME_BLOCKS 2u			/* a new directory, and its share of the one it stands in */
+#define SPARE_BLOCKS 64u
+#define SPARE_INODES 256u
+#define ASK_EVERY 64u			/* promises between two looks at the free blocks and inodes */
+#define TIGHT_PARTS 64u			/* reserves free: below, small files allocate before they are written */
 #define BLOCK 4096u
 
 void reserve_open(struct staging *s)
@@ -37,8 +43,8 @@ void reserve_open(struct staging *s)
 	if (s->reserve_fd < 0)
 		return;
 	/* of a worker that died: what it had promised counts on these blocks */
-	if (!fstat(s->reserve_fd, &st) && st.st_blocks) {
-		s->reserve_bytes = s->reserve_left = (uint64_t)st.st_blocks * 512 / BLOCK * BLOCK;
+	if (!fstat(s->reserve_fd, &st) && st.st_size) {
+		s->reserve_bytes = s->reserve_left = (uint64_t)st.st_size;
 		atomic_store(&s->reserve_state, RESERVE_GIVEN);
 	}
 	reserve_take(s);
@@ -69,8 +75,7 @@ bool reserve_give(struct staging *s)
 	uint64_t step = s->reserve_bytes / GIVE_STEPS / BLOCK * BLOCK;
 	if (s->reserve_left < step + BLOCK)
 		step = s->reserve_left;
-	if (step && fallocate(s->reserve_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-			      (off_t)(s->reserve_left - step), (off_t)step) == 0) {
+	if (step && ftruncate(s->reserve_fd, (off_t)(s->reserve_left - step)) == 0) {
 		s->reserve_left -= step;
 		gave = true;
 	}
@@ -88,46 +93,91 @@ void reserve_take(struct staging *s)
 	    io_store_statvfs(s->o.store, &v))
 		return;
 	uint64_t bytes = v.f_blocks * v.f_frsize / RESERVE_PART;
-	bytes = bytes > RESERVE_MAX ? RESERVE_MAX : bytes;
+	bytes = bytes > RESERVE_MAX ? RESERVE_MAX : bytes / BLOCK * BLOCK;
 	if (bytes < RESERVE_MIN || v.f_bavail * v.f_frsize + s->reserve_left < 2 * bytes + promised)
 		return;
 	LOCK_SCOPE(&s->reserve_take_lock);
 	if (atomic_load(&s->reserve_state) != RESERVE_HELD &&
-	    fallocate(s->reserve_fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) == 0) {
+	    fallocate(s->reserve_fd, 0, 0, (off_t)bytes) == 0) {
 		s->reserve_bytes = s->reserve_left = bytes;
 		atomic_store(&s->reserve_state, RESERVE_HELD);
 	}
 }
 
-uint64_t reserve_cost(uint64_t size)
+static uint64_t cost(uint64_t size)
 {
 	return (size + BLOCK - 1) / BLOCK * BLOCK + (uint64_t)FILE_BLOCKS * BLOCK;
 }
 
-bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
+static void promise(struct staging *s, uint64_t *mine, uint64_t more)
 {
-	uint64_t cost = reserve_cost(size), more = cost > *mine ? cost - *mine : 0;
-
-	if (atomic_load(&s->reserve_state) != RESERVE_HELD ||
-	    atomic_load(&s->reserve_promised) + more > s->reserve_bytes / 2)
-		return false;
+	if (!*mine && more)
+		atomic_fetch_add(&s->reserve_inodes, 1);
 	atomic_fetch_add(&s->reserve_promised, more);
 	*mine += more;
+}
+
+/* What may be promised out of it; the rest is for directories that grow by a rename. */
+static uint64_t usable(const struct staging *s)
+{
+	return atomic_load(&s->reserve_state) == RESERVE_HELD ? s->reserve_bytes / 4 * 3 : 0;
+}
+
+/* Are `bytes` of the store's free blocks, and an inode, nobody's yet? */
+static bool spares(struct staging *s, uint64_t bytes)
+{
+	uint64_t promised = atomic_load(&s->reserve_promised), held = usable(s);
+	struct statvfs v;
+
+	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize)
+		return true;
+	atomic_store(&s->reserve_tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve_bytes);
+	if (v.f_files && v.f_favail < atomic_load(&s->reserve_inodes) + SPARE_INODES)
+		return false;
+	bytes += (promised > held ? promised - held : 0) + (uint64_t)SPARE_BLOCKS * BLOCK;
+	return v.f_bavail >= bytes / v.f_frsize;
+}
+
+bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
+{
+	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
+
+	if (atomic_load(&s->reserve_promised) + more > usable(s) ||
+	    (atomic_load(&s->reserve_inodes) % ASK_EVERY == 0 && !spares(s, 0)))
+		return false;
+	promise(s, mine, more);
 	return true;
+}
+
+void reserve_again(struct staging *s, uint64_t *mine, uint64_t size)
+{
+	promise(s, mine, cost(size));
+}
+
+void reserve_name(struct staging *s, uint64_t *mine)
+{
+	promise(s, mine, (uint64_t)NAME_BLOCKS * BLOCK);
 }
 
 void reserve_kept(struct staging *s, uint64_t *mine)
 {
+	if (*mine)
+		atomic_fetch_sub(&s->reserve_inodes, 1);
 	atomic_fetch_sub(&s->reserve_promised, *mine);
 	*mine = 0;
 }
 
-int reserve_enter(struct staging *s)
+static bool is_given(struct staging *s)
 {
-	pthread_rwlock_rdlock(&s->reserve_lock);
 	if (atomic_load(&s->reserve_state) == RESERVE_GIVEN)
 		reserve_take(s);
-	if (atomic_load(&s->reserve_state) != RESERVE_GIVEN)
+	return atomic_load(&s->reserve_state) == RESERVE_GIVEN;
+}
+
+int reserve_enter(struct staging *s, uint64_t bytes)
+{
+	pthread_rwlock_rdlock(&s->reserve_lock);
+	if (atomic_load(&s->reserve_state) == RESERVE_NONE || (!is_given(s) && spares(s, bytes)))
 		return 0;
 	pthread_rwlock_unlock(&s->reserve_lock);
 	return -ENOSPC;
@@ -140,8 +190,11 @@ void reserve_leave(struct staging *s)
 
 bool staging_room_for_names(struct staging *s)
 {
-	if (atomic_load(&s->reserve_state) != RESERVE_GIVEN)
+	if (atomic_load(&s->reserve_state) == RESERVE_NONE)
 		return true;
-	reserve_take(s);
-	return atomic_load(&s->reserve_state) == RESERVE_HELD;
+	if (is_given(s))
+		return false;
+	uint64_t pending = atomic_load(&s->reserve_promised);
+	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || atomic_load(&s->reserve_inodes) % ASK_EVERY == 0;
+	return !ask || spares(s, (uint64_t)NAME_BLOCKS * BLOCK);
 }

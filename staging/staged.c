@@ -819,7 +819,8 @@ static void wait_for_deletes(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	uint64_t until = s->last_delete, give_up = now_ns() + 30000000000ull;
-	while (s->pend && s->head->durable < until && !s->halted && now_ns() < give_up)
+	/* not behind a mapping, which may live for ever */
+	while (s->pend && s->pend->state != PEND_WAIT && s->head->durable < until && !s->halted && now_ns() < give_up)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 }
 
@@ -867,7 +868,8 @@ int staged_reserve(struct staged *f)
 	    reserve_promise(s, &f->promised, (uint64_t)st.st_size))
 		return 0;
 	for (int tries = 0; tries < 2; tries++) {
-		rc = reserve_enter(s);
+		rc = reserve_enter(s, (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
+				   (uint64_t)st.st_size);
 		if (!rc) {
 			rc = make_reserved(f, (uint64_t)st.st_size);
 			reserve_leave(s);
