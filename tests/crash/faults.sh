@@ -13,9 +13,6 @@
 . "$(dirname "$0")/crash.inc"
 
 points=$(share 20 "${1:-}")
-# A spilled file's only copy is in the store, and lostsync drops it: not the same fault
-# as on a real filesystem, which keeps the pages in memory.
-spilling() { [ $((SEED % 7)) = 3 ]; }
 kinds=(eio enospc short delay lostsync)
 told=0 halts=0
 
@@ -99,12 +96,9 @@ for ((seed = CRASH_SEED; seed < CRASH_SEED + points; seed++)); do
 	pick 1 400
 	n=$REPLY
 	kind=${kinds[RANDOM % ${#kinds[@]}]}
-	if spilling && [ "$kind" = lostsync ]; then
-		kind=eio
-	fi
 	case $((seed % 5)) in
 	0 | 1 | 2) passing "$seed:@$n:$kind" ;;
-	3) passing "$seed:$((20 + RANDOM % 80)):eio,enospc,short,delay$(spilling || echo ,lostsync)" ;;
+	3) passing "$seed:$((20 + RANDOM % 80)):eio,enospc,short,delay,lostsync" ;;
 	4) lasting "$seed:@$((n / 4 + 20))+:${kinds[RANDOM % 2]}" ;;
 	esac
 done

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// timeout: 300
 //
 // The order, published: with one store operation failing, for every one of them; with a
 // worker that died between a change of the store and the note of it; and what waits for a
@@ -115,7 +116,7 @@ struct Life {
 		EXPECT_EQ(staging_sweep(st, true), 0);
 		EXPECT_EQ(staging_start(st), 0);
 	}
-	int drain() { return staging_drain(st, 20000); }
+	int drain() { return staging_drain(st, 60000); }
 
 	Engine e;
 	Store s;
@@ -207,7 +208,7 @@ TEST_P(Publish, AnyOneOperationFails)
 		look(store.path);
 		faults = (unsigned)l.e.counts().faults;
 		if (!syncs && n > 20)
-			n += 4;
+			n += 6;
 	}
 	umask(mask);
 	EXPECT_GT(n, syncs ? 3u : 100u);
@@ -277,7 +278,7 @@ TEST(Published, RemovedMappedVersionDrainsWhenTheMappingGoes)
 // Many closed files that are not persisted yet, and a low limit of open files.
 TEST(Published, BacklogNeedsFewDescriptors)
 {
-	constexpr uint64_t FILES = 300, BYTES = 262144 + 4096;	// too large to be a small one
+	constexpr uint64_t FILES = 130, BYTES = 262144 + 4096;	// too large to be a small one
 	TempDir store;
 	Shm shm;
 	rlimit before, low;
