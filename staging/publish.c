@@ -355,6 +355,12 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 
 /* ---- a batch ---- */
 
+/* Without the lock: what is behind the last one grows meanwhile, its link is not read. */
+static struct pend *batch_next(const struct batch *b, const struct pend *p, unsigned next)
+{
+	return next < b->n ? p->next : NULL;
+}
+
 static bool ready(struct pend *p)
 {
 	return p->state == PEND_READY || p->state == PEND_WRITTEN;
@@ -403,14 +409,14 @@ static int sync_bytes(struct staging *s, struct batch *b, struct pend **bad)
 	unsigned n = 0, i;
 	struct pend *p;
 
-	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
+	for (i = 0, p = b->first; p; p = batch_next(b, p, ++i))
 		n += p->state == PEND_WRITTEN;
 	if (n > FSYNC_EACH) {
 		int rc = publish_sync_all(s);
 		*bad = rc ? b->first : NULL;
 		return rc;
 	}
-	for (i = 0, p = b->first; n && i < b->n; i++, p = p->next) {
+	for (i = 0, p = b->first; n && p; p = batch_next(b, p, ++i)) {
 		if (p->state != PEND_WRITTEN)
 			continue;
 		if (p->tmp_fd < 0)
@@ -646,7 +652,7 @@ static void run_batch(struct staging *s, struct batch *b)
 		return;
 	}
 	unsigned done = 0;
-	for (; done < b->n; done++, p = p->next) {
+	for (; done < b->n; p = batch_next(b, p, ++done)) {
 		rc = apply(s, p, b);
 		if (rc)
 			break;

@@ -258,18 +258,21 @@ static int open_bytes(struct staged *f, int flags)
 static int make_bytes(struct staged *f)
 {
 	bool direct;
+	int fd;
 
 	if (f->spilled) {
-		int fd = io_tmp_create(f->s->o.store, f->id, false, &direct);
+		fd = io_tmp_create(f->s->o.store, f->id, false, &direct);
 		if (fd < 0)
 			return fd;
 		close(fd);
-		f->fd = open_bytes(f, O_RDONLY);
+		fd = open_bytes(f, O_RDONLY);
 	} else {
 		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
-		f->fd = open_bytes(f, O_RDONLY | O_CREAT | O_EXCL);
+		fd = open_bytes(f, O_RDONLY | O_CREAT | O_EXCL);
 	}
-	return f->fd < 0 ? f->fd : 0;
+	LOCK_SCOPE(&f->s->lock);	/* the watch looks at it */
+	f->fd = fd < 0 ? -1 : fd;
+	return fd < 0 ? fd : 0;
 }
 
 /* Memory for all that the file is expected to hold, before it is written. */
