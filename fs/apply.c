@@ -109,6 +109,12 @@ static void dir_changed(struct node *dir, const struct rec *r, int links)
 		dir->ns_seq = r->seq;
 }
 
+static void links_changed(struct node *n, uint64_t seq)
+{
+	if (n->links_seq != UINT64_MAX)
+		n->links_seq = seq;
+}
+
 /* n lost the name d at seq. Its bytes in the store may have to be found under another. */
 static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *name, const struct rec *r)
 {
@@ -116,7 +122,7 @@ static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *n
 	while (last && last->next)
 		last = last->next;
 	n->ctime = r->when;
-	n->links_seq = r->seq;
+	links_changed(n, r->seq);
 	if (last && last->dir == dir && !strcmp(last->name, name))
 		for (struct dentry *d = n->names; d; d = d->name_next)
 			if (d->sealed) {
@@ -253,7 +259,7 @@ static void apply_link(struct fs *fs, const struct rec *r)
 	if (d && (r->flags & REC_GHOST))
 		d->store_has = had;
 	n->ctime = r->when;
-	n->links_seq = r->seq;
+	links_changed(n, r->seq);
 }
 
 static void apply_attr(struct fs *fs, const struct rec *r)
