@@ -353,6 +353,7 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	m->dirty_seq = n->dirty_seq;
 	m->born_seq = n->born_seq;
 	m->seal_seq = n->seal_seq;
+	m->placed_seq = n->placed_seq;
 	m->links_seq = n->links_seq;
 	m->sealed = n->sealed;
 	m->adopt = n->adopt;

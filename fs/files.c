@@ -568,6 +568,8 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, struct node *n, stru
 	int fd = h->fd;
 	if (fd < 0) {	/* after a restart, or when the staged bytes went to the store */
 		pthread_mutex_lock(&fs->lock);
+		if (n->sf == sf)
+			node_set_sf(fs, n, NULL);
 		fd = h->fd = node_open_store(fs, n, 0);
 		pthread_mutex_unlock(&fs->lock);
 	}

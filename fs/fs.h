@@ -82,6 +82,7 @@ struct node {
 	uint64_t links_seq;	/* files: last change of how many names they have; UINT64_MAX: the
 				 * store has one that is ours no more, and does not tell when it goes */
 	uint64_t seal_seq;
+	uint64_t placed_seq;	/* the store has it by this record's name, though that is not applied in full */
 	uint64_t sino;		/* inode of the store file when last seen */
 	bool adopt;		/* a version of ours replaced it: take what is there */
 

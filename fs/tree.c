@@ -291,6 +291,10 @@ void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
 	(void)fs;
 	if (n->sf) {
 		remember_staged(n);
+		/* Spilled bytes go by being given their first name; others of the file's names
+		 * follow, and may be where it stood before. */
+		if (!sf && staged_spilled(n->sf))
+			n->placed_seq = n->seal_seq;
 		staged_unref(n->sf);
 	}
 	n->sf = sf;
@@ -323,6 +327,8 @@ void node_place_add(struct node *n, uint64_t seq, uint64_t dir, const char *name
 const struct place *node_place(struct fs *fs, struct node *n)
 {
 	uint64_t applied = fs_applied(fs);
+	if (applied < n->placed_seq)
+		applied = n->placed_seq;
 	while (n->places && n->places->next && n->places->next->seq <= applied) {
 		struct place *old = n->places;
 		n->places = old->next;
