@@ -41,14 +41,21 @@ static bool in_group(fuse_req_t req, gid_t gid)
 	return false;
 }
 
+/* Nothing at all to set is chown(path, -1, -1), which drops suid and sgid like any other. */
+static bool is_chown(int set)
+{
+	return (set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) ||
+	       !(set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW |
+			FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW));
+}
+
 /* What chmod(2) and chown(2) ask: suid and sgid go where the caller has no right to them. */
-static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r)
+static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r, int set)
 {
 	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->mode) &&
 	    !in_group(req, r->mask & REC_GID ? r->gid : n->gid))
 		r->mode &= ~(uint32_t)S_ISGID;
-	if ((r->mask & (REC_UID | REC_GID)) && S_ISREG(n->mode) && !(r->mask & REC_MODE) &&
-	    (n->mode & (S_ISUID | S_ISGID))) {
+	if (is_chown(set) && S_ISREG(n->mode) && !(r->mask & REC_MODE) && (n->mode & (S_ISUID | S_ISGID))) {
 		r->mask |= REC_MODE;
 		r->mode = n->mode & 07777 & ~(uint32_t)S_ISUID;
 		if (n->mode & S_IXGRP)
@@ -65,14 +72,14 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 		 (set & FUSE_SET_ATTR_GID ? REC_GID : 0) |
 		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
 		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
-	if (!r.mask)
-		return 0;
 	r.mode = a->st_mode & 07777;
 	r.uid = a->st_uid;
 	r.gid = a->st_gid;
 	r.atime = set & FUSE_SET_ATTR_ATIME_NOW ? r.when : a->st_atim;
 	r.mtime = set & FUSE_SET_ATTR_MTIME_NOW ? r.when : a->st_mtim;
-	privileged_bits(req, n, &r);
+	privileged_bits(req, n, &r, set);
+	if (!r.mask)
+		return 0;
 	rec_aim(fs, &r, n);
 	/* remember what the record does not carry before it makes the node dirty */
 	struct stat st;

@@ -491,6 +491,9 @@ static void suid_cleared(void)
 	OK(chmod("a", 06755));
 	OK(chown("a", 5, 5));			/* cleared by chown, too */
 	EQ(stat_of("a").st_mode, S_IFREG | 0755);
+	OK(chmod("a", 06755));
+	OK(chown("a", -1, -1));			/* and by one that changes nothing */
+	EQ(stat_of("a").st_mode, S_IFREG | 0755);
 }
 
 static void as_other(int unused)
