@@ -64,6 +64,7 @@ ALL_LDFLAGS := $(OPT) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
 
 IO_SRC := $(wildcard io/*.c)
 STAGING_SRC := $(wildcard staging/*.c)
+FORMATS_SRC := $(wildcard fs/formats/*.c)
 FS_SRC := $(filter-out fs/main.c,$(wildcard fs/*.c))
 CAIRN_SRC := $(wildcard tools/cairn.c tools/cairn_*.c)
 BENCH_SRC := $(wildcard tools/bench*.c)
@@ -72,6 +73,7 @@ obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 LIBIO := $(BUILD)/libio.a
 LIBSTAGING := $(BUILD)/libstaging.a
+LIBFORMATS := $(BUILD)/libformats.a
 LIBFS := $(BUILD)/libfs.a
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
@@ -85,7 +87,8 @@ PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
 UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
 API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
 HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c))
-LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging)
+LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
+	$(if $(FORMATS_SRC),$(BUILD)/layers/formats)
 
 .PHONY: all tests check check-asan check-tsan demo bench tidy format install uninstall \
 	setup clean distclean help asan tsan
@@ -114,6 +117,8 @@ $(LIBIO): $(call obj,$(IO_SRC)) $(BUILD)/sources
 	$(archive)
 $(LIBSTAGING): $(call obj,$(STAGING_SRC)) $(BUILD)/sources
 	$(archive)
+$(LIBFORMATS): $(call obj,$(FORMATS_SRC)) $(BUILD)/sources
+	$(archive)
 $(LIBFS): $(call obj,$(FS_SRC)) $(BUILD)/sources
 	$(archive)
 
@@ -131,13 +136,13 @@ endef
 
 $(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
-$(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBIO) $(BUILD)/sources
-	$(call link,$(IO_LIBS))
+$(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
+	$(call link,$(LIBFORMATS) $(IO_LIBS))
 $(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(LIBIO) $(BUILD)/sources
 	$(call link,$(IO_LIBS) -lm)
 
-# Dependencies point one way, fs -> staging -> io: each archive must link whole without the
-# ones above it.
+# Dependencies point one way, fs -> staging -> io, and fs/formats/ rests on nothing: each
+# archive must link whole without the ones above it.
 $(BUILD)/layers/io: $(LIBIO)
 	@mkdir -p $(@D)
 	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
@@ -146,13 +151,20 @@ $(BUILD)/layers/staging: $(LIBSTAGING) $(LIBIO)
 	@mkdir -p $(@D)
 	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
 		-Wl,--whole-archive $(LIBSTAGING) -Wl,--no-whole-archive $(IO_LIBS) -o $@
+$(BUILD)/layers/formats: $(LIBFORMATS)
+	@mkdir -p $(@D)
+	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
+		-Wl,--whole-archive $(LIBFORMATS) -Wl,--no-whole-archive -o $@
 
-# A test that is named after a room (io_*, staging_*) links that room and what is below it only.
+# A test that is named after a room (io_*, staging_*, formats_*) links that room and what is
+# below it only.
 define test_rules
 $(BUILD)/tests/$(1)_io_%: $(BUILD)/obj/tests/$(1)/io_%.o $(LIBIO)
 	$$(call link_cxx,$$(IO_LIBS))
 $(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(STAGING_LIBS))
+$(BUILD)/tests/$(1)_formats_%: $(BUILD)/obj/tests/$(1)/formats_%.o $(LIBFORMATS)
+	$$(call link_cxx,$$(LIBFORMATS))
 $(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(FS_LIBS))
 endef
@@ -176,7 +188,8 @@ $(BUILD)/flags: force
 	$(call remember,$(FLAGS))
 	@[ "$$(cat $(@D)/sanitizer 2>/dev/null)" = '$(SANITIZE)' ] || echo '$(SANITIZE)' >$(@D)/sanitizer
 $(BUILD)/sources: force
-	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FS_SRC) $(CAIRN_SRC) $(BENCH_SRC))
+	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FORMATS_SRC) $(FS_SRC) $(CAIRN_SRC) \
+		$(BENCH_SRC))
 .PHONY: force
 force:
 
@@ -208,9 +221,9 @@ demo:
 bench: all
 	$(Q)tools/bench.sh $(BENCH)
 
-SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] tools/*.[ch])
+SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
-TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c tools/*.c))
+TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c fs/formats/*.c tools/*.c))
 tidy: $(TIDY)
 .PHONY: $(TIDY)
 $(TIDY): tidy/%:

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * JSON, as much as `cairn` needs. Names on Linux are bytes, JSON strings are
- * not: both sides here write a byte that is not part of valid UTF-8 as \u00XX,
- * and the reader turns \u0080..\u00ff back into that byte.
+ * not: the writer writes a byte that is not part of valid UTF-8 as \u00XX, and
+ * json_bytes() turns \u0080..\u00ff back into that byte. The reader is the one
+ * of fs/formats/.
  */
 #ifndef CAIRN_JSON_H
 #define CAIRN_JSON_H
@@ -12,29 +13,13 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* ---- reader ----------------------------------------------------------------- */
+#include "fs/formats/formats.h"
 
-struct json_doc;
-
-/* Parses a whole document; text is copied. -EBADMSG: not JSON, or nested deeper
- * than 32; -ENOMEM. */
-int json_parse(const char *text, size_t len, struct json_doc **out);
-void json_doc_free(struct json_doc *d);	/* NULL is fine */
-void json_doc_freep(struct json_doc **d);
-
-/* A value is named by its index; 0 is the document itself; -1 is "none", which
- * every call accepts. json_at() goes down keys divided by '.' from `from`. */
-int json_at(const struct json_doc *d, int from, const char *keys);
-int json_count(const struct json_doc *d, int v);	/* of an array; 0 for all else */
-int json_item(const struct json_doc *d, int v, int i);
-bool json_is_null(const struct json_doc *d, int v);	/* also when there is none */
-uint64_t json_u64(const struct json_doc *d, int v);	/* 0 when it is not a number */
-double json_double(const struct json_doc *d, int v);
-bool json_bool(const struct json_doc *d, int v);
-/* malloc()ed bytes, NULL when it is not a string (or holds a NUL, or no memory). */
-char *json_string(const struct json_doc *d, int v);
-
-/* ---- writer ----------------------------------------------------------------- */
+/* json_read() for who has no use for the reason. */
+static inline int json_parse(const char *text, size_t len, struct json_doc **out)
+{
+	return json_read(text, len, out, NULL);
+}
 
 struct json_out {
 	FILE *f;

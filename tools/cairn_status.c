@@ -28,7 +28,7 @@ static unsigned long long u64(const struct doc *s, const char *keys)
 
 static char *text(const struct doc *s, const char *keys)
 {
-	return json_string(s->d, json_at(s->d, 0, keys));
+	return json_bytes(s->d, json_at(s->d, 0, keys));
 }
 
 static const char *size(const struct doc *s, const char *keys, char buf[32])
@@ -123,7 +123,7 @@ static void print_list(const struct doc *s, const char *keys, const char *label)
 	int list = json_at(s->d, 0, keys);
 
 	for (int i = 0, n = json_count(s->d, list); i < n; i++) {
-		CLEANUP_FREE char *line = json_string(s->d, json_item(s->d, list, i));
+		CLEANUP_FREE char *line = json_bytes(s->d, json_item(s->d, list, i));
 
 		printf("  %-10s ", label);
 		print_name(stdout, or_dash(line));

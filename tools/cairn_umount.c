@@ -47,9 +47,9 @@ static bool late(const struct unmounting *u)
 
 static int complain_halted(struct unmounting *u, const struct json_doc *d)
 {
-	CLEANUP_FREE char *path = json_string(d, json_at(d, 0, "halted.path"));
-	CLEANUP_FREE char *why = json_string(d, json_at(d, 0, "halted.error"));
-	CLEANUP_FREE char *last = json_string(d, json_at(d, 0, "errors.last"));
+	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
+	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
+	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
 
 	progress_end(&u->bar);
 	if (path)
@@ -75,7 +75,7 @@ static int complain_late(struct unmounting *u, const struct json_doc *d, uint64_
 /* What holds the drain up, or just that it runs. */
 static char *drain_note(const struct json_doc *d)
 {
-	CLEANUP_FREE char *mapped = json_string(d, json_item(d, json_at(d, 0, "waiting_mapped"), 0));
+	CLEANUP_FREE char *mapped = json_bytes(d, json_item(d, json_at(d, 0, "waiting_mapped"), 0));
 	char *note = NULL;
 
 	if (mapped && asprintf(&note, "%s is still mapped for writing", mapped) < 0)

@@ -190,8 +190,8 @@ static int open_store(struct verify *v)
 
 	if (err)
 		return complain_status(v->p, err);
-	path = json_string(d, json_at(d, 0, "store"));
-	want = json_string(d, json_at(d, 0, "store_id"));
+	path = json_bytes(d, json_at(d, 0, "store"));
+	want = json_bytes(d, json_at(d, 0, "store_id"));
 	v->store = path ? open(path, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 	if (v->store < 0) {
 		complain("%s: its store %s cannot be opened: %s; verify reads the store itself: "

@@ -90,8 +90,8 @@ static void check_halted(struct target *t)
 
 	if (place_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "halted")))
 		return;
-	path = json_string(d, json_at(d, 0, "halted.path"));
-	why = json_string(d, json_at(d, 0, "halted.error"));
+	path = json_bytes(d, json_at(d, 0, "halted.path"));
+	why = json_bytes(d, json_at(d, 0, "halted.error"));
 	complain("%s is not durable: publication halted at %s: %s; repair the store, then "
 		 "`cairn retry %s`", t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
 	t->done = t->failed = true;

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * formats: what is in a checkpoint's files.
+ *
+ * Pure functions over bytes: nothing here opens a file, prints, or keeps a static. It rests
+ * on libc alone. All input is hostile: memory is bounded by a constant times the bytes that
+ * were really there, never by a length they claim; nothing recurses; a pickle is read as
+ * data and never executed.
+ *
+ * Errors: 0 or a negative errno.
+ *	-EBADMSG	the bytes are not what the format says; fmt_error tells where
+ *	-ENOTSUP	understood, and not implemented; fmt_error names what
+ *	-E2BIG		larger than anything real, or it unfolds beyond all proportion
+ *	-ENOMEM
+ *	else		what a source's read gave
+ * Every function that takes a struct fmt_error fills it when it fails. Sizes, offsets and
+ * lengths are bytes unless said; shapes, chunk offsets and strides are elements.
+ *
+ * Exported names carry the format's name (pickle_, zip_, ...), or fmt_ for what they share.
+ */
+#ifndef CAIRN_FORMATS_H
+#define CAIRN_FORMATS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- errors and sources ---------------------------------------------------------- */
+
+#define FMT_NOWHERE UINT64_MAX	/* an error that has no offset */
+
+struct fmt_error {
+	uint64_t at;		/* offset in the bytes given, or FMT_NOWHERE */
+	char text[256];		/* one line, no full stop; control bytes as \xNN */
+};
+
+/* Bytes that can be read at any offset: a file, a part of one, or memory. Small, copied
+ * freely; ctx is the maker's and must outlive it. */
+struct fmt_source {
+	uint64_t size;
+	uint64_t base;		/* where byte 0 is in what read() knows */
+	/* Exactly len bytes at off; 0 or -errno. Never called past base + size. */
+	int (*read)(void *ctx, uint64_t off, void *buf, size_t len);
+	void *ctx;
+};
+
+/* -EBADMSG when [off, off + len) is not within the source. */
+int fmt_read(const struct fmt_source *s, uint64_t off, void *buf, size_t len);
+/* A part of s; cut where s ends. */
+struct fmt_source fmt_part(const struct fmt_source *s, uint64_t off, uint64_t size);
+/* Memory; borrowed. */
+struct fmt_source fmt_memory(const void *bytes, size_t len);
+
+/* ---- dtypes ------------------------------------------------------------------------ */
+
+struct fmt_dtype {
+	const char *name;	/* PyTorch's: "bfloat16" */
+	const char *safetensors; /* "BF16"; NULL: it has none */
+	const char *storage;	/* old typed storage: "BFloat16Storage"; NULL */
+	unsigned bits;		/* of one element; 4 and 6 exist */
+};
+
+/* Pointers into one table, so equal types are equal pointers; NULL: unknown. */
+const struct fmt_dtype *fmt_dtype_torch(const char *name, size_t len);
+const struct fmt_dtype *fmt_dtype_safetensors(const char *name, size_t len);
+const struct fmt_dtype *fmt_dtype_storage(const char *name, size_t len);
+
+#define FMT_MAX_DIMS 64		/* PyTorch's own limit */
+
+/* Product of n sizes; false on overflow. Zero sizes give 0. */
+bool fmt_volume(const uint64_t *size, unsigned n, uint64_t *out);
+/* Bytes of that many elements; false on overflow or when they end within a byte. */
+bool fmt_bytes(const struct fmt_dtype *t, uint64_t elements, uint64_t *out);
+
+/* ---- a set of tensors ----------------------------------------------------------------
+ * What every format is turned into: tensors, and the pieces of files they lie in. */
+
+enum fmt_payload {
+	FMT_RAW,	/* the extent is the piece's elements, row-major, little-endian */
+	FMT_STRIDED,	/* the same with piece.stride; the extent spans first to last element */
+	FMT_ITEM,	/* the extent is a torch.save zip of the piece: dcp_item_read() */
+};
+
+struct fmt_piece {
+	uint32_t file;			/* index into the set's files; FMT_NO_FILE */
+	uint8_t payload;		/* enum fmt_payload */
+	uint64_t at, length;		/* the extent */
+	const uint64_t *offset, *size;	/* where in the tensor; ndim each */
+	const uint64_t *stride;		/* ndim; NULL: row-major */
+	const char *refusal;		/* NULL, or why its bytes cannot be used */
+};
+
+#define FMT_NO_FILE UINT32_MAX
+
+struct fmt_tensor {
+	const char *name;
+	const struct fmt_dtype *dtype;	/* NULL: not known here */
+	const char *dtype_name;		/* always there */
+	unsigned ndim;
+	bool growing;			/* its shape is the hull of its pieces */
+	uint64_t *shape;
+	struct fmt_piece *piece;
+	size_t n_pieces, cap_pieces;
+};
+
+struct fmt_blob {		/* an opaque item beside the tensors */
+	const char *name;
+	uint32_t file;
+	uint64_t at, length;
+};
+
+struct fmt_file {
+	const char *name;	/* relative, no ".." in it */
+	uint64_t need;		/* the size it must have at least: max(at + length) */
+	uint64_t items;		/* extents in it */
+};
+
+struct fmt_set {
+	struct fmt_tensor *tensor;	/* in the order they were found, or see fmt_set_finish() */
+	size_t n_tensors;
+	struct fmt_blob *blob;
+	size_t n_blobs;
+	struct fmt_file *file;
+	size_t n_files;
+	struct fmt_set_inside *inside;
+};
+
+/* NULL: no memory. A set owns all it points to. */
+struct fmt_set *fmt_set_new(void);
+void fmt_set_free(struct fmt_set *s);		/* NULL is fine */
+/* Index of the file, added when it is new; or -errno. -EBADMSG: no relative path that
+ * stays below its directory. */
+int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt_error *e);
+/* By name; NULL: none. Valid until the set changes. */
+struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_t len);
+/* Sorts tensors and blobs by name and pieces by place; of pieces with the same place and
+ * size (replicas) the one found first stays. Nothing can be added afterwards. */
+void fmt_set_finish(struct fmt_set *s);
+/* Of a finished set: do the pieces cover the tensor, each element once? -EBADMSG: no, and e says what;
+ * -ENOTSUP: too many pieces on no common grid to tell. grid (ndim, may be NULL) gets the
+ * number of cuts in each dimension, all 0 when the pieces lie on no grid. */
+int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *e);
+
+/* ---- pickle --------------------------------------------------------------------------
+ * Protocols 2 to 5, as data. */
+
+enum pickle_kind {
+	PICKLE_NONE, PICKLE_FALSE, PICKLE_TRUE,
+	PICKLE_INT,		/* u.i */
+	PICKLE_BIG,		/* u.s: two's complement, little-endian, more than 8 bytes */
+	PICKLE_FLOAT,		/* u.f */
+	PICKLE_STR,		/* u.s: UTF-8 as written, not checked */
+	PICKLE_BYTES,		/* u.s */
+	PICKLE_TUPLE, PICKLE_LIST, PICKLE_SET, PICKLE_FROZENSET,	/* u.seq */
+	PICKLE_DICT,		/* u.seq: key, value, key, value */
+	PICKLE_GLOBAL,		/* u.global */
+	PICKLE_OBJECT,		/* u.object */
+	PICKLE_PERSID,		/* u.id */
+};
+
+struct pickle_seq {
+	struct pickle_node **v;
+	uint32_t n, cap;
+};
+
+struct pickle_node {
+	uint8_t kind;
+	uint8_t seen;		/* for who walks: 0 when parsed */
+	uint32_t at;		/* offset of the opcode that made it */
+	union {
+		int64_t i;
+		double f;
+		struct {
+			const char *p;	/* into the bytes parsed */
+			uint32_t n;
+		} s;
+		struct pickle_seq seq;
+		struct {
+			struct pickle_node *module, *name;	/* PICKLE_STR */
+		} global;
+		struct pickle_object *object;
+		struct pickle_node *id;
+	} u;
+};
+
+struct pickle_object {		/* callable(*args), not called */
+	struct pickle_node *callable, *args, *kwargs;	/* kwargs: NULL unless NEWOBJ_EX */
+	struct pickle_node *state;	/* NULL: never BUILT */
+	struct pickle_seq items, pairs;	/* appended to it, set in it */
+};
+
+struct pickle;
+
+#define PICKLE_MAX_BYTES (2u << 30)
+
+/* Nodes may be shared and may form cycles: walk with a limit. The bytes are borrowed and
+ * must outlive *out. *used (may be NULL): where STOP ended. Memory is at most about a
+ * hundred times len. */
+int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *used,
+		 struct fmt_error *e);
+void pickle_free(struct pickle *p);	/* NULL is fine */
+struct pickle_node *pickle_root(const struct pickle *p);
+
+bool pickle_is_str(const struct pickle_node *n, const char *text);
+/* A global of that name; module may end in '.' or '*': then it is a prefix. */
+bool pickle_is_global(const struct pickle_node *n, const char *module, const char *name);
+/* An object made by such a callable. */
+bool pickle_is_object(const struct pickle_node *n, const char *module, const char *name);
+/* An attribute of an object's state (a dict, or a tuple of dict and slots); NULL: none. */
+struct pickle_node *pickle_attr(const struct pickle_node *object, const char *name);
+/* A non-negative int. */
+bool pickle_u64(const struct pickle_node *n, uint64_t *out);
+/* Elements of a tuple, a list, or torch.Size made of one; NULL: none of these. */
+const struct pickle_seq *pickle_sizes(const struct pickle_node *n);
+/* "tuple", "str", ...; static. */
+const char *pickle_kind_name(const struct pickle_node *n);
+
+/* ---- JSON ----------------------------------------------------------------------------
+ * RFC 8259, strictly; UTF-8 checked; nested at most 64 deep; less than 2 GiB. */
+
+struct json_doc;
+
+/* The text is copied. -EBADMSG, -E2BIG, -ENOMEM. e may be NULL. */
+int json_read(const char *text, size_t len, struct json_doc **out, struct fmt_error *e);
+void json_doc_free(struct json_doc *d);	/* NULL is fine */
+void json_doc_freep(struct json_doc **d);
+
+/* A value is named by its index; 0 is the document itself; -1 is "none", which every call
+ * accepts. json_at() goes down keys divided by '.' from `from`; a key is compared as it is
+ * written, escapes and all. */
+int json_at(const struct json_doc *d, int from, const char *keys);
+int json_count(const struct json_doc *d, int v);	/* of an array; 0 for all else */
+int json_item(const struct json_doc *d, int v, int i);
+/* Children in order, -1 after the last; an object's are key, value, key, value. */
+int json_first(const struct json_doc *d, int parent);
+int json_next(const struct json_doc *d, int parent, int child);
+bool json_is_object(const struct json_doc *d, int v);
+bool json_is_array(const struct json_doc *d, int v);
+bool json_is_string(const struct json_doc *d, int v);
+bool json_is_null(const struct json_doc *d, int v);	/* also when there is none */
+uint64_t json_offset(const struct json_doc *d, int v);	/* in the text */
+/* A non-negative integer without fraction or exponent that fits; else false. */
+bool json_is_u64(const struct json_doc *d, int v, uint64_t *out);
+uint64_t json_u64(const struct json_doc *d, int v);	/* 0 when it is not a number */
+double json_double(const struct json_doc *d, int v);
+bool json_bool(const struct json_doc *d, int v);
+/* Room a string needs at most, NUL included; 0 when it is none. */
+size_t json_string_room(const struct json_doc *d, int v);
+/* Writes it as UTF-8 and NUL-terminates; its length, -EINVAL: no string, or a surrogate
+ * without its pair. It may hold NULs. */
+ssize_t json_string_copy(const struct json_doc *d, int v, char *buf);
+/* malloc()ed; \u0080 to \u00ff become the single bytes cairnfs wrote so (names are bytes,
+ * JSON is not). NULL when it is not a string, or holds a NUL, or no memory. */
+char *json_bytes(const struct json_doc *d, int v);
+
+/* ---- zip ----------------------------------------------------------------------------
+ * As torch.save writes it: entries stored, not compressed; zip64; sizes of local headers
+ * may be zero (data descriptor), so the central directory is what counts. */
+
+struct zip_entry {
+	const char *name;
+	uint64_t local;		/* offset of its local header */
+	uint64_t size;
+	uint32_t crc;
+	uint64_t data;		/* offset of its bytes; 0 until zip_data() found it */
+};
+
+struct zip {
+	struct zip_entry *entry;	/* sorted by name */
+	size_t n_entries;
+	uint64_t end;			/* offset of the central directory: where data ends */
+	struct zip_inside *inside;
+};
+
+/* Reads the end record and the central directory. -ENOTSUP: compressed, encrypted or split
+ * archives. Entries that overlap or share a name are -EBADMSG. */
+int zip_open(const struct fmt_source *s, struct zip **out, struct fmt_error *e);
+void zip_close(struct zip *z);	/* NULL is fine */
+struct zip_entry *zip_find(const struct zip *z, const char *name);
+/* Reads the local header, checks it against the directory and sets entry->data. */
+int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *entry,
+	     struct fmt_error *e);
+/* CRC-32 as zip has it, of one part after the other; starts from 0. */
+uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
+
+/* ---- files of tensors -------------------------------------------------------------------
+ * Each adds what is in one file to a set. `file` is its index there (fmt_set_file()). On an
+ * error the set holds part of it: fit to be freed only. */
+
+/* A torch.save file. Tensors are named by their way down the object, divided by '.', after
+ * `prefix`; a tensor alone has the name `prefix`. Kinds of tensors that cannot be read
+ * (sparse, quantized, ...) are listed with a refusal. */
+int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
+		   const struct fmt_source *s, struct fmt_error *e);
+
+/* A safetensors file. With DCP_SHARDING_INFO in its metadata the tensors are pieces of
+ * larger ones. -EBADMSG also for a name that another file of the set has as a whole tensor. */
+int safetensors_read(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
+		     struct fmt_error *e);
+
+struct safetensors_place {
+	const char *name;
+	uint32_t file;
+};
+
+struct safetensors_index {
+	struct safetensors_place *v;	/* in the order of the text; the set owns the names */
+	size_t n;
+};
+
+/* model.safetensors.index.json: which file each tensor is in. Free v. */
+int safetensors_index_read(struct fmt_set *set, const char *text, size_t len,
+			   struct safetensors_index *out, struct fmt_error *e);
+
+/* A DCP `.metadata` or `__{rank}.metadata`; those of several ranks go into one set. Pieces
+ * whose bytes were transformed (compressed, ...), or that no file is named for, are listed
+ * with a refusal. The bytes may go once it returned. */
+int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_error *e);
+
+/* Of a finished set: do the extents of that file say nothing about where its tensors are?
+ * PyTorch writes such metadata with serialization_format=SAFETENSORS. Then dcp_read_header()
+ * takes the places from the file itself; -EBADMSG also when it does not hold what the
+ * metadata lists. */
+bool dcp_wants_header(const struct fmt_set *set, uint32_t file);
+int dcp_read_header(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
+		    struct fmt_error *e);
+
+/* An item of a .distcp file (a torch.save zip of one tensor) into an empty set: one tensor,
+ * one piece. */
+int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt_error *e);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of this room share and nobody else sees.
+ */
+#ifndef CAIRN_FORMATS_INSIDE_H
+#define CAIRN_FORMATS_INSIDE_H
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/formats/formats.h"
+
+/* Writes the line; bytes that would spoil a terminal come out as \xNN. e may be NULL. */
+__attribute__((format(printf, 3, 4))) void fmt_say(struct fmt_error *e, uint64_t at,
+						   const char *fmt, ...);
+/* The same, and its value is err: a macro, so that the compiler sees it is not 0. */
+#define fmt_fail(e, err, at, ...) (fmt_say((e), (at), __VA_ARGS__), (err))
+
+/* ---- arena: many small things that die together -------------------------------------- */
+
+struct arena_block;
+
+struct arena {
+	struct arena_block *block;
+	size_t left;		/* in the newest block */
+	uint64_t used, limit;	/* limit: what the input's length allows */
+	int err;		/* why the last arena_get() failed: -ENOMEM, -E2BIG */
+};
+
+void arena_init(struct arena *a, uint64_t limit);
+void arena_free(struct arena *a);
+/* Zeroed, aligned for anything here; NULL: see err. */
+void *arena_get(struct arena *a, size_t size);
+void *arena_array(struct arena *a, size_t n, size_t size);
+/* A copy, NUL-terminated. */
+char *arena_string(struct arena *a, const char *p, size_t n);
+
+/* ---- sets, for those who fill them ----------------------------------------------------- */
+
+/* Lets the set grow by what an input of that length may give rise to. */
+void fmt_set_allow(struct fmt_set *s, uint64_t input_len);
+struct arena *fmt_set_arena(struct fmt_set *s);
+/* -EBADMSG: it holds a NUL. */
+int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
+		   struct fmt_error *e);
+/* Adds a tensor that is not there yet (the caller looked); shape is copied. */
+int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
+		const uint64_t *shape, struct fmt_tensor **out, struct fmt_error *e);
+/* p's arrays must live as long as the set: use its arena; offset + size fits 63 bits. */
+int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_error *e);
+int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file, uint64_t at,
+		 uint64_t length, struct fmt_error *e);
+/* Counts an extent of a file. -EBADMSG: it ends beyond 2^63. */
+int fmt_set_extent(struct fmt_set *s, uint32_t file, uint64_t at, uint64_t length,
+		   struct fmt_error *e);
+
+/* ---- bytes ---------------------------------------------------------------------------- */
+
+static inline uint16_t get16(const void *p)
+{
+	const uint8_t *b = p;
+
+	return (uint16_t)(b[0] | b[1] << 8);
+}
+
+static inline uint32_t get32(const void *p)
+{
+	return get16(p) | (uint32_t)get16((const uint8_t *)p + 2) << 16;
+}
+
+static inline uint64_t get64(const void *p)
+{
+	return get32(p) | (uint64_t)get32((const uint8_t *)p + 4) << 32;
+}
+
+static inline uint64_t fmt_hash(uint64_t h, const void *p, size_t n)
+{
+	const uint8_t *b = p;
+
+	for (size_t i = 0; i < n; i++)
+		h = (h ^ b[i]) * 0x100000001b3u;	/* FNV-1a, then mixed by the user */
+	return h;
+}
+
+#define FMT_HASH_SEED 0xcbf29ce484222325u
+
+static inline void fmt_free_ptr(void *p)
+{
+	free(*(void **)p);
+}
+
+#define CLEANUP_FREE __attribute__((cleanup(fmt_free_ptr)))
+
+#endif
