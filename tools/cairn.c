@@ -29,6 +29,13 @@ static const struct command {
 	  "  --json   for programs\n"
 	  "States: open, staged, persisting, durable, failed. Works on a bare store too\n"
 	  "(state '-': what is in the store is published)." },
+	{ "tensors", cmd_tensors, "[--bytes] [--json] CKPT",
+	  "the tensors of a checkpoint: dtype, shape, shard grid, bytes, file and offset",
+	  "  --bytes  sizes in bytes\n"
+	  "  --json   for programs\n"
+	  "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
+	  "mount, in a store, or anywhere. Only metadata and headers are read.\n"
+	  "Exit: 0, 1 a file could not be understood (told on stderr), 2 usage." },
 	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
 	  "until all below each PATH is durable",
 	  "  --timeout S  give up after S seconds (fractions allowed)\n"

@@ -52,6 +52,7 @@ static inline void cairn_close_fd(int *fd)
 
 int cmd_status(int argc, char **argv);
 int cmd_ls(int argc, char **argv);
+int cmd_tensors(int argc, char **argv);
 int cmd_wait(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);

@@ -334,6 +334,76 @@ int dcp_read_header(struct fmt_set *set, uint32_t file, const struct fmt_source 
  * one piece. */
 int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt_error *e);
 
+/* ---- checkpoints -----------------------------------------------------------------------
+ * What a directory (or one file) is, and whether it is whole, told from names, sizes and
+ * what the functions above read. */
+
+enum ckpt_format {
+	CKPT_NONE,
+	CKPT_DCP,		/* .metadata and __{rank}_{n}.distcp */
+	CKPT_DCP_LOCAL,		/* __{rank}.metadata instead */
+	CKPT_TITAN,		/* DCP in step-N */
+	CKPT_MEGATRON,		/* DCP with common.pt or in iter_N */
+	CKPT_SAFETENSORS,	/* one file, or model-i-of-n with an index */
+	CKPT_HF_SHARDS,		/* shard-i-model-j-of-n, by DCP */
+	CKPT_TRAINER,		/* Hugging Face's checkpoint-N */
+	CKPT_DEEPSPEED,
+	CKPT_ORBAX,
+	CKPT_TORCH,
+	CKPT_LIGHTNING,		/* one .ckpt file */
+};
+
+enum ckpt_state {
+	CKPT_WRITING,
+	CKPT_INCOMPLETE,
+	CKPT_COMPLETE,
+};
+
+struct ckpt_name {		/* an entry of the directory */
+	const char *name;
+	uint64_t size;
+	bool dir;
+	bool open;		/* someone writes it now, where that can be known */
+	const char *fault;	/* NULL, or what its reader found wrong with it */
+};
+
+struct ckpt_kind {
+	enum ckpt_format format;
+	bool temporary;		/* the directory's name says that it is not committed */
+	bool has_step;
+	uint64_t step;
+};
+
+struct ckpt_verdict {
+	enum ckpt_state state;
+	char why[200];		/* what is missing, or who writes; "" when complete */
+	uint32_t ranks, ranks_expected;	/* 0: the format has no ranks, or they are not known */
+};
+
+#define CKPT_QUIET_S 30		/* without a change for that long it is not being written */
+
+/* v sorted by name, as strcmp(3) has it. dir_name: the last component of its path. */
+void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
+		    struct ckpt_kind *out);
+/* One file that is a whole checkpoint. */
+void ckpt_recognize_file(const char *name, struct ckpt_kind *out);
+const char *ckpt_format_name(enum ckpt_format f);	/* "dcp", ...; static */
+const char *ckpt_state_name(enum ckpt_state s);
+
+/* What the reader of a checkpoint must take from its files before ckpt_judge(). */
+bool ckpt_is_dcp(enum ckpt_format f);
+/* `.metadata`, or if that is not there `__{rank}.metadata`. */
+bool ckpt_is_metadata(const char *name, bool global);
+bool ckpt_is_safetensors(const char *name);
+bool ckpt_is_torch(const char *name);
+
+/* The verdict. set (finished) holds what was read, NULL where nothing could be; index may
+ * be NULL. quiet_s: seconds since the last change in the directory; expected_ranks: those of
+ * the checkpoint before, 0 = not known. */
+void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
+		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
+		uint32_t expected_ranks, struct ckpt_verdict *out);
+
 #ifdef __cplusplus
 }
 #endif

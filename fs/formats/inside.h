@@ -59,7 +59,7 @@ int fmt_set_extent(struct fmt_set *s, uint32_t file, uint64_t at, uint64_t lengt
 
 static inline uint16_t get16(const void *p)
 {
-	const uint8_t *b = p;
+	const uint8_t *b = (const uint8_t *)p;
 
 	return (uint16_t)(b[0] | b[1] << 8);
 }
@@ -76,7 +76,7 @@ static inline uint64_t get64(const void *p)
 
 static inline uint64_t fmt_hash(uint64_t h, const void *p, size_t n)
 {
-	const uint8_t *b = p;
+	const uint8_t *b = (const uint8_t *)p;
 
 	for (size_t i = 0; i < n; i++)
 		h = (h ^ b[i]) * 0x100000001b3u;	/* FNV-1a, then mixed by the user */

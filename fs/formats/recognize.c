@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a directory is, and whether it is whole.
+ *
+ * Who writes what, and what makes it complete:
+ *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough
+ *	DCP rank-local			each rank's metadata; together they cover each tensor
+ *	safetensors with an index	every file of weight_map, and the names in them
+ *	DCP to HF			no marker: the shards cover each tensor
+ *	HF Trainer			trainer_state.json, written last
+ *	DeepSpeed			no marker in the directory: the rank set, and quiet
+ *	Orbax				the directory's rename, or commit_success.txt
+ *	torch.save, Lightning		the zip's end record
+ */
+#include "fs/formats/inside.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* ---- names --------------------------------------------------------------------------- */
+
+static bool ends(const char *s, const char *with)
+{
+	size_t n = strlen(s), m = strlen(with);
+
+	return n >= m && !strcmp(s + n - m, with);
+}
+
+static bool starts(const char *s, const char *with)
+{
+	return !strncmp(s, with, strlen(with));
+}
+
+/* Digits at *s, at most 18; moves *s behind them. */
+static bool number(const char **s, uint64_t *out)
+{
+	const char *start = *s;
+
+	*out = 0;
+	for (; **s >= '0' && **s <= '9' && *s - start < 18; (*s)++)
+		*out = *out * 10 + (uint64_t)(**s - '0');
+	return *s > start;
+}
+
+/* A name made of text and numbers: "__%_%.distcp". */
+static bool matches(const char *s, const char *pattern, uint64_t *out)
+{
+	for (; *pattern; pattern++) {
+		if (*pattern == '%') {
+			if (!number(&s, out++))
+				return false;
+		} else if (*s++ != *pattern) {
+			return false;
+		}
+	}
+	return !*s;
+}
+
+static int by_name(const void *key, const void *v)
+{
+	return strcmp(key, ((const struct ckpt_name *)v)->name);
+}
+
+static const struct ckpt_name *find(const struct ckpt_name *v, size_t n, const char *name)
+{
+	return n ? bsearch(name, v, n, sizeof(*v), by_name) : NULL;
+}
+
+bool ckpt_is_metadata(const char *name, bool global)
+{
+	uint64_t rank;
+
+	return global ? !strcmp(name, ".metadata") : matches(name, "__%.metadata", &rank);
+}
+
+bool ckpt_is_safetensors(const char *name)
+{
+	return ends(name, ".safetensors");
+}
+
+bool ckpt_is_torch(const char *name)
+{
+	return ends(name, ".pt") || ends(name, ".pth") || ends(name, ".ckpt") ||
+	       (ends(name, ".bin") && (starts(name, "pytorch_model") || starts(name, "adapter_model") ||
+				       starts(name, "optimizer") || starts(name, "scheduler")));
+}
+
+bool ckpt_is_dcp(enum ckpt_format f)
+{
+	return f == CKPT_DCP || f == CKPT_DCP_LOCAL || f == CKPT_TITAN || f == CKPT_MEGATRON;
+}
+
+const char *ckpt_format_name(enum ckpt_format f)
+{
+	static const char *const name[] = {
+		[CKPT_NONE] = "-", [CKPT_DCP] = "dcp", [CKPT_DCP_LOCAL] = "dcp-local",
+		[CKPT_TITAN] = "torchtitan", [CKPT_MEGATRON] = "megatron",
+		[CKPT_SAFETENSORS] = "safetensors", [CKPT_HF_SHARDS] = "hf-shards",
+		[CKPT_TRAINER] = "hf-trainer", [CKPT_DEEPSPEED] = "deepspeed",
+		[CKPT_ORBAX] = "orbax", [CKPT_TORCH] = "torch", [CKPT_LIGHTNING] = "lightning",
+	};
+
+	return name[f];
+}
+
+const char *ckpt_state_name(enum ckpt_state s)
+{
+	return s == CKPT_WRITING ? "writing" : s == CKPT_INCOMPLETE ? "incomplete" : "complete";
+}
+
+/* ---- recognition ------------------------------------------------------------------------ */
+
+/* step-7, checkpoint-7, iter_0000007, global_step7, epoch=1-step=7.ckpt, 7,
+ * 7.orbax-checkpoint-tmp-123 */
+static bool find_step(const char *name, uint64_t *step)
+{
+	static const char *const word[] = { "step", "checkpoint", "iter", "ckpt" };
+	const char *s = name;
+
+	if (number(&s, step) && (!*s || starts(s, ".orbax-checkpoint-tmp")))
+		return true;
+	for (size_t i = 0; i < sizeof(word) / sizeof(word[0]); i++) {
+		const char *at = strstr(name, word[i]);
+
+		if (!at)
+			continue;
+		at += strlen(word[i]);
+		at += *at == '-' || *at == '_' || *at == '=';
+		if (number(&at, step))
+			return true;
+	}
+	return false;
+}
+
+struct seen {
+	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
+};
+
+static void look_at(const char *name, struct seen *s)
+{
+	uint64_t x[3];
+
+	s->metadata |= ckpt_is_metadata(name, true) || !strcmp(name, ".metadata.tmp");
+	s->local |= ckpt_is_metadata(name, false) || matches(name, "__%.metadata.tmp", x);
+	s->distcp |= matches(name, "__%_%.distcp", x);
+	s->common |= !strcmp(name, "common.pt");
+	s->shards |= matches(name, "shard-%-model-%-of-%.safetensors", x);
+	s->safetensors |= ckpt_is_safetensors(name) || ends(name, ".safetensors.index.json");
+	s->deepspeed |= ends(name, "_model_states.pt") || ends(name, "_optim_states.pt");
+	s->trainer |= !strcmp(name, "trainer_state.json");
+	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
+		    !strcmp(name, "commit_success.txt");
+	s->torch |= ckpt_is_torch(name) && !ends(name, ".ckpt");
+}
+
+static enum ckpt_format format_of(const char *dir, const struct seen *s)
+{
+	if (s->distcp || s->metadata || s->local) {
+		if (s->local && !s->metadata)
+			return CKPT_DCP_LOCAL;
+		if (!s->distcp && !s->metadata)
+			return CKPT_NONE;
+		return s->common || starts(dir, "iter_") ? CKPT_MEGATRON :
+		       starts(dir, "step-") ? CKPT_TITAN : CKPT_DCP;
+	}
+	if (s->orbax || strstr(dir, ".orbax-checkpoint-tmp"))
+		return CKPT_ORBAX;
+	if (s->deepspeed)
+		return CKPT_DEEPSPEED;
+	if (s->trainer || ((starts(dir, "checkpoint-") || starts(dir, "tmp-checkpoint-")) &&
+			   (s->safetensors || s->torch)))
+		return CKPT_TRAINER;
+	if (s->shards)
+		return CKPT_HF_SHARDS;
+	return s->safetensors ? CKPT_SAFETENSORS : s->torch ? CKPT_TORCH : CKPT_NONE;
+}
+
+void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct ckpt_kind *out)
+{
+	struct seen s = { 0 };
+
+	for (size_t i = 0; i < n; i++)
+		look_at(v[i].name, &s);
+	*out = (struct ckpt_kind){ .format = format_of(dir, &s) };
+	if (out->format == CKPT_NONE)
+		return;
+	out->has_step = find_step(dir, &out->step);
+	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-");
+}
+
+void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
+{
+	*out = (struct ckpt_kind){
+		.format = ckpt_is_safetensors(name) ? CKPT_SAFETENSORS :
+			  ends(name, ".ckpt") ? CKPT_LIGHTNING :
+			  ckpt_is_torch(name) ? CKPT_TORCH : CKPT_NONE,
+	};
+	if (out->format != CKPT_NONE)
+		out->has_step = find_step(name, &out->step);
+}
+
+/* ---- ranks ------------------------------------------------------------------------------- */
+
+/* The rank in a file's name, by format; false: it has none. */
+static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
+{
+	static const char *const deepspeed[] = {
+		"zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"bf16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"fp16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"zero_pp_rank_%_mp_rank_%_model_states.pt",
+	};
+	uint64_t x[3];
+	bool hit = false;
+
+	if (f == CKPT_DCP_LOCAL)
+		hit = matches(name, "__%.metadata", x);
+	else if (ckpt_is_dcp(f))
+		hit = matches(name, "__%_%.distcp", x);
+	else if (f == CKPT_HF_SHARDS)
+		hit = matches(name, "shard-%-model-%-of-%.safetensors", x);
+	else if (f == CKPT_TRAINER)
+		hit = matches(name, "rng_state_%.pth", x);
+	for (size_t i = 0; f == CKPT_DEEPSPEED && !hit && i < sizeof(deepspeed) / sizeof(*deepspeed); i++)
+		hit = matches(name, deepspeed[i], x);
+	*rank = hit ? x[0] : 0;
+	return hit;
+}
+
+/* Distinct ranks: names are sorted as text, so equal ranks need not stand together. */
+struct ranks {
+	uint64_t *v;
+	size_t n, cap;
+};
+
+static void ranks_add(struct ranks *r, uint64_t rank)
+{
+	if (r->n && r->v[r->n - 1] == rank)
+		return;
+	if (r->n == r->cap) {
+		size_t cap = r->cap ? r->cap * 2 : 64;
+		uint64_t *v = reallocarray(r->v, cap, sizeof(*v));
+
+		if (!v)
+			return;		/* a count that is too low, no more */
+		r->v = v;
+		r->cap = cap;
+	}
+	r->v[r->n++] = rank;
+}
+
+static int by_u64(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static uint32_t ranks_end(struct ranks *r)
+{
+	uint32_t n = 0;
+
+	if (r->n)
+		qsort(r->v, r->n, sizeof(*r->v), by_u64);
+	for (size_t i = 0; i < r->n; i++)
+		n += !i || r->v[i] != r->v[i - 1];
+	free(r->v);
+	return n;
+}
+
+static bool is_whole(const struct ckpt_name *v, size_t n, const struct fmt_file *f)
+{
+	const struct ckpt_name *have = find(v, n, f->name);
+
+	return have && !have->dir && !have->fault && have->size >= f->need;
+}
+
+static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
+			const struct fmt_set *set, uint32_t expected, struct ckpt_verdict *out)
+{
+	struct ranks here = { 0 }, want = { 0 };
+	uint64_t r;
+	bool by_set = ckpt_is_dcp(f) && f != CKPT_DCP_LOCAL && set;
+
+	for (size_t i = 0; by_set && i < set->n_files; i++) {
+		if (!rank_of(f, set->file[i].name, &r))
+			continue;
+		ranks_add(&want, r);
+		if (is_whole(v, n, &set->file[i]))
+			ranks_add(&here, r);
+	}
+	for (size_t i = 0; !by_set && i < n; i++)
+		if (rank_of(f, v[i].name, &r) && !v[i].fault)
+			ranks_add(&here, r);
+	out->ranks = ranks_end(&here);
+	out->ranks_expected = ranks_end(&want);
+	if (!out->ranks_expected)
+		out->ranks_expected = expected > out->ranks ? expected : out->ranks;
+}
+
+/* ---- the verdict ---------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 2, 3))) static void lacks(struct ckpt_verdict *out, const char *fmt,
+							 ...)
+{
+	va_list ap;
+
+	if (out->state != CKPT_COMPLETE)
+		return;		/* the first finding is told */
+	out->state = CKPT_INCOMPLETE;
+	va_start(ap, fmt);
+	vsnprintf(out->why, sizeof(out->why), fmt, ap);
+	va_end(ap);
+}
+
+static void need_files(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
+		       struct ckpt_verdict *out)
+{
+	size_t missing = 0;
+	const char *first = NULL;
+
+	for (size_t i = 0; i < set->n_files; i++) {
+		const struct fmt_file *f = &set->file[i];
+		const struct ckpt_name *have = find(v, n, f->name);
+
+		if (!have || have->dir) {
+			missing++;
+			first = first ? first : f->name;
+		} else if (have->size < f->need) {
+			lacks(out, "%.100s has %llu of %llu bytes", f->name,
+			      (unsigned long long)have->size, (unsigned long long)f->need);
+		}
+	}
+	if (missing > 1)
+		lacks(out, "%.100s and %zu more are missing", first, missing - 1);
+	else if (missing)
+		lacks(out, "%.100s is missing", first);
+}
+
+static void need_cover(const struct fmt_set *set, struct ckpt_verdict *out)
+{
+	struct fmt_error e;
+
+	for (size_t i = 0; i < set->n_tensors && out->state == CKPT_COMPLETE; i++)
+		if (fmt_set_cover(&set->tensor[i], NULL, &e) == -EBADMSG)
+			lacks(out, "%s", e.text);
+}
+
+static void need_sound(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
+{
+	for (size_t i = 0; i < n; i++)
+		if (v[i].fault)
+			lacks(out, "%.60s: %s", v[i].name, v[i].fault);
+}
+
+static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
+		      const struct fmt_set *set, struct ckpt_verdict *out)
+{
+	if (k->format != CKPT_DCP_LOCAL && !find(v, n, ".metadata"))
+		lacks(out, ".metadata is missing");
+	if (k->format == CKPT_MEGATRON && find(v, n, "common.pt") && !find(v, n, "metadata.json"))
+		lacks(out, "metadata.json is missing");
+	if (!set)
+		return;
+	need_files(v, n, set, out);
+	for (size_t i = 0; i < set->n_tensors; i++)
+		for (size_t j = 0; j < set->tensor[i].n_pieces; j++)
+			if (set->tensor[i].piece[j].file == FMT_NO_FILE)
+				lacks(out, "%.80s: %s", set->tensor[i].name, set->tensor[i].piece[j].refusal);
+	need_cover(set, out);
+}
+
+/* model-00001-of-00003.safetensors: all three, where no index says it better. */
+static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
+{
+	uint64_t x[2], of = 0, have = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (matches(v[i].name, "model-%-of-%.safetensors", x)) {
+			of = x[1];
+			have++;
+		}
+	if (of > have)
+		lacks(out, "%llu of %llu model-*.safetensors files are there", (unsigned long long)have,
+		      (unsigned long long)of);
+}
+
+static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
+			      const struct safetensors_index *index, struct ckpt_verdict *out)
+{
+	if (!index)
+		need_numbered(v, n, out);
+	if (!set)
+		return;
+	need_files(v, n, set, out);
+	for (size_t i = 0; index && i < index->n && out->state == CKPT_COMPLETE; i++) {
+		const struct fmt_tensor *t = fmt_set_find(set, index->v[i].name, strlen(index->v[i].name));
+
+		if (!t)
+			lacks(out, "%.100s is in the index and in no file", index->v[i].name);
+	}
+	need_cover(set, out);
+}
+
+static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
+			    const struct fmt_set *set, const struct safetensors_index *index,
+			    struct ckpt_verdict *out)
+{
+	switch (k->format) {
+	case CKPT_DCP:
+	case CKPT_DCP_LOCAL:
+	case CKPT_TITAN:
+	case CKPT_MEGATRON:
+		judge_dcp(k, v, n, set, out);
+		break;
+	case CKPT_SAFETENSORS:
+	case CKPT_HF_SHARDS:
+		judge_safetensors(v, n, set, index, out);
+		break;
+	case CKPT_TRAINER:
+		if (!find(v, n, "trainer_state.json"))
+			lacks(out, "trainer_state.json is missing");
+		judge_safetensors(v, n, set, index, out);
+		break;
+	case CKPT_NONE:
+	case CKPT_DEEPSPEED:
+	case CKPT_ORBAX:
+	case CKPT_TORCH:
+	case CKPT_LIGHTNING:
+		break;
+	}
+}
+
+static bool is_temporary(const char *name)
+{
+	return ends(name, ".metadata.tmp") || strstr(name, ".orbax-checkpoint-tmp");
+}
+
+void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
+		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
+		uint32_t expected_ranks, struct ckpt_verdict *out)
+{
+	*out = (struct ckpt_verdict){ .state = CKPT_COMPLETE };
+	count_ranks(k->format, v, n, set, expected_ranks, out);
+	for (size_t i = 0; i < n; i++) {
+		if (!v[i].open)
+			continue;
+		out->state = CKPT_WRITING;
+		snprintf(out->why, sizeof(out->why), "%.150s is open", v[i].name);
+		return;
+	}
+	need_sound(v, n, out);
+	judge_by_format(k, v, n, set, index, out);
+	if (k->temporary)
+		lacks(out, "the directory has its temporary name");
+	for (size_t i = 0; i < n; i++)
+		if (is_temporary(v[i].name))
+			lacks(out, "%.100s stands there still", v[i].name);
+	if (out->ranks < out->ranks_expected)
+		lacks(out, "%u of %u ranks", out->ranks, out->ranks_expected);
+	/* no marker: only time tells */
+	if (k->format == CKPT_DEEPSPEED && quiet_s < CKPT_QUIET_S)
+		lacks(out, "it changed %.0f s ago", quiet_s);
+	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
+		out->state = CKPT_WRITING;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A checkpoint as the subcommands see it: a directory (or one file) on a mount, in a store
+ * or anywhere else, read with plain file calls and understood by fs/formats/.
+ */
+#ifndef CAIRN_CKPT_H
+#define CAIRN_CKPT_H
+
+#include "cairn_cli.h"
+
+struct ckpt {
+	const char *path;		/* as the user wrote it, or as it was found; owned */
+	int dir;			/* where the names are; the checkpoint itself or its parent */
+	bool alone;			/* one file */
+	bool on_mount;			/* states can be asked for */
+	struct names names;
+	struct ckpt_name *name;		/* names.n of them; .fault is owned */
+	double quiet_s;			/* since the last change */
+	uint64_t bytes, files;		/* all in it, at any depth */
+	struct ckpt_kind kind;
+	struct fmt_set *set;		/* what its metadata lists; NULL: not read, or not readable */
+	struct safetensors_index index;	/* index.v NULL: none */
+};
+
+#define CKPT_EMPTY ((struct ckpt){ .dir = -1 })
+#define CLEANUP_CKPT __attribute__((cleanup(ckpt_close)))
+
+/* Looks at names only: kind NONE when it is no checkpoint. dirfd: where name is found
+ * (AT_FDCWD too); path: how it is told to the user. on_mount: ask for states. 0 or -errno;
+ * -ENOTDIR: a file of no known kind. */
+int ckpt_open(int dirfd, const char *name, const char *path, bool on_mount, struct ckpt *out);
+void ckpt_close(struct ckpt *c);
+
+/* What the user named, on a mount or not; CAIRN_OK, or what was wrong is told. */
+int ckpt_need(const char *path, struct ckpt *out);
+
+/* Told by ckpt_read() for each file that is not what its format says. */
+typedef void (*ckpt_bad_fn)(void *ctx, const char *file, const struct fmt_error *e, int err);
+
+/* Reads metadata and headers into c->set and finishes it. A file that is broken gets a
+ * fault, is told, and left out. `deep`: also files that only hold what the metadata does not
+ * describe (torch.save files beside it). -ENOMEM, or 0. */
+int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx);
+
+void ckpt_verdict(const struct ckpt *c, uint32_t expected_ranks, struct ckpt_verdict *out);
+/* The least advanced state of all that is in it, "" where that cannot be known (it is in
+ * the store then, or nowhere near one). */
+void ckpt_durability(const struct ckpt *c, char *buf, size_t cap);
+bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v);
+
+/* A file of the checkpoint, never through a symlink that leads out of it; O_RDONLY or
+ * -errno. */
+int ckpt_open_file(const struct ckpt *c, const char *name);
+/* A source over a descriptor, which it borrows: *fd must outlive it. */
+int ckpt_source(int *fd, struct fmt_source *out);
+/* Index in c->name, or -1. */
+ssize_t ckpt_find(const struct ckpt *c, const char *name);
+
+/* Where the elements of a piece lie: its file, opened (-errno), the offset of its first
+ * element and its strides in elements (ndim; row-major filled in). */
+struct payload {
+	uint64_t at;
+	uint64_t stride[FMT_MAX_DIMS];
+};
+
+/* Items are opened to find out. s: the piece's file. Also checks the item against what the
+ * metadata says of it. */
+int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const struct fmt_source *s,
+		 struct payload *out, struct fmt_error *e);
+
+/* "[4, 6]"; "?" when it is longer than the buffer. */
+const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap);
+
+#endif
