@@ -36,6 +36,21 @@ static const struct command {
 	  "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
 	  "mount, in a store, or anywhere. Only metadata and headers are read.\n"
 	  "Exit: 0, 1 a file could not be understood (told on stderr), 2 usage." },
+	{ "check", cmd_check, "[--quick] [-q] CKPT...",
+	  "proves what can be proved of a checkpoint",
+	  "  --quick  structure only: files, extents, headers, shapes; no checksums\n"
+	  "  -q       no progress\n"
+	  "One line for each finding, with file and offset.\n"
+	  "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage." },
+	{ "diff", cmd_diff, "[-v] [--json] CKPT CKPT",
+	  "tensors added, removed, reshaped or changed between two checkpoints",
+	  "  -v      also those that are the same\n"
+	  "  --json  for programs\n"
+	  "Exit: 0 no difference, 1 some, or it cannot be told, 2 usage." },
+	{ "latest", cmd_latest, "[-v] DIR",
+	  "the newest checkpoint below DIR that is complete and durable",
+	  "  -v  say of newer ones why they are not it\n"
+	  "Exit: 0 printed, 1 there is none, 2 usage." },
 	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
 	  "until all below each PATH is durable",
 	  "  --timeout S  give up after S seconds (fractions allowed)\n"

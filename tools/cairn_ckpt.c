@@ -482,78 +482,7 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 	return v->state == CKPT_COMPLETE && (!c->on_mount || !strcmp(state, "durable"));
 }
 
-/* ---- payload --------------------------------------------------------------------------------- */
-
-static void row_major(const uint64_t *size, unsigned ndim, uint64_t *stride)
-{
-	uint64_t s = 1;
-
-	for (unsigned d = ndim; d-- > 0;) {
-		stride[d] = s;
-		s *= size[d] ? size[d] : 1;	/* the extent was checked: no overflow */
-	}
-}
-
-static int strides_of(const struct fmt_tensor *t, const struct fmt_piece *p, uint64_t at,
-		      struct payload *out)
-{
-	out->at = at + p->at;
-	if (p->stride)
-		memcpy(out->stride, p->stride, t->ndim * sizeof(*p->stride));
-	else
-		row_major(p->size, t->ndim, out->stride);
-	return 0;
-}
-
-static int refused(struct fmt_error *e, int err, uint64_t at, const char *name, const char *why)
-{
-	e->at = at;
-	snprintf(e->text, sizeof(e->text), "%.100s: %s", name, why);
-	return err;
-}
-
-static int item_payload(const struct fmt_tensor *t, const struct fmt_piece *p,
-			const struct fmt_source *s, struct fmt_set *set, struct payload *out,
-			struct fmt_error *e)
-{
-	struct fmt_source item = fmt_part(s, p->at, p->length);
-	const struct fmt_tensor *have;
-	int err = dcp_item_read(set, &item, e);
-
-	if (err) {
-		if (e->at != FMT_NOWHERE)
-			e->at += p->at;
-		return err;
-	}
-	have = &set->tensor[0];
-	if (have->piece[0].refusal)
-		return refused(e, -ENOTSUP, p->at, t->name, have->piece[0].refusal);
-	if (have->dtype != t->dtype)
-		return refused(e, -EBADMSG, p->at, t->name, "its item has another dtype");
-	if (have->ndim != t->ndim || memcmp(have->shape, p->size, t->ndim * sizeof(*p->size)))
-		return refused(e, -EBADMSG, p->at, t->name, "its item has another shape");
-	return strides_of(have, &have->piece[0], p->at, out);
-}
-
-int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const struct fmt_source *s,
-		 struct payload *out, struct fmt_error *e)
-{
-	struct fmt_set *set;
-	int err;
-
-	if (p->refusal)
-		return refused(e, -ENOTSUP, p->at, t->name, p->refusal);
-	if (p->at > s->size || p->length > s->size - p->at)
-		return refused(e, -EBADMSG, s->size, t->name, "the file ends before its extent does");
-	if (p->payload != FMT_ITEM)
-		return strides_of(t, p, 0, out);
-	set = fmt_set_new();
-	if (!set)
-		return refused(e, -ENOMEM, FMT_NOWHERE, t->name, "no memory");
-	err = item_payload(t, p, s, set, out, e);
-	fmt_set_free(set);
-	return err;
-}
+/* ---- text ------------------------------------------------------------------------------------ */
 
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
 {

@@ -56,19 +56,59 @@ int ckpt_source(int *fd, struct fmt_source *out);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 
-/* Where the elements of a piece lie: its file, opened (-errno), the offset of its first
- * element and its strides in elements (ndim; row-major filled in). */
+/* ---- pieces (cairn_piece.c) --------------------------------------------------------- */
+
+/* Where the elements of a piece lie in its file: the offset of the first, and strides in
+ * elements (row-major ones filled in). */
 struct payload {
 	uint64_t at;
 	uint64_t stride[FMT_MAX_DIMS];
 };
 
-/* Items are opened to find out. s: the piece's file. Also checks the item against what the
- * metadata says of it. */
+/* s: the piece's file. An item is opened, and checked against what the metadata says of it.
+ * -EBADMSG, -ENOTSUP (the piece's refusal), or what reading gave. */
 int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const struct fmt_source *s,
 		 struct payload *out, struct fmt_error *e);
 
-/* "[4, 6]"; "?" when it is longer than the buffer. */
+struct one_file {
+	int fd;
+	struct fmt_source source;
+	dev_t dev;
+	ino_t ino;
+	char sum[48];		/* its checksum xattr, or "" */
+};
+
+/* The files of a checkpoint's set, opened when asked for; a bounded number stays open. */
+struct files {
+	const struct ckpt *c;
+	struct one_file *v;
+	unsigned n_open;
+};
+
+int files_open(struct files *f, const struct ckpt *c);
+void files_close(struct files *f);
+/* Valid until the next call. 0 or -errno. */
+int files_get(struct files *f, uint32_t i, struct one_file **out);
+
+/* Two checkpoints, side by side. */
+struct compare {
+	struct files a, b;
+	char *buf;
+	uint64_t read;		/* bytes, of both */
+};
+
+int compare_open(struct compare *c, const struct ckpt *a, const struct ckpt *b);
+void compare_close(struct compare *c);
+/* Tensors of equal shape and dtype, cut in any way. Reads nothing where two extents are one,
+ * or their files have the same checksum. 0; or -errno, and e says why it cannot be told. */
+int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
+		    bool *same, struct fmt_error *e);
+int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_blob *y, bool *same,
+		  struct fmt_error *e);
+
+/* ---- text ------------------------------------------------------------------------------ */
+
+/* "4, 6"; "?" when it is longer than the buffer. */
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap);
 
 #endif

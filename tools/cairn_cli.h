@@ -53,6 +53,9 @@ static inline void cairn_close_fd(int *fd)
 int cmd_status(int argc, char **argv);
 int cmd_ls(int argc, char **argv);
 int cmd_tensors(int argc, char **argv);
+int cmd_check(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
+int cmd_latest(int argc, char **argv);
 int cmd_wait(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);
@@ -170,6 +173,8 @@ int walk_open(int start, int twin, const char *skip, struct walk **out);
 void walk_close(struct walk *w);
 /* Valid until the next call. */
 enum walk_what walk_next(struct walk *w, struct walk_item *out);
+/* Does not go into the directory that was the last WALK_ENTRY; no WALK_LEAVE comes for it. */
+void walk_leave(struct walk *w);
 
 static inline void walk_closep(struct walk **w)
 {

@@ -320,6 +320,11 @@ static enum walk_what step(struct walk *w)
 	return tell(w, WALK_ENTRY, name, 0);
 }
 
+void walk_leave(struct walk *w)
+{
+	w->enter = false;
+}
+
 enum walk_what walk_next(struct walk *w, struct walk_item *out)
 {
 	enum walk_what what = w->depth ? step(w) : WALK_END;

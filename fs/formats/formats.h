@@ -266,7 +266,7 @@ struct zip_entry {
 	const char *name;
 	uint64_t local;		/* offset of its local header */
 	uint64_t size;
-	uint32_t crc;
+	uint32_t crc;		/* 0: none (torch.serialization.set_crc32_options(False)) */
 	uint64_t data;		/* offset of its bytes; 0 until zip_data() found it */
 };
 

@@ -126,6 +126,11 @@ TEST(Zip, Crc)
 {
 	EXPECT_EQ(zip_crc(0, "123456789", 9), 0xcbf43926u);
 	EXPECT_EQ(zip_crc(zip_crc(0, "1234", 4), "56789", 5), 0xcbf43926u);
+	const std::string much = pattern(200001, 1);
+	uint32_t slow = 0;
+	for (size_t i = 0; i < much.size(); i += 1000)
+		slow = zip_crc(slow, much.data() + i, std::min<size_t>(1000, much.size() - i));
+	EXPECT_EQ(zip_crc(0, much.data(), much.size()), slow);
 }
 
 TEST(Zip, ShouldFail)

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn check: everything about a checkpoint that can be proved without Python. Each finding
+ * is one line with the file and the offset.
+ */
+#include "cairn_ckpt.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "cairn_sum.h"
+#include "cairn_disk.h"
+
+#define CHUNK (1u << 20)
+
+struct check {
+	struct ckpt *c;
+	struct files files;
+	struct disk *disk;
+	char *buf;
+	bool quick;
+	struct progress bar;
+	uint64_t total;			/* bytes, for the bar */
+	bool *sound;			/* by index in c->name: its bytes are proved */
+	uint64_t bad, pieces, sums, no_sums, crcs, refused, bytes;
+};
+
+/* ---- tell ---------------------------------------------------------------------------- */
+
+static void finding(struct check *k, const char *file, const struct fmt_error *e)
+{
+	k->bad++;
+	progress_end(&k->bar);
+	print_name(stdout, file);
+	if (e->at != FMT_NOWHERE)
+		printf(": at %llu", (unsigned long long)e->at);
+	fputs(": ", stdout);
+	print_name(stdout, e->text);
+	putchar('\n');
+}
+
+__attribute__((format(printf, 4, 5))) static void say(struct check *k, const char *file,
+						       uint64_t at, const char *fmt, ...)
+{
+	struct fmt_error e = { .at = at };
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(e.text, sizeof(e.text), fmt, ap);
+	va_end(ap);
+	finding(k, file, &e);
+}
+
+/* What is understood and cannot be looked into: told, and no fault of the checkpoint. */
+static void skipped(struct check *k, const char *file, const char *text)
+{
+	k->refused++;
+	progress_end(&k->bar);
+	fputs("not checked: ", stdout);
+	print_name(stdout, file);
+	fputs(": ", stdout);
+	print_name(stdout, text);
+	putchar('\n');
+}
+
+static void on_bad_file(void *ctx, const char *file, const struct fmt_error *e, int err)
+{
+	struct check *k = ctx;
+
+	if (err == -ENOTSUP)
+		skipped(k, file, e->text);
+	else
+		finding(k, file, e);
+}
+
+static void count_bytes(void *ctx, uint64_t n)
+{
+	struct check *k = ctx;
+
+	k->bytes += n;
+	progress_done(&k->bar, k->bytes, k->total > k->bytes ? k->total : k->bytes, "reading");
+}
+
+/* ---- checksums: of whole files, and of the entries of zips -------------------------------- */
+
+static void check_sum(struct check *k, size_t i)
+{
+	const char *name = k->c->names.v[i];
+	char want[CAIRN_SUM_LEN], got[CAIRN_SUM_LEN], state[16] = "durable";
+	CLEANUP_CLOSE int fd = -1;
+	bool cached;
+	int err;
+
+	if (k->c->name[i].dir)
+		return;
+	if (k->c->on_mount)
+		xattr_at(k->c->dir, name, XATTR_STATE, state, sizeof(state));
+	if (xattr_at(k->c->dir, name, XATTR_CHECKSUM, want, sizeof(want)) ||
+	    strncmp(want, "xxh3:", 5) || strcmp(state, "durable")) {
+		k->no_sums++;
+		return;
+	}
+	fd = ckpt_open_file(k->c, name);
+	err = fd < 0 ? fd : sum_of_disk(k->disk, fd, got, &cached, count_bytes, k);
+	if (err) {
+		say(k, name, FMT_NOWHERE, "cannot read: %s", strerror(-err));
+	} else if (strcmp(want, got)) {
+		say(k, name, FMT_NOWHERE, "checksum: expected %s, read %s", want, got);
+	} else {
+		k->sums++;
+		k->sound[i] = true;
+	}
+}
+
+/* The bytes of a zip's entries against their CRC-32; base: where the zip is in its file. */
+static void check_crcs(struct check *k, const char *file, const struct fmt_source *s, uint64_t base)
+{
+	struct fmt_error e;
+	struct zip *z;
+	int err = zip_open(s, &z, &e);
+
+	if (err)
+		return;		/* told already by who parsed it */
+	for (size_t i = 0; i < z->n_entries; i++) {
+		struct zip_entry *t = &z->entry[i];
+		uint32_t crc = 0;
+
+		err = zip_data(s, z, t, &e);
+		for (uint64_t off = 0; !err && t->crc && off < t->size; off += CHUNK) {
+			size_t n = t->size - off < CHUNK ? (size_t)(t->size - off) : CHUNK;
+
+			err = fmt_read(s, t->data + off, k->buf, n);
+			crc = err ? 0 : zip_crc(crc, k->buf, n);
+			count_bytes(k, n);
+		}
+		if (err)
+			say(k, file, base + t->local, "%.100s: cannot read: %s", t->name, strerror(-err));
+		else if (t->crc && t->crc != crc)
+			say(k, file, base + t->data, "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32, t->name,
+			    crc, t->crc);
+		else
+			k->crcs += t->crc != 0;
+	}
+	zip_close(z);
+}
+
+static bool is_proved(const struct check *k, const char *name)
+{
+	ssize_t i = ckpt_find(k->c, name);
+
+	return i >= 0 && k->sound[i];
+}
+
+static void check_torch_file(struct check *k, size_t i)
+{
+	const char *name = k->c->names.v[i];
+	CLEANUP_CLOSE int fd = -1;
+	struct fmt_source s;
+
+	if (!ckpt_is_torch(name) || k->sound[i] || k->c->name[i].fault)
+		return;
+	fd = ckpt_open_file(k->c, name);
+	if (fd >= 0 && !ckpt_source(&fd, &s))
+		check_crcs(k, name, &s, 0);
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static void check_piece(struct check *k, const struct fmt_tensor *t, const struct fmt_piece *p)
+{
+	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_source item;
+	struct one_file *o;
+	struct payload pay;
+	const char *name;
+	int err;
+
+	k->pieces++;
+	if (p->file == FMT_NO_FILE) {
+		say(k, k->c->path, FMT_NOWHERE, "%.100s: %s", t->name, p->refusal);
+		return;
+	}
+	name = k->c->set->file[p->file].name;
+	err = files_get(&k->files, p->file, &o);
+	if (err)
+		return;		/* missing: told once for the file */
+	err = ckpt_payload(t, p, &o->source, &pay, &e);
+	if (err == -ENOTSUP) {
+		skipped(k, name, e.text);
+		return;
+	}
+	if (err) {
+		finding(k, name, &e);
+		return;
+	}
+	if (p->payload != FMT_ITEM || k->quick || is_proved(k, name))
+		return;
+	item = fmt_part(&o->source, p->at, p->length);
+	check_crcs(k, name, &item, p->at);
+}
+
+/* Of a tensor that is refused the shape may not be known. */
+static bool is_tellable(const struct fmt_tensor *t)
+{
+	for (size_t i = 0; i < t->n_pieces; i++)
+		if (t->piece[i].refusal)
+			return false;
+	return true;
+}
+
+static void check_tensors(struct check *k)
+{
+	struct fmt_error e;
+
+	for (size_t i = 0; i < k->c->set->n_tensors; i++) {
+		const struct fmt_tensor *t = &k->c->set->tensor[i];
+		int err = is_tellable(t) ? fmt_set_cover(t, NULL, &e) : 0;
+
+		if (err == -ENOTSUP)
+			skipped(k, k->c->path, e.text);
+		else if (err)
+			finding(k, k->c->path, &e);
+		for (size_t j = 0; j < t->n_pieces; j++)
+			check_piece(k, t, &t->piece[j]);
+	}
+}
+
+/* ---- files -------------------------------------------------------------------------------------- */
+
+static void check_files(struct check *k)
+{
+	for (uint32_t i = 0; i < k->c->set->n_files; i++) {
+		const struct fmt_file *f = &k->c->set->file[i];
+		struct one_file *o;
+		int err = files_get(&k->files, i, &o);
+
+		if (err)
+			say(k, f->name, FMT_NOWHERE, "%s", err == -ENOENT ? "missing" : strerror(-err));
+		else if (o->source.size < f->need)
+			say(k, f->name, o->source.size, "cut off: %llu bytes are listed",
+			    (unsigned long long)f->need);
+	}
+}
+
+static void check_index(struct check *k)
+{
+	for (size_t i = 0; i < k->c->index.n; i++) {
+		const struct safetensors_place *p = &k->c->index.v[i];
+		const struct fmt_tensor *t = fmt_set_find(k->c->set, p->name, strlen(p->name));
+		const char *file = k->c->set->file[p->file].name;
+
+		if (!t)
+			say(k, file, FMT_NOWHERE, "%.100s is in the index and not here", p->name);
+		else if (t->n_pieces && t->piece[0].file != p->file)
+			say(k, file, FMT_NOWHERE, "%.100s: the index says here, it is in %.80s", p->name,
+			    k->c->set->file[t->piece[0].file].name);
+	}
+}
+
+static void totals(struct check *k, const struct ckpt_verdict *v)
+{
+	char a[32];
+
+	progress_end(&k->bar);
+	print_name(stdout, k->c->path);
+	printf(": %s, %s%s%s; %zu tensors in %llu pieces, %s read; %llu checksums and %llu CRCs match, "
+	       "%llu files without a checksum", ckpt_format_name(k->c->kind.format),
+	       ckpt_state_name(v->state), *v->why ? ": " : "", v->why, k->c->set ? k->c->set->n_tensors : 0,
+	       (unsigned long long)k->pieces, human_bytes(k->bytes, a), (unsigned long long)k->sums,
+	       (unsigned long long)k->crcs, (unsigned long long)k->no_sums);
+	if (k->refused)
+		printf("; %llu not checked", (unsigned long long)k->refused);
+	printf("; %llu bad\n", (unsigned long long)k->bad);
+}
+
+static int run(struct check *k)
+{
+	struct ckpt *c = k->c;
+	struct ckpt_verdict v;
+	int err = ckpt_read(c, true, on_bad_file, k);
+
+	if (err)
+		return err;
+	for (size_t i = 0; i < c->names.n; i++)
+		k->total += c->name[i].size;
+	for (size_t i = 0; !k->quick && i < c->names.n; i++)
+		check_sum(k, i);
+	if (c->set) {
+		err = files_open(&k->files, c);
+		if (err)
+			return err;
+		check_files(k);
+		check_index(k);
+		check_tensors(k);
+		files_close(&k->files);
+	}
+	for (size_t i = 0; !k->quick && i < c->names.n; i++)
+		check_torch_file(k, i);
+	if (c->kind.format == CKPT_ORBAX)
+		skipped(k, c->path, "the inside of Orbax checkpoints (tensorstore)");
+	ckpt_verdict(c, 0, &v);
+	totals(k, &v);
+	return k->bad || v.state != CKPT_COMPLETE ? 1 : 0;
+}
+
+static int check_path(const char *path, bool quick, bool quiet)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct check k = { .c = &c, .quick = quick };
+	int code = ckpt_need(path, &c), err;
+
+	if (code)
+		return code;
+	progress_start(&k.bar, "check", quiet);
+	k.disk = disk_new();
+	k.buf = malloc(CHUNK);
+	k.sound = calloc(c.names.n ? c.names.n : 1, sizeof(*k.sound));
+	err = k.disk && k.buf && k.sound ? run(&k) : -ENOMEM;
+	if (err < 0)
+		complain("%s: %s", path, strerror(-err));
+	disk_free(k.disk);
+	free(k.buf);
+	free(k.sound);
+	return err ? CAIRN_FAILED : CAIRN_OK;
+}
+
+int cmd_check(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		{ "quick", no_argument, NULL, 'k' },
+		{ "quiet", no_argument, NULL, 'q' },
+		{ 0 },
+	};
+	bool quick = false, quiet = false;
+	int c, worst = CAIRN_OK;
+
+	while ((c = getopt_long(argc, argv, "kq", longs, NULL)) != -1) {
+		if (c == 'k')
+			quick = true;
+		else if (c == 'q')
+			quiet = true;
+		else
+			return complain_option("check", argv);
+	}
+	if (optind == argc)
+		return complain_usage("check", "which checkpoint?");
+	for (int i = optind; i < argc; i++) {
+		int code = check_path(argv[i], quick, quiet);
+
+		worst = code > worst ? code : worst;
+	}
+	return worst;
+}
