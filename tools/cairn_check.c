@@ -185,8 +185,8 @@ static void check_piece(struct check *k, const struct fmt_tensor *t, const struc
 	}
 	name = k->c->set->file[p->file].name;
 	err = files_get(&k->files, p->file, &o);
-	if (err)
-		return;		/* missing: told once for the file */
+	if (err || p->at > o->source.size || p->length > o->source.size - p->at)
+		return;		/* missing or cut off: told once for the file */
 	err = ckpt_payload(t, p, &o->source, &pay, &e);
 	if (err == -ENOTSUP) {
 		skipped(k, name, e.text);
@@ -301,7 +301,7 @@ static int run(struct check *k)
 		check_torch_file(k, i);
 	if (c->kind.format == CKPT_ORBAX)
 		skipped(k, c->path, "the inside of Orbax checkpoints (tensorstore)");
-	ckpt_verdict(c, 0, &v);
+	ckpt_verdict(c, &v);
 	totals(k, &v);
 	return k->bad || v.state != CKPT_COMPLETE ? 1 : 0;
 }

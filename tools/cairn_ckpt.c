@@ -457,10 +457,10 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 
 /* ---- judge --------------------------------------------------------------------------------- */
 
-void ckpt_verdict(const struct ckpt *c, uint32_t expected, struct ckpt_verdict *out)
+void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
 {
 	ckpt_judge(&c->kind, c->name, c->names.n, c->set, c->index.v ? &c->index : NULL, c->quiet_s,
-		   expected, out);
+		   out);
 }
 
 void ckpt_durability(const struct ckpt *c, char *buf, size_t cap)

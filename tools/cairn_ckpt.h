@@ -16,7 +16,6 @@ struct ckpt {
 	struct names names;
 	struct ckpt_name *name;		/* names.n of them; .fault is owned */
 	double quiet_s;			/* since the last change */
-	uint64_t bytes, files;		/* all in it, at any depth */
 	struct ckpt_kind kind;
 	struct fmt_set *set;		/* what its metadata lists; NULL: not read, or not readable */
 	struct safetensors_index index;	/* index.v NULL: none */
@@ -42,7 +41,7 @@ typedef void (*ckpt_bad_fn)(void *ctx, const char *file, const struct fmt_error 
  * describe (torch.save files beside it). -ENOMEM, or 0. */
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx);
 
-void ckpt_verdict(const struct ckpt *c, uint32_t expected_ranks, struct ckpt_verdict *out);
+void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out);
 /* The least advanced state of all that is in it, "" where that cannot be known (it is in
  * the store then, or nowhere near one). */
 void ckpt_durability(const struct ckpt *c, char *buf, size_t cap);

@@ -31,6 +31,8 @@ struct search {
 	const char *top;
 	bool on_mount, verbose, incomplete;
 	struct found best;
+	enum ckpt_format last;		/* of the checkpoint before, in the order of names */
+	uint32_t last_ranks;
 };
 
 /* 1: it is a checkpoint, and what is in it belongs to it; 0: look inside; or -errno. */
@@ -57,7 +59,11 @@ static int consider(struct search *s, int dirfd, const char *name, const char *b
 	err = ckpt_read(&c, false, NULL, NULL);
 	if (err)
 		return err;
-	ckpt_verdict(&c, 0, &v);
+	ckpt_verdict(&c, &v);
+	if (s->last == c.kind.format)
+		ckpt_expect_ranks(&c.kind, s->last_ranks, c.quiet_s, &v);
+	s->last = c.kind.format;
+	s->last_ranks = v.ranks_expected;
 	if (!ckpt_is_safe(&c, &v)) {
 		if (s->verbose)
 			complain("%s: %s%s%s", path, ckpt_state_name(v.state), *v.why ? ": " : "",

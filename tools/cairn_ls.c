@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn ls: what is in a directory and how far it is on its way to the store.
+ * cairn ls: what is in a directory and how far it is on its way to the store; of a
+ * checkpoint also what it is and whether it is whole.
  */
-#include "cairn_cli.h"
+#include "cairn_ckpt.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,9 @@ struct row {
 	char state[16], lane[16], sum[48], error[1024], pending[24];
 	char *target;		/* of a symlink */
 	uint64_t files, bytes;	/* of a directory: in all of it */
+	struct ckpt_kind kind;	/* NONE: no checkpoint */
+	struct ckpt_verdict verdict;
+	double age_s;
 };
 
 struct listing {
@@ -31,6 +35,8 @@ struct listing {
 	struct row *rows;
 	size_t n;
 	bool incomplete;	/* something could not be read, and was told */
+	struct ckpt self;	/* of the directory listed; kind NONE: no checkpoint */
+	struct row self_row;
 };
 
 /* ---- gather ------------------------------------------------------------------------ */
@@ -72,6 +78,50 @@ static char *link_target(int dirfd, const char *name)
 	return strdup(buf);
 }
 
+static void judge_row(struct row *r, struct ckpt *c)
+{
+	if (c->kind.format == CKPT_NONE || ckpt_read(c, false, NULL, NULL))
+		return;
+	r->kind = c->kind;
+	r->age_s = c->quiet_s;
+	ckpt_verdict(c, &r->verdict);
+}
+
+/* An entry that is a checkpoint: a directory, or beside other things a file. */
+static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct ckpt_kind file = { 0 };
+
+	if (l->self.kind.format != CKPT_NONE)
+		return;		/* the parts of one are none */
+	if (S_ISREG(r->st.st_mode))
+		ckpt_recognize_file(r->name, &file);
+	if (!S_ISDIR(r->st.st_mode) && file.format == CKPT_NONE)
+		return;
+	if (ckpt_open(dirfd, r->name, r->name, l->p->on_mount, &c))
+		return;		/* whatever it is, its own row says what can be said */
+	judge_row(r, &c);
+}
+
+/* Where the format does not say how many ranks there are: as many as one step before. */
+static void expect_ranks(struct listing *l)
+{
+	for (size_t i = 0; i < l->n; i++) {
+		struct row *r = &l->rows[i], *before = NULL;
+
+		for (size_t j = 0; r->kind.has_step && j < l->n; j++) {
+			struct row *o = &l->rows[j];
+
+			if (o->kind.format == r->kind.format && o->kind.has_step &&
+			    o->kind.step < r->kind.step && (!before || o->kind.step > before->kind.step))
+				before = o;
+		}
+		if (before)
+			ckpt_expect_ranks(&r->kind, before->verdict.ranks, r->age_s, &r->verdict);
+	}
+}
+
 /* Errors of xattrs leave a blank: a symlink has none, a bare store only the checksum. */
 static int fill(struct listing *l, int dirfd, const char *name, struct row *r)
 {
@@ -82,6 +132,9 @@ static int fill(struct listing *l, int dirfd, const char *name, struct row *r)
 		return -errno;
 	if (l->p->on_mount)
 		xattr_at(dirfd, name, XATTR_STATE, r->state, sizeof(r->state));
+	look_for_ckpt(l, dirfd, r);
+	if (S_ISDIR(r->st.st_mode) && (o->longer || o->json || r->kind.format != CKPT_NONE))
+		sum_up(l, dirfd, r);
 	if (!o->longer && !o->json)
 		return 0;
 	if (S_ISREG(r->st.st_mode)) {
@@ -97,8 +150,6 @@ static int fill(struct listing *l, int dirfd, const char *name, struct row *r)
 		xattr_at(dirfd, name, XATTR_ERROR, r->error, sizeof(r->error));
 	if (S_ISLNK(r->st.st_mode))
 		r->target = link_target(dirfd, name);
-	if (S_ISDIR(r->st.st_mode))
-		sum_up(l, dirfd, r);
 	return 0;
 }
 
@@ -122,6 +173,7 @@ static int gather(struct listing *l, int dirfd, const struct names *names)
 			l->incomplete = true;
 		}
 	}
+	expect_ranks(l);
 	return 0;
 }
 
@@ -180,8 +232,67 @@ static uint64_t row_bytes(const struct row *r)
 	return S_ISDIR(r->st.st_mode) ? r->bytes : (uint64_t)r->st.st_size;
 }
 
-static void show_long(const struct row *r, bool exact, int owner_width)
+/* "  dcp, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete, 0:12 old" */
+static void show_ckpt(const struct row *r, bool exact)
 {
+	char buf[32];
+
+	if (r->kind.format == CKPT_NONE)
+		return;
+	printf("  %s", ckpt_format_name(r->kind.format));
+	if (r->kind.has_step)
+		printf(", step %llu", (unsigned long long)r->kind.step);
+	if (r->verdict.ranks_expected)
+		printf(", %u/%u ranks", r->verdict.ranks, r->verdict.ranks_expected);
+	if (S_ISDIR(r->st.st_mode))
+		printf(", %llu file%s", (unsigned long long)r->files, r->files == 1 ? "" : "s");
+	if (exact)
+		printf(", %llu", (unsigned long long)row_bytes(r));
+	else
+		printf(", %s", human_bytes(row_bytes(r), buf));
+	printf(", %s", ckpt_state_name(r->verdict.state));
+	if (r->verdict.state == CKPT_COMPLETE && !strcmp(r->state, "durable"))
+		fputs(" and durable", stdout);
+	if (*r->verdict.why) {
+		fputs(": ", stdout);
+		print_name(stdout, r->verdict.why);
+	}
+	printf(", %s old", human_time(r->age_s, buf));
+}
+
+/* Of a shard: what the metadata has in it. */
+static void show_shard(const struct listing *l, const struct row *r)
+{
+	const struct fmt_set *s = l->self.set;
+
+	for (size_t i = 0; s && i < s->n_files; i++) {
+		const struct fmt_file *f = &s->file[i];
+
+		if (strcmp(f->name, r->name) || !f->items)
+			continue;
+		printf("  %llu item%s", (unsigned long long)f->items, f->items == 1 ? "" : "s");
+		if ((uint64_t)r->st.st_size < f->need)
+			printf(", %llu bytes are missing",
+			       (unsigned long long)(f->need - (uint64_t)r->st.st_size));
+	}
+}
+
+static void show_missing(const struct listing *l)
+{
+	const struct fmt_set *s = l->self.set;
+
+	for (size_t i = 0; s && i < s->n_files; i++) {
+		if (strchr(s->file[i].name, '/') || ckpt_find(&l->self, s->file[i].name) >= 0)
+			continue;
+		fputs("missing    ", stdout);
+		print_name(stdout, s->file[i].name);
+		printf("  %llu bytes are listed\n", (unsigned long long)s->file[i].need);
+	}
+}
+
+static void show_long(const struct listing *l, const struct row *r, int owner_width)
+{
+	bool exact = l->o->exact;
 	char who[160], mode[11], size[32], when[32];
 	bool sum = !strncmp(r->sum, "xxh3:", 5);
 	struct tm tm;
@@ -198,6 +309,8 @@ static void show_long(const struct row *r, bool exact, int owner_width)
 	print_name(stdout, r->name);
 	if (S_ISDIR(r->st.st_mode))
 		printf("/ (%llu file%s)", (unsigned long long)r->files, r->files == 1 ? "" : "s");
+	show_ckpt(r, exact);
+	show_shard(l, r);
 	if (r->target) {
 		fputs(" -> ", stdout);
 		print_name(stdout, r->target);
@@ -214,6 +327,11 @@ static void show_text(const struct listing *l)
 {
 	int width = 0;
 
+	if (l->self.kind.format != CKPT_NONE) {
+		printf("%-10s ./", dash(l->self_row.state));
+		show_ckpt(&l->self_row, l->o->exact);
+		putchar('\n');
+	}
 	for (size_t i = 0; i < l->n; i++) {
 		char who[160];
 		int n = (int)strlen(owner(&l->rows[i].st, who, sizeof(who)));
@@ -224,13 +342,17 @@ static void show_text(const struct listing *l)
 		const struct row *r = &l->rows[i];
 
 		if (l->o->longer) {
-			show_long(r, l->o->exact, width);
+			show_long(l, r, width);
 			continue;
 		}
 		printf("%-10s ", dash(r->state));
 		print_name(stdout, r->name);
-		puts(S_ISDIR(r->st.st_mode) ? "/" : "");
+		fputs(S_ISDIR(r->st.st_mode) ? "/" : "", stdout);
+		show_ckpt(r, l->o->exact);
+		putchar('\n');
 	}
+	if (l->o->longer)
+		show_missing(l);
 }
 
 static const char *type_word(mode_t m)
@@ -244,7 +366,26 @@ static const char *or_null(const char *s)
 	return *s ? s : NULL;
 }
 
-static void json_row(struct json_out *j, const struct row *r)
+static void json_ckpt(struct json_out *j, const struct row *r, bool on_mount)
+{
+	bool durable = !on_mount || !strcmp(r->state, "durable");
+
+	if (r->kind.format == CKPT_NONE)
+		return;
+	json_open(j, "checkpoint", '{');
+	json_put_string(j, "format", ckpt_format_name(r->kind.format));
+	if (r->kind.has_step)
+		json_put_u64(j, "step", r->kind.step);
+	json_put_u64(j, "ranks", r->verdict.ranks);
+	json_put_u64(j, "ranks_expected", r->verdict.ranks_expected);
+	json_put_string(j, "state", ckpt_state_name(r->verdict.state));
+	json_put_path(j, "why", or_null(r->verdict.why));
+	json_put_bool(j, "safe", durable && r->verdict.state == CKPT_COMPLETE);
+	json_put_i64(j, "age_s", (int64_t)r->age_s);
+	json_close(j, '}');
+}
+
+static void json_row(struct json_out *j, const struct row *r, bool on_mount)
 {
 	char mode[8];
 
@@ -271,6 +412,7 @@ static void json_row(struct json_out *j, const struct row *r)
 		json_put_path(j, "target", r->target);
 	if (*r->error)
 		json_put_string(j, "error", r->error);
+	json_ckpt(j, r, on_mount);
 	json_close(j, '}');
 }
 
@@ -279,9 +421,10 @@ static void show_json(struct json_out *j, const struct listing *l)
 	json_open(j, NULL, '{');
 	json_put_path(j, "path", l->p->arg);
 	json_put_path(j, l->p->on_mount ? "mount" : "store", l->p->top);
+	json_ckpt(j, &l->self_row, l->p->on_mount);
 	json_open(j, "entries", '[');
 	for (size_t i = 0; i < l->n; i++)
-		json_row(j, &l->rows[i]);
+		json_row(j, &l->rows[i], l->p->on_mount);
 	json_close(j, ']');
 	json_close(j, '}');
 }
@@ -306,6 +449,23 @@ static int parent_of(const struct place *p, char **name)
 	return fd < 0 ? -errno : fd;
 }
 
+/* What the directory itself is, and its sums, before its entries are looked at. */
+static void read_self(struct listing *l)
+{
+	struct row *r = &l->self_row;
+
+	r->name = ".";
+	if (ckpt_open(l->p->fd, ".", l->p->arg, l->p->on_mount, &l->self))
+		return;
+	judge_row(r, &l->self);
+	if (r->kind.format == CKPT_NONE)
+		return;
+	fstatat(l->p->fd, "", &r->st, AT_EMPTY_PATH);
+	if (l->p->on_mount)
+		xattr_of_fd(l->p->fd, XATTR_STATE, r->state, sizeof(r->state));
+	sum_up(l, l->p->fd, r);
+}
+
 static int read_listing(struct listing *l, struct names *names, int *dirfd)
 {
 	struct stat st;
@@ -316,6 +476,7 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 	if (S_ISDIR(st.st_mode)) {
 		int err = names_read(l->p->fd, names);
 
+		read_self(l);
 		*dirfd = l->p->fd;
 		return err ? err : gather(l, *dirfd, names);
 	}
@@ -333,7 +494,7 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 static int list(const char *path, const struct opts *o, bool title, struct json_out *j)
 {
 	CLEANUP_PLACE struct place p = PLACE_NONE;
-	struct listing l = { .o = o, .p = &p };
+	struct listing l = { .o = o, .p = &p, .self = CKPT_EMPTY };
 	struct names names = { 0 };
 	int dirfd = -1, err, code = place_need(path, false, &p);
 
@@ -355,6 +516,7 @@ static int list(const char *path, const struct opts *o, bool title, struct json_
 	for (size_t i = 0; i < l.n; i++)
 		free(l.rows[i].target);
 	free(l.rows);
+	ckpt_close(&l.self);
 	names_free(&names);
 	if (dirfd >= 0 && dirfd != p.fd)
 		close(dirfd);

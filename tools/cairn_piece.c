@@ -143,6 +143,7 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 
 struct side {			/* one of the two, read through a window */
 	const struct fmt_source *s;
+	uint64_t end;		/* of the extent: nothing behind it is read */
 	char *buf;
 	uint64_t at;		/* of the window, in the file */
 	size_t have;
@@ -157,10 +158,10 @@ static int window(struct side *x, uint64_t at, size_t n, const char **out, uint6
 	int err;
 
 	if (at < x->at || at + n > x->at + x->have) {
-		if (want > x->s->size - at)
-			want = (size_t)(x->s->size - at);
-		if (want < n)
+		if (at > x->end || n > x->end - at)
 			return -EIO;
+		if (want > x->end - at)
+			want = (size_t)(x->end - at);
 		x->have = 0;
 		err = fmt_read(x->s, at, x->buf, want);
 		if (err)
@@ -260,19 +261,26 @@ static int get_side(struct files *f, const struct fmt_tensor *t,
 		return err;
 	}
 	out->s = &o->source;
+	out->end = p->at + p->length;
 	err = ckpt_payload(t, p, &o->source, pay, e);
 	out->base = pay->at;
 	out->stride = pay->stride;
 	return err;
 }
 
+static bool same_strides(const uint64_t *a, const uint64_t *b, unsigned ndim)
+{
+	return a && b ? !memcmp(a, b, ndim * sizeof(*a)) : !a && !b;
+}
+
 /* The same extent of files with the same bytes: nothing needs to be read. */
-static bool is_same_extent(struct compare *c, const struct fmt_piece *p, const struct fmt_piece *q)
+static bool is_same_extent(struct compare *c, const struct fmt_piece *p, const struct fmt_piece *q,
+			   unsigned ndim)
 {
 	struct one_file *a, *b;
 
 	if (p->file == FMT_NO_FILE || q->file == FMT_NO_FILE || p->at != q->at ||
-	    p->length != q->length || p->payload != q->payload || p->stride || q->stride ||
+	    p->length != q->length || p->payload != q->payload || !same_strides(p->stride, q->stride, ndim) ||
 	    files_get(&c->a, p->file, &a) || files_get(&c->b, q->file, &b))
 		return false;
 	if (a->source.size != b->source.size)
@@ -293,7 +301,7 @@ static int same_pair(struct compare *c, const struct fmt_tensor *t, const struct
 
 	if (!meet(p, q, t->ndim, from_a, from_b, size))
 		return 0;
-	if (!memcmp(p->size, q->size, t->ndim * sizeof(*p->size)) && is_same_extent(c, p, q))
+	if (!memcmp(p->size, q->size, t->ndim * sizeof(*p->size)) && is_same_extent(c, p, q, t->ndim))
 		return 0;
 	err = get_side(&c->a, t, p, &pa, &a, e);
 	if (!err)
@@ -364,14 +372,16 @@ int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_
 	int err;
 
 	*same = x->length == y->length;
-	if (!*same || x->file == FMT_NO_FILE || y->file == FMT_NO_FILE || is_same_extent(c, &p, &q))
+	if (!*same || x->file == FMT_NO_FILE || y->file == FMT_NO_FILE || is_same_extent(c, &p, &q, 0))
 		return 0;
 	err = files_get(&c->a, x->file, &a);
 	if (!err)
 		err = files_get(&c->b, y->file, &b);
 	if (!err) {
 		l.s = &a->source;
+		l.end = x->at + x->length;
 		r.s = &b->source;
+		r.end = y->at + y->length;
 		err = x->at + x->length > a->source.size || y->at + y->length > b->source.size ? -EIO :
 		      same_run(&l, &r, x->at, y->at, x->length, same, &c->read);
 	}

@@ -398,11 +398,13 @@ bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
 
 /* The verdict. set (finished) holds what was read, NULL where nothing could be; index may
- * be NULL. quiet_s: seconds since the last change in the directory; expected_ranks: those of
- * the checkpoint before, 0 = not known. */
+ * be NULL. quiet_s: seconds since the last change in the directory. */
 void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
-		uint32_t expected_ranks, struct ckpt_verdict *out);
+		struct ckpt_verdict *out);
+/* Where the format says nothing of the number of ranks: that of the checkpoint before. */
+void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s,
+		       struct ckpt_verdict *out);
 
 #ifdef __cplusplus
 }

@@ -276,7 +276,7 @@ static bool is_whole(const struct ckpt_name *v, size_t n, const struct fmt_file 
 }
 
 static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
-			const struct fmt_set *set, uint32_t expected, struct ckpt_verdict *out)
+			const struct fmt_set *set, struct ckpt_verdict *out)
 {
 	struct ranks here = { 0 }, want = { 0 };
 	uint64_t r;
@@ -295,7 +295,7 @@ static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
 	out->ranks = ranks_end(&here);
 	out->ranks_expected = ranks_end(&want);
 	if (!out->ranks_expected)
-		out->ranks_expected = expected > out->ranks ? expected : out->ranks;
+		out->ranks_expected = out->ranks;
 }
 
 /* ---- the verdict ---------------------------------------------------------------------------- */
@@ -438,10 +438,10 @@ static bool is_temporary(const char *name)
 
 void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
-		uint32_t expected_ranks, struct ckpt_verdict *out)
+		struct ckpt_verdict *out)
 {
 	*out = (struct ckpt_verdict){ .state = CKPT_COMPLETE };
-	count_ranks(k->format, v, n, set, expected_ranks, out);
+	count_ranks(k->format, v, n, set, out);
 	for (size_t i = 0; i < n; i++) {
 		if (!v[i].open)
 			continue;
@@ -463,4 +463,22 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		lacks(out, "it changed %.0f s ago", quiet_s);
 	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
 		out->state = CKPT_WRITING;
+}
+
+void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s,
+		       struct ckpt_verdict *out)
+{
+	if ((k->format != CKPT_DEEPSPEED && k->format != CKPT_TRAINER &&
+	     k->format != CKPT_HF_SHARDS && k->format != CKPT_DCP_LOCAL) ||
+	    ranks <= out->ranks_expected)
+		return;
+	/* what was saved by fewer ranks and covers every tensor is whole all the same */
+	if (k->format == CKPT_DEEPSPEED || k->format == CKPT_TRAINER) {
+		lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks, ranks);
+		if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
+			out->state = CKPT_WRITING;
+		out->ranks_expected = ranks;
+	} else if (out->state != CKPT_COMPLETE) {
+		out->ranks_expected = ranks;
+	}
 }
