@@ -90,6 +90,11 @@ HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c test
 LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
 	$(if $(FORMATS_SRC),$(BUILD)/layers/formats)
 
+# Fuzzing wants clang and its runtime; each harness is built with the sources it tests.
+FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SECONDS ?= 60
+
+.PHONY: fuzz fuzz-run
 .PHONY: all tests check check-asan check-tsan demo bench tidy format install uninstall \
 	setup clean distclean help asan tsan
 all: $(PROGRAMS) $(LAYERS)
@@ -215,6 +220,24 @@ tsan:
 check-asan check-tsan: check-%: %
 	$(Q)BUILD=$(abspath build/$*) tests/run $(TESTS)
 
+$(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz_set.h $(FORMATS_SRC) $(wildcard fs/formats/*.h)
+	@mkdir -p $(@D)
+	$(say) FUZZ $@
+	$(Q)clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		-Wall -Wextra $(DEFS) -I. $< $(FORMATS_SRC) -o $@
+fuzz: $(FUZZ)
+
+# What is found lies in build/fuzz/, named by the harness; new inputs in build/fuzz/corpus/.
+fuzz-run: fuzz
+	$(Q)for f in $(FUZZ); do \
+		name=$${f##*/fuzz_}; mkdir -p $(BUILD)/fuzz/corpus/$$name || exit 1; \
+		echo "  FUZZ     $$name, $(FUZZ_SECONDS) s"; \
+		$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
+			-verbosity=0 -print_final_stats=1 -artifact_prefix=$(BUILD)/fuzz/$$name- \
+			$(BUILD)/fuzz/corpus/$$name tests/fuzz/corpus/$$name tests/assets/should-fail/$$name \
+			|| exit 1; \
+	done
+
 demo:
 	$(Q)tools/demo
 
@@ -261,6 +284,7 @@ help:
 	'make check        install what is missing, build, run every test; TESTS="-k name mount"' \
 	'make check-asan   the same tests, address and undefined-behaviour sanitizers' \
 	'make check-tsan   the same tests, thread sanitizer' \
+	'make fuzz-run     build the fuzzers and run each; FUZZ_SECONDS=60 (clang)' \
 	'make demo         mount, write a 4-rank checkpoint, look at it, check the store' \
 	'make bench        measure, and compare with tmpfs, ext4 and passthrough_hp; BENCH=args' \
 	'make tidy         clang-tidy' \

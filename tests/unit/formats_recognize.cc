@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+//
+// What a list of names is, and when it is whole.
+#include <algorithm>
+
+#include "formats_test.hh"
+
+namespace
+{
+
+struct Dir {
+	explicit Dir(const std::string &name, std::vector<std::string> names) : files(std::move(names))
+	{
+		std::sort(files.begin(), files.end());
+		for (const std::string &f : files) {
+			ckpt_name n = {};
+			n.name = f.c_str();
+			n.size = 1 << 20;
+			v.push_back(n);
+		}
+		ckpt_recognize(name.c_str(), v.data(), v.size(), &kind);
+	}
+	ckpt_name &at(const std::string &name)
+	{
+		for (ckpt_name &n : v)
+			if (name == n.name)
+				return n;
+		throw std::runtime_error(name);
+	}
+	ckpt_verdict judge(const fmt_set *set = nullptr, const safetensors_index *x = nullptr, double quiet = 3600)
+	{
+		ckpt_verdict out;
+		ckpt_judge(&kind, v.data(), v.size(), set, x, quiet, &out);
+		return out;
+	}
+	std::vector<std::string> files;
+	std::vector<ckpt_name> v;
+	ckpt_kind kind;
+};
+
+struct Dcp : Set {
+	explicit Dcp(std::vector<std::string> metadata)
+	{
+		Error e;
+		for (const std::string &m : metadata) {
+			const std::string b = asset(m);
+			EXPECT_EQ(dcp_read(get(), b.data(), b.size(), &e), 0) << e.text;
+		}
+		finish();
+	}
+};
+
+TEST(Recognize, Formats)
+{
+	const struct {
+		const char *dir;
+		std::vector<std::string> names;
+		ckpt_format want;
+		int64_t step;
+	} cases[] = {
+		{"x", {}, CKPT_NONE, -1},
+		{"x", {"README", "a.txt"}, CKPT_NONE, -1},
+		{"x", {".metadata", "__0_0.distcp"}, CKPT_DCP, -1},
+		{"step-100", {".metadata", "__0_0.distcp"}, CKPT_TITAN, 100},
+		{"step-100", {"__0_0.distcp", ".metadata.tmp"}, CKPT_TITAN, 100},
+		{"ckpt_12", {"__0_0.distcp"}, CKPT_DCP, 12},
+		{"x", {"__0_0.distcp", "__0.metadata"}, CKPT_DCP_LOCAL, -1},
+		{"x", {"__0_0.distcp", "__0.metadata", ".metadata"}, CKPT_DCP, -1},
+		{"iter_0000010", {".metadata", "__0_0.distcp", "__0_1.distcp", "common.pt", "metadata.json"}, CKPT_MEGATRON, 10},
+		{"x", {"model.safetensors"}, CKPT_SAFETENSORS, -1},
+		{"x", {"model-00001-of-00002.safetensors", "model.safetensors.index.json"}, CKPT_SAFETENSORS, -1},
+		{"x", {"shard-00001-model-00001-of-00001.safetensors"}, CKPT_HF_SHARDS, -1},
+		{"checkpoint-500", {"model.safetensors", "optimizer.pt"}, CKPT_TRAINER, 500},
+		{"x", {"model.safetensors", "trainer_state.json"}, CKPT_TRAINER, -1},
+		{"global_step20", {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"}, CKPT_DEEPSPEED, 20},
+		{"7", {"_CHECKPOINT_METADATA", "manifest.ocdbt", "d"}, CKPT_ORBAX, 7},
+		{"7.orbax-checkpoint-tmp-1", {"d"}, CKPT_ORBAX, 7},
+		{"x", {"model.pt"}, CKPT_TORCH, -1},
+		{"x", {"pytorch_model.bin"}, CKPT_TORCH, -1},
+		{"x", {"data.bin"}, CKPT_NONE, -1},
+		{"x", {"a.ckpt"}, CKPT_NONE, -1}, // each stands for itself
+	};
+	for (const auto &c : cases) {
+		Dir d(c.dir, c.names);
+		EXPECT_EQ(d.kind.format, c.want) << c.dir << " " << ckpt_format_name(d.kind.format);
+		EXPECT_EQ(d.kind.has_step, c.step >= 0) << c.dir;
+		if (c.step >= 0) {
+			EXPECT_EQ(d.kind.step, (uint64_t)c.step) << c.dir;
+		}
+	}
+	ckpt_kind k;
+	ckpt_recognize_file("epoch=1-step=52.ckpt", &k);
+	EXPECT_EQ(k.format, CKPT_LIGHTNING);
+	EXPECT_EQ(k.step, 52u);
+	ckpt_recognize_file("notes.txt", &k);
+	EXPECT_EQ(k.format, CKPT_NONE);
+}
+
+TEST(Judge, DcpNeedsEveryFileAtItsSize)
+{
+	Dcp s({"dcp/.metadata"});
+	Dir d("step-7", {".metadata", "__0_0.distcp", "__1_0.distcp"});
+	ckpt_verdict v = d.judge(s.get());
+	EXPECT_EQ(v.state, CKPT_COMPLETE) << v.why;
+	EXPECT_EQ(v.ranks, 2u);
+	EXPECT_EQ(v.ranks_expected, 2u);
+
+	d.at("__1_0.distcp").size = 9081;
+	v = d.judge(s.get());
+	EXPECT_EQ(v.state, CKPT_INCOMPLETE);
+	EXPECT_STREQ(v.why, "__1_0.distcp has 9081 of 9082 bytes");
+	EXPECT_EQ(v.ranks, 1u);
+	d.at("__1_0.distcp").size = 9082;
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_COMPLETE);
+
+	v = Dir("step-7", {".metadata", "__0_0.distcp"}).judge(s.get());
+	EXPECT_STREQ(v.why, "__1_0.distcp is missing");
+	EXPECT_EQ(v.ranks, 1u);
+	EXPECT_EQ(v.ranks_expected, 2u);
+	v = Dir("step-7", {"__0_0.distcp", "__1_0.distcp"}).judge();
+	EXPECT_STREQ(v.why, ".metadata is missing");
+}
+
+TEST(Judge, OpenOrRecentIsWriting)
+{
+	Dcp s({"dcp/.metadata"});
+	Dir d("x", {".metadata", "__0_0.distcp", "__1_0.distcp"});
+	d.at("__0_0.distcp").open = true; // overwritten in place, .metadata still stands
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_WRITING);
+	EXPECT_STREQ(d.judge(s.get()).why, "__0_0.distcp is open");
+	Dir e("x", {".metadata", "__0_0.distcp"});
+	EXPECT_EQ(e.judge(s.get(), nullptr, 5).state, CKPT_WRITING);
+	EXPECT_EQ(e.judge(s.get(), nullptr, 500).state, CKPT_INCOMPLETE);
+}
+
+TEST(Judge, RankLocalIsWholeWhenTheUnionCovers)
+{
+	Dcp both({"dcp_local/__0.metadata", "dcp_local/__1.metadata"}), one({"dcp_local/__0.metadata"});
+	Dir d("x", {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"});
+	EXPECT_EQ(d.judge(both.get()).state, CKPT_COMPLETE);
+	EXPECT_EQ(d.judge(both.get()).ranks, 2u);
+	ckpt_verdict v = Dir("x", {"__0.metadata", "__0_0.distcp"}).judge(one.get());
+	EXPECT_EQ(v.state, CKPT_INCOMPLETE);
+	EXPECT_NE(std::string(v.why).find("pieces hold"), std::string::npos) << v.why;
+}
+
+TEST(Judge, IndexNamesEveryFileAndTensor)
+{
+	const std::string text = asset("hf_index/model.safetensors.index.json"),
+			  b = asset("hf_index/model-00001-of-00002.safetensors");
+	const fmt_source src = fmt_memory(b.data(), b.size());
+	safetensors_index x;
+	Error e;
+	Set s;
+
+	ASSERT_EQ(safetensors_index_read(s.get(), text.data(), text.size(), &x, &e), 0);
+	ASSERT_EQ(safetensors_read(s.get(), s.file("model-00001-of-00002.safetensors"), &src, &e), 0);
+	s.finish();
+	Dir d("x", {"model-00001-of-00002.safetensors", "model.safetensors.index.json"});
+	EXPECT_STREQ(d.judge(s.get(), &x).why, "model-00002-of-00002.safetensors is missing");
+	Dir f("x", {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+		    "model.safetensors.index.json"});
+	EXPECT_STREQ(f.judge(s.get(), &x).why, "layers.1.weight is in the index and in no file");
+	EXPECT_STREQ(Dir("x", {"model-00001-of-00002.safetensors"}).judge().why,
+		     "1 of 2 model-*.safetensors files are there");
+	free(x.v);
+}
+
+TEST(Judge, Markers)
+{
+	EXPECT_STREQ(Dir("checkpoint-5", {"model.safetensors"}).judge().why, "trainer_state.json is missing");
+	EXPECT_EQ(Dir("checkpoint-5", {"model.safetensors", "trainer_state.json"}).judge().state, CKPT_COMPLETE);
+	EXPECT_EQ(Dir("tmp-checkpoint-5", {"model.safetensors", "trainer_state.json"}).judge().state, CKPT_INCOMPLETE);
+	EXPECT_EQ(Dir("7.orbax-checkpoint-tmp", {"d"}).judge().state, CKPT_INCOMPLETE);
+	EXPECT_EQ(Dir("7", {"_CHECKPOINT_METADATA"}).judge().state, CKPT_COMPLETE);
+	EXPECT_STREQ(Dir("iter_1", {".metadata", "common.pt"}).judge().why, "metadata.json is missing");
+	Dir t("x", {"model.pt"});
+	t.at("model.pt").fault = "no end record of a zip archive: cut off, or no zip";
+	EXPECT_EQ(t.judge().state, CKPT_INCOMPLETE);
+}
+
+TEST(Judge, RanksOfTheCheckpointBefore)
+{
+	Dir d("global_step2", {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"});
+	ckpt_verdict v = d.judge();
+	EXPECT_EQ(v.state, CKPT_COMPLETE) << v.why;
+	EXPECT_EQ(v.ranks, 1u);
+	ckpt_expect_ranks(&d.kind, 2, 3600, &v);
+	EXPECT_EQ(v.state, CKPT_INCOMPLETE);
+	EXPECT_EQ(v.ranks_expected, 2u);
+	v = d.judge(nullptr, nullptr, 3);
+	EXPECT_EQ(v.state, CKPT_WRITING); // no marker: not before it is quiet
+}
+
+} // namespace
