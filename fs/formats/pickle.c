@@ -129,7 +129,7 @@ static int pop_mark(struct machine *m, struct pickle_node ***v, size_t *n)
 		return bad(m, "no mark");
 	*n = above(m);
 	m->n -= *n;
-	*v = m->stack + m->n;
+	*v = *n ? m->stack + m->n : NULL;	/* there may be no stack yet */
 	m->n_marks--;
 	return 0;
 }

@@ -1,0 +1,175 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: fast
+# cairn tensors, diff and check against what PyTorch and safetensors say of the same files: names,
+# dtypes, shapes, and the bytes, gathered by the file and offset that cairn tells.
+. "$(dirname "$0")/../lib/lib.sh"
+
+cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets
+
+# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
+expect()
+{
+	local want=$1 rc=0
+	shift
+	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
+	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
+}
+says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+
+gather()
+{
+	python3 - "$TMP/out" "$1" "$2" <<'PY' || die "cairn tensors $2 differs from $1"
+import hashlib, io, itertools, json, os, sys, zipfile
+
+SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int16": 2, "bool": 1,
+        "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+def element_bytes(p, folder):
+    with open(os.path.join(folder, p["file"]), "rb") as f:
+        f.seek(p["at"])
+        raw = f.read(p["bytes"])
+    assert len(raw) == p["bytes"]
+    if p["payload"] == "torch":     # a zip of its own, of a row-major tensor
+        z = zipfile.ZipFile(io.BytesIO(raw))
+        (name,) = [n for n in z.namelist() if n.endswith("/data/0")]
+        raw = z.read(name)
+    return raw
+
+def row_major(shape):
+    s, out = 1, []
+    for n in reversed(shape):
+        out.append(s)
+        s *= n
+    return out[::-1]
+
+def whole(t, folder):
+    size, strides = SIZE[t["dtype"]], row_major(t["shape"])
+    total = 1
+    for n in t["shape"]:
+        total *= n
+    out, seen = bytearray(total * size), 0
+    for p in t["pieces"]:
+        raw, inner = element_bytes(p, folder), p.get("stride") or row_major(p["shape"])
+        for at in itertools.product(*map(range, p["shape"])):
+            i = sum(a * s for a, s in zip(at, inner)) * size
+            o = sum((a + b) * s for a, b, s in zip(at, p["offset"], strides)) * size
+            out[o:o + size] = raw[i:i + size]
+            seen += 1
+    assert seen == total, (t["name"], seen, total)
+    return bytes(out)
+
+got = json.load(open(sys.argv[1], encoding="utf-8"))
+want = json.load(open(sys.argv[2], encoding="utf-8"))
+assert [t["name"] for t in got["tensors"]] == sorted(want, key=lambda s: s.encode()), got
+for t in got["tensors"]:
+    w = want[t["name"]]
+    assert (t["dtype"], t["shape"]) == (w["dtype"], w["shape"]), (t, w)
+    assert "problem" not in t, t
+    assert hashlib.sha256(whole(t, sys.argv[3])).hexdigest() == w["sha256"], t["name"]
+PY
+}
+
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+	expect 0 "$cairn" tensors --json "$assets/$name"
+	gather "$assets/$name.json" "$assets/$name"
+	expect 0 "$cairn" check "$assets/$name"
+	says out 'complete;.* 0 bad$'
+done
+
+expect 0 "$cairn" tensors "$assets/dcp"
+says out '^layers.0.columns  bfloat16 \[4, 6\]  1x2  48 B$'
+says out '^    \[0, 3\] + \[4, 3\]  __1_0.distcp 2838+1577$'
+says out '^5 tensors, 172 B, 1 other item$'
+expect 0 "$cairn" tensors --bytes "$assets/torch_save/model.pt"
+says out '^model.transposed  float32 \[4, 6\]  1x1  96  model.pt [0-9]*  strides \[1, 4\]$'
+expect 0 "$cairn" tensors "$assets/torch_odd/odd.pt"
+says out '^sparse .*not supported: _rebuild_sparse_tensor'
+expect 1 "$cairn" tensors "$assets/torch_odd/old.pt"
+says err 'old.pt: at 0: a torch.save file in the format before PyTorch 1.6'
+
+# --- diff: however the two are cut ---------------------------------------------------------
+same='^0 added, 0 removed, 0 reshaped, 0 changed'
+expect 0 "$cairn" diff "$assets/dcp" "$assets/dcp_local"
+says out "$same, 6 the same"
+expect 1 "$cairn" diff "$assets/dcp_hf" "$assets/dcp_safetensors"
+says out '^added     empty  float32 \[0, 2\]$'
+says out '^1 added, 0 removed, 0 reshaped, 0 changed, 4 the same'
+expect 0 "$cairn" diff "$assets/torch_save" "$assets/torch_save/model.pt"
+says out "$same, 14 the same; 0 B read"	# one file: nothing to read
+
+cp -r "$assets/dcp" "$TMP/b"
+at=$("$cairn" tensors "$TMP/b" | awk '/^layers.0.columns/ { getline; sub(/\+.*/, "", $NF); print $NF }')
+python3 - "$TMP/b/__0_0.distcp" "$at" <<'PY'
+import sys, zipfile, io
+path, at = sys.argv[1], int(sys.argv[2])
+b = bytearray(open(path, "rb").read())
+z = zipfile.ZipFile(io.BytesIO(bytes(b[at:at + 1577])))
+i = z.getinfo("archive/data/0")
+raw = z.read("archive/data/0")
+j = bytes(b).index(raw, at + i.header_offset)
+b[j + 5] ^= 1
+open(path, "wb").write(b)
+PY
+expect 1 "$cairn" diff "$assets/dcp" "$TMP/b"
+says out '^changed   layers.0.columns  bfloat16 \[4, 6\]$'
+says out ' 1 changed, 5 the same'
+expect 1 "$cairn" diff --json "$assets/dcp" "$TMP/b"
+python3 -c 'import json, sys
+d = json.load(open(sys.argv[1]))
+assert d["changed"] == 1 and d["differences"][0]["name"] == "layers.0.columns", d' "$TMP/out" || die "diff --json"
+expect 1 "$cairn" check "$TMP/b"
+says out '^__0_0.distcp: at [0-9]*: archive/data/0: CRC is '
+expect 0 "$cairn" check --quick "$TMP/b"
+
+# --- what is broken gets one line with file and offset -------------------------------------------
+truncate -s 4000 "$TMP/b/__0_0.distcp"
+touch -d '1 hour ago' "$TMP/b" "$TMP/b"/* "$TMP/b/.metadata"
+expect 1 "$cairn" check "$TMP/b"
+says out '^__0_0.distcp: at 4000: cut off: 4731 bytes are listed$'
+says out ': dcp, incomplete: __0_0.distcp has 4000 of 4731 bytes;'
+rm "$TMP/b/__0_0.distcp"
+touch -d '1 hour ago' "$TMP/b"
+expect 1 "$cairn" check "$TMP/b"
+says out '^__0_0.distcp: missing$'
+truncate -s 100 "$TMP/b/.metadata"
+expect 1 "$cairn" check "$TMP/b"
+says out '^.metadata: at [0-9]*: cut off'
+
+mkdir "$TMP/st"
+head -c 480 "$assets/safetensors/model.safetensors" >"$TMP/st/model.safetensors"
+expect 1 "$cairn" check "$TMP/st"
+says out '^model.safetensors: at 480: cut off: 64 bytes of data, the header says 70$'
+for bad in "$assets"/should-fail/safetensors/*; do
+	cp "$bad" "$TMP/st/model.safetensors"
+	expect 1 "$cairn" tensors "$TMP/st"
+	says err '^cairn: model.safetensors: '
+done
+for bad in "$assets"/should-fail/dcp/* "$assets"/should-fail/pickle/*; do
+	cp "$bad" "$TMP/b/.metadata"
+	expect 1 "$cairn" check "$TMP/b"
+done
+mkdir "$TMP/hf"
+cp "$assets"/dcp_hf/shard-00002* "$TMP/hf"
+expect 1 "$cairn" check "$TMP/hf"
+says out 'layers.0.weight: pieces hold 12 of 24 elements'
+
+# a link that leads out of the checkpoint is no part of it
+mkdir "$TMP/link"
+sed 's/__0_0.distcp/x\/0.distcp/' "$assets/dcp/.metadata" >"$TMP/link/.metadata"
+mkdir "$TMP/out.d"
+ln -s "$TMP/out.d" "$TMP/link/x"
+cp "$assets/dcp/__0_0.distcp" "$TMP/out.d/0.distcp"
+cp "$assets/dcp/__1_0.distcp" "$TMP/link"
+expect 1 "$cairn" check "$TMP/link"
+
+expect 2 "$cairn" tensors "$TMP/missing"
+expect 2 "$cairn" tensors /proc/self
+says err 'no checkpoint that is known here'
+expect 2 "$cairn" tensors
+expect 2 "$cairn" diff "$assets/dcp"
+expect 2 "$cairn" check
+for sub in tensors check diff latest; do
+	expect 2 "$cairn" $sub --nonsense x
+	expect 0 "$cairn" help $sub
+done
