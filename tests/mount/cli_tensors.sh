@@ -173,3 +173,11 @@ for sub in tensors check diff latest; do
 	expect 2 "$cairn" $sub --nonsense x
 	expect 0 "$cairn" help $sub
 done
+
+# --- how long a large one takes: information, decides nothing ---------------------------------
+mkdir "$TMP/big"
+python3 "$assets/make_big_metadata.py" 100000 1 "$TMP/big/.metadata" || die "make_big_metadata.py"
+start=$(date +%s%N)
+expect 0 "$cairn" tensors "$TMP/big"
+note "cairn tensors of 100,000 tensors: $((($(date +%s%N) - start) / 1000000)) ms"
+says out '^100000 tensors, '
