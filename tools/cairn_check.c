@@ -28,7 +28,7 @@ struct check {
 	uint64_t bad, pieces, sums, no_sums, crcs, refused, bytes;
 };
 
-/* ---- tell ---------------------------------------------------------------------------- */
+/* ---- tell ------------------------------------------------------------------------- */
 
 static void finding(struct check *k, const char *file, const struct fmt_error *e)
 {
@@ -84,7 +84,7 @@ static void count_bytes(void *ctx, uint64_t n)
 	progress_done(&k->bar, k->bytes, k->total > k->bytes ? k->total : k->bytes, "reading");
 }
 
-/* ---- checksums: of whole files, and of the entries of zips -------------------------------- */
+/* ---- checksums: of whole files, and of the entries of zips ------------------------ */
 
 static void check_sum(struct check *k, size_t i)
 {
@@ -137,10 +137,11 @@ static void check_crcs(struct check *k, const char *file, const struct fmt_sourc
 			count_bytes(k, n);
 		}
 		if (err)
-			say(k, file, base + t->local, "%.100s: cannot read: %s", t->name, strerror(-err));
+			say(k, file, base + t->local, "%.100s: cannot read: %s", t->name,
+			    strerror(-err));
 		else if (t->crc && t->crc != crc)
-			say(k, file, base + t->data, "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32, t->name,
-			    crc, t->crc);
+			say(k, file, base + t->data, "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32,
+			    t->name, crc, t->crc);
 		else
 			k->crcs += t->crc != 0;
 	}
@@ -167,7 +168,7 @@ static void check_torch_file(struct check *k, size_t i)
 		check_crcs(k, name, &s, 0);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------- */
+/* ---- tensors ---------------------------------------------------------------------- */
 
 static void check_piece(struct check *k, const struct fmt_tensor *t, const struct fmt_piece *p)
 {
@@ -228,7 +229,7 @@ static void check_tensors(struct check *k)
 	}
 }
 
-/* ---- files -------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------ */
 
 static void check_files(struct check *k)
 {
@@ -238,7 +239,8 @@ static void check_files(struct check *k)
 		int err = files_get(&k->files, i, &o);
 
 		if (err)
-			say(k, f->name, FMT_NOWHERE, "%s", err == -ENOENT ? "missing" : strerror(-err));
+			say(k, f->name, FMT_NOWHERE, "%s",
+			    err == -ENOENT ? "missing" : strerror(-err));
 		else if (o->source.size < f->need)
 			say(k, f->name, o->source.size, "cut off: %llu bytes are listed",
 			    (unsigned long long)f->need);
@@ -255,8 +257,8 @@ static void check_index(struct check *k)
 		if (!t)
 			say(k, file, FMT_NOWHERE, "%.100s is in the index and not here", p->name);
 		else if (t->n_pieces && t->piece[0].file != p->file)
-			say(k, file, FMT_NOWHERE, "%.100s: the index says here, it is in %.80s", p->name,
-			    k->c->set->file[t->piece[0].file].name);
+			say(k, file, FMT_NOWHERE, "%.100s: the index says here, it is in %.80s",
+			    p->name, k->c->set->file[t->piece[0].file].name);
 	}
 }
 
@@ -266,11 +268,13 @@ static void totals(struct check *k, const struct ckpt_verdict *v)
 
 	progress_end(&k->bar);
 	print_name(stdout, k->c->path);
-	printf(": %s, %s%s%s; %zu tensors in %llu pieces, %s read; %llu checksums and %llu CRCs match, "
-	       "%llu files without a checksum", ckpt_format_name(k->c->kind.format),
-	       ckpt_state_name(v->state), *v->why ? ": " : "", v->why, k->c->set ? k->c->set->n_tensors : 0,
-	       (unsigned long long)k->pieces, human_bytes(k->bytes, a), (unsigned long long)k->sums,
-	       (unsigned long long)k->crcs, (unsigned long long)k->no_sums);
+	printf(": %s, %s%s%s; %zu tensors in %llu pieces, %s read; %llu checksums and %llu CRCs "
+	       "match, "
+	       "%llu files without a checksum",
+	       ckpt_format_name(k->c->kind.format), ckpt_state_name(v->state), *v->why ? ": " : "",
+	       v->why, k->c->set ? k->c->set->n_tensors : 0, (unsigned long long)k->pieces,
+	       human_bytes(k->bytes, a), (unsigned long long)k->sums, (unsigned long long)k->crcs,
+	       (unsigned long long)k->no_sums);
 	if (k->refused)
 		printf("; %llu not checked", (unsigned long long)k->refused);
 	printf("; %llu bad\n", (unsigned long long)k->bad);

@@ -12,7 +12,7 @@
 
 #define OPEN_FILE (O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)
 
-/* ---- open --------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------- */
 
 static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 {
@@ -162,13 +162,14 @@ int ckpt_need(const char *path, struct ckpt *out)
 	return CAIRN_OK;
 }
 
-/* ---- files ---------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------ */
 
 /* Symlinks are followed as long as they stay below (Hugging Face's cache is full of them,
  * which lead out: those are followed for a name in the directory itself). */
 int ckpt_open_file(const struct ckpt *c, const char *name)
 {
-	struct open_how how = { .flags = OPEN_FILE, .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
+	struct open_how how = {.flags = OPEN_FILE,
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
 	int fd = (int)syscall(SYS_openat2, c->dir, name, &how, sizeof(how));
 
 	if (fd < 0 && errno == EXDEV && !strchr(name, '/'))
@@ -224,7 +225,7 @@ ssize_t ckpt_find(const struct ckpt *c, const char *name)
 	return -1;
 }
 
-/* ---- read ------------------------------------------------------------------------------- */
+/* ---- read ------------------------------------------------------------------------- */
 
 struct reading {
 	struct ckpt *c;
@@ -369,7 +370,8 @@ static void read_safetensors(struct reading *r)
 	read_index(r);
 	n_indexed = r->c->set->n_files;
 	for (size_t i = 0; i < r->c->names.n && !r->fatal; i++)
-		if (ckpt_is_safetensors(r->c->names.v[i]) && is_listed(r->c, r->c->names.v[i], n_indexed))
+		if (ckpt_is_safetensors(r->c->names.v[i]) &&
+		    is_listed(r->c, r->c->names.v[i], n_indexed))
 			read_file(r, r->c->names.v[i], "");
 }
 
@@ -434,6 +436,49 @@ static void read_headers(struct reading *r)
 	}
 }
 
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
+}
+
+static int add_name(struct ckpt *c, const char *name, uint64_t size)
+{
+	char **v = reallocarray(c->names.v, c->names.n + 1, sizeof(*v));
+	struct ckpt_name *n;
+
+	if (v)
+		c->names.v = v;
+	n = v ? reallocarray(c->name, c->names.n + 1, sizeof(*n)) : NULL;
+	if (n)
+		c->name = n;
+	if (!n || !(v[c->names.n] = strdup(name)))
+		return -ENOMEM;
+	n[c->names.n] = (struct ckpt_name){ .name = v[c->names.n], .size = size };
+	c->names.n++;
+	return 0;
+}
+
+/* Files in directories below, which metadata may list, join the names. */
+static void add_nested(struct reading *r)
+{
+	struct ckpt *c = r->c;
+	size_t had = c->names.n;
+
+	for (size_t i = 0; i < c->set->n_files && !r->fatal; i++) {
+		const char *name = c->set->file[i].name;
+		CLEANUP_CLOSE int fd = strchr(name, '/') ? ckpt_open_file(c, name) : -1;
+		struct stat st;
+
+		if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode))
+			r->fatal = add_name(c, name, (uint64_t)st.st_size);
+	}
+	if (c->names.n == had)
+		return;
+	qsort(c->name, c->names.n, sizeof(*c->name), by_name);
+	for (size_t i = 0; i < c->names.n; i++)
+		c->names.v[i] = (char *)c->name[i].name;
+}
+
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 {
 	struct reading r = { .c = c, .bad = bad, .ctx = ctx };
@@ -445,17 +490,20 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 		read_dcp(&r);
 	else if (c->kind.format != CKPT_ORBAX)
 		read_safetensors(&r);
-	if (!r.fatal && c->set && c->kind.format != CKPT_ORBAX && c->kind.format != CKPT_SAFETENSORS)
-		read_torch(&r, deep, c->kind.format == CKPT_MEGATRON || c->kind.format == CKPT_TRAINER);
+	if (!r.fatal && c->set && c->kind.format != CKPT_ORBAX &&
+	    c->kind.format != CKPT_SAFETENSORS)
+		read_torch(&r, deep,
+			   c->kind.format == CKPT_MEGATRON || c->kind.format == CKPT_TRAINER);
 	if (!c->set)
 		return r.fatal;
+	add_nested(&r);
 	fmt_set_finish(c->set);
 	if (ckpt_is_dcp(c->kind.format))
 		read_headers(&r);
 	return r.fatal;
 }
 
-/* ---- judge --------------------------------------------------------------------------------- */
+/* ---- judge ------------------------------------------------------------------------ */
 
 void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
 {
@@ -482,7 +530,7 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 	return v->state == CKPT_COMPLETE && (!c->on_mount || !strcmp(state, "durable"));
 }
 
-/* ---- text ------------------------------------------------------------------------------------ */
+/* ---- text ------------------------------------------------------------------------- */
 
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
 {

@@ -55,7 +55,7 @@ int ckpt_source(int *fd, struct fmt_source *out);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 
-/* ---- pieces (cairn_piece.c) --------------------------------------------------------- */
+/* ---- pieces (cairn_piece.c) ------------------------------------------------------- */
 
 /* Where the elements of a piece lie in its file: the offset of the first, and strides in
  * elements (row-major ones filled in). */
@@ -105,7 +105,7 @@ int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct 
 int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_blob *y, bool *same,
 		  struct fmt_error *e);
 
-/* ---- text ------------------------------------------------------------------------------ */
+/* ---- text ------------------------------------------------------------------------- */
 
 /* "4, 6"; "?" when it is longer than the buffer. */
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap);

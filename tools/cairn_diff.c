@@ -41,7 +41,8 @@ static void describe(const struct fmt_tensor *t, char *buf, size_t cap)
 		snprintf(buf, cap, "bytes");
 }
 
-static void tell(struct diff *d, const char *what, const char *name, const char *old, const char *new)
+static void tell(struct diff *d, const char *what, const char *name, const char *old,
+		 const char *new)
 {
 	if (d->json) {
 		json_open(&d->j, NULL, '{');
@@ -59,7 +60,7 @@ static void tell(struct diff *d, const char *what, const char *name, const char 
 	putchar('\n');
 }
 
-/* ---- one name --------------------------------------------------------------------------- */
+/* ---- one name --------------------------------------------------------------------- */
 
 static void only_in(struct diff *d, const struct fmt_tensor *t, bool in_b)
 {
@@ -124,7 +125,7 @@ static void both_blobs(struct diff *d, const struct fmt_blob *x, const struct fm
 	}
 }
 
-/* ---- all, in step: both are sorted by name --------------------------------------------------- */
+/* ---- all, in step: both are sorted by name ---------------------------------------- */
 
 static void diff_tensors(struct diff *d)
 {

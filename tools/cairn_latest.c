@@ -89,7 +89,8 @@ static int search(struct search *s, int fd, const char *skip)
 		}
 		if (it.what != WALK_ENTRY || !(S_ISDIR(it.st.st_mode) || S_ISREG(it.st.st_mode)))
 			continue;
-		if (S_ISREG(it.st.st_mode)) {	/* a .ckpt stands for itself; other files for their directory */
+		if (S_ISREG(it.st.st_mode)) { /* a .ckpt stands for itself; other files for their
+						 directory */
 			size_t n = strlen(it.name);
 
 			if (n < 5 || strcmp(it.name + n - 5, ".ckpt"))
@@ -131,7 +132,8 @@ int cmd_latest(int argc, char **argv)
 	if (err) {
 		complain("%s: %s", s.top, strerror(-err));
 	} else if (!s.best.path) {
-		complain("%s: no checkpoint that is complete%s", s.top, s.on_mount ? " and durable" : "");
+		complain("%s: no checkpoint that is complete%s", s.top,
+			 s.on_mount ? " and durable" : "");
 		err = -ENOENT;
 	} else {
 		puts(s.best.path);

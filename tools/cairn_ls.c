@@ -39,7 +39,7 @@ struct listing {
 	struct row self_row;
 };
 
-/* ---- gather ------------------------------------------------------------------------ */
+/* ---- gather ----------------------------------------------------------------------- */
 
 static bool is_top(const struct place *p)
 {
@@ -114,7 +114,8 @@ static void expect_ranks(struct listing *l)
 			struct row *o = &l->rows[j];
 
 			if (o->kind.format == r->kind.format && o->kind.has_step &&
-			    o->kind.step < r->kind.step && (!before || o->kind.step > before->kind.step))
+			    o->kind.step < r->kind.step &&
+			    (!before || o->kind.step > before->kind.step))
 				before = o;
 		}
 		if (before)
@@ -177,7 +178,7 @@ static int gather(struct listing *l, int dirfd, const struct names *names)
 	return 0;
 }
 
-/* ---- show -------------------------------------------------------------------------- */
+/* ---- show ------------------------------------------------------------------------- */
 
 static const char *dash(const char *s)
 {
@@ -429,7 +430,7 @@ static void show_json(struct json_out *j, const struct listing *l)
 	json_close(j, '}');
 }
 
-/* ---- one PATH ----------------------------------------------------------------------- */
+/* ---- one PATH --------------------------------------------------------------------- */
 
 /* The directory a file is in, and its name there, from its place. */
 static int parent_of(const struct place *p, char **name)

@@ -11,7 +11,7 @@
 #define OPEN_FILES 128u		/* descriptors kept; a checkpoint may have thousands of files */
 #define WINDOW (256u << 10)
 
-/* ---- payload ------------------------------------------------------------------------- */
+/* ---- payload ---------------------------------------------------------------------- */
 
 static void row_major(const uint64_t *size, unsigned ndim, uint64_t *stride)
 {
@@ -73,7 +73,8 @@ int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const st
 	if (p->refusal)
 		return refused(e, -ENOTSUP, p->at, t->name, p->refusal);
 	if (p->at > s->size || p->length > s->size - p->at)
-		return refused(e, -EBADMSG, s->size, t->name, "the file ends before its extent does");
+		return refused(e, -EBADMSG, s->size, t->name,
+			       "the file ends before its extent does");
 	if (p->payload != FMT_ITEM)
 		return strides_of(t, p, 0, out);
 	set = fmt_set_new();
@@ -84,7 +85,7 @@ int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const st
 	return err;
 }
 
-/* ---- files ------------------------------------------------------------------------------ */
+/* ---- files ------------------------------------------------------------------------ */
 
 int files_open(struct files *f, const struct ckpt *c)
 {
@@ -129,17 +130,22 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 	o->fd = ckpt_open_file(f->c, f->c->set->file[i].name);
 	if (o->fd < 0)
 		return o->fd;
-	f->n_open++;
 	err = ckpt_source(&o->fd, &o->source);
-	if (err || fstat(o->fd, &st))
-		return err ? err : -errno;
+	if (!err && fstat(o->fd, &st))
+		err = -errno;
+	if (err) {
+		close(o->fd);
+		o->fd = -1;
+		return err;
+	}
+	f->n_open++;
 	o->dev = st.st_dev;
 	o->ino = st.st_ino;
 	xattr_of_fd(o->fd, XATTR_CHECKSUM, o->sum, sizeof(o->sum));
 	return 0;
 }
 
-/* ---- comparison ----------------------------------------------------------------------------- */
+/* ---- comparison ------------------------------------------------------------------- */
 
 struct side {			/* one of the two, read through a window */
 	const struct fmt_source *s;
@@ -222,7 +228,8 @@ static int same_box(struct side *a, struct side *b, const uint64_t *size, unsign
 			at_a += index[d] * a->stride[d];
 			at_b += index[d] * b->stride[d];
 		}
-		err = same_run(a, b, a->base + at_a * bytes, b->base + at_b * bytes, run * bytes, same, read);
+		err = same_run(a, b, a->base + at_a * bytes, b->base + at_b * bytes, run * bytes,
+			       same, read);
 		for (d = outer; d > 0 && ++index[d - 1] == size[d - 1]; d--)
 			index[d - 1] = 0;
 	} while (!err && *same && d > 0);
@@ -256,8 +263,9 @@ static int get_side(struct files *f, const struct fmt_tensor *t,
 
 	if (err) {
 		e->at = FMT_NOWHERE;
-		snprintf(e->text, sizeof(e->text), "%.60s: %.80s: %s", t->name, p->file == FMT_NO_FILE ?
-			 "?" : f->c->set->file[p->file].name, strerror(-err));
+		snprintf(e->text, sizeof(e->text), "%.60s: %.80s: %s", t->name,
+			 p->file == FMT_NO_FILE ? "?" : f->c->set->file[p->file].name,
+			 strerror(-err));
 		return err;
 	}
 	out->s = &o->source;
@@ -280,8 +288,9 @@ static bool is_same_extent(struct compare *c, const struct fmt_piece *p, const s
 	struct one_file *a, *b;
 
 	if (p->file == FMT_NO_FILE || q->file == FMT_NO_FILE || p->at != q->at ||
-	    p->length != q->length || p->payload != q->payload || !same_strides(p->stride, q->stride, ndim) ||
-	    files_get(&c->a, p->file, &a) || files_get(&c->b, q->file, &b))
+	    p->length != q->length || p->payload != q->payload ||
+	    !same_strides(p->stride, q->stride, ndim) || files_get(&c->a, p->file, &a) ||
+	    files_get(&c->b, q->file, &b))
 		return false;
 	if (a->source.size != b->source.size)
 		return false;
@@ -301,7 +310,8 @@ static int same_pair(struct compare *c, const struct fmt_tensor *t, const struct
 
 	if (!meet(p, q, t->ndim, from_a, from_b, size))
 		return 0;
-	if (!memcmp(p->size, q->size, t->ndim * sizeof(*p->size)) && is_same_extent(c, p, q, t->ndim))
+	if (!memcmp(p->size, q->size, t->ndim * sizeof(*p->size)) &&
+	    is_same_extent(c, p, q, t->ndim))
 		return 0;
 	err = get_side(&c->a, t, p, &pa, &a, e);
 	if (!err)
@@ -346,18 +356,21 @@ void compare_close(struct compare *c)
 int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
 		    bool *same, struct fmt_error *e)
 {
-	const char *why = !t->dtype ? "a dtype that is not known here" :
-			  t->dtype->bits % 8 ? "elements of less than a byte" :
-			  t->n_pieces && u->n_pieces > MAX_PAIRS / t->n_pieces ? "too many pieces" : NULL;
+	const char *why = !t->dtype	       ? "a dtype that is not known here"
+			  : t->dtype->bits % 8 ? "elements of less than a byte"
+			  : t->n_pieces && u->n_pieces > MAX_PAIRS / t->n_pieces ? "too many pieces"
+										 : NULL;
 	bool paired = t->n_pieces == u->n_pieces;
 	int err = why ? refused(e, -ENOTSUP, FMT_NOWHERE, t->name, why) : 0;
 
 	*same = true;
 	for (size_t i = 0; paired && i < t->n_pieces; i++)
-		paired = !memcmp(t->piece[i].offset, u->piece[i].offset, t->ndim * sizeof(uint64_t)) &&
+		paired = !memcmp(t->piece[i].offset, u->piece[i].offset,
+				 t->ndim * sizeof(uint64_t)) &&
 			 !memcmp(t->piece[i].size, u->piece[i].size, t->ndim * sizeof(uint64_t));
 	for (size_t i = 0; !err && *same && i < t->n_pieces; i++)
-		for (size_t j = paired ? i : 0; !err && *same && j < (paired ? i + 1 : u->n_pieces); j++)
+		for (size_t j = paired ? i : 0; !err && *same && j < (paired ? i + 1 : u->n_pieces);
+		     j++)
 			err = same_pair(c, t, u, &t->piece[i], &u->piece[j], same, e);
 	return err;
 }
@@ -372,7 +385,8 @@ int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_
 	int err;
 
 	*same = x->length == y->length;
-	if (!*same || x->file == FMT_NO_FILE || y->file == FMT_NO_FILE || is_same_extent(c, &p, &q, 0))
+	if (!*same || x->file == FMT_NO_FILE || y->file == FMT_NO_FILE ||
+	    is_same_extent(c, &p, &q, 0))
 		return 0;
 	err = files_get(&c->a, x->file, &a);
 	if (!err)
@@ -382,8 +396,9 @@ int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_
 		l.end = x->at + x->length;
 		r.s = &b->source;
 		r.end = y->at + y->length;
-		err = x->at + x->length > a->source.size || y->at + y->length > b->source.size ? -EIO :
-		      same_run(&l, &r, x->at, y->at, x->length, same, &c->read);
+		err = x->at + x->length > a->source.size || y->at + y->length > b->source.size
+			      ? -EIO
+			      : same_run(&l, &r, x->at, y->at, x->length, same, &c->read);
 	}
 	return err ? refused(e, err, FMT_NOWHERE, x->name, strerror(-err)) : 0;
 }

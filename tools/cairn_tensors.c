@@ -36,13 +36,14 @@ static bool tensor_bytes(const struct fmt_tensor *t, uint64_t *out)
 	return t->dtype && fmt_volume(t->shape, t->ndim, &v) && fmt_bytes(t->dtype, v, out);
 }
 
-/* ---- text ---------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------- */
 
 static void show_piece(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p)
 {
 	char a[256], b[256];
 
-	printf("    [%s] + [%s]  ", shape_text(p->offset, p->offset ? t->ndim : 0, ", ", a, sizeof(a)),
+	printf("    [%s] + [%s]  ",
+	       shape_text(p->offset, p->offset ? t->ndim : 0, ", ", a, sizeof(a)),
 	       shape_text(p->size, p->size ? t->ndim : 0, ", ", b, sizeof(b)));
 	if (p->file == FMT_NO_FILE)
 		fputs("-", stdout);
@@ -72,20 +73,25 @@ static void show_tensor(const struct ckpt *c, const struct opts *o, const struct
 	if (t->ndim && !grid[0])
 		snprintf(cuts, sizeof(cuts), "%zu pieces", t->n_pieces);
 	print_name(stdout, t->name);
-	printf("  %s [%s]  %s  %s", t->dtype_name, shape_text(t->shape, t->ndim, ", ", shape, sizeof(shape)),
-	       t->ndim ? cuts : "1", size);
+	printf("  %s [%s]  %s  %s", t->dtype_name,
+	       shape_text(t->shape, t->ndim, ", ", shape, sizeof(shape)), t->ndim ? cuts : "1",
+	       size);
 	if (p && t->n_pieces == 1 && p->file != FMT_NO_FILE) {
 		fputs("  ", stdout);
 		print_name(stdout, file_name(c, p->file));
 		printf(" %llu", (unsigned long long)p->at);
 		if (p->payload == FMT_STRIDED)
-			printf("  strides [%s]", shape_text(p->stride, t->ndim, ", ", cuts, sizeof(cuts)));
+			printf("  strides [%s]",
+			       shape_text(p->stride, t->ndim, ", ", cuts, sizeof(cuts)));
 	}
 	if (p && t->n_pieces == 1 && p->refusal)
 		printf("  (%s)", p->refusal);
 	if (!covered && !(p && p->refusal))
-		printf("  (%s)", e.text + (strlen(t->name) + 2 < strlen(e.text) &&
-					   !strncmp(e.text, t->name, strlen(t->name)) ? strlen(t->name) + 2 : 0));
+		printf("  (%s)",
+		       e.text + (strlen(t->name) + 2 < strlen(e.text) &&
+						 !strncmp(e.text, t->name, strlen(t->name))
+					 ? strlen(t->name) + 2
+					 : 0));
 	putchar('\n');
 	for (size_t i = 0; t->n_pieces > 1 && i < t->n_pieces; i++)
 		show_piece(c, t, &t->piece[i]);
@@ -122,7 +128,7 @@ static void show_text(const struct ckpt *c, const struct opts *o)
 	putchar('\n');
 }
 
-/* ---- JSON ---------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------- */
 
 static void put_sizes(struct json_out *j, const char *key, const uint64_t *v, unsigned n)
 {
@@ -225,7 +231,8 @@ int cmd_tensors(int argc, char **argv)
 	if (code)
 		return code;
 	if (ck.kind.format == CKPT_ORBAX) {
-		complain("%s: the tensors of Orbax checkpoints (tensorstore) are not read", ck.path);
+		complain("%s: the tensors of Orbax checkpoints (tensorstore) are not read",
+			 ck.path);
 		return CAIRN_FAILED;
 	}
 	err = ckpt_read(&ck, true, tell_bad, &o);

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* ---- errors -------------------------------------------------------------------------- */
+/* ---- errors ----------------------------------------------------------------------- */
 
 void fmt_say(struct fmt_error *e, uint64_t at, const char *fmt, ...)
 {
@@ -21,7 +21,8 @@ void fmt_say(struct fmt_error *e, uint64_t at, const char *fmt, ...)
 	vsnprintf(line, sizeof(line), fmt, ap);
 	va_end(ap);
 	e->at = at;
-	for (const unsigned char *c = (const unsigned char *)line; *c && n + 5 < sizeof(e->text); c++) {
+	for (const unsigned char *c = (const unsigned char *)line; *c && n + 5 < sizeof(e->text);
+	     c++) {
 		if (*c >= 0x20 && *c != 0x7f)
 			e->text[n++] = (char)*c;
 		else
@@ -30,7 +31,7 @@ void fmt_say(struct fmt_error *e, uint64_t at, const char *fmt, ...)
 	e->text[n] = '\0';
 }
 
-/* ---- sources ------------------------------------------------------------------------- */
+/* ---- sources ---------------------------------------------------------------------- */
 
 int fmt_read(const struct fmt_source *s, uint64_t off, void *buf, size_t len)
 {
@@ -61,7 +62,7 @@ struct fmt_source fmt_memory(const void *bytes, size_t len)
 	return (struct fmt_source){ .size = len, .read = memory_read, .ctx = (void *)bytes };
 }
 
-/* ---- dtypes --------------------------------------------------------------------------- */
+/* ---- dtypes ----------------------------------------------------------------------- */
 
 static const struct fmt_dtype dtypes[] = {
 	{ "float32", "F32", "FloatStorage", 32 },
@@ -152,7 +153,7 @@ bool fmt_bytes(const struct fmt_dtype *t, uint64_t elements, uint64_t *out)
 	return bits % 8 == 0;
 }
 
-/* ---- arena ---------------------------------------------------------------------------- */
+/* ---- arena ------------------------------------------------------------------------ */
 
 #define BLOCK_MIN 4096u
 #define BLOCK_MAX (1u << 20)

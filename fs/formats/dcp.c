@@ -42,7 +42,7 @@ static int no_arena(struct reader *r)
 								 "no memory");
 }
 
-/* ---- storage_data -------------------------------------------------------------------- */
+/* ---- storage_data ----------------------------------------------------------------- */
 
 /* A name and an offset; offset NULL: none. Elements that are no sizes count as 0 here and
  * are found when they are copied. */
@@ -104,7 +104,8 @@ static int read_info(struct reader *r, const struct pickle_node *n, struct store
 
 	if (!path || path->kind != PICKLE_STR || !pickle_u64(pickle_attr(n, "offset"), &t->start) ||
 	    !pickle_u64(pickle_attr(n, "length"), &t->length))
-		return bad(r, n, "%.*s: its storage info has no path, offset or length", STR(t->fqn));
+		return bad(r, n, "%.*s: its storage info has no path, offset or length",
+			   STR(t->fqn));
 	file = fmt_set_file(r->set, path->u.s.p, path->u.s.n, r->e);
 	if (file < 0) {
 		if (r->e)
@@ -131,7 +132,8 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	if (offset && offset->kind != PICKLE_NONE) {
 		t.offset = pickle_sizes(offset);
 		if (!t.offset || t.offset->n > FMT_MAX_DIMS)
-			return bad(r, key, "%.*s: %s for an offset", STR(t.fqn), pickle_kind_name(offset));
+			return bad(r, key, "%.*s: %s for an offset", STR(t.fqn),
+				   pickle_kind_name(offset));
 	}
 	err = read_info(r, value, &t);
 	if (err)
@@ -165,7 +167,7 @@ static int read_storage(struct reader *r, const struct pickle_node *root)
 	return err;
 }
 
-/* ---- state_dict_metadata ---------------------------------------------------------------- */
+/* ---- state_dict_metadata ---------------------------------------------------------- */
 
 static int copy_sizes(struct reader *r, const struct pickle_node *fqn, const struct pickle_node *n,
 		      uint64_t **out, unsigned *ndim)
@@ -180,24 +182,30 @@ static int copy_sizes(struct reader *r, const struct pickle_node *fqn, const str
 		return no_arena(r);
 	for (uint32_t i = 0; i < q->n; i++)
 		if (!pickle_u64(q->v[i], &(*out)[i]))
-			return bad(r, n, "%.*s: %s for a size", STR(fqn), pickle_kind_name(q->v[i]));
+			return bad(r, n, "%.*s: %s for a size", STR(fqn),
+				   pickle_kind_name(q->v[i]));
 	return 0;
 }
 
 /* What would have to be undone before the bytes can be used. */
 static int say_transforms(struct reader *r, const struct stored *t, const char **out)
 {
-	const struct pickle_seq *q = t->transforms->kind >= PICKLE_TUPLE &&
-				     t->transforms->kind <= PICKLE_DICT ? &t->transforms->u.seq : NULL;
+	const struct pickle_seq *q =
+		t->transforms->kind >= PICKLE_TUPLE && t->transforms->kind <= PICKLE_DICT
+			? &t->transforms->u.seq
+			: NULL;
 	const struct pickle_node *first = q ? q->v[0] : NULL;
 	char text[128];
 	int n;
 
 	if (first && first->kind == PICKLE_STR)
-		n = snprintf(text, sizeof(text), "stored through a transform that is not supported: "
-			     "%.*s", first->u.s.n < 40 ? (int)first->u.s.n : 40, first->u.s.p);
+		n = snprintf(text, sizeof(text),
+			     "stored through a transform that is not supported: "
+			     "%.*s",
+			     first->u.s.n < 40 ? (int)first->u.s.n : 40, first->u.s.p);
 	else
-		n = snprintf(text, sizeof(text), "stored through a transform that is not supported");
+		n = snprintf(text, sizeof(text),
+			     "stored through a transform that is not supported");
 	return fmt_set_string(r->set, text, strnlen(text, (size_t)n), out, r->e);
 }
 
@@ -256,7 +264,8 @@ static int meet(struct reader *r, const struct pickle_node *fqn, unsigned ndim,
 		const uint64_t *shape, const struct fmt_dtype *dtype, struct fmt_tensor *t)
 {
 	if (t->ndim != ndim || memcmp(t->shape, shape, ndim * sizeof(*shape)) || t->dtype != dtype)
-		return bad(r, fqn, "%.*s: another shape or dtype than in the files before", STR(fqn));
+		return bad(r, fqn, "%.*s: another shape or dtype than in the files before",
+			   STR(fqn));
 	return 0;
 }
 
@@ -303,7 +312,8 @@ static int read_state(struct reader *r, const struct pickle_node *root)
 	int err = 0;
 
 	if (!d || d->kind != PICKLE_DICT)
-		return bad(r, root, "Metadata without state_dict_metadata: %s", pickle_kind_name(d));
+		return bad(r, root, "Metadata without state_dict_metadata: %s",
+			   pickle_kind_name(d));
 	for (uint32_t i = 0; !err && i < d->u.seq.n; i += 2) {
 		const struct pickle_node *fqn = d->u.seq.v[i], *n = d->u.seq.v[i + 1];
 
@@ -343,7 +353,7 @@ int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_erro
 	return err;
 }
 
-/* ---- items ---------------------------------------------------------------------------------- */
+/* ---- items ------------------------------------------------------------------------ */
 
 int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt_error *e)
 {
@@ -351,11 +361,12 @@ int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt
 	int err = file < 0 ? (int)file : torchfile_read(set, (uint32_t)file, "", item, e);
 
 	if (!err && (set->n_tensors != 1 || set->tensor[0].n_pieces != 1))
-		err = fmt_fail(e, -EBADMSG, FMT_NOWHERE, "an item with %zu tensors", set->n_tensors);
+		err = fmt_fail(e, -EBADMSG, FMT_NOWHERE, "an item with %zu tensors",
+			       set->n_tensors);
 	return err;
 }
 
-/* ---- safetensors instead of zips ---------------------------------------------------------------
+/* ---- safetensors instead of zips --------------------------------------------------
  * With serialization_format=SAFETENSORS a rank's whole file is one safetensors file with
  * DCP_SHARDING_INFO, and what storage_data says of its inside (every offset is 0, the lengths
  * are those of the bare tensors) is of no use. */
@@ -428,8 +439,8 @@ static int rebind(struct fmt_set *set, uint32_t file, const struct fmt_set *head
 			q = have && have->ndim == t->ndim && have->dtype == t->dtype ?
 			    piece_at(have, p) : NULL;
 			if (!q)
-				return fmt_fail(e, -EBADMSG, 8, "%.100s: the header has no such piece",
-						t->name);
+				return fmt_fail(e, -EBADMSG, 8,
+						"%.100s: the header has no such piece", t->name);
 			p->at = q->at;
 			p->length = q->length;
 			p->payload = FMT_RAW;

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-/* ---- errors and sources ---------------------------------------------------------- */
+/* ---- errors and sources ----------------------------------------------------------- */
 
 #define FMT_NOWHERE UINT64_MAX	/* an error that has no offset */
 
@@ -56,7 +56,7 @@ struct fmt_source fmt_part(const struct fmt_source *s, uint64_t off, uint64_t si
 /* Memory; borrowed. */
 struct fmt_source fmt_memory(const void *bytes, size_t len);
 
-/* ---- dtypes ------------------------------------------------------------------------ */
+/* ---- dtypes ----------------------------------------------------------------------- */
 
 struct fmt_dtype {
 	const char *name;	/* PyTorch's: "bfloat16" */
@@ -77,7 +77,7 @@ bool fmt_volume(const uint64_t *size, unsigned n, uint64_t *out);
 /* Bytes of that many elements; false on overflow or when they end within a byte. */
 bool fmt_bytes(const struct fmt_dtype *t, uint64_t elements, uint64_t *out);
 
-/* ---- a set of tensors ----------------------------------------------------------------
+/* ---- a set of tensors -------------------------------------------------------------
  * What every format is turned into: tensors, and the pieces of files they lie in. */
 
 enum fmt_payload {
@@ -141,12 +141,12 @@ struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_
 /* Sorts tensors and blobs by name and pieces by place; of pieces with the same place and
  * size (replicas) the one found first stays. Nothing can be added afterwards. */
 void fmt_set_finish(struct fmt_set *s);
-/* Of a finished set: do the pieces cover the tensor, each element once? -EBADMSG: no, and e says what;
- * -ENOTSUP: too many pieces on no common grid to tell. grid (ndim, may be NULL) gets the
+/* Of a finished set: do the pieces cover the tensor, each element once? -EBADMSG: no, and e says
+ * what; -ENOTSUP: too many pieces on no common grid to tell. grid (ndim, may be NULL) gets the
  * number of cuts in each dimension, all 0 when the pieces lie on no grid. */
 int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *e);
 
-/* ---- pickle --------------------------------------------------------------------------
+/* ---- pickle -----------------------------------------------------------------------
  * Protocols 2 to 5, as data. */
 
 enum pickle_kind {
@@ -220,7 +220,7 @@ const struct pickle_seq *pickle_sizes(const struct pickle_node *n);
 /* "tuple", "str", ...; static. */
 const char *pickle_kind_name(const struct pickle_node *n);
 
-/* ---- JSON ----------------------------------------------------------------------------
+/* ---- JSON -------------------------------------------------------------------------
  * RFC 8259, strictly; UTF-8 checked; nested at most 64 deep; less than 2 GiB. */
 
 struct json_doc;
@@ -258,7 +258,7 @@ ssize_t json_string_copy(const struct json_doc *d, int v, char *buf);
  * JSON is not). NULL when it is not a string, or holds a NUL, or no memory. */
 char *json_bytes(const struct json_doc *d, int v);
 
-/* ---- zip ----------------------------------------------------------------------------
+/* ---- zip --------------------------------------------------------------------------
  * As torch.save writes it: entries stored, not compressed; zip64; sizes of local headers
  * may be zero (data descriptor), so the central directory is what counts. */
 
@@ -288,7 +288,7 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 /* CRC-32 as zip has it, of one part after the other; starts from 0. */
 uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
 
-/* ---- files of tensors -------------------------------------------------------------------
+/* ---- files of tensors -------------------------------------------------------------
  * Each adds what is in one file to a set. `file` is its index there (fmt_set_file()). On an
  * error the set holds part of it: fit to be freed only. */
 
@@ -334,7 +334,7 @@ int dcp_read_header(struct fmt_set *set, uint32_t file, const struct fmt_source 
  * one piece. */
 int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt_error *e);
 
-/* ---- checkpoints -----------------------------------------------------------------------
+/* ---- checkpoints ------------------------------------------------------------------
  * What a directory (or one file) is, and whether it is whole, told from names, sizes and
  * what the functions above read. */
 

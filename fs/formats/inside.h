@@ -17,7 +17,7 @@ __attribute__((format(printf, 3, 4))) void fmt_say(struct fmt_error *e, uint64_t
 /* The same, and its value is err: a macro, so that the compiler sees it is not 0. */
 #define fmt_fail(e, err, at, ...) (fmt_say((e), (at), __VA_ARGS__), (err))
 
-/* ---- arena: many small things that die together -------------------------------------- */
+/* ---- arena: many small things that die together ----------------------------------- */
 
 struct arena_block;
 
@@ -36,7 +36,7 @@ void *arena_array(struct arena *a, size_t n, size_t size);
 /* A copy, NUL-terminated. */
 char *arena_string(struct arena *a, const char *p, size_t n);
 
-/* ---- sets, for those who fill them ----------------------------------------------------- */
+/* ---- sets, for those who fill them ------------------------------------------------ */
 
 /* Lets the set grow by what an input of that length may give rise to. */
 void fmt_set_allow(struct fmt_set *s, uint64_t input_len);
@@ -55,7 +55,7 @@ int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file,
 int fmt_set_extent(struct fmt_set *s, uint32_t file, uint64_t at, uint64_t length,
 		   struct fmt_error *e);
 
-/* ---- bytes ---------------------------------------------------------------------------- */
+/* ---- bytes ------------------------------------------------------------------------ */
 
 static inline uint16_t get16(const void *p)
 {

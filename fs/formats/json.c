@@ -36,7 +36,7 @@ struct parser {
 	struct fmt_error *e;
 };
 
-/* ---- text -------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------- */
 
 static int peek(const struct parser *p)
 {
@@ -119,7 +119,7 @@ static size_t utf8_len(const unsigned char *s, size_t n)
 	return len;
 }
 
-/* ---- values ------------------------------------------------------------------------- */
+/* ---- values ----------------------------------------------------------------------- */
 
 /* After a backslash. */
 static int escape(struct parser *p)
@@ -147,7 +147,8 @@ static int parse_string(struct parser *p)
 		if (c == '"')
 			break;
 		if (c < 0x20)	/* also the end of the text */
-			return bad(p, c < 0 ? "a string that does not end" : "a control byte in a string");
+			return bad(p, c < 0 ? "a string that does not end"
+					    : "a control byte in a string");
 		len = utf8_len((unsigned char *)p->d->text + p->pos, p->d->len - p->pos);
 		if (!len)
 			return bad(p, "a string that is not UTF-8");
@@ -363,7 +364,7 @@ void json_doc_freep(struct json_doc **d)
 	json_doc_free(*d);
 }
 
-/* ---- questions ------------------------------------------------------------------------ */
+/* ---- questions -------------------------------------------------------------------- */
 
 static const struct value *get(const struct json_doc *d, int v)
 {
@@ -505,7 +506,7 @@ bool json_bool(const struct json_doc *d, int v)
 	return x && x->kind == J_TRUE;
 }
 
-/* ---- strings ------------------------------------------------------------------------ */
+/* ---- strings ---------------------------------------------------------------------- */
 
 static char *put_utf8(char *o, int c)
 {

@@ -44,7 +44,7 @@ static struct pickle_node empty = { .kind = PICKLE_TUPLE };
 
 #define bad(m, ...) fmt_fail((m)->e, -EBADMSG, (m)->at, __VA_ARGS__)
 
-/* ---- input ----------------------------------------------------------------------------- */
+/* ---- input ------------------------------------------------------------------------ */
 
 static int out_of_memory(struct machine *m, int err)
 {
@@ -74,7 +74,7 @@ static int take_number(struct machine *m, unsigned size, uint64_t *out)
 	return err;
 }
 
-/* ---- stack ------------------------------------------------------------------------------ */
+/* ---- stack ------------------------------------------------------------------------ */
 
 /* v with room for `need` elements; NULL: no memory, and v is as it was. */
 static void *grown(void *v, size_t *cap, size_t need, size_t size)
@@ -172,7 +172,7 @@ static int push_seq(struct machine *m, enum pickle_kind kind, struct pickle_node
 	return err ? err : push(m, t);
 }
 
-/* ---- plain data ---------------------------------------------------------------------------- */
+/* ---- plain data ------------------------------------------------------------------- */
 
 static int op_none(struct machine *m)
 {
@@ -330,7 +330,7 @@ static int op_bytes8(struct machine *m)
 	return sized(m, PICKLE_BYTES, 8);
 }
 
-/* ---- containers ----------------------------------------------------------------------------- */
+/* ---- containers ------------------------------------------------------------------- */
 
 static int op_empty_list(struct machine *m)
 {
@@ -462,7 +462,7 @@ static int op_additems(struct machine *m)
 	return put_marked(m, PICKLE_SET);
 }
 
-/* ---- stack and memo --------------------------------------------------------------------------- */
+/* ---- stack and memo --------------------------------------------------------------- */
 
 static int op_mark(struct machine *m)
 {
@@ -567,7 +567,7 @@ static int op_memoize(struct machine *m)
 	return memo_put(m, m->n_memo);
 }
 
-/* ---- what Python would call ----------------------------------------------------------------------- */
+/* ---- what Python would call ------------------------------------------------------- */
 
 static int push_global(struct machine *m, struct pickle_node *module, struct pickle_node *name)
 {
@@ -676,7 +676,7 @@ static int op_binpersid(struct machine *m)
 	return push(m, n);
 }
 
-/* ---- the machine --------------------------------------------------------------------------------------- */
+/* ---- the machine ------------------------------------------------------------------ */
 
 static int op_proto(struct machine *m)
 {
@@ -799,7 +799,7 @@ struct pickle_node *pickle_root(const struct pickle *p)
 	return p->root;
 }
 
-/* ---- questions --------------------------------------------------------------------------------------------- */
+/* ---- questions -------------------------------------------------------------------- */
 
 const char *pickle_kind_name(const struct pickle_node *n)
 {
@@ -884,7 +884,8 @@ bool pickle_u64(const struct pickle_node *n, uint64_t *out)
 
 const struct pickle_seq *pickle_sizes(const struct pickle_node *n)
 {
-	if (n && n->kind == PICKLE_OBJECT && pickle_is_global(n->u.object->callable, "torch", "Size") &&
+	if (n && n->kind == PICKLE_OBJECT &&
+	    pickle_is_global(n->u.object->callable, "torch", "Size") &&
 	    n->u.object->args->u.seq.n == 1)
 		n = n->u.object->args->u.seq.v[0];
 	if (!n || (n->kind != PICKLE_TUPLE && n->kind != PICKLE_LIST))

@@ -17,7 +17,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* ---- names --------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------------------ */
 
 static bool ends(const char *s, const char *with)
 {
@@ -81,8 +81,9 @@ bool ckpt_is_safetensors(const char *name)
 bool ckpt_is_torch(const char *name)
 {
 	return ends(name, ".pt") || ends(name, ".pth") || ends(name, ".ckpt") ||
-	       (ends(name, ".bin") && (starts(name, "pytorch_model") || starts(name, "adapter_model") ||
-				       starts(name, "optimizer") || starts(name, "scheduler")));
+	       (ends(name, ".bin") &&
+		(starts(name, "pytorch_model") || starts(name, "adapter_model") ||
+		 starts(name, "optimizer") || starts(name, "scheduler")));
 }
 
 bool ckpt_is_dcp(enum ckpt_format f)
@@ -108,7 +109,7 @@ const char *ckpt_state_name(enum ckpt_state s)
 	return s == CKPT_WRITING ? "writing" : s == CKPT_INCOMPLETE ? "incomplete" : "complete";
 }
 
-/* ---- recognition ------------------------------------------------------------------------ */
+/* ---- recognition ------------------------------------------------------------------ */
 
 /* step-7, checkpoint-7, iter_0000007, global_step7, epoch=1-step=7.ckpt, 7,
  * 7.orbax-checkpoint-tmp-123 */
@@ -199,7 +200,7 @@ void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
 		out->has_step = find_step(name, &out->step);
 }
 
-/* ---- ranks ------------------------------------------------------------------------------- */
+/* ---- ranks ------------------------------------------------------------------------ */
 
 /* The rank in a file's name, by format; false: it has none. */
 static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
@@ -221,7 +222,8 @@ static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
 		hit = matches(name, "shard-%-model-%-of-%.safetensors", x);
 	else if (f == CKPT_TRAINER)
 		hit = matches(name, "rng_state_%.pth", x);
-	for (size_t i = 0; f == CKPT_DEEPSPEED && !hit && i < sizeof(deepspeed) / sizeof(*deepspeed); i++)
+	for (size_t i = 0;
+	     f == CKPT_DEEPSPEED && !hit && i < sizeof(deepspeed) / sizeof(*deepspeed); i++)
 		hit = matches(name, deepspeed[i], x);
 	*rank = hit ? x[0] : 0;
 	return hit;
@@ -298,7 +300,7 @@ static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
 		out->ranks_expected = out->ranks;
 }
 
-/* ---- the verdict ---------------------------------------------------------------------------- */
+/* ---- the verdict ------------------------------------------------------------------ */
 
 __attribute__((format(printf, 2, 3))) static void lacks(struct ckpt_verdict *out, const char *fmt,
 							 ...)
@@ -366,7 +368,8 @@ static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size
 	for (size_t i = 0; i < set->n_tensors; i++)
 		for (size_t j = 0; j < set->tensor[i].n_pieces; j++)
 			if (set->tensor[i].piece[j].file == FMT_NO_FILE)
-				lacks(out, "%.80s: %s", set->tensor[i].name, set->tensor[i].piece[j].refusal);
+				lacks(out, "%.80s: %s", set->tensor[i].name,
+				      set->tensor[i].piece[j].refusal);
 	need_cover(set, out);
 }
 
@@ -381,8 +384,8 @@ static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdi
 			have++;
 		}
 	if (of > have)
-		lacks(out, "%llu of %llu model-*.safetensors files are there", (unsigned long long)have,
-		      (unsigned long long)of);
+		lacks(out, "%llu of %llu model-*.safetensors files are there",
+		      (unsigned long long)have, (unsigned long long)of);
 }
 
 static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
@@ -394,7 +397,8 @@ static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct 
 		return;
 	need_files(v, n, set, out);
 	for (size_t i = 0; index && i < index->n && out->state == CKPT_COMPLETE; i++) {
-		const struct fmt_tensor *t = fmt_set_find(set, index->v[i].name, strlen(index->v[i].name));
+		const struct fmt_tensor *t =
+			fmt_set_find(set, index->v[i].name, strlen(index->v[i].name));
 
 		if (!t)
 			lacks(out, "%.100s is in the index and in no file", index->v[i].name);
@@ -474,7 +478,8 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 		return;
 	/* what was saved by fewer ranks and covers every tensor is whole all the same */
 	if (k->format == CKPT_DEEPSPEED || k->format == CKPT_TRAINER) {
-		lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks, ranks);
+		lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks,
+		      ranks);
 		if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
 			out->state = CKPT_WRITING;
 		out->ranks_expected = ranks;

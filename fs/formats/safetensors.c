@@ -38,7 +38,7 @@ static int no_arena(struct reader *r)
 								 "no memory");
 }
 
-/* ---- strings and arrays of the header --------------------------------------------------- */
+/* ---- strings and arrays of the header --------------------------------------------- */
 
 /* A string as bytes in the set's arena; no NUL within. */
 static int text_of(struct reader *r, int v, const char **out, size_t *len)
@@ -75,7 +75,7 @@ static int numbers_of(struct reader *r, int v, uint64_t **out, unsigned *n)
 	return 0;
 }
 
-/* ---- the header --------------------------------------------------------------------------- */
+/* ---- the header ------------------------------------------------------------------- */
 
 static int dtype_of(struct reader *r, int v, struct entry *t)
 {
@@ -127,10 +127,13 @@ static int parse_entry(struct reader *r, int v, struct entry *t)
 		bit = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2 :
 		      !strcmp(key, "data_offsets") ? 4 : 0;
 		if (!bit || seen & bit)
-			return bad(r, k, "%.100s: %s key %.40s", t->name, bit ? "a second" : "unknown", key);
+			return bad(r, k, "%.100s: %s key %.40s", t->name,
+				   bit ? "a second" : "unknown", key);
 		seen |= bit;
-		err = bit == 1 ? dtype_of(r, x, t) : bit == 2 ? numbers_of(r, x, &t->shape, &t->ndim) :
-		      offsets_of(r, x, t);
+		if (bit == 1)
+			err = dtype_of(r, x, t);
+		else
+			err = bit == 2 ? numbers_of(r, x, &t->shape, &t->ndim) : offsets_of(r, x, t);
 	}
 	if (!err && seen != 7)
 		err = bad(r, v, "%.100s: dtype, shape or data_offsets is missing", t->name);
@@ -144,8 +147,8 @@ static int check_entry(struct reader *r, const struct entry *t)
 	if (!fmt_volume(t->shape, t->ndim, &volume) || !fmt_bytes(t->dtype, volume, &bytes))
 		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: no such shape", t->name);
 	if (t->begin > t->end || t->end - t->begin != bytes)
-		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: %llu bytes at [%llu, %llu)", t->name,
-				(unsigned long long)bytes, (unsigned long long)t->begin,
+		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: %llu bytes at [%llu, %llu)",
+				t->name, (unsigned long long)bytes, (unsigned long long)t->begin,
 				(unsigned long long)t->end);
 	return 0;
 }
@@ -174,6 +177,7 @@ static int parse_metadata(struct reader *r, int v, int *dcp)
 
 static int parse_header(struct reader *r, int *dcp)
 {
+	bool seen = false;	/* __metadata__ */
 	size_t cap = 0;
 	int err = 0;
 
@@ -186,7 +190,9 @@ static int parse_header(struct reader *r, int *dcp)
 		x = json_next(r->doc, 0, k);
 		err = text_of(r, k, &t.name, &t.name_len);
 		if (!err && !strcmp(t.name, "__metadata__")) {
-			err = *dcp >= 0 ? bad(r, k, "a second __metadata__") : parse_metadata(r, x, dcp);
+			err = seen ? bad(r, k, "a second __metadata__") :
+				     parse_metadata(r, x, dcp);
+			seen = true;
 			continue;
 		}
 		if (!err)
@@ -207,11 +213,12 @@ static int parse_header(struct reader *r, int *dcp)
 	return err;
 }
 
-/* ---- the data ------------------------------------------------------------------------------ */
+/* ---- the data --------------------------------------------------------------------- */
 
 static int by_begin(const void *a, const void *b)
 {
-	const struct entry *x = *(const struct entry *const *)a, *y = *(const struct entry *const *)b;
+	const struct entry *x = *(const struct entry *const *)a,
+			   *y = *(const struct entry *const *)b;
 
 	if (x->begin != y->begin)
 		return x->begin < y->begin ? -1 : 1;
@@ -232,23 +239,27 @@ static int check_data(struct reader *r, uint64_t size)
 		qsort(order, r->n, sizeof(*order), by_begin);
 	for (size_t i = 0; i < r->n; i++) {
 		if (order[i]->begin != end)
-			return fmt_fail(r->e, -EBADMSG, order[i]->at, "%.100s: begins at %llu, not at %llu "
-					"where the one before it ends", order[i]->name,
-					(unsigned long long)order[i]->begin, (unsigned long long)end);
+			return fmt_fail(r->e, -EBADMSG, order[i]->at,
+					"%.100s: begins at %llu, not at %llu "
+					"where the one before it ends",
+					order[i]->name, (unsigned long long)order[i]->begin,
+					(unsigned long long)end);
 		end = order[i]->end;
 	}
 	if (size - r->data != end)
-		return fmt_fail(r->e, -EBADMSG, size, "%s: %llu bytes of data, the header says %llu",
+		return fmt_fail(r->e, -EBADMSG, size,
+				"%s: %llu bytes of data, the header says %llu",
 				size - r->data < end ? "cut off" : "too long",
 				(unsigned long long)(size - r->data), (unsigned long long)end);
 	return 0;
 }
 
-/* ---- pieces of larger tensors ----------------------------------------------------------------- */
+/* ---- pieces of larger tensors ----------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
-	return strcmp((*(const struct entry *const *)a)->name, (*(const struct entry *const *)b)->name);
+	return strcmp((*(const struct entry *const *)a)->name,
+		      (*(const struct entry *const *)b)->name);
 }
 
 static int find_by_name(const void *key, const void *b)
@@ -277,11 +288,12 @@ static int parse_sharding(struct reader *r, struct entry **order)
 			break;
 		t = r->n ? bsearch(name, order, r->n, sizeof(*order), find_by_name) : NULL;
 		if (!t || offsets < 0)
-			continue;	/* of another file, or more than offsets: not ours to judge */
+			continue; /* of another file, or more than offsets: not ours to judge */
 		err = numbers_of(r, offsets, &(*t)->offset, &n);
 		if (!err && n != (*t)->ndim)
-			err = fmt_fail(r->e, -EBADMSG, (*t)->at, "%.100s: %u saved offsets in %u dimensions",
-				       name, n, (*t)->ndim);
+			err = fmt_fail(r->e, -EBADMSG, (*t)->at,
+				       "%.100s: %u saved offsets in %u dimensions", name, n,
+				       (*t)->ndim);
 	}
 	return err;
 }
@@ -309,16 +321,19 @@ static int read_sharding(struct reader *r, int v)
 	return err;
 }
 
-/* ---- into the set -------------------------------------------------------------------------------- */
+/* ---- into the set ----------------------------------------------------------------- */
 
 static int same_kind(struct reader *r, const struct entry *t, const struct fmt_tensor *old)
 {
 	if (!t->offset || !old->growing)
-		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s is there twice, also in %.80s", t->name,
+		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s is there twice, also in %.80s",
+				t->name,
 				old->n_pieces ? r->set->file[old->piece[0].file].name : "?");
 	if (old->ndim != t->ndim || old->dtype != t->dtype)
-		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: another dtype or number of dimensions "
-				"than in %.80s", t->name, r->set->file[old->piece[0].file].name);
+		return fmt_fail(r->e, -EBADMSG, t->at,
+				"%.100s: another dtype or number of dimensions "
+				"than in %.80s",
+				t->name, r->set->file[old->piece[0].file].name);
 	return 0;
 }
 
@@ -340,7 +355,8 @@ static int add(struct reader *r, const struct entry *t)
 		into->dtype_name = t->dtype->name;
 	}
 	if (!err && !p.offset) {
-		p.offset = arena_array(fmt_set_arena(r->set), t->ndim ? t->ndim : 1, sizeof(*p.offset));
+		p.offset = arena_array(fmt_set_arena(r->set), t->ndim ? t->ndim : 1,
+				       sizeof(*p.offset));
 		if (!p.offset)
 			err = no_arena(r);
 	}
@@ -406,7 +422,7 @@ int safetensors_read(struct fmt_set *set, uint32_t file, const struct fmt_source
 	return read_text(&r, text, len, s->size);
 }
 
-/* ---- the index --------------------------------------------------------------------------------------- */
+/* ---- the index -------------------------------------------------------------------- */
 
 static int read_map(struct reader *r, int map, struct safetensors_index *out)
 {

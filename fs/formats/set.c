@@ -30,7 +30,7 @@ static int no_memory(struct fmt_error *e, int err)
 							      "no memory");
 }
 
-/* ---- tables -------------------------------------------------------------------------- */
+/* ---- tables ----------------------------------------------------------------------- */
 
 static size_t mix(uint64_t h)
 {
@@ -78,7 +78,7 @@ static int table_room(struct table *t, uint64_t (*hash_of)(const void *ctx, uint
 	return 0;
 }
 
-/* ---- the set --------------------------------------------------------------------------- */
+/* ---- the set ---------------------------------------------------------------------- */
 
 struct fmt_set *fmt_set_new(void)
 {
@@ -142,7 +142,7 @@ static void *room(void *v, size_t n, size_t *cap, size_t size)
 	return v;
 }
 
-/* ---- files ------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------ */
 
 struct key {
 	const struct fmt_set *s;
@@ -226,7 +226,7 @@ int fmt_set_extent(struct fmt_set *s, uint32_t file, uint64_t at, uint64_t lengt
 	return 0;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------- */
+/* ---- tensors ---------------------------------------------------------------------- */
 
 static bool same_tensor(const void *ctx, uint32_t i)
 {
@@ -305,7 +305,7 @@ int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 	return 0;
 }
 
-/* ---- pieces --------------------------------------------------------------------------------- */
+/* ---- pieces ----------------------------------------------------------------------- */
 
 int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_error *e)
 {
@@ -337,7 +337,7 @@ int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file,
 	return 0;
 }
 
-/* ---- finish ---------------------------------------------------------------------------------- */
+/* ---- finish ----------------------------------------------------------------------- */
 
 static int by_sizes(const uint64_t *a, const uint64_t *b, unsigned n)
 {
@@ -406,7 +406,7 @@ void fmt_set_finish(struct fmt_set *s)
 	s->inside->finished = true;
 }
 
-/* ---- cover ------------------------------------------------------------------------------------ */
+/* ---- cover ------------------------------------------------------------------------ */
 
 static bool is_empty(const struct fmt_piece *p, unsigned ndim)
 {
@@ -531,16 +531,19 @@ int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *
 	if (err)
 		return no_memory(e, err);
 	if (!fmt_volume(t->shape, t->ndim, &want))
-		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.120s: more than 2^64 elements", t->name);
+		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.120s: more than 2^64 elements",
+				t->name);
 	for (size_t i = 0; i < t->n_pieces; i++) {
 		uint64_t v;
 
 		/* a piece is not larger than the tensor, so its volume fits */
-		if (!fmt_volume(t->piece[i].size, t->ndim, &v) || __builtin_add_overflow(have, v, &have))
+		if (!fmt_volume(t->piece[i].size, t->ndim, &v) ||
+		    __builtin_add_overflow(have, v, &have))
 			have = UINT64_MAX;
 	}
 	if (have != want)
-		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.120s: pieces hold %llu of %llu elements",
-				t->name, (unsigned long long)have, (unsigned long long)want);
+		return fmt_fail(e, -EBADMSG, FMT_NOWHERE,
+				"%.120s: pieces hold %llu of %llu elements", t->name,
+				(unsigned long long)have, (unsigned long long)want);
 	return on_grid || !want ? 0 : pair_by_pair(t, e);
 }

@@ -48,7 +48,7 @@ static int no_memory(struct walker *w)
 	return fmt_fail(w->e, -ENOMEM, FMT_NOWHERE, "no memory");
 }
 
-/* ---- names ----------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------------------ */
 
 static int name_add(struct walker *w, const char *p, size_t n)
 {
@@ -92,11 +92,12 @@ static int name_add_key(struct walker *w, const struct pickle_node *key)
 	return name_add(w, kind, strlen(kind));
 }
 
-/* ---- tensors ------------------------------------------------------------------------------- */
+/* ---- tensors ---------------------------------------------------------------------- */
 
 /* Adds a tensor of the path's name; a name taken already gets a number. */
 static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
-		      const struct fmt_dtype *dtype, const char *dtype_name, struct fmt_tensor **out)
+		      const struct fmt_dtype *dtype, const char *dtype_name,
+		      struct fmt_tensor **out)
 {
 	size_t len = w->name_len;
 	int err = 0;
@@ -105,7 +106,8 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 		char b[16];
 
 		if (i > MAX_TWINS)
-			return fmt_fail(w->e, -E2BIG, w->pickle_at, "%.100s: too many of that name", w->name);
+			return fmt_fail(w->e, -E2BIG, w->pickle_at, "%.100s: too many of that name",
+					w->name);
 		w->name_len = len;
 		snprintf(b, sizeof(b), "#%u", i);
 		err = name_add(w, b, strlen(b));
@@ -144,7 +146,8 @@ static int sizes(struct walker *w, const struct pickle_node *n, uint64_t **out, 
 				"unfolds beyond all proportion");
 	for (unsigned i = 0; i < q->n; i++)
 		if (!pickle_u64(q->v[i], &(*out)[i]))
-			return bad(w, n, "%.100s: %s for a size", w->name, pickle_kind_name(q->v[i]));
+			return bad(w, n, "%.100s: %s for a size", w->name,
+				   pickle_kind_name(q->v[i]));
 	return 0;
 }
 
@@ -157,8 +160,9 @@ static int find_storage(struct walker *w, const struct pickle_node *n, struct st
 	uint64_t numel, bytes;
 	const struct pickle_node *cls;
 
-	if (!q || q->n < 5 || !pickle_is_str(q->v[0], "storage") || q->v[1]->kind != PICKLE_GLOBAL ||
-	    q->v[2]->kind != PICKLE_STR || !pickle_u64(q->v[4], &numel))
+	if (!q || q->n < 5 || !pickle_is_str(q->v[0], "storage") ||
+	    q->v[1]->kind != PICKLE_GLOBAL || q->v[2]->kind != PICKLE_STR ||
+	    !pickle_u64(q->v[4], &numel))
 		return bad(w, n, "%.100s: no storage that torch.save writes", w->name);
 	cls = q->v[1]->u.global.name;
 	*out = (struct storage){ 0 };
@@ -223,10 +227,11 @@ static int place(struct walker *w, const struct pickle_node *n, const struct vie
 {
 	uint64_t span, first, volume;
 
-	if (!span_of(v->size, v->stride, v->ndim, &span) || !fmt_volume(v->size, v->ndim, &volume) ||
-	    !fmt_bytes(v->dtype, span, &p->length) || !fmt_bytes(v->dtype, v->offset, &first) ||
-	    (span && (first > v->storage.entry->size ||
-		      p->length > v->storage.entry->size - first)))
+	if (!span_of(v->size, v->stride, v->ndim, &span) ||
+	    !fmt_volume(v->size, v->ndim, &volume) || !fmt_bytes(v->dtype, span, &p->length) ||
+	    !fmt_bytes(v->dtype, v->offset, &first) ||
+	    (span &&
+	     (first > v->storage.entry->size || p->length > v->storage.entry->size - first)))
 		return bad(w, n, "%.100s: reaches beyond its storage of %llu bytes", w->name,
 			   (unsigned long long)v->storage.entry->size);
 	p->file = w->file;
@@ -252,7 +257,8 @@ static int dtype_arg(struct walker *w, const struct pickle_node *n, const struct
 
 	v->dtype = v->storage.dtype;
 	if (!v3)
-		return v->dtype ? 0 : bad(w, n, "%.100s: an untyped storage, and no dtype", w->name);
+		return v->dtype ? 0
+				: bad(w, n, "%.100s: an untyped storage, and no dtype", w->name);
 	if (a->v[6]->kind != PICKLE_GLOBAL)
 		return bad(w, n, "%.100s: %s for a dtype", w->name, pickle_kind_name(a->v[6]));
 	name = a->v[6]->u.global.name;
@@ -322,8 +328,10 @@ static int leaf(struct walker *w, struct pickle_node *n, bool *done)
 {
 	*done = true;
 	/* Parameter(data, ...): the tensor is its first argument */
-	for (int i = 0; i < 2 && (pickle_is_object(n, "torch._utils", "_rebuild_parameter") ||
-				  pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state")); i++)
+	for (int i = 0;
+	     i < 2 && (pickle_is_object(n, "torch._utils", "_rebuild_parameter") ||
+		       pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state"));
+	     i++)
 		if (n->u.object->args->u.seq.n)
 			n = n->u.object->args->u.seq.v[0];
 	if (pickle_is_object(n, "torch._utils", "_rebuild_tensor_v3"))
@@ -346,7 +354,7 @@ static int leaf(struct walker *w, struct pickle_node *n, bool *done)
 	return 0;
 }
 
-/* ---- the walk --------------------------------------------------------------------------------- */
+/* ---- the walk --------------------------------------------------------------------- */
 
 static int enter(struct walker *w, struct pickle_node *n)
 {
@@ -433,7 +441,7 @@ static int walk(struct walker *w, struct pickle_node *root)
 	return err;
 }
 
-/* ---- the file ----------------------------------------------------------------------------------- */
+/* ---- the file --------------------------------------------------------------------- */
 
 /* The entry whose name ends in "/data.pkl", nearest to the top. */
 static struct zip_entry *find_pickle(const struct zip *z)
@@ -488,7 +496,8 @@ static int read_object(struct walker *w, struct zip_entry *t)
 		return no_memory(w);
 	err = fmt_read(w->s, t->data, bytes, t->size);
 	if (err)
-		return fmt_fail(w->e, err, t->data, "%.100s: cannot read: %s", t->name, strerror(-err));
+		return fmt_fail(w->e, err, t->data, "%.100s: cannot read: %s", t->name,
+				strerror(-err));
 	if (t->crc && zip_crc(0, bytes, t->size) != t->crc)
 		return fmt_fail(w->e, -EBADMSG, t->data, "%.100s: its CRC does not match", t->name);
 	err = pickle_parse(bytes, t->size, &p, NULL, w->e);
@@ -510,7 +519,8 @@ static int read_archive(struct walker *w, const char *prefix)
 	int err;
 
 	if (!t)
-		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "a zip without data.pkl: not by torch.save");
+		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE,
+				"a zip without data.pkl: not by torch.save");
 	w->prefix = t->name;
 	w->prefix_len = strlen(t->name) - strlen("data.pkl");
 	err = name_add(w, prefix, strlen(prefix));
@@ -532,7 +542,8 @@ int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 
 	/* before 1.6, and with _use_new_zipfile_serialization=False */
 	if (s->size >= 2 && !fmt_read(s, 0, magic, 2) && magic[0] == 0x80 && magic[1] <= 5)
-		return fmt_fail(e, -ENOTSUP, 0, "a torch.save file in the format before PyTorch 1.6");
+		return fmt_fail(e, -ENOTSUP, 0,
+				"a torch.save file in the format before PyTorch 1.6");
 	err = zip_open(s, &w.zip, e);
 	if (!err)
 		err = read_archive(&w, prefix);

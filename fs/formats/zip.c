@@ -24,7 +24,7 @@ struct directory {
 	uint64_t at, size, entries;
 };
 
-/* ---- the end -------------------------------------------------------------------------- */
+/* ---- the end ---------------------------------------------------------------------- */
 
 /* Offset of the end record in the last `n` bytes of the source, or -1. */
 static int64_t find_end(const uint8_t *tail, size_t n)
@@ -88,8 +88,10 @@ static int zip64_record(const struct fmt_source *s, uint64_t *end, struct direct
 		return 0;
 	at = get64(b + 8);
 	if (*end < LOCATOR_LEN + END64_LEN || at > *end - LOCATOR_LEN - END64_LEN)
-		return fmt_fail(e, -EBADMSG, *end - LOCATOR_LEN, "the zip64 end record is said to be "
-				"at %llu", (unsigned long long)at);
+		return fmt_fail(e, -EBADMSG, *end - LOCATOR_LEN,
+				"the zip64 end record is said to be "
+				"at %llu",
+				(unsigned long long)at);
 	err = fmt_read(s, at, b, END64_LEN);
 	if (err)
 		return fmt_fail(e, err, at, "cannot read: %s", strerror(-err));
@@ -120,12 +122,13 @@ static int find_directory(const struct fmt_source *s, struct directory *d, struc
 		*d = (struct directory){ get32(r + 16), get32(r + 12), get16(r + 10) };
 	}
 	if (d->size > end || d->at != end - d->size)
-		return fmt_fail(e, -EBADMSG, end, "the zip directory is said to be %llu bytes at %llu",
+		return fmt_fail(e, -EBADMSG, end,
+				"the zip directory is said to be %llu bytes at %llu",
 				(unsigned long long)d->size, (unsigned long long)d->at);
 	return 0;
 }
 
-/* ---- the directory ------------------------------------------------------------------------ */
+/* ---- the directory ---------------------------------------------------------------- */
 
 struct window {
 	const struct fmt_source *s;
@@ -196,11 +199,12 @@ static int check_entry(const struct zip_entry *t, const uint8_t *c, uint64_t pac
 	if (get16(c + 10))
 		return fmt_fail(e, -ENOTSUP, at, "%.100s is compressed", t->name);
 	if (packed != t->size)
-		return fmt_fail(e, -EBADMSG, at, "%.100s is stored in %llu bytes and has %llu", t->name,
-				(unsigned long long)packed, (unsigned long long)t->size);
+		return fmt_fail(e, -EBADMSG, at, "%.100s is stored in %llu bytes and has %llu",
+				t->name, (unsigned long long)packed, (unsigned long long)t->size);
 	if (t->local > end || t->size > end - t->local || end - t->local - t->size < LOCAL_LEN)
-		return fmt_fail(e, -EBADMSG, at, "%.100s reaches beyond the archive: %llu bytes at %llu",
-				t->name, (unsigned long long)t->size, (unsigned long long)t->local);
+		return fmt_fail(e, -EBADMSG, at,
+				"%.100s reaches beyond the archive: %llu bytes at %llu", t->name,
+				(unsigned long long)t->size, (unsigned long long)t->local);
 	return 0;
 }
 
@@ -266,7 +270,7 @@ static int read_directory(const struct fmt_source *s, const struct directory *d,
 	return err;
 }
 
-/* ---- soundness ------------------------------------------------------------------------------- */
+/* ---- soundness -------------------------------------------------------------------- */
 
 static int by_place(const void *a, const void *b)
 {
@@ -289,13 +293,14 @@ static int check_apart(struct zip *z, struct fmt_error *e)
 		const struct zip_entry *a = &z->entry[i - 1], *b = &z->entry[i];
 
 		if (b->local - a->local < LOCAL_LEN + a->size)
-			return fmt_fail(e, -EBADMSG, b->local, "%.80s and %.80s overlap", a->name, b->name);
+			return fmt_fail(e, -EBADMSG, b->local, "%.80s and %.80s overlap", a->name,
+					b->name);
 	}
 	qsort(z->entry, z->n_entries, sizeof(*z->entry), by_name);
 	for (size_t i = 1; i < z->n_entries; i++)
 		if (!strcmp(z->entry[i - 1].name, z->entry[i].name))
-			return fmt_fail(e, -EBADMSG, z->entry[i].local, "%.100s is in the zip twice",
-					z->entry[i].name);
+			return fmt_fail(e, -EBADMSG, z->entry[i].local,
+					"%.100s is in the zip twice", z->entry[i].name);
 	return 0;
 }
 
@@ -344,7 +349,7 @@ struct zip_entry *zip_find(const struct zip *z, const char *name)
 	return z->n_entries ? bsearch(&key, z->entry, z->n_entries, sizeof(key), by_name) : NULL;
 }
 
-/* ---- one entry ---------------------------------------------------------------------------------- */
+/* ---- one entry -------------------------------------------------------------------- */
 
 static int same_name(const struct fmt_source *s, uint64_t at, const char *name, bool *same)
 {
@@ -374,7 +379,8 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 		return 0;
 	err = fmt_read(s, t->local, b, sizeof(b));
 	if (err)
-		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name, strerror(-err));
+		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name,
+				strerror(-err));
 	if (get32(b) != 0x04034b50)
 		return fmt_fail(e, -EBADMSG, t->local, "%.100s: no local header here", t->name);
 	data = t->local + LOCAL_LEN + get16(b + 26) + get16(b + 28);
@@ -384,7 +390,8 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 				"directory", t->name);
 	err = same_name(s, t->local + LOCAL_LEN, t->name, &same);
 	if (err)
-		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name, strerror(-err));
+		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name,
+				strerror(-err));
 	if (!same)
 		return fmt_fail(e, -EBADMSG, t->local, "%.100s: its local header has another name",
 				t->name);
@@ -392,7 +399,7 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 	return 0;
 }
 
-/* ---- CRC-32 ----------------------------------------------------------------------------------------
+/* ---- CRC-32 -----------------------------------------------------------------------
  * Four bits at a time need a table of 16. For much data that is too slow: then tables for eight
  * bytes at a time are worked out on the stack, in the time that 10 KiB take. */
 

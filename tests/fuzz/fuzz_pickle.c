@@ -16,7 +16,8 @@ static void visit(const struct pickle_node *n, const uint8_t *data, size_t size)
 	pickle_is_object(n, "torch.*", "Size");
 	pickle_kind_name(n);
 	if ((n->kind == PICKLE_STR || n->kind == PICKLE_BYTES) && n->u.s.n &&
-	    ((const uint8_t *)n->u.s.p < data || (const uint8_t *)n->u.s.p + n->u.s.n > data + size))
+	    ((const uint8_t *)n->u.s.p < data ||
+	     (const uint8_t *)n->u.s.p + n->u.s.n > data + size))
 		abort();
 	if (n->kind >= PICKLE_TUPLE && n->kind <= PICKLE_DICT)
 		for (uint32_t i = 0; i < n->u.seq.n; i++)

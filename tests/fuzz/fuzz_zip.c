@@ -14,7 +14,8 @@ static void as_zip(const struct fmt_source *src)
 	for (size_t i = 0; i < z->n_entries; i++) {
 		struct zip_entry *t = &z->entry[i];
 
-		if (!zip_data(src, z, t, &e) && (t->data > src->size || t->size > src->size - t->data))
+		if (!zip_data(src, z, t, &e) &&
+		    (t->data > src->size || t->size > src->size - t->data))
 			abort();
 		if (zip_find(z, t->name) != t)
 			abort();

@@ -156,12 +156,16 @@ says out 'layers.0.weight: pieces hold 12 of 24 elements'
 
 # a link that leads out of the checkpoint is no part of it
 mkdir "$TMP/link"
-sed 's/__0_0.distcp/x\/0.distcp/' "$assets/dcp/.metadata" >"$TMP/link/.metadata"
+sed 's|__0_0.distcp|x/000.distcp|' "$assets/dcp/.metadata" >"$TMP/link/.metadata"
 mkdir "$TMP/out.d"
 ln -s "$TMP/out.d" "$TMP/link/x"
-cp "$assets/dcp/__0_0.distcp" "$TMP/out.d/0.distcp"
+cp "$assets/dcp/__0_0.distcp" "$TMP/out.d/000.distcp"
 cp "$assets/dcp/__1_0.distcp" "$TMP/link"
 expect 1 "$cairn" check "$TMP/link"
+rm "$TMP/link/x"
+mv "$TMP/out.d" "$TMP/link/x"	# a directory in it is
+expect 0 "$cairn" check "$TMP/link"
+says out ': dcp, complete; 5 tensors'
 
 expect 2 "$cairn" tensors "$TMP/missing"
 expect 2 "$cairn" tensors /proc/self

@@ -133,6 +133,7 @@ TEST(Safetensors, ShouldFail)
 		{"three-offsets", one("{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,8]}"), -EBADMSG},
 		{"name-with-nul", file_of("{\"a\\u0000\":" + a + "}", 8), -EBADMSG},
 		{"metadata-no-string", file_of("{\"__metadata__\":{\"a\":1}}", 0), -EBADMSG},
+		{"metadata-twice", file_of("{\"__metadata__\":{},\"__metadata__\":{}}", 0), -EBADMSG},
 		{"sharding-no-json", file_of("{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"x\"}}", 0), -EBADMSG},
 		{"sharding-dimensions",
 		 file_of("{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,0]}}\"},\"a\":" +
