@@ -288,6 +288,9 @@ static int run(struct check *k)
 
 	if (err)
 		return err;
+	k->sound = calloc(c->names.n ? c->names.n : 1, sizeof(*k->sound));	/* names may have come */
+	if (!k->sound)
+		return -ENOMEM;
 	for (size_t i = 0; i < c->names.n; i++)
 		k->total += c->name[i].size;
 	for (size_t i = 0; !k->quick && i < c->names.n; i++)
@@ -321,8 +324,7 @@ static int check_path(const char *path, bool quick, bool quiet)
 	progress_start(&k.bar, "check", quiet);
 	k.disk = disk_new();
 	k.buf = malloc(CHUNK);
-	k.sound = calloc(c.names.n ? c.names.n : 1, sizeof(*k.sound));
-	err = k.disk && k.buf && k.sound ? run(&k) : -ENOMEM;
+	err = k.disk && k.buf ? run(&k) : -ENOMEM;
 	if (err < 0)
 		complain("%s: %s", path, strerror(-err));
 	disk_free(k.disk);
