@@ -38,62 +38,79 @@ static bool tensor_bytes(const struct fmt_tensor *t, uint64_t *out)
 
 /* ---- text ------------------------------------------------------------------------- */
 
+static void show_refusal(const char *why)
+{
+	fputs("  (", stdout);
+	print_name(stdout, why);	/* it may hold names from the file */
+	putchar(')');
+}
+
+/* File and offset, and what there is to say of the piece. */
+static void show_place(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p,
+		       bool length)
+{
+	char strides[256];
+
+	fputs("  ", stdout);
+	if (p->file == FMT_NO_FILE)
+		putchar('-');
+	else
+		print_name(stdout, file_name(c, p->file));
+	printf(" %llu", (unsigned long long)p->at);
+	if (length)
+		printf("+%llu", (unsigned long long)p->length);
+	if (p->payload == FMT_STRIDED)
+		printf("  strides [%s]",
+		       shape_text(p->stride, t->ndim, ", ", strides, sizeof(strides)));
+	if (p->refusal)
+		show_refusal(p->refusal);
+}
+
 static void show_piece(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p)
 {
 	char a[256], b[256];
 
-	printf("    [%s] + [%s]  ",
-	       shape_text(p->offset, p->offset ? t->ndim : 0, ", ", a, sizeof(a)),
-	       shape_text(p->size, p->size ? t->ndim : 0, ", ", b, sizeof(b)));
-	if (p->file == FMT_NO_FILE)
-		fputs("-", stdout);
-	else
-		print_name(stdout, file_name(c, p->file));
-	printf(" %llu+%llu", (unsigned long long)p->at, (unsigned long long)p->length);
-	if (p->payload == FMT_STRIDED)
-		printf("  strides [%s]", shape_text(p->stride, t->ndim, ", ", a, sizeof(a)));
-	if (p->refusal)
-		printf("  (%s)", p->refusal);
+	printf("    [%s] + [%s]", shape_text(p->offset, t->ndim, ", ", a, sizeof(a)),
+	       shape_text(p->size, t->ndim, ", ", b, sizeof(b)));
+	show_place(c, t, p, true);
 	putchar('\n');
 }
 
-static void show_tensor(const struct ckpt *c, const struct opts *o, const struct fmt_tensor *t)
+/* Name, dtype, shape, grid, bytes. */
+static void show_head(const struct opts *o, const struct fmt_tensor *t, const uint64_t *grid)
 {
-	uint64_t bytes, grid[FMT_MAX_DIMS];
-	char shape[256], cuts[256], size[32] = "?", buf[32];
-	struct fmt_error e;
-	const struct fmt_piece *p = t->n_pieces ? &t->piece[0] : NULL;
-	bool covered = !fmt_set_cover(t, grid, &e);
+	char shape[256], cuts[256] = "1", size[32] = "?";
+	uint64_t bytes;
 
 	if (tensor_bytes(t, &bytes) && o->exact)
 		snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
 	else if (tensor_bytes(t, &bytes))
-		snprintf(size, sizeof(size), "%s", human_bytes(bytes, buf));
-	shape_text(grid, t->ndim, "x", cuts, sizeof(cuts));
-	if (t->ndim && !grid[0])
+		human_bytes(bytes, size);
+	if (t->ndim && grid[0])
+		shape_text(grid, t->ndim, "x", cuts, sizeof(cuts));
+	else if (t->ndim)
 		snprintf(cuts, sizeof(cuts), "%zu pieces", t->n_pieces);
-	print_name(stdout, t->name);
-	printf("  %s [%s]  %s  %s", t->dtype_name,
-	       shape_text(t->shape, t->ndim, ", ", shape, sizeof(shape)), t->ndim ? cuts : "1",
-	       size);
-	if (p && t->n_pieces == 1 && p->file != FMT_NO_FILE) {
-		fputs("  ", stdout);
-		print_name(stdout, file_name(c, p->file));
-		printf(" %llu", (unsigned long long)p->at);
-		if (p->payload == FMT_STRIDED)
-			printf("  strides [%s]",
-			       shape_text(p->stride, t->ndim, ", ", cuts, sizeof(cuts)));
-	}
-	if (p && t->n_pieces == 1 && p->refusal)
-		printf("  (%s)", p->refusal);
-	if (!covered && !(p && p->refusal))
-		printf("  (%s)",
-		       e.text + (strlen(t->name) + 2 < strlen(e.text) &&
-						 !strncmp(e.text, t->name, strlen(t->name))
-					 ? strlen(t->name) + 2
-					 : 0));
+	print_name(stdout, *t->name ? t->name : "(the object itself)");
+	fputs("  ", stdout);
+	print_name(stdout, t->dtype_name);
+	printf(" [%s]  %s  %s", shape_text(t->shape, t->ndim, ", ", shape, sizeof(shape)), cuts, size);
+}
+
+static void show_tensor(const struct ckpt *c, const struct opts *o, const struct fmt_tensor *t)
+{
+	const struct fmt_piece *only = t->n_pieces == 1 ? &t->piece[0] : NULL;
+	uint64_t grid[FMT_MAX_DIMS];
+	struct fmt_error e;
+	int err = fmt_set_cover(t, grid, &e);
+	size_t n = strlen(t->name);
+
+	show_head(o, t, grid);
+	if (only)
+		show_place(c, t, only, false);
+	if (err && !(only && only->refusal))	/* "NAME: what": the name stands there already */
+		show_refusal(strncmp(e.text, t->name, n) || e.text[n] != ':' ? e.text : e.text + n + 2);
 	putchar('\n');
-	for (size_t i = 0; t->n_pieces > 1 && i < t->n_pieces; i++)
+	for (size_t i = 0; !only && i < t->n_pieces; i++)
 		show_piece(c, t, &t->piece[i]);
 }
 
