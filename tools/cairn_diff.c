@@ -56,7 +56,10 @@ static void tell(struct diff *d, const char *what, const char *name, const char 
 	printf("%-9s ", what);
 	print_name(stdout, name);
 	if (old || new)
-		printf("  %s%s%s", old ? old : "", old && new ? " -> " : "", new ? new : "");
+		fputs("  ", stdout);
+	print_name(stdout, old ? old : "");	/* both may hold names from the files */
+	fputs(old && new ? " -> " : "", stdout);
+	print_name(stdout, new ? new : "");
 	putchar('\n');
 }
 

@@ -298,6 +298,12 @@ static bool is_same_extent(struct compare *c, const struct fmt_piece *p, const s
 	       (!strncmp(a->sum, "xxh3:", 5) && !strcmp(a->sum, b->sum));
 }
 
+static bool same_place(const struct fmt_piece *p, const struct fmt_piece *q, unsigned ndim)
+{
+	return !ndim || (!memcmp(p->offset, q->offset, ndim * sizeof(*p->offset)) &&
+			 !memcmp(p->size, q->size, ndim * sizeof(*p->size)));
+}
+
 static int same_pair(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
 		     const struct fmt_piece *p, const struct fmt_piece *q, bool *same,
 		     struct fmt_error *e)
@@ -310,8 +316,7 @@ static int same_pair(struct compare *c, const struct fmt_tensor *t, const struct
 
 	if (!meet(p, q, t->ndim, from_a, from_b, size))
 		return 0;
-	if (!memcmp(p->size, q->size, t->ndim * sizeof(*p->size)) &&
-	    is_same_extent(c, p, q, t->ndim))
+	if (same_place(p, q, t->ndim) && is_same_extent(c, p, q, t->ndim))
 		return 0;
 	err = get_side(&c->a, t, p, &pa, &a, e);
 	if (!err)
@@ -353,25 +358,45 @@ void compare_close(struct compare *c)
 
 #define MAX_PAIRS 100000000u
 
+/* Cut alike? *known: and each two pieces are one extent, so nothing needs to be read. */
+static bool is_paired(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
+		      bool *known)
+{
+	*known = t->n_pieces == u->n_pieces;
+	if (!*known)
+		return false;
+	for (size_t i = 0; i < t->n_pieces; i++) {
+		if (!same_place(&t->piece[i], &u->piece[i], t->ndim))
+			return *known = false;
+		*known = *known && is_same_extent(c, &t->piece[i], &u->piece[i], t->ndim);
+	}
+	return true;
+}
+
 int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
 		    bool *same, struct fmt_error *e)
 {
-	const char *why = !t->dtype	       ? "a dtype that is not known here"
-			  : t->dtype->bits % 8 ? "elements of less than a byte"
-			  : t->n_pieces && u->n_pieces > MAX_PAIRS / t->n_pieces ? "too many pieces"
-										 : NULL;
-	bool paired = t->n_pieces == u->n_pieces;
-	int err = why ? refused(e, -ENOTSUP, FMT_NOWHERE, t->name, why) : 0;
+	const char *why = NULL;
+	bool known, paired = is_paired(c, t, u, &known);
+	int err = 0;
 
 	*same = true;
-	for (size_t i = 0; paired && i < t->n_pieces; i++)
-		paired = !memcmp(t->piece[i].offset, u->piece[i].offset,
-				 t->ndim * sizeof(uint64_t)) &&
-			 !memcmp(t->piece[i].size, u->piece[i].size, t->ndim * sizeof(uint64_t));
-	for (size_t i = 0; !err && *same && i < t->n_pieces; i++)
-		for (size_t j = paired ? i : 0; !err && *same && j < (paired ? i + 1 : u->n_pieces);
-		     j++)
+	if (known)
+		return 0;
+	if (!t->dtype)
+		why = "a dtype that is not known here";
+	else if (t->dtype->bits % 8)
+		why = "elements of less than a byte";
+	else if (!paired && t->n_pieces && u->n_pieces > MAX_PAIRS / t->n_pieces)
+		why = "too many pieces";
+	if (why)
+		return refused(e, -ENOTSUP, FMT_NOWHERE, t->name, why);
+	for (size_t i = 0; !err && *same && i < t->n_pieces; i++) {
+		size_t from = paired ? i : 0, end = paired ? i + 1 : u->n_pieces;
+
+		for (size_t j = from; !err && *same && j < end; j++)
 			err = same_pair(c, t, u, &t->piece[i], &u->piece[j], same, e);
+	}
 	return err;
 }
 

@@ -178,8 +178,8 @@ static int find_storage(struct walker *w, const struct pickle_node *n, struct st
 	out->entry = zip_find(w->zip, name);
 	if (!out->entry)
 		return bad(w, n, "%.100s: its storage %.100s is not in the zip", w->name, name);
-	if (!(out->dtype ? fmt_bytes(out->dtype, numel, &bytes) : (bytes = numel, true)) ||
-	    bytes != out->entry->size)
+	bytes = numel;
+	if ((out->dtype && !fmt_bytes(out->dtype, numel, &bytes)) || bytes != out->entry->size)
 		return bad(w, n, "%.100s: its storage has %llu bytes, not %llu elements", w->name,
 			   (unsigned long long)out->entry->size, (unsigned long long)numel);
 	return zip_data(w->s, w->zip, out->entry, w->e);
@@ -323,17 +323,19 @@ static bool is_other_tensor(const struct pickle_node *n)
 	       starts(f->u.global.name, "_rebuild");
 }
 
+/* Parameter(data, ...): the tensor is its first argument. */
+static bool is_parameter(const struct pickle_node *n)
+{
+	return pickle_is_object(n, "torch._utils", "_rebuild_parameter") ||
+	       pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state");
+}
+
 /* A node that is a tensor; *done says whether it was one. */
 static int leaf(struct walker *w, struct pickle_node *n, bool *done)
 {
 	*done = true;
-	/* Parameter(data, ...): the tensor is its first argument */
-	for (int i = 0;
-	     i < 2 && (pickle_is_object(n, "torch._utils", "_rebuild_parameter") ||
-		       pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state"));
-	     i++)
-		if (n->u.object->args->u.seq.n)
-			n = n->u.object->args->u.seq.v[0];
+	if (is_parameter(n) && n->u.object->args->u.seq.n)
+		n = n->u.object->args->u.seq.v[0];
 	if (pickle_is_object(n, "torch._utils", "_rebuild_tensor_v3"))
 		return tensor(w, n, true);
 	if (pickle_is_object(n, "torch._utils", "_rebuild_tensor_v2") ||

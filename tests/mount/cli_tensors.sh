@@ -98,6 +98,13 @@ says out '^1 added, 0 removed, 0 reshaped, 0 changed, 4 the same'
 expect 0 "$cairn" diff "$assets/torch_save" "$assets/torch_save/model.pt"
 says out "$same, 14 the same; 0 B read"	# one file: nothing to read
 
+expect 0 "$cairn" diff "$assets/torch_odd/odd.pt" "$assets/torch_odd/odd.pt"
+says out "$same, 3 the same; 0 B read"	# what cannot be read, but is the same file
+cp "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
+expect 1 "$cairn" diff "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
+says out '^unknown   sparse  sparse: a dtype that is not known here$'
+says out ' 1 the same, 2 cannot be told'
+
 cp -r "$assets/dcp" "$TMP/b"
 at=$("$cairn" tensors "$TMP/b" | awk '/^layers.0.columns/ { getline; sub(/\+.*/, "", $NF); print $NF }')
 python3 - "$TMP/b/__0_0.distcp" "$at" <<'PY'
