@@ -72,7 +72,8 @@ static struct pend *elide(struct pend *head)
 			/* some of it may stand in the store already: then it must be removed there */
 			if (!p->dead_at || p->state == PEND_BUSY || p->begun || p->again)
 				return NULL;
-			if (r->flags & REC_SHADOW) {
+			/* over a version that is left out as well it shadows nothing */
+			if (r->flags & REC_SHADOW && !dead_has(&dead, r->node)) {
 				if (shadow && shadow != r->node)
 					return NULL;
 				shadow = r->node;
