@@ -107,7 +107,10 @@ int log_open(struct staging *s)
 	s->log_buf = malloc(LOG_BUF);
 	if (!s->log_buf)
 		return -ENOMEM;
-	s->log_fd = open_segment(s, s->head->segment, O_CREAT);
+	/* a new head never takes up the log of one that was set aside within the same second */
+	int flags = O_CREAT | (fresh ? O_EXCL : 0);
+	while ((s->log_fd = open_segment(s, s->head->segment, flags)) == -EEXIST)
+		atomic_fetch_add(&s->head->segment, 1);
 	return s->log_fd < 0 ? s->log_fd : 0;
 }
 
