@@ -60,6 +60,8 @@ static struct pend *elide(struct pend *head)
 	uint64_t end = 0, shadow = 0;
 	unsigned looked = 0;
 
+	if (head->again)	/* the store may have it: the last worker died as it applied it */
+		return NULL;
 	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
 		const struct rec *r = &p->r;
 		switch (r->flags & REC_GHOST ? 0 : r->type) {
