@@ -83,7 +83,7 @@ inline std::string show(const Tree &t)
 struct Options {
 	const char *fault = nullptr;
 	const char *engine = "posix";
-	uint64_t budget = 64u << 20;
+	uint64_t budget = 512u << 20;	// growing files are charged 128 MiB ahead
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	std::string store;	// "" = the ground's

@@ -18,7 +18,7 @@ class Life : public ::testing::TestWithParam<const char *>
 {
 protected:
 	Ground ground;
-	Options with(uint64_t budget = 64u << 20)
+	Options with(uint64_t budget = 512u << 20)
 	{
 		Options o;
 		o.engine = GetParam();
@@ -160,7 +160,7 @@ TEST_P(Life, SeveralNames)
 // An fsync seals what is there; the writer goes on in the same staged file.
 TEST_P(Life, SnapshotWhileTheWriterGoesOn)
 {
-	Staging s(ground, with(256u << 20));
+	Staging s(ground, with());
 	ASSERT_EQ(s.err, 0);
 	uint64_t node = staging_new_id(s);
 	staged *f = create(s, node, {root, "log"}, 64u << 20);

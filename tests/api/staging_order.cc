@@ -215,7 +215,7 @@ TEST(Order, RandomHistoriesEndAsTheyShould)
 		Ground ground;
 		Options o;
 		o.engine = seed % 2 ? "uring" : "posix";
-		o.budget = seed % 3 ? 64u << 20 : 1u << 20; // small: evicts and spills
+		o.budget = seed % 3 ? 512u << 20 : 1u << 20; // small: evicts and spills
 		Staging s(ground, o);
 		ASSERT_EQ(s.err, 0);
 		History h(s, seed);

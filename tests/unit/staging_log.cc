@@ -399,6 +399,49 @@ TEST(Log, AMissingStagedFileIsToldAndKeepsItsPlace)
 	EXPECT_EQ(staging_durable(s), last);
 }
 
+// The last worker died between a change of the store and the count of it. What that change
+// made is removed since: it is not a pair that nobody saw.
+TEST(Log, AppliedButNotCountedIsNotLeftOut)
+{
+	for (bool file : {false, true}) {
+		SCOPED_TRACE(file ? "file" : "directory");
+		Ground ground;
+		uint64_t node = 0;
+		{
+			Staging s(ground);
+			ASSERT_EQ(s.err, 0);
+			History h(s);
+			ASSERT_EQ(file ? h.put("x", "X") : h.mkdir("x"), 0);
+			ASSERT_EQ(s.drain(), 0);
+			killed(s, h);
+		}
+		std::string path = place_of(ground) + "/head", head = read_file(path);
+		uint64_t counts[2]; // applied, durable
+		memcpy(counts, &head[64], 16);
+		ASSERT_EQ(counts[0], 1u);
+		ASSERT_EQ(counts[1], 1u);
+		memset(&head[64], 0, 16);
+		write_file(path, head);
+		Options o = stopped();
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		for (auto &seen : s.replayed)
+			node = seen.r.node;
+		EXPECT_EQ(s.stats().pending_records, 1u);
+		rec r = {};
+		r.type = file ? REC_UNLINK : REC_RMDIR;
+		r.node = r.node2 = node;
+		r.dir = root;
+		r.name = "x";
+		ASSERT_EQ(staging_log(s, &r), 0);
+		EXPECT_NE(show(s.tree()), "");
+		s.start();
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_EQ(show(s.tree()), "");
+		EXPECT_EQ(s.notes_with("conflict"), 0);
+	}
+}
+
 // ---- answers ----
 
 rec answer(uint64_t unique, uint64_t node)

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+//
+// All processes killed (P5): what was accepted is found again by the next one and made durable.
+// A child does the work and is killed; what it acknowledged before is what is demanded.
+#include "tests/api/staging_fixture.hh"
+
+namespace
+{
+
+const uint64_t root = STAGING_ROOT_DIR;
+
+// Runs body(ack) in a child, kills it once `acks` changes are acknowledged. Returns how many
+// were at its death (a few more may have come through meanwhile).
+unsigned killed_after(unsigned acks, const std::function<void(const std::function<void()> &)> &body)
+{
+	int fds[2];
+	if (pipe2(fds, O_CLOEXEC))
+		return 0;
+	pid_t pid = fork();
+	if (!pid) {
+		close(fds[0]);
+		body([&] {
+			if (write(fds[1], "a", 1) != 1)
+				_exit(2);
+		});
+		for (;;)
+			pause();
+	}
+	close(fds[1]);
+	unsigned seen = 0;
+	char c;
+	while (seen < acks && read(fds[0], &c, 1) == 1)
+		seen++;
+	kill(pid, SIGKILL);
+	waitpid(pid, nullptr, 0);
+	while (read(fds[0], &c, 1) == 1)
+		seen++;
+	close(fds[0]);
+	return seen;
+}
+
+// The same changes in every process that gives the same seed.
+void changes(staging *s, unsigned n, const std::function<void()> &ack)
+{
+	auto h = new History(s, 77); // never given back: its process is killed
+	for (unsigned i = 0; i < n; i++) {
+		if (h->random_change(i % 5 ? 9000 : 500000))
+			_exit(3);
+		ack();
+	}
+}
+
+// The states those changes go through, learned from a run that nobody kills.
+std::vector<Tree> all_states(unsigned n)
+{
+	Ground ground;
+	Options o;
+	o.start = false;
+	Staging s(ground, o);
+	std::vector<Tree> out;
+	History h(s, 77);
+	out.push_back(h.now());
+	for (unsigned i = 0; i < n; i++) {
+		EXPECT_EQ(h.random_change(i % 5 ? 9000 : 500000), 0);
+		out.push_back(h.now());
+	}
+	return out;
+}
+
+void killed_at_any_moment(bool start, const char *fault)
+{
+	const unsigned n = 60;
+	std::vector<Tree> states = all_states(n);
+
+	for (unsigned acks = 1; acks <= n; acks += 7) {
+		SCOPED_TRACE("killed after " + std::to_string(acks));
+		Ground ground;
+		unsigned seen = killed_after(acks, [&](const std::function<void()> &ack) {
+			Options o;
+			o.start = start;
+			o.fault = fault;
+			Staging s(ground, o);
+			if (s.err)
+				_exit(4);
+			changes(s, n, ack);
+		});
+		ASSERT_GE(seen, acks); // something was acknowledged, or the test proves nothing
+		{ // recovery is killed as well, before it is done
+			Options o;
+			o.start = false;
+			Staging half(ground, o);
+			ASSERT_EQ(half.err, 0);
+		}
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		ASSERT_EQ(s.drain(), 0);
+		Tree now = s.tree();
+		size_t state = seen;
+		while (state < states.size() && states[state] != now)
+			state++;
+		EXPECT_LT(state, states.size()) << show(now) << "\nacknowledged " << show(states[seen]);
+		EXPECT_EQ(s.notes_with("conflict") + s.notes_with("missing") + s.notes_with("damaged"), 0);
+	}
+}
+
+TEST(Killed, BeforeAnythingWasPublished)
+{
+	killed_at_any_moment(false, nullptr);
+}
+
+TEST(Killed, WhileItPublishes)
+{
+	killed_at_any_moment(true, nullptr);
+}
+
+TEST(Killed, WhileASlowStorePublishes)
+{
+	killed_at_any_moment(true, "5:2:delay");
+}
+
+// A file that was never closed is nobody's version: it is kept where a person finds it.
+TEST(Killed, UnclosedFilesAreKept)
+{
+	Ground ground;
+	unsigned seen = killed_after(1, [&](const std::function<void()> &ack) {
+		Options o;
+		o.budget = 1u << 20;
+		Staging s(ground, o);
+		staged *f = create(s, staging_new_id(s), {root, "half"}, 100);
+		staged *spilled = create(s, staging_new_id(s), {root, "spilled"}, 8u << 20);
+		staged *empty = create(s, staging_new_id(s), {root, "empty"}, 0);
+		if (!f || !spilled || !empty || !staged_spilled(spilled))
+			_exit(2);
+		if (write_all(f, "half of it") && write_all(spilled, pattern(3000000, 1)))
+			ack();
+		for (;;)
+			pause();
+	});
+	ASSERT_EQ(seen, 1u);
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(show(s.tree()), "");
+	EXPECT_EQ(s.stats().lost_found, 2u); // an empty one has nothing to keep
+	std::map<std::string, std::string> found;
+	for (auto &at : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
+		std::string name = at.path().filename();
+		found[name.substr(0, name.find('.'))] = read_file(at.path());
+	}
+	EXPECT_EQ(found["half"], "half of it");
+	EXPECT_SAME(found["spilled"], pattern(3000000, 1));
+	EXPECT_EQ(s.notes_with("never closed"), 2);
+}
+
+// The close was answered, the RELEASE that seals was lost with the process: it counts.
+TEST(Killed, AnAnsweredCloseCounts)
+{
+	Ground ground;
+	auto work = [&](const std::function<void()> &ack) {
+		Options o;
+		Staging s(ground, o);
+		for (const char *name : {"b", "a", "c"}) {
+			uint64_t node = staging_new_id(s);
+			staged *f = create(s, node, {root, name}, 100);
+			if (!f || !write_all(f, name) || staged_reserve(f))
+				_exit(2);
+			rec_name at = {root, name};
+			void *data = nullptr;
+			ssize_t len = rec_pack(&at, 1, nullptr, 0, &data);
+			rec r = {};
+			r.type = REC_FLUSHED;
+			r.node = r.ino = node;
+			r.mode = 0600;
+			r.dir = root;
+			r.name = name;
+			r.sf = staged_id(f);
+			r.flags = staged_spilled(f) ? REC_SPILLED : 0;
+			r.data = data;
+			r.data_len = (uint32_t)len;
+			if (staging_log(s, &r))
+				_exit(3);
+			if (*name == 'c') { // opened for writing again, and not closed since
+				r = {};
+				r.type = REC_OPEN;
+				r.flags = REC_WRITE;
+				r.node = node;
+				r.sf = staged_id(f);
+				if (staging_log(s, &r))
+					_exit(3);
+			}
+			ack();
+		}
+		for (;;)
+			pause();
+	};
+	ASSERT_EQ(killed_after(3, work), 3u);
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(staging_last_seq(s), 2u);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(show(s.tree()), "a=1,97 b=1,98 ");
+	EXPECT_EQ(s.stats().lost_found, 1u);
+}
+
+// The worker alone died: its open files belong to who takes them during the replay.
+TEST(Killed, OpenFilesThatNobodyTakesAreSwept)
+{
+	Ground ground;
+	uint64_t node, id;
+	{
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		node = staging_new_id(s);
+		staged *f = create(s, node, {root, "f"}, 100);
+		ASSERT_TRUE(write_all(f, "first half, "));
+		id = staged_id(f);
+	}
+	Options o;
+	o.orphaned = false;
+	o.start = false;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	ASSERT_EQ(s.replayed.size(), 1u);
+	rec r = s.replayed[0].r;
+	EXPECT_EQ(r.sf, id);
+	staged *f;
+	EXPECT_EQ(staged_recover(s, &r, &f), -ENOENT); // nobody took it during the replay: swept
+}
+
+TEST(Killed, OpenFilesTakenDuringTheReplayGoOn)
+{
+	Ground ground;
+	{
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		staged *f = create(s, staging_new_id(s), {root, "f"}, 100);
+		ASSERT_TRUE(write_all(f, "first half, "));
+	}
+	Engine e("posix");
+	Store store(e, ground.store());
+	ASSERT_EQ(store.err, 0);
+	staging_opts o = {};
+	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place), 0);
+	o.store = store;
+	o.engine = e.e;
+	o.budget_bytes = 64u << 20;
+	o.notice = [](void *, const char *) {};
+	struct Ctx {
+		staging *s;
+		staged *f;
+		uint64_t node;
+	} ctx = {};
+	ASSERT_EQ(staging_open(&o, &ctx.s), 0);
+	ASSERT_EQ(staging_replay(
+			  ctx.s,
+			  [](void *p, const rec *r) {
+				  auto c = static_cast<Ctx *>(p);
+				  c->node = r->node;
+				  return r->type == REC_CREATE ? staged_recover(c->s, r, &c->f) : 0;
+			  },
+			  &ctx),
+		  0);
+	ASSERT_TRUE(ctx.f);
+	ASSERT_EQ(staging_sweep(ctx.s, false), 0);
+	ASSERT_EQ(staging_start(ctx.s), 0);
+	EXPECT_EQ(info(ctx.f).state, STAGED_OPEN);
+	ASSERT_TRUE(write_all(ctx.f, "second half", 12));
+	ASSERT_EQ(staged_reserve(ctx.f), 0);
+	ASSERT_GT(seal(ctx.s, ctx.f, ctx.node, {{root, "f"}}, true), 0);
+	ASSERT_EQ(staging_drain(ctx.s, 60000), 0);
+	EXPECT_EQ(read_file(ground.store() + "/f"), "first half, second half");
+	staged_unref(ctx.f);
+	staging_close(ctx.s);
+	staging_place_close(&o.place);
+}
+
+TEST(Reopen, IdsGoOnAndTheOrderToo)
+{
+	Ground ground;
+	uint64_t id = 0, seq = 0;
+	for (int round = 0; round < 3; round++) {
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		EXPECT_EQ(staging_last_seq(s), seq);
+		uint64_t now = staging_new_id(s);
+		EXPECT_GT(now, id);
+		EXPECT_GE(now, STAGING_FIRST_ID);
+		id = now;
+		rec r = {};
+		r.type = REC_MKDIR;
+		r.node = id;
+		r.dir = root;
+		std::string name = "d" + std::to_string(round);
+		r.name = name.c_str();
+		ASSERT_EQ(staging_log(s, &r), 0);
+		EXPECT_EQ(r.seq, ++seq);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_EQ(staging_applied(s), seq);
+	}
+}
+
+} // namespace
