@@ -176,6 +176,15 @@ endef
 $(eval $(call test_rules,unit))
 $(eval $(call test_rules,api))
 
+# What unit tests of fs/ need in C; taken from the archive only by those that call it.
+SHIM := $(BUILD)/tests/libshim.a
+SHIM_SRC := $(wildcard tests/unit/*.c)
+$(SHIM): $(call obj,$(SHIM_SRC)) $(BUILD)/sources
+	@mkdir -p $(@D)
+	$(archive)
+$(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBSTAGING) $(LIBIO)
+	$(call link_cxx,$(SHIM) $(FS_LIBS))
+
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
 $(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o
@@ -194,7 +203,7 @@ $(BUILD)/flags: force
 	@[ "$$(cat $(@D)/sanitizer 2>/dev/null)" = '$(SANITIZE)' ] || echo '$(SANITIZE)' >$(@D)/sanitizer
 $(BUILD)/sources: force
 	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FORMATS_SRC) $(FS_SRC) $(CAIRN_SRC) \
-		$(BENCH_SRC))
+		$(BENCH_SRC) $(wildcard tests/unit/*.c))
 .PHONY: force
 force:
 

@@ -365,7 +365,7 @@ TEST(Budget, EndsAtNothing)
 	History h(s, 5);
 	for (int i = 0; i < 60; i++) {
 		std::string name = "f" + std::to_string(h.rng() % 20);
-		ASSERT_EQ(h.put(name, pattern(h.rng() % (6 * mib), (uint64_t)i)), 0);
+		ASSERT_EQ(h.put(name, pattern(h.rng() % (3 * mib), (uint64_t)i)), 0);
 	}
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_TRUE(s.tree() == h.now()) << show(s.tree());
