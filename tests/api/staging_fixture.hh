@@ -62,6 +62,8 @@ inline Tree tree_of(const std::string &root)
 		std::string name = it->path().string().substr(root.size() + 1);
 		if (name == ".cairn")
 			it.disable_recursion_pending();
+		else if (it->is_symlink())
+			out[name] = "-> " + std::filesystem::read_symlink(it->path()).string();
 		else if (it->is_directory())
 			out[name + "/"];
 		else

@@ -31,9 +31,14 @@ public:
 	LiveTree &operator=(const LiveTree &) = delete;
 	~LiveTree()
 	{
-		if (fs && shim_staging(fs))
-			shim_kill(fs);
+		kill();
 		staging_place_close(&place);
+	}
+	void kill()
+	{
+		if (fs)
+			shim_kill(fs);
+		fs = nullptr;
 	}
 	staging *s() { return shim_staging(fs); }
 

@@ -16,15 +16,11 @@ void fs_log(const char *fmt, ...)
 	(void)fmt;
 }
 
-static struct fs *all[256];	/* what lives as long as the process is no leak */
-static unsigned n_all;
-
 int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **out)
 {
 	struct fs *fs = calloc(1, sizeof(*fs));
-	if (!fs || n_all == 256)
-		abort();
-	all[n_all++] = fs;
+	if (!fs)
+		return -ENOMEM;
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_mutex_init(&fs->notice_lock, NULL);
 	pthread_cond_init(&fs->busy_cond, NULL);
@@ -49,10 +45,44 @@ int shim_start(struct fs *fs)
 	return rc;
 }
 
+static void free_node(struct node *n)
+{
+	for (struct place *p = n->places, *next; p; p = next) {
+		next = p->next;
+		free(p);
+	}
+	for (struct xattr *x = n->xattrs, *next; x; x = next) {
+		next = x->next;
+		free(x->key);
+		free(x);
+	}
+	free(n->target);
+	free(n);
+}
+
+/* Memory only: nothing is logged, closed or given back. */
 void shim_kill(struct fs *fs)
 {
-	staging_close(fs->s);
-	fs->s = NULL;
+	if (fs->s)
+		staging_close(fs->s);
+	for (unsigned i = 0; i < 4096; i++)
+		for (struct handle *h = fs->handles[i], *next; h; h = next) {
+			next = h->hash_next;
+			if (h->fd >= 0)
+				close(h->fd);
+			free(h);
+		}
+	for (unsigned i = 0; i < NODE_BUCKETS; i++) {
+		for (struct dentry *d = fs->dentries[i], *next; d; d = next) {
+			next = d->hash_next;
+			free(d);
+		}
+		for (struct node *n = fs->nodes[i], *next; n; n = next) {
+			next = n->hash_next;
+			free_node(n);
+		}
+	}
+	free(fs);
 }
 
 struct staging *shim_staging(struct fs *fs)

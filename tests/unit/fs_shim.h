@@ -13,10 +13,10 @@ extern "C" {
 struct fs;
 
 /* A tree on the staging that o opens: replayed as the next worker does, or as the next mount
- * (`first`). 0 or -errno. Never freed: as in the worker, it lives as long as its process. */
+ * (`first`). 0 or -errno; *out is to be killed in either case, unless NULL. */
 int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **out);
 int shim_start(struct fs *fs);
-/* As a kill: everything stays where it is. */
+/* As a kill: everything stays where it is. fs is freed. */
 void shim_kill(struct fs *fs);
 struct staging *shim_staging(struct fs *fs);
 

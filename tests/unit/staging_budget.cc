@@ -363,7 +363,7 @@ TEST(Budget, EndsAtNothing)
 	Staging s(ground, with(192 * mib, true));
 	ASSERT_EQ(s.err, 0);
 	History h(s, 5);
-	for (int i = 0; i < 60; i++) {
+	for (int i = 0; i < 40; i++) {
 		std::string name = "f" + std::to_string(h.rng() % 20);
 		ASSERT_EQ(h.put(name, pattern(h.rng() % (3 * mib), (uint64_t)i)), 0);
 	}
