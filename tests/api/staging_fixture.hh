@@ -232,8 +232,8 @@ struct Name {
 };
 
 // Seals f under these names, as the face does. Returns the seq or -errno.
-inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name> &names, bool closed,
-		    uint32_t flags = 0, std::vector<rec_pair> pairs = {})
+inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name> &names,
+		    bool closed, uint32_t flags = 0, std::vector<rec_pair> pairs = {})
 {
 	std::vector<rec_name> in;
 	for (auto &n : names)
@@ -259,7 +259,8 @@ inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name
 }
 
 // A new staged file with its record, as the face makes one.
-inline staged *create(staging *s, uint64_t node, const Name &at, uint64_t expected, uint32_t type = REC_CREATE)
+inline staged *create(staging *s, uint64_t node, const Name &at, uint64_t expected,
+		      uint32_t type = REC_CREATE)
 {
 	staged *f = nullptr;
 	if (staged_create(s, node, expected, &f))
@@ -322,7 +323,8 @@ public:
 		auto old = files_.find(path);
 		bool again = old != files_.end();
 		uint64_t node = again ? old->second.node : staging_new_id(s_);
-		staged *f = create(s_, node, {dir, name}, bytes.size(), again ? REC_STAGED : REC_CREATE);
+		staged *f = create(s_, node, {dir, name}, bytes.size(),
+				   again ? REC_STAGED : REC_CREATE);
 		if (!f)
 			return -EIO;
 		int64_t seq = write_all(f, bytes) ? staged_reserve(f) : -EIO;

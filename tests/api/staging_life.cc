@@ -448,7 +448,8 @@ TEST_P(Life, PendingIsTold)
 		staging_each_pending(
 			s,
 			[](void *ctx, uint64_t, uint64_t bytes, staged_state st) {
-				*static_cast<uint64_t *>(ctx) += st == STAGED_SEALED ? bytes : 1u << 20;
+				*static_cast<uint64_t *>(ctx) +=
+					st == STAGED_SEALED ? bytes : 1u << 20;
 			},
 			&sum);
 		return sum;

@@ -35,12 +35,15 @@ TEST(Order, TheSmallOneWaitsForTheLargeOne)
 					std::string n = ground.store() + "/" + std::to_string(i);
 					if (stat((n + ".small").c_str(), &st))
 						continue;
-					if (stat((n + ".large").c_str(), &st) || st.st_size != 6000000)
+					if (stat((n + ".large").c_str(), &st) ||
+					    st.st_size != 6000000)
 						lies++;
 				}
 		});
 		for (int i = 0; i < 6; i++) {
-			ASSERT_EQ(h.put(std::to_string(i) + ".large", pattern(6000000, (uint64_t)i)), 0);
+			ASSERT_EQ(
+				h.put(std::to_string(i) + ".large", pattern(6000000, (uint64_t)i)),
+				0);
 			ASSERT_EQ(h.put(std::to_string(i) + ".small", "commit"), 0);
 		}
 		EXPECT_EQ(s.drain(), 0);
@@ -93,7 +96,8 @@ void fails_from_every_operation_on(const char *engine, const char *kind, bool st
 			int drained = s.err ? s.err : s.drain();
 			uint64_t applied = staging_applied(s);
 			EXPECT_TRUE(s.tree() == h.at(applied))
-				<< applied << ": " << show(s.tree()) << "\nwanted " << show(h.at(applied));
+				<< applied << ": " << show(s.tree()) << "\nwanted "
+				<< show(h.at(applied));
 			EXPECT_LE(staging_durable(s), applied);
 			clean = !s.engine.counts().faults;
 			if (clean) {
@@ -105,9 +109,12 @@ void fails_from_every_operation_on(const char *engine, const char *kind, bool st
 				EXPECT_LT(staging_durable(s), last_seq);
 				if (s.err == 0) {
 					EXPECT_EQ(s.stats().halted_error, drained);
-					EXPECT_TRUE(until([&] { // told by the publisher, a moment later
-						return s.notes_with("publication stops there") == 1;
-					}));
+					EXPECT_TRUE(
+						until([&] { // told by the publisher, a moment later
+							return s.notes_with(
+								       "publication stops there") ==
+							       1;
+						}));
 					EXPECT_EQ(Durable(s, last_seq).wait(), drained);
 				}
 			}
@@ -115,7 +122,8 @@ void fails_from_every_operation_on(const char *engine, const char *kind, bool st
 		Staging again(ground);
 		ASSERT_EQ(again.err, 0);
 		ASSERT_EQ(again.drain(), 0);
-		EXPECT_TRUE(again.tree() == last) << show(again.tree()) << "\nwanted " << show(last);
+		EXPECT_TRUE(again.tree() == last)
+			<< show(again.tree()) << "\nwanted " << show(last);
 		EXPECT_EQ(staging_durable(again), last_seq);
 		EXPECT_EQ(again.stats().lost_found, 0u);
 	}
@@ -191,7 +199,8 @@ TEST(Order, AStoreThatHalfWorks)
 		ASSERT_EQ(s.err, 0);
 		History h(s, seed);
 		for (int i = 0; i < 40; i++)
-			h.random_change(i % 4 ? 20000 : 400000); // some are refused: then they never were
+			h.random_change(i % 4 ? 20000
+					      : 400000); // some are refused: then they never were
 		s.start();
 		ASSERT_EQ(s.err, 0);
 		int rc;
@@ -200,7 +209,9 @@ TEST(Order, AStoreThatHalfWorks)
 			halted++;
 			uint64_t ops = s.engine.counts().ops;
 			staging_retry(s);
-			until([&] { return s.engine.counts().ops != ops || !s.stats().halted_error; });
+			until([&] {
+				return s.engine.counts().ops != ops || !s.stats().halted_error;
+			});
 		}
 		ASSERT_EQ(rc, 0);
 		EXPECT_TRUE(s.tree() == h.now()) << show(s.tree()) << "\nwanted " << show(h.now());
@@ -256,14 +267,16 @@ protected:
 		uint64_t before = s->engine.counts().write_bytes;
 		s->start();
 		EXPECT_EQ(s->drain(), 0);
-		EXPECT_TRUE(s->tree() == h->now()) << show(s->tree()) << "\nwanted " << show(h->now());
+		EXPECT_TRUE(s->tree() == h->now())
+			<< show(s->tree()) << "\nwanted " << show(h->now());
 		EXPECT_EQ(staging_durable(*s), staging_last_seq(*s));
 		EXPECT_EQ(s->notes_with("conflict"), 0);
 		return s->engine.counts().write_bytes - before;
 	}
 	bool tmp_is_empty()
 	{
-		for (auto &at : std::filesystem::recursive_directory_iterator(ground.store() + "/.cairn"))
+		for (auto &at :
+		     std::filesystem::recursive_directory_iterator(ground.store() + "/.cairn"))
 			if (at.path().parent_path().filename() == "tmp")
 				return false;
 		return true;
@@ -391,10 +404,14 @@ TEST_F(Elide, TheStoreIsAStateThatWas)
 				}
 				break;
 			case 1:
-				ASSERT_EQ(hist.put("stays", pattern(1 + hist.rng() % 9000, hist.rng())), 0);
+				ASSERT_EQ(hist.put("stays",
+						   pattern(1 + hist.rng() % 9000, hist.rng())),
+					  0);
 				break;
 			default:
-				ASSERT_EQ(hist.put(name, pattern(1 + hist.rng() % 9000, hist.rng())), 0);
+				ASSERT_EQ(
+					hist.put(name, pattern(1 + hist.rng() % 9000, hist.rng())),
+					0);
 				temps.push_back(name);
 			}
 		}

@@ -98,8 +98,11 @@ void killed_at_any_moment(bool start, const char *fault)
 		size_t state = seen;
 		while (state < states.size() && states[state] != now)
 			state++;
-		EXPECT_LT(state, states.size()) << show(now) << "\nacknowledged " << show(states[seen]);
-		EXPECT_EQ(s.notes_with("conflict") + s.notes_with("missing") + s.notes_with("damaged"), 0);
+		EXPECT_LT(state, states.size())
+			<< show(now) << "\nacknowledged " << show(states[seen]);
+		EXPECT_EQ(s.notes_with("conflict") + s.notes_with("missing") +
+				  s.notes_with("damaged"),
+			  0);
 	}
 }
 
@@ -143,7 +146,8 @@ TEST(Killed, UnclosedFilesAreKept)
 	EXPECT_EQ(show(s.tree()), "");
 	EXPECT_EQ(s.stats().lost_found, 2u); // an empty one has nothing to keep
 	std::map<std::string, std::string> found;
-	for (auto &at : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
+	for (auto &at :
+	     std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
 		std::string name = at.path().filename();
 		found[name.substr(0, name.find('.'))] = read_file(at.path());
 	}
@@ -240,7 +244,8 @@ TEST(Killed, OpenFilesTakenDuringTheReplayGoOn)
 	Store store(e, ground.store());
 	ASSERT_EQ(store.err, 0);
 	staging_opts o = {};
-	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place), 0);
+	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place),
+		  0);
 	o.store = store;
 	o.engine = e.e;
 	o.budget_bytes = 64u << 20;

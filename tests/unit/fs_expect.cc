@@ -24,7 +24,10 @@ protected:
 		ASSERT_EQ(shim_close(fs, fh), 0);
 		shim_expect_note(fs, in, name.c_str(), size);
 	}
-	uint64_t now(uint64_t in, const std::string &name) { return shim_expect(fs, in, name.c_str()); }
+	uint64_t now(uint64_t in, const std::string &name)
+	{
+		return shim_expect(fs, in, name.c_str());
+	}
 
 	Ground ground;
 	LiveTree tree{ground};

@@ -39,7 +39,8 @@ public:
 	void change()
 	{
 		std::vector<std::string> at = any_dir(), at2 = any_dir();
-		const std::string &name = pool[rng() % pool.size()], &name2 = pool[rng() % pool.size()];
+		const std::string &name = pool[rng() % pool.size()],
+				  &name2 = pool[rng() % pool.size()];
 		uint64_t dir = id_of(at), dir2 = id_of(at2), id = 0, fh = 0;
 		Ref d = walk(at), d2 = walk(at2);
 		Ref n = d->names.count(name) ? d->names[name] : nullptr;
@@ -96,7 +97,10 @@ public:
 			break;
 		}
 		case 9: {
-			int want = !n ? -ENOENT : !n->dir ? -ENOTDIR : n->names.empty() ? 0 : -ENOTEMPTY;
+			int want = !n		      ? -ENOENT
+				   : !n->dir	      ? -ENOTDIR
+				   : n->names.empty() ? 0
+						      : -ENOTEMPTY;
 			ASSERT_EQ(shim_rmdir(fs, dir, name.c_str()), want);
 			if (!want)
 				drop(d, name);
@@ -106,9 +110,13 @@ public:
 		case 11: {
 			if (n && n->dir && is_below(n, d2))
 				break; // the kernel refuses that
-			int want = !n ? -ENOENT : !victim ? 0 : n->dir && !victim->dir ? -ENOTDIR :
-				   !n->dir && victim->dir ? -EISDIR :
-				   victim->dir && victim != n && !victim->names.empty() ? -ENOTEMPTY : 0;
+			int want = !n			    ? -ENOENT
+				   : !victim		    ? 0
+				   : n->dir && !victim->dir ? -ENOTDIR
+				   : !n->dir && victim->dir ? -EISDIR
+				   : victim->dir && victim != n && !victim->names.empty()
+					   ? -ENOTEMPTY
+					   : 0;
 			if (n && n == victim && n->dir && !n->names.empty())
 				break;
 			ASSERT_EQ(shim_rename(fs, dir, name.c_str(), dir2, name2.c_str()), want);
@@ -126,7 +134,8 @@ public:
 			uint64_t nid = 0;
 			ASSERT_EQ(shim_lookup(fs, dir, name.c_str(), &nid), 0);
 			if (rng() % 2) {
-				ASSERT_EQ(shim_link(fs, nid, dir2, name2.c_str()), victim ? -EEXIST : 0);
+				ASSERT_EQ(shim_link(fs, nid, dir2, name2.c_str()),
+					  victim ? -EEXIST : 0);
 				if (!victim) {
 					d2->names[name2] = n;
 					n->nlink++;
@@ -216,7 +225,8 @@ private:
 				continue;
 			ASSERT_EQ(st.st_mode & 07777, n->mode);
 			std::string got(n->bytes.size() + 1, 0);
-			ASSERT_EQ(shim_read(t_->fs, child, got.data(), got.size()), (ssize_t)n->bytes.size());
+			ASSERT_EQ(shim_read(t_->fs, child, got.data(), got.size()),
+				  (ssize_t)n->bytes.size());
 			got.pop_back();
 			ASSERT_SAME(got, n->bytes);
 		}
@@ -430,7 +440,8 @@ TEST(LiveTree, CleanNamesAreTheStores)
 	uint64_t id, dir, fh;
 	char buf[16] = {};
 	EXPECT_EQ(shim_lookup(t.fs, root, "theirs", &id), -ENOENT);
-	EXPECT_EQ(shim_lookup(t.fs, root, ".cairn", &id), -ENOENT); // found, never as a store's file
+	EXPECT_EQ(shim_lookup(t.fs, root, ".cairn", &id),
+		  -ENOENT); // found, never as a store's file
 	write_file(ground.store() + "/theirs", "one");
 	ASSERT_EQ(shim_lookup(t.fs, root, "theirs", &id), 0);
 	EXPECT_EQ(shim_read(t.fs, id, buf, sizeof(buf)), 3);

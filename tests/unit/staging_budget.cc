@@ -186,7 +186,8 @@ TEST(Budget, OnlyDurableOnesAreEvicted)
 	Ground ground;
 	Staging s(ground, with(64 * mib));
 	ASSERT_EQ(s.err, 0);
-	Held open = make(s, 8 * mib, "open"), sealed = make(s, 8 * mib, "sealed"), failed = make(s, 8 * mib);
+	Held open = make(s, 8 * mib, "open"), sealed = make(s, 8 * mib, "sealed"),
+	     failed = make(s, 8 * mib);
 	ASSERT_TRUE(write_all(open.f, pattern(8 * mib, 1)));
 	ASSERT_TRUE(write_all(sealed.f, pattern(8 * mib, 2)));
 	ASSERT_TRUE(write_all(failed.f, pattern(8 * mib, 3)));
@@ -292,7 +293,8 @@ TEST(Budget, NeverDrifts)
 				File &f = files[i];
 				if (f.sealed)
 					break;
-				uint64_t end = 1 + rng() % (f.charged + mib / 4 + 1), want = f.charged;
+				uint64_t end = 1 + rng() % (f.charged + mib / 4 + 1),
+					 want = f.charged;
 				std::string byte = "x";
 				if (!f.spilled && end > f.charged) {
 					// what it asks ahead for is half of what it has
@@ -373,7 +375,8 @@ TEST(Budget, EndsAtNothing)
 	h.drop();
 	EXPECT_EQ(s.stats().used, 0u);
 	for (auto &at : std::filesystem::recursive_directory_iterator(s.place.path))
-		EXPECT_FALSE(at.is_regular_file() && at.path().filename().string().size() == 16) << at.path();
+		EXPECT_FALSE(at.is_regular_file() && at.path().filename().string().size() == 16)
+			<< at.path();
 }
 
 } // namespace

@@ -48,8 +48,8 @@ struct Saved {
 		for (const char *sub : {"", "/huge", "/small"})
 			for (auto &at : std::filesystem::directory_iterator(dir + sub))
 				if (at.is_regular_file() && at.path().filename() != "lock")
-					files[std::string(sub) + "/" + at.path().filename().string()] =
-						read_file(at.path());
+					files[std::string(sub) + "/" +
+					      at.path().filename().string()] = read_file(at.path());
 	}
 	void put_back() const
 	{
@@ -165,7 +165,8 @@ TEST(Log, ACallbacksErrorStopsTheReplay)
 	Store store(e, ground.store());
 	ASSERT_EQ(store.err, 0);
 	staging_opts o = {};
-	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place), 0);
+	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place),
+		  0);
 	o.store = store;
 	o.engine = e.e;
 	o.budget_bytes = 1u << 20;
@@ -173,10 +174,12 @@ TEST(Log, ACallbacksErrorStopsTheReplay)
 	staging *s;
 	ASSERT_EQ(staging_open(&o, &s), 0);
 	int seen = 0;
-	EXPECT_EQ(staging_replay(
-			  s, [](void *ctx, const rec *) { return ++*(int *)ctx == 4 ? -ECANCELED : 0; },
-			  &seen),
-		  -ECANCELED);
+	EXPECT_EQ(
+		staging_replay(
+			s,
+			[](void *ctx, const rec *) { return ++*(int *)ctx == 4 ? -ECANCELED : 0; },
+			&seen),
+		-ECANCELED);
 	EXPECT_EQ(seen, 4);
 	staging_close(s);
 	staging_place_close(&o.place);
@@ -481,7 +484,8 @@ TEST(Answers, SurviveReplayAndRotation)
 			EXPECT_STREQ(r.name, "");
 		}
 		EXPECT_FALSE(staging_answered(s, 602, &r));
-		EXPECT_FALSE(staging_answered(s, 2 * 45 + 512, &r)); // the same slot, another request
+		EXPECT_FALSE(
+			staging_answered(s, 2 * 45 + 512, &r)); // the same slot, another request
 		// answers are only remembered, not carried out again
 		EXPECT_EQ(s.replayed.size(), round ? 0u : 300u);
 		ASSERT_EQ(s.drain(), 0);

@@ -344,7 +344,8 @@ TEST(Record, LengthsThatLieUnderARightChecksum)
 		std::string bytes = encode(m);
 		ASSERT_EQ(with_right_sum(bytes), bytes); // the test knows the layout
 		size_t body = m.name.size() + 1 + m.name2.size() + 1 + m.data.size();
-		size_t lens = bytes.size() - ((body + 7) & ~size_t(7)) - 8; // three lengths end the header
+		size_t lens = bytes.size() - ((body + 7) & ~size_t(7)) -
+			      8; // three lengths end the header
 		switch (rng() % 3) {
 		case 0: // the three lengths
 			for (size_t at = lens; at < bytes.size() - body && at < lens + 10; at++)
@@ -441,7 +442,8 @@ Unpacked unpack(const void *data, uint32_t len)
 		if (out.end == 1)
 			out.names.push_back({name.dir, name.name});
 		else if (out.end == 2)
-			out.pairs.push_back({pair.key, std::string((const char *)pair.val, pair.len)});
+			out.pairs.push_back(
+				{pair.key, std::string((const char *)pair.val, pair.len)});
 		else
 			return out;
 		if (pos <= last) {
@@ -476,7 +478,8 @@ Unpacked random_pack(std::mt19937_64 &rng)
 	for (uint64_t n = rng() % 6; n; n--)
 		u.names.push_back({rng(), random_name(rng, 1 + rng() % 255, false)});
 	for (uint64_t n = rng() % 6; n; n--)
-		u.pairs.push_back({random_name(rng, 1 + rng() % 255, true), pattern(rng() % 500, rng())});
+		u.pairs.push_back(
+			{random_name(rng, 1 + rng() % 255, true), pattern(rng() % 500, rng())});
 	return u;
 }
 
