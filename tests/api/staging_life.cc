@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// timeout: 300
 //
 // The life of a staged file, through staging.h only: open, sealed, durable, evicted; what a
 // snapshot holds; mappings; spilling; copies.
