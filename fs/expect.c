@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: MIT
  * How large will this file be? As large as the same shard of the checkpoint
  * before: run/step-200/__0_0.distcp is asked for as run/step-#/__0_0.distcp. A name
- * never seen is expected like others of its shape in such a directory. */
+ * never seen is expected like others of its shape in such a directory. A run that goes
+ * on after a restart is known from the store: the newest directory of the same shape. */
 #include "fs/fs.h"
 
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
+
+#define ENTRIES_MAX 4096u	/* looked at, once a shape */
 
 /* Runs of digits count as one '#'. */
 static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
@@ -57,4 +64,66 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size)
 	uint64_t h = hash_dirs(fs, n->names->dir);
 	set(fs, hash_shape(h ^ 1, n->names->name, true), size);
 	set(fs, hash_shape(h ^ 2, n->names->name, false), size);
+}
+
+/* The newest directory in parent that has own's shape and is not it: its descriptor. */
+static int newest_sibling(struct fs *fs, int parent, const char *own)
+{
+	uint64_t shape = hash_shape(0, own, false);
+	struct timespec when = {0};
+	struct dirent *e;
+	char name[256] = "";
+	struct stat st;
+	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!d) {
+		if (fd >= 0)
+			close(fd);
+		return -ENOENT;
+	}
+	for (unsigned i = 0; i < ENTRIES_MAX && (e = readdir(d)); i++) {
+		if (!strcmp(e->d_name, own) || hash_shape(0, e->d_name, false) != shape ||
+		    io_stat(fs->store, parent, e->d_name, &st) || !S_ISDIR(st.st_mode))
+			continue;
+		if (st.st_mtim.tv_sec > when.tv_sec ||
+		    (st.st_mtim.tv_sec == when.tv_sec && st.st_mtim.tv_nsec > when.tv_nsec)) {
+			when = st.st_mtim;
+			strcpy(name, e->d_name);
+		}
+	}
+	closedir(d);
+	return name[0] ? io_open_dir(fs->store, parent, name) : -ENOENT;
+}
+
+uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
+{
+	uint64_t h = hash_dirs(fs, dir), shape = hash_shape(h ^ 2, name, false), size = STAGED_SIZE_UNKNOWN;
+	char own[256];
+	struct stat st;
+	int parent;
+
+	if (dir == fs->root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
+	    fs->expect[shape % EXPECT_SLOTS].key == shape)
+		return STAGED_SIZE_UNKNOWN;
+	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asked once */
+	strcpy(own, dir->names->name);
+	uint64_t parent_id = dir->names->dir->id;
+	if (staging_dir_get(fs->s, parent_id, &parent))
+		return STAGED_SIZE_UNKNOWN;
+	pthread_mutex_unlock(&fs->lock);
+	session_may_block(fs);
+	int fd = newest_sibling(fs, parent, own);
+	if (fd >= 0 && io_stat(fs->store, fd, name, &st) == 0 && S_ISREG(st.st_mode))
+		size = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
+			(uint64_t)st.st_size;
+	if (fd >= 0)
+		close(fd);
+	staging_dir_put(fs->s, parent_id);
+	pthread_mutex_lock(&fs->lock);
+	if (size != STAGED_SIZE_UNKNOWN) {
+		set(fs, hash_shape(h ^ 1, name, true), size);
+		set(fs, shape, size);
+	}
+	return size;
 }

@@ -489,6 +489,8 @@ static struct staged *memory_for(struct fs *fs, uint64_t id, uint64_t parent, co
 	uint64_t size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
 	struct dentry *d = dir ? dentry_find(fs, dir, name) : NULL;
 	bool there = d && d->node;
+	if (dir && !there && size == STAGED_SIZE_UNKNOWN)
+		size = expect_from_store(fs, dir, name);
 	pthread_mutex_unlock(&fs->lock);
 	if (there || size == STAGED_SIZE_UNKNOWN || size < LARGE_FILE)
 		return NULL;

@@ -275,6 +275,8 @@ void fork_came(struct fs *fs, struct node *n);	/* the writer */
 
 /* ---- expect.c ---- */
 uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);
+/* Unknown so far: asks the store, the first time for a shape. Drops the lock meanwhile. */
+uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name);
 void expect_note(struct fs *fs, struct node *n, uint64_t size);
 
 /* ---- answers ---- */

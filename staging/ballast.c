@@ -22,7 +22,9 @@
 #define HUGE_PAGE (2ull << 20)
 #define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
 #define SCRAPS_MAX 64u		/* a descriptor each */
-#define AHEAD (128ull << 20)	/* kept free before a growing file */
+#define AHEAD (128ull << 20)	/* kept free before a growing file, and less before a small one */
+#define AHEAD_MIN (32ull << 20)
+#define SMALL_YET (4ull << 20)
 #define TICK_BUSY_NS 2000000u
 #define TICK_IDLE_NS 50000000u
 #define TICK_LEASE_NS 1000000u
@@ -204,6 +206,13 @@ void *ballast_main(void *arg)
 
 /* ---- watch ---- */
 
+static uint64_t ahead_of(uint64_t held)
+{
+	if (held < SMALL_YET)
+		return held;
+	return held < AHEAD_MIN ? AHEAD_MIN : held < AHEAD ? held : AHEAD;
+}
+
 /* Files that the kernel writes by itself: charge what they hold. s->lock held. */
 static bool watch_growth(struct staging *s)
 {
@@ -215,8 +224,9 @@ static bool watch_growth(struct staging *s)
 		uint64_t held = (uint64_t)st.st_blocks * 512;
 		if (held != f->blocks * 512)
 			grew = true;
-		if (held + (f->known ? 0 : AHEAD / 2) > f->charged && held > f->blocks * 512)
-			sf_charge(s, f, held + AHEAD);
+		uint64_t ahead = ahead_of(held);
+		if (held + (f->known ? 0 : ahead / 2) > f->charged && held > f->blocks * 512)
+			sf_charge(s, f, held + ahead);
 		f->blocks = (uint64_t)st.st_blocks;
 	}
 	if (s->used > s->o.budget_bytes)

@@ -198,6 +198,8 @@ struct staging {
 	struct staged *lru_head, *lru_tail;
 	struct staged *open_list;
 	uint64_t n_evicted;
+	uint64_t largest;		/* bytes that a sealed file held */
+	uint64_t memory, memory_ns;	/* available, seen when */
 	uint64_t used;
 
 	/* ballast; own lock because fallocate takes milliseconds */

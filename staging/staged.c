@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <sys/sysinfo.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -16,6 +18,12 @@
  * budget, between these. It may grow past it; the watch keeps count. */
 #define UNKNOWN_MIN (16ull << 20)
 #define UNKNOWN_MAX (1ull << 30)
+/* And only where it finds, beyond the budget, twice the largest file so far and at least this
+ * much (an eighth of a small machine's memory) for itself and each of its kind that grows: the
+ * kernel writes it into the tmpfs by itself, and ENOSPC would be its writer's. */
+#define UNKNOWN_GROWTH (4ull << 30)
+#define GROWING (64ull << 20)
+#define MEMORY_AGE_NS 100000000u
 #define COPY_CHUNK (4u << 20)
 
 void staging_sf_name(uint64_t id, char out[17])
@@ -229,6 +237,44 @@ static uint64_t room_needed(const struct staging *s, uint64_t expected)
 	return need < UNKNOWN_MIN ? UNKNOWN_MIN : need > UNKNOWN_MAX ? UNKNOWN_MAX : need;
 }
 
+/* Memory that could still be had without taking anybody's: proc(5), MemAvailable. */
+static uint64_t memory_available(void)
+{
+	char text[512], *at;
+	int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = 0;
+	at = strstr(text, "MemAvailable:");
+	return at ? strtoull(at + 13, NULL, 10) << 10 : UINT64_MAX;
+}
+
+/* s->lock held */
+static bool may_grow(struct staging *s)
+{
+	struct statvfs v;
+	struct sysinfo si;
+	uint64_t each = UNKNOWN_GROWTH, n = 1;
+
+	if (!sysinfo(&si) && (uint64_t)si.totalram * si.mem_unit / 8 < each)
+		each = (uint64_t)si.totalram * si.mem_unit / 8;
+	if (each < 2 * s->largest)
+		each = 2 * s->largest;
+	for (struct staged *f = s->open_list; f; f = f->open_next)
+		n += !f->known && !f->spilled && f->blocks * 512 >= GROWING;
+	if (fstatvfs(s->o.place.small, &v))
+		return true;
+	if (now_ns() - s->memory_ns > MEMORY_AGE_NS) {
+		s->memory = memory_available();
+		s->memory_ns = now_ns();
+	}
+	uint64_t room = v.f_bavail * v.f_frsize, memory = s->memory;
+	if (memory < UINT64_MAX - s->ballast_bytes)	/* ours to give */
+		memory += s->ballast_bytes;
+	return (room < memory ? room : memory) / n >= each;
+}
+
 /* Takes room for f out of the budget, evicting what is durable. s->lock held. */
 static bool admit(struct staging *s, struct staged *f, uint64_t need)
 {
@@ -238,7 +284,7 @@ static bool admit(struct staging *s, struct staged *f, uint64_t need)
 		return false;
 	if (s->used + need > budget)
 		sf_evict(s, s->used + need - budget);
-	if (s->used + need > budget)
+	if (s->used + need > budget || (!f->known && !may_grow(s)))
 		return false;
 	/* an unknown one only has to find that room; most stay small, the watch counts the rest */
 	sf_charge(s, f, f->known ? need : need / 16);
@@ -1004,6 +1050,8 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	snapshot_stat(f, &st);
 	f->error = 0;
 	s->st.bytes_staged += f->size;
+	if (f->blocks * 512 > s->largest)
+		s->largest = f->blocks * 512;
 	p->snapshot = !closed;
 	p->tmp_id = f->tmp_id;
 	p->tmp_fd = f->tmp_fd;

@@ -85,7 +85,8 @@ inline std::string show(const Tree &t)
 struct Options {
 	const char *fault = nullptr;
 	const char *engine = "posix";
-	uint64_t budget = 512u << 20;	// growing files are charged 128 MiB ahead
+	uint64_t budget = 512u << 20;	// growing files are charged ahead of what they hold
+	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	std::string store;	// "" = the ground's
@@ -102,7 +103,7 @@ public:
 		err = engine.err ? engine.err : store.err;
 		place.base = place.huge = place.small = place.lock = -1;
 		if (!err)
-			err = staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30,
+			err = staging_place_open(ground.run().c_str(), io_store_id(store), o.limit,
 						 &place);
 		staging_opts so = {};
 		so.store = store;

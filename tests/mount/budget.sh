@@ -61,3 +61,27 @@ used=$(status_field "$mnt" staging.used_bytes)
 budget=$(status_field "$mnt" staging.budget_bytes)
 [ "$used" -le $((budget * 5 / 4)) ] || die "staging holds $used of $budget bytes when all is durable"
 end_mount "$mnt"
+
+# A run that goes on after a restart: the shard's size is known from the store's last checkpoint,
+# so its memory is there before the first byte.
+store=$TMP/run-store
+start_mount "$store" "$mnt" staging=256M
+mkdir -p "$mnt/run/step-1"
+helper files put "$mnt/run/step-1/__0_0.distcp" 50000000 1 || die "put"
+wait_durable "$mnt"
+end_mount "$mnt"
+start_mount "$store" "$mnt" staging=256M
+mkdir "$mnt/run/step-2"
+mkfifo "$TMP/go2"
+helper files hold "$mnt/run/step-2/__0_0.distcp" 1000 1 <"$TMP/go2" >"$TMP/out2" &
+pid=$!
+exec 9>"$TMP/go2"
+retry 20 grep -q written "$TMP/out2" || die "hold"
+used=$(status_field "$mnt" staging.used_bytes)
+exec 9>&-
+wait $pid || die "the holder"
+[ "$used" -ge 50000000 ] || die "the size in the store was not found: $used bytes of staging taken at the open"
+wait_durable "$mnt"
+used=$(status_field "$mnt" staging.used_bytes)
+[ "$used" -lt 10000000 ] || die "what was expected and not written is still taken: $used bytes"
+end_mount "$mnt"

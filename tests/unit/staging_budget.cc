@@ -109,6 +109,21 @@ TEST(Budget, UnknownSizes)
 	staged_unref(h.f);
 }
 
+// The kernel writes a file of unknown size past us: it may not find the end of the tmpfs.
+TEST(Budget, UnknownSizesWantRoomToGrow)
+{
+	Ground ground;
+	Options o = with(256 * mib);
+	o.limit = 1024 * mib;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	Held unknown = make(s, STAGED_SIZE_UNKNOWN), known = make(s, 100 * mib);
+	EXPECT_TRUE(staged_spilled(unknown.f));
+	EXPECT_FALSE(staged_spilled(known.f));
+	staged_unref(unknown.f);
+	staged_unref(known.f);
+}
+
 TEST(Budget, ASealTakesWhatTheFileTakes)
 {
 	Ground ground;
