@@ -10,6 +10,7 @@
 #include <sys/xattr.h>
 
 #define CAIRN_PREFIX "user.cairn."
+#define ENTRY_BYTES 16u
 
 static const char *const lane_names[] = {
 	[LANE_NONE] = "none", [LANE_FAST] = "fast", [LANE_SPILL] = "spill", [LANE_READ] = "read",
@@ -214,6 +215,16 @@ void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 	free(buf);
 }
 
+/* What the store's inode could not hold must not be accepted: ENOSPC, as setxattr(2) has it. */
+static int room_for(struct fs *fs, struct node *n, const char *key, size_t len)
+{
+	size_t sum = ENTRY_BYTES + strlen(key) + len, room = io_store_xattr_room(fs->store);
+	for (struct xattr *x = n->xattrs; x; x = x->next)
+		if (strcmp(x->key, key))
+			sum += ENTRY_BYTES + strlen(x->key) + x->len;
+	return sum > room ? -ENOSPC : 0;
+}
+
 static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key, int flags)
 {
 	struct fs *fs = req_fs(req);
@@ -248,6 +259,8 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 		rc = -ENODATA;
 	if (!rc && !io_store_has_xattr(fs->store))
 		rc = -EOPNOTSUPP;
+	if (!rc && r->type == REC_XATTR)
+		rc = room_for(fs, n, key, r->data_len);
 	if (!rc) {
 		r->node = n->id;
 		rec_aim(fs, r, n);

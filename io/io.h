@@ -126,6 +126,9 @@ int io_store_lostfound(const struct io_store *s);
 const char *io_store_id(const struct io_store *s);
 enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
+/* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 an entry);
+ * SIZE_MAX = no limit but each value's. 0 without xattrs and with ro. */
+size_t io_store_xattr_room(const struct io_store *s);
 int io_store_statvfs(const struct io_store *s, struct statvfs *out);
 
 /* All below: dirfd is an O_PATH or O_RDONLY directory descriptor; `name` is one

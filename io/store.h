@@ -24,6 +24,7 @@ struct io_store {
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;
 	bool has_xattr;
+	size_t xattr_room;
 	atomic_uint serial;	/* names in tmp/ that are no version's */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };
@@ -38,6 +39,7 @@ void io_scratch_name(struct io_store *s, char out[17]);
 int io_fs_kind(int fd, enum io_fs_kind *out);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
+size_t io_xattr_room(int fd);	/* as io_store_xattr_room; fd writable, with xattrs */
 /* "/proc/self/fd/N" or "/proc/self/fd/N/name" */
 #define IO_PROC_PATH (32 + IO_NAME_MAX + 1)
 void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name);

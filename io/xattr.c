@@ -15,6 +15,8 @@ void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name)
 	snprintf(out, IO_PROC_PATH, name ? "/proc/self/fd/%d/%s" : "/proc/self/fd/%d", fd, name);
 }
 
+#define OWN_XATTRS 300u	/* user.cairn.ino and .checksum, with what an entry takes */
+
 bool io_xattr_probe(int fd, bool ro)
 {
 	static const char key[] = "user.cairn.probe";
@@ -33,6 +35,23 @@ static int check(const struct io_store *s, const char *name, bool changes)
 	if (changes && s->ro)
 		return -EROFS;
 	return name ? io_name_check(name) : 0;
+}
+
+/* ext4 keeps all of an inode's in one block, and says ENOSPC for the one that does not fit;
+ * found by trying. What is left for users beside our own. */
+size_t io_xattr_room(int fd)
+{
+	static const char bytes[65536];
+	static const size_t sizes[] = { sizeof(bytes), 3800, 1800, 800, 400 };
+	const char *key = "user.cairn.probe";
+
+	for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		if (fsetxattr(fd, key, bytes, sizes[i], 0))
+			continue;
+		fremovexattr(fd, key);
+		return sizes[i] == sizeof(bytes) ? SIZE_MAX : sizes[i] - OWN_XATTRS;
+	}
+	return 0;
 }
 
 int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,

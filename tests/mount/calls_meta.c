@@ -353,6 +353,31 @@ static void many_xattrs(void)
 	}
 }
 
+/* One that the store's inode cannot hold is refused at once, and does not hold up the order. */
+static void large_xattrs(void)
+{
+	char val[60000];
+	size_t took = 0;
+
+	memset(val, 'v', sizeof(val));
+	put("a", 100, 1);
+	for (size_t n = 1000; n <= sizeof(val); n += 5900) {
+		if (setxattr("a", "user.large", val, n, 0) == 0)
+			took = n;
+		else
+			TRUE(errno == ENOSPC || errno == E2BIG);
+		if (!env.plain)
+			durable("a");
+	}
+	TRUE(took > 0);
+	EQ(getxattr("a", "user.large", val, sizeof(val)), (ssize_t)took);
+	put("a", 200, 2);
+	if (!env.plain) {
+		durable("a");
+		EQ(getxattr(store("a"), "user.large", val, sizeof(val)), (ssize_t)took);
+	}
+}
+
 /* A new version of a file, by O_TRUNC, is still that file: its attributes stay. */
 static void xattrs_stay_with_the_file(void)
 {
@@ -727,7 +752,8 @@ int main(int argc, char **argv)
 	static const struct check table[] = {
 		C(modes), C(owners), C(times), C(generation_is_stable), C(directory_generation),
 		C(fsync_keeps_mtime), C(block_size), C(file_system), C(extended_stat), C(allowed),
-		C(masks), C(xattrs), C(many_xattrs), C(xattrs_stay_with_the_file), C(cairn_xattrs), C(open_is_open),
+		C(masks), C(xattrs), C(many_xattrs), C(large_xattrs),
+		C(xattrs_stay_with_the_file), C(cairn_xattrs), C(open_is_open),
 		C(acls_refused), C(python_open), C(suid_cleared), C(another_user), C(by_fsuid),
 		C(posix_locks), C(ofd_locks), C(flock_locks), C(locks_that_wait), C(size_limit),
 		C(by_handle), { NULL, NULL },
