@@ -147,8 +147,20 @@ bool ballast_keep(struct staging *s, int dir, const char *name)
 	return true;
 }
 
-/* One step back up. Pages that were ours before need no touching: fallocate takes
- * them as they are. New ones are written once. Returns false when there is nothing to do. */
+/* Touched memory at the ballast file's end, of nobody yet. Pages that were ours before need no
+ * touching: fallocate takes them as they are. New ones are written once. No lock held. */
+static bool fill_end(struct staging *s, uint64_t end, uint64_t len, bool touched, const char *zeros)
+{
+	if (touched)
+		return fallocate(s->ballast_fd, 0, (off_t)end, (off_t)len) == 0;
+	for (uint64_t o = 0; o < len; o += HUGE_PAGE)
+		if (pwrite(s->ballast_fd, zeros, HUGE_PAGE, (off_t)(end + o)) != (ssize_t)HUGE_PAGE)
+			return false;
+	return true;
+}
+
+/* One step back up; false: nothing to do. Only this thread grows the file, and it is the last
+ * to run: it must not be preempted with the lock held, for a create waits for that. */
 static bool ballast_grow(struct staging *s, const char *zeros)
 {
 	pthread_mutex_lock(&s->lock);
@@ -160,24 +172,26 @@ static bool ballast_grow(struct staging *s, const char *zeros)
 		may = s->o.ballast_bytes;
 	if (writing && may < s->o.ballast_bytes)
 		may = may > 2 * AHEAD ? may - 2 * AHEAD : 0;
-	LOCK_SCOPE(&s->ballast_lock);
-	if (s->ballast_bytes + HUGE_PAGE > may)
+
+	pthread_mutex_lock(&s->ballast_lock);
+	uint64_t held = s->ballast_bytes, end = held - s->scrap_bytes, touched = s->ballast_touched;
+	pthread_mutex_unlock(&s->ballast_lock);
+	if (held + HUGE_PAGE > may)
 		return false;
-	uint64_t len = may - s->ballast_bytes < STEP ? (may - s->ballast_bytes) / HUGE_PAGE * HUGE_PAGE : STEP;
-	bool touched = s->ballast_bytes + used + len <= s->ballast_touched;
-	uint64_t end = s->ballast_bytes - s->scrap_bytes;
-	if (touched) {
-		if (fallocate(s->ballast_fd, 0, (off_t)end, (off_t)len))
-			return false;
-	} else {
-		for (uint64_t o = 0; o < len; o += HUGE_PAGE)
-			if (pwrite(s->ballast_fd, zeros, HUGE_PAGE, (off_t)(end + o)) != (ssize_t)HUGE_PAGE)
-				return false;
+	uint64_t len = may - held < STEP ? (may - held) / HUGE_PAGE * HUGE_PAGE : STEP;
+	bool ok = fill_end(s, end, len, held + used + len <= touched, zeros);
+
+	pthread_mutex_lock(&s->ballast_lock);
+	ok = ok && s->ballast_bytes - s->scrap_bytes == end;	/* else some was taken meanwhile */
+	if (ok) {
+		s->ballast_bytes += len;
+		if (s->ballast_bytes + used > s->ballast_touched)
+			s->ballast_touched = s->ballast_bytes + used;
 	}
-	s->ballast_bytes += len;
-	if (s->ballast_bytes + used > s->ballast_touched)
-		s->ballast_touched = s->ballast_bytes + used;
-	return true;
+	pthread_mutex_unlock(&s->ballast_lock);
+	if (!ok)
+		punch(s->ballast_fd, end, len);
+	return ok;
 }
 
 void *ballast_main(void *arg)

@@ -219,9 +219,11 @@ struct staging {
 	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
 	pthread_mutex_t reserve_take_lock;
+	uint64_t *trash;		/* unpublished files of no use, removed once all is served */
+	size_t n_trash, cap_trash;
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
-	pthread_t persist[16], publisher, watcher, ballast;
+	pthread_t persist[16], publisher, watcher, ballast, cleaner;
 	unsigned n_persist;
 	struct io_queue *queues[16];
 	bool started, stop;
@@ -301,6 +303,7 @@ void persist_queue(struct staging *s, struct pend *p);
 void persist_again(struct staging *s, struct pend *p, int rc);
 
 /* sweep.c */
+void *sweep_trash_main(void *arg);
 void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */
 void sweep_note(struct staging *s, const struct rec *r);
 void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was lost become seals */

@@ -126,6 +126,8 @@ int staging_start(struct staging *s)
 	if (pthread_create(&s->publisher, NULL, publish_main, s) ||
 	    pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
+	if (s->n_trash && pthread_create(&s->cleaner, NULL, sweep_trash_main, s))
+		return -EAGAIN;
 	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))
 		return -EAGAIN;
 	return 0;
@@ -163,6 +165,8 @@ static void stop_threads(struct staging *s)
 		pthread_join(s->watcher, NULL);
 	if (s->ballast)
 		pthread_join(s->ballast, NULL);
+	if (s->cleaner)
+		pthread_join(s->cleaner, NULL);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->queues[i])
 			io_queue_close(s->queues[i]);
@@ -193,6 +197,7 @@ void staging_close(struct staging *s)
 	dirs_close(s);
 	log_close(s);
 	free(s->sweep);
+	free(s->trash);
 	free(s);
 }
 

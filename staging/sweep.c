@@ -120,6 +120,35 @@ static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bo
 	s->o.notice(s->o.ctx, text);
 }
 
+/* To remove a large file takes tens of ms on some disks, and callers wait for the next worker. */
+static bool throw_away(struct staging *s, uint64_t id)
+{
+	if (s->n_trash == s->cap_trash) {
+		size_t cap = s->cap_trash ? s->cap_trash * 2 : 64;
+		uint64_t *p = realloc(s->trash, cap * sizeof(*p));
+		if (!p)
+			return false;
+		s->trash = p;
+		s->cap_trash = cap;
+	}
+	s->trash[s->n_trash++] = id;
+	return true;
+}
+
+void *sweep_trash_main(void *arg)
+{
+	struct staging *s = arg;
+	for (size_t i = 0; i < s->n_trash; i++) {
+		pthread_mutex_lock(&s->lock);
+		bool stop = s->stop;
+		pthread_mutex_unlock(&s->lock);
+		if (stop)
+			break;	/* the next sweep finds them */
+		io_tmp_remove(s->o.store, s->trash[i]);
+	}
+	return NULL;
+}
+
 static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_store, bool orphaned)
 {
 	uint64_t id;
@@ -139,7 +168,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	bool unclosed = e ? e->open && orphaned : !in_store;
 	if (unclosed && st.st_size > 0)
 		keep(s, dirfd, name, id, in_store);
-	else
+	else if (!in_store || !throw_away(s, id))
 		unlinkat(dirfd, name, 0);
 }
 
