@@ -37,6 +37,8 @@ int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 void io_scratch_name(struct io_store *s, char out[17]);
 /* What kind of filesystem fd is on. */
 int io_fs_kind(int fd, enum io_fs_kind *out);
+/* XXH3_128bits_update of an XXH3_state_t; x86-64 with AVX2 only (sum_avx2.c). */
+void io_sum_update_avx2(void *state, const void *bytes, size_t len);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
 size_t io_xattr_room(int fd);	/* as io_store_xattr_room; fd writable, with xattrs */

@@ -47,6 +47,12 @@ void io_sum_reset(struct io_sum *m)
 
 void io_sum_add(struct io_sum *m, const void *bytes, size_t len)
 {
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx2")) {
+		io_sum_update_avx2(m->state, bytes, len);
+		return;
+	}
+#endif
 	XXH3_128bits_update(m->state, bytes, len);
 }
 

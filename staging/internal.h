@@ -221,6 +221,7 @@ struct staging {
 	pthread_mutex_t reserve_take_lock;
 	uint64_t *trash;		/* unpublished files of no use, removed once all is served */
 	size_t n_trash, cap_trash;
+	_Atomic bool cleaning;
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
 	pthread_t persist[16], publisher, watcher, ballast, cleaner;

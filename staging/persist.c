@@ -248,6 +248,11 @@ static int persist_one(struct job *j)
 {
 	struct pend *p = j->p;
 	int rc = write_version(j);
+	while (rc == -ENOSPC && atomic_load(&j->s->cleaning)) {	/* room that comes back */
+		struct timespec t = {.tv_nsec = 20000000};
+		nanosleep(&t, NULL);
+		rc = write_version(j);
+	}
 	while (rc == -ENOSPC && p->promised && reserve_give(j->s))	/* now is when the promise counts */
 		rc = write_version(j);
 	if (!rc && p->r.size > SMALL_BYTES)

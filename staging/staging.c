@@ -126,6 +126,7 @@ int staging_start(struct staging *s)
 	if (pthread_create(&s->publisher, NULL, publish_main, s) ||
 	    pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
+	atomic_store(&s->cleaning, s->n_trash > 0);
 	if (s->n_trash && pthread_create(&s->cleaner, NULL, sweep_trash_main, s))
 		return -EAGAIN;
 	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))

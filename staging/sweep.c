@@ -120,7 +120,8 @@ static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bo
 	s->o.notice(s->o.ctx, text);
 }
 
-/* To remove a large file takes tens of ms on some disks, and callers wait for the next worker. */
+/* To remove a large file takes tens of ms on some disks, and callers wait for the next worker.
+ * (At a first start none do, and the room may be needed.) */
 static bool throw_away(struct staging *s, uint64_t id)
 {
 	if (s->n_trash == s->cap_trash) {
@@ -146,6 +147,7 @@ void *sweep_trash_main(void *arg)
 			break;	/* the next sweep finds them */
 		io_tmp_remove(s->o.store, s->trash[i]);
 	}
+	atomic_store(&s->cleaning, false);
 	return NULL;
 }
 
@@ -168,7 +170,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	bool unclosed = e ? e->open && orphaned : !in_store;
 	if (unclosed && st.st_size > 0)
 		keep(s, dirfd, name, id, in_store);
-	else if (!in_store || !throw_away(s, id))
+	else if (orphaned || !in_store || !throw_away(s, id))
 		unlinkat(dirfd, name, 0);
 }
 
