@@ -464,9 +464,9 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		node_check_sf(fs, n);
 		rc = open_handle(req, fs, n, fi, false);
 	}
-	/* an O_RDONLY|O_TRUNC made a version without a writer */
+	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
 	if (!rc && trunc && !write)
-		rc = node_seal_closed(fs, n), rc = 0;
+		node_seal_closed(fs, n);
 	if (rc == -ESTALE && n && n->fork_to)
 		fork_answer(req, fs, n);
 	else if (rc)

@@ -113,22 +113,21 @@ static int open_place(struct fs *fs)
 
 void to_background(struct fs *fs)
 {
-	char path[600];
 	int host = io_store_tmp(fs->store);
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	setsid();
 	fs->log_fd = -1;
-	if (host >= 0) {
-		snprintf(path, sizeof(path), "../log");
-		fs->log_fd = openat(host, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-	}
-	if (fs->log_fd < 0)
-		fs->log_fd = dup(null);
+	if (host >= 0)
+		fs->log_fd = openat(host, "../log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	fs->err_fd = fcntl(2, F_DUPFD_CLOEXEC, 3);
-	for (int fd = 0; fd < 3; fd++)
-		dup2(null, fd);
-	close(null);
+	if (null >= 0) {	/* else a strange machine: the terminal stays ours */
+		if (fs->log_fd < 0)
+			fs->log_fd = dup(null);
+		for (int fd = 0; fd < 3; fd++)
+			dup2(null, fd);
+		close(null);
+	}
 	if (chdir("/"))
 		return;
 }

@@ -135,7 +135,7 @@ static int build(struct fs *fs, struct node *dir, struct listing *l)
 			if (d->node)
 				rc = add(l, d->name, d->node->ino, d->node->mode);
 	}
-	if (!rc)
+	if (!rc && l->n)
 		qsort(l->e, l->n, sizeof(*l->e), by_hash);
 	l->built = !rc;
 	return rc;
