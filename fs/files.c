@@ -193,7 +193,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	}
 	staged_ref(sf);
-	if (i.size > SMALL_FILE)
+	if (i.size > STAGING_SMALL)
 		session_may_block(fs);
 	pthread_mutex_unlock(&fs->lock);
 	int rc = staged_reserve(sf);
@@ -731,7 +731,7 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		bool changed = n->rdwr || staged_changed(sf);
 		struct staged_info i;
 		staged_get_info(sf, &i);
-		if (i.size > SMALL_FILE)
+		if (i.size > STAGING_SMALL)
 			session_may_block(fs);
 		if (changed)
 			rc = staged_reserve(sf);

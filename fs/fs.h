@@ -28,7 +28,6 @@
 #define NODE_BUCKETS 65536u
 #define MAX_NAME 255u
 #define LARGE_FILE (8u << 20)	/* from here on its memory is worth not holding the tree lock */
-#define SMALL_FILE (256u << 10)	/* to here a close needs nothing of the store; staging's own bound */
 
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 

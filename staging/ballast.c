@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #define STEP (16ull << 20)
-#define HUGE_PAGE (2ull << 20)
 #define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
 #define SCRAPS_MAX 64u		/* a descriptor each */
 #define AHEAD (128ull << 20)	/* kept free before a growing file, and less before a small one */
@@ -41,7 +40,7 @@ int ballast_open(struct staging *s)
 	struct stat st;
 	/* after a restart it holds what it held: blocks tell */
 	if (!fstat(s->ballast_fd, &st))
-		s->ballast_bytes = s->ballast_touched = (uint64_t)st.st_blocks * 512 / HUGE_PAGE * HUGE_PAGE;
+		s->ballast_bytes = s->ballast_touched = (uint64_t)st.st_blocks * 512 / HUGE_BYTES * HUGE_BYTES;
 	if (ftruncate(s->ballast_fd, (off_t)s->o.ballast_bytes))
 		return -errno;
 	return 0;
@@ -94,14 +93,14 @@ void ballast_give(struct staging *s, uint64_t room)
 	if (s->ballast_fd < 0)
 		return;
 	LOCK_SCOPE(&s->ballast_lock);
-	room = room / HUGE_PAGE * HUGE_PAGE;
+	room = room / HUGE_BYTES * HUGE_BYTES;
 	while (s->ballast_bytes > room && take(s, s->ballast_bytes - room))
 		;
 }
 
 void ballast_hand_over(struct staging *s, int fd, uint64_t size)
 {
-	size = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+	size = whole_pages(size);
 	for (uint64_t off = 0, n; s->ballast_fd >= 0 && off < size; off += n) {
 		LOCK_SCOPE(&s->ballast_lock);
 		n = take(s, size - off < HAND_STEP ? size - off : HAND_STEP);
@@ -129,7 +128,7 @@ bool ballast_keep(struct staging *s, int dir, const char *name)
 	int fd = openat(dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 	if (fd < 0)
 		return false;
-	uint64_t end = fstat(fd, &st) ? 0 : ((uint64_t)st.st_size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+	uint64_t end = fstat(fd, &st) ? 0 : whole_pages((uint64_t)st.st_size);
 	struct scrap *c = NULL;
 	/* sparse ones, and those that would be too much, go the usual way */
 	if (end && (uint64_t)st.st_blocks * 512 >= end && s->ballast_bytes + end <= s->o.ballast_bytes &&
@@ -153,8 +152,8 @@ static bool fill_end(struct staging *s, uint64_t end, uint64_t len, bool touched
 {
 	if (touched)
 		return fallocate(s->ballast_fd, 0, (off_t)end, (off_t)len) == 0;
-	for (uint64_t o = 0; o < len; o += HUGE_PAGE)
-		if (pwrite(s->ballast_fd, zeros, HUGE_PAGE, (off_t)(end + o)) != (ssize_t)HUGE_PAGE)
+	for (uint64_t o = 0; o < len; o += HUGE_BYTES)
+		if (pwrite(s->ballast_fd, zeros, HUGE_BYTES, (off_t)(end + o)) != (ssize_t)HUGE_BYTES)
 			return false;
 	return true;
 }
@@ -176,9 +175,9 @@ static bool ballast_grow(struct staging *s, const char *zeros)
 	pthread_mutex_lock(&s->ballast_lock);
 	uint64_t held = s->ballast_bytes, end = held - s->scrap_bytes, touched = s->ballast_touched;
 	pthread_mutex_unlock(&s->ballast_lock);
-	if (held + HUGE_PAGE > may)
+	if (held + HUGE_BYTES > may)
 		return false;
-	uint64_t len = may - held < STEP ? (may - held) / HUGE_PAGE * HUGE_PAGE : STEP;
+	uint64_t len = may - held < STEP ? (may - held) / HUGE_BYTES * HUGE_BYTES : STEP;
 	bool ok = fill_end(s, end, len, held + used + len <= touched, zeros);
 
 	pthread_mutex_lock(&s->ballast_lock);
@@ -198,7 +197,7 @@ void *ballast_main(void *arg)
 {
 	struct staging *s = arg;
 	struct sched_param sp = {0};
-	char *zeros = calloc(1, HUGE_PAGE);
+	char *zeros = calloc(1, HUGE_BYTES);
 
 	/* this thread only: a trainer must never wait for it */
 	if (sched_setscheduler((pid_t)syscall(SYS_gettid), SCHED_IDLE, &sp))

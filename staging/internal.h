@@ -27,7 +27,6 @@
 
 #include "staging/staging.h"
 
-#define SMALL_BYTES (256u << 10)	/* below: buffered write, group sync */
 #define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
 #define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
@@ -218,7 +217,7 @@ struct staging {
 	_Atomic bool reserve_tight;	/* delayed allocation is not to be relied on */
 	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
-	pthread_mutex_t reserve_take_lock;
+	pthread_mutex_t reserve_take_lock;	/* over bytes and left; taken after the other */
 	uint64_t *trash;		/* unpublished files of no use, removed once all is served */
 	size_t n_trash, cap_trash;
 	_Atomic bool cleaning;
@@ -257,6 +256,11 @@ static inline void save_descriptor(struct staging *s, struct pend *p)
 	}
 }
 
+static inline uint64_t whole_pages(uint64_t size)	/* huge ones */
+{
+	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+}
+
 static inline void unlock_scope(pthread_mutex_t **m)
 {
 	pthread_mutex_unlock(*m);
@@ -269,7 +273,7 @@ void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline
 /* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
 void sleeper_wake(struct sleeper *l);	/* all, now */
-void sleeper_nudge(struct sleeper *l);	/* one, unless one looks again soon */
+void sleeper_nudge(struct sleeper *l, bool now);	/* one; not `now`: unless one looks again soon */
 void staging_sf_name(uint64_t id, char out[17]);
 int staging_sf_dir(const struct staged *f);
 void pend_finalize(struct staging *s, struct pend *p, bool early);	/* s->lock held */

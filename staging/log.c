@@ -292,10 +292,7 @@ int staging_log(struct staging *s, struct rec *r)
 			return rc;
 		}
 		s->last_seq = r->seq;
-		if (in_hurry(s))
-			sleeper_wake(&s->pub);
-		else
-			sleeper_nudge(&s->pub);
+		sleeper_nudge(&s->pub, in_hurry(s));
 	}
 	remember_answer(s, r);
 	return 0;
@@ -545,7 +542,7 @@ static int replay_pend(struct staging *s, const struct rec *r)
 			p->snapshot = r->flags & REC_FSYNCED;
 			replay_sealed(s, sf, r, STAGED_SEALED);
 			s->st.recovered_files++;
-			if (r->size <= SMALL_BYTES && !sf->spilled) {	/* its close was promised room */
+			if (r->size <= STAGING_SMALL && !sf->spilled) {	/* its close was promised room */
 				reserve_again(s, &p->promised, r->size);
 			}
 			if (r->flags & REC_MAPPED) {

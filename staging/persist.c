@@ -24,23 +24,18 @@
 /* May p wait a little, so that it is perhaps gone before it is written? */
 static bool rests(const struct staging *s, const struct pend *p)
 {
-	return p->r.size <= SMALL_BYTES && !p->must && !in_hurry(s) && s->n_pend < BACKLOG && !s->stop;
+	return p->r.size <= STAGING_SMALL && !p->must && !in_hurry(s) && s->n_pend < BACKLOG && !s->stop;
 }
 
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
 	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher says so */
-		sleeper_nudge(&s->pub);
+		sleeper_nudge(&s->pub, false);
 	p->todo_next = NULL;
 	*s->todo_tail = p;
 	s->todo_tail = &p->todo_next;
-	if (rests(s, p)) {
-		sleeper_nudge(&s->work);
-	} else {
-		s->work.busy_ns = now_ns();
-		pthread_cond_signal(&s->work.cond);
-	}
+	sleeper_nudge(&s->work, !rests(s, p));
 }
 
 /* ---- one version ---- */
@@ -159,7 +154,7 @@ static int make_tmp(struct job *j)
 	if (p->tmp_fd >= 0)
 		return 0;
 	p->tmp_id = staging_new_id(j->s);
-	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > SMALL_BYTES && !p->sf->spilled, &p->direct);
+	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > STAGING_SMALL && !p->sf->spilled, &p->direct);
 	if (fd < 0)
 		return fd;
 	p->tmp_fd = fd;
@@ -189,9 +184,9 @@ static int write_bytes(struct job *j)
 		return f->spilled ? from : -errno;
 	int rc = make_tmp(j);
 	/* reserved when it was larger: small writes are not aligned */
-	if (!rc && p->direct && p->r.size <= SMALL_BYTES && fcntl(p->tmp_fd, F_SETFL, 0))
+	if (!rc && p->direct && p->r.size <= STAGING_SMALL && fcntl(p->tmp_fd, F_SETFL, 0))
 		rc = -errno;
-	if (!rc && (p->r.size <= SMALL_BYTES || f->spilled))
+	if (!rc && (p->r.size <= STAGING_SMALL || f->spilled))
 		rc = copy_through(j, from, p->tmp_fd);
 	else if (!rc)
 		rc = write_large(j, from);
@@ -255,7 +250,7 @@ static int persist_one(struct job *j)
 	}
 	while (rc == -ENOSPC && p->promised && reserve_give(j->s))	/* now is when the promise counts */
 		rc = write_version(j);
-	if (!rc && p->r.size > SMALL_BYTES)
+	if (!rc && p->r.size > STAGING_SMALL)
 		rc = io_sync_data(j->s->o.store, p->tmp_fd);
 	return rc;
 }
@@ -341,17 +336,14 @@ void *persist_main(void *arg)
 		pthread_mutex_lock(&s->lock);
 		if (rc)
 			job_failed(s, j.p, rc);
-		else if (j.p->r.size > SMALL_BYTES)
+		else if (j.p->r.size > STAGING_SMALL)
 			j.p->state = PEND_READY;
 		else if (lost != s->n_lost)
 			persist_again(s, j.p, 0);
 		else
 			j.p->state = PEND_WRITTEN;
 		save_descriptor(s, j.p);
-		if (j.p->r.size > SMALL_BYTES || in_hurry(s))
-			sleeper_wake(&s->pub);
-		else
-			sleeper_nudge(&s->pub);
+		sleeper_nudge(&s->pub, j.p->r.size > STAGING_SMALL || in_hurry(s));
 		pthread_cond_broadcast(&s->done_cond);
 	}
 	pthread_mutex_unlock(&s->lock);

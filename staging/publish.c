@@ -407,28 +407,23 @@ int publish_sync_all(struct staging *s)
 	return sync_result(s, io_sync_all(s->o.store));
 }
 
-static int sync_bytes(struct staging *s, struct batch *b, struct pend **bad)
+static int sync_bytes(struct staging *s, struct batch *b)
 {
 	unsigned n = 0, i;
 	struct pend *p;
 
 	for (i = 0, p = b->first; p; p = batch_next(b, p, ++i))
 		n += p->state == PEND_WRITTEN;
-	if (n > FSYNC_EACH) {
-		int rc = publish_sync_all(s);
-		*bad = rc ? b->first : NULL;
-		return rc;
-	}
+	if (n > FSYNC_EACH)
+		return publish_sync_all(s);
 	for (i = 0, p = b->first; n && p; p = batch_next(b, p, ++i)) {
 		if (p->state != PEND_WRITTEN)
 			continue;
 		if (p->tmp_fd < 0)
 			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
 		int rc = p->tmp_fd < 0 ? p->tmp_fd : io_sync_data(s->o.store, p->tmp_fd);
-		if (rc) {
-			*bad = p;
+		if (rc)
 			return rc;
-		}
 	}
 	return 0;
 }
@@ -644,8 +639,8 @@ static void unhalt(struct staging *s)
 /* Publishes b, as far as the store lets it. */
 static void run_batch(struct staging *s, struct batch *b)
 {
-	struct pend *p = b->first, *bad = NULL;
-	int rc = sync_bytes(s, b, &bad);
+	struct pend *p = b->first;
+	int rc = sync_bytes(s, b);
 	if (rc) {
 		if (rc == -ENOSPC)
 			reserve_give(s);

@@ -71,6 +71,7 @@ bool reserve_give(struct staging *s)
 		return false;
 	/* whoever allocates for itself just now has seen HELD: let it end first */
 	pthread_rwlock_wrlock(&s->reserve_lock);
+	pthread_mutex_lock(&s->reserve_take_lock);	/* nobody takes it back meanwhile */
 	atomic_store(&s->reserve_state, RESERVE_GIVEN);
 	uint64_t step = s->reserve_bytes / GIVE_STEPS / BLOCK * BLOCK;
 	if (s->reserve_left < step + BLOCK)
@@ -79,6 +80,7 @@ bool reserve_give(struct staging *s)
 		s->reserve_left -= step;
 		gave = true;
 	}
+	pthread_mutex_unlock(&s->reserve_take_lock);
 	pthread_rwlock_unlock(&s->reserve_lock);
 	/* xfs and ext4 hand freed blocks out after the commit */
 	return gave && !publish_sync_all(s);

@@ -73,7 +73,7 @@ static void list_insert(struct staging *s, struct staged *f)
 		if (s->open_list)
 			s->open_list->open_prev = f;
 		s->open_list = f;
-		sleeper_nudge(&s->watch);
+		sleeper_nudge(&s->watch, false);
 	} else if (f->state == STAGED_DURABLE) {
 		f->lru_prev = s->lru_tail;
 		*(s->lru_tail ? &s->lru_tail->lru_next : &s->lru_head) = f;
@@ -567,11 +567,6 @@ int staged_open_rw(struct staged *f)
 	return open_bytes(f, O_RDWR);
 }
 
-static uint64_t whole_pages(uint64_t size)
-{
-	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-}
-
 /* The file became smaller than expected: what was put ready behind its end goes back.
  * f->io held; changes ctime. */
 static void trim_tail(struct staged *f)
@@ -844,7 +839,7 @@ static int allocate_data(struct staged *f, int from, uint64_t size)
 {
 	struct io_store *store = f->s->o.store;
 
-	if (size <= SMALL_BYTES)
+	if (size <= STAGING_SMALL)
 		return size ? io_allocate(store, f->tmp_fd, 0, size) : 0;
 	for (uint64_t off = 0; off < size;) {
 		off_t data = lseek(from, (off_t)off, SEEK_DATA);
@@ -878,7 +873,7 @@ static int make_reserved(struct staged *f, uint64_t size)
 	struct staging *s = f->s;
 	if (!f->tmp_id) {
 		uint64_t id = staging_new_id(s);
-		int fd = io_tmp_create(s->o.store, id, size > SMALL_BYTES, &f->tmp_direct);
+		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL, &f->tmp_direct);
 		if (fd < 0)
 			return fd;
 		f->tmp_id = id;
@@ -913,7 +908,7 @@ int staged_reserve(struct staged *f)
 	if (f->spilled || (f->tmp_id && f->tmp_size == (uint64_t)st.st_size))
 		return 0;
 	/* a small one gets its store file when it is persisted: perhaps it is removed before */
-	if (!f->tmp_id && st.st_size <= (off_t)SMALL_BYTES &&
+	if (!f->tmp_id && st.st_size <= (off_t)STAGING_SMALL &&
 	    reserve_promise(s, &f->promised, (uint64_t)st.st_size))
 		return 0;
 	for (int tries = 0; tries < 2; tries++) {
@@ -994,7 +989,7 @@ static void snapshot_stat(struct staged *f, const struct stat *st)
 
 void sf_rest(struct staged *f)
 {
-	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || (f->size > SMALL_BYTES && f->s->n_pend <= f->s->fds_pend))
+	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || (f->size > STAGING_SMALL && f->s->n_pend <= f->s->fds_pend))
 		return;
 	close(f->fd);
 	f->fd = -1;
@@ -1078,7 +1073,7 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	if (closed && final)
 		sf_rest(f);
 	staged_check(s);
-	sleeper_nudge(&s->pub);
+	sleeper_nudge(&s->pub, false);
 	return 0;
 }
 
@@ -1111,7 +1106,7 @@ static bool sync_written(struct staged *f)
 			persist_again(s, p, rc);
 		else
 			p->state = PEND_READY;
-		sleeper_nudge(&s->pub);
+		sleeper_nudge(&s->pub, false);
 		return true;
 	}
 	return false;

@@ -47,10 +47,10 @@ void sleeper_wake(struct sleeper *l)
 	pthread_cond_broadcast(&l->cond);
 }
 
-void sleeper_nudge(struct sleeper *l)
+void sleeper_nudge(struct sleeper *l, bool now)
 {
 	l->busy_ns = now_ns();
-	if (l->deep)
+	if (now || l->deep)
 		pthread_cond_signal(&l->cond);
 }
 

@@ -33,6 +33,8 @@ struct staged;
 
 #define STAGING_ROOT_DIR 1ull	/* id of the store's root directory */
 #define STAGING_FIRST_ID 16ull	/* ids below are reserved */
+#define STAGING_SMALL (256u << 10)	/* files to here: a close needs nothing of the store, a
+					 * buffered write, one sync for many */
 
 /* ---- the place ----------------------------------------------------------- */
 
