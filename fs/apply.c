@@ -87,8 +87,7 @@ void handle_free(struct fs *fs, struct handle *h)
 	if (h->fd >= 0)
 		close(h->fd);
 	free(h);
-	if (!n->names && !n->handles)
-		node_set_sf(fs, n, NULL);	/* unlinked, and nobody can read it any more */
+	node_drop_bytes(fs, n);
 }
 
 /* ---- names ---- */
@@ -129,8 +128,7 @@ static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *n
 				node_place_add(n, r->seq, d->dir->id, d->name);
 				break;
 			}
-	if (!n->names && !n->handles)
-		node_set_sf(fs, n, NULL);
+	node_drop_bytes(fs, n);
 }
 
 static struct dentry *name_new(struct fs *fs, uint64_t dir_id, const char *name, struct node *n,

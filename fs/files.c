@@ -53,7 +53,7 @@ static void copy_times(struct fs *fs, struct node *n, struct staged *to)
 static int copy_version(struct fs *fs, struct node *n)
 {
 	struct staged *src = n->sf ? staged_ref(n->sf) : NULL, *sf = NULL;
-	int fd = src ? -1 : node_open_store(fs, n, 0);
+	int fd = src ? -1 : node_open_store(fs, n);
 	if (!src && fd < 0)
 		return fd;
 	session_may_block(fs);
@@ -182,8 +182,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	if (i.state != STAGED_OPEN)
 		return 0;
 	if (!n->names) {
-		if (!n->handles)
-			node_set_sf(fs, n, NULL);
+		node_drop_bytes(fs, n);
 		return 0;
 	}
 	if (n->close_error) {
@@ -321,7 +320,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 		rc = fuse_passthrough_open(req, fd);
 		staged_unuse(n->sf);
 	} else {
-		fd = node_open_store(fs, n, 0);
+		fd = node_open_store(fs, n);
 		if (fd < 0)
 			return fd;
 		rc = fuse_passthrough_open(req, fd);
@@ -387,7 +386,7 @@ static int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fus
 		return rc;
 	struct staged *hold = n->sf ? staged_ref(n->sf) : NULL;
 	if (lane == LANE_RELAY && !n->sf) {
-		fd = node_open_store(fs, n, 0);
+		fd = node_open_store(fs, n);
 		if (fd < 0)
 			return fd;
 	}
@@ -572,7 +571,7 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, struct node *n, stru
 		pthread_mutex_lock(&fs->lock);
 		if (n->sf == sf)
 			node_set_sf(fs, n, NULL);
-		fd = h->fd = node_open_store(fs, n, 0);
+		fd = h->fd = node_open_store(fs, n);
 		pthread_mutex_unlock(&fs->lock);
 	}
 	if (fd < 0)
@@ -840,7 +839,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 			staged_unuse(h->sf);
 		}
 	} else if (h) {
-		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node, 0);
+		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node);
 	}
 	pthread_mutex_unlock(&fs->lock);
 	if (fd < 0) {

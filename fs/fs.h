@@ -98,6 +98,7 @@ struct node {
 	int close_error;	/* a close that found no room */
 	bool accepted;		/* a close was answered with success: its seal is refused no more */
 	unsigned handles, writers;
+	int kept_fd;		/* unlinked while the kernel knew it: its store file; -1 = none */
 	int32_t backing;	/* passthrough id, 0 = none */
 	unsigned backing_users;
 	enum lane lane;		/* of the last open */
@@ -242,7 +243,11 @@ void xattr_put(struct node *n, const char *key, const void *val, uint32_t len);
 bool xattr_drop(struct node *n, const char *key);
 /* A path for people, relative to the mount. */
 void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
-int node_open_store(struct fs *fs, struct node *n, int flags);
+int node_open_store(struct fs *fs, struct node *n);
+/* Before n loses a name: who looked it up may be about to open it, or hold it by O_PATH. */
+void node_keep_bytes(struct fs *fs, struct node *n);
+/* Has effect once nobody can open or read n any more. */
+void node_drop_bytes(struct fs *fs, struct node *n);
 
 /* Points r at n as the store has it (name "" = the root itself). */
 void rec_aim(struct fs *fs, struct rec *r, struct node *n);

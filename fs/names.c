@@ -308,6 +308,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, boo
 		r.dir = parent;
 		r.name = name;
 		r.flags = d->store_has ? 0 : REC_GHOST;
+		node_keep_bytes(fs, n);
 		r.node2 = want_dir || (node_links(n) <= 1 && !n->writers) ? n->id : 0;
 		rc = fs_record(fs, &r);
 	}
@@ -366,6 +367,8 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t p
 		rc = check_rename(fs, n, victim, flags);
 	if (!rc && victim != n) {
 		struct rec r = rec_new(REC_RENAME);
+		if (victim)
+			node_keep_bytes(fs, victim);
 		r.node = n->id;
 		r.node2 = victim && (S_ISDIR(victim->mode) || node_links(victim) <= 1) ? victim->id : 0;
 		r.dir = parent;

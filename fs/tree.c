@@ -69,6 +69,7 @@ struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode)
 	n->ino = ino;
 	n->mode = mode;
 	n->nlink = S_ISDIR(mode) ? 2 : 1;
+	n->kept_fd = -1;
 	n->hash_next = fs->nodes[id_bucket(id)];
 	fs->nodes[id_bucket(id)] = n;
 	fs->n_nodes++;
@@ -200,6 +201,8 @@ static void node_free(struct fs *fs, struct node *n)
 	}
 	if (n->sf)
 		staged_unref(n->sf);
+	if (n->kept_fd >= 0)
+		close(n->kept_fd);
 	if (fs->s && S_ISDIR(n->mode))
 		staging_dir_forget(fs->s, n->id);
 	if (fs->s) {
@@ -370,28 +373,27 @@ static int stat_at(struct fs *fs, int dirfd, const char *name, void *arg)
 	return io_stat(fs->store, dirfd, name, arg);
 }
 
-struct open_arg {
-	int flags, fd;
-};
-
 static int open_at(struct fs *fs, int dirfd, const char *name, void *arg)
 {
-	struct open_arg *a = arg;
-	a->fd = io_open_read(fs->store, dirfd, name, a->flags);
-	return a->fd < 0 ? a->fd : 0;
+	int *fd = arg;
+	*fd = io_open_read(fs->store, dirfd, name, 0);
+	return *fd < 0 ? *fd : 0;
 }
 
-int node_open_store(struct fs *fs, struct node *n, int flags)
+int node_open_store(struct fs *fs, struct node *n)
 {
-	struct open_arg a = {.flags = flags};
 	struct stat st;
-	/* unlinked between the kernel's lookup and its open: its place is another's now,
-	 * and ESTALE makes the kernel look again */
+	int fd = -1;
+	if (n->kept_fd >= 0) {
+		fd = fcntl(n->kept_fd, F_DUPFD_CLOEXEC, 0);
+		return fd < 0 ? -errno : fd;
+	}
+	/* its place is another's now, and ESTALE makes the kernel look again */
 	if (!n->names)
 		return -ESTALE;
-	int rc = at_place(fs, n, open_at, &a);
-	if (!rc && n->sino && !n->adopt && !fstat(a.fd, &st) && st.st_ino != n->sino) {
-		close(a.fd);
+	int rc = at_place(fs, n, open_at, &fd);
+	if (!rc && n->sino && !n->adopt && !fstat(fd, &st) && st.st_ino != n->sino) {
+		close(fd);
 		return -ESTALE;
 	}
 	if (rc == -ENOENT) {
@@ -400,7 +402,19 @@ int node_open_store(struct fs *fs, struct node *n, int flags)
 		fs_log("%s is not in the store where it was published (%s); was the store changed underneath?", path,
 		       n->places ? n->places->name : "nowhere");
 	}
-	return rc ? rc : a.fd;
+	return rc ? rc : fd;
+}
+
+void node_keep_bytes(struct fs *fs, struct node *n)
+{
+	if (S_ISREG(n->mode) && n->nlookup && !n->sf && n->kept_fd < 0 && n->names && !n->names->name_next)
+		n->kept_fd = node_open_store(fs, n);
+}
+
+void node_drop_bytes(struct fs *fs, struct node *n)
+{
+	if (!n->names && !n->handles && (!n->nlookup || n->pinned))
+		node_set_sf(fs, n, NULL);
 }
 
 /* ---- attributes ---- */

@@ -598,6 +598,74 @@ static void unlink_open_durable(void)
 	TRUE(!exists(store("b")));
 }
 
+static int open_held(int path_fd, int flags)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", path_fd);
+	return OK(open(path, flags));
+}
+
+static off_t fd_size(int fd)
+{
+	struct stat st;
+
+	OK(fstat(fd, &st));
+	return st.st_size;
+}
+
+static void removed_then_opened(const char *what, int how, int flags)
+{
+	int held = OK(open("a", O_PATH)), fd;
+
+	if (how == 0) {
+		OK(unlink("a"));
+	} else {
+		put("b", 300, 2);
+		OK(rename("b", "a"));
+	}
+	fd = open_held(held, flags);
+	if (flags & O_TRUNC)
+		EQ(fd_size(fd), 0);
+	else
+		same_fd_range(what, fd, 0, 5000, 1);
+	OK(close(fd));
+	durable(".");
+	fd = open_held(held, O_RDONLY);
+	if (flags & O_TRUNC)
+		EQ(fd_size(fd), 0);
+	else
+		same_fd_range(what, fd, 0, 5000, 1);
+	OK(close(fd));
+	OK(close(held));
+	if (how == 0) {
+		TRUE(!exists("a"));
+	} else {
+		same("a", 300, 2);
+		OK(unlink("a"));
+	}
+	durable(".");
+	TRUE(!exists(store("a")));
+}
+
+/* The kernel looks a name up and opens it then: what is removed between the two is opened
+ * all the same, as on any local filesystem. O_PATH is such a lookup. */
+static void unlinked_before_open(void)
+{
+	static const int flags[] = { O_RDONLY, O_WRONLY | O_TRUNC, O_RDWR };
+
+	for (int how = 0; how < 2; how++)
+		for (int f = 0; f < 3; f++) {
+			put("a", 5000, 1);
+			removed_then_opened("staged", how, flags[f]);
+			put("a", 5000, 1);
+			durable("a");
+			removed_then_opened("durable", how, flags[f]);
+			put(store("a"), 5000, 1);
+			removed_then_opened("of the store", how, flags[f]);
+		}
+}
+
 static void unlink_at_once(void)
 {
 	char name[32];
@@ -1116,7 +1184,7 @@ int main(int argc, char **argv)
 		C(rename_over_open), C(rename_locked), C(rename_noreplace), C(rename_exchange),
 		C(rename_no_exdev), C(link_files), C(link_open_file), C(link_readers),
 		C(overwritten_while_read), C(many_links), C(symlinks),
-		C(symlink_replaced), C(unlink_open), C(unlink_open_durable), C(unlink_at_once),
+		C(symlink_replaced), C(unlink_open), C(unlink_open_durable), C(unlinked_before_open), C(unlink_at_once),
 		C(directories), C(directory_links), C(in_removed_directory), C(names_any_bytes),
 		C(name_lengths), C(path_max), C(dots), C(readdir_deleting), C(readdir_changing),
 		C(seek_dir), C(rmtree_from_8), C(unix_socket), C(fifo), C(device_nodes),

@@ -376,7 +376,7 @@ ssize_t shim_read(struct fs *fs, uint64_t id, void *buf, size_t cap)
 		if (got != -ENODATA)
 			return got;
 	}
-	int fd = node_open_store(fs, n, 0);
+	int fd = node_open_store(fs, n);
 	if (fd < 0)
 		return fd;
 	ssize_t got = pread(fd, buf, cap, 0);
