@@ -472,6 +472,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 int fs_record(struct fs *fs, struct rec *r)
 {
 	int rc = staging_log(fs->s, r);
+	fs->absent.dir = 0;
 	if (!rc)
 		fs_apply(fs, r);
 	return rc;
@@ -563,7 +564,7 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 	if (!rc) {
 		fs_apply(fs, &r);
 		struct staged_info i;
-		staged_get_info(n->sf, &i);
+		staged_get_state(n->sf, &i);
 		if (closed)	/* what it takes, not what its holes pretend */
 			expect_note(fs, n, i.blocks * 512 < r.size ? i.blocks * 512 : r.size);
 		if (seq)

@@ -150,7 +150,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	wait_while_busy(fs, n);
 	node_check_sf(fs, n);
 	if (n->sf)
-		staged_get_info(n->sf, &i);
+		staged_get_state(n->sf, &i);
 	if (n->sf && (i.state == STAGED_OPEN || n->writers))
 		return trunc ? staged_resize(n->sf, 0) : 0;
 	rc = n->names && n->names->name_next ? check_names(fs, n) : 0;
@@ -169,6 +169,16 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	return empty_version(fs, n);
 }
 
+/* Room in the store for what sf holds. Lock not held. */
+static int reserve(struct fs *fs, struct staged *sf)
+{
+	int rc = staged_promise(sf);
+	if (rc != -EAGAIN)
+		return rc;
+	session_may_block(fs);
+	return staged_reserve(sf);
+}
+
 /* The last writer is gone: the version is complete. Lock held; may drop it while
  * blocks are allocated. */
 int node_seal_closed(struct fs *fs, struct node *n)
@@ -178,7 +188,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 
 	if (!sf || n->writers)
 		return 0;
-	staged_get_info(sf, &i);
+	staged_get_state(sf, &i);
 	if (i.state != STAGED_OPEN)
 		return 0;
 	if (!n->names) {
@@ -192,10 +202,8 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	}
 	staged_ref(sf);
-	if (i.size > STAGING_SMALL)
-		session_may_block(fs);
 	pthread_mutex_unlock(&fs->lock);
-	int rc = staged_reserve(sf);
+	int rc = reserve(fs, sf);
 	pthread_mutex_lock(&fs->lock);
 	if (n->accepted)	/* whatever happened since its close was answered */
 		rc = 0;
@@ -219,7 +227,7 @@ static void each_unwritten(struct fs *fs, enum staged_state st)
 		for (struct node *n = fs->nodes[b]; n && n_ids < 256; n = n->hash_next) {
 			struct staged_info i = {.state = STAGED_EVICTED};
 			if (n->sf && !n->writers && n->names)
-				staged_get_info(n->sf, &i);
+				staged_get_state(n->sf, &i);
 			if (i.state == st)
 				ids[n_ids++] = n->id;
 		}
@@ -530,7 +538,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	if (answered_open(req, fs, fi, true))
 		return;
 	dir = node_find(fs, parent);
-	int rc = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
+	int rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
 	if (!rc) {
 		rc = create_existing(fs, &n, fi->flags);
 	} else if (rc == -ENOENT) {
@@ -644,7 +652,7 @@ static void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool i
 	struct staged *sf = n->sf ? staged_ref(n->sf) : NULL;
 	if (sf && n->names) {
 		struct staged_info i;
-		staged_get_info(sf, &i);
+		staged_get_state(sf, &i);
 		if (i.state == STAGED_FAILED)
 			rc = i.error ? i.error : -EIO;
 		staged_finalize(sf);	/* closed, but still mapped: as it is now */
@@ -728,12 +736,8 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	pthread_mutex_unlock(&fs->lock);
 	if (sf) {
 		bool changed = n->rdwr || staged_changed(sf);
-		struct staged_info i;
-		staged_get_info(sf, &i);
-		if (i.size > STAGING_SMALL)
-			session_may_block(fs);
 		if (changed)
-			rc = staged_reserve(sf);
+			rc = reserve(fs, sf);
 		staged_unref(sf);
 		pthread_mutex_lock(&fs->lock);
 		h = handle_find(fs, fi->fh);
@@ -771,7 +775,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		struct staged_info i = {.state = STAGED_EVICTED};
 		/* a forked node's readers have no say: the bytes may be written through the new one */
 		if (n->sf && !n->writers && !n->fork_to)
-			staged_get_info(n->sf, &i);
+			staged_get_state(n->sf, &i);
 		if (i.state == STAGED_OPEN) {
 			if (wrote_rdwr || n->close_error || staged_changed(n->sf))
 				node_seal_closed(fs, n);

@@ -153,6 +153,12 @@ struct fs {
 	struct node *root;
 	uint64_t n_nodes, next_ro_id;
 
+	/* the last name that was looked up and not there; a CREATE comes right behind. dir 0: none */
+	struct {
+		uint64_t dir, since_ns;
+		char name[MAX_NAME + 1];
+	} absent;
+
 	atomic_bool passthrough;
 	bool passthrough_proved;
 	atomic_ullong lanes[N_LANES];
@@ -190,6 +196,13 @@ struct current {
 	bool reads;		/* no other thread reads while this one answers */
 };
 extern _Thread_local struct current current;
+
+static inline uint64_t monotonic_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 
 static inline struct fs *req_fs(fuse_req_t req)
 {
@@ -244,6 +257,10 @@ bool xattr_drop(struct node *n, const char *key);
 /* A path for people, relative to the mount. */
 void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
 int node_open_store(struct fs *fs, struct node *n);
+/* A LOOKUP found nothing: remembered until the next record. */
+void tree_absent(struct fs *fs, struct node *dir, const char *name);
+/* As tree_lookup, for CREATE: what LOOKUP has just found absent is so still. */
+int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
 /* Before n loses a name: who looked it up may be about to open it, or hold it by O_PATH. */
 void node_keep_bytes(struct fs *fs, struct node *n);
 /* Has effect once nobody can open or read n any more. */

@@ -93,6 +93,8 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	TREE_SCOPE(fs);
 	struct node *dir = node_find(fs, parent);
 	int rc = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
+	if (rc == -ENOENT)
+		tree_absent(fs, dir, name);
 	if (rc)
 		fuse_reply_err(req, -rc);
 	else

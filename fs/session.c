@@ -69,13 +69,6 @@ void release_barrier(struct fs *fs)
 	pthread_mutex_unlock(&fs->ticket_lock);
 }
 
-static uint64_t clock_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static inline void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -88,12 +81,12 @@ static inline void cpu_relax(void)
 /* The next request. In a burst it is asked for without sleeping. Read lock held. */
 static int receive(struct fs *fs, struct fuse_buf *buf)
 {
-	uint64_t start = clock_ns(), spin = fs->in_burst ? SPIN_NS : 0;
+	uint64_t start = monotonic_ns(), spin = fs->in_burst ? SPIN_NS : 0;
 	struct pollfd p = {.fd = fuse_session_fd(fs->se), .events = POLLIN};
 	int n;
 
 	for (unsigned turn = 1; (n = fuse_session_receive_buf(fs->se, buf)) == -EAGAIN; turn++) {
-		if (clock_ns() - start >= spin)
+		if (monotonic_ns() - start >= spin)
 			break;
 		for (int i = 0; i < SPIN_PAUSES; i++)
 			cpu_relax();
@@ -106,7 +99,7 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 			return 0;
 		poll(&p, 1, -1);
 		n = fuse_session_receive_buf(fs->se, buf);
-		fs->in_burst = clock_ns() - start < SPIN_NS;
+		fs->in_burst = monotonic_ns() - start < SPIN_NS;
 	}
 	return n;
 }
@@ -129,7 +122,7 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 					   .ticket = fs->ticket, .slot = (unsigned)slot};
 		pthread_mutex_unlock(&fs->ticket_lock);
 	}
-	fs->reader_since = clock_ns();
+	fs->reader_since = monotonic_ns();
 	pthread_mutex_unlock(&fs->read_lock);
 	return n;
 }
@@ -165,7 +158,7 @@ static void unstick(struct fs *fs)
 {
 	if (pthread_mutex_trylock(&fs->read_lock))
 		return;		/* it reads */
-	if (fs->reader != NO_READER && clock_ns() - fs->reader_since > STUCK_NS) {
+	if (fs->reader != NO_READER && monotonic_ns() - fs->reader_since > STUCK_NS) {
 		fs->reader = NO_READER;
 		pthread_cond_signal(&fs->read_cond);
 	}

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define ABSENT_NS 100000000u
+
 /* ---- tables ---- */
 
 static unsigned id_bucket(uint64_t id)
@@ -163,7 +165,7 @@ bool node_dirty(struct fs *fs, const struct node *n)
 	if (!n->sf)
 		return n->born_seq > fs_applied(fs);
 	struct staged_info i;
-	staged_get_info(n->sf, &i);
+	staged_get_state(n->sf, &i);
 	return i.state != STAGED_DURABLE && i.state != STAGED_EVICTED;
 }
 
@@ -308,7 +310,7 @@ void node_check_sf(struct fs *fs, struct node *n)
 	struct staged_info i;
 	if (!n->sf)
 		return;
-	staged_get_info(n->sf, &i);
+	staged_get_state(n->sf, &i);
 	/* handles keep references of their own; new opens go to the store */
 	if (i.state == STAGED_EVICTED || (i.state == STAGED_DURABLE && i.spilled && !i.late))
 		node_set_sf(fs, n, NULL);
@@ -638,6 +640,21 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		dentry_remove(fs, d);
 	}
 	return rc;
+}
+
+void tree_absent(struct fs *fs, struct node *dir, const char *name)
+{
+	fs->absent.dir = strlen(name) <= MAX_NAME ? dir->id : 0;
+	fs->absent.since_ns = monotonic_ns();
+	strncpy(fs->absent.name, name, MAX_NAME);
+}
+
+int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out)
+{
+	if (fs->absent.dir == dir->id && !strcmp(fs->absent.name, name) && !dentry_find(fs, dir, name) &&
+	    monotonic_ns() - fs->absent.since_ns < ABSENT_NS)
+		return -ENOENT;
+	return tree_lookup(fs, dir, name, out, NULL);
 }
 
 int tree_dir_empty(struct fs *fs, struct node *dir)

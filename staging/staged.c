@@ -591,13 +591,9 @@ void staged_set_backing(struct staged *f)
 	f->backing = true;
 }
 
-void staged_get_info(struct staged *f, struct staged_info *out)
+/* s->lock held */
+static void info_of(const struct staged *f, struct staged_info *out)
 {
-	struct staging *s = f->s;
-	struct stat st;
-	LOCK_SCOPE(&s->lock);
-	bool live = f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed_once) &&
-		    !ensure_fd(f) && !fstat(f->fd, &st);
 	*out = (struct staged_info){
 		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
 		.size = f->size,
@@ -605,7 +601,21 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 		.error = f->error,
 	};
 	memcpy(out->checksum, f->checksum, sizeof(out->checksum));
-	if (live) {
+}
+
+void staged_get_state(struct staged *f, struct staged_info *out)
+{
+	LOCK_SCOPE(&f->s->lock);
+	info_of(f, out);
+}
+
+void staged_get_info(struct staged *f, struct staged_info *out)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	info_of(f, out);
+	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed_once) && !ensure_fd(f) &&
+	    !fstat(f->fd, &st)) {
 		uint64_t most = whole_pages((uint64_t)st.st_size) / 512;
 		out->size = (uint64_t)st.st_size;
 		/* what lies ready behind the end is not the file's yet */
@@ -887,29 +897,44 @@ static int make_reserved(struct staged *f, uint64_t size)
 	return rc;
 }
 
+/* A look at what is to be reserved. f->io held. */
+static int reserve_stat(struct staged *f, struct stat *st)
+{
+	struct staging *s = f->s;
+	pthread_mutex_lock(&s->lock);
+	int rc = s->halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : ensure_fd(f);
+	pthread_mutex_unlock(&s->lock);
+	return rc ? rc : fstat(f->fd, st) ? -errno : 0;
+}
+
+/* A small one gets its store file when it is persisted: perhaps it is removed before. f->io held. */
+static bool promised(struct staged *f, const struct stat *st)
+{
+	return !f->spilled && !f->tmp_id && st->st_size <= (off_t)STAGING_SMALL &&
+	       reserve_promise(f->s, &f->promised, (uint64_t)st->st_size);
+}
+
+int staged_promise(struct staged *f)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->io);
+	int rc = reserve_stat(f, &st);
+	return rc ? rc : promised(f, &st) ? 0 : -EAGAIN;
+}
+
 int staged_reserve(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
-	int rc = 0;
 
 	LOCK_SCOPE(&f->io);
-	pthread_mutex_lock(&s->lock);
-	int halted = s->halted;
-	rc = f->state == STAGED_EVICTED ? -ENODATA : ensure_fd(f);
-	pthread_mutex_unlock(&s->lock);
-	if (halted)
-		return -EIO;
+	int rc = reserve_stat(f, &st);
 	if (rc)
 		return rc;
-	if (fstat(f->fd, &st))
-		return -errno;
 	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
 	if (f->spilled || (f->tmp_id && f->tmp_size == (uint64_t)st.st_size))
 		return 0;
-	/* a small one gets its store file when it is persisted: perhaps it is removed before */
-	if (!f->tmp_id && st.st_size <= (off_t)STAGING_SMALL &&
-	    reserve_promise(s, &f->promised, (uint64_t)st.st_size))
+	if (promised(f, &st))
 		return 0;
 	for (int tries = 0; tries < 2; tries++) {
 		rc = reserve_enter(s, (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :

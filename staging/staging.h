@@ -243,6 +243,8 @@ void staged_set_node(struct staged *f, uint64_t node);	/* it is another's now */
 bool staged_spilled(const struct staged *f);
 bool staged_huge(const struct staged *f);
 void staged_get_info(struct staged *f, struct staged_info *out);	/* stats an open one */
+/* The same without a system call: size, blocks and times are those of the last seal. */
+void staged_get_state(struct staged *f, struct staged_info *out);
 
 /* O_RDONLY descriptor, the staged file's own: valid while a use is held. */
 int staged_use(struct staged *f, int *fd);	/* keeps it from eviction; -ENODATA: evicted */
@@ -266,6 +268,8 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 /* Allocates the store blocks a seal of f's present size needs; called before a
  * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. */
 int staged_reserve(struct staged *f);
+/* The same for a small file, never waiting for the store. -EAGAIN: staged_reserve() must do it. */
+int staged_promise(struct staged *f);
 /* Has f changed since its last seal (mapped writes cannot be seen)? */
 bool staged_changed(struct staged *f);
 /* Fills r's size, times and checks; the caller fills names and logs r with
