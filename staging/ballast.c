@@ -4,8 +4,8 @@
  * known size gets its pages from here before it is written: punched out of the
  * ballast and allocated behind the file's end at once, on this CPU, in steps that the
  * kernel's per-CPU list of free pages holds; so they are the same pages, warm, and
- * the writer allocates none. And the watch, which counts what the kernel writes past
- * the daemon. */
+ * the writer allocates none. For sizes that come again blank.c does so beforehand. And the
+ * watch, which counts what the kernel writes past the daemon. */
 #include "staging/internal.h"
 
 #include <errno.h>
@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #define STEP (16ull << 20)
-#define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
 #define SCRAPS_MAX 64u		/* a descriptor each */
 #define AHEAD (128ull << 20)	/* kept free before a growing file, and less before a small one */
 #define AHEAD_MIN (32ull << 20)
@@ -40,9 +39,11 @@ int ballast_open(struct staging *s)
 	struct stat st;
 	/* after a restart it holds what it held: blocks tell */
 	if (!fstat(s->ballast_fd, &st))
-		s->ballast_bytes = s->ballast_touched = (uint64_t)st.st_blocks * 512 / HUGE_BYTES * HUGE_BYTES;
+		s->ballast_bytes = (uint64_t)st.st_blocks * 512 / HUGE_BYTES * HUGE_BYTES;
 	if (ftruncate(s->ballast_fd, (off_t)s->o.ballast_bytes))
 		return -errno;
+	blank_recover(s);
+	s->ballast_touched = s->ballast_bytes;
 	return 0;
 }
 
@@ -69,23 +70,29 @@ static bool punch(int fd, uint64_t off, uint64_t len)
 	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) == 0;
 }
 
-/* Frees up to `want` bytes of pages; returns how many. Ballast lock held. */
-static uint64_t take(struct staging *s, uint64_t want)
+uint64_t ballast_take(struct staging *s, uint64_t want)
 {
 	struct scrap *c = s->scraps;
-	uint64_t held = c ? c->bytes : s->ballast_bytes - s->scrap_bytes;
+	uint64_t held = c ? c->bytes : s->ballast_bytes - s->apart_bytes;
 	uint64_t n = want < held ? want : held;
 
 	if (!n || !punch(c ? c->fd : s->ballast_fd, held - n, n))
 		return 0;
 	s->ballast_bytes -= n;
 	if (c) {
-		s->scrap_bytes -= n;
+		s->apart_bytes -= n;
 		c->bytes -= n;
 		if (!c->bytes)
 			scrap_drop(s);
 	}
 	return n;
+}
+
+/* The same, and of blanks where there is nothing else. Ballast lock held. */
+static uint64_t take_any(struct staging *s, uint64_t want)
+{
+	uint64_t n = ballast_take(s, want);
+	return n ? n : blank_take(s, want);
 }
 
 void ballast_give(struct staging *s, uint64_t room)
@@ -94,7 +101,7 @@ void ballast_give(struct staging *s, uint64_t room)
 		return;
 	LOCK_SCOPE(&s->ballast_lock);
 	room = room / HUGE_BYTES * HUGE_BYTES;
-	while (s->ballast_bytes > room && take(s, s->ballast_bytes - room))
+	while (s->ballast_bytes > room && take_any(s, s->ballast_bytes - room))
 		;
 }
 
@@ -103,7 +110,7 @@ void ballast_hand_over(struct staging *s, int fd, uint64_t size)
 	size = whole_pages(size);
 	for (uint64_t off = 0, n; s->ballast_fd >= 0 && off < size; off += n) {
 		LOCK_SCOPE(&s->ballast_lock);
-		n = take(s, size - off < HAND_STEP ? size - off : HAND_STEP);
+		n = take_any(s, size - off < HAND_STEP ? size - off : HAND_STEP);
 		if (!n || fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)n))
 			return;		/* the writer allocates for itself */
 	}
@@ -141,8 +148,9 @@ bool ballast_keep(struct staging *s, int dir, const char *name)
 	*c = (struct scrap){.next = s->scraps, .fd = fd, .bytes = end};
 	s->scraps = c;
 	s->n_scraps++;
-	s->scrap_bytes += end;
+	s->apart_bytes += end;
 	s->ballast_bytes += end;
+	sleeper_wake(&s->watch);
 	return true;
 }
 
@@ -173,7 +181,7 @@ static bool ballast_grow(struct staging *s, const char *zeros)
 		may = may > 2 * AHEAD ? may - 2 * AHEAD : 0;
 
 	pthread_mutex_lock(&s->ballast_lock);
-	uint64_t held = s->ballast_bytes, end = held - s->scrap_bytes, touched = s->ballast_touched;
+	uint64_t held = s->ballast_bytes, end = held - s->apart_bytes, touched = s->ballast_touched;
 	pthread_mutex_unlock(&s->ballast_lock);
 	if (held + HUGE_BYTES > may)
 		return false;
@@ -181,7 +189,7 @@ static bool ballast_grow(struct staging *s, const char *zeros)
 	bool ok = fill_end(s, end, len, held + used + len <= touched, zeros);
 
 	pthread_mutex_lock(&s->ballast_lock);
-	ok = ok && s->ballast_bytes - s->scrap_bytes == end;	/* else some was taken meanwhile */
+	ok = ok && s->ballast_bytes - s->apart_bytes == end;	/* else some was taken meanwhile */
 	if (ok) {
 		s->ballast_bytes += len;
 		if (s->ballast_bytes + used > s->ballast_touched)
@@ -198,6 +206,7 @@ void *ballast_main(void *arg)
 	struct staging *s = arg;
 	struct sched_param sp = {0};
 	char *zeros = calloc(1, HUGE_BYTES);
+	bool due = true;
 
 	/* this thread only: a trainer must never wait for it */
 	if (sched_setscheduler((pid_t)syscall(SYS_gettid), SCHED_IDLE, &sp))
@@ -206,8 +215,13 @@ void *ballast_main(void *arg)
 		bool grew = ballast_grow(s, zeros);
 		pthread_mutex_lock(&s->lock);
 		bool stop = s->stop;
-		if (!stop && !grew)
+		due |= grew;
+		if (!stop && !grew) {
+			if (due)
+				sleeper_wake(&s->watch);	/* it makes the blanks */
+			due = false;
 			staging_wait_until(&s->ballast_cond, &s->lock, now_ns() + 200000000u);
+		}
 		stop = s->stop;
 		pthread_mutex_unlock(&s->lock);
 		if (stop)
@@ -321,6 +335,7 @@ void *watch_main(void *arg)
 	struct staging *s = arg;
 	unsigned quiet = 0;
 
+	staging_nice(0);
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
 		bool growing = s->open_list != NULL;
@@ -331,7 +346,11 @@ void *watch_main(void *arg)
 		if (s->n_late)
 			watch_late(s);
 		if (!growing && !s->n_wait && !s->n_late) {
-			sleeper_wait(s, &s->watch, 0);
+			pthread_mutex_unlock(&s->lock);
+			bool made = blank_step(s);
+			pthread_mutex_lock(&s->lock);
+			if (!made && !s->stop && !s->open_list && !s->n_wait && !s->n_late)
+				sleeper_wait(s, &s->watch, 0);
 			quiet = 0;
 			continue;
 		}

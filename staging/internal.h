@@ -84,6 +84,7 @@ struct staged {
 	unsigned users;			/* opens that use fd; no eviction */
 	enum staged_state state;
 	bool huge, spilled, published;
+	bool filled;			/* made of a blank */
 	bool backing;			/* the kernel was given it: it stays the file it is */
 	int error;
 	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
@@ -135,6 +136,12 @@ struct scrap {
 	int fd;
 	uint64_t bytes;
 };
+
+/* An empty file with pages [0, bytes) behind its end; blank.c. */
+struct blank {
+	uint64_t want, bytes;
+};
+#define BLANKS 64u		/* more shards of one node in a checkpoint are handed their memory */
 
 #define SF_BUCKETS 4096u
 
@@ -204,11 +211,14 @@ struct staging {
 	/* ballast; own lock because fallocate takes milliseconds */
 	pthread_mutex_t ballast_lock;
 	int ballast_fd;
-	uint64_t ballast_bytes;		/* in the ballast file and in scraps */
+	uint64_t ballast_bytes;		/* in the ballast file, in scraps and in blanks */
 	uint64_t ballast_touched;	/* most that was ever in use or held */
-	uint64_t scrap_bytes;
+	uint64_t apart_bytes;		/* of these, not in the ballast file */
 	struct scrap *scraps;
 	unsigned n_scraps;
+	struct blank blank[BLANKS];
+	uint64_t wish[BLANKS];		/* sizes asked for, a ring */
+	unsigned n_wishes;
 
 	/* room held in the store; reserve.c. The locks are leaves, never with s->lock inside */
 	int reserve_fd;
@@ -271,6 +281,10 @@ static inline void unlock_scope(pthread_mutex_t **m)
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
 /* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
+/* Of this thread alone. Persisting gives way to who still writes; nobody waits for it while the
+ * cores are full, and with one of them free it is as fast. */
+void staging_nice(int nice);
+#define PERSIST_NICE 5
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
 void sleeper_wake(struct sleeper *l);	/* all, now */
 void sleeper_nudge(struct sleeper *l, bool now);	/* one; not `now`: unless one looks again soon */
@@ -342,6 +356,20 @@ void ballast_hand_over(struct staging *s, int fd, uint64_t size);
 /* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). */
 bool ballast_keep(struct staging *s, int dir, const char *name);
 void *ballast_main(void *arg);
+/* Below, ballast_lock held; bytes are whole huge pages. Frees up to `want` bytes of pages, not
+ * those of blanks; returns how many. */
+uint64_t ballast_take(struct staging *s, uint64_t want);
+
+/* blank.c */
+#define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
+uint64_t blank_take(struct staging *s, uint64_t want);	/* as ballast_take, of blanks alone */
+uint64_t blank_bytes(const struct staging *s);
+/* Ballast_lock not held. */
+void blank_recover(struct staging *s);		/* what a worker before us left; no thread runs yet */
+void blank_clear(struct staging *s);		/* removes their files, for good */
+/* One for `size` bytes becomes dir/name: empty, with its memory. false: none. */
+bool blank_use(struct staging *s, uint64_t size, int dir, const char *name);
+bool blank_step(struct staging *s);		/* some 0.2 ms of work; false: nothing is due */
 void *watch_main(void *arg);
 
 /* dirs.c */

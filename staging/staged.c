@@ -314,7 +314,12 @@ static int make_bytes(struct staged *f)
 		fd = open_bytes(f, O_RDONLY);
 	} else {
 		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
-		fd = open_bytes(f, O_RDONLY | O_CREAT | O_EXCL);
+		char name[17];
+		staging_sf_name(f->id, name);
+		f->filled = f->huge && blank_use(f->s, f->expected, staging_sf_dir(f), name);
+		fd = open_bytes(f, f->filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
+		if (f->filled && fd >= 0)
+			futimens(fd, NULL);
 	}
 	LOCK_SCOPE(&f->s->lock);	/* the watch looks at it */
 	f->fd = fd < 0 ? -1 : fd;
@@ -325,7 +330,7 @@ static int make_bytes(struct staged *f)
 static void fill_ahead(struct staged *f)
 {
 	struct staging *s = f->s;
-	int fd = open_bytes(f, O_RDWR);
+	int fd = f->filled ? -1 : open_bytes(f, O_RDWR);
 	if (fd >= 0) {
 		ballast_hand_over(s, fd, f->expected);
 		close(fd);

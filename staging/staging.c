@@ -4,7 +4,8 @@
  *
  *   staged.c   staged files, budget, seals     log.c      the ordered log
  *   persist.c  bytes to unpublished files      publish.c  names, in order
- *   ballast.c  touched memory, the watch       dirs.c     directories of the store
+ *   ballast.c  touched memory, the watch       blank.c    files made ready beforehand
+ *   dirs.c     directories of the store        reserve.c  room held in the store
  *   sweep.c    leftovers after a replay        place.c    the tmpfs itself
  *   record.c   records as bytes
  */
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
@@ -23,6 +25,11 @@ void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline
 	struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
 			     .tv_nsec = (long)(deadline_ns % 1000000000u)};
 	pthread_cond_timedwait(c, m, &t);
+}
+
+void staging_nice(int nice)
+{
+	setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
 }
 
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns)
@@ -217,6 +224,7 @@ void staging_clear(struct staging *s)
 	sweep_tmp_all(s);
 	reserve_close(s, true);
 	unlinkat(s->o.place.huge, "ballast", 0);
+	blank_clear(s);
 	char name[32];
 	snprintf(name, sizeof(name), "log.%llu", (unsigned long long)s->head->segment);
 	unlinkat(s->o.place.base, name, 0);

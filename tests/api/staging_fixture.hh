@@ -86,6 +86,7 @@ struct Options {
 	const char *fault = nullptr;
 	const char *engine = "posix";
 	uint64_t budget = 512u << 20;	// growing files are charged ahead of what they hold
+	uint64_t ballast = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
@@ -110,6 +111,7 @@ public:
 		so.engine = engine.e;
 		so.place = place;
 		so.budget_bytes = o.budget;
+		so.ballast_bytes = o.ballast;
 		so.notice = note;
 		so.ctx = this;
 		if (!err)

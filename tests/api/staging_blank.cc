@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+//
+// Blanks: empty files that wait with their memory for shards of sizes that come again.
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include "staging_fixture.hh"
+
+namespace
+{
+
+const uint64_t root = STAGING_ROOT_DIR, mib = 1u << 20;
+
+struct File {
+	std::string name;
+	uint64_t size, held;
+};
+
+// What lies in the tmpfs of large files, but for the ballast itself.
+std::vector<File> files(const Staging &s, bool blanks)
+{
+	std::vector<File> out;
+	int fd = openat(s.place.huge, ".", O_RDONLY | O_DIRECTORY);
+	DIR *d = fdopendir(fd);
+	while (dirent *e = readdir(d)) {
+		struct stat st;
+		std::string name = e->d_name;
+		bool blank = name.rfind("blank.", 0) == 0;
+		if (name[0] != '.' && name != "ballast" && blank == blanks &&
+		    !fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode))
+			out.push_back({name, (uint64_t)st.st_size, (uint64_t)st.st_blocks * 512});
+	}
+	closedir(d);
+	return out;
+}
+
+unsigned ready(const Staging &s, uint64_t size)
+{
+	unsigned n = 0;
+	for (auto &f : files(s, true))
+		n += f.size == 0 && f.held == size;
+	return n;
+}
+
+template <typename F> bool until(F f)
+{
+	for (int i = 0; i < 3000; i++, usleep(10000))
+		if (f())
+			return true;
+	return false;
+}
+
+Options with_ballast()
+{
+	Options o;
+	o.budget = 256 * mib;
+	o.ballast = 192 * mib;
+	return o;
+}
+
+// One shard, durable and removed again, as a rotation leaves it: its memory is ballast.
+void shard(Staging &s, uint64_t size, const std::string &name)
+{
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, name}, size);
+	ASSERT_TRUE(f && write_all(f, std::string(size, 'x')));
+	ASSERT_EQ(staged_reserve(f), 0);
+	int64_t seq = seal(s, f, node, {{root, name}}, true);
+	ASSERT_GT(seq, 0);
+	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+	staged_unref(f);
+}
+
+bool is_ready(Staging &s)
+{
+	return until([&] {
+		auto st = s.stats();
+		return st.ballast == st.ballast_target && ready(s, 20 * mib) == 1;
+	});
+}
+
+TEST(Blank, ASizeThatComesAgainIsReady)
+{
+	Ground ground;
+	Staging s(ground, with_ballast());
+	ASSERT_EQ(s.err, 0);
+	shard(s, 20 * mib, "a");
+	ASSERT_TRUE(is_ready(s));
+
+	staged *f = create(s, staging_new_id(s), {root, "b"}, 20 * mib);
+	ASSERT_TRUE(f);
+	EXPECT_EQ(ready(s, 20 * mib), 0u);
+	auto now = files(s, false);
+	ASSERT_EQ(now.size(), 1u);
+	EXPECT_EQ(now[0].held, 20 * mib);
+	EXPECT_EQ(info(f).size, 0u);
+	EXPECT_EQ(info(f).blocks, 0u);
+	EXPECT_LT(time(nullptr) - info(f).mtime.tv_sec, 5);
+
+	// nothing of what its pages held before shows
+	ASSERT_EQ(staged_resize(f, 20 * mib), 0);
+	ASSERT_EQ(staged_write(f, "y", 1, 10 * mib + 5), 1);
+	std::string bytes(20 * mib, 'z');
+	ASSERT_EQ(staged_read(f, bytes.data(), bytes.size(), 0), (ssize_t)bytes.size());
+	EXPECT_EQ(bytes[10 * mib + 5], 'y');
+	bytes[10 * mib + 5] = 0;
+	EXPECT_EQ(bytes.find_first_not_of('\0'), std::string::npos);
+	staged_unref(f);
+}
+
+TEST(Blank, TooSmallOrMuchTooLargeIsLeft)
+{
+	Ground ground;
+	Staging s(ground, with_ballast());
+	ASSERT_EQ(s.err, 0);
+	shard(s, 20 * mib, "a");
+	ASSERT_TRUE(is_ready(s));
+	staged *more = create(s, staging_new_id(s), {root, "b"}, 30 * mib);
+	staged *less = create(s, staging_new_id(s), {root, "c"}, 8 * mib);
+	ASSERT_TRUE(more && less);
+	EXPECT_EQ(ready(s, 20 * mib), 1u);
+	staged *close = create(s, staging_new_id(s), {root, "d"}, 19 * mib);
+	ASSERT_TRUE(close);
+	EXPECT_EQ(ready(s, 20 * mib), 0u);
+	for (staged *f : {more, less, close})
+		staged_unref(f);
+}
+
+TEST(Blank, TheNextWorkerFindsIt)
+{
+	Ground ground;
+	{
+		Staging s(ground, with_ballast());
+		ASSERT_EQ(s.err, 0);
+		shard(s, 20 * mib, "a");
+		ASSERT_TRUE(is_ready(s));
+	}
+	Options o = with_ballast();
+	o.start = false;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(ready(s, 20 * mib), 1u);
+	EXPECT_GE(s.stats().ballast, 20 * mib);
+	staged *f = create(s, staging_new_id(s), {root, "b"}, 20 * mib);
+	ASSERT_TRUE(f);
+	EXPECT_EQ(ready(s, 20 * mib), 0u);
+	staged_unref(f);
+}
+
+TEST(Blank, GivesItsMemoryUpWhenOthersNeedIt)
+{
+	Ground ground;
+	Staging s(ground, with_ballast());
+	ASSERT_EQ(s.err, 0);
+	shard(s, 20 * mib, "a");
+	ASSERT_TRUE(is_ready(s));
+	staged *f = create(s, staging_new_id(s), {root, "b"}, 250 * mib);
+	ASSERT_TRUE(f);
+	ASSERT_FALSE(staged_spilled(f));
+	EXPECT_TRUE(until([&] { return s.stats().used + s.stats().ballast <= 256 * mib; }));
+	EXPECT_EQ(ready(s, 20 * mib), 0u);
+	staged_unref(f);
+}
+
+TEST(Blank, NoneIsLeftAtTheEnd)
+{
+	Ground ground;
+	Staging s(ground, with_ballast());
+	ASSERT_EQ(s.err, 0);
+	shard(s, 20 * mib, "a");
+	ASSERT_TRUE(is_ready(s));
+	ASSERT_EQ(s.drain(), 0);
+	staging_clear(s);
+	EXPECT_TRUE(files(s, true).empty());
+}
+
+} // namespace
