@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #define OVERLAYFS_MAGIC 0x794c7630
-#define ANSWER_NICE (-10)
 /* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
  * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
  * would be read before that close. */
@@ -164,9 +163,6 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	/* who answers is waited for, and on full cores would wait itself for a writer's slice;
-	 * staging takes this back for its own threads. Without the right to it: as before */
-	setpriority(PRIO_PROCESS, 0, ANSWER_NICE);
 	if (!getrlimit(RLIMIT_NOFILE, &rl)) {
 		rl.rlim_cur = rl.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &rl);

@@ -335,7 +335,6 @@ void *watch_main(void *arg)
 	struct staging *s = arg;
 	unsigned quiet = 0;
 
-	staging_nice(0);
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
 		bool growing = s->open_list != NULL;

@@ -691,7 +691,6 @@ void *publish_main(void *arg)
 	struct staging *s = arg;
 	struct batch b;
 
-	staging_nice(0);
 	for (;;) {
 		pthread_mutex_lock(&s->lock);
 		struct pend *p = s->pend;
