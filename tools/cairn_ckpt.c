@@ -228,279 +228,69 @@ ssize_t ckpt_find(const struct ckpt *c, const char *name)
 /* ---- read ------------------------------------------------------------------------- */
 
 struct reading {
-	struct ckpt *c;
+	const struct ckpt *c;
 	ckpt_bad_fn bad;
 	void *ctx;
-	int fatal;		/* -ENOMEM */
 };
 
-static void found_bad(struct reading *r, const char *file, const struct fmt_error *e, int err)
-{
-	ssize_t i = ckpt_find(r->c, file);
-	char *fault;
+struct opened {
+	int fd;
+};
 
-	if (err == -ENOMEM)
-		r->fatal = err;
-	if (r->bad)
-		r->bad(r->ctx, file, e, err);
-	if (i < 0 || r->c->name[i].fault || err == -ENOTSUP)
-		return;		/* what is not supported is not broken */
-	fault = strdup(e->text);
-	if (!fault)
-		r->fatal = -ENOMEM;
-	r->c->name[i].fault = fault;
-}
-
-static int cannot_open(struct fmt_error *e, int err)
+static int open_source(void *ctx, const char *name, struct fmt_source *out)
 {
-	e->at = FMT_NOWHERE;
-	snprintf(e->text, sizeof(e->text), "%s", strerror(-err));
+	const struct reading *r = ctx;
+	struct opened *o = malloc(sizeof(*o));
+	int err;
+
+	if (!o)
+		return -ENOMEM;
+	o->fd = ckpt_open_file(r->c, name);
+	err = o->fd < 0 ? o->fd : ckpt_source(&o->fd, out);
+	if (!err)
+		return 0;
+	if (o->fd >= 0)
+		close(o->fd);
+	free(o);
 	return err;
 }
 
-/* A whole small file in memory; the caller frees. */
-static int slurp(const struct ckpt *c, const char *name, char **out, size_t *len,
-		 struct fmt_error *e)
+static void close_source(void *ctx, struct fmt_source *s)
 {
-	CLEANUP_CLOSE int fd = ckpt_open_file(c, name);
-	struct fmt_source s;
-	int err = fd < 0 ? fd : ckpt_source(&fd, &s);
+	struct opened *o = s->ctx;
 
-	*out = NULL;
-	if (!err && s.size > PICKLE_MAX_BYTES)
-		err = -EFBIG;
-	if (!err)
-		*out = malloc(s.size ? s.size : 1);
-	if (!err && !*out)
-		err = -ENOMEM;
-	if (!err)
-		err = fmt_read(&s, 0, *out, s.size);
-	*len = err ? 0 : s.size;
-	return err ? cannot_open(e, err) : 0;
+	(void)ctx;
+	close(o->fd);
+	free(o);
 }
 
-static void read_metadata(struct reading *r, const char *name)
+static void tell_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
 {
-	CLEANUP_FREE char *bytes = NULL;
-	struct fmt_error e;
-	size_t len;
-	int err = slurp(r->c, name, &bytes, &len, &e);
+	const struct reading *r = ctx;
 
-	if (!err)
-		err = dcp_read(r->c->set, bytes, len, &e);
-	if (err)
-		found_bad(r, name, &e, err);
-}
-
-/* One file of tensors. `prefix`: before its tensors' names. */
-static void read_file(struct reading *r, const char *name, const char *prefix)
-{
-	CLEANUP_CLOSE int fd = ckpt_open_file(r->c, name);
-	struct fmt_error e = { .at = FMT_NOWHERE };
-	struct fmt_source s;
-	int err = fd < 0 ? fd : ckpt_source(&fd, &s);
-	int64_t file;
-
-	if (err) {
-		cannot_open(&e, err);
-	} else {
-		file = fmt_set_file(r->c->set, name, strlen(name), &e);
-		err = file < 0 ? (int)file : ckpt_is_safetensors(name) ?
-		      safetensors_read(r->c->set, (uint32_t)file, &s, &e) :
-		      torchfile_read(r->c->set, (uint32_t)file, prefix, &s, &e);
-	}
-	if (err)
-		found_bad(r, name, &e, err);
-}
-
-/* Only the end of the zip: is it whole? */
-static void read_end(struct reading *r, const char *name)
-{
-	CLEANUP_CLOSE int fd = ckpt_open_file(r->c, name);
-	struct fmt_error e = { .at = FMT_NOWHERE };
-	struct fmt_source s;
-	struct zip *z = NULL;
-	uint8_t magic[2] = { 0 };
-	int err = fd < 0 ? fd : ckpt_source(&fd, &s);
-
-	if (err)
-		cannot_open(&e, err);
-	else if (s.size < 2 || fmt_read(&s, 0, magic, 2) || magic[0] != 0x80)
-		err = zip_open(&s, &z, &e);	/* else the old format, which has no end */
-	zip_close(z);
-	if (err)
-		found_bad(r, name, &e, err);
-}
-
-static void read_index(struct reading *r)
-{
-	for (size_t i = 0; i < r->c->names.n; i++) {
-		const char *name = r->c->names.v[i];
-		size_t n = strlen(name), m = strlen(".safetensors.index.json");
-		CLEANUP_FREE char *text = NULL;
-		struct fmt_error e;
-		size_t len;
-		int err;
-
-		if (n < m || strcmp(name + n - m, ".safetensors.index.json") || r->c->index.v)
-			continue;
-		err = slurp(r->c, name, &text, &len, &e);
-		if (!err)
-			err = safetensors_index_read(r->c->set, text, len, &r->c->index, &e);
-		if (err)
-			found_bad(r, name, &e, err);
-	}
-}
-
-/* With an index only its files count: others (consolidated copies) may stand beside them. */
-static bool is_listed(const struct ckpt *c, const char *name, size_t n_indexed)
-{
-	if (!c->index.v)
-		return true;
-	for (size_t i = 0; i < n_indexed; i++)
-		if (!strcmp(c->set->file[i].name, name))
-			return true;
-	return false;
-}
-
-static void read_safetensors(struct reading *r)
-{
-	size_t n_indexed;
-
-	read_index(r);
-	n_indexed = r->c->set->n_files;
-	for (size_t i = 0; i < r->c->names.n && !r->fatal; i++)
-		if (ckpt_is_safetensors(r->c->names.v[i]) &&
-		    is_listed(r->c, r->c->names.v[i], n_indexed))
-			read_file(r, r->c->names.v[i], "");
-}
-
-static void read_torch(struct reading *r, bool deep, bool prefixed)
-{
-	size_t n = 0;
-
-	for (size_t i = 0; i < r->c->names.n; i++)
-		n += ckpt_is_torch(r->c->names.v[i]);
-	for (size_t i = 0; i < r->c->names.n && !r->fatal; i++) {
-		const char *name = r->c->names.v[i];
-		CLEANUP_FREE char *prefix = NULL;
-
-		if (!ckpt_is_torch(name))
-			continue;
-		if (!deep) {
-			read_end(r, name);
-			continue;
-		}
-		if ((n > 1 || prefixed) && asprintf(&prefix, "%s:", name) < 0)
-			r->fatal = -ENOMEM;
-		else
-			read_file(r, name, prefix ? prefix : "");
-	}
-}
-
-static void read_dcp(struct reading *r)
-{
-	bool global = ckpt_find(r->c, ".metadata") >= 0;
-	bool any = false;
-
-	for (size_t i = 0; i < r->c->names.n && !r->fatal; i++)
-		if (ckpt_is_metadata(r->c->names.v[i], global)) {
-			read_metadata(r, r->c->names.v[i]);
-			any = true;
-		}
-	if (!any) {
-		fmt_set_free(r->c->set);
-		r->c->set = NULL;
-	}
-}
-
-/* Files whose header alone says where things are. */
-static void read_headers(struct reading *r)
-{
-	for (uint32_t f = 0; f < r->c->set->n_files; f++) {
-		struct fmt_error e = { .at = FMT_NOWHERE };
-		struct fmt_source s;
-		int err;
-
-		if (!dcp_wants_header(r->c->set, f))
-			continue;
-		CLEANUP_CLOSE int fd = ckpt_open_file(r->c, r->c->set->file[f].name);
-
-		if (fd == -ENOENT)
-			continue;	/* told by who compares names */
-		err = fd < 0 ? cannot_open(&e, fd) : ckpt_source(&fd, &s);
-		if (!err)
-			err = dcp_read_header(r->c->set, f, &s, &e);
-		if (err)
-			found_bad(r, r->c->set->file[f].name, &e, err);
-	}
-}
-
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
-}
-
-static int add_name(struct ckpt *c, const char *name, uint64_t size)
-{
-	char **v = reallocarray(c->names.v, c->names.n + 1, sizeof(*v));
-	struct ckpt_name *n;
-
-	if (v)
-		c->names.v = v;
-	n = v ? reallocarray(c->name, c->names.n + 1, sizeof(*n)) : NULL;
-	if (n)
-		c->name = n;
-	if (!n || !(v[c->names.n] = strdup(name)))
-		return -ENOMEM;
-	n[c->names.n] = (struct ckpt_name){ .name = v[c->names.n], .size = size };
-	c->names.n++;
-	return 0;
-}
-
-/* Files in directories below, which metadata may list, join the names. */
-static void add_nested(struct reading *r)
-{
-	struct ckpt *c = r->c;
-	size_t had = c->names.n;
-
-	for (size_t i = 0; i < c->set->n_files && !r->fatal; i++) {
-		const char *name = c->set->file[i].name;
-		CLEANUP_CLOSE int fd = strchr(name, '/') ? ckpt_open_file(c, name) : -1;
-		struct stat st;
-
-		if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode))
-			r->fatal = add_name(c, name, (uint64_t)st.st_size);
-	}
-	if (c->names.n == had)
-		return;
-	qsort(c->name, c->names.n, sizeof(*c->name), by_name);
-	for (size_t i = 0; i < c->names.n; i++)
-		c->names.v[i] = (char *)c->name[i].name;
+	if (r->bad)
+		r->bad(r->ctx, file, e, err);
 }
 
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 {
 	struct reading r = { .c = c, .bad = bad, .ctx = ctx };
+	const struct ckpt_io io = { .ctx = &r, .open = open_source, .close = close_source,
+				    .bad = tell_bad, .max_bytes = PICKLE_MAX_BYTES };
+	struct ckpt_content in = { .kind = c->kind, .v = c->name, .n = c->names.n };
+	int err = ckpt_content_read(&in, &io, deep);
+	char **v = reallocarray(c->names.v, in.n ? in.n : 1, sizeof(*v));
 
-	c->set = fmt_set_new();
-	if (!c->set)
-		return -ENOMEM;
-	if (ckpt_is_dcp(c->kind.format))
-		read_dcp(&r);
-	else if (c->kind.format != CKPT_ORBAX)
-		read_safetensors(&r);
-	if (!r.fatal && c->set && c->kind.format != CKPT_ORBAX &&
-	    c->kind.format != CKPT_SAFETENSORS)
-		read_torch(&r, deep,
-			   c->kind.format == CKPT_MEGATRON || c->kind.format == CKPT_TRAINER);
-	if (!c->set)
-		return r.fatal;
-	add_nested(&r);
-	fmt_set_finish(c->set);
-	if (ckpt_is_dcp(c->kind.format))
-		read_headers(&r);
-	return r.fatal;
+	c->name = in.v;
+	c->set = in.set;
+	c->index = in.index;
+	if (!v)
+		return -ENOMEM;	/* the command ends: names that came with the reading go with it */
+	c->names.v = v;
+	c->names.n = in.n;	/* files in directories below may have come */
+	for (size_t i = 0; i < in.n; i++)
+		v[i] = (char *)in.v[i].name;
+	return err;
 }
 
 /* ---- judge ------------------------------------------------------------------------ */

@@ -397,6 +397,36 @@ bool ckpt_is_metadata(const char *name, bool global);
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
 
+/* ---- what is in a checkpoint's files: content.c ----
+ * The files are reached through callbacks, so that the daemon and the tools read alike. */
+
+struct ckpt_io {
+	void *ctx;
+	/* A file of the checkpoint by its name there (which may hold '/'), never one outside it.
+	 * 0 or -errno; what it gave is handed to close(). */
+	int (*open)(void *ctx, const char *name, struct fmt_source *out);
+	void (*close)(void *ctx, struct fmt_source *s);
+	/* May be NULL: told of each file that is not what its format says. */
+	void (*bad)(void *ctx, const char *file, const struct fmt_error *e, int err);
+	uint64_t max_bytes;	/* of one file of metadata: what is larger cannot be read */
+};
+
+struct ckpt_content {
+	struct ckpt_kind kind;		/* given, as v and n */
+	struct ckpt_name *v;		/* sorted; the array, names and faults are malloc()ed */
+	size_t n;
+	struct fmt_set *set;		/* found; NULL: nothing to read, or nothing readable */
+	struct safetensors_index index;	/* found; .v NULL: none */
+};
+
+/* Reads metadata and headers into c->set and finishes it. A file that is broken gets a fault, is
+ * told, and left out; files in directories below that metadata lists join the names. `deep`: also
+ * what metadata does not describe (torch.save files beside it). 0, -ENOMEM. */
+int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, bool deep);
+void ckpt_content_free(struct ckpt_content *c);
+/* Index in c->v, or -1. */
+ssize_t ckpt_content_find(const struct ckpt_content *c, const char *name);
+
 /* The verdict. set (finished) holds what was read, NULL where nothing could be; index may
  * be NULL. quiet_s: seconds since the last change in the directory. */
 void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
