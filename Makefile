@@ -78,7 +78,7 @@ LIBFS := $(BUILD)/libfs.a
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
 STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
-FS_LIBS := $(LIBFS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
+FS_LIBS := $(LIBFS) $(LIBFORMATS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
 
 PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
 	$(if $(wildcard tools/cairn.c),$(BUILD)/cairn) \
@@ -139,7 +139,7 @@ $(say) LINK $@
 $(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -o $@
 endef
 
-$(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
 $(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 	$(call link,$(LIBFORMATS) $(IO_LIBS))
@@ -170,7 +170,7 @@ $(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING)
 	$$(call link_cxx,$$(STAGING_LIBS))
 $(BUILD)/tests/$(1)_formats_%: $(BUILD)/obj/tests/$(1)/formats_%.o $(LIBFORMATS)
 	$$(call link_cxx,$$(LIBFORMATS))
-$(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(FS_LIBS))
 endef
 $(eval $(call test_rules,unit))
@@ -182,7 +182,7 @@ SHIM_SRC := $(wildcard tests/unit/*.c)
 $(SHIM): $(call obj,$(SHIM_SRC)) $(BUILD)/sources
 	@mkdir -p $(@D)
 	$(archive)
-$(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(SHIM) $(FS_LIBS))
 
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/formats/formats.h"
+
 struct rec rec_new(uint32_t type)
 {
 	struct rec r = {.type = type, .unique = current.unique};
@@ -493,18 +495,80 @@ int fs_replay(void *ctx, const struct rec *r)
 /* ---- seals ---- */
 
 /* Everything the store is to know of n: names, attributes, xattrs. *data is the caller's. */
-static int fill_seal(struct node *n, struct rec *out, void **data)
+static bool is_over(const char *mark, struct timespec commit)
+{
+	struct timespec t;
+	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec && t.tv_nsec == commit.tv_nsec;
+}
+
+/* What stands by d's name in the store says of itself; "" when it says nothing. */
+static void store_says(struct fs *fs, const struct dentry *d, const char *key, char buf[CKPT_OVER_ROOM])
+{
+	ssize_t len = -ENOENT;
+	int fd;
+	if (!staging_dir_get(fs->s, d->dir->id, &fd)) {
+		len = io_get_xattr(fs->store, fd, d->name, key, buf, CKPT_OVER_ROOM - 1);
+		staging_dir_put(fs->s, d->dir->id);
+	}
+	buf[len < 0 ? 0 : len] = '\0';
+}
+
+/* The mark for a version of n that replaces one which c commits. An earlier one that says the same
+ * is kept, for it knows what was committed. */
+static void mark_over(struct fs *fs, struct node *n, const struct dentry *d, struct node *c)
+{
+	char mark[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM] = "";
+	struct stat st;
+
+	node_stat(fs, c, &st);
+	if (n->over && is_over(n->over, st.st_mtim))
+		return;
+	store_says(fs, d, CKPT_OVER_KEY, mark);
+	if (!is_over(mark, st.st_mtim)) {
+		/* the order is kept: where the store has c it has what c commits */
+		if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
+			store_says(fs, d, "user.cairn.checksum", sum);
+		ckpt_over_print(st.st_mtim, sum, mark);
+	}
+	free(n->over);
+	n->over = strdup(mark);
+}
+
+/* A shard gets a new version while what commits it stands: it says so of itself, until that is
+ * written anew. */
+static void note_over(struct fs *fs, struct node *n)
+{
+	char buf[64];
+	struct dentry *d = n->names;
+	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
+		d = d->name_next;
+	for (int which = 0; d && which < 2; which++) {
+		const char *name = ckpt_commit_of(d->name, which, buf);
+		struct node *c = NULL;
+		if (!name || tree_lookup(fs, d->dir, name, &c, NULL) || !S_ISREG(c->mode))
+			continue;
+		mark_over(fs, n, d, c);
+		if (!c->nlookup)
+			node_release(fs, c);
+		return;
+	}
+	free(n->over);
+	n->over = NULL;
+}
+
+static int fill_seal(struct fs *fs, struct node *n, struct rec *out, void **data)
 {
 	struct rec r = rec_new(REC_SEAL);
 	unsigned n_names = 0, n_pairs = 0;
 
 	r.unique = 0;	/* FLUSH and RELEASE may be carried out twice */
+	note_over(fs, n);
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		n_names++;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		n_pairs++;
 	struct rec_name *names = calloc(n_names + 1, sizeof(*names));
-	struct rec_pair *pairs = calloc(n_pairs + 1, sizeof(*pairs));
+	struct rec_pair *pairs = calloc(n_pairs + 2, sizeof(*pairs));
 	if (!names || !pairs)
 		no_memory();
 	n_names = n_pairs = 0;
@@ -515,6 +579,9 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	}
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
+	if (n->over)
+		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY, .val = n->over,
+						     .len = (uint32_t)strlen(n->over)};
 	ssize_t len = rec_pack(names, n_names, pairs, n_pairs, data);
 	r.dir = n_names ? names[0].dir : 0;
 	r.name = n_names ? names[0].name : "";
@@ -533,9 +600,9 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	return 0;
 }
 
-static int fill_flushed(struct node *n, struct rec *r, void **data)
+static int fill_flushed(struct fs *fs, struct node *n, struct rec *r, void **data)
 {
-	int rc = fill_seal(n, r, data);
+	int rc = fill_seal(fs, n, r, data);
 	r->type = REC_FLUSHED;
 	r->sf = staged_id(n->sf);
 	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
@@ -547,7 +614,7 @@ int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	int rc = fill_flushed(n, &r, &data);
+	int rc = fill_flushed(fs, n, &r, &data);
 	if (!rc)
 		rc = fs_record(fs, &r);
 	free(data);
@@ -558,7 +625,7 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 {
 	struct rec r;
 	void *data = NULL;
-	int rc = fill_seal(n, &r, &data);
+	int rc = fill_seal(fs, n, &r, &data);
 	if (!rc)
 		rc = staging_seal(fs->s, n->sf, &r, closed);
 	if (!rc) {
@@ -647,7 +714,7 @@ static int emit_accepted(struct fs *fs, struct node *n)
 	void *data = NULL;
 	if (!n->accepted || !n->sf || !n->names)
 		return 0;
-	int rc = fill_flushed(n, &r, &data);
+	int rc = fill_flushed(fs, n, &r, &data);
 	if (!rc)
 		rc = staging_emit(fs->s, &r);
 	free(data);

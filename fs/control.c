@@ -15,6 +15,25 @@ static const struct { const char *name; mode_t mode; } files[] = {
 	{"status", 0444}, {"status.json", 0444}, {"metrics", 0444}, {"control", 0200},
 };
 
+/* What has code of its own, by its place in enum control_tree. */
+static const struct tree {
+	const char *name;
+	void (*lookup)(fuse_req_t, uint64_t parent, const char *name);
+	void (*getattr)(fuse_req_t, uint64_t id);
+	void (*readlink)(fuse_req_t, uint64_t id);
+	void (*readdir)(fuse_req_t, uint64_t id, size_t, off_t, bool plus);
+	void (*forget)(uint64_t id, uint64_t count);
+} trees[] = {
+	[CONTROL_LATEST] = {"latest", latest_lookup, latest_getattr, latest_readlink, latest_readdir, latest_forget},
+};
+#define N_TREES (sizeof(trees) / sizeof(trees[0]))
+
+static const struct tree *tree_of(uint64_t id)
+{
+	unsigned t = id >> 56 & 63;
+	return id & CONTROL_TREE_BIT && t < N_TREES ? &trees[t] : NULL;
+}
+
 struct text {
 	struct text *next;
 	uint64_t fh;
@@ -218,6 +237,15 @@ void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
 	uint64_t id = parent == ROOT_ID ? CONTROL_DIR : 0;
+	const struct tree *t = tree_of(parent);
+
+	for (unsigned i = 0; parent == CONTROL_DIR && i < N_TREES; i++)
+		if (!strcmp(name, trees[i].name))
+			t = &trees[i];
+	if (t) {
+		t->lookup(req, parent, name);
+		return;
+	}
 
 	for (unsigned i = 0; parent == CONTROL_DIR && i < sizeof(files) / sizeof(files[0]); i++)
 		if (!strcmp(name, files[i].name))
@@ -231,11 +259,30 @@ void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 void control_getattr(fuse_req_t req, fuse_ino_t id)
 {
+	const struct tree *t = tree_of(id);
 	struct stat st;
-	if (control_stat(req_fs(req), id, &st))
+	if (t)
+		t->getattr(req, id);
+	else if (control_stat(req_fs(req), id, &st))
 		fuse_reply_err(req, ENOENT);
 	else
 		fuse_reply_attr(req, &st, 1);
+}
+
+void control_readlink(fuse_req_t req, fuse_ino_t id)
+{
+	const struct tree *t = tree_of(id);
+	if (t)
+		t->readlink(req, id);
+	else
+		fuse_reply_err(req, EINVAL);
+}
+
+void control_forget(uint64_t id, uint64_t count)
+{
+	const struct tree *t = tree_of(id);
+	if (t)
+		t->forget(id, count);
 }
 
 static struct text *make_text(struct fs *fs, uint64_t id, uint64_t fh)
@@ -264,7 +311,7 @@ static struct text *make_text(struct fs *fs, uint64_t id, uint64_t fh)
 void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	if (id == CONTROL_DIR) {
+	if (id == CONTROL_DIR || tree_of(id)) {
 		fuse_reply_err(req, EISDIR);
 		return;
 	}
@@ -334,18 +381,23 @@ void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, 
 	}
 }
 
-void control_readdir(fuse_req_t req, size_t size, off_t off, bool plus)
+void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus)
 {
 	char buf[4096];
 	size_t used = 0;
 	const unsigned n = sizeof(files) / sizeof(files[0]);
 
-	for (unsigned i = (unsigned)off; i < n; i++) {
-		struct fuse_entry_param e = {.attr = {.st_ino = C_STATUS + i, .st_mode = S_IFREG}};
-		size_t left = (size < sizeof(buf) ? size : sizeof(buf)) - used, need;
+	if (tree_of(id)) {
+		tree_of(id)->readdir(req, id, size, off, plus);
+		return;
+	}
+	for (unsigned i = (unsigned)off; i < n + N_TREES; i++) {
 		/* no node (ino 0): the kernel looks a name up when somebody asks */
-		need = plus ? fuse_add_direntry_plus(req, buf + used, left, files[i].name, &e, i + 1) :
-			      fuse_add_direntry(req, buf + used, left, files[i].name, &e.attr, i + 1);
+		struct fuse_entry_param e = {.attr = {.st_ino = C_STATUS + i, .st_mode = i < n ? S_IFREG : 0}};
+		const char *name = i < n ? files[i].name : trees[i - n].name;
+		size_t left = (size < sizeof(buf) ? size : sizeof(buf)) - used, need;
+		need = plus ? fuse_add_direntry_plus(req, buf + used, left, name, &e, i + 1) :
+			      fuse_add_direntry(req, buf + used, left, name, &e.attr, i + 1);
 		if (need > left)
 			break;
 		used += need;

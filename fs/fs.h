@@ -95,6 +95,7 @@ struct node {
 	struct staged *sf;	/* bytes in staging; NULL = the store's */
 	bool sealed;		/* the order has a version of it */
 	bool rdwr;		/* was open O_RDWR since the last seal: mapped writes possible */
+	char *over;		/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
 	int close_error;	/* a close that found no room */
 	bool accepted;		/* a close was answered with success: its seal is refused no more */
 	unsigned handles, writers;
@@ -254,6 +255,8 @@ void node_set_sino(struct fs *fs, struct node *n, uint64_t sino);
 int node_load_xattrs(struct fs *fs, struct node *n);
 void xattr_put(struct node *n, const char *key, const void *val, uint32_t len);
 bool xattr_drop(struct node *n, const char *key);
+/* Has the store all that is at n or below, safely? (xattr.c) */
+bool node_all_durable(struct fs *fs, struct node *n);
 /* A path for people, relative to the mount. */
 void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
 int node_open_store(struct fs *fs, struct node *n);
@@ -363,15 +366,39 @@ unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left
 /* ---- control.c: MOUNT/.cairn ---- */
 #define CONTROL_DIR 2ull
 #define CONTROL_LAST 15ull
-static inline bool is_control(uint64_t id) { return id >= CONTROL_DIR && id <= CONTROL_LAST; }
+/* Directories below it have ids of their own: a bit that no other id has, which tree, a hash of
+ * the path in it. */
+enum control_tree { CONTROL_LATEST };
+#define CONTROL_TREE_BIT (1ull << 62)
+static inline uint64_t control_tree_id(enum control_tree t, uint64_t hash)
+{
+	return CONTROL_TREE_BIT | (uint64_t)t << 56 | (hash & ((1ull << 56) - 1));
+}
+static inline bool is_control(uint64_t id)
+{
+	return (id >= CONTROL_DIR && id <= CONTROL_LAST) || id & CONTROL_TREE_BIT;
+}
 void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
 void control_getattr(fuse_req_t req, fuse_ino_t id);
 void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi);
 void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi);
 void control_release(fuse_req_t req, struct fuse_file_info *fi);
-void control_readdir(fuse_req_t req, size_t size, off_t off, bool plus);
+void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
+void control_readlink(fuse_req_t req, fuse_ino_t id);
+void control_forget(uint64_t id, uint64_t count);
 int control_stat(struct fs *fs, uint64_t id, struct stat *st);
+
+/* ---- latest.c: MOUNT/.cairn/latest; answered by a thread of its own ---- */
+void latest_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */
+void latest_getattr(fuse_req_t req, uint64_t id);
+void latest_readlink(fuse_req_t req, uint64_t id);
+void latest_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus);
+void latest_forget(uint64_t id, uint64_t count);
+/* The newest safe checkpoint below the mount's directory path, relative to it ("." is itself);
+ * ENODATA: none. */
+void latest_xattr(fuse_req_t req, const char *path, size_t size);
+void latest_stop(void);		/* the connection is gone: waits for the thread */
 
 /* ---- main.c's helpers ---- */
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);

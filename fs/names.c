@@ -104,6 +104,8 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 static void forget_one(struct fs *fs, uint64_t id, uint64_t count)
 {
 	struct node *n = node_find(fs, id);
+	if (is_control(id))
+		control_forget(id, count);
 	if (!n || n == fs->root)
 		return;
 	n->nlookup -= count < n->nlookup ? count : n->nlookup;
@@ -412,6 +414,10 @@ void op_readlink(fuse_req_t req, fuse_ino_t id)
 {
 	struct fs *fs = req_fs(req);
 	char buf[PATH_MAX + 1] = "";
+	if (is_control(id)) {
+		control_readlink(req, id);
+		return;
+	}
 	pthread_mutex_lock(&fs->lock);
 	struct node *n = node_find(fs, id);
 	int rc = n ? link_target(fs, n, buf, sizeof(buf)) : -ESTALE;

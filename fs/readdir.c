@@ -227,7 +227,7 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 	struct fs *fs = req_fs(req);
 
 	if (is_control(id)) {
-		control_readdir(req, size, off, plus);
+		control_readdir(req, id, size, off, plus);
 		return;
 	}
 	session_may_block(fs);

@@ -214,6 +214,7 @@ static void node_free(struct fs *fs, struct node *n)
 		staging_log(fs->s, &r);	/* lost: the node is merely known a little longer */
 	}
 	free(n->target);
+	free(n->over);
 	free(n);
 	fs->n_nodes--;
 }

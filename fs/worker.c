@@ -197,6 +197,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	for (unsigned i = 0; i < N_THREADS; i++)
 		pthread_join(fs->threads[i], NULL);
 	pthread_join(fs->house, NULL);
+	latest_stop();
 	unsigned unclosed = close_all(fs);
 	do {
 		rc = staging_drain(fs->s, 1000);

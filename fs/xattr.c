@@ -4,12 +4,16 @@
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
 
+#include "fs/formats/formats.h"
+
 #define CAIRN_PREFIX "user.cairn."
+#define LATEST_KEY CAIRN_PREFIX "latest"
 #define ENTRY_BYTES 16u
 
 static const char *const lane_names[] = {
@@ -106,6 +110,33 @@ static struct below look_below(struct fs *fs, struct node *top)
 	return b;
 }
 
+bool node_all_durable(struct fs *fs, struct node *n)
+{
+	return look_below(fs, n).rank == 4;
+}
+
+/* Of the store's file. */
+static ssize_t store_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
+{
+	const struct place *p = S_ISREG(n->mode) ? node_place(fs, n) : NULL;
+	int fd;
+	if (!p || staging_dir_get(fs->s, p->dir, &fd))
+		return -ENODATA;
+	ssize_t len = io_get_xattr(fs->store, fd, p->name, key, buf, cap);
+	staging_dir_put(fs->s, p->dir);
+	return len;
+}
+
+static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
+{
+	struct staged_info i = {.state = STAGED_DURABLE};
+	if (n->sf)
+		staged_get_info(n->sf, &i);
+	if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
+		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
+	return n->over ? snprintf(buf, cap, "%s", n->over) : -ENODATA;
+}
+
 static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
 {
 	struct below b;
@@ -121,14 +152,10 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 			if (i.checksum[0])
 				return snprintf(buf, cap, "%s", i.checksum);
 		}
-		const struct place *p = S_ISREG(n->mode) ? node_place(fs, n) : NULL;
-		int fd;
-		if (!p || staging_dir_get(fs->s, p->dir, &fd))
-			return -ENODATA;
-		ssize_t len = io_get_xattr(fs->store, fd, p->name, CAIRN_PREFIX "checksum", buf, cap);
-		staging_dir_put(fs->s, p->dir);
-		return len;
+		return store_value(fs, n, CAIRN_PREFIX "checksum", buf, cap);
 	}
+	if (!strcmp(key, "over"))
+		return over_value(fs, n, buf, cap);
 	b = look_below(fs, n);
 	if (!strcmp(key, "state"))
 		return snprintf(buf, cap, "%s", rank_names[b.rank]);
@@ -157,6 +184,24 @@ static int key_error(const char *key)
 	return strncmp(key, "user.", 5) ? -EOPNOTSUPP : 0;
 }
 
+static void ask_latest(fuse_req_t req, fuse_ino_t id, size_t size)
+{
+	struct fs *fs = req_fs(req);
+	char path[PATH_MAX];
+	bool dir;
+
+	release_barrier(fs);
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = node_current(fs, id);
+	if ((dir = n && S_ISDIR(n->mode)))
+		node_path(fs, n, path, sizeof(path));
+	pthread_mutex_unlock(&fs->lock);
+	if (dir)
+		latest_xattr(req, path, size);
+	else
+		fuse_reply_err(req, n ? ENODATA : ESTALE);
+}
+
 void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
 	struct fs *fs = req_fs(req);
@@ -165,6 +210,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 
 	if (rc || is_control(id)) {
 		fuse_reply_err(req, rc ? -rc : ENODATA);
+		return;
+	}
+	if (!strcmp(key, LATEST_KEY)) {
+		ask_latest(req, id, size);
 		return;
 	}
 	session_may_block(fs);

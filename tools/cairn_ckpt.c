@@ -17,7 +17,7 @@
 static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 {
 	struct ckpt_name *n = &c->name[i];
-	char state[16] = "";
+	char state[16] = "", over[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM], buf[64];
 	struct stat st;
 
 	n->name = c->names.v[i];
@@ -25,6 +25,12 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 		return errno == ENOENT ? 0 : -errno;	/* gone, or a link to nowhere */
 	n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 	n->dir = S_ISDIR(st.st_mode);
+	n->mtime = st.st_mtim;
+	if (ckpt_commit_of(n->name, 0, buf) &&
+	    !xattr_at(c->dir, n->name, CKPT_OVER_KEY, over, sizeof(over))) {
+		xattr_at(c->dir, n->name, XATTR_CHECKSUM, sum, sizeof(sum));
+		ckpt_over_parse(over, sum, &n->over);
+	}
 	if (c->on_mount && S_ISREG(st.st_mode)) {
 		xattr_at(c->dir, n->name, XATTR_STATE, state, sizeof(state));
 		n->open = !strcmp(state, "open");

@@ -130,6 +130,7 @@ int complain_status(const struct place *p, int err);
 #define XATTR_CHECKSUM "user.cairn.checksum"
 #define XATTR_PENDING "user.cairn.pending"
 #define XATTR_LANE "user.cairn.lane"
+#define XATTR_LATEST "user.cairn.latest"
 
 /* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE
  * when it is longer than cap - 1, -ENODATA when there is none. fd may be O_PATH; the second never follows a symlink. */

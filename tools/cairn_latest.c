@@ -7,82 +7,51 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <string.h>
-
-struct found {
-	char *path;
-	bool has_step;
-	uint64_t step;
-	struct timespec time;
-};
-
-/* By step where both have one: files may be copied in any order. Else by time. */
-static bool is_newer(const struct found *a, const struct found *b)
-{
-	if (!b->path)
-		return true;
-	if (a->has_step && b->has_step && a->step != b->step)
-		return a->step > b->step;
-	if (a->time.tv_sec != b->time.tv_sec)
-		return a->time.tv_sec > b->time.tv_sec;
-	return a->time.tv_nsec > b->time.tv_nsec;
-}
+#include <sys/xattr.h>
 
 struct search {
 	const char *top;
+	int fd;
 	bool on_mount, verbose, incomplete;
-	struct found best;
-	enum ckpt_format last;		/* of the checkpoint before, in the order of names */
-	uint32_t last_ranks;
+	struct ckpt_found *v;
+	size_t n, cap;
 };
 
-/* 1: it is a checkpoint, and what is in it belongs to it; 0: look inside; or -errno. */
-static int consider(struct search *s, int dirfd, const char *name, const char *below,
-		    const struct stat *st)
+static int add(struct search *s, const struct walk_item *it, const struct ckpt_kind *kind)
 {
-	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
-	CLEANUP_FREE char *path = NULL;
-	struct ckpt_verdict v;
-	struct found f;
-	int done, err;
+	struct ckpt_found *v = s->v;
 
-	if (asprintf(&path, "%s%s%s", s->top, *below ? "/" : "", below) < 0)
-		return -ENOMEM;
-	err = ckpt_open(dirfd, name, path, s->on_mount, &c);
-	if (err || c.kind.format == CKPT_NONE)
-		return err == -ENOMEM ? err : 0;
-	f = (struct found){ .path = path, .has_step = c.kind.has_step, .step = c.kind.step,
-			    .time = st->st_mtim };
-	/* loose files of tensors may stand beside whole checkpoints: look further down */
-	done = c.kind.format != CKPT_TORCH && c.kind.format != CKPT_SAFETENSORS;
-	if (!is_newer(&f, &s->best))
-		return done;	/* not read: it could not win */
-	err = ckpt_read(&c, false, NULL, NULL);
-	if (err)
-		return err;
-	ckpt_verdict(&c, &v);
-	if (s->last == c.kind.format)
-		ckpt_expect_ranks(&c.kind, s->last_ranks, c.quiet_s, &v);
-	s->last = c.kind.format;
-	s->last_ranks = v.ranks_expected;
-	if (!ckpt_is_safe(&c, &v)) {
-		if (s->verbose)
-			complain("%s: %s%s%s", path, ckpt_state_name(v.state), *v.why ? ": " : "",
-				 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
-		return done;
+	if (s->n == s->cap) {
+		s->cap = s->cap ? s->cap * 2 : 64;
+		v = reallocarray(s->v, s->cap, sizeof(*v));
+		if (!v)
+			return -ENOMEM;
+		s->v = v;
 	}
-	free(s->best.path);
-	s->best = f;
-	path = NULL;
-	return done;
+	v[s->n] = (struct ckpt_found){ .path = strdup(it->path), .kind = *kind, .time = it->st.st_mtim };
+	return v[s->n].path ? (s->n++, 0) : -ENOMEM;
 }
 
-static int search(struct search *s, int fd, const char *skip)
+/* 1: it is a checkpoint, and what is in it belongs to it; 0: look inside; or -errno. */
+static int consider(struct search *s, const struct walk_item *it)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	int err = ckpt_open(it->dirfd, it->name, it->path, false, &c);
+
+	if (err || c.kind.format == CKPT_NONE)
+		return err == -ENOMEM ? err : 0;
+	err = add(s, it, &c.kind);
+	/* loose files of tensors may stand beside whole checkpoints: look further down */
+	return err ? err : c.kind.format != CKPT_TORCH && c.kind.format != CKPT_SAFETENSORS;
+}
+
+static int search(struct search *s)
 {
 	CLEANUP_WALK struct walk *w = NULL;
 	struct walk_item it;
-	int err = walk_open(fd, -1, skip, &w);
+	int err = walk_open(s->fd, -1, ".cairn", &w);
 
-	while (!err && walk_next(w, &it) != WALK_END) {
+	while (err >= 0 && walk_next(w, &it) != WALK_END) {
 		if (it.what == WALK_ERROR && it.err != -ENOENT) {
 			complain("%s/%s: %s", s->top, it.path, strerror(-it.err));
 			s->incomplete = true;
@@ -96,19 +65,88 @@ static int search(struct search *s, int fd, const char *skip)
 			if (n < 5 || strcmp(it.name + n - 5, ".ckpt"))
 				continue;
 		}
-		err = consider(s, it.dirfd, it.name, it.path, &it.st);
-		if (err > 0) {
-			err = 0;
+		err = consider(s, &it);
+		if (err > 0)
 			walk_leave(w);	/* what is inside belongs to it */
-		}
 	}
+	if (err >= 0)
+		ckpt_found_sort(s->v, s->n);
+	return err < 0 ? err : 0;
+}
+
+static char *path_of(const struct search *s, const char *below)
+{
+	char *path;
+
+	return asprintf(&path, "%s%s%s", s->top, *below ? "/" : "", below) < 0 ? NULL : path;
+}
+
+static int look_at(struct search *s, size_t i, struct ckpt *c, struct ckpt_verdict *v)
+{
+	CLEANUP_FREE char *path = path_of(s, s->v[i].path);
+	int err = path ? ckpt_open(s->fd, *s->v[i].path ? s->v[i].path : ".", path, s->on_mount, c) :
+			 -ENOMEM;
+
+	if (!err)
+		err = ckpt_read(c, false, NULL, NULL);
+	if (!err)
+		ckpt_verdict(c, v);
 	return err;
+}
+
+static int is_safe(void *ctx, size_t i)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY, old = CKPT_EMPTY;
+	struct search *s = ctx;
+	struct ckpt_verdict v, w;
+	ssize_t before = ckpt_found_before(s->v, s->n, i);
+	int err = look_at(s, i, &c, &v);
+
+	if (err)
+		return err == -ENOMEM ? err : 0;	/* gone meanwhile */
+	if (v.state == CKPT_COMPLETE && before >= 0 && ckpt_has_rank_set(c.kind.format) &&
+	    !look_at(s, (size_t)before, &old, &w))
+		ckpt_expect_ranks(&c.kind, w.ranks, c.quiet_s, &v);
+	if (ckpt_is_safe(&c, &v))
+		return 1;
+	if (s->verbose)
+		complain("%s: %s%s%s", c.path, ckpt_state_name(v.state), *v.why ? ": " : "",
+			 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+	return 0;
+}
+
+/* The daemon looks where it is cheapest, and keeps what it found. -EOPNOTSUPP: there is none to
+ * ask, or -v wants to know more than it says. */
+static int ask_daemon(const struct search *s, char **below)
+{
+	char path[4096];
+	ssize_t n = -1;
+
+	if (s->on_mount && !s->verbose)
+		n = getxattr(s->top, XATTR_LATEST, path, sizeof(path) - 1);
+	if (n < 0)
+		return s->on_mount && !s->verbose && errno == ENODATA ? -ENOENT : -EOPNOTSUPP;
+	path[n] = '\0';
+	*below = strdup(strcmp(path, ".") ? path : "");
+	return *below ? 0 : -ENOMEM;
+}
+
+static int look_myself(struct search *s, char **below)
+{
+	int err = search(s);
+	ssize_t i = err ? err : ckpt_newest_safe(s->v, s->n, is_safe, s);
+
+	if (i < 0)
+		return (int)i;
+	*below = strdup(s->v[i].path);
+	return *below ? 0 : -ENOMEM;
 }
 
 int cmd_latest(int argc, char **argv)
 {
 	static const struct option longs[] = { { "verbose", no_argument, NULL, 'v' }, { 0 } };
 	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_FREE char *below = NULL, *path = NULL;
 	CLEANUP_CLOSE int fd = -1;
 	struct search s = { 0 };
 	int c, err;
@@ -128,16 +166,20 @@ int cmd_latest(int argc, char **argv)
 		return CAIRN_USAGE;
 	}
 	s.on_mount = p.on_mount;
-	err = search(&s, fd, ".cairn");
-	if (err) {
-		complain("%s: %s", s.top, strerror(-err));
-	} else if (!s.best.path) {
+	s.fd = fd;
+	err = ask_daemon(&s, &below);
+	if (err == -EOPNOTSUPP)
+		err = look_myself(&s, &below);
+	path = err ? NULL : path_of(&s, below);
+	if (path)
+		puts(path);
+	else if (err != -ENOENT)
+		complain("%s: %s", s.top, strerror(err ? -err : ENOMEM));
+	else
 		complain("%s: no checkpoint that is complete%s", s.top,
 			 s.on_mount ? " and durable" : "");
-		err = -ENOENT;
-	} else {
-		puts(s.best.path);
-	}
-	free(s.best.path);
-	return err || s.incomplete ? CAIRN_FAILED : CAIRN_OK;
+	for (size_t i = 0; i < s.n; i++)
+		free(s.v[i].path);
+	free(s.v);
+	return !path || s.incomplete ? CAIRN_FAILED : CAIRN_OK;
 }

@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -365,6 +366,9 @@ struct ckpt_name {		/* an entry of the directory */
 	bool dir;
 	bool open;		/* someone writes it now, where that can be known */
 	const char *fault;	/* NULL, or what its reader found wrong with it */
+	struct timespec mtime;
+	struct timespec over;	/* its version replaced another while a committing file of this mtime
+				 * stood: ckpt_commit_of(); 0: none is known */
 };
 
 struct ckpt_kind {
@@ -392,6 +396,16 @@ const char *ckpt_state_name(enum ckpt_state s);
 
 /* What the reader of a checkpoint must take from its files before ckpt_judge(). */
 bool ckpt_is_dcp(enum ckpt_format f);
+/* The file that is written last, and so commits, when `name` is a shard; else NULL. A shard may
+ * have two, one of which stands: which = 0, 1. buf holds the name. */
+const char *ckpt_commit_of(const char *name, int which, char buf[64]);
+/* The mark of a shard whose version replaced another while such a file stood: that file's mtime, and
+ * the checksum of the version it committed, "SECONDS.NANOSECONDS [CHECKSUM]". */
+#define CKPT_OVER_KEY "user.cairn.over"
+#define CKPT_OVER_ROOM 96
+int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM]);	/* its length */
+/* False: no such mark, or the shard has the committed bytes again: `sum` is its own checksum. */
+bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 /* `.metadata`, or if that is not there `__{rank}.metadata`. */
 bool ckpt_is_metadata(const char *name, bool global);
 bool ckpt_is_safetensors(const char *name);
@@ -432,9 +446,30 @@ ssize_t ckpt_content_find(const struct ckpt_content *c, const char *name);
 void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
 		struct ckpt_verdict *out);
-/* Where the format says nothing of the number of ranks: that of the checkpoint before. */
+/* Where the format says nothing of the number of ranks: that of the checkpoint before.
+ * ckpt_has_rank_set(): such a format, of which a complete one may turn out not to be. */
+bool ckpt_has_rank_set(enum ckpt_format f);
 void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s,
 		       struct ckpt_verdict *out);
+
+/* ---- the newest one: newest.c ---- */
+
+struct ckpt_found {
+	char *path;		/* below where was searched; "" is that itself */
+	struct ckpt_kind kind;
+	struct timespec time;	/* mtime of the directory, or of the file */
+};
+
+/* Puts the newest first: in one directory by step, where there is one (files may be copied in any
+ * order), else by time; one directory after the other. */
+void ckpt_found_sort(struct ckpt_found *v, size_t n);
+/* Of the sorted: the checkpoint of the same directory and format that came before v[i], or -1. */
+ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i);
+/* Of the sorted: the newest that is safe: of each directory the first that is, of these the
+ * latest by time. is_safe is asked for no more than that takes: 1, 0, or -errno, which ends it.
+ * Index, -ENOENT, or that errno. */
+ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n,
+			 int (*is_safe)(void *ctx, size_t i), void *ctx);
 
 #ifdef __cplusplus
 }

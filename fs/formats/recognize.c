@@ -6,7 +6,8 @@
  *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough
  *	DCP rank-local			each rank's metadata; together they cover each tensor
  *	safetensors with an index	every file of weight_map, and the names in them
- *	DCP to HF			no marker: the shards cover each tensor
+ *	DCP to HF			the index; without one no marker: the shards cover each
+ *					tensor, the rank set, and quiet
  *	HF Trainer			trainer_state.json, written last
  *	DeepSpeed			no marker in the directory: the rank set, and quiet
  *	Orbax				the directory's rename, or commit_success.txt
@@ -84,6 +85,38 @@ bool ckpt_is_torch(const char *name)
 	       (ends(name, ".bin") &&
 		(starts(name, "pytorch_model") || starts(name, "adapter_model") ||
 		 starts(name, "optimizer") || starts(name, "scheduler")));
+}
+
+const char *ckpt_commit_of(const char *name, int which, char buf[64])
+{
+	uint64_t x[3];
+
+	if (matches(name, "__%_%.distcp", x)) {
+		snprintf(buf, 64, which ? "__%llu.metadata" : ".metadata", (unsigned long long)x[0]);
+		return buf;
+	}
+	if (which || !matches(name, "model-%-of-%.safetensors", x))
+		return NULL;
+	snprintf(buf, 64, "model.safetensors.index.json");
+	return buf;
+}
+
+int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM])
+{
+	return snprintf(buf, CKPT_OVER_ROOM, "%lld.%09ld%s%.48s", (long long)t.tv_sec, t.tv_nsec,
+			*sum ? " " : "", sum);
+}
+
+bool ckpt_over_parse(const char *s, const char *sum, struct timespec *out)
+{
+	uint64_t sec, ns;
+
+	if (!number(&s, &sec) || *s++ != '.' || !number(&s, &ns) || ns > 999999999)
+		return false;
+	if (*s == ' ' && *sum && !strcmp(s + 1, sum))
+		return false;
+	*out = (struct timespec){ .tv_sec = (time_t)sec, .tv_nsec = (long)ns };
+	return true;
 }
 
 bool ckpt_is_dcp(enum ckpt_format f)
@@ -373,6 +406,26 @@ static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size
 	need_cover(set, out);
 }
 
+/* Overwritten in place: what commits the shards stands there still, from the time before. */
+static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
+{
+	char buf[64];
+
+	for (size_t i = 0; i < n && out->state == CKPT_COMPLETE; i++) {
+		const char *by;
+
+		for (int w = 0; v[i].over.tv_sec && w < 2; w++) {
+			const struct ckpt_name *c;
+
+			by = ckpt_commit_of(v[i].name, w, buf);
+			c = by ? find(v, n, by) : NULL;
+			if (c && c->mtime.tv_sec == v[i].over.tv_sec &&
+			    c->mtime.tv_nsec == v[i].over.tv_nsec)
+				lacks(out, "%.80s was overwritten, %.60s was not since", v[i].name, by);
+		}
+	}
+}
+
 /* model-00001-of-00003.safetensors: all three, where no index says it better. */
 static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
 {
@@ -435,6 +488,13 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 	}
 }
 
+/* The shape of a tensor in DCP's shards for HF is the hull of what is there: that they cover it says
+ * nothing of shards that come last. */
+static bool has_marker(enum ckpt_format f, const struct safetensors_index *index)
+{
+	return f != CKPT_DEEPSPEED && (f != CKPT_HF_SHARDS || index);
+}
+
 static bool is_temporary(const char *name)
 {
 	return ends(name, ".metadata.tmp") || strstr(name, ".orbax-checkpoint-tmp");
@@ -453,6 +513,7 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		snprintf(out->why, sizeof(out->why), "%.150s is open", v[i].name);
 		return;
 	}
+	need_committed(v, n, out);
 	need_sound(v, n, out);
 	judge_by_format(k, v, n, set, index, out);
 	if (k->temporary)
@@ -463,27 +524,31 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 	if (out->ranks < out->ranks_expected)
 		lacks(out, "%u of %u ranks", out->ranks, out->ranks_expected);
 	/* no marker: only time tells */
-	if (k->format == CKPT_DEEPSPEED && quiet_s < CKPT_QUIET_S)
+	if (!has_marker(k->format, index) && quiet_s < CKPT_QUIET_S)
 		lacks(out, "it changed %.0f s ago", quiet_s);
 	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
 		out->state = CKPT_WRITING;
 }
 
+bool ckpt_has_rank_set(enum ckpt_format f)
+{
+	return f == CKPT_DEEPSPEED || f == CKPT_TRAINER || f == CKPT_HF_SHARDS;
+}
+
 void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s,
 		       struct ckpt_verdict *out)
 {
-	if ((k->format != CKPT_DEEPSPEED && k->format != CKPT_TRAINER &&
-	     k->format != CKPT_HF_SHARDS && k->format != CKPT_DCP_LOCAL) ||
+	if ((!ckpt_has_rank_set(k->format) && k->format != CKPT_DCP_LOCAL) ||
 	    ranks <= out->ranks_expected)
 		return;
 	/* what was saved by fewer ranks and covers every tensor is whole all the same */
-	if (k->format == CKPT_DEEPSPEED || k->format == CKPT_TRAINER) {
-		lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks,
-		      ranks);
-		if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
-			out->state = CKPT_WRITING;
-		out->ranks_expected = ranks;
-	} else if (out->state != CKPT_COMPLETE) {
-		out->ranks_expected = ranks;
+	if (k->format == CKPT_DCP_LOCAL) {
+		if (out->state != CKPT_COMPLETE)
+			out->ranks_expected = ranks;
+		return;
 	}
+	lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks, ranks);
+	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
+		out->state = CKPT_WRITING;
+	out->ranks_expected = ranks;
 }

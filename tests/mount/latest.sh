@@ -1,0 +1,136 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# .cairn/latest/DIR: the newest checkpoint that is complete and durable, and never anything less.
+. "$(dirname "$0")/../lib/lib.sh"
+
+cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets s=$TMP/store m=$TMP/mnt
+
+# Both ways to ask must say the same; "" is none.
+latest_is()
+{
+	local dir=$1 want=$2 got
+	got=$(cd "$m/.cairn/latest/$dir" 2>/dev/null && pwd -P)
+	[ "$got" = "${want:+$m/$want}" ] || die ".cairn/latest/$dir leads to '$got', not to '$want'"
+	got=$("$cairn" latest "$m/$dir" 2>/dev/null)
+	[ "$got" = "${want:+$m/$want}" ] || die "cairn latest $dir says '$got', not '$want'"
+}
+
+start_mount "$s" "$m"
+mkdir "$m/run"
+ls "$m/.cairn/latest" >"$TMP/out" || die "ls .cairn/latest"
+latest_is run ""
+[ ! -L "$m/.cairn/latest/run" ] || die "a symlink to nothing"
+ls "$m" | grep -q . && [ "$(ls -A "$m")" = run ] || die "the root lists: $(ls -A "$m")"
+
+# DCP: shards, .metadata.tmp, rename. It counts when it is whole and durable.
+mkdir "$m/run/step-7"
+cp "$assets"/dcp/*.distcp "$m/run/step-7"
+latest_is run ""
+cp "$assets/dcp/.metadata" "$m/run/step-7/.metadata.tmp"
+wait_durable "$m/run"
+latest_is run ""
+mv "$m/run/step-7/.metadata.tmp" "$m/run/step-7/.metadata"
+wait_durable "$m/run"
+latest_is run run/step-7
+[ "$(readlink "$m/.cairn/latest/run")" = ../../run/step-7 ] || die "$(readlink "$m/.cairn/latest/run")"
+cmp "$m/.cairn/latest/run/__0_0.distcp" "$assets/dcp/__0_0.distcp" || die "read through the symlink"
+cp -r "$m/.cairn/latest/run/." "$TMP/copy" || die "copied through the symlink"
+diff -r "$TMP/copy" "$assets/dcp" || die "the copy differs"
+[ "$(ls "$m/.cairn/latest")" = run ] || die ".cairn/latest lists: $(ls "$m/.cairn/latest")"
+
+# The newest by step, not by time; what is open, cut off or not committed is passed over.
+cp -r "$assets/dcp" "$m/run/step-9"
+cp -r "$assets/dcp" "$m/run/step-8"
+wait_durable "$m/run"
+latest_is run run/step-9
+truncate -s 100 "$m/run/step-9/__1_0.distcp"
+wait_durable "$m/run"
+latest_is run run/step-8
+
+# Overwritten in place: from the first truncated shard on until .metadata is written again,
+# though every file is closed, durable and large enough between.
+size=$(stat -c %s "$assets/dcp/__0_0.distcp")
+exec 8>"$m/run/step-8/__0_0.distcp"
+latest_is run run/step-7
+head -c "$size" /dev/urandom >&8
+exec 8>&-
+wait_durable "$m/run"
+latest_is run run/step-7
+"$cairn" ls "$m/run" >"$TMP/out"
+grep -q 'step-8/ .*writing: __0_0.distcp was overwritten, .metadata was not since' "$TMP/out" ||
+	die "ls of an overwritten one: $(cat "$TMP/out")"
+cp "$assets/dcp/__0_0.distcp" "$m/run/step-8"	# the committed bytes again: whole again
+wait_durable "$m/run"
+latest_is run run/step-8
+head -c "$size" /dev/urandom >"$m/run/step-8/__0_0.distcp"
+cp "$assets/dcp/__1_0.distcp" "$m/run/step-8"
+wait_durable "$m/run"
+latest_is run run/step-7
+cp "$assets/dcp/.metadata" "$m/run/step-8/.metadata.tmp"
+rm "$m/run/step-8/.metadata"
+mv "$m/run/step-8/.metadata.tmp" "$m/run/step-8/.metadata"
+wait_durable "$m/run"
+latest_is run run/step-8
+
+# Removed, renamed: at once.
+mv "$m/run/step-8" "$m/run/step-20"
+wait_durable "$m/run"
+latest_is run run/step-20
+rm "$m/run/step-20/.metadata"
+latest_is run run/step-7
+rm -r "$m/run/step-20"
+latest_is run run/step-7
+
+# Written beside the mount, by another host of the cluster.
+cp -r "$assets/dcp" "$s/run/step-30"
+latest_is run run/step-30
+rm -r "$s/run/step-30"
+latest_is run run/step-7
+
+# Further down: a directory to go on in.
+mkdir -p "$m/all/a" "$m/all/b"
+cp -r "$assets/dcp" "$m/all/a/step-1"
+cp -r "$assets/hf_index" "$m/all/b/hf"
+cp "$assets/torch_save/model.pt" "$m/all/b/epoch=1-step=5.ckpt"
+touch -d '1 hour ago' "$m/all/b/hf"
+wait_durable "$m/all"
+latest_is all/a all/a/step-1
+[ -d "$m/.cairn/latest/all" ] && [ ! -L "$m/.cairn/latest/all" ] || die "latest/all is no directory"
+[ "$(ls "$m/.cairn/latest/all" | tr '\n' ' ')" = "a b " ] || die "latest/all lists $(ls "$m/.cairn/latest/all")"
+got=$("$cairn" latest "$m/all/b") && [ "${got##*/}" = "epoch=1-step=5.ckpt" ] || die "a Lightning file: $got"
+latest_is nothing ""
+
+# Nothing can be changed there.
+for cmd in "touch $m/.cairn/latest/x" "mkdir $m/.cairn/latest/x" "rm $m/.cairn/latest/run" "mv $m/.cairn/latest/run $m/x"; do
+	$cmd 2>/dev/null && die "$cmd: succeeded"
+done
+
+# Many who ask do not keep the mount from answering, and a new worker knows as much.
+for ((i = 0; i < 40; i++)); do
+	readlink "$m/.cairn/latest/run" >"$TMP/r.$i" &
+done
+wait_for=$(stat -c %i "$m/run") || die "the mount does not answer"
+wait
+grep -L '^../../run/step-7$' "$TMP"/r.* | grep -q . && die "asked at once: $(cat "$TMP"/r.*)"
+exec 9<"$m/.cairn/latest/run/__0_0.distcp"
+old=$(worker_pid "$m")
+kill -KILL "$old"
+latest_is run run/step-7
+latest_is all/a all/a/step-1
+[ "$(worker_pid "$m")" != "$old" ] || die "the same worker"
+exec 9<&-
+
+# The store says the same without a mount, of the overwritten too.
+head -c "$size" /dev/urandom >"$m/run/step-7/__0_0.distcp"
+wait_durable "$m/run"
+latest_is run ""
+stop_mount "$m"
+"$cairn" latest "$s/run" 2>"$TMP/err" && die "a mix in the store is called the latest"
+mkdir -p "$TMP/mnt2"
+start_mount "$s" "$TMP/mnt2"
+m=$TMP/mnt2
+latest_is run ""
+touch "$m/run/step-7/.metadata"
+wait_durable "$m/run"
+latest_is run run/step-7
+stop_mount "$m"
