@@ -395,8 +395,7 @@ void latest_getattr(fuse_req_t req, uint64_t id);
 void latest_readlink(fuse_req_t req, uint64_t id);
 void latest_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus);
 void latest_forget(uint64_t id, uint64_t count);
-/* The newest safe checkpoint below the mount's directory path, relative to it ("." is itself);
- * ENODATA: none. */
+/* The newest safe checkpoint below the mount's directory path, relative to it; ENODATA: none. */
 void latest_xattr(fuse_req_t req, const char *path, size_t size);
 void latest_stop(void);		/* the connection is gone: waits for the thread */
 

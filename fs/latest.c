@@ -8,7 +8,8 @@
  * question. It keeps what it found, by the stamps of what it found it in.
  *
  * A name cannot be a symlink and have names below it. DIR is a symlink when checkpoints stand in
- * it, and a directory to go on in when they stand only further down. */
+ * it, and a directory to go on in when they stand only further down. The same holds of latest
+ * itself, which stands for the mount's root. */
 #include "fs/fs.h"
 
 #include <dirent.h>
@@ -309,7 +310,7 @@ static int look_at(struct found *f, const char *below)
 	struct dir d;
 	int rc;
 
-	if (k && !is_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
+	if (k && *below && !is_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
 		int fd = open_below(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
 		bool same = fd >= 0 && !fstat(fd, &st) && same_dir(&st, &k->dir);
 		if (fd >= 0)
@@ -325,6 +326,8 @@ static int look_at(struct found *f, const char *below)
 		return rc == -ENOMEM ? rc : 0;	/* gone, or not to be read: others may be there */
 	}
 	ckpt_recognize(base_name(path), d.v, d.n, &kind);
+	if (!*below)
+		kind.format = CKPT_NONE;	/* what is below is asked for */
 	if (kind.format != CKPT_NONE)
 		rc = found_add(f, strdup(below), &kind, d.st.st_mtim);
 	if (!rc && is_loose(kind.format))
@@ -347,7 +350,7 @@ static int look_for_all(struct found *f)
 		free(below);
 	}
 	if (!rc)
-		ckpt_found_sort(f->v, f->n);
+		f->n = ckpt_found_sort(f->v, f->n);
 	return rc;
 }
 
@@ -593,21 +596,31 @@ static int is_safe(void *ctx, size_t i)
 	return rc;
 }
 
+/* Checkpoints stand in top itself; and if others do further down, not only files of tensors. */
+static bool is_run(const struct found *f)
+{
+	bool direct = false, whole = false, deeper = false;
+	for (size_t i = 0; i < f->n; i++) {
+		bool here = !strchr(f->v[i].path, '/');
+		direct |= here;
+		whole |= here && (!is_loose(f->v[i].kind.format) || f->v[i].kind.has_step);
+		deeper |= !here;
+	}
+	return whole || (direct && !deeper);
+}
+
 enum answer { NOTHING, LINK, DIRECTORY };
 
-/* *out: the path below top, "" is top itself; free it. */
+/* *out: the path below top; free it. */
 static int find_latest(struct found *f, bool far, enum answer *a, char **out)
 {
-	bool direct = false;
 	int rc = look_for_all(f);
 
 	*out = NULL;
 	*a = NOTHING;
-	for (size_t i = 0; !rc && i < f->n; i++)
-		direct |= !strchr(f->v[i].path, '/');
 	if (rc)
 		return rc;
-	if (!direct && !far) {
+	if (!far && !is_run(f)) {
 		*a = f->n || !*f->top ? DIRECTORY : NOTHING;
 		return 0;
 	}
@@ -633,7 +646,7 @@ static char *target_of(const char *top, const char *below)
 		up += *p == '/';
 	while (up--)
 		fputs("../", o);
-	fprintf(o, "%s%s%s", top, *top && *below ? "/" : "", below);
+	fprintf(o, "%s%s%s", top, *top ? "/" : "", below);
 	if (fclose(o)) {
 		free(buf);
 		return NULL;
@@ -754,13 +767,13 @@ static void reply_names(const struct job *j, struct found *f)
 
 static void reply_xattr(const struct job *j, const char *below)
 {
-	size_t len = *below ? strlen(below) : 1;
+	size_t len = strlen(below);
 	if (!j->size)
 		fuse_reply_xattr(j->req, len);
 	else if (len > j->size)
 		fuse_reply_err(j->req, ERANGE);
 	else
-		fuse_reply_buf(j->req, *below ? below : ".", len);
+		fuse_reply_buf(j->req, below, len);
 }
 
 static void answer(struct fs *fs, const struct job *j)

@@ -51,6 +51,14 @@ static const struct command {
 	  "the newest checkpoint below DIR that is complete and durable",
 	  "  -v  say of newer ones why they are not it\n"
 	  "Exit: 0 printed, 1 there is none, 2 usage." },
+	{ "rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] DIR",
+	  "removes old checkpoints from DIR",
+	  "  --keep-last N   the newest N that are complete and durable stay\n"
+	  "  --keep-every K  those whose step K divides stay\n"
+	  "  --dry-run       say what would be removed, remove nothing\n"
+	  "  --json          for programs\n"
+	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
+	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
 	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
 	  "until all below each PATH is durable",
 	  "  --timeout S  give up after S seconds (fractions allowed)\n"

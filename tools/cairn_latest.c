@@ -70,7 +70,7 @@ static int search(struct search *s)
 			walk_leave(w);	/* what is inside belongs to it */
 	}
 	if (err >= 0)
-		ckpt_found_sort(s->v, s->n);
+		s->n = ckpt_found_sort(s->v, s->n);
 	return err < 0 ? err : 0;
 }
 
@@ -78,14 +78,13 @@ static char *path_of(const struct search *s, const char *below)
 {
 	char *path;
 
-	return asprintf(&path, "%s%s%s", s->top, *below ? "/" : "", below) < 0 ? NULL : path;
+	return asprintf(&path, "%s/%s", s->top, below) < 0 ? NULL : path;
 }
 
 static int look_at(struct search *s, size_t i, struct ckpt *c, struct ckpt_verdict *v)
 {
 	CLEANUP_FREE char *path = path_of(s, s->v[i].path);
-	int err = path ? ckpt_open(s->fd, *s->v[i].path ? s->v[i].path : ".", path, s->on_mount, c) :
-			 -ENOMEM;
+	int err = path ? ckpt_open(s->fd, s->v[i].path, path, s->on_mount, c) : -ENOMEM;
 
 	if (!err)
 		err = ckpt_read(c, false, NULL, NULL);
@@ -127,7 +126,7 @@ static int ask_daemon(const struct search *s, char **below)
 	if (n < 0)
 		return s->on_mount && !s->verbose && errno == ENODATA ? -ENOENT : -EOPNOTSUPP;
 	path[n] = '\0';
-	*below = strdup(strcmp(path, ".") ? path : "");
+	*below = strdup(path);
 	return *below ? 0 : -ENOMEM;
 }
 

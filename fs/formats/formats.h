@@ -386,6 +386,9 @@ struct ckpt_verdict {
 
 #define CKPT_QUIET_S 30		/* without a change for that long it is not being written */
 
+/* Put before the name of a directory that `cairn rm` has begun to remove. */
+#define CKPT_REMOVED_PREFIX ".cairn-removed."
+
 /* v sorted by name, as strcmp(3) has it. dir_name: the last component of its path. */
 void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 		    struct ckpt_kind *out);
@@ -455,14 +458,15 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 /* ---- the newest one: newest.c ---- */
 
 struct ckpt_found {
-	char *path;		/* below where was searched; "" is that itself */
+	char *path;		/* below where was searched */
 	struct ckpt_kind kind;
 	struct timespec time;	/* mtime of the directory, or of the file */
 };
 
 /* Puts the newest first: in one directory by step, where there is one (files may be copied in any
- * order), else by time; one directory after the other. */
-void ckpt_found_sort(struct ckpt_found *v, size_t n);
+ * order), else by time; one directory after the other. Directories that are no more than loose files
+ * of tensors beside other checkpoints are freed and left out. Returns how many stay. */
+size_t ckpt_found_sort(struct ckpt_found *v, size_t n);
 /* Of the sorted: the checkpoint of the same directory and format that came before v[i], or -1. */
 ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i);
 /* Of the sorted: the newest that is safe: of each directory the first that is, of these the

@@ -47,10 +47,39 @@ static int newest_first(const void *x, const void *y)
 	return d ? d : strcmp(a->path, b->path);
 }
 
-void ckpt_found_sort(struct ckpt_found *v, size_t n)
+static bool is_above(const char *dir, const char *path)
 {
-	if (n)
-		qsort(v, n, sizeof(*v), newest_first);
+	size_t n = strlen(dir);
+
+	return !strncmp(dir, path, n) && path[n] == '/';
+}
+
+/* Loose files of tensors beside whole checkpoints do not make their directory one. */
+static bool is_beside(const struct ckpt_found *v, size_t n, size_t i)
+{
+	enum ckpt_format f = v[i].kind.format;
+
+	for (size_t j = 0; (f == CKPT_TORCH || f == CKPT_SAFETENSORS) && j < n; j++)
+		if (j != i && v[j].path && is_above(v[i].path, v[j].path))
+			return true;
+	return false;
+}
+
+size_t ckpt_found_sort(struct ckpt_found *v, size_t n)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (is_beside(v, n, i)) {
+			free(v[i].path);
+			v[i].path = NULL;
+		}
+	for (size_t i = 0; i < n; i++)
+		if (v[i].path)
+			v[kept++] = v[i];
+	if (kept)
+		qsort(v, kept, sizeof(*v), newest_first);
+	return kept;
 }
 
 ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i)

@@ -219,7 +219,8 @@ void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct
 	if (out->format == CKPT_NONE)
 		return;
 	out->has_step = find_step(dir, &out->step);
-	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-");
+	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-") ||
+			 starts(dir, CKPT_REMOVED_PREFIX);
 }
 
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out)

@@ -99,6 +99,10 @@ latest_is all/a all/a/step-1
 [ "$(ls "$m/.cairn/latest/all" | tr '\n' ' ')" = "a b " ] || die "latest/all lists $(ls "$m/.cairn/latest/all")"
 got=$("$cairn" latest "$m/all/b") && [ "${got##*/}" = "epoch=1-step=5.ckpt" ] || die "a Lightning file: $got"
 latest_is nothing ""
+mkdir "$m/models"		# files of tensors at the top do not hide the runs beside them
+cp "$assets/safetensors/model.safetensors" "$m/models"
+wait_durable "$m"
+latest_is run run/step-7
 
 # Nothing can be changed there.
 for cmd in "touch $m/.cairn/latest/x" "mkdir $m/.cairn/latest/x" "rm $m/.cairn/latest/run" "mv $m/.cairn/latest/run $m/x"; do
@@ -133,4 +137,14 @@ latest_is run ""
 touch "$m/run/step-7/.metadata"
 wait_durable "$m/run"
 latest_is run run/step-7
+
+# latest itself stands for the root
+cp -r "$assets/dcp" "$m/step-100"
+wait_durable "$m"
+[ "$(readlink "$m/.cairn/latest")" = ../step-100 ] || die "latest leads to $(readlink "$m/.cairn/latest")"
+cmp "$m/.cairn/latest/.metadata" "$assets/dcp/.metadata" || die "read through latest"
+rm "$m/step-100/.metadata"
+rm -r "$m/run/step-7" "$m/all" "$m/models"
+wait_durable "$m"
+[ ! -e "$m/.cairn/latest" ] && [ ! -L "$m/.cairn/latest" ] || die "latest leads to $(readlink "$m/.cairn/latest")"
 stop_mount "$m"
