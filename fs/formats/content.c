@@ -109,6 +109,11 @@ static void read_metadata(struct reading *r, const char *name)
 	size_t len;
 	int err = slurp(r, name, &bytes, &len, &e);
 
+	if (!err && (len < 2 || bytes[0] != '\x80')) {
+		e.at = 0;
+		snprintf(e.text, sizeof(e.text), "not written by DCP (no pickle)");
+		err = -EBADMSG;
+	}
 	if (!err)
 		err = dcp_read(r->c->set, bytes, len, &e);
 	if (err)

@@ -3,7 +3,8 @@
  * What a directory is, and whether it is whole.
  *
  * Who writes what, and what makes it complete:
- *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough
+ *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough;
+ *					Megatron: metadata.json besides
  *	DCP rank-local			each rank's metadata; together they cover each tensor
  *	safetensors with an index	every file of weight_map, and the names in them
  *	DCP to HF			the index; without one no marker: the shards cover each
@@ -394,11 +395,12 @@ static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size
 {
 	if (k->format != CKPT_DCP_LOCAL && !find(v, n, ".metadata"))
 		lacks(out, ".metadata is missing");
+	if (set)
+		need_files(v, n, set, out);
 	if (k->format == CKPT_MEGATRON && find(v, n, "common.pt") && !find(v, n, "metadata.json"))
 		lacks(out, "metadata.json is missing");
 	if (!set)
 		return;
-	need_files(v, n, set, out);
 	for (size_t i = 0; i < set->n_tensors; i++)
 		for (size_t j = 0; j < set->tensor[i].n_pieces; j++)
 			if (set->tensor[i].piece[j].file == FMT_NO_FILE)
