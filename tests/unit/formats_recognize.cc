@@ -179,6 +179,54 @@ TEST(Judge, Markers)
 	EXPECT_EQ(t.judge().state, CKPT_INCOMPLETE);
 }
 
+TEST(Judge, OverwrittenUntilItIsCommittedAgain)
+{
+	Dcp s({"dcp/.metadata"});
+	Dir d("x", {".metadata", "__0_0.distcp", "__1_0.distcp"});
+	d.at(".metadata").mtime = {100, 5};
+	d.at("__0_0.distcp").over = {100, 5};
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
+	EXPECT_STREQ(d.judge(s.get()).why, "__0_0.distcp was overwritten, .metadata was not since");
+	EXPECT_EQ(d.judge(s.get(), nullptr, 5).state, CKPT_WRITING);
+	d.at(".metadata").mtime = {100, 6};
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_COMPLETE);
+
+	Dcp both({"dcp_local/__0.metadata", "dcp_local/__1.metadata"});
+	Dir l("x", {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"});
+	l.at("__1.metadata").mtime = {7, 0};
+	l.at("__1_0.distcp").over = {7, 0};
+	EXPECT_STREQ(l.judge(both.get()).why, "__1_0.distcp was overwritten, __1.metadata was not since");
+}
+
+TEST(Judge, MarkOfAnOverwrittenShard)
+{
+	char buf[CKPT_OVER_ROOM];
+	timespec t = {};
+	EXPECT_EQ((size_t)ckpt_over_print({12, 34}, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
+	EXPECT_STREQ(buf, "12.000000034 xxh3:ab");
+	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:cd", &t));
+	EXPECT_EQ(t.tv_sec, 12);
+	EXPECT_EQ(t.tv_nsec, 34);
+	EXPECT_TRUE(ckpt_over_parse(buf, "", &t));
+	EXPECT_FALSE(ckpt_over_parse(buf, "xxh3:ab", &t)); // the committed bytes again
+	ckpt_over_print({12, 34}, "", buf);
+	EXPECT_STREQ(buf, "12.000000034");
+	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:ab", &t));
+	for (const char *bad : {"", "x", "1", "1.", "1.x", "1.1000000000", ".5"})
+		EXPECT_FALSE(ckpt_over_parse(bad, "", &t)) << bad;
+}
+
+TEST(Judge, WhatCommitsAShard)
+{
+	char buf[64];
+	EXPECT_STREQ(ckpt_commit_of("__12_0.distcp", 0, buf), ".metadata");
+	EXPECT_STREQ(ckpt_commit_of("__12_0.distcp", 1, buf), "__12.metadata");
+	EXPECT_STREQ(ckpt_commit_of("model-00001-of-00002.safetensors", 0, buf), "model.safetensors.index.json");
+	EXPECT_EQ(ckpt_commit_of("model-00001-of-00002.safetensors", 1, buf), nullptr);
+	for (const char *name : {".metadata", "model.pt", "__0.distcp", "shard-00001-model-00001-of-00001.safetensors"})
+		EXPECT_EQ(ckpt_commit_of(name, 0, buf), nullptr) << name;
+}
+
 TEST(Judge, RanksOfTheCheckpointBefore)
 {
 	Dir d("global_step2", {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"});
