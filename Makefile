@@ -243,7 +243,7 @@ fuzz-run: fuzz
 		echo "  FUZZ     $$name, $(FUZZ_SECONDS) s"; \
 		$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
 			-verbosity=0 -print_final_stats=1 -artifact_prefix=$(BUILD)/fuzz/$$name- \
-			$(BUILD)/fuzz/corpus/$$name tests/fuzz/corpus/$$name tests/assets/should-fail/$$name \
+			$(BUILD)/fuzz/corpus/$$name $$(ls -d tests/fuzz/corpus/$$name tests/assets/should-fail/$$name 2>/dev/null) \
 			|| exit 1; \
 	done
 

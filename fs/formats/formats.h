@@ -475,6 +475,75 @@ ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i);
 ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n,
 			 int (*is_safe)(void *ctx, size_t i), void *ctx);
 
+/* ---- views ------------------------------------------------------------------------
+ * A checkpoint's tensors laid out as another file, which nobody writes: its headers are in
+ * memory, its data are gathered from the checkpoint's files when they are read. Refused, with
+ * the tensor's name, is what cannot be served: -ENOTSUP what is not implemented, -EBADMSG
+ * what does not add up. */
+
+/* A finished set, and where within their items its pieces were found to lie. The set must
+ * outlive it. Thread-safe, as all below that only reads. */
+struct view_base;
+
+int view_base_new(const struct fmt_set *set, struct view_base **out);	/* -ENOMEM */
+void view_base_free(struct view_base *b);	/* NULL is fine */
+
+/* Where a view's bytes come from. */
+struct view_io {
+	/* A source over a file of the set, usable until put(). 0 or -errno. */
+	int (*get)(void *ctx, uint32_t file, struct fmt_source *out);
+	void (*put)(void *ctx, uint32_t file);
+	void *ctx;
+	void *scratch;		/* VIEW_SCRATCH bytes, not used by two calls at once */
+};
+
+#define VIEW_SCRATCH (1088u << 10)
+
+struct view;			/* read-only once made; borrows its base */
+
+void view_free(struct view *v);	/* NULL is fine */
+uint64_t view_size(const struct view *v);
+size_t view_memory(const struct view *v);	/* bytes that it takes */
+
+/* Exactly len bytes at off. -EINVAL: not within the view; -EBADMSG, -ENOTSUP: a piece is not
+ * what the metadata says; else what get() or a source gave. */
+int view_read(const struct view *v, const struct view_io *io, uint64_t off, void *buf, size_t len,
+	      struct fmt_error *e);
+
+struct view_run {
+	uint64_t len;		/* bytes that follow each other there; never 0 */
+	uint32_t file;		/* FMT_NO_FILE: in memory */
+	uint64_t at;
+};
+
+/* What stands at off < size: for who can have the kernel copy. */
+int view_run_at(const struct view *v, const struct view_io *io, uint64_t off,
+		struct view_run *out, struct fmt_error *e);
+
+/* Tensors [from, to) of the set; of each only what rank `rank` of `ranks` has when it is split
+ * on dimension 0 as torch.chunk() does (scalars are on every rank). ranks 1: all of it. */
+struct view_pick {
+	size_t from, to;
+	uint32_t ranks, rank;
+};
+
+/* A safetensors file; the same bytes for the same set. Its tensors are in order of element
+ * size, largest first, then of name: so all are aligned, as safetensors' readers want. */
+int view_safetensors(struct view_base *b, const struct view_pick *pick, struct view **out,
+		     struct fmt_error *e);
+
+/* Hugging Face's parts: cut[i] to cut[i + 1] are the tensors of part i, at most `limit` bytes
+ * of data unless it is one tensor. n + 1 cuts, which the caller frees. */
+int view_split(const struct view_base *b, uint64_t limit, size_t **cut, size_t *n,
+	       struct fmt_error *e);
+#define VIEW_PART_NAME "model-%05zu-of-%05zu.safetensors"	/* from 1 */
+/* model.safetensors.index.json of them. */
+int view_index(struct view_base *b, const size_t *cut, size_t n, struct view **out,
+	       struct fmt_error *e);
+
+/* One tensor as a NumPy file, version 1.0. bfloat16 is <u2, eight-bit floats are |u1. */
+int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,14 +13,16 @@
 #include "test.hh"
 
 // tests/assets, found from where the program lies: build/tests/, build/asan/tests/, ...
-inline std::string asset(const std::string &name)
+inline std::string asset_path(const std::string &name)
 {
 	auto dir = std::filesystem::read_symlink("/proc/self/exe").parent_path();
 
 	while (!std::filesystem::exists(dir / "tests/assets/make_assets.py") && dir.has_relative_path())
 		dir = dir.parent_path();
-	return read_file((dir / "tests/assets" / name).string());
+	return (dir / "tests/assets" / name).string();
 }
+
+inline std::string asset(const std::string &name) { return read_file(asset_path(name)); }
 
 inline std::string u16(unsigned n) { return {(char)n, (char)(n >> 8)}; }
 inline std::string u32(uint32_t n) { return u16(n & 0xffff) + u16(n >> 16); }

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files about views share: a view is a row of parts.
+ */
+#ifndef CAIRN_FORMATS_VIEW_H
+#define CAIRN_FORMATS_VIEW_H
+
+#include "fs/formats/inside.h"
+
+#define VIEW_MEMORY SIZE_MAX
+
+struct view_part {		/* in order, without gaps; none is empty */
+	uint64_t at, bytes;	/* in the view */
+	size_t tensor;		/* of the set; VIEW_MEMORY */
+	uint64_t from;		/* in the tensor's row-major bytes, or in mem */
+};
+
+struct view {
+	struct view_base *base;
+	uint64_t size;
+	struct view_part *part;
+	size_t n_parts, cap_parts;
+	char *mem;
+	size_t mem_len, mem_cap;
+	bool no_memory;		/* an addition failed */
+};
+
+struct view_known {		/* of a tensor */
+	size_t first;		/* of its pieces, in data_at */
+	uint64_t tall;		/* the largest size of a piece in dimension 0 */
+};
+
+struct view_base {
+	const struct fmt_set *set;
+	struct view_known *tensor;
+	_Atomic uint64_t *data_at;	/* where an item's elements begin; 0: not known */
+};
+
+struct view *view_new(struct view_base *b);
+/* All additions go to the end; a failed one is told by view_done(). */
+void view_add(struct view *v, const void *bytes, size_t len);
+__attribute__((format(printf, 2, 3))) void view_addf(struct view *v, const char *fmt, ...);
+void view_add_tensor(struct view *v, size_t tensor, uint64_t from, uint64_t bytes);
+int view_done(struct view *v, struct view **out, struct fmt_error *e);
+
+/* Can the tensor be served at all? Its elements' and its whole size in bytes, which fits 62
+ * bits. */
+int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes,
+	       struct fmt_error *e);
+
+#endif
