@@ -59,6 +59,13 @@ static const struct command {
 	  "  --json          for programs\n"
 	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
 	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
+	{ "export", cmd_export, "[--format safetensors] [--sync] [-q] CKPT OUT",
+	  "writes the tensors of a checkpoint to one file",
+	  "  --format F  safetensors (default)\n"
+	  "  --sync      on stable storage before OUT gets its name\n"
+	  "  -q          no progress\n"
+	  "OUT appears, or is replaced, once it is whole. What cannot be exported is refused, with\n"
+	  "the tensor's name and the reason. Exit: 0 written, 1 refused or failed, 2 usage." },
 	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
 	  "until all below each PATH is durable",
 	  "  --timeout S  give up after S seconds (fractions allowed)\n"

@@ -413,6 +413,8 @@ bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 bool ckpt_is_metadata(const char *name, bool global);
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
+/* Are its tensors in torch.save files, rather than beside some? */
+bool ckpt_is_torch_only(enum ckpt_format f);
 
 /* ---- what is in a checkpoint's files: content.c ----
  * The files are reached through callbacks, so that the daemon and the tools read alike. */

@@ -125,6 +125,11 @@ bool ckpt_is_dcp(enum ckpt_format f)
 	return f == CKPT_DCP || f == CKPT_DCP_LOCAL || f == CKPT_TITAN || f == CKPT_MEGATRON;
 }
 
+bool ckpt_is_torch_only(enum ckpt_format f)
+{
+	return f == CKPT_TORCH || f == CKPT_LIGHTNING || f == CKPT_DEEPSPEED;
+}
+
 const char *ckpt_format_name(enum ckpt_format f)
 {
 	static const char *const name[] = {

@@ -262,6 +262,19 @@ static int item_wrong(struct reading *r, const struct fmt_tensor *t, const struc
 			r->v->base->set->file[p->file].name, what);
 }
 
+static int open_item(struct reading *r, const struct box *b, const struct fmt_source *item,
+		     struct fmt_set *set)
+{
+	struct fmt_error own = { .at = FMT_NOWHERE };
+	int err = dcp_item_read(set, item, &own);
+
+	if (err)
+		fmt_say(r->e, own.at == FMT_NOWHERE ? b->p->at : own.at + b->p->at,
+			"%.60s in %.60s: %.100s", b->t->name,
+			r->v->base->set->file[b->p->file].name, own.text);
+	return err;
+}
+
 /* The item's own word on where the elements lie; fills b->at, and strides where it has any. */
 static int look_into(struct reading *r, struct box *b, const struct fmt_source *s,
 		     struct fmt_set *set)
@@ -269,15 +282,12 @@ static int look_into(struct reading *r, struct box *b, const struct fmt_source *
 	const struct fmt_tensor *t = b->t, *have;
 	struct fmt_source item = fmt_part(s, b->p->at, b->p->length);
 	uint64_t volume = 0, bytes;
-	int err = item.size == b->p->length ? dcp_item_read(set, &item, r->e) :
+	int err = item.size == b->p->length ? open_item(r, b, &item, set) :
 		  fmt_fail(r->e, -EBADMSG, s->size, "%.100s: the file ends before its item does",
 			   t->name);
 
-	if (err) {
-		if (r->e && r->e->at != FMT_NOWHERE && item.size == b->p->length)
-			r->e->at += b->p->at;
+	if (err)
 		return err;
-	}
 	have = &set->tensor[0];
 	if (have->piece[0].refusal)
 		return fmt_fail(r->e, -ENOTSUP, b->p->at, "%.100s: %s", t->name,
