@@ -182,7 +182,8 @@ SHIM_SRC := $(wildcard tests/unit/*.c)
 $(SHIM): $(call obj,$(SHIM_SRC)) $(BUILD)/sources
 	@mkdir -p $(@D)
 	$(archive)
-$(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBFORMATS) \
+		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(SHIM) $(FS_LIBS))
 
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o

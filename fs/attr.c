@@ -124,6 +124,10 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 	struct rec done;
 
 	(void)fi;
+	if (is_view(id)) {
+		fuse_reply_err(req, EROFS);
+		return;
+	}
 	if (is_control(id)) {
 		control_getattr(req, id);	/* > and : truncate first; let them */
 		return;

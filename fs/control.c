@@ -14,6 +14,7 @@ enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_END };
 static const struct { const char *name; mode_t mode; } files[] = {
 	{"status", 0444}, {"status.json", 0444}, {"metrics", 0444}, {"control", 0200},
 };
+#define VIEWS_NAME "views"
 
 /* What has code of its own, by its place in enum control_tree. */
 static const struct tree {
@@ -31,7 +32,7 @@ static const struct tree {
 static const struct tree *tree_of(uint64_t id)
 {
 	unsigned t = id >> 56 & 63;
-	return id & CONTROL_TREE_BIT && t < N_TREES ? &trees[t] : NULL;
+	return id & CONTROL_TREE_BIT && !is_view(id) && t < N_TREES ? &trees[t] : NULL;
 }
 
 struct text {
@@ -222,11 +223,12 @@ static void write_metrics(struct fs *fs, FILE *f)
 
 int control_stat(struct fs *fs, uint64_t id, struct stat *st)
 {
-	if (id != CONTROL_DIR && (id < C_STATUS || id >= C_END))
+	bool dir = id == CONTROL_DIR || id == VIEWS_DIR;
+	if (!dir && (id < C_STATUS || id >= C_END))
 		return -ENOENT;
 	*st = (struct stat){
-		.st_ino = id, .st_uid = fs->uid, .st_nlink = id == CONTROL_DIR ? 2 : 1, .st_blksize = 4096,
-		.st_mode = id == CONTROL_DIR ? S_IFDIR | 0555 : S_IFREG | files[id - C_STATUS].mode,
+		.st_ino = id, .st_uid = fs->uid, .st_nlink = dir ? 2 : 1, .st_blksize = 4096,
+		.st_mode = dir ? S_IFDIR | 0555 : S_IFREG | files[id - C_STATUS].mode,
 	};
 	clock_gettime(CLOCK_REALTIME, &st->st_mtim);
 	st->st_atim = st->st_ctim = st->st_mtim;
@@ -247,6 +249,12 @@ void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		return;
 	}
 
+	if (is_view(parent)) {
+		views_lookup(req, parent, name);
+		return;
+	}
+	if (parent == CONTROL_DIR && !strcmp(name, VIEWS_NAME))
+		id = VIEWS_DIR;
 	for (unsigned i = 0; parent == CONTROL_DIR && i < sizeof(files) / sizeof(files[0]); i++)
 		if (!strcmp(name, files[i].name))
 			id = C_STATUS + i;
@@ -261,7 +269,9 @@ void control_getattr(fuse_req_t req, fuse_ino_t id)
 {
 	const struct tree *t = tree_of(id);
 	struct stat st;
-	if (t)
+	if (is_view(id))
+		views_getattr(req, id);
+	else if (t)
 		t->getattr(req, id);
 	else if (control_stat(req_fs(req), id, &st))
 		fuse_reply_err(req, ENOENT);
@@ -281,7 +291,9 @@ void control_readlink(fuse_req_t req, fuse_ino_t id)
 void control_forget(uint64_t id, uint64_t count)
 {
 	const struct tree *t = tree_of(id);
-	if (t)
+	if (is_view(id))
+		views_forget(id, count);
+	else if (t)
 		t->forget(id, count);
 }
 
@@ -315,6 +327,10 @@ void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, EISDIR);
 		return;
 	}
+	if (is_view(id)) {
+		views_open(req, id, fi);
+		return;
+	}
 	if ((fi->flags & O_ACCMODE) != O_RDONLY && id != C_CONTROL) {
 		fuse_reply_err(req, EACCES);
 		return;
@@ -331,6 +347,10 @@ void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct text *t;
+	if (is_view(id)) {
+		views_read(req, id, size, off);
+		return;
+	}
 	pthread_mutex_lock(&texts_lock);
 	for (t = texts; t && t->fh != fi->fh; t = t->next)
 		;
@@ -345,8 +365,12 @@ void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct 
 		fuse_reply_buf(req, t->buf + off, t->len - (size_t)off < size ? t->len - (size_t)off : size);
 }
 
-void control_release(fuse_req_t req, struct fuse_file_info *fi)
+void control_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
+	if (is_view(id)) {
+		views_release(req, fi);
+		return;
+	}
 	pthread_mutex_lock(&texts_lock);
 	struct text **pp = &texts, *t;
 	while ((t = *pp) && t->fh != fi->fh)
@@ -385,16 +409,22 @@ void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool
 {
 	char buf[4096];
 	size_t used = 0;
-	const unsigned n = sizeof(files) / sizeof(files[0]);
+	const unsigned n = sizeof(files) / sizeof(files[0]) + 1;
 
+	if (is_view(id)) {
+		views_readdir(req, id, size, off, plus);
+		return;
+	}
 	if (tree_of(id)) {
 		tree_of(id)->readdir(req, id, size, off, plus);
 		return;
 	}
 	for (unsigned i = (unsigned)off; i < n + N_TREES; i++) {
+		bool views = i == n - 1;
 		/* no node (ino 0): the kernel looks a name up when somebody asks */
-		struct fuse_entry_param e = {.attr = {.st_ino = C_STATUS + i, .st_mode = i < n ? S_IFREG : 0}};
-		const char *name = i < n ? files[i].name : trees[i - n].name;
+		struct fuse_entry_param e = {.attr = {.st_ino = views ? VIEWS_DIR : C_STATUS + i,
+						      .st_mode = views ? S_IFDIR : i < n ? S_IFREG : 0}};
+		const char *name = views ? VIEWS_NAME : i < n ? files[i].name : trees[i - n].name;
 		size_t left = (size < sizeof(buf) ? size : sizeof(buf)) - used, need;
 		need = plus ? fuse_add_direntry_plus(req, buf + used, left, name, &e, i + 1) :
 			      fuse_add_direntry(req, buf + used, left, name, &e.attr, i + 1);

@@ -527,7 +527,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct node *n = NULL, *dir;
 
 	if (fs->o.ro || is_control(parent) || name_is_control(parent, name) || strlen(name) > MAX_NAME) {
-		fuse_reply_err(req, fs->o.ro ? EROFS : strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
+		fuse_reply_err(req, fs->o.ro || is_view(parent) ? EROFS :
+			       strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
 		return;
 	}
 	log_room(fs);
@@ -755,7 +756,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 
 	if (is_control(id)) {
-		control_release(req, fi);
+		control_release(req, id, fi);
 		return;
 	}
 	release_barrier(fs);	/* closes take their places in their own order */
@@ -831,7 +832,10 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	(void)id;
+	if (is_view(id)) {
+		views_lseek(req, id, off, whence);
+		return;
+	}
 	pthread_mutex_lock(&fs->lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	int fd = -EBADF;

@@ -363,6 +363,23 @@ void seal_restored(struct fs *fs);
 void seal_late(struct fs *fs);
 unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left unclosed */
 
+/* ---- readdir.c ---- */
+/* Calls fn for the names in dir, until it returns non-zero. Lock held. */
+int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *name), void *arg);
+
+/* ---- views.c: MOUNT/.cairn/views; see views.h ---- */
+#define VIEWS_DIR 15ull		/* the directory itself */
+#define VIEWS_FIRST (1ull << 63)	/* and all below it; staging's ids never come here */
+static inline bool is_view(uint64_t id) { return id == VIEWS_DIR || id >= VIEWS_FIRST; }
+void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
+void views_getattr(fuse_req_t req, fuse_ino_t id);
+void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off);
+void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence);
+void views_release(fuse_req_t req, struct fuse_file_info *fi);
+void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
+void views_forget(uint64_t id, uint64_t count);	/* the tree lock may be held */
+
 /* ---- control.c: MOUNT/.cairn ---- */
 #define CONTROL_DIR 2ull
 #define CONTROL_LAST 15ull
@@ -376,14 +393,14 @@ static inline uint64_t control_tree_id(enum control_tree t, uint64_t hash)
 }
 static inline bool is_control(uint64_t id)
 {
-	return (id >= CONTROL_DIR && id <= CONTROL_LAST) || id & CONTROL_TREE_BIT;
+	return (id >= CONTROL_DIR && id <= CONTROL_LAST) || id & CONTROL_TREE_BIT || is_view(id);
 }
 void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
 void control_getattr(fuse_req_t req, fuse_ino_t id);
 void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi);
 void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi);
-void control_release(fuse_req_t req, struct fuse_file_info *fi);
+void control_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
 void control_readlink(fuse_req_t req, fuse_ino_t id);
 void control_forget(uint64_t id, uint64_t count);

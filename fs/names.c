@@ -71,7 +71,7 @@ static bool answered_ok(fuse_req_t req, struct fs *fs)
 /* What every change of names begins with. 0, or the error to answer. Lock held. */
 static int begin_change(struct fs *fs, fuse_ino_t parent, const char *name, struct node **dir)
 {
-	if (fs->o.ro)
+	if (fs->o.ro || is_view(parent))
 		return -EROFS;
 	if (is_control(parent) || name_is_control(parent, name))
 		return -EPERM;

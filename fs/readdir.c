@@ -141,6 +141,16 @@ static int build(struct fs *fs, struct node *dir, struct listing *l)
 	return rc;
 }
 
+int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *name), void *arg)
+{
+	struct listing l = {0};
+	int rc = build(fs, dir, &l);
+	for (size_t i = 0; !rc && i < l.n; i++)
+		rc = fn(arg, l.e[i].name);
+	listing_clear(&l);
+	return rc;
+}
+
 void op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
