@@ -16,6 +16,7 @@ struct vfile {			/* of a checkpoint; the version that was parsed */
 	int fd;			/* in the store; -1 */
 	struct staged *sf;	/* or its bytes in staging */
 	unsigned users;
+	uint64_t next, ahead;	/* where a reader in order goes on; asked of the disk up to here */
 	struct vckpt *c;
 };
 

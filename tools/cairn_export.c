@@ -12,7 +12,7 @@
 
 #define CHUNK (4u << 20)	/* gathered and written at once */
 #define KERNEL_RUN (256u << 10)	/* from here on the kernel copies a run */
-#define KERNEL_CHUNK (32u << 20)
+#define KERNEL_CHUNK (8u << 20)
 
 struct export {
 	struct ckpt ck;
@@ -76,8 +76,10 @@ static int get_file(void *ctx, uint32_t file, struct fmt_source *out)
 	struct one_file *o;
 	int err = files_get(&x->files, file, &o);
 
-	if (!err)
+	if (!err) {
+		posix_fadvise(o->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 		*out = o->source;
+	}
 	return err;
 }
 
@@ -191,6 +193,7 @@ static ssize_t copy_run(struct export *x, int fd, uint64_t off, struct fmt_error
 		return told(e, err, x->ck.set->file[run.file].name);
 	if (run.at > o->source.size || run.len > o->source.size - run.at)
 		return 0;	/* view_read() has words for that */
+	posix_fadvise(o->fd, (off_t)run.at, 2 * KERNEL_CHUNK, POSIX_FADV_WILLNEED);
 	from = (loff_t)run.at;
 	n = copy_file_range(o->fd, &from, fd, &to, run.len < KERNEL_CHUNK ? run.len : KERNEL_CHUNK,
 			    0);
