@@ -59,9 +59,9 @@ static const struct command {
 	  "  --json          for programs\n"
 	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
 	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
-	{ "export", cmd_export, "[--format safetensors] [--sync] [-q] CKPT OUT",
+	{ "export", cmd_export, "[--format F] [--sync] [-q] CKPT OUT",
 	  "writes the tensors of a checkpoint to one file",
-	  "  --format F  safetensors (default)\n"
+	  "  --format F  safetensors (default), or torch: what torch.load() opens\n"
 	  "  --sync      on stable storage before OUT gets its name\n"
 	  "  -q          no progress\n"
 	  "OUT appears, or is replaced, once it is whole. What cannot be exported is refused, with\n"

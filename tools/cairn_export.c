@@ -21,7 +21,7 @@ struct export {
 	struct view *view;
 	struct view_io io;
 	const char *out;	/* as the user wrote it */
-	bool quiet, sync, bad, in_kernel;
+	bool torch, quiet, sync, bad, in_kernel;
 	struct progress bar;
 };
 
@@ -89,7 +89,7 @@ static void put_file(void *ctx, uint32_t file)
 	(void)file;
 }
 
-/* One line: safetensors holds tensors and nothing else. */
+/* One line: what is written holds tensors and nothing else. */
 static void tell_left_out(const struct export *x)
 {
 	const struct fmt_set *s = x->ck.set;
@@ -276,10 +276,17 @@ static int write_file(struct export *x, struct fmt_error *e)
 
 /* ---- the command ------------------------------------------------------------------ */
 
-static int export_safetensors(struct export *x, struct fmt_error *e)
+static int lay_out(struct export *x, struct fmt_error *e)
 {
 	struct view_pick all = { 0, x->ck.set->n_tensors, 1, 0 };
-	int err = view_safetensors(x->base, &all, &x->view, e);
+
+	return x->torch ? view_torch(x->base, &x->view, e) :
+			  view_safetensors(x->base, &all, &x->view, e);
+}
+
+static int export_file(struct export *x, struct fmt_error *e)
+{
+	int err = lay_out(x, e);
 
 	if (!err)
 		err = write_file(x, e);
@@ -302,7 +309,7 @@ static int export_to(struct export *x)
 		told(&e, err, x->ck.path);
 	progress_start(&x->bar, x->out, x->quiet);
 	if (!err)
-		err = export_safetensors(x, &e);
+		err = export_file(x, &e);
 	progress_end(&x->bar);
 	if (err && e.at != FMT_NOWHERE)
 		complain("%s (at %llu)", e.text, (unsigned long long)e.at);
@@ -340,8 +347,11 @@ int cmd_export(int argc, char **argv)
 			x.sync = true;
 		else if (c != 'f')
 			return complain_option("export", argv);
+		else if (!strcmp(optarg, "torch"))
+			x.torch = true;
 		else if (strcmp(optarg, "safetensors"))
-			return complain_usage("export", "--format %s: safetensors is known",
+			return complain_usage("export",
+					      "--format %s: safetensors and torch are known",
 					      optarg);
 	}
 	if (argc - optind != 2)

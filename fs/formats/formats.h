@@ -543,6 +543,10 @@ int view_split(const struct view_base *b, uint64_t limit, size_t **cut, size_t *
 int view_index(struct view_base *b, const size_t *cut, size_t n, struct view **out,
 	       struct fmt_error *e);
 
+/* A torch.save archive of a flat dict of name to tensor, each with a storage of its own, that
+ * torch.load(weights_only=True) opens. */
+int view_torch(struct view_base *b, struct view **out, struct fmt_error *e);
+
 /* One tensor as a NumPy file, version 1.0. bfloat16 is <u2, eight-bit floats are |u1. */
 int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e);
 

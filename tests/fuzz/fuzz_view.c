@@ -70,6 +70,9 @@ static void each_view(struct fmt_set *s, const struct view_io *io)
 			read_view(v, io);
 		view_free(v);
 	}
+	if (!view_torch(b, &v, &e))
+		read_view(v, io);
+	view_free(v);
 	if (!view_split(b, 100, &cut, &n, &e)) {
 		if (!view_index(b, cut, n, &v, &e))
 			read_view(v, io);

@@ -36,6 +36,12 @@ same_tensors "$TMP/o/one" "$assets/torch_save.json"
 expect 0 "$cairn" check "$TMP/o/dcp.safetensors"
 says out ': safetensors, complete; 5 tensors'
 expect 0 "$cairn" diff "$TMP/o/torch_save.safetensors" "$assets/torch_save"
+for name in dcp dcp_hf safetensors torch_save; do	# and as what torch.load() opens
+	expect 0 "$cairn" export --format torch "$assets/$name" "$TMP/o/$name.pt"
+	expect 0 "$cairn" diff "$TMP/o/$name.pt" "$TMP/o/$name.safetensors"
+	says out '^0 added, 0 removed, 0 reshaped, 0 changed'
+	expect 0 "$cairn" check "$TMP/o/$name.pt"
+done
 leaves_nothing "$TMP/o"
 
 # --- what cannot be carried is refused by name, and OUT stays as it was ----------------------
@@ -69,6 +75,8 @@ expect 2 "$cairn" export "$assets/dcp" "$TMP/o"
 says err 'there already, and no file'
 expect 2 "$cairn" export --format onnx "$assets/dcp" "$TMP/o/x"
 says err onnx
+expect 1 "$cairn" export --format torch "$assets/torch_odd/odd.pt" "$TMP/o/x"
+says err "^cairn: conj: "
 expect 2 "$cairn" export "$TMP/missing" "$TMP/o/x"
 expect 2 "$cairn" export --nonsense a b
 expect 0 "$cairn" help export

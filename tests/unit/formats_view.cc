@@ -440,6 +440,40 @@ TEST(View, Split)
 	free(cut);
 }
 
+// Read back by the reader of torch.save files: the same tensors, row-major, aligned.
+TEST(View, Torch)
+{
+	for (const char *dir : {"dcp", "torch_save", "safetensors"}) {
+		SCOPED_TRACE(dir);
+		Asset a(dir);
+		Base b(a.get());
+		Io io(a.files);
+		View v, st;
+		Error e;
+		ASSERT_EQ(view_torch(b.b, &v.v, &e), 0) << e.text;
+		ASSERT_EQ(b.whole(&st, &e), 0) << e.text;
+		const std::string got = all(v, io);
+		Read want(all(st, io));
+		in_parts(v, io, got);
+		Set s;
+		fmt_source src = fmt_memory(got.data(), got.size());
+		ASSERT_EQ(torchfile_read(s.get(), s.file("f"), "", &src, &e), 0) << e.text;
+		s.finish();
+		ASSERT_EQ(s->n_tensors, a->n_tensors);
+		for (size_t i = 0; i < s->n_tensors; i++) {
+			const fmt_tensor *t = &s->tensor[i], *u = &a->tensor[i];
+			EXPECT_STREQ(t->name, u->name);
+			EXPECT_EQ(t->dtype, u->dtype);
+			EXPECT_EQ(list(t->shape, t->ndim), list(u->shape, u->ndim));
+			EXPECT_EQ(t->piece[0].refusal, nullptr);
+			if (t->piece[0].length) {
+				EXPECT_EQ(t->piece[0].at % 64, 0u);
+			}
+			EXPECT_EQ(got.substr(t->piece[0].at, t->piece[0].length), want.data(t->name));
+		}
+	}
+}
+
 TEST(View, NumPy)
 {
 	Asset a("dcp");
