@@ -208,8 +208,12 @@ static ssize_t copy_run(struct export *x, int fd, uint64_t off, struct fmt_error
 static ssize_t copy_chunk(struct export *x, int fd, uint64_t off, char *buf, struct fmt_error *e)
 {
 	uint64_t left = view_size(x->view) - off;
-	size_t n = left < CHUNK ? (size_t)left : CHUNK;
-	int err = view_read(x->view, &x->io, off, buf, n, e);
+	size_t n = CHUNK - off % CHUNK;	/* writes of whole pages, but for the first */
+	int err;
+
+	if (n > left)
+		n = (size_t)left;
+	err = view_read(x->view, &x->io, off, buf, n, e);
 
 	if (!err) {
 		err = write_all(fd, buf, n, off);
