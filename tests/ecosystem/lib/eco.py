@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""What the cases share. A case is a file with save(dir) and check(dir), and `eco.main(save, check)`.
+
+check() runs twice, on the mount and, when that is gone, on the bare store.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+
+CAIRN = os.environ["CAIRN"]
+
+
+def main(save, check):
+    {"save": save, "check": check}[sys.argv[1]](sys.argv[2])
+
+
+def skip(why):
+    print("SKIP: " + why)
+    sys.exit(77)
+
+
+def numbers(shape, dtype=torch.float32, seed=0):
+    """The same every time, in every process; every bit pattern of the type may occur."""
+    g = torch.Generator().manual_seed(seed)
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), generator=g, dtype=torch.uint8)
+    return raw.view(dtype) if dtype != torch.bool else raw > 127
+
+
+def raw(tensor):
+    """Bits, so that NaN equals itself and -0 differs from 0."""
+    t = tensor.detach().cpu().contiguous().reshape(-1)
+    return t.view(torch.uint8).numpy().tobytes() if t.numel() else b""
+
+
+def same(got, want, what=""):
+    assert got.dtype == want.dtype, f"{what}: {got.dtype}, not {want.dtype}"
+    assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
+    assert raw(got) == raw(want), f"{what}: other bits"
+
+
+def same_dict(got, want):
+    assert got.keys() == want.keys(), got.keys() ^ want.keys()
+    for name in want:
+        same(got[name], want[name], name)
+
+
+# --- what cairn says of it ---------------------------------------------------------------------
+
+
+def piece(p, dtype, folder):
+    """One piece as cairn tells where it lies; an item of torch's own zip is read by torch."""
+    with open(os.path.join(folder, p["file"]), "rb") as f:
+        f.seek(p["at"])
+        data = bytearray(f.read(p["bytes"]))
+    assert len(data) == p["bytes"], p
+    if p["payload"] == "torch":
+        import io
+        return torch.load(io.BytesIO(data), weights_only=True)
+    if not data:
+        return torch.empty(p["shape"], dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype)
+    if "stride" in p:
+        return flat.as_strided(p["shape"], p["stride"])
+    return flat.view(p["shape"])
+
+
+def by_cairn(path):
+    """{name: tensor} as gathered by `cairn tensors --json`."""
+    out = subprocess.run([CAIRN, "tensors", "--json", path], check=True, capture_output=True)
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    found = {}
+    for t in json.loads(out.stdout)["tensors"]:
+        assert "problem" not in t, t
+        dtype = getattr(torch, t["dtype"])
+        whole, seen = torch.empty(t["shape"], dtype=dtype), 0
+        for p in t["pieces"]:
+            part = piece(p, dtype, folder)
+            at = tuple(slice(o, o + n) for o, n in zip(p["offset"], p["shape"]))
+            whole[at] = part
+            seen += part.numel()
+        assert seen == whole.numel(), (t["name"], seen)
+        found[t["name"]] = whole
+    return found
+
+
+def cairn_agrees(path, want):
+    """The same names, dtypes, shapes and bits, and nothing to find fault with."""
+    same_dict(by_cairn(path), {k: v.detach() for k, v in want.items()})
+    out = subprocess.run([CAIRN, "check", path], capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
+# --- several ranks -----------------------------------------------------------------------------
+
+
+def rank_main(rank, ranks, rendezvous, body, args):
+    torch.distributed.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank,
+                                         world_size=ranks)
+    try:
+        body(rank, ranks, *args)
+        torch.distributed.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+rendezvous_count = 0
+
+
+def ranks(n, body, *args):
+    """body(rank, n, *args) in n processes with a gloo group; what one raises is raised here."""
+    global rendezvous_count
+    rendezvous_count += 1
+    meet = os.path.join(os.environ["TMPDIR"], f"meet.{os.getpid()}.{rendezvous_count}")
+    # Forked: importing torch once takes as long as the rest of a case.
+    torch.multiprocessing.start_processes(rank_main, (n, meet, body, args), nprocs=n,
+                                          start_method="fork")
