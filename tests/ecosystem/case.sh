@@ -36,8 +36,7 @@ python()
 
 start_mount "$store" "$mnt" "$(key options)"
 [ "$MODE" != fast ] || need_passthrough "$mnt"
-python save "$mnt"
-python check "$mnt"
+python save "$mnt" check "$mnt"
 "$cairn" wait "$mnt" || die "cairn wait: exit code $?"
 cp -a "$mnt" "$TMP/mounted"
 stop_mount "$mnt"

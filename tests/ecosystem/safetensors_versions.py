@@ -5,7 +5,6 @@
 
 import glob
 import os
-import subprocess
 import sys
 
 import torch
@@ -30,11 +29,12 @@ def releases():
     return found
 
 
-def with_release(version, folder, verb, top):
-    env = dict(os.environ)
+def with_release(version, folder, body, top):
+    """In a child: torch is there already, safetensors comes from the release's own folder."""
+    assert "safetensors" not in sys.modules
     if folder:
-        env["PYTHONPATH"] = folder + ":" + env["PYTHONPATH"]
-    subprocess.run([sys.executable, __file__, verb, top, version], check=True, env=env)
+        sys.path.insert(0, folder)
+    body(top, version)
 
 
 def one_save(top, version):
@@ -65,19 +65,20 @@ def one_check(top, version):
             eco.same_dict(load(f.read()), want)
 
 
+def each(body, top):
+    for version, folder in releases().items():
+        eco.finish(eco.child(with_release, version, folder, body, top))
+
+
 def save(top):
     assert len(releases()) >= 4, releases()
-    for version, folder in releases().items():
-        with_release(version, folder, "one_save", top)
+    each(one_save, top)
 
 
 def check(top):
-    for version, folder in releases().items():
-        with_release(version, folder, "one_check", top)
+    each(one_check, top)
+    for version in releases():
         eco.cairn_agrees(f"{top}/{version}", tensors())
 
 
-if sys.argv[1].startswith("one_"):
-    {"one_save": one_save, "one_check": one_check}[sys.argv[1]](*sys.argv[2:])
-else:
-    eco.main(save, check)
+eco.main(save, check)

@@ -4,7 +4,9 @@
 check() runs twice, on the mount and, when that is gone, on the bare store.
 """
 
+import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +17,9 @@ CAIRN = os.environ["CAIRN"]
 
 
 def main(save, check):
-    {"save": save, "check": check}[sys.argv[1]](sys.argv[2])
+    verbs = {"save": save, "check": check}
+    for verb, top in zip(sys.argv[1::2], sys.argv[2::2]):
+        verbs[verb](top)
 
 
 def skip(why):
@@ -59,7 +63,6 @@ def piece(p, dtype, folder):
         data = bytearray(f.read(p["bytes"]))
     assert len(data) == p["bytes"], p
     if p["payload"] == "torch":
-        import io
         return torch.load(io.BytesIO(data), weights_only=True)
     if not data:
         return torch.empty(p["shape"], dtype=dtype)
@@ -106,6 +109,18 @@ def rank_main(rank, ranks, rendezvous, body, args):
         torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()
+
+
+def child(body, *args):
+    """body(*args) in a process of its own, forked, so that torch need not be imported again."""
+    p = multiprocessing.get_context("fork").Process(target=body, args=args)
+    p.start()
+    return p
+
+
+def finish(p):
+    p.join()
+    assert p.exitcode == 0, f"a child ended with {p.exitcode}"
 
 
 rendezvous_count = 0

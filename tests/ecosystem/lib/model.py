@@ -2,6 +2,7 @@
 """A sharded training state: what FSDP and tensor parallelism give to a checkpoint."""
 
 import torch
+import torch._dynamo    # noqa: F401 - DTensor imports it when first used: once here, not in each rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
