@@ -95,7 +95,7 @@ FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz fuzz-run
-.PHONY: all tests check check-asan check-tsan demo bench tidy format install uninstall \
+.PHONY: all tests check check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
 	setup clean distclean help asan tsan
 all: $(PROGRAMS) $(LAYERS)
 tests: all $(UNIT) $(API) $(HELPERS)
@@ -230,6 +230,13 @@ tsan:
 check-asan check-tsan: check-%: %
 	$(Q)BUILD=$(abspath build/$*) tests/run $(TESTS)
 
+# Real frameworks on the mount, in a virtual environment below build/ (some GB and minutes).
+check-ecosystem:
+	$(Q)tools/setup -q build test
+	$(Q)tools/setup -q ecosystem || true
+	+$(Q)$(MAKE) all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/ecosystem/run $(TESTS)
+
 $(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz_set.h $(FORMATS_SRC) $(wildcard fs/formats/*.h)
 	@mkdir -p $(@D)
 	$(say) FUZZ $@
@@ -237,16 +244,8 @@ $(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz_set.h $(FORMATS_SRC) $
 		-Wall -Wextra $(DEFS) -I. $< $(FORMATS_SRC) -o $@
 fuzz: $(FUZZ)
 
-# What is found lies in build/fuzz/, named by the harness; new inputs in build/fuzz/corpus/.
 fuzz-run: fuzz
-	$(Q)for f in $(FUZZ); do \
-		name=$${f##*/fuzz_}; mkdir -p $(BUILD)/fuzz/corpus/$$name || exit 1; \
-		echo "  FUZZ     $$name, $(FUZZ_SECONDS) s"; \
-		$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
-			-verbosity=0 -print_final_stats=1 -artifact_prefix=$(BUILD)/fuzz/$$name- \
-			$(BUILD)/fuzz/corpus/$$name $$(ls -d tests/fuzz/corpus/$$name tests/assets/should-fail/$$name 2>/dev/null) \
-			|| exit 1; \
-	done
+	$(Q)BUILD=$(BUILD) FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run
 
 demo:
 	$(Q)tools/demo
@@ -282,9 +281,9 @@ uninstall:
 		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(MAN1)) \
 		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man8/%,$(MAN8))
 
-# The libraries tools/setup built stay; distclean removes them too.
+# The libraries tools/setup built and the frameworks stay; distclean removes them too.
 clean:
-	$(Q)rm -rf $(filter-out build/deps build/config.mk build/setup.log,$(wildcard build/*))
+	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/config.mk build/setup.log,$(wildcard build/*))
 distclean:
 	$(Q)rm -rf build
 
@@ -294,6 +293,7 @@ help:
 	'make check        install what is missing, build, run every test; TESTS="-k name mount"' \
 	'make check-asan   the same tests, address and undefined-behaviour sanitizers' \
 	'make check-tsan   the same tests, thread sanitizer' \
+	'make check-ecosystem  torch, DCP, Trainer, Lightning, Orbax, ... on the mount; TESTS="-k dcp"' \
 	'make fuzz-run     build the fuzzers and run each; FUZZ_SECONDS=60 (clang)' \
 	'make demo         mount, write a 4-rank checkpoint, look at it, check the store' \
 	'make bench        measure, and compare with tmpfs, ext4 and passthrough_hp; BENCH=args' \
@@ -302,5 +302,5 @@ help:
 	'make install      PREFIX=/usr/local DESTDIR=' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \
-	'make clean        remove what was built; distclean: also the libraries of tools/setup' \
+	'make clean        remove what was built; distclean: also what was fetched' \
 	'V=1 shows the commands.'
