@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch trainers
-# timeout: 180
+# timeout: 600
 """accelerate save_state and load_state, with its rotation."""
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 240
+# timeout: 600
 """DCP with gloo: 2 and 4 ranks save, 2, 3 and 4 load; the same directory overwritten."""
 
 import torch.distributed.checkpoint as dcp

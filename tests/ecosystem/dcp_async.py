@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 240
+# timeout: 600
 """DCP async_save, by thread and by process; the trainer goes on while it runs."""
 
 import torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 180
+# timeout: 600
 """DCP to Hugging Face safetensors: sharded by rank, then consolidated."""
 
 import glob

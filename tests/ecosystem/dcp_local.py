@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 180
+# timeout: 600
 """DCP without collectives (use_collectives=False): each rank its own metadata."""
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch trainers
-# timeout: 300
+# timeout: 600
 """Hugging Face Trainer (with accelerate): checkpoints, rotation, resuming; save_pretrained shards."""
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch trainers
-# timeout: 240
+# timeout: 600
 """Lightning: save_top_k with save_last, as a copy and as a link; resuming."""
 
 import logging

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch orbax
-# timeout: 240
+# timeout: 600
 """Orbax with jax: asynchronous saves with rotation, restored to the bit."""
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 180
+# timeout: 600
 """Somebody reads while the next checkpoint is saved: he finds the old one or the new one, whole.
 
 On the mount and in the store: one file that is replaced by a rename, a directory that is renamed

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch safetensors
-# timeout: 180
+# timeout: 600
 """safetensors, from 0.5 on: each release writes, each reads what every other wrote."""
 
 import glob

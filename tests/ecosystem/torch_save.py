@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 120
+# timeout: 600
 """torch.save and torch.load, also mmap=True: types, views, shared storages, overwriting."""
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # needs: torch
-# timeout: 180
+# timeout: 600
 """Views of a DCP checkpoint, read by safetensors and NumPy as plain files."""
 
 import os
