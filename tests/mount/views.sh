@@ -18,7 +18,8 @@ for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_odd;
 	"$cairn" export -q "$assets/$name" "$TMP/$name" 2>/dev/null
 done
 cp -r "$assets/torch_save" "$m"
-touch -d '1 hour ago' "$m/torch_save/model.pt" "$m/torch_save" "$m/torch_odd"/* "$m/torch_odd"
+# nothing in these says that all was written: only that nobody has for a while
+touch -d '1 hour ago' "$m/torch_save/model.pt" "$m/torch_save" "$m/torch_odd"/* "$m/torch_odd" "$m/dcp_hf"/* "$m/dcp_hf"
 "$cairn" export -q "$assets/torch_save" "$TMP/torch_save"
 
 # --- read in every way ------------------------------------------------------------------------
