@@ -494,7 +494,6 @@ int fs_replay(void *ctx, const struct rec *r)
 
 /* ---- seals ---- */
 
-/* Everything the store is to know of n: names, attributes, xattrs. *data is the caller's. */
 static bool is_over(const char *mark, struct timespec commit)
 {
 	struct timespec t;
@@ -556,6 +555,7 @@ static void note_over(struct fs *fs, struct node *n)
 	n->over = NULL;
 }
 
+/* Everything the store is to know of n: names, attributes, xattrs. *data is the caller's. */
 static int fill_seal(struct fs *fs, struct node *n, struct rec *out, void **data)
 {
 	struct rec r = rec_new(REC_SEAL);
