@@ -239,6 +239,7 @@ table() {
 	8b|the same, first create to all durable (time)|small/mount/total|small/disk+cp/total|<=|3
 	8c|the same with cp -r into the mount (time)|small/mount+cp/total|small/disk+cp/total|<=|3
 	9|create + 64 KiB + close + unlink / the disk's filesystem (time)|create/mount/cycle|create/disk/cycle|<=|4
+	9b|the seven trips of row 9, nothing done in them / the same|create/mount/trips|create/disk/cycle|>=|0
 	10|daemon CPU for 1 GiB written and persisted, s|write/mount/daemon CPU|-|<=|0.25
 	11a|worker killed 20 times in a 4-rank save: errors|kill/mount/errors|-|<=|0
 	11b|the same: longest stall of a call, ms|kill/mount/stall|-|<=|500
