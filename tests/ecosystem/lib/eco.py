@@ -91,6 +91,13 @@ def by_cairn(path):
     return found
 
 
+def quiet(path):
+    """Nobody has changed it for long: all that tells of some formats that they are whole."""
+    for name in os.listdir(path):
+        os.utime(os.path.join(path, name), (1.7e9, 1.7e9))
+    os.utime(path, (1.7e9, 1.7e9))
+
+
 def cairn_agrees(path, want):
     """The same names, dtypes, shapes and bits, and nothing to find fault with."""
     same_dict(by_cairn(path), {k: v.detach() for k, v in want.items()})
