@@ -95,7 +95,7 @@ static void write_json(struct fs *fs, FILE *f)
 	fprintf(f, "},\n \"bytes\": {\"staged\": %llu, \"persisted\": %llu, \"read\": %llu},\n \"queue_depth\": %u,\n",
 		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted, fs->bytes_read, s.queue_depth);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
-		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)(s.errors + c.errors));
+		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors + c.errors);
 	json_string(f, s.last_error);
 	fprintf(f, "},\n \"halted\": ");
 	if (s.halted_error) {

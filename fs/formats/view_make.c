@@ -128,7 +128,7 @@ static void add_entry(struct view *v, const struct fmt_tensor *t, const struct c
 		view_addf(v, "%s%llu", d ? "," : "",
 			  (unsigned long long)(d ? t->shape[d] : c->rows));
 	view_addf(v, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)*at,
-		  (unsigned long long)(*at + c->bytes));
+		  (unsigned long long)*at + c->bytes);
 	*at += c->bytes;
 }
 
