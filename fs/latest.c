@@ -129,11 +129,6 @@ static int dir_add(struct dir *d, const char *name, bool is_dir)
 	return d->v[d->n].name ? (d->n++, 0) : -ENOMEM;
 }
 
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
-}
-
 static bool is_dir_at(int fd, const struct dirent *e)
 {
 	struct stat st;
@@ -166,8 +161,8 @@ static int dir_read(struct fs *fs, const char *path, struct dir *d)
 		closedir(list);
 	if (rc)
 		dir_close(d);
-	else if (d->n)
-		qsort(d->v, d->n, sizeof(*d->v), by_name);
+	else
+		ckpt_names_sort(d->v, d->n);
 	return rc;
 }
 

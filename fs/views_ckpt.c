@@ -389,28 +389,7 @@ static int parse_header(struct load *l, const struct ckpt_name *n, const struct 
 
 static ssize_t find_name(const struct load *l, const char *name)
 {
-	for (size_t lo = 0, hi = l->n; lo < hi;) {
-		size_t mid = (lo + hi) / 2;
-		int d = strcmp(l->name[mid].name, name);
-		if (!d)
-			return (ssize_t)mid;
-		if (d < 0)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	return -1;
-}
-
-static bool ends_in(const char *s, const char *with)
-{
-	size_t n = strlen(s), m = strlen(with);
-	return n >= m && !strcmp(s + n - m, with);
-}
-
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
+	return ckpt_names_find(l->name, l->n, name);
 }
 
 static int add_name(struct load *l, const char *name)
@@ -450,8 +429,8 @@ static int list_names(struct load *l)
 		rc = -ENOTDIR;
 	}
 	views_walk_done(l->fs, dir);
-	if (!rc && l->n)
-		qsort(l->name, l->n, sizeof(*l->name), by_name);
+	if (!rc)
+		ckpt_names_sort(l->name, l->n);
 	return rc;
 }
 
@@ -480,7 +459,7 @@ static int parse_all_safetensors(struct load *l)
 {
 	int rc = 0;
 	for (size_t i = 0; !rc && i < l->n && !l->index.v; i++)
-		if (ends_in(l->name[i].name, ".safetensors.index.json"))
+		if (ckpt_is_index(l->name[i].name))
 			rc = parse(l, i, parse_index);
 	size_t indexed = l->c->set->n_files;
 	for (size_t i = 0; !rc && i < l->n; i++) {
@@ -524,7 +503,7 @@ static int add_nested(struct load *l)
 			rc = add_name(l, l->c->set->file[i].name);
 	if (rc || l->n == had)
 		return rc;
-	qsort(l->name, l->n, sizeof(*l->name), by_name);
+	ckpt_names_sort(l->name, l->n);
 	bool *read = l->read;		/* all of it was metadata */
 	l->read = NULL;
 	free(read);

@@ -141,13 +141,11 @@ static bool commits(const char *name)
 {
 	static const char *const whole[] = { "metadata.json", "trainer_state.json", "commit_success.txt",
 					     "_CHECKPOINT_METADATA" };
-	size_t n = strlen(name), m = strlen(".safetensors.index.json");
 
 	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
 		if (!strcmp(name, whole[i]))
 			return true;
-	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) ||
-	       (n >= m && !strcmp(name + n - m, ".safetensors.index.json"));
+	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) || ckpt_is_index(name);
 }
 
 static int remove_commits(int fd)

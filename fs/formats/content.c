@@ -12,24 +12,6 @@ struct reading {
 	int fatal;		/* -ENOMEM */
 };
 
-ssize_t ckpt_content_find(const struct ckpt_content *c, const char *name)
-{
-	size_t lo = 0, hi = c->n;
-
-	while (lo < hi) {
-		size_t mid = (lo + hi) / 2;
-		int d = strcmp(c->v[mid].name, name);
-
-		if (!d)
-			return (ssize_t)mid;
-		if (d < 0)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	return -1;
-}
-
 void ckpt_content_free(struct ckpt_content *c)
 {
 	for (size_t i = 0; c->v && i < c->n; i++) {
@@ -44,7 +26,7 @@ void ckpt_content_free(struct ckpt_content *c)
 
 static void found_bad(struct reading *r, const char *file, const struct fmt_error *e, int err)
 {
-	ssize_t i = ckpt_content_find(r->c, file);
+	ssize_t i = ckpt_names_find(r->c->v, r->c->n, file);
 	char *fault;
 
 	if (err == -ENOMEM)
@@ -162,13 +144,12 @@ static void read_index(struct reading *r)
 {
 	for (size_t i = 0; i < r->c->n; i++) {
 		const char *name = r->c->v[i].name;
-		size_t n = strlen(name), m = strlen(".safetensors.index.json");
 		CLEANUP_FREE char *text = NULL;
 		struct fmt_error e;
 		size_t len;
 		int err;
 
-		if (n < m || strcmp(name + n - m, ".safetensors.index.json") || r->c->index.v)
+		if (!ckpt_is_index(name) || r->c->index.v)
 			continue;
 		err = slurp(r, name, &text, &len, &e);
 		if (!err)
@@ -226,7 +207,7 @@ static void read_torch(struct reading *r, bool deep, bool prefixed)
 
 static void read_dcp(struct reading *r)
 {
-	bool global = ckpt_content_find(r->c, ".metadata") >= 0;
+	bool global = ckpt_names_find(r->c->v, r->c->n, ".metadata") >= 0;
 	bool any = false;
 
 	for (size_t i = 0; i < r->c->n && !r->fatal; i++)
@@ -263,11 +244,6 @@ static void read_headers(struct reading *r)
 	}
 }
 
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
-}
-
 static int add_name(struct ckpt_content *c, const char *name, uint64_t size)
 {
 	struct ckpt_name *v = reallocarray(c->v, c->n + 1, sizeof(*v));
@@ -299,7 +275,7 @@ static void add_nested(struct reading *r)
 		close_file(r, &s);
 	}
 	if (c->n != had)
-		qsort(c->v, c->n, sizeof(*c->v), by_name);
+		ckpt_names_sort(c->v, c->n);
 }
 
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, bool deep)

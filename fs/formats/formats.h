@@ -389,7 +389,11 @@ struct ckpt_verdict {
 /* Put before the name of a directory that `cairn rm` has begun to remove. */
 #define CKPT_REMOVED_PREFIX ".cairn-removed."
 
-/* v sorted by name, as strcmp(3) has it. dir_name: the last component of its path. */
+/* By name, as strcmp(3) has it: so all below want v. The index of the entry of that name, or -1. */
+void ckpt_names_sort(struct ckpt_name *v, size_t n);
+ssize_t ckpt_names_find(const struct ckpt_name *v, size_t n, const char *name);
+
+/* v sorted. dir_name: the last component of its path. */
 void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 		    struct ckpt_kind *out);
 /* One file that is a whole checkpoint. */
@@ -411,6 +415,7 @@ int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM]
 bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 /* `.metadata`, or if that is not there `__{rank}.metadata`. */
 bool ckpt_is_metadata(const char *name, bool global);
+bool ckpt_is_index(const char *name);	/* of safetensors */
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
 /* Are its tensors in torch.save files, rather than beside some? */
@@ -443,8 +448,6 @@ struct ckpt_content {
  * what metadata does not describe (torch.save files beside it). 0, -ENOMEM. */
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, bool deep);
 void ckpt_content_free(struct ckpt_content *c);
-/* Index in c->v, or -1. */
-ssize_t ckpt_content_find(const struct ckpt_content *c, const char *name);
 
 /* The verdict. set (finished) holds what was read, NULL where nothing could be; index may
  * be NULL. quiet_s: seconds since the last change in the directory. */

@@ -58,14 +58,30 @@ static bool matches(const char *s, const char *pattern, uint64_t *out)
 	return !*s;
 }
 
-static int by_name(const void *key, const void *v)
+static int by_name(const void *a, const void *b)
 {
-	return strcmp(key, ((const struct ckpt_name *)v)->name);
+	return strcmp(((const struct ckpt_name *)a)->name, ((const struct ckpt_name *)b)->name);
+}
+
+void ckpt_names_sort(struct ckpt_name *v, size_t n)
+{
+	if (n)
+		qsort(v, n, sizeof(*v), by_name);
+}
+
+ssize_t ckpt_names_find(const struct ckpt_name *v, size_t n, const char *name)
+{
+	const struct ckpt_name key = { .name = name };
+	const struct ckpt_name *found = n ? bsearch(&key, v, n, sizeof(*v), by_name) : NULL;
+
+	return found ? found - v : -1;
 }
 
 static const struct ckpt_name *find(const struct ckpt_name *v, size_t n, const char *name)
 {
-	return n ? bsearch(name, v, n, sizeof(*v), by_name) : NULL;
+	ssize_t i = ckpt_names_find(v, n, name);
+
+	return i < 0 ? NULL : &v[i];
 }
 
 bool ckpt_is_metadata(const char *name, bool global)
@@ -73,6 +89,11 @@ bool ckpt_is_metadata(const char *name, bool global)
 	uint64_t rank;
 
 	return global ? !strcmp(name, ".metadata") : matches(name, "__%.metadata", &rank);
+}
+
+bool ckpt_is_index(const char *name)
+{
+	return ends(name, ".safetensors.index.json");
 }
 
 bool ckpt_is_safetensors(const char *name)
@@ -185,7 +206,7 @@ static void look_at(const char *name, struct seen *s)
 	s->distcp |= matches(name, "__%_%.distcp", x);
 	s->common |= !strcmp(name, "common.pt");
 	s->shards |= matches(name, "shard-%-model-%-of-%.safetensors", x);
-	s->safetensors |= ckpt_is_safetensors(name) || ends(name, ".safetensors.index.json");
+	s->safetensors |= ckpt_is_safetensors(name) || ckpt_is_index(name);
 	s->deepspeed |= ends(name, "_model_states.pt") || ends(name, "_optim_states.pt");
 	s->trainer |= !strcmp(name, "trainer_state.json");
 	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
