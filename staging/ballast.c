@@ -65,7 +65,7 @@ void ballast_close(struct staging *s)
 	s->ballast_fd = -1;
 }
 
-static bool punch(int fd, uint64_t off, uint64_t len)
+bool ballast_punch(int fd, uint64_t off, uint64_t len)
 {
 	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) == 0;
 }
@@ -76,7 +76,7 @@ uint64_t ballast_take(struct staging *s, uint64_t want)
 	uint64_t held = c ? c->bytes : s->ballast_bytes - s->apart_bytes;
 	uint64_t n = want < held ? want : held;
 
-	if (!n || !punch(c ? c->fd : s->ballast_fd, held - n, n))
+	if (!n || !ballast_punch(c ? c->fd : s->ballast_fd, held - n, n))
 		return 0;
 	s->ballast_bytes -= n;
 	if (c) {
@@ -197,7 +197,7 @@ static bool ballast_grow(struct staging *s, const char *zeros)
 	}
 	pthread_mutex_unlock(&s->ballast_lock);
 	if (!ok)
-		punch(s->ballast_fd, end, len);
+		ballast_punch(s->ballast_fd, end, len);
 	return ok;
 }
 

@@ -104,8 +104,7 @@ uint64_t blank_take(struct staging *s, uint64_t want)
 		if (!n)
 			continue;
 		int fd = slot_open(s, i, O_RDWR);
-		bool ok = fd >= 0 && fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-					       (off_t)(b->bytes - n), (off_t)n) == 0;
+		bool ok = fd >= 0 && ballast_punch(fd, b->bytes - n, n);
 		if (fd >= 0)
 			close(fd);
 		if (!ok)
@@ -118,6 +117,14 @@ uint64_t blank_take(struct staging *s, uint64_t want)
 		return n;
 	}
 	return 0;
+}
+
+static uint64_t blank_bytes(const struct staging *s)
+{
+	uint64_t sum = 0;
+	for (unsigned i = 0; i < BLANKS; i++)
+		sum += s->blank[i].bytes;
+	return sum;
 }
 
 /* The slot to go on with: one begun, or the latest wish that no blank is for. */
@@ -145,14 +152,6 @@ static unsigned slot_due(struct staging *s)
 		}
 	}
 	return BLANKS;
-}
-
-uint64_t blank_bytes(const struct staging *s)
-{
-	uint64_t sum = 0;
-	for (unsigned i = 0; i < BLANKS; i++)
-		sum += s->blank[i].bytes;
-	return sum;
 }
 
 bool blank_step(struct staging *s)

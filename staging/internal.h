@@ -280,11 +280,11 @@ static inline void unlock_scope(pthread_mutex_t **m)
 	pthread_mutex_lock(scope_lock_)
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
-/* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
 /* Of this thread alone. Persisting gives way to who still writes; nobody waits for it while the
  * cores are full, and with one of them free it is as fast. */
 void staging_nice(int nice);
 #define PERSIST_NICE 5
+/* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
 void sleeper_wake(struct sleeper *l);	/* all, now */
 void sleeper_nudge(struct sleeper *l, bool now);	/* one; not `now`: unless one looks again soon */
@@ -359,11 +359,11 @@ void *ballast_main(void *arg);
 /* Below, ballast_lock held; bytes are whole huge pages. Frees up to `want` bytes of pages, not
  * those of blanks; returns how many. */
 uint64_t ballast_take(struct staging *s, uint64_t want);
+bool ballast_punch(int fd, uint64_t off, uint64_t len);	/* their way out of a file */
 
 /* blank.c */
 #define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
 uint64_t blank_take(struct staging *s, uint64_t want);	/* as ballast_take, of blanks alone */
-uint64_t blank_bytes(const struct staging *s);
 /* Ballast_lock not held. */
 void blank_recover(struct staging *s);		/* what a worker before us left; no thread runs yet */
 void blank_clear(struct staging *s);		/* removes their files, for good */
