@@ -10,40 +10,12 @@ import io
 import os
 import pickle
 import sys
-import types
 import zipfile
+
+from torch_names import Size, module, new, stand_in
 
 COLUMNS = 4096
 NAME = "model.weight"
-
-
-def module(name):
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        sys.modules.setdefault(".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
-    return sys.modules[name]
-
-
-def stand_in(where, name, **members):
-    cls = type(name, (), {"__module__": where, **members})
-    setattr(module(where), name, cls)
-    return cls
-
-
-def new(cls, **state):
-    o = cls()
-    o.__dict__.update(state)
-    return o
-
-
-class Size(tuple):
-    def __reduce__(self):
-        return (Size, (tuple(self),))
-
-
-class Dtype:
-    def __reduce__(self):
-        return "bfloat16"
 
 
 def _rebuild_tensor_v2():
@@ -114,11 +86,8 @@ def metadata(out, rows_bytes, shards):
 
 
 def main():
-    claim("torch", Size)
     claim("torch", type("BFloat16Storage", (), {}))
     claim("torch._utils", _rebuild_tensor_v2)
-    Dtype.__module__ = "torch"
-    sys.modules["torch"].bfloat16 = Dtype()
     if sys.argv[1] == "shard":
         shard(sys.argv[2], sys.argv[3])
     else:

@@ -15,8 +15,10 @@ import os
 import pickle
 import struct
 import sys
-import types
 import zipfile
+
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from torch_names import Size, new, stand_in, torch    # noqa: E402
 
 ROWS, COLUMNS = 4096, 4096  # bfloat16: 32 MiB a tensor
 NOISE = bytes((i * 2654435761 >> 13) & 0xFF for i in range(COLUMNS * 2 - 8))
@@ -28,37 +30,7 @@ def row(tensor, i):
     return struct.pack("<II", tensor, i) + NOISE[k:] + NOISE[:k]
 
 
-def module(name):
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        sys.modules.setdefault(".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
-    return sys.modules[name]
-
-
-def stand_in(where, name, **members):
-    cls = type(name, (), {"__module__": where, **members})
-    setattr(module(where), name, cls)
-    return cls
-
-
 META = "torch.distributed.checkpoint.metadata"
-torch = module("torch")
-
-
-class Size(tuple):
-    def __reduce__(self):
-        return (Size, (tuple(self),))
-
-
-class Dtype:
-    def __reduce__(self):
-        return "bfloat16"
-
-
-Size.__module__ = Dtype.__module__ = "torch"
-torch.Size = Size
-torch.bfloat16 = Dtype()
-torch.bfloat16.__module__ = "torch"
 Metadata = stand_in(META, "Metadata")
 Tensor = stand_in(META, "TensorStorageMetadata")
 Chunk = stand_in(META, "ChunkStorageMetadata")
@@ -67,12 +39,6 @@ Info = stand_in("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 MemoryFormat = stand_in(META, "_MEM_FORMAT_ENCODING", __reduce__=lambda self: (MemoryFormat, (0,)))
 Properties = stand_in(META, "TensorProperties", __getstate__=lambda self: (
     torch.bfloat16, None, False, MemoryFormat(), False))
-
-
-def new(cls, **state):
-    o = cls()
-    o.__dict__.update(state)
-    return o
 
 
 def text(s):

@@ -5,52 +5,14 @@
 Written with stand-ins of PyTorch's classes, so that it needs nothing but Python.
 """
 
+import os
 import pickle
 import sys
-import types
 
-
-def module(name):
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        sys.modules.setdefault(".".join(parts[:i]), types.ModuleType(".".join(parts[:i])))
-    return sys.modules[name]
-
-
-def stand_in(where, name, **members):
-    cls = type(name, (), {"__module__": where, **members})
-    setattr(module(where), name, cls)
-    return cls
-
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+from torch_names import Size, new, stand_in, torch    # noqa: E402
 
 META = "torch.distributed.checkpoint.metadata"
-module("torch")
-
-
-def new(cls, **state):
-    o = cls()
-    o.__dict__.update(state)
-    return o
-
-
-class Size(tuple):
-    def __reduce__(self):
-        return (Size, (tuple(self),))
-
-
-Size.__module__ = "torch"
-sys.modules["torch"].Size = Size
-
-
-class Dtype:
-    def __reduce__(self):
-        return "bfloat16"
-
-
-Dtype.__module__ = "torch"
-sys.modules["torch"].bfloat16 = Dtype()
-sys.modules["torch"].bfloat16.__module__ = "torch"
-
 Metadata = stand_in(META, "Metadata")
 Tensor = stand_in(META, "TensorStorageMetadata")
 Chunk = stand_in(META, "ChunkStorageMetadata")
@@ -59,7 +21,7 @@ Info = stand_in("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 
 
 def properties_state(self):
-    return (sys.modules["torch"].bfloat16, None, False, None, False)
+    return (torch.bfloat16, None, False, None, False)
 
 
 Properties = stand_in(META, "TensorProperties", __getstate__=properties_state)
