@@ -191,7 +191,9 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	staged_get_state(sf, &i);
 	if (i.state != STAGED_OPEN)
 		return 0;
-	if (!n->names) {
+	if (!n->names) {	/* a seal of before may wait for this writer */
+		if (!n->fork_to)
+			staged_unchanged(sf);
 		node_drop_bytes(fs, n);
 		return 0;
 	}
@@ -215,28 +217,37 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	return rc;
 }
 
-/* Seals every named file without a writer whose bytes are in state st. Sealing
- * drops the lock, so the nodes are collected first and found again. */
+/* Seals every file without a writer whose bytes are in state st. Sealing drops the
+ * lock, so the nodes are collected first and found again. */
 static void each_unwritten(struct fs *fs, enum staged_state st)
 {
-	uint64_t ids[256];
-	unsigned n_ids = 0;
+	uint64_t *ids = NULL;
+	size_t n_ids = 0, cap = 0;
 
 	pthread_mutex_lock(&fs->lock);
-	for (unsigned b = 0; b < NODE_BUCKETS && n_ids < 256; b++)
-		for (struct node *n = fs->nodes[b]; n && n_ids < 256; n = n->hash_next) {
+	for (unsigned b = 0; b < NODE_BUCKETS; b++)
+		for (struct node *n = fs->nodes[b]; n; n = n->hash_next) {
 			struct staged_info i = {.state = STAGED_EVICTED};
-			if (n->sf && !n->writers && n->names)
+			if (n->sf && !n->writers)
 				staged_get_state(n->sf, &i);
-			if (i.state == st)
-				ids[n_ids++] = n->id;
+			if (i.state != st)
+				continue;
+			if (n_ids == cap) {
+				uint64_t *more = realloc(ids, (cap + 256) * sizeof(*ids));
+				if (!more)
+					break;	/* the rest next time */
+				ids = more;
+				cap += 256;
+			}
+			ids[n_ids++] = n->id;
 		}
-	for (unsigned k = 0; k < n_ids; k++) {
+	for (size_t k = 0; k < n_ids; k++) {
 		struct node *n = node_find(fs, ids[k]);
-		if (n && n->sf && !n->writers && n->names && (st != STAGED_FAILED || staged_reopen(n->sf) == 0))
+		if (n && n->sf && !n->writers && (st != STAGED_FAILED || (n->names && staged_reopen(n->sf) == 0)))
 			node_seal_closed(fs, n);
 	}
 	pthread_mutex_unlock(&fs->lock);
+	free(ids);
 }
 
 /* Closes that found no room, tried again. */
@@ -257,11 +268,11 @@ unsigned close_all(struct fs *fs)
 			bool writer = h->writer, flushed = h->flushed;
 			next = h->hash_next;
 			handle_free(fs, h);
-			if (!writer || !n->sf || !n->names || n->writers)
+			if (!writer || !n->sf || n->writers)
 				continue;
-			if (!flushed)
+			if (n->names && !flushed)
 				left++;
-			else if (n->rdwr || n->close_error || staged_changed(n->sf))
+			else if (!n->names || n->rdwr || n->close_error || staged_changed(n->sf))
 				node_seal_closed(fs, n);
 		}
 	pthread_mutex_unlock(&fs->lock);

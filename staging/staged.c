@@ -195,11 +195,27 @@ static void sf_free(struct staging *s, struct staged *f)
 	free(f);
 }
 
+/* No writer is left. s->lock held. */
+static void unwritten(struct staging *s, struct staged *f)
+{
+	if (f->rw >= 0)
+		close(f->rw);
+	f->rw = -1;
+	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
+	if (!f->spilled)
+		sf_charge(s, f, f->blocks * 512);
+	if (s->n_wait)
+		sleeper_wake(&s->watch);
+}
+
 void sf_put_locked(struct staging *s, struct staged *f)
 {
 	if (--f->refs == 0) {
 		sf_free(s, f);
 		pthread_cond_broadcast(&s->done_cond);
+	} else if (f->refs == f->n_seals && f->state == STAGED_OPEN) {
+		/* joined by a writer, then unlinked: nobody will seal it, and a seal of it may wait */
+		unwritten(s, f);
 	}
 }
 
@@ -1191,14 +1207,8 @@ void staged_unchanged(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state != STAGED_OPEN || !f->sealed_once)
-		return;
-	if (f->rw >= 0)
-		close(f->rw);
-	f->rw = -1;
-	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
-	if (!f->spilled)
-		sf_charge(s, f, f->blocks * 512);
+	if (f->state == STAGED_OPEN && f->sealed_once)
+		unwritten(s, f);
 }
 
 void staged_fail(struct staged *f, int err)

@@ -236,6 +236,32 @@ TEST_P(Life, MappedFileWaitsForItsLease)
 	staged_unref(f);
 }
 
+// A writer joins a version that waits for a mapping, and the file loses its last name before
+// that writer seals anything: the version must not wait for a seal that never comes.
+TEST_P(Life, JoinedAndLetGo)
+{
+	for (bool released : {false, true}) {
+		Staging s(ground, with());
+		ASSERT_EQ(s.err, 0);
+		uint64_t node = staging_new_id(s);
+		staged *f = create(s, node, {root, "joined"}, 4096);
+		ASSERT_TRUE(write_all(f, pattern(4096, 1)));
+		Fd writer(staged_open_rw(f));
+		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_GT(seal(s, f, node, {{root, "joined"}}, true), 0);
+		ASSERT_EQ(staged_reopen(f), 0);
+		writer.reset(-1);
+		EXPECT_EQ(s.drain(100), -ETIMEDOUT); // the one that joined has not closed yet
+		if (released)
+			staged_unchanged(f);
+		staged_unref(f);
+		// not drain(): whoever waits for it ends the patience with mapped files
+		EXPECT_TRUE(until([&] { return !s.stats().pending_records; }));
+		EXPECT_EQ(read_file(ground.store() + "/joined").size(), 4096u);
+		unlink((ground.store() + "/joined").c_str());
+	}
+}
+
 // Its own fsync takes a mapped file as it is; what the mapping writes later is a late version.
 TEST_P(Life, FinalizedEarlyThenLate)
 {

@@ -247,6 +247,43 @@ static void write_and_mapping(void)
 	same_fd_range("store", fd, 5000, 1000, 3);
 }
 
+/* A second writer of a file that waits for its mapping loses the last name under its hands:
+ * the order must not wait for a seal that never comes. */
+static void joined_then_unlinked(void)
+{
+	for (int how = 0; how < 4; how++) {
+		char *p;
+		int w, r = -1;
+
+		put("a", MIB, 1);
+		p = map("a", MIB, PROT_READ | PROT_WRITE, MAP_SHARED);
+		w = OK(open("a", O_WRONLY));
+		pwrite_tag(w, 1000, 2, 5000);
+		if (how == 1)
+			OK(rename("a", "b"));
+		if (how == 2)
+			r = OK(open("a", O_RDONLY));
+		if (how == 3) {
+			put("c", MIB, 3);
+			OK(rename("c", "a"));
+		} else {
+			OK(unlink(how == 1 ? "b" : "a"));
+		}
+		fill(p, 1000, 4, 0);
+		OK(close(w));
+		OK(munmap(p, MIB));
+		put("later", 100, 9);
+		durable(".");
+		same(store("later"), 100, 9);
+		if (r >= 0)
+			OK(close(r));
+		if (how == 3) {
+			same(store("a"), MIB, 3);
+			OK(unlink("a"));
+		}
+	}
+}
+
 /* fsync, not msync, is what reaches the store. */
 static void fsync_of_mapped(void)
 {
@@ -365,8 +402,8 @@ int main(int argc, char **argv)
 		C(read_maps), C(private_writes), C(while_writer_is_open), C(shared_write),
 		C(writes_after_close), C(mapped_is_not_final), C(mapping_ends_with_its_process),
 		C(overwrite_while_mapped), C(unlink_while_mapped), C(rename_while_mapped),
-		C(write_and_mapping), C(fsync_of_mapped), C(growing_mapped), C(beyond_the_end),
-		C(exec_from_mount), C(maps_of_one_file), { NULL, NULL },
+		C(write_and_mapping), C(joined_then_unlinked), C(fsync_of_mapped), C(growing_mapped),
+		C(beyond_the_end), C(exec_from_mount), C(maps_of_one_file), { NULL, NULL },
 	};
 
 	return check_main(argc, argv, table);
