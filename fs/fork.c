@@ -42,6 +42,7 @@ static void expire(struct fs *fs, const struct old_name *o)
 static void *fork_main(void *arg)
 {
 	struct fs *fs = arg;
+	pthread_setname_np(pthread_self(), "cairn-expire");
 	pthread_mutex_lock(&fs->fork_lock);
 	for (;;) {
 		struct fork_news *f = fs->forks;

@@ -806,6 +806,7 @@ static void answer(struct fs *fs, const struct job *j)
 static void *latest_main(void *arg)
 {
 	struct fs *fs = arg;
+	pthread_setname_np(pthread_self(), "cairn-latest");
 	pthread_mutex_lock(&latest.lock);
 	while (!latest.stop) {
 		struct job *j = latest.jobs;

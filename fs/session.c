@@ -183,6 +183,7 @@ static void *answer_main(void *arg)
 	struct fuse_buf buf = {.mem = aligned_alloc(4096, READ_BUF), .size = READ_BUF};
 
 	free(arg);
+	pthread_setname_np(pthread_self(), "cairn-answer");
 	if (buf.mem)
 		memset(buf.mem, 0, READ_BUF);
 	else
@@ -206,6 +207,7 @@ static void *house_main(void *arg)
 {
 	struct fs *fs = arg;
 	unsigned tick = 0;
+	pthread_setname_np(pthread_self(), "cairn-house");
 	while (!atomic_load(&fs->stopping)) {
 		struct timespec t = {.tv_nsec = 200000000};
 		nanosleep(&t, NULL);

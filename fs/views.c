@@ -858,6 +858,7 @@ static void *pool_main(void *arg)
 		[JOB_READ] = do_read, [JOB_READDIR] = do_readdir,
 	};
 	(void)arg;
+	pthread_setname_np(pthread_self(), "cairn-views");
 	for (;;) {
 		pthread_mutex_lock(&queue_lock);
 		n_idle++;

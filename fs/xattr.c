@@ -95,8 +95,9 @@ static struct below look_below(struct fs *fs, struct node *top)
 	}
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
 		for (struct node *n = fs->nodes[i]; n; n = n->hash_next) {
-			bool self = n->dirty_seq > staging_durable(fs->s) || n->ns_seq > staging_durable(fs->s) ||
-				    (n->born_seq > staging_durable(fs->s) && n->born_seq != UINT64_MAX);
+			uint64_t durable = staging_durable(fs->s);
+			bool self = n->dirty_seq > durable || n->ns_seq > durable || n->seal_seq > durable ||
+				    (n->born_seq > durable && n->born_seq != UINT64_MAX);
 			if (!n->sf && !self)
 				continue;
 			if (!n->names && n != fs->root)

@@ -208,6 +208,7 @@ void *ballast_main(void *arg)
 	char *zeros = calloc(1, HUGE_BYTES);
 	bool due = true;
 
+	pthread_setname_np(pthread_self(), "cairn-ballast");
 	/* this thread only: a trainer must never wait for it */
 	if (sched_setscheduler((pid_t)syscall(SYS_gettid), SCHED_IDLE, &sp))
 		setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
@@ -335,6 +336,7 @@ void *watch_main(void *arg)
 	struct staging *s = arg;
 	unsigned quiet = 0;
 
+	pthread_setname_np(pthread_self(), "cairn-watch");
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
 		bool growing = s->open_list != NULL;

@@ -190,6 +190,7 @@ struct staging {
 	struct pend *pend, **pend_tail;
 	struct pend *todo, **todo_tail;	/* QUEUED */
 	uint64_t batch_end;		/* records up to here are the publisher's just now */
+	bool inherited;			/* head: applied by a worker that died before it synced them */
 	uint64_t n_pend, n_wait, n_late;
 	uint64_t fds_pend;		/* FDS_PEND_MAX, or less where the limit is low */
 	uint64_t late_ready[64];	/* nodes; see staging_next_late */

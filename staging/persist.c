@@ -317,6 +317,7 @@ void *persist_main(void *arg)
 	struct staging *s = j.s;
 	uint64_t until;
 
+	pthread_setname_np(pthread_self(), "cairn-persist");
 	staging_nice(PERSIST_NICE);
 	pthread_mutex_lock(&s->lock);
 	j.q = s->queues[s->n_persist++];

@@ -636,6 +636,19 @@ static void unhalt(struct staging *s)
 	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
 }
 
+/* The names stand but are not known to be safe: asks until they are, with all of it.
+ * Without an answer it stops at p. */
+static int sync_again(struct staging *s, struct pend *p, int rc)
+{
+	for (unsigned i = 0; rc && i < MAX_ATTEMPTS; rc = publish_sync_all(s))
+		i += rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
+	while (rc && !s->stop) {
+		halt(s, p, rc);
+		rc = publish_sync_all(s);
+	}
+	return rc;
+}
+
 /* Publishes b, as far as the store lets it. */
 static void run_batch(struct staging *s, struct batch *b)
 {
@@ -658,17 +671,8 @@ static void run_batch(struct staging *s, struct batch *b)
 	}
 	struct pend *stuck = rc ? p : NULL;
 	int sync_rc = done ? sync_names(s, b) : 0;
-	if (sync_rc) {
-		/* the names stand but are not known to be safe; ask again, with all of it */
-		for (unsigned i = 0; sync_rc && i < MAX_ATTEMPTS; sync_rc = publish_sync_all(s))
-			i += sync_rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
-		while (sync_rc && !s->stop) {
-			halt(s, b->first, sync_rc);
-			sync_rc = publish_sync_all(s);
-		}
-		if (sync_rc)
-			return;
-	}
+	if (sync_rc && sync_again(s, b->first, sync_rc))
+		return;
 	reserve_take(s);
 	if (done) {
 		unhalt(s);
@@ -686,11 +690,29 @@ static void run_batch(struct staging *s, struct batch *b)
 		halt(s, stuck, rc);
 }
 
+/* What the last worker applied and did not live to sync. On a busy disk that takes seconds,
+ * so nobody waits for it but who asks for durable. */
+static void sync_inherited(struct staging *s)
+{
+	struct pend root = {.r = {.dir = STAGING_ROOT_DIR, .name = "."}};
+	if (sync_again(s, &root, publish_sync_all(s)))
+		return;
+	unhalt(s);
+	pthread_mutex_lock(&s->lock);
+	atomic_store_explicit(&s->head->durable, s->head->applied, memory_order_release);
+	s->inherited = false;
+	pthread_mutex_unlock(&s->lock);
+	publish_wake_waiters(s, 0);
+}
+
 void *publish_main(void *arg)
 {
 	struct staging *s = arg;
 	struct batch b;
 
+	pthread_setname_np(pthread_self(), "cairn-publish");
+	if (s->inherited)
+		sync_inherited(s);
 	for (;;) {
 		pthread_mutex_lock(&s->lock);
 		struct pend *p = s->pend;

@@ -166,7 +166,8 @@ static void sf_evict_one(struct staging *s, struct staged *f)
 uint64_t sf_evict(struct staging *s, uint64_t want)
 {
 	uint64_t freed = 0;
-	for (struct staged *f = s->lru_head, *next; f && freed < want; f = next) {
+	struct staged *f = s->inherited ? NULL : s->lru_head;	/* not before their names are safe */
+	for (struct staged *next; f && freed < want; f = next) {
 		next = f->lru_next;
 		if (f->users || f->spilled || f->late)
 			continue;

@@ -118,12 +118,7 @@ int staging_start(struct staging *s)
 		if (rc)
 			return rc;
 	}
-	if (s->head->applied > s->head->durable) {	/* applied by a worker that died before it synced */
-		int rc = io_sync_all(s->o.store);
-		if (rc)
-			return rc;
-		atomic_store(&s->head->durable, s->head->applied);
-	}
+	s->inherited = s->head->applied > s->head->durable;
 	reserve_open(s);
 	s->started = true;
 	unsigned n = s->o.persist_threads;
@@ -148,10 +143,10 @@ int staging_drain(struct staging *s, int timeout_ms)
 	atomic_fetch_add(&s->n_sync_waiters, 1);	/* small files need not rest now */
 	sleeper_wake(&s->work);
 	sleeper_wake(&s->pub);
-	while (s->pend && !s->halted && now_ns() < until)
+	while ((s->pend || s->inherited) && !s->halted && now_ns() < until)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 	atomic_fetch_sub(&s->n_sync_waiters, 1);
-	return s->halted ? s->halted : s->pend ? -ETIMEDOUT : 0;
+	return s->halted ? s->halted : s->pend || s->inherited ? -ETIMEDOUT : 0;
 }
 
 static void stop_threads(struct staging *s)
@@ -237,7 +232,7 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	*out = s->st;
 	out->budget = s->o.budget_bytes;
 	out->used = s->used;
-	out->pending_records = s->n_pend;
+	out->pending_records = s->n_pend + (s->inherited ? s->head->applied - s->head->durable : 0);
 	out->last_seq = s->last_seq;
 	out->applied = s->head->applied;
 	out->durable = s->head->durable;

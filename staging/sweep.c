@@ -139,6 +139,7 @@ static bool throw_away(struct staging *s, uint64_t id)
 void *sweep_trash_main(void *arg)
 {
 	struct staging *s = arg;
+	pthread_setname_np(pthread_self(), "cairn-clean");
 	staging_nice(PERSIST_NICE);
 	for (size_t i = 0; i < s->n_trash; i++) {
 		pthread_mutex_lock(&s->lock);
