@@ -191,9 +191,9 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	staged_get_state(sf, &i);
 	if (i.state != STAGED_OPEN)
 		return 0;
-	if (!n->names) {	/* a seal of before may wait for this writer */
+	if (!n->names) {
 		if (!n->fork_to)
-			staged_unchanged(sf);
+			staged_nameless(sf);
 		node_drop_bytes(fs, n);
 		return 0;
 	}

@@ -123,6 +123,11 @@ struct sleeper {
 #define TICK_NS 3000000u
 #define LINGER_NS 50000000u
 
+struct trash_file {
+	uint64_t id;			/* in the store's tmp/; 0: only to be closed */
+	int fd;				/* -1 = none */
+};
+
 struct waiter {
 	struct waiter *next;
 	uint64_t seq;
@@ -229,9 +234,10 @@ struct staging {
 	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
 	pthread_mutex_t reserve_take_lock;	/* over bytes and left; taken after the other */
-	uint64_t *trash;		/* unpublished files of no use, removed once all is served */
+	struct trash_file *trash;
 	size_t n_trash, cap_trash;
-	_Atomic bool cleaning;
+	pthread_cond_t trash_cond;
+	bool cleaning;			/* some of it is not removed yet */
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
 	pthread_t persist[16], publisher, watcher, ballast, cleaner;
@@ -322,8 +328,15 @@ void persist_queue(struct staging *s, struct pend *p);
  * error, which counts as an attempt; 0 when it was another's. */
 void persist_again(struct staging *s, struct pend *p, int rc);
 
+/* trash.c */
+/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), soon. s->lock held. */
+void trash_put(struct staging *s, uint64_t id, int fd);
+/* Until what was put is removed, for who misses the room; false: nothing was. Takes s->lock. */
+bool trash_wait(struct staging *s);
+void *trash_main(void *arg);
+void trash_close(struct staging *s);		/* no threads are left */
+
 /* sweep.c */
-void *sweep_trash_main(void *arg);
 void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */
 void sweep_note(struct staging *s, const struct rec *r);
 void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was lost become seals */

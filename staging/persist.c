@@ -243,11 +243,8 @@ static int persist_one(struct job *j)
 {
 	struct pend *p = j->p;
 	int rc = write_version(j);
-	while (rc == -ENOSPC && atomic_load(&j->s->cleaning)) {	/* room that comes back */
-		struct timespec t = {.tv_nsec = 20000000};
-		nanosleep(&t, NULL);
+	if (rc == -ENOSPC && trash_wait(j->s))	/* room that came back */
 		rc = write_version(j);
-	}
 	while (rc == -ENOSPC && p->promised && reserve_give(j->s))	/* now is when the promise counts */
 		rc = write_version(j);
 	if (!rc && p->r.size > STAGING_SMALL)
@@ -286,11 +283,8 @@ void persist_again(struct staging *s, struct pend *p, int rc)
 {
 	struct staged *f = p->sf;
 
-	if (p->tmp_fd >= 0)
-		close(p->tmp_fd);
+	trash_put(s, !f->spilled || p->snapshot ? p->tmp_id : 0, p->tmp_fd);
 	p->tmp_fd = -1;
-	if (p->tmp_id && (!f->spilled || p->snapshot))
-		io_tmp_remove(s->o.store, p->tmp_id);
 	p->tmp_id = 0;
 	p->snapshot |= f->spilled;	/* its cached pages are the only copy: they go to a new file */
 	if (!rc || ++p->attempts < MAX_ATTEMPTS) {

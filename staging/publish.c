@@ -476,9 +476,10 @@ static void count_latency(struct staging *s, uint64_t start_ns)
 	s->st.latency_sum_us += us;
 }
 
-/* The pending record p is done. s->lock held. */
-static void finish(struct staging *s, struct pend *p, bool shown)
+/* The first pending record is done; it goes to `gone`. s->lock held. */
+static void finish(struct staging *s, struct pend **gone, bool shown)
 {
+	struct pend *p = s->pend;
 	struct staged *f = p->sf;
 
 	s->pend = p->next;
@@ -503,20 +504,24 @@ static void finish(struct staging *s, struct pend *p, bool shown)
 			sf_set_state(s, f, STAGED_DURABLE);
 		sf_put_locked(s, f);
 	}
-	pend_free(p);
+	p->next = *gone;
+	*gone = p;
 }
 
-static void drop_unseen(struct staging *s, struct pend *p)
+/* Without the lock: the last close of a file that was replaced frees its blocks. */
+static void free_all(struct pend *gone)
 {
-	/* persisted already? then its unpublished file goes */
-	if (p->tmp_id && p->sf && (!p->sf->spilled || p->snapshot))
-		io_tmp_remove(s->o.store, p->tmp_id);
+	for (struct pend *next; gone; gone = next) {
+		next = gone->next;
+		pend_free(gone);
+	}
 }
 
 /* s->lock held */
-static void skip_run(struct staging *s, struct pend *last)
+static struct pend *skip_run(struct staging *s, struct pend *last)
 {
 	uint64_t end = last->r.seq;
+	struct pend *gone = NULL;
 	while (s->pend && s->pend->r.seq <= end) {
 		struct pend *p = s->pend;
 		for (struct pend **w = &s->todo; *w; w = &(*w)->todo_next)
@@ -528,11 +533,15 @@ static void skip_run(struct staging *s, struct pend *last)
 			}
 		if (p->state == PEND_WAIT)
 			s->n_wait--;
-		drop_unseen(s, p);
-		finish(s, p, false);
+		if (p->sf && (!p->sf->spilled || p->snapshot)) {	/* persisted already? nobody wants it */
+			trash_put(s, p->tmp_id, p->tmp_fd);
+			p->tmp_fd = -1;
+		}
+		finish(s, &gone, false);
 	}
 	atomic_store_explicit(&s->head->applied, end, memory_order_release);
 	atomic_store_explicit(&s->head->durable, end, memory_order_release);
+	return gone;
 }
 
 void publish_wake_waiters(struct staging *s, int halted_err)
@@ -675,16 +684,18 @@ static void run_batch(struct staging *s, struct batch *b)
 		return;
 	reserve_take(s);
 	if (done) {
+		struct pend *gone = NULL;
 		unhalt(s);
 		pthread_mutex_lock(&s->lock);
 		for (unsigned i = 0; i < done; i++) {
 			uint64_t seq = s->pend->r.seq;
-			finish(s, s->pend, true);
+			finish(s, &gone, true);
 			atomic_store_explicit(&s->head->durable, seq, memory_order_release);
 		}
 		staged_check(s);
 		pthread_mutex_unlock(&s->lock);
 		publish_wake_waiters(s, 0);
+		free_all(gone);
 	}
 	if (stuck)
 		halt(s, stuck, rc);
@@ -722,9 +733,10 @@ void *publish_main(void *arg)
 		}
 		struct pend *last = p && p->dead_at ? elide(p) : NULL;
 		if (last) {
-			skip_run(s, last);
+			struct pend *gone = skip_run(s, last);
 			pthread_mutex_unlock(&s->lock);
 			publish_wake_waiters(s, 0);
+			free_all(gone);
 			continue;
 		}
 		if (p && p->dead_at && p->state == PEND_QUEUED && !p->must) {

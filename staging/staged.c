@@ -130,22 +130,19 @@ static void remove_bytes(struct staged *f)
 {
 	char name[17];
 	staging_sf_name(f->id, name);
-	if (f->fd >= 0)
-		close(f->fd);
 	if (f->rw >= 0)
 		close(f->rw);
+	if (f->spilled)
+		trash_put(f->s, f->published ? 0 : f->id, f->fd);
+	else if (f->fd >= 0)
+		close(f->fd);
 	f->fd = f->rw = -1;
-	if (f->spilled) {
-		if (!f->published)
-			io_tmp_remove(f->s->o.store, f->id);
-	} else if (!f->huge || !ballast_keep(f->s, staging_sf_dir(f), name)) {
+	if (!f->spilled && (!f->huge || !ballast_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
-	}
-	if (f->tmp_id) {
-		close(f->tmp_fd);
-		io_tmp_remove(f->s->o.store, f->tmp_id);
-		f->tmp_id = 0;
-	}
+	if (f->tmp_id)
+		trash_put(f->s, f->tmp_id, f->tmp_fd);
+	f->tmp_id = 0;
+	f->tmp_fd = -1;
 	reserve_kept(f->s, &f->promised);
 }
 
@@ -205,8 +202,6 @@ static void unwritten(struct staging *s, struct staged *f)
 	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
 	if (!f->spilled)
 		sf_charge(s, f, f->blocks * 512);
-	if (s->n_wait)
-		sleeper_wake(&s->watch);
 }
 
 void sf_put_locked(struct staging *s, struct staged *f)
@@ -217,6 +212,7 @@ void sf_put_locked(struct staging *s, struct staged *f)
 	} else if (f->refs == f->n_seals && f->state == STAGED_OPEN) {
 		/* joined by a writer, then unlinked: nobody will seal it, and a seal of it may wait */
 		unwritten(s, f);
+		sleeper_wake(&s->watch);
 	}
 }
 
@@ -971,6 +967,7 @@ int staged_reserve(struct staged *f)
 		if ((rc != -ENOSPC && rc != -EDQUOT) || tries)
 			return rc;
 		wait_for_deletes(s);
+		trash_wait(s);
 	}
 	return -ENOSPC;
 }
@@ -1042,6 +1039,36 @@ void sf_rest(struct staged *f)
 	f->fd = -1;
 }
 
+/* s->lock held */
+static struct pend *waiting_seal(struct staged *f)
+{
+	for (struct pend *p = f->n_seals ? f->s->pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state == PEND_WAIT)
+			return p;
+	return NULL;
+}
+
+/* Another close of what p waits with: its place is taken already and its bytes were never
+ * final. s->lock held. */
+static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
+{
+	snapshot_stat(f, st);
+	p->r.size = f->size;
+	p->r.atime = f->atime;
+	p->r.mtime = f->mtime;
+	sf_set_state(f->s, f, STAGED_SEALED);
+	sleeper_wake(&f->s->watch);
+}
+
+void staged_nameless(struct staged *f)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	struct pend *p = f->state == STAGED_OPEN ? waiting_seal(f) : NULL;
+	if (p && !ensure_fd(f) && !fstat(f->fd, &st))
+		joined_seal(f, p, &st);
+}
+
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
 {
 	struct stat st;
@@ -1061,19 +1088,16 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 		close(f->rw);
 		f->rw = -1;
 	}
-	for (p = f->n_seals && closed ? s->pend : NULL; p; p = p->next)
-		if (p->sf == f && p->state == PEND_WAIT) {
-			/* its place is taken already and its bytes were never final */
-			snapshot_stat(f, &st);
-			r->seq = p->r.seq;
-			r->size = p->r.size = f->size;
-			r->atime = p->r.atime = f->atime;
-			r->mtime = p->r.mtime = f->mtime;
-			r->type = REC_SEAL;
-			sf_set_state(s, f, STAGED_SEALED);
-			sleeper_wake(&s->watch);
-			return 0;
-		}
+	p = closed ? waiting_seal(f) : NULL;
+	if (p) {
+		joined_seal(f, p, &st);
+		r->seq = p->r.seq;
+		r->size = f->size;
+		r->atime = f->atime;
+		r->mtime = f->mtime;
+		r->type = REC_SEAL;
+		return 0;
+	}
 	bool final = !closed || sf_final(f);
 	r->type = REC_SEAL;
 	r->seq = s->last_seq + 1;
@@ -1187,10 +1211,9 @@ int staged_reopen(struct staged *f)
 	LOCK_SCOPE(&s->lock);
 	if (f->state == STAGED_EVICTED)
 		return -EAGAIN;
-	/* the kernel drops the last writer a moment after its close: not a mapping, then */
-	for (struct pend *p = f->n_seals && f->state != STAGED_OPEN && sf_final(f) ? s->pend : NULL; p; p = p->next)
-		if (p->sf == f && p->state == PEND_WAIT)
-			pend_finalize(s, p, false);
+	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
+	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: not a mapping, then */
+		pend_finalize(s, p, false);
 	if (leaves_as_it_is(f))
 		return -EAGAIN;
 	if (seals_under_way(f))

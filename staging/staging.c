@@ -6,8 +6,8 @@
  *   persist.c  bytes to unpublished files      publish.c  names, in order
  *   ballast.c  touched memory, the watch       blank.c    files made ready beforehand
  *   dirs.c     directories of the store        reserve.c  room held in the store
- *   sweep.c    leftovers after a replay        place.c    the tmpfs itself
- *   record.c   records as bytes
+ *   sweep.c    leftovers after a replay        trash.c    files of no use any more
+ *   place.c    the tmpfs itself                record.c   records as bytes
  */
 #include "staging/internal.h"
 
@@ -98,6 +98,7 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	cond_init(&s->watch.cond);
 	cond_init(&s->ballast_cond);
 	cond_init(&s->done_cond);
+	cond_init(&s->trash_cond);
 	int rc = log_open(s);
 	if (!rc)
 		rc = dirs_open(s);
@@ -128,8 +129,7 @@ int staging_start(struct staging *s)
 	if (pthread_create(&s->publisher, NULL, publish_main, s) ||
 	    pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
-	atomic_store(&s->cleaning, s->n_trash > 0);
-	if (s->n_trash && pthread_create(&s->cleaner, NULL, sweep_trash_main, s))
+	if (pthread_create(&s->cleaner, NULL, trash_main, s))
 		return -EAGAIN;
 	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))
 		return -EAGAIN;
@@ -158,6 +158,7 @@ static void stop_threads(struct staging *s)
 	sleeper_wake(&s->watch);
 	pthread_cond_broadcast(&s->done_cond);
 	pthread_cond_broadcast(&s->ballast_cond);
+	pthread_cond_broadcast(&s->trash_cond);
 	pthread_mutex_unlock(&s->lock);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->persist[i])
@@ -195,12 +196,12 @@ void staging_close(struct staging *s)
 				close(f->tmp_fd);
 			free(f);
 		}
+	trash_close(s);
 	ballast_close(s);
 	reserve_close(s, false);
 	dirs_close(s);
 	log_close(s);
 	free(s->sweep);
-	free(s->trash);
 	free(s);
 }
 

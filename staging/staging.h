@@ -288,7 +288,9 @@ uint64_t staging_next_late(struct staging *s);
 int staged_reopen(struct staged *f);
 /* Waits until a seal's bytes are safe. -EAGAIN: they will not be, the store fails. */
 int staged_wait_persisted(struct staged *f);
-/* Its writers went and changed nothing, or lost its last name: back to the state before. */
+/* Its writers went after its last name: a seal that waited for them goes on with what is there. */
+void staged_nameless(struct staged *f);
+/* Its writers went and changed nothing: back to the state before. */
 void staged_unchanged(struct staged *f);
 /* Marks a close that could not be accepted (no room). */
 void staged_fail(struct staged *f, int err);

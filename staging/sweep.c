@@ -120,39 +120,6 @@ static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bo
 	s->o.notice(s->o.ctx, text);
 }
 
-/* To remove a large file takes tens of ms on some disks, and callers wait for the next worker.
- * (At a first start none do, and the room may be needed.) */
-static bool throw_away(struct staging *s, uint64_t id)
-{
-	if (s->n_trash == s->cap_trash) {
-		size_t cap = s->cap_trash ? s->cap_trash * 2 : 64;
-		uint64_t *p = realloc(s->trash, cap * sizeof(*p));
-		if (!p)
-			return false;
-		s->trash = p;
-		s->cap_trash = cap;
-	}
-	s->trash[s->n_trash++] = id;
-	return true;
-}
-
-void *sweep_trash_main(void *arg)
-{
-	struct staging *s = arg;
-	pthread_setname_np(pthread_self(), "cairn-clean");
-	staging_nice(PERSIST_NICE);
-	for (size_t i = 0; i < s->n_trash; i++) {
-		pthread_mutex_lock(&s->lock);
-		bool stop = s->stop;
-		pthread_mutex_unlock(&s->lock);
-		if (stop)
-			break;	/* the next sweep finds them */
-		io_tmp_remove(s->o.store, s->trash[i]);
-	}
-	atomic_store(&s->cleaning, false);
-	return NULL;
-}
-
 static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_store, bool orphaned)
 {
 	uint64_t id;
@@ -170,10 +137,14 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	/* in tmp/ only spilled files have records; the rest are persists cut short, whose
 	 * source is in staging */
 	bool unclosed = e ? e->open && orphaned : !in_store;
-	if (unclosed && st.st_size > 0)
+	if (unclosed && st.st_size > 0) {
 		keep(s, dirfd, name, id, in_store);
-	else if (orphaned || !in_store || !throw_away(s, id))
+	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
+	} else {	/* callers wait for the next worker; at a first start none do, and the room may be needed */
+		LOCK_SCOPE(&s->lock);
+		trash_put(s, id, -1);
+	}
 }
 
 static int sweep_dir(struct staging *s, int dirfd, bool in_store, bool orphaned)
