@@ -96,6 +96,13 @@ static inline void t_say(struct rank *r, const char *what, const char *name, con
 	_exit(1);
 }
 
+/* The crash comes. To exit would close what is open, and the daemon may live for a moment yet. */
+static inline void t_leave(void)
+{
+	for (;;)
+		pause();
+}
+
 static inline int t_end(struct rank *r, struct hist_rec *rec, int ret)
 {
 	int err = ret < 0 ? -errno : 0;
@@ -104,7 +111,7 @@ static inline int t_end(struct rank *r, struct hist_rec *rec, int ret)
 	if (!err)
 		return ret;
 	if (atomic_load(&r->h.head->crash))
-		_exit(0);
+		t_leave();
 	if (!r->tolerant)
 		t_say(r, hist_kind_name[rec->kind], rec->name, strerror(-err));
 	atomic_fetch_add(&r->h.head->errors, 1);
@@ -433,7 +440,7 @@ static inline void t_barrier(struct rank *r)
 		if (atomic_load(&hd->failed))
 			_exit(1);
 		if (atomic_load(&hd->crash))
-			_exit(0);
+			t_leave();
 		usleep(50);
 	}
 }
