@@ -113,7 +113,12 @@ static void write_json(struct fs *fs, FILE *f)
 		json_string(f, p);
 		first = false;
 	}
-	fprintf(f, "],\n \"notices\": [");
+	fprintf(f, "],\n \"held\": ");
+	if (s.held[0])
+		json_string(f, s.held);
+	else
+		fprintf(f, "null");
+	fprintf(f, ",\n \"notices\": [");
 	pthread_mutex_lock(&fs->notice_lock);
 	unsigned n = fs->n_notices < 16 ? fs->n_notices : 16;
 	for (unsigned i = 0; i < n; i++) {
@@ -168,6 +173,8 @@ static void write_status(struct fs *fs, FILE *f)
 		for (char *save = NULL, *p = strtok_r(s.waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
 			fprintf(f, "               %s\n", p);
 	}
+	if (s.held[0])
+		fprintf(f, "  waiting    for another node, and what comes later waits behind: %s\n", s.held);
 	if (s.last_error[0])
 		fprintf(f, "  last error %s\n", s.last_error);
 }

@@ -126,6 +126,8 @@ struct fs_opts {
 	bool fsync_staged, nopassthrough, ro, foreground, debug;
 	char *engine;
 	unsigned persist_threads, queue_depth;
+	unsigned commit_wait_s;	/* 0 = no name waits for other nodes */
+	bool commit_wait_set;
 };
 
 #define EXPECT_SLOTS 32768u
@@ -186,6 +188,7 @@ struct fs {
 	uint64_t ticket, slot_ticket[N_THREADS];
 	pthread_t threads[N_THREADS], house;
 	atomic_bool stopping;
+	atomic_bool holds;	/* commits wait for other nodes: not while a first start publishes what was left */
 };
 
 /* The request this thread is answering. */
@@ -296,6 +299,10 @@ bool fork_awaited(const struct node *n);
  * asks again only once. */
 void fork_await(struct fs *fs, struct node *n);
 void fork_came(struct fs *fs, struct node *n);	/* the writer */
+
+/* ---- commit.c: for struct staging_hold ---- */
+bool commit_is_name(const char *name);
+bool commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what, size_t cap);
 
 /* ---- expect.c ---- */
 uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);

@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define COMMIT_WAIT_S 60u
+
 static const char usage[] =
 	"usage: cairnfs STORE MOUNTPOINT [-o OPT,...] [-f] [-d]\n"
 	"  -o staging=SIZE        memory for what is not durable yet (default: a quarter; K, M, G, %)\n"
@@ -20,6 +22,7 @@ static const char usage[] =
 	"  -o fsync=strict|staged what fsync waits for (default: strict, on stable storage)\n"
 	"  -o engine=uring|posix  how bytes go to the store (default: uring)\n"
 	"  -o nopassthrough       every byte through the daemon\n"
+	"  -o commit_wait=SECONDS how long a .metadata waits for shards of other nodes (default: 60; 0 = not)\n"
 	"  -o persist_threads=N, -o queue_depth=N, -o allow_other, -o ro, and libfuse's own\n"
 	"  -f stay in the foreground, -d log every call\n"
 	"See cairnfs(8).\n";
@@ -124,6 +127,15 @@ static int one_option(struct fs_opts *o, char *opt)
 	}
 	if (!strcmp(opt, "persist_threads") && val)
 		return number(opt, val, 16, &o->persist_threads) ? -EINVAL : 1;
+	if (!strcmp(opt, "commit_wait")) {
+		char *end = NULL;
+		unsigned long v = val ? strtoul(val, &end, 10) : 0;
+		if (!val || !*val || *end || val[0] == '-' || v > 86400)
+			return refuse("commit_wait= takes seconds, 0 to 86400", NULL);
+		o->commit_wait_s = (unsigned)v;
+		o->commit_wait_set = true;
+		return 1;
+	}
 	if (!strcmp(opt, "queue_depth") && val)
 		return number(opt, val, 256, &o->queue_depth) ? -EINVAL : 1;
 	if (!strcmp(opt, "nopassthrough")) {
@@ -304,6 +316,8 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 		return rc;
 	if (!o->staging_bytes)
 		o->staging_bytes = memory_bytes() / 4;
+	if (!o->commit_wait_set)
+		o->commit_wait_s = COMMIT_WAIT_S;
 	if (!o->ballast_set || o->ballast_bytes > o->staging_bytes)
 		o->ballast_bytes = o->staging_bytes;
 	/* a comma in the store's name would end the option */

@@ -80,7 +80,9 @@ static int open_staging(struct fs *fs)
 	struct staging_opts o = {
 		.store = fs->store, .engine = fs->engine, .place = fs->place,
 		.budget_bytes = fs->o.staging_bytes, .ballast_bytes = fs->o.ballast_bytes,
-		.persist_threads = fs->o.persist_threads, .notice = fs_notice, .ctx = fs,
+		.persist_threads = fs->o.persist_threads,
+		.hold = {.commits = commit_is_name, .missing = commit_missing, .patience_ms = fs->o.commit_wait_s * 1000},
+		.notice = fs_notice, .ctx = fs,
 	};
 	return staging_open(&o, &fs->s);
 }
@@ -90,6 +92,7 @@ static int open_staging(struct fs *fs)
  * so that the tree starts clean. */
 static int recover(struct fs *fs, bool first)
 {
+	atomic_store(&fs->holds, !first);
 	int rc = staging_replay(fs->s, first ? NULL : fs_replay, fs);
 	if (!rc)
 		rc = staging_sweep(fs->s, first);
@@ -110,6 +113,7 @@ static int recover(struct fs *fs, bool first)
 		rc = staging_rotate(fs->s, fs_emit, fs);
 		pthread_mutex_unlock(&fs->lock);
 	}
+	atomic_store(&fs->holds, true);
 	return rc;
 }
 

@@ -124,6 +124,8 @@ int io_store_tmp(const struct io_store *s);	/* likewise, .cairn/<host>/tmp; -1 w
 int io_store_lostfound(const struct io_store *s);
 /* 32 hex digits + NUL naming this store: STORE/.cairn/id, made at first open. "" with ro and none. */
 const char *io_store_id(const struct io_store *s);
+/* Has another node, too, ever mounted this store? (A second <host> in STORE/.cairn.) */
+bool io_store_shared(const struct io_store *s);
 enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
 /* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 an entry);

@@ -257,6 +257,26 @@ static int open_ro(struct io_store *s)
 	return err == -ENOENT ? 0 : err;
 }
 
+bool io_store_shared(const struct io_store *s)
+{
+	int fd = s->cairn < 0 ? -1 : openat(s->cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	unsigned hosts = 0;
+	struct dirent *e;
+	char lock[300];
+	struct stat st;
+
+	if (!d && fd >= 0)
+		close(fd);
+	while (d && (e = readdir(d))) {
+		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
+		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
+	}
+	if (d)
+		closedir(d);
+	return hosts > 1;
+}
+
 int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
 		  struct io_store **out)
 {

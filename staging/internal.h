@@ -71,6 +71,8 @@ struct pend {
 	bool begun;			/* its first step stands in the store; a retry goes on behind it */
 	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
 	bool kills;			/* removes what a pending record created */
+	uint64_t held_ns;		/* since when; see hold.c */
+	bool let_go;
 	unsigned attempts;
 	uint64_t promised;		/* bytes of the reserve, until it is in the store: it may have to be written again */
 	uint64_t start_ns;
@@ -98,6 +100,7 @@ struct staged {
 	struct timespec atime, mtime, ctime;
 	bool sealed_once;
 	bool late;			/* finalized while a mapping still wrote it */
+	bool unclosed;			/* its writer died after the last seal, and had changed it */
 	uint64_t sealed_ns;		/* CLOCK_REALTIME of the last seal */
 	char checksum[IO_CHECKSUM_LEN];
 	struct staged *lru_prev, *lru_next;	/* DURABLE */
@@ -324,9 +327,17 @@ void staged_check(struct staging *s);
 void *persist_main(void *arg);
 /* s->lock held for both */
 void persist_queue(struct staging *s, struct pend *p);
+void persist_unqueue(struct staging *s, struct pend *p);
+/* Recovery must publish p from its file, not from what is staged. s->lock held. */
+int log_written(struct staging *s, const struct pend *p);
 /* After a failed write or sync the pages of its file prove nothing: a new file. rc is the
  * error, which counts as an attempt; 0 when it was another's. */
 void persist_again(struct staging *s, struct pend *p, int rc);
+
+/* hold.c; s->lock held */
+bool hold_due(const struct staging *s, const struct pend *p);	/* it is asked for before p is applied */
+/* Drops the lock. True: p waits on (some time has passed); false: it may be applied. */
+bool hold_waits(struct staging *s, struct pend *p);
 
 /* trash.c */
 /* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), soon. s->lock held. */

@@ -270,6 +270,12 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 	return 0;
 }
 
+int log_written(struct staging *s, const struct pend *p)
+{
+	struct rec r = {.type = REC_WRITTEN, .node2 = p->r.seq, .ino = p->tmp_id, .sf = p->sf->id};
+	return p->tmp_id ? log_append(s, &r) : 0;
+}
+
 void pend_free(struct pend *p)
 {
 	if (p->tmp_fd >= 0)
@@ -560,6 +566,27 @@ static int replay_pend(struct staging *s, const struct rec *r)
 	return rc;
 }
 
+/* That version's file was whole, and what is staged may be a later one, half written. The
+ * file is gone only if it has its name already. */
+static void replay_written(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	struct pend *p = s->pend;
+	while (p && p->r.seq != r->node2)
+		p = p->next;
+	int fd = p && p->sf ? io_tmp_open(s->o.store, r->ino, O_RDONLY) : -1;
+	if (!p || !p->sf || (fd < 0 && !p->again))
+		return;
+	if (fd >= 0)
+		close(fd);
+	if (p->state == PEND_WAIT)
+		s->n_wait--;
+	persist_unqueue(s, p);
+	p->tmp_id = fd >= 0 ? r->ino : 0;
+	p->begun = fd < 0;
+	p->state = fd < 0 ? PEND_READY : PEND_WRITTEN;
+}
+
 /* Goes on in a copy of the good part; the damaged log stays as it is for a person. */
 static int log_set_damaged_aside(struct staging *s, size_t good)
 {
@@ -620,6 +647,8 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 			rc = each(ctx, &r);
 		replay_staged(s, &r);
 		replay_flush(s, &r);
+		if (r.type == REC_WRITTEN)
+			replay_written(s, &r);
 		sweep_note(s, &r);
 		if (rc)
 			break;

@@ -38,6 +38,17 @@ void persist_queue(struct staging *s, struct pend *p)
 	sleeper_nudge(&s->work, !rests(s, p));
 }
 
+void persist_unqueue(struct staging *s, struct pend *p)
+{
+	for (struct pend **w = &s->todo; *w; w = &(*w)->todo_next)
+		if (*w == p) {
+			*w = p->todo_next;
+			if (!*w)
+				s->todo_tail = w;
+			return;
+		}
+}
+
 /* ---- one version ---- */
 
 struct job {
@@ -338,6 +349,8 @@ void *persist_main(void *arg)
 			persist_again(s, j.p, 0);
 		else
 			j.p->state = PEND_WRITTEN;
+		if (!rc && j.p->sf->state == STAGED_OPEN)	/* an fsync's: its writer goes on */
+			log_written(s, j.p);
 		save_descriptor(s, j.p);
 		sleeper_nudge(&s->pub, j.p->r.size > STAGING_SMALL || in_hurry(s));
 		pthread_cond_broadcast(&s->done_cond);

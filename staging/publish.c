@@ -374,7 +374,7 @@ static void take_batch(struct staging *s, struct batch *b)
 {
 	*b = (struct batch){.first = s->pend};
 	for (struct pend *p = s->pend; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
-		if (b->n && p->dead_at && elide(p))
+		if (b->n && ((p->dead_at && elide(p)) || hold_due(s, p)))
 			break;
 		b->n++;
 		s->batch_end = p->r.seq;
@@ -522,15 +522,12 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 {
 	uint64_t end = last->r.seq;
 	struct pend *gone = NULL;
+	/* first: a kill in between must not find records whose bytes are gone */
+	atomic_store_explicit(&s->head->applied, end, memory_order_release);
+	atomic_store_explicit(&s->head->durable, end, memory_order_release);
 	while (s->pend && s->pend->r.seq <= end) {
 		struct pend *p = s->pend;
-		for (struct pend **w = &s->todo; *w; w = &(*w)->todo_next)
-			if (*w == p) {
-				*w = p->todo_next;
-				if (!*w)
-					s->todo_tail = w;
-				break;
-			}
+		persist_unqueue(s, p);
 		if (p->state == PEND_WAIT)
 			s->n_wait--;
 		if (p->sf && (!p->sf->spilled || p->snapshot)) {	/* persisted already? nobody wants it */
@@ -539,8 +536,6 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 		}
 		finish(s, &gone, false);
 	}
-	atomic_store_explicit(&s->head->applied, end, memory_order_release);
-	atomic_store_explicit(&s->head->durable, end, memory_order_release);
 	return gone;
 }
 
@@ -756,6 +751,10 @@ void *publish_main(void *arg)
 		}
 		if (!p || !ready(p)) {
 			sleeper_wait(s, &s->pub, 0);
+			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		if (hold_due(s, p) && hold_waits(s, p)) {
 			pthread_mutex_unlock(&s->lock);
 			continue;
 		}

@@ -1219,6 +1219,9 @@ int staged_reopen(struct staged *f)
 	if (seals_under_way(f))
 		return -EBUSY;
 	int rc = ensure_fd(f);
+	for (p = f->n_seals ? s->pend : NULL; p && !rc; p = p->next)
+		if (p->sf == f && p->state == PEND_READY)
+			rc = log_written(s, p);
 	if (!rc) {
 		f->checksum[0] = 0;
 		f->error = 0;

@@ -7,7 +7,8 @@
  *   ballast.c  touched memory, the watch       blank.c    files made ready beforehand
  *   dirs.c     directories of the store        reserve.c  room held in the store
  *   sweep.c    leftovers after a replay        trash.c    files of no use any more
- *   place.c    the tmpfs itself                record.c   records as bytes
+ *   hold.c     names that wait for others      place.c    the tmpfs itself
+ *   record.c   records as bytes
  */
 #include "staging/internal.h"
 

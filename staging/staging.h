@@ -85,6 +85,7 @@ enum rec_type {
 	REC_CLOSE,
 	REC_FLUSHED,	/* a close was answered: as SEAL, if its RELEASE never comes */
 	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
+	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino; sf goes on changing */
 	REC_SESSION_END
 };
 
@@ -138,6 +139,18 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
 
 /* ---- life ---------------------------------------------------------------- */
 
+#define STAGING_HELD 420
+
+/* Names that commit what other nodes write; see hold.c. */
+struct staging_hold {
+	bool (*commits)(const char *name);	/* called with staging's locks: looks at the name only */
+	/* Does the store lack something that the bytes in fd list? Then `what` is told, in words
+	 * that follow "but". seq: the same for the same bytes. dir, dirfd: where the name goes.
+	 * Called by one thread, without locks. */
+	bool (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what, size_t cap);
+	unsigned patience_ms;			/* 0 = nothing is held */
+};
+
 struct staging_opts {
 	struct io_store *store;
 	struct io_engine *engine;
@@ -145,6 +158,7 @@ struct staging_opts {
 	uint64_t budget_bytes;
 	uint64_t ballast_bytes;		/* target; 0 = none */
 	unsigned persist_threads;	/* 0 = 2 */
+	struct staging_hold hold;
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -319,6 +333,7 @@ struct staging_stats {
 	int halted_error;	/* 0 or -errno */
 	time_t halted_since;
 	char halted_path[256], last_error[256];
+	char held[STAGING_HELD];	/* a name that waits for other nodes, and for what; "" = none */
 	char waiting_mapped[512];	/* names, '\n' between */
 	uint64_t recovered_records, recovered_files, lost_found;
 };

@@ -98,8 +98,9 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	return rc;
 }
 
-/* Moves an unclosed file to lost+found: from staging by a copy, from tmp/ by its name. */
-static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bool in_store)
+/* Moves an unclosed file to lost+found: from staging by a copy, from tmp/ by its name.
+ * One that is `ours` stays in staging as well. */
+static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bool in_store, bool ours)
 {
 	struct sweep_entry *e = entry_of(s, id);
 	char to[128], text[256];
@@ -112,7 +113,7 @@ static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bo
 		snprintf(text, sizeof(text), "a file that was never closed could not be kept (%.80s); it stays in staging as %.16s",
 			 strerror(-rc), name);
 	} else {
-		if (!in_store)
+		if (!in_store && !ours)
 			unlinkat(dirfd, name, 0);
 		s->st.lost_found++;
 		snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%.90s", to);
@@ -129,8 +130,12 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 		return;
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
-	bool ours = f && f->spilled == in_store;
+	bool ours = f && f->spilled == in_store, unclosed_ours = ours && f->unclosed;
+	for (struct pend *p = in_store && !ours ? s->pend : NULL; p && !ours; p = p->next)
+		ours = p->tmp_id == id;
 	pthread_mutex_unlock(&s->lock);
+	if (unclosed_ours)
+		keep(s, dirfd, name, id, in_store, true);
 	if (ours)
 		return;
 	struct sweep_entry *e = entry_of(s, id);
@@ -138,7 +143,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	 * source is in staging */
 	bool unclosed = e ? e->open && orphaned : !in_store;
 	if (unclosed && st.st_size > 0) {
-		keep(s, dirfd, name, id, in_store);
+		keep(s, dirfd, name, id, in_store, false);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
 	} else {	/* callers wait for the next worker; at a first start none do, and the room may be needed */
@@ -164,13 +169,29 @@ static int sweep_dir(struct staging *s, int dirfd, bool in_store, bool orphaned)
 	return 0;
 }
 
+/* The last version is whole in tmp/; was the next one begun? Else what is staged is published. */
+static bool changed_since_written(struct staging *s, const struct staged *f)
+{
+	const struct pend *last = NULL;
+	struct stat st;
+	for (const struct pend *p = s->pend; p; p = p->next)
+		if (p->sf == f)
+			last = p;
+	return last && (last->state == PEND_WRITTEN || last->state == PEND_READY) && f->fd >= 0 &&
+	       !fstat(f->fd, &st) &&
+	       ((uint64_t)st.st_size != last->r.size || st.st_mtim.tv_sec != last->r.mtime.tv_sec ||
+		st.st_mtim.tv_nsec != last->r.mtime.tv_nsec);
+}
+
 static void orphans_are_closed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
 		for (struct staged *f = s->sfs[b]; f; f = f->hash_next)
-			if (f->state == STAGED_OPEN && f->n_seals)
+			if (f->state == STAGED_OPEN && f->n_seals) {
+				f->unclosed = !f->spilled && changed_since_written(s, f);
 				sf_set_state(s, f, STAGED_SEALED);
+			}
 }
 
 int staging_sweep(struct staging *s, bool orphaned)

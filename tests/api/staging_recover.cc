@@ -106,6 +106,48 @@ void killed_at_any_moment(bool start, const char *fault)
 	}
 }
 
+// A version whose file is whole in the store's tmp/ while its staged bytes are written anew in
+// place: recovery publishes that version, not the mix; the rest is kept for a person.
+TEST(Killed, WhileTheNextVersionIsWritten)
+{
+	for (bool begun : {false, true}) {
+		SCOPED_TRACE(begun ? "half written" : "only opened");
+		Ground ground;
+		std::string one = pattern(400000, 1);
+		ASSERT_EQ(killed_after(1, [&](const std::function<void()> &ack) {
+			Staging s(ground);
+			uint64_t first = staging_new_id(s), node = staging_new_id(s);
+			staged *head = create(s, first, {root, "mapped"}, 4096), *f;
+			int writer = staged_open_rw(head); // holds the order up
+			if (!write_all(head, "m") || staged_reserve(head) || writer < 0 ||
+			    seal(s, head, first, {{root, "mapped"}}, true) <= 0)
+				_exit(3);
+			f = create(s, node, {root, "f"}, one.size());
+			if (!write_all(f, one) || staged_reserve(f) || seal(s, f, node, {{root, "f"}}, true) <= 0 ||
+			    staged_wait_persisted(f) || staged_reopen(f))
+				_exit(4);
+			rec r = {};
+			r.type = REC_STAGED;
+			r.node = node;
+			r.sf = staged_id(f);
+			r.name = "f";
+			r.name2 = "";
+			r.flags = staged_huge(f) ? REC_HUGE : 0;
+			if (staging_log(s, &r) || (begun && !write_all(f, "half of the next", 1000)))
+				_exit(5);
+			ack();
+			for (;;)
+				pause();
+		}), 1u);
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_SAME(read_file(ground.store() + "/f"), one);
+		EXPECT_EQ(read_file(ground.store() + "/mapped"), "m");
+		EXPECT_EQ(s.stats().lost_found, begun ? 1u : 0u);
+	}
+}
+
 TEST(Killed, BeforeAnythingWasPublished)
 {
 	killed_at_any_moment(false, nullptr);

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ * Does the store hold what a checkpoint's .metadata lists? Asked by the publisher before the
+ * name goes there (staging/hold.c), where several nodes write to one store. */
+#include "fs/formats/formats.h"
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define METADATA_MAX (64u << 20)	/* above, it is not asked */
+
+/* The publisher's alone: what it asks about, and how far its list is known to be there. */
+static struct {
+	uint64_t seq;
+	struct fmt_set *set;
+	size_t at;
+} asked;
+
+bool commit_is_name(const char *name)
+{
+	return !strcmp(name, ".metadata");
+}
+
+static struct fmt_set *read_list(int fd)
+{
+	struct stat st;
+	struct fmt_error e;
+	struct fmt_set *set = NULL;
+	char *bytes = NULL;
+	ssize_t n = -1;
+
+	if (!fstat(fd, &st) && st.st_size > 0 && st.st_size <= (off_t)METADATA_MAX && (bytes = malloc((size_t)st.st_size)))
+		n = pread(fd, bytes, (size_t)st.st_size, 0);
+	if (n == st.st_size)
+		set = fmt_set_new();
+	if (set && dcp_read(set, bytes, (size_t)n, &e)) {	/* no metadata of DCP: nothing to wait for */
+		fmt_set_free(set);
+		set = NULL;
+	}
+	free(bytes);
+	return set;
+}
+
+/* Takes the first component off path. False: none, or too long. */
+static bool next_part(const char **path, char name[MAX_NAME + 1], bool *last)
+{
+	size_t len = strcspn(*path, "/");
+	if (!len || len > MAX_NAME)
+		return false;
+	memcpy(name, *path, len);
+	name[len] = 0;
+	*path += len;
+	*last = !**path;
+	*path += !*last;
+	return true;
+}
+
+/* This mount has it: its turn comes, behind the name that lists it. */
+static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
+{
+	char name[MAX_NAME + 1];
+	bool last = false;
+	TREE_SCOPE(fs);
+	struct node *n = node_find(fs, dir);
+	while (n && S_ISDIR(n->mode) && next_part(&path, name, &last)) {
+		struct dentry *d = dentry_find(fs, n, name);
+		n = d ? d->node : NULL;
+		if (last)
+			return n && S_ISREG(n->mode) && (n->sf || node_dirty(fs, n) || dentry_dirty(fs, d));
+	}
+	return false;
+}
+
+/* Its size in the store, -1: not there. */
+static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
+{
+	char name[MAX_NAME + 1];
+	bool last = false;
+	int fd = -1;
+	int64_t size = -1;
+	struct stat st;
+
+	while (next_part(&path, name, &last)) {
+		int at = fd >= 0 ? fd : dirfd, below = -1;
+		if (last)
+			size = io_stat(fs->store, at, name, &st) || !S_ISREG(st.st_mode) ? -1 : st.st_size;
+		else
+			below = io_open_dir(fs->store, at, name);
+		if (fd >= 0)
+			close(fd);
+		fd = below;
+		if (fd < 0)
+			break;
+	}
+	return size;
+}
+
+bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what, size_t cap)
+{
+	struct fs *fs = ctx;
+
+	if (!atomic_load(&fs->holds))
+		return false;
+	if (asked.seq != seq) {
+		fmt_set_free(asked.set);
+		asked.seq = seq;
+		asked.at = 0;
+		asked.set = io_store_shared(fs->store) ? read_list(fd) : NULL;
+	}
+	for (; asked.set && asked.at < asked.set->n_files; asked.at++) {
+		const struct fmt_file *f = &asked.set->file[asked.at];
+		int64_t size = size_in_store(fs, dirfd, f->name);
+		if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(fs, dir, f->name))
+			continue;
+		if (size < 0)
+			snprintf(what, cap, "%.160s is not in the store", f->name);
+		else
+			snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name, (long long)size,
+				 (unsigned long long)f->need);
+		return true;
+	}
+	fmt_set_free(asked.set);
+	asked.set = NULL;
+	return false;
+}
