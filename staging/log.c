@@ -545,7 +545,7 @@ static int replay_pend(struct staging *s, const struct rec *r)
 		p->again = r->seq == s->head->applied + 1;
 		s->st.recovered_records++;
 		if (sf) {
-			p->snapshot = r->flags & REC_FSYNCED;
+			p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
 			replay_sealed(s, sf, r, STAGED_SEALED);
 			s->st.recovered_files++;
 			if (r->size <= STAGING_SMALL && !sf->spilled) {	/* its close was promised room */

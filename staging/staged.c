@@ -410,6 +410,11 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	f->spilled = r->flags & REC_SPILLED;
 	struct stat st;
 	f->fd = open_bytes(f, O_RDONLY);
+	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record that says so follows */
+		f->spilled = true;
+		f->huge = false;
+		f->fd = open_bytes(f, O_RDONLY);
+	}
 	int rc = f->fd < 0 ? f->fd : fstat(f->fd, &st) ? -errno : 0;
 	if (!rc && !S_ISREG(st.st_mode))
 		rc = -EINVAL;
@@ -712,6 +717,8 @@ static int spill_now(struct staged *f)
 	LOCK_SCOPE(&s->lock);
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
+	for (struct pend *p = f->n_seals ? s->pend : NULL; p; p = p->next)
+		p->snapshot |= p->sf == f;	/* earlier versions have files of their own */
 	if (f->fd >= 0)
 		close(f->fd);
 	if (f->rw >= 0)

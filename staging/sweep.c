@@ -99,7 +99,7 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 }
 
 /* Moves an unclosed file to lost+found: from staging by a copy, from tmp/ by its name.
- * One that is `ours` stays in staging as well. */
+ * What is `ours` in staging stays there as well. */
 static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bool in_store, bool ours)
 {
 	struct sweep_entry *e = entry_of(s, id);
@@ -189,7 +189,7 @@ static void orphans_are_closed(struct staging *s)
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
 		for (struct staged *f = s->sfs[b]; f; f = f->hash_next)
 			if (f->state == STAGED_OPEN && f->n_seals) {
-				f->unclosed = !f->spilled && changed_since_written(s, f);
+				f->unclosed = changed_since_written(s, f);
 				sf_set_state(s, f, STAGED_SEALED);
 			}
 }

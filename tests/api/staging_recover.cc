@@ -108,14 +108,16 @@ void killed_at_any_moment(bool start, const char *fault)
 
 // A version whose file is whole in the store's tmp/ while its staged bytes are written anew in
 // place: recovery publishes that version, not the mix; the rest is kept for a person.
-TEST(Killed, WhileTheNextVersionIsWritten)
+void killed_in_the_next_version(bool begun, bool spilled)
 {
-	for (bool begun : {false, true}) {
+	{
 		SCOPED_TRACE(begun ? "half written" : "only opened");
 		Ground ground;
 		std::string one = pattern(400000, 1);
 		ASSERT_EQ(killed_after(1, [&](const std::function<void()> &ack) {
-			Staging s(ground);
+			Options o;
+			o.budget = 8u << 20;
+			Staging s(ground, o);
 			uint64_t first = staging_new_id(s), node = staging_new_id(s);
 			staged *head = create(s, first, {root, "mapped"}, 4096), *f;
 			int writer = staged_open_rw(head); // holds the order up
@@ -133,7 +135,9 @@ TEST(Killed, WhileTheNextVersionIsWritten)
 			r.name = "f";
 			r.name2 = "";
 			r.flags = staged_huge(f) ? REC_HUGE : 0;
-			if (staging_log(s, &r) || (begun && !write_all(f, "half of the next", 1000)))
+			if (staging_log(s, &r) || (begun && !write_all(f, "half of the next", 1000)) ||
+			    (spilled && !write_all(f, std::string(9u << 20, 'x'), 2000)) ||
+			    staged_spilled(f) != spilled)
 				_exit(5);
 			ack();
 			for (;;)
@@ -146,6 +150,21 @@ TEST(Killed, WhileTheNextVersionIsWritten)
 		EXPECT_EQ(read_file(ground.store() + "/mapped"), "m");
 		EXPECT_EQ(s.stats().lost_found, begun ? 1u : 0u);
 	}
+}
+
+TEST(Killed, WhenTheNextVersionWasOpened)
+{
+	killed_in_the_next_version(false, false);
+}
+
+TEST(Killed, WhileTheNextVersionIsWritten)
+{
+	killed_in_the_next_version(true, false);
+}
+
+TEST(Killed, WhileTheNextVersionSpills)
+{
+	killed_in_the_next_version(true, true);
 }
 
 TEST(Killed, BeforeAnythingWasPublished)
