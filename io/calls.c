@@ -5,7 +5,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
 
@@ -191,6 +193,25 @@ static ssize_t do_sync_all(const struct io_call *c)
 	return ret(syncfs(c->fd));
 }
 
+/* From fd to fd2, as many bytes as the kernel found equal; 0 = they differ. */
+static ssize_t do_share(const struct io_call *c)
+{
+	_Alignas(struct file_dedupe_range) char room[sizeof(struct file_dedupe_range) +
+						     sizeof(struct file_dedupe_range_info)] = { 0 };
+	struct file_dedupe_range *r = (struct file_dedupe_range *)room;
+
+	r->src_offset = c->off;
+	r->src_length = c->size;
+	r->dest_count = 1;
+	r->info[0].dest_fd = c->fd2;
+	r->info[0].dest_offset = c->off;
+	if (ioctl(c->fd, FIDEDUPERANGE, r))
+		return -errno;
+	if (r->info[0].status < 0)
+		return r->info[0].status;
+	return r->info[0].status == FILE_DEDUPE_RANGE_SAME ? (ssize_t)r->info[0].bytes_deduped : 0;
+}
+
 static ssize_t (*const real[IO_OP_COUNT])(const struct io_call *c) = {
 	[IO_OP_WRITE] = do_write,
 	[IO_OP_CREATE] = do_create,
@@ -209,6 +230,7 @@ static ssize_t (*const real[IO_OP_COUNT])(const struct io_call *c) = {
 	[IO_OP_SYNC_DATA] = do_sync_data,
 	[IO_OP_SYNC_DIR] = do_sync_dir,
 	[IO_OP_SYNC_ALL] = do_sync_all,
+	[IO_OP_SHARE] = do_share,
 };
 
 ssize_t io_call_real(struct io_engine *e, const struct io_call *c)

@@ -196,6 +196,16 @@ int io_sync_data(struct io_store *s, int fd);	/* fdatasync */
 int io_sync_dir(struct io_store *s, int dirfd);	/* fsync of an O_PATH directory: reopened */
 int io_sync_all(struct io_store *s);		/* syncfs */
 
+/* Shared extents. Whether this store has them is found by trying on two nameless files in
+ * tmp/ (some ms). 0: yes; -EOPNOTSUPP: it never will; else (-ENOSPC, -EIO, ...) ask again. */
+int io_can_share(struct io_store *s);
+/* Where [off, off+len) is equal in both files, `to` gets `from`'s blocks for it and its own
+ * are freed; neither's bytes, size and times change, at any crash. off is a multiple of the
+ * block size, and so is off+len unless both files end there. `to` is open for writing, or
+ * ours. Returns how many bytes are shared (fewer than len: go on from there); 0: they differ.
+ * Reads both files; holds their locks meanwhile, so len is a few MiB. */
+ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t len);
+
 /* ---- checksum ------------------------------------------------------------ */
 
 struct io_sum; /* streaming XXH3-128 */
