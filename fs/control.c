@@ -94,6 +94,8 @@ static void write_json(struct fs *fs, FILE *f)
 		fprintf(f, "%s\"%s\": %llu", i == LANE_FAST ? "" : ", ", lane_names[i], fs->lanes[i]);
 	fprintf(f, "},\n \"bytes\": {\"staged\": %llu, \"persisted\": %llu, \"read\": %llu},\n \"queue_depth\": %u,\n",
 		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted, fs->bytes_read, s.queue_depth);
+	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.dedup_files,
+		(unsigned long long)s.dedup_bytes);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
 		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors + c.errors);
 	json_string(f, s.last_error);
@@ -164,6 +166,9 @@ static void write_status(struct fs *fs, FILE *f)
 		size_text(s.bytes_persisted, b), size_text(fs->bytes_read, c));
 	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", fs->lanes[LANE_FAST],
 		fs->lanes[LANE_SPILL], fs->lanes[LANE_READ], fs->lanes[LANE_RELAY]);
+	if (s.dedup_bytes)
+		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones\n", size_text(s.dedup_bytes, a),
+			(unsigned long long)s.dedup_files);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s.last_seq,
 		(unsigned long long)s.applied, (unsigned long long)s.pending_records);
 	fprintf(f, "  engine     %s, fsync=%s, passthrough %s, worker restarts %u\n", io_engine_name(fs->engine),
@@ -194,6 +199,8 @@ static void write_metrics(struct fs *fs, FILE *f)
 	metric(f, "staged_bytes_total", "counter", "Bytes accepted into staging.", (double)s.bytes_staged);
 	metric(f, "persisted_bytes_total", "counter", "Bytes published and durable.", (double)s.bytes_persisted);
 	metric(f, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).", (double)fs->bytes_read);
+	metric(f, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
+	metric(f, "dedup_files_total", "counter", "Files that have the blocks of an equal one.", (double)s.dedup_files);
 	metric(f, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
 	metric(f, "budget_used_bytes", "gauge", "Staging budget in use.", (double)s.used);
 	metric(f, "ballast_bytes", "gauge", "Touched free memory held ready.", (double)s.ballast);

@@ -123,7 +123,7 @@ struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
 	uint64_t staging_bytes, ballast_bytes;
 	bool ballast_set;
-	bool fsync_staged, nopassthrough, ro, foreground, debug;
+	bool fsync_staged, nopassthrough, dedup, ro, foreground, debug;
 	char *engine;
 	unsigned persist_threads, queue_depth;
 	unsigned commit_wait_s;	/* 0 = no name waits for other nodes */

@@ -23,6 +23,7 @@ static const char usage[] =
 	"  -o engine=uring|posix  how bytes go to the store (default: uring)\n"
 	"  -o nopassthrough       every byte through the daemon\n"
 	"  -o commit_wait=SECONDS how long a .metadata waits for shards of other nodes (default: 60; 0 = not)\n"
+	"  -o dedup               equal files share their blocks where the store can\n"
 	"  -o persist_threads=N, -o queue_depth=N, -o allow_other, -o ro, and libfuse's own\n"
 	"  -f stay in the foreground, -d log every call\n"
 	"See cairnfs(8).\n";
@@ -140,6 +141,10 @@ static int one_option(struct fs_opts *o, char *opt)
 		return number(opt, val, 256, &o->queue_depth) ? -EINVAL : 1;
 	if (!strcmp(opt, "nopassthrough")) {
 		o->nopassthrough = true;
+		return 1;
+	}
+	if (!strcmp(opt, "dedup") || !strcmp(opt, "nodedup")) {
+		o->dedup = opt[0] == 'd';
 		return 1;
 	}
 	if (!strcmp(opt, "ro"))

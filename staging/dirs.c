@@ -208,6 +208,14 @@ void dirs_gone(struct staging *s, uint64_t id)
 	}
 }
 
+uint64_t dirs_parent(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	return d ? d->parent : 0;
+}
+
 /* Opens d and what is above it, top down, without recursion. */
 static int open_chain(struct staging *s, struct dirs *t, struct dir *d)
 {

@@ -154,6 +154,7 @@ struct blank {
 #define SF_BUCKETS 4096u
 
 struct dirs;
+struct dedup;
 
 /* During a replay: what became of each staged file the log speaks of. */
 /* A FLUSH that was answered: the SEAL it would have become. */
@@ -241,6 +242,7 @@ struct staging {
 	size_t n_trash, cap_trash;
 	pthread_cond_t trash_cond;
 	bool cleaning;			/* some of it is not removed yet */
+	struct dedup *dedup;		/* dedup.c; NULL = not wanted, or not started */
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
 	pthread_t persist[16], publisher, watcher, ballast, cleaner;
@@ -347,6 +349,13 @@ bool trash_wait(struct staging *s);
 void *trash_main(void *arg);
 void trash_close(struct staging *s);		/* no threads are left */
 
+/* dedup.c */
+int dedup_start(struct staging *s);
+/* p became durable. Takes a copy of what it says; no I/O. s->lock held. */
+void dedup_offer(struct staging *s, const struct pend *p);
+void dedup_wake(struct staging *s);		/* s->stop was set. s->lock held */
+void dedup_close(struct staging *s);		/* waits for its thread; no other is left */
+
 /* sweep.c */
 void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */
 void sweep_note(struct staging *s, const struct rec *r);
@@ -404,6 +413,7 @@ void dirs_ref(struct staging *s, uint64_t id);		/* a pending record names it */
 void dirs_unref(struct staging *s, uint64_t id);
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
+uint64_t dirs_parent(struct staging *s, uint64_t id);	/* 0: not known, or the root's */
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
 
 #endif

@@ -486,6 +486,8 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (!s->pend)
 		s->pend_tail = &s->pend;
 	s->n_pend--;
+	if (shown)
+		dedup_offer(s, p);
 	reserve_kept(s, &p->promised);
 	dirs_unref(s, p->r.dir);
 	dirs_unref(s, p->r.dir2);

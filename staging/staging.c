@@ -7,8 +7,8 @@
  *   ballast.c  touched memory, the watch       blank.c    files made ready beforehand
  *   dirs.c     directories of the store        reserve.c  room held in the store
  *   sweep.c    leftovers after a replay        trash.c    files of no use any more
- *   hold.c     names that wait for others      place.c    the tmpfs itself
- *   record.c   records as bytes
+ *   hold.c     names that wait for others      dedup.c    equal files stored once
+ *   place.c    the tmpfs itself                record.c   records as bytes
  */
 #include "staging/internal.h"
 
@@ -134,7 +134,7 @@ int staging_start(struct staging *s)
 		return -EAGAIN;
 	if (s->ballast_fd >= 0 && pthread_create(&s->ballast, NULL, ballast_main, s))
 		return -EAGAIN;
-	return 0;
+	return dedup_start(s);
 }
 
 int staging_drain(struct staging *s, int timeout_ms)
@@ -160,6 +160,7 @@ static void stop_threads(struct staging *s)
 	pthread_cond_broadcast(&s->done_cond);
 	pthread_cond_broadcast(&s->ballast_cond);
 	pthread_cond_broadcast(&s->trash_cond);
+	dedup_wake(s);
 	pthread_mutex_unlock(&s->lock);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->persist[i])
@@ -172,6 +173,7 @@ static void stop_threads(struct staging *s)
 		pthread_join(s->ballast, NULL);
 	if (s->cleaner)
 		pthread_join(s->cleaner, NULL);
+	dedup_close(s);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->queues[i])
 			io_queue_close(s->queues[i]);

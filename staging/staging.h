@@ -159,6 +159,7 @@ struct staging_opts {
 	uint64_t ballast_bytes;		/* target; 0 = none */
 	unsigned persist_threads;	/* 0 = 2 */
 	struct staging_hold hold;
+	bool no_dedup;			/* else equal files share blocks where the store can */
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -335,6 +336,7 @@ struct staging_stats {
 	char halted_path[256], last_error[256];
 	char held[STAGING_HELD];	/* a name that waits for other nodes, and for what; "" = none */
 	char waiting_mapped[512];	/* names, '\n' between */
+	uint64_t dedup_files, dedup_bytes;	/* that have the blocks of others, since the start */
 	uint64_t recovered_records, recovered_files, lost_found;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);

@@ -86,6 +86,9 @@ static void print_counts(const struct doc *s, const struct rates *r)
 	       u64(s, "opens.spill"), u64(s, "opens.read"), u64(s, "opens.relay"));
 	printf("  bytes      %s staged, %s persisted, %s read\n", size(s, "bytes.staged", a),
 	       size(s, "bytes.persisted", b), size(s, "bytes.read", c));
+	if (u64(s, "dedup.bytes"))
+		printf("  dedup      %s saved, %llu files have the blocks of equal ones\n",
+		       size(s, "dedup.bytes", a), u64(s, "dedup.files"));
 	if (r && r->at > 0)
 		printf("  now        %s/s staged, %s/s persisted, %s/s read\n",
 		       human_bytes((uint64_t)r->staged, a), human_bytes((uint64_t)r->persisted, b),

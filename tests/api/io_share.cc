@@ -2,51 +2,10 @@
 //
 // Shared extents, where the store has them: what is equal is shared, what differs is left
 // alone, and nothing that a user can see changes.
-#include <linux/fiemap.h>
-#include <linux/fs.h>
-#include <sys/ioctl.h>
-
-#include "tests/api/io_fixture.hh"
+#include "tests/api/xfs.hh"
 
 namespace
 {
-
-// A loop-mounted xfs; `ok` is false where that is not to be had.
-struct Xfs {
-	Xfs()
-	{
-		std::string img = dir / "img", at = dir / "mnt";
-		std::filesystem::create_directory(at);
-		ok = !geteuid() && !sh("truncate -s 320M " + img) &&
-		     !sh("mkfs.xfs -q -m reflink=1 " + img) && !sh("mount -o loop " + img + " " + at);
-	}
-	~Xfs()
-	{
-		if (ok)
-			umount2((dir / "mnt").c_str(), MNT_DETACH);
-	}
-	static int sh(const std::string &cmd) { return system((cmd + " 2>/dev/null").c_str()); }
-	std::string path(const std::string &name) const { return dir / ("mnt/" + name); }
-	TempDir dir;
-	bool ok;
-};
-
-// Bytes in extents that another file has too.
-uint64_t shared(const std::string &path)
-{
-	alignas(fiemap) char room[sizeof(fiemap) + 64 * sizeof(fiemap_extent)] = {};
-	auto *m = reinterpret_cast<fiemap *>(room);
-	Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-	uint64_t n = 0;
-	m->fm_length = FIEMAP_MAX_OFFSET;
-	m->fm_flags = FIEMAP_FLAG_SYNC;
-	m->fm_extent_count = 64;
-	EXPECT_EQ(ioctl(fd.get(), FS_IOC_FIEMAP, m), 0);
-	for (unsigned i = 0; i < m->fm_mapped_extents; i++)
-		if (m->fm_extents[i].fe_flags & FIEMAP_EXTENT_SHARED)
-			n += m->fm_extents[i].fe_length;
-	return n;
-}
 
 class Share : public ::testing::Test
 {
@@ -84,7 +43,7 @@ TEST_F(Share, WhatIsEqual)
 	EXPECT_EQ(io_share(s, from.get(), to.get(), 0, 262144), 262144);
 	EXPECT_EQ(io_share(s, from.get(), to.get(), 262144, bytes.size() - 262144),
 		  (ssize_t)bytes.size() - 262144);
-	EXPECT_GE(shared(xfs.path("to")), bytes.size());
+	EXPECT_GE(shared_bytes(xfs.path("to")), bytes.size());
 	ASSERT_EQ(stat(xfs.path("to").c_str(), &is), 0);
 	EXPECT_EQ(is.st_mtim.tv_sec, was.st_mtim.tv_sec);
 	EXPECT_EQ(is.st_mtim.tv_nsec, was.st_mtim.tv_nsec);
@@ -110,7 +69,7 @@ TEST_F(Share, WhatDiffers)
 	Fd from, to;
 	ASSERT_TRUE(open_both(s, from, to));
 	EXPECT_EQ(io_share(s, from.get(), to.get(), 0, bytes.size()), 0);
-	EXPECT_EQ(shared(xfs.path("to")), 0u);
+	EXPECT_EQ(shared_bytes(xfs.path("to")), 0u);
 	EXPECT_EQ(read_file(xfs.path("to")), bytes);
 }
 
@@ -125,7 +84,7 @@ TEST_F(Share, ThatFails)
 	Fd from, to;
 	ASSERT_TRUE(open_both(s, from, to));
 	EXPECT_EQ(io_share(s, from.get(), to.get(), 0, 65536), -EIO);
-	EXPECT_EQ(shared(xfs.path("to")), 0u);
+	EXPECT_EQ(shared_bytes(xfs.path("to")), 0u);
 }
 
 TEST(ShareNot, WhereTheStoreHasNone)

@@ -88,6 +88,7 @@ struct Options {
 	uint64_t budget = 512u << 20;	// growing files are charged ahead of what they hold
 	uint64_t ballast = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
+	bool no_dedup = false;
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	std::string store;	// "" = the ground's
@@ -112,6 +113,7 @@ public:
 		so.place = place;
 		so.budget_bytes = o.budget;
 		so.ballast_bytes = o.ballast;
+		so.no_dedup = o.no_dedup;
 		so.notice = note;
 		so.ctx = this;
 		if (!err)

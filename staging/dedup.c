@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: MIT
+ * Equal files are stored once, where the store has shared extents: replicas of several
+ * ranks, and what did not change since the checkpoint before. A thread of its own looks at
+ * what became durable, finds another file of that checksum and size, and has the kernel
+ * compare and share them (io_share). That changes nothing but the room they take, at any
+ * crash, so it has no place in the order and is never waited for.
+ *
+ * A file's way:
+ *
+ *   dedup_offer ──▶ news ──absorb──▶ ring: NEW ──consider──▶ KNOWN ──▶ dropped when the ring is full
+ *   (s->lock)       (s->lock)        the thread's own from here on
+ *
+ *   state   in ring  in bucket
+ *   news    no       no         renames are there too, and change the names of those before
+ *   NEW     yes      no         ring[n_done .. n_all)
+ *   KNOWN   yes      yes        what later ones are compared with
+ *
+ * It gives way: only when nothing was on its way for QUIET_NS, a few MiB at a time, and no
+ * file is kept open between, so that one that is removed frees its blocks at once. What is
+ * gone, replaced or cannot be opened by then is passed over. */
+#include "staging/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEDUP_MIN (64u << 10)	/* smaller files gain less than the looking costs */
+#define NEWS_MAX 16384u		/* more at once are not looked at */
+#define RING 16384u		/* files remembered */
+#define BUCKETS 4096u
+#define TRIES 4u		/* files of one checksum that may have been replaced since */
+#define STEP (4u << 20)		/* both files are locked so long: an unlink waits */
+#define QUIET_NS 100000000u
+#define SIBLINGS 3u		/* directories beside a file's own that are looked into, the newest */
+#define LISTED_MAX 4096u
+
+struct file {
+	struct file *next;	/* in news, then in its bucket */
+	uint64_t node, dir, size;
+	uint64_t done;		/* shared so far */
+	bool renamed;		/* in news: node stands at dir/name now */
+	char checksum[IO_CHECKSUM_LEN];
+	char *name;
+};
+
+struct sibling {
+	char name[256];
+	struct timespec mtime;
+};
+
+struct dedup {
+	/* s->lock */
+	pthread_t thread;
+	pthread_cond_t cond;
+	bool asleep;
+	bool off;		/* the store cannot do it */
+	struct file *news, **news_tail;
+	unsigned n_news;
+	uint64_t seen_seq;	/* the order's end when last looked at */
+
+	/* the thread's own */
+	bool tried;		/* the store can do it */
+	struct file *ring[RING];
+	uint64_t n_all, n_done;
+	struct file *bucket[BUCKETS];
+	uint64_t sibling_dir;	/* whose siblings these are, 0 = none */
+	struct sibling sibling[SIBLINGS];
+	unsigned n_siblings;
+};
+
+static void file_free(struct file *f)
+{
+	if (f)
+		free(f->name);
+	free(f);
+}
+
+static void close_scope(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+#define CLOSE_SCOPE __attribute__((cleanup(close_scope)))
+
+/* ---- what became durable ---- */
+
+void dedup_offer(struct staging *s, const struct pend *p)
+{
+	struct dedup *d = s->dedup;
+	const struct rec *r = &p->r;
+	bool renamed = r->type == REC_RENAME && !(r->flags & (REC_DIR | REC_SHADOW));
+
+	if (!d || d->off || d->n_news == NEWS_MAX || r->flags & REC_GHOST)
+		return;
+	/* late: a mapping may still write into what is published */
+	if (!renamed && (r->type != REC_SEAL || r->size < DEDUP_MIN || !p->checksum[0] || p->sf->late))
+		return;
+	struct file *f = calloc(1, sizeof(*f));
+	const char *name = renamed ? r->name2 : r->name;
+	if (f)
+		f->name = strdup(name);
+	if (!f || !f->name) {
+		file_free(f);
+		return;
+	}
+	f->node = r->node;
+	f->dir = renamed ? r->dir2 : r->dir;
+	f->size = r->size;
+	f->renamed = renamed;
+	memcpy(f->checksum, p->checksum, sizeof(f->checksum));
+	*d->news_tail = f;
+	d->news_tail = &f->next;
+	d->n_news++;
+	if (d->asleep)
+		pthread_cond_signal(&d->cond);
+}
+
+/* Nothing is on its way, nor was a moment ago. s->lock held. */
+static bool is_quiet(struct staging *s)
+{
+	bool same = s->dedup->seen_seq == s->last_seq;
+	s->dedup->seen_seq = s->last_seq;
+	return same && !s->n_pend && !s->inherited;
+}
+
+static bool gives_way(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->stop || s->n_pend;
+}
+
+/* ---- what is known ---- */
+
+static struct file **bucket_of(struct dedup *d, const struct file *f)
+{
+	uint64_t h = f->size;
+	for (const char *c = f->checksum; *c; c++)
+		h = h * 31 + (unsigned char)*c;
+	return &d->bucket[h % BUCKETS];
+}
+
+static void ring_add(struct dedup *d, struct file *f)
+{
+	struct file **slot = &d->ring[d->n_all++ % RING], *old = *slot;
+	if (old) {
+		for (struct file **pp = bucket_of(d, old); *pp; pp = &(*pp)->next)
+			if (*pp == old) {
+				*pp = old->next;
+				break;
+			}
+		file_free(old);
+	}
+	*slot = f;
+	if (d->n_all - d->n_done > RING)
+		d->n_done = d->n_all - RING;
+}
+
+/* What a trainer wrote as x.tmp and renamed stands elsewhere now. */
+static void ring_rename(struct dedup *d, struct file *to)
+{
+	uint64_t n = d->n_all < RING ? d->n_all : RING;
+	for (uint64_t i = 1; i <= n; i++) {
+		struct file *f = d->ring[(d->n_all - i) % RING];
+		if (f->node != to->node)
+			continue;
+		free(f->name);
+		f->name = to->name;
+		f->dir = to->dir;
+		to->name = NULL;
+		return;
+	}
+}
+
+/* A version that was replaced before anybody looked at it: its place is the new one's. */
+static bool ring_replace(struct dedup *d, struct file *f)
+{
+	for (uint64_t i = d->n_all; i-- > d->n_done;) {
+		struct file *old = d->ring[i % RING];
+		if (old->node != f->node && (old->dir != f->dir || strcmp(old->name, f->name) != 0))
+			continue;
+		d->ring[i % RING] = f;
+		file_free(old);
+		return true;
+	}
+	return false;
+}
+
+static void absorb(struct dedup *d, struct file *news)
+{
+	for (struct file *next; news; news = next) {
+		next = news->next;
+		news->next = NULL;
+		if (news->renamed) {
+			ring_rename(d, news);
+			file_free(news);
+		} else if (!ring_replace(d, news)) {
+			ring_add(d, news);
+		}
+	}
+}
+
+/* ---- sharing ---- */
+
+static int open_file(struct staging *s, const struct file *f)
+{
+	int dirfd, rc = staging_dir_get(s, f->dir, &dirfd);
+	if (rc)
+		return rc;
+	int fd = io_open_read(s->o.store, dirfd, f->name, 0);
+	staging_dir_put(s, f->dir);
+	return fd;
+}
+
+/* Of one owner: else who may read neither could learn from the room they take that they
+ * are equal. */
+static bool may_share(int from, int to, uint64_t size)
+{
+	struct stat a, b;
+	return !fstat(from, &a) && !fstat(to, &b) && a.st_dev == b.st_dev && a.st_ino != b.st_ino &&
+	       a.st_uid == b.st_uid && (uint64_t)a.st_size == size && (uint64_t)b.st_size == size;
+}
+
+static void count(struct staging *s, uint64_t bytes, bool whole)
+{
+	LOCK_SCOPE(&s->lock);
+	s->st.dedup_bytes += bytes;
+	s->st.dedup_files += whole;
+}
+
+/* f gets the blocks of `from`, from where an earlier try stopped. 0; -EAGAIN: there is
+ * something more urgent; -ESTALE: it is not what it was, or differs; else what the store said. */
+static int share(struct staging *s, int from, struct file *f)
+{
+	CLOSE_SCOPE int to = open_file(s, f);
+	if (to < 0)
+		return to;
+	if (!may_share(from, to, f->size))
+		return -ESTALE;
+	while (f->done < f->size) {
+		if (gives_way(s))
+			return -EAGAIN;
+		uint64_t left = f->size - f->done;
+		ssize_t n = io_share(s->o.store, from, to, f->done, left < STEP ? left : STEP);
+		if (n <= 0)
+			return n ? (int)n : -ESTALE;
+		f->done += (uint64_t)n;
+		count(s, (uint64_t)n, f->done >= f->size);
+	}
+	return 0;
+}
+
+/* With a file this mount made durable. -ENOENT: none is equal. */
+static int share_with_known(struct staging *s, struct file *f)
+{
+	unsigned tries = 0;
+	for (struct file *k = *bucket_of(s->dedup, f); k && tries < TRIES; k = k->next) {
+		if (k->size != f->size || strcmp(k->checksum, f->checksum) != 0)
+			continue;
+		if (k->dir == f->dir && !strcmp(k->name, f->name))
+			continue;	/* what f replaced */
+		tries++;
+		CLOSE_SCOPE int from = open_file(s, k);
+		int rc = from < 0 ? from : share(s, from, f);
+		if (!rc || rc == -EAGAIN)
+			return rc;
+	}
+	return -ENOENT;
+}
+
+/* ---- the checkpoint before, of an earlier mount ---- */
+
+static void sibling_add(struct dedup *d, const char *name, const struct stat *st)
+{
+	unsigned at = d->n_siblings;
+	while (at && (d->sibling[at - 1].mtime.tv_sec < st->st_mtim.tv_sec ||
+		      (d->sibling[at - 1].mtime.tv_sec == st->st_mtim.tv_sec &&
+		       d->sibling[at - 1].mtime.tv_nsec < st->st_mtim.tv_nsec)))
+		at--;
+	if (at == SIBLINGS)
+		return;
+	if (d->n_siblings < SIBLINGS)
+		d->n_siblings++;
+	memmove(&d->sibling[at + 1], &d->sibling[at], (d->n_siblings - at - 1) * sizeof(d->sibling[0]));
+	snprintf(d->sibling[at].name, sizeof(d->sibling[at].name), "%s", name);
+	d->sibling[at].mtime = st->st_mtim;
+}
+
+/* The newest directories in `parent` but `own`. */
+static void list_siblings(struct staging *s, int parent, const struct stat *own)
+{
+	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *e;
+	struct stat st;
+
+	if (!dir) {
+		close_scope(&fd);
+		return;
+	}
+	for (unsigned n = 0; n < LISTED_MAX && (e = readdir(dir)); n++)
+		if (e->d_name[0] != '.' && (e->d_type == DT_DIR || e->d_type == DT_UNKNOWN) &&
+		    !io_stat(s->o.store, parent, e->d_name, &st) && S_ISDIR(st.st_mode) &&
+		    st.st_ino != own->st_ino)
+			sibling_add(s->dedup, e->d_name, &st);
+	closedir(dir);
+}
+
+static int share_with_sibling(struct staging *s, int parent, const char *sibling, struct file *f)
+{
+	CLOSE_SCOPE int dir = io_open_dir(s->o.store, parent, sibling);
+	char sum[IO_CHECKSUM_LEN];
+	ssize_t n = dir < 0 ? dir : io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", sum, sizeof(sum));
+
+	if (n < 0 || (size_t)n != strlen(f->checksum) || memcmp(sum, f->checksum, (size_t)n) != 0)
+		return -ENOENT;
+	CLOSE_SCOPE int from = io_open_read(s->o.store, dir, f->name, 0);
+	return from < 0 ? from : share(s, from, f);
+}
+
+static int share_with_siblings(struct staging *s, struct file *f)
+{
+	struct dedup *d = s->dedup;
+	uint64_t id = dirs_parent(s, f->dir);
+	int parent, own, rc = id ? staging_dir_get(s, id, &parent) : -ENOENT;
+	struct stat st;
+
+	if (rc)
+		return rc;
+	if (d->sibling_dir != f->dir && !(rc = staging_dir_get(s, f->dir, &own))) {
+		rc = io_stat(s->o.store, own, NULL, &st);
+		staging_dir_put(s, f->dir);
+		d->sibling_dir = f->dir;
+		d->n_siblings = 0;
+		if (!rc)
+			list_siblings(s, parent, &st);
+	}
+	unsigned n = rc ? 0 : d->n_siblings;
+	rc = -ENOENT;
+	for (unsigned i = 0; i < n && rc && rc != -EAGAIN; i++)
+		rc = share_with_sibling(s, parent, d->sibling[i].name, f);
+	staging_dir_put(s, id);
+	return rc;
+}
+
+/* ---- the thread ---- */
+
+/* Whatever comes of it but -EAGAIN, f is one to compare with from then on. */
+static void consider(struct staging *s)
+{
+	struct dedup *d = s->dedup;
+	struct file *f = d->ring[d->n_done % RING];
+	int rc = share_with_known(s, f);
+
+	if (rc == -ENOENT)
+		rc = share_with_siblings(s, f);
+	if (rc == -EAGAIN)
+		return;
+	struct file **b = bucket_of(d, f);
+	f->next = *b;
+	*b = f;
+	d->n_done++;
+}
+
+/* 0: yes. -EOPNOTSUPP: never. Else: not now. */
+static int can_share(struct staging *s)
+{
+	struct dedup *d = s->dedup;
+	int rc = d->tried ? 0 : io_can_share(s->o.store);
+	d->tried = !rc;
+	return rc;
+}
+
+/* s->lock held */
+static struct file *take_news(struct dedup *d)
+{
+	struct file *news = d->news;
+	d->news = NULL;
+	d->news_tail = &d->news;
+	d->n_news = 0;
+	return news;
+}
+
+static void *dedup_main(void *arg)
+{
+	struct staging *s = arg;
+	struct dedup *d = s->dedup;
+	int rc = 0;
+
+	pthread_setname_np(pthread_self(), "cairn-dedup");
+	staging_nice(PERSIST_NICE);	/* not more: it holds locks of files */
+	pthread_mutex_lock(&s->lock);
+	while (!s->stop && rc != -EOPNOTSUPP) {
+		if (!d->news && d->n_done == d->n_all) {
+			d->asleep = true;
+			pthread_cond_wait(&d->cond, &s->lock);
+			d->asleep = false;
+		}
+		/* what comes meanwhile is looked at together, renames with it */
+		while (!s->stop && !is_quiet(s))
+			staging_wait_until(&d->cond, &s->lock, now_ns() + QUIET_NS);
+		struct file *news = s->stop ? NULL : take_news(d);
+		pthread_mutex_unlock(&s->lock);
+		absorb(d, news);
+		rc = d->n_done < d->n_all ? can_share(s) : 0;
+		while (!rc && d->n_done < d->n_all && !gives_way(s))
+			consider(s);
+		if (rc)		/* the store is full, say: not these */
+			d->n_done = d->n_all;
+		pthread_mutex_lock(&s->lock);
+	}
+	d->off = true;
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+int dedup_start(struct staging *s)
+{
+	struct dedup *d = s->o.no_dedup ? NULL : calloc(1, sizeof(*d));
+	pthread_condattr_t a;
+
+	if (!d)
+		return s->o.no_dedup ? 0 : -ENOMEM;
+	d->news_tail = &d->news;
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(&d->cond, &a);
+	pthread_condattr_destroy(&a);
+	pthread_mutex_lock(&s->lock);
+	s->dedup = d;
+	pthread_mutex_unlock(&s->lock);
+	return pthread_create(&d->thread, NULL, dedup_main, s) ? -EAGAIN : 0;
+}
+
+void dedup_wake(struct staging *s)
+{
+	if (s->dedup)
+		pthread_cond_signal(&s->dedup->cond);
+}
+
+void dedup_close(struct staging *s)
+{
+	struct dedup *d = s->dedup;
+	if (!d)
+		return;
+	if (d->thread)
+		pthread_join(d->thread, NULL);
+	for (struct file *f = d->news, *next; f; f = next) {
+		next = f->next;
+		file_free(f);
+	}
+	for (unsigned i = 0; i < RING; i++)
+		file_free(d->ring[i]);
+	free(d);
+	s->dedup = NULL;
+}

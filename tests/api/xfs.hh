@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+//
+// A store on xfs, which has shared extents, and what of a file is shared.
+#pragma once
+
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+
+#include "tests/api/io_fixture.hh"
+
+// A loop-mounted xfs; `ok` is false where that is not to be had.
+struct Xfs {
+	Xfs()
+	{
+		std::string img = dir / "img", at = dir / "mnt";
+		std::filesystem::create_directory(at);
+		ok = !geteuid() && !sh("truncate -s 320M " + img) &&
+		     !sh("mkfs.xfs -q -m reflink=1 " + img) && !sh("mount -o loop " + img + " " + at);
+	}
+	~Xfs()
+	{
+		if (ok)
+			umount2((dir / "mnt").c_str(), MNT_DETACH);
+	}
+	static int sh(const std::string &cmd) { return system((cmd + " 2>/dev/null").c_str()); }
+	std::string path(const std::string &name) const { return dir / ("mnt/" + name); }
+	TempDir dir;
+	bool ok;
+};
+
+// Bytes in extents that another file has too.
+inline uint64_t shared_bytes(const std::string &path)
+{
+	alignas(fiemap) char room[sizeof(fiemap) + 64 * sizeof(fiemap_extent)] = {};
+	auto *m = reinterpret_cast<fiemap *>(room);
+	Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+	uint64_t n = 0;
+	m->fm_length = FIEMAP_MAX_OFFSET;
+	m->fm_flags = FIEMAP_FLAG_SYNC;
+	m->fm_extent_count = 64;
+	EXPECT_EQ(ioctl(fd.get(), FS_IOC_FIEMAP, m), 0);
+	for (unsigned i = 0; i < m->fm_mapped_extents; i++)
+		if (m->fm_extents[i].fe_flags & FIEMAP_EXTENT_SHARED)
+			n += m->fm_extents[i].fe_length;
+	return n;
+}
