@@ -499,7 +499,7 @@ static int judge(struct fs *fs, const char *path, const struct ckpt_kind *kind, 
 	struct ckpt_io io = {.ctx = &d, .open = source_open, .close = source_close, .max_bytes = MAX_METADATA};
 	d.v = NULL;
 	d.n = 0;
-	rc = ckpt_content_read(&c, &io, false);
+	rc = ckpt_content_read(&c, &io, CKPT_SOUND);
 	double quiet = quiet_s(l);
 	if (!rc) {
 		ckpt_judge(kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);

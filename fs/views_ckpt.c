@@ -75,20 +75,15 @@ static char *join(const char *dir, const char *name)
 	return asprintf(&p, "%s%s%s", dir, *dir ? "/" : "", name) < 0 ? NULL : p;
 }
 
-struct seen {			/* of a name in the tree */
-	struct stat st;
-	bool open;		/* somebody writes it */
-};
-
-static int see(struct fs *fs, const char *dir, const char *name, struct seen *out)
+static int see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open)
 {
 	CLEANUP_FREE char *path = join(dir, name);
 	struct node *n;
 	int rc = path ? views_walk(fs, path, &n) : -ENOMEM;
 	if (rc)
 		return rc;
-	node_stat(fs, n, &out->st);
-	out->open = n->writers > 0;
+	node_stat(fs, n, st);
+	*open = n->writers > 0;
 	views_walk_done(fs, n);
 	return 0;
 }
@@ -254,35 +249,81 @@ void vckpt_file_put(void *ctx, uint32_t file)
 
 /* ---- parsing ---------------------------------------------------------------------- */
 
+struct seen {			/* of a file of the checkpoint */
+	char *name;
+	struct stat st;
+	bool open;		/* somebody writes it */
+	bool read;		/* its metadata or headers were */
+};
+
 struct load {
 	struct fs *fs;
 	struct vckpt *c;
-	struct ckpt_kind kind;
-	struct ckpt_name *name;		/* sorted; names are owned */
-	struct seen *seen;		/* of each */
-	size_t n, cap;
-	struct safetensors_index index;
-	uint64_t left;			/* of PARSE_MAX */
-	bool *read;			/* which names were read */
-	bool incomplete;		/* it changed under our eyes */
+	struct ckpt_content in;
+	struct seen *seen;	/* the listed ones by name, then those further down */
+	size_t n, n_listed, cap;
+	uint64_t left;		/* of PARSE_MAX */
+	bool too_much;		/* it ran out */
+	bool incomplete;	/* it changed under our eyes */
 };
 
-struct counted {
+struct opened {			/* while it is parsed */
 	struct load *l;
+	struct vfile f;
 	struct fmt_source s;
 };
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct seen *)a)->name, ((const struct seen *)b)->name);
+}
+
+static struct seen *find_seen(const struct load *l, const char *name)
+{
+	const struct seen key = {.name = (char *)name};
+	return l->n_listed ? bsearch(&key, l->seen, l->n_listed, sizeof(*l->seen), by_name) : NULL;
+}
+
+static void sort_seen(struct load *l)
+{
+	if (l->n)
+		qsort(l->seen, l->n, sizeof(*l->seen), by_name);
+	l->n_listed = l->n;
+}
+
+static int add_seen(void *ctx, const char *name)
+{
+	struct load *l = ctx;
+	if (l->n == l->cap) {
+		size_t cap = l->cap ? l->cap * 2 : 64;
+		void *p = reallocarray(l->seen, cap, sizeof(*l->seen));
+		if (!p)
+			return -ENOMEM;
+		l->seen = p;
+		l->cap = cap;
+	}
+	l->seen[l->n] = (struct seen){.name = strdup(name)};
+	return l->seen[l->n].name ? (l->n++, 0) : -ENOMEM;
+}
+
+static void as_file(const struct load *l, const struct seen *s, struct vfile *out)
+{
+	*out = (struct vfile){.name = s->name, .ino = s->st.st_ino, .size = (uint64_t)s->st.st_size,
+			      .mtime = s->st.st_mtim, .fd = -1, .c = l->c};
+}
 
 /* Parsers read in pieces of any size; all that they read is counted. */
 static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
 {
-	struct counted *x = ctx;
+	struct opened *o = ctx;
 	int rc = 0;
-	if (len > x->l->left)
+	o->l->too_much |= len > o->l->left;
+	if (o->l->too_much)
 		return -E2BIG;
-	x->l->left -= len;
+	o->l->left -= len;
 	while (!rc && len) {
 		size_t part = len < READ_MAX ? len : READ_MAX;
-		rc = x->s.read(x->s.ctx, off, buf, part);
+		rc = o->s.read(o->s.ctx, off, buf, part);
 		buf = (char *)buf + part;
 		off += part;
 		len -= part;
@@ -290,128 +331,67 @@ static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
 	return rc;
 }
 
-static int refuse(struct load *l, const char *file, const struct fmt_error *e, int rc)
+/* One further down is learned of by its metadata, and not listed. */
+static int find_or_see(struct load *l, const char *name, struct seen **out)
 {
-	if (rc == -ESTALE || rc == -ENOENT) {
-		l->incomplete = true;
-	} else if (rc == -E2BIG) {
-		snprintf(l->c->why, sizeof(l->c->why), "%.100s: more than %u MiB of metadata, which the "
-			 "daemon does not read; cairn export does", file, PARSE_MAX >> 20);
-	} else if (e->at != FMT_NOWHERE) {
-		snprintf(l->c->why, sizeof(l->c->why), "%.100s: at %llu: %.180s", file, (unsigned long long)e->at,
-			 e->text);
-	} else {
-		snprintf(l->c->why, sizeof(l->c->why), "%.100s: %.200s", file, *e->text ? e->text : strerror(-rc));
-	}
-	return rc;
+	*out = find_seen(l, name);
+	if (*out)
+		return 0;
+	int rc = strchr(name, '/') ? add_seen(l, name) : -ENOENT;
+	if (rc)
+		return rc;
+	*out = &l->seen[l->n - 1];
+	return see(l->fs, l->c->path, name, &(*out)->st, &(*out)->open);
 }
 
-typedef int parse_fn(struct load *l, const struct ckpt_name *n, const struct fmt_source *s, struct fmt_error *e);
-
-static void as_file(struct load *l, size_t i, struct vfile *out)
+static int load_open(void *ctx, const char *name, struct fmt_source *out)
 {
-	const struct stat *st = &l->seen[i].st;
-	*out = (struct vfile){.name = l->name[i].name, .ino = st->st_ino, .size = (uint64_t)st->st_size,
-			      .mtime = st->st_mtim, .fd = -1, .c = l->c};
-}
-
-/* Opens the i-th name, as it was listed, and parses it. */
-static int parse(struct load *l, size_t i, parse_fn *fn)
-{
-	struct fmt_error e = {.at = FMT_NOWHERE};
-	struct counted x = {.l = l};
-	struct vfile f;
-	as_file(l, i, &f);
-	int rc = file_get(&f, &x.s);
+	struct opened *o = malloc(sizeof(*o));
+	struct load *l = ctx;
+	struct seen *s;
+	int rc = o ? find_or_see(l, name, &s) : -ENOMEM;
+	if (!rc && !S_ISREG(s->st.st_mode))
+		rc = -ENOENT;
 	if (!rc) {
-		struct fmt_source s = {.size = x.s.size, .read = read_counted, .ctx = &x};
-		rc = fn(l, &l->name[i], &s, &e);
-		file_put(&f);
+		o->l = l;
+		as_file(l, s, &o->f);
+		s->read = true;
+		rc = file_get(&o->f, &o->s);
 	}
-	l->read[i] = true;
-	pthread_mutex_lock(&l->c->lock);
-	close_file(&f);
-	pthread_mutex_unlock(&l->c->lock);
-	return rc ? refuse(l, l->name[i].name, &e, rc) : 0;
-}
-
-/* A small file as a whole. */
-static int slurp(const struct fmt_source *s, char **out)
-{
-	*out = s->size > PARSE_MAX ? NULL : malloc(s->size ? s->size : 1);
-	if (!*out)
-		return s->size > PARSE_MAX ? -E2BIG : -ENOMEM;
-	int rc = fmt_read(s, 0, *out, s->size);
-	if (rc) {
-		free(*out);
-		*out = NULL;
-	}
+	if (rc)
+		free(o);
+	else
+		*out = (struct fmt_source){.size = o->s.size, .read = read_counted, .ctx = o};
 	return rc;
 }
 
-static int parse_metadata(struct load *l, const struct ckpt_name *n, const struct fmt_source *s, struct fmt_error *e)
+static void load_close(void *ctx, struct fmt_source *s)
 {
-	CLEANUP_FREE char *bytes = NULL;
-	int rc = slurp(s, &bytes);
-	(void)n;
-	return rc ? rc : dcp_read(l->c->set, bytes, s->size, e);
+	struct opened *o = s->ctx;
+	struct vckpt *c = ((struct load *)ctx)->c;
+	file_put(&o->f);
+	pthread_mutex_lock(&c->lock);
+	close_file(&o->f);
+	pthread_mutex_unlock(&c->lock);
+	free(o);
 }
 
-static int parse_index(struct load *l, const struct ckpt_name *n, const struct fmt_source *s, struct fmt_error *e)
+/* The first one ends it: why is told, unless it is no more than that somebody writes here. */
+static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, int rc)
 {
-	CLEANUP_FREE char *text = NULL;
-	int rc = slurp(s, &text);
-	(void)n;
-	return rc ? rc : safetensors_index_read(l->c->set, text, s->size, &l->index, e);
-}
-
-static int parse_tensors(struct load *l, const struct ckpt_name *n, const struct fmt_source *s, struct fmt_error *e)
-{
-	char prefix[MAX_NAME + 2] = "";
-	size_t n_torch = 0;
-	int64_t file = fmt_set_file(l->c->set, n->name, strlen(n->name), e);
-	if (file < 0)
-		return (int)file;
-	if (ckpt_is_safetensors(n->name))
-		return safetensors_read(l->c->set, (uint32_t)file, s, e);
-	for (size_t i = 0; i < l->n; i++)
-		n_torch += ckpt_is_torch(l->name[i].name);
-	if (n_torch > 1)
-		snprintf(prefix, sizeof(prefix), "%s:", n->name);
-	return torchfile_read(l->c->set, (uint32_t)file, prefix, s, e);
-}
-
-static int parse_header(struct load *l, const struct ckpt_name *n, const struct fmt_source *s, struct fmt_error *e)
-{
-	int64_t file = fmt_set_file(l->c->set, n->name, strlen(n->name), e);
-	return file < 0 ? (int)file : dcp_read_header(l->c->set, (uint32_t)file, s, e);
-}
-
-static ssize_t find_name(const struct load *l, const char *name)
-{
-	return ckpt_names_find(l->name, l->n, name);
-}
-
-static int add_name(struct load *l, const char *name)
-{
-	if (l->n == l->cap) {
-		size_t cap = l->cap ? l->cap * 2 : 64;
-		void *p = reallocarray(l->name, cap, sizeof(*l->name));
-		if (!p)
-			return -ENOMEM;
-		l->name = p;
-		l->cap = cap;
-	}
-	const char *copy = strdup(name);
-	if (!copy)
-		return -ENOMEM;
-	l->name[l->n++] = (struct ckpt_name){.name = copy};
-	return 0;
-}
-
-static int take_name(void *arg, const char *name)
-{
-	return add_name(arg, name);
+	struct load *l = ctx;
+	char *why = l->c->why;
+	size_t room = sizeof(l->c->why);
+	if (rc == -ESTALE || rc == -ENOENT)
+		l->incomplete = true;
+	else if (rc == -EFBIG || l->too_much)
+		snprintf(why, room, "%.100s: more than %u MiB of metadata, which the daemon does not read; "
+			 "cairn export does", file, PARSE_MAX >> 20);
+	else if (e->at != FMT_NOWHERE)
+		snprintf(why, room, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at, e->text);
+	else
+		snprintf(why, room, "%.100s: %.200s", file, *e->text ? e->text : strerror(-rc));
+	return rc;
 }
 
 static int list_names(struct load *l)
@@ -424,104 +404,34 @@ static int list_names(struct load *l)
 		struct stat st;
 		node_stat(l->fs, dir, &st);
 		l->c->dir_mtime = st.st_mtim;
-		rc = dir_names(l->fs, dir, take_name, l);
+		rc = dir_names(l->fs, dir, add_seen, l);
 	} else {
 		rc = -ENOTDIR;
 	}
 	views_walk_done(l->fs, dir);
-	if (!rc)
-		ckpt_names_sort(l->name, l->n);
+	sort_seen(l);
 	return rc;
 }
 
 /* Sizes, and who is open. After the names: one may be gone. */
 static int look_at_names(struct load *l)
 {
-	free(l->seen);
-	free(l->read);
-	l->seen = calloc(l->n ? l->n : 1, sizeof(*l->seen));
-	l->read = calloc(l->n ? l->n : 1, sizeof(*l->read));
-	if (!l->seen || !l->read)
+	l->in.v = calloc(l->n ? l->n : 1, sizeof(*l->in.v));
+	if (!l->in.v)
 		return -ENOMEM;
 	for (size_t i = 0; i < l->n; i++) {
-		if (see(l->fs, l->c->path, l->name[i].name, &l->seen[i]))
+		struct seen *s = &l->seen[i];
+		const char *name = strdup(s->name);
+		if (!name)
+			return -ENOMEM;
+		l->in.v[l->in.n++] = (struct ckpt_name){.name = name};
+		if (see(l->fs, l->c->path, name, &s->st, &s->open))
 			continue;
-		const struct stat *st = &l->seen[i].st;
-		l->name[i].dir = S_ISDIR(st->st_mode);
-		l->name[i].size = S_ISREG(st->st_mode) ? (uint64_t)st->st_size : 0;
-		l->name[i].open = l->seen[i].open;
+		l->in.v[i].dir = S_ISDIR(s->st.st_mode);
+		l->in.v[i].size = S_ISREG(s->st.st_mode) ? (uint64_t)s->st.st_size : 0;
+		l->in.v[i].open = s->open;
 	}
 	return 0;
-}
-
-/* With an index only its files count. */
-static int parse_all_safetensors(struct load *l)
-{
-	int rc = 0;
-	for (size_t i = 0; !rc && i < l->n && !l->index.v; i++)
-		if (ckpt_is_index(l->name[i].name))
-			rc = parse(l, i, parse_index);
-	size_t indexed = l->c->set->n_files;
-	for (size_t i = 0; !rc && i < l->n; i++) {
-		bool listed = !l->index.v;
-		for (size_t k = 0; k < indexed && !listed; k++)
-			listed = !strcmp(l->c->set->file[k].name, l->name[i].name);
-		if (listed && !l->name[i].dir && ckpt_is_safetensors(l->name[i].name))
-			rc = parse(l, i, parse_tensors);
-	}
-	return rc;
-}
-
-static int parse_all(struct load *l)
-{
-	bool global = find_name(l, ".metadata") >= 0;
-	int rc = 0;
-	if (l->kind.format == CKPT_ORBAX) {
-		snprintf(l->c->why, sizeof(l->c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
-		return -ENOTSUP;
-	}
-	if (!ckpt_is_dcp(l->kind.format) && !ckpt_is_torch_only(l->kind.format))
-		return parse_all_safetensors(l);
-	for (size_t i = 0; !rc && i < l->n; i++) {
-		if (l->name[i].dir)
-			continue;
-		if (ckpt_is_dcp(l->kind.format) && ckpt_is_metadata(l->name[i].name, global))
-			rc = parse(l, i, parse_metadata);
-		else if (!ckpt_is_dcp(l->kind.format) && ckpt_is_torch(l->name[i].name))
-			rc = parse(l, i, parse_tensors);
-	}
-	return rc;
-}
-
-/* Files in directories below, which the metadata lists, join the names. */
-static int add_nested(struct load *l)
-{
-	size_t had = l->n;
-	int rc = 0;
-	for (size_t i = 0; !rc && i < l->c->set->n_files; i++)
-		if (strchr(l->c->set->file[i].name, '/'))
-			rc = add_name(l, l->c->set->file[i].name);
-	if (rc || l->n == had)
-		return rc;
-	ckpt_names_sort(l->name, l->n);
-	bool *read = l->read;		/* all of it was metadata */
-	l->read = NULL;
-	free(read);
-	rc = look_at_names(l);
-	for (size_t i = 0; !rc && i < l->n; i++)
-		l->read[i] = ckpt_is_metadata(l->name[i].name, find_name(l, ".metadata") >= 0);
-	return rc;
-}
-
-static int parse_headers(struct load *l)
-{
-	int rc = 0;
-	for (uint32_t f = 0; !rc && f < l->c->set->n_files; f++) {
-		ssize_t i = dcp_wants_header(l->c->set, f) ? find_name(l, l->c->set->file[f].name) : -1;
-		if (i >= 0)
-			rc = parse(l, (size_t)i, parse_header);
-	}
-	return rc;
 }
 
 /* ---- what it is then -------------------------------------------------------------- */
@@ -529,18 +439,14 @@ static int parse_headers(struct load *l)
 /* The one place that says whether a checkpoint has views. */
 static bool is_whole(const struct load *l)
 {
+	const struct ckpt_content *in = &l->in;
 	struct ckpt_verdict v;
 	struct timespec now, newest = l->c->dir_mtime;
 	clock_gettime(CLOCK_REALTIME, &now);
 	for (size_t i = 0; i < l->n; i++)
 		if (l->seen[i].st.st_mtim.tv_sec > newest.tv_sec)
 			newest = l->seen[i].st.st_mtim;
-	for (size_t i = 0; i < l->c->set->n_files; i++) {
-		ssize_t k = find_name(l, l->c->set->file[i].name);
-		if (k >= 0 && l->seen[k].open)
-			return false;
-	}
-	ckpt_judge(&l->kind, l->name, l->n, l->c->set, l->index.v ? &l->index : NULL,
+	ckpt_judge(&in->kind, in->v, in->n, in->set, in->index.v ? &in->index : NULL,
 		   difftime(now.tv_sec, newest.tv_sec), &v);
 	return v.state == CKPT_COMPLETE;
 }
@@ -579,44 +485,51 @@ static void restrict_to(struct stat *all, const struct stat *st, bool first)
 		all->st_mtim = st->st_mtim;
 }
 
-/* c->file, version and attributes, from what was listed. The set's files come first. */
+static int add_file(struct load *l, struct seen *s)
+{
+	struct vckpt *c = l->c;
+	struct vfile *f = &c->file[c->n_files];
+	as_file(l, s, f);
+	f->name = strdup(s->name);
+	if (!f->name)
+		return -ENOMEM;
+	s->read = false;	/* it has its place */
+	hash_in(&c->version, f->name, strlen(f->name));
+	hash_in(&c->version, &f->ino, sizeof(f->ino));
+	hash_in(&c->version, &f->size, sizeof(f->size));
+	hash_in(&c->version, &f->mtime.tv_sec, sizeof(f->mtime.tv_sec));
+	hash_in(&c->version, &f->mtime.tv_nsec, sizeof(f->mtime.tv_nsec));
+	restrict_to(&c->st, &s->st, c->n_files++ == 0);
+	return 0;
+}
+
+/* c->file, version and attributes, from what was seen. The set's files come first, as they are
+ * numbered there. */
 static int remember_files(struct load *l)
 {
 	struct vckpt *c = l->c;
-	size_t n = c->set ? c->set->n_files : 0, at = 0;
+	size_t n = c->set ? c->set->n_files : 0;
+	int rc = 0;
+	sort_seen(l);
 	c->file = calloc(n + l->n + 1, sizeof(*c->file));
 	if (!c->file)
 		return -ENOMEM;
-	for (size_t i = 0; i < n + l->n; i++) {
-		ssize_t k = i < n ? find_name(l, c->set->file[i].name) : (ssize_t)(i - n);
-		if (i < n ? k < 0 : !l->read[k])
-			continue;	/* is_whole() had nothing against it */
-		as_file(l, (size_t)k, &c->file[at]);
-		char *name = strdup(l->name[k].name);
-		if (!name)
-			return -ENOMEM;
-		c->file[at].name = name;
-		hash_in(&c->version, name, strlen(name));
-		hash_in(&c->version, &c->file[at].ino, sizeof(c->file[at].ino));
-		hash_in(&c->version, &c->file[at].size, sizeof(c->file[at].size));
-		hash_in(&c->version, &c->file[at].mtime.tv_sec, sizeof(c->file[at].mtime.tv_sec));
-		hash_in(&c->version, &c->file[at].mtime.tv_nsec, sizeof(c->file[at].mtime.tv_nsec));
-		restrict_to(&c->st, &l->seen[k].st, at == 0);
-		c->n_files = ++at;
-		if (i < n && at != i + 1)
-			return -ENOENT;	/* a file that is not there: places would not match */
+	for (size_t i = 0; !rc && i < n; i++) {
+		struct seen *s = find_seen(l, c->set->file[i].name);
+		rc = s ? add_file(l, s) : -ENOENT;
 	}
-	return c->n_files ? 0 : -ENOENT;
+	for (size_t i = 0; !rc && i < l->n; i++)
+		if (l->seen[i].read)
+			rc = add_file(l, &l->seen[i]);
+	return rc ? rc : c->n_files ? 0 : -ENOENT;
 }
 
 static void load_free(struct load *l)
 {
 	for (size_t i = 0; i < l->n; i++)
-		free((char *)l->name[i].name);
-	free(l->name);
+		free(l->seen[i].name);
 	free(l->seen);
-	free(l->read);
-	free(l->index.v);
+	ckpt_content_free(&l->in);
 }
 
 /* If not all of it can be one file, its tensors still can each by itself. */
@@ -636,19 +549,23 @@ static int try_whole(struct vckpt *c)
 
 static int load_set(struct load *l)
 {
+	const struct ckpt_io io = {.ctx = l, .open = load_open, .close = load_close, .bad = load_refuse,
+				   .max_bytes = PARSE_MAX};
 	struct vckpt *c = l->c;
-	int rc = parse_all(l);
-	if (!rc && ckpt_is_dcp(l->kind.format))
-		rc = add_nested(l);
-	if (!rc) {
-		fmt_set_finish(c->set);
-		if (ckpt_is_dcp(l->kind.format))
-			rc = parse_headers(l);
+	int rc = 0;
+	if (l->in.kind.format == CKPT_ORBAX) {
+		snprintf(c->why, sizeof(c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
+		rc = -ENOTSUP;
 	}
-	if (!rc && !is_whole(l))
-		rc = -ENOENT;
 	if (!rc)
+		rc = ckpt_content_read(&l->in, &io, CKPT_TENSORS);
+	if (!rc && (!l->in.set || !is_whole(l)))
+		rc = -ENOENT;
+	if (!rc) {
+		c->set = l->in.set;
+		l->in.set = NULL;
 		rc = view_base_new(c->set, &c->base);
+	}
 	if (!rc)
 		rc = try_whole(c);
 	c->cost = PARSE_MAX - l->left;
@@ -679,18 +596,10 @@ static struct vckpt *vckpt_new(struct fs *fs, const char *path)
 	c->refs = 1;
 	c->version = 0xcbf29ce484222325ull;
 	c->path = strdup(path);
-	c->set = fmt_set_new();
-	if (c->path && c->set)
+	if (c->path)
 		return c;
 	vckpt_free(c);
 	return NULL;
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* Parses what is at that path now. What is complete but cannot be read is a result, too. */
@@ -704,21 +613,18 @@ static int load(struct fs *fs, const char *path, struct vckpt **out)
 	if (!rc)
 		rc = look_at_names(&l);
 	if (!rc) {
-		ckpt_recognize(slash ? slash + 1 : path, l.name, l.n, &l.kind);
-		if (l.kind.format == CKPT_NONE || l.kind.temporary)
+		ckpt_recognize(slash ? slash + 1 : path, l.in.v, l.in.n, &l.in.kind);
+		if (l.in.kind.format == CKPT_NONE || l.in.kind.temporary)
 			rc = -ENOENT;
 	}
 	if (!rc)
 		rc = load_set(&l);
-	if (c && *c->why && !c->partly && rc != -ENOMEM && rc != -ENOENT) {
-		fmt_set_free(c->set);
-		c->set = NULL;
+	if (c && *c->why && !c->partly && rc != -ENOMEM && rc != -ENOENT)
 		rc = 0;
-	}
 	if (!rc)
 		rc = remember_files(&l);
 	if (c)
-		c->checked_ns = now_ns();
+		c->checked_ns = monotonic_ns();
 	load_free(&l);
 	if (rc && c)
 		vckpt_free(c);
@@ -808,14 +714,15 @@ static bool is_current(struct fs *fs, struct vckpt *c)
 	if (ds.st_mtim.tv_sec != c->dir_mtime.tv_sec || ds.st_mtim.tv_nsec != c->dir_mtime.tv_nsec)
 		return false;	/* another file may belong to it */
 	for (size_t i = 0; i < c->n_files; i++) {
-		struct seen s;
-		if (see(fs, c->path, c->file[i].name, &s) || s.open || !is_version(&c->file[i], &s.st))
+		struct stat fst;
+		bool open;
+		if (see(fs, c->path, c->file[i].name, &fst, &open) || open || !is_version(&c->file[i], &fst))
 			return false;
-		restrict_to(&st, &s.st, i == 0);
+		restrict_to(&st, &fst, i == 0);
 	}
 	pthread_mutex_lock(&cache_lock);
 	c->st = st;
-	c->checked_ns = now_ns();
+	c->checked_ns = monotonic_ns();
 	pthread_mutex_unlock(&cache_lock);
 	return true;
 }
@@ -830,7 +737,7 @@ void vckpt_stat(struct vckpt *c, struct stat *out)
 static bool is_fresh(struct vckpt *c)
 {
 	pthread_mutex_lock(&cache_lock);
-	bool fresh = now_ns() - c->checked_ns < TRUST_NS;
+	bool fresh = monotonic_ns() - c->checked_ns < TRUST_NS;
 	pthread_mutex_unlock(&cache_lock);
 	return fresh;
 }

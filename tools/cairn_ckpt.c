@@ -239,43 +239,37 @@ struct reading {
 	void *ctx;
 };
 
-struct opened {
-	int fd;
-};
-
 static int open_source(void *ctx, const char *name, struct fmt_source *out)
 {
 	const struct reading *r = ctx;
-	struct opened *o = malloc(sizeof(*o));
-	int err;
+	int *fd = malloc(sizeof(*fd)), err;
 
-	if (!o)
+	if (!fd)
 		return -ENOMEM;
-	o->fd = ckpt_open_file(r->c, name);
-	err = o->fd < 0 ? o->fd : ckpt_source(&o->fd, out);
+	*fd = ckpt_open_file(r->c, name);
+	err = *fd < 0 ? *fd : ckpt_source(fd, out);
 	if (!err)
 		return 0;
-	if (o->fd >= 0)
-		close(o->fd);
-	free(o);
+	if (*fd >= 0)
+		close(*fd);
+	free(fd);
 	return err;
 }
 
 static void close_source(void *ctx, struct fmt_source *s)
 {
-	struct opened *o = s->ctx;
-
 	(void)ctx;
-	close(o->fd);
-	free(o);
+	close(*(int *)s->ctx);
+	free(s->ctx);
 }
 
-static void tell_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
+static int tell_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
 {
 	const struct reading *r = ctx;
 
 	if (r->bad)
 		r->bad(r->ctx, file, e, err);
+	return 0;
 }
 
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
@@ -284,7 +278,7 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 	const struct ckpt_io io = { .ctx = &r, .open = open_source, .close = close_source,
 				    .bad = tell_bad, .max_bytes = PICKLE_MAX_BYTES };
 	struct ckpt_content in = { .kind = c->kind, .v = c->name, .n = c->names.n };
-	int err = ckpt_content_read(&in, &io, deep);
+	int err = ckpt_content_read(&in, &io, deep ? CKPT_ALL : CKPT_SOUND);
 	char **v = reallocarray(c->names.v, in.n ? in.n : 1, sizeof(*v));
 
 	c->name = in.v;

@@ -9,7 +9,7 @@
 struct reading {
 	struct ckpt_content *c;
 	const struct ckpt_io *io;
-	int fatal;		/* -ENOMEM */
+	int fatal;		/* -ENOMEM, or bad() wants no more */
 };
 
 void ckpt_content_free(struct ckpt_content *c)
@@ -27,12 +27,11 @@ void ckpt_content_free(struct ckpt_content *c)
 static void found_bad(struct reading *r, const char *file, const struct fmt_error *e, int err)
 {
 	ssize_t i = ckpt_names_find(r->c->v, r->c->n, file);
+	int stop = r->io->bad ? r->io->bad(r->io->ctx, file, e, err) : 0;
 	char *fault;
 
-	if (err == -ENOMEM)
-		r->fatal = err;
-	if (r->io->bad)
-		r->io->bad(r->io->ctx, file, e, err);
+	if (!r->fatal)
+		r->fatal = err == -ENOMEM ? err : stop;
 	if (i < 0 || r->c->v[i].fault || err == -ENOTSUP)
 		return;		/* what is not supported is not broken */
 	fault = strdup(e->text);
@@ -142,7 +141,7 @@ static void read_end(struct reading *r, const char *name)
 
 static void read_index(struct reading *r)
 {
-	for (size_t i = 0; i < r->c->n; i++) {
+	for (size_t i = 0; i < r->c->n && !r->fatal; i++) {
 		const char *name = r->c->v[i].name;
 		CLEANUP_FREE char *text = NULL;
 		struct fmt_error e;
@@ -224,7 +223,7 @@ static void read_dcp(struct reading *r)
 /* Files whose header alone says where things are. */
 static void read_headers(struct reading *r)
 {
-	for (uint32_t f = 0; f < r->c->set->n_files; f++) {
+	for (uint32_t f = 0; f < r->c->set->n_files && !r->fatal; f++) {
 		const char *name = r->c->set->file[f].name;
 		struct fmt_error e;
 		struct fmt_source s;
@@ -278,23 +277,26 @@ static void add_nested(struct reading *r)
 		ckpt_names_sort(c->v, c->n);
 }
 
-int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, bool deep)
+int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth)
 {
 	struct reading r = { .c = c, .io = io };
 	enum ckpt_format f = c->kind.format;
+	bool only_torch = ckpt_is_torch_only(f), tensors = depth == CKPT_TENSORS;
 
 	c->set = fmt_set_new();
 	if (!c->set)
 		return -ENOMEM;
 	if (ckpt_is_dcp(f))
 		read_dcp(&r);
-	else if (f != CKPT_ORBAX)
+	else if (f != CKPT_ORBAX && !(only_torch && tensors))
 		read_safetensors(&r);
-	if (!r.fatal && c->set && f != CKPT_ORBAX && f != CKPT_SAFETENSORS)
-		read_torch(&r, deep, f == CKPT_MEGATRON || f == CKPT_TRAINER);
-	if (!c->set)
+	if (!r.fatal && c->set && f != CKPT_ORBAX && f != CKPT_SAFETENSORS &&
+	    (only_torch || !tensors))
+		read_torch(&r, depth != CKPT_SOUND, f == CKPT_MEGATRON || f == CKPT_TRAINER);
+	if (!r.fatal && c->set)
+		add_nested(&r);
+	if (r.fatal || !c->set)
 		return r.fatal;
-	add_nested(&r);
 	fmt_set_finish(c->set);
 	if (ckpt_is_dcp(f))
 		read_headers(&r);

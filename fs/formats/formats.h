@@ -430,8 +430,9 @@ struct ckpt_io {
 	 * 0 or -errno; what it gave is handed to close(). */
 	int (*open)(void *ctx, const char *name, struct fmt_source *out);
 	void (*close)(void *ctx, struct fmt_source *s);
-	/* May be NULL: told of each file that is not what its format says. */
-	void (*bad)(void *ctx, const char *file, const struct fmt_error *e, int err);
+	/* May be NULL: told of each file that is not what its format says. Not 0: no more is read,
+	 * and that is what ckpt_content_read() returns. */
+	int (*bad)(void *ctx, const char *file, const struct fmt_error *e, int err);
 	uint64_t max_bytes;	/* of one file of metadata: what is larger cannot be read */
 };
 
@@ -443,10 +444,16 @@ struct ckpt_content {
 	struct safetensors_index index;	/* found; .v NULL: none */
 };
 
+enum ckpt_depth {
+	CKPT_TENSORS,		/* the files that say where the format's tensors are, no others */
+	CKPT_SOUND,		/* those; of torch.save files no more than that they are whole */
+	CKPT_ALL,		/* also what metadata does not describe: torch.save files beside it */
+};
+
 /* Reads metadata and headers into c->set and finishes it. A file that is broken gets a fault, is
- * told, and left out; files in directories below that metadata lists join the names. `deep`: also
- * what metadata does not describe (torch.save files beside it). 0, -ENOMEM. */
-int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, bool deep);
+ * told, and left out; files in directories below that metadata lists join the names. 0, -ENOMEM,
+ * what bad() returned: then the set is not finished, fit to be freed only. */
+int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth);
 void ckpt_content_free(struct ckpt_content *c);
 
 /* The verdict. set (finished) holds what was read, NULL where nothing could be; index may

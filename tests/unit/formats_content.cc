@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+//
+// A checkpoint's files read through callbacks: which are opened, and who may end it.
+#include <map>
+
+#include "formats_test.hh"
+
+namespace
+{
+
+struct Files {
+	explicit Files(std::map<std::string, std::string> in) : bytes(std::move(in))
+	{
+		for (const auto &f : bytes) {
+			if (f.first.find('/') != std::string::npos)
+				continue;
+			c.v = (ckpt_name *)reallocarray(c.v, c.n + 1, sizeof(*c.v));
+			c.v[c.n] = {};
+			c.v[c.n].name = strdup(f.first.c_str());
+			c.v[c.n++].size = f.second.size();
+		}
+		ckpt_recognize("run", c.v, c.n, &c.kind);
+	}
+	~Files() { ckpt_content_free(&c); }
+	int read(ckpt_depth depth, int answer = 0)
+	{
+		stop = answer;
+		ckpt_io io = {};
+		io.ctx = this;
+		io.open = open;
+		io.close = [](void *, fmt_source *) {};
+		io.bad = bad;
+		io.max_bytes = 1 << 20;
+		return ckpt_content_read(&c, &io, depth);
+	}
+	static int open(void *ctx, const char *name, fmt_source *out)
+	{
+		auto *f = (Files *)ctx;
+		auto at = f->bytes.find(name);
+		if (at == f->bytes.end())
+			return -ENOENT;
+		f->opened.push_back(name);
+		*out = fmt_memory(at->second.data(), at->second.size());
+		return 0;
+	}
+	static int bad(void *ctx, const char *name, const fmt_error *, int)
+	{
+		auto *f = (Files *)ctx;
+		f->told.push_back(name);
+		return f->stop;
+	}
+	std::map<std::string, std::string> bytes;
+	std::vector<std::string> opened, told;
+	ckpt_content c = {};
+	int stop = 0;
+};
+
+using Names = std::vector<std::string>;
+
+const char *const one = "safetensors/model.safetensors";
+
+TEST(Content, WhatIsBrokenIsToldAndTheRestRead)
+{
+	Files f({{"a.safetensors", "no"}, {"b.safetensors", asset(one)}, {"c.safetensors", "no"}});
+	EXPECT_EQ(f.read(CKPT_SOUND), 0);
+	EXPECT_EQ(f.told, (Names{"a.safetensors", "c.safetensors"}));
+	EXPECT_NE(f.c.v[0].fault, nullptr);
+	EXPECT_EQ(f.c.v[1].fault, nullptr);
+	EXPECT_GT(f.c.set->n_tensors, 0u);
+}
+
+TEST(Content, TheFirstBrokenOneMayEndIt)
+{
+	Files f({{"a.safetensors", asset(one)}, {"b.safetensors", "no"}, {"c.safetensors", "no"}});
+	EXPECT_EQ(f.read(CKPT_TENSORS, -EIO), -EIO);
+	EXPECT_EQ(f.told, Names{"b.safetensors"});
+	EXPECT_EQ(f.opened, (Names{"a.safetensors", "b.safetensors"}));
+}
+
+TEST(Content, DepthSaysWhichFilesAreOpened)
+{
+	const std::map<std::string, std::string> files = {
+		{"model.safetensors", asset(one)}, {"optimizer.pt", "no"}, {"trainer_state.json", "{}"}};
+	Files tensors(files), sound(files), all(files);
+	EXPECT_EQ(tensors.read(CKPT_TENSORS), 0);
+	EXPECT_EQ(tensors.opened, Names{"model.safetensors"});
+	EXPECT_EQ(sound.read(CKPT_SOUND), 0);
+	EXPECT_EQ(sound.told, Names{"optimizer.pt"});
+	EXPECT_EQ(all.read(CKPT_ALL), 0);
+	EXPECT_EQ(all.told, Names{"optimizer.pt"});
+
+	Files torch({{"model.pt", asset("torch_save/model.pt")}, {"x.json", "{}"}});
+	EXPECT_EQ(torch.read(CKPT_TENSORS), 0);
+	EXPECT_GT(torch.c.set->n_tensors, 0u);
+}
+
+TEST(Content, MetadataTooLargeIsNotRead)
+{
+	Files f({{".metadata", std::string((1 << 20) + 1, '\x80')}, {"__0_0.distcp", ""}});
+	EXPECT_EQ(f.read(CKPT_TENSORS, -EFBIG), -EFBIG);
+	EXPECT_EQ(f.told, Names{".metadata"});
+}
+
+} // namespace
