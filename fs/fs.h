@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -208,6 +209,21 @@ static inline uint64_t monotonic_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+#define HASH_SEED 0xcbf29ce484222325ull	/* FNV-1a; its low bits want mixing before they are used alone */
+static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+{
+	for (const unsigned char *b = p; n; n--)
+		h = (h ^ *b++) * 0x100000001b3ull;
+	return h;
+}
+
+/* dir/name, or name alone where dir is "" (and dir where name is). NULL: no memory; free it. */
+static inline char *path_join(const char *dir, const char *name)
+{
+	char *p;
+	return asprintf(&p, "%s%s%s", dir, *dir && *name ? "/" : "", name) < 0 ? NULL : p;
+}
+
 static inline struct fs *req_fs(fuse_req_t req)
 {
 	return fuse_req_userdata(req);
@@ -374,7 +390,7 @@ unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left
 /* Calls fn for the names in dir, until it returns non-zero. Lock held. */
 int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *name), void *arg);
 
-/* ---- views.c: MOUNT/.cairn/views; see views.h ---- */
+/* ---- views*.c: MOUNT/.cairn/views; see views.h ---- */
 #define VIEWS_DIR 15ull		/* the directory itself */
 #define VIEWS_FIRST (1ull << 63)	/* and all below it; staging's ids never come here */
 static inline bool is_view(uint64_t id) { return id == VIEWS_DIR || id >= VIEWS_FIRST; }
@@ -413,7 +429,7 @@ void control_readlink(fuse_req_t req, fuse_ino_t id);
 void control_forget(uint64_t id, uint64_t count);
 int control_stat(struct fs *fs, uint64_t id, struct stat *st);
 
-/* ---- latest.c: MOUNT/.cairn/latest; answered by a thread of its own ---- */
+/* ---- latest*.c: MOUNT/.cairn/latest; answered by a thread of its own ---- */
 void latest_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */
 void latest_getattr(fuse_req_t req, uint64_t id);
 void latest_readlink(fuse_req_t req, uint64_t id);

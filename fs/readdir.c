@@ -56,9 +56,7 @@ static void listing_clear(struct listing *l)
 
 static uint64_t hash_name(const char *name)
 {
-	uint64_t h = 0xcbf29ce484222325ull;
-	for (; *name; name++)
-		h = (h ^ (unsigned char)*name) * 0x100000001b3ull;
+	uint64_t h = hash_bytes(HASH_SEED, name, strlen(name));
 	h ^= h >> 32;
 	h = (h * 0xd6e8feb86659fd93ull) >> 1;	/* loff_t is signed */
 	return h < 16 ? h + 16 : h;

@@ -23,9 +23,7 @@ static unsigned id_bucket(uint64_t id)
 
 static unsigned name_bucket(uint64_t dir, const char *name)
 {
-	uint64_t h = 0xcbf29ce484222325ull ^ dir * 0x9e3779b97f4a7c15ull;
-	for (; *name; name++)
-		h = (h ^ (unsigned char)*name) * 0x100000001b3ull;
+	uint64_t h = hash_bytes(HASH_SEED ^ dir * 0x9e3779b97f4a7c15ull, name, strlen(name));
 	return (unsigned)((h ^ h >> 29) % NODE_BUCKETS);
 }
 

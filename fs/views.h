@@ -1,13 +1,27 @@
 /* SPDX-License-Identifier: MIT
- * .cairn/views: checkpoints shown as other files. views.c has the names and answers the kernel,
- * views_ckpt.c reads checkpoints through the live tree. Nothing here is called with the tree lock
- * held but views_forget().
+ * .cairn/views: checkpoints shown as other files.
+ *
+ *	views.c		operations, answers, open handles
+ *	views_jobs.c	threads for what may take long
+ *	views_node.c	what the kernel knows by an id
+ *	views_name.c	what a name stands for
+ *	views_list.c	listings
+ *	views_layout.c	the files that are shown, laid out
+ *	views_ckpt.c	the cache of parsed checkpoints
+ *	views_load.c	how one is parsed
+ *	views_file.c	its files, through the live tree
+ *
+ * Nothing here is called with the tree lock held but views_forget().
  */
 #ifndef CAIRN_VIEWS_H
 #define CAIRN_VIEWS_H
 
 #include "fs/formats/formats.h"
 #include "fs/fs.h"
+
+/* ---- views_file.c ----------------------------------------------------------------- */
+
+#define VFILE_READ_MAX (1u << 20)	/* what is read at once; an item's header never is larger */
 
 struct vfile {			/* of a checkpoint; the version that was parsed */
 	const char *name;	/* relative to it */
@@ -19,6 +33,28 @@ struct vfile {			/* of a checkpoint; the version that was parsed */
 	uint64_t next, ahead;	/* where a reader in order goes on; asked of the disk up to here */
 	struct vckpt *c;
 };
+
+/* The node at a path below the root; takes and keeps the tree lock only when it succeeds:
+ * then call views_walk_done(). */
+int views_walk(struct fs *fs, const char *path, struct node **out);
+void views_walk_done(struct fs *fs, struct node *n);
+/* What is at dir/name; open: somebody writes it. */
+int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open);
+
+bool vfile_is(const struct vfile *f, const struct stat *st);	/* the same version */
+/* A source of at most VFILE_READ_MAX bytes a read, usable until vfile_put(). -ESTALE: the tree has
+ * another version, or somebody writes it. */
+int vfile_get(struct vfile *f, struct fmt_source *out);
+void vfile_put(struct vfile *f);
+/* Both with the checkpoint's lock held, unless nobody else has it. */
+void vfile_close(struct vfile *f);
+void vfile_close_unused(struct vckpt *c);
+
+/* For struct view_io; ctx is the checkpoint. */
+int vckpt_file_get(void *ctx, uint32_t file, struct fmt_source *out);
+void vckpt_file_put(void *ctx, uint32_t file);
+
+/* ---- views_load.c ----------------------------------------------------------------- */
 
 /* A version of a checkpoint, parsed. Read-only but for its open files. */
 struct vckpt {
@@ -42,6 +78,16 @@ struct vckpt {
 	unsigned n_open;
 };
 
+/* Parses what is at that path now, and gives the first reference. -ENOENT: there is none, or it is
+ * not complete. What is complete and cannot be read is a result, too: c->why. */
+int vckpt_load(struct fs *fs, const char *path, struct vckpt **out);
+void vckpt_free(struct vckpt *c);
+/* Readable for who may read all of its files. Where owners differ, who was shut out by one of
+ * them must not get in as somebody else. */
+void vckpt_restrict(struct stat *all, const struct stat *st, bool first);
+
+/* ---- views_ckpt.c ----------------------------------------------------------------- */
+
 /* The complete checkpoint at that path as it is now; parsed once a version. now: do not
  * trust what was seen within the last second. -ENOENT: there is none, or it is not complete.
  * With c->set NULL it is complete and cannot be served; c->why says why. */
@@ -53,13 +99,92 @@ void vckpt_stat(struct vckpt *c, struct stat *out);	/* what its views show: owne
 /* Nobody has a view of that checkpoint open: its files need not be kept. */
 void vckpt_idle(const char *path);
 
-/* For struct view_io; ctx is the checkpoint. */
-int vckpt_file_get(void *ctx, uint32_t file, struct fmt_source *out);
-void vckpt_file_put(void *ctx, uint32_t file);
+/* ---- views_node.c ----------------------------------------------------------------- */
 
-/* The node at a path below the root; takes and keeps the tree lock only when it succeeds:
- * then call views_walk_done(). */
-int views_walk(struct fs *fs, const char *path, struct node **out);
-void views_walk_done(struct fs *fs, struct node *n);
+enum vkind { V_DIR, V_MODEL, V_REFUSED, V_SPLIT, V_PART, V_INDEX, V_RESHARD, V_WORLD, V_RANK, V_TENSORS, V_NPY };
+
+struct vwhat {			/* a name stands for */
+	enum vkind kind;
+	uint32_t ranks;
+	uint64_t i;		/* part, rank, or tensor */
+	uint64_t version;	/* of the checkpoint; V_DIR: 0 */
+	const char *path;	/* of the directory above it that is one of the mount's */
+};
+
+struct vnode {
+	struct vnode *id_next, *what_next;
+	uint64_t id, nlookup;
+	struct vwhat what;	/* path is owned */
+	struct stat st;		/* as last seen */
+};
+
+bool vwhat_same(const struct vwhat *a, const struct vwhat *b);
+/* NULL: unknown. Lives while the kernel knows it, which it does while it asks about it. */
+struct vnode *vnode_find(uint64_t id);
+/* The node of w, known to the kernel once more; NULL: no memory. */
+struct vnode *vnode_get(const struct vwhat *w, const struct stat *st);
+/* What was last seen of it, which is `seen` from now on unless that is NULL. */
+void vnode_stat(struct vnode *n, const struct stat *seen, struct stat *out);
+
+/* ---- views_name.c ----------------------------------------------------------------- */
+
+struct vspecial {		/* stands in the directory of a checkpoint */
+	const char *name;
+	enum vkind kind;
+};
+
+#define N_VSPECIALS 5u
+extern const struct vspecial vspecials[N_VSPECIALS];
+
+bool vkind_is_dir(enum vkind k);
+bool vspecial_has(const struct vckpt *c, enum vkind k);
+/* A tensor's name as one of a file: '/' is %2F, '%' is %25. False: too long. */
+bool vname_encode(const char *name, char buf[MAX_NAME + 1]);
+/* What `name` in `dir` stands for. *path is what w->path then points to, the caller frees. */
+int vwhat_find(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path);
+/* The checkpoint of w, NULL for V_DIR. -ENOENT: it has another version: what is below it goes. */
+int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c);
+int vwhat_stat(struct fs *fs, const struct vwhat *w, struct vckpt *c, struct stat *st);
+/* Of the real directory: who may not go there may not go here. */
+int views_dir_stat(struct fs *fs, const char *path, struct stat *st);
+
+/* ---- views_layout.c --------------------------------------------------------------- */
+
+#define VIEWS_PART_BYTES 5000000000u	/* Hugging Face's "5GB" */
+
+struct vlayout {
+	struct vlayout *next;
+	unsigned refs;
+	struct vwhat what;	/* path is c's */
+	struct vckpt *c;
+	struct view *view;
+};
+
+/* -ENOENT: there is no such file; -ESTALE: no such version. Both give a reference. */
+int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out);
+struct vlayout *vlayout_find(const struct vwhat *w);	/* NULL: it would have to be made */
+void vlayout_put(struct vlayout *l);
+
+/* ---- views_jobs.c, views_list.c, views.c ------------------------------------------ */
+
+enum vjob_kind { JOB_LOOKUP, JOB_GETATTR, JOB_OPEN, JOB_READ, JOB_READDIR };
+
+struct vjob {
+	struct vjob *next;
+	enum vjob_kind kind;
+	fuse_req_t req;
+	uint64_t id;
+	size_t size;
+	off_t off;
+	bool plus;
+	struct fuse_file_info fi;
+	char name[];
+};
+
+struct vjob *vjob_new(fuse_req_t req, enum vjob_kind kind, uint64_t id, const char *name);	/* NULL: answered */
+void vjob_put(struct vjob *j);		/* to be answered; frees it */
+void views_answer(struct vjob *j);	/* called by those threads */
+/* Fills buf (j->size bytes) from j->off. c: NULL for V_DIR. */
+int views_list(struct vjob *j, const struct vwhat *w, const struct vckpt *c, char *buf, size_t *used);
 
 #endif

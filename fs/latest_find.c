@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT
+ * The checkpoints below a directory of the store, and what was found out about them before, kept by
+ * the stamps of what it was found in. */
+#include "fs/latest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define MAX_DIRS 100000u	/* looked into for one answer */
+#define KNOWN_MAX 4096u		/* checkpoints kept */
+#define SETTLED_NS 1000000000ll	/* stamps this old tell every change that follows */
+
+static struct lknown known[KNOWN_MAX];	/* the thread's own */
+
+/* ---- names in the store ---- */
+
+int latest_open(int fd, const char *path, int flags)
+{
+	if (!(flags & O_PATH))
+		flags |= O_RDONLY | O_NONBLOCK | O_NOCTTY;
+	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS};
+	int r = (int)syscall(SYS_openat2, fd, *path ? path : ".", &how, sizeof(how));
+	return r < 0 ? -errno : r;
+}
+
+static void names_free(struct ckpt_name *v, size_t n)
+{
+	for (size_t i = 0; v && i < n; i++) {
+		free((char *)v[i].name);
+		free((char *)v[i].fault);
+	}
+	free(v);
+}
+
+void ldir_close(struct ldir *d)
+{
+	names_free(d->v, d->n);
+	if (d->fd >= 0)
+		close(d->fd);
+	*d = (struct ldir){.fd = -1};
+}
+
+int ldir_add(struct ldir *d, const char *name, bool is_dir)
+{
+	if (d->n == d->cap) {
+		size_t cap = d->cap ? d->cap * 2 : 64;
+		struct ckpt_name *v = reallocarray(d->v, cap, sizeof(*v));
+		if (!v)
+			return -ENOMEM;
+		d->v = v;
+		d->cap = cap;
+	}
+	d->v[d->n] = (struct ckpt_name){.name = strdup(name), .dir = is_dir};
+	return d->v[d->n].name ? (d->n++, 0) : -ENOMEM;
+}
+
+static bool is_dir_at(int fd, const struct dirent *e)
+{
+	struct stat st;
+	if (e->d_type != DT_UNKNOWN)
+		return e->d_type == DT_DIR;
+	return !fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISDIR(st.st_mode);
+}
+
+int ldir_read(struct fs *fs, const char *path, struct ldir *d)
+{
+	int rc = 0, fd;
+
+	*d = (struct ldir){.fd = latest_open(io_store_root(fs->store), path, O_DIRECTORY)};
+	if (d->fd < 0)
+		return d->fd;
+	fd = fcntl(d->fd, F_DUPFD_CLOEXEC, 0);
+	DIR *list = fd < 0 ? NULL : fdopendir(fd);
+	if (!list || fstat(d->fd, &d->st)) {
+		rc = -errno;
+		if (!list && fd >= 0)
+			close(fd);
+	}
+	for (struct dirent *e; !rc && (e = readdir(list));) {
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || (!*path && !strcmp(e->d_name, CONTROL_DIR_NAME)))
+			continue;
+		rc = ldir_add(d, e->d_name, is_dir_at(d->fd, e));
+	}
+	if (list)
+		closedir(list);
+	if (rc)
+		ldir_close(d);
+	else
+		ckpt_names_sort(d->v, d->n);
+	return rc;
+}
+
+/* ---- what is known of a checkpoint ---- */
+
+static struct lknown *known_at(const char *path)
+{
+	return &known[hash_bytes(HASH_SEED, path, strlen(path)) % KNOWN_MAX];
+}
+
+struct lknown *lknown_find(const char *path)
+{
+	struct lknown *k = known_at(path);
+	return k->path && !strcmp(k->path, path) ? k : NULL;
+}
+
+struct lknown *lknown_set(const char *path)
+{
+	struct lknown *k = known_at(path);
+	if (!k->path || strcmp(k->path, path)) {
+		free(k->path);
+		*k = (struct lknown){.path = strdup(path)};
+	}
+	return k->path ? k : NULL;
+}
+
+static bool same_dir(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_ctim.tv_sec == b->st_ctim.tv_sec &&
+	       a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+bool latest_settled(struct timespec t)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return ((long long)now.tv_sec - t.tv_sec) * 1000000000ll + now.tv_nsec - t.tv_nsec > SETTLED_NS;
+}
+
+/* ---- looking for checkpoints ---- */
+
+static int found_add(struct lfound *f, char *path, const struct ckpt_kind *kind, struct timespec time)
+{
+	if (path && f->n == f->cap) {
+		size_t cap = f->cap ? f->cap * 2 : 64;
+		struct ckpt_found *v = reallocarray(f->v, cap, sizeof(*v));
+		if (v) {
+			f->v = v;
+			f->cap = cap;
+		}
+	}
+	if (!path || f->n == f->cap) {
+		free(path);
+		return -ENOMEM;
+	}
+	f->v[f->n++] = (struct ckpt_found){.path = path, .kind = *kind, .time = time};
+	return 0;
+}
+
+static int todo_add(struct lfound *f, char *path)
+{
+	if (path && f->n_todo == f->cap_todo) {
+		size_t cap = f->cap_todo ? f->cap_todo * 2 : 64;
+		char **v = reallocarray(f->todo, cap, sizeof(*v));
+		if (v) {
+			f->todo = v;
+			f->cap_todo = cap;
+		}
+	}
+	if (!path || f->n_todo == f->cap_todo) {
+		free(path);
+		return -ENOMEM;
+	}
+	f->todo[f->n_todo++] = path;
+	return ++f->n_dirs > MAX_DIRS ? -E2BIG : 0;
+}
+
+void lfound_free(struct lfound *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		free(f->v[i].path);
+	while (f->n_todo)
+		free(f->todo[--f->n_todo]);
+	free(f->v);
+	free(f->todo);
+}
+
+bool latest_loose(enum ckpt_format k)
+{
+	return k == CKPT_NONE || k == CKPT_TORCH || k == CKPT_SAFETENSORS;
+}
+
+/* Directories to look into, and files that are checkpoints by themselves. */
+static int look_inside(struct lfound *f, const char *below, const struct ldir *d)
+{
+	int rc = 0;
+	for (size_t i = 0; !rc && i < d->n; i++) {
+		struct ckpt_kind kind;
+		struct stat st;
+		if (d->v[i].dir) {
+			rc = todo_add(f, path_join(below, d->v[i].name));
+			continue;
+		}
+		ckpt_recognize_file(d->v[i].name, &kind);
+		if (kind.format == CKPT_LIGHTNING && !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW) &&
+		    S_ISREG(st.st_mode))
+			rc = found_add(f, path_join(below, d->v[i].name), &kind, st.st_mtim);
+	}
+	return rc;
+}
+
+static int look_at(struct lfound *f, const char *below)
+{
+	char *path = path_join(f->top, below);
+	struct lknown *k = path ? lknown_find(path) : NULL;
+	struct ckpt_kind kind;
+	struct stat st;
+	struct ldir d;
+	int rc;
+
+	if (k && *below && !latest_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
+		int fd = latest_open(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
+		bool same = fd >= 0 && !fstat(fd, &st) && same_dir(&st, &k->dir);
+		if (fd >= 0)
+			close(fd);
+		if (same) {
+			free(path);
+			return found_add(f, strdup(below), &k->kind, st.st_mtim);
+		}
+	}
+	rc = path ? ldir_read(f->fs, path, &d) : -ENOMEM;
+	if (rc) {
+		free(path);
+		return rc == -ENOMEM ? rc : 0;	/* gone, or not to be read: others may be there */
+	}
+	ckpt_recognize(latest_base_name(path), d.v, d.n, &kind);
+	if (!*below)
+		kind.format = CKPT_NONE;	/* what is below is asked for */
+	if (kind.format != CKPT_NONE)
+		rc = found_add(f, strdup(below), &kind, d.st.st_mtim);
+	if (!rc && latest_loose(kind.format))
+		rc = look_inside(f, below, &d);
+	else if (!rc && latest_settled(d.st.st_ctim) && (k = lknown_set(path))) {
+		k->dir = d.st;
+		k->kind = kind;
+	}
+	ldir_close(&d);
+	free(path);
+	return rc;
+}
+
+int lfound_all(struct lfound *f)
+{
+	int rc = todo_add(f, strdup(""));
+	while (!rc && f->n_todo) {
+		char *below = f->todo[--f->n_todo];
+		rc = look_at(f, below);
+		free(below);
+	}
+	if (!rc)
+		f->n = ckpt_found_sort(f->v, f->n);
+	return rc;
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: MIT
+ * Is a checkpoint safe: complete in the store, and nothing on its way to it? The store is judged first,
+ * the tree asked then, and the store once more whether it is still what was judged. */
+#include "fs/latest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define METADATA_MAX (64u << 20)	/* a hostile pickle takes a hundred times its size */
+#define TRIES 3u
+#define SYNC_WAIT_MS 2000u
+
+/* ---- is it complete ---- */
+
+static int source_read(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	int fd = *(int *)ctx;
+	for (size_t got = 0; got < len;) {
+		ssize_t n = pread(fd, (char *)buf + got, len - got, (off_t)(off + got));
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n ? -errno : -EIO;
+		got += (size_t)n;
+	}
+	return 0;
+}
+
+static int source_open(void *ctx, const char *name, struct fmt_source *out)
+{
+	const struct ldir *d = ctx;
+	int *fd = malloc(sizeof(*fd));
+	struct stat st;
+
+	if (!fd)
+		return -ENOMEM;
+	*fd = latest_open(d->fd, name, 0);
+	int rc = *fd < 0 ? *fd : fstat(*fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
+	if (!rc) {
+		*out = (struct fmt_source){.size = (uint64_t)st.st_size, .read = source_read, .ctx = fd};
+		return 0;
+	}
+	if (*fd >= 0)
+		close(*fd);
+	free(fd);
+	return rc;
+}
+
+static void source_close(void *ctx, struct fmt_source *s)
+{
+	(void)ctx;
+	close(*(int *)s->ctx);
+	free(s->ctx);
+}
+
+struct look {
+	uint64_t print;
+	struct timespec newest_m, newest_c;
+};
+
+static void later(struct timespec *t, struct timespec than)
+{
+	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
+		*t = than;
+}
+
+static void read_mark(struct fs *fs, int fd, struct ckpt_name *n)
+{
+	char buf[64], text[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM];
+	if (!ckpt_commit_of(n->name, 0, buf))
+		return;
+	ssize_t len = io_get_xattr(fs->store, fd, n->name, CKPT_OVER_KEY, text, sizeof(text) - 1);
+	if (len <= 0)
+		return;
+	text[len] = '\0';
+	len = io_get_xattr(fs->store, fd, n->name, "user.cairn.checksum", sum, sizeof(sum) - 1);
+	sum[len < 0 ? 0 : len] = '\0';
+	ckpt_over_parse(text, sum, &n->over);
+}
+
+/* Sizes and stamps of all names. Each version of a file is an inode of its own in the store, so
+ * whatever changes here is seen in them. */
+static void stat_all(struct fs *fs, struct ldir *d, bool alone, struct look *out)
+{
+	*out = (struct look){.print = HASH_SEED};
+	if (!alone)
+		out->newest_m = d->st.st_mtim;
+	for (size_t i = 0; i < d->n; i++) {
+		struct ckpt_name *n = &d->v[i];
+		struct stat st = {0};
+		if (fstatat(d->fd, n->name, &st, AT_SYMLINK_NOFOLLOW))
+			st.st_ino = 0;
+		n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+		n->dir = S_ISDIR(st.st_mode);
+		n->mtime = st.st_mtim;
+		if (S_ISREG(st.st_mode))
+			read_mark(fs, d->fd, n);
+		later(&out->newest_m, st.st_mtim);
+		later(&out->newest_c, st.st_ctim);
+		out->print = hash_bytes(out->print, n->name, strlen(n->name) + 1);
+		uint64_t x[] = {st.st_ino, n->size, (uint64_t)st.st_mtim.tv_sec, (uint64_t)st.st_mtim.tv_nsec,
+				(uint64_t)st.st_ctim.tv_sec, (uint64_t)st.st_ctim.tv_nsec};
+		out->print = hash_bytes(out->print, x, sizeof(x));
+	}
+	out->print |= 1;	/* 0: none */
+}
+
+/* The names of the checkpoint at path: those in the directory, or the file alone. */
+static int names_of(struct fs *fs, const char *path, bool alone, struct ldir *d, struct look *out)
+{
+	int rc = 0;
+	if (!alone) {
+		rc = ldir_read(fs, path, d);
+	} else {
+		const char *name = latest_base_name(path);
+		char *up = strndup(path, name == path ? 0 : (size_t)(name - path) - 1);
+		*d = (struct ldir){.fd = up ? latest_open(io_store_root(fs->store), up, O_DIRECTORY) : -ENOMEM};
+		rc = d->fd < 0 ? d->fd : ldir_add(d, name, false);
+		if (rc && d->fd >= 0)
+			ldir_close(d);
+		free(up);
+	}
+	if (!rc)
+		stat_all(fs, d, alone, out);
+	return rc;
+}
+
+static bool has_nested(const struct fmt_set *s)
+{
+	for (size_t i = 0; s && i < s->n_files; i++)
+		if (strchr(s->file[i].name, '/'))
+			return true;
+	return false;
+}
+
+static double quiet_s(const struct look *l)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return difftime(now.tv_sec, l->newest_m.tv_sec);
+}
+
+static int judge(struct fs *fs, const char *path, const struct ckpt_kind *kind, struct ckpt_verdict *out,
+		 struct look *l)
+{
+	bool alone = kind->format == CKPT_LIGHTNING;
+	struct lknown *k = lknown_find(path);
+	struct ldir d;
+	int rc = names_of(fs, path, alone, &d, l);
+
+	if (rc)
+		return rc;
+	if (k && k->print == l->print) {
+		*out = k->verdict;
+		ldir_close(&d);
+		return 0;
+	}
+	bool old = latest_settled(l->newest_c) && latest_settled(d.st.st_ctim);
+	struct ckpt_content c = {.kind = *kind, .v = d.v, .n = d.n};
+	struct ckpt_io io = {.ctx = &d, .open = source_open, .close = source_close, .max_bytes = METADATA_MAX};
+	d.v = NULL;
+	d.n = 0;
+	rc = ckpt_content_read(&c, &io, CKPT_SOUND);
+	double quiet = quiet_s(l);
+	if (!rc) {
+		ckpt_judge(kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
+		/* time may make more of an incomplete one, and files further down have no print */
+		bool lasts = out->state == CKPT_COMPLETE || quiet >= CKPT_QUIET_S;
+		if (old && lasts && !has_nested(c.set) && (k = lknown_set(path))) {
+			k->kind = *kind;
+			k->dir = d.st;
+			k->verdict = *out;
+			k->print = l->print;
+		}
+	}
+	ckpt_content_free(&c);
+	ldir_close(&d);
+	return rc;
+}
+
+/* ---- is it durable ---- */
+
+/* Names and directories that the tree does not know have nothing on its way. */
+static bool is_clean(struct fs *fs, const char *path)
+{
+	bool clean = true;
+	if (!fs->s)
+		return true;
+	TREE_SCOPE(fs);
+	struct node *n = fs->root;
+	for (const char *p = path; clean && *p;) {
+		char name[MAX_NAME + 1];
+		size_t len = strcspn(p, "/");
+		if (len > MAX_NAME)
+			return false;
+		memcpy(name, p, len);
+		name[len] = '\0';
+		p += len + (p[len] == '/');
+		struct dentry *d = dentry_find(fs, n, name);
+		if (!d)
+			return true;
+		n = d->node;
+		clean = n && d->seq <= staging_durable(fs->s);
+	}
+	return clean && node_all_durable(fs, n);
+}
+
+/* What was applied when the store was looked at may still be without its sync. */
+static bool wait_synced(struct fs *fs)
+{
+	uint64_t seq = fs->s ? staging_applied(fs->s) : 0;
+	for (unsigned ms = 0; fs->s && staging_durable(fs->s) < seq; ms++) {
+		struct timespec t = {.tv_nsec = 1000000};
+		int err = 0;
+		if (staging_halted_at(fs->s, &err) || ms >= SYNC_WAIT_MS || atomic_load(&fs->stopping))
+			return false;
+		nanosleep(&t, NULL);
+	}
+	return true;
+}
+
+/* ---- both -------------------------------------------------------------------------- */
+
+int lfound_is_safe(void *ctx, size_t i)
+{
+	struct lfound *f = ctx;
+	struct ckpt_verdict v, w;
+	struct look l, m;
+	struct ldir d;
+	ssize_t before = ckpt_found_before(f->v, f->n, i);
+	char *path = path_join(f->top, f->v[i].path);
+	char *old = before >= 0 ? path_join(f->top, f->v[before].path) : NULL;
+	const struct ckpt_kind *kind = &f->v[i].kind;
+	int rc = path ? 0 : -ENOMEM;
+
+	for (unsigned t = 0; !rc && t < TRIES; t++) {
+		if (judge(f->fs, path, kind, &v, &l))
+			break;
+		if (v.state == CKPT_COMPLETE && old && ckpt_has_rank_set(kind->format) &&
+		    !judge(f->fs, old, &f->v[before].kind, &w, &m))
+			ckpt_expect_ranks(kind, w.ranks, quiet_s(&l), &v);
+		if (v.state != CKPT_COMPLETE || !wait_synced(f->fs) || !is_clean(f->fs, path))
+			break;
+		/* it was clean just now: what the store has is all, if it is what was judged */
+		if (names_of(f->fs, path, kind->format == CKPT_LIGHTNING, &d, &m))
+			break;
+		ldir_close(&d);
+		rc = m.print == l.print;
+	}
+	free(path);
+	free(old);
+	return rc;
+}

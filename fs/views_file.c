@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT
+ * A checkpoint's files as views read them: found in the live tree by path, their bytes taken from
+ * staging or the store, always of the version that was parsed. */
+#include "fs/views.h"
+#include "io/scope.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#define AHEAD (4u << 20)	/* fetched for who reads in order */
+#define OPEN_MAX 256u		/* files of one checkpoint */
+
+/* ---- the tree --------------------------------------------------------------------- */
+
+/* dir must not be freed while a name of it is looked up and dropped. */
+static int look(struct fs *fs, struct node *dir, const char *name, struct node **out)
+{
+	bool busy = dir->busy;
+	dir->busy = true;
+	int rc = tree_lookup(fs, dir, name, out, NULL);
+	dir->busy = busy;
+	return rc;
+}
+
+int views_walk(struct fs *fs, const char *path, struct node **out)
+{
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = fs->root;
+	int rc = 0;
+	while (!rc && *path) {
+		char name[MAX_NAME + 1];
+		size_t len = strcspn(path, "/");
+		struct node *dir = n;
+		if (len > MAX_NAME || !S_ISDIR(dir->mode)) {
+			rc = len > MAX_NAME ? -ENAMETOOLONG : -ENOTDIR;
+		} else {
+			memcpy(name, path, len);
+			name[len] = 0;
+			rc = name_is_control(dir->id, name) ? -ENOENT : look(fs, dir, name, &n);
+		}
+		if (rc)
+			node_release(fs, dir);
+		path += len + (path[len] == '/');
+	}
+	if (rc)
+		pthread_mutex_unlock(&fs->lock);
+	else
+		*out = n;
+	return rc;
+}
+
+void views_walk_done(struct fs *fs, struct node *n)
+{
+	node_release(fs, n);
+	pthread_mutex_unlock(&fs->lock);
+}
+
+int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open)
+{
+	CLEANUP_FREE char *path = path_join(dir, name);
+	struct node *n;
+	int rc = path ? views_walk(fs, path, &n) : -ENOMEM;
+	if (rc)
+		return rc;
+	node_stat(fs, n, st);
+	*open = n->writers > 0;
+	views_walk_done(fs, n);
+	return 0;
+}
+
+bool vfile_is(const struct vfile *f, const struct stat *st)
+{
+	return f->ino == st->st_ino && f->size == (uint64_t)st->st_size &&
+	       f->mtime.tv_sec == st->st_mtim.tv_sec && f->mtime.tv_nsec == st->st_mtim.tv_nsec;
+}
+
+/* ---- open files ------------------------------------------------------------------- */
+
+/* Its bytes as they are in the tree: in staging, or a descriptor in the store. */
+static int open_bytes(struct fs *fs, struct vfile *f)
+{
+	CLEANUP_FREE char *path = path_join(f->c->path, f->name);
+	struct node *n;
+	struct stat st;
+	int rc = path ? views_walk(fs, path, &n) : -ENOMEM;
+	if (rc)
+		return rc == -ENOENT ? -ESTALE : rc;
+	node_stat(fs, n, &st);
+	if (!S_ISREG(st.st_mode) || n->writers || !vfile_is(f, &st)) {
+		rc = -ESTALE;
+	} else if (n->sf && !f->sf) {
+		f->sf = staged_ref(n->sf);
+	} else {
+		f->fd = node_open_store(fs, n);
+		rc = f->fd < 0 ? f->fd : 0;
+	}
+	views_walk_done(fs, n);
+	return rc;
+}
+
+void vfile_close(struct vfile *f)
+{
+	if (f->fd >= 0 || f->sf)
+		f->c->n_open--;
+	if (f->fd >= 0)
+		close(f->fd);
+	if (f->sf)
+		staged_unref(f->sf);
+	f->fd = -1;
+	f->sf = NULL;
+}
+
+void vfile_close_unused(struct vckpt *c)
+{
+	for (size_t i = 0; i < c->n_files; i++)
+		if (!c->file[i].users)
+			vfile_close(&c->file[i]);
+}
+
+/* Its staged bytes, as long as they are that version; -ENODATA: the store has them. */
+static int read_staged(struct vfile *f, struct staged *sf, uint64_t off, char *buf, size_t len)
+{
+	struct staged_info i;
+	while (len) {
+		ssize_t got = staged_read(sf, buf, len, off);
+		if (got <= 0)
+			return got ? (int)got : -ESTALE;
+		buf += got;
+		off += (uint64_t)got;
+		len -= (size_t)got;
+	}
+	staged_get_info(sf, &i);	/* afterwards: a writer may have come meanwhile */
+	if (i.state == STAGED_EVICTED)
+		return 0;
+	return i.size == f->size && i.mtime.tv_sec == f->mtime.tv_sec &&
+	       i.mtime.tv_nsec == f->mtime.tv_nsec ? 0 : -ESTALE;
+}
+
+static int read_store(int fd, uint64_t off, char *buf, size_t len)
+{
+	while (len) {
+		ssize_t got = pread(fd, buf, len, (off_t)off);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return got ? -errno : -ESTALE;
+		buf += got;
+		off += (uint64_t)got;
+		len -= (size_t)got;
+	}
+	return 0;
+}
+
+/* The kernel's own readahead is short, and sees little of a file whose bytes are wanted in
+ * many small rows: who reads in order has the next AHEAD bytes fetched. Lock held; 0: nothing. */
+static uint64_t fetch_from(struct vfile *f, uint64_t off, size_t len)
+{
+	uint64_t end = off + len, from = f->ahead > end ? f->ahead : end;
+	bool in_order = off + VFILE_READ_MAX >= f->next && off <= f->next + VFILE_READ_MAX;
+	if (!in_order || end > f->next)
+		f->next = end;
+	if (!in_order)
+		f->ahead = 0;
+	if (!in_order || from - end >= AHEAD / 2 || from >= f->size)
+		return 0;
+	f->ahead = from + AHEAD;
+	return from;
+}
+
+static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	struct vfile *f = ctx;
+	if (len > VFILE_READ_MAX)
+		return -E2BIG;
+	pthread_mutex_lock(&f->c->lock);
+	int fd = f->fd;
+	struct staged *sf = f->sf;
+	uint64_t fetch = fd >= 0 ? fetch_from(f, off, len) : 0;
+	pthread_mutex_unlock(&f->c->lock);
+	if (fetch)
+		posix_fadvise(fd, (off_t)fetch, AHEAD, POSIX_FADV_WILLNEED);
+	int rc = fd >= 0 ? -ENODATA : read_staged(f, sf, off, buf, len);
+	if (rc != -ENODATA)
+		return rc;
+	if (fd < 0) {		/* evicted since: the store has it */
+		pthread_mutex_lock(&f->c->lock);
+		rc = f->fd >= 0 ? 0 : open_bytes(f->c->fs, f);
+		fd = f->fd;
+		pthread_mutex_unlock(&f->c->lock);
+		if (rc || fd < 0)
+			return rc ? rc : -ESTALE;
+	}
+	return read_store(fd, off, buf, len);
+}
+
+int vfile_get(struct vfile *f, struct fmt_source *out)
+{
+	struct vckpt *c = f->c;
+	int rc = 0;
+	pthread_mutex_lock(&c->lock);
+	if (f->fd < 0 && !f->sf) {
+		if (c->n_open >= OPEN_MAX)
+			vfile_close_unused(c);
+		rc = open_bytes(c->fs, f);
+		c->n_open += !rc;
+	}
+	f->users += !rc;
+	pthread_mutex_unlock(&c->lock);
+	*out = (struct fmt_source){.size = f->size, .read = read_file, .ctx = f};
+	return rc;
+}
+
+void vfile_put(struct vfile *f)
+{
+	pthread_mutex_lock(&f->c->lock);
+	f->users--;
+	pthread_mutex_unlock(&f->c->lock);
+}
+
+int vckpt_file_get(void *ctx, uint32_t file, struct fmt_source *out)
+{
+	return vfile_get(&((struct vckpt *)ctx)->file[file], out);
+}
+
+void vckpt_file_put(void *ctx, uint32_t file)
+{
+	vfile_put(&((struct vckpt *)ctx)->file[file]);
+}

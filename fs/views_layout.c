@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT
+ * Views laid out: the files of .cairn/views as rows of parts, the last used ones kept. */
+#include "fs/views.h"
+#include "io/scope.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define LAYOUTS_MAX 64u		/* kept, */
+#define LAYOUTS_BYTES (32u << 20)	/* of that size together */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* layouts, refs; taken last */
+static struct vlayout *layouts;
+
+void vlayout_put(struct vlayout *l)
+{
+	pthread_mutex_lock(&lock);
+	bool last = --l->refs == 0;
+	pthread_mutex_unlock(&lock);
+	if (!last)
+		return;
+	view_free(l->view);
+	vckpt_put(l->c);
+	free(l);
+}
+
+struct vlayout *vlayout_find(const struct vwhat *w)
+{
+	pthread_mutex_lock(&lock);
+	struct vlayout **pp = &layouts, *l;
+	while ((l = *pp) && !vwhat_same(&l->what, w))
+		pp = &l->next;
+	if (l) {
+		*pp = l->next;
+		l->next = layouts;
+		layouts = l;
+		l->refs++;
+	}
+	pthread_mutex_unlock(&lock);
+	return l;
+}
+
+/* The cache gets a reference of its own. */
+static void layout_keep(struct vlayout *l)
+{
+	struct vlayout *old = NULL;
+	size_t bytes = 0;
+	unsigned n = 0;
+	pthread_mutex_lock(&lock);
+	l->refs++;
+	l->next = layouts;
+	layouts = l;
+	for (struct vlayout **pp = &layouts, *x; (x = *pp);) {
+		bytes += view_memory(x->view);
+		if (n++ && (n > LAYOUTS_MAX || bytes > LAYOUTS_BYTES)) {
+			*pp = x->next;
+			x->next = old;
+			old = x;
+		} else {
+			pp = &x->next;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	while (old) {
+		struct vlayout *x = old;
+		old = x->next;
+		vlayout_put(x);
+	}
+}
+
+static int make_part(struct vckpt *c, const struct vwhat *w, struct view **out, struct fmt_error *e)
+{
+	CLEANUP_FREE size_t *cut = NULL;
+	size_t n;
+	int rc = view_split(c->base, VIEWS_PART_BYTES, &cut, &n, e);
+	if (rc)
+		return rc;
+	if (w->kind == V_INDEX)
+		return view_index(c->base, cut, n, out, e);
+	if (w->i >= n || w->ranks != n)
+		return -ENOENT;
+	struct view_pick p = {cut[w->i], cut[w->i + 1], 1, 0};
+	return view_safetensors(c->base, &p, out, e);
+}
+
+static int make_view(struct vckpt *c, const struct vwhat *w, struct view **out)
+{
+	struct fmt_error e;
+	if (!c->set || (*c->why && w->kind != V_NPY))
+		return -ENOENT;
+	struct view_pick all = {0, c->set->n_tensors, w->kind == V_RANK ? w->ranks : 1,
+				w->kind == V_RANK ? (uint32_t)w->i : 0};
+	if (w->kind == V_PART || w->kind == V_INDEX)
+		return make_part(c, w, out, &e);
+	if (w->kind == V_NPY)
+		return w->i < c->set->n_tensors ? view_npy(c->base, w->i, out, &e) : -ENOENT;
+	return view_safetensors(c->base, &all, out, &e);
+}
+
+int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out)
+{
+	struct vlayout *l = vlayout_find(w);
+	*out = l;
+	if (l)
+		return 0;
+	l = calloc(1, sizeof(*l));
+	int rc = l ? vckpt_get_version(fs, w->path, w->version, &l->c) : -ENOMEM;
+	if (!rc)
+		rc = make_view(l->c, w, &l->view);
+	if (rc) {
+		if (l && l->c)
+			vckpt_put(l->c);
+		free(l);
+		return rc;
+	}
+	l->refs = 1;
+	l->what = *w;
+	l->what.path = l->c->path;
+	layout_keep(l);
+	*out = l;
+	return 0;
+}

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT
+ * Checkpoints parsed for views, out of the live tree. What is parsed is anybody's bytes: how much is
+ * read, and so how much memory it can take, is bounded. */
+#include "fs/views.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PARSE_MAX (32u << 20)	/* metadata and headers of one checkpoint */
+
+/* ---- parsing ---------------------------------------------------------------------- */
+
+struct seen {			/* of a file of the checkpoint */
+	char *name;
+	struct stat st;
+	bool open;		/* somebody writes it */
+	bool read;		/* its metadata or headers were */
+};
+
+struct load {
+	struct fs *fs;
+	struct vckpt *c;
+	struct ckpt_content in;
+	struct seen *seen;	/* the listed ones by name, then those further down */
+	size_t n, n_listed, cap;
+	uint64_t left;		/* of PARSE_MAX */
+	bool too_much;		/* it ran out */
+	bool incomplete;	/* it changed under our eyes */
+};
+
+struct opened {			/* while it is parsed */
+	struct load *l;
+	struct vfile f;
+	struct fmt_source s;
+};
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct seen *)a)->name, ((const struct seen *)b)->name);
+}
+
+static struct seen *find_seen(const struct load *l, const char *name)
+{
+	const struct seen key = {.name = (char *)name};
+	return l->n_listed ? bsearch(&key, l->seen, l->n_listed, sizeof(*l->seen), by_name) : NULL;
+}
+
+static void sort_seen(struct load *l)
+{
+	if (l->n)
+		qsort(l->seen, l->n, sizeof(*l->seen), by_name);
+	l->n_listed = l->n;
+}
+
+static int add_seen(void *ctx, const char *name)
+{
+	struct load *l = ctx;
+	if (l->n == l->cap) {
+		size_t cap = l->cap ? l->cap * 2 : 64;
+		void *p = reallocarray(l->seen, cap, sizeof(*l->seen));
+		if (!p)
+			return -ENOMEM;
+		l->seen = p;
+		l->cap = cap;
+	}
+	l->seen[l->n] = (struct seen){.name = strdup(name)};
+	return l->seen[l->n].name ? (l->n++, 0) : -ENOMEM;
+}
+
+static void as_file(const struct load *l, const struct seen *s, struct vfile *out)
+{
+	*out = (struct vfile){.name = s->name, .ino = s->st.st_ino, .size = (uint64_t)s->st.st_size,
+			      .mtime = s->st.st_mtim, .fd = -1, .c = l->c};
+}
+
+/* Parsers read in pieces of any size; all that they read is counted. */
+static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	struct opened *o = ctx;
+	int rc = 0;
+	o->l->too_much |= len > o->l->left;
+	if (o->l->too_much)
+		return -E2BIG;
+	o->l->left -= len;
+	while (!rc && len) {
+		size_t part = len < VFILE_READ_MAX ? len : VFILE_READ_MAX;
+		rc = o->s.read(o->s.ctx, off, buf, part);
+		buf = (char *)buf + part;
+		off += part;
+		len -= part;
+	}
+	return rc;
+}
+
+/* One further down is learned of by its metadata, and not listed. */
+static int find_or_see(struct load *l, const char *name, struct seen **out)
+{
+	*out = find_seen(l, name);
+	if (*out)
+		return 0;
+	int rc = strchr(name, '/') ? add_seen(l, name) : -ENOENT;
+	if (rc)
+		return rc;
+	*out = &l->seen[l->n - 1];
+	return views_see(l->fs, l->c->path, name, &(*out)->st, &(*out)->open);
+}
+
+static int load_open(void *ctx, const char *name, struct fmt_source *out)
+{
+	struct opened *o = malloc(sizeof(*o));
+	struct load *l = ctx;
+	struct seen *s;
+	int rc = o ? find_or_see(l, name, &s) : -ENOMEM;
+	if (!rc && !S_ISREG(s->st.st_mode))
+		rc = -ENOENT;
+	if (!rc) {
+		o->l = l;
+		as_file(l, s, &o->f);
+		s->read = true;
+		rc = vfile_get(&o->f, &o->s);
+	}
+	if (rc)
+		free(o);
+	else
+		*out = (struct fmt_source){.size = o->s.size, .read = read_counted, .ctx = o};
+	return rc;
+}
+
+static void load_close(void *ctx, struct fmt_source *s)
+{
+	struct opened *o = s->ctx;
+	struct vckpt *c = ((struct load *)ctx)->c;
+	vfile_put(&o->f);
+	pthread_mutex_lock(&c->lock);
+	vfile_close(&o->f);
+	pthread_mutex_unlock(&c->lock);
+	free(o);
+}
+
+/* The first one ends it: why is told, unless it is no more than that somebody writes here. */
+static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, int rc)
+{
+	struct load *l = ctx;
+	char *why = l->c->why;
+	size_t room = sizeof(l->c->why);
+	if (rc == -ESTALE || rc == -ENOENT)
+		l->incomplete = true;
+	else if (rc == -EFBIG || l->too_much)
+		snprintf(why, room, "%.100s: more than %u MiB of metadata, which the daemon does not read; "
+			 "cairn export does", file, PARSE_MAX >> 20);
+	else if (e->at != FMT_NOWHERE)
+		snprintf(why, room, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at, e->text);
+	else
+		snprintf(why, room, "%.100s: %.200s", file, *e->text ? e->text : strerror(-rc));
+	return rc;
+}
+
+static int list_names(struct load *l)
+{
+	struct node *dir;
+	int rc = views_walk(l->fs, l->c->path, &dir);
+	if (rc)
+		return rc;
+	if (S_ISDIR(dir->mode)) {
+		struct stat st;
+		node_stat(l->fs, dir, &st);
+		l->c->dir_mtime = st.st_mtim;
+		rc = dir_names(l->fs, dir, add_seen, l);
+	} else {
+		rc = -ENOTDIR;
+	}
+	views_walk_done(l->fs, dir);
+	sort_seen(l);
+	return rc;
+}
+
+/* Sizes, and who is open. After the names: one may be gone. */
+static int look_at_names(struct load *l)
+{
+	l->in.v = calloc(l->n ? l->n : 1, sizeof(*l->in.v));
+	if (!l->in.v)
+		return -ENOMEM;
+	for (size_t i = 0; i < l->n; i++) {
+		struct seen *s = &l->seen[i];
+		const char *name = strdup(s->name);
+		if (!name)
+			return -ENOMEM;
+		l->in.v[l->in.n++] = (struct ckpt_name){.name = name};
+		if (views_see(l->fs, l->c->path, name, &s->st, &s->open))
+			continue;
+		l->in.v[i].dir = S_ISDIR(s->st.st_mode);
+		l->in.v[i].size = S_ISREG(s->st.st_mode) ? (uint64_t)s->st.st_size : 0;
+		l->in.v[i].open = s->open;
+	}
+	return 0;
+}
+
+/* ---- what it is then -------------------------------------------------------------- */
+
+/* The one place that says whether a checkpoint has views. */
+static bool is_whole(const struct load *l)
+{
+	const struct ckpt_content *in = &l->in;
+	struct ckpt_verdict v;
+	struct timespec now, newest = l->c->dir_mtime;
+	clock_gettime(CLOCK_REALTIME, &now);
+	for (size_t i = 0; i < l->n; i++)
+		if (l->seen[i].st.st_mtim.tv_sec > newest.tv_sec)
+			newest = l->seen[i].st.st_mtim;
+	ckpt_judge(&in->kind, in->v, in->n, in->set, in->index.v ? &in->index : NULL,
+		   difftime(now.tv_sec, newest.tv_sec), &v);
+	return v.state == CKPT_COMPLETE;
+}
+
+static void hash_in(uint64_t *h, const void *p, size_t n)
+{
+	*h = hash_bytes(*h, p, n);
+	*h ^= *h >> 29;
+}
+
+void vckpt_restrict(struct stat *all, const struct stat *st, bool first)
+{
+	mode_t m = st->st_mode & 0444;
+	if (first) {
+		all->st_mode = S_IFREG | m;
+		all->st_uid = st->st_uid;
+		all->st_gid = st->st_gid;
+		all->st_mtim = st->st_mtim;
+		return;
+	}
+	m &= all->st_mode;
+	if (all->st_uid != st->st_uid) {
+		all->st_uid = 0;
+		m &= 0400 | (m >> 3 & 0040) | (m >> 6 & 0004);
+	}
+	if (all->st_gid != st->st_gid) {
+		all->st_gid = 0;
+		m &= 0440 | (m >> 3 & 0004);
+	}
+	all->st_mode = S_IFREG | m;
+	if (st->st_mtim.tv_sec > all->st_mtim.tv_sec ||
+	    (st->st_mtim.tv_sec == all->st_mtim.tv_sec && st->st_mtim.tv_nsec > all->st_mtim.tv_nsec))
+		all->st_mtim = st->st_mtim;
+}
+
+static int add_file(struct load *l, struct seen *s)
+{
+	struct vckpt *c = l->c;
+	struct vfile *f = &c->file[c->n_files];
+	as_file(l, s, f);
+	f->name = strdup(s->name);
+	if (!f->name)
+		return -ENOMEM;
+	s->read = false;	/* it has its place */
+	hash_in(&c->version, f->name, strlen(f->name));
+	hash_in(&c->version, &f->ino, sizeof(f->ino));
+	hash_in(&c->version, &f->size, sizeof(f->size));
+	hash_in(&c->version, &f->mtime.tv_sec, sizeof(f->mtime.tv_sec));
+	hash_in(&c->version, &f->mtime.tv_nsec, sizeof(f->mtime.tv_nsec));
+	vckpt_restrict(&c->st, &s->st, c->n_files++ == 0);
+	return 0;
+}
+
+/* c->file, version and attributes, from what was seen. The set's files come first, as they are
+ * numbered there. */
+static int remember_files(struct load *l)
+{
+	struct vckpt *c = l->c;
+	size_t n = c->set ? c->set->n_files : 0;
+	int rc = 0;
+	sort_seen(l);
+	c->file = calloc(n + l->n + 1, sizeof(*c->file));
+	if (!c->file)
+		return -ENOMEM;
+	for (size_t i = 0; !rc && i < n; i++) {
+		struct seen *s = find_seen(l, c->set->file[i].name);
+		rc = s ? add_file(l, s) : -ENOENT;
+	}
+	for (size_t i = 0; !rc && i < l->n; i++)
+		if (l->seen[i].read)
+			rc = add_file(l, &l->seen[i]);
+	return rc ? rc : c->n_files ? 0 : -ENOENT;
+}
+
+static void load_free(struct load *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		free(l->seen[i].name);
+	free(l->seen);
+	ckpt_content_free(&l->in);
+}
+
+/* If not all of it can be one file, its tensors still can each by itself. */
+static int try_whole(struct vckpt *c)
+{
+	struct view_pick all = {0, c->set->n_tensors, 1, 0};
+	struct fmt_error e = {.at = FMT_NOWHERE};
+	struct view *v;
+	int rc = view_safetensors(c->base, &all, &v, &e);
+	view_free(v);
+	if (rc && rc != -ENOMEM) {
+		snprintf(c->why, sizeof(c->why), "%s", e.text);
+		c->partly = true;
+	}
+	return rc == -ENOMEM ? rc : 0;
+}
+
+static int load_set(struct load *l)
+{
+	const struct ckpt_io io = {.ctx = l, .open = load_open, .close = load_close, .bad = load_refuse,
+				   .max_bytes = PARSE_MAX};
+	struct vckpt *c = l->c;
+	int rc = 0;
+	if (l->in.kind.format == CKPT_ORBAX) {
+		snprintf(c->why, sizeof(c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
+		rc = -ENOTSUP;
+	}
+	if (!rc)
+		rc = ckpt_content_read(&l->in, &io, CKPT_TENSORS);
+	if (!rc && (!l->in.set || !is_whole(l)))
+		rc = -ENOENT;
+	if (!rc) {
+		c->set = l->in.set;
+		l->in.set = NULL;
+		rc = view_base_new(c->set, &c->base);
+	}
+	if (!rc)
+		rc = try_whole(c);
+	c->cost = PARSE_MAX - l->left;
+	return l->incomplete ? -ENOENT : rc;
+}
+
+void vckpt_free(struct vckpt *c)
+{
+	for (size_t i = 0; i < c->n_files; i++) {
+		vfile_close(&c->file[i]);
+		free((char *)c->file[i].name);
+	}
+	free(c->file);
+	view_base_free(c->base);
+	fmt_set_free(c->set);
+	free(c->path);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+static struct vckpt *vckpt_new(struct fs *fs, const char *path)
+{
+	struct vckpt *c = calloc(1, sizeof(*c));
+	if (!c)
+		return NULL;
+	pthread_mutex_init(&c->lock, NULL);
+	c->fs = fs;
+	c->refs = 1;
+	c->version = HASH_SEED;
+	c->path = strdup(path);
+	if (c->path)
+		return c;
+	vckpt_free(c);
+	return NULL;
+}
+
+int vckpt_load(struct fs *fs, const char *path, struct vckpt **out)
+{
+	const char *slash = strrchr(path, '/');
+	struct vckpt *c = vckpt_new(fs, path);
+	struct load l = {.fs = fs, .c = c, .left = PARSE_MAX};
+	int rc = c ? list_names(&l) : -ENOMEM;
+
+	if (!rc)
+		rc = look_at_names(&l);
+	if (!rc) {
+		ckpt_recognize(slash ? slash + 1 : path, l.in.v, l.in.n, &l.in.kind);
+		if (l.in.kind.format == CKPT_NONE || l.in.kind.temporary)
+			rc = -ENOENT;
+	}
+	if (!rc)
+		rc = load_set(&l);
+	if (c && *c->why && !c->partly && rc != -ENOMEM && rc != -ENOENT)
+		rc = 0;
+	if (!rc)
+		rc = remember_files(&l);
+	if (c)
+		c->checked_ns = monotonic_ns();
+	load_free(&l);
+	if (rc && c)
+		vckpt_free(c);
+	*out = rc ? NULL : c;
+	return rc;
+}
