@@ -2,18 +2,8 @@
 # SPDX-License-Identifier: MIT
 # cairn ls and cairn latest of checkpoints: on a mount while they are written, and on the bare store.
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 
-cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets s=$TMP/store m=$TMP/mnt
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
 latest_is() { expect 0 "$cairn" latest "$1" && says out "^$1/$2\$"; }
 
 start_mount "$s" "$m"

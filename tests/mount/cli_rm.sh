@@ -3,18 +3,8 @@
 # cairn rm: what it removes, and what it never does; on a mount and on the bare store.
 # modes: fast relay
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 
-cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets s=$TMP/store m=$TMP/mnt
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
 there() { [ "$(ls -A "$1" | tr '\n' ' ')" = "$2 " ] || die "$1 has $(ls -A "$1" | tr '\n' ' ') and not $2"; }
 
 expect 2 "$cairn" rm "$TMP"

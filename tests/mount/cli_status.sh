@@ -2,18 +2,7 @@
 # SPDX-License-Identifier: MIT
 # cairn status: valid JSON, a person's text, the mount found from any path on it.
 . "$(dirname "$0")/../lib/lib.sh"
-
-cairn=$BUILD/cairn s=$TMP/store m=$TMP/mnt
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+. "$(dirname "$0")/cli.inc"
 
 start_mount "$s" "$m"
 mkdir -p "$m/a/b"

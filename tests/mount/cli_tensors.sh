@@ -4,18 +4,7 @@
 # cairn tensors, diff and check against what PyTorch and safetensors say of the same files: names,
 # dtypes, shapes, and the bytes, gathered by the file and offset that cairn tells.
 . "$(dirname "$0")/../lib/lib.sh"
-
-cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+. "$(dirname "$0")/cli.inc"
 
 gather()
 {

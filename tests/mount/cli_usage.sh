@@ -3,18 +3,7 @@
 # cairn: what is asked wrongly ends with exit code 2 and one line that says why.
 # modes: fast
 . "$(dirname "$0")/../lib/lib.sh"
-
-cairn=$BUILD/cairn
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+. "$(dirname "$0")/cli.inc"
 
 expect 2 "$cairn"
 says err usage

@@ -3,18 +3,7 @@
 # modes: fast relay
 # cairn verify on a store without xattrs or O_DIRECT: checksums beside the files, and it says so.
 . "$(dirname "$0")/../lib/lib.sh"
-
-cairn=$BUILD/cairn s=$TMP/store m=$TMP/mnt
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+. "$(dirname "$0")/cli.inc"
 
 need_root
 mkdir "$s"

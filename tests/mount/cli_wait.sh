@@ -2,18 +2,7 @@
 # SPDX-License-Identifier: MIT
 # cairn wait: exit codes, several paths, a path that is renamed or removed meanwhile.
 . "$(dirname "$0")/../lib/lib.sh"
-
-cairn=$BUILD/cairn s=$TMP/store m=$TMP/mnt
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
+. "$(dirname "$0")/cli.inc"
 
 watches() { readlink /proc/"$1"/fd/* | grep -qxF "$2"; }
 

@@ -4,20 +4,9 @@
 # cairn export: the tensors of every kind of checkpoint, bit for bit as their writer's own library
 # reads them; from a mount, a store, anywhere; whole or not at all.
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 
-cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets
-
-# expect CODE command...: its output is in $TMP/out and $TMP/err afterwards
-expect()
-{
-	local want=$1 rc=0
-	shift
-	"$@" >"$TMP/out" 2>"$TMP/err" || rc=$?
-	[ $rc = "$want" ] || die "$*: exit code $rc, not $want: $(cat "$TMP/out" "$TMP/err")"
-}
-says() { grep -q -- "$2" "$TMP/$1" || die "no '$2' in: $(cat "$TMP/$1")"; }
 leaves_nothing() { [ -z "$(find "$1" -name '.*export*')" ] || die "left behind: $(find "$1")"; }
-same_tensors() { python3 "$LIB_TOP/tests/lib/safetensors.py" "$@" || die "safetensors.py $*"; }
 
 mkdir "$TMP/o"
 for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do

@@ -5,13 +5,12 @@
 # .cairn/views: each kind of checkpoint as other files, staged and durable; what is not whole, not
 # readable for the caller, or hostile has none; a version that is gone is not mixed with the next.
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 
-cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets
 others=
 [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && others=allow_other
 start_mount "$TMP/store" "$TMP/m" "$others"
 m=$TMP/m v=$TMP/m/.cairn/views
-same_tensors() { python3 "$LIB_TOP/tests/lib/safetensors.py" "$@" || die "safetensors.py $*"; }
 
 for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_odd; do
 	cp -r "$assets/$name" "$m/$name"
