@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20)	/* a hostile pickle takes a hundred times its size */
+#define METADATA_MAX (64u << 20)	/* a hostile one takes some 2 GiB while it is parsed */
 #define TRIES 3u
 #define SYNC_WAIT_MS 2000u
 

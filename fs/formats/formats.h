@@ -200,8 +200,8 @@ struct pickle;
 #define PICKLE_MAX_BYTES (2u << 30)
 
 /* Nodes may be shared and may form cycles: walk with a limit. The bytes are borrowed and
- * must outlive *out. *used (may be NULL): where STOP ended. Memory is at most about a
- * hundred times len. */
+ * must outlive *out. *used (may be NULL): where STOP ended. Memory is at most
+ * 96 bytes for each of the first MiB and 16 for each after it; -E2BIG: it would take more. */
 int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *used,
 		 struct fmt_error *e);
 void pickle_free(struct pickle *p);	/* NULL is fine */

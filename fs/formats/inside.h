@@ -28,6 +28,15 @@ struct arena {
 	int err;		/* why the last arena_get() failed: -ENOMEM, -E2BIG */
 };
 
+/* What an input of that length may unfold to, in bytes. Real metadata takes up to 16 for each of its
+ * own where it is small, and 10 where it is large. */
+static inline uint64_t fmt_allowance(uint64_t len)
+{
+	const uint64_t small = 1u << 20;
+
+	return 4096 + (len < small ? len * 96 : small * 96 + (len - small) * 16);
+}
+
 void arena_init(struct arena *a, uint64_t limit);
 void arena_free(struct arena *a);
 /* Zeroed, aligned for anything here; NULL: see err. */

@@ -6,13 +6,12 @@
  * NEWOBJ, BUILD) becomes a node that says what would have been called. Protocols 2 to 5;
  * the text opcodes of protocols 0 and 1 are refused, GLOBAL apart, which 2 and 3 use.
  *
- * Bounds: each opcode pushes at most one thing, so stack and memo hold no more entries
- * than the input has bytes; nodes come from an arena whose limit is LIMIT_PER_BYTE times
- * the input. Nothing recurses, however deep the data is nested.
+ * Bounds: nodes come from an arena, and what stack, marks and memo take is counted as if it did;
+ * together they have the input's fmt_allowance(). Nothing recurses, however deep the data is
+ * nested.
  */
 #include "fs/formats/inside.h"
 
-#define LIMIT_PER_BYTE 96u
 #define MAX_MARKS 10000u	/* nesting of containers being built; Python stops near 1000 */
 #define MAX_ATTRS 256u		/* attributes looked at in one object */
 
@@ -46,8 +45,10 @@ static struct pickle_node empty = { .kind = PICKLE_TUPLE };
 
 /* ---- input ------------------------------------------------------------------------ */
 
-static int out_of_memory(struct machine *m, int err)
+static int out_of_memory(struct machine *m)
 {
+	int err = m->a->err;
+
 	return fmt_fail(m->e, err, m->at, err == -E2BIG ? "unfolds beyond all proportion" :
 							   "no memory");
 }
@@ -76,8 +77,8 @@ static int take_number(struct machine *m, unsigned size, uint64_t *out)
 
 /* ---- stack ------------------------------------------------------------------------ */
 
-/* v with room for `need` elements; NULL: no memory, and v is as it was. */
-static void *grown(void *v, size_t *cap, size_t need, size_t size)
+/* v with room for `need` elements; NULL: see the arena's err, and v is as it was. */
+static void *grown(struct machine *m, void *v, size_t *cap, size_t need, size_t size)
 {
 	size_t more = *cap ? *cap * 2 : 64;
 	void *p;
@@ -86,9 +87,17 @@ static void *grown(void *v, size_t *cap, size_t need, size_t size)
 		return v;
 	if (more < need)
 		more = need;
+	if ((more - *cap) * size > m->a->limit - m->a->used) {
+		m->a->err = -E2BIG;
+		return NULL;
+	}
 	p = reallocarray(v, more, size);
-	if (p)
-		*cap = more;
+	if (!p) {
+		m->a->err = -ENOMEM;
+		return NULL;
+	}
+	m->a->used += (more - *cap) * size;
+	*cap = more;
 	return p;
 }
 
@@ -97,10 +106,10 @@ static int push(struct machine *m, struct pickle_node *n)
 	struct pickle_node **v;
 
 	if (!n)
-		return out_of_memory(m, m->a->err);
-	v = grown(m->stack, &m->cap, m->n + 1, sizeof(*v));
+		return out_of_memory(m);
+	v = grown(m, m->stack, &m->cap, m->n + 1, sizeof(*v));
 	if (!v)
-		return out_of_memory(m, -ENOMEM);
+		return out_of_memory(m);
 	m->stack = v;
 	m->stack[m->n++] = n;
 	return 0;
@@ -152,7 +161,7 @@ static int seq_add(struct machine *m, struct pickle_seq *s, struct pickle_node *
 		struct pickle_node **more = arena_array(m->a, cap, sizeof(*more));
 
 		if (!more)
-			return out_of_memory(m, m->a->err);
+			return out_of_memory(m);
 		if (s->n)
 			memcpy(more, s->v, s->n * sizeof(*more));
 		s->v = more;
@@ -470,9 +479,9 @@ static int op_mark(struct machine *m)
 
 	if (m->n_marks == MAX_MARKS)
 		return bad(m, "nested deeper than %u", MAX_MARKS);
-	v = grown(m->mark, &m->cap_marks, m->n_marks + 1, sizeof(*v));
+	v = grown(m, m->mark, &m->cap_marks, m->n_marks + 1, sizeof(*v));
 	if (!v)
-		return out_of_memory(m, -ENOMEM);
+		return out_of_memory(m);
 	m->mark = v;
 	m->mark[m->n_marks++] = m->n;
 	return 0;
@@ -512,9 +521,9 @@ static int memo_put(struct machine *m, uint64_t i)
 		return underflow(m);
 	if (i >= m->len)	/* picklers count from 0 */
 		return bad(m, "memo number %llu", (unsigned long long)i);
-	v = grown(m->memo, &m->cap_memo, i + 1, sizeof(*v));
+	v = grown(m, m->memo, &m->cap_memo, i + 1, sizeof(*v));
 	if (!v)
-		return out_of_memory(m, -ENOMEM);
+		return out_of_memory(m);
 	m->memo = v;
 	if (m->cap_memo > had)
 		memset(m->memo + had, 0, (m->cap_memo - had) * sizeof(*m->memo));
@@ -588,7 +597,7 @@ static int take_line(struct machine *m, struct pickle_node **out)
 		return bad(m, "cut off within a line");
 	*out = node(m, PICKLE_STR);
 	if (!*out)
-		return out_of_memory(m, m->a->err);
+		return out_of_memory(m);
 	(*out)->u.s.p = (const char *)start;
 	(*out)->u.s.n = (uint32_t)(nl - start);
 	m->pos += (size_t)(nl - start) + 1;
@@ -627,7 +636,7 @@ static int push_object(struct machine *m, struct pickle_node *callable, struct p
 	n = node(m, PICKLE_OBJECT);
 	o = n ? arena_get(m->a, sizeof(*o)) : NULL;
 	if (!o)
-		return out_of_memory(m, m->a->err);
+		return out_of_memory(m);
 	o->callable = callable;
 	o->args = args;
 	o->kwargs = kwargs;
@@ -769,7 +778,7 @@ int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *use
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");
-	arena_init(&p->arena, (uint64_t)len * LIMIT_PER_BYTE + 4096);
+	arena_init(&p->arena, fmt_allowance(len));
 	m.a = &p->arena;
 	err = run(&m);
 	free(m.stack);

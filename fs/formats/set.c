@@ -9,7 +9,6 @@
 
 #include <stdio.h>
 
-#define LIMIT_PER_BYTE 96u
 #define MAX_OFF_GRID 4096u	/* pieces compared pair by pair */
 
 struct table {
@@ -112,7 +111,7 @@ void fmt_set_free(struct fmt_set *s)
 
 void fmt_set_allow(struct fmt_set *s, uint64_t input_len)
 {
-	s->inside->arena.limit += input_len * LIMIT_PER_BYTE;
+	s->inside->arena.limit += fmt_allowance(input_len);
 }
 
 struct arena *fmt_set_arena(struct fmt_set *s)

@@ -186,4 +186,31 @@ TEST(Pickle, CheapOpcodesAreBounded)
 	}
 }
 
+// What takes most for its length: objects of two bytes, values on the stack, tuples of tuples.
+TEST(Pickle, LargeOnesMayNotUnfoldFar)
+{
+	const struct {
+		std::string before, unit, after;
+	} cases[] = {{"N", ")\x81", ""}, {"(", "]", "t"}, {"K\x01", "\x85", ""}};
+	for (const auto &c : cases) {
+		std::string b = "\x80\x04" + c.before;
+		while (b.size() < 8u << 20)
+			b += c.unit;
+		Pickle p(b + c.after + ".");
+		EXPECT_EQ(p.err, -E2BIG) << c.unit;
+		EXPECT_TRUE(p.e.says("unfolds beyond all proportion")) << p.e.text;
+	}
+}
+
+// A list of numbers is as far as what is real unfolds.
+TEST(Pickle, LargeListsAreRead)
+{
+	std::string b = "\x80\x04](";
+	for (int i = 0; i < 2000000; i++)
+		b += std::string("J") + u32((uint32_t)i) + (i % 1000 == 999 ? "e(" : "");
+	Pickle p(b + "e.");
+	ASSERT_EQ(p.err, 0) << p.e.text;
+	EXPECT_EQ(p.root()->u.seq.n, 2000000u);
+}
+
 } // namespace
