@@ -18,6 +18,17 @@ struct rec rec_new(uint32_t type)
 	return r;
 }
 
+struct rec rec_staged(const struct node *n)
+{
+	struct rec r = rec_new(REC_STAGED);
+	r.unique = 0;
+	r.node = n->id;
+	r.sf = staged_id(n->sf);
+	r.name = n->names ? n->names->name : "";
+	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	return r;
+}
+
 static void no_memory(void)
 {
 	/* a record is logged and cannot be shown: die, the next worker replays it */
@@ -682,16 +693,12 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 	if (n->sf) {
 		struct staged_info i;
 		staged_get_info(n->sf, &i);
-		r = rec_new(REC_STAGED);
-		r.unique = 0;
-		r.node = n->id;
-		r.sf = i.id;
+		r = rec_staged(n);
 		r.size = i.size;
 		r.atime = i.atime;
 		r.mtime = i.mtime;
-		r.name = d ? d->name : "";
-		r.flags = (i.spilled ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0) |
-			  (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED ? REC_SEALED : 0);
+		if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
+			r.flags |= REC_SEALED;
 		rc = staging_emit(fs->s, &r);
 	}
 	for (struct xattr *x = n->xattrs; !rc && x && !n->sealed; x = x->next) {

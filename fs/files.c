@@ -15,12 +15,7 @@
 
 static void log_staged(struct fs *fs, struct node *n)
 {
-	struct rec r = rec_new(REC_STAGED);
-	r.unique = 0;
-	r.node = n->id;
-	r.sf = staged_id(n->sf);
-	r.name = n->names ? n->names->name : "";
-	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	struct rec r = rec_staged(n);
 	staging_log(fs->s, &r);
 }
 

@@ -331,6 +331,7 @@ int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held */
 double attr_timeout(const struct node *n);
 void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e);
 struct rec rec_new(uint32_t type);
+struct rec rec_staged(const struct node *n);	/* n->sf is its version; no request made it */
 bool name_is_control(uint64_t parent, const char *name);
 
 /* ---- session.c ---- */
