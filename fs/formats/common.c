@@ -153,6 +153,49 @@ bool fmt_bytes(const struct fmt_dtype *t, uint64_t elements, uint64_t *out)
 	return bits % 8 == 0;
 }
 
+/* ---- text ------------------------------------------------------------------------- */
+
+size_t fmt_utf8(const char *text, size_t n)
+{
+	const unsigned char *s = (const unsigned char *)text;
+	unsigned char c = s[0];
+	unsigned char lo = 0x80, hi = 0xbf;	/* bounds of the second byte */
+	size_t len;
+
+	if (c < 0x80)
+		return 1;
+	if (c >= 0xc2 && c <= 0xdf) {
+		len = 2;
+	} else if (c >= 0xe0 && c <= 0xef) {
+		len = 3;
+		lo = c == 0xe0 ? 0xa0 : 0x80;	/* overlong */
+		hi = c == 0xed ? 0x9f : 0xbf;	/* surrogates */
+	} else if (c >= 0xf0 && c <= 0xf4) {
+		len = 4;
+		lo = c == 0xf0 ? 0x90 : 0x80;
+		hi = c == 0xf4 ? 0x8f : 0xbf;	/* beyond U+10FFFF */
+	} else {
+		return 0;
+	}
+	if (n < len || s[1] < lo || s[1] > hi)
+		return 0;
+	for (size_t i = 2; i < len; i++)
+		if (s[i] < 0x80 || s[i] > 0xbf)
+			return 0;
+	return len;
+}
+
+bool fmt_is_utf8(const char *s)
+{
+	/* a sequence is never read past the NUL, which continues none */
+	for (size_t len; *s; s += len) {
+		len = fmt_utf8(s, 4);
+		if (!len)
+			return false;
+	}
+	return true;
+}
+
 /* ---- arena ------------------------------------------------------------------------ */
 
 #define BLOCK_MIN 4096u

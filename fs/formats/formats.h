@@ -57,6 +57,13 @@ struct fmt_source fmt_part(const struct fmt_source *s, uint64_t off, uint64_t si
 /* Memory; borrowed. */
 struct fmt_source fmt_memory(const void *bytes, size_t len);
 
+/* ---- text ------------------------------------------------------------------------- */
+
+/* Length of the valid UTF-8 sequence that n > 0 bytes begin with, 0: none. Where a NUL ends them n
+ * may be 4. */
+size_t fmt_utf8(const char *text, size_t n);
+bool fmt_is_utf8(const char *s);
+
 /* ---- dtypes ----------------------------------------------------------------------- */
 
 struct fmt_dtype {

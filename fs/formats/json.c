@@ -89,36 +89,6 @@ static int hex4(const char *s)
 	return n;
 }
 
-/* Length of the valid UTF-8 sequence at s (n bytes there), 0 if there is none. */
-static size_t utf8_len(const unsigned char *s, size_t n)
-{
-	unsigned char c = s[0];
-	unsigned char lo = 0x80, hi = 0xbf;	/* bounds of the second byte */
-	size_t len;
-
-	if (c < 0x80)
-		return 1;
-	if (c >= 0xc2 && c <= 0xdf) {
-		len = 2;
-	} else if (c >= 0xe0 && c <= 0xef) {
-		len = 3;
-		lo = c == 0xe0 ? 0xa0 : 0x80;	/* overlong */
-		hi = c == 0xed ? 0x9f : 0xbf;	/* surrogates */
-	} else if (c >= 0xf0 && c <= 0xf4) {
-		len = 4;
-		lo = c == 0xf0 ? 0x90 : 0x80;
-		hi = c == 0xf4 ? 0x8f : 0xbf;	/* beyond U+10FFFF */
-	} else {
-		return 0;
-	}
-	if (n < len || s[1] < lo || s[1] > hi)
-		return 0;
-	for (size_t i = 2; i < len; i++)
-		if (s[i] < 0x80 || s[i] > 0xbf)
-			return 0;
-	return len;
-}
-
 /* ---- values ----------------------------------------------------------------------- */
 
 /* After a backslash. */
@@ -149,7 +119,7 @@ static int parse_string(struct parser *p)
 		if (c < 0x20)	/* also the end of the text */
 			return bad(p, c < 0 ? "a string that does not end"
 					    : "a control byte in a string");
-		len = utf8_len((unsigned char *)p->d->text + p->pos, p->d->len - p->pos);
+		len = fmt_utf8(p->d->text + p->pos, p->d->len - p->pos);
 		if (!len)
 			return bad(p, "a string that is not UTF-8");
 		p->pos += len;

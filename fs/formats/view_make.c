@@ -17,35 +17,6 @@ struct chosen {
 
 /* ---- names in JSON ---------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence at s, 0 if it is none; s ends in a NUL. */
-static unsigned utf8_at(const unsigned char *s)
-{
-	unsigned n = *s < 0x80 ? 1 : *s >= 0xc2 && *s < 0xe0 ? 2 : (*s & 0xf0) == 0xe0 ? 3 :
-		     *s >= 0xf0 && *s < 0xf5 ? 4 : 0;
-
-	for (unsigned i = 1; i < n; i++)
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-	if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xed && s[1] > 0x9f) ||
-	    (*s == 0xf0 && s[1] < 0x90) || (*s == 0xf4 && s[1] > 0x8f))
-		return 0;
-	return n;
-}
-
-static bool is_utf8(const char *name)
-{
-	const unsigned char *s = (const unsigned char *)name;
-
-	while (*s) {
-		unsigned n = utf8_at(s);
-
-		if (!n)
-			return false;
-		s += n;
-	}
-	return true;
-}
-
 static void add_string(struct view *v, const char *s)
 {
 	view_add(v, "\"", 1);
@@ -77,7 +48,7 @@ static int check_named(const struct fmt_tensor *t, unsigned *element, uint64_t *
 	if (!err && !strcmp(t->name, "__metadata__"))
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE,
 				"__metadata__: no tensor of a safetensors file can have that name");
-	if (!err && !is_utf8(t->name))
+	if (!err && !fmt_is_utf8(t->name))
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8",
 				t->name);
 	return err;

@@ -90,4 +90,20 @@ TEST(Json, Numbers)
 		EXPECT_FALSE(json_is_u64(Json(t).d, 0, &n)) << t;
 }
 
+TEST(Utf8, SequencesAndWhatIsNone)
+{
+	const struct {
+		const char *text;
+		size_t len;
+	} cases[] = {{"a", 1}, {"\x7f", 1}, {"\xc2\x80", 2}, {"\xe0\xa0\x80", 3}, {"\xef\xbf\xbf", 3},
+		     {"\xf0\x90\x80\x80", 4}, {"\xf4\x8f\xbf\xbf", 4}, {"\x80", 0}, {"\xc1\xbf", 0},
+		     {"\xe0\x9f\xbf", 0}, {"\xed\xa0\x80", 0}, {"\xf0\x8f\xbf\xbf", 0},
+		     {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"\xc2", 0}, {"\xe1\x80", 0}};
+	for (const auto &c : cases) {
+		EXPECT_EQ(fmt_utf8(c.text, 4), c.len) << c.text;
+		EXPECT_EQ(fmt_is_utf8(c.text), c.len > 0) << c.text;
+	}
+	EXPECT_EQ(fmt_utf8("\xe1\x80\x80", 2), 0u);
+}
+
 } // namespace
