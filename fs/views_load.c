@@ -307,18 +307,21 @@ static int try_whole(struct vckpt *c)
 	return rc == -ENOMEM ? rc : 0;
 }
 
+/* Nothing of it is read: a version of it is one of the files it consists of. */
+static int refuse_orbax(struct load *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		l->seen[i].read = S_ISREG(l->seen[i].st.st_mode);
+	snprintf(l->c->why, sizeof(l->c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
+	return is_whole(l) ? -ENOTSUP : -ENOENT;
+}
+
 static int load_set(struct load *l)
 {
 	const struct ckpt_io io = {.ctx = l, .open = load_open, .close = load_close, .bad = load_refuse,
 				   .max_bytes = PARSE_MAX};
 	struct vckpt *c = l->c;
-	int rc = 0;
-	if (l->in.kind.format == CKPT_ORBAX) {
-		snprintf(c->why, sizeof(c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
-		rc = -ENOTSUP;
-	}
-	if (!rc)
-		rc = ckpt_content_read(&l->in, &io, CKPT_TENSORS);
+	int rc = l->in.kind.format == CKPT_ORBAX ? refuse_orbax(l) : ckpt_content_read(&l->in, &io, CKPT_TENSORS);
 	if (!rc && (!l->in.set || !is_whole(l)))
 		rc = -ENOENT;
 	if (!rc) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Errors, sources, dtypes and the arena.
+ * Errors, sources, dtypes, UTF-8 and the arena.
  */
 #include "fs/formats/inside.h"
 

@@ -145,6 +145,11 @@ grep -q '^conj: ' "$v/odd/refused" || die "odd: $(cat "$v/odd/refused")"
 cat "$v/odd/tensors/sparse.npy" 2>/dev/null && die "sparse.npy"
 [ ! -e "$v/odd/model.safetensors" ] || die "a part shown as the whole"
 grep -q '^old.pt: at 0: ' "$v/torch_odd/refused" || die "torch_odd"
+mkdir "$m/7"
+echo '{}' >"$m/7/_CHECKPOINT_METADATA"
+touch "$m/7/manifest.ocdbt"
+[ "$(ls "$v/7")" = refused ] || die "orbax: $(ls "$v/7")"
+grep -q Orbax "$v/7/refused" || die "orbax: $(cat "$v/7/refused")"
 i=0
 for bad in "$assets"/should-fail/dcp/* "$assets"/should-fail/pickle/*; do
 	i=$((i + 1))
