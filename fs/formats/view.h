@@ -48,4 +48,27 @@ int view_done(struct view *v, struct view **out, struct fmt_error *e);
 int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes,
 	       struct fmt_error *e);
 
+/* ---- torch.save archives (view_zip.c) ----
+ * One after another, at the end of a view. */
+
+struct view_zip {
+	struct view *v;
+	struct view *central;	/* the directory, until it is due; NULL: no archive is begun */
+	uint64_t start;		/* of the archive, in the view */
+	uint64_t entries;
+};
+
+int view_zip_begin(struct view_zip *z, struct view *v);	/* -ENOMEM */
+void view_zip_add(struct view_zip *z, const char *name, const void *p, size_t len);
+void view_zip_add_tensor(struct view_zip *z, const char *name, size_t tensor, uint64_t bytes);
+void view_zip_end(struct view_zip *z);
+
+/* Opcodes of protocol 2. */
+void view_put32(struct view *v, uint64_t n);
+void view_pickle_text(struct view *v, const char *s);
+void view_pickle_number(struct view *v, uint64_t n);
+/* A row-major tensor of the storage `key`; bytes: its size. */
+void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
+			uint64_t bytes);
+
 #endif

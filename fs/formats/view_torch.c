@@ -1,201 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * What PyTorch's own loaders open: a torch.save archive.
- *
- * Its checksums are 0, as torch.serialization.set_crc32_options(False) leaves them: they stand
- * before data that nobody has read yet, and PyTorch does not compare them.
  */
 #include "fs/formats/view.h"
 
 #include <stdio.h>
-
-#define ALIGN 64u		/* of data, as torch.save has it */
-#define LIMIT32 0xffffffffu
-
-struct zipper {
-	struct view *v;
-	struct view *central;	/* the directory, until it is due */
-	uint64_t start;		/* of the archive, in the view */
-	uint64_t entries;
-};
-
-static void put16(struct view *v, unsigned n)
-{
-	view_add(v, (char[]){ (char)n, (char)(n >> 8) }, 2);
-}
-
-static void put32(struct view *v, uint64_t n)
-{
-	put16(v, (unsigned)(n & 0xffff));
-	put16(v, (unsigned)(n >> 16 & 0xffff));
-}
-
-static void put64(struct view *v, uint64_t n)
-{
-	put32(v, n & LIMIT32);
-	put32(v, n >> 32);
-}
-
-static uint32_t below(uint64_t n)
-{
-	return n < LIMIT32 ? (uint32_t)n : LIMIT32;
-}
-
-/* What local headers and the directory have in common, from "version needed" on. */
-static void put_common(struct view *v, const char *name, uint32_t crc, uint64_t size,
-		       unsigned extra)
-{
-	put16(v, 45);
-	put16(v, 0x800);	/* names are UTF-8 */
-	put16(v, 0);		/* stored */
-	put32(v, 0x00210000);	/* 1980-01-01: the same bytes for the same tensors */
-	put32(v, crc);
-	put32(v, below(size));
-	put32(v, below(size));
-	put16(v, (unsigned)strlen(name));
-	put16(v, extra);
-}
-
-/* The header of an entry whose data follow, padded so that they are aligned. */
-static void begin_entry(struct zipper *z, const char *name, uint32_t crc, uint64_t size)
-{
-	uint64_t at = z->v->size - z->start;
-	bool large = size >= LIMIT32, far = at >= LIMIT32;
-	unsigned fixed = 30 + (unsigned)strlen(name) + (large ? 20 : 0) + 4;
-	unsigned pad = (unsigned)((ALIGN - (at + fixed) % ALIGN) % ALIGN);
-
-	put32(z->v, 0x04034b50);
-	put_common(z->v, name, crc, size, (large ? 20 : 0) + 4 + pad);
-	view_add(z->v, name, strlen(name));
-	if (large) {
-		put16(z->v, 1);
-		put16(z->v, 16);
-		put64(z->v, size);
-		put64(z->v, size);
-	}
-	put16(z->v, 0x4246);	/* "FB", PyTorch's padding */
-	put16(z->v, pad);
-	for (unsigned i = 0; i < pad; i++)
-		view_add(z->v, "Z", 1);
-
-	put32(z->central, 0x02014b50);
-	put16(z->central, 45);
-	put_common(z->central, name, crc, size,
-		   large || far ? 4 + (large ? 16 : 0) + (far ? 8 : 0) : 0);
-	put16(z->central, 0);
-	put16(z->central, 0);
-	put16(z->central, 0);
-	put32(z->central, 0);
-	put32(z->central, below(at));
-	view_add(z->central, name, strlen(name));
-	if (large || far) {
-		put16(z->central, 1);
-		put16(z->central, (large ? 16 : 0) + (far ? 8 : 0));
-	}
-	if (large) {
-		put64(z->central, size);
-		put64(z->central, size);
-	}
-	if (far)
-		put64(z->central, at);
-	z->entries++;
-}
-
-static void add_memory(struct zipper *z, const char *name, const void *p, size_t len)
-{
-	begin_entry(z, name, zip_crc(0, p, len), len);
-	view_add(z->v, p, len);
-}
-
-static void end_archive(struct zipper *z)
-{
-	uint64_t at = z->v->size - z->start, len = z->central->mem_len;
-
-	view_add(z->v, z->central->mem, z->central->mem_len);
-	put32(z->v, 0x06064b50);	/* zip64's end record and where it is, always */
-	put64(z->v, 44);
-	put16(z->v, 45);
-	put16(z->v, 45);
-	put32(z->v, 0);
-	put32(z->v, 0);
-	put64(z->v, z->entries);
-	put64(z->v, z->entries);
-	put64(z->v, len);
-	put64(z->v, at);
-	put32(z->v, 0x07064b50);
-	put32(z->v, 0);
-	put64(z->v, at + len);
-	put32(z->v, 1);
-	put32(z->v, 0x06054b50);
-	put32(z->v, 0);
-	put16(z->v, z->entries < 0xffff ? (unsigned)z->entries : 0xffff);
-	put16(z->v, z->entries < 0xffff ? (unsigned)z->entries : 0xffff);
-	put32(z->v, below(len));
-	put32(z->v, below(at));
-	put16(z->v, 0);
-}
-
-/* ---- the pickle ------------------------------------------------------------------- */
-
-static void pickle_text(struct view *v, const char *s)
-{
-	view_add(v, "X", 1);
-	put32(v, strlen(s));
-	view_add(v, s, strlen(s));
-}
-
-static void pickle_number(struct view *v, uint64_t n)
-{
-	if (n <= INT32_MAX) {
-		view_add(v, "J", 1);
-		put32(v, n);
-	} else {
-		view_add(v, "\x8a\x09", 2);	/* nine bytes: it stays positive */
-		put64(v, n);
-		view_add(v, "", 1);
-	}
-}
-
-static void pickle_strides(struct view *v, const struct fmt_tensor *t)
-{
-	view_add(v, "(", 1);
-	for (unsigned d = 0; d < t->ndim; d++) {
-		uint64_t s = 1;
-
-		for (unsigned i = d + 1; i < t->ndim; i++)
-			s *= t->shape[i] ? t->shape[i] : 1;
-		pickle_number(v, s);
-	}
-	view_add(v, "t", 1);
-}
-
-/* torch._utils._rebuild_tensor_v2 of a storage of its own; v3 where there is no storage of that
- * type. */
-static void pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
-			  uint64_t bytes)
-{
-	const char *storage = t->dtype->storage;
-	unsigned element = t->dtype->bits / 8;
-
-	view_addf(v, "ctorch._utils\n_rebuild_tensor_%s\n((", storage ? "v2" : "v3");
-	pickle_text(v, "storage");
-	view_addf(v, "ctorch%s\n%s\n", storage ? "" : ".storage",
-		  storage ? storage : "UntypedStorage");
-	pickle_text(v, key);
-	pickle_text(v, "cpu");
-	pickle_number(v, storage ? bytes / element : bytes);
-	view_add(v, "tQ", 2);
-	pickle_number(v, 0);
-	view_add(v, "(", 1);
-	for (unsigned d = 0; d < t->ndim; d++)
-		pickle_number(v, t->shape[d]);
-	view_add(v, "t", 1);
-	pickle_strides(v, t);
-	view_addf(v, "\x89" "ccollections\nOrderedDict\n)R");
-	if (!storage)
-		view_addf(v, "ctorch\n%s\n", t->dtype_name);
-	view_add(v, "tR", 2);
-}
 
 /* What torch.load() has a type for. */
 static int check_typed(const struct fmt_tensor *t, uint64_t *bytes, struct fmt_error *e)
@@ -205,7 +14,7 @@ static int check_typed(const struct fmt_tensor *t, uint64_t *bytes, struct fmt_e
 	return view_check(t, &element, bytes, e);
 }
 
-static int add_tensors(struct zipper *z, struct view *pickle, struct fmt_error *e)
+static int add_tensors(struct view_zip *z, struct view *pickle, struct fmt_error *e)
 {
 	const struct fmt_set *s = z->v->base->set;
 	uint64_t bytes;
@@ -218,41 +27,41 @@ static int add_tensors(struct zipper *z, struct view *pickle, struct fmt_error *
 		if (err)
 			break;
 		snprintf(key, sizeof(key), "%zu", i);
-		pickle_text(pickle, s->tensor[i].name);
-		pickle_tensor(pickle, &s->tensor[i], key, bytes);
+		view_pickle_text(pickle, s->tensor[i].name);
+		view_pickle_tensor(pickle, &s->tensor[i], key, bytes);
 	}
 	view_addf(pickle, "u.");
 	if (err)
 		return err;
-	add_memory(z, "archive/data.pkl", pickle->mem, pickle->mem_len);
-	add_memory(z, "archive/byteorder", "little", 6);
+	view_zip_add(z, "archive/data.pkl", pickle->mem, pickle->mem_len);
+	view_zip_add(z, "archive/byteorder", "little", 6);
 	for (size_t i = 0; i < s->n_tensors; i++) {
 		check_typed(&s->tensor[i], &bytes, NULL);	/* for its size; it is fine */
 		snprintf(key, sizeof(key), "archive/data/%zu", i);
-		begin_entry(z, key, 0, bytes);
-		view_add_tensor(z->v, i, 0, bytes);
+		view_zip_add_tensor(z, key, i, bytes);
 	}
-	add_memory(z, "archive/version", "3\n", 2);
+	view_zip_add(z, "archive/version", "3\n", 2);
 	return 0;
 }
 
 int view_torch(struct view_base *b, struct view **out, struct fmt_error *e)
 {
-	struct zipper z = { view_new(b), view_new(b), 0, 0 };
-	struct view *pickle = view_new(b);
-	int err = z.v && z.central && pickle ? 0 : fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");
+	struct view *v = view_new(b), *pickle = view_new(b);
+	struct view_zip z = { 0 };
+	int err = v && pickle ? view_zip_begin(&z, v) : -ENOMEM;
 
 	*out = NULL;
-	if (!err)
+	if (err)
+		fmt_say(e, FMT_NOWHERE, "no memory");
+	else
 		err = add_tensors(&z, pickle, e);
 	if (!err)
-		end_archive(&z);
-	if (!err && (pickle->no_memory || z.central->no_memory))
-		z.v->no_memory = true;
+		v->no_memory |= pickle->no_memory;
+	if (z.central)
+		view_zip_end(&z);
 	view_free(pickle);
-	view_free(z.central);
 	if (!err)
-		return view_done(z.v, out, e);
-	view_free(z.v);
+		return view_done(v, out, e);
+	view_free(v);
 	return err;
 }
