@@ -29,6 +29,9 @@ struct reader {
 	struct stored *v;
 	uint32_t n, *slot;	/* slot: index + 1, open addressing */
 	size_t cap;		/* of slot, a power of two */
+	const struct pickle_seq *path;	/* planner_data's pairs; NULL: none */
+	uint32_t *path_slot;	/* pair + 1 */
+	size_t path_cap;
 };
 
 #define bad(r, n, ...) fmt_fail((r)->e, -EBADMSG, (n)->at, __VA_ARGS__)
@@ -247,6 +250,65 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 	return err ? err : fmt_set_piece(t, &p, r->e);
 }
 
+/* ---- planner_data ------------------------------------------------------------------- */
+
+static uint32_t *find_path_slot(const struct reader *r, const struct pickle_node *fqn)
+{
+	for (size_t i = hash_of(fqn, NULL);; i++) {
+		uint32_t *s = &r->path_slot[i & (r->path_cap - 1)];
+		const struct pickle_node *k = *s ? r->path->v[2 * (*s - 1)] : NULL;
+
+		if (!k || (k->u.s.n == fqn->u.s.n && !memcmp(k->u.s.p, fqn->u.s.p, fqn->u.s.n)))
+			return s;
+	}
+}
+
+static int read_planner(struct reader *r, const struct pickle_node *root)
+{
+	const struct pickle_node *d = pickle_attr(root, "planner_data");
+
+	if (!d || d->kind != PICKLE_DICT)
+		return 0;
+	for (r->path_cap = 16; r->path_cap < (size_t)d->u.seq.n; r->path_cap *= 2)
+		;
+	r->path_slot = calloc(r->path_cap, sizeof(*r->path_slot));
+	if (!r->path_slot)
+		return fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
+	r->path = &d->u.seq;
+	for (uint32_t i = 0; i < d->u.seq.n / 2; i++)
+		if (d->u.seq.v[2 * i]->kind == PICKLE_STR)
+			*find_path_slot(r, d->u.seq.v[2 * i]) = i + 1;
+	return 0;
+}
+
+/* planner_data: the way down to each item, a tuple of keys and list indices. Another planner's may
+ * be anything: what is no such way is none. */
+static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt_path *out)
+{
+	const uint32_t *slot = r->path ? find_path_slot(r, fqn) : NULL;
+	const struct pickle_seq *q = slot && *slot ? pickle_sizes(r->path->v[2 * *slot - 1]) : NULL;
+	struct fmt_step *v;
+	int err = 0;
+
+	if (!q || !q->n || q->n > FMT_MAX_PATH || q->v[0]->kind != PICKLE_STR)
+		return 0;
+	for (uint32_t i = 0; i < q->n; i++) {
+		uint64_t index;
+
+		if (q->v[i]->kind == PICKLE_STR ? memchr(q->v[i]->u.s.p, '\0', q->v[i]->u.s.n) != NULL :
+		    !pickle_u64(q->v[i], &index))
+			return 0;
+	}
+	v = arena_array(fmt_set_arena(r->set), q->n, sizeof(*v));
+	if (!v)
+		return no_arena(r);
+	for (uint32_t i = 0; !err && i < q->n; i++)
+		if (!pickle_u64(q->v[i], &v[i].index))
+			err = fmt_set_string(r->set, q->v[i]->u.s.p, q->v[i]->u.s.n, &v[i].key, r->e);
+	*out = (struct fmt_path){ v, q->n };
+	return err;
+}
+
 /* properties: a tuple that starts with the dtype, or (older) a dict with that key. */
 static const struct pickle_node *dtype_of(const struct pickle_node *n)
 {
@@ -290,6 +352,8 @@ static int read_tensor(struct reader *r, const struct pickle_node *fqn, const st
 			return err;
 		t->dtype = dtype;
 		err = fmt_set_string(r->set, name->u.s.p, name->u.s.n, &t->dtype_name, r->e);
+		if (!err)
+			err = read_path(r, fqn, &t->path);
 	}
 	for (uint32_t i = 0; !err && i < chunks->u.seq.n; i++)
 		err = read_chunk(r, fqn, chunks->u.seq.v[i], t);
@@ -299,11 +363,19 @@ static int read_tensor(struct reader *r, const struct pickle_node *fqn, const st
 static int read_bytes_item(struct reader *r, const struct pickle_node *fqn)
 {
 	struct stored *s = find_stored(r, fqn, NULL);
+	struct fmt_blob *b;
+	int err = fmt_set_blob(r->set, fqn->u.s.p, fqn->u.s.n, s ? s->file : FMT_NO_FILE,
+			       s ? s->start : 0, s ? s->length : 0, &b, r->e);
 
-	if (!s)
-		return fmt_set_blob(r->set, fqn->u.s.p, fqn->u.s.n, FMT_NO_FILE, 0, 0, r->e);
-	s->used = true;
-	return fmt_set_blob(r->set, fqn->u.s.p, fqn->u.s.n, s->file, s->start, s->length, r->e);
+	if (err)
+		return err;
+	if (s)
+		s->used = true;
+	else
+		b->refusal = "storage_data names no file for it";
+	if (s && s->transforms)
+		err = say_transforms(r, s, &b->refusal);
+	return err ? err : read_path(r, fqn, &b->path);
 }
 
 static int read_state(struct reader *r, const struct pickle_node *root)
@@ -346,9 +418,12 @@ int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_erro
 	if (!err)
 		err = read_storage(&r, root);
 	if (!err)
+		err = read_planner(&r, root);
+	if (!err)
 		err = read_state(&r, root);
 	free(r.v);
 	free(r.slot);
+	free(r.path_slot);
 	pickle_free(p);
 	return err;
 }

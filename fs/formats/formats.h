@@ -105,8 +105,21 @@ struct fmt_piece {
 
 #define FMT_NO_FILE UINT32_MAX
 
+struct fmt_step {		/* on the way down a nested object */
+	const char *key;	/* of a dict; NULL: of a list */
+	uint64_t index;
+};
+
+#define FMT_MAX_PATH 256u
+
+struct fmt_path {		/* n 0: none is known, the name is all there is */
+	const struct fmt_step *step;
+	unsigned n;
+};
+
 struct fmt_tensor {
 	const char *name;
+	struct fmt_path path;
 	const struct fmt_dtype *dtype;	/* NULL: not known here */
 	const char *dtype_name;		/* always there */
 	unsigned ndim;
@@ -116,10 +129,13 @@ struct fmt_tensor {
 	size_t n_pieces, cap_pieces;
 };
 
-struct fmt_blob {		/* an opaque item beside the tensors */
+struct fmt_blob {		/* an item beside the tensors */
 	const char *name;
-	uint32_t file;
+	struct fmt_path path;
+	uint32_t file;		/* FMT_NO_FILE: of opaque bytes the file that has them */
 	uint64_t at, length;
+	const char *pickle;	/* NULL: opaque bytes; else a plain value, of `length` bytes in memory */
+	const char *refusal;	/* NULL, or why its bytes cannot be used */
 };
 
 struct fmt_file {
@@ -305,6 +321,14 @@ uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
  * (sparse, quantized, ...) are listed with a refusal. */
 int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e);
+
+/* A torch.save file of a dict, named as DCP's flatten_state_dict() names what is in one, with
+ * the paths. Nothing is passed over: what is no tensor is a blob of a plain value (None, bool, int,
+ * float, str, and lists, tuples and dicts of them), and -ENOTSUP names what is none. `empty` is told
+ * of dicts that DCP has no item for, since they hold nothing. */
+int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
+			 void (*empty)(void *ctx, const char *name), void *ctx,
+			 struct fmt_error *e);
 
 /* A safetensors file. With DCP_SHARDING_INFO in its metadata the tensors are pieces of
  * larger ones. -EBADMSG also for a name that another file of the set has as a whole tensor. */
@@ -563,6 +587,13 @@ int view_index(struct view_base *b, const size_t *cut, size_t n, struct view **o
 /* A torch.save archive of a flat dict of name to tensor, each with a storage of its own, that
  * torch.load(weights_only=True) opens. */
 int view_torch(struct view_base *b, struct view **out, struct fmt_error *e);
+
+/* A DCP checkpoint written by one rank: the file VIEW_DCP_DATA, a torch.save archive for each
+ * tensor in one chunk and for each blob, and its .metadata. Blobs that are opaque are carried as
+ * they are. Read by torch.distributed.checkpoint of every version that has _StorageInfo (2.0 on). */
+#define VIEW_DCP_DATA "__0_0.distcp"
+int view_dcp(struct view_base *b, struct view **data, struct view **metadata,
+	     struct fmt_error *e);
 
 /* One tensor as a NumPy file, version 1.0. bfloat16 is <u2, eight-bit floats are |u1. */
 int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e);

@@ -58,8 +58,9 @@ int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 		const uint64_t *shape, struct fmt_tensor **out, struct fmt_error *e);
 /* p's arrays must live as long as the set: use its arena; offset + size fits 63 bits. */
 int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_error *e);
+/* *out is valid until the set changes. */
 int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file, uint64_t at,
-		 uint64_t length, struct fmt_error *e);
+		 uint64_t length, struct fmt_blob **out, struct fmt_error *e);
 /* Counts an extent of a file. -EBADMSG: it ends beyond 2^63. */
 int fmt_set_extent(struct fmt_set *s, uint32_t file, uint64_t at, uint64_t length,
 		   struct fmt_error *e);

@@ -321,7 +321,7 @@ int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_er
 }
 
 int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file, uint64_t at,
-		 uint64_t length, struct fmt_error *e)
+		 uint64_t length, struct fmt_blob **out, struct fmt_error *e)
 {
 	struct fmt_blob b = { .file = file, .at = at, .length = length }, *v;
 	int err = fmt_set_string(s, name, len, &b.name, e);
@@ -332,7 +332,8 @@ int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file,
 	if (!v)
 		return no_memory(e, -ENOMEM);
 	s->blob = v;
-	s->blob[s->n_blobs++] = b;
+	*out = &s->blob[s->n_blobs++];
+	**out = b;
 	return 0;
 }
 

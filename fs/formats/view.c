@@ -78,6 +78,11 @@ void view_free(struct view *v)
 	free(v);
 }
 
+void view_clear(struct view *v)
+{
+	v->size = v->n_parts = v->mem_len = 0;
+}
+
 uint64_t view_size(const struct view *v)
 {
 	return v->size;
@@ -155,6 +160,11 @@ void view_addf(struct view *v, const char *fmt, ...)
 void view_add_tensor(struct view *v, size_t tensor, uint64_t from, uint64_t bytes)
 {
 	add_part(v, tensor, from, bytes);
+}
+
+void view_add_blob(struct view *v, size_t blob)
+{
+	add_part(v, v->base->set->n_tensors + blob, 0, v->base->set->blob[blob].length);
 }
 
 int view_done(struct view *v, struct view **out, struct fmt_error *e)
@@ -541,6 +551,25 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 	return err;
 }
 
+/* [from, from + len) of a blob. */
+static int read_blob(struct reading *r, const struct fmt_blob *b, uint64_t from, void *buf,
+		     size_t len)
+{
+	const char *file = r->v->base->set->file[b->file].name;
+	struct fmt_source s;
+	int err = r->io->get(r->io->ctx, b->file, &s);
+
+	if (!err) {
+		err = fmt_read(&s, b->at + from, buf, len);
+		r->io->put(r->io->ctx, b->file);
+	}
+	if (err == -EBADMSG)
+		fmt_say(r->e, s.size, "%.60s: %.60s ends before it does", b->name, file);
+	else if (err)
+		fmt_say(r->e, FMT_NOWHERE, "%.60s: %.60s: %s", b->name, file, strerror(-err));
+	return err;
+}
+
 struct range {
 	uint64_t a, c;
 	char *buf;
@@ -571,6 +600,7 @@ static const struct view_part *part_at(const struct view *v, uint64_t off)
 int view_read(const struct view *v, const struct view_io *io, uint64_t off, void *buf, size_t len,
 	      struct fmt_error *e)
 {
+	const struct fmt_set *set = v->base->set;
 	struct reading r = { v, io, e };
 	int err = 0;
 
@@ -583,6 +613,9 @@ int view_read(const struct view *v, const struct view_io *io, uint64_t off, void
 
 		if (p->tensor == VIEW_MEMORY) {
 			memcpy(to, v->mem + p->from + skip, n);
+		} else if (p->tensor >= set->n_tensors) {
+			err = read_blob(&r, &set->blob[p->tensor - set->n_tensors], p->from + skip,
+					to, n);
 		} else {
 			struct range g = { p->from + skip, p->from + skip + n, to };
 
@@ -620,6 +653,7 @@ static int spot_in(struct reading *r, const struct box *b, const struct fmt_sour
 int view_run_at(const struct view *v, const struct view_io *io, uint64_t off,
 		struct view_run *out, struct fmt_error *e)
 {
+	const struct fmt_set *set = v->base->set;
 	struct reading r = { v, io, e };
 	const struct view_part *p;
 	struct spot x;
@@ -632,6 +666,11 @@ int view_run_at(const struct view *v, const struct view_io *io, uint64_t off,
 	*out = (struct view_run){ .len = x.bytes, .file = FMT_NO_FILE };
 	if (p->tensor == VIEW_MEMORY)
 		return 0;
+	if (p->tensor >= set->n_tensors) {
+		out->file = set->blob[p->tensor - set->n_tensors].file;
+		out->at = set->blob[p->tensor - set->n_tensors].at + x.a;
+		return 0;
+	}
 	rc = each_box(&r, p->tensor, x.a, x.a + 1, spot_in, &x);
 	if (!rc)
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.100s: a hole",

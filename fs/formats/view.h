@@ -11,8 +11,8 @@
 
 struct view_part {		/* in order, without gaps; none is empty */
 	uint64_t at, bytes;	/* in the view */
-	size_t tensor;		/* of the set; VIEW_MEMORY */
-	uint64_t from;		/* in the tensor's row-major bytes, or in mem */
+	size_t tensor;		/* of the set, behind them its blobs; VIEW_MEMORY */
+	uint64_t from;		/* in the tensor's row-major bytes, the blob's, or mem */
 };
 
 struct view {
@@ -41,6 +41,10 @@ struct view *view_new(struct view_base *b);
 void view_add(struct view *v, const void *bytes, size_t len);
 __attribute__((format(printf, 2, 3))) void view_addf(struct view *v, const char *fmt, ...);
 void view_add_tensor(struct view *v, size_t tensor, uint64_t from, uint64_t bytes);
+/* As it was new; its memory stays for what comes next. */
+void view_clear(struct view *v);
+/* Opaque bytes of a blob, all of them. */
+void view_add_blob(struct view *v, size_t blob);
 int view_done(struct view *v, struct view **out, struct fmt_error *e);
 
 /* Can the tensor be served at all? Its elements' and its whole size in bytes, which fits 62
@@ -67,6 +71,7 @@ void view_zip_end(struct view_zip *z);
 void view_put32(struct view *v, uint64_t n);
 void view_pickle_text(struct view *v, const char *s);
 void view_pickle_number(struct view *v, uint64_t n);
+bool view_is_utf8(const char *s);	/* what a pickle's strings, and JSON's, have to be */
 /* A row-major tensor of the storage `key`; bytes: its size. */
 void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
 			uint64_t bytes);

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What `cairn export` and `cairn import` share: a checkpoint's set, laid out as the files of
+ * another (fs/formats/view*.c), written whole or not at all.
+ */
+#ifndef CAIRN_EXPORT_H
+#define CAIRN_EXPORT_H
+
+#include "cairn_ckpt.h"
+
+enum export_format { EXPORT_SAFETENSORS, EXPORT_TORCH, EXPORT_DCP };
+
+struct export {
+	struct ckpt ck;
+	struct files files;
+	struct view_base *base;
+	struct view *view, *metadata;	/* metadata: of DCP only */
+	struct view_io io;
+	const char *out;	/* as the user wrote it */
+	const char *note;	/* "exporting" */
+	enum export_format format;
+	bool quiet, sync, bad, in_kernel;
+	struct progress bar;
+	uint64_t done;		/* bytes of the files before this one */
+};
+
+#define EXPORT_EMPTY ((struct export){ .ck = CKPT_EMPTY, .in_kernel = true, .note = "exporting" })
+
+/* Reads a checkpoint into x->ck and tells what is wrong with it. Nothing is guessed: one that is
+ * not whole, or not understood in full, gives CAIRN_FAILED; no checkpoint, CAIRN_USAGE. */
+int export_read(struct export *x, const char *path);
+/* Can OUT be made at all? 0, or one line (of the subcommand `sub`) and CAIRN_USAGE. */
+int export_need_out(const struct export *x, const char *sub);
+/* Lays x->ck out and writes it to x->out, tells totals, or why not. */
+int export_write(struct export *x);
+void export_free(struct export *x);
+
+/* ---- the files (cairn_put.c) ------------------------------------------------------ */
+
+/* Signals that end us remove what is not finished. Before the first put. */
+void put_catch_signals(void);
+/* One line into e, and its value is err. */
+int put_told(struct fmt_error *e, int err, const char *name);
+/* x->view as the file x->out: a hidden file beside it, renamed when it is whole. */
+int put_file(struct export *x, struct fmt_error *e);
+/* x->view and x->metadata as a DCP checkpoint in the directory x->out, which is made, or empty.
+ * The data are on stable storage before .metadata gets its name, and both are afterwards. */
+int put_dcp(struct export *x, struct fmt_error *e);
+/* A directory without entries? 1, 0 or -errno. */
+int put_is_empty(const char *path);
+
+#endif

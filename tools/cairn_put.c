@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Views written as files, whole or not at all.
+ */
+#include "cairn_export.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+
+#define CHUNK (4u << 20)	/* gathered and written at once */
+#define KERNEL_RUN (256u << 10)	/* from here on the kernel copies a run */
+#define KERNEL_CHUNK (8u << 20)
+#define TEMPORARY ".metadata.tmp"	/* as DCP's own writer has it */
+
+static char *unfinished;	/* removed when a signal ends us */
+static struct {
+	int dir;
+	bool data, metadata;	/* made in it */
+	const char *made;	/* the directory itself, if we made it */
+} partial = { .dir = -1 };
+
+static void remove_partial(void)
+{
+	if (partial.metadata)
+		unlinkat(partial.dir, TEMPORARY, 0);
+	if (partial.data)
+		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
+	if (partial.made)
+		rmdir(partial.made);	/* not if someone else put something there */
+}
+
+static void on_signal(int sig)
+{
+	if (unfinished)
+		unlink(unfinished);
+	remove_partial();
+	signal(sig, SIG_DFL);
+	raise(sig);
+}
+
+static const int ending[] = { SIGINT, SIGTERM, SIGHUP };
+#define N_ENDING (sizeof(ending) / sizeof(ending[0]))
+
+void put_catch_signals(void)
+{
+	struct sigaction sa = { .sa_handler = on_signal }, old;
+
+	for (unsigned i = 0; i < N_ENDING; i++)
+		if (!sigaction(ending[i], NULL, &old) && old.sa_handler == SIG_DFL)
+			sigaction(ending[i], &sa, NULL);
+}
+
+int put_told(struct fmt_error *e, int err, const char *name)
+{
+	e->at = FMT_NOWHERE;
+	snprintf(e->text, sizeof(e->text), "%.200s: %s", name, strerror(-err));
+	return err;
+}
+
+/* ---- bytes ------------------------------------------------------------------------ */
+
+static int write_all(int fd, const char *p, size_t n, uint64_t off)
+{
+	while (n) {
+		ssize_t w = pwrite(fd, p, n, (off_t)off);
+
+		if (w < 0 && errno == EINTR)
+			continue;
+		if (w < 0)
+			return -errno;
+		p += w;
+		n -= (size_t)w;
+		off += (uint64_t)w;
+	}
+	return 0;
+}
+
+/* As much of a long run as the kernel copies by itself; 0: none, use the other way. */
+static ssize_t copy_run(struct export *x, const struct view *v, int fd, uint64_t off,
+			struct fmt_error *e)
+{
+	struct view_run run;
+	struct one_file *o;
+	loff_t from, to = (loff_t)off;
+	ssize_t n;
+	int err;
+
+	if (!x->in_kernel)
+		return 0;
+	err = view_run_at(v, &x->io, off, &run, e);
+	if (err)
+		return err;
+	if (run.file == FMT_NO_FILE || run.len < KERNEL_RUN)
+		return 0;
+	err = files_get(&x->files, run.file, &o);
+	if (err)
+		return put_told(e, err, x->ck.set->file[run.file].name);
+	if (run.at > o->source.size || run.len > o->source.size - run.at)
+		return 0;	/* view_read() has words for that */
+	posix_fadvise(o->fd, (off_t)run.at, 2 * KERNEL_CHUNK, POSIX_FADV_WILLNEED);
+	from = (loff_t)run.at;
+	n = copy_file_range(o->fd, &from, fd, &to, run.len < KERNEL_CHUNK ? run.len : KERNEL_CHUNK,
+			    0);
+	if (n > 0)
+		return n;
+	if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO || errno == EFBIG))
+		return put_told(e, -errno, x->out);
+	x->in_kernel = false;	/* not between these filesystems */
+	return 0;
+}
+
+static ssize_t copy_chunk(struct export *x, const struct view *v, int fd, uint64_t off, char *buf,
+			  struct fmt_error *e)
+{
+	uint64_t left = view_size(v) - off;
+	size_t n = CHUNK - off % CHUNK;	/* writes of whole pages, but for the first */
+	int err;
+
+	if (n > left)
+		n = (size_t)left;
+	err = view_read(v, &x->io, off, buf, n, e);
+
+	if (!err) {
+		err = write_all(fd, buf, n, off);
+		if (err)
+			put_told(e, err, x->out);
+	}
+	return err ? err : (ssize_t)n;
+}
+
+static int copy_all(struct export *x, const struct view *v, int fd, struct fmt_error *e)
+{
+	uint64_t size = view_size(v), all = view_size(x->view) +
+						(x->metadata ? view_size(x->metadata) : 0);
+	CLEANUP_FREE char *buf = malloc(CHUNK);
+
+	if (!buf)
+		return put_told(e, -ENOMEM, x->out);
+	for (uint64_t off = 0; off < size;) {
+		ssize_t n = copy_run(x, v, fd, off, e);
+
+		if (!n)
+			n = copy_chunk(x, v, fd, off, buf, e);
+		if (n < 0)
+			return (int)n;
+		off += (uint64_t)n;
+		progress_done(&x->bar, x->done + off, all, x->note);
+	}
+	x->done += size;
+	return 0;
+}
+
+/* Room for all of it first, so that a full disk is met at once; where that is not to be had,
+ * only its size. */
+static int make_room(int fd, uint64_t size)
+{
+	if (!size || !fallocate(fd, 0, 0, (off_t)size))
+		return 0;
+	if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
+		return -errno;
+	return ftruncate(fd, (off_t)size) ? -errno : 0;
+}
+
+/* All of a view into a new file, which is closed. */
+static int fill(struct export *x, const struct view *v, int fd, bool sync, struct fmt_error *e)
+{
+	int err = make_room(fd, view_size(v));
+
+	if (err)
+		put_told(e, err, x->out);
+	else
+		err = copy_all(x, v, fd, e);
+	if (!err && sync && fsync(fd))
+		err = put_told(e, -errno, x->out);
+	if (close(fd) && !err)
+		err = put_told(e, -errno, x->out);
+	return err;
+}
+
+/* ---- one file --------------------------------------------------------------------- */
+
+/* A new file beside OUT; what it is called is in `unfinished`. */
+static int create_beside(const char *out)
+{
+	const char *slash = strrchr(out, '/'), *name = slash ? slash + 1 : out;
+	char *temp;
+	int fd = -1;
+
+	for (unsigned i = 0; fd < 0 && i < 100; i++) {
+		if (asprintf(&temp, "%.*s.%.200s.export-%d.%u", (int)(name - out), out, name,
+			     (int)getpid(), i) < 0)
+			return -ENOMEM;
+		unfinished = temp;
+		fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+		if (fd >= 0)
+			break;
+		unfinished = NULL;
+		free(temp);
+		if (errno != EEXIST)
+			return -errno;
+	}
+	return fd < 0 ? -EEXIST : fd;
+}
+
+int put_file(struct export *x, struct fmt_error *e)
+{
+	int fd = create_beside(x->out), err;
+
+	if (fd < 0)
+		return put_told(e, fd, x->out);
+	err = fill(x, x->view, fd, x->sync, e);
+	if (!err && rename(unfinished, x->out))
+		err = put_told(e, -errno, x->out);
+	if (err)
+		unlink(unfinished);
+	free(unfinished);
+	unfinished = NULL;
+	return err;
+}
+
+/* ---- a DCP checkpoint --------------------------------------------------------------- */
+
+int put_is_empty(const char *path)
+{
+	DIR *d = opendir(path);
+	struct dirent *entry = NULL;
+	int err;
+
+	if (!d)
+		return -errno;
+	do
+		errno = 0, entry = readdir(d);
+	while (entry && (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")));
+	err = entry ? 0 : errno ? -errno : 1;
+	closedir(d);
+	return err;
+}
+
+/* The directory, and whether it was made here is in `partial`. */
+static int open_out(struct export *x, struct fmt_error *e)
+{
+	int empty;
+
+	if (!mkdir(x->out, 0777)) {
+		partial.made = x->out;
+	} else if (errno != EEXIST) {
+		return put_told(e, -errno, x->out);
+	} else {
+		empty = put_is_empty(x->out);
+		if (empty <= 0)
+			return put_told(e, empty ? empty : -ENOTEMPTY, x->out);
+	}
+	partial.dir = open(x->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return partial.dir < 0 ? put_told(e, -errno, x->out) : 0;
+}
+
+static int put_in(struct export *x, const char *name, bool *made, const struct view *v,
+		  struct fmt_error *e)
+{
+	int fd = openat(partial.dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+
+	if (fd < 0)
+		return put_told(e, -errno, x->out);
+	*made = true;
+	return fill(x, v, fd, true, e);
+}
+
+/* From here on it is whole: a signal comes before or after, not between. */
+static int commit(struct export *x, struct fmt_error *e)
+{
+	sigset_t block, old;
+	int err = fsync(partial.dir) ? -errno : 0;	/* the data's name first */
+
+	sigemptyset(&block);
+	for (unsigned i = 0; i < N_ENDING; i++)
+		sigaddset(&block, ending[i]);
+	sigprocmask(SIG_BLOCK, &block, &old);
+	if (!err && renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
+		err = -errno;
+	if (!err)
+		partial.data = partial.metadata = false, partial.made = NULL;
+	sigprocmask(SIG_SETMASK, &old, NULL);
+	if (!err && fsync(partial.dir))
+		err = -errno;
+	return err ? put_told(e, err, x->out) : 0;
+}
+
+/* The directory's own name. */
+static int sync_parent(struct export *x, struct fmt_error *e)
+{
+	int fd = openat(partial.dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
+
+	if (fd < 0 || fsync(fd))
+		err = put_told(e, -errno, x->out);
+	if (fd >= 0)
+		close(fd);
+	return err;
+}
+
+int put_dcp(struct export *x, struct fmt_error *e)
+{
+	int err = open_out(x, e);
+
+	if (!err)
+		err = put_in(x, VIEW_DCP_DATA, &partial.data, x->view, e);
+	if (!err)
+		err = put_in(x, TEMPORARY, &partial.metadata, x->metadata, e);
+	if (!err && partial.made)
+		err = sync_parent(x, e);
+	if (!err)
+		err = commit(x, e);
+	remove_partial();	/* nothing, when it is whole */
+	if (partial.dir >= 0)
+		close(partial.dir);
+	partial.dir = -1;
+	partial.data = partial.metadata = false;
+	partial.made = NULL;
+	return err;
+}
