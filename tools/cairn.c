@@ -60,12 +60,20 @@ static const struct command {
 	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
 	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
 	{ "export", cmd_export, "[--format F] [--sync] [-q] CKPT OUT",
-	  "writes the tensors of a checkpoint to one file",
-	  "  --format F  safetensors (default), or torch: what torch.load() opens\n"
-	  "  --sync      on stable storage before OUT gets its name\n"
+	  "writes the tensors of a checkpoint to one file, or a DCP checkpoint",
+	  "  --format F  safetensors (default); torch: what torch.load() opens; dcp: OUT is a\n"
+	  "              directory that torch.distributed.checkpoint loads, made or empty\n"
+	  "  --sync      on stable storage before OUT gets its name (dcp: always)\n"
 	  "  -q          no progress\n"
 	  "OUT appears, or is replaced, once it is whole. What cannot be exported is refused, with\n"
 	  "the tensor's name and the reason. Exit: 0 written, 1 refused or failed, 2 usage." },
+	{ "import", cmd_import, "[-q] FILE OUT",
+	  "makes a DCP checkpoint of a torch.save or safetensors file",
+	  "  -q  no progress\n"
+	  "FILE may also be a directory of safetensors files and their index. OUT is a directory,\n"
+	  "made or empty; its .metadata appears once it is whole. Names are those DCP gives: dicts\n"
+	  "in dicts by their keys, divided by dots. What DCP has no place for is refused by name.\n"
+	  "Exit: 0 written, 1 refused or failed, 2 usage." },
 	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
 	  "until all below each PATH is durable",
 	  "  --timeout S  give up after S seconds (fractions allowed)\n"

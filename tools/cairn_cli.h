@@ -58,6 +58,7 @@ int cmd_diff(int argc, char **argv);
 int cmd_latest(int argc, char **argv);
 int cmd_rm(int argc, char **argv);
 int cmd_export(int argc, char **argv);
+int cmd_import(int argc, char **argv);
 int cmd_wait(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);

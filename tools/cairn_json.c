@@ -88,7 +88,7 @@ void json_put_bool(struct json_out *j, const char *key, bool b)
 void json_put_path(struct json_out *j, const char *key, const char *bytes)
 {
 	json_put_string(j, key, bytes);
-	if (!bytes || fmt_is_utf8(bytes))
+	if (!bytes || fmt_is_utf8(bytes, strlen(bytes)))
 		return;
 	fprintf(j->f, ", \"%s_hex\": \"", key);
 	for (const unsigned char *u = (const unsigned char *)bytes; *u; u++)

@@ -185,11 +185,10 @@ size_t fmt_utf8(const char *text, size_t n)
 	return len;
 }
 
-bool fmt_is_utf8(const char *s)
+bool fmt_is_utf8(const char *text, size_t n)
 {
-	/* a sequence is never read past the NUL, which continues none */
-	for (size_t len; *s; s += len) {
-		len = fmt_utf8(s, 4);
+	for (size_t len; n; text += len, n -= len) {
+		len = fmt_utf8(text, n);
 		if (!len)
 			return false;
 	}

@@ -62,7 +62,7 @@ struct fmt_source fmt_memory(const void *bytes, size_t len);
 /* Length of the valid UTF-8 sequence that n > 0 bytes begin with, 0: none. Where a NUL ends them n
  * may be 4. */
 size_t fmt_utf8(const char *text, size_t n);
-bool fmt_is_utf8(const char *s);
+bool fmt_is_utf8(const char *text, size_t n);
 
 /* ---- dtypes ----------------------------------------------------------------------- */
 
@@ -323,11 +323,11 @@ int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e);
 
 /* A torch.save file of a dict, named as DCP's flatten_state_dict() names what is in one, with
- * the paths. Nothing is passed over: what is no tensor is a blob of a plain value (None, bool, int,
- * float, str, and lists, tuples and dicts of them), and -ENOTSUP names what is none. `empty` is told
- * of dicts that DCP has no item for, since they hold nothing. */
+ * the paths. What is no tensor is a blob of a plain value (None, bool, int, float, str, and
+ * lists, tuples and dicts of them); -ENOTSUP names what is neither. `left_out` is told of what DCP
+ * has no item for: dicts that hold nothing, and attributes of dicts (a state_dict's _metadata). */
 int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
-			 void (*empty)(void *ctx, const char *name), void *ctx,
+			 void (*left_out)(void *ctx, const char *what), void *ctx,
 			 struct fmt_error *e);
 
 /* A safetensors file. With DCP_SHARDING_INFO in its metadata the tensors are pieces of

@@ -6,35 +6,13 @@
  * shared and circular parts cost nothing twice. What torch would rebuild as a tensor becomes
  * one in the set; nothing is looked up, imported or called.
  */
-#include "fs/formats/inside.h"
+#include "fs/formats/torchfile.h"
 
 #include <stdio.h>
 
 #define MAX_PICKLE (256u << 20)
 #define MAX_NAME 65536u		/* a path down the object */
 #define MAX_TWINS 1000u		/* tensors whose paths read the same */
-
-struct frame {
-	struct pickle_node *node;
-	uint32_t next;		/* child */
-	size_t name_len;	/* of the path to node */
-};
-
-struct walker {
-	struct fmt_set *set;
-	const struct fmt_source *s;
-	struct fmt_error *e;
-	struct zip *zip;
-	size_t prefix_len;	/* of "archive/" in the names of the zip */
-	const char *prefix;	/* points into data.pkl's name */
-	uint64_t pickle_at;	/* where data.pkl is: error offsets are the file's */
-	uint32_t file;
-	bool big_endian;
-	struct frame *frame;
-	size_t depth, cap;
-	char *name;		/* path to what is being looked at */
-	size_t name_len, name_start, name_cap;	/* start: behind the caller's prefix */
-};
 
 struct storage {
 	const struct fmt_dtype *dtype;	/* NULL: untyped */
@@ -43,16 +21,16 @@ struct storage {
 
 #define bad(w, n, ...) fmt_fail((w)->e, -EBADMSG, (w)->pickle_at + (n)->at, __VA_ARGS__)
 
-static int no_memory(struct walker *w)
+int torchfile_no_memory(struct walker *w)
 {
 	return fmt_fail(w->e, -ENOMEM, FMT_NOWHERE, "no memory");
 }
 
 /* ---- names ------------------------------------------------------------------------ */
 
-static int name_add(struct walker *w, const char *p, size_t n)
+int torchfile_name(struct walker *w, const char *p, size_t n)
 {
-	bool dot = w->name_len > w->name_start;
+	bool dot = w->state ? w->state->n_steps > 1 : w->name_len > w->name_start;
 
 	if (n > MAX_NAME - w->name_len - 2 || w->name_len + n + 2 > MAX_NAME)
 		return fmt_fail(w->e, -E2BIG, w->pickle_at, "a name longer than %u", MAX_NAME);
@@ -61,7 +39,7 @@ static int name_add(struct walker *w, const char *p, size_t n)
 		char *more = realloc(w->name, cap);
 
 		if (!more)
-			return no_memory(w);
+			return torchfile_no_memory(w);
 		w->name = more;
 		w->name_cap = cap;
 	}
@@ -73,11 +51,11 @@ static int name_add(struct walker *w, const char *p, size_t n)
 	return 0;
 }
 
-static int name_add_number(struct walker *w, long long i)
+int torchfile_name_number(struct walker *w, long long i)
 {
 	char b[24];
 
-	return name_add(w, b, (size_t)snprintf(b, sizeof(b), "%lld", i));
+	return torchfile_name(w, b, (size_t)snprintf(b, sizeof(b), "%lld", i));
 }
 
 static int name_add_key(struct walker *w, const struct pickle_node *key)
@@ -85,11 +63,11 @@ static int name_add_key(struct walker *w, const struct pickle_node *key)
 	const char *kind;
 
 	if (key->kind == PICKLE_STR && !memchr(key->u.s.p, '\0', key->u.s.n))
-		return name_add(w, key->u.s.p, key->u.s.n);
+		return torchfile_name(w, key->u.s.p, key->u.s.n);
 	if (key->kind == PICKLE_INT)
-		return name_add_number(w, key->u.i);
+		return torchfile_name_number(w, key->u.i);
 	kind = pickle_kind_name(key);
-	return name_add(w, kind, strlen(kind));
+	return torchfile_name(w, kind, strlen(kind));
 }
 
 /* ---- tensors ---------------------------------------------------------------------- */
@@ -102,7 +80,9 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 	size_t len = w->name_len;
 	int err = 0;
 
-	for (unsigned i = 2; !err && fmt_set_find(w->set, w->name, w->name_len); i++) {
+	if (w->state)
+		err = torchfile_is_new(w);
+	for (unsigned i = 2; !err && !w->state && fmt_set_find(w->set, w->name, w->name_len); i++) {
 		char b[16];
 
 		if (i > MAX_TWINS)
@@ -110,7 +90,7 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 					w->name);
 		w->name_len = len;
 		snprintf(b, sizeof(b), "#%u", i);
-		err = name_add(w, b, strlen(b));
+		err = torchfile_name(w, b, strlen(b));
 	}
 	if (!err)
 		err = fmt_set_add(w->set, w->name, w->name_len, ndim, shape, out, w->e);
@@ -119,7 +99,7 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 		return err;
 	(*out)->dtype = dtype;
 	(*out)->dtype_name = dtype_name;
-	return 0;
+	return w->state ? torchfile_path(w, &(*out)->path) : 0;
 }
 
 static int refuse(struct walker *w, const char *dtype, const char *why, size_t why_len)
@@ -330,8 +310,12 @@ static bool is_parameter(const struct pickle_node *n)
 	       pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state");
 }
 
-/* A node that is a tensor; *done says whether it was one. */
-static int leaf(struct walker *w, struct pickle_node *n, bool *done)
+bool torchfile_is_tensor(const struct pickle_node *n)
+{
+	return n->kind == PICKLE_OBJECT && is_other_tensor(n);
+}
+
+int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done)
 {
 	*done = true;
 	if (is_parameter(n) && n->u.object->args->u.seq.n)
@@ -361,7 +345,7 @@ static int leaf(struct walker *w, struct pickle_node *n, bool *done)
 static int enter(struct walker *w, struct pickle_node *n)
 {
 	bool done;
-	int err = leaf(w, n, &done);
+	int err = torchfile_leaf(w, n, &done);
 
 	if (err || done || n->kind < PICKLE_TUPLE || n->kind == PICKLE_GLOBAL || n->seen ||
 	    (n->kind != PICKLE_OBJECT && !n->u.seq.n))
@@ -372,7 +356,7 @@ static int enter(struct walker *w, struct pickle_node *n)
 		struct frame *more = reallocarray(w->frame, cap, sizeof(*more));
 
 		if (!more)
-			return no_memory(w);
+			return torchfile_no_memory(w);
 		w->frame = more;
 		w->cap = cap;
 	}
@@ -393,7 +377,7 @@ static int child_of_seq(struct walker *w, const struct pickle_seq *q, bool pairs
 		return 0;
 	}
 	*out = pairs ? q->v[2 * *i + 1] : q->v[*i];
-	return pairs ? name_add_key(w, q->v[2 * *i]) : name_add_number(w, *i);
+	return pairs ? name_add_key(w, q->v[2 * *i]) : torchfile_name_number(w, *i);
 }
 
 /* What an object carries: what was set in it, appended to it, its arguments, its state. */
@@ -495,7 +479,7 @@ static int read_object(struct walker *w, struct zip_entry *t)
 				(unsigned long long)t->size);
 	bytes = malloc(t->size ? t->size : 1);
 	if (!bytes)
-		return no_memory(w);
+		return torchfile_no_memory(w);
 	err = fmt_read(w->s, t->data, bytes, t->size);
 	if (err)
 		return fmt_fail(w->e, err, t->data, "%.100s: cannot read: %s", t->name,
@@ -510,7 +494,7 @@ static int read_object(struct walker *w, struct zip_entry *t)
 	}
 	w->pickle_at = t->data;
 	fmt_set_allow(w->set, t->size);
-	err = walk(w, pickle_root(p));
+	err = w->state ? torchfile_walk_state(w, pickle_root(p), t->size) : walk(w, pickle_root(p));
 	pickle_free(p);
 	return err;
 }
@@ -525,7 +509,7 @@ static int read_archive(struct walker *w, const char *prefix)
 				"a zip without data.pkl: not by torch.save");
 	w->prefix = t->name;
 	w->prefix_len = strlen(t->name) - strlen("data.pkl");
-	err = name_add(w, prefix, strlen(prefix));
+	err = torchfile_name(w, prefix, strlen(prefix));
 	if (err)
 		return err;
 	w->name_start = w->name_len;
@@ -535,22 +519,40 @@ static int read_archive(struct walker *w, const char *prefix)
 	return err ? err : read_object(w, t);
 }
 
+static int read_file(struct walker *w, const char *prefix)
+{
+	uint8_t magic[2] = { 0 };
+	int err;
+
+	/* before 1.6, and with _use_new_zipfile_serialization=False */
+	if (w->s->size >= 2 && !fmt_read(w->s, 0, magic, 2) && magic[0] == 0x80 && magic[1] <= 5)
+		return fmt_fail(w->e, -ENOTSUP, 0,
+				"a torch.save file in the format before PyTorch 1.6");
+	err = zip_open(w->s, &w->zip, w->e);
+	if (!err)
+		err = read_archive(w, prefix);
+	free(w->frame);
+	free(w->name);
+	zip_close(w->zip);
+	return err;
+}
+
 int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e)
 {
 	struct walker w = { .set = set, .s = s, .e = e, .file = file };
-	uint8_t magic[2] = { 0 };
-	int err = 0;
 
-	/* before 1.6, and with _use_new_zipfile_serialization=False */
-	if (s->size >= 2 && !fmt_read(s, 0, magic, 2) && magic[0] == 0x80 && magic[1] <= 5)
-		return fmt_fail(e, -ENOTSUP, 0,
-				"a torch.save file in the format before PyTorch 1.6");
-	err = zip_open(s, &w.zip, e);
-	if (!err)
-		err = read_archive(&w, prefix);
-	free(w.frame);
-	free(w.name);
-	zip_close(w.zip);
+	return read_file(&w, prefix);
+}
+
+int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
+			 void (*left_out)(void *ctx, const char *what), void *ctx,
+			 struct fmt_error *e)
+{
+	struct torchfile_state state = { .left_out = left_out, .ctx = ctx };
+	struct walker w = { .set = set, .s = s, .e = e, .file = file, .state = &state };
+	int err = read_file(&w, "");
+
+	torchfile_state_free(&state);
 	return err;
 }

@@ -71,7 +71,6 @@ void view_zip_end(struct view_zip *z);
 void view_put32(struct view *v, uint64_t n);
 void view_pickle_text(struct view *v, const char *s);
 void view_pickle_number(struct view *v, uint64_t n);
-bool view_is_utf8(const char *s);	/* what a pickle's strings, and JSON's, have to be */
 /* A row-major tensor of the storage `key`; bytes: its size. */
 void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
 			uint64_t bytes);

@@ -146,10 +146,10 @@ static void put_place(struct writer *w, const char *name, const struct fmt_tenso
 
 static int check_name(const char *name, const struct fmt_path *path, struct fmt_error *e)
 {
-	bool fine = view_is_utf8(name);
+	bool fine = fmt_is_utf8(name, strlen(name));
 
 	for (unsigned i = 0; fine && i < path->n; i++)
-		fine = !path->step[i].key || view_is_utf8(path->step[i].key);
+		fine = !path->step[i].key || fmt_is_utf8(path->step[i].key, strlen(path->step[i].key));
 	return fine ? 0 : fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8",
 				   name);
 }

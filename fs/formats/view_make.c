@@ -48,7 +48,7 @@ static int check_named(const struct fmt_tensor *t, unsigned *element, uint64_t *
 	if (!err && !strcmp(t->name, "__metadata__"))
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE,
 				"__metadata__: no tensor of a safetensors file can have that name");
-	if (!err && !fmt_is_utf8(t->name))
+	if (!err && !fmt_is_utf8(t->name, strlen(t->name)))
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8",
 				t->name);
 	return err;

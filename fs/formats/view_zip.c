@@ -143,35 +143,6 @@ void view_zip_end(struct view_zip *z)
 
 /* ---- pickles ---------------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence at s, 0 if it is none; s ends in a NUL. */
-static unsigned utf8_at(const unsigned char *s)
-{
-	unsigned n = *s < 0x80 ? 1 : *s >= 0xc2 && *s < 0xe0 ? 2 : (*s & 0xf0) == 0xe0 ? 3 :
-		     *s >= 0xf0 && *s < 0xf5 ? 4 : 0;
-
-	for (unsigned i = 1; i < n; i++)
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-	if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xed && s[1] > 0x9f) ||
-	    (*s == 0xf0 && s[1] < 0x90) || (*s == 0xf4 && s[1] > 0x8f))
-		return 0;
-	return n;
-}
-
-bool view_is_utf8(const char *text)
-{
-	const unsigned char *s = (const unsigned char *)text;
-
-	while (*s) {
-		unsigned n = utf8_at(s);
-
-		if (!n)
-			return false;
-		s += n;
-	}
-	return true;
-}
-
 void view_pickle_text(struct view *v, const char *s)
 {
 	view_add(v, "X", 1);

@@ -101,7 +101,7 @@ TEST(Utf8, SequencesAndWhatIsNone)
 		     {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"\xc2", 0}, {"\xe1\x80", 0}};
 	for (const auto &c : cases) {
 		EXPECT_EQ(fmt_utf8(c.text, 4), c.len) << c.text;
-		EXPECT_EQ(fmt_is_utf8(c.text), c.len > 0) << c.text;
+		EXPECT_EQ(fmt_is_utf8(c.text, strlen(c.text)), c.len > 0) << c.text;
 	}
 	EXPECT_EQ(fmt_utf8("\xe1\x80\x80", 2), 0u);
 }

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A torch.save file as a state dict of torch.distributed.checkpoint.
+ *
+ * DCP flattens a state dict: it goes down dicts, and down lists that have a tensor, a dict or such
+ * a list in them; all else is an item, a tensor or the value itself (a tuple too, whatever is in
+ * it). The name of an item is its way down, str() of each key and index, divided by dots. Here the
+ * same is done, and what has no place in that is refused: nothing is passed over.
+ *
+ * Containers may be shared in a pickle, and are visited as often as they occur. So a budget, by the
+ * pickle's length, ends what unfolds beyond all proportion.
+ */
+#include "fs/formats/torchfile.h"
+
+#include <stdio.h>
+
+#define MAX_PLAIN 64u		/* how deep a value may be nested */
+#define BUDGET 64u		/* for each byte of the pickle */
+
+static int refused(struct walker *w, const char *what)
+{
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s", w->name ? w->name : "", what);
+}
+
+static int spend(struct walker *w, uint64_t n)
+{
+	if (n > w->state->budget)
+		return fmt_fail(w->e, -E2BIG, w->pickle_at, "unfolds beyond all proportion");
+	w->state->budget -= n;
+	return 0;
+}
+
+void torchfile_state_free(struct torchfile_state *s)
+{
+	free(s->step);
+	free(s->buf);
+}
+
+/* ---- names and paths ---------------------------------------------------------------- */
+
+int torchfile_is_new(struct walker *w)
+{
+	if (fmt_set_find(w->set, w->name, w->name_len))
+		return refused(w, "two items would have this name");
+	return 0;
+}
+
+int torchfile_path(struct walker *w, struct fmt_path *out)
+{
+	struct torchfile_state *s = w->state;
+	struct fmt_step *v = arena_array(fmt_set_arena(w->set), s->n_steps, sizeof(*v));
+
+	if (!v)
+		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
+				"unfolds beyond all proportion");
+	memcpy(v, s->step, s->n_steps * sizeof(*v));
+	*out = (struct fmt_path){ v, (unsigned)s->n_steps };
+	return 0;
+}
+
+/* The next step, and its name behind the path's; key NULL: into a list. */
+static int go_down(struct walker *w, const char *key, size_t len, uint64_t index)
+{
+	struct torchfile_state *s = w->state;
+	struct fmt_step step = { .index = index };
+	int err = 0;
+
+	if (s->n_steps == FMT_MAX_PATH)
+		return refused(w, "nested too deep");
+	if (s->n_steps == s->cap_steps) {
+		size_t cap = s->cap_steps ? 2 * s->cap_steps : 16;
+		struct fmt_step *more = reallocarray(s->step, cap, sizeof(*more));
+
+		if (!more)
+			return torchfile_no_memory(w);
+		s->step = more;
+		s->cap_steps = cap;
+	}
+	if (key)
+		err = fmt_set_string(w->set, key, len, &step.key, w->e);
+	if (err)
+		return err;
+	s->step[s->n_steps++] = step;
+	return key ? torchfile_name(w, key, len) : torchfile_name_number(w, (long long)index);
+}
+
+/* str(key), as DCP has it. */
+static int go_down_key(struct walker *w, const struct pickle_node *key)
+{
+	char b[24];
+	int n;
+
+	if (key->kind == PICKLE_INT) {
+		n = snprintf(b, sizeof(b), "%lld", (long long)key->u.i);
+		return go_down(w, b, (size_t)n, 0);
+	}
+	if (key->kind == PICKLE_TRUE || key->kind == PICKLE_FALSE)
+		return go_down(w, key->kind == PICKLE_TRUE ? "True" : "False",
+			       key->kind == PICKLE_TRUE ? 4 : 5, 0);
+	if (key->kind == PICKLE_STR)
+		return go_down(w, key->u.s.p, key->u.s.n, 0);
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a dict with a %s for a key",
+			w->name ? w->name : "", pickle_kind_name(key));
+}
+
+/* ---- plain values ------------------------------------------------------------------- */
+
+static int put(struct walker *w, const void *p, size_t n)
+{
+	struct torchfile_state *s = w->state;
+	int err = spend(w, n);
+
+	if (err)
+		return err;
+	if (n > s->cap - s->len) {
+		size_t cap = 2 * (s->cap + n) + 64;
+		char *more = realloc(s->buf, cap);
+
+		if (!more)
+			return torchfile_no_memory(w);
+		s->buf = more;
+		s->cap = cap;
+	}
+	if (n)
+		memcpy(s->buf + s->len, p, n);
+	s->len += n;
+	return 0;
+}
+
+/* An opcode, then a number of that many bytes. */
+static int put_op(struct walker *w, char op, uint64_t x, unsigned bytes, bool big_endian)
+{
+	char b[9] = { op };
+
+	for (unsigned i = 0; i < bytes; i++)
+		b[1 + (big_endian ? bytes - 1 - i : i)] = (char)(x >> 8 * i);
+	return put(w, b, 1 + bytes);
+}
+
+static int put_bytes(struct walker *w, char op, unsigned length_bytes, const struct pickle_node *n)
+{
+	int err = put_op(w, op, n->u.s.n, length_bytes, false);
+
+	return err ? err : put(w, n->u.s.p, n->u.s.n);
+}
+
+static int no_value(struct walker *w, const struct pickle_node *n)
+{
+	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object->callable : n;
+
+	if (g->kind != PICKLE_GLOBAL)
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a %s, no tensor and no plain value",
+				w->name, pickle_kind_name(n));
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
+			"%.100s: %s%.60s.%.40s, no tensor and no plain value", w->name,
+			n->kind == PICKLE_OBJECT ? "made by " : "",
+			arena_string(fmt_set_arena(w->set), g->u.global.module->u.s.p,
+				     g->u.global.module->u.s.n) ?: "?",
+			arena_string(fmt_set_arena(w->set), g->u.global.name->u.s.p,
+				     g->u.global.name->u.s.n) ?: "?");
+}
+
+static int put_scalar(struct walker *w, const struct pickle_node *n)
+{
+	uint64_t bits;
+
+	switch (n->kind) {
+	case PICKLE_NONE:
+		return put(w, "N", 1);
+	case PICKLE_TRUE:
+		return put(w, "\x88", 1);
+	case PICKLE_FALSE:
+		return put(w, "\x89", 1);
+	case PICKLE_INT:
+		if (n->u.i == (int32_t)n->u.i)
+			return put_op(w, 'J', (uint64_t)n->u.i, 4, false);
+		return put(w, "\x8a", 1) ?: put_op(w, 8, (uint64_t)n->u.i, 8, false);
+	case PICKLE_BIG:
+		return n->u.s.n < 256 ? put_bytes(w, '\x8a', 1, n) : put_bytes(w, '\x8b', 4, n);
+	case PICKLE_FLOAT:
+		memcpy(&bits, &n->u.f, sizeof(bits));
+		return put_op(w, 'G', bits, 8, true);
+	case PICKLE_STR:
+		if (!fmt_is_utf8(n->u.s.p, n->u.s.n))
+			return refused(w, "a str that is not UTF-8");
+		return put_bytes(w, 'X', 4, n);
+	default:
+		return no_value(w, n);
+	}
+}
+
+struct part {			/* a container that is being written */
+	const struct pickle_node *n;
+	uint32_t next;
+};
+
+/* A scalar, or how a container begins. */
+static int put_begin(struct walker *w, const struct pickle_node *n, struct part *stack,
+		     unsigned *depth)
+{
+	int err = spend(w, 1);
+
+	if (err)
+		return err;
+	if (n->kind != PICKLE_TUPLE && n->kind != PICKLE_LIST && n->kind != PICKLE_DICT)
+		return put_scalar(w, n);
+	if (*depth == MAX_PLAIN)
+		return refused(w, "nested too deep");
+	stack[(*depth)++] = (struct part){ n, 0 };
+	return n->kind == PICKLE_TUPLE ? put(w, "(", 1) :
+	       n->kind == PICKLE_LIST ? put(w, "](", 2) : put(w, "}(", 2);
+}
+
+static int put_value(struct walker *w, const struct pickle_node *root)
+{
+	struct part stack[MAX_PLAIN], *p;
+	unsigned depth = 0;
+	int err = put_begin(w, root, stack, &depth);
+
+	while (!err && depth) {
+		p = &stack[depth - 1];
+		if (p->next < p->n->u.seq.n) {
+			err = put_begin(w, p->n->u.seq.v[p->next++], stack, &depth);
+			continue;
+		}
+		err = put(w, p->n->kind == PICKLE_TUPLE ? "t" : p->n->kind == PICKLE_LIST ? "e" : "u",
+			  1);
+		depth--;
+	}
+	return err;
+}
+
+static int add_value(struct walker *w, const struct pickle_node *n)
+{
+	struct torchfile_state *s = w->state;
+	struct fmt_blob *b;
+	char *copy;
+	int err;
+
+	s->len = 0;
+	err = put(w, "\x80\x02", 2);
+	if (!err)
+		err = put_value(w, n);
+	if (!err)
+		err = put(w, ".", 1);
+	if (!err)
+		err = torchfile_is_new(w);
+	if (err)
+		return err;
+	copy = arena_get(fmt_set_arena(w->set), s->len);
+	if (!copy)
+		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
+				"unfolds beyond all proportion");
+	memcpy(copy, s->buf, s->len);
+	err = fmt_set_blob(w->set, w->name, w->name_len, FMT_NO_FILE, 0, s->len, &b, w->e);
+	if (err)
+		return err;
+	b->pickle = copy;
+	return torchfile_path(w, &b->path);
+}
+
+/* ---- the walk ----------------------------------------------------------------------- */
+
+/* A dict's pairs, or what stands for one; NULL: n is none. */
+static const struct pickle_seq *pairs_of(const struct pickle_node *n)
+{
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+
+	if (n->kind == PICKLE_DICT)
+		return &n->u.seq;
+	if (!o || o->items.n || o->kwargs)
+		return NULL;
+	if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n)
+		return &o->pairs;
+	if (pickle_is_object(n, "collections", "defaultdict") && o->args->u.seq.n <= 1)
+		return &o->pairs;
+	return NULL;
+}
+
+/* Does DCP go down this list? */
+static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
+{
+	struct part stack[MAX_PLAIN];
+	unsigned depth = 0;
+	int err = 0;
+
+	*out = false;
+	stack[depth++] = (struct part){ list, 0 };
+	while (!err && depth) {
+		struct part *p = &stack[depth - 1];
+		const struct pickle_node *n;
+
+		if (p->next == p->n->u.seq.n) {
+			depth--;
+			continue;
+		}
+		n = p->n->u.seq.v[p->next++];
+		err = spend(w, 1);
+		if (pairs_of(n) || torchfile_is_tensor(n)) {
+			*out = true;
+			return err;
+		}
+		if (n->kind != PICKLE_LIST)
+			continue;
+		if (depth == MAX_PLAIN)
+			return refused(w, "nested too deep");
+		stack[depth++] = (struct part){ n, 0 };
+	}
+	return err;
+}
+
+static void tell_left_out(struct walker *w, const char *what, const char *more)
+{
+	char text[256];
+
+	if (!w->state->left_out)
+		return;
+	snprintf(text, sizeof(text), "%.150s%s%.60s", w->name ? w->name : "", what, more);
+	w->state->left_out(w->state->ctx, text);
+}
+
+/* DCP keeps a dict's pairs and no more. */
+static int enter_dict(struct walker *w, const struct pickle_node *n)
+{
+	const struct pickle_node *state = n->kind == PICKLE_OBJECT ? n->u.object->state : NULL;
+
+	if (state && state->kind != PICKLE_DICT && state->kind != PICKLE_NONE)
+		return no_value(w, n);
+	for (uint32_t i = 0; state && state->kind == PICKLE_DICT && i < state->u.seq.n; i += 2) {
+		const struct pickle_node *key = state->u.seq.v[i];
+		const char *name = key->kind == PICKLE_STR ?
+				   arena_string(fmt_set_arena(w->set), key->u.s.p, key->u.s.n) : NULL;
+
+		tell_left_out(w, w->name_len ? "." : "", name ? name : "?");
+	}
+	if (pairs_of(n)->n)
+		return 0;
+	for (size_t i = 0; i < w->state->n_steps; i++)
+		if (!w->state->step[i].key)
+			return refused(w, "an empty dict in a list: DCP would lose its place");
+	tell_left_out(w, " (empty)", "");
+	return 0;
+}
+
+static int push(struct walker *w, struct pickle_node *n)
+{
+	if (w->depth == w->cap) {
+		size_t cap = w->cap ? w->cap * 2 : 32;
+		struct frame *more = reallocarray(w->frame, cap, sizeof(*more));
+
+		if (!more)
+			return torchfile_no_memory(w);
+		w->frame = more;
+		w->cap = cap;
+	}
+	w->frame[w->depth++] = (struct frame){ .node = n, .name_len = w->name_len };
+	return 0;
+}
+
+static int enter(struct walker *w, struct pickle_node *n)
+{
+	bool done, inner = false;
+	int err = spend(w, 1);
+
+	if (!err)
+		err = torchfile_leaf(w, n, &done);
+	if (err || done)
+		return err;
+	if (pairs_of(n)) {
+		err = enter_dict(w, n);
+		return err ? err : push(w, n);
+	}
+	if (n->kind == PICKLE_LIST)
+		err = is_inner(w, n, &inner);
+	if (err)
+		return err;
+	return inner ? push(w, n) : add_value(w, n);
+}
+
+static int step(struct walker *w)
+{
+	struct frame *f = &w->frame[w->depth - 1];
+	const struct pickle_seq *pairs = pairs_of(f->node);
+	uint32_t i = f->next++;
+	int err;
+
+	w->name_len = f->name_len;
+	if (w->name)
+		w->name[w->name_len] = '\0';
+	w->state->n_steps = w->depth - 1;	/* a frame is a step */
+	if (i >= (pairs ? pairs->n / 2 : f->node->u.seq.n)) {
+		w->depth--;
+		return 0;
+	}
+	if (pairs)
+		err = go_down_key(w, pairs->v[2 * i]);
+	else
+		err = go_down(w, NULL, 0, i);
+	return err ? err : enter(w, pairs ? pairs->v[2 * i + 1] : f->node->u.seq.v[i]);
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct fmt_blob *)a)->name, ((const struct fmt_blob *)b)->name);
+}
+
+/* Tensors are told apart when they are added. */
+static int check_names(struct walker *w)
+{
+	struct fmt_set *s = w->set;
+
+	if (s->n_blobs)
+		qsort(s->blob, s->n_blobs, sizeof(*s->blob), by_name);
+	for (size_t i = 0; i < s->n_blobs; i++)
+		if ((i && !strcmp(s->blob[i - 1].name, s->blob[i].name)) ||
+		    fmt_set_find(s, s->blob[i].name, strlen(s->blob[i].name)))
+			return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
+					"%.100s: two items would have this name", s->blob[i].name);
+	return 0;
+}
+
+int torchfile_walk_state(struct walker *w, struct pickle_node *root, uint64_t pickle_len)
+{
+	int err;
+
+	w->state->budget = pickle_len * BUDGET;
+	if (!pairs_of(root))
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
+				"not a dict: DCP has names for what is in one only");
+	err = enter(w, root);
+	while (!err && w->depth)
+		err = step(w);
+	return err ? err : check_names(w);
+}
