@@ -15,16 +15,17 @@
 #define TEMPORARY ".metadata.tmp"	/* as DCP's own writer has it */
 
 static char *unfinished;	/* removed when a signal ends us */
-static struct {
+static struct {			/* what was made, and is no checkpoint yet; likewise */
 	int dir;
-	bool data, metadata;	/* made in it */
+	bool data;
+	const char *metadata;	/* its name, once it has one */
 	const char *made;	/* the directory itself, if we made it */
 } partial = { .dir = -1 };
 
 static void remove_partial(void)
 {
 	if (partial.metadata)
-		unlinkat(partial.dir, TEMPORARY, 0);
+		unlinkat(partial.dir, partial.metadata, 0);	/* first: it makes the rest look whole */
 	if (partial.data)
 		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
 	if (partial.made)
@@ -50,6 +51,22 @@ void put_catch_signals(void)
 	for (unsigned i = 0; i < N_ENDING; i++)
 		if (!sigaction(ending[i], NULL, &old) && old.sa_handler == SIG_DFL)
 			sigaction(ending[i], &sa, NULL);
+}
+
+/* Between these a signal waits: what is made, and the note of it, are one. */
+static void hold_signals(sigset_t *old)
+{
+	sigset_t block;
+
+	sigemptyset(&block);
+	for (unsigned i = 0; i < N_ENDING; i++)
+		sigaddset(&block, ending[i]);
+	sigprocmask(SIG_BLOCK, &block, old);
+}
+
+static void let_signals(const sigset_t *old)
+{
+	sigprocmask(SIG_SETMASK, old, NULL);
 }
 
 int put_told(struct fmt_error *e, int err, const char *name)
@@ -241,49 +258,73 @@ int put_is_empty(const char *path)
 /* The directory, and whether it was made here is in `partial`. */
 static int open_out(struct export *x, struct fmt_error *e)
 {
-	int empty;
+	sigset_t old;
+	int err = 0, empty;
 
-	if (!mkdir(x->out, 0777)) {
+	hold_signals(&old);
+	if (mkdir(x->out, 0777))
+		err = -errno;
+	else
 		partial.made = x->out;
-	} else if (errno != EEXIST) {
-		return put_told(e, -errno, x->out);
-	} else {
+	let_signals(&old);
+	if (err == -EEXIST) {
 		empty = put_is_empty(x->out);
-		if (empty <= 0)
-			return put_told(e, empty ? empty : -ENOTEMPTY, x->out);
+		err = empty < 0 ? empty : empty ? 0 : -ENOTEMPTY;
 	}
-	partial.dir = open(x->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	return partial.dir < 0 ? put_told(e, -errno, x->out) : 0;
+	if (!err) {
+		partial.dir = open(x->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		err = partial.dir < 0 ? -errno : 0;
+	}
+	return err ? put_told(e, err, x->out) : 0;
 }
 
-static int put_in(struct export *x, const char *name, bool *made, const struct view *v,
-		  struct fmt_error *e)
+static int create_in(const char *name)
 {
 	int fd = openat(partial.dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
 
-	if (fd < 0)
-		return put_told(e, -errno, x->out);
-	*made = true;
-	return fill(x, v, fd, true, e);
+	return fd < 0 ? -errno : fd;
 }
 
-/* From here on it is whole: a signal comes before or after, not between. */
+static int put_data(struct export *x, struct fmt_error *e)
+{
+	sigset_t old;
+	int fd;
+
+	hold_signals(&old);
+	fd = create_in(VIEW_DCP_DATA);
+	partial.data = fd >= 0;
+	let_signals(&old);
+	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->view, fd, true, e);
+}
+
+static int put_metadata(struct export *x, struct fmt_error *e)
+{
+	sigset_t old;
+	int fd;
+
+	hold_signals(&old);
+	fd = create_in(TEMPORARY);
+	partial.metadata = fd < 0 ? NULL : TEMPORARY;
+	let_signals(&old);
+	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->metadata, fd, true, e);
+}
+
+/* The data's name is on stable storage before .metadata has its own. */
 static int commit(struct export *x, struct fmt_error *e)
 {
-	sigset_t block, old;
-	int err = fsync(partial.dir) ? -errno : 0;	/* the data's name first */
+	sigset_t old;
+	int err = 0;
 
-	sigemptyset(&block);
-	for (unsigned i = 0; i < N_ENDING; i++)
-		sigaddset(&block, ending[i]);
-	sigprocmask(SIG_BLOCK, &block, &old);
-	if (!err && renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
+	hold_signals(&old);
+	if (fsync(partial.dir) || renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
 		err = -errno;
-	if (!err)
-		partial.data = partial.metadata = false, partial.made = NULL;
-	sigprocmask(SIG_SETMASK, &old, NULL);
+	else
+		partial.metadata = ".metadata";
 	if (!err && fsync(partial.dir))
 		err = -errno;
+	if (!err)
+		partial.data = false, partial.metadata = partial.made = NULL;
+	let_signals(&old);
 	return err ? put_told(e, err, x->out) : 0;
 }
 
@@ -304,18 +345,19 @@ int put_dcp(struct export *x, struct fmt_error *e)
 	int err = open_out(x, e);
 
 	if (!err)
-		err = put_in(x, VIEW_DCP_DATA, &partial.data, x->view, e);
+		err = put_data(x, e);
 	if (!err)
-		err = put_in(x, TEMPORARY, &partial.metadata, x->metadata, e);
+		err = put_metadata(x, e);
 	if (!err && partial.made)
 		err = sync_parent(x, e);
 	if (!err)
 		err = commit(x, e);
-	remove_partial();	/* nothing, when it is whole */
+	if (err)
+		remove_partial();
 	if (partial.dir >= 0)
 		close(partial.dir);
 	partial.dir = -1;
-	partial.data = partial.metadata = false;
-	partial.made = NULL;
+	partial.data = false;
+	partial.metadata = partial.made = NULL;
 	return err;
 }

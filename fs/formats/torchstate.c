@@ -99,7 +99,7 @@ static int go_down_key(struct walker *w, const struct pickle_node *key)
 			       key->kind == PICKLE_TRUE ? 4 : 5, 0);
 	if (key->kind == PICKLE_STR)
 		return go_down(w, key->u.s.p, key->u.s.n, 0);
-	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a dict with a %s for a key",
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a dict with %s for a key",
 			w->name ? w->name : "", pickle_kind_name(key));
 }
 
@@ -149,7 +149,7 @@ static int no_value(struct walker *w, const struct pickle_node *n)
 	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object->callable : n;
 
 	if (g->kind != PICKLE_GLOBAL)
-		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a %s, no tensor and no plain value",
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s, no tensor and no plain value",
 				w->name, pickle_kind_name(n));
 	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
 			"%.100s: %s%.60s.%.40s, no tensor and no plain value", w->name,

@@ -49,12 +49,26 @@ static void read_view(const struct view *v, const struct view_io *io)
 		abort();
 }
 
+/* What is written as .metadata is read. */
+static void read_again(const struct view *meta, const struct view_io *io)
+{
+	struct fmt_set *s = fmt_set_new();
+	char *bytes = malloc(view_size(meta));
+	struct fmt_error e;
+
+	if (view_read(meta, io, 0, bytes, view_size(meta), &e) ||
+	    dcp_read(s, bytes, view_size(meta), &e))
+		abort();
+	free(bytes);
+	fmt_set_free(s);
+}
+
 static void each_view(struct fmt_set *s, const struct view_io *io)
 {
 	struct view_pick pick = { 0, s->n_tensors, 1, 0 };
 	struct view_base *b;
 	struct fmt_error e;
-	struct view *v;
+	struct view *v, *meta;
 	size_t *cut, n;
 
 	if (view_base_new(s, &b))
@@ -73,6 +87,12 @@ static void each_view(struct fmt_set *s, const struct view_io *io)
 	if (!view_torch(b, &v, &e))
 		read_view(v, io);
 	view_free(v);
+	if (!view_dcp(b, &v, &meta, &e)) {
+		read_view(v, io);
+		read_again(meta, io);
+	}
+	view_free(v);
+	view_free(meta);
 	if (!view_split(b, 100, &cut, &n, &e)) {
 		if (!view_index(b, cut, n, &v, &e))
 			read_view(v, io);
@@ -105,6 +125,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		err = torchfile_read(s, (uint32_t)file, "", &src, &e);
 	}
 	if (!err) {
+		fmt_set_finish(s);
+		each_view(s, &io);
+	}
+	fmt_set_free(s);
+	s = fmt_set_new();
+	file = fmt_set_file(s, "f", 1, &e);
+	if (!torchfile_read_state(s, (uint32_t)file, &src, NULL, NULL, &e)) {
 		fmt_set_finish(s);
 		each_view(s, &io);
 	}

@@ -35,6 +35,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check_set(s, size);
 	fmt_set_free(s);
 	s = fmt_set_new();
+	file = fmt_set_file(s, "f", 1, &e);
+	if (!torchfile_read_state(s, (uint32_t)file, &src, NULL, NULL, &e))
+		check_set(s, size);
+	fmt_set_free(s);
+	s = fmt_set_new();
 	dcp_item_read(s, &src, &e);
 	fmt_set_free(s);
 	return 0;

@@ -33,6 +33,109 @@ for name in dcp dcp_hf safetensors torch_save; do	# and as what torch.load() ope
 done
 leaves_nothing "$TMP/o"
 
+# --- as a DCP checkpoint: the same tensors, and what is none is carried --------------------------
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+	expect 0 "$cairn" export --format dcp "$assets/$name" "$TMP/o/$name.dcp"
+	[ "$(ls -A "$TMP/o/$name.dcp" | tr '\n' ' ')" = ".metadata __0_0.distcp " ] || die "$(ls -A "$TMP/o/$name.dcp")"
+	expect 0 "$cairn" check "$TMP/o/$name.dcp"
+	says out ': dcp, complete; '
+	expect 0 "$cairn" diff "$TMP/o/$name.dcp" "$assets/$name"
+	says out '^0 added, 0 removed, 0 reshaped, 0 changed'
+	expect 0 "$cairn" export "$TMP/o/$name.dcp" "$TMP/o/back"
+	cmp "$TMP/o/back" "$TMP/o/$name.safetensors" || die "$name: there and back"
+done
+expect 0 "$cairn" tensors "$TMP/o/dcp.dcp"
+says out '^5 tensors, 172 B, 1 other item$'
+mkdir "$TMP/o/empty"
+expect 0 "$cairn" export --format dcp -q "$assets/dcp" "$TMP/o/empty"
+[ ! -s "$TMP/out" ] && [ ! -s "$TMP/err" ] || die "-q: $(cat "$TMP/out" "$TMP/err")"
+diff -r "$TMP/o/empty" "$TMP/o/dcp.dcp" || die "into an empty directory: something else"
+
+# in the way
+for out in "$TMP/o/empty" "$TMP/o/q" /dev/null; do
+	expect 2 "$cairn" export --format dcp "$assets/safetensors" "$out"
+	says err "^cairn export: $out: there already, and no empty directory; see"
+	[ "$(wc -l <"$TMP/err")" = 1 ] || die "more than one line: $(cat "$TMP/err")"
+done
+diff -r "$TMP/o/empty" "$TMP/o/dcp.dcp" || die "what was in the way was touched"
+
+# --- what other programs saved, as a DCP checkpoint --------------------------------------------
+expect 0 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/i1"
+says out '^.*/i1: 6 tensors, '
+expect 0 "$cairn" export "$TMP/i1" "$TMP/o/back"
+same_tensors "$TMP/o/back" "$assets/safetensors.json"
+expect 0 "$cairn" import "$assets/hf_index" "$TMP/i2"
+expect 0 "$cairn" export "$TMP/i2" "$TMP/o/back"
+same_tensors "$TMP/o/back" "$assets/hf_index.json"
+cp "$assets/torch_save/model.pt" "$TMP/any name"	# known by its content
+expect 0 "$cairn" import "$TMP/any name" "$TMP/i3"
+says out '^.*/i3: 14 tensors, 4 other items, '
+expect 0 "$cairn" check "$TMP/i1" "$TMP/i2" "$TMP/i3"
+expect 0 "$cairn" export "$TMP/i3" "$TMP/o/back"
+same_tensors "$TMP/o/back" "$assets/torch_save.json"
+# nested stays nested, also on the way through another checkpoint
+expect 0 "$cairn" export --format dcp "$TMP/i3" "$TMP/i4"
+cmp "$TMP/i3/.metadata" "$TMP/i4/.metadata" || die "another metadata"
+python3 - "$TMP" "$LIB_TOP/tools" <<'PY' || die "import"
+import pickle, sys, zipfile, collections, io
+top = sys.argv[1]
+
+def save(name, obj, protocol=2):
+    with zipfile.ZipFile(f"{top}/{name}.pt", "w") as z:
+        z.writestr("archive/data.pkl", pickle.dumps(obj, protocol))
+
+class Odd:
+    pass
+
+save("plain", {"a": {"b": 1, "c": [1, (2.5, None)]}, "big": 1 << 100, "none": {}})
+save("odd", {"trainer": {"state": Odd()}})
+save("set", {"seen": {1, 2}})
+save("bytes", {"raw": b"x"})
+save("key", {"a": {2.5: 1}})
+save("list", [1, 2])
+save("twice", {"a.b": 1, "a": {"b": 2}})
+save("lost", {"a": [{}, 1]})
+loop = {}
+loop["a"] = loop
+save("loop", loop)
+PY
+expect 0 "$cairn" import "$TMP/plain.pt" "$TMP/i5"
+says err '^cairn: left out, as DCP leaves it out: none (empty)$'
+expect 0 "$cairn" tensors "$TMP/i5"
+says out '^a.b  bytes'
+says out '^a.c  bytes'
+refuses() # NAME MESSAGE
+{
+	expect 1 "$cairn" import "$TMP/$1.pt" "$TMP/no"
+	says err "$2"
+	[ "$(wc -l <"$TMP/err")" = 1 ] || die "more than one line: $(cat "$TMP/err")"
+	[ ! -e "$TMP/no" ] || die "$1: something was left"
+}
+refuses odd 'trainer.state: made by __main__.Odd, no tensor and no plain value$'
+refuses set 'seen: made by .*set, no tensor and no plain value$'
+refuses bytes 'raw: made by _codecs.encode, no tensor and no plain value$'
+refuses key 'a: a dict with a float for a key$'
+refuses list 'not a dict'
+refuses twice 'a.b: two items would have this name$'
+refuses lost 'a.0: an empty dict in a list'
+refuses loop 'nested too deep$'
+for file in "$assets/torch_odd/odd.pt" "$assets/torch_odd/old.pt"; do
+	expect 1 "$cairn" import "$file" "$TMP/no"
+	[ ! -e "$TMP/no" ] || die "$file: something was left"
+done
+says err 'a torch.save file in the format before PyTorch 1.6'
+expect 2 "$cairn" import "$assets/dcp" "$TMP/no"
+says err 'export --format dcp'
+expect 2 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/i1"
+says err '^cairn import: .*/i1: there already, and no empty directory'
+expect 2 "$cairn" import "$assets/safetensors/model.safetensors"
+expect 2 "$cairn" import "$TMP/missing" "$TMP/no"
+expect 2 "$cairn" import --nonsense a b
+expect 2 "$cairn" import "$0" "$TMP/no"
+expect 1 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/nowhere/x"
+says err 'No such file'
+expect 0 "$cairn" help import
+
 # --- what cannot be carried is refused by name, and OUT stays as it was ----------------------
 echo before >"$TMP/o/keep"
 expect 1 "$cairn" export "$assets/torch_odd/odd.pt" "$TMP/o/keep"
@@ -56,6 +159,13 @@ says err '^cairn: .* in __[01]_0.distcp: '
 for bad in "$assets"/should-fail/dcp/* "$assets"/should-fail/pickle/*; do
 	cp "$bad" "$TMP/b/.metadata"
 	expect 1 "$cairn" export "$TMP/b" "$TMP/o/keep"
+done
+for bad in "$TMP/c" "$TMP/b" "$TMP/hf" "$assets/torch_odd/odd.pt"; do
+	expect 1 "$cairn" export --format dcp "$bad" "$TMP/no"
+	[ ! -e "$TMP/no" ] || die "$bad: something was left"
+	mkdir "$TMP/no"		# one that was there stays, empty
+	expect 1 "$cairn" export --format dcp "$bad" "$TMP/no"
+	rmdir "$TMP/no" || die "$bad: something was left"
 done
 expect 1 "$cairn" export "$assets/dcp" "$TMP/nowhere/x"
 says err 'No such file'
@@ -92,3 +202,38 @@ sys.exit(kib > 64 << 10)
 PY
 note "$(grep peak "$TMP/out")"
 python3 "$assets/make_big_dcp.py" --check "$TMP/o/big" || die "the large one differs"
+expect 0 python3 - "$cairn" "$TMP/big" "$TMP/big.dcp" <<'PY'
+import resource, subprocess, sys
+subprocess.run([sys.argv[1], "export", "--format", "dcp", *sys.argv[2:]], check=True)
+kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+print("peak KiB", kib)
+sys.exit(kib > 64 << 10)
+PY
+note "dcp: $(grep peak "$TMP/out")"
+expect 0 "$cairn" export "$TMP/big.dcp" "$TMP/o/back"
+cmp "$TMP/o/back" "$TMP/o/big" || die "the large one differs after a DCP checkpoint"
+rm -r "$TMP/big.dcp"
+
+# --- ended half way: never something that looks whole -----------------------------------------
+limited() { (ulimit -c 0 && ulimit -f 1000 && "$cairn" export -q --format dcp "$TMP/big" "$1"); }
+expect 153 limited "$TMP/killed"	# by SIGXFSZ, which nobody catches
+[ "$(ls -A "$TMP/killed")" = __0_0.distcp ] || die "$(ls -A "$TMP/killed")"
+expect 1 "$cairn" check "$TMP/killed"
+expect 2 "$cairn" export --format dcp "$TMP/big" "$TMP/killed"
+expect 1 bash -c 'trap "" XFSZ && ulimit -f 1000 && "$@"' - "$cairn" export -q --format dcp "$TMP/big" "$TMP/no"
+says err '^cairn: .*/no: File too large$'
+[ ! -e "$TMP/no" ] || die "left behind: $(ls -A "$TMP/no")"
+for signal in KILL TERM; do
+	rm -rf "$TMP/killed"
+	"$cairn" export -q --format dcp "$TMP/big" "$TMP/killed" &
+	pid=$!
+	retry 30 test -e "$TMP/killed"
+	kill -$signal $pid 2>/dev/null
+	wait $pid 2>/dev/null
+	if [ -e "$TMP/killed/.metadata" ]; then
+		note "$signal came late"
+		expect 0 "$cairn" diff "$TMP/killed" "$TMP/big"
+	elif [ $signal = TERM ] && [ -e "$TMP/killed" ]; then
+		die "left behind: $(ls -A "$TMP/killed")"
+	fi
+done

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: MIT
+//
+// DCP checkpoints that are written: what our own reader makes of them is what went in, and names and
+// paths are those of PyTorch.
+#include "formats_view.hh"
+
+namespace
+{
+
+struct Written {
+	~Written()
+	{
+		view_free(data);
+		view_free(meta);
+	}
+	view *data = nullptr, *meta = nullptr;
+};
+
+std::string bytes_of(const view *v, Io &io)
+{
+	View borrowed;
+	borrowed.v = (view *)v;
+	const std::string s = all(borrowed, io);
+	borrowed.v = nullptr;
+	return s;
+}
+
+// Written, and read back.
+struct Again : Set {
+	Again(const fmt_set *from, const Files &in) : base(from)
+	{
+		Io io(in);
+		err = view_dcp(base.b, &w.data, &w.meta, &e);
+		if (err)
+			return;
+		files = {bytes_of(w.data, io)};
+		meta = bytes_of(w.meta, io);
+		read_err = dcp_read(get(), meta.data(), meta.size(), &e);
+		finish();
+	}
+	Base base;
+	Written w;
+	Error e;
+	Files files;
+	std::string meta;
+	int err, read_err = 0;
+};
+
+std::string way(const fmt_path &p)
+{
+	std::string s;
+	for (unsigned i = 0; i < p.n; i++)
+		s += (p.step[i].key ? "/" + std::string(p.step[i].key) : "#" + std::to_string(p.step[i].index));
+	return s;
+}
+
+TEST(ViewDcp, Assets)
+{
+	for (const char *dir : {"dcp", "dcp_local", "dcp_safetensors", "dcp_hf", "hf_index", "safetensors", "torch_save"}) {
+		SCOPED_TRACE(dir);
+		Asset a(dir);
+		Again b(a.get(), a.files);
+		ASSERT_EQ(b.err, 0) << b.e.text;
+		ASSERT_EQ(b.read_err, 0) << b.e.text;
+		ASSERT_EQ(b->n_files, 1u);
+		EXPECT_STREQ(b->file[0].name, VIEW_DCP_DATA);
+		EXPECT_EQ(b->file[0].need, b.files[0].size());
+		EXPECT_EQ(b->n_blobs, a->n_blobs);
+		Io in(a.files), out(b.files);
+		View want, got;
+		Error e;
+		Base base(b.get());
+		ASSERT_EQ(b.base.whole(&want, &e), 0) << e.text;
+		ASSERT_EQ(base.whole(&got, &e), 0) << e.text;
+		EXPECT_EQ(all(got, out), all(want, in));	// names, dtypes, shapes, bytes
+	}
+}
+
+TEST(ViewDcp, ItemsThatAreNoTensorsAreCarried)
+{
+	Asset a("dcp");
+	Again b(a.get(), a.files);
+	ASSERT_EQ(b->n_blobs, 1u);
+	const fmt_blob &x = a->blob[0], &y = b->blob[0];
+	EXPECT_STREQ(y.name, "step");
+	EXPECT_EQ(way(y.path), "/step");
+	EXPECT_EQ(b.files[y.file].substr(y.at, y.length), a.files[x.file].substr(x.at, x.length));
+
+	Io io(a.files);	// also in parts, and by runs
+	for (uint64_t off = 0; off < view_size(b.w.data);) {
+		view_run r;
+		Error e;
+		ASSERT_EQ(view_run_at(b.w.data, &io, off, &r, &e), 0) << e.text;
+		if (r.file != FMT_NO_FILE) {
+			ASSERT_EQ(a.files[r.file].substr(r.at, r.len), b.files[0].substr(off, r.len));
+		}
+		off += r.len;
+	}
+}
+
+TEST(ViewDcp, ItemsAreAlignedAsTorchSaveHasThem)
+{
+	Asset a("torch_save");
+	Again b(a.get(), a.files);
+	for (size_t i = 0; i < b->n_tensors; i++) {
+		const fmt_piece &p = b->tensor[i].piece[0];
+		const fmt_source file = fmt_memory(b.files[0].data(), b.files[0].size());
+		const fmt_source item = fmt_part(&file, p.at, p.length);
+		Set s;
+		Error e;
+		ASSERT_EQ(dcp_item_read(s.get(), &item, &e), 0) << e.text;
+		if (s->tensor[0].piece[0].length) {
+			EXPECT_EQ(s->tensor[0].piece[0].at % 64, 0u);
+		}
+	}
+}
+
+// ---- torch.save files as state dicts ------------------------------------------------------------
+
+struct State : Set {
+	explicit State(std::string b) : bytes(std::move(b))
+	{
+		const fmt_source s = fmt_memory(bytes.data(), bytes.size());
+		err = torchfile_read_state(
+			get(), file("f.pt"), &s,
+			[](void *c, const char *what) { ((State *)c)->left_out.push_back(what); }, this, &e);
+		if (!err)
+			finish();
+	}
+	std::string blob(const std::string &name) const
+	{
+		for (size_t i = 0; i < get()->n_blobs; i++)
+			if (name == get()->blob[i].name)
+				return std::string(get()->blob[i].pickle, get()->blob[i].length);
+		return "no " + name;
+	}
+	std::string bytes;
+	std::vector<std::string> left_out;
+	Error e;
+	int err;
+};
+
+// A torch.save file of that pickled object, without tensors.
+std::string saved(const std::string &object)
+{
+	const std::string pickle = "\x80\x02" + object + ".", name = "archive/data.pkl";
+	const uint32_t crc = zip_crc(0, pickle.data(), pickle.size()), n = (uint32_t)pickle.size();
+	const std::string both = u32(0) + u32(crc) + u32(n) + u32(n) + u16((unsigned)name.size()) + u16(0);
+	const std::string local = u32(0x04034b50) + u16(45) + u16(0) + u16(0) + both + name + pickle;
+	const std::string dir = u32(0x02014b50) + u16(45) + u16(45) + u16(0) + u16(0) + both + u16(0) + u16(0) +
+				u16(0) + u32(0) + u32(0) + name;
+	return local + dir + u32(0x06054b50) + u16(0) + u16(0) + u16(1) + u16(1) + u32((uint32_t)dir.size()) +
+	       u32((uint32_t)local.size()) + u16(0);
+}
+std::string str(const std::string &s) { return "X" + u32((uint32_t)s.size()) + s; }
+std::string dict(const std::string &pairs) { return "}(" + pairs + "u"; }
+std::string list(const std::string &v) { return "](" + v + "e"; }
+
+TEST(TorchState, NamesAndPathsOfNestedDicts)
+{
+	State s(asset("torch_save/model.pt"));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	EXPECT_EQ(s->n_tensors, 14u);
+	EXPECT_EQ(way(s.find("model.embed.weight")->path), "/model/embed.weight");
+	EXPECT_EQ(way(s.find("optimizer.state.0.exp_avg")->path), "/optimizer/state/0/exp_avg");
+	EXPECT_EQ(way(s.find("list.0")->path), "/list#0");
+	EXPECT_EQ(s.blob("list.1"), "\x80\x02" + str("text") + ".");
+	EXPECT_EQ(s.blob("list.2"), "\x80\x02N.");
+	EXPECT_EQ(s.blob("optimizer.state.0.step"), "\x80\x02J" + u32(9) + ".");
+
+	Again b(s.get(), {s.bytes});
+	ASSERT_EQ(b.err, 0) << b.e.text;
+	ASSERT_EQ(b->n_tensors, s->n_tensors);
+	ASSERT_EQ(b->n_blobs, s->n_blobs);
+	for (size_t i = 0; i < b->n_tensors; i++)
+		EXPECT_EQ(way(b->tensor[i].path), way(s->tensor[i].path));
+	for (size_t i = 0; i < b->n_blobs; i++)
+		EXPECT_EQ(way(b->blob[i].path), way(s->blob[i].path));
+}
+
+// What DCP goes down, and what it takes as one value.
+TEST(TorchState, ListsTuplesAndWhatIsInThem)
+{
+	State s(saved(dict(str("plain") + list("K\1" + list("K\2")) + str("tuple") + "(" + dict(str("a") + "N") + "t" +
+			   str("inner") + list("K\1" + dict(str("x") + "\x88") + list(dict(str("y") + "\x89"))))));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	EXPECT_EQ(s.blob("plain"), "\x80\x02" + list("J" + u32(1) + list("J" + u32(2))) + ".");
+	EXPECT_EQ(s.blob("tuple"), "\x80\x02(" + dict(str("a") + "N") + "t.");
+	EXPECT_EQ(s.blob("inner.0"), "\x80\x02J" + u32(1) + ".");
+	EXPECT_EQ(s.blob("inner.1.x"), "\x80\x02\x88.");
+	EXPECT_EQ(s.blob("inner.2.0.y"), "\x80\x02\x89.");
+	EXPECT_EQ(s->n_blobs, 5u);
+}
+
+TEST(TorchState, KeysAreAsStrHasThem)
+{
+	State s(saved(dict("K\7" + dict("J" + u32(-1u) + "N") + "\x88N" + str("") + dict(str("x") + "N"))));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	EXPECT_EQ(s.blob("7.-1"), "\x80\x02N.");
+	EXPECT_EQ(s.blob("True"), "\x80\x02N.");
+	EXPECT_EQ(s.blob(".x"), "\x80\x02N.");
+}
+
+TEST(TorchState, WhatDcpLeavesOutIsTold)
+{
+	const std::string ordered = "ccollections\nOrderedDict\n)R";
+	State s(saved(dict(str("a") + dict("") + str("b") + ordered + "(" + str("x") + "Nu}(" + str("_metadata") + "Nub")));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	EXPECT_EQ(s->n_blobs, 1u);
+	EXPECT_EQ(s.left_out, (std::vector<std::string>{"a (empty)", "b._metadata"}));
+}
+
+TEST(TorchState, Refusals)
+{
+	std::string deep, wide = "]q\1", nest = "N";
+	for (int i = 0; i < 100; i++)
+		nest = "(" + nest + "t";
+	deep = str("a") + nest;
+	wide = "K\1q\1";	// lists of the same two lists: 2^60 elements
+	for (char i = 1; i < 60; i++)
+		wide += "](h" + std::string(1, i) + "h" + std::string(1, i) + "eq" + std::string(1, (char)(i + 1));
+	const struct {
+		std::string object;
+		const char *says;
+	} bad[] = {
+		{"K\1", "not a dict"},
+		{list(dict(str("a") + "N")), "not a dict"},
+		{dict(str("a") + "cnumpy\nscalar\n)R"), "a: made by numpy.scalar, no tensor"},
+		{dict(str("a") + dict(str("b") + "ctorch\nfloat32\n")), "a.b: torch.float32, no tensor"},
+		{dict(str("a") + "(cargparse\nNamespace\n)R" + "t"), "a: made by argparse.Namespace"},
+		{dict(str("a") + "C\3abc"), "a: bytes, no tensor"},
+		{dict(str("a") + str("\xff")), "a: a str that is not UTF-8"},
+		{dict(str("\xff") + "N"), ""},	// told by the writer
+		{dict("NN"), "a dict with None for a key"},
+		{dict(str("a") + dict("(t" "N")), "a: a dict with a tuple for a key"},
+		{dict(str("a.b") + "N" + str("a") + dict(str("b") + "N")), "a.b: two items would have this name"},
+		{dict("K\7N" + str("7") + "N"), "7: two items"},
+		{dict(str("a") + list(dict(""))), "a.0: an empty dict in a list"},
+		{dict(deep), "a: nested too deep"},
+		{"}q\1(" + str("a") + "h\1u", "nested too deep"},
+		{dict(str("a") + "(" + wide + "t"), ""},
+		{dict(str("a") + "ccollections\nCounter\n)R"), "a: made by collections.Counter"},
+	};
+	for (const auto &b : bad) {
+		SCOPED_TRACE(b.says);
+		State s(saved(b.object));
+		if (!s.err) {
+			Again w(s.get(), {s.bytes});
+			EXPECT_EQ(w.err, -ENOTSUP);
+			EXPECT_TRUE(w.e.says("a name that is not UTF-8")) << w.e.text;
+			continue;
+		}
+		EXPECT_TRUE(s.err == -ENOTSUP || s.err == -E2BIG) << s.err;
+		EXPECT_TRUE(s.e.says(b.says)) << s.e.text;
+	}
+}
+
+TEST(TorchState, KindsOfTensorsThatCannotBeReadAreRefusedByTheWriter)
+{
+	State s(asset("torch_odd/odd.pt"));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	Again b(s.get(), {s.bytes});
+	EXPECT_EQ(b.err, -ENOTSUP);
+	EXPECT_TRUE(b.e.says("conj: ")) << b.e.text;
+}
+
+// Any byte changed: read and written, or refused; never a crash.
+TEST(TorchState, AnyByteChanged)
+{
+	const std::string whole = asset("torch_save/model.pt");
+
+	for (size_t i = 0; i < whole.size(); i += 3) {
+		std::string b = whole;
+		b[i] = (char)~b[i];
+		State s(b);
+		if (s.err)
+			continue;
+		Base base(s.get());
+		Written w;
+		Error e;
+		view_dcp(base.b, &w.data, &w.meta, &e);
+	}
+}
+
+} // namespace
