@@ -181,7 +181,8 @@ int export_need_out(const struct export *x, const char *sub)
 static bool parse_format(const char *s, enum export_format *out)
 {
 	static const char *const name[] = {
-		[EXPORT_SAFETENSORS] = "safetensors", [EXPORT_TORCH] = "torch", [EXPORT_DCP] = "dcp",
+		[EXPORT_SAFETENSORS] = "safetensors", [EXPORT_TORCH] = "torch",
+		[EXPORT_DCP] = "dcp",
 	};
 
 	for (unsigned i = 0; i < sizeof(name) / sizeof(name[0]); i++)

@@ -32,7 +32,8 @@ static void note_left_out(void *ctx, const char *what)
 
 	if (l->n++ >= 8 || l->len >= sizeof(l->text))
 		return;
-	n = snprintf(l->text + l->len, sizeof(l->text) - l->len, "%s %.60s", l->len ? "," : "", what);
+	n = snprintf(l->text + l->len, sizeof(l->text) - l->len, "%s %.60s", l->len ? "," : "",
+		     what);
 	l->len += n > 0 ? (size_t)n : 0;
 }
 
@@ -83,8 +84,9 @@ static int read_safetensors(struct export *x, const char *path)
 
 	if (code || x->ck.kind.format == CKPT_SAFETENSORS)
 		return code;
-	return complain_usage("import", "%s: a %s checkpoint, which `cairn export --format dcp` takes",
-			      path, ckpt_format_name(x->ck.kind.format));
+	return complain_usage("import",
+			      "%s: a %s checkpoint, which `cairn export --format dcp` takes", path,
+			      ckpt_format_name(x->ck.kind.format));
 }
 
 int cmd_import(int argc, char **argv)

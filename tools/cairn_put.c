@@ -25,7 +25,7 @@ static struct {			/* what was made, and is no checkpoint yet; likewise */
 static void remove_partial(void)
 {
 	if (partial.metadata)
-		unlinkat(partial.dir, partial.metadata, 0);	/* first: it makes the rest look whole */
+		unlinkat(partial.dir, partial.metadata, 0);	/* what makes it look whole first */
 	if (partial.data)
 		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
 	if (partial.made)

@@ -295,8 +295,10 @@ static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt
 	for (uint32_t i = 0; i < q->n; i++) {
 		uint64_t index;
 
-		if (q->v[i]->kind == PICKLE_STR ? memchr(q->v[i]->u.s.p, '\0', q->v[i]->u.s.n) != NULL :
-		    !pickle_u64(q->v[i], &index))
+		const struct pickle_node *n = q->v[i];
+
+		if (n->kind == PICKLE_STR ? memchr(n->u.s.p, '\0', n->u.s.n) != NULL :
+					    !pickle_u64(n, &index))
 			return 0;
 	}
 	v = arena_array(fmt_set_arena(r->set), q->n, sizeof(*v));
@@ -304,7 +306,8 @@ static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt
 		return no_arena(r);
 	for (uint32_t i = 0; !err && i < q->n; i++)
 		if (!pickle_u64(q->v[i], &v[i].index))
-			err = fmt_set_string(r->set, q->v[i]->u.s.p, q->v[i]->u.s.n, &v[i].key, r->e);
+			err = fmt_set_string(r->set, q->v[i]->u.s.p, q->v[i]->u.s.n, &v[i].key,
+					     r->e);
 	*out = (struct fmt_path){ v, q->n };
 	return err;
 }

@@ -134,7 +134,7 @@ struct fmt_blob {		/* an item beside the tensors */
 	struct fmt_path path;
 	uint32_t file;		/* FMT_NO_FILE: of opaque bytes the file that has them */
 	uint64_t at, length;
-	const char *pickle;	/* NULL: opaque bytes; else a plain value, of `length` bytes in memory */
+	const char *pickle;	/* NULL: opaque bytes; else a plain value, `length` bytes */
 	const char *refusal;	/* NULL, or why its bytes cannot be used */
 };
 
@@ -590,7 +590,7 @@ int view_torch(struct view_base *b, struct view **out, struct fmt_error *e);
 
 /* A DCP checkpoint written by one rank: the file VIEW_DCP_DATA, a torch.save archive for each
  * tensor in one chunk and for each blob, and its .metadata. Blobs that are opaque are carried as
- * they are. Read by torch.distributed.checkpoint of every version that has _StorageInfo (2.0 on). */
+ * they are. -ENOTSUP also for names that are not UTF-8. */
 #define VIEW_DCP_DATA "__0_0.distcp"
 int view_dcp(struct view_base *b, struct view **data, struct view **metadata,
 	     struct fmt_error *e);

@@ -51,7 +51,7 @@ struct torchfile_state {
 	size_t n_steps, cap_steps;
 	char *buf;		/* a plain value's pickle */
 	size_t len, cap;
-	uint64_t budget;	/* nodes to look at and bytes to write, by what the input's length allows */
+	uint64_t budget;	/* nodes to look at and bytes to write that are allowed */
 };
 
 /* pickle_len: bytes of the pickle that root came from. */

@@ -149,8 +149,9 @@ static int no_value(struct walker *w, const struct pickle_node *n)
 	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object->callable : n;
 
 	if (g->kind != PICKLE_GLOBAL)
-		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s, no tensor and no plain value",
-				w->name, pickle_kind_name(n));
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
+				"%.100s: %s, no tensor and no plain value", w->name,
+				pickle_kind_name(n));
 	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
 			"%.100s: %s%.60s.%.40s, no tensor and no plain value", w->name,
 			n->kind == PICKLE_OBJECT ? "made by " : "",
@@ -223,8 +224,8 @@ static int put_value(struct walker *w, const struct pickle_node *root)
 			err = put_begin(w, p->n->u.seq.v[p->next++], stack, &depth);
 			continue;
 		}
-		err = put(w, p->n->kind == PICKLE_TUPLE ? "t" : p->n->kind == PICKLE_LIST ? "e" : "u",
-			  1);
+		err = put(w, p->n->kind == PICKLE_TUPLE ? "t" :
+			     p->n->kind == PICKLE_LIST	? "e" : "u", 1);
 		depth--;
 	}
 	return err;
@@ -323,13 +324,14 @@ static void tell_left_out(struct walker *w, const char *what, const char *more)
 static int enter_dict(struct walker *w, const struct pickle_node *n)
 {
 	const struct pickle_node *state = n->kind == PICKLE_OBJECT ? n->u.object->state : NULL;
+	struct arena *arena = fmt_set_arena(w->set);
 
 	if (state && state->kind != PICKLE_DICT && state->kind != PICKLE_NONE)
 		return no_value(w, n);
 	for (uint32_t i = 0; state && state->kind == PICKLE_DICT && i < state->u.seq.n; i += 2) {
 		const struct pickle_node *key = state->u.seq.v[i];
 		const char *name = key->kind == PICKLE_STR ?
-				   arena_string(fmt_set_arena(w->set), key->u.s.p, key->u.s.n) : NULL;
+				   arena_string(arena, key->u.s.p, key->u.s.n) : NULL;
 
 		tell_left_out(w, w->name_len ? "." : "", name ? name : "?");
 	}

@@ -148,8 +148,11 @@ static int check_name(const char *name, const struct fmt_path *path, struct fmt_
 {
 	bool fine = fmt_is_utf8(name, strlen(name));
 
-	for (unsigned i = 0; fine && i < path->n; i++)
-		fine = !path->step[i].key || fmt_is_utf8(path->step[i].key, strlen(path->step[i].key));
+	for (unsigned i = 0; fine && i < path->n; i++) {
+		const char *key = path->step[i].key;
+
+		fine = !key || fmt_is_utf8(key, strlen(key));
+	}
 	return fine ? 0 : fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8",
 				   name);
 }
@@ -197,7 +200,8 @@ static int add_tensor(struct writer *w, size_t i)
 static int check_blob(struct writer *w, const struct fmt_blob *b)
 {
 	if (b->refusal)
-		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %.120s", b->name, b->refusal);
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %.120s", b->name,
+				b->refusal);
 	if (!b->pickle && b->file == FMT_NO_FILE)
 		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: no file is named for it",
 				b->name);
