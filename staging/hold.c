@@ -82,7 +82,6 @@ bool hold_waits(struct staging *s, struct pend *p)
 	dirs_root_relative(s, c.dir, c.name, path, sizeof(path));
 	pthread_mutex_lock(&s->lock);
 	p->let_go = !missing || enough;
-	s->st.held[0] = 0;
 	if (!p->let_go) {
 		snprintf(s->st.held, sizeof(s->st.held), "%.200s: %.200s", path, what);
 		sleeper_wait(s, &s->pub, now_ns() + ASK_AGAIN_NS);

@@ -236,6 +236,8 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	*out = s->st;
 	out->budget = s->o.budget_bytes;
 	out->used = s->used;
+	if (!s->pend || !s->pend->held_ns || s->pend->let_go)
+		out->held[0] = 0;	/* published, or removed while it waited */
 	out->pending_records = s->n_pend + (s->inherited ? s->head->applied - s->head->durable : 0);
 	out->last_seq = s->last_seq;
 	out->applied = s->head->applied;

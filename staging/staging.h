@@ -175,7 +175,7 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
  * `orphaned`: the connection is gone, so files never sealed have no writer any
  * more; they, and bytes without a record, go to STORE/.cairn/lost+found. */
 int staging_sweep(struct staging *s, bool orphaned);
-/* Threads: persist, publish, watch, ballast. What a dead worker applied and did not sync is
+/* Threads: persist, publish, watch, trash, ballast, dedup. What a dead worker applied and did not sync is
  * synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
 /* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when halted. */
