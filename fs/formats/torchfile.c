@@ -342,15 +342,8 @@ int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done)
 
 /* ---- the walk --------------------------------------------------------------------- */
 
-static int enter(struct walker *w, struct pickle_node *n)
+int torchfile_push(struct walker *w, struct pickle_node *n)
 {
-	bool done;
-	int err = torchfile_leaf(w, n, &done);
-
-	if (err || done || n->kind < PICKLE_TUPLE || n->kind == PICKLE_GLOBAL || n->seen ||
-	    (n->kind != PICKLE_OBJECT && !n->u.seq.n))
-		return err;
-	n->seen = 1;
 	if (w->depth == w->cap) {
 		size_t cap = w->cap ? w->cap * 2 : 32;
 		struct frame *more = reallocarray(w->frame, cap, sizeof(*more));
@@ -362,6 +355,18 @@ static int enter(struct walker *w, struct pickle_node *n)
 	}
 	w->frame[w->depth++] = (struct frame){ .node = n, .name_len = w->name_len };
 	return 0;
+}
+
+static int enter(struct walker *w, struct pickle_node *n)
+{
+	bool done;
+	int err = torchfile_leaf(w, n, &done);
+
+	if (err || done || n->kind < PICKLE_TUPLE || n->kind == PICKLE_GLOBAL || n->seen ||
+	    (n->kind != PICKLE_OBJECT && !n->u.seq.n))
+		return err;
+	n->seen = 1;
+	return torchfile_push(w, n);
 }
 
 /* Child number f->next of a dict's, list's or object's parts; NULL: no more. Its name is

@@ -34,6 +34,8 @@ struct walker {
 };
 
 int torchfile_no_memory(struct walker *w);
+/* Goes on in n, under the name so far. */
+int torchfile_push(struct walker *w, struct pickle_node *n);
 /* Adds to the path. -E2BIG, -ENOMEM. */
 int torchfile_name(struct walker *w, const char *p, size_t n);
 int torchfile_name_number(struct walker *w, long long i);

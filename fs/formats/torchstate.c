@@ -344,21 +344,6 @@ static int enter_dict(struct walker *w, const struct pickle_node *n)
 	return 0;
 }
 
-static int push(struct walker *w, struct pickle_node *n)
-{
-	if (w->depth == w->cap) {
-		size_t cap = w->cap ? w->cap * 2 : 32;
-		struct frame *more = reallocarray(w->frame, cap, sizeof(*more));
-
-		if (!more)
-			return torchfile_no_memory(w);
-		w->frame = more;
-		w->cap = cap;
-	}
-	w->frame[w->depth++] = (struct frame){ .node = n, .name_len = w->name_len };
-	return 0;
-}
-
 static int enter(struct walker *w, struct pickle_node *n)
 {
 	bool done, inner = false;
@@ -370,13 +355,13 @@ static int enter(struct walker *w, struct pickle_node *n)
 		return err;
 	if (pairs_of(n)) {
 		err = enter_dict(w, n);
-		return err ? err : push(w, n);
+		return err ? err : torchfile_push(w, n);
 	}
 	if (n->kind == PICKLE_LIST)
 		err = is_inner(w, n, &inner);
 	if (err)
 		return err;
-	return inner ? push(w, n) : add_value(w, n);
+	return inner ? torchfile_push(w, n) : add_value(w, n);
 }
 
 static int step(struct walker *w)
