@@ -81,21 +81,20 @@ static void count_sf(struct below *b, struct node *n)
 static struct below look_below(struct fs *fs, struct node *top)
 {
 	struct below b = {.fs = fs, .top = top, .rank = 4};
-	uint64_t applied = fs_applied(fs);
+	uint64_t applied = fs_applied(fs), durable = staging_durable(fs->s);
 
 	b.halted = staging_halted_at(fs->s, &b.halted_error);
 	if (!S_ISDIR(top->mode)) {
 		count_sf(&b, top);
-		if (b.rank == 4 && (top->dirty_seq > applied || top->born_seq > applied || top->seal_seq > staging_durable(fs->s)))
+		if (b.rank == 4 && (top->dirty_seq > applied || top->born_seq > applied || top->seal_seq > durable))
 			b.rank = top->sf || S_ISREG(top->mode) ? 3 : 2;
 		for (struct dentry *d = top->names; d; d = d->name_next)
-			if (b.rank == 4 && d->seq > staging_durable(fs->s))
+			if (b.rank == 4 && d->seq > durable)
 				b.rank = 2;
 		return b;
 	}
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
 		for (struct node *n = fs->nodes[i]; n; n = n->hash_next) {
-			uint64_t durable = staging_durable(fs->s);
 			bool self = n->dirty_seq > durable || n->ns_seq > durable || n->seal_seq > durable ||
 				    (n->born_seq > durable && n->born_seq != UINT64_MAX);
 			if (!n->sf && !self)
