@@ -685,10 +685,11 @@ static void forgive_one_between(struct check *c)
 		uint32_t newest = 0, oldest = UINT32_MAX;
 		bool split = false;
 
-		for (struct sight *s = c->files[f].seen; s; s = s->next) {
+		for (struct sight *s = c->files[f].seen; s && s->next; s = s->next)
+			split |= s->ino != s->next->ino;
+		for (struct sight *s = split ? c->files[f].seen : NULL; s; s = s->next) {
 			uint32_t v = version_of(c, f, s);
 
-			split |= s->next && s->ino != s->next->ino;
 			newest = v > newest ? v : newest;
 			oldest = v < oldest ? v : oldest;
 		}
