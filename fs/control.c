@@ -94,6 +94,8 @@ static void write_json(struct fs *fs, FILE *f)
 		fprintf(f, "%s\"%s\": %llu", i == LANE_FAST ? "" : ", ", lane_names[i], fs->lanes[i]);
 	fprintf(f, "},\n \"bytes\": {\"staged\": %llu, \"persisted\": %llu, \"read\": %llu},\n \"queue_depth\": %u,\n",
 		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted, fs->bytes_read, s.queue_depth);
+	fprintf(f, " \"outgrown\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.outgrown_files,
+		(unsigned long long)s.outgrown_bytes);
 	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.dedup_files,
 		(unsigned long long)s.dedup_bytes);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
@@ -166,6 +168,9 @@ static void write_status(struct fs *fs, FILE *f)
 		size_text(s.bytes_persisted, b), size_text(fs->bytes_read, c));
 	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", fs->lanes[LANE_FAST],
 		fs->lanes[LANE_SPILL], fs->lanes[LANE_READ], fs->lanes[LANE_RELAY]);
+	if (s.outgrown_files)
+		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
+			(unsigned long long)s.outgrown_files, size_text(s.outgrown_bytes, a));
 	if (s.dedup_bytes)
 		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones\n", size_text(s.dedup_bytes, a),
 			(unsigned long long)s.dedup_files);
@@ -199,6 +204,8 @@ static void write_metrics(struct fs *fs, FILE *f)
 	metric(f, "staged_bytes_total", "counter", "Bytes accepted into staging.", (double)s.bytes_staged);
 	metric(f, "persisted_bytes_total", "counter", "Bytes published and durable.", (double)s.bytes_persisted);
 	metric(f, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).", (double)fs->bytes_read);
+	metric(f, "outgrown_files_total", "counter", "Files that outgrew memory while they were written.", (double)s.outgrown_files);
+	metric(f, "outgrown_bytes_total", "counter", "Their bytes that went to the store before the close.", (double)s.outgrown_bytes);
 	metric(f, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
 	metric(f, "dedup_files_total", "counter", "Files that have the blocks of an equal one.", (double)s.dedup_files);
 	metric(f, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
@@ -267,6 +274,8 @@ void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		views_lookup(req, parent, name);
 		return;
 	}
+	if (parent == CONTROL_DIR && still_lookup(req, name))
+		return;
 	if (parent == CONTROL_DIR && !strcmp(name, VIEWS_NAME))
 		id = VIEWS_DIR;
 	for (unsigned i = 0; parent == CONTROL_DIR && i < sizeof(files) / sizeof(files[0]); i++)

@@ -199,9 +199,17 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	}
 	staged_ref(sf);
+	bool outgrown = !n->busy && staged_outgrown(sf);
+	n->busy |= outgrown;	/* nobody opens it while it becomes a spilled one */
 	pthread_mutex_unlock(&fs->lock);
 	int rc = reserve(fs, sf);
+	if (!rc && outgrown)
+		rc = staged_finish(sf);
 	pthread_mutex_lock(&fs->lock);
+	if (outgrown) {
+		n->busy = false;
+		pthread_cond_broadcast(&fs->busy_cond);
+	}
 	if (n->accepted)	/* whatever happened since its close was answered */
 		rc = 0;
 	if (!rc && n->sf == sf && !n->writers && n->names)
@@ -450,6 +458,14 @@ static void log_room(struct fs *fs)
 	staging_log_room(fs->s);
 }
 
+/* A file that outgrew memory while it is written is not in one place before its close. */
+static int unreadable(const struct node *n, int flags)
+{
+	if ((flags & O_ACCMODE) == O_WRONLY || !n->sf || !staged_outgrown(n->sf))
+		return 0;
+	return n->writers ? -EBUSY : -EIO;
+}
+
 void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
@@ -475,6 +491,9 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (!rc) {
 		wait_while_busy(fs, n);
 		node_check_sf(fs, n);
+		rc = unreadable(n, fi->flags);
+	}
+	if (!rc) {
 		rc = open_handle(req, fs, n, fi, false);
 	}
 	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
@@ -666,6 +685,8 @@ static void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool i
 		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(sf))) {
 			pthread_mutex_unlock(&fs->lock);
 			rc = staged_reserve(sf);
+			if (!rc)
+				rc = staged_reserve_copy(sf);
 			pthread_mutex_lock(&fs->lock);
 			if (!rc && n->sf == sf && n->names)
 				rc = fs_seal(fs, n, false, &seq);

@@ -146,6 +146,8 @@ struct fs {
 	int log_fd;		/* STORE/.cairn/<host>/log, -1 in the foreground */
 	unsigned restarts;
 	int keeper_pid;
+	int still_fd;		/* to the process that holds files still; -1 = none */
+	char still_key[33];
 
 	pthread_mutex_t lock;
 	pthread_cond_t busy_cond;
@@ -315,6 +317,13 @@ bool fork_awaited(const struct node *n);
  * asks again only once. */
 void fork_await(struct fs *fs, struct node *n);
 void fork_came(struct fs *fs, struct node *n);	/* the writer */
+
+/* ---- still.c ---- */
+void still_start(struct fs *fs);	/* by the keeper, before its first worker */
+void still_ask(void *fs, uint64_t node);	/* for struct staging_opts; never blocks */
+/* False: the request is not its process's, and not answered. */
+bool still_lookup(fuse_req_t req, const char *name);
+bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len);
 
 /* ---- commit.c: for struct staging_hold ---- */
 bool commit_is_name(const char *name);

@@ -176,6 +176,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	sigaction(SIGHUP, &sa, NULL);
 	if (!fs->o.foreground)
 		to_background(fs);
+	still_start(fs);
 	rc = keep(&k);
 	/* the worker is gone: so is the mount, whoever took it down */
 	detach(&k);

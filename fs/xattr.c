@@ -321,6 +321,8 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 
 void op_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t size, int flags)
 {
+	if (still_set(req, id, key, val, size))
+		return;
 	struct rec r = rec_new(REC_XATTR);
 	r.data = val;
 	r.data_len = size > REC_DATA_MAX ? REC_DATA_MAX : (uint32_t)size;

@@ -241,6 +241,11 @@ static uint64_t ahead_of(uint64_t held)
 	return held < AHEAD_MIN ? AHEAD_MIN : held < AHEAD ? held : AHEAD;
 }
 
+uint64_t ballast_ahead(const struct staged *f)
+{
+	return ahead_of(f->blocks * 512);
+}
+
 /* Files that the kernel writes by itself: charge what they hold. s->lock held. */
 static bool watch_growth(struct staging *s)
 {
@@ -259,6 +264,7 @@ static bool watch_growth(struct staging *s)
 	}
 	if (s->used > s->o.budget_bytes)
 		sf_evict(s, s->used - s->o.budget_bytes);
+	outgrow_look(s);
 	return grew;
 }
 

@@ -88,6 +88,9 @@ struct staged {
 	bool huge, spilled, published;
 	bool filled;			/* made of a blank */
 	bool backing;			/* the kernel was given it: it stays the file it is */
+	uint64_t under;			/* bytes [0, under) are in tmp/<id> instead; outgrow.c; io */
+	bool moving;			/* and more are on their way there */
+	uint64_t move_after_ns;
 	int error;
 	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
 	int rw;				/* O_RDWR for relay writes, -1; io */
@@ -320,12 +323,29 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void sf_replay_spill(struct staging *s, struct staged *f);
 void sf_put_locked(struct staging *s, struct staged *f);
 void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
+void sf_evict_one(struct staging *s, struct staged *f);
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */
 void staged_check(struct staging *s);
 
+/* Of an open file whose bytes are in tmp/<id> now, as st says. f->io held, s->lock not. */
+int sf_becomes_spilled(struct staged *f, const struct stat *st);
+
+/* outgrow.c; f->io held where a staged file is given */
+void outgrow_look(struct staging *s);			/* s->lock held: over the budget, nothing to evict */
+int outgrow_reserve(struct staged *f, uint64_t size);	/* blocks for what has not moved. -EIO: see staged_move_out */
+int outgrow_resize(struct staged *f, int fd, uint64_t size);
+int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
+ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off);	/* off < under; may be short */
+/* As pread of the whole file; stops at `under`. -1 and errno. */
+ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, uint64_t off);
+void outgrow_recover(struct staged *f, const struct stat *st);
+uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */
+
 /* persist.c */
+/* Data extents of fd in [off, end), at most max of them; one over all when there are more. */
+unsigned persist_extents(int fd, uint64_t off, uint64_t end, struct io_extent *ext, unsigned max);
 void *persist_main(void *arg);
 /* s->lock held for both */
 void persist_queue(struct staging *s, struct pend *p);
@@ -384,6 +404,7 @@ void reserve_leave(struct staging *s);
 /* ballast.c */
 int ballast_open(struct staging *s);
 void ballast_close(struct staging *s);
+uint64_t ballast_ahead(const struct staged *f);	/* what a growing file is given before it asks */
 void ballast_give(struct staging *s, uint64_t room);	/* no lock held: shrink to leave `room` free */
 /* Puts touched pages behind the end of fd, a new file that will hold size bytes. No lock held. */
 void ballast_hand_over(struct staging *s, int fd, uint64_t size);

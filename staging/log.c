@@ -471,6 +471,7 @@ void replay_flushed(struct staging *s)
 		if (rec_decode(s->flushed[i].bytes, s->flushed[i].len, &r, &used) == 0 && staged_recover(s, &r, &sf) == 0) {
 			r.type = REC_SEAL;
 			r.unique = 0;
+			staged_finish(sf);	/* else it is persisted out of both its places */
 			staging_seal(s, sf, &r, true);
 			staged_unref(sf);
 		}

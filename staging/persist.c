@@ -66,17 +66,17 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 	io_sum_add(ctx, bytes, len);
 }
 
-/* Data extents of fd below size; one extent over all when there are too many. */
-static unsigned find_extents(int fd, uint64_t size, struct io_extent *ext)
+unsigned persist_extents(int fd, uint64_t off, uint64_t size, struct io_extent *ext, unsigned max)
 {
 	unsigned n = 0;
-	for (uint64_t off = 0; off < size;) {
+	const uint64_t from = off;
+	while (off < size) {
 		off_t data = lseek(fd, (off_t)off, SEEK_DATA);
 		if (data < 0 && errno == ENXIO)
 			break;
 		off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
-		if (hole < 0 || n == EXTENTS_MAX) {
-			ext[0] = (struct io_extent){0, size};
+		if (hole < 0 || n == max) {
+			ext[0] = (struct io_extent){from, size - from};
 			return 1;
 		}
 		if ((uint64_t)data >= size)
@@ -102,7 +102,7 @@ static int write_large(struct job *j, int from)
 	if (j->ext) {
 		struct io_source src = {
 			.base = map, .size = size, .data = j->ext,
-			.n_data = find_extents(from, size, j->ext),
+			.n_data = persist_extents(from, 0, size, j->ext, EXTENTS_MAX),
 			.seen = job_seen, .ctx = j->sum,
 		};
 		uint64_t data = 0;
@@ -150,6 +150,32 @@ static int copy_through(struct job *j, int from, int to)
 	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
 }
 
+/* Part of it is in the store already, but the version needs a file of its own: its writer goes on
+ * after an fsync, or the close could not finish it. */
+static int copy_outgrown(struct job *j, int from)
+{
+	struct pend *p = j->p;
+	struct io_store *store = j->s->o.store;
+	int under = io_tmp_open(store, p->sf->id, O_RDONLY), rc = under < 0 ? under : 0;
+
+	for (uint64_t off = 0; !rc && off < p->r.size;) {
+		size_t want = p->r.size - off < COPY_CHUNK ? p->r.size - off : COPY_CHUNK;
+		ssize_t n = outgrow_read(p->sf->under, from, under, j->buf, want, off);
+		if (n <= 0) {	/* cut short since: what is missing reads as zeros */
+			rc = n < 0 ? -errno : 0;
+			if (!rc)
+				io_sum_zeros(j->sum, p->r.size - off);
+			break;
+		}
+		io_sum_add(j->sum, j->buf, (size_t)n);
+		rc = io_pwrite(store, p->tmp_fd, j->buf, (size_t)n, off);
+		off += (uint64_t)n;
+	}
+	if (under >= 0)
+		close(under);
+	return rc ? rc : io_truncate(store, p->tmp_fd, p->r.size);
+}
+
 /* What the close did not reserve (recovery, rewriting). */
 static int make_tmp(struct job *j)
 {
@@ -165,7 +191,8 @@ static int make_tmp(struct job *j)
 	if (p->tmp_fd >= 0)
 		return 0;
 	p->tmp_id = staging_new_id(j->s);
-	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > STAGING_SMALL && !p->sf->spilled, &p->direct);
+	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > STAGING_SMALL && !p->sf->spilled && !p->sf->under,
+			       &p->direct);
 	if (fd < 0)
 		return fd;
 	p->tmp_fd = fd;
@@ -195,9 +222,11 @@ static int write_bytes(struct job *j)
 		return f->spilled ? from : -errno;
 	int rc = make_tmp(j);
 	/* reserved when it was larger: small writes are not aligned */
-	if (!rc && p->direct && p->r.size <= STAGING_SMALL && fcntl(p->tmp_fd, F_SETFL, 0))
+	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->under) && fcntl(p->tmp_fd, F_SETFL, 0))
 		rc = -errno;
-	if (!rc && (p->r.size <= STAGING_SMALL || f->spilled))
+	if (!rc && f->under)
+		rc = copy_outgrown(j, from);
+	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled))
 		rc = copy_through(j, from, p->tmp_fd);
 	else if (!rc)
 		rc = write_large(j, from);

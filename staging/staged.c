@@ -139,6 +139,9 @@ static void remove_bytes(struct staged *f)
 	f->fd = f->rw = -1;
 	if (!f->spilled && (!f->huge || !ballast_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
+	if (f->under)
+		trash_put(f->s, f->id, -1);
+	f->under = 0;
 	if (f->tmp_id)
 		trash_put(f->s, f->tmp_id, f->tmp_fd);
 	f->tmp_id = 0;
@@ -152,7 +155,7 @@ static void log_unstaged(struct staging *s, struct staged *f)
 	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
 }
 
-static void sf_evict_one(struct staging *s, struct staged *f)
+void sf_evict_one(struct staging *s, struct staged *f)
 {
 	sf_charge(s, f, 0);
 	sf_set_state(s, f, STAGED_EVICTED);
@@ -263,10 +266,24 @@ static uint64_t memory_available(void)
 	return at ? strtoull(at + 13, NULL, 10) << 10 : UINT64_MAX;
 }
 
+uint64_t staging_room_left(struct staging *s)
+{
+	struct statvfs v;
+	if (fstatvfs(s->o.place.small, &v))
+		return UINT64_MAX;
+	if (now_ns() - s->memory_ns > MEMORY_AGE_NS) {
+		s->memory = memory_available();
+		s->memory_ns = now_ns();
+	}
+	uint64_t room = v.f_bavail * v.f_frsize, memory = s->memory;
+	if (memory < UINT64_MAX - s->ballast_bytes)	/* ours to give */
+		memory += s->ballast_bytes;
+	return room < memory ? room : memory;
+}
+
 /* s->lock held */
 static bool may_grow(struct staging *s)
 {
-	struct statvfs v;
 	struct sysinfo si;
 	uint64_t each = UNKNOWN_GROWTH, n = 1;
 
@@ -276,16 +293,7 @@ static bool may_grow(struct staging *s)
 		each = 2 * s->largest;
 	for (struct staged *f = s->open_list; f; f = f->open_next)
 		n += !f->known && !f->spilled && f->blocks * 512 >= GROWING;
-	if (fstatvfs(s->o.place.small, &v))
-		return true;
-	if (now_ns() - s->memory_ns > MEMORY_AGE_NS) {
-		s->memory = memory_available();
-		s->memory_ns = now_ns();
-	}
-	uint64_t room = v.f_bavail * v.f_frsize, memory = s->memory;
-	if (memory < UINT64_MAX - s->ballast_bytes)	/* ours to give */
-		memory += s->ballast_bytes;
-	return (room < memory ? room : memory) / n >= each;
+	return staging_room_left(s) / n >= each;
 }
 
 /* Takes room for f out of the budget, evicting what is durable. s->lock held. */
@@ -424,6 +432,7 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 		free(f);
 		return rc;
 	}
+	outgrow_recover(f, &st);
 	LOCK_SCOPE(&s->lock);
 	sf_insert(s, f);
 	if (!f->spilled)
@@ -643,6 +652,7 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 		out->size = (uint64_t)st.st_size;
 		/* what lies ready behind the end is not the file's yet */
 		out->blocks = f->huge && (uint64_t)st.st_blocks > most ? most : (uint64_t)st.st_blocks;
+		out->blocks += f->under / 512;
 		out->atime = st.st_atim;
 		out->mtime = st.st_mtim;
 		out->ctime = st.st_ctim;
@@ -693,9 +703,6 @@ static int spill_now(struct staged *f)
 		close(from);
 		return -EIO;
 	}
-	char name[17];
-	staging_sf_name(f->id, name);
-	int dir = staging_sf_dir(f);
 	bool direct;
 	int to = io_tmp_create(s->o.store, f->id, false, &direct);
 	if (to < 0) {
@@ -703,18 +710,27 @@ static int spill_now(struct staged *f)
 		return to;
 	}
 	close(to);
-	bool was_huge = f->huge;
 	f->spilled = true;
 	rc = copy_bytes(f, from, (uint64_t)st.st_size);
+	f->spilled = false;
 	close(from);
 	if (rc) {
-		f->spilled = false;
-		f->huge = was_huge;
 		io_tmp_remove(s->o.store, f->id);
 		return rc;
 	}
-	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+	return sf_becomes_spilled(f, &st);
+}
+
+int sf_becomes_spilled(struct staged *f, const struct stat *st)
+{
+	struct staging *s = f->s;
+	char name[17];
+	staging_sf_name(f->id, name);
+	int dir = staging_sf_dir(f);
+	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
+	f->spilled = true;
+	f->under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
 	for (struct pend *p = f->n_seals ? s->pend : NULL; p; p = p->next)
@@ -774,6 +790,8 @@ static int room_to_grow(struct staged *f, uint64_t end)
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
 	LOCK_SCOPE(&f->io);
+	if (off < f->under)
+		return outgrow_write(f, buf, len, off);
 	if (off + len > f->charged && !f->spilled) {
 		/* ask ahead in large steps, so that the lock is rarely taken */
 		uint64_t end = off > f->charged ? f->charged + len : off + len;	/* a hole takes nothing */
@@ -828,7 +846,7 @@ int staged_resize(struct staged *f, uint64_t size)
 	int fd = open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
-	int rc = ftruncate(fd, (off_t)size) ? -errno : 0;
+	int rc = f->under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? -errno : 0;
 	close(fd);
 	if (!rc && !f->spilled && !f->known && size > f->expected) {
 		/* a size announced by ftruncate is an expectation */
@@ -852,7 +870,15 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	int fd = open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
-	int rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? -errno : 0;
+	int rc = 0;
+	if (off < f->under) {
+		uint64_t n = len < f->under - off ? len : f->under - off;
+		rc = outgrow_fallocate(f, mode, off, n);
+		off += n;
+		len -= n;
+	}
+	if (!rc && len && fallocate(fd, mode, (off_t)off, (off_t)len))
+		rc = -errno;
 	close(fd);
 	return rc;
 }
@@ -956,6 +982,8 @@ int staged_reserve(struct staged *f)
 	int rc = reserve_stat(f, &st);
 	if (rc)
 		return rc;
+	if (f->under)
+		return outgrow_reserve(f, (uint64_t)st.st_size);
 	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
 	if (f->spilled || (f->tmp_id && f->tmp_size == (uint64_t)st.st_size))
 		return 0;
@@ -1001,7 +1029,7 @@ bool staged_changed(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	if (!f->sealed_once)
+	if (!f->sealed_once || f->under)
 		return true;
 	if (f->state == STAGED_EVICTED || ensure_fd(f) || fstat(f->fd, &st))
 		return true;

@@ -159,6 +159,9 @@ struct staging_opts {
 	uint64_t ballast_bytes;		/* target; 0 = none */
 	unsigned persist_threads;	/* 0 = 2 */
 	struct staging_hold hold;
+	/* A file that the kernel writes by itself outgrows memory: see that staged_move_out is called
+	 * for it. Called with staging's locks held; must not block, and may be called again. NULL = not. */
+	void (*outgrown)(void *ctx, uint64_t node);
 	bool no_dedup;			/* else equal files share blocks where the store can */
 	io_notice_fn notice;
 	void *ctx;
@@ -282,6 +285,22 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
 int staged_resize(struct staged *f, uint64_t size);
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 
+/* Moves older bytes of an open backing file out of memory, to the store; see outgrow.c. Writes,
+ * for up to some GiB. The caller knows that meanwhile nobody writes the file, and that until it
+ * is closed nobody reads or maps it: staged_outgrown is true from then on, and between the two
+ * calls of _set_moving. 0 also when nothing could move. -EAGAIN: not open, or spilled; -EIO:
+ * what had moved was written again in place, which cannot be told apart: neither close nor
+ * fsync will succeed; else as the store says, and nothing is lost. */
+int staged_move_out(struct staged *f);
+void staged_set_moving(struct staged *f, bool moving);
+bool staged_outgrown(struct staged *f);
+/* The same as staged_reserve for the copy that a seal makes while an outgrown file's writer goes on;
+ * 0 for any other. After that. */
+int staged_reserve_copy(struct staged *f);
+/* The last writer is gone: what is still in memory follows, and f is a spilled file. 0 too
+ * where it was never outgrown. Errors as staged_move_out; f is then as before. */
+int staged_finish(struct staged *f);
+
 /* Allocates the store blocks a seal of f's present size needs; called before a
  * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. */
 int staged_reserve(struct staged *f);
@@ -329,6 +348,7 @@ struct staging_stats {
 	uint64_t bytes_staged, bytes_persisted;
 	uint64_t waits, wait_ns, errors;
 	uint64_t spilled_opens, fast_opens;
+	uint64_t outgrown_files, outgrown_bytes;	/* since the start */
 	uint64_t latency[STAGING_LATENCY_BUCKETS], latency_count, latency_sum_us;
 	unsigned queue_depth;
 	int halted_error;	/* 0 or -errno */

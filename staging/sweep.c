@@ -74,20 +74,29 @@ static bool parse_name(const char *name, uint64_t *id)
 	return name[16] == 0;
 }
 
+/* Of a file that outgrew memory the older bytes are there already. */
 static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 {
 	bool direct;
 	char buf[65536];
+	struct stat st;
 	int from = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (from < 0)
 		return -errno;
-	int to = io_tmp_create(s->o.store, id, false, &direct), rc = to < 0 ? to : 0;
-	uint64_t off = 0;
-	ssize_t n;
-	while (!rc && (n = pread(from, buf, sizeof(buf), (off_t)off)) != 0) {
-		rc = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, off);
-		off += n > 0 ? (uint64_t)n : 0;
+	int to = io_tmp_open(s->o.store, id, O_RDWR), rc;
+	if (to == -ENOENT)
+		to = io_tmp_create(s->o.store, id, false, &direct);
+	rc = to < 0 ? to : fstat(from, &st) ? -errno : 0;
+	off_t off = 0;
+	while (!rc && (off = lseek(from, off, SEEK_DATA)) >= 0) {
+		ssize_t n = pread(from, buf, sizeof(buf), off);
+		if (n == 0)
+			break;
+		rc = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, (uint64_t)off);
+		off += n > 0 ? n : 0;
 	}
+	if (!rc)
+		rc = io_truncate(s->o.store, to, (uint64_t)st.st_size);
 	if (!rc)
 		rc = io_sync_data(s->o.store, to);
 	if (to >= 0)
@@ -130,7 +139,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 		return;
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
-	bool ours = f && f->spilled == in_store, unclosed_ours = ours && f->unclosed;
+	bool ours = f && (f->spilled == in_store || (in_store && f->under)), unclosed_ours = ours && f->unclosed;
 	for (struct pend *p = in_store && !ours ? s->pend : NULL; p && !ours; p = p->next)
 		ours = p->tmp_id == id;
 	pthread_mutex_unlock(&s->lock);

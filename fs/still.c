@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT
+ * A file held still: no write(2) is under way in it while its older bytes move from memory to
+ * the store (staging/outgrow.c).
+ *
+ * A passthrough write holds the FUSE inode's lock from its beginning to its end
+ * (fs/fuse/passthrough.c), and so does setxattr(2) (fs/xattr.c), until the worker has answered
+ * it. So the worker has somebody set an xattr of the file, and moves bytes before it answers.
+ *
+ * Somebody: not the worker, for a thread of it that waits for an answer which only the next
+ * worker can give keeps it from dying; nor the keeper, which holds the fuse descriptor, and
+ * would keep the connection from ending. A small process of its own, which ends with the keeper.
+ * It finds the file by MOUNT/.cairn/still-<key>-<node>, a name that only it knows. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#define PREFIX "still-"
+#define STILL_KEY "user.cairn.still"
+#define NAME_CAP 64
+
+static int name_of(const struct fs *fs, uint64_t node, char *buf, size_t cap)
+{
+	return snprintf(buf, cap, PREFIX "%s-%llu", fs->still_key, (unsigned long long)node);
+}
+
+static _Noreturn void serve(const struct fs *fs, int from)
+{
+	uint64_t node;
+	char name[NAME_CAP], path[PATH_MAX];
+
+	prctl(PR_SET_NAME, "cairnfs-still");
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != fs->keeper_pid)
+		_exit(0);
+	signal(SIGTERM, SIG_IGN);	/* the keeper ends it */
+	signal(SIGINT, SIG_IGN);
+	signal(SIGHUP, SIG_IGN);
+	dup2(from, 0);
+	close_range(1, ~0u, 0);		/* the store's lock, the connection, ... */
+	while (read(0, &node, sizeof(node)) == sizeof(node)) {
+		name_of(fs, node, name, sizeof(name));
+		snprintf(path, sizeof(path), "%s/" CONTROL_DIR_NAME "/%s", fs->o.mountpoint, name);
+		setxattr(path, STILL_KEY, fs->still_key, strlen(fs->still_key), 0);
+	}
+	_exit(0);
+}
+
+void still_start(struct fs *fs)
+{
+	unsigned char key[16];
+	int p[2];
+
+	fs->still_fd = -1;
+	if (fs->o.ro || fs->o.nopassthrough || fs->uid)
+		return;		/* no file grows without the worker's knowledge */
+	if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key) || pipe2(p, O_CLOEXEC))
+		return;
+	for (unsigned i = 0; i < sizeof(key); i++)
+		snprintf(fs->still_key + 2 * i, 3, "%02x", key[i]);
+	fs->keeper_pid = (int)getpid();
+	pid_t pid = fork();
+	if (pid == 0)
+		serve(fs, p[0]);
+	close(p[0]);
+	fs->still_fd = p[1];
+	fcntl(fs->still_fd, F_SETFL, O_NONBLOCK);
+	if (pid < 0) {
+		close(fs->still_fd);
+		fs->still_fd = -1;
+	}
+}
+
+void still_ask(void *ctx, uint64_t node)
+{
+	struct fs *fs = ctx;
+	if (fs->still_fd >= 0 && write(fs->still_fd, &node, sizeof(node)) != (ssize_t)sizeof(node))
+		return;		/* it is asked again */
+}
+
+bool still_lookup(fuse_req_t req, const char *name)
+{
+	struct fs *fs = req_fs(req);
+	size_t len = strlen(fs->still_key);
+	struct fuse_entry_param e;
+	struct stat st;
+
+	if (!len || strncmp(name, PREFIX, sizeof(PREFIX) - 1))
+		return false;
+	name += sizeof(PREFIX) - 1;
+	if (strncmp(name, fs->still_key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
+		return false;
+	TREE_SCOPE(fs);
+	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
+	if (!n || !S_ISREG(n->mode) || node_stat(fs, n, &st)) {
+		fuse_reply_err(req, ENOENT);
+		return true;
+	}
+	fill_entry(fs, n, &st, &e);
+	e.entry_timeout = 0;
+	n->nlookup++;
+	fuse_reply_entry(req, &e);
+	return true;
+}
+
+/* Whoever reads would find a hole where bytes have moved; who maps, too. Lock held. */
+static bool only_written(const struct node *n)
+{
+	return n->sf && n->writers && n->handles == n->writers && !n->rdwr && !n->busy;
+}
+
+bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len)
+{
+	struct fs *fs = req_fs(req);
+	struct staged *sf = NULL;
+
+	if (strcmp(key, STILL_KEY) || !fs->still_key[0] || len != strlen(fs->still_key) ||
+	    memcmp(val, fs->still_key, len))
+		return false;
+	session_may_block(fs);
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = is_control(id) ? NULL : node_find(fs, id);
+	if (n && only_written(n)) {
+		sf = staged_ref(n->sf);
+		staged_set_moving(sf, true);	/* from here on nobody opens it to read */
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (sf) {
+		int rc = staged_move_out(sf);
+		staged_set_moving(sf, false);
+		if (rc == -EIO)
+			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
+			       "its close will fail: announce its size (ftruncate), or give staging more memory");
+		staged_unref(sf);
+	}
+	/* the kernel would keep that name, and by it the file after its unlink */
+	char name[NAME_CAP];
+	fuse_lowlevel_notify_inval_entry(fs->se, CONTROL_DIR, name, (size_t)name_of(fs, id, name, sizeof(name)));
+	fuse_reply_err(req, 0);
+	return true;
+}

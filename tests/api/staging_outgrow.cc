@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+// timeout: 300
+//
+// Files that outgrow memory while the kernel writes them: older bytes are in the store's tmp/,
+// newer ones in staging. The test is the kernel: it writes the staged file by itself.
+#include "tests/api/staging_fixture.hh"
+
+namespace
+{
+
+const uint64_t root = STAGING_ROOT_DIR;
+const uint64_t mib = 1u << 20;
+
+class Outgrow : public ::testing::TestWithParam<const char *>
+{
+protected:
+	Ground ground;
+	Options with(bool orphaned = true)
+	{
+		Options o;
+		o.engine = GetParam();
+		o.budget = 48 * mib;
+		o.orphaned = orphaned;
+		return o;
+	}
+	std::filesystem::path tmp()
+	{
+		for (auto &host : std::filesystem::directory_iterator(ground.store() + "/.cairn"))
+			if (std::filesystem::exists(host.path() / "tmp"))
+				return host.path() / "tmp";
+		return "";
+	}
+	bool tmp_is_empty()
+	{
+		return until([&] { return std::filesystem::is_empty(tmp()); });
+	}
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Outgrow, ::testing::Values("uring", "posix"));
+
+// As through passthrough: staging sees nothing of it.
+struct Writer {
+	explicit Writer(staged *sf) : f(sf), fd(staged_open_rw(sf)) { staged_set_backing(sf); }
+	bool write(const std::string &bytes, uint64_t off)
+	{
+		for (size_t at = 0; at < bytes.size();) {
+			ssize_t n = pwrite(fd.get(), bytes.data() + at, bytes.size() - at, (off_t)(off + at));
+			if (n <= 0)
+				return false;
+			at += (size_t)n;
+		}
+		return true;
+	}
+	uint64_t memory()
+	{
+		struct stat st;
+		return fstat(fd.get(), &st) ? 0 : (uint64_t)st.st_blocks * 512;
+	}
+	staged *f;
+	Fd fd;
+};
+
+// `small` as the checkpoint before, 64 MiB now, of which most have moved.
+staged *outgrown(Staging &s, uint64_t node, const std::string &bytes, const char *name = "shard")
+{
+	staged *f = create(s, node, {root, name}, 4 * mib);
+	if (!f)
+		return nullptr;
+	Writer w(f);
+	if (!w.write(bytes, 0) || staged_move_out(f) || !staged_outgrown(f) || w.memory() > 12 * mib)
+		return nullptr;
+	return f;
+}
+
+TEST_P(Outgrow, ClosedIsWhole)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(80 * mib + 12345, 1);
+	uint64_t node = staging_new_id(s);
+	staged *f = outgrown(s, node, bytes.substr(0, 64 * mib));
+	ASSERT_TRUE(f);
+	EXPECT_LE(s.stats().used, 48 * mib);
+	EXPECT_EQ(info(f).size, 64 * mib);
+	EXPECT_GE(info(f).blocks * 512, 64 * mib);
+	const timespec times[2] = {{1000000001, 5}, {1000000002, 6}};
+	{
+		Writer w(f);
+		ASSERT_TRUE(w.write(bytes.substr(64 * mib), 64 * mib));
+		ASSERT_EQ(staged_set_times(f, times), 0);
+		ASSERT_EQ(staged_move_out(f), 0);
+	}
+	EXPECT_EQ(info(f).mtime.tv_sec, times[1].tv_sec); // moving is no change
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_finish(f), 0);
+	EXPECT_TRUE(staged_spilled(f));
+	EXPECT_FALSE(staged_outgrown(f));
+	int fd;
+	ASSERT_EQ(staged_use(f, &fd), 0);
+	EXPECT_SAME(read_fd(fd), bytes);
+	staged_unuse(f);
+	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+	struct stat st;
+	ASSERT_EQ(stat((ground.store() + "/shard").c_str(), &st), 0);
+	EXPECT_EQ(st.st_mtim.tv_sec, times[1].tv_sec);
+	staged_unref(f);
+	EXPECT_TRUE(tmp_is_empty());
+	EXPECT_EQ(s.stats().outgrown_files, 1u);
+	EXPECT_EQ(s.stats().used, 0u);
+}
+
+TEST_P(Outgrow, FsyncMakesACopyAndTheWriterGoesOn)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(70 * mib, 2);
+	uint64_t node = staging_new_id(s);
+	staged *f = outgrown(s, node, bytes.substr(0, 64 * mib));
+	ASSERT_TRUE(f);
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_reserve_copy(f), 0);
+	int64_t seq = seal(s, f, node, {{root, "shard"}}, false);
+	ASSERT_GT(seq, 0);
+	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes.substr(0, 64 * mib));
+	{
+		Writer w(f);
+		ASSERT_TRUE(w.write(bytes.substr(64 * mib), 64 * mib));
+	}
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_finish(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+	staged_unref(f);
+	EXPECT_TRUE(tmp_is_empty());
+}
+
+// Its close was answered, and then the store failed: it is persisted out of both places.
+TEST_P(Outgrow, SealedInTwoPlaces)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(64 * mib, 3);
+	uint64_t node = staging_new_id(s);
+	staged *f = outgrown(s, node, bytes);
+	ASSERT_TRUE(f);
+	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+	EXPECT_EQ(info(f).state, STAGED_EVICTED); // nobody may read the half that is in memory
+	staged_unref(f);
+	EXPECT_TRUE(tmp_is_empty());
+}
+
+TEST_P(Outgrow, WrittenAgainIsRefused)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(64 * mib, 4);
+	uint64_t node = staging_new_id(s);
+	staged *f = outgrown(s, node, bytes);
+	ASSERT_TRUE(f);
+	ASSERT_TRUE(Writer(f).write("x", 5 * mib + 1));
+	EXPECT_EQ(staged_move_out(f), -EIO);
+	EXPECT_EQ(staged_reserve(f), -EIO);
+	EXPECT_EQ(staged_finish(f), -EIO);
+	EXPECT_TRUE(staged_outgrown(f));
+	staged_unref(f);
+	EXPECT_TRUE(tmp_is_empty());
+}
+
+// What a kill between copy and punch leaves: the same page in both, or zeros below.
+TEST_P(Outgrow, PagesInBothAreSettled)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(64 * mib, 5);
+	for (uint64_t i = 8 * mib; i < 10 * mib; i++)
+		bytes[i] = 0;
+	uint64_t node = staging_new_id(s);
+	staged *f = outgrown(s, node, bytes);
+	ASSERT_TRUE(f);
+	Writer w(f);
+	ASSERT_TRUE(w.write(bytes.substr(2 * mib, 2 * mib), 2 * mib));
+	for (uint64_t i = 8 * mib; i < 10 * mib; i++)
+		bytes[i] = (char)(i * 7 + i / 4096);
+	ASSERT_TRUE(w.write(bytes.substr(8 * mib, 2 * mib), 8 * mib));
+	w.fd = Fd();
+	ASSERT_EQ(staged_finish(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+	staged_unref(f);
+}
+
+TEST_P(Outgrow, TruncatedAnywhere)
+{
+	for (uint64_t cut : {(uint64_t)0, 3 * mib + 17, 10 * mib, 60 * mib + 1}) {
+		Staging s(ground, with());
+		ASSERT_EQ(s.err, 0);
+		std::string bytes = pattern(64 * mib, 6 + cut), more = pattern(9 * mib, 7);
+		uint64_t node = staging_new_id(s);
+		std::string name = "shard" + std::to_string(cut);
+		staged *f = outgrown(s, node, bytes, name.c_str());
+		ASSERT_TRUE(f);
+		ASSERT_EQ(staged_resize(f, cut), 0);
+		ASSERT_TRUE(Writer(f).write(more, cut));
+		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_finish(f), 0);
+		ASSERT_GT(seal(s, f, node, {{root, name}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_SAME(read_file(ground.store() + "/" + name), bytes.substr(0, cut) + more);
+		staged_unref(f);
+		EXPECT_TRUE(tmp_is_empty());
+	}
+}
+
+// The store is full: the move fails, nothing is lost, and there is room again later.
+TEST_P(Outgrow, AStoreThatFails)
+{
+	Options o = with();
+	o.fault = "1:@1+:enospc";
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
+	ASSERT_TRUE(f);
+	std::string bytes = pattern(64 * mib, 8);
+	Writer w(f);
+	ASSERT_TRUE(w.write(bytes, 0));
+	EXPECT_EQ(staged_move_out(f), -ENOSPC);
+	EXPECT_FALSE(staged_outgrown(f));
+	EXPECT_GE(w.memory(), 64 * mib);
+	int fd;
+	ASSERT_EQ(staged_use(f, &fd), 0);
+	EXPECT_SAME(read_fd(fd), bytes);
+	staged_unuse(f);
+	staged_unref(f);
+}
+
+// All is killed after the close was answered, and before its RELEASE; and before any close.
+TEST_P(Outgrow, FoundAgain)
+{
+	std::string bytes = pattern(64 * mib, 9);
+	for (bool flushed : {true, false}) {
+		pid_t pid = fork();
+		if (pid == 0) {
+			Staging s(ground, with());
+			uint64_t node = s.err ? 0 : staging_new_id(s);
+			staged *f = s.err ? nullptr : outgrown(s, node, bytes, flushed ? "shut" : "open");
+			if (!f)
+				_exit(1);
+			rec_name at = {root, "shut"};
+			void *data = nullptr;
+			ssize_t len = rec_pack(&at, 1, nullptr, 0, &data);
+			rec r = {};
+			r.type = REC_FLUSHED;
+			r.node = r.ino = node;
+			r.mode = 0600;
+			r.dir = root;
+			r.name = "shut";
+			r.sf = staged_id(f);
+			r.flags = staged_huge(f) ? REC_HUGE : 0;
+			r.data = data;
+			r.data_len = (uint32_t)len;
+			_exit(flushed && staging_log(s, &r) ? 2 : 0);
+		}
+		int status;
+		ASSERT_EQ(waitpid(pid, &status, 0), pid);
+		ASSERT_EQ(status, 0);
+		Staging s(ground, with());
+		ASSERT_EQ(s.err, 0);
+		ASSERT_EQ(s.drain(), 0);
+		if (flushed) {
+			EXPECT_SAME(read_file(ground.store() + "/shut"), bytes);
+		} else {
+			EXPECT_EQ(s.stats().lost_found, 1u);
+			for (auto &e : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found"))
+				EXPECT_SAME(read_file(e.path()), bytes);
+		}
+		EXPECT_TRUE(tmp_is_empty());
+	}
+}
+
+} // namespace
