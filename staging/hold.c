@@ -69,7 +69,7 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 
 bool hold_waits(struct staging *s, struct pend *p)
 {
-	char what[STAGING_HELD] = "", path[400], text[800];
+	char what[STAGING_HELD] = "", path[400], text[1000];
 	struct commit c = commit_of(s, &p->r);
 	uint64_t now = now_ns();
 
