@@ -33,6 +33,10 @@ struct dirs {
 	struct dir *lru_head, *lru_tail;
 	unsigned n_fds;
 	struct dir *root;
+	struct {	/* the directory that is being renamed; 0 = none */
+		uint64_t id, parent;
+		char *name;
+	} to;
 };
 
 static struct dir *dir_find(struct dirs *t, uint64_t id)
@@ -128,6 +132,7 @@ void dirs_close(struct staging *s)
 			free(d->name);
 			free(d);
 		}
+	free(t->to.name);
 	free(t);
 	s->dirs = NULL;
 }
@@ -187,10 +192,21 @@ void dirs_unref(struct staging *s, uint64_t id)
 	}
 }
 
+void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *name)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	free(t->to.name);
+	t->to.name = id ? strdup(name) : NULL;
+	t->to.id = t->to.name ? id : 0;
+	t->to.parent = parent;
+}
+
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name)
 {
 	struct dirs *t = s->dirs;
 	LOCK_SCOPE(&t->lock);
+	t->to.id = 0;
 	struct dir *d = dir_find(t, id);
 	if (d)
 		set_place(t, d, parent, name);
@@ -216,12 +232,25 @@ uint64_t dirs_parent(struct staging *s, uint64_t id)
 	return d ? d->parent : 0;
 }
 
-/* Opens d and what is above it, top down, without recursion. */
-static int open_chain(struct staging *s, struct dirs *t, struct dir *d)
+static int open_below(struct staging *s, struct dirs *t, struct dir *parent, const char *name, struct dir *d)
+{
+	int fd = io_open_dir(s->o.store, parent->fd, name);
+	if (fd < 0)
+		return fd;
+	d->fd = fd;
+	t->n_fds++;
+	lru_append(t, d);
+	return 0;
+}
+
+/* Opens d and what is above it, top down, without recursion. -ENOENT: *missing is not in its
+ * place, which is there. */
+static int open_chain(struct staging *s, struct dirs *t, struct dir *d, struct dir **missing)
 {
 	struct dir *chain[DIR_DEPTH_MAX];
 	unsigned n = 0;
 
+	*missing = NULL;
 	while (d->fd < 0) {
 		if (!d->present)
 			return -ENOENT;
@@ -233,15 +262,30 @@ static int open_chain(struct staging *s, struct dirs *t, struct dir *d)
 			return -ENOENT;
 	}
 	while (n--) {
-		int fd = io_open_dir(s->o.store, d->fd, chain[n]->name);
-		if (fd < 0)
-			return fd;
+		int rc = open_below(s, t, d, chain[n]->name, chain[n]);
 		d = chain[n];
-		d->fd = fd;
-		t->n_fds++;
-		lru_append(t, d);
+		if (rc == -ENOENT)
+			*missing = d;
+		if (rc)
+			return rc;
 	}
 	return 0;
+}
+
+/* The publisher renames first and says so then. What has left its place and is being renamed
+ * stands in the new one. */
+static int open_dir(struct staging *s, struct dirs *t, struct dir *d)
+{
+	struct dir *missing, *other, *to;
+	int rc = open_chain(s, t, d, &missing);
+
+	if (rc != -ENOENT || !missing || !t->to.id || missing->id != t->to.id)
+		return rc;
+	to = dir_find(t, t->to.parent);
+	rc = to ? open_chain(s, t, to, &other) : -ENOENT;
+	if (!rc)
+		rc = open_below(s, t, to, t->to.name, missing);
+	return rc ? rc : open_chain(s, t, d, &missing);
 }
 
 int staging_dir_get(struct staging *s, uint64_t id, int *fd)
@@ -253,7 +297,7 @@ int staging_dir_get(struct staging *s, uint64_t id, int *fd)
 		return -ENOENT;
 	if (!d->present)
 		return -ENOENT;
-	int rc = open_chain(s, t, d);
+	int rc = open_dir(s, t, d);
 	if (rc)
 		return rc;
 	if (d != t->root && d->pins++ == 0)

@@ -432,6 +432,9 @@ int dirs_open(struct staging *s);
 void dirs_close(struct staging *s);
 void dirs_ref(struct staging *s, uint64_t id);		/* a pending record names it */
 void dirs_unref(struct staging *s, uint64_t id);
+/* From here on id stands in its place or in this one, until dirs_moved says it does, or another
+ * call says otherwise (id 0: none is on its way). One at a time. */
+void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
 uint64_t dirs_parent(struct staging *s, uint64_t id);	/* 0: not known, or the root's */

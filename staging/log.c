@@ -544,6 +544,8 @@ static int replay_pend(struct staging *s, const struct rec *r)
 	int rc = pend_add(s, r, sf, &p);
 	if (!rc) {
 		p->again = r->seq == s->head->applied + 1;
+		if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+			dirs_moving(s, r->node, r->dir2, r->name2);
 		s->st.recovered_records++;
 		if (sf) {
 			p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));

@@ -225,9 +225,13 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	if (d2.rc)
 		return d2.rc;
 	touch(b, r->dir2);
+	if (r->flags & REC_DIR)
+		dirs_moving(s, r->node, r->dir2, r->name2);
 	int rc = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
 	if (p->again && rc == -ENOENT)
 		rc = 0;		/* done just before the worker died: what comes later must find the directory */
+	if (rc && (r->flags & REC_DIR))
+		dirs_moving(s, 0, 0, NULL);
 	if (!rc && (r->flags & REC_DIR)) {
 		if (r->node2)
 			dirs_gone(s, r->node2);

@@ -225,9 +225,14 @@ TEST(Published, DirectoryRenamedJustBeforeTheDeathIsFound)
 		l.log(REC_RENAME, 100, "tmp", STAGING_ROOT_DIR, "step", REC_DIR);
 		l.start();
 		ASSERT_EQ(l.drain(), 0);
+		std::filesystem::create_directory(store / "step/child");
 	}
 	forget_after(shm, seq);
 	Life l(store.path, shm);
+	int fd = -1;	// also by who looks before it is published again
+	ASSERT_EQ(staging_dir_get(l.st, 100, &fd), 0);
+	EXPECT_EQ(faccessat(fd, "child", F_OK, 0), 0);
+	staging_dir_put(l.st, 100);
 	l.seal(l.write(101, "bytes"), 101, {{100, "file"}});
 	l.start();
 	ASSERT_EQ(l.drain(), 0);
