@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+//
+// A filesystem that stops while it is being synced: what it never wrote is not called safe.
+#include <sys/syscall.h>
+
+#include "tests/api/xfs.hh"
+
+#ifndef FS_IOC_GOINGDOWN
+#define FS_IOC_GOINGDOWN _IOR('X', 125, uint32_t)
+#endif
+
+namespace
+{
+
+const uint32_t NO_LOG_FLUSH = 2;
+int stops_at = -1; // the store's root: the next fsync finds it stopped
+
+} // namespace
+
+// In libc's place, for io/ too: the filesystem stops between the open of a directory and its sync.
+extern "C" int fsync(int fd)
+{
+	if (stops_at >= 0) {
+		EXPECT_EQ(ioctl(stops_at, FS_IOC_GOINGDOWN, &NO_LOG_FLUSH), 0);
+		stops_at = -1;
+	}
+	return (int)syscall(SYS_fsync, fd);
+}
+
+// xfs unpins what it threw away, and to fsync a directory that is not pinned does nothing there.
+TEST(Sync, ADirectoryOfAFilesystemThatStoppedIsNotSafe)
+{
+	Xfs xfs;
+	if (!xfs.ok)
+		GTEST_SKIP() << "needs root and a loop-mounted xfs";
+	Engine e;
+	Store s(e, xfs.path(""));
+	ASSERT_EQ(s.err, 0);
+	int root = io_store_root(s);
+	Fd top(open(xfs.path("").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	ASSERT_EQ(io_mkdir(s, root, "old", 0755), 0);
+	ASSERT_EQ(io_sync_dir(s, root), 0);
+	ASSERT_EQ(io_rename(s, root, "old", root, "new", 0), 0);
+	stops_at = top.get();
+	EXPECT_EQ(io_sync_dir(s, root), -EIO);
+	EXPECT_EQ(stops_at, -1);
+}
