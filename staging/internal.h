@@ -96,7 +96,8 @@ struct staged {
 	int rw;				/* O_RDWR for relay writes, -1; io */
 	unsigned n_seals;		/* pending SEALs */
 	uint64_t last_seal;		/* seq of the latest */
-	uint64_t charged, expected;
+	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
+	uint64_t expected;
 	bool known;			/* expected was known */
 	/* as of the last seal; and what staged_changed compares with */
 	uint64_t size, blocks;

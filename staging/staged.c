@@ -49,7 +49,7 @@ struct staged *sf_find(struct staging *s, uint64_t id)
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 {
 	s->used += bytes - f->charged;
-	f->charged = bytes;
+	atomic_store_explicit(&f->charged, bytes, memory_order_relaxed);
 }
 
 static void list_remove(struct staging *s, struct staged *f)
@@ -455,10 +455,11 @@ void sf_replay_spill(struct staging *s, struct staged *f)
 	f->fd = open_bytes(f, O_RDONLY);
 }
 
-static int copy_bytes(struct staged *to, int from_fd, uint64_t size)
+/* wr is closed. */
+static int copy_bytes(int wr, int from_fd, uint64_t size)
 {
 	uint64_t off = 0;
-	int wr = open_bytes(to, O_RDWR), rc = 0;
+	int rc = 0;
 	if (wr < 0)
 		return wr;
 	char *buf = malloc(COPY_CHUNK);
@@ -505,7 +506,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 		rc = staged_create(s, node, (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size ?
 				   (uint64_t)st.st_size : (uint64_t)st.st_blocks * 512, &f);
 	if (!rc) {
-		rc = copy_bytes(f, fd, (uint64_t)st.st_size);
+		rc = copy_bytes(open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
 		const struct timespec ts[2] = {st.st_atim, st.st_mtim};
 		if (!rc)
 			rc = staged_set_times(f, ts);
@@ -548,11 +549,13 @@ void staged_set_node(struct staged *f, uint64_t node)
 
 bool staged_spilled(const struct staged *f)
 {
+	LOCK_SCOPE(&f->s->lock);
 	return f->spilled;
 }
 
 bool staged_huge(const struct staged *f)
 {
+	LOCK_SCOPE(&f->s->lock);
 	return f->huge;
 }
 
@@ -709,10 +712,7 @@ static int spill_now(struct staged *f)
 		close(from);
 		return to;
 	}
-	close(to);
-	f->spilled = true;
-	rc = copy_bytes(f, from, (uint64_t)st.st_size);
-	f->spilled = false;
+	rc = copy_bytes(to, from, (uint64_t)st.st_size);
 	close(from);
 	if (rc) {
 		io_tmp_remove(s->o.store, f->id);
@@ -729,7 +729,7 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	int dir = staging_sf_dir(f);
 	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
-	f->spilled = true;
+	f->spilled = true;	/* not before: a rotation of the log would say so of half a file */
 	f->under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
@@ -792,10 +792,11 @@ ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off
 	LOCK_SCOPE(&f->io);
 	if (off < f->under)
 		return outgrow_write(f, buf, len, off);
-	if (off + len > f->charged && !f->spilled) {
+	uint64_t charged = atomic_load_explicit(&f->charged, memory_order_relaxed);
+	if (off + len > charged && !f->spilled) {
 		/* ask ahead in large steps, so that the lock is rarely taken */
-		uint64_t end = off > f->charged ? f->charged + len : off + len;	/* a hole takes nothing */
-		uint64_t step = f->charged / 2;
+		uint64_t end = off > charged ? charged + len : off + len;	/* a hole takes nothing */
+		uint64_t step = charged / 2;
 		int rc = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
 		if (rc)
 			return rc;
