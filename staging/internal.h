@@ -170,6 +170,7 @@ struct flushed {
 
 struct sweep_entry {
 	uint64_t id;
+	size_t next;	/* place + 1: in its bucket, or among the free ones */
 	bool open;
 	char name[64];	/* for lost+found, cut */
 };
@@ -197,7 +198,8 @@ struct staging {
 	struct { uint64_t unique; struct rec r; } done[256];	/* answers to resent requests */
 
 	struct sweep_entry *sweep;
-	size_t n_sweep, cap_sweep;
+	size_t n_sweep, cap_sweep, sweep_free;
+	size_t sweep_bucket[SF_BUCKETS];
 
 	/* the order */
 	struct pend *pend, **pend_tail;

@@ -12,12 +12,50 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Where id's place + 1 stands, or would. */
+static size_t *place_of(struct staging *s, uint64_t id)
+{
+	size_t *at = &s->sweep_bucket[id % SF_BUCKETS];
+	while (*at && s->sweep[*at - 1].id != id)
+		at = &s->sweep[*at - 1].next;
+	return at;
+}
+
 static struct sweep_entry *entry_of(struct staging *s, uint64_t id)
 {
-	for (size_t i = s->n_sweep; i-- > 0;)	/* the recent ones are asked for most */
-		if (s->sweep[i].id == id)
-			return &s->sweep[i];
-	return NULL;
+	size_t at = *place_of(s, id);
+	return at ? &s->sweep[at - 1] : NULL;
+}
+
+static struct sweep_entry *entry_new(struct staging *s, uint64_t id)
+{
+	size_t at = s->sweep_free;
+	if (at) {
+		s->sweep_free = s->sweep[at - 1].next;
+	} else if (s->n_sweep == s->cap_sweep) {
+		size_t cap = s->cap_sweep ? s->cap_sweep * 2 : 256;
+		void *p = realloc(s->sweep, cap * sizeof(*s->sweep));
+		if (!p)
+			return NULL;
+		s->sweep = p;
+		s->cap_sweep = cap;
+	}
+	if (!at)
+		at = ++s->n_sweep;
+	size_t *first = &s->sweep_bucket[id % SF_BUCKETS];
+	s->sweep[at - 1] = (struct sweep_entry){.id = id, .next = *first};
+	*first = at;
+	return &s->sweep[at - 1];
+}
+
+static void entry_drop(struct staging *s, uint64_t id)
+{
+	size_t *place = place_of(s, id), at = *place;
+	if (!at)
+		return;
+	*place = s->sweep[at - 1].next;
+	s->sweep[at - 1].next = s->sweep_free;
+	s->sweep_free = at;
 }
 
 void sweep_note(struct staging *s, const struct rec *r)
@@ -30,18 +68,10 @@ void sweep_note(struct staging *s, const struct rec *r)
 	case REC_CREATE:
 	case REC_STAGED:
 		e = entry_of(s, r->sf);
-		if (!e) {
-			if (s->n_sweep == s->cap_sweep) {
-				size_t cap = s->cap_sweep ? s->cap_sweep * 2 : 256;
-				void *p = realloc(s->sweep, cap * sizeof(*s->sweep));
-				if (!p)
-					return;
-				s->sweep = p;
-				s->cap_sweep = cap;
-			}
-			e = &s->sweep[s->n_sweep++];
-			*e = (struct sweep_entry){.id = r->sf};
-		}
+		if (!e)
+			e = entry_new(s, r->sf);
+		if (!e)
+			return;
 		e->open = !(r->flags & REC_SEALED);
 		if (r->name && r->name[0])
 			snprintf(e->name, sizeof(e->name), "%.60s", r->name);
@@ -52,9 +82,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 			e->open = r->flags & REC_FSYNCED;
 		return;
 	case REC_UNSTAGED:
-		e = entry_of(s, r->sf);
-		if (e)
-			*e = s->sweep[--s->n_sweep];
+		entry_drop(s, r->sf);
 		return;
 	default:
 		return;
@@ -130,8 +158,38 @@ static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bo
 	s->o.notice(s->o.ctx, text);
 }
 
-static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_store, bool orphaned)
+/* The files of tmp/ that pending records name: REC_WRITTEN told of them. */
+struct named {
+	uint64_t *id;	/* sorted */
+	size_t n;
+};
+
+static int by_id(const void *a, const void *b)
 {
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	return x < y ? -1 : x > y;
+}
+
+static int find_named(struct staging *s, struct named *out)
+{
+	size_t n = 0;
+	LOCK_SCOPE(&s->lock);
+	for (const struct pend *p = s->pend; p; p = p->next)
+		n += p->tmp_id != 0;
+	*out = (struct named){.id = malloc((n + 1) * sizeof(*out->id))};
+	if (!out->id)
+		return -ENOMEM;
+	for (const struct pend *p = s->pend; p; p = p->next)
+		if (p->tmp_id)
+			out->id[out->n++] = p->tmp_id;
+	qsort(out->id, out->n, sizeof(*out->id), by_id);
+	return 0;
+}
+
+/* named: NULL for what is staged. */
+static void sweep_one(struct staging *s, int dirfd, const char *name, const struct named *named, bool orphaned)
+{
+	bool in_store = named;
 	uint64_t id;
 	struct stat st;
 
@@ -140,9 +198,9 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
 	bool ours = f && (f->spilled == in_store || (in_store && f->under)), unclosed_ours = ours && f->unclosed;
-	for (struct pend *p = in_store && !ours ? s->pend : NULL; p && !ours; p = p->next)
-		ours = p->tmp_id == id;
 	pthread_mutex_unlock(&s->lock);
+	if (named && bsearch(&id, named->id, named->n, sizeof(id), by_id))
+		ours = true;
 	if (unclosed_ours)
 		keep(s, dirfd, name, id, in_store, true);
 	if (ours)
@@ -161,7 +219,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, bool in_st
 	}
 }
 
-static int sweep_dir(struct staging *s, int dirfd, bool in_store, bool orphaned)
+static int sweep_dir(struct staging *s, int dirfd, const struct named *named, bool orphaned)
 {
 	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
@@ -173,9 +231,19 @@ static int sweep_dir(struct staging *s, int dirfd, bool in_store, bool orphaned)
 	}
 	for (struct dirent *e; (e = readdir(d));)
 		if (e->d_name[0] != '.')
-			sweep_one(s, dirfd, e->d_name, in_store, orphaned);
+			sweep_one(s, dirfd, e->d_name, named, orphaned);
 	closedir(d);
 	return 0;
+}
+
+static int sweep_store(struct staging *s, bool orphaned)
+{
+	struct named named;
+	int rc = find_named(s, &named);
+	if (!rc)
+		rc = sweep_dir(s, io_store_tmp(s->o.store), &named, orphaned);
+	free(named.id);
+	return rc;
 }
 
 /* The last version is whole in tmp/; was the next one begun? Else what is staged is published. */
@@ -209,17 +277,18 @@ int staging_sweep(struct staging *s, bool orphaned)
 		replay_flushed(s);
 		orphans_are_closed(s);
 	}
-	int rc = sweep_dir(s, s->o.place.huge, false, orphaned);
+	int rc = sweep_dir(s, s->o.place.huge, NULL, orphaned);
 	if (!rc && s->o.place.small != s->o.place.huge)
-		rc = sweep_dir(s, s->o.place.small, false, orphaned);
+		rc = sweep_dir(s, s->o.place.small, NULL, orphaned);
 	if (!rc && io_store_tmp(s->o.store) >= 0)
-		rc = sweep_dir(s, io_store_tmp(s->o.store), true, orphaned);
+		rc = sweep_store(s, orphaned);
 	for (size_t i = 0; i < s->n_flushed; i++)	/* alive: the RELEASE is sent again */
 		free(s->flushed[i].bytes);
 	s->n_flushed = 0;
 	free(s->sweep);
 	s->sweep = NULL;
-	s->n_sweep = s->cap_sweep = 0;
+	s->n_sweep = s->cap_sweep = s->sweep_free = 0;
+	memset(s->sweep_bucket, 0, sizeof(s->sweep_bucket));
 	return rc;
 }
 
