@@ -272,7 +272,8 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 
 int log_written(struct staging *s, const struct pend *p)
 {
-	struct rec r = {.type = REC_WRITTEN, .node2 = p->r.seq, .ino = p->tmp_id, .sf = p->sf->id};
+	struct rec r = {.type = REC_WRITTEN, .node2 = p->r.seq, .ino = p->tmp_id, .sf = p->sf->id,
+			.flags = p->state == PEND_READY ? REC_FSYNCED : 0};
 	return p->tmp_id ? log_append(s, &r) : 0;
 }
 
@@ -569,8 +570,9 @@ static int replay_pend(struct staging *s, const struct rec *r)
 	return rc;
 }
 
-/* That version's file was whole, and what is staged may be a later one, half written. The
- * file is gone only if it has its name already. */
+/* That version's file was whole, and what is staged may be a later one, half written: what was
+ * synced is not asked again, for a sync that fails would want it written from there. The file is
+ * gone only if it has its name already. */
 static void replay_written(struct staging *s, const struct rec *r)
 {
 	LOCK_SCOPE(&s->lock);
@@ -587,7 +589,7 @@ static void replay_written(struct staging *s, const struct rec *r)
 	persist_unqueue(s, p);
 	p->tmp_id = fd >= 0 ? r->ino : 0;
 	p->begun = fd < 0;
-	p->state = fd < 0 ? PEND_READY : PEND_WRITTEN;
+	p->state = fd < 0 || r->flags & REC_FSYNCED ? PEND_READY : PEND_WRITTEN;
 }
 
 /* Goes on in a copy of the good part; the damaged log stays as it is for a person. */

@@ -85,7 +85,7 @@ enum rec_type {
 	REC_CLOSE,
 	REC_FLUSHED,	/* a close was answered: as SEAL, if its RELEASE never comes */
 	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
-	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino; sf goes on changing */
+	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing */
 	REC_SESSION_END
 };
 
