@@ -889,3 +889,26 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 	else
 		fuse_reply_lseek(req, at);
 }
+
+/* The kernel copies by itself, from lane to lane, when it is told that we do not. It is asked for to
+ * learn which file a new one will be equal to: a copy of an old checkpoint would find it in no other
+ * way (staging/dedup.c). */
+void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t out,
+			off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
+{
+	struct fs *fs = req_fs(req);
+	struct node *n;
+	const struct place *p;
+	int rc = fs->s ? 0 : -EOPNOTSUPP;
+	(void)fi_in, (void)fi_out, (void)out, (void)len, (void)flags;
+
+	if (!rc && !off_in && !off_out && !is_control(in)) {
+		pthread_mutex_lock(&fs->lock);
+		n = node_find(fs, in);
+		p = n && !n->writers ? node_place(fs, n) : NULL;
+		if (p)
+			rc = staging_dedup_source(fs->s, n->id, p->dir, p->name);
+		pthread_mutex_unlock(&fs->lock);
+	}
+	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: do not ask again */
+}

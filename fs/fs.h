@@ -379,6 +379,8 @@ void op_fsync(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
 void op_fsyncdir(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
 void op_fallocate(fuse_req_t, fuse_ino_t, int, off_t, off_t, struct fuse_file_info *);
 void op_lseek(fuse_req_t, fuse_ino_t, off_t, int, struct fuse_file_info *);
+void op_copy_file_range(fuse_req_t, fuse_ino_t, off_t, struct fuse_file_info *, fuse_ino_t, off_t,
+			struct fuse_file_info *, size_t, int);
 void op_opendir(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
 void op_readdir(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);
 void op_readdirplus(fuse_req_t, fuse_ino_t, size_t, off_t, struct fuse_file_info *);

@@ -64,6 +64,7 @@ const struct fuse_lowlevel_ops fs_ops = {
 	.releasedir = op_releasedir, .fsyncdir = op_fsyncdir, .statfs = op_statfs,
 	.setxattr = op_setxattr, .getxattr = op_getxattr, .listxattr = op_listxattr,
 	.removexattr = op_removexattr, .fallocate = op_fallocate, .lseek = op_lseek,
+	.copy_file_range = op_copy_file_range,
 	/* no getlk, setlk, flock: the kernel keeps locks itself. No ioctl: ENOTTY. */
 };
 

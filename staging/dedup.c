@@ -10,6 +10,9 @@
  *   dedup_offer ──▶ news ──absorb──▶ ring: NEW ──consider──▶ KNOWN ──▶ dropped when the ring is full
  *   (s->lock)       (s->lock)        the thread's own from here on
  *
+ * What somebody copies (staging_dedup_source) goes the same way, but is not changed itself: only
+ * its checksum is looked up, so that the copy finds it.
+ *
  *   state   in ring  in bucket
  *   news    no       no         renames are there too, and change the names of those before
  *   NEW     yes      no         ring[n_done .. n_all)
@@ -42,6 +45,7 @@ struct file {
 	uint64_t node, dir, size;
 	uint64_t done;		/* shared so far */
 	bool renamed;		/* in news: node stands at dir/name now */
+	bool source;		/* of a copy; size and checksum are not known before it is considered */
 	char checksum[IO_CHECKSUM_LEN];
 	char *name;
 };
@@ -118,6 +122,28 @@ void dedup_offer(struct staging *s, const struct pend *p)
 		pthread_cond_signal(&d->cond);
 }
 
+int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const char *name)
+{
+	LOCK_SCOPE(&s->lock);
+	struct dedup *d = s->dedup;
+	if (!d || d->off)
+		return -EOPNOTSUPP;
+	struct file *f = d->n_news < NEWS_MAX ? calloc(1, sizeof(*f)) : NULL;
+	if (f)
+		f->name = strdup(name);
+	if (!f || !f->name) {
+		file_free(f);
+		return 0;
+	}
+	f->node = node;
+	f->dir = dir;
+	f->source = true;
+	*d->news_tail = f;
+	d->news_tail = &f->next;
+	d->n_news++;
+	return 0;		/* nobody is woken: what comes of the copy does that */
+}
+
 /* Nothing is on its way, nor was a moment ago. s->lock held. */
 static bool is_quiet(struct staging *s)
 {
@@ -188,13 +214,23 @@ static bool ring_replace(struct dedup *d, struct file *f)
 	return false;
 }
 
+static bool ring_has(struct dedup *d, uint64_t node)
+{
+	uint64_t n = d->n_all < RING ? d->n_all : RING;
+	for (uint64_t i = 1; i <= n; i++)
+		if (d->ring[(d->n_all - i) % RING]->node == node)
+			return true;
+	return false;
+}
+
 static void absorb(struct dedup *d, struct file *news)
 {
 	for (struct file *next; news; news = next) {
 		next = news->next;
 		news->next = NULL;
-		if (news->renamed) {
-			ring_rename(d, news);
+		if (news->renamed || (news->source && ring_has(d, news->node))) {
+			if (news->renamed)
+				ring_rename(d, news);
 			file_free(news);
 		} else if (!ring_replace(d, news)) {
 			ring_add(d, news);
@@ -345,6 +381,26 @@ static int share_with_siblings(struct staging *s, struct file *f)
 	return rc;
 }
 
+/* ---- what is copied ---- */
+
+/* Without a checksum it is equal to nothing. */
+static void look_up_source(struct staging *s, struct file *f)
+{
+	struct stat st;
+	int dir, rc = staging_dir_get(s, f->dir, &dir);
+	if (rc)
+		return;
+	ssize_t n = io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", f->checksum,
+				 sizeof(f->checksum) - 1);
+	if (n > 0 && !io_stat(s->o.store, dir, f->name, &st) && S_ISREG(st.st_mode)) {
+		f->checksum[n] = 0;
+		f->size = (uint64_t)st.st_size;
+	} else {
+		f->checksum[0] = 0;
+	}
+	staging_dir_put(s, f->dir);
+}
+
 /* ---- the thread ---- */
 
 /* Whatever comes of it but -EAGAIN, f is one to compare with from then on. */
@@ -352,9 +408,11 @@ static void consider(struct staging *s)
 {
 	struct dedup *d = s->dedup;
 	struct file *f = d->ring[d->n_done % RING];
-	int rc = share_with_known(s, f);
+	int rc = f->source ? 0 : share_with_known(s, f);
 
-	if (rc == -ENOENT)
+	if (f->source)
+		look_up_source(s, f);
+	else if (rc == -ENOENT)
 		rc = share_with_siblings(s, f);
 	if (rc == -EAGAIN)
 		return;

@@ -181,6 +181,9 @@ int staging_sweep(struct staging *s, bool orphaned);
 /* Threads: persist, publish, watch, trash, ballast, dedup. What a dead worker applied and did not sync is
  * synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
+/* The durable file dir/name is being copied: where equal files are stored once, the copy will be
+ * compared with it. -EOPNOTSUPP: they are not here. Any lock but staging's may be held. */
+int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const char *name);
 /* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when halted. */
 int staging_drain(struct staging *s, int timeout_ms);
 /* Stops threads, frees. What is staged stays in place for the next open. */

@@ -107,6 +107,35 @@ TEST_F(Dedup, TheCheckpointBefore)
 	EXPECT_EQ(shared("step-2/rank1"), 0u);
 }
 
+// Nor does it know what is copied, unless it is told.
+TEST_F(Dedup, ACopyOfAnOldFile)
+{
+	const std::string bytes = pattern(300000, 3);
+	{
+		Staging s(ground, options);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.put("old", bytes), 0);
+		ASSERT_EQ(s.drain(), 0);
+		h.drop();
+		staging_clear(s);
+	}
+	Staging s(ground, options);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	ASSERT_EQ(staging_dedup_source(s, 1u << 30, root, "gone"), 0);
+	ASSERT_EQ(staging_dedup_source(s, 1u << 30 | 1, root, "old"), 0);
+	ASSERT_EQ(staging_dedup_source(s, 1u << 30 | 1, root, "old"), 0);
+	ASSERT_EQ(h.put("copy", bytes), 0);
+	ASSERT_EQ(h.put("other", pattern(300000, 4)), 0);
+	ASSERT_EQ(s.drain(), 0);
+	ASSERT_TRUE(is_found(s, 1));
+	EXPECT_GE(shared("copy"), bytes.size());
+	EXPECT_GE(shared("old"), bytes.size());
+	EXPECT_EQ(shared("other"), 0u);
+	EXPECT_EQ(s.stats().dedup_files, 1u);
+}
+
 TEST_F(Dedup, NotWanted)
 {
 	options.no_dedup = true;
@@ -114,6 +143,7 @@ TEST_F(Dedup, NotWanted)
 	ASSERT_EQ(s.err, 0);
 	History h(s);
 	ASSERT_EQ(h.put("a", pattern(300000, 3)), 0);
+	EXPECT_EQ(staging_dedup_source(s, 1u << 30, root, "a"), -EOPNOTSUPP);
 	ASSERT_EQ(h.put("b", pattern(300000, 3)), 0);
 	ASSERT_EQ(s.drain(), 0);
 	poll(nullptr, 0, 500);
