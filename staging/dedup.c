@@ -266,7 +266,7 @@ static void count(struct staging *s, uint64_t bytes, bool whole)
 	s->st.dedup_files += whole;
 }
 
-/* f gets the blocks of `from`, from where an earlier try stopped. 0; -EAGAIN: there is
+/* f gets the blocks of `from`, from where an earlier try stopped. 0; -ECANCELED: there is
  * something more urgent; -ESTALE: it is not what it was, or differs; else what the store said. */
 static int share(struct staging *s, int from, struct file *f)
 {
@@ -277,7 +277,7 @@ static int share(struct staging *s, int from, struct file *f)
 		return -ESTALE;
 	while (f->done < f->size) {
 		if (gives_way(s))
-			return -EAGAIN;
+			return -ECANCELED;
 		uint64_t left = f->size - f->done;
 		ssize_t n = io_share(s->o.store, from, to, f->done, left < STEP ? left : STEP);
 		if (n <= 0)
@@ -300,7 +300,7 @@ static int share_with_known(struct staging *s, struct file *f)
 		tries++;
 		CLOSE_SCOPE int from = open_file(s, k);
 		int rc = from < 0 ? from : share(s, from, f);
-		if (!rc || rc == -EAGAIN)
+		if (!rc || rc == -ECANCELED)
 			return rc;
 	}
 	return -ENOENT;
@@ -375,7 +375,7 @@ static int share_with_siblings(struct staging *s, struct file *f)
 	}
 	unsigned n = rc ? 0 : d->n_siblings;
 	rc = -ENOENT;
-	for (unsigned i = 0; i < n && rc && rc != -EAGAIN; i++)
+	for (unsigned i = 0; i < n && rc && rc != -ECANCELED; i++)
 		rc = share_with_sibling(s, parent, d->sibling[i].name, f);
 	staging_dir_put(s, id);
 	return rc;
@@ -403,7 +403,7 @@ static void look_up_source(struct staging *s, struct file *f)
 
 /* ---- the thread ---- */
 
-/* Whatever comes of it but -EAGAIN, f is one to compare with from then on. */
+/* Whatever comes of it but -ECANCELED, f is one to compare with from then on. */
 static void consider(struct staging *s)
 {
 	struct dedup *d = s->dedup;
@@ -414,7 +414,7 @@ static void consider(struct staging *s)
 		look_up_source(s, f);
 	else if (rc == -ENOENT)
 		rc = share_with_siblings(s, f);
-	if (rc == -EAGAIN)
+	if (rc == -ECANCELED)
 		return;
 	struct file **b = bucket_of(d, f);
 	f->next = *b;

@@ -136,6 +136,27 @@ TEST_F(Dedup, ACopyOfAnOldFile)
 	EXPECT_EQ(s.stats().dedup_files, 1u);
 }
 
+// Somebody has a lease on a file of the store, as file servers do: opening it answers EAGAIN for as long
+// as he likes to keep it, and the others' turn comes all the same.
+TEST_F(Dedup, ALeasedFileIsPassedOver)
+{
+	Staging s(ground, options);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	ASSERT_EQ(h.put("leased", pattern(300000, 3)), 0);
+	ASSERT_EQ(s.drain(), 0);
+	Fd fd(open((options.store + "/leased").c_str(), O_RDWR | O_CLOEXEC));
+	signal(SIGIO, SIG_IGN);
+	ASSERT_TRUE(until([&] { return !fcntl(fd.get(), F_SETLEASE, F_WRLCK); }));
+	for (auto name : {"as-leased", "a", "b"})
+		ASSERT_EQ(h.put(name, pattern(300000, *name == 'a' && name[1] ? 3 : 4)), 0);
+	ASSERT_EQ(s.drain(), 0);
+	ASSERT_TRUE(is_found(s, 1));
+	EXPECT_GE(shared("a"), 300000u);
+	EXPECT_GE(shared("b"), 300000u);
+	EXPECT_EQ(shared("as-leased"), 0u);
+}
+
 TEST_F(Dedup, NotWanted)
 {
 	options.no_dedup = true;
