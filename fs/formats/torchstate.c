@@ -161,6 +161,70 @@ static int no_value(struct walker *w, const struct pickle_node *n)
 				     g->u.global.name->u.s.n) ?: "?");
 }
 
+/* torch's names that stand for themselves. */
+static bool is_constant(const struct pickle_node *n)
+{
+	static const char *const name[] = {
+		"per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
+		"per_channel_symmetric", "per_channel_affine_float_qparams",
+	};
+	const struct pickle_node *of;
+
+	if (n->kind != PICKLE_GLOBAL || !pickle_is_str(n->u.global.module, "torch"))
+		return false;
+	of = n->u.global.name;
+	for (size_t i = 0; i < sizeof(name) / sizeof(*name); i++)
+		if (pickle_is_str(of, name[i]))
+			return true;
+	return fmt_dtype_torch(of->u.s.p, of->u.s.n);
+}
+
+/* What torch.load(weights_only=True) makes of plain values, all of them plain again. */
+static const struct made {
+	const char *module, *name;
+	const char *op;		/* how the object begins */
+} made[] = {
+	{ "torch", "Size", "ctorch\nSize\n" },
+	{ "torch", "device", "ctorch\ndevice\n" },
+	{ "torch.serialization", "_get_layout", "ctorch.serialization\n_get_layout\n" },
+	{ "_codecs", "encode", "c_codecs\nencode\n" },		/* bytes */
+	{ "__builtin__", "bytearray", "c__builtin__\nbytearray\n" },
+	{ "__builtin__", "complex", "c__builtin__\ncomplex\n" },
+	{ "__builtin__", "set", "c__builtin__\nset\n" },
+	{ "collections", "Counter", "ccollections\nCounter\n" },
+};
+
+/* NULL: not one of them, or more than its arguments made it. */
+static const struct made *made_by(const struct pickle_node *n)
+{
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_seq *a = o ? &o->args->u.seq : NULL;
+
+	if (!o || o->state || o->kwargs || o->items.n || o->pairs.n)
+		return NULL;
+	for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++) {
+		if (!pickle_is_object(n, made[i].module, made[i].name))
+			continue;
+		/* other codecs compute */
+		if (!strcmp(made[i].name, "encode") &&
+		    (a->n != 2 || a->v[0]->kind != PICKLE_STR ||
+		     !(pickle_is_str(a->v[1], "latin1") || pickle_is_str(a->v[1], "latin-1"))))
+			return NULL;
+		return &made[i];
+	}
+	return NULL;
+}
+
+static int put_constant(struct walker *w, const struct pickle_node *n)
+{
+	const struct pickle_node *name = n->u.global.name;
+	int err = put(w, "ctorch\n", 7);
+
+	if (!err)
+		err = put(w, name->u.s.p, name->u.s.n);
+	return err ? err : put(w, "\n", 1);
+}
+
 static int put_scalar(struct walker *w, const struct pickle_node *n)
 {
 	uint64_t bits;
@@ -186,30 +250,63 @@ static int put_scalar(struct walker *w, const struct pickle_node *n)
 			return refused(w, "a str that is not UTF-8");
 		return put_bytes(w, 'X', 4, n);
 	default:
-		return no_value(w, n);
+		return is_constant(n) ? put_constant(w, n) : no_value(w, n);
 	}
 }
 
 struct part {			/* a container that is being written */
-	const struct pickle_node *n;
+	const struct pickle_seq *seq;
+	const char *end;	/* what ends it */
 	uint32_t next;
 };
+
+/* How a container begins; *out: what is in it and how it ends. false: n is none. */
+static bool begin_of(const struct pickle_node *n, const char **begin, struct part *out)
+{
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct made *m = made_by(n);
+
+	*out = (struct part){ .seq = o ? &o->args->u.seq : &n->u.seq };
+	if (m) {
+		*begin = m->op;
+		out->end = "tR";
+	} else if (n->kind == PICKLE_TUPLE) {
+		*begin = "";
+		out->end = "t";
+	} else if (n->kind == PICKLE_LIST) {
+		*begin = "]";
+		out->end = "e";
+	} else if (n->kind == PICKLE_DICT) {
+		*begin = "}";
+		out->end = "u";
+	} else if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n &&
+		   !o->state && !o->kwargs && !o->items.n) {
+		*begin = "ccollections\nOrderedDict\n)R";
+		out->seq = &o->pairs;
+		out->end = "u";
+	} else {
+		return false;
+	}
+	return true;
+}
 
 /* A scalar, or how a container begins. */
 static int put_begin(struct walker *w, const struct pickle_node *n, struct part *stack,
 		     unsigned *depth)
 {
+	const char *begin;
+	struct part p;
 	int err = spend(w, 1);
 
 	if (err)
 		return err;
-	if (n->kind != PICKLE_TUPLE && n->kind != PICKLE_LIST && n->kind != PICKLE_DICT)
+	if (!begin_of(n, &begin, &p))
 		return put_scalar(w, n);
 	if (*depth == MAX_PLAIN)
 		return refused(w, "nested too deep");
-	stack[(*depth)++] = (struct part){ n, 0 };
-	return n->kind == PICKLE_TUPLE ? put(w, "(", 1) :
-	       n->kind == PICKLE_LIST ? put(w, "](", 2) : put(w, "}(", 2);
+	stack[(*depth)++] = p;
+	err = put(w, begin, strlen(begin));
+	return err ? err : put(w, "(", 1);
 }
 
 static int put_value(struct walker *w, const struct pickle_node *root)
@@ -220,12 +317,11 @@ static int put_value(struct walker *w, const struct pickle_node *root)
 
 	while (!err && depth) {
 		p = &stack[depth - 1];
-		if (p->next < p->n->u.seq.n) {
-			err = put_begin(w, p->n->u.seq.v[p->next++], stack, &depth);
+		if (p->next < p->seq->n) {
+			err = put_begin(w, p->seq->v[p->next++], stack, &depth);
 			continue;
 		}
-		err = put(w, p->n->kind == PICKLE_TUPLE ? "t" :
-			     p->n->kind == PICKLE_LIST	? "e" : "u", 1);
+		err = put(w, p->end, strlen(p->end));
 		depth--;
 	}
 	return err;
@@ -275,6 +371,10 @@ static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 		return &o->pairs;
 	if (pickle_is_object(n, "collections", "defaultdict") && o->args->u.seq.n <= 1)
 		return &o->pairs;
+	/* a dict too, made of one */
+	if (pickle_is_object(n, "collections", "Counter") && !o->state && !o->pairs.n &&
+	    o->args->u.seq.n == 1 && o->args->u.seq.v[0]->kind == PICKLE_DICT)
+		return &o->args->u.seq.v[0]->u.seq;
 	return NULL;
 }
 
@@ -286,16 +386,16 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 	int err = 0;
 
 	*out = false;
-	stack[depth++] = (struct part){ list, 0 };
+	stack[depth++] = (struct part){ .seq = &list->u.seq };
 	while (!err && depth) {
 		struct part *p = &stack[depth - 1];
 		const struct pickle_node *n;
 
-		if (p->next == p->n->u.seq.n) {
+		if (p->next == p->seq->n) {
 			depth--;
 			continue;
 		}
-		n = p->n->u.seq.v[p->next++];
+		n = p->seq->v[p->next++];
 		err = spend(w, 1);
 		if (pairs_of(n) || torchfile_is_tensor(n)) {
 			*out = true;
@@ -305,7 +405,7 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 			continue;
 		if (depth == MAX_PLAIN)
 			return refused(w, "nested too deep");
-		stack[depth++] = (struct part){ n, 0 };
+		stack[depth++] = (struct part){ .seq = &n->u.seq };
 	}
 	return err;
 }

@@ -210,6 +210,42 @@ TEST(TorchState, WhatDcpLeavesOutIsTold)
 	EXPECT_EQ(s.left_out, (std::vector<std::string>{"a (empty)", "b._metadata"}));
 }
 
+// All that weights_only=True loads: written as it was, in protocol 2.
+TEST(TorchState, PlainValuesThatAreMade)
+{
+	const std::string size = "ctorch\nSize\n((J" + u32(2) + "ttR", encode = "c_codecs\nencode\n(" + str("\xc3\xbf") +
+			  str("latin1") + "tR";
+	const struct {
+		std::string in, out;
+	} v[] = {
+		{"ctorch\nSize\nK\2\x85\x85R", size},
+		{"ctorch\ndevice\n" + str("cuda") + "K\1\x86R", "ctorch\ndevice\n(" + str("cuda") + "J" + u32(1) + "tR"},
+		{"ctorch\nbfloat16\n", "ctorch\nbfloat16\n"},
+		{"ctorch\nper_tensor_affine\n", "ctorch\nper_tensor_affine\n"},
+		{"ctorch.serialization\n_get_layout\n" + str("torch.strided") + "\x85R",
+		 "ctorch.serialization\n_get_layout\n(" + str("torch.strided") + "tR"},
+		{encode, encode},
+		{"c__builtin__\nbytearray\n" + encode + "\x85R", "c__builtin__\nbytearray\n(" + encode + "tR"},
+		{"c__builtin__\nset\n" + list("K\2") + "\x85R", "c__builtin__\nset\n(" + list("J" + u32(2)) + "tR"},
+		{"c__builtin__\ncomplex\nG" + std::string(8, '\0') + "G" + std::string(8, '\0') + "\x86R",
+		 "c__builtin__\ncomplex\n(G" + std::string(8, '\0') + "G" + std::string(8, '\0') + "tR"},
+		{"(ccollections\nOrderedDict\n)R" + str("k") + "Nst",
+		 "(ccollections\nOrderedDict\n)R(" + str("k") + "Nut"},
+		{"(ccollections\nCounter\n" + dict(str("k") + "K\2") + "\x85Rt",
+		 "(ccollections\nCounter\n(" + dict(str("k") + "J" + u32(2)) + "tRt"},
+		{list(size + "N"), list(size + "N")},
+	};
+	for (const auto &x : v) {
+		State s(saved(dict(str("a") + x.in)));
+		ASSERT_EQ(s.err, 0) << s.e.text;
+		EXPECT_EQ(s.blob("a"), "\x80\x02" + x.out + ".");
+	}
+	// DCP goes down a Counter, as down every dict
+	State s(saved(dict(str("a") + "ccollections\nCounter\n" + dict(str("k") + "K\2") + "\x85R")));
+	ASSERT_EQ(s.err, 0) << s.e.text;
+	EXPECT_EQ(s.blob("a.k"), "\x80\x02J" + u32(2) + ".");
+}
+
 TEST(TorchState, Refusals)
 {
 	std::string deep, wide = "]q\1", nest = "N";
@@ -226,7 +262,12 @@ TEST(TorchState, Refusals)
 		{"K\1", "not a dict"},
 		{list(dict(str("a") + "N")), "not a dict"},
 		{dict(str("a") + "cnumpy\nscalar\n)R"), "a: made by numpy.scalar, no tensor"},
-		{dict(str("a") + dict(str("b") + "ctorch\nfloat32\n")), "a.b: torch.float32, no tensor"},
+		{dict(str("a") + dict(str("b") + "ctorch\nload\n")), "a.b: torch.load, no tensor"},
+		{dict(str("a") + "cos\nfloat32\n"), "a: os.float32, no tensor"},
+		{dict(str("a") + "c_codecs\nencode\n(" + str("x") + str("zip") + "tR"), "a: made by _codecs.encode, no"},
+		{dict(str("a") + "ctorch\nSize\n((cargparse\nNamespace\n)RttR"), "a: made by argparse.Namespace"},
+		{dict(str("a") + "ctorch\ndevice\n(" + str("cpu") + "tR}b"), "a: made by torch.device, no"},
+		{dict(str("a") + "(ccollections\nOrderedDict\n)R}(" + str("x") + "Nubt"), "a: made by collections.OrderedDict"},
 		{dict(str("a") + "(cargparse\nNamespace\n)R" + "t"), "a: made by argparse.Namespace"},
 		{dict(str("a") + "C\3abc"), "a: bytes, no tensor"},
 		{dict(str("a") + str("\xff")), "a: a str that is not UTF-8"},
@@ -239,7 +280,7 @@ TEST(TorchState, Refusals)
 		{dict(deep), "a: nested too deep"},
 		{"}q\1(" + str("a") + "h\1u", "nested too deep"},
 		{dict(str("a") + "(" + wide + "t"), ""},
-		{dict(str("a") + "ccollections\nCounter\n)R"), "a: made by collections.Counter"},
+		{dict(str("a") + "(ccollections\ndefaultdict\n)Rt"), "a: made by collections.defaultdict"},
 	};
 	for (const auto &b : bad) {
 		SCOPED_TRACE(b.says);
