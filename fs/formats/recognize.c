@@ -4,7 +4,7 @@
  *
  * Who writes what, and what makes it complete:
  *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough;
- *					Megatron: metadata.json besides
+ *					Megatron: common.pt and metadata.json besides
  *	DCP rank-local			each rank's metadata; together they cover each tensor
  *	safetensors with an index	every file of weight_map, and the names in them
  *	DCP to HF			the index; without one no marker: the shards cover each
@@ -194,7 +194,7 @@ static bool find_step(const char *name, uint64_t *step)
 }
 
 struct seen {
-	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
+	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax, dirs;
 };
 
 static void look_at(const char *name, struct seen *s)
@@ -211,7 +211,7 @@ static void look_at(const char *name, struct seen *s)
 	s->trainer |= !strcmp(name, "trainer_state.json");
 	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
 		    !strcmp(name, "commit_success.txt");
-	s->torch |= ckpt_is_torch(name) && !ends(name, ".ckpt");
+	s->torch |= ckpt_is_torch(name) && !ends(name, ".ckpt") && strcmp(name, "common.pt");
 }
 
 static enum ckpt_format format_of(const char *dir, const struct seen *s)
@@ -233,15 +233,20 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 		return CKPT_TRAINER;
 	if (s->shards)
 		return CKPT_HF_SHARDS;
-	return s->safetensors ? CKPT_SAFETENSORS : s->torch ? CKPT_TORCH : CKPT_NONE;
+	/* Megatron writes common.pt first and the shards long after: then it stands alone */
+	if (s->common && (starts(dir, "iter_") || !(s->safetensors || s->torch || s->dirs)))
+		return CKPT_MEGATRON;
+	return s->safetensors ? CKPT_SAFETENSORS : s->torch || s->common ? CKPT_TORCH : CKPT_NONE;
 }
 
 void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct ckpt_kind *out)
 {
 	struct seen s = { 0 };
 
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
+		s.dirs |= v[i].dir;
 		look_at(v[i].name, &s);
+	}
 	*out = (struct ckpt_kind){ .format = format_of(dir, &s) };
 	if (out->format == CKPT_NONE)
 		return;
@@ -425,6 +430,8 @@ static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size
 		need_files(v, n, set, out);
 	if (k->format == CKPT_MEGATRON && find(v, n, "common.pt") && !find(v, n, "metadata.json"))
 		lacks(out, "metadata.json is missing");
+	if (k->format == CKPT_MEGATRON && find(v, n, "metadata.json") && !find(v, n, "common.pt"))
+		lacks(out, "common.pt is missing");
 	if (!set)
 		return;
 	for (size_t i = 0; i < set->n_tensors; i++)

@@ -85,7 +85,7 @@ def dcp(more=()):
 writer("dcp", "ckpt_7", dcp(), (2, 2))
 writer("torchtitan", "step-7", dcp(), (2, 2))
 writer("megatron", "iter_0000007",
-       [("common.pt", a("torch_save/model.pt"), None)] +
+       [("common.pt", a("torch_save/model.pt"), ".metadata is missing")] +
        dcp([(None, None, "metadata.json is missing"), ("metadata.json", b'{"sharded_backend": "torch_dist"}', "")]), (2, 2))
 writer("dcp-local", "step_7",
        [("__0_0.distcp", a("dcp_local/__0_0.distcp"), None),

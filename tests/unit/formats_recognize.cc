@@ -67,6 +67,9 @@ TEST(Recognize, Formats)
 		{"x", {"__0_0.distcp", "__0.metadata"}, CKPT_DCP_LOCAL, -1},
 		{"x", {"__0_0.distcp", "__0.metadata", ".metadata"}, CKPT_DCP, -1},
 		{"iter_0000010", {".metadata", "__0_0.distcp", "__0_1.distcp", "common.pt", "metadata.json"}, CKPT_MEGATRON, 10},
+		{"iter_0000010", {"common.pt"}, CKPT_MEGATRON, 10}, // written first
+		{"x", {"common.pt", "metadata.json"}, CKPT_MEGATRON, -1},
+		{"x", {"common.pt", "model.pt"}, CKPT_TORCH, -1},
 		{"x", {"model.safetensors"}, CKPT_SAFETENSORS, -1},
 		{"x", {"model-00001-of-00002.safetensors", "model.safetensors.index.json"}, CKPT_SAFETENSORS, -1},
 		{"x", {"shard-00001-model-00001-of-00001.safetensors"}, CKPT_HF_SHARDS, -1},
@@ -88,7 +91,11 @@ TEST(Recognize, Formats)
 			EXPECT_EQ(d.kind.step, (uint64_t)c.step) << c.dir;
 		}
 	}
+	Dir run("run1", {"common.pt", "step-1"});
+	run.at("step-1").dir = true;
 	ckpt_kind k;
+	ckpt_recognize("run1", run.v.data(), run.v.size(), &k);
+	EXPECT_EQ(k.format, CKPT_TORCH); // a file beside checkpoints
 	ckpt_recognize_file("epoch=1-step=52.ckpt", &k);
 	EXPECT_EQ(k.format, CKPT_LIGHTNING);
 	EXPECT_EQ(k.step, 52u);
@@ -174,6 +181,9 @@ TEST(Judge, Markers)
 	EXPECT_EQ(Dir("7.orbax-checkpoint-tmp", {"d"}).judge().state, CKPT_INCOMPLETE);
 	EXPECT_EQ(Dir("7", {"_CHECKPOINT_METADATA"}).judge().state, CKPT_COMPLETE);
 	EXPECT_STREQ(Dir("iter_1", {".metadata", "common.pt"}).judge().why, "metadata.json is missing");
+	EXPECT_STREQ(Dir("iter_1", {"common.pt"}).judge().why, ".metadata is missing");
+	EXPECT_STREQ(Dir("iter_1", {".metadata", "metadata.json"}).judge().why, "common.pt is missing");
+	EXPECT_EQ(Dir("iter_1", {".metadata"}).judge().state, CKPT_COMPLETE); // by DCP alone
 	Dir t("x", {"model.pt"});
 	t.at("model.pt").fault = "no end record of a zip archive: cut off, or no zip";
 	EXPECT_EQ(t.judge().state, CKPT_INCOMPLETE);
