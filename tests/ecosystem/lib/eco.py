@@ -105,6 +105,32 @@ def cairn_agrees(path, want):
     assert out.returncode == 0, out.stdout + out.stderr
 
 
+def judged(path):
+    """What `cairn ls` says of a checkpoint on the mount or in the store; {} where it sees none."""
+    out = subprocess.run([CAIRN, "ls", "--json", path], check=True, capture_output=True)
+    return json.loads(out.stdout)[0].get("checkpoint", {})
+
+
+def whole(path, form, ranks):
+    """Recognised as what it is, complete, and of that many ranks."""
+    got = judged(path)
+    assert (got.get("format"), got.get("state"), got.get("ranks"), got.get("ranks_expected")) == \
+        (form, "complete", ranks, ranks), got
+
+
+def needs_each(path, form, ranks, names, after=lambda _: None):
+    """Without any one of these files it is not complete, and with all it is. after: done at each change."""
+    aside = path.rstrip("/") + ".aside"
+    for name in names:
+        os.rename(os.path.join(path, name), aside)
+        after(path)
+        got = judged(path)
+        assert got.get("state") in ("incomplete", "writing") and not got["safe"], (name, got)
+        os.rename(aside, os.path.join(path, name))
+        after(path)
+    whole(path, form, ranks)
+
+
 # --- several ranks -----------------------------------------------------------------------------
 
 
