@@ -88,8 +88,8 @@ struct staged {
 	bool huge, spilled, published;
 	bool filled;			/* made of a blank */
 	bool backing;			/* the kernel was given it: it stays the file it is */
-	uint64_t under;			/* bytes [0, under) are in tmp/<id> instead; outgrow.c; io */
-	bool moving;			/* and more are on their way there */
+	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; outgrow.c; io */
+	_Atomic bool moving;		/* and more are on their way there */
 	uint64_t move_after_ns;
 	int error;
 	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
