@@ -326,7 +326,7 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void sf_replay_spill(struct staging *s, struct staged *f);
 void sf_put_locked(struct staging *s, struct staged *f);
 void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
-void sf_evict_one(struct staging *s, struct staged *f);
+void sf_drop_double(struct staging *s, struct staged *f);	/* after a change of its state or users */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */

@@ -508,8 +508,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
 					  (f->state == STAGED_FAILED && shown)))
 			sf_set_state(s, f, STAGED_DURABLE);
-		if (f->state == STAGED_DURABLE && f->under && !f->users)
-			sf_evict_one(s, f);	/* it is whole in the store only */
+		sf_drop_double(s, f);
 		sf_put_locked(s, f);
 	}
 	p->next = *gone;

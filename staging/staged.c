@@ -155,12 +155,19 @@ static void log_unstaged(struct staging *s, struct staged *f)
 	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
 }
 
-void sf_evict_one(struct staging *s, struct staged *f)
+static void sf_evict_one(struct staging *s, struct staged *f)
 {
 	sf_charge(s, f, 0);
 	sf_set_state(s, f, STAGED_EVICTED);
 	log_unstaged(s, f);
 	remove_bytes(f);
+}
+
+/* Durable by a copy that an fsync made, and not all in memory: the store need not have it twice. */
+void sf_drop_double(struct staging *s, struct staged *f)
+{
+	if (f->state == STAGED_DURABLE && !f->users && !f->late && (f->under || (f->spilled && !f->published)))
+		sf_evict_one(s, f);
 }
 
 uint64_t sf_evict(struct staging *s, uint64_t want)
@@ -205,6 +212,7 @@ static void unwritten(struct staging *s, struct staged *f)
 	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
 	if (!f->spilled)
 		sf_charge(s, f, f->blocks * 512);
+	sf_drop_double(s, f);
 }
 
 void sf_put_locked(struct staging *s, struct staged *f)
@@ -595,6 +603,7 @@ void staged_unuse(struct staged *f)
 		close(f->fd);
 		f->fd = -1;
 	}
+	sf_drop_double(f->s, f);
 }
 
 int staged_open_rw(struct staged *f)

@@ -220,10 +220,10 @@ private:
 };
 
 // Asks until the answer is yes. For what staging's threads do by themselves; a test that
-// gets no for ten seconds fails.
+// gets no for a minute fails.
 inline bool until(const std::function<bool()> &yes)
 {
-	for (int i = 0; i < 2000; i++) {
+	for (int i = 0; i < 12000; i++) {
 		if (yes())
 			return true;
 		poll(nullptr, 0, 5);

@@ -341,6 +341,38 @@ TEST_P(Life, ReopenedWrittenAndUnchanged)
 	staged_unref(f);
 }
 
+// As DCP closes a shard that had no room: an fsync, and nothing written after it.
+TEST_P(Life, SpilledAndFsyncedIsStoredOnce)
+{
+	Staging s(ground, with(1u << 20));
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, "big"}, 4u << 20);
+	ASSERT_TRUE(f);
+	ASSERT_TRUE(staged_spilled(f));
+	std::string bytes = pattern(4u << 20, 4);
+	ASSERT_TRUE(write_all(f, bytes));
+	ASSERT_EQ(staged_reserve(f), 0);
+	int64_t seq = seal(s, f, node, {{root, "big"}}, false);
+	ASSERT_GT(seq, 0);
+	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+	ASSERT_FALSE(staged_changed(f));
+	int fd;
+	ASSERT_EQ(staged_use(f, &fd), 0); // a reader
+	staged_unchanged(f);
+	EXPECT_SAME(read_fd(fd), bytes);
+	EXPECT_EQ(info(f).state, STAGED_DURABLE);
+	staged_unuse(f);
+	EXPECT_EQ(info(f).state, STAGED_EVICTED);
+	EXPECT_EQ(staged_use(f, &fd), -ENODATA); // new opens go to the store
+	EXPECT_SAME(read_file(ground.store() + "/big"), bytes);
+	for (auto &host : std::filesystem::directory_iterator(ground.store() + "/.cairn"))
+		if (std::filesystem::exists(host.path() / "tmp")) {
+			EXPECT_TRUE(until([&] { return std::filesystem::is_empty(host.path() / "tmp"); }));
+		}
+	staged_unref(f);
+}
+
 TEST_P(Life, SpilledWhenTheBudgetHasNoRoom)
 {
 	Staging s(ground, with(1u << 20));
