@@ -26,6 +26,9 @@ struct rec rec_staged(const struct node *n)
 	r.sf = staged_id(n->sf);
 	r.name = n->names ? n->names->name : "";
 	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	bool loan;
+	r.fh = staged_lender(n->sf, &loan);
+	r.flags |= loan ? REC_LENT : 0;
 	return r;
 }
 
@@ -100,6 +103,7 @@ void handle_free(struct fs *fs, struct handle *h)
 	if (h->fd >= 0)
 		close(h->fd);
 	free(h);
+	buffers_closed(fs, n);
 	node_drop_bytes(fs, n);
 }
 
@@ -317,9 +321,22 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 		n->dirty_seq = r->seq;
 }
 
+/* The version of a buffer is a new file. */
+static void apply_commit(struct fs *fs, const struct rec *r)
+{
+	struct node *n = node_from(fs, r, S_IFREG);
+	buffers_apply_commit(fs, n, r);
+	attach_sf(fs, n, r);
+	name_new(fs, r->dir, r->name, n, r, false);
+}
+
 static void apply_seal(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_find(fs, r->node);
+	if (!n && r->flags & REC_LENT) {
+		apply_commit(fs, r);
+		n = node_find(fs, r->node);
+	}
 	if (!n)
 		return;
 	n->sealed = true;
@@ -454,6 +471,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 			n->accepted = true;
 		break;
 	case REC_FORK: apply_fork(fs, r); break;
+	case REC_BUFFER: buffers_apply(fs, r); break;
 	case REC_STAGED:
 		if (n && !(n->sf && staged_id(n->sf) == r->sf))
 			attach_sf(fs, n, r);
@@ -498,7 +516,7 @@ int fs_replay(void *ctx, const struct rec *r)
 	/* nodes made by operations are known to the kernel as well */
 	struct node *n = r->node ? node_find(fs, r->type == REC_FORK ? r->node2 : r->node) : NULL;
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||
-		  r->type == REC_MKNOD || r->type == REC_FORK))
+		  r->type == REC_MKNOD || r->type == REC_FORK || (r->type == REC_SEAL && r->flags & REC_LENT)))
 		n->pinned = true;
 	return 0;
 }
@@ -762,7 +780,9 @@ static int emit_tree(struct fs *fs)
 int fs_emit(void *ctx, struct staging *s)
 {
 	struct fs *fs = ctx;
-	int rc = emit_tree(fs);
+	int rc = buffers_emit(fs);	/* who lends before what is lent */
+	if (!rc)
+		rc = emit_tree(fs);
 	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
 		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
 			if (!n->names && n != fs->root)

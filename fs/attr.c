@@ -102,6 +102,8 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 {
 	if (S_ISDIR(n->mode))
 		return -EISDIR;
+	if (n->buf)
+		return buffers_resize(fs, n, size);
 	if (n->writers && n->sf)
 		return staged_resize(n->sf, size);
 	struct stat st;

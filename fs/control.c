@@ -21,11 +21,13 @@ static const struct tree {
 	const char *name;
 	void (*lookup)(fuse_req_t, uint64_t parent, const char *name);
 	void (*getattr)(fuse_req_t, uint64_t id);
-	void (*readlink)(fuse_req_t, uint64_t id);
+	void (*readlink)(fuse_req_t, uint64_t id);	/* NULL: no symlinks */
 	void (*readdir)(fuse_req_t, uint64_t id, size_t, off_t, bool plus);
-	void (*forget)(uint64_t id, uint64_t count);
+	void (*forget)(uint64_t id, uint64_t count);	/* NULL: does not count */
 } trees[] = {
 	[CONTROL_LATEST] = {"latest", latest_lookup, latest_getattr, latest_readlink, latest_readdir, latest_forget},
+	[CONTROL_BUFFERS] = {.name = "buffers", .lookup = buffers_lookup, .getattr = buffers_getattr,
+			     .readdir = buffers_readdir},
 };
 #define N_TREES (sizeof(trees) / sizeof(trees[0]))
 
@@ -96,6 +98,8 @@ static void write_json(struct fs *fs, FILE *f)
 		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted, fs->bytes_read, s.queue_depth);
 	fprintf(f, " \"outgrown\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.outgrown_files,
 		(unsigned long long)s.outgrown_bytes);
+	fprintf(f, " \"buffers\": {\"count\": %llu, \"bytes\": %llu, \"lent_bytes\": %llu},\n",
+		(unsigned long long)s.n_buffers, (unsigned long long)s.buffer_bytes, (unsigned long long)s.lent_bytes);
 	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.dedup_files,
 		(unsigned long long)s.dedup_bytes);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
@@ -171,6 +175,9 @@ static void write_status(struct fs *fs, FILE *f)
 	if (s.outgrown_files)
 		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
 			(unsigned long long)s.outgrown_files, size_text(s.outgrown_bytes, a));
+	if (s.n_buffers)
+		fprintf(f, "  buffers    %llu of clients, %s, of these %s on their way to the store\n",
+			(unsigned long long)s.n_buffers, size_text(s.buffer_bytes, a), size_text(s.lent_bytes, b));
 	if (s.dedup_bytes)
 		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones\n", size_text(s.dedup_bytes, a),
 			(unsigned long long)s.dedup_files);
@@ -211,6 +218,10 @@ static void write_metrics(struct fs *fs, FILE *f)
 	metric(f, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
 	metric(f, "budget_used_bytes", "gauge", "Staging budget in use.", (double)s.used);
 	metric(f, "ballast_bytes", "gauge", "Touched free memory held ready.", (double)s.ballast);
+	metric(f, "buffers", "gauge", "Staged files on loan to clients.", (double)s.n_buffers);
+	metric(f, "buffer_bytes", "gauge", "Memory that buffers hold of the budget.", (double)s.buffer_bytes);
+	metric(f, "buffer_lent_bytes", "gauge", "Bytes of buffers that are committed and not durable yet.",
+	       (double)s.lent_bytes);
 	metric(f, "queue_depth", "gauge", "Store writes in flight.", s.queue_depth);
 	metric(f, "pending_records", "gauge", "Changes not yet in the store.", (double)s.pending_records);
 	metric(f, "errors_total", "counter", "Errors of the store.", (double)(s.errors + c.errors));
@@ -305,7 +316,7 @@ void control_getattr(fuse_req_t req, fuse_ino_t id)
 void control_readlink(fuse_req_t req, fuse_ino_t id)
 {
 	const struct tree *t = tree_of(id);
-	if (t)
+	if (t && t->readlink)
 		t->readlink(req, id);
 	else
 		fuse_reply_err(req, EINVAL);
@@ -316,7 +327,7 @@ void control_forget(uint64_t id, uint64_t count)
 	const struct tree *t = tree_of(id);
 	if (is_view(id))
 		views_forget(id, count);
-	else if (t)
+	else if (t && t->forget)
 		t->forget(id, count);
 }
 

@@ -28,7 +28,7 @@ static int inherit(struct fs *fs, struct node *n)
 }
 
 /* Another thread copies or makes n's bytes, without the tree lock. */
-static void wait_while_busy(struct fs *fs, struct node *n)
+void node_wait_busy(struct fs *fs, struct node *n)
 {
 	while (n->busy) {
 		session_may_block(fs);
@@ -142,7 +142,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	int rc;
 
 	fork_came(fs, n);
-	wait_while_busy(fs, n);
+	node_wait_busy(fs, n);
 	node_check_sf(fs, n);
 	if (n->sf)
 		staged_get_state(n->sf, &i);
@@ -309,6 +309,8 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags, bool *dir
 {
 	bool pt = atomic_load(&fs->passthrough);
 	*direct = false;
+	if (n->buf)
+		return LANE_FAST;
 	if (!pt) {
 		*direct = (flags & O_ACCMODE) != O_RDONLY;
 		return LANE_RELAY;
@@ -332,12 +334,14 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 
 	if (n->backing)
 		return 0;
-	rc = n->sf ? staged_use(n->sf, &fd) : -ENODATA;
+	rc = n->buf ? 0 : n->sf ? staged_use(n->sf, &fd) : -ENODATA;
 	if (rc == -ENODATA)	/* evicted, or spilled and published: the store has it */
 		node_set_sf(fs, n, NULL);
 	else if (rc)
 		return rc;
-	if (n->sf) {
+	if (n->buf) {
+		rc = fuse_passthrough_open(req, buffers_backing(n));
+	} else if (n->sf) {
 		staged_set_backing(n->sf);
 		rc = fuse_passthrough_open(req, fd);
 		staged_unuse(n->sf);
@@ -383,8 +387,7 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 	fuse_reply_create(req, &e, fi);
 }
 
-/* Makes the handle and answers. Lock held. */
-static int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create)
+int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create)
 {
 	struct rec r = rec_new(REC_OPEN);
 	bool direct;
@@ -393,7 +396,7 @@ static int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fus
 
 	if (atomic_load(&fs->passthrough)) {
 		rc = register_backing(req, fs, n);
-		if (rc == -EOPNOTSUPP && !n->handles) {
+		if (rc == -EOPNOTSUPP && !n->handles && !n->buf) {
 			lane = LANE_RELAY;
 			rc = 0;
 		}
@@ -437,8 +440,7 @@ static int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fus
 	return 0;
 }
 
-/* Resent after a restart, and done already. Lock held. */
-static bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create)
+bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create)
 {
 	struct rec r;
 	if (!current.resent || !staging_answered(fs->s, current.unique, &r) || r.type != REC_OPEN)
@@ -450,7 +452,7 @@ static bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *
 	return true;
 }
 
-static void log_room(struct fs *fs)
+void log_room(struct fs *fs)
 {
 	if (!staging_log_full(fs->s))
 		return;
@@ -484,12 +486,14 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct node *n = node_find(fs, id);
 	/* a name of a forked node: ESTALE makes the kernel look it up again */
 	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR : 0;
-	if (!rc && (write || trunc))
+	if (!rc && n->buf)
+		rc = trunc ? buffers_resize(fs, n, 0) : 0;
+	else if (!rc && (write || trunc))
 		rc = fs->o.ro ? -EROFS : node_make_writable(fs, n, trunc);
 	else if (!rc)
 		fork_await(fs, n);
 	if (!rc) {
-		wait_while_busy(fs, n);
+		node_wait_busy(fs, n);
 		node_check_sf(fs, n);
 		rc = unreadable(n, fi->flags);
 	}
@@ -497,7 +501,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		rc = open_handle(req, fs, n, fi, false);
 	}
 	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
-	if (!rc && trunc && !write)
+	if (!rc && trunc && !write && !n->buf)
 		node_seal_closed(fs, n);
 	if (rc == -ESTALE && n && n->fork_to)
 		fork_answer(req, fs, n);
@@ -551,6 +555,10 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	struct node *n = NULL, *dir;
 
+	if (parent == BUFFERS_DIR && !fs->o.ro && strlen(name) <= MAX_NAME) {
+		buffers_create(req, name, mode, fi);
+		return;
+	}
 	if (fs->o.ro || is_control(parent) || name_is_control(parent, name) || strlen(name) > MAX_NAME) {
 		fuse_reply_err(req, fs->o.ro || is_view(parent) ? EROFS :
 			       strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
@@ -796,6 +804,10 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		struct rec r = rec_new(REC_CLOSE);
 		r.fh = h->fh;
 		r.node = n->id;
+		if (backing && n->buf) {	/* the last to let go of its memory is not to hold the lock */
+			fuse_passthrough_close(req, backing);
+			backing = 0;
+		}
 		fs_record(fs, &r);
 		if (backing)
 			fuse_passthrough_close(req, backing);
@@ -849,8 +861,10 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	pthread_mutex_lock(&fs->lock);
 	struct node *n = is_control(id) ? NULL : node_find(fs, id);
 	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;
+	bool buffer = n && n->buf;
 	pthread_mutex_unlock(&fs->lock);
-	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : -EBADF;
+	/* a buffer's pages are its client's to keep: it grows by ftruncate, and has no holes */
+	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : buffer ? -EOPNOTSUPP : -EBADF;
 	if (sf)
 		staged_unref(sf);
 	fuse_reply_err(req, -rc);
@@ -873,6 +887,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 			fd = dup(sfd);
 			staged_unuse(h->sf);
 		}
+	} else if (h && h->node->buf) {
+		fd = dup(buffers_backing(h->node));
 	} else if (h) {
 		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node);
 	}

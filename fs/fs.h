@@ -33,6 +33,7 @@
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 
 struct node;
+struct fs_buffer;
 
 /* A name. node NULL = whiteout: removed here, perhaps still in the store. */
 struct dentry {
@@ -94,6 +95,7 @@ struct node {
 	bool xattrs_loaded;
 
 	struct staged *sf;	/* bytes in staging; NULL = the store's */
+	struct fs_buffer *buf;	/* it is a buffer, and no file; NULL */
 	bool sealed;		/* the order has a version of it */
 	bool rdwr;		/* was open O_RDWR since the last seal: mapped writes possible */
 	char *over;		/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
@@ -156,6 +158,7 @@ struct fs {
 	struct node *by_sino[4096];	/* store files with several names */
 	struct handle *handles[4096];
 	struct node *zombies;
+	struct fs_buffer *buffers;
 	struct node *root;
 	uint64_t n_nodes, next_ro_id;
 
@@ -274,6 +277,8 @@ void node_set_sf(struct fs *fs, struct node *n, struct staged *sf);	/* takes the
 void node_check_sf(struct fs *fs, struct node *n);	/* drops what was evicted or spilled and published */
 void node_set_sino(struct fs *fs, struct node *n, uint64_t sino);
 int node_load_xattrs(struct fs *fs, struct node *n);
+bool xattr_is_ours(const char *key);	/* tells a state; users cannot set it (xattr.c) */
+#define DEVICE_KEY "user.cairn.device"	/* the one of user.cairn.* that users set, not listed either */
 void xattr_put(struct node *n, const char *key, const void *val, uint32_t len);
 bool xattr_drop(struct node *n, const char *key);
 /* Has the store all that is at n or below, safely? (xattr.c) */
@@ -392,6 +397,12 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 /* Makes n's bytes writable: a new version, or the old one again. May drop the lock
  * while it copies. -ESTALE: its readers keep it, look the name up again. */
 int node_make_writable(struct fs *fs, struct node *n, bool trunc);
+void node_wait_busy(struct fs *fs, struct node *n);	/* may drop the lock */
+void log_room(struct fs *fs);	/* lock not held */
+/* Makes a handle and answers, with the entry too if it is made. Lock held. */
+int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
+/* Resent after a restart and done already: answers. Lock held. */
+bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create);
 int node_seal_closed(struct fs *fs, struct node *n);
 void retry_failed(struct fs *fs);
 void seal_restored(struct fs *fs);
@@ -420,7 +431,7 @@ void views_forget(uint64_t id, uint64_t count);	/* the tree lock may be held */
 #define CONTROL_LAST 15ull
 /* Directories below it have ids of their own: a bit that no other id has, which tree, a hash of
  * the path in it. */
-enum control_tree { CONTROL_LATEST };
+enum control_tree { CONTROL_LATEST, CONTROL_BUFFERS };
 #define CONTROL_TREE_BIT (1ull << 62)
 static inline uint64_t control_tree_id(enum control_tree t, uint64_t hash)
 {
@@ -440,6 +451,26 @@ void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool
 void control_readlink(fuse_req_t req, fuse_ino_t id);
 void control_forget(uint64_t id, uint64_t count);
 int control_stat(struct fs *fs, uint64_t id, struct stat *st);
+
+/* ---- buffers.c: MOUNT/.cairn/buffers; the lock is held but for the first four ---- */
+#define BUFFERS_DIR control_tree_id(CONTROL_BUFFERS, 0)
+void buffers_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */
+void buffers_getattr(fuse_req_t req, uint64_t id);
+void buffers_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus);
+void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct fuse_file_info *fi);
+void buffers_apply(struct fs *fs, const struct rec *r);		/* REC_BUFFER */
+void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r);	/* n's xattrs are in r */
+int buffers_emit(struct fs *fs);	/* before any REC_OPEN of them is */
+void buffers_closed(struct fs *fs, struct node *n);	/* a handle of n is no more: was it the last? */
+void buffers_restored(struct fs *fs);	/* after a replay; takes the lock: those without a handle end */
+/* For nodes with n->buf. */
+int buffers_backing(struct node *n);	/* a descriptor, n's own */
+const char *buffers_state(struct node *n);
+uint64_t buffers_blocks(struct node *n);
+int buffers_resize(struct fs *fs, struct node *n, uint64_t size);	/* drops the lock meanwhile */
+/* link(2) of n: *out is the new file. -EBUSY: it is committed already. Drops the lock meanwhile. */
+int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent, const char *name,
+		   struct node **out);
 
 /* ---- latest*.c: MOUNT/.cairn/latest; answered by a thread of its own ---- */
 void latest_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */

@@ -264,6 +264,14 @@ void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent, const char *name)
 		return;
 	struct node *n = node_current(fs, id);
 	int rc = begin_change(fs, parent, name, &dir);
+	if (!rc && n && n->buf) {
+		rc = buffers_commit(req, fs, n, parent, name, &n);
+		if (rc)
+			fuse_reply_err(req, -rc);
+		else
+			reply_entry(req, fs, n);
+		return;
+	}
 	if (!rc && (!n || !n->names))
 		rc = n ? -ENOENT : -ESTALE;
 	if (!rc && S_ISDIR(n->mode))

@@ -218,6 +218,7 @@ static void *house_main(void *arg)
 			staging_rotate(fs->s, fs_emit, fs);
 		pthread_mutex_unlock(&fs->lock);
 		seal_late(fs);
+		staging_watch_buffers(fs->s);
 		struct staging_stats st;
 		if (++tick % 25)
 			continue;

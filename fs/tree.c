@@ -501,6 +501,8 @@ int node_stat(struct fs *fs, struct node *n, struct stat *st)
 		n->blocks = i.blocks;
 		n->mtime = i.mtime;
 		n->atime = i.atime;
+	} else if (n->buf) {
+		st->st_blocks = (blkcnt_t)buffers_blocks(n);
 	} else if (S_ISDIR(n->mode) && !st->st_size) {
 		st->st_size = 4096;	/* not in the store yet */
 		st->st_blocks = 8;
@@ -725,7 +727,7 @@ static int load_at(struct fs *fs, int dirfd, const char *name, void *arg)
 	if (len < 0)
 		return len == -EOPNOTSUPP ? 0 : (int)len;
 	for (char *k = list; k < list + len; k += strlen(k) + 1) {
-		if (strncmp(k, "user.", 5) || !strncmp(k, "user.cairn.", 11))
+		if (strncmp(k, "user.", 5) || xattr_is_ours(k))
 			continue;
 		ssize_t v = io_get_xattr(fs->store, dirfd, name, k, val, sizeof(val));
 		if (v >= 0)

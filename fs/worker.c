@@ -96,6 +96,8 @@ static int recover(struct fs *fs, bool first)
 	atomic_store(&fs->holds, !first);
 	int rc = staging_replay(fs->s, first ? NULL : fs_replay, fs);
 	if (!rc)
+		buffers_restored(fs);
+	if (!rc)
 		rc = staging_sweep(fs->s, first);
 	if (!rc)
 		rc = staging_start(fs->s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Extended attributes: users' own (user.*), and user.cairn.*, which answers by
- * name but is never listed and never set. */
+ * Extended attributes: users' own (user.*), and user.cairn.*, which answers by name but is
+ * never listed, and never set but for user.cairn.device. */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -15,6 +15,11 @@
 #define CAIRN_PREFIX "user.cairn."
 #define LATEST_KEY CAIRN_PREFIX "latest"
 #define ENTRY_BYTES 16u
+
+bool xattr_is_ours(const char *key)
+{
+	return !strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1) && strcmp(key, DEVICE_KEY);
+}
 
 static const char *const lane_names[] = {
 	[LANE_NONE] = "none", [LANE_FAST] = "fast", [LANE_SPILL] = "spill", [LANE_READ] = "read",
@@ -154,6 +159,8 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 		}
 		return store_value(fs, n, CAIRN_PREFIX "checksum", buf, cap);
 	}
+	if (n->buf && (!strcmp(key, "buffer") || !strcmp(key, "state")))
+		return snprintf(buf, cap, "%s", key[0] == 'b' ? buffers_state(n) : "open");
 	if (!strcmp(key, "over"))
 		return over_value(fs, n, buf, cap);
 	b = look_below(fs, n);
@@ -217,7 +224,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 		return;
 	}
 	session_may_block(fs);
-	if (!strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1))
+	if (xattr_is_ours(key))
 		release_barrier(fs);	/* what was just closed is not open any more */
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);
@@ -225,7 +232,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 		fuse_reply_err(req, ESTALE);
 		return;
 	}
-	if (!strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1)) {
+	if (xattr_is_ours(key)) {
 		ssize_t len = cairn_value(fs, n, key + sizeof(CAIRN_PREFIX) - 1, text, sizeof(text));
 		reply_value(req, text, len, size);
 		return;
@@ -237,6 +244,12 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 				return;
 			}
 	fuse_reply_err(req, rc ? -rc : ENODATA);
+}
+
+/* A device is of this copy of the bytes, as states are: cp -a does not carry it. */
+static bool is_listed(const struct xattr *x)
+{
+	return strcmp(x->key, DEVICE_KEY);
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
@@ -254,12 +267,13 @@ void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 	struct node *n = node_current(fs, id);
 	int rc = n ? node_load_xattrs(fs, n) : -ESTALE;
 	for (struct xattr *x = rc ? NULL : n->xattrs; x; x = x->next)
-		len += strlen(x->key) + 1;
+		len += is_listed(x) ? strlen(x->key) + 1 : 0;
 	if (!rc && len)
 		rc = (buf = malloc(len)) ? 0 : -ENOMEM;
 	char *p = buf;
 	for (struct xattr *x = rc || !buf ? NULL : n->xattrs; x; x = x->next)
-		p = stpcpy(p, x->key) + 1;
+		if (is_listed(x))
+			p = stpcpy(p, x->key) + 1;
 	reply_value(req, buf, rc ? rc : (ssize_t)len, size);
 	free(buf);
 }
@@ -281,7 +295,7 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 
 	if (!rc && fs->o.ro)
 		rc = -EROFS;
-	if (rc || is_control(id) || !strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1)) {
+	if (rc || is_control(id) || xattr_is_ours(key)) {
 		fuse_reply_err(req, -rc);	/* states are accepted and ignored: cp -a carries them */
 		return;
 	}
@@ -306,7 +320,7 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 		rc = -EEXIST;
 	if (!rc && !there && ((flags & XATTR_REPLACE) || r->type == REC_XATTR_DEL))
 		rc = -ENODATA;
-	if (!rc && !io_store_has_xattr(fs->store))
+	if (!rc && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))	/* that has its sidecar */
 		rc = -EOPNOTSUPP;
 	if (!rc && r->type == REC_XATTR)
 		rc = room_for(fs, n, key, r->data_len);

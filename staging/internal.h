@@ -87,6 +87,8 @@ struct staged {
 	enum staged_state state;
 	bool huge, spilled, published;
 	bool filled;			/* made of a blank */
+	bool loan;			/* a buffer's bytes: never to the ballast */
+	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
 	bool backing;			/* the kernel was given it: it stays the file it is */
 	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; outgrow.c; io */
 	_Atomic bool moving;		/* and more are on their way there */
@@ -172,6 +174,7 @@ struct sweep_entry {
 	uint64_t id;
 	size_t next;	/* place + 1: in its bucket, or among the free ones */
 	bool open;
+	bool lent;	/* a second name of a buffer: never lost when it goes */
 	char name[64];	/* for lost+found, cut */
 };
 
@@ -219,6 +222,8 @@ struct staging {
 	struct staged *sfs[SF_BUCKETS];
 	struct staged *lru_head, *lru_tail;
 	struct staged *open_list;
+	struct buffer *buffers;		/* buffer.c */
+	uint64_t n_buffers, buffer_bytes;
 	uint64_t n_evicted;
 	uint64_t largest;		/* bytes that a sealed file held */
 	uint64_t memory, memory_ns;	/* available, seen when */
@@ -326,11 +331,28 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void sf_replay_spill(struct staging *s, struct staged *f);
 void sf_put_locked(struct staging *s, struct staged *f);
 void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
-void sf_drop_double(struct staging *s, struct staged *f);	/* after a change of its state or users */
+void sf_drop_useless(struct staging *s, struct staged *f);	/* after a change of its state or users */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */
 void staged_check(struct staging *s);
+struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);	/* the lock may be held or not */
+void sf_insert(struct staging *s, struct staged *f);
+void sf_evict_one(struct staging *s, struct staged *f);
+int sf_stat(struct staged *f, struct stat *st);		/* as fstat; a lent file ends where its version does */
+/* Gives f's version, as st describes it, its place in the order. f->io held. */
+int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final);
+
+/* buffer.c; s->lock held */
+#define BUFFER_PREFIX "buffer."
+void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);	/* r, replayed, made f known */
+void buffer_returns(struct staged *f);		/* f, lent, is no more */
+void buffer_keep(struct staged *f);		/* f, lent, is a backing file now */
+bool buffer_due(const struct staged *f);	/* f is lent and nobody wants it any more: evict it */
+void buffer_settle(struct staging *s);		/* evicts all that are due */
+void buffer_stats(struct staging *s, struct staging_stats *out);
+void buffer_close_all(struct staging *s);
+void buffer_sweep(struct staging *s, const char *name);	/* takes the lock */
 
 /* Of an open file whose bytes are in tmp/<id> now, as st says. f->io held, s->lock not. */
 int sf_becomes_spilled(struct staged *f, const struct stat *st);

@@ -508,7 +508,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
 					  (f->state == STAGED_FAILED && shown)))
 			sf_set_state(s, f, STAGED_DURABLE);
-		sf_drop_double(s, f);
+		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
 	}
 	p->next = *gone;
@@ -714,6 +714,7 @@ static void sync_inherited(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 	atomic_store_explicit(&s->head->durable, s->head->applied, memory_order_release);
 	s->inherited = false;
+	buffer_settle(s);
 	pthread_mutex_unlock(&s->lock);
 	publish_wake_waiters(s, 0);
 }

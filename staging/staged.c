@@ -48,6 +48,8 @@ struct staged *sf_find(struct staging *s, uint64_t id)
 
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 {
+	if (f->lender)
+		bytes = 0;	/* it is charged */
 	s->used += bytes - f->charged;
 	atomic_store_explicit(&f->charged, bytes, memory_order_relaxed);
 }
@@ -108,7 +110,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 void staged_check(struct staging *s)
 {
 #ifdef CAIRN_CHECK
-	uint64_t used = 0, n[6] = {0};
+	uint64_t used = s->buffer_bytes, n[6] = {0};
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->sfs[i]; f; f = f->hash_next) {
 			used += f->charged;
@@ -137,7 +139,7 @@ static void remove_bytes(struct staged *f)
 	else if (f->fd >= 0)
 		close(f->fd);
 	f->fd = f->rw = -1;
-	if (!f->spilled && (!f->huge || !ballast_keep(f->s, staging_sf_dir(f), name)))
+	if (!f->spilled && (!f->huge || f->loan || !ballast_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
 	if (f->under)
 		trash_put(f->s, f->id, -1);
@@ -147,6 +149,8 @@ static void remove_bytes(struct staged *f)
 	f->tmp_id = 0;
 	f->tmp_fd = -1;
 	reserve_kept(f->s, &f->promised);
+	if (f->lender)
+		buffer_returns(f);
 }
 
 static void log_unstaged(struct staging *s, struct staged *f)
@@ -155,7 +159,7 @@ static void log_unstaged(struct staging *s, struct staged *f)
 	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
 }
 
-static void sf_evict_one(struct staging *s, struct staged *f)
+void sf_evict_one(struct staging *s, struct staged *f)
 {
 	sf_charge(s, f, 0);
 	sf_set_state(s, f, STAGED_EVICTED);
@@ -163,10 +167,12 @@ static void sf_evict_one(struct staging *s, struct staged *f)
 	remove_bytes(f);
 }
 
-/* Durable by a copy that an fsync made, and not all in memory: the store need not have it twice. */
-void sf_drop_double(struct staging *s, struct staged *f)
+/* Durable, and no cache: an fsync made a copy of what is not all in memory, and the store need
+ * not have that twice; or the memory is a buffer's. */
+void sf_drop_useless(struct staging *s, struct staged *f)
 {
-	if (f->state == STAGED_DURABLE && !f->users && !f->late && (f->under || (f->spilled && !f->published)))
+	if (buffer_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
+			      (f->under || (f->spilled && !f->published))))
 		sf_evict_one(s, f);
 }
 
@@ -176,7 +182,7 @@ uint64_t sf_evict(struct staging *s, uint64_t want)
 	struct staged *f = s->inherited ? NULL : s->lru_head;	/* not before their names are safe */
 	for (struct staged *next; f && freed < want; f = next) {
 		next = f->lru_next;
-		if (f->users || f->spilled || f->late)
+		if (f->users || f->spilled || f->late || f->lender)
 			continue;
 		freed += f->charged;
 		sf_evict_one(s, f);
@@ -212,7 +218,7 @@ static void unwritten(struct staging *s, struct staged *f)
 	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
 	if (!f->spilled)
 		sf_charge(s, f, f->blocks * 512);
-	sf_drop_double(s, f);
+	sf_drop_useless(s, f);
 }
 
 void sf_put_locked(struct staging *s, struct staged *f)
@@ -229,7 +235,7 @@ void sf_put_locked(struct staging *s, struct staged *f)
 
 /* ---- creation ---- */
 
-static struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
+struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
 {
 	struct staged *f = calloc(1, sizeof(*f));
 	if (!f)
@@ -244,8 +250,7 @@ static struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
 	return f;
 }
 
-/* s->lock held */
-static void sf_insert(struct staging *s, struct staged *f)
+void sf_insert(struct staging *s, struct staged *f)
 {
 	f->hash_next = s->sfs[f->id % SF_BUCKETS];
 	s->sfs[f->id % SF_BUCKETS] = f;
@@ -443,6 +448,7 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	outgrow_recover(f, &st);
 	LOCK_SCOPE(&s->lock);
 	sf_insert(s, f);
+	buffer_lent_again(s, f, r);
 	if (!f->spilled)
 		sf_charge(s, f, (uint64_t)st.st_blocks * 512);
 	*out = f;
@@ -461,6 +467,12 @@ void sf_replay_spill(struct staging *s, struct staged *f)
 	f->spilled = true;
 	f->huge = false;
 	f->fd = open_bytes(f, O_RDONLY);
+}
+
+static bool staged_lent(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->lender;
 }
 
 /* wr is closed. */
@@ -510,6 +522,8 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 	struct stat st;
 	int rc = fstat(fd, &st) ? -errno : 0;
 	struct staged *f = NULL;
+	if (src && staged_lent(src))
+		st.st_size = (off_t)src->size;
 	if (!rc)
 		rc = staged_create(s, node, (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size ?
 				   (uint64_t)st.st_size : (uint64_t)st.st_blocks * 512, &f);
@@ -603,7 +617,7 @@ void staged_unuse(struct staged *f)
 		close(f->fd);
 		f->fd = -1;
 	}
-	sf_drop_double(f->s, f);
+	sf_drop_useless(f->s, f);
 }
 
 int staged_open_rw(struct staged *f)
@@ -633,6 +647,8 @@ void staged_set_backing(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
 	f->backing = true;
+	if (f->lender)
+		buffer_keep(f);
 }
 
 /* s->lock held */
@@ -844,6 +860,8 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 	int rc = held ? 0 : staged_use(f, &fd);
 	if (rc)
 		return rc;
+	if (staged_lent(f) && off + len > f->size)
+		len = off < f->size ? f->size - off : 0;
 	ssize_t n = pread(fd, buf, len, (off_t)off);
 	rc = n < 0 ? -errno : 0;
 	staged_unuse(f);
@@ -964,8 +982,10 @@ static int reserve_stat(struct staged *f, struct stat *st)
 	struct staging *s = f->s;
 	pthread_mutex_lock(&s->lock);
 	int rc = s->halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : ensure_fd(f);
+	if (!rc)
+		rc = sf_stat(f, st);
 	pthread_mutex_unlock(&s->lock);
-	return rc ? rc : fstat(f->fd, st) ? -errno : 0;
+	return rc;
 }
 
 /* A small one gets its store file when it is persisted: perhaps it is removed before. f->io held. */
@@ -1114,51 +1134,38 @@ void staged_nameless(struct staged *f)
 		joined_seal(f, p, &st);
 }
 
-int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
+int sf_stat(struct staged *f, struct stat *st)
 {
-	struct stat st;
+	int rc = ensure_fd(f);
+	if (rc || fstat(f->fd, st))
+		return rc ? rc : -errno;
+	if (f->lender && (uint64_t)st->st_size > f->size) {
+		blkcnt_t most = (blkcnt_t)(whole_pages(f->size) / 512);
+		st->st_size = (off_t)f->size;
+		st->st_blocks = st->st_blocks < most ? st->st_blocks : most;
+	}
+	return 0;
+}
+
+int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final)
+{
 	struct pend *p;
 
-	LOCK_SCOPE(&f->io);
-	if (closed)
-		trim_tail(f);
-	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
-	pthread_mutex_lock(sl);
-	int rc = ensure_fd(f);
-	if (rc)
-		return rc;
-	if (fstat(f->fd, &st))
-		return -errno;
-	if (closed && f->rw >= 0) {
-		close(f->rw);
-		f->rw = -1;
-	}
-	p = closed ? waiting_seal(f) : NULL;
-	if (p) {
-		joined_seal(f, p, &st);
-		r->seq = p->r.seq;
-		r->size = f->size;
-		r->atime = f->atime;
-		r->mtime = f->mtime;
-		r->type = REC_SEAL;
-		return 0;
-	}
-	bool final = !closed || sf_final(f);
 	r->type = REC_SEAL;
 	r->seq = s->last_seq + 1;
 	r->sf = f->id;
-	r->size = (uint64_t)st.st_size;
-	r->atime = st.st_atim;
-	r->mtime = st.st_mtim;
+	r->size = (uint64_t)st->st_size;
+	r->atime = st->st_atim;
+	r->mtime = st->st_mtim;
 	r->flags |= (f->huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
 		    (closed ? 0 : REC_FSYNCED);
-	rc = log_append(s, r);
+	int rc = log_append(s, r);
 	if (!rc)
 		rc = pend_add(s, r, f, &p);
 	if (rc)
 		return rc;
 	s->last_seq = r->seq;
-	snapshot_stat(f, &st);
+	snapshot_stat(f, st);
 	f->error = 0;
 	s->st.bytes_staged += f->size;
 	if (f->blocks * 512 > s->largest)
@@ -1191,6 +1198,38 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	staged_check(s);
 	sleeper_nudge(&s->pub, false);
 	return 0;
+}
+
+int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
+{
+	struct stat st;
+	struct pend *p;
+
+	LOCK_SCOPE(&f->io);
+	if (closed)
+		trim_tail(f);
+	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
+	pthread_mutex_lock(sl);
+	int rc = ensure_fd(f);
+	if (rc)
+		return rc;
+	if (fstat(f->fd, &st))
+		return -errno;
+	if (closed && f->rw >= 0) {
+		close(f->rw);
+		f->rw = -1;
+	}
+	p = closed ? waiting_seal(f) : NULL;
+	if (p) {
+		joined_seal(f, p, &st);
+		r->seq = p->r.seq;
+		r->size = f->size;
+		r->atime = f->atime;
+		r->mtime = f->mtime;
+		r->type = REC_SEAL;
+		return 0;
+	}
+	return sf_seal(s, f, r, &st, closed, !closed || sf_final(f));
 }
 
 /* Seals that still need the bytes as they are. One that waits for a mapping does
@@ -1254,7 +1293,7 @@ int staged_reopen(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state == STAGED_EVICTED)
+	if (f->state == STAGED_EVICTED || f->lender)	/* not into a client's memory */
 		return -EAGAIN;
 	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
 	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: not a mapping, then */

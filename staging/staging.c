@@ -9,6 +9,7 @@
  *   sweep.c    leftovers after a replay        trash.c    files of no use any more
  *   hold.c     names that wait for others      dedup.c    equal files stored once
  *   place.c    the tmpfs itself                record.c   records as bytes
+ *   buffer.c   staged files on loan to clients
  */
 #include "staging/internal.h"
 
@@ -123,6 +124,9 @@ int staging_start(struct staging *s)
 	s->inherited = s->head->applied > s->head->durable;
 	reserve_open(s);
 	s->started = true;
+	pthread_mutex_lock(&s->lock);
+	buffer_settle(s);	/* what the last worker did not live to give back */
+	pthread_mutex_unlock(&s->lock);
 	unsigned n = s->o.persist_threads;
 	for (unsigned i = 0; i < n; i++)
 		if (pthread_create(&s->persist[i], NULL, persist_main, s))
@@ -199,6 +203,7 @@ void staging_close(struct staging *s)
 				close(f->tmp_fd);
 			free(f);
 		}
+	buffer_close_all(s);
 	trash_close(s);
 	ballast_close(s);
 	reserve_close(s, false);
@@ -244,6 +249,7 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->durable = s->head->durable;
 	out->log_bytes = s->log_bytes;
 	out->halted_error = s->halted;
+	buffer_stats(s, out);
 	out->queue_depth = 0;
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->queues[i])

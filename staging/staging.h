@@ -86,6 +86,8 @@ enum rec_type {
 	REC_FLUSHED,	/* a close was answered: as SEAL, if its RELEASE never comes */
 	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
 	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing */
+	REC_BUFFER,	/* node is a buffer (sf), `size` long when it is next committed */
+	REC_LEND,	/* sf may now be a second name of buffer fh; a SEAL follows if it is wanted */
 	REC_SESSION_END
 };
 
@@ -103,6 +105,8 @@ enum rec_flag {
 	REC_RDWR = 512,
 	REC_FSYNCED = 1024,
 	REC_ANSWER = 2048,	/* only remembers which request was answered */
+	REC_LENT = 4096,	/* SEAL: makes its node, at dir/name; sf is lent by buffer fh */
+	REC_KEPT = 8192,	/* BUFFER: it is a file's for good */
 };
 
 enum rec_attr {
@@ -332,6 +336,43 @@ void staged_unchanged(struct staged *f);
 /* Marks a close that could not be accepted (no room). */
 void staged_fail(struct staged *f, int err);
 
+/* ---- buffers: staged files on loan to a client, see buffer.c ---- */
+
+struct buffer;
+enum buffer_state {
+	BUFFER_FREE,	/* the client's */
+	BUFFER_LENT,	/* committed: staging reads it, the client does not write */
+	BUFFER_KEPT,	/* others hold its pages: it is the committed file's for good */
+};
+struct buffer_info {
+	enum buffer_state state;
+	uint64_t bytes;		/* charged */
+};
+
+/* A file of size bytes whose memory is there. The reference is the caller's. -ENOSPC: the
+ * budget has no room, or buffers would hold too much of it. Blocks. */
+int buffer_create(struct staging *s, uint64_t size, struct buffer **out);
+int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **out);	/* -ENOENT: ended */
+struct buffer *buffer_ref(struct buffer *b);
+void buffer_unref(struct buffer *b);
+uint64_t buffer_id(const struct buffer *b);
+int buffer_fd(const struct buffer *b);	/* O_RDONLY, its own: valid while referenced */
+void buffer_get_info(struct buffer *b, struct buffer_info *out);
+/* Memory for size bytes; never gives any back. -ENOSPC; -EBUSY: kept; -ESTALE: ended. Blocks. */
+int buffer_resize(struct buffer *b, uint64_t size);
+/* The client is gone. A version it lent goes on as any other; else the memory is free. */
+void buffer_end(struct buffer *b);
+/* A version of the first size bytes for a new node, not sealed: staged_reserve() follows, then
+ * buffer_commit(), or staged_unref() alone when nothing comes of it. -EBUSY: lent, or kept;
+ * -ENOENT: ended. */
+int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **out);
+/* As staging_seal; r->when becomes the version's times. The buffer is free again when the
+ * version is durable and nobody has it open. */
+int buffer_commit(struct staged *f, struct rec *r);
+/* The id of the buffer that f is lent by, or 0. loan: it was, perhaps by one that has ended. */
+uint64_t staged_lender(struct staged *f, bool *loan);
+void staging_watch_buffers(struct staging *s);	/* now and then: counts what grew by write(2) */
+
 /* Packs names and xattrs of a SEAL into rec.data. */
 struct rec_name { uint64_t dir; const char *name; };
 struct rec_pair { const char *key; const void *val; uint32_t len; };
@@ -353,6 +394,7 @@ struct staging_stats {
 	uint64_t spilled_opens, fast_opens;
 	uint64_t outgrown_files, outgrown_bytes;	/* since the start */
 	uint64_t latency[STAGING_LATENCY_BUCKETS], latency_count, latency_sum_us;
+	uint64_t n_buffers, buffer_bytes, lent_bytes;
 	unsigned queue_depth;
 	int halted_error;	/* 0 or -errno */
 	time_t halted_since;

@@ -65,6 +65,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 	if (!r->sf)
 		return;
 	switch (r->type) {
+	case REC_LEND:
 	case REC_CREATE:
 	case REC_STAGED:
 		e = entry_of(s, r->sf);
@@ -72,7 +73,8 @@ void sweep_note(struct staging *s, const struct rec *r)
 			e = entry_new(s, r->sf);
 		if (!e)
 			return;
-		e->open = !(r->flags & REC_SEALED);
+		e->open = r->type != REC_LEND && !(r->flags & REC_SEALED);
+		e->lent |= r->type == REC_LEND;
 		if (r->name && r->name[0])
 			snprintf(e->name, sizeof(e->name), "%.60s", r->name);
 		return;
@@ -82,7 +84,9 @@ void sweep_note(struct staging *s, const struct rec *r)
 			e->open = r->flags & REC_FSYNCED;
 		return;
 	case REC_UNSTAGED:
-		entry_drop(s, r->sf);
+		e = entry_of(s, r->sf);
+		if (e && !e->lent)	/* that name goes after it is told that it goes */
+			entry_drop(s, r->sf);
 		return;
 	default:
 		return;
@@ -230,7 +234,9 @@ static int sweep_dir(struct staging *s, int dirfd, const struct named *named, bo
 		return -ENOMEM;
 	}
 	for (struct dirent *e; (e = readdir(d));)
-		if (e->d_name[0] != '.')
+		if (!strncmp(e->d_name, BUFFER_PREFIX, sizeof(BUFFER_PREFIX) - 1) && dirfd == s->o.place.huge)
+			buffer_sweep(s, e->d_name);
+		else if (e->d_name[0] != '.')
 			sweep_one(s, dirfd, e->d_name, named, orphaned);
 	closedir(d);
 	return 0;
