@@ -92,6 +92,7 @@ struct Options {
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	std::string store;	// "" = the ground's
+	std::function<void(staging *, const rec *)> each;	// of a replay, as the face has it
 };
 
 // Staging as a daemon would have it. What is destroyed without clear() is as after a kill:
@@ -103,6 +104,7 @@ public:
 		  store(engine, store_path)
 	{
 		err = engine.err ? engine.err : store.err;
+		face = o.each;
 		place.base = place.huge = place.small = place.lock = -1;
 		if (!err)
 			err = staging_place_open(ground.run().c_str(), io_store_id(store), o.limit,
@@ -171,6 +173,7 @@ public:
 		std::string name, name2, data;
 	};
 	std::vector<Seen> replayed;
+	std::function<void(staging *, const rec *)> face;
 
 private:
 	static void note(void *ctx, const char *text)
@@ -181,7 +184,10 @@ private:
 	}
 	static int each(void *ctx, const rec *r)
 	{
-		static_cast<Staging *>(ctx)->replayed.push_back(
+		auto self = static_cast<Staging *>(ctx);
+		if (self->face)
+			self->face(self->s, r);
+		self->replayed.push_back(
 			{*r, r->name, r->name2,
 			 std::string(static_cast<const char *>(r->data), r->data_len)});
 		return 0;
