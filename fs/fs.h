@@ -129,6 +129,7 @@ struct fs_opts {
 	bool fsync_staged, nopassthrough, dedup, ro, foreground, debug;
 	char *engine;
 	unsigned persist_threads, queue_depth;
+	int numa;		/* a node + 1; 0 = any */
 	unsigned commit_wait_s;	/* 0 = no name waits for other nodes */
 	bool commit_wait_set;
 };

@@ -102,7 +102,7 @@ static int open_place(struct fs *fs)
 	if (fs->o.ro)
 		snprintf(id, sizeof(id), "ro-%d", (int)getpid());
 	for (int tries = 0; tries < 100; tries++) {
-		rc = staging_place_open(fs->o.staging_dir, id, tmpfs_limit(&fs->o), &fs->place);
+		rc = staging_place_open_on(fs->o.numa - 1, fs->o.staging_dir, id, tmpfs_limit(&fs->o), &fs->place);
 		if (rc != -EWOULDBLOCK)
 			break;
 		struct timespec t = {.tv_nsec = 100000000};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The command line. Every refusal is one line: what is wrong, and what to do. */
 #include "fs/fs.h"
+#include "staging/pin.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,6 +20,7 @@ static const char usage[] =
 	"  -o staging=SIZE        memory for what is not durable yet (default: a quarter; K, M, G, %)\n"
 	"  -o staging_dir=DIR     where staging lives (default: /run/cairnfs)\n"
 	"  -o ballast=SIZE        touched free memory held ready (default: as staging; 0 = none)\n"
+	"  -o numa=N              staging prefers the memory of NUMA node N\n"
 	"  -o fsync=strict|staged what fsync waits for (default: strict, on stable storage)\n"
 	"  -o engine=uring|posix  how bytes go to the store (default: uring)\n"
 	"  -o nopassthrough       every byte through the daemon\n"
@@ -84,6 +86,23 @@ static int number(const char *key, const char *val, unsigned max, unsigned *out)
 	return 0;
 }
 
+static int numa_option(struct fs_opts *o, const char *val)
+{
+	char *end = NULL, text[160];
+	long v = val ? strtol(val, &end, 10) : 0;
+	if (!val || *val < '0' || *val > '9' || *end || v > 1023)
+		return refuse("numa= takes the number of a NUMA node, as in /sys/devices/system/node", NULL);
+	int rc = pin_check_node(NULL, (int)v);
+	snprintf(text, sizeof(text), rc == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that are: "
+		 "/sys/devices/system/node/has_memory" : "numa=%ld: this kernel knows no NUMA nodes; leave it out", v);
+	if (rc)
+		return refuse(text, NULL);
+	if (geteuid())
+		return refuse("numa= takes root: without, staging lies in a tmpfs of the system's", NULL);
+	o->numa = (int)v + 1;
+	return 1;
+}
+
 /* One -o option. 1: ours. 0: pass it on to libfuse. */
 static int one_option(struct fs_opts *o, char *opt)
 {
@@ -128,6 +147,8 @@ static int one_option(struct fs_opts *o, char *opt)
 	}
 	if (!strcmp(opt, "persist_threads") && val)
 		return number(opt, val, 16, &o->persist_threads) ? -EINVAL : 1;
+	if (!strcmp(opt, "numa"))
+		return numa_option(o, val);
 	if (!strcmp(opt, "commit_wait")) {
 		char *end = NULL;
 		unsigned long v = val ? strtoul(val, &end, 10) : 0;

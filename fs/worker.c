@@ -2,6 +2,7 @@
  * The worker: recovers staging, answers the kernel, drains. Any of its instants
  * may be its last; the keeper starts another and nothing is lost. */
 #include "fs/fs.h"
+#include "staging/pin.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -177,6 +178,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	int rc = tree_init(fs);
 	if (!rc)
 		rc = open_staging(fs);
+	if (!rc && first && !fs->o.ro)
+		pin_report(NULL, &fs->place, fs->o.staging_bytes, fs_notice, fs);
 	if (!rc)
 		rc = recover(fs, first);
 	if (!rc)

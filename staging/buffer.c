@@ -153,7 +153,9 @@ int buffer_create(struct staging *s, uint64_t size, struct buffer **out)
 	if (!b)
 		return -ENOMEM;
 	pthread_mutex_lock(&s->lock);
-	int rc = size > INT64_MAX - HUGE_BYTES ? -ENOSPC : take_room(b, whole_pages(size));
+	/* a descriptor each */
+	int rc = s->n_buffers >= s->fds_pend ? -EMFILE : size > INT64_MAX - HUGE_BYTES ? -ENOSPC :
+		 take_room(b, whole_pages(size));
 	pthread_mutex_unlock(&s->lock);
 	if (!rc)
 		rc = make_file(b, size);

@@ -2,6 +2,7 @@
  * The place: private tmpfs mounts below /run/cairnfs/<store id>, found again by
  * the next start when every process died. */
 #include "staging/internal.h"
+#include "staging/pin.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -38,22 +39,28 @@ static bool is_mounted(const char *path)
 	return !stat(path, &st) && !stat(up, &st_up) && st.st_dev != st_up.st_dev;
 }
 
-static int mount_tmpfs(const char *path, uint64_t bytes, const char *huge)
+static int mount_tmpfs(const char *path, uint64_t bytes, const char *huge, int node)
 {
-	char opts[128];
+	char opts[128], mpol[32];
 	unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME;
 
+	pin_option(node, mpol);
 	if (is_mounted(path)) {
-		/* found again: only its limit may have changed */
-		snprintf(opts, sizeof(opts), "size=%llu", (unsigned long long)bytes);
-		mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts);
+		/* found again: only its limit and its node may have changed */
+		snprintf(opts, sizeof(opts), "size=%llu%s", (unsigned long long)bytes, mpol);
+		if (mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts) && errno == EINVAL) {
+			snprintf(opts, sizeof(opts), "size=%llu", (unsigned long long)bytes);
+			mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts);
+		}
 		return 0;
 	}
 	/* noswap: 6.4 and later; huge: kernels built without THP refuse it */
 	const char *forms[] = {"mode=0700,size=%llu,huge=%s,noswap", "mode=0700,size=%llu,huge=%s",
 			       "mode=0700,size=%llu"};
 	for (unsigned i = 0; i < 3; i++) {
-		snprintf(opts, sizeof(opts), forms[i], (unsigned long long)bytes, huge);
+		int n = snprintf(opts, sizeof(opts), forms[i], (unsigned long long)bytes, huge);
+		if (node != STAGING_ANY_NODE)
+			snprintf(opts + n, sizeof(opts) - (size_t)n, "%s", mpol);
 		if (mount("cairnfs-staging", path, "tmpfs", flags, opts) == 0) {
 			mount(NULL, path, NULL, MS_PRIVATE, NULL);
 			return 0;
@@ -70,13 +77,13 @@ static int open_at(const char *path)
 	return fd < 0 ? -errno : fd;
 }
 
-static int open_sub(struct staging_place *p, const char *name, uint64_t bytes, const char *huge)
+static int open_sub(struct staging_place *p, const char *name, uint64_t bytes, const char *huge, int node)
 {
 	char path[600];
 	snprintf(path, sizeof(path), "%s/%s", p->path, name);
 	int rc = make_dir(path);
 	if (!rc && p->is_private)
-		rc = mount_tmpfs(path, bytes, huge);
+		rc = mount_tmpfs(path, bytes, huge, node);
 	return rc ? rc : open_at(path);
 }
 
@@ -112,22 +119,28 @@ static int choose_path(const char *dir, const char *store_id, struct staging_pla
 
 int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes, struct staging_place *out)
 {
+	return staging_place_open_on(STAGING_ANY_NODE, dir, store_id, limit_bytes, out);
+}
+
+int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
+			  struct staging_place *out)
+{
 	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
 	int rc = choose_path(dir, store_id, &p);
 	if (!rc)
 		rc = make_dir(p.path);
 	if (!rc && p.is_private)
-		rc = mount_tmpfs(p.path, BASE_BYTES, "never");
+		rc = mount_tmpfs(p.path, BASE_BYTES, "never", node);
 	if (!rc) {
 		p.base = open_at(p.path);
 		rc = p.base < 0 ? p.base : take_lock(&p);
 	}
 	if (!rc) {
-		p.huge = open_sub(&p, "huge", limit_bytes, "always");
+		p.huge = open_sub(&p, "huge", limit_bytes, "always", node);
 		rc = p.huge < 0 ? p.huge : 0;
 	}
 	if (!rc) {
-		p.small = open_sub(&p, "small", limit_bytes, "within_size");
+		p.small = open_sub(&p, "small", limit_bytes, "within_size", node);
 		rc = p.small < 0 ? p.small : 0;
 	}
 	if (rc) {

@@ -49,12 +49,18 @@ struct staging_place {
 	char path[512];
 };
 
+#define STAGING_ANY_NODE (-1)
+
 /* Finds or makes it: `dir` NULL = /run/cairnfs/<store_id> as root, else
  * $XDG_RUNTIME_DIR or /dev/shm. limit_bytes is the tmpfs size limit.
  * -EWOULDBLOCK: served by another process; -EPERM/-EACCES: not ours or open to
  * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
 int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out);
+/* The same; memory is taken from this NUMA node where it has some (see pin.h), if the mounts
+ * are our own. */
+int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
+			  struct staging_place *out);
 /* Unmounts and removes what _open made, when nothing is staged any more. */
 void staging_place_remove(struct staging_place *p);
 void staging_place_close(struct staging_place *p);
@@ -350,7 +356,7 @@ struct buffer_info {
 };
 
 /* A file of size bytes whose memory is there. The reference is the caller's. -ENOSPC: the
- * budget has no room, or buffers would hold too much of it. Blocks. */
+ * budget has no room, or buffers would hold too much of it; -EMFILE: there are too many. Blocks. */
 int buffer_create(struct staging *s, uint64_t size, struct buffer **out);
 int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **out);	/* -ENOENT: ended */
 struct buffer *buffer_ref(struct buffer *b);

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+//
+// What stands against resident memory, told from what a kernel says of its machine.
+#include <gtest/gtest.h>
+
+#include <errno.h>
+
+#include <string>
+#include <vector>
+
+#include "staging/pin.h"
+#include "test.hh"
+
+namespace
+{
+
+void write_file(const std::string &path, const std::string &text)
+{
+	std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+	Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644));
+	ASSERT_EQ(write(fd.get(), text.data(), text.size()), (ssize_t)text.size());
+}
+
+// A machine as a test wants it.
+struct Machine {
+	Machine()
+	{
+		at.nodes = nodes.c_str();
+		at.swaps = swaps.c_str();
+		at.own = own.c_str();
+		at.cgroups = cgroups.c_str();
+		at.mounts = mounts.c_str();
+		at.huge = huge.c_str();
+		snprintf(place.path, sizeof(place.path), "/run/cairnfs/x");
+		place.is_private = true;
+		write_file(swaps, "Filename\t\t\t\tType\n");
+		write_file(huge, "always within_size advise [never] deny force\n");
+		mounted(",noswap");
+	}
+	void swap_on() { write_file(swaps, "Filename Type\n/dev/sda2 partition 100 0 -2\n"); }
+	void mounted(const std::string &option)
+	{
+		write_file(mounts, "82 27 0:73 / /run/cairnfs/x/huge rw,noatime - tmpfs x rw,size=4k" + option + "\n"
+				   "83 27 0:74 / /mnt/other rw - tmpfs x rw,noswap\n");
+	}
+	unsigned report(uint64_t bytes)
+	{
+		said.clear();
+		return pin_report(&at, &place, bytes, note, this);
+	}
+	bool says(const char *part) const
+	{
+		for (auto &t : said)
+			if (t.find(part) != std::string::npos)
+				return true;
+		return false;
+	}
+	static void note(void *ctx, const char *text) { static_cast<Machine *>(ctx)->said.push_back(text); }
+
+	TempDir dir;
+	std::string nodes = dir / "node", swaps = dir / "swaps", own = dir / "own", cgroups = dir / "cgroup",
+		    mounts = dir / "mounts", huge = dir / "huge";
+	pin_places at = {};
+	staging_place place = {};
+	std::vector<std::string> said;
+};
+
+TEST(Pin, Nodes)
+{
+	Machine m;
+	EXPECT_EQ(pin_check_node(&m.at, 0), -ENOTSUP);
+	EXPECT_EQ(pin_check_node(&m.at, STAGING_ANY_NODE), 0);
+	write_file(m.nodes + "/has_memory", "0-1,3,8-11\n");
+	for (int good : {0, 1, 3, 8, 11})
+		EXPECT_EQ(pin_check_node(&m.at, good), 0) << good;
+	for (int bad : {2, 4, 7, 12, 1000})
+		EXPECT_EQ(pin_check_node(&m.at, bad), -ENODEV) << bad;
+	char opt[32];
+	pin_option(3, opt);
+	EXPECT_STREQ(opt, ",mpol=prefer:3");
+}
+
+TEST(Pin, NothingToSay)
+{
+	Machine m;
+	EXPECT_EQ(m.report(1ull << 40), 0u);
+	m.swap_on();
+	EXPECT_EQ(m.report(1ull << 40), 0u) << "noswap";
+}
+
+TEST(Pin, Swap)
+{
+	Machine m;
+	m.mounted("");
+	EXPECT_EQ(m.report(1), 0u) << "none is on";
+	m.swap_on();
+	EXPECT_EQ(m.report(1), 1u);
+	EXPECT_TRUE(m.says("before 6.4") && m.says("swapoff"));
+	m.place.is_private = false;
+	EXPECT_EQ(m.report(1), 1u);
+	EXPECT_TRUE(m.says("without root"));
+}
+
+TEST(Pin, CgroupsOfBothKinds)
+{
+	Machine m;
+	char where[256];
+	write_file(m.own, "0::/a/b\n");
+	write_file(m.cgroups + "/a/memory.max", "1073741824\n");
+	write_file(m.cgroups + "/a/b/memory.max", "max\n");
+	EXPECT_EQ(pin_cgroup_limit(&m.at, where), 1ull << 30);
+	EXPECT_STREQ(where, "/a");
+	EXPECT_EQ(m.report(1ull << 30), 0u);
+	EXPECT_EQ(m.report((1ull << 30) + 1), 1u);
+	EXPECT_TRUE(m.says("/a allows 1024 MiB") && m.says("staging="));
+
+	Machine old;
+	write_file(old.own, "9:name=systemd:/\n4:memory:/job/7\n0::/\n");
+	write_file(old.cgroups + "/memory/memory.limit_in_bytes", "9223372036854771712\n");
+	EXPECT_EQ(pin_cgroup_limit(&old.at, where), UINT64_MAX);
+	write_file(old.cgroups + "/memory/job/7/memory.limit_in_bytes", "4096\n");
+	EXPECT_EQ(pin_cgroup_limit(&old.at, where), 4096u);
+	EXPECT_STREQ(where, "/job/7");
+	write_file(old.own, "broken");
+	EXPECT_EQ(pin_cgroup_limit(&old.at, where), UINT64_MAX);
+}
+
+TEST(Pin, HugePagesDenied)
+{
+	Machine m;
+	write_file(m.huge, "always within_size advise never [deny] force\n");
+	EXPECT_EQ(m.report(1), 1u);
+	EXPECT_TRUE(m.says("huge pages are denied"));
+}
+
+} // namespace
