@@ -57,6 +57,10 @@ mkdir "$store/in"
 refused "in the store, by a symlink" "inside" "$cairnfs" "$TMP/alias" "$store/in" -o $small
 rmdir "$store/in"
 refused "staging above memory" "memory" "$cairnfs" "$store" "$mnt" -o staging=100000G
+if [ -r /sys/devices/system/node/has_memory ]; then
+	refused "a NUMA node that is not there" "NUMA node" "$cairnfs" "$store" "$mnt" -o $small,numa=1000
+fi
+refused "numa without a number" "number" "$cairnfs" "$store" "$mnt" -o $small,numa=near
 refused "staging in percent above memory" "memory|%" "$cairnfs" "$store" "$mnt" -o staging=200%
 refused "staging of nothing" "staging" "$cairnfs" "$store" "$mnt" -o staging=0
 for size in 12Q 1.5.2G -5M M '' 99999999999999999999G; do
@@ -123,6 +127,24 @@ for size in 64M:67108864 65536K:67108864 67108864:67108864 1G:1073741824 64m:671
 		complain "staging=${size%:*} gives $got bytes, want $want"
 	stop_mount "$mnt"
 done
+
+# Staging's memory stays where it is, and on the node asked for.
+if [ "$(id -u)" = 0 ]; then
+	node= want=noswap
+	if [ -r /sys/devices/system/node/has_memory ]; then
+		node=$(sed 's/[-,].*//' /sys/devices/system/node/has_memory)
+		want="mpol=prefer:$node,noswap"
+	fi
+	start_mount "$store" "$mnt" "$small${node:+,numa=$node}"
+	dir=$(status_field "$mnt" staging.dir)
+	for sub in huge small; do
+		awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | grep -q "$want" ||
+			note "this kernel's tmpfs has no noswap: $(grep "$dir/$sub" /proc/self/mountinfo)"
+		[ -z "$node" ] || awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | grep -q "mpol=prefer:$node" ||
+			complain "numa=$node: $(grep "$dir/$sub" /proc/self/mountinfo)"
+	done
+	stop_mount "$mnt"
+fi
 
 # ro: reading only, nothing of the user's changes.
 start_mount "$store" "$mnt" ro
