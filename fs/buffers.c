@@ -52,6 +52,7 @@ void buffers_lookup(fuse_req_t req, uint64_t parent, const char *name)
 		fuse_reply_entry(req, &e);
 		return;
 	}
+	release_barrier(fs);		/* one that was just closed is not there any more */
 	TREE_SCOPE(fs);
 	struct fs_buffer *f = find(fs, name);
 	if (f)
@@ -135,8 +136,10 @@ void buffers_apply(struct fs *fs, const struct rec *r)
 	n->size = r->size;
 	if (n->buf || buffer_recover(fs->s, r->sf, r->flags & REC_KEPT, &b))
 		return;
-	if (attach(fs, n, b, r->name))
+	if (attach(fs, n, b, r->name)) {
 		buffer_end(b);
+		buffer_unref(b);
+	}
 }
 
 int buffers_emit(struct fs *fs)

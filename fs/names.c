@@ -22,7 +22,8 @@ void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fus
 {
 	(void)fs;
 	*e = (struct fuse_entry_param){
-		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n), .entry_timeout = TIMEOUT_S,
+		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n),
+		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* that name goes with the last close */
 	};
 }
 

@@ -304,15 +304,18 @@ void buffer_keep(struct staged *f)
 
 bool buffer_due(const struct staged *f)
 {
-	return f->lender && !f->lender->kept && f->state == STAGED_DURABLE && !f->users && !f->backing &&
-	       !f->s->inherited;
+	/* also when the client is gone: what mapped those pages may live on, so they are no cache */
+	return f->loan && !(f->lender && f->lender->kept) && f->state == STAGED_DURABLE && !f->users &&
+	       !f->backing && !f->s->inherited;
 }
 
 void buffer_settle(struct staging *s)
 {
-	for (struct buffer *b = s->buffers; b; b = b->next)
-		if (b->lent && buffer_due(b->lent))
-			sf_evict_one(s, b->lent);
+	for (struct staged *f = s->lru_head, *next; f; f = next) {	/* all that is durable */
+		next = f->lru_next;
+		if (buffer_due(f))
+			sf_evict_one(s, f);
+	}
 }
 
 void buffer_end(struct buffer *b)

@@ -348,7 +348,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);	/* r, replayed, made f known */
 void buffer_returns(struct staged *f);		/* f, lent, is no more */
 void buffer_keep(struct staged *f);		/* f, lent, is a backing file now */
-bool buffer_due(const struct staged *f);	/* f is lent and nobody wants it any more: evict it */
+bool buffer_due(const struct staged *f);	/* f is a buffer's and nobody wants it any more: evict it */
 void buffer_settle(struct staging *s);		/* evicts all that are due */
 void buffer_stats(struct staging *s, struct staging_stats *out);
 void buffer_close_all(struct staging *s);

@@ -62,6 +62,82 @@ for ((seed = CRASH_SEED; left > 0; seed++)); do
 done
 note "$CRASH_WORKERS workers killed under a client"
 
+# The log starts anew while clients have buffers, and then the worker dies: they are as they were.
+start_mount "$store" "$mnt" staging=128M
+cat >"$TMP/rotated.py" <<'END'
+import json, mmap, os, signal, sys, time
+mnt = sys.argv[1]
+os.chdir(mnt)
+status = lambda: json.load(open(".cairn/status.json"))
+size = 4 << 20
+
+class Buffer:
+    def __init__(self, name):
+        self.path = ".cairn/buffers/%d.%s" % (size, name)
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+        self.map = mmap.mmap(self.fd, size)
+    def state(self):
+        return os.getxattr(self.fd, "user.cairn.buffer").decode()
+    def commit(self, name, byte, length):
+        self.map[:] = byte * size
+        os.ftruncate(self.fd, length)
+        os.link(self.path, name)
+        while self.state() == "lent":
+            time.sleep(0.01)
+
+free, kept = Buffer("free"), Buffer("kept")
+free.commit("a", b"a", 3 << 20)
+os.setxattr(free.fd, "user.epoch", b"3")
+for attempt in range(200):				# opened before it is durable
+    kept.map[:] = b"k" * size
+    os.ftruncate(kept.fd, 2 << 20)
+    if attempt:
+        os.unlink("k")
+    os.link(kept.path, "k")
+    reader = os.open("k", os.O_RDONLY)
+    if kept.state() == "kept":
+        break
+    os.close(reader)
+    while kept.state() == "lent":
+        time.sleep(0.001)
+assert kept.state() == "kept", kept.state()
+os.ftruncate(free.fd, 1 << 20)
+before = status()["log"]["bytes"]
+open("x", "w").close()
+while True:						# until it rotates
+    for i in range(4000):
+        os.close(os.open("x", os.O_RDONLY))
+    time.sleep(0.3)
+    now = status()["log"]["bytes"]
+    if now < before:
+        break
+    before = now
+old = status()["pid"]
+os.kill(old, signal.SIGKILL)
+assert (free.state(), kept.state()) == ("free", "kept"), (free.state(), kept.state())
+assert status()["pid"] != old and status()["buffers"]["count"] == 2, status()["buffers"]
+assert os.fstat(free.fd).st_size == 1 << 20 and os.fstat(free.fd).st_mode & 0o777 == 0o640
+assert os.pread(reader, 1 << 23, 0) == b"k" * (2 << 20)
+free.map[:] = b"b" * size				# the length is the one that was asked for
+os.link(free.path, "b")
+while free.state() == "lent":
+    time.sleep(0.01)
+assert os.getxattr("b", "user.epoch") == b"3"
+for name, want in ("a", b"a" * (3 << 20)), ("b", b"b" * (1 << 20)), ("k", b"k" * (2 << 20)):
+    assert open(name, "rb").read() == want, name
+for b in free, kept:
+    b.map.close()					# it has a descriptor of its own
+    os.close(b.fd)
+while status()["buffers"]["count"]:
+    time.sleep(0.01)
+assert os.pread(reader, 1 << 23, 0) == b"k" * (2 << 20)
+END
+timeout 120 python3 "$TMP/rotated.py" "$mnt" || die "after a rotation and the worker's death"
+wait_durable "$mnt"
+same_tree "$mnt" "$store"
+stop_mount "$mnt"
+rm -rf "$store"
+
 # Everything: what was committed is published in order, what was only being filled is dropped.
 for ((seed = CRASH_SEED; seed < CRASH_SEED + CRASH_ALL; seed++)); do
 	start_mount "$store" "$mnt" staging=128M
