@@ -166,7 +166,7 @@ static int judge(struct fs *fs, const char *path, const struct ckpt_kind *kind, 
 	rc = ckpt_content_read(&c, &io, CKPT_SOUND);
 	double quiet = quiet_s(l);
 	if (!rc) {
-		ckpt_judge(kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
+		ckpt_judge(&c.kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
 		/* time may make more of an incomplete one, and files further down have no print */
 		bool lasts = out->state == CKPT_COMPLETE || quiet >= CKPT_QUIET_S;
 		if (old && lasts && !has_nested(c.set) && (k = lknown_set(path))) {

@@ -281,6 +281,7 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 	int err = ckpt_content_read(&in, &io, deep ? CKPT_ALL : CKPT_SOUND);
 	char **v = reallocarray(c->names.v, in.n ? in.n : 1, sizeof(*v));
 
+	c->kind = in.kind;
 	c->name = in.v;
 	c->set = in.set;
 	c->index = in.index;

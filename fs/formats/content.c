@@ -181,6 +181,24 @@ static void read_safetensors(struct reading *r)
 			read_file(r, r->c->v[i].name, "");
 }
 
+/* The first that can be read says it; what is broken is told by who reads all. */
+static void read_ranks(struct reading *r)
+{
+	for (size_t i = 0; i < r->c->n && !r->c->kind.ranks && !r->fatal; i++) {
+		struct fmt_error e;
+		struct fmt_source s;
+		int err;
+
+		if (!ckpt_is_model_states(r->c->v[i].name) ||
+		    open_file(r, r->c->v[i].name, &s, &e))
+			continue;
+		err = torchfile_read_ranks(&s, &r->c->kind.ranks, &e);
+		close_file(r, &s);
+		if (err == -ENOMEM)
+			r->fatal = err;
+	}
+}
+
 static void read_torch(struct reading *r, bool deep, bool prefixed)
 {
 	size_t n = 0;
@@ -293,6 +311,8 @@ int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckp
 	if (!r.fatal && c->set && f != CKPT_ORBAX && f != CKPT_SAFETENSORS &&
 	    (only_torch || !tensors))
 		read_torch(&r, depth != CKPT_SOUND, f == CKPT_MEGATRON || f == CKPT_TRAINER);
+	if (!r.fatal && f == CKPT_DEEPSPEED)
+		read_ranks(&r);
 	if (!r.fatal && c->set)
 		add_nested(&r);
 	if (r.fatal || !c->set)

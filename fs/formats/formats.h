@@ -322,6 +322,9 @@ uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
 int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e);
 
+/* DeepSpeed's model states: how many data-parallel ranks must have optimizer states; 0: not told. */
+int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt_error *e);
+
 /* A torch.save file of a dict, named as DCP's flatten_state_dict() names what is in one, with
  * the paths. What is no tensor is a blob of a plain value (None, bool, int, float, str, and
  * lists, tuples and dicts of them); -ENOTSUP names what is neither. `left_out` is told of what DCP
@@ -407,6 +410,7 @@ struct ckpt_kind {
 	bool temporary;		/* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
+	uint32_t ranks;		/* DeepSpeed: data-parallel ones, as a file of it says; 0: none does */
 };
 
 struct ckpt_verdict {
@@ -449,6 +453,7 @@ bool ckpt_is_metadata(const char *name, bool global);
 bool ckpt_is_index(const char *name);	/* of safetensors */
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
+bool ckpt_is_model_states(const char *name);	/* of DeepSpeed */
 /* Are its tensors in torch.save files, rather than beside some? */
 bool ckpt_is_torch_only(enum ckpt_format f);
 
@@ -468,7 +473,7 @@ struct ckpt_io {
 };
 
 struct ckpt_content {
-	struct ckpt_kind kind;		/* given, as v and n */
+	struct ckpt_kind kind;		/* given, as v and n; found: its ranks */
 	struct ckpt_name *v;		/* sorted; the array, names and faults are malloc()ed */
 	size_t n;
 	struct fmt_set *set;		/* found; NULL: nothing to read, or nothing readable */

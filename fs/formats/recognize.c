@@ -10,7 +10,8 @@
  *	DCP to HF			the index; without one no marker: the shards cover each
  *					tensor, the rank set, and quiet
  *	HF Trainer			trainer_state.json, written last
- *	DeepSpeed			no marker in the directory: the rank set, and quiet
+ *	DeepSpeed			no marker in the directory: the ranks that its model states
+ *					tell, else the rank set of the one before; and quiet
  *	Orbax				the directory's rename, or commit_success.txt
  *	torch.save, Lightning		the zip's end record
  */
@@ -107,6 +108,11 @@ bool ckpt_is_torch(const char *name)
 	       (ends(name, ".bin") &&
 		(starts(name, "pytorch_model") || starts(name, "adapter_model") ||
 		 starts(name, "optimizer") || starts(name, "scheduler")));
+}
+
+bool ckpt_is_model_states(const char *name)
+{
+	return ends(name, "_model_states.pt");
 }
 
 const char *ckpt_commit_of(const char *name, int which, char buf[64])
@@ -207,7 +213,7 @@ static void look_at(const char *name, struct seen *s)
 	s->common |= !strcmp(name, "common.pt");
 	s->shards |= matches(name, "shard-%-model-%-of-%.safetensors", x);
 	s->safetensors |= ckpt_is_safetensors(name) || ckpt_is_index(name);
-	s->deepspeed |= ends(name, "_model_states.pt") || ends(name, "_optim_states.pt");
+	s->deepspeed |= ckpt_is_model_states(name) || ends(name, "_optim_states.pt");
 	s->trainer |= !strcmp(name, "trainer_state.json");
 	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
 		    !strcmp(name, "commit_success.txt");
@@ -271,12 +277,6 @@ void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
 /* The rank in a file's name, by format; false: it has none. */
 static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
 {
-	static const char *const deepspeed[] = {
-		"zero_pp_rank_%_mp_rank_%_optim_states.pt",
-		"bf16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
-		"fp16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
-		"zero_pp_rank_%_mp_rank_%_model_states.pt",
-	};
 	uint64_t x[3];
 	bool hit = false;
 
@@ -288,9 +288,6 @@ static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
 		hit = matches(name, "shard-%-model-%-of-%.safetensors", x);
 	else if (f == CKPT_TRAINER)
 		hit = matches(name, "rng_state_%.pth", x);
-	for (size_t i = 0;
-	     f == CKPT_DEEPSPEED && !hit && i < sizeof(deepspeed) / sizeof(*deepspeed); i++)
-		hit = matches(name, deepspeed[i], x);
 	*rank = hit ? x[0] : 0;
 	return hit;
 }
@@ -341,6 +338,40 @@ static bool is_whole(const struct ckpt_name *v, size_t n, const struct fmt_file 
 	const struct ckpt_name *have = find(v, n, f->name);
 
 	return have && !have->dir && !have->fault && have->size >= f->need;
+}
+
+/* DeepSpeed with ZeRO: each data-parallel rank of each model-parallel one has optimizer states,
+ * and with stage 3 model states besides. */
+static void count_deepspeed(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
+			    struct ckpt_verdict *out)
+{
+	static const char *const name[] = {
+		"zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"bf16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"fp16_zero_pp_rank_%_mp_rank_%_optim_states.pt",
+		"zero_pp_rank_%_mp_rank_%_model_states.pt",
+		"mp_rank_%_model_states.pt",
+	};
+	struct ranks optim = { 0 }, model = { 0 }, mp = { 0 };
+	uint32_t o, m;
+	uint64_t x[2], across;
+
+	for (size_t i = 0; i < n; i++) {
+		size_t j = 0;
+
+		while (j < 5 && !matches(v[i].name, name[j], x))
+			j++;
+		if (j == 5)
+			continue;
+		ranks_add(&mp, x[j < 4]);
+		if (j < 4 && !v[i].fault)
+			ranks_add(j < 3 ? &optim : &model, x[1] << 32 | (uint32_t)x[0]);
+	}
+	o = ranks_end(&optim);
+	m = ranks_end(&model);
+	across = (uint64_t)k->ranks * ranks_end(&mp);
+	out->ranks = !k->ranks || !m ? (o > m ? o : m) : o < m ? o : m;
+	out->ranks_expected = across && across <= UINT32_MAX ? (uint32_t)across : out->ranks;
 }
 
 static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
@@ -495,6 +526,14 @@ static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct 
 	need_cover(set, out);
 }
 
+static void judge_deepspeed(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
+{
+	for (size_t i = 0; i < n; i++)
+		if (ckpt_is_model_states(v[i].name))
+			return;
+	lacks(out, "no *_model_states.pt is there");
+}
+
 static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 			    const struct fmt_set *set, const struct safetensors_index *index,
 			    struct ckpt_verdict *out)
@@ -515,8 +554,10 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 			lacks(out, "trainer_state.json is missing");
 		judge_safetensors(v, n, set, index, out);
 		break;
-	case CKPT_NONE:
 	case CKPT_DEEPSPEED:
+		judge_deepspeed(v, n, out);
+		break;
+	case CKPT_NONE:
 	case CKPT_ORBAX:
 	case CKPT_TORCH:
 	case CKPT_LIGHTNING:
@@ -541,7 +582,10 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		struct ckpt_verdict *out)
 {
 	*out = (struct ckpt_verdict){ .state = CKPT_COMPLETE };
-	count_ranks(k->format, v, n, set, out);
+	if (k->format == CKPT_DEEPSPEED)
+		count_deepspeed(k, v, n, out);
+	else
+		count_ranks(k->format, v, n, set, out);
 	for (size_t i = 0; i < n; i++) {
 		if (!v[i].open)
 			continue;

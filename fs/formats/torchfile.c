@@ -473,6 +473,24 @@ static int read_byteorder(struct walker *w)
 	return 0;
 }
 
+/* DeepSpeed's model states say how many ranks have a part of the optimizer: with ZeRO, which is
+ * when they have the shapes of its parameters. */
+static uint32_t ranks_in(const struct pickle_node *root)
+{
+	uint64_t n = 0;
+	bool zero = false;
+
+	for (uint32_t i = 0; root->kind == PICKLE_DICT && i + 1 < root->u.seq.n; i += 2) {
+		const struct pickle_node *key = root->u.seq.v[i], *value = root->u.seq.v[i + 1];
+
+		if (pickle_is_str(key, "param_shapes"))
+			zero = value->kind == PICKLE_LIST;
+		else if (pickle_is_str(key, "dp_world_size") && !pickle_u64(value, &n))
+			n = 0;
+	}
+	return zero && n <= UINT32_MAX ? (uint32_t)n : 0;
+}
+
 static int read_object(struct walker *w, struct zip_entry *t)
 {
 	CLEANUP_FREE char *bytes = NULL;
@@ -496,6 +514,11 @@ static int read_object(struct walker *w, struct zip_entry *t)
 		if (w->e && w->e->at != FMT_NOWHERE)
 			w->e->at += t->data;
 		return err;
+	}
+	if (w->ranks) {
+		*w->ranks = ranks_in(pickle_root(p));
+		pickle_free(p);
+		return 0;
 	}
 	w->pickle_at = t->data;
 	fmt_set_allow(w->set, t->size);
@@ -548,6 +571,14 @@ int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 	struct walker w = { .set = set, .s = s, .e = e, .file = file };
 
 	return read_file(&w, prefix);
+}
+
+int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt_error *e)
+{
+	struct walker w = { .s = s, .e = e, .ranks = ranks };
+
+	*ranks = 0;
+	return read_file(&w, "");
 }
 
 int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,

@@ -31,6 +31,7 @@ struct walker {
 	char *name;		/* path to what is being looked at */
 	size_t name_len, name_start, name_cap;	/* start: behind the caller's prefix */
 	struct torchfile_state *state;	/* NULL: all tensors, wherever they are */
+	uint32_t *ranks;		/* not NULL: no more than that is looked for */
 };
 
 int torchfile_no_memory(struct walker *w);

@@ -94,6 +94,34 @@ TEST(Content, DepthSaysWhichFilesAreOpened)
 	EXPECT_GT(torch.c.set->n_tensors, 0u);
 }
 
+// How many ranks DeepSpeed's model states tell of.
+TEST(Content, RanksAreToldByModelStates)
+{
+	auto str = [](const std::string &s) { return "X" + u32((uint32_t)s.size()) + s; };
+	const std::string two = str("dp_world_size") + "K\2", zero = str("param_shapes") + "]", no = str("param_shapes") + "N";
+	const struct {
+		std::string object;
+		uint32_t want;
+	} cases[] = {
+		{"}(" + two + zero + "u", 2},	{"}(" + zero + two + "u", 2},
+		{"}(" + two + no + "u", 0},	{"}(" + two + "u", 0},
+		{"}(" + zero + "u", 0},		{"}(" + zero + str("dp_world_size") + str("2") + "u", 0},
+		{"](" + two + zero + "e", 0},	{"}(" + zero + str("dp_world_size") + "\x8a\5" + u32(1) + "\1u", 0},
+	};
+	for (const auto &c : cases)
+		for (ckpt_depth depth : {CKPT_TENSORS, CKPT_SOUND, CKPT_ALL}) {
+			Files f({{"mp_rank_00_model_states.pt", saved(c.object)},
+				 {"zero_pp_rank_0_mp_rank_00_optim_states.pt", asset("torch_save/model.pt")}});
+			EXPECT_EQ(f.read(depth), 0);
+			EXPECT_EQ(f.c.kind.ranks, c.want);
+		}
+	// the first that can be read
+	Files f({{"mp_rank_00_model_states.pt", "no"}, {"mp_rank_01_model_states.pt", saved("}(" + two + zero + "u")}});
+	EXPECT_EQ(f.read(CKPT_SOUND), 0);
+	EXPECT_EQ(f.c.kind.ranks, 2u);
+	EXPECT_EQ(f.told, Names{"mp_rank_00_model_states.pt"});
+}
+
 TEST(Content, MetadataTooLargeIsNotRead)
 {
 	Files f({{".metadata", std::string((1 << 20) + 1, '\x80')}, {"__0_0.distcp", ""}});

@@ -189,6 +189,37 @@ TEST(Judge, Markers)
 	EXPECT_EQ(t.judge().state, CKPT_INCOMPLETE);
 }
 
+TEST(Judge, DeepSpeedNeedsEveryRankThatItsModelStatesTell)
+{
+	const std::string model = "mp_rank_00_model_states.pt", o0 = "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+			  o1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+	auto judge = [](std::vector<std::string> names, uint32_t ranks, uint32_t here, uint32_t expected,
+			const std::string &why) {
+		Dir d("global_step2", names);
+		d.kind.ranks = ranks;
+		ckpt_verdict v = d.judge();
+		EXPECT_EQ(v.why, why);
+		EXPECT_EQ(v.ranks, here);
+		EXPECT_EQ(v.ranks_expected, expected);
+		EXPECT_EQ(v.state, why.empty() ? CKPT_COMPLETE : CKPT_INCOMPLETE);
+	};
+	judge({model, o0, o1}, 2, 2, 2, "");
+	judge({model, o0}, 2, 1, 2, "1 of 2 ranks");
+	judge({model}, 2, 0, 2, "0 of 2 ranks");
+	judge({model, o0}, 0, 1, 1, "");		// not told: by the checkpoint before
+	judge({o0, o1}, 0, 2, 2, "no *_model_states.pt is there");
+	judge({model}, 0, 0, 0, "");			// without ZeRO
+	const std::string z0 = "zero_pp_rank_0_mp_rank_00_model_states.pt", z1 = "zero_pp_rank_1_mp_rank_00_model_states.pt";
+	judge({z0, z1, o0, o1}, 2, 2, 2, "");		// stage 3
+	judge({z0, o0, o1}, 2, 1, 2, "1 of 2 ranks");
+	judge({z0, z1, o0}, 2, 1, 2, "1 of 2 ranks");
+	judge({z0, z1}, 0, 2, 2, "");			// no optimizer
+	const std::string m1 = "mp_rank_01_model_states.pt", t0 = "zero_pp_rank_0_mp_rank_01_optim_states.pt",
+			  t1 = "zero_pp_rank_1_mp_rank_01_optim_states.pt";
+	judge({model, m1, o0, o1, t0, t1}, 2, 4, 4, "");
+	judge({model, m1, o0, o1, t0}, 2, 3, 4, "3 of 4 ranks");
+}
+
 TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 {
 	Dcp s({"dcp/.metadata"});

@@ -140,18 +140,6 @@ struct State : Set {
 	int err;
 };
 
-// A torch.save file of that pickled object, without tensors.
-std::string saved(const std::string &object)
-{
-	const std::string pickle = "\x80\x02" + object + ".", name = "archive/data.pkl";
-	const uint32_t crc = zip_crc(0, pickle.data(), pickle.size()), n = (uint32_t)pickle.size();
-	const std::string both = u32(0) + u32(crc) + u32(n) + u32(n) + u16((unsigned)name.size()) + u16(0);
-	const std::string local = u32(0x04034b50) + u16(45) + u16(0) + u16(0) + both + name + pickle;
-	const std::string dir = u32(0x02014b50) + u16(45) + u16(45) + u16(0) + u16(0) + both + u16(0) + u16(0) +
-				u16(0) + u32(0) + u32(0) + name;
-	return local + dir + u32(0x06054b50) + u16(0) + u16(0) + u16(1) + u16(1) + u32((uint32_t)dir.size()) +
-	       u32((uint32_t)local.size()) + u16(0);
-}
 std::string str(const std::string &s) { return "X" + u32((uint32_t)s.size()) + s; }
 std::string dict(const std::string &pairs) { return "}(" + pairs + "u"; }
 std::string list(const std::string &v) { return "](" + v + "e"; }
