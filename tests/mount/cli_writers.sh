@@ -7,7 +7,7 @@
 start_mount "$TMP/store" "$TMP/mnt"
 stop_mount "$TMP/mnt"
 python3 - "$BUILD/cairn" "$LIB_TOP/tests/assets" "$TMP/store" <<'PY' || die "a writer's directory is judged wrongly"
-import json, os, shutil, subprocess, sys, time
+import io, json, os, pickle, shutil, subprocess, sys, time, zipfile
 
 cairn, assets, store = sys.argv[1:]
 failed = 0
@@ -139,18 +139,29 @@ check("hf-trainer, renamed", run, "checkpoint-7", "complete", "hf-trainer")
 
 writer("deepspeed", "global_step7",
        [("zero_pp_rank_0_mp_rank_00_optim_states.pt", cut(pt), "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", pt, None),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt is there"),
         ("zero_pp_rank_1_mp_rank_00_optim_states.pt", cut(pt), "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
-        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", pt, None),
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt is there"),
         ("mp_rank_00_model_states.pt", pt, "")], (2, 2))
 run = os.path.join(store, "deepspeed")
 check("deepspeed, just written", run, "global_step7", "writing", "deepspeed", "changed", seconds=1)
 put(os.path.join(run, "global_step8", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), pt)
+put(os.path.join(run, "global_step8", "mp_rank_00_model_states.pt"), pt)
 age(run, 3600)
 c = ask(run, "global_step8")
 if c["state"] != "incomplete" or "1 of 2 ranks, as many" not in c["why"]:
     failed += 1
     print("deepspeed, fewer than before:", c)
+# its model states say how many ranks there are: no checkpoint before is needed
+states = io.BytesIO()
+with zipfile.ZipFile(states, "w") as z:
+    z.writestr("archive/data.pkl", pickle.dumps({"param_shapes": [], "dp_world_size": 2}, protocol=2))
+shutil.rmtree(run)
+writer("deepspeed", "global_step9",
+       [("mp_rank_00_model_states.pt", states.getvalue(), "0 of 2 ranks"),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", pt, "1 of 2 ranks"),
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", cut(pt), "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", pt, "")], (2, 2))
 
 run = os.path.join(store, "orbax")
 tmp = "7.orbax-checkpoint-tmp-1700000000"
