@@ -101,7 +101,7 @@ void handle_free(struct fs *fs, struct handle *h)
 		staged_unref(h->sf);
 	}
 	if (h->fd >= 0)
-		close(h->fd);
+		store_fd_close(fs, h->fd);
 	free(h);
 	buffers_closed(fs, n);
 	node_drop_bytes(fs, n);

@@ -293,6 +293,8 @@ void tree_absent(struct fs *fs, struct node *dir, const char *name);
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
 /* Before n loses a name: who looked it up may be about to open it, or hold it by O_PATH. */
 void node_keep_bytes(struct fs *fs, struct node *n);
+/* Closes a descriptor of a store file, without freeing its blocks under the lock. */
+void store_fd_close(struct fs *fs, int fd);
 /* Has effect once nobody can open or read n any more. */
 void node_drop_bytes(struct fs *fs, struct node *n);
 

@@ -202,7 +202,7 @@ static void node_free(struct fs *fs, struct node *n)
 	if (n->sf)
 		staged_unref(n->sf);
 	if (n->kept_fd >= 0)
-		close(n->kept_fd);
+		store_fd_close(fs, n->kept_fd);
 	if (fs->s && S_ISDIR(n->mode))
 		staging_dir_forget(fs->s, n->id);
 	if (fs->s) {
@@ -404,6 +404,15 @@ int node_open_store(struct fs *fs, struct node *n)
 		       n->places ? n->places->name : "nowhere");
 	}
 	return rc ? rc : fd;
+}
+
+void store_fd_close(struct fs *fs, int fd)
+{
+	struct stat st;
+	if (fs->s && !fstat(fd, &st) && !st.st_nlink)	/* perhaps the last to hold its blocks */
+		staging_close_later(fs->s, fd);
+	else
+		close(fd);
 }
 
 void node_keep_bytes(struct fs *fs, struct node *n)

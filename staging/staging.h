@@ -241,6 +241,9 @@ void staging_dir_forget(struct staging *s, uint64_t id);
 /* O_PATH descriptor of directory id, valid until _put. -ENOENT: not in the store. */
 int staging_dir_get(struct staging *s, uint64_t id, int *fd);
 void staging_dir_put(struct staging *s, uint64_t id);
+/* Closes fd, in a thread of staging's own: it may be the last of a file of the store that was
+ * unlinked, and to free its blocks takes long on some disks. Before the start: when it starts. */
+void staging_close_later(struct staging *s, int fd);
 
 /* ---- staged files ---------------------------------------------------------- */
 

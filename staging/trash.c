@@ -36,6 +36,12 @@ void trash_put(struct staging *s, uint64_t id, int fd)
 	pthread_cond_signal(&s->trash_cond);
 }
 
+void staging_close_later(struct staging *s, int fd)
+{
+	LOCK_SCOPE(&s->lock);
+	trash_put(s, 0, fd);
+}
+
 bool trash_wait(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);

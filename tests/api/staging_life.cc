@@ -623,4 +623,26 @@ TEST(Place, ClearKeepsWhatIsPending)
 	EXPECT_TRUE(s.tree() == want) << show(s.tree());
 }
 
+// The last descriptor of an unlinked file: a thread of its own closes it, or who ends staging.
+TEST(CloseLater, IsSoonOrAtTheEnd)
+{
+	Ground ground;
+	for (bool start : {true, false}) {
+		Options o;
+		o.start = start;
+		auto s = std::make_unique<Staging>(ground, o);
+		ASSERT_EQ(s->err, 0);
+		std::string path = ground.store() + "/gone";
+		write_file(path, "bytes");
+		int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+		ASSERT_GE(fd, 0);
+		ASSERT_EQ(unlink(path.c_str()), 0);
+		staging_close_later(*s, fd);
+		auto closed = [fd] { return fcntl(fd, F_GETFD) < 0; };
+		EXPECT_EQ(start ? until(closed) : closed(), start);
+		s.reset();
+		EXPECT_TRUE(closed());
+	}
+}
+
 } // namespace
