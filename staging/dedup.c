@@ -470,6 +470,8 @@ static void *dedup_main(void *arg)
 		pthread_mutex_lock(&s->lock);
 	}
 	d->off = true;
+	while (!s->stop)	/* nobody joins it before */
+		pthread_cond_wait(&d->cond, &s->lock);
 	pthread_mutex_unlock(&s->lock);
 	return NULL;
 }
