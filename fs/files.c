@@ -600,20 +600,22 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 
 /* ---- bytes through the daemon ---- */
 
-static ssize_t read_handle(struct fs *fs, struct handle *h, struct node *n, struct staged *sf, char *buf,
-			   size_t size, off_t off)
+/* fd: h's, as it was when the lock was held. */
+static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf, size_t size,
+			   off_t off)
 {
 	if (sf) {
 		ssize_t got = staged_read(sf, buf, size, (uint64_t)off);
 		if (got != -ENODATA)
 			return got;
 	}
-	int fd = h->fd;
 	if (fd < 0) {	/* after a restart, or when the staged bytes went to the store */
 		pthread_mutex_lock(&fs->lock);
-		if (n->sf == sf)
-			node_set_sf(fs, n, NULL);
-		fd = h->fd = node_open_store(fs, n);
+		if (h->node->sf == sf)
+			node_set_sf(fs, h->node, NULL);
+		if (h->fd < 0)
+			h->fd = node_open_store(fs, h->node);
+		fd = h->fd;
 		pthread_mutex_unlock(&fs->lock);
 	}
 	if (fd < 0)
@@ -642,8 +644,9 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	struct handle *h = handle_find(fs, fi->fh);
 	/* a handle restored while its file was being spilled has none of its own */
 	struct staged *sf = !h ? NULL : h->sf ? staged_ref(h->sf) : h->node->sf ? staged_ref(h->node->sf) : NULL;
+	int fd = h ? h->fd : -1;
 	pthread_mutex_unlock(&fs->lock);
-	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, h->node, sf, buf, size, off);
+	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, fd, sf, buf, size, off);
 	if (sf)
 		staged_unref(sf);
 	if (n < 0) {
