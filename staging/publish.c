@@ -647,13 +647,19 @@ static void unhalt(struct staging *s)
 	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
 }
 
+static bool stopping(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->stop;
+}
+
 /* The names stand but are not known to be safe: asks until they are, with all of it.
  * Without an answer it stops at p. */
 static int sync_again(struct staging *s, struct pend *p, int rc)
 {
 	for (unsigned i = 0; rc && i < MAX_ATTEMPTS; rc = publish_sync_all(s))
 		i += rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
-	while (rc && !s->stop) {
+	while (rc && !stopping(s)) {
 		halt(s, p, rc);
 		rc = publish_sync_all(s);
 	}
