@@ -145,6 +145,7 @@ struct fs {
 	uid_t uid;
 	struct staging_place place;
 	int ready_fd;		/* a byte here: the mount answers */
+	pthread_mutex_t log_lock;	/* over err_fd: other threads log while it is closed */
 	int err_fd;		/* the starter's stderr until then, -1 */
 	int log_fd;		/* STORE/.cairn/<host>/log, -1 in the foreground */
 	unsigned restarts;

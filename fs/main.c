@@ -22,7 +22,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
-static struct fs the_fs;
+static struct fs the_fs = {.log_lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* stderr in the foreground; else syslog and STORE/.cairn/<host>/log. */
 void fs_log(const char *fmt, ...)
@@ -32,9 +32,11 @@ void fs_log(const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
+	pthread_mutex_lock(&the_fs.log_lock);
 	int err = the_fs.log_fd < 0 ? 2 : the_fs.err_fd;
 	if (err >= 0)
 		dprintf(err, "cairnfs: %s\n", text);
+	pthread_mutex_unlock(&the_fs.log_lock);
 	if (the_fs.log_fd < 0)
 		return;
 	char line[1200], when[32];

@@ -199,9 +199,11 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		close(fs->ready_fd);
 		fs->ready_fd = -1;
 	}
+	pthread_mutex_lock(&fs->log_lock);	/* else a thread writes its line into what gets the number next */
 	if (fs->err_fd >= 0)
 		close(fs->err_fd);
 	fs->err_fd = -1;
+	pthread_mutex_unlock(&fs->log_lock);
 	wait_for_end(fs);
 	/* unmounted: no caller is left, only work */
 	for (unsigned i = 0; i < N_THREADS; i++)
