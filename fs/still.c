@@ -132,6 +132,8 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
 		staged_set_moving(sf, true);	/* from here on nobody opens it to read */
+	} else if (n && n->sf) {
+		staged_not_now(n->sf);
 	}
 	pthread_mutex_unlock(&fs->lock);
 	if (sf) {

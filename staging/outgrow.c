@@ -34,6 +34,7 @@
 #define MOST (8ull << 30)		/* at once; the writer stands still meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
+#define NOT_NOW_NS 1000000000u		/* somebody reads it: others are asked meanwhile */
 #define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be held up half way */
 #define PAGE 4096u
 #define EXTENTS 4096u
@@ -219,6 +220,12 @@ int staged_move_out(struct staged *f)
 	return rc;
 }
 
+void staged_not_now(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->move_after_ns = now_ns() + NOT_NOW_NS;
+}
+
 bool staged_outgrown(struct staged *f)
 {
 	return f->under || f->moving;
@@ -391,7 +398,7 @@ void outgrow_recover(struct staged *f, const struct stat *st)
 static bool may_move(const struct staging *s, const struct staged *f, uint64_t now)
 {
 	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
-	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->moving && now >= f->move_after_ns &&
+	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->loan && !f->moving && now >= f->move_after_ns &&
 	       f->blocks * 512 >= worth + TAIL + HUGE_BYTES;
 }
 

@@ -309,6 +309,7 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
  * fsync will succeed; else as the store says, and nothing is lost. */
 int staged_move_out(struct staged *f);
 void staged_set_moving(struct staged *f, bool moving);
+void staged_not_now(struct staged *f);	/* it cannot be moved: another one is, for a while */
 bool staged_outgrown(struct staged *f);
 /* The same as staged_reserve for the copy that a seal makes while an outgrown file's writer goes on;
  * 0 for any other. After that. */
