@@ -53,8 +53,11 @@ CXX := g++
 WARN := -Wall -Wextra -Werror
 # gcc's instrumentation makes this one see ghosts.
 WARN += $(if $(SANITIZE),-Wno-maybe-uninitialized)
+# Only to compare our declarations of the driver with the toolkit's: nothing is linked.
+CUDA_HOME ?= /usr/local/cuda
+CUDA_CFLAGS := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-idirafter $(CUDA_HOME)/include)
 DEFS := -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DFUSE_USE_VERSION=317 -DCAIRN_VERSION='"$(VERSION)"'
-INCS := -I. $(FUSE_CFLAGS) $(URING_CFLAGS) $(XXHASH_CFLAGS) $(SECCOMP_CFLAGS)
+INCS := -I. $(FUSE_CFLAGS) $(URING_CFLAGS) $(XXHASH_CFLAGS) $(SECCOMP_CFLAGS) $(CUDA_CFLAGS)
 COMMON := $(OPT) $(HARDEN) $(WARN) $(DEFS) $(INCS) -pthread -MMD -MP
 ALL_CFLAGS := -std=c11 $(COMMON) $(CFLAGS)
 ALL_CXXFLAGS := -std=c++17 $(COMMON) -Itests/lib $(GTEST_CFLAGS) $(CXXFLAGS)
