@@ -70,7 +70,9 @@ STAGING_SRC := $(wildcard staging/*.c)
 FORMATS_SRC := $(wildcard fs/formats/*.c)
 FS_SRC := $(filter-out fs/main.c,$(wildcard fs/*.c))
 CAIRN_SRC := $(wildcard tools/cairn.c tools/cairn_*.c)
-BENCH_SRC := $(wildcard tools/bench*.c)
+BENCH_SRC := $(filter-out tools/bench_gpu.c,$(wildcard tools/bench*.c))
+BENCH_GPU_SRC := $(wildcard tools/bench_gpu.c)
+LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) staging/cuda_dl.c
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
@@ -80,12 +82,19 @@ LIBFORMATS := $(BUILD)/libformats.a
 LIBFS := $(BUILD)/libfs.a
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
-STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
+STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS) -ldl
 FS_LIBS := $(LIBFS) $(LIBFORMATS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
+
+# The library for trainers; a soname a major version.
+LIBCAIRN_SO := libcairn.so.$(firstword $(subst ., ,$(VERSION)))
+LIBCAIRN := $(BUILD)/libcairn.a $(BUILD)/libcairn.so
+# For tests, which look inside: the same objects, nothing hidden.
+LIBCAIRN_OBJ := $(patsubst %.c,$(BUILD)/pic/%.o,$(LIBCAIRN_SRC))
+FAKE_CUDA := $(BUILD)/tests/fake_cuda/libcuda.so.1
 
 PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
 	$(if $(wildcard tools/cairn.c),$(BUILD)/cairn) \
-	$(if $(BENCH_SRC),$(BUILD)/cairn-bench)
+	$(if $(BENCH_SRC),$(BUILD)/cairn-bench) $(if $(BENCH_GPU_SRC),$(BUILD)/cairn-bench-gpu)
 
 UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
 API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
@@ -100,8 +109,8 @@ FUZZ_SECONDS ?= 60
 .PHONY: fuzz fuzz-run
 .PHONY: all tests check check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
 	setup clean distclean help asan tsan
-all: $(PROGRAMS) $(LAYERS)
-tests: all $(UNIT) $(API) $(HELPERS)
+all: $(PROGRAMS) $(LIBCAIRN) $(LAYERS)
+tests: all $(UNIT) $(API) $(HELPERS) $(FAKE_CUDA)
 
 # --- rules ----------------------------------------------------------------------------------
 
@@ -149,6 +158,33 @@ $(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 $(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(LIBIO) $(BUILD)/sources
 	$(call link,$(IO_LIBS) -lm)
 
+# Position-independent, and hidden but for what cairn.h declares.
+$(BUILD)/pic/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $<
+	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -fvisibility=hidden -c $< -o $@
+$(BUILD)/libcairn.so.$(VERSION): $(LIBCAIRN_OBJ) $(BUILD)/sources
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared -Wl,-soname,$(LIBCAIRN_SO) $(if $(SANITIZE),,-Wl,-z,defs) \
+		$(filter %.o,$^) -ldl -o $@
+$(BUILD)/libcairn.so: $(BUILD)/libcairn.so.$(VERSION)
+	$(Q)ln -sf $(<F) $(BUILD)/$(LIBCAIRN_SO) && ln -sf $(<F) $@
+# One object, so that what is hidden is hidden from who links it too.
+$(BUILD)/libcairn.a: $(LIBCAIRN_OBJ) $(BUILD)/sources
+	$(say) AR $@
+	$(Q)$(LD) -r -o $(BUILD)/pic/libcairn.o $(filter %.o,$^) && \
+		objcopy --localize-hidden $(BUILD)/pic/libcairn.o && \
+		rm -f $@ && $(AR) rcsD $@ $(BUILD)/pic/libcairn.o
+$(BUILD)/cairn-bench-gpu: $(call obj,$(BENCH_GPU_SRC)) $(LIBCAIRN_OBJ) $(BUILD)/sources
+	$(call link,-ldl -lm)
+
+# A CUDA driver over host memory, for tests.
+$(FAKE_CUDA): tests/lib/fake_cuda.c staging/cuda_dl.h $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) -MF $(BUILD)/obj/fake_cuda.d -fPIC -shared \
+		-Wl,-soname,libcuda.so.1 $< -o $@
+
 # Dependencies point one way, fs -> staging -> io, and fs/formats/ rests on nothing: each
 # archive must link whole without the ones above it.
 $(BUILD)/layers/io: $(LIBIO)
@@ -173,6 +209,8 @@ $(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING)
 	$$(call link_cxx,$$(STAGING_LIBS))
 $(BUILD)/tests/$(1)_formats_%: $(BUILD)/obj/tests/$(1)/formats_%.o $(LIBFORMATS)
 	$$(call link_cxx,$$(LIBFORMATS))
+$(BUILD)/tests/$(1)_libcairn%: $(BUILD)/obj/tests/$(1)/libcairn%.o $(LIBCAIRN_OBJ)
+	$$(call link_cxx,-ldl)
 $(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(FS_LIBS))
 endef
@@ -189,10 +227,14 @@ $(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBF
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(SHIM) $(FS_LIBS))
 
+$(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(BUILD)/libcairn.so
+	$(call link,-L$(BUILD) -lcairn -Wl$(comma)-rpath$(comma)$(abspath $(BUILD)))
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
 $(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o
 	$(call link,$(URING_LIBS))
+
+comma := ,
 
 # Written only when their text changes: everything is built again with other flags, and the
 # archives when a source has come or gone.
@@ -207,12 +249,12 @@ $(BUILD)/flags: force
 	@[ "$$(cat $(@D)/sanitizer 2>/dev/null)" = '$(SANITIZE)' ] || echo '$(SANITIZE)' >$(@D)/sanitizer
 $(BUILD)/sources: force
 	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FORMATS_SRC) $(FS_SRC) $(CAIRN_SRC) \
-		$(BENCH_SRC) $(wildcard tests/unit/*.c))
+		$(BENCH_SRC) $(LIBCAIRN_SRC) $(wildcard tests/unit/*.c))
 .PHONY: force
 force:
 
 .SECONDARY:
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/pic -name '*.d' 2>/dev/null)
 
 # --- commands -------------------------------------------------------------------------------
 
@@ -256,9 +298,10 @@ demo:
 bench: all
 	$(Q)tools/bench.sh $(BENCH)
 
-SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*.[ch])
+SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*.[ch] tools/libcairn/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
-TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c fs/formats/*.c tools/*.c))
+TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c fs/formats/*.c tools/*.c \
+	tools/libcairn/*.c))
 tidy: $(TIDY)
 .PHONY: $(TIDY)
 $(TIDY): tidy/%:

@@ -51,6 +51,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define CAIRN_VERSION_MAJOR 0
 #define CAIRN_VERSION_MINOR 1
@@ -101,9 +102,8 @@ int cairn_stage_open(const char *dir, const struct cairn_options *options, cairn
  * -EBUSY: shards are neither committed nor aborted, or a call is under way; nothing changed. */
 int cairn_stage_close(cairn_stage *stage);
 
-/* Gives back the memory that no shard uses and that is the stage's again; what a commit handed
- * over and the mount still reads comes with a later call. For a trainer that stops saving for
- * long. The next shards map and register anew. */
+/* Gives back the memory that no shard uses. For a trainer that stops saving for long. What was
+ * committed goes its way; the next shards map and register anew. */
 int cairn_stage_trim(cairn_stage *stage);
 
 /* Totals since the stage was opened, unless said "now". */
@@ -224,6 +224,7 @@ int cairn_load(cairn_stage *stage, const char *path, uint64_t off, void *dst, ui
  * -ENODATA: nothing recorded (also where the filesystem has no attributes). -ERANGE: buf. */
 int cairn_device(const char *path, char *buf, size_t size);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

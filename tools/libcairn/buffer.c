@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pool: memory is mapped and registered once, then used for shard after shard. Its states
+ * are in priv.h.
+ *
+ * A buffer of the mount's is a file of MOUNT/.cairn/buffers, ours as long as it is open. Committed,
+ * it is the mount's to read until the version is durable (`lent`), then ours again (`free`), unless
+ * somebody opened the new file meanwhile and may hold its pages (`kept`).
+ */
+#include "priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23	/* Linux 5.14 */
+#endif
+
+#define BUFFER_KEY "user.cairn.buffer"
+#define SMALLEST (64u << 10)
+
+/* ---- sizes ---- */
+
+static uint64_t rounded(uint64_t size)
+{
+	uint64_t bytes = SMALLEST;
+
+	if (size >= SMALL_MAX)
+		return (size + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	while (bytes < size)
+		bytes *= 2;
+	return bytes;
+}
+
+/* A quarter too large is near enough: shards grow and shrink a little from step to step. */
+static bool fits(const struct buffer *b, uint64_t bytes)
+{
+	return b->bytes >= bytes && b->bytes <= bytes + bytes / 4;
+}
+
+/* ---- one buffer ---- */
+
+/* Mapped at a multiple of 2 MiB, so that huge pages are mapped as such. */
+static char *map_aligned(uint64_t bytes, int fd)
+{
+	uint64_t room = bytes + HUGE_PAGE;
+	char *all = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *base, *map, *end;
+
+	if (all == MAP_FAILED)
+		return NULL;
+	base = all + (-(uintptr_t)all & (HUGE_PAGE - 1));
+	end = base + ((bytes + 4095) & ~4095ull);
+	map = mmap(base, bytes, PROT_READ | PROT_WRITE,
+		   MAP_FIXED | (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS), fd, 0);
+	if (map == MAP_FAILED) {
+		int err = errno;
+
+		munmap(all, room);
+		errno = err;
+		return NULL;
+	}
+	if (base > all)
+		munmap(all, base - all);
+	if (end < all + room)
+		munmap(end, all + room - end);
+	/* A forked child would share the file's bytes; and a page that is copied because of a fork
+	 * is no longer the one the device writes to. */
+	madvise(base, bytes, MADV_DONTFORK);
+	return base;
+}
+
+void buffer_free(cairn_stage *stage, struct buffer *b)
+{
+	gpu_unpin(stage, b);
+	if (b->base)
+		munmap(b->base, b->bytes);
+	if (b->fd >= 0)
+		close(b->fd);
+	free(b->path);
+	free(b);
+}
+
+static struct buffer *new_buffer(uint64_t bytes, enum cairn_kind kind)
+{
+	struct buffer *b = calloc(1, sizeof(*b));
+
+	if (!b)
+		return NULL;
+	b->kind = kind;
+	b->bytes = bytes;
+	b->fd = -1;
+	return b;
+}
+
+struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
+{
+	struct buffer *b = new_buffer(bytes, CAIRN_OWN);
+
+	if (b)
+		b->base = map_aligned(bytes, -1);
+	if (!b || !b->base) {
+		*err = fail(-ENOMEM, "no memory for a shard of %llu bytes; look at the limits of the process "
+			    "and its cgroup", (unsigned long long)bytes);
+		if (b)
+			buffer_free(stage, b);
+		return NULL;
+	}
+	if (bytes >= HUGE_PAGE)
+		madvise(b->base, bytes, MADV_HUGEPAGE);
+	gpu_pin(stage, b, -1);
+	return b;
+}
+
+/* ---- the mount's ---- */
+
+enum answer { ANSWER_FREE, ANSWER_LENT, ANSWER_GONE };
+
+static enum answer ask(const cairn_stage *stage, const struct buffer *b)
+{
+	char text[16];
+	ssize_t n;
+
+	if (stage->stand_in)
+		return ANSWER_FREE;
+	n = fgetxattr(b->fd, BUFFER_KEY, text, sizeof(text));
+	if (n == 4 && !memcmp(text, "free", 4))
+		return ANSWER_FREE;
+	if (n == 4 && !memcmp(text, "lent", 4))
+		return ANSWER_LENT;
+	return ANSWER_GONE;
+}
+
+/* Opens a new one. The mount is believed only if it answers as a cairnfs does. */
+static int open_file(const cairn_stage *stage, struct buffer *b)
+{
+	struct stat st;
+	uint64_t r;
+
+	if (stage->stand_in) {
+		b->fd = open(stage->mount, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+		if (b->fd < 0 || ftruncate(b->fd, (off_t)b->bytes))
+			return -errno;
+		return 0;
+	}
+	if (getrandom(&r, sizeof(r), 0) != sizeof(r))
+		return -EAGAIN;
+	if (asprintf(&b->path, "%s/.cairn/buffers/%llu.%d-%016llx", stage->mount,
+		     (unsigned long long)b->bytes, getpid(), (unsigned long long)r) < 0) {
+		b->path = NULL;
+		return -ENOMEM;
+	}
+	b->fd = open(b->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	if (b->fd < 0 || fstat(b->fd, &st))
+		return -errno;
+	if ((uint64_t)st.st_size != b->bytes || ask(stage, b) != ANSWER_FREE) {
+		unlink(b->path);
+		return -EOPNOTSUPP;
+	}
+	return 0;
+}
+
+static int make_staged(cairn_stage *stage, struct buffer *b)
+{
+	int err = open_file(stage, b);
+
+	if (err)
+		return err;
+	b->file_bytes = b->bytes;
+	b->base = map_aligned(b->bytes, b->fd);
+	if (!b->base)
+		return -errno;
+	/* Later a page that the tmpfs has not got would be a SIGBUS. */
+	if (madvise(b->base, b->bytes, MADV_POPULATE_WRITE) && errno != EINVAL)
+		return errno == EFAULT || errno == ENOMEM ? -ENOSPC : -errno;
+	gpu_pin(stage, b, -1);
+	return 0;
+}
+
+/* Whether asking again is in vain. */
+static bool is_final(int err)
+{
+	return err == -EOPNOTSUPP || err == -ENOENT || err == -EINVAL || err == -ENOTDIR ||
+	       err == -EROFS || err == -EACCES || err == -EPERM || err == -ENODEV || err == -ENOSYS;
+}
+
+static struct buffer *buffer_staged(cairn_stage *stage, uint64_t bytes, int *err)
+{
+	struct buffer *b = new_buffer(bytes, CAIRN_STAGED);
+
+	*err = b ? make_staged(stage, b) : -ENOMEM;
+	if (!*err)
+		return b;
+	if (b)
+		buffer_free(stage, b);
+	return NULL;
+}
+
+static void tell_refused(cairn_stage *stage, int err)
+{
+	char why[128];
+
+	if (is_final(err)) {
+		pthread_mutex_lock(&stage->lock);
+		stage->refused = true;
+		pthread_mutex_unlock(&stage->lock);
+	}
+	stage_notice(stage, NOTICE_NO_MEMORY,
+		     "%s gives no memory (%s), so shards are written with write(2); %s", stage->mount,
+		     strerror_r(-err, why, sizeof(why)),
+		     err == -ENOSPC ? "a larger -o staging= helps"
+				    : "see `cairn status` for passthrough, which wants root and Linux 6.9");
+}
+
+/* ---- the pool ---- */
+
+static void count(cairn_stage *stage, const struct buffer *b, int sign)
+{
+	stage->stats.buffers += (uint64_t)sign;
+	stage->stats.buffer_bytes += (uint64_t)sign * b->bytes;
+}
+
+/* Lock held. */
+static void take_out(cairn_stage *stage, struct buffer *b)
+{
+	struct buffer **p = &stage->buffers;
+
+	while (*p != b)
+		p = &(*p)->next;
+	*p = b->next;
+	count(stage, b, -1);
+}
+
+static void drop(cairn_stage *stage, struct buffer *b)
+{
+	pthread_mutex_lock(&stage->lock);
+	take_out(stage, b);
+	pthread_mutex_unlock(&stage->lock);
+	buffer_free(stage, b);
+}
+
+/* Claims the best that fits: what is ours before what was lent, the smallest, the longest unused.
+ * was: its state before. */
+static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind,
+			    enum buffer_state *was)
+{
+	struct buffer *best = NULL;
+
+	pthread_mutex_lock(&stage->lock);
+	for (struct buffer *b = stage->buffers; b; b = b->next) {
+		if (b->state == BUFFER_USED || b->kind != kind || !fits(b, bytes))
+			continue;
+		if (!best || b->state > best->state ||
+		    (b->state == best->state &&
+		     (b->state == BUFFER_IDLE && b->bytes != best->bytes ? b->bytes < best->bytes
+									 : b->put < best->put)))
+			best = b;
+	}
+	if (best) {
+		*was = best->state;
+		best->state = BUFFER_USED;
+	}
+	pthread_mutex_unlock(&stage->lock);
+	return best;
+}
+
+static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind)
+{
+	enum buffer_state was;
+	struct buffer *b;
+
+	while ((b = claim(stage, bytes, kind, &was))) {
+		enum answer a = was == BUFFER_LENT ? ask(stage, b) : ANSWER_FREE;
+
+		if (a == ANSWER_FREE)
+			return b;
+		if (a == ANSWER_LENT) {
+			/* versions become durable in order: the ones lent later are not free either */
+			pthread_mutex_lock(&stage->lock);
+			b->state = BUFFER_LENT;
+			pthread_mutex_unlock(&stage->lock);
+			return NULL;
+		}
+		drop(stage, b);
+	}
+	return NULL;
+}
+
+static struct buffer *add(cairn_stage *stage, struct buffer *b)
+{
+	if (!b)
+		return NULL;
+	pthread_mutex_lock(&stage->lock);
+	b->state = BUFFER_USED;
+	b->next = stage->buffers;
+	stage->buffers = b;
+	count(stage, b, 1);
+	stage->stats.mapped++;
+	pthread_mutex_unlock(&stage->lock);
+	return b;
+}
+
+/* Takes one out that no shard uses and that `unwanted` says of, or NULL. */
+static struct buffer *pick(cairn_stage *stage, bool (*unwanted)(cairn_stage *, const struct buffer *))
+{
+	struct buffer *worst = NULL;
+
+	pthread_mutex_lock(&stage->lock);
+	for (struct buffer *b = stage->buffers; b; b = b->next)
+		if (b->state != BUFFER_USED && unwanted(stage, b) && (!worst || b->put < worst->put))
+			worst = b;
+	if (worst)
+		take_out(stage, worst);
+	pthread_mutex_unlock(&stage->lock);
+	return worst;
+}
+
+static void drop_all(cairn_stage *stage, bool (*unwanted)(cairn_stage *, const struct buffer *))
+{
+	struct buffer *b;
+
+	while ((b = pick(stage, unwanted)))
+		buffer_free(stage, b);
+}
+
+static bool is_any(cairn_stage *stage, const struct buffer *b)
+{
+	(void)stage;
+	(void)b;
+	return true;
+}
+
+static bool is_staged_idle(cairn_stage *stage, const struct buffer *b)
+{
+	(void)stage;
+	return b->kind == CAIRN_STAGED && b->state == BUFFER_IDLE;
+}
+
+/* A size that no shard asks for any more. Lock held. */
+static bool is_old(cairn_stage *stage, const struct buffer *b)
+{
+	return stage->clock - b->clock > 4 * stage->stats.buffers + 16;
+}
+
+/* Lock held. */
+static bool is_too_much(cairn_stage *stage, const struct buffer *b)
+{
+	uint64_t bytes = 0;
+
+	(void)b;
+	for (struct buffer *o = stage->buffers; o; o = o->next)
+		if (o->state != BUFFER_USED)
+			bytes += o->bytes;
+	return bytes > stage->idle_bytes;
+}
+
+void buffers_trim(cairn_stage *stage)
+{
+	drop_all(stage, is_any);
+}
+
+static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
+{
+	struct buffer *b = reuse(stage, bytes, CAIRN_STAGED);
+	bool refused;
+	int err;
+
+	pthread_mutex_lock(&stage->lock);
+	refused = stage->refused;
+	pthread_mutex_unlock(&stage->lock);
+	if (b || refused)
+		return b;
+	b = buffer_staged(stage, bytes, &err);
+	if (!b && err == -ENOSPC) {
+		drop_all(stage, is_staged_idle);	/* of sizes that do not fit */
+		b = buffer_staged(stage, bytes, &err);
+	}
+	if (!b)
+		tell_refused(stage, err);
+	return add(stage, b);
+}
+
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, int *err)
+{
+	uint64_t bytes = rounded(size);
+	struct buffer *b = NULL;
+
+	if (staged)
+		b = get_staged(stage, bytes);
+	if (!b)
+		b = reuse(stage, bytes, CAIRN_OWN);
+	if (!b)
+		b = add(stage, buffer_own(stage, bytes, err));
+	pthread_mutex_lock(&stage->lock);
+	stage->clock++;
+	if (b)
+		b->clock = stage->clock;
+	pthread_mutex_unlock(&stage->lock);
+	drop_all(stage, is_old);
+	return b;
+}
+
+void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, bool broken)
+{
+	if (broken) {
+		drop(stage, b);
+		return;
+	}
+	pthread_mutex_lock(&stage->lock);
+	b->state = state;
+	b->put = ++stage->puts;
+	pthread_mutex_unlock(&stage->lock);
+	drop_all(stage, is_too_much);
+}

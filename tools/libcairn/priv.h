@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of libcairn share. Rests on libc and staging/cuda_dl.h alone.
+ *
+ *	stage.c	 a stage's life, options, forks, counts
+ *	buffer.c the pool of memory; asks the mount for it
+ *	gpu.c	 contexts, registration, copies
+ *	shard.c	 the calls on a shard
+ *	file.c	 names: unseen, linked, renamed; bytes written
+ *	load.c	 reading into a device
+ *	wait.c	 durable
+ *	error.c	 the text
+ *
+ * Locks: stage->lock guards the pool and the counts, gpu.lock the contexts, load.lock the chunks;
+ * each is a leaf. No system call that can block and no call of the driver is made under
+ * stage->lock.
+ */
+#ifndef LIBCAIRN_PRIV_H
+#define LIBCAIRN_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "staging/cuda_dl.h"
+#include "tools/libcairn/cairn.h"
+
+static inline void cairn_free_ptr(void *p)
+{
+	free(*(void **)p);
+}
+
+static inline void cairn_close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+
+#define CLEANUP_FREE __attribute__((cleanup(cairn_free_ptr)))
+#define CLEANUP_CLOSE __attribute__((cleanup(cairn_close_fd)))
+
+#define HUGE_PAGE (2ull << 20)
+#define SMALL_MAX (1ull << 20)	/* less than this is never worth a huge page of the mount's */
+#define WRITE_MAX (64u << 20)	/* of one write(2) */
+#define LOAD_CHUNK (32ull << 20)
+#define LOAD_CHUNKS 4
+
+/* ---- error.c ---- */
+
+/* Sets cairn_error() of this thread and returns err. */
+int fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The same, with what strerror(-err) says and advice for it behind. */
+int fail_on(int err, const char *what, const char *path);
+
+/* ---- buffers ---- */
+
+/*
+ * A buffer is memory, mapped and registered once and used for many shards.
+ *
+ *	new ──▶ USED ──commit──▶ LENT (CAIRN_STAGED) ──the mount says free──▶ USED again
+ *	          │ └──commit, abort──▶ IDLE ──▶ USED again
+ *	          └── kept by a reader, refused, a lost context, too old ──▶ gone
+ *
+ *	state	in the pool's list	written by	copies under way
+ *	USED	yes			its shard	perhaps
+ *	LENT	yes			nobody		no
+ *	IDLE	yes			nobody		no
+ */
+enum buffer_state { BUFFER_USED, BUFFER_LENT, BUFFER_IDLE };
+
+struct buffer {
+	struct buffer *next;
+	enum buffer_state state;
+	enum cairn_kind kind;
+	char *base;
+	uint64_t bytes;		/* of the mapping and, CAIRN_STAGED, of the file at first */
+	int fd;			/* CAIRN_STAGED, else -1 */
+	char *path;		/* CAIRN_STAGED: the name by which it is linked */
+	uint64_t file_bytes;	/* CAIRN_STAGED: what the file's size is set to */
+	uint64_t clock;		/* stage->clock when it was last used */
+	uint64_t put;		/* stage->puts when that ended */
+	bool pin_tried;
+	struct cuda_dl_pin pin;
+	struct cuda_dl_marks marks;
+};
+
+struct gpu {
+	bool on;		/* the driver is open */
+	int device;		/* -1: any */
+	struct cuda_dl cu;
+	pthread_mutex_t lock;
+	struct cuda_dl_primaries primaries;	/* gpu.lock */
+};
+
+struct chunk {
+	struct buffer *buffer;	/* made at the first use */
+	bool busy;
+};
+
+enum notice { NOTICE_PIN, NOTICE_NO_MEMORY, NOTICE_COUNT };
+
+struct cairn_stage {
+	struct cairn_stage *next;	/* stage.c:stages_lock */
+	atomic_bool forked;	/* this is the child's copy */
+	unsigned flags;
+	uint64_t idle_bytes;
+	void (*notice)(void *arg, const char *text);
+	void *notice_arg;
+	dev_t dev;		/* of the filesystem; shards elsewhere are CAIRN_OWN */
+	bool cairnfs;
+	bool stand_in;		/* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and
+				 * commits give no name (stage_stand_in) */
+	char *mount;		/* its root where it gives memory, or NULL */
+	struct gpu gpu;
+
+	pthread_mutex_t lock;
+	bool refused;		/* the mount gives no memory, ever */
+	bool noticed[NOTICE_COUNT];
+	struct buffer *buffers;
+	uint64_t clock;		/* buffers asked for */
+	uint64_t puts;		/* buffers given back */
+	unsigned shards_open;
+	unsigned calls;		/* cairn_load under way */
+	struct cairn_stats stats;
+
+	pthread_mutex_t load_lock;
+	pthread_cond_t load_cond;
+	struct chunk chunk[LOAD_CHUNKS];
+};
+
+struct cairn_shard {
+	cairn_stage *stage;
+	struct buffer *buffer;
+	uint64_t size;
+	unsigned flags;
+	int dir;		/* O_PATH, -1: no path yet */
+	bool same_fs;		/* dir is on the stage's filesystem */
+	char *name;		/* in dir */
+	pthread_mutex_t lock;	/* marks, devices, failed */
+	int failed;		/* -errno of a copy */
+	char failure[256];
+	uint64_t devices;	/* bit n: copied from cuda:n */
+	bool copied;		/* cairn_shard_copy was called */
+	bool device_set;	/* by cairn_shard_device */
+	char device[256];
+};
+
+/* ---- stage.c ---- */
+
+/* -ECHILD after a fork, -EINVAL for NULL; 0. */
+int stage_usable(const cairn_stage *stage);
+/* Tells once a reason. No lock held. */
+void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+/* For cairn-bench-gpu on machines without FUSE: buffers as a mount with huge pages would give
+ * them, made in `tmpfs`. Commits end at the copies: no name appears. */
+int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn_stage **stage);
+
+/* ---- buffer.c ---- */
+
+/* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: the
+ * mount's memory is wanted; it may be our own even so. NULL: *err. No lock held. */
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, int *err);
+/* A new one of our own memory, not in the pool. */
+struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
+/* Ends a shard's use. broken: copies may still be under way in it, it must not be used again. */
+void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, bool broken);
+/* Unregisters, unmaps, frees; not in the pool any more. */
+void buffer_free(cairn_stage *stage, struct buffer *b);
+/* Frees all that no shard uses. */
+void buffers_trim(cairn_stage *stage);
+
+/* ---- gpu.c ---- */
+
+void gpu_open(cairn_stage *stage, int device);
+void gpu_close(cairn_stage *stage);
+/* Registers it unless that was tried; device -1: with whichever context the process has, later where
+ * it has none. A failure is told by a notice. */
+void gpu_pin(cairn_stage *stage, struct buffer *b, int device);
+void gpu_unpin(cairn_stage *stage, struct buffer *b);
+/* What p is; without a driver plain memory. */
+int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int *device);
+/* Queued, and noted in b's marks. Caller: a lock over those. In order: src is pinned host memory. */
+int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *src, size_t n,
+		  void *stream, int device, bool in_order);
+int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream, int device);
+/* Waits for b's marks. */
+int gpu_wait(cairn_stage *stage, struct buffer *b);
+/* The calling thread's context, to be handed to a thread that helps; NULL: none. */
+cudl_context gpu_current(cairn_stage *stage);
+void gpu_push(cairn_stage *stage, cudl_context ctx);
+void gpu_pop(cairn_stage *stage, cudl_context ctx);
+
+/* ---- file.c ---- */
+
+/* Splits path into an O_PATH descriptor of its directory and a name. */
+int file_split(const char *path, int *dir, char **name);
+/* Makes the buffer's file the name; -EXDEV and its like: that cannot be done, write it. */
+int file_link(const cairn_shard *shard, uint64_t size);
+/* Writes the buffer's bytes to a new file and gives it the name. */
+int file_write(const cairn_shard *shard, uint64_t size);
+/* What the shard's user.cairn.device is to be. */
+void shard_device_text(const cairn_shard *shard, char *buf, size_t size);
+/* user.cairn.device: none where text is empty. Best effort. */
+void file_device(int fd, const char *text);
+/* Whether path is on a cairnfs: its state into buf if so. -errno of a dead mount. */
+int mount_state(const char *path, char *buf, size_t size);
+
+#endif

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT
+ * Durable: asked of a cairnfs, made so elsewhere. And what a file says of its device. */
+#include "priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
+#include <time.h>
+
+#define FUSE_MAGIC 0x65735546
+#define STATE_KEY "user.cairn.state"
+#define ERROR_KEY "user.cairn.error"
+#define DEVICE_KEY "user.cairn.device"
+#define POLL_MIN_MS 1
+#define POLL_MAX_MS 50
+
+int mount_state(const char *path, char *buf, size_t size)
+{
+	struct statfs fs;
+	ssize_t n;
+
+	if (statfs(path, &fs))
+		return -errno;
+	if ((unsigned long)fs.f_type != FUSE_MAGIC)
+		return -ENODATA;
+	n = getxattr(path, STATE_KEY, buf, size - 1);
+	if (n < 0)
+		return errno == ENOTCONN || errno == EACCES || errno == ENOENT ? -errno : -ENODATA;
+	buf[n] = '\0';
+	return 0;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000ll + t.tv_nsec / 1000000;
+}
+
+static void sleep_ms(int64_t ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
+
+	nanosleep(&t, NULL);
+}
+
+static int wait_failed(const char *path)
+{
+	char why[256];
+	ssize_t n = getxattr(path, ERROR_KEY, why, sizeof(why) - 1);
+
+	why[n > 0 ? n : 0] = '\0';
+	return fail(-EIO, "%s is not durable: %s; cairnfs keeps trying, and `cairn status` tells what it "
+		    "waits for", path, *why ? why : "it failed");
+}
+
+/* ---- elsewhere ---- */
+
+static int sync_parent(const char *path)
+{
+	CLEANUP_FREE char *real = realpath(path, NULL);
+	CLEANUP_CLOSE int fd = -1;
+
+	if (!real)
+		return -errno;
+	fd = open(dirname(real), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 || fsync(fd) ? -errno : 0;
+}
+
+static int sync_path(const char *path)
+{
+	CLEANUP_CLOSE int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st))
+		return -errno;
+	if (S_ISDIR(st.st_mode))
+		return syncfs(fd) ? -errno : 0;
+	return fsync(fd) ? -errno : sync_parent(path);
+}
+
+int cairn_wait(const char *path, int timeout_ms)
+{
+	int64_t end = now_ms() + timeout_ms, nap = POLL_MIN_MS;
+	char state[64];
+	int err;
+
+	if (!path)
+		return fail(-EINVAL, "no path");
+	while (!(err = mount_state(path, state, sizeof(state)))) {
+		int64_t left = timeout_ms < 0 ? nap : end - now_ms();
+
+		if (!strcmp(state, "durable"))
+			return 0;
+		if (!strcmp(state, "failed"))
+			return wait_failed(path);
+		if (left <= 0)
+			return fail(-ETIMEDOUT, "%s is %s after %d ms", path, state, timeout_ms);
+		sleep_ms(nap < left ? nap : left);
+		nap = nap * 2 < POLL_MAX_MS ? nap * 2 : POLL_MAX_MS;
+	}
+	if (err == -ENODATA)
+		err = sync_path(path);
+	return err ? fail_on(err, "wait for", path) : 0;
+}
+
+int cairn_device(const char *path, char *buf, size_t size)
+{
+	char text[256];
+	ssize_t n;
+
+	if (!path || (!buf && size))
+		return fail(-EINVAL, "no path, or no buffer");
+	n = getxattr(path, DEVICE_KEY, text, sizeof(text) - 1);
+	if (n < 0 && (errno == ENODATA || errno == EOPNOTSUPP))
+		return fail(-ENODATA, "%s: no device is recorded", path);
+	if (n < 0)
+		return fail_on(-errno, "ask the device of", path);
+	if ((size_t)n >= size)
+		return fail(-ERANGE, "%s: the device has %zd bytes", path, n);
+	memcpy(buf, text, n);
+	buf[n] = '\0';
+	return (int)n;
+}
