@@ -209,7 +209,7 @@ $(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING)
 	$$(call link_cxx,$$(STAGING_LIBS))
 $(BUILD)/tests/$(1)_formats_%: $(BUILD)/obj/tests/$(1)/formats_%.o $(LIBFORMATS)
 	$$(call link_cxx,$$(LIBFORMATS))
-$(BUILD)/tests/$(1)_libcairn%: $(BUILD)/obj/tests/$(1)/libcairn%.o $(LIBCAIRN_OBJ)
+$(BUILD)/tests/$(1)_lib%: $(BUILD)/obj/tests/$(1)/lib%.o $(LIBCAIRN_OBJ)
 	$$(call link_cxx,-ldl)
 $(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(FS_LIBS))
@@ -227,7 +227,7 @@ $(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBF
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(SHIM) $(FS_LIBS))
 
-$(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(BUILD)/libcairn.so
+$(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(call obj,staging/cuda_dl.c) $(BUILD)/libcairn.so
 	$(call link,-L$(BUILD) -lcairn -Wl$(comma)-rpath$(comma)$(abspath $(BUILD)))
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))

@@ -128,6 +128,7 @@ static cudl_result leave(cudl_result r)
 struct CUctx_st {
 	int device;
 	int retained;
+	int events;
 };
 static struct CUctx_st primary[MAX_DEVICES];
 static _Thread_local cudl_context stack[16];
@@ -142,6 +143,8 @@ static cudl_context current(void)
 	ENTER(call);                                                                               \
 	if (!current())                                                                            \
 	return leave(CUDL_INVALID_CONTEXT)
+
+static void end_context(cudl_context ctx);
 
 static int device_count(void)
 {
@@ -207,8 +210,10 @@ EXPORT cudl_result cuDevicePrimaryCtxRetain(cudl_context *ctx, cudl_device dev)
 EXPORT cudl_result cuDevicePrimaryCtxRelease_v2(cudl_device dev)
 {
 	ENTER("cuDevicePrimaryCtxRelease");
-	if (primary[dev - 100].retained-- <= 0)
+	if (primary[dev - 100].retained <= 0)
 		violation("a primary context released that is not retained");
+	else if (!--primary[dev - 100].retained)
+		end_context(&primary[dev - 100]);
 	return leave(CUDL_OK);
 }
 
@@ -253,7 +258,7 @@ struct range {
 	char *base;
 	size_t bytes;
 	char *memory;	/* DEVICE: where the bytes are */
-	int device;
+	int device;	/* whose context it was made in */
 };
 static struct range ranges[RANGES];
 
@@ -279,7 +284,8 @@ static struct range *range_add(enum range_kind kind, char *base, size_t bytes)
 {
 	for (int i = 0; i < RANGES; i++)
 		if (!ranges[i].kind) {
-			ranges[i] = (struct range){ .kind = kind, .base = base, .bytes = bytes };
+			ranges[i] = (struct range){ .kind = kind, .base = base, .bytes = bytes,
+						    .device = current()->device };
 			return &ranges[i];
 		}
 	return NULL;
@@ -329,7 +335,6 @@ EXPORT cudl_result cuMemAlloc_v2(cudl_ptr *p, size_t n)
 	madvise(memory, n, MADV_HUGEPAGE);
 	struct range *r = range_add(DEVICE, base, n);
 	r->memory = memory;
-	r->device = current()->device;
 	++*counter("allocated_now");
 	*p = (uintptr_t)base;
 	return leave(CUDL_OK);
@@ -420,6 +425,18 @@ EXPORT cudl_result cuPointerGetAttribute(void *data, unsigned attr, cudl_ptr p)
 	else
 		return leave(CUDL_INVALID_VALUE);
 	return leave(CUDL_OK);
+}
+
+/* What was registered in it, and its events, go with it. */
+static void end_context(cudl_context ctx)
+{
+	for (int i = 0; i < RANGES; i++)
+		if (ranges[i].kind == REGISTERED && ranges[i].device == ctx->device) {
+			ranges[i].kind = NONE;
+			--*counter("registered_now");
+		}
+	*counter("events_now") -= (unsigned)ctx->events;
+	ctx->events = 0;
 }
 
 /* ---- streams: a queue each, emptied by one thread in an order of its own ---- */
@@ -596,6 +613,7 @@ EXPORT cudl_result cuEventCreate(cudl_event *out, unsigned flags)
 		violation("an event that is waited for by spinning");
 	*out = calloc(1, sizeof(**out));
 	(*out)->ctx = current();
+	(*out)->ctx->events++;
 	++*counter("events_now");
 	return leave(CUDL_OK);
 }
@@ -628,6 +646,7 @@ EXPORT cudl_result cuEventDestroy_v2(cudl_event e)
 
 	while (e->done < e->asked)
 		pthread_cond_wait(&cond, &lock);
+	e->ctx->events--;
 	free(e);
 	--*counter("events_now");
 	return leave(r);

@@ -6,6 +6,11 @@
  * A buffer of the mount's is a file of MOUNT/.cairn/buffers, ours as long as it is open. Committed,
  * it is the mount's to read until the version is durable (`lent`), then ours again (`free`), unless
  * somebody opened the new file meanwhile and may hold its pages (`kept`).
+ *
+ * Two sets of them: one is on its way to the store while the next checkpoint is copied into the other.
+ * Which are free at a moment is a matter of the disk's speed. So that a trainer registers all it will ever
+ * need in its first two checkpoints, and not now and then when the disk was slow, memory rests for
+ * one checkpoint before it is used again, unless the mount has no room for more.
  */
 #include "priv.h"
 
@@ -24,6 +29,9 @@
 
 #define BUFFER_KEY "user.cairn.buffer"
 #define SMALLEST (64u << 10)
+#define REST 2		/* epochs from a use to the next */
+#define GAP_MS 1000
+#define FULL_FOR 64	/* buffers asked for until a mount without room is asked again */
 
 /* ---- sizes ---- */
 
@@ -247,14 +255,15 @@ static void drop(cairn_stage *stage, struct buffer *b)
 
 /* Claims the best that fits: what is ours before what was lent, the smallest, the longest unused.
  * was: its state before. */
-static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind,
+static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind, unsigned rest,
 			    enum buffer_state *was)
 {
 	struct buffer *best = NULL;
 
 	pthread_mutex_lock(&stage->lock);
 	for (struct buffer *b = stage->buffers; b; b = b->next) {
-		if (b->state == BUFFER_USED || b->kind != kind || !fits(b, bytes))
+		if (b->state == BUFFER_USED || b->kind != kind || !fits(b, bytes) ||
+		    b->epoch + rest > stage->epoch)
 			continue;
 		if (!best || b->state > best->state ||
 		    (b->state == best->state &&
@@ -270,12 +279,12 @@ static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind 
 	return best;
 }
 
-static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind)
+static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind, unsigned rest)
 {
 	enum buffer_state was;
 	struct buffer *b;
 
-	while ((b = claim(stage, bytes, kind, &was))) {
+	while ((b = claim(stage, bytes, kind, rest, &was))) {
 		enum answer a = was == BUFFER_LENT ? ask(stage, b) : ANSWER_FREE;
 
 		if (a == ANSWER_FREE)
@@ -365,42 +374,89 @@ void buffers_trim(cairn_stage *stage)
 	drop_all(stage, is_any);
 }
 
-static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
+/* Whether this shard begins another checkpoint. Lock held. */
+static bool begins(const cairn_stage *stage, uint64_t dir, uint64_t name)
 {
-	struct buffer *b = reuse(stage, bytes, CAIRN_STAGED);
-	bool refused;
-	int err;
+	bool open = false, again = false;
+
+	for (const struct buffer *b = stage->buffers; b; b = b->next) {
+		open |= b->state == BUFFER_USED;
+		again |= b->epoch == stage->epoch && b->name == name;
+	}
+	return dir != stage->epoch_dir || (name && again) || (!open && now_ms() - stage->epoch_ms > GAP_MS);
+}
+
+/* 0, -ENOSPC: not worth asking now; -EOPNOTSUPP: never. */
+static int known_answer(cairn_stage *stage)
+{
+	int err = 0;
 
 	pthread_mutex_lock(&stage->lock);
-	refused = stage->refused;
+	if (stage->refused)
+		err = -EOPNOTSUPP;
+	else if (stage->clock < stage->full_until)
+		err = -ENOSPC;
 	pthread_mutex_unlock(&stage->lock);
-	if (b || refused)
+	return err;
+}
+
+static struct buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
+{
+	struct buffer *b = add(stage, buffer_staged(stage, bytes, err));
+
+	if (!b && *err == -ENOSPC) {
+		pthread_mutex_lock(&stage->lock);
+		stage->full_until = stage->clock + FULL_FOR;
+		pthread_mutex_unlock(&stage->lock);
+	}
+	return b;
+}
+
+static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
+{
+	struct buffer *b = reuse(stage, bytes, CAIRN_STAGED, REST);
+	int err = known_answer(stage);
+
+	if (b || err == -EOPNOTSUPP)
 		return b;
-	b = buffer_staged(stage, bytes, &err);
+	if (!err)
+		b = make(stage, bytes, &err);
+	if (!b)
+		b = reuse(stage, bytes, CAIRN_STAGED, 0);
 	if (!b && err == -ENOSPC) {
 		drop_all(stage, is_staged_idle);	/* of sizes that do not fit */
-		b = buffer_staged(stage, bytes, &err);
+		b = make(stage, bytes, &err);
 	}
 	if (!b)
 		tell_refused(stage, err);
-	return add(stage, b);
+	return b;
 }
 
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, int *err)
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir, uint64_t name,
+			  int *err)
 {
 	uint64_t bytes = rounded(size);
 	struct buffer *b = NULL;
 
+	pthread_mutex_lock(&stage->lock);
+	if (begins(stage, dir, name))
+		stage->epoch++;
+	stage->epoch_dir = dir;
+	stage->epoch_ms = now_ms();
+	pthread_mutex_unlock(&stage->lock);
 	if (staged)
 		b = get_staged(stage, bytes);
 	if (!b)
-		b = reuse(stage, bytes, CAIRN_OWN);
+		b = reuse(stage, bytes, CAIRN_OWN, 0);
 	if (!b)
 		b = add(stage, buffer_own(stage, bytes, err));
 	pthread_mutex_lock(&stage->lock);
 	stage->clock++;
-	if (b)
+	if (b) {
 		b->clock = stage->clock;
+		b->epoch = stage->epoch;
+		b->name = name;
+	}
 	pthread_mutex_unlock(&stage->lock);
 	drop_all(stage, is_old);
 	return b;
@@ -415,6 +471,7 @@ void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, b
 	pthread_mutex_lock(&stage->lock);
 	b->state = state;
 	b->put = ++stage->puts;
+	stage->epoch_ms = now_ms();
 	pthread_mutex_unlock(&stage->lock);
 	drop_all(stage, is_too_much);
 }

@@ -106,10 +106,13 @@ void gpu_unpin(cairn_stage *stage, struct buffer *b)
 		stage->stats.registered_bytes -= b->bytes;
 		pthread_mutex_unlock(&stage->lock);
 	}
+	if (!entered) {	/* the contexts are gone, and what belonged to them */
+		free(b->marks.v);
+		return;
+	}
 	cuda_dl_marks_free(&g->cu, &b->marks);
 	cuda_dl_unregister(&g->cu, &b->pin);
-	if (entered)
-		cuda_dl_leave(&g->cu, pushed);
+	cuda_dl_leave(&g->cu, pushed);
 }
 
 /* ---- copies ---- */

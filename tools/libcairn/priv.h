@@ -82,6 +82,7 @@ struct buffer {
 	uint64_t file_bytes;	/* CAIRN_STAGED: what the file's size is set to */
 	uint64_t clock;		/* stage->clock when it was last used */
 	uint64_t put;		/* stage->puts when that ended */
+	uint64_t epoch, name;	/* CAIRN_STAGED: of its last shard */
 	bool pin_tried;
 	struct cuda_dl_pin pin;
 	struct cuda_dl_marks marks;
@@ -122,6 +123,11 @@ struct cairn_stage {
 	struct buffer *buffers;
 	uint64_t clock;		/* buffers asked for */
 	uint64_t puts;		/* buffers given back */
+	/* Checkpoints, as far as they can be told apart: another directory, a name that comes again, or
+	 * a second without an open shard. */
+	uint64_t epoch, epoch_dir;
+	int64_t epoch_ms;	/* when a buffer was last asked for or given back */
+	uint64_t full_until;	/* clock; the mount had no room a short while ago */
 	unsigned shards_open;
 	unsigned calls;		/* cairn_load under way */
 	struct cairn_stats stats;
@@ -139,6 +145,7 @@ struct cairn_shard {
 	int dir;		/* O_PATH, -1: no path yet */
 	bool same_fs;		/* dir is on the stage's filesystem */
 	char *name;		/* in dir */
+	uint64_t dir_ino;
 	pthread_mutex_t lock;	/* marks, devices, failed */
 	int failed;		/* -errno of a copy */
 	char failure[256];
@@ -162,8 +169,10 @@ int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn
 /* ---- buffer.c ---- */
 
 /* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: the
- * mount's memory is wanted; it may be our own even so. NULL: *err. No lock held. */
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, int *err);
+ * mount's memory is wanted; it may be our own even so. dir, name: numbers that tell the shard's
+ * directory and name from others; 0: not known. NULL: *err. No lock held. */
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir, uint64_t name,
+			  int *err);
 /* A new one of our own memory, not in the pool. */
 struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
 /* Ends a shard's use. broken: copies may still be under way in it, it must not be used again. */
@@ -208,5 +217,9 @@ void shard_device_text(const cairn_shard *shard, char *buf, size_t size);
 void file_device(int fd, const char *text);
 /* Whether path is on a cairnfs: its state into buf if so. -errno of a dead mount. */
 int mount_state(const char *path, char *buf, size_t size);
+
+/* ---- wait.c ---- */
+
+int64_t now_ms(void);	/* monotonic */
 
 #endif

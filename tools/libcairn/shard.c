@@ -42,7 +42,8 @@ static int set_path(cairn_shard *shard, const char *path)
 	free(shard->name);
 	shard->dir = dir;
 	shard->name = name;
-	shard->same_fs = !fstat(dir, &st) && st.st_dev == shard->stage->dev;
+	shard->dir_ino = fstat(dir, &st) ? 0 : st.st_ino;
+	shard->same_fs = shard->dir_ino && st.st_dev == shard->stage->dev;
 	return 0;
 }
 
@@ -91,6 +92,16 @@ static int check_create(cairn_stage *stage, uint64_t size, unsigned flags, cairn
 	return stage_usable(stage);
 }
 
+/* FNV-1a; 0 for none */
+static uint64_t hash(const char *name)
+{
+	uint64_t h = 0xcbf29ce484222325ull;
+
+	for (; name && *name; name++)
+		h = (h ^ (unsigned char)*name) * 0x100000001b3ull;
+	return name ? h : 0;
+}
+
 int cairn_shard_create(cairn_stage *stage, const char *path, uint64_t size, unsigned flags,
 		       cairn_shard **out)
 {
@@ -107,7 +118,8 @@ int cairn_shard_create(cairn_stage *stage, const char *path, uint64_t size, unsi
 		err = set_path(shard, path);
 	staged = shard->same_fs && size >= SMALL_MAX;
 	if (!err)
-		shard->buffer = buffer_get(stage, size, staged && stage->mount, &err);
+		shard->buffer = buffer_get(stage, size, staged && stage->mount, shard->dir_ino,
+					   hash(shard->name), &err);
 	if (!shard->buffer) {
 		shard_free(shard);
 		return err;

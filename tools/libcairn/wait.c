@@ -35,7 +35,7 @@ int mount_state(const char *path, char *buf, size_t size)
 	return 0;
 }
 
-static int64_t now_ms(void)
+int64_t now_ms(void)
 {
 	struct timespec t;
 
