@@ -98,7 +98,8 @@ PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
 
 UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
 API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
-HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c))
+HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c \
+	tests/gpu/*.c))
 LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
 	$(if $(FORMATS_SRC),$(BUILD)/layers/formats)
 
@@ -229,6 +230,8 @@ $(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBF
 
 $(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(call obj,staging/cuda_dl.c) $(BUILD)/libcairn.so
 	$(call link,-L$(BUILD) -lcairn -Wl$(comma)-rpath$(comma)$(abspath $(BUILD)))
+$(BUILD)/tests/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(call obj,staging/cuda_dl.c)
+	$(call link,-ldl)
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
 $(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o
@@ -298,6 +301,13 @@ demo:
 bench: all
 	$(Q)tools/bench.sh $(BENCH)
 
+# Both say so and end with 77 where there is no GPU; GPU=--fake tries them against a fake driver.
+.PHONY: bench-gpu check-gpu
+check-gpu: $(BUILD)/tests/gpu/driver $(BUILD)/tests/mount/libcairn $(FAKE_CUDA) all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/gpu/run $(GPU)
+bench-gpu: $(BUILD)/cairn-bench-gpu $(FAKE_CUDA) all
+	$(Q)BUILD=$(abspath $(BUILD)) tools/bench_gpu.sh $(GPU)
+
 SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*.[ch] tools/libcairn/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
 TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c fs/formats/*.c tools/*.c \
@@ -314,18 +324,32 @@ format:
 # mount(8) finds cairnfs for `-t fuse.cairnfs` through the fuse3 package's mount.fuse.
 MAN1 := $(wildcard docs/man/*.1)
 MAN8 := $(wildcard docs/man/*.8)
+MAN3 := $(wildcard docs/man/*.3)
+LIBDIR ?= $(PREFIX)/lib
 INSTALLED := cairnfs cairn
 install: all
 	$(Q)install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \
-		$(DESTDIR)$(PREFIX)/share/man/man8
+		$(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/man/man3 \
+		$(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 755 $(INSTALLED:%=$(BUILD)/%) $(DESTDIR)$(PREFIX)/bin
 	$(Q)$(if $(MAN1),install -m 644 $(MAN1) $(DESTDIR)$(PREFIX)/share/man/man1)
 	$(Q)$(if $(MAN8),install -m 644 $(MAN8) $(DESTDIR)$(PREFIX)/share/man/man8)
+	$(Q)$(if $(MAN3),install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3)
+	$(Q)install -m 644 tools/libcairn/cairn.h $(DESTDIR)$(PREFIX)/include
+	$(Q)install -m 644 $(BUILD)/libcairn.a $(BUILD)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)
+	$(Q)ln -sf libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO)
+	$(Q)ln -sf $(LIBCAIRN_SO) $(DESTDIR)$(LIBDIR)/libcairn.so
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' \
+		tools/libcairn/libcairn.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/libcairn.pc
 
 uninstall:
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/bin/%) \
 		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(MAN1)) \
-		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man8/%,$(MAN8))
+		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man8/%,$(MAN8)) \
+		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man3/%,$(MAN3)) \
+		$(DESTDIR)$(PREFIX)/include/cairn.h $(DESTDIR)$(LIBDIR)/libcairn.a \
+		$(DESTDIR)$(LIBDIR)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO) \
+		$(DESTDIR)$(LIBDIR)/libcairn.so $(DESTDIR)$(LIBDIR)/pkgconfig/libcairn.pc
 
 # The libraries tools/setup built and the frameworks stay; distclean removes them too.
 clean:
@@ -343,6 +367,7 @@ help:
 	'make fuzz-run     build the fuzzers and run each; FUZZ_SECONDS=60 (clang)' \
 	'make demo         mount, write a 4-rank checkpoint, look at it, check the store' \
 	'make bench        measure, and compare with tmpfs, ext4 and passthrough_hp; BENCH=args' \
+	'make check-gpu    the tests that need a GPU; bench-gpu: figures; GPU=--fake: without one' \
 	'make tidy         clang-tidy' \
 	'make format       clang-format, in place' \
 	'make install      PREFIX=/usr/local DESTDIR=' \

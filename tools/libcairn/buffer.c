@@ -30,7 +30,7 @@
 #define BUFFER_KEY "user.cairn.buffer"
 #define SMALLEST (64u << 10)
 #define REST 2		/* epochs from a use to the next */
-#define GAP_MS 1000
+#define GAP_MS 200	/* between shards of one checkpoint there is less, between two there is a training step */
 #define FULL_FOR 64	/* buffers asked for until a mount without room is asked again */
 
 /* ---- sizes ---- */

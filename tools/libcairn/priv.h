@@ -124,7 +124,7 @@ struct cairn_stage {
 	uint64_t clock;		/* buffers asked for */
 	uint64_t puts;		/* buffers given back */
 	/* Checkpoints, as far as they can be told apart: another directory, a name that comes again, or
-	 * a second without an open shard. */
+	 * a while without an open shard. */
 	uint64_t epoch, epoch_dir;
 	int64_t epoch_ms;	/* when a buffer was last asked for or given back */
 	uint64_t full_until;	/* clock; the mount had no room a short while ago */
