@@ -76,6 +76,16 @@ done
 # a reader maps versions before they are durable
 without kept "$mnt/kept" $size || die "kept"
 
+# a mount with too little room: what it cannot give is written
+start_mount "$TMP/store2" "$TMP/mnt2" staging=24M
+mkdir "$TMP/mnt2/run"
+without steps "$TMP/mnt2/run" 4 6 $size >"$TMP/out" 2>"$TMP/err" || die "little room: $(cat "$TMP/err")"
+cat "$TMP/out" "$TMP/err"
+without read "$TMP/mnt2/run" 4 6 $size || die "read, little room"
+[ "$(value 'all steps' own)" = 0 ] || [ "$(grep -c '^notice: .*write(2)' "$TMP/err")" = 1 ] ||
+	die "not told, or told more than once"
+stop_mount "$TMP/mnt2"
+
 # errors of the driver: slower, not other
 mkdir "$mnt/sick"
 FAKE_CUDA_FAIL=cuMemHostRegister=2 with_fake steps "$mnt/sick" 2 1 $size >/dev/null 2>"$TMP/err" ||
