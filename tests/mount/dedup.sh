@@ -32,7 +32,7 @@ mkdir -p "$mnt/run/step-1" "$mnt/run/step-2"
 cp "$TMP/weights" "$mnt/run/step-1/rank0"
 cp "$TMP/weights" "$mnt/run/step-1/rank1"
 chmod 600 "$mnt/run/step-1/rank1"
-touch -d @1000000002.123456789 "$mnt/run/step-1/rank1"
+touch -c -d @1000000002.123456789 "$mnt/run/step-1/rank1"	# -c: else it opens for writing, a version more
 cp "$TMP/others" "$mnt/run/step-1/optim"
 cp "$TMP/odd" "$mnt/run/step-1/odd"
 wait_durable "$mnt"
