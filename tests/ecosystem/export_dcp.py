@@ -27,6 +27,13 @@ PLAIN = {
     "step": 3, "negative": -70000, "big": 2 ** 70, "small": -(2 ** 40), "lr": 1e-5, "note": "é\n\0x",
     "none": None, "yes": True, "betas": (0.9, 0.999), "list": [1, [2, (3, {"a": 4.5})]], "nothing": [],
 }
+# What torch.load(weights_only=True) makes of plain values.
+MADE = {
+    "size": torch.Size([2, 3]), "bytes": b"a\xff\0", "array": bytearray(b"x\x80"), "none": bytearray(),
+    "complex": 1 - 2j, "set": {1, "a"}, "device": torch.device("cuda", 1), "dtype": torch.bfloat16,
+    "scheme": torch.per_tensor_affine, "layout": torch.strided, "count": collections.Counter("aab"),
+    "in": (collections.OrderedDict(a=torch.Size([4])), [b"b", {3}], collections.Counter("c")),
+}
 
 
 def nested():
@@ -39,6 +46,7 @@ def nested():
     base = eco.numbers((6, 4), torch.float32, 97)
     return {
         "model": net.state_dict(), "optimizer": opt.state_dict(), "extra": dict(EXTRA), **PLAIN,
+        "made": dict(MADE),
         "views": {"base": base, "t": base.t(), "skip": base[:, ::2], "row": base[2], "same": base,
                   "wide": base[0, :1].expand(5)},
         "mixed": [torch.nn.Parameter(base[:2]), "text", None, {"x": torch.tensor(7)}, [3, {"y": 1}]],
@@ -58,6 +66,7 @@ def save(top):
     eco.ranks(4, save_step, f"{top}/four")
     cairn("export", "--format", "dcp", f"{top}/four", f"{top}/one")
     torch.save(nested(), f"{top}/nested.pt")
+    equal(torch.load(f"{top}/nested.pt", weights_only=True), nested())
     cairn("import", f"{top}/nested.pt", f"{top}/nested")
     dcp.save(nested(), checkpoint_id=f"{top}/by_dcp", no_dist=True)
     cairn("export", "--format", "dcp", f"{top}/by_dcp", f"{top}/again")

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: MIT
 # needs: torch trainers
 # timeout: 600
-"""Lightning: save_top_k with save_last, as a copy and as a link; resuming."""
+"""Lightning: save_top_k with save_last, as a copy and as a link; resuming. `cairn import` of its file."""
 
 import logging
 import os
+import subprocess
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import eco
 
 
 class Net(lightning.LightningModule):
-    def __init__(self):
+    def __init__(self, width=256, shape=torch.Size([32, 4])):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(),
-                                          torch.nn.Linear(256, 4))
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Tanh(),
+                                          torch.nn.Linear(width, shape[1]))
 
     def training_step(self, batch, _):
         return self.layers(batch[0]).square().mean()
@@ -46,6 +49,7 @@ def save(top):
     fit(f"{top}/link", "link", 6)
     assert os.path.islink(f"{top}/link/last.ckpt")
     eco.same_dict(fit(f"{top}/link", "link", 8, f"{top}/link/last.ckpt"), want)
+    subprocess.run([eco.CAIRN, "import", f"{top}/copy/step=8.ckpt", f"{top}/imported"], check=True)
 
 
 def check(top):
@@ -54,12 +58,16 @@ def check(top):
         files = sorted(os.listdir(f"{top}/{name}"))
         assert "last.ckpt" in files and "step=8.ckpt" in files, files
         for path in (f"{top}/{name}/last.ckpt", f"{top}/{name}/step=8.ckpt"):
-            got = torch.load(path, weights_only=False)
-            assert got["global_step"] == 8
+            got = torch.load(path, weights_only=True)
+            assert got["global_step"] == 8 and got["hyper_parameters"]["shape"] == torch.Size([32, 4])
             eco.same_dict(got["state_dict"], want)
     assert os.readlink(f"{top}/link/last.ckpt") == "step=8.ckpt"
     found = eco.by_cairn(f"{top}/copy/step=8.ckpt")
     eco.same_dict({n: found["state_dict." + n] for n in want}, want)
+    dcp_to_torch_save(f"{top}/imported", f"{os.environ['TMPDIR']}/imported.pt")
+    again = torch.load(f"{os.environ['TMPDIR']}/imported.pt", weights_only=False)
+    eco.same_dict(again["state_dict"], want)
+    assert again["hyper_parameters"] == {"width": 256, "shape": torch.Size([32, 4])}, again["hyper_parameters"]
 
 
 if __name__ == "__main__":
