@@ -322,13 +322,14 @@ uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
 int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e);
 
-/* DeepSpeed's model states: how many data-parallel ranks must have optimizer states; 0: not told. */
+/* DeepSpeed's model states: how many data-parallel ranks have optimizer states; 0: not told. */
 int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt_error *e);
 
 /* A torch.save file of a dict, named as DCP's flatten_state_dict() names what is in one, with
- * the paths. What is no tensor is a blob of a plain value (None, bool, int, float, str, and
- * lists, tuples and dicts of them); -ENOTSUP names what is neither. `left_out` is told of what DCP
- * has no item for: dicts that hold nothing, and attributes of dicts (a state_dict's _metadata). */
+ * the paths. What is no tensor is a blob of a plain value (None, bool, int, float, str, lists,
+ * tuples and dicts of them, and what else torch.load(weights_only=True) makes of these); -ENOTSUP
+ * names what is neither. `left_out` is told of what DCP has no item for: dicts that hold nothing,
+ * and attributes of dicts (a state_dict's _metadata). */
 int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
 			 void (*left_out)(void *ctx, const char *what), void *ctx,
 			 struct fmt_error *e);
@@ -410,7 +411,7 @@ struct ckpt_kind {
 	bool temporary;		/* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
-	uint32_t ranks;		/* DeepSpeed: data-parallel ones, as a file of it says; 0: none does */
+	uint32_t ranks;		/* DeepSpeed: data-parallel ones that it must have; 0: not told */
 };
 
 struct ckpt_verdict {

@@ -200,7 +200,8 @@ static bool find_step(const char *name, uint64_t *step)
 }
 
 struct seen {
-	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax, dirs;
+	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
+	bool dirs;
 };
 
 static void look_at(const char *name, struct seen *s)
