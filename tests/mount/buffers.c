@@ -404,6 +404,55 @@ static void written_in_place(void)
 	}
 }
 
+/* A reader has it, and then writers come: he keeps his version, the client its memory. */
+static void read_and_written(void)
+{
+	struct buf b = make(LEN, 0600);
+	char *h = hold();
+
+	step(&b, "a", LEN - 3000, 1);
+	int r = OK(open("a", O_RDONLY));
+	LOAN(b.fd, "kept");
+	int w = OK(open("a", O_RDWR));
+	pwrite_tag(w, 1000, 7, 0);
+	OK(close(w));
+	EQ(differs(b.p, LEN - 3000, 1, 0), -1);
+	same_fd_range("a", r, 0, LEN - 3000, 1);
+	put("a", 5000, 8);
+	same_fd_range("a", r, 0, LEN - 3000, 1);
+	same("a", 5000, 8);
+	let_go(h);
+	durable("a");
+	same(store("a"), 5000, 8);
+	same_fd_range("a", r, 0, LEN - 3000, 1);
+	OK(close(r));
+}
+
+/* What is done to names and attributes while it is lent. */
+static void linked(void)
+{
+	struct buf b = make(LEN, 0644);
+	char *h = hold(), v[8];
+
+	step(&b, "a", LEN, 1);
+	OK(link("a", "b"));
+	EQ(stat_of("a").st_nlink, 2);
+	OK(unlink("a"));
+	OK(rename("b", "c"));
+	OK(chmod("c", 0600));
+	OK(setxattr("c", "user.cairn.device", "cuda:5", 6, 0));
+	LOAN(b.fd, "lent");
+	let_go(h);
+	wait_free(b.fd);
+	memset(b.p, 0, LEN);
+	same("c", LEN, 1);
+	durable("c");
+	same(store("c"), LEN, 1);
+	EQ(stat_of(store("c")).st_mode, S_IFREG | 0600);
+	EQ(getxattr(store("c"), "user.cairn.device", v, sizeof(v)), 6);
+	TRUE(!exists(store("a")) && !exists(store("b")));
+}
+
 /* ---- clients that go ------------------------------------------------------------- */
 
 static void dies(int lent)
@@ -541,8 +590,8 @@ int main(int argc, char **argv)
 #define C(name) { #name, name }
 	static const struct check table[] = {
 		C(life), C(names), C(busy), C(plain_calls), C(grows), C(kept), C(readers_after),
-		C(renamed_over), C(unlinked), C(written_in_place), C(killed), C(shared), C(owners),
-		C(budget), { NULL, NULL },
+		C(renamed_over), C(unlinked), C(written_in_place), C(read_and_written), C(linked),
+		C(killed), C(shared), C(owners), C(budget), { NULL, NULL },
 	};
 
 	return check_main(argc, argv, table);
