@@ -72,7 +72,12 @@ def weights(eng):
         return {n: t.detach().clone() for n, t in eng.module.state_dict().items()}
 
 
-def run(rank, ranks, top, kind):
+def run(rank, ranks, top):
+    for kind in KINDS:    # in one process: to start one costs more
+        save_steps(rank, top, kind)
+
+
+def save_steps(rank, top, kind):
     eng, folder = engine(rank, kind), f"{top}/{kind}"
     for step in range(1, STEPS + 1):
         train(eng, step, rank)
@@ -87,7 +92,12 @@ def run(rank, ranks, top, kind):
         torch.save(want, f"{top}/want-{kind}-{STEPS + 1}.pt")
 
 
-def load(rank, ranks, top, kind):
+def load(rank, ranks, top):
+    for kind in KINDS:
+        load_two(rank, top, kind)
+
+
+def load_two(rank, top, kind):
     """The newest, by `latest`; the step after it ends as it did for who went on. The other, by its tag."""
     def at(step):
         eco.same_dict(weights(eng), torch.load(f"{top}/want-{kind}-{step}.pt", weights_only=True))
@@ -145,8 +155,7 @@ def read_whole(path, count, latest, tag):
 
 def save(top):
     reader = eco.child(follow, os.environ["STORE"])
-    for kind in KINDS:
-        eco.ranks(RANKS, run, top, kind)
+    eco.ranks(RANKS, run, top)
     eco.finish(reader)
     for kind, stage in KINDS.items():
         path = f"{top}/{kind}/global_step{STEPS}"
@@ -155,11 +164,11 @@ def save(top):
 
 
 def check(top):
+    eco.ranks(RANKS, load, top)
     for kind, stage in KINDS.items():
         folder = f"{top}/{kind}"
         tags = sorted(n for n in os.listdir(folder) if n.startswith("global_step"))
         assert tags == [f"global_step{s}" for s in (STEPS - 1, STEPS)], tags
-        eco.ranks(RANKS, load, top, kind)
         for step in (STEPS - 1, STEPS):
             want = torch.load(f"{top}/want-{kind}-{step}.pt", weights_only=True)
             if stage:
