@@ -128,7 +128,6 @@ static cudl_result leave(cudl_result r)
 struct CUctx_st {
 	int device;
 	int retained;
-	int events;
 };
 static struct CUctx_st primary[MAX_DEVICES];
 static _Thread_local cudl_context stack[16];
@@ -427,24 +426,14 @@ EXPORT cudl_result cuPointerGetAttribute(void *data, unsigned attr, cudl_ptr p)
 	return leave(CUDL_OK);
 }
 
-/* What was registered in it, and its events, go with it. */
-static void end_context(cudl_context ctx)
-{
-	for (int i = 0; i < RANGES; i++)
-		if (ranges[i].kind == REGISTERED && ranges[i].device == ctx->device) {
-			ranges[i].kind = NONE;
-			--*counter("registered_now");
-		}
-	*counter("events_now") -= (unsigned)ctx->events;
-	ctx->events = 0;
-}
-
 /* ---- streams: a queue each, emptied by one thread in an order of its own ---- */
 
 struct CUevent_st {
+	struct CUevent_st *next;
 	unsigned long long asked, done;
 	cudl_context ctx;
 };
+static struct CUevent_st *events;
 
 struct op {
 	struct op *next;
@@ -606,6 +595,35 @@ EXPORT cudl_result cuStreamDestroy_v2(cudl_stream h)
 	return leave(CUDL_OK);
 }
 
+static void event_free(cudl_event e)
+{
+	struct CUevent_st **p = &events;
+
+	while (*p != e)
+		p = &(*p)->next;
+	*p = e->next;
+	free(e);
+	--*counter("events_now");
+}
+
+/* What was registered in it, and its events, go with it. */
+static void end_context(cudl_context ctx)
+{
+	for (int i = 0; i < STREAMS; i++)
+		while (streams[i].ctx == ctx && streams[i].first)
+			pthread_cond_wait(&cond, &lock);
+	for (int i = 0; i < RANGES; i++)
+		if (ranges[i].kind == REGISTERED && ranges[i].device == ctx->device) {
+			ranges[i].kind = NONE;
+			--*counter("registered_now");
+		}
+	for (struct CUevent_st *e = events, *next; e; e = next) {
+		next = e->next;
+		if (e->ctx == ctx)
+			event_free(e);
+	}
+}
+
 EXPORT cudl_result cuEventCreate(cudl_event *out, unsigned flags)
 {
 	ENTER_CONTEXT("cuEventCreate");
@@ -613,7 +631,8 @@ EXPORT cudl_result cuEventCreate(cudl_event *out, unsigned flags)
 		violation("an event that is waited for by spinning");
 	*out = calloc(1, sizeof(**out));
 	(*out)->ctx = current();
-	(*out)->ctx->events++;
+	(*out)->next = events;
+	events = *out;
 	++*counter("events_now");
 	return leave(CUDL_OK);
 }
@@ -646,9 +665,7 @@ EXPORT cudl_result cuEventDestroy_v2(cudl_event e)
 
 	while (e->done < e->asked)
 		pthread_cond_wait(&cond, &lock);
-	e->ctx->events--;
-	free(e);
-	--*counter("events_now");
+	event_free(e);
 	return leave(r);
 }
 
