@@ -404,7 +404,7 @@ static struct buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
 {
 	struct buffer *b = add(stage, buffer_staged(stage, bytes, err));
 
-	if (!b && *err == -ENOSPC) {
+	if (!b && (*err == -ENOSPC || *err == -EMFILE)) {
 		pthread_mutex_lock(&stage->lock);
 		stage->full_until = stage->clock + FULL_FOR;
 		pthread_mutex_unlock(&stage->lock);
