@@ -19,6 +19,16 @@ dedup_files() { [ "$(status_field "$mnt" dedup.files)" = "$1" ]; }
 wait_dedup() { retry 30 dedup_files "$1" || die "dedup: $(status_field "$mnt" dedup), wanted $1 files"; }
 has_thread() { grep -qsx cairn-dedup "/proc/$(worker_pid "$mnt")/task/"*/comm; }
 no_thread() { ! has_thread; }
+# It sleeps until the end: half a second without being scheduled once.
+switches() { grep -h ctxt_switches "$1"; }
+sleeps()
+{
+	local task before
+	task=$(grep -lsx cairn-dedup "/proc/$(worker_pid "$mnt")/task/"*/comm) || return 1
+	before=$(switches "${task%/comm}/status")
+	sleep 0.5
+	[ "$(switches "${task%/comm}/status")" = "$before" ]
+}
 
 head -c $size /dev/urandom >"$TMP/weights"
 head -c $size /dev/urandom >"$TMP/others"
@@ -117,7 +127,7 @@ errors=$(status_field "$mnt" errors.count) notices=$(status_field "$mnt" notices
 cp "$TMP/weights" "$mnt/a"
 cp "$TMP/weights" "$mnt/b"
 wait_durable "$mnt"
-retry 30 no_thread || die "ext4: the thread goes on"
+retry 30 sleeps || die "ext4: the thread goes on"
 [ "$(status_field "$mnt" dedup.files)" = 0 ] || die "ext4: $(status_field "$mnt" dedup)"
 [ "$(status_field "$mnt" errors.count)" = "$errors" ] || die "ext4: errors: $(status_field "$mnt" errors)"
 [ "$(status_field "$mnt" notices)" = "$notices" ] || die "ext4: notices: $(status_field "$mnt" notices)"
