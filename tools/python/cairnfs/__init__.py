@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints of PyTorch staged straight into the files that cairnfs makes durable.
+
+CairnStager copies a state dict into memory that becomes a file; CairnStorageWriter and
+CairnStorageReader do so for torch.distributed.checkpoint. They use libcairn where it is found and
+run without it, on any filesystem; docs/PYTHON.md of cairnfs tells the whole of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._gate import StateDictGate
+from ._lib import CairnError, library
+from ._memory import LibraryMemory, Memory, PlainMemory, device_of, memory_for, wait
+from ._read import load
+from .stager import CairnStager
+
+if TYPE_CHECKING:
+    from .dcp import CairnStorageReader, CairnStorageWriter, load_checkpoint
+
+__version__ = "0.1.0"
+__all__ = [
+    "CairnError", "CairnStager", "CairnStorageReader", "CairnStorageWriter", "LibraryMemory",
+    "Memory", "PlainMemory", "StateDictGate", "device_of", "library", "load", "load_checkpoint",
+    "memory_for", "wait",
+]
+_LAZY = ("CairnStorageReader", "CairnStorageWriter", "load_checkpoint")
+
+
+def __getattr__(name: str) -> Any:
+    # torch.distributed takes seconds to import, and a stager does not need it.
+    if name in _LAZY:
+        from . import dcp
+        return getattr(dcp, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Who may read a state dict, and when: many readers, or the trainer that changes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import Dict, Iterator, Optional
+
+
+class StateDictGate:
+    """A read/write gate around a state dict.
+
+    Readers (staging, a transport that serves a peer) hold `reading()`. The trainer calls
+    disallow_state_dict_read() before the optimizer's step, which waits for readers that are
+    inside and lets no new one in, and allow_state_dict_read() after it. Both may be called again
+    without effect, by any thread; the gate begins open. A reader may enter again while inside.
+
+    timeout: the seconds any wait may take before TimeoutError; None: for ever.
+    """
+
+    def __init__(self, timeout: Optional[float] = None) -> None:
+        self.timeout = timeout
+        self._changed = threading.Condition()
+        self._readers: Dict[int, int] = {}      # thread: how deep
+        self._closed = False                    # no new reader
+        self._closer: Optional[int] = None
+
+    @property
+    def is_state_dict_read_allowed(self) -> bool:
+        """Whether a reader would get in now."""
+        with self._changed:
+            return not self._closed
+
+    def _wait(self, ready: object, timeout: Optional[float], what: str) -> None:
+        """Under the lock. ready is called again after each change."""
+        assert callable(ready)
+        limit = self.timeout if timeout is None else timeout
+        end = None if limit is None else time.monotonic() + limit
+        while not ready():
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"{what} after {limit} s")
+            self._changed.wait(left)
+
+    def acquire_read(self, timeout: Optional[float] = None) -> None:
+        """Enter as a reader; waits while reading is not allowed.
+
+        RuntimeError: this thread disallowed reading itself and would wait for ever.
+        """
+        me = threading.get_ident()
+        with self._changed:
+            if me in self._readers:
+                # Inside already: waiting for a closer that waits for this thread would not end.
+                self._readers[me] += 1
+                return
+            if self._closed and self._closer == me:
+                raise RuntimeError("this thread called disallow_state_dict_read(): it must call "
+                                   "allow_state_dict_read() before it reads")
+            self._wait(lambda: not self._closed, timeout, "reading is still not allowed")
+            self._readers[me] = 1
+
+    def release_read(self, thread: Optional[int] = None) -> None:
+        """Leave. thread: whose entry it was, where another one ends it."""
+        me = threading.get_ident() if thread is None else thread
+        with self._changed:
+            depth = self._readers[me] - 1
+            if depth:
+                self._readers[me] = depth
+            else:
+                del self._readers[me]
+                self._changed.notify_all()
+
+    @contextmanager
+    def reading(self, timeout: Optional[float] = None) -> Iterator[None]:
+        """`with gate.reading():` - the state dict does not change inside."""
+        me = threading.get_ident()
+        self.acquire_read(timeout)
+        try:
+            yield
+        finally:
+            self.release_read(me)
+
+    def disallow_state_dict_read(self, timeout: Optional[float] = None) -> None:
+        """Before the state is changed: returns when no reader is inside, and none gets in.
+
+        TimeoutError: readers did not leave; reading is allowed as before.
+        RuntimeError: this thread is a reader itself.
+        """
+        me = threading.get_ident()
+        with self._changed:
+            if me in self._readers:
+                raise RuntimeError("disallow_state_dict_read() inside reading()")
+            while self._closed:
+                # Disallowed already, perhaps by one who still waits, and may give up.
+                self._wait(lambda: not (self._closed and self._readers), timeout,
+                           "readers are still inside")
+                if self._closed:
+                    return
+            self._closed, self._closer = True, me
+            try:
+                self._wait(lambda: not self._readers, timeout, "readers are still inside")
+            except BaseException:
+                self._closed, self._closer = False, None
+                self._changed.notify_all()
+                raise
+
+    def allow_state_dict_read(self) -> None:
+        """After the change: readers get in again."""
+        with self._changed:
+            self._closed, self._closer = False, None
+            self._changed.notify_all()
