@@ -18,11 +18,15 @@ for group in $(key needs); do
 done
 
 export PYTHONWARNINGS=ignore CAIRN=$cairn ECOSYSTEM=$dir STORE=$store MOUNT=$mnt
-export PYTHONPATH=$LIB_TOP/tests/ecosystem/lib PYTHONPYCACHEPREFIX=$dir/pycache
+export PYTHONPATH=$LIB_TOP/tests/ecosystem/lib:$LIB_TOP/tools/python PYTHONPYCACHEPREFIX=$dir/pycache
+# tools/python runs without libcairn too.
+export CAIRN_LIBRARY=
+[ ! -e "$BUILD/libcairn.so" ] || CAIRN_LIBRARY=$BUILD/libcairn.so
 unset PYTHONDONTWRITEBYTECODE
 # Small models: threads only cost. Nothing asks a network, and gloo finds itself.
 export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-export CUDA_VISIBLE_DEVICES='' JAX_PLATFORMS=cpu HOME=$TMP
+export JAX_PLATFORMS=cpu HOME=$TMP
+[ "$(key gpu)" = yes ] || export CUDA_VISIBLE_DEVICES=''
 mkdir -p "$TMP/tmp"
 export TMPDIR=$TMP/tmp
 

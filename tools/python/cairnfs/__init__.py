@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._gate import StateDictGate
-from ._lib import CairnError, library
+from ._lib import library
 from ._memory import LibraryMemory, Memory, PlainMemory, device_of, memory_for, wait
 from ._read import load
 from .stager import CairnStager
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CairnError", "CairnStager", "CairnStorageReader", "CairnStorageWriter", "LibraryMemory",
+    "CairnStager", "CairnStorageReader", "CairnStorageWriter", "LibraryMemory",
     "Memory", "PlainMemory", "StateDictGate", "device_of", "library", "load", "load_checkpoint",
     "memory_for", "wait",
 ]

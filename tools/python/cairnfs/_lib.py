@@ -54,10 +54,6 @@ def _tell(_arg: Any, text: bytes) -> None:
 _notice = Notice(_tell)         # lives as long as any stage
 
 
-class CairnError(OSError):
-    """What libcairn answered: errno, and strerror is its own text of what to do."""
-
-
 _P = ctypes.c_void_p
 _PROTOTYPES = {
     "cairn_version": (ctypes.c_char_p, []),
@@ -83,7 +79,8 @@ _PROTOTYPES = {
 
 
 class Library:
-    """The loaded library. call() raises CairnError for a negative answer."""
+    """The loaded library. call() raises OSError (FileNotFoundError, TimeoutError, ...) for a negative
+    answer, with libcairn's own text of what to do."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -98,13 +95,13 @@ class Library:
         rc = int(getattr(self._c, name)(*args))
         if rc < 0:
             text = self._c.cairn_error().decode(errors="replace")
-            raise CairnError(-rc, text or os.strerror(-rc))
+            raise OSError(-rc, text or os.strerror(-rc))
         return rc
 
     def data(self, shard: Any) -> int:
         address = self._c.cairn_shard_data(shard)
         if address is None:
-            raise CairnError(errno.ECHILD, "this shard's stage is the parent process's")
+            raise OSError(errno.ECHILD, "this shard's stage is the parent process's")
         return int(address)
 
     def mount(self, stage: Any) -> Optional[str]:

@@ -53,9 +53,10 @@ class Block(ABC):
             f.atexit = False
 
     def _unused(self) -> None:
-        self.memory._used(-1)
+        # First it ends: then its memory can be trimmed.
         if self._on_unused is not None:
             self._on_unused()
+        self.memory._used(-1)
 
     def release(self, on_unused: Optional[Callable[[], None]] = None) -> None:
         """No more storages are made. on_unused is called when the last of them is gone, perhaps
@@ -470,13 +471,8 @@ def wait(path: "os.PathLike[str] | str", timeout: Optional[float] = None) -> Non
     if lib is None:
         _wait_without_library(name, timeout)
         return
-    try:
-        lib.call("cairn_wait", os.fsencode(name),
-                 -1 if timeout is None else max(0, int(timeout * 1000)))
-    except _lib.CairnError as e:
-        if e.errno == errno.ETIMEDOUT:
-            raise TimeoutError(e.errno, e.strerror, name) from None
-        raise
+    lib.call("cairn_wait", os.fsencode(name),
+             -1 if timeout is None else max(0, int(timeout * 1000)))
 
 
 def _wait_without_library(path: str, timeout: Optional[float]) -> None:

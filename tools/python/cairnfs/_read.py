@@ -6,6 +6,7 @@ What is read is not trusted: names of classes are looked up in lists, offsets ar
 
 from __future__ import annotations
 
+import inspect
 import io
 import mmap
 import os
@@ -224,7 +225,7 @@ def load(path: PathLike, map_location: MapLocation = None, *, weights_only: bool
         loader = _Loader(name, entries, map_location, source)
         unpickler = loader.unpickler(io.BytesIO(item[at:at + length]), weights_only)
         result = unpickler.load()
-        loader.finish()
+        loader.finish(weights_only)
         return result
     finally:
         if memory is None:
@@ -274,10 +275,16 @@ class _Loader:
             new.copy_(host)
         return new
 
-    def finish(self) -> None:
+    def finish(self, weights_only: bool) -> None:
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
+        # As torch.load ends: an index of a sparse tensor may point anywhere until then.
+        validate = torch._utils._validate_loaded_sparse_tensors
+        if inspect.signature(validate).parameters:
+            validate(weights_only=weights_only)
+        else:
+            validate()
 
     def persistent_load(self, pid: Any) -> Any:
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] not in ("storage", b"storage"):

@@ -210,7 +210,9 @@ class _Pass:
             return self._wrapper(x, copier)
         if x.is_meta:
             return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-        if x.layout != torch.strided or x.is_quantized:
+        if x.layout != torch.strided:
+            return self._sparse(x, copier)
+        if x.is_quantized:
             return copier.rebuild(x, x.__reduce_ex__(2))
         y = self._strided(x)
         copier.memo[id(x)] = y
@@ -222,7 +224,10 @@ class _Pass:
         if type(plain) is not torch.Tensor:
             with torch._C.DisableTorchFunctionSubclass():
                 plain = plain.as_subclass(torch.Tensor)
-        if self.stager.layout == "dcp":
+        if is_freed(plain):
+            y = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="cpu")
+            y.untyped_storage().resize_(0)
+        elif self.stager.layout == "dcp":
             y = self.compact(plain.resolve_conj().resolve_neg())
         else:
             y = torch.empty(0, dtype=x.dtype, device="cpu").set_(
@@ -252,7 +257,9 @@ class _Pass:
     def _wrapper(self, x: Any, copier: Copier) -> Any:
         """DTensor and the like: the same wrapper around copies of what it wraps."""
         names, context = x.__tensor_flatten__()
-        inner = {name: copier(getattr(x, name)) for name in names}
+        # A mesh of devices is among them: that is no state.
+        inner = {name: copier(value) if isinstance(value, torch.Tensor) else value
+                 for name, value in ((name, getattr(x, name)) for name in names)}
         y = type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
         copier.memo[id(x)] = y
         known = set(names) | set(getattr(y, "__dict__", {}))
@@ -260,6 +267,23 @@ class _Pass:
             if name not in known:
                 setattr(y, name, copier(value))
         return y
+
+    @staticmethod
+    def _sparse(x: torch.Tensor, copier: Copier) -> Any:
+        # Not by what x.__reduce_ex__ names: that leaves its result to a later torch.load to check.
+        if x.layout == torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                copier(x._indices()), copier(x._values()), x.size(), check_invariants=False,
+                is_coalesced=x.is_coalesced())
+        if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+            compressed, plain = x.crow_indices(), x.col_indices()
+        elif x.layout in (torch.sparse_csc, torch.sparse_bsc):
+            compressed, plain = x.ccol_indices(), x.row_indices()
+        else:
+            raise TypeError(f"a tensor with layout {x.layout} cannot be staged")
+        return torch.sparse_compressed_tensor(
+            copier(compressed), copier(plain), copier(x.values()), x.size(), layout=x.layout,
+            check_invariants=False)
 
     @staticmethod
     def _sharded(x: Any, copier: Copier) -> Any:
@@ -273,6 +297,14 @@ class _Pass:
         y.__dict__.update(x.__dict__)
         y._local_shards = shards
         return y
+
+
+def is_freed(x: torch.Tensor) -> bool:
+    """Whether its storage is too short for it, as FSDP leaves what it has gathered and freed."""
+    if not x.numel():
+        return False
+    last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.size(), x.stride()))
+    return (last + 1) * x.element_size() > x.untyped_storage().nbytes()
 
 
 def is_sharded_tensor(x: Any) -> bool:
