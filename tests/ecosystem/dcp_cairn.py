@@ -4,6 +4,7 @@
 """CairnStorageWriter and CairnStorageReader: what one writes, PyTorch's own reads, and the other
 way round; save and async_save, 2 gloo processes, tensors changed as soon as it returns."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -185,7 +186,7 @@ def other_ways(rank, ranks, top):
 
 
 def save(top):
-    for where, memory in (("with", staging.contextlib.nullcontext), ("without", staging.no_library)):
+    for where, memory in (("with", contextlib.nullcontext), ("without", staging.no_library)):
         if where == "with" and cairnfs.library() is None:
             continue
         os.mkdir(f"{top}/{where}")

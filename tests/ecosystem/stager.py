@@ -477,7 +477,7 @@ def read(top):
         for load in (torch.load, cairnfs.load):
             assert torch.equal(load(f"{folder}/sparse.pt")["x"].to_dense(), torch.eye(5))
         seen = []
-        cairnfs.load(f"{folder}/device.pt", map_location=lambda d: seen.append(d) or "cpu")
+        cairnfs.load(f"{folder}/device.pt", map_location=lambda d, to=seen: to.append(d) or "cpu")
         assert seen == ["cuda:1"], seen
         eco.cairn_agrees(f"{folder}/saved.pt", {"x": numbers(12)})
         eco.cairn_agrees(f"{folder}/many.pt", {f"many.t{i}": numbers(3, seed=i)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""bench_gpu.py [--mount DIR] [--ext4 DIR] [--tmpfs DIR] [--gib N,...] [--tensors N,...] [--rounds N]
+"""bench_gpu.py [--mount DIR] [--ext4 DIR] [--tmpfs DIR] [--gib N,...] [--tensors N,...]
+             [--rounds N] [--cpu]
 
 How long a trainer is blocked by a checkpoint of a state dict on a GPU, and when it is durable:
 

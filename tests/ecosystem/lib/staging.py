@@ -36,8 +36,7 @@ def each_memory(body, *args):
 
 
 def collect():
-    for _ in range(3):
-        gc.collect()
+    gc.collect()
 
 
 def storages(x):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import pickle
 import sys
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from . import _zip
 ALIGN = _zip.ALIGN
 # Beside the directory's entries: data.pkl of a small object, byteorder, version, end records.
 TAIL = 1 << 16
+_serial = itertools.count()
 
 
 def aligned(n: int, to: int = ALIGN) -> int:
@@ -108,6 +110,7 @@ class Layout:
     names: List[str] = field(default_factory=list)      # torch: of the entries, by want
     # Who holds the layout: weak references to the storages it was last used for.
     sources: Dict[int, Any] = field(default_factory=dict)
+    use: str = field(default_factory=lambda: str(next(_serial)))    # of blocks made for it
 
     def used(self) -> int:
         return sum(w.nbytes for i, w in enumerate(self.wants) if i not in self.aside)

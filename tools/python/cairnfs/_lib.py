@@ -79,8 +79,8 @@ _PROTOTYPES = {
 
 
 class Library:
-    """The loaded library. call() raises OSError (FileNotFoundError, TimeoutError, ...) for a negative
-    answer, with libcairn's own text of what to do."""
+    """The loaded library. call() raises OSError (FileNotFoundError, TimeoutError, ...) for a
+    negative answer, with libcairn's own text of what to do."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -151,8 +151,9 @@ class Memory(ABC):
         return None
 
     @abstractmethod
-    def create(self, size: int) -> Block:
-        """A block of `size` bytes, holding anything."""
+    def create(self, size: int, use: str = "") -> Block:
+        """A block of `size` bytes, holding anything. use: the same each time that a later step's
+        block takes the place of this one; tells libcairn where a step begins."""
 
     def trim(self) -> None:
         """Gives back what no block uses, as soon as no tensor lies on it."""
@@ -274,7 +275,7 @@ class PlainMemory(Memory):
         self._stats = {"shards": 0, "buffers": 0, "buffer_bytes": 0, "mapped": 0}
         self._closed = False
 
-    def create(self, size: int) -> Block:
+    def create(self, size: int, use: str = "") -> Block:
         capacity = -(-max(size, 1) // PAGE) * PAGE
         with self._lock:
             for i, tensor in enumerate(self._idle):
@@ -367,6 +368,7 @@ class LibraryMemory(Memory):
     def __init__(self, lib: _lib.Library, directory: str) -> None:
         super().__init__()
         self.lib = lib
+        self._directory = directory
         self._pid = os.getpid()
         self._stage: Optional[ctypes.c_void_p] = ctypes.c_void_p()
         options = _lib.Options(size=ctypes.sizeof(_lib.Options), idle_bytes=2**64 - 1,
@@ -393,9 +395,12 @@ class LibraryMemory(Memory):
     def mount(self) -> Optional[str]:
         return self.lib.mount(self._handle())
 
-    def create(self, size: int) -> Block:
+    def create(self, size: int, use: str = "") -> Block:
         shard = ctypes.c_void_p()
-        self.lib.call("cairn_shard_create", self._handle(), None, size, 0, ctypes.byref(shard))
+        # A name that no file will have: the path is set when it is known.
+        name = os.path.join(self._directory, f".cairn-stage.{use}")
+        self.lib.call("cairn_shard_create", self._handle(), os.fsencode(name), size, 0,
+                      ctypes.byref(shard))
         return LibraryBlock(self, shard, size)
 
     def stats(self) -> Dict[str, int]:

@@ -357,7 +357,7 @@ def _write_rest(stager: CairnStager, directory: str, name: str,
         return []
     file = _File(name, 0)
     size = sum(_layout.aligned(p.length()) for p in pieces)
-    block = stager.memory.create(size)
+    block = stager.memory.create(size, name)
     try:
         _append(stager, block, file, pieces, Streams())
     except BaseException:

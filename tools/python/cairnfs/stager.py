@@ -27,7 +27,7 @@ from . import _layout, _zip
 from ._copy import Copier
 from ._gate import StateDictGate
 from ._layout import Layout, Want
-from ._memory import Block, Memory, memory_for
+from ._memory import Block, Memory, PlainMemory, memory_for
 
 StateDict = Any
 PathLike = Union[str, "os.PathLike[str]"]
@@ -304,7 +304,7 @@ def is_freed(x: torch.Tensor) -> bool:
     if not x.numel():
         return False
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.size(), x.stride()))
-    return (last + 1) * x.element_size() > x.untyped_storage().nbytes()
+    return bool((last + 1) * x.element_size() > x.untyped_storage().nbytes())
 
 
 def is_sharded_tensor(x: Any) -> bool:
@@ -363,6 +363,7 @@ class CairnStager:
         self.keep_memory = keep_memory
         self.gate = StateDictGate(timeout)
         self.memory = memory or memory_for(None if path is None else os.fspath(path))
+        self._beside = PlainMemory()            # for what does not belong to this rank's file
         self._placed = memory is not None or path is not None
         self._lock = threading.RLock()          # of the lists below; never held while waiting
         self._stage_lock = threading.Lock()     # one stage at a time
@@ -512,9 +513,11 @@ class CairnStager:
             return [staged for staged in self._pending if staged.layout is layout]
 
     def _create(self, layout: Layout) -> Staged:
-        block = self.memory.create(layout.capacity)
+        block = self.memory.create(layout.capacity, layout.use)
+        aside = None
         try:
-            aside = self.memory.create(layout.aside_capacity) if layout.aside_capacity else None
+            if layout.aside_capacity:
+                aside = self._beside.create(layout.aside_capacity)
         except BaseException:
             block.abort()
             raise
@@ -545,6 +548,7 @@ class CairnStager:
     def _sources_gone(self, layout: Layout) -> None:
         if self.keep_memory or self._closed:
             return
+        self._beside.trim()
         with self._lock:
             for key in [k for k, v in self._layouts.items() if v is layout]:
                 del self._layouts[key]
@@ -632,6 +636,7 @@ class CairnStager:
         with self._lock:
             self._layouts.clear()
         self.memory.close()
+        self._beside.close()
 
     def __enter__(self) -> "CairnStager":
         return self
@@ -750,7 +755,7 @@ def write_archive(stager: CairnStager, path: str, obj: Any, exclusive: bool) -> 
     wants = tuple(Want(s.nbytes()) for _, s in storages)
     layout = _layout.torch_layout(wants, _layout.TAIL + 256 * len(wants) + len(data),
                                   [key for key, _ in storages])
-    block = stager.memory.create(layout.capacity)
+    block = stager.memory.create(layout.capacity, "copy")
     try:
         for i, (_, storage) in enumerate(storages):
             if storage.nbytes():
