@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _layout, _zip
-from ._memory import Memory, memory_for, wait
+from ._memory import Memory, existing_directory, memory_for, wait
 from ._read import (
     MapLocation, MappedFile, PathLike, Unknown, fills, read_into, stored_tensor,
     target_device)
@@ -176,7 +176,8 @@ class CairnStorageWriter(FileSystemWriter):
                              planner)
         if self.sync_files:
             for name in sorted({r.storage_data.relative_path for r in results}):
-                _fsync(os.path.join(os.fspath(self.path), name))
+                # Not by an open of it on a mount, which would keep its memory from the next step.
+                wait(os.path.join(os.fspath(self.path), name))
         done: "Future[List[WriteResult]]" = Future()
         done.set_result(results)
         return done
@@ -184,17 +185,10 @@ class CairnStorageWriter(FileSystemWriter):
 
 def _on_mount(path: str) -> bool:
     try:
-        return bool(os.getxattr(path, "user.cairn.state"))
+        # The checkpoint's own directory is made later.
+        return bool(os.getxattr(existing_directory(path), "user.cairn.state"))
     except OSError:
         return False
-
-
-def _fsync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write(stager: CairnStager, directory: str, prefix: str, plan: SavePlan,
