@@ -13,6 +13,7 @@ FileSystemReader; CairnStorageReader reads those of FileSystemWriter.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -168,8 +169,9 @@ class CairnStorageWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
         kind = getattr(self, "serialization_format", None)
-        if getattr(self.transforms, "extensions", ()) or (kind is not None and
-                                                          kind.name != "TORCH_SAVE"):
+        transforms = getattr(self, "transforms", None)      # not in PyTorch 2.6
+        if getattr(transforms, "extensions", ()) or (kind is not None and
+                                                     kind.name != "TORCH_SAVE"):
             return super().write_data(plan, planner)
         with torch.no_grad():
             results = _write(self.stager, os.fspath(self.path), plan.storage_data.prefix, plan,
@@ -470,5 +472,7 @@ def load_checkpoint(path: PathLike, map_location: MapLocation = None, *,
             continue
         device = target_device(reader.devices.get(name, "cpu"), map_location)
         state[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
-    load(state, storage_reader=reader, no_dist=no_dist)
+    # PyTorch 2.6 asks whether there is a process group instead.
+    known = "no_dist" in inspect.signature(load).parameters
+    load(state, storage_reader=reader, **({"no_dist": no_dist} if known else {}))
     return state
