@@ -144,7 +144,12 @@ enum cairn_kind {
  * seen at path before the commit; path's directory must exist now and is kept hold of, so a
  * relative path means the directory that is current now. An existing file at path is replaced by
  * the commit, by a rename; a symlink there too, not followed. path may be NULL: then
- * cairn_shard_set_path must come before the commit.
+ * cairn_shard_set_path must come before the commit. A new checkpoint is known by its path, another
+ * directory or a name that comes again, and its shards get the memory of the one before the last;
+ * with NULL only by 200 ms without an open shard, so who saves faster gets new memory for each:
+ * give it any path that is the same in every checkpoint, and set the right one later.
+ * Who opens a committed file before it is durable (to read it, or to fsync it by its path) keeps its
+ * memory: the next shard is mapped and registered anew. cairn_wait does not.
  * The memory has what an earlier shard left in it, or zeros: write all that you commit.
  * May block while memory is mapped and registered (about 0.1 s/GB, the first two checkpoints of
  * each size; later: none). flags: CAIRN_EXCL. *shard is NULL after an error.
