@@ -96,8 +96,11 @@ def sync(rank, ranks, top):
         s = state(rank, ranks, step)
         dcp.save(s, checkpoint_id=f"{top}/sync/step-{step}", storage_writer=writer)
         spoil(s)
-    # In place, as DCP does it.
+    # In place, as DCP does it; what is half replaced is not committed.
+    write, seen = writer.write_data, []
+    writer.write_data = lambda *args: seen.append(os.listdir(f"{top}/sync/step-1")) or write(*args)
     dcp.save(state(rank, ranks, 3), checkpoint_id=f"{top}/sync/step-1", storage_writer=writer)
+    assert seen and ".metadata" not in seen[0], seen
     writer.close()
     refused = CairnStorageWriter(f"{top}/sync/step-1", overwrite=False)
     staging.raises(BaseException, dcp.save, state(rank, ranks, 4), storage_writer=refused)

@@ -13,6 +13,7 @@ FileSystemReader; CairnStorageReader reads those of FileSystemWriter.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
@@ -166,6 +167,13 @@ class CairnStorageWriter(FileSystemWriter):
         if self._sync_wanted is None:
             # Also for .metadata, which FileSystemWriter.finish() writes.
             self.sync_files = not _on_mount(os.fspath(self.path))
+
+    def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
+        # An existing checkpoint's shards are replaced one by one: let no mix stand committed.
+        # The coordinator alone comes here, before any rank writes.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(os.fspath(self.path), ".metadata"))
+        return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
         kind = getattr(self, "serialization_format", None)
