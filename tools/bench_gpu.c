@@ -330,8 +330,10 @@ static int open_gpu(struct bench *b, bool *fake)
 		return 77;
 	}
 	if (b->cu.device_get(&dev, 0) || b->cu.primary_retain(&ctx, dev) || b->cu.ctx_push(ctx) ||
-	    b->cu.stream_create(&b->stream, CUDL_STREAM_NON_BLOCKING))
-		return complain("device 0") ? 1 : 1;
+	    b->cu.stream_create(&b->stream, CUDL_STREAM_NON_BLOCKING)) {
+		complain("device 0");
+		return 1;
+	}
 	if (b->cu.device_name(name, sizeof(name), dev))
 		snprintf(name, sizeof(name), "unknown device");
 	*fake = !strncmp(name, "fake ", 5);
@@ -352,8 +354,10 @@ static int run(const struct options *o)
 	if (err || o->probe)
 		return err;
 	err = o->stand_in ? stage_stand_in(o->dir, &so, &b.stage) : cairn_stage_open(o->dir, &so, &b.stage);
-	if (err)
-		return complain(o->dir) ? 1 : 1;
+	if (err) {
+		complain(o->dir);
+		return 1;
+	}
 	if (o->stand_in)
 		printf("no FUSE here: plain files of a tmpfs stand for the mount's memory, mapped and registered "
 		       "the same way; \"sealed\" means copied, nothing becomes durable, nothing is loaded\n");
