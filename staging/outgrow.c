@@ -90,7 +90,7 @@ static int move_open(struct move *m, struct staged *f)
 			return -errno;
 		}
 	}
-	return io_queue_open(f->s->o.engine, &m->q);
+	return 0;
 }
 
 /* One page that is in both files, below `under`. buf: two aligned pages. */
@@ -141,10 +141,12 @@ static int move_range(struct move *m, uint64_t from, uint64_t end)
 	struct io_source src = {.base = m->map, .size = end, .data = m->ext,
 				.n_data = persist_extents(m->from, from, end, m->ext, EXTENTS)};
 	uint64_t bytes = 0;
+	int rc = m->q ? 0 : io_queue_open(s->o.engine, &m->q);
 
 	for (unsigned i = 0; i < src.n_data; i++)
 		bytes += src.data[i].len;
-	int rc = reserve_enter(s, bytes);
+	if (!rc)
+		rc = reserve_enter(s, bytes);
 	if (rc)
 		return rc;
 	for (unsigned i = 0; !rc && i < src.n_data; i++)

@@ -118,13 +118,14 @@ static int write_large(struct job *j, int from)
 	return rc;
 }
 
-/* Small, or to be read while it may be cut short: through a buffer. `to` < 0 = checksum only. */
-static int copy_through(struct job *j, int from, int to)
+/* Small, or to be read while it may be cut short: through a buffer. `to` < 0 = checksum only.
+ * `under` >= 0: older bytes are there already (outgrow.c), but the version needs a file of its own. */
+static int copy_through(struct job *j, int from, int under, int to)
 {
 	uint64_t size = j->p->r.size;
 	struct stat st;
 	/* mostly holes: no checksum, and holes stay holes */
-	bool sparse = !fstat(from, &st) && size > SUM_HOLES_MAX && (uint64_t)st.st_blocks * 512 < size - SUM_HOLES_MAX;
+	bool sparse = under < 0 && !fstat(from, &st) && size > SUM_HOLES_MAX && (uint64_t)st.st_blocks * 512 < size - SUM_HOLES_MAX;
 	j->no_sum |= sparse;
 	if (sparse && to < 0)
 		return 0;
@@ -134,7 +135,8 @@ static int copy_through(struct job *j, int from, int to)
 			break;
 		off = (uint64_t)data;
 		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
-		ssize_t n = pread(from, j->buf, want, (off_t)off);
+		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off) :
+			    outgrow_read(j->p->sf->under, from, under, j->buf, want, off);
 		if (n < 0)
 			return -errno;
 		if (n == 0) {	/* cut short since: what is missing reads as zeros */
@@ -148,32 +150,6 @@ static int copy_through(struct job *j, int from, int to)
 		off += (uint64_t)n;
 	}
 	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
-}
-
-/* Part of it is in the store already, but the version needs a file of its own: its writer goes on
- * after an fsync, or the close could not finish it. */
-static int copy_outgrown(struct job *j, int from)
-{
-	struct pend *p = j->p;
-	struct io_store *store = j->s->o.store;
-	int under = io_tmp_open(store, p->sf->id, O_RDONLY), rc = under < 0 ? under : 0;
-
-	for (uint64_t off = 0; !rc && off < p->r.size;) {
-		size_t want = p->r.size - off < COPY_CHUNK ? p->r.size - off : COPY_CHUNK;
-		ssize_t n = outgrow_read(p->sf->under, from, under, j->buf, want, off);
-		if (n <= 0) {	/* cut short since: what is missing reads as zeros */
-			rc = n < 0 ? -errno : 0;
-			if (!rc)
-				io_sum_zeros(j->sum, p->r.size - off);
-			break;
-		}
-		io_sum_add(j->sum, j->buf, (size_t)n);
-		rc = io_pwrite(store, p->tmp_fd, j->buf, (size_t)n, off);
-		off += (uint64_t)n;
-	}
-	if (under >= 0)
-		close(under);
-	return rc ? rc : io_truncate(store, p->tmp_fd, p->r.size);
 }
 
 /* What the close did not reserve (recovery, rewriting). */
@@ -213,7 +189,7 @@ static int write_bytes(struct job *j)
 	if (f->spilled && !p->snapshot) {	/* it is the store file */
 		p->tmp_id = f->id;
 		p->tmp_fd = io_tmp_open(store, f->id, O_RDWR);
-		return p->tmp_fd < 0 ? p->tmp_fd : copy_through(j, p->tmp_fd, -1);
+		return p->tmp_fd < 0 ? p->tmp_fd : copy_through(j, p->tmp_fd, -1, -1);
 	}
 	staging_sf_name(f->id, name);
 	int from = f->spilled ? io_tmp_open(store, f->id, O_RDONLY) :
@@ -224,12 +200,15 @@ static int write_bytes(struct job *j)
 	/* reserved when it was larger: small writes are not aligned */
 	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->under) && fcntl(p->tmp_fd, F_SETFL, 0))
 		rc = -errno;
-	if (!rc && f->under)
-		rc = copy_outgrown(j, from);
-	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled))
-		rc = copy_through(j, from, p->tmp_fd);
+	int under = rc || !f->under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
+	if (!rc && f->under && under < 0)
+		rc = under;
+	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled || under >= 0))
+		rc = copy_through(j, from, under, p->tmp_fd);
 	else if (!rc)
 		rc = write_large(j, from);
+	if (under >= 0)
+		close(under);
 	close(from);
 	return rc;
 }

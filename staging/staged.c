@@ -1210,11 +1210,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 		trim_tail(f);
 	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
 	pthread_mutex_lock(sl);
-	int rc = ensure_fd(f);
+	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;
-	if (fstat(f->fd, &st))
-		return -errno;
 	if (closed && f->rw >= 0) {
 		close(f->rw);
 		f->rw = -1;
