@@ -269,6 +269,29 @@ inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name
 	return rc ? rc : (int64_t)r.seq;
 }
 
+// The close of a file at the root, answered; its RELEASE is still to come.
+inline int log_flushed(staging *s, staged *f, uint64_t node, const char *name)
+{
+	rec_name at = {STAGING_ROOT_DIR, name};
+	void *data = nullptr;
+	ssize_t len = rec_pack(&at, 1, nullptr, 0, &data);
+	if (len < 0)
+		return (int)len;
+	rec r = {};
+	r.type = REC_FLUSHED;
+	r.node = r.ino = node;
+	r.mode = 0600;
+	r.dir = at.dir;
+	r.name = name;
+	r.sf = staged_id(f);
+	r.flags = (staged_spilled(f) ? REC_SPILLED : 0) | (staged_huge(f) ? REC_HUGE : 0);
+	r.data = data;
+	r.data_len = (uint32_t)len;
+	int rc = staging_log(s, &r);
+	free(data);
+	return rc;
+}
+
 // A new staged file with its record, as the face makes one.
 inline staged *create(staging *s, uint64_t node, const Name &at, uint64_t expected,
 		      uint32_t type = REC_CREATE)

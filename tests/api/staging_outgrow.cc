@@ -252,20 +252,7 @@ TEST_P(Outgrow, FoundAgain)
 			staged *f = s.err ? nullptr : outgrown(s, node, bytes, flushed ? "shut" : "open");
 			if (!f)
 				_exit(1);
-			rec_name at = {root, "shut"};
-			void *data = nullptr;
-			ssize_t len = rec_pack(&at, 1, nullptr, 0, &data);
-			rec r = {};
-			r.type = REC_FLUSHED;
-			r.node = r.ino = node;
-			r.mode = 0600;
-			r.dir = root;
-			r.name = "shut";
-			r.sf = staged_id(f);
-			r.flags = staged_huge(f) ? REC_HUGE : 0;
-			r.data = data;
-			r.data_len = (uint32_t)len;
-			_exit(flushed && staging_log(s, &r) ? 2 : 0);
+			_exit(flushed && log_flushed(s, f, node, "shut") ? 2 : 0);
 		}
 		int status;
 		ASSERT_EQ(waitpid(pid, &status, 0), pid);

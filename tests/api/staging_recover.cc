@@ -236,23 +236,10 @@ TEST(Killed, AnAnsweredCloseCounts)
 			staged *f = create(s, node, {root, name}, 100);
 			if (!f || !write_all(f, name) || staged_reserve(f))
 				_exit(2);
-			rec_name at = {root, name};
-			void *data = nullptr;
-			ssize_t len = rec_pack(&at, 1, nullptr, 0, &data);
-			rec r = {};
-			r.type = REC_FLUSHED;
-			r.node = r.ino = node;
-			r.mode = 0600;
-			r.dir = root;
-			r.name = name;
-			r.sf = staged_id(f);
-			r.flags = staged_spilled(f) ? REC_SPILLED : 0;
-			r.data = data;
-			r.data_len = (uint32_t)len;
-			if (staging_log(s, &r))
+			if (log_flushed(s, f, node, name))
 				_exit(3);
 			if (*name == 'c') { // opened for writing again, and not closed since
-				r = {};
+				rec r = {};
 				r.type = REC_OPEN;
 				r.flags = REC_WRITE;
 				r.node = node;
