@@ -119,7 +119,8 @@ static void dir_changed(struct node *dir, const struct rec *r, int links)
 {
 	if (!dir)
 		return;
-	dir->nlink = (nlink_t)((long)dir->nlink + links);
+	if (dir->nlink > 1)	/* one: this filesystem does not count them (btrfs) */
+		dir->nlink = (nlink_t)((long)dir->nlink + links);
 	dir->mtime = dir->ctime = r->when;
 	if (r->seq)
 		dir->ns_seq = r->seq;
@@ -204,8 +205,11 @@ static void apply_made(struct fs *fs, const struct rec *r)
 			no_memory();
 		n->size = strlen(n->target);
 	}
+	struct node *dir = node_find(fs, r->dir);
 	if (r->type != REC_MKDIR)
 		node_place_add(n, r->seq, r->dir, r->name);
+	else if (dir && dir->nlink == 1)
+		n->nlink = 1;
 	name_new(fs, r->dir, r->name, n, r, true);
 }
 

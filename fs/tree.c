@@ -273,7 +273,10 @@ void node_gc(struct fs *fs)
 
 int tree_init(struct fs *fs)
 {
+	struct stat st;
 	fs->root = node_new(fs, ROOT_ID, ROOT_ID, S_IFDIR | 0755);
+	if (fs->root && fs->store && !fstat(io_store_root(fs->store), &st))
+		fs->root->nlink = st.st_nlink;
 	return fs->root ? 0 : -ENOMEM;
 }
 
