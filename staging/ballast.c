@@ -300,6 +300,10 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 		f->mtime = p->r.mtime = st.st_mtim;
 		f->ctime = st.st_ctim;
 	}
+	if (!early) {
+		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};
+		log_append(s, &r);	/* else a restart seals it once more: work, and nothing is lost */
+	}
 	s->n_wait--;
 	p->snapshot = early;
 	if (early && !f->late) {

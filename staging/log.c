@@ -483,6 +483,12 @@ void replay_flushed(struct staging *s)
 	s->n_flushed = 0;
 }
 
+static void set_late(struct staging *s, struct staged *f, bool late)
+{
+	s->n_late += late - f->late;
+	f->late = late;
+}
+
 /* Staged files whose state the log changes beside the order. */
 static void replay_staged(struct staging *s, const struct rec *r)
 {
@@ -490,13 +496,13 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	struct staged *f = r->sf ? sf_find(s, r->sf) : NULL;
 	if (!f)
 		return;
+	if (r->type == REC_FINAL || (r->type == REC_SEAL && !(r->flags & (REC_MAPPED | REC_FSYNCED))))
+		set_late(s, f, false);
 	if (r->type == REC_SEAL && r->seq <= s->head->applied) {
 		if (!f->n_seals)
 			replay_sealed(s, f, r, STAGED_DURABLE);
-		if (r->flags & REC_MAPPED && !f->late) {	/* perhaps published before its mapping went */
-			f->late = true;
-			s->n_late++;
-		}
+		if (r->flags & REC_MAPPED)	/* perhaps published before its mapping went */
+			set_late(s, f, true);
 	} else if (r->type == REC_STAGED && (r->flags & REC_SEALED)) {
 		replay_sealed(s, f, r, STAGED_DURABLE);
 	} else if (r->type == REC_STAGED) {

@@ -94,6 +94,7 @@ enum rec_type {
 	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing */
 	REC_BUFFER,	/* node is a buffer (sf), `size` long when it is next committed */
 	REC_LEND,	/* sf may now be a second name of buffer fh; a SEAL follows if it is wanted */
+	REC_FINAL,	/* SEAL node2 of sf was MAPPED, and nothing writes its bytes any more */
 	REC_SESSION_END
 };
 

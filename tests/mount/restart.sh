@@ -1,0 +1,56 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: fast relay
+# What is durable is not written again because a worker died: neither the next worker nor the one
+# after it accepts a change that nobody made.
+. "$(dirname "$0")/../lib/lib.sh"
+
+store=$TMP/store mnt=$TMP/mnt
+start_mount "$store" "$mnt" staging=64M
+python3 - "$mnt" <<'END' || die "writing"
+import ctypes, mmap, os, sys, time
+top = sys.argv[1]
+os.makedirs(f"{top}/run/step-1")
+os.chdir(f"{top}/run/step-1")
+with open("large", "wb") as f:           # more than staging has room for: spilled
+    for i in range(100):
+        f.write(b"l" * (1 << 20))
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+for i in range(2):                       # closed before its mapping goes
+    fd = os.open(f"mapped{i}", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 100000)
+    at = libc.mmap(None, 100000, 3, mmap.MAP_SHARED, fd, 0)
+    os.close(fd)
+    time.sleep(0.5)
+    ctypes.memset(at, 109, 100000)
+    libc.munmap(at, 100000)
+for i in range(8):                       # saved as many do
+    with open(f"tmp{i}", "wb") as f:
+        f.write(b"x" * 5000)
+    os.rename(f"tmp{i}", f"saved{i}")
+with open("both", "w+b") as f:           # read and written, synced, written on
+    f.write(b"y" * 300000)
+    f.flush()
+    os.fsync(f.fileno())
+    f.write(b"z" * 10)
+with open("both", "r+b") as f:           # opened to write, and not written
+    f.read(10)
+os.chmod("both", 0o600)
+END
+wait_durable "$mnt"
+find "$store/run" -printf '%p %i %T@ %C@\n' | sort >"$TMP/before"
+accepted=$(status_field "$mnt" log.last_seq)
+for i in 1 2; do
+	kill -KILL "$(worker_pid "$mnt")"
+	retry 20 test "$(status_field "$mnt" restarts)" = $i || die "no other worker"
+	sleep 1		# it looks for mappings that went several times a second
+	wait_durable "$mnt"
+	now=$(status_field "$mnt" log.last_seq)
+	[ "$now" = "$accepted" ] || die "after $i deaths $now changes, where $accepted were made"
+	find "$store/run" -printf '%p %i %T@ %C@\n' | sort >"$TMP/after"
+	cmp "$TMP/before" "$TMP/after" || die "written again: $(diff "$TMP/before" "$TMP/after")"
+done
+stop_mount "$mnt"
