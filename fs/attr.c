@@ -73,8 +73,8 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
 		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
 	r.mode = a->st_mode & 07777;
-	r.uid = a->st_uid;
-	r.gid = a->st_gid;
+	r.uid = set & FUSE_SET_ATTR_UID ? a->st_uid : n->uid;	/* also as whose file this is: publish_attr */
+	r.gid = set & FUSE_SET_ATTR_GID ? a->st_gid : n->gid;
 	r.atime = set & FUSE_SET_ATTR_ATIME_NOW ? r.when : a->st_atim;
 	r.mtime = set & FUSE_SET_ATTR_MTIME_NOW ? r.when : a->st_mtim;
 	privileged_bits(req, n, &r, set);

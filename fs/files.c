@@ -734,6 +734,8 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 		r.node = n->id;
 		r.mask = REC_MODE;
 		r.mode = n->mode & (mode_t)~(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0)) & 07777;
+		r.uid = n->uid;
+		r.gid = n->gid;
 		rec_aim(fs, &r, n);
 		if (n->names)
 			fs_record(fs, &r);

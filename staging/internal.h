@@ -215,6 +215,7 @@ struct staging {
 	unsigned n_late_ready;
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
+	_Atomic unsigned refused;	/* IO_ATTR_*: the store does not take them, and it was told; meta.c */
 	uint64_t n_lost;		/* failed syncs that may have taken others' bytes */
 	uint64_t last_delete;		/* seq of the latest record that frees room */
 
@@ -367,6 +368,13 @@ ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t of
 ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, uint64_t off);
 void outgrow_recover(struct staged *f, const struct stat *st);
 uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */
+
+/* meta.c */
+
+#define XATTR_SMALL 512u	/* a larger one may be too large for ext4's one xattr block */
+/* Owner, mode, times and xattrs of p on its tmp_fd, with p->checksum. What the store refuses for good is left
+ * out and told; other errors (EIO, ENOSPC where there is no room at all, ...) as they come. */
+int meta_write(struct staging *s, struct pend *p);
 
 /* persist.c */
 /* Data extents of fd in [off, end), at most max of them; one over all when there are more. */

@@ -213,39 +213,6 @@ static int write_bytes(struct job *j)
 	return rc;
 }
 
-static int write_meta(struct job *j)
-{
-	struct pend *p = j->p;
-	struct io_store *store = j->s->o.store;
-	char text[24];
-	uint32_t pos = 0;
-	struct rec_name name;
-	struct rec_pair pair;
-	int rc, kind;
-
-	p->checksum[0] = 0;
-	if (!j->no_sum)
-		io_sum_text(j->sum, p->checksum);
-	struct io_attr a = {
-		.mask = IO_ATTR_MODE | IO_ATTR_ATIME | IO_ATTR_MTIME,
-		.mode = p->r.mode & 07777, .uid = p->r.uid, .gid = p->r.gid,
-		.atime = p->r.atime, .mtime = p->r.mtime,
-	};
-	if (p->r.uid != geteuid() || p->r.gid != getegid())
-		a.mask |= IO_ATTR_OWNER;
-	int n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
-	rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
-	if (!rc && p->checksum[0])
-		rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
-				  strlen(p->checksum), 0);
-	while (!rc && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
-		if (kind == 2)
-			rc = io_set_xattr(store, -1, NULL, p->tmp_fd, pair.key, pair.val, pair.len, 0);
-	if (!rc)
-		rc = io_set_attr_fd(store, p->tmp_fd, &a);
-	return rc;
-}
-
 static int write_version(struct job *j)
 {
 	struct pend *p = j->p;
@@ -255,7 +222,12 @@ static int write_version(struct job *j)
 	int rc = write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io);
-	return rc ? rc : write_meta(j);
+	if (rc)
+		return rc;
+	p->checksum[0] = 0;
+	if (!j->no_sum)
+		io_sum_text(j->sum, p->checksum);
+	return meta_write(j->s, p);
 }
 
 static int persist_one(struct job *j)

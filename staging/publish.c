@@ -20,7 +20,6 @@
 #define FSYNC_EACH 4u		/* up to so many are synced one by one, more with one syncfs */
 #define ELIDE_MAX 8192u
 #define TOUCHED_MAX 8u
-#define XATTR_SMALL 512u
 #define RETRY_FIRST_NS 5000000000ull
 #define RETRY_MAX_NS 60000000000ull
 
@@ -240,6 +239,17 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	return rc;
 }
 
+/* suid and sgid are meant for r's owner: a store that refused him (meta.c) has another. */
+static bool foreign(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct stat st;
+
+	if (!(r->mask & REC_MODE) || !(r->mode & (S_ISUID | S_ISGID)) || (r->mask & (REC_UID | REC_GID)))
+		return false;
+	return io_stat(s->o.store, dirfd, r->name[0] ? r->name : NULL, &st) ||
+	       (!S_ISDIR(st.st_mode) && (st.st_uid != r->uid || st.st_gid != r->gid));
+}
+
 static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct io_attr a = {
@@ -253,6 +263,8 @@ static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
 		a.uid = r->uid;
 	if (r->mask & REC_GID)
 		a.gid = r->gid;
+	if (foreign(s, r, dirfd))
+		a.mode &= 01777;
 	return a.mask ? io_set_attr(s->o.store, dirfd, r->name[0] ? r->name : NULL, &a) : 0;
 }
 

@@ -20,7 +20,7 @@
 #	need_passthrough MNT		skip unless this mount's files go through the fast lane's backing
 #	need_root | need_tool NAME...	skip where missing
 #	same_tree A B			names, types, modes, sizes, links, contents equal (.cairn left out)
-#	make_disk NAME ext4|xfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
+#	make_disk NAME ext4|xfs|btrfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
 #	power_cut NAME			shut that filesystem down with nothing flushed, unmount it
 #	remount_disk NAME		mount it again (its own recovery runs)
 #	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
@@ -234,6 +234,8 @@ make_disk()
 	case $fs in
 	ext4) mkfs.ext4 -q -F "$TMP/$name.img" || die "mkfs.ext4" ;;
 	xfs) mkfs.xfs -q -f "$TMP/$name.img" || die "mkfs.xfs" ;;
+	btrfs)	# it looks at every loop device first, also at one whose disk lost its power in another case
+		retry 30 mkfs.btrfs -q -f "$TMP/$name.img" >/dev/null 2>&1 || die "mkfs.btrfs" ;;
 	esac
 	remount_disk "$name"
 }
