@@ -140,6 +140,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 	}
 	if (set & FUSE_SET_ATTR_SIZE)
 		session_may_block(fs);
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);

@@ -454,10 +454,13 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
 
 void log_room(struct fs *fs)
 {
-	if (!staging_log_full(fs->s))
+	if (fs->o.ro || !staging_log_full(fs->s))
 		return;
 	session_may_block(fs);
 	staging_log_room(fs->s);
+	TREE_SCOPE(fs);
+	if (staging_rotate_due(fs->s))	/* now: who waited with us makes the next record */
+		staging_rotate(fs->s, fs_emit, fs);
 }
 
 /* A file that outgrew memory while it is written is not in one place before its close. */
@@ -813,7 +816,8 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 			fuse_passthrough_close(req, backing);
 			backing = 0;
 		}
-		fs_record(fs, &r);
+		if (fs_record(fs, &r))
+			fs_apply(fs, &r);	/* closed it is, also where that cannot be logged */
 		if (backing)
 			fuse_passthrough_close(req, backing);
 		/* open(O_CREAT | O_RDONLY) made a version too */

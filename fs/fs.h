@@ -402,7 +402,8 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
  * while it copies. -ESTALE: its readers keep it, look the name up again. */
 int node_make_writable(struct fs *fs, struct node *n, bool trunc);
 void node_wait_busy(struct fs *fs, struct node *n);	/* may drop the lock */
-void log_room(struct fs *fs);	/* lock not held */
+/* Before a change is recorded: a log that is too long is written anew first. Lock not held; may wait. */
+void log_room(struct fs *fs);
 /* Makes a handle and answers, with the entry too if it is made. Lock held. */
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
 /* Resent after a restart and done already: answers. Lock held. */

@@ -151,6 +151,7 @@ static void make(fuse_req_t req, struct rec *r, fuse_ino_t parent, const char *n
 	struct fs *fs = req_fs(req);
 	struct node *dir, *old;
 
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_entry(req, fs))
@@ -211,6 +212,7 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, 
 	/* an empty regular file: made, closed */
 	struct node *dir, *old, *n = NULL;
 	struct staged *sf = NULL;
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_entry(req, fs))
@@ -259,6 +261,7 @@ void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent, const char *name)
 	struct rec r = rec_new(REC_LINK);
 	struct node *dir, *old;
 
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_entry(req, fs))
@@ -304,6 +307,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, boo
 	struct node *dir, *n = NULL;
 	struct dentry *d;
 
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_ok(req, fs))
@@ -360,6 +364,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t p
 	struct node *dir, *dir2, *n = NULL, *victim = NULL;
 	struct dentry *d, *d2 = NULL;
 
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	if (answered_ok(req, fs))

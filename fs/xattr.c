@@ -304,6 +304,7 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 		return;
 	}
 	session_may_block(fs);
+	log_room(fs);
 	release_barrier(fs);
 	TREE_SCOPE(fs);
 	struct rec done;

@@ -14,9 +14,9 @@
 
 #define LOG_BUF (REC_DATA_MAX + 4096)
 #define ROTATE_MIN (8ull << 20)		/* below, a rotation gains nothing */
-#define ROTATE_MUST (128ull << 20)	/* above, changes wait for one */
+#define ROTATE_MUST (128ull << 20)	/* this much behind the last one, changes wait for another */
 #define LOG_STEP (1ull << 20)		/* allocated ahead */
-#define LOG_MAP (1ull << 30)		/* more than its tmpfs holds */
+#define LOG_MAP (2ull << 30)		/* as much as its tmpfs holds */
 
 static void segment_name(uint64_t n, char out[32])
 {
@@ -332,20 +332,32 @@ uint64_t staging_durable(struct staging *s)
 bool staging_rotate_due(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	return !s->pend && s->log_bytes > ROTATE_MIN && s->log_bytes > 4 * s->snap_bytes;
+	uint64_t gain = 3 * s->snap_bytes < ROTATE_MUST / 2 ? 3 * s->snap_bytes : ROTATE_MUST / 2;
+	return !s->pend && s->log_bytes > ROTATE_MIN && s->log_bytes > s->snap_bytes + gain;
+}
+
+/* s->lock held */
+static bool log_full(const struct staging *s)
+{
+	return s->log_bytes > s->snap_bytes + ROTATE_MUST;
 }
 
 bool staging_log_full(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	return s->log_bytes > ROTATE_MUST;
+	return log_full(s);
 }
 
 void staging_log_room(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	while (s->log_bytes > ROTATE_MUST && s->pend && !s->halted && !s->stop)
+	/* as an fsync does: no resting, nor for ever behind a mapping that stays */
+	atomic_fetch_add(&s->n_sync_waiters, 1);
+	sleeper_wake(&s->work);
+	sleeper_wake(&s->pub);
+	while (log_full(s) && s->pend && !s->halted && !s->stop)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 100000000u);
+	atomic_fetch_sub(&s->n_sync_waiters, 1);
 }
 
 static int emit_answers(struct staging *s)

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define RUN_DIR "/run/cairnfs"
-#define BASE_BYTES (512ull << 20)	/* the log; rotated far below */
+#define BASE_BYTES (2ull << 30)	/* the log, while it is rotated two of them: some 3,000,000 nodes */
 
 static int make_dir(const char *path)
 {

@@ -225,7 +225,8 @@ bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
 bool staging_rotate_due(struct staging *s);	/* only while nothing is pending */
 /* Is the log so long that a rotation must come before the next change? */
 bool staging_log_full(struct staging *s);
-/* Waits while it is. No lock held. */
+/* Waits until nothing is pending, so that a rotation can be made, or it is not so long any more.
+ * No lock held. */
 void staging_log_room(struct staging *s);
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
 int staging_emit(struct staging *s, const struct rec *r);
