@@ -44,6 +44,8 @@ struct dentry {
 	uint64_t seq;		/* last record that touched it; shown once applied */
 	bool store_has;		/* at the end of the order, the store has something here */
 	bool sealed;		/* and it is this node */
+	bool white;		/* in fs->whites, by the next two */
+	struct dentry *white_prev, *white_next;
 	char name[];
 };
 
@@ -160,6 +162,7 @@ struct fs {
 	struct node *by_sino[4096];	/* store files with several names */
 	struct handle *handles[4096];
 	struct node *zombies;
+	struct dentry *whites, *whites_last;	/* whiteouts, oldest first */
 	struct fs_buffer *buffers;
 	struct node *root;
 	uint64_t n_nodes, next_ro_id;

@@ -128,8 +128,28 @@ struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, str
 	return d;
 }
 
+static void white_unlist(struct fs *fs, struct dentry *d)
+{
+	if (!d->white)
+		return;
+	*(d->white_prev ? &d->white_prev->white_next : &fs->whites) = d->white_next;
+	*(d->white_next ? &d->white_next->white_prev : &fs->whites_last) = d->white_prev;
+	d->white_prev = d->white_next = NULL;
+	d->white = false;
+}
+
+static void white_list(struct fs *fs, struct dentry *d)
+{
+	white_unlist(fs, d);
+	d->white_prev = fs->whites_last;
+	*(fs->whites_last ? &fs->whites_last->white_next : &fs->whites) = d;
+	fs->whites_last = d;
+	d->white = true;
+}
+
 void dentry_remove(struct fs *fs, struct dentry *d)
 {
+	white_unlist(fs, d);
 	struct node *dir = d->dir, *n = d->node;
 	struct dentry **pp = &fs->dentries[name_bucket(dir->id, d->name)];
 	while (*pp != d)
@@ -148,10 +168,10 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 
 void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 {
-	(void)fs;
 	dentry_name(d, NULL);
 	d->seq = seq;
 	d->store_has = d->sealed = false;
+	white_list(fs, d);
 }
 
 /* ---- clean or dirty ---- */
@@ -257,10 +277,15 @@ void node_release(struct fs *fs, struct node *n)
 	fs->zombies = n;
 }
 
-/* Nodes the kernel forgot while they were dirty. Children keep their directory,
- * so what is freed may queue its parent. */
+/* Nodes the kernel forgot while they were dirty, and names that are gone from the store too.
+ * Both keep their directory, so what is freed may queue its parent. */
 void node_gc(struct fs *fs)
 {
+	for (struct dentry *d; (d = fs->whites) && (d->node || d->seq <= fs_applied(fs));)
+		if (d->node)
+			white_unlist(fs, d);	/* it is a name again */
+		else
+			dentry_remove(fs, d);
 	struct node *list = fs->zombies;
 	fs->zombies = NULL;
 	while (list) {

@@ -357,6 +357,17 @@ int shim_forget(struct fs *fs, uint64_t id)
 	return 0;
 }
 
+void shim_held(struct fs *fs, size_t *nodes, size_t *names)
+{
+	TREE_SCOPE(fs);
+	node_gc(fs);
+	*nodes = fs->n_nodes;
+	*names = 0;
+	for (unsigned i = 0; i < NODE_BUCKETS; i++)
+		for (struct dentry *d = fs->dentries[i]; d; d = d->hash_next)
+			++*names;
+}
+
 int shim_stat(struct fs *fs, uint64_t id, struct stat *st)
 {
 	TREE_SCOPE(fs);

@@ -35,6 +35,8 @@ int shim_rename(struct fs *fs, uint64_t dir, const char *name, uint64_t dir2, co
 int shim_link(struct fs *fs, uint64_t id, uint64_t dir, const char *name);
 int shim_chmod(struct fs *fs, uint64_t id, mode_t mode);
 int shim_forget(struct fs *fs, uint64_t id);
+/* What is held in memory once the house has been round: nodes, names. */
+void shim_held(struct fs *fs, size_t *nodes, size_t *names);
 int shim_stat(struct fs *fs, uint64_t id, struct stat *st);
 ssize_t shim_read(struct fs *fs, uint64_t id, void *buf, size_t cap);
 /* The node of an open handle, 0 = no such. */

@@ -519,4 +519,37 @@ TEST(LiveTree, ForgottenAndLearnedAgain)
 	EXPECT_EQ(after.st_mode, before.st_mode);
 }
 
+// A trainer that rotates its checkpoints removes names for years.
+TEST(LiveTree, WhatIsRemovedIsForgotten)
+{
+	Ground ground;
+	LiveTree t(ground, true);
+	ASSERT_EQ(t.err, 0);
+	size_t nodes, names, nodes_then, names_then;
+	shim_held(t.fs, &nodes, &names);
+	for (int step = 0; step < 20; step++) {
+		uint64_t dir, id, fh;
+		std::string d = "step-" + std::to_string(step);
+		ASSERT_EQ(shim_mkdir(t.fs, root, d.c_str(), &dir), 0);
+		ASSERT_EQ(shim_create(t.fs, dir, "tmp", &id, &fh), 0);
+		ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
+		ASSERT_EQ(shim_close(t.fs, fh), 0);
+		ASSERT_EQ(shim_rename(t.fs, dir, "tmp", dir, "shard"), 0);
+		if (step % 2) {
+			ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+		}
+		ASSERT_EQ(shim_unlink(t.fs, dir, "shard"), 0);
+		ASSERT_EQ(shim_rmdir(t.fs, root, d.c_str()), 0);
+		shim_held(t.fs, &nodes_then, &names_then);
+		uint64_t none;
+		EXPECT_EQ(shim_lookup(t.fs, root, d.c_str(), &none), -ENOENT);
+		shim_forget(t.fs, id);
+		shim_forget(t.fs, dir);
+	}
+	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	shim_held(t.fs, &nodes_then, &names_then);
+	EXPECT_EQ(nodes_then, nodes);
+	EXPECT_EQ(names_then, names);
+}
+
 } // namespace
