@@ -314,12 +314,17 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 	struct node *n = node_find(fs, r->node);
 	if (!n)
 		return;
-	if (!n->xattrs_loaded)
+	bool over = !strcmp(r->name2, CKPT_OVER_KEY);	/* ours: not among the user's */
+	if (!over && !n->xattrs_loaded)
 		node_load_xattrs(fs, n);
-	if (r->type == REC_XATTR)
+	if (over) {
+		free(n->over);
+		n->over = strndup(r->data, r->data_len);
+	} else if (r->type == REC_XATTR) {
 		xattr_put(n, r->name2, r->data, r->data_len);
-	else
+	} else {
 		xattr_drop(n, r->name2);
+	}
 	n->ctime = r->when;
 	if (r->seq && !(r->flags & REC_GHOST))
 		n->dirty_seq = r->seq;
@@ -545,47 +550,74 @@ static void store_says(struct fs *fs, const struct dentry *d, const char *key, c
 	buf[len < 0 ? 0 : len] = '\0';
 }
 
-/* The mark for a version of n that replaces one which c commits. An earlier one that says the same
- * is kept, for it knows what was committed. */
-static void mark_over(struct fs *fs, struct node *n, const struct dentry *d, struct node *c)
+/* The mark for what replaces old's version at d, a name of it, which c commits. An earlier one that
+ * says the same is kept, for it knows what was committed. */
+static void print_over(struct fs *fs, const struct node *old, const struct dentry *d, struct node *c,
+		       char mark[CKPT_OVER_ROOM])
 {
-	char mark[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM] = "";
+	char sum[CKPT_OVER_ROOM] = "";
 	struct stat st;
 
 	node_stat(fs, c, &st);
-	if (n->over && is_over(n->over, st.st_mtim))
+	if (old->over && is_over(old->over, st.st_mtim)) {
+		snprintf(mark, CKPT_OVER_ROOM, "%s", old->over);
 		return;
-	store_says(fs, d, CKPT_OVER_KEY, mark);
-	if (!is_over(mark, st.st_mtim)) {
-		/* the order is kept: where the store has c it has what c commits */
-		if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
-			store_says(fs, d, "user.cairn.checksum", sum);
-		ckpt_over_print(st.st_mtim, sum, mark);
 	}
-	free(n->over);
-	n->over = strdup(mark);
+	store_says(fs, d, CKPT_OVER_KEY, mark);
+	if (is_over(mark, st.st_mtim))
+		return;
+	/* the order is kept: where the store has c it has what c commits */
+	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
+		store_says(fs, d, "user.cairn.checksum", sum);
+	ckpt_over_print(st.st_mtim, sum, mark);
+}
+
+/* Does what stands at d, a version of n, belong to a checkpoint that is committed? Then the mark for
+ * what replaces it. */
+static bool is_committed(struct fs *fs, const struct node *n, const struct dentry *d, char mark[CKPT_OVER_ROOM])
+{
+	char buf[64];
+	for (int which = 0; d->store_has && which < 2; which++) {
+		const char *name = ckpt_commit_of(d->name, which, buf);
+		struct node *c = NULL;
+		if (!name || tree_lookup(fs, d->dir, name, &c, NULL) || !S_ISREG(c->mode))
+			continue;
+		print_over(fs, n, d, c, mark);
+		if (!c->nlookup)
+			node_release(fs, c);
+		return true;
+	}
+	return false;
 }
 
 /* A shard gets a new version while what commits it stands: it says so of itself, until that is
  * written anew. */
 static void note_over(struct fs *fs, struct node *n)
 {
-	char buf[64];
+	char buf[64], mark[CKPT_OVER_ROOM];
 	struct dentry *d = n->names;
 	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
 		d = d->name_next;
-	for (int which = 0; d && which < 2; which++) {
-		const char *name = ckpt_commit_of(d->name, which, buf);
-		struct node *c = NULL;
-		if (!name || tree_lookup(fs, d->dir, name, &c, NULL) || !S_ISREG(c->mode))
-			continue;
-		mark_over(fs, n, d, c);
-		if (!c->nlookup)
-			node_release(fs, c);
-		return;
-	}
+	bool over = d && is_committed(fs, n, d, mark);
 	free(n->over);
-	n->over = NULL;
+	n->over = over ? strdup(mark) : NULL;
+}
+
+int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d)
+{
+	struct rec r = rec_new(REC_XATTR);
+	char mark[CKPT_OVER_ROOM];
+
+	r.unique = 0;
+	rec_aim(fs, &r, n);
+	if (r.flags & REC_GHOST || !S_ISREG(n->mode) || !S_ISREG(victim->mode) || !io_store_has_xattr(fs->store) ||
+	    !is_committed(fs, victim, d, mark))
+		return 0;	/* one that is still to be sealed is marked then */
+	r.node = n->id;
+	r.name2 = CKPT_OVER_KEY;
+	r.data = mark;
+	r.data_len = (uint32_t)strlen(mark);
+	return fs_record(fs, &r);
 }
 
 /* Everything the store is to know of n: names, attributes, xattrs. *data is the caller's. */

@@ -314,6 +314,9 @@ struct handle *handle_find(struct fs *fs, uint64_t fh);
 void handle_free(struct fs *fs, struct handle *h);
 int fs_flushed(struct fs *fs, struct node *n);
 int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
+/* n is about to be renamed over victim at d. A shard of a committed checkpoint says of itself that
+ * it was replaced, in the store before it has that name (DURABILITY, Safe checkpoints). */
+int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d);
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
 
 /* ---- fork.c; lock held ---- */

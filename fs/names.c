@@ -383,6 +383,8 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t p
 	}
 	if (!rc)
 		rc = check_rename(fs, n, victim, flags);
+	if (!rc && victim && victim != n)
+		rc = fs_replaces(fs, n, victim, d2);
 	if (!rc && victim != n) {
 		struct rec r = rec_new(REC_RENAME);
 		if (victim)

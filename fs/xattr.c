@@ -137,7 +137,8 @@ static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
 	struct staged_info i = {.state = STAGED_DURABLE};
 	if (n->sf)
 		staged_get_info(n->sf, &i);
-	if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
+	/* a rename may have marked it, and that is on its way */
+	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) && n->dirty_seq <= fs_applied(fs))
 		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
 	return n->over ? snprintf(buf, cap, "%s", n->over) : -ENODATA;
 }

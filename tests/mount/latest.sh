@@ -72,6 +72,46 @@ mv "$m/run/step-8/.metadata.tmp" "$m/run/step-8/.metadata"
 wait_durable "$m/run"
 latest_is run run/step-8
 
+# The same where the shards are written beside and renamed over, in whatever state the new one is.
+cp "$m/run/step-8/__0_0.distcp" "$TMP/committed"
+cp "$TMP/committed" "$m/run/step-8/same"
+mv "$m/run/step-8/same" "$m/run/step-8/__0_0.distcp"	# the committed bytes
+wait_durable "$m/run"
+latest_is run run/step-8
+head -c "$size" /dev/urandom >"$m/run/step-8/new"
+mv "$m/run/step-8/new" "$m/run/step-8/__0_0.distcp"
+latest_is run run/step-7
+wait_durable "$m/run"
+latest_is run run/step-7
+"$cairn" ls "$m/run" >"$TMP/out"
+grep -q 'step-8/ .*writing: __0_0.distcp was overwritten, .metadata was not since' "$TMP/out" ||
+	die "ls of one with a shard renamed over: $(cat "$TMP/out")"
+getfattr -d "$m/run/step-8/__0_0.distcp" 2>/dev/null | grep -q cairn && die "the mark is listed"
+cp "$TMP/committed" "$m/run/step-8/new"
+wait_durable "$m/run"
+mv "$m/run/step-8/new" "$m/run/step-8/__0_0.distcp"	# durable before; the committed bytes again
+wait_durable "$m/run"
+latest_is run run/step-8
+head -c "$size" /dev/urandom >"$m/run/step-8/new"
+wait_durable "$m/run"
+mv "$m/run/step-8/new" "$m/run/step-8/__0_0.distcp"
+"$cairn" ls "$m/run" >"$TMP/out"
+grep -q 'step-8/ .*writing: __0_0.distcp was overwritten' "$TMP/out" || die "at once: $(cat "$TMP/out")"
+wait_durable "$m/run"
+latest_is run run/step-7
+exec 8>"$m/run/step-8/new"
+mv "$m/run/step-8/new" "$m/run/step-8/__1_0.distcp"
+head -c "$size" /dev/urandom >&8
+exec 8>&-
+cp "$TMP/committed" "$m/run/step-8/__0_0.distcp"
+wait_durable "$m/run"
+latest_is run run/step-7
+cp "$assets/dcp/__1_0.distcp" "$m/run/step-8"
+cp "$assets/dcp/.metadata" "$m/run/step-8/.metadata.tmp"
+mv "$m/run/step-8/.metadata.tmp" "$m/run/step-8/.metadata"
+wait_durable "$m/run"
+latest_is run run/step-8
+
 # Removed, renamed: at once.
 mv "$m/run/step-8" "$m/run/step-20"
 wait_durable "$m/run"
