@@ -889,6 +889,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 	pthread_mutex_lock(&fs->lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	int fd = -EBADF;
+	bool outgrown = h && h->sf && staged_outgrown(h->sf);
 	if (h && h->sf) {
 		int sfd;
 		fd = staged_use(h->sf, &sfd);
@@ -908,6 +909,10 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 	}
 	off_t at = lseek(fd, off, whence);
 	int err = errno;
+	struct stat st;
+	/* of one that outgrew memory only the newest bytes are here; the rest is all data, to whoever asks */
+	if (outgrown && at >= 0 && !fstat(fd, &st))
+		at = whence == SEEK_DATA ? off : whence == SEEK_HOLE ? st.st_size : at;
 	close(fd);
 	if (at < 0)
 		fuse_reply_err(req, err);

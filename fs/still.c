@@ -141,7 +141,7 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 		staged_set_moving(sf, false);
 		if (rc == -EIO)
 			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
-			       "its close will fail: announce its size (ftruncate), or give staging more memory");
+			       "its close will fail; give staging more memory");
 		staged_unref(sf);
 	}
 	/* the kernel would keep that name, and by it the file after its unlink */

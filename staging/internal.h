@@ -101,6 +101,8 @@ struct staged {
 	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
 	uint64_t expected;
 	bool known;			/* expected was known */
+	bool presized;			/* made as long as it will be, before it was written */
+	bool in_parts;			/* and written in several places at once */
 	/* as of the last seal; and what staged_changed compares with */
 	uint64_t size, blocks;
 	struct timespec atime, mtime, ctime;

@@ -12,6 +12,8 @@
  *   [0, under)       hole           yes
  *   [under, size)    yes            not yet (zeros, if a kill cut a move short)
  *
+ * The last 8 MiB that were written stay: their writer goes on behind them, or patches them.
+ *
  * `under` is a multiple of 2 MiB: a page that the tmpfs takes for a write may be that large, and
  * is zeros where nothing was written.
  *
@@ -170,12 +172,31 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 	return s->used + ballast_ahead(f) > s->o.budget_bytes;
 }
 
+/* Up to where bytes may go. The file's end says little: it may be as long as it is to become. What
+ * was written last is near the end of its data. Who made it so long and writes behind a gap writes
+ * several parts at once: in which he goes on nobody knows, so his bytes go when memory is short. */
+static uint64_t movable_end(struct move *m)
+{
+	struct staged *f = m->f;
+	uint64_t last = f->under;
+
+	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0; last = (uint64_t)hole) {
+		f->in_parts |= f->presized && (uint64_t)data > last;
+		hole = lseek(m->from, data, SEEK_HOLE);
+		if (hole < 0)
+			break;
+	}
+	pthread_mutex_lock(&f->s->lock);
+	bool stays = f->in_parts && staging_room_left(f->s) > ROOM_YET;
+	pthread_mutex_unlock(&f->s->lock);
+	return last > TAIL && !stays ? (last - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
+}
+
 static int move_out(struct move *m)
 {
 	struct staged *f = m->f;
 	const struct timespec ts[2] = {m->st.st_atim, m->st.st_mtim};
-	uint64_t size = (uint64_t)m->st.st_size, start = f->under;
-	uint64_t end = size > TAIL ? (size - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
+	uint64_t start = f->under, end = movable_end(m);
 	bool more = true;
 	int rc = settle(m);
 
@@ -346,7 +367,7 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	if (!(mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)))
-		return 0;	/* it has its blocks */
+		return -EOPNOTSUPP;
 	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
 	if (to < 0)
 		return to;

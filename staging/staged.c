@@ -874,8 +874,11 @@ int staged_resize(struct staged *f, uint64_t size)
 	int fd = open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
+	struct stat st;
+	bool grows = !fstat(fd, &st) && size > (uint64_t)st.st_size;
 	int rc = f->under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? -errno : 0;
 	close(fd);
+	f->presized = grows && !rc;
 	if (!rc && !f->spilled && !f->known && size > f->expected) {
 		/* a size announced by ftruncate is an expectation */
 		struct staging *s = f->s;
@@ -892,9 +895,61 @@ int staged_resize(struct staged *f, uint64_t size)
 	return rc;
 }
 
+/* Is there memory for `end` bytes in f? -EFBIG: no, and the kernel has it as a backing file; one that
+ * is none is spilled then. f->io held. */
+static int memory_for(struct staged *f, uint64_t end)
+{
+	struct staging *s = f->s;
+
+	f->presized = true;
+	pthread_mutex_lock(&s->lock);
+	uint64_t more = end > f->charged ? end - f->charged : 0;
+	if (s->used + more > s->o.budget_bytes)
+		sf_evict(s, s->used + more - s->o.budget_bytes);
+	bool fits = s->used + more <= s->o.budget_bytes;
+	if (fits)
+		sf_charge(s, f, f->charged + more);
+	uint64_t used = s->used;
+	pthread_mutex_unlock(&s->lock);
+	if (fits)
+		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+	return fits ? 0 : f->backing ? -EFBIG : spill_now(f);
+}
+
+/* Blocks that were asked for before they are written: memory where the budget has room for them, else
+ * it is the store that must have it. The file becomes as long all the same. */
+static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
+{
+	struct stat st;
+
+	if (off < f->under) {	/* that part has its blocks */
+		uint64_t n = len < f->under - off ? len : f->under - off;
+		off += n;
+		len -= n;
+		if (!len)
+			return 0;
+	}
+	int rc = f->spilled ? 0 : memory_for(f, off + len);
+	int fd = rc && rc != -EFBIG ? rc : open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return fd;
+	if (!rc) {
+		rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? -errno : 0;
+	} else if (!(rc = reserve_enter(f->s, len))) {
+		reserve_leave(f->s);
+		if (fstat(fd, &st) || (!(mode & FALLOC_FL_KEEP_SIZE) && (uint64_t)st.st_size < off + len &&
+				       ftruncate(fd, (off_t)(off + len))))
+			rc = -errno;
+	}
+	close(fd);
+	return rc;
+}
+
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	LOCK_SCOPE(&f->io);
+	if (!(mode & ~FALLOC_FL_KEEP_SIZE))
+		return allocate(f, mode, off, len);
 	int fd = open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;

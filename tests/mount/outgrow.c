@@ -10,6 +10,9 @@
  *	patch	records of 2 MiB whose head is written again after each, as zip does
  *	cut	all of it, then cut in the middle of a page, and written on from there
  *	sparse	every other 4 MiB
+ *	sized	made as long as it will be, then written from the beginning to the end
+ *	alloc	the same by fallocate
+ *	parts	made as long, then four parts of it written in turn
  *	again	all of it, then some bytes of the beginning: the close says EIO
  *	hold	all of it, then waits for the end of standard input, not closed
  *	check	only reads
@@ -124,8 +127,17 @@ int main(int argc, char **argv)
 	}
 	paced = strstr(status(), "\"passthrough\": true");
 	budget = status_number("\"budget_bytes\": ");
+	paced &= strcmp(way, "parts") != 0;	/* only the first of them can make room */
 	long moved = status_number("\"outgrown\": {\"files\": ");
 	int fd = OK(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644));
+	if (!strcmp(way, "sized") || !strcmp(way, "parts"))
+		OK(ftruncate(fd, size));
+	if (!strcmp(way, "alloc"))
+		OK(fallocate(fd, 0, 0, size));
+	for (long off = 0; !strcmp(way, "parts") && off < size / 4; off += 1000 * 1000)
+		for (long part = 0; part < 4; part++, usleep(2000))
+			put_words(fd, part * (size / 4) + off, part * (size / 4) + (off + 1000 * 1000 < size / 4 ?
+				  off + 1000 * 1000 : size / 4));
 	for (long off = 0; sparse && off < size; off += 2 * PIECE)
 		put_words(fd, off, off + PIECE);
 	for (long off = 0; !strcmp(way, "patch") && off < size; off += 2 * MIB) {
@@ -136,7 +148,7 @@ int main(int argc, char **argv)
 		OK(pwrite(fd, buf, 64, off));
 		pace();
 	}
-	if (!sparse && strcmp(way, "patch"))
+	if (!sparse && strcmp(way, "patch") && strcmp(way, "parts"))
 		put_words(fd, 0, strcmp(way, "fsync") ? size : size - MIB);
 	if (sparse)
 		OK(ftruncate(fd, size));
