@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <time.h>
@@ -307,6 +308,9 @@ static void name_in_pool(char path[static 512], char kind)
 		dir = NULL;
 	if (chance(3))
 		snprintf(path, 512, "%s%s\x01\xff %c\n", dir ? dir : "", dir ? "/" : "", kind);
+	else if (chance(2) && depth < 1)	/* the longest name there is, and one longer than that */
+		snprintf(path, 512, "%s%s%0*d", dir && strlen(dir) < 9 ? dir : "", dir && strlen(dir) < 9 ? "/" : "",
+			 chance(80) ? 255 : 256, kind);
 	else
 		snprintf(path, 512, "%s%s%c%d", dir ? dir : "", dir ? "/" : "", kind, (int)rnd(8));
 }
@@ -461,7 +465,7 @@ static int open_a(int base, const char *path, int flags, mode_t mode)
 static int some_open_flags(void)
 {
 	static const int modes[] = { O_RDONLY, O_WRONLY, O_RDWR, O_RDWR };
-	int flags = modes[rnd(4)] | O_CLOEXEC;
+	int flags = modes[rnd(4)] | O_CLOEXEC | O_NONBLOCK;	/* it may be a fifo */
 
 	if (chance(50))
 		flags |= O_CREAT;
@@ -518,9 +522,9 @@ static void op_save(void)
 
 	some_path(path, S_IFREG, 40);
 	note("save %s len %zu", path, len);
-	fa = openat(o.root.a, path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	fa = openat(o.root.a, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK, 0644);
 	int ea = fa == -1 ? errno : 0;
-	fb = openat(o.root.b, path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	fb = openat(o.root.b, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK, 0644);
 	judge("open", fa == -1 ? -1 : 0, ea, fb == -1 ? -1 : 0, fb == -1 ? errno : 0);
 	o.tree_changed = true;
 	if (fb == -1)
@@ -618,18 +622,160 @@ static void op_ftruncate(void)
 
 static void op_fallocate(void)
 {
-	static const int modes[] = { 0, FALLOC_FL_KEEP_SIZE,
-				     FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE };
+	static const int modes[] = { 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				     FALLOC_FL_ZERO_RANGE, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE,
+				     FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE };
 	struct slot *s = some_slot();
-	int mode = modes[rnd(3)];
+	int pick = chance(80) ? rnd(3) : 3 + rnd(4), mode = modes[pick];
 	off_t off, len = some_length() + 1;
 
 	if (!s)
 		return note("-");
 	off = some_offset(size_of(s->fd.b));
+	if (pick > 4) {		/* whole blocks, or EINVAL */
+		off &= ~4095;
+		len = (len + 4095) & ~4095;
+	}
 	note("fallocate #%d mode %d off %ld len %ld", nr(s), mode, off, len);
 	loosen(s->ino);
-	BOTH("fallocate", fallocate(s->fd.a, mode, off, len), fallocate(s->fd.b, mode, off, len));
+	/* a tmpfs has no more than the first three */
+	errno = 0;
+	int ra = fallocate(s->fd.a, mode, off, len), ea = errno;
+	if (pick > 2 && ra == -1 && ea == EOPNOTSUPP)
+		return;
+	errno = 0;
+	int rb = fallocate(s->fd.b, mode, off, len);
+	judge("fallocate", ra, ea, rb, errno);
+}
+
+/* Holes may differ, but what lies in one is zeros on the other side, and no hole ends the file early. */
+static void op_seek_data(void)
+{
+	struct slot *s = some_slot();
+	off_t off, size, at;
+	bool hole = chance(50);
+
+	if (!s || (s->flags & O_ACCMODE) == O_WRONLY)
+		return note("-");
+	size = size_of(s->fd.b);
+	off = some_offset(size);
+	note("lseek #%d %ld %s", nr(s), off, hole ? "HOLE" : "DATA");
+	off_t was = lseek(s->fd.a, 0, SEEK_CUR);
+	at = lseek(s->fd.a, off, hole ? SEEK_HOLE : SEEK_DATA);
+	if (at == -1 && errno != ENXIO)
+		fail("lseek: %s", said(errno));
+	if (lseek(s->fd.a, was, SEEK_SET) != was)
+		fail("lseek back: %s", said(errno));
+	if (hole ? (at == -1) != (off >= size) || (at != -1 && (at < off || at > size)) : at != -1 && (at < off || at >= size))
+		fail("lseek: %ld in a file of %ld bytes", at, size);
+	/* from off to the data, or from the hole on for a little */
+	off_t from = hole ? at : off, end = hole ? at + 1 : at == -1 ? size : at;
+	for (ssize_t n; from != -1 && from < end; from += n) {
+		n = pread(s->fd.b, buf_b, end - from < MAX_IO ? end - from : MAX_IO, from);
+		for (ssize_t i = 0; i < n; i++)
+			if (buf_b[i])
+				fail("lseek: a hole at %ld, the shadow has %#x there", from + i, (unsigned char)buf_b[i]);
+		if (n <= 0)
+			break;
+	}
+}
+
+static ssize_t copy_range(int in, off_t off_in, int out, off_t off_out, size_t len)
+{
+	size_t done = 0;
+	ssize_t n = 0;
+
+	while (done < len && (n = copy_file_range(in, &off_in, out, &off_out, len - done, 0)) > 0)
+		done += n;
+	return n < 0 ? -1 : (ssize_t)done;
+}
+
+static void op_copy_range(void)
+{
+	struct slot *s = some_slot(), *t = some_slot();
+	size_t len = some_length();
+	off_t from, to;
+
+	if (!s || (t->flags & (O_SYNC | O_DSYNC)))
+		return note("-");
+	from = some_offset(size_of(s->fd.b));
+	to = some_offset(size_of(t->fd.b));
+	note("copy_file_range #%d %ld -> #%d %ld, %zu", nr(s), from, nr(t), to, len);
+	loosen(t->ino);
+	BOTH("copy_file_range", copy_range(s->fd.a, from, t->fd.a, to, len), copy_range(s->fd.b, from, t->fd.b, to, len));
+}
+
+static void op_sendfile(void)
+{
+	struct slot *s = some_slot(), *t = some_slot();
+	size_t len = rnd(60000);
+	off_t from, from_a, from_b;
+
+	/* what is sent to itself, or to a file of limited size, is cut differently */
+	if (!s || s->ino == t->ino || (t->flags & (O_SYNC | O_DSYNC | O_APPEND)) || lseek(t->fd.b, 0, SEEK_CUR) > MAX_SIZE)
+		return note("-");
+	from = from_a = from_b = some_offset(size_of(s->fd.b));
+	note("sendfile #%d %ld -> #%d, %zu", nr(s), from, nr(t), len);
+	loosen(t->ino);
+	BOTH("sendfile", sendfile(t->fd.a, s->fd.a, &from_a, len), sendfile(t->fd.b, s->fd.b, &from_b, len));
+}
+
+/* A child that inherited it, or a dup: flushed, and written on. */
+static void op_dup_close(void)
+{
+	struct slot *s = some_slot();
+
+	if (!s)
+		return note("-");
+	note("close of a dup of #%d", nr(s));
+	BOTH("close", close(dup(s->fd.a)), close(dup(s->fd.b)));
+}
+
+static void op_link_open(void)
+{
+	struct slot *s = some_slot();
+	char path[512], a[64], b[64];
+	struct pair at;
+
+	if (!s)
+		return note("-");
+	name_in_pool(path, 'f');
+	at = some_base(path);
+	snprintf(a, sizeof(a), "/proc/self/fd/%d", s->fd.a);
+	snprintf(b, sizeof(b), "/proc/self/fd/%d", s->fd.b);
+	note("link #%d %s", nr(s), path);
+	o.tree_changed = true;
+	BOTH("link", linkat(AT_FDCWD, a, at.a, path, AT_SYMLINK_FOLLOW),
+	     linkat(AT_FDCWD, b, at.b, path, AT_SYMLINK_FOLLOW));
+}
+
+static void op_fchown(void)
+{
+	static const uid_t ids[] = { 0, 1000, 65534, (uid_t)-1 };
+	uid_t uid = ids[rnd(4)], gid = ids[rnd(4)];
+	struct slot *s = some_slot();
+
+	if (!s)
+		return note("-");
+	note("fchown #%d %d %d", nr(s), (int)uid, (int)gid);
+	BOTH("fchown", fchown(s->fd.a, uid, gid), fchown(s->fd.b, uid, gid));
+}
+
+static void op_fsetxattr(void)
+{
+	struct slot *s = some_slot();
+	size_t len = rnd(200);
+	char name[32];
+
+	if (!s)
+		return note("-");
+	snprintf(name, sizeof(name), "user.k%d", (int)rnd(4));
+	some_data(len);
+	note("fsetxattr #%d %s %zu", nr(s), name, len);
+	if (chance(80))
+		BOTH("fsetxattr", fsetxattr(s->fd.a, name, buf_b, len, 0), fsetxattr(s->fd.b, name, buf_b, len, 0));
+	else
+		BOTH("fremovexattr", fremovexattr(s->fd.a, name), fremovexattr(s->fd.b, name));
 }
 
 static void op_fsync(void)
@@ -830,6 +976,60 @@ static void op_symlink(void)
 	BOTH("symlink", symlinkat(target, at.a, path), symlinkat(target, at.b, path));
 }
 
+/* A fifo, a socket, a regular file that nobody opens. */
+static void op_mknod(void)
+{
+	static const mode_t types[] = { S_IFIFO, S_IFSOCK, S_IFREG };
+	mode_t type = types[rnd(3)];
+	char path[512];
+	struct pair at;
+
+	name_in_pool(path, 'f');
+	at = some_base(path);
+	note("mknod %s %o", path, (unsigned)type);
+	o.tree_changed = true;
+	BOTH("mknod", mknodat(at.a, path, type | 0644, 0), mknodat(at.b, path, type | 0644, 0));
+}
+
+static void remove_tree(int base, const char *path)
+{
+	int fd = openat(base, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	DIR *d = fd == -1 ? NULL : fdopendir(fd);
+	struct dirent *e;
+
+	while (d && (e = readdir(d)))
+		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && unlinkat(fd, e->d_name, 0))
+			remove_tree(fd, e->d_name);
+	if (d)
+		closedir(d);
+	unlinkat(base, path, AT_REMOVEDIR);
+}
+
+/* A checkpoint goes, whatever is open in it or on its way. */
+static void op_rmtree(void)
+{
+	const char *path = existing(S_IFDIR);
+	struct stat st;
+
+	if (!path)
+		return note("-");
+	note("rm -r %s", path);
+	o.tree_changed = true;
+	remove_tree(o.root.a, path);
+	remove_tree(o.root.b, path);
+	if (!fstatat(o.root.a, path, &st, AT_SYMLINK_NOFOLLOW) || !fstatat(o.root.b, path, &st, AT_SYMLINK_NOFOLLOW))
+		fail("rm -r: %s is still there", path);
+}
+
+static void op_readlink(void)
+{
+	char path[512];
+
+	some_path(path, chance(50) ? S_IFLNK : 0, 90);
+	note("readlink %s", path);
+	BOTH("readlink", readlinkat(o.root.a, path, buf_a, PATH_MAX), readlinkat(o.root.b, path, buf_b, PATH_MAX));
+}
+
 static void op_chmod(void)
 {
 	static const mode_t modes[] = { 0644, 0600, 0755, 0444, 0, 06755, 01777 };
@@ -870,11 +1070,13 @@ static void op_utimens(void)
 	some_path(path, S_IFREG, 90);
 	at = some_base(path);
 	some_times(t);
+	if (chance(20))
+		t[rnd(2)].tv_nsec = chance(50) ? UTIME_NOW : UTIME_OMIT;
 	note("utimens %s %ld.%09ld", path, (long)t[1].tv_sec, t[1].tv_nsec);
 	if (BOTH("utimens", utimensat(at.a, path, t, 0), utimensat(at.b, path, t, 0)))
 		return;
 	fstatat(at.b, path, &st, 0);
-	if (!is_mapped(st.st_ino))
+	if (!is_mapped(st.st_ino) && t[1].tv_nsec != UTIME_OMIT)
 		tighten(st.st_ino);
 }
 
@@ -1282,7 +1484,9 @@ static struct {
 	OP(fchmod, 1), OP(futimens, 1), OP(map, 6), OP(unlink, 6), OP(mkdir, 4),
 	OP(rmdir, 3), OP(rename, 9), OP(link, 3), OP(symlink, 2), OP(chmod, 3),
 	OP(chown, 2), OP(utimens, 3), OP(truncate, 3), OP(xattr, 4),
-	OP(keep_dir, 2), OP(fsync_dir, 1), OP(nap, 1),
+	OP(keep_dir, 2), OP(fsync_dir, 1), OP(nap, 1), OP(seek_data, 3), OP(copy_range, 3),
+	OP(sendfile, 2), OP(dup_close, 3), OP(link_open, 2), OP(fchown, 1), OP(fsetxattr, 2),
+	OP(mknod, 2), OP(rmtree, 1), OP(readlink, 1),
 };
 #define NOPS (sizeof(ops) / sizeof(ops[0]))
 
