@@ -167,7 +167,7 @@ struct dedup;
 /* During a replay: what became of each staged file the log speaks of. */
 /* A FLUSH that was answered: the SEAL it would have become. */
 struct flushed {
-	uint64_t sf;
+	uint64_t sf, node;
 	void *bytes;		/* the record as it lies in the log */
 	size_t len;
 };

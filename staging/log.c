@@ -446,31 +446,121 @@ static void replay_sealed(struct staging *s, struct staged *f, const struct rec 
 		f->published = true;
 }
 
+static void flushed_drop(struct staging *s, size_t i)
+{
+	free(s->flushed[i].bytes);
+	/* the order of closes is kept */
+	memmove(&s->flushed[i], &s->flushed[i + 1], (--s->n_flushed - i) * sizeof(s->flushed[0]));
+}
+
+static void *flushed_bytes(struct staging *s, const struct rec *r, size_t *len)
+{
+	ssize_t n = rec_encode(r, s->log_buf, LOG_BUF);
+	void *bytes = n > 0 ? malloc((size_t)n) : NULL;
+	if (bytes)
+		memcpy(bytes, s->log_buf, *len = (size_t)n);
+	return bytes;
+}
+
+/* What became of a name of f's node. False: it is gone. */
+static bool name_after(const struct rec *f, const struct rec *r, struct rec_name *n)
+{
+	bool from = n->dir == r->dir && !strcmp(n->name, r->name);
+	bool onto = r->type == REC_RENAME && n->dir == r->dir2 && !strcmp(n->name, r->name2);
+
+	if (r->type == REC_RENAME && from && r->node == f->node)
+		*n = (struct rec_name){.dir = r->dir2, .name = r->name2};
+	return !(r->type == REC_UNLINK && from) && !(onto && r->node != f->node);
+}
+
+/* f as it would be if the close came after r, which changed its file. *data is the caller's. -ENOENT:
+ * it has no name any more. */
+static int flushed_after(struct rec *f, const struct rec *r, void **data)
+{
+	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));	/* more than there can be */
+	struct rec_pair pair, *pairs = calloc(f->data_len + 2, sizeof(*pairs));
+	unsigned n_names = 0, n_pairs = 0;
+	bool xattr = r->type == REC_XATTR || r->type == REC_XATTR_DEL;
+	uint32_t pos = 0;
+	int kind;
+
+	while (names && pairs && (kind = rec_unpack(f->data, f->data_len, &pos, &name, &pair)) > 0) {
+		if (kind == 1 && name_after(f, r, &name))
+			names[n_names++] = name;
+		else if (kind == 2 && !(xattr && !strcmp(pair.key, r->name2)))
+			pairs[n_pairs++] = pair;
+	}
+	if (r->type == REC_XATTR)
+		pairs[n_pairs++] = (struct rec_pair){.key = r->name2, .val = r->data, .len = r->data_len};
+	if (r->type == REC_LINK)
+		names[n_names++] = (struct rec_name){.dir = r->dir2, .name = r->name2};
+	if (r->type == REC_ATTR) {
+		f->mode = r->mask & REC_MODE ? r->mode : f->mode;
+		f->uid = r->mask & REC_UID ? r->uid : f->uid;
+		f->gid = r->mask & REC_GID ? r->gid : f->gid;
+	}
+	ssize_t len = !names || !pairs ? -ENOMEM : n_names ? rec_pack(names, n_names, pairs, n_pairs, data) : -ENOENT;
+	if (len >= 0) {
+		f->dir = names[0].dir;
+		f->name = names[0].name;
+		f->data = *data;
+		f->data_len = (uint32_t)len;
+	}
+	free(names);
+	free(pairs);
+	return len < 0 ? (int)len : 0;
+}
+
+/* A file that somebody closed and another still writes was renamed, unlinked, ...: that close would be
+ * found by the name it had, and perhaps be put over what stands there since. */
+static void replay_flushed_change(struct staging *s, const struct rec *r)
+{
+	bool moves = r->type == REC_RENAME && !(r->flags & REC_DIR);
+	for (size_t i = s->n_flushed; i-- > 0;) {
+		struct flushed *f = &s->flushed[i];
+		struct rec old;
+		size_t used;
+		void *data = NULL, *bytes;
+		if (f->node != r->node && !moves)
+			continue;
+		if (rec_decode(f->bytes, f->len, &old, &used))
+			continue;
+		int rc = flushed_after(&old, r, &data);
+		if (!rc && (bytes = flushed_bytes(s, &old, &used))) {
+			free(f->bytes);
+			f->bytes = bytes;
+			f->len = used;
+		} else if (rc == -ENOENT) {
+			flushed_drop(s, i);
+		}
+		free(data);
+	}
+}
+
 /* Remembers the last FLUSHED record of a staged file until its seal is seen. */
 static void replay_flush(struct staging *s, const struct rec *r)
 {
 	size_t i = 0;
 	bool again = r->type == REC_STAGED || (r->type == REC_OPEN && (r->flags & REC_WRITE));
+	if (r->type >= REC_UNLINK && r->type < REC_ORDERED_END) {
+		replay_flushed_change(s, r);
+		return;
+	}
 	if (!r->sf || (r->type != REC_FLUSHED && r->type != REC_SEAL && r->type != REC_UNSTAGED && !again))
 		return;
 	while (i < s->n_flushed && s->flushed[i].sf != r->sf)
 		i++;
-	if (i < s->n_flushed) {
-		free(s->flushed[i].bytes);
-		/* the order of closes is kept */
-		memmove(&s->flushed[i], &s->flushed[i + 1], (--s->n_flushed - i) * sizeof(s->flushed[0]));
-	}
+	if (i < s->n_flushed)
+		flushed_drop(s, i);
 	if (r->type != REC_FLUSHED)
 		return;
 	struct flushed *all = realloc(s->flushed, (s->n_flushed + 1) * sizeof(*all));
-	ssize_t len = rec_encode(r, s->log_buf, LOG_BUF);
-	void *bytes = all && len > 0 ? malloc((size_t)len) : NULL;
+	size_t len;
+	void *bytes = all ? flushed_bytes(s, r, &len) : NULL;
 	if (all)
 		s->flushed = all;
-	if (!bytes)
-		return;
-	memcpy(bytes, s->log_buf, (size_t)len);
-	all[s->n_flushed++] = (struct flushed){.sf = r->sf, .bytes = bytes, .len = (size_t)len};
+	if (bytes)
+		all[s->n_flushed++] = (struct flushed){.sf = r->sf, .node = r->node, .bytes = bytes, .len = len};
 }
 
 /* The connection is gone. A close that was answered counts, though the RELEASE that
