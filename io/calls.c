@@ -222,6 +222,12 @@ static ssize_t do_share(const struct io_call *c)
 	return r->info[0].status == FILE_DEDUPE_RANGE_SAME ? (ssize_t)r->info[0].bytes_deduped : 0;
 }
 
+/* fd gets the blocks of fd2, all of them, and its size. */
+static ssize_t do_clone(const struct io_call *c)
+{
+	return ret(ioctl(c->fd, FICLONE, c->fd2));
+}
+
 static ssize_t (*const real[IO_OP_COUNT])(const struct io_call *c) = {
 	[IO_OP_WRITE] = do_write,
 	[IO_OP_CREATE] = do_create,
@@ -241,6 +247,7 @@ static ssize_t (*const real[IO_OP_COUNT])(const struct io_call *c) = {
 	[IO_OP_SYNC_DIR] = do_sync_dir,
 	[IO_OP_SYNC_ALL] = do_sync_all,
 	[IO_OP_SHARE] = do_share,
+	[IO_OP_CLONE] = do_clone,
 };
 
 ssize_t io_call_real(struct io_engine *e, const struct io_call *c)

@@ -37,6 +37,7 @@ enum io_op {
 	IO_OP_SYNC_DIR,
 	IO_OP_SYNC_ALL,
 	IO_OP_SHARE,
+	IO_OP_CLONE,
 	IO_OP_COUNT
 };
 

@@ -199,12 +199,24 @@ int io_sync_all(struct io_store *s);		/* syncfs */
 /* Shared extents. Whether this store has them is found by trying on two nameless files in
  * tmp/ (some ms). 0: yes; -EOPNOTSUPP: it never will; else (-ENOSPC, -EIO, ...) ask again. */
 int io_can_share(struct io_store *s);
-/* Where [off, off+len) is equal in both files, `to` gets `from`'s blocks for it and its own
+/* The kernel compares through the page cache: ask io_same_bytes first whether the disk has it so.
+ * Where [off, off+len) is equal in both files, `to` gets `from`'s blocks for it and its own
  * are freed; neither's bytes, size and times change, at any crash. off is a multiple of the
  * block size, and so is off+len unless both files end there. `to` is open for writing, or
  * ours. Returns how many bytes are shared (fewer than len: go on from there); 0: they differ.
  * Reads both files; holds their locks meanwhile, so len is a few MiB. */
 ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t len);
+/* How many bytes from off on, of the next len, lie in the same blocks in both files already.
+ * 0: none, or the filesystem does not say. */
+uint64_t io_is_shared(int from, int to, uint64_t off, uint64_t len);
+/* Are [off, off+len) of both equal, as fd reads them and as they lie on the disk for `disk`? That is
+ * opened with O_DIRECT (or its cache is dropped, where the store has none); off is a multiple of the
+ * block size. buf has room for 2 * (len + IO_ALIGN) bytes; what fd reads is at its beginning. 1, 0, -errno. */
+int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf);
+/* `to`, empty and open for writing, gets all of `from`'s blocks and its size; what is dirty of
+ * `from` is written to the disk first. An error may leave it with some of both. -EOPNOTSUPP: never
+ * here; -EXDEV; else as ioctl_ficlone(2). */
+int io_clone(struct io_store *s, int from, int to);
 
 /* ---- checksum ------------------------------------------------------------ */
 

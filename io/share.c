@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared extents: two files of one content that take the room of one. The kernel
- * compares and shares in one step, under both files' locks.
+ * Shared extents: two files of one content that take the room of one. Either the kernel
+ * compares and shares in one step, under both files' locks, or a new file begins as the
+ * clone of another.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <string.h>
+#include <sys/ioctl.h>
 
 #include "scope.h"
 #include "store.h"
@@ -57,4 +62,83 @@ ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t le
 	posix_fadvise(from, (off_t)off, (off_t)len, POSIX_FADV_DONTNEED);
 	posix_fadvise(to, (off_t)off, (off_t)len, POSIX_FADV_DONTNEED);
 	return n;
+}
+
+/* The extent that off lies in, or the first behind it. False: there is none, or it is not told. */
+static bool extent_at(int fd, uint64_t off, uint64_t len, struct fiemap_extent *out)
+{
+	_Alignas(struct fiemap) char room[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = { 0 };
+	struct fiemap *m = (struct fiemap *)room;
+
+	m->fm_start = off;
+	m->fm_length = len;
+	m->fm_extent_count = 1;
+	if (ioctl(fd, FS_IOC_FIEMAP, m) || !m->fm_mapped_extents)
+		return false;
+	*out = m->fm_extents[0];
+	return !(out->fe_flags & (FIEMAP_EXTENT_UNKNOWN | FIEMAP_EXTENT_DELALLOC |
+				  FIEMAP_EXTENT_NOT_ALIGNED | FIEMAP_EXTENT_ENCODED));
+}
+
+uint64_t io_is_shared(int from, int to, uint64_t off, uint64_t len)
+{
+	struct fiemap_extent a, b;
+	uint64_t end_a, end_b, end = off + len;
+
+	if (!extent_at(from, off, len, &a) || !extent_at(to, off, len, &b) || a.fe_logical > off ||
+	    b.fe_logical > off || a.fe_physical + (off - a.fe_logical) != b.fe_physical + (off - b.fe_logical))
+		return 0;
+	end_a = a.fe_logical + a.fe_length;
+	end_b = b.fe_logical + b.fe_length;
+	if (end > end_a)
+		end = end_a;
+	if (end > end_b)
+		end = end_b;
+	return end > off ? end - off : 0;
+}
+
+/* As pread, and goes on until the end of the file; a direct read ends unaligned only there. */
+static ssize_t read_all(int fd, char *buf, size_t len, uint64_t off)
+{
+	size_t have = 0;
+
+	while (have < len) {
+		ssize_t n = pread(fd, buf + have, len - have, (off_t)(off + have));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		have += (size_t)n;
+		if (!n || have % IO_ALIGN)
+			break;
+	}
+	return (ssize_t)have;
+}
+
+int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf)
+{
+	char *other = buf + len;
+	size_t whole = (len + IO_ALIGN - 1) & ~(size_t)(IO_ALIGN - 1);
+	ssize_t a, b;
+
+	other += (size_t)(-(uintptr_t)other) & (IO_ALIGN - 1);
+	if (!(fcntl(disk, F_GETFL) & O_DIRECT))
+		posix_fadvise(disk, 0, 0, POSIX_FADV_DONTNEED);
+	a = read_all(fd, buf, len, off);
+	b = a < 0 ? a : read_all(disk, other, whole, off);
+	if (b < 0)
+		return (int)b;
+	return a == (ssize_t)len && b >= a && !memcmp(buf, other, len);
+}
+
+int io_clone(struct io_store *s, int from, int to)
+{
+	struct io_call c = { .op = IO_OP_CLONE, .fd = to, .fd2 = from };
+	ssize_t n;
+
+	if (s->ro)
+		return -EROFS;
+	n = io_call_run(s->e, &c);
+	return n == -ENOTTY || n == -ENOSYS ? -EOPNOTSUPP : (int)n;
 }
