@@ -39,11 +39,15 @@
 #define QUIET_NS 100000000u
 #define SIBLINGS 3u		/* directories beside a file's own that are looked into, the newest */
 #define LISTED_MAX 4096u
+#define LISTED_STEP 64u		/* then it asks whether there is something more urgent */
 
 struct file {
 	struct file *next;	/* in news, then in its bucket */
+	struct file *node_next;	/* in the ring, of its node or one like it; the newest first */
 	uint64_t node, dir, size;
+	uint64_t at;		/* place in the ring */
 	uint64_t done;		/* shared so far */
+	uint64_t saved;		/* of these, not in the same blocks before */
 	bool renamed;		/* in news: node stands at dir/name now */
 	bool source;		/* of a copy; size and checksum are not known before it is considered */
 	char checksum[IO_CHECKSUM_LEN];
@@ -70,6 +74,7 @@ struct dedup {
 	struct file *ring[RING];
 	uint64_t n_all, n_done;
 	struct file *bucket[BUCKETS];
+	struct file *by_node[BUCKETS];
 	uint64_t sibling_dir;	/* whose siblings these are, 0 = none */
 	struct sibling sibling[SIBLINGS];
 	unsigned n_siblings;
@@ -168,18 +173,59 @@ static struct file **bucket_of(struct dedup *d, const struct file *f)
 	return &d->bucket[h % BUCKETS];
 }
 
-static void ring_add(struct dedup *d, struct file *f)
+static void bucket_remove(struct dedup *d, const struct file *f)
 {
-	struct file **slot = &d->ring[d->n_all++ % RING], *old = *slot;
+	for (struct file **pp = bucket_of(d, f); *pp; pp = &(*pp)->next)
+		if (*pp == f) {
+			*pp = f->next;
+			return;
+		}
+}
+
+static struct file **node_bucket(struct dedup *d, uint64_t node)
+{
+	return &d->by_node[node % BUCKETS];
+}
+
+static void node_remove(struct dedup *d, const struct file *f)
+{
+	struct file **pp = node_bucket(d, f->node);
+	while (*pp != f)
+		pp = &(*pp)->node_next;
+	*pp = f->node_next;
+}
+
+/* The newest of the ring that is node's. */
+static struct file *ring_find(struct dedup *d, uint64_t node)
+{
+	struct file *f = *node_bucket(d, node);
+	while (f && f->node != node)
+		f = f->node_next;
+	return f;
+}
+
+static void ring_put(struct dedup *d, struct file *f, uint64_t at)
+{
+	struct file **slot = &d->ring[at % RING], *old = *slot;
 	if (old) {
-		for (struct file **pp = bucket_of(d, old); *pp; pp = &(*pp)->next)
-			if (*pp == old) {
-				*pp = old->next;
-				break;
-			}
+		bucket_remove(d, old);
+		node_remove(d, old);
 		file_free(old);
 	}
 	*slot = f;
+	f->at = at;
+	f->node_next = *node_bucket(d, f->node);
+	*node_bucket(d, f->node) = f;
+}
+
+static void ring_add(struct dedup *d, struct file *f)
+{
+	struct file *old = ring_find(d, f->node);
+	if (old && old->at >= d->n_done) {	/* replaced before anybody looked at it */
+		ring_put(d, f, old->at);
+		return;
+	}
+	ring_put(d, f, d->n_all++);
 	if (d->n_all - d->n_done > RING)
 		d->n_done = d->n_all - RING;
 }
@@ -187,40 +233,13 @@ static void ring_add(struct dedup *d, struct file *f)
 /* What a trainer wrote as x.tmp and renamed stands elsewhere now. */
 static void ring_rename(struct dedup *d, struct file *to)
 {
-	uint64_t n = d->n_all < RING ? d->n_all : RING;
-	for (uint64_t i = 1; i <= n; i++) {
-		struct file *f = d->ring[(d->n_all - i) % RING];
-		if (f->node != to->node)
-			continue;
-		free(f->name);
-		f->name = to->name;
-		f->dir = to->dir;
-		to->name = NULL;
+	struct file *f = ring_find(d, to->node);
+	if (!f)
 		return;
-	}
-}
-
-/* A version that was replaced before anybody looked at it: its place is the new one's. */
-static bool ring_replace(struct dedup *d, struct file *f)
-{
-	for (uint64_t i = d->n_all; i-- > d->n_done;) {
-		struct file *old = d->ring[i % RING];
-		if (old->node != f->node && (old->dir != f->dir || strcmp(old->name, f->name) != 0))
-			continue;
-		d->ring[i % RING] = f;
-		file_free(old);
-		return true;
-	}
-	return false;
-}
-
-static bool ring_has(struct dedup *d, uint64_t node)
-{
-	uint64_t n = d->n_all < RING ? d->n_all : RING;
-	for (uint64_t i = 1; i <= n; i++)
-		if (d->ring[(d->n_all - i) % RING]->node == node)
-			return true;
-	return false;
+	free(f->name);
+	f->name = to->name;
+	f->dir = to->dir;
+	to->name = NULL;
 }
 
 static void absorb(struct dedup *d, struct file *news)
@@ -228,24 +247,30 @@ static void absorb(struct dedup *d, struct file *news)
 	for (struct file *next; news; news = next) {
 		next = news->next;
 		news->next = NULL;
-		if (news->renamed || (news->source && ring_has(d, news->node))) {
-			if (news->renamed)
-				ring_rename(d, news);
+		if (news->renamed)
+			ring_rename(d, news);
+		if (news->renamed || (news->source && ring_find(d, news->node)))
 			file_free(news);
-		} else if (!ring_replace(d, news)) {
+		else
 			ring_add(d, news);
-		}
 	}
 }
 
 /* ---- sharing ---- */
 
-static int open_file(struct staging *s, const struct file *f)
+/* What others are to share is read from the disk. */
+static int open_source(struct staging *s, int dirfd, const char *name)
+{
+	int fd = io_open_read(s->o.store, dirfd, name, O_DIRECT);
+	return fd == -EINVAL ? io_open_read(s->o.store, dirfd, name, 0) : fd;
+}
+
+static int open_file(struct staging *s, const struct file *f, bool source)
 {
 	int dirfd, rc = staging_dir_get(s, f->dir, &dirfd);
 	if (rc)
 		return rc;
-	int fd = io_open_read(s->o.store, dirfd, f->name, 0);
+	int fd = source ? open_source(s, dirfd, f->name) : io_open_read(s->o.store, dirfd, f->name, 0);
 	staging_dir_put(s, f->dir);
 	return fd;
 }
@@ -259,18 +284,28 @@ static bool may_share(int from, int to, uint64_t size)
 	       a.st_uid == b.st_uid && (uint64_t)a.st_size == size && (uint64_t)b.st_size == size;
 }
 
-static void count(struct staging *s, uint64_t bytes, bool whole)
+static void count(struct staging *s, const struct file *f)
 {
 	LOCK_SCOPE(&s->lock);
-	s->st.dedup_bytes += bytes;
-	s->st.dedup_files += whole;
+	s->st.dedup_bytes += f->saved;
+	s->st.dedup_files += f->saved > 0;
+}
+
+/* The next `len` bytes of f. The kernel would compare what it has cached, and take the blocks of a
+ * file that has rotted under its cache for good. As io_share. */
+static ssize_t share_step(struct staging *s, int from, int to, uint64_t off, size_t len)
+{
+	char *buf = aligned_alloc(IO_ALIGN, 2 * (STEP + IO_ALIGN));
+	int same = buf ? io_same_bytes(to, from, off, len, buf) : -ENOMEM;
+	free(buf);
+	return same == 1 ? io_share(s->o.store, from, to, off, len) : same;
 }
 
 /* f gets the blocks of `from`, from where an earlier try stopped. 0; -ECANCELED: there is
  * something more urgent; -ESTALE: it is not what it was, or differs; else what the store said. */
 static int share(struct staging *s, int from, struct file *f)
 {
-	CLOSE_SCOPE int to = open_file(s, f);
+	CLOSE_SCOPE int to = open_file(s, f, false);
 	if (to < 0)
 		return to;
 	if (!may_share(from, to, f->size))
@@ -279,12 +314,18 @@ static int share(struct staging *s, int from, struct file *f)
 		if (gives_way(s))
 			return -ECANCELED;
 		uint64_t left = f->size - f->done;
-		ssize_t n = io_share(s->o.store, from, to, f->done, left < STEP ? left : STEP);
+		uint64_t same = io_is_shared(from, to, f->done, left);
+		if (same) {	/* nothing to read, nothing to gain */
+			f->done += same;
+			continue;
+		}
+		ssize_t n = share_step(s, from, to, f->done, left < STEP ? left : STEP);
 		if (n <= 0)
 			return n ? (int)n : -ESTALE;
 		f->done += (uint64_t)n;
-		count(s, (uint64_t)n, f->done >= f->size);
+		f->saved += (uint64_t)n;
 	}
+	count(s, f);
 	return 0;
 }
 
@@ -298,7 +339,7 @@ static int share_with_known(struct staging *s, struct file *f)
 		if (k->dir == f->dir && !strcmp(k->name, f->name))
 			continue;	/* what f replaced */
 		tries++;
-		CLOSE_SCOPE int from = open_file(s, k);
+		CLOSE_SCOPE int from = open_file(s, k, true);
 		int rc = from < 0 ? from : share(s, from, f);
 		if (!rc || rc == -ECANCELED)
 			return rc;
@@ -324,24 +365,29 @@ static void sibling_add(struct dedup *d, const char *name, const struct stat *st
 	d->sibling[at].mtime = st->st_mtim;
 }
 
-/* The newest directories in `parent` but `own`. */
-static void list_siblings(struct staging *s, int parent, const struct stat *own)
+/* The newest directories in `parent` but `own`. 0; -ECANCELED: there is something more urgent. */
+static int list_siblings(struct staging *s, int parent, const struct stat *own)
 {
 	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 	struct dirent *e;
 	struct stat st;
+	int rc = 0;
 
 	if (!dir) {
 		close_scope(&fd);
-		return;
+		return 0;
 	}
-	for (unsigned n = 0; n < LISTED_MAX && (e = readdir(dir)); n++)
+	for (unsigned n = 0; !rc && n < LISTED_MAX && (e = readdir(dir)); n++) {
+		if (n % LISTED_STEP == LISTED_STEP - 1 && gives_way(s))
+			rc = -ECANCELED;
 		if (e->d_name[0] != '.' && (e->d_type == DT_DIR || e->d_type == DT_UNKNOWN) &&
 		    !io_stat(s->o.store, parent, e->d_name, &st) && S_ISDIR(st.st_mode) &&
 		    st.st_ino != own->st_ino)
 			sibling_add(s->dedup, e->d_name, &st);
+	}
 	closedir(dir);
+	return rc;
 }
 
 static int share_with_sibling(struct staging *s, int parent, const char *sibling, struct file *f)
@@ -352,7 +398,7 @@ static int share_with_sibling(struct staging *s, int parent, const char *sibling
 
 	if (n < 0 || (size_t)n != strlen(f->checksum) || memcmp(sum, f->checksum, (size_t)n) != 0)
 		return -ENOENT;
-	CLOSE_SCOPE int from = io_open_read(s->o.store, dir, f->name, 0);
+	CLOSE_SCOPE int from = open_source(s, dir, f->name);
 	return from < 0 ? from : share(s, from, f);
 }
 
@@ -368,13 +414,13 @@ static int share_with_siblings(struct staging *s, struct file *f)
 	if (d->sibling_dir != f->dir && !(rc = staging_dir_get(s, f->dir, &own))) {
 		rc = io_stat(s->o.store, own, NULL, &st);
 		staging_dir_put(s, f->dir);
-		d->sibling_dir = f->dir;
 		d->n_siblings = 0;
 		if (!rc)
-			list_siblings(s, parent, &st);
+			rc = list_siblings(s, parent, &st);
+		d->sibling_dir = rc == -ECANCELED ? 0 : f->dir;
 	}
 	unsigned n = rc ? 0 : d->n_siblings;
-	rc = -ENOENT;
+	rc = rc == -ECANCELED ? rc : -ENOENT;
 	for (unsigned i = 0; i < n && rc && rc != -ECANCELED; i++)
 		rc = share_with_sibling(s, parent, d->sibling[i].name, f);
 	staging_dir_put(s, id);
