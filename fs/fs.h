@@ -128,7 +128,7 @@ struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
 	uint64_t staging_bytes, ballast_bytes;
 	bool ballast_set;
-	bool fsync_staged, nopassthrough, dedup, ro, foreground, debug;
+	bool fsync_staged, nopassthrough, nodedup, ro, foreground, debug;
 	char *engine;
 	unsigned persist_threads, queue_depth;
 	int numa;		/* a node + 1; 0 = any */

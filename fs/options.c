@@ -25,7 +25,7 @@ static const char usage[] =
 	"  -o engine=uring|posix  how bytes go to the store (default: uring)\n"
 	"  -o nopassthrough       every byte through the daemon\n"
 	"  -o commit_wait=SECONDS how long a .metadata waits for shards of other nodes (default: 60; 0 = not)\n"
-	"  -o dedup               equal files share their blocks where the store can\n"
+	"  -o nodedup             equal files and copies do not share their blocks (default: where the store can)\n"
 	"  -o persist_threads=N, -o queue_depth=N, -o allow_other, -o ro, and libfuse's own\n"
 	"  -f stay in the foreground, -d log every call\n"
 	"See cairnfs(8).\n";
@@ -165,7 +165,7 @@ static int one_option(struct fs_opts *o, char *opt)
 		return 1;
 	}
 	if (!strcmp(opt, "dedup") || !strcmp(opt, "nodedup")) {
-		o->dedup = opt[0] == 'd';
+		o->nodedup = opt[0] == 'n';
 		return 1;
 	}
 	if (!strcmp(opt, "ro"))

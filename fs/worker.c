@@ -84,7 +84,7 @@ static int open_staging(struct fs *fs)
 		.budget_bytes = fs->o.staging_bytes, .ballast_bytes = fs->o.ballast_bytes,
 		.persist_threads = fs->o.persist_threads,
 		.hold = {.commits = commit_is_name, .missing = commit_missing, .patience_ms = fs->o.commit_wait_s * 1000},
-		.outgrown = still_ask, .no_dedup = !fs->o.dedup, .notice = fs_notice, .ctx = fs,
+		.outgrown = still_ask, .no_dedup = fs->o.nodedup, .notice = fs_notice, .ctx = fs,
 	};
 	return staging_open(&o, &fs->s);
 }

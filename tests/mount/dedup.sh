@@ -34,7 +34,7 @@ head -c $size /dev/urandom >"$TMP/weights"
 head -c $size /dev/urandom >"$TMP/others"
 head -c 300001 /dev/urandom >"$TMP/odd"	# its tail is no whole block
 
-start_mount "$store" "$mnt" staging=256M,dedup
+start_mount "$store" "$mnt" staging=256M	# nobody asks for it
 retry 10 has_thread || die "no thread looks for equal files"
 mkdir -p "$mnt/run/step-1" "$mnt/run/step-2"
 
@@ -92,7 +92,7 @@ wait_durable "$mnt"
 wait_dedup 1
 whole_shared "$store/run/step-3/rank0" || die "step-3/rank0: $(filefrag -v "$store/run/step-3/rank0")"
 
-# and a copy of an old file, wherever it is made, for the kernel tells what it copies
+# and a copy of an old file, wherever it is made, for the kernel tells what it copies (clone.sh)
 python3 - "$mnt/run/step-2/rank1" "$mnt/best" <<'EOF' || die "copy_file_range"
 import os, sys
 a, b = os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -122,7 +122,7 @@ done
 # a store that cannot: nothing happens and nobody is told
 make_disk plain ext4 200M
 store=$TMP/plain/store
-start_mount "$store" "$mnt" staging=256M,dedup
+start_mount "$store" "$mnt" staging=256M
 errors=$(status_field "$mnt" errors.count) notices=$(status_field "$mnt" notices)
 cp "$TMP/weights" "$mnt/a"
 cp "$TMP/weights" "$mnt/b"
