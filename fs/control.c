@@ -100,8 +100,8 @@ static void write_json(struct fs *fs, FILE *f)
 		(unsigned long long)s.outgrown_bytes);
 	fprintf(f, " \"buffers\": {\"count\": %llu, \"bytes\": %llu, \"lent_bytes\": %llu},\n",
 		(unsigned long long)s.n_buffers, (unsigned long long)s.buffer_bytes, (unsigned long long)s.lent_bytes);
-	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.dedup_files,
-		(unsigned long long)s.dedup_bytes);
+	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu, \"clones\": %llu},\n", (unsigned long long)s.dedup_files,
+		(unsigned long long)s.dedup_bytes, (unsigned long long)s.clones);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
 		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors + c.errors);
 	json_string(f, s.last_error);
@@ -179,8 +179,8 @@ static void write_status(struct fs *fs, FILE *f)
 		fprintf(f, "  buffers    %llu of clients, %s, of these %s on their way to the store\n",
 			(unsigned long long)s.n_buffers, size_text(s.buffer_bytes, a), size_text(s.lent_bytes, b));
 	if (s.dedup_bytes)
-		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones\n", size_text(s.dedup_bytes, a),
-			(unsigned long long)s.dedup_files);
+		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones, %llu of them as clones\n",
+			size_text(s.dedup_bytes, a), (unsigned long long)s.dedup_files, (unsigned long long)s.clones);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s.last_seq,
 		(unsigned long long)s.applied, (unsigned long long)s.pending_records);
 	fprintf(f, "  engine     %s, fsync=%s, passthrough %s, worker restarts %u\n", io_engine_name(fs->engine),
@@ -215,6 +215,7 @@ static void write_metrics(struct fs *fs, FILE *f)
 	metric(f, "outgrown_bytes_total", "counter", "Their bytes that went to the store before the close.", (double)s.outgrown_bytes);
 	metric(f, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
 	metric(f, "dedup_files_total", "counter", "Files that have the blocks of an equal one.", (double)s.dedup_files);
+	metric(f, "dedup_clones_total", "counter", "Of these, copies that were not written.", (double)s.clones);
 	metric(f, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
 	metric(f, "budget_used_bytes", "gauge", "Staging budget in use.", (double)s.used);
 	metric(f, "ballast_bytes", "gauge", "Touched free memory held ready.", (double)s.ballast);

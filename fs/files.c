@@ -920,9 +920,18 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 		fuse_reply_lseek(req, at);
 }
 
+/* Where n's bytes are durable in the store; -1: they are not, or not all. */
+static int open_durable(struct fs *fs, struct node *n)
+{
+	uint64_t durable = staging_durable(fs->s);
+	if (n->buf || node_dirty(fs, n) || n->born_seq > durable || n->seal_seq > durable)
+		return -1;
+	return node_open_store(fs, n);
+}
+
 /* The kernel copies by itself, from lane to lane, when it is told that we do not. It is asked for to
- * learn which file a new one will be equal to: a copy of an old checkpoint would find it in no other
- * way (staging/dedup.c). */
+ * learn which file a new one will be equal to: then it need not be written (staging/clone.c), or finds
+ * that file when it is durable (staging/dedup.c). */
 void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t out,
 			off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
 {
@@ -930,15 +939,18 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse
 	struct node *n;
 	const struct place *p;
 	int rc = fs->s ? 0 : -EOPNOTSUPP;
-	(void)fi_in, (void)fi_out, (void)out, (void)len, (void)flags;
+	(void)fi_in, (void)out, (void)len, (void)flags;
 
 	if (!rc && !off_in && !off_out && !is_control(in)) {
-		pthread_mutex_lock(&fs->lock);
+		TREE_SCOPE(fs);
+		struct handle *h = handle_find(fs, fi_out->fh);
 		n = node_find(fs, in);
 		p = n && !n->writers ? node_place(fs, n) : NULL;
 		if (p)
 			rc = staging_dedup_source(fs->s, n->id, p->dir, p->name);
-		pthread_mutex_unlock(&fs->lock);
+		int fd = p && !rc && h && h->writer && h->node->sf ? open_durable(fs, n) : -1;
+		if (fd >= 0)
+			staged_copied_from(h->node->sf, fd);
 	}
 	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: do not ask again */
 }

@@ -118,6 +118,7 @@ void dedup_offer(struct staging *s, const struct pend *p)
 	f->node = r->node;
 	f->dir = renamed ? r->dir2 : r->dir;
 	f->size = r->size;
+	f->done = p->cloned ? r->size : 0;
 	f->renamed = renamed;
 	memcpy(f->checksum, p->checksum, sizeof(f->checksum));
 	*d->news_tail = f;
@@ -454,7 +455,7 @@ static void consider(struct staging *s)
 {
 	struct dedup *d = s->dedup;
 	struct file *f = d->ring[d->n_done % RING];
-	int rc = f->source ? 0 : share_with_known(s, f);
+	int rc = f->source || f->done >= f->size ? 0 : share_with_known(s, f);
 
 	if (f->source)
 		look_up_source(s, f);

@@ -66,6 +66,8 @@ struct pend {
 	int tmp_fd;
 	bool direct;
 	bool snapshot;			/* by fsync: the writer goes on */
+	int source;			/* a store file that it may be a clone of; -1; clone.c */
+	bool cloned;			/* it is one */
 	bool must;			/* dead, but must be shown: persist it all the same */
 	bool again;			/* first after a restart: perhaps applied already */
 	bool begun;			/* its first step stands in the store; a retry goes on behind it */
@@ -121,6 +123,8 @@ struct staged {
 	bool tmp_direct;
 	uint64_t tmp_size;		/* size it was reserved for */
 	uint64_t promised;		/* or bytes of the reserve, for a small one */
+	int source;			/* a store file that it may be a copy of; -1; s->lock; clone.c */
+	bool counted;			/* as a clone */
 };
 
 /* Threads that wait for work, all under s->lock. To wake one costs the waker some 10 us, more
@@ -257,6 +261,8 @@ struct staging {
 	pthread_cond_t trash_cond;
 	bool cleaning;			/* some of it is not removed yet */
 	struct dedup *dedup;		/* dedup.c; NULL = not wanted, or not started */
+	unsigned n_sources;		/* descriptors held; clone.c */
+	bool no_clone;			/* the store cannot do it */
 	struct flushed *flushed;	/* during a replay: closes answered, see log.c */
 	size_t n_flushed;
 	pthread_t persist[16], publisher, watcher, ballast, cleaner;
@@ -410,6 +416,13 @@ int dedup_start(struct staging *s);
 void dedup_offer(struct staging *s, const struct pend *p);
 void dedup_wake(struct staging *s);		/* s->stop was set. s->lock held */
 void dedup_close(struct staging *s);		/* waits for its thread; no other is left */
+
+/* clone.c */
+void clone_sealed(struct staged *f, struct pend *p);	/* p takes f's hint. s->lock held */
+/* Makes p's unpublished file a clone of what it was copied from, not synced, and sum that of its
+ * bytes. False: it cannot be one, write it. Reads it from the disk; p is the caller's. */
+bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum);
+void clone_forget(struct staging *s, int *source);	/* s->lock held */
 
 /* sweep.c */
 void sweep_tmp_all(struct staging *s);	/* a clean end: nothing in tmp/ is needed */

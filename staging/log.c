@@ -244,7 +244,7 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 	p->r.data = tail + n1 + n2;
 	if (r->data_len)
 		memcpy(tail + n1 + n2, r->data, r->data_len);
-	p->tmp_fd = -1;
+	p->tmp_fd = p->source = -1;
 	p->start_ns = now_ns();
 	p->state = PEND_READY;
 	if (sf) {
@@ -281,6 +281,8 @@ void pend_free(struct pend *p)
 {
 	if (p->tmp_fd >= 0)
 		close(p->tmp_fd);
+	if (p->source >= 0)
+		close(p->source);
 	free(p);
 }
 

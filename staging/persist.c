@@ -219,7 +219,8 @@ static int write_version(struct job *j)
 	/* while a writer goes on after its fsync, only truncation must wait */
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io);
-	int rc = write_bytes(j);
+	j->no_sum = false;
+	int rc = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io);
 	if (rc)
@@ -277,6 +278,8 @@ void persist_again(struct staging *s, struct pend *p, int rc)
 	trash_put(s, !f->spilled || p->snapshot ? p->tmp_id : 0, p->tmp_fd);
 	p->tmp_fd = -1;
 	p->tmp_id = 0;
+	p->cloned = false;
+	clone_forget(s, &p->source);
 	p->snapshot |= f->spilled;	/* its cached pages are the only copy: they go to a new file */
 	if (!rc || ++p->attempts < MAX_ATTEMPTS) {
 		persist_queue(s, p);

@@ -505,6 +505,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (shown)
 		dedup_offer(s, p);
 	reserve_kept(s, &p->promised);
+	clone_forget(s, &p->source);
 	dirs_unref(s, p->r.dir);
 	dirs_unref(s, p->r.dir2);
 	if (p->r.node && (p->r.type == REC_MKDIR || (p->r.flags & REC_DIR)))
@@ -512,6 +513,12 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (f) {
 		if (shown) {
 			s->st.bytes_persisted += p->r.size;
+			if (p->cloned && !f->counted) {	/* once, however often it was fsynced */
+				f->counted = true;
+				s->st.dedup_bytes += p->r.size;
+				s->st.dedup_files++;
+				s->st.clones++;
+			}
 			count_latency(s, p->start_ns);
 			memcpy(f->checksum, p->checksum, sizeof(f->checksum));
 			if (f->spilled && !p->snapshot)

@@ -149,6 +149,7 @@ static void remove_bytes(struct staged *f)
 	f->tmp_id = 0;
 	f->tmp_fd = -1;
 	reserve_kept(f->s, &f->promised);
+	clone_forget(f->s, &f->source);
 	if (f->lender)
 		buffer_returns(f);
 }
@@ -244,7 +245,7 @@ struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
 	f->id = id;
 	f->node = node;
 	f->refs = 1;
-	f->fd = f->rw = f->tmp_fd = -1;
+	f->fd = f->rw = f->tmp_fd = f->source = -1;
 	f->state = STAGED_OPEN;
 	pthread_mutex_init(&f->io, NULL);
 	return f;
@@ -1226,6 +1227,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	if (f->blocks * 512 > s->largest)
 		s->largest = f->blocks * 512;
 	p->snapshot = !closed;
+	clone_sealed(f, p);
 	p->tmp_id = f->tmp_id;
 	p->tmp_fd = f->tmp_fd;
 	p->direct = f->tmp_direct;

@@ -9,7 +9,7 @@
  *   sweep.c    leftovers after a replay        trash.c    files of no use any more
  *   hold.c     names that wait for others      dedup.c    equal files stored once
  *   place.c    the tmpfs itself                record.c   records as bytes
- *   buffer.c   staged files on loan to clients
+ *   buffer.c   staged files on loan to clients clone.c    copies that are not written
  */
 #include "staging/internal.h"
 
@@ -201,6 +201,8 @@ void staging_close(struct staging *s)
 				close(f->rw);
 			if (f->tmp_fd >= 0)
 				close(f->tmp_fd);
+			if (f->source >= 0)
+				close(f->source);
 			free(f);
 		}
 	buffer_close_all(s);

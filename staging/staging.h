@@ -173,7 +173,7 @@ struct staging_opts {
 	/* A file that the kernel writes by itself outgrows memory: see that staged_move_out is called
 	 * for it. Called with staging's locks held; must not block, and may be called again. NULL = not. */
 	void (*outgrown)(void *ctx, uint64_t node);
-	bool no_dedup;			/* else equal files share blocks where the store can */
+	bool no_dedup;			/* else equal files and copies share blocks where the store can */
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -325,6 +325,10 @@ int staged_finish(struct staged *f);
 int staged_reserve(struct staged *f);
 /* The same for a small file, never waiting for the store. -EAGAIN: staged_reserve() must do it. */
 int staged_promise(struct staged *f);
+/* f, open, is being made as a copy of the store file fd, which is durable. Only a hint: where the
+ * store can, and the bytes are equal, what is sealed becomes a clone and is not written. Takes fd,
+ * and closes it where it is of no use. Any lock but staging's may be held. */
+void staged_copied_from(struct staged *f, int fd);
 /* Has f changed since its last seal (mapped writes cannot be seen)? */
 bool staged_changed(struct staged *f);
 /* Fills r's size, times and checks; the caller fills names and logs r with
@@ -414,6 +418,7 @@ struct staging_stats {
 	char held[STAGING_HELD];	/* a name that waits for other nodes, and for what; "" = none */
 	char waiting_mapped[512];	/* names, '\n' between */
 	uint64_t dedup_files, dedup_bytes;	/* that have the blocks of others, since the start */
+	uint64_t clones;	/* of these files, copies that had them from the beginning */
 	uint64_t recovered_records, recovered_files, lost_found;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);
