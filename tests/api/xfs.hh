@@ -25,6 +25,22 @@ struct Xfs {
 	}
 	static int sh(const std::string &cmd) { return system((cmd + " 2>/dev/null").c_str()); }
 	std::string path(const std::string &name) const { return dir / ("mnt/" + name); }
+	// The first byte of the file changes on the disk, and nowhere else.
+	void rot(const std::string &file) const
+	{
+		alignas(fiemap) char room[sizeof(fiemap) + sizeof(fiemap_extent)] = {};
+		auto *m = reinterpret_cast<fiemap *>(room);
+		Fd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC)), img(open((dir / "img").c_str(), O_RDWR | O_CLOEXEC));
+		char byte = 0;
+		m->fm_length = 1;
+		m->fm_extent_count = 1;
+		ASSERT_EQ(ioctl(fd.get(), FS_IOC_FIEMAP, m), 0);
+		ASSERT_EQ(m->fm_mapped_extents, 1u);
+		off_t at = (off_t)m->fm_extents[0].fe_physical;
+		ASSERT_EQ(pread(img.get(), &byte, 1, at), 1);
+		byte = (char)~byte;
+		ASSERT_EQ(pwrite(img.get(), &byte, 1, at), 1);
+	}
 	TempDir dir;
 	bool ok;
 };
