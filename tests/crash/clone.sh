@@ -86,6 +86,7 @@ clone_point()
 	if [ "$how" = cut ]; then
 		lib_drop_staging "$STAGING"
 		retry 20 umount "$TMP/disk" || point_fail "the cut filesystem cannot be unmounted"
+		disk_left disk
 		mount -o loop "$TMP/disk.img" "$TMP/disk" || point_fail "xfs does not mount again"
 	fi
 	check_copies "$store"

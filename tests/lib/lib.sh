@@ -22,6 +22,7 @@
 #	same_tree A B			names, types, modes, sizes, links, contents equal (.cairn left out)
 #	make_disk NAME ext4|xfs|btrfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
 #	power_cut NAME			shut that filesystem down with nothing flushed, unmount it
+#	disk_left NAME			until an unmounted one is gone from every mount namespace
 #	remount_disk NAME		mount it again (its own recovery runs)
 #	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
 #	retry SECONDS command...	repeat until it succeeds
@@ -253,7 +254,17 @@ power_cut()
 	xfs_io -x -c shutdown "$TMP/$1" || die "power_cut $1"
 	umount "$TMP/$1" 2>/dev/null || umount -l "$TMP/$1"
 	unset "LIB_DISK[$1]"
+	disk_left "$1"
 }
+
+# Another case that runs in a mount namespace of its own has a copy of this mount: while it lives, a
+# mount of the image is the old filesystem, stopped, and no new one.
+disk_left()
+{
+	retry 120 lib_loop_free "$TMP/$1.img" || die "$1 is still mounted in another mount namespace"
+}
+
+lib_loop_free() { [ -z "$(losetup -j "$1")" ]; }
 
 helper()
 {
