@@ -9,6 +9,7 @@
  * is removed and the version is written, into the blocks that its close was promised.
  *
  *   staged.source ──seal──▶ pend.source ──persist──▶ closed
+ *         └── closed without a change, failed ─────────────▲
  *
  * The hint is not logged: after a kill the version is written. The descriptor keeps the source,
  * whoever renames, replaces or removes it meanwhile. */
@@ -77,7 +78,8 @@ static int compare(const struct pend *p, int from, int clone, struct io_sum *sum
 	for (uint64_t off = 0; same == 1 && off < size; off += CHUNK) {
 		size_t len = size - off < CHUNK ? size - off : CHUNK;
 		same = io_same_bytes(from, clone, off, len, buf);
-		io_sum_add(sum, buf, len);
+		if (same == 1)
+			io_sum_add(sum, buf, len);
 	}
 	free(buf);
 	return same == 1 ? 0 : same ? same : -ESTALE;

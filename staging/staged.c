@@ -100,6 +100,8 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 {
 	if (f->state == st)
 		return;
+	if (st != STAGED_OPEN)
+		clone_forget(s, &f->source);
 	list_remove(s, f);
 	--*state_count(s, f->state);
 	f->state = st;
