@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# timeout: 300
+# timeout: 600
 #
 # Copies that are clones, cut at seeded instants: all processes killed (P5), or the power (P6). The
 # store shows whole copies only (P2), the first so many of them (P1), and in the end each whose close
@@ -9,7 +9,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/crash.inc"
 
-points=$(share 4 "${1:-}")
+points=$(share 3 "${1:-}")
 done_points=0 empty=0 clones=0 copies=150
 make_disk disk xfs 800M
 
@@ -57,7 +57,7 @@ check_copies()
 clone_point()
 {
 	local how=kill store=$TMP/disk/store-$SEED answered there i
-	[ $((SEED % 2)) = 0 ] || how=cut
+	[ $((SEED % 2)) = 0 ] || how='cut'
 	rm -rf "$TMP/from"
 	mkdir -p "$TMP/from"
 	for ((i = 0; i < copies; i++)); do
