@@ -369,6 +369,23 @@ static bool lasting(const struct model *m, uint32_t i)
 	return true;
 }
 
+/* Is the entry touched after the cut, too? A tree that lacks it may then be right after all: it is
+ * that of the moment behind its removal. */
+static bool goes_later(const struct model *m, uint32_t i)
+{
+	struct place at = m->where[i];
+
+	for (uint32_t j = 0; j < m->p.n_ops; j++) {
+		const struct hist_rec *r = m->p.ops[j].rec;
+
+		if (m->p.ops[j].begin > m->run[i]->begin &&
+		    ((r->dir == at.dir && !strcmp(r->name, at.name)) ||
+		     (r->dir2 == at.dir && !strcmp(r->name2, at.name))))
+			return true;
+	}
+	return false;
+}
+
 /* Is a first close that lasts, and began after run[i] had ended, applied? */
 static bool later_seal(const struct model *m, uint32_t i)
 {
@@ -406,6 +423,12 @@ static uint64_t size_of(const struct model *m, const struct hist_rec *r)
 	return replay_size(&m->p, r->fid, r->ver, false);
 }
 
+/* Is the fault an operation left out? */
+static bool is_skip(const char *fault)
+{
+	return strstr("order metadata synced resurrect attr", fault) != NULL;
+}
+
 /* May the fault sit at run[i]? */
 static bool suits(const struct model *m, uint32_t i, const char *fault)
 {
@@ -413,7 +436,7 @@ static bool suits(const struct model *m, uint32_t i, const char *fault)
 	enum hist_kind k = r->kind;
 	bool big = k == H_SEAL && size_of(m, r) >= 2 * CONTENT_BLOCK;
 
-	if (!m->run[i]->ok || !lasting(m, i))
+	if (!m->run[i]->ok || !lasting(m, i) || (is_skip(fault) && goes_later(m, i)))
 		return false;
 	if (!strcmp(fault, "order"))
 		return k == H_SEAL && size_of(m, r) && later_seal(m, i);
@@ -497,11 +520,6 @@ static void spoil_names(struct model *m, uint32_t i, const char *fault)
 		copy_file(a, b);
 		must(rename(b, a), "rename", a);
 	}
-}
-
-static bool is_skip(const char *fault)
-{
-	return strstr("order metadata synced resurrect attr", fault) != NULL;
 }
 
 static void run_all(struct model *m, const char *fault, uint32_t at)
