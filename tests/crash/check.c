@@ -82,6 +82,7 @@ struct file {
 	struct chain *place, *place2;	/* while never closed; 2: a rename without answer */
 	bool sealed;
 	uint32_t last_ver, sealed_ver;	/* last begun, last closed */
+	uint32_t lent_ver;		/* which no death closes: it has no name before its link */
 	uint64_t last_stamp;		/* of a call on it */
 	struct sight *seen, *older;
 };
@@ -254,6 +255,8 @@ static void add_open(struct check *c, struct op *op)
 	struct file *f = &c->files[r->fid];
 
 	f->last_ver = r->ver;
+	if (r->flags & HF_LENT)
+		f->lent_ver = r->ver;
 	if (!(r->flags & HF_CREATE))
 		return;
 	f->place = name_find(c, r->dir, r->name, true);
@@ -295,7 +298,7 @@ static void add_deaths(struct check *c)
 		struct file *f = &c->files[fid];
 		struct op *op = &c->deaths[c->n_deaths];
 
-		if (f->last_ver <= f->sealed_ver)
+		if (f->last_ver <= f->sealed_ver || f->last_ver == f->lent_ver)
 			continue;
 		*op = (struct op){ .begin = f->last_stamp, .end = NEVER, .fid = fid,
 				   .ver = f->last_ver };
@@ -731,7 +734,7 @@ static bool has_effect(const struct op *op)
 
 static void report(struct check *c)
 {
-	uint32_t acked = 0, there = 0, synced = 0, failed = 0;
+	uint32_t acked = 0, there = 0, synced = 0, failed = 0, lent = 0;
 	uint64_t stall = 0;
 
 	for (uint32_t i = 0; i < c->p.n_ops; i++) {
@@ -745,12 +748,13 @@ static void report(struct check *c)
 		if (!has_effect(op) || !op->ok)
 			continue;
 		acked++;
+		lent += r->kind == H_SEAL && r->ver == c->files[r->fid].lent_ver;
 		there += in_prefix(c, op);
 	}
 	if (!c->quiet || c->violations)
-		printf("check: acked=%u there=%u lost=%u synced=%u failed=%u wild=%u longest_ms=%llu "
+		printf("check: acked=%u there=%u lost=%u synced=%u failed=%u wild=%u lent=%u longest_ms=%llu "
 		       "violations=%u seed=%llu\n",
-		       acked, there, acked - there, synced, failed, c->wild,
+		       acked, there, acked - there, synced, failed, c->wild, lent,
 		       (unsigned long long)(stall / 1000000), c->violations,
 		       (unsigned long long)c->p.h.head->seed);
 }

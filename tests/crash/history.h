@@ -56,6 +56,7 @@ static const char *const hist_kind_name[H_KINDS] = {
 #define HF_TRUNC 2u	/* open: O_TRUNC of an existing one */
 #define HF_SYNC 4u	/* returns only when durable (fsync=strict) */
 #define HF_MAPPED 8u	/* write: through a mapping, after the close; seal: such a close */
+#define HF_LENT 16u	/* open: nothing of it is anywhere before the seal, a link of a buffer */
 
 #define HIST_NAME 40
 #define HIST_MAGIC 0x6372617368683031ull

@@ -20,6 +20,7 @@
 
 #define KEEP 2		/* checkpoints kept by rotation */
 #define SHARDS 3	/* per rank, at most */
+#define BUFFERS 2	/* per rank */
 
 struct run {
 	struct tdir kept[KEEP];
@@ -28,6 +29,7 @@ struct run {
 	struct tfile over_shard[SHARDS];
 	bool over_has_meta;
 	struct tfile tracker;
+	struct tbuf buffers[BUFFERS];
 	uint32_t step;
 };
 
@@ -201,6 +203,35 @@ static void short_lived(struct rank *r, const struct tdir *d, const char *name)
 		t_close(r, &f);
 		t_unlink(r, d, name);
 	}
+}
+
+/* libcairn's commit: linked, or linked to another name and renamed over the file that is
+ * there; and what others do with it while its bytes are the client's. 0, or -errno: no buffer
+ * is to be had. */
+static int lent_file(struct rank *r, struct tbuf *b, const struct tdir *d, const char *name, bool over)
+{
+	struct tfile f;
+	char as[HIST_NAME];
+	int err = r->no_buffers ? -EOPNOTSUPP : t_buffer_have(r, b);
+
+	if (err)
+		return err;
+	snprintf(as, sizeof(as), "%s%.30s", over ? ".new" : "", name);
+	if (t_buffer_commit(r, b, d, as, rnd_in(r, CONTENT_MIN, BUFFER_SIZE), &f))
+		return 0;
+	if (chance(r, r->fsync_pct))
+		t_buffer_fsync(r, b, &f);
+	switch (rnd(r) % 10) {
+	case 0: t_read(r, d, &f, f.ver); break;
+	case 1: append_file(r, d, &f); break;
+	case 2: overwrite_file(r, d, &f); break;
+	case 3: t_buffer_drop(r, b); break;
+	case 4: over = over && t_unlink(r, d, as); break;
+	default: break;
+	}
+	if (over)
+		t_rename(r, d, as, d, name);
+	return 0;
 }
 
 /* ---- removing ------------------------------------------------------------ */
@@ -513,28 +544,61 @@ static void churn_step(struct rank *r, struct run *u)
 	rotate(r, u, &d, u->step & 1);
 }
 
+/* DCP's shards by libcairn, some names twice */
+static void buffer_step(struct rank *r, struct run *u)
+{
+	struct tdir d = { 0 };
+	struct tfile f;
+	char name[HIST_NAME];
+
+	if (!step_dir(r, "step", &d))
+		return;
+	for (unsigned i = 0, n = (unsigned)rnd_in(r, 1, 2 * SHARDS); i < n; i++) {
+		snprintf(name, sizeof(name), "__%u_%u.distcp", r->id, i / 2);
+		if (lent_file(r, &u->buffers[i % BUFFERS], &d, name, i % 2) && i % 2 == 0)
+			write_file(r, &d, name, &f);
+	}
+	t_barrier(r);
+	if (!r->id)
+		commit_metadata(r, &d, false);
+	rotate(r, u, &d, u->step & 1);
+}
+
 /* ---- life ---------------------------------------------------------------- */
 
 static void run_rank(struct rank *r, uint64_t end_ns, unsigned steps)
 {
 	static void (*const manner[])(struct rank *, struct run *) = {
 		dcp_step, overwrite_step, dir_rename_step, hf_step, deepspeed_step, churn_step,
+		buffer_step,
 	};
 	struct hist_head *hd = r->h.head;
 	struct run u = { .tracker.fd = -1 };
 
+	for (unsigned i = 0; i < BUFFERS; i++)
+		u.buffers[i].fd = -1;
 	for (;; u.step++) {
 		if (!r->id)
 			atomic_store(&hd->go, !atomic_load(&hd->stop) && u.step < steps &&
 						      hist_now_ns() < end_ns);
 		t_barrier(r);
 		if (!atomic_load(&hd->go))
-			return;
-		manner[mix64(hd->seed ^ mix64(u.step)) % 6](r, &u);
+			break;
+		manner[mix64(hd->seed ^ mix64(u.step)) % (sizeof(manner) / sizeof(*manner))](r, &u);
 		t_barrier(r);
 		if (chance(r, 30))
 			usleep((useconds_t)rnd_in(r, 0, 8000));
 	}
+	for (unsigned i = 0; i < BUFFERS; i++)
+		t_buffer_drop(r, &u.buffers[i]);
+}
+
+/* A mount lends buffers; any other directory has none. */
+static void find_buffers(struct rank *r)
+{
+	snprintf(r->buffers, sizeof(r->buffers), "%.900s/../.cairn/buffers", r->root);
+	if (access(r->buffers, F_OK))
+		*r->buffers = 0;
 }
 
 static pid_t rank_pid[64];
@@ -636,6 +700,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "load: %s: %s\n", r.root, strerror(errno));
 		return 2;
 	}
+	find_buffers(&r);
 	int err = hist_create(&r.h, argv[optind + 1]);
 	if (err) {
 		fprintf(stderr, "load: %s: %s\n", argv[optind + 1], strerror(-err));

@@ -9,7 +9,7 @@
  * 3: this history has no place for the fault (take another seed).
  *
  * Faults: order metadata torn cut mixed swapped synced resurrect halfrename stray attr
- * links */
+ * links relent (a buffer's next bytes in the file made of it) unlent (one that was being filled) */
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/xattr.h>
@@ -89,10 +89,39 @@ static bool in_mapping(const struct model *m, uint64_t t)
 	return false;
 }
 
-static bool pick_crash(struct model *m)
+/* The version of a buffer that these bytes are for, or NULL. */
+static const struct hist_rec *lent_by(const struct model *m, const struct hist_rec *bytes)
+{
+	for (uint32_t i = m->p.first[bytes->fid]; i < m->p.first[bytes->fid + 1]; i++) {
+		const struct hist_rec *r = m->p.bytes[i];
+
+		if (r->kind == H_OPEN && (r->flags & HF_LENT) && r->ver == bytes->ver)
+			return r;
+	}
+	return NULL;
+}
+
+/* While a buffer is being filled. */
+static bool pick_filling(struct model *m)
+{
+	uint32_t start = (uint32_t)(rnd(m) % (m->p.n_ops + 1));
+
+	for (uint32_t k = 0; k < m->p.n_ops; k++) {
+		const struct hist_rec *r = m->p.ops[(start + k) % m->p.n_ops].rec;
+
+		m->crash = r->begin + 1;
+		if (r->kind == H_WRITE && lent_by(m, r) && !in_mapping(m, m->crash))
+			return true;
+	}
+	return false;
+}
+
+static bool pick_crash(struct model *m, bool filling)
 {
 	uint64_t top = atomic_load(&m->p.h.head->stamp);
 
+	if (filling)
+		return pick_filling(m);
 	for (int i = 0; i < 200; i++) {
 		m->crash = top / 4 + rnd(m) % (top * 3 / 4);
 		if (!in_mapping(m, m->crash))
@@ -129,7 +158,7 @@ static int by_pos(const void *a, const void *b, void *ctx)
 }
 
 /* One linear order that agrees with the clock, cut after all that was fsynced. */
-static void pick_prefix(struct model *m)
+static void pick_prefix(struct model *m, bool all)
 {
 	uint64_t low = 0;
 
@@ -147,6 +176,7 @@ static void pick_prefix(struct model *m)
 	uint64_t cut = low + rnd(m) % ((m->crash << 16) - low + 1);
 	if (rnd(m) % 3)	/* mostly far on: an empty tree teaches little */
 		cut = low + ((m->crash << 16) - low) / 8 * (4 + rnd(m) % 5);
+	cut = all ? m->crash << 16 : cut;
 	for (uint32_t i = 0; i < m->p.n_ops; i++)
 		if (m->pos[i] <= cut)
 			m->run[m->n_run++] = &m->p.ops[i];
@@ -423,6 +453,22 @@ static uint64_t size_of(const struct model *m, const struct hist_rec *r)
 	return replay_size(&m->p, r->fid, r->ver, false);
 }
 
+/* The file made next of a buffer of the same trainer, if r made one. */
+static const struct hist_rec *next_lent(const struct model *m, const struct hist_rec *r)
+{
+	const struct hist_rec *q;
+	uint32_t i = 0;
+
+	while (i < m->p.n_ops && m->p.ops[i].rec != lent_by(m, r))
+		i++;
+	for (i++; i < m->p.n_ops; i++) {
+		q = m->p.ops[i].rec;
+		if (q->kind == H_OPEN && (q->flags & HF_LENT) && q->rank == r->rank)
+			return q;
+	}
+	return NULL;
+}
+
 /* Is the fault an operation left out? */
 static bool is_skip(const char *fault)
 {
@@ -452,6 +498,8 @@ static bool suits(const struct model *m, uint32_t i, const char *fault)
 		return k == H_CHMOD && !before(m, i, H_CHMOD, r->fid) && later_seal(m, i);
 	if (!strcmp(fault, "links"))
 		return k == H_LINK && !touched(m, i, r->dir, r->name);
+	if (!strcmp(fault, "relent"))
+		return big && next_lent(m, r);
 	return big;
 }
 
@@ -493,6 +541,8 @@ static void spoil_bytes(struct model *m, uint32_t i, const char *fault)
 		content_fill(d, r->fid, r->ver - 1, half, size - half), write_at(path, half, d, size - half);
 	else if (!strcmp(fault, "swapped"))
 		content_fill(d, r->fid + 1, r->ver, 0, size), write_at(path, 0, d, size);
+	else if (!strcmp(fault, "relent"))
+		content_fill(d, next_lent(m, r)->fid, 1, half, size - half), write_at(path, half, d, size - half);
 	free(d);
 }
 
@@ -520,6 +570,26 @@ static void spoil_names(struct model *m, uint32_t i, const char *fault)
 		copy_file(a, b);
 		must(rename(b, a), "rename", a);
 	}
+}
+
+/* The file that is being filled gets its name too early. false: no place for it. */
+static bool spoil_unlent(struct model *m)
+{
+	uint32_t i = 0;
+	char path[600], d[CONTENT_MIN];
+
+	while (m->p.ops[i].begin != m->crash - 1)
+		i++;
+	const struct hist_rec *r = lent_by(m, m->p.ops[i].rec);
+	content_fill(d, r->fid, r->ver, 0, sizeof(d));
+	int fd = open(entry_path(m, (struct place){ r->dir, r->name }, path), O_WRONLY | O_CREAT | O_EXCL, 0600);
+	if (fd < 0 && (errno == ENOENT || errno == EEXIST))
+		return false;
+	must(fd, "create", path);
+	m->files[r->fid].fd = fd;
+	set_attrs(&m->files[r->fid]);
+	write_at(path, 0, d, sizeof(d));
+	return true;
 }
 
 static void run_all(struct model *m, const char *fault, uint32_t at)
@@ -557,23 +627,26 @@ int main(int argc, char **argv)
 	m.tree = argv[3];
 	m.rng = mix64(strtoull(argv[4], NULL, 0));
 	must(replay_open(&m.p, argv[1]), "history", argv[1]);
-	if (!pick_crash(&m))
+	bool filling = !strcmp(fault, "unlent");
+	if (!pick_crash(&m, filling))
 		return 3;
 	cut_history(&m, argv[2]);
-	pick_prefix(&m);
+	pick_prefix(&m, filling);	/* so that nothing else is amiss */
 	m.n_dirs = atomic_load(&m.p.h.head->next_dir) + 1;
 	m.files = need(calloc(m.p.n_fids + 1, sizeof(*m.files)));
 	m.dirs = need(calloc(m.n_dirs, sizeof(*m.dirs)));
 	for (uint32_t f = 0; f < m.p.n_fids; f++)
 		m.files[f] = (struct mfile){ .fd = -1, .mode = 0644 };
 	dry_run(&m);
-	if (strcmp(fault, "none") && strcmp(fault, "stray")) {
+	if (strcmp(fault, "none") && strcmp(fault, "stray") && !filling) {
 		at = pick_op(&m, fault);
 		if (at == UINT32_MAX || (is_skip(fault) && dir_goes(&m, at, m.where[at].dir)))
 			return 3;
 	}
 	must(mkdir(m.tree, 0755), "mkdir", m.tree);
 	run_all(&m, fault, at);
+	if (filling && !spoil_unlent(&m))
+		return 3;
 	printf("model: %s, %u of %u calls applied, crash at %llu%s%s\n", fault, m.n_run, m.p.n_ops,
 	       (unsigned long long)m.crash, at != UINT32_MAX ? ", at " : "",
 	       at != UINT32_MAX && m.where[at].name ? m.where[at].name : "");

@@ -15,15 +15,26 @@
 
 #define IO_MAX (1u << 20)	/* one write(2) at most */
 #define PATH_CAP 1024
+#define BUFFER_SIZE (1536u << 10)
 
 struct rank {
 	unsigned id;
 	struct hist h;
 	uint64_t rng;
 	const char *root;
+	char buffers[PATH_CAP];	/* where the mount lends them; "": a plain directory */
 	unsigned fsync_pct, max_kb;
 	bool tolerant, strict_fsync, no_xattr;
+	bool no_buffers;	/* the mount lends none */
 	char *buf;		/* IO_MAX bytes, aligned for O_DIRECT */
+};
+
+/* Memory that files are made of by link(2); on a plain directory a file of its own for each. */
+struct tbuf {
+	int fd;			/* -1: to be made */
+	char *map, path[PATH_CAP];
+	uint32_t mode, xattr;	/* 0: none */
+	struct hist_rec *lent;	/* the last link of it */
 };
 
 struct tdir {
@@ -283,6 +294,171 @@ static inline int t_read(struct rank *r, const struct tdir *d, const struct tfil
 	if (err == -EILSEQ && !atomic_load(&r->h.head->crash))
 		t_say(r, "read", path, "not the bytes that were written");
 	return t_end(r, rec, fd < 0 || err ? -1 : 0);
+}
+
+/* ---- buffers ------------------------------------------------------------- */
+
+static inline void t_buffer_drop(struct rank *r, struct tbuf *b)
+{
+	if (b->fd < 0)
+		return;
+	munmap(b->map, BUFFER_SIZE);
+	close(b->fd);
+	if (!*r->buffers)
+		unlink(b->path);
+	b->fd = -1;
+}
+
+static inline int t_buffer_error(struct rank *r, const struct tbuf *b, const char *what)
+{
+	int err = errno;
+
+	if (atomic_load(&r->h.head->crash))
+		t_leave();
+	if (err == EOPNOTSUPP)
+		r->no_buffers = true;
+	else if (err != ENOSPC && !r->tolerant)	/* staging may well be full */
+		t_say(r, what, b->path, strerror(err));
+	return -err;
+}
+
+static inline int t_buffer_make(struct rank *r, struct tbuf *b)
+{
+	static unsigned made;
+
+	*b = (struct tbuf){ .fd = -1, .mode = chance(r, 30) ? 0600 : 0644 };
+	if (chance(r, 30))
+		b->xattr = (uint32_t)rnd_in(r, 1, 1000);
+	if (*r->buffers) {
+		snprintf(b->path, sizeof(b->path), "%.900s/%u.%u-%u", r->buffers, BUFFER_SIZE,
+			 r->id, made++);
+	} else {
+		snprintf(b->path, sizeof(b->path), "%.900s.buffer.%u-%u", r->root, r->id, made++);
+		unlink(b->path);	/* a killed load's */
+	}
+	b->fd = open(b->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, b->mode);
+	if (b->fd < 0)
+		return t_buffer_error(r, b, "buffer");
+	b->map = ftruncate(b->fd, BUFFER_SIZE) ? MAP_FAILED :
+		 mmap(NULL, BUFFER_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
+	if (b->map != MAP_FAILED)
+		return 0;
+	close(b->fd);
+	b->fd = -1;
+	return t_buffer_error(r, b, "map a buffer");
+}
+
+/* What the daemon says of it: 'f'ree, 'l'ent, 'k'ept, or 0 and errno. */
+static inline char t_buffer_state(struct rank *r, const struct tbuf *b)
+{
+	char text[16] = "";
+
+	if (!*r->buffers)	/* a plain file is that file's for good */
+		return b->lent ? 'k' : 'f';
+	return fgetxattr(b->fd, "user.cairn.buffer", text, sizeof(text) - 1) < 0 ? 0 : *text;
+}
+
+/* Waits until it may be filled. A buffer that came back says that its file is durable, under
+ * either fsync mode. 0, or -errno: there is none. */
+static inline int t_buffer_have(struct rank *r, struct tbuf *b)
+{
+	for (;;) {
+		int err = b->fd < 0 ? t_buffer_make(r, b) : 0;
+
+		if (err)
+			return err;
+		char is = t_buffer_state(r, b);
+		if (!is && (err = t_buffer_error(r, b, "state of a buffer")))
+			return err;
+		if (is == 'f') {
+			if (b->lent)
+				b->lent->flags |= HF_SYNC;
+			b->lent = NULL;
+			return 0;
+		}
+		if (is == 'k')
+			t_buffer_drop(r, b);
+		else if (r->tolerant)	/* the store may never be well again */
+			return -EAGAIN;
+		else
+			usleep(200);
+	}
+}
+
+/* What the new file takes from the buffer, recorded as if it were done to the file. */
+static inline void t_buffer_mark(struct rank *r, struct tbuf *b, const struct tdir *d,
+				 const struct tfile *f)
+{
+	struct hist_rec *rec;
+	char text[16];
+
+	if (b->mode != 0644) {
+		rec = t_new(r, H_CHMOD);
+		t_name(rec, d, f->name);
+		rec->fid = f->fid;
+		rec->ver = b->mode;
+		hist_begin(&r->h, rec);
+		hist_end(&r->h, rec, 0);
+	}
+	if (!b->xattr || r->no_xattr)
+		return;
+	rec = t_new(r, H_XATTR);
+	t_name(rec, d, f->name);
+	rec->fid = f->fid;
+	rec->ver = b->xattr;
+	hist_begin(&r->h, rec);
+	snprintf(text, sizeof(text), "%u", b->xattr);
+	int err = fsetxattr(b->fd, "user.load", text, strlen(text), 0) ? -errno : 0;
+	hist_end(&r->h, rec, err);
+	if (err == -EOPNOTSUPP) {
+		r->no_xattr = true;
+		b->xattr = 0;
+	} else if (err) {
+		t_buffer_error(r, b, "xattr of a buffer");
+	}
+}
+
+/* A new file d/name of `size` bytes, made of b, which is the caller's now (t_buffer_have). */
+static inline int t_buffer_commit(struct rank *r, struct tbuf *b, const struct tdir *d,
+				  const char *name, uint64_t size, struct tfile *f)
+{
+	char path[PATH_CAP];
+	struct hist_rec *rec = t_new(r, H_OPEN);
+
+	*f = (struct tfile){ .fd = -1, .fid = atomic_fetch_add(&r->h.head->next_fid, 1), .ver = 1 };
+	t_copy(f->name, name);
+	rec->fid = f->fid;
+	rec->ver = f->ver;
+	rec->flags = HF_CREATE | HF_LENT;
+	t_name(rec, d, name);
+	hist_begin(&r->h, rec);
+	hist_end(&r->h, rec, 0);
+	t_buffer_mark(r, b, d, f);
+	rec = t_bytes(r, f, H_WRITE, 0, size);
+	hist_begin(&r->h, rec);
+	content_fill(b->map, f->fid, f->ver, 0, size);
+	/* behind it what must never be seen */
+	content_fill(b->map + size, f->fid, f->ver + 1, size, BUFFER_SIZE - size);
+	hist_end(&r->h, rec, 0);
+	if (ftruncate(b->fd, (off_t)size))
+		return t_buffer_error(r, b, "size of a buffer");
+	f->size = size;
+	rec = t_bytes(r, f, H_SEAL, 0, 0);
+	t_path(r, d, name, path);
+	hist_begin(&r->h, rec);
+	int ret = t_end(r, rec, link(b->path, path));
+	if (!ret)
+		b->lent = rec;
+	return ret;
+}
+
+static inline int t_buffer_fsync(struct rank *r, struct tbuf *b, struct tfile *f)
+{
+	struct hist_rec *rec = t_bytes(r, f, H_CLOSE, 0, 0);
+
+	rec->flags = r->strict_fsync ? HF_SYNC : 0;
+	hist_begin(&r->h, rec);
+	return t_end(r, rec, fsync(b->fd));
 }
 
 /* ---- names --------------------------------------------------------------- */
