@@ -132,7 +132,7 @@ while status()["buffers"]["count"]:
     time.sleep(0.01)
 assert os.pread(reader, 1 << 23, 0) == b"k" * (2 << 20)
 END
-timeout 120 python3 "$TMP/rotated.py" "$mnt" || die "after a rotation and the worker's death"
+within 120 python3 "$TMP/rotated.py" "$mnt" || die "after a rotation and the worker's death"
 wait_durable "$mnt"
 same_tree "$mnt" "$store"
 stop_mount "$mnt"

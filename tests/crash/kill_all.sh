@@ -77,7 +77,7 @@ one_point()
 	drain
 	check_tree "$store/$run" -a -k
 	[ $((RANDOM % 3)) != 0 ] || check_tree "$MNT/$run" -a -k
-	timeout 60 rm -rf "${MNT:?}/$run" || point_fail "rm -rf $MNT/$run"
+	within 60 rm -rf "${MNT:?}/$run" || point_fail "rm -rf $MNT/$run"
 }
 
 crash_mount "$store"

@@ -249,11 +249,11 @@ static unsigned long long status(const char *mnt, const char *key)
 
 static void until(const char *mnt, const char *key, unsigned long long want)
 {
-	for (int i = 0; i < 10000 && status(mnt, key) != want; i++)
+	for (int i = 0; i < 10000 * slow() && status(mnt, key) != want; i++)
 		usleep(2000);
 	unsigned long long is = status(mnt, key);
 	if (is != want)
-		FAIL("%s is %llu after 20 s, want %llu", key, is, want);
+		FAIL("%s is %llu after %d s, want %llu", key, is, 20 * slow(), want);
 }
 
 static void remove_tree(const char *dir)

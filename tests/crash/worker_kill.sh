@@ -37,7 +37,7 @@ kill_worker()
 
 one_mount()
 {
-	local fsync k deadline=$((SECONDS + 120))
+	local fsync k deadline=$((SECONDS + 120 * CAIRN_TEST_SLOW))
 	point_begin "$1"
 	fsync=$((RANDOM % 4 * 8))
 	crash_mount "$TMP/store"

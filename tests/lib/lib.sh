@@ -26,6 +26,7 @@
 #	remount_disk NAME		mount it again (its own recovery runs)
 #	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
 #	retry SECONDS command...	repeat until it succeeds
+#	within SECONDS command...	end it then; these and all limits here are times CAIRN_TEST_SLOW
 #	on_exit 'command'		more clean-up, run first
 #	note text | skip reason | die reason
 
@@ -38,7 +39,8 @@ if [ -z "${TMP:-}" ]; then
 	TMP=$(mktemp -d "${CAIRN_TEST_DIR:-/var/tmp}/cairn-case.XXXXXX")
 	LIB_OWN_TMP=1
 fi
-export BUILD MODE TMP
+: "${CAIRN_TEST_SLOW:=$(grep -qs . "$BUILD/sanitizer" && echo 5 || echo 1)}"
+export BUILD MODE TMP CAIRN_TEST_SLOW
 LIB_SHELL=$BASHPID
 
 declare -A LIB_STORE=()		# mount point -> store
@@ -72,12 +74,19 @@ need_tool()
 
 retry()
 {
-	local end=$((SECONDS + $1))
+	local end=$((SECONDS + $1 * CAIRN_TEST_SLOW))
 	shift
 	until "$@"; do
 		[ $SECONDS -lt $end ] || return 1
 		sleep 0.05
 	done
+}
+
+within()
+{
+	local limit=$(($1 * CAIRN_TEST_SLOW))
+	shift
+	timeout $limit "$@"
 }
 
 # A zombie is gone: whoever inherits it may be slow to reap.
@@ -112,7 +121,7 @@ lane() { xattr "$1" user.cairn.lane; }
 
 wait_durable()
 {
-	local path=$1 end=$((SECONDS + ${2:-60})) s
+	local path=$1 end=$((SECONDS + ${2:-60} * CAIRN_TEST_SLOW)) s
 	while :; do
 		s=$(state "$path") || s=unreadable
 		case $s in

@@ -66,7 +66,7 @@ static const char *loan(int fd)
 
 static void wait_free(int fd)
 {
-	for (int i = 0; i < 4000 && !strcmp(loan(fd), "lent"); i++)
+	for (int i = 0; i < 4000 * slow() && !strcmp(loan(fd), "lent"); i++)
 		usleep(5000);
 	LOAN(fd, "free");
 }
@@ -477,7 +477,7 @@ static void killed(void)
 			dies(lent);
 		OK(waitpid(pid, &ws, 0));
 		TRUE(WIFSIGNALED(ws));
-		for (int i = 0; i < 400 && status("count"); i++)
+		for (int i = 0; i < 400 * slow() && status("count"); i++)
 			usleep(10000);
 		EQ(status("count"), 0);
 		EQ(status("lent_bytes"), 0);
@@ -515,7 +515,7 @@ static void shared(void)
 	TRUE(exists(b.path));
 	kill(pid, SIGKILL);
 	OK(waitpid(pid, &ws, 0));
-	for (int i = 0; i < 400 && status("count"); i++)
+	for (int i = 0; i < 400 * slow() && status("count"); i++)
 		usleep(10000);
 	EQ(status("count"), 0);
 }
@@ -578,7 +578,7 @@ static void budget(void)
 	put("other", LEN, 1);			/* others find room */
 	same("other", LEN, 1);
 	OK(close(fd));
-	for (int i = 0; i < 400 && status("count"); i++)
+	for (int i = 0; i < 400 * slow() && status("count"); i++)
 		usleep(10000);
 	EQ(status("count"), 0);
 	durable("other");

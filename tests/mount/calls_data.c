@@ -650,7 +650,7 @@ static void overwrite_in_place(void)
 		TRUE(st.st_size == 2 * MIB || st.st_size == 8 * MIB);
 		if (st.st_size == 8 * MIB)
 			break;
-		TRUE(i < 2000);
+		TRUE(i < 2000 * slow());
 		usleep(5000);
 	}
 	durable("a");

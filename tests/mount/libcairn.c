@@ -24,6 +24,8 @@
 #include "staging/cuda_dl.h"
 #include "tools/libcairn/cairn.h"
 
+#define LIMIT_MS 600000	/* the case ends before */
+
 static struct cuda_dl cu;
 static bool gpu;
 
@@ -144,7 +146,7 @@ static void steps(const char *dir, int n_steps, int shards, size_t n)
 			save(stage, path, bytes, n - (size_t)step);
 		}
 		snprintf(path, sizeof(path), "%s/step-%d", dir, step);
-		OK(cairn_wait(path, 60000));
+		OK(cairn_wait(path, LIMIT_MS));
 		if (step == 1)
 			print_stats(stage, "two steps");
 	}
@@ -205,7 +207,7 @@ static void over(const char *file, int count, size_t n)
 		if (cairn_load(stage, file, size, got, 1, NULL) != -ENODATA)
 			die("%s: longer than version %d", file, i);
 		if (i % 3 == 0)
-			OK(cairn_wait(file, 60000));
+			OK(cairn_wait(file, LIMIT_MS));
 	}
 	print_stats(stage, "over");
 	OK(cairn_stage_close(stage));
@@ -236,7 +238,7 @@ static void kept(const char *file, size_t n)
 			die("open and map %s: %s", file, strerror(errno));
 		close(fd);
 		if (i % 2)
-			OK(cairn_wait(file, 60000));
+			OK(cairn_wait(file, LIMIT_MS));
 	}
 	for (unsigned i = 0; i < VERSIONS; i++) {
 		fill(bytes, n, i);

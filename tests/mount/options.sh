@@ -17,7 +17,7 @@ refused()
 {
 	local what=$1 pattern=$2 rc=0 lines
 	shift 2
-	timeout 20 "$@" >"$TMP/stdout" 2>"$TMP/said" </dev/null || rc=$?
+	within 20 "$@" >"$TMP/stdout" 2>"$TMP/said" </dev/null || rc=$?
 	lines=$(wc -l <"$TMP/said")
 	if [ $rc = 0 ]; then
 		complain "$what: exit code 0"
@@ -107,10 +107,10 @@ answers || complain "no .cairn/status at once"
 pid=$(keeper_pid "$mnt")
 mkdir -p "$TMP/mnt2" "$TMP/store2"
 rc=0
-timeout 20 "$cairnfs" "$store" "$TMP/mnt2" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+within 20 "$cairnfs" "$store" "$TMP/mnt2" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
 [ $rc != 0 ] && grep -q "$pid" "$TMP/said" || complain "already served: exit code $rc: $(cat "$TMP/said")"
 rc=0
-timeout 20 "$cairnfs" "$TMP/store2" "$mnt" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+within 20 "$cairnfs" "$TMP/store2" "$mnt" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
 [ $rc != 0 ] && grep -Eqi "busy|mounted" "$TMP/said" || complain "busy: exit code $rc: $(cat "$TMP/said")"
 [ "$(keeper_pid "$mnt")" = "$pid" ] || complain "the first mount has gone"
 echo hello >"$mnt/f"

@@ -52,7 +52,7 @@ static long status_number(const char *key)
 static void pace(void)
 {
 	for (int i = 0; paced && status_number("\"used_bytes\": ") > budget + AHEAD_MIB * MIB; i++) {
-		if (i == 12000)
+		if (i == 12000 * slow())
 			FAIL("staging stays over its budget");
 		usleep(5000);
 	}
