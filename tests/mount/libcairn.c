@@ -107,17 +107,23 @@ static const void *to_device(const char *bytes, size_t n)
 	return (const void *)(uintptr_t)p;
 }
 
-static void save(cairn_stage *stage, const char *path, const char *bytes, size_t n)
+static void put(cairn_shard *shard, const char *bytes, size_t n)
 {
-	cairn_shard *shard;
 	const char *src = to_device(bytes, n);
 	size_t third = n / 3;
 
-	OK(cairn_shard_create(stage, path, n, 0, &shard));
 	memset(cairn_shard_data(shard), 0xee, n);
 	OK(cairn_shard_copy(shard, third, src + third, n - third, NULL));
 	OK(cairn_shard_copy(shard, 0, src, third, NULL));
 	OK(cairn_shard_commit(shard, n));
+}
+
+static void save(cairn_stage *stage, const char *path, const char *bytes, size_t n)
+{
+	cairn_shard *shard;
+
+	OK(cairn_shard_create(stage, path, n, 0, &shard));
+	put(shard, bytes, n);
 }
 
 static void print_stats(cairn_stage *stage, const char *when)
@@ -131,6 +137,16 @@ static void print_stats(cairn_stage *stage, const char *when)
 	       (unsigned long long)st.shards, (unsigned long long)st.buffers);
 }
 
+static cairn_shard *create_nth(cairn_stage *stage, const char *dir, int step, int i, size_t n)
+{
+	char path[4096];
+	cairn_shard *shard;
+
+	snprintf(path, sizeof(path), "%s/step-%d/shard-%d", dir, step, i);
+	OK(cairn_shard_create(stage, path, n - (size_t)step, 0, &shard));
+	return shard;
+}
+
 static void steps(const char *dir, int n_steps, int shards, size_t n)
 {
 	cairn_stage *stage = open_stage(dir);
@@ -140,10 +156,13 @@ static void steps(const char *dir, int n_steps, int shards, size_t n)
 		snprintf(path, sizeof(path), "%s/step-%d", dir, step);
 		if (mkdir(path, 0777))
 			die("mkdir");
+		cairn_shard *next, *shard = create_nth(stage, dir, step, 0, n);
 		for (int i = 0; i < shards; i++) {
-			snprintf(path, sizeof(path), "%s/step-%d/shard-%d", dir, step, i);
+			/* one is open all the time: a pause on a slow machine is no new checkpoint */
+			next = i + 1 < shards ? create_nth(stage, dir, step, i + 1, n) : NULL;
 			fill(bytes, n - (size_t)step, (unsigned)(step * 1000 + i));
-			save(stage, path, bytes, n - (size_t)step);
+			put(shard, bytes, n - (size_t)step);
+			shard = next;
 		}
 		snprintf(path, sizeof(path), "%s/step-%d", dir, step);
 		OK(cairn_wait(path, LIMIT_MS));
