@@ -161,6 +161,14 @@ void staging_place_close(struct staging_place *p)
 	}
 }
 
+/* Somebody may look into it, and the kernel lets go of a file in its own time: its memory is free
+ * when they have, the name now. */
+static bool unmounted(const char *path)
+{
+	return !umount2(path, UMOUNT_NOFOLLOW) ||
+	       (errno == EBUSY && !umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW));
+}
+
 void staging_place_remove(struct staging_place *p)
 {
 	char path[600];
@@ -171,12 +179,12 @@ void staging_place_remove(struct staging_place *p)
 	staging_place_close(p);
 	for (unsigned i = 0; i < 2; i++) {
 		snprintf(path, sizeof(path), "%s/%s", p->path, subs[i]);
-		if (p->is_private && umount2(path, UMOUNT_NOFOLLOW))
+		if (p->is_private && !unmounted(path))
 			return;
 		if (!p->is_private && rmdir(path))
 			return;
 	}
-	if (p->is_private && umount2(p->path, UMOUNT_NOFOLLOW))
+	if (p->is_private && !unmounted(p->path))
 		return;
 	rmdir(p->path);
 	if (p->is_private)

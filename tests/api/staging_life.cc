@@ -575,6 +575,25 @@ TEST(Place, RemovedWithAllItMade)
 	EXPECT_TRUE(std::filesystem::is_empty(ground.run()));
 }
 
+TEST(Place, RemovedUnderWhoLooksIntoIt)
+{
+	Ground ground;
+	staging_place p;
+	ASSERT_EQ(staging_place_open(ground.run().c_str(), "id", 64u << 20, &p), 0);
+	if (!p.is_private) {
+		staging_place_remove(&p);
+		GTEST_SKIP() << "needs root";
+	}
+	int base = openat(p.base, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int file = openat(p.huge, "some", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	ASSERT_GE(base, 0);
+	ASSERT_GE(file, 0);
+	staging_place_remove(&p);
+	EXPECT_TRUE(std::filesystem::is_empty(ground.run()));
+	close(file);
+	close(base);
+}
+
 TEST(Place, ClearLeavesNothing)
 {
 	Ground ground;
