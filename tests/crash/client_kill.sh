@@ -53,7 +53,7 @@ for ((seed = CRASH_SEED; left > 0; seed++)); do
 	wait_durable "$mnt"
 	"$lender" check "$store/run" "$acks" "$seed" 80 >"$TMP/said" || die "seed $seed, store: $(cat "$TMP/said")"
 	retry 10 eval '[ "$(status_field "$mnt" buffers.count)" = 0 ]' || die "seed $seed: buffers are left"
-	! staged | grep -q buffer || die "seed $seed: left in staging: $(staged)"
+	! staged | has buffer || die "seed $seed: left in staging: $(staged)"
 	"$BUILD/cairn" verify "$mnt" >"$TMP/said" || die "seed $seed: verify: $(cat "$TMP/said")"
 	stop_mount "$mnt"
 	[ ! -e "$store/.cairn/lost+found" ] || [ -z "$(ls "$store/.cairn/lost+found")" ] ||

@@ -27,6 +27,7 @@
 #	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
 #	retry SECONDS command...	repeat until it succeeds
 #	within SECONDS command...	end it then; these and all limits here are times CAIRN_TEST_SLOW
+#	command | has [-x...] PATTERN	as grep -q, which does not go with pipefail
 #	on_exit 'command'		more clean-up, run first
 #	note text | skip reason | die reason
 
@@ -71,6 +72,9 @@ need_tool()
 		command -v "$tool" >/dev/null || skip "needs $tool"
 	done
 }
+
+# It reads to the end: who writes into a pipe that nobody reads any more fails, and the pipe with him.
+has() { grep "$@" >/dev/null; }
 
 retry()
 {

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 
-watches() { readlink /proc/"$1"/fd/* | grep -qxF "$2"; }
+watches() { readlink /proc/"$1"/fd/* | has -xF "$2"; }
 
 start_mount "$s" "$m"
 mkdir "$m/d"

@@ -12,8 +12,7 @@ need_tool filefrag
 make_disk disk xfs 600M
 store=$TMP/disk/store mnt=$TMP/mnt cairn=$BUILD/cairn size=$((8 << 20))
 
-# no `| grep -q`: who writes into a pipe that nobody reads any more fails, and the pipe with him
-is_shared() { [ "$(filefrag -v "$1" | grep -c shared)" != 0 ]; }
+is_shared() { filefrag -v "$1" | has shared; }
 whole_shared() { [ "$(filefrag -v "$1" | awk '$1 ~ /^[0-9]+:$/ && !/shared/' | wc -l)" = 0 ]; }
 dedup_files() { [ "$(status_field "$mnt" dedup.files)" = "$1" ]; }
 wait_dedup() { retry 30 dedup_files "$1" || die "dedup: $(status_field "$mnt" dedup), wanted $1 files"; }

@@ -69,7 +69,7 @@ rc=0
 put f4 30000000 70 || rc=$?
 full $rc "overwriting a file with a larger one"
 [ "$(state "$mnt/f4")" = failed ] || die "a close that failed, and the state is $(state "$mnt/f4")"
-xattr "$mnt/f4" user.cairn.error | grep -qi space || die "user.cairn.error: $(xattr "$mnt/f4" user.cairn.error)"
+xattr "$mnt/f4" user.cairn.error | has -i space || die "user.cairn.error: $(xattr "$mnt/f4" user.cairn.error)"
 helper files same "$store/f4" 8000000 4 || die "the old f4 is not in the store any more"
 helper files same "$mnt/f4" 30000000 70 || die "the new f4 cannot be read"
 helper files same "$store/f5" 8000000 5 || die "f5"

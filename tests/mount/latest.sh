@@ -20,7 +20,7 @@ mkdir "$m/run"
 ls "$m/.cairn/latest" >"$TMP/out" || die "ls .cairn/latest"
 latest_is run ""
 [ ! -L "$m/.cairn/latest/run" ] || die "a symlink to nothing"
-ls "$m" | grep -q . && [ "$(ls -A "$m")" = run ] || die "the root lists: $(ls -A "$m")"
+ls "$m" | has . && [ "$(ls -A "$m")" = run ] || die "the root lists: $(ls -A "$m")"
 
 # DCP: shards, .metadata.tmp, rename. It counts when it is whole and durable.
 mkdir "$m/run/step-7"
@@ -155,7 +155,7 @@ for ((i = 0; i < 40; i++)); do
 done
 wait_for=$(stat -c %i "$m/run") || die "the mount does not answer"
 wait
-grep -L '^../../run/step-7$' "$TMP"/r.* | grep -q . && die "asked at once: $(cat "$TMP"/r.*)"
+[ -z "$(grep -L '^../../run/step-7$' "$TMP"/r.*)" ] || die "asked at once: $(cat "$TMP"/r.*)"
 exec 9<"$m/.cairn/latest/run/__0_0.distcp"
 old=$(worker_pid "$m")
 kill -KILL "$old"

@@ -138,9 +138,9 @@ if [ "$(id -u)" = 0 ]; then
 	start_mount "$store" "$mnt" "$small${node:+,numa=$node}"
 	dir=$(status_field "$mnt" staging.dir)
 	for sub in huge small; do
-		awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | grep -q "$want" ||
+		awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | has "$want" ||
 			note "this kernel's tmpfs has no noswap: $(grep "$dir/$sub" /proc/self/mountinfo)"
-		[ -z "$node" ] || awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | grep -q "mpol=prefer:$node" ||
+		[ -z "$node" ] || awk -v p="$dir/$sub" '$5 == p' /proc/self/mountinfo | has "mpol=prefer:$node" ||
 			complain "numa=$node: $(grep "$dir/$sub" /proc/self/mountinfo)"
 	done
 	stop_mount "$mnt"

@@ -41,8 +41,8 @@ cp "$v/dcp/model.safetensors" "$TMP/copy" && cmp "$TMP/copy" "$TMP/dcp" || die "
 [ "$(ls "$v/dcp/tensors")" = "$(printf '%s\n' empty.npy layers.0.{columns,uneven,weight}.npy scalar.npy)" ] ||
 	die "tensors: $(ls "$v/dcp/tensors")"
 [ -z "$(ls "$v/dcp/reshard")" ] || die "reshard is listed"
-ls -A "$m" | grep -q cairn && die ".cairn is listed"
-ls "$m/.cairn" | grep -qx views || die "views is not listed in .cairn"
+ls -A "$m" | has cairn && die ".cairn is listed"
+ls "$m/.cairn" | has -x views || die "views is not listed in .cairn"
 
 python3 - "$v" "$TMP" "$assets" <<'PY' || die "python"
 import errno, json, mmap, os, random, struct, sys
@@ -254,7 +254,7 @@ rm -r "$m/hf_index"
 retry 10 test ! -e "$v/hf_index" || die "removed, and still there"
 exec 7<&-
 "$BUILD/cairn" wait "$m" || die "wait"
-gone() { ! ls -l "/proc/$pid/fd" | grep -q 'hf_index.*deleted'; }
+gone() { ! ls -l "/proc/$pid/fd" | has 'hf_index.*deleted'; }
 retry 10 gone || die "kept open: $(ls -l "/proc/$pid/fd" | grep deleted)"
 
 # --- a new worker: open again ----------------------------------------------------------------
