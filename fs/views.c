@@ -278,10 +278,12 @@ void views_answer(struct vjob *j)
 void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct vjob *j;
-	if (strlen(name) > MAX_NAME)
+	if (strlen(name) > MAX_NAME) {
 		fuse_reply_err(req, ENAMETOOLONG);
-	else if ((j = vjob_new(req, JOB_LOOKUP, parent, name)))
+	} else if ((j = vjob_new(req, JOB_LOOKUP, parent, name))) {
+		release_barrier(req_fs(req));	/* what was just closed is not open any more */
 		vjob_put(j);
+	}
 }
 
 void views_getattr(fuse_req_t req, fuse_ino_t id)
@@ -297,6 +299,7 @@ void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC)) {
 		fuse_reply_err(req, EROFS);
 	} else if ((j = vjob_new(req, JOB_OPEN, id, ""))) {
+		release_barrier(req_fs(req));
 		j->fi = *fi;
 		vjob_put(j);
 	}
