@@ -185,12 +185,9 @@ start_mount()
 # The umount itself returns at once; the daemon drains and then goes.
 stop_mount()
 {
-	local mnt=$1 pid=${LIB_KEEPER[$1]:-} i
-	for i in 1 2 3 4 5 6 7 8 9 10; do	# busy: someone's last close is still on its way
-		umount "$mnt" 2>/dev/null && break
-		[ "$i" -lt 10 ] || die "cannot unmount $mnt"
-		sleep 0.2
-	done
+	local mnt=$1 pid=${LIB_KEEPER[$1]:-}
+	# busy: someone's last close is still on its way
+	retry 60 umount "$mnt" 2>/dev/null || die "cannot unmount $mnt"
 	if [ -n "$pid" ]; then
 		retry 120 lib_pid_gone "$pid" || die "$mnt: the daemon ($pid) did not end after umount"
 	fi
