@@ -115,7 +115,8 @@ def load_two(rank, top, kind):
 def follow(top):
     """What rank 0 wrote before `latest` is there and whole, in the store, at every moment; never back in time.
 
-    DeepSpeed waits for the other ranks only after that: theirs may come later, and come whole.
+    DeepSpeed waits for the other ranks only after that: theirs may come later, and come whole. But what
+    FastPersist writes is closed once without its tail, so of the other ranks' that may be seen.
     """
     kinds, last, seen = list(KINDS), 0, 0
     while kinds:
@@ -129,7 +130,7 @@ def follow(top):
         step = int(re.fullmatch(r"global_step(\d+)", tag)[1])
         assert step >= last, (folder, step, last)
         if step > last:
-            got = read_whole(f"{folder}/{tag}", BY_RANK_0[kinds[0]], f"{folder}/latest", tag)
+            got = read_whole(f"{folder}/{tag}", kinds[0], f"{folder}/latest", tag)
             assert all(m["mine"] == step for m in got if "mine" in m), tag
             seen += 1
         last = step
@@ -140,12 +141,14 @@ def follow(top):
     print(f"{seen} checkpoints followed")
 
 
-def read_whole(path, count, latest, tag):
+def read_whole(path, kind, latest, tag):
     """Removed under the reader's hand: only when `latest` is another."""
     try:
         names = os.listdir(path)
-        assert len([n for n in names if "rank_1" not in n]) == count, (path, names)
-        return [torch.load(f"{path}/{n}", weights_only=False) for n in names]
+        by_rank_0 = [n for n in names if "rank_1" not in n]
+        assert len(by_rank_0) == BY_RANK_0[kind], (path, names)
+        return [torch.load(f"{path}/{n}", weights_only=False)
+                for n in (by_rank_0 if kind == "fast" else names)]
     except Exception:
         with open(latest, encoding="ascii") as f:
             if f.read() == tag:

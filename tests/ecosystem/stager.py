@@ -301,7 +301,7 @@ def steady(top):
             model["step"] = torch.tensor(float(step))
             staged = stager.stage(model)
             stager.commit(f"{top}/steady.pt", staged)
-            cairnfs.wait(f"{top}/steady.pt", 60)
+            cairnfs.wait(f"{top}/steady.pt")
             stats = stager.memory.stats()
             if step == 2:
                 before = stats

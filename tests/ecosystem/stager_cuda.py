@@ -98,7 +98,7 @@ def files(top):
         live = state(5)
         for step in range(5):
             stager.save(live, f"{top}/{where}.pt")
-            cairnfs.wait(f"{top}/{where}.pt", 60)
+            cairnfs.wait(f"{top}/{where}.pt")
             stats = stager.memory.stats()
             if step == 2:
                 before = stats

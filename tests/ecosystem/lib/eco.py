@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 
 import torch
 
@@ -20,6 +21,14 @@ def main(save, check):
     verbs = {"save": save, "check": check}
     for verb, top in zip(sys.argv[1::2], sys.argv[2::2]):
         verbs[verb](top)
+
+
+def until(ready, what):
+    """Of what another thread does some time after its answer. Long: never waited for where it does it."""
+    end = time.monotonic() + 200
+    while not ready():
+        assert time.monotonic() < end, "never: " + what
+        time.sleep(0.01)
 
 
 def skip(why):
@@ -145,8 +154,11 @@ def rank_main(rank, ranks, rendezvous, body, args):
 
 
 def child(body, *args):
-    """body(*args) in a process of its own, forked, so that torch need not be imported again."""
-    p = multiprocessing.get_context("fork").Process(target=body, args=args)
+    """body(*args) in a process of its own, forked, so that torch need not be imported again.
+
+    It ends with its starter: one that waits for what a failed starter never did would keep it.
+    """
+    p = multiprocessing.get_context("fork").Process(target=body, args=args, daemon=True)
     p.start()
     return p
 
