@@ -254,9 +254,9 @@ static bool has_bits(const struct pickle_seq *a, uint32_t i)
 }
 
 /* storage, storage_offset, size, stride, requires_grad, hooks[, dtype][, metadata] */
-static int tensor(struct walker *w, const struct pickle_node *n, bool v3)
+static int tensor(struct walker *w, const struct pickle_node *n, const struct pickle_seq *a,
+		  bool v3)
 {
-	const struct pickle_seq *a = &n->u.object->args->u.seq;
 	struct fmt_piece p = { 0 };
 	struct view v = { 0 };
 	struct fmt_tensor *t;
@@ -310,6 +310,36 @@ static bool is_parameter(const struct pickle_node *n)
 	       pickle_is_object(n, "torch._utils", "_rebuild_parameter_with_state");
 }
 
+static bool is_rebuild(const struct pickle_node *f, bool *v3)
+{
+	*v3 = pickle_is_global(f, "torch._utils", "_rebuild_tensor_v3");
+	return *v3 || pickle_is_global(f, "torch._utils", "_rebuild_tensor_v2") ||
+	       pickle_is_global(f, "torch._utils", "_rebuild_tensor");
+}
+
+/* What is called with what to make a tensor. One with attributes is _rebuild_from_type_v2(function,
+ * type, arguments, attributes): it is none of a subclass when the type is torch's own. */
+static bool rebuilt(const struct pickle_node *n, const struct pickle_node **f,
+		    const struct pickle_seq **args)
+{
+	const struct pickle_seq *a;
+
+	if (n->kind != PICKLE_OBJECT)
+		return false;
+	*f = n->u.object->callable;
+	a = *args = &n->u.object->args->u.seq;
+	if (!pickle_is_object(n, "torch._tensor", "_rebuild_from_type_v2"))
+		return true;
+	if (a->n != 4 || a->v[2]->kind != PICKLE_TUPLE ||
+	    !(pickle_is_global(a->v[1], "torch", "Tensor") ||
+	      pickle_is_global(a->v[1], "torch._tensor", "Tensor") ||
+	      pickle_is_global(a->v[1], "torch.nn.parameter", "Parameter")))
+		return false;
+	*f = a->v[0];
+	*args = &a->v[2]->u.seq;
+	return true;
+}
+
 bool torchfile_is_tensor(const struct pickle_node *n)
 {
 	return n->kind == PICKLE_OBJECT && is_other_tensor(n);
@@ -317,14 +347,15 @@ bool torchfile_is_tensor(const struct pickle_node *n)
 
 int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done)
 {
+	const struct pickle_node *f;
+	const struct pickle_seq *args;
+	bool v3;
+
 	*done = true;
 	if (is_parameter(n) && n->u.object->args->u.seq.n)
 		n = n->u.object->args->u.seq.v[0];
-	if (pickle_is_object(n, "torch._utils", "_rebuild_tensor_v3"))
-		return tensor(w, n, true);
-	if (pickle_is_object(n, "torch._utils", "_rebuild_tensor_v2") ||
-	    pickle_is_object(n, "torch._utils", "_rebuild_tensor"))
-		return tensor(w, n, false);
+	if (rebuilt(n, &f, &args) && is_rebuild(f, &v3))
+		return tensor(w, n, args, v3);
 	if (n->kind == PICKLE_PERSID)
 		return refuse(w, "storage", "a bare storage, not a tensor", 28);
 	if (n->kind == PICKLE_OBJECT && is_other_tensor(n)) {

@@ -94,6 +94,8 @@ static int go_down_key(struct walker *w, const struct pickle_node *key)
 		n = snprintf(b, sizeof(b), "%lld", (long long)key->u.i);
 		return go_down(w, b, (size_t)n, 0);
 	}
+	if (key->kind == PICKLE_NONE)
+		return go_down(w, "None", 4, 0);
 	if (key->kind == PICKLE_TRUE || key->kind == PICKLE_FALSE)
 		return go_down(w, key->kind == PICKLE_TRUE ? "True" : "False",
 			       key->kind == PICKLE_TRUE ? 4 : 5, 0);
@@ -144,21 +146,43 @@ static int put_bytes(struct walker *w, char op, unsigned length_bytes, const str
 	return err ? err : put(w, n->u.s.p, n->u.s.n);
 }
 
+/* What is made by numpy is carried, but of some types. */
+static bool is_numpy(const struct pickle_node *g)
+{
+	return pickle_is_global(g, "numpy", "dtype") ||
+	       pickle_is_global(g, "numpy.core.multiarray", "scalar") ||
+	       pickle_is_global(g, "numpy._core.multiarray", "scalar") ||
+	       pickle_is_global(g, "numpy.core.multiarray", "_reconstruct") ||
+	       pickle_is_global(g, "numpy._core.multiarray", "_reconstruct");
+}
+
 static int no_value(struct walker *w, const struct pickle_node *n)
 {
 	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object->callable : n;
 
+	if (torchfile_is_tensor(n))
+		return refused(w, "a tensor in a value that DCP does not go into, such as a tuple");
 	if (g->kind != PICKLE_GLOBAL)
 		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
 				"%.100s: %s, no tensor and no plain value", w->name,
 				pickle_kind_name(n));
-	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
-			"%.100s: %s%.60s.%.40s, no tensor and no plain value", w->name,
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s%.60s.%.40s, %s", w->name,
 			n->kind == PICKLE_OBJECT ? "made by " : "",
 			arena_string(fmt_set_arena(w->set), g->u.global.module->u.s.p,
 				     g->u.global.module->u.s.n) ?: "?",
 			arena_string(fmt_set_arena(w->set), g->u.global.name->u.s.p,
-				     g->u.global.name->u.s.n) ?: "?");
+				     g->u.global.name->u.s.n) ?: "?",
+			n->kind == PICKLE_OBJECT && is_numpy(g) ? "of no numbers or strings" :
+								  "no tensor and no plain value");
+}
+
+/* uint1 to uint7 and int1 to int7, dtypes that no tensor is saved with. */
+static bool is_narrow_int(const struct pickle_node *name)
+{
+	size_t u = name->u.s.n && name->u.s.p[0] == 'u';
+
+	return name->u.s.n == u + 4 && !memcmp(name->u.s.p + u, "int", 3) &&
+	       name->u.s.p[u + 3] >= '1' && name->u.s.p[u + 3] <= '7';
 }
 
 /* torch's names that stand for themselves. */
@@ -176,49 +200,158 @@ static bool is_constant(const struct pickle_node *n)
 	for (size_t i = 0; i < sizeof(name) / sizeof(*name); i++)
 		if (pickle_is_str(of, name[i]))
 			return true;
-	return fmt_dtype_torch(of->u.s.p, of->u.s.n);
+	return fmt_dtype_torch(of->u.s.p, of->u.s.n) || is_narrow_int(of);
 }
 
-/* What torch.load(weights_only=True) makes of plain values, all of them plain again. */
+/* The bytes of an object that is bytes as protocol 2 has them: a str, one character a byte. */
+static bool bytes_of(const struct pickle_node *n, uint64_t *len)
+{
+	const struct pickle_seq *a = n->kind == PICKLE_OBJECT ? &n->u.object->args->u.seq : NULL;
+
+	*len = 0;
+	if (pickle_is_object(n, "__builtin__", "bytes") && !a->n)
+		return true;
+	if (!pickle_is_object(n, "_codecs", "encode") || a->n != 2 || a->v[0]->kind != PICKLE_STR)
+		return false;
+	for (uint32_t i = 0; i < a->v[0]->u.s.n; i++)
+		*len += (a->v[0]->u.s.p[i] & 0xc0) != 0x80;
+	/* other codecs compute */
+	return pickle_is_str(a->v[1], "latin1") || pickle_is_str(a->v[1], "latin-1");
+}
+
+static bool is_int(const struct pickle_node *n, int64_t i)
+{
+	return n->kind == PICKLE_INT && n->u.i == i;
+}
+
+/* numpy.dtype("f8", False, True) of (3, "<", None, None, None, -1, -1, 0): numbers and strings of
+ * a fixed length. No objects, no fields, no dates. */
+static bool numpy_dtype(const struct pickle_node *n, uint64_t *size)
+{
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_seq *a, *s;
+	const struct pickle_node *code;
+	int64_t wide;
+	bool text;
+
+	if (!pickle_is_object(n, "numpy", "dtype") || !o->state || o->state->kind != PICKLE_TUPLE)
+		return false;
+	a = &o->args->u.seq;
+	s = &o->state->u.seq;
+	if (a->n != 3 || a->v[0]->kind != PICKLE_STR || s->n != 8 || !is_int(s->v[0], 3) ||
+	    s->v[1]->kind != PICKLE_STR || s->v[1]->u.s.n != 1 || !strchr("<>|=", *s->v[1]->u.s.p))
+		return false;
+	for (int i = 2; i < 5; i++)
+		if (s->v[i]->kind != PICKLE_NONE)
+			return false;
+	code = a->v[0];
+	if (code->u.s.n < 2 || code->u.s.n > 9 || !memchr("bfiucSU", code->u.s.p[0], 7))
+		return false;
+	*size = 0;
+	for (uint32_t i = 1; i < code->u.s.n; i++) {
+		if (code->u.s.p[i] < '0' || code->u.s.p[i] > '9')
+			return false;
+		*size = 10 * *size + (uint64_t)(code->u.s.p[i] - '0');
+	}
+	text = code->u.s.p[0] == 'S' || code->u.s.p[0] == 'U';
+	*size *= code->u.s.p[0] == 'U' ? 4 : 1;
+	wide = text ? (int64_t)*size : -1;
+	return is_int(s->v[5], wide) && is_int(s->v[6], !text ? -1 : code->u.s.p[0] == 'U' ? 4 : 1) &&
+	       is_int(s->v[7], code->u.s.p[0] == 'U' ? 8 : 0);
+}
+
+/* scalar(dtype, bytes) */
+static bool numpy_scalar(const struct pickle_node *n)
+{
+	const struct pickle_seq *a = &n->u.object->args->u.seq;
+	uint64_t size, len;
+
+	return !n->u.object->state && a->n == 2 && numpy_dtype(a->v[0], &size) &&
+	       bytes_of(a->v[1], &len) && len == size;
+}
+
+/* _reconstruct(ndarray, (0,), b"b") of (1, shape, dtype, is_fortran, bytes) */
+static bool numpy_array(const struct pickle_node *n)
+{
+	const struct pickle_object *o = n->u.object;
+	const struct pickle_seq *a = &o->args->u.seq, *s, *shape;
+	uint64_t size, len, dim;
+
+	if (a->n != 3 || !pickle_is_global(a->v[0], "numpy", "ndarray") ||
+	    a->v[1]->kind != PICKLE_TUPLE || a->v[1]->u.seq.n != 1 ||
+	    !is_int(a->v[1]->u.seq.v[0], 0) || !bytes_of(a->v[2], &len) || len != 1 || !o->state ||
+	    o->state->kind != PICKLE_TUPLE || o->state->u.seq.n != 5)
+		return false;
+	s = &o->state->u.seq;
+	shape = &s->v[1]->u.seq;
+	if (!is_int(s->v[0], 1) || s->v[1]->kind != PICKLE_TUPLE || shape->n > FMT_MAX_DIMS ||
+	    !numpy_dtype(s->v[2], &size) ||
+	    (s->v[3]->kind != PICKLE_TRUE && s->v[3]->kind != PICKLE_FALSE) ||
+	    !bytes_of(s->v[4], &len))
+		return false;
+	for (uint32_t i = 0; i < shape->n; i++)
+		if (!pickle_u64(shape->v[i], &dim) || __builtin_mul_overflow(size, dim, &size))
+			return false;
+	return len == size;
+}
+
+static bool is_dtype(const struct pickle_node *n)
+{
+	uint64_t size;
+
+	return numpy_dtype(n, &size);
+}
+
+static bool is_bytes(const struct pickle_node *n)
+{
+	uint64_t len;
+
+	return !n->u.object->state && bytes_of(n, &len);
+}
+
+/* What torch.load(weights_only=True) makes of plain values, all of them plain again; and numpy's
+ * scalars and arrays, which lie in many real files beside that. */
 static const struct made {
 	const char *module, *name;
 	const char *op;		/* how the object begins */
+	bool (*is)(const struct pickle_node *n);	/* NULL: of its arguments, whatever they are */
 } made[] = {
-	{ "torch", "Size", "ctorch\nSize\n" },
-	{ "torch", "device", "ctorch\ndevice\n" },
-	{ "torch.serialization", "_get_layout", "ctorch.serialization\n_get_layout\n" },
-	{ "_codecs", "encode", "c_codecs\nencode\n" },		/* bytes */
-	{ "__builtin__", "bytearray", "c__builtin__\nbytearray\n" },
-	{ "__builtin__", "complex", "c__builtin__\ncomplex\n" },
-	{ "__builtin__", "set", "c__builtin__\nset\n" },
-	{ "collections", "Counter", "ccollections\nCounter\n" },
+	{ "torch", "Size", "ctorch\nSize\n", NULL },
+	{ "torch", "device", "ctorch\ndevice\n", NULL },
+	{ "torch.serialization", "_get_layout", "ctorch.serialization\n_get_layout\n", NULL },
+	{ "_codecs", "encode", "c_codecs\nencode\n", is_bytes },
+	{ "__builtin__", "bytes", "c__builtin__\nbytes\n", is_bytes },	/* none */
+	{ "__builtin__", "bytearray", "c__builtin__\nbytearray\n", NULL },
+	{ "__builtin__", "complex", "c__builtin__\ncomplex\n", NULL },
+	{ "__builtin__", "set", "c__builtin__\nset\n", NULL },
+	{ "collections", "Counter", "ccollections\nCounter\n", NULL },
+	{ "numpy", "dtype", "cnumpy\ndtype\n", is_dtype },
+	/* the module's name before numpy 2, and since */
+	{ "numpy.core.multiarray", "scalar", "cnumpy.core.multiarray\nscalar\n", numpy_scalar },
+	{ "numpy._core.multiarray", "scalar", "cnumpy._core.multiarray\nscalar\n", numpy_scalar },
+	{ "numpy.core.multiarray", "_reconstruct", "cnumpy.core.multiarray\n_reconstruct\n",
+	  numpy_array },
+	{ "numpy._core.multiarray", "_reconstruct", "cnumpy._core.multiarray\n_reconstruct\n",
+	  numpy_array },
 };
 
-/* NULL: not one of them, or more than its arguments made it. */
+/* NULL: not one of them, or not made as they are. */
 static const struct made *made_by(const struct pickle_node *n)
 {
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
-	const struct pickle_seq *a = o ? &o->args->u.seq : NULL;
 
-	if (!o || o->state || o->kwargs || o->items.n || o->pairs.n)
+	if (!o || o->kwargs || o->items.n || o->pairs.n)
 		return NULL;
-	for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++) {
-		if (!pickle_is_object(n, made[i].module, made[i].name))
-			continue;
-		/* other codecs compute */
-		if (!strcmp(made[i].name, "encode") &&
-		    (a->n != 2 || a->v[0]->kind != PICKLE_STR ||
-		     !(pickle_is_str(a->v[1], "latin1") || pickle_is_str(a->v[1], "latin-1"))))
-			return NULL;
-		return &made[i];
-	}
+	for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++)
+		if (pickle_is_object(n, made[i].module, made[i].name))
+			return (made[i].is ? made[i].is(n) : !o->state) ? &made[i] : NULL;
 	return NULL;
 }
 
-static int put_constant(struct walker *w, const struct pickle_node *n)
+static int put_constant(struct walker *w, const char *module, const struct pickle_node *n)
 {
 	const struct pickle_node *name = n->u.global.name;
-	int err = put(w, "ctorch\n", 7);
+	int err = put(w, module, strlen(module));
 
 	if (!err)
 		err = put(w, name->u.s.p, name->u.s.n);
@@ -250,13 +383,16 @@ static int put_scalar(struct walker *w, const struct pickle_node *n)
 			return refused(w, "a str that is not UTF-8");
 		return put_bytes(w, 'X', 4, n);
 	default:
-		return is_constant(n) ? put_constant(w, n) : no_value(w, n);
+		if (pickle_is_global(n, "numpy", "ndarray"))	/* as its arrays name it */
+			return put_constant(w, "cnumpy\n", n);
+		return is_constant(n) ? put_constant(w, "ctorch\n", n) : no_value(w, n);
 	}
 }
 
 struct part {			/* a container that is being written */
 	const struct pickle_seq *seq;
 	const char *end;	/* what ends it */
+	const struct pickle_node *state;	/* of the object, after that; or NULL */
 	uint32_t next;
 };
 
@@ -270,6 +406,7 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 	if (m) {
 		*begin = m->op;
 		out->end = "tR";
+		out->state = o->state;
 	} else if (n->kind == PICKLE_TUPLE) {
 		*begin = "";
 		out->end = "t";
@@ -280,10 +417,11 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 		*begin = "}";
 		out->end = "u";
 	} else if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n &&
-		   !o->state && !o->kwargs && !o->items.n) {
+		   (!o->state || o->state->kind == PICKLE_DICT) && !o->kwargs && !o->items.n) {
 		*begin = "ccollections\nOrderedDict\n)R";
 		out->seq = &o->pairs;
 		out->end = "u";
+		out->state = o->state;	/* attributes, such as _metadata */
 	} else {
 		return false;
 	}
@@ -312,6 +450,7 @@ static int put_begin(struct walker *w, const struct pickle_node *n, struct part 
 static int put_value(struct walker *w, const struct pickle_node *root)
 {
 	struct part stack[MAX_PLAIN], *p;
+	const struct pickle_node *state;
 	unsigned depth = 0;
 	int err = put_begin(w, root, stack, &depth);
 
@@ -322,6 +461,13 @@ static int put_value(struct walker *w, const struct pickle_node *root)
 			continue;
 		}
 		err = put(w, p->end, strlen(p->end));
+		state = p->state;
+		p->state = NULL;
+		if (!err && state) {	/* one more in it, and then it has been given that */
+			p->end = "b";
+			err = put_begin(w, state, stack, &depth);
+			continue;
+		}
 		depth--;
 	}
 	return err;
@@ -378,9 +524,10 @@ static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 	return NULL;
 }
 
-/* Does DCP go down this list? */
+/* Does DCP go down this list, and find something? */
 static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 {
+	const struct pickle_seq *pairs;
 	struct part stack[MAX_PLAIN];
 	unsigned depth = 0;
 	int err = 0;
@@ -397,7 +544,9 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 		}
 		n = p->seq->v[p->next++];
 		err = spend(w, 1);
-		if (pairs_of(n) || torchfile_is_tensor(n)) {
+		pairs = pairs_of(n);
+		/* DCP goes down an empty one too, finds nothing, and has lost it: here it is kept */
+		if ((pairs && pairs->n) || torchfile_is_tensor(n)) {
 			*out = true;
 			return err;
 		}

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 # needs: torch trainers
 # timeout: 600
-"""Hugging Face Trainer (with accelerate): checkpoints, rotation, resuming; save_pretrained shards."""
+"""Hugging Face Trainer (with accelerate): checkpoints, rotation, resuming; save_pretrained shards.
+
+`cairn import` of its optimizer, schedule and generators."""
 
 import os
+import subprocess
 
 import torch
 from safetensors.torch import load_file
@@ -39,6 +42,10 @@ def weights(net):
     return {n: t.detach().clone() for n, t in net.state_dict().items()}
 
 
+# What lies beside the weights, numpy's generator among it.
+OTHERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
 def checkpoints(folder):
     return sorted(n for n in os.listdir(folder) if n.startswith("checkpoint-"))
 
@@ -55,6 +62,9 @@ def save(top):
     resumed.train(resume_from_checkpoint=True)
     eco.same_dict(weights(resumed.model), torch.load(f"{top}/straight.pt", weights_only=True))
     resumed.model.save_pretrained(f"{top}/sharded", max_shard_size="100KB")
+    os.mkdir(f"{top}/imported")
+    for name in OTHERS:
+        subprocess.run([eco.CAIRN, "import", f"{top}/run/checkpoint-8/{name}", f"{top}/imported/{name}"], check=True)
 
 
 def check(top):
@@ -69,6 +79,9 @@ def check(top):
     eco.same_dict(load_file(f"{top}/run/checkpoint-8/model.safetensors"), untied)
     eco.cairn_agrees(f"{top}/run/checkpoint-8/model.safetensors", untied)
     eco.cairn_agrees(f"{top}/sharded", untied)
+    for name in OTHERS:
+        eco.equal(eco.as_dict(f"{top}/imported/{name}"),
+                  torch.load(f"{top}/run/checkpoint-8/{name}", weights_only=False), name)
 
 
 if __name__ == "__main__":

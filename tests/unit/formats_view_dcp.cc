@@ -182,10 +182,11 @@ TEST(TorchState, ListsTuplesAndWhatIsInThem)
 
 TEST(TorchState, KeysAreAsStrHasThem)
 {
-	State s(saved(dict("K\7" + dict("J" + u32(-1u) + "N") + "\x88N" + str("") + dict(str("x") + "N"))));
+	State s(saved(dict("K\7" + dict("J" + u32(-1u) + "N") + "\x88NN\x88" + str("") + dict(str("x") + "N"))));
 	ASSERT_EQ(s.err, 0) << s.e.text;
 	EXPECT_EQ(s.blob("7.-1"), "\x80\x02N.");
 	EXPECT_EQ(s.blob("True"), "\x80\x02N.");
+	EXPECT_EQ(s.blob("None"), "\x80\x02\x88.");
 	EXPECT_EQ(s.blob(".x"), "\x80\x02N.");
 }
 
@@ -234,6 +235,91 @@ TEST(TorchState, PlainValuesThatAreMade)
 	EXPECT_EQ(s.blob("a.k"), "\x80\x02J" + u32(2) + ".");
 }
 
+// numpy's scalars and arrays, of numbers and strings: as they were, and only with as many bytes as they want.
+std::string np_type(const std::string &code, const std::string &order, int32_t wide, int32_t one, int32_t flags)
+{
+	return "cnumpy\ndtype\n(" + str(code) + "\x89\x88tR(J" + u32(3) + str(order) + "NNNJ" + u32((uint32_t)wide) + "J" +
+	       u32((uint32_t)one) + "J" + u32((uint32_t)flags) + "tb";
+}
+
+std::string np_bytes(const std::string &s)
+{
+	return "c_codecs\nencode\n(" + str(s) + str("latin1") + "tR";
+}
+
+std::string np_scalar(const std::string &type, const std::string &bytes)
+{
+	return "cnumpy._core.multiarray\nscalar\n(" + type + bytes + "tR";
+}
+
+std::string np_array(const std::string &shape, const std::string &type, const std::string &bytes)
+{
+	return "cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J" + u32(0) + "t" + np_bytes("b") + "tR(J" +
+	       u32(1) + "(" + shape + "t" + type + "\x89" + bytes + "tb";
+}
+
+TEST(TorchState, NumpyValues)
+{
+	const std::string f2 = np_type("f2", "<", -1, -1, 0), s3 = np_type("S3", "|", 3, 1, 0),
+			  u1 = np_type("U1", "<", 4, 4, 8), no_bytes = "c__builtin__\nbytes\n(tR";
+	const std::string v[] = {
+		f2,
+		np_scalar(f2, np_bytes("\xc3\xbf" "a")),	// two bytes in three
+		np_scalar(s3, np_bytes("abc")),
+		np_scalar(u1, np_bytes("a" "\1\2\3")),
+		np_array("J" + u32(2) + "J" + u32(1), f2, np_bytes("abcd")),
+		np_array("", f2, np_bytes("ab")),
+		np_array("J" + u32(0), f2, no_bytes),
+		list(np_array("", f2, np_bytes("ab")) + "N"),
+		"ctorch\nuint3\n", "ctorch\nint7\n",
+		list("}(u"),
+		// attributes of a dict that is in a value
+		"(ccollections\nOrderedDict\n)R(" + str("k") + "Nu}(" + str("x") + "Nubt",
+	};
+	for (const auto &x : v) {
+		State s(saved(dict(str("a") + x)));
+		ASSERT_EQ(s.err, 0) << s.e.text;
+		EXPECT_EQ(s.blob("a"), "\x80\x02" + x + ".");
+	}
+	const std::string one = "J" + u32(1), array = "a: made by numpy.core.multiarray._reconstruct, of no numbers",
+			  huge = "\x8a\x08" + std::string(7, '\0') + "\x20";
+	const struct {
+		std::string object, says;
+	} bad[] = {
+		{np_scalar(f2, np_bytes("a")), "a: made by numpy._core.multiarray.scalar, of no numbers"},
+		{np_scalar(f2, "C\2ab"), "a: made by numpy._core.multiarray.scalar"},
+		{np_scalar(f2, np_bytes("ab")) + "}b", "a: made by numpy._core.multiarray.scalar"},
+		{np_scalar(np_type("O8", "|", -1, -1, 63), np_bytes("abcdefgh")), "a: made by numpy._core"},
+		{np_scalar("cnumpy\ndtype\n(" + str("f2") + "\x89\x88tR", np_bytes("ab")), "a: made by numpy._core"},
+		{np_type("M8", "<", -1, -1, 0), "a: made by numpy.dtype, of no numbers"},
+		{np_type("V3", "|", 3, 1, 0), "a: made by numpy.dtype"},
+		{np_type("S3", "|", 4, 1, 0), "a: made by numpy.dtype"},
+		{np_type("f", "<", -1, -1, 0), "a: made by numpy.dtype"},
+		{np_type("f2x", "<", -1, -1, 0), "a: made by numpy.dtype"},
+		{np_type("S9999999999", "<", -1, -1, 0), "a: made by numpy.dtype"},
+		{np_type("f2", "?", -1, -1, 0), "a: made by numpy.dtype"},
+		{np_array(one, f2, np_bytes("abc")), array},
+		{np_array("J" + u32(0xffffffff), f2, np_bytes("ab")), array},
+		{np_array(huge + huge + huge, f2, no_bytes), array},
+		{np_array("N", f2, np_bytes("ab")), array},
+		{np_array(one, "N", np_bytes("ab")), array},
+		{np_array(one, f2, list(np_bytes("ab"))), array},
+		{"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J" + u32(0) + "t" + np_bytes("b") + "tR", array},
+		{"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\n(J" + u32(0) + "t" + np_bytes("b") + "tR(J" + u32(1) +
+			 "(t" + f2 + "\x89" + np_bytes("ab") + "tb",
+		 array},
+		{"c__builtin__\nbytes\n(" + str("x") + "tR", "a: made by __builtin__.bytes, no tensor"},
+		{"ctorch\nint9\n", "a: torch.int9, no tensor"},
+		{"ctorch\nuint\n", "a: torch.uint, no tensor"},
+	};
+	for (const auto &b : bad) {
+		SCOPED_TRACE(b.says);
+		State s(saved(dict(str("a") + b.object)));
+		EXPECT_EQ(s.err, -ENOTSUP);
+		EXPECT_TRUE(s.e.says(b.says.c_str())) << s.e.text;
+	}
+}
+
 TEST(TorchState, Refusals)
 {
 	std::string deep, wide = "]q\1", nest = "N";
@@ -255,16 +341,17 @@ TEST(TorchState, Refusals)
 		{dict(str("a") + "c_codecs\nencode\n(" + str("x") + str("zip") + "tR"), "a: made by _codecs.encode, no"},
 		{dict(str("a") + "ctorch\nSize\n((cargparse\nNamespace\n)RttR"), "a: made by argparse.Namespace"},
 		{dict(str("a") + "ctorch\ndevice\n(" + str("cpu") + "tR}b"), "a: made by torch.device, no"},
-		{dict(str("a") + "(ccollections\nOrderedDict\n)R}(" + str("x") + "Nubt"), "a: made by collections.OrderedDict"},
+		{dict(str("a") + "(ccollections\nOrderedDict\n)R(" + str("x") + "tbt"), "a: made by collections.OrderedDict"},
 		{dict(str("a") + "(cargparse\nNamespace\n)R" + "t"), "a: made by argparse.Namespace"},
 		{dict(str("a") + "C\3abc"), "a: bytes, no tensor"},
 		{dict(str("a") + str("\xff")), "a: a str that is not UTF-8"},
 		{dict(str("\xff") + "N"), ""},	// told by the writer
-		{dict("NN"), "a dict with None for a key"},
+		{dict("G" + std::string(8, '\0') + "N"), "a dict with a float for a key"},
 		{dict(str("a") + dict("(t" "N")), "a: a dict with a tuple for a key"},
 		{dict(str("a.b") + "N" + str("a") + dict(str("b") + "N")), "a.b: two items would have this name"},
 		{dict("K\7N" + str("7") + "N"), "7: two items"},
-		{dict(str("a") + list(dict(""))), "a.0: an empty dict in a list"},
+		{dict(str("a") + list(dict("") + dict(str("x") + "N"))), "a.0: an empty dict in a list"},
+		{dict(str("a") + "(ctorch._utils\n_rebuild_tensor_v2\n)Rt"), "a: a tensor in a value that DCP does not"},
 		{dict(deep), "a: nested too deep"},
 		{"}q\1(" + str("a") + "h\1u", "nested too deep"},
 		{dict(str("a") + "(" + wide + "t"), ""},

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 CAIRN = os.environ["CAIRN"]
 
@@ -60,6 +62,33 @@ def same_dict(got, want):
     assert got.keys() == want.keys(), got.keys() ^ want.keys()
     for name in want:
         same(got[name], want[name], name)
+
+
+def equal(got, want, what=""):
+    """Of two nested states: the same bits, values and types. DCP makes every key a str."""
+    if isinstance(want, torch.Tensor):
+        same(got, want.detach(), what)
+    elif isinstance(want, (np.ndarray, np.generic)):
+        assert type(got) is type(want) and (got.dtype, got.shape) == (want.dtype, want.shape), (what, got)
+        assert got.tobytes("A") == want.tobytes("A") and got.flags.f_contiguous == want.flags.f_contiguous, what
+    elif isinstance(want, dict):
+        got = {str(k): v for k, v in got.items()}
+        assert sorted(got) == sorted(map(str, want)), (what, got.keys())
+        for key in want:
+            equal(got[str(key)], want[key], f"{what}.{key}")
+    elif isinstance(want, (list, tuple)):
+        assert type(got) is type(want) and len(got) == len(want), (what, got)
+        for i, w in enumerate(want):
+            equal(got[i], w, f"{what}.{i}")
+    else:
+        assert type(got) is type(want) and got == want, (what, got, want)
+
+
+def as_dict(path):
+    """A DCP checkpoint by its metadata alone, as PyTorch's own converter reads it."""
+    out = os.path.join(os.environ["TMPDIR"], "converted.pt")
+    dcp_to_torch_save(path, out)
+    return torch.load(out, weights_only=False)
 
 
 # --- what cairn says of it ---------------------------------------------------------------------
