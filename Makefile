@@ -25,7 +25,7 @@ endif
 # --- dependencies ---------------------------------------------------------------------------
 
 CONFIG := build/config.mk
-ifneq ($(filter-out clean distclean help setup check demo,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean distclean help setup check demo install-python uninstall-python,$(or $(MAKECMDGOALS),all)),)
 include $(CONFIG)
 endif
 
@@ -109,7 +109,7 @@ FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz fuzz-run
 .PHONY: all tests check check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
-	setup clean distclean help asan tsan
+	install-python uninstall-python setup clean distclean help asan tsan
 all: $(PROGRAMS) $(LIBCAIRN) $(LAYERS)
 tests: all $(UNIT) $(API) $(HELPERS) $(FAKE_CUDA)
 
@@ -351,6 +351,14 @@ uninstall:
 		$(DESTDIR)$(LIBDIR)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO) \
 		$(DESTDIR)$(LIBDIR)/libcairn.so $(DESTDIR)$(LIBDIR)/pkgconfig/libcairn.pc
 
+# Where PYTHON itself looks for packages: a virtual environment's, or the system's local ones.
+PYTHON ?= python3
+PYTHONDIR ?= $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+install-python:
+	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --libcairn "$(LIBDIR)/$(LIBCAIRN_SO)" "$(PYTHONDIR)"
+uninstall-python:
+	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --remove "$(PYTHONDIR)"
+
 # The libraries tools/setup built and the frameworks stay; distclean removes them too.
 clean:
 	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/config.mk build/setup.log,$(wildcard build/*))
@@ -371,6 +379,7 @@ help:
 	'make tidy         clang-tidy' \
 	'make format       clang-format, in place' \
 	'make install      PREFIX=/usr/local DESTDIR=' \
+	'make install-python   the Python package, for PYTHON=python3' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \
 	'make clean        remove what was built; distclean: also what was fetched' \

@@ -118,11 +118,21 @@ def _candidates() -> List[str]:
         # Empty: none, on purpose.
         return [named] if named else []
     found = ctypes.util.find_library("cairn")
+    here = os.path.dirname(os.path.abspath(__file__))
     # Beside a source tree that has been built, when used from there.
-    tree = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "build")
+    tree = os.path.join(here, "..", "..", "..", "build", "libcairn.so")
     return [path for path in (
-        found, "/usr/local/lib/libcairn.so", os.path.normpath(os.path.join(tree, "libcairn.so")),
+        _installed(here), found, "/usr/local/lib/libcairn.so", os.path.normpath(tree),
     ) if path and (os.sep not in path or os.path.exists(path))]
+
+
+def _installed(here: str) -> Optional[str]:
+    """The one that `make install` put beside this package: install.py wrote down where."""
+    try:
+        with open(os.path.join(here, "libcairn.path"), encoding="utf-8") as f:
+            return os.path.normpath(os.path.join(here, f.read().rstrip("\n")))
+    except OSError:
+        return None
 
 
 _lock = threading.Lock()
@@ -131,8 +141,9 @@ _looked = False
 
 
 def library() -> Optional[Library]:
-    """libcairn, or None where there is none: $CAIRN_LIBRARY (empty: none), the loader's path,
-    /usr/local/lib, the build of the source tree this is part of. Looked for once."""
+    """libcairn, or None where there is none: $CAIRN_LIBRARY (empty: none), the one installed with
+    this package, the loader's path, /usr/local/lib, the build of the source tree this is part of.
+    Looked for once."""
     global _found, _looked
     with _lock:
         if not _looked:
