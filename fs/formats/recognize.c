@@ -13,6 +13,7 @@
  *	DeepSpeed			no marker in the directory: the ranks that its model states
  *					tell, else the rank set of the one before; and quiet
  *	Orbax				the directory's rename, or commit_success.txt
+ *	torch_checkpointing		the directory's rename, from tmp_NAME
  *	torch.save, Lightning		the zip's end record
  */
 #include "fs/formats/inside.h"
@@ -259,7 +260,7 @@ void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct
 		return;
 	out->has_step = find_step(dir, &out->step);
 	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-") ||
-			 starts(dir, CKPT_REMOVED_PREFIX);
+			 starts(dir, "tmp_") || starts(dir, CKPT_REMOVED_PREFIX);
 }
 
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out)

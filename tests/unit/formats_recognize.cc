@@ -179,6 +179,9 @@ TEST(Judge, Markers)
 	EXPECT_EQ(Dir("checkpoint-5", {"model.safetensors", "trainer_state.json"}).judge().state, CKPT_COMPLETE);
 	EXPECT_EQ(Dir("tmp-checkpoint-5", {"model.safetensors", "trainer_state.json"}).judge().state, CKPT_INCOMPLETE);
 	EXPECT_EQ(Dir("7.orbax-checkpoint-tmp", {"d"}).judge().state, CKPT_INCOMPLETE);
+	// torch_checkpointing: all ranks' files may be there, or one's
+	EXPECT_EQ(Dir("tmp_step_5", {"model_0.pt", "model_1.pt", "metadata.pkl"}).judge().state, CKPT_INCOMPLETE);
+	EXPECT_EQ(Dir("step_5", {"model_0.pt", "model_1.pt", "metadata.pkl"}).judge().state, CKPT_COMPLETE);
 	EXPECT_EQ(Dir("7", {"_CHECKPOINT_METADATA"}).judge().state, CKPT_COMPLETE);
 	EXPECT_STREQ(Dir("iter_1", {".metadata", "common.pt"}).judge().why, "metadata.json is missing");
 	EXPECT_STREQ(Dir("iter_1", {"common.pt"}).judge().why, ".metadata is missing");
