@@ -347,6 +347,7 @@ struct safetensors_place {
 struct safetensors_index {
 	struct safetensors_place *v;	/* in the order of the text; the set owns the names */
 	size_t n;
+	uint64_t total;			/* total_size, bytes; FMT_NOWHERE: not said, or not so */
 };
 
 /* model.safetensors.index.json: which file each tensor is in. Free v. */

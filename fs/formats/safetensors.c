@@ -460,16 +460,17 @@ int safetensors_index_read(struct fmt_set *set, const char *text, size_t len,
 	struct reader r = { .set = set, .e = e };
 	int map, err = json_read(text, len, &r.doc, e);
 
-	*out = (struct safetensors_index){ 0 };
+	*out = (struct safetensors_index){ .total = FMT_NOWHERE };
 	if (err)
 		return err;
 	fmt_set_allow(set, len);
+	json_is_u64(r.doc, json_at(r.doc, 0, "metadata.total_size"), &out->total);
 	map = json_at(r.doc, 0, "weight_map");
 	err = json_is_object(r.doc, map) ? read_map(&r, map, out) :
 	      fmt_fail(e, -EBADMSG, 0, "an index without weight_map");
 	if (err) {
 		free(out->v);
-		*out = (struct safetensors_index){ 0 };
+		*out = (struct safetensors_index){ .total = FMT_NOWHERE };
 		if (e && e->at != FMT_NOWHERE && e->at >= 8)
 			e->at -= 8;	/* bad() counts a file's length field */
 	}

@@ -145,6 +145,19 @@ for bad in "$assets"/should-fail/dcp/* "$assets"/should-fail/pickle/*; do
 	cp "$bad" "$TMP/b/.metadata"
 	expect 1 "$cairn" check "$TMP/b"
 done
+# An index: a file that is missing is one finding, not one for each of its tensors; volumes add up.
+cp -r "$assets/hf_index" "$TMP/index"
+rm "$TMP/index/model-00002-of-00002.safetensors"
+expect 1 "$cairn" check "$TMP/index"
+says out '^model-00002-of-00002.safetensors: missing$'
+says out '; 1 bad$'
+cp "$assets/hf_index"/* "$TMP/index"
+sed -i 's/"total_size": 112/"total_size": 113/' "$TMP/index/model.safetensors.index.json"
+expect 1 "$cairn" check "$TMP/index"
+says out ": the index's total_size is 113, its tensors have 112 bytes$"
+sed -i 's/"total_size": 113/"total_size": 113.5/' "$TMP/index/model.safetensors.index.json"
+expect 0 "$cairn" check "$TMP/index"	# some writers estimate it
+
 mkdir "$TMP/hf"
 cp "$assets"/dcp_hf/shard-00002* "$TMP/hf"
 expect 1 "$cairn" check "$TMP/hf"
