@@ -26,6 +26,7 @@ struct row {
 	uint64_t files, bytes;	/* of a directory: in all of it */
 	struct ckpt_kind kind;	/* NONE: no checkpoint */
 	struct ckpt_verdict verdict;
+	uint64_t own_files, own_bytes;	/* of a checkpoint of loose files */
 	double age_s;
 };
 
@@ -78,6 +79,12 @@ static char *link_target(int dirfd, const char *name)
 	return strdup(buf);
 }
 
+/* Files of tensors may stand beside whole checkpoints: what is in directories is not theirs. */
+static bool is_loose(const struct ckpt_kind *k)
+{
+	return k->format == CKPT_TORCH || k->format == CKPT_SAFETENSORS;
+}
+
 static void judge_row(struct row *r, struct ckpt *c)
 {
 	if (c->kind.format == CKPT_NONE || ckpt_read(c, false, NULL, NULL))
@@ -85,6 +92,10 @@ static void judge_row(struct row *r, struct ckpt *c)
 	r->kind = c->kind;
 	r->age_s = c->quiet_s;
 	ckpt_verdict(c, &r->verdict);
+	for (size_t i = 0; i < c->names.n; i++) {
+		r->own_files += !c->name[i].dir;
+		r->own_bytes += c->name[i].dir ? 0 : c->name[i].size;
+	}
 }
 
 /* An entry that is a checkpoint: a directory, or beside other things a file. */
@@ -93,7 +104,8 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	struct ckpt_kind file = { 0 };
 
-	if (l->self.kind.format != CKPT_NONE)
+	if (l->self.kind.format != CKPT_NONE &&
+	    !(is_loose(&l->self.kind) && S_ISDIR(r->st.st_mode)))
 		return;		/* the parts of one are none */
 	if (S_ISREG(r->st.st_mode))
 		ckpt_recognize_file(r->name, &file);
@@ -233,6 +245,16 @@ static uint64_t row_bytes(const struct row *r)
 	return S_ISDIR(r->st.st_mode) ? r->bytes : (uint64_t)r->st.st_size;
 }
 
+static uint64_t ckpt_files(const struct row *r)
+{
+	return is_loose(&r->kind) || !S_ISDIR(r->st.st_mode) ? r->own_files : r->files;
+}
+
+static uint64_t ckpt_bytes(const struct row *r)
+{
+	return is_loose(&r->kind) ? r->own_bytes : row_bytes(r);
+}
+
 /* "  dcp, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete, 0:12 old" */
 static void show_ckpt(const struct row *r, bool exact)
 {
@@ -246,11 +268,12 @@ static void show_ckpt(const struct row *r, bool exact)
 	if (r->verdict.ranks_expected)
 		printf(", %u/%u ranks", r->verdict.ranks, r->verdict.ranks_expected);
 	if (S_ISDIR(r->st.st_mode))
-		printf(", %llu file%s", (unsigned long long)r->files, r->files == 1 ? "" : "s");
+		printf(", %llu file%s", (unsigned long long)ckpt_files(r),
+		       ckpt_files(r) == 1 ? "" : "s");
 	if (exact)
-		printf(", %llu", (unsigned long long)row_bytes(r));
+		printf(", %llu", (unsigned long long)ckpt_bytes(r));
 	else
-		printf(", %s", human_bytes(row_bytes(r), buf));
+		printf(", %s", human_bytes(ckpt_bytes(r), buf));
 	printf(", %s", ckpt_state_name(r->verdict.state));
 	if (r->verdict.state == CKPT_COMPLETE && !strcmp(r->state, "durable"))
 		fputs(" and durable", stdout);
@@ -379,6 +402,8 @@ static void json_ckpt(struct json_out *j, const struct row *r, bool on_mount)
 		json_put_u64(j, "step", r->kind.step);
 	json_put_u64(j, "ranks", r->verdict.ranks);
 	json_put_u64(j, "ranks_expected", r->verdict.ranks_expected);
+	json_put_u64(j, "files", ckpt_files(r));
+	json_put_u64(j, "bytes", ckpt_bytes(r));
 	json_put_string(j, "state", ckpt_state_name(r->verdict.state));
 	json_put_path(j, "why", or_null(r->verdict.why));
 	json_put_bool(j, "safe", durable && r->verdict.state == CKPT_COMPLETE);

@@ -48,6 +48,20 @@ exec 8>&-
 cp "$assets/dcp/__0_0.distcp" "$m/run/step-8"
 wait_durable "$m/run"
 latest_is "$m/run" step-8
+
+# A loose file of tensors makes its directory a checkpoint, and hides none of those beside it.
+mkdir "$m/mixed"
+cp "$assets/torch_save/model.pt" "$m/mixed/best.pt"
+cp -r "$assets/dcp" "$m/mixed/step-9"
+wait_durable "$m/mixed"
+expect 0 "$cairn" ls "$m/mixed"
+says out '^durable    ./  torch, 1 file, 4.3 KiB, complete and durable, '
+says out '^durable    best.pt$'
+says out '^durable    step-9/  torchtitan, step 9, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
+expect 0 "$cairn" ls "$m"
+says out '^durable    mixed/  torch, 1 file, 4.3 KiB, '
+latest_is "$m/mixed" step-9
+
 rm "$m/run/step-8/__1_0.distcp"
 wait_durable "$m/run"
 stop_mount "$m"
@@ -83,6 +97,7 @@ assert e["notes"] is None
 c = e["step-7"]
 assert (c["format"], c["step"], c["ranks"], c["ranks_expected"], c["state"], c["safe"], c["why"]) == \
     ("torchtitan", 7, 2, 2, "complete", True, None), c
+assert (c["files"], c["bytes"]) == (3, 15879), c
 c = e["step-8"]
 assert c["state"] == "incomplete" and not c["safe"] and c["why"] == "__1_0.distcp is missing", c
 PY
