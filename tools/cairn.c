@@ -106,6 +106,18 @@ static const struct command *find_command(const char *name)
 	return NULL;
 }
 
+/* Names in it may be anybody's: a terminal is not to obey them. */
+static void complain_text(const char *fmt, va_list ap)
+{
+	CLEANUP_FREE char *text = NULL;
+
+	if (vasprintf(&text, fmt, ap) < 0) {
+		text = NULL;
+		return;
+	}
+	print_name(stderr, text);
+}
+
 void complain(const char *fmt, ...)
 {
 	va_list ap;
@@ -113,7 +125,7 @@ void complain(const char *fmt, ...)
 	fflush(stdout);
 	fputs("cairn: ", stderr);
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	complain_text(fmt, ap);
 	va_end(ap);
 	fputc('\n', stderr);
 }
@@ -124,7 +136,7 @@ int complain_usage(const char *sub, const char *fmt, ...)
 
 	fprintf(stderr, "cairn %s: ", sub);
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	complain_text(fmt, ap);
 	va_end(ap);
 	fprintf(stderr, "; see `cairn help %s`\n", sub);
 	return CAIRN_USAGE;
@@ -132,6 +144,11 @@ int complain_usage(const char *sub, const char *fmt, ...)
 
 int complain_option(const char *sub, char **argv)
 {
+	const char *next = argv[optind];
+
+	/* of -ab, where a is bad, getopt() has not passed the word yet */
+	if (next && next[0] == '-' && next[1] != '-' && optopt && strchr(next, optopt))
+		return complain_usage(sub, "bad option or missing value: -%c", optopt);
 	return complain_usage(sub, "bad option or missing value: %s", argv[optind - 1]);
 }
 
@@ -179,6 +196,14 @@ static int finish(int code)
 	return code;
 }
 
+static bool asks_help(int argc, char **argv)
+{
+	for (int i = 2; i < argc && strcmp(argv[i], "--"); i++)
+		if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help"))
+			return true;
+	return false;
+}
+
 int main(int argc, char **argv)
 {
 	const struct command *c;
@@ -196,7 +221,7 @@ int main(int argc, char **argv)
 		complain("no subcommand %s; `cairn help` lists them", argv[1]);
 		return CAIRN_USAGE;
 	}
-	if (argc > 2 && !strcmp(argv[2], "--help"))
+	if (asks_help(argc, argv))
 		return finish(cmd_help(2, (char *[]){ argv[0], argv[1], NULL }));
 	opterr = 0;
 	return finish(c->run(argc - 1, argv + 1));

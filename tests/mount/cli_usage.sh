@@ -15,6 +15,10 @@ says err soon
 expect 2 "$cairn" wait --timeout -1 /
 expect 2 "$cairn" ls --nonsense
 says err nonsense
+expect 2 "$cairn" ls --json -zl
+says err 'value: -z;'
+expect 0 "$cairn" wait / -h
+says out 'usage: cairn wait'
 for sub in ls wait verify umount; do
 	expect 2 "$cairn" $sub "$TMP/missing"
 	says err "No such file"
@@ -22,7 +26,7 @@ for sub in ls wait verify umount; do
 	says err "neither on a cairnfs mount nor in a store"
 	[ "$(wc -l <"$TMP/err")" = 1 ] || die "$sub: more than one line: $(cat "$TMP/err")"
 done
-for sub in status ls export import wait verify retry umount version help; do
+for sub in status ls tensors check diff latest rm export import wait verify retry umount version help; do
 	expect 0 "$cairn" help $sub
 	says out "cairn $sub"
 done
