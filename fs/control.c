@@ -244,7 +244,7 @@ static void write_metrics(struct fs *fs, FILE *f)
 	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
 		sum += s.latency[i];
 		if (i + 1 < STAGING_LATENCY_BUCKETS)
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{le=\"%g\"} %llu\n", le, sum);
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{le=\"%.10g\"} %llu\n", le, sum);
 		else
 			fprintf(f, "cairnfs_persist_latency_seconds_bucket{le=\"+Inf\"} %llu\n", sum);
 	}

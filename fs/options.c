@@ -17,7 +17,7 @@
 
 static const char usage[] =
 	"usage: cairnfs STORE MOUNTPOINT [-o OPT,...] [-f] [-d]\n"
-	"  -o staging=SIZE        memory for what is not durable yet (default: a quarter; K, M, G, %)\n"
+	"  -o staging=SIZE        memory for what is not durable yet (default: a quarter; K, M, G, T, %)\n"
 	"  -o staging_dir=DIR     where staging lives (default: /run/cairnfs)\n"
 	"  -o ballast=SIZE        touched free memory held ready (default: as staging; 0 = none)\n"
 	"  -o numa=N              staging prefers the memory of NUMA node N\n"

@@ -9,7 +9,7 @@ mkdir -p "$m/a/b"
 echo text >"$m/a/b/f"
 
 expect 0 "$cairn" status --json "$m"
-python3 - "$TMP/out" "$m" "$s" <<'PY' || die "status --json: $(cat "$TMP/out")"
+python3 - "$TMP/out" "$m" "$s" "$LIB_TOP/docs/man/cairnfs.8" <<'PY' || die "status --json: $(cat "$TMP/out")"
 import json, os, sys
 d = json.load(open(sys.argv[1]))
 assert os.path.samefile(d["store"], sys.argv[3]), d["store"]
@@ -19,6 +19,12 @@ for k in ("version", "pid", "keeper_pid", "store_id", "engine", "passthrough", "
           "halted", "waiting_mapped", "notices", "recovered"):
     assert k in d, k
 assert d["halted"] is None
+
+manual = open(sys.argv[4], encoding="utf-8").read()
+manual = manual[manual.index("The keys of"):manual.index(".Ss Extended attributes")].replace(",", " ").split()
+for k, v in d.items():
+    for name in [k, *(v if isinstance(v, dict) else ())]:
+        assert name in manual, f"cairnfs(8) does not tell of {k}: {name}"
 PY
 
 expect 0 "$cairn" status "$m"
