@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <mntent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,13 +171,20 @@ static int one_option(struct fs_opts *o, char *opt)
 	}
 	if (!strcmp(opt, "ro"))
 		o->ro = true;
-	/* fstab's habits: the mount is nosuid and nodev whatever is asked; times are the store's */
-	const char *drop[] = {"suid", "dev", "nosuid", "nodev", "rw", "relatime", "auto", "noauto", "user", "users",
-			      "nouser", "nofail", "_netdev", "defaults", "default_permissions"};
+	if (!strcmp(opt, "remount"))
+		return refuse("a mount's options cannot be changed; unmount it (cairn umount) and start it with others", NULL);
+	if (!strcmp(opt, "auto_unmount"))
+		return refuse("auto_unmount is not supported; leave it out: the next start takes over a mount that was left dead",
+			      NULL);
+	/* fstab's habits: the mount is nosuid and nodev whatever is asked; times are the store's. What the
+	 * mount is by type is what cairn(1) knows it by. */
+	const char *drop[] = {"suid", "dev", "nosuid", "nodev", "rw", "relatime", "strictatime", "lazytime", "nolazytime",
+			      "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "defaults",
+			      "default_permissions", "nonempty", "subtype", "comment"};
 	for (unsigned i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
 		if (!strcmp(opt, drop[i]))
 			return 1;
-	if (!strncmp(opt, "x-", 2))
+	if (!strncmp(opt, "x-", 2) || !strncmp(opt, "X-", 2))
 		return 1;
 	if (val)
 		val[-1] = '=';
@@ -282,16 +290,16 @@ static void clear_dead_mount(const char *mnt)
 /* Another mount on top would hide a busy one. */
 static int check_busy(const char *mnt)
 {
-	FILE *f = fopen("/proc/self/mounts", "re");
-	char line[PATH_MAX * 2], text[PATH_MAX + 128];
+	const size_t cap = 64u << 10;	/* a line has two paths, each byte written with four at most */
+	char *line = malloc(cap), text[PATH_MAX + 128];
+	FILE *f = setmntent("/proc/self/mounts", "re");
+	struct mntent m;
 	bool busy = false;
-	while (f && !busy && fgets(line, sizeof(line), f)) {
-		char *save, *dev = strtok_r(line, " ", &save), *at = strtok_r(NULL, " ", &save);
-		(void)dev;
-		busy = at && !strcmp(at, mnt);
-	}
+	while (f && line && !busy && getmntent_r(f, &m, line, (int)cap))
+		busy = !strcmp(m.mnt_dir, mnt);
 	if (f)
-		fclose(f);
+		endmntent(f);
+	free(line);
 	if (!busy)
 		return 0;
 	snprintf(text, sizeof(text), "mountpoint %s is busy: something is mounted there; unmount it or choose another", mnt);
@@ -302,11 +310,16 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 {
 	char pass[4096] = "", fixed[8192], *where[2];
 	unsigned n = 0;
+	bool names_only = false;	/* after "--" */
 	int rc;
 
 	for (int i = 1; i < argc; i++) {
 		char *a = argv[i];
-		if (!strcmp(a, "-h") || !strcmp(a, "--help")) {
+		if (names_only && n < 2) {
+			where[n++] = a;
+		} else if (!names_only && !strcmp(a, "--")) {
+			names_only = true;
+		} else if (!strcmp(a, "-h") || !strcmp(a, "--help")) {
 			fputs(usage, stdout);
 			exit(0);
 		} else if (!strcmp(a, "-V") || !strcmp(a, "--version")) {

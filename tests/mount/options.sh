@@ -71,6 +71,8 @@ refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=stea
 refused "ballast=lead" "ballast" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
 refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
 refused "an unknown option" "nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense
+refused "remount" "cannot be changed" "$cairnfs" "$store" "$mnt" -o $small,remount
+refused "auto_unmount" "auto_unmount" "$cairnfs" "$store" "$mnt" -o $small,auto_unmount
 refused "no staging_dir" "$TMP/none" "$cairnfs" "$store" "$mnt" -o $small,staging_dir="$TMP/none"
 
 if [ "$(id -u)" = 0 ]; then
@@ -114,6 +116,21 @@ within 20 "$cairnfs" "$TMP/store2" "$mnt" -o $small >"$TMP/stdout" 2>"$TMP/said"
 [ $rc != 0 ] && grep -Eqi "busy|mounted" "$TMP/said" || complain "busy: exit code $rc: $(cat "$TMP/said")"
 [ "$(keeper_pid "$mnt")" = "$pid" ] || complain "the first mount has gone"
 echo hello >"$mnt/f"
+stop_mount "$mnt"
+
+# A name that /proc writes otherwise is busy too; and may begin with anything.
+odd=$TMP/$'sp ace \\040\n' rc=0
+mkdir "$odd" "$TMP/-s" "$TMP/-m"
+start_mount "$store" "$odd" $small
+timeout 20 "$cairnfs" "$TMP/store2" "$odd" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+[ $rc != 0 ] && grep -q "busy" "$TMP/said" || complain "busy, odd name: exit code $rc: $(cat "$TMP/said")"
+stop_mount "$odd"
+(cd "$TMP" && "$cairnfs" -o $small -- -s -m) || complain "--: exit code $?"
+stop_mount "$TMP/-m"
+
+# What fstab(5) has of its own is no error, and a mount is known by its type.
+start_mount "$store" "$mnt" "$small,defaults,owner,group,nofail,_netdev,lazytime,comment=x,x-systemd.automount,subtype=else"
+findmnt -n -o FSTYPE "$mnt" | grep -qx fuse.cairnfs || complain "type: $(findmnt -n -o FSTYPE "$mnt")"
 stop_mount "$mnt"
 
 # Sizes as they may be written.
