@@ -77,8 +77,9 @@ static void write_json(struct fs *fs, FILE *f)
 	fprintf(f, ",\n \"mountpoint\": ");
 	json_string(f, fs->o.mountpoint);
 	fprintf(f, ",\n \"store_id\": \"%s\",\n \"engine\": \"%s\",\n \"passthrough\": %s,\n \"fsync\": \"%s\",\n"
-		" \"restarts\": %u,\n", io_store_id(fs->store), io_engine_name(fs->engine),
-		atomic_load(&fs->passthrough) ? "true" : "false", fs->o.fsync_staged ? "staged" : "strict", fs->restarts);
+		" \"ro\": %s,\n \"restarts\": %u,\n", io_store_id(fs->store), io_engine_name(fs->engine),
+		atomic_load(&fs->passthrough) ? "true" : "false", fs->o.fsync_staged ? "staged" : "strict",
+		fs->o.ro ? "true" : "false", fs->restarts);
 	fprintf(f, " \"staging\": {\"dir\": ");
 	json_string(f, fs->place.path);
 	fprintf(f, ", \"budget_bytes\": %llu, \"used_bytes\": %llu, \"ballast_bytes\": %llu, "
@@ -183,8 +184,9 @@ static void write_status(struct fs *fs, FILE *f)
 			size_text(s.dedup_bytes, a), (unsigned long long)s.dedup_files, (unsigned long long)s.clones);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s.last_seq,
 		(unsigned long long)s.applied, (unsigned long long)s.pending_records);
-	fprintf(f, "  engine     %s, fsync=%s, passthrough %s, worker restarts %u\n", io_engine_name(fs->engine),
-		fs->o.fsync_staged ? "staged" : "strict", atomic_load(&fs->passthrough) ? "yes" : "no", fs->restarts);
+	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %u\n", io_engine_name(fs->engine),
+		fs->o.fsync_staged ? "staged" : "strict", atomic_load(&fs->passthrough) ? "yes" : "no",
+		fs->o.ro ? " read only," : "", fs->restarts);
 	if (s.waiting_mapped[0]) {
 		fprintf(f, "  waiting    still mapped for writing, and what comes later waits behind:\n");
 		for (char *save = NULL, *p = strtok_r(s.waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))

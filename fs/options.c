@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The command line. Every refusal is one line: what is wrong, and what to do. */
 #include "fs/fs.h"
+#include "io/scope.h"
 #include "staging/pin.h"
 
 #include <errno.h>
@@ -191,8 +192,12 @@ static int one_option(struct fs_opts *o, char *opt)
 	return 0;
 }
 
-static int many_options(struct fs_opts *o, char *list, char *pass, size_t cap)
+/* The list is not cut up itself: it is what ps(1) shows. */
+static int many_options(struct fs_opts *o, const char *text, char *pass, size_t cap)
 {
+	CLEANUP_FREE char *list = strdup(text);
+	if (!list)
+		return refuse(strerror(ENOMEM), NULL);
 	for (char *save = NULL, *opt = strtok_r(list, ",", &save); opt; opt = strtok_r(NULL, ",", &save)) {
 		int rc = one_option(o, opt);
 		if (rc < 0)
@@ -357,7 +362,9 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 		o->staging_bytes = memory_bytes() / 4;
 	if (!o->commit_wait_set)
 		o->commit_wait_s = COMMIT_WAIT_S;
-	if (!o->ballast_set || o->ballast_bytes > o->staging_bytes)
+	if (o->ro)
+		o->ballast_bytes = 0;	/* nobody writes */
+	else if (!o->ballast_set || o->ballast_bytes > o->staging_bytes)
 		o->ballast_bytes = o->staging_bytes;
 	/* a comma in the store's name would end the option */
 	char name[PATH_MAX];

@@ -54,9 +54,10 @@ static void print_head(const struct doc *s)
 	print_name(stdout, s->top);
 	fputs(" on ", stdout);
 	print_name(stdout, or_dash(store));
-	printf("\n  cairnfs    %s, engine %s, %s, fsync=%s, worker %llu, keeper %llu, %llu restarts\n",
+	printf("\n  cairnfs    %s, engine %s, %s, fsync=%s,%s worker %llu, keeper %llu, %llu restarts\n",
 	       or_dash(version), or_dash(engine), fast ? "passthrough" : "no passthrough (relay)",
-	       or_dash(fsync), u64(s, "pid"), u64(s, "keeper_pid"), u64(s, "restarts"));
+	       or_dash(fsync), json_bool(s->d, json_at(s->d, 0, "ro")) ? " read only," : "",
+	       u64(s, "pid"), u64(s, "keeper_pid"), u64(s, "restarts"));
 }
 
 static void print_staging(const struct doc *s)

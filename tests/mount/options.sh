@@ -164,8 +164,12 @@ if [ "$(id -u)" = 0 ]; then
 fi
 
 # ro: reading only, nothing of the user's changes.
-start_mount "$store" "$mnt" ro
+start_mount "$store" "$mnt" ro,ballast=512M
 [ "$(cat "$mnt/f")" = hello ] || complain "ro: cannot read"
+[ "$(status_field "$mnt" staging.ballast_target_bytes)" = 0 ] || complain "ro: keeps memory ready for nobody"
+"$BUILD/cairn" status "$mnt" | grep -q "read only" || complain "ro: status does not say so"
+tr '\0' ' ' </proc/"$(keeper_pid "$mnt")"/cmdline >"$TMP/said"
+grep -q -- "-o ro,ballast=512M,staging=512M " "$TMP/said" || complain "ps shows $(cat "$TMP/said")"
 for cmd in 'echo x >"$mnt/f"' 'echo x >"$mnt/g"' 'mkdir "$mnt/d"' 'rm "$mnt/f"' 'mv "$mnt/f" "$mnt/g"' \
 	'chmod 600 "$mnt/f"' 'touch "$mnt/f"' 'ln "$mnt/f" "$mnt/g"' 'truncate -s 0 "$mnt/f"'; do
 	if (eval "$cmd") 2>"$TMP/said"; then
