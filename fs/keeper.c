@@ -169,8 +169,10 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	struct sigaction sa = {.sa_handler = on_end};
 
 	int rc = do_mount(&k, rest);
-	if (rc)
+	if (rc) {
+		staging_place_give_up(&fs->place);
 		return rc == -EINVAL ? 1 : 2;
+	}
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);

@@ -180,8 +180,9 @@ int main(int argc, char **argv)
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
 	if (access("/dev/fuse", R_OK | W_OK)) {
-		fprintf(stderr, "cairnfs: /dev/fuse: %s; load the fuse module (modprobe fuse), and in a container pass "
-			"the device in\n", strerror(errno));
+		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno), errno == EACCES ?
+			"it must be yours to read and write (mode 0666 is usual)" :
+			"load the fuse module (modprobe fuse), and in a container pass the device in");
 		return 1;
 	}
 	struct io_engine_opts eo = {.kind = fs->o.engine ? fs->o.engine : "uring", .depth = fs->o.queue_depth,
@@ -205,6 +206,7 @@ int main(int argc, char **argv)
 	}
 	if (child) {
 		close(pipe_fd[1]);
+		staging_place_close(&fs->place);	/* the child may have to unmount it */
 		return wait_ready(pipe_fd[0], child);
 	}
 	close(pipe_fd[0]);

@@ -282,7 +282,7 @@ static void clear_dead_mount(const char *mnt)
 	} else {
 		pid_t pid = fork();
 		if (pid == 0) {
-			execlp("fusermount3", "fusermount3", "-u", "-z", mnt, (char *)NULL);
+			execlp("fusermount3", "fusermount3", "-u", "-z", "--", mnt, (char *)NULL);
 			_exit(127);
 		}
 		if (pid > 0)

@@ -4,6 +4,7 @@
 #include "staging/internal.h"
 #include "staging/pin.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -189,4 +190,34 @@ void staging_place_remove(struct staging_place *p)
 	rmdir(p->path);
 	if (p->is_private)
 		rmdir(RUN_DIR);	/* only when no other store is staged there */
+}
+
+/* What cannot be read counts as full. */
+static bool is_empty(int dir, const char *const *but, unsigned n_but)
+{
+	int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	bool empty = d != NULL;
+
+	if (!d && fd >= 0)
+		close(fd);
+	for (struct dirent *e; empty && (e = readdir(d));) {
+		bool known = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+		for (unsigned i = 0; i < n_but; i++)
+			known |= !strcmp(e->d_name, but[i]);
+		empty = known;
+	}
+	if (d)
+		closedir(d);
+	return empty;
+}
+
+void staging_place_give_up(struct staging_place *p)
+{
+	static const char *const own[] = {"huge", "small", "lock"};
+
+	if (is_empty(p->base, own, 3) && is_empty(p->huge, NULL, 0) && is_empty(p->small, NULL, 0))
+		staging_place_remove(p);
+	else
+		staging_place_close(p);
 }

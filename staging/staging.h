@@ -63,6 +63,8 @@ int staging_place_open_on(int node, const char *dir, const char *store_id, uint6
 			  struct staging_place *out);
 /* Unmounts and removes what _open made, when nothing is staged any more. */
 void staging_place_remove(struct staging_place *p);
+/* Removes it if there is nothing in it of an earlier run, else closes it: for who cannot begin. */
+void staging_place_give_up(struct staging_place *p);
 void staging_place_close(struct staging_place *p);
 
 /* ---- records ------------------------------------------------------------- */

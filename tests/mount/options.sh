@@ -35,6 +35,7 @@ refused()
 		umount -l "$mnt"
 	fi
 	if [ -e "$store/.cairn" ]; then
+		[ ! -e "/run/cairnfs/$(cat "$store/.cairn/id")" ] || complain "$what: its staging stays"
 		rm -rf "$store/.cairn"
 	fi
 }
@@ -73,6 +74,9 @@ refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queu
 refused "an unknown option" "nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense
 refused "remount" "cannot be changed" "$cairnfs" "$store" "$mnt" -o $small,remount
 refused "auto_unmount" "auto_unmount" "$cairnfs" "$store" "$mnt" -o $small,auto_unmount
+if [ "$(id -u)" = 0 ]; then
+	refused "what the mount itself refuses" "mount failed" "$cairnfs" "$store" "$mnt" -o $small,blkdev
+fi
 refused "no staging_dir" "$TMP/none" "$cairnfs" "$store" "$mnt" -o $small,staging_dir="$TMP/none"
 
 if [ "$(id -u)" = 0 ]; then
