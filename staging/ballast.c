@@ -257,7 +257,9 @@ static bool watch_growth(struct staging *s)
 		uint64_t held = (uint64_t)st.st_blocks * 512;
 		if (held != f->blocks * 512)
 			grew = true;
-		uint64_t ahead = ahead_of(held);
+		/* who comes through the daemon asks for room himself: ahead of him is his to charge, or
+		 * he would never be told that there is none */
+		uint64_t ahead = f->backing ? ahead_of(held) : 0;
 		if (held + (f->known ? 0 : ahead / 2) > f->charged && held > f->blocks * 512)
 			sf_charge(s, f, held + ahead);
 		f->blocks = (uint64_t)st.st_blocks;

@@ -19,6 +19,22 @@ wait_durable "$mnt"
 helper files same "$store/copy" 201326592 1 || die "in the store"
 rm "$mnt/huge" "$mnt/copy"
 
+# Through the daemon a file that outgrows the budget is spilled, and memory stays what was given.
+if [ "$MODE" = relay ]; then
+	dir=$(status_field "$mnt" staging.dir)
+	mkfifo "$TMP/held"
+	helper files hold "$mnt/grown" 201326592 2 <"$TMP/held" >"$TMP/out" &
+	pid=$!
+	exec 9>"$TMP/held"
+	retry 60 grep -q written "$TMP/out" || die "no 192 MiB into 64 MiB of staging"
+	kib=$(du -sk "$dir" | cut -f1)
+	[ "$kib" -lt 98304 ] || die "staging=64M holds $kib KiB of one file"
+	exec 9>&-
+	wait "$pid" || die "the holder failed"
+	helper files same "$mnt/grown" 201326592 2 || die "read back"
+	rm "$mnt/grown" "$TMP/held" "$TMP/out"
+fi
+
 # Many writers at once, together four times staging; and again over the same names.
 for round in 1 2; do
 	pids=
