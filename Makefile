@@ -378,7 +378,7 @@ help:
 	'make check-gpu    the tests that need a GPU; bench-gpu: figures; GPU=--fake: without one' \
 	'make tidy         clang-tidy' \
 	'make format       clang-format, in place' \
-	'make install      PREFIX=/usr/local DESTDIR=' \
+	'make install      PREFIX=/usr/local DESTDIR=; uninstall: the same, away again' \
 	'make install-python   the Python package, for PYTHON=python3' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \

@@ -277,7 +277,7 @@ void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent, const char *name)
 		return;
 	}
 	if (!rc && (!n || !n->names))
-		rc = n ? -ENOENT : -ESTALE;
+		rc = n ? -ENOENT : is_control(id) || is_view(id) ? -EPERM : -ESTALE;
 	if (!rc && S_ISDIR(n->mode))
 		rc = -EPERM;
 	if (!rc)

@@ -131,7 +131,9 @@ static int one_option(struct fs_opts *o, char *opt)
 		o->ballast_set |= is_ballast;
 		return 1;
 	}
-	if (!strcmp(opt, "staging_dir") && val) {
+	if (!strcmp(opt, "staging_dir")) {
+		if (!val || !*val)
+			return refuse("staging_dir= takes a directory", NULL);
 		o->staging_dir = strdup(val);
 		return 1;
 	}

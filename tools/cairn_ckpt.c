@@ -157,8 +157,8 @@ int ckpt_need(const char *path, struct ckpt *out)
 	if (!err || err == -ENODEV || err == -EXDEV)	/* plain files will do */
 		err = ckpt_open(AT_FDCWD, path, path, p.on_mount, out);
 	if (err) {
-		complain("%s: %s", path, strerror(-err));
-		return CAIRN_USAGE;
+		complain_place(path, err);
+		return place_code(err);
 	}
 	if (out->kind.format == CKPT_NONE) {
 		complain("%s: no checkpoint that is known here", path);

@@ -109,10 +109,12 @@ struct place {
  * cairnfs whose root is not mounted here; else as open(2). */
 int place_find(const char *path, struct place *out);
 void place_close(struct place *p);
-/* place_find(), and on error one line that says what is wrong; CAIRN_OK or CAIRN_USAGE. */
+/* place_find(), and on error one line that says what is wrong; CAIRN_OK, or place_code(). */
 int place_need(const char *path, bool need_mount, struct place *out);
 /* One line for an error of place_find(), or of a call on the path. */
 void complain_place(const char *path, int err);
+/* What to end with then: a dead daemon is a failure, all else is wrongly asked. */
+int place_code(int err);
 /* The only cairnfs mount there is, or the one the working directory is on:
  * malloc()ed path. -ENODEV: none; -EEXIST: several. */
 int place_default(char **out);

@@ -161,8 +161,8 @@ int cmd_latest(int argc, char **argv)
 	fd = open(s.top, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	err = fd < 0 ? -errno : place_find(s.top, &p);
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
-		complain("%s: %s", s.top, strerror(-err));
-		return CAIRN_USAGE;
+		complain_place(s.top, err);
+		return place_code(err);
 	}
 	s.on_mount = p.on_mount;
 	s.fd = fd;
@@ -173,7 +173,7 @@ int cmd_latest(int argc, char **argv)
 	if (path)
 		puts(path);
 	else if (err != -ENOENT)
-		complain("%s: %s", s.top, strerror(err ? -err : ENOMEM));
+		complain_place(s.top, err ? err : -ENOMEM);
 	else
 		complain("%s: no checkpoint that is complete%s", s.top,
 			 s.on_mount ? " and durable" : "");

@@ -337,7 +337,7 @@ static int run(struct retain *r)
 	bool any = false;
 
 	if (err) {
-		complain("%s: %s", r->top, strerror(-err));
+		complain_place(r->top, err);
 		return CAIRN_FAILED;
 	}
 	decide(r);
@@ -360,8 +360,8 @@ static int retain(struct retain *r)
 	int lock[64], n = 0, code, err = fd < 0 ? -errno : place_find(r->top, &p);
 
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
-		complain("%s: %s", r->top, strerror(-err));
-		return CAIRN_USAGE;
+		complain_place(r->top, err);
+		return place_code(err);
 	}
 	r->fd = fd;
 	r->on_mount = p.on_mount;

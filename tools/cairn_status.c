@@ -283,6 +283,10 @@ int cmd_retry(int argc, char **argv)
 	if (code)
 		return code;
 	fd = openat(p.root, ".cairn/control", O_WRONLY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOTCONN) {
+		complain_place(p.top, -ENOTCONN);
+		return CAIRN_FAILED;
+	}
 	if (fd < 0 || write(fd, "retry\n", 6) != 6) {
 		complain("%s/.cairn/control: %m%s", p.top, errno == EACCES || errno == EPERM ?
 			 " (only root and the user who mounted it may)" : "");

@@ -237,6 +237,7 @@ static int verify_path(struct verify *v, const char *path)
 static int verify_all(struct verify *v, char **path)
 {
 	int worst = CAIRN_OK;
+	bool any = false;
 
 	json_begin(&v->j, stdout);
 	if (v->json) {
@@ -248,7 +249,10 @@ static int verify_all(struct verify *v, char **path)
 
 		worst = code > worst ? code : worst;
 	}
-	totals(v);
+	for (enum finding r = 0; r < N_FINDINGS; r++)
+		any |= v->count[r] > 0;
+	if (any || v->json || worst == CAIRN_OK)	/* else there is nothing to count, and why was told */
+		totals(v);
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		if (is_bad(r) && v->count[r] && worst == CAIRN_OK)
 			worst = CAIRN_FAILED;

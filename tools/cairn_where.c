@@ -324,13 +324,18 @@ void complain_place(const char *path, int err)
 	}
 }
 
+int place_code(int err)
+{
+	return err == -ENOTCONN ? CAIRN_FAILED : CAIRN_USAGE;
+}
+
 int place_need(const char *path, bool need_mount, struct place *out)
 {
 	int err = place_find(path, out);
 
 	if (err) {
 		complain_place(path, err);
-		return CAIRN_USAGE;
+		return place_code(err);
 	}
 	if (need_mount && !out->on_mount) {
 		complain("%s is in the store %s, not on a mount of it; name a path on the "

@@ -33,3 +33,23 @@ done
 expect 0 "$cairn" version
 says out '^cairn [0-9]'
 expect 1 bash -c '"$0" version >/dev/full' "$cairn"
+
+# On the mount of a cairnfs that was killed: each says so, in one line, and what to do.
+start_mount "$s" "$m"
+echo hello >"$m/f"
+wait_durable "$m"
+keeper=$(keeper_pid "$m") worker=$(worker_pid "$m")
+kill -KILL "$keeper" "$worker"
+retry 10 lib_pid_gone "$worker" || die "the worker survived SIGKILL"
+for sub in status ls tensors check latest "rm --keep-last 1" wait verify retry umount; do
+	# shellcheck disable=SC2086	# a subcommand and its option
+	expect 1 "$cairn" $sub "$m"
+	says err "is dead; detach it with"
+	[ "$(cat "$TMP/out" "$TMP/err" | wc -l)" = 1 ] || die "$sub: more than one line: $(cat "$TMP/out" "$TMP/err")"
+done
+umount -l "$m"
+start_mount "$s" "$m"
+rc=0
+ln "$m/.cairn/status" "$m/name" 2>"$TMP/err" || rc=$?
+[ $rc != 0 ] && says err "not permitted"
+stop_mount "$m"

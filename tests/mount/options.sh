@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # modes: fast
-# timeout: 120
+# timeout: 300
 #
 # What a user can get wrong: one clear line, and a non-zero exit. And what is right.
 . "$(dirname "$0")/../lib/lib.sh"
@@ -72,6 +72,7 @@ refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=stea
 refused "ballast=lead" "ballast" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
 refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
 refused "an unknown option" "nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense
+refused "staging_dir of nothing" "staging_dir" "$cairnfs" "$store" "$mnt" -o $small,staging_dir=
 refused "remount" "cannot be changed" "$cairnfs" "$store" "$mnt" -o $small,remount
 refused "auto_unmount" "auto_unmount" "$cairnfs" "$store" "$mnt" -o $small,auto_unmount
 if [ "$(id -u)" = 0 ]; then
