@@ -161,7 +161,10 @@ int ckpt_need(const char *path, struct ckpt *out)
 		return place_code(err);
 	}
 	if (out->kind.format == CKPT_NONE) {
-		complain("%s: no checkpoint that is known here", path);
+		struct stat st;
+
+		complain("%s: no checkpoint that is known here%s", path, stat(path, &st) || !S_ISREG(st.st_mode) ? "" :
+			 ": name its directory, or a .safetensors, .pt, .pth or .ckpt file");
 		ckpt_close(out);
 		return CAIRN_USAGE;
 	}

@@ -116,7 +116,7 @@ static bool is_removed(const struct target *t)
 
 static void check(struct target *t, bool ask_status)
 {
-	char pending[32];
+	char pending[32] = "0";
 	int err = xattr_of_fd(t->p.fd, XATTR_STATE, t->state, sizeof(t->state));
 
 	if (!err)
@@ -163,7 +163,7 @@ static int find_target(const char *path, struct target *t)
 static bool check_all(struct waiting *w)
 {
 	bool ask = now_s() - w->asked >= STATUS_EVERY_S;
-	const char *note = "";
+	const char *note = "durable";
 	uint64_t left = 0;
 	bool all = true;
 
