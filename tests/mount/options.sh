@@ -138,6 +138,18 @@ start_mount "$store" "$mnt" "$small,defaults,owner,group,nofail,_netdev,lazytime
 findmnt -n -o FSTYPE "$mnt" | grep -qx fuse.cairnfs || complain "type: $(findmnt -n -o FSTYPE "$mnt")"
 stop_mount "$mnt"
 
+# A start that is refused takes nothing of what an earlier run left staged.
+start_mount "$store" "$mnt" staging=256M
+helper files put "$mnt/staged" 67108864 3 || complain "put"
+kill_mount "$mnt"
+rc=0
+"$cairnfs" "$store" "$mnt" -o $small,nonsense >"$TMP/said" 2>&1 || rc=$?
+[ $rc != 0 ] || complain "an unknown option: exit code 0"
+start_mount "$store" "$mnt" staging=256M
+helper files same "$mnt/staged" 67108864 3 || complain "a refused start lost what was staged"
+rm "$mnt/staged"
+stop_mount "$mnt"
+
 # Sizes as they may be written.
 mem=$(awk '/^MemTotal:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
 for size in 64M:67108864 65536K:67108864 67108864:67108864 1G:1073741824 64m:67108864 \
