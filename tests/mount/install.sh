@@ -5,7 +5,8 @@
 # Python package finds the library that lies beside it, and both can be removed again.
 . "$(dirname "$0")/../lib/lib.sh"
 
-need_tool make python3 pkg-config cc
+need_tool make python3 pkg-config cc nm
+nm -D "$BUILD/libcairn.so" | has -E '__(asan|tsan|ubsan)_' && skip "built with sanitizers: nobody else can load it"
 unset MAKEFLAGS MFLAGS MAKELEVEL CAIRN_LIBRARY PYTHONPATH PYTHONHOME
 root=$TMP/root usr=$TMP/root/opt/cairn lib=$TMP/root/opt/cairn/lib py=/opt/cairn/lib/python
 
