@@ -622,27 +622,32 @@ static void rank_main(struct rank *r, uint64_t end_ns, unsigned steps)
 	_exit(0);
 }
 
+static void term_held(sigset_t *term)
+{
+	sigemptyset(term);
+	sigaddset(term, SIGTERM);
+	sigprocmask(SIG_BLOCK, term, NULL);
+}
+
 static int start_ranks(struct rank *r, unsigned ranks, unsigned ms, unsigned steps)
 {
 	uint64_t end_ns = hist_now_ns() + (uint64_t)ms * 1000000u;
 	struct sigaction act = { .sa_handler = kill_ranks, .sa_flags = SA_RESTART };
 	int bad = 0, status;
-	sigset_t term, before;
+	sigset_t term;
 
-	sigemptyset(&term);
-	sigaddset(&term, SIGTERM);
-	sigprocmask(SIG_BLOCK, &term, &before);	/* until all are known */
+	term_held(&term);	/* until all are known */
 	sigaction(SIGTERM, &act, NULL);
 	for (r->id = 0; r->id < ranks; r->id++) {
 		rank_pid[r->id] = fork();
 		if (rank_pid[r->id] < 0)
 			return -errno;
 		if (!rank_pid[r->id]) {
-			sigprocmask(SIG_SETMASK, &before, NULL);
+			sigprocmask(SIG_UNBLOCK, &term, NULL);
 			rank_main(r, end_ns, steps);
 		}
 	}
-	sigprocmask(SIG_SETMASK, &before, NULL);
+	sigprocmask(SIG_UNBLOCK, &term, NULL);
 	while (wait(&status) > 0)
 		if (!WIFEXITED(status) || WEXITSTATUS(status)) {
 			bad = 1;
@@ -701,6 +706,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	find_buffers(&r);
+	sigset_t term;
+	term_held(&term);	/* who sees the history may end us */
 	int err = hist_create(&r.h, argv[optind + 1]);
 	if (err) {
 		fprintf(stderr, "load: %s: %s\n", argv[optind + 1], strerror(-err));

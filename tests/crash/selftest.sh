@@ -35,8 +35,9 @@ try_fault()
 killed_trainers()
 {
 	local rc=0 victim
-	rm -rf "$TMP/dir"
+	rm -rf "$TMP/dir" "$TMP/hist"
 	"$TOOL/load" -m 1024 -t 5000 "$TMP/dir" "$TMP/hist" "$1" &
+	retry 60 test -e "$TMP/hist" || die "load $1 does not start"
 	sleep "0.$((100 + $1 * 37 % 300))"
 	kill $!
 	wait $! || die "load $1 failed"
