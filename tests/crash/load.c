@@ -653,6 +653,8 @@ static int start_ranks(struct rank *r, unsigned ranks, unsigned ms, unsigned ste
 			bad = 1;
 			if (!killed)	/* nobody is to wait for it */
 				atomic_store(&r->h.head->failed, 1);
+			if (!killed && WIFSIGNALED(status))
+				fprintf(stderr, "a trainer died of signal %d\n", WTERMSIG(status));
 		}
 	return bad && !killed;
 }
