@@ -529,6 +529,8 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 			sf_set_state(s, f, STAGED_DURABLE);
 		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
+		if (s->used > s->o.budget_bytes)	/* of files that outgrew it; nobody may come and ask for room */
+			sf_evict(s, s->used - s->o.budget_bytes);
 	}
 	p->next = *gone;
 	*gone = p;
