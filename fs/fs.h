@@ -414,7 +414,10 @@ void log_room(struct fs *fs);
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
 /* Resent after a restart and done already: answers. Lock held. */
 bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create);
+int node_reserve(struct fs *fs, struct staged *sf);	/* room in the store for its bytes; lock not held */
 int node_seal_closed(struct fs *fs, struct node *n);
+/* Seals what n has now and answers when that is durable (P3): a write (written bytes) or an fsync. Lock not held. */
+void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);
 void retry_failed(struct fs *fs);
 void seal_restored(struct fs *fs);
 void seal_late(struct fs *fs);

@@ -3,7 +3,7 @@
  * store), open staging, mount, and keep a worker answering until the unmount.
  *
  * A write, from the trainer to durable:
- *   write → kernel → page of a staged file │ close → files.c: op_flush, op_release
+ *   write → kernel → page of a staged file │ close → close.c: op_flush, op_release
  *   → staging_seal (log) → persist.c → io_write_file (ring) → store file
  *   → publish.c (in order) → durable
  */

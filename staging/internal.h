@@ -333,7 +333,11 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 void pend_free(struct pend *p);
 uint64_t pend_from(const struct staging *s);
 
-/* staged.c; s->lock held */
+/* staged.c, admit.c */
+int sf_open_bytes(struct staged *f, int flags);		/* in the tmpfs or tmp/; a descriptor of the caller's, or -errno */
+int sf_copy_bytes(int wr, int from_fd, uint64_t size);	/* wr (may be -errno) is closed; holes stay holes */
+bool sf_lent(struct staged *f);				/* its memory is a buffer's; takes s->lock */
+/* s->lock held for the next ones; also seal.c's */
 struct staged *sf_find(struct staging *s, uint64_t id);
 void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
@@ -342,6 +346,8 @@ void sf_put_locked(struct staging *s, struct staged *f);
 void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
 void sf_drop_useless(struct staging *s, struct staged *f);	/* after a change of its state or users */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
+int sf_ensure_fd(struct staged *f);			/* f->fd is open; s->lock held */
+void sf_unwritten(struct staging *s, struct staged *f);	/* no writer is left; s->lock held */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */
 void staged_check(struct staging *s);

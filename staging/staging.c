@@ -2,7 +2,9 @@
  * Read first in this room. The life of staging: open the log, replay it, start
  * the threads, drain, close.
  *
- *   staged.c   staged files, budget, seals     log.c      the ordered log
+ *   staged.c   staged files and their states   log.c      the ordered log
+ *   admit.c    how one begins; the budget      seal.c     how its versions are made
+ *   relay.c    bytes through the daemon        meta.c     what a version has beside bytes
  *   persist.c  bytes to unpublished files      publish.c  names, in order
  *   ballast.c  touched memory, the watch       blank.c    files made ready beforehand
  *   dirs.c     directories of the store        reserve.c  room held in the store

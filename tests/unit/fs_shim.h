@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Operations on the live tree without a kernel, for the tests of fs/: what names.c and files.c
+ * Operations on the live tree without a kernel, for the tests of fs/: what names.c and open.c
  * do between a request and its answer. In C, because fs.h is (its atomics are not C++). */
 #ifndef CAIRN_FS_SHIM_H
 #define CAIRN_FS_SHIM_H

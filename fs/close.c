@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT
+ * A close makes a version, in two halves: FLUSH, which the closer waits for, and RELEASE, which seals
+ * it. fsync waits until that is durable. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct staged *sf = NULL;
+	int rc = 0;
+
+	if (is_control(id)) {
+		fuse_reply_err(req, 0);
+		return;
+	}
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	struct node *n = h ? h->node : NULL;
+	if (h && h->writer && n->sf && n->names)
+		sf = staged_ref(n->sf);
+	if (h)
+		h->flushed = true;
+	pthread_mutex_unlock(&fs->lock);
+	if (sf) {
+		bool changed = n->rdwr || staged_changed(sf);
+		if (changed)
+			rc = node_reserve(fs, sf);
+		staged_unref(sf);
+		pthread_mutex_lock(&fs->lock);
+		h = handle_find(fs, fi->fh);
+		if (h)
+			h->node->close_error = rc;
+		if (h && !rc && changed && h->node->sf && h->node->names)
+			rc = fs_flushed(fs, h->node);
+		pthread_mutex_unlock(&fs->lock);
+	}
+	fuse_reply_err(req, -rc);
+}
+
+void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+
+	if (is_control(id)) {
+		control_release(req, id, fi);
+		return;
+	}
+	release_barrier(fs);	/* closes take their places in their own order */
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, fi->fh);
+	if (h) {
+		struct node *n = h->node;
+		bool wrote_rdwr = n->rdwr;
+		int32_t backing = h->uses_backing && n->backing_users == 1 ? n->backing : 0;
+		struct rec r = rec_new(REC_CLOSE);
+		r.fh = h->fh;
+		r.node = n->id;
+		if (backing && n->buf) {	/* the last to let go of its memory is not to hold the lock */
+			fuse_passthrough_close(req, backing);
+			backing = 0;
+		}
+		if (fs_record(fs, &r))
+			fs_apply(fs, &r);	/* closed it is, also where that cannot be logged */
+		if (backing)
+			fuse_passthrough_close(req, backing);
+		/* open(O_CREAT | O_RDONLY) made a version too */
+		struct staged_info i = {.state = STAGED_EVICTED};
+		/* a forked node's readers have no say: the bytes may be written through the new one */
+		if (n->sf && !n->writers && !n->fork_to)
+			staged_get_state(n->sf, &i);
+		if (i.state == STAGED_OPEN) {
+			if (wrote_rdwr || n->close_error || staged_changed(n->sf))
+				node_seal_closed(fs, n);
+			else
+				staged_unchanged(n->sf);
+		}
+		if (!n->nlookup)
+			node_release(fs, n);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	fuse_reply_err(req, 0);
+}
+
+struct sync_wait {
+	fuse_req_t req;
+	size_t written;
+	bool is_write;
+};
+
+static void sync_done(void *ctx, int err)
+{
+	struct sync_wait *w = ctx;
+	if (!err && w->is_write)
+		fuse_reply_write(w->req, w->written);
+	else
+		fuse_reply_err(w->req, -err);
+	free(w);
+}
+
+void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)
+{
+	struct sync_wait *w = malloc(sizeof(*w));
+	uint64_t seq = 0;
+	int rc = 0;
+
+	if (!w) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	*w = (struct sync_wait){.req = req, .written = written, .is_write = is_write};
+	pthread_mutex_lock(&fs->lock);
+	struct staged *sf = n->sf ? staged_ref(n->sf) : NULL;
+	if (sf && n->names) {
+		struct staged_info i;
+		staged_get_state(sf, &i);
+		if (i.state == STAGED_FAILED)
+			rc = i.error ? i.error : -EIO;
+		staged_finalize(sf);	/* closed, but still mapped: as it is now */
+		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(sf))) {
+			pthread_mutex_unlock(&fs->lock);
+			rc = staged_reserve(sf);
+			if (!rc)
+				rc = staged_reserve_copy(sf);
+			pthread_mutex_lock(&fs->lock);
+			if (!rc && n->sf == sf && n->names)
+				rc = fs_seal(fs, n, false, &seq);
+		}
+	}
+	seq = staging_last_seq(fs->s);
+	pthread_mutex_unlock(&fs->lock);
+	if (sf)
+		staged_unref(sf);
+	if (rc || fs->o.fsync_staged)
+		sync_done(w, rc);
+	else
+		staging_when_durable(fs->s, seq, sync_done, w);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	(void)datasync, (void)fi;
+	if (is_control(id) || fs->o.ro) {
+		fuse_reply_err(req, 0);
+		return;
+	}
+	session_may_block(fs);
+	release_barrier(fs);
+	pthread_mutex_lock(&fs->lock);
+	struct node *n = node_find(fs, id);
+	pthread_mutex_unlock(&fs->lock);
+	if (n)
+		sync_and_reply(req, fs, n, false, 0);
+	else
+		fuse_reply_err(req, ESTALE);
+}
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)
+{
+	op_fsync(req, id, datasync, fi);
+}
