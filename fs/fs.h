@@ -161,7 +161,7 @@ struct fs {
 	struct dentry *dentries[NODE_BUCKETS];
 	struct node *by_sino[4096];	/* store files with several names */
 	struct handle *handles[4096];
-	struct node *zombies;
+	struct node *zombies, *looked_at;	/* queued for node_gc; the rest of those it is at */
 	struct dentry *whites, *whites_last;	/* whiteouts, oldest first */
 	struct fs_buffer *buffers;
 	struct node *root;

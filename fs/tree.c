@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define ABSENT_NS 100000000u
+#define GC_STEP 4096u		/* some 2 ms with the lock held */
 
 /* ---- tables ---- */
 
@@ -278,7 +279,8 @@ void node_release(struct fs *fs, struct node *n)
 }
 
 /* Nodes the kernel forgot while they were dirty, and names that are gone from the store too.
- * Both keep their directory, so what is freed may queue its parent. */
+ * Both keep their directory, so what is freed may queue its parent. A cache of many files is
+ * looked at a part at a time: it is done five times a second, with the lock. */
 void node_gc(struct fs *fs)
 {
 	for (struct dentry *d; (d = fs->whites) && (d->node || d->seq <= fs_applied(fs));)
@@ -286,11 +288,13 @@ void node_gc(struct fs *fs)
 			white_unlist(fs, d);	/* it is a name again */
 		else
 			dentry_remove(fs, d);
-	struct node *list = fs->zombies;
-	fs->zombies = NULL;
-	while (list) {
-		struct node *n = list;
-		list = n->zombie_next;
+	if (!fs->looked_at) {
+		fs->looked_at = fs->zombies;
+		fs->zombies = NULL;
+	}
+	for (unsigned i = 0; fs->looked_at && i < GC_STEP; i++) {
+		struct node *n = fs->looked_at;
+		fs->looked_at = n->zombie_next;
 		n->zombie = false;
 		node_release(fs, n);
 	}
