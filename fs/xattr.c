@@ -75,7 +75,7 @@ static void count_sf(struct below *b, struct node *n)
 	staged_get_info(n->sf, &i);
 	if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
 		return;
-	b->bytes += i.size;
+	b->bytes += i.size - (i.written < i.size ? i.written : i.size);
 	if (rank_of(i.state) < b->rank) {
 		b->rank = rank_of(i.state);
 		b->error = i.error;

@@ -105,6 +105,7 @@ struct staged {
 	bool known;			/* expected was known */
 	bool presized;			/* made as long as it will be, before it was written */
 	bool in_parts;			/* and written in several places at once */
+	_Atomic uint64_t written;	/* of the version that is being persisted, so far */
 	/* as of the last seal; and what staged_changed compares with */
 	uint64_t size, blocks;
 	struct timespec atime, mtime, ctime;

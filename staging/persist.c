@@ -63,7 +63,9 @@ struct job {
 
 static void job_seen(void *ctx, const void *bytes, size_t len)
 {
-	io_sum_add(ctx, bytes, len);
+	struct job *j = ctx;
+	io_sum_add(j->sum, bytes, len);
+	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
 }
 
 unsigned persist_extents(int fd, uint64_t off, uint64_t size, struct io_extent *ext, unsigned max)
@@ -103,7 +105,7 @@ static int write_large(struct job *j, int from)
 		struct io_source src = {
 			.base = map, .size = size, .data = j->ext,
 			.n_data = persist_extents(from, 0, size, j->ext, EXTENTS_MAX),
-			.seen = job_seen, .ctx = j->sum,
+			.seen = job_seen, .ctx = j,
 		};
 		uint64_t data = 0;
 		for (unsigned i = 0; i < src.n_data; i++)
@@ -143,7 +145,7 @@ static int copy_through(struct job *j, int from, int under, int to)
 			io_sum_zeros(j->sum, size - off);
 			break;
 		}
-		io_sum_add(j->sum, j->buf, (size_t)n);
+		job_seen(j, j->buf, (size_t)n);
 		int rc = to < 0 ? 0 : io_pwrite(j->s->o.store, to, j->buf, (size_t)n, off);
 		if (rc)
 			return rc;
@@ -216,6 +218,7 @@ static int write_bytes(struct job *j)
 static int write_version(struct job *j)
 {
 	struct pend *p = j->p;
+	atomic_store(&p->sf->written, 0);
 	/* while a writer goes on after its fsync, only truncation must wait */
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io);

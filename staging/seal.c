@@ -286,6 +286,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	snapshot_stat(f, st);
 	f->error = 0;
 	s->st.bytes_staged += f->size;
+	f->written = 0;
 	if (f->blocks * 512 > s->largest)
 		s->largest = f->blocks * 512;
 	p->snapshot = !closed;

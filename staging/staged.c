@@ -354,7 +354,7 @@ static void info_of(const struct staged *f, struct staged_info *out)
 {
 	*out = (struct staged_info){
 		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
-		.size = f->size,
+		.size = f->size, .written = f->written,
 		.atime = f->atime, .mtime = f->mtime, .ctime = f->ctime, .blocks = f->blocks,
 		.error = f->error,
 	};

@@ -261,6 +261,7 @@ struct staged_info {
 	bool spilled;
 	bool late;		/* taken before its last mapping went: another version will follow */
 	uint64_t size;
+	uint64_t written;	/* of these, by the thread that persists them just now: for who looks on */
 	struct timespec atime, mtime, ctime;
 	uint64_t blocks;	/* 512-byte units, as st_blocks */
 	int error;		/* negative errno when failed */

@@ -262,6 +262,33 @@ TEST_P(Life, JoinedAndLetGo)
 	}
 }
 
+// Who waits for a large file sees it come nearer.
+TEST_P(Life, TellsHowFarItIs)
+{
+	const uint64_t size = 64u << 20;
+	Options o = with(256u << 20);
+	o.fault = "5:1:delay";
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, "large"}, size);
+	ASSERT_TRUE(write_all(f, pattern(size, 1)));
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "large"}}, true), 0);
+	uint64_t last = 0, steps = 0;
+	ASSERT_TRUE(until([&] {
+		staged_info i = info(f);
+		EXPECT_LE(i.written, size);
+		EXPECT_GE(i.written, last);
+		steps += i.written > last && i.written < size;
+		last = i.written;
+		return i.state == STAGED_DURABLE;
+	}));
+	EXPECT_EQ(last, size);
+	EXPECT_GE(steps, 1u);
+	staged_unref(f);
+}
+
 // Its own fsync takes a mapped file as it is; what the mapping writes later is a late version.
 TEST_P(Life, FinalizedEarlyThenLate)
 {
