@@ -240,6 +240,11 @@ void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct fuse_f
 		fuse_reply_err(req, -rc);
 }
 
+struct buffer *buffers_hold(struct node *n)
+{
+	return n->buf ? buffer_ref(n->buf->b) : NULL;
+}
+
 int buffers_backing(struct node *n)
 {
 	return buffer_fd(n->buf->b);

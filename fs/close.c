@@ -62,14 +62,14 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		struct rec r = rec_new(REC_CLOSE);
 		r.fh = h->fh;
 		r.node = n->id;
-		if (backing && n->buf) {	/* the last to let go of its memory is not to hold the lock */
-			fuse_passthrough_close(req, backing);
-			backing = 0;
-		}
+		struct buffer *buf = buffers_hold(n);	/* the last to let go of its memory is not to hold the lock */
 		if (fs_record(fs, &r))
 			fs_apply(fs, &r);	/* closed it is, also where that cannot be logged */
+		/* not before: sent again to another worker, the number might be another file's */
 		if (backing)
 			fuse_passthrough_close(req, backing);
+		if (buf)
+			buffer_unref(buf);
 		/* open(O_CREAT | O_RDONLY) made a version too */
 		struct staged_info i = {.state = STAGED_EVICTED};
 		/* a forked node's readers have no say: the bytes may be written through the new one */

@@ -478,6 +478,7 @@ int buffers_emit(struct fs *fs);	/* before any REC_OPEN of them is */
 void buffers_closed(struct fs *fs, struct node *n);	/* a handle of n is no more: was it the last? */
 void buffers_restored(struct fs *fs);	/* after a replay; takes the lock: those without a handle end */
 /* For nodes with n->buf. */
+struct buffer *buffers_hold(struct node *n);	/* a reference, the caller's; NULL: n is no buffer */
 int buffers_backing(struct node *n);	/* a descriptor, n's own */
 const char *buffers_state(struct node *n);
 uint64_t buffers_blocks(struct node *n);

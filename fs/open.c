@@ -48,8 +48,9 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	if (n->buf) {
 		rc = fuse_passthrough_open(req, buffers_backing(n));
 	} else if (n->sf) {
-		staged_set_backing(n->sf);
-		rc = fuse_passthrough_open(req, fd);
+		rc = staged_set_backing(n->sf);
+		if (!rc)
+			rc = fuse_passthrough_open(req, fd);
 		staged_unuse(n->sf);
 	} else {
 		fd = node_open_store(fs, n);

@@ -294,12 +294,25 @@ void buffer_returns(struct staged *f)
 	f->lender = NULL;
 }
 
-void buffer_keep(struct staged *f)
+/* A restart finds the reader's open, and perhaps no more the version that it was of. */
+int buffer_keep(struct staged *f)
 {
-	if (f->lender->kept)
-		return;
+	struct rec r = {.type = REC_KEEP, .fh = f->lender->id, .sf = f->id};
+	int rc = f->lender->kept || f->s->replaying ? 0 : log_append(f->s, &r);
+
+	if (rc || f->lender->kept)
+		return rc;
 	f->lender->kept = true;
 	cut(f);
+	return 0;
+}
+
+void buffer_kept_again(struct staging *s, uint64_t id)
+{
+	LOCK_SCOPE(&s->lock);
+	struct buffer *b = find(s, id);
+	if (b)
+		b->kept = true;
 }
 
 bool buffer_due(const struct staged *f)

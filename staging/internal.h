@@ -363,7 +363,8 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 #define BUFFER_PREFIX "buffer."
 void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);	/* r, replayed, made f known */
 void buffer_returns(struct staged *f);		/* f, lent, is no more */
-void buffer_keep(struct staged *f);		/* f, lent, is a backing file now */
+int buffer_keep(struct staged *f);		/* f, lent, is a backing file now; -errno: not, it cannot be logged */
+void buffer_kept_again(struct staging *s, uint64_t id);	/* REC_KEEP replayed; takes s->lock */
 bool buffer_due(const struct staged *f);	/* f is a buffer's and nobody wants it any more: evict it */
 void buffer_settle(struct staging *s);		/* evicts all that are due */
 void buffer_stats(struct staging *s, struct staging_stats *out);

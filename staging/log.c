@@ -764,6 +764,8 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 		replay_flush(s, &r);
 		if (r.type == REC_WRITTEN)
 			replay_written(s, &r);
+		if (r.type == REC_KEEP)
+			buffer_kept_again(s, r.fh);
 		sweep_note(s, &r);
 		if (rc)
 			break;

@@ -341,12 +341,12 @@ int staged_open_rw(struct staged *f)
 	return sf_open_bytes(f, O_RDWR);
 }
 
-void staged_set_backing(struct staged *f)
+int staged_set_backing(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->backing = true;
-	if (f->lender)
-		buffer_keep(f);
+	int rc = f->lender ? buffer_keep(f) : 0;
+	f->backing |= !rc;
+	return rc;
 }
 
 /* s->lock held */

@@ -96,6 +96,7 @@ enum rec_type {
 	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing */
 	REC_BUFFER,	/* node is a buffer (sf), `size` long when it is next committed */
 	REC_LEND,	/* sf may now be a second name of buffer fh; a SEAL follows if it is wanted */
+	REC_KEEP,	/* buffer fh is a file's for good: somebody has had that as a backing file */
 	REC_FINAL,	/* SEAL node2 of sf was MAPPED, and nothing writes its bytes any more */
 	REC_SESSION_END
 };
@@ -293,8 +294,10 @@ void staged_unuse(struct staged *f);
 /* A new O_RDWR descriptor; the caller closes it (its life holds up the seal). */
 int staged_open_rw(struct staged *f);
 /* The kernel has f's file as a passthrough backing, or had it: readers and mappings may
- * hold on to it, so relay writes that find no room go past the budget instead of spilling. */
-void staged_set_backing(struct staged *f);
+ * hold on to it, so relay writes that find no room go past the budget instead of spilling.
+ * A buffer's memory is the file's for good then. Not 0: that could not be logged, and the file must
+ * not be made a backing. */
+int staged_set_backing(struct staged *f);
 /* As futimens. -ENODATA: evicted; the times are remembered all the same. */
 int staged_set_times(struct staged *f, const struct timespec ts[2]);
 

@@ -573,9 +573,7 @@ TEST_F(Buffers, FoundByTheNextWorker)
 			}
 			if (r->type == REC_SEAL && staged_recover(st, r, &f))
 				f = nullptr;
-			int fd;
-			if (r->type == REC_SEAL && step == KEPT && f && !staged_use(f, &fd))
-				staged_set_backing(f);	// its reader's REC_OPEN
+			// the reader's REC_OPEN is not needed: its version may be gone by then
 			if (r->type == REC_UNSTAGED && f && staged_id(f) == r->sf) {
 				staged_unref(f);
 				f = nullptr;
