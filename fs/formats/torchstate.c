@@ -524,12 +524,14 @@ static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 	return NULL;
 }
 
-/* Does DCP go down this list, and find something? */
+/* Does DCP go down this list, and find something? It goes down where there is a dict, also an empty
+ * one; where there is nothing else it finds nothing, and has lost the list: here that is kept. */
 static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 {
 	const struct pickle_seq *pairs;
 	struct part stack[MAX_PLAIN];
 	unsigned depth = 0;
+	bool empty = false, plain = false;
 	int err = 0;
 
 	*out = false;
@@ -545,8 +547,9 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 		n = p->seq->v[p->next++];
 		err = spend(w, 1);
 		pairs = pairs_of(n);
-		/* DCP goes down an empty one too, finds nothing, and has lost it: here it is kept */
-		if ((pairs && pairs->n) || torchfile_is_tensor(n)) {
+		empty |= pairs && !pairs->n;
+		plain |= !pairs && n->kind != PICKLE_LIST;
+		if ((pairs && pairs->n) || torchfile_is_tensor(n) || (empty && plain)) {
 			*out = true;
 			return err;
 		}
