@@ -193,7 +193,7 @@ struct fs {
 	/* threads that answer the kernel; see session.c */
 	pthread_mutex_t read_lock, ticket_lock;
 	pthread_cond_t read_cond, ticket_cond;
-	int reader;		/* slot; read_lock, as the next two */
+	_Atomic int reader;	/* slot; changed with read_lock, as the next two */
 	bool in_burst;
 	uint64_t reader_since;	/* it answers since then, ns */
 	uint64_t ticket, slot_ticket[N_THREADS];

@@ -127,14 +127,21 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 	return n;
 }
 
+/* Never waits for the lock: another may have been made the reader meanwhile (unstick), and he has
+ * it until a request comes, which may be never before this one is answered. */
 static void pass_on(struct fs *fs, int slot)
 {
-	pthread_mutex_lock(&fs->read_lock);
-	if (fs->reader == slot) {
-		fs->reader = NO_READER;
-		pthread_cond_signal(&fs->read_cond);
+	while (atomic_load(&fs->reader) == slot) {
+		if (pthread_mutex_trylock(&fs->read_lock)) {
+			sched_yield();	/* he who has it looks who is the reader, and lets go */
+			continue;
+		}
+		if (fs->reader == slot) {
+			fs->reader = NO_READER;
+			pthread_cond_signal(&fs->read_cond);
+		}
+		pthread_mutex_unlock(&fs->read_lock);
 	}
-	pthread_mutex_unlock(&fs->read_lock);
 }
 
 void session_may_block(struct fs *fs)
