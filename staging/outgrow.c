@@ -136,25 +136,33 @@ static int settle(struct move *m)
 	return rc;
 }
 
+/* Blocks of the store for the data in [from, end); holes stay holes. */
+static int allocate_range(struct move *m, uint64_t from, uint64_t end, unsigned *n)
+{
+	struct staging *s = m->f->s;
+	uint64_t bytes = 0;
+
+	*n = persist_extents(m->from, from, end, m->ext, EXTENTS);
+	for (unsigned i = 0; i < *n; i++)
+		bytes += m->ext[i].len;
+	int rc = reserve_enter(s, bytes);
+	if (rc)
+		return rc;
+	for (unsigned i = 0; !rc && i < *n; i++)
+		rc = io_allocate(s->o.store, m->to, m->ext[i].off,
+				 (m->ext[i].len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
+	reserve_leave(s);
+	return rc;
+}
+
 /* Copies [from, end) of the tmpfs file; `end` is the size of the other one then. */
 static int move_range(struct move *m, uint64_t from, uint64_t end)
 {
-	struct staging *s = m->f->s;
-	struct io_source src = {.base = m->map, .size = end, .data = m->ext,
-				.n_data = persist_extents(m->from, from, end, m->ext, EXTENTS)};
-	uint64_t bytes = 0;
-	int rc = m->q ? 0 : io_queue_open(s->o.engine, &m->q);
+	struct io_source src = {.base = m->map, .size = end, .data = m->ext};
+	int rc = m->q ? 0 : io_queue_open(m->f->s->o.engine, &m->q);
 
-	for (unsigned i = 0; i < src.n_data; i++)
-		bytes += src.data[i].len;
 	if (!rc)
-		rc = reserve_enter(s, bytes);
-	if (rc)
-		return rc;
-	for (unsigned i = 0; !rc && i < src.n_data; i++)
-		rc = io_allocate(s->o.store, m->to, src.data[i].off,
-				 (src.data[i].len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
-	reserve_leave(s);
+		rc = allocate_range(m, from, end, &src.n_data);
 	return rc ? rc : io_write_file(m->q, m->to, m->direct, &src);
 }
 
@@ -263,16 +271,12 @@ void staged_set_moving(struct staged *f, bool moving)
 int outgrow_reserve(struct staged *f, uint64_t size)
 {
 	struct move m;
+	unsigned n;
 	int rc = move_open(&m, f);
 	if (!rc)
 		rc = settle(&m);
-	if (!rc && size > f->under) {
-		rc = reserve_enter(f->s, size - f->under);
-		if (!rc) {
-			rc = io_allocate(f->s->o.store, m.to, f->under, size - f->under);
-			reserve_leave(f->s);
-		}
-	}
+	if (!rc && size > f->under)
+		rc = allocate_range(&m, f->under, size, &n);
 	move_close(&m);
 	return rc;
 }
