@@ -283,7 +283,7 @@ int cmd_retry(int argc, char **argv)
 	if (code)
 		return code;
 	fd = openat(p.root, ".cairn/control", O_WRONLY | O_CLOEXEC);
-	if (fd < 0 && errno == ENOTCONN) {
+	if (fd < 0 && (errno == ENOTCONN || errno == ECONNABORTED)) {
 		complain_place(p.top, -ENOTCONN);
 		return CAIRN_FAILED;
 	}

@@ -315,6 +315,7 @@ void complain_place(const char *path, int err)
 		complain("%s: on a cairnfs whose root is not mounted here, or hidden under "
 			 "another mount; use the mount point itself", path);
 		break;
+	case -ECONNABORTED:	/* it died with the question under way */
 	case -ENOTCONN:
 		complain("%s: the cairnfs mounted here is dead; detach it with "
 			 "`umount -l` and start cairnfs again: nothing staged is lost", path);
@@ -326,7 +327,7 @@ void complain_place(const char *path, int err)
 
 int place_code(int err)
 {
-	return err == -ENOTCONN ? CAIRN_FAILED : CAIRN_USAGE;
+	return err == -ENOTCONN || err == -ECONNABORTED ? CAIRN_FAILED : CAIRN_USAGE;
 }
 
 int place_need(const char *path, bool need_mount, struct place *out)
@@ -426,7 +427,7 @@ int place_status(const struct place *p, struct json_doc **out)
 
 int complain_status(const struct place *p, int err)
 {
-	if (err == -ENOTCONN)
+	if (err == -ENOTCONN || err == -ECONNABORTED)
 		complain_place(p->top, err);
 	else if (err == -EBADMSG)
 		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
