@@ -495,7 +495,9 @@ static bool suits(const struct model *m, uint32_t i, const char *fault)
 	if (!strcmp(fault, "halfrename"))
 		return k == H_RENAME && !touched(m, i, r->dir, r->name) && !dir_goes(m, i, r->dir);
 	if (!strcmp(fault, "attr"))
-		return k == H_CHMOD && !before(m, i, H_CHMOD, r->fid) && later_seal(m, i);
+		/* not one that came with a buffer's file: that has no moment of its own */
+		return k == H_CHMOD && !before(m, i, H_CHMOD, r->fid) && before(m, i, H_SEAL, r->fid) &&
+		       later_seal(m, i);
 	if (!strcmp(fault, "links"))
 		return k == H_LINK && !touched(m, i, r->dir, r->name);
 	if (!strcmp(fault, "relent"))
