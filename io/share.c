@@ -97,25 +97,6 @@ uint64_t io_is_shared(int from, int to, uint64_t off, uint64_t len)
 	return end > off ? end - off : 0;
 }
 
-/* As pread, and goes on until the end of the file; a direct read ends unaligned only there. */
-static ssize_t read_all(int fd, char *buf, size_t len, uint64_t off)
-{
-	size_t have = 0;
-
-	while (have < len) {
-		ssize_t n = pread(fd, buf + have, len - have, (off_t)(off + have));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		have += (size_t)n;
-		if (!n || have % IO_ALIGN)
-			break;
-	}
-	return (ssize_t)have;
-}
-
 int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf)
 {
 	char *other = buf + len;
@@ -125,8 +106,8 @@ int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf)
 	other += (size_t)(-(uintptr_t)other) & (IO_ALIGN - 1);
 	if (!(fcntl(disk, F_GETFL) & O_DIRECT))
 		posix_fadvise(disk, 0, 0, POSIX_FADV_DONTNEED);
-	a = read_all(fd, buf, len, off);
-	b = a < 0 ? a : read_all(disk, other, whole, off);
+	a = io_read_full(fd, buf, len, off);
+	b = a < 0 ? a : io_read_full(disk, other, whole, off);
 	if (b < 0)
 		return (int)b;
 	return a == (ssize_t)len && b >= a && !memcmp(buf, other, len);

@@ -37,6 +37,8 @@ int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 void io_scratch_name(struct io_store *s, char out[17]);
 /* What kind of filesystem fd is on. */
 int io_fs_kind(int fd, enum io_fs_kind *out);
+/* As pread, and goes on until len or the end of the file; fd may be O_DIRECT. -errno. */
+ssize_t io_read_full(int fd, void *buf, size_t len, uint64_t off);
 /* XXH3_128bits_update of an XXH3_state_t; x86-64 with AVX2 only (sum_avx2.c). */
 void io_sum_update_avx2(void *state, const void *bytes, size_t len);
 /* As io_store_open found the store: writable, with user xattrs? */

@@ -87,12 +87,12 @@ static int reopen(int fd, int flags)
 	return out < 0 ? -errno : out;
 }
 
-static ssize_t read_at(int fd, unsigned char *buf, uint64_t off)
+ssize_t io_read_full(int fd, void *buf, size_t len, uint64_t off)
 {
 	size_t have = 0;
 
-	while (have < READ_BYTES) {
-		ssize_t n = pread(fd, buf + have, READ_BYTES - have, (off_t)(off + have));
+	while (have < len) {
+		ssize_t n = pread(fd, (char *)buf + have, len - have, (off_t)(off + have));
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -112,7 +112,7 @@ static int sum_all(int fd, unsigned char *buf, struct io_sum *m)
 	ssize_t n;
 
 	do {
-		n = read_at(fd, buf, off);
+		n = io_read_full(fd, buf, READ_BYTES, off);
 		if (n < 0)
 			return (int)n;
 		io_sum_add(m, buf, (size_t)n);
