@@ -6,17 +6,19 @@
 #
 #   tools/bench.sh [-n ROUNDS] [-d DIR] [ROW...]
 #
-# ROW: write ext4 idle ranks durable read relay create small kill peers (default: all).
+# ROW: write ext4 idle ranks durable read relay create small kill peers views export tensors
+# (default: all).
 # DIR lies on the disk to measure (default build/bench/work) and needs 14 GiB of room.
-# Needs root (a tmpfs and cairnfs are mounted), fio, and as a peer libfuse's passthrough_hp
-# that tools/setup builds; what is missing is said and its figures are left out.
+# Needs root (a tmpfs and cairnfs are mounted), fio, as a peer libfuse's passthrough_hp
+# that tools/setup builds, and for export PyTorch (tests/ecosystem/install torch); what is missing
+# is said and its figures are left out.
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 rounds=5
 work=$build/bench/work
-all_rows='write ext4 idle ranks durable read relay create small kill peers'
+all_rows='write ext4 idle ranks durable read relay create small kill peers views export tensors'
 
 die() { echo "bench: $*" >&2; exit 1; }
 say() { echo "bench: $*" >&2; }
@@ -25,7 +27,7 @@ while getopts n:d:h opt; do
 	case $opt in
 	n) rounds=$OPTARG ;;
 	d) work=$OPTARG/cairn-bench-work ;;
-	*) sed -n '4,12s/^# \?//p' "$0"; exit 2 ;;
+	*) sed -n '4,14s/^# \?//p' "$0"; exit 2 ;;
 	esac
 done
 shift $((OPTIND - 1))
@@ -135,6 +137,25 @@ run() {
 	rm -f "$out/run.tsv"
 }
 
+# The same by bench_ckpt.py, of checkpoints that are in the store before it is mounted.
+run_ckpt() {
+	python3 tools/bench_ckpt.py --make "$1" "$store" || { say "$1: not made; left out"; return; }
+	mount_cairn || return
+	say "$1: bench_ckpt.py (load $(cut -d' ' -f1 /proc/loadavg))"
+	if python3 tools/bench_ckpt.py -n "$rounds" --build "$build" "$1" "$store" "$mnt" >"$out/run.tsv"; then
+		sed "s/^/$1\t/" "$out/run.tsv" >>"$raw"
+	else
+		say "$1 failed; left out"
+	fi
+	rm -f "$out/run.tsv"
+	unmount "$mnt"
+	rm -rf "${store:?}"/*
+}
+
+row_views() { run_ckpt views; }
+row_export() { run_ckpt export; }
+row_tensors() { run_ckpt tensors; }
+
 row_write() {
 	mount_cairn || return
 	run write write mount="$mnt" tmpfs="$tmp"
@@ -243,6 +264,15 @@ table() {
 	10|daemon CPU for 1 GiB written and persisted, s|write/mount/daemon CPU|-|<=|0.25
 	11a|worker killed 20 times in a 4-rank save: errors|kill/mount/errors|-|<=|0
 	11b|the same: longest stall of a call, ms|kill/mount/stall|-|<=|500
+	12a|view of 1 GiB in dimension 0, cold / its shards in the mount|views/rows view/cold|views/rows shards/cold|>=|0.8
+	12b|the same, columns|views/columns view/cold|views/columns shards/cold|>=|0.5
+	12c|dimension 0, shards cached, view not / shards cached|views/rows view/shards cached|views/rows shards/cached|>=|0.15
+	12d|the same, columns|views/columns view/shards cached|views/columns shards/cached|>=|0.15
+	13a|dcp_to_torch_save of 4 GiB / cairn export --format torch, from the store (time)|export/dcp_to_torch_save/export|export/store/export|>=|3
+	13b|the same, from the mount|export/dcp_to_torch_save/export|export/mount/export|>=|3
+	13c|largest memory of cairn export, MiB|export/mount/memory|-|<=|64
+	14|cairn tensors of 100,000 tensors, s|tensors/text/time|-|<=|1
+	14b|pickle.load of the same .metadata with PyTorch / cairn tensors (time)|tensors/pickle.load/time|tensors/text/time|>=|1
 	E
 }
 

@@ -18,13 +18,9 @@ Tensor = stand_in(META, "TensorStorageMetadata")
 Chunk = stand_in(META, "ChunkStorageMetadata")
 Index = stand_in(META, "MetadataIndex")
 Info = stand_in("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-
-
-def properties_state(self):
-    return (torch.bfloat16, None, False, None, False)
-
-
-Properties = stand_in(META, "TensorProperties", __getstate__=properties_state)
+MemoryFormat = stand_in(META, "_MEM_FORMAT_ENCODING", __reduce__=lambda self: (MemoryFormat, (0,)))
+Properties = stand_in(META, "TensorProperties", __getstate__=lambda self: (
+    torch.bfloat16, None, False, MemoryFormat(), False))
 
 
 def main():
