@@ -492,6 +492,12 @@ static void read_self(struct listing *l)
 	sum_up(l, l->p->fd, r);
 }
 
+/* step-99 before step-100 */
+static int by_number(const void *a, const void *b)
+{
+	return strverscmp(*(char *const *)a, *(char *const *)b);
+}
+
 static int read_listing(struct listing *l, struct names *names, int *dirfd)
 {
 	struct stat st;
@@ -502,6 +508,8 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 	if (S_ISDIR(st.st_mode)) {
 		int err = names_read(l->p->fd, names);
 
+		if (names->n)
+			qsort(names->v, names->n, sizeof(*names->v), by_number);
 		read_self(l);
 		*dirfd = l->p->fd;
 		return err ? err : gather(l, *dirfd, names);

@@ -19,6 +19,11 @@ expect 0 "$cairn" ls "$m/run"
 says out '^durable    step-1/$'
 says out '^open       held$'
 grep -q '\.cairn' "$TMP/out" && die "the control directory is listed"
+mkdir -p "$m/steps"/step-{9,10,99,100}
+expect 0 "$cairn" ls "$m/steps"
+[ "$(awk '{ print $2 }' "$TMP/out" | tr '\n' ' ')" = 'step-9/ step-10/ step-99/ step-100/ ' ] ||
+	die "not in the order of their numbers: $(cat "$TMP/out")"
+rmdir "$m/steps"/* "$m/steps"
 expect 0 "$cairn" ls -l --bytes "$m/run"
 says out ' 8000 .*durable .* step-1/ (2 files)$'
 expect 0 "$cairn" ls -l "$m/run/step-1/a"
@@ -32,7 +37,7 @@ check_json()
 import json, sys
 (d,) = json.load(open(sys.argv[1], encoding="utf-8"))
 e = {x["name"]: x for x in d["entries"]}
-names = [x.get("name_hex", x["name"].encode().hex()) for x in d["entries"]]
+names = [bytes.fromhex(x.get("name_hex", x["name"].encode().hex())) for x in d["entries"]]
 assert names == sorted(names), names
 odd = [x for x in d["entries"] if "name_hex" in x]
 assert len(odd) == 1 and bytes.fromhex(odd[0]["name_hex"]) == b'quote" back\\ nl\n bad\xff end', odd
