@@ -4,6 +4,7 @@
 // the file reads back as the source, its holes are holes, and seen() saw it once.
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>

@@ -2,6 +2,7 @@
 //
 // Views of the assets and of tensors cut by hand: what is read of them, in any pieces, is what
 // the tensors hold.
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <map>

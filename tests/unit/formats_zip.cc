@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Zip archives put together by hand: good ones with every way to say a size, and broken ones.
+#include <algorithm>
+
 #include "formats_test.hh"
 
 namespace

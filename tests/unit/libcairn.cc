@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
