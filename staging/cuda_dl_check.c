@@ -37,4 +37,16 @@ SAME(CUDL_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE);
 						    __typeof__(((struct cuda_dl *)0)->field)),     \
 		       symbol " is declared otherwise in cuda.h");
 CUDA_DL_CALLS(SAME_CALL)
+
+/* What cuGetProcAddress gives for the version asked is the form declared: the toolkit names the type
+ * of each call by that version, so a wrong number has no such type. */
+#if __has_include(<cudaTypedefs.h>)
+#include <cudaTypedefs.h>
+
+#define SAME_VERSION(field, name, symbol, since, args)                                             \
+	_Static_assert(__builtin_types_compatible_p(PFN_##name##_v##since,                         \
+						    __typeof__(((struct cuda_dl *)0)->field)),     \
+		       symbol " of that version is declared otherwise in cudaTypedefs.h");
+CUDA_DL_CALLS(SAME_VERSION)
+#endif
 #endif
