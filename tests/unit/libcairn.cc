@@ -12,6 +12,7 @@
 #include <sys/xattr.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -19,6 +20,8 @@
 
 #include "fake_cuda.hh"
 #include "test.hh"
+
+extern "C" int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn_stage **stage);
 
 namespace {
 
@@ -656,6 +659,92 @@ TEST_F(Cairn, a_forked_child_has_no_stage)
 	ASSERT_EQ(0, cairn_shard_commit(s, 1));
 	EXPECT_EQ("p", read_file(path("a")));
 	EXPECT_EQ("a child ", names_in(dir()));
+}
+
+int descriptors_below(const std::string &dir)
+{
+	int n = 0;
+	for (auto &e : std::filesystem::directory_iterator("/proc/self/fd")) {
+		std::error_code gone;
+		n += std::filesystem::read_symlink(e.path(), gone).string().compare(0, dir.size(), dir) == 0;
+	}
+	return n;
+}
+
+// A data loader's process must not keep a buffer alive, also one that is being made as it is forked:
+// registering takes seconds.
+TEST_F(Cairn, a_child_forked_while_a_buffer_is_made_has_none)
+{
+	static std::string where;
+	static int in_child, in_parent;
+	context(0);
+	where = dir();
+	in_child = in_parent = -1;
+	struct cairn_options o = {};
+	o.size = sizeof(o);
+	o.notice = [](void *, const char *) {	// told inside cuMemHostRegister's failing
+		in_parent = descriptors_below(where);
+		pid_t pid = fork();
+		if (!pid)
+			_exit(descriptors_below(where));
+		int st;
+		ASSERT_EQ(pid, waitpid(pid, &st, 0));
+		in_child = WEXITSTATUS(st);
+	};
+	ASSERT_EQ(0, stage_stand_in(where.c_str(), &o, &stage)) << cairn_error();
+	fake.fail("cuMemHostRegister=2");
+	cairn_shard *s = create("a", 4 * MiB);
+	EXPECT_EQ(CAIRN_STAGED, cairn_shard_kind(s));
+	EXPECT_LE(1, in_parent);
+	EXPECT_EQ(0, in_child - (in_parent - 1));	// that of the shard's directory stays
+	EXPECT_EQ(0, cairn_shard_abort(s));
+	fake.fail("");
+}
+
+// Everything that may be done at once is: no more than a sanitizer's report can fail it.
+TEST_F(Cairn, a_storm_of_threads)
+{
+	context(0);
+	open();
+	std::string bytes = pattern(3 * MiB, 1);
+	write_file(path("loaded"), bytes);
+	std::atomic<bool> stop{false};
+	std::vector<std::thread> threads;
+	for (int t = 0; t < 2; t++)
+		threads.emplace_back([&, t] {
+			Context mine(0);
+			DeviceMemory d(bytes);
+			for (int i = 0; i < 15; i++) {
+				cairn_shard *s = create(std::to_string(t), bytes.size());
+				EXPECT_EQ(0, cairn_shard_copy(s, 0, d.at(), d.n, nullptr));
+				EXPECT_EQ(0, i % 3 ? cairn_shard_commit(s, d.n) : cairn_shard_abort(s));
+			}
+		});
+	for (int t = 0; t < 2; t++)
+		threads.emplace_back([&] {
+			Context mine(0);
+			DeviceMemory d(std::string(bytes.size(), 0));
+			for (int i = 0; i < 10; i++) {
+				EXPECT_EQ(0, cairn_load(stage, path("loaded").c_str(), 0, d.to(), d.n, nullptr));
+				EXPECT_EQ(CUDL_OK, fake.cu.stream_sync(nullptr));
+				EXPECT_TRUE(bytes == d.bytes());
+			}
+		});
+	std::thread other([&] {
+		while (!stop) {
+			stats();
+			EXPECT_EQ(0, cairn_stage_trim(stage));
+			EXPECT_EQ(nullptr, cairn_stage_mount(stage));
+			EXPECT_EQ(0, cairn_wait(path("loaded").c_str(), -1));
+			EXPECT_EQ(-ENOENT, cairn_wait(path("none").c_str(), 0));
+			EXPECT_NE(nullptr, strstr(cairn_error(), "none"));
+			usleep(1000);
+		}
+	});
+	for (auto &t : threads)
+		t.join();
+	stop = true;
+	other.join();
 }
 
 } // namespace

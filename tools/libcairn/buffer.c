@@ -145,17 +145,30 @@ static enum answer ask(const cairn_stage *stage, const struct buffer *b)
 	return ANSWER_GONE;
 }
 
+/* A child that is forked meanwhile, from another thread, knows of the descriptor or has none. */
+static int open_listed(struct buffer *b, const char *path, int flags, mode_t mode)
+{
+	int err;
+
+	stage_hold_forks();
+	b->fd = open(path, flags | O_CLOEXEC, mode);
+	err = b->fd < 0 ? -errno : 0;
+	stage_allow_forks();
+	return err;
+}
+
 /* Opens a new one. The mount is believed only if it answers as a cairnfs does. */
 static int open_file(const cairn_stage *stage, struct buffer *b)
 {
 	struct stat st;
 	uint64_t r;
+	int err;
 
 	if (stage->stand_in) {
-		b->fd = open(stage->mount, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-		if (b->fd < 0 || ftruncate(b->fd, (off_t)b->bytes))
-			return -errno;
-		return 0;
+		err = open_listed(b, stage->mount, O_TMPFILE | O_RDWR, 0600);
+		if (!err && ftruncate(b->fd, (off_t)b->bytes))
+			err = -errno;
+		return err;
 	}
 	if (getrandom(&r, sizeof(r), 0) != sizeof(r))
 		return -EAGAIN;
@@ -164,8 +177,10 @@ static int open_file(const cairn_stage *stage, struct buffer *b)
 		b->path = NULL;
 		return -ENOMEM;
 	}
-	b->fd = open(b->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	if (b->fd < 0 || fstat(b->fd, &st))
+	err = open_listed(b, b->path, O_RDWR | O_CREAT | O_EXCL, 0666);
+	if (err)
+		return err;
+	if (fstat(b->fd, &st))
 		return -errno;
 	if ((uint64_t)st.st_size != b->bytes || ask(stage, b) != ANSWER_FREE) {
 		unlink(b->path);
@@ -198,18 +213,6 @@ static bool is_final(int err)
 	       err == -EROFS || err == -EACCES || err == -EPERM || err == -ENODEV || err == -ENOSYS;
 }
 
-static struct buffer *buffer_staged(cairn_stage *stage, uint64_t bytes, int *err)
-{
-	struct buffer *b = new_buffer(bytes, CAIRN_STAGED);
-
-	*err = b ? make_staged(stage, b) : -ENOMEM;
-	if (!*err)
-		return b;
-	if (b)
-		buffer_free(stage, b);
-	return NULL;
-}
-
 static void tell_refused(cairn_stage *stage, int err)
 {
 	char why[128];
@@ -235,13 +238,19 @@ static void count(cairn_stage *stage, const struct buffer *b, int sign)
 }
 
 /* Lock held. */
-static void take_out(cairn_stage *stage, struct buffer *b)
+static void unlist(cairn_stage *stage, struct buffer *b)
 {
 	struct buffer **p = &stage->buffers;
 
 	while (*p != b)
 		p = &(*p)->next;
 	*p = b->next;
+}
+
+/* Lock held. */
+static void take_out(cairn_stage *stage, struct buffer *b)
+{
+	unlist(stage, b);
 	count(stage, b, -1);
 }
 
@@ -301,18 +310,53 @@ static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind 
 	return NULL;
 }
 
-static struct buffer *add(cairn_stage *stage, struct buffer *b)
+static void enlist(cairn_stage *stage, struct buffer *b)
 {
-	if (!b)
-		return NULL;
 	pthread_mutex_lock(&stage->lock);
 	b->state = BUFFER_USED;
 	b->next = stage->buffers;
 	stage->buffers = b;
+	pthread_mutex_unlock(&stage->lock);
+}
+
+static void made(cairn_stage *stage, const struct buffer *b)
+{
+	pthread_mutex_lock(&stage->lock);
 	count(stage, b, 1);
 	stage->stats.mapped++;
 	pthread_mutex_unlock(&stage->lock);
+}
+
+static struct buffer *add_own(cairn_stage *stage, uint64_t bytes, int *err)
+{
+	struct buffer *b = buffer_own(stage, bytes, err);
+
+	if (b) {
+		enlist(stage, b);
+		made(stage, b);
+	}
 	return b;
+}
+
+/* In the list before there is a descriptor: a forked child closes those that it finds there. */
+static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
+{
+	struct buffer *b = new_buffer(bytes, CAIRN_STAGED);
+
+	*err = -ENOMEM;
+	if (!b)
+		return NULL;
+	enlist(stage, b);
+	*err = make_staged(stage, b);
+	if (!*err) {
+		made(stage, b);
+		return b;
+	}
+	pthread_mutex_lock(&stage->lock);
+	unlist(stage, b);
+	pthread_mutex_unlock(&stage->lock);
+	buffer_free(stage, b);
+	return NULL;
 }
 
 /* Takes one out that no shard uses and that `unwanted` says of, or NULL. */
@@ -402,7 +446,7 @@ static int known_answer(cairn_stage *stage)
 
 static struct buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
 {
-	struct buffer *b = add(stage, buffer_staged(stage, bytes, err));
+	struct buffer *b = add_staged(stage, bytes, err);
 
 	if (!b && (*err == -ENOSPC || *err == -EMFILE)) {
 		pthread_mutex_lock(&stage->lock);
@@ -449,7 +493,7 @@ struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64
 	if (!b)
 		b = reuse(stage, bytes, CAIRN_OWN, 0);
 	if (!b)
-		b = add(stage, buffer_own(stage, bytes, err));
+		b = add_own(stage, bytes, err);
 	pthread_mutex_lock(&stage->lock);
 	stage->clock++;
 	if (b) {

@@ -13,7 +13,8 @@
  *
  * Locks: stage->lock guards the pool and the counts, gpu.lock the contexts, load.lock the chunks;
  * each is a leaf. No system call that can block and no call of the driver is made under
- * stage->lock.
+ * stage->lock. stage.c:opening_lock is held around the open of a buffer and by forks, with
+ * nothing else taken by the former.
  */
 #ifndef LIBCAIRN_PRIV_H
 #define LIBCAIRN_PRIV_H
@@ -159,6 +160,9 @@ struct cairn_shard {
 
 /* -ECHILD after a fork, -EINVAL for NULL; 0. */
 int stage_usable(const cairn_stage *stage);
+/* No fork between them: a descriptor comes to be of which the child must know. No lock held. */
+void stage_hold_forks(void);
+void stage_allow_forks(void);
 /* Tells once a reason. No lock held. */
 void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -19,10 +19,22 @@
 
 static pthread_mutex_t stages_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cairn_stage *stages;
+static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+void stage_hold_forks(void)
+{
+	pthread_mutex_lock(&opening_lock);
+}
+
+void stage_allow_forks(void)
+{
+	pthread_mutex_unlock(&opening_lock);
+}
 
 static void before_fork(void)
 {
+	pthread_mutex_lock(&opening_lock);
 	pthread_mutex_lock(&stages_lock);
 	for (struct cairn_stage *s = stages; s; s = s->next)
 		pthread_mutex_lock(&s->lock);
@@ -33,6 +45,7 @@ static void after_fork(void)
 	for (struct cairn_stage *s = stages; s; s = s->next)
 		pthread_mutex_unlock(&s->lock);
 	pthread_mutex_unlock(&stages_lock);
+	pthread_mutex_unlock(&opening_lock);
 }
 
 /* A buffer ends with the last descriptor of it: a data loader's process must not keep it. The
