@@ -224,17 +224,8 @@ class PlainBlock(Block):
 
     def _commit(self, path: str, size: int, device: str, exclusive: bool) -> None:
         temporary = temporary_name(path)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            try:
-                write_all(fd, self.view(0, size))
-                if device:
-                    try:
-                        os.setxattr(fd, DEVICE_XATTR, device.encode()[:255])
-                    except OSError:
-                        pass            # as libcairn: a filesystem without them loses it
-            finally:
-                os.close(fd)
+            self._write(temporary, size, device)
             if exclusive:
                 os.link(temporary, path)
                 os.unlink(temporary)
@@ -250,6 +241,18 @@ class PlainBlock(Block):
             self._count()
         finally:
             self._back()
+
+    def _write(self, temporary: str, size: int, device: str) -> None:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(fd, self.view(0, size))
+            if device:
+                try:
+                    os.setxattr(fd, DEVICE_XATTR, device.encode()[:255])
+                except OSError:
+                    pass            # as libcairn: a filesystem without them loses it
+        finally:
+            os.close(fd)
 
     def _abort(self) -> None:
         self._back()
