@@ -3,14 +3,18 @@
 of it. What is one object stays one, also tensors; cycles are kept.
 
 copy.deepcopy has no such hook, and torch.Tensor.__deepcopy__ would copy on the tensor's device.
+
+Code of others may look at what it is given: __setstate__, constructors, the append of a list's
+subclass. While a copy is for such eyes, `seen` says so, and hooks then give the bytes at once.
 """
 
 from __future__ import annotations
 
 import types
 import weakref
+from contextlib import contextmanager
 from copyreg import dispatch_table
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -20,6 +24,8 @@ _ATOMIC = frozenset([
     type(NotImplemented), torch.dtype, torch.device, torch.layout, torch.memory_format,
 ])
 _MISSING = object()
+# Methods of the interpreter's own containers: they look at no tensor.
+_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 TensorHook = Callable[[torch.Tensor, "Copier"], Any]
 StorageHook = Callable[[Any, "Copier"], Any]
@@ -33,6 +39,21 @@ class Copier:
         self.on_storage = on_storage
         # As copy.deepcopy has it, since it goes to __deepcopy__ of others.
         self.memo: Dict[int, Any] = {}
+        self._seen = 0
+
+    @property
+    def seen(self) -> bool:
+        """Whether the copy that is asked for goes to code that may look at its bytes."""
+        return self._seen > 0
+
+    @contextmanager
+    def for_eyes(self, it: bool = True) -> Iterator[None]:
+        """Inside, `seen` is true; no effect where `it` is false."""
+        self._seen += it
+        try:
+            yield
+        finally:
+            self._seen -= it
 
     def keep(self, x: Any) -> None:
         """x lives as long as the memo, which knows objects by their address."""
@@ -107,14 +128,21 @@ class Copier:
         parts: List[Any] = list(reduced) + [None] * (6 - len(reduced))
         func, args, state, items, pairs = parts[:5]
         setter: Optional[Callable[[Any, Any], None]] = parts[5]
-        y = func(*[self(a) for a in args])
+        with self.for_eyes():
+            y = func(*[self(a) for a in args])
         self.memo[id(x)] = y
         if state is not None:
-            self._set_state(y, self(state), setter)
-        for item in items or ():
-            y.append(self(item))
-        for key, value in pairs or ():
-            y[self(key)] = self(value)
+            with self.for_eyes(setter is not None or hasattr(y, "__setstate__")):
+                state = self(state)
+            self._set_state(y, state, setter)
+        if items is not None:
+            with self.for_eyes(not isinstance(type(y).append, _IN_C)):
+                for item in items:
+                    y.append(self(item))
+        if pairs is not None:
+            with self.for_eyes(not isinstance(type(y).__setitem__, _IN_C)):
+                for key, value in pairs:
+                    y[self(key)] = self(value)
         return y
 
     @staticmethod

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class StateDictGate:
         self.timeout = timeout
         self._changed = threading.Condition()
         self._readers: Dict[int, int] = {}      # thread: how deep
+        self._tickets = itertools.count(-1, -1)     # no thread's
         self._closed = False                    # no new reader
         self._closer: Optional[int] = None
 
@@ -61,8 +63,18 @@ class StateDictGate:
             self._wait(lambda: not self._closed, timeout, "reading is still not allowed")
             self._readers[me] = 1
 
+    def ticket(self) -> Optional[int]:
+        """An entry that is no thread's, for work that another will do: release_read() ends it.
+        None: reading is not allowed now. Never waits."""
+        with self._changed:
+            if self._closed:
+                return None
+            ticket = next(self._tickets)
+            self._readers[ticket] = 1
+            return ticket
+
     def release_read(self, thread: Optional[int] = None) -> None:
-        """Leave. thread: whose entry it was, where another one ends it."""
+        """Leave. thread: whose entry it was, where another one ends it, or a ticket."""
         me = threading.get_ident() if thread is None else thread
         with self._changed:
             depth = self._readers[me] - 1

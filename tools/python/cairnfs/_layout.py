@@ -69,7 +69,11 @@ def _item(dtype: torch.dtype, size: Tuple[int, ...], stride: Tuple[int, ...], it
           crc: int) -> Item:
     like = torch.empty_strided(size, stride, dtype=dtype, device="cpu")     # never touched
     out = io.BytesIO()
-    _OnePickler(out, protocol=2).dump(like)
+    try:
+        _OnePickler(out, protocol=2).dump(like)
+    except KeyError:
+        raise TypeError(f"a tensor of {dtype} cannot be stored: torch.save has no name for it") \
+            from None
     w, before = _zip.Writer(), b""
     for name, data in (("data.pkl", out.getvalue()), *common_entries()):
         before += w.entry(name, data, len(before))
@@ -84,6 +88,8 @@ def common_entries() -> Tuple[Tuple[str, bytes], ...]:
 
 def compact_stride(t: torch.Tensor) -> Tuple[int, ...]:
     """The strides of a copy that fills its storage: torch.preserve_format."""
+    if t.is_contiguous():
+        return tuple(t.stride())
     return tuple(torch.empty_like(t, device="meta").stride())
 
 

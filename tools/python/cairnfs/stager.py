@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
@@ -30,6 +30,11 @@ from ._layout import Layout, Want
 from ._memory import Block, Memory, PlainMemory, memory_for
 
 StateDict = Any
+# Types that copy_() moves as they are.
+_COPIED = frozenset([torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64,
+                     torch.int32, torch.uint8])
+# Classes whose instances have no slots and wrap nothing.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 PathLike = Union[str, "os.PathLike[str]"]
 MAX_LAYOUTS = 16
 
@@ -40,6 +45,9 @@ class _Changed(Exception):
 
 class _Others(Exception):
     """These are other tensors than those staged there."""
+
+
+_nothing = nullcontext()
 
 
 class Streams:
@@ -64,13 +72,13 @@ class Streams:
         device = torch.device("cuda", torch.cuda.current_device())
         return {device: torch.cuda.current_stream(device).record_event()}
 
-    @contextmanager
-    def on(self, device: torch.device, after: Dict[torch.device, Any]) -> Iterator[None]:
+    def on(self, device: torch.device, after: Dict[torch.device, Any]) -> ContextManager[None]:
         """Inside, work for the device is queued on its side stream, behind what `after` holds for
         it or else behind the current stream. No effect for what is no CUDA device."""
-        if device.type != "cuda":
-            yield
-            return
+        return _nothing if device.type != "cuda" else self._on(device, after)
+
+    @contextmanager
+    def _on(self, device: torch.device, after: Dict[torch.device, Any]) -> Iterator[None]:
         side = self._side.get(device)
         if side is None:
             side = self._side[device] = torch.cuda.Stream(device)
@@ -80,9 +88,13 @@ class Streams:
                 side.wait_event(after[device])
             else:
                 side.wait_stream(torch.cuda.current_stream(device))
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            # Each time and behind the work: another thread may have synchronized meanwhile, and
+            # has not waited for this.
             self._busy[device] = side
-        with torch.cuda.stream(side):
-            yield
 
     def synchronize(self) -> None:
         busy, self._busy = self._busy, {}
@@ -134,6 +146,7 @@ class _Pass:
         self.made: Dict[Any, torch.UntypedStorage] = {}
         self.sources: Dict[int, torch.UntypedStorage] = {}
         self.inflight: List[Any] = []
+        self.shown: Set[Any] = set()        # keys of `made` whose bytes are there
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -155,11 +168,27 @@ class _Pass:
     def _source(self, storage: torch.UntypedStorage) -> None:
         self.sources[storage._cdata] = storage
 
-    def whole(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    def _show(self, key: Any, to: Any, source: Any, device: torch.device) -> None:
+        """Somebody looks at these bytes next: they must be there, also in the walk that only
+        learns."""
+        if key in self.shown:
+            return
+        self.shown.add(key)
+        if self.staged is None:
+            with self.stager._streams.on(device, self.after):
+                to.copy_(source)
+        self.stager._streams.synchronize()
+
+    def whole(self, storage: torch.UntypedStorage, seen: bool) -> torch.UntypedStorage:
         """The copy of a storage, one for all that share it."""
-        known = self.made.get(storage._cdata)
-        if known is not None:
-            return known
+        new = self.made.get(storage._cdata)
+        if new is None:
+            new = self._whole(storage)
+        if seen and new.nbytes():
+            self._show(storage._cdata, new, storage, storage.device)
+        return new
+
+    def _whole(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         self._source(storage)
         nbytes = storage.nbytes()
         if nbytes == 0 or storage.device.type == "meta":
@@ -173,7 +202,7 @@ class _Pass:
         self.made[storage._cdata] = new
         return new
 
-    def compact(self, x: torch.Tensor) -> torch.Tensor:
+    def compact(self, x: torch.Tensor, seen: bool) -> torch.Tensor:
         """A copy that fills its storage, one for all equal views."""
         source = x.untyped_storage()
         self._source(source)
@@ -191,35 +220,41 @@ class _Pass:
             with self.stager._streams.on(x.device, self.after):
                 copy_bytes(y, x)
             self.inflight.append((source, storage))
+        if seen and nbytes:
+            self._show(key, y, x, x.device)
         return y
 
     # --- tensors -----------------------------------------------------------------------------
 
     def on_storage(self, x: Any, copier: Copier) -> Any:
         if isinstance(x, torch.storage.TypedStorage):
-            inner = self.whole(x._untyped_storage)
+            inner = self.whole(x._untyped_storage, copier.seen)
             return torch.storage.TypedStorage(wrap_storage=inner, dtype=x.dtype, _internal=True)
-        return self.whole(x)
+        return self.whole(x, copier.seen)
 
     def on_tensor(self, x: torch.Tensor, copier: Copier) -> Any:
-        if hasattr(x, "trigger_wait"):
-            x = x.trigger_wait()        # of a collective under way, only its result is of use
-        if is_sharded_tensor(x):
-            return self._sharded(x, copier)
-        if is_traceable_wrapper_subclass(x):
-            return self._wrapper(x, copier)
+        if type(x) not in _PLAIN:
+            if hasattr(x, "trigger_wait"):
+                x = x.trigger_wait()    # of a collective under way, only its result is of use
+            if is_of(x, "ShardedTensor"):
+                return self._sharded(x, copier)
+            if is_traceable_wrapper_subclass(x):
+                return self._wrapper(x, copier)
+        if x.is_nested:
+            raise TypeError("a nested tensor with strided layout cannot be staged; one with layout "
+                            "torch.jagged can")
         if x.is_meta:
             return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
         if x.layout != torch.strided:
             return self._sparse(x, copier)
         if x.is_quantized:
             return copier.rebuild(x, x.__reduce_ex__(2))
-        y = self._strided(x)
+        y = self._strided(x, copier.seen)
         copier.memo[id(x)] = y
         self._attributes(x, y, copier)
         return y
 
-    def _strided(self, x: torch.Tensor) -> torch.Tensor:
+    def _strided(self, x: torch.Tensor, seen: bool) -> torch.Tensor:
         plain = x.detach()
         if type(plain) is not torch.Tensor:
             with torch._C.DisableTorchFunctionSubclass():
@@ -228,10 +263,11 @@ class _Pass:
             y = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="cpu")
             y.untyped_storage().resize_(0)
         elif self.stager.layout == "dcp":
-            y = self.compact(plain.resolve_conj().resolve_neg())
+            y = self.compact(plain.resolve_conj().resolve_neg(), seen)
         else:
             y = torch.empty(0, dtype=x.dtype, device="cpu").set_(
-                self.whole(plain.untyped_storage()), x.storage_offset(), x.size(), x.stride())
+                self.whole(plain.untyped_storage(), seen), x.storage_offset(), x.size(),
+                x.stride())
             if x.is_conj():
                 torch._C._set_conj(y, True)
             if x.is_neg():
@@ -248,6 +284,8 @@ class _Pass:
         for name, value in list(getattr(x, "__dict__", {}).items()):
             if name not in but:
                 setattr(y, name, copier(value))
+        if type(x) in _PLAIN:
+            return
         for cls in type(x).__mro__:
             slots = cls.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
@@ -258,8 +296,9 @@ class _Pass:
         """DTensor and the like: the same wrapper around copies of what it wraps."""
         names, context = x.__tensor_flatten__()
         # A mesh of devices is among them: that is no state.
-        inner = {name: copier(value) if isinstance(value, torch.Tensor) else value
-                 for name, value in ((name, getattr(x, name)) for name in names)}
+        with copier.for_eyes(not is_of(x, "DTensor")):
+            inner = {name: copier(value) if isinstance(value, torch.Tensor) else value
+                     for name, value in ((name, getattr(x, name)) for name in names)}
         y = type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
         copier.memo[id(x)] = y
         known = set(names) | set(getattr(y, "__dict__", {}))
@@ -301,21 +340,26 @@ class _Pass:
 
 def is_freed(x: torch.Tensor) -> bool:
     """Whether its storage is too short for it, as FSDP leaves what it has gathered and freed."""
-    if not x.numel():
+    n = x.numel()
+    if not n:
         return False
+    if x.is_contiguous():
+        return bool((x.storage_offset() + n) * x.element_size() > x.untyped_storage().nbytes())
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.size(), x.stride()))
     return bool((last + 1) * x.element_size() > x.untyped_storage().nbytes())
 
 
-def is_sharded_tensor(x: Any) -> bool:
+def is_of(x: Any, name: str) -> bool:
+    """Whether x is of that class of torch.distributed, which takes seconds to import."""
     cls = type(x)
-    return cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed.")
+    return cls.__name__ == name and cls.__module__.startswith("torch.distributed.")
 
 
 def copy_bytes(y: torch.Tensor, x: torch.Tensor) -> None:
     """y's elements from x, queued where x is on a device. As bytes where that can be: not each
     type of element has a copy of its own."""
-    if x.is_contiguous() and y.is_contiguous() and x.dtype == y.dtype and x.numel():
+    if x.dtype not in _COPIED and x.is_contiguous() and y.is_contiguous() and \
+            x.dtype == y.dtype and x.numel():
         x, y = x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8)
     y.copy_(x, non_blocking=True)
 
@@ -408,14 +452,31 @@ class CairnStager:
         after = self._streams.snapshot()
         if self._executor is None:
             return self._stage(state_dict, non_blocking, after if non_blocking else {})
-        self._future = self._executor.submit(self._stage, state_dict, False, after)
-        return self._future
+        # Who disallows reading from here on waits for it, though its thread may not run yet.
+        ticket = self.gate.ticket()
+        try:
+            future = self._executor.submit(self._stage, state_dict, False, after, ticket)
+        except BaseException:
+            if ticket is not None:
+                self.gate.release_read(ticket)
+            raise
+        self._future = future
+        future.add_done_callback(lambda done: self._staged(done, ticket))
+        return future
+
+    def _staged(self, future: "Future[StateDict]", ticket: Optional[int]) -> None:
+        """A Future is done. Its result is the caller's alone; its error is kept to be told."""
+        if future.cancelled() and ticket is not None:
+            self.gate.release_read(ticket)      # it never began
+        if self._future is future and (future.cancelled() or future.exception() is None):
+            self._future = None
 
     @torch.no_grad()
     def _stage(self, state_dict: StateDict, non_blocking: bool,
-               after: Dict[torch.device, Any]) -> StateDict:
-        me = threading.get_ident()
-        self.gate.acquire_read()
+               after: Dict[torch.device, Any], ticket: Optional[int] = None) -> StateDict:
+        me = threading.get_ident() if ticket is None else ticket
+        if ticket is None:
+            self.gate.acquire_read()
         held = False
         try:
             with self._stage_lock:
@@ -450,7 +511,9 @@ class CairnStager:
     def _new_layout(self, wants: Tuple[Want, ...], aside: Set[int]) -> Layout:
         tail = self._tails.get(wants, _layout.TAIL + 512 * len(wants))
         if self.layout == "dcp":
-            return _layout.dcp_layout(wants, aside, tail)
+            # What is no plain tensor is stored by PyTorch's own code, from memory beside.
+            odd = {i for i, want in enumerate(wants) if want.like is None}
+            return _layout.dcp_layout(wants, aside | odd, tail)
         return _layout.torch_layout(wants, tail)
 
     def _learn(self, key: Any, layout: Layout) -> None:
@@ -566,9 +629,10 @@ class CairnStager:
                 self.gate.release_read(thread)
 
     def synchronize_staging(self) -> None:
-        """As AsyncStager has it: also waits for stage()'s Future."""
-        if self._future is not None:
-            self._future.result()
+        """As AsyncStager has it: also waits for stage()'s Future, and raises its error, once."""
+        future, self._future = self._future, None
+        if future is not None and not future.cancelled():
+            future.result()
         self.synchronize()
 
     @property
@@ -605,10 +669,14 @@ class CairnStager:
         """
         if self.layout != "torch":
             raise ValueError('layout "dcp" is committed by CairnStorageWriter')
-        self.synchronize()
         name = os.path.abspath(os.fspath(path))
-        self._settle(os.path.dirname(name))
-        write_archive(self, name, staged, exclusive)
+        # Another thread's stage() of the same tensors writes over what is not claimed yet: before
+        # this, whole, or not at all.
+        with self._stage_lock:
+            self.synchronize()
+            self._settle(os.path.dirname(name))
+            archive = _Archive(self, staged)
+        archive.commit(name, exclusive)
 
     def save(self, state_dict: StateDict, path: PathLike, *, exclusive: bool = False) -> None:
         """stage() and commit()."""
@@ -735,23 +803,39 @@ def devices_text(devices: Iterable[str]) -> str:
     return text
 
 
-def write_archive(stager: CairnStager, path: str, obj: Any, exclusive: bool) -> None:
-    """obj as one archive; in place where its storages are those of one thing staged."""
-    data, pickler = _pickle(stager, obj)
-    text = devices_text(pickler.locations.values())
-    staged = pickler.staged
-    if staged is not None and _in_place(staged, pickler) and stager.claim(staged):
+class _Archive:
+    """obj as one archive that has no name yet; in place where its storages are those of one thing
+    staged, which is claimed then."""
+
+    def __init__(self, stager: CairnStager, obj: Any) -> None:
+        data, pickler = _pickle(stager, obj)
+        self.devices = devices_text(pickler.locations.values())
+        self.aside: Optional[Block] = None
+        staged = pickler.staged
+        if staged is not None and _in_place(staged, pickler) and stager.claim(staged):
+            try:
+                size = _finish(stager, staged.layout, staged.block, data, pickler.used,
+                               pickler.loose)
+            except BaseException:
+                staged.abort()
+                raise
+            if size is not None:
+                self.block, self.size, self.aside = staged.block, size, staged.aside
+                return
+            with stager._lock:
+                stager._pending.append(staged)
+        self.block, self.size = _copied(stager, data, list(pickler.storages.values()))
+
+    def commit(self, path: str, exclusive: bool) -> None:
         try:
-            size = _finish(stager, staged.layout, staged.block, data, pickler.used, pickler.loose)
-        except BaseException:
-            staged.abort()
-            raise
-        if size is not None:
-            _end(staged, path, size, text, exclusive)
-            return
-        with stager._lock:
-            stager._pending.append(staged)
-    storages = list(pickler.storages.values())
+            self.block.commit(path, self.size, self.devices, exclusive)
+        finally:
+            if self.aside is not None:
+                self.aside.abort()
+
+
+def _copied(stager: CairnStager, data: bytes,
+            storages: List[Tuple[str, torch.UntypedStorage]]) -> Tuple[Block, int]:
     wants = tuple(Want(s.nbytes()) for _, s in storages)
     layout = _layout.torch_layout(wants, _layout.TAIL + 256 * len(wants) + len(data),
                                   [key for key, _ in storages])
@@ -765,7 +849,7 @@ def write_archive(stager: CairnStager, path: str, obj: Any, exclusive: bool) -> 
     except BaseException:
         block.abort()
         raise
-    block.commit(path, size, text, exclusive)
+    return block, size
 
 
 def _in_place(staged: Staged, pickler: _ArchivePickler) -> bool:
@@ -773,14 +857,6 @@ def _in_place(staged: Staged, pickler: _ArchivePickler) -> bool:
     used = sum(staged.layout.wants[i].nbytes for i in pickler.used.values())
     dead = staged.layout.used() - used
     return dead <= max(1 << 20, used // 8) and all(s.nbytes() < 1 << 16 for _, s in pickler.loose)
-
-
-def _end(staged: Staged, path: str, size: int, devices: str, exclusive: bool) -> None:
-    try:
-        staged.block.commit(path, size, devices, exclusive)
-    finally:
-        if staged.aside is not None:
-            staged.aside.abort()
 
 
 def _finish(stager: CairnStager, layout: Layout, block: Block, data: bytes, used: Dict[str, int],
