@@ -21,6 +21,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -157,19 +158,36 @@ static int open_listed(struct buffer *b, const char *path, int flags, mode_t mod
 	return err;
 }
 
+/* Of the tmpfs, or of the kernel's own where that is full (a container's /dev/shm has 64 MiB). */
+static int open_stand_in(cairn_stage *stage, struct buffer *b)
+{
+	struct statvfs fs;
+	int err = -ENOSPC;
+
+	if (statvfs(stage->mount, &fs) || (uint64_t)fs.f_bavail * fs.f_frsize >= b->bytes + b->bytes / 8)
+		err = open_listed(b, stage->mount, O_TMPFILE | O_RDWR, 0600);
+	if (err) {
+		stage_notice(stage, NOTICE_STAND_IN, "%s has no room for %llu MiB, so memfd_create gives it",
+			     stage->mount, (unsigned long long)(b->bytes >> 20));
+		stage_hold_forks();
+		b->fd = memfd_create("cairn-bench", MFD_CLOEXEC);
+		err = b->fd < 0 ? -errno : 0;
+		stage_allow_forks();
+	}
+	if (!err && ftruncate(b->fd, (off_t)b->bytes))
+		err = -errno;
+	return err;
+}
+
 /* Opens a new one. The mount is believed only if it answers as a cairnfs does. */
-static int open_file(const cairn_stage *stage, struct buffer *b)
+static int open_file(cairn_stage *stage, struct buffer *b)
 {
 	struct stat st;
 	uint64_t r;
 	int err;
 
-	if (stage->stand_in) {
-		err = open_listed(b, stage->mount, O_TMPFILE | O_RDWR, 0600);
-		if (!err && ftruncate(b->fd, (off_t)b->bytes))
-			err = -errno;
-		return err;
-	}
+	if (stage->stand_in)
+		return open_stand_in(stage, b);
 	if (getrandom(&r, sizeof(r), 0) != sizeof(r))
 		return -EAGAIN;
 	if (asprintf(&b->path, "%s/.cairn/buffers/%llu.%d-%016llx", stage->mount,

@@ -102,7 +102,7 @@ struct chunk {
 	bool busy;
 };
 
-enum notice { NOTICE_PIN, NOTICE_NO_MEMORY, NOTICE_COUNT };
+enum notice { NOTICE_PIN, NOTICE_NO_MEMORY, NOTICE_STAND_IN, NOTICE_COUNT };
 
 struct cairn_stage {
 	struct cairn_stage *next;	/* stage.c:stages_lock */

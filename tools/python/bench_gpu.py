@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""bench_gpu.py [--mount DIR] [--ext4 DIR] [--tmpfs DIR] [--gib N,...] [--tensors N,...]
-             [--rounds N] [--cpu]
+"""bench_gpu.py --disk DIR [--mount DIR] [--tmpfs DIR] [--mib N,...] [--tensors N,...]
+             [--rounds N] [--seconds N] [--cpu]
 
-How long a trainer is blocked by a checkpoint of a state dict on a GPU, and when it is durable:
+How long a trainer is blocked by a checkpoint of a state dict on a GPU, when it is durable, and how
+long loading it back takes:
 
     torch.save      of the state dict itself, to each directory
-    dcp pinned      dcp.async_save with PyTorch's DefaultStager, pinned memory, to each directory
-    cairn torch     CairnStager.stage() and commit(), to each directory
-    cairn dcp       dcp.async_save with CairnStorageWriter, to each directory
+    dcp pinned      dcp.async_save with PyTorch's DefaultStager, pinned memory, to the disk
+    cairn torch     CairnStager.stage() and commit(), on the mount
+    cairn dcp       dcp.async_save with CairnStorageWriter, on the mount
 
-Blocked: until the trainer may change its tensors. Done: until the save has returned everywhere.
-Durable: until cairnfs.wait() returns (elsewhere: an fsync). Rounds are interleaved: each way once a
-round, the order turned by one each time; a first round warms up and is told apart. Medians.
+Without a mount the last two write to the disk. Blocked: until the trainer may change its tensors.
+Done: until the save has returned everywhere. Durable: until cairnfs.wait() returns (elsewhere: an
+fsync). Loaded: until the tensors are on the device again. Rounds are interleaved: each way once a
+round, the order turned by one each time; the first two rounds, in which memory is made and
+registered, are told apart. Medians. Where --seconds runs out there are fewer rounds.
 
 There is no figure for a GPU without a GPU: then this says so and ends with 77, unless --cpu asks
 for the same runs with tensors in host memory, which only show that the program works.
@@ -33,22 +36,27 @@ import torch.distributed.checkpoint as dcp
 import cairnfs
 
 NO_GPU = 77
+FIRST = 2
+# What must hold, from TARGET_FROM on.
+TARGET_FROM = 8 << 10
+TARGETS = (("torch.save", "disk", 10.0), ("dcp pinned", "disk", 1.5))
+TARGET_CPU = 0.02
 
 
 def options():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--disk", required=True, help="a directory on a disk (ext4)")
     p.add_argument("--mount", help="a directory on a cairnfs mount")
-    p.add_argument("--ext4", help="a directory on ext4")
     p.add_argument("--tmpfs", help="a directory on a tmpfs")
-    p.add_argument("--gib", default="1,8,32", help="sizes of the state dict")
+    p.add_argument("--mib", default="8192,1024,32768", help="sizes of the state dict, in this order")
     p.add_argument("--tensors", default="10,2000", help="in how many tensors")
-    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rounds", type=int, default=5, help="after the first two")
+    p.add_argument("--seconds", type=float, default=0, help="begin nothing that would take longer")
     p.add_argument("--cpu", action="store_true", help="tensors in host memory: no figures of a GPU")
     o = p.parse_args()
-    if not (o.mount or o.ext4 or o.tmpfs):
-        p.error("no directory: --mount, --ext4, --tmpfs")
     if o.rounds < 1:
         p.error("--rounds: at least 1")
+    o.end = time.perf_counter() + o.seconds if o.seconds else float("inf")
     return o
 
 
@@ -58,11 +66,11 @@ def synchronize(device):
 
 
 class Way:
-    """One way to save; save(state, path) returns what durable() then waits for."""
+    """One way to save; save(state, path) returns what finish() then waits for."""
 
     def __init__(self, name, folder, where):
         self.name, self.folder, self.where = name, folder, where
-        self.first, self.times = None, []
+        self.times = []
 
     def save(self, state, path):
         raise NotImplementedError
@@ -70,8 +78,12 @@ class Way:
     def finish(self, answer):
         """Until the save is done."""
 
-    def durable(self, path):
-        cairnfs.wait(path)
+    def load(self, state, path):
+        """Back to the device: into state's tensors, or others like them."""
+        raise NotImplementedError
+
+    def registrations(self):
+        """How often memory was registered so far; None: not counted."""
 
     def close(self):
         pass
@@ -80,6 +92,9 @@ class Way:
 class TorchSave(Way):
     def save(self, state, path):
         torch.save(state, path)
+
+    def load(self, state, path):
+        return torch.load(path, map_location=next(iter(state.values())).device)
 
 
 class PinnedStager(Way):
@@ -99,6 +114,10 @@ class PinnedStager(Way):
     def finish(self, answer):
         answer.result()
 
+    def load(self, state, path):
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+        return state
+
     def close(self):
         self.stager.close()
 
@@ -113,6 +132,12 @@ class CairnTorch(Way):
 
     def finish(self, answer):
         self.stager.commit(answer[1], answer[0])
+
+    def load(self, state, path):
+        return cairnfs.load(path, memory=self.stager.memory)
+
+    def registrations(self):
+        return self.stager.memory.stats().get("registrations")
 
     def close(self):
         self.stager.close()
@@ -129,6 +154,14 @@ class CairnDcp(Way):
     def finish(self, answer):
         answer.result()
 
+    def load(self, state, path):
+        dcp.load(state, storage_reader=cairnfs.CairnStorageReader(
+            path, memory=self.writer.stager.memory))
+        return state
+
+    def registrations(self):
+        return self.writer.stager.memory.stats().get("registrations")
+
     def close(self):
         self.writer.close()
 
@@ -140,50 +173,133 @@ def remove(path):
         os.unlink(path)
 
 
+def ends(state):
+    """A few bytes of each of the first and last tensors."""
+    names = list(state)
+    return {n: state[n].view(-1)[:64].cpu().clone() for n in (*names[:3], *names[-3:])}
+
+
 def once(way, state, device, number):
     path = os.path.join(way.folder, f"{way.name.replace(' ', '-')}.{number}")
     synchronize(device)
     cpu, start = time.process_time(), time.perf_counter()
     answer = way.save(state, path)
     blocked = time.perf_counter()
+    staged = time.process_time() - cpu
     way.finish(answer)
     done = time.perf_counter()
-    used = time.process_time() - cpu
-    way.durable(path)
+    cairnfs.wait(path)
     durable = time.perf_counter()
+    registered = way.registrations()
     del answer
+    want = ends(state)
+    got = {n: torch.zeros_like(t) for n, t in state.items()}
+    synchronize(device)
+    begin = time.perf_counter()
+    got = way.load(got, path)
+    synchronize(device)
+    loaded = time.perf_counter() - begin
+    found = ends(got)
+    if any(not torch.equal(want[n], found[n]) for n in want):
+        raise SystemExit(f"{way.name}: what was loaded is not what was saved")
+    del got
     remove(path)
     gc.collect()
-    return blocked - start, done - start, durable - start, used
+    return {"blocked": blocked - start, "done": done - start, "durable": durable - start,
+            "loaded": loaded, "cpu": staged, "registered": registered}
 
 
-def run(o, device, gib, tensors, places):
-    elements = int(gib * 2**30 / 4 / tensors)
-    state = {f"layers.{i}.weight": torch.randn(elements, device=device) for i in range(tensors)}
+def make_ways(places, mib):
     ways = []
+    ours = next(p for p in places if p[0] in ("mount", "disk"))
     for where, folder in places:
-        for kind, name in ((TorchSave, "torch.save"), (PinnedStager, "dcp pinned"),
-                           (CairnTorch, "cairn torch"), (CairnDcp, "cairn dcp")):
-            here = os.path.join(folder, f"bench.{os.getpid()}")
-            os.makedirs(here, exist_ok=True)
-            ways.append(kind(name, here, where))
+        here = os.path.join(folder, f"bench.{os.getpid()}")
+        # The newest beside the one before it.
+        have = shutil.disk_usage(folder).free >> 20
+        if where != "mount" and have < 2 * mib:
+            print(f"{where}: left out: {folder} has {have} MiB free, {2 * mib} are wanted")
+            continue
+        os.makedirs(here, exist_ok=True)
+        ways.append(TorchSave("torch.save", here, where))
+        if where == "disk":
+            ways.append(PinnedStager("dcp pinned", here, where))
+        if (where, folder) == ours:
+            ways += [CairnTorch("cairn torch", here, where), CairnDcp("cairn dcp", here, where)]
+    return ways
+
+
+def median(way, what):
+    return statistics.median(t[what] for t in way.times[FIRST:])
+
+
+def verdict(mib, cpu, holds):
+    if mib < TARGET_FROM and not cpu:
+        return ""
+    return ": holds" if holds else ": DOES NOT HOLD"
+
+
+def table(o, ways, mib, tensors, device):
+    n = min(len(w.times) for w in ways) - FIRST
+    gib = mib / 1024
+    print(f"\n{gib:.4g} GiB in {tensors} tensors on {device}; seconds, median of {n} after the first "
+          f"{FIRST} (CPU: of this process while blocked, per GiB)")
+    print(f"{'':12} {'to':6} {'blocked':>9} {'done':>9} {'durable':>9} {'loaded':>9} {'CPU':>7}"
+          f" {'first blocked':>15} {'registered':>10}")
+    for w in ways:
+        b, d, e, r, c = (median(w, k) for k in ("blocked", "done", "durable", "loaded", "cpu"))
+        first = ", ".join(f"{t['blocked']:.3f}" for t in w.times[:FIRST])
+        counts = [t["registered"] for t in w.times]
+        later = "" if counts[-1] is None else f"{counts[-1] - counts[FIRST - 1]}"
+        print(f"{w.name:12} {w.where:6} {b:9.3f} {d:9.3f} {e:9.3f} {r:9.3f} {c / gib:7.3f}"
+              f" {first:>15} {later:>10}")
+    for w in ways:
+        if not w.name.startswith("cairn"):
+            continue
+        for name, where, target in TARGETS:
+            other = next((x for x in ways if (x.name, x.where) == (name, where)), None)
+            if other is not None:
+                times = median(other, "blocked") / median(w, "blocked")
+                print(f"{w.name}: blocked {times:.1f} x less than {name} to {where} (target "
+                      f"{target:g}{verdict(mib, o.cpu, times >= target)})")
+        used = median(w, "cpu") / gib
+        print(f"{w.name}: {used:.3f} s of CPU per GiB staged (target {TARGET_CPU:g}"
+              f"{verdict(mib, o.cpu, used <= TARGET_CPU)})")
+        counts = [t["registered"] for t in w.times]
+        if counts[-1] is not None:
+            more = counts[-1] - counts[FIRST - 1]
+            print(f"{w.name}: {more} registrations after the first {FIRST} (target 0"
+                  f"{verdict(mib, o.cpu, more == 0)})", flush=True)
+
+
+def run(o, device, mib, tensors, places):
+    again = f"--only 2 -s {mib}M -t {tensors}"
+    if time.perf_counter() > o.end:
+        print(f"{mib / 1024:.4g} GiB in {tensors} tensors: left out: no time left; by itself: {again}")
+        return
+    elements = mib * 2**20 // 4 // tensors
     try:
-        for round_ in range(o.rounds + 1):
+        state = {f"layers.{i}.weight": torch.randn(elements, device=device) for i in range(tensors)}
+        # Loading wants as much again.
+        if device == "cuda" and torch.cuda.mem_get_info()[0] < mib << 20:
+            raise torch.OutOfMemoryError
+    except torch.OutOfMemoryError:
+        print(f"{mib / 1024:.4g} GiB: left out: the device has no room for it twice")
+        return
+    ways = make_ways(places, mib)
+    longest = 0.0
+    try:
+        for round_ in range(o.rounds + FIRST):
+            begin = time.perf_counter()
+            if begin + longest > o.end:
+                break
             for i in range(len(ways)):
                 way = ways[(i + round_) % len(ways)]
-                times = once(way, state, device, round_)
-                if round_ == 0:
-                    way.first = times
-                else:
-                    way.times.append(times)
-        print(f"\n{gib:g} GiB in {tensors} tensors on {device}; seconds, median of {o.rounds}"
-              " (CPU: of this process, per GiB)")
-        print(f"{'':12} {'to':8} {'blocked':>9} {'done':>9} {'durable':>9} {'CPU':>7}"
-              f" {'first blocked':>14}")
-        for way in ways:
-            b, d, e, c = (statistics.median(t[k] for t in way.times) for k in range(4))
-            print(f"{way.name:12} {way.where:8} {b:9.3f} {d:9.3f} {e:9.3f} {c / gib:7.3f}"
-                  f" {way.first[0]:14.3f}", flush=True)
+                way.times.append(once(way, state, device, round_))
+            longest = max(longest, time.perf_counter() - begin)
+        if ways and min(len(w.times) for w in ways) > FIRST:
+            table(o, ways, mib, tensors, device)
+        elif ways:
+            print(f"{mib / 1024:.4g} GiB in {tensors} tensors: left out: no time left; by itself: {again}")
     finally:
         for way in ways:
             way.close()
@@ -198,25 +314,29 @@ def main():
               "measured.")
         if not o.cpu:
             return NO_GPU
-        print("--cpu: tensors in host memory. These are NOT figures of a GPU.")
     if o.cpu:
+        print("--cpu: tensors in host memory. These are NOT figures of a GPU.")
         device = "cpu"
     lib = cairnfs.library()
     print(f"torch {torch.__version__}, " + (torch.cuda.get_device_name() if device == "cuda" else
                                            "no GPU used") +
           (f", libcairn {lib.version}" if lib else ", no libcairn: torch's memory"))
-    meet = os.path.join(o.tmpfs or o.ext4 or o.mount, f".bench.{os.getpid()}")
+    places = [(n, getattr(o, n)) for n in ("mount", "disk", "tmpfs") if getattr(o, n)]
+    if not o.mount:
+        print("no mount: cairn saves to the disk, by writes; blocked is until the copy is made, all the same")
+    meet = os.path.join(o.disk, f".bench.{os.getpid()}")
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=0, world_size=1)
     try:
-        places = [(n, getattr(o, n)) for n in ("ext4", "tmpfs", "mount") if getattr(o, n)]
-        for gib in map(float, o.gib.split(",")):
+        for mib in map(int, o.mib.split(",")):
             for tensors in map(int, o.tensors.split(",")):
-                run(o, device, gib, tensors, places)
+                run(o, device, mib, tensors, places)
                 gc.collect()
     finally:
         dist.destroy_process_group()
         if os.path.exists(meet):
             os.unlink(meet)
+    if o.cpu:
+        print("--cpu: the figures above are NOT of a GPU and mean nothing.")
     return 0
 
 
