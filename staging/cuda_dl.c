@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -345,8 +346,19 @@ int cuda_dl_copy_in_order(const struct cuda_dl *cu, const struct cuda_dl_pin *pi
 
 /* ---- marks ---- */
 
+/* A thread's number, which no later thread gets. */
+static uint64_t this_thread(void)
+{
+	static atomic_ullong last;
+	static _Thread_local uint64_t number;
+
+	if (!number)
+		number = atomic_fetch_add(&last, 1) + 1;
+	return number;
+}
+
 static int mark_add(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_context ctx,
-		    cudl_stream stream)
+		    cudl_stream stream, uint64_t thread)
 {
 	struct cuda_dl_mark *v;
 	cudl_event event;
@@ -364,24 +376,26 @@ static int mark_add(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_cont
 	err = CALL(cu, event_create, "cuEventCreate", &event,
 		   CUDL_EVENT_BLOCKING | CUDL_EVENT_NO_TIMING);
 	if (!err)
-		m->v[m->n++] = (struct cuda_dl_mark){ .ctx = ctx, .stream = stream, .event = event };
+		m->v[m->n++] = (struct cuda_dl_mark){
+			.ctx = ctx, .stream = stream, .thread = thread, .event = event };
 	return err;
 }
 
 int cuda_dl_mark(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_stream stream)
 {
+	uint64_t thread = stream == CUDL_STREAM_PER_THREAD ? this_thread() : 0;
 	cudl_context ctx = NULL;
 	unsigned i;
 	int err = CALL(cu, ctx_current, "cuCtxGetCurrent", &ctx);
 
 	if (err)
 		return err;
-	/* the NULL stream of each context is another */
+	/* the NULL stream of each context is another, and the per-thread one of each thread */
 	for (i = 0; i < m->n; i++)
-		if (m->v[i].ctx == ctx && m->v[i].stream == stream)
+		if (m->v[i].ctx == ctx && m->v[i].stream == stream && m->v[i].thread == thread)
 			break;
 	if (i == m->n)
-		err = mark_add(cu, m, ctx, stream);
+		err = mark_add(cu, m, ctx, stream, thread);
 	if (!err)
 		err = CALL(cu, event_record, "cuEventRecord", m->v[i].event, stream);
 	if (!err)

@@ -44,6 +44,8 @@ typedef struct CUevent_st *cudl_event;
 #define CUDL_EVENT_BLOCKING	1u	/* who waits sleeps */
 #define CUDL_EVENT_NO_TIMING	2u
 #define CUDL_STREAM_NON_BLOCKING 1u
+#define CUDL_STREAM_LEGACY ((cudl_stream)1)	/* what NULL means here */
+#define CUDL_STREAM_PER_THREAD ((cudl_stream)2)	/* in each thread another stream */
 #define CUDL_ATTR_MEMORY_TYPE	2
 #define CUDL_ATTR_IS_MANAGED	8
 #define CUDL_ATTR_ORDINAL	9
@@ -184,6 +186,7 @@ struct cuda_dl_marks {
 	struct cuda_dl_mark {
 		cudl_context ctx;
 		cudl_stream stream;
+		uint64_t thread;	/* CUDL_STREAM_PER_THREAD: whose, else 0 */
 		cudl_event event;
 		bool set;
 	} *v;

@@ -110,6 +110,48 @@ static void copies(char *m, size_t n, cudl_ptr dev, void *pinned)
 	cu.stream_destroy(stream);
 }
 
+/* From host memory to host memory a copy is done when the call returns, and behind what the stream
+ * had: cairn_shard_copy of pinned memory says so. */
+static void host_to_host(char *m, size_t n, cudl_ptr dev, void *pinned)
+{
+	struct cuda_dl_pin pin;
+	cudl_stream stream;
+	char *want = malloc(n);
+
+	TRUE(want && !cu.stream_create(&stream, CUDL_STREAM_NON_BLOCKING));
+	TRUE(!cuda_dl_register(&cu, m, n, &pin));
+	for (size_t i = 0; i < n; i++)
+		want[i] = (char)(i * 13 + i / 4096);
+	memcpy(pinned, want, n);
+	TRUE(!cuda_dl_copy_to(&cu, NULL, (void *)(uintptr_t)dev, pinned, n, stream));
+	TRUE(!cu.stream_sync(stream));
+	memset(pinned, 0, n);
+	TRUE(!cuda_dl_copy_from(&cu, NULL, pinned, (void *)(uintptr_t)dev, n, stream));
+	TRUE(!cuda_dl_copy_in_order(&cu, &pin, m, pinned, n, stream));
+	memset(pinned, 0, n);
+	TRUE(!memcmp(m, want, n));
+	cuda_dl_unregister(&cu, &pin);
+	cu.stream_destroy(stream);
+	free(want);
+}
+
+/* The handles that stand for default streams, and that an event of one is waited for. */
+static void handles(char *m, size_t n, cudl_ptr dev, void *pinned)
+{
+	static const cudl_stream handle[] = { NULL, CUDL_STREAM_LEGACY, CUDL_STREAM_PER_THREAD };
+	struct cuda_dl_marks marks = { 0 };
+
+	for (unsigned i = 0; i < 3; i++) {
+		memset(pinned, (int)i + 1, n);
+		memset(m, 0, n);
+		TRUE(!cuda_dl_copy_to(&cu, NULL, (void *)(uintptr_t)dev, pinned, n, handle[i]));
+		TRUE(!cuda_dl_copy_from(&cu, NULL, m, (void *)(uintptr_t)dev, n, handle[i]));
+		TRUE(!cuda_dl_mark(&cu, &marks, handle[i]) && !cuda_dl_marks_wait(&cu, &marks));
+		TRUE(!memcmp(m, pinned, n));
+	}
+	cuda_dl_marks_free(&cu, &marks);
+}
+
 int main(void)
 {
 	struct cuda_dl_primaries p = { 0 };
@@ -129,6 +171,8 @@ int main(void)
 	kinds(pinned, dev, m);
 	registration(m, n);
 	copies(m, n, dev, pinned);
+	host_to_host(m, n, dev, pinned);
+	handles(m, n, dev, pinned);
 	TRUE(!cu.mem_free(dev) && !cu.host_free(pinned));
 	cuda_dl_leave(&cu, pushed);
 	cuda_dl_release(&cu, &p);

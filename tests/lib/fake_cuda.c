@@ -524,14 +524,37 @@ static void *engine(void *arg)
 	return NULL;
 }
 
+static struct CUstream_st *stream_make(struct CUstream_st *s)
+{
+	s->used = true;
+	s->ctx = current();
+	s->first = NULL;
+	s->last = &s->first;
+	return s;
+}
+
+static struct CUstream_st *stream_new(void)
+{
+	for (int i = MAX_DEVICES; i < STREAMS; i++)
+		if (!streams[i].used)
+			return stream_make(&streams[i]);
+	return NULL;
+}
+
 static cudl_result stream_of(cudl_stream h, struct CUstream_st **out)
 {
-	*out = h ? h : &streams[current()->device];
-	if (!h && !(*out)->used) {
-		(*out)->used = true;
-		(*out)->ctx = current();
-		(*out)->last = &(*out)->first;
-	}
+	static _Thread_local struct CUstream_st *own[MAX_DEVICES];	/* never given back */
+	struct CUstream_st **mine = &own[current()->device];
+
+	if (h == CUDL_STREAM_PER_THREAD && !*mine)
+		*mine = stream_new();
+	if (h == CUDL_STREAM_LEGACY)
+		h = NULL;
+	*out = h == CUDL_STREAM_PER_THREAD ? *mine : h ? h : &streams[current()->device];
+	if (!*out)
+		return CUDL_OUT_OF_MEMORY;
+	if (!h && !(*out)->used)
+		stream_make(*out);
 	if (!(*out)->used)
 		return INVALID_HANDLE;
 	if ((*out)->ctx != current()) {
@@ -563,16 +586,8 @@ EXPORT cudl_result cuStreamCreate(cudl_stream *out, unsigned flags)
 {
 	ENTER_CONTEXT("cuStreamCreate");
 	(void)flags;
-	for (int i = MAX_DEVICES; i < STREAMS; i++)
-		if (!streams[i].used) {
-			streams[i].used = true;
-			streams[i].ctx = current();
-			streams[i].first = NULL;
-			streams[i].last = &streams[i].first;
-			*out = &streams[i];
-			return leave(CUDL_OK);
-		}
-	return leave(CUDL_OUT_OF_MEMORY);
+	*out = stream_new();
+	return leave(*out ? CUDL_OK : CUDL_OUT_OF_MEMORY);
 }
 
 EXPORT cudl_result cuStreamSynchronize(cudl_stream h)

@@ -276,4 +276,33 @@ TEST_F(CudaDl, a_lost_context_is_an_error_and_stays_one)
 	cuda_dl_marks_free(&cu, &marks);
 }
 
+// One handle, a stream in each thread: what one thread queued is waited for, though another has marked
+// the same handle since.
+TEST_F(CudaDl, the_per_thread_stream_of_each_thread)
+{
+	Context ctx(0);
+	std::string slow = pattern(MiB, 1), fast = pattern(MiB, 2);
+	DeviceMemory a(slow), b(fast);
+	Pages m(2 * MiB);
+	struct cuda_dl_marks marks = {};
+	auto copy = [&](char *to, const void *from, const char *delay) {
+		setenv("FAKE_CUDA_DELAY_US", delay, 1);
+		std::thread([&] {
+			Context mine(0);
+			ASSERT_EQ(0, cuda_dl_copy_from(&cu, nullptr, to, from, MiB, CUDL_STREAM_PER_THREAD));
+			ASSERT_EQ(0, cuda_dl_mark(&cu, &marks, CUDL_STREAM_PER_THREAD));
+		}).join();
+	};
+	copy(m.p, a.at(), "300000");
+	copy(m.p + MiB, b.at(), "1000");
+	setenv("FAKE_CUDA_DELAY_US", "1000", 1);
+	EXPECT_EQ(2u, marks.n);
+	ASSERT_EQ(0, cuda_dl_marks_wait(&cu, &marks));
+	EXPECT_EQ(0, memcmp(m.p, slow.data(), MiB));
+	EXPECT_EQ(0, memcmp(m.p + MiB, fast.data(), MiB));
+	ASSERT_EQ(0, cuda_dl_mark(&cu, &marks, CUDL_STREAM_LEGACY));	// what NULL is
+	ASSERT_EQ(0, cuda_dl_marks_wait(&cu, &marks));
+	cuda_dl_marks_free(&cu, &marks);
+}
+
 } // namespace

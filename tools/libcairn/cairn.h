@@ -40,7 +40,8 @@
  * A child opens a stage of its own.
  *
  * Streams. `stream` is a CUstream (or cudaStream_t, the same thing); NULL is CUDA's legacy
- * default stream, which is PyTorch's default one. Without CUDA it is not looked at.
+ * default stream, which is PyTorch's default one; cudaStreamPerThread is the calling thread's.
+ * Without CUDA it is not looked at.
  */
 #ifndef CAIRN_H
 #define CAIRN_H
