@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# timeout: 300
+# timeout: 400
 #
 # Clients that commit buffers. Killed by SIGKILL at seeded instants, they leave no buffer, no
 # memory of staging, and a prefix of their calls in mount and store; the worker killed under
 # them is a pause; everything killed, the next start publishes what they committed.
 #
-#	CRASH_CLIENTS	clients that are killed (default 100)
+#	CRASH_CLIENTS	clients that are killed (default 200)
 #	CRASH_WORKERS	workers killed under a client (default 8)
 #	CRASH_ALL	kills of everything (default 4)
 #	CRASH_SEED	seed of the first
 . "$(dirname "$0")/../lib/lib.sh"
 
-: "${CRASH_CLIENTS:=100}" "${CRASH_WORKERS:=8}" "${CRASH_ALL:=4}" "${CRASH_SEED:=1}"
+: "${CRASH_CLIENTS:=200}" "${CRASH_WORKERS:=8}" "${CRASH_ALL:=4}" "${CRASH_SEED:=1}"
 lender=$BUILD/tests/crash/lender
 store=$TMP/store mnt=$TMP/mnt acks=$TMP/acks
 RANDOM=$((CRASH_SEED % 32768))

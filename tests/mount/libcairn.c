@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A trainer on libcairn, for tests/mount/libcairn.sh.
+ * A trainer on libcairn, for tests/mount/libcairn.sh and tests/crash/libcairn_kill.sh.
  *
  *	libcairn steps DIR STEPS SHARDS BYTES	STEPS checkpoints DIR/step-N of SHARDS shards, durable
  *						one after the other; from device memory where there is
@@ -10,6 +10,9 @@
  *	libcairn kept FILE BYTES		a reader maps each version before it is durable
  *	libcairn hold DIR BYTES			makes shards without end, until it is killed
  *	libcairn mount DIR			cairn_stage_mount
+ *	libcairn train DIR BYTES		saves steps without end, until it is killed, from the one
+ *						after DIR/newest on: the shards of DIR/slot-N, then newest
+ *	libcairn prefix DIR BYTES		whether DIR is what any number of its commits leave
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -284,6 +287,126 @@ static void hold(const char *dir, size_t n)
 	}
 }
 
+/* ---- killed ---- */
+
+#define SLOTS 4
+#define SHARDS 2
+
+/* A step's shards tell it in their first bytes, and have a size of their own. */
+static unsigned tag(unsigned step, int i)
+{
+	return step * SHARDS + (unsigned)i + 1;
+}
+
+static size_t tag_size(unsigned t, size_t n)
+{
+	return n - t % 97 * 4096 - t % 13;
+}
+
+/* -1: not there. */
+static long newest(const char *dir)
+{
+	char path[4096], text[32] = "";
+	long step;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/newest", dir);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (read(fd, text, sizeof(text) - 1) <= 0 || sscanf(text, "%ld.", &step) != 1 || !strchr(text, '.'))
+		die("%s: torn: \"%s\"", path, text);
+	close(fd);
+	return step;
+}
+
+static void train(const char *dir, size_t n)
+{
+	cairn_stage *stage = open_stage(dir);
+	char path[4096], text[32], *bytes = need(n);
+
+	for (unsigned step = (unsigned)(newest(dir) + 1);; step++) {
+		for (int i = 0; i < SHARDS; i++) {
+			size_t size = tag_size(tag(step, i), n);
+
+			snprintf(path, sizeof(path), "%s/slot-%u/shard-%d", dir, step % SLOTS, i);
+			fill(bytes, size, tag(step, i));
+			save(stage, path, bytes, size);
+		}
+		snprintf(path, sizeof(path), "%s/newest", dir);
+		snprintf(text, sizeof(text), "%u.", step);
+		save(stage, path, text, strlen(text));
+	}
+}
+
+/* Which step's shard stands there, all of it; -1: none. */
+static long shard_step(const char *dir, unsigned slot, int i, size_t n, char *want, char *got)
+{
+	char path[4096];
+	unsigned t = 0;
+	struct stat st;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/slot-%u/shard-%d", dir, slot, i);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (fstat(fd, &st) || (size_t)st.st_size > n || read(fd, got, n) != st.st_size)
+		die("read %s", path);
+	close(fd);
+	for (unsigned long long first = 0; first != *(unsigned long long *)got; t++) {
+		if (t == 1000000)
+			die("%s: bytes of no shard", path);
+		first = (t + 1) * 0x2545f4914f6cdd1dull;
+	}
+	if ((int)((t - 1) % SHARDS) != i || (t - 1) / SHARDS % SLOTS != slot || tag_size(t, n) != (size_t)st.st_size)
+		die("%s: %zu bytes, as if of tag %u", path, (size_t)st.st_size, t);
+	fill(want, (size_t)st.st_size, t);
+	check(got, want, (size_t)st.st_size, path);
+	return (t - 1) / SHARDS;
+}
+
+/* Step `last` is whole, and so are those before it that still have their slots; of the next one there
+ * are the first few shards, the others in its slot are of the step whose slot it was. False: text. */
+static bool is_prefix(const char *dir, size_t n, long last, char text[128])
+{
+	char *want = need(n), *got = need(n);
+
+	*text = '\0';
+	for (long step = last + 1; step > last + 1 - SLOTS; step--) {
+		bool later = false;
+
+		/* the last one first: a store goes on meanwhile */
+		for (int i = SHARDS - 1; i >= 0 && step >= 0; i--) {
+			long has = shard_step(dir, (unsigned)(step % SLOTS), i, n, want, got);
+			long before = step - SLOTS < 0 ? -1 : step - SLOTS;
+
+			if (has != step && (later || step <= last || has != before))
+				snprintf(text, 128, "newest is %ld, shard %d of step %ld is of step %ld", last, i,
+					 step, has);
+			later |= has == step;
+		}
+	}
+	free(want);
+	free(got);
+	return !*text;
+}
+
+static void prefix(const char *dir, size_t n)
+{
+	char text[128];
+	long last;
+
+	do {
+		last = newest(dir);
+		if (is_prefix(dir, n, last, text)) {
+			printf("newest %ld\n", last);
+			return;
+		}
+	} while (newest(dir) != last);	/* it went on meanwhile */
+	die("%s", text);
+}
+
 /* A driver that LD_LIBRARY_PATH leads to; device 0 is this trainer's. */
 static void open_gpu(void)
 {
@@ -310,6 +433,10 @@ int main(int argc, char **argv)
 		kept(argv[2], strtoull(argv[3], NULL, 10));
 	} else if (!strcmp(cmd, "hold") && argc == 4) {
 		hold(argv[2], strtoull(argv[3], NULL, 10));
+	} else if (!strcmp(cmd, "train") && argc == 4) {
+		train(argv[2], strtoull(argv[3], NULL, 10));
+	} else if (!strcmp(cmd, "prefix") && argc == 4) {
+		prefix(argv[2], strtoull(argv[3], NULL, 10));
 	} else if (!strcmp(cmd, "mount")) {
 		cairn_stage *stage = open_stage(argv[2]);
 		const char *mount = cairn_stage_mount(stage);
