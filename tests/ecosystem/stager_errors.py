@@ -67,8 +67,8 @@ def while_staging(top):
                 state = got = None
                 if threads and after < 3:
                     raises(KeyError, stager.synchronize_staging)
-                stager.synchronize_staging()        # told once
-                empty(stager)
+                    stager.synchronize_staging()    # told once
+                empty(stager)                       # nor does a Future keep its result
                 state = model(2)
                 got = stager.stage(state)
                 equal(got.result() if threads else got, state)
