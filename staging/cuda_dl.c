@@ -413,6 +413,11 @@ int cuda_dl_marks_wait(const struct cuda_dl *cu, struct cuda_dl_marks *m)
 		if (!m->v[i].set)
 			continue;
 		e = CALL(cu, event_sync, "cuEventSynchronize", m->v[i].event);
+		/* The memory may go back next: nothing may write to it. The stream may be gone. */
+		if (e && cu->ctx_push(m->v[i].ctx) == CUDL_OK) {
+			cu->ctx_sync();
+			cuda_dl_leave(cu, true);
+		}
 		m->v[i].set = false;
 		err = err ? err : e;
 	}

@@ -68,6 +68,7 @@ typedef struct CUevent_st *cudl_event;
 	  (cudl_device))                                                                           \
 	X(ctx_current, cuCtxGetCurrent, "cuCtxGetCurrent", 4000, (cudl_context *))                 \
 	X(ctx_device, cuCtxGetDevice, "cuCtxGetDevice", 2000, (cudl_device *))                     \
+	X(ctx_sync, cuCtxSynchronize, "cuCtxSynchronize", 2000, (void))                            \
 	X(ctx_push, cuCtxPushCurrent, "cuCtxPushCurrent_v2", 4000, (cudl_context))                 \
 	X(ctx_pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2", 4000, (cudl_context *))                  \
 	X(host_register, cuMemHostRegister, "cuMemHostRegister_v2", 6050,                          \
@@ -197,7 +198,8 @@ struct cuda_dl_marks {
  * one. Wants a context of the stream's device. */
 int cuda_dl_mark(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_stream stream);
 /* Returns when all noted is done, asleep meanwhile; then nothing is noted. Wants no context.
- * -EIO: something failed; the rest was waited for as far as the driver does that. */
+ * -EIO: something failed; then all that the context has was waited for, as far as the driver still
+ * does that. */
 int cuda_dl_marks_wait(const struct cuda_dl *cu, struct cuda_dl_marks *m);
 void cuda_dl_marks_free(const struct cuda_dl *cu, struct cuda_dl_marks *m);
 

@@ -432,8 +432,21 @@ struct CUevent_st {
 	struct CUevent_st *next;
 	unsigned long long asked, done;
 	cudl_context ctx;
+	bool dead;	/* destroyed before it was done */
 };
 static struct CUevent_st *events;
+
+static void event_free(cudl_event e)
+{
+	struct CUevent_st **p = &events;
+
+	while (*p != e)
+		p = &(*p)->next;
+	*p = e->next;
+	if (!e->dead)
+		--*counter("events_now");
+	free(e);
+}
 
 struct op {
 	struct op *next;
@@ -513,8 +526,11 @@ static void *engine(void *arg)
 		if (o->n)
 			memcpy(o->to, o->from, o->n);
 		pthread_mutex_lock(&lock);
-		if (o->event)
+		if (o->event) {
 			o->event->done = o->number;
+			if (o->event->dead && o->event->done == o->event->asked)
+				event_free(o->event);
+		}
 		s->first = o->next;
 		if (!s->first)
 			s->last = &s->first;
@@ -610,17 +626,6 @@ EXPORT cudl_result cuStreamDestroy_v2(cudl_stream h)
 	return leave(CUDL_OK);
 }
 
-static void event_free(cudl_event e)
-{
-	struct CUevent_st **p = &events;
-
-	while (*p != e)
-		p = &(*p)->next;
-	*p = e->next;
-	free(e);
-	--*counter("events_now");
-}
-
 /* What was registered in it, and its events, go with it. */
 static void end_context(cudl_context ctx)
 {
@@ -637,6 +642,15 @@ static void end_context(cudl_context ctx)
 		if (e->ctx == ctx)
 			event_free(e);
 	}
+}
+
+EXPORT cudl_result cuCtxSynchronize(void)
+{
+	ENTER_CONTEXT("cuCtxSynchronize");
+	for (int i = 0; i < STREAMS; i++)
+		while (streams[i].used && streams[i].ctx == current() && streams[i].first)
+			pthread_cond_wait(&cond, &lock);
+	return leave(lost ? LOST : CUDL_OK);
 }
 
 EXPORT cudl_result cuEventCreate(cudl_event *out, unsigned flags)
@@ -678,9 +692,13 @@ EXPORT cudl_result cuEventDestroy_v2(cudl_event e)
 {
 	cudl_result r = enter("cuEventDestroy");
 
-	while (e->done < e->asked)
-		pthread_cond_wait(&cond, &lock);
-	event_free(e);
+	/* It does not wait, so that who should have is seen. */
+	if (e->done < e->asked) {
+		e->dead = true;
+		--*counter("events_now");
+	} else {
+		event_free(e);
+	}
 	return leave(r);
 }
 
