@@ -6,6 +6,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 /* ---- errors ----------------------------------------------------------------------- */
 
@@ -198,7 +199,9 @@ bool fmt_is_utf8(const char *text, size_t n)
 /* ---- arena ------------------------------------------------------------------------ */
 
 #define BLOCK_MIN 4096u
-#define BLOCK_MAX (1u << 20)
+#define BLOCK_MAX (8u << 20)
+#define HUGE (2u << 20)		/* from here on a multiple of it, in pages of that size where there are any:
+				 * a quarter of the time that large metadata takes went into small ones */
 
 struct arena_block {
 	struct arena_block *next;
@@ -216,31 +219,52 @@ void arena_free(struct arena *a)
 	while (a->block) {
 		struct arena_block *next = a->block->next;
 
-		free(a->block);
+		if (a->block->size < HUGE - sizeof(*a->block))
+			free(a->block);
+		else
+			munmap(a->block, sizeof(*a->block) + a->block->size);
 		a->block = next;
 	}
+	a->next = NULL;
 	a->left = 0;
+}
+
+/* *size: of all of it; may become more. NULL: no memory. */
+static struct arena_block *get_block(size_t *size)
+{
+	void *b;
+
+	if (*size < HUGE)
+		return calloc(1, *size);
+	*size = (*size + HUGE - 1) & ~((size_t)HUGE - 1);
+	b = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (b == MAP_FAILED)
+		return NULL;
+	madvise(b, *size, MADV_HUGEPAGE);
+	return b;
 }
 
 static int add_block(struct arena *a, size_t need)
 {
-	size_t size = a->block ? a->block->size * 2 : BLOCK_MIN;
+	size_t size = a->block ? (sizeof(*a->block) + a->block->size) * 2 : BLOCK_MIN;
 	struct arena_block *b;
 
 	if (size > BLOCK_MAX)
 		size = BLOCK_MAX;
-	if (size < need)
-		size = need;
-	b = calloc(1, sizeof(*b) + size);
+	if (size < need + sizeof(*b))
+		size = need + sizeof(*b);
+	b = get_block(&size);
 	if (!b)
 		return -ENOMEM;
+	size -= sizeof(*b);
 	b->size = a->left = size;
 	b->next = a->block;
 	a->block = b;
+	a->next = b->bytes;
 	return 0;
 }
 
-void *arena_get(struct arena *a, size_t size)
+void *arena_get_more(struct arena *a, size_t size)
 {
 	size_t need = (size + 7) & ~(size_t)7;
 
@@ -252,9 +276,7 @@ void *arena_get(struct arena *a, size_t size)
 		a->err = -ENOMEM;
 		return NULL;
 	}
-	a->used += need;
-	a->left -= need;
-	return a->block->bytes + a->block->size - a->left - need;
+	return arena_get(a, size);
 }
 
 void *arena_array(struct arena *a, size_t n, size_t size)

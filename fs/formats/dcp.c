@@ -19,19 +19,23 @@ struct stored {			/* one entry of storage_data */
 	uint32_t file;
 	uint64_t start, length;
 	const struct pickle_node *transforms;	/* NULL: none */
-	uint64_t hash;
-	bool used;
 };
 
+/* The three dicts name the same things, mostly in the same order: what follows the one that was found
+ * last is looked at before its place is looked up. */
 struct reader {
 	struct fmt_set *set;
 	struct fmt_error *e;
 	struct stored *v;
-	uint32_t n, *slot;	/* slot: index + 1, open addressing */
-	size_t cap;		/* of slot, a power of two */
+	uint32_t n, next;
+	struct fmt_table stored;
 	const struct pickle_seq *path;	/* planner_data's pairs; NULL: none */
-	uint32_t *path_slot;	/* pair + 1 */
-	size_t path_cap;
+	uint32_t next_path;
+	struct fmt_table paths;		/* filled when it is first needed */
+	struct {			/* steps of paths, of which there are few different ones */
+		const char *p, *copy;
+		uint32_t n;
+	} step[64];
 };
 
 #define bad(r, n, ...) fmt_fail((r)->e, -EBADMSG, (n)->at, __VA_ARGS__)
@@ -47,22 +51,6 @@ static int no_arena(struct reader *r)
 
 /* ---- storage_data ----------------------------------------------------------------- */
 
-/* A name and an offset; offset NULL: none. Elements that are no sizes count as 0 here and
- * are found when they are copied. */
-static uint64_t hash_of(const struct pickle_node *fqn, const struct pickle_seq *offset)
-{
-	uint64_t h = fmt_hash(FMT_HASH_SEED, fqn->u.s.p, fqn->u.s.n);
-
-	for (uint32_t i = 0; offset && i < offset->n && i < FMT_MAX_DIMS; i++) {
-		uint64_t x = 0;
-
-		pickle_u64(offset->v[i], &x);
-		h = (h ^ x) * 0x9e3779b97f4a7c15u;
-		h ^= h >> 32;
-	}
-	return h ^ h >> 29;
-}
-
 static bool same_sizes(const struct pickle_seq *a, const struct pickle_seq *b)
 {
 	if (!a || !b || a->n != b->n || a->n > FMT_MAX_DIMS)
@@ -76,26 +64,54 @@ static bool same_sizes(const struct pickle_seq *a, const struct pickle_seq *b)
 	return true;
 }
 
-static uint32_t *find_slot(const struct reader *r, const struct pickle_node *fqn,
-			   const struct pickle_seq *offset, uint64_t hash)
+static bool same_str(const struct pickle_node *a, const struct pickle_node *b)
 {
-	for (size_t i = hash;; i++) {
-		uint32_t *s = &r->slot[i & (r->cap - 1)];
-		const struct stored *t = *s ? &r->v[*s - 1] : NULL;
-
-		if (!t || (t->hash == hash && t->fqn->u.s.n == fqn->u.s.n &&
-			   !memcmp(t->fqn->u.s.p, fqn->u.s.p, fqn->u.s.n) &&
-			   same_sizes(t->offset, offset)))
-			return s;
-	}
+	return a == b || (a->u.s.n == b->u.s.n && !memcmp(a->u.s.p, b->u.s.p, a->u.s.n));
 }
 
-static struct stored *find_stored(const struct reader *r, const struct pickle_node *fqn,
+struct place {
+	const struct reader *r;
+	const struct pickle_node *fqn;
+	const struct pickle_seq *offset;	/* NULL: none */
+};
+
+static bool is_place(const void *ctx, uint32_t i)
+{
+	const struct place *k = ctx;
+	const struct stored *t = &k->r->v[i];
+
+	return same_str(t->fqn, k->fqn) && same_sizes(t->offset, k->offset);
+}
+
+/* Elements that are no sizes count as 0 here and are found when they are copied. */
+static uint64_t hash_of(const struct place *k)
+{
+	const struct fmt_table *t = &k->r->stored;
+	uint64_t h = fmt_table_hash(t, k->fqn->u.s.p, k->fqn->u.s.n);
+
+	for (uint32_t i = 0; k->offset && i < k->offset->n && i < FMT_MAX_DIMS; i++) {
+		uint64_t x = 0;
+
+		pickle_u64(k->offset->v[i], &x);
+		h = fmt_table_mix(t, h, x);
+	}
+	return h;
+}
+
+static struct stored *find_stored(struct reader *r, const struct pickle_node *fqn,
 				  const struct pickle_seq *offset)
 {
-	uint32_t *s = r->cap ? find_slot(r, fqn, offset, hash_of(fqn, offset)) : NULL;
+	const struct place k = { r, fqn, offset };
 
-	return s && *s ? &r->v[*s - 1] : NULL;
+	if (r->next >= r->n || !is_place(&k, r->next)) {
+		const struct fmt_slot *s =
+			r->n ? fmt_table_slot(&r->stored, hash_of(&k), is_place, &k) : NULL;
+
+		if (!s || !s->index)
+			return NULL;
+		r->next = s->index - 1;
+	}
+	return &r->v[r->next++];
 }
 
 /* _StorageInfo{relative_path, offset, length, transform_descriptors?} */
@@ -127,7 +143,9 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 {
 	struct stored t = { .fqn = pickle_attr(key, "fqn"), .at = key };
 	const struct pickle_node *offset = pickle_attr(key, "offset");
-	uint32_t *s;
+	struct fmt_slot *s;
+	struct place k;
+	uint64_t hash;
 	int err;
 
 	if (!pickle_is_object(key, CLASSES, "MetadataIndex") || !t.fqn || t.fqn->kind != PICKLE_STR)
@@ -141,12 +159,13 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	err = read_info(r, value, &t);
 	if (err)
 		return err;
-	t.hash = hash_of(t.fqn, t.offset);
-	s = find_slot(r, t.fqn, t.offset, t.hash);
-	if (*s)
+	k = (struct place){ r, t.fqn, t.offset };
+	hash = hash_of(&k);
+	s = fmt_table_slot(&r->stored, hash, is_place, &k);
+	if (s->index)
 		return bad(r, key, "%.*s: stored twice at the same offset", STR(t.fqn));
+	fmt_table_put(&r->stored, s, hash, r->n);
 	r->v[r->n++] = t;
-	*s = r->n;
 	return 0;
 }
 
@@ -159,12 +178,10 @@ static int read_storage(struct reader *r, const struct pickle_node *root)
 	if (!d || d->kind != PICKLE_DICT)
 		return bad(r, root, "Metadata without storage_data: %s", pickle_kind_name(d));
 	n = d->u.seq.n / 2;
-	for (r->cap = 16; r->cap < 2 * (size_t)n; r->cap *= 2)
-		;
 	r->v = calloc(n ? n : 1, sizeof(*r->v));
-	r->slot = calloc(r->cap, sizeof(*r->slot));
-	if (!r->v || !r->slot)
-		return fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
+	err = r->v ? fmt_table_room(&r->stored, n) : -ENOMEM;
+	if (err)
+		return fmt_fail(r->e, err, FMT_NOWHERE, "no memory");
 	for (uint32_t i = 0; !err && i < n; i++)
 		err = read_stored(r, d->u.seq.v[2 * i], d->u.seq.v[2 * i + 1]);
 	return err;
@@ -239,7 +256,6 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 	p.refusal = "storage_data names no file for it";
 	s = find_stored(r, fqn, pickle_sizes(offset));
 	if (s) {
-		s->used = true;
 		p.file = s->file;
 		p.at = s->start;
 		p.length = s->length;
@@ -252,44 +268,95 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 
 /* ---- planner_data ------------------------------------------------------------------- */
 
-static uint32_t *find_path_slot(const struct reader *r, const struct pickle_node *fqn)
+static bool is_path(const void *ctx, uint32_t pair)
 {
-	for (size_t i = hash_of(fqn, NULL);; i++) {
-		uint32_t *s = &r->path_slot[i & (r->path_cap - 1)];
-		const struct pickle_node *k = *s ? r->path->v[2 * (*s - 1)] : NULL;
+	const struct place *k = ctx;
+	const struct pickle_node *key = k->r->path->v[2 * pair];
 
-		if (!k || (k->u.s.n == fqn->u.s.n && !memcmp(k->u.s.p, fqn->u.s.p, fqn->u.s.n)))
-			return s;
-	}
+	return key->kind == PICKLE_STR && same_str(key, k->fqn);
 }
 
-static int read_planner(struct reader *r, const struct pickle_node *root)
+static int fill_paths(struct reader *r)
+{
+	int err = fmt_table_room(&r->paths, r->path->n / 2);
+
+	for (uint32_t i = 0; !err && i < r->path->n / 2; i++) {
+		const struct pickle_node *key = r->path->v[2 * i];
+		const struct place k = { .r = r, .fqn = key };
+		uint64_t hash;
+
+		if (key->kind != PICKLE_STR)
+			continue;
+		hash = fmt_table_hash(&r->paths, key->u.s.p, key->u.s.n);
+		fmt_table_put(&r->paths, fmt_table_slot(&r->paths, hash, is_path, &k), hash, i);
+	}
+	return err ? fmt_fail(r->e, err, FMT_NOWHERE, "no memory") : 0;
+}
+
+/* *out: its value; NULL: it has none. */
+static int find_path(struct reader *r, const struct pickle_node *fqn,
+		     const struct pickle_node **out)
+{
+	const struct place k = { .r = r, .fqn = fqn };
+	uint32_t i = r->next_path;
+
+	*out = NULL;
+	if (!r->path)
+		return 0;
+	if (i >= r->path->n / 2 || !is_path(&k, i)) {
+		const struct fmt_slot *s;
+		int err = r->paths.cap ? 0 : fill_paths(r);
+
+		if (err)
+			return err;
+		s = fmt_table_slot(&r->paths,
+				   fmt_table_hash(&r->paths, fqn->u.s.p, fqn->u.s.n), is_path, &k);
+		if (!s->index)
+			return 0;
+		i = s->index - 1;
+	}
+	r->next_path = i + 1;
+	*out = r->path->v[2 * i + 1];
+	return 0;
+}
+
+/* The keys on the way are the same few strings of the pickle again and again. */
+static int copy_step(struct reader *r, const struct pickle_node *n, const char **out)
+{
+	size_t i = (uintptr_t)n->u.s.p % (sizeof(r->step) / sizeof(r->step[0]));
+	int err;
+
+	if (r->step[i].p != n->u.s.p || r->step[i].n != n->u.s.n) {
+		err = fmt_set_string(r->set, n->u.s.p, n->u.s.n, &r->step[i].copy, r->e);
+		if (err)
+			return err;
+		r->step[i].p = n->u.s.p;
+		r->step[i].n = n->u.s.n;
+	}
+	*out = r->step[i].copy;
+	return 0;
+}
+
+static void read_planner(struct reader *r, const struct pickle_node *root)
 {
 	const struct pickle_node *d = pickle_attr(root, "planner_data");
 
-	if (!d || d->kind != PICKLE_DICT)
-		return 0;
-	for (r->path_cap = 16; r->path_cap < (size_t)d->u.seq.n; r->path_cap *= 2)
-		;
-	r->path_slot = calloc(r->path_cap, sizeof(*r->path_slot));
-	if (!r->path_slot)
-		return fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
-	r->path = &d->u.seq;
-	for (uint32_t i = 0; i < d->u.seq.n / 2; i++)
-		if (d->u.seq.v[2 * i]->kind == PICKLE_STR)
-			*find_path_slot(r, d->u.seq.v[2 * i]) = i + 1;
-	return 0;
+	if (d && d->kind == PICKLE_DICT)
+		r->path = &d->u.seq;
 }
 
 /* planner_data: the way down to each item, a tuple of keys and list indices. Another planner's may
  * be anything: what is no such way is none. */
 static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt_path *out)
 {
-	const uint32_t *slot = r->path ? find_path_slot(r, fqn) : NULL;
-	const struct pickle_seq *q = slot && *slot ? pickle_sizes(r->path->v[2 * *slot - 1]) : NULL;
+	const struct pickle_node *way;
+	const struct pickle_seq *q;
 	struct fmt_step *v;
-	int err = 0;
+	int err = find_path(r, fqn, &way);
 
+	if (err)
+		return err;
+	q = pickle_sizes(way);
 	if (!q || !q->n || q->n > FMT_MAX_PATH || q->v[0]->kind != PICKLE_STR)
 		return 0;
 	for (uint32_t i = 0; i < q->n; i++) {
@@ -306,8 +373,7 @@ static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt
 		return no_arena(r);
 	for (uint32_t i = 0; !err && i < q->n; i++)
 		if (!pickle_u64(q->v[i], &v[i].index))
-			err = fmt_set_string(r->set, q->v[i]->u.s.p, q->v[i]->u.s.n, &v[i].key,
-					     r->e);
+			err = copy_step(r, q->v[i], &v[i].key);
 	*out = (struct fmt_path){ v, q->n };
 	return err;
 }
@@ -317,9 +383,9 @@ static const struct pickle_node *dtype_of(const struct pickle_node *n)
 {
 	const struct pickle_node *p = pickle_attr(n, "properties"), *d = pickle_attr(p, "dtype");
 
-	if (!d && p && p->kind == PICKLE_OBJECT && p->u.object->state &&
-	    p->u.object->state->kind == PICKLE_TUPLE && p->u.object->state->u.seq.n)
-		d = p->u.object->state->u.seq.v[0];
+	if (!d && p && p->kind == PICKLE_OBJECT && p->u.object.state &&
+	    p->u.object.state->kind == PICKLE_TUPLE && p->u.object.state->u.seq.n)
+		d = p->u.object.state->u.seq.v[0];
 	return d && d->kind == PICKLE_GLOBAL && pickle_is_str(d->u.global.module, "torch") ?
 	       d->u.global.name : NULL;
 }
@@ -354,7 +420,10 @@ static int read_tensor(struct reader *r, const struct pickle_node *fqn, const st
 		if (err)
 			return err;
 		t->dtype = dtype;
-		err = fmt_set_string(r->set, name->u.s.p, name->u.s.n, &t->dtype_name, r->e);
+		t->dtype_name = dtype ? dtype->name : NULL;
+		if (!dtype)
+			err = fmt_set_string(r->set, name->u.s.p, name->u.s.n, &t->dtype_name,
+					     r->e);
 		if (!err)
 			err = read_path(r, fqn, &t->path);
 	}
@@ -372,9 +441,7 @@ static int read_bytes_item(struct reader *r, const struct pickle_node *fqn)
 
 	if (err)
 		return err;
-	if (s)
-		s->used = true;
-	else
+	if (!s)
 		b->refusal = "storage_data names no file for it";
 	if (s && s->transforms)
 		err = say_transforms(r, s, &b->refusal);
@@ -414,19 +481,20 @@ int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_erro
 	if (err)
 		return err;
 	fmt_set_allow(set, len);
+	fmt_table_init(&r.stored);
+	fmt_table_init(&r.paths);
 	root = pickle_root(p);
 	if (!pickle_is_object(root, CLASSES, "Metadata"))
 		err = bad(&r, root, "%s, not the Metadata of a distributed checkpoint",
 			  pickle_kind_name(root));
 	if (!err)
 		err = read_storage(&r, root);
-	if (!err)
-		err = read_planner(&r, root);
+	read_planner(&r, root);
 	if (!err)
 		err = read_state(&r, root);
 	free(r.v);
-	free(r.slot);
-	free(r.path_slot);
+	fmt_table_free(&r.stored);
+	fmt_table_free(&r.paths);
 	pickle_free(p);
 	return err;
 }

@@ -187,18 +187,34 @@ enum pickle_kind {
 	PICKLE_PERSID,		/* u.id */
 };
 
+struct pickle_node;
+
 struct pickle_seq {
 	struct pickle_node **v;
 	uint32_t n, cap;
 };
 
+struct pickle_more {		/* what few objects have */
+	struct pickle_node *kwargs;	/* NULL unless NEWOBJ_EX */
+	struct pickle_seq items, pairs;	/* appended to it, set in it */
+};
+
+struct pickle_object {		/* callable(*args), not called */
+	struct pickle_node *callable, *args;
+	struct pickle_node *state;	/* NULL: never BUILT */
+	struct pickle_more *more;	/* never NULL; one without anything is shared */
+};
+
+/* Only as long in memory as its kind needs: never copied. Small ints share a node, and so does what
+ * has one value. */
 struct pickle_node {
 	uint8_t kind;
 	uint8_t seen;		/* for who walks: 0 when parsed */
-	uint32_t at;		/* offset of the opcode that made it */
+	uint32_t at;		/* offset of the opcode that made it, the first of those that share it */
 	union {
 		int64_t i;
 		double f;
+		struct pickle_node *id;
 		struct {
 			const char *p;	/* into the bytes parsed */
 			uint32_t n;
@@ -207,15 +223,8 @@ struct pickle_node {
 		struct {
 			struct pickle_node *module, *name;	/* PICKLE_STR */
 		} global;
-		struct pickle_object *object;
-		struct pickle_node *id;
+		struct pickle_object object;
 	} u;
-};
-
-struct pickle_object {		/* callable(*args), not called */
-	struct pickle_node *callable, *args, *kwargs;	/* kwargs: NULL unless NEWOBJ_EX */
-	struct pickle_node *state;	/* NULL: never BUILT */
-	struct pickle_seq items, pairs;	/* appended to it, set in it */
 };
 
 struct pickle;
@@ -224,7 +233,7 @@ struct pickle;
 
 /* Nodes may be shared and may form cycles: walk with a limit. The bytes are borrowed and
  * must outlive *out. *used (may be NULL): where STOP ended. Memory is at most
- * 96 bytes for each of the first MiB and 16 for each after it; -E2BIG: it would take more. */
+ * 96 bytes for each of the first MiB and 12 for each after it; -E2BIG: it would take more. */
 int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *used,
 		 struct fmt_error *e);
 void pickle_free(struct pickle *p);	/* NULL is fine */

@@ -23,27 +23,65 @@ struct arena_block;
 
 struct arena {
 	struct arena_block *block;
-	size_t left;		/* in the newest block */
+	unsigned char *next;	/* in the newest block, and how much is left there: zeroed */
+	size_t left;		/* a multiple of 8 */
 	uint64_t used, limit;	/* limit: what the input's length allows */
 	int err;		/* why the last arena_get() failed: -ENOMEM, -E2BIG */
 };
 
 /* What an input of that length may unfold to, in bytes. Real metadata takes up to 16 for each of its
- * own where it is small, and 10 where it is large. */
+ * own where it is small, and 8 where it is large. */
 static inline uint64_t fmt_allowance(uint64_t len)
 {
 	const uint64_t small = 1u << 20;
 
-	return 4096 + (len < small ? len * 96 : small * 96 + (len - small) * 16);
+	return 4096 + (len < small ? len * 96 : small * 96 + (len - small) * 12);
 }
 
 void arena_init(struct arena *a, uint64_t limit);
 void arena_free(struct arena *a);
 /* Zeroed, aligned for anything here; NULL: see err. */
-void *arena_get(struct arena *a, size_t size);
+void *arena_get_more(struct arena *a, size_t size);	/* where the newest block may not do */
+static inline void *arena_get(struct arena *a, size_t size)
+{
+	size_t need = (size + 7) & ~(size_t)7;
+	void *p = a->next;
+
+	if (size > a->left || a->used + need > a->limit)
+		return arena_get_more(a, size);
+	a->next += need;
+	a->left -= need;
+	a->used += need;
+	return p;
+}
 void *arena_array(struct arena *a, size_t n, size_t size);
 /* A copy, NUL-terminated. */
 char *arena_string(struct arena *a, const char *p, size_t n);
+
+/* ---- tables: from a hash to an index ----------------------------------------------- */
+
+struct fmt_slot {
+	uint32_t hash, index;	/* index + 1; 0 = free */
+};
+
+struct fmt_table {
+	struct fmt_slot *slot;
+	size_t cap, used;	/* cap: a power of two, at least twice what is used */
+	uint64_t seed[2];
+};
+
+void fmt_table_init(struct fmt_table *t);
+void fmt_table_free(struct fmt_table *t);
+/* Hashes are worth something to this table only. mix() adds a number to one. */
+uint64_t fmt_table_hash(const struct fmt_table *t, const char *p, size_t n);
+uint64_t fmt_table_mix(const struct fmt_table *t, uint64_t hash, uint64_t x);
+/* Makes room for that many more. 0, -E2BIG, -ENOMEM. */
+int fmt_table_room(struct fmt_table *t, size_t more);
+/* The slot of an entry of that hash for which `same` holds, or the free one where it belongs. Only
+ * of a table that has had room. */
+struct fmt_slot *fmt_table_slot(const struct fmt_table *t, uint64_t hash,
+				bool (*same)(const void *ctx, uint32_t index), const void *ctx);
+void fmt_table_put(struct fmt_table *t, struct fmt_slot *s, uint64_t hash, uint32_t index);
 
 /* ---- sets, for those who fill them ------------------------------------------------ */
 
@@ -83,17 +121,6 @@ static inline uint64_t get64(const void *p)
 {
 	return get32(p) | (uint64_t)get32((const uint8_t *)p + 4) << 32;
 }
-
-static inline uint64_t fmt_hash(uint64_t h, const void *p, size_t n)
-{
-	const uint8_t *b = (const uint8_t *)p;
-
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ b[i]) * 0x100000001b3u;	/* FNV-1a, then mixed by the user */
-	return h;
-}
-
-#define FMT_HASH_SEED 0xcbf29ce484222325u
 
 static inline void fmt_free_ptr(void *p)
 {

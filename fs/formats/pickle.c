@@ -29,8 +29,9 @@ struct machine {
 	size_t *mark;
 	size_t n_marks, cap_marks;
 	struct pickle_node **memo;
-	size_t cap_memo, n_memo;
+	size_t cap_memo, n_memo, end_memo;	/* end: all behind it was never set */
 	struct pickle_node *root;	/* set by STOP */
+	struct pickle_node *small[256];	/* the nodes of these ints, once there was one */
 	struct fmt_error *e;
 };
 
@@ -40,6 +41,7 @@ static struct pickle_node none = { .kind = PICKLE_NONE };
 static struct pickle_node no = { .kind = PICKLE_FALSE };
 static struct pickle_node yes = { .kind = PICKLE_TRUE };
 static struct pickle_node empty = { .kind = PICKLE_TUPLE };
+static struct pickle_more nothing;
 
 #define bad(m, ...) fmt_fail((m)->e, -EBADMSG, (m)->at, __VA_ARGS__)
 
@@ -53,26 +55,32 @@ static int out_of_memory(struct machine *m)
 							   "no memory");
 }
 
-static int take(struct machine *m, uint64_t n, const uint8_t **out)
+static int cut_off(struct machine *m, uint64_t n)
+{
+	return bad(m, "cut off: %llu bytes wanted, %zu there", (unsigned long long)n,
+		   m->len - m->pos);
+}
+
+static inline int take(struct machine *m, uint64_t n, const uint8_t **out)
 {
 	if (n > m->len - m->pos)
-		return bad(m, "cut off: %llu bytes wanted, %zu there", (unsigned long long)n,
-			   m->len - m->pos);
+		return cut_off(m, n);
 	*out = m->p + m->pos;
 	m->pos += n;
 	return 0;
 }
 
 /* A little-endian number of 1, 2, 4 or 8 bytes. */
-static int take_number(struct machine *m, unsigned size, uint64_t *out)
+static inline int take_number(struct machine *m, unsigned size, uint64_t *out)
 {
 	const uint8_t *b;
 	int err = take(m, size, &b);
 
 	*out = 0;
-	for (unsigned i = size; !err && i-- > 0;)
-		*out = *out << 8 | b[i];
-	return err;
+	if (err)
+		return err;
+	*out = size == 1 ? *b : size == 2 ? get16(b) : size == 4 ? get32(b) : get64(b);
+	return 0;
 }
 
 /* ---- stack ------------------------------------------------------------------------ */
@@ -101,16 +109,26 @@ static void *grown(struct machine *m, void *v, size_t *cap, size_t need, size_t 
 	return p;
 }
 
-static int push(struct machine *m, struct pickle_node *n)
+static int make_room(struct machine *m)
 {
-	struct pickle_node **v;
+	struct pickle_node **v = grown(m, m->stack, &m->cap, m->n + 1, sizeof(*v));
 
-	if (!n)
-		return out_of_memory(m);
-	v = grown(m, m->stack, &m->cap, m->n + 1, sizeof(*v));
 	if (!v)
 		return out_of_memory(m);
 	m->stack = v;
+	return 0;
+}
+
+static inline int push(struct machine *m, struct pickle_node *n)
+{
+	if (!n)
+		return out_of_memory(m);
+	if (m->n == m->cap) {
+		int err = make_room(m);
+
+		if (err)
+			return err;
+	}
 	m->stack[m->n++] = n;
 	return 0;
 }
@@ -143,9 +161,26 @@ static int pop_mark(struct machine *m, struct pickle_node ***v, size_t *n)
 	return 0;
 }
 
-static struct pickle_node *node(struct machine *m, enum pickle_kind kind)
+#define UP_TO(member) (offsetof(struct pickle_node, u) + \
+		       sizeof(((struct pickle_node *)NULL)->u.member))
+
+static inline size_t node_size(enum pickle_kind kind)
 {
-	struct pickle_node *n = arena_get(m->a, sizeof(*n));
+	switch (kind) {
+	case PICKLE_INT:
+	case PICKLE_FLOAT:
+	case PICKLE_PERSID:
+		return UP_TO(i);
+	case PICKLE_OBJECT:
+		return UP_TO(object);
+	default:
+		return UP_TO(seq) > UP_TO(s) ? UP_TO(seq) : UP_TO(s);
+	}
+}
+
+static inline struct pickle_node *node(struct machine *m, enum pickle_kind kind)
+{
+	struct pickle_node *n = arena_get(m->a, node_size(kind));
 
 	if (n) {
 		n->kind = (uint8_t)kind;
@@ -162,13 +197,13 @@ static int seq_add(struct machine *m, struct pickle_seq *s, struct pickle_node *
 
 		if (!more)
 			return out_of_memory(m);
-		if (s->n)
-			memcpy(more, s->v, s->n * sizeof(*more));
+		for (uint32_t i = 0; i < s->n; i++)
+			more[i] = s->v[i];
 		s->v = more;
 		s->cap = (uint32_t)cap;
 	}
-	if (n)
-		memcpy(s->v + s->n, v, n * sizeof(*v));
+	for (size_t i = 0; i < n; i++)	/* mostly one to four */
+		s->v[s->n + i] = v[i];
 	s->n += (uint32_t)n;
 	return 0;
 }
@@ -220,7 +255,14 @@ static int op_binint1(struct machine *m)
 	uint64_t x;
 	int err = take_number(m, 1, &x);
 
-	return err ? err : push_int(m, (int64_t)x);
+	if (err)
+		return err;
+	if (m->small[x])
+		return push(m, m->small[x]);
+	err = push_int(m, (int64_t)x);
+	if (!err)
+		m->small[x] = m->stack[m->n - 1];
+	return err;
 }
 
 static int op_binint2(struct machine *m)
@@ -415,6 +457,16 @@ static int op_tuple3(struct machine *m)
 	return small_tuple(m, 3);
 }
 
+/* What an object has beside its arguments and its state, its own; NULL: see the arena's err. */
+static struct pickle_more *more_of(struct machine *m, struct pickle_object *o)
+{
+	struct pickle_more *more = o->more == &nothing ? arena_get(m->a, sizeof(*more)) : o->more;
+
+	if (more)
+		o->more = more;
+	return more;
+}
+
 /* Puts v into what is on the top of the stack, which must be of `kind` or an object. */
 static int put(struct machine *m, enum pickle_kind kind, struct pickle_node **v, size_t n)
 {
@@ -426,7 +478,10 @@ static int put(struct machine *m, enum pickle_kind kind, struct pickle_node **v,
 		return seq_add(m, &t->u.seq, v, n);
 	if (t->kind != PICKLE_OBJECT)
 		return bad(m, "items put into %s", pickle_kind_name(t));
-	return seq_add(m, kind == PICKLE_DICT ? &t->u.object->pairs : &t->u.object->items, v, n);
+	if (!more_of(m, &t->u.object))
+		return out_of_memory(m);
+	return seq_add(m, kind == PICKLE_DICT ? &t->u.object.more->pairs :
+			  &t->u.object.more->items, v, n);
 }
 
 static int op_append(struct machine *m)
@@ -512,29 +567,38 @@ static int op_dup(struct machine *m)
 	return above(m) ? push(m, m->stack[m->n - 1]) : underflow(m);
 }
 
-static int memo_put(struct machine *m, uint64_t i)
+static int memo_room(struct machine *m, uint64_t i)
 {
-	size_t had = m->cap_memo;
 	struct pickle_node **v;
 
-	if (!above(m))
-		return underflow(m);
 	if (i >= m->len)	/* picklers count from 0 */
 		return bad(m, "memo number %llu", (unsigned long long)i);
 	v = grown(m, m->memo, &m->cap_memo, i + 1, sizeof(*v));
 	if (!v)
 		return out_of_memory(m);
 	m->memo = v;
-	if (m->cap_memo > had)
-		memset(m->memo + had, 0, (m->cap_memo - had) * sizeof(*m->memo));
+	return 0;
+}
+
+static inline int memo_put(struct machine *m, uint64_t i)
+{
+	int err;
+
+	if (!above(m))
+		return underflow(m);
+	err = i < m->cap_memo ? 0 : memo_room(m, i);
+	if (err)
+		return err;
+	while (m->end_memo <= i)
+		m->memo[m->end_memo++] = NULL;
 	m->n_memo += !m->memo[i];
 	m->memo[i] = m->stack[m->n - 1];
 	return 0;
 }
 
-static int memo_get(struct machine *m, uint64_t i)
+static inline int memo_get(struct machine *m, uint64_t i)
 {
-	if (i >= m->cap_memo || !m->memo[i])
+	if (i >= m->end_memo || !m->memo[i])
 		return bad(m, "nothing in the memo at %llu", (unsigned long long)i);
 	return push(m, m->memo[i]);
 }
@@ -634,13 +698,16 @@ static int push_object(struct machine *m, struct pickle_node *callable, struct p
 	if (args->kind != PICKLE_TUPLE)
 		return bad(m, "a call with %s for arguments", pickle_kind_name(args));
 	n = node(m, PICKLE_OBJECT);
-	o = n ? arena_get(m->a, sizeof(*o)) : NULL;
-	if (!o)
+	if (!n)
 		return out_of_memory(m);
+	o = &n->u.object;
 	o->callable = callable;
 	o->args = args;
-	o->kwargs = kwargs;
-	n->u.object = o;
+	o->more = &nothing;
+	if (kwargs && !more_of(m, o))
+		return out_of_memory(m);
+	if (kwargs)
+		o->more->kwargs = kwargs;
 	return push(m, n);
 }
 
@@ -668,9 +735,9 @@ static int op_build(struct machine *m)
 		return underflow(m);
 	if (n->kind != PICKLE_OBJECT)
 		return bad(m, "a state for %s", pickle_kind_name(n));
-	if (n->u.object->state)
+	if (n->u.object.state)
 		return bad(m, "an object with two states");
-	n->u.object->state = state;
+	n->u.object.state = state;
 	return 0;
 }
 
@@ -825,11 +892,14 @@ const char *pickle_kind_name(const struct pickle_node *n)
 	return n ? name[n->kind] : "nothing";
 }
 
+static inline bool is_str(const struct pickle_node *n, const char *text, size_t len)
+{
+	return n && n->kind == PICKLE_STR && n->u.s.n == len && !memcmp(n->u.s.p, text, len);
+}
+
 bool pickle_is_str(const struct pickle_node *n, const char *text)
 {
-	size_t len = strlen(text);
-
-	return n && n->kind == PICKLE_STR && n->u.s.n == len && !memcmp(n->u.s.p, text, len);
+	return is_str(n, text, strlen(text));
 }
 
 static bool module_is(const struct pickle_node *n, const char *module)
@@ -852,18 +922,19 @@ bool pickle_is_global(const struct pickle_node *n, const char *module, const cha
 bool pickle_is_object(const struct pickle_node *n, const char *module, const char *name)
 {
 	return n && n->kind == PICKLE_OBJECT &&
-	       pickle_is_global(n->u.object->callable, module, name);
+	       pickle_is_global(n->u.object.callable, module, name);
 }
 
 static struct pickle_node *dict_get(const struct pickle_node *d, const char *name)
 {
 	struct pickle_node *found = NULL;
+	size_t len = strlen(name);
 
 	if (!d || d->kind != PICKLE_DICT)
 		return NULL;
 	/* bounded: one big dict may be the state of many objects */
 	for (uint32_t i = 0; i + 1 < d->u.seq.n && i < 2 * MAX_ATTRS; i += 2)
-		if (pickle_is_str(d->u.seq.v[i], name))
+		if (is_str(d->u.seq.v[i], name, len))
 			found = d->u.seq.v[i + 1];
 	return found;
 }
@@ -873,9 +944,9 @@ struct pickle_node *pickle_attr(const struct pickle_node *object, const char *na
 	const struct pickle_node *state;
 	struct pickle_node *found = NULL;
 
-	if (!object || object->kind != PICKLE_OBJECT || !object->u.object->state)
+	if (!object || object->kind != PICKLE_OBJECT || !object->u.object.state)
 		return NULL;
-	state = object->u.object->state;
+	state = object->u.object.state;
 	if (state->kind != PICKLE_TUPLE)
 		return dict_get(state, name);
 	for (uint32_t i = 0; i < state->u.seq.n && i < 2 && !found; i++)
@@ -894,9 +965,9 @@ bool pickle_u64(const struct pickle_node *n, uint64_t *out)
 const struct pickle_seq *pickle_sizes(const struct pickle_node *n)
 {
 	if (n && n->kind == PICKLE_OBJECT &&
-	    pickle_is_global(n->u.object->callable, "torch", "Size") &&
-	    n->u.object->args->u.seq.n == 1)
-		n = n->u.object->args->u.seq.v[0];
+	    pickle_is_global(n->u.object.callable, "torch", "Size") &&
+	    n->u.object.args->u.seq.n == 1)
+		n = n->u.object.args->u.seq.v[0];
 	if (!n || (n->kind != PICKLE_TUPLE && n->kind != PICKLE_LIST))
 		return NULL;
 	return &n->u.seq;

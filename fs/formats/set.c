@@ -2,8 +2,8 @@
  *
  * Sets of tensors, and whether their pieces cover them.
  *
- * Everything lives in one arena whose limit grows with what is read into the set. Tensors,
- * files and the pieces of one tensor are found by hash: tables of index + 1, open addressing.
+ * Everything lives in one arena whose limit grows with what is read into the set. Tensors and
+ * files are found by hash.
  */
 #include "fs/formats/inside.h"
 
@@ -11,14 +11,9 @@
 
 #define MAX_OFF_GRID 4096u	/* pieces compared pair by pair */
 
-struct table {
-	uint32_t *slot;		/* index + 1; 0 = free */
-	size_t cap, used;	/* cap: a power of two */
-};
-
 struct fmt_set_inside {
 	struct arena arena;
-	struct table tensors, files;
+	struct fmt_table tensors, files;
 	bool finished;
 	size_t cap_tensors, cap_files, cap_blobs;
 };
@@ -27,54 +22,6 @@ static int no_memory(struct fmt_error *e, int err)
 {
 	return fmt_fail(e, err, FMT_NOWHERE, err == -E2BIG ? "unfolds beyond all proportion" :
 							      "no memory");
-}
-
-/* ---- tables ----------------------------------------------------------------------- */
-
-static size_t mix(uint64_t h)
-{
-	h ^= h >> 32;
-	h *= 0x9e3779b97f4a7c15u;
-	return (size_t)(h ^ h >> 29);
-}
-
-/* The slot of an entry for which `same` holds, or the free one where it belongs. */
-static uint32_t *slot_of(const struct table *t, uint64_t hash,
-			 bool (*same)(const void *ctx, uint32_t index), const void *ctx)
-{
-	for (size_t i = mix(hash);; i++) {
-		uint32_t *s = &t->slot[i & (t->cap - 1)];
-
-		if (!*s || same(ctx, *s - 1))
-			return s;
-	}
-}
-
-static int table_room(struct table *t, uint64_t (*hash_of)(const void *ctx, uint32_t index),
-		      const void *ctx)
-{
-	struct table more = { .cap = t->cap ? t->cap * 2 : 64, .used = t->used };
-
-	if (t->cap && t->used < t->cap / 2)
-		return 0;
-	if (t->used >= UINT32_MAX / 4)
-		return -E2BIG;
-	more.slot = calloc(more.cap, sizeof(*more.slot));
-	if (!more.slot)
-		return -ENOMEM;
-	for (size_t i = 0; i < t->cap; i++) {
-		if (!t->slot[i])
-			continue;
-		for (size_t j = mix(hash_of(ctx, t->slot[i] - 1));; j++) {
-			if (!more.slot[j & (more.cap - 1)]) {
-				more.slot[j & (more.cap - 1)] = t->slot[i];
-				break;
-			}
-		}
-	}
-	free(t->slot);
-	*t = more;
-	return 0;
 }
 
 /* ---- the set ---------------------------------------------------------------------- */
@@ -90,6 +37,8 @@ struct fmt_set *fmt_set_new(void)
 		return NULL;
 	}
 	arena_init(&s->inside->arena, 65536);
+	fmt_table_init(&s->inside->tensors);
+	fmt_table_init(&s->inside->files);
 	return s;
 }
 
@@ -102,8 +51,8 @@ void fmt_set_free(struct fmt_set *s)
 	free(s->tensor);
 	free(s->file);
 	free(s->blob);
-	free(s->inside->tensors.slot);
-	free(s->inside->files.slot);
+	fmt_table_free(&s->inside->tensors);
+	fmt_table_free(&s->inside->files);
 	arena_free(&s->inside->arena);
 	free(s->inside);
 	free(s);
@@ -131,7 +80,7 @@ int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
 /* v with room for one more; NULL: no memory. */
 static void *room(void *v, size_t n, size_t *cap, size_t size)
 {
-	size_t more = *cap ? *cap * 2 : 2;
+	size_t more = *cap ? *cap * 2 : 1;
 
 	if (n < *cap)
 		return v;
@@ -156,13 +105,6 @@ static bool same_file(const void *ctx, uint32_t i)
 	return !strncmp(k->s->file[i].name, k->p, k->n) && !k->s->file[i].name[k->n];
 }
 
-static uint64_t hash_file(const void *ctx, uint32_t i)
-{
-	const char *name = ((const struct fmt_set *)ctx)->file[i].name;
-
-	return fmt_hash(FMT_HASH_SEED, name, strlen(name));
-}
-
 static bool stays_below(const char *p, size_t n)
 {
 	if (!n || *p == '/' || memchr(p, '\0', n))
@@ -184,20 +126,23 @@ static bool stays_below(const char *p, size_t n)
 int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt_error *e)
 {
 	struct key k = { s, name, len };
+	struct fmt_table *t = &s->inside->files;
 	struct fmt_file *v;
+	struct fmt_slot *slot;
 	const char *copy;
-	uint32_t *slot;
+	uint64_t hash;
 	int err;
 
 	if (!stays_below(name, len))
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a file outside of the checkpoint: %.*s",
 				(int)(len < 100 ? len : 100), name);
-	err = table_room(&s->inside->files, hash_file, s);
+	err = fmt_table_room(t, 1);
 	if (err)
 		return no_memory(e, err);
-	slot = slot_of(&s->inside->files, fmt_hash(FMT_HASH_SEED, name, len), same_file, &k);
-	if (*slot)
-		return *slot - 1;
+	hash = fmt_table_hash(t, name, len);
+	slot = fmt_table_slot(t, hash, same_file, &k);
+	if (slot->index)
+		return slot->index - 1;
 	v = room(s->file, s->n_files, &s->inside->cap_files, sizeof(*v));
 	if (!v)
 		return no_memory(e, -ENOMEM);
@@ -205,9 +150,8 @@ int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt
 	err = fmt_set_string(s, name, len, &copy, e);
 	if (err)
 		return err;
+	fmt_table_put(t, slot, hash, (uint32_t)s->n_files);
 	s->file[s->n_files++] = (struct fmt_file){ .name = copy };
-	s->inside->files.used++;
-	*slot = (uint32_t)s->n_files;
 	return (int64_t)s->n_files - 1;
 }
 
@@ -234,13 +178,6 @@ static bool same_tensor(const void *ctx, uint32_t i)
 	return !strncmp(k->s->tensor[i].name, k->p, k->n) && !k->s->tensor[i].name[k->n];
 }
 
-static uint64_t hash_tensor(const void *ctx, uint32_t i)
-{
-	const char *name = ((const struct fmt_set *)ctx)->tensor[i].name;
-
-	return fmt_hash(FMT_HASH_SEED, name, strlen(name));
-}
-
 static struct fmt_tensor *find_sorted(const struct fmt_set *s, const char *name, size_t len)
 {
 	size_t lo = 0, hi = s->n_tensors;
@@ -263,25 +200,28 @@ static struct fmt_tensor *find_sorted(const struct fmt_set *s, const char *name,
 
 struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_t len)
 {
+	const struct fmt_table *t = &s->inside->tensors;
 	struct key k = { s, name, len };
-	uint32_t *slot;
+	const struct fmt_slot *slot;
 
 	if (s->inside->finished)
 		return find_sorted(s, name, len);
-	if (!s->inside->tensors.cap || memchr(name, '\0', len))
+	if (!t->cap || memchr(name, '\0', len))
 		return NULL;
-	slot = slot_of(&s->inside->tensors, fmt_hash(FMT_HASH_SEED, name, len), same_tensor, &k);
-	return *slot ? &s->tensor[*slot - 1] : NULL;
+	slot = fmt_table_slot(t, fmt_table_hash(t, name, len), same_tensor, &k);
+	return slot->index ? &s->tensor[slot->index - 1] : NULL;
 }
 
 int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 		const uint64_t *shape, struct fmt_tensor **out, struct fmt_error *e)
 {
 	struct key k = { s, name, len };
+	struct fmt_table *table = &s->inside->tensors;
+	uint64_t hash = fmt_table_hash(table, name, len);
 	struct fmt_tensor t = { .ndim = ndim }, *v;
 	int err;
 
-	err = table_room(&s->inside->tensors, hash_tensor, s);
+	err = fmt_table_room(table, 1);
 	if (err)
 		return no_memory(e, err);
 	v = room(s->tensor, s->n_tensors, &s->inside->cap_tensors, sizeof(*v));
@@ -296,11 +236,10 @@ int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 	err = fmt_set_string(s, name, len, &t.name, e);
 	if (err)
 		return err;
+	fmt_table_put(table, fmt_table_slot(table, hash, same_tensor, &k), hash,
+		      (uint32_t)s->n_tensors);
 	*out = &s->tensor[s->n_tensors++];
 	**out = t;
-	s->inside->tensors.used++;
-	*slot_of(&s->inside->tensors, fmt_hash(FMT_HASH_SEED, name, len), same_tensor, &k) =
-		(uint32_t)s->n_tensors;
 	return 0;
 }
 
@@ -513,6 +452,16 @@ static int pair_by_pair(const struct fmt_tensor *t, struct fmt_error *e)
 	return 0;
 }
 
+static bool is_whole(const struct fmt_tensor *t)
+{
+	const struct fmt_piece *p = t->n_pieces == 1 ? &t->piece[0] : NULL;
+
+	for (unsigned d = 0; p && d < t->ndim; d++)
+		if (p->offset[d] || p->size[d] != t->shape[d])
+			return false;
+	return p;
+}
+
 /* Cells of a grid are distinct once replicas are dropped, so the sum of volumes decides;
  * off a grid, pieces that sum up to the whole may still overlap. */
 int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *e)
@@ -523,6 +472,11 @@ int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *
 
 	if (!grid)
 		grid = own;
+	if (is_whole(t) && fmt_volume(t->shape, t->ndim, &want)) {
+		for (unsigned d = 0; d < t->ndim; d++)
+			grid[d] = 1;
+		return 0;
+	}
 	memset(grid, 0, t->ndim * sizeof(*grid));
 	err = in_bounds(t, e);
 	if (err)

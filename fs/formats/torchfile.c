@@ -297,7 +297,7 @@ static bool starts(const struct pickle_node *s, const char *with)
 /* Other functions of torch that rebuild tensors: sparse, quantized, subclasses, ... */
 static bool is_other_tensor(const struct pickle_node *n)
 {
-	const struct pickle_node *f = n->u.object->callable;
+	const struct pickle_node *f = n->u.object.callable;
 
 	return f->kind == PICKLE_GLOBAL && starts(f->u.global.module, "torch") &&
 	       starts(f->u.global.name, "_rebuild");
@@ -326,8 +326,8 @@ static bool rebuilt(const struct pickle_node *n, const struct pickle_node **f,
 
 	if (n->kind != PICKLE_OBJECT)
 		return false;
-	*f = n->u.object->callable;
-	a = *args = &n->u.object->args->u.seq;
+	*f = n->u.object.callable;
+	a = *args = &n->u.object.args->u.seq;
 	if (!pickle_is_object(n, "torch._tensor", "_rebuild_from_type_v2"))
 		return true;
 	if (a->n != 4 || a->v[2]->kind != PICKLE_TUPLE ||
@@ -352,14 +352,14 @@ int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done)
 	bool v3;
 
 	*done = true;
-	if (is_parameter(n) && n->u.object->args->u.seq.n)
-		n = n->u.object->args->u.seq.v[0];
+	if (is_parameter(n) && n->u.object.args->u.seq.n)
+		n = n->u.object.args->u.seq.v[0];
 	if (rebuilt(n, &f, &args) && is_rebuild(f, &v3))
 		return tensor(w, n, args, v3);
 	if (n->kind == PICKLE_PERSID)
 		return refuse(w, "storage", "a bare storage, not a tensor", 28);
 	if (n->kind == PICKLE_OBJECT && is_other_tensor(n)) {
-		const struct pickle_node *name = n->u.object->callable->u.global.name;
+		const struct pickle_node *name = n->u.object.callable->u.global.name;
 		char why[128];
 		int len = snprintf(why, sizeof(why), "a kind of tensor that is not supported: %.*s",
 				   name->u.s.n < 60 ? (int)name->u.s.n : 60, name->u.s.p);
@@ -420,10 +420,10 @@ static int child_of_seq(struct walker *w, const struct pickle_seq *q, bool pairs
 static int child_of_object(struct walker *w, const struct pickle_object *o, uint32_t i,
 			   struct pickle_node **out)
 {
-	int err = child_of_seq(w, &o->pairs, true, &i, out);
+	int err = child_of_seq(w, &o->more->pairs, true, &i, out);
 
 	if (!err && !*out)
-		err = child_of_seq(w, &o->items, false, &i, out);
+		err = child_of_seq(w, &o->more->items, false, &i, out);
 	if (!err && !*out)
 		err = child_of_seq(w, &o->args->u.seq, false, &i, out);
 	if (!err && !*out && i == 0)
@@ -442,7 +442,7 @@ static int step(struct walker *w)
 	if (w->name)
 		w->name[w->name_len] = '\0';
 	if (f->node->kind == PICKLE_OBJECT)
-		err = child_of_object(w, f->node->u.object, i, &child);
+		err = child_of_object(w, &f->node->u.object, i, &child);
 	else
 		err = child_of_seq(w, &f->node->u.seq, f->node->kind == PICKLE_DICT, &i, &child);
 	if (err)

@@ -158,7 +158,7 @@ static bool is_numpy(const struct pickle_node *g)
 
 static int no_value(struct walker *w, const struct pickle_node *n)
 {
-	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object->callable : n;
+	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object.callable : n;
 
 	if (torchfile_is_tensor(n))
 		return refused(w, "a tensor in a value that DCP does not go into, such as a tuple");
@@ -206,7 +206,7 @@ static bool is_constant(const struct pickle_node *n)
 /* The bytes of an object that is bytes as protocol 2 has them: a str, one character a byte. */
 static bool bytes_of(const struct pickle_node *n, uint64_t *len)
 {
-	const struct pickle_seq *a = n->kind == PICKLE_OBJECT ? &n->u.object->args->u.seq : NULL;
+	const struct pickle_seq *a = n->kind == PICKLE_OBJECT ? &n->u.object.args->u.seq : NULL;
 
 	*len = 0;
 	if (pickle_is_object(n, "__builtin__", "bytes") && !a->n)
@@ -228,7 +228,7 @@ static bool is_int(const struct pickle_node *n, int64_t i)
  * a fixed length. No objects, no fields, no dates. */
 static bool numpy_dtype(const struct pickle_node *n, uint64_t *size)
 {
-	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
 	const struct pickle_seq *a, *s;
 	const struct pickle_node *code;
 	int64_t wide;
@@ -263,17 +263,17 @@ static bool numpy_dtype(const struct pickle_node *n, uint64_t *size)
 /* scalar(dtype, bytes) */
 static bool numpy_scalar(const struct pickle_node *n)
 {
-	const struct pickle_seq *a = &n->u.object->args->u.seq;
+	const struct pickle_seq *a = &n->u.object.args->u.seq;
 	uint64_t size, len;
 
-	return !n->u.object->state && a->n == 2 && numpy_dtype(a->v[0], &size) &&
+	return !n->u.object.state && a->n == 2 && numpy_dtype(a->v[0], &size) &&
 	       bytes_of(a->v[1], &len) && len == size;
 }
 
 /* _reconstruct(ndarray, (0,), b"b") of (1, shape, dtype, is_fortran, bytes) */
 static bool numpy_array(const struct pickle_node *n)
 {
-	const struct pickle_object *o = n->u.object;
+	const struct pickle_object *o = &n->u.object;
 	const struct pickle_seq *a = &o->args->u.seq, *s, *shape;
 	uint64_t size, len, dim;
 
@@ -306,7 +306,7 @@ static bool is_bytes(const struct pickle_node *n)
 {
 	uint64_t len;
 
-	return !n->u.object->state && bytes_of(n, &len);
+	return !n->u.object.state && bytes_of(n, &len);
 }
 
 /* What torch.load(weights_only=True) makes of plain values, all of them plain again; and numpy's
@@ -338,9 +338,9 @@ static const struct made {
 /* NULL: not one of them, or not made as they are. */
 static const struct made *made_by(const struct pickle_node *n)
 {
-	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
 
-	if (!o || o->kwargs || o->items.n || o->pairs.n)
+	if (!o || o->more->kwargs || o->more->items.n || o->more->pairs.n)
 		return NULL;
 	for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++)
 		if (pickle_is_object(n, made[i].module, made[i].name))
@@ -399,7 +399,7 @@ struct part {			/* a container that is being written */
 /* How a container begins; *out: what is in it and how it ends. false: n is none. */
 static bool begin_of(const struct pickle_node *n, const char **begin, struct part *out)
 {
-	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
 	const struct made *m = made_by(n);
 
 	*out = (struct part){ .seq = o ? &o->args->u.seq : &n->u.seq };
@@ -417,9 +417,9 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 		*begin = "}";
 		out->end = "u";
 	} else if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n &&
-		   (!o->state || o->state->kind == PICKLE_DICT) && !o->kwargs && !o->items.n) {
+		   (!o->state || o->state->kind == PICKLE_DICT) && !o->more->kwargs && !o->more->items.n) {
 		*begin = "ccollections\nOrderedDict\n)R";
-		out->seq = &o->pairs;
+		out->seq = &o->more->pairs;
 		out->end = "u";
 		out->state = o->state;	/* attributes, such as _metadata */
 	} else {
@@ -507,18 +507,18 @@ static int add_value(struct walker *w, const struct pickle_node *n)
 /* A dict's pairs, or what stands for one; NULL: n is none. */
 static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 {
-	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? n->u.object : NULL;
+	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
 
 	if (n->kind == PICKLE_DICT)
 		return &n->u.seq;
-	if (!o || o->items.n || o->kwargs)
+	if (!o || o->more->items.n || o->more->kwargs)
 		return NULL;
 	if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n)
-		return &o->pairs;
+		return &o->more->pairs;
 	if (pickle_is_object(n, "collections", "defaultdict") && o->args->u.seq.n <= 1)
-		return &o->pairs;
+		return &o->more->pairs;
 	/* a dict too, made of one */
-	if (pickle_is_object(n, "collections", "Counter") && !o->state && !o->pairs.n &&
+	if (pickle_is_object(n, "collections", "Counter") && !o->state && !o->more->pairs.n &&
 	    o->args->u.seq.n == 1 && o->args->u.seq.v[0]->kind == PICKLE_DICT)
 		return &o->args->u.seq.v[0]->u.seq;
 	return NULL;
@@ -575,7 +575,7 @@ static void tell_left_out(struct walker *w, const char *what, const char *more)
 /* DCP keeps a dict's pairs and no more. */
 static int enter_dict(struct walker *w, const struct pickle_node *n)
 {
-	const struct pickle_node *state = n->kind == PICKLE_OBJECT ? n->u.object->state : NULL;
+	const struct pickle_node *state = n->kind == PICKLE_OBJECT ? n->u.object.state : NULL;
 	struct arena *arena = fmt_set_arena(w->set);
 
 	if (state && state->kind != PICKLE_DICT && state->kind != PICKLE_NONE)

@@ -125,6 +125,42 @@ TEST(Dcp, JoinsOnNameAndOffset)
 	EXPECT_EQ(m->file[1].need, 25u);
 }
 
+// Whatever the order of the dicts: each tensor has its own place and its own path.
+TEST(Dcp, TheDictsMayBeInAnyOrder)
+{
+	const int n = 300;
+	for (int turn : {1, 7, 299}) {
+		std::string state, storage, paths;
+		for (int i = 0; i < n; i++) {
+			int j = i * turn % n;	// prime to n, or the same order
+			std::string a = "t" + std::to_string(i), b = "t" + std::to_string(j);
+			state += str(a) + tensor({4}, chunk({0}, {2}) + chunk({2}, {2}));
+			for (uint64_t half : {0, 2})
+				storage += index(b, size({half})) + info("f", (uint64_t)j * 100 + half, 8);
+			paths += str(b) + str("w") + "\x85";
+			paths.insert(paths.size() - 1, str(std::to_string(j)) );
+			paths.back() = '\x86';
+		}
+		std::string text = "\x80\x04" + object("Metadata", str("state_dict_metadata") + "}(" + state + "u" +
+			str("planner_data") + "}(" + paths + "u" + str("storage_data") + "}(" + storage + "u") + ".";
+		Meta m(text);
+		ASSERT_EQ(m.err, 0) << m.e.text;
+		m.finish();
+		for (int i = 0; i < n; i++) {
+			std::string name = "t" + std::to_string(i);
+			const auto *t = m.find(name.c_str());
+			ASSERT_NE(t, nullptr);
+			ASSERT_EQ(t->n_pieces, 2u);
+			EXPECT_EQ(t->piece[0].at, (uint64_t)i * 100);
+			EXPECT_EQ(t->piece[1].at, (uint64_t)i * 100 + 2);
+			ASSERT_EQ(t->path.n, 2u);
+			EXPECT_STREQ(t->path.step[0].key, "w");
+			EXPECT_EQ(t->path.step[1].key, std::to_string(i));
+			EXPECT_STREQ(t->dtype_name, "float32");
+		}
+	}
+}
+
 TEST(Dcp, TransformsAreRefusedByName)
 {
 	Meta m(metadata(str("w") + tensor({4}, chunk({0}, {4})),

@@ -74,7 +74,7 @@ TEST(Pickle, CallsAreNotMade)
 	EXPECT_TRUE(pickle_is_object(p.root(), "os", "system"));
 	EXPECT_FALSE(pickle_is_object(p.root(), "os", "syste"));
 	EXPECT_TRUE(pickle_is_object(p.root(), "o*", "system"));
-	EXPECT_TRUE(pickle_is_str(p.root()->u.object->args->u.seq.v[0], "rm -rf."));
+	EXPECT_TRUE(pickle_is_str(p.root()->u.object.args->u.seq.v[0], "rm -rf."));
 }
 
 TEST(Pickle, StateAndSlots)
@@ -194,12 +194,45 @@ TEST(Pickle, LargeOnesMayNotUnfoldFar)
 	} cases[] = {{"N", ")\x81", ""}, {"(", "]", "t"}, {"K\x01", "\x85", ""}};
 	for (const auto &c : cases) {
 		std::string b = "\x80\x04" + c.before;
-		while (b.size() < 8u << 20)
+		while (b.size() < 16u << 20)
 			b += c.unit;
 		Pickle p(b + c.after + ".");
 		EXPECT_EQ(p.err, -E2BIG) << c.unit;
 		EXPECT_TRUE(p.e.says("unfolds beyond all proportion")) << p.e.text;
 	}
+}
+
+// Nodes are only as long as their kind needs, and small numbers share one.
+TEST(Pickle, EachKindKeepsItsOwn)
+{
+	Pickle p(std::string("\x80\x02(X\x01\0\0\0xq\0", 11) + "K\x05K\x05K\x06M\x05\x01" +
+		 std::string("G\x3f\xf8\0\0\0\0\0\0", 9) + "c__main__\nC\n)R" + std::string("h\0Qt.", 5));
+	ASSERT_EQ(p.err, 0) << p.e.text;
+	auto **v = p.root()->u.seq.v;
+	ASSERT_EQ(p.root()->u.seq.n, 8u);
+	EXPECT_TRUE(pickle_is_str(v[0], "x"));
+	EXPECT_EQ(v[1], v[2]);
+	EXPECT_EQ(v[1]->u.i, 5);
+	EXPECT_EQ(v[3]->u.i, 6);
+	EXPECT_EQ(v[4]->u.i, 261);
+	EXPECT_EQ(v[5]->u.f, 1.5);
+	EXPECT_TRUE(pickle_is_object(v[6], "__main__", "C"));
+	EXPECT_EQ(v[6]->u.object.more->items.n, 0u);
+	EXPECT_EQ(v[7]->u.id, v[0]);
+}
+
+// What is put into one object is in no other.
+TEST(Pickle, ObjectsShareNothing)
+{
+	Pickle p(std::string("\x80\x02(cm\nL\n)R(K\x01K\x02" "ecm\nL\n)Rcm\nD\n)R(K\x03K\x04ut.", 38));
+	ASSERT_EQ(p.err, 0) << p.e.text;
+	auto **v = p.root()->u.seq.v;
+	ASSERT_EQ(p.root()->u.seq.n, 3u);
+	EXPECT_EQ(v[0]->u.object.more->items.n, 2u);
+	EXPECT_EQ(v[1]->u.object.more->items.n, 0u);
+	EXPECT_EQ(v[2]->u.object.more->items.n, 0u);
+	EXPECT_EQ(v[2]->u.object.more->pairs.n, 2u);
+	EXPECT_EQ(v[1]->u.object.more->kwargs, nullptr);
 }
 
 // A list of numbers is as far as what is real unfolds.
