@@ -328,13 +328,20 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
 {
-	size_t at = 0;
+	const size_t gap = strlen(between);
+	char *p = buf, number[NUMBER_ROOM];
 
-	buf[0] = '\0';
-	for (unsigned i = 0; i < n && at < cap; i++)
-		at += (size_t)snprintf(buf + at, cap - at, "%s%llu", i ? between : "",
-				       (unsigned long long)v[i]);
-	if (at >= cap)
-		snprintf(buf, cap, "?");
+	*p = '\0';
+	for (unsigned i = 0; i < n; i++) {
+		size_t len = (size_t)(put_number(number, v[i]) - number);
+
+		if ((size_t)(buf + cap - p) <= gap + len) {
+			snprintf(buf, cap, "?");
+			break;
+		}
+		if (i)
+			p = mempcpy(p, between, gap);
+		p = mempcpy(p, number, len + 1) - 1;
+	}
 	return buf;
 }

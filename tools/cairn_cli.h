@@ -193,6 +193,8 @@ static inline void walk_closep(struct walk **w)
 double now_s(void);			/* monotonic */
 void sleep_s(double s);
 const char *human_bytes(uint64_t n, char buf[32]);	/* "1.5 GiB" */
+#define NUMBER_ROOM 21
+char *put_number(char *p, uint64_t n);	/* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]);		/* "0:07", "1:02:03" */
 /* A name for a person: control bytes as \xNN when f is a terminal. */
 void print_name(FILE *f, const char *name);

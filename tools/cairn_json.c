@@ -3,37 +3,53 @@
  * The JSON writer of `cairn`; see cairn_json.h.
  */
 #include "cairn_json.h"
+#include "cairn_cli.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* How many bytes stand for themselves. */
+static size_t plain(const char *s)
+{
+	size_t n = 0;
+
+	while (s[n] >= 0x20 && s[n] < 0x7f && s[n] != '"' && s[n] != '\\')
+		n++;
+	return n;
+}
+
 static void quoted(FILE *f, const char *s)
 {
-	fputc('"', f);
+	putc_unlocked('"', f);
 	for (size_t len; *s; s += len) {
 		unsigned char c = (unsigned char)*s;
 
+		len = plain(s);
+		if (len) {
+			fwrite_unlocked(s, 1, len, f);
+			continue;
+		}
 		len = fmt_utf8(s, 4);
 		if (c == '"' || c == '\\')
 			fprintf(f, "\\%c", c);
 		else if (c < 0x20 || c == 0x7f || !len)
 			fprintf(f, "\\u%04x", c);
 		else
-			fwrite(s, 1, len, f);
+			fwrite_unlocked(s, 1, len, f);
 		len += !len;
 	}
-	fputc('"', f);
+	putc_unlocked('"', f);
 }
 
 static void before(struct json_out *j, const char *key)
 {
 	if (j->comma >> j->depth & 1)
-		fputs(", ", j->f);
+		fputs_unlocked(", ", j->f);
 	j->comma |= 1ull << j->depth;
 	if (key) {
 		quoted(j->f, key);
-		fputs(": ", j->f);
+		fputs_unlocked(": ", j->f);
 	}
 }
 
@@ -45,17 +61,17 @@ void json_begin(struct json_out *j, FILE *f)
 void json_open(struct json_out *j, const char *key, char bracket)
 {
 	before(j, key);
-	fputc(bracket, j->f);
+	putc_unlocked(bracket, j->f);
 	j->depth++;
 	j->comma &= ~(1ull << j->depth);
 }
 
 void json_close(struct json_out *j, char bracket)
 {
-	fputc(bracket, j->f);
+	putc_unlocked(bracket, j->f);
 	j->depth--;
 	if (!j->depth)
-		fputc('\n', j->f);
+		putc_unlocked('\n', j->f);
 }
 
 void json_put_string(struct json_out *j, const char *key, const char *bytes)
@@ -64,13 +80,16 @@ void json_put_string(struct json_out *j, const char *key, const char *bytes)
 	if (bytes)
 		quoted(j->f, bytes);
 	else
-		fputs("null", j->f);
+		fputs_unlocked("null", j->f);
 }
 
 void json_put_u64(struct json_out *j, const char *key, uint64_t n)
 {
+	char text[NUMBER_ROOM];
+
 	before(j, key);
-	fprintf(j->f, "%llu", (unsigned long long)n);
+	put_number(text, n);
+	fputs_unlocked(text, j->f);
 }
 
 void json_put_i64(struct json_out *j, const char *key, int64_t n)
@@ -82,7 +101,7 @@ void json_put_i64(struct json_out *j, const char *key, int64_t n)
 void json_put_bool(struct json_out *j, const char *key, bool b)
 {
 	before(j, key);
-	fputs(b ? "true" : "false", j->f);
+	fputs_unlocked(b ? "true" : "false", j->f);
 }
 
 void json_put_path(struct json_out *j, const char *key, const char *bytes)
@@ -93,5 +112,5 @@ void json_put_path(struct json_out *j, const char *key, const char *bytes)
 	fprintf(j->f, ", \"%s_hex\": \"", key);
 	for (const unsigned char *u = (const unsigned char *)bytes; *u; u++)
 		fprintf(j->f, "%02x", *u);
-	fputc('"', j->f);
+	putc_unlocked('"', j->f);
 }

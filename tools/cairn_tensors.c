@@ -45,33 +45,46 @@ static void show_refusal(const char *why)
 	putchar(')');
 }
 
+static void show_number(const char *before, uint64_t n)
+{
+	char text[NUMBER_ROOM];
+
+	put_number(text, n);
+	fputs(before, stdout);
+	fputs(text, stdout);
+}
+
+static void show_sizes(const char *before, const uint64_t *v, unsigned n)
+{
+	char text[256];
+
+	fputs(before, stdout);
+	fputs(shape_text(v, n, ", ", text, sizeof(text)), stdout);
+	putchar(']');
+}
+
 /* File and offset, and what there is to say of the piece. */
 static void show_place(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p,
 		       bool length)
 {
-	char strides[256];
-
 	fputs("  ", stdout);
 	if (p->file == FMT_NO_FILE)
 		putchar('-');
 	else
 		print_name(stdout, file_name(c, p->file));
-	printf(" %llu", (unsigned long long)p->at);
+	show_number(" ", p->at);
 	if (length)
-		printf("+%llu", (unsigned long long)p->length);
+		show_number("+", p->length);
 	if (p->payload == FMT_STRIDED)
-		printf("  strides [%s]",
-		       shape_text(p->stride, t->ndim, ", ", strides, sizeof(strides)));
+		show_sizes("  strides [", p->stride, t->ndim);
 	if (p->refusal)
 		show_refusal(p->refusal);
 }
 
 static void show_piece(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p)
 {
-	char a[256], b[256];
-
-	printf("    [%s] + [%s]", shape_text(p->offset, t->ndim, ", ", a, sizeof(a)),
-	       shape_text(p->size, t->ndim, ", ", b, sizeof(b)));
+	show_sizes("    [", p->offset, t->ndim);
+	show_sizes(" + [", p->size, t->ndim);
 	show_place(c, t, p, true);
 	putchar('\n');
 }
@@ -79,11 +92,11 @@ static void show_piece(const struct ckpt *c, const struct fmt_tensor *t, const s
 /* Name, dtype, shape, grid, bytes. */
 static void show_head(const struct opts *o, const struct fmt_tensor *t, const uint64_t *grid)
 {
-	char shape[256], cuts[256] = "1", size[32] = "?";
+	char cuts[256] = "1", size[32] = "?";
 	uint64_t bytes;
 
 	if (tensor_bytes(t, &bytes) && o->exact)
-		snprintf(size, sizeof(size), "%llu", (unsigned long long)bytes);
+		put_number(size, bytes);
 	else if (tensor_bytes(t, &bytes))
 		human_bytes(bytes, size);
 	if (t->ndim && grid[0])
@@ -93,7 +106,11 @@ static void show_head(const struct opts *o, const struct fmt_tensor *t, const ui
 	print_name(stdout, *t->name ? t->name : "(the object itself)");
 	fputs("  ", stdout);
 	print_name(stdout, t->dtype_name);
-	printf(" [%s]  %s  %s", shape_text(t->shape, t->ndim, ", ", shape, sizeof(shape)), cuts, size);
+	show_sizes(" [", t->shape, t->ndim);
+	fputs("  ", stdout);
+	fputs(cuts, stdout);
+	fputs("  ", stdout);
+	fputs(size, stdout);
 }
 
 static void show_tensor(const struct ckpt *c, const struct opts *o, const struct fmt_tensor *t)

@@ -29,22 +29,47 @@ void sleep_s(double s)
 	nanosleep(&t, NULL);
 }
 
+char *put_number(char *p, uint64_t n)
+{
+	char digits[20];
+	size_t i = sizeof(digits);
+
+	do
+		digits[--i] = (char)('0' + n % 10);
+	while (n /= 10);
+	memcpy(p, digits + i, sizeof(digits) - i);
+	p += sizeof(digits) - i;
+	*p = '\0';
+	return p;
+}
+
+/* n / 2^shift in tenths, rounded. */
+static uint64_t in_tenths(uint64_t n, unsigned shift)
+{
+	const uint64_t one = 1ull << shift, x = (n & (one - 1)) * 10, rest = x & (one - 1);
+	uint64_t tenths = x >> shift;
+
+	tenths += rest > one / 2 || (rest == one / 2 && tenths % 2);	/* as printf(3) does */
+	return (n >> shift) * 10 + tenths;
+}
+
 const char *human_bytes(uint64_t n, char buf[32])
 {
 	static const char unit[] = "KMGTPE";
-	double x = (double)n;
-	int u = -1;
+	unsigned u = 0, shift = 10;
+	uint64_t tenths;
 
 	if (n < 1024) {
-		snprintf(buf, 32, "%u B", (unsigned)n);
+		memcpy(put_number(buf, n), " B", 3);
 		return buf;
 	}
 	/* 1023.96 would round to "1024.0": the next unit says it better */
-	while (x >= 1023.95 && u < 5) {
-		x /= 1024;
+	while ((tenths = in_tenths(n, shift)) >= 10240 && u < 5) {
 		u++;
+		shift += 10;
 	}
-	snprintf(buf, 32, "%.1f %ciB", x, unit[u < 0 ? 0 : u]);
+	memcpy(put_number(buf, tenths / 10), (char[]){ '.', (char)('0' + tenths % 10), ' ', unit[u],
+						       'i', 'B', '\0' }, 7);
 	return buf;
 }
 
@@ -61,10 +86,18 @@ const char *human_time(double s, char buf[32])
 
 void print_name(FILE *f, const char *name)
 {
-	bool tty = isatty(fileno(f));
+	static FILE *asked;	/* a question to the kernel; listings have a name a line and more */
+	static bool tty;
 
+	if (asked != f)
+		tty = isatty(fileno(f));
+	asked = f;
+	if (!tty) {
+		fputs(name, f);
+		return;
+	}
 	for (const unsigned char *u = (const unsigned char *)name; *u; u++) {
-		if (tty && (*u < 0x20 || *u == 0x7f))
+		if (*u < 0x20 || *u == 0x7f)
 			fprintf(f, "\\x%02x", *u);
 		else
 			fputc(*u, f);
