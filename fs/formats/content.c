@@ -238,6 +238,22 @@ static void read_dcp(struct reading *r)
 	}
 }
 
+static void read_snapshot(struct reading *r)
+{
+	CLEANUP_FREE char *text = NULL;
+	struct fmt_error e;
+	size_t len;
+	int err = slurp(r, CKPT_SNAPSHOT_NAME, &text, &len, &e);
+
+	if (!err)
+		err = snapshot_read(r->c->set, text, len, &r->c->kind.ranks, &e);
+	if (!err)
+		return;
+	found_bad(r, CKPT_SNAPSHOT_NAME, &e, err);
+	fmt_set_free(r->c->set);	/* part of it would be less than the whole */
+	r->c->set = NULL;
+}
+
 /* Files whose header alone says where things are. */
 static void read_headers(struct reading *r)
 {
@@ -289,6 +305,8 @@ static void add_nested(struct reading *r)
 		if (!strchr(name, '/') || r->io->open(r->io->ctx, name, &s))
 			continue;
 		r->fatal = add_name(c, name, s.size);
+		if (c->kind.format == CKPT_SNAPSHOT)
+			snapshot_files(c->set, (uint32_t)i, s.size);
 		close_file(r, &s);
 	}
 	if (c->n != had)
@@ -306,9 +324,11 @@ int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckp
 		return -ENOMEM;
 	if (ckpt_is_dcp(f))
 		read_dcp(&r);
+	else if (f == CKPT_SNAPSHOT)
+		read_snapshot(&r);
 	else if (f != CKPT_ORBAX && !(only_torch && tensors))
 		read_safetensors(&r);
-	if (!r.fatal && c->set && f != CKPT_ORBAX && f != CKPT_SAFETENSORS &&
+	if (!r.fatal && c->set && f != CKPT_ORBAX && f != CKPT_SAFETENSORS && f != CKPT_SNAPSHOT &&
 	    (only_torch || !tensors))
 		read_torch(&r, depth != CKPT_SOUND, f == CKPT_MEGATRON || f == CKPT_TRAINER);
 	if (!r.fatal && f == CKPT_DEEPSPEED)

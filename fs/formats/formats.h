@@ -380,6 +380,13 @@ int dcp_read_header(struct fmt_set *set, uint32_t file, const struct fmt_source 
  * one piece. */
 int dcp_item_read(struct fmt_set *set, const struct fmt_source *item, struct fmt_error *e);
 
+/* torchsnapshot's `.snapshot_metadata`; *ranks: that took it. Tensors that are not there as their bare
+ * bytes (torch_save, quantized) are listed with a refusal. -ENOTSUP: YAML that is no JSON. */
+int snapshot_read(struct fmt_set *set, const char *text, size_t len, uint32_t *ranks,
+		  struct fmt_error *e);
+/* Of a file that is one object, which the metadata does not tell the length of: its size. */
+void snapshot_files(struct fmt_set *set, uint32_t file, uint64_t size);
+
 /* ---- checkpoints ------------------------------------------------------------------
  * What a directory (or one file) is, and whether it is whole, told from names, sizes and
  * what the functions above read. */
@@ -397,6 +404,7 @@ enum ckpt_format {
 	CKPT_ORBAX,
 	CKPT_TORCH,
 	CKPT_LIGHTNING,		/* one .ckpt file */
+	CKPT_SNAPSHOT,		/* torchsnapshot */
 };
 
 enum ckpt_state {
@@ -421,7 +429,8 @@ struct ckpt_kind {
 	bool temporary;		/* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
-	uint32_t ranks;		/* DeepSpeed: data-parallel ones that it must have; 0: not told */
+	uint32_t ranks;		/* DeepSpeed: data-parallel ones that it must have; torchsnapshot: all;
+				 * 0: not told */
 };
 
 struct ckpt_verdict {
@@ -446,6 +455,8 @@ void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out);
 const char *ckpt_format_name(enum ckpt_format f);	/* "dcp", ...; static */
 const char *ckpt_state_name(enum ckpt_state s);
+
+#define CKPT_SNAPSHOT_NAME ".snapshot_metadata"
 
 /* What the reader of a checkpoint must take from its files before ckpt_judge(). */
 bool ckpt_is_dcp(enum ckpt_format f);

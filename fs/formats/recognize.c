@@ -15,6 +15,8 @@
  *	Orbax				the directory's rename, or commit_success.txt
  *	torch_checkpointing		the directory's rename, from tmp_NAME
  *	torch.save, Lightning		the zip's end record
+ *	torchsnapshot			.snapshot_metadata; every location it lists is there and long
+ *					enough
  */
 #include "fs/formats/inside.h"
 
@@ -166,6 +168,7 @@ const char *ckpt_format_name(enum ckpt_format f)
 		[CKPT_SAFETENSORS] = "safetensors", [CKPT_HF_SHARDS] = "hf-shards",
 		[CKPT_TRAINER] = "hf-trainer", [CKPT_DEEPSPEED] = "deepspeed",
 		[CKPT_ORBAX] = "orbax", [CKPT_TORCH] = "torch", [CKPT_LIGHTNING] = "lightning",
+		[CKPT_SNAPSHOT] = "torchsnapshot",
 	};
 
 	return name[f];
@@ -202,6 +205,7 @@ static bool find_step(const char *name, uint64_t *step)
 
 struct seen {
 	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
+	bool snapshot;
 	bool dirs;
 };
 
@@ -219,6 +223,7 @@ static void look_at(const char *name, struct seen *s)
 	s->trainer |= !strcmp(name, "trainer_state.json");
 	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
 		    !strcmp(name, "commit_success.txt");
+	s->snapshot |= !strcmp(name, CKPT_SNAPSHOT_NAME);
 	s->torch |= ckpt_is_torch(name) && !ends(name, ".ckpt") && strcmp(name, "common.pt");
 }
 
@@ -232,6 +237,8 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 		return s->common || starts(dir, "iter_") ? CKPT_MEGATRON :
 		       starts(dir, "step-") ? CKPT_TITAN : CKPT_DCP;
 	}
+	if (s->snapshot)
+		return CKPT_SNAPSHOT;
 	if (s->orbax || strstr(dir, ".orbax-checkpoint-tmp"))
 		return CKPT_ORBAX;
 	if (s->deepspeed)
@@ -536,6 +543,18 @@ static void judge_deepspeed(const struct ckpt_name *v, size_t n, struct ckpt_ver
 	lacks(out, "no *_model_states.pt is there");
 }
 
+/* Its metadata is written last, when every rank is done. */
+static void judge_snapshot(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
+			   struct ckpt_verdict *out)
+{
+	if (!find(v, n, CKPT_SNAPSHOT_NAME))
+		lacks(out, CKPT_SNAPSHOT_NAME " is missing");
+	if (!set)
+		return;
+	need_files(v, n, set, out);
+	need_cover(set, out);
+}
+
 static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 			    const struct fmt_set *set, const struct safetensors_index *index,
 			    struct ckpt_verdict *out)
@@ -558,6 +577,9 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 		break;
 	case CKPT_DEEPSPEED:
 		judge_deepspeed(v, n, out);
+		break;
+	case CKPT_SNAPSHOT:
+		judge_snapshot(v, n, set, out);
 		break;
 	case CKPT_NONE:
 	case CKPT_ORBAX:
@@ -586,6 +608,8 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 	*out = (struct ckpt_verdict){ .state = CKPT_COMPLETE };
 	if (k->format == CKPT_DEEPSPEED)
 		count_deepspeed(k, v, n, out);
+	else if (k->format == CKPT_SNAPSHOT)
+		out->ranks = out->ranks_expected = k->ranks;
 	else
 		count_ranks(k->format, v, n, set, out);
 	for (size_t i = 0; i < n; i++) {

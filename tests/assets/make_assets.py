@@ -185,8 +185,24 @@ def make_dcp():
         expect(folder, tensors)
 
 
+def make_snapshot():
+    """One rank; the file of small tensors has a random name."""
+    from torchsnapshot import Snapshot, StateDict, knobs
+    path = fresh("torchsnapshot")
+    tensors = {"chunked": numbers((4, 6), torch.float32, 41), "a/b": numbers((3, 4), torch.bfloat16, 42),
+               "scalar": torch.tensor(7), "turned": numbers((4, 6), torch.float32, 43).t()}
+    with knobs.override_max_chunk_size_bytes(48):
+        Snapshot.take(path, {"m": StateDict(**tensors, odd={1, 2}, note="plain", list=[1, {"a": True}])})
+    expect("torchsnapshot", {f"0/m/{k.replace('/', '%2F')}": v for k, v in tensors.items()})
+
+
 if __name__ == "__main__":
     os.chdir(TOP)
     make_torch()
     make_safetensors()
     make_dcp()
+    try:
+        import torchsnapshot    # noqa: F401
+    except ImportError:
+        sys.exit("torchsnapshot is not installed: its asset stays as it is")
+    make_snapshot()

@@ -59,7 +59,7 @@ for t in got["tensors"]:
 PY
 }
 
-for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save torchsnapshot; do
 	expect 0 "$cairn" tensors --json "$assets/$name"
 	gather "$assets/$name.json" "$assets/$name"
 	expect 0 "$cairn" check "$assets/$name"

@@ -39,6 +39,17 @@ TEST(ShouldFail, Dcp)
 	}
 }
 
+TEST(ShouldFail, Snapshot)
+{
+	for (const std::string &n : names("snapshot")) {
+		const std::string b = asset(n);
+		uint32_t ranks;
+		Set s;
+		Error e;
+		EXPECT_NE(snapshot_read(s.get(), b.data(), b.size(), &ranks, &e), 0) << n;
+	}
+}
+
 TEST(ShouldFail, Zip)
 {
 	for (const std::string &n : names("zip")) {
