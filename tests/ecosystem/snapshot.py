@@ -3,9 +3,11 @@
 # timeout: 600
 """torchsnapshot, 2 ranks: at once and asynchronously; tensors of both ranks, of each, and plain values.
 
-Small tensors share files, and `.snapshot_metadata` comes last.
+Small tensors share files, and `.snapshot_metadata` comes last: without any file that it lists the
+checkpoint is not complete. `cairn tensors` has replicas once, and what each rank has by its rank.
 """
 
+import json
 import os
 
 import torch
@@ -56,9 +58,22 @@ def save(top):
     eco.ranks(RANKS, take, top)
 
 
+def listed(path):
+    with open(f"{path}/.snapshot_metadata", encoding="utf-8") as f:
+        manifest = json.load(f)["manifest"]
+    return sorted({e["location"] for e in manifest.values() if "location" in e})
+
+
 def check(top):
     for step in STEPS:
-        assert os.path.exists(f"{top}/step_{step}/.snapshot_metadata")
+        path, mine = f"{top}/step_{step}", [state(rank, step) for rank in range(RANKS)]
+        eco.whole(path, "torchsnapshot", RANKS)
+        want = {f"0/all/{name}": t for name, t in mine[0]["all"].items()}
+        want |= {f"{rank}/own/mine": mine[rank]["own"]["mine"] for rank in range(RANKS)}
+        eco.cairn_agrees(path, want)
+    files = listed(f"{top}/step_3")
+    assert files, "nothing is listed"
+    eco.needs_each(f"{top}/step_3", "torchsnapshot", RANKS, [".snapshot_metadata"] + files)
     eco.ranks(RANKS, restore, top)
 
 
