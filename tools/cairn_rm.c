@@ -139,7 +139,7 @@ static void decide(struct retain *r)
 /* The names without which nobody takes the rest for whole. */
 static bool commits(const char *name)
 {
-	static const char *const whole[] = { "metadata.json", "trainer_state.json", "commit_success.txt",
+	static const char *const whole[] = { "metadata.json", "trainer_state.json", "commit_success.txt", CKPT_SNAPSHOT_NAME,
 					     "_CHECKPOINT_METADATA" };
 
 	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)

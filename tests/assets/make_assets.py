@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """make_assets.py [DIR]: the checkpoints in this directory, made by the real writers.
 
-Needs torch, safetensors and numpy (CPU only). Run by hand when a writer changes; what it
+Needs torch, safetensors, numpy and, for its own, torchsnapshot (CPU only). Run by hand when a writer changes; what it
 made is committed. Beside each is NAME.json: name -> dtype, shape and the SHA-256 of the
 row-major little-endian bytes, as the writer's own library sees them.
 """

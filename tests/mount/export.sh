@@ -9,7 +9,7 @@
 leaves_nothing() { [ -z "$(find "$1" -name '.*export*')" ] || die "left behind: $(find "$1")"; }
 
 mkdir "$TMP/o"
-for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save torchsnapshot; do
 	expect 0 "$cairn" export "$assets/$name" "$TMP/o/$name.safetensors"
 	same_tensors "$TMP/o/$name.safetensors" "$assets/$name.json"
 done
@@ -34,7 +34,7 @@ done
 leaves_nothing "$TMP/o"
 
 # --- as a DCP checkpoint: the same tensors, and what is none is carried --------------------------
-for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save torchsnapshot; do
 	expect 0 "$cairn" export --format dcp "$assets/$name" "$TMP/o/$name.dcp"
 	[ "$(ls -A "$TMP/o/$name.dcp" | tr '\n' ' ')" = ".metadata __0_0.distcp " ] || die "$(ls -A "$TMP/o/$name.dcp")"
 	expect 0 "$cairn" check "$TMP/o/$name.dcp"

@@ -12,7 +12,7 @@ others=
 start_mount "$TMP/store" "$TMP/m" "$others"
 m=$TMP/m v=$TMP/m/.cairn/views
 
-for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_odd; do
+for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_odd torchsnapshot; do
 	cp -r "$assets/$name" "$m/$name"
 	"$cairn" export -q "$assets/$name" "$TMP/$name" 2>/dev/null
 done
@@ -24,7 +24,7 @@ touch -d '1 hour ago' "$m/torch_save/model.pt" "$m/torch_save" "$m/torch_odd"/* 
 # --- read in every way ------------------------------------------------------------------------
 all()
 {
-	for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save; do
+	for name in dcp dcp_local dcp_safetensors dcp_hf hf_index safetensors torch_save torchsnapshot; do
 		cmp "$v/$name/model.safetensors" "$TMP/$name" || die "$1: $name"
 		same_tensors "$v/$name/model.safetensors" "$assets/$name.json"
 		same_tensors "$v/$name"/split-5G/model-*.safetensors "$assets/$name.json"
