@@ -313,6 +313,17 @@ static void add_nested(struct reading *r)
 		ckpt_names_sort(c->v, c->n);
 }
 
+/* torchsnapshot does not tell how long its objects are; torch.save's end record does. */
+static void read_objects(struct reading *r)
+{
+	for (size_t i = 0; i < r->c->set->n_blobs && !r->fatal; i++) {
+		const char *name = r->c->set->file[r->c->set->blob[i].file].name;
+
+		if (ckpt_names_find(r->c->v, r->c->n, name) >= 0)
+			read_end(r, name);
+	}
+}
+
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth)
 {
 	struct reading r = { .c = c, .io = io };
@@ -335,6 +346,8 @@ int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckp
 		read_ranks(&r);
 	if (!r.fatal && c->set)
 		add_nested(&r);
+	if (!r.fatal && c->set && f == CKPT_SNAPSHOT && !tensors)
+		read_objects(&r);
 	if (r.fatal || !c->set)
 		return r.fatal;
 	fmt_set_finish(c->set);

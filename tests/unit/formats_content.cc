@@ -59,6 +59,24 @@ using Names = std::vector<std::string>;
 
 const char *const one = "safetensors/model.safetensors";
 
+// An object of a snapshot ends where torch.save says, for nothing else tells its length.
+TEST(Content, ObjectsOfSnapshotsAreWhole)
+{
+	const std::string meta = R"({"version": "0.1.0", "world_size": 1, "manifest": {"0/m/o": {"type": "object",
+		"location": "0/m/o", "serializer": "torch_save", "obj_type": "builtins.set", "replicated": false}}})";
+	const std::string object = saved("N");
+	for (size_t cut : {0, 1}) {
+		Files f({{".snapshot_metadata", meta}, {"0/m/o", object.substr(cut)}});
+		ASSERT_EQ(f.read(CKPT_SOUND), 0);
+		EXPECT_EQ(f.told.size(), cut);
+		ASSERT_NE(f.c.set, nullptr);
+		EXPECT_EQ(f.c.set->blob[0].length, object.size() - cut);
+		ckpt_verdict v;
+		ckpt_judge(&f.c.kind, f.c.v, f.c.n, f.c.set, nullptr, 100, &v);
+		EXPECT_EQ(v.state, cut ? CKPT_INCOMPLETE : CKPT_COMPLETE) << v.why;
+	}
+}
+
 TEST(Content, WhatIsBrokenIsToldAndTheRestRead)
 {
 	Files f({{"a.safetensors", "no"}, {"b.safetensors", asset(one)}, {"c.safetensors", "no"}});
