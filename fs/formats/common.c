@@ -200,8 +200,9 @@ bool fmt_is_utf8(const char *text, size_t n)
 
 #define BLOCK_MIN 4096u
 #define BLOCK_MAX (8u << 20)
-#define HUGE (2u << 20)		/* from here on a multiple of it, in pages of that size where there are any:
-				 * a quarter of the time that large metadata takes went into small ones */
+/* From here on a multiple of it, in pages of that size where there are any: a quarter of the time that
+ * large metadata takes went into small ones. */
+#define HUGE_PAGE (2u << 20)
 
 struct arena_block {
 	struct arena_block *next;
@@ -219,7 +220,7 @@ void arena_free(struct arena *a)
 	while (a->block) {
 		struct arena_block *next = a->block->next;
 
-		if (a->block->size < HUGE - sizeof(*a->block))
+		if (a->block->size < HUGE_PAGE - sizeof(*a->block))
 			free(a->block);
 		else
 			munmap(a->block, sizeof(*a->block) + a->block->size);
@@ -234,9 +235,9 @@ static struct arena_block *get_block(size_t *size)
 {
 	void *b;
 
-	if (*size < HUGE)
+	if (*size < HUGE_PAGE)
 		return calloc(1, *size);
-	*size = (*size + HUGE - 1) & ~((size_t)HUGE - 1);
+	*size = (*size + HUGE_PAGE - 1) & ~((size_t)HUGE_PAGE - 1);
 	b = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (b == MAP_FAILED)
 		return NULL;
