@@ -344,7 +344,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void sf_replay_spill(struct staging *s, struct staged *f);
 void sf_put_locked(struct staging *s, struct staged *f);
-void sf_rest(struct staged *f);			/* sealed and final: keeps no idle descriptor */
+void sf_rest(struct staged *f);			/* nobody writes it: keeps no idle descriptor */
 void sf_drop_useless(struct staging *s, struct staged *f);	/* after a change of its state or users */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 int sf_ensure_fd(struct staged *f);			/* f->fd is open; s->lock held */

@@ -527,6 +527,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
 					  (f->state == STAGED_FAILED && shown)))
 			sf_set_state(s, f, STAGED_DURABLE);
+		sf_rest(f);
 		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
 		if (s->used > s->o.budget_bytes)	/* of files that outgrew it; nobody may come and ask for room */

@@ -216,9 +216,15 @@ static void snapshot_stat(struct staged *f, const struct stat *st)
 
 void sf_rest(struct staged *f)
 {
-	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || (f->size > STAGING_SMALL && f->s->n_pend <= f->s->fds_pend))
+	struct staging *s = f->s;
+	bool soon = f->n_seals && f->size > STAGING_SMALL && s->n_pend <= s->fds_pend;
+
+	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || soon)
 		return;
-	close(f->fd);
+	if (f->spilled)		/* perhaps removed from the store since */
+		trash_put(s, 0, f->fd);
+	else
+		close(f->fd);
 	f->fd = -1;
 }
 
@@ -436,8 +442,10 @@ void staged_unchanged(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state == STAGED_OPEN && f->sealed_once)
-		sf_unwritten(s, f);
+	if (f->state != STAGED_OPEN || !f->sealed_once)
+		return;
+	sf_unwritten(s, f);
+	sf_rest(f);	/* what was fsynced before its close is as pending as any */
 }
 
 void staged_fail(struct staged *f, int err)
