@@ -488,6 +488,33 @@ static struct file *take_news(struct dedup *d)
 	return news;
 }
 
+/* What comes until then is looked at together, renames with it. It is taken in at once: a trainer
+ * that never rests would fill the news with renames of what is not looked at. s->lock held. */
+static void wait_until_quiet(struct staging *s)
+{
+	struct dedup *d = s->dedup;
+	while (!s->stop && !is_quiet(s)) {
+		staging_wait_until(&d->cond, &s->lock, now_ns() + QUIET_NS);
+		struct file *news = take_news(d);
+		pthread_mutex_unlock(&s->lock);
+		absorb(d, news);
+		pthread_mutex_lock(&s->lock);
+	}
+}
+
+/* Nothing is compared any more. s->lock held. */
+static void forget_all(struct dedup *d)
+{
+	for (struct file *f = take_news(d), *next; f; f = next) {
+		next = f->next;
+		file_free(f);
+	}
+	for (unsigned i = 0; i < RING; i++) {
+		file_free(d->ring[i]);
+		d->ring[i] = NULL;
+	}
+}
+
 static void *dedup_main(void *arg)
 {
 	struct staging *s = arg;
@@ -503,9 +530,7 @@ static void *dedup_main(void *arg)
 			pthread_cond_wait(&d->cond, &s->lock);
 			d->asleep = false;
 		}
-		/* what comes meanwhile is looked at together, renames with it */
-		while (!s->stop && !is_quiet(s))
-			staging_wait_until(&d->cond, &s->lock, now_ns() + QUIET_NS);
+		wait_until_quiet(s);
 		struct file *news = s->stop ? NULL : take_news(d);
 		pthread_mutex_unlock(&s->lock);
 		absorb(d, news);
@@ -517,6 +542,7 @@ static void *dedup_main(void *arg)
 		pthread_mutex_lock(&s->lock);
 	}
 	d->off = true;
+	forget_all(d);
 	while (!s->stop)	/* nobody joins it before */
 		pthread_cond_wait(&d->cond, &s->lock);
 	pthread_mutex_unlock(&s->lock);
@@ -554,12 +580,7 @@ void dedup_close(struct staging *s)
 		return;
 	if (d->thread)
 		pthread_join(d->thread, NULL);
-	for (struct file *f = d->news, *next; f; f = next) {
-		next = f->next;
-		file_free(f);
-	}
-	for (unsigned i = 0; i < RING; i++)
-		file_free(d->ring[i]);
+	forget_all(d);		/* where there was no thread */
 	free(d);
 	s->dedup = NULL;
 }

@@ -2,6 +2,8 @@
 //
 // The live tree against a plain model of a filesystem, under seeded random changes; and event
 // sourcing: a worker that replays the log has the same tree, links, inode numbers and handles.
+#include <malloc.h>
+
 #include "tests/unit/fs_fixture.hh"
 
 namespace
@@ -550,6 +552,44 @@ TEST(LiveTree, WhatIsRemovedIsForgotten)
 	shim_held(t.fs, &nodes_then, &names_then);
 	EXPECT_EQ(nodes_then, nodes);
 	EXPECT_EQ(names_then, names);
+}
+
+// The same for all that is allocated: a file, its versions, their records, what is remembered of them.
+// Tables of a fixed size fill up in the first rounds; then not 64 bytes a checkpoint are left.
+TEST(LiveTree, RotationLeavesNoMemoryBehind)
+{
+	Ground ground;
+	LiveTree t(ground, true);
+	ASSERT_EQ(t.err, 0);
+	const int steps = 300;
+	size_t held[3] = {}, nodes, names;
+	auto allocated = [] { return mallinfo2().uordblks; };
+	for (int round = 0; round < 3; round++) {
+		for (int step = 0; step < steps; step++) {
+			std::string d = "step-" + std::to_string(round * steps + step);
+			uint64_t dir, id[2], fh;
+			ASSERT_EQ(shim_mkdir(t.fs, root, d.c_str(), &dir), 0);
+			for (int i = 0; i < 2; i++) {
+				ASSERT_EQ(shim_create(t.fs, dir, "tmp", &id[i], &fh), 0);
+				ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
+				ASSERT_EQ(shim_close(t.fs, fh), 0);
+				ASSERT_EQ(shim_rename(t.fs, dir, "tmp", dir, i ? ".metadata" : "shard"), 0);
+			}
+			if (step % 30 == 29) {
+				ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+			}
+			ASSERT_EQ(shim_unlink(t.fs, dir, "shard"), 0);
+			ASSERT_EQ(shim_unlink(t.fs, dir, ".metadata"), 0);
+			ASSERT_EQ(shim_rmdir(t.fs, root, d.c_str()), 0);
+			for (uint64_t n : {id[0], id[1], dir})
+				shim_forget(t.fs, n);
+		}
+		ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+		shim_held(t.fs, &nodes, &names);
+		held[round] = allocated();
+	}
+	EXPECT_TRUE(until([&] { return allocated() < held[1] + steps * 64; }))
+		<< allocated() << " bytes, after the rounds " << held[0] << ", " << held[1] << ", " << held[2];
 }
 
 } // namespace
