@@ -422,16 +422,23 @@ void control_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	fuse_reply_err(req, 0);
 }
 
+/* The word and nothing else; echo(1) ends it with a line's end. */
+static bool says(const char *buf, size_t size, const char *word)
+{
+	size_t n = strlen(word);
+	return !strncmp(buf, word, size < n ? size : n) && (size == n || (size == n + 1 && buf[n] == '\n'));
+}
+
 void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
 	session_may_block(fs);
-	if (id == C_CONTROL && size >= 5 && !strncmp(buf, "retry", 5)) {
+	if (id == C_CONTROL && says(buf, size, "retry")) {
 		staging_retry(fs->s);
 		retry_failed(fs);
 		fuse_reply_write(req, size);
-	} else if (id == C_CONTROL && size >= 5 && !strncmp(buf, "drain", 5)) {
+	} else if (id == C_CONTROL && says(buf, size, "drain")) {
 		int rc = staging_drain(fs->s, 60000);
 		if (rc)
 			fuse_reply_err(req, -rc);

@@ -38,6 +38,16 @@ expect 1 bash -c '"$0" version >/dev/full' "$cairn"
 start_mount "$s" "$m"
 echo hello >"$m/f"
 wait_durable "$m"
+
+# The control file takes two words, each as it is.
+for line in retry drain; do
+	echo "$line" >"$m/.cairn/control" || die "control: $line"
+	printf %s "$line" >"$m/.cairn/control" || die "control: $line, without a line's end"
+done
+for line in "retry x" retryx "retry drain" dra sync "drain "; do
+	echo "$line" 2>"$TMP/err" >"$m/.cairn/control" && die "control takes '$line'"
+	says err "Invalid argument"
+done
 keeper=$(keeper_pid "$m") worker=$(worker_pid "$m")
 kill -KILL "$keeper" "$worker"
 retry 10 lib_pid_gone "$worker" || die "the worker survived SIGKILL"
