@@ -105,6 +105,13 @@ struct place {
 #define PLACE_NONE ((struct place){ .fd = -1, .root = -1, .mount_id = -1 })
 #define CLEANUP_PLACE __attribute__((cleanup(place_close)))
 
+/* -errno of a call on a mount. One that was under way when its daemon died fails with ECONNABORTED,
+ * each later one with ENOTCONN: that is the error of both. */
+static inline int call_error(void)
+{
+	return errno == ECONNABORTED ? -ENOTCONN : -errno;
+}
+
 /* -ENODEV: neither on a cairnfs mount nor in a store; -EXDEV: a bind mount of a
  * cairnfs whose root is not mounted here; else as open(2). */
 int place_find(const char *path, struct place *out);

@@ -275,7 +275,7 @@ int cmd_retry(int argc, char **argv)
 {
 	CLEANUP_PLACE struct place p = PLACE_NONE;
 	CLEANUP_CLOSE int fd = -1;
-	int code;
+	int code, err;
 
 	if (getopt(argc, argv, "") != -1)
 		return complain_option("retry", argv);
@@ -283,15 +283,14 @@ int cmd_retry(int argc, char **argv)
 	if (code)
 		return code;
 	fd = openat(p.root, ".cairn/control", O_WRONLY | O_CLOEXEC);
-	if (fd < 0 && (errno == ENOTCONN || errno == ECONNABORTED)) {
-		complain_place(p.top, -ENOTCONN);
-		return CAIRN_FAILED;
-	}
-	if (fd < 0 || write(fd, "retry\n", 6) != 6) {
-		complain("%s/.cairn/control: %m%s", p.top, errno == EACCES || errno == EPERM ?
+	err = fd < 0 || write(fd, "retry\n", 6) < 0 ? call_error() : 0;
+	if (err == -ENOTCONN)
+		complain_place(p.top, err);
+	else if (err)
+		complain("%s/.cairn/control: %s%s", p.top, strerror(-err), err == -EACCES || err == -EPERM ?
 			 " (only root and the user who mounted it may)" : "");
+	if (err)
 		return CAIRN_FAILED;
-	}
 	printf("%s: asked to retry; `cairn status` tells how it goes\n", p.top);
 	return CAIRN_OK;
 }

@@ -209,7 +209,7 @@ static int on_mount(const struct mounts *all, const struct mount *m, const char 
 		return -ENOMEM;
 	out->root = open(whole->point, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (out->root < 0)
-		return -errno;
+		return call_error();
 	if (mount_id_of(out->root) != whole->id)
 		return -EXDEV;		/* something is mounted on top of it */
 	out->on_mount = true;
@@ -267,7 +267,7 @@ static int find(const char *path, struct place *out)
 	out->arg = path;
 	out->fd = open(path, O_PATH | O_CLOEXEC);
 	if (out->fd < 0)
-		return -errno;
+		return call_error();
 	id = mount_id_of(out->fd);
 	err = id < 0 ? id : path_of(out->fd, &abs);
 	if (!err)
@@ -315,7 +315,6 @@ void complain_place(const char *path, int err)
 		complain("%s: on a cairnfs whose root is not mounted here, or hidden under "
 			 "another mount; use the mount point itself", path);
 		break;
-	case -ECONNABORTED:	/* it died with the question under way */
 	case -ENOTCONN:
 		complain("%s: the cairnfs mounted here is dead; detach it with "
 			 "`umount -l` and start cairnfs again: nothing staged is lost", path);
@@ -327,7 +326,7 @@ void complain_place(const char *path, int err)
 
 int place_code(int err)
 {
-	return err == -ENOTCONN || err == -ECONNABORTED ? CAIRN_FAILED : CAIRN_USAGE;
+	return err == -ENOTCONN ? CAIRN_FAILED : CAIRN_USAGE;
 }
 
 int place_need(const char *path, bool need_mount, struct place *out)
@@ -391,7 +390,7 @@ int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t 
 	ssize_t got = 1;
 
 	if (fd < 0)
-		return -errno;
+		return call_error();
 	while (got > 0) {
 		if (cap - n < 4096) {
 			char *more = realloc(buf, cap = cap ? cap * 2 : 16384);
@@ -402,7 +401,7 @@ int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t 
 		}
 		got = read(fd, buf + n, cap - n - 1);
 		if (got < 0)
-			return -errno;
+			return call_error();
 		n += (size_t)got;
 		if (n > max)
 			return -EFBIG;
@@ -427,7 +426,7 @@ int place_status(const struct place *p, struct json_doc **out)
 
 int complain_status(const struct place *p, int err)
 {
-	if (err == -ENOTCONN || err == -ECONNABORTED)
+	if (err == -ENOTCONN)
 		complain_place(p->top, err);
 	else if (err == -EBADMSG)
 		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
@@ -439,7 +438,7 @@ int complain_status(const struct place *p, int err)
 
 static int ended(ssize_t n, char *buf)
 {
-	int err = n < 0 ? -errno : 0;
+	int err = n < 0 ? call_error() : 0;
 
 	buf[n < 0 ? 0 : n] = '\0';
 	return err;
