@@ -10,38 +10,66 @@
 #include <string.h>
 #include <unistd.h>
 
+struct flush {
+	fuse_req_t req;
+	struct fs *fs;
+	uint64_t fh;
+	struct staged *sf;
+	bool changed;
+};
+
+/* Room for what was written is there (rc 0), or not: the close is answered. */
+static void flush_end(struct flush f, int rc)
+{
+	struct fs *fs = f.fs;
+
+	staged_unref(f.sf);
+	pthread_mutex_lock(&fs->lock);
+	struct handle *h = handle_find(fs, f.fh);
+	if (h)
+		h->node->close_error = rc;
+	if (h && !rc && f.changed && h->node->sf && h->node->names)
+		rc = fs_flushed(fs, h->node);
+	pthread_mutex_unlock(&fs->lock);
+	fuse_reply_err(f.req, -rc);
+}
+
+static void flush_later(void *arg)
+{
+	struct flush f = *(struct flush *)arg;
+	free(arg);
+	flush_end(f, staged_reserve(f.sf));
+}
+
 void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct fs *fs = req_fs(req);
-	struct staged *sf = NULL;
-	int rc = 0;
+	struct flush f = {.req = req, .fs = req_fs(req), .fh = fi->fh}, *later;
+	struct fs *fs = f.fs;
 
 	if (is_control(id)) {
 		fuse_reply_err(req, 0);
 		return;
 	}
 	pthread_mutex_lock(&fs->lock);
-	struct handle *h = handle_find(fs, fi->fh);
+	struct handle *h = handle_find(fs, f.fh);
 	struct node *n = h ? h->node : NULL;
 	if (h && h->writer && n->sf && n->names)
-		sf = staged_ref(n->sf);
+		f.sf = staged_ref(n->sf);
 	if (h)
 		h->flushed = true;
 	pthread_mutex_unlock(&fs->lock);
-	if (sf) {
-		bool changed = n->rdwr || staged_changed(sf);
-		if (changed)
-			rc = node_reserve(fs, sf);
-		staged_unref(sf);
-		pthread_mutex_lock(&fs->lock);
-		h = handle_find(fs, fi->fh);
-		if (h)
-			h->node->close_error = rc;
-		if (h && !rc && changed && h->node->sf && h->node->names)
-			rc = fs_flushed(fs, h->node);
-		pthread_mutex_unlock(&fs->lock);
+	if (!f.sf) {
+		fuse_reply_err(req, 0);
+		return;
 	}
-	fuse_reply_err(req, -rc);
+	f.changed = n->rdwr || staged_changed(f.sf);
+	int rc = f.changed ? node_reserve_now(fs, f.sf) : 0;
+	if (rc == -EAGAIN && (later = malloc(sizeof(*later)))) {
+		*later = f;
+		session_apart(fs, flush_later, later);
+	} else {
+		flush_end(f, rc == -EAGAIN ? -ENOMEM : rc);
+	}
 }
 
 void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -90,6 +118,9 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 struct sync_wait {
 	fuse_req_t req;
+	struct fs *fs;
+	struct node *n;
+	struct staged *sf;	/* to be sealed as it is; NULL */
 	size_t written;
 	bool is_write;
 };
@@ -104,43 +135,60 @@ static void sync_done(void *ctx, int err)
 	free(w);
 }
 
+/* Room for the bytes is there, or needed by none, unless rc says otherwise. */
+static void sync_end(struct sync_wait *w, int rc)
+{
+	struct fs *fs = w->fs;
+	uint64_t seq = 0;
+
+	if (!rc && w->sf)
+		rc = staged_reserve_copy(w->sf);
+	pthread_mutex_lock(&fs->lock);
+	if (!rc && w->sf && w->n->sf == w->sf && w->n->names)
+		rc = fs_seal(fs, w->n, false, &seq);
+	seq = staging_last_seq(fs->s);
+	pthread_mutex_unlock(&fs->lock);
+	if (w->sf)
+		staged_unref(w->sf);
+	if (rc || fs->o.fsync_staged)
+		sync_done(w, rc);
+	else
+		staging_when_durable(fs->s, seq, sync_done, w);
+}
+
+static void sync_later(void *arg)
+{
+	struct sync_wait *w = arg;
+	sync_end(w, staged_reserve(w->sf));
+}
+
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)
 {
 	struct sync_wait *w = malloc(sizeof(*w));
-	uint64_t seq = 0;
 	int rc = 0;
 
 	if (!w) {
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	*w = (struct sync_wait){.req = req, .written = written, .is_write = is_write};
+	*w = (struct sync_wait){.req = req, .fs = fs, .n = n, .written = written, .is_write = is_write};
 	pthread_mutex_lock(&fs->lock);
-	struct staged *sf = n->sf ? staged_ref(n->sf) : NULL;
-	if (sf && n->names) {
+	if (n->sf && n->names) {
 		struct staged_info i;
-		staged_get_state(sf, &i);
+		staged_get_state(n->sf, &i);
 		if (i.state == STAGED_FAILED)
 			rc = i.error ? i.error : -EIO;
-		staged_finalize(sf);	/* closed, but still mapped: as it is now */
-		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(sf))) {
-			pthread_mutex_unlock(&fs->lock);
-			rc = staged_reserve(sf);
-			if (!rc)
-				rc = staged_reserve_copy(sf);
-			pthread_mutex_lock(&fs->lock);
-			if (!rc && n->sf == sf && n->names)
-				rc = fs_seal(fs, n, false, &seq);
-		}
+		staged_finalize(n->sf);	/* closed, but still mapped: as it is now */
+		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(n->sf)))
+			w->sf = staged_ref(n->sf);
 	}
-	seq = staging_last_seq(fs->s);
 	pthread_mutex_unlock(&fs->lock);
-	if (sf)
-		staged_unref(sf);
-	if (rc || fs->o.fsync_staged)
-		sync_done(w, rc);
+	if (w->sf)
+		rc = staged_reserve_now(w->sf);
+	if (rc == -EAGAIN)
+		session_apart(fs, sync_later, w);
 	else
-		staging_when_durable(fs->s, seq, sync_done, w);
+		sync_end(w, rc);
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)

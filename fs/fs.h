@@ -198,6 +198,7 @@ struct fs {
 	uint64_t reader_since;	/* it answers since then, ns */
 	uint64_t ticket, slot_ticket[N_THREADS];
 	pthread_t threads[N_THREADS], house;
+	atomic_uint n_apart;	/* others that answer a request each */
 	atomic_bool stopping;
 	atomic_bool holds;	/* commits wait for other nodes: not while a first start publishes what was left */
 };
@@ -364,6 +365,9 @@ bool name_is_control(uint64_t parent, const char *name);
 void session_may_block(struct fs *fs);
 /* The same, before some 100 us of work, where requests wait already. */
 void session_may_take_long(struct fs *fs);
+/* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
+ * own, so that those that answer are not all held up at once; where there is none to be had, here. */
+void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg);
 void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
 int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
 
@@ -414,7 +418,8 @@ void log_room(struct fs *fs);
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
 /* Resent after a restart and done already: answers. Lock held. */
 bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create);
-int node_reserve(struct fs *fs, struct staged *sf);	/* room in the store for its bytes; lock not held */
+/* Room in the store for its bytes. -EAGAIN: staged_reserve() waits for it. Lock not held. */
+int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
 /* Seals what n has now and answers when that is durable (P3): a write (written bytes) or an fsync. Lock not held. */
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);

@@ -172,6 +172,46 @@ static void unstick(struct fs *fs)
 	pthread_mutex_unlock(&fs->read_lock);
 }
 
+struct apart {
+	struct fs *fs;
+	struct current who;
+	void (*fn)(void *arg);
+	void *arg;
+};
+
+static void *apart_main(void *arg)
+{
+	struct apart a = *(struct apart *)arg;
+
+	free(arg);
+	pthread_setname_np(pthread_self(), "cairn-apart");
+	current = a.who;
+	current.reads = false;
+	a.fn(a.arg);
+	atomic_fetch_sub(&a.fs->n_apart, 1);
+	return NULL;
+}
+
+void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg)
+{
+	struct apart *a = malloc(sizeof(*a));
+	pthread_attr_t detached;
+	pthread_t t;
+
+	session_may_block(fs);
+	if (a)
+		*a = (struct apart){.fs = fs, .who = current, .fn = fn, .arg = arg};
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	atomic_fetch_add(&fs->n_apart, 1);
+	if (!a || pthread_create(&t, &detached, apart_main, a)) {
+		atomic_fetch_sub(&fs->n_apart, 1);
+		free(a);
+		fn(arg);
+	}
+	pthread_attr_destroy(&detached);
+}
+
 static void release_done(struct fs *fs, unsigned slot)
 {
 	pthread_mutex_lock(&fs->ticket_lock);

@@ -161,13 +161,13 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	return empty_version(fs, n);
 }
 
-int node_reserve(struct fs *fs, struct staged *sf)
+int node_reserve_now(struct fs *fs, struct staged *sf)
 {
 	int rc = staged_promise(sf);
 	if (rc != -EAGAIN)
 		return rc;
 	session_may_block(fs);
-	return staged_reserve(sf);
+	return staged_reserve_now(sf);
 }
 
 /* The last writer is gone: the version is complete. Lock held; may drop it while
@@ -198,7 +198,9 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	bool outgrown = !n->busy && staged_outgrown(sf);
 	n->busy |= outgrown;	/* nobody opens it while it becomes a spilled one */
 	pthread_mutex_unlock(&fs->lock);
-	int rc = node_reserve(fs, sf);
+	int rc = node_reserve_now(fs, sf);
+	if (rc == -EAGAIN)	/* rarely: its close had room, and it was written by a mapping since */
+		rc = staged_reserve(sf);
 	if (!rc && outgrown)
 		rc = staged_finish(sf);
 	pthread_mutex_lock(&fs->lock);

@@ -208,6 +208,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	/* unmounted: no caller is left, only work */
 	for (unsigned i = 0; i < N_THREADS; i++)
 		pthread_join(fs->threads[i], NULL);
+	while (atomic_load(&fs->n_apart))
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 	pthread_join(fs->house, NULL);
 	latest_stop();
 	unsigned unclosed = close_all(fs);

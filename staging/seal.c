@@ -121,7 +121,7 @@ int staged_promise(struct staged *f)
 	return rc ? rc : promised(f, &st) ? 0 : -EAGAIN;
 }
 
-int staged_reserve(struct staged *f)
+static int reserve_once(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
@@ -137,22 +137,36 @@ int staged_reserve(struct staged *f)
 		return 0;
 	if (promised(f, &st))
 		return 0;
-	for (int tries = 0; tries < 2; tries++) {
-		rc = reserve_enter(s, (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
-				   (uint64_t)st.st_size);
-		if (!rc) {
-			rc = make_reserved(f, (uint64_t)st.st_size);
-			reserve_leave(s);
-		}
-		if (!rc)
-			return 0;
-		sf_drop_tmp(f);
-		if ((rc != -ENOSPC && rc != -EDQUOT) || tries)
-			return rc;
-		wait_for_deletes(s);
-		trash_wait(s);
+	rc = reserve_enter(s, (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
+			   (uint64_t)st.st_size);
+	if (!rc) {
+		rc = make_reserved(f, (uint64_t)st.st_size);
+		reserve_leave(s);
 	}
-	return -ENOSPC;
+	if (rc)
+		sf_drop_tmp(f);
+	return rc;
+}
+
+int staged_reserve_now(struct staged *f)
+{
+	struct staging *s = f->s;
+
+	pthread_mutex_lock(&s->lock);	/* asked before: what is freed meanwhile counts */
+	bool may_come = s->head->durable < s->last_delete || s->cleaning;
+	pthread_mutex_unlock(&s->lock);
+	int rc = reserve_once(f);
+	return (rc == -ENOSPC || rc == -EDQUOT) && may_come ? -EAGAIN : rc;
+}
+
+int staged_reserve(struct staged *f)
+{
+	int rc = staged_reserve_now(f);
+	if (rc != -EAGAIN)
+		return rc;
+	wait_for_deletes(f->s);
+	trash_wait(f->s);
+	return reserve_once(f);
 }
 
 static bool same_time(struct timespec a, struct timespec b)

@@ -327,8 +327,11 @@ int staged_reserve_copy(struct staged *f);
 int staged_finish(struct staged *f);
 
 /* Allocates the store blocks a seal of f's present size needs; called before a
- * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. */
+ * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. Where removals on their way may make
+ * room it waits for them, up to 30 s. */
 int staged_reserve(struct staged *f);
+/* The same without that wait. -EAGAIN: staged_reserve() must do it. */
+int staged_reserve_now(struct staged *f);
 /* The same for a small file, never waiting for the store. -EAGAIN: staged_reserve() must do it. */
 int staged_promise(struct staged *f);
 /* f, open, is being made as a copy of the store file fd, which is durable. Only a hint: where the
