@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #define OVERLAYFS_MAGIC 0x794c7630
+#define TMPFS_MAGIC 0x01021994
+#define RAMFS_MAGIC 0x858458f6
 /* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
  * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
  * would be read before that close. */
@@ -162,6 +164,15 @@ static void wait_for_end(struct fs *fs)
 	atomic_store(&fs->stopping, true);
 }
 
+/* All is kept there but what durable means. */
+static void tell_of_memory(struct fs *fs)
+{
+	struct statfs st;
+	if (!fstatfs(io_store_root(fs->store), &st) && (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
+		fs_notice(fs, "the store is in memory (tmpfs, ramfs): what is called durable here survives no power cut "
+			      "and no restart of the machine");
+}
+
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first)
 {
 	struct sigaction sa = {.sa_handler = on_term};
@@ -180,6 +191,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		rc = open_staging(fs);
 	if (!rc && first && !fs->o.ro)
 		pin_report(NULL, &fs->place, fs->o.staging_bytes, fs_notice, fs);
+	if (!rc && first && !fs->o.ro)
+		tell_of_memory(fs);
 	if (!rc)
 		rc = recover(fs, first);
 	if (!rc)

@@ -41,6 +41,17 @@ else
 	note "overlayfs not tried"
 fi
 
+# A store in memory: all of it works, and once at the mount it is told what that is worth.
+mkdir "$TMP/memory"
+mount -t tmpfs -o size=64M none "$TMP/memory"
+LIB_DISK[memory]=1
+start_mount "$TMP/memory/store" "$mnt" staging=64M
+echo f >"$mnt/f"
+wait_durable "$mnt"
+[ "$(notices | grep -c 'survives no power cut')" = 1 ] || die "not told: $(notices)"
+"$BUILD/cairn" status "$mnt" | has 'survives no power cut' || die "status: $("$BUILD/cairn" status "$mnt")"
+end_mount "$mnt"
+
 # Root that may not give files away, as where a network filesystem squashes it. A file that says
 # "run me as my owner" must not do so when its owner became another.
 store=$TMP/squashed
