@@ -104,6 +104,8 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 		return -EISDIR;
 	if (n->buf)
 		return buffers_resize(fs, n, size);
+	if (size > io_store_max_file(fs->store))	/* before a copy is made for it */
+		return -EFBIG;
 	if (n->writers && n->sf)
 		return staged_resize(n->sf, size);
 	struct stat st;

@@ -177,6 +177,7 @@ int main(int argc, char **argv)
 	pthread_cond_init(&fs->fork_cond, NULL);
 	pthread_cond_init(&fs->read_cond, NULL);
 	pthread_cond_init(&fs->ticket_cond, NULL);
+	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
 	if (access("/dev/fuse", R_OK | W_OK)) {

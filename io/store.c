@@ -189,6 +189,28 @@ static int drop_scratch(struct io_store *s)
 	return 0;
 }
 
+/* ext4 ends at 16 TiB, others elsewhere, and none says so but by refusing. */
+static uint64_t longest_file(struct io_store *s)
+{
+	uint64_t fits = 0, not = (uint64_t)INT64_MAX + 1;
+	char scratch[17];
+
+	io_scratch_name(s, scratch);
+	CLEANUP_CLOSE int fd = openat(s->tmp, scratch, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return UINT64_MAX;
+	unlinkat(s->tmp, scratch, 0);
+	for (uint64_t size = INT64_MAX; not - fits > 1; size = fits + (not - fits) / 2) {
+		if (!ftruncate(fd, (off_t)size))
+			fits = size;
+		else if (errno == EFBIG || errno == EINVAL)
+			not = size;
+		else
+			return UINT64_MAX; /* something else is wrong: not to be told here */
+	}
+	return fits;
+}
+
 static int open_root(struct io_store *s, const char *path, struct stat *st)
 {
 	s->root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -236,6 +258,7 @@ static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
 		err = drop_scratch(s);
 	if (err)
 		return err;
+	s->max_file = longest_file(s);
 	err = read_id(s);
 	return err == -ENOENT ? make_id(s) : err;
 }
@@ -290,6 +313,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 		*holder_pid = 0;
 	s->e = e;
 	s->ro = ro;
+	s->max_file = UINT64_MAX;
 	s->root = s->root_rd = s->cairn = s->host = -1;
 	s->tmp = s->lostfound = s->meta = s->lock = -1;
 	pthread_mutex_init(&s->meta_lock, NULL);
@@ -349,6 +373,11 @@ enum io_fs_kind io_store_fs(const struct io_store *s)
 size_t io_store_xattr_room(const struct io_store *s)
 {
 	return s->xattr_room;
+}
+
+uint64_t io_store_max_file(const struct io_store *s)
+{
+	return s->max_file;
 }
 
 bool io_store_has_xattr(const struct io_store *s)

@@ -25,6 +25,7 @@ struct io_store {
 	enum io_fs_kind fs;
 	bool has_xattr;
 	size_t xattr_room;
+	uint64_t max_file;
 	atomic_uint serial;	/* names in tmp/ that are no version's */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };

@@ -112,6 +112,11 @@ static int room_to_grow(struct staged *f, uint64_t end)
 
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
+	uint64_t max = io_store_max_file(f->s->o.store);
+	if (off >= max && len)
+		return -EFBIG;
+	if (len > max - off)
+		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io);
 	if (off < f->under)
 		return outgrow_write(f, buf, len, off);
@@ -168,6 +173,8 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 
 int staged_resize(struct staged *f, uint64_t size)
 {
+	if (size > io_store_max_file(f->s->o.store))
+		return -EFBIG;
 	LOCK_SCOPE(&f->io);
 	int fd = sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
@@ -245,6 +252,9 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
+	uint64_t max = io_store_max_file(f->s->o.store);
+	if (!(mode & FALLOC_FL_PUNCH_HOLE) && (off > max || len > max - off))
+		return -EFBIG;
 	LOCK_SCOPE(&f->io);
 	if (!(mode & ~FALLOC_FL_KEEP_SIZE))
 		return allocate(f, mode, off, len);

@@ -102,6 +102,9 @@ static int reserve_stat(struct staged *f, struct stat *st)
 	int rc = s->halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : sf_ensure_fd(f);
 	if (!rc)
 		rc = sf_stat(f, st);
+	/* the kernel lets a tmpfs file be longer than the store's: said now, it is no version yet */
+	if (!rc && (uint64_t)st->st_size > io_store_max_file(s->o.store))
+		rc = -EFBIG;
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }

@@ -302,7 +302,8 @@ int staged_set_backing(struct staged *f);
 int staged_set_times(struct staged *f, const struct timespec ts[2]);
 
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while
- * the store has room, unless f is a backing file. */
+ * the store has room, unless f is a backing file. -EFBIG, of _resize and _fallocate too: no
+ * file of the store can be so long. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
 /* Reads what f holds now, wherever a spill put it. -ENODATA: evicted or published. */
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
@@ -327,8 +328,8 @@ int staged_reserve_copy(struct staged *f);
 int staged_finish(struct staged *f);
 
 /* Allocates the store blocks a seal of f's present size needs; called before a
- * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO. Where removals on their way may make
- * room it waits for them, up to 30 s. */
+ * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO; -EFBIG: longer than a file of the store
+ * can be. Where removals on their way may make room it waits for them, up to 30 s. */
 int staged_reserve(struct staged *f);
 /* The same without that wait. -EAGAIN: staged_reserve() must do it. */
 int staged_reserve_now(struct staged *f);
