@@ -189,7 +189,7 @@ static void reply_value(fuse_req_t req, const char *buf, ssize_t len, size_t siz
 static int key_error(const char *key)
 {
 	/* ACLs and capabilities would need enforcing here; say no rather than pretend */
-	return strncmp(key, "user.", 5) ? -EOPNOTSUPP : 0;
+	return strncmp(key, "user.", 5) ? -EOPNOTSUPP : key[5] ? 0 : -EINVAL;	/* a name has a name */
 }
 
 static void ask_latest(fuse_req_t req, fuse_ino_t id, size_t size)

@@ -314,6 +314,7 @@ static void xattrs(void)
 	ERR(getxattr("a", "user.big", buf, 8), ERANGE);
 	EQ(getxattr("a", "user.big", NULL, 0), 1000);
 	ERR(removexattr("a", "user.none"), ENODATA);
+	ERR(setxattr("a", "user.", "1", 1, 0), EINVAL);	/* the store would have to refuse it later */
 	durable(".");
 	has_xattr("a", "user.one", "1");
 	has_xattr(store("a"), "user.one", "1");
