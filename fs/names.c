@@ -188,8 +188,8 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
 	r.mode = 0777;
 	r.data = target;
 	r.data_len = (uint32_t)strlen(target) + 1;
-	if (r.data_len > PATH_MAX)
-		fuse_reply_err(req, ENAMETOOLONG);
+	if (r.data_len - 1 > io_store_max_link(req_fs(req)->store))
+		fuse_reply_err(req, io_store_max_link(req_fs(req)->store) ? ENAMETOOLONG : EPERM);
 	else
 		make(req, &r, parent, name);
 }

@@ -133,6 +133,8 @@ bool io_store_has_xattr(const struct io_store *s);
 size_t io_store_xattr_room(const struct io_store *s);
 /* The longest that a file of it can be, in bytes; found by trying. UINT64_MAX with ro. */
 uint64_t io_store_max_file(const struct io_store *s);
+/* The longest target that a symlink of it can have, likewise; 0: it has no symlinks. PATH_MAX - 1 with ro. */
+size_t io_store_max_link(const struct io_store *s);
 int io_store_statvfs(const struct io_store *s, struct statvfs *out);
 
 /* All below: dirfd is an O_PATH or O_RDONLY directory descriptor; `name` is one

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -211,6 +212,37 @@ static uint64_t longest_file(struct io_store *s)
 	return fits;
 }
 
+static bool links_to(struct io_store *s, size_t len)
+{
+	char scratch[17], target[PATH_MAX];
+
+	memset(target, 'x', len);
+	target[len] = 0;
+	io_scratch_name(s, scratch);
+	unlinkat(s->tmp, scratch, 0);
+	if (symlinkat(target, s->tmp, scratch))
+		return errno != ENAMETOOLONG && errno != EPERM && errno != EOPNOTSUPP;
+	unlinkat(s->tmp, scratch, 0);
+	return true;
+}
+
+/* 1023 on xfs and where a block is 1 KiB. */
+static size_t longest_link(struct io_store *s)
+{
+	size_t fits = PATH_MAX - 1, not = PATH_MAX;
+
+	if (!links_to(s, fits))
+		for (fits = 0, not = PATH_MAX - 1; not - fits > 1;) {
+			size_t len = fits + (not - fits) / 2;
+
+			if (links_to(s, len))
+				fits = len;
+			else
+				not = len;
+		}
+	return fits;
+}
+
 static int open_root(struct io_store *s, const char *path, struct stat *st)
 {
 	s->root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -259,6 +291,7 @@ static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
 	if (err)
 		return err;
 	s->max_file = longest_file(s);
+	s->max_link = longest_link(s);
 	err = read_id(s);
 	return err == -ENOENT ? make_id(s) : err;
 }
@@ -314,6 +347,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 	s->e = e;
 	s->ro = ro;
 	s->max_file = UINT64_MAX;
+	s->max_link = PATH_MAX - 1;
 	s->root = s->root_rd = s->cairn = s->host = -1;
 	s->tmp = s->lostfound = s->meta = s->lock = -1;
 	pthread_mutex_init(&s->meta_lock, NULL);
@@ -378,6 +412,11 @@ size_t io_store_xattr_room(const struct io_store *s)
 uint64_t io_store_max_file(const struct io_store *s)
 {
 	return s->max_file;
+}
+
+size_t io_store_max_link(const struct io_store *s)
+{
+	return s->max_link;
 }
 
 bool io_store_has_xattr(const struct io_store *s)

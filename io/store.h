@@ -26,6 +26,7 @@ struct io_store {
 	bool has_xattr;
 	size_t xattr_room;
 	uint64_t max_file;
+	size_t max_link;
 	atomic_uint serial;	/* names in tmp/ that are no version's */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };

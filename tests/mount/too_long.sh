@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: MIT
 # modes: fast relay posix
 # timeout: 120
+# What the store's filesystem cannot hold is refused in the mount, too.
+#
 # A file longer than the store's filesystem can have one (16 TiB on ext4) is the fault of who makes it:
 # his calls fail, and nothing else stands still for it, neither now nor at the next start.
 . "$(dirname "$0")/../lib/lib.sh"
@@ -81,4 +83,31 @@ rm "$mnt/left"
 stop_mount "$mnt"
 start_mount "$store" "$mnt" staging=64M
 [ "$(cat "$mnt/after")" = after ] || die "after a restart"
+end_mount "$mnt"
+
+# Symlinks, which xfs wants shorter than the kernel lets them be.
+command -v mkfs.xfs >/dev/null || { note "no mkfs.xfs: symlinks not tried"; exit 0; }
+make_disk xfs xfs 320M
+store=$TMP/xfs/store
+start_mount "$store" "$mnt" staging=64M
+python3 - "$mnt" "$TMP/xfs" <<'END' || die "symlinks"
+import os, sys
+def longest(where):
+    fits = 0
+    for n in range(1, 4096):
+        try:
+            os.symlink("x" * n, where + "/link")
+            os.unlink(where + "/link")
+            fits = n
+        except OSError:
+            break
+    return fits
+here, there = (longest(d) for d in sys.argv[1:])
+if here != there:
+    sys.exit("%d in the mount, %d beside it" % (here, there))
+os.symlink("x" * here, sys.argv[1] + "/long")
+END
+"$BUILD/cairn" wait "$mnt" || die "wait"
+[ "$(readlink "$mnt/long")" = "$(readlink "$store/long")" ] || die "long differs"
+[ "$(status_field "$mnt" notices)" = "[]" ] || die "notices: $(status_field "$mnt" notices)"
 end_mount "$mnt"
