@@ -259,6 +259,13 @@ static int create_existing(struct fs *fs, struct node **n, int flags)
 	return node_make_writable(fs, *n, flags & O_TRUNC);
 }
 
+/* A worker died between this request's two records: n is the file that it was to make. */
+static bool made_before(struct fs *fs, const struct node *n)
+{
+	struct rec r;
+	return current.resent && staging_answered(fs->s, current.unique, &r) && r.type == REC_CREATE && r.node == n->id;
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
@@ -284,10 +291,9 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	dir = node_find(fs, parent);
 	int rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
 	if (!rc) {
-		rc = create_existing(fs, &n, fi->flags);
+		rc = create_existing(fs, &n, made_before(fs, n) ? fi->flags & ~(O_EXCL | O_TRUNC) : fi->flags);
 	} else if (rc == -ENOENT) {
 		struct rec r = rec_new(REC_CREATE);
-		r.unique = 0;	/* the OPEN that follows is the answer */
 		r.node = r.ino = id;
 		rc = sf ? 0 : staged_create(fs->s, id, expect_size(fs, dir, name), &sf);
 		if (!rc) {
