@@ -28,6 +28,9 @@
 #include "staging/staging.h"
 
 #define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
+/* A file with more hole than this gets no checksum, since summing a terabyte of zeros takes minutes, and
+ * so would every verify; and its copies have the holes, too. */
+#define SUM_HOLES_MAX (4ull << 30)
 #define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
 
@@ -351,6 +354,8 @@ int sf_ensure_fd(struct staged *f);			/* f->fd is open; s->lock held */
 void sf_unwritten(struct staging *s, struct staged *f);	/* no writer is left; s->lock held */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void sf_drop_tmp(struct staged *f);			/* f->io held */
+/* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io held. */
+int sf_allocate(struct staged *f, int from, uint64_t size);
 void staged_check(struct staging *s);
 struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);	/* the lock may be held or not */
 void sf_insert(struct staging *s, struct staged *f);

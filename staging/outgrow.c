@@ -287,12 +287,14 @@ int staged_reserve_copy(struct staged *f)
 	struct stat st;
 
 	LOCK_SCOPE(&f->io);
-	if (!f->under)
+	if (!f->under && !f->spilled)
 		return 0;
 	if (fstat(f->fd, &st))
 		return -errno;
 	sf_drop_tmp(f);
-	int rc = reserve_enter(s, (uint64_t)st.st_size);
+	uint64_t held = (uint64_t)st.st_blocks * 512, size = (uint64_t)st.st_size;
+	bool sparse = f->spilled && size > SUM_HOLES_MAX && held < size - SUM_HOLES_MAX;	/* as it is copied */
+	int rc = reserve_enter(s, sparse ? held : size);
 	if (rc)
 		return rc;
 	uint64_t id = staging_new_id(s);
@@ -302,7 +304,7 @@ int staged_reserve_copy(struct staged *f)
 		f->tmp_id = id;
 		f->tmp_fd = fd;
 		f->tmp_size = (uint64_t)st.st_size;
-		rc = io_allocate(s->o.store, fd, 0, f->tmp_size);
+		rc = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}
 	reserve_leave(s);
 	if (rc)

@@ -17,9 +17,6 @@
 #define BACKLOG 64u		/* or this many wait */
 #define EXTENTS_MAX 65536u	/* more holes than this are written as zeros */
 #define COPY_CHUNK (1u << 20)
-/* A file with more hole than this gets no checksum: summing a terabyte of zeros
- * takes minutes, and so would every verify. */
-#define SUM_HOLES_MAX (4ull << 30)
 
 /* May p wait a little, so that it is perhaps gone before it is written? */
 static bool rests(const struct staging *s, const struct pend *p)
@@ -240,7 +237,9 @@ static int persist_one(struct job *j)
 	int rc = write_version(j);
 	if (rc == -ENOSPC && trash_wait(j->s))	/* room that came back */
 		rc = write_version(j);
-	while (rc == -ENOSPC && p->promised && reserve_give(j->s))	/* now is when the promise counts */
+	/* now is when the promise counts; of a spilled file the bytes are there, and its xattrs need a block */
+	bool due = p->promised || (p->sf->spilled && !p->snapshot);
+	while (rc == -ENOSPC && due && reserve_give(j->s))
 		rc = write_version(j);
 	if (!rc && p->r.size > STAGING_SMALL)
 		rc = io_sync_data(j->s->o.store, p->tmp_fd);

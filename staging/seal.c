@@ -42,7 +42,7 @@ void sf_drop_tmp(struct staged *f)
 	f->tmp_size = 0;
 }
 
-static int allocate_data(struct staged *f, int from, uint64_t size)
+int sf_allocate(struct staged *f, int from, uint64_t size)
 {
 	struct io_store *store = f->s->o.store;
 
@@ -86,7 +86,7 @@ static int make_reserved(struct staged *f, uint64_t size)
 		f->tmp_id = id;
 		f->tmp_fd = fd;
 	}
-	int rc = allocate_data(f, f->fd, size);
+	int rc = sf_allocate(f, f->fd, size);
 	if (!rc) {
 		f->tmp_size = size;
 		reserve_kept(s, &f->promised);
@@ -136,6 +136,8 @@ static int reserve_once(struct staged *f)
 	if (f->under)
 		return outgrow_reserve(f, (uint64_t)st.st_size);
 	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
+	if (f->spilled)
+		sf_drop_tmp(f);	/* of before it was, or of an fsync that sealed nothing */
 	if (f->spilled || (f->tmp_id && f->tmp_size == (uint64_t)st.st_size))
 		return 0;
 	if (promised(f, &st))

@@ -320,8 +320,8 @@ int staged_move_out(struct staged *f);
 void staged_set_moving(struct staged *f, bool moving);
 void staged_not_now(struct staged *f);	/* it cannot be moved: another one is, for a while */
 bool staged_outgrown(struct staged *f);
-/* The same as staged_reserve for the copy that a seal makes while an outgrown file's writer goes on;
- * 0 for any other. After that. */
+/* The same as staged_reserve for the copy that a seal makes while the writer of an outgrown or spilled
+ * file goes on; 0 for any other. After that. */
 int staged_reserve_copy(struct staged *f);
 /* The last writer is gone: what is still in memory follows, and f is a spilled file. 0 too
  * where it was never outgrown. Errors as staged_move_out; f is then as before. */
