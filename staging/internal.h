@@ -331,9 +331,10 @@ void pend_finalize(struct staging *s, struct pend *p, bool early);	/* s->lock he
 /* record.c, log.c */
 int log_open(struct staging *s);
 void log_close(struct staging *s);
-/* s->lock held for the next three. */
+struct pend *pend_new(const struct rec *r);	/* a copy of r; NULL: no memory */
+/* s->lock held for the next two. */
 int log_append(struct staging *s, const struct rec *r);
-int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct pend **out);
+void pend_add(struct staging *s, struct pend *p, struct staged *sf);	/* as the last on its way; sf may be NULL */
 void pend_free(struct pend *p);
 uint64_t pend_from(const struct staging *s);
 

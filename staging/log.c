@@ -229,12 +229,12 @@ static void mark_killed(struct staging *s, struct pend *killer)
 		}
 }
 
-int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct pend **out)
+struct pend *pend_new(const struct rec *r)
 {
 	size_t n1 = r->name ? strlen(r->name) + 1 : 1, n2 = r->name2 ? strlen(r->name2) + 1 : 1;
 	struct pend *p = calloc(1, sizeof(*p) + n1 + n2 + r->data_len);
 	if (!p)
-		return -ENOMEM;
+		return NULL;
 	char *tail = (char *)(p + 1);
 	p->r = *r;
 	p->r.name = tail;
@@ -247,6 +247,13 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 	p->tmp_fd = p->source = -1;
 	p->start_ns = now_ns();
 	p->state = PEND_READY;
+	return p;
+}
+
+void pend_add(struct staging *s, struct pend *p, struct staged *sf)
+{
+	const struct rec *r = &p->r;
+
 	if (sf) {
 		p->sf = sf;
 		sf->refs++;
@@ -265,9 +272,6 @@ int pend_add(struct staging *s, const struct rec *r, struct staged *sf, struct p
 	mark_killed(s, p);
 	if (r->type == REC_UNLINK || r->type == REC_RMDIR || r->type == REC_RENAME || r->type == REC_SEAL)
 		s->last_delete = r->seq;
-	if (out)
-		*out = p;
-	return 0;
 }
 
 int log_written(struct staging *s, const struct pend *p)
@@ -289,17 +293,20 @@ void pend_free(struct pend *p)
 int staging_log(struct staging *s, struct rec *r)
 {
 	LOCK_SCOPE(&s->lock);
-	if (is_ordered(r->type))
-		r->seq = s->last_seq + 1;
-	int rc = log_append(s, r);
-	if (rc)
-		return rc;
+	struct pend *p = NULL;
 	if (is_ordered(r->type)) {
-		rc = pend_add(s, r, NULL, NULL);
-		if (rc) {
-			/* take it back: the caller will be told it failed */
-			return rc;
-		}
+		r->seq = s->last_seq + 1;
+		p = pend_new(r);	/* first: what is logged cannot be taken back */
+		if (!p)
+			return -ENOMEM;
+	}
+	int rc = log_append(s, r);
+	if (rc) {
+		free(p);
+		return rc;
+	}
+	if (p) {
+		pend_add(s, p, NULL);
 		s->last_seq = r->seq;
 		sleeper_nudge(&s->pub, in_hurry(s));
 	}
@@ -631,10 +638,38 @@ static int replay_missing(struct staging *s, const struct rec *r)
 		ghost.flags |= REC_GHOST;
 	}
 	LOCK_SCOPE(&s->lock);
-	int rc = pend_add(s, &ghost, NULL, &p);
-	if (!rc)
-		p->again = p->begun = there;
-	return rc;
+	p = pend_new(&ghost);
+	if (!p)
+		return -ENOMEM;
+	pend_add(s, p, NULL);
+	p->again = p->begun = there;
+	return 0;
+}
+
+static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
+{
+	const struct rec *r = &p->r;
+	LOCK_SCOPE(&s->lock);
+
+	pend_add(s, p, sf);
+	p->again = r->seq == s->head->applied + 1;
+	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+		dirs_moving(s, r->node, r->dir2, r->name2);
+	s->st.recovered_records++;
+	if (!sf)
+		return;
+	p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
+	replay_sealed(s, sf, r, STAGED_SEALED);
+	s->st.recovered_files++;
+	if (r->size <= STAGING_SMALL && !sf->spilled)	/* its close was promised room */
+		reserve_again(s, &p->promised, r->size);
+	if (r->flags & REC_MAPPED) {
+		p->state = PEND_WAIT;
+		s->n_wait++;
+	} else {
+		persist_queue(s, p);
+		sf_rest(sf);
+	}
 }
 
 static int replay_pend(struct staging *s, const struct rec *r)
@@ -651,33 +686,12 @@ static int replay_pend(struct staging *s, const struct rec *r)
 		if (rc)
 			return replay_missing(s, r);
 	}
-	pthread_mutex_lock(&s->lock);
-	int rc = pend_add(s, r, sf, &p);
-	if (!rc) {
-		p->again = r->seq == s->head->applied + 1;
-		if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
-			dirs_moving(s, r->node, r->dir2, r->name2);
-		s->st.recovered_records++;
-		if (sf) {
-			p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
-			replay_sealed(s, sf, r, STAGED_SEALED);
-			s->st.recovered_files++;
-			if (r->size <= STAGING_SMALL && !sf->spilled) {	/* its close was promised room */
-				reserve_again(s, &p->promised, r->size);
-			}
-			if (r->flags & REC_MAPPED) {
-				p->state = PEND_WAIT;
-				s->n_wait++;
-			} else {
-				persist_queue(s, p);
-				sf_rest(sf);
-			}
-		}
-	}
-	pthread_mutex_unlock(&s->lock);
+	p = pend_new(r);
+	if (p)
+		replay_add(s, p, sf);
 	if (sf)
 		staged_unref(sf);
-	return rc;
+	return p ? 0 : -ENOMEM;
 }
 
 /* That version's file was whole, and what is staged may be a later one, half written: what was

@@ -115,8 +115,13 @@ static struct pend *elide(struct pend *head)
 
 static void notice_conflict(struct staging *s, const struct rec *r, int rc)
 {
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "conflict at %.180s: %s", r->name, strerror(-rc));
-	s->o.notice(s->o.ctx, s->st.last_error);
+	char text[sizeof(s->st.last_error)] = "";
+
+	snprintf(text, sizeof(text), "conflict at %.180s: %s", r->name, strerror(-rc));
+	pthread_mutex_lock(&s->lock);
+	memcpy(s->st.last_error, text, sizeof(text));
+	pthread_mutex_unlock(&s->lock);
+	s->o.notice(s->o.ctx, text);
 }
 
 static void touch(struct batch *b, uint64_t dir)

@@ -292,8 +292,6 @@ int sf_stat(struct staged *f, struct stat *st)
 
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final)
 {
-	struct pend *p;
-
 	r->type = REC_SEAL;
 	r->seq = s->last_seq + 1;
 	r->sf = f->id;
@@ -302,11 +300,13 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	r->mtime = st->st_mtim;
 	r->flags |= (f->huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
 		    (closed ? 0 : REC_FSYNCED);
-	int rc = log_append(s, r);
-	if (!rc)
-		rc = pend_add(s, r, f, &p);
-	if (rc)
+	struct pend *p = pend_new(r);	/* first: what is logged cannot be taken back */
+	int rc = p ? log_append(s, r) : -ENOMEM;
+	if (rc) {
+		free(p);
 		return rc;
+	}
+	pend_add(s, p, f);
 	s->last_seq = r->seq;
 	snapshot_stat(f, st);
 	f->error = 0;
