@@ -797,6 +797,8 @@ int main(int argc, char **argv)
 	if (c.list)
 		return list(&c);
 	build(&c);
+	if (atomic_load(&c.p.h.head->failed))
+		violation(&c, "a trainer saw an error that it must not see, or died: its words are above");
 	see_tree(&c, argv[optind + 1], 0);
 	if (!c.all)
 		forgive_one_between(&c);

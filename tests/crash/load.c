@@ -651,9 +651,11 @@ static int start_ranks(struct rank *r, unsigned ranks, unsigned ms, unsigned ste
 	while (wait(&status) > 0)
 		if (!WIFEXITED(status) || WEXITSTATUS(status)) {
 			bad = 1;
-			if (!killed)	/* nobody is to wait for it */
-				atomic_store(&r->h.head->failed, 1);
-			if (!killed && WIFSIGNALED(status))
+			/* after a cut a mapping may be SIGBUS: the disk is gone */
+			if (killed || atomic_load(&r->h.head->crash))
+				continue;
+			atomic_store(&r->h.head->failed, 1);	/* nobody is to wait for it */
+			if (WIFSIGNALED(status))
 				fprintf(stderr, "a trainer died of signal %d\n", WTERMSIG(status));
 		}
 	return bad && !killed;

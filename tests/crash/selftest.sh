@@ -49,6 +49,20 @@ killed_trainers()
 	[ $rc = 1 ] || die "killed trainers, load $1: a cut file is not seen"
 }
 
+# A trainer that dies by itself before the crash is a fault, whatever the tree is.
+dead_trainer()
+{
+	local load rc=0
+	rm -rf "$TMP/dir" "$TMP/hist"
+	"$TOOL/load" -m 1024 -t 5000 "$TMP/dir" "$TMP/hist" 1 2>"$TMP/load.err" &
+	load=$!
+	retry 60 test -e "$TMP/hist" || die "load 1 does not start"
+	retry 60 pkill -BUS -o -P $load || die "no trainer to kill"
+	wait $load && die "a trainer's death is no failure"
+	"$TOOL/check" -q -a -k "$TMP/hist" "$TMP/dir" >"$TMP/check.out" || rc=$?
+	[ $rc = 1 ] || die "a trainer that died of SIGBUS is not seen: $(cat "$TMP/load.err")"
+}
+
 for load in 1 2 3 4 5; do
 	rm -rf "$TMP/dir"
 	"$TOOL/load" -m 1024 -f 8 -n 12 -t 60000 "$TMP/dir" "$TMP/hist" "$CRASH_SEED$load" || die "load $load"
@@ -61,6 +75,7 @@ for load in 1 2 3 4 5; do
 	done
 	killed_trainers "$load"
 done
+dead_trainer
 for fault in $faults; do
 	[ "${found[$fault]:-0}" -gt 0 ] || die "no history had a place for '$fault'"
 done
