@@ -270,7 +270,8 @@ table() {
 	12d|the same, columns|views/columns view/shards cached|views/columns shards/cached|>=|0.15
 	13a|dcp_to_torch_save of 4 GiB / cairn export --format torch, from the store (time)|export/dcp_to_torch_save/export|export/store/export|>=|3
 	13b|the same, from the mount|export/dcp_to_torch_save/export|export/mount/export|>=|3
-	13c|largest memory of cairn export, MiB|export/mount/memory|-|<=|64
+	13c|13a, fsync of the result counted in both|export/dcp_to_torch_save+fsync/export|export/store/export|>=|3
+	13d|largest memory of cairn export, MiB|export/mount/memory|-|<=|64
 	14|cairn tensors of 100,000 tensors, s|tensors/text/time|-|<=|1
 	14b|pickle.load of the same .metadata with PyTorch / cairn tensors (time)|tensors/pickle.load/time|tensors/text/time|>=|1
 	E

@@ -8,6 +8,7 @@ LABEL<tab>METRIC<tab>UNIT<tab>VALUE. Page caches are dropped for what is called 
 """
 
 import argparse
+import mmap
 import os
 import subprocess
 import sys
@@ -20,11 +21,14 @@ BLOCK = 1 << 20
 
 # In a process of its own, which also says how much memory it had; imports are not timed.
 DCP_TO_TORCH_SAVE = """
-import resource, sys, time
+import os, resource, sys, time
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 start = time.monotonic()
 dcp_to_torch_save(sys.argv[1], sys.argv[2])
-print(time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+plain = time.monotonic() - start
+with open(sys.argv[2], "rb") as f:  # as cairn export does
+    os.fsync(f.fileno())
+print(plain, time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 UNPICKLE = """
 import pickle, sys, time
@@ -51,6 +55,13 @@ def drop(paths=None):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+
+
+def warm():
+    """The memory that a view and its shards take: what a virtual machine gave back to its host is slow at
+    first, and would be so for who takes more of it (docs/PERFORMANCE.md, Method)."""
+    with mmap.mmap(-1, 5 << 29) as memory:
+        memory.madvise(23)  # MADV_POPULATE_WRITE
 
 
 def read(paths):
@@ -106,12 +117,13 @@ def row_views(o):
             shards = sorted(os.path.join(folder, f) for f in os.listdir(folder) if f.endswith(".distcp"))
             view = [os.path.join(o.mount, ".cairn/views", kind, "model.safetensors")]
             speeds = {}
-            drop()
-            speeds["view", "cold"] = read(view)
-            drop()
-            speeds["shards", "cold"] = read(shards)
+            for what, paths in ("view", view), ("shards", shards):
+                drop()
+                warm()
+                speeds[what, "cold"] = read(paths)
             speeds["shards", "cached"] = read(shards)
             drop(view)
+            warm()
             speeds["view", "shards cached"] = read(view)
             speeds["view", "cached"] = read(view)
             for (what, how), speed in speeds.items() if n else ():  # the first round warms
@@ -136,9 +148,10 @@ def row_export(o):
             sample(label, "memory", "MiB", mib)
         if python:
             drop()
-            seconds, mib = timed([python, "-c", DCP_TO_TORCH_SAVE, os.path.join(o.store, "rows"), out])[2].split()
+            seconds, synced, mib = timed([python, "-c", DCP_TO_TORCH_SAVE, os.path.join(o.store, "rows"), out])[2].split()
             os.unlink(out)
             sample("dcp_to_torch_save", "export", "s", float(seconds))
+            sample("dcp_to_torch_save+fsync", "export", "s", float(synced))
             sample("dcp_to_torch_save", "memory", "MiB", float(mib))
 
 
