@@ -312,6 +312,16 @@ def side_streams(_top):
 # --- the protocol ------------------------------------------------------------------------------
 
 
+def kept(answer, live, path, seed):
+    """What is changed once it is staged, while it is saved, is saved as it was."""
+    for t in live.values():
+        t.zero_()
+    answer.result()
+    got = model(0)
+    dcp.load(got, checkpoint_id=path, no_dist=True)
+    equal(got, model(seed))
+
+
 def protocol(top):
     """As torch.distributed.checkpoint.async_save uses a stager."""
     for threads in (False, True):
@@ -326,12 +336,7 @@ def protocol(top):
             answer.staging_completion.result()
             stager.synchronize_staging()
             answer = answer.upload_completion
-        for t in live.values():
-            t.zero_()
-        answer.result()
-        got = model(0)
-        dcp.load(got, checkpoint_id=f"{top}/protocol", no_dist=True)
-        equal(got, model(4))
+        kept(answer, live, f"{top}/protocol", 4)
         writer.close()
         equal(stager.stage(live) if not threads else stager.stage(live).result(), live)
         stager.close()
@@ -341,12 +346,7 @@ def protocol(top):
         live = model(5)
         future = dcp.async_save(live, checkpoint_id=f"{top}/theirs", async_stager=stager,
                                 no_dist=True)
-        for t in live.values():
-            t.zero_()
-        future.result()
-        got = model(0)
-        dcp.load(got, checkpoint_id=f"{top}/theirs", no_dist=True)
-        equal(got, model(5))
+        kept(future, live, f"{top}/theirs", 5)
     # An error of the staging is the save's.
     for threads in (False, True):
         with CairnStager(top, layout="dcp", use_async_staging=threads) as stager:
