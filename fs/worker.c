@@ -5,6 +5,7 @@
 #include "staging/pin.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,9 +15,6 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-#define OVERLAYFS_MAGIC 0x794c7630
-#define TMPFS_MAGIC 0x01021994
-#define RAMFS_MAGIC 0x858458f6
 /* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
  * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
  * would be read before that close. */
@@ -43,7 +41,7 @@ void op_init(void *userdata, struct fuse_conn_info *conn)
 	fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
 	fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
 	if (!fs->o.nopassthrough && fs->uid == 0 && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
-		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_MAGIC;
+		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC;
 		conn->max_backing_stack_depth = stacked ? FUSE_BACKING_STACKED_OVER : FUSE_BACKING_STACKED_UNDER;
 		atomic_store(&fs->passthrough, true);
 	} else if (!fs->o.nopassthrough && fs->restarts == 0) {

@@ -488,6 +488,15 @@ static struct file *take_news(struct dedup *d)
 	return news;
 }
 
+/* s->lock held; let go meanwhile. */
+static void take_in(struct staging *s)
+{
+	struct file *news = take_news(s->dedup);
+	pthread_mutex_unlock(&s->lock);
+	absorb(s->dedup, news);
+	pthread_mutex_lock(&s->lock);
+}
+
 /* What comes until then is looked at together, renames with it. It is taken in at once: a trainer
  * that never rests would fill the news with renames of what is not looked at. s->lock held. */
 static void wait_until_quiet(struct staging *s)
@@ -495,10 +504,7 @@ static void wait_until_quiet(struct staging *s)
 	struct dedup *d = s->dedup;
 	while (!s->stop && !is_quiet(s)) {
 		staging_wait_until(&d->cond, &s->lock, now_ns() + QUIET_NS);
-		struct file *news = take_news(d);
-		pthread_mutex_unlock(&s->lock);
-		absorb(d, news);
-		pthread_mutex_lock(&s->lock);
+		take_in(s);
 	}
 }
 
@@ -531,9 +537,9 @@ static void *dedup_main(void *arg)
 			d->asleep = false;
 		}
 		wait_until_quiet(s);
-		struct file *news = s->stop ? NULL : take_news(d);
+		if (!s->stop)
+			take_in(s);
 		pthread_mutex_unlock(&s->lock);
-		absorb(d, news);
 		rc = d->n_done < d->n_all ? can_share(s) : 0;
 		while (!rc && d->n_done < d->n_all && !gives_way(s))
 			consider(s);
