@@ -31,6 +31,10 @@
 /* A file with more hole than this gets no checksum, since summing a terabyte of zeros takes minutes, and
  * so would every verify; and its copies have the holes, too. */
 #define SUM_HOLES_MAX (4ull << 30)
+static inline bool is_mostly_holes(const struct stat *st, uint64_t size)
+{
+	return size > SUM_HOLES_MAX && (uint64_t)st->st_blocks * 512 < size - SUM_HOLES_MAX;
+}
 #define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
 

@@ -292,9 +292,9 @@ int staged_reserve_copy(struct staged *f)
 	if (fstat(f->fd, &st))
 		return -errno;
 	sf_drop_tmp(f);
-	uint64_t held = (uint64_t)st.st_blocks * 512, size = (uint64_t)st.st_size;
-	bool sparse = f->spilled && size > SUM_HOLES_MAX && held < size - SUM_HOLES_MAX;	/* as it is copied */
-	int rc = reserve_enter(s, sparse ? held : size);
+	uint64_t size = (uint64_t)st.st_size;
+	bool sparse = f->spilled && is_mostly_holes(&st, size);	/* as it is copied */
+	int rc = reserve_enter(s, sparse ? (uint64_t)st.st_blocks * 512 : size);
 	if (rc)
 		return rc;
 	uint64_t id = staging_new_id(s);
@@ -303,7 +303,7 @@ int staged_reserve_copy(struct staged *f)
 	if (!rc) {
 		f->tmp_id = id;
 		f->tmp_fd = fd;
-		f->tmp_size = (uint64_t)st.st_size;
+		f->tmp_size = size;
 		rc = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}
 	reserve_leave(s);

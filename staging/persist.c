@@ -124,7 +124,7 @@ static int copy_through(struct job *j, int from, int under, int to)
 	uint64_t size = j->p->r.size;
 	struct stat st;
 	/* mostly holes: no checksum, and holes stay holes */
-	bool sparse = under < 0 && !fstat(from, &st) && size > SUM_HOLES_MAX && (uint64_t)st.st_blocks * 512 < size - SUM_HOLES_MAX;
+	bool sparse = under < 0 && !fstat(from, &st) && is_mostly_holes(&st, size);
 	j->no_sum |= sparse;
 	if (sparse && to < 0)
 		return 0;
