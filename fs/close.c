@@ -38,7 +38,7 @@ static void flush_later(void *arg)
 {
 	struct flush f = *(struct flush *)arg;
 	free(arg);
-	flush_end(f, staged_reserve(f.sf));
+	flush_end(f, staged_reserve_later(f.sf));
 }
 
 void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -159,7 +159,7 @@ static void sync_end(struct sync_wait *w, int rc)
 static void sync_later(void *arg)
 {
 	struct sync_wait *w = arg;
-	sync_end(w, staged_reserve(w->sf));
+	sync_end(w, staged_reserve_later(w->sf));
 }
 
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)

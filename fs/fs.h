@@ -418,7 +418,7 @@ void log_room(struct fs *fs);
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
 /* Resent after a restart and done already: answers. Lock held. */
 bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, bool create);
-/* Room in the store for its bytes. -EAGAIN: staged_reserve() waits for it. Lock not held. */
+/* Room in the store for its bytes. -EAGAIN: staged_reserve_later() waits for it. Lock not held. */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
 /* Seals what n has now and answers when that is durable (P3): a write (written bytes) or an fsync. Lock not held. */

@@ -200,7 +200,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	pthread_mutex_unlock(&fs->lock);
 	int rc = node_reserve_now(fs, sf);
 	if (rc == -EAGAIN)	/* rarely: its close had room, and it was written by a mapping since */
-		rc = staged_reserve(sf);
+		rc = staged_reserve_later(sf);
 	if (!rc && outgrown)
 		rc = staged_finish(sf);
 	pthread_mutex_lock(&fs->lock);

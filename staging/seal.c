@@ -164,14 +164,17 @@ int staged_reserve_now(struct staged *f)
 	return (rc == -ENOSPC || rc == -EDQUOT) && may_come ? -EAGAIN : rc;
 }
 
-int staged_reserve(struct staged *f)
+int staged_reserve_later(struct staged *f)
 {
-	int rc = staged_reserve_now(f);
-	if (rc != -EAGAIN)
-		return rc;
 	wait_for_deletes(f->s);
 	trash_wait(f->s);
 	return reserve_once(f);
+}
+
+int staged_reserve(struct staged *f)
+{
+	int rc = staged_reserve_now(f);
+	return rc == -EAGAIN ? staged_reserve_later(f) : rc;
 }
 
 static bool same_time(struct timespec a, struct timespec b)

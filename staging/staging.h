@@ -331,8 +331,9 @@ int staged_finish(struct staged *f);
  * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO; -EFBIG: longer than a file of the store
  * can be. Where removals on their way may make room it waits for them, up to 30 s. */
 int staged_reserve(struct staged *f);
-/* The same without that wait. -EAGAIN: staged_reserve() must do it. */
+/* Its two halves: without that wait, -EAGAIN: the other must follow; and the wait, with what comes of it. */
 int staged_reserve_now(struct staged *f);
+int staged_reserve_later(struct staged *f);
 /* The same for a small file, never waiting for the store. -EAGAIN: staged_reserve() must do it. */
 int staged_promise(struct staged *f);
 /* f, open, is being made as a copy of the store file fd, which is durable. Only a hint: where the
