@@ -335,10 +335,10 @@ void pend_finalize(struct staging *s, struct pend *p, bool early);	/* s->lock he
 /* record.c, log.c */
 int log_open(struct staging *s);
 void log_close(struct staging *s);
-struct pend *pend_new(const struct rec *r);	/* a copy of r; NULL: no memory */
 /* s->lock held for the next two. */
 int log_append(struct staging *s, const struct rec *r);
-void pend_add(struct staging *s, struct pend *p, struct staged *sf);	/* as the last on its way; sf may be NULL */
+/* r takes the next place in the order: logged, and on its way as *out. sf may be NULL. */
+int log_in_order(struct staging *s, struct rec *r, struct staged *sf, struct pend **out);
 void pend_free(struct pend *p);
 uint64_t pend_from(const struct staging *s);
 

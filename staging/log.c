@@ -229,7 +229,8 @@ static void mark_killed(struct staging *s, struct pend *killer)
 		}
 }
 
-struct pend *pend_new(const struct rec *r)
+/* A copy of r; NULL: no memory. */
+static struct pend *pend_new(const struct rec *r)
 {
 	size_t n1 = r->name ? strlen(r->name) + 1 : 1, n2 = r->name2 ? strlen(r->name2) + 1 : 1;
 	struct pend *p = calloc(1, sizeof(*p) + n1 + n2 + r->data_len);
@@ -250,7 +251,8 @@ struct pend *pend_new(const struct rec *r)
 	return p;
 }
 
-void pend_add(struct staging *s, struct pend *p, struct staged *sf)
+/* As the last on its way. s->lock held; sf may be NULL. */
+static void pend_add(struct staging *s, struct pend *p, struct staged *sf)
 {
 	const struct rec *r = &p->r;
 
@@ -290,26 +292,30 @@ void pend_free(struct pend *p)
 	free(p);
 }
 
-int staging_log(struct staging *s, struct rec *r)
+int log_in_order(struct staging *s, struct rec *r, struct staged *sf, struct pend **out)
 {
-	LOCK_SCOPE(&s->lock);
-	struct pend *p = NULL;
-	if (is_ordered(r->type)) {
-		r->seq = s->last_seq + 1;
-		p = pend_new(r);	/* first: what is logged cannot be taken back */
-		if (!p)
-			return -ENOMEM;
-	}
-	int rc = log_append(s, r);
+	r->seq = s->last_seq + 1;
+	struct pend *p = pend_new(r);	/* first: what is logged cannot be taken back */
+	int rc = p ? log_append(s, r) : -ENOMEM;
 	if (rc) {
 		free(p);
 		return rc;
 	}
-	if (p) {
-		pend_add(s, p, NULL);
-		s->last_seq = r->seq;
+	pend_add(s, p, sf);
+	s->last_seq = r->seq;
+	*out = p;
+	return 0;
+}
+
+int staging_log(struct staging *s, struct rec *r)
+{
+	struct pend *p;
+	LOCK_SCOPE(&s->lock);
+	int rc = is_ordered(r->type) ? log_in_order(s, r, NULL, &p) : log_append(s, r);
+	if (rc)
+		return rc;
+	if (is_ordered(r->type))
 		sleeper_nudge(&s->pub, in_hurry(s));
-	}
 	remember_answer(s, r);
 	return 0;
 }

@@ -295,22 +295,18 @@ int sf_stat(struct staged *f, struct stat *st)
 
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final)
 {
+	struct pend *p;
+
 	r->type = REC_SEAL;
-	r->seq = s->last_seq + 1;
 	r->sf = f->id;
 	r->size = (uint64_t)st->st_size;
 	r->atime = st->st_atim;
 	r->mtime = st->st_mtim;
 	r->flags |= (f->huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
 		    (closed ? 0 : REC_FSYNCED);
-	struct pend *p = pend_new(r);	/* first: what is logged cannot be taken back */
-	int rc = p ? log_append(s, r) : -ENOMEM;
-	if (rc) {
-		free(p);
+	int rc = log_in_order(s, r, f, &p);
+	if (rc)
 		return rc;
-	}
-	pend_add(s, p, f);
-	s->last_seq = r->seq;
 	snapshot_stat(f, st);
 	f->error = 0;
 	s->st.bytes_staged += f->size;
