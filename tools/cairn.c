@@ -59,14 +59,14 @@ static const struct command {
 	  "  --json          for programs\n"
 	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
 	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
-	{ "export", cmd_export, "[--format F] [--sync] [-q] CKPT OUT",
+	{ "export", cmd_export, "[--format F] [-q] CKPT OUT",
 	  "writes the tensors of a checkpoint to one file, or a DCP checkpoint",
 	  "  --format F  safetensors (default); torch: what torch.load() opens; dcp: OUT is a\n"
 	  "              directory that torch.distributed.checkpoint loads, made or empty\n"
-	  "  --sync      on stable storage before OUT gets its name (dcp: always)\n"
 	  "  -q          no progress\n"
-	  "OUT appears, or is replaced, once it is whole. What cannot be exported is refused, with\n"
-	  "the tensor's name and the reason. Exit: 0 written, 1 refused or failed, 2 usage." },
+	  "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
+	  "exported is refused, with the tensor's name and the reason.\n"
+	  "Exit: 0 written, 1 refused or failed, 2 usage." },
 	{ "import", cmd_import, "[-q] FILE OUT",
 	  "makes a DCP checkpoint of a torch.save or safetensors file",
 	  "  -q  no progress\n"

@@ -75,6 +75,9 @@ struct one_file {
 	dev_t dev;
 	ino_t ino;
 	char sum[48];		/* its checksum xattr, or "" */
+	unsigned users;		/* stays open while there are any */
+	int direct;		/* a second descriptor, closed with fd; -1: none */
+	bool asked;		/* whether there can be one */
 };
 
 /* The files of a checkpoint's set, opened when asked for; a bounded number stays open. */
@@ -86,7 +89,7 @@ struct files {
 
 int files_open(struct files *f, const struct ckpt *c);
 void files_close(struct files *f);
-/* Valid until the next call. 0 or -errno. */
+/* Valid until the next call, or while it has users. 0 or -errno. */
 int files_get(struct files *f, uint32_t i, struct one_file **out);
 
 /* Two checkpoints, side by side. */

@@ -44,25 +44,6 @@ int export_read(struct export *x, const char *path)
 	return x->bad || v.state != CKPT_COMPLETE ? CAIRN_FAILED : CAIRN_OK;
 }
 
-static int get_file(void *ctx, uint32_t file, struct fmt_source *out)
-{
-	struct export *x = ctx;
-	struct one_file *o;
-	int err = files_get(&x->files, file, &o);
-
-	if (!err) {
-		posix_fadvise(o->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-		*out = o->source;
-	}
-	return err;
-}
-
-static void put_back(void *ctx, uint32_t file)
-{
-	(void)ctx;
-	(void)file;
-}
-
 /* One line: what is written holds tensors and nothing else. */
 static void tell_left_out(const struct export *x)
 {
@@ -134,9 +115,8 @@ int export_write(struct export *x)
 	int err = files_open(&x->files, &x->ck);
 
 	put_catch_signals();
-	x->io = (struct view_io){ get_file, put_back, x, malloc(VIEW_SCRATCH) };
 	if (!err)
-		err = x->io.scratch ? view_base_new(x->ck.set, &x->base) : -ENOMEM;
+		err = view_base_new(x->ck.set, &x->base);
 	if (err)
 		put_told(&e, err, x->ck.path);
 	progress_start(&x->bar, x->out, x->quiet);
@@ -157,7 +137,6 @@ void export_free(struct export *x)
 	view_free(x->view);
 	view_free(x->metadata);
 	view_base_free(x->base);
-	free(x->io.scratch);
 	files_close(&x->files);
 	ckpt_close(&x->ck);
 }
@@ -197,7 +176,6 @@ int cmd_export(int argc, char **argv)
 {
 	static const struct option longs[] = {
 		{ "format", required_argument, NULL, 'f' },
-		{ "sync", no_argument, NULL, 's' },
 		{ "quiet", no_argument, NULL, 'q' },
 		{ 0 },
 	};
@@ -207,8 +185,6 @@ int cmd_export(int argc, char **argv)
 	while ((c = getopt_long(argc, argv, "q", longs, NULL)) != -1) {
 		if (c == 'q')
 			x.quiet = true;
-		else if (c == 's')
-			x.sync = true;
 		else if (c != 'f')
 			return complain_option("export", argv);
 		else if (!parse_format(optarg, &x.format))

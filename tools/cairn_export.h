@@ -8,6 +8,8 @@
 
 #include "cairn_ckpt.h"
 
+#include <signal.h>
+
 enum export_format { EXPORT_SAFETENSORS, EXPORT_TORCH, EXPORT_DCP };
 
 struct export {
@@ -15,16 +17,15 @@ struct export {
 	struct files files;
 	struct view_base *base;
 	struct view *view, *metadata;	/* metadata: of DCP only */
-	struct view_io io;
 	const char *out;	/* as the user wrote it */
 	const char *note;	/* "exporting" */
 	enum export_format format;
-	bool quiet, sync, bad, in_kernel;
+	bool quiet, bad;
 	struct progress bar;
 	uint64_t done;		/* bytes of the files before this one */
 };
 
-#define EXPORT_EMPTY ((struct export){ .ck = CKPT_EMPTY, .in_kernel = true, .note = "exporting" })
+#define EXPORT_EMPTY ((struct export){ .ck = CKPT_EMPTY, .note = "exporting" })
 
 /* Reads a checkpoint into x->ck and tells what is wrong with it. Nothing is guessed: one that is
  * not whole, or not understood in full, gives CAIRN_FAILED; no checkpoint, CAIRN_USAGE. */
@@ -39,14 +40,23 @@ void export_free(struct export *x);
 
 /* Signals that end us remove what is not finished. Before the first put. */
 void put_catch_signals(void);
+/* Between these a signal waits: what is made, and the note of it, are one. */
+void put_hold_signals(sigset_t *old);
+void put_let_signals(const sigset_t *old);
 /* One line into e, and its value is err. */
 int put_told(struct fmt_error *e, int err, const char *name);
-/* x->view as the file x->out: a hidden file beside it, renamed when it is whole. */
+/* x->view as the file x->out: a hidden file beside it, renamed when it is whole and on stable
+ * storage; the name is there, too, afterwards. */
 int put_file(struct export *x, struct fmt_error *e);
 /* x->view and x->metadata as a DCP checkpoint in the directory x->out, which is made, or empty.
  * The data are on stable storage before .metadata gets its name, and both are afterwards. */
 int put_dcp(struct export *x, struct fmt_error *e);
 /* A directory without entries? 1, 0 or -errno. */
 int put_is_empty(const char *path);
+
+/* ---- their bytes (cairn_copy.c) --------------------------------------------------- */
+
+/* All of v into fd, a new file open for writing, and x->done counts them. -errno, and e says why. */
+int copy_view(struct export *x, const struct view *v, int fd, struct fmt_error *e);
 
 #endif

@@ -94,24 +94,30 @@ int files_open(struct files *f, const struct ckpt *c)
 	if (!f->v)
 		return -ENOMEM;
 	for (size_t i = 0; i < c->set->n_files; i++)
-		f->v[i].fd = -1;
+		f->v[i].fd = f->v[i].direct = -1;
 	return 0;
 }
 
-static void drop_all(struct files *f)
+static void drop_unused(struct files *f)
 {
 	for (size_t i = 0; i < f->c->set->n_files; i++) {
-		if (f->v[i].fd >= 0)
-			close(f->v[i].fd);
-		f->v[i].fd = -1;
+		struct one_file *o = &f->v[i];
+
+		if (o->fd < 0 || o->users)
+			continue;
+		close(o->fd);
+		if (o->direct >= 0)
+			close(o->direct);
+		o->fd = o->direct = -1;
+		o->asked = false;
+		f->n_open--;
 	}
-	f->n_open = 0;
 }
 
 void files_close(struct files *f)
 {
 	if (f->v)
-		drop_all(f);
+		drop_unused(f);
 	free(f->v);
 	*f = (struct files){ 0 };
 }
@@ -126,7 +132,7 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 	if (o->fd >= 0)
 		return 0;
 	if (f->n_open >= OPEN_FILES)
-		drop_all(f);
+		drop_unused(f);
 	o->fd = ckpt_open_file(f->c, f->c->set->file[i].name);
 	if (o->fd < 0)
 		return o->fd;

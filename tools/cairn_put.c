@@ -6,12 +6,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <signal.h>
 #include <string.h>
 
-#define CHUNK (4u << 20)	/* gathered and written at once */
-#define KERNEL_RUN (256u << 10)	/* from here on the kernel copies a run */
-#define KERNEL_CHUNK (8u << 20)
 #define TEMPORARY ".metadata.tmp"	/* as DCP's own writer has it */
 
 static char *unfinished;	/* removed when a signal ends us */
@@ -53,8 +51,7 @@ void put_catch_signals(void)
 			sigaction(ending[i], &sa, NULL);
 }
 
-/* Between these a signal waits: what is made, and the note of it, are one. */
-static void hold_signals(sigset_t *old)
+void put_hold_signals(sigset_t *old)
 {
 	sigset_t block;
 
@@ -64,7 +61,7 @@ static void hold_signals(sigset_t *old)
 	sigprocmask(SIG_BLOCK, &block, old);
 }
 
-static void let_signals(const sigset_t *old)
+void put_let_signals(const sigset_t *old)
 {
 	sigprocmask(SIG_SETMASK, old, NULL);
 }
@@ -78,97 +75,6 @@ int put_told(struct fmt_error *e, int err, const char *name)
 
 /* ---- bytes ------------------------------------------------------------------------ */
 
-static int write_all(int fd, const char *p, size_t n, uint64_t off)
-{
-	while (n) {
-		ssize_t w = pwrite(fd, p, n, (off_t)off);
-
-		if (w < 0 && errno == EINTR)
-			continue;
-		if (w < 0)
-			return -errno;
-		p += w;
-		n -= (size_t)w;
-		off += (uint64_t)w;
-	}
-	return 0;
-}
-
-/* As much of a long run as the kernel copies by itself; 0: none, use the other way. */
-static ssize_t copy_run(struct export *x, const struct view *v, int fd, uint64_t off,
-			struct fmt_error *e)
-{
-	struct view_run run;
-	struct one_file *o;
-	loff_t from, to = (loff_t)off;
-	ssize_t n;
-	int err;
-
-	if (!x->in_kernel)
-		return 0;
-	err = view_run_at(v, &x->io, off, &run, e);
-	if (err)
-		return err;
-	if (run.file == FMT_NO_FILE || run.len < KERNEL_RUN)
-		return 0;
-	err = files_get(&x->files, run.file, &o);
-	if (err)
-		return put_told(e, err, x->ck.set->file[run.file].name);
-	if (run.at > o->source.size || run.len > o->source.size - run.at)
-		return 0;	/* view_read() has words for that */
-	posix_fadvise(o->fd, (off_t)run.at, 2 * KERNEL_CHUNK, POSIX_FADV_WILLNEED);
-	from = (loff_t)run.at;
-	n = copy_file_range(o->fd, &from, fd, &to, run.len < KERNEL_CHUNK ? run.len : KERNEL_CHUNK,
-			    0);
-	if (n > 0)
-		return n;
-	if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO || errno == EFBIG))
-		return put_told(e, -errno, x->out);
-	x->in_kernel = false;	/* not between these filesystems */
-	return 0;
-}
-
-static ssize_t copy_chunk(struct export *x, const struct view *v, int fd, uint64_t off, char *buf,
-			  struct fmt_error *e)
-{
-	uint64_t left = view_size(v) - off;
-	size_t n = CHUNK - off % CHUNK;	/* writes of whole pages, but for the first */
-	int err;
-
-	if (n > left)
-		n = (size_t)left;
-	err = view_read(v, &x->io, off, buf, n, e);
-
-	if (!err) {
-		err = write_all(fd, buf, n, off);
-		if (err)
-			put_told(e, err, x->out);
-	}
-	return err ? err : (ssize_t)n;
-}
-
-static int copy_all(struct export *x, const struct view *v, int fd, struct fmt_error *e)
-{
-	uint64_t size = view_size(v), all = view_size(x->view) +
-						(x->metadata ? view_size(x->metadata) : 0);
-	CLEANUP_FREE char *buf = malloc(CHUNK);
-
-	if (!buf)
-		return put_told(e, -ENOMEM, x->out);
-	for (uint64_t off = 0; off < size;) {
-		ssize_t n = copy_run(x, v, fd, off, e);
-
-		if (!n)
-			n = copy_chunk(x, v, fd, off, buf, e);
-		if (n < 0)
-			return (int)n;
-		off += (uint64_t)n;
-		progress_done(&x->bar, x->done + off, all, x->note);
-	}
-	x->done += size;
-	return 0;
-}
-
 /* Room for all of it first, so that a full disk is met at once; where that is not to be had,
  * only its size. */
 static int make_room(int fd, uint64_t size)
@@ -180,19 +86,31 @@ static int make_room(int fd, uint64_t size)
 	return ftruncate(fd, (off_t)size) ? -errno : 0;
 }
 
-/* All of a view into a new file, which is closed. */
-static int fill(struct export *x, const struct view *v, int fd, bool sync, struct fmt_error *e)
+/* All of a view into a new file, onto stable storage; the file is closed. */
+static int fill(struct export *x, const struct view *v, int fd, struct fmt_error *e)
 {
 	int err = make_room(fd, view_size(v));
 
 	if (err)
 		put_told(e, err, x->out);
 	else
-		err = copy_all(x, v, fd, e);
-	if (!err && sync && fsync(fd))
+		err = copy_view(x, v, fd, e);
+	if (!err && fsync(fd))
 		err = put_told(e, -errno, x->out);
 	if (close(fd) && !err)
 		err = put_told(e, -errno, x->out);
+	return err;
+}
+
+/* The names in a directory; dir as openat(2) has it. */
+static int sync_names(struct export *x, int dir, const char *path, struct fmt_error *e)
+{
+	int fd = openat(dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
+
+	if (fd < 0 || fsync(fd))
+		err = put_told(e, -errno, x->out);
+	if (fd >= 0)
+		close(fd);
 	return err;
 }
 
@@ -227,13 +145,18 @@ int put_file(struct export *x, struct fmt_error *e)
 
 	if (fd < 0)
 		return put_told(e, fd, x->out);
-	err = fill(x, x->view, fd, x->sync, e);
+	err = fill(x, x->view, fd, e);
 	if (!err && rename(unfinished, x->out))
 		err = put_told(e, -errno, x->out);
 	if (err)
 		unlink(unfinished);
 	free(unfinished);
 	unfinished = NULL;
+	if (!err) {
+		CLEANUP_FREE char *dir = strdup(x->out);
+
+		err = dir ? sync_names(x, AT_FDCWD, dirname(dir), e) : put_told(e, -ENOMEM, x->out);
+	}
 	return err;
 }
 
@@ -261,12 +184,12 @@ static int open_out(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int err = 0, empty;
 
-	hold_signals(&old);
+	put_hold_signals(&old);
 	if (mkdir(x->out, 0777))
 		err = -errno;
 	else
 		partial.made = x->out;
-	let_signals(&old);
+	put_let_signals(&old);
 	if (err == -EEXIST) {
 		empty = put_is_empty(x->out);
 		err = empty < 0 ? empty : empty ? 0 : -ENOTEMPTY;
@@ -290,11 +213,11 @@ static int put_data(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int fd;
 
-	hold_signals(&old);
+	put_hold_signals(&old);
 	fd = create_in(VIEW_DCP_DATA);
 	partial.data = fd >= 0;
-	let_signals(&old);
-	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->view, fd, true, e);
+	put_let_signals(&old);
+	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->view, fd, e);
 }
 
 static int put_metadata(struct export *x, struct fmt_error *e)
@@ -302,11 +225,11 @@ static int put_metadata(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int fd;
 
-	hold_signals(&old);
+	put_hold_signals(&old);
 	fd = create_in(TEMPORARY);
 	partial.metadata = fd < 0 ? NULL : TEMPORARY;
-	let_signals(&old);
-	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->metadata, fd, true, e);
+	put_let_signals(&old);
+	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->metadata, fd, e);
 }
 
 /* The data's name is on stable storage before .metadata has its own. */
@@ -315,7 +238,7 @@ static int commit(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int err = 0;
 
-	hold_signals(&old);
+	put_hold_signals(&old);
 	if (fsync(partial.dir) || renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
 		err = -errno;
 	else
@@ -324,20 +247,8 @@ static int commit(struct export *x, struct fmt_error *e)
 		err = -errno;
 	if (!err)
 		partial.data = false, partial.metadata = partial.made = NULL;
-	let_signals(&old);
+	put_let_signals(&old);
 	return err ? put_told(e, err, x->out) : 0;
-}
-
-/* The directory's own name. */
-static int sync_parent(struct export *x, struct fmt_error *e)
-{
-	int fd = openat(partial.dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
-
-	if (fd < 0 || fsync(fd))
-		err = put_told(e, -errno, x->out);
-	if (fd >= 0)
-		close(fd);
-	return err;
 }
 
 int put_dcp(struct export *x, struct fmt_error *e)
@@ -349,7 +260,7 @@ int put_dcp(struct export *x, struct fmt_error *e)
 	if (!err)
 		err = put_metadata(x, e);
 	if (!err && partial.made)
-		err = sync_parent(x, e);
+		err = sync_names(x, partial.dir, "..", e);
 	if (!err)
 		err = commit(x, e);
 	if (err)

@@ -580,16 +580,6 @@ size_t view_memory(const struct view *v);	/* bytes that it takes */
 int view_read(const struct view *v, const struct view_io *io, uint64_t off, void *buf, size_t len,
 	      struct fmt_error *e);
 
-struct view_run {
-	uint64_t len;		/* bytes that follow each other there; never 0 */
-	uint32_t file;		/* FMT_NO_FILE: in memory */
-	uint64_t at;
-};
-
-/* What stands at off < size: for who can have the kernel copy. */
-int view_run_at(const struct view *v, const struct view_io *io, uint64_t off,
-		struct view_run *out, struct fmt_error *e);
-
 /* Tensors [from, to) of the set; of each only what rank `rank` of `ranks` has when it is split
  * on dimension 0 as torch.chunk() does (scalars are on every rank). ranks 1: all of it. */
 struct view_pick {

@@ -14,7 +14,7 @@
 namespace
 {
 
-// Any part of it is that part of it, and runs say where its bytes lie.
+// Any part of it is that part of it.
 void in_parts(const View &v, Io &io, const std::string &want)
 {
 	std::mt19937 rng(1);
@@ -24,16 +24,6 @@ void in_parts(const View &v, Io &io, const std::string &want)
 		std::string got(len, '\0');
 		ASSERT_EQ(view_read(v.v, &io, off, got.data(), len, &e), 0) << e.text;
 		ASSERT_EQ(got, want.substr(off, len)) << off << " " << len;
-	}
-	for (uint64_t off = 0; off < want.size();) {
-		view_run r;
-		ASSERT_EQ(view_run_at(v.v, &io, off, &r, &e), 0) << e.text;
-		ASSERT_GT(r.len, 0u);
-		ASSERT_LE(r.len, want.size() - off);
-		if (r.file != FMT_NO_FILE) {
-			ASSERT_EQ(io.files[r.file].substr(r.at, r.len), want.substr(off, r.len));
-		}
-		off += r.len;
 	}
 	char c;
 	EXPECT_EQ(view_read(v.v, &io, want.size(), &c, 1, &e), -EINVAL);

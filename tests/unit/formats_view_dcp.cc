@@ -85,17 +85,6 @@ TEST(ViewDcp, ItemsThatAreNoTensorsAreCarried)
 	EXPECT_STREQ(y.name, "step");
 	EXPECT_EQ(way(y.path), "/step");
 	EXPECT_EQ(b.files[y.file].substr(y.at, y.length), a.files[x.file].substr(x.at, x.length));
-
-	Io io(a.files);	// also in parts, and by runs
-	for (uint64_t off = 0; off < view_size(b.w.data);) {
-		view_run r;
-		Error e;
-		ASSERT_EQ(view_run_at(b.w.data, &io, off, &r, &e), 0) << e.text;
-		if (r.file != FMT_NO_FILE) {
-			ASSERT_EQ(a.files[r.file].substr(r.at, r.len), b.files[0].substr(off, r.len));
-		}
-		off += r.len;
-	}
 }
 
 TEST(ViewDcp, ItemsAreAlignedAsTorchSaveHasThem)
