@@ -9,7 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define AHEAD (4u << 20)	/* fetched for who reads in order */
+/* Fetched for who reads in order: AHEAD_STEP at once; of one file up to AHEAD_MAX, of many together
+ * AHEAD_ALL, but of each AHEAD_MIN (docs/PERFORMANCE.md, Views and export). */
+#define AHEAD_STEP (4u << 20)
+#define AHEAD_MIN (6u << 20)
+#define AHEAD_MAX (16u << 20)
+#define AHEAD_ALL (64u << 20)
 #define OPEN_MAX 256u		/* files of one checkpoint */
 
 /* ---- the tree --------------------------------------------------------------------- */
@@ -154,18 +159,20 @@ static int read_store(int fd, uint64_t off, char *buf, size_t len)
 }
 
 /* The kernel's own readahead is short, and sees little of a file whose bytes are wanted in
- * many small rows: who reads in order has the next AHEAD bytes fetched. Lock held; 0: nothing. */
+ * many small rows: who reads in order has the next bytes fetched. Lock held; 0: nothing. */
 static uint64_t fetch_from(struct vfile *f, uint64_t off, size_t len)
 {
 	uint64_t end = off + len, from = f->ahead > end ? f->ahead : end;
+	uint64_t share = AHEAD_ALL / f->c->n_open;
+	uint64_t most = share < AHEAD_MIN ? AHEAD_MIN : share > AHEAD_MAX ? AHEAD_MAX : share;
 	bool in_order = off + VFILE_READ_MAX >= f->next && off <= f->next + VFILE_READ_MAX;
 	if (!in_order || end > f->next)
 		f->next = end;
 	if (!in_order)
 		f->ahead = 0;
-	if (!in_order || from - end >= AHEAD / 2 || from >= f->size)
+	if (!in_order || from - end + AHEAD_STEP > most || from >= f->size)
 		return 0;
-	f->ahead = from + AHEAD;
+	f->ahead = from + AHEAD_STEP;
 	return from;
 }
 
@@ -180,7 +187,7 @@ static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
 	uint64_t fetch = fd >= 0 ? fetch_from(f, off, len) : 0;
 	pthread_mutex_unlock(&f->c->lock);
 	if (fetch)
-		posix_fadvise(fd, (off_t)fetch, AHEAD, POSIX_FADV_WILLNEED);
+		posix_fadvise(fd, (off_t)fetch, AHEAD_STEP, POSIX_FADV_WILLNEED);
 	int rc = fd >= 0 ? -ENODATA : read_staged(f, sf, off, buf, len);
 	if (rc != -ENODATA)
 		return rc;
