@@ -197,13 +197,15 @@ expect 0 "$cairn" export "$TMP/store/step-1" "$TMP/o/stored"
 cmp "$TMP/o/stored" "$TMP/o/dcp.safetensors" || die "from a store"
 
 # --- a large one: its memory ---------------------------------------------------------------
+most=$((64 << 10))
+grep -qs . "$BUILD/sanitizer" && most=$((most * 4))	# which take memory of their own
 python3 "$assets/make_big_dcp.py" --ranks 4 --mib 300 --columns "$TMP/big" || die "make_big_dcp.py"
-expect 0 python3 - "$cairn" "$TMP/big" "$TMP/o/big" <<'PY'
+expect 0 python3 - "$most" "$cairn" "$TMP/big" "$TMP/o/big" <<'PY'
 import resource, subprocess, sys
-subprocess.run([sys.argv[1], "export", *sys.argv[2:]], check=True)
+subprocess.run([sys.argv[2], "export", *sys.argv[3:]], check=True)
 kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print("peak KiB", kib)
-sys.exit(kib > 64 << 10)
+sys.exit(kib > int(sys.argv[1]))
 PY
 note "$(grep peak "$TMP/out")"
 python3 "$assets/make_big_dcp.py" --check "$TMP/o/big" || die "the large one differs"
@@ -217,12 +219,12 @@ cp -r "$TMP/big" "$TMP/m/big"
 expect 0 "$cairn" export "$TMP/m/big" "$TMP/m/big.safetensors"
 cmp "$TMP/store/big.safetensors" "$TMP/o/big" || die "the large one differs on the mount, or is not in the store"
 rm -r "$TMP/m/big" "$TMP/m/big.safetensors"
-expect 0 python3 - "$cairn" "$TMP/big" "$TMP/big.dcp" <<'PY'
+expect 0 python3 - "$most" "$cairn" "$TMP/big" "$TMP/big.dcp" <<'PY'
 import resource, subprocess, sys
-subprocess.run([sys.argv[1], "export", "--format", "dcp", *sys.argv[2:]], check=True)
+subprocess.run([sys.argv[2], "export", "--format", "dcp", *sys.argv[3:]], check=True)
 kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print("peak KiB", kib)
-sys.exit(kib > 64 << 10)
+sys.exit(kib > int(sys.argv[1]))
 PY
 note "dcp: $(grep peak "$TMP/out")"
 expect 0 "$cairn" export "$TMP/big.dcp" "$TMP/o/back"
