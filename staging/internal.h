@@ -261,9 +261,9 @@ struct staging {
 	_Atomic int reserve_state;	/* enum reserve_state */
 	_Atomic uint64_t reserve_promised, reserve_inodes;
 	_Atomic bool reserve_tight;	/* delayed allocation is not to be relied on */
-	uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
+	_Atomic uint64_t reserve_bytes, reserve_left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t reserve_lock;	/* read: who allocates blocks in the store */
-	pthread_mutex_t reserve_take_lock;	/* over bytes and left; taken after the other */
+	pthread_mutex_t reserve_take_lock;	/* over changes of bytes and left; taken after the other */
 	struct trash_file *trash;
 	size_t n_trash, cap_trash;
 	pthread_cond_t trash_cond;
