@@ -76,8 +76,7 @@ struct one_file {
 	ino_t ino;
 	char sum[48];		/* its checksum xattr, or "" */
 	unsigned users;		/* stays open while there are any */
-	int direct;		/* a second descriptor, closed with fd; -1: none */
-	bool asked;		/* whether there can be one */
+	int direct;		/* a second descriptor, with O_DIRECT; -1: none */
 };
 
 /* The files of a checkpoint's set, opened when asked for; a bounded number stays open. */
@@ -85,12 +84,14 @@ struct files {
 	const struct ckpt *c;
 	struct one_file *v;
 	unsigned n_open;
+	bool whole;		/* all of them are read, in order: past the page cache where that can be */
 };
 
 int files_open(struct files *f, const struct ckpt *c);
 void files_close(struct files *f);
 /* Valid until the next call, or while it has users. 0 or -errno. */
 int files_get(struct files *f, uint32_t i, struct one_file **out);
+bool is_on_fuse(int fd);
 
 /* Two checkpoints, side by side. */
 struct compare {

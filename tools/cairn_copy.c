@@ -8,15 +8,14 @@
 #include "cairn_export.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
+
+#include "io/io.h"
 
 #define COPIERS 4u		/* more gain nothing: the disk is the limit */
 #define CHUNK (2u << 20)	/* gathered and written at once, by one of them */
-#define ALIGN 4096u		/* O_DIRECT asks for no more, anywhere */
 #define DIRECT_MIN (256u << 10) /* shorter reads gain more from the kernel's readahead */
 
 struct copy {
@@ -45,7 +44,7 @@ struct copier {
 	struct fmt_error e;
 };
 
-#define READ_AROUND (CHUNK + 2 * ALIGN)
+#define READ_AROUND (CHUNK + 2 * IO_ALIGN)
 
 /* ---- reading ---------------------------------------------------------------------- */
 
@@ -67,8 +66,8 @@ static bool is_cached(int fd, uint64_t off, size_t len)
 /* The bytes and what is around them; -EINVAL: not by this way. */
 static int read_direct(const struct copier *k, uint64_t off, char *to, size_t len)
 {
-	uint64_t from = off - off % ALIGN;
-	size_t lead = (size_t)(off - from), want = (lead + len + ALIGN - 1) / ALIGN * ALIGN;
+	uint64_t from = off - off % IO_ALIGN;
+	size_t lead = (size_t)(off - from), want = (lead + len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
 	char *around = k->buf + CHUNK;
 	size_t got = 0;
 
@@ -80,7 +79,7 @@ static int read_direct(const struct copier *k, uint64_t off, char *to, size_t le
 		if (n < 0)
 			return -errno;
 		got += (size_t)n;
-		if (got < lead + len && (!n || got % ALIGN))
+		if (got < lead + len && (!n || got % IO_ALIGN))
 			return -EINVAL;	/* shorter than it was: plain reads have words for it */
 	}
 	memcpy(to, around + lead, len);
@@ -102,19 +101,6 @@ static int read_piece(void *ctx, uint64_t off, void *buf, size_t len)
 	return s->read(s->ctx, off, buf, len);
 }
 
-/* A second descriptor, for O_DIRECT. Not in a FUSE mount: ours would answer through the daemon
- * what it lets the kernel read by itself. */
-static int open_direct(int fd)
-{
-	struct statfs fs;
-	char path[32];
-
-	if (fstatfs(fd, &fs) || fs.f_type == FUSE_SUPER_MAGIC)
-		return -1;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-}
-
 static int get_file(void *ctx, uint32_t file, struct fmt_source *out)
 {
 	struct copier *k = ctx;
@@ -123,11 +109,7 @@ static int get_file(void *ctx, uint32_t file, struct fmt_source *out)
 
 	pthread_mutex_lock(&c->lock);
 	err = files_get(&c->x->files, file, &k->file);
-	if (!err && !k->file->users++ && !k->file->asked) {
-		k->file->asked = true;
-		k->file->direct = open_direct(k->file->fd);
-		posix_fadvise(k->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-	}
+	k->file->users += !err;
 	pthread_mutex_unlock(&c->lock);
 	*out = (struct fmt_source){ .size = k->file->source.size, .read = read_piece, .ctx = k };
 	return err;
@@ -164,7 +146,7 @@ static int write_all(int fd, const char *p, size_t n, uint64_t off)
 /* O_DIRECT writes whole blocks: zeros behind the last byte, which copy_view() cuts off. */
 static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 {
-	size_t padded = (n + ALIGN - 1) / ALIGN * ALIGN;
+	size_t padded = (n + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
 	int err;
 
 	if (c->direct) {
@@ -249,7 +231,7 @@ static int copier_new(struct copier *k, struct copy *c)
 {
 	*k = (struct copier){ .c = c, .e = { .at = FMT_NOWHERE } };
 	k->io = (struct view_io){ get_file, put_back, k, malloc(VIEW_SCRATCH) };
-	k->buf = aligned_alloc(ALIGN, CHUNK + READ_AROUND);
+	k->buf = aligned_alloc(IO_ALIGN, CHUNK + READ_AROUND);
 	return k->buf && k->io.scratch ? 0 : -ENOMEM;
 }
 
@@ -294,12 +276,12 @@ int copy_view(struct export *x, const struct view *v, int fd, struct fmt_error *
 	struct copy c = { .x = x, .v = v, .fd = fd, .e = e,
 			  .lock = PTHREAD_MUTEX_INITIALIZER, .turn = PTHREAD_COND_INITIALIZER,
 			  .all = view_size(x->view) + (x->metadata ? view_size(x->metadata) : 0) };
-	struct statfs fs;
 
-	c.in_order = !fstatfs(fd, &fs) && fs.f_type == FUSE_SUPER_MAGIC;
+	x->files.whole = true;
+	c.in_order = is_on_fuse(fd);
 	c.direct = !c.in_order && !fcntl(fd, F_SETFL, O_DIRECT);
 	copy_chunks(&c);
-	if (!c.err && c.direct && size % ALIGN && ftruncate(fd, (off_t)size))
+	if (!c.err && c.direct && size % IO_ALIGN && ftruncate(fd, (off_t)size))
 		c.err = put_told(e, -errno, x->out);
 	x->done += size;
 	return c.err;

@@ -73,7 +73,7 @@ int put_told(struct fmt_error *e, int err, const char *name)
 	return err;
 }
 
-/* ---- bytes ------------------------------------------------------------------------ */
+/* ---- onto stable storage ---------------------------------------------------------- */
 
 /* Room for all of it first, so that a full disk is met at once; where that is not to be had,
  * only its size. */
