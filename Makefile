@@ -24,11 +24,11 @@ endif
 
 # --- dependencies ---------------------------------------------------------------------------
 
-# A machine rented for its GPU may have nothing of a mount's libraries: check-gpu and bench-gpu do
-# without.
+# A machine rented for its GPU may have nothing of a mount's libraries: check-gpu, bench-gpu and wheel
+# do without.
 CONFIG := build/config.mk
-GOALS := $(filter-out clean distclean help setup check demo install-python uninstall-python,$(or $(MAKECMDGOALS),all))
-ifneq ($(filter-out check-gpu bench-gpu,$(GOALS)),)
+GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-seeded check-suites soak demo install-python uninstall-python,$(or $(MAKECMDGOALS),all))
+ifneq ($(filter-out check-gpu bench-gpu wheel,$(GOALS)),)
 include $(CONFIG)
 else ifneq ($(GOALS),)
 -include $(CONFIG)
@@ -70,24 +70,26 @@ ALL_LDFLAGS := $(OPT) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
 
 # --- what is built --------------------------------------------------------------------------
 
-IO_SRC := $(wildcard io/*.c)
-STAGING_SRC := $(wildcard staging/*.c)
+# The modules of io/, what is above first: store rests on engine and sum, these on neither.
+IO_MODULES := store engine sum
+IO_SRC := $(wildcard $(IO_MODULES:%=io/%/*.c))
+STAGING_SRC := $(wildcard staging/*.c staging/*/*.c)
 FORMATS_SRC := $(wildcard fs/formats/*.c)
 FS_SRC := $(filter-out fs/main.c,$(wildcard fs/*.c))
-CAIRN_SRC := $(wildcard tools/cairn.c tools/cairn_*.c)
-BENCH_SRC := $(filter-out tools/bench_gpu.c,$(wildcard tools/bench*.c))
-BENCH_GPU_SRC := $(wildcard tools/bench_gpu.c)
-LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) staging/cuda_dl.c
+CAIRN_SRC := $(wildcard tools/cairn/*.c)
+BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
+BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
+LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) fs/formats/crc.c
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
-LIBIO := $(BUILD)/libio.a
+LIBIO := $(IO_MODULES:%=$(BUILD)/libio-%.a)
 LIBSTAGING := $(BUILD)/libstaging.a
 LIBFORMATS := $(BUILD)/libformats.a
 LIBFS := $(BUILD)/libfs.a
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
-STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS) -ldl
+STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
 FS_LIBS := $(LIBFS) $(LIBFORMATS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
 
 # The library for trainers; a soname a major version.
@@ -98,14 +100,14 @@ LIBCAIRN_OBJ := $(patsubst %.c,$(BUILD)/pic/%.o,$(LIBCAIRN_SRC))
 FAKE_CUDA := $(BUILD)/tests/fake_cuda/libcuda.so.1
 
 PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
-	$(if $(wildcard tools/cairn.c),$(BUILD)/cairn) \
+	$(if $(CAIRN_SRC),$(BUILD)/cairn) \
 	$(if $(BENCH_SRC),$(BUILD)/cairn-bench) $(if $(BENCH_GPU_SRC),$(BUILD)/cairn-bench-gpu)
 
 UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
 API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
 HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c \
 	tests/gpu/*.c))
-LAYERS := $(if $(IO_SRC),$(BUILD)/layers/io) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
+LAYERS := $(IO_MODULES:%=$(BUILD)/layers/io-%) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
 	$(if $(FORMATS_SRC),$(BUILD)/layers/formats)
 
 # Fuzzing wants clang and its runtime; each harness is built with the sources it tests.
@@ -113,10 +115,10 @@ FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz fuzz-run
-.PHONY: all tests check check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
+.PHONY: all tests check check-quick check-all check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
 	install-python uninstall-python setup clean distclean help asan tsan
 all: $(PROGRAMS) $(LIBCAIRN) $(LAYERS)
-tests: all $(UNIT) $(API) $(HELPERS) $(FAKE_CUDA)
+tests: all $(UNIT) $(API) $(HELPERS) $(FAKE_CUDA) $(BUILD)/tests/cairnfs
 
 # --- rules ----------------------------------------------------------------------------------
 
@@ -136,8 +138,11 @@ $(say) AR $@
 $(Q)rm -f $@ && $(AR) rcsD $@ $(filter %.o,$^)
 endef
 
-$(LIBIO): $(call obj,$(IO_SRC)) $(BUILD)/sources
-	$(archive)
+define io_module
+$(BUILD)/libio-$(1).a: $(call obj,$(wildcard io/$(1)/*.c)) $(BUILD)/sources
+	$$(archive)
+endef
+$(foreach m,$(IO_MODULES),$(eval $(call io_module,$(m))))
 $(LIBSTAGING): $(call obj,$(STAGING_SRC)) $(BUILD)/sources
 	$(archive)
 $(LIBFORMATS): $(call obj,$(FORMATS_SRC)) $(BUILD)/sources
@@ -154,15 +159,24 @@ endef
 define link_cxx
 @mkdir -p $(@D)
 $(say) LINK $@
-$(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -o $@
+$(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -ldl -o $@
 endef
 
 $(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
 $(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 	$(call link,$(LIBFORMATS) $(IO_LIBS))
-$(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(LIBIO) $(BUILD)/sources
-	$(call link,$(IO_LIBS) -lm)
+$(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/sources
+	$(call link,-lm)
+
+# The same daemon with a failing store (CAIRNFS_FAULT), for tests: what is installed knows no such thing.
+FAULTY := $(if $(wildcard fs/main.c),$(BUILD)/tests/cairnfs)
+$(BUILD)/obj/fs/main_faults.o: fs/main.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $<
+	$(Q)$(CC) $(ALL_CFLAGS) -DCAIRN_FAULTS -c $< -o $@
+$(BUILD)/tests/cairnfs: $(BUILD)/obj/fs/main_faults.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+	$(call link,$(FS_LIBS))
 
 # Position-independent, and hidden but for what cairn.h declares.
 $(BUILD)/pic/%.o: %.c $(BUILD)/flags
@@ -185,26 +199,40 @@ $(BUILD)/cairn-bench-gpu: $(call obj,$(BENCH_GPU_SRC)) $(LIBCAIRN_OBJ) $(BUILD)/
 	$(call link,-ldl -lm)
 
 # A CUDA driver over host memory, for tests.
-$(FAKE_CUDA): tests/lib/fake_cuda.c staging/cuda_dl.h $(BUILD)/flags
+$(FAKE_CUDA): tests/lib/fake_cuda.c tools/libcairn/cuda_dl.h $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) -MF $(BUILD)/obj/fake_cuda.d -fPIC -shared \
 		-Wl,-soname,libcuda.so.1 $< -o $@
 
-# Dependencies point one way, fs -> staging -> io, and fs/formats/ rests on nothing: each
-# archive must link whole without the ones above it.
-$(BUILD)/layers/io: $(LIBIO)
-	@mkdir -p $(@D)
-	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
-		-Wl,--whole-archive $(LIBIO) -Wl,--no-whole-archive $(URING_LIBS) $(XXHASH_LIBS) -o $@
+# Dependencies point one way, fs -> staging -> io, in io/ store -> engine and sum, and fs/formats/ rests
+# on nothing: each archive must link whole without the ones above it. $(1): what is below.
+define layer
+@mkdir -p $(@D)
+$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
+	-Wl,--whole-archive $< -Wl,--no-whole-archive $(1) -o $@
+endef
+$(BUILD)/layers/io-sum: $(BUILD)/libio-sum.a
+	$(call layer,$(XXHASH_LIBS))
+$(BUILD)/layers/io-engine: $(BUILD)/libio-engine.a
+	$(call layer,$(URING_LIBS))
+$(BUILD)/layers/io-store: $(LIBIO)
+	$(call layer,$(IO_LIBS))
 $(BUILD)/layers/staging: $(LIBSTAGING) $(LIBIO)
-	@mkdir -p $(@D)
-	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
-		-Wl,--whole-archive $(LIBSTAGING) -Wl,--no-whole-archive $(IO_LIBS) -o $@
+	$(call layer,$(IO_LIBS))
 $(BUILD)/layers/formats: $(LIBFORMATS)
-	@mkdir -p $(@D)
-	$(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
-		-Wl,--whole-archive $(LIBFORMATS) -Wl,--no-whole-archive -o $@
+	$(call layer)
+
+# What unit tests need in C; taken from the archive only by those that call it.
+SHIM := $(BUILD)/tests/libshim.a
+SHIM_SRC := $(wildcard tests/unit/*.c)
+
+$(BUILD)/tests/unit_staging_ack: $(BUILD)/obj/tests/unit/staging_ack.o $(call obj,tests/unit/engine_shim.c) \
+		$(LIBSTAGING) $(LIBIO)
+	$(call link_cxx,$(STAGING_LIBS))
+
+$(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)
+	$(call link_cxx,$(LIBFORMATS))
 
 # A test that is named after a room (io_*, staging_*, formats_*) links that room and what is
 # below it only.
@@ -216,16 +244,13 @@ $(BUILD)/tests/$(1)_staging_%: $(BUILD)/obj/tests/$(1)/staging_%.o $(LIBSTAGING)
 $(BUILD)/tests/$(1)_formats_%: $(BUILD)/obj/tests/$(1)/formats_%.o $(LIBFORMATS)
 	$$(call link_cxx,$$(LIBFORMATS))
 $(BUILD)/tests/$(1)_lib%: $(BUILD)/obj/tests/$(1)/lib%.o $(LIBCAIRN_OBJ)
-	$$(call link_cxx,-ldl)
+	$$(call link_cxx)
 $(BUILD)/tests/$(1)_%: $(BUILD)/obj/tests/$(1)/%.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$$(call link_cxx,$$(FS_LIBS))
 endef
 $(eval $(call test_rules,unit))
 $(eval $(call test_rules,api))
 
-# What unit tests of fs/ need in C; taken from the archive only by those that call it.
-SHIM := $(BUILD)/tests/libshim.a
-SHIM_SRC := $(wildcard tests/unit/*.c)
 $(SHIM): $(call obj,$(SHIM_SRC)) $(BUILD)/sources
 	@mkdir -p $(@D)
 	$(archive)
@@ -233,9 +258,9 @@ $(BUILD)/tests/unit_fs_%: $(BUILD)/obj/tests/unit/fs_%.o $(SHIM) $(LIBFS) $(LIBF
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(SHIM) $(FS_LIBS))
 
-$(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(call obj,staging/cuda_dl.c) $(BUILD)/libcairn.so
+$(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(call obj,tools/libcairn/cuda_dl.c) $(BUILD)/libcairn.so
 	$(call link,-L$(BUILD) -lcairn -Wl$(comma)-rpath$(comma)$(abspath $(BUILD)))
-$(BUILD)/tests/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(call obj,staging/cuda_dl.c)
+$(BUILD)/tests/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(call obj,tools/libcairn/cuda_dl.c)
 	$(call link,-ldl)
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
@@ -269,10 +294,16 @@ force:
 setup:
 	$(Q)tools/setup
 
-check:
+# What these leave out is told in tests/run.
+check: SET := check
+check-quick: SET := quick
+check check-quick:
 	$(Q)tools/setup -q build test
 	+$(Q)$(MAKE) tests
-	$(Q)BUILD=$(abspath $(BUILD)) tests/run $(TESTS)
+	$(Q)BUILD=$(abspath $(BUILD)) tests/run $(or $(TESTS),-s $(SET))
+# check, the other lanes, fuzzing, real frameworks.
+check-all:
+	$(Q).ci/run
 
 ASAN := BUILD=build/asan SANITIZE=address,undefined
 TSAN := BUILD=build/tsan SANITIZE=thread
@@ -300,11 +331,60 @@ fuzz: $(FUZZ)
 fuzz-run: fuzz
 	$(Q)BUILD=$(BUILD) FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run
 
+# Power cuts at the level of blocks: a guest kernel, root, and MINUTES of time.
+MINUTES ?= 10
+$(BUILD)/power/load: tests/power/load.c tests/power/content.h $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $@
+	$(Q)$(CC) -std=c11 -O2 -Wall -Wextra -Werror $(DEFS) -static -pthread $< -o $@
+$(BUILD)/power/libscan.so: tests/power/scan.c tests/power/content.h $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $@
+	$(Q)$(CC) -std=c11 -O2 -Wall -Wextra -Werror $(DEFS) -fPIC -shared $< -o $@
+# Each of tests/seeded/*.patch must make a fast test fail.
+.PHONY: check-seeded
+check-seeded:
+	$(Q)tools/setup -q build test
+	+$(Q)$(MAKE) tests
+	$(Q)BUILD=$(abspath $(BUILD)) tests/seeded/run $(TESTS)
+.PHONY: power-built check-power check-power-seeded check-quota
+power-built:
+	$(Q)tools/setup -q build power || true
+	+$(Q)$(MAKE) all $(BUILD)/power/load $(BUILD)/power/libscan.so
+check-power: power-built
+	$(Q)BUILD=$(abspath $(BUILD)) tests/power/run campaign --minutes $(MINUTES) $(POWER)
+# User and project quotas, in the guest.
+check-quota: power-built
+	$(Q)BUILD=$(abspath $(BUILD)) tests/power/quota
+# Builds that lack a sync, or sync too late: power cuts must find each.
+check-power-seeded: power-built
+	$(Q)BUILD=$(abspath $(BUILD)) tests/seeded/run --power $(TESTS)
+
+# Cycles of files and of modules, and sizes.
+.PHONY: structure
+structure: all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/structure $(if $(filter 1,$(V)),-v)
+
+# pjdfstest, fsx and xfstests, built where PJDFSTEST and XFSTESTS say, on a mount (root).
+.PHONY: check-suites
+check-suites:
+	$(Q)tools/setup -q build
+	+$(Q)$(MAKE) all
+	$(Q)BUILD=$(abspath $(BUILD)) PJDFSTEST='$(PJDFSTEST)' XFSTESTS='$(XFSTESTS)' FSX='$(FSX)' tests/suites/run $(SUITES)
+
+# Hours of a training loop, and what grows meanwhile: build/soak.csv, build/soak.svg.
+HOURS ?= 2
+.PHONY: soak
+soak:
+	$(Q)tools/setup -q build
+	+$(Q)$(MAKE) all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/soak/run --hours $(HOURS) $(SOAK)
+
 demo:
-	$(Q)tools/demo
+	$(Q)tools/demo/run
 
 bench: all
-	$(Q)tools/bench.sh $(BENCH)
+	$(Q)tools/bench/run $(BENCH)
 
 # Both say so and end with 77 where there is no GPU; GPU=--fake tries them against a fake driver.
 .PHONY: bench-gpu check-gpu mount-if-it-builds
@@ -314,12 +394,11 @@ mount-if-it-builds:
 check-gpu: $(BUILD)/tests/gpu/driver $(BUILD)/tests/mount/libcairn $(FAKE_CUDA) mount-if-it-builds
 	$(Q)BUILD=$(abspath $(BUILD)) tests/gpu/run $(GPU)
 bench-gpu: $(BUILD)/cairn-bench-gpu $(LIBCAIRN) $(FAKE_CUDA) mount-if-it-builds
-	$(Q)BUILD=$(abspath $(BUILD)) tools/bench_gpu.sh $(GPU)
+	$(Q)BUILD=$(abspath $(BUILD)) tools/bench/run_gpu $(GPU)
 
-SOURCES = $(wildcard io/*.[ch] staging/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*.[ch] tools/libcairn/*.[ch])
+SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
-TIDY := $(patsubst %,tidy/%,$(wildcard io/*.c staging/*.c fs/*.c fs/formats/*.c tools/*.c \
-	tools/libcairn/*.c))
+TIDY := $(patsubst %,tidy/%,$(filter %.c,$(SOURCES)))
 tidy: $(TIDY)
 .PHONY: $(TIDY)
 $(TIDY): tidy/%:
@@ -364,6 +443,11 @@ PYTHON ?= python3
 PYTHONDIR ?= $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 install-python:
 	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --libcairn "$(LIBDIR)/$(LIBCAIRN_SO)" "$(PYTHONDIR)"
+# With libcairn in it, for machines whose glibc is no older than what it is linked with.
+WHEELDIR ?= $(BUILD)
+.PHONY: wheel
+wheel: $(BUILD)/libcairn.so
+	$(Q)$(PYTHON) tools/python/install.py --wheel "$(WHEELDIR)" --libcairn "$(BUILD)/libcairn.so.$(VERSION)"
 uninstall-python:
 	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --remove "$(PYTHONDIR)"
 
@@ -376,18 +460,28 @@ distclean:
 help:
 	@printf '%s\n' \
 	'make              build build/cairnfs and build/cairn (installs what is missing first)' \
-	'make check        install what is missing, build, run every test; TESTS="-k name mount"' \
+	'make check        install what is missing, build, run the tests; TESTS="-k name mount"' \
+	'make check-quick  the same, only what takes at most 2 seconds' \
+	'make check-all    make check, the other lanes, fuzzing, real frameworks: what CI runs' \
 	'make check-asan   the same tests, address and undefined-behaviour sanitizers' \
 	'make check-tsan   the same tests, thread sanitizer' \
 	'make check-ecosystem  torch, DCP, Trainer, Lightning, Orbax, ... on the mount; TESTS="-k dcp"' \
+	'make check-seeded does a fast test catch each of the classic defects in tests/seeded?' \
+	'make check-suites pjdfstest, fsx, xfstests; PJDFSTEST=DIR XFSTESTS=DIR (docs/HACKING.md)' \
+	'make check-power  power cuts below the filesystem, in a guest; MINUTES=10 (root)' \
+	'make check-quota  user and project quotas on ext4 and xfs, in a guest' \
+	'make soak         HOURS=2 of a training loop with kills; build/soak.csv, build/soak.svg' \
+	'make check-power-seeded  do power cuts find builds that lack a sync?' \
 	'make fuzz-run     build the fuzzers and run each; FUZZ_SECONDS=60 (clang)' \
 	'make demo         mount, write a 4-rank checkpoint, look at it, check the store' \
 	'make bench        measure, and compare with tmpfs, ext4 and passthrough_hp; BENCH=args' \
 	'make check-gpu    the tests that need a GPU; bench-gpu: figures; GPU=--fake: without one' \
+	'make structure    cycles of files and of modules, sizes; V=1 names them' \
 	'make tidy         clang-tidy' \
 	'make format       clang-format, in place' \
 	'make install      PREFIX=/usr/local DESTDIR=; uninstall: the same, away again' \
 	'make install-python   the Python package, for PYTHON=python3' \
+	'make wheel        the same as a wheel, with libcairn in it; WHEELDIR=build' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \
 	'make clean        remove what was built; distclean: also what was fetched' \

@@ -1,40 +1,20 @@
 /* SPDX-License-Identifier: MIT
  * Records become tree. An operation fills a record, fs_record() logs it and
  * applies it; after a restart the same fs_apply() runs over the log, and the tree
- * is as it was. Nothing else changes names, versions or handles. */
+ * is as it was. Nothing else changes names, versions or handles.
+ * seal.c and emit.c make the records that are about what is there already. */
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "fs/formats/formats.h"
 
-struct rec rec_new(uint32_t type)
+void no_memory(void)
 {
-	struct rec r = {.type = type, .unique = current.unique};
-	clock_gettime(CLOCK_REALTIME, &r.when);
-	return r;
-}
-
-struct rec rec_staged(const struct node *n)
-{
-	struct rec r = rec_new(REC_STAGED);
-	r.unique = 0;
-	r.node = n->id;
-	r.sf = staged_id(n->sf);
-	r.name = n->names ? n->names->name : "";
-	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
-	bool loan;
-	r.fh = staged_lender(n->sf, &loan);
-	r.flags |= loan ? REC_LENT : 0;
-	return r;
-}
-
-static void no_memory(void)
-{
-	/* a record is logged and cannot be shown: die, the next worker replays it */
 	fs_log("out of memory");
 	abort();
 }
@@ -65,6 +45,10 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 		h->sf = staged_ref(n->sf);
 		h->uses_sf = true;
 	}
+	h->uid = r->uid;
+	h->counted = h->uses_sf || h->lane == LANE_RELAY || n->buf;
+	if (h->counted)
+		share_opened(h->uid);
 	n->handles++;
 	n->lane = h->lane;
 	if (h->writer) {
@@ -91,7 +75,12 @@ void handle_free(struct fs *fs, struct handle *h)
 	while (*pp != h)
 		pp = &(*pp)->hash_next;
 	*pp = h->hash_next;
-	n->handles--;
+	if (h->counted)
+		share_closed(h->uid);
+	if (--n->handles == 0 && n->retained) {
+		n->retained = false;
+		staging_retain_end(fs->s, n->id);
+	}
 	if (h->writer)
 		n->writers--;
 	if (h->uses_backing && --n->backing_users == 0)
@@ -143,7 +132,7 @@ static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *n
 	if (last && last->dir == dir && !strcmp(last->name, name))
 		for (struct dentry *d = n->names; d; d = d->name_next)
 			if (d->sealed) {
-				node_place_add(n, r->seq, d->dir->id, d->name);
+				node_place_add(fs, n, r->seq, d->dir->id, d->name);
 				break;
 			}
 	node_drop_bytes(fs, n);
@@ -182,10 +171,10 @@ static struct node *node_from(struct fs *fs, const struct rec *r, mode_t type)
 static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 {
 	struct staged *sf = NULL;
-	if (r->sf && staged_recover(fs->s, r, &sf) == 0)
-		node_set_sf(fs, n, sf);
-	else
-		node_set_sf(fs, n, NULL);
+	int rc = r->sf ? staged_recover(fs->s, r, &sf) : -ENOENT;
+	if (rc && rc != -ENOENT && rc != -EINVAL)	/* -EINVAL: no file of ours */
+		fs->replay_error = rc;
+	node_set_sf(fs, n, rc ? NULL : sf);
 }
 
 static void apply_create(struct fs *fs, const struct rec *r)
@@ -207,7 +196,7 @@ static void apply_made(struct fs *fs, const struct rec *r)
 	}
 	struct node *dir = node_find(fs, r->dir);
 	if (r->type != REC_MKDIR)
-		node_place_add(n, r->seq, r->dir, r->name);
+		node_place_add(fs, n, r->seq, r->dir, r->name);
 	else if (dir && dir->nlink == 1)
 		n->nlink = 1;
 	name_new(fs, r->dir, r->name, n, r, true);
@@ -251,7 +240,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 		while (last && last->next)
 			last = last->next;
 		if (!last || (last->dir == r->dir && !strcmp(last->name, r->name)))
-			node_place_add(n, r->seq, r->dir2, r->name2);
+			node_place_add(fs, n, r->seq, r->dir2, r->name2);
 	}
 	n->ctime = r->when;
 	if (!victim)
@@ -359,8 +348,10 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	if (!(r->flags & REC_FSYNCED))
 		n->rdwr = false;
 	n->adopt = true;
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		name_touch(fs, d->dir->id, d->name);
 	if (n->names)
-		node_place_add(n, r->seq, n->names->dir->id, n->names->name);
+		node_place_add(fs, n, r->seq, n->names->dir->id, n->names->name);
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		d->store_has = d->sealed = true;
 		d->seq = r->seq;
@@ -397,11 +388,9 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	n->size = r->size;
 	n->atime = r->atime;
 	n->mtime = r->mtime;
-	uint64_t sino = n->sino;
-	node_set_sino(fs, n, 0);
-	node_set_sino(fs, m, sino);
+	node_set_sino(fs, m, n->sino, n->sbirth);
 	for (struct place *p = n->places; p; p = p->next)
-		node_place_add(m, p->seq, p->dir, p->name);
+		node_place_add(fs, m, p->seq, p->dir, p->name);
 	m->xattrs = n->xattrs;
 	m->xattrs_loaded = n->xattrs_loaded;
 	n->xattrs = NULL;
@@ -439,7 +428,11 @@ static void apply_node(struct fs *fs, const struct rec *r)
 		n->pinned = true;
 		n->fork_to = r->fh;
 		if (r->node2)
-			node_set_sino(fs, n, r->node2);
+			node_set_sino(fs, n, r->node2, r->dir2);
+	}
+	if (!r->dir && r->node2) {	/* the file that it is, before it loses its names: node_keep_version */
+		node_set_sino(fs, n, r->node2, r->dir2);
+		n->adopt = false;
 	}
 	struct node *dir = r->dir ? node_find(fs, r->dir) : NULL;
 	if (!dir)
@@ -453,7 +446,7 @@ static void apply_node(struct fs *fs, const struct rec *r)
 	d->sealed = sealed;
 	d->store_has = sealed || (r->flags & REC_SHADOW);
 	if (sealed && !S_ISDIR(n->mode) && !n->places)
-		node_place_add(n, 0, r->dir, r->name);
+		node_place_add(fs, n, 0, r->dir, r->name);
 }
 
 void fs_apply(struct fs *fs, const struct rec *r)
@@ -461,6 +454,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	struct node *n = node_find(fs, r->node);
 	struct handle *h;
 
+	if (n)
+		node_touch(fs, n);
 	switch (r->type) {
 	case REC_NODE: apply_node(fs, r); break;
 	case REC_CREATE: apply_create(fs, r); break;
@@ -476,8 +471,10 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_XATTR_DEL: apply_xattr(fs, r); break;
 	case REC_SEAL: apply_seal(fs, r); break;
 	case REC_FLUSHED:
-		if (n)
+		if (n) {
 			n->accepted = true;
+			n->accepted_nth = ++fs->n_accepted;
+		}
 		break;
 	case REC_FORK: apply_fork(fs, r); break;
 	case REC_BUFFER: buffers_apply(fs, r); break;
@@ -488,6 +485,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_OPEN:
 		if (n)
 			handle_new(fs, r, n);
+		if (n && r->flags & REC_WRITE && r->mask & O_TRUNC)	/* what was accepted is gone */
+			n->accepted = false;
 		break;
 	case REC_CLOSE:
 		h = handle_find(fs, r->fh);
@@ -499,10 +498,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 			node_set_sf(fs, n, NULL);
 		break;
 	case REC_FORGET:
-		if (n && n != fs->root) {
-			n->pinned = false;
-			node_release(fs, n);
-		}
+		if (n)
+			node_forgotten(fs, n);
 		break;
 	default:
 		break;
@@ -513,207 +510,53 @@ int fs_record(struct fs *fs, struct rec *r)
 {
 	int rc = staging_log(fs->s, r);
 	fs->absent.dir = 0;
+	if (r->unique)		/* it is done */
+		ask_no_more();
 	if (!rc)
 		fs_apply(fs, r);
 	return rc;
+}
+
+/* What the FLUSH of n has found out: a log that is written anew says it again. */
+static void replay_over(struct node *n, const struct rec *r)
+{
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	int kind;
+
+	free(n->over);
+	n->over = NULL;
+	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
+		if (kind == 2 && !n->over && !strcmp(pair.key, CKPT_OVER_KEY))
+			n->over = strndup(pair.val, pair.len);
 }
 
 int fs_replay(void *ctx, const struct rec *r)
 {
 	struct fs *fs = ctx;
 	fs_apply(fs, r);
+	if (r->type == REC_FLUSHED && node_find(fs, r->node))
+		replay_over(node_find(fs, r->node), r);
 	/* nodes made by operations are known to the kernel as well */
 	struct node *n = r->node ? node_find(fs, r->type == REC_FORK ? r->node2 : r->node) : NULL;
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||
 		  r->type == REC_MKNOD || r->type == REC_FORK || (r->type == REC_SEAL && r->flags & REC_LENT)))
 		n->pinned = true;
-	return 0;
+	return fs->replay_error;
 }
 
-/* ---- seals ---- */
+/* ---- a node as it is ---- */
 
-static bool is_over(const char *mark, struct timespec commit)
-{
-	struct timespec t;
-	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec && t.tv_nsec == commit.tv_nsec;
-}
-
-/* What stands by d's name in the store says of itself; "" when it says nothing. */
-static void store_says(struct fs *fs, const struct dentry *d, const char *key, char buf[CKPT_OVER_ROOM])
-{
-	ssize_t len = -ENOENT;
-	int fd;
-	if (!staging_dir_get(fs->s, d->dir->id, &fd)) {
-		len = io_get_xattr(fs->store, fd, d->name, key, buf, CKPT_OVER_ROOM - 1);
-		staging_dir_put(fs->s, d->dir->id);
-	}
-	buf[len < 0 ? 0 : len] = '\0';
-}
-
-/* The mark for what replaces old's version at d, a name of it, which c commits. An earlier one that
- * says the same is kept, for it knows what was committed. */
-static void print_over(struct fs *fs, const struct node *old, const struct dentry *d, struct node *c,
-		       char mark[CKPT_OVER_ROOM])
-{
-	char sum[CKPT_OVER_ROOM] = "";
-	struct stat st;
-
-	node_stat(fs, c, &st);
-	if (old->over && is_over(old->over, st.st_mtim)) {
-		snprintf(mark, CKPT_OVER_ROOM, "%s", old->over);
-		return;
-	}
-	store_says(fs, d, CKPT_OVER_KEY, mark);
-	if (is_over(mark, st.st_mtim))
-		return;
-	/* the order is kept: where the store has c it has what c commits */
-	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
-		store_says(fs, d, "user.cairn.checksum", sum);
-	ckpt_over_print(st.st_mtim, sum, mark);
-}
-
-/* Does what stands at d, a version of n, belong to a checkpoint that is committed? Then the mark for
- * what replaces it. */
-static bool is_committed(struct fs *fs, const struct node *n, const struct dentry *d, char mark[CKPT_OVER_ROOM])
-{
-	char buf[64];
-	for (int which = 0; d->store_has && which < 2; which++) {
-		const char *name = ckpt_commit_of(d->name, which, buf);
-		struct node *c = NULL;
-		if (!name || tree_lookup(fs, d->dir, name, &c, NULL) || !S_ISREG(c->mode))
-			continue;
-		print_over(fs, n, d, c, mark);
-		if (!c->nlookup)
-			node_release(fs, c);
-		return true;
-	}
-	return false;
-}
-
-/* A shard gets a new version while what commits it stands: it says so of itself, until that is
- * written anew. */
-static void note_over(struct fs *fs, struct node *n)
-{
-	char buf[64], mark[CKPT_OVER_ROOM];
-	struct dentry *d = n->names;
-	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
-		d = d->name_next;
-	bool over = d && is_committed(fs, n, d, mark);
-	free(n->over);
-	n->over = over ? strdup(mark) : NULL;
-}
-
-int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d)
-{
-	struct rec r = rec_new(REC_XATTR);
-	char mark[CKPT_OVER_ROOM];
-
-	r.unique = 0;
-	rec_aim(fs, &r, n);
-	if (r.flags & REC_GHOST || !S_ISREG(n->mode) || !S_ISREG(victim->mode) || !io_store_has_xattr(fs->store) ||
-	    !is_committed(fs, victim, d, mark))
-		return 0;	/* one that is still to be sealed is marked then */
-	r.node = n->id;
-	r.name2 = CKPT_OVER_KEY;
-	r.data = mark;
-	r.data_len = (uint32_t)strlen(mark);
-	return fs_record(fs, &r);
-}
-
-/* Everything the store is to know of n: names, attributes, xattrs. *data is the caller's. */
-static int fill_seal(struct fs *fs, struct node *n, struct rec *out, void **data)
-{
-	struct rec r = rec_new(REC_SEAL);
-	unsigned n_names = 0, n_pairs = 0;
-
-	r.unique = 0;	/* FLUSH and RELEASE may be carried out twice */
-	note_over(fs, n);
-	for (struct dentry *d = n->names; d; d = d->name_next)
-		n_names++;
-	for (struct xattr *x = n->xattrs; x; x = x->next)
-		n_pairs++;
-	struct rec_name *names = calloc(n_names + 1, sizeof(*names));
-	struct rec_pair *pairs = calloc(n_pairs + 2, sizeof(*pairs));
-	if (!names || !pairs)
-		no_memory();
-	n_names = n_pairs = 0;
-	for (struct dentry *d = n->names; d; d = d->name_next) {
-		names[n_names++] = (struct rec_name){.dir = d->dir->id, .name = d->name};
-		if (d->store_has)
-			r.flags |= REC_SHADOW;	/* an earlier version stands there */
-	}
-	for (struct xattr *x = n->xattrs; x; x = x->next)
-		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
-	if (n->over)
-		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY, .val = n->over,
-						     .len = (uint32_t)strlen(n->over)};
-	ssize_t len = rec_pack(names, n_names, pairs, n_pairs, data);
-	r.dir = n_names ? names[0].dir : 0;
-	r.name = n_names ? names[0].name : "";
-	free(names);
-	free(pairs);
-	if (len < 0)
-		return (int)len;
-	r.node = n->id;
-	r.ino = n->ino;
-	r.mode = n->mode & 07777;
-	r.uid = n->uid;
-	r.gid = n->gid;
-	r.data = *data;
-	r.data_len = (uint32_t)len;
-	*out = r;
-	return 0;
-}
-
-static int fill_flushed(struct fs *fs, struct node *n, struct rec *r, void **data)
-{
-	int rc = fill_seal(fs, n, r, data);
-	r->type = REC_FLUSHED;
-	r->sf = staged_id(n->sf);
-	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
-	return rc;
-}
-
-/* A close is about to be answered; its RELEASE may be lost with everything else. */
-int fs_flushed(struct fs *fs, struct node *n)
-{
-	struct rec r = {.type = 0};
-	void *data = NULL;
-	int rc = fill_flushed(fs, n, &r, &data);
-	if (!rc)
-		rc = fs_record(fs, &r);
-	free(data);
-	return rc;
-}
-
-int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
-{
-	struct rec r;
-	void *data = NULL;
-	int rc = fill_seal(fs, n, &r, &data);
-	if (!rc)
-		rc = staging_seal(fs->s, n->sf, &r, closed);
-	if (!rc) {
-		fs_apply(fs, &r);
-		struct staged_info i;
-		staged_get_state(n->sf, &i);
-		if (closed)	/* what it takes, not what its holes pretend */
-			expect_note(fs, n, i.blocks * 512 < r.size ? i.blocks * 512 : r.size);
-		if (seq)
-			*seq = r.seq;
-	}
-	free(data);
-	return rc;
-}
-
-/* ---- what a rotation writes ---- */
-
-static struct rec node_rec(struct node *n, struct dentry *d)
+struct rec rec_node(struct node *n, struct dentry *d)
 {
 	struct rec r = rec_new(REC_NODE);
 	r.unique = 0;
 	r.node = n->id;
-	r.node2 = n->sino;
+	if (!n->adopt) {	/* else that was the version before */
+		r.node2 = n->sino;
+		r.dir2 = n->sbirth;
+	}
 	r.ino = n->ino;
 	r.mode = n->mode;
 	r.uid = n->uid;
@@ -734,109 +577,6 @@ static struct rec node_rec(struct node *n, struct dentry *d)
 
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d)
 {
-	struct rec r = node_rec(n, d);
+	struct rec r = rec_node(n, d);
 	staging_log(fs->s, &r);
-}
-
-static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
-{
-	struct rec r = node_rec(n, d);
-	int rc = staging_emit(fs->s, &r);
-	if (rc || (d && d != n->names))
-		return rc;	/* the rest once a node */
-	if (n->sf) {
-		struct staged_info i;
-		staged_get_info(n->sf, &i);
-		r = rec_staged(n);
-		r.size = i.size;
-		r.atime = i.atime;
-		r.mtime = i.mtime;
-		if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
-			r.flags |= REC_SEALED;
-		rc = staging_emit(fs->s, &r);
-	}
-	for (struct xattr *x = n->xattrs; !rc && x && !n->sealed; x = x->next) {
-		r = rec_new(REC_XATTR);
-		r.unique = 0;
-		r.node = n->id;
-		r.flags = REC_GHOST | REC_SNAPSHOT;
-		r.name2 = x->key;
-		r.data = x->val;
-		r.data_len = x->len;
-		rc = staging_emit(fs->s, &r);
-	}
-	return rc;
-}
-
-/* A close was answered, its RELEASE is yet to come. */
-static int emit_accepted(struct fs *fs, struct node *n)
-{
-	struct rec r = {.type = 0};
-	void *data = NULL;
-	if (!n->accepted || !n->sf || !n->names)
-		return 0;
-	int rc = fill_flushed(fs, n, &r, &data);
-	if (!rc)
-		rc = staging_emit(fs->s, &r);
-	free(data);
-	return rc;
-}
-
-/* Directories before what is in them, without recursion. */
-static int emit_tree(struct fs *fs)
-{
-	size_t cap = 1024, n = 1;
-	struct node **stack = malloc(cap * sizeof(*stack));
-	int rc = stack ? 0 : -ENOMEM;
-	if (!rc)
-		stack[0] = fs->root;
-	while (!rc && n) {
-		struct node *dir = stack[--n];
-		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next) {
-			if (!d->node)
-				continue;
-			rc = emit_one(fs, d->node, d);
-			if (!S_ISDIR(d->node->mode))
-				continue;
-			if (n == cap) {
-				void *p = realloc(stack, (cap *= 2) * sizeof(*stack));
-				if (!p) {
-					rc = -ENOMEM;
-					break;
-				}
-				stack = p;
-			}
-			stack[n++] = d->node;
-		}
-	}
-	free(stack);
-	return rc;
-}
-
-int fs_emit(void *ctx, struct staging *s)
-{
-	struct fs *fs = ctx;
-	int rc = buffers_emit(fs);	/* who lends before what is lent */
-	if (!rc)
-		rc = emit_tree(fs);
-	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
-			if (!n->names && n != fs->root)
-				rc = emit_one(fs, n, NULL);
-	for (unsigned i = 0; !rc && i < 4096; i++)
-		for (struct handle *h = fs->handles[i]; !rc && h; h = h->hash_next) {
-			struct rec r = rec_new(REC_OPEN);
-			r.unique = 0;
-			r.fh = h->fh;
-			r.node = h->node->id;
-			r.mask = (uint64_t)(unsigned)h->flags;
-			r.lane = h->lane;
-			r.backing = h->uses_backing ? h->node->backing : 0;
-			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->rdwr ? REC_RDWR : 0);
-			rc = staging_emit(s, &r);
-		}
-	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)	/* behind the opens, which end it */
-		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
-			rc = emit_accepted(fs, n);
-	return rc;
 }

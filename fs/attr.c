@@ -14,18 +14,20 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct stat st;
 
 	(void)fi;	/* the kernel does not send it: which version is asked for, the id tells */
-	if (is_control(id)) {
-		control_getattr(req, id);
-		return;
-	}
-	TREE_SCOPE(fs);
-	struct node *n = node_find(fs, id);
-	if (!n) {
-		fuse_reply_err(req, ESTALE);
-		return;
-	}
-	node_stat(fs, n, &st);
-	fuse_reply_attr(req, &st, attr_timeout(n));
+	double timeout = 0;
+	int rc;
+	ask_begin();
+	do {
+		TREE_SCOPE(fs);
+		struct node *n = node_find(fs, id);
+		rc = n ? node_stat(fs, n, &st) : -ESTALE;
+		if (!rc)
+			timeout = attr_timeout(n);
+	} while (ask_store(fs, rc));
+	if (rc)
+		fuse_reply_err(req, -rc);
+	else
+		fuse_reply_attr(req, &st, timeout);
 }
 
 static bool in_group(fuse_req_t req, gid_t gid)
@@ -49,17 +51,23 @@ static bool is_chown(int set)
 			FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW));
 }
 
+/* n's mode without suid and sgid, as a write, a truncation and a chown leave it. sgid without the right to execute
+ * says nothing about who runs it: it stays with a file of the caller's own group. */
+static mode_t plain_mode(fuse_req_t req, const struct node *n)
+{
+	bool sgid = !(n->mode & S_ISGID) || (n->mode & S_IXGRP) || !in_group(req, n->gid);
+	return n->mode & 07777 & ~(mode_t)(S_ISUID | (sgid ? S_ISGID : 0));
+}
+
 /* What chmod(2) and chown(2) ask: suid and sgid go where the caller has no right to them. */
 static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r, int set)
 {
 	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->mode) &&
 	    !in_group(req, r->mask & REC_GID ? r->gid : n->gid))
 		r->mode &= ~(uint32_t)S_ISGID;
-	if (is_chown(set) && S_ISREG(n->mode) && !(r->mask & REC_MODE) && (n->mode & (S_ISUID | S_ISGID))) {
+	if (is_chown(set) && !S_ISDIR(n->mode) && !(r->mask & REC_MODE) && (n->mode & (S_ISUID | S_ISGID))) {
 		r->mask |= REC_MODE;
-		r->mode = n->mode & 07777 & ~(uint32_t)S_ISUID;
-		if (n->mode & S_IXGRP)
-			r->mode &= ~(uint32_t)S_ISGID;
+		r->mode = plain_mode(req, n);
 	}
 }
 
@@ -81,20 +89,62 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 	if (!r.mask)
 		return 0;
 	rec_aim(fs, &r, n);
-	/* remember what the record does not carry before it makes the node dirty */
-	struct stat st;
-	node_stat(fs, n, &st);
 	return fs_record(fs, &r);
 }
 
-/* Truncation clears suid and sgid as a write does (the mount asked for
- * FUSE_HANDLE_KILLPRIV_V2: the kernel leaves it to us). */
+/* Truncation clears suid and sgid as a write does. */
 static int drop_suid(fuse_req_t req, struct node *n, struct stat *a, int set)
 {
 	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->mode & (S_ISUID | S_ISGID)))
 		return 0;
-	a->st_mode = n->mode & ~(mode_t)(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0));
+	a->st_mode = plain_mode(req, n);
 	return FUSE_SET_ATTR_MODE;
+}
+
+int node_written(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	struct rec r = rec_new(REC_ATTR);
+
+	if (fuse_req_ctx(req)->uid == 0 || !(n->mode & (S_ISUID | S_ISGID)))
+		return 0;
+	r.mode = plain_mode(req, n);
+	if (r.mode == (n->mode & 07777))
+		return 0;
+	r.unique = 0;	/* whether its request was carried out, this does not tell */
+	r.node = n->id;
+	r.mask = REC_MODE;
+	r.uid = n->uid;
+	r.gid = n->gid;
+	rec_aim(fs, &r, n);
+	int rc = fs_record(fs, &r);
+	return rc ? rc : 1;
+}
+
+void attrs_changed(struct fs *fs, uint64_t id)
+{
+	fuse_lowlevel_notify_inval_inode(fs->se, id, -1, 0);
+}
+
+/* A caller with little memory is about to map what he made so long: his faults would be charged to
+ * him. The lock is dropped meanwhile. */
+static void pay_for_size(struct fs *fs, struct node *n, uint64_t size)
+{
+	struct staged *sf = staged_ref(n->sf);
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);	/* as far as the budget has it */
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
+	staged_unref(sf);
+}
+
+static int resize_written(struct fs *fs, struct node *n, uint64_t size)
+{
+	int rc = node_resize(fs, n, size);
+	if (!rc && size && current.tight && n->sf && !n->busy && !staged_spilled(n->sf))
+		pay_for_size(fs, n, size);
+	return rc;
 }
 
 /* Lock held; a closed file gets a new version, sealed at once. */
@@ -106,65 +156,106 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 		return buffers_resize(fs, n, size);
 	if (size > io_store_max_file(fs->store))	/* before a copy is made for it */
 		return -EFBIG;
-	if (n->writers && n->sf)
-		return staged_resize(n->sf, size);
-	struct stat st;
-	node_stat(fs, n, &st);
-	if ((uint64_t)st.st_size == size)	/* nothing changes, not even mtime (truncate(2)) */
-		return 0;
-	int rc = node_make_writable(fs, n, size == 0);
+	if (current.slotted && n->sf && staged_busy(n->sf))
+		return -EINPROGRESS;
+	int rc = node_await(fs, n);
 	if (rc)
 		return rc;
-	rc = staged_resize(n->sf, size);
+	if (n->writers && n->sf)
+		return resize_written(fs, n, size);
+	struct stat st;
+	rc = node_stat(fs, n, &st);
+	if (rc)
+		return rc;
+	if ((uint64_t)st.st_size == size)	/* nothing changes, not even mtime (truncate(2)) */
+		return 0;
+	rc = node_make_writable(fs, n, size == 0);
+	if (rc)
+		return rc;
+	rc = node_resize(fs, n, size);
 	n->rdwr = true;		/* seal even if nothing looks changed */
 	int seal = node_seal_closed(fs, n);
 	return rc ? rc : seal;
 }
 
-void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct fuse_file_info *fi)
+/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. */
+static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat *a, int set)
 {
-	struct fs *fs = req_fs(req);
 	struct stat st;
 	struct rec done;
 
-	(void)fi;
-	if (is_view(id)) {
-		fuse_reply_err(req, EROFS);
-		return;
-	}
-	if (is_control(id)) {
-		control_getattr(req, id);	/* > and : truncate first; let them */
-		return;
-	}
-	if (fs->o.ro) {
-		fuse_reply_err(req, EROFS);
-		return;
-	}
-	if (set & FUSE_SET_ATTR_SIZE)
-		session_may_block(fs);
-	log_room(fs);
-	release_barrier(fs);
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);
 	int rc = n ? 0 : -ESTALE;
 	bool again = current.resent && staging_answered(fs->s, current.unique, &done);
+	/* what the record does not carry is to be known before it makes the node dirty */
+	if (!rc && !again)
+		rc = node_stat(fs, n, &st);
+	if (n)
+		n->holds++;
 	if (!rc && (set & FUSE_SET_ATTR_SIZE) && !again)
 		rc = set_size(fs, n, (uint64_t)a->st_size);
 	if (!rc && !again && (set & FUSE_SET_ATTR_SIZE))
 		set |= drop_suid(req, n, a, set);
 	if (!rc && !again)
 		rc = set_attr(req, fs, n, a, set);
+	if (n)
+		n->holds--;
+	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
+		return rc;
 	if (rc == -ESTALE && n && n->fork_to) {
 		fork_answer(req, fs, n);
-		return;
+		return 0;
 	}
-	if (rc) {
-		fuse_reply_err(req, -rc);
-		return;
+	n = rc ? NULL : node_find(fs, id);	/* what is asked of the file is told of the version */
+	if (!n) {
+		fuse_reply_err(req, rc ? -rc : ESTALE);
+		return 0;
 	}
-	n = node_find(fs, id);	/* what is asked of the file is told of the version */
-	node_stat(fs, n, &st);
+	node_attr(fs, n, &st);
 	fuse_reply_attr(req, &st, attr_timeout(n));
+	return 0;
+}
+
+struct later_setattr {
+	fuse_req_t req;
+	fuse_ino_t id;
+	struct stat attr;
+	int set;
+};
+
+static void setattr_later(void *arg)
+{
+	struct later_setattr l = *(struct later_setattr *)arg;
+	free(arg);
+	op_setattr(l.req, l.id, &l.attr, l.set, NULL);
+}
+
+void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	int rc;
+
+	(void)fi;
+	if (set & FUSE_SET_ATTR_SIZE) {
+		session_may_block(fs);
+		payer_look(fs, req);
+	}
+	log_room(fs);
+	release_barrier(fs);
+	ask_begin();
+	do {
+		rc = try_setattr(req, fs, id, a, set);
+	} while (ask_store(fs, rc));
+	if (rc != -EINPROGRESS)
+		return;
+	struct later_setattr *l = malloc(sizeof(*l));
+	if (!l) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	*l = (struct later_setattr){.req = req, .id = id, .attr = *a, .set = set};
+	session_apart(fs, setattr_later, l);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t id)

@@ -19,13 +19,15 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct stage
 			return got;
 	}
 	if (fd < 0) {	/* after a restart, or when the staged bytes went to the store */
-		pthread_mutex_lock(&fs->lock);
-		if (h->node->sf == sf)
-			node_set_sf(fs, h->node, NULL);
-		if (h->fd < 0)
-			h->fd = node_open_store(fs, h->node);
-		fd = h->fd;
-		pthread_mutex_unlock(&fs->lock);
+		ask_begin();
+		do {
+			TREE_SCOPE(fs);
+			if (h->node->sf == sf)
+				node_set_sf(fs, h->node, NULL);
+			fd = h->fd >= 0 ? h->fd : node_open_store(fs, h->node);
+			if (fd >= 0)
+				h->fd = fd;
+		} while (ask_store(fs, fd));
 	}
 	if (fd < 0)
 		return fd;
@@ -39,10 +41,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	static _Thread_local char *buf;
 	static _Thread_local size_t cap;
 
-	if (is_control(id)) {
-		control_read(req, id, size, off, fi);
-		return;
-	}
+	(void)id;
 	session_may_take_long(fs);
 	if (cap < size) {
 		free(buf);
@@ -66,46 +65,72 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	fuse_reply_buf(req, buf, (size_t)n);
 }
 
+/* A write that waits for removals to make room, its bytes with it. */
+struct late_write {
+	fuse_req_t req;
+	struct fs *fs;
+	struct node *n;
+	struct staged *sf;
+	int flags;
+	size_t size;
+	off_t off;
+	char bytes[];
+};
+
+static void write_end(const struct late_write *w, ssize_t done)
+{
+	staged_unref(w->sf);
+	if (done < 0)
+		fuse_reply_err(w->req, (int)-done);
+	else if (w->flags & (O_SYNC | O_DSYNC))
+		sync_and_reply(w->req, w->fs, w->n, true, (size_t)done);
+	else
+		fuse_reply_write(w->req, (size_t)done);
+}
+
+static void write_later(void *arg)
+{
+	struct late_write *w = arg;
+	write_end(w, staged_write_later(w->sf, w->bytes, w->size, (uint64_t)w->off));
+	free(w);
+}
+
+static void write_now(const struct late_write *w, const char *buf)
+{
+	ssize_t done = staged_write_now(w->sf, buf, w->size, (uint64_t)w->off);
+	struct late_write *later = done == -EAGAIN ? malloc(sizeof(*later) + w->size) : NULL;
+
+	if (!later) {
+		write_end(w, done == -EAGAIN ? -ENOSPC : done);
+		return;
+	}
+	*later = *w;
+	memcpy(later->bytes, buf, w->size);
+	session_apart(w->fs, write_later, later);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 
-	if (is_control(id)) {
-		control_write(req, id, buf, size, fi);
-		return;
-	}
 	session_may_take_long(fs);
 	pthread_mutex_lock(&fs->lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	struct node *n = h ? h->node : node_find(fs, id);
 	struct staged *sf = n && n->sf ? staged_ref(n->sf) : NULL;
 	int flags = h ? h->flags : 0;
-	bool suid = n && (n->mode & (S_ISUID | S_ISGID)) && fuse_req_ctx(req)->uid != 0;
-	if (suid) {
-		struct rec r = rec_new(REC_ATTR);
-		r.unique = 0;
-		r.node = n->id;
-		r.mask = REC_MODE;
-		r.mode = n->mode & (mode_t)~(S_ISUID | (n->mode & S_IXGRP ? S_ISGID : 0)) & 07777;
-		r.uid = n->uid;
-		r.gid = n->gid;
-		rec_aim(fs, &r, n);
-		if (n->names)
-			fs_record(fs, &r);
-	}
+	int rc = sf ? node_written(req, fs, n) : -EBADF;
 	pthread_mutex_unlock(&fs->lock);
-	if (!sf) {
-		fuse_reply_err(req, EBADF);
+	if (rc > 0)
+		attrs_changed(fs, id);
+	if (rc < 0) {
+		if (sf)
+			staged_unref(sf);
+		fuse_reply_err(req, -rc);
 		return;
 	}
-	ssize_t w = staged_write(sf, buf, size, (uint64_t)off);
-	staged_unref(sf);
-	if (w < 0)
-		fuse_reply_err(req, (int)-w);
-	else if (flags & (O_SYNC | O_DSYNC))
-		sync_and_reply(req, fs, n, true, (size_t)w);
-	else
-		fuse_reply_write(req, (size_t)w);
+	const struct late_write w = {.req = req, .fs = fs, .n = n, .sf = sf, .flags = flags, .size = size, .off = off};
+	write_now(&w, buf);
 }
 
 void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len, struct fuse_file_info *fi)
@@ -114,7 +139,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	(void)fi;
 	session_may_block(fs);
 	pthread_mutex_lock(&fs->lock);
-	struct node *n = is_control(id) ? NULL : node_find(fs, id);
+	struct node *n = node_find(fs, id);
 	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;
 	bool buffer = n && n->buf;
 	pthread_mutex_unlock(&fs->lock);
@@ -125,36 +150,92 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	fuse_reply_err(req, -rc);
 }
 
-void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_file_info *fi)
+#define SEEK_PAGE 4096
+#define SEEK_LOOK (8 << 20)	/* further than this, the answer is the tmpfs's */
+
+/* Where in [at, end) the first page is that is all zeros, or is not; `end`: nowhere. */
+static off_t first_page(int fd, off_t at, off_t end, bool zeros)
 {
-	struct fs *fs = req_fs(req);
-	if (is_view(id)) {
-		views_lseek(req, id, off, whence);
-		return;
+	char buf[16 * SEEK_PAGE];
+	while (at < end) {
+		ssize_t n = pread(fd, buf, sizeof(buf) - (size_t)(at % SEEK_PAGE), at);
+		if (n <= 0)
+			return end;
+		for (off_t p = at, next; p < at + n && p < end; p = next) {
+			next = p / SEEK_PAGE * SEEK_PAGE + SEEK_PAGE;
+			const char *b = buf + (p - at);
+			size_t len = (size_t)((next < at + n ? next : at + n) - p);
+			if ((!b[0] && !memcmp(b, b + 1, len - 1)) == zeros)
+				return p;
+		}
+		at += n;
 	}
-	pthread_mutex_lock(&fs->lock);
-	struct handle *h = handle_find(fs, fi->fh);
-	int fd = -EBADF;
-	bool outgrown = h && h->sf && staged_outgrown(h->sf);
+	return end;
+}
+
+/* lseek in a tmpfs, which knows of its huge pages only: what was not written of one is a hole. */
+static off_t seek_written(int fd, off_t off, int whence)
+{
+	off_t at = off;
+	for (;;) {
+		off_t data = lseek(fd, at, SEEK_DATA), hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+		if (hole < 0)
+			return whence == SEEK_DATA || errno != ENXIO ? -errno : lseek(fd, at, SEEK_HOLE) < 0 ? -errno : at;
+		if (whence == SEEK_HOLE && data > at)
+			return at;
+		off_t look = hole - data > SEEK_LOOK ? data + SEEK_LOOK : hole;
+		off_t found = first_page(fd, data, look, whence == SEEK_HOLE);
+		if (whence == SEEK_HOLE)
+			return found < look ? found : hole;
+		if (found < look || look < hole)
+			return found;
+		at = hole;
+	}
+}
+
+/* A descriptor of h's bytes, the caller's. *memory: it is of a tmpfs. Lock held. */
+static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory)
+{
+	int fd = -EBADF, sfd;
+
+	*outgrown = h && h->sf && staged_outgrown(h->sf);
+	*memory = h && h->sf && !*outgrown && !staged_spilled(h->sf);
 	if (h && h->sf) {
-		int sfd;
 		fd = staged_use(h->sf, &sfd);
 		if (!fd) {
 			fd = dup(sfd);
 			staged_unuse(h->sf);
+		} else if (fd == -ENODATA) {	/* spilled, and published */
+			fd = node_open_store(fs, h->node);
+			*memory = false;
 		}
 	} else if (h && h->node->buf) {
 		fd = dup(buffers_backing(h->node));
 	} else if (h) {
 		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	return fd;
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	bool outgrown, memory;
+	int fd;
+
+	(void)id;
+	session_may_take_long(fs);
+	ask_begin();
+	do {
+		TREE_SCOPE(fs);
+		fd = seek_fd(fs, handle_find(fs, fi->fh), &outgrown, &memory);
+	} while (ask_store(fs, fd));
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);
 		return;
 	}
-	off_t at = lseek(fd, off, whence);
-	int err = errno;
+	off_t at = memory ? seek_written(fd, off, whence) : lseek(fd, off, whence);
+	int err = memory ? (int)-at : errno;
 	struct stat st;
 	/* of one that outgrew memory only the newest bytes are here; the rest is all data, to whoever asks */
 	if (outgrown && at >= 0 && !fstat(fd, &st))
@@ -175,28 +256,37 @@ static int open_durable(struct fs *fs, struct node *n)
 	return node_open_store(fs, n);
 }
 
+/* *rc: does anybody want to know? 0, ASK_AGAIN. Lock held. */
+static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *rc)
+{
+	struct node *n = node_find(fs, in);
+	const struct place *p = n && !n->writers ? node_place(fs, n) : NULL;
+
+	if (!p)
+		return 0;
+	*rc = staging_dedup_source(fs->s, n->id, p->dir, p->name);
+	int fd = !*rc && to && to->writer && to->node->sf ? open_durable(fs, n) : -1;
+	if (fd >= 0)
+		staged_copied_from(to->node->sf, fd);
+	return fd == ASK_AGAIN ? fd : 0;
+}
+
 /* The kernel copies by itself, from lane to lane, when it is told that we do not. It is asked for to
- * learn which file a new one will be equal to: then it need not be written (staging/clone.c), or finds
- * that file when it is durable (staging/dedup.c). */
+ * learn which file a new one will be equal to: then it need not be written (staging/drain/clone.c), or finds
+ * that file when it is durable (staging/drain/dedup.c). */
 void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t out,
 			off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
 {
 	struct fs *fs = req_fs(req);
-	struct node *n;
-	const struct place *p;
-	int rc = fs->s ? 0 : -EOPNOTSUPP;
+	int rc = fs->s ? 0 : -EOPNOTSUPP, asked;
 	(void)fi_in, (void)out, (void)len, (void)flags;
 
-	if (!rc && !off_in && !off_out && !is_control(in)) {
-		TREE_SCOPE(fs);
-		struct handle *h = handle_find(fs, fi_out->fh);
-		n = node_find(fs, in);
-		p = n && !n->writers ? node_place(fs, n) : NULL;
-		if (p)
-			rc = staging_dedup_source(fs->s, n->id, p->dir, p->name);
-		int fd = p && !rc && h && h->writer && h->node->sf ? open_durable(fs, n) : -1;
-		if (fd >= 0)
-			staged_copied_from(h->node->sf, fd);
+	if (!rc && !off_in && !off_out) {
+		ask_begin();
+		do {
+			TREE_SCOPE(fs);
+			asked = note_source(fs, in, handle_find(fs, fi_out->fh), &rc);
+		} while (ask_store(fs, asked));
 	}
 	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: do not ask again */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Does the store hold what a checkpoint's .metadata lists? Asked by the publisher before the
- * name goes there (staging/hold.c), where several nodes write to one store. */
+ * name goes there (staging/drain/hold.c), where several nodes write to one store. */
 #include "fs/formats/formats.h"
 #include "fs/fs.h"
 

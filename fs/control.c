@@ -2,6 +2,8 @@
  * MOUNT/.cairn: found by name, never listed in its parent (checkpoint readers
  * glob and rmtree). Its files are written when they are opened. */
 #include "fs/fs.h"
+#include "fs/formats/formats.h"
+#include "io/scope.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -17,25 +19,13 @@ static const struct { const char *name; mode_t mode; } files[] = {
 #define VIEWS_NAME "views"
 
 /* What has code of its own, by its place in enum control_tree. */
-static const struct tree {
+static const struct {
 	const char *name;
-	void (*lookup)(fuse_req_t, uint64_t parent, const char *name);
-	void (*getattr)(fuse_req_t, uint64_t id);
-	void (*readlink)(fuse_req_t, uint64_t id);	/* NULL: no symlinks */
-	void (*readdir)(fuse_req_t, uint64_t id, size_t, off_t, bool plus);
-	void (*forget)(uint64_t id, uint64_t count);	/* NULL: does not count */
+	const struct control_ops *ops;
 } trees[] = {
-	[CONTROL_LATEST] = {"latest", latest_lookup, latest_getattr, latest_readlink, latest_readdir, latest_forget},
-	[CONTROL_BUFFERS] = {.name = "buffers", .lookup = buffers_lookup, .getattr = buffers_getattr,
-			     .readdir = buffers_readdir},
+	[CONTROL_LATEST] = {"latest", &latest_ops}, [CONTROL_BUFFERS] = {"buffers", &buffers_ops},
 };
 #define N_TREES (sizeof(trees) / sizeof(trees[0]))
-
-static const struct tree *tree_of(uint64_t id)
-{
-	unsigned t = id >> 56 & 63;
-	return id & CONTROL_TREE_BIT && !is_view(id) && t < N_TREES ? &trees[t] : NULL;
-}
 
 struct text {
 	struct text *next;
@@ -50,6 +40,28 @@ static const char *const lane_names[] = {"none", "fast", "spill", "read", "relay
 
 /* ---- what there is to tell ---- */
 
+/* Names of files, which may lie in private directories, are for root and for who mounted it; others are
+ * told that there are some. Whatever text is added to these has to pass by here. */
+static void redact(struct staging_stats *s, bool all)
+{
+	static const char hidden[] = "(shown to root and to the mount's owner)";
+	char *why = strrchr(s->last_error, ':');
+
+	if (all)
+		return;
+	if (s->halted_path[0])
+		snprintf(s->halted_path, sizeof(s->halted_path), "%s", hidden);
+	if (s->last_error[0]) {
+		char text[sizeof(s->last_error)];
+		snprintf(text, sizeof(text), "%s%.100s", hidden, why ? why : "");
+		memcpy(s->last_error, text, sizeof(text));
+	}
+	if (s->waiting_mapped[0])
+		snprintf(s->waiting_mapped, sizeof(s->waiting_mapped), "%s\n", hidden);
+	if (s->held[0])
+		snprintf(s->held, sizeof(s->held), "%s", hidden);
+}
+
 static void json_string(FILE *f, const char *s)
 {
 	fputc('"', f);
@@ -63,13 +75,14 @@ static void json_string(FILE *f, const char *s)
 	fputc('"', f);
 }
 
-static void write_json(struct fs *fs, FILE *f)
+static void write_json(struct fs *fs, FILE *f, bool all)
 {
 	struct staging_stats s;
 	struct io_counts c;
 	bool first = true;
 
 	staging_get_stats(fs->s, &s);
+	redact(&s, all);
 	io_engine_counts(fs->engine, &c);
 	fprintf(f, "{\n \"version\": \"%s\",\n \"pid\": %d,\n \"keeper_pid\": %d,\n \"store\": ", CAIRN_VERSION,
 		(int)getpid(), fs->keeper_pid);
@@ -77,9 +90,11 @@ static void write_json(struct fs *fs, FILE *f)
 	fprintf(f, ",\n \"mountpoint\": ");
 	json_string(f, fs->o.mountpoint);
 	fprintf(f, ",\n \"store_id\": \"%s\",\n \"engine\": \"%s\",\n \"passthrough\": %s,\n \"fsync\": \"%s\",\n"
-		" \"ro\": %s,\n \"restarts\": %u,\n", io_store_id(fs->store), io_engine_name(fs->engine),
+		" \"ro\": %s,\n \"restarts\": %u,\n \"keepers_replaced\": %u,\n \"keeper_gone\": %s,\n",
+		io_store_id(fs->store), io_engine_name(fs->engine),
 		atomic_load(&fs->passthrough) ? "true" : "false", fs->o.fsync_staged ? "staged" : "strict",
-		fs->o.ro ? "true" : "false", fs->restarts);
+		fs->o.ro ? "true" : "false", fs->restarts, keepers_replaced(fs),
+		atomic_load(&fs->keeper_gone) ? "true" : "false");
 	fprintf(f, " \"staging\": {\"dir\": ");
 	json_string(f, fs->place.path);
 	fprintf(f, ", \"budget_bytes\": %llu, \"used_bytes\": %llu, \"ballast_bytes\": %llu, "
@@ -104,15 +119,33 @@ static void write_json(struct fs *fs, FILE *f)
 	fprintf(f, " \"dedup\": {\"files\": %llu, \"bytes\": %llu, \"clones\": %llu},\n", (unsigned long long)s.dedup_files,
 		(unsigned long long)s.dedup_bytes, (unsigned long long)s.clones);
 	fprintf(f, " \"waits\": {\"count\": %llu, \"seconds\": %.3f},\n \"errors\": {\"count\": %llu, \"last\": ",
-		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors + c.errors);
+		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors);
 	json_string(f, s.last_error);
-	fprintf(f, "},\n \"halted\": ");
+	fprintf(f, "},\n \"store_gone\": ");
+	if (fs->away_since) {
+		fprintf(f, "{\"error\": ");
+		json_string(f, strerror(-fs->away_error));
+		fprintf(f, ", \"since_s\": %lld}", (long long)(time(NULL) - fs->away_since));
+	} else {
+		fprintf(f, "null");
+	}
+	fprintf(f, ",\n \"halted\": ");
 	if (s.halted_error) {
 		fprintf(f, "{\"path\": ");
 		json_string(f, s.halted_path);
 		fprintf(f, ", \"error\": ");
 		json_string(f, strerror(-s.halted_error));
 		fprintf(f, ", \"since_s\": %lld}", (long long)(time(NULL) - s.halted_since));
+	} else {
+		fprintf(f, "null");
+	}
+	fprintf(f, ",\n \"refused\": ");
+	if (s.n_refused) {
+		fprintf(f, "{\"count\": %llu, \"path\": ", (unsigned long long)s.n_refused);
+		json_string(f, s.refused_path);
+		fprintf(f, ", \"error\": ");
+		json_string(f, strerror(-s.refused_error));
+		fputc('}', f);
 	} else {
 		fprintf(f, "null");
 	}
@@ -130,14 +163,14 @@ static void write_json(struct fs *fs, FILE *f)
 	fprintf(f, ",\n \"notices\": [");
 	pthread_mutex_lock(&fs->notice_lock);
 	unsigned n = fs->n_notices < 16 ? fs->n_notices : 16;
-	for (unsigned i = 0; i < n; i++) {
+	for (unsigned i = 0; i < n && all; i++) {	/* they tell of files by name */
 		fputs(i ? ", " : "", f);
 		json_string(f, fs->notices[(fs->n_notices - n + i) % 16]);
 	}
 	pthread_mutex_unlock(&fs->notice_lock);
-	fprintf(f, "],\n \"recovered\": {\"versions\": %llu, \"records\": %llu, \"lost_found\": %llu}\n}\n",
+	fprintf(f, "],\n \"recovered\": {\"versions\": %llu, \"records\": %llu, \"lost_found\": %llu, \"kept\": %llu}\n}\n",
 		(unsigned long long)s.recovered_files, (unsigned long long)s.recovered_records,
-		(unsigned long long)s.lost_found);
+		(unsigned long long)s.lost_found, (unsigned long long)s.n_kept);
 }
 
 static const char *size_text(uint64_t n, char buf[24])
@@ -153,17 +186,28 @@ static const char *size_text(uint64_t n, char buf[24])
 	return buf;
 }
 
-static void write_status(struct fs *fs, FILE *f)
+static void write_status(struct fs *fs, FILE *f, bool all)
 {
 	struct staging_stats s;
 	char a[24], b[24], c[24];
 
 	staging_get_stats(fs->s, &s);
+	redact(&s, all);
+	text_plain(s.halted_path, 0);
+	text_plain(s.last_error, 0);
+	text_plain(s.held, 0);
 	fprintf(f, "%s on %s\n", fs->o.store, fs->o.mountpoint);
-	if (s.halted_error)
+	if (fs->away_since)
+		fprintf(f, "  STORE GONE for %lld s: %s; staging keeps everything. It is opened again when it is back there\n",
+			(long long)(time(NULL) - fs->away_since), strerror(-fs->away_error));
+	else if (s.halted_error)
 		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
 			s.halted_path, strerror(-s.halted_error));
-	fprintf(f, "  durable    %s\n", s.pending_records || s.n_open || s.n_failed ? "not everything yet" : "everything");
+	if (s.n_refused)
+		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
+			"cairn retry\n", (unsigned long long)s.n_refused, s.refused_path, strerror(-s.refused_error));
+	fprintf(f, "  durable    %s\n", s.n_refused ? "not what was refused" :
+		s.pending_records || s.n_open || s.n_failed ? "not everything yet" : "everything");
 	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
 		(unsigned long long)s.n_open, (unsigned long long)s.n_sealed, (unsigned long long)s.n_persisting,
 		(unsigned long long)s.n_durable, (unsigned long long)s.n_failed);
@@ -198,47 +242,87 @@ static void write_status(struct fs *fs, FILE *f)
 		fprintf(f, "  last error %s\n", s.last_error);
 }
 
-static void metric(FILE *f, const char *name, const char *type, const char *help, double v)
+/* mount="PATH", on each sample: a node may serve several mounts, and their files be scraped as one. */
+static char *mount_label(const struct fs *fs)
 {
-	fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\ncairnfs_%s %.17g\n", name, help, name, type, name, v);
+	CLEANUP_FREE char *path = strdup(fs->o.mountpoint);
+	char *label = path ? malloc(2 * strlen(path) + sizeof("mount=\"\"")) : NULL, *to = label;
+
+	if (!label)
+		return NULL;
+	text_plain(path, 0);
+	to = stpcpy(to, "mount=\"");
+	for (const char *p = path; *p; p++) {
+		if (*p == '"' || *p == '\\')
+			*to++ = '\\';
+		*to++ = *p;
+	}
+	strcpy(to, "\"");
+	return label;
+}
+
+struct metrics {
+	FILE *f;
+	const char *label;
+};
+
+static void metric(const struct metrics *m, const char *name, const char *type, const char *help, double v)
+{
+	fprintf(m->f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\ncairnfs_%s{%s} %.17g\n", name, help, name, type, name,
+		m->label, v);
 }
 
 static void write_metrics(struct fs *fs, FILE *f)
 {
+	CLEANUP_FREE char *label = mount_label(fs);
+	const struct metrics m = {f, label};
 	struct staging_stats s;
 	struct io_counts c;
 
+	if (!label)
+		return;
 	staging_get_stats(fs->s, &s);
 	io_engine_counts(fs->engine, &c);
-	metric(f, "staged_bytes_total", "counter", "Bytes accepted into staging.", (double)s.bytes_staged);
-	metric(f, "persisted_bytes_total", "counter", "Bytes published and durable.", (double)s.bytes_persisted);
-	metric(f, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).", (double)fs->bytes_read);
-	metric(f, "outgrown_files_total", "counter", "Files that outgrew memory while they were written.", (double)s.outgrown_files);
-	metric(f, "outgrown_bytes_total", "counter", "Their bytes that went to the store before the close.", (double)s.outgrown_bytes);
-	metric(f, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
-	metric(f, "dedup_files_total", "counter", "Files that have the blocks of an equal one.", (double)s.dedup_files);
-	metric(f, "dedup_clones_total", "counter", "Of these, copies that were not written.", (double)s.clones);
-	metric(f, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
-	metric(f, "budget_used_bytes", "gauge", "Staging budget in use.", (double)s.used);
-	metric(f, "ballast_bytes", "gauge", "Touched free memory held ready.", (double)s.ballast);
-	metric(f, "buffers", "gauge", "Staged files on loan to clients.", (double)s.n_buffers);
-	metric(f, "buffer_bytes", "gauge", "Memory that buffers hold of the budget.", (double)s.buffer_bytes);
-	metric(f, "buffer_lent_bytes", "gauge", "Bytes of buffers that are committed and not durable yet.",
+	metric(&m, "staged_bytes_total", "counter", "Bytes accepted into staging.", (double)s.bytes_staged);
+	metric(&m, "persisted_bytes_total", "counter", "Bytes published and durable.", (double)s.bytes_persisted);
+	metric(&m, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).", (double)fs->bytes_read);
+	metric(&m, "outgrown_files_total", "counter", "Files that outgrew memory while they were written.", (double)s.outgrown_files);
+	metric(&m, "outgrown_bytes_total", "counter", "Their bytes that went to the store before the close.", (double)s.outgrown_bytes);
+	metric(&m, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
+	metric(&m, "dedup_files_total", "counter", "Files that have the blocks of an equal one.", (double)s.dedup_files);
+	metric(&m, "dedup_clones_total", "counter", "Of these, copies that were not written.", (double)s.clones);
+	metric(&m, "budget_bytes", "gauge", "Staging budget.", (double)s.budget);
+	metric(&m, "budget_used_bytes", "gauge", "Staging budget in use.", (double)s.used);
+	metric(&m, "ballast_bytes", "gauge", "Touched free memory held ready.", (double)s.ballast);
+	metric(&m, "buffers", "gauge", "Staged files on loan to clients.", (double)s.n_buffers);
+	metric(&m, "buffer_bytes", "gauge", "Memory that buffers hold of the budget.", (double)s.buffer_bytes);
+	metric(&m, "buffer_lent_bytes", "gauge", "Bytes of buffers that are committed and not durable yet.",
 	       (double)s.lent_bytes);
-	metric(f, "queue_depth", "gauge", "Store writes in flight.", s.queue_depth);
-	metric(f, "pending_records", "gauge", "Changes not yet in the store.", (double)s.pending_records);
-	metric(f, "errors_total", "counter", "Errors of the store.", (double)(s.errors + c.errors));
-	metric(f, "worker_restarts_total", "counter", "Workers started again.", fs->restarts);
-	metric(f, "writer_wait_seconds_total", "counter", "Time writers waited for room.", (double)s.wait_ns / 1e9);
-	metric(f, "halted", "gauge", "1 while publication is halted by a failing store.", s.halted_error != 0);
-	fprintf(f, "# HELP cairnfs_versions Staged files by state.\n# TYPE cairnfs_versions gauge\n"
-		"cairnfs_versions{state=\"open\"} %llu\ncairnfs_versions{state=\"staged\"} %llu\n"
-		"cairnfs_versions{state=\"persisting\"} %llu\ncairnfs_versions{state=\"durable\"} %llu\n"
-		"cairnfs_versions{state=\"failed\"} %llu\n", (unsigned long long)s.n_open, (unsigned long long)s.n_sealed,
-		(unsigned long long)s.n_persisting, (unsigned long long)s.n_durable, (unsigned long long)s.n_failed);
+	metric(&m, "queue_depth", "gauge", "Store writes in flight.", s.queue_depth);
+	metric(&m, "pending_records", "gauge", "Changes not yet in the store.", (double)s.pending_records);
+	metric(&m, "errors_total", "counter", "Versions and syncs that failed, each counted once.", (double)s.errors);
+	metric(&m, "store_call_errors_total", "counter", "Calls to the store that failed, those tried again too.",
+	       (double)c.errors);
+	metric(&m, "failed_files", "gauge", "Files whose close failed and that wait for room.", (double)s.n_failed);
+	metric(&m, "worker_restarts_total", "counter", "Workers started again.", fs->restarts);
+	metric(&m, "writer_wait_seconds_total", "counter", "Time opens, writes and closes waited for room, memory or the version before.", (double)s.wait_ns / 1e9);
+	metric(&m, "refused_changes", "gauge", "Accepted changes that the store refused for good.", (double)s.n_refused);
+	metric(&m, "keeper_gone", "gauge", "1 when keeper and spare were killed: nobody starts another worker.",
+	       atomic_load(&fs->keeper_gone));
+	metric(&m, "keepers_replaced_total", "counter", "Keepers that were killed, and a spare took over.",
+	       keepers_replaced(fs));
+	metric(&m, "store_gone", "gauge", "1 while the store's filesystem is gone.", fs->away_since != 0);
+	metric(&m, "halted", "gauge", "1 while publication is halted by a failing store.", s.halted_error != 0);
+	const struct { const char *state; uint64_t n; } v[] = {
+		{"open", s.n_open}, {"staged", s.n_sealed}, {"persisting", s.n_persisting}, {"durable", s.n_durable},
+		{"failed", s.n_failed},
+	};
+	fprintf(f, "# HELP cairnfs_versions Staged files by state.\n# TYPE cairnfs_versions gauge\n");
+	for (size_t i = 0; i < sizeof(v) / sizeof(*v); i++)
+		fprintf(f, "cairnfs_versions{%s,state=\"%s\"} %llu\n", label, v[i].state, (unsigned long long)v[i].n);
 	fprintf(f, "# HELP cairnfs_opens_total Opens by lane.\n# TYPE cairnfs_opens_total counter\n");
 	for (int i = LANE_FAST; i < N_LANES; i++)
-		fprintf(f, "cairnfs_opens_total{lane=\"%s\"} %llu\n", lane_names[i], fs->lanes[i]);
+		fprintf(f, "cairnfs_opens_total{%s,lane=\"%s\"} %llu\n", label, lane_names[i], fs->lanes[i]);
 	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
 		"# TYPE cairnfs_persist_latency_seconds histogram\n");
 	unsigned long long sum = 0;
@@ -246,17 +330,17 @@ static void write_metrics(struct fs *fs, FILE *f)
 	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
 		sum += s.latency[i];
 		if (i + 1 < STAGING_LATENCY_BUCKETS)
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{le=\"%.10g\"} %llu\n", le, sum);
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n", label, le, sum);
 		else
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{le=\"+Inf\"} %llu\n", sum);
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n", label, sum);
 	}
-	fprintf(f, "cairnfs_persist_latency_seconds_sum %.6f\ncairnfs_persist_latency_seconds_count %llu\n",
-		(double)s.latency_sum_us / 1e6, (unsigned long long)s.latency_count);
+	fprintf(f, "cairnfs_persist_latency_seconds_sum{%s} %.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n", label,
+		(double)s.latency_sum_us / 1e6, label, (unsigned long long)s.latency_count);
 }
 
 /* ---- as files ---- */
 
-int control_stat(struct fs *fs, uint64_t id, struct stat *st)
+static int stat_of(struct fs *fs, uint64_t id, struct stat *st)
 {
 	bool dir = id == CONTROL_DIR || id == VIEWS_DIR;
 	if (!dir && (id < C_STATUS || id >= C_END))
@@ -270,24 +354,16 @@ int control_stat(struct fs *fs, uint64_t id, struct stat *st)
 	return 0;
 }
 
-void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
 	uint64_t id = parent == ROOT_ID ? CONTROL_DIR : 0;
-	const struct tree *t = tree_of(parent);
 
 	for (unsigned i = 0; parent == CONTROL_DIR && i < N_TREES; i++)
-		if (!strcmp(name, trees[i].name))
-			t = &trees[i];
-	if (t) {
-		t->lookup(req, parent, name);
-		return;
-	}
-
-	if (is_view(parent)) {
-		views_lookup(req, parent, name);
-		return;
-	}
+		if (!strcmp(name, trees[i].name)) {
+			trees[i].ops->lookup(req, parent, name);
+			return;
+		}
 	if (parent == CONTROL_DIR && still_lookup(req, name))
 		return;
 	if (parent == CONTROL_DIR && !strcmp(name, VIEWS_NAME))
@@ -296,46 +372,26 @@ void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		if (!strcmp(name, files[i].name))
 			id = C_STATUS + i;
 	struct fuse_entry_param e = {.ino = id, .attr_timeout = 1, .entry_timeout = 60};
-	if (!id || control_stat(fs, id, &e.attr))
+	if (!id || stat_of(fs, id, &e.attr))
 		fuse_reply_err(req, ENOENT);
 	else
 		fuse_reply_entry(req, &e);
 }
 
-void control_getattr(fuse_req_t req, fuse_ino_t id)
+static void getattr(fuse_req_t req, fuse_ino_t id)
 {
-	const struct tree *t = tree_of(id);
 	struct stat st;
-	if (is_view(id))
-		views_getattr(req, id);
-	else if (t)
-		t->getattr(req, id);
-	else if (control_stat(req_fs(req), id, &st))
+	if (stat_of(req_fs(req), id, &st))
 		fuse_reply_err(req, ENOENT);
 	else
 		fuse_reply_attr(req, &st, 1);
 }
 
-void control_readlink(fuse_req_t req, fuse_ino_t id)
+static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 {
-	const struct tree *t = tree_of(id);
-	if (t && t->readlink)
-		t->readlink(req, id);
-	else
-		fuse_reply_err(req, EINVAL);
-}
-
-void control_forget(uint64_t id, uint64_t count)
-{
-	const struct tree *t = tree_of(id);
-	if (is_view(id))
-		views_forget(id, count);
-	else if (t && t->forget)
-		t->forget(id, count);
-}
-
-static struct text *make_text(struct fs *fs, uint64_t id, uint64_t fh)
-{
+	struct fs *fs = req_fs(req);
+	uid_t who = fuse_req_ctx(req)->uid;
+	bool all = !who || who == fs->uid;
 	struct text *t = calloc(1, sizeof(*t));
 	FILE *f = t ? open_memstream(&t->buf, &t->len) : NULL;
 	if (!f) {
@@ -343,12 +399,14 @@ static struct text *make_text(struct fs *fs, uint64_t id, uint64_t fh)
 		return NULL;
 	}
 	if (id == C_STATUS)
-		write_status(fs, f);
+		write_status(fs, f, all);
 	else if (id == C_JSON)
-		write_json(fs, f);
+		write_json(fs, f, all);
 	else if (id == C_METRICS)
 		write_metrics(fs, f);
 	fclose(f);
+	if (t->buf)
+		text_plain(t->buf, '\n');
 	t->fh = fh;
 	pthread_mutex_lock(&texts_lock);
 	t->next = texts;
@@ -357,15 +415,11 @@ static struct text *make_text(struct fs *fs, uint64_t id, uint64_t fh)
 	return t;
 }
 
-void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+static void open_text(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	if (id == CONTROL_DIR || tree_of(id)) {
+	if (id == CONTROL_DIR) {
 		fuse_reply_err(req, EISDIR);
-		return;
-	}
-	if (is_view(id)) {
-		views_open(req, id, fi);
 		return;
 	}
 	if ((fi->flags & O_ACCMODE) != O_RDONLY && id != C_CONTROL) {
@@ -375,25 +429,21 @@ void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	session_may_block(fs);
 	fi->fh = staging_new_id(fs->s);
 	fi->direct_io = 1;	/* sizes are not known beforehand */
-	if (!make_text(fs, id, fi->fh))
+	if (!make_text(req, id, fi->fh))
 		fuse_reply_err(req, ENOMEM);
 	else
 		fuse_reply_open(req, fi);
 }
 
-void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void read_text(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct text *t;
-	if (is_view(id)) {
-		views_read(req, id, size, off);
-		return;
-	}
 	pthread_mutex_lock(&texts_lock);
 	for (t = texts; t && t->fh != fi->fh; t = t->next)
 		;
 	pthread_mutex_unlock(&texts_lock);
 	if (!t)		/* opened under the worker before this one */
-		t = make_text(req_fs(req), id, fi->fh);
+		t = make_text(req, id, fi->fh);
 	if (!t)
 		fuse_reply_err(req, ENOMEM);
 	else if ((size_t)off >= t->len)
@@ -402,12 +452,9 @@ void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct 
 		fuse_reply_buf(req, t->buf + off, t->len - (size_t)off < size ? t->len - (size_t)off : size);
 }
 
-void control_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+static void release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	if (is_view(id)) {
-		views_release(req, fi);
-		return;
-	}
+	(void)id;
 	pthread_mutex_lock(&texts_lock);
 	struct text **pp = &texts, *t;
 	while ((t = *pp) && t->fh != fi->fh)
@@ -429,15 +476,25 @@ static bool says(const char *buf, size_t size, const char *word)
 	return !strncmp(buf, word, size < n ? size : n) && (size == n || (size == n + 1 && buf[n] == '\n'));
 }
 
-void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi)
+static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
 	session_may_block(fs);
 	if (id == C_CONTROL && says(buf, size, "retry")) {
+		atomic_store(&fs->ask_store, true);
 		staging_retry(fs->s);
 		retry_failed(fs);
+		staging_keep_again(fs->s);
 		fuse_reply_write(req, size);
+	} else if (id == C_CONTROL && size > 8 && size < 40 && !strncmp(buf, "discard ", 8)) {
+		char number[40] = "";
+		memcpy(number, buf + 8, size - 8);
+		int rc = discard_failed(fs, strtoull(number, NULL, 10));
+		if (rc)
+			fuse_reply_err(req, -rc);
+		else
+			fuse_reply_write(req, size);
 	} else if (id == C_CONTROL && says(buf, size, "drain")) {
 		int rc = staging_drain(fs->s, 60000);
 		if (rc)
@@ -449,20 +506,13 @@ void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, 
 	}
 }
 
-void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus)
+static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus)
 {
 	char buf[4096];
 	size_t used = 0;
 	const unsigned n = sizeof(files) / sizeof(files[0]) + 1;
 
-	if (is_view(id)) {
-		views_readdir(req, id, size, off, plus);
-		return;
-	}
-	if (tree_of(id)) {
-		tree_of(id)->readdir(req, id, size, off, plus);
-		return;
-	}
+	(void)id;
 	for (unsigned i = (unsigned)off; i < n + N_TREES; i++) {
 		bool views = i == n - 1;
 		/* no node (ino 0): the kernel looks a name up when somebody asks */
@@ -477,4 +527,15 @@ void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool
 		used += need;
 	}
 	fuse_reply_buf(req, buf, used);
+}
+
+static const struct control_ops own_ops = {
+	.lookup = lookup, .getattr = getattr, .open = open_text, .read = read_text, .write = write_command,
+	.release = release, .readdir = list,
+};
+
+const struct control_ops *control_ops_of(uint64_t id)
+{
+	unsigned t = id >> ID_SALT_SHIFT & ID_SALT_MASK;
+	return is_view(id) ? &views_ops : id & CONTROL_TREE_BIT && t < N_TREES ? trees[t].ops : &own_ops;
 }

@@ -74,7 +74,7 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 	struct dirent *e;
 	char name[256] = "";
 	struct stat st;
-	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = io_open_list(fs->store, parent);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
 
 	if (!d) {
@@ -109,10 +109,12 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asked once */
 	strcpy(own, dir->names->name);
 	uint64_t parent_id = dir->names->dir->id;
-	if (staging_dir_get(fs->s, parent_id, &parent))
-		return STAGED_SIZE_UNKNOWN;
 	pthread_mutex_unlock(&fs->lock);
 	session_may_block(fs);
+	if (staging_dir_get(fs->s, parent_id, &parent)) {
+		pthread_mutex_lock(&fs->lock);
+		return STAGED_SIZE_UNKNOWN;
+	}
 	int fd = newest_sibling(fs, parent, own);
 	if (fd >= 0 && io_stat(fs->store, fd, name, &st) == 0 && S_ISREG(st.st_mode))
 		size = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :

@@ -110,48 +110,47 @@ static bool tell(struct fs *fs, struct node *n, fuse_req_t req)
 	return false;
 }
 
-static uint64_t clock_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_REALTIME, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 int fork_node(struct fs *fs, struct node *n)
 {
 	struct rec r = rec_new(REC_FORK);
 	struct stat st;
 
-	node_stat(fs, n, &st);
+	int rc = node_stat(fs, n, &st);
+	if (!rc)
+		rc = node_keep_version(fs, n);
+	if (rc)
+		return rc;
 	r.unique = 0;
 	r.node = n->id;
 	r.node2 = staging_new_id(fs->s);
 	r.size = (uint64_t)st.st_size;
 	r.atime = st.st_atim;
 	r.mtime = st.st_mtim;
-	int rc = fs_record(fs, &r);
+	rc = fs_record(fs, &r);
 	if (rc)
 		return rc;
-	node_find(fs, r.node2)->awaited_ns = clock_ns() + AWAITED_NS;
+	node_find(fs, r.node2)->awaited_ns = monotonic_ns() + AWAITED_NS;
 	return -ESTALE;
 }
 
-bool fork_awaited(const struct node *n)
-{
-	return n->awaited_ns && clock_ns() < n->awaited_ns;
-}
-
-void fork_await(struct fs *fs, struct node *n)
+int fork_await(struct fs *fs, struct node *n)
 {
 	while (n->awaited_ns) {
+		if (monotonic_ns() >= n->awaited_ns) {
+			n->awaited_ns = 0;
+			break;
+		}
+		if (current.slotted)
+			return -EINPROGRESS;
 		struct timespec t = {
 			.tv_sec = (time_t)(n->awaited_ns / 1000000000u),
 			.tv_nsec = (long)(n->awaited_ns % 1000000000u),
 		};
-		session_may_block(fs);
-		if (pthread_cond_timedwait(&fs->busy_cond, &fs->lock, &t) == ETIMEDOUT)
-			n->awaited_ns = 0;
+		n->holds++;
+		pthread_cond_timedwait(&fs->busy_cond, &fs->lock, &t);
+		n->holds--;
 	}
+	return 0;
 }
 
 void fork_came(struct fs *fs, struct node *n)

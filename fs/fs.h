@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: MIT
  * The face: what a mount shows, and how calls become records in staging.
  *
- * One lock, fs->lock ("the tree lock"), guards nodes, names and handles. It is
- * held for microseconds: no file is read, written or synced under it. Functions
- * with the suffix _locked, and all of tree.c, want it held. Order: tree lock,
- * then staging's own.
+ * One lock, fs->lock ("the tree lock"), guards nodes, names and handles. The store is
+ * neither changed, synced nor asked under it, and nobody waits with it for who does so
+ * (ask.c). All of node.c and tree.c wants it held. Order: tree lock, then staging's own.
  */
 #ifndef CAIRN_FS_H
 #define CAIRN_FS_H
 
+#include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <fuse_lowlevel.h>
 
-#include "io/io.h"
+#include "io/store/store.h"
 #include "staging/staging.h"
 
 #define ROOT_ID FUSE_ROOT_ID	/* == STAGING_ROOT_DIR */
@@ -77,16 +80,19 @@ struct node {
 	uint64_t size, blocks;	/* last seen */
 	uint64_t nlookup;
 	bool pinned;		/* restored after a restart: the kernel's count is unknown */
-	bool busy;		/* its bytes are being copied; wait on fs->busy_cond */
+	bool busy;		/* its bytes are being copied, made or cut; wait on fs->busy_cond */
+	unsigned holds;		/* threads that dropped the lock and come back to it: it is not freed */
 	bool zombie;		/* on the list of those to free when clean */
 	uint64_t dirty_seq;	/* last record on the node itself */
 	uint64_t born_seq;	/* record that makes it in the store; UINT64_MAX = never yet */
 	uint64_t ns_seq;	/* directories: last change of their names */
+	uint64_t forgot_seq;	/* directories: the newest of the names that were dropped here, for the store has them */
+	uint64_t changed;	/* fs->changes when something of it last changed here */
 	uint64_t links_seq;	/* files: last change of how many names they have; UINT64_MAX: the
 				 * store has one that is ours no more, and does not tell when it goes */
 	uint64_t seal_seq;
 	uint64_t placed_seq;	/* the store has it by this record's name, though that is not applied in full */
-	uint64_t sino;		/* inode of the store file when last seen */
+	uint64_t sino, sbirth;	/* inode of the store file when last seen, and its birth (io_stat_born) */
 	bool adopt;		/* a version of ours replaced it: take what is there */
 
 	struct dentry *names;
@@ -103,13 +109,15 @@ struct node {
 	char *over;		/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
 	int close_error;	/* a close that found no room */
 	bool accepted;		/* a close was answered with success: its seal is refused no more */
+	uint64_t accepted_nth;	/* and the how manieth it was */
 	unsigned handles, writers;
 	int kept_fd;		/* unlinked while the kernel knew it: its store file; -1 = none */
+	bool retained;		/* staging gives it a name in tmp/ before it has none: staging_retain() */
 	int32_t backing;	/* passthrough id, 0 = none */
 	unsigned backing_users;
 	enum lane lane;		/* of the last open */
 	uint64_t fork_to;	/* its names went there: a writer came while readers kept this version */
-	uint64_t awaited_ns;	/* CLOCK_REALTIME; such a writer is about to open this one, readers wait */
+	uint64_t awaited_ns;	/* CLOCK_MONOTONIC; such a writer is about to open this one, readers wait */
 	struct node *zombie_next;
 };
 
@@ -121,14 +129,17 @@ struct handle {
 	int fd;			/* relay reads of a store file, -1 */
 	int flags;		/* of open(2) */
 	bool writer, uses_backing, uses_sf, flushed;
+	bool counted;		/* to the share of its opener: */
+	uint32_t uid;
 	enum lane lane;
 };
 
 struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
 	uint64_t staging_bytes, ballast_bytes;
+	uint64_t staging_asked;	/* more than this process's memory cgroup allows; 0 = it has what was asked */
 	bool ballast_set;
-	bool fsync_staged, nopassthrough, nodedup, ro, foreground, debug;
+	bool fsync_staged, nopassthrough, nodedup, guard, ro, foreground, debug, remount;
 	char *engine;
 	unsigned persist_threads, queue_depth;
 	int numa;		/* a node + 1; 0 = any */
@@ -146,13 +157,24 @@ struct fs {
 	struct fuse_session *se;
 	uid_t uid;
 	struct staging_place place;
+	void (*check)(void *fs);	/* the build for tests: runs before each operation on the store */
 	int ready_fd;		/* a byte here: the mount answers */
-	pthread_mutex_t log_lock;	/* over err_fd: other threads log while it is closed */
-	int err_fd;		/* the starter's stderr until then, -1 */
-	int log_fd;		/* STORE/.cairn/<host>/log, -1 in the foreground */
 	unsigned restarts;
-	int keeper_pid;
+	atomic_int keeper_pid;
+	struct keepers {
+		atomic_int asks;	/* pid of a spare that asks the worker */
+		atomic_int exited;	/* the worker did, with this code less 1; 0: it has not */
+		atomic_uint replaced;
+	} *keepers;		/* shared by all processes of the mount, or NULL */
+	int alive[2];		/* a pipe; [1] is held by keeper and spare */
+	int life_fd;		/* the worker's: open while it lives, and takes its answer to a spare */
+	struct stat root_seen;	/* the store's, when it was opened */
+	atomic_bool keeper_gone;
+	time_t away_since;	/* the store was let go of; 0 */
+	int away_error;		/* why, -errno */
+	atomic_bool ask_store;	/* somebody wants the store looked at now */
 	int still_fd;		/* to the process that holds files still; -1 = none */
+	_Atomic int still_error;	/* the last move that failed, told once */
 	char still_key[33];
 
 	pthread_mutex_t lock;
@@ -163,9 +185,13 @@ struct fs {
 	struct handle *handles[4096];
 	struct node *zombies, *looked_at;	/* queued for node_gc; the rest of those it is at */
 	struct dentry *whites, *whites_last;	/* whiteouts, oldest first */
+	struct held *held;	/* by operations that ask the store */
+	uint64_t changes;	/* of names and nodes here, counted */
+	uint64_t name_changed[NODE_BUCKETS];	/* the last of them of any name with this hash */
 	struct fs_buffer *buffers;
 	struct node *root;
-	uint64_t n_nodes, next_ro_id;
+	uint64_t n_nodes, next_ro_id, n_accepted;
+	int replay_error;	/* a staged file could not be opened, which says nothing about its version */
 
 	/* the last name that was looked up and not there; a CREATE comes right behind. dir 0: none */
 	struct {
@@ -197,8 +223,16 @@ struct fs {
 	bool in_burst;
 	uint64_t reader_since;	/* it answers since then, ns */
 	uint64_t ticket, slot_ticket[N_THREADS];
-	pthread_t threads[N_THREADS], house;
+	unsigned n_barred;	/* wait in release_barrier; ticket_lock */
+	struct resent **resent;	/* read at the start, still to be answered; read_lock */
+	size_t n_resent, next_resent;
+	pthread_t threads[N_THREADS];
+	pthread_mutex_t slots_lock;	/* over threads[] */
+	bool joining;
 	atomic_uint n_apart;	/* others that answer a request each */
+	atomic_uint n_asking;	/* that wait for the store */
+	atomic_ullong slow_until;	/* it took long to answer a moment ago; CLOCK_MONOTONIC, ns */
+	pthread_t house;
 	atomic_bool stopping;
 	atomic_bool holds;	/* commits wait for other nodes: not while a first start publishes what was left */
 };
@@ -210,6 +244,9 @@ struct current {
 	uint64_t ticket;	/* RELEASEs read before it */
 	unsigned slot;
 	bool reads;		/* no other thread reads while this one answers */
+	bool tight;		/* its caller's memory cgroup has little left; payer.c */
+	bool slotted;		/* one of N_THREADS: what waits for long goes on apart */
+	bool left;		/* it was, and another thread has its place: it ends with this request */
 };
 extern _Thread_local struct current current;
 
@@ -248,16 +285,102 @@ static inline void fs_unlock_scope(pthread_mutex_t **m)
 	pthread_mutex_t *tree_scope_ __attribute__((cleanup(fs_unlock_scope))) = &(fs)->lock; \
 	pthread_mutex_lock(tree_scope_)
 
+/* Has this thread the tree lock? For debug builds and tests; glibc's mutexes know their owner. */
+static inline bool tree_is_locked_here(struct fs *fs)
+{
+	return fs->lock.__data.__owner == gettid();
+}
+
 static inline uint64_t fs_applied(struct fs *fs)
 {
 	return fs->s ? staging_applied(fs->s) : UINT64_MAX;
 }
 
+/* ---- log.c ---- */
 void fs_notice(void *fs, const char *text);
+/* Control characters become '?', but for `but` (a byte; 0: none): names are anybody's, and what is told
+ * of them goes to terminals. */
+void text_plain(char *text, char but);
 void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void fs_log_to_background(struct fs *fs);	/* from here on to STORE/.cairn/<host>/log, or the system's */
+void fs_log_again(struct fs *fs);		/* the store went, or is back: opens that anew */
+void fs_log_leave_terminal(void);		/* the starter is told nothing any more */
 
-/* ---- tree.c ---- */
-int tree_init(struct fs *fs);
+/* ---- ask.c: what the store is asked ---- */
+#define ASK_AGAIN (-ERESTART)
+#define ASK_VALUE_MAX 256u
+
+struct born {
+	struct stat st;
+	uint64_t birth;		/* ns; 0 = the store does not tell */
+};
+struct named {
+	struct born b;
+	uint64_t ino;		/* to show, of what was not known; ino_rc says whether it could be had */
+	int ino_rc;
+	uint64_t applied;
+};
+struct listed_name {
+	char *name;
+	uint64_t ino, asked, applied;
+	mode_t type;
+	bool gone, doubt;	/* doubt: the next time it is asked for by itself */
+};
+struct listed {
+	struct listed_name *v;
+	size_t n;
+	bool read;
+	unsigned rounds;
+	uint64_t asked, applied;
+};
+struct listed_name *listed_find(const struct listed *l, const char *name);	/* NULL: it is not among them */
+
+/* An operation that may have to ask:
+ *
+ *	ask_begin();
+ *	do {
+ *		TREE_SCOPE(fs);
+ *		rc = ...;	(ASK_AGAIN as far as it came from the functions below)
+ *	} while (ask_store(fs, rc));
+ *
+ * ask_store: no lock held. Asks where rc is ASK_AGAIN; else it is the end, and false. */
+void ask_begin(void);
+bool ask_store(struct fs *fs, int rc);
+void ask_end(void);	/* instead of the last ask_store */
+/* From here on it cannot begin anew. */
+void ask_no_more(void);
+/* Lock held. Needed no more: n is released, or stays until this operation that begins anew has ended. */
+void ask_release(struct fs *fs, struct node *n);
+void ask_let_go(struct fs *fs);	/* of those whose operation has ended */
+/* Lock held. What the store says, its errors included; or ASK_AGAIN. `applied`: as the end of the order
+ * was when it was asked. */
+int ask_name(struct fs *fs, struct node *dir, const char *name, const struct node *known, struct named *out);
+/* What was told of the name is in the tree now, and holds for n, too. */
+void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n, const struct named *b);
+int ask_stat(struct fs *fs, struct node *n, struct born *b, uint64_t *applied);
+int ask_open(struct fs *fs, struct node *n, struct born *b);	/* a descriptor, the caller's */
+int ask_born(struct fs *fs, struct node *n, int fd, struct born *b);	/* of a file of the store that n has open */
+int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap);
+int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out);	/* users', the caller's */
+int node_load_xattrs(struct fs *fs, struct node *n);	/* the same, n's own; once */
+/* cap at most ASK_VALUE_MAX */
+ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap);
+ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key, char *buf, size_t cap);
+bool name_is_absent(int rc);	/* the store's answer that it is not there; any other error is no answer */
+bool xattr_is_absent(ssize_t rc);	/* it is not there, or not for us; any other error is no answer */
+/* *out is valid until the next question; an error of the store that says that there is no directory
+ * leaves it empty. */
+int ask_list(struct fs *fs, struct node *dir, struct listed **out);
+/* The same once more: the names in doubt, or all where !read. */
+int ask_list_again(struct fs *fs, struct node *dir);
+
+/* ---- rec.c ---- */
+struct rec rec_new(uint32_t type);
+struct rec rec_staged(const struct node *n);	/* n->sf is its version; no request made it */
+/* Points r at n as the store has it (name "" = the root itself). */
+void rec_aim(struct fs *fs, struct rec *r, struct node *n);
+
+/* ---- node.c; lock held ---- */
 struct node *node_find(struct fs *fs, uint64_t id);
 /* The same, but where a forked node's names are now; the last there is when the file is
  * gone. For what is asked of the file rather than of the version that a descriptor keeps. */
@@ -265,6 +388,8 @@ struct node *node_current(struct fs *fs, uint64_t id);
 nlink_t node_links(const struct node *n);	/* st_nlink */
 struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode);
 void node_release(struct fs *fs, struct node *n);	/* frees it if nothing needs it, else later */
+void node_forget(struct fs *fs, uint64_t id, uint64_t count);	/* so many of the kernel's references */
+void node_forgotten(struct fs *fs, struct node *n);	/* frees it: REC_FORGET */
 void node_gc(struct fs *fs);
 bool node_dirty(struct fs *fs, const struct node *n);
 struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name);
@@ -273,52 +398,95 @@ void dentry_remove(struct fs *fs, struct dentry *d);
 bool dentry_dirty(struct fs *fs, const struct dentry *d);
 /* Makes d a whiteout until seq is applied. */
 void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq);
-/* The node at dir/name, learned from the store if need be. 0, -ENOENT, ... */
-int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out, struct dentry **dout);
-int tree_dir_empty(struct fs *fs, struct node *dir);	/* 0, -ENOTEMPTY */
 const struct place *node_place(struct fs *fs, struct node *n);
-void node_place_add(struct node *n, uint64_t seq, uint64_t dir, const char *name);
-int node_stat(struct fs *fs, struct node *n, struct stat *st);
+void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name);
+/* Something of n changed; a name did. Questions to the store that were put before are void. */
+void node_touch(struct fs *fs, struct node *n);
+void name_touch(struct fs *fs, uint64_t dir, const char *name);
+uint64_t name_changed(struct fs *fs, uint64_t dir, const char *name);
 void node_set_sf(struct fs *fs, struct node *n, struct staged *sf);	/* takes the reference */
 void node_check_sf(struct fs *fs, struct node *n);	/* drops what was evicted or spilled and published */
-void node_set_sino(struct fs *fs, struct node *n, uint64_t sino);
-int node_load_xattrs(struct fs *fs, struct node *n);
-bool xattr_is_ours(const char *key);	/* tells a state; users cannot set it (xattr.c) */
-#define DEVICE_KEY "user.cairn.device"	/* the one of user.cairn.* that users set, not listed either */
+void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth);
+/* Another thread copies or makes n's bytes: waits for it. May drop the lock. */
+void node_wait_busy(struct fs *fs, struct node *n);
+/* Closes a descriptor of a store file, without freeing its blocks under the lock. */
+void store_fd_close(struct fs *fs, int fd);
+/* Has effect once nobody can open or read n any more. */
+void node_drop_bytes(struct fs *fs, struct node *n);
+#define CAIRN_PREFIX "user.cairn."
+#define DEVICE_KEY CAIRN_PREFIX "device"	/* the one of user.cairn.* that users set, not listed either */
+bool xattr_is_ours(const char *key);	/* tells a state; users cannot set it */
+struct xattr *xattr_add(struct xattr **list, const char *key, const void *val, uint32_t len);
+void xattrs_free(struct xattr *list);
 void xattr_put(struct node *n, const char *key, const void *val, uint32_t len);
 bool xattr_drop(struct node *n, const char *key);
-/* Has the store all that is at n or below, safely? (xattr.c) */
-bool node_all_durable(struct fs *fs, struct node *n);
 /* A path for people, relative to the mount. */
 void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
+/* Nodes in the order in which their closes were answered; those without one first. */
+struct node_list {
+	struct node **n;
+	size_t len, cap;
+};
+int node_list_add(struct node_list *l, struct node *n);	/* 0, -ENOMEM */
+void node_list_sort(struct node_list *l);
+
+/* ---- apply.c: records become tree; lock held ---- */
+int fs_record(struct fs *fs, struct rec *r);	/* log it, then apply it */
+void fs_apply(struct fs *fs, const struct rec *r);
+int fs_replay(void *fs, const struct rec *r);
+struct handle *handle_find(struct fs *fs, uint64_t fh);
+void handle_free(struct fs *fs, struct handle *h);
+struct rec rec_node(struct node *n, struct dentry *d);	/* as it is, by that name; NULL: by none */
+void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
+_Noreturn void no_memory(void);		/* a record is logged and cannot be shown: dies, the next worker replays it */
+
+/* ---- tree.c: what asks the store; lock held ---- */
+int tree_init(struct fs *fs);
+/* The node at dir/name, learned from the store if need be. 0, -ENOENT, ASK_AGAIN. Any other error is the
+ * store's and says nothing about the name: what is known of it stays. */
+int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out, struct dentry **dout);
+/* What is shown of n: asked of the store first, where that knows (0, ASK_AGAIN); or as it is known. */
+int node_stat(struct fs *fs, struct node *n, struct stat *st);
+void node_attr(struct fs *fs, struct node *n, struct stat *st);
 int node_open_store(struct fs *fs, struct node *n);
 /* A LOOKUP found nothing: remembered until the next record. */
 void tree_absent(struct fs *fs, struct node *dir, const char *name);
 /* As tree_lookup, for CREATE: what LOOKUP has just found absent is so still. */
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
 /* Before n loses a name: who looked it up may be about to open it, or hold it by O_PATH. */
-void node_keep_bytes(struct fs *fs, struct node *n);
-/* Closes a descriptor of a store file, without freeing its blocks under the lock. */
-void store_fd_close(struct fs *fs, int fd);
-/* Has effect once nobody can open or read n any more. */
-void node_drop_bytes(struct fs *fs, struct node *n);
+int node_keep_bytes(struct fs *fs, struct node *n);	/* 0, ASK_AGAIN */
+/* Before n loses all its names: its descriptors are asked for more than the kernel does by itself. */
+int node_keep_version(struct fs *fs, struct node *n);
+/* After a replay, before anything is published: files without names are opened again for their readers. */
+void nodes_keep_again(struct fs *fs);
 
-/* Points r at n as the store has it (name "" = the root itself). */
-void rec_aim(struct fs *fs, struct rec *r, struct node *n);
+/* ---- below.c; lock held ---- */
+enum below_rank { BELOW_FAILED, BELOW_OPEN, BELOW_STAGED, BELOW_PERSISTING, BELOW_DURABLE };
+struct below {
+	struct fs *fs;
+	struct node *top;
+	uint64_t bytes;		/* that are still to be written */
+	enum below_rank rank;	/* the least advanced */
+	int error;
+	uint64_t halted;	/* node whose change the store refuses */
+	int halted_error;
+};
+/* Everything not yet durable at or below top. */
+struct below look_below(struct fs *fs, struct node *top);
+bool node_all_durable(struct fs *fs, struct node *n);	/* has the store all that is at n or below, safely? */
 
-/* ---- apply.c: records become tree ---- */
-int fs_record(struct fs *fs, struct rec *r);	/* log it, then apply it */
-void fs_apply(struct fs *fs, const struct rec *r);
-int fs_replay(void *fs, const struct rec *r);
-int fs_emit(void *fs, struct staging *s);
-struct handle *handle_find(struct fs *fs, uint64_t fh);
-void handle_free(struct fs *fs, struct handle *h);
+/* ---- seal.c; lock held ---- */
 int fs_flushed(struct fs *fs, struct node *n);
 int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
 /* n is about to be renamed over victim at d. A shard of a committed checkpoint says of itself that
  * it was replaced, in the store before it has that name (DURABILITY, Safe checkpoints). */
 int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d);
-void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
+int fill_flushed(struct node *n, struct rec *r, void **data);	/* for fs_emit(); *data is the caller's */
+
+/* ---- emit.c ---- */
+int fs_emit(void *fs, struct staging *s);
+/* Before a change is recorded: a log that is too long is written anew first. Lock not held; may wait. */
+void log_room(struct fs *fs);
 
 /* ---- fork.c; lock held ---- */
 int fork_node(struct fs *fs, struct node *n);	/* -ESTALE: done, look the name up again */
@@ -326,12 +494,9 @@ int fork_node(struct fs *fs, struct node *n);	/* -ESTALE: done, look the name up
 void fork_answer(fuse_req_t req, struct fs *fs, struct node *n);
 /* The same for the names of n, a fork's new node, where the answer cannot wait. */
 void fork_tell(struct fs *fs, struct node *n);
-/* Was n made for a writer that is still to come? The kernel, which finds n in place of the
- * old node, forgets n once before it looks it up in earnest. */
-bool fork_awaited(const struct node *n);
 /* A reader waits for that writer: were it first, n would be forked again, and the kernel
  * asks again only once. */
-void fork_await(struct fs *fs, struct node *n);
+int fork_await(struct fs *fs, struct node *n);	/* 0; -EINPROGRESS as node_await */
 void fork_came(struct fs *fs, struct node *n);	/* the writer */
 
 /* ---- still.c ---- */
@@ -351,13 +516,11 @@ uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name);
 void expect_note(struct fs *fs, struct node *n, uint64_t size);
 
-/* ---- answers ---- */
-int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held */
+/* ---- reply.c ---- */
+int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held; 0 or ASK_AGAIN */
+void reply_known(fuse_req_t req, struct fs *fs, struct node *n);	/* the same, as it is known */
 double attr_timeout(const struct node *n);
 void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e);
-struct rec rec_new(uint32_t type);
-struct rec rec_staged(const struct node *n);	/* n->sf is its version; no request made it */
-bool name_is_control(uint64_t parent, const char *name);
 
 /* ---- session.c ---- */
 /* Called before this thread waits for the store, for a copy, for another thread: lets
@@ -368,15 +531,22 @@ void session_may_take_long(struct fs *fs);
 /* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
  * own, so that those that answer are not all held up at once; where there is none to be had, here. */
 void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg);
+/* Around a question to the store: others are answered meanwhile, also where it never ends. */
+void session_asks(struct fs *fs);
+void session_asked(struct fs *fs);
+/* A few times a second, by a thread that does not wait for the store itself. */
+void session_look(struct fs *fs);
+void session_join(struct fs *fs);	/* the connection is gone: waits for all threads that answer */
 void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
 int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
 
+/* ---- house.c ---- */
+int house_start(struct fs *fs);
+void house_join(struct fs *fs);		/* fs->stopping is set */
+
 /* ---- operations ---- */
-extern const struct fuse_lowlevel_ops fs_ops;
-void op_init(void *userdata, struct fuse_conn_info *conn);
+extern const struct fuse_lowlevel_ops fs_ops;	/* dispatch.c; the others are of inodes of the tree */
 void op_lookup(fuse_req_t, fuse_ino_t, const char *);
-void op_forget(fuse_req_t, fuse_ino_t, uint64_t);
-void op_forget_multi(fuse_req_t, size_t, struct fuse_forget_data *);
 void op_mkdir(fuse_req_t, fuse_ino_t, const char *, mode_t);
 void op_mknod(fuse_req_t, fuse_ino_t, const char *, mode_t, dev_t);
 void op_symlink(fuse_req_t, const char *, fuse_ino_t, const char *);
@@ -395,7 +565,6 @@ void op_write(fuse_req_t, fuse_ino_t, const char *, size_t, off_t, struct fuse_f
 void op_flush(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
 void op_release(fuse_req_t, fuse_ino_t, struct fuse_file_info *);
 void op_fsync(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
-void op_fsyncdir(fuse_req_t, fuse_ino_t, int, struct fuse_file_info *);
 void op_fallocate(fuse_req_t, fuse_ino_t, int, off_t, off_t, struct fuse_file_info *);
 void op_lseek(fuse_req_t, fuse_ino_t, off_t, int, struct fuse_file_info *);
 void op_copy_file_range(fuse_req_t, fuse_ino_t, off_t, struct fuse_file_info *, fuse_ino_t, off_t,
@@ -408,12 +577,29 @@ void op_setxattr(fuse_req_t, fuse_ino_t, const char *, const char *, size_t, int
 void op_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
 void op_listxattr(fuse_req_t, fuse_ino_t, size_t);
 void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
+/* attr.c: who writes or truncates n takes suid and sgid from it unless he is root. 1: so it was; once the lock is
+ * dropped attrs_changed() tells the kernel, which leaves it to us (FUSE_HANDLE_KILLPRIV_V2). -errno. Lock held. */
+int node_written(fuse_req_t req, struct fs *fs, struct node *n);
+void attrs_changed(struct fs *fs, uint64_t id);	/* the kernel asks for them again. Lock not held */
 /* Makes n's bytes writable: a new version, or the old one again. May drop the lock
- * while it copies. -ESTALE: its readers keep it, look the name up again. */
+ * while it copies. -ESTALE: its readers keep it, look the name up again. -EINPROGRESS as node_await. */
 int node_make_writable(struct fs *fs, struct node *n, bool trunc);
-void node_wait_busy(struct fs *fs, struct node *n);	/* may drop the lock */
-/* Before a change is recorded: a log that is too long is written anew first. Lock not held; may wait. */
-void log_room(struct fs *fs);
+/* As node_wait_busy(), for an operation that can be done again from its beginning. -EINPROGRESS: it is one of the
+ * few threads that answer, which are not to wait; session_apart() does it again, and waits. */
+int node_await(struct fs *fs, struct node *n);
+/* Of n->sf. Drops the lock; n is busy meanwhile. */
+int node_resize(struct fs *fs, struct node *n, uint64_t size);
+/* Before the open for which n was made writable failed: as it was, `was` being n->sf of that time. */
+void node_take_back(struct fs *fs, struct node *n, struct staged *was);
+/* share.c; lock held */
+void share_opened(uint32_t uid);
+void share_closed(uint32_t uid);
+int share_of_files(uint32_t uid);	/* 0: uid may open one more; -EMFILE */
+int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more);	/* 0: so many bytes more; -ENOSPC */
+/* payer.c */
+void payer_look(struct fs *fs, fuse_req_t req);	/* sets current.tight; no lock held */
+/* A file that was made, and cannot be opened or has no room: as if it never was. Lock held. */
+void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name);
 /* Makes a handle and answers, with the entry too if it is made. Lock held. */
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create);
 /* Resent after a restart and done already: answers. Lock held. */
@@ -421,9 +607,13 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
 /* Room in the store for its bytes. -EAGAIN: staged_reserve_later() waits for it. Lock not held. */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
+/* The writers of n->sf went and changed nothing. Lock held; may drop it. */
+void node_unchanged(struct fs *fs, struct node *n);
 /* Seals what n has now and answers when that is durable (P3): a write (written bytes) or an fsync. Lock not held. */
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);
 void retry_failed(struct fs *fs);
+void close_restored(struct fs *fs);	/* handles of a connection that is gone */
+int discard_failed(struct fs *fs, uint64_t ino);	/* -EINVAL, -EBUSY, -EAGAIN; -ENODATA: nothing stands in the store */
 void seal_restored(struct fs *fs);
 void seal_late(struct fs *fs);
 unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left unclosed */
@@ -431,82 +621,140 @@ unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left
 /* ---- readdir.c ---- */
 /* Calls fn for the names in dir, until it returns non-zero. Lock held. */
 int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *name), void *arg);
+int tree_dir_empty(struct fs *fs, struct node *dir);	/* 0, -ENOTEMPTY; lock held */
+
+/* ---- reach.c ---- */
+struct caller {			/* who sent a request */
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;		/* supplementary ones */
+	int n_groups;		/* negative: not known */
+};
+void caller_of(fuse_req_t req, struct caller *c);	/* reads /proc; caller_free() */
+void caller_free(struct caller *c);
+/* want: 4 read, 2 write, 1 search, as a mode's bits for others */
+bool caller_may(const struct caller *c, const struct stat *st, unsigned want);
+/* The node at a path below the root, if `who` (NULL: the daemon) may search each directory on the
+ * way, as the store has it (node_attr). Takes and keeps the tree lock only when it succeeds: then call
+ * reach_done(). -EACCES, -ENOENT, -ENOTDIR, ... */
+int reach(struct fs *fs, const struct caller *who, const char *path, struct node **out);
+void reach_done(struct fs *fs, struct node *n);
+/* The same, and may `who` do what he wants with it? *st is filled with -EACCES, too, but then may
+ * not be his to know. */
+int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsigned want,
+	       struct stat *st);
 
 /* ---- views*.c: MOUNT/.cairn/views; see views.h ---- */
 #define VIEWS_DIR 15ull		/* the directory itself */
-#define VIEWS_FIRST (1ull << 63)	/* and all below it; staging's ids never come here */
+#define VIEWS_FIRST ID_VIEW_BIT	/* and all below it (staging/ids.h) */
 static inline bool is_view(uint64_t id) { return id == VIEWS_DIR || id >= VIEWS_FIRST; }
-void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
-void views_getattr(fuse_req_t req, fuse_ino_t id);
-void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
-void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off);
-void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence);
-void views_release(fuse_req_t req, struct fuse_file_info *fi);
-void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
 void views_forget(uint64_t id, uint64_t count);	/* the tree lock may be held */
 
 /* ---- control.c: MOUNT/.cairn ---- */
 #define CONTROL_DIR 2ull
 #define CONTROL_LAST 15ull
 /* Directories below it have ids of their own: a bit that no other id has, which tree, a hash of
- * the path in it. */
-enum control_tree { CONTROL_LATEST, CONTROL_BUFFERS };
-#define CONTROL_TREE_BIT (1ull << 62)
+ * the path in it (staging/ids.h). */
+enum control_tree { CONTROL_LATEST, CONTROL_BUFFERS, CONTROL_TREES };
+#define CONTROL_TREE_BIT ID_TREE_BIT
+_Static_assert(CONTROL_LAST < STAGING_FIRST_ID && VIEWS_DIR <= CONTROL_LAST, "names of .cairn have fixed ids");
+_Static_assert(CONTROL_TREES <= 1u << ID_SALT_BITS, "a tree's number fits between its hash and its bit");
 static inline uint64_t control_tree_id(enum control_tree t, uint64_t hash)
 {
-	return CONTROL_TREE_BIT | (uint64_t)t << 56 | (hash & ((1ull << 56) - 1));
+	return CONTROL_TREE_BIT | (uint64_t)t << ID_SALT_SHIFT | (hash & ((1ull << ID_SALT_SHIFT) - 1));
 }
 static inline bool is_control(uint64_t id)
 {
 	return (id >= CONTROL_DIR && id <= CONTROL_LAST) || id & CONTROL_TREE_BIT || is_view(id);
 }
-void control_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
-void control_getattr(fuse_req_t req, fuse_ino_t id);
-void control_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
-void control_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi);
-void control_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi);
-void control_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
-void control_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
-void control_readlink(fuse_req_t req, fuse_ino_t id);
-void control_forget(uint64_t id, uint64_t count);
-int control_stat(struct fs *fs, uint64_t id, struct stat *st);
+static inline bool name_is_control(uint64_t parent, const char *name)
+{
+	return parent == ROOT_ID && !strcmp(name, CONTROL_DIR_NAME);
+}
+/* Operations on inodes of .cairn and below. NULL: not for these; dispatch.c answers. */
+struct control_ops {
+	void (*lookup)(fuse_req_t req, fuse_ino_t parent, const char *name);	/* parent CONTROL_DIR: itself */
+	void (*getattr)(fuse_req_t req, fuse_ino_t id);
+	void (*readlink)(fuse_req_t req, fuse_ino_t id);
+	void (*create)(fuse_req_t req, const char *name, mode_t mode, struct fuse_file_info *fi);
+	void (*open)(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+	void (*read)(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi);
+	void (*write)(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi);
+	void (*lseek)(fuse_req_t req, fuse_ino_t id, off_t off, int whence);
+	void (*release)(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
+	void (*readdir)(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
+	void (*forget)(uint64_t id, uint64_t count);	/* the tree lock may be held */
+};
+extern const struct control_ops views_ops, latest_ops, buffers_ops;
+const struct control_ops *control_ops_of(uint64_t id);	/* ROOT_ID: whoever looks .cairn up */
 
-/* ---- buffers.c: MOUNT/.cairn/buffers; the lock is held but for the first four ---- */
-#define BUFFERS_DIR control_tree_id(CONTROL_BUFFERS, 0)
-void buffers_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */
-void buffers_getattr(fuse_req_t req, uint64_t id);
-void buffers_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus);
-void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct fuse_file_info *fi);
+/* ---- buffer_node.c: buffers in the tree; lock held ---- */
+struct node *buffers_find(struct fs *fs, const char *name);
+/* st: its mode and owner. *out has no handle yet: without one, buffers_closed() ends it. b is its from then on. */
+int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size, const struct stat *st,
+		 struct node **out);
 void buffers_apply(struct fs *fs, const struct rec *r);		/* REC_BUFFER */
 void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r);	/* n's xattrs are in r */
 int buffers_emit(struct fs *fs);	/* before any REC_OPEN of them is */
 void buffers_closed(struct fs *fs, struct node *n);	/* a handle of n is no more: was it the last? */
 void buffers_restored(struct fs *fs);	/* after a replay; takes the lock: those without a handle end */
+uint64_t buffers_of(struct fs *fs, uint32_t uid);	/* bytes */
 /* For nodes with n->buf. */
 struct buffer *buffers_hold(struct node *n);	/* a reference, the caller's; NULL: n is no buffer */
 int buffers_backing(struct node *n);	/* a descriptor, n's own */
 const char *buffers_state(struct node *n);
 uint64_t buffers_blocks(struct node *n);
 int buffers_resize(struct fs *fs, struct node *n, uint64_t size);	/* drops the lock meanwhile */
-/* link(2) of n: *out is the new file. -EBUSY: it is committed already. Drops the lock meanwhile. */
+int buffers_lend(struct node *n, uint64_t id, struct staged **sf);	/* as buffer_lend() */
+
+/* ---- buffers.c: MOUNT/.cairn/buffers ---- */
+#define BUFFERS_DIR control_tree_id(CONTROL_BUFFERS, 0)
+/* link(2) of n: *out is the new file. -EBUSY: it is committed already. Lock held; drops it meanwhile. */
 int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent, const char *name,
 		   struct node **out);
 
 /* ---- latest*.c: MOUNT/.cairn/latest; answered by a thread of its own ---- */
-void latest_lookup(fuse_req_t req, uint64_t parent, const char *name);	/* CONTROL_DIR: itself */
-void latest_getattr(fuse_req_t req, uint64_t id);
-void latest_readlink(fuse_req_t req, uint64_t id);
-void latest_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus);
-void latest_forget(uint64_t id, uint64_t count);
 /* The newest safe checkpoint below the mount's directory path, relative to it; ENODATA: none. */
 void latest_xattr(fuse_req_t req, const char *path, size_t size);
 void latest_stop(void);		/* the connection is gone: waits for the thread */
 
 /* ---- main.c's helpers ---- */
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
-void to_background(struct fs *fs);
+/* One -o option that is not ours, "name" or "name=value": 0 if libfuse takes it, else -EINVAL and a line on stderr. */
+int options_refuse_unknown(const char *opt);
+/* Makes the directory mnt immutable, under the mount that is to come: with the mount gone nobody, not root, makes a
+ * file there. A descriptor of it for mountpoint_unguard, which takes it back; or -errno: nothing is changed. */
+int mountpoint_guard(const char *mnt);
+void mountpoint_unguard(int fd);
+/* Takes cairnfs mounts off mnt whose processes are dead. 0 also when there is none; else stderr has why. */
+int mountpoint_take_over(const char *mnt);
+/* Changes the kernel's flags (ro, noexec, ...) of the mount at mnt as options, a list that is cut up, say. Else
+ * -errno, and stderr has why. */
+int mountpoint_remount(const char *mnt, char *options);
+/* The type of the mount on top at path, which is absolute. -ENOENT: nothing is mounted there. */
+int mountpoint_top(const char *path, char *type, size_t cap);
+/* Where the cairnfs is mounted whose files are on device dev. -ENOENT: they are no cairnfs's. */
+int mountpoint_of(dev_t dev, char *path, size_t cap);
 int keeper_run(struct fs *fs, struct fuse_args *rest);
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
-int trust_drop(struct fs *fs);
+/* ---- trust.c: before the process has threads ---- */
+int trust_keeper(struct fs *fs);	/* and the workers that it starts afterwards */
+int trust_worker(struct fs *fs);
+void trust_still(void);		/* ends the process where that fails */
+/* ---- spare.c ---- */
+void spare_init(struct fs *fs);
+/* Forks a spare for the worker at the other end of life: its pid, or -1. Returns in the spare too, when that
+ * has become the keeper: *adopted. */
+pid_t spare_start(struct fs *fs, int life, bool *adopted);
+bool keeper_is_there(const struct fs *fs);	/* asked by the worker; the spare counts */
+void keeper_look(struct fs *fs);		/* the worker, now and then */
+_Noreturn void worker_exit(struct fs *fs, int code);
+unsigned keepers_replaced(const struct fs *fs);
+
+/* ---- store_watch.c: a thread of the worker ---- */
+/* Looks whether the store's filesystem is still there, or back. Then the worker exits by one of these,
+ * and the keeper lets go of the store, or opens it again, before it starts the next. */
+enum { EXIT_STORE_GONE = 20, EXIT_STORE_BACK };
+int store_watch_start(struct fs *fs);
 
 #endif

@@ -21,6 +21,8 @@
 #define DEATHS_MAX 5u
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
+#define CANNOT_MAX 6u	/* tries of a worker that cannot serve, after 1, 2, 4, ... seconds */
+#define EXIT_CANNOT 3	/* worker_run's */
 
 static volatile sig_atomic_t end_asked;
 
@@ -38,7 +40,13 @@ struct keeper {
 	void *init;
 	size_t init_len;
 	long deaths[DEATHS_MAX];	/* ms, CLOCK_MONOTONIC */
-	unsigned n_deaths;
+	unsigned n_deaths, n_cannot;
+	bool again;		/* not the first worker */
+	int life;		/* a pipe that ends with the worker */
+	pid_t spare;		/* -1: none */
+	pid_t worker;
+	bool adopted;		/* the worker is not our child: we were the spare */
+	int guard;		/* the bare mountpoint, immutable until a clean end; -1: it is not */
 };
 
 /* From linux/stat.h, 6.8 and later: an id that is never given twice, unlike mountinfo's. */
@@ -81,13 +89,62 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 
 static pid_t start_worker(struct keeper *k, bool first)
 {
+	int life[2];
+
+	if (k->life >= 0)
+		close(k->life);
+	k->life = -1;
+	if (pipe2(life, O_CLOEXEC))
+		return -1;
+	if (k->fs->keepers)
+		atomic_store(&k->fs->keepers->exited, 0);
 	pid_t pid = fork();
-	if (pid)
-		return pid;
-	prctl(PR_SET_NAME, "cairnfs-worker");
-	signal(SIGTERM, SIG_DFL);
-	signal(SIGINT, SIG_DFL);
-	_exit(worker_run(k->fs, k->fuse_fd, k->init, k->init_len, first));
+	if (pid == 0) {
+		prctl(PR_SET_NAME, "cairnfs-worker");
+		signal(SIGTERM, SIG_DFL);
+		signal(SIGINT, SIG_DFL);
+		close(life[0]);
+		close(k->fs->alive[1]);
+		if (k->guard >= 0)
+			close(k->guard);
+		k->fs->life_fd = life[1];
+		worker_exit(k->fs, worker_run(k->fs, k->fuse_fd, k->init, k->init_len, first));
+	}
+	close(life[1]);
+	k->life = life[0];
+	k->worker = pid;
+	k->adopted = false;
+	return pid;
+}
+
+static void start_spare(struct keeper *k)
+{
+	k->spare = spare_start(k->fs, k->life, &k->adopted);
+}
+
+static void end_spare(struct keeper *k)
+{
+	if (k->spare > 0) {
+		kill(k->spare, SIGKILL);
+		waitpid(k->spare, NULL, 0);
+	}
+	k->spare = -1;
+}
+
+/* The worker ended: *status as waitpid(2) has it. */
+static bool worker_ended(struct keeper *k, int *status, int ms)
+{
+	struct pollfd p = {.fd = k->life};	/* POLLHUP comes unasked */
+
+	if (k->spare > 0 && waitpid(k->spare, NULL, WNOHANG) == k->spare)
+		start_spare(k);
+	if (poll(&p, 1, ms) <= 0)
+		return false;
+	if (!k->adopted)
+		return waitpid(k->worker, status, 0) == k->worker;
+	int exited = atomic_load(&k->fs->keepers->exited);
+	*status = exited ? W_EXITCODE(exited - 1, 0) : SIGKILL;
+	return true;
 }
 
 /* True when it dies too often to go on. */
@@ -124,6 +181,87 @@ static void end_worker(struct keeper *k, pid_t worker, time_t *since)
 	}
 }
 
+/* ---- the store goes, and comes back ---- */
+
+static void let_go(struct keeper *k, int why)
+{
+	struct fs *fs = k->fs;
+	char text[256];
+
+	fs->away_since = time(NULL);
+	fs->away_error = why;
+	snprintf(text, sizeof(text), "the store %.120s is gone: %s; publication halts, staging keeps everything; it is "
+		 "opened again when it is back there", fs->o.store, strerror(-why));
+	fs_notice(fs, text);
+	io_store_let_go(fs->store);
+	fs_log_again(fs);
+}
+
+static int open_again(struct keeper *k)
+{
+	struct fs *fs = k->fs;
+	struct io_store *again;
+	int pid, rc = io_store_back(fs->store);
+
+	if (!rc)
+		rc = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &again);
+	if (rc)
+		return rc;
+	io_store_close(fs->store);
+	fs->store = again;
+	fs->away_since = 0;
+	fs->away_error = 0;
+	fstat(io_store_root(again), &fs->root_seen);
+	if (!fs->o.ro)
+		io_store_lock_pid(again, (int)getpid());
+	fs_log_again(fs);
+	fs_notice(fs, "the store is back; everything goes on");
+	return 0;
+}
+
+static void pause_s(unsigned s)
+{
+	struct timespec t = {.tv_sec = s};
+	while (nanosleep(&t, &t) && !end_asked)
+		;
+}
+
+/* A worker exited with code. True: start the next one. */
+static bool goes_on(struct keeper *k, int code)
+{
+	bool gone = code == EXIT_STORE_GONE || (code == EXIT_CANNOT && k->again);
+	int rc = gone ? io_store_probe(k->fs->store) : 0;
+
+	if (end_asked)
+		return false;
+	if (code == EXIT_STORE_GONE || code == EXIT_STORE_BACK)
+		k->n_cannot = 0;
+	if (rc && !io_store_away(k->fs->store)) {
+		let_go(k, rc);
+		return true;
+	}
+	if (code == EXIT_STORE_GONE)	/* it is well again already */
+		return true;
+	if (code == EXIT_STORE_BACK) {
+		if (open_again(k))
+			pause_s(1);
+		return true;
+	}
+	if (code != EXIT_CANNOT || !k->again || ++k->n_cannot > CANNOT_MAX)
+		return false;
+	pause_s(1u << (k->n_cannot - 1));
+	return !end_asked;
+}
+
+static pid_t next_worker(struct keeper *k)
+{
+	k->fs->restarts++;
+	pid_t pid = start_worker(k, false);
+	if (pid > 0)
+		start_spare(k);
+	return pid;
+}
+
 static int keep(struct keeper *k)
 {
 	time_t ending = 0;
@@ -131,25 +269,24 @@ static int keep(struct keeper *k)
 	int status;
 
 	close(k->fs->ready_fd);	/* the worker's copies are the ones that speak */
-	if (k->fs->err_fd >= 0)
-		close(k->fs->err_fd);
-	k->fs->ready_fd = k->fs->err_fd = -1;
+	k->fs->ready_fd = -1;
+	fs_log_leave_terminal();
+	if (worker > 0)
+		start_spare(k);
 	while (worker > 0) {
-		pid_t got = waitpid(worker, &status, end_asked ? WNOHANG : 0);
+		bool ended = worker_ended(k, &status, end_asked ? 50 : 1000);
 		if (end_asked)
 			end_worker(k, worker, &ending);
-		if (got == 0) {
-			struct timespec t = {.tv_nsec = 50000000};
-			nanosleep(&t, NULL);
+		if (!ended)
+			continue;
+		end_spare(k);	/* it holds the store, too */
+		if (WIFEXITED(status) && !goes_on(k, WEXITSTATUS(status)))
+			return WEXITSTATUS(status);
+		k->again = true;
+		if (WIFEXITED(status)) {
+			worker = next_worker(k);
 			continue;
 		}
-		if (got < 0) {
-			if (errno == EINTR)
-				continue;
-			return 1;
-		}
-		if (WIFEXITED(status))
-			return WEXITSTATUS(status);
 		if (too_many_deaths(k)) {
 			fs_log("%s: the worker died %u times in %d s (last by signal %d); the mount is aborted, "
 			       "staging is kept in %s for the next start", k->fs->o.store, DEATHS_MAX,
@@ -157,33 +294,79 @@ static int keep(struct keeper *k)
 			return 5;
 		}
 		fs_log("%s: the worker died by signal %d; starting another", k->fs->o.store, WTERMSIG(status));
-		k->fs->restarts++;
-		worker = start_worker(k, false);
+		worker = next_worker(k);
 	}
 	return 1;
 }
 
+static void to_background(struct fs *fs)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	setsid();
+	fs_log_to_background(fs);
+	if (null >= 0) {	/* else a strange machine: the terminal stays ours */
+		for (int fd = 0; fd < 3; fd++)
+			dup2(null, fd);
+		close(null);
+	}
+	if (chdir("/"))
+		return;
+}
+
+static void guard(struct keeper *k)
+{
+	char text[256];
+
+	k->guard = k->fs->o.guard ? mountpoint_guard(k->fs->o.mountpoint) : -1;
+	if (!k->fs->o.guard || k->guard >= 0)
+		return;
+	snprintf(text, sizeof(text), "the bare mountpoint is not guarded: %s; where the mount ends by an accident, files may "
+		 "be written into the directory under it", strerror(-k->guard));
+	fs_notice(k->fs, text);
+	k->guard = -1;
+}
+
+/* Only where all is in the store: who writes to the path after any other end is to be told so. */
+static void unguard(struct keeper *k)
+{
+	if (k->guard >= 0)
+		mountpoint_unguard(k->guard);
+}
+
 int keeper_run(struct fs *fs, struct fuse_args *rest)
 {
-	struct keeper k = {.fs = fs};
+	struct keeper k = {.fs = fs, .life = -1, .spare = -1, .guard = -1};
 	struct sigaction sa = {.sa_handler = on_end};
 
+	guard(&k);
 	int rc = do_mount(&k, rest);
 	if (rc) {
+		unguard(&k);
 		staging_place_give_up(&fs->place);
 		return rc == -EINVAL ? 1 : 2;
 	}
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
+	signal(SIGCHLD, SIG_DFL);	/* ignored, nobody could be waited for */
 	if (!fs->o.foreground)
 		to_background(fs);
 	still_start(fs);
-	rc = keep(&k);
-	/* the worker is gone: so is the mount, whoever took it down */
-	detach(&k);
+	spare_init(fs);
+	rc = trust_keeper(fs);
+	if (rc)
+		fs_log("%s: cannot give up privileges: %s", fs->o.store, strerror(-rc));
+	rc = rc ? 2 : keep(&k);
+	end_spare(&k);
+	/* The worker is gone: so is the mount, whoever took it down. Where it failed the mount stays, and
+	 * answers nobody: a bare mountpoint would take files that are meant for the store. */
+	if (!k.again || (rc != 5 && rc != EXIT_CANNOT) || end_asked)
+		detach(&k);
 	close(k.fuse_fd);
-	if (rc == 0)
+	if (rc == 0) {
+		unguard(&k);
 		staging_place_remove(&fs->place);
+	}
 	return rc;
 }

@@ -109,36 +109,19 @@ static char *target_of(const char *top, const char *below)
 	return buf;
 }
 
-/* Names in a directory are for who may list it. */
-static bool may_list(fuse_req_t req, const struct stat *st)
-{
-	const struct fuse_ctx *c = fuse_req_ctx(req);
-	gid_t list[256];
-	unsigned shift = 0;
-
-	if (c->uid == 0)
-		return true;
-	if (c->uid == st->st_uid) {
-		shift = 6;
-	} else {
-		int n = fuse_req_getgroups(req, 256, list);
-		bool in = c->gid == st->st_gid;
-		for (int i = 0; i < n && i < 256; i++)
-			in |= list[i] == st->st_gid;
-		shift = in ? 3 : 0;
-	}
-	return st->st_mode >> shift & 4;
-}
-
-static int check_top(struct fs *fs, const struct job *j)
+/* Names in a directory are for who may list it. *owner: of it. */
+static int check_top(struct fs *fs, const struct caller *who, const struct job *j, uid_t *owner)
 {
 	struct stat st;
+	int rc = reach_stat(fs, who, j->path, 5, &st);
+	if (rc)
+		return rc == -ENOTDIR ? -ENOENT : rc;
+	*owner = st.st_uid;
 	int fd = latest_open(io_store_root(fs->store), j->path, O_DIRECTORY | O_PATH);
 	if (fd < 0)
 		return fd == -ENOTDIR || fd == -ELOOP ? -ENOENT : fd;
-	int rc = fstat(fd, &st) ? -errno : may_list(j->req, &st) ? 0 : -EACCES;
 	close(fd);
-	return rc;
+	return 0;
 }
 
 /* ---- what the kernel knows ---- */
@@ -203,14 +186,23 @@ static void reply_names(const struct job *j, struct lfound *f)
 
 	for (size_t i = 0; buf && i < f->n && need <= j->size - used; i++) {
 		char *name = strndup(f->v[i].path, strcspn(f->v[i].path, "/"));
-		if (name && (!last || strcmp(name, last)) && ++at > j->off) {
+		char *path = path_join(f->top, f->v[i].path);
+		struct stat st;
+		/* the search went by the store, which a directory's new mode may not have reached */
+		bool may = path && !reach_stat(f->fs, f->who, path, 0, &st);
+		free(path);
+		if (name && may && (!last || strcmp(name, last)) && ++at > j->off) {
 			struct fuse_entry_param e = {.attr = {.st_ino = CONTROL_DIR, .st_mode = 0}};
 			need = j->plus ? fuse_add_direntry_plus(j->req, buf + used, j->size - used, name, &e, at) :
 					 fuse_add_direntry(j->req, buf + used, j->size - used, name, &e.attr, at);
 			used += need <= j->size - used ? need : 0;
 		}
-		free(last);
-		last = name;
+		if (may) {
+			free(last);
+			last = name;
+		} else {
+			free(name);
+		}
 	}
 	free(last);
 	if (buf)
@@ -233,10 +225,12 @@ static void reply_xattr(const struct job *j, const char *below)
 
 static void answer(struct fs *fs, const struct job *j)
 {
-	struct lfound f = {.fs = fs, .top = j->path};
+	struct caller who;
+	caller_of(j->req, &who);
+	struct lfound f = {.fs = fs, .who = &who, .top = j->path};
 	char *below = NULL, *target = NULL;
 	enum answer a = NOTHING;
-	int rc = check_top(fs, j);
+	int rc = check_top(fs, &who, j, &f.owner);
 
 	if (!rc)
 		rc = j->want == WANT_NAMES ? lfound_all(&f) : find_latest(&f, j->want == WANT_XATTR, &a, &below);
@@ -257,6 +251,7 @@ static void answer(struct fs *fs, const struct job *j)
 	else
 		reply_entry_of(fs, j, target);
 	lfound_free(&f);
+	caller_free(&who);
 	free(below);
 	free(target);
 }
@@ -346,7 +341,7 @@ static void ask_about(fuse_req_t req, uint64_t id, bool link, const struct job *
 
 /* ---- as a part of .cairn ---- */
 
-void latest_lookup(fuse_req_t req, uint64_t parent, const char *name)
+static void latest_lookup(fuse_req_t req, uint64_t parent, const char *name)
 {
 	const struct job what = {.want = WANT_ENTRY};
 	if (parent == CONTROL_DIR)
@@ -355,7 +350,7 @@ void latest_lookup(fuse_req_t req, uint64_t parent, const char *name)
 		ask_about(req, parent, false, &what, name);
 }
 
-void latest_getattr(fuse_req_t req, uint64_t id)
+static void latest_getattr(fuse_req_t req, uint64_t id)
 {
 	struct stat st;
 	pthread_mutex_lock(&latest.lock);
@@ -369,19 +364,19 @@ void latest_getattr(fuse_req_t req, uint64_t id)
 		fuse_reply_err(req, ESTALE);
 }
 
-void latest_readlink(fuse_req_t req, uint64_t id)
+static void latest_readlink(fuse_req_t req, uint64_t id)
 {
 	const struct job what = {.want = WANT_LINK};
 	ask_about(req, id, true, &what, "");
 }
 
-void latest_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus)
+static void latest_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus)
 {
 	const struct job what = {.want = WANT_NAMES, .size = size, .off = off, .plus = plus};
 	ask_about(req, id, false, &what, "");
 }
 
-void latest_forget(uint64_t id, uint64_t count)
+static void latest_forget(uint64_t id, uint64_t count)
 {
 	pthread_mutex_lock(&latest.lock);
 	struct entry **pp = &latest.entries, *e;
@@ -393,6 +388,11 @@ void latest_forget(uint64_t id, uint64_t count)
 	}
 	pthread_mutex_unlock(&latest.lock);
 }
+
+const struct control_ops latest_ops = {
+	.lookup = latest_lookup, .getattr = latest_getattr, .readlink = latest_readlink, .readdir = latest_readdir,
+	.forget = latest_forget,
+};
 
 void latest_xattr(fuse_req_t req, const char *path, size_t size)
 {

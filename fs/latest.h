@@ -51,13 +51,19 @@ bool latest_settled(struct timespec t);
 
 struct lfound {
 	struct fs *fs;
+	const struct caller *who;
 	const char *top;	/* from the store's root */
+	uid_t owner;		/* of top */
 	struct ckpt_found *v;
 	size_t n, cap;
 	char **todo;		/* directories, below top */
 	size_t n_todo, cap_todo, n_dirs;
 };
 
+/* Whose checkpoints count: the asked directory's owner's, root's, the caller's. Anybody else who may
+ * write below it would decide what they go on from. */
+bool lfound_trusts(const struct lfound *f, const struct stat *st);
+/* What the caller could find himself. */
 int lfound_all(struct lfound *f);	/* f->v, the newest first; -E2BIG: too many directories */
 void lfound_free(struct lfound *f);
 bool latest_loose(enum ckpt_format k);	/* may be files of tensors that belong to nothing */

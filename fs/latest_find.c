@@ -135,6 +135,16 @@ bool latest_settled(struct timespec t)
 
 /* ---- looking for checkpoints ---- */
 
+bool lfound_trusts(const struct lfound *f, const struct stat *st)
+{
+	return st->st_uid == f->owner || st->st_uid == 0 || st->st_uid == f->who->uid;
+}
+
+static bool may_look_inside(const struct lfound *f, const struct stat *st)
+{
+	return lfound_trusts(f, st) && caller_may(f->who, st, 5);
+}
+
 static int found_add(struct lfound *f, char *path, const struct ckpt_kind *kind, struct timespec time)
 {
 	if (path && f->n == f->cap) {
@@ -199,7 +209,7 @@ static int look_inside(struct lfound *f, const char *below, const struct ldir *d
 		}
 		ckpt_recognize_file(d->v[i].name, &kind);
 		if (kind.format == CKPT_LIGHTNING && !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW) &&
-		    S_ISREG(st.st_mode))
+		    S_ISREG(st.st_mode) && lfound_trusts(f, &st))
 			rc = found_add(f, path_join(below, d->v[i].name), &kind, st.st_mtim);
 	}
 	return rc;
@@ -221,13 +231,18 @@ static int look_at(struct lfound *f, const char *below)
 			close(fd);
 		if (same) {
 			free(path);
-			return found_add(f, strdup(below), &k->kind, st.st_mtim);
+			return may_look_inside(f, &st) ? found_add(f, strdup(below), &k->kind, st.st_mtim) : 0;
 		}
 	}
 	rc = path ? ldir_read(f->fs, path, &d) : -ENOMEM;
 	if (rc) {
 		free(path);
 		return rc == -ENOMEM ? rc : 0;	/* gone, or not to be read: others may be there */
+	}
+	if (!may_look_inside(f, &d.st)) {
+		ldir_close(&d);
+		free(path);
+		return 0;
 	}
 	ckpt_recognize(latest_base_name(path), d.v, d.n, &kind);
 	if (!*below)

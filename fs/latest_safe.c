@@ -59,6 +59,7 @@ static void source_close(void *ctx, struct fmt_source *s)
 struct look {
 	uint64_t print;
 	struct timespec newest_m, newest_c;
+	bool foreign;		/* somebody made a part of it who does not count */
 };
 
 static void later(struct timespec *t, struct timespec than)
@@ -67,37 +68,50 @@ static void later(struct timespec *t, struct timespec than)
 		*t = than;
 }
 
-static void read_mark(struct fs *fs, int fd, struct ckpt_name *n)
+/* 0, or -errno of a store that does not say whether there is one. */
+static int mark_error(ssize_t len)
+{
+	return len >= 0 || xattr_is_absent(len) || name_is_absent((int)len) ? 0 : (int)len;
+}
+
+static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 {
 	char buf[64], text[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM];
 	if (!ckpt_commit_of(n->name, 0, buf))
-		return;
+		return 0;
 	ssize_t len = io_get_xattr(fs->store, fd, n->name, CKPT_OVER_KEY, text, sizeof(text) - 1);
 	if (len <= 0)
-		return;
+		return mark_error(len);
 	text[len] = '\0';
 	len = io_get_xattr(fs->store, fd, n->name, "user.cairn.checksum", sum, sizeof(sum) - 1);
 	sum[len < 0 ? 0 : len] = '\0';
 	ckpt_over_parse(text, sum, &n->over);
+	return mark_error(len);
 }
 
 /* Sizes and stamps of all names. Each version of a file is an inode of its own in the store, so
  * whatever changes here is seen in them. */
-static void stat_all(struct fs *fs, struct ldir *d, bool alone, struct look *out)
+static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct look *out)
 {
-	*out = (struct look){.print = HASH_SEED};
+	*out = (struct look){.print = HASH_SEED, .foreign = !alone && !lfound_trusts(f, &d->st)};
 	if (!alone)
 		out->newest_m = d->st.st_mtim;
 	for (size_t i = 0; i < d->n; i++) {
 		struct ckpt_name *n = &d->v[i];
 		struct stat st = {0};
-		if (fstatat(d->fd, n->name, &st, AT_SYMLINK_NOFOLLOW))
+		if (fstatat(d->fd, n->name, &st, AT_SYMLINK_NOFOLLOW)) {
+			if (errno != ENOENT)
+				return -errno;
 			st.st_ino = 0;
+		} else {
+			out->foreign |= !lfound_trusts(f, &st);
+		}
 		n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 		n->dir = S_ISDIR(st.st_mode);
 		n->mtime = st.st_mtim;
-		if (S_ISREG(st.st_mode))
-			read_mark(fs, d->fd, n);
+		int rc = S_ISREG(st.st_mode) ? read_mark(f->fs, d->fd, n) : 0;
+		if (rc)
+			return rc;
 		later(&out->newest_m, st.st_mtim);
 		later(&out->newest_c, st.st_ctim);
 		out->print = hash_bytes(out->print, n->name, strlen(n->name) + 1);
@@ -106,25 +120,29 @@ static void stat_all(struct fs *fs, struct ldir *d, bool alone, struct look *out
 		out->print = hash_bytes(out->print, x, sizeof(x));
 	}
 	out->print |= 1;	/* 0: none */
+	return 0;
 }
 
 /* The names of the checkpoint at path: those in the directory, or the file alone. */
-static int names_of(struct fs *fs, const char *path, bool alone, struct ldir *d, struct look *out)
+static int names_of(const struct lfound *f, const char *path, bool alone, struct ldir *d, struct look *out)
 {
 	int rc = 0;
 	if (!alone) {
-		rc = ldir_read(fs, path, d);
+		rc = ldir_read(f->fs, path, d);
 	} else {
 		const char *name = latest_base_name(path);
 		char *up = strndup(path, name == path ? 0 : (size_t)(name - path) - 1);
-		*d = (struct ldir){.fd = up ? latest_open(io_store_root(fs->store), up, O_DIRECTORY) : -ENOMEM};
+		*d = (struct ldir){.fd = up ? latest_open(io_store_root(f->fs->store), up, O_DIRECTORY) : -ENOMEM};
 		rc = d->fd < 0 ? d->fd : ldir_add(d, name, false);
 		if (rc && d->fd >= 0)
 			ldir_close(d);
 		free(up);
 	}
-	if (!rc)
-		stat_all(fs, d, alone, out);
+	if (rc)
+		return rc;
+	rc = stat_all(f, d, alone, out);
+	if (rc)
+		ldir_close(d);
 	return rc;
 }
 
@@ -136,6 +154,33 @@ static bool has_nested(const struct fmt_set *s)
 	return false;
 }
 
+static bool is_foreign(const struct lfound *f, int dirfd, const char *name, size_t len)
+{
+	char *part = strndup(name, len);
+	int fd = part ? latest_open(dirfd, part, O_PATH) : -1;
+	struct stat st;
+	bool ours = fd >= 0 && !fstat(fd, &st) && lfound_trusts(f, &st);
+	if (fd >= 0)
+		close(fd);
+	free(part);
+	return !ours;
+}
+
+/* What stands further down is not among the names: each directory on the way to it, and itself. */
+static bool has_foreign_nested(const struct lfound *f, int dirfd, const struct fmt_set *s)
+{
+	for (size_t i = 0; s && i < s->n_files; i++) {
+		const char *name = s->file[i].name;
+		size_t len = strcspn(name, "/");
+		for (bool more = name[len]; more; len += more ? 1 + strcspn(name + len + 1, "/") : 0) {
+			if (is_foreign(f, dirfd, name, len))
+				return true;
+			more = name[len];
+		}
+	}
+	return false;
+}
+
 static double quiet_s(const struct look *l)
 {
 	struct timespec now;
@@ -143,13 +188,13 @@ static double quiet_s(const struct look *l)
 	return difftime(now.tv_sec, l->newest_m.tv_sec);
 }
 
-static int judge(struct fs *fs, const char *path, const struct ckpt_kind *kind, struct ckpt_verdict *out,
-		 struct look *l)
+static int judge(const struct lfound *f, const char *path, const struct ckpt_kind *kind,
+		 struct ckpt_verdict *out, struct look *l)
 {
 	bool alone = kind->format == CKPT_LIGHTNING;
 	struct lknown *k = lknown_find(path);
 	struct ldir d;
-	int rc = names_of(fs, path, alone, &d, l);
+	int rc = names_of(f, path, alone, &d, l);
 
 	if (rc)
 		return rc;
@@ -166,6 +211,7 @@ static int judge(struct fs *fs, const char *path, const struct ckpt_kind *kind, 
 	rc = ckpt_content_read(&c, &io, CKPT_SOUND);
 	double quiet = quiet_s(l);
 	if (!rc) {
+		l->foreign |= has_foreign_nested(f, d.fd, c.set);
 		ckpt_judge(&c.kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
 		/* time may make more of an incomplete one, and files further down have no print */
 		bool lasts = out->state == CKPT_COMPLETE || quiet >= CKPT_QUIET_S;
@@ -230,6 +276,7 @@ int lfound_is_safe(void *ctx, size_t i)
 	struct ckpt_verdict v, w;
 	struct look l, m;
 	struct ldir d;
+	struct stat st;
 	ssize_t before = ckpt_found_before(f->v, f->n, i);
 	char *path = path_join(f->top, f->v[i].path);
 	char *old = before >= 0 ? path_join(f->top, f->v[before].path) : NULL;
@@ -237,15 +284,16 @@ int lfound_is_safe(void *ctx, size_t i)
 	int rc = path ? 0 : -ENOMEM;
 
 	for (unsigned t = 0; !rc && t < TRIES; t++) {
-		if (judge(f->fs, path, kind, &v, &l))
+		/* the live tree knows of a directory that was shut a moment ago */
+		if (reach_stat(f->fs, f->who, path, 0, &st) || judge(f, path, kind, &v, &l) || l.foreign)
 			break;
 		if (v.state == CKPT_COMPLETE && old && ckpt_has_rank_set(kind->format) &&
-		    !judge(f->fs, old, &f->v[before].kind, &w, &m))
+		    !judge(f, old, &f->v[before].kind, &w, &m))
 			ckpt_expect_ranks(kind, w.ranks, quiet_s(&l), &v);
 		if (v.state != CKPT_COMPLETE || !wait_synced(f->fs) || !is_clean(f->fs, path))
 			break;
 		/* it was clean just now: what the store has is all, if it is what was judged */
-		if (names_of(f->fs, path, kind->format == CKPT_LIGHTNING, &d, &m))
+		if (names_of(f, path, kind->format == CKPT_LIGHTNING, &d, &m))
 			break;
 		ldir_close(&d);
 		rc = m.print == l.print;

@@ -13,39 +13,23 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
-#include <syslog.h>
 #include <unistd.h>
 
-static struct fs the_fs = {.log_lock = PTHREAD_MUTEX_INITIALIZER};
+#define PF_EXITING 4u	/* include/linux/sched.h; in the flags of /proc/PID/stat */
+#define ENDING_TRIES 600	/* of 100 ms */
 
-/* stderr in the foreground; else syslog and STORE/.cairn/<host>/log. */
-void fs_log(const char *fmt, ...)
+#include "staging/memory/pin.h"
+
+static struct fs the_fs;
+
+static const char *staging_above(const struct fs_opts *o)
 {
-	char text[1024];
-	va_list ap;
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
-	va_end(ap);
-	pthread_mutex_lock(&the_fs.log_lock);
-	int err = the_fs.log_fd < 0 ? 2 : the_fs.err_fd;
-	if (err >= 0)
-		dprintf(err, "cairnfs: %s\n", text);
-	pthread_mutex_unlock(&the_fs.log_lock);
-	if (the_fs.log_fd < 0)
-		return;
-	char line[1200], when[32];
-	time_t now = time(NULL);
-	struct tm tm;
-	strftime(when, sizeof(when), "%F %T", localtime_r(&now, &tm));
-	int n = snprintf(line, sizeof(line), "%s [%d] %s\n", when, (int)getpid(), text);
-	if (write(the_fs.log_fd, line, (size_t)n) != n)
-		syslog(LOG_DAEMON | LOG_NOTICE, "%s", text);
+	return o->staging_dir ? o->staging_dir : geteuid() ? "/dev/shm" : "/run/cairnfs";
 }
 
 static int explain_store(const struct fs_opts *o, int rc, int pid)
@@ -53,6 +37,14 @@ static int explain_store(const struct fs_opts *o, int rc, int pid)
 	if (rc == -EWOULDBLOCK)
 		fprintf(stderr, "cairnfs: the store %s is already served by cairnfs with pid %d (it may still be draining); "
 			"wait for it, or end it with: kill %d\n", o->store, pid, pid);
+	else if (rc == -EPERM && !geteuid())
+		fprintf(stderr, "cairnfs: %s/.cairn, or what is in it, belongs to another user than root or can be "
+			"written by others, who could change unpublished files; look into it, then: "
+			"chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n", o->store, o->store, o->store);
+	else if (rc == -EBADMSG)
+		fprintf(stderr, "cairnfs: %s/.cairn/id is damaged (no 32 hexadecimal digits); nothing was touched. What is "
+			"staged for the store is in a directory of that name below %s: write the name into the file. If there "
+			"is none, remove the file: the store gets another id\n", o->store, staging_above(o));
 	else
 		fprintf(stderr, "cairnfs: cannot open the store %s: %s; check its permissions and room\n", o->store,
 			strerror(-rc));
@@ -61,30 +53,81 @@ static int explain_store(const struct fs_opts *o, int rc, int pid)
 
 static int explain_staging(const struct fs_opts *o, int rc)
 {
-	const char *where = o->staging_dir ? o->staging_dir : geteuid() ? "/dev/shm" : "/run/cairnfs";
+	const char *where = staging_above(o);
 	if (rc == -EWOULDBLOCK)
 		fprintf(stderr, "cairnfs: staging for %s below %s is in use by another cairnfs; wait until it has ended\n",
 			o->store, where);
 	else if (rc == -ENOTSUP)
 		fprintf(stderr, "cairnfs: staging_dir %s is not on a tmpfs, and only root can mount one there; "
 			"give a directory below /dev/shm\n", where);
+	else if (rc == -EPERM)
+		fprintf(stderr, "cairnfs: staging below %s: it, or what is there by the store's id, belongs to another user "
+			"or can be written by others; give a directory that only you can write: -o staging_dir=DIR\n", where);
+	else if (rc == -EACCES || rc == -EROFS)
+		fprintf(stderr, "cairnfs: cannot make staging below %s: %s; give a directory of your own, on a tmpfs such as /dev/shm: "
+			"-o staging_dir=DIR\n", where, strerror(-rc));
 	else
 		fprintf(stderr, "cairnfs: cannot make staging below %s: %s\n", where, strerror(-rc));
 	return 1;
 }
 
-/* Waits for an earlier cairnfs on this store that is only draining any more. */
+/* Is pid gone, or killed and on its way out? Then it lets go of the store soon. */
+static bool is_ending(int pid)
+{
+	char path[48], line[1024] = "", state = 0;
+	unsigned flags = 0;
+	unsigned long long pending = 0, shared = 0;
+
+	if (kill(pid, 0) && errno == ESRCH)
+		return true;
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	FILE *f = fopen(path, "re");
+	const char *rest = f && fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL;
+	if (f)
+		fclose(f);
+	if (rest && sscanf(rest, ") %c %*d %*d %*d %*d %*d %u", &state, &flags) == 2 &&
+	    (state == 'Z' || state == 'X' || flags & PF_EXITING))
+		return true;
+	snprintf(path, sizeof(path), "/proc/%d/status", pid);
+	f = fopen(path, "re");
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "SigPnd: %llx", &pending) != 1)
+			sscanf(line, "ShdPnd: %llx", &shared);
+	if (f)
+		fclose(f);
+	return (pending | shared) >> (SIGKILL - 1) & 1;
+}
+
+/* Waits for an earlier cairnfs on this store that is only draining any more, or was killed and has
+ * not ended: a thread of it that is inside a sync ends when the disk has answered. */
 static int open_store(struct fs *fs)
 {
 	int pid = 0, rc = 0;
-	for (int tries = 0; tries < 50; tries++) {
+	for (int tries = 0; tries < ENDING_TRIES; tries++) {
 		rc = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &fs->store);
-		if (rc != -EWOULDBLOCK || (pid > 0 && kill(pid, 0) == 0 && tries > 20))
+		if (rc != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
 			break;
 		struct timespec t = {.tv_nsec = 100000000};
 		nanosleep(&t, NULL);
 	}
+	if (!rc)
+		fstat(io_store_root(fs->store), &fs->root_seen);
 	return rc ? explain_store(&fs->o, rc, pid) : 0;
+}
+
+/* Staging is charged to us: with more of it than our memory cgroup allows we would be killed. A quarter
+ * of what is allowed stays for growing files, our own memory and the page cache. */
+static void fit_cgroup(struct fs_opts *o)
+{
+	char where[256];
+	uint64_t limit = pin_cgroup_limit(NULL, where), most = limit / 4 * 3;
+
+	if (limit == UINT64_MAX || o->ro || o->staging_bytes <= most)
+		return;
+	o->staging_asked = o->staging_bytes;
+	o->staging_bytes = most;
+	if (o->ballast_bytes > most)
+		o->ballast_bytes = most;
 }
 
 /* Staged data may pass the budget while the watch catches up: the tmpfs has headroom. */
@@ -96,14 +139,56 @@ static uint64_t tmpfs_limit(const struct fs_opts *o)
 						      : o->staging_bytes + half;
 }
 
+static int explain_format(const struct fs_opts *o, const struct staging_found *l)
+{
+	if (l->program[0])
+		fprintf(stderr, "cairnfs: what is staged for %s in %s was written by cairnfs %s, in a format that this version "
+			"(%s) does not know; nothing was touched. Mount the store with cairnfs %s and unmount it again: that "
+			"publishes what is staged\n", o->store, l->path, l->program, CAIRN_VERSION, l->program);
+	else
+		fprintf(stderr, "cairnfs: the head of what is staged for %s in %s is damaged; nothing was touched. Copy what you "
+			"need out of there; the store is served again when that directory is gone\n", o->store, l->path);
+	return 1;
+}
+
+/* The store is a copy of the one that the staging area of this id belongs to: that stays for it. */
+static int leave_to_original(struct fs *fs, const struct staging_found *l)
+{
+	char text[2048];
+	int rc = io_store_new_id(fs->store);
+
+	if (rc) {
+		fprintf(stderr, "cairnfs: %s is a copy of %s, and cannot be given an id of its own: %s\n", fs->o.store,
+			l->store, strerror(-rc));
+		return rc;
+	}
+	snprintf(text, sizeof(text), "%s is a copy of the store %s and has got an id of its own; what is staged in %s stays "
+		 "for the original", fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
+	fs_notice(fs, text);
+	return 0;
+}
+
+/* Before anything of it is touched: is what is staged under the store's id ours to take? */
+static int look_at_place(struct fs *fs)
+{
+	struct staging_found l;
+	int rc = fs->o.ro ? 0 : staging_look(fs->o.staging_dir, fs->store, &l);
+
+	if (rc == -EPROTONOSUPPORT)
+		return explain_format(&fs->o, &l);
+	return rc == -EXDEV && leave_to_original(fs, &l) ? 1 : 0;
+}
+
 static int open_place(struct fs *fs)
 {
 	char id[64];
 	int rc = 0;
-	snprintf(id, sizeof(id), "%s", io_store_id(fs->store));
-	if (fs->o.ro)
-		snprintf(id, sizeof(id), "ro-%d", (int)getpid());
 	for (int tries = 0; tries < 100; tries++) {
+		if (look_at_place(fs))
+			return 1;
+		snprintf(id, sizeof(id), "%s", io_store_id(fs->store));
+		if (fs->o.ro)
+			snprintf(id, sizeof(id), "ro-%d", (int)getpid());
 		rc = staging_place_open_on(fs->o.numa - 1, fs->o.staging_dir, id, tmpfs_limit(&fs->o), &fs->place);
 		if (rc != -EWOULDBLOCK)
 			break;
@@ -111,27 +196,6 @@ static int open_place(struct fs *fs)
 		nanosleep(&t, NULL);
 	}
 	return rc ? explain_staging(&fs->o, rc) : 0;
-}
-
-void to_background(struct fs *fs)
-{
-	int host = io_store_tmp(fs->store);
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-	setsid();
-	fs->log_fd = -1;
-	if (host >= 0)
-		fs->log_fd = openat(host, "../log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-	fs->err_fd = fcntl(2, F_DUPFD_CLOEXEC, 3);
-	if (null >= 0) {	/* else a strange machine: the terminal stays ours */
-		if (fs->log_fd < 0)
-			fs->log_fd = dup(null);
-		for (int fd = 0; fd < 3; fd++)
-			dup2(null, fd);
-		close(null);
-	}
-	if (chdir("/"))
-		return;
 }
 
 /* The parent's end: 0 once the mount answers, else the child's own exit. */
@@ -160,26 +224,84 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 	return rc;
 }
 
+/* Started without standard descriptors: the store's would become 0 to 2, and are closed later. */
+static void fill_standard_fds(void)
+{
+	int fd;
+
+	do {
+		fd = open("/dev/null", O_RDWR);
+	} while (fd >= 0 && fd <= 2);
+	if (fd > 2)
+		close(fd);
+}
+
+#ifdef CAIRN_FAULTS
+#include <execinfo.h>
+
+static int report_fd = -1;
+
+static void check_unlocked(void *fs)
+{
+	void *stack[32];
+	if (!tree_is_locked_here(fs))
+		return;
+	dprintf(report_fd, "the store is asked or changed with the tree lock held:\n");
+	backtrace_symbols_fd(stack, backtrace(stack, 32), report_fd);
+}
+
+/* To this file; opened now, for the worker opens none. */
+static void check_start(struct fs *fs)
+{
+	const char *path = getenv("CAIRNFS_REPORT");
+	if (path && (report_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) >= 0)
+		fs->check = check_unlocked;
+}
+#else
+static void check_start(struct fs *fs)
+{
+	(void)fs;
+}
+#endif
+
+/* Only in the build for tests: anybody who starts a mount sets its environment. */
+static const char *fault_plan(void)
+{
+#ifdef CAIRN_FAULTS
+	return getenv(IO_FAULT_ENV);
+#else
+	return NULL;
+#endif
+}
+
 int main(int argc, char **argv)
 {
 	struct fs *fs = &the_fs;
 	struct fuse_args rest = FUSE_ARGS_INIT(0, NULL);
 	int pipe_fd[2];
 
-	fs->log_fd = fs->err_fd = fs->ready_fd = -1;
+	fill_standard_fds();
+	fs->ready_fd = -1;
+	check_start(fs);
 	fs->uid = geteuid();
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_mutex_init(&fs->notice_lock, NULL);
 	pthread_mutex_init(&fs->fork_lock, NULL);
 	pthread_mutex_init(&fs->read_lock, NULL);
 	pthread_mutex_init(&fs->ticket_lock, NULL);
-	pthread_cond_init(&fs->busy_cond, NULL);
+	pthread_mutex_init(&fs->slots_lock, NULL);
+	pthread_condattr_t monotonic;	/* a clock that is set is not to end or prolong a wait */
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&fs->busy_cond, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	pthread_cond_init(&fs->fork_cond, NULL);
 	pthread_cond_init(&fs->read_cond, NULL);
 	pthread_cond_init(&fs->ticket_cond, NULL);
 	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
+	fit_cgroup(&fs->o);
 	if (access("/dev/fuse", R_OK | W_OK)) {
 		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno), errno == EACCES ?
 			"it must be yours to read and write (mode 0666 is usual)" :
@@ -187,7 +309,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	struct io_engine_opts eo = {.kind = fs->o.engine ? fs->o.engine : "uring", .depth = fs->o.queue_depth,
-				    .fault = getenv(IO_FAULT_ENV)};
+				    .fault = fault_plan()};
 	int rc = io_engine_open(&eo, fs_notice, fs, &fs->engine);
 	if (rc) {
 		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-rc));

@@ -11,25 +11,29 @@
 #include <string.h>
 #include <unistd.h>
 
-static enum lane choose_lane(struct fs *fs, struct node *n, int flags, bool *direct)
+/* The kernel has no backing file of n: it may not be given one while it is open, nor may its bytes go
+ * past the daemon where the store is so full that a write must be able to fail. */
+static bool is_relayed(struct node *n)
+{
+	return n->handles ? !n->backing : n->sf && staged_checked(n->sf);
+}
+
+static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 {
 	bool pt = atomic_load(&fs->passthrough);
-	*direct = false;
+	bool write = (flags & O_ACCMODE) != O_RDONLY;
 	if (n->buf)
 		return LANE_FAST;
-	if (!pt) {
-		*direct = (flags & O_ACCMODE) != O_RDONLY;
+	if (!pt)
 		return LANE_RELAY;
-	}
 	/* these come through the daemon, which then decides per write; the kernel lets
 	 * FOPEN_DIRECT_IO stand beside a passthrough open of the same inode */
-	bool sync = (flags & (O_SYNC | O_DSYNC)) && (flags & O_ACCMODE) != O_RDONLY;
-	bool suid = (n->mode & (S_ISUID | S_ISGID)) && (flags & O_ACCMODE) != O_RDONLY;
+	bool sync = (flags & (O_SYNC | O_DSYNC)) && write;
+	bool suid = (n->mode & (S_ISUID | S_ISGID)) && write;
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
-	if (sync || suid || raw) {
-		*direct = true;
+	bool charged = write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
+	if (sync || suid || raw || charged || is_relayed(n))
 		return LANE_RELAY;
-	}
 	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
 }
 
@@ -75,8 +79,9 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct handle *h,
 			      struct fuse_file_info *fi, bool create)
 {
-	bool direct;
-	choose_lane(fs, n, h->flags, &direct);
+	/* of a handle that comes through the daemon: the kernel caches nothing of it */
+	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->passthrough) ||
+						     (h->flags & O_ACCMODE) != O_RDONLY);
 	fi->fh = h->fh;
 	fi->backing_id = h->uses_backing ? n->backing : 0;
 	fi->direct_io = direct;
@@ -88,7 +93,7 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 	}
 	struct fuse_entry_param e;
 	struct stat st;
-	node_stat(fs, n, &st);
+	node_attr(fs, n, &st);
 	fill_entry(fs, n, &st, &e);
 	n->nlookup++;
 	fuse_reply_create(req, &e, fi);
@@ -97,11 +102,13 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create)
 {
 	struct rec r = rec_new(REC_OPEN);
-	bool direct;
-	enum lane lane = choose_lane(fs, n, fi->flags, &direct);
-	int rc = 0, fd = -1;
+	enum lane lane = choose_lane(fs, n, fi->flags);
+	uint32_t uid = fuse_req_ctx(req)->uid;
+	int rc = n->sf || lane == LANE_RELAY ? share_of_files(uid) : 0, fd = -1;
 
-	if (atomic_load(&fs->passthrough)) {
+	if (rc)
+		return rc;
+	if (atomic_load(&fs->passthrough) && (n->buf || !is_relayed(n))) {
 		rc = register_backing(req, fs, n);
 		if (rc == -EOPNOTSUPP && !n->handles && !n->buf) {
 			lane = LANE_RELAY;
@@ -127,6 +134,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	r.sf = n->sf ? staged_id(n->sf) : 0;
 	r.mask = (uint64_t)(unsigned)fi->flags;
 	r.lane = lane;
+	r.uid = uid;
 	r.backing = atomic_load(&fs->passthrough) ? n->backing : 0;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
@@ -159,17 +167,6 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
 	return true;
 }
 
-void log_room(struct fs *fs)
-{
-	if (fs->o.ro || !staging_log_full(fs->s))
-		return;
-	session_may_block(fs);
-	staging_log_room(fs->s);
-	TREE_SCOPE(fs);
-	if (staging_rotate_due(fs->s))	/* now: who waited with us makes the next record */
-		staging_rotate(fs->s, fs_emit, fs);
-}
-
 /* A file that outgrew memory while it is written is not in one place before its close. */
 static int unreadable(const struct node *n, int flags)
 {
@@ -178,85 +175,200 @@ static int unreadable(const struct node *n, int flags)
 	return n->writers ? -EBUSY : -EIO;
 }
 
-void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
-{
-	struct fs *fs = req_fs(req);
-	bool trunc = fi->flags & O_TRUNC, write = (fi->flags & O_ACCMODE) != O_RDONLY;
-
-	if (is_control(id)) {
-		control_open(req, id, fi);
-		return;
-	}
-	if (write || trunc)
-		log_room(fs);
-	release_barrier(fs);
-	TREE_SCOPE(fs);
-	if (answered_open(req, fs, fi, false))
-		return;
-	struct node *n = node_find(fs, id);
-	/* a name of a forked node: ESTALE makes the kernel look it up again */
-	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR : 0;
-	if (!rc && n->buf)
-		rc = trunc ? buffers_resize(fs, n, 0) : 0;
-	else if (!rc && (write || trunc))
-		rc = fs->o.ro ? -EROFS : node_make_writable(fs, n, trunc);
-	else if (!rc)
-		fork_await(fs, n);
-	if (!rc) {
-		node_wait_busy(fs, n);
-		node_check_sf(fs, n);
-		rc = unreadable(n, fi->flags);
-	}
-	if (!rc) {
-		rc = open_handle(req, fs, n, fi, false);
-	}
-	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
-	if (!rc && trunc && !write && !n->buf)
-		node_seal_closed(fs, n);
-	if (rc == -ESTALE && n && n->fork_to)
-		fork_answer(req, fs, n);
-	else if (rc)
-		fuse_reply_err(req, -rc);
-}
-
 static void staged_let_go(struct staged **sf)
 {
 	if (*sf)
 		staged_unref(*sf);
+	*sf = NULL;
 }
 
-/* A large staged file for a new name, made before the tree lock is taken: handing it its
- * memory takes milliseconds a GiB. NULL: not large, or not to be had; it is made when it is due. */
-static struct staged *memory_for(struct fs *fs, uint64_t id, uint64_t parent, const char *name)
+/* An open, or a create, that has to wait for others: on a thread of its own. */
+struct later_open {
+	fuse_req_t req;
+	fuse_ino_t id;
+	mode_t mode;
+	struct fuse_file_info fi;
+	bool create;
+	char name[];
+};
+
+static void do_later(void *arg)
 {
-	struct staged *sf = NULL;
+	struct later_open *l = arg;
+	if (l->create)
+		op_create(l->req, l->id, l->name, l->mode, &l->fi);
+	else
+		op_open(l->req, l->id, &l->fi);
+	free(l);
+}
+
+/* name NULL: an open. No lock held. */
+static void open_apart(fuse_req_t req, fuse_ino_t id, const char *name, mode_t mode,
+		       const struct fuse_file_info *fi)
+{
+	struct later_open *l = malloc(sizeof(*l) + (name ? strlen(name) : 0) + 1);
+	if (!l) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	*l = (struct later_open){.req = req, .id = id, .mode = mode, .fi = *fi, .create = name};
+	strcpy(l->name, name ? name : "");
+	session_apart(req_fs(req), do_later, l);
+}
+
+/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. *was: n's version before it was made writable. */
+static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_file_info *fi, struct staged **was)
+{
+	bool trunc = fi->flags & O_TRUNC, write = (fi->flags & O_ACCMODE) != O_RDONLY;
+
+	TREE_SCOPE(fs);
+	if (answered_open(req, fs, fi, false))
+		return 0;
+	struct node *n = node_find(fs, id);
+	/* a name of a forked node: ESTALE makes the kernel look it up again */
+	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR :
+		 write ? share_of_files(fuse_req_ctx(req)->uid) : 0;
+	if (n)
+		n->holds++;
+	staged_let_go(was);
+	*was = n && n->sf ? staged_ref(n->sf) : NULL;
+	if (!rc && n->buf)
+		rc = trunc ? buffers_resize(fs, n, 0) : 0;
+	else if (!rc && (write || trunc))
+		rc = node_make_writable(fs, n, trunc);
+	else if (!rc)
+		rc = fork_await(fs, n);
+	bool made = !rc && (write || trunc) && !n->buf;
+	if (!rc)
+		rc = node_await(fs, n);
+	if (!rc) {
+		node_check_sf(fs, n);
+		rc = unreadable(n, fi->flags);
+	}
+	if (!rc)
+		rc = open_handle(req, fs, n, fi, false);
+	if (rc && made)
+		node_take_back(fs, n, *was);
+	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
+	if (!rc && trunc && !write && !n->buf)
+		node_seal_closed(fs, n);
+	if (n)
+		n->holds--;
+	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
+		return rc;
+	if (rc == -ESTALE && n && n->fork_to)
+		fork_answer(req, fs, n);
+	else if (rc)
+		fuse_reply_err(req, -rc);
+	return 0;
+}
+
+/* suid and sgid go with the bytes; before them, so that a lane is chosen for a plain file. */
+static int truncated(fuse_req_t req, struct fs *fs, fuse_ino_t id)
+{
 	pthread_mutex_lock(&fs->lock);
-	struct node *dir = current.resent ? NULL : node_find(fs, parent);
-	uint64_t size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
-	struct dentry *d = dir ? dentry_find(fs, dir, name) : NULL;
-	bool there = d && d->node;
-	if (dir && !there && size == STAGED_SIZE_UNKNOWN)
-		size = expect_from_store(fs, dir, name);
+	struct node *n = node_current(fs, id);
+	int rc = n && S_ISREG(n->mode) ? node_written(req, fs, n) : 0;
 	pthread_mutex_unlock(&fs->lock);
-	if (there || size == STAGED_SIZE_UNKNOWN || size < LARGE_FILE)
-		return NULL;
-	session_may_block(fs);
-	return staged_create(fs->s, id, size, &sf) ? NULL : sf;
+	if (rc > 0)
+		attrs_changed(fs, id);
+	return rc < 0 ? rc : 0;
+}
+
+void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct staged *was __attribute__((cleanup(staged_let_go))) = NULL;
+	int rc;
+
+	if (fi->flags & O_TRUNC || (fi->flags & O_ACCMODE) != O_RDONLY) {
+		log_room(fs);
+		payer_look(fs, req);
+	}
+	release_barrier(fs);
+	if ((fi->flags & O_ACCMODE) == O_RDWR && atomic_load(&fs->passthrough))
+		attrs_changed(fs, id);	/* see attr_timeout() */
+	rc = fi->flags & O_TRUNC ? truncated(req, fs, id) : 0;
+	if (!rc) {
+		ask_begin();
+		do {
+			rc = try_open(req, fs, id, fi, &was);
+		} while (ask_store(fs, rc));
+	}
+	if (rc == -EINPROGRESS)
+		open_apart(req, id, NULL, 0, fi);
+	else if (rc)
+		fuse_reply_err(req, -rc);
+}
+
+/* A create: the staged file of its new name, which is made without the lock, since handing a large one its memory
+ * takes milliseconds a GiB, and one that finds no room is made in the store. */
+struct creating {
+	uint64_t id, size;
+	struct staged_owner who;
+	struct staged *sf;	/* NULL: not made yet, or not to be had */
+	bool wanted;		/* make it */
+	int error;
+	struct staged *was;	/* of a file that is there already: its version before */
+};
+
+/* Before the lock is taken, unless the name is there already. */
+static void memory_guess(struct fs *fs, struct creating *c, uint64_t parent, const char *name)
+{
+	TREE_SCOPE(fs);
+	struct node *dir = current.resent ? NULL : node_find(fs, parent);
+	struct dentry *d = dir ? dentry_find(fs, dir, name) : NULL;
+
+	c->size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
+	if (dir && dir->mode & S_ISGID)
+		c->who.gid = dir->gid;
+	c->wanted = dir && !(d && d->node);
+	if (c->wanted && c->size == STAGED_SIZE_UNKNOWN)
+		c->size = expect_from_store(fs, dir, name);
+}
+
+static void memory_for(struct fs *fs, struct creating *c)
+{
+	bool large = c->size != STAGED_SIZE_UNKNOWN && c->size >= LARGE_FILE;
+
+	c->wanted = false;
+	if (large)
+		session_may_block(fs);
+	c->error = staged_create_as(fs->s, c->id, c->size, &c->who, &c->sf);
+	if (c->error)
+		c->sf = NULL;
+	else if (large && current.tight)
+		staged_cover(c->sf);
+}
+
+static void creating_end(struct creating *c)
+{
+	staged_let_go(&c->sf);
+	staged_let_go(&c->was);
 }
 
 /* CREATE, but someone else was faster. The answer names a node: no fork needs ESTALE. */
-static int create_existing(struct fs *fs, struct node **n, int flags)
+static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int flags)
 {
 	if (flags & O_EXCL)
 		return -EEXIST;
 	if (!S_ISREG((*n)->mode))
 		return -EISDIR;
-	int rc = node_make_writable(fs, *n, flags & O_TRUNC);
-	if (rc != -ESTALE || !(*n)->fork_to)
+	struct node *m = *n;
+	int rc = flags & O_TRUNC ? node_written(req, fs, m) : 0;
+	if (rc < 0)
 		return rc;
-	*n = node_current(fs, (*n)->id);
-	fork_tell(fs, *n);
-	return node_make_writable(fs, *n, flags & O_TRUNC);
+	m->holds++;
+	rc = node_make_writable(fs, m, flags & O_TRUNC);
+	m->holds--;
+	if (rc != -ESTALE || !m->fork_to)
+		return rc;
+	*n = m = node_current(fs, m->id);
+	fork_tell(fs, m);
+	m->holds++;
+	rc = node_make_writable(fs, m, flags & O_TRUNC);
+	m->holds--;
+	return rc;
 }
 
 /* A worker died between this request's two records: n is the file that it was to make. */
@@ -266,50 +378,93 @@ static bool made_before(struct fs *fs, const struct node *n)
 	return current.resent && staging_answered(fs->s, current.unique, &r) && r.type == REC_CREATE && r.node == n->id;
 }
 
+void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name)
+{
+	struct rec u = rec_new(REC_UNLINK);
+	u.unique = 0;
+	u.node = n->id;
+	u.dir = parent;
+	u.name = name;
+	u.flags = REC_GHOST;
+	fs_record(fs, &u);
+}
+
+/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. -EAGAIN: c->sf is wanted. */
+static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name, mode_t mode,
+		      struct fuse_file_info *fi, struct creating *c)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	struct node *n = NULL, *dir;
+	bool made = false;
+
+	TREE_SCOPE(fs);
+	if (answered_open(req, fs, fi, true))
+		return 0;
+	dir = node_find(fs, parent);
+	int rc = share_of_files(ctx->uid);	/* before anything is made */
+	if (!rc)
+		rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
+	if (!rc) {
+		staged_let_go(&c->was);
+		c->was = n->sf ? staged_ref(n->sf) : NULL;
+		rc = create_existing(req, fs, &n, made_before(fs, n) ? fi->flags & ~(O_EXCL | O_TRUNC) : fi->flags);
+	} else if (rc == -ENOENT) {
+		struct rec r = rec_new(REC_CREATE);
+		r.node = r.ino = c->id;
+		rc = c->sf ? 0 : c->error;
+		if (!c->sf && !rc) {	/* it was there a moment ago */
+			c->size = expect_size(fs, dir, name);
+			c->wanted = true;
+			return -EAGAIN;
+		}
+		if (!rc) {
+			r.mode = mode & 07777;
+			r.uid = ctx->uid;
+			r.gid = dir->mode & S_ISGID ? dir->gid : ctx->gid;
+			r.dir = parent;
+			r.name = name;
+			r.sf = staged_id(c->sf);
+			r.flags = (staged_spilled(c->sf) ? REC_SPILLED : 0) | (staged_huge(c->sf) ? REC_HUGE : 0);
+			rc = fs_record(fs, &r);
+			n = node_find(fs, r.node);
+			made = !rc;
+		}
+	}
+	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
+		return rc;
+	bool ready = !rc;
+	if (!rc)
+		rc = open_handle(req, fs, n, fi, true);
+	if (rc && made)
+		unmake(fs, n, parent, name);
+	else if (rc && ready)
+		node_take_back(fs, n, c->was);
+	if (rc && rc != ASK_AGAIN)
+		fuse_reply_err(req, -rc);
+	return rc == ASK_AGAIN ? rc : 0;
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	const struct fuse_ctx *c = fuse_req_ctx(req);
-	struct node *n = NULL, *dir;
 
-	if (parent == BUFFERS_DIR && !fs->o.ro && strlen(name) <= MAX_NAME) {
-		buffers_create(req, name, mode, fi);
-		return;
-	}
-	if (fs->o.ro || is_control(parent) || name_is_control(parent, name) || strlen(name) > MAX_NAME) {
-		fuse_reply_err(req, fs->o.ro || is_view(parent) ? EROFS :
-			       strlen(name) > MAX_NAME ? ENAMETOOLONG : EPERM);
-		return;
-	}
 	log_room(fs);
+	payer_look(fs, req);
 	release_barrier(fs);
-	uint64_t id = staging_new_id(fs->s);
-	struct staged *sf __attribute__((cleanup(staged_let_go))) = memory_for(fs, id, parent, name);
-	TREE_SCOPE(fs);
-	if (answered_open(req, fs, fi, true))
-		return;
-	dir = node_find(fs, parent);
-	int rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
-	if (!rc) {
-		rc = create_existing(fs, &n, made_before(fs, n) ? fi->flags & ~(O_EXCL | O_TRUNC) : fi->flags);
-	} else if (rc == -ENOENT) {
-		struct rec r = rec_new(REC_CREATE);
-		r.node = r.ino = id;
-		rc = sf ? 0 : staged_create(fs->s, id, expect_size(fs, dir, name), &sf);
-		if (!rc) {
-			r.mode = mode & 07777;
-			r.uid = c->uid;
-			r.gid = dir->mode & S_ISGID ? dir->gid : c->gid;
-			r.dir = parent;
-			r.name = name;
-			r.sf = staged_id(sf);
-			r.flags = (staged_spilled(sf) ? REC_SPILLED : 0) | (staged_huge(sf) ? REC_HUGE : 0);
-			rc = fs_record(fs, &r);
-			n = node_find(fs, r.node);
-		}
-	}
-	if (!rc)
-		rc = open_handle(req, fs, n, fi, true);
-	if (rc)
-		fuse_reply_err(req, -rc);
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	struct creating c __attribute__((cleanup(creating_end))) = {
+		.id = staging_new_id(fs->s), .who = {.uid = ctx->uid, .gid = ctx->gid},
+	};
+	int rc;
+	memory_guess(fs, &c, parent, name);
+	do {
+		if (c.wanted)
+			memory_for(fs, &c);
+		ask_begin();
+		do {
+			rc = try_create(req, fs, parent, name, mode, fi, &c);
+		} while (ask_store(fs, rc));
+	} while (rc == -EAGAIN);
+	if (rc == -EINPROGRESS)
+		open_apart(req, parent, name, mode, fi);
 }

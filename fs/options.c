@@ -2,17 +2,14 @@
  * The command line. Every refusal is one line: what is wrong, and what to do. */
 #include "fs/fs.h"
 #include "io/scope.h"
-#include "staging/pin.h"
+#include "staging/memory/pin.h"
 
 #include <errno.h>
 #include <limits.h>
-#include <mntent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/sysinfo.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define COMMIT_WAIT_S 60u
@@ -28,6 +25,7 @@ static const char usage[] =
 	"  -o nopassthrough       every byte through the daemon\n"
 	"  -o commit_wait=SECONDS how long a .metadata waits for shards of other nodes (default: 60; 0 = not)\n"
 	"  -o nodedup             equal files and copies do not share their blocks (default: where the store can)\n"
+	"  -o guard               nothing can be written into the bare mountpoint after an unclean end (root)\n"
 	"  -o persist_threads=N, -o queue_depth=N, -o allow_other, -o ro, and libfuse's own\n"
 	"  -f stay in the foreground, -d log every call\n"
 	"See cairnfs(8).\n";
@@ -168,14 +166,20 @@ static int one_option(struct fs_opts *o, char *opt)
 		o->nopassthrough = true;
 		return 1;
 	}
+	if (!strcmp(opt, "guard") || !strcmp(opt, "noguard")) {
+		o->guard = opt[0] == 'g';
+		return 1;
+	}
 	if (!strcmp(opt, "dedup") || !strcmp(opt, "nodedup")) {
 		o->nodedup = opt[0] == 'n';
 		return 1;
 	}
 	if (!strcmp(opt, "ro"))
 		o->ro = true;
-	if (!strcmp(opt, "remount"))
-		return refuse("a mount's options cannot be changed; unmount it (cairn umount) and start it with others", NULL);
+	if (!strcmp(opt, "remount")) {
+		o->remount = true;
+		return 1;
+	}
 	if (!strcmp(opt, "auto_unmount"))
 		return refuse("auto_unmount is not supported; leave it out: the next start takes over a mount that was left dead",
 			      NULL);
@@ -227,6 +231,24 @@ static bool is_inside(const char *path, const char *dir)
 	return !strncmp(path, dir, n) && (path[n] == '/' || path[n] == 0 || !strcmp(dir, "/"));
 }
 
+/* A store that another cairnfs shows: everything would be staged twice, and be durable when that one says so. */
+static int check_not_ours(const char *store, dev_t dev)
+{
+	struct stat st;
+	char text[PATH_MAX * 2 + 200], point[PATH_MAX];
+
+	if (snprintf(text, sizeof(text), "%s/.cairn/status.json", store) < (int)sizeof(text) && !stat(text, &st) &&
+	    S_ISREG(st.st_mode))
+		snprintf(text, sizeof(text), "store %s is itself a cairnfs mount; give the directory that it serves (see cairn "
+			 "status), when it is unmounted, or one below", store);
+	else if (!mountpoint_of(dev, point, sizeof(point)))
+		snprintf(text, sizeof(text), "store %s lies inside the cairnfs mount %s; give a directory outside of it, or, when "
+			 "that is unmounted, one of the store that it serves (see cairn status)", store, point);
+	else
+		return 0;
+	return refuse(text, NULL);
+}
+
 static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 {
 	struct stat st;
@@ -241,6 +263,8 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 		snprintf(text, sizeof(text), "store %s is not a directory", store);
 		return refuse(text, NULL);
 	}
+	if (check_not_ours(store, st.st_dev))
+		return -EINVAL;
 	if (!o->ro && access(store, W_OK)) {
 		snprintf(text, sizeof(text), "store %s is not writable (%s); mount with -o ro, or give write permission",
 			 store, strerror(errno));
@@ -272,42 +296,21 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 	return 0;
 }
 
-/* What an earlier cairnfs left when it was killed: a mount that answers nobody. */
-static void clear_dead_mount(const char *mnt)
+static int check_unknown(const char *pass)
 {
-	struct stat st;
-	char text[PATH_MAX + 64];
-	if (stat(mnt, &st) == 0 || errno != ENOTCONN)
-		return;
-	if (geteuid() == 0) {
-		umount2(mnt, MNT_DETACH | UMOUNT_NOFOLLOW);
-	} else {
-		pid_t pid = fork();
-		if (pid == 0) {
-			execlp("fusermount3", "fusermount3", "-u", "-z", "--", mnt, (char *)NULL);
-			_exit(127);
-		}
-		if (pid > 0)
-			waitpid(pid, NULL, 0);
-	}
-	snprintf(text, sizeof(text), "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n", mnt);
-	fputs(text, stderr);
+	CLEANUP_FREE char *list = strdup(pass);
+	int rc = list ? 0 : refuse(strerror(ENOMEM), NULL);
+
+	for (char *save = NULL, *opt = rc ? NULL : strtok_r(list, ",", &save); opt && !rc; opt = strtok_r(NULL, ",", &save))
+		rc = options_refuse_unknown(opt);
+	return rc;
 }
 
 /* Another mount on top would hide a busy one. */
 static int check_busy(const char *mnt)
 {
-	const size_t cap = 64u << 10;	/* a line has two paths, each byte written with four at most */
-	char *line = malloc(cap), text[PATH_MAX + 128];
-	FILE *f = setmntent("/proc/self/mounts", "re");
-	struct mntent m;
-	bool busy = false;
-	while (f && line && !busy && getmntent_r(f, &m, line, (int)cap))
-		busy = !strcmp(m.mnt_dir, mnt);
-	if (f)
-		endmntent(f);
-	free(line);
-	if (!busy)
+	char type[32], text[PATH_MAX + 128];
+	if (mountpoint_top(mnt, type, sizeof(type)))
 		return 0;
 	snprintf(text, sizeof(text), "mountpoint %s is busy: something is mounted there; unmount it or choose another", mnt);
 	return refuse(text, NULL);
@@ -315,7 +318,7 @@ static int check_busy(const char *mnt)
 
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest)
 {
-	char pass[4096] = "", fixed[8192], *where[2];
+	char pass[4096] = "", fixed[8192], *where[2], asked[4096] = "";
 	unsigned n = 0;
 	bool names_only = false;	/* after "--" */
 	int rc;
@@ -338,6 +341,9 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 			o->foreground = o->debug = true;
 		} else if (!strncmp(a, "-o", 2)) {
 			char *list = a[2] ? a + 2 : i + 1 < argc ? argv[++i] : "";
+			size_t len = strlen(asked);
+			if (snprintf(asked + len, sizeof(asked) - len, ",%s", list) >= (int)(sizeof(asked) - len))
+				return refuse("too many options", NULL);
 			rc = many_options(o, list, pass, sizeof(pass));
 			if (rc)
 				return rc;
@@ -354,8 +360,13 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 		fputs(usage, stderr);
 		return -EINVAL;
 	}
-	clear_dead_mount(where[1]);
-	rc = check_places(o, where[0], where[1]);
+	if (o->remount)
+		exit(mountpoint_remount(where[1], asked) ? 1 : 0);
+	rc = check_unknown(pass);
+	if (!rc)
+		rc = mountpoint_take_over(where[1]);
+	if (!rc)
+		rc = check_places(o, where[0], where[1]);
 	if (!rc)
 		rc = check_busy(o->mountpoint);
 	if (rc)

@@ -4,12 +4,11 @@
  * worker (or rewinddir) goes on at the same place. */
 #include "fs/fs.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#define ROUNDS_MAX 64u	/* of a directory that changes all along */
 
 struct entry {
 	uint64_t hash;		/* also the offset; 1 and 2 are . and .. */
@@ -23,7 +22,7 @@ struct listing {
 	uint64_t fh;
 	struct entry *e;
 	size_t n, cap;
-	bool built;
+	bool built, sorted;
 };
 
 static pthread_mutex_t listings_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -51,7 +50,7 @@ static void listing_clear(struct listing *l)
 	free(l->e);
 	l->e = NULL;
 	l->n = l->cap = 0;
-	l->built = false;
+	l->built = l->sorted = false;
 }
 
 static uint64_t hash_name(const char *name)
@@ -85,57 +84,96 @@ static int by_hash(const void *a, const void *b)
 	return x->hash < y->hash ? -1 : x->hash > y->hash ? 1 : strcmp(x->name, y->name);
 }
 
-static int add_store_names(struct fs *fs, struct node *dir, struct listing *l, int lfd)
+/* ---- the store's names and ours ----
+ *
+ * The listing was read without the lock. Of each name that changed here since, the store is asked once more. */
+
+/* Is v, a name of the store, to be shown though the live tree does not have it? */
+static bool is_stores(struct fs *fs, struct node *dir, struct listed_name *v)
 {
-	DIR *list = fdopendir(lfd);
-	int rc = 0;
-	if (!list) {
-		close(lfd);
-		return -ENOMEM;
+	struct dentry *d = dentry_find(fs, dir, v->name);
+	v->doubt = false;
+	/* a name that was removed here after the store was asked is gone: if the store were asked again after each
+	 * removal that reaches it, a directory that is being emptied would never be done */
+	if (name_is_control(dir->id, v->name) || (d && (d->node || dentry_dirty(fs, d) || d->seq > v->applied)))
+		return false;
+	v->doubt = name_changed(fs, dir->id, v->name) > v->asked;
+	return !v->gone;
+}
+
+/* Is d, a name of ours, still there? Others may have removed it from the store. */
+static bool is_there(struct fs *fs, const struct dentry *d, const struct listed *s)
+{
+	const struct listed_name *v = listed_find(s, d->name);
+	if (dentry_dirty(fs, d) || !s->read || (v && !v->gone))
+		return true;
+	return d->seq > (v ? v->applied : s->applied) || name_changed(fs, d->dir->id, d->name) > (v ? v->asked : s->asked);
+}
+
+static bool in_doubt(struct fs *fs, struct node *dir, struct listed *s)
+{
+	bool any = false;
+	for (size_t i = 0; i < s->n; i++) {
+		is_stores(fs, dir, &s->v[i]);
+		any |= s->v[i].doubt;
 	}
-	for (struct dirent *e; !rc && (e = readdir(list));) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || name_is_control(dir->id, e->d_name))
-			continue;
-		struct dentry *d = dentry_find(fs, dir, e->d_name);
-		if (d && (d->node || dentry_dirty(fs, d)))
-			continue;	/* the live tree knows better */
-		struct stat st;
-		if (d && fstatat(dirfd(list), e->d_name, &st, AT_SYMLINK_NOFOLLOW))
-			continue;	/* its removal was published since the listing was read */
-		rc = add(l, e->d_name, e->d_ino, DTTOIF(e->d_type));
+	return any;
+}
+
+/* The store's names as they go with the tree's. 0, also where the directory is not in the store; ASK_AGAIN. */
+static int store_names(struct fs *fs, struct node *dir, struct listed **out)
+{
+	struct listed *s;
+	int rc = ask_list(fs, dir, &s);
+
+	while ((!rc || (rc != ASK_AGAIN && name_is_absent(rc))) && s->rounds < ROUNDS_MAX) {
+		if (dir->forgot_seq > s->applied)	/* it came after, and is not known here any more */
+			s->read = false;
+		else if (!in_doubt(fs, dir, s))
+			break;
+		s->rounds++;
+		rc = ask_list_again(fs, dir);
 	}
-	closedir(list);
+	*out = s;
+	return rc == ASK_AGAIN || !name_is_absent(rc) ? rc : 0;
+}
+
+/* Lock held. 0, ASK_AGAIN, the store's error. */
+static int build(struct fs *fs, struct node *dir, struct listing *l)
+{
+	struct listed *s;
+	int rc = store_names(fs, dir, &s);
+
+	listing_clear(l);
+	for (size_t i = 0; !rc && i < s->n; i++)
+		if (is_stores(fs, dir, &s->v[i]))
+			rc = add(l, s->v[i].name, s->v[i].ino, s->v[i].type);
+	for (struct dentry *d = dir->children; !rc && d; d = d->sib_next)
+		if (d->node && is_there(fs, d, s))
+			rc = add(l, d->name, d->node->ino, d->node->mode);
+	l->built = !rc;
 	return rc;
 }
 
-/* Lock held. Reading a large directory of the store takes milliseconds; a listing
- * that mixes two moments would be worse. */
-static int build(struct fs *fs, struct node *dir, struct listing *l)
+static void sort(struct listing *l)
 {
-	int fd, rc = 0;
-
-	listing_clear(l);
-	if (staging_dir_get(fs->s, dir->id, &fd) == 0) {
-		int lfd = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		rc = lfd < 0 ? -errno : add_store_names(fs, dir, l, lfd);
-		/* clean names may have been removed from the store by others */
-		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next) {
-			struct stat st;
-			if (!d->node)
-				continue;
-			if (!dentry_dirty(fs, d) && io_stat(fs->store, fd, d->name, &st) == -ENOENT)
-				continue;
-			rc = add(l, d->name, d->node->ino, d->node->mode);
-		}
-		staging_dir_put(fs->s, dir->id);
-	} else {
-		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next)
-			if (d->node)
-				rc = add(l, d->name, d->node->ino, d->node->mode);
-	}
-	if (!rc && l->n)
+	if (l->n)
 		qsort(l->e, l->n, sizeof(*l->e), by_hash);
-	l->built = !rc;
+}
+
+int tree_dir_empty(struct fs *fs, struct node *dir)
+{
+	struct listed *s;
+
+	for (struct dentry *d = dir->children; d; d = d->sib_next)
+		if (d->node && dentry_dirty(fs, d))
+			return -ENOTEMPTY;
+	int rc = store_names(fs, dir, &s);
+	for (size_t i = 0; !rc && i < s->n; i++) {
+		struct dentry *d = dentry_find(fs, dir, s->v[i].name);
+		if (is_stores(fs, dir, &s->v[i]) || (d && d->node && !s->v[i].gone))
+			rc = -ENOTEMPTY;
+	}
 	return rc;
 }
 
@@ -143,6 +181,7 @@ int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *
 {
 	struct listing l = {0};
 	int rc = build(fs, dir, &l);
+	sort(&l);
 	for (size_t i = 0; !rc && i < l.n; i++)
 		rc = fn(arg, l.e[i].name);
 	listing_clear(&l);
@@ -199,45 +238,89 @@ static bool put(struct fs *fs, struct out *o, const char *name, struct node *n, 
 	return true;
 }
 
-/* Lock held. */
-static bool put_entry(struct fs *fs, struct out *o, struct node *dir, const struct entry *e)
+/* The number that stat will show, where the live tree does not know the name: not the store's. */
+static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 {
-	struct stat st = {.st_ino = e->ino, .st_mode = e->mode};
-	struct node *n = NULL;
-
-	if (!o->plus && !dentry_find(fs, dir, e->name)) {
-		/* the number that stat will show, not the store's */
-		char text[24];
-		int fd;
-		if (staging_dir_get(fs->s, dir->id, &fd) == 0) {
-			ssize_t len = io_get_xattr(fs->store, fd, e->name, "user.cairn.ino", text, sizeof(text) - 1);
-			staging_dir_put(fs->s, dir->id);
-			if (len > 0) {
-				text[len] = 0;
-				st.st_ino = strtoull(text, NULL, 10);
-			}
+	uint64_t ino = e->ino;
+	char text[24];
+	int fd;
+	{
+		TREE_SCOPE(fs);
+		struct node *n = node_find(fs, dir);
+		if (!n || dentry_find(fs, n, e->name))
+			return ino;
+	}
+	if (staging_dir_get(fs->s, dir, &fd) == 0) {
+		ssize_t len = io_get_xattr(fs->store, fd, e->name, "user.cairn.ino", text, sizeof(text) - 1);
+		staging_dir_put(fs->s, dir);
+		if (len > 0) {
+			text[len] = 0;
+			ino = strtoull(text, NULL, 10);
 		}
 	}
-	if (o->plus) {
-		if (tree_lookup(fs, dir, e->name, &n, NULL))
-			return true;	/* gone meanwhile */
-		node_stat(fs, n, &st);
-	}
-	if (!put(fs, o, e->name, n, &st, e->hash))
-		return false;
-	if (n)
+	return ino;
+}
+
+/* Lock held. 0: *room tells whether there was room for it. ASK_AGAIN. */
+static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct entry *e, bool *room)
+{
+	struct stat st = {.st_ino = e->ino, .st_mode = e->mode};
+	struct node *n = NULL, *dir = node_find(fs, id);
+	int rc = dir ? tree_lookup(fs, dir, e->name, &n, NULL) : -ENOENT;
+
+	if (!rc)
+		rc = node_stat(fs, n, &st);
+	if (rc == ASK_AGAIN)
+		return rc;
+	if (name_is_absent(rc))
+		return 0;	/* gone meanwhile */
+	if (rc)
+		n = NULL;	/* the name alone: who asks for more is told the error */
+	*room = put(fs, o, e->name, n, &st, e->hash);
+	if (n && *room)
 		n->nlookup++;
-	return true;
+	return 0;
+}
+
+static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct entry *e)
+{
+	bool room = true;
+	int rc;
+
+	if (!o->plus) {
+		const struct stat st = {.st_ino = shown_ino(fs, dir, e), .st_mode = e->mode};
+		return put(fs, o, e->name, NULL, &st, e->hash);
+	}
+	ask_begin();
+	do {
+		TREE_SCOPE(fs);
+		rc = try_put_known(fs, o, dir, e, &room);
+	} while (ask_store(fs, rc));
+	return room;
+}
+
+/* *dot: what "." and ".." show. */
+static int open_listing(struct fs *fs, uint64_t id, struct listing *l, bool anew, struct stat *dot)
+{
+	int rc;
+
+	ask_begin();
+	do {
+		TREE_SCOPE(fs);
+		struct node *dir = node_find(fs, id);
+		*dot = (struct stat){.st_ino = dir ? dir->ino : 0, .st_mode = S_IFDIR};
+		rc = !dir ? -ESTALE : anew || !l->built ? build(fs, dir, l) : 0;
+	} while (ask_store(fs, rc));
+	if (!l->sorted)
+		sort(l);
+	l->sorted = true;
+	return rc;
 }
 
 static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
 	struct fs *fs = req_fs(req);
 
-	if (is_control(id)) {
-		control_readdir(req, id, size, off, plus);
-		return;
-	}
 	session_may_block(fs);
 	struct out o = {.req = req, .buf = malloc(size), .size = size, .plus = plus};
 	struct listing *l = listing_get(fi->fh, true);
@@ -246,13 +329,9 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	pthread_mutex_lock(&fs->lock);
-	struct node *dir = node_find(fs, id);
-	int rc = dir ? 0 : -ESTALE;
-	if (!rc && (off == 0 || !l->built))
-		rc = build(fs, dir, l);
+	struct stat dot;
+	int rc = open_listing(fs, id, l, off == 0, &dot);
 	bool more = !rc;
-	struct stat dot = {.st_ino = dir ? dir->ino : 0, .st_mode = S_IFDIR};
 	if (more && off < 1)
 		more = put(fs, &o, ".", NULL, &dot, 1);
 	if (more && off < 2)
@@ -266,8 +345,7 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 			hi = mid;
 	}
 	for (size_t i = lo; more && i < l->n; i++)
-		more = put_entry(fs, &o, dir, &l->e[i]);
-	pthread_mutex_unlock(&fs->lock);
+		more = put_entry(fs, &o, id, &l->e[i]);
 	if (rc)
 		fuse_reply_err(req, -rc);
 	else

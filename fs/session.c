@@ -30,7 +30,10 @@ struct wire_out {
 	uint64_t unique;
 };
 #define READ_BUF (2u << 20)
+#define WIRE_FORGET 2u
 #define WIRE_RELEASE 18u
+#define WIRE_INTERRUPT 36u
+#define WIRE_BATCH_FORGET 42u
 #define WIRE_NOTIFY_RESEND 7
 #define WIRE_RESENT (1ull << 63)
 
@@ -39,6 +42,7 @@ struct wire_out {
 #define SPIN_NS 60000u
 #define SPIN_PAUSES 20	/* about 1 us between two questions */
 #define NO_READER (-1)
+#define SLOW_NS 10000000000ull	/* so long after it every question to the store is taken for slow */
 #define STUCK_NS 100000000u	/* an answer that takes longer should have passed the reading on */
 
 _Thread_local struct current current;
@@ -63,7 +67,9 @@ void release_barrier(struct fs *fs)
 				pthread_mutex_lock(&fs->ticket_lock);
 				continue;
 			}
+			fs->n_barred++;
 			pthread_cond_wait(&fs->ticket_cond, &fs->ticket_lock);
+			fs->n_barred--;
 		}
 	}
 	pthread_mutex_unlock(&fs->ticket_lock);
@@ -104,6 +110,95 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 	return n;
 }
 
+/* ---- requests that the kernel sends again ----
+ *
+ * The kernel returns them in no order: those of each bucket of its hash table in turn. Answered
+ * as they come, a rename could take its place before a close that had returned before it was
+ * called. So they are all read before any is answered (they are at the head of the queue), and
+ * then answered in the order in which they were sent, which is that of `unique`; RELEASEs before
+ * all others. That is right whatever `unique` tells: their close(2) has returned, and the other
+ * calls have not. */
+struct resent {
+	unsigned rank;
+	uint64_t unique;
+	size_t len;
+	char bytes[];
+};
+
+static int by_sending(const void *a, const void *b)
+{
+	const struct resent *x = *(struct resent *const *)a, *y = *(struct resent *const *)b;
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	return x->unique < y->unique ? -1 : x->unique > y->unique;
+}
+
+/* 0, or -ENOMEM: then the next worker is sent them once more. */
+static int resent_add(struct fs *fs, const struct fuse_buf *buf, size_t len)
+{
+	const struct wire_in *in = buf->mem;
+	struct resent *r = malloc(sizeof(*r) + len);
+	void *more = realloc(fs->resent, (fs->n_resent + 1) * sizeof(struct resent *));
+
+	if (more)
+		fs->resent = more;
+	if (!r || !more) {
+		free(r);
+		return -ENOMEM;
+	}
+	r->rank = !(in->unique & WIRE_RESENT) ? 2 : in->opcode == WIRE_RELEASE ? 0 : 1;
+	r->unique = in->unique & ~WIRE_RESENT;
+	r->len = len;
+	memcpy(r->bytes, buf->mem, len);
+	fs->resent[fs->n_resent++] = r;
+	return 0;
+}
+
+/* Reads all that is sent again, up to the first request that is not. No thread answers yet, and
+ * the descriptor does not block. */
+static int resent_gather(struct fs *fs)
+{
+	struct fuse_buf buf = {.mem = aligned_alloc(4096, READ_BUF), .size = READ_BUF};
+	const struct wire_in *in = buf.mem;
+	int n, rc = in ? 0 : -ENOMEM;
+	bool more = true;
+
+	while (!rc && more) {
+		n = fuse_session_receive_buf(fs->se, &buf);
+		if (n == -EINTR)
+			continue;
+		if (n < (int)sizeof(*in))
+			break;
+		rc = resent_add(fs, &buf, (size_t)n);
+		/* these two have queues of their own, which are read first */
+		more = in->unique & WIRE_RESENT || in->opcode == WIRE_FORGET ||
+		       in->opcode == WIRE_BATCH_FORGET || in->opcode == WIRE_INTERRUPT;
+	}
+	free(buf.mem);
+	if (!rc && fs->n_resent)
+		qsort(fs->resent, fs->n_resent, sizeof(struct resent *), by_sending);
+	return rc;
+}
+
+/* The next of them; 0: there is none left. Read lock held. */
+static int resent_take(struct fs *fs, struct fuse_buf *buf)
+{
+	if (fs->next_resent == fs->n_resent)
+		return 0;
+	struct resent *r = fs->resent[fs->next_resent++];
+	size_t len = r->len;
+	memcpy(buf->mem, r->bytes, len);
+	buf->size = len;
+	buf->flags = 0;
+	free(r);
+	if (fs->next_resent == fs->n_resent) {
+		free(fs->resent);
+		fs->resent = NULL;
+		fs->n_resent = fs->next_resent = 0;
+	}
+	return (int)len;
+}
+
 /* Becomes the reader, reads one request, numbers RELEASEs. */
 static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 {
@@ -111,7 +206,9 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 	while (fs->reader != NO_READER && fs->reader != slot)
 		pthread_cond_wait(&fs->read_cond, &fs->read_lock);
 	fs->reader = slot;
-	int n = fuse_session_exited(fs->se) ? 0 : receive(fs, buf);
+	int n = fuse_session_exited(fs->se) ? 0 : resent_take(fs, buf);
+	if (!n && !fuse_session_exited(fs->se))
+		n = receive(fs, buf);
 	if (n >= (int)sizeof(struct wire_in)) {
 		const struct wire_in *in = buf->mem;
 		pthread_mutex_lock(&fs->ticket_lock);
@@ -127,7 +224,7 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 	return n;
 }
 
-/* Never waits for the lock: another may have been made the reader meanwhile (unstick), and he has
+/* Never waits for the lock: another may have been made the reader meanwhile (session_look), and he has
  * it until a request comes, which may be never before this one is answered. */
 static void pass_on(struct fs *fs, int slot)
 {
@@ -161,15 +258,83 @@ void session_may_take_long(struct fs *fs)
 
 /* A reader that has answered for too long has met something that its operation did not
  * foresee: others go on meanwhile. */
-static void unstick(struct fs *fs)
+void session_look(struct fs *fs)
 {
+	uint64_t now = monotonic_ns();
+	if (atomic_load(&fs->n_asking) && now < atomic_load(&fs->slow_until))
+		atomic_store(&fs->slow_until, now + SLOW_NS);
 	if (pthread_mutex_trylock(&fs->read_lock))
 		return;		/* it reads */
-	if (fs->reader != NO_READER && monotonic_ns() - fs->reader_since > STUCK_NS) {
+	if (fs->reader != NO_READER && now > fs->reader_since && now - fs->reader_since > STUCK_NS) {
 		fs->reader = NO_READER;
 		pthread_cond_signal(&fs->read_cond);
+		atomic_store(&fs->slow_until, now + SLOW_NS);
 	}
 	pthread_mutex_unlock(&fs->read_lock);
+}
+
+/* ---- waiting for the store ----
+ *
+ * Most answers of the store come at once, and cost less than passing the reading on. One that does not was
+ * found out by session_look(); for some seconds nobody asks as the reader then, and before all threads wait for
+ * the store, one that does leaves its slot to a new thread. */
+#define ASKING_MAX (N_THREADS / 2)
+
+static void *answer_main(void *arg);
+
+/* This thread goes on with its request, and another has its slot. Not one whose RELEASE others wait for. */
+static void leave_slot(struct fs *fs)
+{
+	struct slot_arg *a = malloc(sizeof(*a));
+	pthread_t t;
+
+	pthread_mutex_lock(&fs->ticket_lock);
+	bool release = fs->slot_ticket[current.slot];
+	pthread_mutex_unlock(&fs->ticket_lock);
+	if (!a || release) {
+		free(a);
+		return;
+	}
+	*a = (struct slot_arg){.fs = fs, .slot = current.slot};
+	atomic_fetch_add(&fs->n_apart, 1);
+	pthread_mutex_lock(&fs->slots_lock);	/* who joins the threads of all slots must find the last */
+	if (!fs->joining && !pthread_create(&t, NULL, answer_main, a)) {
+		fs->threads[current.slot] = t;
+		pthread_detach(pthread_self());
+		current.slotted = false;
+		current.left = true;
+	}
+	pthread_mutex_unlock(&fs->slots_lock);
+	if (!current.left) {
+		atomic_fetch_sub(&fs->n_apart, 1);
+		free(a);
+	}
+}
+
+void session_asks(struct fs *fs)
+{
+	unsigned asking = atomic_fetch_add(&fs->n_asking, 1);
+	if (monotonic_ns() >= atomic_load_explicit(&fs->slow_until, memory_order_relaxed))
+		return;
+	session_may_block(fs);
+	if (asking >= ASKING_MAX && current.slotted)
+		leave_slot(fs);
+}
+
+void session_asked(struct fs *fs)
+{
+	atomic_fetch_sub(&fs->n_asking, 1);
+}
+
+void session_join(struct fs *fs)
+{
+	pthread_mutex_lock(&fs->slots_lock);
+	fs->joining = true;
+	pthread_mutex_unlock(&fs->slots_lock);
+	for (unsigned i = 0; i < N_THREADS; i++)
+		pthread_join(fs->threads[i], NULL);
+	while (atomic_load(&fs->n_apart))
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
 struct apart {
@@ -186,7 +351,7 @@ static void *apart_main(void *arg)
 	free(arg);
 	pthread_setname_np(pthread_self(), "cairn-apart");
 	current = a.who;
-	current.reads = false;
+	current.reads = current.slotted = false;
 	a.fn(a.arg);
 	atomic_fetch_sub(&a.fs->n_apart, 1);
 	return NULL;
@@ -207,7 +372,9 @@ void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg)
 	if (!a || pthread_create(&t, &detached, apart_main, a)) {
 		atomic_fetch_sub(&fs->n_apart, 1);
 		free(a);
+		current.slotted = false;
 		fn(arg);
+		current.slotted = true;
 	}
 	pthread_attr_destroy(&detached);
 }
@@ -239,40 +406,18 @@ static void *answer_main(void *arg)
 		int n = read_one(a.fs, &buf, (int)a.slot);
 		if (n <= 0)
 			break;
-		current.reads = true;
+		current.reads = current.slotted = true;
 		fuse_session_process_buf(a.fs->se, &buf);
+		if (current.left) {
+			free(buf.mem);
+			atomic_fetch_sub(&a.fs->n_apart, 1);
+			return NULL;
+		}
 		release_done(a.fs, a.slot);
 	}
 	fuse_session_exit(a.fs->se);
 	pass_on(a.fs, (int)a.slot);
 	free(buf.mem);
-	return NULL;
-}
-
-/* Frees what the kernel forgot, keeps the log short, tries failed closes again. */
-static void *house_main(void *arg)
-{
-	struct fs *fs = arg;
-	unsigned tick = 0;
-	pthread_setname_np(pthread_self(), "cairn-house");
-	while (!atomic_load(&fs->stopping)) {
-		struct timespec t = {.tv_nsec = 200000000};
-		nanosleep(&t, NULL);
-		unstick(fs);
-		pthread_mutex_lock(&fs->lock);
-		node_gc(fs);
-		if (staging_rotate_due(fs->s))
-			staging_rotate(fs->s, fs_emit, fs);
-		pthread_mutex_unlock(&fs->lock);
-		seal_late(fs);
-		staging_watch_buffers(fs->s);
-		struct staging_stats st;
-		if (++tick % 25)
-			continue;
-		staging_get_stats(fs->s, &st);	/* room may have been made for closes that failed */
-		if (st.n_failed && !st.halted_error)
-			retry_failed(fs);
-	}
 	return NULL;
 }
 
@@ -298,6 +443,9 @@ int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	/* the reader asks before it sleeps */
 	if (fcntl(fuse_session_fd(fs->se), F_SETFL, O_RDWR | O_NONBLOCK))
 		return -errno;
+	int rc = resend ? resent_gather(fs) : 0;
+	if (rc)
+		return rc;
 	fs->reader = NO_READER;
 	for (unsigned i = 0; i < N_THREADS; i++) {
 		struct slot_arg *a = malloc(sizeof(*a));
@@ -307,5 +455,5 @@ int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 		if (pthread_create(&fs->threads[i], NULL, answer_main, a))
 			return -EAGAIN;
 	}
-	return pthread_create(&fs->house, NULL, house_main, fs) ? -EAGAIN : 0;
+	return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * A file held still: no write(2) is under way in it while its older bytes move from memory to
- * the store (staging/outgrow.c).
+ * the store (staging/file/outgrow.c).
  *
  * A passthrough write holds the FUSE inode's lock from its beginning to its end
  * (fs/fuse/passthrough.c), and so does setxattr(2) (fs/xattr.c), until the worker has answered
@@ -8,7 +8,8 @@
  *
  * Somebody: not the worker, for a thread of it that waits for an answer which only the next
  * worker can give keeps it from dying; nor the keeper, which holds the fuse descriptor, and
- * would keep the connection from ending. A small process of its own, which ends with the keeper.
+ * would keep the connection from ending. A small process of its own, which ends when nobody of the
+ * mount is left who could write to it.
  * It finds the file by MOUNT/.cairn/still-<key>-<node>, a name that only it knows. */
 #include "fs/fs.h"
 
@@ -39,14 +40,12 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	char name[NAME_CAP], path[PATH_MAX];
 
 	prctl(PR_SET_NAME, "cairnfs-still");
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != fs->keeper_pid)
-		_exit(0);
-	signal(SIGTERM, SIG_IGN);	/* the keeper ends it */
+	signal(SIGTERM, SIG_IGN);	/* the end of the pipe ends it */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	dup2(from, 0);
 	close_range(1, ~0u, 0);		/* the store's lock, the connection, ... */
+	trust_still();
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
 		snprintf(path, sizeof(path), "%s/" CONTROL_DIR_NAME "/%s", fs->o.mountpoint, name);
@@ -67,7 +66,6 @@ void still_start(struct fs *fs)
 		return;
 	for (unsigned i = 0; i < sizeof(key); i++)
 		snprintf(fs->still_key + 2 * i, 3, "%02x", key[i]);
-	fs->keeper_pid = (int)getpid();
 	pid_t pid = fork();
 	if (pid == 0)
 		serve(fs, p[0]);
@@ -83,8 +81,13 @@ void still_start(struct fs *fs)
 void still_ask(void *ctx, uint64_t node)
 {
 	struct fs *fs = ctx;
-	if (fs->still_fd >= 0 && write(fs->still_fd, &node, sizeof(node)) != (ssize_t)sizeof(node))
-		return;		/* it is asked again */
+	if (fs->still_fd < 0 || write(fs->still_fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
+		return;
+	if (errno == EPIPE) {	/* else it is busy, and asked again */
+		fs->still_fd = -1;
+		fs_notice(fs, "the process that holds files still is gone: files that outgrow memory stay in it until "
+			      "they are closed");
+	}
 }
 
 bool still_lookup(fuse_req_t req, const char *name)
@@ -101,10 +104,11 @@ bool still_lookup(fuse_req_t req, const char *name)
 		return false;
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
-	if (!n || !S_ISREG(n->mode) || node_stat(fs, n, &st)) {
+	if (!n || !S_ISREG(n->mode)) {
 		fuse_reply_err(req, ENOENT);
 		return true;
 	}
+	node_attr(fs, n, &st);
 	fill_entry(fs, n, &st, &e);
 	e.entry_timeout = 0;
 	n->nlookup++;
@@ -128,7 +132,7 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 		return false;
 	session_may_block(fs);
 	pthread_mutex_lock(&fs->lock);
-	struct node *n = is_control(id) ? NULL : node_find(fs, id);
+	struct node *n = node_find(fs, id);
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
 		staged_set_moving(sf, true);	/* from here on nobody opens it to read */
@@ -139,9 +143,12 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	if (sf) {
 		int rc = staged_move_out(sf);
 		staged_set_moving(sf, false);
-		if (rc == -EIO)
+		if (rc == -EIO) {
 			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
 			       "its close will fail; give staging more memory");
+		} else if (rc && rc != -EAGAIN && atomic_exchange(&fs->still_error, rc) != rc) {	/* it is tried again */
+			fs_log("a file that outgrew memory cannot be moved to the store: %s", strerror(-rc));
+		}
 		staged_unref(sf);
 	}
 	/* the kernel would keep that name, and by it the file after its unlink */

@@ -1,10 +1,25 @@
 /* SPDX-License-Identifier: MIT
- * What the worker may do once it serves: little. It reads bytes nobody vouches
- * for and holds other people's data. */
+ * What each process of cairnfs may do: what it needs. They read bytes nobody vouches for and hold
+ * other people's data.
+ *
+ *	keeper		the calls listed here, mount(2) and umount2(2) with them; no new privileges
+ *	its spare	as the keeper (spare.c)
+ *	worker		without these two, and opens no file but the store's, staging's and, to read,
+ *			those of /proc and /sys
+ *	the one that holds files still (still.c): next to nothing
+ *
+ * The keeper is not confined to paths: Landlock forbids to unmount, and a store that comes back is
+ * another directory. It reads nothing but how its worker ended.
+ *
+ * A call that is not listed fails with EPERM, and the kernel's log tells of it (audit: type=1326):
+ * one that was overlooked must not kill a daemon that holds data. */
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/landlock.h>
+#include <linux/sched.h>
 #include <seccomp.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -18,18 +33,22 @@
 #define SANITIZED 0
 #endif
 
-static int drop_capabilities(void)
+/* Of 6.6 and 5.16: later than the headers of some machines this is built on. */
+#define NR_QUOTACTL_FD 443	/* io/store/quota.c; the numbers of new calls are the same everywhere */
+#define NR_FCHMODAT2 452
+#define NR_FUTEX_WAITV 449
+
+/* ---- capabilities ---- */
+
+static int keep_capabilities(const unsigned *keep, size_t n)
 {
 	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2] = {{0}};
-	/* SYS_ADMIN registers backing files; the rest makes files as their owners would */
-	const unsigned keep[] = {CAP_SYS_ADMIN, CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,
-				 CAP_FSETID, CAP_LEASE, CAP_SYS_RESOURCE, CAP_SYS_NICE, CAP_IPC_LOCK};
+	unsigned want[2] = {0, 0};
 
 	if (syscall(SYS_capget, &head, data))
 		return -errno;
-	unsigned want[2] = {0, 0};
-	for (unsigned i = 0; i < sizeof(keep) / sizeof(keep[0]); i++)
+	for (size_t i = 0; i < n; i++)
 		want[keep[i] / 32] |= 1u << (keep[i] % 32);
 	for (unsigned i = 0; i < 2; i++) {
 		data[i].permitted &= want[i];
@@ -39,24 +58,87 @@ static int drop_capabilities(void)
 	return syscall(SYS_capset, &head, data) ? -errno : 0;
 }
 
-/* Nothing here ever starts a program or touches another process or the kernel. */
-static int filter_syscalls(void)
+/* SYS_ADMIN mounts and registers backing files; the rest makes files as their owners would. Not
+ * SYS_RESOURCE: with it no quota holds. */
+static const unsigned serving[] = {CAP_SYS_ADMIN, CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,
+				   CAP_FSETID, CAP_LEASE, CAP_SYS_NICE, CAP_IPC_LOCK};
+
+/* ---- system calls ---- */
+
+static const int calls_serving[] = {
+	/* bytes */
+	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(readv), SCMP_SYS(writev), SCMP_SYS(pread64), SCMP_SYS(pwrite64),
+	SCMP_SYS(preadv), SCMP_SYS(pwritev), SCMP_SYS(preadv2), SCMP_SYS(pwritev2), SCMP_SYS(lseek),
+	SCMP_SYS(copy_file_range), SCMP_SYS(fsync), SCMP_SYS(fdatasync), SCMP_SYS(syncfs), SCMP_SYS(sync_file_range),
+	SCMP_SYS(truncate), SCMP_SYS(ftruncate), SCMP_SYS(fallocate), SCMP_SYS(fadvise64), SCMP_SYS(readahead),
+	SCMP_SYS(io_uring_setup), SCMP_SYS(io_uring_enter), SCMP_SYS(io_uring_register),
+	SCMP_SYS(splice), SCMP_SYS(tee), SCMP_SYS(vmsplice),
+	/* descriptors */
+	SCMP_SYS(open), SCMP_SYS(openat), SCMP_SYS(openat2), SCMP_SYS(close), SCMP_SYS(close_range), SCMP_SYS(dup),
+	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fcntl), SCMP_SYS(flock), SCMP_SYS(ioctl), SCMP_SYS(poll),
+	SCMP_SYS(ppoll), SCMP_SYS(select), SCMP_SYS(pselect6), SCMP_SYS(pipe), SCMP_SYS(pipe2), SCMP_SYS(eventfd2),
+	SCMP_SYS(memfd_create),
+	/* names */
+	SCMP_SYS(stat), SCMP_SYS(lstat), SCMP_SYS(fstat), SCMP_SYS(newfstatat), SCMP_SYS(statx), SCMP_SYS(statfs),
+	SCMP_SYS(fstatfs), SCMP_SYS(access), SCMP_SYS(faccessat), SCMP_SYS(faccessat2), SCMP_SYS(readlink),
+	SCMP_SYS(readlinkat), SCMP_SYS(getdents), SCMP_SYS(getdents64), SCMP_SYS(getcwd), SCMP_SYS(chdir),
+	SCMP_SYS(fchdir), SCMP_SYS(umask), SCMP_SYS(mkdir), SCMP_SYS(mkdirat), SCMP_SYS(mknod), SCMP_SYS(mknodat),
+	SCMP_SYS(unlink), SCMP_SYS(unlinkat), SCMP_SYS(rmdir), SCMP_SYS(rename), SCMP_SYS(renameat),
+	SCMP_SYS(renameat2), SCMP_SYS(link), SCMP_SYS(linkat), SCMP_SYS(symlink), SCMP_SYS(symlinkat),
+	SCMP_SYS(chmod), SCMP_SYS(fchmod), SCMP_SYS(fchmodat), NR_FCHMODAT2, NR_QUOTACTL_FD,
+	SCMP_SYS(chown), SCMP_SYS(fchown),
+	SCMP_SYS(lchown), SCMP_SYS(fchownat), SCMP_SYS(utimensat), SCMP_SYS(setxattr), SCMP_SYS(lsetxattr),
+	SCMP_SYS(fsetxattr), SCMP_SYS(getxattr), SCMP_SYS(lgetxattr), SCMP_SYS(fgetxattr), SCMP_SYS(listxattr),
+	SCMP_SYS(llistxattr), SCMP_SYS(flistxattr), SCMP_SYS(removexattr), SCMP_SYS(lremovexattr),
+	SCMP_SYS(fremovexattr), SCMP_SYS(inotify_init1), SCMP_SYS(inotify_add_watch), SCMP_SYS(inotify_rm_watch),
+	/* memory */
+	SCMP_SYS(mmap), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(mprotect), SCMP_SYS(brk), SCMP_SYS(madvise),
+	SCMP_SYS(mincore), SCMP_SYS(msync), SCMP_SYS(mlock), SCMP_SYS(mlock2), SCMP_SYS(munlock), SCMP_SYS(mbind),
+	SCMP_SYS(get_mempolicy), SCMP_SYS(set_mempolicy), SCMP_SYS(move_pages), SCMP_SYS(membarrier),
+	/* threads and processes; clone in add_clone() */
+	SCMP_SYS(fork), SCMP_SYS(vfork), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(wait4), SCMP_SYS(waitid),
+	SCMP_SYS(kill), SCMP_SYS(tgkill), SCMP_SYS(getpid), SCMP_SYS(gettid), SCMP_SYS(getppid), SCMP_SYS(setsid),
+	SCMP_SYS(getsid), SCMP_SYS(setpgid), SCMP_SYS(getpgid), SCMP_SYS(getpgrp), SCMP_SYS(set_robust_list),
+	SCMP_SYS(get_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address), SCMP_SYS(futex), NR_FUTEX_WAITV,
+	SCMP_SYS(sched_yield), SCMP_SYS(sched_getaffinity), SCMP_SYS(sched_setaffinity), SCMP_SYS(sched_setscheduler),
+	SCMP_SYS(sched_getscheduler), SCMP_SYS(sched_setparam), SCMP_SYS(sched_getparam),
+	SCMP_SYS(sched_get_priority_min), SCMP_SYS(sched_get_priority_max), SCMP_SYS(setpriority),
+	SCMP_SYS(getpriority), SCMP_SYS(ioprio_set), SCMP_SYS(ioprio_get), SCMP_SYS(prctl), SCMP_SYS(arch_prctl),
+	SCMP_SYS(getrlimit), SCMP_SYS(setrlimit), SCMP_SYS(prlimit64), SCMP_SYS(getrusage), SCMP_SYS(times),
+	SCMP_SYS(getuid), SCMP_SYS(geteuid), SCMP_SYS(getgid), SCMP_SYS(getegid), SCMP_SYS(getresuid),
+	SCMP_SYS(getresgid), SCMP_SYS(getgroups), SCMP_SYS(capget), SCMP_SYS(capset), SCMP_SYS(seccomp),
+	SCMP_SYS(landlock_create_ruleset), SCMP_SYS(landlock_add_rule), SCMP_SYS(landlock_restrict_self),
+	/* signals, time, the machine */
+	SCMP_SYS(rt_sigaction), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigreturn), SCMP_SYS(rt_sigtimedwait),
+	SCMP_SYS(rt_sigpending), SCMP_SYS(rt_sigsuspend), SCMP_SYS(rt_tgsigqueueinfo), SCMP_SYS(sigaltstack),
+	SCMP_SYS(signalfd4), SCMP_SYS(pause), SCMP_SYS(restart_syscall), SCMP_SYS(clock_gettime),
+	SCMP_SYS(clock_getres), SCMP_SYS(clock_nanosleep), SCMP_SYS(nanosleep), SCMP_SYS(gettimeofday),
+	SCMP_SYS(time), SCMP_SYS(timerfd_create), SCMP_SYS(timerfd_settime), SCMP_SYS(uname), SCMP_SYS(sysinfo),
+	SCMP_SYS(getcpu), SCMP_SYS(getrandom),
+};
+static const int calls_mounting[] = {SCMP_SYS(mount), SCMP_SYS(umount2)};
+static const int calls_still[] = {
+	SCMP_SYS(read), SCMP_SYS(setxattr), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(restart_syscall), SCMP_SYS(futex),
+};
+#define N(a) (sizeof(a) / sizeof((a)[0]))
+
+/* Threads and plain processes, no namespaces. */
+static int add_clone(scmp_filter_ctx ctx)
 {
-	const int never[] = {
-		SCMP_SYS(execve), SCMP_SYS(execveat), SCMP_SYS(ptrace), SCMP_SYS(process_vm_readv),
-		SCMP_SYS(process_vm_writev), SCMP_SYS(init_module), SCMP_SYS(finit_module),
-		SCMP_SYS(delete_module), SCMP_SYS(kexec_load), SCMP_SYS(kexec_file_load), SCMP_SYS(bpf),
-		SCMP_SYS(mount), SCMP_SYS(umount2), SCMP_SYS(pivot_root), SCMP_SYS(chroot), SCMP_SYS(setns),
-		SCMP_SYS(unshare), SCMP_SYS(swapon), SCMP_SYS(swapoff), SCMP_SYS(reboot), SCMP_SYS(acct),
-		SCMP_SYS(quotactl), SCMP_SYS(keyctl), SCMP_SYS(add_key), SCMP_SYS(request_key),
-		SCMP_SYS(perf_event_open), SCMP_SYS(userfaultfd), SCMP_SYS(open_by_handle_at),
-		SCMP_SYS(settimeofday), SCMP_SYS(clock_settime), SCMP_SYS(setuid), SCMP_SYS(setgid),
-		SCMP_SYS(connect), SCMP_SYS(bind), SCMP_SYS(listen), SCMP_SYS(accept),
-	};
+	const scmp_datum_t spaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER |
+				    CLONE_NEWPID | CLONE_NEWNET;
+	int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone3), 0);
+	return rc ? rc : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1,
+					  SCMP_A0(SCMP_CMP_MASKED_EQ, spaces, 0));
+}
+
+/* clone3(2)'s flags cannot be seen: glibc takes clone(2) when there is none. A filter of its own, as
+ * this is nothing to tell the log of. */
+static int no_clone3(void)
+{
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ALLOW);
-	int rc = ctx ? 0 : -ENOMEM;
-	for (unsigned i = 0; !rc && i < sizeof(never) / sizeof(never[0]); i++)
-		rc = seccomp_rule_add(ctx, SCMP_ACT_ERRNO(EPERM), never[i], 0);
+	int rc = ctx ? seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0) : -ENOMEM;
 	if (!rc)
 		rc = seccomp_load(ctx);
 	if (ctx)
@@ -64,8 +146,115 @@ static int filter_syscalls(void)
 	return rc;
 }
 
-int trust_drop(struct fs *fs)
+static int add_calls(scmp_filter_ctx ctx, const int *calls, size_t n)
 {
+	int rc = 0;
+	for (size_t i = 0; !rc && i < n; i++)
+		rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, calls[i], 0);
+	return rc;
+}
+
+static int load_filter(const int *calls, size_t n, const int *more, size_t n_more, bool clones)
+{
+	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+	int rc = ctx ? no_clone3() : -ENOMEM;
+
+	if (!rc)
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1);	/* 4.14 and later */
+	if (!rc)
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);	/* a tree: there are many */
+	if (!rc)
+		rc = add_calls(ctx, calls, n);
+	if (!rc)
+		rc = add_calls(ctx, more, n_more);
+	if (!rc && clones)
+		rc = add_clone(ctx);
+	if (!rc)
+		rc = seccomp_load(ctx);
+	if (ctx)
+		seccomp_release(ctx);
+	return rc;
+}
+
+/* ---- paths ---- */
+
+#define LL_READ (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
+#define LL_V1 (LL_READ | LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_DIR | \
+	       LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_DIR |          \
+	       LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO |            \
+	       LANDLOCK_ACCESS_FS_MAKE_BLOCK | LANDLOCK_ACCESS_FS_MAKE_SYM)
+#define LL_REFER (1ull << 13)		/* ABI 2: without it no rename between directories */
+#define LL_TRUNCATE (1ull << 14)	/* ABI 3 */
+
+static int allow_fd(int rules, int fd, uint64_t access)
+{
+	struct landlock_path_beneath_attr a = {.allowed_access = access, .parent_fd = fd};
+	return fd < 0 || !syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &a, 0) ? 0 : -errno;
+}
+
+static int allow_path(int rules, const char *path, uint64_t access)
+{
+	int fd = open(path, O_PATH | O_CLOEXEC);
+	int rc = allow_fd(rules, fd, access);
+	if (fd >= 0)
+		close(fd);
+	return rc;
+}
+
+/* fds: at and below which all may be done; none: no file can be opened at all. Execute too: when a
+ * program on the mount is started, the kernel opens its backing file for that with the rights of
+ * this process, and a refusal is EIO for the caller. This process cannot call execve(2) (the list
+ * above). -ENOSYS: the kernel has no Landlock, or one that knows no renames between directories
+ * (before 5.19). */
+static int confine(const int *fds, size_t n, bool reads_proc)
+{
+	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
+	uint64_t all = LL_V1 | LL_REFER | (abi >= 3 ? LL_TRUNCATE : 0);
+	struct landlock_ruleset_attr attr = {.handled_access_fs = all};
+
+	if (abi < 2)
+		return -ENOSYS;
+	int rules = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr.handled_access_fs), 0);
+	int rc = rules < 0 ? -errno : 0;
+	for (size_t i = 0; !rc && i < n; i++)
+		rc = allow_fd(rules, fds[i], all & ~(uint64_t)(LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_BLOCK));
+	if (!rc && reads_proc)
+		rc = allow_path(rules, "/proc", LL_READ);
+	if (!rc && reads_proc)
+		rc = allow_path(rules, "/sys", LL_READ);
+	if (!rc && syscall(SYS_landlock_restrict_self, rules, 0))
+		rc = -errno;
+	if (rules >= 0)
+		close(rules);
+	return rc;
+}
+
+/* ---- each process ---- */
+
+static int no_new_privs(void)
+{
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : 0;
+}
+
+int trust_keeper(struct fs *fs)
+{
+	/* without root it unmounts by fusermount3, which is a program with privileges of its own */
+	if (SANITIZED || fs->uid)
+		return 0;
+	unsigned caps[N(serving) + 1];
+	memcpy(caps, serving, sizeof(serving));
+	caps[N(serving)] = CAP_LINUX_IMMUTABLE;		/* of the bare mountpoint */
+	int rc = keep_capabilities(caps, N(serving) + fs->o.guard);
+	if (!rc)
+		rc = no_new_privs();
+	if (!rc && load_filter(calls_serving, N(calls_serving), calls_mounting, N(calls_mounting), true))
+		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without");
+	return rc;
+}
+
+int trust_worker(struct fs *fs)
+{
+	const int fds[] = {io_store_root(fs->store), fs->place.base, fs->place.huge, fs->place.small};
 	struct rlimit none = {0, 0};
 
 	if (SANITIZED)
@@ -73,12 +262,29 @@ int trust_drop(struct fs *fs)
 	setrlimit(RLIMIT_CORE, &none);
 	if (fs->uid == 0)	/* else /proc/self/fd would no longer be ours */
 		prctl(PR_SET_DUMPABLE, 0);
-	int rc = drop_capabilities();
+	int rc = keep_capabilities(serving, N(serving));
+	if (!rc)
+		rc = no_new_privs();
 	if (rc)
 		return rc;
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-		return -errno;
-	if (filter_syscalls())
+	if (fds[0] >= 0 && confine(fds, N(fds), true) && !fs->restarts)
+		fs_log("this kernel does not confine the worker to the store and staging (Landlock, 5.19 and later)");
+	if (load_filter(calls_serving, N(calls_serving), NULL, 0, true) && !fs->restarts)
 		fs_notice(fs, "this kernel has no seccomp filters; the worker runs without one");
 	return 0;
+}
+
+void trust_still(void)
+{
+	static const unsigned keep[] = {CAP_DAC_OVERRIDE};	/* files of all users */
+	struct rlimit none = {0, 0};
+
+	if (SANITIZED)
+		return;
+	setrlimit(RLIMIT_CORE, &none);
+	prctl(PR_SET_DUMPABLE, 0);
+	if (keep_capabilities(keep, N(keep)) || no_new_privs())
+		_exit(1);
+	confine(NULL, 0, false);
+	load_filter(calls_still, N(calls_still), NULL, 0, false);
 }

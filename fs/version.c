@@ -20,16 +20,69 @@ static void log_staged(struct fs *fs, struct node *n)
 static int inherit(struct fs *fs, struct node *n)
 {
 	struct stat st;
-	node_stat(fs, n, &st);
-	return node_load_xattrs(fs, n);
+	int rc = node_stat(fs, n, &st);
+	return rc ? rc : node_load_xattrs(fs, n);
 }
 
-/* Another thread copies or makes n's bytes, without the tree lock. */
-void node_wait_busy(struct fs *fs, struct node *n)
+int node_await(struct fs *fs, struct node *n)
 {
-	while (n->busy) {
+	if (n->busy && current.slotted)
+		return -EINPROGRESS;
+	node_wait_busy(fs, n);
+	return 0;
+}
+
+int node_resize(struct fs *fs, struct node *n, uint64_t size)
+{
+	struct staged *sf = staged_ref(n->sf);
+
+	if (staged_busy(sf) || staged_spilled(sf))
 		session_may_block(fs);
-		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	else
+		session_may_take_long(fs);
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	int rc = staged_resize(sf, size);
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
+	staged_unref(sf);
+	return rc;
+}
+
+void node_unchanged(struct fs *fs, struct node *n)
+{
+	struct staged *sf = staged_ref(n->sf);
+
+	n->holds++;
+	while (n->sf == sf && !n->writers && staged_unchanged(sf) == -EBUSY) {
+		session_may_block(fs);
+		pthread_mutex_unlock(&fs->lock);
+		staged_await(sf);
+		pthread_mutex_lock(&fs->lock);
+	}
+	n->holds--;
+	staged_unref(sf);
+}
+
+void node_take_back(struct fs *fs, struct node *n, struct staged *was)
+{
+	struct staged_info i = {.state = STAGED_EVICTED};
+
+	if (n->sf)
+		staged_get_state(n->sf, &i);
+	if (n->writers || n->fork_to || i.state != STAGED_OPEN)
+		return;
+	if (n->sf == was) {
+		node_unchanged(fs, n);
+	} else if (was) {
+		node_set_sf(fs, n, staged_ref(was));
+		log_staged(fs, n);
+	} else if (n->sealed) {
+		struct rec r = rec_staged(n);
+		r.type = REC_UNSTAGED;
+		node_set_sf(fs, n, NULL);
+		staging_log(fs->s, &r);
 	}
 }
 
@@ -37,21 +90,26 @@ void node_wait_busy(struct fs *fs, struct node *n)
 static void copy_times(struct fs *fs, struct node *n, struct staged *to)
 {
 	struct stat st;
-	node_stat(fs, n, &st);
+	node_attr(fs, n, &st);
 	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
 	staged_set_times(to, ts);
 }
 
 static int copy_version(struct fs *fs, struct node *n)
 {
+	if (current.slotted)
+		return -EINPROGRESS;
 	struct staged *src = n->sf ? staged_ref(n->sf) : NULL, *sf = NULL;
 	int fd = src ? -1 : node_open_store(fs, n);
 	if (!src && fd < 0)
 		return fd;
 	session_may_block(fs);
+	uid_t uid = n->uid;
+	gid_t gid = n->gid;
 	n->busy = true;
 	pthread_mutex_unlock(&fs->lock);
-	int rc = staged_copy(fs->s, n->id, src, fd, &sf);
+	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
+	int rc = staged_copy_as(fs->s, n->id, src, fd, &who, &sf);
 	pthread_mutex_lock(&fs->lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->busy_cond);
@@ -66,6 +124,7 @@ static int copy_version(struct fs *fs, struct node *n)
 	if (rc)
 		return rc;
 	copy_times(fs, n, sf);
+	staged_copy_done(sf);
 	node_set_sf(fs, n, sf);
 	log_staged(fs, n);
 	return 0;
@@ -77,8 +136,15 @@ static int reopen(struct fs *fs, struct node *n)
 {
 	struct staged *sf = staged_ref(n->sf);
 	int rc;
+	if (staged_check_room(sf) && n->handles) {	/* what has readers cannot change its lane */
+		staged_unref(sf);
+		return -EAGAIN;
+	}
 	while ((rc = n->sf == sf ? staged_reopen(sf) : -EAGAIN) == -EBUSY) {
-		session_may_block(fs);
+		if (current.slotted) {
+			rc = -EINPROGRESS;
+			break;
+		}
 		n->busy = true;
 		pthread_mutex_unlock(&fs->lock);
 		rc = staged_wait_persisted(sf);
@@ -95,20 +161,20 @@ static int reopen(struct fs *fs, struct node *n)
 static int empty_version(struct fs *fs, struct node *n)
 {
 	struct staged *sf;
+	const struct staged_owner who = {.uid = n->uid, .gid = n->gid};
 	uint64_t size = n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
 	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;
 
-	if (large) {	/* its memory takes milliseconds */
+	if (large)		/* its memory takes milliseconds */
 		session_may_block(fs);
-		n->busy = true;
-		pthread_mutex_unlock(&fs->lock);
-	}
-	int rc = staged_create(fs->s, n->id, size, &sf);
-	if (large) {
-		pthread_mutex_lock(&fs->lock);
-		n->busy = false;
-		pthread_cond_broadcast(&fs->busy_cond);
-	}
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	int rc = staged_create_as(fs->s, n->id, size, &who, &sf);
+	if (!rc && large && current.tight)
+		staged_cover(sf);
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
 	if (rc)
 		return rc;
 	node_set_sf(fs, n, sf);
@@ -120,17 +186,20 @@ static int empty_version(struct fs *fs, struct node *n)
  * others may have removed or replaced some in the store since. */
 static int check_names(struct fs *fs, struct node *n)
 {
+	int rc = 0;
 	n->busy = true;		/* nobody runs meanwhile: only so that it is not freed */
-	for (struct dentry *d = n->names, *next; d; d = next) {
+	for (struct dentry *d = n->names, *next; d && !rc; d = next) {
 		struct node *dir = d->dir, *now;
 		next = d->name_next;
 		bool busy = dir->busy;
 		dir->busy = true;
-		tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d where it is not so */
+		rc = tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d where it is not so */
+		if (name_is_absent(rc))
+			rc = 0;
 		dir->busy = busy;
 	}
 	n->busy = false;
-	return n->names ? 0 : -ESTALE;
+	return rc ? rc : n->names ? 0 : -ESTALE;
 }
 
 int node_make_writable(struct fs *fs, struct node *n, bool trunc)
@@ -139,21 +208,26 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	int rc;
 
 	fork_came(fs, n);
-	node_wait_busy(fs, n);
+	if ((rc = node_await(fs, n)))
+		return rc;
 	node_check_sf(fs, n);
 	if (n->sf)
 		staged_get_state(n->sf, &i);
-	if (n->sf && (i.state == STAGED_OPEN || n->writers))
-		return trunc ? staged_resize(n->sf, 0) : 0;
+	if (n->sf && (i.state == STAGED_OPEN || n->writers)) {
+		if (trunc && current.slotted && staged_busy(n->sf))
+			return -EINPROGRESS;
+		return trunc ? node_resize(fs, n, 0) : 0;
+	}
 	rc = n->names && n->names->name_next ? check_names(fs, n) : 0;
 	if (!rc)
 		rc = inherit(fs, n);
 	if (rc)
 		return rc;
-	if (!trunc && n->sf && reopen(fs, n) == 0) {
+	rc = !trunc && n->sf ? reopen(fs, n) : -EAGAIN;
+	if (!rc)
 		log_staged(fs, n);
-		return 0;
-	}
+	if (!rc || rc == -EINPROGRESS)
+		return rc;
 	if (n->handles)
 		return fork_node(fs, n);
 	if (!trunc)
@@ -170,32 +244,21 @@ int node_reserve_now(struct fs *fs, struct staged *sf)
 	return staged_reserve_now(sf);
 }
 
-/* The last writer is gone: the version is complete. Lock held; may drop it while
- * blocks are allocated. */
-int node_seal_closed(struct fs *fs, struct node *n)
+/* Is n's version complete, and not sealed yet? Lock held. */
+static bool may_seal(const struct node *n)
 {
 	struct staged_info i;
-	struct staged *sf = n->sf;
+	if (!n->sf || n->writers)
+		return false;
+	staged_get_state(n->sf, &i);
+	return i.state == STAGED_OPEN;
+}
 
-	if (!sf || n->writers)
-		return 0;
-	staged_get_state(sf, &i);
-	if (i.state != STAGED_OPEN)
-		return 0;
-	if (!n->names) {
-		if (!n->fork_to)
-			staged_nameless(sf);
-		node_drop_bytes(fs, n);
-		return 0;
-	}
-	if (n->close_error) {
-		staged_fail(sf, n->close_error);
-		n->close_error = 0;
-		n->accepted = false;
-		return 0;
-	}
-	staged_ref(sf);
-	bool outgrown = !n->busy && staged_outgrown(sf);
+/* Room for sf, n's version; the rest of one that outgrew memory goes to the store. Drops the lock. */
+static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
+{
+	bool outgrown = staged_outgrown(sf);
+
 	n->busy |= outgrown;	/* nobody opens it while it becomes a spilled one */
 	pthread_mutex_unlock(&fs->lock);
 	int rc = node_reserve_now(fs, sf);
@@ -208,59 +271,151 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		n->busy = false;
 		pthread_cond_broadcast(&fs->busy_cond);
 	}
+	return rc;
+}
+
+/* The close of n was answered, and the log has no room for its seal: what is done after it must not
+ * be logged before it. Lock held, dropped meanwhile. False: there will be none. */
+static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
+{
+	struct staging_stats st;
+
+	if (!n->accepted || (rc != -ENOSPC && rc != -EFBIG && rc != -ENOMEM) || atomic_load(&fs->stopping))
+		return false;
+	staging_get_stats(fs->s, &st);
+	if (st.halted_error)
+		return false;
+	session_may_block(fs);
+	pthread_mutex_unlock(&fs->lock);
+	nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	pthread_mutex_lock(&fs->lock);
+	return true;
+}
+
+/* fs_seal() while sf is n's version. Drops the lock where it must wait. */
+static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
+{
+	int rc = 0;
+
+	ask_begin();
+	while (n->sf == sf && !n->writers && n->names) {
+		rc = fs_seal(fs, n, true, NULL);
+		if (rc == -EBUSY || rc == ASK_AGAIN) {
+			pthread_mutex_unlock(&fs->lock);
+			if (rc == -EBUSY) {
+				session_may_block(fs);
+				staged_await(sf);
+			} else {
+				ask_store(fs, rc);
+			}
+			pthread_mutex_lock(&fs->lock);
+		} else if (!rc || !log_may_have_room(fs, n, rc)) {
+			break;
+		}
+		rc = 0;
+	}
+	ask_end();
+	return rc;
+}
+
+/* The last writer is gone: the version is complete. Lock held; may drop it while
+ * blocks are allocated. n is still there afterwards, for who holds the lock until then. */
+int node_seal_closed(struct fs *fs, struct node *n)
+{
+	while (may_seal(n) && n->busy)
+		node_wait_busy(fs, n);
+	if (!may_seal(n))
+		return 0;
+	struct staged *sf = n->sf;
+	if (!n->names) {
+		if (!n->fork_to)
+			staged_nameless(sf);
+		node_drop_bytes(fs, n);
+		return 0;
+	}
+	if (n->close_error) {
+		staged_fail(sf, n->close_error, n->names->name);
+		n->close_error = 0;
+		n->accepted = false;
+		return 0;
+	}
+	staged_ref(sf);
+	n->holds++;
+	int rc = prepare_seal(fs, n, sf);
 	if (n->accepted)	/* whatever happened since its close was answered */
 		rc = 0;
-	if (!rc && n->sf == sf && !n->writers && n->names)
-		rc = fs_seal(fs, n, true, NULL);
+	if (!rc)
+		rc = seal_when_still(fs, n, sf);
 	if (rc)
-		staged_fail(sf, rc);
+		staged_fail(sf, rc, n->names ? n->names->name : "a file");
+	n->holds--;
 	staged_unref(sf);
 	return rc;
 }
 
-/* Seals every file without a writer whose bytes are in state st. Sealing drops the
- * lock, so the nodes are collected first and found again. */
-static void each_unwritten(struct fs *fs, enum staged_state st)
+/* Seals them in order, those that `due` says so of, and frees the list. Lock held; the nodes are, too. */
+static void seal_all(struct fs *fs, struct node_list *l, bool (*due)(struct node *n))
 {
-	uint64_t *ids = NULL;
-	size_t n_ids = 0, cap = 0;
+	node_list_sort(l);
+	for (size_t i = 0; i < l->len; i++) {
+		if (due(l->n[i]))
+			node_seal_closed(fs, l->n[i]);
+		l->n[i]->holds--;
+		node_release(fs, l->n[i]);
+	}
+	free(l->n);
+}
+
+static bool is_unwritten(const struct node *n, enum staged_state st)
+{
+	struct staged_info i = {.state = STAGED_EVICTED};
+	if (n->sf && !n->writers)
+		staged_get_state(n->sf, &i);
+	return i.state == st && !(st == STAGED_FAILED && i.torn);
+}
+
+static bool open_due(struct node *n)
+{
+	return is_unwritten(n, STAGED_OPEN);
+}
+
+static bool failed_due(struct node *n)
+{
+	return is_unwritten(n, STAGED_FAILED) && n->names && staged_reopen(n->sf) == 0;
+}
+
+/* Seals every file without a writer whose bytes are in state st. Sealing drops the
+ * lock, so the nodes are collected and held first. */
+static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(struct node *n))
+{
+	struct node_list l = {0};
 
 	pthread_mutex_lock(&fs->lock);
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
-		for (struct node *n = fs->nodes[b]; n; n = n->hash_next) {
-			struct staged_info i = {.state = STAGED_EVICTED};
-			if (n->sf && !n->writers)
-				staged_get_state(n->sf, &i);
-			if (i.state != st)
-				continue;
-			if (n_ids == cap) {
-				uint64_t *more = realloc(ids, (cap + 256) * sizeof(*ids));
-				if (!more)
-					break;	/* the rest next time */
-				ids = more;
-				cap += 256;
-			}
-			ids[n_ids++] = n->id;
-		}
-	for (size_t k = 0; k < n_ids; k++) {
-		struct node *n = node_find(fs, ids[k]);
-		if (n && n->sf && !n->writers && (st != STAGED_FAILED || (n->names && staged_reopen(n->sf) == 0)))
-			node_seal_closed(fs, n);
-	}
+		for (struct node *n = fs->nodes[b]; n; n = n->hash_next)
+			if (is_unwritten(n, st) && !node_list_add(&l, n))	/* else the next time */
+				n->holds++;
+	seal_all(fs, &l, due);
 	pthread_mutex_unlock(&fs->lock);
-	free(ids);
 }
 
 /* Closes that found no room, tried again. */
 void retry_failed(struct fs *fs)
 {
-	each_unwritten(fs, STAGED_FAILED);
+	each_unwritten(fs, STAGED_FAILED, failed_due);
 }
 
 /* After the connection: what was closed, but whose RELEASE the kernel dropped with
- * the mount, is sealed. What was never closed is left for lost+found. */
+ * the mount, is sealed, and so is what was fsynced with fsync=staged. What was never
+ * closed is left for lost+found. */
+static bool closed_due(struct node *n)
+{
+	return !n->names || n->rdwr || n->close_error || (n->sf && staged_changed(n->sf));
+}
+
 unsigned close_all(struct fs *fs)
 {
+	struct node_list l = {0};
 	unsigned left = 0;
 	pthread_mutex_lock(&fs->lock);
 	for (unsigned b = 0; b < 4096; b++)
@@ -268,14 +423,15 @@ unsigned close_all(struct fs *fs)
 			struct node *n = h->node;
 			bool writer = h->writer, flushed = h->flushed;
 			next = h->hash_next;
+			n->holds++;
 			handle_free(fs, h);
-			if (!writer || !n->sf || n->writers)
-				continue;
-			if (n->names && !flushed)
+			if (writer && n->sf && !n->writers && n->names && !flushed && !n->accepted)
 				left++;
-			else if (!n->names || n->rdwr || n->close_error || staged_changed(n->sf))
-				node_seal_closed(fs, n);
+			else if (writer && n->sf && !n->writers && !node_list_add(&l, n))
+				continue;
+			n->holds--;
 		}
+	seal_all(fs, &l, closed_due);
 	pthread_mutex_unlock(&fs->lock);
 	return left;
 }
@@ -284,7 +440,103 @@ unsigned close_all(struct fs *fs)
  * between the two, or the file joined a seal that waits) is sealed now. */
 void seal_restored(struct fs *fs)
 {
-	each_unwritten(fs, STAGED_OPEN);
+	each_unwritten(fs, STAGED_OPEN, open_due);
+}
+
+/* The writer of n went with its connection: answered closes count, the rest nobody closed. Lock held. */
+static void close_orphan(struct fs *fs, struct node *n)
+{
+	struct staged_info i;
+
+	if (!n->sf || n->writers)
+		return;
+	staged_get_state(n->sf, &i);
+	if (i.state != STAGED_OPEN)
+		return;
+	if (n->accepted || !n->names)
+		node_seal_closed(fs, n);
+	else if (n->rdwr || staged_changed(n->sf))
+		staged_orphan(n->sf);
+	else
+		staged_unchanged(n->sf);
+}
+
+/* Never closed, and moved to lost+found since: the name goes, as if never made. Lock held. */
+static void unlink_lost(struct fs *fs, struct node *n)
+{
+	n->holds++;
+	while (n->names) {
+		struct rec r = rec_new(REC_UNLINK);
+		r.unique = 0;
+		r.node = n->id;
+		r.dir = n->names->dir->id;
+		r.name = n->names->name;
+		r.flags = REC_GHOST;
+		if (fs_record(fs, &r))
+			break;
+	}
+	n->holds--;
+}
+
+void close_restored(struct fs *fs)
+{
+	TREE_SCOPE(fs);
+	for (unsigned b = 0; b < 4096; b++)
+		for (struct handle *h = fs->handles[b], *next; h; h = next) {
+			struct node *n = h->node;
+			struct rec r = rec_new(REC_CLOSE);
+			next = h->hash_next;
+			r.unique = 0;
+			r.fh = h->fh;
+			r.node = n->id;
+			if (fs_record(fs, &r))
+				fs_apply(fs, &r);
+			close_orphan(fs, n);
+		}
+	for (unsigned b = 0; b < NODE_BUCKETS; b++)
+		for (struct node *n = fs->nodes[b], *next; n; n = next) {
+			next = n->hash_next;
+			if (S_ISREG(n->mode) && !n->sf && n->born_seq == UINT64_MAX)
+				unlink_lost(fs, n);
+		}
+}
+
+/* Lock held. */
+static struct node *failed_node(struct fs *fs, uint64_t ino)
+{
+	struct staged_info i;
+	for (unsigned b = 0; b < NODE_BUCKETS; b++)
+		for (struct node *n = fs->nodes[b]; n; n = n->hash_next) {
+			if (n->ino != ino || !n->sf)
+				continue;
+			staged_get_state(n->sf, &i);
+			if (i.state == STAGED_FAILED)
+				return n;
+		}
+	return NULL;
+}
+
+int discard_failed(struct fs *fs, uint64_t ino)
+{
+	uint64_t id;
+	{
+		TREE_SCOPE(fs);
+		struct node *n = failed_node(fs, ino);
+		if (!n)
+			return -EINVAL;
+		if (n->handles || n->busy)
+			return -EBUSY;
+		if (n->born_seq == UINT64_MAX)
+			return -ENODATA;
+		if (n->born_seq > staging_durable(fs->s) || n->seal_seq > staging_durable(fs->s))
+			return -EAGAIN;		/* the version before it is on its way */
+		id = n->id;
+		n->accepted = false;
+		n->close_error = 0;
+		node_set_sf(fs, n, NULL);
+	}
+	fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);
+	return 0;
 }
 
 /* Files that were published while a mapping still wrote them, and are mapped no

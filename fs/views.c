@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define INLINE_READS 4u		/* threads of the session that may read views at once */
-#define TIMEOUT_S 1.0
+#define TIMEOUT_S 1.0		/* of a file's attributes; who may open it is asked at each open */
 
 struct vhandle {
 	struct vhandle *next;
@@ -76,6 +76,16 @@ static void handle_drop(uint64_t fh)
 
 /* ---- answers ---------------------------------------------------------------------- */
 
+/* May the caller go there, and know of w, which is c's or a directory (c NULL)? w is as good as
+ * the files it is made of, wherever they lie. */
+static int may_see(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
+		   unsigned want)
+{
+	struct stat st;
+	int rc = reach_stat(fs, who, w->path, want, &st);
+	return rc || !c ? rc : vckpt_may(c, who, false);
+}
+
 static int to_errno(int rc)
 {
 	return rc == -E2BIG ? EFBIG : rc == -ENOTSUP ? EOPNOTSUPP : -rc;
@@ -89,12 +99,16 @@ static void do_lookup(struct vjob *j)
 	struct vckpt *c = NULL;
 	struct vwhat w;
 	struct stat st;
-	int rc = dir ? vwhat_find(fs, &dir->what, j->name, &w, &path) : -ESTALE;
+	int rc = dir ? may_see(fs, &j->who, &dir->what, NULL, 1) : -ESTALE;
 
 	if (!rc)
-		rc = vwhat_version(fs, &w, &c);
+		rc = vwhat_find(fs, &dir->what, j->name, &w, &path);
 	if (!rc)
-		rc = vwhat_stat(fs, &w, c, &st);
+		rc = vwhat_version(fs, &w, &c);
+	if (!rc && c)
+		rc = vckpt_may(c, &j->who, false);
+	if (!rc)
+		rc = vwhat_stat(fs, &j->who, &w, c, &st);
 	if (!rc) {
 		n = vnode_get(&w, &st);
 		rc = n ? 0 : -ENOMEM;
@@ -105,7 +119,9 @@ static void do_lookup(struct vjob *j)
 		fuse_reply_err(j->req, to_errno(rc == -ENOTDIR ? -ENOENT : rc));
 		return;
 	}
-	struct fuse_entry_param e = {.ino = n->id, .attr = st, .attr_timeout = TIMEOUT_S, .entry_timeout = TIMEOUT_S};
+	/* no name is remembered: who asks next may be somebody else */
+	struct fuse_entry_param e = {.ino = n->id, .attr = st,
+				     .attr_timeout = S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S};
 	e.attr.st_ino = n->id;
 	uint64_t id = n->id;
 	rc = fuse_reply_entry(j->req, &e);
@@ -127,14 +143,14 @@ static void do_getattr(struct vjob *j)
 	}
 	int rc = vwhat_version(fs, &n->what, &c);
 	if (!rc)
-		rc = vwhat_stat(fs, &n->what, c, &st);
+		rc = vwhat_stat(fs, &j->who, &n->what, c, &st);
 	if (c)
 		vckpt_put(c);
 	vnode_stat(n, rc ? NULL : &st, &st);
 	if (rc && vkind_is_dir(n->what.kind))
-		fuse_reply_err(j->req, ESTALE);
+		fuse_reply_err(j->req, rc == -EACCES ? EACCES : ESTALE);
 	else
-		fuse_reply_attr(j->req, &st, TIMEOUT_S);
+		fuse_reply_attr(j->req, &st, S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S);
 }
 
 static void do_open(struct vjob *j)
@@ -147,7 +163,9 @@ static void do_open(struct vjob *j)
 	int rc = n ? vckpt_get(fs, n->what.path, true, &c) : -ESTALE;
 
 	if (!rc) {
-		rc = c->version == n->what.version ? 0 : -ESTALE;
+		rc = c->version == n->what.version ? may_see(fs, &j->who, &n->what, NULL, 1) : -ESTALE;
+		if (!rc)	/* descriptors of that version may be open already */
+			rc = vckpt_may(c, &j->who, true);
 		if (!rc && n->what.kind != V_REFUSED)
 			rc = vlayout_get(fs, &n->what, &l);
 		vckpt_put(c);
@@ -255,6 +273,8 @@ static void do_readdir(struct vjob *j)
 	int rc = !n ? -ESTALE : !buf ? -ENOMEM : vwhat_version(req_fs(j->req), &n->what, &c);
 
 	if (!rc)
+		rc = may_see(req_fs(j->req), &j->who, &n->what, c, 5);
+	if (!rc)
 		rc = views_list(j, &n->what, c, buf, &used);
 	if (c)
 		vckpt_put(c);
@@ -264,53 +284,45 @@ static void do_readdir(struct vjob *j)
 		fuse_reply_buf(j->req, buf, used);
 }
 
-void views_answer(struct vjob *j)
-{
-	static void (*const run[])(struct vjob *) = {
-		[JOB_LOOKUP] = do_lookup, [JOB_GETATTR] = do_getattr, [JOB_OPEN] = do_open,
-		[JOB_READ] = do_read, [JOB_READDIR] = do_readdir,
-	};
-	run[j->kind](j);
-}
-
 /* ---- operations ------------------------------------------------------------------- */
 
-void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct vjob *j;
 	if (strlen(name) > MAX_NAME) {
 		fuse_reply_err(req, ENAMETOOLONG);
-	} else if ((j = vjob_new(req, JOB_LOOKUP, parent, name))) {
+	} else if ((j = vjob_new(req, do_lookup, parent, name))) {
 		release_barrier(req_fs(req));	/* what was just closed is not open any more */
 		vjob_put(j);
 	}
 }
 
-void views_getattr(fuse_req_t req, fuse_ino_t id)
+static void views_getattr(fuse_req_t req, fuse_ino_t id)
 {
-	struct vjob *j = vjob_new(req, JOB_GETATTR, id, "");
+	struct vjob *j = vjob_new(req, do_getattr, id, "");
 	if (j)
 		vjob_put(j);
 }
 
-void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+static void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct vjob *j;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC)) {
 		fuse_reply_err(req, EROFS);
-	} else if ((j = vjob_new(req, JOB_OPEN, id, ""))) {
+	} else if ((j = vjob_new(req, do_open, id, ""))) {
 		release_barrier(req_fs(req));
 		j->fi = *fi;
 		vjob_put(j);
 	}
 }
 
-void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off)
+static void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct vnode *n = vnode_find(id);
 	struct vlayout *l = n ? vlayout_find(&n->what) : NULL;
 	struct vjob *j;
 
+	(void)fi;
 	if (l && atomic_fetch_add(&inline_reads, 1) < INLINE_READS) {
 		session_may_take_long(req_fs(req));
 		read_layout(req, l, size, off);
@@ -322,7 +334,7 @@ void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off)
 		atomic_fetch_sub(&inline_reads, 1);
 		vlayout_put(l);
 	}
-	if (!(j = vjob_new(req, JOB_READ, id, "")))
+	if (!(j = vjob_new(req, do_read, id, "")))
 		return;
 	j->size = size;
 	j->off = off;
@@ -330,7 +342,7 @@ void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off)
 }
 
 /* All of it is data: cp asks. */
-void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)
+static void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)
 {
 	struct vnode *n = vnode_find(id);
 	struct stat st;
@@ -345,15 +357,16 @@ void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)
 		fuse_reply_lseek(req, whence == SEEK_HOLE ? st.st_size : off);
 }
 
-void views_release(fuse_req_t req, struct fuse_file_info *fi)
+static void views_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
+	(void)id;
 	handle_drop(fi->fh);
 	fuse_reply_err(req, 0);
 }
 
-void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus)
+static void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus)
 {
-	struct vjob *j = vjob_new(req, JOB_READDIR, id, "");
+	struct vjob *j = vjob_new(req, do_readdir, id, "");
 	if (!j)
 		return;
 	j->size = size;
@@ -361,3 +374,8 @@ void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool p
 	j->plus = plus;
 	vjob_put(j);
 }
+
+const struct control_ops views_ops = {
+	.lookup = views_lookup, .getattr = views_getattr, .open = views_open, .read = views_read, .lseek = views_lseek,
+	.release = views_release, .readdir = views_readdir, .forget = views_forget,
+};

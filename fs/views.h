@@ -34,10 +34,6 @@ struct vfile {			/* of a checkpoint; the version that was parsed */
 	struct vckpt *c;
 };
 
-/* The node at a path below the root; takes and keeps the tree lock only when it succeeds:
- * then call views_walk_done(). */
-int views_walk(struct fs *fs, const char *path, struct node **out);
-void views_walk_done(struct fs *fs, struct node *n);
 /* What is at dir/name; open: somebody writes it. */
 int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open);
 
@@ -95,6 +91,9 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out);
 /* That version, if it is in the cache or is still what is there. -ESTALE. */
 int vckpt_get_version(struct fs *fs, const char *path, uint64_t version, struct vckpt **out);
 void vckpt_put(struct vckpt *c);
+/* May `who` reach and read each of its files? 0; -EACCES; -ENOENT: not even know that one is there.
+ * exact: and are they still that version? -ESTALE. */
+int vckpt_may(struct vckpt *c, const struct caller *who, bool exact);
 void vckpt_stat(struct vckpt *c, struct stat *out);	/* what its views show: owner, mode, mtime */
 /* Nobody has a view of that checkpoint open: its files need not be kept. */
 void vckpt_idle(const char *path);
@@ -144,9 +143,10 @@ bool vname_encode(const char *name, char buf[MAX_NAME + 1]);
 int vwhat_find(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path);
 /* The checkpoint of w, NULL for V_DIR. -ENOENT: it has another version: what is below it goes. */
 int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c);
-int vwhat_stat(struct fs *fs, const struct vwhat *w, struct vckpt *c, struct stat *st);
+int vwhat_stat(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
+	       struct stat *st);
 /* Of the real directory: who may not go there may not go here. */
-int views_dir_stat(struct fs *fs, const char *path, struct stat *st);
+int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, struct stat *st);
 
 /* ---- views_layout.c --------------------------------------------------------------- */
 
@@ -165,25 +165,26 @@ int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out);
 struct vlayout *vlayout_find(const struct vwhat *w);	/* NULL: it would have to be made */
 void vlayout_put(struct vlayout *l);
 
-/* ---- views_jobs.c, views_list.c, views.c ------------------------------------------ */
+/* ---- views_jobs.c, views_list.c --------------------------------------------------- */
 
-enum vjob_kind { JOB_LOOKUP, JOB_GETATTR, JOB_OPEN, JOB_READ, JOB_READDIR };
+struct vjob;
+typedef void vjob_answer(struct vjob *j);
 
 struct vjob {
 	struct vjob *next;
-	enum vjob_kind kind;
+	vjob_answer *answer;	/* called by those threads */
 	fuse_req_t req;
 	uint64_t id;
 	size_t size;
 	off_t off;
 	bool plus;
 	struct fuse_file_info fi;
+	struct caller who;
 	char name[];
 };
 
-struct vjob *vjob_new(fuse_req_t req, enum vjob_kind kind, uint64_t id, const char *name);	/* NULL: answered */
+struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name);	/* NULL: answered */
 void vjob_put(struct vjob *j);		/* to be answered; frees it */
-void views_answer(struct vjob *j);	/* called by those threads */
 /* Fills buf (j->size bytes) from j->off. c: NULL for V_DIR. */
 int views_list(struct vjob *j, const struct vwhat *w, const struct vckpt *c, char *buf, size_t *used);
 

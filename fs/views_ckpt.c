@@ -2,6 +2,7 @@
  * The cache of parsed checkpoints: which version of one a view is made of, and whether that is still
  * what the tree has. One is parsed at a time. */
 #include "fs/views.h"
+#include "io/scope.h"
 
 #include <errno.h>
 #include <string.h>
@@ -86,11 +87,11 @@ static bool is_current(struct fs *fs, struct vckpt *c)
 {
 	struct stat st = {0};
 	struct node *dir;
-	if (views_walk(fs, c->path, &dir))
+	if (reach(fs, NULL, c->path, &dir))
 		return false;
 	struct stat ds;
-	node_stat(fs, dir, &ds);
-	views_walk_done(fs, dir);
+	node_attr(fs, dir, &ds);
+	reach_done(fs, dir);
 	if (ds.st_mtim.tv_sec != c->dir_mtime.tv_sec || ds.st_mtim.tv_nsec != c->dir_mtime.tv_nsec)
 		return false;	/* another file may belong to it */
 	for (size_t i = 0; i < c->n_files; i++) {
@@ -146,6 +147,32 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 	}
 	pthread_mutex_unlock(&load_lock);
 	*out = c;
+	return rc;
+}
+
+/* Of one that metadata names: what is below a directory that the caller may not search is for him as
+ * if it was not there, lest he asks for names in it. */
+static int may_read(struct vckpt *c, const struct vfile *f, const struct caller *who, bool exact)
+{
+	CLEANUP_FREE char *path = path_join(c->path, f->name);
+	struct node *n;
+	struct stat st;
+	int rc = path ? reach(c->fs, who, path, &n) : -ENOMEM;
+	if (rc)
+		return rc == -EACCES && strchr(f->name, '/') ? -ENOENT : rc;
+	node_attr(c->fs, n, &st);
+	reach_done(c->fs, n);
+	return exact && !vfile_is(f, &st) ? -ESTALE : caller_may(who, &st, 4) ? 0 : -EACCES;
+}
+
+int vckpt_may(struct vckpt *c, const struct caller *who, bool exact)
+{
+	int rc = 0;
+	for (size_t i = 0; i < c->n_files && (!rc || rc == -EACCES); i++) {
+		int one = may_read(c, &c->file[i], who, exact);
+		if (one)
+			rc = one;
+	}
 	return rc;
 }
 

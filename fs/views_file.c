@@ -19,59 +19,16 @@
 
 /* ---- the tree --------------------------------------------------------------------- */
 
-/* dir must not be freed while a name of it is looked up and dropped. */
-static int look(struct fs *fs, struct node *dir, const char *name, struct node **out)
-{
-	bool busy = dir->busy;
-	dir->busy = true;
-	int rc = tree_lookup(fs, dir, name, out, NULL);
-	dir->busy = busy;
-	return rc;
-}
-
-int views_walk(struct fs *fs, const char *path, struct node **out)
-{
-	pthread_mutex_lock(&fs->lock);
-	struct node *n = fs->root;
-	int rc = 0;
-	while (!rc && *path) {
-		char name[MAX_NAME + 1];
-		size_t len = strcspn(path, "/");
-		struct node *dir = n;
-		if (len > MAX_NAME || !S_ISDIR(dir->mode)) {
-			rc = len > MAX_NAME ? -ENAMETOOLONG : -ENOTDIR;
-		} else {
-			memcpy(name, path, len);
-			name[len] = 0;
-			rc = name_is_control(dir->id, name) ? -ENOENT : look(fs, dir, name, &n);
-		}
-		if (rc)
-			node_release(fs, dir);
-		path += len + (path[len] == '/');
-	}
-	if (rc)
-		pthread_mutex_unlock(&fs->lock);
-	else
-		*out = n;
-	return rc;
-}
-
-void views_walk_done(struct fs *fs, struct node *n)
-{
-	node_release(fs, n);
-	pthread_mutex_unlock(&fs->lock);
-}
-
 int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open)
 {
 	CLEANUP_FREE char *path = path_join(dir, name);
 	struct node *n;
-	int rc = path ? views_walk(fs, path, &n) : -ENOMEM;
+	int rc = path ? reach(fs, NULL, path, &n) : -ENOMEM;
 	if (rc)
 		return rc;
-	node_stat(fs, n, st);
+	node_attr(fs, n, st);
 	*open = n->writers > 0;
-	views_walk_done(fs, n);
+	reach_done(fs, n);
 	return 0;
 }
 
@@ -83,16 +40,15 @@ bool vfile_is(const struct vfile *f, const struct stat *st)
 
 /* ---- open files ------------------------------------------------------------------- */
 
-/* Its bytes as they are in the tree: in staging, or a descriptor in the store. */
-static int open_bytes(struct fs *fs, struct vfile *f)
+/* Its bytes as they are in the tree: in staging, or a descriptor in the store. 0, ASK_AGAIN. */
+static int try_bytes(struct fs *fs, struct vfile *f, const char *path)
 {
-	CLEANUP_FREE char *path = path_join(f->c->path, f->name);
 	struct node *n;
 	struct stat st;
-	int rc = path ? views_walk(fs, path, &n) : -ENOMEM;
+	int rc = reach(fs, NULL, path, &n);
 	if (rc)
 		return rc == -ENOENT ? -ESTALE : rc;
-	node_stat(fs, n, &st);
+	node_attr(fs, n, &st);
 	if (!S_ISREG(st.st_mode) || n->writers || !vfile_is(f, &st)) {
 		rc = -ESTALE;
 	} else if (n->sf && !f->sf) {
@@ -101,7 +57,19 @@ static int open_bytes(struct fs *fs, struct vfile *f)
 		f->fd = node_open_store(fs, n);
 		rc = f->fd < 0 ? f->fd : 0;
 	}
-	views_walk_done(fs, n);
+	reach_done(fs, n);
+	return rc;
+}
+
+static int open_bytes(struct fs *fs, struct vfile *f)
+{
+	CLEANUP_FREE char *path = path_join(f->c->path, f->name);
+	int rc;
+
+	ask_begin();
+	do {
+		rc = path ? try_bytes(fs, f, path) : -ENOMEM;
+	} while (ask_store(fs, rc));
 	return rc;
 }
 

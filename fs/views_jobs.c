@@ -29,7 +29,9 @@ static void *pool_main(void *arg)
 		if (!queue)
 			queue_end = &queue;
 		pthread_mutex_unlock(&lock);
-		views_answer(j);
+		caller_of(j->req, &j->who);
+		j->answer(j);
+		caller_free(&j->who);
 		free(j);
 	}
 	return NULL;
@@ -57,14 +59,14 @@ void vjob_put(struct vjob *j)
 	}
 }
 
-struct vjob *vjob_new(fuse_req_t req, enum vjob_kind kind, uint64_t id, const char *name)
+struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name)
 {
 	struct vjob *j = calloc(1, sizeof(*j) + strlen(name) + 1);
 	if (!j) {
 		fuse_reply_err(req, ENOMEM);
 		return NULL;
 	}
-	j->kind = kind;
+	j->answer = answer;
 	j->req = req;
 	j->id = id;
 	strcpy(j->name, name);

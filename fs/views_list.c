@@ -89,25 +89,32 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 	struct vckpt *c = NULL;
 	struct node *dir;
 
-	vckpt_get(fs, path, false, &c);
+	if (!vckpt_get(fs, path, false, &c) && vckpt_may(c, &o->j->who, false) == -ENOENT) {
+		vckpt_put(c);
+		c = NULL;
+	}
 	for (size_t i = 0; i < N_VSPECIALS; i++) {
 		if (c && vspecial_has(c, vspecials[i].kind))
 			put_name(o, vspecials[i].name, vkind_is_dir(vspecials[i].kind));
 		else
 			o->at++;	/* offsets stay when a checkpoint becomes complete */
 	}
-	int rc = views_walk(fs, path, &dir);
-	if (!rc) {
+	int rc;
+	ask_begin();
+	do {
+		rc = reach(fs, NULL, path, &dir);
+		if (rc)
+			continue;
 		rc = S_ISDIR(dir->mode) ? dir_names(fs, dir, take_subdir, &s) : -ENOENT;
-		views_walk_done(fs, dir);
-	}
+		reach_done(fs, dir);
+	} while (ask_store(fs, rc));
 	for (size_t i = 0; !rc && i < s.n; i++) {
 		CLEANUP_FREE char *sub = NULL;
 		struct stat st;
 		bool skip = o->full || o->at < (uint64_t)o->j->off;
 		for (size_t k = 0; c && k < N_VSPECIALS; k++)
 			skip = skip || (vspecial_has(c, vspecials[k].kind) && !strcmp(s.v[i], vspecials[k].name));
-		if (skip || !(sub = path_join(path, s.v[i])) || views_dir_stat(fs, sub, &st))
+		if (skip || !(sub = path_join(path, s.v[i])) || views_dir_stat(fs, &o->j->who, sub, &st))
 			o->at++;
 		else
 			put_name(o, s.v[i], true);

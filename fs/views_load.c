@@ -160,18 +160,19 @@ static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, i
 static int list_names(struct load *l)
 {
 	struct node *dir;
-	int rc = views_walk(l->fs, l->c->path, &dir);
-	if (rc)
-		return rc;
-	if (S_ISDIR(dir->mode)) {
-		struct stat st;
-		node_stat(l->fs, dir, &st);
+	struct stat st;
+	int rc;
+
+	ask_begin();
+	do {
+		rc = reach(l->fs, NULL, l->c->path, &dir);
+		if (rc)
+			continue;
+		node_attr(l->fs, dir, &st);
 		l->c->dir_mtime = st.st_mtim;
-		rc = dir_names(l->fs, dir, add_seen, l);
-	} else {
-		rc = -ENOTDIR;
-	}
-	views_walk_done(l->fs, dir);
+		rc = S_ISDIR(dir->mode) ? dir_names(l->fs, dir, add_seen, l) : -ENOTDIR;
+		reach_done(l->fs, dir);
+	} while (ask_store(l->fs, rc));
 	sort_seen(l);
 	return rc;
 }

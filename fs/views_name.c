@@ -164,27 +164,28 @@ int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c)
 
 /* ---- attributes ------------------------------------------------------------------- */
 
-int views_dir_stat(struct fs *fs, const char *path, struct stat *st)
+int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, struct stat *st)
 {
 	struct node *n;
-	int rc = views_walk(fs, path, &n);
+	int rc = reach(fs, who, path, &n);
 	if (rc)
 		return rc;
-	node_stat(fs, n, st);
+	node_attr(fs, n, st);
 	if (!S_ISDIR(st->st_mode))
 		rc = -ENOENT;
 	st->st_mode = S_IFDIR | (st->st_mode & 0555);
 	st->st_nlink = 2;
 	st->st_size = 4096;
 	st->st_blocks = 8;
-	views_walk_done(fs, n);
+	reach_done(fs, n);
 	return rc;
 }
 
-int vwhat_stat(struct fs *fs, const struct vwhat *w, struct vckpt *c, struct stat *st)
+int vwhat_stat(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
+	       struct stat *st)
 {
 	if (vkind_is_dir(w->kind))
-		return views_dir_stat(fs, w->path, st);
+		return views_dir_stat(fs, who, w->path, st);
 	*st = (struct stat){0};
 	vckpt_stat(c, st);
 	if (w->kind == V_REFUSED) {

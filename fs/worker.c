@@ -2,72 +2,17 @@
  * The worker: recovers staging, answers the kernel, drains. Any of its instants
  * may be its last; the keeper starts another and nothing is lost. */
 #include "fs/fs.h"
-#include "staging/pin.h"
+#include "staging/memory/pin.h"
 
 #include <errno.h>
 #include <linux/magic.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <unistd.h>
-
-/* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
- * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
- * would be read before that close. */
-#define MAX_BACKGROUND 65535u
-
-void fs_notice(void *ctx, const char *text)
-{
-	struct fs *fs = ctx;
-	pthread_mutex_lock(&fs->notice_lock);
-	unsigned i = fs->n_notices++ % 16;
-	snprintf(fs->notices[i], sizeof(fs->notices[i]), "%s", text);
-	pthread_mutex_unlock(&fs->notice_lock);
-	fs_log("%s", text);
-}
-
-void op_init(void *userdata, struct fuse_conn_info *conn)
-{
-	struct fs *fs = userdata;
-	struct statfs st;
-
-	fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
-	fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
-	fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
-	fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
-	fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
-	if (!fs->o.nopassthrough && fs->uid == 0 && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
-		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC;
-		conn->max_backing_stack_depth = stacked ? FUSE_BACKING_STACKED_OVER : FUSE_BACKING_STACKED_UNDER;
-		atomic_store(&fs->passthrough, true);
-	} else if (!fs->o.nopassthrough && fs->restarts == 0) {
-		fs_notice(fs, fs->uid ? "no passthrough without root: every file takes the relay lane" :
-			  "this kernel has no FUSE passthrough (before 6.9): every file takes the relay lane");
-	}
-	conn->time_gran = 1;
-	conn->max_background = MAX_BACKGROUND;
-	conn->congestion_threshold = MAX_BACKGROUND;
-}
-
-const struct fuse_lowlevel_ops fs_ops = {
-	.init = op_init,
-	.lookup = op_lookup, .forget = op_forget, .forget_multi = op_forget_multi,
-	.getattr = op_getattr, .setattr = op_setattr, .readlink = op_readlink,
-	.mknod = op_mknod, .mkdir = op_mkdir, .unlink = op_unlink, .rmdir = op_rmdir,
-	.symlink = op_symlink, .rename = op_rename, .link = op_link,
-	.open = op_open, .create = op_create, .read = op_read, .write = op_write,
-	.flush = op_flush, .release = op_release, .fsync = op_fsync,
-	.opendir = op_opendir, .readdir = op_readdir, .readdirplus = op_readdirplus,
-	.releasedir = op_releasedir, .fsyncdir = op_fsyncdir, .statfs = op_statfs,
-	.setxattr = op_setxattr, .getxattr = op_getxattr, .listxattr = op_listxattr,
-	.removexattr = op_removexattr, .fallocate = op_fallocate, .lseek = op_lseek,
-	.copy_file_range = op_copy_file_range,
-	/* no getlk, setlk, flock: the kernel keeps locks itself. No ioctl: ENOTTY. */
-};
 
 static volatile sig_atomic_t asked_to_end;
 
@@ -89,6 +34,35 @@ static int open_staging(struct fs *fs)
 	return staging_open(&o, &fs->s);
 }
 
+/* What was staged cannot be published, for the store has no room or fails. It is served as it was: the tree
+ * comes back from the log as after a worker's death, only that the connection of its handles is gone. */
+static int resume(struct fs *fs, int why)
+{
+	char text[256];
+
+	staging_close(fs->s);
+	fs->s = NULL;
+	atomic_store(&fs->holds, true);
+	int rc = open_staging(fs);
+	if (!rc)
+		rc = staging_replay(fs->s, fs_replay, fs);
+	if (!rc)
+		buffers_restored(fs);
+	if (!rc)
+		rc = staging_sweep(fs->s, false);
+	if (!rc)
+		rc = staging_start(fs->s);
+	if (rc)
+		return rc;
+	seal_restored(fs);
+	close_restored(fs);
+	snprintf(text, sizeof(text), "what was staged when the last cairnfs ended cannot be published yet (%.80s); it stays "
+		 "in staging and is served from there; make room in the store or mend it, then: cairn retry",
+		 strerror(-why));
+	fs_notice(fs, text);
+	return 0;
+}
+
 /* After a restart the connection lives: the tree, handles and the order come back
  * from the log. At a first start it does not: what is pending is published first,
  * so that the tree starts clean. */
@@ -98,11 +72,14 @@ static int recover(struct fs *fs, bool first)
 	int rc = staging_replay(fs->s, first ? NULL : fs_replay, fs);
 	if (!rc)
 		buffers_restored(fs);
-	if (!rc)
+	bool away = io_store_away(fs->store);
+	if (!rc && !first && !away)
+		nodes_keep_again(fs);
+	if (!rc && !away)
 		rc = staging_sweep(fs->s, first);
 	if (!rc)
 		rc = staging_start(fs->s);
-	if (!rc && !first)
+	if (!rc && !first && !away)
 		seal_restored(fs);
 	if (rc || !first)
 		return rc;
@@ -112,6 +89,8 @@ static int recover(struct fs *fs, bool first)
 		fs_log("%s: %llu changes and %llu files were staged when the last cairnfs ended; publishing them first",
 		       fs->o.store, (unsigned long long)st.pending_records, (unsigned long long)st.recovered_files);
 	rc = staging_drain(fs->s, -1);
+	if (rc)
+		return resume(fs, rc);
 	if (!rc) {
 		pthread_mutex_lock(&fs->lock);
 		rc = staging_rotate(fs->s, fs_emit, fs);
@@ -133,21 +112,18 @@ static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t in
 	snprintf(path, sizeof(path), "/dev/fd/%d", fuse_fd);
 	if (fuse_session_mount(fs->se, path))
 		return -EIO;
-	return session_run(fs, init, init_len, !first);
+	int rc = session_run(fs, init, init_len, !first);
+	return rc ? rc : house_start(fs);
 }
 
 static void wait_for_end(struct fs *fs)
 {
-	bool orphan = false;
 	for (;;) {
 		struct timespec t = {.tv_nsec = 20000000};
 		if (fuse_session_exited(fs->se))
 			break;
-		if (!orphan && getppid() != fs->keeper_pid) {
-			orphan = true;
-			fs_log("%s: the keeper is gone; serving on, but nobody will start another worker", fs->o.store);
-			io_store_lock_pid(fs->store, (int)getpid());
-		}
+		keeper_look(fs);
+		session_look(fs);	/* the house may wait for the store */
 		if (asked_to_end) {	/* files are still open somewhere; what is closed is drained */
 			struct staging_stats st;
 			int rc = staging_drain(fs->s, 60000);
@@ -155,17 +131,26 @@ static void wait_for_end(struct fs *fs)
 			if (rc || st.n_open || st.n_failed)
 				fs_log("%s: ended with %llu changes and %llu open files left in staging for the next start",
 				       fs->o.store, (unsigned long long)st.pending_records, (unsigned long long)st.n_open);
-			_exit(rc || st.n_open || st.n_failed ? 4 : 0);
+			worker_exit(fs, rc || st.n_open || st.n_failed ? 4 : 0);
 		}
 		nanosleep(&t, NULL);
 	}
 	atomic_store(&fs->stopping, true);
 }
 
-/* All is kept there but what durable means. */
+/* Less staging than was asked for; and a store in which all is kept but what durable means. */
 static void tell_of_memory(struct fs *fs)
 {
 	struct statfs st;
+	char where[256], text[256];
+
+	if (fs->o.staging_asked) {
+		unsigned long long limit = pin_cgroup_limit(NULL, where);
+		snprintf(text, sizeof(text), "staging is %llu MiB and not %llu: the memory cgroup %.80s allows %llu MiB; raise "
+			 "its limit, or give a smaller staging=", (unsigned long long)fs->o.staging_bytes >> 20,
+			 (unsigned long long)fs->o.staging_asked >> 20, where, limit >> 20);
+		fs_notice(fs, text);
+	}
 	if (!fstatfs(io_store_root(fs->store), &st) && (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
 		fs_notice(fs, "the store is in memory (tmpfs, ramfs): what is called durable here survives no power cut "
 			      "and no restart of the machine");
@@ -184,7 +169,9 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		rl.rlim_cur = rl.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &rl);
 	}
-	int rc = tree_init(fs);
+	int rc = trust_worker(fs);
+	if (!rc)
+		rc = tree_init(fs);
 	if (!rc)
 		rc = open_staging(fs);
 	if (!rc && first && !fs->o.ro)
@@ -195,10 +182,12 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		rc = recover(fs, first);
 	if (!rc)
 		node_stat(fs, fs->root, &st);
-	if (!rc)
-		rc = trust_drop(fs);
+	if (fs->check)		/* before this there are no others whom the lock would hold up */
+		io_engine_check(fs->engine, fs->check, fs);
 	if (!rc)
 		rc = start_session(fs, fuse_fd, init, init_len, first);
+	if (!rc)
+		rc = store_watch_start(fs);
 	if (rc) {
 		fs_log("%s: cannot serve: %s%s", fs->o.store, strerror(-rc),
 		       rc == -EIO || rc == -ENOSPC ? "; the store fails, staging keeps what it has" : "");
@@ -210,18 +199,11 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		close(fs->ready_fd);
 		fs->ready_fd = -1;
 	}
-	pthread_mutex_lock(&fs->log_lock);	/* else a thread writes its line into what gets the number next */
-	if (fs->err_fd >= 0)
-		close(fs->err_fd);
-	fs->err_fd = -1;
-	pthread_mutex_unlock(&fs->log_lock);
+	fs_log_leave_terminal();
 	wait_for_end(fs);
 	/* unmounted: no caller is left, only work */
-	for (unsigned i = 0; i < N_THREADS; i++)
-		pthread_join(fs->threads[i], NULL);
-	while (atomic_load(&fs->n_apart))
-		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-	pthread_join(fs->house, NULL);
+	session_join(fs);
+	house_join(fs);
 	latest_stop();
 	unsigned unclosed = close_all(fs);
 	do {
@@ -242,6 +224,12 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	if (unclosed) {
 		fs_log("%s: %u files were still being written when the mount went; the next start puts them into "
 		       ".cairn/lost+found", fs->o.store, unclosed);
+		return 4;
+	}
+	unsigned kept = staging_keep_again(fs->s);
+	if (kept) {
+		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; they stay in staging "
+		       "for the next start", fs->o.store, kept);
 		return 4;
 	}
 	staging_clear(fs->s);

@@ -22,7 +22,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "io/io.h"
+#include "io/store/store.h"
+#include "io/sum/sum.h"
+#include "staging/ids.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,8 +33,6 @@ extern "C" {
 struct staging;
 struct staged;
 
-#define STAGING_ROOT_DIR 1ull	/* id of the store's root directory */
-#define STAGING_FIRST_ID 16ull	/* ids below are reserved */
 #define STAGING_SMALL (256u << 10)	/* files to here: a close needs nothing of the store, a
 					 * buffered write, one sync for many */
 
@@ -61,6 +61,20 @@ int staging_place_open(const char *dir, const char *store_id, uint64_t limit_byt
  * are our own. */
 int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 			  struct staging_place *out);
+/* The path of the place, which need not be there. */
+int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
+
+/* What lies where this store's staging is to be. */
+struct staging_found {
+	char path[512];		/* that place */
+	char program[32];	/* the version of cairnfs that wrote it, "" = not known */
+	char store[1024];	/* the path of the store that it belongs to, as last served; "" = not known */
+};
+/* Looks without taking or changing anything, so before _open. 0: nothing, or what this program can go on with.
+ * -EPROTONOSUPPORT: in a format that it does not know, or damaged; -EXDEV: it belongs to another store with
+ * the same id, of which this one is a copy (or the other way round): see io_store_new_id. */
+int staging_look(const char *dir, struct io_store *store, struct staging_found *out);
+
 /* Unmounts and removes what _open made, when nothing is staged any more. */
 void staging_place_remove(struct staging_place *p);
 /* Removes it if there is nothing in it of an earlier run, else closes it: for who cannot begin. */
@@ -85,19 +99,22 @@ enum rec_type {
 	REC_ORDERED_END,
 	/* session */
 	REC_CREATE = 32,	/* node, name and staged file, not sealed yet */
-	REC_NODE,	/* the kernel learned of a node */
+	REC_NODE,	/* the kernel learned of a node; node2, dir2: inode in the store and its birth */
 	REC_FORGET,
 	REC_STAGED,	/* node continues in a new staged file */
 	REC_UNSTAGED,	/* sf is gone (evicted, dropped) */
 	REC_OPEN,	/* handle fh */
-	REC_CLOSE,
+	REC_CLOSE,	/* sf, SEALED: the last writer goes, and what it wrote is in the order */
 	REC_FLUSHED,	/* a close was answered: as SEAL, if its RELEASE never comes */
 	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
-	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing */
+	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf goes on changing.
+			 * GHOST: they are not, and its fsync was told that it failed */
 	REC_BUFFER,	/* node is a buffer (sf), `size` long when it is next committed */
 	REC_LEND,	/* sf may now be a second name of buffer fh; a SEAL follows if it is wanted */
 	REC_KEEP,	/* buffer fh is a file's for good: somebody has had that as a backing file */
 	REC_FINAL,	/* SEAL node2 of sf was MAPPED, and nothing writes its bytes any more */
+	REC_REFUSED,	/* the store refused change node2 of node, for dir/name, with errno mask; mask 0:
+			 * that is settled (node2 0: all are). See refuse.c */
 	REC_SESSION_END
 };
 
@@ -136,7 +153,7 @@ struct rec {
 	uint64_t mask;
 	int64_t backing;	/* passthrough backing id, 0 = none */
 	uint32_t mode, uid, gid, lane;
-	struct timespec atime, mtime, when;
+	struct timespec atime, mtime, when;	/* when: of a SEAL its staged file's ctime */
 	/* Not owned; NULL or "" when unused. Names are NUL-terminated bytes. */
 	const char *name, *name2;
 	const void *data;	/* SEAL: packed names and xattrs, see rec_pack_* */
@@ -176,22 +193,31 @@ struct staging_opts {
 	/* A file that the kernel writes by itself outgrows memory: see that staged_move_out is called
 	 * for it. Called with staging's locks held; must not block, and may be called again. NULL = not. */
 	void (*outgrown)(void *ctx, uint64_t node);
+	unsigned mapped_ms;		/* so long a mapping holds up others' changes; 0 = 30 s */
 	bool no_dedup;			/* else equal files and copies share blocks where the store can */
 	io_notice_fn notice;
 	void *ctx;
 };
 
-/* Opens staging on its place. Starts no thread. */
+/* Opens staging on its place. Starts no thread. -EPROTONOSUPPORT, -EXDEV: as staging_look; nothing was touched. */
 int staging_open(const struct staging_opts *o, struct staging **out);
 /* Replays the log: every record in order to `each` (called without locks held;
  * an error stops the replay). Records already published are replayed too: see
- * staging_applied. Torn tails are cut; foreign or unreadable logs are set aside
- * (renamed) and reported. */
+ * staging_applied. Torn tails are cut; damaged logs are set aside (renamed) and
+ * reported. */
 int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx);
+/* Node id has readers, its bytes are the store file st, and it is about to lose its last name there: the
+ * publisher gives it one in tmp/ first, which the next worker opens. linked: it has that already. */
+void staging_retain(struct staging *s, uint64_t id, const struct stat *st, bool linked);
+void staging_retain_end(struct staging *s, uint64_t id);	/* the last reader is gone; any id */
+int staging_retained_open(struct staging *s, uint64_t id);	/* a descriptor; -ENOENT: it has no such name */
+nlink_t staging_retained_links(struct staging *s, const struct stat *st);	/* how many of st's names are such */
 /* After the replay: clears staging and the store's tmp/ of what nothing refers to.
  * `orphaned`: the connection is gone, so files never sealed have no writer any
  * more; they, and bytes without a record, go to STORE/.cairn/lost+found. */
 int staging_sweep(struct staging *s, bool orphaned);
+/* Tries again what the sweep could not move to lost+found; returns how many files stay where they are. */
+unsigned staging_keep_again(struct staging *s);
 /* Threads: persist, publish, watch, trash, ballast, dedup. What a dead worker applied and did not sync is
  * synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
@@ -205,7 +231,7 @@ void staging_close(struct staging *s);
 /* Removes log, ballast and cached files when nothing is pending: a clean end. */
 void staging_clear(struct staging *s);
 
-uint64_t staging_new_id(struct staging *s);
+uint64_t staging_new_id(struct staging *s);	/* ids.h */
 
 /* False: the store is so full that a new name might not find a block. Callers then
  * refuse it with ENOSPC, so that what is accepted can be published. */
@@ -266,6 +292,7 @@ struct staged_info {
 	struct timespec atime, mtime, ctime;
 	uint64_t blocks;	/* 512-byte units, as st_blocks */
 	int error;		/* negative errno when failed */
+	bool torn;		/* a write of it failed: it is not tried again by itself */
 	char checksum[IO_CHECKSUM_LEN];	/* "" until durable */
 };
 
@@ -274,10 +301,27 @@ struct staged_info {
 /* Creates an empty staged file for node, or a spilled one when the budget has no
  * room for `expected` bytes. The reference is the caller's. */
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out);
+/* For f, new, whose size is known and large: allocates all of its memory, so that it is charged to
+ * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the ballast had
+ * not as much; call it with no lock held. */
+void staged_cover(struct staged *f);
+bool staged_covered(const struct staged *f);	/* it has been */
+/* The same for an owner whose quotas count: its blocks in the store are his from the beginning.
+ * `grows`: it will hold `expected` bytes, and then be written. -EDQUOT. */
+struct staged_owner { uid_t uid; gid_t gid; bool grows; };
+int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const struct staged_owner *who,
+		     struct staged **out);
+/* The store may not have room for all that may be written to f: its bytes are to come through the daemon,
+ * staged_write(), which says so. */
+bool staged_checked(struct staged *f);
+/* f, closed, is about to be written again: would it be so? Then, unless it is a backing file, it is. */
+bool staged_check_room(struct staged *f);
 /* Recovers the staged file a record names. */
 int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
 /* A copy of src's bytes (or of the store file fd when src is NULL). Blocks. */
 int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd, struct staged **out);
+int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
+		   const struct staged_owner *who, struct staged **out);
 struct staged *staged_ref(struct staged *f);
 void staged_unref(struct staged *f);	/* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);
@@ -302,12 +346,20 @@ int staged_set_backing(struct staged *f);
 int staged_set_times(struct staged *f, const struct timespec ts[2]);
 
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while
- * the store has room, unless f is a backing file. -EFBIG, of _resize and _fallocate too: no
+ * the store has room, unless f is a backing file. -ENOSPC, -EDQUOT: the store has no room for it, and f's
+ * close will fail unless these bytes are written after all. -EFBIG, of _resize and _fallocate too: no
  * file of the store can be so long. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
+/* Its two halves: without waiting for removals that make room, -EAGAIN: the other must follow. */
+ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off);
+ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off);
 /* Reads what f holds now, wherever a spill put it. -ENODATA: evicted or published. */
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
 int staged_resize(struct staged *f, uint64_t size);
+/* Would one of these wait, for long perhaps: is f's version being persisted or its bytes moved? */
+bool staged_busy(struct staged *f);
+/* Waits until blocks are allocated or bytes are moved. No lock of the caller's may be held. */
+void staged_await(struct staged *f);
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 
 /* Moves older bytes of an open backing file out of memory, to the store; see outgrow.c. Writes,
@@ -331,7 +383,7 @@ int staged_finish(struct staged *f);
  * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO; -EFBIG: longer than a file of the store
  * can be. Where removals on their way may make room it waits for them, up to 30 s. */
 int staged_reserve(struct staged *f);
-/* Its two halves: without that wait, -EAGAIN: the other must follow; and the wait, with what comes of it. */
+/* Its two halves: without any wait, -EAGAIN: the other must follow; and the wait, with what comes of it. */
 int staged_reserve_now(struct staged *f);
 int staged_reserve_later(struct staged *f);
 /* The same for a small file, never waiting for the store. -EAGAIN: staged_reserve() must do it. */
@@ -340,10 +392,17 @@ int staged_promise(struct staged *f);
  * store can, and the bytes are equal, what is sealed becomes a clone and is not written. Takes fd,
  * and closes it where it is of no use. Any lock but staging's may be held. */
 void staged_copied_from(struct staged *f, int fd);
+/* A copy has the times now that its open found; for staged_look_mapped. */
+void staged_copy_done(struct staged *f);
+/* The kernel does not set the times of a tmpfs file when a mapping writes a page that it has read before. Has f the
+ * time with which it was opened, and other bytes? Then it has changed now. Reads all of f; any lock but staging's
+ * may be held, none should. */
+void staged_look_mapped(struct staged *f);
 /* Has f changed since its last seal (mapped writes cannot be seen)? */
 bool staged_changed(struct staged *f);
 /* Fills r's size, times and checks; the caller fills names and logs r with
- * staging_seal. `closed`: no writer is left (else a snapshot by fsync). */
+ * staging_seal. `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks are
+ * being allocated for f or its bytes moved: staged_await(), then again. */
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed);
 /* Seals of f that wait for a mapping to go are final as they stand now: its own
  * fsync asks for that. What the mapping writes later follows as a late version. */
@@ -358,10 +417,14 @@ int staged_reopen(struct staged *f);
 int staged_wait_persisted(struct staged *f);
 /* Its writers went after its last name: a seal that waited for them goes on with what is there. */
 void staged_nameless(struct staged *f);
-/* Its writers went and changed nothing: back to the state before. */
-void staged_unchanged(struct staged *f);
-/* Marks a close that could not be accepted (no room). */
-void staged_fail(struct staged *f, int err);
+/* Its writers went and changed nothing: back to the state before. -EBUSY as staging_seal. */
+int staged_unchanged(struct staged *f);
+/* Marks a close that could not be accepted (no room). name is for people. */
+void staged_fail(struct staged *f, int err, const char *name);
+/* f was never closed, and its writer is gone: failed (EOWNERDEAD), never tried again. */
+void staged_orphan(struct staged *f);
+/* Did a removal make room since it was last asked? */
+bool staging_room_came(struct staging *s);
 
 /* ---- buffers: staged files on loan to a client, see buffer.c ---- */
 
@@ -417,12 +480,16 @@ struct staging_stats {
 	uint64_t n_open, n_sealed, n_persisting, n_durable, n_failed;
 	uint64_t pending_records, last_seq, applied, durable, log_bytes;
 	uint64_t bytes_staged, bytes_persisted;
-	uint64_t waits, wait_ns, errors;
+	uint64_t waits, wait_ns;	/* of opens, writes and closes: for room, memory, the version before */
+	uint64_t errors;
 	uint64_t spilled_opens, fast_opens;
 	uint64_t outgrown_files, outgrown_bytes;	/* since the start */
 	uint64_t latency[STAGING_LATENCY_BUCKETS], latency_count, latency_sum_us;
 	uint64_t n_buffers, buffer_bytes, lent_bytes;
 	unsigned queue_depth;
+	uint64_t n_refused;	/* changes that were accepted, and refused by the store for good */
+	int refused_error;	/* of the latest, -errno */
+	char refused_path[256];
 	int halted_error;	/* 0 or -errno */
 	time_t halted_since;
 	char halted_path[256], last_error[256];
@@ -431,12 +498,17 @@ struct staging_stats {
 	uint64_t dedup_files, dedup_bytes;	/* that have the blocks of others, since the start */
 	uint64_t clones;	/* of these files, copies that had them from the beginning */
 	uint64_t recovered_records, recovered_files, lost_found;
+	uint64_t n_kept;	/* files for lost+found that found no room there yet */
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);
 /* Bytes not yet durable, by node (0 = all): calls each(ctx, node, bytes, state). Lock held: be quick. */
 void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
 			  enum staged_state st), void *ctx);
-void staging_retry(struct staging *s);	/* halted publication tries again now */
+/* Halted publication tries again now; what the store refused was seen. */
+void staging_retry(struct staging *s);
+/* The error of the first change up to seq that the store refused for good, of node, or at any name below
+ * directory dir (0: none); 0. Any lock but staging's may be held. */
+int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq);
 /* The node at whose change publication halts, 0 = none; *err says why. */
 uint64_t staging_halted_at(struct staging *s, int *err);
 

@@ -2,7 +2,7 @@
  * After a replay: what lies in staging or in the store's tmp/ and belongs to
  * nothing is removed when it is known to be ours and done with, and else kept in
  * lost+found. */
-#include "staging/internal.h"
+#include "staging/replay.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,37 +15,64 @@
 /* Where id's place + 1 stands, or would. */
 static size_t *place_of(struct staging *s, uint64_t id)
 {
-	size_t *at = &s->sweep_bucket[id % SF_BUCKETS];
-	while (*at && s->sweep[*at - 1].id != id)
-		at = &s->sweep[*at - 1].next;
+	size_t *at = &s->sweep.bucket[id % SF_BUCKETS];
+	while (*at && s->sweep.entry[*at - 1].id != id)
+		at = &s->sweep.entry[*at - 1].next;
 	return at;
 }
 
 static struct sweep_entry *entry_of(struct staging *s, uint64_t id)
 {
 	size_t at = *place_of(s, id);
-	return at ? &s->sweep[at - 1] : NULL;
+	return at ? &s->sweep.entry[at - 1] : NULL;
 }
 
 static struct sweep_entry *entry_new(struct staging *s, uint64_t id)
 {
-	size_t at = s->sweep_free;
+	size_t at = s->sweep.free;
 	if (at) {
-		s->sweep_free = s->sweep[at - 1].next;
-	} else if (s->n_sweep == s->cap_sweep) {
-		size_t cap = s->cap_sweep ? s->cap_sweep * 2 : 256;
-		void *p = realloc(s->sweep, cap * sizeof(*s->sweep));
+		s->sweep.free = s->sweep.entry[at - 1].next;
+	} else if (s->sweep.n == s->sweep.cap) {
+		size_t cap = s->sweep.cap ? s->sweep.cap * 2 : 256;
+		void *p = realloc(s->sweep.entry, cap * sizeof(*s->sweep.entry));
 		if (!p)
 			return NULL;
-		s->sweep = p;
-		s->cap_sweep = cap;
+		s->sweep.entry = p;
+		s->sweep.cap = cap;
 	}
 	if (!at)
-		at = ++s->n_sweep;
-	size_t *first = &s->sweep_bucket[id % SF_BUCKETS];
-	s->sweep[at - 1] = (struct sweep_entry){.id = id, .next = *first};
+		at = ++s->sweep.n;
+	size_t *first = &s->sweep.bucket[id % SF_BUCKETS];
+	s->sweep.entry[at - 1] = (struct sweep_entry){.id = id, .next = *first};
 	*first = at;
-	return &s->sweep[at - 1];
+	return &s->sweep.entry[at - 1];
+}
+
+/* The entry at place `at` is of this node, 0: of none. */
+static void set_node(struct staging *s, size_t at, uint64_t node)
+{
+	struct sweep_entry *e = &s->sweep.entry[at - 1];
+	size_t *p = &s->sweep.node[e->node % SF_BUCKETS];
+
+	while (e->node && *p != at)
+		p = &s->sweep.entry[*p - 1].next_node;
+	if (e->node)
+		*p = e->next_node;
+	e->node = node;
+	p = &s->sweep.node[node % SF_BUCKETS];
+	e->next_node = *p;
+	if (node)
+		*p = at;
+}
+
+/* A file that may be open was renamed. */
+static void note_rename(struct staging *s, const struct rec *r)
+{
+	for (size_t at = s->sweep.node[r->node % SF_BUCKETS]; at; at = s->sweep.entry[at - 1].next_node)
+		if (s->sweep.entry[at - 1].node == r->node) {
+			s->sweep.entry[at - 1].dir = r->dir2;
+			snprintf(s->sweep.entry[at - 1].name, sizeof(s->sweep.entry[at - 1].name), "%s", r->name2);
+		}
 }
 
 static void entry_drop(struct staging *s, uint64_t id)
@@ -53,15 +80,19 @@ static void entry_drop(struct staging *s, uint64_t id)
 	size_t *place = place_of(s, id), at = *place;
 	if (!at)
 		return;
-	*place = s->sweep[at - 1].next;
-	s->sweep[at - 1].next = s->sweep_free;
-	s->sweep_free = at;
+	*place = s->sweep.entry[at - 1].next;
+	set_node(s, at, 0);
+	s->sweep.entry[at - 1].next = s->sweep.free;
+	s->sweep.free = at;
 }
 
 void sweep_note(struct staging *s, const struct rec *r)
 {
 	struct sweep_entry *e;
 
+	lostfound_note(s, r);
+	if (r->type == REC_RENAME && !(r->flags & REC_DIR))
+		note_rename(s, r);
 	if (!r->sf)
 		return;
 	switch (r->type) {
@@ -75,13 +106,37 @@ void sweep_note(struct staging *s, const struct rec *r)
 			return;
 		e->open = r->type != REC_LEND && !(r->flags & REC_SEALED);
 		e->lent |= r->type == REC_LEND;
-		if (r->name && r->name[0])
-			snprintf(e->name, sizeof(e->name), "%.60s", r->name);
+		e->closed = false;
+		if (r->node)
+			set_node(s, *place_of(s, r->sf), r->node);
+		if (r->name && r->name[0] && !e->name[0]) {
+			snprintf(e->name, sizeof(e->name), "%s", r->name);
+			e->dir = r->dir;
+		}
+		return;
+	case REC_OPEN:
+		e = entry_of(s, r->sf);
+		if (e && r->flags & REC_WRITE) {
+			e->rdwr |= r->flags & REC_RDWR;
+			e->closed = false;
+		}
+		return;
+	case REC_CLOSE:
+		e = entry_of(s, r->sf);
+		if (e)
+			e->closed = r->flags & REC_SEALED;
 		return;
 	case REC_SEAL:
 		e = entry_of(s, r->sf);
-		if (e)
-			e->open = r->flags & REC_FSYNCED;
+		if (!e)
+			return;
+		e->open = r->flags & REC_FSYNCED;
+		e->size = r->size;
+		e->mtime = r->mtime;
+		if (r->name && r->name[0]) {
+			snprintf(e->name, sizeof(e->name), "%s", r->name);
+			e->dir = r->dir;
+		}
 		return;
 	case REC_UNSTAGED:
 		e = entry_of(s, r->sf);
@@ -116,7 +171,8 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	if (from < 0)
 		return -errno;
 	int to = io_tmp_open(s->o.store, id, O_RDWR), rc;
-	if (to == -ENOENT)
+	bool made = to == -ENOENT;
+	if (made)
 		to = io_tmp_create(s->o.store, id, false, &direct);
 	rc = to < 0 ? to : fstat(from, &st) ? -errno : 0;
 	off_t off = 0;
@@ -134,31 +190,110 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	if (to >= 0)
 		close(to);
 	close(from);
-	if (rc)
+	if (rc && made)		/* else the older bytes of a file that outgrew memory, which are nowhere else */
 		io_tmp_remove(s->o.store, id);
 	return rc;
 }
 
-/* Moves an unclosed file to lost+found: from staging by a copy, from tmp/ by its name.
- * What is `ours` in staging stays there as well. */
-static void keep(struct staging *s, int dirfd, const char *name, uint64_t id, bool in_store, bool ours)
+/* To lost+found: from staging by a copy, from tmp/ by its name. What is ours too stays where it is. */
+static int keep(struct staging *s, const struct kept_file *k)
+{
+	struct io_store *store = s->o.store;
+	char name[17], to[256], text[400];
+	struct stat st;
+
+	io_tmp_name(k->id, name);
+	int rc = k->in_store ? 0 : copy_out(s, k->dir, name, k->id);
+	snprintf(to, sizeof(to), "%s.unclosed.%.16s", k->name, name);
+	if (!rc)
+		rc = io_rename(store, io_store_tmp(store), name, io_store_lostfound(store), to, 0);
+	if (rc == -ENOENT)	/* the last try got so far: only the sync failed */
+		rc = io_stat(store, io_store_lostfound(store), to, &st);
+	if (!rc)	/* a power cut takes staging: what is removed there has its copy */
+		rc = io_sync_dir(store, io_store_lostfound(store));
+	if (rc)
+		return rc;
+	if (!k->in_store && !k->f)
+		unlinkat(k->dir, name, 0);
+	pthread_mutex_lock(&s->lock);
+	s->st.lost_found++;
+	pthread_mutex_unlock(&s->lock);
+	snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%s", to);
+	s->o.notice(s->o.ctx, text);
+	return 0;
+}
+
+static void kept_drop(struct staging *s, struct kept_file **at)
+{
+	struct kept_file *k = *at;
+	*at = k->next;
+	if (k->f) {
+		staged_unuse(k->f);
+		staged_unref(k->f);
+	}
+	free(k);
+	LOCK_SCOPE(&s->lock);
+	s->st.n_kept--;
+}
+
+unsigned staging_keep_again(struct staging *s)
+{
+	unsigned left = 0;
+	LOCK_SCOPE(&s->sweep.kept_lock);
+	for (struct kept_file **at = &s->sweep.kept; *at;)
+		if (!keep(s, *at)) {
+			kept_drop(s, at);
+		} else {
+			at = &(*at)->next;
+			left++;
+		}
+	return left;
+}
+
+void kept_close(struct staging *s)
+{
+	while (s->sweep.kept) {
+		struct kept_file *k = s->sweep.kept;
+		s->sweep.kept = k->next;
+		free(k);
+	}
+}
+
+static bool is_kept(const struct staging *s, uint64_t id)
+{
+	for (const struct kept_file *k = s->sweep.kept; k; k = k->next)
+		if (k->id == id)
+			return true;
+	return false;
+}
+
+/* Kept in lost+found at once, or when there is room; until then it stays, over a clean end too. f: it
+ * is ours as well, or NULL. */
+static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, struct staged *f)
 {
 	struct sweep_entry *e = entry_of(s, id);
-	char to[128], text[256];
-	int rc = in_store ? 0 : copy_out(s, dirfd, name, id);
+	struct kept_file *k = calloc(1, sizeof(*k));
+	char text[320];
+	int fd, rc = k ? 0 : -ENOMEM;
 
-	snprintf(to, sizeof(to), "%.60s.unclosed.%.16s", e && e->name[0] ? e->name : "file", name);
-	if (!rc)
-		rc = io_rename(s->o.store, io_store_tmp(s->o.store), name, io_store_lostfound(s->o.store), to, 0);
-	if (rc) {
-		snprintf(text, sizeof(text), "a file that was never closed could not be kept (%.80s); it stays in staging as %.16s",
-			 strerror(-rc), name);
-	} else {
-		if (!in_store && !ours)
-			unlinkat(dirfd, name, 0);
-		s->st.lost_found++;
-		snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%.90s", to);
+	if (k) {
+		*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .next = s->sweep.kept};
+		strcpy(k->name, "file");
+		if (e && e->name[0])
+			lostfound_name(s, e->dir, e->name, k->name);
+		if (f && !staged_use(f, &fd))
+			k->f = staged_ref(f);
+		s->sweep.kept = k;
+		s->st.n_kept++;
+		rc = keep(s, k);
 	}
+	if (k && !rc)
+		kept_drop(s, &s->sweep.kept);
+	if (!rc)
+		return;
+	snprintf(text, sizeof(text), "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
+		 "%.60s stays in staging; make room in the store, then: cairn retry", strerror(-rc),
+		 e && e->name[0] ? e->name : "its name is not known, it");
 	s->o.notice(s->o.ctx, text);
 }
 
@@ -178,16 +313,23 @@ static int find_named(struct staging *s, struct named *out)
 {
 	size_t n = 0;
 	LOCK_SCOPE(&s->lock);
-	for (const struct pend *p = s->pend; p; p = p->next)
+	for (const struct pend *p = s->order.pend; p; p = p->next)
 		n += p->tmp_id != 0;
 	*out = (struct named){.id = malloc((n + 1) * sizeof(*out->id))};
 	if (!out->id)
 		return -ENOMEM;
-	for (const struct pend *p = s->pend; p; p = p->next)
+	for (const struct pend *p = s->order.pend; p; p = p->next)
 		if (p->tmp_id)
 			out->id[out->n++] = p->tmp_id;
 	qsort(out->id, out->n, sizeof(*out->id), by_id);
 	return 0;
+}
+
+/* Is what e's file holds the version that was made of it by its last fsync? The order has that. */
+static bool has_version(const struct sweep_entry *e, const struct stat *st)
+{
+	return e->closed || (e->size && !e->rdwr && !sf_coarse_times() && (uint64_t)st->st_size == e->size &&
+			     st->st_mtim.tv_sec == e->mtime.tv_sec && st->st_mtim.tv_nsec == e->mtime.tv_nsec);
 }
 
 /* named: NULL for what is staged. */
@@ -202,19 +344,23 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
 	bool ours = f && (f->spilled == in_store || (in_store && f->under)), unclosed_ours = ours && f->unclosed;
+	bool left_over = in_store && f && !ours;	/* staging has all of it again: outgrow_resize, cut short */
+	bool has_readers = in_store && retain_has(s, id);
+	bool kept = is_kept(s, id);	/* staged bytes, and the older ones of the same file */
 	pthread_mutex_unlock(&s->lock);
 	if (named && bsearch(&id, named->id, named->n, sizeof(id), by_id))
 		ours = true;
-	if (unclosed_ours)
-		keep(s, dirfd, name, id, in_store, true);
-	if (ours)
+	ours |= has_readers;
+	if (unclosed_ours && !kept)
+		keep_soon(s, dirfd, id, in_store, f);
+	if (ours || kept)
 		return;
 	struct sweep_entry *e = entry_of(s, id);
 	/* in tmp/ only spilled files have records; the rest are persists cut short, whose
 	 * source is in staging */
-	bool unclosed = e ? e->open && orphaned : !in_store;
+	bool unclosed = left_over ? false : e ? e->open && orphaned && !has_version(e, &st) : !in_store;
 	if (unclosed && st.st_size > 0) {
-		keep(s, dirfd, name, id, in_store, false);
+		keep_soon(s, dirfd, id, in_store, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
 	} else {	/* callers wait for the next worker; at a first start none do, and the room may be needed */
@@ -252,12 +398,34 @@ static int sweep_store(struct staging *s, bool orphaned)
 	return rc;
 }
 
+/* Since its last seal, as the log has it. An open that was never answered may have cut it. */
+static bool is_as_sealed(struct staged *f)
+{
+	struct stat st;
+	return f->sealed_once && !sf_ensure_fd(f) && !fstat(f->fd, &st) && (uint64_t)st.st_size == f->size &&
+	       st.st_mtim.tv_sec == f->mtime.tv_sec && st.st_mtim.tv_nsec == f->mtime.tv_nsec;
+}
+
+/* What was fsynced, and closed without another write, has its version in the order: nothing is sealed. */
+void sweep_closed(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	for (unsigned b = 0; b < SF_BUCKETS; b++)
+		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next) {
+			struct sweep_entry *e = f->state == STAGED_OPEN && !f->spilled ? entry_of(s, f->id) : NULL;
+			if (!e || !e->closed || !is_as_sealed(f))
+				continue;
+			sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
+			sf_rest(f);
+		}
+}
+
 /* The last version is whole in tmp/; was the next one begun? Else what is staged is published. */
 static bool changed_since_written(struct staging *s, const struct staged *f)
 {
 	const struct pend *last = NULL;
 	struct stat st;
-	for (const struct pend *p = s->pend; p; p = p->next)
+	for (const struct pend *p = s->order.pend; p; p = p->next)
 		if (p->sf == f)
 			last = p;
 	return last && (last->state == PEND_WRITTEN || last->state == PEND_READY) && f->fd >= 0 &&
@@ -270,9 +438,12 @@ static void orphans_are_closed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
-		for (struct staged *f = s->sfs[b]; f; f = f->hash_next)
+		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next)
 			if (f->state == STAGED_OPEN && f->n_seals) {
 				f->unclosed = changed_since_written(s, f);
+				for (struct pend *p = s->order.pend; p; p = p->next)
+					if (p->sf == f)	/* whatever its fsync was told: there will be no later version */
+						p->failed_fsync = false;
 				sf_set_state(s, f, STAGED_SEALED);
 			}
 }
@@ -287,14 +458,18 @@ int staging_sweep(struct staging *s, bool orphaned)
 	if (!rc && s->o.place.small != s->o.place.huge)
 		rc = sweep_dir(s, s->o.place.small, NULL, orphaned);
 	if (!rc && io_store_tmp(s->o.store) >= 0)
+		rc = io_store_drop_scratch(s->o.store);
+	if (!rc && io_store_tmp(s->o.store) >= 0)
 		rc = sweep_store(s, orphaned);
-	for (size_t i = 0; i < s->n_flushed; i++)	/* alive: the RELEASE is sent again */
-		free(s->flushed[i].bytes);
-	s->n_flushed = 0;
-	free(s->sweep);
-	s->sweep = NULL;
-	s->n_sweep = s->cap_sweep = s->sweep_free = 0;
-	memset(s->sweep_bucket, 0, sizeof(s->sweep_bucket));
+	for (size_t i = 0; i < s->sweep.n_flushed; i++)	/* alive: the RELEASE is sent again */
+		free(s->sweep.flushed[i].bytes);
+	s->sweep.n_flushed = 0;
+	free(s->sweep.entry);
+	s->sweep.entry = NULL;
+	s->sweep.n = s->sweep.cap = s->sweep.free = 0;
+	memset(s->sweep.bucket, 0, sizeof(s->sweep.bucket));
+	memset(s->sweep.node, 0, sizeof(s->sweep.node));
+	lostfound_end(s);
 	return rc;
 }
 

@@ -318,6 +318,11 @@ struct zip_entry *zip_find(const struct zip *z, const char *name);
 /* Reads the local header, checks it against the directory and sets entry->data. */
 int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *entry,
 	     struct fmt_error *e);
+/* The bytes of an entry against its CRC-32; an entry without one passes. buf: n bytes to read
+ * into. read (may be NULL) is told of each part. -EBADMSG: they differ, or what zip_data() and
+ * reading give; e->at is an offset in s. */
+int zip_check(const struct fmt_source *s, const struct zip *z, struct zip_entry *entry, void *buf,
+	      size_t n, void (*read)(void *ctx, uint64_t bytes), void *ctx, struct fmt_error *e);
 /* CRC-32 as zip has it, of one part after the other; starts from 0. */
 uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len);
 
@@ -342,6 +347,10 @@ int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt
 int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
 			 void (*left_out)(void *ctx, const char *what), void *ctx,
 			 struct fmt_error *e);
+
+/* A torch.save file of one plain value, such as DCP's items that are no tensors: set->blob[0], of
+ * equal bytes for equal values whoever pickled them. -ENOTSUP: no plain value. */
+int torchfile_read_value(struct fmt_set *set, const struct fmt_source *s, struct fmt_error *e);
 
 /* A safetensors file. With DCP_SHARDING_INFO in its metadata the tensors are pieces of
  * larger ones. -EBADMSG also for a name that another file of the set has as a whole tensor. */
@@ -395,7 +404,6 @@ enum ckpt_format {
 	CKPT_NONE,
 	CKPT_DCP,		/* .metadata and __{rank}_{n}.distcp */
 	CKPT_DCP_LOCAL,		/* __{rank}.metadata instead */
-	CKPT_TITAN,		/* DCP in step-N */
 	CKPT_MEGATRON,		/* DCP with common.pt or in iter_N */
 	CKPT_SAFETENSORS,	/* one file, or model-i-of-n with an index */
 	CKPT_HF_SHARDS,		/* shard-i-model-j-of-n, by DCP */

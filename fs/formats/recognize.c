@@ -3,7 +3,7 @@
  * What a directory is, and whether it is whole.
  *
  * Who writes what, and what makes it complete:
- *	DCP, torchtitan, Megatron	.metadata; every file it lists is there and long enough;
+ *	DCP, Megatron		.metadata; every file it lists is there and long enough;
  *					Megatron: common.pt and metadata.json besides
  *	DCP rank-local			each rank's metadata; together they cover each tensor
  *	safetensors with an index	every file of weight_map, and the names in them
@@ -152,7 +152,7 @@ bool ckpt_over_parse(const char *s, const char *sum, struct timespec *out)
 
 bool ckpt_is_dcp(enum ckpt_format f)
 {
-	return f == CKPT_DCP || f == CKPT_DCP_LOCAL || f == CKPT_TITAN || f == CKPT_MEGATRON;
+	return f == CKPT_DCP || f == CKPT_DCP_LOCAL || f == CKPT_MEGATRON;
 }
 
 bool ckpt_is_torch_only(enum ckpt_format f)
@@ -164,7 +164,7 @@ const char *ckpt_format_name(enum ckpt_format f)
 {
 	static const char *const name[] = {
 		[CKPT_NONE] = "-", [CKPT_DCP] = "dcp", [CKPT_DCP_LOCAL] = "dcp-local",
-		[CKPT_TITAN] = "torchtitan", [CKPT_MEGATRON] = "megatron",
+		[CKPT_MEGATRON] = "megatron",
 		[CKPT_SAFETENSORS] = "safetensors", [CKPT_HF_SHARDS] = "hf-shards",
 		[CKPT_TRAINER] = "hf-trainer", [CKPT_DEEPSPEED] = "deepspeed",
 		[CKPT_ORBAX] = "orbax", [CKPT_TORCH] = "torch", [CKPT_LIGHTNING] = "lightning",
@@ -234,8 +234,7 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 			return CKPT_DCP_LOCAL;
 		if (!s->distcp && !s->metadata)
 			return CKPT_NONE;
-		return s->common || starts(dir, "iter_") ? CKPT_MEGATRON :
-		       starts(dir, "step-") ? CKPT_TITAN : CKPT_DCP;
+		return s->common || starts(dir, "iter_") ? CKPT_MEGATRON : CKPT_DCP;
 	}
 	if (s->snapshot)
 		return CKPT_SNAPSHOT;
@@ -502,7 +501,7 @@ static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verd
 	}
 }
 
-/* model-00001-of-00003.safetensors: all three, where no index says it better. */
+/* model-00001-of-00003.safetensors without an index: no reader knows which tensor is where. */
 static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
 {
 	uint64_t x[2], of = 0, have = 0;
@@ -515,6 +514,8 @@ static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdi
 	if (of > have)
 		lacks(out, "%llu of %llu model-*.safetensors files are there",
 		      (unsigned long long)have, (unsigned long long)of);
+	else if (of > 1)
+		lacks(out, "model.safetensors.index.json is missing");
 }
 
 static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
@@ -562,7 +563,6 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 	switch (k->format) {
 	case CKPT_DCP:
 	case CKPT_DCP_LOCAL:
-	case CKPT_TITAN:
 	case CKPT_MEGATRON:
 		judge_dcp(k, v, n, set, out);
 		break;

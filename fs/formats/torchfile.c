@@ -612,14 +612,28 @@ int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt
 	return read_file(&w, "");
 }
 
+static int read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
+		      struct torchfile_state *state, struct fmt_error *e)
+{
+	struct walker w = { .set = set, .s = s, .e = e, .file = file, .state = state };
+	int err = read_file(&w, "");
+
+	torchfile_state_free(state);
+	return err;
+}
+
 int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
 			 void (*left_out)(void *ctx, const char *what), void *ctx,
 			 struct fmt_error *e)
 {
 	struct torchfile_state state = { .left_out = left_out, .ctx = ctx };
-	struct walker w = { .set = set, .s = s, .e = e, .file = file, .state = &state };
-	int err = read_file(&w, "");
 
-	torchfile_state_free(&state);
-	return err;
+	return read_state(set, file, s, &state, e);
+}
+
+int torchfile_read_value(struct fmt_set *set, const struct fmt_source *s, struct fmt_error *e)
+{
+	struct torchfile_state state = { .value = true };
+
+	return read_state(set, FMT_NO_FILE, s, &state, e);
 }

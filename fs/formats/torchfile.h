@@ -55,6 +55,7 @@ struct torchfile_state {
 	char *buf;		/* a plain value's pickle */
 	size_t len, cap;
 	uint64_t budget;	/* nodes to look at and bytes to write that are allowed */
+	bool value;		/* the object is one value: nothing is gone down */
 };
 
 /* pickle_len: bytes of the pickle that root came from. */

@@ -53,7 +53,8 @@ int torchfile_path(struct walker *w, struct fmt_path *out)
 	if (!v)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
 				"unfolds beyond all proportion");
-	memcpy(v, s->step, s->n_steps * sizeof(*v));
+	if (s->n_steps)		/* none: the state is one value */
+		memcpy(v, s->step, s->n_steps * sizeof(*v));
 	*out = (struct fmt_path){ v, (unsigned)s->n_steps };
 	return 0;
 }
@@ -663,6 +664,8 @@ int torchfile_walk_state(struct walker *w, struct pickle_node *root, uint64_t pi
 	int err;
 
 	w->state->budget = pickle_len * BUDGET;
+	if (w->state->value)
+		return add_value(w, root);
 	if (!pairs_of(root))
 		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
 				"not a dict: DCP has names for what is in one only");

@@ -7,6 +7,7 @@
  */
 #include "fs/formats/inside.h"
 
+#include <inttypes.h>
 #define END_LEN 22u
 #define LOCATOR_LEN 20u
 #define END64_LEN 56u
@@ -399,54 +400,25 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 	return 0;
 }
 
-/* ---- CRC-32 -----------------------------------------------------------------------
- * Four bits at a time need a table of 16. For much data that is too slow: then tables for eight
- * bytes at a time are worked out on the stack, in the time that 10 KiB take. */
-
-#define MUCH 65536u
-
-static const uint32_t nibble[16] = {
-	0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
-	0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-	0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
-};
-
-static uint32_t crc_byte(uint32_t crc, uint8_t byte)
+int zip_check(const struct fmt_source *s, const struct zip *z, struct zip_entry *entry, void *buf,
+	      size_t n, void (*read)(void *ctx, uint64_t bytes), void *ctx, struct fmt_error *e)
 {
-	crc ^= byte;
-	crc = crc >> 4 ^ nibble[crc & 15];
-	return crc >> 4 ^ nibble[crc & 15];
-}
+	uint32_t crc = 0;
+	int err = zip_data(s, z, entry, e);
 
-static uint32_t crc_much(uint32_t crc, const uint8_t *p, size_t n)
-{
-	uint32_t t[8][256];
+	for (uint64_t off = 0; !err && entry->crc && off < entry->size; off += n) {
+		size_t len = entry->size - off < n ? (size_t)(entry->size - off) : n;
 
-	for (unsigned i = 0; i < 256; i++)
-		t[0][i] = crc_byte(0, (uint8_t)i);
-	for (unsigned k = 1; k < 8; k++)
-		for (unsigned i = 0; i < 256; i++)
-			t[k][i] = t[k - 1][i] >> 8 ^ t[0][t[k - 1][i] & 255];
-	for (; n >= 8; n -= 8, p += 8) {
-		uint32_t a = crc ^ get32(p), b = get32(p + 4);
-
-		crc = t[7][a & 255] ^ t[6][a >> 8 & 255] ^ t[5][a >> 16 & 255] ^ t[4][a >> 24] ^
-		      t[3][b & 255] ^ t[2][b >> 8 & 255] ^ t[1][b >> 16 & 255] ^ t[0][b >> 24];
+		err = fmt_read(s, entry->data + off, buf, len);
+		if (err)
+			return fmt_fail(e, err, entry->data + off, "%.100s: cannot read: %s",
+					entry->name, strerror(-err));
+		crc = zip_crc(crc, buf, len);
+		if (read)
+			read(ctx, len);
 	}
-	return crc;
-}
-
-uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len)
-{
-	const uint8_t *p = bytes;
-
-	crc = ~crc;
-	if (len >= MUCH) {
-		crc = crc_much(crc, p, len);
-		p += len - len % 8;
-		len %= 8;
-	}
-	for (size_t i = 0; i < len; i++)
-		crc = crc_byte(crc, p[i]);
-	return ~crc;
+	if (!err && entry->crc != crc)
+		err = fmt_fail(e, -EBADMSG, entry->data, "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32,
+			       entry->name, crc, entry->crc);
+	return err;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The objects of io.h as scoped C++ ones, for the io tests.
+// The objects of io/ as scoped C++ ones, for the io tests.
 #pragma once
 
 #include <errno.h>
@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "io/io.h"
+#include "io/store/store.h"
+#include "io/sum/sum.h"
 #include "test.hh"
 
 struct Engine {

@@ -420,7 +420,7 @@ TEST_F(Names, SyncsWhatIsNotOpenForIt)
 	EXPECT_EQ(io_sync_dir(s, d.get()), 0);
 	EXPECT_EQ(io_sync_dir(s, root), 0);
 	EXPECT_EQ(io_sync_all(s), 0);
-	EXPECT_EQ(io_sync_data(s, d.get()), -EBADF);
+	EXPECT_EQ(io_sync_data(s, d.get()), -EIO); // EBADF of an O_PATH descriptor: io_errno()
 	EXPECT_EQ(e.counts().syncs, before + 4);
 }
 
@@ -436,7 +436,7 @@ TEST_F(Names, SumOfAFile)
 	for (auto &k : known) {
 		write_file(dir / "k", k.first);
 		Fd fd(io_open_read(s, root, "k", 0));
-		ASSERT_EQ(io_sum_file(s, fd.get(), text), 0);
+		ASSERT_EQ(io_sum_file(fd.get(), text), 0);
 		EXPECT_STREQ(text, k.second);
 	}
 	io_sum *m = io_sum_new();
@@ -452,13 +452,13 @@ TEST_F(Names, SumOfAFile)
 		io_sum_text(m, streamed);
 		Fd fd(io_open_read(s, root, "f", 0));
 		lseek(fd.get(), 3, SEEK_SET);
-		ASSERT_EQ(io_sum_file(s, fd.get(), text), 0);
+		ASSERT_EQ(io_sum_file(fd.get(), text), 0);
 		EXPECT_STREQ(text, streamed);
 		EXPECT_EQ(lseek(fd.get(), 0, SEEK_CUR), 3); // the caller's position is its own
 	}
 	io_sum_free(m);
 	io_sum_free(nullptr);
-	EXPECT_LT(io_sum_file(s, -1, text), 0);
+	EXPECT_LT(io_sum_file(-1, text), 0);
 }
 
 // seccomp without io_uring, as container runtimes set it: posix, and said once.

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
 // Opening a store: what it makes, whom it refuses, what it falls back to.
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "tests/api/io_fixture.hh"
+#include "tests/api/io_seccomp.hh"
 
 namespace
 {
@@ -106,6 +109,90 @@ TEST_F(StoreOpen, DamagedIdIsToldAndKept)
 	}
 }
 
+// Hosts that start at once on a new store agree on one id, also where a rename cannot be told not to
+// replace (NFS).
+TEST_F(StoreOpen, HostsThatStartAtOnceAgreeOnTheId)
+{
+	for (int round = 0; round < 6; round++) {
+		TempDir d;
+		int go[2], said[2];
+		ASSERT_EQ(pipe(go), 0);
+		ASSERT_EQ(pipe(said), 0);
+		std::vector<pid_t> hosts;
+		for (int i = 0; i < 6; i++) {
+			pid_t pid = fork();
+			if (pid) {
+				hosts.push_back(pid);
+				continue;
+			}
+			std::string name = "host" + std::to_string(i);
+			char c, id[33] = "no UTS namespace";
+			close(go[1]);
+			bool alone = !unshare(CLONE_NEWUTS) && !sethostname(name.data(), name.size());
+			refuse_syscall(SYS_renameat2, EINVAL);
+			if (read(go[0], &c, 1) < 0) // until the other end is closed: all at once
+				_exit(1);
+			if (alone) {
+				Engine e("posix");
+				Store s(e, d.path);
+				snprintf(id, sizeof(id), "%s", s.err ? strerror(-s.err) : io_store_id(s));
+			}
+			_exit(write(said[1], id, sizeof(id)) != sizeof(id));
+		}
+		close(go[0]);
+		close(go[1]);
+		for (pid_t pid : hosts)
+			waitpid(pid, nullptr, 0);
+		close(said[1]);
+		char id[33];
+		size_t n = 0;
+		for (; read(said[0], id, sizeof(id)) == sizeof(id); n++) {
+			if (!strcmp(id, "no UTS namespace"))
+				GTEST_SKIP() << id;
+			EXPECT_EQ(read_file(d / ".cairn/id"), std::string(id) + "\n");
+		}
+		close(said[0]);
+		EXPECT_EQ(n, hosts.size());
+	}
+}
+
+// A copy is told from the original; a store that was renamed stays the one it was.
+TEST_F(StoreOpen, WhereItStandsToldFromACopy)
+{
+	io_where first, renamed, copy;
+	std::string a = dir / "a", b = dir / "b", c = dir / "c", old_id;
+	mkdir(a.c_str(), 0755);
+	{
+		Engine e("posix");
+		Store s(e, a);
+		ASSERT_EQ(s.err, 0);
+		io_store_where(s, &first);
+		old_id = io_store_id(s);
+		char path[256];
+		io_store_path(s, path, sizeof(path));
+		EXPECT_EQ(path, a);
+	}
+	ASSERT_EQ(rename(a.c_str(), b.c_str()), 0);
+	std::filesystem::copy(b, c, std::filesystem::copy_options::recursive);
+	Engine e("posix");
+	Store moved(e, b), other(e, c);
+	ASSERT_EQ(moved.err, 0);
+	ASSERT_EQ(other.err, 0);
+	io_store_where(moved, &renamed);
+	io_store_where(other, &copy);
+	EXPECT_TRUE(io_where_same(&first, &renamed));
+	if (!(copy.known & (IO_WHERE_INO | IO_WHERE_BTIME)))
+		GTEST_SKIP() << "this filesystem tells neither";
+	EXPECT_FALSE(io_where_same(&first, &copy));
+	EXPECT_EQ(io_store_id(other), old_id);
+	ASSERT_EQ(io_store_new_id(other), 0);
+	EXPECT_NE(io_store_id(other), old_id);
+	EXPECT_EQ(read_file(c + "/.cairn/id"), std::string(io_store_id(other)) + "\n");
+	EXPECT_EQ(read_file(b + "/.cairn/id"), old_id + "\n");
+	io_where unknown = {};
+	EXPECT_TRUE(io_where_same(&first, &unknown));
+}
+
 TEST_F(StoreOpen, RefusesWhatIsNoDirectory)
 {
 	write_file(dir / "file", "x");
@@ -160,8 +247,23 @@ TEST_F(StoreOpen, RefusesPlacesOthersCanWriteOrOwn)
 		GTEST_SKIP() << "needs root to give a directory away";
 	ASSERT_EQ(chown((dir / ".cairn").c_str(), 4711, 4711), 0);
 	EXPECT_EQ(open_error(dir.path), -EPERM);
-	ASSERT_EQ(chown(dir.path.c_str(), 4711, 4711), 0); // it is its owner's store
+	ASSERT_EQ(chown(dir.path.c_str(), 4711, 4711), 0); // the store's owner is not root either
+	EXPECT_EQ(open_error(dir.path), -EPERM);
+	ASSERT_EQ(chown((dir / ".cairn").c_str(), 0, 0), 0);
 	EXPECT_EQ(open_error(dir.path), 0);
+	ASSERT_EQ(chown((host_dir(dir.path) + "/tmp").c_str(), 4711, 4711), 0); // nor further down
+	EXPECT_EQ(open_error(dir.path), -EPERM);
+}
+
+TEST_F(StoreOpen, ClosesItsPlaces)
+{
+	EXPECT_EQ(open_error(dir.path), 0);
+	for (auto &path : {dir / ".cairn", host_dir(dir.path), host_dir(dir.path) + "/tmp"})
+		ASSERT_EQ(chmod(path.c_str(), 0755), 0);
+	EXPECT_EQ(open_error(dir.path), 0);
+	expect_private_dir(dir / ".cairn");
+	expect_private_dir(host_dir(dir.path));
+	expect_private_dir(host_dir(dir.path) + "/tmp");
 }
 
 TEST_F(StoreOpen, RefusesWithoutPermission)
@@ -396,7 +498,7 @@ TEST_F(StoreOpen, APoorStoreIsServedAndNoticedOnce)
 			EXPECT_EQ(io_write_file(e.q, fd.get(), d, &in), 0);
 			EXPECT_SAME(read_fd(fd.get()), src.bytes());
 			char a[IO_CHECKSUM_LEN];
-			EXPECT_EQ(io_sum_file(s, fd.get(), a), 0);
+			EXPECT_EQ(io_sum_file(fd.get(), a), 0);
 			EXPECT_EQ(io_set_xattr(s, -1, nullptr, fd.get(), "user.cairn.checksum", a,
 					       strlen(a), 0),
 				  0);

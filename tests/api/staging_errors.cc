@@ -2,6 +2,8 @@
 //
 // A store that is full or fails: errors stick and are told, nothing accepted is lost, nothing
 // deadlocks, and a retry ends well once the store does.
+#include <sys/syscall.h>
+
 #include "tests/api/staging_fixture.hh"
 
 namespace
@@ -188,6 +190,41 @@ TEST_F(Full, NamesFallBackOnTheReserve)
 	EXPECT_TRUE(s.tree() == with_filler({})) << show(s.tree());
 }
 
+// Its writer was told that the fsync failed, and writes on: there is no version of half the one and half the other.
+TEST_F(Full, AFailedFsyncIsNotMadeOfLaterBytes)
+{
+	for (bool more : {true, false}) {
+		std::string name = more ? "on" : "same", a = pattern(300000, 1), b = pattern(300000, 2);
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		uint64_t node = staging_new_id(s);
+		staged *f = create(s, node, {root, name}, 300000);
+		ASSERT_TRUE(f && write_all(f, a));
+		fill(64u << 10);
+		int64_t seq = seal(s, f, node, {{root, name}}, false);
+		ASSERT_GT(seq, 0);
+		Durable synced(s, (uint64_t)seq);
+		s.start();
+		EXPECT_EQ(synced.wait(), -ENOSPC);
+		if (more) {
+			ASSERT_TRUE(write_all(f, b.substr(0, 100000), 100000));
+		}
+		ASSERT_EQ(unlink(at("filler").c_str()), 0);
+		ASSERT_TRUE(until([&] {
+			staging_retry(s);
+			return s.drain(50) == 0;
+		}));
+		EXPECT_EQ(s.tree().count(name), more ? 0u : 1u);
+		EXPECT_EQ(s.notes_with("an fsync of on failed"), more);
+		EXPECT_TRUE(!more || staged_changed(f));
+		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_GT(seal(s, f, node, {{root, name}}, true), 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_SAME(s.tree()[name], more ? a.substr(0, 100000) + b.substr(0, 100000) + a.substr(200000) : a);
+		staged_unref(f);
+	}
+}
+
 // ---- a store that answers EIO ----
 
 TEST(Eio, SticksUntilTheStoreIsWell)
@@ -223,6 +260,107 @@ TEST(Eio, SticksUntilTheStoreIsWell)
 	EXPECT_EQ(show(s.tree()), "d/=0 ");
 }
 
+// ---- a spilled file whose bytes the store could not write: they are nowhere else ----
+
+std::atomic<bool> writeback_failed;
+
+class Spoiled : public ::testing::Test
+{
+protected:
+	void SetUp() override
+	{
+		writeback_failed = false;
+		o.budget = 1u << 20;
+		o.start = false;
+	}
+	void TearDown() override { writeback_failed = false; }
+	staged *spilled(Staging &s)
+	{
+		node = staging_new_id(s);
+		staged *f = create(s, node, {root, "spilled"}, 8u << 20);
+		return f && staged_spilled(f) && write_all(f, pattern(1u << 20, 1)) ? f : nullptr;
+	}
+	// The kernel has let go of pages that it could not write, and reads what the disk has there.
+	void punch()
+	{
+		for (auto &e : std::filesystem::recursive_directory_iterator(ground.store() + "/.cairn"))
+			if (e.is_regular_file() && e.path().parent_path().filename() == "tmp") {
+				Fd fd(open(e.path().c_str(), O_RDWR | O_CLOEXEC));
+				ASSERT_EQ(fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 65536), 0);
+			}
+	}
+	void expect_passed_over(Staging &s, int64_t seq)
+	{
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_EQ(show(s.tree()), "later/=0 ");
+		EXPECT_EQ(staging_refused(s, node, root, (uint64_t)seq), -EIO);
+		EXPECT_EQ(s.notes_with("could not write"), 1);
+		EXPECT_EQ(s.stats().lost_found, 1u);
+		EXPECT_EQ(s.stats().halted_error, 0);
+	}
+	static int make_later(Staging &s)
+	{
+		rec d = {};
+		d.type = REC_MKDIR;
+		d.node = staging_new_id(s);
+		d.dir = root;
+		d.name = "later";
+		return staging_log(s, &d);
+	}
+	Ground ground;
+	Options o;
+	uint64_t node;
+};
+
+TEST_F(Spoiled, IsNotReadAgainAsIfItWereGood)
+{
+	o.fault = "1:@1:lostsync";
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = spilled(s);
+	ASSERT_TRUE(f);
+	ASSERT_EQ(staged_reserve(f), 0);
+	int64_t seq = seal(s, f, node, {{root, "spilled"}}, true);
+	ASSERT_GT(seq, 0);
+	ASSERT_EQ(make_later(s), 0);
+	punch();
+	s.start();
+	expect_passed_over(s, seq);
+	staged_unref(f);
+}
+
+TEST_F(Spoiled, CloseSaysSo)
+{
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = spilled(s);
+	ASSERT_TRUE(f);
+	writeback_failed = true;
+	EXPECT_EQ(staged_reserve(f), -EIO);
+	writeback_failed = false;	// the kernel tells each descriptor once
+	EXPECT_EQ(staged_reserve(f), -EIO);
+	ASSERT_EQ(staged_resize(f, 0), 0);
+	EXPECT_EQ(staged_reserve(f), 0);
+	staged_unref(f);
+}
+
+TEST_F(Spoiled, AnFsyncsCopyIsNotMadeOfIt)
+{
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = spilled(s);
+	ASSERT_TRUE(f);
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_reserve_copy(f), 0);
+	int64_t seq = seal(s, f, node, {{root, "spilled"}}, false);
+	ASSERT_GT(seq, 0);
+	ASSERT_EQ(make_later(s), 0);
+	writeback_failed = true;
+	s.start();
+	expect_passed_over(s, seq);
+	staged_unref(f);
+}
+
 // What stands in the way in the store is told and passed over; the version is kept.
 TEST(Conflict, IsToldAndTheVersionIsKept)
 {
@@ -248,6 +386,155 @@ TEST(Conflict, IsToldAndTheVersionIsKept)
 	EXPECT_EQ(read_file(kept), "mine");
 }
 
+// And who waits for it, or for what commits it, is told the error: now, by the next worker, after a
+// rotation of the log; until the name is published after all, removed, or a person has seen it.
+int refused_below(staging *s, uint64_t dir)
+{
+	return staging_refused(s, 0, dir, UINT64_MAX);
+}
+
+class Refused : public ::testing::Test
+{
+protected:
+	// d/f and e are published behind "in the way" at d/f; ids of the two directories
+	void SetUp() override
+	{
+		Options o;
+		o.start = false;
+		s = std::make_unique<Staging>(ground, o);
+		ASSERT_EQ(s->err, 0);
+		h = std::make_unique<History>(*s);
+		ASSERT_EQ(h->mkdir("d"), 0);
+		ASSERT_EQ(h->mkdir("e"), 0);
+		ASSERT_EQ(h->put("d/f", "mine"), 0);
+		ASSERT_EQ(h->put("e/after", "A"), 0);
+		d = h->id("d/");
+		e = h->id("e/");
+		std::filesystem::create_directories(way() + "/in-the-way");
+		s->start();
+		ASSERT_EQ(s->drain(), 0);
+		EXPECT_EQ(refused_below(*s, d), -EISDIR);
+	}
+	std::string way() { return ground.store() + "/d/f"; }
+	void clear_the_way() { std::filesystem::remove_all(way()); }
+
+	Ground ground;
+	std::unique_ptr<Staging> s;
+	std::unique_ptr<History> h;
+	uint64_t d = 0, e = 0;
+};
+
+TEST_F(Refused, IsAnErrorOfWhatIsAboveAndOfNothingElse)
+{
+	EXPECT_EQ(refused_below(*s, root), -EISDIR);
+	EXPECT_EQ(refused_below(*s, e), 0);
+	EXPECT_EQ(refused_below(*s, 0), 0);
+	EXPECT_EQ(staging_refused(*s, 0, root, 2), 0); // what came before it is safe
+	EXPECT_EQ(s->stats().n_refused, 1u);
+	EXPECT_GE(s->stats().errors, 1u);
+	EXPECT_STREQ(s->stats().refused_path, "d/f");
+	EXPECT_EQ(s->stats().refused_error, -EISDIR);
+}
+
+TEST_F(Refused, IsKnownToTheNextWorkerAndAfterARotation)
+{
+	auto nothing = [](void *, staging *) { return 0; };
+	ASSERT_EQ(staging_rotate(*s, nothing, nullptr), 0);
+	EXPECT_EQ(refused_below(*s, root), -EISDIR);
+	h->drop();
+	s = nullptr;
+	s = std::make_unique<Staging>(ground);
+	ASSERT_EQ(s->err, 0);
+	EXPECT_EQ(refused_below(*s, root), -EISDIR);
+	staging_retry(*s); // seen
+	EXPECT_EQ(refused_below(*s, root), 0);
+	s = nullptr;
+	s = std::make_unique<Staging>(ground);
+	ASSERT_EQ(s->err, 0);
+	EXPECT_EQ(refused_below(*s, root), 0);
+}
+
+TEST_F(Refused, EndsWithAVersionThatIsPublished)
+{
+	ASSERT_EQ(h->put("d/f", "again"), 0);
+	ASSERT_EQ(s->drain(), 0);
+	EXPECT_EQ(refused_below(*s, d), -EISDIR);
+	clear_the_way();
+	ASSERT_EQ(h->put("d/f", "last"), 0);
+	ASSERT_EQ(s->drain(), 0);
+	EXPECT_EQ(refused_below(*s, d), 0);
+	EXPECT_EQ(s->stats().n_refused, 0u);
+	EXPECT_EQ(show(s->tree()), "d/=0 d/f=4,108 e/=0 e/after=1,65 ");
+}
+
+TEST_F(Refused, EndsWithItsName)
+{
+	clear_the_way();
+	ASSERT_EQ(h->unlink("d/f"), 0); // not in the store: gone is gone
+	ASSERT_EQ(s->drain(), 0);
+	EXPECT_EQ(refused_below(*s, root), 0);
+}
+
+// A removal that the store refused is not settled by its directory, which therefore stays.
+TEST_F(Refused, StaysWhereItsDirectoryCannotGo)
+{
+	ASSERT_EQ(h->unlink("d/f"), 0); // a directory stands there
+	ASSERT_EQ(h->rmdir("d"), 0);
+	ASSERT_EQ(s->drain(), 0);
+	EXPECT_NE(refused_below(*s, root), 0);
+	staging_retry(*s);
+	EXPECT_EQ(refused_below(*s, root), 0);
+}
+
+// Another node put a file into a directory while its removal was on its way: both are as their makers
+// want them as far as can be, nothing is lost, and nobody waits for ever for a removal that cannot be.
+TEST(Conflict, ADirectoryThatOthersUseStays)
+{
+	Ground ground;
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	ASSERT_EQ(h.mkdir("step"), 0);
+	ASSERT_EQ(h.put("step/mine", "m"), 0);
+	ASSERT_EQ(s.drain(), 0);
+	write_file(ground.store() + "/step/theirs", "t");
+	ASSERT_EQ(h.unlink("step/mine"), 0);
+	ASSERT_EQ(h.rmdir("step"), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(show(s.tree()), "step/=0 step/theirs=1,116 ");
+	EXPECT_EQ(refused_below(s, root), 0);
+	EXPECT_EQ(s.stats().n_refused, 0u);
+	EXPECT_EQ(s.notes_with("conflict at step: Directory not empty: it stays, with what others put there"), 1);
+	// used again
+	ASSERT_EQ(h.mkdir("step"), 0);
+	ASSERT_EQ(h.put("step/mine", "n"), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(show(s.tree()), "step/=0 step/mine=1,110 step/theirs=1,116 ");
+}
+
+// What is below a directory that was refused is below the same directories.
+TEST(Conflict, OfADirectoryAndWhatIsInIt)
+{
+	Ground ground;
+	Options o;
+	o.start = false;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	ASSERT_EQ(h.mkdir("a"), 0);
+	ASSERT_EQ(h.mkdir("a/b"), 0);
+	ASSERT_EQ(h.put("a/b/f", "mine"), 0);
+	uint64_t a = h.id("a/");
+	std::filesystem::create_directory(ground.store() + "/a");
+	write_file(ground.store() + "/a/b", "no directory");
+	s.start();
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(s.stats().n_refused, 2u); // "a" is there already: that is as good
+	EXPECT_NE(refused_below(s, a), 0);
+	EXPECT_NE(refused_below(s, h.id("a/b/")), 0);
+	EXPECT_EQ(s.stats().lost_found, 1u);
+}
+
 TEST(Conflict, ADirectoryThatIsThereServes)
 {
 	Ground ground;
@@ -267,3 +554,12 @@ TEST(Conflict, ADirectoryThatIsThereServes)
 }
 
 } // namespace
+
+extern "C" int sync_file_range(int fd, off_t off, off_t len, unsigned flags)
+{
+	if (writeback_failed) {
+		errno = EIO;
+		return -1;
+	}
+	return (int)syscall(SYS_sync_file_range, fd, off, len, flags);
+}

@@ -89,6 +89,7 @@ struct Options {
 	uint64_t ballast = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
 	bool no_dedup = false;
+	unsigned mapped_ms = 0;
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	std::string store;	// "" = the ground's
@@ -116,6 +117,7 @@ public:
 		so.budget_bytes = o.budget;
 		so.ballast_bytes = o.ballast;
 		so.no_dedup = o.no_dedup;
+		so.mapped_ms = o.mapped_ms;
 		so.notice = note;
 		so.ctx = this;
 		if (!err)
@@ -321,15 +323,20 @@ inline staged_info info(staged *f)
 	return i;
 }
 
-inline bool write_all(staged *f, const std::string &bytes, uint64_t off = 0)
+inline int write_error(staged *f, const std::string &bytes, uint64_t off = 0)
 {
 	for (size_t at = 0; at < bytes.size();) {
 		ssize_t n = staged_write(f, bytes.data() + at, bytes.size() - at, off + at);
 		if (n <= 0)
-			return false;
+			return n ? (int)n : -EIO;
 		at += (size_t)n;
 	}
-	return true;
+	return 0;
+}
+
+inline bool write_all(staged *f, const std::string &bytes, uint64_t off = 0)
+{
+	return !write_error(f, bytes, off);
 }
 
 // Changes to staging, and what the store must hold once each of them is applied.
@@ -361,7 +368,9 @@ public:
 				   again ? REC_STAGED : REC_CREATE);
 		if (!f)
 			return -EIO;
-		int64_t seq = write_all(f, bytes) ? staged_reserve(f) : -EIO;
+		int64_t seq = write_error(f, bytes);
+		if (!seq)
+			seq = staged_reserve(f);
 		if (!seq)
 			seq = seal(s_, f, node, {{dir, name}}, true, again ? REC_SHADOW : 0);
 		if (seq < 0) {
@@ -479,6 +488,7 @@ public:
 	// The state that a store must show that has applied all up to seq.
 	const Tree &at(uint64_t seq) const { return std::prev(states.upper_bound(seq))->second; }
 	staged *file(const std::string &path) { return files_.at(path).sf; }
+	uint64_t id(const std::string &dir) { return dir_id(dir); }	// "a/b/"
 
 	std::map<uint64_t, Tree> states;	// by seq
 	std::mt19937_64 rng;

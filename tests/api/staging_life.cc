@@ -78,7 +78,7 @@ TEST_P(Life, FromOpenToEvicted)
 	if (io_store_has_xattr(s.store)) {
 		char sum[IO_CHECKSUM_LEN];
 		Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-		ASSERT_EQ(io_sum_file(s.store, fd.get(), sum), 0);
+		ASSERT_EQ(io_sum_file(fd.get(), sum), 0);
 		EXPECT_EQ(xattr(path, "user.cairn.checksum"), sum);
 		EXPECT_STREQ(info(f).checksum, sum);
 		EXPECT_EQ(xattr(path, "user.cairn.ino"), std::to_string(node));
@@ -236,6 +236,43 @@ TEST_P(Life, MappedFileWaitsForItsLease)
 	staged_unref(f);
 }
 
+// A mapping that stays holds up the changes of its own user, and those of others only for a while.
+TEST_P(Life, MappedFileOfAnotherUser)
+{
+	Options o = with();
+	o.mapped_ms = 50;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, "mapped"}, 4096);
+	ASSERT_TRUE(write_all(f, pattern(4096, 1)));
+	Fd fd(staged_open_rw(f));
+	void *map = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+	ASSERT_NE(map, MAP_FAILED);
+	fd.reset(-1);
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "mapped"}}, true), 0);
+	ASSERT_EQ(h.put("own", "small"), 0);
+	usleep(300000);
+	EXPECT_EQ(show(s.tree()), "") << "his own change did not wait";
+
+	rec theirs = {};
+	theirs.type = REC_MKDIR;
+	theirs.node = theirs.ino = staging_new_id(s);
+	theirs.dir = root;
+	theirs.name = "theirs";
+	theirs.mode = 0755;
+	theirs.uid = geteuid() + 1;
+	theirs.gid = getegid();
+	ASSERT_EQ(staging_log(s, &theirs), 0);
+	EXPECT_TRUE(until([&] { return !s.stats().pending_records; }));
+	EXPECT_EQ(read_file(ground.store() + "/mapped"), pattern(4096, 1));
+	EXPECT_EQ(access((ground.store() + "/theirs").c_str(), F_OK), 0);
+	munmap(map, 4096);
+	staged_unref(f);
+}
+
 // A writer joins a version that waits for a mapping, and the file loses its last name before
 // that writer seals anything: the version must not wait for a seal that never comes.
 TEST_P(Life, JoinedAndLetGo)
@@ -330,6 +367,29 @@ TEST_P(Life, FinalizedEarlyThenLate)
 	EXPECT_EQ(read_file(ground.store() + "/m"), std::string(4096, '2'));
 	staged_unref(all);
 	staged_unref(f);
+}
+
+// An open that waits for the version before it is counted, and how long.
+TEST_P(Life, WhoWaitsForAVersionIsCounted)
+{
+	Options o = with();
+	o.start = false;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, "f"}, 400000);
+	ASSERT_TRUE(write_all(f, pattern(400000, 1)));
+	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "f"}}, true), 0);
+	ASSERT_EQ(s.stats().waits, 0u);
+	std::thread opener([&] { EXPECT_EQ(staged_wait_persisted(f), 0); });
+	EXPECT_TRUE(until([&] { return s.stats().waits == 1; }));
+	s.start();
+	opener.join();
+	EXPECT_EQ(s.stats().waits, 1u);
+	EXPECT_GT(s.stats().wait_ns, 0u);
+	staged_unref(f);
+	ASSERT_EQ(s.drain(), 0);
 }
 
 // The same bytes again, written in place once the last version of them is safe.
@@ -746,3 +806,29 @@ TEST(Descriptors, NoneIsKeptOfClosedFiles)
 }
 
 } // namespace
+
+// The count of users is exact whoever takes and leaves a file at once, or it is freed too early or never.
+TEST_P(Life, UsersAreCountedWhoeverComesAndGoes)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {root, "shared"}, 0);
+	ASSERT_TRUE(f);
+	ASSERT_TRUE(write_all(f, "x"));
+	const int n_threads = 4, turns = 50000;
+	std::vector<std::thread> threads;
+	for (int t = 0; t < n_threads; t++)
+		threads.emplace_back([&] {
+			for (int i = 0; i < turns; i++)
+				staged_unref(staged_ref(f));
+		});
+	for (auto &t : threads)
+		t.join();
+	staging_stats st;
+	staging_get_stats(s, &st);
+	EXPECT_GT(st.used, 0u);
+	staged_unref(f); // the last: its memory is free again
+	staging_get_stats(s, &st);
+	EXPECT_EQ(st.used, 0u);
+}

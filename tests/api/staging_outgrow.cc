@@ -3,6 +3,8 @@
 //
 // Files that outgrow memory while the kernel writes them: older bytes are in the store's tmp/,
 // newer ones in staging. The test is the kernel: it writes the staged file by itself.
+#include <sys/syscall.h>
+
 #include "tests/api/staging_fixture.hh"
 
 namespace
@@ -10,6 +12,14 @@ namespace
 
 const uint64_t root = STAGING_ROOT_DIR;
 const uint64_t mib = 1u << 20;
+
+std::atomic<int> steps_left{-1}; // not counted
+
+void step()
+{
+	if (steps_left >= 0 && steps_left-- == 0)
+		_exit(0);
+}
 
 class Outgrow : public ::testing::TestWithParam<const char *>
 {
@@ -67,7 +77,9 @@ staged *outgrown(Staging &s, uint64_t node, const std::string &bytes, const char
 	if (!f)
 		return nullptr;
 	Writer w(f);
-	if (!w.write(bytes, 0) || staged_move_out(f) || !staged_outgrown(f) || w.memory() > 12 * mib)
+	/* what stays of it, and what was allocated ahead of it: an eighth of the budget */
+	const uint64_t left = 10 * mib + 6 * mib;
+	if (!w.write(bytes, 0) || staged_move_out(f) || !staged_outgrown(f) || w.memory() > left)
 		return nullptr;
 	return f;
 }
@@ -109,6 +121,30 @@ TEST_P(Outgrow, ClosedIsWhole)
 	EXPECT_TRUE(tmp_is_empty());
 	EXPECT_EQ(s.stats().outgrown_files, 1u);
 	EXPECT_EQ(s.stats().used, 0u);
+}
+
+// Memory that is allocated ahead of a writer is a change of the file to the kernel: not one that
+// may show after the times were set.
+TEST_P(Outgrow, TimesThatWereSetStayWhileMemoryIsMadeReady)
+{
+	Options o = with();
+	o.budget = 2048 * mib;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	const timespec times[2] = {{1000000001, 5}, {1000000002, 6}};
+	std::string bytes = pattern(24 * mib, 5);
+	for (int i = 0; i < 20; i++) {
+		staged *f = create(s, staging_new_id(s), {root, "shard" + std::to_string(i)}, 1 * mib);
+		ASSERT_TRUE(f);
+		{
+			Writer w(f);
+			ASSERT_TRUE(w.write(bytes, 0));
+			ASSERT_EQ(staged_set_times(f, times), 0);
+			for (int n = 0; n < 200; n++, usleep(50))
+				ASSERT_EQ(info(f).mtime.tv_sec, times[1].tv_sec) << i << " " << n;
+		}
+		staged_unref(f);
+	}
 }
 
 TEST_P(Outgrow, FsyncMakesACopyAndTheWriterGoesOn)
@@ -271,4 +307,110 @@ TEST_P(Outgrow, FoundAgain)
 	}
 }
 
+// All is killed between two steps of a truncation, into what has moved: the file is as long as it was or as it
+// was to become, and has its bytes.
+class OutgrowKilled : public Outgrow
+{
+};
+INSTANTIATE_TEST_SUITE_P(Posix, OutgrowKilled, ::testing::Values("posix"));
+
+TEST_P(OutgrowKilled, AsItIsTruncated)
+{
+	std::string bytes = pattern(32 * mib, 10);
+	for (uint64_t cut : {3 * mib + 17, (uint64_t)100})
+		for (int steps = 0, code = 0; code == 0; steps++) {
+			SCOPED_TRACE("cut to " + std::to_string(cut) + ", after " + std::to_string(steps) + " steps");
+			pid_t pid = fork();
+			if (pid == 0) {
+				Staging s(ground, with());
+				uint64_t node = s.err ? 0 : staging_new_id(s);
+				staged *f = s.err ? nullptr : outgrown(s, node, bytes);
+				if (!f || log_flushed(s, f, node, "shard"))
+					_exit(1);
+				steps_left = steps;
+				_exit(staged_resize(f, cut) ? 2 : 3);
+			}
+			int status;
+			ASSERT_EQ(waitpid(pid, &status, 0), pid);
+			ASSERT_TRUE(WIFEXITED(status));
+			code = WEXITSTATUS(status);
+			ASSERT_TRUE(code == 0 || code == 3) << code;
+			Staging s(ground, with());
+			ASSERT_EQ(s.err, 0);
+			ASSERT_EQ(s.drain(), 0);
+			std::string got = read_file(ground.store() + "/shard");
+			ASSERT_TRUE(got.size() == cut || (code == 0 && got.size() == bytes.size())) << got.size();
+			ASSERT_SAME(got, bytes.substr(0, got.size()));
+			EXPECT_EQ(s.stats().lost_found, 0u);
+			ASSERT_TRUE(code == 0 || steps > 0);
+		}
+}
+
+// A worker dies so, and the next one is asked for the same truncation again. Then the file gets longer, and what it
+// gets is a hole: it reads as zeros, not as what was cut off.
+TEST_P(OutgrowKilled, AndTruncatedAgain)
+{
+	std::string bytes = pattern(32 * mib, 11), want = bytes.substr(0, 3 * mib + 17);
+	want.resize(32 * mib);
+	for (int steps = 0, code = 0; code == 0; steps++) {
+		SCOPED_TRACE("after " + std::to_string(steps) + " steps");
+		std::string name = "shard" + std::to_string(steps);
+		pid_t pid = fork();
+		if (pid == 0) {
+			Staging s(ground, with());
+			uint64_t node = s.err ? 0 : staging_new_id(s);
+			staged *f = s.err ? nullptr : outgrown(s, node, bytes, name.c_str());
+			if (!f)
+				_exit(1);
+			steps_left = steps;
+			_exit(staged_resize(f, 3 * mib + 17) ? 2 : 3);
+		}
+		int status;
+		ASSERT_EQ(waitpid(pid, &status, 0), pid);
+		ASSERT_TRUE(WIFEXITED(status));
+		code = WEXITSTATUS(status);
+		ASSERT_TRUE(code == 0 || code == 3) << code;
+		Options o = with();
+		staged *f = nullptr;
+		uint64_t node = 0;
+		o.orphaned = false;
+		o.each = [&](staging *st, const rec *r) {
+			if (r->type != REC_CREATE || r->name != name)
+				return;
+			node = r->node;
+			EXPECT_EQ(staged_recover(st, r, &f), 0);
+		};
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		ASSERT_TRUE(f);
+		ASSERT_EQ(staged_resize(f, 3 * mib + 17), 0);
+		ASSERT_EQ(staged_resize(f, 32 * mib), 0);
+		ASSERT_TRUE(Writer(f).write("end", 32 * mib - 3));
+		ASSERT_EQ(staged_move_out(f), 0);
+		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_finish(f), 0);
+		ASSERT_GT(seal(s, f, node, {{root, name}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_SAME(read_file(ground.store() + "/" + name), want.substr(0, 32 * mib - 3) + "end");
+		staged_unref(f);
+	}
+}
+
 } // namespace
+
+// Death after so many of the calls that change a file.
+extern "C" int ftruncate(int fd, off_t len)
+{
+	step();
+	return (int)syscall(SYS_ftruncate, fd, len);
+}
+extern "C" ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
+{
+	step();
+	return syscall(SYS_pwrite64, fd, buf, len, off);
+}
+extern "C" int fallocate(int fd, int mode, off_t off, off_t len)
+{
+	step();
+	return (int)syscall(SYS_fallocate, fd, mode, off, len);
+}

@@ -17,7 +17,7 @@ import struct
 import sys
 import zipfile
 
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "demo"))
 from torch_names import Size, new, stand_in, torch    # noqa: E402
 
 ROWS, COLUMNS = 4096, 4096  # bfloat16: 32 MiB a tensor

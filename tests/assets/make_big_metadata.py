@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "demo"))
 from torch_names import Size, new, stand_in, torch    # noqa: E402
 
 META = "torch.distributed.checkpoint.metadata"

@@ -30,7 +30,7 @@ int ioctl(int fd, unsigned long op, ...)
 END
 "${CC:-cc}" -shared -fPIC -o "$TMP/die.so" "$TMP/die.c" || die "cc"
 store=$TMP/store mnt=$TMP/mnt
-export DIE_AT=$TMP/now
+export DIE_AT=$store/.cairn/now	# the worker opens no file elsewhere
 LD_PRELOAD=$TMP/die.so start_mount "$store" "$mnt"
 need_passthrough "$mnt"
 for i in 1 2 3; do

@@ -35,7 +35,9 @@ rc=$?
 [ $deaths -ge 5 ] || die "the keeper gave up after only $deaths deaths"
 grep -Eiq 'worker.*(died|times|gave|giv)' "$TMP/log" || die "no clear line in the log: $(cat "$TMP/log")"
 note "$(tail -n 1 "$TMP/log")"
-! ls "$MNT/run" >/dev/null 2>&1 || ! is_mounted "$MNT" || die "the mount still answers"
+is_mounted "$MNT" || die "the mountpoint is bare: it takes files that are meant for the store"
+! ls "$MNT/run" >/dev/null 2>&1 || die "the mount still answers"
+! touch "$MNT/stray" 2>/dev/null || die "a file was made where no cairnfs serves"
 load_kill
 mount_drop
 [ -n "$(find "$STAGING" -type f | head -n 1)" ] || die "staging was not kept"

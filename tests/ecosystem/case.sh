@@ -3,7 +3,8 @@
 #
 # case.sh FILE.py - one case: its save() and check() on a mount, then check() on the bare store.
 # The first lines of FILE.py say `# needs: GROUP...` of what install installs, and may say
-# `# options: OPTS` for the mount, `# modes:` and `# timeout:` for the runner.
+# `# options: OPTS` for the mount, `# disk: TYPE` for a store on a filesystem of 512 MiB of its own, and `# modes:` and
+# `# timeout:` for the runner.
 . "$(dirname "$0")/../lib/lib.sh"
 
 py=$1
@@ -38,6 +39,11 @@ python()
 	[ $rc = 0 ] || die "$(basename "$py") $*: exit code $rc"
 }
 
+disk=$(key disk)
+if [ -n "$disk" ]; then
+	make_disk disk "$disk" 512M
+	store=$TMP/disk/store STORE=$store
+fi
 start_mount "$store" "$mnt" "$(key options)"
 [ "$MODE" != fast ] || need_passthrough "$mnt"
 python save "$mnt" check "$mnt"

@@ -138,7 +138,7 @@ def save(top):
     for mode in MODES:
         eco.ranks(RANKS, run, top, mode)
         path = f"{top}/{mode}/step-{STEPS}"
-        eco.needs_each(path, "torchtitan", RANKS, os.listdir(path))
+        eco.needs_each(path, "dcp", RANKS, os.listdir(path))
         eco.ranks(RANKS, go_on, top, mode)
 
 
@@ -154,7 +154,7 @@ def check(top):
         for step in (STEPS - 1, STEPS):
             eco.ranks(RANKS, load, top, mode, step)
             path = f"{top}/{mode}/step-{step}"
-            eco.whole(path, "torchtitan", RANKS)
+            eco.whole(path, "dcp", RANKS)
             want = torch.load(f"{top}/want-{mode}-{step}.pt", weights_only=True)
             found = eco.by_cairn(path)
             eco.same_dict({n: found[n] for n in want}, want)

@@ -40,6 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check_set(s, size);
 	fmt_set_free(s);
 	s = fmt_set_new();
+	if (!torchfile_read_value(s, &src, &e) && (s->n_blobs != 1 || !s->blob[0].pickle))
+		__builtin_trap();
+	fmt_set_free(s);
+	s = fmt_set_new();
 	dcp_item_read(s, &src, &e);
 	fmt_set_free(s);
 	return 0;

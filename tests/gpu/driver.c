@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What staging/cuda_dl.[ch] believes of the CUDA driver, asked of the driver: `make check-gpu`. Exit
+ * What tools/libcairn/cuda_dl.[ch] believes of the CUDA driver, asked of the driver: `make check-gpu`. Exit
  * code 77 where there is none. The fake of tests/lib/fake_cuda.c must answer the same.
  */
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "staging/cuda_dl.h"
+#include "tools/libcairn/cuda_dl.h"
 
 #define MiB (1ul << 20)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * libcuda.so.1 without a GPU: the calls of staging/cuda_dl.h over host memory, for tests. It is
+ * libcuda.so.1 without a GPU: the calls of tools/libcairn/cuda_dl.h over host memory, for tests. It is
  * stricter than a driver:
  *
  *	device memory	no host address: who touches it dies (its bytes lie elsewhere)
@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "staging/cuda_dl.h"
+#include "tools/libcairn/cuda_dl.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define LOST 719u

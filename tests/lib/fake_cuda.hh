@@ -16,7 +16,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "staging/cuda_dl.h"
+#include "tools/libcairn/cuda_dl.h"
 
 class FakeCuda {
 public:

@@ -207,6 +207,92 @@ static void holes(void)
 	}
 }
 
+static void seek_finds_what_was_written(void)
+{
+	int fd = OK(open("a", O_RDWR | O_CREAT, 0644));
+
+	OK(fallocate(fd, 0, 0, 8 * MIB));
+	pwrite_tag(fd, 4096, 1, 0);
+	pwrite_tag(fd, 4096, 1, 5 * MIB);
+	for (int i = 0; i < 2; i++) {		/* while it is written, and from the store or its cache */
+		EQ(lseek(fd, 0, SEEK_HOLE), 4096);
+		EQ(lseek(fd, 0, SEEK_DATA), 0);
+		EQ(lseek(fd, 4096, SEEK_DATA), 5 * MIB);
+		EQ(lseek(fd, 5 * MIB + 100, SEEK_DATA), 5 * MIB + 100);
+		EQ(lseek(fd, 4096, SEEK_HOLE), 4096);
+		EQ(lseek(fd, 5 * MIB + 100, SEEK_HOLE), 5 * MIB + 4096);
+		ERR(lseek(fd, 5 * MIB + 4096, SEEK_DATA), ENXIO);
+		OK(close(fd));
+		durable("a");
+		fd = OK(open("a", O_RDONLY));
+	}
+	OK(close(fd));
+}
+
+/* Holes in the store are what was not written, not the huge pages that hold it. A mostly empty file has no checksum:
+ * an fsync would take as long as its zeros. */
+static void sparse_by_what_was_written(void)
+{
+	const size_t len = 2048 * MIB;
+	char text[64];
+	int fd = OK(open("a", O_RDWR | O_CREAT, 0644));
+	struct stat st;
+
+	OK(ftruncate(fd, len));
+	for (int i = 0; i < 7; i++)
+		pwrite_tag(fd, 100, i, i * 300 * MIB + 12345);
+	OK(fsync(fd));
+	pwrite_tag(fd, 10, 8, 300 * MIB + 4096);
+	OK(close(fd));
+	durable("a");
+	fd = OK(open(store("a"), O_RDONLY));
+	OK(fstat(fd, &st));
+	EQ(st.st_size, len);
+	if (st.st_blocks * 512 > 128 * KIB)
+		FAIL("7 small writes take %ld KiB", (long)st.st_blocks / 2);
+	for (int i = 0; i < 7; i++)
+		same_fd_range("a", fd, i * 300 * MIB + 12345, 100, i);
+	same_fd_range("a", fd, 300 * MIB + 4096, 10, 8);
+	OK(close(fd));
+	zeros(store("a"), 300 * MIB + 4106, 2000);
+	if (!env.plain)
+		ERR(getxattr(store("a"), "user.cairn.checksum", text, sizeof(text)), ENODATA);
+}
+
+/* Runs of zeros of many lengths, ends that are not a page's: the store has every byte. */
+static void sparse_patterns(void)
+{
+	const off_t len = 24 * MIB + 1234;
+	char *want = calloc(1, len);
+	int fd = OK(open("a", O_RDWR | O_CREAT, 0644));
+	struct stat st;
+
+	OK(ftruncate(fd, len));
+	for (off_t at = 6 * MIB, gap = 1; at + 100 < 10 * MIB; gap = gap * 3 / 2 + 100) {
+		fill(want + at, 100, 5, at);
+		pwrite_tag(fd, 100, 5, at);
+		at += 100 + gap;
+	}
+	fill(want + 16 * MIB + 70 * KIB, 3 * MIB, 5, 16 * MIB + 70 * KIB);
+	pwrite_tag(fd, 3 * MIB, 5, 16 * MIB + 70 * KIB);
+	fill(want + len - 1, 1, 5, len - 1);
+	pwrite_tag(fd, 1, 5, len - 1);
+	OK(close(fd));
+	durable("a");
+	fd = OK(open(store("a"), O_RDONLY));
+	OK(fstat(fd, &st));
+	EQ(st.st_size, len);
+	char *got = malloc(len);
+	for (off_t at = 0; at < len;)
+		at += OK(pread(fd, got + at, len - at, at));
+	for (off_t i = 0; i < len; i++)
+		if (got[i] != want[i])
+			FAIL("byte %ld is %#x, not %#x", (long)i, (unsigned char)got[i], (unsigned char)want[i]);
+	OK(close(fd));
+	free(want);
+	free(got);
+}
+
 static void sparse_1tib(void)
 {
 	const off_t size = 1L << 40;
@@ -778,6 +864,32 @@ static void preallocation(void)
 	}
 }
 
+static void zero_range(void)
+{
+	int fd = OK(open("a", O_RDWR | O_CREAT, 0644));
+
+	write_tag(fd, 5 * MIB, 1, 0);
+	OK(fallocate(fd, FALLOC_FL_ZERO_RANGE, 4097, 3 * MIB));
+	EQ(stat_of("a").st_size, 5 * MIB);
+	same_fd_range("a", fd, 0, 4097, 1);
+	same_fd_range("a", fd, 3 * MIB + 4097, 2 * MIB - 4097, 1);
+	OK(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 5 * MIB - 10, MIB));
+	EQ(stat_of("a").st_size, 5 * MIB);
+	OK(fallocate(fd, FALLOC_FL_ZERO_RANGE, 5 * MIB, MIB + 3));
+	OK(close(fd));
+	for (int i = 0; i < 2; i++) {
+		const char *path = i ? store("a") : "a";
+
+		EQ(stat_of(path).st_size, 6 * MIB + 3);
+		zeros(path, 4097, 3 * MIB);
+		zeros(path, 5 * MIB - 10, MIB + 13);
+		fd = OK(open(path, O_RDONLY));
+		same_fd_range(path, fd, 3 * MIB + 4097, 2 * MIB - 4097 - 10, 1);
+		OK(close(fd));
+		durable("a");
+	}
+}
+
 static void big_writes(void)
 {
 	int fd = OK(creat("a", 0644));
@@ -978,11 +1090,13 @@ int main(int argc, char **argv)
 #define C(name) { #name, name }
 	static const struct check table[] = {
 		C(append), C(tails), C(o_append), C(o_trunc), C(size_before_data), C(truncates),
-		C(holes), C(sparse_1tib), C(pwrite_threads), C(pwrite_processes), C(vectors),
+		C(holes), C(sparse_1tib), C(seek_finds_what_was_written),
+		C(sparse_by_what_was_written), C(sparse_patterns),
+		C(pwrite_threads), C(pwrite_processes), C(vectors),
 		C(copies_in_kernel), C(copies_across), C(o_direct_aligned), C(o_direct_unaligned),
 		C(o_direct_by_fcntl), C(io_uring), C(libaio), C(reopen_and_patch),
 		C(overwrite_with_reader), C(patch_with_reader), C(overwrite_in_place), C(o_sync),
-		C(fsync_is_honest), C(syncs), C(writes_after_fsync), C(preallocation),
+		C(fsync_is_honest), C(syncs), C(writes_after_fsync), C(preallocation), C(zero_range),
 		C(big_writes), C(small_things), C(two_writers), C(reader_follows_writer),
 		C(inherited_descriptor), C(many_open), C(overwrite_often), C(unlink_and_recreate),
 		C(dup_and_seek), C(direct_and_buffered), { NULL, NULL },

@@ -395,6 +395,62 @@ static void maps_of_one_file(void)
 	same(store("out"), 2 * MIB, 1);
 }
 
+static bool newer(struct timespec a, struct timespec b)
+{
+	return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
+}
+
+static void map_and(const char *path, bool read_first, bool write)
+{
+	int fd = OK(open(path, O_RDWR));
+	char *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	TRUE(p != MAP_FAILED);
+	if (read_first)
+		TRUE(*(volatile char *)p != 'y');
+	if (write)
+		memset(p, 'y', 100);
+	OK(munmap(p, 4096));
+	OK(close(fd));
+}
+
+/* Of a file in memory; the same that was fsynced; one that the store has, by another name, and that was never opened. */
+static void times_of_mapped_writes(void)
+{
+	static const char *const names[] = { "a", "b", "c" };
+
+	for (int round = 0; round < 2; round++) {
+		struct stat before, after;
+
+		put("a", 3 * 4096, 1);
+		put("b", 3 * 4096, 1);
+		put("for_c", 3 * 4096, 1);
+		durable(".");
+		if (env.plain)
+			put("c", 3 * 4096, 1);
+		else
+			OK(link(store("for_c"), store("c")));
+		usleep(20000);
+		for (int i = 0; i < 3; i++) {
+			before = stat_of(names[i]);
+			map_and(names[i], true, false);
+			after = stat_of(names[i]);
+			TRUE(!newer(after.st_mtim, before.st_mtim));
+			if (i == 1)
+				durable(names[i]);
+			map_and(names[i], round, true);
+			after = stat_of(names[i]);
+			if (!newer(after.st_mtim, before.st_mtim) || !newer(after.st_ctim, before.st_ctim))
+				FAIL("%s, read before: %d: times are those of before the write", names[i], round);
+			durable(names[i]);
+			TRUE(!newer(stat_of(names[i]).st_mtim, after.st_mtim));
+			TRUE(!newer(after.st_mtim, stat_of(names[i]).st_mtim));
+		}
+		OK(unlink("c"));
+		OK(unlink("for_c"));
+	}
+}
+
 int main(int argc, char **argv)
 {
 #define C(name) { #name, name }
@@ -403,7 +459,8 @@ int main(int argc, char **argv)
 		C(writes_after_close), C(mapped_is_not_final), C(mapping_ends_with_its_process),
 		C(overwrite_while_mapped), C(unlink_while_mapped), C(rename_while_mapped),
 		C(write_and_mapping), C(joined_then_unlinked), C(fsync_of_mapped), C(growing_mapped),
-		C(beyond_the_end), C(exec_from_mount), C(maps_of_one_file), { NULL, NULL },
+		C(beyond_the_end), C(exec_from_mount), C(maps_of_one_file),
+		C(times_of_mapped_writes), { NULL, NULL },
 	};
 
 	return check_main(argc, argv, table);

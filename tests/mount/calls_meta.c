@@ -8,9 +8,11 @@
 #include <sys/file.h>
 #include <sys/fsuid.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <sys/utsname.h>
 #include <termios.h>
 
 #include "check.h"
@@ -522,6 +524,149 @@ static void suid_cleared(void)
 	EQ(stat_of("a").st_mode, S_IFREG | 0755);
 }
 
+/* What stat -c %A asks for: answered from the kernel's cache while that is valid. */
+static mode_t mode_alone(const char *path)
+{
+	struct statx x;
+
+	OK(statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_MODE, &x));
+	return x.stx_mode & 07777;
+}
+
+enum { BY_WRITE, BY_DIRECT, BY_OPEN_BEFORE, BY_O_TRUNC, BY_TRUNCATE, BY_FTRUNCATE, BY_FALLOCATE, BY_PUNCH, WAYS };
+
+/* The file changes in each way that another user has. One writes through a descriptor from before the chmod. */
+static void change_file(int way, int fd)
+{
+	void *page = NULL;
+
+	switch (way) {
+	case BY_DIRECT:
+		OK(fd = open("f", O_WRONLY | O_DIRECT));
+		EQ(posix_memalign(&page, 4096, 4096), 0);
+		memset(page, 1, 4096);
+		EQ(pwrite(fd, page, 4096, 0), 4096);
+		break;
+	case BY_O_TRUNC: OK(open("f", O_WRONLY | O_TRUNC)); break;
+	case BY_TRUNCATE: OK(truncate("f", 50)); break;
+	case BY_OPEN_BEFORE: pwrite_tag(fd, 10, 2, 0); break;
+	default:
+		OK(fd = open("f", O_WRONLY));
+		if (way == BY_WRITE)
+			pwrite_tag(fd, 10, 2, 0);
+		else if (way == BY_FTRUNCATE)
+			OK(ftruncate(fd, 60));
+		else
+			OK(fallocate(fd, way == BY_PUNCH ? FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE : 0, 0, 4096));
+	}
+}
+
+static void suid_case(int way, uid_t uid, gid_t gid, mode_t before, mode_t after)
+{
+	int fd, status;
+
+	put("f", 3 * 4096, 1);
+	OK(chown("f", OTHER, OTHER));
+	OK(fd = open("f", O_WRONLY));
+	OK(chmod("f", before));
+	EQ(mode_alone("f"), before);
+	if (!OK(fork())) {
+		OK(setgroups(0, NULL));
+		OK(setgid(gid));
+		OK(setuid(uid));
+		change_file(way, fd);
+		_exit(0);
+	}
+	OK(wait(&status));
+	if (status || mode_alone("f") != after)
+		FAIL("way %d, as %d:%d: %o becomes %o, not %o", way, (int)uid, (int)gid, before, mode_alone("f"), after);
+	OK(close(fd));
+	durable("f");
+	EQ(stat_of(store("f")).st_mode & 07777, after);
+	OK(unlink("f"));
+}
+
+static void suid_cleared_each_way(void)
+{
+	if (geteuid())
+		SKIP("not root");
+	OK(chmod(".", 0777));
+	for (int way = 0; way < WAYS; way++) {
+		suid_case(way, NOBODY, NOBODY, 06777, 0777);
+		suid_case(way, NOBODY, NOBODY, 06766, 0766);	/* sgid goes: not of its group */
+		suid_case(way, OTHER, OTHER, 06766, 02766);
+		suid_case(way, OTHER, OTHER, 06776, 0776);
+		suid_case(way, 0, 0, 06777, 06777);
+	}
+}
+
+static void suid_of_other_kinds(void)
+{
+	static const mode_t kinds[] = { S_IFIFO, S_IFSOCK };
+
+	if (geteuid())
+		SKIP("not root");
+	for (int i = 0; i < 2; i++) {
+		int status;
+
+		OK(mknod("f", kinds[i] | 0644, 0));
+		OK(chown("f", OTHER, OTHER));
+		OK(chmod("f", 06755));
+		if (!OK(fork())) {
+			OK(setgroups(0, NULL));
+			OK(setgid(OTHER));
+			OK(setuid(OTHER));
+			OK(chown("f", OTHER, OTHER));
+			_exit(0);
+		}
+		OK(wait(&status));
+		EQ(status, 0);
+		EQ(mode_alone("f"), 0755);
+		durable(".");
+		EQ(stat_of(store("f")).st_mode & 07777, 0755);
+		OK(unlink("f"));
+	}
+}
+
+static bool later(struct timespec a, struct timespec b)
+{
+	return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
+}
+
+/* Also while the store does not know of the link: a closed file that is still mapped holds up what comes later. */
+static void ctime_of_links(void)
+{
+	static const mode_t kinds[] = { S_IFREG, S_IFIFO, S_IFSOCK, S_IFLNK };
+
+	OK(mkdir("aside", 0755));
+	for (int i = 0; i < 4; i++) {
+		struct timespec made, linked;
+		char *held;
+		int fd;
+
+		if (S_ISLNK(kinds[i]))
+			OK(symlink("target", "f"));
+		else
+			OK(mknod("f", kinds[i] | 0644, 0));
+		durable(".");
+		made = stat_of("f").st_ctim;
+		usleep(20000);
+		OK(fd = open("held", O_RDWR | O_CREAT | O_TRUNC, 0644));
+		OK(ftruncate(fd, 4096));
+		TRUE((held = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+		OK(close(fd));
+		OK(link("f", "aside/g"));
+		linked = stat_of("f").st_ctim;
+		TRUE(later(linked, made));
+		OK(munmap(held, 4096));
+		durable(".");
+		usleep(20000);
+		OK(unlink("aside/g"));
+		TRUE(later(stat_of("f").st_ctim, linked));
+		OK(unlink("f"));
+	}
+}
+
 static void as_other(int unused)
 {
 	gid_t groups[] = { 777 };
@@ -747,6 +892,23 @@ static void by_handle(void)
 	same(store("b"), 700, 2);
 }
 
+/* No handle is better than one that is stale when the kernel forgets the inode. */
+static void file_handles(void)
+{
+	struct { struct file_handle h; char bytes[MAX_HANDLE_SZ]; } handle = { .h.handle_bytes = MAX_HANDLE_SZ };
+	struct utsname u;
+	int id, major = 0, minor = 0;
+
+	only_on_cairn();
+	OK(uname(&u));
+	sscanf(u.release, "%d.%d", &major, &minor);
+	if (major < 6 || (major == 6 && minor < 9))
+		SKIP("this kernel cannot be told");
+	put("a", 10, 1);
+	ERR(name_to_handle_at(AT_FDCWD, "a", &handle.h, &id, 0), EOPNOTSUPP);
+	ERR(name_to_handle_at(AT_FDCWD, ".", &handle.h, &id, 0), EOPNOTSUPP);
+}
+
 int main(int argc, char **argv)
 {
 #define C(name) { #name, name }
@@ -755,9 +917,10 @@ int main(int argc, char **argv)
 		C(fsync_keeps_mtime), C(block_size), C(file_system), C(extended_stat), C(allowed),
 		C(masks), C(xattrs), C(many_xattrs), C(large_xattrs),
 		C(xattrs_stay_with_the_file), C(cairn_xattrs), C(open_is_open),
-		C(acls_refused), C(python_open), C(suid_cleared), C(another_user), C(by_fsuid),
+		C(acls_refused), C(python_open), C(suid_cleared),
+		C(suid_cleared_each_way), C(suid_of_other_kinds), C(ctime_of_links), C(another_user), C(by_fsuid),
 		C(posix_locks), C(ofd_locks), C(flock_locks), C(locks_that_wait), C(size_limit),
-		C(by_handle), { NULL, NULL },
+		C(by_handle), C(file_handles), { NULL, NULL },
 	};
 
 	return check_main(argc, argv, table);

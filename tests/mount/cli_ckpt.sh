@@ -15,7 +15,7 @@ says err 'no checkpoint that is complete and durable'
 cp -r "$assets/dcp" "$m/run/step-7"
 wait_durable "$m/run/step-7"
 expect 0 "$cairn" ls "$m/run"
-says out '^durable    step-7/  torchtitan, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
+says out '^durable    step-7/  dcp, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
 says out '^durable    notes/$'
 latest_is "$m/run" step-7
 
@@ -24,7 +24,7 @@ mkdir "$m/run/step-8"
 cp "$assets"/dcp/*.distcp "$m/run/step-8"
 cp "$assets/dcp/.metadata" "$m/run/step-8/.metadata.tmp"
 expect 0 "$cairn" ls "$m/run"
-says out ' step-8/  torchtitan, step 8, .*writing: '
+says out ' step-8/  dcp, step 8, .*writing: '
 latest_is "$m/run" step-7
 mv "$m/run/step-8/.metadata.tmp" "$m/run/step-8/.metadata"
 wait_durable "$m/run/step-8"
@@ -57,7 +57,7 @@ wait_durable "$m/mixed"
 expect 0 "$cairn" ls "$m/mixed"
 says out '^durable    ./  torch, 1 file, 4.3 KiB, complete and durable, '
 says out '^durable    best.pt$'
-says out '^durable    step-9/  torchtitan, step 9, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
+says out '^durable    step-9/  dcp, step 9, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
 expect 0 "$cairn" ls "$m"
 says out '^durable    mixed/  torch, 1 file, 4.3 KiB, '
 latest_is "$m/mixed" step-9
@@ -77,14 +77,14 @@ done
 rm "$s/run/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 find "$s/run" -exec touch -h -d '1 hour ago' {} +
 expect 0 "$cairn" ls "$s/run"
-says out '^-          step-7/  torchtitan, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete, 1:00:0. old$'
+says out '^-          step-7/  dcp, step 7, 2/2 ranks, 3 files, 15.5 KiB, complete, 1:00:0. old$'
 says out 'step-8/  .*, 1/2 ranks, .*incomplete: __1_0.distcp is missing, 1:00:'
 says out 'hf/  safetensors, 3 files, .*, complete, '
 says out 'epoch=1-step=5.ckpt  lightning, step 5, .*, complete, '
 says out 'global_step1/  deepspeed, step 1, 2/2 ranks, .*, complete, '
 says out 'global_step2/  deepspeed, step 2, 1/2 ranks, .*incomplete: 1 of 2 ranks, as many as the checkpoint before has'
 expect 0 "$cairn" ls -l "$s/run/step-8"
-says out '^-          \./  torchtitan, .*incomplete'
+says out '^-          \./  dcp, .*incomplete'
 says out ' __0_0.distcp  3 items$'
 says out '^missing    __1_0.distcp  9082 bytes are listed$'
 latest_is "$s/run" step-7
@@ -96,7 +96,7 @@ e = {x["name"]: x.get("checkpoint") for x in d["entries"]}
 assert e["notes"] is None
 c = e["step-7"]
 assert (c["format"], c["step"], c["ranks"], c["ranks_expected"], c["state"], c["safe"], c["why"]) == \
-    ("torchtitan", 7, 2, 2, "complete", True, None), c
+    ("dcp", 7, 2, 2, "complete", True, None), c
 assert (c["files"], c["bytes"]) == (3, 15879), c
 c = e["step-8"]
 assert c["state"] == "incomplete" and not c["safe"] and c["why"] == "__1_0.distcp is missing", c

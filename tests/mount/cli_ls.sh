@@ -57,3 +57,33 @@ expect 0 "$cairn" ls --json "$s/run"
 check_json store
 expect 0 "$cairn" ls "$s"
 [ "$(cat "$TMP/out")" = "-          run/" ] || die "the bare store lists: $(cat "$TMP/out")"
+
+# A user who may not look into .cairn; a file of tensors makes the store's top a checkpoint, of that file only.
+cp "$assets/safetensors/model.safetensors" "$s"
+echo notes >"$s/README"
+for top in "$s" "$TMP/store2"; do
+	mkdir -p "$top/.cairn"
+	chmod 700 "$top/.cairn"
+	chmod 755 "$top"
+done
+cp "$assets"/dcp/*.distcp "$assets/dcp/.metadata" "$TMP/store2"
+chmod 755 "$TMP"
+expect 0 "$cairn" ls "$s"
+says out '^-          \./  safetensors, 1 file, 486 B, '
+expect 0 "$cairn" ls --json "$s"
+expect 0 "$cairn" check "$s/model.safetensors" "$s"
+[ "$(grep -c '; 0 checksums and 0 CRCs match, 1 files without a checksum; 0 bad$' "$TMP/out")" = 2 ] ||
+	die "check of one file, and of the directory with others: $(cat "$TMP/out")"
+expect 0 "$cairn" ls --json "$s"
+has '"files": 1, "bytes": 486' "$TMP/out" || die "files of others are counted: $(cat "$TMP/out")"
+if [ "$(id -u)" = 0 ]; then
+	need_tool setpriv
+	cp "$cairn" "$TMP/cairn"	# where that user can reach it
+	for top in "$s" "$TMP/store2"; do
+		for how in "" -l --json; do
+			expect 0 setpriv --reuid 65534 --regid 65534 --clear-groups "$TMP/cairn" ls ${how:+$how} "$top"
+		done
+	done
+	expect 0 setpriv --reuid 65534 --regid 65534 --clear-groups "$TMP/cairn" ls "$TMP/store2"
+	says out '^-          \./  dcp, 2/2 ranks, 3 files, '
+fi

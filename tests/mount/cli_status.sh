@@ -53,4 +53,22 @@ if mount --bind "$m/a" "$TMP/bind"; then
 	says out "$m on "
 	umount "$TMP/bind"
 fi
+
+# Two mounts' metrics, scraped as one: each sample is one of a kind, whatever the mountpoint is called.
+odd=$TMP/$'other "q" \\ mount'
+start_mount "$TMP/store2" "$odd"
+cat "$m/.cairn/metrics" "$odd/.cairn/metrics" >"$TMP/both"
+python3 - "$TMP/both" "$m" "$odd" <<'PY' || die "metrics: $(cat "$TMP/both")"
+import re, sys
+seen, mounts = set(), set()
+for line in open(sys.argv[1], encoding="utf-8"):
+    if line.startswith("#"):
+        continue
+    sample = re.fullmatch(r'(cairnfs_\w+\{mount="((?:[^"\\]|\\.)*)"(?:,\w+="[^"]*")*\}) [-+.\de]+\n', line)
+    assert sample and sample[1] not in seen, line
+    seen.add(sample[1])
+    mounts.add(re.sub(r"\\(.)", r"\1", sample[2]))
+assert mounts == set(sys.argv[2:]), mounts
+PY
+stop_mount "$odd"
 stop_mount "$m"

@@ -194,3 +194,30 @@ start=$(date +%s%N)
 expect 0 "$cairn" tensors "$TMP/big"
 note "cairn tensors of 100,000 tensors: $((($(date +%s%N) - start) / 1000000)) ms"
 says out '^100000 tensors, '
+
+# An item that is no tensor has a CRC, too: each part of it that is zeroed is found.
+for at in 0 200 600 1100; do
+	rm -rf "$TMP/zeroed"
+	cp -r "$assets/dcp" "$TMP/zeroed"
+	dd if=/dev/zero of="$TMP/zeroed/__1_0.distcp" bs=1 seek=$at count=120 conv=notrunc status=none
+	expect 1 "$cairn" check "$TMP/zeroed"
+	says out '^__1_0.distcp: at '
+done
+
+# A commit file that cannot be read is a fault, whatever byte of it is wrong.
+python3 - "$cairn" "$assets/dcp" "$TMP/flipped" <<'PY' || die "a flipped bit in .metadata"
+import os, shutil, subprocess, sys
+cairn, whole, folder = sys.argv[1:4]
+shutil.copytree(whole, folder)
+path = os.path.join(folder, ".metadata")
+with open(path, "rb") as f:
+    good = f.read()
+for bit in range(0, len(good) * 8, 37):
+    bad = bytearray(good)
+    bad[bit // 8] ^= 1 << bit % 8
+    with open(path, "wb") as f:
+        f.write(bad)
+    r = subprocess.run([cairn, "check", "-q", "--quick", folder], capture_output=True, check=False)
+    if r.returncode == 0 and b" 5 tensors " not in r.stdout:
+        sys.exit(f"bit {bit}: {r.stdout.decode(errors='replace')}")
+PY

@@ -53,3 +53,17 @@ kill $mapper
 wait $mapper 2>/dev/null
 expect 0 "$cairn" umount "$m"
 [ "$(tr -d v <"$s/mapped" | wc -c)" = 0 ] && [ "$(stat -c %s "$s/mapped")" = 1048576 ] || die "the bytes written after the close are not in the store"
+
+# A mount namespace that was made meanwhile has a copy of the mount, and the daemon goes on: that is told.
+start_mount "$s" "$m"
+keeper=$(keeper_pid "$m")
+unshare -m --propagation private sleep 600 &
+holder=$!
+on_exit 'kill $holder 2>/dev/null'
+retry 20 sh -c "[ \"\$(readlink /proc/$holder/ns/mnt)\" != \"\$(readlink /proc/self/ns/mnt)\" ]" || die "unshare"
+expect 0 within 60 "$cairn" umount "$m"
+says err "sleep (pid $holder) has it mounted in its mount namespace"
+says err "kill $keeper"
+kill $holder
+wait $holder 2>/dev/null
+lib_pid_gone "$keeper" || retry 60 sh -c "[ ! -d /proc/$keeper ]" || die "the daemon stays when that namespace is gone"

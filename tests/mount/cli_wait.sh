@@ -41,7 +41,8 @@ expect 0 "$cairn" wait "$m"
 exec 8>"$m/gone"
 "$cairn" wait --timeout 60 "$m/gone" 2>"$TMP/err" 8>&- &
 waiter=$!
-retry 20 watches $waiter "$m/gone" || die "wait does not hold $m/gone"
+# the mount is opened after the file's path is known: before that there would be nothing to wait for
+retry 20 watches $waiter "$m" || die "wait does not hold $m/gone"
 rm "$m/gone"
 exec 8>&-
 rc=0

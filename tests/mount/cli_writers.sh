@@ -49,9 +49,9 @@ def check(what, run, name, state, fmt, say="", ranks=None, seconds=3600):
         failed += 1
         print(f"{what}: want {fmt} {state} '{say}' {ranks}: {c}, latest '{latest}'")
 
-def writer(fmt, name, stages, ranks=None):
+def writer(fmt, name, stages, ranks=None, folder=None):
     """stages: (file, bytes, what is said then); None in bytes: rename file to the third; '' says complete."""
-    run = os.path.join(store, fmt)
+    run = os.path.join(store, folder or fmt)
     for i, (f, data, say) in enumerate(stages):
         top = os.path.join(run, name)
         if callable(data):
@@ -83,7 +83,7 @@ def dcp(more=()):
             ("rename", move(".metadata.tmp", ".metadata"), "" if not more else more[0][2])] + list(more[1:])
 
 writer("dcp", "ckpt_7", dcp(), (2, 2))
-writer("torchtitan", "step-7", dcp(), (2, 2))
+writer("dcp", "step-7", dcp(), (2, 2), "torchtitan")
 writer("megatron", "iter_0000007",
        [("common.pt", a("torch_save/model.pt"), ".metadata is missing")] +
        dcp([(None, None, "metadata.json is missing"), ("metadata.json", b'{"sharded_backend": "torch_dist"}', "")]), (2, 2))
@@ -99,6 +99,8 @@ index = a("hf_index/model.safetensors.index.json")
 writer("safetensors", "hf-7",
        [("model-00001-of-00002.safetensors", cut(st1), "model-00001-of-00002.safetensors"),
         ("model-00001-of-00002.safetensors", st1, "1 of 2 model-*.safetensors files are there"),
+        ("model-00002-of-00002.safetensors", st2, "model.safetensors.index.json is missing"),
+        ("", lambda top: os.unlink(os.path.join(top, "model-00002-of-00002.safetensors")), None),
         ("model.safetensors.index.json", index, "model-00002-of-00002.safetensors is missing"),
         ("model-00002-of-00002.safetensors", cut(st2), "model-00002-of-00002.safetensors"),
         ("model-00002-of-00002.safetensors", st2, "")])
@@ -182,6 +184,6 @@ writer("lightning", "epoch=1-step=7.ckpt", [("", cut(pt), "epoch=1-step=7.ckpt")
 run = os.path.join(store, "foreign")
 put(os.path.join(run, "step-7", "__0_0.distcp"), b"x" * 100)
 put(os.path.join(run, "step-7", ".metadata"), b"step 7, 4 ranks\n")
-check("a text .metadata", run, "step-7", "incomplete", "torchtitan", "not written by DCP (no pickle)")
+check("a text .metadata", run, "step-7", "incomplete", "dcp", "not written by DCP (no pickle)")
 sys.exit(failed != 0)
 PY

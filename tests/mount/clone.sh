@@ -77,7 +77,7 @@ copy "$mnt/run/step-1/odd" "$mnt/best/odd"	# over the first
 wait_durable "$mnt"
 same "$TMP/odd" "$store/best/odd"
 grep -q "saved: .* as clones" "$mnt/.cairn/status" || die "status: $(cat "$mnt/.cairn/status")"
-grep -qx "cairnfs_dedup_clones_total $(clones)" "$mnt/.cairn/metrics" || die "metrics"
+[ "$(metric "$mnt" dedup_clones_total)" = "$(clones)" ] || die "metrics"
 
 # what is no copy in the end
 n=$(clones)

@@ -59,6 +59,12 @@ for out in "$TMP/o/empty" "$TMP/o/q" /dev/null; do
 done
 diff -r "$TMP/o/empty" "$TMP/o/dcp.dcp" || die "what was in the way was touched"
 
+# --- damaged objects are not copied -----------------------------------------------------------
+cp -r "$assets/dcp" "$TMP/damaged"
+dd if=/dev/zero of="$TMP/damaged/__1_0.distcp" bs=1 count=600 conv=notrunc status=none	# of "step"
+expect 1 "$cairn" export --format dcp "$TMP/damaged" "$TMP/o/damaged.dcp"
+[ ! -e "$TMP/o/damaged.dcp/.metadata" ] || die "a damaged object was exported"
+
 # --- what other programs saved, as a DCP checkpoint --------------------------------------------
 expect 0 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/i1"
 says out '^.*/i1: 6 tensors, '
@@ -95,6 +101,8 @@ save("key", {"a": {2.5: 1}})
 save("list", [1, 2])
 save("twice", {"a.b": 1, "a": {"b": 2}})
 save("lost", {"a": [{}, 1]})
+save("step7", {"step": 7}, 4)
+save("step8", {"step": 8})
 loop = {}
 loop["a"] = loop
 save("loop", loop)
@@ -118,6 +126,9 @@ refuses() # NAME MESSAGE
 	[ "$(wc -l <"$TMP/err")" = 1 ] || die "more than one line: $(cat "$TMP/err")"
 	[ ! -e "$TMP/no" ] || die "$1: something was left"
 }
+for step in 7 8; do
+	expect 0 "$cairn" import "$TMP/step$step.pt" "$TMP/step$step"
+done
 refuses odd 'trainer.state: made by __main__.Odd, no tensor and no plain value$'
 refuses key 'a: a dict with a float for a key$'
 refuses list 'not a dict'
@@ -137,8 +148,17 @@ expect 2 "$cairn" import "$assets/safetensors/model.safetensors"
 expect 2 "$cairn" import "$TMP/missing" "$TMP/no"
 expect 2 "$cairn" import --nonsense a b
 expect 2 "$cairn" import "$0" "$TMP/no"
-expect 1 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/nowhere/x"
-says err 'No such file'
+expect 0 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/above/out/i"	# with what is missing above
+expect 0 "$cairn" diff "$TMP/above/out/i" "$TMP/i1"
+expect 1 "$cairn" import "$TMP/any name" "$TMP/any name/i"
+says err 'any name: Not a directory'
+# of one state, whoever pickled the values that are no tensors
+expect 1 "$cairn" diff "$assets/dcp" "$TMP/step7"
+says out '^0 added, 5 removed, 0 reshaped, 0 changed, 1 the same'
+expect 1 "$cairn" diff "$assets/dcp" "$TMP/step8"
+says out '^changed   step  bytes$'
+expect 0 "$cairn" diff "$assets/torch_save/model.pt" "$TMP/i3"
+says out '^0 added, 0 removed, 0 reshaped, 0 changed, 18 the same'
 expect 0 "$cairn" help import
 
 # --- what cannot be carried is refused by name, and OUT stays as it was ----------------------
@@ -168,12 +188,14 @@ done
 for bad in "$TMP/c" "$TMP/b" "$TMP/hf" "$assets/torch_odd/odd.pt"; do
 	expect 1 "$cairn" export --format dcp "$bad" "$TMP/no"
 	[ ! -e "$TMP/no" ] || die "$bad: something was left"
+	expect 1 "$cairn" export --format dcp "$bad" "$TMP/no/x/y"
+	[ ! -e "$TMP/no" ] || die "$bad: directories were left"
 	mkdir "$TMP/no"		# one that was there stays, empty
 	expect 1 "$cairn" export --format dcp "$bad" "$TMP/no"
 	rmdir "$TMP/no" || die "$bad: something was left"
 done
-expect 1 "$cairn" export "$assets/dcp" "$TMP/nowhere/x"
-says err 'No such file'
+expect 0 "$cairn" export "$assets/dcp" "$TMP/o/above/out/x"
+cmp "$TMP/o/above/out/x" "$TMP/o/dcp.safetensors" || die "below a directory that was made"
 expect 2 "$cairn" export "$assets/dcp"
 expect 2 "$cairn" export "$assets/dcp" "$TMP/o"
 says err 'there already, and no file'
@@ -246,6 +268,8 @@ expect 2 "$cairn" export --format dcp "$TMP/big" "$TMP/killed"
 expect 1 bash -c 'trap "" XFSZ && ulimit -f 1000 && "$@"' - "$cairn" export -q --format dcp "$TMP/big" "$TMP/no"
 says err '^cairn: .*/no: File too large$'
 [ ! -e "$TMP/no" ] || die "left behind: $(ls -A "$TMP/no")"
+expect 1 bash -c 'trap "" XFSZ && ulimit -f 1000 && "$@"' - "$cairn" export -q "$TMP/big" "$TMP/no/x/y"
+[ ! -e "$TMP/no" ] || die "left behind: $(find "$TMP/no")"
 for signal in KILL TERM; do
 	rm -rf "$TMP/killed"
 	"$cairn" export -q --format dcp "$TMP/big" "$TMP/killed" &

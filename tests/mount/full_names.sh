@@ -10,14 +10,11 @@
 
 make_disk small ext4 96M
 store=$TMP/small/store mnt=$TMP/mnt
-start_mount "$store" "$mnt" staging=256M
+start_mount "$store" "$mnt" staging=32M
 need_passthrough "$mnt"
 
-# Leaves some 6 MiB: room for far fewer directories than are asked for.
-free_kib() { stat -f -c '%a %S' "$TMP/small" | awk '{ print int($1 * $2 / 1024) }'; }
-fallocate -l $((($(free_kib) - 6144) * 1024)) "$TMP/small/ballast" || die "fallocate"
-
-# A file closed while it is mapped holds up all that comes later.
+# A file closed while it is mapped holds up all that comes later. Then all but some 6 MiB of the
+# store is taken: room for far fewer directories than are asked for.
 python3 - "$mnt" "$TMP" <<'EOF' || die "the names: see above"
 import ctypes, errno, mmap, os, sys
 mnt, tmp = sys.argv[1:]
@@ -29,6 +26,10 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 held = libc.mmap(None, 65536, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
 ctypes.memmove(held, b"held", 4)
+os.close(fd)
+free = os.statvfs(tmp + "/small")
+fd = os.open(tmp + "/small/ballast", os.O_WRONLY | os.O_CREAT)
+os.posix_fallocate(fd, 0, free.f_bavail * free.f_frsize - (6 << 20))
 os.close(fd)
 made, files, refused, full = 0, 0, 0, 0
 for i in range(6000):
@@ -43,9 +44,17 @@ for i in range(6000):
 		continue
 	# the room that names were promised is not for files
 	fd = os.open("%s/f%d" % (mnt, i), os.O_WRONLY | os.O_CREAT)
-	os.write(fd, bytes(60000))
+	told = False
+	try:
+		os.write(fd, bytes(60000))
+	except OSError as e:
+		if e.errno != errno.ENOSPC:
+			raise
+		told = True
 	try:
 		os.close(fd)
+		if told:
+			sys.exit("a write said ENOSPC and the close said nothing")
 		files += 1
 	except OSError as e:
 		if e.errno != errno.ENOSPC:

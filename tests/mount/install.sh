@@ -83,3 +83,59 @@ build install-python || die "make install-python again"
 touch "$usr/lib/python/other.py"
 build uninstall uninstall-python || die "make uninstall"
 [ "$(cd "$root" && find . ! -type d)" = ./opt/cairn/lib/python/other.py ] || die "left: $(find "$root" ! -type d)"
+
+# The wheel: libcairn is in it, it is found there, and the tag says what it is linked with.
+need_tool objdump strip
+wheel() { make -s -C "$LIB_TOP" -o "$BUILD/libcairn.so" BUILD="$BUILD" WHEELDIR="$1" wheel; }
+whl=$(wheel "$TMP/wheel") || die "make wheel"
+wheel "$TMP/again" >/dev/null && cmp "$whl" "$TMP/again/${whl##*/}" || die "two wheels of one build differ"
+glibc=$(objdump -T "$BUILD/libcairn.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+glibc=${glibc#GLIBC_}
+case $whl in
+*/cairnfs-"$version-py3-none-manylinux_${glibc/./_}_$(uname -m)".whl) ;;
+*) die "$whl wants glibc $glibc" ;;
+esac
+if python3 -m pip --version >/dev/null 2>&1; then
+	python3 -m pip -q --disable-pip-version-check install --no-index --no-deps --target "$TMP/site" "$whl" || die "pip install"
+else
+	python3 -m zipfile -e "$whl" "$TMP/site" || die "unzip"
+fi
+said=$(PYTHONPATH=$TMP/site python3 -B "$TMP/use.py" "$TMP/site" "$version") || die "the wheel's package"
+[ "$said" = "$TMP/site/cairnfs/libcairn.so.${version%%.*}" ] || die "it took $said"
+cc -shared -fPIC -Wl,-soname,libcairn.so.0 -o "$TMP/foreign.so" -x c /dev/null -Wl,--no-as-needed -lgcc_s || die "cc"
+python3 "$LIB_TOP/tools/python/install.py" --wheel "$TMP/no" --libcairn "$TMP/foreign.so" 2>"$TMP/said" &&
+	die "a wheel that needs what not every machine has"
+has 'linked with libgcc_s' "$TMP/said" || die "$(cat "$TMP/said")"
+
+# Without libcairn it says so, once; and not where that is wanted.
+cat >"$TMP/none.py" <<'EOF'
+import importlib, os, sys, types
+package = types.ModuleType("cairnfs")
+package.__path__ = [sys.argv[1]]
+sys.modules["cairnfs"] = package
+lib = importlib.import_module("cairnfs._lib")
+lib.ctypes.util.find_library = os.path.exists = lambda path: None   # nothing is installed here
+assert lib.library() is None and lib.library() is None
+EOF
+CAIRN_LIBRARY='' python3 -B "$TMP/none.py" "$LIB_TOP/tools/python/cairnfs" 2>"$TMP/said" || die "without, on purpose"
+[ ! -s "$TMP/said" ] || die "it is wanted so: $(cat "$TMP/said")"
+python3 -B "$TMP/none.py" "$LIB_TOP/tools/python/cairnfs" 2>"$TMP/said" || die "without"
+[ "$(grep -c 'libcairn.so is not found' "$TMP/said")" = 1 ] || die "what is missing: $(cat "$TMP/said")"
+
+# A type checker knows each name, or says that there is none: it sees no __getattr__.
+python3 - "$LIB_TOP/tools/python/cairnfs" <<'EOF' || die "every name type-checks"
+import ast, glob, sys
+
+def seen(body):
+    for x in body:
+        if isinstance(x, ast.If) and isinstance(x.test, ast.Name) and x.test.id == "TYPE_CHECKING":
+            yield from seen(x.body)
+        else:
+            yield x
+            yield from seen(getattr(x, "body", []) if isinstance(x, (ast.If, ast.Try, ast.ClassDef)) else [])
+
+for path in glob.glob(sys.argv[1] + "/*.py"):
+    with open(path, encoding="utf-8") as f:
+        for x in seen(ast.parse(f.read()).body):
+            assert getattr(x, "name", "") not in ("__getattr__", "__getattribute__"), (path, x.lineno)
+EOF

@@ -24,8 +24,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "staging/cuda_dl.h"
 #include "tools/libcairn/cairn.h"
+#include "tools/libcairn/cuda_dl.h"
 
 #define LIMIT_MS 600000	/* the case ends before */
 

@@ -57,6 +57,31 @@ ln -s "$store" "$TMP/alias"
 mkdir "$store/in"
 refused "in the store, by a symlink" "inside" "$cairnfs" "$TMP/alias" "$store/in" -o $small
 rmdir "$store/in"
+for how in $small "$small,ro"; do
+	mkdir -p "$store/.cairn" && echo 0123456789abcdef >"$store/.cairn/id" && chmod 700 "$store/.cairn"
+	refused "a damaged id, $how" "/.cairn/id is damaged.*/run/cairnfs|/.cairn/id is damaged.*/dev/shm" "$cairnfs" "$store" "$mnt" -o "$how"
+done
+mkdir "$TMP/real" "$TMP/served"
+start_mount "$TMP/real" "$TMP/served" $small
+mkdir "$TMP/served/in" "$TMP/bound"
+refused "the store is a mount of ours" "is itself a cairnfs mount" "$cairnfs" "$TMP/served" "$mnt" -o $small
+for how in $small "$small,ro"; do
+	refused "the store lies in a mount of ours, $how" "lies inside the cairnfs mount $TMP/served;.*outside" \
+		"$cairnfs" "$TMP/served/in" "$mnt" -o "$how"
+done
+if [ "$(id -u)" = 0 ]; then
+	mount --bind "$TMP/served/in" "$TMP/bound"
+	refused "the store lies in a mount of ours, by a bind mount" "lies inside the cairnfs mount $TMP/" \
+		"$cairnfs" "$TMP/bound" "$mnt" -o $small
+	umount "$TMP/bound"
+fi
+[ -z "$(ls -A "$TMP/served/in")" ] || complain "a refused start left $(ls -A "$TMP/served/in")"
+stop_mount "$TMP/served"
+# Its name is not as /proc writes it.
+start_mount "$TMP/real" "$TMP/served here" $small
+refused "the store lies in a mount with a space" "inside the cairnfs mount $TMP/served here;" \
+	"$cairnfs" "$TMP/served here/in" "$mnt" -o $small
+stop_mount "$TMP/served here"
 refused "staging above memory" "memory" "$cairnfs" "$store" "$mnt" -o staging=100000G
 if [ -r /sys/devices/system/node/has_memory ]; then
 	refused "a NUMA node that is not there" "NUMA node" "$cairnfs" "$store" "$mnt" -o $small,numa=1000
@@ -71,9 +96,17 @@ refused "fsync=maybe" "fsync" "$cairnfs" "$store" "$mnt" -o $small,fsync=maybe
 refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=steam
 refused "ballast=lead" "ballast" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
 refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
-refused "an unknown option" "nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense
+refused "an unknown option" "unknown option -o nonsense; cairnfs --help" "$cairnfs" "$store" "$mnt" -o $small,nonsense
+refused "the second of three options" "unknown option -o nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense,ro
+refused "no option, noallow_other" "unknown option -o noallow_other; cairnfs --help" "$cairnfs" "$store" "$mnt" -o noallow_other
+for pair in staging_size=64M:staging= staging-dir=/x:staging_dir= fsnyc=strict:fsync= nodedupe:nodedup persist=4:persist_threads= \
+	persist_threads:persist_threads= alow_other:allow_other stagin=1G:staging= numa-node=0:numa=; do
+	refused "an option like another, ${pair%:*}" "unknown option -o ${pair%:*}; did you mean ${pair#*:}\?.*--help" \
+		"$cairnfs" "$store" "$mnt" -o "${pair%:*},ballast=0"
+done
+refused "a value that libfuse does not take" "-o max_read=much: .*invalid" "$cairnfs" "$store" "$mnt" -o $small,max_read=much
 refused "staging_dir of nothing" "staging_dir" "$cairnfs" "$store" "$mnt" -o $small,staging_dir=
-refused "remount" "cannot be changed" "$cairnfs" "$store" "$mnt" -o $small,remount
+refused "remount" "no cairnfs is mounted" "$cairnfs" "$store" "$mnt" -o $small,remount
 refused "auto_unmount" "auto_unmount" "$cairnfs" "$store" "$mnt" -o $small,auto_unmount
 if [ "$(id -u)" = 0 ]; then
 	refused "what the mount itself refuses" "mount failed" "$cairnfs" "$store" "$mnt" -o $small,blkdev
@@ -93,6 +126,21 @@ if [ "$(id -u)" = 0 ]; then
 	install -d -m 555 "$TMP/not-his"
 	refused "a store that is not the user's to write" "$TMP/not-his" setpriv --reuid 65534 \
 		--regid 65534 --clear-groups "$cairnfs" "$TMP/not-his" "$TMP/his-mnt" -o $small
+fi
+
+# Root of a user namespace only: /run is not his, and the message names what he needs.
+if [ "$(id -u)" = 0 ]; then
+	install -d -o 65534 "$TMP/his-store"
+	mknod -m 666 "$TMP/dev/fuse" c 10 229
+	# shellcheck disable=SC2016
+	his_root=(unshare -m bash -c 'mount --bind "$0" /dev/fuse && exec setpriv --reuid 65534 --regid 65534 --clear-groups \
+		unshare -Urm "$@"' "$TMP/dev/fuse")
+	if "${his_root[@]}" test -w /dev/fuse 2>/dev/null; then
+		refused "a user's namespace" "/run/cairnfs.*-o staging_dir=" "${his_root[@]}" \
+			"$cairnfs" "$TMP/his-store" "$TMP/his-mnt" -o $small
+	else
+		note "a user namespace's root: not tried, none is to be had here"
+	fi
 fi
 
 # Usage: no arguments, help, version.
@@ -206,6 +254,31 @@ echo more >"$mnt/g"
 umount "$mnt" || complain "-f: umount"
 wait $fg || complain "-f: exit code $?"
 [ "$(cat "$store/g")" = more ] || complain "-f: the file is not in the store"
+
+# A remount, with what mount(8) gives, changes the kernel's flags and says of other options that they stay.
+if [ "$(id -u)" = 0 ]; then
+	remount() { "$cairnfs" "$store" "$mnt" -o "rw,nosuid,nodev,relatime,remount,$1,user_id=0,group_id=0,default_permissions"; }
+	"$cairnfs" "$store" "$mnt" -o $small || complain "remount: not mounted"
+	pid=$(keeper_pid "$mnt")
+	cp "$(type -P true)" "$mnt/true"
+	remount "noexec,$small" 2>"$TMP/said" || complain "remount,noexec"
+	[ -s "$TMP/said" ] && complain "remount with the options that it has: $(cat "$TMP/said")"
+	"$mnt/true" 2>/dev/null && complain "remount,noexec: it runs"
+	remount exec || complain "remount,exec"
+	"$mnt/true" || complain "remount,exec: it does not run"
+	remount ro,staging=63M 2>"$TMP/said" || complain "remount,ro"
+	has "staging=63M stays as it is" "$TMP/said" || complain "remount,staging=: not told: $(cat "$TMP/said")"
+	touch "$mnt/h" 2>/dev/null && complain "remount,ro: it writes"
+	[ "$(cat "$mnt/f")" = hello ] && "$mnt/true" || complain "remount,ro: it does not read"
+	remount rw || complain "remount,rw"
+	exec 7>"$mnt/h" || complain "remount,rw: it does not write"
+	remount ro 2>/dev/null && complain "remount,ro: with a file open for writing"
+	exec 7>&-
+	has nosuid,nodev <(grep " $mnt " /proc/mounts) || complain "remount: $(grep " $mnt " /proc/mounts)"
+	umount "$mnt"
+	retry 20 lib_pid_gone "$pid"
+	rm "$store/true" "$store/h"
+fi
 
 # fstab's way, through mount.fuse of the fuse3 package.
 if command -v mount.fuse3 >/dev/null; then

@@ -49,11 +49,11 @@ static long status_number(const char *key)
 }
 
 /* As a disk would hold a writer up, so that no timing decides how far he is ahead. */
-static void pace(void)
+static void pace(int fd)
 {
 	for (int i = 0; paced && status_number("\"used_bytes\": ") > budget + AHEAD_MIB * MIB; i++) {
 		if (i == 12000 * slow())
-			FAIL("staging stays over its budget");
+			FAIL("staging stays over its budget, after %ld bytes: %s", (long)lseek(fd, 0, SEEK_END), status());
 		usleep(5000);
 	}
 }
@@ -75,7 +75,7 @@ static void put_words(int fd, long off, long end)
 		fill_words(buf, off, n);
 		if (OK(pwrite(fd, buf, (size_t)n, off)) != n)
 			FAIL("short write at %ld", off);
-		pace();
+		pace(fd);
 	}
 }
 
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
 		OK(pwrite(fd, buf, 2 * MIB, off));
 		fill_words(buf, off, 64);
 		OK(pwrite(fd, buf, 64, off));
-		pace();
+		pace(fd);
 	}
 	if (!sparse && strcmp(way, "patch") && strcmp(way, "parts"))
 		put_words(fd, 0, strcmp(way, "fsync") ? size : size - MIB);

@@ -74,7 +74,7 @@ exec 9>&-
 wait $pid
 start_mount "$store" "$mnt" "$opts"
 if [ "$MODE" != relay ]; then
-	found=$(ls "$store"/.cairn/lost+found/append.bin.unclosed.*) || die "not in lost+found"
+	found=$(ls "$store"/.cairn/lost+found/step-3%2Fappend.bin.unclosed.*) || die "not in lost+found"
 	helper outgrow check "$found" $size 9 "$mnt" || die "lost+found"
 fi
 [ ! -e "$mnt/step-3/append.bin" ] || die "a file never closed was published"

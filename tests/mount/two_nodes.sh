@@ -38,6 +38,11 @@ save_a alone
 wait_durable "$a"
 [ -e "$s/alone/.metadata" ] || die "one node waits for itself"
 
+# More than half of staging is a cache of what is durable: that gives way, and is no reason not to wait.
+for i in 1 2 3 4 5 6 7 8 9 10; do head -c 4M /dev/urandom >"$a/cached-$i"; done
+wait_durable "$a"
+[ "$(status_field "$a" staging.used_bytes)" -gt $((32 << 20)) ] || die "nothing is cached: $(status_field "$a" staging)"
+
 # A shard of the other node is missing: the name waits, and what comes later behind it.
 mount_b
 save_a step-1
@@ -47,6 +52,11 @@ retry 20 eval '[ "$(held)" != null ]' || die "nothing is held"
 grep -q 'waiting .*another node.*step-1/.metadata' "$a/.cairn/status" || die "status: $(cat "$a/.cairn/status")"
 [ ! -e "$s/step-1/.metadata" ] && [ ! -e "$s/step-1.done" ] || die "published before the other node's shard"
 cmp "$a/step-1/.metadata" "$assets/.metadata" || die "the mount itself does not wait"
+# Meanwhile both make one directory: node a's comes later in the store, and is node b's.
+mkdir "$a/both" "$b/both" || die "mkdir of both"
+echo a >"$a/both/a"
+echo b >"$b/both/b"
+wait_durable "$b/both"
 head -c 100 "$assets/__1_0.distcp" >"$b/step-1/__1_0.distcp"	# cut short: still not what is listed
 wait_durable "$b/step-1/__1_0.distcp"
 retry 20 eval '[[ $(held) == *"has 100 of"* ]]' || die "held: $(held)"
@@ -56,6 +66,8 @@ wait_durable "$b/step-1/__1_0.distcp"
 wait_durable "$a"
 [ "$(held)" = null ] || die "still held: $(held)"
 [ -e "$s/step-1/.metadata" ] && [ -e "$s/step-1.done" ] || die "not published"
+[ "$(cat "$s/both/a" "$s/both/b")" = "$(printf 'a\nb')" ] || die "a directory of two nodes: $(ls -l "$s/both")"
+! has -i conflict "$a/.cairn/status.json" || die "a directory that is there is used, and no conflict: $(status_field "$a" notices)"
 
 # The other node's shard comes first, as it does with DCP: nothing waits.
 mkdir "$b/step-2"
@@ -82,6 +94,11 @@ retry 20 eval '[ "$(held)" = null ]' || {
 	mkdir -p "$s/step-4" && cp "$assets/__1_0.distcp" "$s/step-4/"
 }
 wait_durable "$a"
+if [ -e "$s/step-4" ]; then	# what another put there stays, is seen again, and is an error of nobody
+	retry 20 cmp "$a/step-4/__1_0.distcp" "$assets/__1_0.distcp" || die "step-4: $(ls -l "$a/step-4" "$s/step-4")"
+	has 'conflict at step-4: Directory not empty' "$a/.cairn/status.json" || die "not told: $(status_field "$a" notices)"
+	rm -r "$a/step-4" && wait_durable "$a" && [ ! -e "$s/step-4" ] || die "step-4 cannot be removed"
+fi
 
 # A kill of the worker while it waits: it waits on.
 save_a step-5

@@ -232,7 +232,8 @@ if [ -n "$others" ]; then
 	chmod 600 "$m/step/__1_0.distcp"
 	may_not model.safetensors
 	may_not tensors/scalar.npy
-	[ "$(stat -c %a "$v/step/model.safetensors")" = 400 ] || die "mode: $(stat -c %a "$v/step/model.safetensors")"
+	shows() { [ "$(stat -c %a "$v/step/model.safetensors")" = "$1" ]; }
+	retry 10 shows 400 || die "mode: $(stat -c %a "$v/step/model.safetensors")"
 	chmod 644 "$m/step/__1_0.distcp"
 	may model.safetensors
 	chown 65534 "$m/step/.metadata"

@@ -124,6 +124,8 @@ TEST(Zip, ManyEntriesThroughTheWindow)
 	EXPECT_EQ(z.get("archive/data/7"), "7");
 }
 
+extern "C" uint32_t crc_by_tables(uint32_t crc, const void *bytes, size_t len);
+
 TEST(Zip, Crc)
 {
 	EXPECT_EQ(zip_crc(0, "123456789", 9), 0xcbf43926u);
@@ -133,6 +135,16 @@ TEST(Zip, Crc)
 	for (size_t i = 0; i < much.size(); i += 1000)
 		slow = zip_crc(slow, much.data() + i, std::min<size_t>(1000, much.size() - i));
 	EXPECT_EQ(zip_crc(0, much.data(), much.size()), slow);
+	EXPECT_EQ(crc_by_tables(0, much.data(), much.size()), slow);
+	// each way by which bytes are taken, wherever they begin and end
+	for (size_t from : {0, 1, 7, 15, 4097})
+		for (size_t len = 0; len < 2200; len++) {
+			uint32_t bytewise = 77;
+			for (size_t i = 0; i < len; i += 63)
+				bytewise = zip_crc(bytewise, much.data() + from + i, std::min<size_t>(63, len - i));
+			ASSERT_EQ(zip_crc(77, much.data() + from, len), bytewise) << from << " " << len;
+			ASSERT_EQ(crc_by_tables(77, much.data() + from, len), bytewise) << from << " " << len;
+		}
 }
 
 TEST(Zip, ShouldFail)

@@ -521,6 +521,62 @@ TEST(LiveTree, ForgottenAndLearnedAgain)
 	EXPECT_EQ(after.st_mode, before.st_mode);
 }
 
+// A file that nobody has closed yet takes one of another's names: the store still has that one's there when it is
+// renamed onto it in turn, and a rename between two names of one file would leave both.
+TEST(LiveTree, RenamedOntoANameItHadItself)
+{
+	Ground ground;
+	LiveTree t(ground, true);
+	ASSERT_EQ(t.err, 0);
+	uint64_t id, fh;
+	ASSERT_EQ(shim_create(t.fs, root, "x", &id, &fh), 0);
+	ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
+	ASSERT_EQ(shim_close(t.fs, fh), 0);
+	ASSERT_EQ(shim_link(t.fs, id, root, "y"), 0);
+	ASSERT_EQ(shim_create(t.fs, root, "open", &id, &fh), 0);
+	ASSERT_EQ(shim_rename(t.fs, root, "open", root, "y"), 0);
+	ASSERT_EQ(shim_rename(t.fs, root, "x", root, "y"), 0);
+	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	EXPECT_EQ(tree_of(ground.store()), (Tree{{"y", "bytes"}}));
+	EXPECT_EQ(shim_lookup(t.fs, root, "x", &id), -ENOENT);
+	ASSERT_EQ(shim_close(t.fs, fh), 0);
+}
+
+// A worker lets go of a directory; the next one must not have it again, for the third one's log says that it
+// is gone, and what came into it meanwhile with it. The whiteout is what could keep it.
+TEST(LiveTree, ForgottenOverTwoRestarts)
+{
+	Ground ground;
+	std::filesystem::create_directory(ground.store() + "/d");
+	uint64_t dir, id, fh;
+	{
+		LiveTree t(ground, true);
+		ASSERT_EQ(t.err, 0);
+		ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
+		ASSERT_EQ(shim_create(t.fs, dir, "a", &id, &fh), 0);
+		ASSERT_EQ(shim_close(t.fs, fh), 0);
+		ASSERT_EQ(shim_rename(t.fs, dir, "a", root, "b"), 0);
+		ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+		ASSERT_EQ(shim_forget(t.fs, dir), 0);
+	}
+	{
+		LiveTree t(ground);
+		ASSERT_EQ(t.err, 0);
+		ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
+		ASSERT_EQ(shim_create(t.fs, dir, "c", &id, &fh), 0);
+		ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
+		ASSERT_EQ(shim_close(t.fs, fh), 0);
+	}
+	LiveTree t(ground);
+	ASSERT_EQ(t.err, 0);
+	ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
+	EXPECT_EQ(shim_lookup(t.fs, dir, "c", &id), 0);
+	ASSERT_EQ(shim_start(t.fs), 0);
+	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	EXPECT_TRUE(t.notes.empty()) << t.notes[0];
+	EXPECT_EQ(tree_of(ground.store()), (Tree{{"b", ""}, {"d/", ""}, {"d/c", "bytes"}}));
+}
+
 // A trainer that rotates its checkpoints removes names for years.
 TEST(LiveTree, WhatIsRemovedIsForgotten)
 {
@@ -590,6 +646,53 @@ TEST(LiveTree, RotationLeavesNoMemoryBehind)
 	}
 	EXPECT_TRUE(until([&] { return allocated() < held[1] + steps * 64; }))
 		<< allocated() << " bytes, after the rounds " << held[0] << ", " << held[1] << ", " << held[2];
+}
+
+// A file that is written for ever, at one place or at two in turn, costs the same each time: not one
+// place more is remembered for each version, published or not.
+TEST(LiveTree, VersionsLeaveNoPlacesBehind)
+{
+	for (bool publishes : {false, true}) {
+		SCOPED_TRACE(publishes);
+		Ground ground;
+		LiveTree t(ground, publishes);
+		ASSERT_EQ(t.err, 0);
+		uint64_t id, fh;
+		ASSERT_EQ(shim_create(t.fs, root, "f", &id, &fh), 0);
+		for (int i = 0; i < 200; i++) {
+			ASSERT_EQ(shim_write(t.fs, fh, "x", 1, 0), 0);
+			ASSERT_EQ(shim_close(t.fs, fh), 0);
+			ASSERT_EQ(shim_open_file(t.fs, root, "f", O_WRONLY | O_TRUNC, &fh), 0);
+		}
+		EXPECT_LE(shim_places(t.fs, id), 2u);
+		ASSERT_EQ(shim_close(t.fs, fh), 0);
+		for (int i = 0; publishes && i < 100; i++) {
+			ASSERT_EQ(shim_rename(t.fs, root, i % 2 ? "g" : "f", root, i % 2 ? "f" : "g"), 0);
+			ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+			ASSERT_LE(shim_places(t.fs, id), 2u);
+		}
+	}
+}
+
+// A reader whose file gets a new version keeps the old one, though it has no name any more.
+TEST(LiveTree, AKeptVersionCanBeAskedFor)
+{
+	Ground ground;
+	auto t = std::make_unique<LiveTree>(ground, true, true);
+	ASSERT_EQ(t->err, 0);
+	uint64_t reader, writer;
+	char buf[8] = {};
+	write_file(ground.store() + "/f", "old");
+	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_RDONLY, &reader), 0);
+	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_WRONLY | O_TRUNC, &writer), 0);
+	ASSERT_EQ(shim_write(t->fs, writer, "newer", 5, 0), 0);
+	ASSERT_EQ(shim_close(t->fs, writer), 0);
+	ASSERT_EQ(staging_drain(t->s(), 60000), 0);
+	Fd fd(shim_open_kept(t->fs, reader));
+	ASSERT_GE(fd.get(), 0) << strerror(-fd.get());
+	EXPECT_EQ(pread(fd.get(), buf, sizeof(buf), 0), 3);
+	EXPECT_STREQ(buf, "old");
+	ASSERT_EQ(shim_close(t->fs, reader), 0);
 }
 
 } // namespace

@@ -9,7 +9,7 @@
 #include <vector>
 
 extern "C" {
-#include "io/spans.h"
+#include "io/engine/spans.h"
 }
 
 namespace

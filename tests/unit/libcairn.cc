@@ -241,6 +241,7 @@ TEST_F(Cairn, errors_say_what_to_do)
 	EXPECT_EQ(-ENOENT, cairn_load(stage, path("no").c_str(), 0, buf, 1, nullptr));
 	EXPECT_EQ(-ENODATA, cairn_load(stage, path("file").c_str(), 0, buf, 2, nullptr));
 	EXPECT_EQ(-ENODATA, cairn_device(path("file").c_str(), buf, sizeof(buf)));
+	EXPECT_EQ(0xcbf43926u, cairn_crc32(cairn_crc32(0, "1234", 4), "56789", 5));
 	EXPECT_EQ(0, cairn_stage_stats(stage, &st, 8));	// a caller of an older version
 	EXPECT_EQ(-EINVAL, cairn_stage_trim(nullptr));
 	EXPECT_EQ(0, cairn_stage_close(nullptr));

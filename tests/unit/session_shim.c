@@ -2,13 +2,20 @@
 #include "tests/unit/session_shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/fuse.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fs/fs.h"
+#include "io/engine/table.h"
+
+#define RESENT (1ull << 63)
 
 static void take_too_long(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
@@ -43,9 +50,8 @@ static ssize_t answer(int fd, struct iovec *iov, int count, void *ctx)
 	return sendmsg(fd, &m, MSG_NOSIGNAL);
 }
 
-int shim_serve(struct fs *fs, int fd)
+int shim_serve(struct fs *fs, int fd, bool resend)
 {
-	static const struct fuse_lowlevel_ops ops = {.getattr = take_too_long};
 	static const struct fuse_custom_io io = {.writev = answer, .read = receive};
 	struct {
 		struct fuse_in_header in;
@@ -57,16 +63,22 @@ int shim_serve(struct fs *fs, int fd)
 	};
 	char *argv[] = {"session"};
 	struct fuse_args args = FUSE_ARGS_INIT(1, argv);
+	struct fuse_lowlevel_ops ops = fs_ops;
 
 	pthread_mutex_init(&fs->read_lock, NULL);
 	pthread_mutex_init(&fs->ticket_lock, NULL);
+	pthread_mutex_init(&fs->slots_lock, NULL);
 	pthread_cond_init(&fs->read_cond, NULL);
 	pthread_cond_init(&fs->ticket_cond, NULL);
+	ops.init = NULL;
+	ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
 	if (!fs->se)
 		return -EINVAL;
 	int rc = fuse_session_custom_io(fs->se, &io, sizeof(io), fd);
-	return rc ? rc : session_run(fs, &hello, sizeof(hello), false);
+	if (!rc)
+		rc = session_run(fs, &hello, sizeof(hello), resend);
+	return rc ? rc : house_start(fs);
 }
 
 int shim_ask(int fd)
@@ -79,11 +91,272 @@ int shim_ask(int fd)
 	return send(fd, &q, sizeof(q), MSG_NOSIGNAL) == sizeof(q) ? 0 : -errno;
 }
 
+static uint64_t unique_of(struct shim_request r)
+{
+	return r.unique | (r.resent ? RESENT : 0);
+}
+
+int shim_ask_release(int fd, struct shim_request r, uint64_t id, uint64_t fh)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_release_in release;
+	} q = {
+		.in = {.len = sizeof(q), .opcode = FUSE_RELEASE, .unique = unique_of(r), .nodeid = id},
+		.release = {.fh = fh},
+	};
+
+	return send(fd, &q, sizeof(q), MSG_NOSIGNAL) == sizeof(q) ? 0 : -errno;
+}
+
+int shim_ask_rename(int fd, struct shim_request r, const char *from, const char *to)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_rename_in rename;
+		char names[64];
+	} q = {
+		.in = {.opcode = FUSE_RENAME, .unique = unique_of(r), .nodeid = FUSE_ROOT_ID},
+		.rename = {.newdir = FUSE_ROOT_ID},
+	};
+	size_t len = (size_t)snprintf(q.names, sizeof(q.names), "%s%c%s", from, 0, to) + 1;
+
+	q.in.len = (uint32_t)(offsetof(__typeof__(q), names) + len);
+	return send(fd, &q, q.in.len, MSG_NOSIGNAL) == (ssize_t)q.in.len ? 0 : -errno;
+}
+
+int shim_ask_lookup(int fd, struct shim_request r, const char *name)
+{
+	struct {
+		struct fuse_in_header in;
+		char name[64];
+	} q = {.in = {.opcode = FUSE_LOOKUP, .unique = unique_of(r), .nodeid = FUSE_ROOT_ID}};
+
+	q.in.len = (uint32_t)(sizeof(q.in) + strlen(name) + 1);
+	strcpy(q.name, name);
+	return send(fd, &q, q.in.len, MSG_NOSIGNAL) == (ssize_t)q.in.len ? 0 : -errno;
+}
+
+int shim_ask_op(int fd, struct shim_request r, unsigned opcode, uint64_t id, const char *name)
+{
+	struct {
+		struct fuse_in_header in;
+		char rest[128];
+	} q = {.in = {.opcode = opcode, .unique = unique_of(r), .nodeid = id}};
+	const struct fuse_mkdir_in mkdir = {.mode = 0755};
+	const struct fuse_read_in read = {.fh = 1, .size = 4096};
+	const struct fuse_getxattr_in xattr = {.size = 64};
+	size_t len = 0;
+
+	if (opcode == FUSE_MKDIR)
+		memcpy(q.rest, &mkdir, len = sizeof(mkdir));
+	else if (opcode == FUSE_READDIR || opcode == FUSE_READDIRPLUS)
+		memcpy(q.rest, &read, len = sizeof(read));
+	else if (opcode == FUSE_GETXATTR)
+		memcpy(q.rest, &xattr, len = sizeof(xattr));
+	if (name) {
+		strcpy(q.rest + len, name);
+		len += strlen(name) + 1;
+	}
+	q.in.len = (uint32_t)(sizeof(q.in) + len);
+	return send(fd, &q, q.in.len, MSG_NOSIGNAL) == (ssize_t)q.in.len ? 0 : -errno;
+}
+
+int shim_ask_write(int fd, struct shim_request r, uint64_t id, uint64_t fh)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_write_in write;
+		char byte;
+	} q = {
+		.in = {.opcode = FUSE_WRITE, .unique = unique_of(r), .nodeid = id},
+		.write = {.fh = fh, .size = 1},
+	};
+
+	q.in.len = (uint32_t)(offsetof(__typeof__(q), byte) + 1);
+	return send(fd, &q, q.in.len, MSG_NOSIGNAL) == (ssize_t)q.in.len ? 0 : -errno;
+}
+
+int shim_ask_create(int fd, struct shim_request r, const char *name)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_create_in create;
+		char name[64];
+	} q = {
+		.in = {.opcode = FUSE_CREATE, .unique = unique_of(r), .nodeid = FUSE_ROOT_ID},
+		.create = {.flags = O_WRONLY | O_CREAT, .mode = 0600},
+	};
+
+	q.in.len = (uint32_t)(offsetof(__typeof__(q), name) + strlen(name) + 1);
+	strcpy(q.name, name);
+	return send(fd, &q, q.in.len, MSG_NOSIGNAL) == (ssize_t)q.in.len ? 0 : -errno;
+}
+
+int shim_ask_open(int fd, struct shim_request r, uint64_t id, int flags)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_open_in open;
+	} q = {
+		.in = {.len = sizeof(q), .opcode = FUSE_OPEN, .unique = unique_of(r), .nodeid = id},
+		.open = {.flags = (uint32_t)flags},
+	};
+
+	return send(fd, &q, sizeof(q), MSG_NOSIGNAL) == sizeof(q) ? 0 : -errno;
+}
+
+int shim_ask_truncate(int fd, struct shim_request r, uint64_t id, uint64_t fh, uint64_t size)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_setattr_in set;
+	} q = {
+		.in = {.len = sizeof(q), .opcode = FUSE_SETATTR, .unique = unique_of(r), .nodeid = id},
+		.set = {.valid = FATTR_SIZE | FATTR_FH, .fh = fh, .size = size},
+	};
+
+	return send(fd, &q, sizeof(q), MSG_NOSIGNAL) == sizeof(q) ? 0 : -errno;
+}
+
+int shim_ask_fsync(int fd, struct shim_request r, uint64_t id, uint64_t fh)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_fsync_in fsync;
+	} q = {
+		.in = {.len = sizeof(q), .opcode = FUSE_FSYNC, .unique = unique_of(r), .nodeid = id},
+		.fsync = {.fh = fh},
+	};
+
+	return send(fd, &q, sizeof(q), MSG_NOSIGNAL) == sizeof(q) ? 0 : -errno;
+}
+
+unsigned shim_barred(struct fs *fs)
+{
+	pthread_mutex_lock(&fs->ticket_lock);
+	unsigned n = fs->n_barred;
+	pthread_mutex_unlock(&fs->ticket_lock);
+	return n;
+}
+
+/* ---- the store, and the tree lock ---- */
+
+#define ANY_OP IO_OP_COUNT	/* of a thread that answers */
+static atomic_uint locked_calls;
+static void hold(enum io_op op);
+
+static void count_locked(void *fs)
+{
+	char name[16] = "";
+	if (tree_is_locked_here(fs))
+		atomic_fetch_add(&locked_calls, 1);
+	if (!pthread_getname_np(pthread_self(), name, sizeof(name)) && !strcmp(name, "cairn-answer"))
+		hold(ANY_OP);
+}
+
+void shim_watch_lock(struct fs *fs)
+{
+	atomic_store(&locked_calls, 0);
+	io_engine_check(fs->engine, count_locked, fs);
+}
+
+unsigned shim_locked_calls(void)
+{
+	return atomic_load(&locked_calls);
+}
+
+/* ---- an operation of the store that does not return ---- */
+
+static pthread_mutex_t hold_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t hold_cond = PTHREAD_COND_INITIALIZER;
+static const struct io_ops *below;
+static enum io_op hold_op;
+static unsigned to_hold, held;
+
+static void hold(enum io_op op)
+{
+	pthread_mutex_lock(&hold_lock);
+	if (op == hold_op && to_hold) {
+		to_hold--;
+		held++;
+		pthread_cond_broadcast(&hold_cond);
+		while (held)
+			pthread_cond_wait(&hold_cond, &hold_lock);
+	}
+	pthread_mutex_unlock(&hold_lock);
+}
+
+static ssize_t held_call(struct io_engine *e, const struct io_call *c)
+{
+	hold(c->op);
+	return below->call(e, c);
+}
+
+static void held_submit(struct io_queue *q, struct io_write *w)
+{
+	hold(IO_OP_WRITE);
+	below->submit(q, w);
+}
+
+static void hold_next(struct io_engine *e, enum io_op op, unsigned n)
+{
+	static struct io_ops ops;
+
+	pthread_mutex_lock(&hold_lock);
+	if (e->ops != &ops) {
+		below = e->ops;
+		ops = *below;
+		ops.call = held_call;
+		ops.submit = held_submit;
+		e->ops = &ops;
+	}
+	hold_op = op;
+	to_hold = n;
+	held = 0;
+	pthread_mutex_unlock(&hold_lock);
+}
+
+void shim_hold_allocate(struct io_engine *e, unsigned n)
+{
+	hold_next(e, IO_OP_ALLOCATE, n);
+}
+
+void shim_hold_write(struct io_engine *e, unsigned n)
+{
+	hold_next(e, IO_OP_WRITE, n);
+}
+
+void shim_hold_answers(struct io_engine *e, unsigned n)
+{
+	hold_next(e, ANY_OP, n);
+}
+
+void shim_await_held(unsigned n)
+{
+	pthread_mutex_lock(&hold_lock);
+	while (held < n)
+		pthread_cond_wait(&hold_cond, &hold_lock);
+	pthread_mutex_unlock(&hold_lock);
+}
+
+void shim_let_go(void)
+{
+	pthread_mutex_lock(&hold_lock);
+	to_hold = held = 0;
+	pthread_cond_broadcast(&hold_cond);
+	pthread_mutex_unlock(&hold_lock);
+}
+
+unsigned shim_apart(struct fs *fs)
+{
+	return atomic_load(&fs->n_apart);
+}
+
 void shim_serve_end(struct fs *fs)
 {
-	for (unsigned i = 0; i < N_THREADS; i++)
-		pthread_join(fs->threads[i], NULL);
 	atomic_store(&fs->stopping, true);
-	pthread_join(fs->house, NULL);
+	session_join(fs);
+	house_join(fs);
 	fuse_session_destroy(fs->se);
 }

@@ -3,18 +3,54 @@
 #ifndef CAIRN_SESSION_SHIM_H
 #define CAIRN_SESSION_SHIM_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 struct fs;
+struct io_engine;
 
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair; INIT is done. A GETATTR
  * does what takes too long and did not say so: it goes on when another thread has been made the
- * reader, and only then comes to a point where it may block. 0 or -errno. fd is ours then. */
-int shim_serve(struct fs *fs, int fd);
+ * reader, and only then comes to a point where it may block. The others are those of the daemon. `resend`: as a worker that is not the first. 0 or -errno. fd is ours then. */
+int shim_serve(struct fs *fs, int fd, bool resend);
 /* A GETATTR from the kernel's end. 0 or -errno. */
 int shim_ask(int fd);
+struct shim_request {
+	uint64_t unique;
+	bool resent;
+};
+/* The same for the others; names are in the root. */
+int shim_ask_release(int fd, struct shim_request r, uint64_t id, uint64_t fh);
+int shim_ask_rename(int fd, struct shim_request r, const char *from, const char *to);
+int shim_ask_lookup(int fd, struct shim_request r, const char *name);
+int shim_ask_create(int fd, struct shim_request r, const char *name);
+int shim_ask_open(int fd, struct shim_request r, uint64_t id, int flags);
+int shim_ask_truncate(int fd, struct shim_request r, uint64_t id, uint64_t fh, uint64_t size);
+int shim_ask_fsync(int fd, struct shim_request r, uint64_t id, uint64_t fh);
+/* FUSE_LOOKUP, _MKDIR, _UNLINK, _READLINK, _GETXATTR, _READDIR, _READDIRPLUS of id. name: NULL where there is none. */
+int shim_ask_op(int fd, struct shim_request r, unsigned opcode, uint64_t id, const char *name);
+int shim_ask_write(int fd, struct shim_request r, uint64_t id, uint64_t fh);	/* a byte */
+/* How many requests are answered by threads of their own. */
+unsigned shim_apart(struct fs *fs);
+/* How many threads wait for RELEASEs that were read before their requests. */
+unsigned shim_barred(struct fs *fs);
+
+/* From here on counts what is done to the store by threads that have the tree lock. */
+void shim_watch_lock(struct fs *fs);
+unsigned shim_locked_calls(void);
+/* The next n allocations of blocks in the store, or writes of large files, do not return until
+ * shim_let_go. */
+void shim_hold_allocate(struct io_engine *e, unsigned n);
+void shim_hold_write(struct io_engine *e, unsigned n);
+/* The next n operations on the store, whatever they are, by threads that answer. */
+void shim_hold_answers(struct io_engine *e, unsigned n);
+void shim_await_held(unsigned n);	/* until n are held up */
+void shim_let_go(void);
+
 /* Once the kernel's end is closed: waits for the threads, and closes the other. */
 void shim_serve_end(struct fs *fs);
 

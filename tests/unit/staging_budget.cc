@@ -208,7 +208,7 @@ TEST(Budget, OnlyDurableOnesAreEvicted)
 	ASSERT_TRUE(write_all(failed.f, pattern(8 * mib, 3)));
 	ASSERT_EQ(staged_reserve(sealed.f), 0);
 	ASSERT_GT(seal(s, sealed.f, sealed.node, {{root, "sealed"}}, true), 0);
-	staged_fail(failed.f, -ENOSPC);
+	staged_fail(failed.f, -ENOSPC, "failed");
 	EXPECT_EQ(info(failed.f).state, STAGED_FAILED);
 	EXPECT_EQ(info(failed.f).error, -ENOSPC);
 	Held all = make(s, 64 * mib);

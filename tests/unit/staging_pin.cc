@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "staging/pin.h"
+#include "staging/memory/pin.h"
 #include "test.hh"
 
 namespace
@@ -123,6 +123,36 @@ TEST(Pin, CgroupsOfBothKinds)
 	EXPECT_STREQ(where, "/job/7");
 	write_file(old.own, "broken");
 	EXPECT_EQ(pin_cgroup_limit(&old.at, where), UINT64_MAX);
+}
+
+/* What a writer may still take: its page cache counts as free, what cannot be seen as none at all. */
+TEST(Pin, RoomInACgroup)
+{
+	Machine m;
+	write_file(m.own, "0::/a/b\n");
+	write_file(m.cgroups + "/a/b/cgroup.procs", "");
+	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), UINT64_MAX);
+	write_file(m.cgroups + "/a/memory.max", "1000000\n");
+	write_file(m.cgroups + "/a/memory.current", "900000\n");
+	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 100000u);
+	write_file(m.cgroups + "/a/memory.stat", "anon 5\ninactive_file 20000\nactive_file 3000\nx 1\n");
+	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 123000u);
+	write_file(m.cgroups + "/a/b/memory.high", "4096\n");
+	write_file(m.cgroups + "/a/b/memory.current", "8192\n");
+	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 0u);
+	EXPECT_EQ(pin_cgroup_room(&m.at, "/nowhere"), 0u);
+	write_file(m.own, "0::/../b\n");
+	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 0u) << "of another namespace";
+
+	Machine old;
+	write_file(old.own, "4:memory:/job/7\n0::/elsewhere\n");
+	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), 0u);
+	write_file(old.cgroups + "/memory/job/7/cgroup.procs", "");
+	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), UINT64_MAX);
+	write_file(old.cgroups + "/memory/job/memory.limit_in_bytes", "409600\n");
+	write_file(old.cgroups + "/memory/job/memory.usage_in_bytes", "400000\n");
+	write_file(old.cgroups + "/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 23\n");
+	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), 9723u);
 }
 
 TEST(Pin, HugePagesDenied)

@@ -7,9 +7,11 @@
 #include <sys/resource.h>
 #include <sys/xattr.h>
 
+#include <map>
 #include <memory>
 
 #include "../api/io_fixture.hh"
+#include "loop.hh"
 #include "staging/staging.h"
 
 namespace
@@ -85,10 +87,10 @@ struct Life {
 	}
 
 	// The reference stays ours: without one a durable version leaves staging.
-	staged *write(uint64_t node, const std::string &bytes)
+	staged *write(uint64_t node, const std::string &bytes, uint64_t expected = 0)
 	{
 		staged *f = nullptr;
-		EXPECT_EQ(staged_create(st, node, bytes.size(), &f), 0);
+		EXPECT_EQ(staged_create(st, node, expected ? expected : bytes.size(), &f), 0);
 		Fd fd(staged_open_rw(f));
 		EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), (ssize_t)bytes.size());
 		return f;
@@ -124,9 +126,22 @@ struct Life {
 	staging *st = nullptr;
 };
 
-// The last records up to `seq` count as published; what was done in the store stays.
-void forget_after(const Shm &shm, uint64_t seq)
+std::string mark_of(const std::string &store)
 {
+	for (auto &at : std::filesystem::directory_iterator(store + "/.cairn"))
+		if (std::filesystem::exists(at.path() / "mark"))
+			return at.path() / "mark";
+	return "";
+}
+
+// The last records up to `seq` count as published; what was done in the store stays.
+void forget_after(const std::string &store, const Shm &shm, uint64_t seq)
+{
+	const timespec at[2] = {{0, UTIME_OMIT}, {(time_t)seq, 0}};
+	std::string mark = mark_of(store);
+	if (!mark.empty()) {
+		ASSERT_EQ(utimensat(AT_FDCWD, mark.c_str(), at, 0), 0);
+	}
 	Fd head(open((shm.path + "/head").c_str(), O_RDWR));
 	ASSERT_EQ(pwrite(head.get(), &seq, sizeof(seq), HEAD_APPLIED), (ssize_t)sizeof(seq));
 	ASSERT_EQ(pwrite(head.get(), &seq, sizeof(seq), HEAD_DURABLE), (ssize_t)sizeof(seq));
@@ -227,7 +242,7 @@ TEST(Published, DirectoryRenamedJustBeforeTheDeathIsFound)
 		ASSERT_EQ(l.drain(), 0);
 		std::filesystem::create_directory(store / "step/child");
 	}
-	forget_after(shm, seq);
+	forget_after(store.path, shm, seq);
 	Life l(store.path, shm);
 	int fd = -1;	// also by who looks before it is published again
 	ASSERT_EQ(staging_dir_get(l.st, 100, &fd), 0);
@@ -237,6 +252,135 @@ TEST(Published, DirectoryRenamedJustBeforeTheDeathIsFound)
 	l.start();
 	ASSERT_EQ(l.drain(), 0);
 	EXPECT_EQ(read_file(store / "step/file"), "bytes");
+}
+
+// All that is in `from`, copied; what is in `to` already stays.
+void copy_all(const std::string &from, const std::string &to)
+{
+	std::filesystem::create_directories(to);
+	ASSERT_EQ(system(("cp -a --sparse=always " + from + "/. " + to).c_str()), 0);
+}
+
+// A store with a memory: what it held after each record.
+struct Rolling {
+	Rolling(const std::string &store, const TempDir &keep) : store(store), keep(keep) {}
+	std::string at(size_t n) const { return keep / std::to_string(n); }
+	void take(size_t n)
+	{
+		std::filesystem::remove_all(at(n));
+		copy_all(store, at(n));
+		taken = n;
+	}
+	// The store is again what it was; its own directory and its id stay.
+	void back_to(size_t n) const
+	{
+		std::string host = std::filesystem::path(mark_of(store)).parent_path();
+		std::string then = at(n) + host.substr(store.size());
+		for (auto &e : std::filesystem::directory_iterator(store))
+			if (e.path().filename() != ".cairn")
+				std::filesystem::remove_all(e.path());
+		ASSERT_EQ(system(("cd " + at(n) + " && tar c --exclude=./.cairn . | tar x -C " + store).c_str()), 0);
+		std::filesystem::remove_all(host + "/tmp");
+		copy_all(then + "/tmp", host + "/tmp");
+		ASSERT_EQ(system(("touch -r " + then + "/mark " + host + "/mark").c_str()), 0);
+	}
+	std::string store;
+	const TempDir &keep;
+	size_t taken = 0;
+};
+
+std::string sum(const std::string &bytes)
+{
+	return std::to_string(bytes.size()) + "/" + std::to_string(std::hash<std::string>{}(bytes));
+}
+
+std::map<std::string, std::string> tree(const std::string &root)
+{
+	std::map<std::string, std::string> out;
+	for (auto it = std::filesystem::recursive_directory_iterator(root);
+	     it != std::filesystem::recursive_directory_iterator(); ++it) {
+		std::string name = it->path().string().substr(root.size() + 1);
+		struct stat st = {};
+		lstat(it->path().c_str(), &st);
+		if (name == ".cairn")
+			it.disable_recursion_pending();
+		else
+			out[name] = std::to_string(st.st_mode) + " " + std::to_string(S_ISREG(st.st_mode) ? st.st_nlink : 0) +
+				    (S_ISREG(st.st_mode) ? ":" + sum(read_file(it->path())) : "");
+	}
+	return out;
+}
+
+// Every kind of change, each in the store before the next; names come again with other bytes.
+void changes_that_meet(Life &l, Rolling &store)
+{
+	size_t n = 0;
+	auto done = [&] {
+		ASSERT_EQ(l.drain(), 0);
+		store.take(++n);
+	};
+	// in tmp/ from the start: its bytes are synced before its name is made
+	staged *spilled = l.write(106, pattern(500000, 3), 1u << 30);
+	ASSERT_TRUE(staged_spilled(spilled));
+	l.start();
+	l.log(REC_MKDIR, 100, "d"), done();
+	l.seal(l.write(101, pattern(400000, 1)), 101, {{100, "one"}, {100, "two"}}), done();
+	l.seal(l.write(102, "first"), 102, {{STAGING_ROOT_DIR, "a"}}), done();
+	l.log(REC_RENAME, 102, "a", STAGING_ROOT_DIR, "b"), done();
+	l.seal(l.write(103, "second"), 103, {{STAGING_ROOT_DIR, "a"}}), done();
+	l.log(REC_RENAME, 100, "d", STAGING_ROOT_DIR, "e", REC_DIR), done();
+	l.log(REC_UNLINK, 102, "b"), done();
+	l.log(REC_SYMLINK, 104, "b"), done();
+	l.seal(l.write(101, pattern(300000, 2)), 101, {{100, "one"}, {100, "two"}}), done();
+	l.log(REC_MKDIR, 105, "d"), done();
+	l.seal(spilled, 106, {{105, "spilled"}}), done();
+	l.log(REC_RMDIR, 107, "none"), done();	// a conflict changes nothing
+	l.log(REC_UNLINK, 103, "a"), done();
+	l.seal(l.write(103, "third"), 103, {{100, "a"}}), done();
+}
+
+// The store's filesystem stopped with changes applied and not synced, and is mounted again: it
+// has the first k of them, or one more than its mark tells.
+void forgets(bool mark_behind)
+{
+	LoopDisk store("mkfs.ext4 -q -F");
+	TempDir keep;
+	Shm shm;
+	if (!store.ok)
+		GTEST_SKIP() << "no ext4 on a loop device here";
+	Rolling roll(store.path, keep);
+	{
+		Life l(store.path, shm);
+		changes_that_meet(l, roll);
+	}
+	auto want = tree(store.path);
+	uint64_t none = 0;
+	for (size_t k = 1; k <= roll.taken && !::testing::Test::HasFailure(); k++) {
+		SCOPED_TRACE("has " + std::to_string(k) + " of " + std::to_string(roll.taken));
+		Shm again;
+		copy_all(shm.path, again.path);
+		roll.back_to(k);
+		if (mark_behind) {
+			const timespec at[2] = {{0, UTIME_OMIT}, {(time_t)k - 1, 0}};
+			ASSERT_EQ(utimensat(AT_FDCWD, mark_of(store.path).c_str(), at, 0), 0);
+		}
+		Fd head(open((again.path + "/head").c_str(), O_RDWR));
+		ASSERT_EQ(pwrite(head.get(), &none, sizeof(none), HEAD_DURABLE), (ssize_t)sizeof(none));
+		Life l(store.path, again);
+		l.start();
+		ASSERT_EQ(l.drain(), 0);
+		EXPECT_EQ(tree(store.path), want);
+	}
+}
+
+TEST(Published, WhatTheStoreForgotIsMadeAgain)
+{
+	forgets(false);
+}
+
+TEST(Published, WhatTheStoreForgotIsMadeAgainWhenTheMarkIsOneBehind)
+{
+	forgets(true);
 }
 
 TEST(Published, PairIsNotLeftOutWhenItsFirstHalfStands)
@@ -250,7 +394,7 @@ TEST(Published, PairIsNotLeftOutWhenItsFirstHalfStands)
 		ASSERT_EQ(l.drain(), 0);
 	}
 	ASSERT_TRUE(exists(store / "file"));
-	forget_after(shm, 0);
+	forget_after(store.path, shm, 0);
 	Life l(store.path, shm);
 	l.log(REC_UNLINK, 101, "file");
 	l.start();

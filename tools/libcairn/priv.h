@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of libcairn share. Rests on libc and staging/cuda_dl.h alone.
+ * What the files of libcairn share. Rests on libc alone.
  *
  *	stage.c	 a stage's life, options, forks, counts
  *	buffer.c the pool of memory; asks the mount for it
@@ -26,8 +26,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "staging/cuda_dl.h"
-#include "tools/libcairn/cairn.h"
+#include "cairn.h"
+#include "cuda_dl.h"
 
 static inline void cairn_free_ptr(void *p)
 {

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""install.py [--root DESTDIR] [--libcairn FILE] DIR | --remove [--root DESTDIR] DIR
+"""install.py [--root DESTDIR] [--libcairn FILE] DIR | --remove [--root DESTDIR] DIR |
+       --wheel OUT --libcairn FILE
 
 Copies the package into DIR, where a Python looks for packages, with what pip wants to know of it
 (so pip lists it and can remove it), and removes it again. No network, no build tools.
 FILE is where libcairn.so is or will be; the package finds it by its place beside DIR, so it does
 below a DESTDIR too, and wherever the whole is moved.
+
+--wheel makes a wheel in the directory OUT, with FILE in it, for the machines that FILE runs on: its
+platform is told by what it is linked with. It wants binutils.
 """
 
 import argparse
@@ -13,8 +17,12 @@ import base64
 import hashlib
 import os
 import re
+import platform
 import shutil
+import subprocess
 import sys
+import tempfile
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "cairnfs"
@@ -28,42 +36,51 @@ def setting(key):
     return found[1]
 
 
-def write(path, text):
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text)
-    os.chmod(path, 0o644)
+# --- what is installed: {path: bytes} ---------------------------------------------------------
 
 
-def line(top, path):
+def package():
+    source, files = os.path.join(HERE, NAME), {}
+    for name in sorted(os.listdir(source)):
+        if name.endswith(".py") or name == "py.typed":
+            with open(os.path.join(source, name), "rb") as f:
+                files[f"{NAME}/{name}"] = f.read()
+    return files
+
+
+def add_info(files, **more):
+    """METADATA, other files of .dist-info, and RECORD of all."""
+    info = f"{NAME}-{setting('version')}.dist-info"
+    more["METADATA"] = (f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {setting('version')}\n"
+                        f"Summary: {setting('description')}\nLicense: MIT\n"
+                        f"Requires-Python: {setting('requires-python')}\n")
+    for name, text in more.items():
+        files[f"{info}/{name}"] = text.encode()
+    record = f"{info}/RECORD"
+    files[record] = "".join([*(line(p, data) for p, data in files.items()), f"{record},,\n"]).encode()
+
+
+def line(path, data):
     """A line of RECORD."""
-    with open(path, "rb") as f:
-        data = f.read()
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-    return f"{os.path.relpath(path, top)},sha256={digest},{len(data)}\n"
+    return f"{path},sha256={digest},{len(data)}\n"
+
+
+# --- in place ----------------------------------------------------------------------------------
 
 
 def install(top, directory, libcairn):
-    package, info = os.path.join(top, NAME), os.path.join(top, f"{NAME}-{setting('version')}.dist-info")
-    for folder in (package, info):
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-    files = []
-    source = os.path.join(HERE, NAME)
-    for name in sorted(os.listdir(source)):
-        if name.endswith(".py") or name == "py.typed":
-            files.append(os.path.join(package, name))
-            shutil.copyfile(os.path.join(source, name), files[-1])
-            os.chmod(files[-1], 0o644)
+    files = package()
     if libcairn:
-        files.append(os.path.join(package, "libcairn.path"))
-        write(files[-1], os.path.relpath(libcairn, os.path.join(directory, NAME)) + "\n")
-    files.append(os.path.join(info, "METADATA"))
-    write(files[-1], f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {setting('version')}\n"
-                     f"Summary: {setting('description')}\nLicense: MIT\n"
-                     f"Requires-Python: {setting('requires-python')}\n")
-    files.append(os.path.join(info, "INSTALLER"))
-    write(files[-1], "make\n")
-    record = os.path.join(info, "RECORD")
-    write(record, "".join(line(top, f) for f in files) + os.path.relpath(record, top) + ",,\n")
+        there = os.path.relpath(libcairn, os.path.join(directory, NAME))
+        files[f"{NAME}/libcairn.path"] = f"{there}\n".encode()
+    add_info(files, INSTALLER="make\n")
+    for name, data in files.items():
+        path = os.path.join(top, name)
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with open(path, "wb") as f:
+            f.write(data)
+        os.chmod(path, 0o644)
 
 
 def remove(top):
@@ -74,13 +91,59 @@ def remove(top):
         shutil.rmtree(os.path.join(top, NAME))
 
 
+# --- a wheel -----------------------------------------------------------------------------------
+
+# What manylinux lets a wheel expect of every Linux with glibc (PEP 600), of what C needs.
+EVERYWHERE = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux.*)\.so\.\d+")
+
+
+def linkage(libcairn):
+    """Its soname, and its platform's tag: the newest version of glibc that a symbol of it wants."""
+    said = subprocess.run(["objdump", "-p", libcairn], check=True, stdout=subprocess.PIPE, text=True).stdout
+    foreign = [n for n in re.findall(r"^ *NEEDED +(\S+)", said, re.MULTILINE) if not EVERYWHERE.fullmatch(n)]
+    glibc = [(int(a), int(b)) for a, b in re.findall(r"\bGLIBC_(\d+)\.(\d+)", said)]
+    soname = re.search(r"^ *SONAME +(\S+)", said, re.MULTILINE)
+    if foreign:
+        sys.exit(f"install.py: {libcairn} is linked with {', '.join(foreign)}, which not every machine has")
+    if not glibc or not soname:
+        sys.exit(f"install.py: {libcairn} is no shared library of glibc's; use make install-python")
+    return soname[1], "manylinux_%d_%d_%s" % (*max(glibc), platform.machine())
+
+
+def wheel(out, libcairn):
+    soname, machines = linkage(libcairn)
+    files = package()
+    with tempfile.TemporaryDirectory() as d:
+        subprocess.run(["strip", "--strip-unneeded", "-o", f"{d}/lib", libcairn], check=True)
+        with open(f"{d}/lib", "rb") as f:
+            files[f"{NAME}/{soname}"] = f.read()
+    files[f"{NAME}/libcairn.path"] = f"{soname}\n".encode()
+    add_info(files, WHEEL=f"Wheel-Version: 1.0\nGenerator: install.py\nRoot-Is-Purelib: false\n"
+                          f"Tag: py3-none-{machines}\n")
+    os.makedirs(out, exist_ok=True)
+    path = os.path.join(out, f"{NAME}-{setting('version')}-py3-none-{machines}.whl")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name)       # of no date: the same bytes each time
+            entry.external_attr = (0o100755 if name.endswith(soname) else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            z.writestr(entry, data)
+    print(path)
+
+
 def main():
     p = argparse.ArgumentParser(usage=__doc__)
     p.add_argument("--root", default="")
     p.add_argument("--libcairn")
     p.add_argument("--remove", action="store_true")
-    p.add_argument("directory")
+    p.add_argument("--wheel", metavar="OUT")
+    p.add_argument("directory", nargs="?", default="")
     args = p.parse_args()
+    if args.wheel:
+        if not args.libcairn:
+            sys.exit("install.py: --wheel wants --libcairn")
+        wheel(args.wheel, args.libcairn)
+        return
     if not os.path.isabs(args.directory):
         sys.exit(f"install.py: {args.directory or 'the directory'} is no absolute path")
     top = args.root + args.directory

@@ -8,7 +8,7 @@ run without it, on any filesystem; docs/PYTHON.md of cairnfs tells the whole of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._gate import StateDictGate
 from ._lib import library
@@ -16,8 +16,17 @@ from ._memory import LibraryMemory, Memory, PlainMemory, device_of, memory_for, 
 from ._read import load
 from .stager import CairnStager
 
+_LAZY = ("CairnStorageReader", "CairnStorageWriter", "load_checkpoint")
+
 if TYPE_CHECKING:
     from .dcp import CairnStorageReader, CairnStorageWriter, load_checkpoint
+else:
+    def __getattr__(name):
+        # torch.distributed takes seconds to import, and a stager does not need it.
+        if name in _LAZY:
+            from . import dcp
+            return getattr(dcp, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,12 +34,3 @@ __all__ = [
     "Memory", "PlainMemory", "StateDictGate", "device_of", "library", "load", "load_checkpoint",
     "memory_for", "wait",
 ]
-_LAZY = ("CairnStorageReader", "CairnStorageWriter", "load_checkpoint")
-
-
-def __getattr__(name: str) -> Any:
-    # torch.distributed takes seconds to import, and a stager does not need it.
-    if name in _LAZY:
-        from . import dcp
-        return getattr(dcp, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

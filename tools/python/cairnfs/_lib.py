@@ -74,6 +74,7 @@ _PROTOTYPES = {
     "cairn_shard_abort": (ctypes.c_int, [_P]),
     "cairn_wait": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_int]),
     "cairn_load": (ctypes.c_int, [_P, ctypes.c_char_p, ctypes.c_uint64, _P, ctypes.c_uint64, _P]),
+    "cairn_crc32": (ctypes.c_uint32, [ctypes.c_uint32, _P, ctypes.c_size_t]),
     "cairn_device": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]),
 }
 
@@ -103,6 +104,9 @@ class Library:
         if address is None:
             raise OSError(errno.ECHILD, "this shard's stage is the parent process's")
         return int(address)
+
+    def crc32(self, address: int, nbytes: int) -> int:
+        return int(self._c.cairn_crc32(0, address, nbytes))
 
     def mount(self, stage: Any) -> Optional[str]:
         found = self._c.cairn_stage_mount(stage)
@@ -148,10 +152,15 @@ def library() -> Optional[Library]:
     with _lock:
         if not _looked:
             _looked = True
-            for path in _candidates():
+            candidates = _candidates()
+            for path in candidates:
                 try:
                     _found = Library(path)
                     break
                 except (OSError, AttributeError) as e:
                     log.warning("%s cannot be used: %s", path, e)
+            if not candidates and os.environ.get("CAIRN_LIBRARY") != "":
+                log.warning("libcairn.so is not found: checkpoints are copied once more on their way, on a "
+                            "cairnfs mount too. Install cairnfs (make install) or its wheel (make wheel), "
+                            "or name the library in CAIRN_LIBRARY (empty: without it, and without this)")
         return _found

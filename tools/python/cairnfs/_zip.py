@@ -2,15 +2,18 @@
 """Zip archives as torch.save writes them, made in place around bytes that lie there already, and
 their directories read back. Entries are stored, zip64 where needed, data at multiples of 64.
 
-Checksums of data are 0, as torch.serialization.set_crc32_options(False) leaves them: PyTorch does
-not look at them, and cairnfs has its own of the whole file.
+Checksums of data are 0 unless asked for, as torch.serialization.set_crc32_options(False) leaves
+them: PyTorch does not look at them, and cairnfs has its own of the whole file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import zlib
 from typing import Dict, List, Tuple, Union
+
+from . import _lib
 
 ALIGN = 64
 PREFIX = b"archive/"
@@ -28,7 +31,11 @@ Buffer = Union[bytes, memoryview]
 
 
 def crc32(data: Buffer) -> int:
-    return zlib.crc32(data) & _MAX32
+    library = _lib.library() if len(data) >= 1 << 16 else None
+    if library is None or not isinstance(data, memoryview) or data.readonly:
+        return zlib.crc32(data) & _MAX32
+    there = (ctypes.c_char * data.nbytes).from_buffer(data)
+    return library.crc32(ctypes.addressof(there), data.nbytes)
 
 
 class Writer:

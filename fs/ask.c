@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: MIT
+ * Questions to the store. It may answer late, or never (NFS, a dying disk), so it is not asked with the
+ * tree lock held: an operation that needs an answer returns ASK_AGAIN, lets go of the lock, asks, and begins
+ * anew with the answer (ask_store). What it did until then is undone or can be done twice; fs_record() ends it.
+ *
+ * An answer is believed as long as nothing changed here, since the question was put, of what it is about: a
+ * name of a directory (fs->name_changed) or a node (n->changed). What was on its way then is told by `applied`,
+ * the end of what the store had. So an answer is as good as one that is had with the lock.
+ *
+ * A thread without such a loop (a replay; tests of the tree alone) has its answer at once. */
+#include "fs/fs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TRIES 8u	/* to find a file that the publisher moves meanwhile */
+
+enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST };
+
+struct answer {
+	struct answer *next;
+	enum what what;
+	uint64_t id;		/* of a directory (NAME, LIST, VALUE by name) or a node */
+	char *name, *key;
+	bool done;
+	unsigned tries;
+	uint64_t asked, applied;
+	struct place *places;	/* where the node is, then where it will be. A directory: by its own id */
+	int from;		/* OPEN: of this descriptor's file; -1 */
+	struct born known;	/* NAME: what it was last seen as */
+	int rc, fd, ino_rc;
+	struct born b;
+	uint64_t ino;
+	char *text;
+	size_t len;
+	struct xattr *xattrs;
+	struct listed list;
+};
+
+static _Thread_local struct {
+	bool active;		/* there is a loop that asks */
+	unsigned depth, outer;	/* loops in loops; whether each of the outer ones is active, a bit each */
+	struct answer *all, *wanted;
+	struct held *held;
+} mine;
+
+/* A node that would have another id if it was let go of while the store is asked about it. */
+struct held {
+	struct held *next, *mine_next;
+	struct node *n;
+	atomic_bool done;
+};
+
+/* ---- answers ---- */
+
+bool xattr_is_absent(ssize_t rc)
+{
+	return rc == -ENODATA || rc == -EOPNOTSUPP || rc == -EPERM || rc == -EACCES || rc == -ERANGE;
+}
+
+bool name_is_absent(int rc)
+{
+	return rc == -ENOENT || rc == -ENOTDIR;
+}
+
+static void listed_clear(struct listed *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		free(l->v[i].name);
+	free(l->v);
+	*l = (struct listed){.rounds = l->rounds};
+}
+
+static void clear(struct answer *a)
+{
+	for (struct place *p = a->places, *next; p; p = next) {
+		next = p->next;
+		free(p);
+	}
+	a->places = NULL;
+	if (a->fd >= 0)
+		close(a->fd);
+	if (a->from >= 0)
+		close(a->from);
+	a->fd = a->from = -1;
+	free(a->text);
+	a->text = NULL;
+	xattrs_free(a->xattrs);
+	a->xattrs = NULL;
+	a->done = false;
+}
+
+static void drop_all(void)
+{
+	for (struct answer *a = mine.all, *next; a; a = next) {
+		next = a->next;
+		clear(a);
+		listed_clear(&a->list);
+		free(a->name);
+		free(a->key);
+		free(a);
+	}
+	mine.all = mine.wanted = NULL;
+	for (struct held *h = mine.held, *next; h; h = next) {
+		next = h->mine_next;
+		atomic_store(&h->done, true);	/* ask_let_go() has the lock for the rest */
+	}
+	mine.held = NULL;
+}
+
+void ask_release(struct fs *fs, struct node *n)
+{
+	struct held *h = mine.held;
+	if (!mine.wanted || n == fs->root) {
+		node_release(fs, n);
+		return;
+	}
+	while (h && h->n != n)
+		h = h->mine_next;
+	if (h || !(h = calloc(1, sizeof(*h))))
+		return;		/* without memory it is known for longer */
+	n->holds++;
+	*h = (struct held){.next = fs->held, .mine_next = mine.held, .n = n};
+	fs->held = mine.held = h;
+}
+
+void ask_let_go(struct fs *fs)
+{
+	for (struct held **pp = &fs->held, *h; (h = *pp);) {
+		if (!atomic_load(&h->done)) {
+			pp = &h->next;
+			continue;
+		}
+		*pp = h->next;
+		h->n->holds--;
+		node_release(fs, h->n);
+		free(h);
+	}
+}
+
+static bool same(const char *a, const char *b)
+{
+	return a && b ? !strcmp(a, b) : a == b;
+}
+
+/* This thread's; made if need be. NULL: no memory. */
+static struct answer *find(enum what what, uint64_t id, const char *name, const char *key)
+{
+	struct answer *a = mine.all;
+	while (a && (a->what != what || a->id != id || !same(a->name, name) || !same(a->key, key)))
+		a = a->next;
+	if (a || !(a = calloc(1, sizeof(*a))))
+		return a;
+	*a = (struct answer){.next = mine.all, .what = what, .id = id, .fd = -1, .from = -1};
+	mine.all = a;
+	if ((name && !(a->name = strdup(name))) || (key && !(a->key = strdup(key)))) {
+		mine.all = a->next;
+		free(a->name);
+		free(a);
+		return NULL;
+	}
+	return a;
+}
+
+static void run(struct fs *fs, struct answer *a);
+
+/* Lock held. 0: a->rc is the answer. ASK_AGAIN. */
+static int put(struct fs *fs, struct answer *a)
+{
+	a->asked = fs->changes;
+	a->applied = fs_applied(fs);
+	if (mine.active) {
+		mine.wanted = a;
+		return ASK_AGAIN;
+	}
+	run(fs, a);
+	return 0;
+}
+
+static struct answer *question(enum what what, uint64_t id, const char *name, const char *key)
+{
+	if (!mine.depth)
+		drop_all();	/* the answer before, which was had at once */
+	return find(what, id, name, key);
+}
+
+void ask_begin(void)
+{
+	mine.outer = mine.outer << 1 | mine.active;
+	mine.depth++;
+	mine.active = true;
+}
+
+void ask_end(void)
+{
+	mine.active = mine.outer & 1;
+	mine.outer >>= 1;
+	if (--mine.depth == 0)
+		drop_all();
+}
+
+void ask_no_more(void)
+{
+	mine.active = false;
+	mine.outer = 0;
+}
+
+bool ask_store(struct fs *fs, int rc)
+{
+	struct answer *a = mine.wanted;
+
+	if (rc != ASK_AGAIN || !a) {
+		ask_end();
+		return false;
+	}
+	mine.wanted = NULL;
+	session_asks(fs);
+	run(fs, a);
+	session_asked(fs);
+	return true;
+}
+
+/* ---- asking; the lock is not needed ---- */
+
+typedef int at_fn(struct fs *fs, int dirfd, const char *name, struct answer *a);
+
+static int run_at(struct fs *fs, uint64_t dir, const char *name, at_fn *fn, struct answer *a)
+{
+	int fd, rc = staging_dir_get(fs->s, dir, &fd);
+	if (!rc) {
+		rc = fn(fs, fd, name, a);
+		staging_dir_put(fs->s, dir);
+	}
+	return rc;
+}
+
+/* The publisher renames first and counts then: what is not at the place that counts is at the next, or a
+ * moment later. What it has left may be another's by now. */
+static int at_places(struct fs *fs, struct answer *a, at_fn *fn)
+{
+	int rc = -ENOENT;
+
+	if (!a->places)
+		return rc;
+	for (unsigned tries = 0; tries < TRIES; tries++) {
+		rc = -ENOENT;
+		for (struct place *p = a->places; rc == -ENOENT && p; p = p->next)
+			rc = run_at(fs, p->dir, p->name, fn, a);
+		bool moved = false;
+		for (struct place *p; (p = a->places->next) && p->seq <= fs_applied(fs); moved = true) {
+			free(a->places);
+			a->places = p;
+		}
+		if (!moved && (rc != -ENOENT || !a->places->next))
+			break;
+	}
+	return rc;
+}
+
+static int where(struct fs *fs, struct answer *a, at_fn *fn)
+{
+	return a->name ? run_at(fs, a->id, a->name, fn, a) :
+	       a->places ? at_places(fs, a, fn) : run_at(fs, a->id, NULL, fn, a);
+}
+
+static bool is_known(const struct answer *a)
+{
+	return a->known.st.st_ino == a->b.st.st_ino && (!a->known.birth || !a->b.birth || a->known.birth == a->b.birth);
+}
+
+/* The inode number to show for dirfd/name, which is as st says. 0 or -errno. */
+static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st, uint64_t *ino)
+{
+	char text[24], *end;
+	*ino = st->st_ino;
+	if (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode))
+		return 0;
+	ssize_t n = io_get_xattr(fs->store, dirfd, name, "user.cairn.ino", text, sizeof(text) - 1);
+	if (n <= 0)
+		return n && !xattr_is_absent(n) ? (int)n : 0;
+	text[n] = 0;
+	uint64_t shown = strtoull(text, &end, 10);
+	if (!*end && shown)
+		*ino = shown;
+	return 0;
+}
+
+static int name_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	int rc = io_stat_born(fs->store, dirfd, name, &a->b.st, &a->b.birth);
+	a->ino = a->b.st.st_ino;
+	a->ino_rc = rc || is_known(a) ? 0 : store_ino(fs, dirfd, name, &a->b.st, &a->ino);
+	return rc;
+}
+
+static int stat_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	return io_stat_born(fs->store, dirfd, name, &a->b.st, &a->b.birth);
+}
+
+static int open_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	if (a->fd >= 0)
+		close(a->fd);
+	a->fd = a->from >= 0 ? fcntl(a->from, F_DUPFD_CLOEXEC, 0) : io_open_read(fs->store, dirfd, name, 0);
+	int rc = a->fd < 0 ? a->from >= 0 ? -errno : a->fd : 0;
+	a->b = (struct born){0};
+	if (!rc)		/* without it, it cannot be told from another */
+		io_stat_born(fs->store, a->fd, NULL, &a->b.st, &a->b.birth);
+	return rc;
+}
+
+static int keep_text(struct answer *a, const char *text, ssize_t len)
+{
+	if (len < 0)
+		return (int)len;
+	free(a->text);
+	a->text = malloc((size_t)len + 1);
+	if (!a->text)
+		return -ENOMEM;
+	memcpy(a->text, text, (size_t)len);
+	a->text[len] = 0;
+	a->len = (size_t)len;
+	return 0;
+}
+
+static int link_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	char buf[PATH_MAX + 1];
+	return keep_text(a, buf, io_readlink(fs->store, dirfd, name, buf, sizeof(buf)));
+}
+
+static int value_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	char buf[ASK_VALUE_MAX];
+	return keep_text(a, buf, io_get_xattr(fs->store, dirfd, name, a->key, buf, sizeof(buf)));
+}
+
+static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	char list[65536], val[65536];
+	ssize_t len = io_list_xattr(fs->store, dirfd, name, list, sizeof(list));
+
+	xattrs_free(a->xattrs);
+	a->xattrs = NULL;
+	if (len < 0)
+		return len == -EOPNOTSUPP ? 0 : (int)len;
+	for (char *k = list; k < list + len; k += strlen(k) + 1) {
+		if (strncmp(k, "user.", 5) || xattr_is_ours(k))
+			continue;
+		ssize_t v = io_get_xattr(fs->store, dirfd, name, k, val, sizeof(val));
+		if (v >= 0 && !xattr_add(&a->xattrs, k, val, (uint32_t)v))
+			return -ENOMEM;
+		if (v < 0 && !xattr_is_absent(v))
+			return (int)v;	/* else the next version would be without it */
+	}
+	return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct listed_name *)a)->name, ((const struct listed_name *)b)->name);
+}
+
+struct listed_name *listed_find(const struct listed *l, const char *name)
+{
+	const struct listed_name key = {.name = (char *)name};
+	return l->n ? bsearch(&key, l->v, l->n, sizeof(key), by_name) : NULL;
+}
+
+/* The names of a directory; or, of those that are in doubt, whether they are there. */
+static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	struct listed *l = &a->list;
+	struct stat st;
+	struct dirent *e;
+	(void)name;
+
+	for (size_t i = 0; l->read && i < l->n; i++) {
+		if (!l->v[i].doubt)
+			continue;
+		int rc = io_stat(fs->store, dirfd, l->v[i].name, &st);
+		if (rc && !name_is_absent(rc))
+			return rc;
+		l->v[i] = (struct listed_name){.name = l->v[i].name, .ino = l->v[i].ino, .type = l->v[i].type,
+					       .gone = rc, .asked = a->asked, .applied = a->applied};
+	}
+	if (l->read)
+		return 0;
+	int fd = io_open_list(fs->store, dirfd);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	if (!d) {
+		if (fd >= 0)
+			close(fd);
+		return fd < 0 ? fd : -ENOMEM;
+	}
+	int rc = 0;
+	size_t cap = 0;
+	while (!rc && (errno = 0, e = readdir(d))) {
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
+			continue;
+		if (l->n == cap) {
+			void *more = realloc(l->v, (cap = cap ? cap * 2 : 64) * sizeof(*l->v));
+			rc = more ? 0 : -ENOMEM;
+			l->v = more ? more : l->v;
+		}
+		char *copy = rc ? NULL : strdup(e->d_name);
+		if (copy)
+			l->v[l->n++] = (struct listed_name){.name = copy, .ino = e->d_ino, .type = DTTOIF(e->d_type),
+							    .asked = a->asked, .applied = a->applied};
+		else
+			rc = -ENOMEM;
+	}
+	rc = rc ? rc : -errno;	/* half a listing is none */
+	closedir(d);
+	if (l->n)
+		qsort(l->v, l->n, sizeof(*l->v), by_name);
+	l->read = !rc;
+	return rc;
+}
+
+static void run(struct fs *fs, struct answer *a)
+{
+	static at_fn *const fn[] = {
+		[NAME] = name_at, [STAT] = stat_at, [OPEN] = open_at, [LINK] = link_at, [XATTRS] = xattrs_at,
+		[VALUE] = value_at, [LIST] = list_at,
+	};
+	if (a->what == LIST && !a->list.read) {
+		listed_clear(&a->list);
+		a->list.asked = a->asked;
+		a->list.applied = a->applied;
+	}
+	a->rc = a->what == OPEN && a->from >= 0 ? open_at(fs, -1, NULL, a) : where(fs, a, fn[a->what]);
+	if (a->what == LIST && a->rc)
+		a->list.read = false;
+	a->done = true;
+}
+
+/* ---- questions; lock held ---- */
+
+int ask_name(struct fs *fs, struct node *dir, const char *name, const struct node *known, struct named *out)
+{
+	struct answer *a = question(NAME, dir->id, name, NULL);
+	if (!a)
+		return -ENOMEM;
+	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
+		clear(a);
+		a->known = (struct born){.birth = known ? known->sbirth : 0};
+		a->known.st.st_ino = known ? known->sino : 0;
+		if (put(fs, a))
+			return ASK_AGAIN;
+	}
+	*out = (struct named){.b = a->b, .ino = a->ino, .ino_rc = a->ino_rc, .applied = a->applied};
+	return a->rc;
+}
+
+void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n, const struct named *b)
+{
+	struct answer *a;
+	if (!mine.active)
+		return;
+	if ((a = find(NAME, dir->id, name, NULL)))
+		a->asked = fs->changes;
+	if (n && (a = find(STAT, n->id, NULL, NULL))) {
+		clear(a);
+		a->rc = 0;
+		a->b = b->b;
+		a->asked = fs->changes;
+		a->applied = b->applied;
+		a->done = true;
+	}
+}
+
+static struct place *places_of(struct fs *fs, struct node *n)
+{
+	const struct place *p = node_place(fs, n);
+	struct place *all = NULL, **end = &all;
+	for (p = p ? p : n->places; p; p = p->next) {
+		size_t size = sizeof(*p) + strlen(p->name) + 1;
+		struct place *copy = malloc(size);
+		if (!copy)
+			break;
+		memcpy(copy, p, size);
+		copy->next = NULL;
+		*end = copy;
+		end = &copy->next;
+	}
+	return all;
+}
+
+/* Asks what of n. 0: *out is the answer, out->rc what the store said. -ENOENT: it is in no place. */
+static int of_node(struct fs *fs, enum what what, struct node *n, const char *key, struct answer **out)
+{
+	struct answer *a = question(what, n->id, NULL, key);
+	if (!a)
+		return -ENOMEM;
+	*out = a;
+	bool missed = a->done && a->rc == -ENOENT && fs_applied(fs) != a->applied;
+	if (a->done && n->changed <= a->asked && (!missed || a->tries >= TRIES))
+		return 0;
+	a->tries += missed;
+	clear(a);
+	if (!S_ISDIR(n->mode) && !(a->places = places_of(fs, n)))
+		return -ENOENT;
+	return put(fs, a);
+}
+
+int ask_stat(struct fs *fs, struct node *n, struct born *b, uint64_t *applied)
+{
+	struct answer *a;
+	int rc = of_node(fs, STAT, n, NULL, &a);
+	if (rc)
+		return rc;
+	*b = a->b;
+	*applied = a->applied;
+	return a->rc;
+}
+
+int ask_open(struct fs *fs, struct node *n, struct born *b)
+{
+	struct answer *a;
+	int rc = of_node(fs, OPEN, n, NULL, &a);
+	if (rc || a->rc)
+		return rc ? rc : a->rc;
+	*b = a->b;
+	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+	return fd < 0 ? -errno : fd;
+}
+
+int ask_born(struct fs *fs, struct node *n, int fd, struct born *b)
+{
+	struct answer *a = question(OPEN, n->id, NULL, "");
+	if (!a)
+		return -ENOMEM;
+	if (!a->done) {
+		clear(a);
+		a->from = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		int rc = a->from < 0 ? -errno : put(fs, a);
+		if (rc)
+			return rc;
+	}
+	*b = a->b;
+	return a->rc ? a->rc : b->st.st_ino ? 0 : -EIO;
+}
+
+int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap)
+{
+	struct answer *a;
+	int rc = of_node(fs, LINK, n, NULL, &a);
+	if (rc || a->rc)
+		return rc ? rc : a->rc;
+	if (a->len >= cap)
+		return -ENAMETOOLONG;
+	strcpy(buf, a->text);
+	return 0;
+}
+
+static ssize_t value_of(const struct answer *a, char *buf, size_t cap)
+{
+	if (a->rc)
+		return a->rc;
+	if (a->len > cap)
+		return -ERANGE;
+	memcpy(buf, a->text, a->len);
+	return (ssize_t)a->len;
+}
+
+ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
+{
+	struct answer *a;
+	int rc = of_node(fs, VALUE, n, key, &a);
+	return rc ? rc : value_of(a, buf, cap);
+}
+
+ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key, char *buf, size_t cap)
+{
+	struct answer *a = question(VALUE, dir->id, name, key);
+	if (!a)
+		return -ENOMEM;
+	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
+		clear(a);
+		if (put(fs, a))
+			return ASK_AGAIN;
+	}
+	return value_of(a, buf, cap);
+}
+
+int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
+{
+	struct answer *a;
+	int rc = of_node(fs, XATTRS, n, NULL, &a);
+	if (rc || a->rc)
+		return rc ? rc : a->rc;
+	*out = a->xattrs;
+	a->xattrs = NULL;
+	a->done = false;
+	return 0;
+}
+
+int node_load_xattrs(struct fs *fs, struct node *n)
+{
+	if (n->xattrs_loaded || (!S_ISREG(n->mode) && !S_ISDIR(n->mode)))
+		return 0;
+	int rc = -ENOENT;
+	if (n->born_seq <= fs_applied(fs) && (n->names || n == fs->root || S_ISREG(n->mode)))
+		rc = ask_xattrs(fs, n, &n->xattrs);
+	if (!rc || rc == -ENOENT)
+		n->xattrs_loaded = true;
+	return rc == -ENOENT ? 0 : rc;
+}
+
+int ask_list(struct fs *fs, struct node *dir, struct listed **out)
+{
+	struct answer *a = question(LIST, dir->id, NULL, NULL);
+	if (!a)
+		return -ENOMEM;
+	*out = &a->list;
+	if (!a->done) {
+		clear(a);
+		if (put(fs, a))
+			return ASK_AGAIN;
+	}
+	return a->rc;
+}
+
+int ask_list_again(struct fs *fs, struct node *dir)
+{
+	struct answer *a = question(LIST, dir->id, NULL, NULL);
+	return !a ? -ENOMEM : put(fs, a) ? ASK_AGAIN : a->rc;
+}

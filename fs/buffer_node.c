@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT
+ * A buffer in the tree: a node without a name there, found by its name in the list here as long as
+ * somebody has it open. What a buffer is in staging: staging/buffer.c; what clients do with one:
+ * buffers.c. Lock held for all. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fs_buffer {
+	struct fs_buffer *next;
+	struct node *n;
+	struct buffer *b;
+	char name[];
+};
+
+struct node *buffers_find(struct fs *fs, const char *name)
+{
+	struct fs_buffer *f = fs->buffers;
+	while (f && strcmp(f->name, name))
+		f = f->next;
+	return f ? f->n : NULL;
+}
+
+static int record(struct fs *fs, const struct node *n, uint64_t sf, const char *name, bool kept)
+{
+	struct rec r = rec_new(REC_BUFFER);
+	r.unique = 0;
+	r.node = n->id;
+	r.ino = n->ino;
+	r.mode = n->mode & 07777;
+	r.uid = n->uid;
+	r.gid = n->gid;
+	r.sf = sf;
+	r.size = n->size;
+	r.name = name;
+	r.flags = kept ? REC_KEPT : 0;
+	return staging_emit(fs->s, &r);
+}
+
+static int attach(struct fs *fs, struct node *n, struct buffer *b, const char *name)
+{
+	struct fs_buffer *f = calloc(1, sizeof(*f) + strlen(name) + 1);
+	if (!f)
+		return -ENOMEM;
+	strcpy(f->name, name);
+	f->n = n;
+	f->b = b;
+	f->next = fs->buffers;
+	fs->buffers = f;
+	n->buf = f;
+	n->unknown = 1;		/* a file without links cannot be linked to */
+	return 0;
+}
+
+void buffers_apply(struct fs *fs, const struct rec *r)
+{
+	struct node *n = node_find(fs, r->node);
+	struct buffer *b;
+
+	if (!n) {
+		n = node_new(fs, r->node, r->ino, S_IFREG | (r->mode & 07777));
+		if (!n)
+			return;
+		n->uid = r->uid;
+		n->gid = r->gid;
+		n->atime = n->mtime = n->ctime = r->when;
+		n->born_seq = UINT64_MAX;
+		n->xattrs_loaded = true;
+	}
+	n->pinned = true;
+	n->size = r->size;
+	if (n->buf || buffer_recover(fs->s, r->sf, r->flags & REC_KEPT, &b))
+		return;
+	if (attach(fs, n, b, r->name)) {
+		buffer_end(b);
+		buffer_unref(b);
+	}
+}
+
+void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r)
+{
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	int kind;
+	(void)fs;
+	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
+		if (kind == 2)
+			xattr_put(n, pair.key, pair.val, pair.len);
+}
+
+int buffers_emit(struct fs *fs)
+{
+	int rc = 0;
+	for (struct fs_buffer *f = fs->buffers; !rc && f; f = f->next) {
+		struct buffer_info i;
+		buffer_get_info(f->b, &i);
+		rc = record(fs, f->n, buffer_id(f->b), f->name, i.state == BUFFER_KEPT);
+	}
+	return rc;
+}
+
+void buffers_closed(struct fs *fs, struct node *n)
+{
+	struct fs_buffer *f = n->buf, **pp = &fs->buffers;
+	if (!f || n->handles)
+		return;
+	while (*pp != f)
+		pp = &(*pp)->next;
+	*pp = f->next;
+	n->buf = NULL;
+	n->unknown = 0;
+	buffer_end(f->b);
+	buffer_unref(f->b);
+	free(f);
+}
+
+void buffers_restored(struct fs *fs)
+{
+	pthread_mutex_lock(&fs->lock);
+	for (struct fs_buffer *f = fs->buffers, *next; f; f = next) {
+		next = f->next;
+		buffers_closed(fs, f->n);
+	}
+	pthread_mutex_unlock(&fs->lock);
+}
+
+int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size, const struct stat *st,
+		 struct node **out)
+{
+	uint64_t id = staging_new_id(fs->s);
+	struct node *n = node_new(fs, id, id, S_IFREG | (st->st_mode & 07777));
+	if (!n)
+		return -ENOMEM;
+	n->uid = st->st_uid;
+	n->gid = st->st_gid;
+	clock_gettime(CLOCK_REALTIME, &n->ctime);
+	n->atime = n->mtime = n->ctime;
+	n->born_seq = UINT64_MAX;
+	n->xattrs_loaded = true;
+	n->size = size;
+	int rc = record(fs, n, buffer_id(b), name, false);
+	if (!rc)
+		rc = attach(fs, n, b, name);
+	if (rc)
+		node_release(fs, n);
+	else
+		*out = n;
+	return rc;
+}
+
+struct buffer *buffers_hold(struct node *n)
+{
+	return n->buf ? buffer_ref(n->buf->b) : NULL;
+}
+
+int buffers_backing(struct node *n)
+{
+	return buffer_fd(n->buf->b);
+}
+
+uint64_t buffers_of(struct fs *fs, uint32_t uid)
+{
+	uint64_t sum = 0;
+	for (struct fs_buffer *f = fs->buffers; f; f = f->next)
+		sum += f->n->uid == uid ? buffers_blocks(f->n) * 512 : 0;
+	return sum;
+}
+
+const char *buffers_state(struct node *n)
+{
+	static const char *const names[] = {
+		[BUFFER_FREE] = "free", [BUFFER_LENT] = "lent", [BUFFER_KEPT] = "kept",
+	};
+	struct buffer_info i;
+	buffer_get_info(n->buf->b, &i);
+	return names[i.state];
+}
+
+uint64_t buffers_blocks(struct node *n)
+{
+	struct buffer_info i;
+	buffer_get_info(n->buf->b, &i);
+	return i.bytes / 512;
+}
+
+int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
+{
+	node_wait_busy(fs, n);
+	if (!n->buf)
+		return -ESTALE;
+	uint64_t held = buffers_blocks(n) * 512;
+	int rc = size > held ? share_of_buffers(fs, n->uid, buffers_of(fs, n->uid), size - held) : 0;
+	if (rc)
+		return rc;
+	struct buffer *b = buffer_ref(n->buf->b);
+	session_may_block(fs);
+	n->busy = true;
+	pthread_mutex_unlock(&fs->lock);
+	rc = buffer_resize(b, size);
+	pthread_mutex_lock(&fs->lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->busy_cond);
+	buffer_unref(b);
+	if (!rc && !n->buf)
+		rc = -ESTALE;
+	if (rc)
+		return rc;
+	uint64_t was = n->size;
+	n->size = size;
+	rc = record(fs, n, buffer_id(n->buf->b), n->buf->name, !strcmp(buffers_state(n), "kept"));
+	if (rc)
+		n->size = was;
+	return rc;
+}
+
+int buffers_lend(struct node *n, uint64_t id, struct staged **sf)
+{
+	return buffer_lend(n->buf->b, id, n->size, sf);
+}

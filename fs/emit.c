@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT
+ * The log written anew: the tree, its handles and the closes that were answered, as records. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
+{
+	struct rec r = rec_node(n, d);
+	int rc = staging_emit(fs->s, &r);
+	if (rc || (d && d != n->names))
+		return rc;	/* the rest once a node */
+	if (n->sf) {
+		struct staged_info i;
+		staged_get_info(n->sf, &i);
+		r = rec_staged(n);
+		r.size = i.size;
+		r.atime = i.atime;
+		r.mtime = i.mtime;
+		if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
+			r.flags |= REC_SEALED;
+		rc = staging_emit(fs->s, &r);
+	}
+	for (struct xattr *x = n->xattrs; !rc && x && !n->sealed; x = x->next) {
+		r = rec_new(REC_XATTR);
+		r.unique = 0;
+		r.node = n->id;
+		r.flags = REC_GHOST | REC_SNAPSHOT;
+		r.name2 = x->key;
+		r.data = x->val;
+		r.data_len = x->len;
+		rc = staging_emit(fs->s, &r);
+	}
+	return rc;
+}
+
+/* A close was answered, its RELEASE is yet to come. */
+static int emit_accepted(struct staging *s, struct node *n)
+{
+	struct rec r = {.type = 0};
+	void *data = NULL;
+	int rc = fill_flushed(n, &r, &data);
+	if (!rc)
+		rc = staging_emit(s, &r);
+	free(data);
+	return rc;
+}
+
+/* In the order of the closes: the next start seals them in that order. */
+static int emit_all_accepted(struct fs *fs)
+{
+	struct node_list l = {0};
+	int rc = 0;
+	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
+		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
+			if (n->accepted && n->sf && n->names)
+				rc = node_list_add(&l, n);
+	node_list_sort(&l);
+	for (size_t i = 0; !rc && i < l.len; i++)
+		rc = emit_accepted(fs->s, l.n[i]);
+	free(l.n);
+	return rc;
+}
+
+/* Directories before what is in them, without recursion. */
+static int emit_tree(struct fs *fs)
+{
+	size_t cap = 1024, n = 1;
+	struct node **stack = malloc(cap * sizeof(*stack));
+	int rc = stack ? 0 : -ENOMEM;
+	if (!rc)
+		stack[0] = fs->root;
+	while (!rc && n) {
+		struct node *dir = stack[--n];
+		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next) {
+			if (!d->node)
+				continue;
+			rc = emit_one(fs, d->node, d);
+			if (!S_ISDIR(d->node->mode))
+				continue;
+			if (n == cap) {
+				void *p = realloc(stack, (cap *= 2) * sizeof(*stack));
+				if (!p) {
+					rc = -ENOMEM;
+					break;
+				}
+				stack = p;
+			}
+			stack[n++] = d->node;
+		}
+	}
+	free(stack);
+	return rc;
+}
+
+int fs_emit(void *ctx, struct staging *s)
+{
+	struct fs *fs = ctx;
+	int rc = buffers_emit(fs);	/* who lends before what is lent */
+	if (!rc)
+		rc = emit_tree(fs);
+	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
+		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
+			if (!n->names && n != fs->root)
+				rc = emit_one(fs, n, NULL);
+	for (unsigned i = 0; !rc && i < 4096; i++)
+		for (struct handle *h = fs->handles[i]; !rc && h; h = h->hash_next) {
+			struct rec r = rec_new(REC_OPEN);
+			r.unique = 0;
+			r.fh = h->fh;
+			r.node = h->node->id;
+			r.mask = (uint64_t)(unsigned)h->flags;
+			r.lane = h->lane;
+			r.uid = h->uid;
+			r.backing = h->uses_backing ? h->node->backing : 0;
+			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->rdwr ? REC_RDWR : 0);
+			rc = staging_emit(s, &r);
+		}
+	return rc ? rc : emit_all_accepted(fs);	/* behind the opens, which end it */
+}
+
+void log_room(struct fs *fs)
+{
+	if (io_store_away(fs->store) || !staging_log_full(fs->s))
+		return;
+	session_may_block(fs);
+	staging_log_room(fs->s);
+	TREE_SCOPE(fs);
+	if (staging_rotate_due(fs->s))	/* now: who waited with us makes the next record */
+		staging_rotate(fs->s, fs_emit, fs);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT
+ * Housekeeping, by a thread of its own: frees what the kernel forgot, keeps the log short, seals what was mapped
+ * until now, tries failed closes again. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <time.h>
+
+static void *house_main(void *arg)
+{
+	struct fs *fs = arg;
+	unsigned tick = 0;
+	pthread_setname_np(pthread_self(), "cairn-house");
+	while (!atomic_load(&fs->stopping)) {
+		struct timespec t = {.tv_nsec = 200000000};
+		nanosleep(&t, NULL);
+		session_look(fs);
+		pthread_mutex_lock(&fs->lock);
+		ask_let_go(fs);
+		node_gc(fs);
+		if (!io_store_away(fs->store) && staging_rotate_due(fs->s))
+			staging_rotate(fs->s, fs_emit, fs);
+		pthread_mutex_unlock(&fs->lock);
+		seal_late(fs);
+		staging_watch_buffers(fs->s);
+		struct staging_stats st;
+		bool came = staging_room_came(fs->s);
+		if (++tick % 25 && !came)
+			continue;
+		staging_get_stats(fs->s, &st);	/* room may have been made for closes that failed */
+		if (st.n_failed && !st.halted_error)
+			retry_failed(fs);
+		if (st.n_kept)
+			staging_keep_again(fs->s);
+	}
+	return NULL;
+}
+
+int house_start(struct fs *fs)
+{
+	return -pthread_create(&fs->house, NULL, house_main, fs);
+}
+
+void house_join(struct fs *fs)
+{
+	pthread_join(fs->house, NULL);
+}

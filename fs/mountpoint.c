@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT
+ * The mountpoint before the mount: a mount there whose cairnfs was killed is taken over. And remounts. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <mntent.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* From linux/fs.h, which does not go with sys/mount.h. */
+#define FS_IOC_GETFLAGS _IOR('f', 1, long)
+#define FS_IOC_SETFLAGS _IOW('f', 2, long)
+#define FS_IMMUTABLE_FL 0x10
+
+#define DYING_S 60	/* a killed worker ends when the disk has answered what it is in */
+#define LINE_BYTES (64u << 10)	/* of /proc/self/mounts: two paths, each byte written with four at most */
+
+enum { ALIVE, DEAD, NO_ANSWER };
+
+/* The path behind mnt, without a question to the daemon that is mounted there. NULL: none; free it. */
+static char *resolve(const char *mnt)
+{
+	char link[64], path[PATH_MAX];
+	int fd = open(mnt, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return NULL;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(link, path, sizeof(path) - 1);
+	close(fd);
+	if (n < 0)
+		return NULL;
+	path[n] = 0;
+	return strdup(path);
+}
+
+int mountpoint_top(const char *path, char *type, size_t cap)
+{
+	char *line = malloc(LINE_BYTES);
+	FILE *f = line ? setmntent("/proc/self/mounts", "re") : NULL;
+	struct mntent m;
+	int rc = f ? -ENOENT : -EIO;
+
+	while (f && getmntent_r(f, &m, line, (int)LINE_BYTES))	/* the last is the one on top */
+		if (!strcmp(m.mnt_dir, path)) {
+			snprintf(type, cap, "%s", m.mnt_type);
+			rc = 0;
+		}
+	if (f)
+		endmntent(f);
+	free(line);
+	return rc;
+}
+
+/* /proc writes some bytes as a backslash and three octal digits. In place. */
+static void unescape(char *s)
+{
+	char *to = s;
+
+	for (unsigned v; *s; *to++ = (char)v) {
+		if (*s == '\\' && sscanf(s + 1, "%3o", &v) == 1)
+			s += 4;
+		else
+			v = (unsigned char)*s++;
+	}
+	*to = 0;
+}
+
+/* By the device: a bind mount, or a directory below, is of the same one. */
+int mountpoint_of(dev_t dev, char *path, size_t cap)
+{
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL, at[PATH_MAX * 4 + 1];
+	size_t room = 0;
+	unsigned major_nr, minor_nr;
+	int rc = -ENOENT;
+
+	while (f && rc && getline(&line, &room, f) > 0) {
+		if (!strstr(line, " - fuse.cairnfs ") ||
+		    sscanf(line, "%*u %*u %u:%u %*s %16384s", &major_nr, &minor_nr, at) != 3 || makedev(major_nr, minor_nr) != dev)
+			continue;
+		unescape(at);
+		rc = (size_t)snprintf(path, cap, "%s", at) < cap ? 0 : -ENAMETOOLONG;
+	}
+	free(line);
+	if (f)
+		fclose(f);
+	return rc;
+}
+
+/* Attributes that the kernel keeps are no answer: the daemon is asked. It may be dying and take its
+ * time, so a process of its own asks. */
+static int ask_daemon(const char *path)
+{
+	struct statx x;
+	int status;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		int rc = statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
+			       STATX_MTIME, &x) ? errno : 0;
+		_exit(rc == ENOTCONN || rc == ECONNABORTED || rc == ECONNREFUSED ? DEAD : ALIVE);
+	}
+	for (int i = 0; pid > 0 && i < DYING_S * 100; i++) {
+		if (waitpid(pid, &status, WNOHANG) == pid)
+			return WIFEXITED(status) ? WEXITSTATUS(status) : ALIVE;
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	}
+	if (pid > 0)
+		kill(pid, SIGKILL);
+	return NO_ANSWER;
+}
+
+static int unmount_dead(const char *path)
+{
+	int status = -1;
+	if (geteuid() == 0)
+		return umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0;
+	pid_t pid = fork();
+	if (pid == 0) {
+		execlp("fusermount3", "fusermount3", "-u", "-z", "--", path, (char *)NULL);
+		_exit(127);
+	}
+	if (pid < 0 || waitpid(pid, &status, 0) != pid)
+		return -errno;
+	return WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : -EPERM;
+}
+
+/* -EAGAIN: one was taken off, there may be another below. */
+static int take_one(const char *path)
+{
+	char type[32];
+	if (mountpoint_top(path, type, sizeof(type)) || strcmp(type, "fuse.cairnfs"))
+		return 0;
+	switch (ask_daemon(path)) {
+	case ALIVE:
+		return 0;	/* options.c says that it is busy */
+	case NO_ANSWER:
+		fprintf(stderr, "cairnfs: the cairnfs that is mounted at %s does not answer; end it (kill -9), then start again\n",
+			path);
+		return -EBUSY;
+	}
+	int rc = unmount_dead(path);
+	if (rc == -EINVAL)
+		return -EAGAIN;		/* somebody else took it off */
+	if (rc) {
+		fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it as its owner: "
+			"umount -l %s\n", path, strerror(-rc), path);
+		return rc;
+	}
+	fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n", path);
+	return -EAGAIN;
+}
+
+/* ---- the bare mountpoint ---- */
+
+static int set_immutable(int fd, bool on)
+{
+	int flags;
+
+	if (ioctl(fd, FS_IOC_GETFLAGS, &flags))
+		return -errno;
+	flags = on ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+	return ioctl(fd, FS_IOC_SETFLAGS, &flags) ? -errno : 0;
+}
+
+int mountpoint_guard(const char *mnt)
+{
+	int fd = open(mnt, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	int rc = fd < 0 ? -errno : set_immutable(fd, true);
+
+	if (rc && fd >= 0)
+		close(fd);
+	return rc ? rc : fd;
+}
+
+void mountpoint_unguard(int fd)
+{
+	set_immutable(fd, false);
+}
+
+int mountpoint_take_over(const char *mnt)
+{
+	char *path = resolve(mnt);
+	int rc = path ? -EAGAIN : 0;
+	while (rc == -EAGAIN)
+		rc = take_one(path);
+	free(path);
+	return rc;
+}
+
+/* What the kernel keeps of a mount by itself. */
+static const struct flag {
+	const char *name;
+	unsigned long set, clear;
+} flags[] = {
+	{"ro", MS_RDONLY, 0}, {"rw", 0, MS_RDONLY}, {"noexec", MS_NOEXEC, 0}, {"exec", 0, MS_NOEXEC},
+	{"noatime", MS_NOATIME, MS_RELATIME}, {"relatime", MS_RELATIME, MS_NOATIME},
+	{"nodiratime", MS_NODIRATIME, 0}, {"diratime", 0, MS_NODIRATIME},
+};
+
+/* mount(8) gives all that the mount has, and fstab's line, with what is asked. */
+static bool is_no_change(const char *opt)
+{
+	static const char *const names[] = {"remount", "nosuid", "nodev", "suid", "dev", "defaults", "default_permissions", "allow_other",
+					    "auto", "noauto", "nofail", "_netdev", "user", "users", "nouser"};
+	for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (!strcmp(opt, names[i]))
+			return true;
+	return !strncmp(opt, "user_id=", 8) || !strncmp(opt, "group_id=", 9) || !strncmp(opt, "x-", 2);
+}
+
+/* The arguments of the keeper of the mount at path, each with a 0 behind it, *len bytes of them. NULL; free it. */
+static char *keeper_arguments(const char *path, size_t *len)
+{
+	char name[PATH_MAX + 32], *text = NULL, *args = malloc(LINE_BYTES), *at;
+	size_t cap = 0;
+	int pid = 0;
+
+	snprintf(name, sizeof(name), "%s/.cairn/status.json", path);
+	FILE *f = fopen(name, "re");
+	while (f && !pid && getline(&text, &cap, f) > 0)
+		if ((at = strstr(text, "\"keeper_pid\":")))
+			pid = atoi(at + strlen("\"keeper_pid\":"));
+	if (f)
+		fclose(f);
+	free(text);
+	snprintf(name, sizeof(name), "/proc/%d/cmdline", pid);
+	f = fopen(name, "re");
+	*len = f && args ? fread(args, 1, LINE_BYTES, f) : 0;
+	if (f)
+		fclose(f);
+	return args;
+}
+
+static bool has_option(const char *args, size_t len, const char *opt)
+{
+	size_t n = strlen(opt);
+	for (const char *a = args; a + n < args + len; a++) {
+		bool begins = a == args || !a[-1] || a[-1] == ',' || (a - args > 1 && a[-2] == '-' && a[-1] == 'o');
+		if (begins && !strncmp(a, opt, n) && (!a[n] || a[n] == ','))
+			return true;
+	}
+	return false;
+}
+
+static unsigned long flags_of(const char *path)
+{
+	struct statvfs v;
+	if (statvfs(path, &v))
+		return 0;
+	return (v.f_flag & ST_RDONLY ? MS_RDONLY : 0) | (v.f_flag & ST_NOEXEC ? MS_NOEXEC : 0) |
+	       (v.f_flag & ST_NOATIME ? MS_NOATIME : 0) | (v.f_flag & ST_RELATIME ? MS_RELATIME : 0) |
+	       (v.f_flag & ST_NODIRATIME ? MS_NODIRATIME : 0);
+}
+
+int mountpoint_remount(const char *mnt, char *options)
+{
+	char type[32], *path = resolve(mnt);
+	if (!path || mountpoint_top(path, type, sizeof(type)) || strcmp(type, "fuse.cairnfs")) {
+		fprintf(stderr, "cairnfs: remount: no cairnfs is mounted at %s\n", mnt);
+		free(path);
+		return -EINVAL;
+	}
+	unsigned long now = flags_of(path);
+	size_t len;
+	char *args = keeper_arguments(path, &len);
+	for (char *save = NULL, *opt = strtok_r(options, ",", &save); opt; opt = strtok_r(NULL, ",", &save)) {
+		unsigned i = 0, n = sizeof(flags) / sizeof(flags[0]);
+		while (i < n && strcmp(opt, flags[i].name) != 0)
+			i++;
+		if (i < n)
+			now = (now & ~flags[i].clear) | flags[i].set;
+		else if (!is_no_change(opt) && !has_option(args, len, opt))
+			fprintf(stderr, "cairnfs: %s stays as it is: a remount changes ro, rw, exec, noexec and the like; for others "
+				"unmount (cairn umount) and start again\n", opt);
+	}
+	int rc = mount("none", path, NULL, MS_REMOUNT | MS_NOSUID | MS_NODEV | now, NULL) ? -errno : 0;
+	if (rc)
+		fprintf(stderr, "cairnfs: remount of %s: %s%s\n", path, strerror(-rc), rc == -EBUSY ? "; files are open for writing" : "");
+	free(args);
+	free(path);
+	return rc;
+}

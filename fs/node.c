@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: MIT
+ * Nodes and names in memory: their tables, what of them is dirty, when one is let go of. Nothing here asks
+ * the store; tree.c does. Everything wants fs->lock. */
+#include "fs/fs.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GC_STEP 4096u		/* some 2 ms with the lock held */
+
+/* ---- tables ---- */
+
+static unsigned id_bucket(uint64_t id)
+{
+	return (unsigned)((id * 0x9e3779b97f4a7c15ull) >> 48);
+}
+
+static unsigned name_bucket(uint64_t dir, const char *name)
+{
+	uint64_t h = hash_bytes(HASH_SEED ^ dir * 0x9e3779b97f4a7c15ull, name, strlen(name));
+	return (unsigned)((h ^ h >> 29) % NODE_BUCKETS);
+}
+
+struct node *node_find(struct fs *fs, uint64_t id)
+{
+	struct node *n = fs->nodes[id_bucket(id)];
+	while (n && n->id != id)
+		n = n->hash_next;
+	return n;
+}
+
+struct node *node_current(struct fs *fs, uint64_t id)
+{
+	struct node *n = node_find(fs, id), *next;
+	while (n && n->fork_to && (next = node_find(fs, n->fork_to)))
+		n = next;
+	return n;
+}
+
+nlink_t node_links(const struct node *n)
+{
+	nlink_t links = n->unknown;
+	if (S_ISDIR(n->mode))
+		return n->nlink;
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		links++;
+	return links;
+}
+
+struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode)
+{
+	struct node *n = calloc(1, sizeof(*n));
+	if (!n)
+		return NULL;
+	n->id = id;
+	n->ino = ino;
+	n->mode = mode;
+	n->nlink = S_ISDIR(mode) ? 2 : 1;
+	n->kept_fd = -1;
+	n->hash_next = fs->nodes[id_bucket(id)];
+	fs->nodes[id_bucket(id)] = n;
+	fs->n_nodes++;
+	return n;
+}
+
+struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name)
+{
+	struct dentry *d = fs->dentries[name_bucket(dir->id, name)];
+	while (d && (d->dir != dir || strcmp(d->name, name)))
+		d = d->hash_next;
+	return d;
+}
+
+void node_touch(struct fs *fs, struct node *n)
+{
+	n->changed = ++fs->changes;
+}
+
+void name_touch(struct fs *fs, uint64_t dir, const char *name)
+{
+	fs->name_changed[name_bucket(dir, name)] = ++fs->changes;
+}
+
+uint64_t name_changed(struct fs *fs, uint64_t dir, const char *name)
+{
+	return fs->name_changed[name_bucket(dir, name)];
+}
+
+static void dentry_unname(struct fs *fs, struct dentry *d)
+{
+	if (!d->node)
+		return;
+	node_touch(fs, d->node);
+	struct dentry **pp = &d->node->names;
+	while (*pp && *pp != d)
+		pp = &(*pp)->name_next;
+	if (*pp)
+		*pp = d->name_next;
+	d->node = NULL;
+	d->name_next = NULL;
+}
+
+static void dentry_name(struct fs *fs, struct dentry *d, struct node *n)
+{
+	dentry_unname(fs, d);
+	name_touch(fs, d->dir->id, d->name);
+	d->node = n;
+	if (!n)
+		return;
+	node_touch(fs, n);
+	d->name_next = n->names;
+	n->names = d;
+}
+
+struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, struct node *n)
+{
+	struct dentry *d = dentry_find(fs, dir, name);
+	if (!d) {
+		d = calloc(1, sizeof(*d) + strlen(name) + 1);
+		if (!d)
+			return NULL;
+		strcpy(d->name, name);
+		d->dir = dir;
+		unsigned b = name_bucket(dir->id, name);
+		d->hash_next = fs->dentries[b];
+		fs->dentries[b] = d;
+		d->sib_next = dir->children;
+		if (dir->children)
+			dir->children->sib_prev = d;
+		dir->children = d;
+	}
+	dentry_name(fs, d, n);
+	return d;
+}
+
+static void white_unlist(struct fs *fs, struct dentry *d)
+{
+	if (!d->white)
+		return;
+	*(d->white_prev ? &d->white_prev->white_next : &fs->whites) = d->white_next;
+	*(d->white_next ? &d->white_next->white_prev : &fs->whites_last) = d->white_prev;
+	d->white_prev = d->white_next = NULL;
+	d->white = false;
+}
+
+static void white_list(struct fs *fs, struct dentry *d)
+{
+	white_unlist(fs, d);
+	d->white_prev = fs->whites_last;
+	*(fs->whites_last ? &fs->whites_last->white_next : &fs->whites) = d;
+	fs->whites_last = d;
+	d->white = true;
+}
+
+void dentry_remove(struct fs *fs, struct dentry *d)
+{
+	white_unlist(fs, d);
+	struct node *dir = d->dir, *n = d->node;
+	struct dentry **pp = &fs->dentries[name_bucket(dir->id, d->name)];
+	while (*pp != d)
+		pp = &(*pp)->hash_next;
+	*pp = d->hash_next;
+	*(d->sib_prev ? &d->sib_prev->sib_next : &dir->children) = d->sib_next;
+	if (d->sib_next)
+		d->sib_next->sib_prev = d->sib_prev;
+	if (n && d->seq > dir->forgot_seq)
+		dir->forgot_seq = d->seq;
+	name_touch(fs, dir->id, d->name);
+	dentry_unname(fs, d);
+	free(d);
+	if (n && n->names && !n->names->name_next)
+		node_release(fs, n);
+	if (!dir->children && dir->nlookup == 0)
+		node_release(fs, dir);
+}
+
+void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
+{
+	dentry_name(fs, d, NULL);
+	d->seq = seq;
+	d->store_has = d->sealed = false;
+	white_list(fs, d);
+}
+
+/* ---- clean or dirty ---- */
+
+bool node_dirty(struct fs *fs, const struct node *n)
+{
+	if (n->busy || n->writers || n->dirty_seq > fs_applied(fs))
+		return true;
+	if (!n->sf)
+		return n->born_seq > fs_applied(fs);
+	struct staged_info i;
+	staged_get_state(n->sf, &i);
+	return i.state != STAGED_DURABLE && i.state != STAGED_EVICTED;
+}
+
+bool dentry_dirty(struct fs *fs, const struct dentry *d)
+{
+	return d->seq > fs_applied(fs) || (d->node && node_dirty(fs, d->node));
+}
+
+/* ---- bytes ---- */
+
+/* What was known of the staged file is what is known of n until it can be asked again. */
+static void remember_staged(struct node *n)
+{
+	struct staged_info i;
+	staged_get_info(n->sf, &i);
+	n->size = i.size;
+	n->blocks = i.blocks;
+	n->atime = i.atime;
+	n->mtime = i.mtime;
+}
+
+void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
+{
+	if (n->sf != sf)
+		node_touch(fs, n);
+	if (n->sf) {
+		remember_staged(n);
+		/* Spilled bytes go by being given their first name; others of the file's names
+		 * follow, and may be where it stood before. */
+		if (!sf && staged_spilled(n->sf))
+			n->placed_seq = n->seal_seq;
+		staged_unref(n->sf);
+	}
+	n->sf = sf;
+}
+
+void node_check_sf(struct fs *fs, struct node *n)
+{
+	struct staged_info i;
+	if (!n->sf)
+		return;
+	staged_get_state(n->sf, &i);
+	/* handles keep references of their own; new opens go to the store */
+	if (i.state == STAGED_EVICTED || (i.state == STAGED_DURABLE && i.spilled && !i.late))
+		node_set_sf(fs, n, NULL);
+}
+
+void node_drop_bytes(struct fs *fs, struct node *n)
+{
+	if (!n->names && !n->handles && (!n->nlookup || n->pinned))
+		node_set_sf(fs, n, NULL);
+}
+
+void store_fd_close(struct fs *fs, int fd)
+{
+	struct stat st;
+	if (fs->s && !fstat(fd, &st) && !st.st_nlink)	/* perhaps the last to hold its blocks */
+		staging_close_later(fs->s, fd);
+	else
+		close(fd);
+}
+
+/* Another thread copies or makes n's bytes, without the tree lock. */
+void node_wait_busy(struct fs *fs, struct node *n)
+{
+	n->holds++;
+	while (n->busy) {
+		session_may_block(fs);
+		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+	}
+	n->holds--;
+}
+
+/* ---- where the store has it ---- */
+
+const struct place *node_place(struct fs *fs, struct node *n)
+{
+	uint64_t applied = fs_applied(fs);
+	if (applied < n->placed_seq)
+		applied = n->placed_seq;
+	while (n->places && n->places->next && n->places->next->seq <= applied) {
+		struct place *old = n->places;
+		n->places = old->next;
+		free(old);
+	}
+	return n->places && n->places->seq <= applied ? n->places : NULL;
+}
+
+/* A file that is written anew where it is has no more places for it, however often. */
+void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name)
+{
+	struct place **pp = &n->places, *last = NULL;
+	node_place(fs, n);	/* lets go of those that are past */
+	for (; *pp; pp = &(*pp)->next)
+		last = *pp;
+	if (last && last->dir == dir && !strcmp(last->name, name))
+		return;
+	struct place *p = calloc(1, sizeof(*p) + strlen(name) + 1);
+	if (!p)
+		return;
+	p->seq = seq;
+	p->dir = dir;
+	strcpy(p->name, name);
+	*pp = p;
+}
+
+static void sino_remember(struct fs *fs, struct node *n)
+{
+	n->sino_next = fs->by_sino[n->sino % 4096];
+	fs->by_sino[n->sino % 4096] = n;
+}
+
+void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth)
+{
+	n->sbirth = sbirth;
+	if (n->sino == sino)
+		return;
+	node_touch(fs, n);
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		name_touch(fs, d->dir->id, d->name);
+	if (n->sino) {
+		struct node **pp = &fs->by_sino[n->sino % 4096];
+		while (*pp && *pp != n)
+			pp = &(*pp)->sino_next;
+		if (*pp)
+			*pp = n->sino_next;
+	}
+	n->sino = sino;
+	if (sino)
+		sino_remember(fs, n);
+}
+
+/* ---- life of a node ---- */
+
+/* Was n made, by a fork, for a writer that is still to come? The kernel, which finds n in place of the
+ * old node, forgets n once before it looks it up in earnest. */
+static bool is_awaited(const struct node *n)
+{
+	return n->awaited_ns && monotonic_ns() < n->awaited_ns;
+}
+
+static void node_free(struct fs *fs, struct node *n)
+{
+	n->zombie = true;	/* dentry_remove is not to release it */
+	while (n->names)
+		dentry_remove(fs, n->names);
+	struct node **pp = &fs->nodes[id_bucket(n->id)];
+	while (*pp != n)
+		pp = &(*pp)->hash_next;
+	*pp = n->hash_next;
+	if (n->sino) {
+		pp = &fs->by_sino[n->sino % 4096];
+		while (*pp && *pp != n)
+			pp = &(*pp)->sino_next;
+		if (*pp)
+			*pp = n->sino_next;
+	}
+	for (struct place *p = n->places, *next; p; p = next) {
+		next = p->next;
+		free(p);
+	}
+	xattrs_free(n->xattrs);
+	if (n->sf)
+		staged_unref(n->sf);
+	if (n->kept_fd >= 0)
+		store_fd_close(fs, n->kept_fd);
+	if (fs->s && S_ISDIR(n->mode))
+		staging_dir_forget(fs->s, n->id);
+	if (fs->s) {
+		struct rec r = rec_new(REC_FORGET);
+		r.unique = 0;
+		r.node = n->id;
+		staging_log(fs->s, &r);	/* lost: the node is merely known a little longer */
+	}
+	free(n->target);
+	free(n->over);
+	free(n);
+	fs->n_nodes--;
+}
+
+/* A new version by one name is one by all of them; which these are the store cannot say. */
+static bool several_names(const struct node *n)
+{
+	return !S_ISDIR(n->mode) && n->names && n->names->name_next;
+}
+
+static bool node_needed(struct fs *fs, struct node *n)
+{
+	if (n == fs->root || n->nlookup || n->pinned || n->handles || n->children || n->busy || n->holds)
+		return true;
+	if (!n->names)
+		return false;	/* unlinked, and the kernel let go */
+	if (is_awaited(n) || several_names(n))
+		return true;
+	node_check_sf(fs, n);
+	if (n->sf)
+		return true;	/* a staged file is a read cache */
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		if (dentry_dirty(fs, d))
+			return true;
+	return node_dirty(fs, n);
+}
+
+void node_release(struct fs *fs, struct node *n)
+{
+	if (n->zombie)
+		return;
+	if (!node_needed(fs, n)) {
+		node_free(fs, n);
+		return;
+	}
+	if (n == fs->root || n->nlookup || n->pinned || n->handles)
+		return;
+	if (several_names(n))	/* until it loses one; dentry_remove and apply.c release it then */
+		return;
+	n->zombie = true;
+	n->zombie_next = fs->zombies;
+	fs->zombies = n;
+}
+
+void node_forget(struct fs *fs, uint64_t id, uint64_t count)
+{
+	struct node *n = node_find(fs, id);
+	if (!n || n == fs->root)
+		return;
+	n->nlookup -= count < n->nlookup ? count : n->nlookup;
+	if (!n->nlookup)
+		node_release(fs, n);
+}
+
+/* In a replay: the worker before let go of n, which nothing needed any more. Names below it that are known
+ * here were clean then. Were n kept for them, the kernel could be given it again, and be served from it until
+ * the next replay lets go of it here, with all that came after. */
+void node_forgotten(struct fs *fs, struct node *n)
+{
+	if (n == fs->root || n->handles)
+		return;
+	n->zombie = true;	/* dentry_remove is not to release it */
+	while (n->children)
+		dentry_remove(fs, n->children);
+	node_free(fs, n);
+}
+
+/* Nodes the kernel forgot while they were dirty, and names that are gone from the store too.
+ * Both keep their directory, so what is freed may queue its parent. A cache of many files is
+ * looked at a part at a time: it is done five times a second, with the lock. */
+void node_gc(struct fs *fs)
+{
+	for (struct dentry *d; (d = fs->whites) && (d->node || d->seq <= fs_applied(fs));)
+		if (d->node)
+			white_unlist(fs, d);	/* it is a name again */
+		else
+			dentry_remove(fs, d);
+	if (!fs->looked_at) {
+		fs->looked_at = fs->zombies;
+		fs->zombies = NULL;
+	}
+	for (unsigned i = 0; fs->looked_at && i < GC_STEP; i++) {
+		struct node *n = fs->looked_at;
+		fs->looked_at = n->zombie_next;
+		n->zombie = false;
+		node_release(fs, n);
+	}
+}
+
+/* ---- users' xattrs ---- */
+
+bool xattr_is_ours(const char *key)
+{
+	return !strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1) && strcmp(key, DEVICE_KEY);
+}
+
+struct xattr *xattr_add(struct xattr **list, const char *key, const void *val, uint32_t len)
+{
+	struct xattr *x = malloc(sizeof(*x) + len);
+	if (!x)
+		return NULL;
+	x->key = strdup(key);
+	if (!x->key) {
+		free(x);
+		return NULL;
+	}
+	x->len = len;
+	if (len)
+		memcpy(x->val, val, len);
+	x->next = *list;
+	return *list = x;
+}
+
+void xattrs_free(struct xattr *list)
+{
+	for (struct xattr *x = list, *next; x; x = next) {
+		next = x->next;
+		free(x->key);
+		free(x);
+	}
+}
+
+bool xattr_drop(struct node *n, const char *key)
+{
+	for (struct xattr **pp = &n->xattrs; *pp; pp = &(*pp)->next)
+		if (!strcmp((*pp)->key, key)) {
+			struct xattr *x = *pp;
+			*pp = x->next;
+			free(x->key);
+			free(x);
+			return true;
+		}
+	return false;
+}
+
+void xattr_put(struct node *n, const char *key, const void *val, uint32_t len)
+{
+	xattr_drop(n, key);
+	xattr_add(&n->xattrs, key, val, len);
+}
+
+/* ---- many nodes, and one for people ---- */
+
+int node_list_add(struct node_list *l, struct node *n)
+{
+	if (l->len == l->cap) {
+		struct node **more = realloc(l->n, (l->cap + 256) * sizeof(struct node *));
+		if (!more)
+			return -ENOMEM;
+		l->n = more;
+		l->cap += 256;
+	}
+	l->n[l->len++] = n;
+	return 0;
+}
+
+static int by_acceptance(const void *a, const void *b)
+{
+	const struct node *x = *(struct node *const *)a, *y = *(struct node *const *)b;
+	uint64_t i = x->accepted ? x->accepted_nth : 0, j = y->accepted ? y->accepted_nth : 0;
+	return i < j ? -1 : i > j;
+}
+
+void node_list_sort(struct node_list *l)
+{
+	if (l->len)
+		qsort(l->n, l->len, sizeof(struct node *), by_acceptance);
+}
+
+void node_path(struct fs *fs, struct node *n, char *buf, size_t cap)
+{
+	size_t pos = cap - 1;
+	buf[pos] = 0;
+	for (unsigned depth = 0; n && n != fs->root && n->names && depth < 4096; depth++) {
+		const char *name = n->names->name;
+		size_t len = strlen(name);
+		if (len + 1 > pos)
+			break;
+		pos -= len;
+		memcpy(buf + pos, name, len);
+		n = n->names->dir;
+		if (n != fs->root)
+			buf[--pos] = '/';
+	}
+	memmove(buf, buf + pos, cap - pos);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ * Who pays for a page of staging: the kernel charges it to the memory cgroup of the process that
+ * touches it first. In the fast lane that is the writer, unless the daemon has allocated the page
+ * before. A writer whose cgroup has little left would be killed, so its files take the fast lane
+ * only where the daemon has allocated all that they are expected to take (staged_cover), else the
+ * relay lane, in which the daemon writes. */
+#include "fs/fs.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "staging/memory/pin.h"
+
+/* A write(2) holds the file's lock from beginning to end, so nobody allocates ahead of it
+ * meanwhile: two writers, each in one write of 2 GiB (the most the kernel takes), fit into this. */
+#define TIGHT (4ull << 30)
+#define SLOTS 256u
+#define AGE_NO_LIMIT_NS 1000000000u	/* processes rarely change their cgroup after their first open */
+#define AGE_LIMIT_NS 10000000u
+
+struct seen {
+	pid_t pid;
+	uint64_t when_ns, room;
+};
+
+static struct seen seen[SLOTS];
+static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool recall(pid_t pid, uint64_t now, uint64_t *room)
+{
+	pthread_mutex_lock(&seen_lock);
+	struct seen s = seen[(unsigned)pid % SLOTS];
+	pthread_mutex_unlock(&seen_lock);
+	*room = s.room;
+	return s.pid == pid && now - s.when_ns < (s.room == UINT64_MAX ? AGE_NO_LIMIT_NS : AGE_LIMIT_NS);
+}
+
+static size_t read_cgroup(const char *path, char *buf, size_t cap)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, buf, cap);
+	if (fd >= 0)
+		close(fd);
+	return n > 0 ? (size_t)n : 0;
+}
+
+/* Then it makes no difference who allocates. */
+static bool is_ours(const char *path)
+{
+	char theirs[4096], ours[4096];
+	size_t n = read_cgroup(path, theirs, sizeof(theirs));
+	return read_cgroup("/proc/self/cgroup", ours, sizeof(ours)) == n && !memcmp(theirs, ours, n) &&
+	       (n || access("/proc/self/cgroup", R_OK));	/* a kernel without cgroups */
+}
+
+void payer_look(struct fs *fs, fuse_req_t req)
+{
+	pid_t pid = fuse_req_ctx(req)->pid;	/* 0: not in our pid namespace */
+	uint64_t now = monotonic_ns(), room;
+	char path[64];
+
+	if (!atomic_load(&fs->passthrough))
+		return;
+	if (!recall(pid, now, &room)) {
+		snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+		room = pin_cgroup_room(NULL, path);
+		if (room < TIGHT && is_ours(path))
+			room = UINT64_MAX;
+		pthread_mutex_lock(&seen_lock);
+		seen[(unsigned)pid % SLOTS] = (struct seen){.pid = pid, .when_ns = now, .room = room};
+		pthread_mutex_unlock(&seen_lock);
+	}
+	current.tight = room < TIGHT;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT
+ * May this caller reach this path? The kernel asks that of every name it walks, but views and
+ * `latest` answer about paths that no caller walked: a name in a checkpoint's metadata, a
+ * checkpoint that was found by a search. What they answer is what the caller could have found
+ * by walking there. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUPS_FIRST 32
+
+void caller_of(fuse_req_t req, struct caller *c)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	int cap = GROUPS_FIRST, n = 0;
+
+	*c = (struct caller){.uid = ctx->uid, .gid = ctx->gid, .n_groups = -1};
+	if (!c->uid)
+		return;
+	do {
+		gid_t *p = reallocarray(c->groups, (size_t)cap, sizeof(*p));
+		if (!p)
+			return;
+		c->groups = p;
+		n = fuse_req_getgroups(req, cap, p);
+	} while (n > cap && (cap = n));
+	c->n_groups = n;	/* negative: /proc does not tell */
+}
+
+void caller_free(struct caller *c)
+{
+	free(c->groups);
+	c->groups = NULL;
+}
+
+bool caller_may(const struct caller *c, const struct stat *st, unsigned want)
+{
+	unsigned group = st->st_mode >> 3 & want, other = st->st_mode & want;
+
+	if (!c->uid)
+		return true;
+	if (c->uid == st->st_uid)
+		return (st->st_mode >> 6 & want) == want;
+	if (c->gid == st->st_gid)
+		return group == want;
+	for (int i = 0; i < c->n_groups; i++)
+		if (c->groups[i] == st->st_gid)
+			return group == want;
+	/* a group can also be shut out: where the groups are not known, both must allow it */
+	return (c->n_groups < 0 ? group & other : other) == want;
+}
+
+/* dir must not be freed while a name of it is looked up and dropped. */
+static int look(struct fs *fs, struct node *dir, const char *name, struct node **out)
+{
+	bool busy = dir->busy;
+	dir->busy = true;
+	int rc = tree_lookup(fs, dir, name, out, NULL);
+	dir->busy = busy;
+	return rc;
+}
+
+static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
+{
+	struct stat st;
+	if (!S_ISDIR(dir->mode))
+		return -ENOTDIR;
+	if (!who || !who->uid)
+		return 0;
+	int rc = node_stat(fs, dir, &st);
+	return rc ? rc : caller_may(who, &st, 1) ? 0 : -EACCES;
+}
+
+/* The walk. Lock held, kept when it succeeds. */
+static int walk(struct fs *fs, const struct caller *who, const char *path, struct node **out)
+{
+	struct node *n = fs->root;
+	struct stat st;
+	int rc = 0;
+	while (!rc && *path) {
+		char name[MAX_NAME + 1];
+		size_t len = strcspn(path, "/");
+		struct node *dir = n;
+		rc = len > MAX_NAME ? -ENAMETOOLONG : may_search(fs, who, dir);
+		if (!rc) {
+			memcpy(name, path, len);
+			name[len] = 0;
+			rc = name_is_control(dir->id, name) ? -ENOENT : look(fs, dir, name, &n);
+		}
+		if (rc)
+			n = dir;
+		path += len + (path[len] == '/');
+	}
+	if (!rc)
+		rc = node_stat(fs, n, &st);
+	if (rc)
+		ask_release(fs, n);
+	*out = n;
+	return rc;
+}
+
+int reach(struct fs *fs, const struct caller *who, const char *path, struct node **out)
+{
+	int rc;
+
+	ask_begin();
+	do {
+		pthread_mutex_lock(&fs->lock);
+		rc = walk(fs, who, path, out);
+		if (rc)
+			pthread_mutex_unlock(&fs->lock);
+	} while (ask_store(fs, rc));
+	return rc;
+}
+
+void reach_done(struct fs *fs, struct node *n)
+{
+	ask_release(fs, n);
+	pthread_mutex_unlock(&fs->lock);
+}
+
+int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsigned want,
+	       struct stat *st)
+{
+	struct node *n;
+	int rc = reach(fs, who, path, &n);
+	if (rc)
+		return rc;
+	node_attr(fs, n, st);
+	reach_done(fs, n);
+	return caller_may(who, st, want) ? 0 : -EACCES;
+}

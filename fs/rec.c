@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT
+ * Records begun: what all of a kind have in common. */
+#include "fs/fs.h"
+
+struct rec rec_new(uint32_t type)
+{
+	struct rec r = {.type = type, .unique = current.unique};
+	clock_gettime(CLOCK_REALTIME, &r.when);
+	return r;
+}
+
+struct rec rec_staged(const struct node *n)
+{
+	struct rec r = rec_new(REC_STAGED);
+	r.unique = 0;
+	r.node = n->id;
+	r.sf = staged_id(n->sf);
+	r.name = n->names ? n->names->name : "";
+	r.dir = n->names ? n->names->dir->id : 0;
+	r.flags = (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
+	bool loan;
+	r.fh = staged_lender(n->sf, &loan);
+	r.flags |= loan ? REC_LENT : 0;
+	return r;
+}
+
+void rec_aim(struct fs *fs, struct rec *r, struct node *n)
+{
+	struct dentry *d = n->names;
+	while (d && d->name_next && !d->sealed)
+		d = d->name_next;
+	r->flags = n == fs->root || (d && d->sealed) ? 0 : REC_GHOST;
+	r->dir = d ? d->dir->id : ROOT_ID;
+	r->name = d ? d->name : "";
+}

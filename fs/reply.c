@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ * Nodes as answers: an entry, and how long the kernel may believe it. */
+#include "fs/fs.h"
+
+#include <errno.h>
+
+#define TIMEOUT_S 1.0	/* other nodes of a cluster publish into the same store */
+
+/* The kernel may know a file with several names as two inodes after a fork: then it
+ * must ask each time. */
+double attr_timeout(const struct node *n)
+{
+	/* the kernel does not know what a mapping of a backing file changes */
+	bool mapped = n->rdwr && n->backing;
+	return n->fork_to || mapped || (S_ISREG(n->mode) && node_links(n) > 1) ? 0 : TIMEOUT_S;
+}
+
+void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e)
+{
+	(void)fs;
+	*e = (struct fuse_entry_param){
+		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n),
+		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* that name goes with the last close */
+	};
+}
+
+static int reply_stat(fuse_req_t req, struct fs *fs, struct node *n, const struct stat *st)
+{
+	struct fuse_entry_param e;
+
+	fill_entry(fs, n, st, &e);
+	n->nlookup++;
+	int rc = fuse_reply_entry(req, &e);
+	if (rc && rc != -ENOENT)
+		n->nlookup--;
+	return 0;
+}
+
+int reply_entry(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	struct stat st;
+	int rc = node_stat(fs, n, &st);
+	return rc ? rc : reply_stat(req, fs, n, &st);
+}
+
+void reply_known(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	struct stat st;
+	node_attr(fs, n, &st);
+	reply_stat(req, fs, n, &st);
+}

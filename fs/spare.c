@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ * The spare keeper: takes over when the keeper was killed and the worker lives.
+ *
+ * The worker cannot start a keeper: what it forks has its filter and its Landlock domain (trust.c),
+ * can unmount nothing and open no store that came back. So the keeper forks a spare after each
+ * worker, which has the keeper's rights and descriptors and waits. Each worker has one spare: with
+ * the worker's end it ends too, for it holds the store that the keeper may have to let go of.
+ *
+ * It is not the worker's parent. It learns of the worker's end by a pipe, which the worker holds
+ * open, and of its exit code by memory that all share.
+ *
+ * Who kills keeper and worker wants the mount to end, as ever. So the spare does not decide by what
+ * it sees: it asks the worker, and only its answer makes it the keeper. A worker that was killed
+ * too, even if a thread of it is still inside a sync, cannot answer. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define LOOK_MS 250	/* kills of keeper and worker in two calls come closer than this */
+
+void spare_init(struct fs *fs)
+{
+	void *page = mmap(NULL, sizeof(*fs->keepers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	fs->keepers = page == MAP_FAILED ? NULL : page;
+	if (pipe2(fs->alive, O_CLOEXEC))
+		fs->alive[0] = fs->alive[1] = -1;
+}
+
+/* ---- in the worker ---- */
+
+bool keeper_is_there(const struct fs *fs)
+{
+	struct pollfd p = {.fd = fs->alive[0]};
+	/* keeper and spare hold the other end */
+	return fs->alive[0] < 0 || poll(&p, 1, 0) <= 0 || !(p.revents & (POLLHUP | POLLERR));
+}
+
+static void answer(struct fs *fs, int asks)
+{
+	char text[128];
+
+	snprintf(text, sizeof(text), "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
+		 (int)fs->keeper_pid, asks);
+	fs->keeper_pid = asks;
+	fs_notice(fs, text);
+	if (write(fs->life_fd, "1", 1) != 1)
+		fs_log("the spare keeper is gone too");
+}
+
+void keeper_look(struct fs *fs)
+{
+	int asks = fs->keepers ? atomic_load(&fs->keepers->asks) : 0;
+
+	if (asks && asks != fs->keeper_pid)
+		answer(fs, asks);
+	if (atomic_load(&fs->keeper_gone) || keeper_is_there(fs))
+		return;
+	atomic_store(&fs->keeper_gone, true);
+	fs_notice(fs, "the keeper and its spare are gone; this worker serves on, but nobody will start another one: "
+		      "unmount and start again when you can");
+	io_store_lock_pid(fs->store, (int)getpid());
+}
+
+void worker_exit(struct fs *fs, int code)
+{
+	if (fs->keepers)
+		atomic_store(&fs->keepers->exited, code + 1);
+	_exit(code);
+}
+
+unsigned keepers_replaced(const struct fs *fs)
+{
+	return fs->keepers ? atomic_load(&fs->keepers->replaced) : 0;
+}
+
+/* ---- in the spare ---- */
+
+/* Returns when it is the keeper. */
+static void wait_as_spare(struct fs *fs, int life, int parent)
+{
+	bool ended = false, seen = false;
+
+	for (;;) {
+		struct pollfd p = {.fd = ended ? -1 : life, .events = POLLIN};
+		char c;
+		int n = poll(&p, 1, LOOK_MS);
+		bool orphan = getppid() != parent;
+		ssize_t got = n > 0 ? read(life, &c, 1) : -1;
+
+		if (got > 0)
+			return;		/* the answer */
+		ended |= got == 0;
+		if (!orphan)
+			continue;
+		if (ended && atomic_load(&fs->keepers->exited))
+			return;
+		if (ended)
+			_exit(0);	/* keeper and worker were killed */
+		if (n == 0 && seen)
+			atomic_store(&fs->keepers->asks, (int)getpid());
+		seen |= n == 0;
+	}
+}
+
+pid_t spare_start(struct fs *fs, int life, bool *adopted)
+{
+	for (;;) {
+		int parent = (int)getpid();
+		pid_t pid = fs->keepers ? fork() : -1;
+
+		if (pid)
+			return pid;
+		prctl(PR_SET_NAME, "cairnfs-spare");
+		wait_as_spare(fs, life, parent);
+		prctl(PR_SET_NAME, "cairnfs");
+		*adopted = true;
+		atomic_fetch_add(&fs->keepers->replaced, 1);
+		fs->keeper_pid = (int)getpid();
+		io_store_lock_pid(fs->store, (int)getpid());
+	}
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT
+ * The store's filesystem may go away under the mount: a network client dies, a disk's filesystem
+ * stops itself. The worker that finds it so exits. The keeper then closes all descriptors of the
+ * store, since a filesystem that stopped is only mounted anew when nobody holds the old one, and
+ * starts a worker without a store: it serves what is staged, publishes nothing, and looks for the
+ * store by its path. When that is back, with the same id, this worker exits too, and the keeper
+ * opens the store. To the mount's users each is a restart of the worker (P4), and replay knows what
+ * to apply again. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define TICK_MS 100u
+#define LOOK_TICKS 50u		/* a store that nobody complained about */
+#define TROUBLE_TICKS 5u	/* publication halted, or there were errors */
+#define BACK_TICKS 10u		/* is it back? */
+
+/* Publication is halted, or the engine counted errors since the last look. */
+static bool trouble(struct fs *fs, uint64_t *seen)
+{
+	struct staging_stats st;
+	struct io_counts c;
+
+	staging_get_stats(fs->s, &st);
+	io_engine_counts(fs->engine, &c);
+	bool more = c.errors != *seen;
+	*seen = c.errors;
+	return more || st.halted_error;
+}
+
+/* Twice: one error may be of the moment. */
+static void look_at(struct fs *fs)
+{
+	if (!io_store_probe(fs->store))
+		return;
+	nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
+	if (io_store_probe(fs->store) && keeper_is_there(fs))
+		worker_exit(fs, EXIT_STORE_GONE);	/* the keeper says so */
+}
+
+static void look_for(struct fs *fs)
+{
+	static int told;
+	int rc = io_store_back(fs->store);
+
+	if (!rc && keeper_is_there(fs))
+		worker_exit(fs, EXIT_STORE_BACK);
+	if (rc == -EXDEV && told != rc)
+		fs_notice(fs, "another store is where the store was: its id differs; it is left alone");
+	told = rc;
+}
+
+static void *store_watch_main(void *arg)
+{
+	struct fs *fs = arg;
+	bool away = io_store_away(fs->store);
+	unsigned due = away ? BACK_TICKS : LOOK_TICKS;
+	uint64_t seen = 0;
+
+	pthread_setname_np(pthread_self(), "cairn-store");
+	/* without a keeper nobody would start another worker */
+	while (!atomic_load(&fs->stopping) && keeper_is_there(fs)) {
+		nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
+		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen))
+			due = TROUBLE_TICKS;
+		if (atomic_exchange(&fs->ask_store, false))
+			due = 1;
+		if (--due)
+			continue;
+		if (away)
+			look_for(fs);
+		else
+			look_at(fs);
+		due = away ? BACK_TICKS : LOOK_TICKS;
+	}
+	return NULL;
+}
+
+int store_watch_start(struct fs *fs)
+{
+	pthread_attr_t detached;
+	pthread_t t;
+
+	/* never joined: it may be in a call that a dead server does not answer */
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	int rc = pthread_create(&t, &detached, store_watch_main, fs);
+	pthread_attr_destroy(&detached);
+	return rc ? -EAGAIN : 0;
+}

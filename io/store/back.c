@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A store whose filesystem goes away under us, and comes back by its path: the client of a network
+ * filesystem died, or a local filesystem stopped itself and was mounted again.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/vfs.h>
+
+#include "inside.h"
+#include "io/scope.h"
+
+/* Errors of a filesystem that is not there any more, or does not write any more. */
+static bool says_gone(int err)
+{
+	switch (err) {
+	case ENOTCONN: case ECONNABORTED: case ECONNREFUSED: case ESHUTDOWN: case EHOSTDOWN: case ESTALE:
+	case EIO: case EROFS: case ENODEV: case ENXIO: case EREMOTEIO: case ETIMEDOUT: case EUCLEAN: case EBADF:
+		return true;
+	default:
+		return false;
+	}
+}
+
+static int gone(void)
+{
+	return says_gone(errno) ? -errno : 0;
+}
+
+/* The listing is asked of the filesystem each time, which a stat is not. */
+static int reads(int dirfd)
+{
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	int err;
+
+	if (!d) {
+		err = gone();
+		if (fd >= 0)
+			close(fd);
+		return err;
+	}
+	errno = 0;
+	err = readdir(d) || !errno ? 0 : gone();
+	closedir(d);
+	return err;
+}
+
+static int write_one(int tmp, const char *name)
+{
+	CLEANUP_CLOSE int fd = openat(tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+	if (fd < 0 || write(fd, "?", 1) != 1 || fsync(fd))
+		return gone();
+	return 0;
+}
+
+/* A name that io_store_drop_scratch removes if we do not live to do it. */
+static int writes(int tmp)
+{
+	unsigned long long serial;
+	char name[17];
+	int err;
+
+	if (getrandom(&serial, sizeof(serial), 0) != sizeof(serial))
+		return 0;
+	snprintf(name, sizeof(name), "l%015llx", serial >> 4);
+	err = write_one(tmp, name);
+	if (unlinkat(tmp, name, 0) && !err && errno != ENOENT)
+		err = gone();
+	return err;
+}
+
+static int usable(int root_rd, int tmp)
+{
+	struct statfs st;
+	int err = fstatfs(root_rd, &st) ? gone() : 0;
+
+	if (!err)
+		err = reads(tmp < 0 ? root_rd : tmp);
+	return err || tmp < 0 ? err : writes(tmp);
+}
+
+int io_store_probe(struct io_store *s)
+{
+	return s->away ? -ENOTCONN : usable(s->root_rd, s->tmp);
+}
+
+/* Nothing is made: what is there may be the bare mountpoint of the store's filesystem. */
+int io_store_back(const struct io_store *s)
+{
+	const int dir = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+	CLEANUP_CLOSE int root = open(s->path, dir), cairn = -1, host = -1, tmp = -1;
+	char name[72], id[IO_ID_LEN + 1];
+	int err;
+
+	if (root < 0)
+		return -errno;
+	cairn = io_open_beneath(root, ".cairn", dir, 0);
+	if (cairn < 0 && s->ro && !s->id[0])
+		return usable(root, -1);
+	if (cairn < 0)
+		return cairn;
+	err = io_store_read_id(cairn, id);
+	if (err)
+		return err;
+	if (strcmp(id, s->id))
+		return -EXDEV;
+	if (s->ro)
+		return usable(root, -1);
+	io_store_host_name(name);
+	host = io_open_beneath(cairn, name, dir, 0);
+	tmp = host < 0 ? host : io_open_beneath(host, "tmp", dir, 0);
+	return tmp < 0 ? tmp : usable(root, tmp);
+}

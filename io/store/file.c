@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is done to a file that is already open, and durability.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "inside.h"
+
+/* No fallocate here: all that can be said is whether the room is there just now. */
+static int room_for(struct io_store *s, uint64_t len)
+{
+	struct statvfs vfs;
+	int err = io_store_statvfs(s, &vfs);
+
+	if (err)
+		return err;
+	if (!vfs.f_blocks || !vfs.f_frsize) /* it does not say */
+		return 0;
+	return len / vfs.f_frsize < vfs.f_bavail ? 0 : -ENOSPC;
+}
+
+bool io_store_allocates(const struct io_store *s)
+{
+	return !io_is_lacking(s->e, IO_NOTE_NO_ALLOCATE);
+}
+
+int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len)
+{
+	struct io_call c = { .op = IO_OP_ALLOCATE, .fd = fd, .off = off, .size = len };
+	int err;
+
+	if (!len)
+		return 0;
+	if (off > INT64_MAX || len > INT64_MAX - off)
+		return -EFBIG;
+	err = (int)io_call_run(s->e, &c);
+	if (err != -EOPNOTSUPP && err != -ENOSYS)
+		return err;
+	io_lacks(s->e, IO_NOTE_NO_ALLOCATE);
+	return room_for(s, len);
+}
+
+int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off)
+{
+	struct io_call c = { .op = IO_OP_WRITE, .fd = fd, .buf = buf, .len = len, .off = off };
+
+	while (c.len) {
+		ssize_t n = io_call_run(s->e, &c);
+
+		if (n <= 0)
+			return n ? (int)n : -EIO;
+		c.buf = (const char *)c.buf + n;
+		c.len -= (size_t)n;
+		c.off += (uint64_t)n;
+	}
+	return 0;
+}
+
+int io_truncate(struct io_store *s, int fd, uint64_t size)
+{
+	struct io_call c = { .op = IO_OP_TRUNCATE, .fd = fd, .size = size };
+
+	return size > INT64_MAX ? -EFBIG : (int)io_call_run(s->e, &c);
+}
+
+int io_sync_data(struct io_store *s, int fd)
+{
+	/* without a journal nothing else writes the owner and the checksum set before */
+	struct io_call c = { .op = IO_OP_SYNC_DATA, .fd = fd, .size = s->fs != IO_FS_ORDERED };
+
+	return (int)io_call_run(s->e, &c);
+}
+
+int io_sync_dir(struct io_store *s, int dirfd)
+{
+	struct io_call c = { .op = IO_OP_SYNC_DIR, .fd = dirfd };
+
+	return (int)io_call_run(s->e, &c);
+}
+
+int io_sync_all(struct io_store *s)
+{
+	struct io_call c = { .op = IO_OP_SYNC_ALL, .fd = s->root_rd };
+
+	return (int)io_call_run(s->e, &c);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The open store.
+ */
+#ifndef CAIRN_IO_STORE_INSIDE_H
+#define CAIRN_IO_STORE_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "store.h"
+
+#define IO_ID_LEN 32
+
+struct io_store {
+	struct io_engine *e;
+	char *path;
+	bool ro;
+	bool away;	/* io_store_let_go: there are no descriptors */
+	int root;	/* O_PATH */
+	int root_rd;	/* O_RDONLY: syncfs and fstatfs take no O_PATH */
+	int cairn;	/* STORE/.cairn; -1 = none (ro only) */
+	int host;	/* STORE/.cairn/<host>; -1 with ro */
+	int tmp, lostfound, meta;
+	int lock;
+	int mark;	/* see mark.c; -1 = none */
+	char id[IO_ID_LEN + 1];
+	enum io_fs_kind fs;
+	bool frees_early;	/* blocks of a removed file are used again before its removal is safe */
+	bool has_xattr;
+	size_t xattr_room;
+	uint64_t max_file;
+	size_t max_link;
+	_Atomic int64_t no_quotas;	/* until this second nobody is asked for them */
+	atomic_uint serial;	/* names in tmp/ that are no version's */
+	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
+};
+
+static inline void io_check(struct io_store *s)
+{
+	io_engine_run_check(s->e);
+}
+
+/* A hostname as one harmless component that is none of .cairn's own names. */
+void io_store_host_name(char out[72]);
+/* STORE/.cairn/id. 0; -ENOENT; -EBADMSG: something is there, and it is no id. */
+int io_store_read_id(int cairn, char id[IO_ID_LEN + 1]);
+/* 0; -EINVAL: not one component; -ENAMETOOLONG. */
+int io_name_check(const char *name);
+/* openat2 beneath dirfd, one component, no symlinks. Descriptor or -errno. */
+int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
+/* A name in tmp/ that no version has ("l" + 15 hex digits). */
+void io_scratch_name(struct io_store *s, char out[17]);
+/* Opens s->mark, makes it where it is missing. */
+int io_mark_open(struct io_store *s);
+/* What kind of filesystem fd is on. */
+int io_fs_kind(int fd, enum io_fs_kind *out);
+/* ext4 with data=writeback. */
+bool io_fs_frees_early(int fd);
+/* As io_store_open found the store: writable, with user xattrs? */
+bool io_xattr_probe(int fd, bool ro);
+size_t io_xattr_room(int fd);	/* as io_store_xattr_room; fd writable, with xattrs */
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The mark: STORE/.cairn/<host>/mark, an empty file. Its times say how far the order has come in
+ * the store: mtime the number of the last change made there, atime the log that it belongs to.
+ * The filesystem's journal keeps it in order with the changes themselves, so after a filesystem
+ * has stopped and is mounted again the mark tells which of them it still has. 31 bits of each,
+ * in whole seconds: every filesystem has these.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "inside.h"
+
+#define MARK_BITS 0x7fffffffu
+
+int io_mark_open(struct io_store *s)
+{
+	struct stat st;
+
+	if (s->fs == IO_FS_EACH)	/* no order: it would tell nothing */
+		return 0;
+	s->mark = io_open_beneath(s->host, "mark", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (s->mark == -ENOSPC || s->mark == -EDQUOT)	/* a store of an earlier version, and full: without */
+		s->mark = -1;
+	if (s->mark < 0)
+		return s->mark == -1 ? 0 : s->mark;
+	if (fstat(s->mark, &st))
+		return -errno;
+	return S_ISREG(st.st_mode) ? 0 : -EINVAL;
+}
+
+int io_mark_set(struct io_store *s, uint64_t log, uint64_t seq)
+{
+	const struct io_attr a = {
+		.mask = IO_ATTR_ATIME | IO_ATTR_MTIME,
+		.atime.tv_sec = (time_t)(log & MARK_BITS),
+		.mtime.tv_sec = (time_t)(seq & MARK_BITS),
+	};
+
+	return s->mark < 0 ? 0 : io_set_attr_fd(s, s->mark, &a);
+}
+
+int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq)
+{
+	struct stat st;
+
+	if (s->mark < 0)
+		return -ENOENT;
+	if (fstat(s->mark, &st))
+		return -errno;
+	if (st.st_atim.tv_sec != (time_t)(log & MARK_BITS) || st.st_atim.tv_nsec || st.st_mtim.tv_nsec)
+		return -ENOENT;
+	uint64_t below = (most - (uint64_t)st.st_mtim.tv_sec) & MARK_BITS;
+	if (below > most)
+		return -ENOENT;
+	*seq = most - below;
+	return 0;
+}
+
+int io_mark_sync(struct io_store *s)
+{
+	struct io_call c = { .op = IO_OP_SYNC_MARK, .fd = s->mark };
+
+	return s->mark < 0 ? 0 : (int)io_call_run(s->e, &c);
+}
+
+bool io_mark_covers(const struct io_store *s)
+{
+	return s->mark >= 0 && s->fs == IO_FS_ORDERED;
+}

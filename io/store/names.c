@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Names in the store: looked up and changed one component at a time, never
+ * through a symlink.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+#include "inside.h"
+#include "io/scope.h"
+#include "sidecar.h"
+
+int io_open_dir(struct io_store *s, int dirfd, const char *name)
+{
+	int err = io_name_check(name);
+
+	io_check(s);
+	return err ? err : io_open_beneath(dirfd, name, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+}
+
+int io_open_list(struct io_store *s, int dirfd)
+{
+	io_check(s);
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? io_error() : fd;
+}
+
+int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags)
+{
+	CLEANUP_CLOSE int fd = -1;
+	struct stat st;
+	int err = io_stat(s, dirfd, name, &st);
+
+	if (err)
+		return err;
+	if (extra_flags & (O_ACCMODE | O_CREAT | O_TRUNC))
+		return -EINVAL;
+	if (S_ISLNK(st.st_mode))
+		return -ELOOP;
+	/* opening a device or a pipe can do something: not before its kind is known */
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	fd = io_open_beneath(dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | extra_flags, 0);
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st))
+		return io_error();
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	/* O_NONBLOCK was against a pipe put there meanwhile; io_uring would heed it */
+	if (!(extra_flags & O_NONBLOCK) && fcntl(fd, F_SETFL, extra_flags) < 0)
+		return io_error();
+	return scope_keep(&fd);
+}
+
+int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out)
+{
+	int err = name ? io_name_check(name) : 0;
+
+	io_check(s);
+	if (err)
+		return err;
+	if (!name)
+		return fstatat(dirfd, "", out, AT_EMPTY_PATH) ? io_error() : 0;
+	return fstatat(dirfd, name, out, AT_SYMLINK_NOFOLLOW) ? io_error() : 0;
+}
+
+static void stat_of(const struct statx *x, struct stat *out)
+{
+	*out = (struct stat){
+		.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino,
+		.st_mode = x->stx_mode, .st_nlink = x->stx_nlink, .st_uid = x->stx_uid, .st_gid = x->stx_gid,
+		.st_rdev = makedev(x->stx_rdev_major, x->stx_rdev_minor), .st_size = (off_t)x->stx_size,
+		.st_blksize = (blksize_t)x->stx_blksize, .st_blocks = (blkcnt_t)x->stx_blocks,
+		.st_atim = { .tv_sec = x->stx_atime.tv_sec, .tv_nsec = x->stx_atime.tv_nsec },
+		.st_mtim = { .tv_sec = x->stx_mtime.tv_sec, .tv_nsec = x->stx_mtime.tv_nsec },
+		.st_ctim = { .tv_sec = x->stx_ctime.tv_sec, .tv_nsec = x->stx_ctime.tv_nsec },
+	};
+}
+
+int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out, uint64_t *birth_ns)
+{
+	struct statx x;
+	int err = name ? io_name_check(name) : 0, flags = name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+
+	*birth_ns = 0;
+	if (err)
+		return err;
+	io_check(s);
+	if (statx(dirfd, name ? name : "", flags, STATX_BASIC_STATS | STATX_BTIME, &x)) {
+		/* EPERM: a seccomp filter that does not know the call */
+		return errno == ENOSYS || errno == EPERM ? io_stat(s, dirfd, name, out) : -errno;
+	}
+	stat_of(&x, out);
+	if (x.stx_mask & STATX_BTIME)
+		*birth_ns = (uint64_t)x.stx_btime.tv_sec * 1000000000u + x.stx_btime.tv_nsec;
+	return 0;
+}
+
+ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap)
+{
+	int err = io_name_check(name);
+	ssize_t n;
+
+	io_check(s);
+	if (err)
+		return err;
+	n = readlinkat(dirfd, name, buf, cap);
+	if (n < 0)
+		return io_error();
+	if ((size_t)n >= cap)
+		return -ENAMETOOLONG;
+	buf[n] = 0;
+	return n;
+}
+
+static int run(struct io_store *s, struct io_call *c)
+{
+	int err = io_name_check(c->name);
+
+	if (!err && c->op != IO_OP_SYMLINK && c->name2)
+		err = io_name_check(c->name2);
+	if (!err && s->ro)
+		err = -EROFS;
+	return err ? err : (int)io_call_run(s->e, c);
+}
+
+int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags)
+{
+	struct io_call c = { .op = IO_OP_RENAME, .fd = d1, .name = n1, .fd2 = d2, .name2 = n2,
+			     .flags = (int)flags };
+	struct io_sidecar_key gone;
+	int err;
+
+	if (!n2)
+		return -EINVAL;
+	io_sidecar_about_to_go(s, d2, n2, &gone);
+	err = run(s, &c);
+	if (!err && !flags)
+		io_sidecar_gone(s, &gone, d2, n2);
+	return err;
+}
+
+int io_hold(struct io_store *s, int dirfd, const char *name)
+{
+	if (!s->frees_early)
+		return -ENOENT;
+	return io_open_beneath(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+}
+
+/* link(2) does not replace: a second name beside, which a rename then moves there. */
+static int link_over(struct io_store *s, struct io_call *link, int d2, const char *n2)
+{
+	char scratch[17];
+	int err;
+
+	io_scratch_name(s, scratch);
+	link->fd2 = s->tmp;
+	link->name2 = scratch;
+	err = run(s, link);
+	if (err)
+		return err;
+	err = io_rename(s, s->tmp, scratch, d2, n2, 0);
+	/* still there when the rename failed, or was one between two names of one inode */
+	unlinkat(s->tmp, scratch, 0);
+	return err;
+}
+
+int io_link(struct io_store *s, int d1, const char *n1, int d2, const char *n2)
+{
+	struct io_call c = { .op = IO_OP_LINK, .fd = d1, .name = n1, .fd2 = d2, .name2 = n2 };
+	int err;
+
+	if (!n2)
+		return -EINVAL;
+	err = run(s, &c);
+	return err == -EEXIST ? link_over(s, &c, d2, n2) : err;
+}
+
+static int remove_name(struct io_store *s, enum io_op op, int dirfd, const char *name)
+{
+	struct io_call c = { .op = op, .fd = dirfd, .name = name };
+	struct io_sidecar_key gone;
+	int err;
+
+	io_sidecar_about_to_go(s, dirfd, name, &gone);
+	err = run(s, &c);
+	if (!err)
+		io_sidecar_gone(s, &gone, -1, NULL);
+	return err;
+}
+
+int io_unlink(struct io_store *s, int dirfd, const char *name)
+{
+	return remove_name(s, IO_OP_UNLINK, dirfd, name);
+}
+
+int io_rmdir(struct io_store *s, int dirfd, const char *name)
+{
+	return remove_name(s, IO_OP_RMDIR, dirfd, name);
+}
+
+int io_mkdir(struct io_store *s, int dirfd, const char *name, mode_t mode)
+{
+	struct io_call c = { .op = IO_OP_MKDIR, .fd = dirfd, .name = name, .mode = mode };
+
+	return run(s, &c);
+}
+
+int io_symlink(struct io_store *s, const char *target, int dirfd, const char *name)
+{
+	struct io_call c = { .op = IO_OP_SYMLINK, .fd = dirfd, .name = name, .name2 = target };
+
+	return run(s, &c);
+}
+
+int io_mknod(struct io_store *s, int dirfd, const char *name, mode_t mode)
+{
+	struct io_call c = { .op = IO_OP_MKNOD, .fd = dirfd, .name = name, .mode = mode };
+
+	if (!S_ISSOCK(mode) && !S_ISFIFO(mode))
+		return -EPERM;
+	return run(s, &c);
+}

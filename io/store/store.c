@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Opening a store: its descriptors, its lock, its id, what its filesystem can do.
+ * None of this goes through the engine's table: a fault plan counts from the
+ * first operation on an open store.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+
+#include "inside.h"
+#include "io/scope.h"
+
+#define CAIRN_DIR ".cairn"
+
+void io_store_host_name(char out[72])
+{
+	static const char *const taken[] = { "id", "lost+found", "meta" };
+	char raw[65] = "";
+	size_t n = 0;
+
+	gethostname(raw, sizeof(raw) - 1);
+	for (; raw[n]; n++) {
+		char c = raw[n];
+		bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+			  (c >= '0' && c <= '9') || c == '-' || c == '_' || (c == '.' && n);
+
+		out[n] = ok ? c : '_';
+	}
+	out[n] = 0;
+	if (!n)
+		strcpy(out, "localhost");
+	for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++)
+		if (!strcmp(out, taken[i]))
+			strcat(out, "_");
+}
+
+/* A file of ours in the store, opened and without a name (or soon without). */
+static int nameless(struct io_store *s, int dirfd, int flags)
+{
+	int fd = openat(dirfd, ".", O_TMPFILE | flags | O_CLOEXEC, 0600);
+	char name[17];
+
+	if (fd >= 0)
+		return fd;
+	io_scratch_name(s, name);
+	fd = openat(dirfd, name, O_CREAT | O_EXCL | O_NOFOLLOW | flags | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	unlinkat(dirfd, name, 0);
+	return fd;
+}
+
+/* Who we are to this filesystem: NFS with root_squash and some others make root's files somebody
+ * else's. */
+static uid_t our_uid(struct io_store *s)
+{
+	CLEANUP_CLOSE int fd = geteuid() ? -1 : nameless(s, s->root, O_RDWR);
+	struct stat st;
+
+	return fd < 0 || fstat(fd, &st) ? geteuid() : st.st_uid;
+}
+
+/* Only we, or root, may have made what we rely on; for who is not root, also who owns the store
+ * itself. Of a root daemon's the owner could have it destroy or show other users' files. */
+static int trusted(struct io_store *s, int dir, const struct stat *store)
+{
+	char path[IO_PROC_PATH];
+	struct stat st;
+
+	if (fstat(dir, &st))
+		return -errno;
+	if (st.st_uid && st.st_uid != our_uid(s) && (!geteuid() || st.st_uid != store->st_uid))
+		return -EPERM;
+	if (st.st_mode & 022)
+		return -EPERM;
+	/* files in it get their owner and mode before their name; closed as it was made */
+	io_proc_path(path, dir, NULL);
+	if ((st.st_mode & 077) && chmod(path, 0700))
+		return errno == EPERM || errno == EROFS || errno == EOPNOTSUPP ? 0 : -errno;
+	return 0;
+}
+
+/* Descriptor of dirfd/name, made (0700) where it is missing. */
+static int own_dir(struct io_store *s, int dirfd, const char *name, int flags,
+		   const struct stat *store)
+{
+	CLEANUP_CLOSE int fd = -1;
+	int err;
+
+	if (mkdirat(dirfd, name, 0700) && errno != EEXIST)
+		return -errno;
+	fd = io_open_beneath(dirfd, name, flags | O_DIRECTORY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return fd;
+	err = trusted(s, fd, store);
+	return err ? err : scope_keep(&fd);
+}
+
+static int holder(int lock)
+{
+	char text[16] = "";
+	ssize_t n = pread(lock, text, sizeof(text) - 1, 0);
+
+	return n > 0 ? atoi(text) : 0;
+}
+
+static int take_lock(struct io_store *s, int *holder_pid)
+{
+	struct stat st;
+
+	s->lock = io_open_beneath(s->host, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600);
+	if (s->lock < 0)
+		return s->lock;
+	if (fstat(s->lock, &st))
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	if (!flock(s->lock, LOCK_EX | LOCK_NB))
+		return io_store_lock_pid(s, getpid());
+	if (errno == EWOULDBLOCK && holder_pid)
+		*holder_pid = holder(s->lock);
+	return -errno;
+}
+
+int io_store_lock_pid(struct io_store *s, int pid)
+{
+	char text[16];
+	int n = snprintf(text, sizeof(text), "%d\n", pid);
+
+	if (s->lock < 0)
+		return -EBADF;
+	errno = 0;
+	if (pwrite(s->lock, text, (size_t)n, 0) != n)
+		return errno ? -errno : -EIO;
+	return ftruncate(s->lock, n) ? -errno : 0;
+}
+
+int io_store_read_id(int cairn, char id[IO_ID_LEN + 1])
+{
+	CLEANUP_CLOSE int fd = io_open_beneath(cairn, "id", O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+	char text[IO_ID_LEN + 2];
+	ssize_t n;
+
+	if (fd < 0)
+		return fd;
+	n = read(fd, text, sizeof(text));
+	if (n < 0)
+		return -errno;
+	if (n < IO_ID_LEN || n > IO_ID_LEN + 1 || (n > IO_ID_LEN && text[IO_ID_LEN] != '\n'))
+		return -EBADMSG;
+	text[IO_ID_LEN] = 0;
+	if (strspn(text, "0123456789abcdef") != IO_ID_LEN)
+		return -EBADMSG;
+	memcpy(id, text, IO_ID_LEN + 1);
+	return 0;
+}
+
+static int write_new_id(struct io_store *s, const char *scratch)
+{
+	CLEANUP_CLOSE int fd = openat(s->tmp, scratch,
+				      O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	unsigned char raw[IO_ID_LEN / 2];
+	char text[IO_ID_LEN + 2];
+
+	if (fd < 0)
+		return -errno;
+	if (getrandom(raw, sizeof(raw), 0) != sizeof(raw))
+		return -EIO;
+	for (size_t i = 0; i < sizeof(raw); i++)
+		sprintf(text + 2 * i, "%02x", raw[i]);
+	text[IO_ID_LEN] = '\n';
+	errno = 0;
+	if (write(fd, text, IO_ID_LEN + 1) != IO_ID_LEN + 1)
+		return errno ? -errno : -ENOSPC;
+	return fsync(fd) ? -errno : 0;
+}
+
+/* Gives the file the name "id", unless there is one: hosts that do this at once agree. -EEXIST. */
+static int name_id(struct io_store *s, const char *scratch)
+{
+	/* a link first: NFS has it, and knows no RENAME_NOREPLACE */
+	if (!linkat(s->tmp, scratch, s->cairn, "id", 0))
+		return 0;
+	if (errno == EEXIST || !renameat2(s->tmp, scratch, s->cairn, "id", RENAME_NOREPLACE))
+		return errno == EEXIST ? -EEXIST : 0;
+	return -errno;
+}
+
+static int sync_id(struct io_store *s)
+{
+	CLEANUP_CLOSE int fd = openat(s->cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	return fd < 0 || fsync(fd) || fsync(s->root_rd) ? -errno : 0;
+}
+
+/* Two hosts may do this at once: the first to name it wins, both read that. */
+static int make_id(struct io_store *s)
+{
+	char scratch[17];
+	int err;
+
+	io_scratch_name(s, scratch);
+	err = write_new_id(s, scratch);
+	if (!err)
+		err = name_id(s, scratch);
+	unlinkat(s->tmp, scratch, 0);
+	if (!err || err == -EEXIST)
+		err = sync_id(s);
+	return err ? err : io_store_read_id(s->cairn, s->id);
+}
+
+int io_store_new_id(struct io_store *s)
+{
+	char scratch[17];
+	int err;
+
+	if (s->ro)
+		return -EROFS;
+	io_scratch_name(s, scratch);
+	unlinkat(s->tmp, scratch, 0);
+	err = write_new_id(s, scratch);
+	if (!err && renameat(s->tmp, scratch, s->cairn, "id"))
+		err = -errno;
+	if (err)
+		unlinkat(s->tmp, scratch, 0);
+	else
+		err = sync_id(s);
+	return err ? err : io_store_read_id(s->cairn, s->id);
+}
+
+int io_store_drop_scratch(struct io_store *s)
+{
+	int fd = openat(s->tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *e;
+
+	if (!d) {
+		int err = -errno;
+
+		if (fd >= 0)
+			close(fd);
+		return err;
+	}
+	while ((e = readdir(d)))
+		if (e->d_name[0] == 'l' && strlen(e->d_name) == 16)
+			unlinkat(s->tmp, e->d_name, 0);
+	closedir(d);
+	return 0;
+}
+
+/* ext4 ends at 16 TiB, others elsewhere, and none says so but by refusing. */
+static uint64_t longest_file(struct io_store *s)
+{
+	uint64_t fits = 0, not = (uint64_t)INT64_MAX + 1;
+	CLEANUP_CLOSE int fd = nameless(s, s->tmp, O_WRONLY);
+
+	if (fd < 0)
+		return UINT64_MAX;
+	for (uint64_t size = INT64_MAX; not - fits > 1; size = fits + (not - fits) / 2) {
+		if (!ftruncate(fd, (off_t)size))
+			fits = size;
+		else if (errno == EFBIG || errno == EINVAL)
+			not = size;
+		else
+			return UINT64_MAX; /* something else is wrong: not to be told here */
+	}
+	return fits;
+}
+
+static bool links_to(struct io_store *s, size_t len)
+{
+	char scratch[17], target[PATH_MAX];
+
+	memset(target, 'x', len);
+	target[len] = 0;
+	io_scratch_name(s, scratch);
+	if (symlinkat(target, s->tmp, scratch))
+		return errno != ENAMETOOLONG && errno != EPERM && errno != EOPNOTSUPP;
+	unlinkat(s->tmp, scratch, 0);
+	return true;
+}
+
+/* 1023 on xfs and where a block is 1 KiB. */
+static size_t longest_link(struct io_store *s)
+{
+	size_t fits = PATH_MAX - 1, not = PATH_MAX;
+
+	if (!links_to(s, fits))
+		for (fits = 0, not = PATH_MAX - 1; not - fits > 1;) {
+			size_t len = fits + (not - fits) / 2;
+
+			if (links_to(s, len))
+				fits = len;
+			else
+				not = len;
+		}
+	return fits;
+}
+
+static int open_root(struct io_store *s, const char *path, struct stat *st)
+{
+	s->root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (s->root < 0)
+		return -errno;
+	s->root_rd = openat(s->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (s->root_rd < 0 || fstat(s->root, st))
+		return -errno;
+	if (!s->ro && faccessat(s->root, ".", W_OK | X_OK, AT_EACCESS))
+		return -errno;
+	s->frees_early = io_fs_frees_early(s->root_rd);
+	return io_fs_kind(s->root_rd, &s->fs);
+}
+
+/* Puts a descriptor or an error where it belongs. */
+static int into(int *slot, int fd)
+{
+	*slot = fd < 0 ? -1 : fd;
+	return fd < 0 ? fd : 0;
+}
+
+static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
+{
+	char host[72];
+	int err;
+
+	io_store_host_name(host);
+	err = into(&s->cairn, own_dir(s, s->root, CAIRN_DIR, O_PATH, st));
+	if (!err)
+		err = into(&s->host, own_dir(s, s->cairn, host, O_RDONLY, st));
+	if (!err)
+		err = take_lock(s, holder_pid);
+	if (!err)
+		err = into(&s->tmp, own_dir(s, s->host, "tmp", O_PATH, st));
+	if (!err)
+		err = into(&s->lostfound, own_dir(s, s->cairn, "lost+found", O_PATH, st));
+	if (!err)
+		err = io_mark_open(s);
+	if (err)
+		return err;
+	s->has_xattr = io_xattr_probe(s->host, false);
+	s->xattr_room = s->has_xattr ? io_xattr_room(s->host) : 0;
+	if (!s->has_xattr) {
+		io_lacks(s->e, IO_NOTE_NO_XATTR);
+		err = into(&s->meta, own_dir(s, s->cairn, "meta", O_PATH, st));
+	}
+	if (!err)
+		err = io_store_drop_scratch(s);
+	if (err)
+		return err;
+	s->max_file = longest_file(s);
+	s->max_link = longest_link(s);
+	err = io_store_read_id(s->cairn, s->id);
+	return err == -ENOENT ? make_id(s) : err;
+}
+
+/* What is there is used; what is missing is left so. */
+static int open_ro(struct io_store *s)
+{
+	const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+	int err;
+
+	s->has_xattr = io_xattr_probe(s->root_rd, true);
+	err = into(&s->cairn, io_open_beneath(s->root, CAIRN_DIR, flags, 0));
+	if (err)
+		return err == -ENOENT ? 0 : err;
+	into(&s->lostfound, io_open_beneath(s->cairn, "lost+found", flags, 0));
+	if (!s->has_xattr)
+		into(&s->meta, io_open_beneath(s->cairn, "meta", flags, 0));
+	err = io_store_read_id(s->cairn, s->id);
+	return err == -ENOENT ? 0 : err;
+}
+
+bool io_store_shared(const struct io_store *s)
+{
+	int fd = s->cairn < 0 ? -1 : openat(s->cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	unsigned hosts = 0;
+	struct dirent *e;
+	char lock[300];
+	struct stat st;
+
+	if (!d && fd >= 0)
+		close(fd);
+	while (d && (e = readdir(d))) {
+		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
+		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
+	}
+	if (d)
+		closedir(d);
+	return hosts > 1;
+}
+
+int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
+		  struct io_store **out)
+{
+	struct io_store *s = calloc(1, sizeof(*s));
+	struct stat st;
+	int err;
+
+	if (!s)
+		return -ENOMEM;
+	if (holder_pid)
+		*holder_pid = 0;
+	s->e = e;
+	s->ro = ro;
+	s->max_file = UINT64_MAX;
+	s->max_link = PATH_MAX - 1;
+	s->root = s->root_rd = s->cairn = s->host = -1;
+	s->tmp = s->lostfound = s->meta = s->lock = s->mark = -1;
+	pthread_mutex_init(&s->meta_lock, NULL);
+	s->path = strdup(path);
+	err = s->path ? open_root(s, path, &st) : -ENOMEM;
+	if (!err)
+		err = ro ? open_ro(s) : open_rw(s, &st, holder_pid);
+	if (err) {
+		io_store_close(s);
+		return err;
+	}
+	*out = s;
+	return 0;
+}
+
+static void close_all(struct io_store *s)
+{
+	/* no LOCK_UN: a child that inherited the lock keeps it */
+	int *fds[] = { &s->lostfound, &s->meta, &s->tmp, &s->mark, &s->lock, &s->host, &s->cairn, &s->root_rd, &s->root };
+
+	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
+		scope_close(fds[i]);
+		*fds[i] = -1;
+	}
+}
+
+void io_store_let_go(struct io_store *s)
+{
+	s->away = true;
+	close_all(s);
+}
+
+bool io_store_away(const struct io_store *s)
+{
+	return s->away;
+}
+
+void io_store_close(struct io_store *s)
+{
+	if (!s)
+		return;
+	close_all(s);
+	pthread_mutex_destroy(&s->meta_lock);
+	free(s->path);
+	free(s);
+}
+
+int io_store_root(const struct io_store *s)
+{
+	return s->root;
+}
+
+int io_store_tmp(const struct io_store *s)
+{
+	return s->tmp;
+}
+
+int io_store_lostfound(const struct io_store *s)
+{
+	return s->lostfound;
+}
+
+const char *io_store_id(const struct io_store *s)
+{
+	return s->id;
+}
+
+enum io_fs_kind io_store_fs(const struct io_store *s)
+{
+	return s->fs;
+}
+
+size_t io_store_xattr_room(const struct io_store *s)
+{
+	return s->xattr_room;
+}
+
+uint64_t io_store_max_file(const struct io_store *s)
+{
+	return s->max_file;
+}
+
+size_t io_store_max_link(const struct io_store *s)
+{
+	return s->max_link;
+}
+
+bool io_store_has_xattr(const struct io_store *s)
+{
+	return s->has_xattr;
+}
+
+int io_store_statvfs(const struct io_store *s, struct statvfs *out)
+{
+	return fstatvfs(s->root_rd, out) ? io_error() : 0;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Unpublished files: STORE/.cairn/<host>/tmp/<16 hex digits>.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "inside.h"
+#include "io/scope.h"
+
+void io_tmp_name(uint64_t vid, char out[17])
+{
+	static const char hex[] = "0123456789abcdef";
+
+	for (int i = 15; i >= 0; i--, vid >>= 4)
+		out[i] = hex[vid & 15];
+	out[16] = 0;
+}
+
+/* Always an inode of our own: what lies there by that name may be somebody's who has it open. One
+ * operation, however often it is tried. */
+static int create_exclusive(struct io_store *s, struct io_call *c)
+{
+	int fd = (int)io_call_run(s->e, c);
+
+	for (int tries = 0; fd == -EEXIST && tries < 8; tries++) {
+		if (unlinkat(c->fd, c->name, 0) && errno != ENOENT)
+			return -errno;
+		fd = (int)io_call_real(s->e, c);
+	}
+	return fd;
+}
+
+int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct)
+{
+	char name[17];
+	struct io_call c = {
+		.op = IO_OP_CREATE,
+		.fd = s->tmp,
+		.name = name,
+		.flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		.mode = 0600,
+	};
+	int fd;
+
+	*direct = want_direct && !io_is_lacking(s->e, IO_NOTE_NO_DIRECT);
+	if (s->ro)
+		return -EROFS;
+	io_tmp_name(vid, name);
+	if (*direct)
+		c.flags |= O_DIRECT;
+	fd = create_exclusive(s, &c);
+	if (fd != -EINVAL || !*direct)
+		return fd;
+	io_lacks(s->e, IO_NOTE_NO_DIRECT);
+	*direct = false;
+	c.flags &= ~O_DIRECT;
+	return create_exclusive(s, &c);
+}
+
+int io_tmp_open(struct io_store *s, uint64_t vid, int flags)
+{
+	CLEANUP_CLOSE int fd = -1;
+	char name[17];
+	struct stat st;
+
+	if (s->ro)
+		return -EROFS;
+	if (flags & (O_CREAT | O_TRUNC))
+		return -EINVAL;
+	io_tmp_name(vid, name);
+	fd = io_open_beneath(s->tmp, name, flags | O_NOFOLLOW | O_CLOEXEC, 0);
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st))
+		return -errno;
+	/* a second name is somebody's way to a file that is still to be published */
+	return S_ISREG(st.st_mode) && st.st_nlink == 1 ? scope_keep(&fd) : -EPERM;
+}
+
+int io_tmp_remove(struct io_store *s, uint64_t vid)
+{
+	char name[17];
+	int err;
+
+	if (s->ro)
+		return -EROFS;
+	io_tmp_name(vid, name);
+	err = io_unlink(s, s->tmp, name);
+	return err == -ENOENT ? 0 : err;
+}
+
+int io_publish(struct io_store *s, uint64_t vid, int dirfd, const char *name)
+{
+	char tmp[17];
+
+	io_tmp_name(vid, tmp);
+	return io_rename(s, s->tmp, tmp, dirfd, name, 0);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Extended attributes of inodes reached by descriptor and name. There is no
+ * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls comes to the same.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/xattr.h>
+
+#include "inside.h"
+#include "sidecar.h"
+
+#define OWN_XATTRS 300u	/* user.cairn.ino and .checksum, with what an entry takes */
+
+bool io_xattr_probe(int fd, bool ro)
+{
+	static const char key[] = "user.cairn.probe";
+	char v;
+
+	if (ro)
+		return fgetxattr(fd, key, &v, 1) >= 0 || errno == ENODATA || errno == ERANGE;
+	if (fsetxattr(fd, key, "", 0, 0))
+		return false;
+	fremovexattr(fd, key);
+	return true;
+}
+
+static int check(const struct io_store *s, const char *name, bool changes)
+{
+	if (changes && s->ro)
+		return -EROFS;
+	return name ? io_name_check(name) : 0;
+}
+
+/* ext4 keeps all of an inode's in one block, and says ENOSPC for the one that does not fit;
+ * found by trying. What is left for users beside our own. */
+size_t io_xattr_room(int fd)
+{
+	static const char bytes[65536];
+	static const size_t sizes[] = { sizeof(bytes), 3800, 1800, 800, 400 };
+	const char *key = "user.cairn.probe";
+
+	for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		if (fsetxattr(fd, key, bytes, sizes[i], 0))
+			continue;
+		fremovexattr(fd, key);
+		return sizes[i] == sizeof(bytes) ? SIZE_MAX : sizes[i] - OWN_XATTRS;
+	}
+	return 0;
+}
+
+static ssize_t keep_beside(struct io_store *s, const struct io_call *c)
+{
+	if (c->op == IO_OP_XATTR_SET)
+		return io_sidecar_set(s, c->fd, c->name, c->key, c->buf, c->len, c->flags);
+	return io_sidecar_remove(s, c->fd, c->name, c->key);
+}
+
+int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,
+		 const void *val, size_t len, int flags)
+{
+	struct io_call c = { .op = IO_OP_XATTR_SET, .fd = dirfd, .name = name, .key = key, .store = s,
+			     .buf = val, .len = len, .flags = flags };
+	int err;
+
+	if (fd >= 0) {
+		c.fd = fd;
+		c.name = NULL;
+	}
+	err = check(s, c.name, true);
+	if (err)
+		return err;
+	if (!s->has_xattr)
+		c.instead = keep_beside;
+	return (int)io_call_run(s->e, &c);
+}
+
+int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key)
+{
+	struct io_call c = { .op = IO_OP_XATTR_REMOVE, .fd = dirfd, .name = name, .key = key,
+			     .store = s };
+	int err = check(s, name, true);
+
+	if (err)
+		return err;
+	if (!s->has_xattr)
+		c.instead = keep_beside;
+	return (int)io_call_run(s->e, &c);
+}
+
+ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key,
+		     void *buf, size_t cap)
+{
+	char path[IO_PROC_PATH];
+	ssize_t n = check(s, name, false);
+
+	if (n)
+		return n;
+	io_check(s);
+	if (!s->has_xattr)
+		return io_sidecar_get(s, dirfd, name, key, buf, cap);
+	io_proc_path(path, dirfd, name);
+	n = name ? lgetxattr(path, key, buf, cap) : getxattr(path, key, buf, cap);
+	return n < 0 ? io_error() : n;
+}
+
+ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap)
+{
+	char path[IO_PROC_PATH];
+	ssize_t n = check(s, name, false);
+
+	if (n)
+		return n;
+	io_check(s);
+	if (!s->has_xattr)
+		return io_sidecar_list(s, dirfd, name, buf, cap);
+	io_proc_path(path, dirfd, name);
+	n = name ? llistxattr(path, buf, cap) : listxattr(path, buf, cap);
+	return n < 0 ? io_error() : n;
+}

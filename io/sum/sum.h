@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * io/sum: checksums, and bytes read past the page cache for them.
+ *
+ * Functions return 0 (or a count) or a negative errno.
+ */
+#ifndef CAIRN_IO_SUM_H
+#define CAIRN_IO_SUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Room for "xxh3:" + 32 hex digits + NUL. */
+#define IO_CHECKSUM_LEN 40
+
+struct io_sum; /* streaming XXH3-128 */
+struct io_sum *io_sum_new(void);		/* NULL = no memory */
+void io_sum_free(struct io_sum *m);
+void io_sum_reset(struct io_sum *m);
+void io_sum_add(struct io_sum *m, const void *bytes, size_t len);
+void io_sum_zeros(struct io_sum *m, uint64_t len);
+void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN]); /* "xxh3:<32 hex>", canonical (big-endian) order, as xxhsum -H2 prints */
+
+/* Reads fd past the page cache (O_DIRECT where possible, else POSIX_FADV_DONTNEED
+ * first) and computes its checksum. */
+int io_sum_file(int fd, char out[IO_CHECKSUM_LEN]);
+
+/* As pread, and goes on until len or the end of the file; fd may be O_DIRECT. -errno. */
+ssize_t io_read_full(int fd, void *buf, size_t len, uint64_t off);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ * What does the store still have of the order? The head, in memory, says what was applied. A
+ * filesystem that stops (a shutdown, an error in its journal) and is mounted again has forgotten
+ * what it had not synced, while staging has all of it. So the store has a mark (io/store/mark.c), set
+ * after each change and kept in order with the changes by the filesystem's own journal. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* Of this log, through all its rotations: the number that its head was begun with (log.c). */
+static uint64_t log_id(const struct staging *s)
+{
+	return s->head->segment >> 20;
+}
+
+int mark_set(struct staging *s, uint64_t seq)
+{
+	int rc = 0;
+
+	for (unsigned tries = 0; tries < MAX_ATTEMPTS; tries++) {
+		rc = io_mark_set(s->o.store, log_id(s), seq);
+		if (!rc || (rc == -ENOSPC && !reserve_give(s)))
+			break;
+	}
+	return rc;
+}
+
+int mark_begin(struct staging *s)
+{
+	int rc = s->drain.marked ? 0 : mark_set(s, s->head->applied);
+
+	if (!rc && !s->drain.marked)
+		rc = io_mark_sync(s->o.store);
+	s->drain.marked |= !rc;
+	return rc;
+}
+
+void mark_recall(struct staging *s)
+{
+	uint64_t applied = s->head->applied, durable = s->head->durable, seq;
+	char text[160];
+
+	/* the change after `applied` may have been made, and the worker died then. What is durable is
+	 * there: the mark itself is set before the sync and may not be covered by it. */
+	if (io_mark_get(s->o.store, log_id(s), applied + 1, &seq))
+		return;		/* an older version's, or it cannot be read: as the head says */
+	if (seq < durable)
+		seq = durable;
+	if (seq < applied) {
+		snprintf(text, sizeof(text), "the store's filesystem stopped and has forgotten %llu published changes; "
+			 "they are published again", (unsigned long long)(applied - seq));
+		s->o.notice(s->o.ctx, text);
+		s->head->recalled = s->head->segment;
+	}
+	atomic_store(&s->head->applied, seq);
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ * What a version carries beside its bytes: owner, mode, times, xattrs. A store may refuse some of
+ * it (a network filesystem that squashes root, one without owners), or its inode may have no room
+ * for an xattr that a program once put there beside the mount. Then waiting does not help, and
+ * the bytes are worth more: they are published without, and that is told. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#define ROOM_ENOUGH (16ull << 20)	/* ENOSPC with so much free is not the store's but the inode's */
+
+static const struct part {
+	unsigned mask;
+	const char *text;
+} parts[] = {
+	{IO_ATTR_OWNER, "the store does not let cairnfs give files to their owners; they are its own there. Run cairnfs "
+			"as the user who writes, or let root be root there (NFS: no_root_squash)"},
+	{IO_ATTR_MODE, "the store does not take the modes of files; they have its own there"},
+	{IO_ATTR_ATIME | IO_ATTR_MTIME, "the store does not take the times of files; they have its own there"},
+};
+
+/* Also of whom it is served as: EINVAL and EOVERFLOW are a user namespace's, for an owner that it does
+ * not know. */
+static bool refused(int rc)
+{
+	return rc == -EPERM || rc == -EOPNOTSUPP || rc == -ENOSYS || rc == -EINVAL || rc == -EOVERFLOW ||
+	       rc == -EDQUOT;	/* given to somebody since it was accepted, whose quota is used up */
+}
+
+static void tell_once(struct staging *s, const struct part *part, int rc)
+{
+	char text[320];
+
+	if (atomic_fetch_or(&s->drain.refused, part->mask) & part->mask)
+		return;
+	snprintf(text, sizeof(text), "%s (%s)", part->text, strerror(-rc));
+	s->o.notice(s->o.ctx, text);
+}
+
+static int set_attr(struct staging *s, struct pend *p)
+{
+	struct io_attr all = {
+		.mask = IO_ATTR_MODE | IO_ATTR_ATIME | IO_ATTR_MTIME,
+		.mode = p->r.mode & 07777, .uid = p->r.uid, .gid = p->r.gid,
+		.atime = p->r.atime, .mtime = p->r.mtime,
+	};
+	struct stat st;		/* perhaps it was given to its owner before */
+	if (p->r.uid != geteuid() || p->r.gid != getegid() || fstat(p->tmp_fd, &st) || st.st_uid != p->r.uid ||
+	    st.st_gid != p->r.gid)
+		all.mask |= IO_ATTR_OWNER;
+	int rc = io_set_attr_fd(s->o.store, p->tmp_fd, &all);
+	for (unsigned i = 0; refused(rc) && i < sizeof(parts) / sizeof(parts[0]); i++) {
+		struct io_attr a = all;
+		a.mask &= parts[i].mask;
+		int err = a.mask ? io_set_attr_fd(s->o.store, p->tmp_fd, &a) : 0;
+		if (err && !refused(err))
+			return err;
+		if (err)
+			tell_once(s, &parts[i], err);
+		if (err && parts[i].mask == IO_ATTR_OWNER)
+			all.mode &= 01777;	/* or it would run as somebody else */
+	}
+	return refused(rc) ? 0 : rc;
+}
+
+/* Whether the file has no place for this xattr, however much room the store has. */
+static bool no_place(struct pend *p, const struct rec_pair *pair, int rc)
+{
+	struct statvfs v;
+
+	if (rc == -E2BIG || rc == -ERANGE || refused(rc))
+		return true;
+	return rc == -ENOSPC && pair->len > XATTR_SMALL && !fstatvfs(p->tmp_fd, &v) &&
+	       (uint64_t)v.f_bavail * v.f_frsize >= ROOM_ENOUGH;
+}
+
+static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pair)
+{
+	char text[320];
+	int rc = io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, pair->key, pair->val, pair->len, 0);
+
+	if (!rc || !no_place(p, pair, rc))
+		return rc;
+	snprintf(text, sizeof(text), "the store's file has no room for %.80s of %.120s (%u bytes: %s); published without",
+		 pair->key, p->r.name, pair->len, strerror(-rc));
+	s->o.notice(s->o.ctx, text);
+	return 0;
+}
+
+int meta_write(struct staging *s, struct pend *p)
+{
+	struct io_store *store = s->o.store;
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	char text[24];
+	int kind, n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
+
+	/* ours first: they are small, and verify needs them */
+	int rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
+	if (!rc && p->checksum[0])
+		rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
+				  strlen(p->checksum), 0);
+	while (!rc && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
+		if (kind == 2)
+			rc = set_user(s, p, &pair);
+	return rc ? rc : set_attr(s, p);
+}

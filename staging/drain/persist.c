@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: MIT
+ * Persist: staged bytes -> unpublished store file, many versions at once, in
+ * whatever order they finish. Publication (publish.c) puts the order back. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* A small file rests this long, so that a temporary one is gone before it is
+ * written and others join its group sync. An fsync ends the rest at once. */
+#define SMALL_REST_NS 5000000u
+#define EXTENTS_MAX 65536u	/* more holes than this are written as zeros */
+#define COPY_CHUNK (1u << 20)
+
+/* ---- one version ---- */
+
+struct job {
+	struct staging *s;
+	struct io_queue *q;
+	struct pend *p;
+	struct io_sum *sum;
+	char *buf;		/* COPY_CHUNK */
+	struct io_extent *ext;
+	bool no_sum;
+};
+
+static void job_seen(void *ctx, const void *bytes, size_t len)
+{
+	struct job *j = ctx;
+	io_sum_add(j->sum, bytes, len);
+	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
+}
+
+static int write_large(struct job *j, int from)
+{
+	struct pend *p = j->p;
+	size_t size = p->r.size;
+	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	if (!j->ext)
+		j->ext = malloc((EXTENTS_MAX + 1) * sizeof(*j->ext));
+	int rc = -ENOMEM;
+	if (j->ext) {
+		struct stat st;
+		struct written w = {.fd = from, .size = size, .map = !fstat(from, &st) && has_holes(&st) ? map : NULL};
+		struct io_source src = {
+			.base = map, .size = size, .data = j->ext, .n_data = written_extents(&w, 0, j->ext, EXTENTS_MAX),
+			.seen = job_seen, .ctx = j,
+		};
+		uint64_t data = 0;
+		for (unsigned i = 0; i < src.n_data; i++)
+			data += src.data[i].len;
+		if (is_mostly_hole(data, size)) {
+			src.seen = NULL;
+			j->no_sum = true;
+		}
+		rc = io_write_file(j->q, p->tmp_fd, p->direct, &src);
+	}
+	munmap(map, size);
+	return rc;
+}
+
+/* Small, or to be read while it may be cut short: through a buffer. `to` < 0 = checksum only.
+ * `under` >= 0: older bytes are there already (outgrow.c), but the version needs a file of its own. */
+static int copy_through(struct job *j, int from, int under, int to)
+{
+	uint64_t size = j->p->r.size;
+	struct stat st;
+	/* mostly holes: no checksum, and holes stay holes */
+	bool sparse = under < 0 && !fstat(from, &st) && is_mostly_holes(&st, size);
+	j->no_sum |= sparse;
+	if (sparse && to < 0)
+		return 0;
+	for (uint64_t off = 0; off < size;) {
+		off_t data = sparse ? lseek(from, (off_t)off, SEEK_DATA) : (off_t)off;
+		if (data < 0 || (uint64_t)data >= size)
+			break;
+		off = (uint64_t)data;
+		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
+		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off) :
+			    outgrow_read(j->p->sf->under, from, under, j->buf, want, off);
+		if (n < 0)
+			return -errno;
+		if (n == 0) {	/* cut short since: what is missing reads as zeros */
+			io_sum_zeros(j->sum, size - off);
+			break;
+		}
+		job_seen(j, j->buf, (size_t)n);
+		int rc = to < 0 ? 0 : io_pwrite(j->s->o.store, to, j->buf, (size_t)n, off);
+		if (rc)
+			return rc;
+		off += (uint64_t)n;
+	}
+	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
+}
+
+/* What the close did not reserve (recovery, rewriting). */
+static int make_tmp(struct job *j)
+{
+	struct pend *p = j->p;
+	if (p->tmp_fd >= 0)
+		return 0;
+	if (p->tmp_id && p->direct)	/* closed to save descriptors */
+		p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR | O_DIRECT);
+	if (p->tmp_id && p->tmp_fd < 0) {
+		p->direct = false;
+		p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR);
+	}
+	if (p->tmp_fd >= 0)
+		return 0;
+	p->tmp_id = staging_new_id(j->s);
+	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > STAGING_SMALL && !p->sf->spilled && !p->sf->under,
+			       &p->direct);
+	if (fd < 0)
+		return fd;
+	p->tmp_fd = fd;
+	/* in a store that is nearly full a write may succeed and its writeback find no block */
+	return atomic_load(&j->s->reserve.tight) && p->promised && p->r.size ?
+	       io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
+}
+
+/* Small ones share a sync. Not an fsync's: its bytes are logged as written, and recovery goes by that
+ * (REC_WRITTEN), also where the store's filesystem has stopped and forgotten what was not synced. */
+static bool syncs_itself(const struct pend *p)
+{
+	return p->r.size > STAGING_SMALL || p->snapshot;
+}
+
+/* It is the store file. Synced before it is read: where that fails the page cache may give what the disk has. */
+static int sum_spilled(struct job *j)
+{
+	struct pend *p = j->p;
+	struct staged *f = p->sf;
+
+	p->tmp_id = f->id;
+	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDWR);
+	if (p->tmp_fd < 0)
+		return p->tmp_fd;
+	int rc = f->spoiled ? f->spoiled : syncs_itself(p) || p->unsure ? persist_sync(j->s, p) : 0;
+	return rc ? rc : copy_through(j, p->tmp_fd, -1, -1);
+}
+
+/* Has f been written since its fsync? */
+static bool went_on(const struct pend *p, int from)
+{
+	struct stat st;
+	return fstat(from, &st) || (uint64_t)st.st_size != p->r.size || st.st_mtim.tv_sec != p->r.mtime.tv_sec ||
+	       st.st_mtim.tv_nsec != p->r.mtime.tv_nsec;
+}
+
+static int write_bytes(struct job *j)
+{
+	struct pend *p = j->p;
+	struct staged *f = p->sf;
+	struct io_store *store = j->s->o.store;
+	char name[17];
+
+	io_sum_reset(j->sum);
+	j->no_sum = false;
+	if (f->spilled && !p->snapshot)
+		return sum_spilled(j);
+	staging_sf_name(f->id, name);
+	int from = f->spilled ? io_tmp_open(store, f->id, O_RDONLY) :
+		   openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (from < 0)
+		return f->spilled ? from : -errno;
+	int rc = make_tmp(j);
+	/* reserved when it was larger: small writes are not aligned */
+	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->under) && fcntl(p->tmp_fd, F_SETFL, 0))
+		rc = -errno;
+	int under = rc || !f->under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
+	if (!rc && f->under && under < 0)
+		rc = under;
+	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled || under >= 0))
+		rc = copy_through(j, from, under, p->tmp_fd);
+	else if (!rc)
+		rc = write_large(j, from);
+	if (!rc)		/* what was read is what was written */
+		rc = sf_spoiled(f, from);
+	if (!rc && p->failed_fsync && went_on(p, from))
+		rc = p->lost = -EIO;
+	if (under >= 0)
+		close(under);
+	close(from);
+	return rc;
+}
+
+static int write_version(struct job *j)
+{
+	struct pend *p = j->p;
+	atomic_store(&p->sf->written, 0);
+	/* while a writer goes on after its fsync, only who cuts bytes off must wait */
+	if (p->snapshot)
+		pthread_mutex_lock(&p->sf->cut);
+	j->no_sum = false;
+	int rc = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
+	if (p->snapshot)
+		pthread_mutex_unlock(&p->sf->cut);
+	if (rc)
+		return rc;
+	p->checksum[0] = 0;
+	if (!j->no_sum)
+		io_sum_text(j->sum, p->checksum);
+	return meta_write(j->s, p);
+}
+
+static int persist_one(struct job *j)
+{
+	struct pend *p = j->p;
+	int rc = write_version(j);
+	if (rc == -ENOSPC && trash_wait(j->s))	/* room that came back */
+		rc = write_version(j);
+	/* now is when the reserve counts: small files have their blocks from it, and the xattrs of any file
+	 * may need a block beside its inode */
+	while (rc == -ENOSPC && reserve_give(j->s))
+		rc = write_version(j);
+	if (!rc && syncs_itself(p))
+		rc = persist_sync(j->s, p);
+	return rc;
+}
+
+/* ---- the thread ---- */
+
+/* s->lock held. Dead ones are left to the publisher, which knows whether they may be skipped. */
+static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until)
+{
+	struct pend *p;
+	*wait_until = 0;
+	while ((p = s->order.todo) && p->dead_at && !p->must) {
+		persist_unqueue(s, p);
+		p->todo_next = NULL;
+	}
+	while (small && p && (!is_small(p) || (p->dead_at && !p->must)))
+		p = p->todo_next;
+	if (!p)
+		return NULL;
+	uint64_t ripe = p->start_ns + SMALL_REST_NS;
+	if (persist_rests(s, p) && now_ns() < ripe) {
+		*wait_until = ripe;
+		return NULL;
+	}
+	persist_unqueue(s, p);
+	p->todo_next = NULL;
+	return p;
+}
+
+/* s->lock held */
+static void job_failed(struct staging *s, struct pend *p, int rc)
+{
+	if (p->sf->spilled && p->sf->spoiled)
+		p->lost = p->sf->spoiled;
+	if (p->lost) {	/* the publisher passes it over in its place, and says so */
+		p->state = PEND_READY;
+		return;
+	}
+	s->st.errors++;
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name, strerror(-rc));
+	persist_again(s, p, rc);
+}
+
+/* s->lock held, dropped meanwhile */
+static void job_run(struct job *j)
+{
+	struct staging *s = j->s;
+	struct pend *p = j->p;
+	uint64_t lost = s->drain.n_lost;
+
+	p->state = PEND_BUSY;
+	if (p->sf->state == STAGED_SEALED || p->sf->state == STAGED_FAILED)
+		sf_set_state(s, p->sf, STAGED_PERSISTING);
+	pthread_mutex_unlock(&s->lock);
+	int rc = persist_one(j);
+	pthread_mutex_lock(&s->lock);
+	if (rc)
+		job_failed(s, p, rc);
+	else if (syncs_itself(p))
+		p->state = PEND_READY;
+	else if (lost != s->drain.n_lost)
+		persist_again(s, p, 0);
+	else
+		p->state = PEND_WRITTEN;
+	if (!rc && p->sf->state == STAGED_OPEN)	/* an fsync's: its writer goes on */
+		log_written(s, p);
+	save_descriptor(s, p);
+	sleeper_nudge(&s->pub, !is_small(p) || in_hurry(s));
+	pthread_cond_broadcast(&s->done_cond);
+}
+
+static void *persist(struct staging *s, bool small)
+{
+	struct job j = {.s = s, .sum = io_sum_new(), .buf = malloc(COPY_CHUNK)};
+	struct sleeper *bed = small ? &s->small_work : &s->work;
+	uint64_t until = 0;
+
+	staging_nice(PERSIST_NICE);
+	pthread_mutex_lock(&s->lock);
+	if (!small)
+		j.q = s->drain.queues[s->drain.n_persist++];
+	while (j.sum && j.buf) {
+		bool due = !small || s->drain.n_large == s->drain.n_persist;
+		j.p = due ? next_job(s, small, &until) : NULL;
+		if (!j.p) {
+			if (s->stop)
+				break;
+			sleeper_wait(s, bed, due ? until : 0);
+			continue;
+		}
+		bool large = !is_small(j.p);
+		s->drain.n_large += large;
+		if (large && s->drain.n_large == s->drain.n_persist && s->order.todo)
+			sleeper_nudge(&s->small_work, true);
+		job_run(&j);
+		s->drain.n_large -= large;
+	}
+	pthread_mutex_unlock(&s->lock);
+	io_sum_free(j.sum);
+	free(j.buf);
+	free(j.ext);
+	return NULL;
+}
+
+void *persist_main(void *arg)
+{
+	pthread_setname_np(pthread_self(), "cairn-persist");
+	return persist(arg, false);
+}
+
+/* A small file does not wait until a large one is written. */
+void *persist_small_main(void *arg)
+{
+	pthread_setname_np(pthread_self(), "cairn-small");
+	return persist(arg, true);
+}

@@ -1,0 +1,937 @@
+/* SPDX-License-Identifier: MIT
+ * Publish: one thread applies the ordered records to the store, strictly one
+ * after the other (P1), in batches that share their syncs:
+ *
+ *   sync the bytes of all in the batch → apply each name in order → sync the
+ *   directories → durable.
+ *
+ * A pair that nobody saw (written and removed with nothing visible between) is
+ * left out; see elide(). A store that keeps failing halts publication here. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BATCH_MAX 4096u
+#define FSYNC_EACH 4u		/* up to so many are synced one by one, more with one syncfs */
+#define ELIDE_MAX 8192u
+#define TOUCHED_MAX 8u
+#define VICTIMS_MAX 128u	/* descriptors; more than these are synced first */
+#define RETRY_FIRST_NS 5000000000ull
+#define RETRY_MAX_NS 60000000000ull
+
+struct batch {
+	struct pend *first;	/* owned by the publisher until done */
+	unsigned n;
+	uint64_t touched[TOUCHED_MAX];	/* directories; overflow: n_touched > max */
+	unsigned n_touched;
+	bool inodes;		/* attributes changed: no directory's sync covers them */
+	int victims[VICTIMS_MAX];	/* descriptors of what was replaced and removed: see io_hold */
+	unsigned n_victims;
+	bool changed;		/* anything at all was to be done in the store */
+};
+
+/* ---- leaving out what nobody saw ---- */
+
+struct dead_set {
+	uint64_t node[64];
+	unsigned n;
+};
+
+static bool dead_has(const struct dead_set *d, uint64_t node)
+{
+	for (unsigned i = 0; i < d->n; i++)
+		if (d->node[i] == node)
+			return true;
+	return false;
+}
+
+/* Is the effect of records head..end, taken together, nothing? Then the store
+ * before them equals the mount after them, and P1 holds with none applied. True
+ * only if all that is made there is removed there and all that is removed was
+ * made there. One thing may be left to do at the very end: to unlink a file whose
+ * last versions nobody saw, but an earlier one stands in the store. Returns the
+ * last record to leave out, or NULL. s->lock held. */
+static struct pend *elide(struct pend *head)
+{
+	struct dead_set dead = {.n = 0};
+	struct pend *before = NULL;
+	uint64_t end = 0, shadow = 0;
+	unsigned looked = 0;
+
+	if (head->again)	/* the store may have it: the last worker died as it applied it */
+		return NULL;
+	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
+		const struct rec *r = &p->r;
+		switch (r->flags & REC_GHOST ? 0 : r->type) {
+		case 0:
+			break;
+		case REC_SEAL:
+		case REC_MKDIR:
+		case REC_SYMLINK:
+		case REC_MKNOD:
+			/* some of it may stand in the store already: then it must be removed there */
+			if (!p->dead_at || p->state == PEND_BUSY || p->begun || p->again)
+				return NULL;
+			/* over a version that is left out as well it shadows nothing */
+			if (r->flags & REC_SHADOW && !dead_has(&dead, r->node)) {
+				if (shadow && shadow != r->node)
+					return NULL;
+				shadow = r->node;
+			}
+			if (p->dead_at > end)
+				end = p->dead_at;
+			if (!dead_has(&dead, r->node)) {
+				if (dead.n == 64)
+					return NULL;
+				dead.node[dead.n++] = r->node;
+			}
+			break;
+		case REC_UNLINK:
+		case REC_RMDIR:
+			if (!dead_has(&dead, r->node2))
+				return NULL;
+			if (shadow && (r->node2 == shadow) != (r->seq == end))
+				return NULL;
+			break;
+		case REC_ATTR:
+		case REC_XATTR:
+		case REC_XATTR_DEL:
+			if (!dead_has(&dead, r->node))
+				return NULL;
+			break;
+		default:
+			return NULL;
+		}
+		if (r->seq >= end && end)
+			return shadow ? before : p;
+		if (!end)
+			return NULL;	/* a ghost first: it is cheap to apply */
+	}
+	return NULL;
+}
+
+/* ---- applying one record ---- */
+
+static void notice_conflict(struct staging *s, const struct rec *r, int rc, bool lost)
+{
+	char text[sizeof(s->st.last_error)] = "";
+
+	const char *more = lost ? "; that version is passed over, what there is of it is in .cairn/lost+found" :
+			   refuse_is_theirs(r, rc) ? ": it stays, with what others put there" : "";
+	snprintf(text, sizeof(text), "%s %.100s: %s%s", lost ? "the store could not write" : "conflict at", r->name,
+		 strerror(-rc), more);
+	pthread_mutex_lock(&s->lock);
+	memcpy(s->st.last_error, text, sizeof(text));
+	pthread_mutex_unlock(&s->lock);
+	s->o.notice(s->o.ctx, text);
+}
+
+static void touch(struct batch *b, uint64_t dir)
+{
+	unsigned n = b->n_touched < TOUCHED_MAX ? b->n_touched : TOUCHED_MAX;
+	for (unsigned i = 0; i < n; i++)
+		if (b->touched[i] == dir) {	/* the last in the list is the last that changed */
+			memmove(&b->touched[i], &b->touched[i + 1], (n - i - 1) * sizeof(b->touched[0]));
+			b->touched[n - 1] = dir;
+			return;
+		}
+	if (b->n_touched < TOUCHED_MAX)
+		b->touched[b->n_touched] = dir;
+	b->n_touched++;
+}
+
+/* Only what changed: where the last one is synced for all, it must have something to sync. */
+static int touched(struct batch *b, uint64_t dir, int rc)
+{
+	if (!rc)
+		touch(b, dir);
+	return rc;
+}
+
+/* The store was changed underneath, or cannot hold such a thing: waiting will not help. */
+static bool is_conflict(const struct rec *r, int rc)
+{
+	switch (-rc) {
+	case ENOENT: case EEXIST: case ENOTEMPTY: case ENOTDIR: case EISDIR: case ELOOP:
+	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
+	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
+		return true;
+	case EDQUOT:	/* given to somebody whose quota is used up: a local chown(2) would have failed */
+		return r->type == REC_ATTR;
+	case ENOSPC:	/* ext4: no room in the inode's one xattr block; a small one finds it */
+		return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
+	default:
+		return false;
+	}
+}
+
+struct dir_use {
+	struct staging *s;
+	uint64_t id;
+	int fd, rc;
+};
+
+static struct dir_use dir_use(struct staging *s, uint64_t id)
+{
+	struct dir_use u = {.s = s, .id = id, .fd = -1};
+	u.rc = staging_dir_get(s, id, &u.fd);
+	return u;
+}
+
+static void dir_unscope(struct dir_use *u)
+{
+	if (!u->rc)
+		staging_dir_put(u->s, u->id);
+}
+#define DIR_USE(var, s, id) \
+	struct dir_use var __attribute__((cleanup(dir_unscope))) = dir_use(s, id)
+
+/* A version whose place is gone: kept where a person finds it. */
+static int to_lost_found(struct staging *s, struct pend *p, const char *name)
+{
+	char to[300], at[LOSTFOUND_NAME], path[4096];
+	dirs_root_relative(s, p->r.dir, name, path, sizeof(path));
+	lostfound_path_name(path, at);
+	snprintf(to, sizeof(to), "%s.%llu", at, (unsigned long long)p->r.seq);
+	char tmp[17];
+	io_tmp_name(p->tmp_id, tmp);
+	int rc = io_rename(s->o.store, io_store_tmp(s->o.store), tmp, io_store_lostfound(s->o.store), to, 0);
+	if (!rc)	/* staging forgets the version when the batch is durable */
+		rc = io_sync_dir(s->o.store, io_store_lostfound(s->o.store));
+	if (!rc)
+		s->st.lost_found++;
+	return rc;
+}
+
+static int hold_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
+
+static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	uint32_t pos = 0;
+	struct rec_name name, first = {0};
+	struct rec_pair pair;
+	int kind, rc = 0;
+
+	while (!rc && (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0) {
+		if (kind != 1)
+			continue;
+		DIR_USE(d, s, name.dir);
+		rc = d.rc;
+		if (rc)
+			break;
+		if (!first.name) {
+			rc = hold_victim(s, b, d.fd, name.name);
+			if (!rc && !p->begun)
+				rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
+			p->begun |= !rc;
+			first = name;
+		} else {
+			DIR_USE(d0, s, first.dir);
+			rc = d0.rc ? d0.rc : hold_victim(s, b, d.fd, name.name);
+			if (!rc)
+				rc = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
+		}
+		touched(b, name.dir, rc);
+	}
+	return rc;
+}
+
+/* rename(2) between two names of one file leaves both. In the mount they were not: the new name was another's,
+ * who has not been sealed, so that the store still has there what it had before. */
+static int drop_twin(struct staging *s, const struct rec *r, int d1, int d2)
+{
+	struct stat from, to;
+	int rc = r->flags & REC_DIR ? -ENOENT : io_stat(s->o.store, d1, r->name, &from);
+
+	if (!rc)
+		rc = io_stat(s->o.store, d2, r->name2, &to);
+	if (rc)
+		return rc == -ENOENT ? 0 : rc;
+	return from.st_ino == to.st_ino && from.st_dev == to.st_dev ? io_unlink(s->o.store, d1, r->name) : 0;
+}
+
+static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	DIR_USE(d1, s, r->dir);
+	if (d1.rc)
+		return d1.rc;
+	int held = hold_victim(s, b, d1.fd, r->name);
+	if (held)
+		return held;
+	if (r->flags & REC_SHADOW)
+		return touched(b, r->dir, io_unlink(s->o.store, d1.fd, r->name));
+	DIR_USE(d2, s, r->dir2);
+	if (d2.rc)
+		return d2.rc;
+	held = hold_victim(s, b, d2.fd, r->name2);
+	if (held)
+		return held;
+	if (r->flags & REC_DIR)
+		dirs_moving(s, r->node, r->dir2, r->name2);
+	int rc = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
+	if (!rc)
+		rc = drop_twin(s, r, d1.fd, d2.fd);
+	if (p->again && rc == -ENOENT)
+		rc = 0;		/* done just before the worker died: what comes later must find the directory */
+	touched(b, r->dir, rc);
+	touched(b, r->dir2, rc);
+	if (rc && (r->flags & REC_DIR))
+		dirs_moving(s, 0, 0, NULL);
+	if (!rc && (r->flags & REC_DIR)) {
+		if (r->node2)
+			dirs_gone(s, r->node2);
+		dirs_moved(s, r->node, r->dir2, r->name2);
+	}
+	return rc;
+}
+
+/* suid and sgid are meant for r's owner: a store that refused him (meta.c) has another. 1, 0 or -errno. */
+static int foreign(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct stat st;
+
+	if (!(r->mask & REC_MODE) || !(r->mode & (S_ISUID | S_ISGID)) || (r->mask & (REC_UID | REC_GID)))
+		return 0;
+	int rc = io_stat(s->o.store, dirfd, r->name[0] ? r->name : NULL, &st);
+	return rc ? rc : !S_ISDIR(st.st_mode) && (st.st_uid != r->uid || st.st_gid != r->gid);
+}
+
+static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct io_attr a = {
+		.mode = r->mode & 07777, .uid = (uid_t)-1, .gid = (gid_t)-1,
+		.atime = r->atime, .mtime = r->mtime,
+		.mask = (r->mask & REC_MODE ? IO_ATTR_MODE : 0) | (r->mask & REC_ATIME ? IO_ATTR_ATIME : 0) |
+			(r->mask & REC_MTIME ? IO_ATTR_MTIME : 0) |
+			(r->mask & (REC_UID | REC_GID) ? IO_ATTR_OWNER : 0),
+	};
+	if (r->mask & REC_UID)
+		a.uid = r->uid;
+	if (r->mask & REC_GID)
+		a.gid = r->gid;
+	int other = foreign(s, r, dirfd);
+	if (other < 0)
+		return other;
+	if (other)
+		a.mode &= 01777;
+	return a.mask ? io_set_attr(s->o.store, dirfd, r->name[0] ? r->name : NULL, &a) : 0;
+}
+
+static int own_new(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct io_attr a = {.mask = 0, .uid = r->uid, .gid = r->gid, .mode = r->mode & 07777};
+	if (r->uid != geteuid() || r->gid != getegid())
+		a.mask |= IO_ATTR_OWNER;
+	if (r->type != REC_SYMLINK)
+		a.mask |= IO_ATTR_MODE;
+	int rc = a.mask ? io_set_attr(s->o.store, dirfd, r->name, &a) : 0;
+	if (r->type != REC_MKDIR || (rc && rc != -EDQUOT && !is_conflict(r, rc)))
+		return rc;
+	char ino[24];
+	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
+	return io_set_xattr(s->o.store, dirfd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
+}
+
+/* Another host of the cluster, or somebody beside the mount, was faster: a directory is as good as ours. */
+static bool is_dir_there(struct staging *s, const struct rec *r, int dirfd)
+{
+	struct stat st;
+	return r->type == REC_MKDIR && !io_stat(s->o.store, dirfd, r->name, &st) && S_ISDIR(st.st_mode);
+}
+
+/* Directories, symlinks, nodes. A try that failed after the making goes on from there. */
+static int publish_new(struct staging *s, struct pend *p, int dirfd)
+{
+	const struct rec *r = &p->r;
+	struct io_store *store = s->o.store;
+	int rc = p->begun ? 0 :
+		 r->type == REC_MKDIR ? io_mkdir(store, dirfd, r->name, r->mode & 07777) :
+		 r->type == REC_SYMLINK ? io_symlink(store, r->data, dirfd, r->name) :
+		 io_mknod(store, dirfd, r->name, r->mode);
+	if (r->type == REC_MKDIR && (!rc || rc == -EEXIST))
+		staging_dir_learn(s, r->node, r->dir, r->name);
+	if (rc == -EEXIST && !p->again && is_dir_there(s, r, dirfd))
+		return 0;	/* and it stays its maker's */
+	if (rc && !(p->again && rc == -EEXIST))
+		return rc;
+	p->begun = true;
+	rc = own_new(s, r, dirfd);
+	/* a store without owners or xattrs; or its owner's quota is used up */
+	return is_conflict(r, rc) || rc == -EDQUOT ? 0 : rc;
+}
+
+static int publish_one(struct staging *s, struct pend *p, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	struct io_store *store = s->o.store;
+	int rc;
+
+	if (r->flags & REC_GHOST)
+		return 0;
+	if (r->type == REC_SEAL)
+		return publish_seal(s, p, b);
+	if (r->type == REC_RENAME)
+		return publish_rename(s, p, b);
+	DIR_USE(d, s, r->dir);
+	if (d.rc)
+		return d.rc;
+	switch (r->type) {
+	case REC_UNLINK:
+		rc = hold_victim(s, b, d.fd, r->name);
+		return rc ? rc : touched(b, r->dir, io_unlink(store, d.fd, r->name));
+	case REC_RMDIR:
+		rc = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
+		if (!rc || (p->again && rc == -ENOENT))
+			dirs_gone(s, r->node2);
+		return rc;
+	case REC_MKDIR:
+	case REC_SYMLINK:
+	case REC_MKNOD:
+		return touched(b, r->dir, publish_new(s, p, d.fd));
+	case REC_LINK: {
+		DIR_USE(d2, s, r->dir2);
+		rc = d2.rc ? d2.rc : hold_victim(s, b, d2.fd, r->name2);
+		return rc ? rc : touched(b, r->dir2, io_link(store, d.fd, r->name, d2.fd, r->name2));
+	}
+	case REC_ATTR:
+		b->inodes = true;
+		return publish_attr(s, r, d.fd);
+	case REC_XATTR:
+		b->inodes = true;
+		return io_set_xattr(store, d.fd, r->name[0] ? r->name : NULL, -1, r->name2, r->data, r->data_len, 0);
+	case REC_XATTR_DEL:
+		b->inodes = true;
+		return io_remove_xattr(store, d.fd, r->name[0] ? r->name : NULL, r->name2);
+	default:
+		return 0;
+	}
+}
+
+/* The bytes that an fsync meant are no more, and it failed: its file's next version will be the one. */
+static int pass_over(struct staging *s, struct pend *p)
+{
+	char text[300];
+
+	snprintf(text, sizeof(text), "an fsync of %.180s failed, and the file was written on: it comes to the store with its next "
+		 "fsync or close", p->r.name);
+	s->o.notice(s->o.ctx, text);
+	LOCK_SCOPE(&s->lock);
+	trash_put(s, p->tmp_id, p->tmp_fd);
+	p->tmp_fd = -1;
+	return 0;
+}
+
+/* Applies p; conflicts are told and passed over. Other errors: up to the caller. */
+static int apply(struct staging *s, struct pend *p, struct batch *b)
+{
+	int rc = p->lost;
+	if (p->lost && p->failed_fsync)
+		return pass_over(s, p);
+	for (unsigned tries = 0; !p->lost && tries < MAX_ATTEMPTS;) {
+		rc = publish_one(s, p, b);
+		if (!rc || (is_conflict(&p->r, rc) && rc != -ENOSPC))
+			break;
+		/* names need blocks too; deletes wait behind this one */
+		if (rc != -ENOSPC || !reserve_give(s))
+			tries++;
+	}
+	if (rc && p->again && (rc == -ENOENT || rc == -EEXIST))
+		rc = 0;		/* it was applied just before the worker died */
+	if (!rc && atomic_load(&s->refusals.n))
+		refuse_settle(s, &p->r);
+	if (!rc || (!p->lost && !is_conflict(&p->r, rc)))
+		return rc;
+	notice_conflict(s, &p->r, rc, p->lost);
+	if (p->r.type == REC_SEAL) {
+		int kept = to_lost_found(s, p, p->r.name[0] ? p->r.name : "file");
+		if (kept && kept != -ENOENT)
+			return kept;
+	}
+	refuse(s, &p->r, rc);
+	return 0;
+}
+
+/* ---- a batch ---- */
+
+/* Without the lock: what is behind the last one grows meanwhile, its link is not read. */
+static struct pend *batch_next(const struct batch *b, const struct pend *p, unsigned next)
+{
+	return next < b->n ? p->next : NULL;
+}
+
+static bool ready(struct pend *p)
+{
+	return p->state == PEND_READY || p->state == PEND_WRITTEN;
+}
+
+/* Takes the ready records at the head. s->lock held. */
+static void take_batch(struct staging *s, struct batch *b)
+{
+	*b = (struct batch){.first = s->order.pend};
+	for (struct pend *p = s->order.pend; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
+		if (b->n && ((p->dead_at && elide(p)) || hold_due(s, p)))
+			break;
+		b->n++;
+		s->drain.batch_end = p->r.seq;
+	}
+}
+
+/* What was replaced and removed is so for good: its blocks may be used again. */
+static void drop_victims(struct staging *s, struct batch *b)
+{
+	LOCK_SCOPE(&s->lock);
+	while (b->n_victims)
+		trash_put(s, 0, b->victims[--b->n_victims]);
+}
+
+/* dirfd/name is about to be replaced or removed; what stands there is kept until that is synced. */
+static int hold_victim(struct staging *s, struct batch *b, int dirfd, const char *name)
+{
+	int rc = b->n_victims == VICTIMS_MAX ? sync_all(s) : 0;
+
+	retain_before(s, dirfd, name);
+	if (rc)
+		return rc;
+	if (b->n_victims == VICTIMS_MAX)
+		drop_victims(s, b);
+	int fd = io_hold(s->o.store, dirfd, name);
+	if (fd >= 0)
+		b->victims[b->n_victims++] = fd;
+	return fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -EIO ? fd : 0;
+}
+
+static int sync_bytes(struct staging *s, struct batch *b)
+{
+	unsigned n = 0, i;
+	struct pend *p;
+
+	for (i = 0, p = b->first; p; p = batch_next(b, p, ++i))
+		n += p->state == PEND_WRITTEN;
+	if (n > FSYNC_EACH)
+		return sync_all(s);
+	for (i = 0, p = b->first; n && p; p = batch_next(b, p, ++i)) {
+		if (p->state != PEND_WRITTEN)
+			continue;
+		if (p->tmp_fd < 0)
+			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
+		int rc = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+/* A failed sync says nothing about which pages are lost: every version of the
+ * batch that relied on it is written again. s->lock held. */
+static void rewrite_batch(struct staging *s, struct batch *b, int rc)
+{
+	unsigned i;
+	struct pend *p;
+
+	s->st.errors++;
+	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
+		if (p->state == PEND_WRITTEN)
+			persist_again(s, p, rc);
+	s->drain.batch_end = 0;
+	persist_wake(s);
+}
+
+static int sync_names(struct staging *s, struct batch *b)
+{
+	if (!b->changed)
+		return 0;
+	if (io_mark_covers(s->o.store))
+		return sync_told(s, io_mark_sync(s->o.store));
+	enum io_fs_kind kind = io_store_fs(s->o.store);
+	if (b->n_touched > TOUCHED_MAX || b->inodes || kind == IO_FS_SYNCFS)
+		return sync_all(s);
+	/* where the journal is one, syncing the last directory that changed commits all
+	 * before it; else each is synced */
+	for (unsigned i = b->n_touched; i-- > 0;) {
+		DIR_USE(d, s, b->touched[i]);
+		if (d.rc)	/* removed meanwhile: it cannot be asked */
+			return sync_all(s);
+		int rc = sync_told(s, io_sync_dir(s->o.store, d.fd));
+		if (rc || kind == IO_FS_ORDERED)
+			return rc;
+	}
+	return 0;
+}
+
+static void count_latency(struct staging *s, uint64_t start_ns)
+{
+	uint64_t us = (now_ns() - start_ns) / 1000, le = 1000;
+	unsigned i = 0;
+	while (i < STAGING_LATENCY_BUCKETS - 1 && us > le) {
+		le *= 4;
+		i++;
+	}
+	s->st.latency[i]++;
+	s->st.latency_count++;
+	s->st.latency_sum_us += us;
+}
+
+/* The first pending record is done; it goes to `gone`. s->lock held. */
+static void finish(struct staging *s, struct pend **gone, bool shown)
+{
+	struct pend *p = s->order.pend;
+	struct staged *f = p->sf;
+
+	s->order.pend = p->next;
+	if (!s->order.pend)
+		s->order.pend_tail = &s->order.pend;
+	s->order.n_pend--;
+	s->room.came |= p->r.type == REC_UNLINK || p->r.type == REC_RENAME || p->r.type == REC_SEAL;
+	if (shown)
+		dedup_offer(s, p);
+	reserve_kept(s, &p->promised);
+	source_forget(s, &p->source);
+	dirs_unref(s, p->r.dir);
+	dirs_unref(s, p->r.dir2);
+	if (p->r.node && (p->r.type == REC_MKDIR || (p->r.flags & REC_DIR)))
+		dirs_unref(s, p->r.node);
+	if (f) {
+		if (shown) {
+			s->st.bytes_persisted += p->r.size;
+			if (p->cloned && !f->counted) {	/* once, however often it was fsynced */
+				f->counted = true;
+				s->st.dedup_bytes += p->r.size;
+				s->st.dedup_files++;
+				s->st.clones++;
+			}
+			count_latency(s, p->start_ns);
+			memcpy(f->checksum, p->checksum, sizeof(f->checksum));
+			if (f->spilled && !p->snapshot)
+				f->published = true;
+		}
+		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
+					  (f->state == STAGED_FAILED && shown)))
+			sf_set_state(s, f, STAGED_DURABLE);
+		sf_rest(f);
+		sf_drop_useless(s, f);
+		sf_put_locked(s, f);
+		if (s->files.used > s->o.budget_bytes)	/* of files that outgrew it; nobody may come and ask for room */
+			sf_evict(s, s->files.used - s->o.budget_bytes);
+	}
+	p->next = *gone;
+	*gone = p;
+}
+
+/* Without the lock: the last close of a file that was replaced frees its blocks. */
+static void free_all(struct pend *gone)
+{
+	for (struct pend *next; gone; gone = next) {
+		next = gone->next;
+		pend_free(gone);
+	}
+}
+
+/* s->lock held */
+static struct pend *skip_run(struct staging *s, struct pend *last)
+{
+	uint64_t end = last->r.seq;
+	struct pend *gone = NULL;
+	/* first: a kill in between must not find records whose bytes are gone */
+	atomic_store_explicit(&s->head->applied, end, memory_order_release);
+	atomic_store_explicit(&s->head->durable, end, memory_order_release);
+	while (s->order.pend && s->order.pend->r.seq <= end) {
+		struct pend *p = s->order.pend;
+		persist_unqueue(s, p);
+		if (p->state == PEND_WAIT)
+			s->order.n_wait--;
+		if (p->sf && (!p->sf->spilled || p->snapshot)) {	/* persisted already? nobody wants it */
+			trash_put(s, p->tmp_id, p->tmp_fd);
+			p->tmp_fd = -1;
+		}
+		finish(s, &gone, false);
+	}
+	return gone;
+}
+
+/* Who waits for an fsync is told that it failed, and writes on: what is persisted from here on is not what it meant.
+ * s->lock held. */
+static void fsyncs_failed(struct staging *s)
+{
+	for (struct pend *p = s->order.pend; p; p = p->next) {
+		struct rec r = {.type = REC_WRITTEN, .flags = REC_GHOST, .node2 = p->r.seq};
+		if (p->r.type != REC_SEAL || !(p->r.flags & REC_FSYNCED) || !p->snapshot || p->failed_fsync || ready(p))
+			continue;
+		p->failed_fsync = true;
+		log_append(s, &r);
+	}
+}
+
+void publish_wake_waiters(struct staging *s, int halted_err)
+{
+	pthread_mutex_lock(&s->lock);
+	if (halted_err)
+		fsyncs_failed(s);
+	struct waiter *ready_list = NULL, **pp = &s->drain.waiters;
+	while (*pp) {
+		struct waiter *w = *pp;
+		if (w->seq > s->head->durable && !halted_err) {
+			pp = &w->next;
+			continue;
+		}
+		*pp = w->next;
+		w->next = ready_list;
+		ready_list = w;
+		atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
+	}
+	pthread_cond_broadcast(&s->done_cond);
+	uint64_t durable = s->head->durable;
+	pthread_mutex_unlock(&s->lock);
+	while (ready_list) {
+		struct waiter *w = ready_list;
+		ready_list = w->next;
+		w->done(w->ctx, w->seq <= durable ? 0 : halted_err);
+		free(w);
+	}
+}
+
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err), void *ctx)
+{
+	pthread_mutex_lock(&s->lock);
+	int err = s->drain.halted;
+	struct waiter *w = NULL;
+	if (err)
+		fsyncs_failed(s);
+	if (seq > s->head->durable && !err) {
+		w = malloc(sizeof(*w));
+		if (!w)
+			err = -ENOMEM;
+	} else if (seq <= s->head->durable) {
+		err = 0;
+	}
+	if (w) {
+		*w = (struct waiter){.next = s->drain.waiters, .seq = seq, .done = done, .ctx = ctx};
+		s->drain.waiters = w;
+		atomic_fetch_add(&s->drain.n_sync_waiters, 1);
+		persist_wake(s);
+		sleeper_wake(&s->pub);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (!w)
+		done(ctx, err);
+}
+
+/* ---- halting ---- */
+
+/* Publication stops here: the store stays a good prefix, staging keeps the rest. */
+static void halt(struct staging *s, struct pend *p, int rc)
+{
+	char text[400];
+	pthread_mutex_lock(&s->lock);
+	bool first = !s->drain.halted;
+	s->drain.halted = rc;
+	if (first) {
+		s->st.halted_since = time(NULL);
+		s->drain.halt_retry_ns = RETRY_FIRST_NS;
+		s->st.errors++;
+	}
+	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted_path, sizeof(s->st.halted_path));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted_path, strerror(-rc));
+	if (first)
+		snprintf(text, sizeof(text), "the store fails at %.180s: %s; publication stops there, staging keeps "
+			 "everything; mend the store, then: cairn retry", s->st.halted_path, strerror(-rc));
+	pthread_mutex_unlock(&s->lock);
+	if (first)
+		s->o.notice(s->o.ctx, text);
+	publish_wake_waiters(s, rc);
+	pthread_mutex_lock(&s->lock);
+	uint64_t until = now_ns() + s->drain.halt_retry_ns;
+	while (!s->drain.retry_now && !s->stop && now_ns() < until)
+		sleeper_wait(s, &s->pub, until);
+	s->drain.retry_now = false;
+	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS ? s->drain.halt_retry_ns * 2 : RETRY_MAX_NS;
+	for (struct pend *q = s->order.pend; q; q = q->next)
+		if (q->state == PEND_FAILED) {
+			q->attempts = 0;
+			if (q->sf->state == STAGED_FAILED)
+				sf_set_state(s, q->sf, STAGED_SEALED);
+			persist_queue(s, q);
+		}
+	persist_wake(s);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void unhalt(struct staging *s)
+{
+	if (!s->drain.halted)
+		return;
+	pthread_mutex_lock(&s->lock);
+	s->drain.halted = 0;
+	s->st.halted_path[0] = 0;
+	pthread_mutex_unlock(&s->lock);
+	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
+}
+
+static bool stopping(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->stop;
+}
+
+/* The mark's sync as well: a filesystem that has stopped may answer 0 to syncfs. */
+static int sync_all_marked(struct staging *s)
+{
+	int rc = sync_all(s);
+
+	if (!rc)
+		rc = mark_set(s, s->head->applied);
+	return rc ? rc : sync_told(s, io_mark_sync(s->o.store));
+}
+
+/* The names stand but are not known to be safe: asks until they are, with all of it.
+ * Without an answer it stops at p. */
+static int sync_again(struct staging *s, struct pend *p, int rc)
+{
+	for (unsigned i = 0; rc && i < MAX_ATTEMPTS; rc = sync_all_marked(s))
+		i += rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
+	while (rc && !stopping(s)) {
+		halt(s, p, rc);
+		rc = sync_all_marked(s);
+	}
+	return rc;
+}
+
+/* p in the store, and the mark behind it. */
+static int make(struct staging *s, struct pend *p, struct batch *b)
+{
+	int rc = p->shown ? 0 : apply(s, p, b);
+
+	b->inodes |= p->again || p->shown;	/* its directories changed before this batch */
+	b->changed |= !(p->r.flags & REC_GHOST);
+	p->shown |= !rc;
+	return rc ? rc : mark_set(s, p->r.seq);
+}
+
+/* Publishes b, as far as the store lets it. */
+static void run_batch(struct staging *s, struct batch *b)
+{
+	struct pend *p = b->first;
+	int rc = mark_begin(s);
+	if (rc) {
+		halt(s, p, rc);
+		return;
+	}
+	rc = sync_bytes(s, b);
+	if (rc) {
+		if (rc == -ENOSPC)
+			reserve_give(s);
+		pthread_mutex_lock(&s->lock);
+		rewrite_batch(s, b, rc);
+		pthread_mutex_unlock(&s->lock);
+		return;
+	}
+	unsigned done = 0;
+	for (; done < b->n; p = batch_next(b, p, ++done)) {
+		rc = make(s, p, b);
+		if (rc)
+			break;
+		atomic_store_explicit(&s->head->applied, p->r.seq, memory_order_release);
+	}
+	struct pend *stuck = rc ? p : NULL;
+	int sync_rc = done || b->n_victims ? sync_names(s, b) : 0;
+	sync_rc = sync_rc ? sync_again(s, b->first, sync_rc) : 0;
+	drop_victims(s, b);
+	if (sync_rc)
+		return;
+	reserve_take(s);
+	if (done) {
+		struct pend *gone = NULL;
+		unhalt(s);
+		pthread_mutex_lock(&s->lock);
+		for (unsigned i = 0; i < done; i++) {
+			uint64_t seq = s->order.pend->r.seq;
+			finish(s, &gone, true);
+			atomic_store_explicit(&s->head->durable, seq, memory_order_release);
+		}
+		staged_check(s);
+		pthread_mutex_unlock(&s->lock);
+		publish_wake_waiters(s, 0);
+		free_all(gone);
+	}
+	if (stuck)
+		halt(s, stuck, rc);
+}
+
+/* What the last worker applied and did not live to sync. On a busy disk that takes seconds,
+ * so nobody waits for it but who asks for durable. */
+static void sync_inherited(struct staging *s)
+{
+	struct pend root = {.r = {.dir = STAGING_ROOT_DIR, .name = "."}};
+	int rc;
+	while ((rc = mark_begin(s)) && !stopping(s))
+		halt(s, &root, rc);
+	if (rc || sync_again(s, &root, sync_all_marked(s)))
+		return;
+	unhalt(s);
+	pthread_mutex_lock(&s->lock);
+	atomic_store_explicit(&s->head->durable, s->head->applied, memory_order_release);
+	s->drain.inherited = false;
+	sf_let_go_all(s);
+	sf_evict_loans(s);
+	pthread_mutex_unlock(&s->lock);
+	publish_wake_waiters(s, 0);
+}
+
+void *publish_main(void *arg)
+{
+	struct staging *s = arg;
+	struct batch b;
+
+	pthread_setname_np(pthread_self(), "cairn-publish");
+	if (s->drain.inherited)
+		sync_inherited(s);
+	for (;;) {
+		pthread_mutex_lock(&s->lock);
+		struct pend *p = s->order.pend;
+		if (s->stop) {
+			pthread_mutex_unlock(&s->lock);
+			return NULL;
+		}
+		struct pend *last = p && p->dead_at ? elide(p) : NULL;
+		if (last) {
+			struct pend *gone = skip_run(s, last);
+			pthread_mutex_unlock(&s->lock);
+			publish_wake_waiters(s, 0);
+			free_all(gone);
+			continue;
+		}
+		if (p && p->dead_at && p->state == PEND_QUEUED && !p->must) {
+			p->must = true;
+			bool queued = false;
+			for (struct pend *w = s->order.todo; w && !queued; w = w->todo_next)
+				queued = w == p;
+			if (!queued)
+				persist_queue(s, p);
+			persist_wake(s);
+		}
+		if (p && p->state == PEND_FAILED) {
+			int rc = p->sf->error;
+			pthread_mutex_unlock(&s->lock);
+			halt(s, p, rc);
+			continue;
+		}
+		if (!p || !ready(p)) {
+			sleeper_wait(s, &s->pub, 0);
+			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		if (hold_due(s, p) && hold_waits(s, p)) {
+			pthread_mutex_unlock(&s->lock);
+			continue;
+		}
+		take_batch(s, &b);
+		pthread_mutex_unlock(&s->lock);
+		run_batch(s, &b);
+	}
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ * Syncs of the store, and what is written again after one that failed: the pages of its files prove
+ * nothing then. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+void persist_again(struct staging *s, struct pend *p, int rc)
+{
+	struct staged *f = p->sf;
+
+	trash_put(s, !f->spilled || p->snapshot ? p->tmp_id : 0, p->tmp_fd);
+	p->tmp_fd = -1;
+	p->tmp_id = 0;
+	p->cloned = false;
+	p->begun = p->shown = false;	/* what stands by its name are the bytes that proved nothing */
+	source_forget(s, &p->source);
+	p->unsure |= f->spilled;
+	if (!rc || ++p->attempts < MAX_ATTEMPTS) {
+		persist_queue(s, p);
+		return;
+	}
+	p->state = PEND_FAILED;
+	f->error = rc;
+	if (f->state != STAGED_OPEN)
+		sf_set_state(s, f, STAGED_FAILED);
+}
+
+int persist_sync(struct staging *s, struct pend *p)
+{
+	int rc = io_sync_data(s->o.store, p->tmp_fd);
+	if (rc && p->sf->spilled && !p->snapshot)
+		p->sf->spoiled = rc;
+	return rc;
+}
+
+/* A failed syncfs or journal commit drops anybody's unsynced pages, and the next one
+ * succeeds: what was written behind the batch and counted on a sync to come is written
+ * again, and so is what is being written now (n_lost). s->lock held. */
+static void distrust(struct staging *s)
+{
+	s->drain.n_lost++;
+	for (struct pend *p = s->order.pend; p; p = p->next)
+		if (p->state == PEND_WRITTEN && p->r.seq > s->drain.batch_end)
+			persist_again(s, p, 0);
+	persist_wake(s);
+}
+
+int sync_told(struct staging *s, int rc)
+{
+	if (rc) {
+		LOCK_SCOPE(&s->lock);
+		distrust(s);
+	}
+	return rc;
+}
+
+int sync_all(struct staging *s)
+{
+	return sync_told(s, io_sync_all(s->o.store));
+}
+
+bool reserve_give(struct staging *s)
+{
+	/* xfs and ext4 hand freed blocks out after the commit */
+	return reserve_shrink(s) && !sync_all(s);
+}
+
+/* A small version waits for its group's sync, and that perhaps for a mapped file
+ * before it in the order: sync it alone. s->lock held, dropped meanwhile. */
+static bool sync_written(struct staged *f)
+{
+	struct staging *s = f->s;
+	for (struct pend *p = s->order.pend; p; p = p->next) {
+		if (p->sf != f || p->state != PEND_WRITTEN || p->r.seq <= s->drain.batch_end)
+			continue;
+		p->state = PEND_BUSY;
+		uint64_t lost = s->drain.n_lost;
+		pthread_mutex_unlock(&s->lock);
+		if (p->tmp_fd < 0)
+			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
+		int rc = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
+		pthread_mutex_lock(&s->lock);
+		if (rc || lost != s->drain.n_lost)
+			persist_again(s, p, rc);
+		else
+			p->state = PEND_READY;
+		sleeper_nudge(&s->pub, false);
+		return true;
+	}
+	return false;
+}
+
+int staged_wait_persisted(struct staged *f)
+{
+	struct staging *s = f->s;
+	uint64_t since = 0;
+	LOCK_SCOPE(&s->lock);
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* no resting now */
+	persist_wake(s);
+	if (sf_seals_under_way(f))
+		since = sf_wait_begins(s);
+	while (sf_seals_under_way(f) && !s->drain.halted && f->state != STAGED_FAILED && !s->stop)
+		if (!sync_written(f))
+			staging_wait_until(&s->done_cond, &s->lock, now_ns() + 5000000u);
+	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
+	if (since)
+		sf_wait_ends(s, since);
+	return sf_seals_under_way(f) ? -EAGAIN : 0;
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT
+ * How a staged file begins: admission into the budget, memory made ready for it, or a file of
+ * the store (spilled) where there is no room; found again by a recovery; copied from the version
+ * before it. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+/* A file of unknown size is let in where this much is free: an eighth of the
+ * budget, between these. It may grow past it; the watch keeps count. */
+#define UNKNOWN_MIN (16ull << 20)
+#define UNKNOWN_MAX (1ull << 30)
+/* And only where it finds, beyond the budget, twice the largest file so far and at least this
+ * much (an eighth of a small machine's memory) for itself and each of its kind that grows: the
+ * kernel writes it into the tmpfs by itself, and ENOSPC would be its writer's. */
+#define UNKNOWN_GROWTH (4ull << 30)
+#define GROWING (64ull << 20)
+#define COPY_CHUNK (4u << 20)
+
+/* ---- room ---- */
+
+static uint64_t room_needed(const struct staging *s, uint64_t expected)
+{
+	if (expected != STAGED_SIZE_UNKNOWN)
+		return expected;
+	uint64_t need = s->o.budget_bytes / 8;
+	return need < UNKNOWN_MIN ? UNKNOWN_MIN : need > UNKNOWN_MAX ? UNKNOWN_MAX : need;
+}
+
+/* s->lock held */
+static bool may_grow(struct staging *s)
+{
+	struct sysinfo si;
+	uint64_t each = UNKNOWN_GROWTH, n = 1;
+
+	if (!sysinfo(&si) && (uint64_t)si.totalram * si.mem_unit / 8 < each)
+		each = (uint64_t)si.totalram * si.mem_unit / 8;
+	if (each < 2 * s->files.largest)
+		each = 2 * s->files.largest;
+	for (struct staged *f = s->files.open; f; f = f->open_next)
+		n += !f->known && !f->spilled && f->blocks * 512 >= GROWING;
+	return staging_room_left(s) / n >= each;
+}
+
+/* Takes room for f out of the budget, evicting what is durable. s->lock held. */
+static bool admit(struct staging *s, struct staged *f, uint64_t need)
+{
+	uint64_t budget = s->o.budget_bytes;
+
+	if (need > budget)
+		return false;
+	if (s->files.used + need > budget)
+		sf_evict(s, s->files.used + need - budget);
+	if (s->files.used + need > budget || (!f->known && !may_grow(s)))
+		return false;
+	/* an unknown one only has to find that room; most stay small, the watch counts the rest */
+	sf_charge(s, f, f->known ? need : need / 16);
+	return true;
+}
+
+static int make_bytes(struct staged *f)
+{
+	bool direct;
+	int fd;
+
+	if (f->spilled) {
+		fd = io_tmp_create(f->s->o.store, f->id, false, &direct);
+		if (fd < 0)
+			return fd;
+		int rc = sf_own_tmp(f, fd);
+		close(fd);
+		fd = rc ? rc : sf_open_bytes(f, O_RDONLY);
+	} else {
+		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
+		char name[17];
+		staging_sf_name(f->id, name);
+		f->filled = f->huge && blank_use(f->s, f->expected, staging_sf_dir(f), name);
+		fd = sf_open_bytes(f, f->filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
+		if (f->filled && fd >= 0)
+			futimens(fd, NULL);
+	}
+	LOCK_SCOPE(&f->s->lock);	/* the watch looks at it */
+	f->fd = fd < 0 ? -1 : fd;
+	return fd < 0 ? fd : 0;
+}
+
+/* Memory for all that the file is expected to hold, before it is written. */
+static void fill_ahead(struct staged *f)
+{
+	struct staging *s = f->s;
+	int fd = f->filled ? -1 : sf_open_bytes(f, O_RDWR);
+	if (fd >= 0) {
+		uint64_t since = now_ns();
+		ballast_hand_over(s, fd, f->expected);
+		sf_waited(s, since);
+		close(fd);
+	}
+	pthread_mutex_lock(&s->lock);
+	uint64_t used = s->files.used;
+	pthread_mutex_unlock(&s->lock);
+	ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+}
+
+int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out)
+{
+	return staged_create_as(s, node, expected, NULL, out);
+}
+
+bool staged_checked(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->checked;
+}
+
+bool staged_check_room(struct staged *f)
+{
+	struct staging *s = f->s;
+	uint64_t claim = f->size + s->o.budget_bytes;
+	bool all = room_for_all(s, f, claim);
+	LOCK_SCOPE(&s->lock);
+	if (!f->spilled)
+		f->checked = !all && !f->backing;
+	return !all;
+}
+
+int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const struct staged_owner *who,
+		     struct staged **out)
+{
+	uint64_t need = room_needed(s, expected);
+	struct staged *f = sf_new(s, staging_new_id(s), node);
+	if (!f)
+		return -ENOMEM;
+	f->known = expected != STAGED_SIZE_UNKNOWN;
+	f->expected = need;
+	f->huge = f->known && expected >= HUGE_BYTES;
+	if (who) {
+		f->owned = true;
+		f->uid = who->uid;
+		f->gid = who->gid;
+	}
+	uint64_t claim = room_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
+	f->checked = !room_for_all(s, f, claim);
+	pthread_mutex_lock(&s->lock);
+	sf_insert(s, f);
+	f->spilled = !admit(s, f, need);
+	if (!f->spilled && !f->checked)
+		room_claim_set(s, f, claim);
+	f->huge = f->huge && !f->spilled;
+	uint64_t used = s->files.used;
+	++*(f->spilled ? &s->st.spilled_opens : &s->st.fast_opens);
+	pthread_mutex_unlock(&s->lock);
+	if (!f->huge)
+		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+
+	int rc = make_bytes(f);
+	if (rc == -ENOSPC && !f->spilled) {	/* the tmpfs itself is full */
+		pthread_mutex_lock(&s->lock);
+		sf_charge(s, f, 0);
+		room_claim_set(s, f, 0);
+		f->spilled = true;
+		f->huge = false;
+		pthread_mutex_unlock(&s->lock);
+		rc = make_bytes(f);
+	}
+	if (rc) {
+		staged_unref(f);
+		return rc;
+	}
+	if (f->huge)
+		fill_ahead(f);
+	*out = f;
+	return 0;
+}
+
+void staged_cover(struct staged *f)
+{
+	int fd = f->huge && !f->spilled ? sf_open_bytes(f, O_RDWR) : -1, rc;
+	if (fd < 0)
+		return;
+	while ((rc = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)whole_pages(f->expected))) && errno == EINTR)
+		;
+	f->covered = !rc;	/* there already, where the ballast had it */
+	close(fd);
+}
+
+bool staged_covered(const struct staged *f)
+{
+	return f->covered;
+}
+
+/* The store's filesystem stopped before it had all that was spilled there and closed: what is left is no
+ * version (P2). A snapshot's file goes on changing, and a mapped one's size is told later. */
+static bool lacks_bytes(const struct staged *f, const struct rec *r, const struct stat *st)
+{
+	return r->type == REC_SEAL && f->spilled && !(r->flags & (REC_FSYNCED | REC_MAPPED)) &&
+	       (uint64_t)st->st_size < r->size;
+}
+
+int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
+{
+	pthread_mutex_lock(&s->lock);
+	struct staged *f = sf_find(s, r->sf);
+	if (f) {
+		f->refs++;
+		pthread_mutex_unlock(&s->lock);
+		*out = f;
+		return 0;
+	}
+	pthread_mutex_unlock(&s->lock);
+	f = sf_new(s, r->sf, r->node);
+	if (!f)
+		return -ENOMEM;
+	f->huge = r->flags & REC_HUGE;
+	f->spilled = r->flags & REC_SPILLED;
+	struct stat st;
+	f->fd = sf_open_bytes(f, O_RDONLY);
+	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record that says so follows */
+		f->spilled = true;
+		f->huge = false;
+		f->fd = sf_open_bytes(f, O_RDONLY);
+	}
+	/* a store that fails is not a file that is gone: it is opened again when it is needed */
+	bool unread = f->spilled && f->fd < 0 && f->fd != -ENOENT;
+	int rc = unread ? 0 : f->fd < 0 ? f->fd : fstat(f->fd, &st) ? -errno : 0;
+	if (unread) {
+		st = (struct stat){.st_mode = S_IFREG, .st_size = (off_t)r->size};
+		f->fd = -1;
+	}
+	if (!rc && !S_ISREG(st.st_mode))
+		rc = -EINVAL;
+	if (!rc && lacks_bytes(f, r, &st))
+		rc = -ENODATA;
+	if (!rc)
+		rc = outgrow_recover(f, &st);
+	if (rc) {
+		if (f->fd >= 0)
+			close(f->fd);
+		free(f);
+		return rc;
+	}
+	LOCK_SCOPE(&s->lock);
+	sf_insert(s, f);
+	buffer_lent_again(s, f, r);
+	if (!f->spilled)
+		sf_charge(s, f, (uint64_t)st.st_blocks * 512);
+	*out = f;
+	return 0;
+}
+
+int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd, struct staged **out)
+{
+	return staged_copy_as(s, node, src, store_fd, NULL, out);
+}
+
+/* Through staged_write(), since the store may not have room for the copy. wr stays open, from_fd too. */
+static int copy_checked(struct staged *f, int from_fd, uint64_t size)
+{
+	char *buf = malloc(COPY_CHUNK);
+	int rc = buf ? 0 : -ENOMEM;
+	for (uint64_t off = 0; !rc && off < size;) {
+		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
+		if (data < 0 && errno == ENXIO)
+			break;
+		off = data < 0 ? off : (uint64_t)data;
+		ssize_t n = pread(from_fd, buf, COPY_CHUNK, (off_t)off);
+		if (n <= 0) {
+			rc = n < 0 ? -errno : 0;
+			break;
+		}
+		n = staged_write(f, buf, (size_t)n, off);
+		rc = n < 0 ? (int)n : 0;
+		off += n > 0 ? (uint64_t)n : 0;
+	}
+	free(buf);
+	return rc ? rc : staged_resize(f, size);
+}
+
+int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
+		   const struct staged_owner *who, struct staged **out)
+{
+	int fd = store_fd;
+	if (src) {
+		int rc = staged_use(src, &fd);
+		if (rc)
+			return rc;
+	}
+	struct stat st;
+	int rc = fstat(fd, &st) ? -errno : 0;
+	struct staged *f = NULL;
+	if (src && sf_lent(src))
+		st.st_size = (off_t)src->size;
+	if (!rc)
+		rc = staged_create_as(s, node, (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size ?
+				      (uint64_t)st.st_size : (uint64_t)st.st_blocks * 512, who, &f);
+	if (!rc) {
+		uint64_t since = now_ns();
+		rc = f->checked ? copy_checked(f, fd, (uint64_t)st.st_size) :
+		     sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
+		const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+		if (!rc)
+			rc = staged_set_times(f, ts);
+		if (!rc && !src)
+			io_get_xattr(s->o.store, fd, NULL, "user.cairn.checksum", f->base, sizeof(f->base) - 1);
+		sf_waited(s, since);
+	}
+	if (src)
+		staged_unuse(src);
+	if (rc && f)
+		staged_unref(f);
+	else
+		*out = f;
+	return rc;
+}

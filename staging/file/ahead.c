@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT
+ * Memory ahead of a file that the kernel writes by itself and that is longer than was expected, or
+ * of unknown size: a thread allocates it behind the file's end before the writer gets there. So it
+ * is warm (it comes out of the ballast), and it is charged to this process's memory cgroup, not to
+ * the writer's. What the file does not need is given back at its close (seal.c:trim_tail).
+ *
+ * A write(2) holds the inode's lock from beginning to end, and so does fallocate(2): nothing is
+ * allocated while a write is under way. So a window is kept that grows with the file.
+ *
+ *   0 ......... size ........... ahead
+ *   written     |  allocated     |  not
+ *               |<-- window, refilled when half of it is used -->|
+ */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BEGINS (1ull << 20)	/* what stays smaller is not worth it */
+#define WINDOW_MIN (64ull << 20)
+#define WINDOW_MAX (1ull << 30)
+#define LOOKED_AT 256u		/* files, the latest opened: each costs an fstat */
+#define SPEED 20u		/* bytes a ns that a window is looked after for: twice a fast writer's */
+#define TICK_MIN_NS 1000000u
+#define TICK_IDLE_NS 10000000u
+#define TICK_QUIET_NS 50000000u
+#define YOUNG_NS 20000000u	/* since the last open, or growth */
+#define QUIET_NS 1000000000u
+
+struct target {
+	struct staged *f;	/* a reference; its `allocating` is set */
+	uint64_t from, end;
+};
+
+/* As much again as the file holds, but no large part of the budget. */
+static uint64_t window_of(const struct staging *s, uint64_t held)
+{
+	uint64_t most = s->o.budget_bytes / 8 < WINDOW_MAX ? s->o.budget_bytes / 8 : WINDOW_MAX;
+	uint64_t window = held < WINDOW_MIN ? WINDOW_MIN : held;
+	return whole_pages(window < most ? window : most);
+}
+
+/* Makes room in the budget for `more` bytes; returns how much of that there is. s->lock held. */
+static uint64_t take_room(struct staging *s, uint64_t more)
+{
+	if (s->files.used + more > s->o.budget_bytes)
+		sf_evict(s, s->files.used + more - s->o.budget_bytes);
+	uint64_t room = s->files.used < s->o.budget_bytes ? s->o.budget_bytes - s->files.used : 0;
+	return more <= room ? more : room / 2 / HUGE_BYTES * HUGE_BYTES;	/* others grow as well */
+}
+
+/* Does f want memory now? Sets how soon it may want some. s->lock held. */
+static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_t *tick)
+{
+	bool never = !f->backing || f->spilled || f->loan || f->ahead_over;
+	struct stat st;
+
+	/* one that was made as long as it will be says nothing of how far it is */
+	if (never || f->presized || f->moving || f->allocating || f->fd < 0 || fstat(f->fd, &st))
+		return false;
+	uint64_t size = (uint64_t)st.st_size, held = (uint64_t)st.st_blocks * 512;
+	if (size == f->ahead_size)
+		return false;		/* it does not grow */
+	f->ahead_size = size;
+	s->ahead_busy_ns = now_ns();
+	*tick = TICK_MIN_NS;
+	if (size < BEGINS || (f->known && size <= f->expected))
+		return false;
+	/* with holes: who jumps ahead once does so again, and the hole would keep its memory */
+	if (held + f->under < size)
+		return false;
+	/* the writer was faster */
+	uint64_t from = f->ahead > size ? f->ahead : size / HUGE_BYTES * HUGE_BYTES;
+	uint64_t left = from > size ? from - size : 0, window = window_of(s, held < size ? held : size);
+	if (left >= window / 2) {
+		uint64_t soon = left / 2 / SPEED;
+		*tick = soon > TICK_MIN_NS ? soon : TICK_MIN_NS;
+		return false;
+	}
+	uint64_t end = (size + window) / HUGE_BYTES * HUGE_BYTES;
+	uint64_t more = end > from ? take_room(s, end - from) : 0;
+	*t = (struct target){.f = f, .from = from, .end = from + more};
+	return more;
+}
+
+static bool pick(struct staging *s, struct target *t, uint64_t *tick)
+{
+	unsigned n = 0;
+	uint64_t quiet = now_ns() - s->ahead_busy_ns;
+
+	*tick = quiet < YOUNG_NS ? TICK_MIN_NS : quiet < QUIET_NS ? TICK_IDLE_NS : TICK_QUIET_NS;
+	for (struct staged *f = s->files.open; f && n < LOOKED_AT; f = f->open_next, n++) {
+		uint64_t soon = TICK_QUIET_NS;
+		if (wants(s, f, t, &soon)) {
+			f->refs++;
+			f->allocating = true;
+			return true;
+		}
+		*tick = soon < *tick ? soon : *tick;
+	}
+	return false;
+}
+
+/* No lock held: the file's own is waited for, and its writer may have it for long. */
+static uint64_t allocate(struct staging *s, const struct target *t)
+{
+	uint64_t at = t->from;
+	int fd = sf_open_bytes(t->f, O_RDWR);
+
+	while (fd >= 0 && at < t->end && !atomic_load(&t->f->ahead_over)) {
+		uint64_t step = t->end - at < HAND_STEP ? t->end - at : HAND_STEP;
+		ballast_free(s, step);
+		if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)step))
+			break;
+		at += step;
+	}
+	if (fd >= 0)
+		close(fd);
+	return at;
+}
+
+/* s->lock held */
+static void allocated(struct staging *s, struct staged *f, uint64_t upto)
+{
+	struct stat st;
+
+	f->allocating = false;
+	if (upto > f->ahead)
+		f->ahead = upto;
+	if (f->state == STAGED_OPEN && !f->spilled && !sf_ensure_fd(f)) {
+		if (!fstat(f->fd, &st)) {
+			f->blocks = (uint64_t)st.st_blocks;
+			sf_charge(s, f, f->blocks * 512);
+		}
+	}
+	pthread_cond_broadcast(&s->done_cond);
+	sf_put_locked(s, f);
+}
+
+void ahead_stop(struct staged *f)
+{
+	f->ahead_over = true;
+	while (f->allocating)
+		pthread_cond_wait(&f->s->done_cond, &f->s->lock);
+}
+
+void ahead_look(struct staging *s)
+{
+	s->ahead_busy_ns = now_ns();
+	sleeper_nudge(&s->ahead, false);
+}
+
+int staged_set_times(struct staged *f, const struct timespec ts[2])
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	ahead_stop(f);	/* to the kernel fallocate(2) changes the file: none may follow the times that are set */
+	if (f->state != STAGED_OPEN) {
+		f->atime = ts[0].tv_nsec == UTIME_OMIT ? f->atime : ts[0];
+		f->mtime = ts[1].tv_nsec == UTIME_OMIT ? f->mtime : ts[1];
+	}
+	if (f->state == STAGED_EVICTED)
+		return -ENODATA;
+	int rc = sf_ensure_fd(f);
+	if (rc)
+		return rc;
+	if (futimens(f->fd, ts))
+		return -errno;
+	struct stat st;
+	if (f->state != STAGED_OPEN && !fstat(f->fd, &st)) {
+		f->atime = st.st_atim;
+		f->mtime = st.st_mtim;
+		f->ctime = st.st_ctim;
+	}
+	return 0;
+}
+
+/* It runs little, and late it is of no use. */
+static void be_prompt(void)
+{
+	struct sched_param sp = {.sched_priority = 1};
+	if (sched_setscheduler((pid_t)syscall(SYS_gettid), SCHED_RR | SCHED_RESET_ON_FORK, &sp))
+		staging_nice(-10);
+}
+
+void *ahead_main(void *arg)
+{
+	struct staging *s = arg;
+	struct target t;
+	uint64_t tick;
+
+	pthread_setname_np(pthread_self(), "cairn-ahead");
+	be_prompt();
+	pthread_mutex_lock(&s->lock);
+	while (!s->stop) {
+		if (!s->files.open) {
+			sleeper_wait(s, &s->ahead, 0);
+			continue;
+		}
+		while (!s->stop && pick(s, &t, &tick)) {
+			pthread_mutex_unlock(&s->lock);
+			uint64_t upto = allocate(s, &t);
+			pthread_mutex_lock(&s->lock);
+			allocated(s, t.f, upto);
+		}
+		if (!s->stop)
+			sleeper_wait(s, &s->ahead, now_ns() + tick);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}

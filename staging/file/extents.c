@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT
+ * Where the data of a staged file are: its extents, and in the tmpfs of huge pages the pages of zeros
+ * that nobody wrote. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RUN_MIN (64u << 10)	/* of zero pages between data: they become a hole */
+
+static bool is_zero_page(const char *page, uint64_t len)
+{
+	uint64_t first = 0;
+	memcpy(&first, page, len < sizeof(first) ? len : sizeof(first));
+	return !first && (len <= sizeof(first) || !memcmp(page, page + sizeof(first), len - sizeof(first)));
+}
+
+/* Where the pages of zeros end that begin at off; or the data, which goes on behind a short run of them. */
+static uint64_t run_end(const struct written *w, uint64_t off, bool zeros)
+{
+	uint64_t end = off, len;
+	for (uint64_t at = off; at < w->hole; at += len) {
+		len = IO_ALIGN - at % IO_ALIGN;
+		len = len < w->hole - at ? len : w->hole - at;
+		if (is_zero_page(w->map + at, len) == zeros)
+			end = at + len;
+		else if (zeros || at + len - end >= RUN_MIN)
+			break;
+	}
+	return zeros || w->hole - end >= RUN_MIN ? end : w->hole;
+}
+
+int written_next(struct written *w, uint64_t *off, uint64_t *end)
+{
+	for (;;) {
+		if (*off >= w->hole) {
+			off_t data = lseek(w->fd, (off_t)*off, SEEK_DATA);
+			off_t hole = data < 0 ? -1 : lseek(w->fd, data, SEEK_HOLE);
+			if (hole < 0)
+				return -errno;
+			if ((uint64_t)data >= w->size)
+				return -ENXIO;
+			*off = (uint64_t)data;
+			w->hole = (uint64_t)hole < w->size ? (uint64_t)hole : w->size;
+		}
+		if (w->map)
+			*off = run_end(w, *off, true);
+		if (*off >= w->hole)
+			continue;
+		*end = w->map ? run_end(w, *off, false) : w->hole;
+		return 0;
+	}
+}
+
+unsigned written_extents(struct written *w, uint64_t off, struct io_extent *ext, unsigned max)
+{
+	unsigned n = 0;
+	const uint64_t from = off;
+	for (uint64_t end; off < w->size; off = end) {
+		int rc = written_next(w, &off, &end);
+		if (rc == -ENXIO)
+			break;
+		if (n == max && w->map) {
+			*w = (struct written){.fd = w->fd, .size = w->size};
+			return written_extents(w, from, ext, max);
+		}
+		if (rc || n == max) {
+			ext[0] = (struct io_extent){from, w->size - from};
+			return 1;
+		}
+		ext[n++] = (struct io_extent){off, end - off};
+	}
+	return n;
+}
+
+unsigned file_extents(int fd, uint64_t off, uint64_t size, struct io_extent *ext, unsigned max)
+{
+	struct written w = {.fd = fd, .size = size};
+	return written_extents(&w, off, ext, max);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT
+ * A lease tells whether anybody can still write a staged file (fcntl(2), F_SETLEASE); a version whose
+ * last mapping went is final. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+
+/* Before 6.13 (multigrain timestamps) two writes within one tick carry the same
+ * mtime, and one after a seal could hide behind one before it. */
+bool sf_coarse_times(void)
+{
+	static int coarse = -1;
+	struct utsname u;
+	unsigned major = 0, minor = 0;
+	if (coarse < 0)
+		coarse = uname(&u) || sscanf(u.release, "%u.%u", &major, &minor) != 2 || major < 6 ||
+			 (major == 6 && minor < 13);
+	return coarse;
+}
+
+/* No writable mapping left? The kernel grants a read lease only then (fcntl(2),
+ * F_SETLEASE); through passthrough it counts the trainer's own mappings. s->lock held. */
+bool sf_final(struct staged *f)
+{
+	if (sf_ensure_fd(f))
+		return true;
+	if (fcntl(f->fd, F_SETLEASE, F_RDLCK) == 0) {
+		fcntl(f->fd, F_SETLEASE, F_UNLCK);
+		return true;
+	}
+	return errno != EAGAIN;	/* a filesystem without leases cannot tell: take it as final */
+}
+
+void pend_finalize(struct staging *s, struct pend *p, bool early)
+{
+	struct staged *f = p->sf;
+	struct stat st;
+	if (f->fd >= 0 && !fstat(f->fd, &st)) {
+		f->size = p->r.size = (uint64_t)st.st_size;
+		f->atime = p->r.atime = st.st_atim;
+		f->mtime = p->r.mtime = st.st_mtim;
+		f->ctime = st.st_ctim;
+	}
+	if (!early) {
+		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};
+		log_append(s, &r);	/* else a restart seals it once more: work, and nothing is lost */
+	}
+	s->order.n_wait--;
+	p->snapshot = early;
+	if (early)
+		sf_set_late(s, f, true);
+	persist_queue(s, p);
+}
+
+void staged_finalize(struct staged *f)
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	for (struct pend *p = f->n_seals ? s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state == PEND_WAIT)
+			pend_finalize(s, p, true);
+}

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT
+ * Files that outgrow memory while the kernel writes them by itself.
+ *
+ * The kernel keeps the backing file it was given for as long as the file is open, so such a
+ * file cannot be spilled as one whose bytes come through the daemon is. Instead its older bytes
+ * move: [0, under) to tmp/<id> of the store, the file that a spill would have made, and out of
+ * the tmpfs by a punch. The caller sees to it that no write is under way (fs/still.c) and that
+ * nobody reads or maps the file, for they would find the hole. At the close the rest follows,
+ * and the file is a spilled one like any other.
+ *
+ *   bytes            tmpfs          tmp/<id>
+ *   [0, under)       hole           yes
+ *   [under, size)    yes            not yet (zeros, if a kill cut a move short)
+ *
+ * The last 8 MiB that were written stay: their writer goes on behind them, or patches them.
+ *
+ * `under` is a multiple of 2 MiB: a page that the tmpfs takes for a write may be that large, and
+ * is zeros where nothing was written.
+ *
+ * Nothing of this is logged: the two files say it. A page that is in both was moved and not
+ * punched yet (they are equal), or not moved yet (zeros below), or the writer went back and
+ * wrote it again. Of the last it cannot be told which bytes of the page he meant: his close
+ * fails, and says so. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define TAIL (8ull << 20)		/* stays: a header patched right after its data is still there */
+#define STEP (256ull << 20)
+#define MOST (8ull << 30)		/* at once; the writer stands still meanwhile */
+#define WORTH (64ull << 20)
+#define ASK_AGAIN_NS 20000000u
+#define NOT_NOW_NS 1000000000u		/* somebody reads it: others are asked meanwhile */
+#define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be held up half way */
+#define PAGE 4096u
+#define EXTENTS 4096u
+
+struct move {
+	struct staged *f;
+	int from, to;		/* tmpfs, O_RDWR; tmp/<id> */
+	bool direct;
+	struct stat st;
+	void *map;
+	struct io_queue *q;
+	struct io_extent *ext;
+};
+
+static void move_close(struct move *m)
+{
+	if (m->map)
+		munmap(m->map, (size_t)m->st.st_size);
+	if (m->q)
+		io_queue_close(m->q);
+	if (m->from >= 0)
+		close(m->from);
+	if (m->to >= 0)
+		close(m->to);
+	free(m->ext);
+}
+
+static int move_open(struct move *m, struct staged *f)
+{
+	struct io_store *store = f->s->o.store;
+	char name[17];
+
+	*m = (struct move){.f = f, .from = -1, .to = -1};
+	staging_sf_name(f->id, name);
+	m->from = openat(staging_sf_dir(f), name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (m->from < 0 || fstat(m->from, &m->st))
+		return -errno;
+	if (!f->under)
+		m->to = io_tmp_create(store, f->id, true, &m->direct);
+	else if ((m->to = io_tmp_open(store, f->id, O_RDWR | O_DIRECT)) >= 0)
+		m->direct = true;
+	else
+		m->to = io_tmp_open(store, f->id, O_RDWR);
+	if (m->to < 0)
+		return m->to;
+	m->ext = malloc(EXTENTS * sizeof(*m->ext));
+	if (!m->ext)
+		return -ENOMEM;
+	if (m->st.st_size) {
+		m->map = mmap(NULL, (size_t)m->st.st_size, PROT_READ, MAP_SHARED, m->from, 0);
+		if (m->map == MAP_FAILED) {
+			m->map = NULL;
+			return -errno;
+		}
+	}
+	return 0;
+}
+
+/* One page that is in both files, below `under`. buf: two aligned pages. */
+static int settle_page(struct move *m, uint64_t off, char *buf)
+{
+	static const char zeros[PAGE];
+	const char *mine = (const char *)m->map + off;
+	ssize_t n = pread(m->to, buf, PAGE, (off_t)off);
+
+	if (n < 0)
+		return -errno;
+	memset(buf + n, 0, PAGE - (size_t)n);
+	if (!memcmp(mine, buf, PAGE))
+		return 0;
+	if (memcmp(buf, zeros, PAGE))
+		return -EIO;
+	memcpy(buf, mine, PAGE);
+	return io_pwrite(m->f->s->o.store, m->to, buf, PAGE, off);
+}
+
+/* Pages below `under` that are in the tmpfs all the same. -EIO: written again. */
+static int settle(struct move *m)
+{
+	struct staged *f = m->f;
+	char *buf = NULL;
+	int rc = 0;
+
+	for (uint64_t off = 0; !rc && off < f->under;) {
+		off_t data = lseek(m->from, (off_t)off, SEEK_DATA);
+		if (data < 0 || (uint64_t)data >= f->under)
+			break;
+		if (!buf && posix_memalign((void **)&buf, PAGE, PAGE))
+			return -ENOMEM;
+		off = (uint64_t)data / PAGE * PAGE;
+		rc = settle_page(m, off, buf);
+		off += PAGE;
+	}
+	if (!rc && buf && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)f->under))
+		rc = -errno;
+	free(buf);
+	return rc;
+}
+
+/* Blocks of the store for the data in [from, end); holes stay holes. */
+static int allocate_range(struct move *m, uint64_t from, uint64_t end, unsigned *n)
+{
+	struct staging *s = m->f->s;
+	uint64_t bytes = 0;
+
+	*n = file_extents(m->from, from, end, m->ext, EXTENTS);
+	for (unsigned i = 0; i < *n; i++)
+		bytes += m->ext[i].len;
+	int rc = reserve_enter(s, bytes);
+	if (rc)
+		return rc;
+	for (unsigned i = 0; !rc && i < *n; i++)
+		rc = io_allocate(s->o.store, m->to, m->ext[i].off,
+				 (m->ext[i].len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
+	reserve_leave(s);
+	return rc;
+}
+
+/* Copies [from, end) of the tmpfs file; `end` is the size of the other one then. */
+static int move_range(struct move *m, uint64_t from, uint64_t end)
+{
+	struct io_source src = {.base = m->map, .size = end, .data = m->ext};
+	int rc = m->q ? 0 : io_queue_open(m->f->s->o.engine, &m->q);
+
+	if (!rc)
+		rc = allocate_range(m, from, end, &src.n_data);
+	return rc ? rc : io_write_file(m->q, m->to, m->direct, &src);
+}
+
+/* What the tmpfs file holds now is what it costs. */
+static bool charge_rest(struct staged *f, int fd, uint64_t moved)
+{
+	struct staging *s = f->s;
+	struct stat st;
+	LOCK_SCOPE(&s->lock);
+	s->st.outgrown_bytes += moved;
+	if (!fstat(fd, &st)) {
+		f->blocks = (uint64_t)st.st_blocks;
+		sf_charge(s, f, f->blocks * 512 + TAIL);
+	}
+	return s->files.used + ballast_ahead(f->blocks * 512) > s->o.budget_bytes;
+}
+
+/* Up to where bytes may go. The file's end says little: it may be as long as it is to become. What
+ * was written last is near the end of its data. Who made it so long and writes behind a gap writes
+ * several parts at once: in which he goes on nobody knows, so his bytes go when memory is short. */
+static uint64_t movable_end(struct move *m)
+{
+	struct staged *f = m->f;
+	uint64_t last = f->under;
+
+	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0; last = (uint64_t)hole) {
+		f->in_parts |= f->presized && (uint64_t)data > last;
+		hole = lseek(m->from, data, SEEK_HOLE);
+		if (hole < 0)
+			break;
+	}
+	pthread_mutex_lock(&f->s->lock);
+	bool stays = f->in_parts && staging_room_left(f->s) > ROOM_YET;
+	pthread_mutex_unlock(&f->s->lock);
+	return last > TAIL && !stays ? (last - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
+}
+
+static int move_out(struct move *m)
+{
+	struct staged *f = m->f;
+	const struct timespec ts[2] = {m->st.st_atim, m->st.st_mtim};
+	uint64_t start = f->under, end = movable_end(m);
+	bool more = true;
+	int rc = settle(m);
+
+	while (!rc && more && f->under < end && f->under - start < MOST) {
+		uint64_t to = end - f->under < STEP ? end : f->under + STEP;
+		rc = move_range(m, f->under, to);
+		if (!rc && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f->under,
+				     (off_t)(to - f->under)))
+			rc = -errno;
+		if (rc)
+			break;
+		uint64_t moved = to - f->under;
+		f->under = to;
+		more = charge_rest(f, m->from, moved);
+	}
+	futimens(m->from, ts);	/* a punch is no change that anybody made */
+	return rc;
+}
+
+int staged_move_out(struct staged *f)
+{
+	struct staging *s = f->s;
+	struct move m;
+
+	LOCK_SCOPE(&f->io);
+	CUT_SCOPE(f);
+	bool first = !f->under;
+	if (f->spilled || f->state != STAGED_OPEN)
+		return -EAGAIN;
+	int rc = move_open(&m, f);
+	if (!rc)
+		rc = move_out(&m);
+	if (!f->under && m.to >= 0) {
+		close(m.to);
+		m.to = -1;
+		io_tmp_remove(s->o.store, f->id);
+	}
+	move_close(&m);
+	pthread_mutex_lock(&s->lock);
+	if (first && f->under)
+		s->st.outgrown_files++;
+	if (rc == -EIO)
+		f->move_after_ns = UINT64_MAX;	/* told once */
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+void staged_not_now(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->move_after_ns = now_ns() + NOT_NOW_NS;
+}
+
+bool staged_outgrown(struct staged *f)
+{
+	return f->under || f->moving;
+}
+
+void staged_set_moving(struct staged *f, bool moving)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->moving = moving;
+}
+
+int outgrow_reserve(struct staged *f, uint64_t size)
+{
+	struct move m;
+	unsigned n;
+	CUT_SCOPE(f);
+	int rc = move_open(&m, f);
+	if (!rc)
+		rc = settle(&m);
+	if (!rc && size > f->under)
+		rc = allocate_range(&m, f->under, size, &n);
+	move_close(&m);
+	return rc;
+}
+
+int staged_reserve_copy(struct staged *f)
+{
+	struct staging *s = f->s;
+	struct stat st;
+
+	LOCK_SCOPE(&f->io);
+	if (!f->under && !f->spilled)
+		return 0;
+	if (fstat(f->fd, &st))
+		return -errno;
+	sf_drop_tmp(f);
+	uint64_t size = (uint64_t)st.st_size;
+	bool sparse = f->spilled && is_mostly_holes(&st, size);	/* as it is copied */
+	int rc = reserve_enter(s, sparse ? (uint64_t)st.st_blocks * 512 : size);
+	if (rc)
+		return rc;
+	uint64_t id = staging_new_id(s);
+	int fd = io_tmp_create(s->o.store, id, false, &f->tmp_direct);
+	rc = fd < 0 ? fd : 0;
+	if (!rc) {
+		f->tmp_id = id;
+		f->tmp_fd = fd;
+		f->tmp_size = size;
+		rc = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
+	}
+	reserve_leave(s);
+	if (rc)
+		sf_drop_tmp(f);
+	return rc;
+}
+
+ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off)
+{
+	if (len > f->under - off)
+		len = f->under - off;
+	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
+	int rc = to < 0 ? to : io_pwrite(f->s->o.store, to, buf, len, off);
+	if (to >= 0)
+		close(to);
+	return rc ? rc : (ssize_t)len;
+}
+
+int staged_finish(struct staged *f)
+{
+	struct move m;
+
+	LOCK_SCOPE(&f->io);
+	CUT_SCOPE(f);
+	if (!f->under || f->spilled)
+		return 0;
+	sf_drop_tmp(f);
+	int rc = move_open(&m, f);
+	if (!rc)
+		rc = settle(&m);
+	if (!rc)
+		rc = move_range(&m, f->under, (uint64_t)m.st.st_size);
+	struct stat st = m.st;
+	move_close(&m);
+	return rc ? rc : sf_becomes_spilled(f, &st);
+}
+
+/* The page at `off` of the older bytes comes back into the tmpfs, and whole: it is in both then, and equal. */
+static int page_back(int fd, int to, uint64_t off)
+{
+	char *page = calloc(1, HUGE_BYTES);
+	ssize_t n = page ? pread(to, page, HUGE_BYTES, (off_t)off) : -1, put = -1;
+	int rc = !page ? -ENOMEM : n < 0 ? -errno : 0;
+
+	if (!rc && (put = pwrite(fd, page, HUGE_BYTES, (off_t)off)) != (ssize_t)HUGE_BYTES) {
+		rc = put < 0 ? -errno : -ENOSPC;
+		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)HUGE_BYTES);
+	}
+	free(page);
+	return rc;
+}
+
+int outgrow_resize(struct staged *f, int fd, uint64_t size)
+{
+	struct io_store *store = f->s->o.store;
+	if (size >= f->under)
+		return ftruncate(fd, (off_t)size) ? -errno : 0;
+	/* what is left of the last page comes back, since the kernel goes on in the middle of it: before anything
+	 * is cut, for a kill at any instant must leave it somewhere */
+	uint64_t keep = size / HUGE_BYTES * HUGE_BYTES;
+	int to = io_tmp_open(store, f->id, O_RDWR);
+	if (to < 0)
+		return to;
+	int rc = size > keep ? page_back(fd, to, keep) : 0;
+	if (!rc && ftruncate(fd, (off_t)size))
+		rc = -errno;
+	if (!rc)
+		rc = io_truncate(store, to, keep);
+	close(to);
+	if (!rc)
+		f->under = keep;
+	if (!rc && !keep)
+		rc = io_tmp_remove(store, f->id);
+	return rc;
+}
+
+/* fallocate(2) on the part that moved. The other part is the caller's. */
+int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
+{
+	if (!(mode & FALLOC_FL_PUNCH_HOLE))
+		return -EOPNOTSUPP;
+	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
+	if (to < 0)
+		return to;
+	int rc = fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) ? sf_errno() : 0;
+	close(to);
+	return rc;
+}
+
+ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, uint64_t off)
+{
+	if (off >= under)
+		return pread(from, buf, len, (off_t)off);
+	if (len > under - off)
+		len = under - off;
+	ssize_t n = pread(to, buf, len, (off_t)off);
+	if (n < 0)
+		return n;
+	memset(buf + n, 0, len - (size_t)n);
+	for (uint64_t at = off; at < off + len;) {	/* what is in both: the tmpfs has it right */
+		off_t data = lseek(from, (off_t)at, SEEK_DATA), hole;
+		if (data < 0 || (uint64_t)data >= off + len)
+			break;
+		hole = lseek(from, data, SEEK_HOLE);
+		uint64_t end = hole < 0 || (uint64_t)hole > off + len ? off + len : (uint64_t)hole;
+		n = pread(from, buf + ((uint64_t)data - off), end - (uint64_t)data, data);
+		if (n < 0)
+			return n;
+		at = end;
+	}
+	return (ssize_t)len;
+}
+
+/* Had a move begun, and was it more than begun? Else the tmpfs has everything. */
+int outgrow_recover(struct staged *f, const struct stat *st)
+{
+	struct stat to;
+	off_t hole = f->spilled || (uint64_t)st->st_size < HUGE_BYTES ? -1 : lseek(f->fd, 0, SEEK_HOLE);
+	if (hole < 0 || hole >= st->st_size)
+		return 0;
+	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
+	if (fd < 0)	/* a store that fails may have its older bytes: not to be published without */
+		return fd == -ENOENT ? 0 : fd;
+	int rc = 0;
+	if (!fstat(fd, &to) && hole < to.st_size) {
+		f->under = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size) / HUGE_BYTES * HUGE_BYTES;
+		if (to.st_size > st->st_size)	/* outgrow_resize, cut short: what was cut off would show in a hole */
+			rc = io_truncate(f->s->o.store, fd, f->under);
+	}
+	close(fd);
+	return rc;
+}
+
+/* ---- who, and when ---- */
+
+static bool may_move(const struct staging *s, const struct staged *f, uint64_t now)
+{
+	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
+	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->loan && !f->moving && now >= f->move_after_ns &&
+	       f->blocks * 512 >= worth + TAIL + HUGE_BYTES;
+}
+
+void outgrow_look(struct staging *s)
+{
+	uint64_t now = now_ns();
+	struct staged *most = NULL;
+
+	if (s->files.used <= s->o.budget_bytes || !s->o.outgrown)
+		return;
+	/* what is on its way makes room soon; a while is given where there is a while's room */
+	if (s->st.n_sealed + s->st.n_persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
+		return;
+	for (struct staged *f = s->files.open; f; f = f->open_next)
+		if (may_move(s, f, now) && (!most || f->blocks > most->blocks))
+			most = f;
+	if (!most)
+		return;
+	most->move_after_ns = now + ASK_AGAIN_NS;
+	s->o.outgrown(s->o.ctx, most->node);
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ * Bytes that come through the daemon (relay lane): it sees every one, so it can wait for room
+ * exactly, and turns the file into a spilled one where there is none. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Room for `end` bytes in f: evicts, waits a little for what is on its way, and
+ * else spills, or lets a backing file grow as the kernel's own writes let it. f->io held. */
+static int room_to_grow(struct staged *f, uint64_t end)
+{
+	struct staging *s = f->s;
+	uint64_t t0 = 0;
+
+	for (unsigned round = 0; !f->spilled; round++) {
+		pthread_mutex_lock(&s->lock);
+		uint64_t more = end > f->charged ? end - f->charged : 0;
+		if (s->files.used + more > s->o.budget_bytes)
+			sf_evict(s, s->files.used + more - s->o.budget_bytes);
+		bool soon = s->st.n_persisting + s->st.n_sealed && !s->drain.halted && round < 10;
+		bool fits = s->files.used + more <= s->o.budget_bytes || (f->backing && !soon);
+		if (fits && more)
+			sf_charge(s, f, end);
+		if (!fits && soon) {
+			if (!t0)
+				t0 = sf_wait_begins(s);
+			staging_wait_until(&s->done_cond, &s->lock, now_ns() + 10000000u);
+		}
+		if (t0 && (fits || !soon))
+			sf_wait_ends(s, t0);
+		uint64_t used = s->files.used;
+		pthread_mutex_unlock(&s->lock);
+		if (fits) {
+			if (more)
+				ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+			return 0;
+		}
+		if (!soon)
+			return sf_spill(f);
+	}
+	return 0;
+}
+
+/* Where the store cannot hold blocks ready, the file is one of its own: it fails by itself. */
+static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
+{
+	if (f->checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
+		return sf_spill(f);
+	return len ? room_for_write(f, off, len, last) : 0;
+}
+
+/* f->io held */
+static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
+{
+	CUT_SCOPE(f);		/* it may be spilled; and a version is not written to while it is persisted */
+	if (off < f->under)
+		return outgrow_write(f, buf, len, off);
+	int room = room_in_store(f, len, off, last);
+	if (room)
+		return room;
+	uint64_t charged = atomic_load_explicit(&f->charged, memory_order_relaxed);
+	if (off + len > charged && !f->spilled) {
+		/* ask ahead in large steps, so that the lock is rarely taken */
+		uint64_t end = off > charged ? charged + len : off + len;	/* a hole takes nothing */
+		uint64_t step = charged / 2;
+		int rc = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
+		if (rc)
+			return rc;
+	}
+	for (int tries = 0; tries < 2; tries++) {
+		if (f->rw < 0)
+			f->rw = sf_open_bytes(f, O_RDWR);
+		if (f->rw < 0)
+			return f->rw;
+		ssize_t n = pwrite(f->rw, buf, len, (off_t)off);
+		if (n == (ssize_t)len || f->spilled)
+			return n < 0 ? sf_errno() : n;
+		if (n < 0 && (errno != ENOSPC || f->backing))
+			return sf_errno();
+		if (f->backing)
+			return n;
+		int rc = sf_spill(f);	/* the tmpfs is full although the budget is not */
+		if (rc)
+			return rc;
+	}
+	return -EIO;
+}
+
+static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
+{
+	uint64_t max = io_store_max_file(f->s->o.store);
+	if (off >= max && len)
+		return -EFBIG;
+	if (len > max - off)
+		len = (size_t)(max - off);
+	LOCK_SCOPE(&f->io);
+	return room_written(f, off, len, write_bytes(f, buf, len, off, last));
+}
+
+ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off)
+{
+	return write_or_ask(f, buf, len, off, false);
+}
+
+ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off)
+{
+	sf_wait_for_room(f->s);
+	return write_or_ask(f, buf, len, off, true);
+}
+
+ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off)
+{
+	ssize_t n = staged_write_now(f, buf, len, off);
+	return n == -EAGAIN ? staged_write_later(f, buf, len, off) : n;
+}
+
+ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
+{
+	int fd;
+	LOCK_SCOPE(&f->io);	/* a spill changes the descriptor */
+	pthread_mutex_lock(&f->s->lock);
+	/* an open handle still holds the descriptor of what was published since */
+	bool held = f->users && f->fd >= 0;
+	if (held) {
+		f->users++;
+		fd = f->fd;
+	}
+	pthread_mutex_unlock(&f->s->lock);
+	int rc = held ? 0 : staged_use(f, &fd);
+	if (rc)
+		return rc;
+	if (sf_lent(f) && off + len > f->size)
+		len = off < f->size ? f->size - off : 0;
+	ssize_t n = pread(fd, buf, len, (off_t)off);
+	rc = n < 0 ? -errno : 0;
+	staged_unuse(f);
+	return n < 0 ? rc : n;
+}
+
+int staged_resize(struct staged *f, uint64_t size)
+{
+	if (size > io_store_max_file(f->s->o.store))
+		return -EFBIG;
+	LOCK_SCOPE(&f->io);
+	CUT_SCOPE(f);
+	int fd = sf_open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return fd;
+	struct stat st;
+	bool grows = !fstat(fd, &st) && size > (uint64_t)st.st_size;
+	int rc = f->under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? sf_errno() : 0;
+	close(fd);
+	if (!rc)
+		room_cut(f, size);
+	if (!rc && !size)
+		f->spoiled = 0;
+	f->presized = grows && !rc;
+	if (!rc && !f->spilled && !f->known && size > f->expected) {
+		/* a size announced by ftruncate is an expectation */
+		struct staging *s = f->s;
+		pthread_mutex_lock(&s->lock);
+		f->known = true;
+		f->expected = size;
+		if (s->files.used + size > s->o.budget_bytes)
+			sf_evict(s, s->files.used + size - s->o.budget_bytes);
+		uint64_t used = s->files.used;
+		pthread_mutex_unlock(&s->lock);
+		uint64_t left = s->o.budget_bytes > used ? s->o.budget_bytes - used : 0;
+		ballast_give(s, left > size ? left - size : 0);
+	}
+	return rc;
+}
+
+/* Is there memory for `end` bytes in f? -EFBIG: no, and the kernel has it as a backing file; one that
+ * is none is spilled then. f->io held. */
+static int memory_for(struct staged *f, uint64_t end)
+{
+	struct staging *s = f->s;
+
+	f->presized = true;
+	pthread_mutex_lock(&s->lock);
+	uint64_t more = end > f->charged ? end - f->charged : 0;
+	if (s->files.used + more > s->o.budget_bytes)
+		sf_evict(s, s->files.used + more - s->o.budget_bytes);
+	bool fits = s->files.used + more <= s->o.budget_bytes;
+	if (fits)
+		sf_charge(s, f, f->charged + more);
+	uint64_t used = s->files.used;
+	pthread_mutex_unlock(&s->lock);
+	if (fits)
+		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+	return fits ? 0 : f->backing ? -EFBIG : sf_spill(f);
+}
+
+/* Blocks that were asked for before they are written: memory where the budget has room for them, else
+ * it is the store that must have it. The file becomes as long all the same. */
+static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
+{
+	struct stat st;
+
+	if (off < f->under) {	/* that part has its blocks */
+		uint64_t n = len < f->under - off ? len : f->under - off;
+		off += n;
+		len -= n;
+		if (!len)
+			return 0;
+	}
+	int rc = room_in_store(f, len, off, true);
+	if (rc)
+		return rc;
+	rc = f->spilled ? 0 : memory_for(f, off + len);
+	int fd = rc && rc != -EFBIG ? rc : sf_open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return fd;
+	if (!rc) {
+		rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? sf_errno() : 0;
+	} else if (!(rc = reserve_enter(f->s, len))) {
+		reserve_leave(f->s);
+		if (fstat(fd, &st) || (!(mode & FALLOC_FL_KEEP_SIZE) && (uint64_t)st.st_size < off + len &&
+				       ftruncate(fd, (off_t)(off + len))))
+			rc = sf_errno();
+	}
+	close(fd);
+	return rc;
+}
+
+/* f->io and the cut held. */
+static int change_range(struct staged *f, int mode, uint64_t off, uint64_t len)
+{
+	int fd = sf_open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return fd;
+	int rc = 0;
+	if (off < f->under) {
+		uint64_t n = len < f->under - off ? len : f->under - off;
+		rc = outgrow_fallocate(f, mode, off, n);
+		off += n;
+		len -= n;
+	}
+	if (!rc && len && fallocate(fd, mode, (off_t)off, (off_t)len))
+		rc = sf_errno();
+	close(fd);
+	return rc;
+}
+
+/* tmpfs cannot zero a range. Blocks first: without room for them nothing has changed. */
+static int zero_range(struct staged *f, int keep, uint64_t off, uint64_t len)
+{
+	int rc = allocate(f, keep, off, len);
+	if (!rc)
+		rc = change_range(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
+	return rc ? rc : allocate(f, keep, off, len);
+}
+
+int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
+{
+	uint64_t max = io_store_max_file(f->s->o.store);
+	int keep = mode & FALLOC_FL_KEEP_SIZE;
+	if (!(mode & FALLOC_FL_PUNCH_HOLE) && (off > max || len > max - off))
+		return -EFBIG;
+	LOCK_SCOPE(&f->io);
+	CUT_SCOPE(f);
+	return mode == keep ? allocate(f, mode, off, len) :
+	       mode == (keep | FALLOC_FL_ZERO_RANGE) ? zero_range(f, keep, off, len) : change_range(f, mode, off, len);
+}

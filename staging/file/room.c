@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT
+ * Room in the store for files that are still written, so that write(2) says ENOSPC and not only
+ * close(2), whose result many programs ignore.
+ *
+ * What the kernel writes by itself (fast lane) cannot fail for want of room in the store. So a file
+ * begins there only if the store's free room covers all that may be written, which is its *claim*,
+ * and the claims of all others that are open there:
+ *
+ *   size expected    twice that, and a small file more: a shard is about as large as the one before
+ *   size unknown     the whole budget. That is what memory holds of one file; what is more moves to
+ *                    the store while it is written (outgrow.c), and takes its blocks then
+ *   written again    its size and the budget: it may be appended to
+ *
+ * Otherwise it is `checked`: its bytes go through the daemon (relay lane, choose_lane in fs/open.c),
+ * and each write has its blocks allocated in the unpublished file of the store before it is accepted.
+ * That is exact, for quotas too, since the blocks are the file's owner's from the beginning.
+ *
+ * A write that failed leaves a file that nobody meant: it is `torn`, its close fails with the same
+ * error, and the version before it stays. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOOK_NS 100000000u		/* so long a look at the store is believed where it was roomy */
+#define SPARE (1ull << 20)
+#define STEP_MAX (64ull << 20)		/* allocated, or claimed, ahead of a writer, at most */
+#define STEP_MIN (1ull << 20)
+#define BLOCK 4096u
+
+/* Free blocks, less what small files and names were promised beyond the reserve. */
+static uint64_t look(struct staging *s)
+{
+	uint64_t promised = atomic_load(&s->reserve.promised), held = atomic_load(&s->reserve.left);
+	struct statvfs v;
+
+	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
+		return UINT64_MAX;
+	uint64_t room = v.f_bavail * v.f_frsize, less = SPARE + (promised > held ? promised - held : 0);
+	room = room > less ? room - less : 0;
+	atomic_store(&s->room.free, room);
+	atomic_store(&s->room.seen_ns, now_ns());
+	return room;
+}
+
+uint64_t room_wanted(struct staging *s)
+{
+	uint64_t sum = 0;
+	pthread_mutex_lock(&s->lock);
+	bool any = s->st.n_failed;
+	pthread_mutex_unlock(&s->lock);
+	uint64_t room = any ? look(s) : 0;
+	LOCK_SCOPE(&s->lock);
+	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
+		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next)
+			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) && f->blocks * 512 <= room - sum)
+				sum += f->blocks * 512;
+	return sum;
+}
+
+bool staging_room_came(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	bool came = s->room.came;
+	s->room.came = false;
+	return came;
+}
+
+uint64_t room_held(struct staging *s)
+{
+	uint64_t sum = 0;
+	for (struct staged *f = s->files.open; f; f = f->open_next) {
+		uint64_t held = f->blocks * 512;
+		if (!f->checked && !f->spilled && !f->tmp_id)
+			sum += f->known && f->expected > held ? f->expected : held;
+	}
+	return sum;
+}
+
+uint64_t room_claim(const struct staging *s, const struct staged *f)
+{
+	return f->known ? 2 * f->expected + STAGING_SMALL : s->o.budget_bytes;
+}
+
+/* Of one owner; walks all that is open, which only stores with quotas ask for. s->lock held. */
+static uint64_t claims_of(struct staging *s, const struct staged *me)
+{
+	uint64_t sum = 0;
+	for (struct staged *f = s->files.open; f; f = f->open_next)
+		if (f != me && (f->uid == me->uid || f->gid == me->gid))
+			sum += f->claim;
+	return sum;
+}
+
+static bool covers(uint64_t room, uint64_t claims, uint64_t more)
+{
+	return room >= claims && room - claims >= more;
+}
+
+bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim)
+{
+	uint64_t quota = f->owned ? io_store_quota_left(s->o.store, f->uid, f->gid) : UINT64_MAX;
+
+	pthread_mutex_lock(&s->lock);
+	uint64_t others = s->room.claims - f->claim, own = quota == UINT64_MAX ? 0 : claims_of(s, f);
+	pthread_mutex_unlock(&s->lock);
+	if (!covers(quota, own, claim))
+		return false;
+	bool fresh = now_ns() - atomic_load(&s->room.seen_ns) < LOOK_NS;
+	return (fresh && covers(atomic_load(&s->room.free), others, claim)) || covers(look(s), others, claim);
+}
+
+/* Blocks for [off, end) in f's unpublished file, beside those of what f holds already. */
+static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
+{
+	struct staging *s = f->s;
+	struct stat st;
+	int rc = f->fd < 0 || fstat(f->fd, &st) ? -EIO : 0;
+	uint64_t before = !rc && !f->tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
+
+	pthread_mutex_lock(&s->lock);
+	uint64_t held = room_held(s);
+	pthread_mutex_unlock(&s->lock);
+	if (!rc)
+		rc = reserve_enter(s, end - off + before + held + room_wanted(s));
+	if (rc)
+		return rc;
+	bool made = !f->tmp_id;
+	if (made)
+		rc = sf_make_tmp(f, (uint64_t)st.st_size);
+	uint64_t from = (off >= f->held_from && off < f->held_to ? f->held_to : off) / BLOCK * BLOCK;
+	if (!rc && from < end)
+		rc = io_allocate(s->o.store, f->tmp_fd, from, (end - from + BLOCK - 1) / BLOCK * BLOCK);
+	reserve_leave(s);
+	if (rc && made)
+		sf_drop_tmp(f);
+	if (rc)
+		return rc;
+	if (f->held_to < off || f->held_from > end)
+		f->held_from = f->held_to = off;
+	f->held_from = off < f->held_from ? off : f->held_from;
+	f->held_to = end > f->held_to ? end : f->held_to;
+	return 0;
+}
+
+/* A small file is promised room as its close would have it. */
+static bool promised(struct staged *f, uint64_t end)
+{
+	if (f->tmp_id || end > STAGING_SMALL || sf_limited(f) || !reserve_promise(f->s, &f->promised, end))
+		return false;
+	f->held_from = 0;
+	f->held_to = end;
+	return true;
+}
+
+static bool is_full(int rc)
+{
+	return rc == -ENOSPC || rc == -EDQUOT;
+}
+
+/* Blocks that are allocated behind a write: a quarter of what was written in a row, or as much again
+ * while that is little. They stay with the file where its writer then leaves a hole, so a write that
+ * continues nothing gets none. */
+static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
+{
+	uint64_t run = off >= f->held_from && off <= f->held_to ? end - f->held_from : 0;
+	uint64_t step = run / 4 > STEP_MIN ? run / 4 : run < STEP_MIN ? run : STEP_MIN;
+	return step > STEP_MAX ? STEP_MAX : step;
+}
+
+int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
+{
+	struct staging *s = f->s;
+	uint64_t end = off + len, step = end / 4;
+
+	if (f->spilled || (off >= f->held_from && end <= f->held_to))
+		return 0;
+	uint64_t ahead = step_ahead(f, off, end);
+	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;
+	if (!f->checked && room_for_all(s, f, end + step > f->claim ? end + step : f->claim)) {
+		LOCK_SCOPE(&s->lock);
+		if (end + step > f->claim)
+			room_claim_set(s, f, end + step);
+		f->held_from = 0;
+		f->held_to = end + step;
+		return 0;
+	}
+	pthread_mutex_lock(&s->lock);
+	if (!f->checked)
+		f->held_from = f->held_to = 0;	/* that was no more than a look at the store */
+	f->checked = true;
+	room_claim_set(s, f, 0);
+	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
+	pthread_mutex_unlock(&s->lock);
+	if (promised(f, end))
+		return 0;
+	int rc = hold_blocks(f, off, end + ahead);
+	if (is_full(rc))
+		rc = hold_blocks(f, off, end);
+	return is_full(rc) && may_come && !last ? -EAGAIN : rc;
+}
+
+ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
+{
+	int torn = atomic_load(&f->torn);
+
+	if (n < 0 && is_full((int)n) && len) {
+		f->torn_at = torn && f->torn_at < off ? f->torn_at : off;
+		atomic_store(&f->torn, (int)n);
+	} else if (n > 0 && torn && off <= f->torn_at && off + (uint64_t)n > f->torn_at) {
+		atomic_store(&f->torn, 0);
+	}
+	return n;
+}
+
+void room_cut(struct staged *f, uint64_t size)
+{
+	if (f->torn && size <= f->torn_at)
+		atomic_store(&f->torn, 0);
+	if (f->held_to > size && !f->tmp_id && f->checked)	/* a promise is of so many bytes */
+		f->held_to = size > f->held_from ? size : f->held_from;
+}

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: MIT
+ * From the close to a version: blocks of the store are reserved (P7), the lease tells that nobody
+ * writes any more, the seal gives it its place in the order; and its next version begins. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The file became smaller than expected: what was put ready behind its end goes back.
+ * f->io held; changes ctime. */
+static void trim_tail(struct staged *f)
+{
+	struct stat st;
+	if ((!f->huge && !f->ahead) || f->spilled || f->fd < 0 || fstat(f->fd, &st) ||
+	    (uint64_t)st.st_blocks * 512 <= whole_pages((uint64_t)st.st_size))
+		return;
+	int fd = sf_open_bytes(f, O_RDWR);
+	if (fd < 0)
+		return;
+	uint64_t end = whole_pages((uint64_t)st.st_size);
+	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+	fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)end, (off_t)(INT64_MAX / HUGE_BYTES * HUGE_BYTES - end));
+	futimens(fd, ts);
+	close(fd);
+}
+
+/* A look at what is to be reserved. f->io held. */
+static int reserve_stat(struct staged *f, struct stat *st)
+{
+	struct staging *s = f->s;
+	pthread_mutex_lock(&s->lock);
+	int rc = s->drain.halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : atomic_load(&f->torn);
+	if (!rc)
+		rc = sf_ensure_fd(f);
+	if (!rc)
+		rc = sf_stat(f, st);
+	/* the kernel lets a tmpfs file be longer than the store's: said now, it is no version yet */
+	if (!rc && (uint64_t)st->st_size > io_store_max_file(s->o.store))
+		rc = -EFBIG;
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
+/* A small one gets its store file when it is persisted: perhaps it is removed before. f->io held. */
+static bool promised(struct staged *f, const struct stat *st)
+{
+	return !f->spilled && !f->tmp_id && st->st_size <= (off_t)STAGING_SMALL && !sf_limited(f) &&
+	       reserve_promise(f->s, &f->promised, (uint64_t)st->st_size);
+}
+
+int staged_promise(struct staged *f)
+{
+	struct stat st;
+	if (pthread_mutex_trylock(&f->io))
+		return -EAGAIN;
+	int rc = reserve_stat(f, &st);
+	if (!rc)
+		rc = promised(f, &st) ? 0 : -EAGAIN;
+	pthread_mutex_unlock(&f->io);
+	return rc;
+}
+
+/* f->io held */
+static int reserve_once(struct staged *f)
+{
+	struct staging *s = f->s;
+	struct stat st;
+
+	int rc = reserve_stat(f, &st);
+	if (rc)
+		return rc;
+	if (f->under)
+		return outgrow_reserve(f, (uint64_t)st.st_size);
+	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
+	if (f->spilled) {
+		sf_drop_tmp(f);	/* of before it was, or of an fsync that sealed nothing */
+		return sf_spoiled(f, f->fd);
+	}
+	if (f->tmp_id && f->tmp_size == (uint64_t)st.st_size && !f->checked)
+		return 0;
+	if (promised(f, &st))
+		return 0;
+	uint64_t need = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
+			(uint64_t)st.st_size;
+	struct stat has = {0};
+	if (f->tmp_id && !fstat(f->tmp_fd, &has))
+		need -= need < (uint64_t)has.st_blocks * 512 ? need : (uint64_t)has.st_blocks * 512;
+	rc = reserve_enter(s, need && !f->failed ? need + room_wanted(s) : need);
+	if (!rc) {
+		rc = sf_make_tmp(f, (uint64_t)st.st_size);
+		reserve_leave(s);
+	}
+	if (!rc)
+		rc = sf_trim_tmp(f, (uint64_t)st.st_size);
+	if (rc)
+		sf_drop_tmp(f);
+	return rc;
+}
+
+static bool no_room(int rc)
+{
+	return rc == -ENOSPC || rc == -EDQUOT;
+}
+
+int staged_reserve_now(struct staged *f)
+{
+	struct staging *s = f->s;
+
+	pthread_mutex_lock(&s->lock);	/* asked before: what is freed meanwhile counts */
+	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
+	pthread_mutex_unlock(&s->lock);
+	if (pthread_mutex_trylock(&f->io))
+		return -EAGAIN;
+	int rc = reserve_once(f);
+	pthread_mutex_unlock(&f->io);
+	return no_room(rc) && may_come ? -EAGAIN : rc;
+}
+
+int staged_reserve_later(struct staged *f)
+{
+	for (unsigned tries = 0;; tries++) {
+		pthread_mutex_lock(&f->io);
+		int rc = reserve_once(f);
+		pthread_mutex_unlock(&f->io);
+		if (!no_room(rc) || tries)
+			return rc;
+		sf_wait_for_room(f->s);
+	}
+}
+
+int staged_reserve(struct staged *f)
+{
+	int rc = staged_reserve_now(f);
+	return rc == -EAGAIN ? staged_reserve_later(f) : rc;
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+bool staged_changed(struct staged *f)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	if (!f->sealed_once || f->under)
+		return true;
+	if (f->state == STAGED_EVICTED || sf_ensure_fd(f) || fstat(f->fd, &st))
+		return true;
+	if (sf_coarse_times() && (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
+			      f->sealed_ns)
+		return true;
+	return (uint64_t)st.st_size != f->size || !same_time(st.st_mtim, f->mtime) ||
+	       !same_time(st.st_ctim, f->ctime);
+}
+
+static void snapshot_stat(struct staged *f, const struct stat *st)
+{
+	uint64_t most = whole_pages((uint64_t)st->st_size) / 512;
+	f->size = (uint64_t)st->st_size;
+	/* what lies ready behind the end is not the version's */
+	f->blocks = (f->huge || f->ahead) && (uint64_t)st->st_blocks > most ? most : (uint64_t)st->st_blocks;
+	f->atime = st->st_atim;
+	f->mtime = st->st_mtim;
+	f->ctime = st->st_ctim;
+	f->sealed_once = true;
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	f->sealed_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* s->lock held */
+static struct pend *waiting_seal(struct staged *f)
+{
+	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state == PEND_WAIT)
+			return p;
+	return NULL;
+}
+
+/* Another close of what p waits with: its place is taken already and its bytes were never
+ * final. s->lock held. */
+static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
+{
+	snapshot_stat(f, st);
+	p->r.size = f->size;
+	p->r.atime = f->atime;
+	p->r.mtime = f->mtime;
+	sf_set_state(f->s, f, STAGED_SEALED);
+	sleeper_wake(&f->s->watch);
+}
+
+void staged_nameless(struct staged *f)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	struct pend *p = f->state == STAGED_OPEN ? waiting_seal(f) : NULL;
+	if (p && !sf_ensure_fd(f) && !fstat(f->fd, &st))
+		joined_seal(f, p, &st);
+}
+
+/* p takes f's hint what it is a copy of. s->lock held. */
+static void take_source(struct staged *f, struct pend *p)
+{
+	if (f->source < 0)
+		return;
+	if (!p->snapshot) {
+		p->source = f->source;
+		f->source = -1;
+	} else if (f->s->files.n_sources < sources_max(f->s)) {
+		p->source = fcntl(f->source, F_DUPFD_CLOEXEC, 0);
+		f->s->files.n_sources += p->source >= 0;
+	}
+}
+
+int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final)
+{
+	struct pend *p;
+
+	r->type = REC_SEAL;
+	r->sf = f->id;
+	r->size = (uint64_t)st->st_size;
+	r->atime = st->st_atim;
+	r->mtime = st->st_mtim;
+	r->when = st->st_ctim;	/* for the next worker's staged_changed() */
+	r->flags |= (f->huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
+		    (closed ? 0 : REC_FSYNCED);
+	int rc = log_in_order(s, r, f, &p);
+	if (rc)
+		return rc;
+	snapshot_stat(f, st);
+	f->error = 0;
+	f->failed = false;
+	s->st.bytes_staged += f->size;
+	f->written = 0;
+	if (f->blocks * 512 > s->files.largest)
+		s->files.largest = f->blocks * 512;
+	p->snapshot = !closed;
+	take_source(f, p);
+	p->tmp_id = f->tmp_id;
+	p->tmp_fd = f->tmp_fd;
+	p->direct = f->tmp_direct;
+	f->tmp_id = 0;
+	f->tmp_fd = -1;
+	f->tmp_size = 0;
+	f->held_from = f->held_to = 0;
+	p->promised = f->promised;
+	f->promised = 0;
+	if (closed) {
+		sf_set_state(s, f, STAGED_SEALED);
+		if (!f->spilled)
+			sf_charge(s, f, f->blocks * 512);
+	}
+	if (final) {
+		p->state = PEND_QUEUED;
+		persist_queue(s, p);
+	} else {
+		p->state = PEND_WAIT;
+		s->order.n_wait++;
+		sleeper_wake(&s->watch);
+	}
+	save_descriptor(s, p);
+	if (closed && final)
+		sf_rest(f);
+	staged_check(s);
+	sleeper_nudge(&s->pub, false);
+	return 0;
+}
+
+/* f->io held */
+static void no_more_memory(struct staged *f)
+{
+	pthread_mutex_lock(&f->s->lock);
+	ahead_stop(f);
+	pthread_mutex_unlock(&f->s->lock);
+	trim_tail(f);
+	f->covered = false;
+}
+
+bool staged_busy(struct staged *f)
+{
+	if (pthread_mutex_trylock(&f->io))
+		return true;
+	bool cut = pthread_mutex_trylock(&f->cut);
+	if (!cut)
+		pthread_mutex_unlock(&f->cut);
+	pthread_mutex_unlock(&f->io);
+	return cut;
+}
+
+void staged_await(struct staged *f)
+{
+	pthread_mutex_lock(&f->io);
+	pthread_mutex_unlock(&f->io);
+}
+
+int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
+{
+	struct stat st;
+	struct pend *p;
+
+	if (pthread_mutex_trylock(&f->io))
+		return -EBUSY;
+	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io;
+	if (closed)
+		no_more_memory(f);
+	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
+	pthread_mutex_lock(sl);
+	int rc = sf_stat(f, &st);
+	if (rc)
+		return rc;
+	if (closed && f->rw >= 0) {
+		close(f->rw);
+		f->rw = -1;
+	}
+	p = closed ? waiting_seal(f) : NULL;
+	if (p) {
+		joined_seal(f, p, &st);
+		r->seq = p->r.seq;
+		r->size = f->size;
+		r->atime = f->atime;
+		r->mtime = f->mtime;
+		r->type = REC_SEAL;
+		return 0;
+	}
+	return sf_seal(s, f, r, &st, closed, !closed || sf_final(f));
+}
+
+/* Seals that still need the bytes as they are. One that waits for a mapping does
+ * not (a new writer joins in), nor one whose bytes are synced. s->lock held. */
+bool sf_seals_under_way(struct staged *f)
+{
+	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state != PEND_WAIT && p->state != PEND_READY)
+			return true;
+	return false;
+}
+
+/* Is f's own file, spilled, on its way to a name? s->lock held. */
+static bool leaves_as_it_is(struct staged *f)
+{
+	for (struct pend *p = f->spilled && f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && !p->snapshot && p->state != PEND_WAIT)
+			return true;
+	return f->published;
+}
+
+/* s->lock held */
+static void base_time(struct staged *f)
+{
+	struct stat st;
+	if (sf_ensure_fd(f) || fstat(f->fd, &st))
+		f->base[0] = 0;
+	else
+		f->base_mtime = st.st_mtim;
+}
+
+void staged_copy_done(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	base_time(f);
+}
+
+/* A descriptor of f's bytes if its time is still that of its base; -1. */
+static int unchanged_bytes(struct staged *f)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	bool same = f->state == STAGED_OPEN && f->base[0] && !f->spilled && !f->under && !sf_ensure_fd(f) &&
+		    !fstat(f->fd, &st) && same_time(st.st_mtim, f->base_mtime);
+	return same ? fcntl(f->fd, F_DUPFD_CLOEXEC, 0) : -1;
+}
+
+void staged_look_mapped(struct staged *f)
+{
+	const struct timespec now[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
+	char sum[IO_CHECKSUM_LEN];
+	int fd = unchanged_bytes(f);
+	if (fd < 0)
+		return;
+	if (!io_sum_file(fd, sum) && strcmp(sum, f->base) != 0)
+		futimens(fd, now);
+	close(fd);
+}
+
+int staged_reopen(struct staged *f)
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	if (f->state == STAGED_EVICTED || f->lender)	/* not into a client's memory */
+		return -EAGAIN;
+	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)	/* perhaps wanted again as it is */
+		return -EAGAIN;
+	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
+	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: not a mapping, then */
+		pend_finalize(s, p, false);
+	if (leaves_as_it_is(f))
+		return -EAGAIN;
+	if (sf_seals_under_way(f))
+		return -EBUSY;
+	int rc = sf_ensure_fd(f);
+	const char *sum = f->n_seals ? "" : f->checksum;
+	for (p = f->n_seals ? s->order.pend : NULL; p && !rc; p = p->next)
+		if (p->sf == f && p->state == PEND_READY) {
+			rc = log_written(s, p);
+			sum = p->checksum;
+		}
+	if (!rc) {
+		strcpy(f->base, sum);
+		base_time(f);
+		f->checksum[0] = 0;
+		f->error = 0;
+		sf_set_state(s, f, STAGED_OPEN);
+	}
+	return rc;
+}
+
+int staged_unchanged(struct staged *f)
+{
+	struct staging *s = f->s;
+	struct stat st;
+	if (pthread_mutex_trylock(&f->io))
+		return -EBUSY;
+	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io;
+	no_more_memory(f);
+	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
+	pthread_mutex_lock(sl);
+	if (f->state != STAGED_OPEN || !f->sealed_once)
+		return 0;
+	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* what was cut off counts no more, and is no change */
+		f->blocks = (uint64_t)st.st_blocks;
+		f->ctime = st.st_ctim;
+	}
+	sf_unwritten(s, f);
+	sf_rest(f);	/* what was fsynced before its close is as pending as any */
+	return 0;
+}
+
+void staged_fail(struct staged *f, int err, const char *name)
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	f->error = err;
+	sf_set_state(s, f, STAGED_FAILED);
+	if (!f->failed)		/* tried again, it is the same error */
+		s->st.errors++;
+	f->failed = true;
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name, strerror(-err));
+}
+
+void staged_orphan(struct staged *f)
+{
+	atomic_store(&f->torn, -EOWNERDEAD);
+	staged_fail(f, -EOWNERDEAD, "a file whose writer is gone");
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT
+ * An open file's bytes go to an unpublished file of the store, and it is a spilled one from then on. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define COPY_CHUNK (4u << 20)
+
+int sf_copy_bytes(int wr, int from_fd, uint64_t size)
+{
+	uint64_t off = 0;
+	int rc = 0;
+	if (wr < 0)
+		return wr;
+	char *buf = malloc(COPY_CHUNK);
+	if (!buf)
+		rc = -ENOMEM;
+	while (!rc && off < size) {
+		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
+		if (data < 0) {
+			if (errno != ENXIO)
+				data = (off_t)off;
+			else
+				break;
+		}
+		off = (uint64_t)data;
+		ssize_t n = pread(from_fd, buf, COPY_CHUNK, (off_t)off);
+		if (n <= 0) {
+			rc = n < 0 ? -errno : 0;
+			break;
+		}
+		ssize_t w = pwrite(wr, buf, (size_t)n, (off_t)off);
+		if (w != n)
+			rc = w < 0 ? sf_errno() : -ENOSPC;
+		off += (uint64_t)n;
+	}
+	free(buf);
+	if (!rc && ftruncate(wr, (off_t)size))
+		rc = sf_errno();
+	close(wr);
+	return rc;
+}
+
+int sf_spill(struct staged *f)
+{
+	struct staging *s = f->s;
+	struct stat st;
+	int from, rc;
+
+	pthread_mutex_lock(&s->lock);
+	rc = sf_ensure_fd(f);
+	from = rc ? -1 : dup(f->fd);
+	pthread_mutex_unlock(&s->lock);
+	if (from < 0)
+		return rc ? rc : -errno;
+	if (fstat(from, &st)) {
+		close(from);
+		return -EIO;
+	}
+	bool direct;
+	if (f->checked)		/* those blocks are for the same bytes */
+		sf_drop_tmp(f);
+	int to = io_tmp_create(s->o.store, f->id, false, &direct);
+	rc = to < 0 ? to : sf_own_tmp(f, to);
+	if (rc) {
+		if (to >= 0)
+			close(to);
+		close(from);
+		return rc;
+	}
+	rc = sf_copy_bytes(to, from, (uint64_t)st.st_size);
+	close(from);
+	if (rc) {
+		io_tmp_remove(s->o.store, f->id);
+		return rc;
+	}
+	return sf_becomes_spilled(f, &st);
+}
+
+int sf_becomes_spilled(struct staged *f, const struct stat *st)
+{
+	struct staging *s = f->s;
+	char name[17];
+	staging_sf_name(f->id, name);
+	int dir = staging_sf_dir(f);
+	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
+	LOCK_SCOPE(&s->lock);
+	f->spilled = true;	/* not before: a rotation of the log would say so of half a file */
+	f->under = 0;
+	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
+	log_append(s, &r);
+	for (struct pend *p = f->n_seals ? s->order.pend : NULL; p; p = p->next)
+		p->snapshot |= p->sf == f;	/* earlier versions have files of their own */
+	if (f->fd >= 0)
+		close(f->fd);
+	if (f->rw >= 0)
+		close(f->rw);
+	f->rw = -1;
+	f->huge = false;
+	f->fd = sf_open_bytes(f, O_RDONLY);
+	if (f->fd >= 0)
+		futimens(f->fd, ts);
+	unlinkat(dir, name, 0);
+	sf_charge(s, f, 0);
+	return f->fd < 0 ? f->fd : 0;
+}
+
+/* The worker died right after it had logged the spill: the store file counts. */
+void sf_replay_spill(struct staging *s, struct staged *f)
+{
+	char name[17];
+	staging_sf_name(f->id, name);
+	unlinkat(staging_sf_dir(f), name, 0);
+	if (f->fd >= 0)
+		close(f->fd);
+	sf_charge(s, f, 0);
+	f->spilled = true;
+	f->huge = false;
+	f->fd = sf_open_bytes(f, O_RDONLY);
+}

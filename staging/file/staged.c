@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: MIT
+ * Staged files: one file's bytes each, in tmpfs, or spilled to an unpublished store file: states
+ * and lists, references, who is evicted. States and invariants: internal.h. How one begins:
+ * admit.c; how versions are made of it: seal.c. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void staging_sf_name(uint64_t id, char out[17])
+{
+	io_tmp_name(id, out);
+}
+
+int staging_sf_dir(const struct staged *f)
+{
+	return f->huge ? f->s->o.place.huge : f->s->o.place.small;
+}
+
+/* ---- lists, charges (s->lock held) ---- */
+
+struct staged *sf_find(struct staging *s, uint64_t id)
+{
+	struct staged *f = s->files.by_id[id % SF_BUCKETS];
+	while (f && f->id != id)
+		f = f->hash_next;
+	return f;
+}
+
+void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
+{
+	if (f->lender)
+		bytes = 0;	/* it is charged */
+	s->files.used += bytes - f->charged;
+	atomic_store_explicit(&f->charged, bytes, memory_order_relaxed);
+}
+
+void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes)
+{
+	s->room.claims += bytes - f->claim;
+	f->claim = bytes;
+}
+
+void source_forget(struct staging *s, int *source)
+{
+	if (*source < 0)
+		return;
+	trash_put(s, 0, *source);	/* perhaps the last to hold the file's blocks */
+	*source = -1;
+	s->files.n_sources--;
+}
+
+static void list_remove(struct staging *s, struct staged *f)
+{
+	if (f->state == STAGED_OPEN) {
+		*(f->open_prev ? &f->open_prev->open_next : &s->files.open) = f->open_next;
+		if (f->open_next)
+			f->open_next->open_prev = f->open_prev;
+		f->open_prev = f->open_next = NULL;
+	} else if (f->state == STAGED_DURABLE) {
+		*(f->lru_prev ? &f->lru_prev->lru_next : &s->files.lru_head) = f->lru_next;
+		*(f->lru_next ? &f->lru_next->lru_prev : &s->files.lru_tail) = f->lru_prev;
+		f->lru_prev = f->lru_next = NULL;
+	}
+}
+
+static void list_insert(struct staging *s, struct staged *f)
+{
+	if (f->state == STAGED_OPEN) {
+		f->open_next = s->files.open;
+		if (s->files.open)
+			s->files.open->open_prev = f;
+		s->files.open = f;
+		f->ahead_over = false;	/* memory ahead of it may be allocated again */
+		f->ahead = f->ahead_size = 0;
+		sleeper_nudge(&s->watch, false);
+	} else if (f->state == STAGED_DURABLE) {
+		f->lru_prev = s->files.lru_tail;
+		*(s->files.lru_tail ? &s->files.lru_tail->lru_next : &s->files.lru_head) = f;
+		s->files.lru_tail = f;
+	}
+}
+
+static uint64_t *state_count(struct staging *s, enum staged_state st)
+{
+	switch (st) {
+	case STAGED_OPEN: return &s->st.n_open;
+	case STAGED_SEALED: return &s->st.n_sealed;
+	case STAGED_PERSISTING: return &s->st.n_persisting;
+	case STAGED_DURABLE: return &s->st.n_durable;
+	case STAGED_FAILED: return &s->st.n_failed;
+	case STAGED_EVICTED: break;
+	}
+	return &s->files.n_evicted;
+}
+
+void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
+{
+	if (f->state == st)
+		return;
+	if (st != STAGED_OPEN) {
+		source_forget(s, &f->source);
+		room_claim_set(s, f, 0);
+	}
+	list_remove(s, f);
+	--*state_count(s, f->state);
+	f->state = st;
+	++*state_count(s, st);
+	list_insert(s, f);
+}
+
+void staged_check(struct staging *s)
+{
+#ifdef CAIRN_CHECK
+	uint64_t used = s->files.buffer_bytes, n[6] = {0};
+	for (unsigned i = 0; i < SF_BUCKETS; i++)
+		for (struct staged *f = s->files.by_id[i]; f; f = f->hash_next) {
+			used += f->charged;
+			n[f->state]++;
+			bool bad = (f->state == STAGED_DURABLE && f->n_seals) ||
+				   ((f->state == STAGED_SEALED || f->state == STAGED_PERSISTING) && !f->n_seals) ||
+				   (f->state == STAGED_EVICTED && f->charged);
+			if (bad)
+				abort();
+		}
+	if (used != s->files.used || n[STAGED_OPEN] != s->st.n_open || n[STAGED_DURABLE] != s->st.n_durable)
+		abort();
+#else
+	(void)s;
+#endif
+}
+
+static bool loan_due(const struct staged *f)
+{
+	/* also when the client is gone: what mapped those pages may live on, so they are no cache */
+	return f->loan && !(f->lender && f->lender->kept) && f->state == STAGED_DURABLE && !f->users &&
+	       !f->backing && !f->s->drain.inherited;
+}
+
+/* The memory that f was lent is its buffer's again, or f's alone: the caller sees to that. */
+void sf_loan_ends(struct staged *f)
+{
+	f->lender->lent = NULL;
+	f->lender = NULL;
+}
+
+static void remove_bytes(struct staged *f)
+{
+	char name[17];
+	staging_sf_name(f->id, name);
+	if (f->rw >= 0)
+		close(f->rw);
+	if (f->spilled)
+		trash_put(f->s, f->published ? 0 : f->id, f->fd);
+	else if (f->fd >= 0)
+		close(f->fd);
+	f->fd = f->rw = -1;
+	if (!f->spilled && (!f->huge || f->loan || !ballast_keep(f->s, staging_sf_dir(f), name)))
+		unlinkat(staging_sf_dir(f), name, 0);
+	if (f->under)
+		trash_put(f->s, f->id, -1);
+	f->under = 0;
+	if (f->tmp_id)
+		trash_put(f->s, f->tmp_id, f->tmp_fd);
+	f->tmp_id = 0;
+	f->tmp_fd = -1;
+	reserve_kept(f->s, &f->promised);
+	source_forget(f->s, &f->source);
+	if (f->lender)
+		sf_loan_ends(f);
+}
+
+static void log_unstaged(struct staging *s, struct staged *f)
+{
+	struct rec r = {.type = REC_UNSTAGED, .sf = f->id, .node = f->node};
+	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
+}
+
+void sf_evict_one(struct staging *s, struct staged *f)
+{
+	sf_charge(s, f, 0);
+	sf_set_state(s, f, STAGED_EVICTED);
+	log_unstaged(s, f);
+	remove_bytes(f);
+}
+
+/* Durable, and no cache: an fsync made a copy of what is not all in memory, and the store need
+ * not have that twice; or the memory is a buffer's. */
+void sf_drop_useless(struct staging *s, struct staged *f)
+{
+	if (s->drain.inherited)	/* the store may forget it */
+		return;
+	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
+			      (f->under || (f->spilled && !f->published))))
+		sf_evict_one(s, f);
+}
+
+void sf_evict_loans(struct staging *s)
+{
+	for (struct staged *f = s->files.lru_head, *next; f; f = next) {	/* all that is durable */
+		next = f->lru_next;
+		if (loan_due(f))
+			sf_evict_one(s, f);
+	}
+}
+
+uint64_t sf_evict(struct staging *s, uint64_t want)
+{
+	uint64_t freed = 0;
+	struct staged *f = s->drain.inherited ? NULL : s->files.lru_head;	/* not before their names are safe */
+	for (struct staged *next; f && freed < want; f = next) {
+		next = f->lru_next;
+		if (f->users || f->spilled || f->late || f->lender)
+			continue;
+		freed += f->charged;
+		sf_evict_one(s, f);
+	}
+	return freed;
+}
+
+void sf_set_late(struct staging *s, struct staged *f, bool late)
+{
+	if (f->late == late)
+		return;
+	f->late = late;
+	if (late) {
+		s->files.n_late++;
+		f->late_prev = NULL;
+		f->late_next = s->files.late;
+		if (f->late_next)
+			f->late_next->late_prev = f;
+		s->files.late = f;
+		return;
+	}
+	s->files.n_late--;
+	*(f->late_prev ? &f->late_prev->late_next : &s->files.late) = f->late_next;
+	if (f->late_next)
+		f->late_next->late_prev = f->late_prev;
+}
+
+static void sf_free(struct staging *s, struct staged *f)
+{
+	struct staged **pp = &s->files.by_id[f->id % SF_BUCKETS];
+	while (*pp != f)
+		pp = &(*pp)->hash_next;
+	*pp = f->hash_next;
+	sf_charge(s, f, 0);
+	sf_set_late(s, f, false);
+	room_claim_set(s, f, 0);
+	list_remove(s, f);
+	--*state_count(s, f->state);
+	if (f->state != STAGED_EVICTED) {
+		log_unstaged(s, f);
+		remove_bytes(f);
+	}
+	pthread_mutex_destroy(&f->io);
+	pthread_mutex_destroy(&f->cut);
+	free(f);
+}
+
+/* No writer is left. s->lock held. */
+void sf_unwritten(struct staging *s, struct staged *f)
+{
+	if (f->rw >= 0)
+		close(f->rw);
+	f->rw = -1;
+	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
+	if (!f->spilled)
+		sf_charge(s, f, f->blocks * 512);
+	sf_drop_useless(s, f);
+}
+
+void sf_put_locked(struct staging *s, struct staged *f)
+{
+	if (--f->refs == 0) {
+		sf_free(s, f);
+		pthread_cond_broadcast(&s->done_cond);
+	} else if (f->refs == f->n_seals && f->state == STAGED_OPEN) {
+		/* joined by a writer, then unlinked: nobody will seal it, and a seal of it may wait */
+		sf_unwritten(s, f);
+		sleeper_wake(&s->watch);
+	}
+}
+
+void sf_hold_all(struct staging *s)
+{
+	for (unsigned i = 0; i < SF_BUCKETS; i++)
+		for (struct staged *f = s->files.by_id[i]; f; f = f->hash_next) {
+			f->held = true;
+			f->refs++;
+		}
+}
+
+void sf_let_go_all(struct staging *s)
+{
+	for (unsigned i = 0; i < SF_BUCKETS; i++)
+		for (struct staged *f = s->files.by_id[i], *next; f; f = next) {
+			next = f->hash_next;
+			if (!f->held)
+				continue;
+			f->held = false;
+			sf_drop_useless(s, f);
+			sf_put_locked(s, f);
+		}
+}
+
+struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
+{
+	struct staged *f = calloc(1, sizeof(*f));
+	if (!f)
+		return NULL;
+	f->s = s;
+	f->id = id;
+	f->node = node;
+	f->refs = 1;
+	f->fd = f->rw = f->tmp_fd = f->source = -1;
+	f->state = STAGED_OPEN;
+	pthread_mutex_init(&f->io, NULL);
+	pthread_mutex_init(&f->cut, NULL);
+	return f;
+}
+
+void sf_insert(struct staging *s, struct staged *f)
+{
+	f->hash_next = s->files.by_id[f->id % SF_BUCKETS];
+	s->files.by_id[f->id % SF_BUCKETS] = f;
+	++*state_count(s, f->state);
+	list_insert(s, f);
+}
+
+/* ---- references and uses ---- */
+
+int sf_open_bytes(struct staged *f, int flags)
+{
+	char name[17];
+	if (f->spilled)
+		return io_tmp_open(f->s->o.store, f->id, flags);
+	staging_sf_name(f->id, name);
+	int fd = openat(staging_sf_dir(f), name, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+struct staged *staged_ref(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->refs++;
+	return f;
+}
+
+void staged_unref(struct staged *f)
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	sf_put_locked(s, f);
+}
+
+uint64_t staged_id(const struct staged *f)
+{
+	return f->id;
+}
+
+void staged_set_node(struct staged *f, uint64_t node)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->node = node;
+}
+
+bool staged_spilled(const struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->spilled;
+}
+
+bool sf_lent(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->lender;
+}
+
+bool staged_huge(const struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->huge;
+}
+
+/* s->lock held */
+int sf_ensure_fd(struct staged *f)
+{
+	if (f->fd < 0)
+		f->fd = sf_open_bytes(f, O_RDONLY);
+	return f->fd < 0 ? f->fd : 0;
+}
+
+void sf_rest(struct staged *f)
+{
+	struct staging *s = f->s;
+	bool soon = f->n_seals && f->size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
+
+	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || soon)
+		return;
+	if (f->spilled)		/* perhaps removed from the store since */
+		trash_put(s, 0, f->fd);
+	else
+		close(f->fd);
+	f->fd = -1;
+}
+
+int sf_stat(struct staged *f, struct stat *st)
+{
+	int rc = sf_ensure_fd(f);
+	if (rc || fstat(f->fd, st))
+		return rc ? rc : -errno;
+	if (f->lender && (uint64_t)st->st_size > f->size) {
+		blkcnt_t most = (blkcnt_t)(whole_pages(f->size) / 512);
+		st->st_size = (off_t)f->size;
+		st->st_blocks = st->st_blocks < most ? st->st_blocks : most;
+	}
+	return 0;
+}
+
+/* The kernel marks pages clean that it could not write, and may drop them: then a read gives what the disk has. So
+ * there is no second try with a spilled file's bytes, which are nowhere else. */
+int sf_spoiled(struct staged *f, int fd)
+{
+	if (f->spilled && !f->spoiled && fd >= 0 && sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) &&
+	    (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+		f->spoiled = -errno;
+	return f->spilled ? f->spoiled : 0;
+}
+
+int staged_use(struct staged *f, int *fd)
+{
+	struct staging *s = f->s;
+	LOCK_SCOPE(&s->lock);
+	if (f->state == STAGED_EVICTED || (f->spilled && f->published))
+		return -ENODATA;
+	int rc = sf_ensure_fd(f);
+	if (rc == -ENOENT && f->spilled)	/* renamed into place this moment */
+		return -ENODATA;
+	if (rc)
+		return rc;
+	f->users++;
+	*fd = f->fd;
+	if (f->state == STAGED_DURABLE) {	/* most recently used */
+		list_remove(s, f);
+		list_insert(s, f);
+	}
+	return 0;
+}
+
+void staged_unuse(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	/* descriptors are few (20,000 at most): a closed file keeps none */
+	if (--f->users == 0 && f->state != STAGED_OPEN && f->fd >= 0) {
+		close(f->fd);
+		f->fd = -1;
+	}
+	sf_drop_useless(f->s, f);
+}
+
+int staged_open_rw(struct staged *f)
+{
+	return sf_open_bytes(f, O_RDWR);
+}
+
+/* s->lock held */
+static void info_of(const struct staged *f, struct staged_info *out)
+{
+	*out = (struct staged_info){
+		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
+		.size = f->size, .written = f->written,
+		.atime = f->atime, .mtime = f->mtime, .ctime = f->ctime, .blocks = f->blocks,
+		.error = f->error, .torn = atomic_load(&f->torn),
+	};
+	memcpy(out->checksum, f->checksum, sizeof(out->checksum));
+}
+
+void staged_get_state(struct staged *f, struct staged_info *out)
+{
+	LOCK_SCOPE(&f->s->lock);
+	info_of(f, out);
+}
+
+void staged_get_info(struct staged *f, struct staged_info *out)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	info_of(f, out);
+	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed_once) && !sf_ensure_fd(f) &&
+	    !fstat(f->fd, &st)) {
+		uint64_t most = whole_pages((uint64_t)st.st_size) / 512;
+		out->size = (uint64_t)st.st_size;
+		/* what lies ready behind the end is not the file's yet */
+		out->blocks = (f->huge || f->ahead) && (uint64_t)st.st_blocks > most ? most : (uint64_t)st.st_blocks;
+		out->blocks += f->under / 512;
+		out->atime = st.st_atim;
+		out->mtime = st.st_mtim;
+		out->ctime = st.st_ctim;
+	}
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ * A staged file's unpublished file in the store's tmp/, made at its close, or before where each write
+ * asks for room: its owner, its blocks, and that it is dropped. */
+#include "staging/file/file.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int sf_own_tmp(struct staged *f, int fd)
+{
+	struct io_attr a = {.mask = IO_ATTR_OWNER, .uid = f->uid, .gid = f->gid};
+
+	if (!f->owned || geteuid() || (!f->uid && f->gid == getegid()))
+		return 0;
+	int rc = io_set_attr_fd(f->s->o.store, fd, &a);
+	return rc == -EDQUOT || rc == -EIO ? rc : 0;	/* other refusals are told when it is published */
+}
+
+void sf_drop_tmp(struct staged *f)
+{
+	if (!f->tmp_id)
+		return;
+	close(f->tmp_fd);
+	io_tmp_remove(f->s->o.store, f->tmp_id);
+	f->tmp_id = 0;
+	f->tmp_fd = -1;
+	f->tmp_size = 0;
+	f->held_from = f->held_to = 0;
+}
+
+/* What room_for_write held is not asked for again: xfs wants that room free once more. */
+static uint64_t behind_held(const struct staged *f, uint64_t off)
+{
+	return f->checked && off >= f->held_from && off < f->held_to ? f->held_to : off;
+}
+
+static int allocate_data(struct staged *f, struct written *w)
+{
+	uint64_t off = 0, end;
+	int rc = 0;
+	while (!rc && off < w->size && !(rc = written_next(w, &off, &end))) {
+		uint64_t data = behind_held(f, off);
+		off = data < end ? end : data;
+		/* the direct write of the tail is padded */
+		uint64_t len = data < end ? (end - data + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1) : 0;
+		if (len)
+			rc = io_allocate(f->s->o.store, f->tmp_fd, data, len);
+	}
+	return rc == -ENXIO ? 0 : rc;
+}
+
+int sf_allocate(struct staged *f, int from, uint64_t size)
+{
+	struct stat st;
+	if (size <= STAGING_SMALL)
+		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->tmp_fd, 0, size) : 0;
+	struct written w = {.fd = from, .size = size};
+	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size ? MAP_FAILED :
+		    mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
+	if (map != MAP_FAILED)
+		w.map = map;
+	int rc = allocate_data(f, &w);
+	if (map != MAP_FAILED)
+		munmap(map, size);
+	return rc;
+}
+
+int sf_make_tmp(struct staged *f, uint64_t size)
+{
+	struct staging *s = f->s;
+	int rc = 0;
+	if (!f->tmp_id) {
+		uint64_t id = staging_new_id(s);
+		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->checked, &f->tmp_direct);
+		if (fd < 0)
+			return fd;
+		f->tmp_id = id;
+		f->tmp_fd = fd;
+		f->held_from = f->held_to = 0;	/* that was a promise */
+		rc = sf_own_tmp(f, fd);	/* first: quotas count what is allocated by its owner */
+	}
+	if (!rc)
+		rc = sf_allocate(f, f->fd, size);
+	if (!rc) {
+		f->tmp_size = size;
+		reserve_kept(s, &f->promised);
+	}
+	return rc;
+}
+
+bool sf_limited(const struct staged *f)
+{
+	return f->owned && io_store_quota_left(f->s->o.store, f->uid, f->gid) != UINT64_MAX;
+}
+
+/* Frees the blocks that room_for_write held behind the end; those that the direct write of the tail pads
+ * stay (a filesystem's blocks may be smaller). Twice: the second finds the size as it is, and frees. */
+int sf_trim_tmp(struct staged *f, uint64_t size)
+{
+	if (!f->checked || !f->tmp_id || f->held_to <= size)
+		return 0;
+	f->held_to = f->held_from < size ? size : f->held_from;
+	uint64_t end = (size + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1);
+	int rc = io_truncate(f->s->o.store, f->tmp_fd, end);
+	return rc ? rc : io_truncate(f->s->o.store, f->tmp_fd, end);
+}
+
+/* Deletes that stand earlier in the order may free the room that is missing. */
+static void wait_for_deletes(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	uint64_t until = s->order.last_delete, give_up = now_ns() + 30000000000ull;
+	/* not behind a mapping, which may live for ever */
+	while (s->order.pend && s->order.pend->state != PEND_WAIT && s->head->durable < until && !s->drain.halted &&
+	       now_ns() < give_up)
+		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+}
+
+void sf_wait_for_room(struct staging *s)
+{
+	uint64_t since = now_ns();
+	wait_for_deletes(s);
+	trash_wait(s);
+	sf_waited(s, since);
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT
+ * During a replay: a FLUSH that was answered is a close that counts, also where the RELEASE that would
+ * have sealed the file was lost. Kept as the SEAL that it would have become. */
+#include "staging/replay.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void flushed_drop(struct staging *s, size_t i)
+{
+	free(s->sweep.flushed[i].bytes);
+	/* the order of closes is kept */
+	memmove(&s->sweep.flushed[i], &s->sweep.flushed[i + 1], (--s->sweep.n_flushed - i) * sizeof(s->sweep.flushed[0]));
+}
+
+static void *flushed_bytes(struct staging *s, const struct rec *r, size_t *len)
+{
+	ssize_t n = rec_encode(r, s->log.buf, LOG_BUF);
+	void *bytes = n > 0 ? malloc((size_t)n) : NULL;
+	if (bytes)
+		memcpy(bytes, s->log.buf, *len = (size_t)n);
+	return bytes;
+}
+
+/* What became of a name of f's node. False: it is gone. */
+static bool name_after(const struct rec *f, const struct rec *r, struct rec_name *n)
+{
+	bool from = n->dir == r->dir && !strcmp(n->name, r->name);
+	bool onto = r->type == REC_RENAME && n->dir == r->dir2 && !strcmp(n->name, r->name2);
+
+	if (r->type == REC_RENAME && from && r->node == f->node)
+		*n = (struct rec_name){.dir = r->dir2, .name = r->name2};
+	return !(r->type == REC_UNLINK && from) && !(onto && r->node != f->node);
+}
+
+/* f as it would be if the close came after r, which changed its file. *data is the caller's. -ENOENT:
+ * it has no name any more. */
+static int flushed_after(struct rec *f, const struct rec *r, void **data)
+{
+	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));	/* more than there can be */
+	struct rec_pair pair, *pairs = calloc(f->data_len + 2, sizeof(*pairs));
+	unsigned n_names = 0, n_pairs = 0;
+	bool xattr = r->type == REC_XATTR || r->type == REC_XATTR_DEL;
+	uint32_t pos = 0;
+	int kind;
+
+	while (names && pairs && (kind = rec_unpack(f->data, f->data_len, &pos, &name, &pair)) > 0) {
+		if (kind == 1 && name_after(f, r, &name))
+			names[n_names++] = name;
+		else if (kind == 2 && !(xattr && !strcmp(pair.key, r->name2)))
+			pairs[n_pairs++] = pair;
+	}
+	if (r->type == REC_XATTR)
+		pairs[n_pairs++] = (struct rec_pair){.key = r->name2, .val = r->data, .len = r->data_len};
+	if (r->type == REC_LINK)
+		names[n_names++] = (struct rec_name){.dir = r->dir2, .name = r->name2};
+	if (r->type == REC_ATTR) {
+		f->mode = r->mask & REC_MODE ? r->mode : f->mode;
+		f->uid = r->mask & REC_UID ? r->uid : f->uid;
+		f->gid = r->mask & REC_GID ? r->gid : f->gid;
+	}
+	ssize_t len = !names || !pairs ? -ENOMEM : n_names ? rec_pack(names, n_names, pairs, n_pairs, data) : -ENOENT;
+	if (len >= 0) {
+		f->dir = names[0].dir;
+		f->name = names[0].name;
+		f->data = *data;
+		f->data_len = (uint32_t)len;
+	}
+	free(names);
+	free(pairs);
+	return len < 0 ? (int)len : 0;
+}
+
+/* A file that somebody closed and another still writes was renamed, unlinked, ...: that close would be
+ * found by the name it had, and perhaps be put over what stands there since. */
+static void replay_flushed_change(struct staging *s, const struct rec *r)
+{
+	bool moves = r->type == REC_RENAME && !(r->flags & REC_DIR);
+	for (size_t i = s->sweep.n_flushed; i-- > 0;) {
+		struct flushed *f = &s->sweep.flushed[i];
+		struct rec old;
+		size_t used;
+		void *data = NULL, *bytes;
+		if (f->node != r->node && !moves)
+			continue;
+		if (rec_decode(f->bytes, f->len, &old, &used))
+			continue;
+		int rc = flushed_after(&old, r, &data);
+		if (!rc && (bytes = flushed_bytes(s, &old, &used))) {
+			free(f->bytes);
+			f->bytes = bytes;
+			f->len = used;
+		} else if (rc == -ENOENT) {
+			flushed_drop(s, i);
+		}
+		free(data);
+	}
+}
+
+/* Remembers the last FLUSHED record of a staged file until its seal is seen, or until what it tells
+ * of is gone: another writer joins in, unless he truncates. */
+void replay_flush(struct staging *s, const struct rec *r)
+{
+	size_t i = 0;
+	bool again = r->type == REC_STAGED || (r->type == REC_OPEN && (r->flags & REC_WRITE) && (r->mask & O_TRUNC));
+	if (r->type >= REC_UNLINK && r->type < REC_ORDERED_END) {
+		replay_flushed_change(s, r);
+		return;
+	}
+	if (!r->sf || (r->type != REC_FLUSHED && r->type != REC_SEAL && r->type != REC_UNSTAGED && !again))
+		return;
+	while (i < s->sweep.n_flushed && s->sweep.flushed[i].sf != r->sf)
+		i++;
+	if (i < s->sweep.n_flushed)
+		flushed_drop(s, i);
+	if (r->type != REC_FLUSHED)
+		return;
+	struct flushed *all = realloc(s->sweep.flushed, (s->sweep.n_flushed + 1) * sizeof(*all));
+	size_t len;
+	void *bytes = all ? flushed_bytes(s, r, &len) : NULL;
+	if (all)
+		s->sweep.flushed = all;
+	if (bytes)
+		all[s->sweep.n_flushed++] = (struct flushed){.sf = r->sf, .node = r->node, .bytes = bytes, .len = len};
+}
+
+/* The connection is gone. A close that was answered counts, though the RELEASE that
+ * would have sealed the file was lost with the process. */
+void replay_flushed(struct staging *s)
+{
+	for (size_t i = 0; i < s->sweep.n_flushed; i++) {
+		struct rec r;
+		struct staged *sf;
+		size_t used;
+		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) == 0 && staged_recover(s, &r, &sf) == 0) {
+			r.type = REC_SEAL;
+			r.unique = 0;
+			staged_finish(sf);	/* else it is persisted out of both its places */
+			staging_seal(s, sf, &r, true);
+			staged_unref(sf);
+		}
+		free(s->sweep.flushed[i].bytes);
+	}
+	free(s->sweep.flushed);
+	s->sweep.flushed = NULL;
+	s->sweep.n_flushed = 0;
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: MIT
+ * Directories as they stand in the store now: id -> (parent id, name), with a
+ * bounded cache of O_PATH descriptors. A descriptor names an inode, so it stays
+ * right while the directory or one above it is renamed. They are opened without the
+ * lock, which is taken for every record; one that moved meanwhile is opened again. */
+#include "staging/log/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DIR_BUCKETS 4096u
+#define DIR_FDS_MAX 512u	/* kept open; one per directory of a busy tree */
+#define DIR_DEPTH_MAX 2048u	/* PATH_MAX / 2: "a/" */
+
+struct dir {
+	struct dir *hash_next;
+	uint64_t id, parent;
+	char *name;
+	uint64_t moves;		/* t->moves when it got its place, or lost it */
+	bool present;		/* in the store */
+	bool learned;		/* the live tree has it */
+	unsigned pending;	/* records that name it */
+	unsigned pins;		/* fd in use */
+	int fd;
+	struct dir *lru_prev, *lru_next;	/* those with an unpinned fd */
+};
+
+struct dirs {
+	pthread_mutex_t lock;
+	struct dir *bucket[DIR_BUCKETS];
+	struct dir *lru_head, *lru_tail;
+	unsigned n_fds;
+	struct dir *root;
+	uint64_t moves;
+	struct {	/* the directory that is being renamed; 0 = none */
+		uint64_t id, parent;
+		char *name;
+	} to;
+};
+
+static struct dir *dir_find(struct dirs *t, uint64_t id)
+{
+	struct dir *d = t->bucket[id % DIR_BUCKETS];
+	while (d && d->id != id)
+		d = d->hash_next;
+	return d;
+}
+
+static struct dir *dir_need(struct dirs *t, uint64_t id)
+{
+	struct dir *d = dir_find(t, id);
+	if (d)
+		return d;
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return NULL;
+	d->id = id;
+	d->fd = -1;
+	d->hash_next = t->bucket[id % DIR_BUCKETS];
+	t->bucket[id % DIR_BUCKETS] = d;
+	return d;
+}
+
+static void lru_remove(struct dirs *t, struct dir *d)
+{
+	if (!d->lru_prev && t->lru_head != d)
+		return;
+	*(d->lru_prev ? &d->lru_prev->lru_next : &t->lru_head) = d->lru_next;
+	*(d->lru_next ? &d->lru_next->lru_prev : &t->lru_tail) = d->lru_prev;
+	d->lru_prev = d->lru_next = NULL;
+}
+
+static void lru_append(struct dirs *t, struct dir *d)
+{
+	d->lru_prev = t->lru_tail;
+	d->lru_next = NULL;
+	*(t->lru_tail ? &t->lru_tail->lru_next : &t->lru_head) = d;
+	t->lru_tail = d;
+}
+
+static void close_fd(struct dirs *t, struct dir *d)
+{
+	if (d->fd < 0 || d == t->root)
+		return;
+	lru_remove(t, d);
+	close(d->fd);
+	d->fd = -1;
+	t->n_fds--;
+}
+
+static void dir_release(struct dirs *t, struct dir *d)
+{
+	if (d == t->root || d->learned || d->pending || d->pins)
+		return;
+	struct dir **pp = &t->bucket[d->id % DIR_BUCKETS];
+	while (*pp != d)
+		pp = &(*pp)->hash_next;
+	*pp = d->hash_next;
+	close_fd(t, d);
+	free(d->name);
+	free(d);
+}
+
+static void pin(struct dirs *t, struct dir *d)
+{
+	if (d != t->root && d->pins++ == 0)
+		lru_remove(t, d);
+}
+
+static void unpin(struct dirs *t, struct dir *d)
+{
+	if (!d || d == t->root || !d->pins || --d->pins)
+		return;
+	lru_append(t, d);
+	if (!d->present)
+		close_fd(t, d);
+	dir_release(t, d);
+}
+
+int dirs_open(struct staging *s)
+{
+	struct dirs *t = calloc(1, sizeof(*t));
+	if (!t)
+		return -ENOMEM;
+	pthread_mutex_init(&t->lock, NULL);
+	t->root = dir_need(t, STAGING_ROOT_DIR);
+	if (!t->root) {
+		free(t);
+		return -ENOMEM;
+	}
+	t->root->present = t->root->learned = true;
+	t->root->fd = io_store_root(s->o.store);
+	s->dirs = t;
+	return 0;
+}
+
+void dirs_close(struct staging *s)
+{
+	struct dirs *t = s->dirs;
+	if (!t)
+		return;
+	for (unsigned i = 0; i < DIR_BUCKETS; i++)
+		for (struct dir *d = t->bucket[i], *next; d; d = next) {
+			next = d->hash_next;
+			if (d->fd >= 0 && d != t->root)
+				close(d->fd);
+			free(d->name);
+			free(d);
+		}
+	free(t->to.name);
+	free(t);
+	s->dirs = NULL;
+}
+
+static int set_place(struct dirs *t, struct dir *d, uint64_t parent, const char *name)
+{
+	char *copy = strdup(name);
+	if (!copy)
+		return -ENOMEM;
+	free(d->name);
+	d->name = copy;
+	d->parent = parent;
+	d->present = true;
+	d->moves = ++t->moves;
+	return 0;
+}
+
+int staging_dir_learn(struct staging *s, uint64_t id, uint64_t parent, const char *name)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_need(t, id);
+	if (!d)
+		return -ENOMEM;
+	d->learned = true;
+	return set_place(t, d, parent, name);
+}
+
+void staging_dir_forget(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	if (!d)
+		return;
+	d->learned = false;
+	dir_release(t, d);
+}
+
+void dirs_ref(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_need(t, id);
+	if (d)
+		d->pending++;
+}
+
+void dirs_unref(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	if (d && d->pending) {
+		d->pending--;
+		dir_release(t, d);
+	}
+}
+
+void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *name)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	free(t->to.name);
+	t->to.name = id ? strdup(name) : NULL;
+	t->to.id = t->to.name ? id : 0;
+	t->to.parent = parent;
+}
+
+void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	t->to.id = 0;
+	struct dir *d = dir_find(t, id);
+	if (d)
+		set_place(t, d, parent, name);
+}
+
+void dirs_gone(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	if (d && d != t->root) {
+		d->present = false;
+		d->moves = ++t->moves;
+		if (!d->pins)
+			close_fd(t, d);
+	}
+}
+
+uint64_t dirs_parent(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	return d ? d->parent : 0;
+}
+
+/* The store is asked without the lock: it may not answer. */
+static int open_unlocked(struct staging *s, struct dirs *t, struct dir *parent, const char *name)
+{
+	int at = parent->fd;
+	uint64_t id = parent->id;
+	char *copy = strdup(name);
+
+	if (!copy)
+		return -ENOMEM;
+	pin(t, parent);
+	pthread_mutex_unlock(&t->lock);
+	int fd = io_open_dir(s->o.store, at, copy);
+	free(copy);
+	pthread_mutex_lock(&t->lock);
+	unpin(t, dir_find(t, id));
+	return fd;
+}
+
+/* The topmost directory on the way to d that is not open, and is to be opened below *parent. */
+static int next_to_open(struct dirs *t, struct dir *d, struct dir **top, struct dir **parent)
+{
+	for (unsigned n = 0; n < DIR_DEPTH_MAX; n++) {
+		struct dir *up = d->present ? dir_find(t, d->parent) : NULL;
+		if (!up)
+			return -ENOENT;
+		if (up->fd >= 0) {
+			*top = d;
+			*parent = up;
+			return 0;
+		}
+		d = up;
+	}
+	return -ENAMETOOLONG;
+}
+
+/* Opens id's directory and what is above it, one after another. The publisher renames first and says so then:
+ * what has left its place and is being renamed stands in the new one. Lock held, dropped meanwhile. */
+static int open_dir(struct staging *s, struct dirs *t, uint64_t id, struct dir **out)
+{
+	for (;;) {
+		struct dir *d = dir_find(t, id), *top, *parent;
+		if (!d || !d->present)
+			return -ENOENT;
+		*out = d;
+		if (d->fd >= 0)
+			return 0;
+		int rc = next_to_open(t, d, &top, &parent);
+		if (rc)
+			return rc;
+		uint64_t top_id = top->id, moves = top->moves;
+		int fd = open_unlocked(s, t, parent, top->name);
+		top = dir_find(t, top_id);
+		if (fd == -ENOENT && top && top->moves == moves && t->to.id == top_id &&
+		    (parent = dir_find(t, t->to.parent)) && parent->present) {
+			rc = open_dir(s, t, t->to.parent, &parent);
+			if (!rc && t->to.id == top_id)
+				fd = open_unlocked(s, t, parent, t->to.name);
+			top = dir_find(t, top_id);
+		}
+		if (!top || top->moves != moves || top->fd >= 0) {	/* it moved or went meanwhile, or is open */
+			if (fd >= 0)
+				close(fd);
+			continue;
+		}
+		if (fd < 0)
+			return fd;
+		top->fd = fd;
+		t->n_fds++;
+		lru_append(t, top);
+	}
+}
+
+int staging_dir_get(struct staging *s, uint64_t id, int *fd)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	if (!d || !d->present)
+		return -ENOENT;
+	if (io_store_away(s->o.store))
+		return -EIO;
+	int rc = open_dir(s, t, id, &d);
+	if (rc)
+		return rc;
+	pin(t, d);
+	while (t->n_fds > DIR_FDS_MAX && t->lru_head)
+		close_fd(t, t->lru_head);
+	*fd = d->fd;
+	return 0;
+}
+
+void staging_dir_put(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	unpin(t, dir_find(t, id));
+}
+
+/* For messages: dir/name as a path below the store, cut at the front when long. */
+int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	size_t pos = cap - 1;
+	buf[pos] = 0;
+	for (unsigned depth = 0; depth < DIR_DEPTH_MAX; depth++) {
+		size_t n = strlen(name);
+		if (n + 1 > pos)
+			break;
+		pos -= n;
+		memcpy(buf + pos, name, n);
+		struct dir *d = dir_find(t, dir);
+		if (!d || d == t->root || !d->name)
+			break;
+		buf[--pos] = '/';
+		name = d->name;
+		dir = d->parent;
+	}
+	memmove(buf, buf + pos, cap - pos);
+	return 0;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ * The head of a staging area: which program wrote it, in which format, of which store. What is not
+ * understood, or another store's, is looked at and never touched. */
+#include "staging/log/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+/* This much every version writes; 0.1.0 wrote no more. */
+#define HEAD_LEAST offsetof(struct head, program)
+
+void log_segment_name(uint64_t n, char out[32])
+{
+	snprintf(out, 32, "log.%llu", (unsigned long long)n);
+}
+
+struct rec log_format(void)
+{
+	/* 0.1.0 takes it for an answer to no request, and goes on */
+	return (struct rec){.type = REC_FORGET, .flags = REC_ANSWER, .size = LOG_FORMAT, .name = CAIRN_VERSION};
+}
+
+bool log_is_format(const struct rec *r)
+{
+	return r->type == REC_FORGET && r->flags & REC_ANSWER && !r->unique;
+}
+
+uint64_t staging_new_id(struct staging *s)
+{
+	return atomic_fetch_add(&s->head->next_id, 1) & STAGING_ID_MASK;
+}
+
+int head_check(const struct head *h, size_t size, struct io_store *store)
+{
+	struct io_where here;
+
+	if (size < HEAD_LEAST)
+		return -EPROTONOSUPPORT;
+	if (!h->magic)
+		return -ENOENT;		/* killed before it was begun */
+	if (h->magic != HEAD_MAGIC || h->version < 1 || h->version > HEAD_VERSION ||
+	    strncmp(h->store_id, io_store_id(store), 32))
+		return -EPROTONOSUPPORT;
+	io_store_where(store, &here);
+	return io_where_same(&h->where, &here) ? 0 : -EXDEV;
+}
+
+int log_check(int fd)
+{
+	char buf[1024];
+	struct rec r;
+	size_t used;
+	ssize_t n = pread(fd, buf, sizeof(buf), 0);
+
+	if (n < 0)
+		return -errno;
+	/* 0.1.0 wrote none; damage is the replay's to find */
+	if (rec_decode(buf, (size_t)n, &r, &used) || !log_is_format(&r))
+		return 0;
+	return r.size > LOG_FORMAT ? -EPROTONOSUPPORT : 0;
+}
+
+void head_stamp(struct head *h, struct io_store *store)
+{
+	struct io_where where;
+
+	io_store_where(store, &where);
+	h->where = where;
+	memset(h->program, 0, sizeof(h->program));
+	snprintf(h->program, sizeof(h->program), "%s", CAIRN_VERSION);
+	io_store_path(store, h->store_path, sizeof(h->store_path));
+}
+
+static int look_at(int base, struct io_store *store, struct staging_found *out)
+{
+	struct head h;
+	char name[32];
+
+	memset(&h, 0, sizeof(h));
+	int fd = openat(base, "head", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	ssize_t n = fd < 0 ? -1 : pread(fd, &h, sizeof(h), 0);
+	int rc = n < 0 ? -errno : 0;
+	if (fd >= 0)
+		close(fd);
+	if (rc || n == 0)
+		return rc;
+	rc = head_check(&h, (size_t)n, store);
+	if (rc == -ENOENT)
+		return rc;
+	bool told = n >= (ssize_t)HEAD_LEAST && h.magic == HEAD_MAGIC;
+	snprintf(out->program, sizeof(out->program), "%.*s", (int)sizeof(h.program) - 1,
+		 !told ? "" : h.program[0] ? h.program : "0.1.0");
+	snprintf(out->store, sizeof(out->store), "%.*s", (int)sizeof(h.store_path) - 1, h.store_path);
+	if (rc)
+		return rc;
+	log_segment_name(h.segment, name);
+	fd = openat(base, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	rc = fd < 0 ? 0 : log_check(fd);
+	if (fd >= 0)
+		close(fd);
+	return rc;
+}
+
+int staging_look(const char *dir, struct io_store *store, struct staging_found *out)
+{
+	memset(out, 0, sizeof(*out));
+	int rc = staging_place_path(dir, io_store_id(store), out->path, sizeof(out->path));
+	if (rc)
+		return 0;	/* who opens it tells */
+	int base = open(out->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	if (base < 0)
+		return 0;
+	struct stat st;
+	rc = fstat(base, &st) || st.st_uid != geteuid() ? -ENOENT : look_at(base, store, out);
+	close(base);
+	return rc == -EPROTONOSUPPORT || rc == -EXDEV ? rc : 0;
+}

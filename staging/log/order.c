@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ * The order: records on their way to the store, and which of them want a persist thread. What a
+ * staged file and its versions do with them is in staged.c, seal.c and persist.c. */
+#include "staging/log/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BACKLOG 64u		/* this many wait: a small file does not rest, see SMALL_REST_NS */
+
+/* What removes marks what it removes, so that a pair that nobody saw can be left out. */
+static void mark_killed(struct staging *s, struct pend *killer)
+{
+	const struct rec *r = &killer->r;
+	unsigned looked = 0;
+
+	if ((r->type != REC_UNLINK && r->type != REC_RMDIR) || !r->node2)
+		return;
+	for (struct pend *p = s->order.pend; p && p != killer && looked < 8192; p = p->next, looked++)
+		if (p->r.node == r->node2 && !p->dead_at &&
+		    (p->r.type == REC_SEAL || p->r.type == REC_MKDIR || p->r.type == REC_SYMLINK ||
+		     p->r.type == REC_MKNOD)) {
+			p->dead_at = r->seq;
+			killer->kills = true;
+		}
+}
+
+struct pend *pend_new(const struct rec *r)
+{
+	size_t n1 = r->name ? strlen(r->name) + 1 : 1, n2 = r->name2 ? strlen(r->name2) + 1 : 1;
+	struct pend *p = calloc(1, sizeof(*p) + n1 + n2 + r->data_len);
+	if (!p)
+		return NULL;
+	char *tail = (char *)(p + 1);
+	p->r = *r;
+	p->r.name = tail;
+	memcpy(tail, r->name ? r->name : "", n1);
+	p->r.name2 = tail + n1;
+	memcpy(tail + n1, r->name2 ? r->name2 : "", n2);
+	p->r.data = tail + n1 + n2;
+	if (r->data_len)
+		memcpy(tail + n1 + n2, r->data, r->data_len);
+	p->tmp_fd = p->source = -1;
+	p->start_ns = now_ns();
+	p->state = PEND_READY;
+	return p;
+}
+
+void pend_add(struct staging *s, struct pend *p, struct staged *sf)
+{
+	const struct rec *r = &p->r;
+
+	if (sf) {
+		p->sf = sf;
+		sf->refs++;
+		sf->n_seals++;
+		sf->last_seal = r->seq;
+	}
+	dirs_ref(s, r->dir);
+	dirs_ref(s, r->dir2);
+	if (r->node && (r->type == REC_MKDIR || (r->flags & REC_DIR)))
+		dirs_ref(s, r->node);
+	*s->order.pend_tail = p;
+	s->order.pend_tail = &p->next;
+	s->order.n_pend++;
+	if (r->type == REC_MKDIR || r->type == REC_SYMLINK || r->type == REC_MKNOD)
+		reserve_name(s, &p->promised);
+	mark_killed(s, p);
+	if (r->type == REC_UNLINK || r->type == REC_RMDIR || r->type == REC_RENAME || r->type == REC_SEAL)
+		s->order.last_delete = r->seq;
+}
+
+void pend_free(struct pend *p)
+{
+	if (p->tmp_fd >= 0)
+		close(p->tmp_fd);
+	if (p->source >= 0)
+		close(p->source);
+	free(p);
+}
+
+int log_in_order(struct staging *s, struct rec *r, struct staged *sf, struct pend **out)
+{
+	r->seq = s->log.last_seq + 1;
+	struct pend *p = pend_new(r);	/* first: what is logged cannot be taken back */
+	int rc = p ? log_append(s, r) : -ENOMEM;
+	if (rc) {
+		free(p);
+		return rc;
+	}
+	pend_add(s, p, sf);
+	s->log.last_seq = r->seq;
+	*out = p;
+	return 0;
+}
+
+int staging_log(struct staging *s, struct rec *r)
+{
+	struct pend *p;
+	LOCK_SCOPE(&s->lock);
+	int rc = is_ordered(r->type) ? log_in_order(s, r, NULL, &p) : log_append(s, r);
+	if (rc)
+		return rc;
+	if (is_ordered(r->type))
+		sleeper_nudge(&s->pub, in_hurry(s));
+	log_answered(s, r);
+	return 0;
+}
+
+int log_written(struct staging *s, const struct pend *p)
+{
+	struct rec r = {.type = REC_WRITTEN, .node2 = p->r.seq, .ino = p->tmp_id, .sf = p->sf->id,
+			.flags = p->state == PEND_READY ? REC_FSYNCED : 0};
+	return p->tmp_id ? log_append(s, &r) : 0;
+}
+
+bool persist_rests(const struct staging *s, const struct pend *p)
+{
+	return is_small(p) && !p->must && !in_hurry(s) && s->order.n_pend < BACKLOG && !s->stop;
+}
+
+void persist_queue(struct staging *s, struct pend *p)
+{
+	p->state = PEND_QUEUED;
+	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher says so */
+		sleeper_nudge(&s->pub, false);
+	p->todo_next = NULL;
+	*s->order.todo_tail = p;
+	s->order.todo_tail = &p->todo_next;
+	sleeper_nudge(&s->work, !persist_rests(s, p));
+	if (is_small(p) && s->drain.n_large == s->drain.n_persist)
+		sleeper_nudge(&s->small_work, !persist_rests(s, p));
+}
+
+void persist_unqueue(struct staging *s, struct pend *p)
+{
+	for (struct pend **w = &s->order.todo; *w; w = &(*w)->todo_next)
+		if (*w == p) {
+			*w = p->todo_next;
+			if (!*w)
+				s->order.todo_tail = w;
+			return;
+		}
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: MIT
+ * Changes that the store refused for good: something stands in the way, the filesystem cannot hold such
+ * a name, the directory is gone. Waiting would not help, so the publisher passes over them; but they
+ * were accepted, and who waits for them must not be answered with success (P7). Each is kept here until
+ * its name is published after all or removed, or a person has seen it (staging_retry), and is logged,
+ * so that the next worker knows of it. */
+#include "staging/log/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REFUSALS_MAX 256u
+#define DEPTH_MAX 64u
+
+struct refusal {
+	struct refusal *next;
+	uint64_t node, seq, dir;
+	int err;
+	bool everywhere;	/* it is not known below which directories it is */
+	unsigned n_up;
+	uint64_t up[DEPTH_MAX];	/* the directories it is below, of both names of a rename */
+	char path[256];		/* for people */
+	char name[];
+};
+
+static struct refusal *refusal_of(struct staging *s, uint64_t node)
+{
+	struct refusal *f = s->refusals.list;
+	while (f && f->node != node)
+		f = f->next;
+	return f;
+}
+
+/* dir and what is above it. A directory that was refused itself is not known to dirs.c. */
+static void add_up(struct staging *s, struct refusal *f, uint64_t dir)
+{
+	for (uint64_t id = dir; id && id != STAGING_ROOT_DIR && !f->everywhere;) {
+		const struct refusal *made = refusal_of(s, id);
+		uint64_t up = made ? made->dir : dirs_parent(s, id);
+		f->everywhere = f->n_up == DEPTH_MAX || !up;
+		if (!f->everywhere)
+			f->up[f->n_up++] = id;
+		id = up;
+	}
+}
+
+static bool is_up(const struct refusal *f, uint64_t dir)
+{
+	bool found = dir && (f->everywhere || dir == STAGING_ROOT_DIR);
+	for (unsigned i = 0; dir && !found && i < f->n_up; i++)
+		found = f->up[i] == dir;
+	return found;
+}
+
+/* r is a REC_REFUSED: node, dir/name where it should be, dir2 where it was, node2 its seq. s->lock held. */
+static void add(struct staging *s, const struct rec *r)
+{
+	const char *name = r->name ? r->name : "";
+	struct refusal *f = s->refusals.n < REFUSALS_MAX ? calloc(1, sizeof(*f) + strlen(name) + 1) : NULL;
+
+	s->refusals.n++;
+	if (!f) {	/* more than anybody looks at: the last that is kept stands for all */
+		if (s->refusals.list)
+			s->refusals.list->everywhere = true;
+		return;
+	}
+	f->node = r->node;
+	f->seq = r->node2;
+	f->dir = r->dir;
+	f->err = -(int)r->mask;
+	strcpy(f->name, name);
+	add_up(s, f, r->dir);
+	if (r->dir2 && r->dir2 != r->dir)
+		add_up(s, f, r->dir2);
+	dirs_root_relative(s, r->dir, name, f->path, sizeof(f->path));
+	f->next = s->refusals.list;
+	s->refusals.list = f;
+}
+
+static bool has_two_names(const struct rec *r)
+{
+	return r->type == REC_RENAME || r->type == REC_LINK;
+}
+
+/* A directory into which others put names meanwhile, or in which a change of ours was refused (that one is
+ * kept): it stays, nothing is lost, and nobody waits for a removal that cannot be. */
+bool refuse_is_theirs(const struct rec *r, int rc)
+{
+	return r->type == REC_RMDIR && (rc == -ENOTEMPTY || rc == -EEXIST);
+}
+
+/* What was left out is not in the store as the mount says. (Attributes that a store does not take are told
+ * as a notice, as those of a version are: meta.c.) */
+static bool counts(struct staging *s, const struct rec *r, int rc)
+{
+	struct stat st;
+	int fd;
+
+	switch (r->type) {
+	case REC_ATTR:
+	case REC_XATTR:
+	case REC_XATTR_DEL:
+		return false;
+	case REC_UNLINK:
+	case REC_RMDIR:
+		return rc != -ENOENT;	/* gone is gone */
+	case REC_MKDIR:
+		if (rc != -EEXIST || staging_dir_get(s, r->dir, &fd))
+			return true;
+		rc = io_stat(s->o.store, fd, r->name, &st);
+		staging_dir_put(s, r->dir);
+		return rc || !S_ISDIR(st.st_mode);	/* another host made it */
+	default:
+		return true;
+	}
+}
+
+/* s->lock held */
+static void drop(struct staging *s, struct refusal **at)
+{
+	struct refusal *f = *at;
+	*at = f->next;
+	free(f);
+	s->refusals.n = s->refusals.list ? s->refusals.n - 1 : 0;
+}
+
+static void drop_all(struct staging *s)
+{
+	while (s->refusals.list)
+		drop(s, &s->refusals.list);
+}
+
+/* r was applied: does it settle f? */
+static bool settles(const struct rec *r, const struct refusal *f)
+{
+	bool two = has_two_names(r), removes = r->type == REC_UNLINK || r->type == REC_RMDIR;
+	if (r->type == REC_ATTR || r->type == REC_XATTR || r->type == REC_XATTR_DEL ||
+	    (r->flags & REC_GHOST && !removes))
+		return false;
+	if ((r->type == REC_SEAL && r->node == f->node) || (r->type == REC_RMDIR && r->node2 == f->dir))
+		return true;
+	return f->dir == (two ? r->dir2 : r->dir) && !strcmp(f->name, two ? r->name2 : r->name);
+}
+
+void refuse_settle(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	for (struct refusal **at = &s->refusals.list; *at;) {
+		struct rec done = {.type = REC_REFUSED, .node2 = (*at)->seq};
+		if (!settles(r, *at)) {
+			at = &(*at)->next;
+			continue;
+		}
+		log_append(s, &done);
+		drop(s, at);
+	}
+}
+
+void refuse(struct staging *s, const struct rec *r, int rc)
+{
+	struct rec f = {.type = REC_REFUSED, .node = r->node, .node2 = r->seq, .mask = (uint64_t)-rc,
+			.dir = r->dir, .name = r->name};
+	if (refuse_is_theirs(r, rc))
+		return;
+	if (!counts(s, r, rc)) {
+		refuse_settle(s, r);
+		return;
+	}
+	if (has_two_names(r)) {
+		f.dir = r->dir2;
+		f.name = r->name2;
+		f.dir2 = r->dir;
+	}
+	LOCK_SCOPE(&s->lock);
+	s->st.errors++;
+	add(s, &f);
+	log_append(s, &f);
+}
+
+void refuse_seen(struct staging *s)
+{
+	struct rec all = {.type = REC_REFUSED};
+	if (s->refusals.n)
+		log_append(s, &all);
+	drop_all(s);
+}
+
+void refuse_replayed(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	if (r->mask) {
+		add(s, r);
+		return;
+	}
+	for (struct refusal **at = &s->refusals.list; *at;)
+		if (!r->node2 || (*at)->seq == r->node2)
+			drop(s, at);
+		else
+			at = &(*at)->next;
+}
+
+/* The oldest first, so that a directory is known before what is below it. s->lock held. */
+static int emit(struct staging *s, const struct refusal *f)
+{
+	struct rec r = {.type = REC_REFUSED, .node = f->node, .node2 = f->seq, .mask = (uint64_t)-f->err,
+			.dir = f->dir, .name = f->name};
+	return log_append(s, &r);
+}
+
+int refuse_emit(struct staging *s)
+{
+	struct refusal *all[REFUSALS_MAX];
+	unsigned n = 0;
+	int rc = 0;
+	LOCK_SCOPE(&s->lock);
+	for (struct refusal *f = s->refusals.list; f && n < REFUSALS_MAX; f = f->next)
+		all[n++] = f;
+	while (!rc && n)
+		rc = emit(s, all[--n]);
+	return rc;
+}
+
+void refuse_stats(struct staging *s, struct staging_stats *out)
+{
+	out->n_refused = s->refusals.n;
+	out->refused_error = s->refusals.list ? s->refusals.list->err : 0;
+	snprintf(out->refused_path, sizeof(out->refused_path), "%s", s->refusals.list ? s->refusals.list->path : "");
+}
+
+void refuse_close(struct staging *s)
+{
+	drop_all(s);
+}
+
+int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq)
+{
+	int err = 0;
+	LOCK_SCOPE(&s->lock);
+	for (struct refusal *f = s->refusals.list; f; f = f->next)
+		if (f->seq <= seq && (f->node == node || is_up(f, dir)))
+			err = f->err;	/* the first in the end */
+	return err;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT
+ * Rotation: the log begins anew with what is still true, so that it does not grow for ever. */
+#include "staging/log/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#define ROTATE_MIN (8ull << 20)		/* below, a rotation gains nothing */
+#define ROTATE_MUST (128ull << 20)	/* this much behind the last one, changes wait for another */
+
+bool staging_rotate_due(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	uint64_t gain = 3 * s->log.snap_bytes < ROTATE_MUST / 2 ? 3 * s->log.snap_bytes : ROTATE_MUST / 2;
+	return !s->order.pend && s->log.bytes > ROTATE_MIN && s->log.bytes > s->log.snap_bytes + gain;
+}
+
+/* s->lock held */
+static bool log_full(const struct staging *s)
+{
+	return s->log.bytes > s->log.snap_bytes + ROTATE_MUST;
+}
+
+bool staging_log_full(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return log_full(s);
+}
+
+void staging_log_room(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	/* as an fsync does: no resting, nor for ever behind a mapping that stays */
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1);
+	persist_wake(s);
+	sleeper_wake(&s->pub);
+	while (log_full(s) && s->order.pend && !s->drain.halted && !s->stop)
+		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 100000000u);
+	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
+}
+
+static int emit_answers(struct staging *s)
+{
+	for (unsigned i = 0; i < 256; i++) {
+		struct rec r = s->log.done[i].r;
+		if (!s->log.done[i].unique)
+			continue;
+		r.flags |= REC_ANSWER;
+		int rc = staging_emit(s, &r);
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx)
+{
+	char old[32];
+	pthread_mutex_lock(&s->lock);
+	if (s->order.pend) {
+		pthread_mutex_unlock(&s->lock);
+		return -EBUSY;
+	}
+	uint64_t old_bytes = s->log.bytes, number = s->head->segment;
+	int old_fd = s->log.fd, fd = log_open_segment(s, number + 1, O_CREAT | O_TRUNC);
+	if (fd >= 0) {
+		s->log.fd = fd;
+		s->log.bytes = 0;
+		log_map_segment(s);		/* or at the first append */
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (fd < 0)
+		return fd;
+	struct rec format = log_format();
+	int rc = staging_emit(s, &format);
+	if (!rc)
+		rc = emit(ctx, s);
+	if (!rc)
+		rc = emit_answers(s);
+	if (!rc)
+		rc = refuse_emit(s);
+
+	LOCK_SCOPE(&s->lock);
+	if (rc) {
+		close(s->log.fd);
+		s->log.fd = old_fd;
+		s->log.bytes = old_bytes;
+		log_map_segment(s);
+		return rc;
+	}
+	s->log.snap_bytes = s->log.bytes;
+	atomic_store(&s->head->segment, number + 1);	/* from here on the new one counts */
+	close(old_fd);
+	log_segment_name(number, old);
+	unlinkat(s->o.place.base, old, 0);
+	return 0;
+}

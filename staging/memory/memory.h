@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT
+ * The lowest module: threads that wait, memory that is held for files, room of the store. */
+#ifndef CAIRN_STAGING_MEMORY_H
+#define CAIRN_STAGING_MEMORY_H
+
+#include "staging/internal.h"
+
+/* threads.c */
+void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
+/* Of this thread alone. Persisting gives way to who still writes; nobody waits for it while the
+ * cores are full, and with one of them free it is as fast. */
+void staging_nice(int nice);
+#define PERSIST_NICE 5
+/* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
+void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
+void sleeper_wake(struct sleeper *l);	/* all, now */
+void sleeper_nudge(struct sleeper *l, bool now);	/* one; not `now`: unless one looks again soon */
+uint64_t sf_wait_begins(struct staging *s);		/* of a caller, as statistics count it. s->lock held */
+void sf_wait_ends(struct staging *s, uint64_t since);
+/* It took that long already: counted where it was a millisecond. No lock held. */
+void sf_waited(struct staging *s, uint64_t since);
+static inline void persist_wake(struct staging *s)
+{
+	sleeper_wake(&s->work);
+	sleeper_wake(&s->small_work);
+}
+
+/* pages.c */
+/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). */
+bool ballast_keep(struct staging *s, int dir, const char *name);
+/* Below, ballast.lock held; bytes are whole huge pages. Frees up to `want` bytes of pages, not
+ * those of blanks; returns how many. */
+uint64_t ballast_take(struct staging *s, uint64_t want);
+bool ballast_punch(int fd, uint64_t off, uint64_t len);	/* their way out of a file */
+void scrap_drop(struct staging *s);		/* the first; there is one */
+
+/* blank.c */
+#define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
+uint64_t blank_take(struct staging *s, uint64_t want);	/* as ballast_take, of blanks alone */
+/* ballast.lock not held. */
+void blank_recover(struct staging *s);		/* what a worker before us left; no thread runs yet */
+void blank_clear(struct staging *s);		/* removes their files, for good */
+/* One for `size` bytes becomes dir/name: empty, with its memory. false: none. */
+bool blank_use(struct staging *s, uint64_t size, int dir, const char *name);
+bool blank_step(struct staging *s);		/* some 0.2 ms of work; false: nothing is due */
+
+/* ballast.c */
+int ballast_open(struct staging *s);
+void ballast_close(struct staging *s);
+uint64_t ballast_ahead(uint64_t held);	/* what a file that grows is given before it asks */
+void ballast_give(struct staging *s, uint64_t room);	/* no lock held: shrink to leave `room` free */
+/* Puts touched pages behind the end of fd, a new file that will hold size bytes. No lock held. */
+void ballast_hand_over(struct staging *s, int fd, uint64_t size);
+void ballast_free(struct staging *s, uint64_t bytes);	/* gives up to so much to whoever allocates next */
+void *ballast_main(void *arg);
+
+/* budget.c */
+uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */
+
+/* reserve.c: blocks of the store for small files and names that have none yet */
+void reserve_open(struct staging *s);
+void reserve_close(struct staging *s, bool remove);
+bool reserve_shrink(struct staging *s);	/* by a part; its blocks are free after a sync. False: nothing is left */
+void reserve_take(struct staging *s);
+/* Room for a small file is held from here until reserve_kept: *mine bytes of it. False:
+ * it is not to be had, allocate. Not for two threads with one `mine`. */
+bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
+void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);	/* it was, before a restart */
+void reserve_name(struct staging *s, uint64_t *mine);	/* a new directory, symlink, ... was accepted */
+void reserve_kept(struct staging *s, uint64_t *mine);
+void room_looked(struct staging *s);		/* blocks were taken or given: look again */
+/* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the room there is belongs to what was promised. */
+int reserve_enter(struct staging *s, uint64_t bytes);
+void reserve_leave(struct staging *s);
+
+/* trash.c */
+/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), soon. s->lock held. */
+void trash_put(struct staging *s, uint64_t id, int fd);
+/* Until what was put is removed, for who misses the room; false: nothing was. Takes s->lock. */
+bool trash_wait(struct staging *s);
+void *trash_main(void *arg);
+void trash_close(struct staging *s);		/* no threads are left */
+
+#endif

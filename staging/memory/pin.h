@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * pin: the memory of staging is resident, and on the NUMA node asked for. The tmpfs mounts see
+ * to both by themselves (noswap, mpol=), so that nothing has to be locked page by page; here is
+ * what is asked of them, and what on this machine stands against it.
+ */
+#ifndef CAIRN_STAGING_PIN_H
+#define CAIRN_STAGING_PIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "staging/staging.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where the kernel tells about the machine; NULL members stand for the real places. */
+struct pin_places {
+	const char *nodes;	/* /sys/devices/system/node */
+	const char *swaps;	/* /proc/swaps */
+	const char *own;	/* /proc/self/cgroup */
+	const char *cgroups;	/* /sys/fs/cgroup */
+	const char *mounts;	/* /proc/self/mountinfo */
+	const char *huge;	/* /sys/kernel/mm/transparent_hugepage/shmem_enabled */
+};
+
+/* 0; -ENODEV: no such node, or one without memory; -ENOTSUP: a kernel without nodes. */
+int pin_check_node(const struct pin_places *at, int node);
+/* The mount option for node, with a comma before it; STAGING_ANY_NODE: the kernel's own choice. */
+void pin_option(int node, char out[32]);
+/* The least memory that a cgroup of this process, or one above it, allows; UINT64_MAX: no limit.
+ * where: which one. */
+uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
+/* Memory that the process whose /proc/<pid>/cgroup is `own` may still take before its cgroup, or one
+ * above it, is at its limit; UINT64_MAX: no limit; 0 also where its cgroup is not to be seen. */
+uint64_t pin_cgroup_room(const struct pin_places *at, const char *own);
+/* Tells what keeps `bytes` of staging in p from being resident huge pages, a line with its remedy
+ * each; returns how many. Asks the kernel, changes nothing. */
+unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes, io_notice_fn notice,
+		    void *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

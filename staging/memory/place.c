@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ * The place: private tmpfs mounts below /run/cairnfs/<store id>, found again by
+ * the next start when every process died. */
+#include "staging/memory/memory.h"
+#include "staging/memory/pin.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define RUN_DIR "/run/cairnfs"
+#define BASE_BYTES (2ull << 30)	/* the log, while it is rotated two of them: some 3,000,000 nodes */
+
+static int make_dir(const char *path)
+{
+	struct stat st;
+	if (mkdir(path, 0700) && errno != EEXIST)
+		return -errno;
+	if (lstat(path, &st))
+		return -errno;
+	if (!S_ISDIR(st.st_mode))
+		return -ENOTDIR;
+	/* staged bytes are other users' data */
+	return st.st_uid != geteuid() || (st.st_mode & 022) ? -EPERM : 0;
+}
+
+/* An O_PATH descriptor of dirfd/name, made where it is missing, and nobody else's. */
+static int make_at(int dirfd, const char *name)
+{
+	struct stat st;
+	if (mkdirat(dirfd, name, 0700) && errno != EEXIST)
+		return -errno;
+	int fd = openat(dirfd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	int rc = fstat(fd, &st) ? -errno : st.st_uid != geteuid() || (st.st_mode & 022) ? -EPERM : 0;
+	if (rc)
+		close(fd);
+	return rc ? rc : fd;
+}
+
+/* fd, opened as a name in up: is something mounted there? */
+static bool is_mounted(int fd, int up)
+{
+	struct stat st, st_up;
+	return !fstat(fd, &st) && !fstat(up, &st_up) && st.st_dev != st_up.st_dev;
+}
+
+/* At the directory fd of `up`, whatever its path leads to meanwhile. */
+static int mount_tmpfs(int fd, int up, uint64_t bytes, const char *huge, int node)
+{
+	char opts[128], mpol[32], path[32];
+	unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	pin_option(node, mpol);
+	if (is_mounted(fd, up)) {
+		/* found again: only its limit and its node may have changed */
+		snprintf(opts, sizeof(opts), "size=%llu%s", (unsigned long long)bytes, mpol);
+		if (mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts) && errno == EINVAL) {
+			snprintf(opts, sizeof(opts), "size=%llu", (unsigned long long)bytes);
+			mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts);
+		}
+		return 0;
+	}
+	/* noswap: 6.4 and later; huge: kernels built without THP refuse it */
+	const char *forms[] = {"mode=0700,size=%llu,huge=%s,noswap", "mode=0700,size=%llu,huge=%s",
+			       "mode=0700,size=%llu"};
+	for (unsigned i = 0; i < 3; i++) {
+		int n = snprintf(opts, sizeof(opts), forms[i], (unsigned long long)bytes, huge);
+		if (node != STAGING_ANY_NODE)
+			snprintf(opts + n, sizeof(opts) - (size_t)n, "%s", mpol);
+		if (mount("cairnfs-staging", path, "tmpfs", flags, opts) == 0)
+			return 0;
+		if (errno != EINVAL)
+			break;
+	}
+	return -errno;
+}
+
+/* The directory `name` of `up`, with a tmpfs of its own if it is private. */
+static int open_sub(const struct staging_place *p, int up, const char *name, uint64_t bytes, const char *huge, int node)
+{
+	char path[32];
+	int dir = make_at(up, name);
+	if (dir < 0)
+		return dir;
+	int rc = p->is_private ? mount_tmpfs(dir, up, bytes, huge, node) : 0;
+	close(dir);
+	int fd = rc ? rc : openat(up, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	if (rc || fd < 0)
+		return rc ? rc : -errno;
+	if (p->is_private && !is_mounted(fd, up)) {	/* somebody has put another directory there */
+		close(fd);
+		return -EPERM;
+	}
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	if (p->is_private)
+		mount(NULL, path, NULL, MS_PRIVATE, NULL);
+	return fd;
+}
+
+/* Where the place is made: who may rename what is in it could put another in its stead. */
+static int open_root(const char *path, const char **name)
+{
+	struct stat st;
+	char root[600];
+
+	*name = strrchr(path, '/') + 1;
+	snprintf(root, sizeof(root), "%.*s", (int)(*name - path), path);
+	int fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	bool ours = !fstat(fd, &st) && (st.st_uid == 0 || st.st_uid == geteuid()) &&
+		    (!(st.st_mode & 022) || (st.st_mode & S_ISVTX));
+	if (!ours)
+		close(fd);
+	return ours ? fd : -EPERM;
+}
+
+static int take_lock(struct staging_place *p)
+{
+	p->lock = openat(p->base, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (p->lock < 0)
+		return -errno;
+	return flock(p->lock, LOCK_EX | LOCK_NB) ? -errno : 0;
+}
+
+static const char *root_of(const char *dir)
+{
+	return dir ? dir : geteuid() == 0 ? RUN_DIR : "/dev/shm";
+}
+
+int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap)
+{
+	int n = snprintf(buf, cap, "%s/%s%s", root_of(dir), !dir && geteuid() ? "cairnfs-" : "", store_id);
+	return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+}
+
+static int choose_path(const char *dir, const char *store_id, struct staging_place *p)
+{
+	const char *root = root_of(dir);
+	struct statfs fs;
+
+	p->is_private = geteuid() == 0;
+	if (!dir && p->is_private) {
+		int rc = make_dir(RUN_DIR);
+		if (rc)
+			return rc;
+	}
+	if (!p->is_private) {
+		if (statfs(root, &fs))
+			return -errno;
+		if (fs.f_type != TMPFS_MAGIC)
+			return -ENOTSUP;
+	}
+	return staging_place_path(dir, store_id, p->path, sizeof(p->path) - 32);
+}
+
+int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes, struct staging_place *out)
+{
+	return staging_place_open_on(STAGING_ANY_NODE, dir, store_id, limit_bytes, out);
+}
+
+int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
+			  struct staging_place *out)
+{
+	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
+	const char *name = NULL;
+	int rc = choose_path(dir, store_id, &p);
+	int root = rc ? rc : open_root(p.path, &name);
+	if (root >= 0) {
+		p.base = open_sub(&p, root, name, BASE_BYTES, "never", node);
+		rc = p.base < 0 ? p.base : take_lock(&p);
+		close(root);
+	} else {
+		rc = root;
+	}
+	if (!rc) {
+		p.huge = open_sub(&p, p.base, "huge", limit_bytes, "always", node);
+		rc = p.huge < 0 ? p.huge : 0;
+	}
+	if (!rc) {
+		p.small = open_sub(&p, p.base, "small", limit_bytes, "within_size", node);
+		rc = p.small < 0 ? p.small : 0;
+	}
+	if (rc) {
+		staging_place_close(&p);
+		return rc;
+	}
+	*out = p;
+	return 0;
+}
+
+void staging_place_close(struct staging_place *p)
+{
+	int *fds[] = {&p->base, &p->huge, &p->small, &p->lock};
+	for (unsigned i = 0; i < 4; i++) {
+		if (*fds[i] >= 0)
+			close(*fds[i]);
+		*fds[i] = -1;
+	}
+}
+
+/* Somebody may look into it, and the kernel lets go of a file in its own time: its memory is free
+ * when they have, the name now. */
+static bool unmounted(const char *path)
+{
+	return !umount2(path, UMOUNT_NOFOLLOW) ||
+	       (errno == EBUSY && !umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW));
+}
+
+void staging_place_remove(struct staging_place *p)
+{
+	char path[600];
+	const char *subs[] = {"huge", "small"};
+
+	if (!p->is_private)
+		unlinkat(p->base, "lock", 0);
+	staging_place_close(p);
+	for (unsigned i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "%s/%s", p->path, subs[i]);
+		if (p->is_private && !unmounted(path))
+			return;
+		if (!p->is_private && rmdir(path))
+			return;
+	}
+	if (p->is_private && !unmounted(p->path))
+		return;
+	rmdir(p->path);
+	if (p->is_private)
+		rmdir(RUN_DIR);	/* only when no other store is staged there */
+}
+
+/* What cannot be read counts as full. */
+static bool is_empty(int dir, const char *const *but, unsigned n_but)
+{
+	int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	bool empty = d != NULL;
+
+	if (!d && fd >= 0)
+		close(fd);
+	for (struct dirent *e; empty && (e = readdir(d));) {
+		bool known = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+		for (unsigned i = 0; i < n_but; i++)
+			known |= !strcmp(e->d_name, but[i]);
+		empty = known;
+	}
+	if (d)
+		closedir(d);
+	return empty;
+}
+
+void staging_place_give_up(struct staging_place *p)
+{
+	static const char *const own[] = {"huge", "small", "lock"};
+
+	if (is_empty(p->base, own, 3) && is_empty(p->huge, NULL, 0) && is_empty(p->small, NULL, 0))
+		staging_place_remove(p);
+	else
+		staging_place_close(p);
+}

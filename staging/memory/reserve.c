@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT
+ * Room in the store that is held for what was accepted and has no block there yet:
+ * small files, whose store file is made when they are persisted and not at their
+ * close, and names, which may need a directory block. A part of the store lies
+ * allocated in one file.
+ *
+ *   NONE ──take──▶ HELD ──give (the store is full)──▶ GIVEN ──take──▶ HELD
+ *
+ *   HELD   small closes and new names are promised room out of most of it; more names,
+ *          out of the store's free blocks, which files then leave alone
+ *   GIVEN  what was promised finds the freed blocks; whoever asks for more is told
+ *          ENOSPC, until there is room for the reserve again
+ *   NONE   the store was never roomy enough: every close allocates for itself */
+#include "staging/memory/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define RESERVE_MAX (256ull << 20)	/* 10,000 small files, or 60,000 directory blocks */
+#define RESERVE_PART 256		/* and never more than this part of the store */
+#define RESERVE_MIN (256ull << 10)
+#define GIVE_STEPS 16u
+/* A small file takes its blocks, and may be the one that makes its directory, tmp/ or the
+ * inode's xattrs grow by one. */
+#define FILE_BLOCKS 3u
+#define NAME_BLOCKS 2u			/* a new directory, and its share of the one it stands in */
+#define SPARE_BLOCKS 64u
+#define SPARE_INODES 256u
+#define ASK_EVERY 64u			/* promises between two looks at the free blocks and inodes */
+#define TIGHT_PARTS 64u			/* reserves free: below, small files allocate before they are written */
+#define BLOCK 4096u
+
+void reserve_open(struct staging *s)
+{
+	struct stat st;
+	int tmp = io_store_tmp(s->o.store);
+
+	if (tmp < 0)
+		return;
+	s->reserve.fd = openat(tmp, "../reserve", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (s->reserve.fd < 0)
+		return;
+	/* of a worker that died: what it had promised counts on these blocks */
+	if (!fstat(s->reserve.fd, &st) && st.st_size) {
+		s->reserve.bytes = s->reserve.left = (uint64_t)st.st_size;
+		atomic_store(&s->reserve.state, RESERVE_GIVEN);
+	}
+	reserve_take(s);
+	if (s->reserve.left && s->reserve.left >= 2 * atomic_load(&s->reserve.promised))
+		atomic_store(&s->reserve.state, RESERVE_HELD);
+}
+
+/* A clean end: nothing is promised any more. */
+void reserve_close(struct staging *s, bool remove)
+{
+	if (s->reserve.fd < 0)
+		return;
+	if (remove)
+		unlinkat(io_store_tmp(s->o.store), "../reserve", 0);
+	close(s->reserve.fd);
+	s->reserve.fd = -1;
+}
+
+/* A little at a time: spilled files, which allocate as they are written, may take it too. */
+bool reserve_shrink(struct staging *s)
+{
+	bool gave = false;
+	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
+		return false;
+	/* whoever allocates for itself just now has seen HELD: let it end first */
+	pthread_rwlock_wrlock(&s->reserve.lock);
+	pthread_mutex_lock(&s->reserve.take_lock);	/* nobody takes it back meanwhile */
+	atomic_store(&s->reserve.state, RESERVE_GIVEN);
+	uint64_t step = s->reserve.bytes / GIVE_STEPS / BLOCK * BLOCK;
+	if (s->reserve.left < step + BLOCK)
+		step = s->reserve.left;
+	if (step && ftruncate(s->reserve.fd, (off_t)(s->reserve.left - step)) == 0) {
+		s->reserve.left -= step;
+		gave = true;
+	}
+	pthread_mutex_unlock(&s->reserve.take_lock);
+	pthread_rwlock_unlock(&s->reserve.lock);
+	return gave;
+}
+
+void reserve_take(struct staging *s)
+{
+	struct statvfs v;
+	uint64_t promised = atomic_load(&s->reserve.promised);
+
+	if (s->reserve.fd < 0 || atomic_load(&s->reserve.state) == RESERVE_HELD ||
+	    io_store_statvfs(s->o.store, &v))
+		return;
+	uint64_t bytes = v.f_blocks * v.f_frsize / RESERVE_PART;
+	bytes = bytes > RESERVE_MAX ? RESERVE_MAX : bytes / BLOCK * BLOCK;
+	if (bytes < RESERVE_MIN || v.f_bavail * v.f_frsize + s->reserve.left < 2 * bytes + promised)
+		return;
+	LOCK_SCOPE(&s->reserve.take_lock);
+	if (atomic_load(&s->reserve.state) != RESERVE_HELD &&
+	    fallocate(s->reserve.fd, 0, 0, (off_t)bytes) == 0) {
+		s->reserve.bytes = s->reserve.left = bytes;
+		atomic_store(&s->reserve.state, RESERVE_HELD);
+	}
+}
+
+static uint64_t cost(uint64_t size)
+{
+	return (size + BLOCK - 1) / BLOCK * BLOCK + (uint64_t)FILE_BLOCKS * BLOCK;
+}
+
+static void promise(struct staging *s, uint64_t *mine, uint64_t more)
+{
+	if (!*mine && more)
+		atomic_fetch_add(&s->reserve.inodes, 1);
+	atomic_fetch_add(&s->reserve.promised, more);
+	*mine += more;
+}
+
+/* What may be promised out of it; the rest is for directories that grow by a rename. */
+static uint64_t usable(const struct staging *s)
+{
+	return atomic_load(&s->reserve.state) == RESERVE_HELD ? s->reserve.bytes / 4 * 3 : 0;
+}
+
+/* Are `bytes` of the store's free blocks, and an inode, nobody's yet? */
+static bool spares(struct staging *s, uint64_t bytes)
+{
+	uint64_t promised = atomic_load(&s->reserve.promised), held = usable(s);
+	struct statvfs v;
+
+	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize)
+		return true;
+	atomic_store(&s->reserve.tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve.bytes);
+	if (v.f_files && v.f_favail < atomic_load(&s->reserve.inodes) + SPARE_INODES)
+		return false;
+	bytes += (promised > held ? promised - held : 0) + (uint64_t)SPARE_BLOCKS * BLOCK;
+	return v.f_bavail >= bytes / v.f_frsize;
+}
+
+bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
+{
+	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
+
+	if (atomic_load(&s->reserve.promised) + more > usable(s) ||
+	    (atomic_load(&s->reserve.inodes) % ASK_EVERY == 0 && !spares(s, 0)))
+		return false;
+	promise(s, mine, more);
+	return true;
+}
+
+void reserve_again(struct staging *s, uint64_t *mine, uint64_t size)
+{
+	promise(s, mine, cost(size));
+}
+
+void reserve_name(struct staging *s, uint64_t *mine)
+{
+	promise(s, mine, (uint64_t)NAME_BLOCKS * BLOCK);
+}
+
+void reserve_kept(struct staging *s, uint64_t *mine)
+{
+	if (*mine)
+		atomic_fetch_sub(&s->reserve.inodes, 1);
+	atomic_fetch_sub(&s->reserve.promised, *mine);
+	*mine = 0;
+}
+
+static bool is_given(struct staging *s)
+{
+	if (atomic_load(&s->reserve.state) == RESERVE_GIVEN)
+		reserve_take(s);
+	return atomic_load(&s->reserve.state) == RESERVE_GIVEN;
+}
+
+int reserve_enter(struct staging *s, uint64_t bytes)
+{
+	pthread_rwlock_rdlock(&s->reserve.lock);
+	if (!bytes || atomic_load(&s->reserve.state) == RESERVE_NONE || (!is_given(s) && spares(s, bytes)))
+		return 0;
+	pthread_rwlock_unlock(&s->reserve.lock);
+	return -ENOSPC;
+}
+
+void room_looked(struct staging *s)
+{
+	atomic_store(&s->room.seen_ns, 0);
+}
+
+void reserve_leave(struct staging *s)
+{
+	pthread_rwlock_unlock(&s->reserve.lock);
+	room_looked(s);
+}
+
+bool staging_room_for_names(struct staging *s)
+{
+	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
+		return true;
+	if (is_given(s))
+		return false;
+	uint64_t pending = atomic_load(&s->reserve.promised);
+	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || atomic_load(&s->reserve.inodes) % ASK_EVERY == 0;
+	return !ask || spares(s, (uint64_t)NAME_BLOCKS * BLOCK);
+}

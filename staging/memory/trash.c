@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT
+ * Files of the store's tmp/ that are of no use any more. To free a file's blocks takes tens
+ * of ms on a disk that discards at once, and longer for a large one; who has no more use for
+ * it holds s->lock, which every caller needs. So a thread of its own removes them. */
+#include "staging/memory/memory.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static void remove_now(struct staging *s, struct trash_file t)
+{
+	if (t.id)
+		io_tmp_remove(s->o.store, t.id);
+	if (t.fd >= 0)
+		close(t.fd);
+}
+
+void trash_put(struct staging *s, uint64_t id, int fd)
+{
+	struct trash_file t = {.id = id, .fd = fd};
+
+	if (!id && fd < 0)
+		return;
+	if (s->trash.n == s->trash.cap) {
+		size_t cap = s->trash.cap ? s->trash.cap * 2 : 64;
+		struct trash_file *all = realloc(s->trash.file, cap * sizeof(*all));
+		if (!all) {
+			remove_now(s, t);
+			return;
+		}
+		s->trash.file = all;
+		s->trash.cap = cap;
+	}
+	s->trash.file[s->trash.n++] = t;
+	s->trash.cleaning = true;
+	pthread_cond_signal(&s->trash.cond);
+}
+
+void staging_close_later(struct staging *s, int fd)
+{
+	LOCK_SCOPE(&s->lock);
+	trash_put(s, 0, fd);
+}
+
+bool trash_wait(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	bool waited = false;
+	while (s->started && !s->stop && s->trash.cleaning) {
+		waited = true;
+		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+	}
+	return waited;
+}
+
+void *trash_main(void *arg)
+{
+	struct staging *s = arg;
+
+	pthread_setname_np(pthread_self(), "cairn-trash");
+	staging_nice(PERSIST_NICE);
+	pthread_mutex_lock(&s->lock);
+	while (!s->stop) {
+		if (!s->trash.n) {
+			s->trash.cleaning = false;
+			pthread_cond_broadcast(&s->done_cond);
+			pthread_cond_wait(&s->trash.cond, &s->lock);
+			continue;
+		}
+		struct trash_file t = s->trash.file[--s->trash.n];
+		pthread_mutex_unlock(&s->lock);
+		remove_now(s, t);
+		pthread_mutex_lock(&s->lock);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+void trash_close(struct staging *s)
+{
+	while (s->trash.n)
+		remove_now(s, s->trash.file[--s->trash.n]);
+	free(s->trash.file);
+}

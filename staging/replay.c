@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: MIT
+ * Replay: the log is read from its beginning, and what it tells of is there again. */
+#include "staging/replay.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* What the store already shows has moved directories; later records name them. */
+static void replay_dirs(struct staging *s, const struct rec *r)
+{
+	if (r->type == REC_NODE && (r->flags & REC_SEALED) && S_ISDIR(r->mode))
+		staging_dir_learn(s, r->node, r->dir, r->name);
+	else if (r->seq && r->seq <= s->head->applied) {
+		if (r->type == REC_MKDIR)
+			staging_dir_learn(s, r->node, r->dir, r->name);
+		else if (r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+			dirs_moved(s, r->node, r->dir2, r->name2);
+		else if (r->type == REC_RMDIR)
+			dirs_gone(s, r->node2);
+	}
+}
+
+/* s->lock held */
+static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r, enum staged_state st)
+{
+	f->size = r->size;
+	f->atime = r->atime;
+	f->mtime = r->mtime;
+	f->ctime = r->when;
+	f->blocks = (r->size + 511) / 512;
+	f->sealed_once = true;
+	if (r->flags & REC_FSYNCED)
+		return;		/* its writer went on */
+	sf_set_state(s, f, st);
+	if (st == STAGED_DURABLE && f->spilled)
+		f->published = true;
+}
+
+/* Staged files whose state the log changes beside the order. */
+static void replay_staged(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	struct staged *f = r->sf ? sf_find(s, r->sf) : NULL;
+	if (!f)
+		return;
+	if (r->type == REC_FINAL || (r->type == REC_SEAL && !(r->flags & (REC_MAPPED | REC_FSYNCED))))
+		sf_set_late(s, f, false);
+	if (r->type == REC_SEAL && r->seq <= s->head->applied) {
+		if (!f->n_seals)
+			replay_sealed(s, f, r, STAGED_DURABLE);
+		if (r->flags & REC_MAPPED)	/* perhaps published before its mapping went */
+			sf_set_late(s, f, true);
+	} else if (r->type == REC_STAGED && (r->flags & REC_SEALED)) {
+		replay_sealed(s, f, r, STAGED_DURABLE);
+	} else if (r->type == REC_STAGED) {
+		if (!f->spilled && (r->flags & REC_SPILLED))
+			sf_replay_spill(s, f);
+		sf_set_state(s, f, STAGED_OPEN);
+	}
+}
+
+/* A SEAL without its staged file keeps its place in the order. A spilled file whose rename
+ * came through just before the kill is in the store, but perhaps not under all its names. */
+static int replay_missing(struct staging *s, const struct rec *r, bool lost)
+{
+	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
+	bool away = io_store_away(s->o.store);	/* nothing is published: the next worker asks again */
+	struct rec ghost = *r;
+	struct pend *p;
+
+	if (!there && !away)
+		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is lost "
+			      "and the one before it stays in the store");
+	if (!there) {
+		ghost.type = REC_ATTR;
+		ghost.flags |= REC_GHOST;
+	}
+	LOCK_SCOPE(&s->lock);
+	p = pend_new(&ghost);
+	if (!p)
+		return -ENOMEM;
+	pend_add(s, p, NULL);
+	p->again = p->begun = there;
+	return 0;
+}
+
+static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
+{
+	const struct rec *r = &p->r;
+	LOCK_SCOPE(&s->lock);
+
+	pend_add(s, p, sf);
+	p->again = r->seq == s->head->applied + 1;
+	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+		dirs_moving(s, r->node, r->dir2, r->name2);
+	s->st.recovered_records++;
+	if (!sf)
+		return;
+	p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
+	replay_sealed(s, sf, r, STAGED_SEALED);
+	s->st.recovered_files++;
+	if (r->size <= STAGING_SMALL && !sf->spilled)	/* its close was promised room */
+		reserve_again(s, &p->promised, r->size);
+	if (r->flags & REC_MAPPED) {
+		p->state = PEND_WAIT;
+		s->order.n_wait++;
+	} else {
+		persist_queue(s, p);
+		sf_rest(sf);
+	}
+}
+
+static int replay_pend(struct staging *s, const struct rec *r)
+{
+	struct staged *sf = NULL;
+	struct pend *p;
+
+	if (r->seq > s->log.last_seq)
+		s->log.last_seq = r->seq;
+	if (r->seq <= s->head->applied)
+		return 0;
+	if (r->type == REC_SEAL) {
+		int rc = staged_recover(s, r, &sf);
+		if (rc == -ENOENT || rc == -EINVAL || rc == -ENODATA || (rc && io_store_away(s->o.store)))
+			return replay_missing(s, r, rc == -ENODATA);
+		if (rc)		/* the version may well be there: it must not be given up */
+			return rc;
+	}
+	p = pend_new(r);
+	if (p)
+		replay_add(s, p, sf);
+	if (sf)
+		staged_unref(sf);
+	return p ? 0 : -ENOMEM;
+}
+
+/* That version's file was whole, and what is staged may be a later one, half written: what was
+ * synced is not asked again, for a sync that fails would want it written from there. The file is
+ * gone only if it has its name already. */
+static void replay_written(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	struct pend *p = s->order.pend;
+	while (p && p->r.seq != r->node2)
+		p = p->next;
+	if (p && r->flags & REC_GHOST)
+		p->failed_fsync = true;
+	if (r->flags & REC_GHOST)
+		return;
+	int fd = p && p->sf ? io_tmp_open(s->o.store, r->ino, O_RDONLY) : -1;
+	bool gone = fd == -ENOENT;	/* any other error is not told here: publishing meets it again */
+	if (!p || !p->sf || (gone && !p->again))
+		return;
+	if (fd >= 0)
+		close(fd);
+	if (p->state == PEND_WAIT)
+		s->order.n_wait--;
+	persist_unqueue(s, p);
+	p->tmp_id = gone ? 0 : r->ino;
+	p->begun = gone;
+	p->state = gone || r->flags & REC_FSYNCED ? PEND_READY : PEND_WRITTEN;
+}
+
+/* Goes on in a copy of the good part; the damaged log stays as it is for a person. */
+static int log_set_damaged_aside(struct staging *s, size_t good)
+{
+	char name[32], keep[64], buf[65536];
+	size_t at = 0;
+	ssize_t n;
+
+	int fd = log_open_segment(s, s->head->segment + 1, O_CREAT | O_TRUNC);
+	if (fd < 0)
+		return fd;
+	while (at < good) {
+		size_t want = good - at < sizeof(buf) ? good - at : sizeof(buf);
+		n = pread(s->log.fd, buf, want, (off_t)at);
+		if (n <= 0 || pwrite(fd, buf, (size_t)n, (off_t)at) != n) {
+			close(fd);
+			return -EIO;
+		}
+		at += (size_t)n;
+	}
+	log_segment_name(s->head->segment, name);
+	snprintf(keep, sizeof(keep), "log.damaged.%lld", (long long)time(NULL));
+	if (renameat(s->o.place.base, name, s->o.place.base, keep)) {
+		close(fd);
+		return -errno;
+	}
+	close(s->log.fd);
+	s->log.fd = fd;
+	s->head->recalled += s->head->recalled == s->head->segment;
+	atomic_fetch_add(&s->head->segment, 1);
+	return 0;
+}
+
+int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx)
+{
+	struct stat st;
+	if (fstat(s->log.fd, &st))
+		return -errno;
+	if (!st.st_size)
+		return 0;
+	void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, s->log.fd, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	size_t pos = 0, used;
+	int rc = 0;
+	mark_recall(s);
+	s->log.replaying = true;
+	struct rec r;
+	while (pos < (size_t)st.st_size) {
+		rc = rec_decode((char *)map + pos, (size_t)st.st_size - pos, &r, &used);
+		if (rc)
+			break;
+		pos += used;
+		log_answered(s, &r);
+		if (r.flags & REC_ANSWER)
+			continue;
+		replay_dirs(s, &r);
+		if (is_ordered(r.type))
+			rc = replay_pend(s, &r);
+		if (r.type == REC_FORGET && s->head->recalled == s->head->segment)
+			continue;	/* what was clean then is on its way again */
+		if (!rc && each)
+			rc = each(ctx, &r);
+		replay_staged(s, &r);
+		replay_flush(s, &r);
+		if (r.type == REC_WRITTEN)
+			replay_written(s, &r);
+		if (r.type == REC_KEEP)
+			buffer_kept_again(s, r.fh);
+		if (r.type == REC_REFUSED)
+			refuse_replayed(s, &r);
+		sweep_note(s, &r);
+		if (rc)
+			break;
+	}
+	s->log.replaying = false;
+	munmap(map, (size_t)st.st_size);
+	if (rc == -EAGAIN) {	/* a record cut short by a kill was never answered */
+		rc = 0;
+	} else if (rc == -EBADMSG) {
+		s->o.notice(s->o.ctx, "staging: the log is damaged; what comes before the damage was recovered, "
+				      "the damaged log is kept as log.damaged.*");
+		rc = log_set_damaged_aside(s, pos);
+	}
+	s->log.bytes = pos;
+	if (!rc && ftruncate(s->log.fd, (off_t)pos))
+		rc = -errno;
+	if (!rc)
+		sweep_closed(s);
+	if (s->log.last_seq < s->head->applied)
+		s->log.last_seq = s->head->applied;
+	return rc;
+}

@@ -1,0 +1,46 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The store refuses a version for good: its directory is on another filesystem, so that no rename leads
+# there (EXDEV). fsync of the file, and of what commits it, says so; cairn wait, the state and the status
+# too, until a person has seen it. Other directories are not concerned.
+. "$(dirname "$0")/../lib/lib.sh"
+need_root
+
+s=$TMP/store m=$TMP/mnt cairn=$BUILD/cairn
+mkdir -p "$s/sub" "$TMP/other"
+mount -t tmpfs -o size=16M refused "$TMP/other" && mount --bind "$TMP/other" "$s/sub" || die "cannot mount"
+on_exit "umount -l '$s/sub' '$TMP/other' 2>/dev/null"
+start_mount "$s" "$m" staging=64M,ballast=0
+
+# Writes, fsyncs; prints the error's name or "ok".
+sync_of()
+{
+	python3 -c 'import errno, os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(fd, b"z" * 100000)
+try:
+    os.fsync(fd)
+    print("ok")
+except OSError as x:
+    print(errno.errorcode[x.errno])' "$1"
+}
+
+mkdir "$m/fine"
+got=$(sync_of "$m/sub/shard.pt")
+[ "$got" = EXDEV ] || die "fsync of the refused file: $got"
+got=$(sync_of "$m/fine/shard.pt")
+[ "$got" = ok ] || die "fsync elsewhere: $got"
+got=$(sync_of "$m/tracker")	# commits what is below its directory
+[ "$got" = EXDEV ] || die "fsync of what commits it: $got"
+[ "$(state "$m/sub")" = failed ] && [ "$(state "$m")" = failed ] || die "state: $(state "$m/sub") $(state "$m")"
+[ "$(state "$m/fine")" = durable ] || die "state elsewhere: $(state "$m/fine")"
+"$cairn" wait --timeout 20 "$m" 2>"$TMP/err" && die "cairn wait succeeds"
+has 'refused sub/shard.pt: Invalid cross-device link' "$TMP/err" || die "wait says: $(cat "$TMP/err")"
+status_field "$m" refused | has sub/shard.pt || die "status: $(status_field "$m" refused)"
+"$cairn" status "$m" | has 'REFUSED *1 changes.*sub/shard.pt' || die "$("$cairn" status "$m")"
+cmp <(head -c 100000 /dev/zero | tr '\0' z) "$s"/.cairn/lost+found/*shard.pt.* || die "its bytes are not kept"
+
+# A person has seen it.
+"$cairn" retry "$m" >/dev/null || die "retry"
+wait_durable "$m"
+[ "$(status_field "$m" refused)" = null ] || die "still refused: $(status_field "$m" refused)"

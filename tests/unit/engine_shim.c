@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+#include "engine_shim.h"
+
+#include "io/engine/table.h"
+
+static struct io_ops patched;
+static const struct io_ops *real;
+static shim_seen_fn seen_fn;
+static void *seen_ctx;
+
+static enum shim_kind kind_of(enum io_op op)
+{
+	switch (op) {
+	case IO_OP_RENAME:
+	case IO_OP_LINK:
+	case IO_OP_UNLINK:
+	case IO_OP_RMDIR:
+	case IO_OP_MKDIR:
+	case IO_OP_SYMLINK:
+	case IO_OP_MKNOD:
+		return SHIM_NAME;
+	case IO_OP_SYNC_DIR:
+	case IO_OP_SYNC_ALL:
+	case IO_OP_SYNC_MARK:
+		return SHIM_SYNC;
+	case IO_OP_SYNC_DATA:
+		return SHIM_SYNC_BYTES;
+	default:
+		return SHIM_OTHER;
+	}
+}
+
+static ssize_t shim_call(struct io_engine *e, const struct io_call *c)
+{
+	int rc = seen_fn(seen_ctx, kind_of(c->op), c->fd);
+
+	return rc ? rc : real->call(e, c);
+}
+
+void shim_engine(struct io_engine *e, shim_seen_fn seen, void *ctx)
+{
+	real = e->ops;
+	patched = *real;
+	patched.call = shim_call;
+	seen_fn = seen;
+	seen_ctx = ctx;
+	e->ops = &patched;
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT
+ * fs/trust.c for a test in C++, which fs.h is not. */
+#ifndef TRUST_SHIM_H
+#define TRUST_SHIM_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+struct io_store;
+/* The calling process becomes one; place: a descriptor of staging. */
+int shim_trust_worker(struct io_store *store, int place);
+int shim_trust_keeper(struct io_store *store);
+void shim_trust_still(void);
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Checkpoints: see ckpt.h.
+ */
+#include "ckpt.h"
+
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#define OPEN_FILE (O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)
+
+/* ---- open ------------------------------------------------------------------------- */
+
+static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
+{
+	struct ckpt_name *n = &c->name[i];
+	char state[16] = "", over[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM], buf[64];
+	struct stat st;
+
+	n->name = c->names.v[i];
+	if (fstatat(c->dir, n->name, &st, 0))
+		return errno == ENOENT ? 0 : -errno;	/* gone, or a link to nowhere */
+	n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+	n->dir = S_ISDIR(st.st_mode);
+	n->mtime = st.st_mtim;
+	if (ckpt_commit_of(n->name, 0, buf) &&
+	    !xattr_at(c->dir, n->name, CKPT_OVER_KEY, over, sizeof(over))) {
+		xattr_at(c->dir, n->name, XATTR_CHECKSUM, sum, sizeof(sum));
+		ckpt_over_parse(over, sum, &n->over);
+	}
+	if (c->on_mount && S_ISREG(st.st_mode)) {
+		xattr_at(c->dir, n->name, XATTR_STATE, state, sizeof(state));
+		n->open = !strcmp(state, "open");
+	}
+	if (st.st_mtim.tv_sec > newest->tv_sec)
+		*newest = st.st_mtim;
+	return 0;
+}
+
+static int look_at_all(struct ckpt *c)
+{
+	struct timespec newest = { 0 }, now;
+	struct stat st;
+	int err = 0;
+
+	c->name = calloc(c->names.n ? c->names.n : 1, sizeof(*c->name));
+	if (!c->name)
+		return -ENOMEM;
+	if (!c->alone && !fstat(c->dir, &st))
+		newest = st.st_mtim;	/* a rename or an unlink counts too */
+	for (size_t i = 0; !err && i < c->names.n; i++)
+		err = look_at(c, i, &newest);
+	clock_gettime(CLOCK_REALTIME, &now);
+	c->quiet_s = difftime(now.tv_sec, newest.tv_sec);
+	return err;
+}
+
+static const char *base_name(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+static int one_name(struct ckpt *c, const char *name)
+{
+	c->names.v = calloc(1, sizeof(*c->names.v));
+	if (!c->names.v)
+		return -ENOMEM;
+	c->names.v[0] = strdup(base_name(name));
+	c->names.n = 1;
+	return c->names.v[0] ? 0 : -ENOMEM;
+}
+
+/* The directory a file is in: what the path says, or dirfd itself. */
+static int parent_of(int dirfd, const char *name)
+{
+	CLEANUP_FREE char *dir = strdup(name);
+	char *slash = dir ? strrchr(dir, '/') : NULL;
+	int fd;
+
+	if (!dir)
+		return -ENOMEM;
+	if (slash)
+		slash[slash == dir] = '\0';
+	fd = openat(dirfd, slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+/* The last component of where the directory really is: "." and links have no step. */
+static void real_name(int fd, const char *path, char *buf, size_t cap)
+{
+	char link[64], real[4096];
+	ssize_t n;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, real, sizeof(real) - 1);
+	real[n < 0 ? 0 : n] = '\0';
+	snprintf(buf, cap, "%.255s", base_name(n > 0 ? real : path));
+}
+
+int ckpt_open(int dirfd, const char *name, const char *path, bool on_mount, struct ckpt *out)
+{
+	char real[256];
+	int err = 0;
+
+	*out = CKPT_EMPTY;
+	out->on_mount = on_mount;
+	out->path = strdup(path);
+	out->dir = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (out->dir < 0 && errno == ENOTDIR) {
+		out->alone = true;
+		out->dir = parent_of(dirfd, name);
+		err = out->dir < 0 ? out->dir : one_name(out, name);
+	} else {
+		err = out->dir < 0 ? -errno : names_read(out->dir, &out->names);
+	}
+	if (!err && !out->path)
+		err = -ENOMEM;
+	if (!err)
+		err = look_at_all(out);
+	if (err) {
+		ckpt_close(out);
+		return err;
+	}
+	real_name(out->dir, path, real, sizeof(real));
+	if (out->alone)
+		ckpt_recognize_file(out->names.v[0], &out->kind);
+	else
+		ckpt_recognize(real, out->name, out->names.n, &out->kind);
+	return 0;
+}
+
+void ckpt_close(struct ckpt *c)
+{
+	for (size_t i = 0; c->name && i < c->names.n; i++)
+		free((char *)c->name[i].fault);
+	free(c->name);
+	names_free(&c->names);
+	if (c->dir >= 0)
+		close(c->dir);
+	fmt_set_free(c->set);
+	free(c->index.v);
+	free((char *)c->path);
+	*c = CKPT_EMPTY;
+}
+
+int ckpt_need(const char *path, struct ckpt *out)
+{
+	CLEANUP_PLACE struct place p = PLACE_NONE;
+	int err = place_find(path, &p);
+
+	*out = CKPT_EMPTY;
+	if (!err || err == -ENODEV || err == -EXDEV)	/* plain files will do */
+		err = ckpt_open(AT_FDCWD, path, path, p.on_mount, out);
+	if (err) {
+		complain_place(path, err);
+		return place_code(err);
+	}
+	if (out->kind.format == CKPT_NONE) {
+		struct stat st;
+
+		complain("%s: no checkpoint that is known here%s", path, stat(path, &st) || !S_ISREG(st.st_mode) ? "" :
+			 ": name its directory, or a .safetensors, .pt, .pth or .ckpt file");
+		ckpt_close(out);
+		return CAIRN_USAGE;
+	}
+	return CAIRN_OK;
+}
+
+/* ---- files ------------------------------------------------------------------------ */
+
+/* Where the symlink `name` leads, out of the directory. Whose directory it is must not have others
+ * (root, above all) read for him what only they may: it is their own link, or to a file of its owner's.
+ * Only then is the file opened; to open a device may do something. */
+static int open_outside(const struct ckpt *c, const char *name)
+{
+	CLEANUP_CLOSE int link = openat(c->dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_CLOSE int at = -1;
+	char target[4096], path[64];
+	struct stat ls, st;
+	ssize_t n = link < 0 ? -1 : readlinkat(link, "", target, sizeof(target) - 1);
+
+	if (n < 0 || fstat(link, &ls))
+		return -errno;
+	target[n] = '\0';	/* the link may be another by now */
+	at = openat(c->dir, target, O_PATH | O_CLOEXEC);
+	if (at < 0 || fstat(at, &st))
+		return -errno;
+	if (ls.st_uid != geteuid() && ls.st_uid != st.st_uid) {
+		complain("%s/%s: another user's symlink to a file outside that is not his: not followed", c->path,
+			 name);
+		return -EPERM;
+	}
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
+	n = open(path, OPEN_FILE);
+	return n < 0 ? -errno : (int)n;
+}
+
+/* Symlinks are followed as long as they stay below (Hugging Face's cache is full of them,
+ * which lead out: those are followed for a name in the directory itself). */
+int ckpt_open_file(const struct ckpt *c, const char *name)
+{
+	struct open_how how = {.flags = OPEN_FILE,
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+	int fd = (int)syscall(SYS_openat2, c->dir, name, &how, sizeof(how));
+
+	if (fd < 0 && errno == EXDEV && !strchr(name, '/'))
+		return open_outside(c, name);
+	return fd < 0 ? -errno : fd;
+}
+
+static int read_fd(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	int fd = *(int *)ctx;
+
+	for (size_t got = 0; got < len;) {
+		ssize_t n = pread(fd, (char *)buf + got, len - got, (off_t)(off + got));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (!n)
+			return -EIO;	/* shorter than it was a moment ago */
+		got += (size_t)n;
+	}
+	return 0;
+}
+
+int ckpt_source(int *fd, struct fmt_source *out)
+{
+	struct stat st;
+
+	if (fstat(*fd, &st))
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	*out = (struct fmt_source){ .size = (uint64_t)st.st_size, .read = read_fd, .ctx = fd };
+	return 0;
+}
+
+ssize_t ckpt_find(const struct ckpt *c, const char *name)
+{
+	size_t lo = 0, hi = c->names.n;
+
+	while (lo < hi) {
+		size_t mid = (lo + hi) / 2;
+		int d = strcmp(c->names.v[mid], name);
+
+		if (!d)
+			return (ssize_t)mid;
+		if (d < 0)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return -1;
+}
+
+bool ckpt_is_loose(const struct ckpt_kind *k)
+{
+	return k->format == CKPT_TORCH || k->format == CKPT_SAFETENSORS;
+}
+
+bool ckpt_is_own(const struct ckpt *c, size_t i)
+{
+	const char *name = c->names.v[i];
+
+	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_safetensors(name) || ckpt_is_index(name) ||
+				   ckpt_is_torch(name));
+}
+
+/* ---- read ------------------------------------------------------------------------- */
+
+struct reading {
+	const struct ckpt *c;
+	ckpt_bad_fn bad;
+	void *ctx;
+};
+
+static int open_source(void *ctx, const char *name, struct fmt_source *out)
+{
+	const struct reading *r = ctx;
+	int *fd = malloc(sizeof(*fd)), err;
+
+	if (!fd)
+		return -ENOMEM;
+	*fd = ckpt_open_file(r->c, name);
+	err = *fd < 0 ? *fd : ckpt_source(fd, out);
+	if (!err)
+		return 0;
+	if (*fd >= 0)
+		close(*fd);
+	free(fd);
+	return err;
+}
+
+static void close_source(void *ctx, struct fmt_source *s)
+{
+	(void)ctx;
+	close(*(int *)s->ctx);
+	free(s->ctx);
+}
+
+static int tell_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
+{
+	const struct reading *r = ctx;
+
+	if (r->bad)
+		r->bad(r->ctx, file, e, err);
+	return 0;
+}
+
+int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
+{
+	struct reading r = { .c = c, .bad = bad, .ctx = ctx };
+	const struct ckpt_io io = { .ctx = &r, .open = open_source, .close = close_source,
+				    .bad = tell_bad, .max_bytes = PICKLE_MAX_BYTES };
+	struct ckpt_content in = { .kind = c->kind, .v = c->name, .n = c->names.n };
+	int err = ckpt_content_read(&in, &io, deep ? CKPT_ALL : CKPT_SOUND);
+	char **v = reallocarray(c->names.v, in.n ? in.n : 1, sizeof(*v));
+
+	c->kind = in.kind;
+	c->name = in.v;
+	c->set = in.set;
+	c->index = in.index;
+	if (!v)
+		return -ENOMEM;	/* the command ends: names that came with the reading go with it */
+	c->names.v = v;
+	c->names.n = in.n;	/* files in directories below may have come */
+	for (size_t i = 0; i < in.n; i++)
+		v[i] = (char *)in.v[i].name;
+	return err;
+}
+
+/* ---- judge ------------------------------------------------------------------------ */
+
+void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
+{
+	ckpt_judge(&c->kind, c->name, c->names.n, c->set, c->index.v ? &c->index : NULL, c->quiet_s,
+		   out);
+}
+
+void ckpt_durability(const struct ckpt *c, char *buf, size_t cap)
+{
+	*buf = '\0';
+	if (!c->on_mount)
+		return;
+	if (c->alone)
+		xattr_at(c->dir, c->names.v[0], XATTR_STATE, buf, cap);
+	else
+		xattr_of_fd(c->dir, XATTR_STATE, buf, cap);
+}
+
+bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
+{
+	char state[16];
+
+	ckpt_durability(c, state, sizeof(state));
+	return v->state == CKPT_COMPLETE && (!c->on_mount || !strcmp(state, "durable"));
+}
+
+/* ---- text ------------------------------------------------------------------------- */
+
+const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
+{
+	const size_t gap = strlen(between);
+	char *p = buf, number[NUMBER_ROOM];
+
+	*p = '\0';
+	for (unsigned i = 0; i < n; i++) {
+		size_t len = (size_t)(put_number(number, v[i]) - number);
+
+		if ((size_t)(buf + cap - p) <= gap + len) {
+			snprintf(buf, cap, "?");
+			break;
+		}
+		if (i)
+			p = mempcpy(p, between, gap);
+		p = mempcpy(p, number, len + 1) - 1;
+	}
+	return buf;
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of the `cairn` command share. A cmd_ function is a subcommand:
+ * it gets its own argv (argv[0] is the subcommand's name) and returns the exit
+ * code. Below them everything returns 0 or a negative errno and prints nothing,
+ * unless it is named complain_, print_ or progress_.
+ */
+#ifndef CAIRN_CLI_H
+#define CAIRN_CLI_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "json.h"
+
+enum cairn_exit {
+	CAIRN_OK = 0,
+	CAIRN_FAILED = 1,	/* asked rightly, and the answer is bad news */
+	CAIRN_USAGE = 2,	/* wrong options, no such path, not on a cairnfs */
+	CAIRN_TIMEOUT = 3,
+};
+
+/* ---- scope ---------------------------------------------------------------- */
+
+static inline void cairn_free_ptr(void *p)
+{
+	free(*(void **)p);
+}
+
+static inline void cairn_close_fd(int *fd)
+{
+	if (*fd >= 0) {
+		int saved = errno;	/* often read after the scope */
+
+		close(*fd);
+		errno = saved;
+	}
+}
+
+#define CLEANUP_FREE __attribute__((cleanup(cairn_free_ptr)))
+#define CLEANUP_CLOSE __attribute__((cleanup(cairn_close_fd)))
+#define CLEANUP_JSON __attribute__((cleanup(json_doc_freep)))
+
+/* ---- subcommands ------------------------------------------------------------ */
+
+int cmd_status(int argc, char **argv);
+int cmd_ls(int argc, char **argv);
+int cmd_tensors(int argc, char **argv);
+int cmd_check(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
+int cmd_latest(int argc, char **argv);
+int cmd_rm(int argc, char **argv);
+int cmd_export(int argc, char **argv);
+int cmd_import(int argc, char **argv);
+int cmd_wait(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
+int cmd_retry(int argc, char **argv);
+int cmd_discard(int argc, char **argv);
+int cmd_umount(int argc, char **argv);
+
+/* ---- what is wrong (complain.c) ---------------------------------------- */
+
+/* One line on stderr, "cairn: ...". */
+__attribute__((format(printf, 1, 2))) void complain(const char *fmt, ...);
+/* complain() and the hint where help is; returns CAIRN_USAGE. */
+__attribute__((format(printf, 2, 3))) int complain_usage(const char *sub, const char *fmt, ...);
+/* Says which option getopt_long() just refused (it returned '?' or ':'). */
+int complain_option(const char *sub, char **argv);
+
+/* ---- where a path is (where.c) ---------------------------------------- */
+
+struct mount {
+	int id, parent;
+	unsigned dev_major, dev_minor;
+	char *root, *point, *fstype, *source;
+};
+
+struct mounts {
+	struct mount *v;
+	size_t n;
+};
+
+int mounts_read(struct mounts *out);	/* /proc/self/mountinfo */
+int mounts_read_of(const char *path, struct mounts *out);	/* of another process */
+void mounts_free(struct mounts *m);
+bool mount_is_cairnfs(const struct mount *m);
+int mount_id_of(int fd);		/* of any descriptor; asks no filesystem; or -errno */
+/* Who keeps a mount busy, a line each, indented; how many lines. */
+int print_users(FILE *f, int mount_id);
+/* The processes, one a mount namespace, that have a filesystem mounted: a line each, indented; how many. Those of
+ * cairnfs itself are left out. */
+int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor);
+
+struct place {
+	const char *arg;	/* as the user wrote it; borrowed */
+	int fd;			/* O_PATH of the path itself */
+	int root;		/* O_PATH of the mount's root, or of the store */
+	bool on_mount;		/* else in a bare store */
+	int mount_id;		/* of the mount whose root `root` is; -1 in a store */
+	unsigned dev_major, dev_minor;	/* its device, 0:0 in a store */
+	char *top;		/* the mount point, or the store's path */
+	char *below;		/* path below top, without leading '/'; "" is top itself */
+};
+
+#define PLACE_NONE ((struct place){ .fd = -1, .root = -1, .mount_id = -1 })
+#define CLEANUP_PLACE __attribute__((cleanup(place_close)))
+
+/* -errno of a call on a mount. One that was under way when its daemon died fails with ECONNABORTED,
+ * each later one with ENOTCONN: that is the error of both. */
+static inline int call_error(void)
+{
+	return errno == ECONNABORTED ? -ENOTCONN : -errno;
+}
+
+/* -ENODEV: neither on a cairnfs mount nor in a store; -EXDEV: a bind mount of a
+ * cairnfs whose root is not mounted here; else as open(2). */
+int place_find(const char *path, struct place *out);
+void place_close(struct place *p);
+/* place_find(), and on error one line that says what is wrong; CAIRN_OK, or place_code(). */
+int place_need(const char *path, bool need_mount, struct place *out);
+/* One line for an error of place_find(), or of a call on the path. */
+void complain_place(const char *path, int err);
+/* What to end with then: a dead daemon is a failure, all else is wrongly asked. */
+int place_code(int err);
+/* The only cairnfs mount there is, or the one the working directory is on:
+ * malloc()ed path. -ENODEV: none; -EEXIST: several. */
+int place_default(char **out);
+/* Lists the cairnfs mounts to f, one a line, indented. */
+void print_mounts(FILE *f);
+
+/* .cairn/status.json of the mount. -ENOTCONN: its daemon is gone; -EBADMSG: not JSON. */
+int place_status(const struct place *p, struct json_doc **out);
+/* Reads a whole file below a directory descriptor; NUL-terminated; -EFBIG past max. */
+int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t *len);
+/* One line for a status that could not be had; returns CAIRN_FAILED. */
+int complain_status(const struct place *p, int err);
+
+/* ---- what a file says of itself ----------------------------------------------- */
+
+#define XATTR_STATE "user.cairn.state"
+#define XATTR_ERROR "user.cairn.error"
+#define XATTR_CHECKSUM "user.cairn.checksum"
+#define XATTR_PENDING "user.cairn.pending"
+#define XATTR_LANE "user.cairn.lane"
+#define XATTR_LATEST "user.cairn.latest"
+
+/* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE
+ * when it is longer than cap - 1, -ENODATA when there is none. fd may be O_PATH; the second never follows a symlink. */
+int xattr_of_fd(int fd, const char *key, char *buf, size_t cap);
+int xattr_at(int dirfd, const char *name, const char *key, char *buf, size_t cap);
+
+/* ---- trees (walk.c) ------------------------------------------------------ */
+
+struct names {
+	char **v;
+	size_t n, cap;
+};
+
+/* Names in a directory, sorted by bytes, without "." and "..". */
+int names_read(int dirfd, struct names *out);
+void names_free(struct names *n);
+
+enum walk_what {
+	WALK_END,
+	WALK_ENTRY,	/* anything, directories included, before what is in them */
+	WALK_LEAVE,	/* a directory, after what is in it */
+	WALK_ERROR,	/* err says why; what is below is not visited */
+};
+
+struct walk_item {
+	enum walk_what what;
+	const char *path;	/* from the start, "" is the start; any length */
+	const char *name;	/* last component; "." for the start */
+	int dirfd;		/* where name is found */
+	int twin;		/* the same directory in the twin tree; -1 = it has none */
+	struct stat st;		/* lstat(2); unset on WALK_ERROR */
+	int err;
+};
+
+struct walk;
+
+/* Walks the directory open at `start`, and in step with it `twin` (-1: none).
+ * Both stay the caller's. Symlinks are not followed, nothing recurses, a bounded
+ * number of descriptors is used. `skip`: a name left out at the top, or NULL. */
+int walk_open(int start, int twin, const char *skip, struct walk **out);
+void walk_close(struct walk *w);
+/* Valid until the next call. */
+enum walk_what walk_next(struct walk *w, struct walk_item *out);
+/* Does not go into the directory that was the last WALK_ENTRY; no WALK_LEAVE comes for it. */
+void walk_leave(struct walk *w);
+
+static inline void walk_closep(struct walk **w)
+{
+	walk_close(*w);
+}
+#define CLEANUP_WALK __attribute__((cleanup(walk_closep)))
+
+/* ---- text (text.c) --------------------------------------------------------- */
+
+double now_s(void);			/* monotonic */
+void sleep_s(double s);
+const char *human_bytes(uint64_t n, char buf[32]);	/* "1.5 GiB" */
+#define NUMBER_ROOM 21
+char *put_number(char *p, uint64_t n);	/* in decimal, NUL-terminated; its end */
+const char *human_time(double s, char buf[32]);		/* "0:07", "1:02:03" */
+/* A name for a person: control bytes as \xNN when f is a terminal. */
+void print_name(FILE *f, const char *name);
+/* "S", "S.fff", S >= 0: a timeout in seconds. */
+int parse_seconds(const char *s, double *out);
+
+struct progress {
+	FILE *f;
+	const char *label;
+	bool tty, quiet, shown;
+	double start, last_show, last_sample;
+	uint64_t done, left;	/* done + left = what there is to do */
+	uint64_t sample_done;
+	double rate;		/* bytes a second, smoothed; 0 = not known yet */
+};
+
+void progress_start(struct progress *p, const char *label, bool quiet);
+/* What is left now; what it shrank by counts as done. `note`: a word on what goes on. */
+void progress_left(struct progress *p, uint64_t left, const char *note);
+/* The same, told by what is done. */
+void progress_done(struct progress *p, uint64_t done, uint64_t total, const char *note);
+void progress_end(struct progress *p);	/* takes the bar off the terminal */
+
+#endif

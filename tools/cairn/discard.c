@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn discard: gives up versions whose close failed. Nothing but a person's word does that: the
+ * bytes exist nowhere else.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *reason(int err)
+{
+	switch (err) {
+	case -EINVAL: return "its state is not failed: there is nothing to give up";
+	case -EBUSY: return "it is open; close it first";
+	case -EAGAIN: return "the version before it is still on its way to the store; `cairn wait` and try again";
+	case -EACCES:
+	case -EPERM: return "only root and the user who mounted it may";
+	default: return strerror(-err);
+	}
+}
+
+static int ask(const struct place *p, uint64_t ino)
+{
+	CLEANUP_CLOSE int fd = openat(p->root, ".cairn/control", O_WRONLY | O_CLOEXEC);
+	char line[40];
+	int n = snprintf(line, sizeof(line), "discard %llu", (unsigned long long)ino);
+
+	return fd < 0 || write(fd, line, (size_t)n) < 0 ? -errno : 0;
+}
+
+static int discard(const char *path)
+{
+	CLEANUP_PLACE struct place p = PLACE_NONE;
+	struct stat st;
+	int code = place_need(path, true, &p);
+
+	if (code)
+		return code;
+	int err = fstatat(p.fd, "", &st, AT_EMPTY_PATH) ? -errno : S_ISREG(st.st_mode) ? ask(&p, st.st_ino) : -EINVAL;
+	bool gone = err == -ENODATA;	/* no version stands in the store: what is left of it is its name */
+
+	if (gone)
+		err = unlink(path) ? -errno : 0;
+	if (err) {
+		complain("%s: %s", path, reason(err));
+		return CAIRN_FAILED;
+	}
+	printf("%s: given up; %s\n", path, gone ? "there was no version before it, so it is removed" :
+	       "the version before it counts again");
+	return CAIRN_OK;
+}
+
+int cmd_discard(int argc, char **argv)
+{
+	int worst = CAIRN_OK;
+
+	if (getopt(argc, argv, "") != -1)
+		return complain_option("discard", argv);
+	if (optind == argc)
+		return complain_usage("discard", "which PATH?");
+	for (int i = optind; i < argc; i++) {
+		int code = discard(argv[i]);
+		worst = code ? code : worst;
+	}
+	return worst;
+}

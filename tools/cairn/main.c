@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn: asks a cairnfs mount, or a bare store, how its files are. Read first:
+ * the table below names the subcommands; each is one file, <name>.c.
+ */
+#include "cli.h"
+
+#include <getopt.h>
+#include <string.h>
+
+static int cmd_help(int argc, char **argv);
+static int cmd_version(int argc, char **argv);
+
+static const struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *args, *what, *more;
+} commands[] = {
+	{ "status", cmd_status, "[--json] [--watch] [MOUNT]",
+	  "what a mount is doing: staging, versions by state, errors",
+	  "  --json   the daemon's status.json as it stands\n"
+	  "  --watch  again each second, with rates, until interrupted\n"
+	  "Without MOUNT: the mount the working directory is on, or the only one there is." },
+	{ "ls", cmd_ls, "[-l] [--bytes] [--json] [PATH...]",
+	  "files and how far each is on its way to the store",
+	  "  -l       mode, owner, size, state, lane, checksum, time; directories summed up\n"
+	  "  --bytes  sizes in bytes\n"
+	  "  --json   for programs\n"
+	  "States: open, staged, persisting, durable, failed. Works on a bare store too\n"
+	  "(state '-': what is in the store is published)." },
+	{ "tensors", cmd_tensors, "[--bytes] [--json] CKPT",
+	  "the tensors of a checkpoint: dtype, shape, shard grid, bytes, file and offset",
+	  "  --bytes  sizes in bytes\n"
+	  "  --json   for programs\n"
+	  "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
+	  "mount, in a store, or anywhere. Only metadata and headers are read.\n"
+	  "Exit: 0, 1 a file could not be understood (told on stderr), 2 usage." },
+	{ "check", cmd_check, "[--quick] [-q] CKPT...",
+	  "proves what can be proved of a checkpoint",
+	  "  --quick  structure only: files, extents, headers, shapes; no checksums\n"
+	  "  -q       no progress\n"
+	  "One line for each finding, with file and offset.\n"
+	  "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage." },
+	{ "diff", cmd_diff, "[-v] [--json] CKPT CKPT",
+	  "tensors added, removed, reshaped or changed between two checkpoints",
+	  "  -v      also those that are the same\n"
+	  "  --json  for programs\n"
+	  "Exit: 0 no difference, 1 some, or it cannot be told, 2 usage." },
+	{ "latest", cmd_latest, "[-v] DIR",
+	  "the newest checkpoint below DIR that is complete and durable",
+	  "  -v  say of newer ones why they are not it\n"
+	  "Exit: 0 printed, 1 there is none, 2 usage." },
+	{ "rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] DIR",
+	  "removes old checkpoints from DIR",
+	  "  --keep-last N   the newest N that are complete and durable stay\n"
+	  "  --keep-every K  those whose step K divides stay\n"
+	  "  --dry-run       say what would be removed, remove nothing\n"
+	  "  --json          for programs\n"
+	  "The newest safe one always stays, and what is newer, being written, without a step, or\n"
+	  "no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
+	{ "export", cmd_export, "[--format F] [-q] CKPT OUT",
+	  "writes the tensors of a checkpoint to one file, or a DCP checkpoint",
+	  "  --format F  safetensors (default); torch: what torch.load() opens; dcp: OUT is a\n"
+	  "              directory that torch.distributed.checkpoint loads, made or empty\n"
+	  "  -q          no progress\n"
+	  "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
+	  "exported is refused, with the tensor's name and the reason.\n"
+	  "Exit: 0 written, 1 refused or failed, 2 usage." },
+	{ "import", cmd_import, "[-q] FILE OUT",
+	  "makes a DCP checkpoint of a torch.save or safetensors file",
+	  "  -q  no progress\n"
+	  "FILE may also be a directory of safetensors files and their index. OUT is a directory,\n"
+	  "made or empty; its .metadata appears once it is whole. Names are those DCP gives: dicts\n"
+	  "in dicts by their keys, divided by dots. What DCP has no place for is refused by name.\n"
+	  "Exit: 0 written, 1 refused or failed, 2 usage." },
+	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
+	  "until all below each PATH is durable",
+	  "  --timeout S  give up after S seconds (fractions allowed)\n"
+	  "  -q           no progress\n"
+	  "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout." },
+	{ "verify", cmd_verify, "[-v] [-q] [--json] PATH...",
+	  "re-reads files from the store's disk and compares checksums",
+	  "  -v      one line for every file, not only for bad ones\n"
+	  "  -q      no progress\n"
+	  "  --json  for programs\n"
+	  "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage." },
+	{ "retry", cmd_retry, "[MOUNT]",
+	  "try again to publish, after the store failed and was repaired", "" },
+	{ "discard", cmd_discard, "PATH...",
+	  "gives up versions whose close failed; their bytes are gone",
+	  "Only files in state failed. The version before it counts again, if there is one; else the\n"
+	  "file is removed. Exit: 0 given up, 1 one could not be, 2 usage." },
+	{ "umount", cmd_umount, "[--timeout S] [-q] MOUNTPOINT",
+	  "waits until all is durable, then unmounts",
+	  "  --timeout S  give up after S seconds; the mount stays\n"
+	  "  -q           no progress\n"
+	  "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout." },
+	{ "version", cmd_version, "", "the version", "" },
+	{ "help", cmd_help, "[SUBCOMMAND]", "this, or more on one subcommand", "" },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+	return NULL;
+}
+
+static void print_overview(FILE *f)
+{
+	fputs("usage: cairn SUBCOMMAND [OPTION...] [PATH...]\n\n", f);
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].what);
+	fputs("\n`cairn help SUBCOMMAND` says more; the manual is cairn(1).\n", f);
+}
+
+static int cmd_help(int argc, char **argv)
+{
+	const struct command *c;
+
+	if (argc < 2) {
+		print_overview(stdout);
+		return CAIRN_OK;
+	}
+	c = find_command(argv[1]);
+	if (!c) {
+		complain("no subcommand %s; `cairn help` lists them", argv[1]);
+		return CAIRN_USAGE;
+	}
+	printf("usage: cairn %s%s%s\n%s\n%s%s", c->name, *c->args ? " " : "", c->args, c->what,
+	       c->more, *c->more ? "\n" : "");
+	return CAIRN_OK;
+}
+
+static int cmd_version(int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	puts("cairn " CAIRN_VERSION);
+	return CAIRN_OK;
+}
+
+/* A report that did not reach its reader must not look like a good one. */
+static int finish(int code)
+{
+	if (fflush(stdout) || ferror(stdout)) {
+		complain("cannot write the output: %m");
+		return code == CAIRN_OK ? CAIRN_FAILED : code;
+	}
+	return code;
+}
+
+static bool asks_help(int argc, char **argv)
+{
+	for (int i = 2; i < argc && strcmp(argv[i], "--"); i++)
+		if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help"))
+			return true;
+	return false;
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *c;
+
+	if (argc < 2) {
+		print_overview(stderr);
+		return CAIRN_USAGE;
+	}
+	if (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help"))
+		return finish(cmd_help(1, argv));
+	if (!strcmp(argv[1], "-V") || !strcmp(argv[1], "--version"))
+		return finish(cmd_version(1, argv));
+	c = find_command(argv[1]);
+	if (!c) {
+		complain("no subcommand %s; `cairn help` lists them", argv[1]);
+		return CAIRN_USAGE;
+	}
+	if (asks_help(argc, argv))
+		return finish(cmd_help(2, (char *[]){ argv[0], argv[1], NULL }));
+	opterr = 0;
+	return finish(c->run(argc - 1, argv + 1));
+}

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn umount: waits until all is durable, unmounts, waits until the daemon is
+ * gone. States of the command, each one function:
+ *
+ *	drain → unmount → gone
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "cli.h"
+
+#define POLL_S 0.1
+#define BUSY_TRIES 10		/* a process that has just exited lets go a moment later */
+#define GONE_NOTE_S 10.0
+#define ELSEWHERE_S 1.0		/* before other mount namespaces are looked at */
+
+extern char **environ;
+
+struct unmounting {
+	struct place p;
+	char *point;		/* outlives p, whose descriptors would keep the mount busy */
+	int mount_id;
+	unsigned dev_major, dev_minor;
+	double deadline;	/* 0 = none */
+	struct progress bar;
+	int keeper, keeper_fd;	/* the daemon; keeper_fd -1 = not to be seen from here */
+};
+
+static uint64_t u64(const struct json_doc *d, const char *keys)
+{
+	return json_u64(d, json_at(d, 0, keys));
+}
+
+static bool late(const struct unmounting *u)
+{
+	return u->deadline && now_s() >= u->deadline;
+}
+
+/* ---- drain ---------------------------------------------------------------------- */
+
+static int complain_halted(struct unmounting *u, const struct json_doc *d)
+{
+	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
+	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
+	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
+
+	progress_end(&u->bar);
+	if (path)
+		complain("%s stays mounted: publication halted%s%s: %s", u->point, *path ? " at " : "", path,
+			 why ? why : "?");
+	else
+		complain("%s stays mounted: %llu files failed: %s", u->point,
+			 (unsigned long long)u64(d, "versions.failed"), last ? last : "?");
+	complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile", u->point);
+	return CAIRN_FAILED;
+}
+
+static int complain_late(struct unmounting *u, const struct json_doc *d, uint64_t left)
+{
+	char size[32];
+
+	progress_end(&u->bar);
+	complain("%s stays mounted: %s and %llu changes not durable yet", u->point,
+		 human_bytes(left, size), (unsigned long long)u64(d, "log.pending"));
+	return CAIRN_TIMEOUT;
+}
+
+/* What holds the drain up, or just that it runs. */
+static char *drain_note(const struct json_doc *d)
+{
+	CLEANUP_FREE char *mapped = json_bytes(d, json_item(d, json_at(d, 0, "waiting_mapped"), 0));
+	char *note = NULL;
+
+	if (mapped && asprintf(&note, "%s is still mapped for writing", mapped) < 0)
+		note = NULL;
+	return note ? note : strdup("making durable");
+}
+
+static bool drained(const struct json_doc *d)
+{
+	return u64(d, "log.durable_seq") >= u64(d, "log.last_seq") &&
+	       !u64(d, "versions.staged") && !u64(d, "versions.persisting");
+}
+
+static int drain(struct unmounting *u)
+{
+	for (;;) {
+		CLEANUP_JSON struct json_doc *d = NULL;
+		CLEANUP_FREE char *note = NULL;
+		char pending[32];
+		uint64_t left;
+		int err = place_status(&u->p, &d);
+
+		if (err)
+			return complain_status(&u->p, err);
+		if (!json_is_null(d, json_at(d, 0, "halted")) || u64(d, "versions.failed"))
+			return complain_halted(u, d);
+		if (drained(d))
+			break;
+		xattr_of_fd(u->p.root, XATTR_PENDING, pending, sizeof(pending));
+		left = strtoull(pending, NULL, 10);
+		if (late(u))
+			return complain_late(u, d, left);
+		note = drain_note(d);
+		progress_left(&u->bar, left, note);
+		sleep_s(POLL_S);
+	}
+	progress_end(&u->bar);
+	return CAIRN_OK;
+}
+
+/* ---- unmount -------------------------------------------------------------------- */
+
+/* 0, -EBUSY, or -EPERM when fusermount3 said why not. */
+static int run_fusermount(const char *point)
+{
+	char *argv[] = { "fusermount3", "-u", "--", (char *)point, NULL };
+	int status, err;
+	pid_t pid;
+
+	err = posix_spawnp(&pid, argv[0], NULL, NULL, argv, environ);
+	if (err)
+		return -err;
+	while (waitpid(pid, &status, 0) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : -EPERM;
+}
+
+static int unmount_once(const char *point)
+{
+	if (!umount2(point, UMOUNT_NOFOLLOW))
+		return 0;
+	return errno == EPERM ? run_fusermount(point) : -errno;
+}
+
+static int complain_stays(const struct unmounting *u, int err)
+{
+	if (err == -ENOENT)
+		complain("%s: unmounting it needs root, or fusermount3 (package fuse3)", u->point);
+	else if (err != -EBUSY && err != -EPERM)
+		complain("%s: cannot unmount: %s", u->point, strerror(-err));
+	else
+		complain("%s stays mounted; all that was closed is durable%s", u->point,
+			 err == -EBUSY ? ", but it is in use:" : "");
+	if (err == -EBUSY || err == -EPERM) {
+		int n = print_users(stderr, u->mount_id);
+
+		if (!n && err == -EBUSY)
+			fputs("  by something that cannot be seen from here\n", stderr);
+		if (n || err == -EBUSY)
+			fputs("  end these, or detach it with `umount -l`\n", stderr);
+	}
+	return CAIRN_FAILED;
+}
+
+static int unmount(struct unmounting *u)
+{
+	int err = -EBUSY;
+
+	place_close(&u->p);
+	for (int i = 0; err == -EBUSY && i < BUSY_TRIES; i++) {
+		sleep_s(i ? POLL_S : 0);
+		err = unmount_once(u->point);
+	}
+	return err ? complain_stays(u, err) : CAIRN_OK;
+}
+
+/* ---- gone ------------------------------------------------------------------------- */
+
+/* Held before the unmount, so that the number cannot have become someone else's. */
+static void find_keeper(struct unmounting *u)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *comm = NULL;
+	char path[64];
+	size_t len;
+
+	if (place_status(&u->p, &d))
+		return;
+	u->keeper = (int)u64(d, "keeper_pid");
+	snprintf(path, sizeof(path), "/proc/%d/comm", u->keeper);
+	if (u->keeper <= 1 || read_small_file(AT_FDCWD, path, 4096, &comm, &len) ||
+	    strncmp(comm, "cairnfs", 7))
+		return;		/* another pid namespace's number */
+	u->keeper_fd = (int)syscall(SYS_pidfd_open, u->keeper, 0);
+}
+
+/* A bind mount of it elsewhere keeps the daemon alive. */
+static bool still_mounted(const struct unmounting *u)
+{
+	struct mounts m;
+	bool found = false;
+
+	if (mounts_read(&m))
+		return false;
+	for (size_t i = 0; i < m.n && !found; i++) {
+		found = m.v[i].dev_major == u->dev_major && m.v[i].dev_minor == u->dev_minor;
+		if (found)
+			complain("%s is unmounted, but cairnfs goes on: it is also mounted at %s",
+				 u->point, m.v[i].point);
+	}
+	mounts_free(&m);
+	return found;
+}
+
+/* A namespace that was made while it was mounted (a container, a service with PrivateTmp) keeps a copy. */
+static bool mounted_elsewhere(const struct unmounting *u)
+{
+	CLEANUP_FREE char *who = NULL;
+	size_t len;
+	FILE *f = open_memstream(&who, &len);
+
+	if (!f)
+		return false;
+	int n = print_namespaces(f, u->dev_major, u->dev_minor);
+	fclose(f);
+	if (n)
+		complain("%s is unmounted here, and all that was closed is durable, but cairnfs (pid %d) goes on while "
+			 "another mount namespace has it:\n%s  it ends with them, or now by: kill %d", u->point,
+			 u->keeper, who, u->keeper);
+	return n;
+}
+
+static int gone(struct unmounting *u)
+{
+	struct pollfd fd = { .fd = u->keeper_fd, .events = POLLIN };
+	double start = now_s();
+	bool told = false, looked = false;
+
+	if (still_mounted(u))
+		return CAIRN_OK;
+	while (u->keeper_fd >= 0 && poll(&fd, 1, (int)(POLL_S * 1000)) <= 0) {
+		if (late(u)) {
+			complain("%s is unmounted; cairnfs (pid %d) has not ended yet", u->point,
+				 u->keeper);
+			return CAIRN_TIMEOUT;
+		}
+		if (!looked && now_s() - start > ELSEWHERE_S) {
+			looked = true;
+			if (mounted_elsewhere(u))
+				return CAIRN_OK;
+		}
+		if (!told && now_s() - start > GONE_NOTE_S) {
+			complain("%s is unmounted; waiting for cairnfs (pid %d) to end", u->point,
+				 u->keeper);
+			told = true;
+		}
+	}
+	return CAIRN_OK;
+}
+
+/* ---- the command -------------------------------------------------------------------- */
+
+static int start(struct unmounting *u, const char *path)
+{
+	int code = place_need(path, true, &u->p);
+
+	if (code)
+		return code;
+	/* of a bind mount or a path below, the mount found is not the path's own */
+	if (*u->p.below || mount_id_of(u->p.fd) != u->p.mount_id) {
+		complain("%s is not the mount point; that is %s", path, u->p.top);
+		return CAIRN_USAGE;
+	}
+	u->mount_id = u->p.mount_id;
+	u->dev_major = u->p.dev_major;
+	u->dev_minor = u->p.dev_minor;
+	u->point = strdup(u->p.top);
+	if (!u->point) {
+		complain("%m");
+		return CAIRN_FAILED;
+	}
+	find_keeper(u);
+	return CAIRN_OK;
+}
+
+static int run(struct unmounting *u, const char *path, bool quiet)
+{
+	int code = start(u, path);
+
+	progress_start(&u->bar, path, quiet);
+	if (!code)
+		code = drain(u);
+	if (!code)
+		code = unmount(u);
+	if (!code)
+		code = gone(u);
+	place_close(&u->p);
+	if (u->keeper_fd >= 0)
+		close(u->keeper_fd);
+	free(u->point);
+	return code;
+}
+
+int cmd_umount(int argc, char **argv)
+{
+	static const struct option opts[] = {
+		{ "timeout", required_argument, NULL, 't' },
+		{ "quiet", no_argument, NULL, 'q' },
+		{ 0 },
+	};
+	struct unmounting u = { .p = PLACE_NONE, .keeper_fd = -1 };
+	bool quiet = false;
+	double timeout;
+	int c;
+
+	while ((c = getopt_long(argc, argv, "qt:", opts, NULL)) != -1) {
+		if (c == 'q')
+			quiet = true;
+		else if (c != 't')
+			return complain_option("umount", argv);
+		else if (parse_seconds(optarg, &timeout))
+			return complain_usage("umount", "--timeout %s: not a number of seconds", optarg);
+		else
+			u.deadline = now_s() + timeout;
+	}
+	if (argc - optind != 1)
+		return complain_usage("umount", "one MOUNTPOINT");
+	return run(&u, argv[optind], quiet);
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn wait: until all below some paths is durable. The answer comes from the
+ * xattrs of the paths themselves, asked through descriptors opened at the start:
+ * a directory that is renamed into place meanwhile is still the one waited for.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <string.h>
+
+#define POLL_MIN_S 0.005
+#define POLL_MAX_S 0.2
+#define STATUS_EVERY_S 0.5	/* the daemon writes the whole document each time */
+
+struct target {
+	struct place p;
+	uint64_t pending;
+	char state[16];
+	uint64_t after_seq;	/* of a mount's root: removals count too, up to here */
+	bool done, failed;
+};
+
+struct waiting {
+	struct target *t;
+	int n;
+	double deadline;	/* 0 = none */
+	double asked;		/* when status.json was last read */
+	struct progress bar;
+};
+
+/* ---- one target ------------------------------------------------------------------ */
+
+static uint64_t status_u64(const struct json_doc *d, const char *keys)
+{
+	return json_u64(d, json_at(d, 0, keys));
+}
+
+/* Everything below is durable. Of the root also: what came before is, removals too. */
+static bool is_done(const struct target *t)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+
+	if (strcmp(t->state, "durable") || t->pending)
+		return false;
+	if (*t->p.below)
+		return true;
+	return !place_status(&t->p, &d) && status_u64(d, "log.durable_seq") >= t->after_seq;
+}
+
+/* The first failed file below the target, with its reason. */
+static bool say_failed_file(const struct target *t)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+	char value[1024];
+
+	if (walk_open(t->p.fd, -1, NULL, &w))
+		return false;
+	while (walk_next(w, &it) != WALK_END) {
+		if (it.what != WALK_ENTRY || S_ISDIR(it.st.st_mode) ||
+		    xattr_at(it.dirfd, it.name, XATTR_STATE, value, sizeof(value)) ||
+		    strcmp(value, "failed"))
+			continue;
+		xattr_at(it.dirfd, it.name, XATTR_ERROR, value, sizeof(value));
+		complain("%s/%s failed: %s", t->p.arg, it.path, *value ? value : "no reason given");
+		return true;
+	}
+	return false;
+}
+
+/* A change that the store refused: the file need not be in the mount any more. */
+static bool say_refused(const struct target *t)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *path = NULL, *why = NULL;
+
+	if (place_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "refused")))
+		return false;
+	path = json_bytes(d, json_at(d, 0, "refused.path"));
+	why = json_bytes(d, json_at(d, 0, "refused.error"));
+	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the store. "
+		 "When it is dealt with: `cairn retry %s`", t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
+	return true;
+}
+
+static void say_failed(struct target *t)
+{
+	char why[1024];
+
+	t->done = t->failed = true;
+	if (say_refused(t) || say_failed_file(t))
+		return;
+	xattr_of_fd(t->p.fd, XATTR_ERROR, why, sizeof(why));
+	complain("%s failed: %s", t->p.arg, *why ? why : "`cairn status` tells why");
+}
+
+/* A store that has stopped publishing makes nothing durable any more. */
+static void check_halted(struct target *t)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *path = NULL, *why = NULL;
+
+	if (place_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "halted")))
+		return;
+	path = json_bytes(d, json_at(d, 0, "halted.path"));
+	why = json_bytes(d, json_at(d, 0, "halted.error"));
+	bool known = path && *path;	/* empty: the store as a whole */
+	complain("%s is not durable: publication halted%s%s: %s; repair the store, then "
+		 "`cairn retry %s`", t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?", t->p.top);
+	t->done = t->failed = true;
+}
+
+/* A removed file has a state no longer, or for as long as others hold it open. */
+static bool is_removed(const struct target *t)
+{
+	char link[64], path[4096];
+	struct stat st;
+	ssize_t n;
+
+	if (!fstatat(t->p.fd, "", &st, AT_EMPTY_PATH) && !st.st_nlink)
+		return true;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", t->p.fd);
+	n = readlink(link, path, sizeof(path) - 1);
+	if (n < 10)
+		return false;
+	path[n] = '\0';
+	return !strcmp(path + n - 10, " (deleted)") && lstat(path, &st) && errno == ENOENT;
+}
+
+static void check(struct target *t, bool ask_status)
+{
+	char pending[32] = "0";
+	int err = xattr_of_fd(t->p.fd, XATTR_STATE, t->state, sizeof(t->state));
+
+	if (!err)
+		xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending));
+	if (err == -ENODATA && *t->p.below) {
+		complain("%s has no state: not a file or directory of this cairnfs", t->p.arg);
+	} else if (err == -ENOENT || err == -ESTALE || is_removed(t)) {
+		complain("%s was removed while it was waited for", t->p.arg);
+		err = -ENOENT;
+	} else if (err) {
+		complain("%s: %s%s", t->p.arg, strerror(-err), err == -ENOTCONN ?
+			 " (the cairnfs is dead; its next start goes on with what is staged)" : "");
+	}
+	if (err) {
+		t->done = t->failed = true;
+		return;
+	}
+	t->pending = strtoull(pending, NULL, 10);
+	if (is_done(t))
+		t->done = true;
+	else if (!strcmp(t->state, "failed"))
+		say_failed(t);
+	else if (ask_status)
+		check_halted(t);
+}
+
+static int find_target(const char *path, struct target *t)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	int code = place_need(path, true, &t->p), err;
+
+	if (code || *t->p.below)
+		return code;
+	err = place_status(&t->p, &d);
+	if (err)
+		return complain_status(&t->p, err);
+	t->after_seq = status_u64(d, "log.last_seq");
+	return CAIRN_OK;
+}
+
+/* ---- all of them ------------------------------------------------------------------ */
+
+/* True when none is left to wait for. */
+static bool check_all(struct waiting *w)
+{
+	bool ask = now_s() - w->asked >= STATUS_EVERY_S;
+	const char *note = "durable";
+	uint64_t left = 0;
+	bool all = true;
+
+	for (int i = 0; i < w->n; i++) {
+		struct target *t = &w->t[i];
+
+		if (!t->done)
+			check(t, ask);
+		if (t->done)
+			continue;
+		all = false;
+		left += t->pending;
+		note = t->state;
+	}
+	if (ask)
+		w->asked = now_s();
+	progress_left(&w->bar, left, note);
+	return all;
+}
+
+static int verdict(const struct waiting *w)
+{
+	int code = CAIRN_OK;
+
+	for (int i = 0; i < w->n; i++) {
+		const struct target *t = &w->t[i];
+		char size[32];
+
+		if (t->failed)
+			code = CAIRN_FAILED;
+		if (t->done)
+			continue;
+		complain("%s is not durable yet: %s, %s pending", t->p.arg, t->state,
+			 human_bytes(t->pending, size));
+		if (code == CAIRN_OK)
+			code = CAIRN_TIMEOUT;
+	}
+	return code;
+}
+
+static int wait_all(struct waiting *w)
+{
+	double nap = POLL_MIN_S;
+
+	while (!check_all(w)) {
+		double t = now_s();
+
+		if (w->deadline && t >= w->deadline)
+			break;
+		sleep_s(w->deadline && w->deadline - t < nap ? w->deadline - t : nap);
+		nap = nap * 1.5 < POLL_MAX_S ? nap * 1.5 : POLL_MAX_S;
+	}
+	progress_end(&w->bar);
+	return verdict(w);
+}
+
+int cmd_wait(int argc, char **argv)
+{
+	static const struct option opts[] = {
+		{ "timeout", required_argument, NULL, 't' },
+		{ "quiet", no_argument, NULL, 'q' },
+		{ 0 },
+	};
+	struct waiting w = { 0 };
+	bool quiet = false;
+	double timeout;
+	int c, code = CAIRN_OK;
+
+	while ((c = getopt_long(argc, argv, "qt:", opts, NULL)) != -1) {
+		if (c == 'q')
+			quiet = true;
+		else if (c != 't')
+			return complain_option("wait", argv);
+		else if (parse_seconds(optarg, &timeout))
+			return complain_usage("wait", "--timeout %s: not a number of seconds", optarg);
+		else
+			w.deadline = now_s() + timeout;
+	}
+	if (optind == argc)
+		return complain_usage("wait", "which PATH?");
+	w.t = calloc((size_t)(argc - optind), sizeof(*w.t));
+	if (!w.t) {
+		complain("%m");
+		return CAIRN_FAILED;
+	}
+	for (; !code && optind + w.n < argc; w.n++)
+		code = find_target(argv[optind + w.n], &w.t[w.n]);
+	progress_start(&w.bar, w.n > 1 ? "all" : argv[optind], quiet);
+	if (!code)
+		code = wait_all(&w);
+	for (int i = 0; i < w.n; i++)
+		place_close(&w.t[i].p);
+	free(w.t);
+	return code;
+}

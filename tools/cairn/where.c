@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where a path is: on which cairnfs mount, or in which bare store. Told by the
+ * mount id of an O_PATH descriptor, not by comparing strings, so that bind
+ * mounts, symlinks on the way and mounts on top of mounts come out right.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/xattr.h>
+
+#define STATUS_MAX (64u << 20)
+
+/* ---- mountinfo ------------------------------------------------------------------ */
+
+/* "\040" and its like back into bytes; in place. */
+static void unescape(char *s)
+{
+	char *o = s;
+
+	for (; *s; o++) {
+		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
+		    s[3] >= '0' && s[3] <= '7') {
+			*o = (char)((s[1] - '0') * 64 + (s[2] - '0') * 8 + (s[3] - '0'));
+			s += 4;
+		} else {
+			*o = *s++;
+		}
+	}
+	*o = '\0';
+}
+
+/* 36 35 98:0 /root /point options [optional ...] - fstype source options */
+static int parse_mount(char *line, struct mount *m)
+{
+	char *word[6] = { 0 }, *rest = strstr(line, " - "), *fstype, *source, *save;
+
+	*m = (struct mount){ 0 };
+	if (!rest)
+		return -EINVAL;
+	*rest = '\0';
+	rest += 3;
+	word[0] = strtok_r(line, " ", &save);
+	for (int i = 1; i < 6 && word[i - 1]; i++)
+		word[i] = strtok_r(NULL, " ", &save);
+	fstype = strtok_r(rest, " ", &save);
+	source = strtok_r(NULL, " ", &save);
+	if (!word[4] || !fstype || sscanf(word[2], "%u:%u", &m->dev_major, &m->dev_minor) != 2)
+		return -EINVAL;
+	m->id = atoi(word[0]);
+	m->parent = atoi(word[1]);
+	m->root = strdup(word[3]);
+	m->point = strdup(word[4]);
+	m->fstype = strdup(fstype);
+	m->source = strdup(source ? source : "");
+	if (!m->root || !m->point || !m->fstype || !m->source)
+		return -ENOMEM;
+	unescape(m->root);
+	unescape(m->point);
+	unescape(m->source);
+	return 0;
+}
+
+static void mount_free(struct mount *m)
+{
+	free(m->root);
+	free(m->point);
+	free(m->fstype);
+	free(m->source);
+}
+
+int mounts_read_of(const char *path, struct mounts *out)
+{
+	FILE *f = fopen(path, "re");
+	CLEANUP_FREE char *line = NULL;
+	size_t cap = 0;
+	int err = 0;
+
+	*out = (struct mounts){ 0 };
+	if (!f)
+		return -errno;
+	while (!err && getline(&line, &cap, f) > 0) {
+		struct mount *v = reallocarray(out->v, out->n + 1, sizeof(*v));
+
+		if (!v) {
+			err = -ENOMEM;
+			break;
+		}
+		out->v = v;
+		line[strcspn(line, "\n")] = '\0';
+		err = parse_mount(line, &v[out->n]);
+		if (err == 0)
+			out->n++;
+		else
+			mount_free(&v[out->n]);
+		if (err == -EINVAL)
+			err = 0;	/* a line of a later kernel: not ours */
+	}
+	fclose(f);
+	if (err)
+		mounts_free(out);
+	return err;
+}
+
+int mounts_read(struct mounts *out)
+{
+	return mounts_read_of("/proc/self/mountinfo", out);
+}
+
+void mounts_free(struct mounts *m)
+{
+	for (size_t i = 0; i < m->n; i++)
+		mount_free(&m->v[i]);
+	free(m->v);
+	*m = (struct mounts){ 0 };
+}
+
+bool mount_is_cairnfs(const struct mount *m)
+{
+	return !strcmp(m->fstype, "fuse.cairnfs") ||
+	       (!strcmp(m->fstype, "fuse") &&
+		(!strcmp(m->source, "cairnfs") || !strncmp(m->source, "cairnfs#", 8)));
+}
+
+void print_mounts(FILE *f)
+{
+	struct mounts m;
+
+	if (mounts_read(&m))
+		return;
+	for (size_t i = 0; i < m.n; i++)
+		if (mount_is_cairnfs(&m.v[i])) {
+			fputs("  ", f);
+			print_name(f, m.v[i].point);
+			fputc('\n', f);
+		}
+	mounts_free(&m);
+}
+
+/* ---- descriptors ------------------------------------------------------------------ */
+
+int mount_id_of(int fd)
+{
+	char path[64], line[128];
+	int id = -1;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	f = fopen(path, "re");
+	if (!f)
+		return -errno;
+	while (id < 0 && fgets(line, sizeof(line), f))
+		if (sscanf(line, "mnt_id: %d", &id) != 1)
+			id = -1;
+	fclose(f);
+	return id < 0 ? -EIO : id;
+}
+
+static int path_of(int fd, char **out)
+{
+	CLEANUP_FREE char *buf = malloc(PATH_MAX + 1);
+	char link[64];
+	ssize_t n;
+
+	if (!buf)
+		return -ENOMEM;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, buf, PATH_MAX);
+	if (n < 0)
+		return -errno;
+	if (n == PATH_MAX)
+		return -ENAMETOOLONG;
+	buf[n] = '\0';
+	*out = buf;
+	buf = NULL;
+	return 0;
+}
+
+/* What of path lies below top; NULL when it is not below. */
+static const char *below(const char *path, const char *top)
+{
+	size_t n = strlen(top);
+
+	if (n == 1)	/* "/" */
+		return path + 1;
+	if (strncmp(path, top, n) || (path[n] != '/' && path[n] != '\0'))
+		return NULL;
+	return path[n] ? path + n + 1 : path + n;
+}
+
+/* ---- place ------------------------------------------------------------------------- */
+
+static int on_mount(const struct mounts *all, const struct mount *m, const char *path,
+		    struct place *out)
+{
+	const char *rel = below(path, m->point), *root = m->root + 1;
+	const struct mount *whole = NULL;
+
+	if (!rel)
+		return -EXDEV;
+	for (size_t i = 0; i < all->n; i++) {
+		const struct mount *o = &all->v[i];
+
+		if (o->dev_major == m->dev_major && o->dev_minor == m->dev_minor &&
+		    !strcmp(o->root, "/") && (!whole || o->id == m->id))
+			whole = o;
+	}
+	if (!whole)
+		return -EXDEV;
+	if (asprintf(&out->below, "%s%s%s", root, *root && *rel ? "/" : "", rel) < 0)
+		return -ENOMEM;
+	out->top = strdup(whole->point);
+	if (!out->top)
+		return -ENOMEM;
+	out->root = open(whole->point, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (out->root < 0)
+		return call_error();
+	if (mount_id_of(out->root) != whole->id)
+		return -EXDEV;		/* something is mounted on top of it */
+	out->on_mount = true;
+	out->mount_id = whole->id;
+	out->dev_major = whole->dev_major;
+	out->dev_minor = whole->dev_minor;
+	return 0;
+}
+
+static bool is_store(int dirfd)
+{
+	struct stat st;
+
+	if (fstatat(dirfd, ".cairn", &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode))
+		return false;
+	/* .cairn is mode 0700: who may not look inside takes the name for it */
+	return !fstatat(dirfd, ".cairn/id", &st, AT_SYMLINK_NOFOLLOW) || errno == EACCES;
+}
+
+static int in_store(const char *path, struct place *out)
+{
+	CLEANUP_FREE char *top = strdup(path);
+	const char *rel;
+
+	if (!top)
+		return -ENOMEM;
+	for (;;) {
+		int fd = open(top, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		char *slash = strrchr(top, '/');
+
+		if (fd >= 0 && is_store(fd)) {
+			out->root = fd;
+			break;
+		}
+		if (fd >= 0)
+			close(fd);
+		if (!slash || !slash[1])
+			return -ENODEV;
+		slash[slash == top ? 1 : 0] = '\0';
+	}
+	rel = below(path, top);
+	out->below = strdup(rel ? rel : "");
+	out->top = top;
+	top = NULL;
+	return out->below ? 0 : -ENOMEM;
+}
+
+static int find(const char *path, struct place *out)
+{
+	CLEANUP_FREE char *abs = NULL;
+	const struct mount *m = NULL;
+	struct mounts all;
+	int err, id;
+
+	out->arg = path;
+	out->fd = open(path, O_PATH | O_CLOEXEC);
+	if (out->fd < 0)
+		return call_error();
+	id = mount_id_of(out->fd);
+	err = id < 0 ? id : path_of(out->fd, &abs);
+	if (!err)
+		err = mounts_read(&all);
+	if (err)
+		return err;
+	for (size_t i = 0; i < all.n; i++)
+		if (all.v[i].id == id && mount_is_cairnfs(&all.v[i]))
+			m = &all.v[i];
+	err = m ? on_mount(&all, m, abs, out) : in_store(abs, out);
+	mounts_free(&all);
+	return err;
+}
+
+int place_find(const char *path, struct place *out)
+{
+	int err;
+
+	*out = PLACE_NONE;
+	err = find(path, out);
+	if (err)
+		place_close(out);
+	return err;
+}
+
+void place_close(struct place *p)
+{
+	if (p->fd >= 0)
+		close(p->fd);
+	if (p->root >= 0)
+		close(p->root);
+	free(p->top);
+	free(p->below);
+	*p = PLACE_NONE;
+}
+
+void complain_place(const char *path, int err)
+{
+	switch (err) {
+	case -ENODEV:
+		complain("%s: neither on a cairnfs mount nor in a store (a directory that "
+			 "holds .cairn/id)", path);
+		break;
+	case -EXDEV:
+		complain("%s: on a cairnfs whose root is not mounted here, or hidden under "
+			 "another mount; use the mount point itself", path);
+		break;
+	case -ENOTCONN:
+		complain("%s: the cairnfs mounted here is dead; detach it with "
+			 "`umount -l` and start cairnfs again: nothing staged is lost", path);
+		break;
+	default:
+		complain("%s: %s", path, strerror(-err));
+	}
+}
+
+int place_code(int err)
+{
+	return err == -ENOTCONN ? CAIRN_FAILED : CAIRN_USAGE;
+}
+
+int place_need(const char *path, bool need_mount, struct place *out)
+{
+	int err = place_find(path, out);
+
+	if (err) {
+		complain_place(path, err);
+		return place_code(err);
+	}
+	if (need_mount && !out->on_mount) {
+		complain("%s is in the store %s, not on a mount of it; name a path on the "
+			 "mount", path, out->top);
+		place_close(out);
+		return CAIRN_USAGE;
+	}
+	return CAIRN_OK;
+}
+
+int place_default(char **out)
+{
+	const struct mount *only = NULL;
+	struct place here;
+	struct mounts m;
+	int err;
+
+	*out = NULL;
+	if (!place_find(".", &here)) {
+		if (here.on_mount)
+			*out = strdup(here.top);
+		place_close(&here);
+		if (*out)
+			return 0;
+	}
+	err = mounts_read(&m);
+	if (err)
+		return err;
+	for (size_t i = 0; !err && i < m.n; i++) {
+		if (!mount_is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
+			continue;
+		err = only ? -EEXIST : 0;
+		only = &m.v[i];
+	}
+	if (!err && !only)
+		err = -ENODEV;
+	if (!err) {
+		*out = strdup(only->point);
+		err = *out ? 0 : -ENOMEM;
+	}
+	mounts_free(&m);
+	return err;
+}
+
+/* ---- status and xattrs --------------------------------------------------------------- */
+
+int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t *len)
+{
+	CLEANUP_CLOSE int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_FREE char *buf = NULL;
+	size_t n = 0, cap = 0;
+	ssize_t got = 1;
+
+	if (fd < 0)
+		return call_error();
+	while (got > 0) {
+		if (cap - n < 4096) {
+			char *more = realloc(buf, cap = cap ? cap * 2 : 16384);
+
+			if (!more)
+				return -ENOMEM;
+			buf = more;
+		}
+		got = read(fd, buf + n, cap - n - 1);
+		if (got < 0)
+			return call_error();
+		n += (size_t)got;
+		if (n > max)
+			return -EFBIG;
+	}
+	buf[n] = '\0';
+	*out = buf;
+	*len = n;
+	buf = NULL;
+	return 0;
+}
+
+int place_status(const struct place *p, struct json_doc **out)
+{
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+	int err;
+
+	*out = NULL;
+	err = read_small_file(p->root, ".cairn/status.json", STATUS_MAX, &text, &len);
+	return err ? err : json_parse(text, len, out);
+}
+
+int complain_status(const struct place *p, int err)
+{
+	if (err == -ENOTCONN)
+		complain_place(p->top, err);
+	else if (err == -EBADMSG)
+		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
+			 "the same version?", p->top);
+	else
+		complain("%s/.cairn/status.json: %s", p->top, strerror(-err));
+	return CAIRN_FAILED;
+}
+
+static int ended(ssize_t n, char *buf)
+{
+	int err = n < 0 ? call_error() : 0;
+
+	buf[n < 0 ? 0 : n] = '\0';
+	return err;
+}
+
+int xattr_of_fd(int fd, const char *key, char *buf, size_t cap)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);	/* O_PATH has no fgetxattr */
+	return ended(getxattr(path, key, buf, cap - 1), buf);
+}
+
+int xattr_at(int dirfd, const char *name, const char *key, char *buf, size_t cap)
+{
+	char path[64 + NAME_MAX + 1];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", dirfd, name);
+	return ended(lgetxattr(path, key, buf, cap - 1), buf);
+}
