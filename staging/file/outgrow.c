@@ -17,7 +17,8 @@
  * `under` is a multiple of 2 MiB: a page that the tmpfs takes for a write may be that large, and
  * is zeros where nothing was written.
  *
- * Nothing of this is logged: the two files say it. A page that is in both was moved and not
+ * Nothing of this is logged: the two files say it, and the mode MOVED of the one in the tmpfs tells
+ * a worker that starts without the store what it cannot look up there. A page that is in both was moved and not
  * punched yet (they are equal), or not moved yet (zeros below), or the writer went back and
  * wrote it again. Of the last it cannot be told which bytes of the page he meant: his close
  * fails, and says so. */
@@ -40,6 +41,7 @@
 #define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be held up half way */
 #define PAGE 4096u
 #define EXTENTS 4096u
+#define MOVED (S_IRUSR | S_IWUSR | S_ISVTX)
 
 struct move {
 	struct staged *f;
@@ -207,6 +209,9 @@ static int move_out(struct move *m)
 	uint64_t start = f->under, end = movable_end(m);
 	bool more = true;
 	int rc = settle(m);
+
+	if (!rc && fchmod(m->from, MOVED))
+		rc = -errno;
 
 	while (!rc && more && f->under < end && f->under - start < MOST) {
 		uint64_t to = end - f->under < STEP ? end : f->under + STEP;
@@ -428,6 +433,11 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 	if (hole < 0 || hole >= st->st_size)
 		return 0;
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
+	if (fd < 0 && io_store_away(f->s->o.store)) {	/* all may be there, and is looked for when the store is back */
+		if (st->st_mode & S_ISVTX)
+			f->under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
+		return 0;
+	}
 	if (fd < 0)	/* a store that fails may have its older bytes: not to be published without */
 		return fd == -ENOENT ? 0 : fd;
 	int rc = 0;

@@ -92,6 +92,7 @@ struct Options {
 	unsigned mapped_ms = 0;
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
+	bool away = false;	// the store was let go of before the replay
 	std::string store;	// "" = the ground's
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the face has it
 };
@@ -122,9 +123,11 @@ public:
 		so.ctx = this;
 		if (!err)
 			err = staging_open(&so, &s);
+		if (!err && o.away)
+			io_store_let_go(store);
 		if (!err)
 			err = staging_replay(s, each, this);
-		if (!err)
+		if (!err && !o.away)
 			err = staging_sweep(s, o.orphaned);
 		if (!err && o.start)
 			start();

@@ -307,6 +307,53 @@ TEST_P(Outgrow, FoundAgain)
 	}
 }
 
+// A worker starts without the store. A file with a hole is served, for it was never moved; of what was moved
+// nothing is served as if it were zeros, and the worker that has the store again serves it.
+TEST_P(Outgrow, FoundWhereTheStoreIsGone)
+{
+	std::string bytes = pattern(64 * mib, 12), half = pattern(3 * mib, 13);
+	pid_t pid = fork();
+	if (pid == 0) {
+		Staging s(ground, with());
+		staged *f = s.err ? nullptr : create(s, staging_new_id(s), {root, "sparse"}, 4 * mib);
+		if (!f || !Writer(f).write(half, 0) || staged_resize(f, 16 * mib))
+			_exit(1);
+		_exit(!outgrown(s, staging_new_id(s), bytes, "moved"));
+	}
+	int status;
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_EQ(status, 0);
+	half.resize(16 * mib);
+	for (bool away : {true, false}) {
+		SCOPED_TRACE(away ? "away" : "back");
+		Options o = with(false);
+		staged *sparse = nullptr, *moved = nullptr;
+		o.away = away;
+		o.each = [&](staging *st, const rec *r) {
+			if (r->type != REC_CREATE)
+				return;
+			EXPECT_EQ(staged_recover(st, r, std::string(r->name) == "sparse" ? &sparse : &moved), 0);
+		};
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		ASSERT_TRUE(sparse && moved);
+		EXPECT_FALSE(staged_outgrown(sparse));
+		int fd;
+		ASSERT_EQ(staged_use(sparse, &fd), 0);
+		EXPECT_SAME(read_fd(fd), half);
+		staged_unuse(sparse);
+		EXPECT_TRUE(staged_outgrown(moved));
+		ASSERT_EQ(staged_finish(moved) == 0, !away);
+		if (away) // killed: the files are still open
+			continue;
+		ASSERT_EQ(staged_use(moved, &fd), 0);
+		EXPECT_SAME(read_fd(fd), bytes);
+		staged_unuse(moved);
+		staged_unref(sparse);
+		staged_unref(moved);
+	}
+}
+
 // All is killed between two steps of a truncation, into what has moved: the file is as long as it was or as it
 // was to become, and has its bytes.
 class OutgrowKilled : public Outgrow
