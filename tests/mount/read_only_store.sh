@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# modes: fast
+# modes: fast relay posix
 # timeout: 120
 #
 # The store's ext4 finds an error and takes no more writes (errors=remount-ro). The mount itself is not read-only: what
@@ -79,4 +79,7 @@ if bad:
 END
 says_why() { "$BUILD/cairn" status "$mnt" | has "STORE GONE.*Read-only"; }
 retry 20 says_why || die "the status does not say why: $("$BUILD/cairn" status "$mnt")"
+# The next worker starts without the store, too.
+kill -KILL "$(worker_pid "$mnt")"
+retry 20 says_why || die "no worker came after the one that was killed: $("$BUILD/cairn" status "$mnt")"
 kill_mount "$mnt"
