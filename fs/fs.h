@@ -138,13 +138,10 @@ struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
 	uint64_t staging_bytes, ballast_bytes;
 	uint64_t staging_asked;	/* more than this process's memory cgroup allows; 0 = it has what was asked */
-	bool ballast_set;
-	bool fsync_staged, nopassthrough, nodedup, guard, ro, foreground, debug, remount;
-	char *engine;
+	bool fsync_staged, engine_posix, nopassthrough, nodedup, guard, ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;
 	int numa;		/* a node + 1; 0 = any */
 	unsigned commit_wait_s;	/* 0 = no name waits for other nodes */
-	bool commit_wait_set;
 };
 
 #define EXPECT_SLOTS 32768u
@@ -720,8 +717,6 @@ void latest_stop(void);		/* the connection is gone: waits for the thread */
 
 /* ---- main.c's helpers ---- */
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
-/* One -o option that is not ours, "name" or "name=value": 0 if libfuse takes it, else -EINVAL and a line on stderr. */
-int options_refuse_unknown(const char *opt);
 /* Makes the directory mnt immutable, under the mount that is to come: with the mount gone nobody, not root, makes a
  * file there. A descriptor of it for mountpoint_unguard, which takes it back; or -errno: nothing is changed. */
 int mountpoint_guard(const char *mnt);

@@ -308,7 +308,7 @@ int main(int argc, char **argv)
 			"load the fuse module (modprobe fuse), and in a container pass the device in");
 		return 1;
 	}
-	struct io_engine_opts eo = {.kind = fs->o.engine ? fs->o.engine : "uring", .depth = fs->o.queue_depth,
+	struct io_engine_opts eo = {.kind = fs->o.engine_posix ? "posix" : "uring", .depth = fs->o.queue_depth,
 				    .fault = fault_plan()};
 	int rc = io_engine_open(&eo, fs_notice, fs, &fs->engine);
 	if (rc) {

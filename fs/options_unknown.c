@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Options that are not ours go to libfuse. What it does not know either is refused here, by its name, before
  * anything is touched; a name that looks like one we know is told. */
-#include "fs/fs.h"
+#include "fs/options.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -11,13 +11,6 @@
 #define OPTION_MAX 32u		/* a longer name is like none that we know */
 #define DISTANCE_MAX 2u
 #define BEGIN_MIN 3u		/* as many bytes alike say that one name is meant to be the other */
-
-/* What may be meant; "=": it takes a value. */
-static const char *const known[] = {
-	"staging=", "staging_dir=", "ballast=", "numa=", "fsync=", "engine=", "commit_wait=", "persist_threads=",
-	"queue_depth=", "nopassthrough", "dedup", "nodedup", "guard", "noguard", "allow_other", "allow_root", "ro", "rw",
-	"exec", "noexec", "noatime", "nodiratime", "sync", "dirsync", "remount", "max_read=", "default_permissions",
-};
 
 static char said[160];	/* what libfuse says of the option */
 
@@ -89,20 +82,20 @@ static const char *option_near(const char *opt)
 {
 	size_t n = name_len(opt), alike = 0;
 	unsigned least = DISTANCE_MAX + 1;
-	const char *near = NULL, *begins = NULL;
+	const char *near = NULL, *begins = NULL, *name;
 
 	if (n > OPTION_MAX)
 		return NULL;
-	for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-		size_t m = name_len(known[i]);
-		unsigned d = distance(opt, n, known[i], m);
-		if (d < least && 2 * d < n && !is_opposite(opt, n, known[i], m)) {	/* two bytes are most of a short name */
+	for (unsigned i = 0; (name = options_name(i)); i++) {
+		size_t m = name_len(name);
+		unsigned d = distance(opt, n, name, m);
+		if (d < least && 2 * d < n && !is_opposite(opt, n, name, m)) {	/* two bytes are most of a short name */
 			least = d;
-			near = known[i];
+			near = name;
 		}
-		if (m > alike && begins_alike(opt, n, known[i], m)) {	/* the longest: staging_directory is staging_dir */
+		if (m > alike && begins_alike(opt, n, name, m)) {	/* the longest: staging_directory is staging_dir */
 			alike = m;
-			begins = known[i];
+			begins = name;
 		}
 	}
 	return near ? near : begins;

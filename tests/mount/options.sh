@@ -151,9 +151,11 @@ for args in "" "$store" "$store $mnt extra"; do
 	[ $rc != 0 ] && [ -s "$TMP/said" ] || complain "arguments '$args': exit code $rc"
 done
 "$cairnfs" --help >"$TMP/said" 2>&1 || complain "--help: exit code $?"
-for option in staging= fsync= engine= ballast= nopassthrough; do
-	grep -q "$option" "$TMP/said" || complain "--help does not tell of $option"
-done
+sed -n 's/^  -o \([a-z_]*\).*/\1/p' "$TMP/said" | sort >"$TMP/helped"
+sed -n '/^The following are given after/,/^\.El/s/^\.It Cm //p' "$LIB_TOP/docs/man/cairnfs.8" |
+	sed 's/=.*//; s/ , /\n/' | sort >"$TMP/in_man"
+[ -s "$TMP/helped" ] && diff "$TMP/helped" "$TMP/in_man" >"$TMP/said" ||
+	complain "--help (<) and cairnfs(8) (>) tell of different options: $(cat "$TMP/said")"
 "$cairnfs" --version >"$TMP/said" 2>&1 || complain "--version: exit code $?"
 
 # The mount answers when the command returns; a second on the store or the mount point does not.

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT
+ * The table of -o options: what parses each, where its value goes, and its line of help. */
+#include "fs/options.h"
+#include "staging/memory/pin.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#define STAGING_MIN (4u << 20)
+#define COMMIT_WAIT_S 60u
+#define COMMIT_WAIT_MAX_S 86400u
+#define NUMA_MAX 1023u
+
+struct option {
+	const char *name;	/* "=" at its end: it takes a value */
+	const char *value;	/* as the help shows it; of a choice, "one|other" */
+	const char *help;	/* NULL: none */
+	/* As options_take. val: NULL if there is none. to: the field of struct fs_opts. NULL: it is libfuse's */
+	int (*take)(const struct option *as, const char *val, void *to);
+	size_t field;
+	unsigned arg;		/* the largest number; what a flag sets */
+};
+
+int options_refuse(const char *what, const char *value)
+{
+	fprintf(stderr, "cairnfs: %s%s%s\n", what, value ? ": " : "", value ? value : "");
+	return -EINVAL;
+}
+
+static int parse_size(const char *text, uint64_t whole, uint64_t *out)
+{
+	char *end;
+	errno = 0;
+	if (text[0] < '0' || text[0] > '9')
+		return -EINVAL;
+	unsigned long long v = strtoull(text, &end, 10);
+	unsigned shift = 0;
+	if (errno || end == text)
+		return -EINVAL;
+	switch (*end) {
+	case '%':
+		if (v > 100 || end[1])
+			return -EINVAL;
+		*out = whole / 100 * v;
+		return 0;
+	case 'T': case 't': shift = 40; break;
+	case 'G': case 'g': shift = 30; break;
+	case 'M': case 'm': shift = 20; break;
+	case 'K': case 'k': shift = 10; break;
+	case 0: *out = v; return 0;
+	default: return -EINVAL;
+	}
+	if (end[1] && strcmp(end + 1, "iB") && strcmp(end + 1, "B"))
+		return -EINVAL;
+	if (v > UINT64_MAX >> shift)
+		return -ERANGE;
+	*out = v << shift;
+	return 0;
+}
+
+static uint64_t memory_bytes(void)
+{
+	struct sysinfo si;
+	return sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit;
+}
+
+/* ---- one function for each kind of value ---- */
+
+static int take_size(const struct option *as, const char *val, void *to)
+{
+	char text[128];
+
+	if (val && !parse_size(val, memory_bytes(), to))
+		return 1;
+	snprintf(text, sizeof(text), "%s%.40s: not a size; write 64G, 512M or 25%%", as->name, val ? val : "");
+	return options_refuse(text, NULL);
+}
+
+static int take_staging(const struct option *as, const char *val, void *to)
+{
+	uint64_t mem = memory_bytes(), size;
+	char text[256];
+
+	if (take_size(as, val, &size) < 0)
+		return -EINVAL;
+	if (size > mem) {
+		snprintf(text, sizeof(text), "staging=%.40s is larger than this machine's memory (%llu MiB); give less", val,
+			 (unsigned long long)(mem >> 20));
+		return options_refuse(text, NULL);
+	}
+	if (size < STAGING_MIN)
+		return options_refuse("staging is less than 4M; give more", NULL);
+	*(uint64_t *)to = size;
+	return 1;
+}
+
+static int take_dir(const struct option *as, const char *val, void *to)
+{
+	char text[64];
+
+	if (val && *val) {
+		*(char **)to = strdup(val);
+		return 1;
+	}
+	snprintf(text, sizeof(text), "%s takes a directory", as->name);
+	return options_refuse(text, NULL);
+}
+
+static int take_choice(const struct option *as, const char *val, void *to)
+{
+	int first = (int)strcspn(as->value, "|");
+	const char *other = as->value + first + 1;
+	char text[128];
+
+	*(bool *)to = val && !strcmp(val, other);
+	if (*(bool *)to || (val && (int)strlen(val) == first && !strncmp(val, as->value, (size_t)first)))
+		return 1;
+	snprintf(text, sizeof(text), "%s takes %.*s or %s", as->name, first, as->value, other);
+	return options_refuse(text, NULL);
+}
+
+static int take_number(const struct option *as, const char *val, void *to)
+{
+	char *end, text[128];
+	unsigned long v = val ? strtoul(val, &end, 10) : 0;
+
+	if (!val)
+		return 0;
+	if (*end || !*val || v < 1 || v > as->arg) {
+		snprintf(text, sizeof(text), "%s%.40s: give a number from 1 to %u", as->name, val, as->arg);
+		return options_refuse(text, NULL);
+	}
+	*(unsigned *)to = (unsigned)v;
+	return 1;
+}
+
+static int take_seconds(const struct option *as, const char *val, void *to)
+{
+	char *end = NULL, text[64];
+	unsigned long v = val ? strtoul(val, &end, 10) : 0;
+
+	if (!val || !*val || *end || val[0] == '-' || v > as->arg) {
+		snprintf(text, sizeof(text), "%s takes seconds, 0 to %u", as->name, as->arg);
+		return options_refuse(text, NULL);
+	}
+	*(unsigned *)to = (unsigned)v;
+	return 1;
+}
+
+static int take_node(const struct option *as, const char *val, void *to)
+{
+	char *end = NULL, text[160];
+	long v = val ? strtol(val, &end, 10) : 0;
+
+	if (!val || *val < '0' || *val > '9' || *end || v > (long)as->arg)
+		return options_refuse("numa= takes the number of a NUMA node, as in /sys/devices/system/node", NULL);
+	int rc = pin_check_node(NULL, (int)v);
+	snprintf(text, sizeof(text), rc == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that are: "
+		 "/sys/devices/system/node/has_memory" : "numa=%ld: this kernel knows no NUMA nodes; leave it out", v);
+	if (rc)
+		return options_refuse(text, NULL);
+	if (geteuid())
+		return options_refuse("numa= takes root: without, staging lies in a tmpfs of the system's", NULL);
+	*(int *)to = (int)v + 1;
+	return 1;
+}
+
+static int take_flag(const struct option *as, const char *val, void *to)
+{
+	(void)val;
+	*(bool *)to = as->arg;
+	return 1;
+}
+
+static int take_flag_too(const struct option *as, const char *val, void *to)
+{
+	take_flag(as, val, to);
+	return 0;	/* libfuse has to know it as well */
+}
+
+static int ignore(const struct option *as, const char *val, void *to)
+{
+	(void)as, (void)val, (void)to;
+	return 1;
+}
+
+/* ---- the table ---- */
+
+#define TO(field) offsetof(struct fs_opts, field)
+
+/* The order is that of the help. Those without help are known so that a name like theirs can be corrected. */
+static const struct option table[] = {
+	{"staging=", "SIZE", "memory for what is not durable yet (default: a quarter; K, M, G, T, %)",
+	 take_staging, TO(staging_bytes), 0},
+	{"staging_dir=", "DIR", "where staging lives (default: /run/cairnfs)", take_dir, TO(staging_dir), 0},
+	{"ballast=", "SIZE", "touched free memory held ready (default: as staging; 0 = none)",
+	 take_size, TO(ballast_bytes), 0},
+	{"numa=", "N", "staging prefers the memory of NUMA node N", take_node, TO(numa), NUMA_MAX},
+	{"fsync=", "strict|staged", "what fsync waits for (default: strict, on stable storage)",
+	 take_choice, TO(fsync_staged), 0},
+	{"engine=", "uring|posix", "how bytes go to the store (default: uring)", take_choice, TO(engine_posix), 0},
+	{"nopassthrough", "", "every byte through the daemon", take_flag, TO(nopassthrough), true},
+	{"commit_wait=", "SECONDS", "how long a .metadata waits for shards of other nodes (default: 60; 0 = not)",
+	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
+	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
+	 take_flag, TO(nodedup), false},
+	{"nodedup", "", "they do not", take_flag, TO(nodedup), true},
+	{"guard", "", "nothing can be written into the bare mountpoint after an unclean end (root)",
+	 take_flag, TO(guard), true},
+	{"noguard", "", "it can (default)", take_flag, TO(guard), false},
+	{"persist_threads=", "N", "files written to the store at once (default: 2)", take_number, TO(persist_threads), 16},
+	{"queue_depth=", "N", "writes in flight for one file (default: 8)", take_number, TO(queue_depth), 256},
+	{.name = "allow_other", .value = "", .help = "other users may use the mount"},
+	{"ro", "", "nothing can be written", take_flag_too, TO(ro), true},
+	{"remount", .take = take_flag, .field = TO(remount), .arg = true},
+	{"rw", .take = ignore}, {"default_permissions", .take = ignore}, {.name = "allow_root"}, {.name = "exec"},
+	{.name = "noexec"}, {.name = "noatime"}, {.name = "nodiratime"}, {.name = "sync"}, {.name = "dirsync"},
+	{.name = "max_read="},
+};
+#define N_OPTIONS (sizeof(table) / sizeof(table[0]))
+
+/* fstab's habits: the mount is nosuid and nodev whatever is asked; times are the store's. What the mount is by
+ * type is what cairn(1) knows it by. */
+static bool is_fstab_habit(const char *opt, size_t len)
+{
+	static const char *const habits[] = {
+		"suid", "dev", "nosuid", "nodev", "relatime", "strictatime", "lazytime", "nolazytime", "auto", "noauto", "user",
+		"users", "nouser", "owner", "group", "nofail", "_netdev", "defaults", "nonempty", "subtype", "comment",
+	};
+
+	for (unsigned i = 0; i < sizeof(habits) / sizeof(habits[0]); i++)
+		if (strlen(habits[i]) == len && !strncmp(opt, habits[i], len))
+			return true;
+	return !strncasecmp(opt, "x-", 2);
+}
+
+void options_defaults(struct fs_opts *o)
+{
+	o->staging_bytes = memory_bytes() / 4;
+	o->ballast_bytes = UINT64_MAX;	/* as much as staging has */
+	o->commit_wait_s = COMMIT_WAIT_S;
+}
+
+int options_take(struct fs_opts *o, const char *opt)
+{
+	size_t len = strcspn(opt, "=");
+	const char *val = opt[len] ? opt + len + 1 : NULL;
+
+	for (unsigned i = 0; i < N_OPTIONS; i++)
+		if (strcspn(table[i].name, "=") == len && !strncmp(opt, table[i].name, len))
+			return table[i].take ? table[i].take(&table[i], val, (char *)o + table[i].field) : 0;
+	if (len == strlen("auto_unmount") && !strncmp(opt, "auto_unmount", len))
+		return options_refuse("auto_unmount is not supported; leave it out: the next start takes over a mount that was "
+				      "left dead", NULL);
+	return is_fstab_habit(opt, len);
+}
+
+const char *options_name(unsigned i)
+{
+	return i < N_OPTIONS ? table[i].name : NULL;
+}
+
+void options_help(FILE *f)
+{
+	for (const struct option *as = table; as < table + N_OPTIONS; as++)
+		if (as->help)
+			fprintf(f, "  -o %s%-*s %s\n", as->name, (int)(19 - strlen(as->name)), as->value, as->help);
+}
