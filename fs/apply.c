@@ -23,7 +23,7 @@ void no_memory(void)
 
 struct handle *handle_find(struct fs *fs, uint64_t fh)
 {
-	struct handle *h = fs->handles[fh % 4096];
+	struct handle *h = fs->tree.handles[fh % 4096];
 	while (h && h->fh != fh)
 		h = h->hash_next;
 	return h;
@@ -63,14 +63,14 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 		if (h->sf)
 			staged_set_backing(h->sf);	/* again, after a restart */
 	}
-	h->hash_next = fs->handles[r->fh % 4096];
-	fs->handles[r->fh % 4096] = h;
+	h->hash_next = fs->tree.handles[r->fh % 4096];
+	fs->tree.handles[r->fh % 4096] = h;
 	return h;
 }
 
 void handle_free(struct fs *fs, struct handle *h)
 {
-	struct handle **pp = &fs->handles[h->fh % 4096];
+	struct handle **pp = &fs->tree.handles[h->fh % 4096];
 	struct node *n = h->node;
 	while (*pp != h)
 		pp = &(*pp)->hash_next;
@@ -173,7 +173,7 @@ static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 	struct staged *sf = NULL;
 	int rc = r->sf ? staged_recover(fs->s, r, &sf) : -ENOENT;
 	if (rc && rc != -ENOENT && rc != -EINVAL)	/* -EINVAL: no file of ours */
-		fs->replay_error = rc;
+		fs->tree.replay_error = rc;
 	node_set_sf(fs, n, rc ? NULL : sf);
 }
 
@@ -473,7 +473,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_FLUSHED:
 		if (n) {
 			n->accepted = true;
-			n->accepted_nth = ++fs->n_accepted;
+			n->accepted_nth = ++fs->tree.n_accepted;
 		}
 		break;
 	case REC_FORK: apply_fork(fs, r); break;
@@ -509,7 +509,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 int fs_record(struct fs *fs, struct rec *r)
 {
 	int rc = staging_log(fs->s, r);
-	fs->absent.dir = 0;
+	fs->tree.absent.dir = 0;
 	if (r->unique)		/* it is done */
 		ask_no_more();
 	if (!rc)
@@ -543,7 +543,7 @@ int fs_replay(void *ctx, const struct rec *r)
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||
 		  r->type == REC_MKNOD || r->type == REC_FORK || (r->type == REC_SEAL && r->flags & REC_LENT)))
 		n->pinned = true;
-	return fs->replay_error;
+	return fs->tree.replay_error;
 }
 
 /* ---- a node as it is ---- */

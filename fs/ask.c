@@ -115,7 +115,7 @@ static void drop_all(void)
 void ask_release(struct fs *fs, struct node *n)
 {
 	struct held *h = mine.held;
-	if (!mine.wanted || n == fs->root) {
+	if (!mine.wanted || n == fs->tree.root) {
 		node_release(fs, n);
 		return;
 	}
@@ -124,13 +124,13 @@ void ask_release(struct fs *fs, struct node *n)
 	if (h || !(h = calloc(1, sizeof(*h))))
 		return;		/* without memory it is known for longer */
 	n->holds++;
-	*h = (struct held){.next = fs->held, .mine_next = mine.held, .n = n};
-	fs->held = mine.held = h;
+	*h = (struct held){.next = fs->tree.held, .mine_next = mine.held, .n = n};
+	fs->tree.held = mine.held = h;
 }
 
 void ask_let_go(struct fs *fs)
 {
-	for (struct held **pp = &fs->held, *h; (h = *pp);) {
+	for (struct held **pp = &fs->tree.held, *h; (h = *pp);) {
 		if (!atomic_load(&h->done)) {
 			pp = &h->next;
 			continue;
@@ -171,7 +171,7 @@ static void run(struct fs *fs, struct answer *a);
 /* Lock held. 0: a->rc is the answer. ASK_AGAIN. */
 static int put(struct fs *fs, struct answer *a)
 {
-	a->asked = fs->changes;
+	a->asked = fs->tree.changes;
 	a->applied = fs_applied(fs);
 	if (mine.active) {
 		mine.wanted = a;
@@ -464,12 +464,12 @@ void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n,
 	if (!mine.active)
 		return;
 	if ((a = find(NAME, dir->id, name, NULL)))
-		a->asked = fs->changes;
+		a->asked = fs->tree.changes;
 	if (n && (a = find(STAT, n->id, NULL, NULL))) {
 		clear(a);
 		a->rc = 0;
 		a->b = b->b;
-		a->asked = fs->changes;
+		a->asked = fs->tree.changes;
 		a->applied = b->applied;
 		a->done = true;
 	}
@@ -606,7 +606,7 @@ int node_load_xattrs(struct fs *fs, struct node *n)
 	if (n->xattrs_loaded || (!S_ISREG(n->mode) && !S_ISDIR(n->mode)))
 		return 0;
 	int rc = -ENOENT;
-	if (n->born_seq <= fs_applied(fs) && (n->names || n == fs->root || S_ISREG(n->mode)))
+	if (n->born_seq <= fs_applied(fs) && (n->names || n == fs->tree.root || S_ISREG(n->mode)))
 		rc = ask_xattrs(fs, n, &n->xattrs);
 	if (!rc || rc == -ENOENT)
 		n->xattrs_loaded = true;

@@ -131,11 +131,11 @@ static void pay_for_size(struct fs *fs, struct node *n, uint64_t size)
 {
 	struct staged *sf = staged_ref(n->sf);
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);	/* as far as the budget has it */
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	staged_unref(sf);
 }
 

@@ -18,7 +18,7 @@ static bool is_below(struct fs *fs, struct node *n, const struct node *top)
 	for (unsigned depth = 0; n && depth < 4096; depth++) {
 		if (n == top)
 			return true;
-		if (n == fs->root || !n->names)
+		if (n == fs->tree.root || !n->names)
 			return false;
 		n = n->names->dir;
 	}
@@ -70,12 +70,12 @@ struct below look_below(struct fs *fs, struct node *top)
 		return b;
 	}
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->nodes[i]; n; n = n->hash_next) {
+		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
 			bool self = n->dirty_seq > durable || n->ns_seq > durable || n->seal_seq > durable ||
 				    (n->born_seq > durable && n->born_seq != UINT64_MAX);
 			if (!n->sf && !self)
 				continue;
-			if (!n->names && n != fs->root)
+			if (!n->names && n != fs->tree.root)
 				continue;
 			if (!is_below(fs, n, top))
 				continue;

@@ -17,7 +17,7 @@ struct fs_buffer {
 
 struct node *buffers_find(struct fs *fs, const char *name)
 {
-	struct fs_buffer *f = fs->buffers;
+	struct fs_buffer *f = fs->tree.buffers;
 	while (f && strcmp(f->name, name))
 		f = f->next;
 	return f ? f->n : NULL;
@@ -47,8 +47,8 @@ static int attach(struct fs *fs, struct node *n, struct buffer *b, const char *n
 	strcpy(f->name, name);
 	f->n = n;
 	f->b = b;
-	f->next = fs->buffers;
-	fs->buffers = f;
+	f->next = fs->tree.buffers;
+	fs->tree.buffers = f;
 	n->buf = f;
 	n->unknown = 1;		/* a file without links cannot be linked to */
 	return 0;
@@ -94,7 +94,7 @@ void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r)
 int buffers_emit(struct fs *fs)
 {
 	int rc = 0;
-	for (struct fs_buffer *f = fs->buffers; !rc && f; f = f->next) {
+	for (struct fs_buffer *f = fs->tree.buffers; !rc && f; f = f->next) {
 		struct buffer_info i;
 		buffer_get_info(f->b, &i);
 		rc = record(fs, f->n, buffer_id(f->b), f->name, i.state == BUFFER_KEPT);
@@ -104,7 +104,7 @@ int buffers_emit(struct fs *fs)
 
 void buffers_closed(struct fs *fs, struct node *n)
 {
-	struct fs_buffer *f = n->buf, **pp = &fs->buffers;
+	struct fs_buffer *f = n->buf, **pp = &fs->tree.buffers;
 	if (!f || n->handles)
 		return;
 	while (*pp != f)
@@ -119,12 +119,12 @@ void buffers_closed(struct fs *fs, struct node *n)
 
 void buffers_restored(struct fs *fs)
 {
-	pthread_mutex_lock(&fs->lock);
-	for (struct fs_buffer *f = fs->buffers, *next; f; f = next) {
+	pthread_mutex_lock(&fs->tree.lock);
+	for (struct fs_buffer *f = fs->tree.buffers, *next; f; f = next) {
 		next = f->next;
 		buffers_closed(fs, f->n);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 }
 
 int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size, const struct stat *st,
@@ -164,7 +164,7 @@ int buffers_backing(struct node *n)
 uint64_t buffers_of(struct fs *fs, uint32_t uid)
 {
 	uint64_t sum = 0;
-	for (struct fs_buffer *f = fs->buffers; f; f = f->next)
+	for (struct fs_buffer *f = fs->tree.buffers; f; f = f->next)
 		sum += f->n->uid == uid ? buffers_blocks(f->n) * 512 : 0;
 	return sum;
 }
@@ -198,11 +198,11 @@ int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
 	struct buffer *b = buffer_ref(n->buf->b);
 	session_may_block(fs);
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	rc = buffer_resize(b, size);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	buffer_unref(b);
 	if (!rc && !n->buf)
 		rc = -ESTALE;

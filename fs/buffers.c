@@ -78,22 +78,23 @@ static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct
 	session_may_block(fs);
 	log_room(fs);
 	release_barrier(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	if (answered_open(req, fs, fi, true)) {
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 		return;
 	}
-	int rc = !atomic_load(&fs->passthrough) ? -EOPNOTSUPP : !size ? -EINVAL : buffers_find(fs, name) ? -EEXIST : 0;
+	int rc = !atomic_load(&fs->lanes.passthrough) ? -EOPNOTSUPP : !size ? -EINVAL :
+		 buffers_find(fs, name) ? -EEXIST : 0;
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	const struct stat st = {.st_mode = mode, .st_uid = c->uid, .st_gid = c->gid};
 	if (!rc)
 		rc = share_of_files(c->uid);
 	if (!rc)
 		rc = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (!rc)
 		rc = buffer_create(fs->s, size, &b);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	if (!rc)	/* another of his was made meanwhile */
 		rc = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
 	if (!rc)
@@ -108,7 +109,7 @@ static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct
 			node_release(fs, n);
 		}
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (rc)
 		fuse_reply_err(req, -rc);
 }
@@ -173,11 +174,11 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 		return rc;
 	session_may_block(fs);
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	rc = staged_reserve(sf);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	if (!rc)
 		rc = target_free(fs, parent, name);
 	if (!rc)

@@ -48,12 +48,12 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 		buf = malloc(size);
 		cap = buf ? size : 0;
 	}
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	/* a handle restored while its file was being spilled has none of its own */
 	struct staged *sf = !h ? NULL : h->sf ? staged_ref(h->sf) : h->node->sf ? staged_ref(h->node->sf) : NULL;
 	int fd = h ? h->fd : -1;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, fd, sf, buf, size, off);
 	if (sf)
 		staged_unref(sf);
@@ -61,7 +61,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 		fuse_reply_err(req, (int)-n);
 		return;
 	}
-	atomic_fetch_add(&fs->bytes_read, (unsigned long long)n);
+	atomic_fetch_add(&fs->lanes.bytes_read, (unsigned long long)n);
 	fuse_reply_buf(req, buf, (size_t)n);
 }
 
@@ -114,13 +114,13 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 	struct fs *fs = req_fs(req);
 
 	session_may_take_long(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	struct node *n = h ? h->node : node_find(fs, id);
 	struct staged *sf = n && n->sf ? staged_ref(n->sf) : NULL;
 	int flags = h ? h->flags : 0;
 	int rc = sf ? node_written(req, fs, n) : -EBADF;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (rc > 0)
 		attrs_changed(fs, id);
 	if (rc < 0) {
@@ -138,11 +138,11 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	struct fs *fs = req_fs(req);
 	(void)fi;
 	session_may_block(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_find(fs, id);
 	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;
 	bool buffer = n && n->buf;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	/* a buffer's pages are its client's to keep: it grows by ftruncate, and has no holes */
 	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : buffer ? -EOPNOTSUPP : -EBADF;
 	if (sf)

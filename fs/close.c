@@ -51,14 +51,14 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = f.fs;
 
 	(void)id;
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, f.fh);
 	struct node *n = h ? h->node : NULL;
 	if (h && h->writer && n->sf && n->names)
 		f.sf = staged_ref(n->sf);
 	if (h)
 		h->flushed = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (!f.sf) {
 		fuse_reply_err(req, 0);
 		return;
@@ -91,7 +91,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 	(void)id;
 	release_barrier(fs);	/* closes take their places in their own order */
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	if (h) {
 		struct node *n = h->node;
@@ -128,7 +128,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		if (!n->nlookup)
 			node_release(fs, n);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	fuse_reply_err(req, 0);
 }
 
@@ -171,26 +171,26 @@ static void sync_end(struct sync_wait *w, int rc)
 	if (!rc && w->sf && !staged)
 		rc = staged_reserve_copy(w->sf);
 	ask_begin();
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	while (!rc && w->sf && w->n->sf == w->sf && w->n->names) {
 		rc = staged ? fs_flushed(fs, w->n) : fs_seal(fs, w->n, false, &seq);
 		if (rc != -EBUSY && rc != ASK_AGAIN)
 			break;
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 		if (rc == -EBUSY) {
 			session_may_block(fs);
 			staged_await(w->sf);
 		} else {
 			ask_store(fs, rc);
 		}
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		rc = 0;
 	}
 	ask_end();
 	w->seq = seq = staging_last_seq(fs->s);
 	w->node = w->n->id;
 	w->dir = S_ISDIR(w->n->mode) ? w->n->id : w->n->names ? w->n->names->dir->id : 0;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
 		staged_unref(w->sf);
 	if (rc || staged)
@@ -217,7 +217,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 	*w = (struct sync_wait){.req = req, .fs = fs, .n = n, .written = written, .is_write = is_write};
 	if (fs->o.fsync_staged)
 		log_room(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	if (n->sf && n->names) {
 		struct staged_info i;
 		staged_get_state(n->sf, &i);
@@ -228,7 +228,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(n->sf)))
 			w->sf = staged_ref(n->sf);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
 		rc = staged_reserve_now(w->sf);
 	if (rc == -EAGAIN)
@@ -243,9 +243,9 @@ void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info
 	(void)datasync, (void)fi;
 	session_may_block(fs);
 	release_barrier(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_find(fs, id);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (n)
 		sync_and_reply(req, fs, n, false, 0);
 	else

@@ -85,16 +85,16 @@ static void write_json(struct fs *fs, FILE *f, bool all)
 	redact(&s, all);
 	io_engine_counts(fs->engine, &c);
 	fprintf(f, "{\n \"version\": \"%s\",\n \"pid\": %d,\n \"keeper_pid\": %d,\n \"store\": ", CAIRN_VERSION,
-		(int)getpid(), fs->keeper_pid);
+		(int)getpid(), fs->procs.keeper_pid);
 	json_string(f, fs->o.store);
 	fprintf(f, ",\n \"mountpoint\": ");
 	json_string(f, fs->o.mountpoint);
 	fprintf(f, ",\n \"store_id\": \"%s\",\n \"engine\": \"%s\",\n \"passthrough\": %s,\n \"fsync\": \"%s\",\n"
 		" \"ro\": %s,\n \"restarts\": %u,\n \"keepers_replaced\": %u,\n \"keeper_gone\": %s,\n",
 		io_store_id(fs->store), io_engine_name(fs->engine),
-		atomic_load(&fs->passthrough) ? "true" : "false", fs->o.fsync_staged ? "staged" : "strict",
-		fs->o.ro ? "true" : "false", fs->restarts, keepers_replaced(fs),
-		atomic_load(&fs->keeper_gone) ? "true" : "false");
+		atomic_load(&fs->lanes.passthrough) ? "true" : "false", fs->o.fsync_staged ? "staged" : "strict",
+		fs->o.ro ? "true" : "false", fs->procs.restarts, keepers_replaced(fs),
+		atomic_load(&fs->procs.keeper_gone) ? "true" : "false");
 	fprintf(f, " \"staging\": {\"dir\": ");
 	json_string(f, fs->place.path);
 	fprintf(f, ", \"budget_bytes\": %llu, \"used_bytes\": %llu, \"ballast_bytes\": %llu, "
@@ -109,9 +109,10 @@ static void write_json(struct fs *fs, FILE *f, bool all)
 		(unsigned long long)s.durable, (unsigned long long)s.pending_records, (unsigned long long)s.log_bytes);
 	fprintf(f, " \"opens\": {");
 	for (int i = LANE_FAST; i < N_LANES; i++)
-		fprintf(f, "%s\"%s\": %llu", i == LANE_FAST ? "" : ", ", lane_names[i], fs->lanes[i]);
+		fprintf(f, "%s\"%s\": %llu", i == LANE_FAST ? "" : ", ", lane_names[i], fs->lanes.opens[i]);
 	fprintf(f, "},\n \"bytes\": {\"staged\": %llu, \"persisted\": %llu, \"read\": %llu},\n \"queue_depth\": %u,\n",
-		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted, fs->bytes_read, s.queue_depth);
+		(unsigned long long)s.bytes_staged, (unsigned long long)s.bytes_persisted,
+		fs->lanes.bytes_read, s.queue_depth);
 	fprintf(f, " \"outgrown\": {\"files\": %llu, \"bytes\": %llu},\n", (unsigned long long)s.outgrown_files,
 		(unsigned long long)s.outgrown_bytes);
 	fprintf(f, " \"buffers\": {\"count\": %llu, \"bytes\": %llu, \"lent_bytes\": %llu},\n",
@@ -122,10 +123,10 @@ static void write_json(struct fs *fs, FILE *f, bool all)
 		(unsigned long long)s.waits, (double)s.wait_ns / 1e9, (unsigned long long)s.errors);
 	json_string(f, s.last_error);
 	fprintf(f, "},\n \"store_gone\": ");
-	if (fs->away_since) {
+	if (fs->away.since) {
 		fprintf(f, "{\"error\": ");
-		json_string(f, strerror(-fs->away_error));
-		fprintf(f, ", \"since_s\": %lld}", (long long)(time(NULL) - fs->away_since));
+		json_string(f, strerror(-fs->away.error));
+		fprintf(f, ", \"since_s\": %lld}", (long long)(time(NULL) - fs->away.since));
 	} else {
 		fprintf(f, "null");
 	}
@@ -161,13 +162,13 @@ static void write_json(struct fs *fs, FILE *f, bool all)
 	else
 		fprintf(f, "null");
 	fprintf(f, ",\n \"notices\": [");
-	pthread_mutex_lock(&fs->notice_lock);
-	unsigned n = fs->n_notices < 16 ? fs->n_notices : 16;
+	pthread_mutex_lock(&fs->notices.lock);
+	unsigned n = fs->notices.n < 16 ? fs->notices.n : 16;
 	for (unsigned i = 0; i < n && all; i++) {	/* they tell of files by name */
 		fputs(i ? ", " : "", f);
-		json_string(f, fs->notices[(fs->n_notices - n + i) % 16]);
+		json_string(f, fs->notices.text[(fs->notices.n - n + i) % 16]);
 	}
-	pthread_mutex_unlock(&fs->notice_lock);
+	pthread_mutex_unlock(&fs->notices.lock);
 	fprintf(f, "],\n \"recovered\": {\"versions\": %llu, \"records\": %llu, \"lost_found\": %llu, \"kept\": %llu}\n}\n",
 		(unsigned long long)s.recovered_files, (unsigned long long)s.recovered_records,
 		(unsigned long long)s.lost_found, (unsigned long long)s.n_kept);
@@ -197,9 +198,9 @@ static void write_status(struct fs *fs, FILE *f, bool all)
 	text_plain(s.last_error, 0);
 	text_plain(s.held, 0);
 	fprintf(f, "%s on %s\n", fs->o.store, fs->o.mountpoint);
-	if (fs->away_since)
+	if (fs->away.since)
 		fprintf(f, "  STORE GONE for %lld s: %s; staging keeps everything. It is opened again when it is back there\n",
-			(long long)(time(NULL) - fs->away_since), strerror(-fs->away_error));
+			(long long)(time(NULL) - fs->away.since), strerror(-fs->away.error));
 	else if (s.halted_error)
 		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
 			s.halted_path, strerror(-s.halted_error));
@@ -214,9 +215,9 @@ static void write_status(struct fs *fs, FILE *f, bool all)
 	fprintf(f, "  staging    %s of %s used, ballast %s\n", size_text(s.used, a), size_text(s.budget, b),
 		size_text(s.ballast, c));
 	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n", size_text(s.bytes_staged, a),
-		size_text(s.bytes_persisted, b), size_text(fs->bytes_read, c));
-	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", fs->lanes[LANE_FAST],
-		fs->lanes[LANE_SPILL], fs->lanes[LANE_READ], fs->lanes[LANE_RELAY]);
+		size_text(s.bytes_persisted, b), size_text(fs->lanes.bytes_read, c));
+	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", fs->lanes.opens[LANE_FAST],
+		fs->lanes.opens[LANE_SPILL], fs->lanes.opens[LANE_READ], fs->lanes.opens[LANE_RELAY]);
 	if (s.outgrown_files)
 		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
 			(unsigned long long)s.outgrown_files, size_text(s.outgrown_bytes, a));
@@ -229,8 +230,8 @@ static void write_status(struct fs *fs, FILE *f, bool all)
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s.last_seq,
 		(unsigned long long)s.applied, (unsigned long long)s.pending_records);
 	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %u\n", io_engine_name(fs->engine),
-		fs->o.fsync_staged ? "staged" : "strict", atomic_load(&fs->passthrough) ? "yes" : "no",
-		fs->o.ro ? " read only," : "", fs->restarts);
+		fs->o.fsync_staged ? "staged" : "strict", atomic_load(&fs->lanes.passthrough) ? "yes" : "no",
+		fs->o.ro ? " read only," : "", fs->procs.restarts);
 	if (s.waiting_mapped[0]) {
 		fprintf(f, "  waiting    still mapped for writing, and what comes later waits behind:\n");
 		for (char *save = NULL, *p = strtok_r(s.waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
@@ -285,7 +286,8 @@ static void write_metrics(struct fs *fs, FILE *f)
 	io_engine_counts(fs->engine, &c);
 	metric(&m, "staged_bytes_total", "counter", "Bytes accepted into staging.", (double)s.bytes_staged);
 	metric(&m, "persisted_bytes_total", "counter", "Bytes published and durable.", (double)s.bytes_persisted);
-	metric(&m, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).", (double)fs->bytes_read);
+	metric(&m, "read_bytes_total", "counter", "Bytes read through the daemon (passthrough reads are not seen).",
+	       (double)fs->lanes.bytes_read);
 	metric(&m, "outgrown_files_total", "counter", "Files that outgrew memory while they were written.", (double)s.outgrown_files);
 	metric(&m, "outgrown_bytes_total", "counter", "Their bytes that went to the store before the close.", (double)s.outgrown_bytes);
 	metric(&m, "dedup_bytes_total", "counter", "Bytes stored once: equal files share their blocks.", (double)s.dedup_bytes);
@@ -304,14 +306,14 @@ static void write_metrics(struct fs *fs, FILE *f)
 	metric(&m, "store_call_errors_total", "counter", "Calls to the store that failed, those tried again too.",
 	       (double)c.errors);
 	metric(&m, "failed_files", "gauge", "Files whose close failed and that wait for room.", (double)s.n_failed);
-	metric(&m, "worker_restarts_total", "counter", "Workers started again.", fs->restarts);
+	metric(&m, "worker_restarts_total", "counter", "Workers started again.", fs->procs.restarts);
 	metric(&m, "writer_wait_seconds_total", "counter", "Time opens, writes and closes waited for room, memory or the version before.", (double)s.wait_ns / 1e9);
 	metric(&m, "refused_changes", "gauge", "Accepted changes that the store refused for good.", (double)s.n_refused);
 	metric(&m, "keeper_gone", "gauge", "1 when keeper and spare were killed: nobody starts another worker.",
-	       atomic_load(&fs->keeper_gone));
+	       atomic_load(&fs->procs.keeper_gone));
 	metric(&m, "keepers_replaced_total", "counter", "Keepers that were killed, and a spare took over.",
 	       keepers_replaced(fs));
-	metric(&m, "store_gone", "gauge", "1 while the store's filesystem is gone.", fs->away_since != 0);
+	metric(&m, "store_gone", "gauge", "1 while the store's filesystem is gone.", fs->away.since != 0);
 	metric(&m, "halted", "gauge", "1 while publication is halted by a failing store.", s.halted_error != 0);
 	const struct { const char *state; uint64_t n; } v[] = {
 		{"open", s.n_open}, {"staged", s.n_sealed}, {"persisting", s.n_persisting}, {"durable", s.n_durable},
@@ -322,7 +324,7 @@ static void write_metrics(struct fs *fs, FILE *f)
 		fprintf(f, "cairnfs_versions{%s,state=\"%s\"} %llu\n", label, v[i].state, (unsigned long long)v[i].n);
 	fprintf(f, "# HELP cairnfs_opens_total Opens by lane.\n# TYPE cairnfs_opens_total counter\n");
 	for (int i = LANE_FAST; i < N_LANES; i++)
-		fprintf(f, "cairnfs_opens_total{%s,lane=\"%s\"} %llu\n", label, lane_names[i], fs->lanes[i]);
+		fprintf(f, "cairnfs_opens_total{%s,lane=\"%s\"} %llu\n", label, lane_names[i], fs->lanes.opens[i]);
 	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
 		"# TYPE cairnfs_persist_latency_seconds histogram\n");
 	unsigned long long sum = 0;
@@ -482,7 +484,7 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 	(void)fi;
 	session_may_block(fs);
 	if (id == C_CONTROL && says(buf, size, "retry")) {
-		atomic_store(&fs->ask_store, true);
+		atomic_store(&fs->away.look, true);
 		staging_retry(fs->s);
 		retry_failed(fs);
 		staging_keep_again(fs->s);

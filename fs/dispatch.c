@@ -31,8 +31,8 @@ static void init(void *userdata, struct fuse_conn_info *conn)
 	if (!fs->o.nopassthrough && fs->uid == 0 && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
 		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC;
 		conn->max_backing_stack_depth = stacked ? FUSE_BACKING_STACKED_OVER : FUSE_BACKING_STACKED_UNDER;
-		atomic_store(&fs->passthrough, true);
-	} else if (!fs->o.nopassthrough && fs->restarts == 0) {
+		atomic_store(&fs->lanes.passthrough, true);
+	} else if (!fs->o.nopassthrough && fs->procs.restarts == 0) {
 		fs_notice(fs, fs->uid ? "no passthrough without root: every file takes the relay lane" :
 			  "this kernel has no FUSE passthrough (before 6.9): every file takes the relay lane");
 	}

@@ -53,7 +53,7 @@ static int emit_all_accepted(struct fs *fs)
 	struct node_list l = {0};
 	int rc = 0;
 	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
+		for (struct node *n = fs->tree.nodes[i]; !rc && n; n = n->hash_next)
 			if (n->accepted && n->sf && n->names)
 				rc = node_list_add(&l, n);
 	node_list_sort(&l);
@@ -70,7 +70,7 @@ static int emit_tree(struct fs *fs)
 	struct node **stack = malloc(cap * sizeof(*stack));
 	int rc = stack ? 0 : -ENOMEM;
 	if (!rc)
-		stack[0] = fs->root;
+		stack[0] = fs->tree.root;
 	while (!rc && n) {
 		struct node *dir = stack[--n];
 		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next) {
@@ -101,11 +101,11 @@ int fs_emit(void *ctx, struct staging *s)
 	if (!rc)
 		rc = emit_tree(fs);
 	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->nodes[i]; !rc && n; n = n->hash_next)
-			if (!n->names && n != fs->root)
+		for (struct node *n = fs->tree.nodes[i]; !rc && n; n = n->hash_next)
+			if (!n->names && n != fs->tree.root)
 				rc = emit_one(fs, n, NULL);
 	for (unsigned i = 0; !rc && i < 4096; i++)
-		for (struct handle *h = fs->handles[i]; !rc && h; h = h->hash_next) {
+		for (struct handle *h = fs->tree.handles[i]; !rc && h; h = h->hash_next) {
 			struct rec r = rec_new(REC_OPEN);
 			r.unique = 0;
 			r.fh = h->fh;

@@ -31,7 +31,7 @@ static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
 static uint64_t hash_dirs(struct fs *fs, struct node *dir)
 {
 	uint64_t h = 0xcbf29ce484222325ull;
-	for (unsigned depth = 0; dir && dir != fs->root && dir->names && depth < 64; depth++) {
+	for (unsigned depth = 0; dir && dir != fs->tree.root && dir->names && depth < 64; depth++) {
 		h = hash_shape(h, dir->names->name, false);
 		dir = dir->names->dir;
 	}
@@ -103,16 +103,16 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	struct stat st;
 	int parent;
 
-	if (dir == fs->root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
+	if (dir == fs->tree.root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
 	    fs->expect[shape % EXPECT_SLOTS].key == shape)
 		return STAGED_SIZE_UNKNOWN;
 	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asked once */
 	strcpy(own, dir->names->name);
 	uint64_t parent_id = dir->names->dir->id;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	session_may_block(fs);
 	if (staging_dir_get(fs->s, parent_id, &parent)) {
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		return STAGED_SIZE_UNKNOWN;
 	}
 	int fd = newest_sibling(fs, parent, own);
@@ -122,7 +122,7 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	if (fd >= 0)
 		close(fd);
 	staging_dir_put(fs->s, parent_id);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	if (size != STAGED_SIZE_UNKNOWN) {
 		set(fs, hash_shape(h ^ 1, name, true), size);
 		set(fs, shape, size);

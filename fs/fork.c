@@ -43,15 +43,15 @@ static void *fork_main(void *arg)
 {
 	struct fs *fs = arg;
 	pthread_setname_np(pthread_self(), "cairn-expire");
-	pthread_mutex_lock(&fs->fork_lock);
+	pthread_mutex_lock(&fs->forks.lock);
 	for (;;) {
-		struct fork_news *f = fs->forks;
+		struct fork_news *f = fs->forks.news;
 		if (!f) {
-			pthread_cond_wait(&fs->fork_cond, &fs->fork_lock);
+			pthread_cond_wait(&fs->forks.cond, &fs->forks.lock);
 			continue;
 		}
-		fs->forks = f->next;
-		pthread_mutex_unlock(&fs->fork_lock);
+		fs->forks.news = f->next;
+		pthread_mutex_unlock(&fs->forks.lock);
 		for (unsigned i = 0; i < f->n; i++) {
 			expire(fs, &f->names[i]);
 			free(f->names[i].name);
@@ -59,7 +59,7 @@ static void *fork_main(void *arg)
 		if (f->req)
 			fuse_reply_err(f->req, ESTALE);
 		free(f);
-		pthread_mutex_lock(&fs->fork_lock);
+		pthread_mutex_lock(&fs->forks.lock);
 	}
 	return NULL;
 }
@@ -68,21 +68,21 @@ static int queue(struct fs *fs, struct fork_news *f)
 {
 	pthread_t t;
 	int rc = 0;
-	pthread_mutex_lock(&fs->fork_lock);
-	if (!fs->fork_thread) {
+	pthread_mutex_lock(&fs->forks.lock);
+	if (!fs->forks.started) {
 		rc = pthread_create(&t, NULL, fork_main, fs);
 		if (!rc)
 			pthread_detach(t);	/* ends with the process */
-		fs->fork_thread = !rc;
+		fs->forks.started = !rc;
 	}
 	if (!rc) {
-		struct fork_news **pp = &fs->forks;
+		struct fork_news **pp = &fs->forks.news;
 		while (*pp)
 			pp = &(*pp)->next;
 		*pp = f;
-		pthread_cond_signal(&fs->fork_cond);
+		pthread_cond_signal(&fs->forks.cond);
 	}
-	pthread_mutex_unlock(&fs->fork_lock);
+	pthread_mutex_unlock(&fs->forks.lock);
 	return -rc;
 }
 
@@ -147,7 +147,7 @@ int fork_await(struct fs *fs, struct node *n)
 			.tv_nsec = (long)(n->awaited_ns % 1000000000u),
 		};
 		n->holds++;
-		pthread_cond_timedwait(&fs->busy_cond, &fs->lock, &t);
+		pthread_cond_timedwait(&fs->tree.busy_cond, &fs->tree.lock, &t);
 		n->holds--;
 	}
 	return 0;
@@ -156,7 +156,7 @@ int fork_await(struct fs *fs, struct node *n)
 void fork_came(struct fs *fs, struct node *n)
 {
 	if (n->awaited_ns)
-		pthread_cond_broadcast(&fs->busy_cond);
+		pthread_cond_broadcast(&fs->tree.busy_cond);
 	n->awaited_ns = 0;
 }
 

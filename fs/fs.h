@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The face: what a mount shows, and how calls become records in staging.
  *
- * One lock, fs->lock ("the tree lock"), guards nodes, names and handles. The store is
+ * One lock, fs->tree.lock ("the tree lock"), guards nodes, names and handles. The store is
  * neither changed, synced nor asked under it, and nobody waits with it for who does so
  * (ask.c). All of node.c and tree.c wants it held. Order: tree lock, then staging's own.
  */
@@ -47,7 +47,7 @@ struct dentry {
 	uint64_t seq;		/* last record that touched it; shown once applied */
 	bool store_has;		/* at the end of the order, the store has something here */
 	bool sealed;		/* and it is this node */
-	bool white;		/* in fs->whites, by the next two */
+	bool white;		/* in fs->tree.whites, by the next two */
 	struct dentry *white_prev, *white_next;
 	char name[];
 };
@@ -80,14 +80,14 @@ struct node {
 	uint64_t size, blocks;	/* last seen */
 	uint64_t nlookup;
 	bool pinned;		/* restored after a restart: the kernel's count is unknown */
-	bool busy;		/* its bytes are being copied, made or cut; wait on fs->busy_cond */
+	bool busy;		/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
 	unsigned holds;		/* threads that dropped the lock and come back to it: it is not freed */
 	bool zombie;		/* on the list of those to free when clean */
 	uint64_t dirty_seq;	/* last record on the node itself */
 	uint64_t born_seq;	/* record that makes it in the store; UINT64_MAX = never yet */
 	uint64_t ns_seq;	/* directories: last change of their names */
 	uint64_t forgot_seq;	/* directories: the newest of the names that were dropped here, for the store has them */
-	uint64_t changed;	/* fs->changes when something of it last changed here */
+	uint64_t changed;	/* fs->tree.changes when something of it last changed here */
 	uint64_t links_seq;	/* files: last change of how many names they have; UINT64_MAX: the
 				 * store has one that is ours no more, and does not tell when it goes */
 	uint64_t seal_seq;
@@ -144,37 +144,11 @@ struct fs_opts {
 	unsigned commit_wait_s;	/* 0 = no name waits for other nodes */
 };
 
-#define EXPECT_SLOTS 32768u
+/* ---- what each part has ---- */
 
-struct fs {
-	struct fs_opts o;
-	struct io_store *store;
-	struct io_engine *engine;
-	struct staging *s;	/* NULL with -o ro */
-	struct fuse_session *se;
-	uid_t uid;
-	struct staging_place place;
-	void (*check)(void *fs);	/* the build for tests: runs before each operation on the store */
-	int ready_fd;		/* a byte here: the mount answers */
-	unsigned restarts;
-	atomic_int keeper_pid;
-	struct keepers {
-		atomic_int asks;	/* pid of a spare that asks the worker */
-		atomic_int exited;	/* the worker did, with this code less 1; 0: it has not */
-		atomic_uint replaced;
-	} *keepers;		/* shared by all processes of the mount, or NULL */
-	int alive[2];		/* a pipe; [1] is held by keeper and spare */
-	int life_fd;		/* the worker's: open while it lives, and takes its answer to a spare */
-	struct stat root_seen;	/* the store's, when it was opened */
-	atomic_bool keeper_gone;
-	time_t away_since;	/* the store was let go of; 0 */
-	int away_error;		/* why, -errno */
-	atomic_bool ask_store;	/* somebody wants the store looked at now */
-	int still_fd;		/* to the process that holds files still; -1 = none */
-	_Atomic int still_error;	/* the last move that failed, told once */
-	char still_key[33];
-
-	pthread_mutex_t lock;
+/* Nodes, names and handles: all that one lock guards. First in the order of locks (ARCHITECTURE, Locks). */
+struct tree {
+	pthread_mutex_t lock;	/* "the tree lock": over all below, and fs->expect */
 	pthread_cond_t busy_cond;
 	struct node *nodes[NODE_BUCKETS];
 	struct dentry *dentries[NODE_BUCKETS];
@@ -195,40 +169,116 @@ struct fs {
 		uint64_t dir, since_ns;
 		char name[MAX_NAME + 1];
 	} absent;
+};
 
+/* expect.c; the tree lock */
+#define EXPECT_SLOTS 32768u
+struct expected {
+	uint64_t key, size;
+};
+
+/* Which way bytes go; open.c. */
+struct lanes {
 	atomic_bool passthrough;
-	bool passthrough_proved;
-	atomic_ullong lanes[N_LANES];
+	bool proved;		/* passthrough was; tree lock */
+	atomic_ullong opens[N_LANES];
 	atomic_ullong bytes_read;
+};
 
-	pthread_mutex_t fork_lock;	/* fork.c; last in the order of locks */
-	pthread_cond_t fork_cond;
-	struct fork_news *forks;
-	bool fork_thread;
+/* Keeper, spare and worker of this mount; keeper.c, spare.c, worker.c. */
+struct processes {
+	int ready_fd;		/* a byte here: the mount answers */
+	unsigned restarts;
+	atomic_int keeper_pid;
+	struct keepers {
+		atomic_int asks;	/* pid of a spare that asks the worker */
+		atomic_int exited;	/* the worker did, with this code less 1; 0: it has not */
+		atomic_uint replaced;
+	} *keepers;		/* shared by all processes of the mount, or NULL */
+	int alive[2];		/* a pipe; [1] is held by keeper and spare */
+	int life_fd;		/* the worker's: open while it lives, and takes its answer to a spare */
+	atomic_bool keeper_gone;
+};
 
-	struct { uint64_t key, size; } expect[EXPECT_SLOTS];
+/* The store went; keeper.c, store_watch.c. */
+struct away {
+	time_t since;		/* the store was let go of; 0 */
+	int error;		/* why, -errno */
+	atomic_bool look;	/* somebody wants the store looked at now */
+};
 
-	/* notices, kept for status */
-	pthread_mutex_t notice_lock;
-	char notices[16][256];
-	unsigned n_notices;
+/* still.c */
+struct still {
+	int fd;			/* to the process that holds files still; -1 = none */
+	_Atomic int error;	/* the last move that failed, told once */
+	char key[33];
+};
 
-	/* threads that answer the kernel; see session.c */
-	pthread_mutex_t read_lock, ticket_lock;
-	pthread_cond_t read_cond, ticket_cond;
-	_Atomic int reader;	/* slot; changed with read_lock, as the next two */
+/* fork.c */
+struct forks {
+	pthread_mutex_t lock;	/* over all below; taken after the tree lock, and none after it */
+	pthread_cond_t cond;
+	struct fork_news *news;
+	bool started;		/* the thread that tells the kernel */
+};
+
+/* Kept for status; log.c. */
+struct notices {
+	pthread_mutex_t lock;	/* over all below; none is taken after it */
+	char text[16][256];
+	unsigned n;
+};
+
+/* Which thread reads requests; session.c. */
+struct reading {
+	pthread_mutex_t lock;	/* over all below; a holder of the tree lock only tries it. Before tickets.lock */
+	pthread_cond_t cond;
+	_Atomic int reader;	/* slot; changed with the lock, looked at without */
 	bool in_burst;
-	uint64_t reader_since;	/* it answers since then, ns */
-	uint64_t ticket, slot_ticket[N_THREADS];
-	unsigned n_barred;	/* wait in release_barrier; ticket_lock */
-	struct resent **resent;	/* read at the start, still to be answered; read_lock */
+	uint64_t since;		/* it answers since then, ns */
+	struct resent **resent;	/* read at the start, still to be answered */
 	size_t n_resent, next_resent;
-	pthread_t threads[N_THREADS];
-	pthread_mutex_t slots_lock;	/* over threads[] */
+};
+
+/* RELEASEs that are being answered; session.c. */
+struct tickets {
+	pthread_mutex_t lock;	/* over all below; none is taken after it */
+	pthread_cond_t cond;
+	uint64_t last, of_slot[N_THREADS];
+	unsigned n_barred;	/* wait in release_barrier */
+};
+
+/* Threads that answer the kernel; session.c. */
+struct slots {
+	pthread_mutex_t lock;	/* over thread and joining; none is taken after it */
+	pthread_t thread[N_THREADS];
 	bool joining;
 	atomic_uint n_apart;	/* others that answer a request each */
 	atomic_uint n_asking;	/* that wait for the store */
 	atomic_ullong slow_until;	/* it took long to answer a moment ago; CLOCK_MONOTONIC, ns */
+};
+
+struct fs {
+	struct fs_opts o;
+	uid_t uid;
+	struct io_engine *engine;
+	struct io_store *store;
+	struct stat root_seen;	/* the store's, when it was opened */
+	struct away away;
+	struct staging *s;	/* NULL with -o ro */
+	struct staging_place place;
+	struct fuse_session *se;
+	void (*check)(void *fs);	/* the build for tests: runs before each operation on the store */
+	struct processes procs;
+	struct still still;
+	struct tree tree;
+	struct expected expect[EXPECT_SLOTS];
+	struct lanes lanes;
+	struct forks forks;
+	struct notices notices;
+	struct reading reading;
+	struct tickets tickets;
+	struct slots slots;
 	pthread_t house;
 	atomic_bool stopping;
 	atomic_bool holds;	/* commits wait for other nodes: not while a first start publishes what was left */
@@ -279,13 +329,13 @@ static inline void fs_unlock_scope(pthread_mutex_t **m)
 	pthread_mutex_unlock(*m);
 }
 #define TREE_SCOPE(fs)                                                                   \
-	pthread_mutex_t *tree_scope_ __attribute__((cleanup(fs_unlock_scope))) = &(fs)->lock; \
+	pthread_mutex_t *tree_scope_ __attribute__((cleanup(fs_unlock_scope))) = &(fs)->tree.lock; \
 	pthread_mutex_lock(tree_scope_)
 
 /* Has this thread the tree lock? For debug builds and tests; glibc's mutexes know their owner. */
 static inline bool tree_is_locked_here(struct fs *fs)
 {
-	return fs->lock.__data.__owner == gettid();
+	return fs->tree.lock.__data.__owner == gettid();
 }
 
 static inline uint64_t fs_applied(struct fs *fs)

@@ -15,12 +15,12 @@ static void *house_main(void *arg)
 		struct timespec t = {.tv_nsec = 200000000};
 		nanosleep(&t, NULL);
 		session_look(fs);
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		ask_let_go(fs);
 		node_gc(fs);
 		if (!io_store_away(fs->store) && staging_rotate_due(fs->s))
 			staging_rotate(fs->s, fs_emit, fs);
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 		seal_late(fs);
 		staging_watch_buffers(fs->s);
 		struct staging_stats st;

@@ -96,18 +96,18 @@ static pid_t start_worker(struct keeper *k, bool first)
 	k->life = -1;
 	if (pipe2(life, O_CLOEXEC))
 		return -1;
-	if (k->fs->keepers)
-		atomic_store(&k->fs->keepers->exited, 0);
+	if (k->fs->procs.keepers)
+		atomic_store(&k->fs->procs.keepers->exited, 0);
 	pid_t pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_NAME, "cairnfs-worker");
 		signal(SIGTERM, SIG_DFL);
 		signal(SIGINT, SIG_DFL);
 		close(life[0]);
-		close(k->fs->alive[1]);
+		close(k->fs->procs.alive[1]);
 		if (k->guard >= 0)
 			close(k->guard);
-		k->fs->life_fd = life[1];
+		k->fs->procs.life_fd = life[1];
 		worker_exit(k->fs, worker_run(k->fs, k->fuse_fd, k->init, k->init_len, first));
 	}
 	close(life[1]);
@@ -142,7 +142,7 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 		return false;
 	if (!k->adopted)
 		return waitpid(k->worker, status, 0) == k->worker;
-	int exited = atomic_load(&k->fs->keepers->exited);
+	int exited = atomic_load(&k->fs->procs.keepers->exited);
 	*status = exited ? W_EXITCODE(exited - 1, 0) : SIGKILL;
 	return true;
 }
@@ -188,8 +188,8 @@ static void let_go(struct keeper *k, int why)
 	struct fs *fs = k->fs;
 	char text[256];
 
-	fs->away_since = time(NULL);
-	fs->away_error = why;
+	fs->away.since = time(NULL);
+	fs->away.error = why;
 	snprintf(text, sizeof(text), "the store %.120s is gone: %s; publication halts, staging keeps everything; it is "
 		 "opened again when it is back there", fs->o.store, strerror(-why));
 	fs_notice(fs, text);
@@ -209,8 +209,8 @@ static int open_again(struct keeper *k)
 		return rc;
 	io_store_close(fs->store);
 	fs->store = again;
-	fs->away_since = 0;
-	fs->away_error = 0;
+	fs->away.since = 0;
+	fs->away.error = 0;
 	fstat(io_store_root(again), &fs->root_seen);
 	if (!fs->o.ro)
 		io_store_lock_pid(again, (int)getpid());
@@ -255,7 +255,7 @@ static bool goes_on(struct keeper *k, int code)
 
 static pid_t next_worker(struct keeper *k)
 {
-	k->fs->restarts++;
+	k->fs->procs.restarts++;
 	pid_t pid = start_worker(k, false);
 	if (pid > 0)
 		start_spare(k);
@@ -268,8 +268,8 @@ static int keep(struct keeper *k)
 	pid_t worker = start_worker(k, true);
 	int status;
 
-	close(k->fs->ready_fd);	/* the worker's copies are the ones that speak */
-	k->fs->ready_fd = -1;
+	close(k->fs->procs.ready_fd);	/* the worker's copies are the ones that speak */
+	k->fs->procs.ready_fd = -1;
 	fs_log_leave_terminal();
 	if (worker > 0)
 		start_spare(k);

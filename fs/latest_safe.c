@@ -236,7 +236,7 @@ static bool is_clean(struct fs *fs, const char *path)
 	if (!fs->s)
 		return true;
 	TREE_SCOPE(fs);
-	struct node *n = fs->root;
+	struct node *n = fs->tree.root;
 	for (const char *p = path; clean && *p;) {
 		char name[MAX_NAME + 1];
 		size_t len = strcspn(p, "/");

@@ -65,10 +65,10 @@ void fs_log(const char *fmt, ...)
 void fs_notice(void *ctx, const char *text)
 {
 	struct fs *fs = ctx;
-	pthread_mutex_lock(&fs->notice_lock);
-	unsigned i = fs->n_notices++ % 16;
-	snprintf(fs->notices[i], sizeof(fs->notices[i]), "%s", text);
-	pthread_mutex_unlock(&fs->notice_lock);
+	pthread_mutex_lock(&fs->notices.lock);
+	unsigned i = fs->notices.n++ % 16;
+	snprintf(fs->notices.text[i], sizeof(fs->notices.text[i]), "%s", text);
+	pthread_mutex_unlock(&fs->notices.lock);
 	fs_log("%s", text);
 }
 

@@ -217,7 +217,7 @@ static int wait_ready(int fd, pid_t child)
 static int serve(struct fs *fs, struct fuse_args *rest)
 {
 	io_store_lock_pid(fs->store, (int)getpid());
-	fs->keeper_pid = (int)getpid();
+	fs->procs.keeper_pid = (int)getpid();
 	int rc = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);
@@ -281,23 +281,23 @@ int main(int argc, char **argv)
 	int pipe_fd[2];
 
 	fill_standard_fds();
-	fs->ready_fd = -1;
+	fs->procs.ready_fd = -1;
 	check_start(fs);
 	fs->uid = geteuid();
-	pthread_mutex_init(&fs->lock, NULL);
-	pthread_mutex_init(&fs->notice_lock, NULL);
-	pthread_mutex_init(&fs->fork_lock, NULL);
-	pthread_mutex_init(&fs->read_lock, NULL);
-	pthread_mutex_init(&fs->ticket_lock, NULL);
-	pthread_mutex_init(&fs->slots_lock, NULL);
+	pthread_mutex_init(&fs->tree.lock, NULL);
+	pthread_mutex_init(&fs->notices.lock, NULL);
+	pthread_mutex_init(&fs->forks.lock, NULL);
+	pthread_mutex_init(&fs->reading.lock, NULL);
+	pthread_mutex_init(&fs->tickets.lock, NULL);
+	pthread_mutex_init(&fs->slots.lock, NULL);
 	pthread_condattr_t monotonic;	/* a clock that is set is not to end or prolong a wait */
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&fs->busy_cond, &monotonic);
+	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
 	pthread_condattr_destroy(&monotonic);
-	pthread_cond_init(&fs->fork_cond, NULL);
-	pthread_cond_init(&fs->read_cond, NULL);
-	pthread_cond_init(&fs->ticket_cond, NULL);
+	pthread_cond_init(&fs->forks.cond, NULL);
+	pthread_cond_init(&fs->reading.cond, NULL);
+	pthread_cond_init(&fs->tickets.cond, NULL);
 	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
@@ -319,7 +319,7 @@ int main(int argc, char **argv)
 		return 1;
 	if (pipe2(pipe_fd, O_CLOEXEC))
 		return 1;
-	fs->ready_fd = pipe_fd[1];
+	fs->procs.ready_fd = pipe_fd[1];
 	if (fs->o.foreground)
 		return serve(fs, &rest);
 	pid_t child = fork();

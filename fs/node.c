@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Nodes and names in memory: their tables, what of them is dirty, when one is let go of. Nothing here asks
- * the store; tree.c does. Everything wants fs->lock. */
+ * the store; tree.c does. Everything wants the tree lock. */
 #include "fs/fs.h"
 
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static unsigned name_bucket(uint64_t dir, const char *name)
 
 struct node *node_find(struct fs *fs, uint64_t id)
 {
-	struct node *n = fs->nodes[id_bucket(id)];
+	struct node *n = fs->tree.nodes[id_bucket(id)];
 	while (n && n->id != id)
 		n = n->hash_next;
 	return n;
@@ -58,15 +58,15 @@ struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode)
 	n->mode = mode;
 	n->nlink = S_ISDIR(mode) ? 2 : 1;
 	n->kept_fd = -1;
-	n->hash_next = fs->nodes[id_bucket(id)];
-	fs->nodes[id_bucket(id)] = n;
-	fs->n_nodes++;
+	n->hash_next = fs->tree.nodes[id_bucket(id)];
+	fs->tree.nodes[id_bucket(id)] = n;
+	fs->tree.n_nodes++;
 	return n;
 }
 
 struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name)
 {
-	struct dentry *d = fs->dentries[name_bucket(dir->id, name)];
+	struct dentry *d = fs->tree.dentries[name_bucket(dir->id, name)];
 	while (d && (d->dir != dir || strcmp(d->name, name)))
 		d = d->hash_next;
 	return d;
@@ -74,17 +74,17 @@ struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name)
 
 void node_touch(struct fs *fs, struct node *n)
 {
-	n->changed = ++fs->changes;
+	n->changed = ++fs->tree.changes;
 }
 
 void name_touch(struct fs *fs, uint64_t dir, const char *name)
 {
-	fs->name_changed[name_bucket(dir, name)] = ++fs->changes;
+	fs->tree.name_changed[name_bucket(dir, name)] = ++fs->tree.changes;
 }
 
 uint64_t name_changed(struct fs *fs, uint64_t dir, const char *name)
 {
-	return fs->name_changed[name_bucket(dir, name)];
+	return fs->tree.name_changed[name_bucket(dir, name)];
 }
 
 static void dentry_unname(struct fs *fs, struct dentry *d)
@@ -123,8 +123,8 @@ struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, str
 		strcpy(d->name, name);
 		d->dir = dir;
 		unsigned b = name_bucket(dir->id, name);
-		d->hash_next = fs->dentries[b];
-		fs->dentries[b] = d;
+		d->hash_next = fs->tree.dentries[b];
+		fs->tree.dentries[b] = d;
 		d->sib_next = dir->children;
 		if (dir->children)
 			dir->children->sib_prev = d;
@@ -138,8 +138,8 @@ static void white_unlist(struct fs *fs, struct dentry *d)
 {
 	if (!d->white)
 		return;
-	*(d->white_prev ? &d->white_prev->white_next : &fs->whites) = d->white_next;
-	*(d->white_next ? &d->white_next->white_prev : &fs->whites_last) = d->white_prev;
+	*(d->white_prev ? &d->white_prev->white_next : &fs->tree.whites) = d->white_next;
+	*(d->white_next ? &d->white_next->white_prev : &fs->tree.whites_last) = d->white_prev;
 	d->white_prev = d->white_next = NULL;
 	d->white = false;
 }
@@ -147,9 +147,9 @@ static void white_unlist(struct fs *fs, struct dentry *d)
 static void white_list(struct fs *fs, struct dentry *d)
 {
 	white_unlist(fs, d);
-	d->white_prev = fs->whites_last;
-	*(fs->whites_last ? &fs->whites_last->white_next : &fs->whites) = d;
-	fs->whites_last = d;
+	d->white_prev = fs->tree.whites_last;
+	*(fs->tree.whites_last ? &fs->tree.whites_last->white_next : &fs->tree.whites) = d;
+	fs->tree.whites_last = d;
 	d->white = true;
 }
 
@@ -157,7 +157,7 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 {
 	white_unlist(fs, d);
 	struct node *dir = d->dir, *n = d->node;
-	struct dentry **pp = &fs->dentries[name_bucket(dir->id, d->name)];
+	struct dentry **pp = &fs->tree.dentries[name_bucket(dir->id, d->name)];
 	while (*pp != d)
 		pp = &(*pp)->hash_next;
 	*pp = d->hash_next;
@@ -261,7 +261,7 @@ void node_wait_busy(struct fs *fs, struct node *n)
 	n->holds++;
 	while (n->busy) {
 		session_may_block(fs);
-		pthread_cond_wait(&fs->busy_cond, &fs->lock);
+		pthread_cond_wait(&fs->tree.busy_cond, &fs->tree.lock);
 	}
 	n->holds--;
 }
@@ -301,8 +301,8 @@ void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, c
 
 static void sino_remember(struct fs *fs, struct node *n)
 {
-	n->sino_next = fs->by_sino[n->sino % 4096];
-	fs->by_sino[n->sino % 4096] = n;
+	n->sino_next = fs->tree.by_sino[n->sino % 4096];
+	fs->tree.by_sino[n->sino % 4096] = n;
 }
 
 void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth)
@@ -314,7 +314,7 @@ void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		name_touch(fs, d->dir->id, d->name);
 	if (n->sino) {
-		struct node **pp = &fs->by_sino[n->sino % 4096];
+		struct node **pp = &fs->tree.by_sino[n->sino % 4096];
 		while (*pp && *pp != n)
 			pp = &(*pp)->sino_next;
 		if (*pp)
@@ -339,12 +339,12 @@ static void node_free(struct fs *fs, struct node *n)
 	n->zombie = true;	/* dentry_remove is not to release it */
 	while (n->names)
 		dentry_remove(fs, n->names);
-	struct node **pp = &fs->nodes[id_bucket(n->id)];
+	struct node **pp = &fs->tree.nodes[id_bucket(n->id)];
 	while (*pp != n)
 		pp = &(*pp)->hash_next;
 	*pp = n->hash_next;
 	if (n->sino) {
-		pp = &fs->by_sino[n->sino % 4096];
+		pp = &fs->tree.by_sino[n->sino % 4096];
 		while (*pp && *pp != n)
 			pp = &(*pp)->sino_next;
 		if (*pp)
@@ -370,7 +370,7 @@ static void node_free(struct fs *fs, struct node *n)
 	free(n->target);
 	free(n->over);
 	free(n);
-	fs->n_nodes--;
+	fs->tree.n_nodes--;
 }
 
 /* A new version by one name is one by all of them; which these are the store cannot say. */
@@ -381,7 +381,7 @@ static bool several_names(const struct node *n)
 
 static bool node_needed(struct fs *fs, struct node *n)
 {
-	if (n == fs->root || n->nlookup || n->pinned || n->handles || n->children || n->busy || n->holds)
+	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy || n->holds)
 		return true;
 	if (!n->names)
 		return false;	/* unlinked, and the kernel let go */
@@ -404,19 +404,19 @@ void node_release(struct fs *fs, struct node *n)
 		node_free(fs, n);
 		return;
 	}
-	if (n == fs->root || n->nlookup || n->pinned || n->handles)
+	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles)
 		return;
 	if (several_names(n))	/* until it loses one; dentry_remove and apply.c release it then */
 		return;
 	n->zombie = true;
-	n->zombie_next = fs->zombies;
-	fs->zombies = n;
+	n->zombie_next = fs->tree.zombies;
+	fs->tree.zombies = n;
 }
 
 void node_forget(struct fs *fs, uint64_t id, uint64_t count)
 {
 	struct node *n = node_find(fs, id);
-	if (!n || n == fs->root)
+	if (!n || n == fs->tree.root)
 		return;
 	n->nlookup -= count < n->nlookup ? count : n->nlookup;
 	if (!n->nlookup)
@@ -428,7 +428,7 @@ void node_forget(struct fs *fs, uint64_t id, uint64_t count)
  * the next replay lets go of it here, with all that came after. */
 void node_forgotten(struct fs *fs, struct node *n)
 {
-	if (n == fs->root || n->handles)
+	if (n == fs->tree.root || n->handles)
 		return;
 	n->zombie = true;	/* dentry_remove is not to release it */
 	while (n->children)
@@ -441,18 +441,18 @@ void node_forgotten(struct fs *fs, struct node *n)
  * looked at a part at a time: it is done five times a second, with the lock. */
 void node_gc(struct fs *fs)
 {
-	for (struct dentry *d; (d = fs->whites) && (d->node || d->seq <= fs_applied(fs));)
+	for (struct dentry *d; (d = fs->tree.whites) && (d->node || d->seq <= fs_applied(fs));)
 		if (d->node)
 			white_unlist(fs, d);	/* it is a name again */
 		else
 			dentry_remove(fs, d);
-	if (!fs->looked_at) {
-		fs->looked_at = fs->zombies;
-		fs->zombies = NULL;
+	if (!fs->tree.looked_at) {
+		fs->tree.looked_at = fs->tree.zombies;
+		fs->tree.zombies = NULL;
 	}
-	for (unsigned i = 0; fs->looked_at && i < GC_STEP; i++) {
-		struct node *n = fs->looked_at;
-		fs->looked_at = n->zombie_next;
+	for (unsigned i = 0; fs->tree.looked_at && i < GC_STEP; i++) {
+		struct node *n = fs->tree.looked_at;
+		fs->tree.looked_at = n->zombie_next;
 		n->zombie = false;
 		node_release(fs, n);
 	}
@@ -542,7 +542,7 @@ void node_path(struct fs *fs, struct node *n, char *buf, size_t cap)
 {
 	size_t pos = cap - 1;
 	buf[pos] = 0;
-	for (unsigned depth = 0; n && n != fs->root && n->names && depth < 4096; depth++) {
+	for (unsigned depth = 0; n && n != fs->tree.root && n->names && depth < 4096; depth++) {
 		const char *name = n->names->name;
 		size_t len = strlen(name);
 		if (len + 1 > pos)
@@ -550,7 +550,7 @@ void node_path(struct fs *fs, struct node *n, char *buf, size_t cap)
 		pos -= len;
 		memcpy(buf + pos, name, len);
 		n = n->names->dir;
-		if (n != fs->root)
+		if (n != fs->tree.root)
 			buf[--pos] = '/';
 	}
 	memmove(buf, buf + pos, cap - pos);

@@ -20,7 +20,7 @@ static bool is_relayed(struct node *n)
 
 static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 {
-	bool pt = atomic_load(&fs->passthrough);
+	bool pt = atomic_load(&fs->lanes.passthrough);
 	bool write = (flags & O_ACCMODE) != O_RDONLY;
 	if (n->buf)
 		return LANE_FAST;
@@ -64,14 +64,14 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 		close(fd);
 	}
 	if (rc <= 0) {
-		if (!fs->passthrough_proved) {
-			atomic_store(&fs->passthrough, false);
+		if (!fs->lanes.proved) {
+			atomic_store(&fs->lanes.passthrough, false);
 			fs_notice(fs, "passthrough is not to be had for this store or this user; "
 				      "every file takes the relay lane");
 		}
 		return -EOPNOTSUPP;
 	}
-	fs->passthrough_proved = true;
+	fs->lanes.proved = true;
 	n->backing = rc;
 	return 0;
 }
@@ -80,7 +80,7 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 			      struct fuse_file_info *fi, bool create)
 {
 	/* of a handle that comes through the daemon: the kernel caches nothing of it */
-	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->passthrough) ||
+	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->lanes.passthrough) ||
 						     (h->flags & O_ACCMODE) != O_RDONLY);
 	fi->fh = h->fh;
 	fi->backing_id = h->uses_backing ? n->backing : 0;
@@ -108,7 +108,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 
 	if (rc)
 		return rc;
-	if (atomic_load(&fs->passthrough) && (n->buf || !is_relayed(n))) {
+	if (atomic_load(&fs->lanes.passthrough) && (n->buf || !is_relayed(n))) {
 		rc = register_backing(req, fs, n);
 		if (rc == -EOPNOTSUPP && !n->handles && !n->buf) {
 			lane = LANE_RELAY;
@@ -135,7 +135,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	r.mask = (uint64_t)(unsigned)fi->flags;
 	r.lane = lane;
 	r.uid = uid;
-	r.backing = atomic_load(&fs->passthrough) ? n->backing : 0;
+	r.backing = atomic_load(&fs->lanes.passthrough) ? n->backing : 0;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
 	rc = fs_record(fs, &r);
@@ -150,7 +150,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	}
 	struct handle *h = handle_find(fs, r.fh);
 	h->fd = fd;
-	atomic_fetch_add(&fs->lanes[lane], 1);
+	atomic_fetch_add(&fs->lanes.opens[lane], 1);
 	reply_open_handle(req, fs, n, h, fi, create);
 	return 0;
 }
@@ -266,10 +266,10 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 /* suid and sgid go with the bytes; before them, so that a lane is chosen for a plain file. */
 static int truncated(fuse_req_t req, struct fs *fs, fuse_ino_t id)
 {
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_current(fs, id);
 	int rc = n && S_ISREG(n->mode) ? node_written(req, fs, n) : 0;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (rc > 0)
 		attrs_changed(fs, id);
 	return rc < 0 ? rc : 0;
@@ -286,7 +286,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		payer_look(fs, req);
 	}
 	release_barrier(fs);
-	if ((fi->flags & O_ACCMODE) == O_RDWR && atomic_load(&fs->passthrough))
+	if ((fi->flags & O_ACCMODE) == O_RDWR && atomic_load(&fs->lanes.passthrough))
 		attrs_changed(fs, id);	/* see attr_timeout() */
 	rc = fi->flags & O_TRUNC ? truncated(req, fs, id) : 0;
 	if (!rc) {

@@ -61,7 +61,7 @@ void payer_look(struct fs *fs, fuse_req_t req)
 	uint64_t now = monotonic_ns(), room;
 	char path[64];
 
-	if (!atomic_load(&fs->passthrough))
+	if (!atomic_load(&fs->lanes.passthrough))
 		return;
 	if (!recall(pid, now, &room)) {
 		snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);

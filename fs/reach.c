@@ -76,7 +76,7 @@ static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
 /* The walk. Lock held, kept when it succeeds. */
 static int walk(struct fs *fs, const struct caller *who, const char *path, struct node **out)
 {
-	struct node *n = fs->root;
+	struct node *n = fs->tree.root;
 	struct stat st;
 	int rc = 0;
 	while (!rc && *path) {
@@ -107,10 +107,10 @@ int reach(struct fs *fs, const struct caller *who, const char *path, struct node
 
 	ask_begin();
 	do {
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		rc = walk(fs, who, path, out);
 		if (rc)
-			pthread_mutex_unlock(&fs->lock);
+			pthread_mutex_unlock(&fs->tree.lock);
 	} while (ask_store(fs, rc));
 	return rc;
 }
@@ -118,7 +118,7 @@ int reach(struct fs *fs, const struct caller *who, const char *path, struct node
 void reach_done(struct fs *fs, struct node *n)
 {
 	ask_release(fs, n);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 }
 
 int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsigned want,

@@ -55,24 +55,24 @@ struct slot_arg {
 void release_barrier(struct fs *fs)
 {
 	bool wait = true;
-	pthread_mutex_lock(&fs->ticket_lock);
+	pthread_mutex_lock(&fs->tickets.lock);
 	while (wait) {
 		wait = false;
 		for (unsigned i = 0; i < N_THREADS; i++)
-			wait |= i != current.slot && fs->slot_ticket[i] && fs->slot_ticket[i] <= current.ticket;
+			wait |= i != current.slot && fs->tickets.of_slot[i] && fs->tickets.of_slot[i] <= current.ticket;
 		if (wait) {
 			if (current.reads) {	/* never with the ticket lock: the read lock comes first */
-				pthread_mutex_unlock(&fs->ticket_lock);
+				pthread_mutex_unlock(&fs->tickets.lock);
 				session_may_block(fs);
-				pthread_mutex_lock(&fs->ticket_lock);
+				pthread_mutex_lock(&fs->tickets.lock);
 				continue;
 			}
-			fs->n_barred++;
-			pthread_cond_wait(&fs->ticket_cond, &fs->ticket_lock);
-			fs->n_barred--;
+			fs->tickets.n_barred++;
+			pthread_cond_wait(&fs->tickets.cond, &fs->tickets.lock);
+			fs->tickets.n_barred--;
 		}
 	}
-	pthread_mutex_unlock(&fs->ticket_lock);
+	pthread_mutex_unlock(&fs->tickets.lock);
 }
 
 static inline void cpu_relax(void)
@@ -87,7 +87,7 @@ static inline void cpu_relax(void)
 /* The next request. In a burst it is asked for without sleeping. Read lock held. */
 static int receive(struct fs *fs, struct fuse_buf *buf)
 {
-	uint64_t start = monotonic_ns(), spin = fs->in_burst ? SPIN_NS : 0;
+	uint64_t start = monotonic_ns(), spin = fs->reading.in_burst ? SPIN_NS : 0;
 	struct pollfd p = {.fd = fuse_session_fd(fs->se), .events = POLLIN};
 	int n;
 
@@ -99,13 +99,13 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 		if (turn % 8 == 0)
 			sched_yield();	/* who has work goes first */
 	}
-	fs->in_burst = n != -EAGAIN;
+	fs->reading.in_burst = n != -EAGAIN;
 	while (n == -EAGAIN || n == -EINTR) {
 		if (fuse_session_exited(fs->se))
 			return 0;
 		poll(&p, 1, -1);
 		n = fuse_session_receive_buf(fs->se, buf);
-		fs->in_burst = monotonic_ns() - start < SPIN_NS;
+		fs->reading.in_burst = monotonic_ns() - start < SPIN_NS;
 	}
 	return n;
 }
@@ -138,10 +138,10 @@ static int resent_add(struct fs *fs, const struct fuse_buf *buf, size_t len)
 {
 	const struct wire_in *in = buf->mem;
 	struct resent *r = malloc(sizeof(*r) + len);
-	void *more = realloc(fs->resent, (fs->n_resent + 1) * sizeof(struct resent *));
+	void *more = realloc(fs->reading.resent, (fs->reading.n_resent + 1) * sizeof(struct resent *));
 
 	if (more)
-		fs->resent = more;
+		fs->reading.resent = more;
 	if (!r || !more) {
 		free(r);
 		return -ENOMEM;
@@ -150,7 +150,7 @@ static int resent_add(struct fs *fs, const struct fuse_buf *buf, size_t len)
 	r->unique = in->unique & ~WIRE_RESENT;
 	r->len = len;
 	memcpy(r->bytes, buf->mem, len);
-	fs->resent[fs->n_resent++] = r;
+	fs->reading.resent[fs->reading.n_resent++] = r;
 	return 0;
 }
 
@@ -175,26 +175,26 @@ static int resent_gather(struct fs *fs)
 		       in->opcode == WIRE_BATCH_FORGET || in->opcode == WIRE_INTERRUPT;
 	}
 	free(buf.mem);
-	if (!rc && fs->n_resent)
-		qsort(fs->resent, fs->n_resent, sizeof(struct resent *), by_sending);
+	if (!rc && fs->reading.n_resent)
+		qsort(fs->reading.resent, fs->reading.n_resent, sizeof(struct resent *), by_sending);
 	return rc;
 }
 
 /* The next of them; 0: there is none left. Read lock held. */
 static int resent_take(struct fs *fs, struct fuse_buf *buf)
 {
-	if (fs->next_resent == fs->n_resent)
+	if (fs->reading.next_resent == fs->reading.n_resent)
 		return 0;
-	struct resent *r = fs->resent[fs->next_resent++];
+	struct resent *r = fs->reading.resent[fs->reading.next_resent++];
 	size_t len = r->len;
 	memcpy(buf->mem, r->bytes, len);
 	buf->size = len;
 	buf->flags = 0;
 	free(r);
-	if (fs->next_resent == fs->n_resent) {
-		free(fs->resent);
-		fs->resent = NULL;
-		fs->n_resent = fs->next_resent = 0;
+	if (fs->reading.next_resent == fs->reading.n_resent) {
+		free(fs->reading.resent);
+		fs->reading.resent = NULL;
+		fs->reading.n_resent = fs->reading.next_resent = 0;
 	}
 	return (int)len;
 }
@@ -202,25 +202,25 @@ static int resent_take(struct fs *fs, struct fuse_buf *buf)
 /* Becomes the reader, reads one request, numbers RELEASEs. */
 static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 {
-	pthread_mutex_lock(&fs->read_lock);
-	while (fs->reader != NO_READER && fs->reader != slot)
-		pthread_cond_wait(&fs->read_cond, &fs->read_lock);
-	fs->reader = slot;
+	pthread_mutex_lock(&fs->reading.lock);
+	while (fs->reading.reader != NO_READER && fs->reading.reader != slot)
+		pthread_cond_wait(&fs->reading.cond, &fs->reading.lock);
+	fs->reading.reader = slot;
 	int n = fuse_session_exited(fs->se) ? 0 : resent_take(fs, buf);
 	if (!n && !fuse_session_exited(fs->se))
 		n = receive(fs, buf);
 	if (n >= (int)sizeof(struct wire_in)) {
 		const struct wire_in *in = buf->mem;
-		pthread_mutex_lock(&fs->ticket_lock);
+		pthread_mutex_lock(&fs->tickets.lock);
 		if (in->opcode == WIRE_RELEASE)
-			fs->slot_ticket[slot] = ++fs->ticket;
+			fs->tickets.of_slot[slot] = ++fs->tickets.last;
 		current = (struct current){.unique = in->unique & ~WIRE_RESENT,
 					   .resent = in->unique & WIRE_RESENT,
-					   .ticket = fs->ticket, .slot = (unsigned)slot};
-		pthread_mutex_unlock(&fs->ticket_lock);
+					   .ticket = fs->tickets.last, .slot = (unsigned)slot};
+		pthread_mutex_unlock(&fs->tickets.lock);
 	}
-	fs->reader_since = monotonic_ns();
-	pthread_mutex_unlock(&fs->read_lock);
+	fs->reading.since = monotonic_ns();
+	pthread_mutex_unlock(&fs->reading.lock);
 	return n;
 }
 
@@ -228,16 +228,16 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
  * it until a request comes, which may be never before this one is answered. */
 static void pass_on(struct fs *fs, int slot)
 {
-	while (atomic_load(&fs->reader) == slot) {
-		if (pthread_mutex_trylock(&fs->read_lock)) {
+	while (atomic_load(&fs->reading.reader) == slot) {
+		if (pthread_mutex_trylock(&fs->reading.lock)) {
 			sched_yield();	/* he who has it looks who is the reader, and lets go */
 			continue;
 		}
-		if (fs->reader == slot) {
-			fs->reader = NO_READER;
-			pthread_cond_signal(&fs->read_cond);
+		if (fs->reading.reader == slot) {
+			fs->reading.reader = NO_READER;
+			pthread_cond_signal(&fs->reading.cond);
 		}
-		pthread_mutex_unlock(&fs->read_lock);
+		pthread_mutex_unlock(&fs->reading.lock);
 	}
 }
 
@@ -261,16 +261,16 @@ void session_may_take_long(struct fs *fs)
 void session_look(struct fs *fs)
 {
 	uint64_t now = monotonic_ns();
-	if (atomic_load(&fs->n_asking) && now < atomic_load(&fs->slow_until))
-		atomic_store(&fs->slow_until, now + SLOW_NS);
-	if (pthread_mutex_trylock(&fs->read_lock))
+	if (atomic_load(&fs->slots.n_asking) && now < atomic_load(&fs->slots.slow_until))
+		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
+	if (pthread_mutex_trylock(&fs->reading.lock))
 		return;		/* it reads */
-	if (fs->reader != NO_READER && now > fs->reader_since && now - fs->reader_since > STUCK_NS) {
-		fs->reader = NO_READER;
-		pthread_cond_signal(&fs->read_cond);
-		atomic_store(&fs->slow_until, now + SLOW_NS);
+	if (fs->reading.reader != NO_READER && now > fs->reading.since && now - fs->reading.since > STUCK_NS) {
+		fs->reading.reader = NO_READER;
+		pthread_cond_signal(&fs->reading.cond);
+		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
 	}
-	pthread_mutex_unlock(&fs->read_lock);
+	pthread_mutex_unlock(&fs->reading.lock);
 }
 
 /* ---- waiting for the store ----
@@ -288,33 +288,33 @@ static void leave_slot(struct fs *fs)
 	struct slot_arg *a = malloc(sizeof(*a));
 	pthread_t t;
 
-	pthread_mutex_lock(&fs->ticket_lock);
-	bool release = fs->slot_ticket[current.slot];
-	pthread_mutex_unlock(&fs->ticket_lock);
+	pthread_mutex_lock(&fs->tickets.lock);
+	bool release = fs->tickets.of_slot[current.slot];
+	pthread_mutex_unlock(&fs->tickets.lock);
 	if (!a || release) {
 		free(a);
 		return;
 	}
 	*a = (struct slot_arg){.fs = fs, .slot = current.slot};
-	atomic_fetch_add(&fs->n_apart, 1);
-	pthread_mutex_lock(&fs->slots_lock);	/* who joins the threads of all slots must find the last */
-	if (!fs->joining && !pthread_create(&t, NULL, answer_main, a)) {
-		fs->threads[current.slot] = t;
+	atomic_fetch_add(&fs->slots.n_apart, 1);
+	pthread_mutex_lock(&fs->slots.lock);	/* who joins the threads of all slots must find the last */
+	if (!fs->slots.joining && !pthread_create(&t, NULL, answer_main, a)) {
+		fs->slots.thread[current.slot] = t;
 		pthread_detach(pthread_self());
 		current.slotted = false;
 		current.left = true;
 	}
-	pthread_mutex_unlock(&fs->slots_lock);
+	pthread_mutex_unlock(&fs->slots.lock);
 	if (!current.left) {
-		atomic_fetch_sub(&fs->n_apart, 1);
+		atomic_fetch_sub(&fs->slots.n_apart, 1);
 		free(a);
 	}
 }
 
 void session_asks(struct fs *fs)
 {
-	unsigned asking = atomic_fetch_add(&fs->n_asking, 1);
-	if (monotonic_ns() >= atomic_load_explicit(&fs->slow_until, memory_order_relaxed))
+	unsigned asking = atomic_fetch_add(&fs->slots.n_asking, 1);
+	if (monotonic_ns() >= atomic_load_explicit(&fs->slots.slow_until, memory_order_relaxed))
 		return;
 	session_may_block(fs);
 	if (asking >= ASKING_MAX && current.slotted)
@@ -323,17 +323,17 @@ void session_asks(struct fs *fs)
 
 void session_asked(struct fs *fs)
 {
-	atomic_fetch_sub(&fs->n_asking, 1);
+	atomic_fetch_sub(&fs->slots.n_asking, 1);
 }
 
 void session_join(struct fs *fs)
 {
-	pthread_mutex_lock(&fs->slots_lock);
-	fs->joining = true;
-	pthread_mutex_unlock(&fs->slots_lock);
+	pthread_mutex_lock(&fs->slots.lock);
+	fs->slots.joining = true;
+	pthread_mutex_unlock(&fs->slots.lock);
 	for (unsigned i = 0; i < N_THREADS; i++)
-		pthread_join(fs->threads[i], NULL);
-	while (atomic_load(&fs->n_apart))
+		pthread_join(fs->slots.thread[i], NULL);
+	while (atomic_load(&fs->slots.n_apart))
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
@@ -353,7 +353,7 @@ static void *apart_main(void *arg)
 	current = a.who;
 	current.reads = current.slotted = false;
 	a.fn(a.arg);
-	atomic_fetch_sub(&a.fs->n_apart, 1);
+	atomic_fetch_sub(&a.fs->slots.n_apart, 1);
 	return NULL;
 }
 
@@ -368,9 +368,9 @@ void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg)
 		*a = (struct apart){.fs = fs, .who = current, .fn = fn, .arg = arg};
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	atomic_fetch_add(&fs->n_apart, 1);
+	atomic_fetch_add(&fs->slots.n_apart, 1);
 	if (!a || pthread_create(&t, &detached, apart_main, a)) {
-		atomic_fetch_sub(&fs->n_apart, 1);
+		atomic_fetch_sub(&fs->slots.n_apart, 1);
 		free(a);
 		current.slotted = false;
 		fn(arg);
@@ -381,12 +381,12 @@ void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg)
 
 static void release_done(struct fs *fs, unsigned slot)
 {
-	pthread_mutex_lock(&fs->ticket_lock);
-	if (fs->slot_ticket[slot]) {
-		fs->slot_ticket[slot] = 0;
-		pthread_cond_broadcast(&fs->ticket_cond);
+	pthread_mutex_lock(&fs->tickets.lock);
+	if (fs->tickets.of_slot[slot]) {
+		fs->tickets.of_slot[slot] = 0;
+		pthread_cond_broadcast(&fs->tickets.cond);
 	}
-	pthread_mutex_unlock(&fs->ticket_lock);
+	pthread_mutex_unlock(&fs->tickets.lock);
 }
 
 static void *answer_main(void *arg)
@@ -410,7 +410,7 @@ static void *answer_main(void *arg)
 		fuse_session_process_buf(a.fs->se, &buf);
 		if (current.left) {
 			free(buf.mem);
-			atomic_fetch_sub(&a.fs->n_apart, 1);
+			atomic_fetch_sub(&a.fs->slots.n_apart, 1);
 			return NULL;
 		}
 		release_done(a.fs, a.slot);
@@ -446,13 +446,13 @@ int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	int rc = resend ? resent_gather(fs) : 0;
 	if (rc)
 		return rc;
-	fs->reader = NO_READER;
+	fs->reading.reader = NO_READER;
 	for (unsigned i = 0; i < N_THREADS; i++) {
 		struct slot_arg *a = malloc(sizeof(*a));
 		if (!a)
 			return -ENOMEM;
 		*a = (struct slot_arg){.fs = fs, .slot = i};
-		if (pthread_create(&fs->threads[i], NULL, answer_main, a))
+		if (pthread_create(&fs->slots.thread[i], NULL, answer_main, a))
 			return -EAGAIN;
 	}
 	return 0;

@@ -26,20 +26,20 @@
 
 void spare_init(struct fs *fs)
 {
-	void *page = mmap(NULL, sizeof(*fs->keepers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *page = mmap(NULL, sizeof(*fs->procs.keepers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-	fs->keepers = page == MAP_FAILED ? NULL : page;
-	if (pipe2(fs->alive, O_CLOEXEC))
-		fs->alive[0] = fs->alive[1] = -1;
+	fs->procs.keepers = page == MAP_FAILED ? NULL : page;
+	if (pipe2(fs->procs.alive, O_CLOEXEC))
+		fs->procs.alive[0] = fs->procs.alive[1] = -1;
 }
 
 /* ---- in the worker ---- */
 
 bool keeper_is_there(const struct fs *fs)
 {
-	struct pollfd p = {.fd = fs->alive[0]};
+	struct pollfd p = {.fd = fs->procs.alive[0]};
 	/* keeper and spare hold the other end */
-	return fs->alive[0] < 0 || poll(&p, 1, 0) <= 0 || !(p.revents & (POLLHUP | POLLERR));
+	return fs->procs.alive[0] < 0 || poll(&p, 1, 0) <= 0 || !(p.revents & (POLLHUP | POLLERR));
 }
 
 static void answer(struct fs *fs, int asks)
@@ -47,22 +47,22 @@ static void answer(struct fs *fs, int asks)
 	char text[128];
 
 	snprintf(text, sizeof(text), "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
-		 (int)fs->keeper_pid, asks);
-	fs->keeper_pid = asks;
+		 (int)fs->procs.keeper_pid, asks);
+	fs->procs.keeper_pid = asks;
 	fs_notice(fs, text);
-	if (write(fs->life_fd, "1", 1) != 1)
+	if (write(fs->procs.life_fd, "1", 1) != 1)
 		fs_log("the spare keeper is gone too");
 }
 
 void keeper_look(struct fs *fs)
 {
-	int asks = fs->keepers ? atomic_load(&fs->keepers->asks) : 0;
+	int asks = fs->procs.keepers ? atomic_load(&fs->procs.keepers->asks) : 0;
 
-	if (asks && asks != fs->keeper_pid)
+	if (asks && asks != fs->procs.keeper_pid)
 		answer(fs, asks);
-	if (atomic_load(&fs->keeper_gone) || keeper_is_there(fs))
+	if (atomic_load(&fs->procs.keeper_gone) || keeper_is_there(fs))
 		return;
-	atomic_store(&fs->keeper_gone, true);
+	atomic_store(&fs->procs.keeper_gone, true);
 	fs_notice(fs, "the keeper and its spare are gone; this worker serves on, but nobody will start another one: "
 		      "unmount and start again when you can");
 	io_store_lock_pid(fs->store, (int)getpid());
@@ -70,14 +70,14 @@ void keeper_look(struct fs *fs)
 
 void worker_exit(struct fs *fs, int code)
 {
-	if (fs->keepers)
-		atomic_store(&fs->keepers->exited, code + 1);
+	if (fs->procs.keepers)
+		atomic_store(&fs->procs.keepers->exited, code + 1);
 	_exit(code);
 }
 
 unsigned keepers_replaced(const struct fs *fs)
 {
-	return fs->keepers ? atomic_load(&fs->keepers->replaced) : 0;
+	return fs->procs.keepers ? atomic_load(&fs->procs.keepers->replaced) : 0;
 }
 
 /* ---- in the spare ---- */
@@ -99,12 +99,12 @@ static void wait_as_spare(struct fs *fs, int life, int parent)
 		ended |= got == 0;
 		if (!orphan)
 			continue;
-		if (ended && atomic_load(&fs->keepers->exited))
+		if (ended && atomic_load(&fs->procs.keepers->exited))
 			return;
 		if (ended)
 			_exit(0);	/* keeper and worker were killed */
 		if (n == 0 && seen)
-			atomic_store(&fs->keepers->asks, (int)getpid());
+			atomic_store(&fs->procs.keepers->asks, (int)getpid());
 		seen |= n == 0;
 	}
 }
@@ -113,7 +113,7 @@ pid_t spare_start(struct fs *fs, int life, bool *adopted)
 {
 	for (;;) {
 		int parent = (int)getpid();
-		pid_t pid = fs->keepers ? fork() : -1;
+		pid_t pid = fs->procs.keepers ? fork() : -1;
 
 		if (pid)
 			return pid;
@@ -121,8 +121,8 @@ pid_t spare_start(struct fs *fs, int life, bool *adopted)
 		wait_as_spare(fs, life, parent);
 		prctl(PR_SET_NAME, "cairnfs");
 		*adopted = true;
-		atomic_fetch_add(&fs->keepers->replaced, 1);
-		fs->keeper_pid = (int)getpid();
+		atomic_fetch_add(&fs->procs.keepers->replaced, 1);
+		fs->procs.keeper_pid = (int)getpid();
 		io_store_lock_pid(fs->store, (int)getpid());
 	}
 }

@@ -31,7 +31,7 @@
 
 static int name_of(const struct fs *fs, uint64_t node, char *buf, size_t cap)
 {
-	return snprintf(buf, cap, PREFIX "%s-%llu", fs->still_key, (unsigned long long)node);
+	return snprintf(buf, cap, PREFIX "%s-%llu", fs->still.key, (unsigned long long)node);
 }
 
 static _Noreturn void serve(const struct fs *fs, int from)
@@ -49,7 +49,7 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
 		snprintf(path, sizeof(path), "%s/" CONTROL_DIR_NAME "/%s", fs->o.mountpoint, name);
-		setxattr(path, STILL_KEY, fs->still_key, strlen(fs->still_key), 0);
+		setxattr(path, STILL_KEY, fs->still.key, strlen(fs->still.key), 0);
 	}
 	_exit(0);
 }
@@ -59,32 +59,32 @@ void still_start(struct fs *fs)
 	unsigned char key[16];
 	int p[2];
 
-	fs->still_fd = -1;
+	fs->still.fd = -1;
 	if (fs->o.ro || fs->o.nopassthrough || fs->uid)
 		return;		/* no file grows without the worker's knowledge */
 	if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key) || pipe2(p, O_CLOEXEC))
 		return;
 	for (unsigned i = 0; i < sizeof(key); i++)
-		snprintf(fs->still_key + 2 * i, 3, "%02x", key[i]);
+		snprintf(fs->still.key + 2 * i, 3, "%02x", key[i]);
 	pid_t pid = fork();
 	if (pid == 0)
 		serve(fs, p[0]);
 	close(p[0]);
-	fs->still_fd = p[1];
-	fcntl(fs->still_fd, F_SETFL, O_NONBLOCK);
+	fs->still.fd = p[1];
+	fcntl(fs->still.fd, F_SETFL, O_NONBLOCK);
 	if (pid < 0) {
-		close(fs->still_fd);
-		fs->still_fd = -1;
+		close(fs->still.fd);
+		fs->still.fd = -1;
 	}
 }
 
 void still_ask(void *ctx, uint64_t node)
 {
 	struct fs *fs = ctx;
-	if (fs->still_fd < 0 || write(fs->still_fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
+	if (fs->still.fd < 0 || write(fs->still.fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
 		return;
 	if (errno == EPIPE) {	/* else it is busy, and asked again */
-		fs->still_fd = -1;
+		fs->still.fd = -1;
 		fs_notice(fs, "the process that holds files still is gone: files that outgrow memory stay in it until "
 			      "they are closed");
 	}
@@ -93,14 +93,14 @@ void still_ask(void *ctx, uint64_t node)
 bool still_lookup(fuse_req_t req, const char *name)
 {
 	struct fs *fs = req_fs(req);
-	size_t len = strlen(fs->still_key);
+	size_t len = strlen(fs->still.key);
 	struct fuse_entry_param e;
 	struct stat st;
 
 	if (!len || strncmp(name, PREFIX, sizeof(PREFIX) - 1))
 		return false;
 	name += sizeof(PREFIX) - 1;
-	if (strncmp(name, fs->still_key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
+	if (strncmp(name, fs->still.key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
 		return false;
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
@@ -127,11 +127,11 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	struct fs *fs = req_fs(req);
 	struct staged *sf = NULL;
 
-	if (strcmp(key, STILL_KEY) || !fs->still_key[0] || len != strlen(fs->still_key) ||
-	    memcmp(val, fs->still_key, len))
+	if (strcmp(key, STILL_KEY) || !fs->still.key[0] || len != strlen(fs->still.key) ||
+	    memcmp(val, fs->still.key, len))
 		return false;
 	session_may_block(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_find(fs, id);
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
@@ -139,14 +139,15 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	} else if (n && n->sf) {
 		staged_not_now(n->sf);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
 		int rc = staged_move_out(sf);
 		staged_set_moving(sf, false);
 		if (rc == -EIO) {
 			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
 			       "its close will fail; give staging more memory");
-		} else if (rc && rc != -EAGAIN && atomic_exchange(&fs->still_error, rc) != rc) {	/* it is tried again */
+		} else if (rc && rc != -EAGAIN && atomic_exchange(&fs->still.error, rc) != rc) {
+			/* it is tried again */
 			fs_log("a file that outgrew memory cannot be moved to the store: %s", strerror(-rc));
 		}
 		staged_unref(sf);

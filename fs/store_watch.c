@@ -65,7 +65,7 @@ static void *store_watch_main(void *arg)
 		nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
 		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen))
 			due = TROUBLE_TICKS;
-		if (atomic_exchange(&fs->ask_store, false))
+		if (atomic_exchange(&fs->away.look, false))
 			due = 1;
 		if (--due)
 			continue;

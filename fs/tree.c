@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The live tree: nodes learned lazily from the store, overlaid by what is not yet
  * published. A clean name is checked against the store at each lookup, because
- * other nodes of a cluster publish into it too. Everything here wants fs->lock.
+ * other nodes of a cluster publish into it too. Everything here wants the tree lock.
  * node.c has the nodes and names themselves. */
 #include "fs/fs.h"
 
@@ -37,14 +37,14 @@ static void remember_attr(struct node *n, const struct stat *st)
 int tree_init(struct fs *fs)
 {
 	struct stat st;
-	fs->root = node_new(fs, ROOT_ID, ROOT_ID, S_IFDIR | 0755);
-	if (!fs->root)
+	fs->tree.root = node_new(fs, ROOT_ID, ROOT_ID, S_IFDIR | 0755);
+	if (!fs->tree.root)
 		return -ENOMEM;
 	if (fs->store && !fstat(io_store_root(fs->store), &st))
-		fs->root->nlink = st.st_nlink;
+		fs->tree.root->nlink = st.st_nlink;
 	if (fs->store && io_store_away(fs->store) && fs->root_seen.st_nlink) {
-		remember_attr(fs->root, &fs->root_seen);
-		fs->root->nlink = fs->root_seen.st_nlink;
+		remember_attr(fs->tree.root, &fs->root_seen);
+		fs->tree.root->nlink = fs->root_seen.st_nlink;
 	}
 	return 0;
 }
@@ -170,7 +170,7 @@ static int open_again(struct fs *fs, struct node *n, struct born *b, bool *linke
 void nodes_keep_again(struct fs *fs)
 {
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->nodes[i]; n; n = n->hash_next) {
+		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
 			struct born b;
 			bool linked;
 			if (!n->handles || n->names || n->buf || !S_ISREG(n->mode) || n->kept_fd >= 0)
@@ -220,7 +220,7 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 int node_stat(struct fs *fs, struct node *n, struct stat *st)
 {
 	node_check_sf(fs, n);
-	int rc = !n->sf && (n->names || n == fs->root) ? refresh_from_store(fs, n) : 0;
+	int rc = !n->sf && (n->names || n == fs->tree.root) ? refresh_from_store(fs, n) : 0;
 	if (!rc)
 		node_attr(fs, n, st);
 	return rc;
@@ -266,7 +266,7 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 
 static uint64_t new_id(struct fs *fs)
 {
-	return fs->s ? staging_new_id(fs->s) : ++fs->next_ro_id;
+	return fs->s ? staging_new_id(fs->s) : ++fs->tree.next_ro_id;
 }
 
 /* The known file of which b, a file with several names, is another name: *out, NULL = none. A number
@@ -275,7 +275,7 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 {
 	struct born now;
 	*out = NULL;
-	for (struct node *n = fs->by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
+	for (struct node *n = fs->tree.by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
 		if (!is_seen(n, b) || n->adopt || !n->names || S_ISDIR(n->mode))
 			continue;	/* adopt: that was the version before */
 		uint64_t applied;
@@ -365,7 +365,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 	int rc = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
 	if (rc && !name_is_absent(rc))	/* it says nothing about the name */
 		return rc;
-	if (!rc && dir == fs->root && !strcmp(name, CONTROL_DIR_NAME))
+	if (!rc && dir == fs->tree.root && !strcmp(name, CONTROL_DIR_NAME))
 		rc = -ENOENT;
 	bool same = !rc && d && d->node && (d->node->mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
 		    (!d->node->sino || d->node->adopt || is_seen(d->node, b));
@@ -394,15 +394,15 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 
 void tree_absent(struct fs *fs, struct node *dir, const char *name)
 {
-	fs->absent.dir = strlen(name) <= MAX_NAME ? dir->id : 0;
-	fs->absent.since_ns = monotonic_ns();
-	strncpy(fs->absent.name, name, MAX_NAME);
+	fs->tree.absent.dir = strlen(name) <= MAX_NAME ? dir->id : 0;
+	fs->tree.absent.since_ns = monotonic_ns();
+	strncpy(fs->tree.absent.name, name, MAX_NAME);
 }
 
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out)
 {
-	if (fs->absent.dir == dir->id && !strcmp(fs->absent.name, name) && !dentry_find(fs, dir, name) &&
-	    monotonic_ns() - fs->absent.since_ns < ABSENT_NS)
+	if (fs->tree.absent.dir == dir->id && !strcmp(fs->tree.absent.name, name) && !dentry_find(fs, dir, name) &&
+	    monotonic_ns() - fs->tree.absent.since_ns < ABSENT_NS)
 		return -ENOENT;
 	return tree_lookup(fs, dir, name, out, NULL);
 }

@@ -267,9 +267,9 @@ int trust_worker(struct fs *fs)
 		rc = no_new_privs();
 	if (rc)
 		return rc;
-	if (fds[0] >= 0 && confine(fds, N(fds), true) && !fs->restarts)
+	if (fds[0] >= 0 && confine(fds, N(fds), true) && !fs->procs.restarts)
 		fs_log("this kernel does not confine the worker to the store and staging (Landlock, 5.19 and later)");
-	if (load_filter(calls_serving, N(calls_serving), NULL, 0, true) && !fs->restarts)
+	if (load_filter(calls_serving, N(calls_serving), NULL, 0, true) && !fs->procs.restarts)
 		fs_notice(fs, "this kernel has no seccomp filters; the worker runs without one");
 	return 0;
 }

@@ -41,11 +41,11 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size)
 	else
 		session_may_take_long(fs);
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	int rc = staged_resize(sf, size);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	staged_unref(sf);
 	return rc;
 }
@@ -57,9 +57,9 @@ void node_unchanged(struct fs *fs, struct node *n)
 	n->holds++;
 	while (n->sf == sf && !n->writers && staged_unchanged(sf) == -EBUSY) {
 		session_may_block(fs);
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 		staged_await(sf);
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 	}
 	n->holds--;
 	staged_unref(sf);
@@ -107,12 +107,12 @@ static int copy_version(struct fs *fs, struct node *n)
 	uid_t uid = n->uid;
 	gid_t gid = n->gid;
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
 	int rc = staged_copy_as(fs->s, n->id, src, fd, &who, &sf);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	if (src)
 		staged_unref(src);
 	if (fd >= 0)
@@ -146,11 +146,11 @@ static int reopen(struct fs *fs, struct node *n)
 			break;
 		}
 		n->busy = true;
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 		rc = staged_wait_persisted(sf);
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		n->busy = false;
-		pthread_cond_broadcast(&fs->busy_cond);
+		pthread_cond_broadcast(&fs->tree.busy_cond);
 		if (rc)
 			break;
 	}
@@ -168,13 +168,13 @@ static int empty_version(struct fs *fs, struct node *n)
 	if (large)		/* its memory takes milliseconds */
 		session_may_block(fs);
 	n->busy = true;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	int rc = staged_create_as(fs->s, n->id, size, &who, &sf);
 	if (!rc && large && current.tight)
 		staged_cover(sf);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
-	pthread_cond_broadcast(&fs->busy_cond);
+	pthread_cond_broadcast(&fs->tree.busy_cond);
 	if (rc)
 		return rc;
 	node_set_sf(fs, n, sf);
@@ -260,16 +260,16 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 	bool outgrown = staged_outgrown(sf);
 
 	n->busy |= outgrown;	/* nobody opens it while it becomes a spilled one */
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	int rc = node_reserve_now(fs, sf);
 	if (rc == -EAGAIN)	/* rarely: its close had room, and it was written by a mapping since */
 		rc = staged_reserve_later(sf);
 	if (!rc && outgrown)
 		rc = staged_finish(sf);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	if (outgrown) {
 		n->busy = false;
-		pthread_cond_broadcast(&fs->busy_cond);
+		pthread_cond_broadcast(&fs->tree.busy_cond);
 	}
 	return rc;
 }
@@ -286,9 +286,9 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 	if (st.halted_error)
 		return false;
 	session_may_block(fs);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	return true;
 }
 
@@ -301,14 +301,14 @@ static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
 	while (n->sf == sf && !n->writers && n->names) {
 		rc = fs_seal(fs, n, true, NULL);
 		if (rc == -EBUSY || rc == ASK_AGAIN) {
-			pthread_mutex_unlock(&fs->lock);
+			pthread_mutex_unlock(&fs->tree.lock);
 			if (rc == -EBUSY) {
 				session_may_block(fs);
 				staged_await(sf);
 			} else {
 				ask_store(fs, rc);
 			}
-			pthread_mutex_lock(&fs->lock);
+			pthread_mutex_lock(&fs->tree.lock);
 		} else if (!rc || !log_may_have_room(fs, n, rc)) {
 			break;
 		}
@@ -390,13 +390,13 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 {
 	struct node_list l = {0};
 
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
-		for (struct node *n = fs->nodes[b]; n; n = n->hash_next)
+		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
 			if (is_unwritten(n, st) && !node_list_add(&l, n))	/* else the next time */
 				n->holds++;
 	seal_all(fs, &l, due);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 }
 
 /* Closes that found no room, tried again. */
@@ -417,9 +417,9 @@ unsigned close_all(struct fs *fs)
 {
 	struct node_list l = {0};
 	unsigned left = 0;
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	for (unsigned b = 0; b < 4096; b++)
-		for (struct handle *h = fs->handles[b], *next; h; h = next) {
+		for (struct handle *h = fs->tree.handles[b], *next; h; h = next) {
 			struct node *n = h->node;
 			bool writer = h->writer, flushed = h->flushed;
 			next = h->hash_next;
@@ -432,7 +432,7 @@ unsigned close_all(struct fs *fs)
 			n->holds--;
 		}
 	seal_all(fs, &l, closed_due);
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	return left;
 }
 
@@ -482,7 +482,7 @@ void close_restored(struct fs *fs)
 {
 	TREE_SCOPE(fs);
 	for (unsigned b = 0; b < 4096; b++)
-		for (struct handle *h = fs->handles[b], *next; h; h = next) {
+		for (struct handle *h = fs->tree.handles[b], *next; h; h = next) {
 			struct node *n = h->node;
 			struct rec r = rec_new(REC_CLOSE);
 			next = h->hash_next;
@@ -494,7 +494,7 @@ void close_restored(struct fs *fs)
 			close_orphan(fs, n);
 		}
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
-		for (struct node *n = fs->nodes[b], *next; n; n = next) {
+		for (struct node *n = fs->tree.nodes[b], *next; n; n = next) {
 			next = n->hash_next;
 			if (S_ISREG(n->mode) && !n->sf && n->born_seq == UINT64_MAX)
 				unlink_lost(fs, n);
@@ -506,7 +506,7 @@ static struct node *failed_node(struct fs *fs, uint64_t ino)
 {
 	struct staged_info i;
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
-		for (struct node *n = fs->nodes[b]; n; n = n->hash_next) {
+		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next) {
 			if (n->ino != ino || !n->sf)
 				continue;
 			staged_get_state(n->sf, &i);
@@ -544,11 +544,11 @@ int discard_failed(struct fs *fs, uint64_t ino)
 void seal_late(struct fs *fs)
 {
 	uint64_t id;
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	while ((id = staging_next_late(fs->s))) {
 		struct node *n = node_find(fs, id);
 		if (n && n->sf && !n->writers && n->names && staged_reopen(n->sf) == 0)
 			node_seal_closed(fs, n);
 	}
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 }

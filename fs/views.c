@@ -219,7 +219,7 @@ static void read_layout(fuse_req_t req, struct vlayout *l, size_t size, off_t of
 		rc = view_read(l->view, &io, from + at, mine.buf + at, n, &e);
 	}
 	if (!rc)
-		atomic_fetch_add(&req_fs(req)->bytes_read, size);
+		atomic_fetch_add(&req_fs(req)->lanes.bytes_read, size);
 	if (rc)
 		fuse_reply_err(req, to_errno(rc));
 	else

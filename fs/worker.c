@@ -92,9 +92,9 @@ static int recover(struct fs *fs, bool first)
 	if (rc)
 		return resume(fs, rc);
 	if (!rc) {
-		pthread_mutex_lock(&fs->lock);
+		pthread_mutex_lock(&fs->tree.lock);
 		rc = staging_rotate(fs->s, fs_emit, fs);
-		pthread_mutex_unlock(&fs->lock);
+		pthread_mutex_unlock(&fs->tree.lock);
 	}
 	atomic_store(&fs->holds, true);
 	return rc;
@@ -181,7 +181,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	if (!rc)
 		rc = recover(fs, first);
 	if (!rc)
-		node_stat(fs, fs->root, &st);
+		node_stat(fs, fs->tree.root, &st);
 	if (fs->check)		/* before this there are no others whom the lock would hold up */
 		io_engine_check(fs->engine, fs->check, fs);
 	if (!rc)
@@ -193,11 +193,11 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		       rc == -EIO || rc == -ENOSPC ? "; the store fails, staging keeps what it has" : "");
 		return 3;
 	}
-	if (fs->ready_fd >= 0) {
-		if (write(fs->ready_fd, "1", 1) != 1)
+	if (fs->procs.ready_fd >= 0) {
+		if (write(fs->procs.ready_fd, "1", 1) != 1)
 			fs_log("nobody waits for the mount any more");
-		close(fs->ready_fd);
-		fs->ready_fd = -1;
+		close(fs->procs.ready_fd);
+		fs->procs.ready_fd = -1;
 	}
 	fs_log_leave_terminal();
 	wait_for_end(fs);

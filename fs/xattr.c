@@ -93,11 +93,11 @@ static void ask_latest(fuse_req_t req, fuse_ino_t id, size_t size)
 	bool dir;
 
 	release_barrier(fs);
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_current(fs, id);
 	if ((dir = n && S_ISDIR(n->mode)))
 		node_path(fs, n, path, sizeof(path));
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (dir)
 		latest_xattr(req, path, size);
 	else

@@ -238,12 +238,12 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 	struct fs *fs = calloc(1, sizeof(*fs));
 	if (!fs)
 		return -ENOMEM;
-	pthread_mutex_init(&fs->lock, NULL);
-	pthread_mutex_init(&fs->notice_lock, NULL);
+	pthread_mutex_init(&fs->tree.lock, NULL);
+	pthread_mutex_init(&fs->notices.lock, NULL);
 	pthread_condattr_t monotonic;
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&fs->busy_cond, &monotonic);
+	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	fs->store = o->store;
 	fs->engine = o->engine;
@@ -287,18 +287,18 @@ void shim_kill(struct fs *fs)
 	if (fs->s)
 		staging_close(fs->s);
 	for (unsigned i = 0; i < 4096; i++)
-		for (struct handle *h = fs->handles[i], *next; h; h = next) {
+		for (struct handle *h = fs->tree.handles[i], *next; h; h = next) {
 			next = h->hash_next;
 			if (h->fd >= 0)
 				close(h->fd);
 			free(h);
 		}
 	for (unsigned i = 0; i < NODE_BUCKETS; i++) {
-		for (struct dentry *d = fs->dentries[i], *next; d; d = next) {
+		for (struct dentry *d = fs->tree.dentries[i], *next; d; d = next) {
 			next = d->hash_next;
 			free(d);
 		}
-		for (struct node *n = fs->nodes[i], *next; n; n = next) {
+		for (struct node *n = fs->tree.nodes[i], *next; n; n = next) {
 			next = n->hash_next;
 			free_node(n);
 		}
@@ -464,10 +464,10 @@ int shim_open_file(struct fs *fs, uint64_t dir, const char *name, int flags, uin
 
 int shim_write(struct fs *fs, uint64_t fh, const void *buf, size_t len, uint64_t off)
 {
-	pthread_mutex_lock(&fs->lock);
+	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fh);
 	struct staged *sf = h && h->writer && h->node->sf ? staged_ref(h->node->sf) : NULL;
-	pthread_mutex_unlock(&fs->lock);
+	pthread_mutex_unlock(&fs->tree.lock);
 	if (!sf)
 		return -EBADF;
 	ssize_t n = staged_write(sf, buf, len, off);
@@ -624,7 +624,7 @@ int shim_chmod(struct fs *fs, uint64_t id, mode_t mode)
 {
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);
-	if (!n || (!n->names && n != fs->root))
+	if (!n || (!n->names && n != fs->tree.root))
 		return -ESTALE;
 	struct rec r = rec_new(REC_ATTR);
 	r.node = n->id;
@@ -638,7 +638,7 @@ int shim_forget(struct fs *fs, uint64_t id)
 {
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, id);
-	if (!n || n == fs->root)
+	if (!n || n == fs->tree.root)
 		return -ESTALE;
 	n->nlookup = 0;
 	node_release(fs, n);
@@ -652,10 +652,10 @@ void shim_held(struct fs *fs, size_t *nodes, size_t *names)
 	TREE_SCOPE(fs);
 	ask_let_go(fs);
 	node_gc(fs);
-	*nodes = fs->n_nodes;
+	*nodes = fs->tree.n_nodes;
 	*names = 0;
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
-		for (struct dentry *d = fs->dentries[i]; d; d = d->hash_next)
+		for (struct dentry *d = fs->tree.dentries[i]; d; d = d->hash_next)
 			++*names;
 }
 
@@ -766,7 +766,7 @@ unsigned shim_handles(struct fs *fs)
 	TREE_SCOPE(fs);
 	unsigned n = 0;
 	for (unsigned i = 0; i < 4096; i++)
-		for (struct handle *h = fs->handles[i]; h; h = h->hash_next)
+		for (struct handle *h = fs->tree.handles[i]; h; h = h->hash_next)
 			n++;
 	return n;
 }

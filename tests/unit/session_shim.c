@@ -27,7 +27,7 @@ static void take_too_long(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *
 	(void)fi;
 	do {
 		nanosleep(&t, NULL);
-		reader = atomic_load(&fs->reader);
+		reader = atomic_load(&fs->reading.reader);
 	} while (reader < 0 || reader == (int)current.slot);
 	session_may_block(fs);
 	fuse_reply_err(req, ENOENT);
@@ -65,11 +65,11 @@ int shim_serve(struct fs *fs, int fd, bool resend)
 	struct fuse_args args = FUSE_ARGS_INIT(1, argv);
 	struct fuse_lowlevel_ops ops = fs_ops;
 
-	pthread_mutex_init(&fs->read_lock, NULL);
-	pthread_mutex_init(&fs->ticket_lock, NULL);
-	pthread_mutex_init(&fs->slots_lock, NULL);
-	pthread_cond_init(&fs->read_cond, NULL);
-	pthread_cond_init(&fs->ticket_cond, NULL);
+	pthread_mutex_init(&fs->reading.lock, NULL);
+	pthread_mutex_init(&fs->tickets.lock, NULL);
+	pthread_mutex_init(&fs->slots.lock, NULL);
+	pthread_cond_init(&fs->reading.cond, NULL);
+	pthread_cond_init(&fs->tickets.cond, NULL);
 	ops.init = NULL;
 	ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
@@ -234,9 +234,9 @@ int shim_ask_fsync(int fd, struct shim_request r, uint64_t id, uint64_t fh)
 
 unsigned shim_barred(struct fs *fs)
 {
-	pthread_mutex_lock(&fs->ticket_lock);
-	unsigned n = fs->n_barred;
-	pthread_mutex_unlock(&fs->ticket_lock);
+	pthread_mutex_lock(&fs->tickets.lock);
+	unsigned n = fs->tickets.n_barred;
+	pthread_mutex_unlock(&fs->tickets.lock);
 	return n;
 }
 
@@ -350,7 +350,7 @@ void shim_let_go(void)
 
 unsigned shim_apart(struct fs *fs)
 {
-	return atomic_load(&fs->n_apart);
+	return atomic_load(&fs->slots.n_apart);
 }
 
 void shim_serve_end(struct fs *fs)
