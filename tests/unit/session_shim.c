@@ -50,7 +50,7 @@ static ssize_t answer(int fd, struct iovec *iov, int count, void *ctx)
 	return sendmsg(fd, &m, MSG_NOSIGNAL);
 }
 
-int shim_serve(struct fs *fs, int fd, bool resend)
+int shim_serve(struct fs *fs, int fd, bool resend, bool read_only, bool slow_getattr)
 {
 	static const struct fuse_custom_io io = {.writev = answer, .read = receive};
 	struct {
@@ -59,7 +59,9 @@ int shim_serve(struct fs *fs, int fd, bool resend)
 	} hello = {
 		.in = {.len = sizeof(hello), .opcode = FUSE_INIT, .unique = 2},
 		.init = {.major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION,
-			 .max_readahead = 1u << 17},
+			 .max_readahead = 1u << 17,
+			 .flags = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_BIG_WRITES | FUSE_DO_READDIRPLUS |
+				  FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES | FUSE_HANDLE_KILLPRIV_V2 | FUSE_INIT_EXT},
 	};
 	char *argv[] = {"session"};
 	struct fuse_args args = FUSE_ARGS_INIT(1, argv);
@@ -70,8 +72,10 @@ int shim_serve(struct fs *fs, int fd, bool resend)
 	pthread_mutex_init(&fs->slots.lock, NULL);
 	pthread_cond_init(&fs->reading.cond, NULL);
 	pthread_cond_init(&fs->tickets.cond, NULL);
-	ops.init = NULL;
-	ops.getattr = take_too_long;
+	fs->o.nopassthrough = true;	/* what the kernel reads and writes by itself cannot be seen here */
+	fs->o.ro = read_only;
+	if (slow_getattr)
+		ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
 	if (!fs->se)
 		return -EINVAL;
