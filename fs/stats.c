@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT
+ * The statistics of a mount: collected once, then written as text, as status.json or as metrics. One table has
+ * the fields of the last two. */
+#include "fs/stats.h"
+#include "io/scope.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NOTICES 16u
+
+struct stats {
+	struct staging_stats s;
+	struct io_counts calls;	/* to the store */
+	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
+	bool passthrough, ro, keeper_gone, gone, halted, refused;	/* gone: the store's filesystem */
+	int gone_error;
+	uint64_t pid, keeper_pid, restarts, keepers_replaced, free, queue_depth, bytes_read, gone_s, halted_s;
+	uint64_t lanes[N_LANES];
+	char notices[NOTICES][256];
+	unsigned n_notices;
+};
+
+/* Names of files, which may lie in private directories, are for root and for who mounted it; others are
+ * told that there are some. Whatever text is added to these has to pass by here. */
+static void redact(struct staging_stats *s, bool all)
+{
+	static const char hidden[] = "(shown to root and to the mount's owner)";
+	char *why = strrchr(s->last_error, ':');
+
+	if (all)
+		return;
+	if (s->halted_path[0])
+		snprintf(s->halted_path, sizeof(s->halted_path), "%s", hidden);
+	if (s->last_error[0]) {
+		char text[sizeof(s->last_error)];
+		snprintf(text, sizeof(text), "%s%.100s", hidden, why ? why : "");
+		memcpy(s->last_error, text, sizeof(text));
+	}
+	if (s->waiting_mapped[0])
+		snprintf(s->waiting_mapped, sizeof(s->waiting_mapped), "%s\n", hidden);
+	if (s->held[0])
+		snprintf(s->held, sizeof(s->held), "%s", hidden);
+}
+
+static void collect(struct fs *fs, struct stats *st, bool all)
+{
+	time_t now = time(NULL);
+
+	staging_get_stats(fs->s, &st->s);
+	redact(&st->s, all);
+	io_engine_counts(fs->engine, &st->calls);
+	st->version = CAIRN_VERSION;
+	st->store = fs->o.store;
+	st->mountpoint = fs->o.mountpoint;
+	st->store_id = io_store_id(fs->store);
+	st->engine = io_engine_name(fs->engine);
+	st->fsync = fs->o.fsync_staged ? "staged" : "strict";
+	st->staging_dir = fs->place.path;
+	st->passthrough = atomic_load(&fs->lanes.passthrough);
+	st->ro = fs->o.ro;
+	st->pid = (uint64_t)getpid();
+	st->keeper_pid = (uint64_t)atomic_load(&fs->procs.keeper_pid);
+	st->keeper_gone = atomic_load(&fs->procs.keeper_gone);
+	st->keepers_replaced = keepers_replaced(fs);
+	st->restarts = fs->procs.restarts;
+	st->gone = fs->away.since;
+	st->gone_s = st->gone ? (uint64_t)(now - fs->away.since) : 0;
+	st->gone_error = fs->away.error;
+	st->halted = st->s.halted_error;
+	st->halted_s = st->halted ? (uint64_t)(now - st->s.halted_since) : 0;
+	st->refused = st->s.n_refused;
+	st->free = st->s.budget > st->s.used ? st->s.budget - st->s.used : 0;
+	st->queue_depth = st->s.queue_depth;
+	st->bytes_read = fs->lanes.bytes_read;
+	for (unsigned i = 0; i < N_LANES; i++)
+		st->lanes[i] = fs->lanes.opens[i];
+	pthread_mutex_lock(&fs->notices.lock);
+	st->n_notices = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;	/* they tell of files by name */
+	for (unsigned i = 0; i < st->n_notices; i++)
+		memcpy(st->notices[i], fs->notices.text[(fs->notices.n - st->n_notices + i) % NOTICES], sizeof(st->notices[i]));
+	pthread_mutex_unlock(&fs->notices.lock);
+}
+
+/* ---- the table ---- */
+
+enum kind {
+	TEXT,		/* char * */
+	CHARS,		/* char[] */
+	CHARS_OR_NULL,	/* char[], null where it is empty */
+	LINES,		/* char[], a list with '\n' between */
+	NOTICE_LIST,	/* the notices */
+	ERROR,		/* int, -errno */
+	FLAG,		/* bool */
+	COUNT,		/* uint64_t */
+	SECONDS,	/* uint64_t, in nanoseconds */
+};
+
+#define AT(field) offsetof(struct stats, field)
+#define JSON(group_, key_, kind_, field) .group = group_, .key = key_, .kind = kind_, .at = AT(field)
+#define COUNTER(name, text) .metric = name, .type = "counter", .help = text
+#define GAUGE(name, text) .metric = name, .type = "gauge", .help = text
+#define ALSO(name, labels) .metric = name, .label = labels	/* one more sample of the metric before */
+
+/* The order is that of both files. */
+static const struct field {
+	const char *group, *key;	/* of status.json: the object, "" for the outermost; no key: not in there */
+	enum kind kind;
+	size_t at;
+	size_t needs;			/* the bool without which the group is null; 0: none */
+	const char *metric, *type, *help, *label;	/* of metrics; no metric: not in there */
+} fields[] = {
+	{JSON("", "version", TEXT, version)},
+	{JSON("", "pid", COUNT, pid)},
+	{JSON("", "keeper_pid", COUNT, keeper_pid)},
+	{JSON("", "store", TEXT, store)},
+	{JSON("", "mountpoint", TEXT, mountpoint)},
+	{JSON("", "store_id", TEXT, store_id)},
+	{JSON("", "engine", TEXT, engine)},
+	{JSON("", "passthrough", FLAG, passthrough)},
+	{JSON("", "fsync", TEXT, fsync)},
+	{JSON("", "ro", FLAG, ro)},
+	{JSON("", "restarts", COUNT, restarts), COUNTER("worker_restarts_total", "Workers started again.")},
+	{JSON("", "keepers_replaced", COUNT, keepers_replaced),
+	 COUNTER("keepers_replaced_total", "Keepers that were killed, and a spare took over.")},
+	{JSON("", "keeper_gone", FLAG, keeper_gone),
+	 GAUGE("keeper_gone", "1 when keeper and spare were killed: nobody starts another worker.")},
+	{JSON("staging", "dir", TEXT, staging_dir)},
+	{JSON("staging", "budget_bytes", COUNT, s.budget), GAUGE("budget_bytes", "Staging budget.")},
+	{JSON("staging", "used_bytes", COUNT, s.used), GAUGE("budget_used_bytes", "Staging budget in use.")},
+	{JSON("staging", "ballast_bytes", COUNT, s.ballast), GAUGE("ballast_bytes", "Touched free memory held ready.")},
+	{JSON("staging", "ballast_target_bytes", COUNT, s.ballast_target)},
+	{JSON("staging", "free_bytes", COUNT, free)},
+	{JSON("versions", "open", COUNT, s.n_open), GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
+	{JSON("versions", "staged", COUNT, s.n_sealed), ALSO("versions", "state=\"staged\"")},
+	{JSON("versions", "persisting", COUNT, s.n_persisting), ALSO("versions", "state=\"persisting\"")},
+	{JSON("versions", "durable_cached", COUNT, s.n_durable), ALSO("versions", "state=\"durable\"")},
+	{JSON("versions", "failed", COUNT, s.n_failed), ALSO("versions", "state=\"failed\"")},
+	{.at = AT(s.n_failed), .kind = COUNT, GAUGE("failed_files", "Files whose close failed and that wait for room.")},
+	{JSON("log", "last_seq", COUNT, s.last_seq)},
+	{JSON("log", "applied_seq", COUNT, s.applied)},
+	{JSON("log", "durable_seq", COUNT, s.durable)},
+	{JSON("log", "pending", COUNT, s.pending_records), GAUGE("pending_records", "Changes not yet in the store.")},
+	{JSON("log", "bytes", COUNT, s.log_bytes)},
+	{JSON("opens", "fast", COUNT, lanes[LANE_FAST]), COUNTER("opens_total", "Opens by lane."), .label = "lane=\"fast\""},
+	{JSON("opens", "spill", COUNT, lanes[LANE_SPILL]), ALSO("opens_total", "lane=\"spill\"")},
+	{JSON("opens", "read", COUNT, lanes[LANE_READ]), ALSO("opens_total", "lane=\"read\"")},
+	{JSON("opens", "relay", COUNT, lanes[LANE_RELAY]), ALSO("opens_total", "lane=\"relay\"")},
+	{JSON("bytes", "staged", COUNT, s.bytes_staged), COUNTER("staged_bytes_total", "Bytes accepted into staging.")},
+	{JSON("bytes", "persisted", COUNT, s.bytes_persisted),
+	 COUNTER("persisted_bytes_total", "Bytes published and durable.")},
+	{JSON("bytes", "read", COUNT, bytes_read),
+	 COUNTER("read_bytes_total", "Bytes read through the daemon (passthrough reads are not seen).")},
+	{JSON("", "queue_depth", COUNT, queue_depth), GAUGE("queue_depth", "Store writes in flight.")},
+	{JSON("outgrown", "files", COUNT, s.outgrown_files),
+	 COUNTER("outgrown_files_total", "Files that outgrew memory while they were written.")},
+	{JSON("outgrown", "bytes", COUNT, s.outgrown_bytes),
+	 COUNTER("outgrown_bytes_total", "Their bytes that went to the store before the close.")},
+	{JSON("buffers", "count", COUNT, s.n_buffers), GAUGE("buffers", "Staged files on loan to clients.")},
+	{JSON("buffers", "bytes", COUNT, s.buffer_bytes), GAUGE("buffer_bytes", "Memory that buffers hold of the budget.")},
+	{JSON("buffers", "lent_bytes", COUNT, s.lent_bytes),
+	 GAUGE("buffer_lent_bytes", "Bytes of buffers that are committed and not durable yet.")},
+	{JSON("dedup", "files", COUNT, s.dedup_files),
+	 COUNTER("dedup_files_total", "Files that have the blocks of an equal one.")},
+	{JSON("dedup", "bytes", COUNT, s.dedup_bytes),
+	 COUNTER("dedup_bytes_total", "Bytes stored once: equal files share their blocks.")},
+	{JSON("dedup", "clones", COUNT, s.clones), COUNTER("dedup_clones_total", "Of these, copies that were not written.")},
+	{JSON("waits", "count", COUNT, s.waits)},
+	{JSON("waits", "seconds", SECONDS, s.wait_ns), COUNTER("writer_wait_seconds_total",
+	 "Time opens, writes and closes waited for room, memory or the version before.")},
+	{JSON("errors", "count", COUNT, s.errors),
+	 COUNTER("errors_total", "Versions and syncs that failed, each counted once.")},
+	{JSON("errors", "last", CHARS, s.last_error)},
+	{.at = AT(calls.errors), .kind = COUNT,
+	 COUNTER("store_call_errors_total", "Calls to the store that failed, those tried again too.")},
+	{.at = AT(gone), .kind = FLAG, GAUGE("store_gone", "1 while the store's filesystem is gone.")},
+	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
+	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
+	{.at = AT(halted), .kind = FLAG, GAUGE("halted", "1 while publication is halted by a failing store.")},
+	{JSON("halted", "path", CHARS, s.halted_path), .needs = AT(halted)},
+	{JSON("halted", "error", ERROR, s.halted_error), .needs = AT(halted)},
+	{JSON("halted", "since_s", COUNT, halted_s), .needs = AT(halted)},
+	{JSON("refused", "count", COUNT, s.n_refused), .needs = AT(refused),
+	 GAUGE("refused_changes", "Accepted changes that the store refused for good.")},
+	{JSON("refused", "path", CHARS, s.refused_path), .needs = AT(refused)},
+	{JSON("refused", "error", ERROR, s.refused_error), .needs = AT(refused)},
+	{JSON("", "waiting_mapped", LINES, s.waiting_mapped)},
+	{JSON("", "held", CHARS_OR_NULL, s.held)},
+	{JSON("", "notices", NOTICE_LIST, notices)},
+	{JSON("recovered", "versions", COUNT, s.recovered_files)},
+	{JSON("recovered", "records", COUNT, s.recovered_records)},
+	{JSON("recovered", "lost_found", COUNT, s.lost_found)},
+	{JSON("recovered", "kept", COUNT, s.n_kept)},
+};
+#define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
+
+/* ---- status.json ---- */
+
+static void json_string(FILE *f, const char *s)
+{
+	fputc('"', f);
+	for (const unsigned char *p = (const unsigned char *)s; *p; p++)
+		if (*p == '"' || *p == '\\')
+			fprintf(f, "\\%c", *p);
+		else if (*p < 0x20 || *p >= 0x7f)
+			fprintf(f, "\\u%04x", *p);
+		else
+			fputc(*p, f);
+	fputc('"', f);
+}
+
+static void json_lines(FILE *f, char *lines)
+{
+	fputc('[', f);
+	for (char *save = NULL, *p = strtok_r(lines, "\n", &save), *first = p; p; p = strtok_r(NULL, "\n", &save)) {
+		fputs(p == first ? "" : ", ", f);
+		json_string(f, p);
+	}
+	fputc(']', f);
+}
+
+static void json_notices(FILE *f, const struct stats *st)
+{
+	fputc('[', f);
+	for (unsigned i = 0; i < st->n_notices; i++) {
+		fputs(i ? ", " : "", f);
+		json_string(f, st->notices[i]);
+	}
+	fputc(']', f);
+}
+
+static void json_value(FILE *f, struct stats *st, const struct field *fd)
+{
+	void *at = (char *)st + fd->at;
+
+	switch (fd->kind) {
+	case TEXT: json_string(f, *(char **)at); break;
+	case CHARS: json_string(f, at); break;
+	case CHARS_OR_NULL:
+		if (*(char *)at)
+			json_string(f, at);
+		else
+			fputs("null", f);
+		break;
+	case LINES: json_lines(f, at); break;
+	case NOTICE_LIST: json_notices(f, st); break;
+	case ERROR: json_string(f, strerror(-*(int *)at)); break;
+	case FLAG: fputs(*(bool *)at ? "true" : "false", f); break;
+	case COUNT: fprintf(f, "%llu", (unsigned long long)*(uint64_t *)at); break;
+	case SECONDS: fprintf(f, "%.3f", (double)*(uint64_t *)at / 1e9); break;
+	}
+}
+
+static void write_json(struct stats *st, FILE *f)
+{
+	const char *group = "";
+	bool open = false;	/* an object within the outermost */
+
+	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
+		if (!fd->key)
+			continue;
+		bool null = fd->needs && !*(bool *)((char *)st + fd->needs);
+		if (!*fd->group || strcmp(fd->group, group)) {
+			fprintf(f, "%s%s\n ", open ? "}" : "", fd == fields ? "{" : ",");
+			group = fd->group;
+			open = *group && !null;
+			if (*group)
+				fprintf(f, "\"%s\": %s", group, null ? "null" : "{");
+		} else if (!null) {
+			fputs(", ", f);
+		}
+		if (null)
+			continue;
+		fprintf(f, "\"%s\": ", fd->key);
+		json_value(f, st, fd);
+	}
+	fputs("}\n}\n", f);
+}
+
+/* ---- status ---- */
+
+static const char *size_text(uint64_t n, char buf[24])
+{
+	const char *unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+	double v = (double)n;
+	unsigned u = 0;
+	while (v >= 1024 && u < 4) {
+		v /= 1024;
+		u++;
+	}
+	snprintf(buf, 24, u ? "%.1f %s" : "%.0f %s", v, unit[u]);
+	return buf;
+}
+
+static void write_status(struct stats *st, FILE *f)
+{
+	struct staging_stats *s = &st->s;
+	char a[24], b[24], c[24];
+
+	text_plain(s->halted_path, 0);
+	text_plain(s->last_error, 0);
+	text_plain(s->held, 0);
+	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
+	if (st->gone)
+		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back there\n",
+			(unsigned long long)st->gone_s, strerror(-st->gone_error));
+	else if (s->halted_error)
+		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
+			s->halted_path, strerror(-s->halted_error));
+	if (s->n_refused)
+		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s-> Versions are in lost+found. When it is dealt with: "
+			"cairn retry\n", (unsigned long long)s->n_refused, s->refused_path, strerror(-s->refused_error));
+	fprintf(f, "  durable    %s\n", s->n_refused ? "not what was refused" :
+		s->pending_records || s->n_open || s->n_failed ? "not everything yet" : "everything");
+	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
+		(unsigned long long)s->n_open, (unsigned long long)s->n_sealed, (unsigned long long)s->n_persisting,
+		(unsigned long long)s->n_durable, (unsigned long long)s->n_failed);
+	fprintf(f, "  staging    %s of %s used, ballast %s\n", size_text(s->used, a), size_text(s->budget, b),
+		size_text(s->ballast, c));
+	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n", size_text(s->bytes_staged, a),
+		size_text(s->bytes_persisted, b), size_text(st->bytes_read, c));
+	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", (unsigned long long)st->lanes[LANE_FAST],
+		(unsigned long long)st->lanes[LANE_SPILL], (unsigned long long)st->lanes[LANE_READ],
+		(unsigned long long)st->lanes[LANE_RELAY]);
+	if (s->outgrown_files)
+		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
+			(unsigned long long)s->outgrown_files, size_text(s->outgrown_bytes, a));
+	if (s->n_buffers)
+		fprintf(f, "  buffers    %llu of clients, %s, of these %s on their way to the store\n",
+			(unsigned long long)s->n_buffers, size_text(s->buffer_bytes, a), size_text(s->lent_bytes, b));
+	if (s->dedup_bytes)
+		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones, %llu of them as clones\n",
+			size_text(s->dedup_bytes, a), (unsigned long long)s->dedup_files, (unsigned long long)s->clones);
+	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->last_seq,
+		(unsigned long long)s->applied, (unsigned long long)s->pending_records);
+	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %llu\n", st->engine,
+		st->fsync, st->passthrough ? "yes" : "no",
+		st->ro ? " read only," : "", (unsigned long long)st->restarts);
+	if (s->waiting_mapped[0]) {
+		fprintf(f, "  waiting    still mapped for writing, and what comes later waits behind:\n");
+		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
+			fprintf(f, "               %s\n", p);
+	}
+	if (s->held[0])
+		fprintf(f, "  waiting    for another node, and what comes later waits behind: %s\n", s->held);
+	if (s->last_error[0])
+		fprintf(f, "  last error %s\n", s->last_error);
+}
+
+/* ---- metrics ---- */
+
+/* mount="PATH", on each sample: a node may serve several mounts, and their files be scraped as one. */
+static char *mount_label(const char *mountpoint)
+{
+	CLEANUP_FREE char *path = strdup(mountpoint);
+	char *label = path ? malloc(2 * strlen(path) + sizeof("mount=\"\"")) : NULL, *to = label;
+
+	if (!label)
+		return NULL;
+	text_plain(path, 0);
+	to = stpcpy(to, "mount=\"");
+	for (const char *p = path; *p; p++) {
+		if (*p == '"' || *p == '\\')
+			*to++ = '\\';
+		*to++ = *p;
+	}
+	strcpy(to, "\"");
+	return label;
+}
+
+static void write_latency(const struct staging_stats *s, const char *mount, FILE *f)
+{
+	unsigned long long sum = 0;
+	double le = 0.001;
+
+	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
+		"# TYPE cairnfs_persist_latency_seconds histogram\n");
+	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
+		sum += s->latency[i];
+		if (i + 1 < STAGING_LATENCY_BUCKETS)
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n", mount, le, sum);
+		else
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n", mount, sum);
+	}
+	fprintf(f, "cairnfs_persist_latency_seconds_sum{%s} %.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n", mount,
+		(double)s->latency_sum_us / 1e6, mount, (unsigned long long)s->latency_count);
+}
+
+static void write_metrics(const struct stats *st, FILE *f)
+{
+	CLEANUP_FREE char *mount = mount_label(st->mountpoint);
+
+	if (!mount)
+		return;
+	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
+		const void *at = (const char *)st + fd->at;
+		if (!fd->metric)
+			continue;
+		if (fd->help)
+			fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\n", fd->metric, fd->help, fd->metric, fd->type);
+		double v = fd->kind == FLAG ? *(const bool *)at : (double)*(const uint64_t *)at;
+		fprintf(f, "cairnfs_%s{%s%s%s} %.17g\n", fd->metric, mount, fd->label ? "," : "", fd->label ? fd->label : "",
+			fd->kind == SECONDS ? v / 1e9 : v);
+	}
+	write_latency(&st->s, mount, f);
+}
+
+void stats_write(struct fs *fs, FILE *f, enum stats_form form, bool all)
+{
+	struct stats st;
+
+	collect(fs, &st, all);
+	if (form == STATS_TEXT)
+		write_status(&st, f);
+	else if (form == STATS_JSON)
+		write_json(&st, f);
+	else
+		write_metrics(&st, f);
+}
