@@ -123,73 +123,111 @@ struct buffer {
 	struct staged *lent;		/* which has it as its lender */
 };
 
-struct staged {
-	struct staging *s;
-	uint64_t id, node;
-	unsigned refs;			/* s->lock */
-	unsigned users;			/* opens that use fd; no eviction */
-	enum staged_state state;
-	bool huge, spilled, published;
-	bool held;			/* by sf_hold_all */
+/* ---- what each part of a staged file has; under s->lock, unless said otherwise ---- */
+
+/* Where it is listed, by what it is; staged.c. */
+struct staged_lists {
+	struct staged *hash_next;
+	struct staged *open_prev, *open_next;	/* OPEN */
+	struct staged *lru_prev, *lru_next;	/* DURABLE */
+	struct staged *late_prev, *late_next;	/* late */
+};
+
+/* What it has of memory, and is expected to take; admit.c, relay.c, buffer.c. */
+struct staged_memory {
+	bool huge;
 	bool filled;			/* made of a blank */
 	_Atomic bool covered;		/* all that it is expected to take is allocated by us */
-	bool loan;			/* a buffer's bytes: never to the ballast */
-	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
-	bool backing;			/* the kernel was given it: it stays the file it is */
-	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; outgrow.c; io */
-	_Atomic bool moving;		/* and more are on their way there */
-	uint64_t move_after_ns;
-	int error;
-	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
-	int rw;				/* O_RDWR for relay writes, -1; io */
-	unsigned n_seals;		/* pending SEALs */
-	uint64_t last_seal;		/* seq of the latest */
 	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
 	uint64_t expected;
 	bool known;			/* expected was known */
 	bool presized;			/* made as long as it will be, before it was written */
 	bool in_parts;			/* and written in several places at once */
-	/* ahead.c; s->lock */
-	uint64_t ahead, ahead_size;	/* allocated as far as; as long as it was when looked at */
+	bool loan;			/* a buffer's bytes: never to the ballast */
+	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
+};
+
+/* Memory ahead of who writes it; ahead.c. */
+struct staged_ahead {
+	uint64_t end, size;		/* allocated as far as; as long as it was when looked at */
 	bool allocating;
-	_Atomic bool ahead_over;	/* no more of it, until it is opened again */
-	_Atomic uint64_t written;	/* of the version that is being persisted, so far */
-	/* as of the last seal; and what staged_changed compares with */
+	_Atomic bool over;		/* no more of it, until it is opened again */
+};
+
+/* Its older bytes are in the store; outgrow.c. */
+struct staged_moved {
+	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; io.lock */
+	_Atomic bool more;		/* and more are on their way there */
+	uint64_t after_ns;		/* not before */
+};
+
+/* As of the last seal; and what staged_changed compares with. seal.c */
+struct staged_sealed {
+	bool once;
+	uint64_t ns;			/* CLOCK_REALTIME */
 	uint64_t size, blocks;
 	struct timespec atime, mtime, ctime;
-	bool sealed_once;
-	bool late;			/* finalized while a mapping still wrote it; by sf_set_late */
-	struct staged *late_prev, *late_next;
-	bool unclosed;			/* its writer died after the last seal, and had changed it */
-	uint64_t sealed_ns;		/* CLOCK_REALTIME of the last seal */
 	char checksum[IO_CHECKSUM_LEN];
-	/* as it was opened again, or copied; base empty: not known */
-	char base[IO_CHECKSUM_LEN];
-	struct timespec base_mtime;
-	struct staged *lru_prev, *lru_next;	/* DURABLE */
-	struct staged *open_prev, *open_next;	/* OPEN */
-	struct staged *hash_next;
+};
 
-	pthread_mutex_t io;		/* below: one at a time; taken before s->lock */
+/* As it was opened again, or copied; seal.c, clone.c. */
+struct staged_base {
+	char checksum[IO_CHECKSUM_LEN];	/* empty: not known */
+	struct timespec mtime;
+	int source;			/* a store file that it may be a copy of; -1 */
+	bool counted;			/* as a clone */
+};
+
+/* What it may take of the store; room.c. */
+struct staged_room {
+	uid_t uid;			/* whose blocks these are, where `owned` */
+	gid_t gid;
+	bool owned;
+	bool checked;			/* the store is not roomy: each write finds room there first */
+	bool failed;			/* its last close had no room: it comes before all others */
+	uint64_t claim;			/* bytes of the store it may still ask for; of s->room.claims */
+};
+
+/* For who moves its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
+struct staged_io {
+	pthread_mutex_t lock;		/* over all below and moved.under, one at a time; taken before s->lock */
+	pthread_mutex_t cut;		/* who persists an fsync's version: no bytes go meanwhile; taken after lock */
+	int rw;				/* O_RDWR for relay writes, -1 */
 	uint64_t tmp_id;		/* reserved store file, 0 = none */
 	int tmp_fd;
 	bool tmp_direct;
 	uint64_t tmp_size;		/* size it was reserved for */
 	uint64_t promised;		/* or bytes of the reserve, for a small one */
-	pthread_mutex_t cut;		/* who persists an fsync's version: no bytes go meanwhile; after io */
-	/* room.c */
-	uid_t uid;			/* whose blocks these are, where `owned` */
-	gid_t gid;
-	bool owned;
-	bool failed;			/* its last close had no room: it comes before all others */
-	bool checked;			/* the store is not roomy: each write finds room there first */
-	uint64_t claim;			/* bytes of the store it may still ask for; of s->room.claims; s->lock */
-	uint64_t held_from, held_to;	/* writes here have their room; io */
+	uint64_t held_from, held_to;	/* writes here have their room */
+	uint64_t torn_at;		/* where a write failed */
+};
+
+struct staged {
+	struct staging *s;
+	uint64_t id, node;
+	unsigned refs;
+	unsigned users;			/* opens that use fd; no eviction */
+	enum staged_state state;
+	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
+	bool spilled, published;
+	bool backing;			/* the kernel was given it: it stays the file it is */
+	bool held;			/* by sf_hold_all */
+	bool late;			/* finalized while a mapping still wrote it; by sf_set_late */
+	bool unclosed;			/* its writer died after the last seal, and had changed it */
+	int error;
 	_Atomic int spoiled;		/* spilled, and the store could not write a part: what is read of it proves nothing */
 	_Atomic int torn;		/* a write failed with this: it is no whole version; 0 */
-	uint64_t torn_at;		/* there; io */
-	int source;			/* a store file that it may be a copy of; -1; s->lock; clone.c */
-	bool counted;			/* as a clone */
+	unsigned n_seals;		/* pending SEALs */
+	uint64_t last_seal;		/* seq of the latest */
+	_Atomic uint64_t written;	/* of the version that is being persisted, so far */
+	struct staged_lists lists;
+	struct staged_memory memory;
+	struct staged_ahead ahead;
+	struct staged_moved moved;
+	struct staged_sealed sealed;
+	struct staged_base base;
+	struct staged_room room;
+	struct staged_io io;
 };
 
 /* Threads that wait for work, all under s->lock. To wake one costs the waker some 10 us, more
@@ -475,9 +513,9 @@ static inline void unlock_scope(pthread_mutex_t **m)
 	pthread_mutex_t *scope_lock_ __attribute__((cleanup(unlock_scope))) = (m);        \
 	pthread_mutex_lock(scope_lock_)
 
-/* Around what takes bytes out of f's file. f->io held. */
+/* Around what takes bytes out of f's file. f->io.lock held. */
 #define CUT_SCOPE(f)                                                                      \
-	pthread_mutex_t *scope_cut_ __attribute__((cleanup(unlock_scope))) = &(f)->cut;   \
+	pthread_mutex_t *scope_cut_ __attribute__((cleanup(unlock_scope))) = &(f)->io.cut;   \
 	pthread_mutex_lock(scope_cut_)
 
 /* errno of a call on a staged file's bytes, negative. Those in the store are on a filesystem that may have stopped

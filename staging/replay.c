@@ -28,12 +28,12 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 /* s->lock held */
 static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r, enum staged_state st)
 {
-	f->size = r->size;
-	f->atime = r->atime;
-	f->mtime = r->mtime;
-	f->ctime = r->when;
-	f->blocks = (r->size + 511) / 512;
-	f->sealed_once = true;
+	f->sealed.size = r->size;
+	f->sealed.atime = r->atime;
+	f->sealed.mtime = r->mtime;
+	f->sealed.ctime = r->when;
+	f->sealed.blocks = (r->size + 511) / 512;
+	f->sealed.once = true;
 	if (r->flags & REC_FSYNCED)
 		return;		/* its writer went on */
 	sf_set_state(s, f, st);

@@ -179,15 +179,15 @@ void staging_close(struct staging *s)
 	}
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->files.by_id[i], *next; f; f = next) {
-			next = f->hash_next;
+			next = f->lists.hash_next;
 			if (f->fd >= 0)
 				close(f->fd);
-			if (f->rw >= 0)
-				close(f->rw);
-			if (f->tmp_fd >= 0)
-				close(f->tmp_fd);
-			if (f->source >= 0)
-				close(f->source);
+			if (f->io.rw >= 0)
+				close(f->io.rw);
+			if (f->io.tmp_fd >= 0)
+				close(f->io.tmp_fd);
+			if (f->base.source >= 0)
+				close(f->base.source);
 			free(f);
 		}
 	buffer_close_all(s);
@@ -210,7 +210,7 @@ void staging_clear(struct staging *s)
 	if (s->order.pend || s->sweep.kept)
 		return;
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
-		for (struct staged *f = s->files.by_id[i]; f; f = f->hash_next)
+		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next)
 			if (f->state == STAGED_DURABLE && !f->spilled) {
 				char name[17];
 				staging_sf_name(f->id, name);

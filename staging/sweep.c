@@ -343,7 +343,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 		return;
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
-	bool ours = f && (f->spilled == in_store || (in_store && f->under)), unclosed_ours = ours && f->unclosed;
+	bool ours = f && (f->spilled == in_store || (in_store && f->moved.under)), unclosed_ours = ours && f->unclosed;
 	bool left_over = in_store && f && !ours;	/* staging has all of it again: outgrow_resize, cut short */
 	bool has_readers = in_store && retain_has(s, id);
 	bool kept = is_kept(s, id);	/* staged bytes, and the older ones of the same file */
@@ -402,8 +402,8 @@ static int sweep_store(struct staging *s, bool orphaned)
 static bool is_as_sealed(struct staged *f)
 {
 	struct stat st;
-	return f->sealed_once && !sf_ensure_fd(f) && !fstat(f->fd, &st) && (uint64_t)st.st_size == f->size &&
-	       st.st_mtim.tv_sec == f->mtime.tv_sec && st.st_mtim.tv_nsec == f->mtime.tv_nsec;
+	return f->sealed.once && !sf_ensure_fd(f) && !fstat(f->fd, &st) && (uint64_t)st.st_size == f->sealed.size &&
+	       st.st_mtim.tv_sec == f->sealed.mtime.tv_sec && st.st_mtim.tv_nsec == f->sealed.mtime.tv_nsec;
 }
 
 /* What was fsynced, and closed without another write, has its version in the order: nothing is sealed. */
@@ -411,7 +411,7 @@ void sweep_closed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
-		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next) {
+		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next) {
 			struct sweep_entry *e = f->state == STAGED_OPEN && !f->spilled ? entry_of(s, f->id) : NULL;
 			if (!e || !e->closed || !is_as_sealed(f))
 				continue;
@@ -438,7 +438,7 @@ static void orphans_are_closed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
-		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next)
+		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
 			if (f->state == STAGED_OPEN && f->n_seals) {
 				f->unclosed = changed_since_written(s, f);
 				for (struct pend *p = s->order.pend; p; p = p->next)

@@ -31,12 +31,12 @@ void staged_copied_from(struct staged *f, int fd)
 	bool fits = !fstat(fd, &st) && st.st_size >= (off_t)CLONE_MIN;
 
 	LOCK_SCOPE(&s->lock);
-	source_forget(s, &f->source);
+	source_forget(s, &f->base.source);
 	s->files.n_sources++;
-	f->source = fd;
-	if (!fits || !s->drain.dedup || s->drain.no_clone || f->state != STAGED_OPEN || f->spilled || f->under ||
+	f->base.source = fd;
+	if (!fits || !s->drain.dedup || s->drain.no_clone || f->state != STAGED_OPEN || f->spilled || f->moved.under ||
 	    s->files.n_sources > sources_max(s))
-		source_forget(s, &f->source);
+		source_forget(s, &f->base.source);
 }
 
 /* Does the clone hold on the disk what is staged? A source that has rotted under a cache that has
@@ -89,7 +89,7 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	struct stat st;
 	bool direct;
 
-	if (p->source < 0 || f->spilled || f->under || fstat(p->source, &st) || (uint64_t)st.st_size != p->r.size)
+	if (p->source < 0 || f->spilled || f->moved.under || fstat(p->source, &st) || (uint64_t)st.st_size != p->r.size)
 		return false;
 	staging_sf_name(f->id, name);
 	int from = openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);

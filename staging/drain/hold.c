@@ -72,8 +72,8 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 static bool is_crowded(const struct staging *s)
 {
 	uint64_t bytes = s->files.used;
-	for (const struct staged *f = s->files.lru_head; f && bytes > s->o.budget_bytes / 2; f = f->lru_next)
-		bytes -= f->charged;
+	for (const struct staged *f = s->files.lru_head; f && bytes > s->o.budget_bytes / 2; f = f->lists.lru_next)
+		bytes -= f->memory.charged;
 	return bytes > s->o.budget_bytes / 2;
 }
 

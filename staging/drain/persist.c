@@ -84,7 +84,7 @@ static int copy_through(struct job *j, int from, int under, int to)
 		off = (uint64_t)data;
 		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
 		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off) :
-			    outgrow_read(j->p->sf->under, from, under, j->buf, want, off);
+			    outgrow_read(j->p->sf->moved.under, from, under, j->buf, want, off);
 		if (n < 0)
 			return -errno;
 		if (n == 0) {	/* cut short since: what is missing reads as zeros */
@@ -115,8 +115,8 @@ static int make_tmp(struct job *j)
 	if (p->tmp_fd >= 0)
 		return 0;
 	p->tmp_id = staging_new_id(j->s);
-	int fd = io_tmp_create(j->s->o.store, p->tmp_id, p->r.size > STAGING_SMALL && !p->sf->spilled && !p->sf->under,
-			       &p->direct);
+	bool direct = p->r.size > STAGING_SMALL && !p->sf->spilled && !p->sf->moved.under;
+	int fd = io_tmp_create(j->s->o.store, p->tmp_id, direct, &p->direct);
 	if (fd < 0)
 		return fd;
 	p->tmp_fd = fd;
@@ -172,10 +172,10 @@ static int write_bytes(struct job *j)
 		return f->spilled ? from : -errno;
 	int rc = make_tmp(j);
 	/* reserved when it was larger: small writes are not aligned */
-	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->under) && fcntl(p->tmp_fd, F_SETFL, 0))
+	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->moved.under) && fcntl(p->tmp_fd, F_SETFL, 0))
 		rc = -errno;
-	int under = rc || !f->under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
-	if (!rc && f->under && under < 0)
+	int under = rc || !f->moved.under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
+	if (!rc && f->moved.under && under < 0)
 		rc = under;
 	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled || under >= 0))
 		rc = copy_through(j, from, under, p->tmp_fd);
@@ -197,11 +197,11 @@ static int write_version(struct job *j)
 	atomic_store(&p->sf->written, 0);
 	/* while a writer goes on after its fsync, only who cuts bytes off must wait */
 	if (p->snapshot)
-		pthread_mutex_lock(&p->sf->cut);
+		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
 	int rc = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
 	if (p->snapshot)
-		pthread_mutex_unlock(&p->sf->cut);
+		pthread_mutex_unlock(&p->sf->io.cut);
 	if (rc)
 		return rc;
 	p->checksum[0] = 0;

@@ -600,14 +600,14 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (f) {
 		if (shown) {
 			s->st.bytes_persisted += p->r.size;
-			if (p->cloned && !f->counted) {	/* once, however often it was fsynced */
-				f->counted = true;
+			if (p->cloned && !f->base.counted) {	/* once, however often it was fsynced */
+				f->base.counted = true;
 				s->st.dedup_bytes += p->r.size;
 				s->st.dedup_files++;
 				s->st.clones++;
 			}
 			count_latency(s, p->start_ns);
-			memcpy(f->checksum, p->checksum, sizeof(f->checksum));
+			memcpy(f->sealed.checksum, p->checksum, sizeof(f->sealed.checksum));
 			if (f->spilled && !p->snapshot)
 				f->published = true;
 		}

@@ -43,8 +43,8 @@ static bool may_grow(struct staging *s)
 		each = (uint64_t)si.totalram * si.mem_unit / 8;
 	if (each < 2 * s->files.largest)
 		each = 2 * s->files.largest;
-	for (struct staged *f = s->files.open; f; f = f->open_next)
-		n += !f->known && !f->spilled && f->blocks * 512 >= GROWING;
+	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
+		n += !f->memory.known && !f->spilled && f->sealed.blocks * 512 >= GROWING;
 	return staging_room_left(s) / n >= each;
 }
 
@@ -57,10 +57,10 @@ static bool admit(struct staging *s, struct staged *f, uint64_t need)
 		return false;
 	if (s->files.used + need > budget)
 		sf_evict(s, s->files.used + need - budget);
-	if (s->files.used + need > budget || (!f->known && !may_grow(s)))
+	if (s->files.used + need > budget || (!f->memory.known && !may_grow(s)))
 		return false;
 	/* an unknown one only has to find that room; most stay small, the watch counts the rest */
-	sf_charge(s, f, f->known ? need : need / 16);
+	sf_charge(s, f, f->memory.known ? need : need / 16);
 	return true;
 }
 
@@ -80,9 +80,9 @@ static int make_bytes(struct staged *f)
 		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
 		char name[17];
 		staging_sf_name(f->id, name);
-		f->filled = f->huge && blank_use(f->s, f->expected, staging_sf_dir(f), name);
-		fd = sf_open_bytes(f, f->filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
-		if (f->filled && fd >= 0)
+		f->memory.filled = f->memory.huge && blank_use(f->s, f->memory.expected, staging_sf_dir(f), name);
+		fd = sf_open_bytes(f, f->memory.filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
+		if (f->memory.filled && fd >= 0)
 			futimens(fd, NULL);
 	}
 	LOCK_SCOPE(&f->s->lock);	/* the watch looks at it */
@@ -94,10 +94,10 @@ static int make_bytes(struct staged *f)
 static void fill_ahead(struct staged *f)
 {
 	struct staging *s = f->s;
-	int fd = f->filled ? -1 : sf_open_bytes(f, O_RDWR);
+	int fd = f->memory.filled ? -1 : sf_open_bytes(f, O_RDWR);
 	if (fd >= 0) {
 		uint64_t since = now_ns();
-		ballast_hand_over(s, fd, f->expected);
+		ballast_hand_over(s, fd, f->memory.expected);
 		sf_waited(s, since);
 		close(fd);
 	}
@@ -115,17 +115,17 @@ int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct st
 bool staged_checked(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	return f->checked;
+	return f->room.checked;
 }
 
 bool staged_check_room(struct staged *f)
 {
 	struct staging *s = f->s;
-	uint64_t claim = f->size + s->o.budget_bytes;
+	uint64_t claim = f->sealed.size + s->o.budget_bytes;
 	bool all = room_for_all(s, f, claim);
 	LOCK_SCOPE(&s->lock);
 	if (!f->spilled)
-		f->checked = !all && !f->backing;
+		f->room.checked = !all && !f->backing;
 	return !all;
 }
 
@@ -136,26 +136,26 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 	struct staged *f = sf_new(s, staging_new_id(s), node);
 	if (!f)
 		return -ENOMEM;
-	f->known = expected != STAGED_SIZE_UNKNOWN;
-	f->expected = need;
-	f->huge = f->known && expected >= HUGE_BYTES;
+	f->memory.known = expected != STAGED_SIZE_UNKNOWN;
+	f->memory.expected = need;
+	f->memory.huge = f->memory.known && expected >= HUGE_BYTES;
 	if (who) {
-		f->owned = true;
-		f->uid = who->uid;
-		f->gid = who->gid;
+		f->room.owned = true;
+		f->room.uid = who->uid;
+		f->room.gid = who->gid;
 	}
 	uint64_t claim = room_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
-	f->checked = !room_for_all(s, f, claim);
+	f->room.checked = !room_for_all(s, f, claim);
 	pthread_mutex_lock(&s->lock);
 	sf_insert(s, f);
 	f->spilled = !admit(s, f, need);
-	if (!f->spilled && !f->checked)
+	if (!f->spilled && !f->room.checked)
 		room_claim_set(s, f, claim);
-	f->huge = f->huge && !f->spilled;
+	f->memory.huge = f->memory.huge && !f->spilled;
 	uint64_t used = s->files.used;
 	++*(f->spilled ? &s->st.spilled_opens : &s->st.fast_opens);
 	pthread_mutex_unlock(&s->lock);
-	if (!f->huge)
+	if (!f->memory.huge)
 		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
 
 	int rc = make_bytes(f);
@@ -164,7 +164,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 		sf_charge(s, f, 0);
 		room_claim_set(s, f, 0);
 		f->spilled = true;
-		f->huge = false;
+		f->memory.huge = false;
 		pthread_mutex_unlock(&s->lock);
 		rc = make_bytes(f);
 	}
@@ -172,7 +172,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 		staged_unref(f);
 		return rc;
 	}
-	if (f->huge)
+	if (f->memory.huge)
 		fill_ahead(f);
 	*out = f;
 	return 0;
@@ -180,18 +180,18 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 
 void staged_cover(struct staged *f)
 {
-	int fd = f->huge && !f->spilled ? sf_open_bytes(f, O_RDWR) : -1, rc;
+	int fd = f->memory.huge && !f->spilled ? sf_open_bytes(f, O_RDWR) : -1, rc;
 	if (fd < 0)
 		return;
-	while ((rc = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)whole_pages(f->expected))) && errno == EINTR)
+	while ((rc = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)whole_pages(f->memory.expected))) && errno == EINTR)
 		;
-	f->covered = !rc;	/* there already, where the ballast had it */
+	f->memory.covered = !rc;	/* there already, where the ballast had it */
 	close(fd);
 }
 
 bool staged_covered(const struct staged *f)
 {
-	return f->covered;
+	return f->memory.covered;
 }
 
 /* The store's filesystem stopped before it had all that was spilled there and closed: what is left is no
@@ -216,13 +216,13 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	f = sf_new(s, r->sf, r->node);
 	if (!f)
 		return -ENOMEM;
-	f->huge = r->flags & REC_HUGE;
+	f->memory.huge = r->flags & REC_HUGE;
 	f->spilled = r->flags & REC_SPILLED;
 	struct stat st;
 	f->fd = sf_open_bytes(f, O_RDONLY);
 	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record that says so follows */
 		f->spilled = true;
-		f->huge = false;
+		f->memory.huge = false;
 		f->fd = sf_open_bytes(f, O_RDONLY);
 	}
 	/* a store that fails is not a file that is gone: it is opened again when it is needed */
@@ -294,19 +294,20 @@ int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int sto
 	int rc = fstat(fd, &st) ? -errno : 0;
 	struct staged *f = NULL;
 	if (src && sf_lent(src))
-		st.st_size = (off_t)src->size;
+		st.st_size = (off_t)src->sealed.size;
 	if (!rc)
 		rc = staged_create_as(s, node, (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size ?
 				      (uint64_t)st.st_size : (uint64_t)st.st_blocks * 512, who, &f);
 	if (!rc) {
 		uint64_t since = now_ns();
-		rc = f->checked ? copy_checked(f, fd, (uint64_t)st.st_size) :
+		rc = f->room.checked ? copy_checked(f, fd, (uint64_t)st.st_size) :
 		     sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
 		const struct timespec ts[2] = {st.st_atim, st.st_mtim};
 		if (!rc)
 			rc = staged_set_times(f, ts);
 		if (!rc && !src)
-			io_get_xattr(s->o.store, fd, NULL, "user.cairn.checksum", f->base, sizeof(f->base) - 1);
+			io_get_xattr(s->o.store, fd, NULL, "user.cairn.checksum", f->base.checksum,
+				     sizeof(f->base.checksum) - 1);
 		sf_waited(s, since);
 	}
 	if (src)

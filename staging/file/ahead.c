@@ -56,25 +56,25 @@ static uint64_t take_room(struct staging *s, uint64_t more)
 /* Does f want memory now? Sets how soon it may want some. s->lock held. */
 static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_t *tick)
 {
-	bool never = !f->backing || f->spilled || f->loan || f->ahead_over;
+	bool never = !f->backing || f->spilled || f->memory.loan || f->ahead.over;
 	struct stat st;
 
 	/* one that was made as long as it will be says nothing of how far it is */
-	if (never || f->presized || f->moving || f->allocating || f->fd < 0 || fstat(f->fd, &st))
+	if (never || f->memory.presized || f->moved.more || f->ahead.allocating || f->fd < 0 || fstat(f->fd, &st))
 		return false;
 	uint64_t size = (uint64_t)st.st_size, held = (uint64_t)st.st_blocks * 512;
-	if (size == f->ahead_size)
+	if (size == f->ahead.size)
 		return false;		/* it does not grow */
-	f->ahead_size = size;
+	f->ahead.size = size;
 	s->ahead_busy_ns = now_ns();
 	*tick = TICK_MIN_NS;
-	if (size < BEGINS || (f->known && size <= f->expected))
+	if (size < BEGINS || (f->memory.known && size <= f->memory.expected))
 		return false;
 	/* with holes: who jumps ahead once does so again, and the hole would keep its memory */
-	if (held + f->under < size)
+	if (held + f->moved.under < size)
 		return false;
 	/* the writer was faster */
-	uint64_t from = f->ahead > size ? f->ahead : size / HUGE_BYTES * HUGE_BYTES;
+	uint64_t from = f->ahead.end > size ? f->ahead.end : size / HUGE_BYTES * HUGE_BYTES;
 	uint64_t left = from > size ? from - size : 0, window = window_of(s, held < size ? held : size);
 	if (left >= window / 2) {
 		uint64_t soon = left / 2 / SPEED;
@@ -93,11 +93,11 @@ static bool pick(struct staging *s, struct target *t, uint64_t *tick)
 	uint64_t quiet = now_ns() - s->ahead_busy_ns;
 
 	*tick = quiet < YOUNG_NS ? TICK_MIN_NS : quiet < QUIET_NS ? TICK_IDLE_NS : TICK_QUIET_NS;
-	for (struct staged *f = s->files.open; f && n < LOOKED_AT; f = f->open_next, n++) {
+	for (struct staged *f = s->files.open; f && n < LOOKED_AT; f = f->lists.open_next, n++) {
 		uint64_t soon = TICK_QUIET_NS;
 		if (wants(s, f, t, &soon)) {
 			f->refs++;
-			f->allocating = true;
+			f->ahead.allocating = true;
 			return true;
 		}
 		*tick = soon < *tick ? soon : *tick;
@@ -111,7 +111,7 @@ static uint64_t allocate(struct staging *s, const struct target *t)
 	uint64_t at = t->from;
 	int fd = sf_open_bytes(t->f, O_RDWR);
 
-	while (fd >= 0 && at < t->end && !atomic_load(&t->f->ahead_over)) {
+	while (fd >= 0 && at < t->end && !atomic_load(&t->f->ahead.over)) {
 		uint64_t step = t->end - at < HAND_STEP ? t->end - at : HAND_STEP;
 		ballast_free(s, step);
 		if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)step))
@@ -128,13 +128,13 @@ static void allocated(struct staging *s, struct staged *f, uint64_t upto)
 {
 	struct stat st;
 
-	f->allocating = false;
-	if (upto > f->ahead)
-		f->ahead = upto;
+	f->ahead.allocating = false;
+	if (upto > f->ahead.end)
+		f->ahead.end = upto;
 	if (f->state == STAGED_OPEN && !f->spilled && !sf_ensure_fd(f)) {
 		if (!fstat(f->fd, &st)) {
-			f->blocks = (uint64_t)st.st_blocks;
-			sf_charge(s, f, f->blocks * 512);
+			f->sealed.blocks = (uint64_t)st.st_blocks;
+			sf_charge(s, f, f->sealed.blocks * 512);
 		}
 	}
 	pthread_cond_broadcast(&s->done_cond);
@@ -143,8 +143,8 @@ static void allocated(struct staging *s, struct staged *f, uint64_t upto)
 
 void ahead_stop(struct staged *f)
 {
-	f->ahead_over = true;
-	while (f->allocating)
+	f->ahead.over = true;
+	while (f->ahead.allocating)
 		pthread_cond_wait(&f->s->done_cond, &f->s->lock);
 }
 
@@ -160,8 +160,8 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	LOCK_SCOPE(&s->lock);
 	ahead_stop(f);	/* to the kernel fallocate(2) changes the file: none may follow the times that are set */
 	if (f->state != STAGED_OPEN) {
-		f->atime = ts[0].tv_nsec == UTIME_OMIT ? f->atime : ts[0];
-		f->mtime = ts[1].tv_nsec == UTIME_OMIT ? f->mtime : ts[1];
+		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
+		f->sealed.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->sealed.mtime : ts[1];
 	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
@@ -172,9 +172,9 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 		return -errno;
 	struct stat st;
 	if (f->state != STAGED_OPEN && !fstat(f->fd, &st)) {
-		f->atime = st.st_atim;
-		f->mtime = st.st_mtim;
-		f->ctime = st.st_ctim;
+		f->sealed.atime = st.st_atim;
+		f->sealed.mtime = st.st_mtim;
+		f->sealed.ctime = st.st_ctim;
 	}
 	return 0;
 }

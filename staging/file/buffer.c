@@ -252,14 +252,14 @@ static void cut(struct staged *f)
 	int fd = staged_open_rw(f);
 	if (fd < 0)
 		return;
-	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->size && ftruncate(fd, (off_t)f->size))
+	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->sealed.size && ftruncate(fd, (off_t)f->sealed.size))
 		f->s->o.notice(f->s->o.ctx, "staging: a committed buffer could not be cut to its file's size");
-	const struct timespec ts[2] = {f->atime, f->mtime};
-	if (f->sealed_once)
+	const struct timespec ts[2] = {f->sealed.atime, f->sealed.mtime};
+	if (f->sealed.once)
 		futimens(fd, ts);
 	if (!fstat(fd, &st)) {
-		f->ctime = st.st_ctim;
-		f->blocks = (uint64_t)st.st_blocks;
+		f->sealed.ctime = st.st_ctim;
+		f->sealed.blocks = (uint64_t)st.st_blocks;
 	}
 	close(fd);
 }
@@ -269,23 +269,23 @@ void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r)
 	if (!(r->flags & REC_LENT))
 		return;
 	struct buffer *b = find(s, r->fh);
-	f->loan = true;
-	f->size = r->size;
+	f->memory.loan = true;
+	f->sealed.size = r->size;
 	if (b && !b->lent) {
 		b->lent = f;
-		f->lender = b;
+		f->memory.lender = b;
 	}
 }
 
 /* A restart finds the reader's open, and perhaps no more the version that it was of. */
 static int buffer_keep(struct staged *f)
 {
-	struct rec r = {.type = REC_KEEP, .fh = f->lender->id, .sf = f->id};
-	int rc = f->lender->kept || f->s->log.replaying ? 0 : log_append(f->s, &r);
+	struct rec r = {.type = REC_KEEP, .fh = f->memory.lender->id, .sf = f->id};
+	int rc = f->memory.lender->kept || f->s->log.replaying ? 0 : log_append(f->s, &r);
 
-	if (rc || f->lender->kept)
+	if (rc || f->memory.lender->kept)
 		return rc;
-	f->lender->kept = true;
+	f->memory.lender->kept = true;
 	cut(f);
 	return 0;
 }
@@ -293,7 +293,7 @@ static int buffer_keep(struct staged *f)
 int staged_set_backing(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	int rc = f->lender ? buffer_keep(f) : 0;
+	int rc = f->memory.lender ? buffer_keep(f) : 0;
 	f->backing |= !rc;
 	if (!rc && f->state == STAGED_OPEN)
 		ahead_look(f->s);
@@ -327,7 +327,7 @@ void buffer_end(struct buffer *b)
 	if (f) {	/* goes on as any version */
 		cut(f);
 		sf_loan_ends(f);
-		sf_charge(s, f, f->blocks * 512);
+		sf_charge(s, f, f->sealed.blocks * 512);
 	}
 	/* not to the ballast: a dying client's device may still write there, and an unlinked page is
 	 * free when the last that holds on to it has let go */
@@ -342,8 +342,8 @@ int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **
 	struct staged *f = sf_new(s, staging_new_id(s), node);
 	if (!f)
 		return -ENOMEM;
-	f->huge = f->known = f->loan = true;
-	f->expected = f->size = size;
+	f->memory.huge = f->memory.known = f->memory.loan = true;
+	f->memory.expected = f->sealed.size = size;
 	buffer_name(b->id, from);
 	staging_sf_name(f->id, to);
 	LOCK_SCOPE(&s->lock);
@@ -355,13 +355,13 @@ int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **
 	if (!rc && linkat(s->o.place.huge, from, s->o.place.huge, to, 0))
 		rc = -errno;
 	if (rc) {
-		pthread_mutex_destroy(&f->io);
-		pthread_mutex_destroy(&f->cut);
+		pthread_mutex_destroy(&f->io.lock);
+		pthread_mutex_destroy(&f->io.cut);
 		free(f);
 		return rc;
 	}
 	b->lent = f;
-	f->lender = b;
+	f->memory.lender = b;
 	sf_insert(s, f);
 	*out = f;
 	return 0;
@@ -372,17 +372,17 @@ int buffer_commit(struct staged *f, struct rec *r)
 	struct staging *s = f->s;
 	struct stat st;
 
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
 	pthread_mutex_lock(sl);
 	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;
 	st.st_atim = st.st_mtim = st.st_ctim = r->when;	/* mapped writes leave no times */
-	r->fh = f->lender ? f->lender->id : 0;
+	r->fh = f->memory.lender ? f->memory.lender->id : 0;
 	r->flags |= REC_LENT;
 	rc = sf_seal(s, f, r, &st, true, true);
-	if (!rc && !f->lender)	/* the client ended meanwhile */
+	if (!rc && !f->memory.lender)	/* the client ended meanwhile */
 		cut(f);
 	return rc;
 }
@@ -390,8 +390,8 @@ int buffer_commit(struct staged *f, struct rec *r)
 uint64_t staged_lender(struct staged *f, bool *loan)
 {
 	LOCK_SCOPE(&f->s->lock);
-	*loan = f->loan;
-	return f->lender ? f->lender->id : 0;
+	*loan = f->memory.loan;
+	return f->memory.lender ? f->memory.lender->id : 0;
 }
 
 /* ---- all of them ---- */
@@ -414,7 +414,7 @@ void buffer_stats(struct staging *s, struct staging_stats *out)
 	out->buffer_bytes = s->files.buffer_bytes;
 	out->lent_bytes = 0;
 	for (struct buffer *b = s->files.buffers; b; b = b->next)
-		out->lent_bytes += b->lent ? b->lent->size : 0;
+		out->lent_bytes += b->lent ? b->lent->sealed.size : 0;
 }
 
 void buffer_sweep(struct staging *s, const char *name)

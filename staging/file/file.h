@@ -57,25 +57,25 @@ static inline bool has_holes(const struct stat *st)
 }
 
 /* unpublished.c */
-void sf_drop_tmp(struct staged *f);			/* f->io held */
-int sf_make_tmp(struct staged *f, uint64_t size);	/* with blocks for what f holds. f->io held, reserve_enter()ed */
+void sf_drop_tmp(struct staged *f);			/* f->io.lock held */
+int sf_make_tmp(struct staged *f, uint64_t size);	/* with blocks for what f holds. f->io.lock held, reserve_enter()ed */
 void sf_wait_for_room(struct staging *s);		/* what removals on their way free. No lock held */
 bool sf_limited(const struct staged *f);		/* its owner has a quota: no block may be promised */
-/* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io held. */
+/* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock held. */
 int sf_allocate(struct staged *f, int from, uint64_t size);
 int sf_own_tmp(struct staged *f, int fd);			/* fd, unpublished and empty, is f's owner's */
-/* Frees the blocks that room_for_write held behind `size`. f->io held. */
+/* Frees the blocks that room_for_write held behind `size`. f->io.lock held. */
 int sf_trim_tmp(struct staged *f, uint64_t size);
 
 /* spill.c */
 int sf_copy_bytes(int wr, int from_fd, uint64_t size);	/* wr (may be -errno) is closed; holes stay holes */
-/* Of an open file whose bytes are in tmp/<id> now, as st says. f->io held, s->lock not. */
+/* Of an open file whose bytes are in tmp/<id> now, as st says. f->io.lock held, s->lock not. */
 int sf_becomes_spilled(struct staged *f, const struct stat *st);
-/* Moves an open file's bytes there. Not a backing file: the kernel would go on reading the old one. f->io held. */
+/* Moves an open file's bytes there. Not a backing file: the kernel would go on reading the old one. f->io.lock held. */
 int sf_spill(struct staged *f);
 void sf_replay_spill(struct staging *s, struct staged *f);	/* it was logged, and cut short. s->lock held */
 
-/* outgrow.c; f->io held where a staged file is given */
+/* outgrow.c; f->io.lock held where a staged file is given */
 void outgrow_look(struct staging *s);			/* s->lock held: over the budget, nothing to evict */
 int outgrow_reserve(struct staged *f, uint64_t size);	/* blocks for what has not moved. -EIO: see staged_move_out */
 int outgrow_resize(struct staged *f, int fd, uint64_t size);
@@ -96,11 +96,11 @@ void *ahead_main(void *arg);
 bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim);
 uint64_t room_claim(const struct staging *s, const struct staged *f);
 /* A write of [off, off + len) through the daemon: its room is held. -ENOSPC, -EDQUOT; -EAGAIN: removals
- * on their way may make some, room_wait() first, unless `last`. f->io held. */
+ * on their way may make some, room_wait() first, unless `last`. f->io.lock held. */
 int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
-/* How a write went: f is torn until what failed was written after all. f->io held. */
+/* How a write went: f is torn until what failed was written after all. f->io.lock held. */
 ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
-void room_cut(struct staged *f, uint64_t size);		/* f was truncated. f->io held */
+void room_cut(struct staged *f, uint64_t size);		/* f was truncated. f->io.lock held */
 /* Bytes of the free room that are for versions whose close failed. Looks at the store; s->lock not held. */
 uint64_t room_wanted(struct staging *s);
 uint64_t room_held(struct staging *s);		/* bytes in memory that count on blocks of the store. s->lock held */
@@ -111,7 +111,7 @@ bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
 void pend_finalize(struct staging *s, struct pend *p, bool early);	/* early: its mapping lives on */
 
 /* seal.c */
-/* Gives f's version, as st describes it, its place in the order. f->io held. */
+/* Gives f's version, as st describes it, its place in the order. f->io.lock held. */
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final);
 bool sf_seals_under_way(struct staged *f);	/* that still need the bytes as they are. s->lock held */
 

@@ -76,7 +76,7 @@ static int move_open(struct move *m, struct staged *f)
 	m->from = openat(staging_sf_dir(f), name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 	if (m->from < 0 || fstat(m->from, &m->st))
 		return -errno;
-	if (!f->under)
+	if (!f->moved.under)
 		m->to = io_tmp_create(store, f->id, true, &m->direct);
 	else if ((m->to = io_tmp_open(store, f->id, O_RDWR | O_DIRECT)) >= 0)
 		m->direct = true;
@@ -122,9 +122,9 @@ static int settle(struct move *m)
 	char *buf = NULL;
 	int rc = 0;
 
-	for (uint64_t off = 0; !rc && off < f->under;) {
+	for (uint64_t off = 0; !rc && off < f->moved.under;) {
 		off_t data = lseek(m->from, (off_t)off, SEEK_DATA);
-		if (data < 0 || (uint64_t)data >= f->under)
+		if (data < 0 || (uint64_t)data >= f->moved.under)
 			break;
 		if (!buf && posix_memalign((void **)&buf, PAGE, PAGE))
 			return -ENOMEM;
@@ -132,7 +132,7 @@ static int settle(struct move *m)
 		rc = settle_page(m, off, buf);
 		off += PAGE;
 	}
-	if (!rc && buf && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)f->under))
+	if (!rc && buf && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)f->moved.under))
 		rc = -errno;
 	free(buf);
 	return rc;
@@ -176,10 +176,10 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 	LOCK_SCOPE(&s->lock);
 	s->st.outgrown_bytes += moved;
 	if (!fstat(fd, &st)) {
-		f->blocks = (uint64_t)st.st_blocks;
-		sf_charge(s, f, f->blocks * 512 + TAIL);
+		f->sealed.blocks = (uint64_t)st.st_blocks;
+		sf_charge(s, f, f->sealed.blocks * 512 + TAIL);
 	}
-	return s->files.used + ballast_ahead(f->blocks * 512) > s->o.budget_bytes;
+	return s->files.used + ballast_ahead(f->sealed.blocks * 512) > s->o.budget_bytes;
 }
 
 /* Up to where bytes may go. The file's end says little: it may be as long as it is to become. What
@@ -188,16 +188,16 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 static uint64_t movable_end(struct move *m)
 {
 	struct staged *f = m->f;
-	uint64_t last = f->under;
+	uint64_t last = f->moved.under;
 
 	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0; last = (uint64_t)hole) {
-		f->in_parts |= f->presized && (uint64_t)data > last;
+		f->memory.in_parts |= f->memory.presized && (uint64_t)data > last;
 		hole = lseek(m->from, data, SEEK_HOLE);
 		if (hole < 0)
 			break;
 	}
 	pthread_mutex_lock(&f->s->lock);
-	bool stays = f->in_parts && staging_room_left(f->s) > ROOM_YET;
+	bool stays = f->memory.in_parts && staging_room_left(f->s) > ROOM_YET;
 	pthread_mutex_unlock(&f->s->lock);
 	return last > TAIL && !stays ? (last - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
 }
@@ -206,23 +206,23 @@ static int move_out(struct move *m)
 {
 	struct staged *f = m->f;
 	const struct timespec ts[2] = {m->st.st_atim, m->st.st_mtim};
-	uint64_t start = f->under, end = movable_end(m);
+	uint64_t start = f->moved.under, end = movable_end(m);
 	bool more = true;
 	int rc = settle(m);
 
 	if (!rc && fchmod(m->from, MOVED))
 		rc = -errno;
 
-	while (!rc && more && f->under < end && f->under - start < MOST) {
-		uint64_t to = end - f->under < STEP ? end : f->under + STEP;
-		rc = move_range(m, f->under, to);
-		if (!rc && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f->under,
-				     (off_t)(to - f->under)))
+	while (!rc && more && f->moved.under < end && f->moved.under - start < MOST) {
+		uint64_t to = end - f->moved.under < STEP ? end : f->moved.under + STEP;
+		rc = move_range(m, f->moved.under, to);
+		if (!rc && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f->moved.under,
+				     (off_t)(to - f->moved.under)))
 			rc = -errno;
 		if (rc)
 			break;
-		uint64_t moved = to - f->under;
-		f->under = to;
+		uint64_t moved = to - f->moved.under;
+		f->moved.under = to;
 		more = charge_rest(f, m->from, moved);
 	}
 	futimens(m->from, ts);	/* a punch is no change that anybody made */
@@ -234,25 +234,25 @@ int staged_move_out(struct staged *f)
 	struct staging *s = f->s;
 	struct move m;
 
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
-	bool first = !f->under;
+	bool first = !f->moved.under;
 	if (f->spilled || f->state != STAGED_OPEN)
 		return -EAGAIN;
 	int rc = move_open(&m, f);
 	if (!rc)
 		rc = move_out(&m);
-	if (!f->under && m.to >= 0) {
+	if (!f->moved.under && m.to >= 0) {
 		close(m.to);
 		m.to = -1;
 		io_tmp_remove(s->o.store, f->id);
 	}
 	move_close(&m);
 	pthread_mutex_lock(&s->lock);
-	if (first && f->under)
+	if (first && f->moved.under)
 		s->st.outgrown_files++;
 	if (rc == -EIO)
-		f->move_after_ns = UINT64_MAX;	/* told once */
+		f->moved.after_ns = UINT64_MAX;	/* told once */
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }
@@ -260,18 +260,18 @@ int staged_move_out(struct staged *f)
 void staged_not_now(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->move_after_ns = now_ns() + NOT_NOW_NS;
+	f->moved.after_ns = now_ns() + NOT_NOW_NS;
 }
 
 bool staged_outgrown(struct staged *f)
 {
-	return f->under || f->moving;
+	return f->moved.under || f->moved.more;
 }
 
 void staged_set_moving(struct staged *f, bool moving)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->moving = moving;
+	f->moved.more = moving;
 }
 
 int outgrow_reserve(struct staged *f, uint64_t size)
@@ -282,8 +282,8 @@ int outgrow_reserve(struct staged *f, uint64_t size)
 	int rc = move_open(&m, f);
 	if (!rc)
 		rc = settle(&m);
-	if (!rc && size > f->under)
-		rc = allocate_range(&m, f->under, size, &n);
+	if (!rc && size > f->moved.under)
+		rc = allocate_range(&m, f->moved.under, size, &n);
 	move_close(&m);
 	return rc;
 }
@@ -293,8 +293,8 @@ int staged_reserve_copy(struct staged *f)
 	struct staging *s = f->s;
 	struct stat st;
 
-	LOCK_SCOPE(&f->io);
-	if (!f->under && !f->spilled)
+	LOCK_SCOPE(&f->io.lock);
+	if (!f->moved.under && !f->spilled)
 		return 0;
 	if (fstat(f->fd, &st))
 		return -errno;
@@ -305,12 +305,12 @@ int staged_reserve_copy(struct staged *f)
 	if (rc)
 		return rc;
 	uint64_t id = staging_new_id(s);
-	int fd = io_tmp_create(s->o.store, id, false, &f->tmp_direct);
+	int fd = io_tmp_create(s->o.store, id, false, &f->io.tmp_direct);
 	rc = fd < 0 ? fd : 0;
 	if (!rc) {
-		f->tmp_id = id;
-		f->tmp_fd = fd;
-		f->tmp_size = size;
+		f->io.tmp_id = id;
+		f->io.tmp_fd = fd;
+		f->io.tmp_size = size;
 		rc = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}
 	reserve_leave(s);
@@ -321,8 +321,8 @@ int staged_reserve_copy(struct staged *f)
 
 ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
-	if (len > f->under - off)
-		len = f->under - off;
+	if (len > f->moved.under - off)
+		len = f->moved.under - off;
 	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
 	int rc = to < 0 ? to : io_pwrite(f->s->o.store, to, buf, len, off);
 	if (to >= 0)
@@ -334,16 +334,16 @@ int staged_finish(struct staged *f)
 {
 	struct move m;
 
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
-	if (!f->under || f->spilled)
+	if (!f->moved.under || f->spilled)
 		return 0;
 	sf_drop_tmp(f);
 	int rc = move_open(&m, f);
 	if (!rc)
 		rc = settle(&m);
 	if (!rc)
-		rc = move_range(&m, f->under, (uint64_t)m.st.st_size);
+		rc = move_range(&m, f->moved.under, (uint64_t)m.st.st_size);
 	struct stat st = m.st;
 	move_close(&m);
 	return rc ? rc : sf_becomes_spilled(f, &st);
@@ -367,7 +367,7 @@ static int page_back(int fd, int to, uint64_t off)
 int outgrow_resize(struct staged *f, int fd, uint64_t size)
 {
 	struct io_store *store = f->s->o.store;
-	if (size >= f->under)
+	if (size >= f->moved.under)
 		return ftruncate(fd, (off_t)size) ? -errno : 0;
 	/* what is left of the last page comes back, since the kernel goes on in the middle of it: before anything
 	 * is cut, for a kill at any instant must leave it somewhere */
@@ -382,7 +382,7 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 		rc = io_truncate(store, to, keep);
 	close(to);
 	if (!rc)
-		f->under = keep;
+		f->moved.under = keep;
 	if (!rc && !keep)
 		rc = io_tmp_remove(store, f->id);
 	return rc;
@@ -435,16 +435,17 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
 	if (fd < 0 && io_store_away(f->s->o.store)) {	/* all may be there, and is looked for when the store is back */
 		if (st->st_mode & S_ISVTX)
-			f->under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
+			f->moved.under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
 		return 0;
 	}
 	if (fd < 0)	/* a store that fails may have its older bytes: not to be published without */
 		return fd == -ENOENT ? 0 : fd;
 	int rc = 0;
 	if (!fstat(fd, &to) && hole < to.st_size) {
-		f->under = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size) / HUGE_BYTES * HUGE_BYTES;
+		uint64_t both = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size);
+		f->moved.under = both / HUGE_BYTES * HUGE_BYTES;
 		if (to.st_size > st->st_size)	/* outgrow_resize, cut short: what was cut off would show in a hole */
-			rc = io_truncate(f->s->o.store, fd, f->under);
+			rc = io_truncate(f->s->o.store, fd, f->moved.under);
 	}
 	close(fd);
 	return rc;
@@ -455,8 +456,8 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 static bool may_move(const struct staging *s, const struct staged *f, uint64_t now)
 {
 	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
-	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->loan && !f->moving && now >= f->move_after_ns &&
-	       f->blocks * 512 >= worth + TAIL + HUGE_BYTES;
+	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->memory.loan && !f->moved.more &&
+	       now >= f->moved.after_ns && f->sealed.blocks * 512 >= worth + TAIL + HUGE_BYTES;
 }
 
 void outgrow_look(struct staging *s)
@@ -469,11 +470,11 @@ void outgrow_look(struct staging *s)
 	/* what is on its way makes room soon; a while is given where there is a while's room */
 	if (s->st.n_sealed + s->st.n_persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
 		return;
-	for (struct staged *f = s->files.open; f; f = f->open_next)
-		if (may_move(s, f, now) && (!most || f->blocks > most->blocks))
+	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
+		if (may_move(s, f, now) && (!most || f->sealed.blocks > most->sealed.blocks))
 			most = f;
 	if (!most)
 		return;
-	most->move_after_ns = now + ASK_AGAIN_NS;
+	most->moved.after_ns = now + ASK_AGAIN_NS;
 	s->o.outgrown(s->o.ctx, most->node);
 }

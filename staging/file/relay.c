@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* Room for `end` bytes in f: evicts, waits a little for what is on its way, and
- * else spills, or lets a backing file grow as the kernel's own writes let it. f->io held. */
+ * else spills, or lets a backing file grow as the kernel's own writes let it. f->io.lock held. */
 static int room_to_grow(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
@@ -20,7 +20,7 @@ static int room_to_grow(struct staged *f, uint64_t end)
 
 	for (unsigned round = 0; !f->spilled; round++) {
 		pthread_mutex_lock(&s->lock);
-		uint64_t more = end > f->charged ? end - f->charged : 0;
+		uint64_t more = end > f->memory.charged ? end - f->memory.charged : 0;
 		if (s->files.used + more > s->o.budget_bytes)
 			sf_evict(s, s->files.used + more - s->o.budget_bytes);
 		bool soon = s->st.n_persisting + s->st.n_sealed && !s->drain.halted && round < 10;
@@ -50,21 +50,21 @@ static int room_to_grow(struct staged *f, uint64_t end)
 /* Where the store cannot hold blocks ready, the file is one of its own: it fails by itself. */
 static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 {
-	if (f->checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
+	if (f->room.checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
 		return sf_spill(f);
 	return len ? room_for_write(f, off, len, last) : 0;
 }
 
-/* f->io held */
+/* f->io.lock held */
 static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
 {
 	CUT_SCOPE(f);		/* it may be spilled; and a version is not written to while it is persisted */
-	if (off < f->under)
+	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
 	int room = room_in_store(f, len, off, last);
 	if (room)
 		return room;
-	uint64_t charged = atomic_load_explicit(&f->charged, memory_order_relaxed);
+	uint64_t charged = atomic_load_explicit(&f->memory.charged, memory_order_relaxed);
 	if (off + len > charged && !f->spilled) {
 		/* ask ahead in large steps, so that the lock is rarely taken */
 		uint64_t end = off > charged ? charged + len : off + len;	/* a hole takes nothing */
@@ -74,11 +74,11 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 			return rc;
 	}
 	for (int tries = 0; tries < 2; tries++) {
-		if (f->rw < 0)
-			f->rw = sf_open_bytes(f, O_RDWR);
-		if (f->rw < 0)
-			return f->rw;
-		ssize_t n = pwrite(f->rw, buf, len, (off_t)off);
+		if (f->io.rw < 0)
+			f->io.rw = sf_open_bytes(f, O_RDWR);
+		if (f->io.rw < 0)
+			return f->io.rw;
+		ssize_t n = pwrite(f->io.rw, buf, len, (off_t)off);
 		if (n == (ssize_t)len || f->spilled)
 			return n < 0 ? sf_errno() : n;
 		if (n < 0 && (errno != ENOSPC || f->backing))
@@ -99,7 +99,7 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 		return -EFBIG;
 	if (len > max - off)
 		len = (size_t)(max - off);
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	return room_written(f, off, len, write_bytes(f, buf, len, off, last));
 }
 
@@ -123,7 +123,7 @@ ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 {
 	int fd;
-	LOCK_SCOPE(&f->io);	/* a spill changes the descriptor */
+	LOCK_SCOPE(&f->io.lock);	/* a spill changes the descriptor */
 	pthread_mutex_lock(&f->s->lock);
 	/* an open handle still holds the descriptor of what was published since */
 	bool held = f->users && f->fd >= 0;
@@ -135,8 +135,8 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 	int rc = held ? 0 : staged_use(f, &fd);
 	if (rc)
 		return rc;
-	if (sf_lent(f) && off + len > f->size)
-		len = off < f->size ? f->size - off : 0;
+	if (sf_lent(f) && off + len > f->sealed.size)
+		len = off < f->sealed.size ? f->sealed.size - off : 0;
 	ssize_t n = pread(fd, buf, len, (off_t)off);
 	rc = n < 0 ? -errno : 0;
 	staged_unuse(f);
@@ -147,26 +147,26 @@ int staged_resize(struct staged *f, uint64_t size)
 {
 	if (size > io_store_max_file(f->s->o.store))
 		return -EFBIG;
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
 	int fd = sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
 	struct stat st;
 	bool grows = !fstat(fd, &st) && size > (uint64_t)st.st_size;
-	int rc = f->under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? sf_errno() : 0;
+	int rc = f->moved.under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? sf_errno() : 0;
 	close(fd);
 	if (!rc)
 		room_cut(f, size);
 	if (!rc && !size)
 		f->spoiled = 0;
-	f->presized = grows && !rc;
-	if (!rc && !f->spilled && !f->known && size > f->expected) {
+	f->memory.presized = grows && !rc;
+	if (!rc && !f->spilled && !f->memory.known && size > f->memory.expected) {
 		/* a size announced by ftruncate is an expectation */
 		struct staging *s = f->s;
 		pthread_mutex_lock(&s->lock);
-		f->known = true;
-		f->expected = size;
+		f->memory.known = true;
+		f->memory.expected = size;
 		if (s->files.used + size > s->o.budget_bytes)
 			sf_evict(s, s->files.used + size - s->o.budget_bytes);
 		uint64_t used = s->files.used;
@@ -178,19 +178,19 @@ int staged_resize(struct staged *f, uint64_t size)
 }
 
 /* Is there memory for `end` bytes in f? -EFBIG: no, and the kernel has it as a backing file; one that
- * is none is spilled then. f->io held. */
+ * is none is spilled then. f->io.lock held. */
 static int memory_for(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
 
-	f->presized = true;
+	f->memory.presized = true;
 	pthread_mutex_lock(&s->lock);
-	uint64_t more = end > f->charged ? end - f->charged : 0;
+	uint64_t more = end > f->memory.charged ? end - f->memory.charged : 0;
 	if (s->files.used + more > s->o.budget_bytes)
 		sf_evict(s, s->files.used + more - s->o.budget_bytes);
 	bool fits = s->files.used + more <= s->o.budget_bytes;
 	if (fits)
-		sf_charge(s, f, f->charged + more);
+		sf_charge(s, f, f->memory.charged + more);
 	uint64_t used = s->files.used;
 	pthread_mutex_unlock(&s->lock);
 	if (fits)
@@ -204,8 +204,8 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	struct stat st;
 
-	if (off < f->under) {	/* that part has its blocks */
-		uint64_t n = len < f->under - off ? len : f->under - off;
+	if (off < f->moved.under) {	/* that part has its blocks */
+		uint64_t n = len < f->moved.under - off ? len : f->moved.under - off;
 		off += n;
 		len -= n;
 		if (!len)
@@ -230,15 +230,15 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	return rc;
 }
 
-/* f->io and the cut held. */
+/* f->io.lock and the cut held. */
 static int change_range(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	int fd = sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
 	int rc = 0;
-	if (off < f->under) {
-		uint64_t n = len < f->under - off ? len : f->under - off;
+	if (off < f->moved.under) {
+		uint64_t n = len < f->moved.under - off ? len : f->moved.under - off;
 		rc = outgrow_fallocate(f, mode, off, n);
 		off += n;
 		len -= n;
@@ -264,7 +264,7 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	int keep = mode & FALLOC_FL_KEEP_SIZE;
 	if (!(mode & FALLOC_FL_PUNCH_HOLE) && (off > max || len > max - off))
 		return -EFBIG;
-	LOCK_SCOPE(&f->io);
+	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
 	return mode == keep ? allocate(f, mode, off, len) :
 	       mode == (keep | FALLOC_FL_ZERO_RANGE) ? zero_range(f, keep, off, len) : change_range(f, mode, off, len);

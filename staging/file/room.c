@@ -54,9 +54,9 @@ uint64_t room_wanted(struct staging *s)
 	uint64_t room = any ? look(s) : 0;
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
-		for (struct staged *f = s->files.by_id[b]; f; f = f->hash_next)
-			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) && f->blocks * 512 <= room - sum)
-				sum += f->blocks * 512;
+		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
+			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) && f->sealed.blocks * 512 <= room - sum)
+				sum += f->sealed.blocks * 512;
 	return sum;
 }
 
@@ -71,26 +71,26 @@ bool staging_room_came(struct staging *s)
 uint64_t room_held(struct staging *s)
 {
 	uint64_t sum = 0;
-	for (struct staged *f = s->files.open; f; f = f->open_next) {
-		uint64_t held = f->blocks * 512;
-		if (!f->checked && !f->spilled && !f->tmp_id)
-			sum += f->known && f->expected > held ? f->expected : held;
+	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
+		uint64_t held = f->sealed.blocks * 512;
+		if (!f->room.checked && !f->spilled && !f->io.tmp_id)
+			sum += f->memory.known && f->memory.expected > held ? f->memory.expected : held;
 	}
 	return sum;
 }
 
 uint64_t room_claim(const struct staging *s, const struct staged *f)
 {
-	return f->known ? 2 * f->expected + STAGING_SMALL : s->o.budget_bytes;
+	return f->memory.known ? 2 * f->memory.expected + STAGING_SMALL : s->o.budget_bytes;
 }
 
 /* Of one owner; walks all that is open, which only stores with quotas ask for. s->lock held. */
 static uint64_t claims_of(struct staging *s, const struct staged *me)
 {
 	uint64_t sum = 0;
-	for (struct staged *f = s->files.open; f; f = f->open_next)
-		if (f != me && (f->uid == me->uid || f->gid == me->gid))
-			sum += f->claim;
+	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
+		if (f != me && (f->room.uid == me->room.uid || f->room.gid == me->room.gid))
+			sum += f->room.claim;
 	return sum;
 }
 
@@ -101,10 +101,10 @@ static bool covers(uint64_t room, uint64_t claims, uint64_t more)
 
 bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 {
-	uint64_t quota = f->owned ? io_store_quota_left(s->o.store, f->uid, f->gid) : UINT64_MAX;
+	uint64_t quota = f->room.owned ? io_store_quota_left(s->o.store, f->room.uid, f->room.gid) : UINT64_MAX;
 
 	pthread_mutex_lock(&s->lock);
-	uint64_t others = s->room.claims - f->claim, own = quota == UINT64_MAX ? 0 : claims_of(s, f);
+	uint64_t others = s->room.claims - f->room.claim, own = quota == UINT64_MAX ? 0 : claims_of(s, f);
 	pthread_mutex_unlock(&s->lock);
 	if (!covers(quota, own, claim))
 		return false;
@@ -118,7 +118,7 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 	struct staging *s = f->s;
 	struct stat st;
 	int rc = f->fd < 0 || fstat(f->fd, &st) ? -EIO : 0;
-	uint64_t before = !rc && !f->tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
+	uint64_t before = !rc && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
 
 	pthread_mutex_lock(&s->lock);
 	uint64_t held = room_held(s);
@@ -127,31 +127,31 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 		rc = reserve_enter(s, end - off + before + held + room_wanted(s));
 	if (rc)
 		return rc;
-	bool made = !f->tmp_id;
+	bool made = !f->io.tmp_id;
 	if (made)
 		rc = sf_make_tmp(f, (uint64_t)st.st_size);
-	uint64_t from = (off >= f->held_from && off < f->held_to ? f->held_to : off) / BLOCK * BLOCK;
+	uint64_t from = (off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off) / BLOCK * BLOCK;
 	if (!rc && from < end)
-		rc = io_allocate(s->o.store, f->tmp_fd, from, (end - from + BLOCK - 1) / BLOCK * BLOCK);
+		rc = io_allocate(s->o.store, f->io.tmp_fd, from, (end - from + BLOCK - 1) / BLOCK * BLOCK);
 	reserve_leave(s);
 	if (rc && made)
 		sf_drop_tmp(f);
 	if (rc)
 		return rc;
-	if (f->held_to < off || f->held_from > end)
-		f->held_from = f->held_to = off;
-	f->held_from = off < f->held_from ? off : f->held_from;
-	f->held_to = end > f->held_to ? end : f->held_to;
+	if (f->io.held_to < off || f->io.held_from > end)
+		f->io.held_from = f->io.held_to = off;
+	f->io.held_from = off < f->io.held_from ? off : f->io.held_from;
+	f->io.held_to = end > f->io.held_to ? end : f->io.held_to;
 	return 0;
 }
 
 /* A small file is promised room as its close would have it. */
 static bool promised(struct staged *f, uint64_t end)
 {
-	if (f->tmp_id || end > STAGING_SMALL || sf_limited(f) || !reserve_promise(f->s, &f->promised, end))
+	if (f->io.tmp_id || end > STAGING_SMALL || sf_limited(f) || !reserve_promise(f->s, &f->io.promised, end))
 		return false;
-	f->held_from = 0;
-	f->held_to = end;
+	f->io.held_from = 0;
+	f->io.held_to = end;
 	return true;
 }
 
@@ -165,7 +165,7 @@ static bool is_full(int rc)
  * continues nothing gets none. */
 static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 {
-	uint64_t run = off >= f->held_from && off <= f->held_to ? end - f->held_from : 0;
+	uint64_t run = off >= f->io.held_from && off <= f->io.held_to ? end - f->io.held_from : 0;
 	uint64_t step = run / 4 > STEP_MIN ? run / 4 : run < STEP_MIN ? run : STEP_MIN;
 	return step > STEP_MAX ? STEP_MAX : step;
 }
@@ -175,22 +175,22 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	struct staging *s = f->s;
 	uint64_t end = off + len, step = end / 4;
 
-	if (f->spilled || (off >= f->held_from && end <= f->held_to))
+	if (f->spilled || (off >= f->io.held_from && end <= f->io.held_to))
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);
 	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;
-	if (!f->checked && room_for_all(s, f, end + step > f->claim ? end + step : f->claim)) {
+	if (!f->room.checked && room_for_all(s, f, end + step > f->room.claim ? end + step : f->room.claim)) {
 		LOCK_SCOPE(&s->lock);
-		if (end + step > f->claim)
+		if (end + step > f->room.claim)
 			room_claim_set(s, f, end + step);
-		f->held_from = 0;
-		f->held_to = end + step;
+		f->io.held_from = 0;
+		f->io.held_to = end + step;
 		return 0;
 	}
 	pthread_mutex_lock(&s->lock);
-	if (!f->checked)
-		f->held_from = f->held_to = 0;	/* that was no more than a look at the store */
-	f->checked = true;
+	if (!f->room.checked)
+		f->io.held_from = f->io.held_to = 0;	/* that was no more than a look at the store */
+	f->room.checked = true;
 	room_claim_set(s, f, 0);
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
@@ -207,9 +207,9 @@ ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 	int torn = atomic_load(&f->torn);
 
 	if (n < 0 && is_full((int)n) && len) {
-		f->torn_at = torn && f->torn_at < off ? f->torn_at : off;
+		f->io.torn_at = torn && f->io.torn_at < off ? f->io.torn_at : off;
 		atomic_store(&f->torn, (int)n);
-	} else if (n > 0 && torn && off <= f->torn_at && off + (uint64_t)n > f->torn_at) {
+	} else if (n > 0 && torn && off <= f->io.torn_at && off + (uint64_t)n > f->io.torn_at) {
 		atomic_store(&f->torn, 0);
 	}
 	return n;
@@ -217,8 +217,8 @@ ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 
 void room_cut(struct staged *f, uint64_t size)
 {
-	if (f->torn && size <= f->torn_at)
+	if (f->torn && size <= f->io.torn_at)
 		atomic_store(&f->torn, 0);
-	if (f->held_to > size && !f->tmp_id && f->checked)	/* a promise is of so many bytes */
-		f->held_to = size > f->held_from ? size : f->held_from;
+	if (f->io.held_to > size && !f->io.tmp_id && f->room.checked)	/* a promise is of so many bytes */
+		f->io.held_to = size > f->io.held_from ? size : f->io.held_from;
 }

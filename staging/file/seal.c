@@ -13,11 +13,11 @@
 #include <unistd.h>
 
 /* The file became smaller than expected: what was put ready behind its end goes back.
- * f->io held; changes ctime. */
+ * f->io.lock held; changes ctime. */
 static void trim_tail(struct staged *f)
 {
 	struct stat st;
-	if ((!f->huge && !f->ahead) || f->spilled || f->fd < 0 || fstat(f->fd, &st) ||
+	if ((!f->memory.huge && !f->ahead.end) || f->spilled || f->fd < 0 || fstat(f->fd, &st) ||
 	    (uint64_t)st.st_blocks * 512 <= whole_pages((uint64_t)st.st_size))
 		return;
 	int fd = sf_open_bytes(f, O_RDWR);
@@ -30,7 +30,7 @@ static void trim_tail(struct staged *f)
 	close(fd);
 }
 
-/* A look at what is to be reserved. f->io held. */
+/* A look at what is to be reserved. f->io.lock held. */
 static int reserve_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
@@ -47,26 +47,26 @@ static int reserve_stat(struct staged *f, struct stat *st)
 	return rc;
 }
 
-/* A small one gets its store file when it is persisted: perhaps it is removed before. f->io held. */
+/* A small one gets its store file when it is persisted: perhaps it is removed before. f->io.lock held. */
 static bool promised(struct staged *f, const struct stat *st)
 {
-	return !f->spilled && !f->tmp_id && st->st_size <= (off_t)STAGING_SMALL && !sf_limited(f) &&
-	       reserve_promise(f->s, &f->promised, (uint64_t)st->st_size);
+	return !f->spilled && !f->io.tmp_id && st->st_size <= (off_t)STAGING_SMALL && !sf_limited(f) &&
+	       reserve_promise(f->s, &f->io.promised, (uint64_t)st->st_size);
 }
 
 int staged_promise(struct staged *f)
 {
 	struct stat st;
-	if (pthread_mutex_trylock(&f->io))
+	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
 	int rc = reserve_stat(f, &st);
 	if (!rc)
 		rc = promised(f, &st) ? 0 : -EAGAIN;
-	pthread_mutex_unlock(&f->io);
+	pthread_mutex_unlock(&f->io.lock);
 	return rc;
 }
 
-/* f->io held */
+/* f->io.lock held */
 static int reserve_once(struct staged *f)
 {
 	struct staging *s = f->s;
@@ -75,23 +75,23 @@ static int reserve_once(struct staged *f)
 	int rc = reserve_stat(f, &st);
 	if (rc)
 		return rc;
-	if (f->under)
+	if (f->moved.under)
 		return outgrow_reserve(f, (uint64_t)st.st_size);
 	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
 	if (f->spilled) {
 		sf_drop_tmp(f);	/* of before it was, or of an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
-	if (f->tmp_id && f->tmp_size == (uint64_t)st.st_size && !f->checked)
+	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->room.checked)
 		return 0;
 	if (promised(f, &st))
 		return 0;
 	uint64_t need = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
 			(uint64_t)st.st_size;
 	struct stat has = {0};
-	if (f->tmp_id && !fstat(f->tmp_fd, &has))
+	if (f->io.tmp_id && !fstat(f->io.tmp_fd, &has))
 		need -= need < (uint64_t)has.st_blocks * 512 ? need : (uint64_t)has.st_blocks * 512;
-	rc = reserve_enter(s, need && !f->failed ? need + room_wanted(s) : need);
+	rc = reserve_enter(s, need && !f->room.failed ? need + room_wanted(s) : need);
 	if (!rc) {
 		rc = sf_make_tmp(f, (uint64_t)st.st_size);
 		reserve_leave(s);
@@ -115,19 +115,19 @@ int staged_reserve_now(struct staged *f)
 	pthread_mutex_lock(&s->lock);	/* asked before: what is freed meanwhile counts */
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
-	if (pthread_mutex_trylock(&f->io))
+	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
 	int rc = reserve_once(f);
-	pthread_mutex_unlock(&f->io);
+	pthread_mutex_unlock(&f->io.lock);
 	return no_room(rc) && may_come ? -EAGAIN : rc;
 }
 
 int staged_reserve_later(struct staged *f)
 {
 	for (unsigned tries = 0;; tries++) {
-		pthread_mutex_lock(&f->io);
+		pthread_mutex_lock(&f->io.lock);
 		int rc = reserve_once(f);
-		pthread_mutex_unlock(&f->io);
+		pthread_mutex_unlock(&f->io.lock);
 		if (!no_room(rc) || tries)
 			return rc;
 		sf_wait_for_room(f->s);
@@ -149,30 +149,30 @@ bool staged_changed(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	if (!f->sealed_once || f->under)
+	if (!f->sealed.once || f->moved.under)
 		return true;
 	if (f->state == STAGED_EVICTED || sf_ensure_fd(f) || fstat(f->fd, &st))
 		return true;
 	if (sf_coarse_times() && (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
-			      f->sealed_ns)
+			      f->sealed.ns)
 		return true;
-	return (uint64_t)st.st_size != f->size || !same_time(st.st_mtim, f->mtime) ||
-	       !same_time(st.st_ctim, f->ctime);
+	return (uint64_t)st.st_size != f->sealed.size || !same_time(st.st_mtim, f->sealed.mtime) ||
+	       !same_time(st.st_ctim, f->sealed.ctime);
 }
 
 static void snapshot_stat(struct staged *f, const struct stat *st)
 {
-	uint64_t most = whole_pages((uint64_t)st->st_size) / 512;
-	f->size = (uint64_t)st->st_size;
+	uint64_t most = whole_pages((uint64_t)st->st_size) / 512, blocks = (uint64_t)st->st_blocks;
+	f->sealed.size = (uint64_t)st->st_size;
 	/* what lies ready behind the end is not the version's */
-	f->blocks = (f->huge || f->ahead) && (uint64_t)st->st_blocks > most ? most : (uint64_t)st->st_blocks;
-	f->atime = st->st_atim;
-	f->mtime = st->st_mtim;
-	f->ctime = st->st_ctim;
-	f->sealed_once = true;
+	f->sealed.blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
+	f->sealed.atime = st->st_atim;
+	f->sealed.mtime = st->st_mtim;
+	f->sealed.ctime = st->st_ctim;
+	f->sealed.once = true;
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
-	f->sealed_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	f->sealed.ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* s->lock held */
@@ -189,9 +189,9 @@ static struct pend *waiting_seal(struct staged *f)
 static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
 {
 	snapshot_stat(f, st);
-	p->r.size = f->size;
-	p->r.atime = f->atime;
-	p->r.mtime = f->mtime;
+	p->r.size = f->sealed.size;
+	p->r.atime = f->sealed.atime;
+	p->r.mtime = f->sealed.mtime;
 	sf_set_state(f->s, f, STAGED_SEALED);
 	sleeper_wake(&f->s->watch);
 }
@@ -208,13 +208,13 @@ void staged_nameless(struct staged *f)
 /* p takes f's hint what it is a copy of. s->lock held. */
 static void take_source(struct staged *f, struct pend *p)
 {
-	if (f->source < 0)
+	if (f->base.source < 0)
 		return;
 	if (!p->snapshot) {
-		p->source = f->source;
-		f->source = -1;
+		p->source = f->base.source;
+		f->base.source = -1;
 	} else if (f->s->files.n_sources < sources_max(f->s)) {
-		p->source = fcntl(f->source, F_DUPFD_CLOEXEC, 0);
+		p->source = fcntl(f->base.source, F_DUPFD_CLOEXEC, 0);
 		f->s->files.n_sources += p->source >= 0;
 	}
 }
@@ -229,33 +229,33 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	r->atime = st->st_atim;
 	r->mtime = st->st_mtim;
 	r->when = st->st_ctim;	/* for the next worker's staged_changed() */
-	r->flags |= (f->huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
+	r->flags |= (f->memory.huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
 		    (closed ? 0 : REC_FSYNCED);
 	int rc = log_in_order(s, r, f, &p);
 	if (rc)
 		return rc;
 	snapshot_stat(f, st);
 	f->error = 0;
-	f->failed = false;
-	s->st.bytes_staged += f->size;
+	f->room.failed = false;
+	s->st.bytes_staged += f->sealed.size;
 	f->written = 0;
-	if (f->blocks * 512 > s->files.largest)
-		s->files.largest = f->blocks * 512;
+	if (f->sealed.blocks * 512 > s->files.largest)
+		s->files.largest = f->sealed.blocks * 512;
 	p->snapshot = !closed;
 	take_source(f, p);
-	p->tmp_id = f->tmp_id;
-	p->tmp_fd = f->tmp_fd;
-	p->direct = f->tmp_direct;
-	f->tmp_id = 0;
-	f->tmp_fd = -1;
-	f->tmp_size = 0;
-	f->held_from = f->held_to = 0;
-	p->promised = f->promised;
-	f->promised = 0;
+	p->tmp_id = f->io.tmp_id;
+	p->tmp_fd = f->io.tmp_fd;
+	p->direct = f->io.tmp_direct;
+	f->io.tmp_id = 0;
+	f->io.tmp_fd = -1;
+	f->io.tmp_size = 0;
+	f->io.held_from = f->io.held_to = 0;
+	p->promised = f->io.promised;
+	f->io.promised = 0;
 	if (closed) {
 		sf_set_state(s, f, STAGED_SEALED);
 		if (!f->spilled)
-			sf_charge(s, f, f->blocks * 512);
+			sf_charge(s, f, f->sealed.blocks * 512);
 	}
 	if (final) {
 		p->state = PEND_QUEUED;
@@ -273,31 +273,31 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	return 0;
 }
 
-/* f->io held */
+/* f->io.lock held */
 static void no_more_memory(struct staged *f)
 {
 	pthread_mutex_lock(&f->s->lock);
 	ahead_stop(f);
 	pthread_mutex_unlock(&f->s->lock);
 	trim_tail(f);
-	f->covered = false;
+	f->memory.covered = false;
 }
 
 bool staged_busy(struct staged *f)
 {
-	if (pthread_mutex_trylock(&f->io))
+	if (pthread_mutex_trylock(&f->io.lock))
 		return true;
-	bool cut = pthread_mutex_trylock(&f->cut);
+	bool cut = pthread_mutex_trylock(&f->io.cut);
 	if (!cut)
-		pthread_mutex_unlock(&f->cut);
-	pthread_mutex_unlock(&f->io);
+		pthread_mutex_unlock(&f->io.cut);
+	pthread_mutex_unlock(&f->io.lock);
 	return cut;
 }
 
 void staged_await(struct staged *f)
 {
-	pthread_mutex_lock(&f->io);
-	pthread_mutex_unlock(&f->io);
+	pthread_mutex_lock(&f->io.lock);
+	pthread_mutex_unlock(&f->io.lock);
 }
 
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
@@ -305,9 +305,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	struct stat st;
 	struct pend *p;
 
-	if (pthread_mutex_trylock(&f->io))
+	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
-	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io;
+	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io.lock;
 	if (closed)
 		no_more_memory(f);
 	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
@@ -315,17 +315,17 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;
-	if (closed && f->rw >= 0) {
-		close(f->rw);
-		f->rw = -1;
+	if (closed && f->io.rw >= 0) {
+		close(f->io.rw);
+		f->io.rw = -1;
 	}
 	p = closed ? waiting_seal(f) : NULL;
 	if (p) {
 		joined_seal(f, p, &st);
 		r->seq = p->r.seq;
-		r->size = f->size;
-		r->atime = f->atime;
-		r->mtime = f->mtime;
+		r->size = f->sealed.size;
+		r->atime = f->sealed.atime;
+		r->mtime = f->sealed.mtime;
 		r->type = REC_SEAL;
 		return 0;
 	}
@@ -356,9 +356,9 @@ static void base_time(struct staged *f)
 {
 	struct stat st;
 	if (sf_ensure_fd(f) || fstat(f->fd, &st))
-		f->base[0] = 0;
+		f->base.checksum[0] = 0;
 	else
-		f->base_mtime = st.st_mtim;
+		f->base.mtime = st.st_mtim;
 }
 
 void staged_copy_done(struct staged *f)
@@ -372,8 +372,8 @@ static int unchanged_bytes(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	bool same = f->state == STAGED_OPEN && f->base[0] && !f->spilled && !f->under && !sf_ensure_fd(f) &&
-		    !fstat(f->fd, &st) && same_time(st.st_mtim, f->base_mtime);
+	bool same = f->state == STAGED_OPEN && f->base.checksum[0] && !f->spilled && !f->moved.under &&
+		    !sf_ensure_fd(f) && !fstat(f->fd, &st) && same_time(st.st_mtim, f->base.mtime);
 	return same ? fcntl(f->fd, F_DUPFD_CLOEXEC, 0) : -1;
 }
 
@@ -384,7 +384,7 @@ void staged_look_mapped(struct staged *f)
 	int fd = unchanged_bytes(f);
 	if (fd < 0)
 		return;
-	if (!io_sum_file(fd, sum) && strcmp(sum, f->base) != 0)
+	if (!io_sum_file(fd, sum) && strcmp(sum, f->base.checksum) != 0)
 		futimens(fd, now);
 	close(fd);
 }
@@ -393,7 +393,7 @@ int staged_reopen(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state == STAGED_EVICTED || f->lender)	/* not into a client's memory */
+	if (f->state == STAGED_EVICTED || f->memory.lender)	/* not into a client's memory */
 		return -EAGAIN;
 	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)	/* perhaps wanted again as it is */
 		return -EAGAIN;
@@ -405,16 +405,16 @@ int staged_reopen(struct staged *f)
 	if (sf_seals_under_way(f))
 		return -EBUSY;
 	int rc = sf_ensure_fd(f);
-	const char *sum = f->n_seals ? "" : f->checksum;
+	const char *sum = f->n_seals ? "" : f->sealed.checksum;
 	for (p = f->n_seals ? s->order.pend : NULL; p && !rc; p = p->next)
 		if (p->sf == f && p->state == PEND_READY) {
 			rc = log_written(s, p);
 			sum = p->checksum;
 		}
 	if (!rc) {
-		strcpy(f->base, sum);
+		strcpy(f->base.checksum, sum);
 		base_time(f);
-		f->checksum[0] = 0;
+		f->sealed.checksum[0] = 0;
 		f->error = 0;
 		sf_set_state(s, f, STAGED_OPEN);
 	}
@@ -425,17 +425,17 @@ int staged_unchanged(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
-	if (pthread_mutex_trylock(&f->io))
+	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
-	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io;
+	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io.lock;
 	no_more_memory(f);
 	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
 	pthread_mutex_lock(sl);
-	if (f->state != STAGED_OPEN || !f->sealed_once)
+	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;
 	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* what was cut off counts no more, and is no change */
-		f->blocks = (uint64_t)st.st_blocks;
-		f->ctime = st.st_ctim;
+		f->sealed.blocks = (uint64_t)st.st_blocks;
+		f->sealed.ctime = st.st_ctim;
 	}
 	sf_unwritten(s, f);
 	sf_rest(f);	/* what was fsynced before its close is as pending as any */
@@ -448,9 +448,9 @@ void staged_fail(struct staged *f, int err, const char *name)
 	LOCK_SCOPE(&s->lock);
 	f->error = err;
 	sf_set_state(s, f, STAGED_FAILED);
-	if (!f->failed)		/* tried again, it is the same error */
+	if (!f->room.failed)		/* tried again, it is the same error */
 		s->st.errors++;
-	f->failed = true;
+	f->room.failed = true;
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name, strerror(-err));
 }
 

@@ -62,7 +62,7 @@ int sf_spill(struct staged *f)
 		return -EIO;
 	}
 	bool direct;
-	if (f->checked)		/* those blocks are for the same bytes */
+	if (f->room.checked)		/* those blocks are for the same bytes */
 		sf_drop_tmp(f);
 	int to = io_tmp_create(s->o.store, f->id, false, &direct);
 	rc = to < 0 ? to : sf_own_tmp(f, to);
@@ -90,17 +90,17 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
 	f->spilled = true;	/* not before: a rotation of the log would say so of half a file */
-	f->under = 0;
+	f->moved.under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
 	for (struct pend *p = f->n_seals ? s->order.pend : NULL; p; p = p->next)
 		p->snapshot |= p->sf == f;	/* earlier versions have files of their own */
 	if (f->fd >= 0)
 		close(f->fd);
-	if (f->rw >= 0)
-		close(f->rw);
-	f->rw = -1;
-	f->huge = false;
+	if (f->io.rw >= 0)
+		close(f->io.rw);
+	f->io.rw = -1;
+	f->memory.huge = false;
 	f->fd = sf_open_bytes(f, O_RDONLY);
 	if (f->fd >= 0)
 		futimens(f->fd, ts);
@@ -119,6 +119,6 @@ void sf_replay_spill(struct staging *s, struct staged *f)
 		close(f->fd);
 	sf_charge(s, f, 0);
 	f->spilled = true;
-	f->huge = false;
+	f->memory.huge = false;
 	f->fd = sf_open_bytes(f, O_RDONLY);
 }

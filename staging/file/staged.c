@@ -18,7 +18,7 @@ void staging_sf_name(uint64_t id, char out[17])
 
 int staging_sf_dir(const struct staged *f)
 {
-	return f->huge ? f->s->o.place.huge : f->s->o.place.small;
+	return f->memory.huge ? f->s->o.place.huge : f->s->o.place.small;
 }
 
 /* ---- lists, charges (s->lock held) ---- */
@@ -27,22 +27,22 @@ struct staged *sf_find(struct staging *s, uint64_t id)
 {
 	struct staged *f = s->files.by_id[id % SF_BUCKETS];
 	while (f && f->id != id)
-		f = f->hash_next;
+		f = f->lists.hash_next;
 	return f;
 }
 
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 {
-	if (f->lender)
+	if (f->memory.lender)
 		bytes = 0;	/* it is charged */
-	s->files.used += bytes - f->charged;
-	atomic_store_explicit(&f->charged, bytes, memory_order_relaxed);
+	s->files.used += bytes - f->memory.charged;
+	atomic_store_explicit(&f->memory.charged, bytes, memory_order_relaxed);
 }
 
 void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes)
 {
-	s->room.claims += bytes - f->claim;
-	f->claim = bytes;
+	s->room.claims += bytes - f->room.claim;
+	f->room.claim = bytes;
 }
 
 void source_forget(struct staging *s, int *source)
@@ -57,30 +57,30 @@ void source_forget(struct staging *s, int *source)
 static void list_remove(struct staging *s, struct staged *f)
 {
 	if (f->state == STAGED_OPEN) {
-		*(f->open_prev ? &f->open_prev->open_next : &s->files.open) = f->open_next;
-		if (f->open_next)
-			f->open_next->open_prev = f->open_prev;
-		f->open_prev = f->open_next = NULL;
+		*(f->lists.open_prev ? &f->lists.open_prev->lists.open_next : &s->files.open) = f->lists.open_next;
+		if (f->lists.open_next)
+			f->lists.open_next->lists.open_prev = f->lists.open_prev;
+		f->lists.open_prev = f->lists.open_next = NULL;
 	} else if (f->state == STAGED_DURABLE) {
-		*(f->lru_prev ? &f->lru_prev->lru_next : &s->files.lru_head) = f->lru_next;
-		*(f->lru_next ? &f->lru_next->lru_prev : &s->files.lru_tail) = f->lru_prev;
-		f->lru_prev = f->lru_next = NULL;
+		*(f->lists.lru_prev ? &f->lists.lru_prev->lists.lru_next : &s->files.lru_head) = f->lists.lru_next;
+		*(f->lists.lru_next ? &f->lists.lru_next->lists.lru_prev : &s->files.lru_tail) = f->lists.lru_prev;
+		f->lists.lru_prev = f->lists.lru_next = NULL;
 	}
 }
 
 static void list_insert(struct staging *s, struct staged *f)
 {
 	if (f->state == STAGED_OPEN) {
-		f->open_next = s->files.open;
+		f->lists.open_next = s->files.open;
 		if (s->files.open)
-			s->files.open->open_prev = f;
+			s->files.open->lists.open_prev = f;
 		s->files.open = f;
-		f->ahead_over = false;	/* memory ahead of it may be allocated again */
-		f->ahead = f->ahead_size = 0;
+		f->ahead.over = false;	/* memory ahead of it may be allocated again */
+		f->ahead.end = f->ahead.size = 0;
 		sleeper_nudge(&s->watch, false);
 	} else if (f->state == STAGED_DURABLE) {
-		f->lru_prev = s->files.lru_tail;
-		*(s->files.lru_tail ? &s->files.lru_tail->lru_next : &s->files.lru_head) = f;
+		f->lists.lru_prev = s->files.lru_tail;
+		*(s->files.lru_tail ? &s->files.lru_tail->lists.lru_next : &s->files.lru_head) = f;
 		s->files.lru_tail = f;
 	}
 }
@@ -103,7 +103,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 	if (f->state == st)
 		return;
 	if (st != STAGED_OPEN) {
-		source_forget(s, &f->source);
+		source_forget(s, &f->base.source);
 		room_claim_set(s, f, 0);
 	}
 	list_remove(s, f);
@@ -118,12 +118,12 @@ void staged_check(struct staging *s)
 #ifdef CAIRN_CHECK
 	uint64_t used = s->files.buffer_bytes, n[6] = {0};
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
-		for (struct staged *f = s->files.by_id[i]; f; f = f->hash_next) {
-			used += f->charged;
+		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next) {
+			used += f->memory.charged;
 			n[f->state]++;
 			bool bad = (f->state == STAGED_DURABLE && f->n_seals) ||
 				   ((f->state == STAGED_SEALED || f->state == STAGED_PERSISTING) && !f->n_seals) ||
-				   (f->state == STAGED_EVICTED && f->charged);
+				   (f->state == STAGED_EVICTED && f->memory.charged);
 			if (bad)
 				abort();
 		}
@@ -137,40 +137,40 @@ void staged_check(struct staging *s)
 static bool loan_due(const struct staged *f)
 {
 	/* also when the client is gone: what mapped those pages may live on, so they are no cache */
-	return f->loan && !(f->lender && f->lender->kept) && f->state == STAGED_DURABLE && !f->users &&
-	       !f->backing && !f->s->drain.inherited;
+	return f->memory.loan && !(f->memory.lender && f->memory.lender->kept) && f->state == STAGED_DURABLE &&
+	       !f->users && !f->backing && !f->s->drain.inherited;
 }
 
 /* The memory that f was lent is its buffer's again, or f's alone: the caller sees to that. */
 void sf_loan_ends(struct staged *f)
 {
-	f->lender->lent = NULL;
-	f->lender = NULL;
+	f->memory.lender->lent = NULL;
+	f->memory.lender = NULL;
 }
 
 static void remove_bytes(struct staged *f)
 {
 	char name[17];
 	staging_sf_name(f->id, name);
-	if (f->rw >= 0)
-		close(f->rw);
+	if (f->io.rw >= 0)
+		close(f->io.rw);
 	if (f->spilled)
 		trash_put(f->s, f->published ? 0 : f->id, f->fd);
 	else if (f->fd >= 0)
 		close(f->fd);
-	f->fd = f->rw = -1;
-	if (!f->spilled && (!f->huge || f->loan || !ballast_keep(f->s, staging_sf_dir(f), name)))
+	f->fd = f->io.rw = -1;
+	if (!f->spilled && (!f->memory.huge || f->memory.loan || !ballast_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
-	if (f->under)
+	if (f->moved.under)
 		trash_put(f->s, f->id, -1);
-	f->under = 0;
-	if (f->tmp_id)
-		trash_put(f->s, f->tmp_id, f->tmp_fd);
-	f->tmp_id = 0;
-	f->tmp_fd = -1;
-	reserve_kept(f->s, &f->promised);
-	source_forget(f->s, &f->source);
-	if (f->lender)
+	f->moved.under = 0;
+	if (f->io.tmp_id)
+		trash_put(f->s, f->io.tmp_id, f->io.tmp_fd);
+	f->io.tmp_id = 0;
+	f->io.tmp_fd = -1;
+	reserve_kept(f->s, &f->io.promised);
+	source_forget(f->s, &f->base.source);
+	if (f->memory.lender)
 		sf_loan_ends(f);
 }
 
@@ -195,14 +195,14 @@ void sf_drop_useless(struct staging *s, struct staged *f)
 	if (s->drain.inherited)	/* the store may forget it */
 		return;
 	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
-			      (f->under || (f->spilled && !f->published))))
+			      (f->moved.under || (f->spilled && !f->published))))
 		sf_evict_one(s, f);
 }
 
 void sf_evict_loans(struct staging *s)
 {
 	for (struct staged *f = s->files.lru_head, *next; f; f = next) {	/* all that is durable */
-		next = f->lru_next;
+		next = f->lists.lru_next;
 		if (loan_due(f))
 			sf_evict_one(s, f);
 	}
@@ -213,10 +213,10 @@ uint64_t sf_evict(struct staging *s, uint64_t want)
 	uint64_t freed = 0;
 	struct staged *f = s->drain.inherited ? NULL : s->files.lru_head;	/* not before their names are safe */
 	for (struct staged *next; f && freed < want; f = next) {
-		next = f->lru_next;
-		if (f->users || f->spilled || f->late || f->lender)
+		next = f->lists.lru_next;
+		if (f->users || f->spilled || f->late || f->memory.lender)
 			continue;
-		freed += f->charged;
+		freed += f->memory.charged;
 		sf_evict_one(s, f);
 	}
 	return freed;
@@ -229,25 +229,25 @@ void sf_set_late(struct staging *s, struct staged *f, bool late)
 	f->late = late;
 	if (late) {
 		s->files.n_late++;
-		f->late_prev = NULL;
-		f->late_next = s->files.late;
-		if (f->late_next)
-			f->late_next->late_prev = f;
+		f->lists.late_prev = NULL;
+		f->lists.late_next = s->files.late;
+		if (f->lists.late_next)
+			f->lists.late_next->lists.late_prev = f;
 		s->files.late = f;
 		return;
 	}
 	s->files.n_late--;
-	*(f->late_prev ? &f->late_prev->late_next : &s->files.late) = f->late_next;
-	if (f->late_next)
-		f->late_next->late_prev = f->late_prev;
+	*(f->lists.late_prev ? &f->lists.late_prev->lists.late_next : &s->files.late) = f->lists.late_next;
+	if (f->lists.late_next)
+		f->lists.late_next->lists.late_prev = f->lists.late_prev;
 }
 
 static void sf_free(struct staging *s, struct staged *f)
 {
 	struct staged **pp = &s->files.by_id[f->id % SF_BUCKETS];
 	while (*pp != f)
-		pp = &(*pp)->hash_next;
-	*pp = f->hash_next;
+		pp = &(*pp)->lists.hash_next;
+	*pp = f->lists.hash_next;
 	sf_charge(s, f, 0);
 	sf_set_late(s, f, false);
 	room_claim_set(s, f, 0);
@@ -257,20 +257,20 @@ static void sf_free(struct staging *s, struct staged *f)
 		log_unstaged(s, f);
 		remove_bytes(f);
 	}
-	pthread_mutex_destroy(&f->io);
-	pthread_mutex_destroy(&f->cut);
+	pthread_mutex_destroy(&f->io.lock);
+	pthread_mutex_destroy(&f->io.cut);
 	free(f);
 }
 
 /* No writer is left. s->lock held. */
 void sf_unwritten(struct staging *s, struct staged *f)
 {
-	if (f->rw >= 0)
-		close(f->rw);
-	f->rw = -1;
+	if (f->io.rw >= 0)
+		close(f->io.rw);
+	f->io.rw = -1;
 	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
 	if (!f->spilled)
-		sf_charge(s, f, f->blocks * 512);
+		sf_charge(s, f, f->sealed.blocks * 512);
 	sf_drop_useless(s, f);
 }
 
@@ -289,7 +289,7 @@ void sf_put_locked(struct staging *s, struct staged *f)
 void sf_hold_all(struct staging *s)
 {
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
-		for (struct staged *f = s->files.by_id[i]; f; f = f->hash_next) {
+		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next) {
 			f->held = true;
 			f->refs++;
 		}
@@ -299,7 +299,7 @@ void sf_let_go_all(struct staging *s)
 {
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->files.by_id[i], *next; f; f = next) {
-			next = f->hash_next;
+			next = f->lists.hash_next;
 			if (!f->held)
 				continue;
 			f->held = false;
@@ -317,16 +317,16 @@ struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
 	f->id = id;
 	f->node = node;
 	f->refs = 1;
-	f->fd = f->rw = f->tmp_fd = f->source = -1;
+	f->fd = f->io.rw = f->io.tmp_fd = f->base.source = -1;
 	f->state = STAGED_OPEN;
-	pthread_mutex_init(&f->io, NULL);
-	pthread_mutex_init(&f->cut, NULL);
+	pthread_mutex_init(&f->io.lock, NULL);
+	pthread_mutex_init(&f->io.cut, NULL);
 	return f;
 }
 
 void sf_insert(struct staging *s, struct staged *f)
 {
-	f->hash_next = s->files.by_id[f->id % SF_BUCKETS];
+	f->lists.hash_next = s->files.by_id[f->id % SF_BUCKETS];
 	s->files.by_id[f->id % SF_BUCKETS] = f;
 	++*state_count(s, f->state);
 	list_insert(s, f);
@@ -378,13 +378,13 @@ bool staged_spilled(const struct staged *f)
 bool sf_lent(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	return f->lender;
+	return f->memory.lender;
 }
 
 bool staged_huge(const struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	return f->huge;
+	return f->memory.huge;
 }
 
 /* s->lock held */
@@ -398,7 +398,7 @@ int sf_ensure_fd(struct staged *f)
 void sf_rest(struct staged *f)
 {
 	struct staging *s = f->s;
-	bool soon = f->n_seals && f->size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
+	bool soon = f->n_seals && f->sealed.size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
 
 	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || soon)
 		return;
@@ -414,9 +414,9 @@ int sf_stat(struct staged *f, struct stat *st)
 	int rc = sf_ensure_fd(f);
 	if (rc || fstat(f->fd, st))
 		return rc ? rc : -errno;
-	if (f->lender && (uint64_t)st->st_size > f->size) {
-		blkcnt_t most = (blkcnt_t)(whole_pages(f->size) / 512);
-		st->st_size = (off_t)f->size;
+	if (f->memory.lender && (uint64_t)st->st_size > f->sealed.size) {
+		blkcnt_t most = (blkcnt_t)(whole_pages(f->sealed.size) / 512);
+		st->st_size = (off_t)f->sealed.size;
 		st->st_blocks = st->st_blocks < most ? st->st_blocks : most;
 	}
 	return 0;
@@ -473,11 +473,11 @@ static void info_of(const struct staged *f, struct staged_info *out)
 {
 	*out = (struct staged_info){
 		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
-		.size = f->size, .written = f->written,
-		.atime = f->atime, .mtime = f->mtime, .ctime = f->ctime, .blocks = f->blocks,
-		.error = f->error, .torn = atomic_load(&f->torn),
+		.size = f->sealed.size, .written = f->written,
+		.atime = f->sealed.atime, .mtime = f->sealed.mtime, .ctime = f->sealed.ctime,
+		.blocks = f->sealed.blocks, .error = f->error, .torn = atomic_load(&f->torn),
 	};
-	memcpy(out->checksum, f->checksum, sizeof(out->checksum));
+	memcpy(out->checksum, f->sealed.checksum, sizeof(out->checksum));
 }
 
 void staged_get_state(struct staged *f, struct staged_info *out)
@@ -491,13 +491,13 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
 	info_of(f, out);
-	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed_once) && !sf_ensure_fd(f) &&
+	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed.once) && !sf_ensure_fd(f) &&
 	    !fstat(f->fd, &st)) {
-		uint64_t most = whole_pages((uint64_t)st.st_size) / 512;
+		uint64_t most = whole_pages((uint64_t)st.st_size) / 512, blocks = (uint64_t)st.st_blocks;
 		out->size = (uint64_t)st.st_size;
 		/* what lies ready behind the end is not the file's yet */
-		out->blocks = (f->huge || f->ahead) && (uint64_t)st.st_blocks > most ? most : (uint64_t)st.st_blocks;
-		out->blocks += f->under / 512;
+		out->blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
+		out->blocks += f->moved.under / 512;
 		out->atime = st.st_atim;
 		out->mtime = st.st_mtim;
 		out->ctime = st.st_ctim;

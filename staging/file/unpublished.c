@@ -10,9 +10,9 @@
 
 int sf_own_tmp(struct staged *f, int fd)
 {
-	struct io_attr a = {.mask = IO_ATTR_OWNER, .uid = f->uid, .gid = f->gid};
+	struct io_attr a = {.mask = IO_ATTR_OWNER, .uid = f->room.uid, .gid = f->room.gid};
 
-	if (!f->owned || geteuid() || (!f->uid && f->gid == getegid()))
+	if (!f->room.owned || geteuid() || (!f->room.uid && f->room.gid == getegid()))
 		return 0;
 	int rc = io_set_attr_fd(f->s->o.store, fd, &a);
 	return rc == -EDQUOT || rc == -EIO ? rc : 0;	/* other refusals are told when it is published */
@@ -20,20 +20,20 @@ int sf_own_tmp(struct staged *f, int fd)
 
 void sf_drop_tmp(struct staged *f)
 {
-	if (!f->tmp_id)
+	if (!f->io.tmp_id)
 		return;
-	close(f->tmp_fd);
-	io_tmp_remove(f->s->o.store, f->tmp_id);
-	f->tmp_id = 0;
-	f->tmp_fd = -1;
-	f->tmp_size = 0;
-	f->held_from = f->held_to = 0;
+	close(f->io.tmp_fd);
+	io_tmp_remove(f->s->o.store, f->io.tmp_id);
+	f->io.tmp_id = 0;
+	f->io.tmp_fd = -1;
+	f->io.tmp_size = 0;
+	f->io.held_from = f->io.held_to = 0;
 }
 
 /* What room_for_write held is not asked for again: xfs wants that room free once more. */
 static uint64_t behind_held(const struct staged *f, uint64_t off)
 {
-	return f->checked && off >= f->held_from && off < f->held_to ? f->held_to : off;
+	return f->room.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off;
 }
 
 static int allocate_data(struct staged *f, struct written *w)
@@ -46,7 +46,7 @@ static int allocate_data(struct staged *f, struct written *w)
 		/* the direct write of the tail is padded */
 		uint64_t len = data < end ? (end - data + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1) : 0;
 		if (len)
-			rc = io_allocate(f->s->o.store, f->tmp_fd, data, len);
+			rc = io_allocate(f->s->o.store, f->io.tmp_fd, data, len);
 	}
 	return rc == -ENXIO ? 0 : rc;
 }
@@ -55,7 +55,7 @@ int sf_allocate(struct staged *f, int from, uint64_t size)
 {
 	struct stat st;
 	if (size <= STAGING_SMALL)
-		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->tmp_fd, 0, size) : 0;
+		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size) : 0;
 	struct written w = {.fd = from, .size = size};
 	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size ? MAP_FAILED :
 		    mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
@@ -71,40 +71,40 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 {
 	struct staging *s = f->s;
 	int rc = 0;
-	if (!f->tmp_id) {
+	if (!f->io.tmp_id) {
 		uint64_t id = staging_new_id(s);
-		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->checked, &f->tmp_direct);
+		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->room.checked, &f->io.tmp_direct);
 		if (fd < 0)
 			return fd;
-		f->tmp_id = id;
-		f->tmp_fd = fd;
-		f->held_from = f->held_to = 0;	/* that was a promise */
+		f->io.tmp_id = id;
+		f->io.tmp_fd = fd;
+		f->io.held_from = f->io.held_to = 0;	/* that was a promise */
 		rc = sf_own_tmp(f, fd);	/* first: quotas count what is allocated by its owner */
 	}
 	if (!rc)
 		rc = sf_allocate(f, f->fd, size);
 	if (!rc) {
-		f->tmp_size = size;
-		reserve_kept(s, &f->promised);
+		f->io.tmp_size = size;
+		reserve_kept(s, &f->io.promised);
 	}
 	return rc;
 }
 
 bool sf_limited(const struct staged *f)
 {
-	return f->owned && io_store_quota_left(f->s->o.store, f->uid, f->gid) != UINT64_MAX;
+	return f->room.owned && io_store_quota_left(f->s->o.store, f->room.uid, f->room.gid) != UINT64_MAX;
 }
 
 /* Frees the blocks that room_for_write held behind the end; those that the direct write of the tail pads
  * stay (a filesystem's blocks may be smaller). Twice: the second finds the size as it is, and frees. */
 int sf_trim_tmp(struct staged *f, uint64_t size)
 {
-	if (!f->checked || !f->tmp_id || f->held_to <= size)
+	if (!f->room.checked || !f->io.tmp_id || f->io.held_to <= size)
 		return 0;
-	f->held_to = f->held_from < size ? size : f->held_from;
+	f->io.held_to = f->io.held_from < size ? size : f->io.held_from;
 	uint64_t end = (size + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1);
-	int rc = io_truncate(f->s->o.store, f->tmp_fd, end);
-	return rc ? rc : io_truncate(f->s->o.store, f->tmp_fd, end);
+	int rc = io_truncate(f->s->o.store, f->io.tmp_fd, end);
+	return rc ? rc : io_truncate(f->s->o.store, f->io.tmp_fd, end);
 }
 
 /* Deletes that stand earlier in the order may free the room that is missing. */

@@ -18,19 +18,19 @@
 static bool watch_growth(struct staging *s)
 {
 	bool grew = false;
-	for (struct staged *f = s->files.open; f; f = f->open_next) {
+	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
 		struct stat st;
 		if (f->spilled || f->fd < 0 || fstat(f->fd, &st))
 			continue;
 		uint64_t held = (uint64_t)st.st_blocks * 512;
-		if (held != f->blocks * 512)
+		if (held != f->sealed.blocks * 512)
 			grew = true;
 		/* who comes through the daemon asks for room himself: ahead of him is his to charge, or
 		 * he would never be told that there is none */
-		uint64_t ahead = f->backing && !f->ahead ? ballast_ahead(held) : 0;
-		if (held + (f->known ? 0 : ahead / 2) > f->charged && held > f->blocks * 512)
+		uint64_t ahead = f->backing && !f->ahead.end ? ballast_ahead(held) : 0;
+		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged && held > f->sealed.blocks * 512)
 			sf_charge(s, f, held + ahead);
-		f->blocks = (uint64_t)st.st_blocks;
+		f->sealed.blocks = (uint64_t)st.st_blocks;
 	}
 	if (s->files.used > s->o.budget_bytes)
 		sf_evict(s, s->files.used - s->o.budget_bytes);
@@ -86,7 +86,7 @@ static void watch_leases(struct staging *s)
 static void watch_late(struct staging *s)
 {
 	for (struct staged *f = s->files.late, *next; f && s->files.n_late_ready < 64; f = next) {
-		next = f->late_next;
+		next = f->lists.late_next;
 		if (f->n_seals || f->state != STAGED_DURABLE || !sf_final(f))
 			continue;
 		sf_set_late(s, f, false);
