@@ -274,6 +274,35 @@ static const char *fault_plan(void)
 #endif
 }
 
+static void init_locks(struct fs *fs)
+{
+	pthread_condattr_t monotonic;	/* a clock that is set is not to end or prolong a wait */
+
+	pthread_mutex_init(&fs->tree.lock, NULL);
+	pthread_mutex_init(&fs->notices.lock, NULL);
+	pthread_mutex_init(&fs->forks.lock, NULL);
+	pthread_mutex_init(&fs->reading.lock, NULL);
+	pthread_mutex_init(&fs->tickets.lock, NULL);
+	pthread_mutex_init(&fs->slots.lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	pthread_cond_init(&fs->forks.cond, NULL);
+	pthread_cond_init(&fs->reading.cond, NULL);
+	pthread_cond_init(&fs->tickets.cond, NULL);
+}
+
+static int open_engine(struct fs *fs)
+{
+	struct io_engine_opts eo = {.kind = fs->o.engine_posix ? "posix" : "uring", .depth = fs->o.queue_depth,
+				    .fault = fault_plan()};
+	int rc = io_engine_open(&eo, fs_notice, fs, &fs->engine);
+	if (rc)
+		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-rc));
+	return rc;
+}
+
 int main(int argc, char **argv)
 {
 	struct fs *fs = &the_fs;
@@ -284,20 +313,7 @@ int main(int argc, char **argv)
 	fs->procs.ready_fd = -1;
 	check_start(fs);
 	fs->uid = geteuid();
-	pthread_mutex_init(&fs->tree.lock, NULL);
-	pthread_mutex_init(&fs->notices.lock, NULL);
-	pthread_mutex_init(&fs->forks.lock, NULL);
-	pthread_mutex_init(&fs->reading.lock, NULL);
-	pthread_mutex_init(&fs->tickets.lock, NULL);
-	pthread_mutex_init(&fs->slots.lock, NULL);
-	pthread_condattr_t monotonic;	/* a clock that is set is not to end or prolong a wait */
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
-	pthread_condattr_destroy(&monotonic);
-	pthread_cond_init(&fs->forks.cond, NULL);
-	pthread_cond_init(&fs->reading.cond, NULL);
-	pthread_cond_init(&fs->tickets.cond, NULL);
+	init_locks(fs);
 	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
@@ -308,14 +324,7 @@ int main(int argc, char **argv)
 			"load the fuse module (modprobe fuse), and in a container pass the device in");
 		return 1;
 	}
-	struct io_engine_opts eo = {.kind = fs->o.engine_posix ? "posix" : "uring", .depth = fs->o.queue_depth,
-				    .fault = fault_plan()};
-	int rc = io_engine_open(&eo, fs_notice, fs, &fs->engine);
-	if (rc) {
-		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-rc));
-		return 1;
-	}
-	if (open_store(fs) || open_place(fs))
+	if (open_engine(fs) || open_store(fs) || open_place(fs))
 		return 1;
 	if (pipe2(pipe_fd, O_CLOEXEC))
 		return 1;

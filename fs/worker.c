@@ -156,11 +156,10 @@ static void tell_of_memory(struct fs *fs)
 			      "and no restart of the machine");
 }
 
-int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first)
+static void set_up_process(void)
 {
 	struct sigaction sa = {.sa_handler = on_term};
 	struct rlimit rl;
-	struct stat st;
 
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
@@ -169,17 +168,68 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		rl.rlim_cur = rl.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &rl);
 	}
+}
+
+/* The tree and staging, as the last cairnfs or worker left them. */
+static int restore(struct fs *fs, bool first)
+{
 	int rc = trust_worker(fs);
 	if (!rc)
 		rc = tree_init(fs);
 	if (!rc)
 		rc = open_staging(fs);
-	if (!rc && first && !fs->o.ro)
+	if (!rc && first && !fs->o.ro) {
 		pin_report(NULL, &fs->place, fs->o.staging_bytes, fs_notice, fs);
-	if (!rc && first && !fs->o.ro)
 		tell_of_memory(fs);
-	if (!rc)
-		rc = recover(fs, first);
+	}
+	return rc ? rc : recover(fs, first);
+}
+
+/* To who started cairnfs: the mount answers. */
+static void report_ready(struct fs *fs)
+{
+	if (fs->procs.ready_fd < 0)
+		return;
+	if (write(fs->procs.ready_fd, "1", 1) != 1)
+		fs_log("nobody waits for the mount any more");
+	close(fs->procs.ready_fd);
+	fs->procs.ready_fd = -1;
+}
+
+/* After the unmount: all closed files go to the store. False: something stays in staging, and the log says what. */
+static bool drain_all(struct fs *fs)
+{
+	struct staging_stats left;
+	unsigned unclosed = close_all(fs), kept;
+	int rc;
+
+	do {
+		rc = staging_drain(fs->s, 1000);
+	} while (rc == -ETIMEDOUT && !asked_to_end);
+	staging_get_stats(fs->s, &left);
+	if (rc)
+		fs_log("%s: %s; what is not in the store yet stays in staging for the next start", fs->o.store,
+		       strerror(-rc));
+	else if (left.n_failed)
+		fs_log("%s: %llu closed files found no room in the store; staging is kept, the next start puts them "
+		       "into .cairn/lost+found", fs->o.store, (unsigned long long)left.n_failed);
+	else if (unclosed)
+		fs_log("%s: %u files were still being written when the mount went; the next start puts them into "
+		       ".cairn/lost+found", fs->o.store, unclosed);
+	else if ((kept = staging_keep_again(fs->s)))
+		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; they stay in staging "
+		       "for the next start", fs->o.store, kept);
+	else
+		return true;
+	return false;
+}
+
+int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first)
+{
+	struct stat st;
+
+	set_up_process();
+	int rc = restore(fs, first);
 	if (!rc)
 		node_stat(fs, fs->tree.root, &st);
 	if (fs->check)		/* before this there are no others whom the lock would hold up */
@@ -193,45 +243,15 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		       rc == -EIO || rc == -ENOSPC ? "; the store fails, staging keeps what it has" : "");
 		return 3;
 	}
-	if (fs->procs.ready_fd >= 0) {
-		if (write(fs->procs.ready_fd, "1", 1) != 1)
-			fs_log("nobody waits for the mount any more");
-		close(fs->procs.ready_fd);
-		fs->procs.ready_fd = -1;
-	}
+	report_ready(fs);
 	fs_log_leave_terminal();
 	wait_for_end(fs);
 	/* unmounted: no caller is left, only work */
 	session_join(fs);
 	house_join(fs);
 	latest_stop();
-	unsigned unclosed = close_all(fs);
-	do {
-		rc = staging_drain(fs->s, 1000);
-	} while (rc == -ETIMEDOUT && !asked_to_end);
-	if (rc) {
-		fs_log("%s: %s; what is not in the store yet stays in staging for the next start", fs->o.store,
-		       strerror(-rc));
+	if (!drain_all(fs))
 		return 4;
-	}
-	struct staging_stats left;
-	staging_get_stats(fs->s, &left);
-	if (left.n_failed) {
-		fs_log("%s: %llu closed files found no room in the store; staging is kept, the next start puts them "
-		       "into .cairn/lost+found", fs->o.store, (unsigned long long)left.n_failed);
-		return 4;
-	}
-	if (unclosed) {
-		fs_log("%s: %u files were still being written when the mount went; the next start puts them into "
-		       ".cairn/lost+found", fs->o.store, unclosed);
-		return 4;
-	}
-	unsigned kept = staging_keep_again(fs->s);
-	if (kept) {
-		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; they stay in staging "
-		       "for the next start", fs->o.store, kept);
-		return 4;
-	}
 	staging_clear(fs->s);
 	return 0;
 }

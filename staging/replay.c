@@ -198,6 +198,32 @@ static int log_set_damaged_aside(struct staging *s, size_t good)
 	return 0;
 }
 
+static int replay_one(struct staging *s, const struct rec *r, int (*each)(void *ctx, const struct rec *r), void *ctx)
+{
+	int rc = 0;
+
+	log_answered(s, r);
+	if (r->flags & REC_ANSWER)
+		return 0;
+	replay_dirs(s, r);
+	if (is_ordered(r->type))
+		rc = replay_pend(s, r);
+	if (r->type == REC_FORGET && s->head->recalled == s->head->segment)
+		return rc;	/* what was clean then is on its way again */
+	if (!rc && each)
+		rc = each(ctx, r);
+	replay_staged(s, r);
+	replay_flush(s, r);
+	if (r->type == REC_WRITTEN)
+		replay_written(s, r);
+	if (r->type == REC_KEEP)
+		buffer_kept_again(s, r->fh);
+	if (r->type == REC_REFUSED)
+		refuse_replayed(s, r);
+	sweep_note(s, r);
+	return rc;
+}
+
 int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx)
 {
 	struct stat st;
@@ -213,32 +239,12 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	mark_recall(s);
 	s->log.replaying = true;
 	struct rec r;
-	while (pos < (size_t)st.st_size) {
+	while (!rc && pos < (size_t)st.st_size) {
 		rc = rec_decode((char *)map + pos, (size_t)st.st_size - pos, &r, &used);
 		if (rc)
 			break;
 		pos += used;
-		log_answered(s, &r);
-		if (r.flags & REC_ANSWER)
-			continue;
-		replay_dirs(s, &r);
-		if (is_ordered(r.type))
-			rc = replay_pend(s, &r);
-		if (r.type == REC_FORGET && s->head->recalled == s->head->segment)
-			continue;	/* what was clean then is on its way again */
-		if (!rc && each)
-			rc = each(ctx, &r);
-		replay_staged(s, &r);
-		replay_flush(s, &r);
-		if (r.type == REC_WRITTEN)
-			replay_written(s, &r);
-		if (r.type == REC_KEEP)
-			buffer_kept_again(s, r.fh);
-		if (r.type == REC_REFUSED)
-			refuse_replayed(s, &r);
-		sweep_note(s, &r);
-		if (rc)
-			break;
+		rc = replay_one(s, &r, each, ctx);
 	}
 	s->log.replaying = false;
 	munmap(map, (size_t)st.st_size);

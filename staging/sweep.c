@@ -86,6 +86,32 @@ static void entry_drop(struct staging *s, uint64_t id)
 	s->sweep.free = at;
 }
 
+static void set_name(struct sweep_entry *e, const struct rec *r)
+{
+	if (!r->name || !r->name[0])
+		return;
+	snprintf(e->name, sizeof(e->name), "%s", r->name);
+	e->dir = r->dir;
+}
+
+/* A staged file that may be open. */
+static void note_staged(struct staging *s, const struct rec *r)
+{
+	struct sweep_entry *e = entry_of(s, r->sf);
+
+	if (!e)
+		e = entry_new(s, r->sf);
+	if (!e)
+		return;
+	e->open = r->type != REC_LEND && !(r->flags & REC_SEALED);
+	e->lent |= r->type == REC_LEND;
+	e->closed = false;
+	if (r->node)
+		set_node(s, *place_of(s, r->sf), r->node);
+	if (!e->name[0])
+		set_name(e, r);
+}
+
 void sweep_note(struct staging *s, const struct rec *r)
 {
 	struct sweep_entry *e;
@@ -99,20 +125,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 	case REC_LEND:
 	case REC_CREATE:
 	case REC_STAGED:
-		e = entry_of(s, r->sf);
-		if (!e)
-			e = entry_new(s, r->sf);
-		if (!e)
-			return;
-		e->open = r->type != REC_LEND && !(r->flags & REC_SEALED);
-		e->lent |= r->type == REC_LEND;
-		e->closed = false;
-		if (r->node)
-			set_node(s, *place_of(s, r->sf), r->node);
-		if (r->name && r->name[0] && !e->name[0]) {
-			snprintf(e->name, sizeof(e->name), "%s", r->name);
-			e->dir = r->dir;
-		}
+		note_staged(s, r);
 		return;
 	case REC_OPEN:
 		e = entry_of(s, r->sf);
@@ -133,10 +146,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 		e->open = r->flags & REC_FSYNCED;
 		e->size = r->size;
 		e->mtime = r->mtime;
-		if (r->name && r->name[0]) {
-			snprintf(e->name, sizeof(e->name), "%s", r->name);
-			e->dir = r->dir;
-		}
+		set_name(e, r);
 		return;
 	case REC_UNSTAGED:
 		e = entry_of(s, r->sf);
