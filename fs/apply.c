@@ -53,13 +53,13 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 	n->lane = h->lane;
 	if (h->writer) {
 		n->writers++;
-		n->accepted = false;
-		n->rdwr |= !!(r->flags & REC_RDWR);
+		n->version.accepted = false;
+		n->version.rdwr |= !!(r->flags & REC_RDWR);
 	}
 	if (r->backing) {
 		h->uses_backing = true;
-		n->backing = (int32_t)r->backing;
-		n->backing_users++;
+		n->backing.id = (int32_t)r->backing;
+		n->backing.users++;
 		if (h->sf)
 			staged_set_backing(h->sf);	/* again, after a restart */
 	}
@@ -77,14 +77,14 @@ void handle_free(struct fs *fs, struct handle *h)
 	*pp = h->hash_next;
 	if (h->counted)
 		share_closed(h->uid);
-	if (--n->handles == 0 && n->retained) {
-		n->retained = false;
+	if (--n->handles == 0 && n->stored.retained) {
+		n->stored.retained = false;
 		staging_retain_end(fs->s, n->id);
 	}
 	if (h->writer)
 		n->writers--;
-	if (h->uses_backing && --n->backing_users == 0)
-		n->backing = 0;
+	if (h->uses_backing && --n->backing.users == 0)
+		n->backing.id = 0;
 	if (h->uses_sf) {
 		staged_unuse(h->sf);
 		staged_unref(h->sf);
@@ -108,26 +108,26 @@ static void dir_changed(struct node *dir, const struct rec *r, int links)
 {
 	if (!dir)
 		return;
-	if (dir->nlink > 1)	/* one: this filesystem does not count them (btrfs) */
-		dir->nlink = (nlink_t)((long)dir->nlink + links);
-	dir->mtime = dir->ctime = r->when;
+	if (dir->attr.nlink > 1)	/* one: this filesystem does not count them (btrfs) */
+		dir->attr.nlink = (nlink_t)((long)dir->attr.nlink + links);
+	dir->attr.mtime = dir->attr.ctime = r->when;
 	if (r->seq)
-		dir->ns_seq = r->seq;
+		dir->seq.names = r->seq;
 }
 
 static void links_changed(struct node *n, uint64_t seq)
 {
-	if (n->links_seq != UINT64_MAX)
-		n->links_seq = seq;
+	if (n->seq.links != UINT64_MAX)
+		n->seq.links = seq;
 }
 
 /* n lost the name d at seq. Its bytes in the store may have to be found under another. */
 static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *name, const struct rec *r)
 {
-	const struct place *last = n->places;
+	const struct place *last = n->stored.places;
 	while (last && last->next)
 		last = last->next;
-	n->ctime = r->when;
+	n->attr.ctime = r->when;
 	links_changed(n, r->seq);
 	if (last && last->dir == dir && !strcmp(last->name, name))
 		for (struct dentry *d = n->names; d; d = d->name_next)
@@ -150,7 +150,7 @@ static struct dentry *name_new(struct fs *fs, uint64_t dir_id, const char *name,
 		d->store_has = d->sealed = true;
 	else
 		d->sealed = false;
-	dir_changed(dir, r, n && S_ISDIR(n->mode) ? 1 : 0);
+	dir_changed(dir, r, n && S_ISDIR(n->attr.mode) ? 1 : 0);
 	return d;
 }
 
@@ -159,11 +159,11 @@ static struct node *node_from(struct fs *fs, const struct rec *r, mode_t type)
 	struct node *n = node_new(fs, r->node, r->ino, (r->mode & 07777) | type);
 	if (!n)
 		no_memory();
-	n->uid = r->uid;
-	n->gid = r->gid;
-	n->atime = n->mtime = n->ctime = r->when;
-	n->born_seq = r->seq ? r->seq : UINT64_MAX;
-	n->sealed = r->seq != 0;
+	n->attr.uid = r->uid;
+	n->attr.gid = r->gid;
+	n->attr.atime = n->attr.mtime = n->attr.ctime = r->when;
+	n->seq.born = r->seq ? r->seq : UINT64_MAX;
+	n->version.sealed = r->seq != 0;
 	n->xattrs_loaded = true;
 	return n;
 }
@@ -192,13 +192,13 @@ static void apply_made(struct fs *fs, const struct rec *r)
 		n->target = strndup(r->data, r->data_len);
 		if (!n->target)
 			no_memory();
-		n->size = strlen(n->target);
+		n->attr.size = strlen(n->target);
 	}
 	struct node *dir = node_find(fs, r->dir);
 	if (r->type != REC_MKDIR)
 		node_place_add(fs, n, r->seq, r->dir, r->name);
-	else if (dir && dir->nlink == 1)
-		n->nlink = 1;
+	else if (dir && dir->attr.nlink == 1)
+		n->attr.nlink = 1;
 	name_new(fs, r->dir, r->name, n, r, true);
 }
 
@@ -208,10 +208,10 @@ static void apply_unlink(struct fs *fs, const struct rec *r)
 	if (!d || !d->node)
 		return;
 	struct node *n = d->node;
-	dir_changed(d->dir, r, S_ISDIR(n->mode) ? -1 : 0);
+	dir_changed(d->dir, r, S_ISDIR(n->attr.mode) ? -1 : 0);
 	dentry_whiteout(fs, d, r->seq);
-	if (S_ISDIR(n->mode))
-		n->nlink = 0;
+	if (S_ISDIR(n->attr.mode))
+		n->attr.nlink = 0;
 	else
 		name_lost(fs, n, r->dir, r->name, r);
 	node_release(fs, n);
@@ -224,7 +224,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 		return;
 	struct node *n = from->node, *victim = to ? to->node : NULL;
 	bool sealed = from->sealed, had = to && to->store_has;
-	bool dir = S_ISDIR(n->mode);
+	bool dir = S_ISDIR(n->attr.mode);
 	struct node *from_dir = from->dir;
 
 	if (victim)
@@ -236,22 +236,22 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 	to->store_has = sealed || had;
 	dir_changed(from_dir, r, dir ? -1 : 0);
 	if (!dir && sealed) {
-		const struct place *last = n->places;
+		const struct place *last = n->stored.places;
 		while (last && last->next)
 			last = last->next;
 		if (!last || (last->dir == r->dir && !strcmp(last->name, r->name)))
 			node_place_add(fs, n, r->seq, r->dir2, r->name2);
 	}
-	n->ctime = r->when;
+	n->attr.ctime = r->when;
 	if (!victim)
 		return;
-	if (S_ISDIR(victim->mode)) {
-		victim->nlink = 0;
+	if (S_ISDIR(victim->attr.mode)) {
+		victim->attr.nlink = 0;
 		dir_changed(to->dir, r, -1);
 	} else {
 		name_lost(fs, victim, r->dir2, r->name2, r);
 		if (!sealed && had)	/* it stays in the store there until n is sealed */
-			victim->links_seq = UINT64_MAX;
+			victim->seq.links = UINT64_MAX;
 	}
 	node_release(fs, victim);
 }
@@ -266,7 +266,7 @@ static void apply_link(struct fs *fs, const struct rec *r)
 	d = name_new(fs, r->dir2, r->name2, n, r, !(r->flags & REC_GHOST));
 	if (d && (r->flags & REC_GHOST))
 		d->store_has = had;
-	n->ctime = r->when;
+	n->attr.ctime = r->when;
 	links_changed(n, r->seq);
 }
 
@@ -276,18 +276,18 @@ static void apply_attr(struct fs *fs, const struct rec *r)
 	if (!n)
 		return;
 	if (r->mask & REC_MODE)
-		n->mode = (n->mode & S_IFMT) | (r->mode & 07777);
+		n->attr.mode = (n->attr.mode & S_IFMT) | (r->mode & 07777);
 	if (r->mask & REC_UID)
-		n->uid = r->uid;
+		n->attr.uid = r->uid;
 	if (r->mask & REC_GID)
-		n->gid = r->gid;
+		n->attr.gid = r->gid;
 	if (r->mask & REC_ATIME)
-		n->atime = r->atime;
+		n->attr.atime = r->atime;
 	if (r->mask & REC_MTIME)
-		n->mtime = r->mtime;
-	n->ctime = r->when;
+		n->attr.mtime = r->mtime;
+	n->attr.ctime = r->when;
 	if (r->seq && !(r->flags & REC_GHOST))
-		n->dirty_seq = r->seq;
+		n->seq.dirty = r->seq;
 	if (n->sf && (r->mask & (REC_ATIME | REC_MTIME))) {
 		struct timespec ts[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
 		if (r->mask & REC_ATIME)
@@ -307,16 +307,16 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 	if (!over && !n->xattrs_loaded)
 		node_load_xattrs(fs, n);
 	if (over) {
-		free(n->over);
-		n->over = strndup(r->data, r->data_len);
+		free(n->version.over);
+		n->version.over = strndup(r->data, r->data_len);
 	} else if (r->type == REC_XATTR) {
 		xattr_put(n, r->name2, r->data, r->data_len);
 	} else {
 		xattr_drop(n, r->name2);
 	}
-	n->ctime = r->when;
+	n->attr.ctime = r->when;
 	if (r->seq && !(r->flags & REC_GHOST))
-		n->dirty_seq = r->seq;
+		n->seq.dirty = r->seq;
 }
 
 /* The version of a buffer is a new file. */
@@ -337,17 +337,17 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	}
 	if (!n)
 		return;
-	n->sealed = true;
-	n->size = r->size;	/* all that a restart knows when the staged file is gone */
-	n->atime = r->atime;
-	n->mtime = r->mtime;
-	n->accepted = false;
-	n->seal_seq = r->seq;
-	if (n->born_seq == UINT64_MAX)
-		n->born_seq = r->seq;
+	n->version.sealed = true;
+	n->attr.size = r->size;	/* all that a restart knows when the staged file is gone */
+	n->attr.atime = r->atime;
+	n->attr.mtime = r->mtime;
+	n->version.accepted = false;
+	n->seq.seal = r->seq;
+	if (n->seq.born == UINT64_MAX)
+		n->seq.born = r->seq;
 	if (!(r->flags & REC_FSYNCED))
-		n->rdwr = false;
-	n->adopt = true;
+		n->version.rdwr = false;
+	n->stored.adopt = true;
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		name_touch(fs, d->dir->id, d->name);
 	if (n->names)
@@ -355,8 +355,8 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		d->store_has = d->sealed = true;
 		d->seq = r->seq;
-		if (d->dir->ns_seq < r->seq)
-			d->dir->ns_seq = r->seq;
+		if (d->dir->seq.names < r->seq)
+			d->dir->seq.names = r->seq;
 	}
 }
 
@@ -366,30 +366,30 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	struct node *n = node_find(fs, r->node);
 	if (!n)
 		return;
-	struct node *m = node_new(fs, r->node2, n->ino, n->mode);
+	struct node *m = node_new(fs, r->node2, n->ino, n->attr.mode);
 	if (!m)
 		no_memory();
-	m->uid = n->uid;
-	m->gid = n->gid;
-	m->unknown = n->unknown;
-	n->unknown = 0;
-	m->atime = n->atime;
-	m->mtime = n->mtime;
-	m->ctime = n->ctime;
-	m->size = n->size;
-	m->blocks = n->blocks;
-	m->dirty_seq = n->dirty_seq;
-	m->born_seq = n->born_seq;
-	m->seal_seq = n->seal_seq;
-	m->placed_seq = n->placed_seq;
-	m->links_seq = n->links_seq;
-	m->sealed = n->sealed;
-	m->adopt = n->adopt;
-	n->size = r->size;
-	n->atime = r->atime;
-	n->mtime = r->mtime;
-	node_set_sino(fs, m, n->sino, n->sbirth);
-	for (struct place *p = n->places; p; p = p->next)
+	m->attr.uid = n->attr.uid;
+	m->attr.gid = n->attr.gid;
+	m->attr.unknown = n->attr.unknown;
+	n->attr.unknown = 0;
+	m->attr.atime = n->attr.atime;
+	m->attr.mtime = n->attr.mtime;
+	m->attr.ctime = n->attr.ctime;
+	m->attr.size = n->attr.size;
+	m->attr.blocks = n->attr.blocks;
+	m->seq.dirty = n->seq.dirty;
+	m->seq.born = n->seq.born;
+	m->seq.seal = n->seq.seal;
+	m->seq.placed = n->seq.placed;
+	m->seq.links = n->seq.links;
+	m->version.sealed = n->version.sealed;
+	m->stored.adopt = n->stored.adopt;
+	n->attr.size = r->size;
+	n->attr.atime = r->atime;
+	n->attr.mtime = r->mtime;
+	node_set_sino(fs, m, n->stored.ino, n->stored.birth);
+	for (struct place *p = n->stored.places; p; p = p->next)
 		node_place_add(fs, m, p->seq, p->dir, p->name);
 	m->xattrs = n->xattrs;
 	m->xattrs_loaded = n->xattrs_loaded;
@@ -402,7 +402,7 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 		struct dentry *d = n->names;
 		dentry_set(fs, d->dir, d->name, m);
 	}
-	n->fork_to = m->id;
+	n->fork.to = m->id;
 }
 
 /* A node as a rotation or a lookup wrote it. */
@@ -414,25 +414,25 @@ static void apply_node(struct fs *fs, const struct rec *r)
 		n = node_new(fs, r->node, r->ino, r->mode);
 		if (!n)
 			no_memory();
-		n->uid = r->uid;
-		n->gid = r->gid;
-		n->atime = r->atime;
-		n->mtime = r->mtime;
-		n->ctime = r->when;
-		n->size = r->size;
-		n->nlink = (nlink_t)r->mask;
-		n->unknown = S_ISDIR(r->mode) ? 0 : (nlink_t)r->mask;
-		n->sealed = sealed;
-		n->born_seq = sealed ? 0 : UINT64_MAX;
+		n->attr.uid = r->uid;
+		n->attr.gid = r->gid;
+		n->attr.atime = r->atime;
+		n->attr.mtime = r->mtime;
+		n->attr.ctime = r->when;
+		n->attr.size = r->size;
+		n->attr.nlink = (nlink_t)r->mask;
+		n->attr.unknown = S_ISDIR(r->mode) ? 0 : (nlink_t)r->mask;
+		n->version.sealed = sealed;
+		n->seq.born = sealed ? 0 : UINT64_MAX;
 		n->xattrs_loaded = !sealed;
 		n->pinned = true;
-		n->fork_to = r->fh;
+		n->fork.to = r->fh;
 		if (r->node2)
 			node_set_sino(fs, n, r->node2, r->dir2);
 	}
 	if (!r->dir && r->node2) {	/* the file that it is, before it loses its names: node_keep_version */
 		node_set_sino(fs, n, r->node2, r->dir2);
-		n->adopt = false;
+		n->stored.adopt = false;
 	}
 	struct node *dir = r->dir ? node_find(fs, r->dir) : NULL;
 	if (!dir)
@@ -440,12 +440,12 @@ static void apply_node(struct fs *fs, const struct rec *r)
 	struct dentry *d = dentry_set(fs, dir, r->name, n);
 	if (!d)
 		no_memory();
-	if (n->unknown)
-		n->unknown--;
+	if (n->attr.unknown)
+		n->attr.unknown--;
 	d->seq = 0;
 	d->sealed = sealed;
 	d->store_has = sealed || (r->flags & REC_SHADOW);
-	if (sealed && !S_ISDIR(n->mode) && !n->places)
+	if (sealed && !S_ISDIR(n->attr.mode) && !n->stored.places)
 		node_place_add(fs, n, 0, r->dir, r->name);
 }
 
@@ -472,8 +472,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_SEAL: apply_seal(fs, r); break;
 	case REC_FLUSHED:
 		if (n) {
-			n->accepted = true;
-			n->accepted_nth = ++fs->tree.n_accepted;
+			n->version.accepted = true;
+			n->version.accepted_nth = ++fs->tree.n_accepted;
 		}
 		break;
 	case REC_FORK: apply_fork(fs, r); break;
@@ -486,7 +486,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 		if (n)
 			handle_new(fs, r, n);
 		if (n && r->flags & REC_WRITE && r->mask & O_TRUNC)	/* what was accepted is gone */
-			n->accepted = false;
+			n->version.accepted = false;
 		break;
 	case REC_CLOSE:
 		h = handle_find(fs, r->fh);
@@ -525,11 +525,11 @@ static void replay_over(struct node *n, const struct rec *r)
 	uint32_t pos = 0;
 	int kind;
 
-	free(n->over);
-	n->over = NULL;
+	free(n->version.over);
+	n->version.over = NULL;
 	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
-		if (kind == 2 && !n->over && !strcmp(pair.key, CKPT_OVER_KEY))
-			n->over = strndup(pair.val, pair.len);
+		if (kind == 2 && !n->version.over && !strcmp(pair.key, CKPT_OVER_KEY))
+			n->version.over = strndup(pair.val, pair.len);
 }
 
 int fs_replay(void *ctx, const struct rec *r)
@@ -553,20 +553,20 @@ struct rec rec_node(struct node *n, struct dentry *d)
 	struct rec r = rec_new(REC_NODE);
 	r.unique = 0;
 	r.node = n->id;
-	if (!n->adopt) {	/* else that was the version before */
-		r.node2 = n->sino;
-		r.dir2 = n->sbirth;
+	if (!n->stored.adopt) {	/* else that was the version before */
+		r.node2 = n->stored.ino;
+		r.dir2 = n->stored.birth;
 	}
 	r.ino = n->ino;
-	r.mode = n->mode;
-	r.uid = n->uid;
-	r.gid = n->gid;
-	r.atime = n->atime;
-	r.mtime = n->mtime;
-	r.when = n->ctime;
-	r.size = n->size;
+	r.mode = n->attr.mode;
+	r.uid = n->attr.uid;
+	r.gid = n->attr.gid;
+	r.atime = n->attr.atime;
+	r.mtime = n->attr.mtime;
+	r.when = n->attr.ctime;
+	r.size = n->attr.size;
 	r.mask = node_links(n);
-	r.fh = n->fork_to;
+	r.fh = n->fork.to;
 	if (d) {
 		r.dir = d->dir->id;
 		r.name = d->name;

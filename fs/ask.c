@@ -449,8 +449,8 @@ int ask_name(struct fs *fs, struct node *dir, const char *name, const struct nod
 		return -ENOMEM;
 	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
 		clear(a);
-		a->known = (struct born){.birth = known ? known->sbirth : 0};
-		a->known.st.st_ino = known ? known->sino : 0;
+		a->known = (struct born){.birth = known ? known->stored.birth : 0};
+		a->known.st.st_ino = known ? known->stored.ino : 0;
 		if (put(fs, a))
 			return ASK_AGAIN;
 	}
@@ -479,7 +479,7 @@ static struct place *places_of(struct fs *fs, struct node *n)
 {
 	const struct place *p = node_place(fs, n);
 	struct place *all = NULL, **end = &all;
-	for (p = p ? p : n->places; p; p = p->next) {
+	for (p = p ? p : n->stored.places; p; p = p->next) {
 		size_t size = sizeof(*p) + strlen(p->name) + 1;
 		struct place *copy = malloc(size);
 		if (!copy)
@@ -504,7 +504,7 @@ static int of_node(struct fs *fs, enum what what, struct node *n, const char *ke
 		return 0;
 	a->tries += missed;
 	clear(a);
-	if (!S_ISDIR(n->mode) && !(a->places = places_of(fs, n)))
+	if (!S_ISDIR(n->attr.mode) && !(a->places = places_of(fs, n)))
 		return -ENOENT;
 	return put(fs, a);
 }
@@ -603,10 +603,10 @@ int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
 
 int node_load_xattrs(struct fs *fs, struct node *n)
 {
-	if (n->xattrs_loaded || (!S_ISREG(n->mode) && !S_ISDIR(n->mode)))
+	if (n->xattrs_loaded || (!S_ISREG(n->attr.mode) && !S_ISDIR(n->attr.mode)))
 		return 0;
 	int rc = -ENOENT;
-	if (n->born_seq <= fs_applied(fs) && (n->names || n == fs->tree.root || S_ISREG(n->mode)))
+	if (n->seq.born <= fs_applied(fs) && (n->names || n == fs->tree.root || S_ISREG(n->attr.mode)))
 		rc = ask_xattrs(fs, n, &n->xattrs);
 	if (!rc || rc == -ENOENT)
 		n->xattrs_loaded = true;

@@ -55,17 +55,17 @@ static bool is_chown(int set)
  * says nothing about who runs it: it stays with a file of the caller's own group. */
 static mode_t plain_mode(fuse_req_t req, const struct node *n)
 {
-	bool sgid = !(n->mode & S_ISGID) || (n->mode & S_IXGRP) || !in_group(req, n->gid);
-	return n->mode & 07777 & ~(mode_t)(S_ISUID | (sgid ? S_ISGID : 0));
+	bool sgid = !(n->attr.mode & S_ISGID) || (n->attr.mode & S_IXGRP) || !in_group(req, n->attr.gid);
+	return n->attr.mode & 07777 & ~(mode_t)(S_ISUID | (sgid ? S_ISGID : 0));
 }
 
 /* What chmod(2) and chown(2) ask: suid and sgid go where the caller has no right to them. */
 static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r, int set)
 {
-	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->mode) &&
-	    !in_group(req, r->mask & REC_GID ? r->gid : n->gid))
+	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->attr.mode) &&
+	    !in_group(req, r->mask & REC_GID ? r->gid : n->attr.gid))
 		r->mode &= ~(uint32_t)S_ISGID;
-	if (is_chown(set) && !S_ISDIR(n->mode) && !(r->mask & REC_MODE) && (n->mode & (S_ISUID | S_ISGID))) {
+	if (is_chown(set) && !S_ISDIR(n->attr.mode) && !(r->mask & REC_MODE) && (n->attr.mode & (S_ISUID | S_ISGID))) {
 		r->mask |= REC_MODE;
 		r->mode = plain_mode(req, n);
 	}
@@ -81,8 +81,8 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
 		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
 	r.mode = a->st_mode & 07777;
-	r.uid = set & FUSE_SET_ATTR_UID ? a->st_uid : n->uid;	/* also as whose file this is: publish_attr */
-	r.gid = set & FUSE_SET_ATTR_GID ? a->st_gid : n->gid;
+	r.uid = set & FUSE_SET_ATTR_UID ? a->st_uid : n->attr.uid;	/* also as whose file this is: publish_attr */
+	r.gid = set & FUSE_SET_ATTR_GID ? a->st_gid : n->attr.gid;
 	r.atime = set & FUSE_SET_ATTR_ATIME_NOW ? r.when : a->st_atim;
 	r.mtime = set & FUSE_SET_ATTR_MTIME_NOW ? r.when : a->st_mtim;
 	privileged_bits(req, n, &r, set);
@@ -95,7 +95,7 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 /* Truncation clears suid and sgid as a write does. */
 static int drop_suid(fuse_req_t req, struct node *n, struct stat *a, int set)
 {
-	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->mode & (S_ISUID | S_ISGID)))
+	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->attr.mode & (S_ISUID | S_ISGID)))
 		return 0;
 	a->st_mode = plain_mode(req, n);
 	return FUSE_SET_ATTR_MODE;
@@ -105,16 +105,16 @@ int node_written(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	struct rec r = rec_new(REC_ATTR);
 
-	if (fuse_req_ctx(req)->uid == 0 || !(n->mode & (S_ISUID | S_ISGID)))
+	if (fuse_req_ctx(req)->uid == 0 || !(n->attr.mode & (S_ISUID | S_ISGID)))
 		return 0;
 	r.mode = plain_mode(req, n);
-	if (r.mode == (n->mode & 07777))
+	if (r.mode == (n->attr.mode & 07777))
 		return 0;
 	r.unique = 0;	/* whether its request was carried out, this does not tell */
 	r.node = n->id;
 	r.mask = REC_MODE;
-	r.uid = n->uid;
-	r.gid = n->gid;
+	r.uid = n->attr.uid;
+	r.gid = n->attr.gid;
 	rec_aim(fs, &r, n);
 	int rc = fs_record(fs, &r);
 	return rc ? rc : 1;
@@ -150,7 +150,7 @@ static int resize_written(struct fs *fs, struct node *n, uint64_t size)
 /* Lock held; a closed file gets a new version, sealed at once. */
 static int set_size(struct fs *fs, struct node *n, uint64_t size)
 {
-	if (S_ISDIR(n->mode))
+	if (S_ISDIR(n->attr.mode))
 		return -EISDIR;
 	if (n->buf)
 		return buffers_resize(fs, n, size);
@@ -173,7 +173,7 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 	if (rc)
 		return rc;
 	rc = node_resize(fs, n, size);
-	n->rdwr = true;		/* seal even if nothing looks changed */
+	n->version.rdwr = true;		/* seal even if nothing looks changed */
 	int seal = node_seal_closed(fs, n);
 	return rc ? rc : seal;
 }
@@ -203,7 +203,7 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 		n->holds--;
 	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
 		return rc;
-	if (rc == -ESTALE && n && n->fork_to) {
+	if (rc == -ESTALE && n && n->fork.to) {
 		fork_answer(req, fs, n);
 		return 0;
 	}

@@ -29,11 +29,11 @@ static int record(struct fs *fs, const struct node *n, uint64_t sf, const char *
 	r.unique = 0;
 	r.node = n->id;
 	r.ino = n->ino;
-	r.mode = n->mode & 07777;
-	r.uid = n->uid;
-	r.gid = n->gid;
+	r.mode = n->attr.mode & 07777;
+	r.uid = n->attr.uid;
+	r.gid = n->attr.gid;
 	r.sf = sf;
-	r.size = n->size;
+	r.size = n->attr.size;
 	r.name = name;
 	r.flags = kept ? REC_KEPT : 0;
 	return staging_emit(fs->s, &r);
@@ -50,7 +50,7 @@ static int attach(struct fs *fs, struct node *n, struct buffer *b, const char *n
 	f->next = fs->tree.buffers;
 	fs->tree.buffers = f;
 	n->buf = f;
-	n->unknown = 1;		/* a file without links cannot be linked to */
+	n->attr.unknown = 1;		/* a file without links cannot be linked to */
 	return 0;
 }
 
@@ -63,14 +63,14 @@ void buffers_apply(struct fs *fs, const struct rec *r)
 		n = node_new(fs, r->node, r->ino, S_IFREG | (r->mode & 07777));
 		if (!n)
 			return;
-		n->uid = r->uid;
-		n->gid = r->gid;
-		n->atime = n->mtime = n->ctime = r->when;
-		n->born_seq = UINT64_MAX;
+		n->attr.uid = r->uid;
+		n->attr.gid = r->gid;
+		n->attr.atime = n->attr.mtime = n->attr.ctime = r->when;
+		n->seq.born = UINT64_MAX;
 		n->xattrs_loaded = true;
 	}
 	n->pinned = true;
-	n->size = r->size;
+	n->attr.size = r->size;
 	if (n->buf || buffer_recover(fs->s, r->sf, r->flags & REC_KEPT, &b))
 		return;
 	if (attach(fs, n, b, r->name)) {
@@ -111,7 +111,7 @@ void buffers_closed(struct fs *fs, struct node *n)
 		pp = &(*pp)->next;
 	*pp = f->next;
 	n->buf = NULL;
-	n->unknown = 0;
+	n->attr.unknown = 0;
 	buffer_end(f->b);
 	buffer_unref(f->b);
 	free(f);
@@ -134,13 +134,13 @@ int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t siz
 	struct node *n = node_new(fs, id, id, S_IFREG | (st->st_mode & 07777));
 	if (!n)
 		return -ENOMEM;
-	n->uid = st->st_uid;
-	n->gid = st->st_gid;
-	clock_gettime(CLOCK_REALTIME, &n->ctime);
-	n->atime = n->mtime = n->ctime;
-	n->born_seq = UINT64_MAX;
+	n->attr.uid = st->st_uid;
+	n->attr.gid = st->st_gid;
+	clock_gettime(CLOCK_REALTIME, &n->attr.ctime);
+	n->attr.atime = n->attr.mtime = n->attr.ctime;
+	n->seq.born = UINT64_MAX;
 	n->xattrs_loaded = true;
-	n->size = size;
+	n->attr.size = size;
 	int rc = record(fs, n, buffer_id(b), name, false);
 	if (!rc)
 		rc = attach(fs, n, b, name);
@@ -165,7 +165,7 @@ uint64_t buffers_of(struct fs *fs, uint32_t uid)
 {
 	uint64_t sum = 0;
 	for (struct fs_buffer *f = fs->tree.buffers; f; f = f->next)
-		sum += f->n->uid == uid ? buffers_blocks(f->n) * 512 : 0;
+		sum += f->n->attr.uid == uid ? buffers_blocks(f->n) * 512 : 0;
 	return sum;
 }
 
@@ -192,7 +192,7 @@ int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
 	if (!n->buf)
 		return -ESTALE;
 	uint64_t held = buffers_blocks(n) * 512;
-	int rc = size > held ? share_of_buffers(fs, n->uid, buffers_of(fs, n->uid), size - held) : 0;
+	int rc = size > held ? share_of_buffers(fs, n->attr.uid, buffers_of(fs, n->attr.uid), size - held) : 0;
 	if (rc)
 		return rc;
 	struct buffer *b = buffer_ref(n->buf->b);
@@ -208,15 +208,15 @@ int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
 		rc = -ESTALE;
 	if (rc)
 		return rc;
-	uint64_t was = n->size;
-	n->size = size;
+	uint64_t was = n->attr.size;
+	n->attr.size = size;
 	rc = record(fs, n, buffer_id(n->buf->b), n->buf->name, !strcmp(buffers_state(n), "kept"));
 	if (rc)
-		n->size = was;
+		n->attr.size = was;
 	return rc;
 }
 
 int buffers_lend(struct node *n, uint64_t id, struct staged **sf)
 {
-	return buffer_lend(n->buf->b, id, n->size, sf);
+	return buffer_lend(n->buf->b, id, n->attr.size, sf);
 }

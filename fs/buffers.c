@@ -139,9 +139,9 @@ static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name
 	r->node = r->ino = id;
 	r->dir = parent;
 	r->name = name;
-	r->mode = n->mode & 07777;
-	r->uid = n->uid;
-	r->gid = n->gid;
+	r->mode = n->attr.mode & 07777;
+	r->uid = n->attr.uid;
+	r->gid = n->attr.gid;
 	r->data = *data;
 	r->data_len = (uint32_t)len;
 	return 0;
@@ -164,7 +164,7 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	struct rec r;
 
 	/* the kernel asks this only where fs.protected_hardlinks is set */
-	if (c->uid && c->uid != n->uid)
+	if (c->uid && c->uid != n->attr.uid)
 		return -EPERM;
 	node_wait_busy(fs, n);
 	int rc = n->buf ? target_free(fs, parent, name) : -ENOENT;

@@ -251,7 +251,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 static int open_durable(struct fs *fs, struct node *n)
 {
 	uint64_t durable = staging_durable(fs->s);
-	if (n->buf || node_dirty(fs, n) || n->born_seq > durable || n->seal_seq > durable)
+	if (n->buf || node_dirty(fs, n) || n->seq.born > durable || n->seq.seal > durable)
 		return -1;
 	return node_open_store(fs, n);
 }

@@ -31,7 +31,7 @@ static void flush_end(struct flush f, int room)
 		struct handle *h = handle_find(fs, f.fh);
 		rc = room;
 		if (h)
-			h->node->close_error = room;
+			h->node->version.close_error = room;
 		if (h && !room && f.changed && h->node->sf && h->node->names)
 			rc = fs_flushed(fs, h->node);
 	} while (ask_store(fs, rc));
@@ -63,11 +63,11 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, 0);
 		return;
 	}
-	if (n->rdwr && n->backing) {
+	if (n->version.rdwr && n->backing.id) {
 		session_may_block(fs);
 		staged_look_mapped(f.sf);
 	}
-	f.changed = n->rdwr || staged_changed(f.sf);
+	f.changed = n->version.rdwr || staged_changed(f.sf);
 	int rc = f.changed ? node_reserve_now(fs, f.sf) : 0;
 	if (rc == -EAGAIN && (later = malloc(sizeof(*later)))) {
 		*later = f;
@@ -81,7 +81,7 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
  * as closed all the same. */
 static bool closes_unchanged(struct node *n, const struct handle *h)
 {
-	return n->sf && h->writer && n->writers == 1 && !n->rdwr && !n->close_error && !n->fork_to &&
+	return n->sf && h->writer && n->writers == 1 && !n->version.rdwr && !n->version.close_error && !n->fork.to &&
 	       !staged_changed(n->sf);
 }
 
@@ -95,8 +95,8 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct handle *h = handle_find(fs, fi->fh);
 	if (h) {
 		struct node *n = h->node;
-		bool wrote_rdwr = n->rdwr;
-		int32_t backing = h->uses_backing && n->backing_users == 1 ? n->backing : 0;
+		bool wrote_rdwr = n->version.rdwr;
+		int32_t backing = h->uses_backing && n->backing.users == 1 ? n->backing.id : 0;
 		struct rec r = rec_new(REC_CLOSE);
 		r.fh = h->fh;
 		r.node = n->id;
@@ -115,11 +115,11 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		/* open(O_CREAT | O_RDONLY) made a version too */
 		struct staged_info i = {.state = STAGED_EVICTED};
 		/* a forked node's readers have no say: the bytes may be written through the new one */
-		if (n->sf && !n->writers && !n->fork_to)
+		if (n->sf && !n->writers && !n->fork.to)
 			staged_get_state(n->sf, &i);
 		if (i.state == STAGED_OPEN) {
 			n->holds++;
-			if (wrote_rdwr || n->close_error || staged_changed(n->sf))
+			if (wrote_rdwr || n->version.close_error || staged_changed(n->sf))
 				node_seal_closed(fs, n);
 			else
 				node_unchanged(fs, n);
@@ -189,7 +189,7 @@ static void sync_end(struct sync_wait *w, int rc)
 	ask_end();
 	w->seq = seq = staging_last_seq(fs->s);
 	w->node = w->n->id;
-	w->dir = S_ISDIR(w->n->mode) ? w->n->id : w->n->names ? w->n->names->dir->id : 0;
+	w->dir = S_ISDIR(w->n->attr.mode) ? w->n->id : w->n->names ? w->n->names->dir->id : 0;
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
 		staged_unref(w->sf);
@@ -225,7 +225,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 			rc = i.error ? i.error : -EIO;
 		if (!fs->o.fsync_staged)
 			staged_finalize(n->sf);	/* closed, but still mapped: as it is now */
-		if (i.state == STAGED_OPEN && (n->rdwr || staged_changed(n->sf)))
+		if (i.state == STAGED_OPEN && (n->version.rdwr || staged_changed(n->sf)))
 			w->sf = staged_ref(n->sf);
 	}
 	pthread_mutex_unlock(&fs->tree.lock);

@@ -65,11 +65,11 @@ static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
 	bool last = false;
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, dir);
-	while (n && S_ISDIR(n->mode) && next_part(&path, name, &last)) {
+	while (n && S_ISDIR(n->attr.mode) && next_part(&path, name, &last)) {
 		struct dentry *d = dentry_find(fs, n, name);
 		n = d ? d->node : NULL;
 		if (last)
-			return n && S_ISREG(n->mode) && (n->sf || node_dirty(fs, n) || dentry_dirty(fs, d));
+			return n && S_ISREG(n->attr.mode) && (n->sf || node_dirty(fs, n) || dentry_dirty(fs, d));
 	}
 	return false;
 }

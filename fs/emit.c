@@ -22,7 +22,7 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 			r.flags |= REC_SEALED;
 		rc = staging_emit(fs->s, &r);
 	}
-	for (struct xattr *x = n->xattrs; !rc && x && !n->sealed; x = x->next) {
+	for (struct xattr *x = n->xattrs; !rc && x && !n->version.sealed; x = x->next) {
 		r = rec_new(REC_XATTR);
 		r.unique = 0;
 		r.node = n->id;
@@ -54,7 +54,7 @@ static int emit_all_accepted(struct fs *fs)
 	int rc = 0;
 	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
 		for (struct node *n = fs->tree.nodes[i]; !rc && n; n = n->hash_next)
-			if (n->accepted && n->sf && n->names)
+			if (n->version.accepted && n->sf && n->names)
 				rc = node_list_add(&l, n);
 	node_list_sort(&l);
 	for (size_t i = 0; !rc && i < l.len; i++)
@@ -77,7 +77,7 @@ static int emit_tree(struct fs *fs)
 			if (!d->node)
 				continue;
 			rc = emit_one(fs, d->node, d);
-			if (!S_ISDIR(d->node->mode))
+			if (!S_ISDIR(d->node->attr.mode))
 				continue;
 			if (n == cap) {
 				void *p = realloc(stack, (cap *= 2) * sizeof(*stack));
@@ -113,8 +113,8 @@ int fs_emit(void *ctx, struct staging *s)
 			r.mask = (uint64_t)(unsigned)h->flags;
 			r.lane = h->lane;
 			r.uid = h->uid;
-			r.backing = h->uses_backing ? h->node->backing : 0;
-			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->rdwr ? REC_RDWR : 0);
+			r.backing = h->uses_backing ? h->node->backing.id : 0;
+			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->version.rdwr ? REC_RDWR : 0);
 			rc = staging_emit(s, &r);
 		}
 	return rc ? rc : emit_all_accepted(fs);	/* behind the opens, which end it */

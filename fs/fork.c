@@ -129,22 +129,22 @@ int fork_node(struct fs *fs, struct node *n)
 	rc = fs_record(fs, &r);
 	if (rc)
 		return rc;
-	node_find(fs, r.node2)->awaited_ns = monotonic_ns() + AWAITED_NS;
+	node_find(fs, r.node2)->fork.awaited_ns = monotonic_ns() + AWAITED_NS;
 	return -ESTALE;
 }
 
 int fork_await(struct fs *fs, struct node *n)
 {
-	while (n->awaited_ns) {
-		if (monotonic_ns() >= n->awaited_ns) {
-			n->awaited_ns = 0;
+	while (n->fork.awaited_ns) {
+		if (monotonic_ns() >= n->fork.awaited_ns) {
+			n->fork.awaited_ns = 0;
 			break;
 		}
 		if (current.slotted)
 			return -EINPROGRESS;
 		struct timespec t = {
-			.tv_sec = (time_t)(n->awaited_ns / 1000000000u),
-			.tv_nsec = (long)(n->awaited_ns % 1000000000u),
+			.tv_sec = (time_t)(n->fork.awaited_ns / 1000000000u),
+			.tv_nsec = (long)(n->fork.awaited_ns % 1000000000u),
 		};
 		n->holds++;
 		pthread_cond_timedwait(&fs->tree.busy_cond, &fs->tree.lock, &t);
@@ -155,9 +155,9 @@ int fork_await(struct fs *fs, struct node *n)
 
 void fork_came(struct fs *fs, struct node *n)
 {
-	if (n->awaited_ns)
+	if (n->fork.awaited_ns)
 		pthread_cond_broadcast(&fs->tree.busy_cond);
-	n->awaited_ns = 0;
+	n->fork.awaited_ns = 0;
 }
 
 void fork_answer(fuse_req_t req, struct fs *fs, struct node *n)

@@ -67,9 +67,10 @@ struct place {
 	char name[];
 };
 
-struct node {
-	struct node *hash_next, *sino_next;
-	uint64_t id, ino;
+/* ---- what each part of a node has ---- */
+
+/* As stat(2) shows it; tree.c, apply.c. */
+struct attributes {
 	mode_t mode;
 	uid_t uid;
 	gid_t gid;
@@ -78,47 +79,77 @@ struct node {
 	nlink_t unknown;	/* others: names in the store that were not looked up yet */
 	struct timespec atime, mtime, ctime;
 	uint64_t size, blocks;	/* last seen */
-	uint64_t nlookup;
-	bool pinned;		/* restored after a restart: the kernel's count is unknown */
-	bool busy;		/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
-	unsigned holds;		/* threads that dropped the lock and come back to it: it is not freed */
-	bool zombie;		/* on the list of those to free when clean */
-	uint64_t dirty_seq;	/* last record on the node itself */
-	uint64_t born_seq;	/* record that makes it in the store; UINT64_MAX = never yet */
-	uint64_t ns_seq;	/* directories: last change of their names */
-	uint64_t forgot_seq;	/* directories: the newest of the names that were dropped here, for the store has them */
-	uint64_t changed;	/* fs->tree.changes when something of it last changed here */
-	uint64_t links_seq;	/* files: last change of how many names they have; UINT64_MAX: the
+};
+
+/* Records that changed it, by their places in the order; apply.c. */
+struct node_seqs {
+	uint64_t dirty;		/* the last on the node itself */
+	uint64_t born;		/* makes it in the store; UINT64_MAX = never yet */
+	uint64_t names;		/* directories: last change of their names */
+	uint64_t forgot;	/* directories: the newest of the names dropped here, for the store has them */
+	uint64_t links;		/* files: last change of how many names they have; UINT64_MAX: the
 				 * store has one that is ours no more, and does not tell when it goes */
-	uint64_t seal_seq;
-	uint64_t placed_seq;	/* the store has it by this record's name, though that is not applied in full */
-	uint64_t sino, sbirth;	/* inode of the store file when last seen, and its birth (io_stat_born) */
+	uint64_t seal;
+	uint64_t placed;	/* the store has it by this record's name, though that is not applied in full */
+};
+
+/* As the store has it; node.c, tree.c. */
+struct node_stored {
+	uint64_t ino, birth;	/* of the store file when last seen; its birth (io_stat_born) */
 	bool adopt;		/* a version of ours replaced it: take what is there */
+	struct place *places;	/* files: oldest first */
+	int kept_fd;		/* unlinked while the kernel knew it: its store file; -1 = none */
+	bool retained;		/* staging gives it a name in tmp/ before it has none: staging_retain() */
+};
 
-	struct dentry *names;
-	struct dentry *children;	/* directories: overlay, whiteouts included */
-	struct place *places;		/* files: oldest first */
-	char *target;			/* symlinks not yet in the store */
-	struct xattr *xattrs;
-	bool xattrs_loaded;
-
-	struct staged *sf;	/* bytes in staging; NULL = the store's */
-	struct fs_buffer *buf;	/* it is a buffer, and no file; NULL */
+/* Its bytes, from a writer's open to the seal; version.c, close.c. */
+struct node_version {
 	bool sealed;		/* the order has a version of it */
 	bool rdwr;		/* was open O_RDWR since the last seal: mapped writes possible */
 	char *over;		/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
 	int close_error;	/* a close that found no room */
 	bool accepted;		/* a close was answered with success: its seal is refused no more */
 	uint64_t accepted_nth;	/* and the how manieth it was */
-	unsigned handles, writers;
-	int kept_fd;		/* unlinked while the kernel knew it: its store file; -1 = none */
-	bool retained;		/* staging gives it a name in tmp/ before it has none: staging_retain() */
-	int32_t backing;	/* passthrough id, 0 = none */
-	unsigned backing_users;
-	enum lane lane;		/* of the last open */
-	uint64_t fork_to;	/* its names went there: a writer came while readers kept this version */
+};
+
+/* Passthrough; open.c. */
+struct backing {
+	int32_t id;		/* 0 = none */
+	unsigned users;
+};
+
+/* fork.c */
+struct node_fork {
+	uint64_t to;		/* its names went there: a writer came while readers kept this version */
 	uint64_t awaited_ns;	/* CLOCK_MONOTONIC; such a writer is about to open this one, readers wait */
-	struct node *zombie_next;
+};
+
+struct node {
+	struct node *hash_next, *sino_next, *zombie_next;
+	uint64_t id, ino;
+	uint64_t nlookup;
+	bool pinned;		/* restored after a restart: the kernel's count is unknown */
+	bool busy;		/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
+	unsigned holds;		/* threads that dropped the lock and come back to it: it is not freed */
+	bool zombie;		/* on the list of those to free when clean */
+	uint64_t changed;	/* fs->tree.changes when something of it last changed here */
+	struct attributes attr;
+	struct node_seqs seq;
+	struct node_stored stored;
+
+	struct dentry *names;
+	struct dentry *children;	/* directories: overlay, whiteouts included */
+	char *target;			/* symlinks not yet in the store */
+	struct xattr *xattrs;
+	bool xattrs_loaded;
+
+	struct staged *sf;	/* bytes in staging; NULL = the store's */
+	struct fs_buffer *buf;	/* it is a buffer, and no file; NULL */
+	unsigned handles, writers;
+	struct node_version version;
+	enum lane lane;		/* of the last open */
+	struct backing backing;
+	struct node_fork fork;
 };
 
 struct handle {

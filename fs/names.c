@@ -68,8 +68,8 @@ static void own(fuse_req_t req, const struct node *dir, struct rec *r, bool is_d
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	r->uid = c->uid;
 	r->gid = c->gid;
-	if (dir->mode & S_ISGID) {
-		r->gid = dir->gid;
+	if (dir->attr.mode & S_ISGID) {
+		r->gid = dir->attr.gid;
 		if (is_dir)
 			r->mode |= S_ISGID;
 	}
@@ -222,7 +222,7 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	}
 	if (!rc && (!n || !n->names))
 		rc = n ? -ENOENT : -ESTALE;
-	if (!rc && S_ISDIR(n->mode))
+	if (!rc && S_ISDIR(n->attr.mode))
 		rc = -EPERM;
 	if (!rc)
 		rc = tree_lookup(fs, dir, name, &old, NULL);
@@ -271,7 +271,7 @@ static int try_remove(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 	int rc = find_dir(fs, parent, &dir);
 	if (!rc)
 		rc = tree_lookup(fs, dir, name, &n, &d);
-	if (!rc && want_dir != !!S_ISDIR(n->mode))
+	if (!rc && want_dir != !!S_ISDIR(n->attr.mode))
 		rc = want_dir ? -ENOTDIR : -EISDIR;
 	if (!rc && want_dir)
 		rc = tree_dir_empty(fs, n);
@@ -323,11 +323,11 @@ static int check_rename(struct fs *fs, struct node *n, struct node *victim, unsi
 		return 0;
 	if (flags & 1u)		/* RENAME_NOREPLACE */
 		return -EEXIST;
-	if (S_ISDIR(n->mode) && !S_ISDIR(victim->mode))
+	if (S_ISDIR(n->attr.mode) && !S_ISDIR(victim->attr.mode))
 		return -ENOTDIR;
-	if (!S_ISDIR(n->mode) && S_ISDIR(victim->mode))
+	if (!S_ISDIR(n->attr.mode) && S_ISDIR(victim->attr.mode))
 		return -EISDIR;
-	return S_ISDIR(victim->mode) ? tree_dir_empty(fs, victim) : 0;
+	return S_ISDIR(victim->attr.mode) ? tree_dir_empty(fs, victim) : 0;
 }
 
 /* 0: answered. */
@@ -360,13 +360,13 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 	if (!rc && victim != n) {
 		struct rec r = rec_new(REC_RENAME);
 		r.node = n->id;
-		r.node2 = victim && (S_ISDIR(victim->mode) || node_links(victim) <= 1) ? victim->id : 0;
+		r.node2 = victim && (S_ISDIR(victim->attr.mode) || node_links(victim) <= 1) ? victim->id : 0;
 		r.dir = parent;
 		r.name = name;
 		r.dir2 = parent2;
 		r.name2 = name2;
 		d = dentry_find(fs, dir, name);
-		r.flags = (S_ISDIR(n->mode) ? REC_DIR : 0) |
+		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) |
 			  (d->sealed ? 0 : d->store_has ? REC_SHADOW : REC_GHOST);
 		rc = fs_record(fs, &r);
 	}
@@ -392,7 +392,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t p
 
 static int link_target(struct fs *fs, struct node *n, char *buf, size_t cap)
 {
-	if (!S_ISLNK(n->mode))
+	if (!S_ISLNK(n->attr.mode))
 		return -EINVAL;
 	if (n->target) {
 		strncpy(buf, n->target, cap - 1);

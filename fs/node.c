@@ -33,16 +33,16 @@ struct node *node_find(struct fs *fs, uint64_t id)
 struct node *node_current(struct fs *fs, uint64_t id)
 {
 	struct node *n = node_find(fs, id), *next;
-	while (n && n->fork_to && (next = node_find(fs, n->fork_to)))
+	while (n && n->fork.to && (next = node_find(fs, n->fork.to)))
 		n = next;
 	return n;
 }
 
 nlink_t node_links(const struct node *n)
 {
-	nlink_t links = n->unknown;
-	if (S_ISDIR(n->mode))
-		return n->nlink;
+	nlink_t links = n->attr.unknown;
+	if (S_ISDIR(n->attr.mode))
+		return n->attr.nlink;
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		links++;
 	return links;
@@ -55,9 +55,9 @@ struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode)
 		return NULL;
 	n->id = id;
 	n->ino = ino;
-	n->mode = mode;
-	n->nlink = S_ISDIR(mode) ? 2 : 1;
-	n->kept_fd = -1;
+	n->attr.mode = mode;
+	n->attr.nlink = S_ISDIR(mode) ? 2 : 1;
+	n->stored.kept_fd = -1;
 	n->hash_next = fs->tree.nodes[id_bucket(id)];
 	fs->tree.nodes[id_bucket(id)] = n;
 	fs->tree.n_nodes++;
@@ -164,8 +164,8 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 	*(d->sib_prev ? &d->sib_prev->sib_next : &dir->children) = d->sib_next;
 	if (d->sib_next)
 		d->sib_next->sib_prev = d->sib_prev;
-	if (n && d->seq > dir->forgot_seq)
-		dir->forgot_seq = d->seq;
+	if (n && d->seq > dir->seq.forgot)
+		dir->seq.forgot = d->seq;
 	name_touch(fs, dir->id, d->name);
 	dentry_unname(fs, d);
 	free(d);
@@ -187,10 +187,10 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 
 bool node_dirty(struct fs *fs, const struct node *n)
 {
-	if (n->busy || n->writers || n->dirty_seq > fs_applied(fs))
+	if (n->busy || n->writers || n->seq.dirty > fs_applied(fs))
 		return true;
 	if (!n->sf)
-		return n->born_seq > fs_applied(fs);
+		return n->seq.born > fs_applied(fs);
 	struct staged_info i;
 	staged_get_state(n->sf, &i);
 	return i.state != STAGED_DURABLE && i.state != STAGED_EVICTED;
@@ -208,10 +208,10 @@ static void remember_staged(struct node *n)
 {
 	struct staged_info i;
 	staged_get_info(n->sf, &i);
-	n->size = i.size;
-	n->blocks = i.blocks;
-	n->atime = i.atime;
-	n->mtime = i.mtime;
+	n->attr.size = i.size;
+	n->attr.blocks = i.blocks;
+	n->attr.atime = i.atime;
+	n->attr.mtime = i.mtime;
 }
 
 void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
@@ -223,7 +223,7 @@ void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
 		/* Spilled bytes go by being given their first name; others of the file's names
 		 * follow, and may be where it stood before. */
 		if (!sf && staged_spilled(n->sf))
-			n->placed_seq = n->seal_seq;
+			n->seq.placed = n->seq.seal;
 		staged_unref(n->sf);
 	}
 	n->sf = sf;
@@ -271,20 +271,20 @@ void node_wait_busy(struct fs *fs, struct node *n)
 const struct place *node_place(struct fs *fs, struct node *n)
 {
 	uint64_t applied = fs_applied(fs);
-	if (applied < n->placed_seq)
-		applied = n->placed_seq;
-	while (n->places && n->places->next && n->places->next->seq <= applied) {
-		struct place *old = n->places;
-		n->places = old->next;
+	if (applied < n->seq.placed)
+		applied = n->seq.placed;
+	while (n->stored.places && n->stored.places->next && n->stored.places->next->seq <= applied) {
+		struct place *old = n->stored.places;
+		n->stored.places = old->next;
 		free(old);
 	}
-	return n->places && n->places->seq <= applied ? n->places : NULL;
+	return n->stored.places && n->stored.places->seq <= applied ? n->stored.places : NULL;
 }
 
 /* A file that is written anew where it is has no more places for it, however often. */
 void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name)
 {
-	struct place **pp = &n->places, *last = NULL;
+	struct place **pp = &n->stored.places, *last = NULL;
 	node_place(fs, n);	/* lets go of those that are past */
 	for (; *pp; pp = &(*pp)->next)
 		last = *pp;
@@ -301,26 +301,26 @@ void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, c
 
 static void sino_remember(struct fs *fs, struct node *n)
 {
-	n->sino_next = fs->tree.by_sino[n->sino % 4096];
-	fs->tree.by_sino[n->sino % 4096] = n;
+	n->sino_next = fs->tree.by_sino[n->stored.ino % 4096];
+	fs->tree.by_sino[n->stored.ino % 4096] = n;
 }
 
 void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth)
 {
-	n->sbirth = sbirth;
-	if (n->sino == sino)
+	n->stored.birth = sbirth;
+	if (n->stored.ino == sino)
 		return;
 	node_touch(fs, n);
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		name_touch(fs, d->dir->id, d->name);
-	if (n->sino) {
-		struct node **pp = &fs->tree.by_sino[n->sino % 4096];
+	if (n->stored.ino) {
+		struct node **pp = &fs->tree.by_sino[n->stored.ino % 4096];
 		while (*pp && *pp != n)
 			pp = &(*pp)->sino_next;
 		if (*pp)
 			*pp = n->sino_next;
 	}
-	n->sino = sino;
+	n->stored.ino = sino;
 	if (sino)
 		sino_remember(fs, n);
 }
@@ -331,7 +331,7 @@ void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth
  * old node, forgets n once before it looks it up in earnest. */
 static bool is_awaited(const struct node *n)
 {
-	return n->awaited_ns && monotonic_ns() < n->awaited_ns;
+	return n->fork.awaited_ns && monotonic_ns() < n->fork.awaited_ns;
 }
 
 static void node_free(struct fs *fs, struct node *n)
@@ -343,23 +343,23 @@ static void node_free(struct fs *fs, struct node *n)
 	while (*pp != n)
 		pp = &(*pp)->hash_next;
 	*pp = n->hash_next;
-	if (n->sino) {
-		pp = &fs->tree.by_sino[n->sino % 4096];
+	if (n->stored.ino) {
+		pp = &fs->tree.by_sino[n->stored.ino % 4096];
 		while (*pp && *pp != n)
 			pp = &(*pp)->sino_next;
 		if (*pp)
 			*pp = n->sino_next;
 	}
-	for (struct place *p = n->places, *next; p; p = next) {
+	for (struct place *p = n->stored.places, *next; p; p = next) {
 		next = p->next;
 		free(p);
 	}
 	xattrs_free(n->xattrs);
 	if (n->sf)
 		staged_unref(n->sf);
-	if (n->kept_fd >= 0)
-		store_fd_close(fs, n->kept_fd);
-	if (fs->s && S_ISDIR(n->mode))
+	if (n->stored.kept_fd >= 0)
+		store_fd_close(fs, n->stored.kept_fd);
+	if (fs->s && S_ISDIR(n->attr.mode))
 		staging_dir_forget(fs->s, n->id);
 	if (fs->s) {
 		struct rec r = rec_new(REC_FORGET);
@@ -368,7 +368,7 @@ static void node_free(struct fs *fs, struct node *n)
 		staging_log(fs->s, &r);	/* lost: the node is merely known a little longer */
 	}
 	free(n->target);
-	free(n->over);
+	free(n->version.over);
 	free(n);
 	fs->tree.n_nodes--;
 }
@@ -376,7 +376,7 @@ static void node_free(struct fs *fs, struct node *n)
 /* A new version by one name is one by all of them; which these are the store cannot say. */
 static bool several_names(const struct node *n)
 {
-	return !S_ISDIR(n->mode) && n->names && n->names->name_next;
+	return !S_ISDIR(n->attr.mode) && n->names && n->names->name_next;
 }
 
 static bool node_needed(struct fs *fs, struct node *n)
@@ -525,10 +525,15 @@ int node_list_add(struct node_list *l, struct node *n)
 	return 0;
 }
 
+static uint64_t acceptance(const struct node *n)
+{
+	return n->version.accepted ? n->version.accepted_nth : 0;
+}
+
 static int by_acceptance(const void *a, const void *b)
 {
 	const struct node *x = *(struct node *const *)a, *y = *(struct node *const *)b;
-	uint64_t i = x->accepted ? x->accepted_nth : 0, j = y->accepted ? y->accepted_nth : 0;
+	uint64_t i = acceptance(x), j = acceptance(y);
 	return i < j ? -1 : i > j;
 }
 

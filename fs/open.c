@@ -15,7 +15,7 @@
  * past the daemon where the store is so full that a write must be able to fail. */
 static bool is_relayed(struct node *n)
 {
-	return n->handles ? !n->backing : n->sf && staged_checked(n->sf);
+	return n->handles ? !n->backing.id : n->sf && staged_checked(n->sf);
 }
 
 static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
@@ -29,7 +29,7 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 	/* these come through the daemon, which then decides per write; the kernel lets
 	 * FOPEN_DIRECT_IO stand beside a passthrough open of the same inode */
 	bool sync = (flags & (O_SYNC | O_DSYNC)) && write;
-	bool suid = (n->mode & (S_ISUID | S_ISGID)) && write;
+	bool suid = (n->attr.mode & (S_ISUID | S_ISGID)) && write;
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
 	bool charged = write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
 	if (sync || suid || raw || charged || is_relayed(n))
@@ -42,7 +42,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	int fd, rc;
 
-	if (n->backing)
+	if (n->backing.id)
 		return 0;
 	rc = n->buf ? 0 : n->sf ? staged_use(n->sf, &fd) : -ENODATA;
 	if (rc == -ENODATA)	/* evicted, or spilled and published: the store has it */
@@ -72,7 +72,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 		return -EOPNOTSUPP;
 	}
 	fs->lanes.proved = true;
-	n->backing = rc;
+	n->backing.id = rc;
 	return 0;
 }
 
@@ -83,7 +83,7 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->lanes.passthrough) ||
 						     (h->flags & O_ACCMODE) != O_RDONLY);
 	fi->fh = h->fh;
-	fi->backing_id = h->uses_backing ? n->backing : 0;
+	fi->backing_id = h->uses_backing ? n->backing.id : 0;
 	fi->direct_io = direct;
 	fi->parallel_direct_writes = direct;
 	fi->keep_cache = !h->uses_backing && !direct && !n->sf;
@@ -135,7 +135,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	r.mask = (uint64_t)(unsigned)fi->flags;
 	r.lane = lane;
 	r.uid = uid;
-	r.backing = atomic_load(&fs->lanes.passthrough) ? n->backing : 0;
+	r.backing = atomic_load(&fs->lanes.passthrough) ? n->backing.id : 0;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
 	rc = fs_record(fs, &r);
@@ -226,7 +226,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		return 0;
 	struct node *n = node_find(fs, id);
 	/* a name of a forked node: ESTALE makes the kernel look it up again */
-	int rc = !n || n->fork_to ? -ESTALE : S_ISDIR(n->mode) ? -EISDIR :
+	int rc = !n || n->fork.to ? -ESTALE : S_ISDIR(n->attr.mode) ? -EISDIR :
 		 write ? share_of_files(fuse_req_ctx(req)->uid) : 0;
 	if (n)
 		n->holds++;
@@ -256,7 +256,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		n->holds--;
 	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
 		return rc;
-	if (rc == -ESTALE && n && n->fork_to)
+	if (rc == -ESTALE && n && n->fork.to)
 		fork_answer(req, fs, n);
 	else if (rc)
 		fuse_reply_err(req, -rc);
@@ -268,7 +268,7 @@ static int truncated(fuse_req_t req, struct fs *fs, fuse_ino_t id)
 {
 	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_current(fs, id);
-	int rc = n && S_ISREG(n->mode) ? node_written(req, fs, n) : 0;
+	int rc = n && S_ISREG(n->attr.mode) ? node_written(req, fs, n) : 0;
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (rc > 0)
 		attrs_changed(fs, id);
@@ -320,8 +320,8 @@ static void memory_guess(struct fs *fs, struct creating *c, uint64_t parent, con
 	struct dentry *d = dir ? dentry_find(fs, dir, name) : NULL;
 
 	c->size = dir ? expect_size(fs, dir, name) : STAGED_SIZE_UNKNOWN;
-	if (dir && dir->mode & S_ISGID)
-		c->who.gid = dir->gid;
+	if (dir && dir->attr.mode & S_ISGID)
+		c->who.gid = dir->attr.gid;
 	c->wanted = dir && !(d && d->node);
 	if (c->wanted && c->size == STAGED_SIZE_UNKNOWN)
 		c->size = expect_from_store(fs, dir, name);
@@ -352,7 +352,7 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 {
 	if (flags & O_EXCL)
 		return -EEXIST;
-	if (!S_ISREG((*n)->mode))
+	if (!S_ISREG((*n)->attr.mode))
 		return -EISDIR;
 	struct node *m = *n;
 	int rc = flags & O_TRUNC ? node_written(req, fs, m) : 0;
@@ -361,7 +361,7 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	m->holds++;
 	rc = node_make_writable(fs, m, flags & O_TRUNC);
 	m->holds--;
-	if (rc != -ESTALE || !m->fork_to)
+	if (rc != -ESTALE || !m->fork.to)
 		return rc;
 	*n = m = node_current(fs, m->id);
 	fork_tell(fs, m);
@@ -420,7 +420,7 @@ static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		if (!rc) {
 			r.mode = mode & 07777;
 			r.uid = ctx->uid;
-			r.gid = dir->mode & S_ISGID ? dir->gid : ctx->gid;
+			r.gid = dir->attr.mode & S_ISGID ? dir->attr.gid : ctx->gid;
 			r.dir = parent;
 			r.name = name;
 			r.sf = staged_id(c->sf);

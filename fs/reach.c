@@ -65,7 +65,7 @@ static int look(struct fs *fs, struct node *dir, const char *name, struct node *
 static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
 {
 	struct stat st;
-	if (!S_ISDIR(dir->mode))
+	if (!S_ISDIR(dir->attr.mode))
 		return -ENOTDIR;
 	if (!who || !who->uid)
 		return 0;

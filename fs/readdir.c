@@ -127,7 +127,7 @@ static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 	int rc = ask_list(fs, dir, &s);
 
 	while ((!rc || (rc != ASK_AGAIN && name_is_absent(rc))) && s->rounds < ROUNDS_MAX) {
-		if (dir->forgot_seq > s->applied)	/* it came after, and is not known here any more */
+		if (dir->seq.forgot > s->applied)	/* it came after, and is not known here any more */
 			s->read = false;
 		else if (!in_doubt(fs, dir, s))
 			break;
@@ -150,7 +150,7 @@ static int build(struct fs *fs, struct node *dir, struct listing *l)
 			rc = add(l, s->v[i].name, s->v[i].ino, s->v[i].type);
 	for (struct dentry *d = dir->children; !rc && d; d = d->sib_next)
 		if (d->node && is_there(fs, d, s))
-			rc = add(l, d->name, d->node->ino, d->node->mode);
+			rc = add(l, d->name, d->node->ino, d->node->attr.mode);
 	l->built = !rc;
 	return rc;
 }

@@ -11,8 +11,8 @@
 double attr_timeout(const struct node *n)
 {
 	/* the kernel does not know what a mapping of a backing file changes */
-	bool mapped = n->rdwr && n->backing;
-	return n->fork_to || mapped || (S_ISREG(n->mode) && node_links(n) > 1) ? 0 : TIMEOUT_S;
+	bool mapped = n->version.rdwr && n->backing.id;
+	return n->fork.to || mapped || (S_ISREG(n->attr.mode) && node_links(n) > 1) ? 0 : TIMEOUT_S;
 }
 
 void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e)

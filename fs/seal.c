@@ -34,8 +34,8 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 
 	if ((rc = node_stat(fs, c, &st)))
 		return rc;
-	if (old->over && is_over(old->over, st.st_mtim)) {
-		snprintf(mark, CKPT_OVER_ROOM, "%s", old->over);
+	if (old->version.over && is_over(old->version.over, st.st_mtim)) {
+		snprintf(mark, CKPT_OVER_ROOM, "%s", old->version.over);
 		return 0;
 	}
 	rc = store_says(fs, d, CKPT_OVER_KEY, mark);
@@ -60,7 +60,7 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
 		int rc = name ? tree_lookup(fs, d->dir, name, &c, NULL) : -ENOENT;
 		if (rc && !name_is_absent(rc))
 			return rc;
-		if (rc || !S_ISREG(c->mode))
+		if (rc || !S_ISREG(c->attr.mode))
 			continue;
 		rc = print_over(fs, n, d, c, mark);
 		if (!c->nlookup)
@@ -82,9 +82,9 @@ static int note_over(struct fs *fs, struct node *n)
 	if (over == ASK_AGAIN)
 		return over;
 	if (over < 0)	/* of a close that was answered its FLUSH has asked: that holds */
-		return n->accepted ? 0 : over;
-	free(n->over);
-	n->over = over ? strdup(mark) : NULL;
+		return n->version.accepted ? 0 : over;
+	free(n->version.over);
+	n->version.over = over ? strdup(mark) : NULL;
 	return 0;
 }
 
@@ -95,7 +95,8 @@ int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const 
 
 	r.unique = 0;
 	rec_aim(fs, &r, n);
-	if (r.flags & REC_GHOST || !S_ISREG(n->mode) || !S_ISREG(victim->mode) || !io_store_has_xattr(fs->store))
+	if (r.flags & REC_GHOST || !S_ISREG(n->attr.mode) || !S_ISREG(victim->attr.mode) ||
+	    !io_store_has_xattr(fs->store))
 		return 0;	/* one that is still to be sealed is marked then */
 	int over = is_committed(fs, victim, d, mark);
 	if (over <= 0)
@@ -131,9 +132,9 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	}
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
-	if (n->over)
-		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY, .val = n->over,
-						     .len = (uint32_t)strlen(n->over)};
+	if (n->version.over)
+		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY, .val = n->version.over,
+						     .len = (uint32_t)strlen(n->version.over)};
 	ssize_t len = rec_pack(names, n_names, pairs, n_pairs, data);
 	r.dir = n_names ? names[0].dir : 0;
 	r.name = n_names ? names[0].name : "";
@@ -143,9 +144,9 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 		return (int)len;
 	r.node = n->id;
 	r.ino = n->ino;
-	r.mode = n->mode & 07777;
-	r.uid = n->uid;
-	r.gid = n->gid;
+	r.mode = n->attr.mode & 07777;
+	r.uid = n->attr.uid;
+	r.gid = n->attr.gid;
 	r.data = *data;
 	r.data_len = (uint32_t)len;
 	*out = r;

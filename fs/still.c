@@ -104,7 +104,7 @@ bool still_lookup(fuse_req_t req, const char *name)
 		return false;
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
-	if (!n || !S_ISREG(n->mode)) {
+	if (!n || !S_ISREG(n->attr.mode)) {
 		fuse_reply_err(req, ENOENT);
 		return true;
 	}
@@ -119,7 +119,7 @@ bool still_lookup(fuse_req_t req, const char *name)
 /* Whoever reads would find a hole where bytes have moved; who maps, too. Lock held. */
 static bool only_written(const struct node *n)
 {
-	return n->sf && n->writers && n->handles == n->writers && !n->rdwr && !n->busy;
+	return n->sf && n->writers && n->handles == n->writers && !n->version.rdwr && !n->busy;
 }
 
 bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len)

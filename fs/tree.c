@@ -16,22 +16,22 @@
 
 static void count_unknown(struct node *n, nlink_t in_store)
 {
-	n->unknown = 0;
+	n->attr.unknown = 0;
 	nlink_t known = node_links(n);
-	n->unknown = in_store > known ? in_store - known : 0;
+	n->attr.unknown = in_store > known ? in_store - known : 0;
 }
 
 static void remember_attr(struct node *n, const struct stat *st)
 {
-	n->mode = (n->mode & S_IFMT) | (st->st_mode & 07777);
-	n->uid = st->st_uid;
-	n->gid = st->st_gid;
-	n->rdev = st->st_rdev;
-	n->atime = st->st_atim;
-	n->mtime = st->st_mtim;
-	n->ctime = st->st_ctim;
-	n->size = (uint64_t)st->st_size;
-	n->blocks = (uint64_t)st->st_blocks;
+	n->attr.mode = (n->attr.mode & S_IFMT) | (st->st_mode & 07777);
+	n->attr.uid = st->st_uid;
+	n->attr.gid = st->st_gid;
+	n->attr.rdev = st->st_rdev;
+	n->attr.atime = st->st_atim;
+	n->attr.mtime = st->st_mtim;
+	n->attr.ctime = st->st_ctim;
+	n->attr.size = (uint64_t)st->st_size;
+	n->attr.blocks = (uint64_t)st->st_blocks;
 }
 
 int tree_init(struct fs *fs)
@@ -41,10 +41,10 @@ int tree_init(struct fs *fs)
 	if (!fs->tree.root)
 		return -ENOMEM;
 	if (fs->store && !fstat(io_store_root(fs->store), &st))
-		fs->tree.root->nlink = st.st_nlink;
+		fs->tree.root->attr.nlink = st.st_nlink;
 	if (fs->store && io_store_away(fs->store) && fs->root_seen.st_nlink) {
 		remember_attr(fs->tree.root, &fs->root_seen);
-		fs->tree.root->nlink = fs->root_seen.st_nlink;
+		fs->tree.root->attr.nlink = fs->root_seen.st_nlink;
 	}
 	return 0;
 }
@@ -54,7 +54,7 @@ int tree_init(struct fs *fs)
 /* Is it the file that n was seen as? */
 static bool is_seen(const struct node *n, const struct born *b)
 {
-	return n->sino == b->st.st_ino && (!n->sbirth || !b->birth || n->sbirth == b->birth);
+	return n->stored.ino == b->st.st_ino && (!n->stored.birth || !b->birth || n->stored.birth == b->birth);
 }
 
 /* A descriptor, the caller's; *b is what it is of, with 0 as its inode where that cannot be had. */
@@ -62,15 +62,15 @@ static int open_store(struct fs *fs, struct node *n, struct born *b)
 {
 	int fd;
 	*b = (struct born){0};
-	if (n->kept_fd >= 0) {
-		fd = fcntl(n->kept_fd, F_DUPFD_CLOEXEC, 0);
+	if (n->stored.kept_fd >= 0) {
+		fd = fcntl(n->stored.kept_fd, F_DUPFD_CLOEXEC, 0);
 		return fd < 0 ? -errno : fd;
 	}
 	/* its place is another's now, and ESTALE makes the kernel look again */
 	if (!n->names)
 		return -ESTALE;
 	fd = ask_open(fs, n, b);
-	if (fd >= 0 && n->sino && !n->adopt && b->st.st_ino && !is_seen(n, b)) {
+	if (fd >= 0 && n->stored.ino && !n->stored.adopt && b->st.st_ino && !is_seen(n, b)) {
 		close(fd);
 		return -ESTALE;
 	}
@@ -78,7 +78,7 @@ static int open_store(struct fs *fs, struct node *n, struct born *b)
 		char path[256];
 		node_path(fs, n, path, sizeof(path));
 		fs_log("%s is not in the store where it was published (%s); was the store changed underneath?", path,
-		       n->places ? n->places->name : "nowhere");
+		       n->stored.places ? n->stored.places->name : "nowhere");
 	}
 	return fd;
 }
@@ -91,7 +91,7 @@ int node_open_store(struct fs *fs, struct node *n)
 
 int node_keep_bytes(struct fs *fs, struct node *n)
 {
-	return S_ISREG(n->mode) && n->names && !n->names->name_next ? node_keep_version(fs, n) : 0;
+	return S_ISREG(n->attr.mode) && n->names && !n->names->name_next ? node_keep_version(fs, n) : 0;
 }
 
 static int open_spilled(struct staged *sf)
@@ -105,18 +105,18 @@ static int open_spilled(struct staged *sf)
 	return rc;
 }
 
-/* n has readers, kept_fd is its file, and the next worker will want it, too. */
+/* n has readers, stored.kept_fd is its file, and the next worker will want it, too. */
 static void retain(struct fs *fs, struct node *n, const struct born *b, bool linked)
 {
-	if (n->retained || !b->st.st_ino)
+	if (n->stored.retained || !b->st.st_ino)
 		return;
 	staging_retain(fs->s, n->id, &b->st, linked);
-	n->retained = true;
+	n->stored.retained = true;
 	struct rec r = rec_new(REC_NODE);
 	r.unique = 0;
 	r.node = n->id;
 	r.ino = n->ino;
-	r.mode = n->mode;
+	r.mode = n->attr.mode;
 	r.node2 = b->st.st_ino;
 	r.dir2 = b->birth;
 	fs_record(fs, &r);	/* lost: its readers will be, with this worker */
@@ -127,7 +127,7 @@ int node_keep_version(struct fs *fs, struct node *n)
 	struct born b;
 
 	node_check_sf(fs, n);	/* a spilled one that was published is the store's */
-	if ((!n->nlookup && !n->pinned && !n->handles) || n->kept_fd >= 0)
+	if ((!n->nlookup && !n->pinned && !n->handles) || n->stored.kept_fd >= 0)
 		return 0;
 	int fd = n->sf ? open_spilled(n->sf) : open_store(fs, n, &b);
 	if (n->sf && fd >= 0) {
@@ -140,8 +140,8 @@ int node_keep_version(struct fs *fs, struct node *n)
 	}
 	if (fd == ASK_AGAIN)
 		return fd;
-	n->kept_fd = fd;
-	if (n->kept_fd >= 0 && n->handles)
+	n->stored.kept_fd = fd;
+	if (n->stored.kept_fd >= 0 && n->handles)
 		retain(fs, n, &b, false);
 	return 0;
 }
@@ -156,11 +156,11 @@ static int open_again(struct fs *fs, struct node *n, struct born *b, bool *linke
 	*linked = fd >= 0;
 	if (fd < 0 && n->sf)
 		fd = open_spilled(n->sf);
-	if (fd < 0 && n->sino && !n->adopt)
+	if (fd < 0 && n->stored.ino && !n->stored.adopt)
 		fd = ask_open(fs, n, b);
 	if (fd >= 0 && !b->st.st_ino)
 		io_stat_born(fs->store, fd, NULL, &b->st, &b->birth);
-	if (fd >= 0 && n->sino && !n->adopt && !is_seen(n, b)) {
+	if (fd >= 0 && n->stored.ino && !n->stored.adopt && !is_seen(n, b)) {
 		close(fd);
 		fd = -1;
 	}
@@ -173,10 +173,10 @@ void nodes_keep_again(struct fs *fs)
 		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
 			struct born b;
 			bool linked;
-			if (!n->handles || n->names || n->buf || !S_ISREG(n->mode) || n->kept_fd >= 0)
+			if (!n->handles || n->names || n->buf || !S_ISREG(n->attr.mode) || n->stored.kept_fd >= 0)
 				continue;
-			n->kept_fd = open_again(fs, n, &b, &linked);
-			if (n->kept_fd >= 0)
+			n->stored.kept_fd = open_again(fs, n, &b, &linked);
+			if (n->stored.kept_fd >= 0)
 				retain(fs, n, &b, linked);
 		}
 }
@@ -189,30 +189,30 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 	uint64_t applied;
 	struct born b;
 
-	if (n->born_seq > fs_applied(fs))
+	if (n->seq.born > fs_applied(fs))
 		return 0;
 	int rc = ask_stat(fs, n, &b, &applied);
 	const struct stat *st = &b.st;
 	if (rc == ASK_AGAIN)
 		return rc;
-	if (rc || (st->st_mode & S_IFMT) != (n->mode & S_IFMT))
+	if (rc || (st->st_mode & S_IFMT) != (n->attr.mode & S_IFMT))
 		return 0;	/* gone from under us: what was last seen has to do */
-	struct timespec m = n->mtime, c = n->ctime;
-	nlink_t links = n->nlink;
-	if (n->dirty_seq <= applied) {
+	struct timespec m = n->attr.mtime, c = n->attr.ctime;
+	nlink_t links = n->attr.nlink;
+	if (n->seq.dirty <= applied) {
 		remember_attr(n, st);
 	} else {
-		n->size = (uint64_t)st->st_size;
-		n->blocks = (uint64_t)st->st_blocks;
+		n->attr.size = (uint64_t)st->st_size;
+		n->attr.blocks = (uint64_t)st->st_blocks;
 	}
-	bool names_pending = S_ISDIR(n->mode) && n->ns_seq > applied;
+	bool names_pending = S_ISDIR(n->attr.mode) && n->seq.names > applied;
 	if (names_pending)
-		n->mtime = m;
-	if (names_pending || n->links_seq > applied)
-		n->ctime = c;
-	if (S_ISDIR(n->mode))
-		n->nlink = n->dirty_seq <= applied && !names_pending ? st->st_nlink : links;
-	else if (n->links_seq <= applied)
+		n->attr.mtime = m;
+	if (names_pending || n->seq.links > applied)
+		n->attr.ctime = c;
+	if (S_ISDIR(n->attr.mode))
+		n->attr.nlink = n->seq.dirty <= applied && !names_pending ? st->st_nlink : links;
+	else if (n->seq.links <= applied)
 		count_unknown(n, st->st_nlink - staging_retained_links(fs->s, st));
 	return 0;
 }
@@ -231,11 +231,12 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 	struct staged_info i;
 
 	/* readers keep a version: its size and times are its own, the rest is the file's */
-	const struct node *now = n->fork_to ? node_current(fs, n->id) : n;
+	const struct node *now = n->fork.to ? node_current(fs, n->id) : n;
 	*st = (struct stat){
-		.st_ino = n->ino, .st_mode = now->mode, .st_uid = now->uid, .st_gid = now->gid,
-		.st_rdev = n->rdev, .st_nlink = node_links(now), .st_atim = n->atime, .st_mtim = n->mtime,
-		.st_ctim = now->ctime, .st_size = (off_t)n->size, .st_blocks = (blkcnt_t)n->blocks,
+		.st_ino = n->ino, .st_mode = now->attr.mode, .st_uid = now->attr.uid, .st_gid = now->attr.gid,
+		.st_rdev = n->attr.rdev, .st_nlink = node_links(now), .st_atim = n->attr.atime,
+		.st_mtim = n->attr.mtime, .st_ctim = now->attr.ctime,
+		.st_size = (off_t)n->attr.size, .st_blocks = (blkcnt_t)n->attr.blocks,
 		.st_blksize = BLKSIZE,
 	};
 	if (n->sf) {
@@ -245,19 +246,19 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 		st->st_atim = i.atime;
 		st->st_mtim = i.mtime;
 		st->st_ctim = i.ctime;
-		if (now->ctime.tv_sec > i.ctime.tv_sec ||
-		    (now->ctime.tv_sec == i.ctime.tv_sec && now->ctime.tv_nsec > i.ctime.tv_nsec))
-			st->st_ctim = now->ctime;	/* chmod and the like are ours, not tmpfs's */
-		n->size = i.size;
-		n->blocks = i.blocks;
-		n->mtime = i.mtime;
-		n->atime = i.atime;
+		if (now->attr.ctime.tv_sec > i.ctime.tv_sec ||
+		    (now->attr.ctime.tv_sec == i.ctime.tv_sec && now->attr.ctime.tv_nsec > i.ctime.tv_nsec))
+			st->st_ctim = now->attr.ctime;	/* chmod and the like are ours, not tmpfs's */
+		n->attr.size = i.size;
+		n->attr.blocks = i.blocks;
+		n->attr.mtime = i.mtime;
+		n->attr.atime = i.atime;
 	} else if (n->buf) {
 		st->st_blocks = (blkcnt_t)buffers_blocks(n);
-	} else if (S_ISDIR(n->mode) && !st->st_size) {
+	} else if (S_ISDIR(n->attr.mode) && !st->st_size) {
 		st->st_size = 4096;	/* not in the store yet */
 		st->st_blocks = 8;
-	} else if (S_ISLNK(n->mode) && n->target) {
+	} else if (S_ISLNK(n->attr.mode) && n->target) {
 		st->st_size = (off_t)strlen(n->target);
 	}
 }
@@ -276,7 +277,7 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 	struct born now;
 	*out = NULL;
 	for (struct node *n = fs->tree.by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
-		if (!is_seen(n, b) || n->adopt || !n->names || S_ISDIR(n->mode))
+		if (!is_seen(n, b) || n->stored.adopt || !n->names || S_ISDIR(n->attr.mode))
 			continue;	/* adopt: that was the version before */
 		uint64_t applied;
 		int rc = ask_stat(fs, n, &now, &applied);
@@ -301,8 +302,8 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 		if (!n)
 			return -ENOMEM;
 		remember_attr(n, st);
-		n->nlink = st->st_nlink;
-		n->sealed = true;
+		n->attr.nlink = st->st_nlink;
+		n->version.sealed = true;
 		node_set_sino(fs, n, st->st_ino, b->birth);
 		if (!S_ISDIR(st->st_mode))
 			node_place_add(fs, n, 0, dir->id, name);
@@ -313,8 +314,8 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 		return -ENOMEM;
 	if (!S_ISDIR(st->st_mode) && fresh)
 		count_unknown(n, st->st_nlink - (fs->s ? staging_retained_links(fs->s, st) : 0));
-	else if (n->unknown)
-		n->unknown--;
+	else if (n->attr.unknown)
+		n->attr.unknown--;
 	d->store_has = d->sealed = true;
 	d->seq = 0;
 	if (S_ISDIR(st->st_mode)) {
@@ -335,7 +336,7 @@ static void drop_outdated(struct fs *fs, struct node *n, const struct named *see
 {
 	struct staged_info i;
 
-	if (!n->sf || n->handles || n->buf || node_dirty(fs, n) || n->seal_seq > seen->applied)
+	if (!n->sf || n->handles || n->buf || node_dirty(fs, n) || n->seq.seal > seen->applied)
 		return;
 	staged_get_state(n->sf, &i);
 	if (i.state == STAGED_DURABLE && !i.late && i.size != (uint64_t)seen->b.st.st_size)
@@ -367,11 +368,11 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		return rc;
 	if (!rc && dir == fs->tree.root && !strcmp(name, CONTROL_DIR_NAME))
 		rc = -ENOENT;
-	bool same = !rc && d && d->node && (d->node->mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
-		    (!d->node->sino || d->node->adopt || is_seen(d->node, b));
+	bool same = !rc && d && d->node && (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
+		    (!d->node->stored.ino || d->node->stored.adopt || is_seen(d->node, b));
 	if (same) {
 		node_set_sino(fs, d->node, b->st.st_ino, b->birth);
-		d->node->adopt = false;
+		d->node->stored.adopt = false;
 		drop_outdated(fs, d->node, &seen);
 		*out = d->node;
 		if (dout)

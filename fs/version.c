@@ -71,14 +71,14 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was)
 
 	if (n->sf)
 		staged_get_state(n->sf, &i);
-	if (n->writers || n->fork_to || i.state != STAGED_OPEN)
+	if (n->writers || n->fork.to || i.state != STAGED_OPEN)
 		return;
 	if (n->sf == was) {
 		node_unchanged(fs, n);
 	} else if (was) {
 		node_set_sf(fs, n, staged_ref(was));
 		log_staged(fs, n);
-	} else if (n->sealed) {
+	} else if (n->version.sealed) {
 		struct rec r = rec_staged(n);
 		r.type = REC_UNSTAGED;
 		node_set_sf(fs, n, NULL);
@@ -104,8 +104,8 @@ static int copy_version(struct fs *fs, struct node *n)
 	if (!src && fd < 0)
 		return fd;
 	session_may_block(fs);
-	uid_t uid = n->uid;
-	gid_t gid = n->gid;
+	uid_t uid = n->attr.uid;
+	gid_t gid = n->attr.gid;
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
 	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
@@ -161,7 +161,7 @@ static int reopen(struct fs *fs, struct node *n)
 static int empty_version(struct fs *fs, struct node *n)
 {
 	struct staged *sf;
-	const struct staged_owner who = {.uid = n->uid, .gid = n->gid};
+	const struct staged_owner who = {.uid = n->attr.uid, .gid = n->attr.gid};
 	uint64_t size = n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
 	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;
 
@@ -280,7 +280,7 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 {
 	struct staging_stats st;
 
-	if (!n->accepted || (rc != -ENOSPC && rc != -EFBIG && rc != -ENOMEM) || atomic_load(&fs->stopping))
+	if (!n->version.accepted || (rc != -ENOSPC && rc != -EFBIG && rc != -ENOMEM) || atomic_load(&fs->stopping))
 		return false;
 	staging_get_stats(fs->s, &st);
 	if (st.halted_error)
@@ -328,21 +328,21 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	struct staged *sf = n->sf;
 	if (!n->names) {
-		if (!n->fork_to)
+		if (!n->fork.to)
 			staged_nameless(sf);
 		node_drop_bytes(fs, n);
 		return 0;
 	}
-	if (n->close_error) {
-		staged_fail(sf, n->close_error, n->names->name);
-		n->close_error = 0;
-		n->accepted = false;
+	if (n->version.close_error) {
+		staged_fail(sf, n->version.close_error, n->names->name);
+		n->version.close_error = 0;
+		n->version.accepted = false;
 		return 0;
 	}
 	staged_ref(sf);
 	n->holds++;
 	int rc = prepare_seal(fs, n, sf);
-	if (n->accepted)	/* whatever happened since its close was answered */
+	if (n->version.accepted)	/* whatever happened since its close was answered */
 		rc = 0;
 	if (!rc)
 		rc = seal_when_still(fs, n, sf);
@@ -410,7 +410,7 @@ void retry_failed(struct fs *fs)
  * closed is left for lost+found. */
 static bool closed_due(struct node *n)
 {
-	return !n->names || n->rdwr || n->close_error || (n->sf && staged_changed(n->sf));
+	return !n->names || n->version.rdwr || n->version.close_error || (n->sf && staged_changed(n->sf));
 }
 
 unsigned close_all(struct fs *fs)
@@ -425,7 +425,7 @@ unsigned close_all(struct fs *fs)
 			next = h->hash_next;
 			n->holds++;
 			handle_free(fs, h);
-			if (writer && n->sf && !n->writers && n->names && !flushed && !n->accepted)
+			if (writer && n->sf && !n->writers && n->names && !flushed && !n->version.accepted)
 				left++;
 			else if (writer && n->sf && !n->writers && !node_list_add(&l, n))
 				continue;
@@ -453,9 +453,9 @@ static void close_orphan(struct fs *fs, struct node *n)
 	staged_get_state(n->sf, &i);
 	if (i.state != STAGED_OPEN)
 		return;
-	if (n->accepted || !n->names)
+	if (n->version.accepted || !n->names)
 		node_seal_closed(fs, n);
-	else if (n->rdwr || staged_changed(n->sf))
+	else if (n->version.rdwr || staged_changed(n->sf))
 		staged_orphan(n->sf);
 	else
 		staged_unchanged(n->sf);
@@ -496,7 +496,7 @@ void close_restored(struct fs *fs)
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
 		for (struct node *n = fs->tree.nodes[b], *next; n; n = next) {
 			next = n->hash_next;
-			if (S_ISREG(n->mode) && !n->sf && n->born_seq == UINT64_MAX)
+			if (S_ISREG(n->attr.mode) && !n->sf && n->seq.born == UINT64_MAX)
 				unlink_lost(fs, n);
 		}
 }
@@ -526,13 +526,13 @@ int discard_failed(struct fs *fs, uint64_t ino)
 			return -EINVAL;
 		if (n->handles || n->busy)
 			return -EBUSY;
-		if (n->born_seq == UINT64_MAX)
+		if (n->seq.born == UINT64_MAX)
 			return -ENODATA;
-		if (n->born_seq > staging_durable(fs->s) || n->seal_seq > staging_durable(fs->s))
+		if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
 			return -EAGAIN;		/* the version before it is on its way */
 		id = n->id;
-		n->accepted = false;
-		n->close_error = 0;
+		n->version.accepted = false;
+		n->version.close_error = 0;
 		node_set_sf(fs, n, NULL);
 	}
 	fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);

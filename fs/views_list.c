@@ -105,7 +105,7 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 		rc = reach(fs, NULL, path, &dir);
 		if (rc)
 			continue;
-		rc = S_ISDIR(dir->mode) ? dir_names(fs, dir, take_subdir, &s) : -ENOENT;
+		rc = S_ISDIR(dir->attr.mode) ? dir_names(fs, dir, take_subdir, &s) : -ENOENT;
 		reach_done(fs, dir);
 	} while (ask_store(fs, rc));
 	for (size_t i = 0; !rc && i < s.n; i++) {

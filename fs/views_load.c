@@ -170,7 +170,7 @@ static int list_names(struct load *l)
 			continue;
 		node_attr(l->fs, dir, &st);
 		l->c->dir_mtime = st.st_mtim;
-		rc = S_ISDIR(dir->mode) ? dir_names(l->fs, dir, add_seen, l) : -ENOTDIR;
+		rc = S_ISDIR(dir->attr.mode) ? dir_names(l->fs, dir, add_seen, l) : -ENOTDIR;
 		reach_done(l->fs, dir);
 	} while (ask_store(l->fs, rc));
 	sort_seen(l);

@@ -28,7 +28,7 @@ static const char *const lane_names[] = {
 /* Of the store's file. */
 static ssize_t store_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
 {
-	ssize_t len = S_ISREG(n->mode) ? ask_value(fs, n, key, buf, cap) : -ENODATA;
+	ssize_t len = S_ISREG(n->attr.mode) ? ask_value(fs, n, key, buf, cap) : -ENODATA;
 	return len < 0 && name_is_absent((int)len) ? -ENODATA : len;
 }
 
@@ -38,9 +38,9 @@ static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
 	if (n->sf)
 		staged_get_info(n->sf, &i);
 	/* a rename may have marked it, and that is on its way */
-	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) && n->dirty_seq <= fs_applied(fs))
+	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) && n->seq.dirty <= fs_applied(fs))
 		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
-	return n->over ? snprintf(buf, cap, "%s", n->over) : -ENODATA;
+	return n->version.over ? snprintf(buf, cap, "%s", n->version.over) : -ENODATA;
 }
 
 static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
@@ -95,7 +95,7 @@ static void ask_latest(fuse_req_t req, fuse_ino_t id, size_t size)
 	release_barrier(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_current(fs, id);
-	if ((dir = n && S_ISDIR(n->mode)))
+	if ((dir = n && S_ISDIR(n->attr.mode)))
 		node_path(fs, n, path, sizeof(path));
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (dir)

@@ -269,7 +269,7 @@ int shim_start(struct fs *fs)
 
 static void free_node(struct node *n)
 {
-	for (struct place *p = n->places, *next; p; p = next) {
+	for (struct place *p = n->stored.places, *next; p; p = next) {
 		next = p->next;
 		free(p);
 	}
@@ -442,7 +442,7 @@ int shim_create(struct fs *fs, uint64_t dir, const char *name, uint64_t *id, uin
 static int try_open_file(struct fs *fs, uint64_t id, int flags, uint64_t *fh)
 {
 	struct node *n = node_find(fs, id);
-	int rc = n->fork_to ? -ESTALE : 0;
+	int rc = n->fork.to ? -ESTALE : 0;
 	if (!rc && (flags & O_ACCMODE) != O_RDONLY)
 		rc = node_make_writable(fs, n, flags & O_TRUNC);
 	if (rc)
@@ -488,7 +488,7 @@ int shim_close(struct fs *fs, uint64_t fh)
 	r.node = n->id;
 	int rc = fs_record(fs, &r);
 	struct staged_info i = {.state = STAGED_EVICTED};
-	if (n->sf && !n->writers && !n->fork_to)
+	if (n->sf && !n->writers && !n->fork.to)
 		staged_get_info(n->sf, &i);
 	if (!rc && i.state == STAGED_OPEN) {
 		if (staged_changed(n->sf))
@@ -525,7 +525,7 @@ static int try_remove(struct fs *fs, uint64_t dir, const char *name, bool want_d
 	struct node *d = node_find(fs, dir), *n;
 	struct dentry *e;
 	int rc = d ? tree_lookup(fs, d, name, &n, &e) : -ESTALE;
-	if (!rc && want_dir != !!S_ISDIR(n->mode))
+	if (!rc && want_dir != !!S_ISDIR(n->attr.mode))
 		rc = want_dir ? -ENOTDIR : -EISDIR;
 	if (!rc && want_dir)
 		rc = tree_dir_empty(fs, n);
@@ -568,20 +568,20 @@ static int try_rename(struct fs *fs, uint64_t dir, const char *name, uint64_t di
 		victim = NULL;
 	else if (rc)
 		return rc;
-	if (victim && S_ISDIR(n->mode) != S_ISDIR(victim->mode))
-		return S_ISDIR(n->mode) ? -ENOTDIR : -EISDIR;
-	rc = victim && S_ISDIR(victim->mode) ? tree_dir_empty(fs, victim) : 0;
+	if (victim && S_ISDIR(n->attr.mode) != S_ISDIR(victim->attr.mode))
+		return S_ISDIR(n->attr.mode) ? -ENOTDIR : -EISDIR;
+	rc = victim && S_ISDIR(victim->attr.mode) ? tree_dir_empty(fs, victim) : 0;
 	if (rc || victim == n)
 		return rc;
 	struct rec r = rec_new(REC_RENAME);
 	r.node = n->id;
-	r.node2 = victim && (S_ISDIR(victim->mode) || node_links(victim) <= 1) ? victim->id : 0;
+	r.node2 = victim && (S_ISDIR(victim->attr.mode) || node_links(victim) <= 1) ? victim->id : 0;
 	r.dir = dir;
 	r.name = name;
 	r.dir2 = dir2;
 	r.name2 = name2;
 	struct dentry *e = dentry_find(fs, d1, name);
-	r.flags = (S_ISDIR(n->mode) ? REC_DIR : 0) |
+	r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) |
 		  (e->sealed ? 0 : e->store_has ? REC_SHADOW : REC_GHOST);
 	return fs_record(fs, &r);
 }
@@ -730,7 +730,7 @@ unsigned shim_places(struct fs *fs, uint64_t id)
 {
 	TREE_SCOPE(fs);
 	unsigned n = 0;
-	for (struct place *p = node_find(fs, id)->places; p; p = p->next)
+	for (struct place *p = node_find(fs, id)->stored.places; p; p = p->next)
 		n++;
 	return n;
 }
@@ -782,7 +782,7 @@ uint64_t shim_seal_seq(struct fs *fs, uint64_t id)
 {
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, id);
-	return n ? n->seal_seq : 0;
+	return n ? n->seq.seal : 0;
 }
 
 uint64_t shim_name_seq(struct fs *fs, uint64_t dir, const char *name)
