@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,8 @@ struct plan {
 struct fault_engine {
 	struct io_engine base;
 	struct io_engine *below;
+	struct io_ops ops;	/* its name is that of the engine below, and "+fault" */
+	char name[16];
 	struct plan plan;
 	atomic_uint_least64_t serial;	/* operations that could have failed so far */
 	struct fault_lost lost;
@@ -272,19 +275,7 @@ static void fault_close(struct io_engine *e)
 	free(f);
 }
 
-static const struct io_ops fault_ops_uring = {
-	.name = "uring+fault",
-	.queue_open = fault_queue_open,
-	.queue_close = fault_queue_close,
-	.submit = fault_submit,
-	.kick = fault_kick,
-	.reap = fault_reap,
-	.call = fault_call,
-	.close = fault_close,
-};
-
-static const struct io_ops fault_ops_posix = {
-	.name = "posix+fault",
+static const struct io_ops fault_ops = {
 	.queue_open = fault_queue_open,
 	.queue_close = fault_queue_close,
 	.submit = fault_submit,
@@ -304,7 +295,10 @@ int io_fault_engine_open(const char *spec, struct io_engine *below, struct io_en
 	f = calloc(1, sizeof(*f));
 	if (!f)
 		return -ENOMEM;
-	f->base.ops = strcmp(below->ops->name, "uring") ? &fault_ops_posix : &fault_ops_uring;
+	snprintf(f->name, sizeof(f->name), "%s+fault", below->ops->name);
+	f->ops = fault_ops;
+	f->ops.name = f->name;
+	f->base.ops = &f->ops;
 	f->below = below;
 	f->plan = plan;
 	fault_lost_init(&f->lost);
