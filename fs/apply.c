@@ -323,7 +323,7 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 static void apply_commit(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_from(fs, r, S_IFREG);
-	buffers_apply_commit(fs, n, r);
+	buffers_apply_commit(n, r);
 	attach_sf(fs, n, r);
 	name_new(fs, r->dir, r->name, n, r, false);
 }

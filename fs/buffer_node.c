@@ -79,13 +79,13 @@ void buffers_apply(struct fs *fs, const struct rec *r)
 	}
 }
 
-void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r)
+void buffers_apply_commit(struct node *n, const struct rec *r)
 {
 	struct rec_name name;
 	struct rec_pair pair;
 	uint32_t pos = 0;
 	int kind;
-	(void)fs;
+
 	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
 		if (kind == 2)
 			xattr_put(n, pair.key, pair.val, pair.len);

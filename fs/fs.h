@@ -598,7 +598,7 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size);
 int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held; 0 or ASK_AGAIN */
 void reply_known(fuse_req_t req, struct fs *fs, struct node *n);	/* the same, as it is known */
 double attr_timeout(const struct node *n);
-void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e);
+void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *e);
 
 /* ---- session.c ---- */
 /* Called before this thread waits for the store, for a copy, for another thread: lets
@@ -772,7 +772,7 @@ struct node *buffers_find(struct fs *fs, const char *name);
 int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size, const struct stat *st,
 		 struct node **out);
 void buffers_apply(struct fs *fs, const struct rec *r);		/* REC_BUFFER */
-void buffers_apply_commit(struct fs *fs, struct node *n, const struct rec *r);	/* n's xattrs are in r */
+void buffers_apply_commit(struct node *n, const struct rec *r);	/* n's xattrs are in r */
 int buffers_emit(struct fs *fs);	/* before any REC_OPEN of them is */
 void buffers_closed(struct fs *fs, struct node *n);	/* a handle of n is no more: was it the last? */
 void buffers_restored(struct fs *fs);	/* after a replay; takes the lock: those without a handle end */

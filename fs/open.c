@@ -94,7 +94,7 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 	struct fuse_entry_param e;
 	struct stat st;
 	node_attr(fs, n, &st);
-	fill_entry(fs, n, &st, &e);
+	fill_entry(n, &st, &e);
 	n->nlookup++;
 	fuse_reply_create(req, &e, fi);
 }

@@ -221,7 +221,7 @@ struct out {
 	bool plus;
 };
 
-static bool put(struct fs *fs, struct out *o, const char *name, struct node *n, const struct stat *st, uint64_t off)
+static bool put(struct out *o, const char *name, struct node *n, const struct stat *st, uint64_t off)
 {
 	size_t left = o->size - o->used, need;
 	if (!o->plus) {
@@ -229,7 +229,7 @@ static bool put(struct fs *fs, struct out *o, const char *name, struct node *n, 
 	} else {
 		struct fuse_entry_param e = {.attr = *st};
 		if (n)
-			fill_entry(fs, n, st, &e);
+			fill_entry(n, st, &e);
 		need = fuse_add_direntry_plus(o->req, o->buf + o->used, left, name, &e, (off_t)off);
 	}
 	if (need > left)
@@ -276,7 +276,7 @@ static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct
 		return 0;	/* gone meanwhile */
 	if (rc)
 		n = NULL;	/* the name alone: who asks for more is told the error */
-	*room = put(fs, o, e->name, n, &st, e->hash);
+	*room = put(o, e->name, n, &st, e->hash);
 	if (n && *room)
 		n->nlookup++;
 	return 0;
@@ -289,7 +289,7 @@ static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct e
 
 	if (!o->plus) {
 		const struct stat st = {.st_ino = shown_ino(fs, dir, e), .st_mode = e->mode};
-		return put(fs, o, e->name, NULL, &st, e->hash);
+		return put(o, e->name, NULL, &st, e->hash);
 	}
 	ask_begin();
 	do {
@@ -333,9 +333,9 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 	int rc = open_listing(fs, id, l, off == 0, &dot);
 	bool more = !rc;
 	if (more && off < 1)
-		more = put(fs, &o, ".", NULL, &dot, 1);
+		more = put(&o, ".", NULL, &dot, 1);
 	if (more && off < 2)
-		more = put(fs, &o, "..", NULL, &dot, 2);
+		more = put(&o, "..", NULL, &dot, 2);
 	size_t lo = 0, hi = rc ? 0 : l->n;
 	while (lo < hi) {	/* first entry past off */
 		size_t mid = (lo + hi) / 2;

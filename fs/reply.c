@@ -15,37 +15,37 @@ double attr_timeout(const struct node *n)
 	return n->fork.to || mapped || (S_ISREG(n->attr.mode) && node_links(n) > 1) ? 0 : TIMEOUT_S;
 }
 
-void fill_entry(struct fs *fs, struct node *n, const struct stat *st, struct fuse_entry_param *e)
+void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *e)
 {
-	(void)fs;
 	*e = (struct fuse_entry_param){
 		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n),
 		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* that name goes with the last close */
 	};
 }
 
-static int reply_stat(fuse_req_t req, struct fs *fs, struct node *n, const struct stat *st)
+static void reply_stat(fuse_req_t req, struct node *n, const struct stat *st)
 {
 	struct fuse_entry_param e;
 
-	fill_entry(fs, n, st, &e);
+	fill_entry(n, st, &e);
 	n->nlookup++;
 	int rc = fuse_reply_entry(req, &e);
 	if (rc && rc != -ENOENT)
 		n->nlookup--;
-	return 0;
 }
 
 int reply_entry(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	struct stat st;
 	int rc = node_stat(fs, n, &st);
-	return rc ? rc : reply_stat(req, fs, n, &st);
+	if (!rc)
+		reply_stat(req, n, &st);
+	return rc;
 }
 
 void reply_known(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	struct stat st;
 	node_attr(fs, n, &st);
-	reply_stat(req, fs, n, &st);
+	reply_stat(req, n, &st);
 }

@@ -109,7 +109,7 @@ bool still_lookup(fuse_req_t req, const char *name)
 		return true;
 	}
 	node_attr(fs, n, &st);
-	fill_entry(fs, n, &st, &e);
+	fill_entry(n, &st, &e);
 	e.entry_timeout = 0;
 	n->nlookup++;
 	fuse_reply_entry(req, &e);
