@@ -21,7 +21,6 @@
 #ifndef CAIRN_STAGING_INTERNAL_H
 #define CAIRN_STAGING_INTERNAL_H
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -517,12 +516,5 @@ static inline void unlock_scope(pthread_mutex_t **m)
 #define CUT_SCOPE(f)                                                                      \
 	pthread_mutex_t *scope_cut_ __attribute__((cleanup(unlock_scope))) = &(f)->io.cut;   \
 	pthread_mutex_lock(scope_cut_)
-
-/* errno of a call on a staged file's bytes, negative. Those in the store are on a filesystem that may have stopped
- * itself: EROFS would say that the mount is read-only. */
-static inline int sf_errno(void)
-{
-	return errno == EROFS ? -EIO : -errno;
-}
 
 #endif

@@ -167,9 +167,9 @@ enum io_note {
 void io_lacks(struct io_engine *e, enum io_note what);
 bool io_is_lacking(struct io_engine *e, enum io_note what);
 
-/* errno of a call on the store, negative. What says that a connection has ended is EIO: ENOTCONN as an
- * answer of ours would say that this mount is dead. So is EROFS, of a filesystem that stopped itself: the mount is
- * not read-only. EBADF: the store was let go of. */
+/* errno of a call on the store, or on a staged file, which may lie there, negative. EIO: what says that a connection
+ * has ended, for our own ENOTCONN would say that this mount is dead; EROFS, of a filesystem that stopped itself, for the
+ * mount is not read-only; EBADF, for the store was let go of. */
 static inline int io_errno(int err)
 {
 	switch (err) {

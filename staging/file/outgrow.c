@@ -396,7 +396,7 @@ int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
 	if (to < 0)
 		return to;
-	int rc = fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) ? sf_errno() : 0;
+	int rc = fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) ? io_error() : 0;
 	close(to);
 	return rc;
 }

@@ -80,9 +80,9 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 			return f->io.rw;
 		ssize_t n = pwrite(f->io.rw, buf, len, (off_t)off);
 		if (n == (ssize_t)len || f->spilled)
-			return n < 0 ? sf_errno() : n;
+			return n < 0 ? io_error() : n;
 		if (n < 0 && (errno != ENOSPC || f->backing))
-			return sf_errno();
+			return io_error();
 		if (f->backing)
 			return n;
 		int rc = sf_spill(f);	/* the tmpfs is full although the budget is not */
@@ -154,7 +154,7 @@ int staged_resize(struct staged *f, uint64_t size)
 		return fd;
 	struct stat st;
 	bool grows = !fstat(fd, &st) && size > (uint64_t)st.st_size;
-	int rc = f->moved.under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? sf_errno() : 0;
+	int rc = f->moved.under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? io_error() : 0;
 	close(fd);
 	if (!rc)
 		room_cut(f, size);
@@ -219,12 +219,12 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	if (fd < 0)
 		return fd;
 	if (!rc) {
-		rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? sf_errno() : 0;
+		rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? io_error() : 0;
 	} else if (!(rc = reserve_enter(f->s, len))) {
 		reserve_leave(f->s);
 		if (fstat(fd, &st) || (!(mode & FALLOC_FL_KEEP_SIZE) && (uint64_t)st.st_size < off + len &&
 				       ftruncate(fd, (off_t)(off + len))))
-			rc = sf_errno();
+			rc = io_error();
 	}
 	close(fd);
 	return rc;
@@ -244,7 +244,7 @@ static int change_range(struct staged *f, int mode, uint64_t off, uint64_t len)
 		len -= n;
 	}
 	if (!rc && len && fallocate(fd, mode, (off_t)off, (off_t)len))
-		rc = sf_errno();
+		rc = io_error();
 	close(fd);
 	return rc;
 }

@@ -35,12 +35,12 @@ int sf_copy_bytes(int wr, int from_fd, uint64_t size)
 		}
 		ssize_t w = pwrite(wr, buf, (size_t)n, (off_t)off);
 		if (w != n)
-			rc = w < 0 ? sf_errno() : -ENOSPC;
+			rc = w < 0 ? io_error() : -ENOSPC;
 		off += (uint64_t)n;
 	}
 	free(buf);
 	if (!rc && ftruncate(wr, (off_t)size))
-		rc = sf_errno();
+		rc = io_error();
 	close(wr);
 	return rc;
 }
