@@ -76,12 +76,20 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	return 0;
 }
 
+/* Without passthrough: does the kernel keep h's bytes out of its page cache? Large writes are twice as fast so. But
+ * the kernel's fuse_direct_io drops a page before it sends the write, and until that is answered the page may be read
+ * again as it was: who then stores through a mapping sends the old bytes back. Hence not where somebody may have
+ * mapped the file to write it, which takes O_RDWR. */
+static bool is_direct(const struct node *n, const struct handle *h)
+{
+	int access = h->flags & O_ACCMODE;
+	return access != O_RDONLY && (!n->version.rdwr || h->flags & (O_DIRECT | O_SYNC | O_DSYNC));
+}
+
 static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct handle *h,
 			      struct fuse_file_info *fi, bool create)
 {
-	/* of a handle that comes through the daemon: the kernel caches nothing of it */
-	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->lanes.passthrough) ||
-						     (h->flags & O_ACCMODE) != O_RDONLY);
+	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->lanes.passthrough) || is_direct(n, h));
 	fi->fh = h->fh;
 	fi->backing_id = h->uses_backing ? n->backing.id : 0;
 	fi->direct_io = direct;

@@ -3,7 +3,9 @@
  * Mappings: readers map checkpoints, and some writers go on writing through a mapping
  * after they closed the file.
  */
+#include <pthread.h>
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "check.h"
@@ -247,6 +249,69 @@ static void write_and_mapping(void)
 	same_fd_range("store", fd, 5000, 1000, 3);
 }
 
+#define BOTH_PAGES 4096
+
+struct both {
+	int fd;
+	atomic_int go;	/* the page that is written now; both count it up */
+};
+
+static void *write_to_pages(void *arg)
+{
+	struct both *b = arg;
+
+	for (int i = 0; i < BOTH_PAGES; i++) {
+		atomic_fetch_add(&b->go, 1);
+		while (atomic_load(&b->go) < 2 * i + 2)
+			sched_yield();
+		if (pwrite(b->fd, "written", 8, i * 4096) != 8)
+			FAIL("pwrite: %s", strerror(errno));
+	}
+	return NULL;
+}
+
+/* For each page at once: write(2) of some bytes, and a store of others through a mapping. */
+static void write_while_storing(int flags)
+{
+	int fd = OK(open("a", O_RDWR | O_CREAT | O_TRUNC, 0644));
+	struct both b = { .fd = flags == O_RDWR ? fd : OK(open("a", flags)) };
+	pthread_t t;
+	char *p;
+
+	OK(ftruncate(fd, BOTH_PAGES * 4096));
+	p = mmap(NULL, BOTH_PAGES * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	TRUE(p != MAP_FAILED);
+	TRUE(!pthread_create(&t, NULL, write_to_pages, &b));
+	for (int i = 0; i < BOTH_PAGES; i++) {
+		atomic_fetch_add(&b.go, 1);
+		while (atomic_load(&b.go) < 2 * i + 2)
+			sched_yield();
+		strcpy(p + i * 4096 + 2048, "stored");
+	}
+	TRUE(!pthread_join(t, NULL));
+	OK(munmap(p, BOTH_PAGES * 4096));
+	if (b.fd != fd)
+		OK(close(b.fd));
+	OK(close(fd));
+	fd = OK(open("a", O_RDONLY));
+	for (int i = 0; i < BOTH_PAGES; i++) {
+		char page[4096];
+
+		EQ(pread(fd, page, 4096, i * 4096), 4096);
+		if (strcmp(page, "written") || strcmp(page + 2048, "stored"))
+			FAIL("page %d: \"%.7s\" \"%.6s\"", i, page, page + 2048);
+	}
+	OK(close(fd));
+}
+
+static void writes_and_stores_at_once(void)
+{
+	for (int round = 0; round < 3; round++) {
+		write_while_storing(O_RDWR);
+		write_while_storing(O_WRONLY);	/* opened when the file is open for both already */
+	}
+}
+
 /* A second writer of a file that waits for its mapping loses the last name under its hands:
  * the order must not wait for a seal that never comes. */
 static void joined_then_unlinked(void)
@@ -458,8 +523,8 @@ int main(int argc, char **argv)
 		C(read_maps), C(private_writes), C(while_writer_is_open), C(shared_write),
 		C(writes_after_close), C(mapped_is_not_final), C(mapping_ends_with_its_process),
 		C(overwrite_while_mapped), C(unlink_while_mapped), C(rename_while_mapped),
-		C(write_and_mapping), C(joined_then_unlinked), C(fsync_of_mapped), C(growing_mapped),
-		C(beyond_the_end), C(exec_from_mount), C(maps_of_one_file),
+		C(write_and_mapping), C(writes_and_stores_at_once), C(joined_then_unlinked),
+		C(fsync_of_mapped), C(growing_mapped), C(beyond_the_end), C(exec_from_mount), C(maps_of_one_file),
 		C(times_of_mapped_writes), { NULL, NULL },
 	};
 
