@@ -71,7 +71,7 @@ ALL_LDFLAGS := $(OPT) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
 # --- what is built --------------------------------------------------------------------------
 
 # The modules of io/, what is above first: store rests on engine and sum, these on neither.
-IO_MODULES := store engine sum
+IO_MODULES := store engine sum mounts
 IO_SRC := $(wildcard $(IO_MODULES:%=io/%/*.c))
 STAGING_SRC := $(wildcard staging/*.c staging/*/*.c)
 FORMATS_SRC := $(wildcard fs/formats/*.c)
@@ -216,6 +216,8 @@ $(BUILD)/layers/io-sum: $(BUILD)/libio-sum.a
 	$(call layer,$(XXHASH_LIBS))
 $(BUILD)/layers/io-engine: $(BUILD)/libio-engine.a
 	$(call layer,$(URING_LIBS))
+$(BUILD)/layers/io-mounts: $(BUILD)/libio-mounts.a
+	$(call layer)
 $(BUILD)/layers/io-store: $(LIBIO)
 	$(call layer,$(IO_LIBS))
 $(BUILD)/layers/staging: $(LIBSTAGING) $(LIBIO)

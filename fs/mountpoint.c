@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  * The mountpoint before the mount: a mount there whose cairnfs was killed is taken over. And remounts. */
 #include "fs/fs.h"
+#include "io/mounts/mounts.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <mntent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@
 #define FS_IMMUTABLE_FL 0x10
 
 #define DYING_S 60	/* a killed worker ends when the disk has answered what it is in */
-#define LINE_BYTES (64u << 10)	/* of /proc/self/mounts: two paths, each byte written with four at most */
+#define ARGUMENTS_BYTES (64u << 10)
 
 enum { ALIVE, DEAD, NO_ANSWER };
 
@@ -45,55 +45,34 @@ static char *resolve(const char *mnt)
 
 int mountpoint_top(const char *path, char *type, size_t cap)
 {
-	char *line = malloc(LINE_BYTES);
-	FILE *f = line ? setmntent("/proc/self/mounts", "re") : NULL;
-	struct mntent m;
-	int rc = f ? -ENOENT : -EIO;
+	struct io_mounts m;
+	int rc = io_mounts_read(IO_MOUNTS_HERE, &m);
 
-	while (f && getmntent_r(f, &m, line, (int)LINE_BYTES))	/* the last is the one on top */
-		if (!strcmp(m.mnt_dir, path)) {
-			snprintf(type, cap, "%s", m.mnt_type);
+	if (rc)
+		return rc;
+	rc = -ENOENT;
+	for (size_t i = m.n; i-- > 0 && rc;)
+		if (!strcmp(m.v[i].point, path)) {
+			snprintf(type, cap, "%s", m.v[i].fstype);
 			rc = 0;
 		}
-	if (f)
-		endmntent(f);
-	free(line);
+	io_mounts_free(&m);
 	return rc;
-}
-
-/* /proc writes some bytes as a backslash and three octal digits. In place. */
-static void unescape(char *s)
-{
-	char *to = s;
-
-	for (unsigned v; *s; *to++ = (char)v) {
-		if (*s == '\\' && sscanf(s + 1, "%3o", &v) == 1)
-			s += 4;
-		else
-			v = (unsigned char)*s++;
-	}
-	*to = 0;
 }
 
 /* By the device: a bind mount, or a directory below, is of the same one. */
 int mountpoint_of(dev_t dev, char *path, size_t cap)
 {
-	FILE *f = fopen("/proc/self/mountinfo", "re");
-	char *line = NULL, at[PATH_MAX * 4 + 1];
-	size_t room = 0;
-	unsigned major_nr, minor_nr;
-	int rc = -ENOENT;
+	struct io_mounts m;
+	int rc = io_mounts_read(IO_MOUNTS_HERE, &m);
 
-	while (f && rc && getline(&line, &room, f) > 0) {
-		if (!strstr(line, " - fuse.cairnfs ") ||
-		    sscanf(line, "%*u %*u %u:%u %*s %16384s", &major_nr, &minor_nr, at) != 3 || makedev(major_nr, minor_nr) != dev)
-			continue;
-		unescape(at);
-		rc = (size_t)snprintf(path, cap, "%s", at) < cap ? 0 : -ENAMETOOLONG;
-	}
-	free(line);
-	if (f)
-		fclose(f);
+	if (rc)
+		return rc;
+	rc = -ENOENT;
+	for (size_t i = 0; i < m.n && rc == -ENOENT; i++)
+		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && makedev(m.v[i].dev_major, m.v[i].dev_minor) == dev)
+			rc = (size_t)snprintf(path, cap, "%s", m.v[i].point) < cap ? 0 : -ENAMETOOLONG;
+	io_mounts_free(&m);
 	return rc;
 }
 
@@ -222,7 +201,7 @@ static bool is_no_change(const char *opt)
 /* The arguments of the keeper of the mount at path, each with a 0 behind it, *len bytes of them. NULL; free it. */
 static char *keeper_arguments(const char *path, size_t *len)
 {
-	char name[PATH_MAX + 32], *text = NULL, *args = malloc(LINE_BYTES), *at;
+	char name[PATH_MAX + 32], *text = NULL, *args = malloc(ARGUMENTS_BYTES), *at;
 	size_t cap = 0;
 	int pid = 0;
 
@@ -236,7 +215,7 @@ static char *keeper_arguments(const char *path, size_t *len)
 	free(text);
 	snprintf(name, sizeof(name), "/proc/%d/cmdline", pid);
 	f = fopen(name, "re");
-	*len = f && args ? fread(args, 1, LINE_BYTES, f) : 0;
+	*len = f && args ? fread(args, 1, ARGUMENTS_BYTES, f) : 0;
 	if (f)
 		fclose(f);
 	return args;

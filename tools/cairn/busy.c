@@ -119,9 +119,9 @@ static void look_at(struct search *s, int all, const char *pid)
 
 static void look_at_mounts(struct search *s)
 {
-	struct mounts m;
+	struct io_mounts m;
 
-	if (mounts_read(&m))
+	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return;
 	for (size_t i = 0; i < m.n; i++) {
 		if (m.v[i].parent == s->mount_id)
@@ -131,7 +131,7 @@ static void look_at_mounts(struct search *s)
 			s->dev_minor = m.v[i].dev_minor;
 		}
 	}
-	mounts_free(&m);
+	io_mounts_free(&m);
 }
 
 int print_users(FILE *f, int mount_id)
@@ -154,15 +154,15 @@ int print_users(FILE *f, int mount_id)
 static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor)
 {
 	char path[300];
-	struct mounts m;
+	struct io_mounts m;
 	bool found = false;
 
 	snprintf(path, sizeof(path), "/proc/%s/mountinfo", pid);
-	if (mounts_read_of(path, &m))
+	if (io_mounts_read(path, &m))
 		return false;
 	for (size_t i = 0; i < m.n && !found; i++)
 		found = m.v[i].dev_major == dev_major && m.v[i].dev_minor == dev_minor;
-	mounts_free(&m);
+	io_mounts_free(&m);
 	return found;
 }
 

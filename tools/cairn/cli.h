@@ -18,6 +18,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "io/mounts/mounts.h"
 #include "json.h"
 
 enum cairn_exit {
@@ -76,21 +77,7 @@ int complain_option(const char *sub, char **argv);
 
 /* ---- where a path is (where.c) ---------------------------------------- */
 
-struct mount {
-	int id, parent;
-	unsigned dev_major, dev_minor;
-	char *root, *point, *fstype, *source;
-};
-
-struct mounts {
-	struct mount *v;
-	size_t n;
-};
-
-int mounts_read(struct mounts *out);	/* /proc/self/mountinfo */
-int mounts_read_of(const char *path, struct mounts *out);	/* of another process */
-void mounts_free(struct mounts *m);
-bool mount_is_cairnfs(const struct mount *m);
+bool mount_is_cairnfs(const struct io_mount *m);
 int mount_id_of(int fd);		/* of any descriptor; asks no filesystem; or -errno */
 /* Who keeps a mount busy, a line each, indented; how many lines. */
 int print_users(FILE *f, int mount_id);

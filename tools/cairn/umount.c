@@ -197,10 +197,10 @@ static void find_keeper(struct unmounting *u)
 /* A bind mount of it elsewhere keeps the daemon alive. */
 static bool still_mounted(const struct unmounting *u)
 {
-	struct mounts m;
+	struct io_mounts m;
 	bool found = false;
 
-	if (mounts_read(&m))
+	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return false;
 	for (size_t i = 0; i < m.n && !found; i++) {
 		found = m.v[i].dev_major == u->dev_major && m.v[i].dev_minor == u->dev_minor;
@@ -208,7 +208,7 @@ static bool still_mounted(const struct unmounting *u)
 			complain("%s is unmounted, but cairnfs goes on: it is also mounted at %s",
 				 u->point, m.v[i].point);
 	}
-	mounts_free(&m);
+	io_mounts_free(&m);
 	return found;
 }
 

@@ -14,111 +14,7 @@
 
 #define STATUS_MAX (64u << 20)
 
-/* ---- mountinfo ------------------------------------------------------------------ */
-
-/* "\040" and its like back into bytes; in place. */
-static void unescape(char *s)
-{
-	char *o = s;
-
-	for (; *s; o++) {
-		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
-		    s[3] >= '0' && s[3] <= '7') {
-			*o = (char)((s[1] - '0') * 64 + (s[2] - '0') * 8 + (s[3] - '0'));
-			s += 4;
-		} else {
-			*o = *s++;
-		}
-	}
-	*o = '\0';
-}
-
-/* 36 35 98:0 /root /point options [optional ...] - fstype source options */
-static int parse_mount(char *line, struct mount *m)
-{
-	char *word[6] = { 0 }, *rest = strstr(line, " - "), *fstype, *source, *save;
-
-	*m = (struct mount){ 0 };
-	if (!rest)
-		return -EINVAL;
-	*rest = '\0';
-	rest += 3;
-	word[0] = strtok_r(line, " ", &save);
-	for (int i = 1; i < 6 && word[i - 1]; i++)
-		word[i] = strtok_r(NULL, " ", &save);
-	fstype = strtok_r(rest, " ", &save);
-	source = strtok_r(NULL, " ", &save);
-	if (!word[4] || !fstype || sscanf(word[2], "%u:%u", &m->dev_major, &m->dev_minor) != 2)
-		return -EINVAL;
-	m->id = atoi(word[0]);
-	m->parent = atoi(word[1]);
-	m->root = strdup(word[3]);
-	m->point = strdup(word[4]);
-	m->fstype = strdup(fstype);
-	m->source = strdup(source ? source : "");
-	if (!m->root || !m->point || !m->fstype || !m->source)
-		return -ENOMEM;
-	unescape(m->root);
-	unescape(m->point);
-	unescape(m->source);
-	return 0;
-}
-
-static void mount_free(struct mount *m)
-{
-	free(m->root);
-	free(m->point);
-	free(m->fstype);
-	free(m->source);
-}
-
-int mounts_read_of(const char *path, struct mounts *out)
-{
-	FILE *f = fopen(path, "re");
-	CLEANUP_FREE char *line = NULL;
-	size_t cap = 0;
-	int err = 0;
-
-	*out = (struct mounts){ 0 };
-	if (!f)
-		return -errno;
-	while (!err && getline(&line, &cap, f) > 0) {
-		struct mount *v = reallocarray(out->v, out->n + 1, sizeof(*v));
-
-		if (!v) {
-			err = -ENOMEM;
-			break;
-		}
-		out->v = v;
-		line[strcspn(line, "\n")] = '\0';
-		err = parse_mount(line, &v[out->n]);
-		if (err == 0)
-			out->n++;
-		else
-			mount_free(&v[out->n]);
-		if (err == -EINVAL)
-			err = 0;	/* a line of a later kernel: not ours */
-	}
-	fclose(f);
-	if (err)
-		mounts_free(out);
-	return err;
-}
-
-int mounts_read(struct mounts *out)
-{
-	return mounts_read_of("/proc/self/mountinfo", out);
-}
-
-void mounts_free(struct mounts *m)
-{
-	for (size_t i = 0; i < m->n; i++)
-		mount_free(&m->v[i]);
-	free(m->v);
-	*m = (struct mounts){ 0 };
-}
-
-bool mount_is_cairnfs(const struct mount *m)
+bool mount_is_cairnfs(const struct io_mount *m)
 {
 	return !strcmp(m->fstype, "fuse.cairnfs") ||
 	       (!strcmp(m->fstype, "fuse") &&
@@ -127,9 +23,9 @@ bool mount_is_cairnfs(const struct mount *m)
 
 void print_mounts(FILE *f)
 {
-	struct mounts m;
+	struct io_mounts m;
 
-	if (mounts_read(&m))
+	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return;
 	for (size_t i = 0; i < m.n; i++)
 		if (mount_is_cairnfs(&m.v[i])) {
@@ -137,7 +33,7 @@ void print_mounts(FILE *f)
 			print_name(f, m.v[i].point);
 			fputc('\n', f);
 		}
-	mounts_free(&m);
+	io_mounts_free(&m);
 }
 
 /* ---- descriptors ------------------------------------------------------------------ */
@@ -193,16 +89,16 @@ static const char *below(const char *path, const char *top)
 
 /* ---- place ------------------------------------------------------------------------- */
 
-static int on_mount(const struct mounts *all, const struct mount *m, const char *path,
+static int on_mount(const struct io_mounts *all, const struct io_mount *m, const char *path,
 		    struct place *out)
 {
 	const char *rel = below(path, m->point), *root = m->root + 1;
-	const struct mount *whole = NULL;
+	const struct io_mount *whole = NULL;
 
 	if (!rel)
 		return -EXDEV;
 	for (size_t i = 0; i < all->n; i++) {
-		const struct mount *o = &all->v[i];
+		const struct io_mount *o = &all->v[i];
 
 		if (o->dev_major == m->dev_major && o->dev_minor == m->dev_minor &&
 		    !strcmp(o->root, "/") && (!whole || o->id == m->id))
@@ -268,8 +164,8 @@ static int in_store(const char *path, struct place *out)
 static int find(const char *path, struct place *out)
 {
 	CLEANUP_FREE char *abs = NULL;
-	const struct mount *m = NULL;
-	struct mounts all;
+	const struct io_mount *m = NULL;
+	struct io_mounts all;
 	int err, id;
 
 	out->arg = path;
@@ -279,14 +175,14 @@ static int find(const char *path, struct place *out)
 	id = mount_id_of(out->fd);
 	err = id < 0 ? id : path_of(out->fd, &abs);
 	if (!err)
-		err = mounts_read(&all);
+		err = io_mounts_read(IO_MOUNTS_HERE, &all);
 	if (err)
 		return err;
 	for (size_t i = 0; i < all.n; i++)
 		if (all.v[i].id == id && mount_is_cairnfs(&all.v[i]))
 			m = &all.v[i];
 	err = m ? on_mount(&all, m, abs, out) : in_store(abs, out);
-	mounts_free(&all);
+	io_mounts_free(&all);
 	return err;
 }
 
@@ -356,9 +252,9 @@ int place_need(const char *path, bool need_mount, struct place *out)
 
 int place_default(char **out)
 {
-	const struct mount *only = NULL;
+	const struct io_mount *only = NULL;
 	struct place here;
-	struct mounts m;
+	struct io_mounts m;
 	int err;
 
 	*out = NULL;
@@ -369,7 +265,7 @@ int place_default(char **out)
 		if (*out)
 			return 0;
 	}
-	err = mounts_read(&m);
+	err = io_mounts_read(IO_MOUNTS_HERE, &m);
 	if (err)
 		return err;
 	for (size_t i = 0; !err && i < m.n; i++) {
@@ -384,7 +280,7 @@ int place_default(char **out)
 		*out = strdup(only->point);
 		err = *out ? 0 : -ENOMEM;
 	}
-	mounts_free(&m);
+	io_mounts_free(&m);
 	return err;
 }
 
