@@ -3,6 +3,8 @@
 //
 // What each operation does and each error it answers, asked as the kernel asks (fs_client.hh). A test has a
 // directory of its own on one mount, unless it spoils the mount for others.
+#include <sys/resource.h>
+
 #include "tests/unit/fs_client.hh"
 
 namespace
@@ -730,6 +732,631 @@ TEST_F(Names, ChangesInADirectoryThatNobodyKnows)
 	EXPECT_EQ(k.unlink(unknown, "n"), -ESTALE);
 	EXPECT_EQ(k.rmdir(unknown, "n"), -ESTALE);
 	EXPECT_EQ(k.create(unknown, "n", &f), -ESTALE);
+}
+
+// ---- open, create ----
+
+class Opens : public Mounted
+{
+};
+
+TEST_F(Opens, CreateMakesAFileWithTheModeAsked)
+{
+	File f;
+	ASSERT_EQ(k.create(dir, "f", &f, O_WRONLY | O_CREAT, 04711), 0);
+	EXPECT_EQ(k.attr.mode, (uint32_t)S_IFREG | 04711);
+	EXPECT_EQ(k.attr.size, 0u);
+	EXPECT_EQ(k.attr.nlink, 1u);
+	EXPECT_EQ(attr_of("f").mode, (uint32_t)S_IFREG | 04711);
+	EXPECT_EQ(k.id, f.id);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(stat_stored("f").st_mode, (mode_t)S_IFREG | 04711);
+}
+
+TEST_F(Opens, CreateExclusivelyOfANameThatIsThere)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	File f;
+	EXPECT_EQ(k.create(dir, "f", &f, O_WRONLY | O_CREAT | O_EXCL), -EEXIST);
+	EXPECT_EQ(k.get(dir, "f"), "bytes");
+}
+
+TEST_F(Opens, CreateOpensTheFileThatIsThere)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	uint64_t id = k.id;
+	File f;
+	ASSERT_EQ(k.create(dir, "f", &f, O_RDWR | O_CREAT), 0);
+	EXPECT_EQ(f.id, id);
+	EXPECT_EQ(k.attr.size, 5u);
+	EXPECT_EQ(k.read_all(f), "bytes");
+	ASSERT_EQ(k.write(f, "B"), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(k.get(dir, "f"), "Bytes");
+}
+
+TEST_F(Opens, CreateWithTruncEmptiesTheFileThatIsThere)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	File f;
+	ASSERT_EQ(k.create(dir, "f", &f, O_WRONLY | O_CREAT | O_TRUNC), 0);
+	EXPECT_EQ(k.attr.size, 0u);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "");
+}
+
+TEST_F(Opens, CreateWhereSomethingElseIsThere)
+{
+	ASSERT_EQ(k.mkdir(dir, "d"), 0);
+	ASSERT_EQ(k.symlink(dir, "l", "d"), 0);
+	File f;
+	EXPECT_EQ(k.create(dir, "d", &f, O_WRONLY | O_CREAT), -EISDIR);
+	EXPECT_EQ(k.create(dir, "l", &f, O_WRONLY | O_CREAT), -EISDIR);
+}
+
+TEST_F(Opens, OpenOfADirectory)
+{
+	File f;
+	EXPECT_EQ(k.open(dir, O_RDONLY, &f), -EISDIR);
+	EXPECT_EQ(k.open(dir, O_WRONLY, &f), -EISDIR);
+}
+
+TEST_F(Opens, OpenOfAFileThatNobodyKnows)
+{
+	File f;
+	EXPECT_EQ(k.open(unknown, O_RDONLY, &f), -ESTALE);
+}
+
+TEST_F(Opens, OpenReadsWhatTheStoreHas)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	drain();
+	shim_evict(t->fs);
+	File f;
+	ASSERT_EQ(k.open_name(dir, "f", O_RDONLY, &f), 0);
+	EXPECT_EQ(k.read_all(f), "bytes");
+	EXPECT_EQ(k.close(f), 0);
+}
+
+TEST_F(Opens, OpenWithTruncEmptiesAFile)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	drain();
+	File f;
+	ASSERT_EQ(k.open_name(dir, "f", O_WRONLY | O_TRUNC, &f), 0);
+	EXPECT_EQ(attr_of(f.id).size, 0u);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "bytes");	// a version that nobody closed
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "");
+}
+
+TEST_F(Opens, OpenForReadingWithTruncIsAVersion)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	File f;
+	ASSERT_EQ(k.open_name(dir, "f", O_RDONLY | O_TRUNC, &f), 0);
+	EXPECT_EQ(k.read_all(f), "");
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "");
+	EXPECT_EQ(k.close(f), 0);
+}
+
+TEST_F(Opens, OpenForWritingThatChangesNothingIsNoVersion)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	drain();
+	fuse_attr was = attr_of("f");
+	uint64_t seal = seal_of(k.id);
+	File f;
+	ASSERT_EQ(k.open_name(dir, "f", O_WRONLY, &f), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(seal_of(f.id), seal);
+	EXPECT_EQ(mtime(attr_of("f")), mtime(was));
+	EXPECT_EQ(k.get(dir, "f"), "bytes");
+}
+
+TEST_F(Opens, WhatIsAppendedToAFileOfTheStoreFollowsItsBytes)
+{
+	ASSERT_NE(k.put(dir, "f", "by"), 0u);
+	drain();
+	shim_evict(t->fs);
+	File f;
+	ASSERT_EQ(k.open_name(dir, "f", O_WRONLY | O_APPEND, &f), 0);
+	ASSERT_EQ(k.write(f, "tes", 2), 0);
+	EXPECT_EQ(read_file(stored("f")), "by");
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(k.get(dir, "f"), "bytes");
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "bytes");
+}
+
+TEST_F(Opens, AWriterThroughTheDaemonIsNotCached)
+{
+	File f, r;
+	ASSERT_EQ(k.create(dir, "f", &f), 0);
+	EXPECT_TRUE(k.opened.open_flags & FOPEN_DIRECT_IO);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	shim_evict(t->fs);
+	ASSERT_EQ(k.open_name(dir, "f", O_RDONLY, &r), 0);
+	EXPECT_FALSE(k.opened.open_flags & FOPEN_DIRECT_IO);
+	EXPECT_TRUE(k.opened.open_flags & FOPEN_KEEP_CACHE);
+	ASSERT_EQ(k.close(r), 0);
+}
+
+TEST_F(Opens, OneUserMayNotTakeMoreThanHalfOfTheDescriptors)
+{
+	rlimit was;
+	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
+	rlimit few = {120, was.rlim_max};
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+	std::vector<File> open;
+	File f;
+	as(4321);
+	while (open.size() < 100 && !k.create(dir, "f" + std::to_string(open.size()), &f))
+		open.push_back(f);
+	EXPECT_EQ(k.err, -EMFILE);
+	EXPECT_EQ(open.size(), 60u);
+	EXPECT_EQ(k.lookup(dir, "f60"), -ENOENT);
+	EXPECT_EQ(k.open(open[0].id, O_RDONLY, &f), -EMFILE);
+	as_root();
+	EXPECT_EQ(k.open(open[0].id, O_RDONLY, &f), 0);
+	k.close(f);
+	as(4321);
+	EXPECT_EQ(k.close(open[0]), 0);
+	ASSERT_EQ(k.open(open[0].id, O_RDONLY, &open[0]), 0);
+	for (auto &o : open)
+		EXPECT_EQ(k.close(o), 0);
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
+}
+
+// ---- forks: a writer comes while readers have a version ----
+
+class Forks : public Mounted
+{
+protected:
+	void SetUp() override
+	{
+		Mounted::SetUp();
+		ASSERT_NE(k.put(dir, "f", "old"), 0u);
+		old = k.id;
+		ino = k.ino;
+		drain();
+		shim_evict(t->fs);
+		ASSERT_EQ(k.open_name(dir, "f", O_RDONLY, &r), 0);
+		ASSERT_EQ(r.id, old);
+	}
+	void TearDown() override
+	{
+		k.close(r);
+		Mounted::TearDown();
+	}
+	File r;
+	uint64_t old = 0, ino = 0;
+};
+
+TEST_F(Forks, AWriterIsSentToLookAgain)
+{
+	File w;
+	EXPECT_EQ(k.open(old, O_WRONLY | O_TRUNC, &w), -ESTALE);
+	ASSERT_EQ(k.lookup(dir, "f"), 0);
+	EXPECT_NE(k.id, old);
+	EXPECT_EQ(k.ino, ino);
+	EXPECT_EQ(k.open(k.id, O_WRONLY | O_TRUNC, &w), 0);
+	EXPECT_EQ(k.open(old, O_RDONLY, &w), -ESTALE);	// by a name that the kernel remembers
+	k.close(w);
+}
+
+TEST_F(Forks, ReadersKeepTheirVersionAndOthersSeeTheNewOne)
+{
+	File w;
+	ASSERT_EQ(k.open_name(dir, "f", O_WRONLY | O_TRUNC, &w), 0);
+	ASSERT_EQ(k.write(w, "newer"), 0);
+	EXPECT_EQ(k.read_all(r), "old");
+	EXPECT_EQ(k.get(dir, "f"), "newer");
+	ASSERT_EQ(k.close(w), 0);
+	drain();
+	shim_evict(t->fs);
+	EXPECT_EQ(read_file(stored("f")), "newer");
+	EXPECT_EQ(k.read_all(r), "old");
+	EXPECT_EQ(attr_of("f").ino, ino);
+}
+
+TEST_F(Forks, ADescriptorShowsTheSizeOfItsVersionAndTheModeOfTheFile)
+{
+	ASSERT_EQ(k.rewrite(dir, "f", "newer"), 0);
+	ASSERT_EQ(k.lookup(dir, "f"), 0);
+	uint64_t now = k.id;
+	ASSERT_EQ(k.chmod(now, 0600), 0);
+	EXPECT_EQ(attr_of(old).size, 3u);
+	EXPECT_EQ(k.attr.mode, (uint32_t)S_IFREG | 0600);
+	EXPECT_EQ(attr_of(now).size, 5u);
+	ASSERT_EQ(k.chmod(old, 0640), 0);	// fchmod of the reader's
+	EXPECT_EQ(attr_of(now).mode, (uint32_t)S_IFREG | 0640);
+}
+
+TEST_F(Forks, TruncationIsAWriterToo)
+{
+	EXPECT_EQ(k.truncate(old, 1), -ESTALE);
+	ASSERT_EQ(k.lookup(dir, "f"), 0);
+	uint64_t now = k.id;
+	ASSERT_NE(now, old);
+	EXPECT_EQ(k.truncate(now, 1), 0);
+	EXPECT_EQ(k.read_all(r), "old");
+	EXPECT_EQ(k.get(dir, "f"), "o");
+}
+
+TEST_F(Forks, AllNamesOfTheFileLeadToTheNewVersion)
+{
+	ASSERT_EQ(k.link(old, dir, "g"), 0);
+	k.told.clear();
+	ASSERT_EQ(k.rewrite(dir, "f", "newer"), 0);
+	EXPECT_EQ(k.get(dir, "g"), "newer");
+	EXPECT_EQ(k.attr.nlink, 2u);
+	EXPECT_EQ(k.told.size(), 2u);	// the kernel is to forget both
+	drain();
+	EXPECT_EQ(stat_stored("f").st_ino, stat_stored("g").st_ino);
+	EXPECT_EQ(read_file(stored("g")), "newer");
+}
+
+TEST_F(Forks, TheReadersVersionCanBeSoughtIn)
+{
+	ASSERT_EQ(k.rewrite(dir, "f", "newer"), 0);
+	drain();
+	EXPECT_EQ(k.lseek(r, 0, SEEK_HOLE), 3);
+}
+
+TEST_F(Forks, CreateOpensTheNewVersion)
+{
+	File w;
+	ASSERT_EQ(k.create(dir, "f", &w, O_WRONLY | O_CREAT | O_TRUNC), 0);
+	EXPECT_NE(w.id, old);
+	EXPECT_EQ(k.ino, ino);
+	EXPECT_EQ(k.read_all(r), "old");
+	ASSERT_EQ(k.close(w), 0);
+}
+
+TEST_F(Forks, WritersFirstAndReadersThenShareOneVersion)
+{
+	File w, r2;
+	ASSERT_EQ(k.open_name(dir, "f", O_WRONLY | O_TRUNC, &w), 0);
+	ASSERT_EQ(k.open_name(dir, "f", O_RDONLY, &r2), 0);
+	ASSERT_EQ(k.write(w, "seen at once"), 0);
+	EXPECT_EQ(k.read_all(r2), "seen at once");
+	ASSERT_EQ(k.close(w), 0);
+	ASSERT_EQ(k.close(r2), 0);
+}
+
+// ---- read, write, fallocate, lseek, copy_file_range ----
+
+class Bytes : public Mounted
+{
+protected:
+	void SetUp() override
+	{
+		Mounted::SetUp();
+		ASSERT_EQ(k.create(dir, "f", &f), 0);
+	}
+	void TearDown() override
+	{
+		as_root();
+		k.close(f);
+		Mounted::TearDown();
+	}
+	File f;
+};
+
+TEST_F(Bytes, AreReadWhereTheyWereWritten)
+{
+	std::string bytes = pattern(300000, 7);
+	ASSERT_EQ(k.write(f, bytes), 0);
+	ASSERT_EQ(k.read(f, 1000, 2000), 0);
+	EXPECT_EQ(k.bytes, bytes.substr(1000, 2000));
+	EXPECT_EQ(k.read_all(f), bytes);
+	EXPECT_EQ(attr_of(f.id).size, 300000u);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), bytes);
+}
+
+TEST_F(Bytes, NoneAreReadPastTheEnd)
+{
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_EQ(k.read(f, 5, 10), 0);
+	EXPECT_EQ(k.bytes, "");
+	EXPECT_EQ(k.read(f, 1ull << 40, 10), 0);
+	EXPECT_EQ(k.bytes, "");
+	EXPECT_EQ(k.read(f, 3, 10), 0);
+	EXPECT_EQ(k.bytes, "es");
+}
+
+TEST_F(Bytes, NobodyWroteAreZeros)
+{
+	ASSERT_EQ(k.write(f, "end", 10), 0);
+	EXPECT_EQ(k.read_all(f), std::string(10, 0) + "end");
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), std::string(10, 0) + "end");
+}
+
+TEST_F(Bytes, OfAHandleThatNobodyKnows)
+{
+	File none = {f.id, unknown};
+	EXPECT_EQ(k.read(none, 0, 10), -EBADF);
+	EXPECT_EQ(k.lseek(none, 0, SEEK_DATA), -EBADF);
+	none.id = unknown;
+	EXPECT_EQ(k.write(none, "bytes"), -EBADF);
+	EXPECT_EQ(k.fallocate(none, 0, 0, 10), -EBADF);
+}
+
+TEST_F(Bytes, AreNotWrittenThroughAFileOfTheStore)
+{
+	ASSERT_NE(k.put(dir, "g", "bytes"), 0u);
+	drain();
+	shim_evict(t->fs);
+	File r;
+	ASSERT_EQ(k.open_name(dir, "g", O_RDONLY, &r), 0);
+	EXPECT_EQ(k.write(r, "x"), -EBADF);
+	EXPECT_EQ(k.fallocate(r, 0, 0, 10), -EBADF);
+	EXPECT_EQ(k.close(r), 0);
+}
+
+TEST_F(Bytes, ChangeTheTimes)
+{
+	fuse_attr was = attr_of(f.id);
+	usleep(20000);	// a write's time is the tmpfs's, which ticks
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_GT(mtime(attr_of(f.id)), mtime(was));
+	EXPECT_GT(ctime(k.attr), ctime(was));
+	fuse_attr written = k.attr;
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(mtime(attr_of("f")), mtime(written));
+	drain();
+	struct stat st = stat_stored("f");
+	EXPECT_EQ((uint64_t)st.st_mtim.tv_sec, written.mtime);
+	EXPECT_EQ((uint32_t)st.st_mtim.tv_nsec, written.mtimensec);
+}
+
+TEST_F(Bytes, WrittenByAnotherUserTakeSuidAndSgid)
+{
+	ASSERT_EQ(k.chmod(f.id, 06777), 0);
+	as(4321);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_EQ(attr_of(f.id).mode, (uint32_t)S_IFREG | 0777);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(stat_stored("f").st_mode, (mode_t)S_IFREG | 0777);
+}
+
+TEST_F(Bytes, WrittenByRootLeaveSuidAndSgid)
+{
+	ASSERT_EQ(k.chmod(f.id, 06777), 0);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_EQ(attr_of(f.id).mode, (uint32_t)S_IFREG | 06777);
+}
+
+TEST_F(Bytes, WrittenByItsGroupLeaveSgidThatIsNotToExecute)
+{
+	ASSERT_EQ(k.chown(f.id, 1, 4321), 0);
+	ASSERT_EQ(k.chmod(f.id, S_ISGID | 0666), 0);
+	as(4321);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_EQ(attr_of(f.id).mode, (uint32_t)S_IFREG | S_ISGID | 0666);
+	as(4322);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	EXPECT_EQ(attr_of(f.id).mode, (uint32_t)S_IFREG | 0666);
+}
+
+TEST_F(Bytes, FurtherThanAFileOfTheStoreCanReach)
+{
+	EXPECT_EQ(k.write(f, "x", INT64_MAX - 1), -EFBIG);
+	EXPECT_EQ(k.truncate(f.id, INT64_MAX), -EFBIG);
+	EXPECT_EQ(k.fallocate(f, 0, INT64_MAX - 10, 5), -EFBIG);
+	EXPECT_EQ(attr_of(f.id).size, 0u);
+}
+
+TEST_F(Bytes, WithSyncAreInTheStoreWhenWriteReturns)
+{
+	for (int flag : {O_SYNC, O_DSYNC}) {
+		File s;
+		std::string n = "s" + std::to_string(flag);
+		ASSERT_EQ(k.create(dir, n, &s, O_WRONLY | O_CREAT | flag), 0);
+		ASSERT_EQ(k.write(s, "bytes"), 0);
+		EXPECT_EQ(read_file(stored(n)), "bytes");
+		ASSERT_EQ(k.close(s), 0);
+	}
+}
+
+TEST_F(Bytes, AreAllocatedAtTheEndOrBehindIt)
+{
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	ASSERT_EQ(k.fallocate(f, FALLOC_FL_KEEP_SIZE, 0, 8192), 0);
+	EXPECT_EQ(attr_of(f.id).size, 5u);
+	ASSERT_EQ(k.fallocate(f, 0, 0, 8192), 0);
+	EXPECT_EQ(attr_of(f.id).size, 8192u);
+	EXPECT_EQ(k.read_all(f), "bytes" + std::string(8187, 0));
+}
+
+TEST_F(Bytes, ArePunchedAndZeroed)
+{
+	ASSERT_EQ(k.write(f, std::string(12288, 'x')), 0);
+	ASSERT_EQ(k.fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+	EXPECT_EQ(k.read_all(f), std::string(4096, 'x') + std::string(4096, 0) + std::string(4096, 'x'));
+	ASSERT_EQ(k.fallocate(f, FALLOC_FL_ZERO_RANGE, 0, 100), 0);
+	EXPECT_EQ(k.read_all(f).substr(0, 101), std::string(100, 0) + "x");
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")),
+		  std::string(100, 0) + std::string(3996, 'x') + std::string(4096, 0) + std::string(4096, 'x'));
+}
+
+TEST_F(Bytes, AreNotInsertedNorCollapsed)
+{
+	ASSERT_EQ(k.write(f, std::string(12288, 'x')), 0);
+	EXPECT_EQ(k.fallocate(f, FALLOC_FL_COLLAPSE_RANGE, 0, 4096), -EOPNOTSUPP);
+	EXPECT_EQ(k.fallocate(f, FALLOC_FL_INSERT_RANGE, 0, 4096), -EOPNOTSUPP);
+	EXPECT_EQ(attr_of(f.id).size, 12288u);
+}
+
+TEST_F(Bytes, AndHolesAreFound)
+{
+	ASSERT_EQ(k.write(f, "x", 1 << 20), 0);
+	EXPECT_EQ(k.lseek(f, 0, SEEK_DATA), 1 << 20);
+	EXPECT_EQ(k.lseek(f, 10, SEEK_HOLE), 10);
+	EXPECT_EQ(k.lseek(f, 1 << 20, SEEK_HOLE), (1 << 20) + 1);
+	EXPECT_EQ(k.lseek(f, (1 << 20) + 1, SEEK_DATA), -ENXIO);
+	EXPECT_EQ(k.lseek(f, (1 << 20) + 1, SEEK_HOLE), -ENXIO);
+}
+
+TEST_F(Bytes, AndHolesAreFoundInTheStore)
+{
+	ASSERT_EQ(k.write(f, "x", 1 << 20), 0);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	shim_evict(t->fs);
+	ASSERT_EQ(k.open_name(dir, "f", O_RDONLY, &f), 0);
+	EXPECT_EQ(k.lseek(f, 0, SEEK_DATA), 1 << 20);
+	EXPECT_EQ(k.lseek(f, 0, SEEK_HOLE), 0);
+	EXPECT_EQ(k.lseek(f, (1 << 20) + 1, SEEK_DATA), -ENXIO);
+}
+
+TEST_F(Bytes, AreLeftToTheKernelToCopy)
+{
+	File g;
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	ASSERT_EQ(k.create(dir, "g", &g), 0);
+	k.copy_file_range(f, 0, g, 0, 5);
+	EXPECT_TRUE(k.err == -EOPNOTSUPP || k.err == -ENOSYS) << k.err;	// both: copy yourself
+	EXPECT_EQ(attr_of(g.id).size, 0u);
+	EXPECT_EQ(k.close(g), 0);
+}
+
+// ---- flush, release, fsync ----
+
+class Closes : public Mounted
+{
+protected:
+	File written(const std::string &n)
+	{
+		File f;
+		EXPECT_EQ(k.create(dir, n, &f), 0);
+		EXPECT_EQ(k.write(f, "bytes"), 0);
+		return f;
+	}
+};
+
+TEST_F(Closes, WhatIsNotClosedIsNotInTheStore)
+{
+	File f = written("f");
+	drain();
+	EXPECT_FALSE(is_stored("f"));
+	ASSERT_EQ(k.flush(f), 0);
+	drain();
+	EXPECT_FALSE(is_stored("f"));
+	ASSERT_EQ(k.release(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "bytes");
+}
+
+TEST_F(Closes, TheLastWriterCounts)
+{
+	File f = written("f"), g;
+	ASSERT_EQ(k.open(f.id, O_WRONLY, &g), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(seal_of(f.id), 0u);
+	ASSERT_EQ(k.write(g, "more", 5), 0);
+	ASSERT_EQ(k.close(g), 0);
+	EXPECT_NE(seal_of(f.id), 0u);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "bytesmore");
+}
+
+TEST_F(Closes, AFlushMayBeFollowedByMore)
+{
+	File f = written("f");	// dup(2), close(2) of one
+	ASSERT_EQ(k.flush(f), 0);
+	ASSERT_EQ(k.write(f, "more", 5), 0);
+	ASSERT_EQ(k.close(f), 0);
+	drain();
+	EXPECT_EQ(read_file(stored("f")), "bytesmore");
+}
+
+TEST_F(Closes, OfAHandleThatNobodyKnowsAreNoError)
+{
+	EXPECT_EQ(k.flush({dir, unknown}), 0);
+	EXPECT_EQ(k.release({dir, unknown}), 0);
+}
+
+TEST_F(Closes, TakeTheirPlacesInTheirOrder)
+{
+	std::vector<File> files;
+	for (int i = 0; i < 10; i++)
+		files.push_back(written("f" + std::to_string(i)));
+	std::vector<uint64_t> sent;
+	for (int i : {3, 1, 4, 0, 5, 9, 2, 6, 8, 7}) {
+		ASSERT_EQ(k.flush(files[(size_t)i]), 0);
+		sent.push_back(k.send(FUSE_RELEASE, files[(size_t)i].id, Client::releasing(files[(size_t)i])));
+	}
+	for (uint64_t u : sent)
+		EXPECT_EQ(k.await(u), 0);
+	uint64_t last = 0;
+	for (int i : {3, 1, 4, 0, 5, 9, 2, 6, 8, 7}) {
+		uint64_t seq = seal_of(files[(size_t)i].id);
+		EXPECT_LT(last, seq);
+		last = seq;
+	}
+}
+
+TEST_F(Closes, FsyncBringsTheBytesToTheStore)
+{
+	File f = written("f");
+	ASSERT_EQ(k.fsync(f), 0);
+	EXPECT_EQ(read_file(stored("f")), "bytes");
+	ASSERT_EQ(k.write(f, "more", 5), 0);
+	EXPECT_EQ(read_file(stored("f")), "bytes");
+	ASSERT_EQ(k.fsync(f), 0);
+	EXPECT_EQ(read_file(stored("f")), "bytesmore");
+	EXPECT_EQ(k.close(f), 0);
+}
+
+TEST_F(Closes, FsyncBringsAllThatWasAcceptedBefore)
+{
+	ASSERT_NE(k.put(dir, "before", "bytes"), 0u);
+	ASSERT_EQ(k.mkdir(dir, "d"), 0);
+	File f = written("f");
+	ASSERT_EQ(k.fsync(f), 0);
+	EXPECT_EQ(read_file(stored("before")), "bytes");
+	EXPECT_TRUE(is_stored("d"));
+	EXPECT_EQ(k.close(f), 0);
+}
+
+TEST_F(Closes, FsyncOfADirectoryBringsItsNames)
+{
+	ASSERT_NE(k.put(dir, "f", "bytes"), 0u);
+	ASSERT_EQ(k.rename(dir, "f", dir, "g"), 0);
+	ASSERT_EQ(k.fsync_dir(dir), 0);
+	EXPECT_EQ(read_file(stored("g")), "bytes");
+	EXPECT_FALSE(is_stored("f"));
+}
+
+TEST_F(Closes, FsyncOfWhatNobodyKnows)
+{
+	EXPECT_EQ(k.fsync({unknown, 1}), -ESTALE);
+	EXPECT_EQ(k.fsync_dir(unknown), -ESTALE);
+	EXPECT_EQ(k.fsync_dir(control_dir), 0);
+}
+
+TEST_F(Closes, FsyncOfAFileWithoutANameIsNoError)
+{
+	File f = written("f");
+	ASSERT_EQ(k.unlink(dir, "f"), 0);
+	EXPECT_EQ(k.fsync(f), 0);
+	EXPECT_EQ(k.close(f), 0);
+	EXPECT_FALSE(is_stored("f"));
 }
 
 } // namespace

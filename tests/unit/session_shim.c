@@ -74,6 +74,8 @@ int shim_serve(struct fs *fs, int fd, bool resend, bool read_only, bool slow_get
 	pthread_cond_init(&fs->tickets.cond, NULL);
 	fs->o.nopassthrough = true;	/* what the kernel reads and writes by itself cannot be seen here */
 	fs->o.ro = read_only;
+	fs->o.store = "the store";
+	fs->o.mountpoint = "the mount";
 	if (slow_getattr)
 		ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
