@@ -293,8 +293,14 @@ static void hold(enum io_op op)
 	pthread_mutex_unlock(&hold_lock);
 }
 
+static _Atomic unsigned failing_op;
+static _Atomic int failing_errno;
+
 static ssize_t held_call(struct io_engine *e, const struct io_call *c)
 {
+	int err = atomic_load(&failing_errno);
+	if (err && c->op == atomic_load(&failing_op))
+		return -err;
 	hold(c->op);
 	return below->call(e, c);
 }
@@ -305,11 +311,10 @@ static void held_submit(struct io_queue *q, struct io_write *w)
 	below->submit(q, w);
 }
 
-static void hold_next(struct io_engine *e, enum io_op op, unsigned n)
+static void stand_before(struct io_engine *e)
 {
 	static struct io_ops ops;
 
-	pthread_mutex_lock(&hold_lock);
 	if (e->ops != &ops) {
 		below = e->ops;
 		ops = *below;
@@ -317,6 +322,19 @@ static void hold_next(struct io_engine *e, enum io_op op, unsigned n)
 		ops.submit = held_submit;
 		e->ops = &ops;
 	}
+}
+
+void shim_fail_op(struct io_engine *e, unsigned op, int err)
+{
+	stand_before(e);
+	atomic_store(&failing_op, op);
+	atomic_store(&failing_errno, err);
+}
+
+static void hold_next(struct io_engine *e, enum io_op op, unsigned n)
+{
+	pthread_mutex_lock(&hold_lock);
+	stand_before(e);
 	hold_op = op;
 	to_hold = n;
 	held = 0;

@@ -49,6 +49,8 @@ void shim_hold_allocate(struct io_engine *e, unsigned n);
 void shim_hold_write(struct io_engine *e, unsigned n);
 /* The next n operations on the store, whatever they are, by threads that answer. */
 void shim_hold_answers(struct io_engine *e, unsigned n);
+/* From now on each call of this kind (enum io_op) on the store fails so; err 0: none does. For one engine at a time. */
+void shim_fail_op(struct io_engine *e, unsigned op, int err);
 void shim_await_held(unsigned n);	/* until n are held up */
 void shim_let_go(void);
 
