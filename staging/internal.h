@@ -285,6 +285,8 @@ struct reserve {
 	int fd;
 	_Atomic int state;		/* enum reserve_state */
 	_Atomic uint64_t promised, inodes;
+	atomic_uint asked;		/* promises, counted: now and then one looks at the store */
+	_Atomic bool scarce;		/* the last look found no room */
 	_Atomic bool tight;		/* delayed allocation is not to be relied on */
 	_Atomic uint64_t bytes, left;	/* when whole; of it, not given yet */
 	pthread_rwlock_t lock;		/* read: who allocates blocks in the store */

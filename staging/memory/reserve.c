@@ -125,7 +125,7 @@ static uint64_t usable(const struct staging *s)
 }
 
 /* Are `bytes` of the store's free blocks, and an inode, nobody's yet? */
-static bool spares(struct staging *s, uint64_t bytes)
+static bool has_room(struct staging *s, uint64_t bytes)
 {
 	uint64_t promised = atomic_load(&s->reserve.promised), held = usable(s);
 	struct statvfs v;
@@ -139,12 +139,25 @@ static bool spares(struct staging *s, uint64_t bytes)
 	return v.f_bavail >= bytes / v.f_frsize;
 }
 
+static bool spares(struct staging *s, uint64_t bytes)
+{
+	bool room = has_room(s, bytes);
+	atomic_store(&s->reserve.scarce, !room);
+	return room;
+}
+
+/* Not by what is promised just now: that stays as it is where each name is published before the next is made. */
+static bool is_time_to_look(struct staging *s)
+{
+	return atomic_load(&s->reserve.scarce) || atomic_fetch_add(&s->reserve.asked, 1) % ASK_EVERY == 0;
+}
+
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
 {
 	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
 
 	if (atomic_load(&s->reserve.promised) + more > usable(s) ||
-	    (atomic_load(&s->reserve.inodes) % ASK_EVERY == 0 && !spares(s, 0)))
+	    (is_time_to_look(s) && !spares(s, 0)))
 		return false;
 	promise(s, mine, more);
 	return true;
@@ -202,6 +215,6 @@ bool staging_room_for_names(struct staging *s)
 	if (is_given(s))
 		return false;
 	uint64_t pending = atomic_load(&s->reserve.promised);
-	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || atomic_load(&s->reserve.inodes) % ASK_EVERY == 0;
+	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || is_time_to_look(s);
 	return !ask || spares(s, (uint64_t)NAME_BLOCKS * BLOCK);
 }

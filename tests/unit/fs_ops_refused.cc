@@ -306,6 +306,27 @@ TEST_F(FullOfNames, NewOnesSayENOSPCAndAllOthersAreKept)
 	EXPECT_EQ(k.rmdir(root, "d0"), 0);
 }
 
+// One small file is flushed all the while, and each name is in the store before the next is made: what is promised
+// is always as much, and the store's inodes go.
+TEST_F(FullOfNames, NewOnesSayENOSPCAlsoWhenFewAreOnTheirWay)
+{
+	Client &k = *client;
+	File f;
+	ASSERT_EQ(k.create(root, "flushed", &f), 0);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	ASSERT_EQ(k.flush(f), 0);
+	int rc = 0;
+	unsigned n = 0;
+	while (n < 1500 && !(rc = k.mkdir(root, "d" + std::to_string(n)))) {
+		ASSERT_EQ(staging_drain(t->s(), 60000), 0) << "accepted, and the store has no inode for it: " << n;
+		n++;
+	}
+	EXPECT_EQ(rc, -ENOSPC);
+	for (unsigned i = 0; i < 300; i++)	// nor does a program come through that tries again
+		EXPECT_EQ(k.mkdir(root, "more"), -ENOSPC);
+	k.close(f);
+}
+
 // ---- a log that is full ----
 
 TEST(FullLog, ChangesSayEFBIGAndChangeNothing)
