@@ -156,6 +156,8 @@ bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
 {
 	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
 
+	if (!more)	/* a close after one that was answered: it is held */
+		return true;
 	if (atomic_load(&s->reserve.promised) + more > usable(s) ||
 	    (is_time_to_look(s) && !spares(s, 0)))
 		return false;

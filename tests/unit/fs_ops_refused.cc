@@ -327,6 +327,22 @@ TEST_F(FullOfNames, NewOnesSayENOSPCAlsoWhenFewAreOnTheirWay)
 	k.close(f);
 }
 
+// Its room is held since the first answer.
+TEST_F(FullOfNames, ACloseAfterOneThatWasAnsweredFindsItsRoom)
+{
+	Client &k = *client;
+	File f;
+	ASSERT_EQ(k.create(root, "flushed", &f), 0);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	ASSERT_EQ(k.flush(f), 0);
+	for (unsigned n = 0; n < 1500 && !k.mkdir(root, "d" + std::to_string(n)); n++)
+		;
+	EXPECT_EQ(k.err, -ENOSPC);
+	EXPECT_EQ(k.close(f), 0);
+	ASSERT_EQ(staging_drain(t->s(), 60000), 0);
+	EXPECT_EQ(read_file(ground.store() + "/flushed"), "bytes");
+}
+
 // ---- a log that is full ----
 
 TEST(FullLog, ChangesSayEFBIGAndChangeNothing)
