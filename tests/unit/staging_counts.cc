@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+//
+// Who takes and leaves a staged file is counted under staging's lock. A count without it goes wrong in a race that a
+// test meets once in a while; so here somebody else has the lock, and the call must wait.
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "tests/api/staging_fixture.hh"
+#include "staging_shim.h"
+
+namespace
+{
+
+bool sleeps(pid_t tid)
+{
+	std::ifstream in("/proc/self/task/" + std::to_string(tid) + "/stat");
+	std::string line;
+	std::getline(in, line);
+	size_t name = line.rfind(')');
+	return name != std::string::npos && line.size() > name + 2 && line[name + 2] == 'S';
+}
+
+class Counts : public testing::Test {
+protected:
+	Counts() : s(ground, stopped()), f(s.err ? nullptr : create(s, staging_new_id(s), {STAGING_ROOT_DIR, "f"}, 0)) {}
+	static Options stopped()
+	{
+		Options o;
+		o.start = false;	// nobody else counts
+		return o;
+	}
+	void SetUp() override
+	{
+		ASSERT_EQ(s.err, 0);
+		ASSERT_NE(f, nullptr);
+	}
+	void TearDown() override
+	{
+		if (f)
+			staged_unref(f);
+	}
+	shim_counts counts()
+	{
+		pthread_mutex_lock(shim_staging_lock(s));
+		shim_counts c = shim_staged_counts(f);
+		pthread_mutex_unlock(shim_staging_lock(s));
+		return c;
+	}
+	// Calls it while the lock is taken; returns when it has ended, with the lock free.
+	void must_wait(const char *name, const std::function<void()> &call)
+	{
+		std::atomic<pid_t> tid = 0;
+		std::atomic<bool> done = false;
+		pthread_mutex_lock(shim_staging_lock(s));
+		shim_counts before = shim_staged_counts(f);
+		std::thread t([&] {
+			tid = static_cast<pid_t>(syscall(SYS_gettid));
+			call();
+			done = true;
+		});
+		while (!done && !(tid && sleeps(tid)))
+			std::this_thread::yield();
+		shim_counts held = shim_staged_counts(f);
+		EXPECT_FALSE(done) << name << " does not ask for the lock";
+		EXPECT_EQ(held.refs, before.refs) << name;
+		EXPECT_EQ(held.users, before.users) << name;
+		pthread_mutex_unlock(shim_staging_lock(s));
+		t.join();
+	}
+	void expect(unsigned refs, unsigned users)
+	{
+		shim_counts c = counts();
+		EXPECT_EQ(c.refs, refs);
+		EXPECT_EQ(c.users, users);
+	}
+
+	Ground ground;
+	Staging s;
+	staged *f;
+};
+
+TEST_F(Counts, OfReferencesAreChangedUnderTheLock)
+{
+	unsigned refs = counts().refs;
+	must_wait("staged_ref", [this] { staged_ref(f); });
+	expect(refs + 1, 0);
+	must_wait("staged_unref", [this] { staged_unref(f); });
+	expect(refs, 0);
+}
+
+TEST_F(Counts, OfOpensAreChangedUnderTheLock)
+{
+	unsigned refs = counts().refs;
+	int fd = -1;
+	must_wait("staged_use", [&] { EXPECT_EQ(staged_use(f, &fd), 0); });
+	EXPECT_GE(fd, 0);
+	expect(refs, 1);
+	must_wait("staged_unuse", [this] { staged_unuse(f); });
+	expect(refs, 0);
+}
+
+} // namespace
