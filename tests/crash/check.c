@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 /* check: is this tree a prefix of the recorded history?
  *
- *   check [-a] [-k] [-m] [-q] HIST TREE | check -l HIST
+ *   check [-a] [-k] [-m] [-q] [-t NAME]... HIST TREE | check -l HIST
  *
  *   -a  everything is drained: all that was answered must be there
  *   -k  the trainers were killed, too: what was open may have been closed by their
  *       death, and the write they died in may be there in part
  *   -m  a file closed while it is mapped takes its place at the munmap (relay lane)
  *   -q  print nothing when all is well
+ *   -t  the daemon says that it lost a version of a file of that name: it may be missing
  *   -l  list the history instead
  *
  * Exit 0: it is. 1: it is not (VIOLATION lines say why). 2: the history is no use.
@@ -98,6 +99,8 @@ struct check {
 	uint64_t bound;		/* B */
 	const struct op *why;	/* the operation that set it */
 	uint32_t violations, wild;
+	char **told;		/* names of versions that the daemon says are lost */
+	unsigned n_told;
 };
 
 #define NO_XATTR UINT32_MAX
@@ -263,6 +266,17 @@ static void add_open(struct check *c, struct op *op)
 	f->place->unsealed = r->fid;
 }
 
+/* A trainer writes NAME.part, and the daemon tells of the name that the file has by then. */
+static bool is_told(const struct check *c, const char *name)
+{
+	for (unsigned i = 0; i < c->n_told; i++) {
+		size_t n = strlen(c->told[i]);
+		if (!strncmp(c->told[i], name, n) && (!name[n] || !strcmp(name + n, ".part")))
+			return true;
+	}
+	return false;
+}
+
 static void add_op(struct check *c, struct op *op)
 {
 	const struct hist_rec *r = op->rec;
@@ -275,7 +289,7 @@ static void add_op(struct check *c, struct op *op)
 		f->last_stamp = r->end ? r->end : r->begin;
 	switch ((enum hist_kind)r->kind) {
 	case H_OPEN: add_open(c, op); break;
-	case H_SEAL: add_seal(c, op, false); break;
+	case H_SEAL: add_seal(c, op, is_told(c, r->name)); break;
 	case H_RENAME: add_rename(c, op); break;
 	case H_UNLINK: add_unlink(c, op); break;
 	case H_LINK: add_link(c, op); break;
@@ -778,17 +792,19 @@ int main(int argc, char **argv)
 	struct check c = { 0 };
 	int opt;
 
-	while ((opt = getopt(argc, argv, "akmql")) != -1)
+	c.told = need(calloc((size_t)argc, sizeof(*c.told)));
+	while ((opt = getopt(argc, argv, "akmqlt:")) != -1)
 		switch (opt) {
 		case 'a': c.all = true; break;
 		case 'k': c.killed = true; break;
 		case 'm': c.late_maps = true; break;
 		case 'q': c.quiet = true; break;
 		case 'l': c.list = true; break;
+		case 't': c.told[c.n_told++] = optarg; break;
 		default: return 2;
 		}
 	if (argc - optind != (c.list ? 1 : 2)) {
-		fprintf(stderr, "usage: check [-a] [-k] [-m] [-q] HIST TREE | check -l HIST\n");
+		fprintf(stderr, "usage: check [-a] [-k] [-m] [-q] [-t NAME]... HIST TREE | check -l HIST\n");
 		return 2;
 	}
 	int err = replay_open(&c.p, argv[optind]);

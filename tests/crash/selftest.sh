@@ -49,6 +49,19 @@ killed_trainers()
 	[ $rc = 1 ] || die "killed trainers, load $1: a cut file is not seen"
 }
 
+# A version that the daemon says is lost may be missing, and no other.
+told_loss()
+{
+	local victim rc=0
+	rm -rf "$TMP/dir"
+	"$TOOL/load" -m 1024 -n 4 -t 60000 "$TMP/dir" "$TMP/hist" 1 || die "load 1"
+	victim=$(find "$TMP/dir" -name '__*.distcp' | sort | head -n 1)
+	rm "$victim"
+	"$TOOL/check" -q -a -t "$(basename "$victim")" "$TMP/hist" "$TMP/dir" || die "what was told to be lost is not excused"
+	"$TOOL/check" -q -a -t no.distcp "$TMP/hist" "$TMP/dir" >"$TMP/check.out" || rc=$?
+	[ $rc = 1 ] || die "a file is missing, and it is not seen"
+}
+
 # A trainer that dies by itself before the crash is a fault, whatever the tree is.
 dead_trainer()
 {
@@ -75,6 +88,7 @@ for load in 1 2 3 4 5; do
 	done
 	killed_trainers "$load"
 done
+told_loss
 dead_trainer
 for fault in $faults; do
 	[ "${found[$fault]:-0}" -gt 0 ] || die "no history had a place for '$fault'"
