@@ -589,7 +589,8 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 	return value_of(a, buf, cap);
 }
 
-int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
+/* Users' xattrs, the caller's. */
+static int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
 {
 	struct answer *a;
 	int rc = of_node(fs, XATTRS, n, NULL, &a);

@@ -439,7 +439,6 @@ int ask_stat(struct fs *fs, struct node *n, struct born *b, uint64_t *applied);
 int ask_open(struct fs *fs, struct node *n, struct born *b);	/* a descriptor, the caller's */
 int ask_born(struct fs *fs, struct node *n, int fd, struct born *b);	/* of a file of the store that n has open */
 int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap);
-int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out);	/* users', the caller's */
 int node_load_xattrs(struct fs *fs, struct node *n);	/* the same, n's own; once */
 /* cap at most ASK_VALUE_MAX */
 ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap);

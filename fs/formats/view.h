@@ -68,7 +68,6 @@ void view_zip_add_tensor(struct view_zip *z, const char *name, size_t tensor, ui
 void view_zip_end(struct view_zip *z);
 
 /* Opcodes of protocol 2. */
-void view_put32(struct view *v, uint64_t n);
 void view_pickle_text(struct view *v, const char *s);
 void view_pickle_number(struct view *v, uint64_t n);
 /* A row-major tensor of the storage `key`; bytes: its size. */

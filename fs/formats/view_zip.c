@@ -15,7 +15,7 @@ static void put16(struct view *v, unsigned n)
 	view_add(v, (char[]){ (char)n, (char)(n >> 8) }, 2);
 }
 
-void view_put32(struct view *v, uint64_t n)
+static void put32(struct view *v, uint64_t n)
 {
 	put16(v, (unsigned)(n & 0xffff));
 	put16(v, (unsigned)(n >> 16 & 0xffff));
@@ -23,8 +23,8 @@ void view_put32(struct view *v, uint64_t n)
 
 static void put64(struct view *v, uint64_t n)
 {
-	view_put32(v, n & LIMIT32);
-	view_put32(v, n >> 32);
+	put32(v, n & LIMIT32);
+	put32(v, n >> 32);
 }
 
 static uint32_t below(uint64_t n)
@@ -39,10 +39,10 @@ static void put_common(struct view *v, const char *name, uint32_t crc, uint64_t 
 	put16(v, 45);
 	put16(v, 0x800);	/* names are UTF-8 */
 	put16(v, 0);		/* stored */
-	view_put32(v, 0x00210000);	/* 1980-01-01: the same bytes for the same tensors */
-	view_put32(v, crc);
-	view_put32(v, below(size));
-	view_put32(v, below(size));
+	put32(v, 0x00210000);	/* 1980-01-01: the same bytes for the same tensors */
+	put32(v, crc);
+	put32(v, below(size));
+	put32(v, below(size));
 	put16(v, (unsigned)strlen(name));
 	put16(v, extra);
 }
@@ -55,7 +55,7 @@ static void begin_entry(struct view_zip *z, const char *name, uint32_t crc, uint
 	unsigned fixed = 30 + (unsigned)strlen(name) + (large ? 20 : 0) + 4;
 	unsigned pad = (unsigned)((ALIGN - (at + fixed) % ALIGN) % ALIGN);
 
-	view_put32(z->v, 0x04034b50);
+	put32(z->v, 0x04034b50);
 	put_common(z->v, name, crc, size, (large ? 20 : 0) + 4 + pad);
 	view_add(z->v, name, strlen(name));
 	if (large) {
@@ -69,15 +69,15 @@ static void begin_entry(struct view_zip *z, const char *name, uint32_t crc, uint
 	for (unsigned i = 0; i < pad; i++)
 		view_add(z->v, "Z", 1);
 
-	view_put32(z->central, 0x02014b50);
+	put32(z->central, 0x02014b50);
 	put16(z->central, 45);
 	put_common(z->central, name, crc, size,
 		   large || far ? 4 + (large ? 16 : 0) + (far ? 8 : 0) : 0);
 	put16(z->central, 0);
 	put16(z->central, 0);
 	put16(z->central, 0);
-	view_put32(z->central, 0);
-	view_put32(z->central, below(at));
+	put32(z->central, 0);
+	put32(z->central, below(at));
 	view_add(z->central, name, strlen(name));
 	if (large || far) {
 		put16(z->central, 1);
@@ -115,26 +115,26 @@ void view_zip_end(struct view_zip *z)
 	uint64_t at = z->v->size - z->start, len = z->central->mem_len;
 
 	view_add(z->v, z->central->mem, z->central->mem_len);
-	view_put32(z->v, 0x06064b50);	/* zip64's end record and where it is, always */
+	put32(z->v, 0x06064b50);	/* zip64's end record and where it is, always */
 	put64(z->v, 44);
 	put16(z->v, 45);
 	put16(z->v, 45);
-	view_put32(z->v, 0);
-	view_put32(z->v, 0);
+	put32(z->v, 0);
+	put32(z->v, 0);
 	put64(z->v, z->entries);
 	put64(z->v, z->entries);
 	put64(z->v, len);
 	put64(z->v, at);
-	view_put32(z->v, 0x07064b50);
-	view_put32(z->v, 0);
+	put32(z->v, 0x07064b50);
+	put32(z->v, 0);
 	put64(z->v, at + len);
-	view_put32(z->v, 1);
-	view_put32(z->v, 0x06054b50);
-	view_put32(z->v, 0);
+	put32(z->v, 1);
+	put32(z->v, 0x06054b50);
+	put32(z->v, 0);
 	put16(z->v, z->entries < 0xffff ? (unsigned)z->entries : 0xffff);
 	put16(z->v, z->entries < 0xffff ? (unsigned)z->entries : 0xffff);
-	view_put32(z->v, below(len));
-	view_put32(z->v, below(at));
+	put32(z->v, below(len));
+	put32(z->v, below(at));
 	put16(z->v, 0);
 	z->v->no_memory |= z->central->no_memory;
 	view_free(z->central);
@@ -146,7 +146,7 @@ void view_zip_end(struct view_zip *z)
 void view_pickle_text(struct view *v, const char *s)
 {
 	view_add(v, "X", 1);
-	view_put32(v, strlen(s));
+	put32(v, strlen(s));
 	view_add(v, s, strlen(s));
 }
 
@@ -154,7 +154,7 @@ void view_pickle_number(struct view *v, uint64_t n)
 {
 	if (n <= INT32_MAX) {
 		view_add(v, "J", 1);
-		view_put32(v, n);
+		put32(v, n);
 	} else {
 		view_add(v, "\x8a\x09", 2);	/* nine bytes: it stays positive */
 		put64(v, n);

@@ -25,7 +25,7 @@ static uint64_t limit_left(uint64_t hard, uint64_t soft, uint64_t used, bool lat
 	return !limit ? UINT64_MAX : limit > used ? limit - used : 0;
 }
 
-uint64_t io_quota_left(const struct if_dqblk *q, int64_t now)
+static uint64_t left_of(const struct if_dqblk *q, int64_t now)
 {
 	bool late = q->dqb_btime && (int64_t)q->dqb_btime <= now;
 	bool late_inodes = q->dqb_itime && (int64_t)q->dqb_itime <= now;
@@ -46,7 +46,7 @@ static bool ask(const struct io_store *s, int type, unsigned id, uint64_t *left)
 	if (syscall(SYS_quotactl_fd, s->root_rd, QUOTA_COMMAND(Q_GETQUOTA, type), id, &q))
 		return false;
 	if (id)		/* root has none */
-		*left = io_quota_left(&q, (int64_t)time(NULL));
+		*left = left_of(&q, (int64_t)time(NULL));
 	return true;
 }
 

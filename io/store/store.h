@@ -97,8 +97,6 @@ int io_store_statvfs(const struct io_store *s, struct statvfs *out);
 /* Bytes that the quotas of this user and group still allow them; UINT64_MAX: no limit, or it cannot be
  * known. A project's limit is in statvfs. */
 uint64_t io_store_quota_left(struct io_store *s, uid_t uid, gid_t gid);
-struct if_dqblk;
-uint64_t io_quota_left(const struct if_dqblk *q, int64_t now);	/* the arithmetic of it; linux/quota.h */
 /* False once an allocation was refused: the store has no fallocate, and room cannot be held. */
 bool io_store_allocates(const struct io_store *s);
 

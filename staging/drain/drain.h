@@ -57,6 +57,5 @@ void dedup_close(struct staging *s);		/* waits for its thread; no other is left 
 
 /* publish.c */
 void *publish_main(void *arg);
-void publish_wake_waiters(struct staging *s, int halted_err);	/* takes s->lock */
 
 #endif

@@ -668,7 +668,8 @@ static void fsyncs_failed(struct staging *s)
 	}
 }
 
-void publish_wake_waiters(struct staging *s, int halted_err)
+/* s->lock is not held. */
+static void wake_waiters(struct staging *s, int halted_err)
 {
 	pthread_mutex_lock(&s->lock);
 	if (halted_err)
@@ -744,7 +745,7 @@ static void halt(struct staging *s, struct pend *p, int rc)
 	pthread_mutex_unlock(&s->lock);
 	if (first)
 		s->o.notice(s->o.ctx, text);
-	publish_wake_waiters(s, rc);
+	wake_waiters(s, rc);
 	pthread_mutex_lock(&s->lock);
 	uint64_t until = now_ns() + s->drain.halt_retry_ns;
 	while (!s->drain.retry_now && !s->stop && now_ns() < until)
@@ -856,7 +857,7 @@ static void run_batch(struct staging *s, struct batch *b)
 		}
 		staged_check(s);
 		pthread_mutex_unlock(&s->lock);
-		publish_wake_waiters(s, 0);
+		wake_waiters(s, 0);
 		free_all(gone);
 	}
 	if (stuck)
@@ -880,7 +881,7 @@ static void sync_inherited(struct staging *s)
 	sf_let_go_all(s);
 	sf_evict_loans(s);
 	pthread_mutex_unlock(&s->lock);
-	publish_wake_waiters(s, 0);
+	wake_waiters(s, 0);
 }
 
 void *publish_main(void *arg)
@@ -902,7 +903,7 @@ void *publish_main(void *arg)
 		if (last) {
 			struct pend *gone = skip_run(s, last);
 			pthread_mutex_unlock(&s->lock);
-			publish_wake_waiters(s, 0);
+			wake_waiters(s, 0);
 			free_all(gone);
 			continue;
 		}

@@ -34,7 +34,6 @@ void sf_unwritten(struct staging *s, struct staged *f);	/* no writer is left; s-
 void staged_check(struct staging *s);
 struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);	/* the lock may be held or not */
 void sf_insert(struct staging *s, struct staged *f);
-void sf_evict_one(struct staging *s, struct staged *f);
 int sf_stat(struct staged *f, struct stat *st);		/* as fstat; a lent file ends where its version does */
 
 /* extents.c */
@@ -103,7 +102,6 @@ ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
 void room_cut(struct staged *f, uint64_t size);		/* f was truncated. f->io.lock held */
 /* Bytes of the free room that are for versions whose close failed. Looks at the store; s->lock not held. */
 uint64_t room_wanted(struct staging *s);
-uint64_t room_held(struct staging *s);		/* bytes in memory that count on blocks of the store. s->lock held */
 
 /* lease.c; s->lock held */
 bool sf_coarse_times(void);		/* two writes within one tick may carry the same mtime */

@@ -68,7 +68,8 @@ bool staging_room_came(struct staging *s)
 	return came;
 }
 
-uint64_t room_held(struct staging *s)
+/* Bytes in memory that count on blocks of the store. s->lock held. */
+static uint64_t held_bytes(struct staging *s)
 {
 	uint64_t sum = 0;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
@@ -121,7 +122,7 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 	uint64_t before = !rc && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
 
 	pthread_mutex_lock(&s->lock);
-	uint64_t held = room_held(s);
+	uint64_t held = held_bytes(s);
 	pthread_mutex_unlock(&s->lock);
 	if (!rc)
 		rc = reserve_enter(s, end - off + before + held + room_wanted(s));

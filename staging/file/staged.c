@@ -180,7 +180,7 @@ static void log_unstaged(struct staging *s, struct staged *f)
 	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
 }
 
-void sf_evict_one(struct staging *s, struct staged *f)
+static void evict_one(struct staging *s, struct staged *f)
 {
 	sf_charge(s, f, 0);
 	sf_set_state(s, f, STAGED_EVICTED);
@@ -196,7 +196,7 @@ void sf_drop_useless(struct staging *s, struct staged *f)
 		return;
 	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
 			      (f->moved.under || (f->spilled && !f->published))))
-		sf_evict_one(s, f);
+		evict_one(s, f);
 }
 
 void sf_evict_loans(struct staging *s)
@@ -204,7 +204,7 @@ void sf_evict_loans(struct staging *s)
 	for (struct staged *f = s->files.lru_head, *next; f; f = next) {	/* all that is durable */
 		next = f->lists.lru_next;
 		if (loan_due(f))
-			sf_evict_one(s, f);
+			evict_one(s, f);
 	}
 }
 
@@ -217,7 +217,7 @@ uint64_t sf_evict(struct staging *s, uint64_t want)
 		if (f->users || f->spilled || f->late || f->memory.lender)
 			continue;
 		freed += f->memory.charged;
-		sf_evict_one(s, f);
+		evict_one(s, f);
 	}
 	return freed;
 }

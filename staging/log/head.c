@@ -22,7 +22,8 @@ struct rec log_format(void)
 	return (struct rec){.type = REC_FORGET, .flags = REC_ANSWER, .size = LOG_FORMAT, .name = CAIRN_VERSION};
 }
 
-bool log_is_format(const struct rec *r)
+/* Is it the record that a log begins with? Its format is r->size. */
+static bool is_format(const struct rec *r)
 {
 	return r->type == REC_FORGET && r->flags & REC_ANSWER && !r->unique;
 }
@@ -57,7 +58,7 @@ int log_check(int fd)
 	if (n < 0)
 		return -errno;
 	/* 0.1.0 wrote none; damage is the replay's to find */
-	if (rec_decode(buf, (size_t)n, &r, &used) || !log_is_format(&r))
+	if (rec_decode(buf, (size_t)n, &r, &used) || !is_format(&r))
 		return 0;
 	return r.size > LOG_FORMAT ? -EPROTONOSUPPORT : 0;
 }

@@ -8,7 +8,6 @@
 /* head.c */
 void log_segment_name(uint64_t n, char out[32]);
 struct rec log_format(void);			/* the record that a log begins with */
-bool log_is_format(const struct rec *r);	/* is it that? Its format is r->size */
 /* 0; -ENOENT: it is not begun; -EPROTONOSUPPORT: not understood; -EXDEV: another store's of the same id. */
 int head_check(const struct head *h, size_t size, struct io_store *store);
 int log_check(int fd);				/* 0, -EPROTONOSUPPORT */

@@ -68,7 +68,6 @@ bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
 void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);	/* it was, before a restart */
 void reserve_name(struct staging *s, uint64_t *mine);	/* a new directory, symlink, ... was accepted */
 void reserve_kept(struct staging *s, uint64_t *mine);
-void room_looked(struct staging *s);		/* blocks were taken or given: look again */
 /* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the room there is belongs to what was promised. */
 int reserve_enter(struct staging *s, uint64_t bytes);
 void reserve_leave(struct staging *s);

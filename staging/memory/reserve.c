@@ -199,15 +199,10 @@ int reserve_enter(struct staging *s, uint64_t bytes)
 	return -ENOSPC;
 }
 
-void room_looked(struct staging *s)
-{
-	atomic_store(&s->room.seen_ns, 0);
-}
-
 void reserve_leave(struct staging *s)
 {
 	pthread_rwlock_unlock(&s->reserve.lock);
-	room_looked(s);
+	atomic_store(&s->room.seen_ns, 0);	/* blocks were taken or given: look again */
 }
 
 bool staging_room_for_names(struct staging *s)

@@ -127,7 +127,6 @@ void bench_barrier_wait(struct bench_barrier *bar, unsigned members);
 
 /* Adds a sample; metric and unit are static storage. */
 int bench_add(struct bench *b, const char *label, const char *metric, const char *unit, double v);
-double bench_median(const double *v, size_t n);
 void bench_report(const struct bench *b, const char *command);
 void bench_report_free(struct bench *b);
 

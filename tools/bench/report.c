@@ -64,7 +64,7 @@ static double *sorted(const double *v, size_t n)
 	return copy;
 }
 
-double bench_median(const double *v, size_t n)
+static double median(const double *v, size_t n)
 {
 	CLEANUP_FREE double *s = n ? sorted(v, n) : NULL;
 
@@ -86,7 +86,7 @@ static void print_json(const struct bench *b, const char *command)
 			continue;
 		printf("%s\n{\"label\":\"%s\",\"metric\":\"%s\",\"unit\":\"%s\",\"median\":%.6g,"
 		       "\"min\":%.6g,\"max\":%.6g,\"samples\":[", i ? "," : "", s->label,
-		       s->metric, s->unit, bench_median(s->v, s->n), v[0], v[s->n - 1]);
+		       s->metric, s->unit, median(s->v, s->n), v[0], v[s->n - 1]);
 		for (size_t k = 0; k < s->n; k++)
 			printf("%s%.6g", k ? "," : "", s->v[k]);
 		printf("]}");
@@ -123,10 +123,10 @@ static void print_text(const struct bench *b)
 		if (!v || !s->n)
 			continue;
 		printf("%-16s %-18s %10.3f %10.3f %10.3f %-7s %3zu", s->label, s->metric,
-		       bench_median(s->v, s->n), v[0], v[s->n - 1], s->unit, s->n);
-		low = bench_median(base->v, base->n);
+		       median(s->v, s->n), v[0], v[s->n - 1], s->unit, s->n);
+		low = median(base->v, base->n);
 		if (s != base && low > 0)
-			printf("  %.2f of %s", bench_median(s->v, s->n) / low, base->label);
+			printf("  %.2f of %s", median(s->v, s->n) / low, base->label);
 		printf("\n");
 	}
 }

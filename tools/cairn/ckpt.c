@@ -347,7 +347,9 @@ void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
 		   out);
 }
 
-void ckpt_durability(const struct ckpt *c, char *buf, size_t cap)
+/* The least advanced state of all that is in it, "" where that cannot be known (it is in
+ * the store then, or nowhere near one). */
+static void durability(const struct ckpt *c, char *buf, size_t cap)
 {
 	*buf = '\0';
 	if (!c->on_mount)
@@ -362,7 +364,7 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 {
 	char state[16];
 
-	ckpt_durability(c, state, sizeof(state));
+	durability(c, state, sizeof(state));
 	return v->state == CKPT_COMPLETE && (!c->on_mount || !strcmp(state, "durable"));
 }
 

@@ -42,9 +42,6 @@ typedef void (*ckpt_bad_fn)(void *ctx, const char *file, const struct fmt_error 
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx);
 
 void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out);
-/* The least advanced state of all that is in it, "" where that cannot be known (it is in
- * the store then, or nowhere near one). */
-void ckpt_durability(const struct ckpt *c, char *buf, size_t cap);
 bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v);
 
 /* A file of the checkpoint, never through a symlink that leads out of it; O_RDONLY or

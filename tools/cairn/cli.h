@@ -77,7 +77,6 @@ int complain_option(const char *sub, char **argv);
 
 /* ---- where a path is (where.c) ---------------------------------------- */
 
-bool mount_is_cairnfs(const struct io_mount *m);
 int mount_id_of(int fd);		/* of any descriptor; asks no filesystem; or -errno */
 /* Who keeps a mount busy, a line each, indented; how many lines. */
 int print_users(FILE *f, int mount_id);

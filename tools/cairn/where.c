@@ -14,7 +14,7 @@
 
 #define STATUS_MAX (64u << 20)
 
-bool mount_is_cairnfs(const struct io_mount *m)
+static bool is_cairnfs(const struct io_mount *m)
 {
 	return !strcmp(m->fstype, "fuse.cairnfs") ||
 	       (!strcmp(m->fstype, "fuse") &&
@@ -28,7 +28,7 @@ void print_mounts(FILE *f)
 	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return;
 	for (size_t i = 0; i < m.n; i++)
-		if (mount_is_cairnfs(&m.v[i])) {
+		if (is_cairnfs(&m.v[i])) {
 			fputs("  ", f);
 			print_name(f, m.v[i].point);
 			fputc('\n', f);
@@ -179,7 +179,7 @@ static int find(const char *path, struct place *out)
 	if (err)
 		return err;
 	for (size_t i = 0; i < all.n; i++)
-		if (all.v[i].id == id && mount_is_cairnfs(&all.v[i]))
+		if (all.v[i].id == id && is_cairnfs(&all.v[i]))
 			m = &all.v[i];
 	err = m ? on_mount(&all, m, abs, out) : in_store(abs, out);
 	io_mounts_free(&all);
@@ -269,7 +269,7 @@ int place_default(char **out)
 	if (err)
 		return err;
 	for (size_t i = 0; !err && i < m.n; i++) {
-		if (!mount_is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
+		if (!is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
 			continue;
 		err = only ? -EEXIST : 0;
 		only = &m.v[i];
