@@ -148,10 +148,13 @@ TEST_F(Opens, WhatIsAppendedToAFileOfTheStoreFollowsItsBytes)
 	EXPECT_EQ(read_file(stored("f")), "bytes");
 }
 
-TEST_F(Opens, AWriterThroughTheDaemonIsNotCached)
+TEST_F(Opens, AWriterThroughTheDaemonIsNotCachedUnlessItMayMap)
 {
 	File f, r;
-	ASSERT_EQ(k.create(dir, "f", &f), 0);
+	ASSERT_EQ(k.create(dir, "mapped", &f, O_RDWR | O_CREAT | O_EXCL), 0);
+	EXPECT_FALSE(k.opened.open_flags & FOPEN_DIRECT_IO);
+	ASSERT_EQ(k.close(f), 0);
+	ASSERT_EQ(k.create(dir, "f", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
 	EXPECT_TRUE(k.opened.open_flags & FOPEN_DIRECT_IO);
 	ASSERT_EQ(k.close(f), 0);
 	drain();
