@@ -58,7 +58,6 @@ public:
 	static constexpr uint64_t root = STAGING_ROOT_DIR, resent_bit = 1ull << 63;
 	static constexpr unsigned most = 128u << 10;	// bytes in one READ or WRITE
 
-	enum { RESEND = 1, READ_ONLY = 2, SLOW_GETATTR = 4 };
 	// The socket is there, and nobody answers until serve().
 	explicit Client(LiveTree &t) : t_(&t)
 	{
@@ -69,13 +68,13 @@ public:
 		for (int fd : pair)
 			setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &large, sizeof(large));
 	}
-	Client(LiveTree &t, unsigned how) : Client(t) { serve(how); }
+	Client(LiveTree &t, unsigned how) : Client(t) { serve(how); }	// how: SHIM_...
 	Client(const Client &) = delete;
 	Client &operator=(const Client &) = delete;
 	~Client() { end(); }
 	void serve(unsigned how = 0)
 	{
-		EXPECT_EQ(shim_serve(t_->fs, theirs_, how & RESEND, how & READ_ONLY, how & SLOW_GETATTR), 0);
+		EXPECT_EQ(shim_serve(t_->fs, theirs_, how), 0);
 		served_ = true;
 		await(2);	// INIT's
 		EXPECT_EQ(err, 0);

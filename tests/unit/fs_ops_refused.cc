@@ -19,7 +19,7 @@ TEST(ReadOnly, NothingIsChangedAndAllIsRead)
 	std::filesystem::create_directory(ground.store() + "/d");
 	LiveTree t(ground, true, true);
 	ASSERT_EQ(t.err, 0);
-	Client k(t, Client::READ_ONLY);
+	Client k(t, SHIM_READ_ONLY);
 	File f;
 	ASSERT_EQ(k.lookup(root, "f"), 0);
 	uint64_t id = k.id;

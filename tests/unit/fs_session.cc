@@ -29,7 +29,7 @@ protected:
 		EXPECT_EQ(t.err, 0);
 		EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
 		kernel.reset(pair[0]);
-		EXPECT_EQ(shim_serve(t.fs, pair[1], false, false, true), 0);
+		EXPECT_EQ(shim_serve(t.fs, pair[1], SHIM_SLOW_GETATTR), 0);
 		EXPECT_NE(next_answer(), 0u);	// INIT's
 	}
 	~Session() override
@@ -102,7 +102,7 @@ protected:
 	void serve(bool resend)
 	{
 		shim_watch_lock(t->fs);
-		EXPECT_EQ(shim_serve(t->fs, theirs, resend, false, false), 0);
+		EXPECT_EQ(shim_serve(t->fs, theirs, resend ? SHIM_RESEND : 0), 0);
 		served = true;
 		EXPECT_NE(answer(), 0u);	// INIT's
 		if (resend) {

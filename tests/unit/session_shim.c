@@ -50,7 +50,9 @@ static ssize_t answer(int fd, struct iovec *iov, int count, void *ctx)
 	return sendmsg(fd, &m, MSG_NOSIGNAL);
 }
 
-int shim_serve(struct fs *fs, int fd, bool resend, bool read_only, bool slow_getattr)
+static bool has_house;
+
+int shim_serve(struct fs *fs, int fd, unsigned how)
 {
 	static const struct fuse_custom_io io = {.writev = answer, .read = receive};
 	struct {
@@ -73,18 +75,19 @@ int shim_serve(struct fs *fs, int fd, bool resend, bool read_only, bool slow_get
 	pthread_cond_init(&fs->reading.cond, NULL);
 	pthread_cond_init(&fs->tickets.cond, NULL);
 	fs->o.nopassthrough = true;	/* what the kernel reads and writes by itself cannot be seen here */
-	fs->o.ro = read_only;
+	fs->o.ro = how & SHIM_READ_ONLY;
 	fs->o.store = "the store";
 	fs->o.mountpoint = "the mount";
-	if (slow_getattr)
+	if (how & SHIM_SLOW_GETATTR)
 		ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
 	if (!fs->se)
 		return -EINVAL;
 	int rc = fuse_session_custom_io(fs->se, &io, sizeof(io), fd);
 	if (!rc)
-		rc = session_run(fs, &hello, sizeof(hello), resend);
-	return rc ? rc : house_start(fs);
+		rc = session_run(fs, &hello, sizeof(hello), how & SHIM_RESEND);
+	has_house = !(how & SHIM_NO_HOUSE);
+	return rc || !has_house ? rc : house_start(fs);
 }
 
 int shim_ask(int fd)
@@ -381,6 +384,7 @@ void shim_serve_end(struct fs *fs)
 {
 	atomic_store(&fs->stopping, true);
 	session_join(fs);
-	house_join(fs);
+	if (has_house)
+		house_join(fs);
 	fuse_session_destroy(fs->se);
 }

@@ -13,11 +13,17 @@ extern "C" {
 struct fs;
 struct io_engine;
 
+enum {
+	SHIM_RESEND = 1,	/* as a worker that is not the first */
+	SHIM_READ_ONLY = 2,
+	/* A GETATTR does what takes too long and did not say so: it goes on when another thread has been made the
+	 * reader, and only then comes to a point where it may block. */
+	SHIM_SLOW_GETATTR = 4,
+	SHIM_NO_HOUSE = 8,	/* its thread sleeps for long before it ends */
+};
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair, as a mount with nopassthrough does;
- * INIT's answer is the first. `resend`: as a worker that is not the first. `slow_getattr`: a GETATTR does what
- * takes too long and did not say so: it goes on when another thread has been made the reader, and only then comes
- * to a point where it may block. 0 or -errno. fd is ours then. */
-int shim_serve(struct fs *fs, int fd, bool resend, bool read_only, bool slow_getattr);
+ * INIT's answer is the first. 0 or -errno. fd is ours then. */
+int shim_serve(struct fs *fs, int fd, unsigned how);
 /* A GETATTR from the kernel's end. 0 or -errno. */
 int shim_ask(int fd);
 struct shim_request {

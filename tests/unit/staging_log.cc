@@ -2,7 +2,7 @@
 //
 // The log: what was appended is replayed in order, wherever a kill cut it; what is damaged or
 // foreign is set aside and never believed; rotation keeps what the next worker needs.
-#include "tests/api/staging_fixture.hh"
+#include "tests/unit/log_cut.hh"
 
 namespace
 {
@@ -17,53 +17,6 @@ Options stopped()
 	return o;
 }
 
-std::string place_of(const Ground &g)
-{
-	for (auto &at : std::filesystem::directory_iterator(g.run()))
-		return at.path();
-	return "";
-}
-
-std::vector<std::string> files_like(const std::string &dir, const std::string &prefix)
-{
-	std::vector<std::string> out;
-	for (auto &at : std::filesystem::directory_iterator(dir))
-		if (!at.path().filename().string().compare(0, prefix.size(), prefix))
-			out.push_back(at.path().filename());
-	return out;
-}
-
-std::string log_path(const Ground &g)
-{
-	for (auto &name : files_like(place_of(g), "log."))
-		if (name.find("damaged") == std::string::npos)
-			return place_of(g) + "/" + name;
-	return "";
-}
-
-// All files of a place, and how to put them back as they were.
-struct Saved {
-	explicit Saved(const std::string &dir) : dir(dir)
-	{
-		for (const char *sub : {"", "/huge", "/small"})
-			for (auto &at : std::filesystem::directory_iterator(dir + sub))
-				if (at.is_regular_file() && at.path().filename() != "lock")
-					files[std::string(sub) + "/" +
-					      at.path().filename().string()] = read_file(at.path());
-	}
-	void put_back() const
-	{
-		for (const char *sub : {"", "/huge", "/small"})
-			for (auto &at : std::filesystem::directory_iterator(dir + sub))
-				if (at.is_regular_file() && at.path().filename() != "lock")
-					std::filesystem::remove(at.path());
-		for (auto &[name, bytes] : files)
-			write_file(dir + name, bytes);
-	}
-	std::string dir;
-	std::map<std::string, std::string> files;
-};
-
 // As after a kill: the files stay as they are, whatever the objects here would do to them.
 void killed(Staging &s, History &h)
 {
@@ -72,24 +25,6 @@ void killed(Staging &s, History &h)
 	staging_close(s.s);
 	s.s = nullptr;
 	all.put_back();
-}
-
-void wipe_store(const Ground &g)
-{
-	for (auto &at : std::filesystem::directory_iterator(g.store()))
-		if (at.path().filename() != ".cairn")
-			std::filesystem::remove_all(at.path());
-}
-
-// Where records end in a log, by decoding it.
-std::vector<size_t> boundaries(const std::string &log)
-{
-	std::vector<size_t> out = {0};
-	rec r;
-	size_t used;
-	for (size_t at = 0; at < log.size() && !rec_decode(&log[at], log.size() - at, &r, &used);)
-		out.push_back(at += used);
-	return out;
 }
 
 std::vector<rec> many_records(std::mt19937_64 &rng, staging *s, unsigned n)
