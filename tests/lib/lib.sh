@@ -41,7 +41,7 @@ if [ -z "${TMP:-}" ]; then
 	TMP=$(mktemp -d "${CAIRN_TEST_DIR:-/var/tmp}/cairn-case.XXXXXX")
 	LIB_OWN_TMP=1
 fi
-: "${CAIRN_TEST_SLOW:=$(grep -qs . "$BUILD/sanitizer" && echo 5 || echo 1)}"
+: "${CAIRN_TEST_SLOW:=$(grep -qs . "$BUILD/sanitizer" && echo 5 || echo 3)}"
 export BUILD MODE TMP CAIRN_TEST_SLOW
 LIB_SHELL=$BASHPID
 
