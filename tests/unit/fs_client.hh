@@ -101,6 +101,8 @@ public:
 	// ---- who asks ----
 	uint32_t uid = 0, gid = 0, pid = (uint32_t)getpid();
 
+	std::function<void(uint64_t unique)> sent;	// called when a request of those below is sent, before its answer
+
 	// ---- asynchronous: send, go on, await ----
 	uint64_t send(unsigned opcode, uint64_t node, const Body &b = {}, uint64_t unique = 0)
 	{
@@ -156,7 +158,10 @@ public:
 	bool any_answer() { return !answers_.empty() || (take(0) && !answers_.empty()); }
 	int call(unsigned opcode, uint64_t node, const Body &b = {})
 	{
-		return await(send(opcode, node, b));
+		uint64_t unique = send(opcode, node, b);
+		if (sent)
+			sent(unique);
+		return await(unique);
 	}
 	// What no answer follows.
 	void tell(unsigned opcode, uint64_t node, const Body &b) { send(opcode, node, b); }

@@ -299,8 +299,14 @@ static void hold(enum io_op op)
 static _Atomic unsigned failing_op;
 static _Atomic int failing_errno;
 
+static shim_named_fn _Atomic named_fn;
+static void *_Atomic named_ctx;
+
 static ssize_t held_call(struct io_engine *e, const struct io_call *c)
 {
+	shim_named_fn named = atomic_load(&named_fn);
+	if (named && (c->op == IO_OP_RENAME || c->op == IO_OP_LINK))
+		named(atomic_load(&named_ctx), c->fd2, c->name2);
 	int err = atomic_load(&failing_errno);
 	if (err && c->op == atomic_load(&failing_op))
 		return -err;
@@ -332,6 +338,13 @@ void shim_fail_op(struct io_engine *e, unsigned op, int err)
 	stand_before(e);
 	atomic_store(&failing_op, op);
 	atomic_store(&failing_errno, err);
+}
+
+void shim_watch_names(struct io_engine *e, shim_named_fn fn, void *ctx)
+{
+	stand_before(e);
+	atomic_store(&named_ctx, ctx);
+	atomic_store(&named_fn, fn);
 }
 
 static void hold_next(struct io_engine *e, enum io_op op, unsigned n)

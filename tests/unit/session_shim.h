@@ -57,6 +57,9 @@ void shim_hold_write(struct io_engine *e, unsigned n);
 void shim_hold_answers(struct io_engine *e, unsigned n);
 /* From now on each call of this kind (enum io_op) on the store fails so; err 0: none does. For one engine at a time. */
 void shim_fail_op(struct io_engine *e, unsigned op, int err);
+/* From now on called before a file gets a name in the store, on the thread that does it. fn NULL: no more. */
+typedef void (*shim_named_fn)(void *ctx, int dirfd, const char *name);
+void shim_watch_names(struct io_engine *e, shim_named_fn fn, void *ctx);
 void shim_await_held(unsigned n);	/* until n are held up */
 void shim_let_go(void);
 
