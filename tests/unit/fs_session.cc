@@ -1,94 +1,61 @@
 // SPDX-License-Identifier: MIT
 //
 // The threads that answer the kernel, with a socket in its place.
-#include <linux/fuse.h>
-#include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
-#include "tests/unit/fs_fixture.hh"
-#include "tests/unit/session_shim.h"
+#include "tests/unit/fs_client.hh"
 
 namespace
 {
 
-const uint64_t getattr = 4;	// the unique number of shim_ask
 const uint64_t root = STAGING_ROOT_DIR;
-const uint64_t resent_bit = 1ull << 63;
-
-class Session : public ::testing::Test
-{
-protected:
-	Session() : t(ground, true, true)
-	{
-		int pair[2];
-		EXPECT_EQ(t.err, 0);
-		EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-		kernel.reset(pair[0]);
-		EXPECT_EQ(shim_serve(t.fs, pair[1], SHIM_SLOW_GETATTR), 0);
-		EXPECT_NE(next_answer(), 0u);	// INIT's
-	}
-	~Session() override
-	{
-		kernel.reset(-1);
-		shim_serve_end(t.fs);
-	}
-	// The number of the request that is answered next; 0: none is in a minute.
-	uint64_t next_answer()
-	{
-		char buf[4096];
-		pollfd p = {kernel.get(), POLLIN, 0};
-		if (poll(&p, 1, 60000) != 1 ||
-		    recv(kernel.get(), buf, sizeof(buf), 0) < (ssize_t)sizeof(fuse_out_header))
-			return 0;
-		return reinterpret_cast<fuse_out_header *>(buf)->unique;
-	}
-
-	Ground ground;
-	LiveTree t;
-	Fd kernel;
-};
+const uint64_t resent = Client::resent_bit;
 
 // Who has answered for too long finds another thread in its place, which waits for the next request
 // with the lock on reading held. Nothing else is asked: an answer that waited for that lock would
 // never come, and this minute is for a hang only.
-TEST_F(Session, WhoLostTheReadingIsNotHeldUpByTheNextReader)
+TEST(Session, WhoLostTheReadingIsNotHeldUpByTheNextReader)
 {
-	ASSERT_EQ(shim_ask(kernel.get()), 0);
-	EXPECT_EQ(next_answer(), getattr);
+	Ground ground;
+	LiveTree t(ground, true, true);
+	ASSERT_EQ(t.err, 0);
+	Client k(t, SHIM_SLOW_GETATTR);
+	EXPECT_EQ(k.getattr(root), -ENOENT);	// as that says
 }
 
 // Closes and what is called after them: the store has their changes in that order.
 class Order : public ::testing::Test
 {
 protected:
-	struct File {
-		uint64_t id = 0, fh = 0;
-	};
-
-	Order()
-	{
-		int pair[2];
-		t = std::make_unique<LiveTree>(ground, true);
-		EXPECT_EQ(t->err, 0);
-		EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-		kernel.reset(pair[0]);
-		theirs = pair[1];
-		close_file(written("C.tmp", 10));
-		close_file(written("D.tmp", 10));
-		EXPECT_EQ(staging_drain(t->s(), 60000), 0);
-	}
+	Order() { open(); }
 	~Order() override
 	{
 		shim_let_go();
-		kernel.reset(-1);
-		if (t->fs && served)
-			shim_serve_end(t->fs);
+		k.reset();
 		EXPECT_EQ(shim_locked_calls(), 0u) << "the store was asked or changed with the tree lock held";
+	}
+	void open()
+	{
+		t = std::make_unique<LiveTree>(ground, true);
+		EXPECT_EQ(t->err, 0);
+		k = std::make_unique<Client>(*t);
+		if (first) {
+			close_file(written("C.tmp", 10));
+			close_file(written("D.tmp", 10));
+			EXPECT_EQ(staging_drain(t->s(), 60000), 0);
+		}
+		first = false;
+	}
+	// The next worker; nobody answers yet.
+	void again()
+	{
+		k.reset();
+		t.reset();
+		open();
 	}
 	File written(const char *name, size_t size)
 	{
@@ -102,28 +69,25 @@ protected:
 	void serve(bool resend)
 	{
 		shim_watch_lock(t->fs);
-		EXPECT_EQ(shim_serve(t->fs, theirs, resend ? SHIM_RESEND : 0), 0);
-		served = true;
-		EXPECT_NE(answer(), 0u);	// INIT's
-		if (resend) {
-			EXPECT_EQ(answer(), 0u);	// "send again" has no number
-		}
+		k->serve(resend ? SHIM_RESEND : 0);
+		k->any_answer();
+		EXPECT_EQ(k->told.size(), resend ? 1u : 0u);	// "send again"
 	}
-	// As next_answer(); without the bit of what was sent again.
+	uint64_t ask(uint64_t unique, unsigned opcode, uint64_t id, const Body &b) { return k->send(opcode, id, b, unique); }
+	void ask_release(uint64_t unique, const File &f) { ask(unique, FUSE_RELEASE, f.id, Client::releasing(f)); }
+	void ask_rename(uint64_t unique, const char *from, const char *to)
+	{
+		ask(unique, FUSE_RENAME, root, Client::renaming(from, root, to));
+	}
+	void ask_open(uint64_t unique, uint64_t id, int flags) { ask(unique, FUSE_OPEN, id, Client::opening(flags)); }
+	// The number of what is answered next, without the bit of what was sent again; 0: nothing is in a minute.
 	uint64_t answer()
 	{
-		fuse_out_header out = {};
-		EXPECT_GT(recv(kernel.get(), &out, sizeof(out), 0), 0);
-		if (out.unique) {
-			EXPECT_EQ(out.error, 0) << out.unique;
-		}
-		return out.unique & ~resent_bit;
+		uint64_t unique = k->next_answer();
+		EXPECT_EQ(k->err, 0) << unique;
+		return unique;
 	}
-	bool answered()
-	{
-		pollfd p = {kernel.get(), POLLIN, 0};
-		return poll(&p, 1, 0) == 1;
-	}
+	bool answered() { return k->any_answer(); }
 	// Until n requests wait for closes, or one is answered that should wait, too.
 	void await_barred(unsigned n)
 	{
@@ -133,9 +97,8 @@ protected:
 
 	Ground ground;
 	std::unique_ptr<LiveTree> t;
-	Fd kernel;
-	int theirs = -1;
-	bool served = false;
+	std::unique_ptr<Client> k;
+	bool first = true;
 };
 
 const size_t large = 1u << 20;	// gets its blocks at the close
@@ -146,9 +109,9 @@ TEST_F(Order, ARenameWaitsForTheCloseBeforeIt)
 	File a = written("A", large);
 	serve(false);
 	shim_hold_allocate(t->engine.e, 1);
-	ASSERT_EQ(shim_ask_release(kernel.get(), {10, false}, a.id, a.fh), 0);
+	ask_release(10, a);
 	shim_await_held(1);
-	ASSERT_EQ(shim_ask_rename(kernel.get(), {12, false}, "C.tmp", "C"), 0);
+	ask_rename(12, "C.tmp", "C");
 	await_barred(1);
 	EXPECT_FALSE(answered());
 	shim_let_go();
@@ -163,17 +126,13 @@ TEST_F(Order, ARenameWaitsForTheCloseBeforeIt)
 TEST_F(Order, WhatIsSentAgainIsAnsweredInTheOrderOfItsFirstSending)
 {
 	File a = written("A", large), b0 = written("B0", 10), b1 = written("B1", 10);
-	t->kill();
-	t.reset();
-	t = std::make_unique<LiveTree>(ground, true);
-	ASSERT_EQ(t->err, 0);
+	again();
 	shim_hold_allocate(t->engine.e, 1);
-	int fd = kernel.get();
-	ASSERT_EQ(shim_ask_release(fd, {14, true}, b1.id, b1.fh), 0);
-	ASSERT_EQ(shim_ask_rename(fd, {16, true}, "C.tmp", "C"), 0);
-	ASSERT_EQ(shim_ask_release(fd, {12, true}, b0.id, b0.fh), 0);
-	ASSERT_EQ(shim_ask_release(fd, {10, true}, a.id, a.fh), 0);
-	ASSERT_EQ(shim_ask_rename(fd, {18, false}, "D.tmp", "D"), 0);
+	ask_release(14 | resent, b1);
+	ask_rename(16 | resent, "C.tmp", "C");
+	ask_release(12 | resent, b0);
+	ask_release(10 | resent, a);
+	ask_rename(18, "D.tmp", "D");
 	serve(true);
 	await_barred(4);
 	EXPECT_FALSE(answered());
@@ -208,8 +167,8 @@ TEST_F(Order, ACloseThatCannotBeLoggedKeepsItsPlace)
 		rc = shim_chmod(t->fs, b.id, 0600 | (i & 077));
 	EXPECT_EQ(rc, -EFBIG);
 	serve(false);
-	EXPECT_EQ(shim_ask_release(kernel.get(), {10, false}, a.id, a.fh), 0);
-	EXPECT_EQ(shim_ask_rename(kernel.get(), {12, false}, "C.tmp", "C"), 0);
+	ask_release(10, a);
+	ask_rename(12, "C.tmp", "C");
 	await_barred(1);
 	EXPECT_FALSE(answered());
 	ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &was), 0);
@@ -230,10 +189,7 @@ TEST_F(Order, ClosesWithoutTheirSecondHalfKeepTheirOrder)
 	for (auto &f : files)
 		ASSERT_EQ(shim_flush(t->fs, f.fh), 0);
 	ASSERT_EQ(shim_rotate(t->fs), 0);
-	t->kill();
-	t.reset();
-	t = std::make_unique<LiveTree>(ground, true);
-	ASSERT_EQ(t->err, 0);
+	again();
 	EXPECT_EQ(shim_close_all(t->fs), 0u);
 	uint64_t last = 0;
 	for (auto &f : files) {
@@ -264,20 +220,14 @@ protected:
 	}
 	void expect_lookup_is_answered(uint64_t unique)
 	{
-		ASSERT_EQ(shim_ask_lookup(kernel.get(), {unique, false}, "nothing"), 0);
+		ask(unique, FUSE_LOOKUP, root, Body().name("nothing"));
 		EXPECT_EQ(next(), std::make_pair(unique, -ENOENT));
 	}
 	// As answer(), with its error; 0: none came in a minute.
 	std::pair<uint64_t, int> next()
 	{
-		fuse_out_header out = {};
-		pollfd p = {kernel.get(), POLLIN, 0};
-		char buf[4096];
-		if (poll(&p, 1, 60000) != 1 ||
-		    recv(kernel.get(), buf, sizeof(buf), 0) < (ssize_t)sizeof(out))
-			return {0, 0};
-		memcpy(&out, buf, sizeof(out));
-		return {out.unique, out.error};
+		uint64_t unique = k->next_answer();
+		return {unique, k->err};
 	}
 	void await_apart(unsigned n)
 	{
@@ -293,8 +243,7 @@ TEST_F(Waits, AppendersOfLargeFilesOnTheirWay)
 {
 	hold_persisting();
 	for (unsigned i = 0; i < many; i++)
-		ASSERT_EQ(shim_ask_open(kernel.get(), {100 + 2 * i, false}, slow[i % 2].id,
-					O_WRONLY | O_APPEND), 0);
+		ask_open(100 + 2 * i, slow[i % 2].id, O_WRONLY | O_APPEND);
 	await_apart(many);
 	expect_lookup_is_answered(10);
 	shim_let_go();
@@ -312,8 +261,7 @@ TEST_F(Waits, SmallFilesOvertakeLargeOnes)
 		close_file(small.back());
 	}
 	for (unsigned i = 0; i < many; i++)
-		ASSERT_EQ(shim_ask_open(kernel.get(), {100 + 2 * i, false}, small[i].id,
-					O_WRONLY | O_APPEND), 0);
+		ask_open(100 + 2 * i, small[i].id, O_WRONLY | O_APPEND);
 	for (unsigned i = 0; i < many; i++) {
 		auto [unique, err] = next();
 		ASSERT_NE(unique, 0u) << "waits for the large ones";
@@ -326,9 +274,9 @@ TEST_F(Waits, TruncationOfWhatAnFsyncWrites)
 {
 	File a = written("A", large);
 	shim_hold_write(t->engine.e, 1);
-	ASSERT_EQ(shim_ask_fsync(kernel.get(), {10, false}, a.id, a.fh), 0);
+	ask(10, FUSE_FSYNC, a.id, Client::syncing(a));
 	shim_await_held(1);
-	ASSERT_EQ(shim_ask_truncate(kernel.get(), {12, false}, a.id, a.fh, 5), 0);
+	ask(12, FUSE_SETATTR, a.id, Client::truncation(5, &a));
 	await_apart(1);
 	expect_lookup_is_answered(14);
 	shim_let_go();
@@ -352,9 +300,8 @@ TEST_F(Waits, FilesThatFindNoRoomAreMadeWithoutTheLock)
 	}
 	shim_watch_lock(t->fs);
 	for (unsigned i = 0; i < 8; i++)
-		ASSERT_EQ(shim_ask_create(kernel.get(), {100 + 2 * i, false},
-					  ("n" + std::to_string(i)).c_str()), 0);
-	ASSERT_EQ(shim_ask_open(kernel.get(), {200, false}, a.id, O_WRONLY | O_TRUNC), 0);
+		ask(100 + 2 * i, FUSE_CREATE, root, Client::creation(("n" + std::to_string(i)), O_WRONLY | O_CREAT, 0600));
+	ask_open(200, a.id, O_WRONLY | O_TRUNC);
 	for (unsigned i = 0; i < 9; i++)
 		EXPECT_EQ(next().second, 0);
 	staging_stats st;
@@ -385,14 +332,14 @@ protected:
 	void expect_others_are_answered(uint64_t unique)
 	{
 		expect_lookup_is_answered(unique);
-		ASSERT_EQ(shim_ask_write(kernel.get(), {unique + 2, false}, open.id, open.fh), 0);
+		ask(unique + 2, FUSE_WRITE, open.id, Client::writing(open, "x", 0));
 		EXPECT_EQ(next(), std::make_pair(unique + 2, 0));
 	}
-	void hangs(unsigned opcode, uint64_t id, const char *name)
+	void hangs(unsigned opcode, uint64_t id, const Body &body = {})
 	{
 		SCOPED_TRACE(opcode);
 		shim_hold_answers(t->engine.e, 1);
-		ASSERT_EQ(shim_ask_op(kernel.get(), {10, false}, opcode, id, name), 0);
+		ask(10, opcode, id, body);
 		shim_await_held(1);
 		expect_others_are_answered(20);
 		EXPECT_FALSE(answered());
@@ -405,25 +352,29 @@ protected:
 
 TEST_F(StoreHangs, WhileOneNameIsLookedUp)
 {
-	hangs(FUSE_LOOKUP, root, "file");
+	hangs(FUSE_LOOKUP, root, Body().name("file"));
 }
 
 TEST_F(StoreHangs, WhateverItIsAskedFor)
 {
 	uint64_t file = id_of("file"), dir = id_of("dir"), link = id_of("link");
-	hangs(FUSE_READDIR, dir, nullptr);
-	hangs(FUSE_READDIRPLUS, dir, nullptr);
-	hangs(FUSE_READLINK, link, nullptr);
-	hangs(FUSE_GETXATTR, file, "user.none");
-	hangs(FUSE_MKDIR, root, "new");
-	hangs(FUSE_UNLINK, root, "file");
+	fuse_read_in in = {};
+	in.fh = 1;
+	in.size = 4096;
+	Body listing = Body().add(in);
+	hangs(FUSE_READDIR, dir, listing);
+	hangs(FUSE_READDIRPLUS, dir, listing);
+	hangs(FUSE_READLINK, link);
+	hangs(FUSE_GETXATTR, file, Body().add(fuse_getxattr_in{64, 0}).name("user.none"));
+	hangs(FUSE_MKDIR, root, Body().add(fuse_mkdir_in{0755, 0}).name("new"));
+	hangs(FUSE_UNLINK, root, Body().name("file"));
 }
 
 TEST_F(StoreHangs, WhileAFileIsOpened)
 {
 	uint64_t file = id_of("file");
 	shim_hold_answers(t->engine.e, 1);
-	ASSERT_EQ(shim_ask_open(kernel.get(), {10, false}, file, O_RDONLY), 0);
+	ask_open(10, file, O_RDONLY);
 	shim_await_held(1);
 	expect_others_are_answered(20);
 	shim_let_go();
@@ -434,7 +385,7 @@ TEST_F(StoreHangs, WhileAFileIsOpened)
 TEST_F(StoreHangs, WhileADirectoryIsOpened)
 {
 	uint64_t dir = id_of("dir");
-	hangs(FUSE_LOOKUP, dir, "inside");
+	hangs(FUSE_LOOKUP, dir, Body().name("inside"));
 	close_file(written("more", 10));
 }
 
@@ -442,7 +393,7 @@ TEST_F(StoreHangs, ForMoreThanThereAreThreads)
 {
 	shim_hold_answers(t->engine.e, 2 * N_ANSWERING);
 	for (unsigned i = 0; i < 2 * N_ANSWERING; i++)
-		ASSERT_EQ(shim_ask_op(kernel.get(), {100 + 2 * i, false}, FUSE_LOOKUP, root, "file"), 0);
+		ask(100 + 2 * i, FUSE_LOOKUP, root, Body().name("file"));
 	shim_await_held(2 * N_ANSWERING);
 	expect_others_are_answered(20);
 	EXPECT_FALSE(answered());

@@ -24,23 +24,6 @@ enum {
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair, as a mount with nopassthrough does;
  * INIT's answer is the first. 0 or -errno. fd is ours then. */
 int shim_serve(struct fs *fs, int fd, unsigned how);
-/* A GETATTR from the kernel's end. 0 or -errno. */
-int shim_ask(int fd);
-struct shim_request {
-	uint64_t unique;
-	bool resent;
-};
-/* The same for the others; names are in the root. */
-int shim_ask_release(int fd, struct shim_request r, uint64_t id, uint64_t fh);
-int shim_ask_rename(int fd, struct shim_request r, const char *from, const char *to);
-int shim_ask_lookup(int fd, struct shim_request r, const char *name);
-int shim_ask_create(int fd, struct shim_request r, const char *name);
-int shim_ask_open(int fd, struct shim_request r, uint64_t id, int flags);
-int shim_ask_truncate(int fd, struct shim_request r, uint64_t id, uint64_t fh, uint64_t size);
-int shim_ask_fsync(int fd, struct shim_request r, uint64_t id, uint64_t fh);
-/* FUSE_LOOKUP, _MKDIR, _UNLINK, _READLINK, _GETXATTR, _READDIR, _READDIRPLUS of id. name: NULL where there is none. */
-int shim_ask_op(int fd, struct shim_request r, unsigned opcode, uint64_t id, const char *name);
-int shim_ask_write(int fd, struct shim_request r, uint64_t id, uint64_t fh);	/* a byte */
 /* How many requests are answered by threads of their own. */
 unsigned shim_apart(struct fs *fs);
 /* How many threads wait for RELEASEs that were read before their requests. */
