@@ -160,6 +160,8 @@ void fmt_set_free(struct fmt_set *s);		/* NULL is fine */
 /* Index of the file, added when it is new; or -errno. -EBADMSG: no relative path that
  * stays below its directory. */
 int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt_error *e);
+/* Is that such a path? */
+bool fmt_stays_below(const char *path, size_t len);
 /* By name; NULL: none. Valid until the set changes. */
 struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_t len);
 /* Sorts tensors and blobs by name and pieces by place; of pieces with the same place and
@@ -521,6 +523,30 @@ enum ckpt_depth {
  * what bad() returned: then the set is not finished, fit to be freed only. */
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth);
 void ckpt_content_free(struct ckpt_content *c);
+
+/* ---- packed: pack.c ----
+ * As bytes for another process. Whoever unpacks need not trust who packed: -EBADMSG, -E2BIG, -ENOMEM,
+ * and memory is bounded by the bytes' number. */
+
+struct fmt_packed {
+	unsigned char *p;	/* malloc()ed */
+	size_t n, cap;
+	bool no_memory;
+};
+
+void fmt_packed_free(struct fmt_packed *b);
+/* Appends. -ENOMEM. Without blobs and the ways down: the daemon asks for neither. */
+int fmt_pack_set(struct fmt_packed *b, const struct fmt_set *s);
+/* Into a new set, and finishes it. */
+int fmt_unpack_set(struct fmt_set *s, const void *bytes, size_t len, struct fmt_error *e);
+/* What ckpt_content_read() is given; kind, v and n of c. */
+int ckpt_pack_question(struct fmt_packed *b, const struct ckpt_content *c, uint64_t max_bytes,
+		       enum ckpt_depth depth);
+int ckpt_unpack_question(struct ckpt_content *c, uint64_t *max_bytes, enum ckpt_depth *depth,
+			 const void *bytes, size_t len);
+/* What it found. Unpacked into the content that was asked about: on an error fit to be freed only. */
+int ckpt_pack_answer(struct fmt_packed *b, const struct ckpt_content *c);
+int ckpt_unpack_answer(struct ckpt_content *c, const void *bytes, size_t len, struct fmt_error *e);
 
 /* The verdict. set (finished) holds what was read, NULL where nothing could be; index may
  * be NULL. quiet_s: seconds since the last change in the directory. */

@@ -105,7 +105,7 @@ static bool same_file(const void *ctx, uint32_t i)
 	return !strncmp(k->s->file[i].name, k->p, k->n) && !k->s->file[i].name[k->n];
 }
 
-static bool stays_below(const char *p, size_t n)
+bool fmt_stays_below(const char *p, size_t n)
 {
 	if (!n || *p == '/' || memchr(p, '\0', n))
 		return false;
@@ -133,7 +133,7 @@ int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt
 	uint64_t hash;
 	int err;
 
-	if (!stays_below(name, len))
+	if (!fmt_stays_below(name, len))
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a file outside of the checkpoint: %.*s",
 				(int)(len < 100 ? len : 100), name);
 	err = fmt_table_room(t, 1);
