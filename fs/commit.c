@@ -3,6 +3,7 @@
  * name goes there (staging/drain/hold.c), where several nodes write to one store. */
 #include "fs/formats/formats.h"
 #include "fs/fs.h"
+#include "fs/parser.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -24,23 +25,35 @@ bool commit_is_name(const char *name)
 	return !strcmp(name, ".metadata");
 }
 
-static struct fmt_set *read_list(int fd)
+static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
 {
-	struct stat st;
-	struct fmt_error e;
-	struct fmt_set *set = NULL;
-	char *bytes = NULL;
-	ssize_t n = -1;
+	int fd = *(const int *)ctx;
+	while (len) {
+		ssize_t n = pread(fd, buf, len, (off_t)off);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n ? -errno : -EIO;
+		buf = (char *)buf + n;
+		off += (uint64_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
 
-	if (!fstat(fd, &st) && st.st_size > 0 && st.st_size <= (off_t)METADATA_MAX && (bytes = malloc((size_t)st.st_size)))
-		n = pread(fd, bytes, (size_t)st.st_size, 0);
-	if (n == st.st_size)
-		set = fmt_set_new();
-	if (set && dcp_read(set, bytes, (size_t)n, &e)) {	/* no metadata of DCP: nothing to wait for */
+static struct fmt_set *read_list(struct fs *fs, int fd)
+{
+	struct fmt_source s = {.read = read_source, .ctx = &fd};
+	struct stat st;
+
+	if (fstat(fd, &st) || st.st_size <= 0 || st.st_size > (off_t)METADATA_MAX)
+		return NULL;
+	s.size = (uint64_t)st.st_size;
+	struct fmt_set *set = fmt_set_new();
+	if (set && parser_files(fs, ".metadata", &s, set)) {	/* no metadata of DCP: nothing to wait for */
 		fmt_set_free(set);
 		set = NULL;
 	}
-	free(bytes);
 	return set;
 }
 
@@ -108,7 +121,7 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 		fmt_set_free(asked.set);
 		asked.seq = seq;
 		asked.at = 0;
-		asked.set = io_store_shared(fs->store) ? read_list(fd) : NULL;
+		asked.set = io_store_shared(fs->store) ? read_list(fs, fd) : NULL;
 	}
 	for (; asked.set && asked.at < asked.set->n_files; asked.at++) {
 		const struct fmt_file *f = &asked.set->file[asked.at];

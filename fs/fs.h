@@ -245,6 +245,13 @@ struct still {
 	char key[33];
 };
 
+/* Who parses checkpoints; parser.h */
+struct parsers {
+	int fd;			/* to the process that starts them, the worker's; 0: there is none */
+	pid_t pid;		/* of it, the keeper's; 0 */
+	void (*fault)(unsigned nth);	/* the build for tests: called by the nth one before each question */
+};
+
 /* fork.c */
 struct forks {
 	pthread_mutex_t lock;	/* over all below; taken after the tree lock, and none after it */
@@ -302,6 +309,7 @@ struct fs {
 	void (*check)(void *fs);	/* the build for tests: runs before each operation on the store */
 	struct processes procs;
 	struct still still;
+	struct parsers parsers;
 	struct tree tree;
 	struct expected expect[EXPECT_SLOTS];
 	struct lanes lanes;
@@ -576,6 +584,11 @@ void fork_tell(struct fs *fs, struct node *n);
 int fork_await(struct fs *fs, struct node *n);	/* 0; -EINPROGRESS as node_await */
 void fork_came(struct fs *fs, struct node *n);	/* the writer */
 
+/* ---- parser_start.c: by the keeper ---- */
+void parser_start(struct fs *fs);	/* before each worker; where it fails, nothing is parsed */
+void parser_leave(struct fs *fs);	/* the worker has it */
+void parser_end(struct fs *fs);
+
 /* ---- still.c ---- */
 void still_start(struct fs *fs);	/* by the keeper, before its first worker */
 void still_ask(void *fs, uint64_t node);	/* for struct staging_opts; never blocks */
@@ -815,7 +828,9 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 /* ---- trust.c: before the process has threads ---- */
 int trust_keeper(struct fs *fs);	/* and the workers that it starts afterwards */
 int trust_worker(struct fs *fs);
-void trust_still(void);		/* ends the process where that fails */
+void trust_still(void);		/* ends the process where that fails; as these two */
+void trust_nursery(void);
+void trust_parser(void);
 /* ---- spare.c ---- */
 void spare_init(struct fs *fs);
 /* Forks a spare for the worker at the other end of life: its pid, or -1. Returns in the spare too, when that

@@ -98,6 +98,7 @@ static pid_t start_worker(struct keeper *k, bool first)
 		return -1;
 	if (k->fs->procs.keepers)
 		atomic_store(&k->fs->procs.keepers->exited, 0);
+	parser_start(k->fs);
 	pid_t pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_NAME, "cairnfs-worker");
@@ -110,6 +111,7 @@ static pid_t start_worker(struct keeper *k, bool first)
 		k->fs->procs.life_fd = life[1];
 		worker_exit(k->fs, worker_run(k->fs, k->fuse_fd, k->init, k->init_len, first));
 	}
+	parser_leave(k->fs);
 	close(life[1]);
 	k->life = life[0];
 	k->worker = pid;
@@ -359,6 +361,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		fs_log("%s: cannot give up privileges: %s", fs->o.store, strerror(-rc));
 	rc = rc ? 2 : keep(&k);
 	end_spare(&k);
+	parser_end(fs);
 	/* The worker is gone: so is the mount, whoever took it down. Where it failed the mount stays, and
 	 * answers nobody: a bare mountpoint would take files that are meant for the store. */
 	if (!k.again || (rc != 5 && rc != EXIT_CANNOT) || end_asked)

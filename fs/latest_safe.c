@@ -2,6 +2,7 @@
  * Is a checkpoint safe: complete in the store, and nothing on its way to it? The store is judged first,
  * the tree asked then, and the store once more whether it is still what was judged. */
 #include "fs/latest.h"
+#include "fs/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -208,7 +209,7 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	struct ckpt_io io = {.ctx = &d, .open = source_open, .close = source_close, .max_bytes = METADATA_MAX};
 	d.v = NULL;
 	d.n = 0;
-	rc = ckpt_content_read(&c, &io, CKPT_SOUND);
+	rc = parser_content(f->fs, path, &c, &io, CKPT_SOUND);
 	double quiet = quiet_s(l);
 	if (!rc) {
 		l->foreign |= has_foreign_nested(f, d.fd, c.set);

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -257,8 +258,43 @@ static void check_start(struct fs *fs)
 	if (path && (report_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) >= 0)
 		fs->check = check_unlocked;
 }
+
+/* CAIRNFS_PARSER_FAULT=WHAT:N, of the Nth process that parses. */
+static char parser_does[16];
+static unsigned parser_nth;
+
+static void parser_fault(unsigned nth)
+{
+	if (nth != parser_nth)
+		return;
+	if (!strcmp(parser_does, "crash"))
+		__builtin_trap();
+	if (!strcmp(parser_does, "open"))
+		open("/etc/passwd", O_RDONLY);
+	if (!strcmp(parser_does, "socket"))
+		socket(AF_UNIX, SOCK_STREAM, 0);
+	while (!strcmp(parser_does, "nonsense"))
+		if (write(0, parser_does, sizeof(parser_does)) < 0)
+			_exit(1);
+	while (!strcmp(parser_does, "memory"))
+		memset(malloc(1 << 20), 1, 1 << 20);
+	while (!strcmp(parser_does, "loop"))
+		;
+}
+
+static void parser_fault_start(struct fs *fs)
+{
+	const char *plan = getenv("CAIRNFS_PARSER_FAULT");
+	if (plan && sscanf(plan, "%15[a-z]:%u", parser_does, &parser_nth) == 2)
+		fs->parsers.fault = parser_fault;
+}
 #else
 static void check_start(struct fs *fs)
+{
+	(void)fs;
+}
+
+static void parser_fault_start(struct fs *fs)
 {
 	(void)fs;
 }
@@ -312,6 +348,7 @@ int main(int argc, char **argv)
 	fill_standard_fds();
 	fs->procs.ready_fd = -1;
 	check_start(fs);
+	parser_fault_start(fs);
 	fs->uid = geteuid();
 	init_locks(fs);
 	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The statistics of a mount: collected once, then written as text, as status.json or as metrics. One table has
  * the fields of the last two. */
+#include "fs/parser.h"
 #include "fs/stats.h"
 #include "io/scope.h"
 
@@ -19,7 +20,7 @@ struct stats {
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
 	bool passthrough, ro, keeper_gone, gone, halted, refused;	/* gone: the store's filesystem */
 	int gone_error;
-	uint64_t pid, keeper_pid, restarts, keepers_replaced, free, queue_depth, bytes_read, gone_s, halted_s;
+	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth, bytes_read, gone_s, halted_s;
 	uint64_t lanes[N_LANES];
 	char notices[NOTICES][256];
 	unsigned n_notices;
@@ -68,6 +69,7 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	st->keeper_gone = atomic_load(&fs->procs.keeper_gone);
 	st->keepers_replaced = keepers_replaced(fs);
 	st->restarts = fs->procs.restarts;
+	st->parser_failures = parser_failures();
 	st->gone = fs->away.since;
 	st->gone_s = st->gone ? (uint64_t)(now - fs->away.since) : 0;
 	st->gone_error = fs->away.error;
@@ -125,6 +127,8 @@ static const struct field {
 	{JSON("", "fsync", TEXT, fsync)},
 	{JSON("", "ro", FLAG, ro)},
 	{JSON("", "restarts", COUNT, restarts), COUNTER("worker_restarts_total", "Workers started again.")},
+	{JSON("", "parser_failures", COUNT, parser_failures),
+	 COUNTER("parser_failures_total", "Checkpoints that could not be parsed: the process died, or was ended.")},
 	{JSON("", "keepers_replaced", COUNT, keepers_replaced),
 	 COUNTER("keepers_replaced_total", "Keepers that were killed, and a spare took over.")},
 	{JSON("", "keeper_gone", FLAG, keeper_gone),

@@ -2,11 +2,14 @@
  * What each process of cairnfs may do: what it needs. They read bytes nobody vouches for and hold
  * other people's data.
  *
- *	keeper		the calls listed here, mount(2) and umount2(2) with them; no new privileges
+ *	keeper		the calls listed here, mount(2) and umount2(2) with them, and what the nursery
+ *			(parser_start.c) needs; no new privileges
  *	its spare	as the keeper (spare.c)
- *	worker		without these two, and opens no file but the store's, staging's and, to read,
+ *	worker		without these, and opens no file but the store's, staging's and, to read,
  *			those of /proc and /sys
  *	the one that holds files still (still.c): next to nothing
+ *	who parses checkpoints (parser.h): to compute, and one socket; any other call kills it. Who
+ *			starts and ends it: that, and no capability
  *
  * The keeper is not confined to paths: Landlock forbids to unmount, and a store that comes back is
  * another directory. It reads nothing but how its worker ended.
@@ -14,14 +17,18 @@
  * A call that is not listed fails with EPERM, and the kernel's log tells of it (audit: type=1326):
  * one that was overlooked must not kill a daemon that holds data. */
 #include "fs/fs.h"
+#include "fs/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
 #include <linux/landlock.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 #include <seccomp.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -77,7 +84,7 @@ static const int calls_serving[] = {
 	SCMP_SYS(open), SCMP_SYS(openat), SCMP_SYS(openat2), SCMP_SYS(close), SCMP_SYS(close_range), SCMP_SYS(dup),
 	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fcntl), SCMP_SYS(flock), SCMP_SYS(ioctl), SCMP_SYS(poll),
 	SCMP_SYS(ppoll), SCMP_SYS(select), SCMP_SYS(pselect6), SCMP_SYS(pipe), SCMP_SYS(pipe2), SCMP_SYS(eventfd2),
-	SCMP_SYS(memfd_create),
+	SCMP_SYS(memfd_create), SCMP_SYS(recvmsg),
 	/* names */
 	SCMP_SYS(stat), SCMP_SYS(lstat), SCMP_SYS(fstat), SCMP_SYS(newfstatat), SCMP_SYS(statx), SCMP_SYS(statfs),
 	SCMP_SYS(fstatfs), SCMP_SYS(access), SCMP_SYS(faccessat), SCMP_SYS(faccessat2), SCMP_SYS(readlink),
@@ -116,10 +123,27 @@ static const int calls_serving[] = {
 	SCMP_SYS(time), SCMP_SYS(timerfd_create), SCMP_SYS(timerfd_settime), SCMP_SYS(uname), SCMP_SYS(sysinfo),
 	SCMP_SYS(getcpu), SCMP_SYS(getrandom),
 };
-static const int calls_mounting[] = {SCMP_SYS(mount), SCMP_SYS(umount2)};
+static const int calls_keeper[] = {SCMP_SYS(mount), SCMP_SYS(umount2), SCMP_SYS(socketpair), SCMP_SYS(sendmsg)};
 static const int calls_still[] = {
 	SCMP_SYS(read), SCMP_SYS(setxattr), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(rt_sigreturn),
 	SCMP_SYS(restart_syscall), SCMP_SYS(futex),
+};
+/* Of them each loads one more filter, so they may do that. */
+static const int calls_nursery[] = {
+	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(sendmsg), SCMP_SYS(socketpair), SCMP_SYS(close), SCMP_SYS(close_range),
+	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fork), SCMP_SYS(vfork), SCMP_SYS(wait4), SCMP_SYS(waitid),
+	SCMP_SYS(kill), SCMP_SYS(exit),
+	SCMP_SYS(exit_group), SCMP_SYS(getpid), SCMP_SYS(gettid), SCMP_SYS(getppid), SCMP_SYS(prctl), SCMP_SYS(seccomp),
+	SCMP_SYS(set_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address), SCMP_SYS(prlimit64), SCMP_SYS(setrlimit),
+	SCMP_SYS(mmap), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(mprotect), SCMP_SYS(brk), SCMP_SYS(madvise),
+	SCMP_SYS(futex), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigaction), SCMP_SYS(rt_sigreturn), SCMP_SYS(restart_syscall),
+	SCMP_SYS(clock_gettime), SCMP_SYS(getrandom), SCMP_SYS(sysinfo), SCMP_SYS(sched_yield),
+};
+static const int calls_parser[] = {
+	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(munmap), SCMP_SYS(mremap),
+	SCMP_SYS(brk), SCMP_SYS(madvise), SCMP_SYS(futex), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(restart_syscall), SCMP_SYS(clock_gettime), SCMP_SYS(getrandom), SCMP_SYS(sysinfo), SCMP_SYS(getpid),
+	SCMP_SYS(gettid), SCMP_SYS(sched_yield),
 };
 #define N(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -247,7 +271,7 @@ int trust_keeper(struct fs *fs)
 	int rc = keep_capabilities(caps, N(serving) + fs->o.guard);
 	if (!rc)
 		rc = no_new_privs();
-	if (!rc && load_filter(calls_serving, N(calls_serving), calls_mounting, N(calls_mounting), true))
+	if (!rc && load_filter(calls_serving, N(calls_serving), calls_keeper, N(calls_keeper), true))
 		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without");
 	return rc;
 }
@@ -287,4 +311,63 @@ void trust_still(void)
 		_exit(1);
 	confine(NULL, 0, false);
 	load_filter(calls_still, N(calls_still), NULL, 0, false);
+}
+
+/* Nothing that could be executed, and no file. */
+static int add_memory(scmp_filter_ctx ctx)
+{
+	int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	return rc ? rc : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mmap), 2,
+					  SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0),
+					  SCMP_A3(SCMP_CMP_MASKED_EQ, MAP_ANONYMOUS, MAP_ANONYMOUS));
+}
+
+/* Made once: libseccomp takes longer than all else that a parser needs to begin. */
+static struct sock_filter parser_filter[1024];
+static struct sock_fprog parser_program = {.filter = parser_filter};
+
+static int make_parser_filter(void)
+{
+	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_KILL_PROCESS);
+	int p[2] = {-1, -1}, rc = ctx ? add_calls(ctx, calls_parser, N(calls_parser)) : -ENOMEM;
+
+	if (!rc)
+		rc = add_memory(ctx);
+	if (!rc && pipe2(p, O_CLOEXEC))		/* it takes 64 KiB */
+		rc = -errno;
+	if (!rc)
+		rc = seccomp_export_bpf(ctx, p[1]);
+	ssize_t n = rc ? 0 : read(p[0], parser_filter, sizeof(parser_filter));
+	if (p[0] >= 0) {
+		close(p[0]);
+		close(p[1]);
+	}
+	if (ctx)
+		seccomp_release(ctx);
+	if (rc || n <= 0 || (size_t)n >= sizeof(parser_filter) || (size_t)n % sizeof(parser_filter[0]))
+		return rc ? rc : -EIO;
+	parser_program.len = (unsigned short)((size_t)n / sizeof(parser_filter[0]));
+	return 0;
+}
+
+void trust_nursery(void)
+{
+	struct rlimit none = {0, 0}, files = {16, 16}, memory = {PARSER_MEMORY, PARSER_MEMORY};
+
+	if (SANITIZED)
+		return;
+	setrlimit(RLIMIT_CORE, &none);
+	setrlimit(RLIMIT_FSIZE, &none);
+	prctl(PR_SET_DUMPABLE, 0);
+	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_AS, &memory) || keep_capabilities(NULL, 0) || no_new_privs())
+		_exit(1);
+	confine(NULL, 0, false);
+	if (make_parser_filter() || load_filter(calls_nursery, N(calls_nursery), NULL, 0, true))
+		_exit(1);
+}
+
+void trust_parser(void)
+{
+	if (!SANITIZED && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &parser_program))
+		_exit(1);
 }

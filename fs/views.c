@@ -204,7 +204,7 @@ static bool have_room(size_t size)
 
 static void read_layout(fuse_req_t req, struct vlayout *l, size_t size, off_t off)
 {
-	struct view_io io = {vckpt_file_get, vckpt_file_put, l->c, NULL};
+	struct view_io io = {.get = vckpt_file_get, .put = vckpt_file_put, .ctx = l->c, .item = vckpt_item};
 	uint64_t end = view_size(l->view), from = (uint64_t)off;
 	struct fmt_error e;
 	int rc = have_room(size) ? 0 : -ENOMEM;

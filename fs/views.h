@@ -49,6 +49,7 @@ void vfile_close_unused(struct vckpt *c);
 /* For struct view_io; ctx is the checkpoint. */
 int vckpt_file_get(void *ctx, uint32_t file, struct fmt_source *out);
 void vckpt_file_put(void *ctx, uint32_t file);
+int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e);
 
 /* ---- views_load.c ----------------------------------------------------------------- */
 

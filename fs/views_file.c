@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * A checkpoint's files as views read them: found in the live tree by path, their bytes taken from
  * staging or the store, always of the version that was parsed. */
+#include "fs/parser.h"
 #include "fs/views.h"
 #include "io/scope.h"
 
@@ -202,4 +203,10 @@ int vckpt_file_get(void *ctx, uint32_t file, struct fmt_source *out)
 void vckpt_file_put(void *ctx, uint32_t file)
 {
 	vfile_put(&((struct vckpt *)ctx)->file[file]);
+}
+
+int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e)
+{
+	struct vckpt *c = ctx;
+	return parser_item(c->fs, c->path, c->version ? c->version : 1, item, set, e);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Checkpoints parsed for views, out of the live tree. What is parsed is anybody's bytes: how much is
  * read, and so how much memory it can take, is bounded. */
+#include "fs/parser.h"
 #include "fs/views.h"
 
 #include <errno.h>
@@ -322,7 +323,8 @@ static int load_set(struct load *l)
 	const struct ckpt_io io = {.ctx = l, .open = load_open, .close = load_close, .bad = load_refuse,
 				   .max_bytes = PARSE_MAX};
 	struct vckpt *c = l->c;
-	int rc = l->in.kind.format == CKPT_ORBAX ? refuse_orbax(l) : ckpt_content_read(&l->in, &io, CKPT_TENSORS);
+	int rc = l->in.kind.format == CKPT_ORBAX ? refuse_orbax(l) :
+		 parser_content(l->fs, c->path, &l->in, &io, CKPT_TENSORS);
 	if (!rc && (!l->in.set || !is_whole(l)))
 		rc = -ENOENT;
 	if (!rc) {

@@ -79,7 +79,10 @@ static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name,
 	size_t i = 0;
 	while (i < N_VSPECIALS && strcmp(name, vspecials[i].name))
 		i++;
-	if (i < N_VSPECIALS && !vckpt_get(fs, dir->path, false, &c)) {
+	int rc = i < N_VSPECIALS ? vckpt_get(fs, dir->path, false, &c) : -ENOENT;
+	if (rc == -EIO)
+		return rc;	/* nobody knows whether there is one */
+	if (!rc) {
 		bool has = vspecial_has(c, vspecials[i].kind);
 		*w = (struct vwhat){.kind = vspecials[i].kind, .path = dir->path, .version = c->version};
 		vckpt_put(c);

@@ -599,6 +599,8 @@ struct view_io {
 	void (*put)(void *ctx, uint32_t file);
 	void *ctx;
 	void *scratch;		/* VIEW_SCRATCH bytes, not used by two calls at once */
+	/* dcp_item_read(), done elsewhere; NULL: here */
+	int (*item)(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e);
 };
 
 #define VIEW_SCRATCH (1088u << 10)

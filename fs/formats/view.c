@@ -276,7 +276,7 @@ static int open_item(struct reading *r, const struct box *b, const struct fmt_so
 		     struct fmt_set *set)
 {
 	struct fmt_error own = { .at = FMT_NOWHERE };
-	int err = dcp_item_read(set, item, &own);
+	int err = r->io->item ? r->io->item(r->io->ctx, item, set, &own) : dcp_item_read(set, item, &own);
 
 	if (err)
 		fmt_say(r->e, own.at == FMT_NOWHERE ? b->p->at : own.at + b->p->at,

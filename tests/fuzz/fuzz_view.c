@@ -102,7 +102,7 @@ static void each_view(struct fmt_set *s, const struct view_io *io)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct bytes b = { data, size, 0 };
-	struct view_io io = { get, put, &b, malloc(VIEW_SCRATCH) };
+	struct view_io io = { .get = get, .put = put, .ctx = &b, .scratch = malloc(VIEW_SCRATCH) };
 	struct fmt_source src = fmt_memory(data, size);
 	struct fmt_set *s = fmt_set_new();
 	struct fmt_error e;

@@ -46,5 +46,10 @@ for table in names data map meta; do
 	as_user "$BUILD/tests/mount/calls_$table" "$mnt/$table" --mnt "$mnt" --store "$store" ||
 		die "calls_$table"
 done
+# who parses needs no privilege to have none
+cp -r "$LIB_TOP/tests/assets/dcp" "$TMP/dcp" && chmod -R a+rX "$TMP/dcp"
+as_user cp -r "$TMP/dcp" "$mnt/dcp"
+"$BUILD/cairn" export -q "$TMP/dcp" "$TMP/model" 2>/dev/null
+as_user cat "$mnt/.cairn/views/dcp/model.safetensors" | cmp - "$TMP/model" || die "its view"
 as_user fusermount3 -u "$mnt" || die "fusermount3 -u"
 retry 60 lib_pid_gone "$pid" || die "the daemon stays"

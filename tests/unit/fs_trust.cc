@@ -5,7 +5,9 @@
 #include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -221,6 +223,72 @@ TEST_F(Trust, NoQuotaIsOverridden)
 			  CAN(data[0].permitted & 1u << CAP_SYS_PTRACE ? -1 : 0);
 		  }),
 		  "");
+}
+
+TEST_F(Trust, Nursery)
+{
+	EXPECT_EQ(in([&](Tried &t) {
+			  shim_trust_nursery();
+			  forbidden(t);
+			  no_files_outside(t, dir / "outside");
+			  NOT(open("/proc/self/status", O_RDONLY));
+			  NOT(mount("t", "/mnt", "tmpfs", 0, ""));
+			  // what it lives of
+			  int p[2] = {-1, -1};
+			  CAN(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, p));
+			  CAN(write(p[0], "x", 1));
+			  pid_t pid = fork();
+			  if (!pid)
+				  pause();
+			  CAN(pid);
+			  CAN(kill(pid, SIGKILL));
+			  CAN(waitpid(pid, nullptr, 0));
+		  }),
+		  "");
+}
+
+// How a parser ends that does so; 0: it goes on.
+TEST_F(Trust, ParserIsKilledForAllElse)
+{
+	auto ends = [](const std::function<void()> &fn) {
+		pid_t pid = fork();
+		if (!pid) {
+			shim_trust_nursery();
+			shim_trust_parser();
+			fn();
+			_exit(0);
+		}
+		int status = 0;
+		waitpid(pid, &status, 0);
+		return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+	};
+	EXPECT_EQ(ends([] { free(malloc(1 << 20)); }), 0);
+	EXPECT_EQ(ends([] {
+			  volatile char *p = (char *)malloc((size_t)4 << 30);	// too much is refused, not granted
+			  _exit(p ? 1 : 0);
+		  }),
+		  0);
+	const std::vector<std::pair<const char *, std::function<void()>>> calls = {
+		{"open", [] { open("/etc/passwd", O_RDONLY); }},
+		{"openat2", [] { syscall(SYS_openat2, AT_FDCWD, "/", nullptr, 0); }},
+		{"socket", [] { socket(AF_UNIX, SOCK_STREAM, 0); }},
+		{"socketpair", [] { syscall(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, nullptr); }},
+		{"sendmsg", [] { syscall(SYS_sendmsg, 0, nullptr, 0); }},
+		{"recvmsg", [] { syscall(SYS_recvmsg, 0, nullptr, 0); }},
+		{"fork", [] { syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }},
+		{"kill", [] { kill(getppid(), 0); }},
+		{"prctl", [] { prctl(PR_SET_DUMPABLE, 1); }},
+		{"execve", [] { syscall(SYS_execve, "/bin/true", nullptr, nullptr); }},
+		{"mprotect exec", [] { syscall(SYS_mprotect, 4096, 4096, PROT_READ | PROT_EXEC); }},
+		{"mmap exec", [] { syscall(SYS_mmap, 0, 4096, PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); }},
+		{"mmap file", [] { syscall(SYS_mmap, 0, 4096, PROT_READ, MAP_SHARED, 0, 0); }},
+		{"ioctl", [] { syscall(SYS_ioctl, 0, 0, 0); }},
+		{"setrlimit", [] { syscall(SYS_prlimit64, 0, RLIMIT_AS, nullptr, nullptr); }},
+		{"io_uring", [] { syscall(SYS_io_uring_setup, 1, nullptr); }},
+		{"ptrace", [] { syscall(SYS_ptrace, 0, 0, 0, 0); }},
+	};
+	for (const auto &c : calls)
+		EXPECT_EQ(ends(c.second), SIGSYS) << c.first;
 }
 
 } // namespace

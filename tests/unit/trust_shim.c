@@ -22,3 +22,13 @@ void shim_trust_still(void)
 {
 	trust_still();
 }
+
+void shim_trust_nursery(void)
+{
+	trust_nursery();
+}
+
+void shim_trust_parser(void)
+{
+	trust_parser();
+}

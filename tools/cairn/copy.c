@@ -230,7 +230,7 @@ static void *copier_main(void *arg)
 static int copier_new(struct copier *k, struct copy *c)
 {
 	*k = (struct copier){ .c = c, .e = { .at = FMT_NOWHERE } };
-	k->io = (struct view_io){ get_file, put_back, k, malloc(VIEW_SCRATCH) };
+	k->io = (struct view_io){ .get = get_file, .put = put_back, .ctx = k, .scratch = malloc(VIEW_SCRATCH) };
 	k->buf = aligned_alloc(IO_ALIGN, CHUNK + READ_AROUND);
 	return k->buf && k->io.scratch ? 0 : -ENOMEM;
 }

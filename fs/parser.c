@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: MIT
+ * The worker's end of the processes that parse. What comes from one may come from who took it over: each
+ * message is checked, and it gets nothing but bytes of the checkpoint it is asked about.
+ *
+ *	none ──START──▶ asked ──done──▶ idle, for the same tag ──▶ asked
+ *	                  └─ content, failed ─▶ ended           └─ others are idle ─▶ ended
+ */
+#include "fs/parser.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define IDLE_MAX 4u		/* as many views are read at once */
+#define SOURCES 4u		/* files of a checkpoint that are open for one question; one is needed */
+#define START_MS 10000
+
+/* Asked at once: by who loads a checkpoint for views, the thread of latest, the publisher, and by readers
+ * of views: N_THREADS and those of views_jobs.c. No more than 32: the nursery keeps 64. */
+
+struct parser {
+	struct parser *next;
+	unsigned id;
+	uint64_t tag;
+	struct parser_pipe pipe;
+	struct {
+		struct fmt_source s;
+		bool open;
+	} source[SOURCES];
+	unsigned char buf[PARSER_READ_MAX];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* over idle; none is taken after it */
+static struct parser *idle;	/* last used first */
+static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER;	/* its socket */
+static unsigned last_id;	/* nursery_lock */
+static atomic_uint failures;
+
+unsigned parser_failures(void)
+{
+	return atomic_load(&failures);
+}
+
+/* ---- beginning and end ------------------------------------------------------------ */
+
+/* An answer of the nursery: *id, and a descriptor or -1. False: none came. */
+static bool take_answer(int from, unsigned *id, int *fd)
+{
+	union {
+		struct cmsghdr align;
+		char buf[CMSG_SPACE(sizeof(int))];
+	} u;
+	struct iovec v = {.iov_base = id, .iov_len = sizeof(*id)};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = u.buf, .msg_controllen = sizeof(u.buf)};
+	struct pollfd p = {.fd = from, .events = POLLIN};
+
+	*fd = -1;
+	if (poll(&p, 1, START_MS) <= 0 || recvmsg(from, &m, MSG_CMSG_CLOEXEC) != sizeof(*id))
+		return false;
+	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
+	return true;
+}
+
+/* The one to an order that was not waited for is passed over. */
+static int take_fd(int from, unsigned id)
+{
+	unsigned got;
+	int fd;
+
+	while (take_answer(from, &got, &fd)) {
+		if (got == id && fd >= 0 && !fcntl(fd, F_SETFL, O_NONBLOCK))
+			return fd;
+		if (fd >= 0)
+			close(fd);
+		if (got == id)
+			break;
+	}
+	return -1;
+}
+
+static struct parser *parser_new(struct fs *fs, uint64_t tag)
+{
+	struct parser *p = calloc(1, sizeof(*p));
+	struct parser_order o = {.what = PARSER_START};
+
+	if (!p)
+		return NULL;
+	pthread_mutex_lock(&nursery_lock);
+	p->id = o.id = ++last_id;
+	p->pipe.fd = fs->parsers.fd > 0 && write(fs->parsers.fd, &o, sizeof(o)) == sizeof(o) ?
+		     take_fd(fs->parsers.fd, o.id) : -1;
+	pthread_mutex_unlock(&nursery_lock);
+	p->pipe.limited = true;
+	p->tag = tag;
+	if (p->pipe.fd >= 0)
+		return p;
+	free(p);
+	return NULL;
+}
+
+/* By force: one that was taken over does not end because its socket does. */
+static void parser_drop(struct fs *fs, struct parser *p)
+{
+	struct parser_order o = {.what = PARSER_END, .id = p->id};
+
+	pthread_mutex_lock(&nursery_lock);
+	if (write(fs->parsers.fd, &o, sizeof(o)) != sizeof(o))
+		fs_log("the process that starts parsers is gone");
+	pthread_mutex_unlock(&nursery_lock);
+	close(p->pipe.fd);
+	free(p);
+}
+
+static struct parser *parser_take(struct fs *fs, uint64_t tag)
+{
+	pthread_mutex_lock(&lock);
+	struct parser **pp = &idle, *p;
+	while ((p = *pp) && p->tag != tag)
+		pp = &p->next;
+	if (p)
+		*pp = p->next;
+	pthread_mutex_unlock(&lock);
+	struct pollfd f = {.fd = p ? p->pipe.fd : -1, .events = POLLIN};
+	if (p && poll(&f, 1, 0)) {	/* it has nothing to say, unless somebody killed it */
+		parser_drop(fs, p);
+		p = NULL;
+	}
+	return p ? p : parser_new(fs, tag);
+}
+
+static void parser_give(struct fs *fs, struct parser *p)
+{
+	struct parser *old = NULL;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&lock);
+	p->next = idle;
+	idle = p;
+	for (struct parser **pp = &idle; *pp; pp = &(*pp)->next)
+		if (++n > IDLE_MAX) {
+			old = *pp;
+			*pp = NULL;
+			break;
+		}
+	pthread_mutex_unlock(&lock);
+	if (old)
+		parser_drop(fs, old);
+}
+
+/* ---- what it asks back ------------------------------------------------------------ */
+
+struct asked {
+	struct fs *fs;
+	const char *what;
+	uint64_t tag;		/* 0: it is ended afterwards */
+	const struct ckpt_io *io;	/* NULL: source 0 is all there is */
+	struct parser *p;
+	uint64_t names;		/* bytes */
+};
+
+/* A body of at most `max` bytes, with a NUL behind it. */
+static int take_text(struct parser *p, const struct parser_head *h, size_t max)
+{
+	if (h->len > max || max >= sizeof(p->buf))
+		return -EPROTO;
+	int rc = parser_body(&p->pipe, p->buf, h->len);
+	p->buf[h->len] = '\0';
+	return rc;
+}
+
+static int do_open(struct asked *a, struct parser_head *h)
+{
+	struct parser *p = a->p;
+	unsigned i = 0;
+	int rc = a->io ? take_text(p, h, PARSER_NAME_MAX) : -EPROTO;
+
+	while (i < SOURCES && p->source[i].open)
+		i++;
+	if (rc || i == SOURCES || !fmt_stays_below((char *)p->buf, h->len))
+		return rc ? rc : -EPROTO;
+	a->names += h->len + 64;
+	if (a->names > PARSER_NAMES_MAX)
+		return -EPROTO;
+	rc = a->io->open(a->io->ctx, (char *)p->buf, &p->source[i].s);
+	p->source[i].open = !rc;
+	*h = (struct parser_head){.op = PARSER_OPEN, .rc = rc, .source = i, .size = rc ? 0 : p->source[i].s.size};
+	return parser_send(&p->pipe, h, NULL, 0);
+}
+
+static int do_read(struct parser *p, struct parser_head *h)
+{
+	size_t n = h->size;
+
+	if (h->source >= SOURCES || !p->source[h->source].open || n > sizeof(p->buf) || h->len)
+		return -EPROTO;
+	h->rc = fmt_read(&p->source[h->source].s, h->at, p->buf, n);
+	return parser_send(&p->pipe, h, p->buf, h->rc ? 0 : n);
+}
+
+static int do_close(struct asked *a, const struct parser_head *h)
+{
+	if (!a->io || h->source >= SOURCES || !a->p->source[h->source].open || h->len)
+		return -EPROTO;
+	a->p->source[h->source].open = false;
+	a->io->close(a->io->ctx, &a->p->source[h->source].s);
+	return 0;
+}
+
+static bool is_error(int rc)
+{
+	return rc < 0 && rc > -4096;
+}
+
+static int do_bad(struct asked *a, struct parser_head *h)
+{
+	char *name = (char *)a->p->buf;
+	struct fmt_error e = {.at = h->at};
+	bool may = a->io && a->io->bad && is_error(h->rc);
+	int rc = may ? take_text(a->p, h, PARSER_NAME_MAX + sizeof(e.text)) : -EPROTO;
+	size_t len = rc ? 0 : strlen(name);
+
+	if (rc || len == h->len)
+		return rc ? rc : -EPROTO;
+	snprintf(e.text, sizeof(e.text), "%s", name + len + 1);
+	text_plain(e.text, 0);
+	h->rc = a->io->bad(a->io->ctx, name, &e, h->rc);
+	return parser_send(&a->p->pipe, h, NULL, 0);
+}
+
+/* ---- a question ------------------------------------------------------------------- */
+
+/* 0: h is its answer. */
+static int converse(struct asked *a, struct parser_head *h, const void *body, size_t len)
+{
+	uint64_t begun = monotonic_ns();
+	int rc = parser_send(&a->p->pipe, h, body, len);
+
+	while (!rc) {
+		rc = parser_receive(&a->p->pipe, h);
+		if (rc || h->op == PARSER_DONE)
+			break;
+		if (monotonic_ns() - begun > PARSER_WALL_NS) {
+			rc = -ETIMEDOUT;
+			break;
+		}
+		rc = h->op == PARSER_OPEN ? do_open(a, h) : h->op == PARSER_READ ? do_read(a->p, h) :
+		     h->op == PARSER_CLOSE ? do_close(a, h) : h->op == PARSER_BAD ? do_bad(a, h) : -EPROTO;
+	}
+	for (unsigned i = 0; a->io && i < SOURCES; i++)
+		if (a->p->source[i].open)
+			a->io->close(a->io->ctx, &a->p->source[i].s);
+	memset(a->p->source, 0, sizeof(a->p->source));
+	return rc;
+}
+
+static const struct {
+	int rc;
+	const char *text;
+} causes[] = {
+	{-EPIPE, "it died"},
+	{-ETIMEDOUT, "it took too long and was ended"},
+	{-ENOMEM, "it would take more memory than it may"},
+	{-EPROTO, "what it answered makes no sense"},
+	{-ECHILD, "it cannot be started"},
+};
+#define N_CAUSES (sizeof(causes) / sizeof(causes[0]))
+
+/* Once for each cause: anybody may write what nobody can parse. */
+static int has_failed(const struct asked *a, int rc)
+{
+	static atomic_uint told;
+	char what[120], text[256];
+	unsigned i = 0;
+
+	if (a->p)
+		parser_drop(a->fs, a->p);
+	atomic_fetch_add(&failures, 1);
+	while (i < N_CAUSES - 1 && causes[i].rc != rc)
+		i++;
+	if (atomic_fetch_or(&told, 1u << i) & 1u << i)
+		return -EIO;
+	snprintf(what, sizeof(what), "%s", a->what);
+	text_plain(what, 0);
+	snprintf(text, sizeof(text), "the process that parses checkpoints, at %.100s: %s. Who asked got EIO; the next "
+		 "question goes to a new one", what, causes[i].text);
+	fs_notice(a->fs, text);
+	return -EIO;
+}
+
+static void release(struct asked *a)
+{
+	if (a->tag)
+		parser_give(a->fs, a->p);
+	else
+		parser_drop(a->fs, a->p);
+}
+
+/* 0: *out is the answer, the caller's, who looks at it and then calls release() or has_failed(). Else that is
+ * done: -EIO, or what it found, and e says so. */
+static int ask(struct asked *a, struct parser_head *h, const void *body, size_t len, const struct fmt_source *first,
+	       unsigned char **out, struct fmt_error *e)
+{
+	*out = NULL;
+	a->p = parser_take(a->fs, a->tag);
+	if (!a->p)
+		return has_failed(a, -ECHILD);
+	a->p->pipe.left_ns = PARSER_TIME_NS;
+	if (first) {
+		a->p->source[0].s = *first;
+		a->p->source[0].open = true;
+	}
+	int rc = converse(a, h, body, len);
+	if (!rc && (h->len > PARSER_ANSWER_MAX || (h->rc && (!is_error(h->rc) || h->len >= sizeof(e->text)))))
+		rc = -EPROTO;
+	if (!rc && h->rc == -ENOMEM)
+		rc = -ENOMEM;
+	if (!rc && !(*out = malloc(h->len + 1)))
+		rc = -ENOMEM;
+	if (!rc)
+		rc = parser_body(&a->p->pipe, *out, h->len);
+	if (!rc && h->rc && e) {
+		(*out)[h->len] = '\0';
+		text_plain((char *)*out, 0);
+		e->at = h->at;
+		snprintf(e->text, sizeof(e->text), "%s", (char *)*out);
+	}
+	if (!rc && !h->rc)
+		return 0;
+	free(*out);
+	*out = NULL;
+	if (rc)
+		return has_failed(a, rc);
+	release(a);
+	return h->rc;
+}
+
+int parser_content(struct fs *fs, const char *what, struct ckpt_content *c, const struct ckpt_io *io,
+		   enum ckpt_depth depth)
+{
+	struct asked a = {.fs = fs, .what = what, .io = io};
+	struct parser_head h = {.op = PARSER_CONTENT, .at = io->bad != NULL};
+	struct fmt_packed question = {NULL};
+	unsigned char *found = NULL;
+	struct fmt_error e = {.at = FMT_NOWHERE};
+	int rc = ckpt_pack_question(&question, c, io->max_bytes, depth);
+
+	if (!rc)
+		rc = ask(&a, &h, question.p, question.n, NULL, &found, NULL);
+	if (!rc && ckpt_unpack_answer(c, found, h.len, &e))
+		rc = has_failed(&a, -EPROTO);
+	else if (!rc)
+		release(&a);
+	fmt_packed_free(&question);
+	free(found);
+	return rc;
+}
+
+static bool is_item(const struct fmt_set *s)
+{
+	return s->n_tensors == 1 && s->tensor[0].n_pieces == 1;
+}
+
+static int ask_set(struct asked *a, enum parser_op op, const struct fmt_source *s, struct fmt_set *set,
+		   struct fmt_error *e)
+{
+	struct parser_head h = {.op = op, .size = s->size};
+	unsigned char *found;
+	int rc = ask(a, &h, NULL, 0, s, &found, e);
+
+	if (!rc && (fmt_unpack_set(set, found, h.len, e) || (op == PARSER_ITEM && !is_item(set))))
+		rc = has_failed(a, -EPROTO);
+	else if (!rc)
+		release(a);
+	free(found);
+	return rc;
+}
+
+int parser_item(struct fs *fs, const char *what, uint64_t tag, const struct fmt_source *item, struct fmt_set *set,
+		struct fmt_error *e)
+{
+	struct asked a = {.fs = fs, .what = what, .tag = tag};
+
+	return ask_set(&a, PARSER_ITEM, item, set, e);
+}
+
+int parser_files(struct fs *fs, const char *what, const struct fmt_source *metadata, struct fmt_set *set)
+{
+	struct asked a = {.fs = fs, .what = what};
+	struct fmt_error e = {.at = FMT_NOWHERE};
+
+	return ask_set(&a, PARSER_FILES, metadata, set, &e);
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT
+ * In a process that parses (cairnfs-parser): from a question to its answer. All it can do is to read and
+ * write that one socket, so it asks for whatever it wants to read. */
+#include "fs/parser.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct parser_pipe worker;
+
+/* An item of a .distcp is read in small pieces, at its end and at its beginning: the first of each asks for
+ * what is around it. Not so the files of a checkpoint: what is read of them is counted. */
+#define AROUND (16u << 10)
+
+struct source {
+	uint32_t id;
+	uint64_t size;		/* 0: nothing around is asked for */
+	uint64_t at, have;	/* in around */
+	unsigned char around[];
+};
+
+/* ---- what it asks back ------------------------------------------------------------ */
+
+static void tell(struct parser_head *h, const void *body, size_t len)
+{
+	if (parser_send(&worker, h, body, len))
+		_exit(1);
+}
+
+static void ask(struct parser_head *h, const void *body, size_t len)
+{
+	uint32_t op = h->op;
+
+	tell(h, body, len);
+	if (parser_receive(&worker, h) || h->op != op)
+		_exit(1);
+}
+
+static int read_exactly(const struct source *s, uint64_t off, void *buf, size_t len)
+{
+
+	for (size_t part; len; len -= part, off += part, buf = (char *)buf + part) {
+		part = len < PARSER_READ_MAX ? len : PARSER_READ_MAX;
+		struct parser_head h = {.op = PARSER_READ, .source = s->id, .at = off, .size = part};
+		ask(&h, NULL, 0);
+		if (h.rc)
+			return h.rc;
+		if (h.len != part || parser_body(&worker, buf, part))
+			_exit(1);
+	}
+	return 0;
+}
+
+static int source_read(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	struct source *s = ctx;
+
+	if (off < s->at || len > s->have || off - s->at > s->have - len) {
+		if (len > AROUND || len >= s->size)
+			return read_exactly(s, off, buf, len);
+		uint64_t at = off, n = s->size < AROUND ? s->size : AROUND;
+		if (at > s->size - n)
+			at = s->size - n;
+		s->have = 0;
+		int rc = read_exactly(s, at, s->around, n);
+		if (rc)
+			return rc;
+		s->at = at;
+		s->have = n;
+	}
+	memcpy(buf, s->around + (off - s->at), len);
+	return 0;
+}
+
+static int source_open(void *ctx, const char *name, struct fmt_source *out)
+{
+	struct parser_head h = {.op = PARSER_OPEN};
+	struct source *s = calloc(1, sizeof(*s));
+
+	(void)ctx;
+	if (!s)
+		return -ENOMEM;
+	ask(&h, name, strlen(name));
+	if (h.rc) {
+		free(s);
+		return h.rc;
+	}
+	s->id = h.source;
+	*out = (struct fmt_source){.size = h.size, .read = source_read, .ctx = s};
+	return 0;
+}
+
+static void source_close(void *ctx, struct fmt_source *s)
+{
+	struct parser_head h = {.op = PARSER_CLOSE, .source = ((struct source *)s->ctx)->id};
+
+	(void)ctx;
+	tell(&h, NULL, 0);
+	free(s->ctx);
+}
+
+static int file_is_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
+{
+	struct parser_head h = {.op = PARSER_BAD, .rc = err, .at = e->at};
+	size_t n = strlen(file) + 1, len = n + strlen(e->text);
+	char *both = malloc(len);
+
+	(void)ctx;
+	if (!both)
+		return -ENOMEM;
+	memcpy(both, file, n);
+	memcpy(both + n, e->text, len - n);
+	ask(&h, both, len);
+	free(both);
+	return h.rc;
+}
+
+/* ---- what it is asked ------------------------------------------------------------- */
+
+static void answer(int rc, struct fmt_packed *found, const struct fmt_error *e)
+{
+	struct parser_head h = {.op = PARSER_DONE, .rc = rc, .at = e ? e->at : FMT_NOWHERE};
+
+	if (!rc)
+		tell(&h, found->p, found->n);
+	else
+		tell(&h, e ? e->text : NULL, e ? strlen(e->text) : 0);
+	fmt_packed_free(found);
+}
+
+static void do_content(const void *question, size_t len, bool tell_bad)
+{
+	struct ckpt_io io = {.open = source_open, .close = source_close, .bad = tell_bad ? file_is_bad : NULL};
+	struct fmt_packed found = {NULL};
+	struct ckpt_content c;
+	enum ckpt_depth depth;
+	int rc = ckpt_unpack_question(&c, &io.max_bytes, &depth, question, len);
+
+	if (!rc)
+		rc = ckpt_content_read(&c, &io, depth);
+	if (!rc)
+		rc = ckpt_pack_answer(&found, &c);
+	ckpt_content_free(&c);
+	answer(rc, &found, NULL);
+}
+
+static void do_item(uint64_t size)
+{
+	struct source *of = calloc(1, sizeof(*of) + AROUND);
+	struct fmt_source s = {.size = size, .read = source_read, .ctx = of};
+	struct fmt_error e = {.at = FMT_NOWHERE};
+	struct fmt_packed found = {NULL};
+	struct fmt_set *set = fmt_set_new();
+
+	if (of)
+		of->size = size;
+	int rc = of && set ? dcp_item_read(set, &s, &e) : -ENOMEM;
+	if (!rc)
+		rc = fmt_pack_set(&found, set);
+	fmt_set_free(set);
+	free(of);
+	answer(rc, &found, &e);
+}
+
+static void do_files(uint64_t size)
+{
+	const struct source of = {0};
+	struct fmt_error e = {.at = FMT_NOWHERE};
+	struct fmt_packed found = {NULL};
+	struct fmt_set *set = fmt_set_new();
+	char *bytes = malloc(size ? size : 1);
+	int rc = set && bytes ? read_exactly(&of, 0, bytes, size) : -ENOMEM;
+
+	if (!rc)
+		rc = dcp_read(set, bytes, size, &e);
+	if (!rc) {
+		struct fmt_set files = {.file = set->file, .n_files = set->n_files};
+		rc = fmt_pack_set(&found, &files);
+	}
+	free(bytes);
+	fmt_set_free(set);
+	answer(rc, &found, &e);
+}
+
+void parser_serve(int fd, void (*fault)(unsigned nth), unsigned nth)
+{
+	struct parser_head h;
+
+	worker.fd = fd;
+	while (!parser_receive(&worker, &h)) {
+		void *body = malloc(h.len ? h.len : 1);
+		if (!body || parser_body(&worker, body, h.len))
+			break;
+		if (fault)
+			fault(nth);
+		if (h.op == PARSER_CONTENT)
+			do_content(body, h.len, h.at);
+		else if (h.op == PARSER_ITEM)
+			do_item(h.size);
+		else if (h.op == PARSER_FILES)
+			do_files(h.size);
+		else
+			break;
+		free(body);
+	}
+	_exit(0);
+}
