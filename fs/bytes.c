@@ -35,19 +35,41 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct stage
 	return got < 0 ? -errno : got;
 }
 
+static pthread_key_t buffer_key;
+static pthread_once_t buffer_once = PTHREAD_ONCE_INIT;
+
+static void make_buffer_key(void)
+{
+	if (pthread_key_create(&buffer_key, free))
+		no_memory();
+}
+
+/* This thread's, which is freed when it ends: threads come and go where the store is slow. NULL: no memory. */
+static char *read_buffer(size_t size)
+{
+	static _Thread_local size_t cap;
+
+	pthread_once(&buffer_once, make_buffer_key);
+	char *buf = pthread_getspecific(buffer_key);
+	if (buf && cap >= size)
+		return buf;
+	free(buf);
+	cap = size;
+	buf = malloc(size);
+	if (pthread_setspecific(buffer_key, buf)) {
+		free(buf);
+		return NULL;
+	}
+	return buf;
+}
+
 void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	static _Thread_local char *buf;
-	static _Thread_local size_t cap;
 
 	(void)id;
 	session_may_take_long(fs);
-	if (cap < size) {
-		free(buf);
-		buf = malloc(size);
-		cap = buf ? size : 0;
-	}
+	char *buf = read_buffer(size);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	/* a handle restored while its file was being spilled has none of its own */
