@@ -79,6 +79,7 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 	if (how & SHIM_SLOW_GETATTR)
 		ops.getattr = take_too_long;
 	fs->se = fuse_session_new(&args, &ops, sizeof(ops), fs);
+	fuse_opt_free_args(&args);
 	if (!fs->se)
 		return -EINVAL;
 	int rc = fuse_session_custom_io(fs->se, &io, sizeof(io), fd);
