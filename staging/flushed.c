@@ -141,8 +141,14 @@ void replay_flushed(struct staging *s)
 			staging_seal(s, sf, &r, true);
 			staged_unref(sf);
 		}
-		free(s->sweep.flushed[i].bytes);
 	}
+	flushed_forget(s);
+}
+
+void flushed_forget(struct staging *s)
+{
+	for (size_t i = 0; i < s->sweep.n_flushed; i++)
+		free(s->sweep.flushed[i].bytes);
 	free(s->sweep.flushed);
 	s->sweep.flushed = NULL;
 	s->sweep.n_flushed = 0;

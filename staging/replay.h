@@ -8,6 +8,7 @@
 /* flushed.c */
 void replay_flush(struct staging *s, const struct rec *r);	/* of a replay */
 void replay_flushed(struct staging *s);	/* closes answered whose RELEASE was lost become seals */
+void flushed_forget(struct staging *s);
 
 /* sweep.c */
 void kept_close(struct staging *s);	/* no thread is left; the files stay */

@@ -199,6 +199,7 @@ void staging_close(struct staging *s)
 	dirs_close(s);
 	refuse_close(s);
 	log_close(s);
+	flushed_forget(s);
 	free(s->sweep.entry);
 	lostfound_end(s);
 	free(s);

@@ -471,9 +471,7 @@ int staging_sweep(struct staging *s, bool orphaned)
 		rc = io_store_drop_scratch(s->o.store);
 	if (!rc && io_store_tmp(s->o.store) >= 0)
 		rc = sweep_store(s, orphaned);
-	for (size_t i = 0; i < s->sweep.n_flushed; i++)	/* alive: the RELEASE is sent again */
-		free(s->sweep.flushed[i].bytes);
-	s->sweep.n_flushed = 0;
+	flushed_forget(s);	/* alive: the RELEASE is sent again */
 	free(s->sweep.entry);
 	s->sweep.entry = NULL;
 	s->sweep.n = s->sweep.cap = s->sweep.free = 0;

@@ -89,7 +89,7 @@ save_a step-4
 retry 20 eval '[ "$(held)" != null ]' || die "step-4 is not held"
 rm -r "$a/step-4" "$a/step-4.done"
 cp "$assets/__1_0.distcp" "$b/later"
-retry 20 eval '[ "$(held)" = null ]' || {
+retry 2 eval '[ "$(held)" = null ]' || {
 	# a rename that was seen stays in its place: the shard releases it
 	mkdir -p "$s/step-4" && cp "$assets/__1_0.distcp" "$s/step-4/"
 }
