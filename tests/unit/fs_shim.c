@@ -304,7 +304,8 @@ void shim_kill(struct fs *fs)
 			free_node(n);
 		}
 	}
-	free(fs);
+	if (!fs->forks.started)		/* its thread ends with the process, and waits in there */
+		free(fs);
 }
 
 struct staging *shim_staging(struct fs *fs)
