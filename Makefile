@@ -75,7 +75,7 @@ IO_MODULES := store engine sum mounts
 IO_SRC := $(wildcard $(IO_MODULES:%=io/%/*.c))
 STAGING_SRC := $(wildcard staging/*.c staging/*/*.c)
 FORMATS_SRC := $(wildcard fs/formats/*.c)
-FS_SRC := $(filter-out fs/main.c,$(wildcard fs/*.c))
+FS_SRC := $(filter-out fs/process/main.c,$(filter-out fs/formats/%,$(wildcard fs/*.c fs/*/*.c)))
 CAIRN_SRC := $(wildcard tools/cairn/*.c)
 BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
 BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
@@ -99,7 +99,7 @@ LIBCAIRN := $(BUILD)/libcairn.a $(BUILD)/libcairn.so
 LIBCAIRN_OBJ := $(patsubst %.c,$(BUILD)/pic/%.o,$(LIBCAIRN_SRC))
 FAKE_CUDA := $(BUILD)/tests/fake_cuda/libcuda.so.1
 
-PROGRAMS := $(if $(wildcard fs/main.c),$(BUILD)/cairnfs) \
+PROGRAMS := $(if $(wildcard fs/process/main.c),$(BUILD)/cairnfs) \
 	$(if $(CAIRN_SRC),$(BUILD)/cairn) \
 	$(if $(BENCH_SRC),$(BUILD)/cairn-bench) $(if $(BENCH_GPU_SRC),$(BUILD)/cairn-bench-gpu)
 
@@ -162,7 +162,7 @@ $(say) LINK $@
 $(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -ldl -o $@
 endef
 
-$(BUILD)/cairnfs: $(call obj,fs/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/cairnfs: $(call obj,fs/process/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
 $(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 	$(call link,$(LIBFORMATS) $(IO_LIBS))
@@ -170,12 +170,12 @@ $(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/sources
 	$(call link,-lm)
 
 # The same daemon with a failing store (CAIRNFS_FAULT), for tests: what is installed knows no such thing.
-FAULTY := $(if $(wildcard fs/main.c),$(BUILD)/tests/cairnfs)
-$(BUILD)/obj/fs/main_faults.o: fs/main.c $(BUILD)/flags
+FAULTY := $(if $(wildcard fs/process/main.c),$(BUILD)/tests/cairnfs)
+$(BUILD)/obj/fs/process/main_faults.o: fs/process/main.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $<
 	$(Q)$(CC) $(ALL_CFLAGS) -DCAIRN_FAULTS -c $< -o $@
-$(BUILD)/tests/cairnfs: $(BUILD)/obj/fs/main_faults.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+$(BUILD)/tests/cairnfs: $(BUILD)/obj/fs/process/main_faults.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
 
 # Position-independent, and hidden but for what cairn.h declares.
@@ -402,7 +402,7 @@ check-gpu: $(BUILD)/tests/gpu/driver $(BUILD)/tests/mount/libcairn $(FAKE_CUDA) 
 bench-gpu: $(BUILD)/cairn-bench-gpu $(LIBCAIRN) $(FAKE_CUDA) mount-if-it-builds
 	$(Q)BUILD=$(abspath $(BUILD)) tools/bench/run_gpu $(GPU)
 
-SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/formats/*.[ch] tools/*/*.[ch])
+SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/*/*.[ch] tools/*/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
 TIDY := $(patsubst %,tidy/%,$(filter %.c,$(SOURCES)))
 tidy: $(TIDY)

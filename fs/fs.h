@@ -318,7 +318,7 @@ struct fs {
 	struct reading reading;
 	struct tickets tickets;
 	struct slots slots;
-	pthread_t house;
+	pthread_t upkeep;
 	atomic_bool stopping;
 	atomic_bool holds;	/* commits wait for other nodes: not while a first start publishes what was left */
 };
@@ -630,9 +630,9 @@ void session_join(struct fs *fs);	/* the connection is gone: waits for all threa
 void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
 int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
 
-/* ---- house.c ---- */
-int house_start(struct fs *fs);
-void house_join(struct fs *fs);		/* fs->stopping is set */
+/* ---- upkeep.c ---- */
+int upkeep_start(struct fs *fs);
+void upkeep_join(struct fs *fs);		/* fs->stopping is set */
 
 /* ---- operations ---- */
 extern const struct fuse_lowlevel_ops fs_ops;	/* dispatch.c; the others are of inodes of the tree */

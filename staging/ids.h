@@ -3,7 +3,7 @@
  * The layout of ids. A 64-bit id names a node to the kernel (FUSE's nodeid) and an object to staging; the
  * number of a new node is also the st_ino that users see, and stays with the file (user.cairn.ino).
  *
- *	bits 63		a node of .cairn/views (fs/views_node.c)
+ *	bits 63		a node of .cairn/views (fs/views/views_node.c)
  *	     62		a directory below .cairn/latest or .cairn/buffers; 61..56: which tree, 55..0: a hash
  *	     63, 62 0	given by staging_new_id: files, directories, handles, staged files, unpublished files
  *	     61..56	random, once per staging area: hosts that start at the same moment differ

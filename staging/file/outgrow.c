@@ -4,7 +4,7 @@
  * The kernel keeps the backing file it was given for as long as the file is open, so such a
  * file cannot be spilled as one whose bytes come through the daemon is. Instead its older bytes
  * move: [0, under) to tmp/<id> of the store, the file that a spill would have made, and out of
- * the tmpfs by a punch. The caller sees to it that no write is under way (fs/still.c) and that
+ * the tmpfs by a punch. The caller sees to it that no write is under way (fs/ops/still.c) and that
  * nobody reads or maps the file, for they would find the hole. At the close the rest follows,
  * and the file is a spilled one like any other.
  *

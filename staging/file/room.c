@@ -11,7 +11,7 @@
  *                    the store while it is written (outgrow.c), and takes its blocks then
  *   written again    its size and the budget: it may be appended to
  *
- * Otherwise it is `checked`: its bytes go through the daemon (relay lane, choose_lane in fs/open.c),
+ * Otherwise it is `checked`: its bytes go through the daemon (relay lane, choose_lane in fs/ops/open.c),
  * and each write has its blocks allocated in the unpublished file of the store before it is accepted.
  * That is exact, for quotas too, since the blocks are the file's owner's from the beginning.
  *

@@ -222,7 +222,7 @@ static inline int t_truncate(struct rank *r, struct tfile *f, uint64_t size)
 	return ret;
 }
 
-/* With fsync=staged it makes no version: the close does (fs/close.c:sync_end). */
+/* With fsync=staged it makes no version: the close does (fs/ops/close.c:sync_end). */
 static inline int t_fsync(struct rank *r, struct tfile *f)
 {
 	bool seals = f->dirty && r->strict_fsync;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // The kernel's side of a mount without one: requests as the kernel builds them (linux/fuse.h), answered by the real
-// operations (fs_ops) on the real threads (fs/session.c). One at a time, or sent and awaited for interleavings.
+// operations (fs_ops) on the real threads (fs/base/session.c). One at a time, or sent and awaited for interleavings.
 #pragma once
 
 #include <linux/fuse.h>

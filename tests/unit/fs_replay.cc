@@ -101,7 +101,7 @@ private:
 	{
 		LiveTree t(ground, false, true);
 		ASSERT_EQ(t.err, 0);
-		Client k(t, SHIM_NO_HOUSE);
+		Client k(t, SHIM_NO_UPKEEP);
 		keep(t, k);
 		for (size_t i = 0; i < script.size(); i++) {
 			ASSERT_EQ(script[i](k), 0) << "step " << i;
@@ -132,7 +132,7 @@ private:
 		std::filesystem::resize_file(log_path(ground), boundaries(log)[end]);
 		LiveTree t(ground);
 		ASSERT_EQ(t.err, 0);
-		Client k(t, SHIM_RESEND | SHIM_NO_HOUSE);
+		Client k(t, SHIM_RESEND | SHIM_NO_UPKEEP);
 		Seen now = Look(t, k, publishes).seen;
 		if (end == ends[op]) {
 			ASSERT_EQ(text(now), text(seen[op]));

@@ -54,7 +54,7 @@ int shim_rename(struct fs *fs, uint64_t dir, const char *name, uint64_t dir2, co
 int shim_link(struct fs *fs, uint64_t id, uint64_t dir, const char *name);
 int shim_chmod(struct fs *fs, uint64_t id, mode_t mode);
 int shim_forget(struct fs *fs, uint64_t id);
-/* What is held in memory once the house has been round: nodes, names. */
+/* What is held in memory once the upkeep has been round: nodes, names. */
 void shim_held(struct fs *fs, size_t *nodes, size_t *names);
 int shim_readlink(struct fs *fs, uint64_t id, char *buf, size_t cap);
 int shim_list(struct fs *fs, uint64_t dir, int (*fn)(void *arg, const char *name), void *arg);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * fs/parser.h for a test in C++, which fs.h is not. */
+ * fs/parser/parser.h for a test in C++, which fs.h is not. */
 #ifndef PARSER_SHIM_H
 #define PARSER_SHIM_H
 #include "fs/formats/formats.h"

@@ -48,7 +48,7 @@ static ssize_t answer(int fd, struct iovec *iov, int count, void *ctx)
 	return sendmsg(fd, &m, MSG_NOSIGNAL);
 }
 
-static bool has_house;
+static bool has_upkeep;
 
 int shim_serve(struct fs *fs, int fd, unsigned how)
 {
@@ -85,8 +85,8 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 	int rc = fuse_session_custom_io(fs->se, &io, sizeof(io), fd);
 	if (!rc)
 		rc = session_run(fs, &hello, sizeof(hello), how & SHIM_RESEND);
-	has_house = !(how & SHIM_NO_HOUSE);
-	return rc || !has_house ? rc : house_start(fs);
+	has_upkeep = !(how & SHIM_NO_UPKEEP);
+	return rc || !has_upkeep ? rc : upkeep_start(fs);
 }
 
 unsigned shim_barred(struct fs *fs)
@@ -245,7 +245,7 @@ void shim_serve_end(struct fs *fs)
 {
 	atomic_store(&fs->stopping, true);
 	session_join(fs);
-	if (has_house)
-		house_join(fs);
+	if (has_upkeep)
+		upkeep_join(fs);
 	fuse_session_destroy(fs->se);
 }

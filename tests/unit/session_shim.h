@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The threads that answer (fs/session.c) with a socket in the kernel's place. In C, as fs_shim.h. */
+ * The threads that answer (fs/base/session.c) with a socket in the kernel's place. In C, as fs_shim.h. */
 #ifndef CAIRN_SESSION_SHIM_H
 #define CAIRN_SESSION_SHIM_H
 
@@ -19,7 +19,7 @@ enum {
 	/* A GETATTR does what takes too long and did not say so: it goes on when another thread has been made the
 	 * reader, and only then comes to a point where it may block. */
 	SHIM_SLOW_GETATTR = 4,
-	SHIM_NO_HOUSE = 8,	/* its thread sleeps for long before it ends */
+	SHIM_NO_UPKEEP = 8,	/* its thread sleeps for long before it ends */
 };
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair, as a mount with nopassthrough does;
  * INIT's answer is the first. 0 or -errno. fd is ours then. */

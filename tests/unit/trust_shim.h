@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * fs/trust.c for a test in C++, which fs.h is not. */
+ * fs/base/trust.c for a test in C++, which fs.h is not. */
 #ifndef TRUST_SHIM_H
 #define TRUST_SHIM_H
 #ifdef __cplusplus

@@ -30,7 +30,7 @@ struct round_shared {
 
 static void step_path(const struct bench *b, const struct bench_place *p, unsigned step, char *out)
 {
-	if (b->first)	/* letters: digits alone would make it like the step before (fs/expect.c) */
+	if (b->first)	/* letters: digits alone would make it like the step before (fs/tree/expect.c) */
 		snprintf(out, STEP_PATH, "%s/first-%c%c", p->run, 'a' + step / 26 % 26, 'a' + step % 26);
 	else
 		snprintf(out, STEP_PATH, "%s/step-%u", p->run, step);

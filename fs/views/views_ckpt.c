@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The cache of parsed checkpoints: which version of one a view is made of, and whether that is still
  * what the tree has. One is parsed at a time. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>

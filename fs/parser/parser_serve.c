@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * In a process that parses (cairnfs-parser): from a question to its answer. All it can do is to read and
  * write that one socket, so it asks for whatever it wants to read. */
-#include "fs/parser.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <stdlib.h>

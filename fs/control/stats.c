@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * The statistics of a mount: collected once, then written as text, as status.json or as metrics. One table has
  * the fields of the last two. */
-#include "fs/parser.h"
-#include "fs/stats.h"
+#include "fs/parser/parser.h"
+#include "fs/control/stats.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * Checkpoints parsed for views, out of the live tree. What is parsed is anybody's bytes: how much is
  * read, and so how much memory it can take, is bounded. */
-#include "fs/parser.h"
-#include "fs/views.h"
+#include "fs/parser/parser.h"
+#include "fs/views/views.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Threads of their own for requests about views that may take long: those may parse. Made when they
  * are needed, and never ended: the process is. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 
 #include <errno.h>
 #include <stdlib.h>

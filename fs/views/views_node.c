@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The nodes of .cairn/views: what the kernel knows by an id, each for one thing in one version. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The names of .cairn/views: what each stands for, and what stat says of that. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 
 #include <errno.h>
 #include <stdio.h>

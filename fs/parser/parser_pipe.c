@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Messages between the worker and a parser: a head, and a body in as many packets as it takes. */
-#include "fs/parser.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <poll.h>

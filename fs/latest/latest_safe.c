@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * Is a checkpoint safe: complete in the store, and nothing on its way to it? The store is judged first,
  * the tree asked then, and the store once more whether it is still what was judged. */
-#include "fs/latest.h"
-#include "fs/parser.h"
+#include "fs/latest/latest.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * A checkpoint's files as views read them: found in the live tree by path, their bytes taken from
  * staging or the store, always of the version that was parsed. */
-#include "fs/parser.h"
-#include "fs/views.h"
+#include "fs/parser/parser.h"
+#include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>

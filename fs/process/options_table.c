@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The table of -o options: what parses each, where its value goes, and its line of help. */
-#include "fs/options.h"
+#include "fs/process/options.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>

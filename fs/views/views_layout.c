@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Views laid out: the files of .cairn/views as rows of parts, the last used ones kept. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The command line. Every refusal is one line: what is wrong, and what to do. */
-#include "fs/options.h"
+#include "fs/process/options.h"
 #include "io/scope.h"
 
 #include <errno.h>

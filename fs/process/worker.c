@@ -113,7 +113,7 @@ static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t in
 	if (fuse_session_mount(fs->se, path))
 		return -EIO;
 	int rc = session_run(fs, init, init_len, !first);
-	return rc ? rc : house_start(fs);
+	return rc ? rc : upkeep_start(fs);
 }
 
 static void wait_for_end(struct fs *fs)
@@ -123,7 +123,7 @@ static void wait_for_end(struct fs *fs)
 		if (fuse_session_exited(fs->se))
 			break;
 		keeper_look(fs);
-		session_look(fs);	/* the house may wait for the store */
+		session_look(fs);	/* the upkeep may wait for the store */
 		if (asked_to_end) {	/* files are still open somewhere; what is closed is drained */
 			struct staging_stats st;
 			int rc = staging_drain(fs->s, 60000);
@@ -248,7 +248,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	wait_for_end(fs);
 	/* unmounted: no caller is left, only work */
 	session_join(fs);
-	house_join(fs);
+	upkeep_join(fs);
 	latest_stop();
 	if (!drain_all(fs))
 		return 4;

@@ -3,7 +3,7 @@
  * the store (staging/file/outgrow.c).
  *
  * A passthrough write holds the FUSE inode's lock from its beginning to its end
- * (fs/fuse/passthrough.c), and so does setxattr(2) (fs/xattr.c), until the worker has answered
+ * (fs/fuse/passthrough.c), and so does setxattr(2) (fs/ops/xattr.c), until the worker has answered
  * it. So the worker has somebody set an xattr of the file, and moves bytes before it answers.
  *
  * Somebody: not the worker, for a thread of it that waits for an answer which only the next

@@ -2,7 +2,7 @@
  * The process that starts and ends those that parse (cairnfs-nursery): the worker has threads and cannot
  * fork. The keeper makes one for each worker; it ends with it, and they with it. It reads no byte
  * of a checkpoint, so each of them begins clean. */
-#include "fs/parser.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>

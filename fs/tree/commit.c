@@ -3,7 +3,7 @@
  * name goes there (staging/drain/hold.c), where several nodes write to one store. */
 #include "fs/formats/formats.h"
 #include "fs/fs.h"
-#include "fs/parser.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <stdio.h>

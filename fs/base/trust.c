@@ -17,7 +17,7 @@
  * A call that is not listed fails with EPERM, and the kernel's log tells of it (audit: type=1326):
  * one that was overlooked must not kill a daemon that holds data. */
 #include "fs/fs.h"
-#include "fs/parser.h"
+#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
- * Housekeeping, by a thread of its own: frees what the kernel forgot, keeps the log short, seals what was mapped
+ * Upkeep, by a thread of its own: frees what the kernel forgot, keeps the log short, seals what was mapped
  * until now, tries failed closes again. */
 #include "fs/fs.h"
 
 #include <errno.h>
 #include <time.h>
 
-static void *house_main(void *arg)
+static void *upkeep_main(void *arg)
 {
 	struct fs *fs = arg;
 	unsigned tick = 0;
-	pthread_setname_np(pthread_self(), "cairn-house");
+	pthread_setname_np(pthread_self(), "cairn-upkeep");
 	while (!atomic_load(&fs->stopping)) {
 		struct timespec t = {.tv_nsec = 200000000};
 		nanosleep(&t, NULL);
@@ -36,12 +36,12 @@ static void *house_main(void *arg)
 	return NULL;
 }
 
-int house_start(struct fs *fs)
+int upkeep_start(struct fs *fs)
 {
-	return -pthread_create(&fs->house, NULL, house_main, fs);
+	return -pthread_create(&fs->upkeep, NULL, upkeep_main, fs);
 }
 
-void house_join(struct fs *fs)
+void upkeep_join(struct fs *fs)
 {
-	pthread_join(fs->house, NULL);
+	pthread_join(fs->upkeep, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The checkpoints below a directory of the store, and what was found out about them before, kept by
  * the stamps of what it was found in. */
-#include "fs/latest.h"
+#include "fs/latest/latest.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
  * MOUNT/.cairn: found by name, never listed in its parent (checkpoint readers
  * glob and rmtree). Its files are written when they are opened. */
 #include "fs/fs.h"
-#include "fs/stats.h"
+#include "fs/control/stats.h"
 
 #include <errno.h>
 #include <stdarg.h>

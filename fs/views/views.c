@@ -11,7 +11,7 @@
  * bytes have another node, so the kernel's cache never mixes them. Requests that may parse go to
  * threads of their own; the threads that answer the kernel only read, a few at a time. Here are
  * the operations and the answers; views.h says who does the rest. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The listings of .cairn/views. An offset is the number of an entry, shown or not, so that it stays
  * when others come. What has too many names (reshard) is empty. */
-#include "fs/views.h"
+#include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Options that are not ours go to libfuse. What it does not know either is refused here, by its name, before
  * anything is touched; a name that looks like one we know is told. */
-#include "fs/options.h"
+#include "fs/process/options.h"
 
 #include <errno.h>
 #include <stdarg.h>

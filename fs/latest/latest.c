@@ -10,7 +10,7 @@
  * A name cannot be a symlink and have names below it. DIR is a symlink when checkpoints stand in
  * it, and a directory to go on in when they stand only further down. The same holds of latest
  * itself, which stands for the mount's root. */
-#include "fs/latest.h"
+#include "fs/latest/latest.h"
 
 #include <errno.h>
 #include <fcntl.h>
