@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The face: what a mount shows, and how calls become records in staging.
+ * The frontend: what a mount shows, and how calls become records in staging.
  *
  * One lock, fs->tree.lock ("the tree lock"), guards nodes, names and handles. The store is
  * neither changed, synced nor asked under it, and nobody waits with it for who does so

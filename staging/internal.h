@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * What the files of this room share. Nothing outside staging/ includes it.
+ * What the files of this module share. Nothing outside staging/ includes it.
  *
  * A staged file's states (staged->state), under s->lock:
  *

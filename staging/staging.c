@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Read first in this room. The life of staging: open the log, replay it, start
+ * Read first in this module. The life of staging: open the log, replay it, start
  * the threads, drain, close.
  *
  *   memory/  threads that wait, memory held for files, room of the store

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share and nobody else sees.
+ * What the files of this module share and nobody else sees.
  */
 #ifndef CAIRN_FORMATS_INSIDE_H
 #define CAIRN_FORMATS_INSIDE_H

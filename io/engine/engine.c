@@ -67,14 +67,14 @@ int io_engine_open(const struct io_engine_opts *opts, io_notice_fn notice, void 
 		return err;
 	e->depth = depth;
 	if (opts->fault) {
-		struct io_engine *twin;
+		struct io_engine *failing;
 
-		err = io_fault_engine_open(opts->fault, e, &twin);
+		err = io_fault_engine_open(opts->fault, e, &failing);
 		if (err) {
 			e->ops->close(e);
 			return err;
 		}
-		e = twin;
+		e = failing;
 	}
 	e->depth = depth;
 	e->chunk = chunk;

@@ -190,7 +190,7 @@ static inline int io_error(void)
 #define IO_PROC_PATH (32 + IO_NAME_MAX + 1)
 void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name);
 
-/* ---- fault twin ---------------------------------------------------------- */
+/* ---- fault engine ---------------------------------------------------------- */
 
 /* "seed:rate:kinds": rate = one fault in `rate` operations (0 = none), or "@N" =
  * exactly the Nth operation (1-based), or "@N+" = every one from the Nth. Counted are

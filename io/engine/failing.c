@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The failing twin: the same table, another engine below, and now and then an
+ * The fault engine: the same table, another engine below, and now and then an
  * error between. Which operations fail follows from the seed and their number
  * alone. For tests and for trying things by hand (CAIRNFS_FAULT).
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * For the twin's lostsync: what was written and not synced since, so that a
+ * For the fault engine's lostsync: what was written and not synced since, so that a
  * failed sync can lose it, as ext4 and xfs do.
  */
 #ifndef CAIRN_IO_FAULT_LOST_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The twin for where io_uring is not to be had: pwritev2(2) in a few threads a
+ * The engine for where io_uring is not to be had: pwritev2(2) in a few threads a
  * queue, started when there is something for them to do.
  */
 #include <errno.h>

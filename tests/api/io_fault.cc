@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The failing twin, and with it: fail the Nth store operation, for every N, until a run
+// The fault engine, and with it: fail the Nth store operation, for every N, until a run
 // is clean. Whatever N, the error is told and names show an old or a new whole file.
 #include <sys/xattr.h>
 
@@ -380,8 +380,8 @@ TEST(FaultSpec, NamesTheEngineBelow)
 {
 	EXPECT_STREQ(io_engine_name(Engine("posix", "1:0:eio").e), "posix+fault");
 	EXPECT_STREQ(io_engine_name(Engine("posix").e), "posix");
-	Engine plain("uring"), twin("uring", "1:0:eio");
-	EXPECT_EQ(std::string(io_engine_name(plain.e)) + "+fault", io_engine_name(twin.e));
+	Engine plain("uring"), failing("uring", "1:0:eio");
+	EXPECT_EQ(std::string(io_engine_name(plain.e)) + "+fault", io_engine_name(failing.e));
 }
 
 TEST(EngineOptions, Refused)

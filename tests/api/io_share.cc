@@ -73,7 +73,7 @@ TEST_F(Share, WhatDiffers)
 	EXPECT_EQ(read_file(xfs.path("to")), bytes);
 }
 
-// The failing twin stands in for this call too, and not for the probe.
+// The fault engine stands in for this call too, and not for the probe.
 TEST_F(Share, ThatFails)
 {
 	Engine e("posix", "1:@1+:eio");

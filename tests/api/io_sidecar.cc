@@ -186,10 +186,10 @@ TEST_F(Sidecar, SymlinkInItsPlaceIsRefused)
 
 TEST_F(Sidecar, GoesThroughTheTable)
 {
-	Engine twin("posix", "1:@1:eio");
+	Engine failing("posix", "1:@1:eio");
 
 	s.reset();
-	Store faulty(twin, m.dir.path);
+	Store faulty(failing, m.dir.path);
 	ASSERT_EQ(faulty.err, 0);
 	EXPECT_EQ(io_set_xattr(faulty, faulty.root(), "f", -1, "user.cairn.checksum", "v", 1, 0), -EIO);
 	EXPECT_EQ(io_set_xattr(faulty, faulty.root(), "f", -1, "user.cairn.checksum", "v", 1, 0), 0);

@@ -55,7 +55,7 @@ buffer_state state(buffer *b)
 	return i.state;
 }
 
-// As the face makes one, with its record.
+// As the frontend makes one, with its record.
 buffer *make(staging *s, uint64_t len = size)
 {
 	buffer *b = nullptr;

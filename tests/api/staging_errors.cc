@@ -94,7 +94,7 @@ TEST_F(Full, HaltsToldAndRetried)
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
 	uint64_t last = staging_last_seq(s);
-	// its own reference, as the face's node has one
+	// its own reference, as the frontend's node has one
 	rec r = {};
 	for (auto &seen : s.replayed)
 		if (seen.r.type == REC_SEAL && seen.name == "big")

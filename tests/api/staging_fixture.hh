@@ -94,7 +94,7 @@ struct Options {
 	bool orphaned = true;	// the writers died with the last process
 	bool away = false;	// the store was let go of before the replay
 	std::string store;	// "" = the ground's
-	std::function<void(staging *, const rec *)> each;	// of a replay, as the face has it
+	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
 };
 
 // Staging as a daemon would have it. What is destroyed without clear() is as after a kill:
@@ -106,7 +106,7 @@ public:
 		  store(engine, store_path)
 	{
 		err = engine.err ? engine.err : store.err;
-		face = o.each;
+		frontend = o.each;
 		place.base = place.huge = place.small = place.lock = -1;
 		if (!err)
 			err = staging_place_open(ground.run().c_str(), io_store_id(store), o.limit,
@@ -178,7 +178,7 @@ public:
 		std::string name, name2, data;
 	};
 	std::vector<Seen> replayed;
-	std::function<void(staging *, const rec *)> face;
+	std::function<void(staging *, const rec *)> frontend;
 
 private:
 	static void note(void *ctx, const char *text)
@@ -190,8 +190,8 @@ private:
 	static int each(void *ctx, const rec *r)
 	{
 		auto self = static_cast<Staging *>(ctx);
-		if (self->face)
-			self->face(self->s, r);
+		if (self->frontend)
+			self->frontend(self->s, r);
 		self->replayed.push_back(
 			{*r, r->name, r->name2,
 			 std::string(static_cast<const char *>(r->data), r->data_len)});
@@ -247,7 +247,7 @@ struct Name {
 	std::string name;
 };
 
-// Seals f under these names, as the face does. Returns the seq or -errno.
+// Seals f under these names, as the frontend does. Returns the seq or -errno.
 inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name> &names,
 		    bool closed, uint32_t flags = 0, std::vector<rec_pair> pairs = {})
 {
@@ -297,7 +297,7 @@ inline int log_flushed(staging *s, staged *f, uint64_t node, const char *name)
 	return rc;
 }
 
-// A new staged file with its record, as the face makes one.
+// A new staged file with its record, as the frontend makes one.
 inline staged *create(staging *s, uint64_t node, const Name &at, uint64_t expected,
 		      uint32_t type = REC_CREATE)
 {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # timeout: 600
 #
-# P7: a store that fails, by the engine's failing twin (CAIRNFS_FAULT). Trainers tolerate
+# P7: a store that fails, by the fault engine (CAIRNFS_FAULT). Trainers tolerate
 # errors and record them. Whatever was answered with success must be in the store, whole
 # and in order, when the faults are over; nothing hangs; an error that lasts is told.
 #
