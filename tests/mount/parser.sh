@@ -37,8 +37,18 @@ cp -r "$assets/dcp" "$m/dcp"
 [ "$(read_of "$m/.cairn/views/dcp/model.safetensors")" = ok ] || die "no view"
 nursery=$(named "$(keeper_pid "$m")" cairnfs-nursery)
 [ -n "$nursery" ] || die "no nursery"
-parsers=$(named "$nursery" cairnfs-parser)	# of the items of that checkpoint, and the next
-[ "$(wc -w <<<"$parsers")" = 2 ] || die "parsers: $parsers"
+# of the items of that checkpoint, and the next, which begins meanwhile
+two_ready()
+{
+	local pid
+	parsers=$(named "$nursery" cairnfs-parser)
+	[ "$(wc -w <<<"$parsers")" = 2 ] || return
+	for pid in $parsers; do
+		[ "$(ls "/proc/$pid/fd")" = 0 ] && [ "$(field "$pid" Seccomp_filters)" -gt "$(field "$nursery" Seccomp_filters)" ] ||
+			grep -qs . "$BUILD/sanitizer" || return
+	done
+}
+retry 20 two_ready || die "parsers: $parsers, of $(lib_children "$nursery")"
 for pid in $nursery $parsers; do
 	name=$(cat "/proc/$pid/comm")
 	# the worker's; the nursery has one more, to the parser that it has ready for who asks next
