@@ -248,6 +248,7 @@ struct still {
 /* Who parses checkpoints; parser.h */
 struct parsers {
 	int fd;			/* to the process that starts them, the worker's; 0: there is none */
+	int served;		/* the other end, the keeper's: the next such process has it; 0 */
 	pid_t pid;		/* of it, the keeper's; 0 */
 	void (*fault)(unsigned nth);	/* the build for tests: called by the nth one before each question */
 };
@@ -586,7 +587,8 @@ void fork_came(struct fs *fs, struct node *n);	/* the writer */
 
 /* ---- parser_start.c: by the keeper ---- */
 void parser_start(struct fs *fs);	/* before each worker; where it fails, nothing is parsed */
-void parser_leave(struct fs *fs);	/* the worker has it */
+bool parser_look(struct fs *fs);	/* was it replaced? */
+void parser_leave(struct fs *fs, bool worker);	/* the other's end */
 void parser_end(struct fs *fs);
 
 /* ---- still.c ---- */

@@ -286,7 +286,12 @@ int lfound_is_safe(void *ctx, size_t i)
 
 	for (unsigned t = 0; !rc && t < TRIES; t++) {
 		/* the live tree knows of a directory that was shut a moment ago */
-		if (reach_stat(f->fs, f->who, path, 0, &st) || judge(f, path, kind, &v, &l) || l.foreign)
+		if (reach_stat(f->fs, f->who, path, 0, &st))
+			break;
+		int err = judge(f, path, kind, &v, &l);
+		if (err == -ECHILD)	/* nothing can be parsed: that says nothing of this one */
+			rc = -EIO;
+		if (err || l.foreign)
 			break;
 		if (v.state == CKPT_COMPLETE && old && ckpt_has_rank_set(kind->format) &&
 		    !judge(f, old, &f->v[before].kind, &w, &m))

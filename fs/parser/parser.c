@@ -285,14 +285,15 @@ static int has_failed(const struct asked *a, int rc)
 	atomic_fetch_add(&failures, 1);
 	while (i < N_CAUSES - 1 && causes[i].rc != rc)
 		i++;
+	int err = rc == -ECHILD ? rc : -EIO;
 	if (atomic_fetch_or(&told, 1u << i) & 1u << i)
-		return -EIO;
+		return err;
 	snprintf(what, sizeof(what), "%s", a->what);
 	text_plain(what, 0);
 	snprintf(text, sizeof(text), "the process that parses checkpoints, at %.100s: %s. Who asked got EIO; the next "
 		 "question goes to a new one", what, causes[i].text);
 	fs_notice(a->fs, text);
-	return -EIO;
+	return err;
 }
 
 static void release(struct asked *a)

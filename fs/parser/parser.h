@@ -19,7 +19,8 @@
 /* ---- parser.c: the worker's end. May take long: no lock of the tree is held ---- */
 
 /* As ckpt_content_read(); the callbacks are called by this thread. what: the path, for people. -EIO: the
- * parser died, took too long or spoke nonsense; a notice told so. */
+ * parser died, took too long or spoke nonsense; -ECHILD: there was none to be had, which says nothing of the
+ * checkpoint. A notice told so. */
 int parser_content(struct fs *fs, const char *what, struct ckpt_content *c, const struct ckpt_io *io,
 		   enum ckpt_depth depth);
 /* As dcp_item_read(). tag: not 0; one parser is asked about all items of the same tag. */

@@ -117,26 +117,27 @@ static pid_t start_child(struct fs *fs, int *fd)
 	return pid;
 }
 
+static pid_t ready;		/* made ready beforehand; 0 */
+static int ready_fd;
+
 static void give_child(struct fs *fs, unsigned id)
 {
-	static int fd;
-	static pid_t pid;	/* made ready beforehand; 0 */
 	struct child *c = free_child();
 
-	if (pid > 0 && waitpid(pid, NULL, WNOHANG) == pid) {	/* somebody killed it */
-		close(fd);
-		pid = 0;
+	if (ready > 0 && waitpid(ready, NULL, WNOHANG) == ready) {	/* somebody killed it */
+		close(ready_fd);
+		ready = 0;
 	}
-	if (c && pid <= 0)
-		pid = start_child(fs, &fd);
-	if (!c || pid < 0) {
+	if (c && ready <= 0)
+		ready = start_child(fs, &ready_fd);
+	if (!c || ready < 0) {
 		pass_on(id, -1);
 		return;
 	}
-	*c = (struct child){.pid = pid, .id = id};
-	pass_on(id, fd);
-	close(fd);
-	pid = start_child(fs, &fd);
+	*c = (struct child){.pid = ready, .id = id};
+	pass_on(id, ready_fd);
+	close(ready_fd);
+	ready = start_child(fs, &ready_fd);
 }
 
 static void end_child(unsigned id)
@@ -148,6 +149,17 @@ static void end_child(unsigned id)
 	kill(c->pid, SIGKILL);
 	waitpid(c->pid, NULL, 0);
 	c->pid = 0;
+}
+
+static void end_children(void)
+{
+	for (unsigned i = 0; i < CHILDREN; i++)
+		if (children[i].pid > 0)
+			end_child(children[i].id);
+	if (ready > 0) {
+		kill(ready, SIGKILL);
+		waitpid(ready, NULL, 0);
+	}
 }
 
 static _Noreturn void be_nursery(struct fs *fs, int fd)
@@ -169,10 +181,20 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 		else
 			end_child(o.id);
 	}
+	end_children();
 	_exit(0);
 }
 
 /* ---- in the keeper ---------------------------------------------------------------- */
+
+static void start_nursery(struct fs *fs)
+{
+	pid_t pid = fork();
+
+	if (pid == 0)
+		be_nursery(fs, fs->parsers.served);
+	fs->parsers.pid = pid > 0 ? pid : 0;
+}
 
 void parser_start(struct fs *fs)
 {
@@ -181,29 +203,37 @@ void parser_start(struct fs *fs)
 	parser_end(fs);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return;
-	pid_t pid = fork();
-	if (pid == 0)
-		be_nursery(fs, pair[1]);
-	close(pair[1]);
-	if (pid < 0) {
-		close(pair[0]);
-		return;
-	}
-	fs->parsers.pid = pid;
 	fs->parsers.fd = pair[0];
+	fs->parsers.served = pair[1];
+	start_nursery(fs);
 }
 
-void parser_leave(struct fs *fs)
+/* One that died is replaced: what the worker has asked meanwhile waits in the socket. After the keeper's own
+ * death its spare is no parent of it. */
+bool parser_look(struct fs *fs)
 {
-	if (fs->parsers.fd > 0)
-		close(fs->parsers.fd);
-	fs->parsers.fd = 0;
+	pid_t pid = fs->parsers.pid;
+	int rc = pid > 0 ? waitpid(pid, NULL, WNOHANG) : -1;
+
+	if (fs->parsers.served <= 0 || !rc || (pid > 0 && rc != pid && !kill(pid, 0)))
+		return false;
+	start_nursery(fs);
+	return fs->parsers.pid > 0;
 }
 
-/* After a keeper's death its spare is no parent of it. */
+void parser_leave(struct fs *fs, bool worker)
+{
+	int *fd = worker ? &fs->parsers.served : &fs->parsers.fd;
+
+	if (*fd > 0)
+		close(*fd);
+	*fd = 0;
+}
+
 void parser_end(struct fs *fs)
 {
-	parser_leave(fs);
+	parser_leave(fs, false);
+	parser_leave(fs, true);
 	if (fs->parsers.pid > 0 && waitpid(fs->parsers.pid, NULL, WNOHANG) == 0) {
 		kill(fs->parsers.pid, SIGKILL);
 		waitpid(fs->parsers.pid, NULL, 0);

@@ -106,12 +106,13 @@ static pid_t start_worker(struct keeper *k, bool first)
 		signal(SIGINT, SIG_DFL);
 		close(life[0]);
 		close(k->fs->procs.alive[1]);
+		parser_leave(k->fs, true);
 		if (k->guard >= 0)
 			close(k->guard);
 		k->fs->procs.life_fd = life[1];
 		worker_exit(k->fs, worker_run(k->fs, k->fuse_fd, k->init, k->init_len, first));
 	}
-	parser_leave(k->fs);
+	parser_leave(k->fs, false);
 	close(life[1]);
 	k->life = life[0];
 	k->worker = pid;
@@ -140,6 +141,10 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 
 	if (k->spare > 0 && waitpid(k->spare, NULL, WNOHANG) == k->spare)
 		start_spare(k);
+	if (parser_look(k->fs)) {	/* the spare is to know of it */
+		end_spare(k);
+		start_spare(k);
+	}
 	if (poll(&p, 1, ms) <= 0)
 		return false;
 	if (!k->adopted)
@@ -268,7 +273,11 @@ static int keep(struct keeper *k)
 {
 	time_t ending = 0;
 	pid_t worker = start_worker(k, true);
-	int status;
+	int status, err = errno;
+
+	if (worker < 0)
+		fs_log("%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
+		       err == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 
 	close(k->fs->procs.ready_fd);	/* the worker's copies are the ones that speak */
 	k->fs->procs.ready_fd = -1;

@@ -363,8 +363,11 @@ int main(int argc, char **argv)
 	}
 	if (open_engine(fs) || open_store(fs) || open_place(fs))
 		return 1;
-	if (pipe2(pipe_fd, O_CLOEXEC))
+	if (pipe2(pipe_fd, O_CLOEXEC)) {
+		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno),
+			errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 		return 1;
+	}
 	fs->procs.ready_fd = pipe_fd[1];
 	if (fs->o.foreground)
 		return serve(fs, &rest);

@@ -172,15 +172,20 @@ static int take_node(const struct option *as, const char *val, void *to)
 
 static int take_flag(const struct option *as, const char *val, void *to)
 {
-	(void)val;
+	char text[80];
+
+	if (val) {
+		snprintf(text, sizeof(text), "%s takes no value", as->name);
+		return options_refuse(text, val);
+	}
 	*(bool *)to = as->arg;
 	return 1;
 }
 
 static int take_flag_too(const struct option *as, const char *val, void *to)
 {
-	take_flag(as, val, to);
-	return 0;	/* libfuse has to know it as well */
+	int rc = take_flag(as, val, to);
+	return rc < 0 ? rc : 0;	/* libfuse has to know it as well */
 }
 
 static int ignore(const struct option *as, const char *val, void *to)

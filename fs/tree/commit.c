@@ -41,20 +41,26 @@ static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
 	return 0;
 }
 
-static struct fmt_set *read_list(struct fs *fs, int fd)
+/* 0: *out is what it lists; NULL: no metadata of DCP, so nothing to wait for. Else it is not known: the
+ * store did not say, or nobody could parse it. */
+static int read_list(struct fs *fs, int fd, struct fmt_set **out)
 {
 	struct fmt_source s = {.read = read_source, .ctx = &fd};
 	struct stat st;
 
-	if (fstat(fd, &st) || st.st_size <= 0 || st.st_size > (off_t)METADATA_MAX)
-		return NULL;
+	*out = NULL;
+	if (fstat(fd, &st))
+		return -errno;
+	if (st.st_size <= 0 || st.st_size > (off_t)METADATA_MAX)
+		return 0;
 	s.size = (uint64_t)st.st_size;
-	struct fmt_set *set = fmt_set_new();
-	if (set && parser_files(fs, ".metadata", &s, set)) {	/* no metadata of DCP: nothing to wait for */
-		fmt_set_free(set);
-		set = NULL;
+	*out = fmt_set_new();
+	int rc = *out ? parser_files(fs, ".metadata", &s, *out) : -ENOMEM;
+	if (rc) {
+		fmt_set_free(*out);
+		*out = NULL;
 	}
-	return set;
+	return rc == -EIO || rc == -ECHILD || rc == -ENOMEM ? rc : 0;
 }
 
 /* Takes the first component off path. False: none, or too long. */
@@ -119,9 +125,14 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 		return false;
 	if (asked.seq != seq) {
 		fmt_set_free(asked.set);
-		asked.seq = seq;
+		asked.set = NULL;
 		asked.at = 0;
-		asked.set = io_store_shared(fs->store) ? read_list(fs, fd) : NULL;
+		asked.seq = 0;
+		if (io_store_shared(fs->store) && read_list(fs, fd, &asked.set)) {
+			snprintf(what, cap, "what it lists could not be read");
+			return true;
+		}
+		asked.seq = seq;
 	}
 	for (; asked.set && asked.at < asked.set->n_files; asked.at++) {
 		const struct fmt_file *f = &asked.set->file[asked.at];

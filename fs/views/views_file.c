@@ -208,5 +208,6 @@ void vckpt_file_put(void *ctx, uint32_t file)
 int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e)
 {
 	struct vckpt *c = ctx;
-	return parser_item(c->fs, c->path, c->version ? c->version : 1, item, set, e);
+	int rc = parser_item(c->fs, c->path, c->version ? c->version : 1, item, set, e);
+	return rc == -ECHILD ? -EIO : rc;
 }

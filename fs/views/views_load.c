@@ -325,6 +325,8 @@ static int load_set(struct load *l)
 	struct vckpt *c = l->c;
 	int rc = l->in.kind.format == CKPT_ORBAX ? refuse_orbax(l) :
 		 parser_content(l->fs, c->path, &l->in, &io, CKPT_TENSORS);
+	if (rc == -ECHILD)
+		rc = -EIO;
 	if (!rc && (!l->in.set || !is_whole(l)))
 		rc = -ENOENT;
 	if (!rc) {

@@ -104,6 +104,9 @@ for pair in staging_size=64M:staging= staging-dir=/x:staging_dir= fsnyc=strict:f
 	refused "an option like another, ${pair%:*}" "unknown option -o ${pair%:*}; did you mean ${pair#*:}\?.*--help" \
 		"$cairnfs" "$store" "$mnt" -o "${pair%:*},ballast=0"
 done
+for flag in nopassthrough=0 nodedup=1 dedup=yes guard=0 ro=1; do
+	refused "a flag with a value, $flag" "${flag%=*} takes no value: ${flag#*=}" "$cairnfs" "$store" "$mnt" -o "$small,$flag"
+done
 refused "a value that libfuse does not take" "-o max_read=much: .*invalid" "$cairnfs" "$store" "$mnt" -o $small,max_read=much
 refused "staging_dir of nothing" "staging_dir" "$cairnfs" "$store" "$mnt" -o $small,staging_dir=
 refused "remount" "no cairnfs is mounted" "$cairnfs" "$store" "$mnt" -o $small,remount

@@ -326,7 +326,7 @@ TEST(Parser, TagsDoNotShare)
 TEST(Parser, WithoutANurseryNothingIsParsed)
 {
 	Asked a;
-	EXPECT_EQ(shim_parser_content(shim_parser_fs(0), &a.c, &a.io), -EIO);
+	EXPECT_EQ(shim_parser_content(shim_parser_fs(0), &a.c, &a.io), -ECHILD);
 	EXPECT_EQ(a.opened, 0);
 	EXPECT_NE(std::string(shim_parser_notice(shim_parser_fs(0))).find("cannot be started"), std::string::npos);
 }
