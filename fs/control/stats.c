@@ -316,7 +316,7 @@ static void write_status(struct stats *st, FILE *f)
 		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
 			s->halted_path, strerror(-s->halted_error));
 	if (s->n_refused)
-		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s-> Versions are in lost+found. When it is dealt with: "
+		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
 			"cairn retry\n", (unsigned long long)s->n_refused, s->refused_path, strerror(-s->refused_error));
 	fprintf(f, "  durable    %s\n", s->n_refused ? "not what was refused" :
 		s->pending_records || s->n_open || s->n_failed ? "not everything yet" : "everything");
