@@ -364,12 +364,12 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 
 /* Moves older bytes of an open backing file out of memory, to the store; see outgrow.c. Writes,
  * for up to some GiB. The caller knows that meanwhile nobody writes the file, and that until it
- * is closed nobody reads or maps it: staged_outgrown is true from then on, and between the two
- * calls of _set_moving. 0 also when nothing could move. -EAGAIN: not open, or spilled; -EIO:
+ * is closed nobody reads or maps it: staged_outgrown is true from then on, and from
+ * staged_set_moving() until this returns. 0 also when nothing could move. -EAGAIN: not open, or spilled; -EIO:
  * what had moved was written again in place, which cannot be told apart: neither close nor
  * fsync will succeed; else as the store says, and nothing is lost. */
 int staged_move_out(struct staged *f);
-void staged_set_moving(struct staged *f, bool moving);
+void staged_set_moving(struct staged *f);	/* until staged_move_out() has ended */
 void staged_not_now(struct staged *f);	/* it cannot be moved: another one is, for a while */
 bool staged_outgrown(struct staged *f);
 /* The same as staged_reserve for the copy that a seal makes while the writer of an outgrown or spilled

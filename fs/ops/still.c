@@ -135,14 +135,13 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	struct node *n = node_find(fs, id);
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
-		staged_set_moving(sf, true);	/* from here on nobody opens it to read */
+		staged_set_moving(sf);	/* from here on nobody opens it to read */
 	} else if (n && n->sf) {
 		staged_not_now(n->sf);
 	}
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
 		int rc = staged_move_out(sf);
-		staged_set_moving(sf, false);
 		if (rc == -EIO) {
 			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
 			       "its close will fail; give staging more memory");

@@ -229,12 +229,11 @@ static int move_out(struct move *m)
 	return rc;
 }
 
-int staged_move_out(struct staged *f)
+static int move_open_file(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct move m;
 
-	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
 	bool first = !f->moved.under;
 	if (f->spilled || f->state != STAGED_OPEN)
@@ -257,6 +256,17 @@ int staged_move_out(struct staged *f)
 	return rc;
 }
 
+/* What staged_set_moving() began ends before io.lock is let go of: who waited for that to finish the file finds it finished. */
+int staged_move_out(struct staged *f)
+{
+	LOCK_SCOPE(&f->io.lock);
+	int rc = move_open_file(f);
+	pthread_mutex_lock(&f->s->lock);
+	f->moved.more = false;
+	pthread_mutex_unlock(&f->s->lock);
+	return rc;
+}
+
 void staged_not_now(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
@@ -268,10 +278,10 @@ bool staged_outgrown(struct staged *f)
 	return f->moved.under || f->moved.more;
 }
 
-void staged_set_moving(struct staged *f, bool moving)
+void staged_set_moving(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->moved.more = moving;
+	f->moved.more = true;
 }
 
 int outgrow_reserve(struct staged *f, uint64_t size)

@@ -307,6 +307,20 @@ TEST_P(Outgrow, FoundAgain)
 	}
 }
 
+// Who waited for a move that moved nothing is not told that the file is in two places.
+TEST_P(Outgrow, AMoveIsOverWhenItReturns)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	staged *f = create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
+	ASSERT_TRUE(f && Writer(f).write(pattern(mib, 14), 0));
+	staged_set_moving(f);
+	EXPECT_TRUE(staged_outgrown(f));
+	ASSERT_EQ(staged_move_out(f), 0);
+	EXPECT_FALSE(staged_outgrown(f));
+	staged_unref(f);
+}
+
 // A worker starts without the store. A file with a hole is served, for it was never moved; of what was moved
 // nothing is served as if it were zeros, and the worker that has the store again serves it.
 TEST_P(Outgrow, FoundWhereTheStoreIsGone)
