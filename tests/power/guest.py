@@ -143,4 +143,4 @@ def run(cfg, out):
         return None
     if end:
         return f"its init gave up at: {end}"
-    return f"its kernel died: {last_words(out)}" if in_time else f"it was ended after {cfg.limit_s} s"
+    return f"its kernel died: {last_words(out)}" if in_time else f"it was ended after {cfg.limit_s} s; {out}/hang"
