@@ -687,6 +687,8 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was);
 void share_opened(uint32_t uid);
 void share_closed(uint32_t uid);
 int share_of_files(uint32_t uid);	/* 0: uid may open one more; -EMFILE */
+/* True, once: somebody was told EMFILE, and text (of cap bytes) says why. */
+bool share_was_refused(char *text, size_t cap);
 int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more);	/* 0: so many bytes more; -ENOSPC */
 /* payer.c */
 void payer_look(struct fs *fs, fuse_req_t req);	/* sets current.tight; no lock held */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
- * What one user may take of what all share: descriptors (each file that is open in staging, or through
- * the daemon, holds one) and memory of staging on loan as buffers. Root is bound by none of it.
- * Lock held for all. */
+ * How much of what all users share one user may take: descriptors of the worker, and memory of staging
+ * on loan as buffers. Lock held for all. */
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -15,7 +15,13 @@ struct user {
 
 static struct user *users;
 static size_t n_users, cap_users;
-static uint64_t all_open;	/* of users, root's not counted */
+static uint64_t all_open, roots_open;
+static bool refused;
+
+/* A file that is written takes two descriptors of the worker: one in staging, and one in the store from
+ * its close on, or from its first write. */
+#define FDS_OF_FILE 2
+#define FDS_OWN 40	/* of the worker itself: 27 were counted, and it opens some for a moment */
 
 static struct user *find(uint32_t uid)
 {
@@ -29,6 +35,7 @@ void share_opened(uint32_t uid)
 {
 	struct user *u = uid ? find(uid) : NULL;
 
+	roots_open += !uid;
 	if (uid && !u) {
 		if (n_users == cap_users) {
 			size_t cap = cap_users ? 2 * cap_users : 16;
@@ -51,6 +58,7 @@ void share_closed(uint32_t uid)
 {
 	struct user *u = uid ? find(uid) : NULL;
 
+	roots_open -= !uid && roots_open;
 	if (!u || !u->open)
 		return;
 	all_open--;
@@ -58,14 +66,39 @@ void share_closed(uint32_t uid)
 		*u = users[--n_users];
 }
 
-int share_of_files(uint32_t uid)
+/* Files that may be open at once, so that the worker has descriptors left to close them and for what is
+ * pending after that (an eighth: staging.c). UINT64_MAX: any number. */
+static uint64_t files_max(void)
 {
 	struct rlimit rl;
-	struct user *u = uid ? find(uid) : NULL;
+	if (getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur == RLIM_INFINITY)
+		return UINT64_MAX;
+	uint64_t others = FDS_OWN + rl.rlim_cur / 8;
+	return rl.rlim_cur > others ? (rl.rlim_cur - others) / FDS_OF_FILE : 1;
+}
 
-	if (!uid || getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur == RLIM_INFINITY)
-		return 0;
-	return (u && u->open >= rl.rlim_cur / 2) || all_open >= rl.rlim_cur / 4 * 3 ? -EMFILE : 0;
+int share_of_files(uint32_t uid)
+{
+	struct user *u = uid ? find(uid) : NULL;
+	uint64_t max = files_max();
+	bool full = all_open + roots_open >= max ||
+		    (uid && (all_open >= max / 8 * 7 || (u && u->open >= max / 8 * 5)));
+
+	refused |= full;
+	return full ? -EMFILE : 0;
+}
+
+bool share_was_refused(char *text, size_t cap)
+{
+	static bool told;
+
+	if (!refused || told)
+		return false;
+	told = true;
+	snprintf(text, cap, "open(2) answers EMFILE: all users together may have %llu files open for writing. Each takes "
+		 "%d descriptors of the worker; raise its hard limit of open files (ulimit -Hn, LimitNOFILE=)",
+		 (unsigned long long)files_max(), FDS_OF_FILE);
+	return true;
 }
 
 int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more)

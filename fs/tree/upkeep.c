@@ -10,6 +10,7 @@ static void *upkeep_main(void *arg)
 {
 	struct fs *fs = arg;
 	unsigned tick = 0;
+	char text[300];
 	pthread_setname_np(pthread_self(), "cairn-upkeep");
 	while (!atomic_load(&fs->stopping)) {
 		struct timespec t = {.tv_nsec = 200000000};
@@ -20,7 +21,10 @@ static void *upkeep_main(void *arg)
 		node_gc(fs);
 		if (!io_store_away(fs->store) && staging_rotate_due(fs->s))
 			staging_rotate(fs->s, fs_emit, fs);
+		bool refused = share_was_refused(text, sizeof(text));
 		pthread_mutex_unlock(&fs->tree.lock);
+		if (refused)
+			fs_notice(fs, text);
 		seal_late(fs);
 		staging_watch_buffers(fs->s);
 		struct staging_stats st;
