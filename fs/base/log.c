@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * What the daemon says: to stderr in the foreground, else to STORE/.cairn/<host>/log and syslog. The
- * newest notices are kept for the status. */
+ * Log output: to stderr in the foreground, else to STORE/.cairn/<host>/log and syslog. The newest
+ * notices are kept for status.
+ */
 #include "fs/fs.h"
 
 #include <fcntl.h>
@@ -15,8 +16,8 @@
 #include "fs/formats/formats.h"
 
 static struct {
-	pthread_mutex_t lock;	/* over terminal: other threads log while it is closed */
-	int terminal;		/* the starter's stderr until the mount answers, -1 */
+	pthread_mutex_t lock;	/* guards terminal: other threads log while it is closed */
+	int terminal;		/* the starting process's stderr until the mount answers; then -1 */
 	int file;		/* STORE/.cairn/<host>/log, -1 in the foreground */
 	int syslog;
 } to = {PTHREAD_MUTEX_INITIALIZER, -1, -1, -1};
@@ -59,7 +60,7 @@ void fs_log(const char *fmt, ...)
 		return;
 	n = snprintf(line, sizeof(line), "<%d>cairnfs[%d]: %s", LOG_DAEMON | LOG_NOTICE, (int)getpid(), text);
 	if (write(to.syslog, line, (size_t)n) != n)
-		return;		/* there is nobody left to tell */
+		return;		/* stderr is closed too */
 }
 
 void fs_notice(void *ctx, const char *text)
@@ -72,7 +73,8 @@ void fs_notice(void *ctx, const char *text)
 	fs_log("%s", text);
 }
 
-/* syslog(3) would make a socket when it is needed, which is not allowed then: see trust.c. */
+/* Opened now: syslog(3) would make its socket at the first message, when the filter forbids it
+ * (trust.c). */
 static void open_syslog(void)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX, .sun_path = "/dev/log"};
@@ -84,7 +86,7 @@ static void open_syslog(void)
 	}
 }
 
-/* Without a store: to syslog, as what cannot be written goes there. */
+/* Without a store, everything goes to syslog. */
 static void open_file(struct fs *fs)
 {
 	int host = io_store_tmp(fs->store);
@@ -106,7 +108,7 @@ void fs_log_again(struct fs *fs)
 
 void fs_log_to_background(struct fs *fs)
 {
-	/* neither a socket nor /etc can be opened later: see trust.c */
+	/* neither a socket nor /etc can be opened later (trust.c) */
 	open_syslog();
 	tzset();
 	open_file(fs);
@@ -117,7 +119,8 @@ void fs_log_to_background(struct fs *fs)
 
 void fs_log_leave_terminal(void)
 {
-	pthread_mutex_lock(&to.lock);	/* else a thread writes its line into what gets the number next */
+	/* else another thread could write its line to the next file that gets this number */
+	pthread_mutex_lock(&to.lock);
 	if (to.terminal >= 0)
 		close(to.terminal);
 	to.terminal = -1;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * The threads that answer the kernel. One at a time reads, so that the order in
- * which requests were sent is known: the kernel queues a RELEASE before close(2)
- * returns, hence whatever the same program does next is read after it. Operations
- * that take a place in the order wait for the RELEASEs read before them.
+ * The threads that answer the kernel. One thread at a time reads requests, which keeps them in the
+ * order in which they were sent: the kernel queues a RELEASE before close(2) returns, so whatever
+ * the same program does next is read after it. Operations that take a place in the order wait for
+ * all RELEASEs read before them.
  *
- * The reader answers what is short by itself and goes on reading: waking another
- * thread costs more than most answers. What may take long (see session_may_block)
- * passes the reading on first. */
+ * The reader answers short requests itself and then reads on: waking another thread costs more than
+ * most answers. Before a request that may take long (session_may_block), it passes the role of
+ * reader on.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -37,13 +38,14 @@ struct wire_out {
 #define WIRE_NOTIFY_RESEND 7
 #define WIRE_RESENT (1ull << 63)
 
-/* A request that comes this soon after the last answer finds the reader awake: a thread that
- * sleeps is woken in 20 to 60 us on a virtual machine, and a create is five requests. */
+/* For this long after its last answer the reader polls: waking a sleeping thread takes 20 to 60 us
+ * on a virtual machine, and a create is five requests. */
 #define SPIN_NS 60000u
-#define SPIN_PAUSES 20	/* about 1 us between two questions */
+#define SPIN_PAUSES 20	/* about 1 us between two polls */
 #define NO_READER (-1)
-#define SLOW_NS 10000000000ull	/* so long after it every question to the store is taken for slow */
-#define STUCK_NS 100000000u	/* an answer that takes longer should have passed the reading on */
+#define SLOW_NS 10000000000ull	/* for this long after a slow answer of the store, each request to
+				 * it is treated as slow */
+#define STUCK_NS 100000000u	/* an answer that takes longer should have passed the role on */
 
 _Thread_local struct current current;
 
@@ -61,7 +63,8 @@ void release_barrier(struct fs *fs)
 		for (unsigned i = 0; i < N_THREADS; i++)
 			wait |= i != current.slot && fs->tickets.of_slot[i] && fs->tickets.of_slot[i] <= current.ticket;
 		if (wait) {
-			if (current.reads) {	/* never with the ticket lock: the read lock comes first */
+			/* never with the ticket lock held: the read lock comes first */
+			if (current.reads) {
 				pthread_mutex_unlock(&fs->tickets.lock);
 				session_may_block(fs);
 				pthread_mutex_lock(&fs->tickets.lock);
@@ -84,7 +87,7 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* The next request. In a burst it is asked for without sleeping. Read lock held. */
+/* Receives the next request; in a burst, by polling. Read lock held. */
 static int receive(struct fs *fs, struct fuse_buf *buf)
 {
 	uint64_t start = monotonic_ns(), spin = fs->reading.in_burst ? SPIN_NS : 0;
@@ -97,7 +100,7 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 		for (int i = 0; i < SPIN_PAUSES; i++)
 			cpu_relax();
 		if (turn % 8 == 0)
-			sched_yield();	/* who has work goes first */
+			sched_yield();	/* let threads with work run first */
 	}
 	fs->reading.in_burst = n != -EAGAIN;
 	while (n == -EAGAIN || n == -EINTR) {
@@ -112,11 +115,11 @@ static int receive(struct fs *fs, struct fuse_buf *buf)
 
 /* ---- requests that the kernel sends again ----
  *
- * The kernel returns them in no order: those of each bucket of its hash table in turn. Answered
- * as they come, a rename could take its place before a close that had returned before it was
- * called. So they are all read before any is answered (they are at the head of the queue), and
- * then answered in the order in which they were sent, which is that of `unique`; RELEASEs before
- * all others. That is right whatever `unique` tells: their close(2) has returned, and the other
+ * The kernel resends them bucket by bucket of its hash table, that is, in no useful order. Answered
+ * in that order, a rename could take its place before a close that had returned before it was
+ * called. So all of them are read before any is answered (they are at the head of the queue), and
+ * then answered in the order in which they were sent, which is the order of `unique`, except that
+ * RELEASEs come first. That is correct for any `unique`: their close(2) has returned, and the other
  * calls have not. */
 struct resent {
 	unsigned rank;
@@ -133,7 +136,7 @@ static int by_sending(const void *a, const void *b)
 	return x->unique < y->unique ? -1 : x->unique > y->unique;
 }
 
-/* 0, or -ENOMEM: then the next worker is sent them once more. */
+/* 0, or -ENOMEM: the kernel resends them to the next worker. */
 static int resent_add(struct fs *fs, const struct fuse_buf *buf, size_t len)
 {
 	const struct wire_in *in = buf->mem;
@@ -154,8 +157,8 @@ static int resent_add(struct fs *fs, const struct fuse_buf *buf, size_t len)
 	return 0;
 }
 
-/* Reads all that is sent again, up to the first request that is not. No thread answers yet, and
- * the descriptor does not block. */
+/* Reads all resent requests, up to the first that is not one. No thread answers yet, and the
+ * descriptor is non-blocking. */
 static int resent_gather(struct fs *fs)
 {
 	struct fuse_buf buf = {.mem = aligned_alloc(4096, READ_BUF), .size = READ_BUF};
@@ -170,7 +173,7 @@ static int resent_gather(struct fs *fs)
 		if (n < (int)sizeof(*in))
 			break;
 		rc = resent_add(fs, &buf, (size_t)n);
-		/* these two have queues of their own, which are read first */
+		/* these two have queues of their own, which the kernel hands out first */
 		more = in->unique & WIRE_RESENT || in->opcode == WIRE_FORGET ||
 		       in->opcode == WIRE_BATCH_FORGET || in->opcode == WIRE_INTERRUPT;
 	}
@@ -180,7 +183,7 @@ static int resent_gather(struct fs *fs)
 	return rc;
 }
 
-/* The next of them; 0: there is none left. Read lock held. */
+/* Takes the next of them; 0: none is left. Read lock held. */
 static int resent_take(struct fs *fs, struct fuse_buf *buf)
 {
 	if (fs->reading.next_resent == fs->reading.n_resent)
@@ -199,7 +202,7 @@ static int resent_take(struct fs *fs, struct fuse_buf *buf)
 	return (int)len;
 }
 
-/* Becomes the reader, reads one request, numbers RELEASEs. */
+/* Becomes the reader, reads one request, numbers it if it is a RELEASE. */
 static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 {
 	pthread_mutex_lock(&fs->reading.lock);
@@ -224,13 +227,13 @@ static int read_one(struct fs *fs, struct fuse_buf *buf, int slot)
 	return n;
 }
 
-/* Never waits for the lock: another may have been made the reader meanwhile (session_look), and he has
- * it until a request comes, which may be never before this one is answered. */
+/* Only tries the lock: session_look() may have appointed another reader, which holds the lock until
+ * a request arrives, perhaps not before this one is answered. */
 static void pass_on(struct fs *fs, int slot)
 {
 	while (atomic_load(&fs->reading.reader) == slot) {
 		if (pthread_mutex_trylock(&fs->reading.lock)) {
-			sched_yield();	/* he who has it looks who is the reader, and lets go */
+			sched_yield();	/* the holder is only checking who is the reader */
 			continue;
 		}
 		if (fs->reading.reader == slot) {
@@ -256,15 +259,15 @@ void session_may_take_long(struct fs *fs)
 		session_may_block(fs);
 }
 
-/* A reader that has answered for too long has met something that its operation did not
- * foresee: others go on meanwhile. */
+/* A reader that answers for too long is blocked where its operation did not expect it: appoint
+ * another one. */
 void session_look(struct fs *fs)
 {
 	uint64_t now = monotonic_ns();
 	if (atomic_load(&fs->slots.n_asking) && now < atomic_load(&fs->slots.slow_until))
 		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
 	if (pthread_mutex_trylock(&fs->reading.lock))
-		return;		/* it reads */
+		return;		/* it is reading, not answering */
 	if (fs->reading.reader != NO_READER && now > fs->reading.since && now - fs->reading.since > STUCK_NS) {
 		fs->reading.reader = NO_READER;
 		pthread_cond_signal(&fs->reading.cond);
@@ -275,14 +278,16 @@ void session_look(struct fs *fs)
 
 /* ---- waiting for the store ----
  *
- * Most answers of the store come at once, and cost less than passing the reading on. One that does not was
- * found out by session_look(); for some seconds nobody asks as the reader then, and before all threads wait for
- * the store, one that does leaves its slot to a new thread. */
+ * Most answers of the store come at once and cost less than passing the role of reader on. When one
+ * does not, session_look() notices; for some seconds after that no thread asks the store while it
+ * is the reader. Before all threads wait for the store, a thread that does so gives its slot to a
+ * new thread. */
 #define ASKING_MAX (N_THREADS / 2)
 
 static void *answer_main(void *arg);
 
-/* This thread goes on with its request, and another has its slot. Not one whose RELEASE others wait for. */
+/* This thread finishes its request outside its slot, and a new thread gets the slot. Not for a
+ * request whose RELEASE others wait for. */
 static void leave_slot(struct fs *fs)
 {
 	struct slot_arg *a = malloc(sizeof(*a));
@@ -297,7 +302,8 @@ static void leave_slot(struct fs *fs)
 	}
 	*a = (struct slot_arg){.fs = fs, .slot = current.slot};
 	atomic_fetch_add(&fs->slots.n_apart, 1);
-	pthread_mutex_lock(&fs->slots.lock);	/* who joins the threads of all slots must find the last */
+	/* the thread that joins all slots must see the last one */
+	pthread_mutex_lock(&fs->slots.lock);
 	if (!fs->slots.joining && !pthread_create(&t, NULL, answer_main, a)) {
 		fs->slots.thread[current.slot] = t;
 		pthread_detach(pthread_self());
@@ -392,8 +398,8 @@ static void release_done(struct fs *fs, unsigned slot)
 static void *answer_main(void *arg)
 {
 	struct slot_arg a = *(struct slot_arg *)arg;
-	/* faulted in before it is read into: a kill in a page fault of that read would cost
-	 * the request that was half copied */
+	/* faulted in before it is read into: a kill during a page fault of that read would lose the
+	 * half-copied request */
 	struct fuse_buf buf = {.mem = aligned_alloc(4096, READ_BUF), .size = READ_BUF};
 
 	free(arg);
@@ -421,7 +427,7 @@ static void *answer_main(void *arg)
 	return NULL;
 }
 
-/* The kernel sends again what the last worker took and did not answer (6.9 and later). */
+/* Asks the kernel to resend what the last worker read and did not answer (Linux 6.9 and later). */
 static void ask_resend(struct fs *fs)
 {
 	struct wire_out out = {.len = sizeof(out), .error = WIRE_NOTIFY_RESEND};
@@ -440,7 +446,7 @@ int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	free(buf.mem);
 	if (resend)
 		ask_resend(fs);
-	/* the reader asks before it sleeps */
+	/* the reader polls before it sleeps */
 	if (fcntl(fuse_session_fd(fs->se), F_SETFL, O_RDWR | O_NONBLOCK))
 		return -errno;
 	int rc = resend ? resent_gather(fs) : 0;

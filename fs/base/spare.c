@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * The spare keeper: takes over when the keeper was killed and the worker lives.
+ * The spare keeper: replaces a keeper that was killed while its worker lives.
  *
- * The worker cannot start a keeper: what it forks has its filter and its Landlock domain (trust.c),
- * can unmount nothing and open no store that came back. So the keeper forks a spare after each
- * worker, which has the keeper's rights and descriptors and waits. Each worker has one spare: with
- * the worker's end it ends too, for it holds the store that the keeper may have to let go of.
+ * The worker cannot start a keeper: its children inherit its filter and its Landlock domain
+ * (trust.c), so they could neither unmount nor open a store that came back. So the keeper forks a
+ * spare after each worker; it has the keeper's rights and descriptors, and waits. Each worker has
+ * one spare, which ends with it, because it holds open the store that the keeper may have to close.
  *
- * It is not the worker's parent. It learns of the worker's end by a pipe, which the worker holds
- * open, and of its exit code by memory that all share.
+ * The spare is not the worker's parent. It learns of the worker's end by a pipe that the worker
+ * holds open, and of its exit code by shared memory.
  *
- * Who kills keeper and worker wants the mount to end, as ever. So the spare does not decide by what
- * it sees: it asks the worker, and only its answer makes it the keeper. A worker that was killed
- * too, even if a thread of it is still inside a sync, cannot answer. */
+ * Killing both keeper and worker is the way to end the mount. So the spare does not decide alone:
+ * it asks the worker, and becomes the keeper only when the worker answers. A worker that was
+ * killed, too, cannot answer, even while one of its threads is still inside a sync.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -22,7 +23,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define LOOK_MS 250	/* kills of keeper and worker in two calls come closer than this */
+#define LOOK_MS 250	/* two kill(2) calls, of keeper and worker, come closer than this */
 
 void spare_init(struct fs *fs)
 {
@@ -38,7 +39,7 @@ void spare_init(struct fs *fs)
 bool keeper_is_there(const struct fs *fs)
 {
 	struct pollfd p = {.fd = fs->procs.alive[0]};
-	/* keeper and spare hold the other end */
+	/* keeper and spare hold the other end open */
 	return fs->procs.alive[0] < 0 || poll(&p, 1, 0) <= 0 || !(p.revents & (POLLHUP | POLLERR));
 }
 
@@ -82,7 +83,7 @@ unsigned keepers_replaced(const struct fs *fs)
 
 /* ---- in the spare ---- */
 
-/* Returns when it is the keeper. */
+/* Returns when this process has become the keeper. */
 static void wait_as_spare(struct fs *fs, int life, int parent)
 {
 	bool ended = false, seen = false;

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT
- * What each process of cairnfs may do: what it needs. They read bytes nobody vouches for and hold
- * other people's data.
+ * Limits each process of cairnfs to what it needs: they read untrusted input and hold other
+ * people's data.
  *
- *	keeper		the calls listed here, mount(2) and umount2(2) with them, and what the nursery
+ *	keeper		the calls listed here, mount(2), umount2(2), and what the nursery
  *			(parser_start.c) needs; no new privileges
- *	its spare	as the keeper (spare.c)
- *	worker		without these, and opens no file but the store's, staging's and, to read,
- *			those of /proc and /sys
- *	the one that holds files still (still.c): next to nothing
- *	who parses checkpoints (parser.h): to compute, and one socket; any other call kills it. Who
- *			starts and ends it: that, and no capability
+ *	spare		as the keeper (spare.c)
+ *	worker		neither of these; opens only files of the store, of staging and, to read,
+ *			of /proc and /sys
+ *	freezer		next to nothing: it sets an xattr to freeze a file (still.c)
+ *	parser		computes, and uses one socket; any other call kills it (parser.h)
+ *	nursery		starts and ends parsers; no capability
  *
- * The keeper is not confined to paths: Landlock forbids to unmount, and a store that comes back is
- * another directory. It reads nothing but how its worker ended.
+ * The keeper has no Landlock domain: Landlock forbids umount2(2), and a store that comes back is
+ * another directory. It reads no input but its worker's exit code.
  *
- * A call that is not listed fails with EPERM, and the kernel's log tells of it (audit: type=1326):
- * one that was overlooked must not kill a daemon that holds data. */
+ * A call that is not listed fails with EPERM, and the kernel logs it (audit: type=1326): a call
+ * missing from the list must not kill a daemon that holds data.
+ */
 #include "fs/fs.h"
 #include "fs/parser/parser.h"
 
@@ -35,13 +36,13 @@
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1	/* their runtimes need ptrace, clone and dumps of themselves */
+#define SANITIZED 1	/* sanitizer runtimes need ptrace, clone and dumps of themselves */
 #else
 #define SANITIZED 0
 #endif
 
-/* Of 6.6 and 5.16: later than the headers of some machines this is built on. */
-#define NR_QUOTACTL_FD 443	/* io/store/quota.c; the numbers of new calls are the same everywhere */
+/* From 6.6 and 5.16: missing in the headers of some build machines. */
+#define NR_QUOTACTL_FD 443	/* io/store/quota.c; the same number on all architectures */
 #define NR_FCHMODAT2 452
 #define NR_FUTEX_WAITV 449
 
@@ -65,8 +66,8 @@ static int keep_capabilities(const unsigned *keep, size_t n)
 	return syscall(SYS_capset, &head, data) ? -errno : 0;
 }
 
-/* SYS_ADMIN mounts and registers backing files; the rest makes files as their owners would. Not
- * SYS_RESOURCE: with it no quota holds. */
+/* SYS_ADMIN mounts and registers backing files; the others create files on behalf of their owners.
+ * Not SYS_RESOURCE: it would bypass quotas. */
 static const unsigned serving[] = {CAP_SYS_ADMIN, CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,
 				   CAP_FSETID, CAP_LEASE, CAP_SYS_NICE, CAP_IPC_LOCK};
 
@@ -128,7 +129,7 @@ static const int calls_still[] = {
 	SCMP_SYS(read), SCMP_SYS(setxattr), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(rt_sigreturn),
 	SCMP_SYS(restart_syscall), SCMP_SYS(futex),
 };
-/* Of them each loads one more filter, so they may do that. */
+/* The nursery's children each load one more filter, so it may do that. */
 static const int calls_nursery[] = {
 	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(sendmsg), SCMP_SYS(socketpair), SCMP_SYS(close), SCMP_SYS(close_range),
 	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fork), SCMP_SYS(vfork), SCMP_SYS(wait4), SCMP_SYS(waitid),
@@ -147,7 +148,7 @@ static const int calls_parser[] = {
 };
 #define N(a) (sizeof(a) / sizeof((a)[0]))
 
-/* Threads and plain processes, no namespaces. */
+/* Threads and plain processes, no new namespaces. */
 static int add_clone(scmp_filter_ctx ctx)
 {
 	const scmp_datum_t spaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER |
@@ -157,8 +158,8 @@ static int add_clone(scmp_filter_ctx ctx)
 					  SCMP_A0(SCMP_CMP_MASKED_EQ, spaces, 0));
 }
 
-/* clone3(2)'s flags cannot be seen: glibc takes clone(2) when there is none. A filter of its own, as
- * this is nothing to tell the log of. */
+/* A filter cannot see clone3(2)'s flags; with ENOSYS glibc falls back to clone(2). A separate
+ * filter, because this refusal is expected and not worth a line in the kernel's log. */
 static int no_clone3(void)
 {
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ALLOW);
@@ -184,9 +185,10 @@ static int load_filter(const int *calls, size_t n, const int *more, size_t n_mor
 	int rc = ctx ? no_clone3() : -ENOMEM;
 
 	if (!rc)
-		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1);	/* 4.14 and later */
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1);	/* Linux 4.14 and later */
 	if (!rc)
-		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);	/* a tree: there are many */
+		/* a binary tree: the list is long */
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
 	if (!rc)
 		rc = add_calls(ctx, calls, n);
 	if (!rc)
@@ -207,7 +209,7 @@ static int load_filter(const int *calls, size_t n, const int *more, size_t n_mor
 	       LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_DIR |          \
 	       LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO |            \
 	       LANDLOCK_ACCESS_FS_MAKE_BLOCK | LANDLOCK_ACCESS_FS_MAKE_SYM)
-#define LL_REFER (1ull << 13)		/* ABI 2: without it no rename between directories */
+#define LL_REFER (1ull << 13)		/* ABI 2; else no rename between directories */
 #define LL_TRUNCATE (1ull << 14)	/* ABI 3 */
 
 static int allow_fd(int rules, int fd, uint64_t access)
@@ -225,11 +227,11 @@ static int allow_path(int rules, const char *path, uint64_t access)
 	return rc;
 }
 
-/* fds: at and below which all may be done; none: no file can be opened at all. Execute too: when a
- * program on the mount is started, the kernel opens its backing file for that with the rights of
- * this process, and a refusal is EIO for the caller. This process cannot call execve(2) (the list
- * above). -ENOSYS: the kernel has no Landlock, or one that knows no renames between directories
- * (before 5.19). */
+/* Allows everything at and below fds; with n 0, opens no file at all. Execute is included: when a
+ * program on the mount is started, the kernel opens its backing file for execution with the rights
+ * of this process, and a refusal is EIO for the caller. This process cannot call execve(2) (the
+ * list above). -ENOSYS: the kernel has no Landlock, or a version without renames between
+ * directories (before 5.19). */
 static int confine(const int *fds, size_t n, bool reads_proc)
 {
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
@@ -262,12 +264,13 @@ static int no_new_privs(void)
 
 int trust_keeper(struct fs *fs)
 {
-	/* without root it unmounts by fusermount3, which is a program with privileges of its own */
+	/* without root it unmounts by fusermount3, a setuid program */
 	if (SANITIZED || fs->uid)
 		return 0;
 	unsigned caps[N(serving) + 1];
 	memcpy(caps, serving, sizeof(serving));
-	caps[N(serving)] = CAP_LINUX_IMMUTABLE;		/* of the bare mountpoint */
+	/* for the bare mountpoint's immutable flag */
+	caps[N(serving)] = CAP_LINUX_IMMUTABLE;
 	int rc = keep_capabilities(caps, N(serving) + fs->o.guard);
 	if (!rc)
 		rc = no_new_privs();
@@ -284,7 +287,7 @@ int trust_worker(struct fs *fs)
 	if (SANITIZED)
 		return 0;
 	setrlimit(RLIMIT_CORE, &none);
-	if (fs->uid == 0)	/* else /proc/self/fd would no longer be ours */
+	if (fs->uid == 0)	/* or the files in /proc/self/fd would belong to root */
 		prctl(PR_SET_DUMPABLE, 0);
 	int rc = keep_capabilities(serving, N(serving));
 	if (!rc)
@@ -313,7 +316,7 @@ void trust_still(void)
 	load_filter(calls_still, N(calls_still), NULL, 0, false);
 }
 
-/* Nothing that could be executed, and no file. */
+/* No executable memory, no memory backed by a file. */
 static int add_memory(scmp_filter_ctx ctx)
 {
 	int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
@@ -322,7 +325,7 @@ static int add_memory(scmp_filter_ctx ctx)
 					  SCMP_A3(SCMP_CMP_MASKED_EQ, MAP_ANONYMOUS, MAP_ANONYMOUS));
 }
 
-/* Made once: libseccomp takes longer than all else that a parser needs to begin. */
+/* Compiled once: libseccomp takes longer than all other steps of a parser's start. */
 static struct sock_filter parser_filter[1024];
 static struct sock_fprog parser_program = {.filter = parser_filter};
 
@@ -333,7 +336,7 @@ static int make_parser_filter(void)
 
 	if (!rc)
 		rc = add_memory(ctx);
-	if (!rc && pipe2(p, O_CLOEXEC))		/* it takes 64 KiB */
+	if (!rc && pipe2(p, O_CLOEXEC))		/* a pipe takes 64 KiB */
 		rc = -errno;
 	if (!rc)
 		rc = seccomp_export_bpf(ctx, p[1]);

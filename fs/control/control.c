@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * MOUNT/.cairn: found by name, never listed in its parent (checkpoint readers
- * glob and rmtree). Its files are written when they are opened. */
+ * MOUNT/.cairn: found by lookup, never listed in the root (checkpoint readers glob and rmtree). The
+ * text of its files is written when they are opened.
+ */
 #include "fs/fs.h"
 #include "fs/control/stats.h"
 
@@ -17,7 +18,7 @@ static const struct { const char *name; mode_t mode; } files[] = {
 };
 #define VIEWS_NAME "views"
 
-/* What has code of its own, by its place in enum control_tree. */
+/* The trees with operations of their own, indexed by enum control_tree. */
 static const struct {
 	const char *name;
 	const struct control_ops *ops;
@@ -35,7 +36,7 @@ struct text {
 static pthread_mutex_t texts_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct text *texts;
 
-/* ---- as files ---- */
+/* ---- files ---- */
 
 static int stat_of(struct fs *fs, uint64_t id, struct stat *st)
 {
@@ -121,7 +122,7 @@ static void open_text(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 	session_may_block(fs);
 	fi->fh = staging_new_id(fs->s);
-	fi->direct_io = 1;	/* sizes are not known beforehand */
+	fi->direct_io = 1;	/* sizes are not known in advance */
 	if (!make_text(req, id, fi->fh))
 		fuse_reply_err(req, ENOMEM);
 	else
@@ -135,7 +136,7 @@ static void read_text(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, str
 	for (t = texts; t && t->fh != fi->fh; t = t->next)
 		;
 	pthread_mutex_unlock(&texts_lock);
-	if (!t)		/* opened under the worker before this one */
+	if (!t)		/* opened under an earlier worker */
 		t = make_text(req, id, fi->fh);
 	if (!t)
 		fuse_reply_err(req, ENOMEM);
@@ -162,7 +163,7 @@ static void release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	fuse_reply_err(req, 0);
 }
 
-/* The word and nothing else; echo(1) ends it with a line's end. */
+/* Whether buf is this word; echo(1) appends a newline. */
 static bool says(const char *buf, size_t size, const char *word)
 {
 	size_t n = strlen(word);
@@ -208,7 +209,7 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plu
 	(void)id;
 	for (unsigned i = (unsigned)off; i < n + N_TREES; i++) {
 		bool views = i == n - 1;
-		/* no node (ino 0): the kernel looks a name up when somebody asks */
+		/* no node (ino 0): the kernel looks each name up on demand */
 		struct fuse_entry_param e = {.attr = {.st_ino = views ? VIEWS_DIR : C_STATUS + i,
 						      .st_mode = views ? S_IFDIR : i < n ? S_IFREG : 0}};
 		const char *name = views ? VIEWS_NAME : i < n ? files[i].name : trees[i - n].name;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The statistics of a mount: collected once, then written as text, as status.json or as metrics. One table has
- * the fields of the last two. */
+ * The statistics of a mount: collected once, then written as text (status), as status.json or as
+ * metrics. One table lists the fields of the last two.
+ */
 #include "fs/parser/parser.h"
 #include "fs/control/stats.h"
 #include "io/scope.h"
@@ -16,9 +17,10 @@
 
 struct stats {
 	struct staging_stats s;
-	struct io_counts calls;	/* to the store */
+	struct io_counts calls;	/* calls to the store */
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
-	bool passthrough, ro, keeper_gone, gone, halted, refused;	/* gone: the store's filesystem */
+	bool passthrough, ro, keeper_gone, gone, halted, refused;	/* gone: the store's
+									 * filesystem */
 	int gone_error;
 	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth, bytes_read, gone_s, halted_s;
 	uint64_t lanes[N_LANES];
@@ -26,8 +28,8 @@ struct stats {
 	unsigned n_notices;
 };
 
-/* Names of files, which may lie in private directories, are for root and for who mounted it; others are
- * told that there are some. Whatever text is added to these has to pass by here. */
+/* Names of files, which may be in private directories, are shown only to root and to the user who
+ * mounted; others see that there are some. Text added to staging_stats must be covered here. */
 static void redact(struct staging_stats *s, bool all)
 {
 	static const char hidden[] = "(shown to root and to the mount's owner)";
@@ -82,7 +84,8 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	for (unsigned i = 0; i < N_LANES; i++)
 		st->lanes[i] = fs->lanes.opens[i];
 	pthread_mutex_lock(&fs->notices.lock);
-	st->n_notices = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;	/* they tell of files by name */
+	/* notices contain names of files */
+	st->n_notices = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;
 	for (unsigned i = 0; i < st->n_notices; i++)
 		memcpy(st->notices[i], fs->notices.text[(fs->notices.n - st->n_notices + i) % NOTICES], sizeof(st->notices[i]));
 	pthread_mutex_unlock(&fs->notices.lock);
@@ -106,15 +109,17 @@ enum kind {
 #define JSON(group_, key_, kind_, field) .group = group_, .key = key_, .kind = kind_, .at = AT(field)
 #define COUNTER(name, text) .metric = name, .type = "counter", .help = text
 #define GAUGE(name, text) .metric = name, .type = "gauge", .help = text
-#define ALSO(name, labels) .metric = name, .label = labels	/* one more sample of the metric before */
+#define ALSO(name, labels) .metric = name, .label = labels	/* one more sample of the previous
+								 * metric */
 
-/* The order is that of both files. */
+/* In the order of both files. */
 static const struct field {
-	const char *group, *key;	/* of status.json: the object, "" for the outermost; no key: not in there */
+	const char *group, *key;	/* in status.json: the object ("": outermost); no key: not
+					 * there */
 	enum kind kind;
 	size_t at;
-	size_t needs;			/* the bool without which the group is null; 0: none */
-	const char *metric, *type, *help, *label;	/* of metrics; no metric: not in there */
+	size_t needs;			/* the group is null unless this bool is set; 0: none */
+	const char *metric, *type, *help, *label;	/* in metrics; no metric: not there */
 } fields[] = {
 	{JSON("", "version", TEXT, version)},
 	{JSON("", "pid", COUNT, pid)},
@@ -357,7 +362,7 @@ static void write_status(struct stats *st, FILE *f)
 
 /* ---- metrics ---- */
 
-/* mount="PATH", on each sample: a node may serve several mounts, and their files be scraped as one. */
+/* The label mount="PATH" of each sample: several mounts of one machine may be scraped together. */
 static char *mount_label(const char *mountpoint)
 {
 	CLEANUP_FREE char *path = strdup(mountpoint);

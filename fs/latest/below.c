@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * How far what is at or below a node has come on its way to the store. Lock held for all. */
+ * How much of what is at or below a node has reached the store. Lock held for all functions.
+ */
 #include "fs/fs.h"
 
 static enum below_rank rank_of(enum staged_state st)

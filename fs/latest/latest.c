@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT
- * MOUNT/.cairn/latest/DIR: a symlink to the newest checkpoint below DIR that is safe, that is
- * complete and durable. What is durable is in the store: so the store is looked at, with plain
- * file calls and no lock, and the live tree is only asked whether there is anything at or below a
- * checkpoint that the store has not got yet. A file that is being overwritten is such a thing.
+ * MOUNT/.cairn/latest/DIR: a symlink to the newest safe checkpoint below DIR, that is, the newest
+ * that is complete and durable. What is durable is in the store; so the store is read, with plain
+ * file calls and no lock, and the live tree is only asked whether anything at or below a checkpoint
+ * has not reached the store yet. A file that is being overwritten counts.
  *
- * It takes as long as the store takes to list; so a thread of its own answers, made at the first
- * question. latest_find.c finds the checkpoints, latest_safe.c judges them; here are the answers.
+ * This takes as long as listing the store does, so one thread, created by the first request,
+ * answers all of them. latest_find.c finds the checkpoints, latest_safe.c decides which are safe;
+ * this file answers.
  *
- * A name cannot be a symlink and have names below it. DIR is a symlink when checkpoints stand in
- * it, and a directory to go on in when they stand only further down. The same holds of latest
- * itself, which stands for the mount's root. */
+ * A name cannot be a symlink and have names below it. DIR is a symlink if it contains checkpoints,
+ * and a directory if they lie only further down. The same applies to latest itself, which stands
+ * for the mount's root.
+ */
 #include "fs/latest/latest.h"
 
 #include <errno.h>
@@ -31,7 +33,7 @@ struct job {
 	char path[];
 };
 
-/* What the kernel was told of. Its id is made of the path: another worker finds the same. */
+/* What the kernel knows. Its id is a hash of the path, so another worker computes the same. */
 struct entry {
 	struct entry *next;
 	uint64_t id, nlookup;
@@ -41,7 +43,7 @@ struct entry {
 };
 
 static struct {
-	pthread_mutex_t lock;	/* over all of it */
+	pthread_mutex_t lock;	/* guards all of it */
 	pthread_cond_t cond;
 	struct job *jobs;
 	bool started, stop;
@@ -51,7 +53,7 @@ static struct {
 
 /* ---- the answer ---- */
 
-/* Checkpoints stand in top itself; and if others do further down, not only files of tensors. */
+/* Top itself contains checkpoints; if others lie further down, not only files of tensors. */
 static bool is_run(const struct lfound *f)
 {
 	bool direct = false, whole = false, deeper = false;
@@ -87,7 +89,7 @@ static int find_latest(struct lfound *f, bool far, enum answer *a, char **out)
 	return *out ? 0 : -ENOMEM;
 }
 
-/* From where the symlink stands: as many directories up as its path is long, and .cairn. */
+/* Relative to the symlink: up as many directories as its path is long, and one more for .cairn. */
 static char *target_of(const char *top, const char *below)
 {
 	unsigned up = 1 + !!*top;
@@ -109,7 +111,7 @@ static char *target_of(const char *top, const char *below)
 	return buf;
 }
 
-/* Names in a directory are for who may list it. *owner: of it. */
+/* Only callers who may list a directory see its names. *owner: the directory's. */
 static int check_top(struct fs *fs, const struct caller *who, const struct job *j, uid_t *owner)
 {
 	struct stat st;
@@ -134,7 +136,7 @@ static struct entry *entry_find(uint64_t id)
 	return e;
 }
 
-/* latest.lock held. A directory that becomes a symlink is another thing. */
+/* latest.lock held. A directory that becomes a symlink gets a new id. */
 static struct entry *entry_get(const char *path, bool link, size_t len)
 {
 	uint64_t h = hash_bytes(link ? 1 : HASH_SEED, path, strlen(path));
@@ -169,7 +171,8 @@ static void reply_entry_of(struct fs *fs, const struct job *j, const char *targe
 		struct fuse_entry_param p = {.ino = e->id};
 		fill_stat(fs, e, &p.attr);
 		e->nlookup++;
-		if (fuse_reply_entry(j->req, &p) == -ENOENT)	/* interrupted: it was not taken */
+		/* interrupted: the kernel did not take the reference */
+		if (fuse_reply_entry(j->req, &p) == -ENOENT)
 			e->nlookup--;
 	} else {
 		fuse_reply_err(j->req, ENOMEM);
@@ -177,7 +180,7 @@ static void reply_entry_of(struct fs *fs, const struct job *j, const char *targe
 	pthread_mutex_unlock(&latest.lock);
 }
 
-/* The directories and runs there are below, each once. */
+/* Each directory and run below, once. */
 static void reply_names(const struct job *j, struct lfound *f)
 {
 	char *buf = malloc(j->size), *last = NULL;
@@ -188,7 +191,7 @@ static void reply_names(const struct job *j, struct lfound *f)
 		char *name = strndup(f->v[i].path, strcspn(f->v[i].path, "/"));
 		char *path = path_join(f->top, f->v[i].path);
 		struct stat st;
-		/* the search went by the store, which a directory's new mode may not have reached */
+		/* the search used the store's modes; the live tree may have newer ones */
 		bool may = path && !reach_stat(f->fs, f->who, path, 0, &st);
 		free(path);
 		if (name && may && (!last || strcmp(name, last)) && ++at > j->off) {
@@ -290,7 +293,7 @@ void latest_stop(void)
 		pthread_join(latest.thread, NULL);
 }
 
-/* Answered later, by the thread: nobody who answers the kernel waits for the store. */
+/* Queues it for the thread: no thread that answers the kernel waits for the store. */
 static void ask(fuse_req_t req, const struct job *what, const char *dir, const char *name)
 {
 	struct job *j = calloc(1, sizeof(*j) + strlen(dir) + strlen(name) + 2), **pp;
@@ -319,7 +322,8 @@ static void ask(fuse_req_t req, const struct job *what, const char *dir, const c
 	}
 }
 
-/* The path of an id; NULL: made by an earlier worker and not looked up since. Free it. */
+/* The path of an id; free it. NULL: the id was made by an earlier worker and not looked up
+ * since. */
 static char *path_of(uint64_t id, bool link)
 {
 	pthread_mutex_lock(&latest.lock);
@@ -335,11 +339,11 @@ static void ask_about(fuse_req_t req, uint64_t id, bool link, const struct job *
 	if (path)
 		ask(req, what, path, name);
 	else
-		fuse_reply_err(req, ESTALE);	/* the kernel looks the whole path up again */
+		fuse_reply_err(req, ESTALE);	/* makes the kernel look the whole path up again */
 	free(path);
 }
 
-/* ---- as a part of .cairn ---- */
+/* ---- the operations on .cairn/latest ---- */
 
 static void latest_lookup(fuse_req_t req, uint64_t parent, const char *name)
 {

@@ -12,16 +12,16 @@
 
 /* ---- latest_find.c: directories of the store ---- */
 
-struct ldir {			/* a directory as it was read */
+struct ldir {			/* a directory as read */
 	int fd;
 	struct stat st;
 	struct ckpt_name *v;
 	size_t n, cap;
 };
 
-/* STORE's path below fd, no symlink followed; a descriptor or -errno. */
+/* Opens STORE's path below fd without following symlinks: a descriptor or -errno. */
 int latest_open(int fd, const char *path, int flags);
-/* The names in STORE/path, sorted. d->fd stays open until ldir_close(). */
+/* Reads the names in STORE/path, sorted. d->fd stays open until ldir_close(). */
 int ldir_read(struct fs *fs, const char *path, struct ldir *d);
 int ldir_add(struct ldir *d, const char *name, bool is_dir);
 void ldir_close(struct ldir *d);
@@ -32,22 +32,22 @@ static inline const char *latest_base_name(const char *path)
 	return slash ? slash + 1 : path;
 }
 
-/* ---- what is known of a checkpoint ---- */
+/* ---- the cache of checkpoints ---- */
 
-struct lknown {			/* a checkpoint that was looked at */
+struct lknown {			/* a checkpoint that was examined */
 	char *path;
 	struct stat dir;
 	struct ckpt_kind kind;
-	uint64_t print;		/* of all its names, sizes and stamps; 0: not judged */
+	uint64_t print;		/* a hash of all its names, sizes and timestamps; 0: not examined */
 	struct ckpt_verdict verdict;
 };
 
-struct lknown *lknown_find(const char *path);	/* NULL: nothing */
-struct lknown *lknown_set(const char *path);	/* as it was, or new; NULL: no memory */
-/* A change in the same tick as the last one leaves the same stamp: can none come any more? */
+struct lknown *lknown_find(const char *path);	/* NULL: not cached */
+struct lknown *lknown_set(const char *path);	/* existing or new; NULL: no memory */
+/* Whether no further change can leave the same timestamp: those in one clock tick do. */
 bool latest_settled(struct timespec t);
 
-/* ---- looking for them ---- */
+/* ---- the search ---- */
 
 struct lfound {
 	struct fs *fs;
@@ -56,17 +56,17 @@ struct lfound {
 	uid_t owner;		/* of top */
 	struct ckpt_found *v;
 	size_t n, cap;
-	char **todo;		/* directories, below top */
+	char **todo;		/* directories still to be read, relative to top */
 	size_t n_todo, cap_todo, n_dirs;
 };
 
-/* Whose checkpoints count: the asked directory's owner's, root's, the caller's. Anybody else who may
- * write below it would decide what they go on from. */
+/* Whether a file's owner is trusted: the owner of the directory that was asked about, root, or the
+ * caller. Any other user who may write below it could otherwise choose what a job resumes from. */
 bool lfound_trusts(const struct lfound *f, const struct stat *st);
-/* What the caller could find himself. */
+/* Only checkpoints that the caller could find by listing. */
 int lfound_all(struct lfound *f);	/* f->v, the newest first; -E2BIG: too many directories */
 void lfound_free(struct lfound *f);
-bool latest_loose(enum ckpt_format k);	/* may be files of tensors that belong to nothing */
+bool latest_loose(enum ckpt_format k);	/* files of tensors that may not be checkpoints */
 
 /* ---- latest_safe.c ---- */
 

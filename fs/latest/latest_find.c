@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The checkpoints below a directory of the store, and what was found out about them before, kept by
- * the stamps of what it was found in. */
+ * Finds the checkpoints below a directory of the store; caches what was found out about them, keyed
+ * by timestamps.
+ */
 #include "fs/latest/latest.h"
 
 #include <dirent.h>
@@ -12,11 +13,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MAX_DIRS 100000u	/* looked into for one answer */
-#define KNOWN_MAX 4096u		/* checkpoints kept */
-#define SETTLED_NS 1000000000ll	/* stamps this old tell every change that follows */
+#define MAX_DIRS 100000u	/* read for one answer */
+#define KNOWN_MAX 4096u		/* size of the cache */
+#define SETTLED_NS 1000000000ll	/* after a timestamp this old, every change leaves another */
 
-static struct lknown known[KNOWN_MAX];	/* the thread's own */
+static struct lknown known[KNOWN_MAX];	/* used by that thread only */
 
 /* ---- names in the store ---- */
 
@@ -97,7 +98,7 @@ int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 	return rc;
 }
 
-/* ---- what is known of a checkpoint ---- */
+/* ---- the cache of checkpoints ---- */
 
 static struct lknown *known_at(const char *path)
 {
@@ -133,7 +134,7 @@ bool latest_settled(struct timespec t)
 	return ((long long)now.tv_sec - t.tv_sec) * 1000000000ll + now.tv_nsec - t.tv_nsec > SETTLED_NS;
 }
 
-/* ---- looking for checkpoints ---- */
+/* ---- the search ---- */
 
 bool lfound_trusts(const struct lfound *f, const struct stat *st)
 {
@@ -196,7 +197,7 @@ bool latest_loose(enum ckpt_format k)
 	return k == CKPT_NONE || k == CKPT_TORCH || k == CKPT_SAFETENSORS;
 }
 
-/* Directories to look into, and files that are checkpoints by themselves. */
+/* Adds directories to read, and files that are checkpoints by themselves. */
 static int look_inside(struct lfound *f, const char *below, const struct ldir *d)
 {
 	int rc = 0;
@@ -237,7 +238,8 @@ static int look_at(struct lfound *f, const char *below)
 	rc = path ? ldir_read(f->fs, path, &d) : -ENOMEM;
 	if (rc) {
 		free(path);
-		return rc == -ENOMEM ? rc : 0;	/* gone, or not to be read: others may be there */
+		/* removed, or not readable: others may still be there */
+		return rc == -ENOMEM ? rc : 0;
 	}
 	if (!may_look_inside(f, &d.st)) {
 		ldir_close(&d);
@@ -246,7 +248,7 @@ static int look_at(struct lfound *f, const char *below)
 	}
 	ckpt_recognize(latest_base_name(path), d.v, d.n, &kind);
 	if (!*below)
-		kind.format = CKPT_NONE;	/* what is below is asked for */
+		kind.format = CKPT_NONE;	/* search below it */
 	if (kind.format != CKPT_NONE)
 		rc = found_add(f, strdup(below), &kind, d.st.st_mtim);
 	if (!rc && latest_loose(kind.format))

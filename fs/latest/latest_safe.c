@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * Is a checkpoint safe: complete in the store, and nothing on its way to it? The store is judged first,
- * the tree asked then, and the store once more whether it is still what was judged. */
+ * Whether a checkpoint is safe: complete in the store, with no change on its way to it. The store
+ * is examined first, then the live tree is asked, then the store is compared with what was
+ * examined.
+ */
 #include "fs/latest/latest.h"
 #include "fs/parser/parser.h"
 
@@ -10,11 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20)	/* a hostile one takes some 2 GiB while it is parsed */
+#define METADATA_MAX (64u << 20)	/* parsing a hostile one takes some 2 GiB */
 #define TRIES 3u
 #define SYNC_WAIT_MS 2000u
 
-/* ---- is it complete ---- */
+/* ---- completeness ---- */
 
 static int source_read(void *ctx, uint64_t off, void *buf, size_t len)
 {
@@ -60,7 +62,7 @@ static void source_close(void *ctx, struct fmt_source *s)
 struct look {
 	uint64_t print;
 	struct timespec newest_m, newest_c;
-	bool foreign;		/* somebody made a part of it who does not count */
+	bool foreign;		/* an untrusted user owns a part of it */
 };
 
 static void later(struct timespec *t, struct timespec than)
@@ -69,7 +71,7 @@ static void later(struct timespec *t, struct timespec than)
 		*t = than;
 }
 
-/* 0, or -errno of a store that does not say whether there is one. */
+/* 0, or the -errno of a store that cannot tell whether the xattr exists. */
 static int mark_error(ssize_t len)
 {
 	return len >= 0 || xattr_is_absent(len) || name_is_absent((int)len) ? 0 : (int)len;
@@ -90,8 +92,8 @@ static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 	return mark_error(len);
 }
 
-/* Sizes and stamps of all names. Each version of a file is an inode of its own in the store, so
- * whatever changes here is seen in them. */
+/* Hashes the sizes and timestamps of all names. Each version of a file is a new inode in the store,
+ * so every change alters the hash. */
 static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct look *out)
 {
 	*out = (struct look){.print = HASH_SEED, .foreign = !alone && !lfound_trusts(f, &d->st)};
@@ -120,7 +122,7 @@ static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct l
 				(uint64_t)st.st_ctim.tv_sec, (uint64_t)st.st_ctim.tv_nsec};
 		out->print = hash_bytes(out->print, x, sizeof(x));
 	}
-	out->print |= 1;	/* 0: none */
+	out->print |= 1;	/* 0 means none */
 	return 0;
 }
 
@@ -167,7 +169,8 @@ static bool is_foreign(const struct lfound *f, int dirfd, const char *name, size
 	return !ours;
 }
 
-/* What stands further down is not among the names: each directory on the way to it, and itself. */
+/* For files in subdirectories, which are not among the names: checks each directory on the way, and
+ * the file. */
 static bool has_foreign_nested(const struct lfound *f, int dirfd, const struct fmt_set *s)
 {
 	for (size_t i = 0; s && i < s->n_files; i++) {
@@ -214,7 +217,8 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	if (!rc) {
 		l->foreign |= has_foreign_nested(f, d.fd, c.set);
 		ckpt_judge(&c.kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
-		/* time may make more of an incomplete one, and files further down have no print */
+		/* an incomplete one may become complete without a change seen here, and files in
+		 * subdirectories are not in the fingerprint */
 		bool lasts = out->state == CKPT_COMPLETE || quiet >= CKPT_QUIET_S;
 		if (old && lasts && !has_nested(c.set) && (k = lknown_set(path))) {
 			k->kind = *kind;
@@ -228,9 +232,9 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	return rc;
 }
 
-/* ---- is it durable ---- */
+/* ---- durability ---- */
 
-/* Names and directories that the tree does not know have nothing on its way. */
+/* Names and directories that the live tree does not know have no pending changes. */
 static bool is_clean(struct fs *fs, const char *path)
 {
 	bool clean = true;
@@ -255,7 +259,7 @@ static bool is_clean(struct fs *fs, const char *path)
 	return clean && node_all_durable(fs, n);
 }
 
-/* What was applied when the store was looked at may still be without its sync. */
+/* What had been applied when the store was examined may not be synced yet. */
 static bool wait_synced(struct fs *fs)
 {
 	uint64_t seq = fs->s ? staging_applied(fs->s) : 0;
@@ -269,7 +273,7 @@ static bool wait_synced(struct fs *fs)
 	return true;
 }
 
-/* ---- both -------------------------------------------------------------------------- */
+/* ---- both ---- */
 
 int lfound_is_safe(void *ctx, size_t i)
 {
@@ -285,11 +289,12 @@ int lfound_is_safe(void *ctx, size_t i)
 	int rc = path ? 0 : -ENOMEM;
 
 	for (unsigned t = 0; !rc && t < TRIES; t++) {
-		/* the live tree knows of a directory that was shut a moment ago */
+		/* the live tree has the newer mode of a directory that was just closed to others */
 		if (reach_stat(f->fs, f->who, path, 0, &st))
 			break;
 		int err = judge(f, path, kind, &v, &l);
-		if (err == -ECHILD)	/* nothing can be parsed: that says nothing of this one */
+		/* the parser cannot run, which says nothing about this checkpoint */
+		if (err == -ECHILD)
 			rc = -EIO;
 		if (err || l.foreign)
 			break;
@@ -298,7 +303,8 @@ int lfound_is_safe(void *ctx, size_t i)
 			ckpt_expect_ranks(kind, w.ranks, quiet_s(&l), &v);
 		if (v.state != CKPT_COMPLETE || !wait_synced(f->fs) || !is_clean(f->fs, path))
 			break;
-		/* it was clean just now: what the store has is all, if it is what was judged */
+		/* nothing was pending just now: the store has all of it if it has not changed
+		 * since */
 		if (names_of(f, path, kind->format == CKPT_LIGHTNING, &d, &m))
 			break;
 		ldir_close(&d);
