@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * Records become tree. An operation fills a record, fs_record() logs it and
- * applies it; after a restart the same fs_apply() runs over the log, and the tree
- * is as it was. Nothing else changes names, versions or handles.
- * seal.c and emit.c make the records that are about what is there already. */
+ * Applies records to the tree. An operation fills a record; fs_record() logs and applies it. After
+ * a restart the same fs_apply() replays the log, which restores the tree. Nothing else changes
+ * names, versions or handles. seal.c and emit.c make records of what exists already.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -61,7 +61,7 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 		n->backing.id = (int32_t)r->backing;
 		n->backing.users++;
 		if (h->sf)
-			staged_set_backing(h->sf);	/* again, after a restart */
+			staged_set_backing(h->sf);	/* registered again after a restart */
 	}
 	h->hash_next = fs->tree.handles[r->fh % 4096];
 	fs->tree.handles[r->fh % 4096] = h;
@@ -108,7 +108,8 @@ static void dir_changed(struct node *dir, const struct rec *r, int links)
 {
 	if (!dir)
 		return;
-	if (dir->attr.nlink > 1)	/* one: this filesystem does not count them (btrfs) */
+	/* 1: this filesystem does not count subdirectories (btrfs) */
+	if (dir->attr.nlink > 1)
 		dir->attr.nlink = (nlink_t)((long)dir->attr.nlink + links);
 	dir->attr.mtime = dir->attr.ctime = r->when;
 	if (r->seq)
@@ -121,7 +122,7 @@ static void links_changed(struct node *n, uint64_t seq)
 		n->seq.links = seq;
 }
 
-/* n lost the name d at seq. Its bytes in the store may have to be found under another. */
+/* n lost the name d at seq. Its bytes in the store may have to be found by another name. */
 static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *name, const struct rec *r)
 {
 	const struct place *last = n->stored.places;
@@ -172,7 +173,7 @@ static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 {
 	struct staged *sf = NULL;
 	int rc = r->sf ? staged_recover(fs->s, r, &sf) : -ENOENT;
-	if (rc && rc != -ENOENT && rc != -EINVAL)	/* -EINVAL: no file of ours */
+	if (rc && rc != -ENOENT && rc != -EINVAL)	/* -EINVAL: not a file of ours */
 		fs->tree.replay_error = rc;
 	node_set_sf(fs, n, rc ? NULL : sf);
 }
@@ -250,7 +251,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 		dir_changed(to->dir, r, -1);
 	} else {
 		name_lost(fs, victim, r->dir2, r->name2, r);
-		if (!sealed && had)	/* it stays in the store there until n is sealed */
+		if (!sealed && had)	/* the store keeps it there until n is sealed */
 			victim->seq.links = UINT64_MAX;
 	}
 	node_release(fs, victim);
@@ -303,7 +304,7 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 	struct node *n = node_find(fs, r->node);
 	if (!n)
 		return;
-	bool over = !strcmp(r->name2, CKPT_OVER_KEY);	/* ours: not among the user's */
+	bool over = !strcmp(r->name2, CKPT_OVER_KEY);	/* internal, not a user's xattr */
 	if (!over && !n->xattrs_loaded)
 		node_load_xattrs(fs, n);
 	if (over) {
@@ -319,7 +320,7 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 		n->seq.dirty = r->seq;
 }
 
-/* The version of a buffer is a new file. */
+/* Makes a new file of a buffer's version. */
 static void apply_commit(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_from(fs, r, S_IFREG);
@@ -338,7 +339,8 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	if (!n)
 		return;
 	n->version.sealed = true;
-	n->attr.size = r->size;	/* all that a restart knows when the staged file is gone */
+	/* the only size known after a restart once the staged file is evicted */
+	n->attr.size = r->size;
 	n->attr.atime = r->atime;
 	n->attr.mtime = r->mtime;
 	n->version.accepted = false;
@@ -360,7 +362,7 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	}
 }
 
-/* The names go to a new node with the same st_ino; readers keep the old one. */
+/* Moves the names to a new node with the same st_ino; readers keep the old one. */
 static void apply_fork(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_find(fs, r->node);
@@ -405,7 +407,7 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	n->fork.to = m->id;
 }
 
-/* A node as a rotation or a lookup wrote it. */
+/* Restores a node that a rotation or a lookup logged. */
 static void apply_node(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_find(fs, r->node);
@@ -430,7 +432,8 @@ static void apply_node(struct fs *fs, const struct rec *r)
 		if (r->node2)
 			node_set_sino(fs, n, r->node2, r->dir2);
 	}
-	if (!r->dir && r->node2) {	/* the file that it is, before it loses its names: node_keep_version */
+	/* identifies its file in the store before n loses its names: node_keep_version */
+	if (!r->dir && r->node2) {
 		node_set_sino(fs, n, r->node2, r->dir2);
 		n->stored.adopt = false;
 	}
@@ -485,7 +488,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_OPEN:
 		if (n)
 			handle_new(fs, r, n);
-		if (n && r->flags & REC_WRITE && r->mask & O_TRUNC)	/* what was accepted is gone */
+		/* truncated: the version that was accepted is gone */
+		if (n && r->flags & REC_WRITE && r->mask & O_TRUNC)
 			n->version.accepted = false;
 		break;
 	case REC_CLOSE:
@@ -510,14 +514,14 @@ int fs_record(struct fs *fs, struct rec *r)
 {
 	int rc = staging_log(fs->s, r);
 	fs->tree.absent.dir = 0;
-	if (r->unique)		/* it is done */
+	if (r->unique)		/* tells a resent request that it was carried out */
 		ask_no_more();
 	if (!rc)
 		fs_apply(fs, r);
 	return rc;
 }
 
-/* What the FLUSH of n has found out: a log that is written anew says it again. */
+/* Restores what the FLUSH of n found out, so that a rotation logs it again. */
 static void replay_over(struct node *n, const struct rec *r)
 {
 	struct rec_name name;
@@ -538,7 +542,7 @@ int fs_replay(void *ctx, const struct rec *r)
 	fs_apply(fs, r);
 	if (r->type == REC_FLUSHED && node_find(fs, r->node))
 		replay_over(node_find(fs, r->node), r);
-	/* nodes made by operations are known to the kernel as well */
+	/* nodes made by operations are known to the kernel, too */
 	struct node *n = r->node ? node_find(fs, r->type == REC_FORK ? r->node2 : r->node) : NULL;
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||
 		  r->type == REC_MKNOD || r->type == REC_FORK || (r->type == REC_SEAL && r->flags & REC_LENT)))
@@ -546,14 +550,14 @@ int fs_replay(void *ctx, const struct rec *r)
 	return fs->tree.replay_error;
 }
 
-/* ---- a node as it is ---- */
+/* ---- a node from the store ---- */
 
 struct rec rec_node(struct node *n, struct dentry *d)
 {
 	struct rec r = rec_new(REC_NODE);
 	r.unique = 0;
 	r.node = n->id;
-	if (!n->stored.adopt) {	/* else that was the version before */
+	if (!n->stored.adopt) {	/* else these belong to the previous version */
 		r.node2 = n->stored.ino;
 		r.dir2 = n->stored.birth;
 	}

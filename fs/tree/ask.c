@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * Questions to the store. It may answer late, or never (NFS, a dying disk), so it is not asked with the
- * tree lock held: an operation that needs an answer returns ASK_AGAIN, lets go of the lock, asks, and begins
- * anew with the answer (ask_store). What it did until then is undone or can be done twice; fs_record() ends it.
+ * Questions to the store. The store may answer late or never (NFS, a dying disk), so it is not
+ * asked with the tree lock held: an operation that needs an answer returns ASK_AGAIN, unlocks,
+ * asks, and starts over with the answer (ask_store). What it did before that is undone or
+ * idempotent; after fs_record() it cannot start over.
  *
- * An answer is believed as long as nothing changed here, since the question was put, of what it is about: a
- * name of a directory (fs->name_changed) or a node (n->changed). What was on its way then is told by `applied`,
- * the end of what the store had. So an answer is as good as one that is had with the lock.
+ * An answer is valid while nothing changed here, since the question was asked, in what it is about:
+ * a name of a directory (fs->name_changed) or a node (n->changed). `applied` tells which pending
+ * records the answer includes. So it is equivalent to an answer obtained with the lock held.
  *
- * A thread without such a loop (a replay; tests of the tree alone) has its answer at once. */
+ * A thread without such a loop (replay, unit tests of the tree) asks at once.
+ */
 #include "fs/fs.h"
 
 #include <dirent.h>
@@ -29,9 +31,9 @@ struct answer {
 	bool done;
 	unsigned tries;
 	uint64_t asked, applied;
-	struct place *places;	/* where the node is, then where it will be. A directory: by its own id */
-	int from;		/* OPEN: of this descriptor's file; -1 */
-	struct born known;	/* NAME: what it was last seen as */
+	struct place *places;	/* where the node is, then where it will be; a directory: its id */
+	int from;		/* OPEN: a descriptor of the file; -1 */
+	struct born known;	/* NAME: the file last seen there */
 	int rc, fd, ino_rc;
 	struct born b;
 	uint64_t ino;
@@ -42,13 +44,14 @@ struct answer {
 };
 
 static _Thread_local struct {
-	bool active;		/* there is a loop that asks */
-	unsigned depth, outer;	/* loops in loops; whether each of the outer ones is active, a bit each */
+	bool active;		/* this thread has a loop that asks */
+	unsigned depth, outer;	/* nested loops: how many, a bit for each active outer one */
 	struct answer *all, *wanted;
 	struct held *held;
 } mine;
 
-/* A node that would have another id if it was let go of while the store is asked about it. */
+/* Keeps a node while the store is asked about it: freed and looked up again, it would get another
+ * id. */
 struct held {
 	struct held *next, *mine_next;
 	struct node *n;
@@ -107,7 +110,7 @@ static void drop_all(void)
 	mine.all = mine.wanted = NULL;
 	for (struct held *h = mine.held, *next; h; h = next) {
 		next = h->mine_next;
-		atomic_store(&h->done, true);	/* ask_let_go() has the lock for the rest */
+		atomic_store(&h->done, true);	/* ask_let_go() unlocks the rest */
 	}
 	mine.held = NULL;
 }
@@ -122,7 +125,7 @@ void ask_release(struct fs *fs, struct node *n)
 	while (h && h->n != n)
 		h = h->mine_next;
 	if (h || !(h = calloc(1, sizeof(*h))))
-		return;		/* without memory it is known for longer */
+		return;		/* without memory the node stays longer */
 	n->holds++;
 	*h = (struct held){.next = fs->tree.held, .mine_next = mine.held, .n = n};
 	fs->tree.held = mine.held = h;
@@ -147,7 +150,7 @@ static bool same(const char *a, const char *b)
 	return a && b ? !strcmp(a, b) : a == b;
 }
 
-/* This thread's; made if need be. NULL: no memory. */
+/* This thread's answer, created on demand. NULL: no memory. */
 static struct answer *find(enum what what, uint64_t id, const char *name, const char *key)
 {
 	struct answer *a = mine.all;
@@ -168,7 +171,7 @@ static struct answer *find(enum what what, uint64_t id, const char *name, const 
 
 static void run(struct fs *fs, struct answer *a);
 
-/* Lock held. 0: a->rc is the answer. ASK_AGAIN. */
+/* Lock held. 0: a->rc is the answer. Else ASK_AGAIN. */
 static int put(struct fs *fs, struct answer *a)
 {
 	a->asked = fs->tree.changes;
@@ -184,7 +187,7 @@ static int put(struct fs *fs, struct answer *a)
 static struct answer *question(enum what what, uint64_t id, const char *name, const char *key)
 {
 	if (!mine.depth)
-		drop_all();	/* the answer before, which was had at once */
+		drop_all();	/* the previous answer, which was asked for at once */
 	return find(what, id, name, key);
 }
 
@@ -224,7 +227,7 @@ bool ask_store(struct fs *fs, int rc)
 	return true;
 }
 
-/* ---- asking; the lock is not needed ---- */
+/* ---- asking; no lock needed ---- */
 
 typedef int at_fn(struct fs *fs, int dirfd, const char *name, struct answer *a);
 
@@ -238,8 +241,8 @@ static int run_at(struct fs *fs, uint64_t dir, const char *name, at_fn *fn, stru
 	return rc;
 }
 
-/* The publisher renames first and counts then: what is not at the place that counts is at the next, or a
- * moment later. What it has left may be another's by now. */
+/* The publisher renames before it counts the record as applied: a file that is not at its current
+ * place is at the next one, or will be in a moment. Its old place may hold another file by then. */
 static int at_places(struct fs *fs, struct answer *a, at_fn *fn)
 {
 	int rc = -ENOENT;
@@ -272,7 +275,7 @@ static bool is_known(const struct answer *a)
 	return a->known.st.st_ino == a->b.st.st_ino && (!a->known.birth || !a->b.birth || a->known.birth == a->b.birth);
 }
 
-/* The inode number to show for dirfd/name, which is as st says. 0 or -errno. */
+/* The inode number to show for dirfd/name, whose stat is st. 0 or -errno. */
 static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st, uint64_t *ino)
 {
 	char text[24], *end;
@@ -309,7 +312,7 @@ static int open_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 	a->fd = a->from >= 0 ? fcntl(a->from, F_DUPFD_CLOEXEC, 0) : io_open_read(fs->store, dirfd, name, 0);
 	int rc = a->fd < 0 ? a->from >= 0 ? -errno : a->fd : 0;
 	a->b = (struct born){0};
-	if (!rc)		/* without it, it cannot be told from another */
+	if (!rc)		/* without it the file cannot be told from another */
 		io_stat_born(fs->store, a->fd, NULL, &a->b.st, &a->b.birth);
 	return rc;
 }
@@ -356,7 +359,7 @@ static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *
 		if (v >= 0 && !xattr_add(&a->xattrs, k, val, (uint32_t)v))
 			return -ENOMEM;
 		if (v < 0 && !xattr_is_absent(v))
-			return (int)v;	/* else the next version would be without it */
+			return (int)v;	/* else the next version would lack it */
 	}
 	return 0;
 }
@@ -372,7 +375,7 @@ struct listed_name *listed_find(const struct listed *l, const char *name)
 	return l->n ? bsearch(&key, l->v, l->n, sizeof(key), by_name) : NULL;
 }
 
-/* The names of a directory; or, of those that are in doubt, whether they are there. */
+/* The names of a directory; or, in a second round, whether the doubtful names exist. */
 static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
 	struct listed *l = &a->list;
@@ -415,7 +418,7 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 		else
 			rc = -ENOMEM;
 	}
-	rc = rc ? rc : -errno;	/* half a listing is none */
+	rc = rc ? rc : -errno;	/* an incomplete listing is an error */
 	closedir(d);
 	if (l->n)
 		qsort(l->v, l->n, sizeof(*l->v), by_name);
@@ -492,7 +495,8 @@ static struct place *places_of(struct fs *fs, struct node *n)
 	return all;
 }
 
-/* Asks what of n. 0: *out is the answer, out->rc what the store said. -ENOENT: it is in no place. */
+/* Asks what about n. 0: *out is the answer, out->rc the store's result. -ENOENT: it is in none of
+ * its places. */
 static int of_node(struct fs *fs, enum what what, struct node *n, const char *key, struct answer **out)
 {
 	struct answer *a = question(what, n->id, NULL, key);
@@ -589,7 +593,7 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 	return value_of(a, buf, cap);
 }
 
-/* Users' xattrs, the caller's. */
+/* Users' xattrs; the caller frees them. */
 static int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
 {
 	struct answer *a;

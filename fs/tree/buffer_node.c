@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * A buffer in the tree: a node without a name there, found by its name in the list here as long as
- * somebody has it open. What a buffer is in staging: staging/buffer.c; what clients do with one:
- * buffers.c. Lock held for all. */
+ * Buffers in the tree: nodes without a dentry, found by name in a list here while they are open.
+ * Buffers in staging: staging/file/buffer.c; operations of clients on them: buffers.c. Lock held
+ * for all functions.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -50,7 +51,7 @@ static int attach(struct fs *fs, struct node *n, struct buffer *b, const char *n
 	f->next = fs->tree.buffers;
 	fs->tree.buffers = f;
 	n->buf = f;
-	n->attr.unknown = 1;		/* a file without links cannot be linked to */
+	n->attr.unknown = 1;		/* the kernel refuses link(2) of a file without links */
 	return 0;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Does the store hold what a checkpoint's .metadata lists? Asked by the publisher before the
- * name goes there (staging/drain/hold.c), where several nodes write to one store. */
+ * Whether the store holds the files that a checkpoint's .metadata lists. The publisher asks before
+ * it publishes the .metadata (staging/drain/hold.c) if several nodes write to one store.
+ */
 #include "fs/formats/formats.h"
 #include "fs/fs.h"
 #include "fs/parser/parser.h"
@@ -11,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20)	/* above, it is not asked */
+#define METADATA_MAX (64u << 20)	/* larger ones are not parsed */
 
-/* The publisher's alone: what it asks about, and how far its list is known to be there. */
+/* The publisher's .metadata, and how many of the files on its list were found so far. */
 static struct {
 	uint64_t seq;
 	struct fmt_set *set;
@@ -41,8 +42,8 @@ static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
 	return 0;
 }
 
-/* 0: *out is what it lists; NULL: no metadata of DCP, so nothing to wait for. Else it is not known: the
- * store did not say, or nobody could parse it. */
+/* 0: *out is the list; NULL: not a DCP .metadata, so there is nothing to wait for. Otherwise it is
+ * not known: the store did not answer, or the parser does not run. */
 static int read_list(struct fs *fs, int fd, struct fmt_set **out)
 {
 	struct fmt_source s = {.read = read_source, .ctx = &fd};
@@ -63,7 +64,7 @@ static int read_list(struct fs *fs, int fd, struct fmt_set **out)
 	return rc == -EIO || rc == -ECHILD || rc == -ENOMEM ? rc : 0;
 }
 
-/* Takes the first component off path. False: none, or too long. */
+/* Takes the first component off path. False: there is none, or it is too long. */
 static bool next_part(const char **path, char name[MAX_NAME + 1], bool *last)
 {
 	size_t len = strcspn(*path, "/");
@@ -77,7 +78,7 @@ static bool next_part(const char **path, char name[MAX_NAME + 1], bool *last)
 	return true;
 }
 
-/* This mount has it: its turn comes, behind the name that lists it. */
+/* True if this mount has the file: it is published in its turn, after the name that lists it. */
 static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
 {
 	char name[MAX_NAME + 1];
@@ -93,7 +94,7 @@ static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
 	return false;
 }
 
-/* Its size in the store, -1: not there. */
+/* The file's size in the store; -1: it does not exist. */
 static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
 {
 	char name[MAX_NAME + 1];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The log written anew: the tree, its handles and the closes that were answered, as records. */
+ * Rotation: logs the tree, its handles and the answered closes anew.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -10,7 +11,7 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 	struct rec r = rec_node(n, d);
 	int rc = staging_emit(fs->s, &r);
 	if (rc || (d && d != n->names))
-		return rc;	/* the rest once a node */
+		return rc;	/* the rest once for each node */
 	if (n->sf) {
 		struct staged_info i;
 		staged_get_info(n->sf, &i);
@@ -35,7 +36,7 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 	return rc;
 }
 
-/* A close was answered, its RELEASE is yet to come. */
+/* A close was answered; its RELEASE has not arrived. */
 static int emit_accepted(struct staging *s, struct node *n)
 {
 	struct rec r = {.type = 0};
@@ -47,7 +48,7 @@ static int emit_accepted(struct staging *s, struct node *n)
 	return rc;
 }
 
-/* In the order of the closes: the next start seals them in that order. */
+/* In the order of the closes, which is the order in which the next start seals them. */
 static int emit_all_accepted(struct fs *fs)
 {
 	struct node_list l = {0};
@@ -97,7 +98,7 @@ static int emit_tree(struct fs *fs)
 int fs_emit(void *ctx, struct staging *s)
 {
 	struct fs *fs = ctx;
-	int rc = buffers_emit(fs);	/* who lends before what is lent */
+	int rc = buffers_emit(fs);	/* buffers before versions of them */
 	if (!rc)
 		rc = emit_tree(fs);
 	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
@@ -117,7 +118,7 @@ int fs_emit(void *ctx, struct staging *s)
 			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->version.rdwr ? REC_RDWR : 0);
 			rc = staging_emit(s, &r);
 		}
-	return rc ? rc : emit_all_accepted(fs);	/* behind the opens, which end it */
+	return rc ? rc : emit_all_accepted(fs);	/* after the opens, which would end it */
 }
 
 void log_room(struct fs *fs)
@@ -127,6 +128,7 @@ void log_room(struct fs *fs)
 	session_may_block(fs);
 	staging_log_room(fs->s);
 	TREE_SCOPE(fs);
-	if (staging_rotate_due(fs->s))	/* now: who waited with us makes the next record */
+	/* checked again: a thread that waited meanwhile logs the next record */
+	if (staging_rotate_due(fs->s))
 		staging_rotate(fs->s, fs_emit, fs);
 }

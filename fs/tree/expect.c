@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * How large will this file be? As large as the same shard of the checkpoint
- * before: run/step-200/__0_0.distcp is asked for as run/step-#/__0_0.distcp. A name
- * never seen is expected like others of its shape in such a directory. A run that goes
- * on after a restart is known from the store: the newest directory of the same shape. */
+ * Predicts the size of a new file: that of the same shard of the previous checkpoint.
+ * run/step-200/__0_0.distcp is looked up as run/step-#/__0_0.distcp. A new name is expected to be
+ * as large as others of its shape in such a directory. After a restart, the sizes come from the
+ * store: from the newest directory of the same shape.
+ */
 #include "fs/fs.h"
 
 #include <dirent.h>
@@ -11,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ENTRIES_MAX 4096u	/* looked at, once a shape */
+#define ENTRIES_MAX 4096u	/* examined, once for each shape */
 
-/* Runs of digits count as one '#'. */
+/* A run of digits counts as one '#'. */
 static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
 {
 	for (; *s; s++) {
@@ -66,7 +67,7 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size)
 	set(fs, hash_shape(h ^ 2, n->names->name, false), size);
 }
 
-/* The newest directory in parent that has own's shape and is not it: its descriptor. */
+/* A descriptor of the newest directory in parent, other than own, that has own's shape. */
 static int newest_sibling(struct fs *fs, int parent, const char *own)
 {
 	uint64_t shape = hash_shape(0, own, false);
@@ -106,7 +107,7 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	if (dir == fs->tree.root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
 	    fs->expect[shape % EXPECT_SLOTS].key == shape)
 		return STAGED_SIZE_UNKNOWN;
-	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asked once */
+	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asks the store only once */
 	strcpy(own, dir->names->name);
 	uint64_t parent_id = dir->names->dir->id;
 	pthread_mutex_unlock(&fs->tree.lock);

@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: MIT
- * Forks. A writer comes while readers keep a version, and the kernel allows one backing
- * file an inode: so the names pass to a new node with the same st_ino (REC_FORK), and the
- * old one stays with its readers. The open, or truncation, is answered ESTALE; the kernel
- * looks the name up again and asks once more, for the new node.
+ * Forks. If a writer opens a file while readers keep a version, the names move to a new node with
+ * the same st_ino (REC_FORK), and the old node stays with its readers: the kernel allows one
+ * backing file per inode. The open or truncation is answered with ESTALE; the kernel then looks the
+ * name up again and repeats the request for the new node.
  *
- * The file's other names still lead to the old node in the kernel, as long as its entries
- * are valid. They are expired before the answer: who acts after it finds the new node by
- * every name, and what still comes for the old one comes through descriptors. Expiring an
- * entry takes its directory's lock in the kernel, which a request may hold that waits for
- * us: so a thread of its own does it, with no lock of ours. It is made at the first fork of
- * a file with several names; most mounts never see one. */
+ * In the kernel the file's other names still refer to the old node while its entries are valid.
+ * They are expired before the answer: a program that acts after it finds the new node by every
+ * name, and later requests for the old node come through descriptors. Expiring an entry takes its
+ * directory's lock in the kernel, which another request may hold that waits for us; so a separate
+ * thread does it, without any lock of ours. That thread is created by the first fork of a file with
+ * several names; most mounts never need it.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define AWAITED_NS 200000000u	/* the kernel asks again at once */
+#define AWAITED_NS 200000000u	/* the kernel repeats the request at once */
 
 struct old_name {
 	uint64_t dir;
 	char *name;
 };
 
-/* The names of a fork, to be expired; then its request is answered. */
+/* The names of a forked file, to be expired before its request is answered. */
 struct fork_news {
 	struct fork_news *next;
-	fuse_req_t req;		/* NULL: answered already */
+	fuse_req_t req;		/* NULL: already answered */
 	unsigned n;
 	struct old_name names[];
 };
@@ -34,7 +35,7 @@ struct fork_news {
 static void expire(struct fs *fs, const struct old_name *o)
 {
 	size_t len = strlen(o->name);
-	/* -ENOSYS: before 6.2. -ENOENT: the kernel does not know it */
+	/* -ENOSYS: before Linux 6.2. -ENOENT: the kernel has no such entry */
 	if (fuse_lowlevel_notify_expire_entry(fs->se, o->dir, o->name, len) == -ENOSYS)
 		fuse_lowlevel_notify_inval_entry(fs->se, o->dir, o->name, len);
 }
@@ -86,13 +87,13 @@ static int queue(struct fs *fs, struct fork_news *f)
 	return -rc;
 }
 
-/* Lock held. Without memory or a thread the entries expire by themselves, a second later. */
+/* Lock held. Without memory or a thread the entries expire by themselves after a second. */
 static bool tell(struct fs *fs, struct node *n, fuse_req_t req)
 {
 	unsigned cap = 0;
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		cap++;
-	if (cap < 2)	/* one name is looked up again by who is answered */
+	if (cap < 2)	/* the answered process looks its own name up again */
 		return false;
 	struct fork_news *f = calloc(1, sizeof(*f) + cap * sizeof(f->names[0]));
 	if (!f)

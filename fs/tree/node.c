@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * Nodes and names in memory: their tables, what of them is dirty, when one is let go of. Nothing here asks
- * the store; tree.c does. Everything wants the tree lock. */
+ * Nodes and names in memory: their tables, what is dirty, when one is freed. Nothing here asks the
+ * store; tree.c does. Tree lock held for all functions.
+ */
 #include "fs/fs.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define GC_STEP 4096u		/* some 2 ms with the lock held */
+#define GC_STEP 4096u		/* takes some 2 ms with the lock held */
 
 /* ---- tables ---- */
 
@@ -203,7 +204,7 @@ bool dentry_dirty(struct fs *fs, const struct dentry *d)
 
 /* ---- bytes ---- */
 
-/* What was known of the staged file is what is known of n until it can be asked again. */
+/* Copies the staged file's attributes to n, which shows them until they can be read again. */
 static void remember_staged(struct node *n)
 {
 	struct staged_info i;
@@ -220,8 +221,8 @@ void node_set_sf(struct fs *fs, struct node *n, struct staged *sf)
 		node_touch(fs, n);
 	if (n->sf) {
 		remember_staged(n);
-		/* Spilled bytes go by being given their first name; others of the file's names
-		 * follow, and may be where it stood before. */
+		/* Spilled bytes are published with the file's first name; its other names follow,
+		 * and one of them may be where the file was before. */
 		if (!sf && staged_spilled(n->sf))
 			n->seq.placed = n->seq.seal;
 		staged_unref(n->sf);
@@ -235,7 +236,7 @@ void node_check_sf(struct fs *fs, struct node *n)
 	if (!n->sf)
 		return;
 	staged_get_state(n->sf, &i);
-	/* handles keep references of their own; new opens go to the store */
+	/* handles keep their own references; new opens use the store */
 	if (i.state == STAGED_EVICTED || (i.state == STAGED_DURABLE && i.spilled && !i.late))
 		node_set_sf(fs, n, NULL);
 }
@@ -249,13 +250,14 @@ void node_drop_bytes(struct fs *fs, struct node *n)
 void store_fd_close(struct fs *fs, int fd)
 {
 	struct stat st;
-	if (fs->s && !fstat(fd, &st) && !st.st_nlink)	/* perhaps the last to hold its blocks */
+	/* perhaps the last reference to its blocks */
+	if (fs->s && !fstat(fd, &st) && !st.st_nlink)
 		staging_close_later(fs->s, fd);
 	else
 		close(fd);
 }
 
-/* Another thread copies or makes n's bytes, without the tree lock. */
+/* Waits while another thread copies or makes n's bytes without the tree lock. */
 void node_wait_busy(struct fs *fs, struct node *n)
 {
 	n->holds++;
@@ -266,7 +268,7 @@ void node_wait_busy(struct fs *fs, struct node *n)
 	n->holds--;
 }
 
-/* ---- where the store has it ---- */
+/* ---- places in the store ---- */
 
 const struct place *node_place(struct fs *fs, struct node *n)
 {
@@ -281,11 +283,11 @@ const struct place *node_place(struct fs *fs, struct node *n)
 	return n->stored.places && n->stored.places->seq <= applied ? n->stored.places : NULL;
 }
 
-/* A file that is written anew where it is has no more places for it, however often. */
+/* Rewriting a file in place any number of times adds no place. */
 void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name)
 {
 	struct place **pp = &n->stored.places, *last = NULL;
-	node_place(fs, n);	/* lets go of those that are past */
+	node_place(fs, n);	/* drops past ones */
 	for (; *pp; pp = &(*pp)->next)
 		last = *pp;
 	if (last && last->dir == dir && !strcmp(last->name, name))
@@ -325,10 +327,10 @@ void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth
 		sino_remember(fs, n);
 }
 
-/* ---- life of a node ---- */
+/* ---- creating and freeing nodes ---- */
 
-/* Was n made, by a fork, for a writer that is still to come? The kernel, which finds n in place of the
- * old node, forgets n once before it looks it up in earnest. */
+/* Whether a fork made n for a writer that has not opened it yet. The kernel forgets n once before
+ * it looks it up for that writer, since it finds n in place of the old node. */
 static bool is_awaited(const struct node *n)
 {
 	return n->fork.awaited_ns && monotonic_ns() < n->fork.awaited_ns;
@@ -336,7 +338,7 @@ static bool is_awaited(const struct node *n)
 
 static void node_free(struct fs *fs, struct node *n)
 {
-	n->zombie = true;	/* dentry_remove is not to release it */
+	n->zombie = true;	/* keeps dentry_remove from freeing it */
 	while (n->names)
 		dentry_remove(fs, n->names);
 	struct node **pp = &fs->tree.nodes[id_bucket(n->id)];
@@ -365,7 +367,7 @@ static void node_free(struct fs *fs, struct node *n)
 		struct rec r = rec_new(REC_FORGET);
 		r.unique = 0;
 		r.node = n->id;
-		staging_log(fs->s, &r);	/* lost: the node is merely known a little longer */
+		staging_log(fs->s, &r);	/* failed: then the node stays longer, no more */
 	}
 	free(n->target);
 	free(n->version.over);
@@ -373,7 +375,7 @@ static void node_free(struct fs *fs, struct node *n)
 	fs->tree.n_nodes--;
 }
 
-/* A new version by one name is one by all of them; which these are the store cannot say. */
+/* A new version by one name changes all of them, and the store cannot tell which these are. */
 static bool several_names(const struct node *n)
 {
 	return !S_ISDIR(n->attr.mode) && n->names && n->names->name_next;
@@ -384,12 +386,12 @@ static bool node_needed(struct fs *fs, struct node *n)
 	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy || n->holds)
 		return true;
 	if (!n->names)
-		return false;	/* unlinked, and the kernel let go */
+		return false;	/* unlinked, and forgotten by the kernel */
 	if (is_awaited(n) || several_names(n))
 		return true;
 	node_check_sf(fs, n);
 	if (n->sf)
-		return true;	/* a staged file is a read cache */
+		return true;	/* a durable staged file is only a read cache */
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		if (dentry_dirty(fs, d))
 			return true;
@@ -406,7 +408,7 @@ void node_release(struct fs *fs, struct node *n)
 	}
 	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles)
 		return;
-	if (several_names(n))	/* until it loses one; dentry_remove and apply.c release it then */
+	if (several_names(n))	/* until it loses one; then dentry_remove or apply.c frees it */
 		return;
 	n->zombie = true;
 	n->zombie_next = fs->tree.zombies;
@@ -423,27 +425,27 @@ void node_forget(struct fs *fs, uint64_t id, uint64_t count)
 		node_release(fs, n);
 }
 
-/* In a replay: the worker before let go of n, which nothing needed any more. Names below it that are known
- * here were clean then. Were n kept for them, the kernel could be given it again, and be served from it until
- * the next replay lets go of it here, with all that came after. */
+/* In a replay: the previous worker freed n, because nothing needed it. All names below it were
+ * clean then. If n was kept for them, the kernel could get it again and use it until the next
+ * replay frees it here, together with everything newer. */
 void node_forgotten(struct fs *fs, struct node *n)
 {
 	if (n == fs->tree.root || n->handles)
 		return;
-	n->zombie = true;	/* dentry_remove is not to release it */
+	n->zombie = true;	/* keeps dentry_remove from freeing it */
 	while (n->children)
 		dentry_remove(fs, n->children);
 	node_free(fs, n);
 }
 
-/* Nodes the kernel forgot while they were dirty, and names that are gone from the store too.
- * Both keep their directory, so what is freed may queue its parent. A cache of many files is
- * looked at a part at a time: it is done five times a second, with the lock. */
+/* Frees nodes that the kernel forgot while they were dirty, and names that are gone from the store,
+ * too. Each keeps its directory, so freeing one may queue its parent. Of many nodes, one part is
+ * examined per call: it runs five times a second, with the lock held. */
 void node_gc(struct fs *fs)
 {
 	for (struct dentry *d; (d = fs->tree.whites) && (d->node || d->seq <= fs_applied(fs));)
 		if (d->node)
-			white_unlist(fs, d);	/* it is a name again */
+			white_unlist(fs, d);	/* the name exists again */
 		else
 			dentry_remove(fs, d);
 	if (!fs->tree.looked_at) {
@@ -510,7 +512,7 @@ void xattr_put(struct node *n, const char *key, const void *val, uint32_t len)
 	xattr_add(&n->xattrs, key, val, len);
 }
 
-/* ---- many nodes, and one for people ---- */
+/* ---- lists of nodes; paths ---- */
 
 int node_list_add(struct node_list *l, struct node *n)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * May this caller reach this path? The kernel asks that of every name it walks, but views and
- * `latest` answer about paths that no caller walked: a name in a checkpoint's metadata, a
- * checkpoint that was found by a search. What they answer is what the caller could have found
- * by walking there. */
+ * Permission checks for paths. The kernel checks each name that it walks, but views and `latest`
+ * answer about paths that no caller walked: a name in a checkpoint's metadata, a checkpoint found
+ * by a search. They answer only what the caller could have found by walking there.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ void caller_of(fuse_req_t req, struct caller *c)
 		c->groups = p;
 		n = fuse_req_getgroups(req, cap, p);
 	} while (n > cap && (cap = n));
-	c->n_groups = n;	/* negative: /proc does not tell */
+	c->n_groups = n;	/* negative: unknown, /proc cannot be read */
 }
 
 void caller_free(struct caller *c)
@@ -48,11 +48,12 @@ bool caller_may(const struct caller *c, const struct stat *st, unsigned want)
 	for (int i = 0; i < c->n_groups; i++)
 		if (c->groups[i] == st->st_gid)
 			return group == want;
-	/* a group can also be shut out: where the groups are not known, both must allow it */
+	/* a mode may also grant a group less than others: if the groups are unknown, both must
+	 * allow it */
 	return (c->n_groups < 0 ? group & other : other) == want;
 }
 
-/* dir must not be freed while a name of it is looked up and dropped. */
+/* Holds dir, so that it is not freed while a name in it is looked up and dropped. */
 static int look(struct fs *fs, struct node *dir, const char *name, struct node **out)
 {
 	bool busy = dir->busy;
@@ -73,7 +74,7 @@ static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
 	return rc ? rc : caller_may(who, &st, 1) ? 0 : -EACCES;
 }
 
-/* The walk. Lock held, kept when it succeeds. */
+/* Walks the path. Takes the lock; keeps it on success. */
 static int walk(struct fs *fs, const struct caller *who, const char *path, struct node **out)
 {
 	struct node *n = fs->tree.root;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Records begun: what all of a kind have in common. */
+ * Initializes records: the fields that all of one type share.
+ */
 #include "fs/fs.h"
 
 struct rec rec_new(uint32_t type)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Seals: all that the store is to know of a version, and of a close that was answered. A shard that gets a new
- * version while its checkpoint is committed says so of itself (DURABILITY, Safe checkpoints). */
+ * Seals: everything the store needs to know of a version or of an answered close. A shard that gets
+ * a new version while its checkpoint is committed is marked as such (DURABILITY, Safe checkpoints).
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ static bool is_over(const char *mark, struct timespec commit)
 	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec && t.tv_nsec == commit.tv_nsec;
 }
 
-/* What stands by d's name in the store says of itself; "" when it says nothing. 0 or -errno. */
+/* The value of this xattr of the file at d's name in the store; "" if it has none. 0 or -errno. */
 static int store_says(struct fs *fs, const struct dentry *d, const char *key, char buf[CKPT_OVER_ROOM])
 {
 	ssize_t len = ask_value_by_name(fs, d->dir, d->name, key, buf, CKPT_OVER_ROOM - 1);
@@ -23,8 +24,8 @@ static int store_says(struct fs *fs, const struct dentry *d, const char *key, ch
 	return len >= 0 || xattr_is_absent(len) || name_is_absent((int)len) ? 0 : (int)len;
 }
 
-/* The mark for what replaces old's version at d, a name of it, which c commits. An earlier one that
- * says the same is kept, for it knows what was committed. */
+/* The mark for a version that replaces old's version at d, a name of old, which c commits. An
+ * existing mark with the same meaning is kept: it names what was committed. */
 static int print_over(struct fs *fs, const struct node *old, const struct dentry *d, struct node *c,
 		      char mark[CKPT_OVER_ROOM])
 {
@@ -41,7 +42,7 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 	rc = store_says(fs, d, CKPT_OVER_KEY, mark);
 	if (rc || is_over(mark, st.st_mtim))
 		return rc;
-	/* the order is kept: where the store has c it has what c commits */
+	/* order is preserved: a store that has c has the files that c commits */
 	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
 		rc = store_says(fs, d, "user.cairn.checksum", sum);
 	if (!rc)
@@ -49,8 +50,8 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 	return rc;
 }
 
-/* Does what stands at d, a version of n, belong to a checkpoint that is committed? Then 1, and the mark
- * for what replaces it; else 0, or -errno. */
+/* Whether the file at d, a version of n, belongs to a committed checkpoint. 1: yes, *out is the
+ * mark for the version that replaces it; 0: no; or -errno. */
 static int is_committed(struct fs *fs, const struct node *n, const struct dentry *d, char mark[CKPT_OVER_ROOM])
 {
 	char buf[64];
@@ -70,8 +71,8 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
 	return 0;
 }
 
-/* A shard gets a new version while what commits it stands: it says so of itself, until that is
- * written anew. */
+/* Marks a shard that gets a new version while its commit marker exists; the mark lasts until the
+ * marker is written anew. */
 static int note_over(struct fs *fs, struct node *n)
 {
 	char buf[64], mark[CKPT_OVER_ROOM];
@@ -81,7 +82,7 @@ static int note_over(struct fs *fs, struct node *n)
 	int over = d ? is_committed(fs, n, d, mark) : 0;
 	if (over == ASK_AGAIN)
 		return over;
-	if (over < 0)	/* of a close that was answered its FLUSH has asked: that holds */
+	if (over < 0)	/* a FLUSH that was answered has asked already: its result is final */
 		return n->version.accepted ? 0 : over;
 	free(n->version.over);
 	n->version.over = over ? strdup(mark) : NULL;
@@ -97,7 +98,7 @@ int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const 
 	rec_aim(fs, &r, n);
 	if (r.flags & REC_GHOST || !S_ISREG(n->attr.mode) || !S_ISREG(victim->attr.mode) ||
 	    !io_store_has_xattr(fs->store))
-		return 0;	/* one that is still to be sealed is marked then */
+		return 0;	/* a version that is not sealed yet is marked by its seal */
 	int over = is_committed(fs, victim, d, mark);
 	if (over <= 0)
 		return over;
@@ -108,14 +109,14 @@ int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const 
 	return fs_record(fs, &r);
 }
 
-/* Everything the store is to know of n, once note_over() was asked: names, attributes, xattrs. *data is the
- * caller's. */
+/* Everything the store needs to know of n after note_over(): names, attributes, xattrs. The caller
+ * frees *data. */
 static int fill_seal(struct node *n, struct rec *out, void **data)
 {
 	struct rec r = rec_new(REC_SEAL);
 	unsigned n_names = 0, n_pairs = 0;
 
-	r.unique = 0;	/* FLUSH and RELEASE may be carried out twice */
+	r.unique = 0;	/* both FLUSH and RELEASE may call this */
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		n_names++;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
@@ -128,7 +129,7 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		names[n_names++] = (struct rec_name){.dir = d->dir->id, .name = d->name};
 		if (d->store_has)
-			r.flags |= REC_SHADOW;	/* an earlier version stands there */
+			r.flags |= REC_SHADOW;	/* an earlier version exists there */
 	}
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
@@ -162,7 +163,7 @@ int fill_flushed(struct node *n, struct rec *r, void **data)
 	return rc;
 }
 
-/* A close is about to be answered; its RELEASE may be lost with everything else. */
+/* Before a close is answered: its RELEASE may be lost if everything is killed. */
 int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
@@ -189,7 +190,7 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 		fs_apply(fs, &r);
 		struct staged_info i;
 		staged_get_state(n->sf, &i);
-		if (closed)	/* what it takes, not what its holes pretend */
+		if (closed)	/* allocated bytes, without holes */
 			expect_note(fs, n, i.blocks * 512 < r.size ? i.blocks * 512 : r.size);
 		if (seq)
 			*seq = r.seq;

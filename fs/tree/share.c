@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * How much of what all users share one user may take: descriptors of the worker, and memory of staging
- * on loan as buffers. Lock held for all. */
+ * Limits on what one user may take of shared resources: descriptors of the worker, and staging
+ * memory
+ * lent as buffers. Lock held for all functions.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -15,11 +17,11 @@ struct user {
 
 static struct user *users;
 static size_t n_users, cap_users;
-static uint64_t all_open, roots_open;
+static uint64_t all_open, roots_open;	/* all_open: by all users but root */
 static bool refused;
 
-/* A file that is written takes two descriptors of the worker: one in staging, and one in the store from
- * its close on, or from its first write. */
+/* A file being written takes two descriptors of the worker: one in staging, and one in the store from
+ * its close or its first write on. */
 #define FDS_OF_FILE 2
 #define FDS_OWN 40	/* of the worker itself: 27 were counted, and it opens some for a moment */
 
@@ -41,7 +43,8 @@ void share_opened(uint32_t uid)
 			size_t cap = cap_users ? 2 * cap_users : 16;
 			struct user *more = realloc(users, cap * sizeof(*users));
 			if (!more)
-				return;		/* then it is not counted, nor when it ends */
+				/* then neither this open nor its close is counted */
+				return;
 			users = more;
 			cap_users = cap;
 		}

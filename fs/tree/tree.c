@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * The live tree: nodes learned lazily from the store, overlaid by what is not yet
- * published. A clean name is checked against the store at each lookup, because
- * other nodes of a cluster publish into it too. Everything here wants the tree lock.
- * node.c has the nodes and names themselves. */
+ * The live tree: nodes learned from the store on demand, overlaid by what is not yet published. A
+ * clean name is compared with the store at each lookup, because other nodes of a cluster publish
+ * there, too. Tree lock held for all functions. node.c has the nodes and names themselves.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -51,13 +51,13 @@ int tree_init(struct fs *fs)
 
 /* ---- bytes ---- */
 
-/* Is it the file that n was seen as? */
+/* Whether b is the file that n was last seen as. */
 static bool is_seen(const struct node *n, const struct born *b)
 {
 	return n->stored.ino == b->st.st_ino && (!n->stored.birth || !b->birth || n->stored.birth == b->birth);
 }
 
-/* A descriptor, the caller's; *b is what it is of, with 0 as its inode where that cannot be had. */
+/* A descriptor for the caller; *b describes its file, with inode 0 if that cannot be found out. */
 static int open_store(struct fs *fs, struct node *n, struct born *b)
 {
 	int fd;
@@ -66,7 +66,7 @@ static int open_store(struct fs *fs, struct node *n, struct born *b)
 		fd = fcntl(n->stored.kept_fd, F_DUPFD_CLOEXEC, 0);
 		return fd < 0 ? -errno : fd;
 	}
-	/* its place is another's now, and ESTALE makes the kernel look again */
+	/* another file has its place, and ESTALE makes the kernel look the name up again */
 	if (!n->names)
 		return -ESTALE;
 	fd = ask_open(fs, n, b);
@@ -105,7 +105,7 @@ static int open_spilled(struct staged *sf)
 	return rc;
 }
 
-/* n has readers, stored.kept_fd is its file, and the next worker will want it, too. */
+/* n has readers, stored.kept_fd is its file, and the next worker will need it, too. */
 static void retain(struct fs *fs, struct node *n, const struct born *b, bool linked)
 {
 	if (n->stored.retained || !b->st.st_ino)
@@ -119,14 +119,14 @@ static void retain(struct fs *fs, struct node *n, const struct born *b, bool lin
 	r.mode = n->attr.mode;
 	r.node2 = b->st.st_ino;
 	r.dir2 = b->birth;
-	fs_record(fs, &r);	/* lost: its readers will be, with this worker */
+	fs_record(fs, &r);	/* failed: then its readers lose it with this worker */
 }
 
 int node_keep_version(struct fs *fs, struct node *n)
 {
 	struct born b;
 
-	node_check_sf(fs, n);	/* a spilled one that was published is the store's */
+	node_check_sf(fs, n);	/* a published spill file belongs to the store */
 	if ((!n->nlookup && !n->pinned && !n->handles) || n->stored.kept_fd >= 0)
 		return 0;
 	int fd = n->sf ? open_spilled(n->sf) : open_store(fs, n, &b);
@@ -146,8 +146,8 @@ int node_keep_version(struct fs *fs, struct node *n)
 	return 0;
 }
 
-/* The file n had when it lost its names. It still stands where it was if nothing was published since, but
- * nothing less than its inode says that what stands there is not another's. */
+/* Opens the file that n had when it lost its names. It is still in its place if nothing was
+ * published since; only its inode number proves that it is not another file. */
 static int open_again(struct fs *fs, struct node *n, struct born *b, bool *linked)
 {
 	int fd = staging_retained_open(fs->s, n->id);
@@ -183,7 +183,7 @@ void nodes_keep_again(struct fs *fs)
 
 /* ---- attributes ---- */
 
-/* What the store says of n, as far as no pending record says otherwise. 0, ASK_AGAIN. */
+/* Updates n's attributes from the store, except those that pending records change. 0, ASK_AGAIN. */
 static int refresh_from_store(struct fs *fs, struct node *n)
 {
 	uint64_t applied;
@@ -196,7 +196,7 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 	if (rc == ASK_AGAIN)
 		return rc;
 	if (rc || (st->st_mode & S_IFMT) != (n->attr.mode & S_IFMT))
-		return 0;	/* gone from under us: what was last seen has to do */
+		return 0;	/* removed by another program: keep what was last seen */
 	struct timespec m = n->attr.mtime, c = n->attr.ctime;
 	nlink_t links = n->attr.nlink;
 	if (n->seq.dirty <= applied) {
@@ -230,7 +230,7 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 {
 	struct staged_info i;
 
-	/* readers keep a version: its size and times are its own, the rest is the file's */
+	/* readers keep a version: size and times are the version's, the rest is the file's */
 	const struct node *now = n->fork.to ? node_current(fs, n->id) : n;
 	*st = (struct stat){
 		.st_ino = n->ino, .st_mode = now->attr.mode, .st_uid = now->attr.uid, .st_gid = now->attr.gid,
@@ -248,7 +248,8 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 		st->st_ctim = i.ctime;
 		if (now->attr.ctime.tv_sec > i.ctime.tv_sec ||
 		    (now->attr.ctime.tv_sec == i.ctime.tv_sec && now->attr.ctime.tv_nsec > i.ctime.tv_nsec))
-			st->st_ctim = now->attr.ctime;	/* chmod and the like are ours, not tmpfs's */
+			/* changed by chmod and the like, which tmpfs does not see */
+			st->st_ctim = now->attr.ctime;
 		n->attr.size = i.size;
 		n->attr.blocks = i.blocks;
 		n->attr.mtime = i.mtime;
@@ -270,15 +271,16 @@ static uint64_t new_id(struct fs *fs)
 	return fs->s ? staging_new_id(fs->s) : ++fs->tree.next_ro_id;
 }
 
-/* The known file of which b, a file with several names, is another name: *out, NULL = none. A number
- * that was seen once proves nothing, for it may be another's now: the file must be in its place. */
+/* Finds the known file of which b, a file with several names, is another name: *out, or NULL. An
+ * inode number seen earlier proves nothing, since it may be reused: the file must be in its
+ * place. */
 static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 {
 	struct born now;
 	*out = NULL;
 	for (struct node *n = fs->tree.by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
 		if (!is_seen(n, b) || n->stored.adopt || !n->names || S_ISDIR(n->attr.mode))
-			continue;	/* adopt: that was the version before */
+			continue;	/* its stored inode is the previous version's */
 		uint64_t applied;
 		int rc = ask_stat(fs, n, &now, &applied);
 		if (rc && !name_is_absent(rc))
@@ -291,7 +293,7 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 	return 0;
 }
 
-/* n: the file of which it is another name; NULL: it is learned. */
+/* n: the file of which this is another name; NULL: creates a node. */
 static int learn(struct fs *fs, struct node *dir, const char *name, struct node *n, const struct named *seen,
 		 struct node **out, struct dentry **dout)
 {
@@ -330,8 +332,8 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 	return 0;
 }
 
-/* Another program has changed a file in place, which cairnfs never does: staging's copy of the version is
- * not what is there any more. A size tells; times may be the store's own affair. */
+/* Another program changed a file in place, which cairnfs never does: staging's copy is not that
+ * version any more. The size shows it; a store may change times by itself. */
 static void drop_outdated(struct fs *fs, struct node *n, const struct named *seen)
 {
 	struct staged_info i;
@@ -357,14 +359,15 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return d->node ? 0 : -ENOENT;
 	}
-	if (d && d->node && io_store_away(fs->store)) {	/* as it was last seen */
+	/* the store is away: answer what was last seen */
+	if (d && d->node && io_store_away(fs->store)) {
 		if (dout)
 			*dout = d;
 		*out = d->node;
 		return 0;
 	}
 	int rc = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
-	if (rc && !name_is_absent(rc))	/* it says nothing about the name */
+	if (rc && !name_is_absent(rc))	/* this error does not mean that the name is absent */
 		return rc;
 	if (!rc && dir == fs->tree.root && !strcmp(name, CONTROL_DIR_NAME))
 		rc = -ENOENT;
@@ -384,7 +387,8 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 			err = find_linked(fs, b, &linked);
 		if (err)
 			return err;
-		if (d)		/* the store was changed, by another node of the cluster say */
+		/* another writer changed the store, such as another node of the cluster */
+		if (d)
 			dentry_remove(fs, d);
 		if (!rc)
 			rc = learn(fs, dir, name, linked, &seen, out, dout);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Upkeep, by a thread of its own: frees what the kernel forgot, keeps the log short, seals what was mapped
- * until now, tries failed closes again. */
+ * The upkeep thread: frees nodes that the kernel forgot, rotates the log, seals files that were
+ * mapped until now, retries failed closes.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -31,7 +32,7 @@ static void *upkeep_main(void *arg)
 		bool came = staging_room_came(fs->s);
 		if (++tick % 25 && !came)
 			continue;
-		staging_get_stats(fs->s, &st);	/* room may have been made for closes that failed */
+		staging_get_stats(fs->s, &st);	/* failed closes may find room now */
 		if (st.n_failed && !st.halted_error)
 			retry_failed(fs);
 		if (st.n_kept)

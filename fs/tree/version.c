@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Versions of a file: who opens it to write begins one, who closes it seals it; and what is done
- * with those that nobody could seal (failed, restored, mapped). */
+ * Versions of a file: opening it for writing begins one, the last writer's close seals it. Also
+ * handles versions that could not be sealed (failed, restored, mapped).
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@ static void log_staged(struct fs *fs, struct node *n)
 	staging_log(fs->s, &r);
 }
 
-/* What a new version inherits: attributes and xattrs as the store has them. */
+/* A new version inherits attributes and xattrs as the store has them. */
 static int inherit(struct fs *fs, struct node *n)
 {
 	struct stat st;
@@ -86,7 +87,7 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was)
 	}
 }
 
-/* The times of the bytes that were copied: a change of them may not have reached the store. */
+/* The times of the copied bytes, which may not have reached the store yet. */
 static void copy_times(struct fs *fs, struct node *n, struct staged *to)
 {
 	struct stat st;
@@ -117,7 +118,7 @@ static int copy_version(struct fs *fs, struct node *n)
 		staged_unref(src);
 	if (fd >= 0)
 		close(fd);
-	if (rc == -ENODATA && src) {	/* evicted meanwhile: the store has it */
+	if (rc == -ENODATA && src) {	/* evicted meanwhile: copy from the store */
 		node_set_sf(fs, n, NULL);
 		return copy_version(fs, n);
 	}
@@ -130,13 +131,14 @@ static int copy_version(struct fs *fs, struct node *n)
 	return 0;
 }
 
-/* The same bytes again, once the last version of them is safe in the store's file:
- * shared mappings and readers go on seeing one file. May drop the lock to wait. */
+/* Reopens the same bytes once the store has their last version, so that shared mappings and readers
+ * go on seeing one file. May drop the lock to wait. */
 static int reopen(struct fs *fs, struct node *n)
 {
 	struct staged *sf = staged_ref(n->sf);
 	int rc;
-	if (staged_check_room(sf) && n->handles) {	/* what has readers cannot change its lane */
+	/* a file with readers cannot change its lane */
+	if (staged_check_room(sf) && n->handles) {
 		staged_unref(sf);
 		return -EAGAIN;
 	}
@@ -165,7 +167,7 @@ static int empty_version(struct fs *fs, struct node *n)
 	uint64_t size = n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
 	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;
 
-	if (large)		/* its memory takes milliseconds */
+	if (large)		/* allocating its memory takes milliseconds */
 		session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
@@ -182,18 +184,19 @@ static int empty_version(struct fs *fs, struct node *n)
 	return 0;
 }
 
-/* A new version goes to all names that are known. They are kept for long (tree.c), and
- * others may have removed or replaced some in the store since. */
+/* A new version gets all known names. They may be old (tree.c), and other programs may have removed
+ * or replaced some in the store since. */
 static int check_names(struct fs *fs, struct node *n)
 {
 	int rc = 0;
-	n->busy = true;		/* nobody runs meanwhile: only so that it is not freed */
+	/* no other thread works on it: this only keeps it from being freed */
+	n->busy = true;
 	for (struct dentry *d = n->names, *next; d && !rc; d = next) {
 		struct node *dir = d->dir, *now;
 		next = d->name_next;
 		bool busy = dir->busy;
 		dir->busy = true;
-		rc = tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d where it is not so */
+		rc = tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d if the store disagrees */
 		if (name_is_absent(rc))
 			rc = 0;
 		dir->busy = busy;
@@ -244,7 +247,7 @@ int node_reserve_now(struct fs *fs, struct staged *sf)
 	return staged_reserve_now(sf);
 }
 
-/* Is n's version complete, and not sealed yet? Lock held. */
+/* Whether n's version is complete and not sealed yet. Lock held. */
 static bool may_seal(const struct node *n)
 {
 	struct staged_info i;
@@ -254,15 +257,16 @@ static bool may_seal(const struct node *n)
 	return i.state == STAGED_OPEN;
 }
 
-/* Room for sf, n's version; the rest of one that outgrew memory goes to the store. Drops the lock. */
+/* Reserves room for sf, n's version; if it outgrew memory, writes its rest to the store. Drops the
+ * lock. */
 static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 {
 	bool outgrown = staged_outgrown(sf);
 
-	n->busy |= outgrown;	/* nobody opens it while it becomes a spilled one */
+	n->busy |= outgrown;	/* keeps opens away while it becomes a spilled file */
 	pthread_mutex_unlock(&fs->tree.lock);
 	int rc = node_reserve_now(fs, sf);
-	if (rc == -EAGAIN)	/* rarely: its close had room, and it was written by a mapping since */
+	if (rc == -EAGAIN)	/* rare: its close had room, but a mapping wrote more since */
 		rc = staged_reserve_later(sf);
 	if (!rc && outgrown)
 		rc = staged_finish(sf);
@@ -274,8 +278,8 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 	return rc;
 }
 
-/* The close of n was answered, and the log has no room for its seal: what is done after it must not
- * be logged before it. Lock held, dropped meanwhile. False: there will be none. */
+/* n's close was answered, and the log has no room for its seal: no later record may be logged
+ * before it. Lock held, dropped meanwhile. False: there will be no room. */
 static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 {
 	struct staging_stats st;
@@ -292,7 +296,7 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 	return true;
 }
 
-/* fs_seal() while sf is n's version. Drops the lock where it must wait. */
+/* fs_seal() while sf is n's version. Drops the lock if it must wait. */
 static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
 {
 	int rc = 0;
@@ -318,8 +322,8 @@ static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
 	return rc;
 }
 
-/* The last writer is gone: the version is complete. Lock held; may drop it while
- * blocks are allocated. n is still there afterwards, for who holds the lock until then. */
+/* The last writer has closed: the version is complete. Lock held; may drop it while blocks are
+ * allocated. n still exists afterwards, as long as the caller holds the lock. */
 int node_seal_closed(struct fs *fs, struct node *n)
 {
 	while (may_seal(n) && n->busy)
@@ -342,7 +346,8 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	staged_ref(sf);
 	n->holds++;
 	int rc = prepare_seal(fs, n, sf);
-	if (n->version.accepted)	/* whatever happened since its close was answered */
+	/* sealed regardless of errors since its close was answered */
+	if (n->version.accepted)
 		rc = 0;
 	if (!rc)
 		rc = seal_when_still(fs, n, sf);
@@ -353,7 +358,8 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	return rc;
 }
 
-/* Seals them in order, those that `due` says so of, and frees the list. Lock held; the nodes are, too. */
+/* Seals in order the nodes for which `due` is true, and frees the list. Lock held; so are the
+ * nodes. */
 static void seal_all(struct fs *fs, struct node_list *l, bool (*due)(struct node *n))
 {
 	node_list_sort(l);
@@ -384,8 +390,8 @@ static bool failed_due(struct node *n)
 	return is_unwritten(n, STAGED_FAILED) && n->names && staged_reopen(n->sf) == 0;
 }
 
-/* Seals every file without a writer whose bytes are in state st. Sealing drops the
- * lock, so the nodes are collected and held first. */
+/* Seals every file without a writer whose bytes are in state st. Sealing drops the lock, so the
+ * nodes are collected and held first. */
 static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(struct node *n))
 {
 	struct node_list l = {0};
@@ -393,21 +399,22 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 	pthread_mutex_lock(&fs->tree.lock);
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
 		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
-			if (is_unwritten(n, st) && !node_list_add(&l, n))	/* else the next time */
+			/* no memory: next time */
+			if (is_unwritten(n, st) && !node_list_add(&l, n))
 				n->holds++;
 	seal_all(fs, &l, due);
 	pthread_mutex_unlock(&fs->tree.lock);
 }
 
-/* Closes that found no room, tried again. */
+/* Retries closes that found no room. */
 void retry_failed(struct fs *fs)
 {
 	each_unwritten(fs, STAGED_FAILED, failed_due);
 }
 
-/* After the connection: what was closed, but whose RELEASE the kernel dropped with
- * the mount, is sealed, and so is what was fsynced with fsync=staged. What was never
- * closed is left for lost+found. */
+/* After the connection ended: seals files that were closed but whose RELEASE the kernel dropped
+ * with the mount, and those fsynced with fsync=staged. Files never closed are left for
+ * lost+found. */
 static bool closed_due(struct node *n)
 {
 	return !n->names || n->version.rdwr || n->version.close_error || (n->sf && staged_changed(n->sf));
@@ -436,14 +443,14 @@ unsigned close_all(struct fs *fs)
 	return left;
 }
 
-/* After a replay: a last close that was logged without its seal (the worker died
- * between the two, or the file joined a seal that waits) is sealed now. */
+/* After a replay: seals files whose last close was logged without its seal, because the worker died
+ * between the two or the file waited for another seal. */
 void seal_restored(struct fs *fs)
 {
 	each_unwritten(fs, STAGED_OPEN, open_due);
 }
 
-/* The writer of n went with its connection: answered closes count, the rest nobody closed. Lock held. */
+/* n's writer ended with its connection: answered closes count, others do not. Lock held. */
 static void close_orphan(struct fs *fs, struct node *n)
 {
 	struct staged_info i;
@@ -461,7 +468,8 @@ static void close_orphan(struct fs *fs, struct node *n)
 		staged_unchanged(n->sf);
 }
 
-/* Never closed, and moved to lost+found since: the name goes, as if never made. Lock held. */
+/* Never closed, and moved to lost+found since: removes the name as if it was never made. Lock
+ * held. */
 static void unlink_lost(struct fs *fs, struct node *n)
 {
 	n->holds++;
@@ -529,7 +537,7 @@ int discard_failed(struct fs *fs, uint64_t ino)
 		if (n->seq.born == UINT64_MAX)
 			return -ENODATA;
 		if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
-			return -EAGAIN;		/* the version before it is on its way */
+			return -EAGAIN;		/* the version before it is pending */
 		id = n->id;
 		n->version.accepted = false;
 		n->version.close_error = 0;
@@ -539,8 +547,8 @@ int discard_failed(struct fs *fs, uint64_t ino)
 	return 0;
 }
 
-/* Files that were published while a mapping still wrote them, and are mapped no
- * more: their last bytes follow as a version of their own. */
+/* Files that were published while a mapping still wrote them and are no longer mapped: publishes
+ * their last bytes as another version. */
 void seal_late(struct fs *fs)
 {
 	uint64_t id;
