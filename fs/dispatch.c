@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The operations that libfuse calls: what each begins with, and to whom it goes. An inode is the tree's,
- * or of .cairn: then one of control.c's tables has the operation. Neither knows of the other.
+ * The operations that libfuse calls: common checks, then dispatch. An inode belongs to the tree or
+ * to .cairn; for the latter, one of control.c's tables has the operation. Neither part knows the
+ * other.
  *
- * What would change anything is refused here on a read-only mount. What changes names or attributes makes
- * room in the log first, and waits for the closes that were sent before it. */
+ * Changes on a read-only mount are refused here. Changes of names or attributes first make room in
+ * the log and wait for the closes that were sent before them.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -11,9 +13,8 @@
 #include <linux/magic.h>
 #include <sys/statfs.h>
 
-/* RELEASE is a background request. Past this limit (12 unless we say otherwise) the kernel
- * holds them back (fs/fuse/dev.c, flush_bg_queue), and what a program does after its close
- * would be read before that close. */
+/* RELEASE is a background request. Beyond this limit (default 12) the kernel queues them
+ * (fs/fuse/dev.c, flush_bg_queue), and a program's later requests would overtake its closes. */
 #define MAX_BACKGROUND 65535u
 
 static void init(void *userdata, struct fuse_conn_info *conn)
@@ -26,7 +27,7 @@ static void init(void *userdata, struct fuse_conn_info *conn)
 	fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
 	fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
 	fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
-	/* a handle would be good as long as the kernel happens to remember its inode */
+	/* a handle would be valid only while the kernel happens to cache its inode */
 	fuse_set_feature_flag(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
 	if (!fs->o.nopassthrough && fs->uid == 0 && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
 		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC;
@@ -49,7 +50,7 @@ static const struct control_ops *control_of(fuse_ino_t id)
 
 /* ---- changes ---- */
 
-/* May a name be made or removed there? 0, -EROFS, -ENAMETOOLONG, -EPERM. */
+/* Whether a name may be created or removed there: 0, -EROFS, -ENAMETOOLONG, -EPERM. */
 static int may_change(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	if (req_fs(req)->o.ro || is_view(parent))
@@ -59,7 +60,7 @@ static int may_change(fuse_req_t req, fuse_ino_t parent, const char *name)
 	return is_control(parent) || name_is_control(parent, name) ? -EPERM : 0;
 }
 
-/* False: refused, and answered. */
+/* False: the change was refused and answered. */
 static bool begin_change(fuse_req_t req, int rc)
 {
 	if (rc) {
@@ -312,8 +313,9 @@ static void do_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struc
 
 static int key_error(const char *key)
 {
-	/* ACLs and capabilities would need enforcing here; say no rather than pretend */
-	return strncmp(key, "user.", 5) ? -EOPNOTSUPP : key[5] ? 0 : -EINVAL;	/* a name has a name */
+	/* ACLs and capabilities would have to be enforced here: refuse them */
+	/* "user." alone is not a name */
+	return strncmp(key, "user.", 5) ? -EOPNOTSUPP : key[5] ? 0 : -EINVAL;
 }
 
 static bool begin_xattr(fuse_req_t req, fuse_ino_t id, const char *key)
@@ -323,7 +325,7 @@ static bool begin_xattr(fuse_req_t req, fuse_ino_t id, const char *key)
 	if (!rc && req_fs(req)->o.ro)
 		rc = -EROFS;
 	if (rc || is_control(id) || xattr_is_ours(key)) {
-		fuse_reply_err(req, -rc);	/* states are accepted and ignored: cp -a carries them */
+		fuse_reply_err(req, -rc);	/* cp -a copies states: accepted and ignored */
 		return false;
 	}
 	session_may_block(req_fs(req));

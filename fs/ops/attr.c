@@ -13,7 +13,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 	struct stat st;
 
-	(void)fi;	/* the kernel does not send it: which version is asked for, the id tells */
+	(void)fi;	/* the kernel does not send it; the id tells which version is meant */
 	double timeout = 0;
 	int rc;
 	ask_begin();
@@ -43,7 +43,7 @@ static bool in_group(fuse_req_t req, gid_t gid)
 	return false;
 }
 
-/* Nothing at all to set is chown(path, -1, -1), which drops suid and sgid like any other. */
+/* chown(path, -1, -1), which sets nothing, drops suid and sgid like any other. */
 static bool is_chown(int set)
 {
 	return (set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) ||
@@ -51,15 +51,15 @@ static bool is_chown(int set)
 			FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW));
 }
 
-/* n's mode without suid and sgid, as a write, a truncation and a chown leave it. sgid without the right to execute
- * says nothing about who runs it: it stays with a file of the caller's own group. */
+/* n's mode without suid and sgid, as after a write, a truncation or a chown. sgid without group
+ * execute permission is not a privilege: it stays if the file belongs to the caller's own group. */
 static mode_t plain_mode(fuse_req_t req, const struct node *n)
 {
 	bool sgid = !(n->attr.mode & S_ISGID) || (n->attr.mode & S_IXGRP) || !in_group(req, n->attr.gid);
 	return n->attr.mode & 07777 & ~(mode_t)(S_ISUID | (sgid ? S_ISGID : 0));
 }
 
-/* What chmod(2) and chown(2) ask: suid and sgid go where the caller has no right to them. */
+/* Drops suid and sgid from a chmod(2) or chown(2) whose caller has no right to them. */
 static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r, int set)
 {
 	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->attr.mode) &&
@@ -81,7 +81,8 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
 		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
 	r.mode = a->st_mode & 07777;
-	r.uid = set & FUSE_SET_ATTR_UID ? a->st_uid : n->attr.uid;	/* also as whose file this is: publish_attr */
+	/* logged in any case: publish_attr needs the owner */
+	r.uid = set & FUSE_SET_ATTR_UID ? a->st_uid : n->attr.uid;
 	r.gid = set & FUSE_SET_ATTR_GID ? a->st_gid : n->attr.gid;
 	r.atime = set & FUSE_SET_ATTR_ATIME_NOW ? r.when : a->st_atim;
 	r.mtime = set & FUSE_SET_ATTR_MTIME_NOW ? r.when : a->st_mtim;
@@ -92,7 +93,7 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 	return fs_record(fs, &r);
 }
 
-/* Truncation clears suid and sgid as a write does. */
+/* Truncation clears suid and sgid, as a write does. */
 static int drop_suid(fuse_req_t req, struct node *n, struct stat *a, int set)
 {
 	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->attr.mode & (S_ISUID | S_ISGID)))
@@ -110,7 +111,7 @@ int node_written(fuse_req_t req, struct fs *fs, struct node *n)
 	r.mode = plain_mode(req, n);
 	if (r.mode == (n->attr.mode & 07777))
 		return 0;
-	r.unique = 0;	/* whether its request was carried out, this does not tell */
+	r.unique = 0;	/* it does not show whether the request was carried out */
 	r.node = n->id;
 	r.mask = REC_MODE;
 	r.uid = n->attr.uid;
@@ -125,14 +126,15 @@ void attrs_changed(struct fs *fs, uint64_t id)
 	fuse_lowlevel_notify_inval_inode(fs->se, id, -1, 0);
 }
 
-/* A caller with little memory is about to map what he made so long: his faults would be charged to
- * him. The lock is dropped meanwhile. */
+/* A caller whose memory cgroup is nearly full is about to map a file that it has extended: page
+ * faults would charge the memory to its cgroup, so the daemon allocates it. Drops the lock
+ * meanwhile. */
 static void pay_for_size(struct fs *fs, struct node *n, uint64_t size)
 {
 	struct staged *sf = staged_ref(n->sf);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);	/* as far as the budget has it */
+	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);	/* as much as the budget allows */
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
@@ -147,14 +149,14 @@ static int resize_written(struct fs *fs, struct node *n, uint64_t size)
 	return rc;
 }
 
-/* Lock held; a closed file gets a new version, sealed at once. */
+/* Lock held. A file without writers gets a new version, sealed at once. */
 static int set_size(struct fs *fs, struct node *n, uint64_t size)
 {
 	if (S_ISDIR(n->attr.mode))
 		return -EISDIR;
 	if (n->buf)
 		return buffers_resize(fs, n, size);
-	if (size > io_store_max_file(fs->store))	/* before a copy is made for it */
+	if (size > io_store_max_file(fs->store))	/* checked before a copy is made for it */
 		return -EFBIG;
 	if (current.slotted && n->sf && staged_busy(n->sf))
 		return -EINPROGRESS;
@@ -173,12 +175,12 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 	if (rc)
 		return rc;
 	rc = node_resize(fs, n, size);
-	n->version.rdwr = true;		/* seal even if nothing looks changed */
+	n->version.rdwr = true;		/* seals even if nothing seems to have changed */
 	int seal = node_seal_closed(fs, n);
 	return rc ? rc : seal;
 }
 
-/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. */
+/* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. */
 static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat *a, int set)
 {
 	struct stat st;
@@ -188,7 +190,7 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 	struct node *n = node_current(fs, id);
 	int rc = n ? 0 : -ESTALE;
 	bool again = current.resent && staging_answered(fs->s, current.unique, &done);
-	/* what the record does not carry is to be known before it makes the node dirty */
+	/* attributes that the record does not carry are read before it makes the node dirty */
 	if (!rc && !again)
 		rc = node_stat(fs, n, &st);
 	if (n)
@@ -207,7 +209,8 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 		fork_answer(req, fs, n);
 		return 0;
 	}
-	n = rc ? NULL : node_find(fs, id);	/* what is asked of the file is told of the version */
+	/* the request names the file; the answer describes the version */
+	n = rc ? NULL : node_find(fs, id);
 	if (!n) {
 		fuse_reply_err(req, rc ? -rc : ESTALE);
 		return 0;
@@ -268,7 +271,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t id)
 		fuse_reply_err(req, -rc);
 		return;
 	}
-	/* what is staged has its room already taken from the store at its close */
+	/* staged bytes have their blocks in the store since their close */
 	v.f_namemax = MAX_NAME;
 	fuse_reply_statfs(req, &v);
 }

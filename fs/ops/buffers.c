@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * MOUNT/.cairn/buffers: staged files on loan to clients. A client makes one, named
- * <bytes>.<anything>, maps it, has it filled and commits it by link(2): the target is a new
- * file with these bytes, and the buffer is the client's again when that is durable.
- * What a buffer is in staging: staging/file/buffer.c; buffer_node.c has them as nodes of the tree. */
+ * MOUNT/.cairn/buffers: staged files lent to clients. A client creates one, named
+ * <bytes>.<anything>, maps it, fills it and commits it by link(2): the target is a new file with
+ * these bytes, and the client may fill the buffer again when that file is durable. Buffers in
+ * staging: staging/file/buffer.c; in the tree: buffer_node.c.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -34,7 +35,7 @@ static void buffers_lookup(fuse_req_t req, uint64_t parent, const char *name)
 		fuse_reply_entry(req, &e);
 		return;
 	}
-	release_barrier(fs);		/* one that was just closed is not there any more */
+	release_barrier(fs);		/* a buffer that was just closed no longer exists */
 	TREE_SCOPE(fs);
 	struct node *n = buffers_find(fs, name);
 	if (n)
@@ -54,12 +55,12 @@ static void buffers_getattr(fuse_req_t req, uint64_t id)
 static void buffers_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus)
 {
 	(void)id, (void)size, (void)off, (void)plus;
-	fuse_reply_buf(req, NULL, 0);	/* each is its client's own business */
+	fuse_reply_buf(req, NULL, 0);	/* buffers are private to their clients */
 }
 
-/* ---- what is done with one ---- */
+/* ---- operations on a buffer ---- */
 
-/* The size in <bytes>.<anything>, 0 = none. */
+/* The size in <bytes>.<anything>; 0: none. */
 static uint64_t size_in(const char *name)
 {
 	char *end;
@@ -95,7 +96,7 @@ static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct
 	if (!rc)
 		rc = buffer_create(fs->s, size, &b);
 	pthread_mutex_lock(&fs->tree.lock);
-	if (!rc)	/* another of his was made meanwhile */
+	if (!rc)	/* the same user made another one meanwhile */
 		rc = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
 	if (!rc)
 		rc = buffers_find(fs, name) ? -EEXIST : buffers_make(fs, b, name, size, &st, &n);
@@ -118,7 +119,7 @@ const struct control_ops buffers_ops = {
 	.lookup = buffers_lookup, .getattr = buffers_getattr, .readdir = buffers_readdir, .create = buffers_create,
 };
 
-/* All that the store is to know of the new file. *data is the caller's. */
+/* Everything the store needs to know of the new file. The caller frees *data. */
 static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name, struct rec *r, void **data)
 {
 	const struct rec_name where = {.dir = parent, .name = name};
@@ -163,7 +164,7 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	void *data = NULL;
 	struct rec r;
 
-	/* the kernel asks this only where fs.protected_hardlinks is set */
+	/* the kernel checks this only if fs.protected_hardlinks is set */
 	if (c->uid && c->uid != n->attr.uid)
 		return -EPERM;
 	node_wait_busy(fs, n);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Bytes through the daemon: the relay lane's reads and writes, and what no lane does by itself. */
+ * Bytes through the daemon: reads and writes of the relay lane, and operations that passthrough
+ * does not cover.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -9,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* fd: h's, as it was when the lock was held. */
+/* fd: h's descriptor, taken while the lock was held. */
 static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf, size_t size,
 			   off_t off)
 {
@@ -18,7 +20,7 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct stage
 		if (got != -ENODATA)
 			return got;
 	}
-	if (fd < 0) {	/* after a restart, or when the staged bytes went to the store */
+	if (fd < 0) {	/* after a restart, or once the staged bytes are in the store */
 		ask_begin();
 		do {
 			TREE_SCOPE(fs);
@@ -44,7 +46,8 @@ static void make_buffer_key(void)
 		no_memory();
 }
 
-/* This thread's, which is freed when it ends: threads come and go where the store is slow. NULL: no memory. */
+/* This thread's buffer, freed when the thread ends: threads come and go if the store is slow. NULL:
+ * no memory. */
 static char *read_buffer(size_t size)
 {
 	static _Thread_local size_t cap;
@@ -87,7 +90,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	fuse_reply_buf(req, buf, (size_t)n);
 }
 
-/* A write that waits for removals to make room, its bytes with it. */
+/* A write that waits for removals to make room, with its bytes. */
 struct late_write {
 	fuse_req_t req;
 	struct fs *fs;
@@ -165,7 +168,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	struct staged *sf = n && n->sf && n->writers ? staged_ref(n->sf) : NULL;
 	bool buffer = n && n->buf;
 	pthread_mutex_unlock(&fs->tree.lock);
-	/* a buffer's pages are its client's to keep: it grows by ftruncate, and has no holes */
+	/* a buffer's pages stay the client's: it grows by ftruncate only and has no holes */
 	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : buffer ? -EOPNOTSUPP : -EBADF;
 	if (sf)
 		staged_unref(sf);
@@ -173,9 +176,9 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 }
 
 #define SEEK_PAGE 4096
-#define SEEK_LOOK (8 << 20)	/* further than this, the answer is the tmpfs's */
+#define SEEK_LOOK (8 << 20)	/* beyond this range, the tmpfs answers */
 
-/* Where in [at, end) the first page is that is all zeros, or is not; `end`: nowhere. */
+/* The first page in [at, end) that is all zeros, or that is not; `end`: none. */
 static off_t first_page(int fd, off_t at, off_t end, bool zeros)
 {
 	char buf[16 * SEEK_PAGE];
@@ -195,7 +198,8 @@ static off_t first_page(int fd, off_t at, off_t end, bool zeros)
 	return end;
 }
 
-/* lseek in a tmpfs, which knows of its huge pages only: what was not written of one is a hole. */
+/* lseek in a tmpfs with huge pages, which reports a huge page as data as a whole: pages of zeros in
+ * it are reported as holes. */
 static off_t seek_written(int fd, off_t off, int whence)
 {
 	off_t at = off;
@@ -215,7 +219,7 @@ static off_t seek_written(int fd, off_t off, int whence)
 	}
 }
 
-/* A descriptor of h's bytes, the caller's. *memory: it is of a tmpfs. Lock held. */
+/* A descriptor of h's bytes, for the caller to close. *memory: it is in a tmpfs. Lock held. */
 static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory)
 {
 	int fd = -EBADF, sfd;
@@ -227,7 +231,7 @@ static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory
 		if (!fd) {
 			fd = dup(sfd);
 			staged_unuse(h->sf);
-		} else if (fd == -ENODATA) {	/* spilled, and published */
+		} else if (fd == -ENODATA) {	/* spilled and published */
 			fd = node_open_store(fs, h->node);
 			*memory = false;
 		}
@@ -259,7 +263,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 	off_t at = memory ? seek_written(fd, off, whence) : lseek(fd, off, whence);
 	int err = memory ? (int)-at : errno;
 	struct stat st;
-	/* of one that outgrew memory only the newest bytes are here; the rest is all data, to whoever asks */
+	/* if the file outgrew memory, only its newest bytes are here; everything before them is
+	 * data */
 	if (outgrown && at >= 0 && !fstat(fd, &st))
 		at = whence == SEEK_DATA ? off : whence == SEEK_HOLE ? st.st_size : at;
 	close(fd);
@@ -269,7 +274,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 		fuse_reply_lseek(req, at);
 }
 
-/* Where n's bytes are durable in the store; -1: they are not, or not all. */
+/* A descriptor of the store's file if n's bytes are durable there; -1: not all are. */
 static int open_durable(struct fs *fs, struct node *n)
 {
 	uint64_t durable = staging_durable(fs->s);
@@ -278,7 +283,7 @@ static int open_durable(struct fs *fs, struct node *n)
 	return node_open_store(fs, n);
 }
 
-/* *rc: does anybody want to know? 0, ASK_AGAIN. Lock held. */
+/* *rc: whether anything needs to know. 0, ASK_AGAIN. Lock held. */
 static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *rc)
 {
 	struct node *n = node_find(fs, in);
@@ -293,9 +298,9 @@ static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *rc)
 	return fd == ASK_AGAIN ? fd : 0;
 }
 
-/* The kernel copies by itself, from lane to lane, when it is told that we do not. It is asked for to
- * learn which file a new one will be equal to: then it need not be written (staging/drain/clone.c), or finds
- * that file when it is durable (staging/drain/dedup.c). */
+/* Always refused; then the kernel copies by itself, from lane to lane. But the request tells which
+ * file a new one will be equal to: such a file need not be written (staging/drain/clone.c), or
+ * shares that file's blocks when it is durable (staging/drain/dedup.c). */
 void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t out,
 			off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
 {
@@ -310,5 +315,5 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse
 			asked = note_source(fs, in, handle_find(fs, fi_out->fh), &rc);
 		} while (ask_store(fs, asked));
 	}
-	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: do not ask again */
+	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: the kernel never asks again */
 }

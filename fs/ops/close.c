@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A close makes a version, in two halves: FLUSH, which the closer waits for, and RELEASE, which seals
- * it. fsync waits until that is durable. */
+ * A close makes a version, in two steps: FLUSH, for which close(2) waits, and RELEASE, which seals
+ * it. fsync waits until the version is durable.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ struct flush {
 	bool changed;
 };
 
-/* Room for what was written is there (rc 0), or not: the close is answered. */
+/* Answers the close: the store has room for what was written (rc 0), or not. */
 static void flush_end(struct flush f, int room)
 {
 	struct fs *fs = f.fs;
@@ -77,8 +78,8 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 }
 
-/* The last writer of what was fsynced goes: nothing is sealed, and if all is killed later the file counts
- * as closed all the same. */
+/* The last writer of an fsynced file closes without a change: nothing is sealed, but if everything
+ * is killed later, the file still counts as closed. */
 static bool closes_unchanged(struct node *n, const struct handle *h)
 {
 	return n->sf && h->writer && n->writers == 1 && !n->version.rdwr && !n->version.close_error && !n->fork.to &&
@@ -90,7 +91,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 
 	(void)id;
-	release_barrier(fs);	/* closes take their places in their own order */
+	release_barrier(fs);	/* closes take their places in the order in which they were made */
 	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	if (h) {
@@ -104,17 +105,21 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 			r.sf = staged_id(n->sf);
 			r.flags |= REC_SEALED;
 		}
-		struct buffer *buf = buffers_hold(n);	/* the last to let go of its memory is not to hold the lock */
+		/* dropping the last reference frees memory, which is not done with the lock held */
+		struct buffer *buf = buffers_hold(n);
 		if (fs_record(fs, &r))
-			fs_apply(fs, &r);	/* closed it is, also where that cannot be logged */
-		/* not before: sent again to another worker, the number might be another file's */
+			/* the handle is closed even if that cannot be logged */
+			fs_apply(fs, &r);
+		/* only now: a resent request to another worker might close another file's backing
+		 * id */
 		if (backing)
 			fuse_passthrough_close(req, backing);
 		if (buf)
 			buffer_unref(buf);
-		/* open(O_CREAT | O_RDONLY) made a version too */
+		/* open(O_CREAT | O_RDONLY) made a version, too */
 		struct staged_info i = {.state = STAGED_EVICTED};
-		/* a forked node's readers have no say: the bytes may be written through the new one */
+		/* readers of a forked node do not count: the bytes may be written through the new
+		 * one */
 		if (n->sf && !n->writers && !n->fork.to)
 			staged_get_state(n->sf, &i);
 		if (i.state == STAGED_OPEN) {
@@ -136,14 +141,15 @@ struct sync_wait {
 	fuse_req_t req;
 	struct fs *fs;
 	struct node *n;
-	struct staged *sf;	/* to be sealed as it is; NULL */
+	struct staged *sf;	/* to be sealed in its present state; NULL */
 	size_t written;
 	bool is_write;
-	uint64_t node, dir, seq;	/* n's id, a directory's own or its parent's, the change waited for */
+	uint64_t node, dir, seq;	/* n's id, its directory's (its own if it is one), the
+					 * change */
 };
 
-/* Runs on a thread of staging's: takes no lock of ours. A change that the store refused is durable for
- * nobody: not for who syncs that file, nor for who syncs what commits it, beside it or above. */
+/* Runs on a thread of staging: takes no lock of fs/. A refused change fails the sync of that file,
+ * of the files that commit it, beside or above it. */
 static void sync_done(void *ctx, int err)
 {
 	struct sync_wait *w = ctx;
@@ -156,12 +162,12 @@ static void sync_done(void *ctx, int err)
 	free(w);
 }
 
-/* Room for the bytes is there, or needed by none, unless rc says otherwise.
+/* The bytes have their room, or need none, unless rc is an error.
  *
- * With fsync=staged the caller does not wait, so nothing keeps writers (through passthrough, or by a
- * mapping) from changing the bytes before they are persisted: no version is made of them. They are staged
- * already, which is all that is promised. As a close does, the fsync logs that they count: if everything is
- * killed, the next start seals what is there (staging/flushed.c:replay_flushed). */
+ * With fsync=staged the caller does not wait, so writers (through passthrough or a mapping) may
+ * change the bytes before they are persisted; so no version is made of them. They are staged, which
+ * is all that this mode promises. Like a close, the fsync logs that they count: if everything is
+ * killed, the next start seals them as they are (staging/flushed.c:replay_flushed). */
 static void sync_end(struct sync_wait *w, int rc)
 {
 	struct fs *fs = w->fs;
@@ -224,7 +230,8 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 		if (i.state == STAGED_FAILED)
 			rc = i.error ? i.error : -EIO;
 		if (!fs->o.fsync_staged)
-			staged_finalize(n->sf);	/* closed, but still mapped: as it is now */
+			/* closed but still mapped: seal the present bytes */
+			staged_finalize(n->sf);
 		if (i.state == STAGED_OPEN && (n->version.rdwr || staged_changed(n->sf)))
 			w->sf = staged_ref(n->sf);
 	}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * Operations on names: lookup, mkdir, symlink, link, unlink, rename, ... Each
- * checks, fills a record, records it, answers. The kernel has checked permissions
- * (default_permissions) and kinds where it can. */
+ * Operations on names: lookup, mkdir, symlink, link, unlink, rename, ... Each checks, fills a
+ * record, records it, answers. The kernel has checked permissions (default_permissions) and, where
+ * it can, file types.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -9,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A request sent again after a restart that was carried out already: answer it
- * from its record. Lock held. */
+/* Answers from its record a request that was resent after a restart and had been carried out. Lock
+ * held. */
 static bool answered_entry(fuse_req_t req, struct fs *fs)
 {
 	struct rec r;
@@ -62,7 +63,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		fuse_reply_err(req, -rc);
 }
 
-/* The owner of what the caller makes in dir, with the SGID rule. */
+/* Sets the owner of what the caller creates in dir, by the SGID rule. */
 static void own(fuse_req_t req, const struct node *dir, struct rec *r, bool is_dir)
 {
 	const struct fuse_ctx *c = fuse_req_ctx(req);
@@ -133,7 +134,7 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
 		make(req, &r, parent, name);
 }
 
-/* An empty regular file: made, closed. Lock held. 0: answered. */
+/* Creates an empty regular file and closes it. Lock held. 0: answered. */
 static int try_make_file(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent, const char *name,
 			 struct staged *sf)
 {
@@ -157,7 +158,7 @@ static int try_make_file(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_
 		return rc;
 	n = node_find(fs, r->node);
 	rc = node_seal_closed(fs, n);
-	if (rc) {	/* no room for it */
+	if (rc) {	/* no room */
 		unmake(fs, n, parent, name);
 		return rc;
 	}
@@ -172,7 +173,8 @@ static void make_file(fuse_req_t req, struct rec *r, fuse_ino_t parent, const ch
 	int rc;
 
 	r->node = r->ino = staging_new_id(fs->s);
-	int made = staged_create(fs->s, r->node, 0, &sf);	/* not with the lock: perhaps in the store */
+	/* without the lock: it may be created in the store */
+	int made = staged_create(fs->s, r->node, 0, &sf);
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
@@ -317,7 +319,7 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 static int check_rename(struct fs *fs, struct node *n, struct node *victim, unsigned flags)
 {
-	if (flags & ~1u)	/* RENAME_EXCHANGE and the like: two names at once */
+	if (flags & ~1u)	/* RENAME_EXCHANGE and others: not supported */
 		return -EINVAL;
 	if (!victim)
 		return 0;

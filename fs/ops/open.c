@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * Opening a file: which lane its bytes take, and the handle. In the fast, spill and read lanes
- * the kernel moves the bytes (passthrough) and the daemon sees none of them; in the relay lane
- * they come through bytes.c. */
+ * Opening a file: the lane of its bytes, and the handle. In the fast, spill and read lanes the
+ * kernel moves the bytes (passthrough) without the daemon; in the relay lane they pass through
+ * bytes.c.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -11,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The kernel has no backing file of n: it may not be given one while it is open, nor may its bytes go
- * past the daemon where the store is so full that a write must be able to fail. */
+/* Whether n's bytes must go through the daemon: the kernel has no backing file of n and cannot get
+ * one while n is open, or the store is so full that each write must be able to fail. */
 static bool is_relayed(struct node *n)
 {
 	return n->handles ? !n->backing.id : n->sf && staged_checked(n->sf);
@@ -26,8 +27,8 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 		return LANE_FAST;
 	if (!pt)
 		return LANE_RELAY;
-	/* these come through the daemon, which then decides per write; the kernel lets
-	 * FOPEN_DIRECT_IO stand beside a passthrough open of the same inode */
+	/* these go through the daemon, which decides per write; the kernel allows FOPEN_DIRECT_IO
+	 * beside a passthrough open of the same inode */
 	bool sync = (flags & (O_SYNC | O_DSYNC)) && write;
 	bool suid = (n->attr.mode & (S_ISUID | S_ISGID)) && write;
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
@@ -37,7 +38,7 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
 }
 
-/* Registers n's backing file with the kernel, once per inode while it is open. */
+/* Registers n's backing file with the kernel, once for each inode while it is open. */
 static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	int fd, rc;
@@ -45,7 +46,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	if (n->backing.id)
 		return 0;
 	rc = n->buf ? 0 : n->sf ? staged_use(n->sf, &fd) : -ENODATA;
-	if (rc == -ENODATA)	/* evicted, or spilled and published: the store has it */
+	if (rc == -ENODATA)	/* evicted, or spilled and published: open the store's file */
 		node_set_sf(fs, n, NULL);
 	else if (rc)
 		return rc;
@@ -76,10 +77,10 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	return 0;
 }
 
-/* Without passthrough: does the kernel keep h's bytes out of its page cache? Large writes are twice as fast so. But
- * the kernel's fuse_direct_io drops a page before it sends the write, and until that is answered the page may be read
- * again as it was: who then stores through a mapping sends the old bytes back. Hence not where somebody may have
- * mapped the file to write it, which takes O_RDWR. */
+/* Without passthrough: whether the kernel bypasses its page cache for h. That makes large writes
+ * twice as fast. But the kernel's fuse_direct_io drops a page before it sends the write, and until
+ * that is answered the old page may be read again: a store through a mapping then writes the old
+ * bytes back. So not if the file may be mapped for writing, which takes O_RDWR. */
 static bool is_direct(const struct node *n, const struct handle *h)
 {
 	int access = h->flags & O_ACCMODE;
@@ -128,7 +129,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	int held;
 	rc = n->sf ? staged_use(n->sf, &held) : 0;
 	if (rc == -ENODATA)
-		node_set_sf(fs, n, NULL);	/* gone to the store since */
+		node_set_sf(fs, n, NULL);	/* in the store since */
 	else if (rc)
 		return rc;
 	struct staged *hold = n->sf ? staged_ref(n->sf) : NULL;
@@ -175,7 +176,8 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
 	return true;
 }
 
-/* A file that outgrew memory while it is written is not in one place before its close. */
+/* While a file that outgrew memory is being written, its bytes are in two places until its
+ * close. */
 static int unreadable(const struct node *n, int flags)
 {
 	if ((flags & O_ACCMODE) == O_WRONLY || !n->sf || !staged_outgrown(n->sf))
@@ -190,7 +192,7 @@ static void staged_let_go(struct staged **sf)
 	*sf = NULL;
 }
 
-/* An open, or a create, that has to wait for others: on a thread of its own. */
+/* An open, or a create, that has to wait: continued on a thread of its own. */
 struct later_open {
 	fuse_req_t req;
 	fuse_ino_t id;
@@ -224,7 +226,8 @@ static void open_apart(fuse_req_t req, fuse_ino_t id, const char *name, mode_t m
 	session_apart(req_fs(req), do_later, l);
 }
 
-/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. *was: n's version before it was made writable. */
+/* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. *was: n's version before it
+ * was made writable. */
 static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_file_info *fi, struct staged **was)
 {
 	bool trunc = fi->flags & O_TRUNC, write = (fi->flags & O_ACCMODE) != O_RDONLY;
@@ -257,7 +260,8 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		rc = open_handle(req, fs, n, fi, false);
 	if (rc && made)
 		node_take_back(fs, n, *was);
-	/* an O_RDONLY|O_TRUNC made a version without a writer; no room for it: state failed */
+	/* O_RDONLY|O_TRUNC made a version without a writer; without room its state becomes
+	 * failed */
 	if (!rc && trunc && !write && !n->buf)
 		node_seal_closed(fs, n);
 	if (n)
@@ -271,7 +275,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 	return 0;
 }
 
-/* suid and sgid go with the bytes; before them, so that a lane is chosen for a plain file. */
+/* Clears suid and sgid with the bytes; done first, so that the lane is chosen for a plain file. */
 static int truncated(fuse_req_t req, struct fs *fs, fuse_ino_t id)
 {
 	pthread_mutex_lock(&fs->tree.lock);
@@ -309,18 +313,18 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, -rc);
 }
 
-/* A create: the staged file of its new name, which is made without the lock, since handing a large one its memory
- * takes milliseconds a GiB, and one that finds no room is made in the store. */
+/* A create makes the staged file of its new name without the lock: allocating the memory of a large
+ * one takes milliseconds a GiB, and one that finds no room is made in the store. */
 struct creating {
 	uint64_t id, size;
 	struct staged_owner who;
-	struct staged *sf;	/* NULL: not made yet, or not to be had */
-	bool wanted;		/* make it */
+	struct staged *sf;	/* NULL: not made yet, or failed */
+	bool wanted;		/* create it */
 	int error;
-	struct staged *was;	/* of a file that is there already: its version before */
+	struct staged *was;	/* if the file exists: its previous version */
 };
 
-/* Before the lock is taken, unless the name is there already. */
+/* Without the lock, unless the name exists already. */
 static void memory_guess(struct fs *fs, struct creating *c, uint64_t parent, const char *name)
 {
 	TREE_SCOPE(fs);
@@ -355,7 +359,8 @@ static void creating_end(struct creating *c)
 	staged_let_go(&c->was);
 }
 
-/* CREATE, but someone else was faster. The answer names a node: no fork needs ESTALE. */
+/* CREATE of a name that another caller created meanwhile. The answer names a node, so a fork needs
+ * no ESTALE. */
 static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int flags)
 {
 	if (flags & O_EXCL)
@@ -379,7 +384,7 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	return rc;
 }
 
-/* A worker died between this request's two records: n is the file that it was to make. */
+/* A worker died between this request's two records: n is the file that the request created. */
 static bool made_before(struct fs *fs, const struct node *n)
 {
 	struct rec r;
@@ -397,7 +402,7 @@ void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name)
 	fs_record(fs, &u);
 }
 
-/* 0: answered. -EINPROGRESS: not, it has to wait. ASK_AGAIN. -EAGAIN: c->sf is wanted. */
+/* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. -EAGAIN: c->sf is needed. */
 static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name, mode_t mode,
 		      struct fuse_file_info *fi, struct creating *c)
 {
@@ -409,7 +414,7 @@ static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 	if (answered_open(req, fs, fi, true))
 		return 0;
 	dir = node_find(fs, parent);
-	int rc = share_of_files(ctx->uid);	/* before anything is made */
+	int rc = share_of_files(ctx->uid);	/* before anything is created */
 	if (!rc)
 		rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
 	if (!rc) {
@@ -420,7 +425,7 @@ static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		struct rec r = rec_new(REC_CREATE);
 		r.node = r.ino = c->id;
 		rc = c->sf ? 0 : c->error;
-		if (!c->sf && !rc) {	/* it was there a moment ago */
+		if (!c->sf && !rc) {	/* the name existed a moment ago */
 			c->size = expect_size(fs, dir, name);
 			c->wanted = true;
 			return -EAGAIN;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
- * Who pays for a page of staging: the kernel charges it to the memory cgroup of the process that
- * touches it first. In the fast lane that is the writer, unless the daemon has allocated the page
- * before. A writer whose cgroup has little left would be killed, so its files take the fast lane
- * only where the daemon has allocated all that they are expected to take (staged_cover), else the
- * relay lane, in which the daemon writes. */
+ * Memory cgroups. The kernel charges a page of staging to the cgroup of the process that touches it
+ * first. In the fast lane that is the writer, unless the daemon has allocated the page before. A
+ * writer whose cgroup is nearly full would be killed, so its files take the fast lane only if the
+ * daemon has allocated all that they are expected to need (staged_cover); else they take the relay
+ * lane, in which the daemon writes.
+ */
 #include "fs/fs.h"
 
 #include <fcntl.h>
@@ -13,11 +14,11 @@
 
 #include "staging/memory/pin.h"
 
-/* A write(2) holds the file's lock from beginning to end, so nobody allocates ahead of it
- * meanwhile: two writers, each in one write of 2 GiB (the most the kernel takes), fit into this. */
+/* A write(2) holds the file's lock from beginning to end, so nothing is allocated ahead of it
+ * meanwhile: this is enough for two writers, each in a write of 2 GiB, the kernel's maximum. */
 #define TIGHT (4ull << 30)
 #define SLOTS 256u
-#define AGE_NO_LIMIT_NS 1000000000u	/* processes rarely change their cgroup after their first open */
+#define AGE_NO_LIMIT_NS 1000000000u	/* processes rarely change cgroups after their first open */
 #define AGE_LIMIT_NS 10000000u
 
 struct seen {
@@ -46,7 +47,7 @@ static size_t read_cgroup(const char *path, char *buf, size_t cap)
 	return n > 0 ? (size_t)n : 0;
 }
 
-/* Then it makes no difference who allocates. */
+/* In our own cgroup it makes no difference who allocates. */
 static bool is_ours(const char *path)
 {
 	char theirs[4096], ours[4096];

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * Directory listings: the store's, overlaid by the live tree. A listing is a
- * snapshot, sorted by a hash of the name; the offset is that hash, so that a new
- * worker (or rewinddir) goes on at the same place. */
+ * Directory listings: the store's, overlaid by the live tree. A listing is a snapshot, sorted by a
+ * hash of the name; the offset is that hash, so that a new worker (or rewinddir) continues at the
+ * same place.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MAX 64u	/* of a directory that changes all along */
+#define ROUNDS_MAX 64u	/* for a directory that changes all the time */
 
 struct entry {
 	uint64_t hash;		/* also the offset; 1 and 2 are . and .. */
@@ -84,24 +85,26 @@ static int by_hash(const void *a, const void *b)
 	return x->hash < y->hash ? -1 : x->hash > y->hash ? 1 : strcmp(x->name, y->name);
 }
 
-/* ---- the store's names and ours ----
+/* ---- merging the store's names with the tree's ----
  *
- * The listing was read without the lock. Of each name that changed here since, the store is asked once more. */
+ * The listing was read without the lock. The store is asked again about each name that changed here
+ * since. */
 
-/* Is v, a name of the store, to be shown though the live tree does not have it? */
+/* Whether v, a name in the store that the live tree does not have, is listed. */
 static bool is_stores(struct fs *fs, struct node *dir, struct listed_name *v)
 {
 	struct dentry *d = dentry_find(fs, dir, v->name);
 	v->doubt = false;
-	/* a name that was removed here after the store was asked is gone: if the store were asked again after each
-	 * removal that reaches it, a directory that is being emptied would never be done */
+	/* a name removed here after the store was read is gone; asking the store again after each
+	 * published removal would never end in a directory that is being emptied */
 	if (name_is_control(dir->id, v->name) || (d && (d->node || dentry_dirty(fs, d) || d->seq > v->applied)))
 		return false;
 	v->doubt = name_changed(fs, dir->id, v->name) > v->asked;
 	return !v->gone;
 }
 
-/* Is d, a name of ours, still there? Others may have removed it from the store. */
+/* Whether d, a name of the live tree, still exists; other programs may have removed it from the
+ * store. */
 static bool is_there(struct fs *fs, const struct dentry *d, const struct listed *s)
 {
 	const struct listed_name *v = listed_find(s, d->name);
@@ -120,14 +123,16 @@ static bool in_doubt(struct fs *fs, struct node *dir, struct listed *s)
 	return any;
 }
 
-/* The store's names as they go with the tree's. 0, also where the directory is not in the store; ASK_AGAIN. */
+/* The store's names that go with the tree's. 0, even if the directory is not in the store;
+ * ASK_AGAIN. */
 static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 {
 	struct listed *s;
 	int rc = ask_list(fs, dir, &s);
 
 	while ((!rc || (rc != ASK_AGAIN && name_is_absent(rc))) && s->rounds < ROUNDS_MAX) {
-		if (dir->seq.forgot > s->applied)	/* it came after, and is not known here any more */
+		/* it was made after the listing and dropped from the tree since */
+		if (dir->seq.forgot > s->applied)
 			s->read = false;
 		else if (!in_doubt(fs, dir, s))
 			break;
@@ -238,7 +243,8 @@ static bool put(struct out *o, const char *name, struct node *n, const struct st
 	return true;
 }
 
-/* The number that stat will show, where the live tree does not know the name: not the store's. */
+/* The inode number that stat will show for a name that the live tree does not know; not the
+ * store's. */
 static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 {
 	uint64_t ino = e->ino;
@@ -261,7 +267,7 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 	return ino;
 }
 
-/* Lock held. 0: *room tells whether there was room for it. ASK_AGAIN. */
+/* Lock held. 0: *room tells whether it fitted. ASK_AGAIN. */
 static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct entry *e, bool *room)
 {
 	struct stat st = {.st_ino = e->ino, .st_mode = e->mode};
@@ -273,9 +279,9 @@ static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct
 	if (rc == ASK_AGAIN)
 		return rc;
 	if (name_is_absent(rc))
-		return 0;	/* gone meanwhile */
+		return 0;	/* removed meanwhile */
 	if (rc)
-		n = NULL;	/* the name alone: who asks for more is told the error */
+		n = NULL;	/* list the name alone: a lookup will return the error */
 	*room = put(o, e->name, n, &st, e->hash);
 	if (n && *room)
 		n->nlookup++;
@@ -299,7 +305,7 @@ static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct e
 	return room;
 }
 
-/* *dot: what "." and ".." show. */
+/* *dot: attributes for "." and "..". */
 static int open_listing(struct fs *fs, uint64_t id, struct listing *l, bool anew, struct stat *dot)
 {
 	int rc;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
- * Nodes as answers: an entry, and how long the kernel may believe it. */
+ * Replies with nodes: entries, and how long the kernel may cache them.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
 
 #define TIMEOUT_S 1.0	/* other nodes of a cluster publish into the same store */
 
-/* The kernel may know a file with several names as two inodes after a fork: then it
- * must ask each time. */
+/* After a fork the kernel may know a file with several names as two inodes: then it must ask each
+ * time. */
 double attr_timeout(const struct node *n)
 {
-	/* the kernel does not know what a mapping of a backing file changes */
+	/* the kernel does not see changes made through a mapping of a backing file */
 	bool mapped = n->version.rdwr && n->backing.id;
 	return n->fork.to || mapped || (S_ISREG(n->attr.mode) && node_links(n) > 1) ? 0 : TIMEOUT_S;
 }
@@ -19,7 +20,8 @@ void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *
 {
 	*e = (struct fuse_entry_param){
 		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n),
-		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* that name goes with the last close */
+		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* its name ends with the last
+								 * close */
 	};
 }
 

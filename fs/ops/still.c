@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
- * A file held still: no write(2) is under way in it while its older bytes move from memory to
- * the store (staging/file/outgrow.c).
+ * Freezes a file: no write(2) to it is in progress while its older bytes move from memory to the
+ * store (staging/file/outgrow.c).
  *
- * A passthrough write holds the FUSE inode's lock from its beginning to its end
- * (fs/fuse/passthrough.c), and so does setxattr(2) (fs/ops/xattr.c), until the worker has answered
- * it. So the worker has somebody set an xattr of the file, and moves bytes before it answers.
+ * A passthrough write holds the FUSE inode's lock from beginning to end (fs/fuse/passthrough.c),
+ * and setxattr(2) (fs/xattr.c) holds it until the worker has answered. So the worker has another
+ * process set an xattr of the file, and moves the bytes before it answers.
  *
- * Somebody: not the worker, for a thread of it that waits for an answer which only the next
- * worker can give keeps it from dying; nor the keeper, which holds the fuse descriptor, and
- * would keep the connection from ending. A small process of its own, which ends when nobody of the
- * mount is left who could write to it.
- * It finds the file by MOUNT/.cairn/still-<key>-<node>, a name that only it knows. */
+ * That process cannot be the worker: a thread of it that waits for an answer which only the next
+ * worker can give would keep it from exiting. Nor the keeper: it holds the fuse descriptor and
+ * would keep the connection from ending. It is a small process of its own, the freezer, which ends
+ * when no process of the mount is left that could write to it. It opens the file by a name that
+ * only it knows: MOUNT/.cairn/still-<key>-<node>.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -40,11 +41,11 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	char name[NAME_CAP], path[PATH_MAX];
 
 	prctl(PR_SET_NAME, "cairnfs-still");
-	signal(SIGTERM, SIG_IGN);	/* the end of the pipe ends it */
+	signal(SIGTERM, SIG_IGN);	/* it ends with its pipe */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	dup2(from, 0);
-	close_range(1, ~0u, 0);		/* the store's lock, the connection, ... */
+	close_range(1, ~0u, 0);		/* the store's lock, the connection and others */
 	trust_still();
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
@@ -61,7 +62,7 @@ void still_start(struct fs *fs)
 
 	fs->still.fd = -1;
 	if (fs->o.ro || fs->o.nopassthrough || fs->uid)
-		return;		/* no file grows without the worker's knowledge */
+		return;		/* every write passes through the worker */
 	if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key) || pipe2(p, O_CLOEXEC))
 		return;
 	for (unsigned i = 0; i < sizeof(key); i++)
@@ -83,7 +84,7 @@ void still_ask(void *ctx, uint64_t node)
 	struct fs *fs = ctx;
 	if (fs->still.fd < 0 || write(fs->still.fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
 		return;
-	if (errno == EPIPE) {	/* else it is busy, and asked again */
+	if (errno == EPIPE) {	/* else the process is busy: retried later */
 		fs->still.fd = -1;
 		fs_notice(fs, "the process that holds files still is gone: files that outgrow memory stay in it until "
 			      "they are closed");
@@ -116,7 +117,7 @@ bool still_lookup(fuse_req_t req, const char *name)
 	return true;
 }
 
-/* Whoever reads would find a hole where bytes have moved; who maps, too. Lock held. */
+/* A reader would find a hole where bytes have moved; so would a mapping. Lock held. */
 static bool only_written(const struct node *n)
 {
 	return n->sf && n->writers && n->handles == n->writers && !n->version.rdwr && !n->busy;
@@ -135,7 +136,7 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	struct node *n = node_find(fs, id);
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
-		staged_set_moving(sf);	/* from here on nobody opens it to read */
+		staged_set_moving(sf);	/* from now on opens for reading fail */
 	} else if (n && n->sf) {
 		staged_not_now(n->sf);
 	}
@@ -146,12 +147,12 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
 			       "its close will fail; give staging more memory");
 		} else if (rc && rc != -EAGAIN && atomic_exchange(&fs->still.error, rc) != rc) {
-			/* it is tried again */
+			/* it is retried */
 			fs_log("a file that outgrew memory cannot be moved to the store: %s", strerror(-rc));
 		}
 		staged_unref(sf);
 	}
-	/* the kernel would keep that name, and by it the file after its unlink */
+	/* else the kernel would cache that name, and with it the file after its unlink */
 	char name[NAME_CAP];
 	fuse_lowlevel_notify_inval_entry(fs->se, CONTROL_DIR, name, (size_t)name_of(fs, id, name, sizeof(name)));
 	fuse_reply_err(req, 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Extended attributes: users' own (user.*), and user.cairn.*, which answers by name but is
- * never listed, and never set but for user.cairn.device. */
+ * Extended attributes: users' own (user.*), and user.cairn.*, which can be read by name but are
+ * never listed, and cannot be set except user.cairn.device.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -25,7 +26,7 @@ static const char *const lane_names[] = {
 	[LANE_RELAY] = "relay",
 };
 
-/* Of the store's file. */
+/* Reads it from the store's file. */
 static ssize_t store_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
 {
 	ssize_t len = S_ISREG(n->attr.mode) ? ask_value(fs, n, key, buf, cap) : -ENODATA;
@@ -37,7 +38,7 @@ static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
 	struct staged_info i = {.state = STAGED_DURABLE};
 	if (n->sf)
 		staged_get_info(n->sf, &i);
-	/* a rename may have marked it, and that is on its way */
+	/* a rename may have marked it, and the mark is pending */
 	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) && n->seq.dirty <= fs_applied(fs))
 		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
 	return n->version.over ? snprintf(buf, cap, "%s", n->version.over) : -ENODATA;
@@ -141,7 +142,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 	}
 	session_may_block(fs);
 	if (xattr_is_ours(key))
-		release_barrier(fs);	/* what was just closed is not open any more */
+		release_barrier(fs);	/* files that were just closed no longer count as open */
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
@@ -151,7 +152,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 		fuse_reply_err(req, -rc);
 }
 
-/* A device is of this copy of the bytes, as states are: cp -a does not carry it. */
+/* The device, like the state, describes this copy of the bytes: cp -a must not copy it. */
 static bool is_listed(const struct xattr *x)
 {
 	return strcmp(x->key, DEVICE_KEY);
@@ -195,7 +196,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 		fuse_reply_err(req, -rc);
 }
 
-/* What the store's inode could not hold must not be accepted: ENOSPC, as setxattr(2) has it. */
+/* An xattr that the store's inode has no room for must be refused: ENOSPC, as in setxattr(2). */
 static int room_for(struct fs *fs, struct node *n, const char *key, size_t len)
 {
 	size_t sum = ENTRY_BYTES + strlen(key) + len, room = io_store_xattr_room(fs->store);
@@ -220,7 +221,8 @@ static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *k
 		rc = -EEXIST;
 	if (!rc && !there && ((flags & XATTR_REPLACE) || r->type == REC_XATTR_DEL))
 		rc = -ENODATA;
-	if (!rc && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))	/* that has its sidecar */
+	/* the device has its sidecar file */
+	if (!rc && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))
 		rc = -EOPNOTSUPP;
 	if (!rc && r->type == REC_XATTR)
 		rc = room_for(fs, n, key, r->data_len);
