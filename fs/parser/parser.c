@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The worker's end of the processes that parse. What comes from one may come from who took it over: each
- * message is checked, and it gets nothing but bytes of the checkpoint it is asked about.
+ * The worker's end of the parser processes. A parser may have been compromised by what it parses:
+ * each of its messages is checked, and it can read only the checkpoint that it is asked about.
  *
  *	none ──START──▶ asked ──done──▶ idle, for the same tag ──▶ asked
  *	                  └─ content, failed ─▶ ended           └─ others are idle ─▶ ended
@@ -17,12 +17,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IDLE_MAX 4u		/* as many views are read at once */
-#define SOURCES 4u		/* files of a checkpoint that are open for one question; one is needed */
+#define IDLE_MAX 4u		/* views read at the same time keep one each */
+#define SOURCES 4u		/* open files of a checkpoint for one question; one is needed */
 #define START_MS 10000
 
-/* Asked at once: by who loads a checkpoint for views, the thread of latest, the publisher, and by readers
- * of views: N_THREADS and those of views_jobs.c. No more than 32: the nursery keeps 64. */
+/* Maximum of concurrent questions: from threads that load a checkpoint for views, the thread of
+ * latest, the publisher, and readers of views: N_THREADS and those of views_jobs.c. At most 32: the
+ * nursery keeps 64. */
 
 struct parser {
 	struct parser *next;
@@ -36,9 +37,9 @@ struct parser {
 	unsigned char buf[PARSER_READ_MAX];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* over idle; none is taken after it */
-static struct parser *idle;	/* last used first */
-static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER;	/* its socket */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* guards idle; the last lock */
+static struct parser *idle;	/* most recently used first */
+static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER;	/* guards its socket */
 static unsigned last_id;	/* nursery_lock */
 static atomic_uint failures;
 
@@ -47,9 +48,9 @@ unsigned parser_failures(void)
 	return atomic_load(&failures);
 }
 
-/* ---- beginning and end ------------------------------------------------------------ */
+/* ---- start and end ---- */
 
-/* An answer of the nursery: *id, and a descriptor or -1. False: none came. */
+/* Receives an answer of the nursery: *id, and a descriptor or -1. False: there was none. */
 static bool take_answer(int from, unsigned *id, int *fd)
 {
 	union {
@@ -69,7 +70,7 @@ static bool take_answer(int from, unsigned *id, int *fd)
 	return true;
 }
 
-/* The one to an order that was not waited for is passed over. */
+/* Skips answers to orders that were no longer waited for. */
 static int take_fd(int from, unsigned id)
 {
 	unsigned got;
@@ -106,7 +107,7 @@ static struct parser *parser_new(struct fs *fs, uint64_t tag)
 	return NULL;
 }
 
-/* By force: one that was taken over does not end because its socket does. */
+/* Kills it: a compromised parser does not exit when its socket closes. */
 static void parser_drop(struct fs *fs, struct parser *p)
 {
 	struct parser_order o = {.what = PARSER_END, .id = p->id};
@@ -129,7 +130,7 @@ static struct parser *parser_take(struct fs *fs, uint64_t tag)
 		*pp = p->next;
 	pthread_mutex_unlock(&lock);
 	struct pollfd f = {.fd = p ? p->pipe.fd : -1, .events = POLLIN};
-	if (p && poll(&f, 1, 0)) {	/* it has nothing to say, unless somebody killed it */
+	if (p && poll(&f, 1, 0)) {	/* an idle parser sends nothing, so it was killed */
 		parser_drop(fs, p);
 		p = NULL;
 	}
@@ -155,18 +156,18 @@ static void parser_give(struct fs *fs, struct parser *p)
 		parser_drop(fs, old);
 }
 
-/* ---- what it asks back ------------------------------------------------------------ */
+/* ---- requests from a parser ---- */
 
 struct asked {
 	struct fs *fs;
 	const char *what;
-	uint64_t tag;		/* 0: it is ended afterwards */
-	const struct ckpt_io *io;	/* NULL: source 0 is all there is */
+	uint64_t tag;		/* 0: the parser is ended afterwards */
+	const struct ckpt_io *io;	/* NULL: source 0 is the only one */
 	struct parser *p;
 	uint64_t names;		/* bytes */
 };
 
-/* A body of at most `max` bytes, with a NUL behind it. */
+/* Receives a body of at most `max` bytes and appends a NUL. */
 static int take_text(struct parser *p, const struct parser_head *h, size_t max)
 {
 	if (h->len > max || max >= sizeof(p->buf))
@@ -235,9 +236,9 @@ static int do_bad(struct asked *a, struct parser_head *h)
 	return parser_send(&a->p->pipe, h, NULL, 0);
 }
 
-/* ---- a question ------------------------------------------------------------------- */
+/* ---- a question ---- */
 
-/* 0: h is its answer. */
+/* 0: h is the answer. */
 static int converse(struct asked *a, struct parser_head *h, const void *body, size_t len)
 {
 	uint64_t begun = monotonic_ns();
@@ -273,7 +274,7 @@ static const struct {
 };
 #define N_CAUSES (sizeof(causes) / sizeof(causes[0]))
 
-/* Once for each cause: anybody may write what nobody can parse. */
+/* Logs each cause once: any user can write files that fail to parse. */
 static int has_failed(const struct asked *a, int rc)
 {
 	static atomic_uint told;
@@ -304,8 +305,8 @@ static void release(struct asked *a)
 		parser_drop(a->fs, a->p);
 }
 
-/* 0: *out is the answer, the caller's, who looks at it and then calls release() or has_failed(). Else that is
- * done: -EIO, or what it found, and e says so. */
+/* 0: *out is the answer; the caller checks it and then calls release() or has_failed(). On an error
+ * that has been done: -EIO, or the error that the parser found, described in e. */
 static int ask(struct asked *a, struct parser_head *h, const void *body, size_t len, const struct fmt_source *first,
 	       unsigned char **out, struct fmt_error *e)
 {

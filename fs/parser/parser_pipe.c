@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Messages between the worker and a parser: a head, and a body in as many packets as it takes. */
+ * Messages between the worker and a parser: a head, and a body in as many packets as needed.
+ */
 #include "fs/parser/parser.h"
 
 #include <errno.h>
@@ -7,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Waits for the other, on its time. */
+/* Waits for the peer, within the limits. */
 static int wait_for(struct parser_pipe *p, short events)
 {
 	struct pollfd f = {.fd = p->fd, .events = events};

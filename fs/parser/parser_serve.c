@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * In a process that parses (cairnfs-parser): from a question to its answer. All it can do is to read and
- * write that one socket, so it asks for whatever it wants to read. */
+ * In a parser (cairnfs-parser): from a question to its answer. The process can only read and write
+ * its socket, so it asks the worker for all bytes.
+ */
 #include "fs/parser/parser.h"
 
 #include <errno.h>
@@ -10,18 +11,19 @@
 
 static struct parser_pipe worker;
 
-/* An item of a .distcp is read in small pieces, at its end and at its beginning: the first of each asks for
- * what is around it. Not so the files of a checkpoint: what is read of them is counted. */
+/* An item of a .distcp is read in small pieces, at its end and at its beginning: the first read of
+ * each also fetches what surrounds it. The files of a checkpoint are not read so: their reads are
+ * counted. */
 #define AROUND (16u << 10)
 
 struct source {
 	uint32_t id;
-	uint64_t size;		/* 0: nothing around is asked for */
-	uint64_t at, have;	/* in around */
+	uint64_t size;		/* 0: no read-around */
+	uint64_t at, have;	/* of the bytes in around */
 	unsigned char around[];
 };
 
-/* ---- what it asks back ------------------------------------------------------------ */
+/* ---- requests to the worker ---- */
 
 static void tell(struct parser_head *h, const void *body, size_t len)
 {
@@ -117,7 +119,7 @@ static int file_is_bad(void *ctx, const char *file, const struct fmt_error *e, i
 	return h.rc;
 }
 
-/* ---- what it is asked ------------------------------------------------------------- */
+/* ---- questions from the worker ---- */
 
 static void answer(int rc, struct fmt_packed *found, const struct fmt_error *e)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * The process that starts and ends those that parse (cairnfs-nursery): the worker has threads and cannot
- * fork. The keeper makes one for each worker; it ends with it, and they with it. It reads no byte
- * of a checkpoint, so each of them begins clean. */
+ * The nursery (cairnfs-nursery), which starts and ends the parsers: the worker has threads and
+ * cannot fork. The keeper starts one for each worker; it ends with the worker, and the parsers end
+ * with it. It reads no byte of a checkpoint, so each parser starts clean.
+ */
 #include "fs/parser/parser.h"
 
 #include <errno.h>
@@ -16,16 +17,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHILDREN 64u		/* more than the worker has at once: see parser.c */
+#define CHILDREN 64u		/* more than the worker uses at once (parser.c) */
 
 static struct child {
 	pid_t pid;		/* 0: free */
 	unsigned id;
 } children[CHILDREN];
 
-/* ---- in the nursery --------------------------------------------------------------- */
+/* ---- in the nursery ---- */
 
-/* What the keeper shares with others (how its worker ended, ...). */
+/* Unmaps the memory that the keeper shares with other processes (the worker's exit code and
+ * others). */
 static int unmap_shared(void)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
@@ -67,7 +69,7 @@ static struct child *free_child(void)
 static _Noreturn void be_parser(struct fs *fs, pid_t parent, int fd, unsigned nth)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent)	/* it was faster */
+	if (getppid() != parent)	/* the worker has ended already */
 		_exit(0);
 	prctl(PR_SET_NAME, "cairnfs-parser");
 	dup2(fd, 0);
@@ -98,7 +100,7 @@ static void pass_on(unsigned id, int fd)
 		_exit(0);
 }
 
-/* Its pid, and *fd to it; -1. */
+/* Its pid, and *fd to it; or -1. */
 static pid_t start_child(struct fs *fs, int *fd)
 {
 	static unsigned started;
@@ -117,14 +119,14 @@ static pid_t start_child(struct fs *fs, int *fd)
 	return pid;
 }
 
-static pid_t ready;		/* made ready beforehand; 0 */
+static pid_t ready;		/* a parser started in advance; 0 */
 static int ready_fd;
 
 static void give_child(struct fs *fs, unsigned id)
 {
 	struct child *c = free_child();
 
-	if (ready > 0 && waitpid(ready, NULL, WNOHANG) == ready) {	/* somebody killed it */
+	if (ready > 0 && waitpid(ready, NULL, WNOHANG) == ready) {	/* it was killed */
 		close(ready_fd);
 		ready = 0;
 	}
@@ -167,7 +169,7 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 	struct parser_order o;
 
 	prctl(PR_SET_NAME, "cairnfs-nursery");
-	signal(SIGTERM, SIG_IGN);	/* the end of the socket ends it */
+	signal(SIGTERM, SIG_IGN);	/* it ends with its socket */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGPIPE, SIG_IGN);
@@ -185,7 +187,7 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 	_exit(0);
 }
 
-/* ---- in the keeper ---------------------------------------------------------------- */
+/* ---- in the keeper ---- */
 
 static void start_nursery(struct fs *fs)
 {
@@ -208,8 +210,8 @@ void parser_start(struct fs *fs)
 	start_nursery(fs);
 }
 
-/* One that died is replaced: what the worker has asked meanwhile waits in the socket. After the keeper's own
- * death its spare is no parent of it. */
+/* Restarts a nursery that died: the worker's orders wait in the socket meanwhile. Not after the
+ * keeper's own death: its spare is not the nursery's parent. */
 bool parser_look(struct fs *fs)
 {
 	pid_t pid = fs->parsers.pid;
