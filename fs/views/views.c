@@ -7,10 +7,11 @@
  *	tensors/<name>.npy		one
  *	refused				why some or all of these are missing
  *
- * A name here is a place in the tree above and, below a checkpoint, a version of it: other
- * bytes have another node, so the kernel's cache never mixes them. Requests that may parse go to
- * threads of their own; the threads that answer the kernel only read, a few at a time. Here are
- * the operations and the answers; views.h says who does the rest. */
+ * A node here stands for a directory of the mount and, in a checkpoint, for one version of it:
+ * other bytes get another node, so the kernel's cache never mixes them. Requests that may parse go
+ * to separate threads; the threads that answer the kernel only read, a few at a time. This file has
+ * the operations and the answers; views.h lists the others.
+ */
 #include "fs/views/views.h"
 #include "io/scope.h"
 
@@ -20,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INLINE_READS 4u		/* threads of the session that may read views at once */
-#define TIMEOUT_S 1.0		/* of a file's attributes; who may open it is asked at each open */
+#define INLINE_READS 4u		/* threads of the session that may read views at the same time */
+#define TIMEOUT_S 1.0		/* of attributes; permissions are checked at each open */
 
 struct vhandle {
 	struct vhandle *next;
@@ -29,11 +30,11 @@ struct vhandle {
 	char *path;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* handles; taken last */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* guards handles; the last lock */
 static struct vhandle *handles;
 static atomic_uint inline_reads;
 
-/* ---- open handles ----------------------------------------------------------------- */
+/* ---- open handles ---- */
 
 static struct vhandle *handle_new(struct fs *fs, const char *path)
 {
@@ -53,8 +54,7 @@ static struct vhandle *handle_new(struct fs *fs, const char *path)
 	return h;
 }
 
-/* The last one of a checkpoint lets go of its files: one that is removed must not stay on
- * the disk. */
+/* The last handle of a checkpoint closes its files: a removed file must not keep its space. */
 static void handle_drop(uint64_t fh)
 {
 	pthread_mutex_lock(&lock);
@@ -74,10 +74,10 @@ static void handle_drop(uint64_t fh)
 	free(h);
 }
 
-/* ---- answers ---------------------------------------------------------------------- */
+/* ---- answers ---- */
 
-/* May the caller go there, and know of w, which is c's or a directory (c NULL)? w is as good as
- * the files it is made of, wherever they lie. */
+/* Whether the caller may search the path and know of w, a file in c or a directory (c NULL). A view
+ * has the permissions of the files it is made of, wherever they lie. */
 static int may_see(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
 		   unsigned want)
 {
@@ -119,7 +119,7 @@ static void do_lookup(struct vjob *j)
 		fuse_reply_err(j->req, to_errno(rc == -ENOTDIR ? -ENOENT : rc));
 		return;
 	}
-	/* no name is remembered: who asks next may be somebody else */
+	/* names are not cached: the next caller may have other permissions */
 	struct fuse_entry_param e = {.ino = n->id, .attr = st,
 				     .attr_timeout = S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S};
 	e.attr.st_ino = n->id;
@@ -129,7 +129,7 @@ static void do_lookup(struct vjob *j)
 		views_forget(id, 1);
 }
 
-/* What has changed since is told as it was: the node is that version's. */
+/* Of a version that has changed since, answers what was last seen: the node stands for it. */
 static void do_getattr(struct vjob *j)
 {
 	struct fs *fs = req_fs(j->req);
@@ -164,7 +164,7 @@ static void do_open(struct vjob *j)
 
 	if (!rc) {
 		rc = c->version == n->what.version ? may_see(fs, &j->who, &n->what, NULL, 1) : -ESTALE;
-		if (!rc)	/* descriptors of that version may be open already */
+		if (!rc)	/* descriptors of that version may still be open */
 			rc = vckpt_may(c, &j->who, true);
 		if (!rc && n->what.kind != V_REFUSED)
 			rc = vlayout_get(fs, &n->what, &l);
@@ -174,7 +174,7 @@ static void do_open(struct vjob *j)
 		vlayout_put(l);
 	if (!rc && !(h = handle_new(fs, n->what.path)))
 		rc = -ENOMEM;
-	if (rc) {		/* ESTALE: the kernel looks the name up again */
+	if (rc) {		/* ESTALE makes the kernel look the name up again */
 		fuse_reply_err(j->req, rc == -ENOENT ? ESTALE : to_errno(rc));
 		return;
 	}
@@ -284,7 +284,7 @@ static void do_readdir(struct vjob *j)
 		fuse_reply_buf(j->req, buf, used);
 }
 
-/* ---- operations ------------------------------------------------------------------- */
+/* ---- operations ---- */
 
 static void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
@@ -292,7 +292,8 @@ static void views_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	if (strlen(name) > MAX_NAME) {
 		fuse_reply_err(req, ENAMETOOLONG);
 	} else if ((j = vjob_new(req, do_lookup, parent, name))) {
-		release_barrier(req_fs(req));	/* what was just closed is not open any more */
+		/* files that were just closed no longer count as open */
+		release_barrier(req_fs(req));
 		vjob_put(j);
 	}
 }
@@ -341,7 +342,7 @@ static void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, st
 	vjob_put(j);
 }
 
-/* All of it is data: cp asks. */
+/* Everything is data; cp asks. */
 static void views_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)
 {
 	struct vnode *n = vnode_find(id);

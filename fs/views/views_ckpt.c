@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT
- * The cache of parsed checkpoints: which version of one a view is made of, and whether that is still
- * what the tree has. One is parsed at a time. */
+ * The cache of parsed checkpoints: which version of one a view is made of, and whether the tree
+ * still has that version. One checkpoint is parsed at a time.
+ */
 #include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>
 #include <string.h>
 
-#define CACHE_MAX 8u		/* checkpoints kept parsed, */
-#define CACHE_COST (32u << 20)	/* of that much metadata together */
+#define CACHE_MAX 8u		/* checkpoints cached, */
+#define CACHE_COST (32u << 20)	/* and their metadata altogether */
 #define TRUST_NS 1000000000u
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;	/* cache, refs; taken last */
 static struct vckpt *cache;
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;	/* one parses at a time */
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;	/* held while parsing */
 
 void vckpt_put(struct vckpt *c)
 {
@@ -54,7 +55,7 @@ static void cache_drop(struct vckpt *c)
 		vckpt_put(c);
 }
 
-/* c is in front; the cache has a reference of its own. */
+/* Adds c in front, with a reference of the cache's own. */
 static void cache_add(struct vckpt *c)
 {
 	struct vckpt *old = NULL;
@@ -82,7 +83,7 @@ static void cache_add(struct vckpt *c)
 	}
 }
 
-/* Are its files still the ones that were parsed, and nobody writes them? */
+/* Whether its files are still those that were parsed, and no writer has them open. */
 static bool is_current(struct fs *fs, struct vckpt *c)
 {
 	struct stat st = {0};
@@ -93,7 +94,7 @@ static bool is_current(struct fs *fs, struct vckpt *c)
 	node_attr(fs, dir, &ds);
 	reach_done(fs, dir);
 	if (ds.st_mtim.tv_sec != c->dir_mtime.tv_sec || ds.st_mtim.tv_nsec != c->dir_mtime.tv_nsec)
-		return false;	/* another file may belong to it */
+		return false;	/* the checkpoint may have a file more */
 	for (size_t i = 0; i < c->n_files; i++) {
 		struct stat fst;
 		bool open;
@@ -134,7 +135,7 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 	if (c)
 		vckpt_put(c);
 	pthread_mutex_lock(&load_lock);
-	c = cache_find(path);		/* another may have been faster */
+	c = cache_find(path);		/* another thread may have parsed it meanwhile */
 	if (c && !((!now && is_fresh(c)) || is_current(fs, c))) {
 		cache_drop(c);
 		vckpt_put(c);
@@ -150,8 +151,8 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 	return rc;
 }
 
-/* Of one that metadata names: what is below a directory that the caller may not search is for him as
- * if it was not there, lest he asks for names in it. */
+/* For a file that metadata names: if the caller may not search a directory on the way, it does not
+ * exist for the caller, so that existence cannot be probed by metadata. */
 static int may_read(struct vckpt *c, const struct vfile *f, const struct caller *who, bool exact)
 {
 	CLEANUP_FREE char *path = path_join(c->path, f->name);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A checkpoint's files as views read them: found in the live tree by path, their bytes taken from
- * staging or the store, always of the version that was parsed. */
+ * Reads a checkpoint's files for views: found in the live tree by path, with bytes from staging or
+ * the store, always of the version that was parsed.
+ */
 #include "fs/parser/parser.h"
 #include "fs/views/views.h"
 #include "io/scope.h"
@@ -10,15 +11,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Fetched for who reads in order: AHEAD_STEP at once; of one file up to AHEAD_MAX, of many together
- * AHEAD_ALL, but of each AHEAD_MIN (docs/PERFORMANCE.md, Views and export). */
+/* Readahead for sequential readers: AHEAD_STEP at once; up to AHEAD_MAX of one file, AHEAD_ALL of
+ * many together, but at least AHEAD_MIN of each (docs/PERFORMANCE.md, Views and export). */
 #define AHEAD_STEP (4u << 20)
 #define AHEAD_MIN (6u << 20)
 #define AHEAD_MAX (16u << 20)
 #define AHEAD_ALL (64u << 20)
-#define OPEN_MAX 256u		/* files of one checkpoint */
+#define OPEN_MAX 256u		/* open files of one checkpoint */
 
-/* ---- the tree --------------------------------------------------------------------- */
+/* ---- the tree ---- */
 
 int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open)
 {
@@ -39,9 +40,9 @@ bool vfile_is(const struct vfile *f, const struct stat *st)
 	       f->mtime.tv_sec == st->st_mtim.tv_sec && f->mtime.tv_nsec == st->st_mtim.tv_nsec;
 }
 
-/* ---- open files ------------------------------------------------------------------- */
+/* ---- open files ---- */
 
-/* Its bytes as they are in the tree: in staging, or a descriptor in the store. 0, ASK_AGAIN. */
+/* The bytes that the tree has now: in staging, or a descriptor in the store. 0, ASK_AGAIN. */
 static int try_bytes(struct fs *fs, struct vfile *f, const char *path)
 {
 	struct node *n;
@@ -93,7 +94,7 @@ void vfile_close_unused(struct vckpt *c)
 			vfile_close(&c->file[i]);
 }
 
-/* Its staged bytes, as long as they are that version; -ENODATA: the store has them. */
+/* Reads the staged bytes while they are that version; -ENODATA: read the store instead. */
 static int read_staged(struct vfile *f, struct staged *sf, uint64_t off, char *buf, size_t len)
 {
 	struct staged_info i;
@@ -105,7 +106,7 @@ static int read_staged(struct vfile *f, struct staged *sf, uint64_t off, char *b
 		off += (uint64_t)got;
 		len -= (size_t)got;
 	}
-	staged_get_info(sf, &i);	/* afterwards: a writer may have come meanwhile */
+	staged_get_info(sf, &i);	/* checked afterwards: a writer may have begun meanwhile */
 	if (i.state == STAGED_EVICTED)
 		return 0;
 	return i.size == f->size && i.mtime.tv_sec == f->mtime.tv_sec &&
@@ -127,8 +128,8 @@ static int read_store(int fd, uint64_t off, char *buf, size_t len)
 	return 0;
 }
 
-/* The kernel's own readahead is short, and sees little of a file whose bytes are wanted in
- * many small rows: who reads in order has the next bytes fetched. Lock held; 0: nothing. */
+/* The kernel's own readahead is short and does not recognize reads of many small rows as
+ * sequential: so the next bytes are fetched for sequential readers. Lock held; 0: fetch nothing. */
 static uint64_t fetch_from(struct vfile *f, uint64_t off, size_t len)
 {
 	uint64_t end = off + len, from = f->ahead > end ? f->ahead : end;
@@ -160,7 +161,7 @@ static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
 	int rc = fd >= 0 ? -ENODATA : read_staged(f, sf, off, buf, len);
 	if (rc != -ENODATA)
 		return rc;
-	if (fd < 0) {		/* evicted since: the store has it */
+	if (fd < 0) {		/* evicted since: read the store */
 		pthread_mutex_lock(&f->c->lock);
 		rc = f->fd >= 0 ? 0 : open_bytes(f->c->fs, f);
 		fd = f->fd;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Threads of their own for requests about views that may take long: those may parse. Made when they
- * are needed, and never ended: the process is. */
+ * Threads for view requests that may take long: they may parse. Created on demand; they end with
+ * the process.
+ */
 #include "fs/views/views.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static struct vjob *queue, **queue_end = &queue;
-static unsigned n_threads, n_idle;	/* lock, as the queue */
+static unsigned n_threads, n_idle;	/* guarded by lock, like the queue */
 
 static void *pool_main(void *arg)
 {

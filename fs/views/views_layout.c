@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * Views laid out: the files of .cairn/views as rows of parts, the last used ones kept. */
+ * Layouts: each file of .cairn/views as a list of parts. The most recently used are cached.
+ */
 #include "fs/views/views.h"
 #include "io/scope.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#define LAYOUTS_MAX 64u		/* kept, */
-#define LAYOUTS_BYTES (32u << 20)	/* of that size together */
+#define LAYOUTS_MAX 64u		/* layouts cached, */
+#define LAYOUTS_BYTES (32u << 20)	/* and their size altogether */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* layouts, refs; taken last */
 static struct vlayout *layouts;
@@ -40,7 +41,7 @@ struct vlayout *vlayout_find(const struct vwhat *w)
 	return l;
 }
 
-/* The cache gets a reference of its own. */
+/* Adds it to the cache, with a reference of the cache's own. */
 static void layout_keep(struct vlayout *l)
 {
 	struct vlayout *old = NULL;

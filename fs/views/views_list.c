@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The listings of .cairn/views. An offset is the number of an entry, shown or not, so that it stays
- * when others come. What has too many names (reshard) is empty. */
+ * The listings of .cairn/views. An offset is the number of an entry, listed or not, so it stays
+ * valid when others are added. Directories with too many names (reshard) are listed as empty.
+ */
 #include "fs/views/views.h"
 #include "io/scope.h"
 
@@ -13,11 +14,11 @@ struct list_out {
 	struct vjob *j;
 	char *buf;
 	size_t used;
-	uint64_t at;		/* of the entry that comes next, from 0 */
+	uint64_t at;		/* number of the next entry, from 0 */
 	bool full;
 };
 
-/* No node comes with a name (ino 0): the kernel looks it up when somebody asks. */
+/* Entries have no node (ino 0): the kernel looks a name up on demand. */
 static int put_name(struct list_out *o, const char *name, bool dir)
 {
 	struct fuse_entry_param e = {.attr = {.st_ino = VIEWS_FIRST - 1, .st_mode = dir ? S_IFDIR : S_IFREG}};
@@ -37,7 +38,7 @@ static int put_name(struct list_out *o, const char *name, bool dir)
 static void list_tensors(struct list_out *o, const struct vckpt *c)
 {
 	char name[MAX_NAME + 1];
-	/* an entry a tensor, shown or not, so that an offset finds its place at once */
+	/* each tensor counts as an entry, listed or not, so an offset is found at once */
 	uint64_t from = (uint64_t)o->j->off > o->at ? (uint64_t)o->j->off - o->at : 0;
 	o->at += from;
 	for (size_t i = from; i < c->set->n_tensors && !o->full; i++) {
@@ -82,7 +83,7 @@ static int take_subdir(void *arg, const char *name)
 	return s->v[s->n] ? (s->n++, 0) : -ENOMEM;
 }
 
-/* The views of the checkpoint it is, if it is one, and the directories in it. */
+/* The views of the directory's checkpoint, if it is one, and its subdirectories. */
 static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 {
 	struct subdirs s = {0};
@@ -97,7 +98,7 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 		if (c && vspecial_has(c, vspecials[i].kind))
 			put_name(o, vspecials[i].name, vkind_is_dir(vspecials[i].kind));
 		else
-			o->at++;	/* offsets stay when a checkpoint becomes complete */
+			o->at++;	/* offsets stay valid when a checkpoint becomes complete */
 	}
 	int rc;
 	ask_begin();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Checkpoints parsed for views, out of the live tree. What is parsed is anybody's bytes: how much is
- * read, and so how much memory it can take, is bounded. */
+ * Parses checkpoints of the live tree for views. Their files are untrusted input: the bytes that
+ * are read, and so the memory that parsing takes, are limited.
+ */
 #include "fs/parser/parser.h"
 #include "fs/views/views.h"
 
@@ -11,27 +12,27 @@
 
 #define PARSE_MAX (32u << 20)	/* metadata and headers of one checkpoint */
 
-/* ---- parsing ---------------------------------------------------------------------- */
+/* ---- parsing ---- */
 
-struct seen {			/* of a file of the checkpoint */
+struct seen {			/* a file of the checkpoint */
 	char *name;
 	struct stat st;
-	bool open;		/* somebody writes it */
-	bool read;		/* its metadata or headers were */
+	bool open;		/* a writer has it open */
+	bool read;		/* its metadata or headers were read */
 };
 
 struct load {
 	struct fs *fs;
 	struct vckpt *c;
 	struct ckpt_content in;
-	struct seen *seen;	/* the listed ones by name, then those further down */
+	struct seen *seen;	/* the files listed, by name; then those in subdirectories */
 	size_t n, n_listed, cap;
 	uint64_t left;		/* of PARSE_MAX */
-	bool too_much;		/* it ran out */
-	bool incomplete;	/* it changed under our eyes */
+	bool too_much;		/* the limit was reached */
+	bool incomplete;	/* it changed meanwhile */
 };
 
-struct opened {			/* while it is parsed */
+struct opened {			/* a file, open while it is parsed */
 	struct load *l;
 	struct vfile f;
 	struct fmt_source s;
@@ -76,7 +77,7 @@ static void as_file(const struct load *l, const struct seen *s, struct vfile *ou
 			      .mtime = s->st.st_mtim, .fd = -1, .c = l->c};
 }
 
-/* Parsers read in pieces of any size; all that they read is counted. */
+/* Parsers read pieces of any size; the bytes are counted. */
 static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
 {
 	struct opened *o = ctx;
@@ -95,7 +96,7 @@ static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
 	return rc;
 }
 
-/* One further down is learned of by its metadata, and not listed. */
+/* Files in subdirectories come from the metadata, not from the listing. */
 static int find_or_see(struct load *l, const char *name, struct seen **out)
 {
 	*out = find_seen(l, name);
@@ -140,7 +141,7 @@ static void load_close(void *ctx, struct fmt_source *s)
 	free(o);
 }
 
-/* The first one ends it: why is told, unless it is no more than that somebody writes here. */
+/* The first refusal ends the parsing; its reason is kept, unless a writer has the file open. */
 static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, int rc)
 {
 	struct load *l = ctx;
@@ -178,7 +179,7 @@ static int list_names(struct load *l)
 	return rc;
 }
 
-/* Sizes, and who is open. After the names: one may be gone. */
+/* Gets sizes and whether a writer has a file open. After the listing: a file may be gone. */
 static int look_at_names(struct load *l)
 {
 	l->in.v = calloc(l->n ? l->n : 1, sizeof(*l->in.v));
@@ -199,9 +200,9 @@ static int look_at_names(struct load *l)
 	return 0;
 }
 
-/* ---- what it is then -------------------------------------------------------------- */
+/* ---- the result ---- */
 
-/* The one place that says whether a checkpoint has views. */
+/* Decides whether a checkpoint has views; nothing else does. */
 static bool is_whole(const struct load *l)
 {
 	const struct ckpt_content *in = &l->in;
@@ -255,7 +256,7 @@ static int add_file(struct load *l, struct seen *s)
 	f->name = strdup(s->name);
 	if (!f->name)
 		return -ENOMEM;
-	s->read = false;	/* it has its place */
+	s->read = false;	/* already added */
 	hash_in(&c->version, f->name, strlen(f->name));
 	hash_in(&c->version, &f->ino, sizeof(f->ino));
 	hash_in(&c->version, &f->size, sizeof(f->size));
@@ -265,8 +266,8 @@ static int add_file(struct load *l, struct seen *s)
 	return 0;
 }
 
-/* c->file, version and attributes, from what was seen. The set's files come first, as they are
- * numbered there. */
+/* Fills c->file, version and attributes from what was seen. The set's files come first, in the
+ * set's order. */
 static int remember_files(struct load *l)
 {
 	struct vckpt *c = l->c;
@@ -294,7 +295,7 @@ static void load_free(struct load *l)
 	ckpt_content_free(&l->in);
 }
 
-/* If not all of it can be one file, its tensors still can each by itself. */
+/* If the tensors do not fit in one file, each can still be a file. */
 static int try_whole(struct vckpt *c)
 {
 	struct view_pick all = {0, c->set->n_tensors, 1, 0};
@@ -309,7 +310,7 @@ static int try_whole(struct vckpt *c)
 	return rc == -ENOMEM ? rc : 0;
 }
 
-/* Nothing of it is read: a version of it is one of the files it consists of. */
+/* Orbax is not parsed: its version depends on the files that make it one. */
 static int refuse_orbax(struct load *l)
 {
 	for (size_t i = 0; i < l->n; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The names of .cairn/views: what each stands for, and what stat says of that. */
+ * The names of .cairn/views: what each stands for, and its attributes.
+ */
 #include "fs/views/views.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@ bool vkind_is_dir(enum vkind k)
 	return k == V_DIR || k == V_SPLIT || k == V_RESHARD || k == V_WORLD || k == V_TENSORS;
 }
 
-/* ---- names ------------------------------------------------------------------------ */
+/* ---- names ---- */
 
 bool vname_encode(const char *name, char buf[MAX_NAME + 1])
 {
@@ -28,7 +29,7 @@ bool vname_encode(const char *name, char buf[MAX_NAME + 1])
 	return !*name;
 }
 
-/* The tensor's name; its length, -1: no such file. */
+/* Decodes a tensor's name: its length, or -1: not a valid name. */
 static ssize_t name_decode(const char *file, char buf[MAX_NAME + 1])
 {
 	size_t len = strlen(file), n = 0;
@@ -47,7 +48,7 @@ static ssize_t name_decode(const char *file, char buf[MAX_NAME + 1])
 	return (ssize_t)n;
 }
 
-/* A number in the one way it is written. */
+/* A decimal number in canonical form. */
 static bool number(const char *s, size_t len, uint64_t max, uint64_t *out)
 {
 	*out = 0;
@@ -71,8 +72,8 @@ bool vspecial_has(const struct vckpt *c, enum vkind k)
 	return k == V_REFUSED ? *c->why : k == V_TENSORS ? c->set != NULL : c->set && !*c->why;
 }
 
-/* In a directory of the mount: the views of the checkpoint it is, or a directory below it.
- * *path is what w->path points to, the caller frees. */
+/* In a directory of the mount: the views of the checkpoint there, or a subdirectory. *path is the
+ * buffer that w->path points to; the caller frees it. */
 static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path)
 {
 	struct vckpt *c;
@@ -81,7 +82,7 @@ static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name,
 		i++;
 	int rc = i < N_VSPECIALS ? vckpt_get(fs, dir->path, false, &c) : -ENOENT;
 	if (rc == -EIO)
-		return rc;	/* nobody knows whether there is one */
+		return rc;	/* it is not known whether there is one */
 	if (!rc) {
 		bool has = vspecial_has(c, vspecials[i].kind);
 		*w = (struct vwhat){.kind = vspecials[i].kind, .path = dir->path, .version = c->version};
@@ -93,7 +94,7 @@ static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name,
 	if (!*path)
 		return -ENOMEM;
 	*w = (struct vwhat){.kind = V_DIR, .path = *path};
-	return 0;			/* whether it is there its stat says */
+	return 0;			/* vwhat_stat() checks that it exists */
 }
 
 static int find_tensor(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w)
@@ -165,7 +166,7 @@ int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c)
 	return rc;
 }
 
-/* ---- attributes ------------------------------------------------------------------- */
+/* ---- attributes ---- */
 
 int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, struct stat *st)
 {

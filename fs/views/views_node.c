@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The nodes of .cairn/views: what the kernel knows by an id, each for one thing in one version. */
+ * The nodes of .cairn/views: an id stands for one thing in one version.
+ */
 #include "fs/views/views.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 #define BUCKETS 1024u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* over all below; taken last */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* all below; taken last */
 static struct vnode *by_id[BUCKETS], *by_what[BUCKETS];
 static struct vnode root = {.id = VIEWS_DIR, .nlookup = 1, .what = {.kind = V_DIR, .path = ""}};
 static uint64_t next_id;
@@ -37,7 +38,7 @@ struct vnode *vnode_find(uint64_t id)
 	return n;
 }
 
-/* Ids of a worker before this one must not come again: the kernel may still hold some. */
+/* Ids must differ from those of earlier workers, which the kernel may still use. */
 static uint64_t new_id(void)
 {
 	if (!next_id)
