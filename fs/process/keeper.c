@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The keeper: opens /dev/fuse, mounts, starts the worker and starts it again when
- * it dies. It holds the fuse descriptor, the store's lock and the staging mounts,
- * and no state that can be wrong. */
+ * The keeper: opens /dev/fuse, mounts, starts the worker and restarts it when it dies. It holds the
+ * fuse descriptor, the store's lock and the staging mounts, and no other state.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@
 #define DEATHS_MAX 5u
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
-#define CANNOT_MAX 6u	/* tries of a worker that cannot serve, after 1, 2, 4, ... seconds */
-#define EXIT_CANNOT 3	/* worker_run's */
+#define CANNOT_MAX 6u	/* starts of a worker that cannot serve: after 1, 2, 4, ... s */
+#define EXIT_CANNOT 3	/* worker_run()'s exit code */
 
 static volatile sig_atomic_t end_asked;
 
@@ -36,25 +36,26 @@ struct keeper {
 	struct fs *fs;
 	struct fuse_session *mount;
 	int fuse_fd;
-	uint64_t mount_id;	/* 0 = not known */
+	uint64_t mount_id;	/* 0: unknown */
 	void *init;
 	size_t init_len;
 	long deaths[DEATHS_MAX];	/* ms, CLOCK_MONOTONIC */
 	unsigned n_deaths, n_cannot;
-	bool again;		/* not the first worker */
-	int life;		/* a pipe that ends with the worker */
+	bool again;		/* a worker was started before */
+	int life;		/* a pipe that closes with the worker */
 	pid_t spare;		/* -1: none */
 	pid_t worker;
-	bool adopted;		/* the worker is not our child: we were the spare */
-	int guard;		/* the bare mountpoint, immutable until a clean end; -1: it is not */
+	bool adopted;		/* this process was the spare: the worker is not its child */
+	int guard;		/* the bare mountpoint, immutable until a clean end; or -1 */
 };
 
-/* From linux/stat.h, 6.8 and later: an id that is never given twice, unlike mountinfo's. */
+/* From linux/stat.h, Linux 6.8 and later: a mount id that is never reused, unlike mountinfo's. */
 #ifndef STATX_MNT_ID_UNIQUE
 #define STATX_MNT_ID_UNIQUE 0x4000U
 #endif
 
-/* The id of the mount on top at path; 0 where the kernel does not tell. Asks no daemon. */
+/* The id of the topmost mount at path; 0 if the kernel does not tell. Sends no request to a
+ * daemon. */
 static uint64_t mount_on_top(const char *path)
 {
 	struct statx x;
@@ -69,10 +70,10 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	static const struct fuse_lowlevel_ops none;
 	k->mount = fuse_session_new(rest, &none, sizeof(none), NULL);
 	if (!k->mount || fuse_session_mount(k->mount, k->fs->o.mountpoint))
-		return -EINVAL;	/* libfuse has said why */
+		return -EINVAL;	/* libfuse has printed the reason */
 	k->fuse_fd = fuse_session_fd(k->mount);
 	k->mount_id = mount_on_top(k->fs->o.mountpoint);
-	/* the first request is INIT; every worker is given its bytes */
+	/* the first request is INIT; every worker gets a copy */
 	size_t cap = (1u << 20) + 65536;
 	k->init = malloc(cap);
 	if (!k->init)
@@ -134,14 +135,14 @@ static void end_spare(struct keeper *k)
 	k->spare = -1;
 }
 
-/* The worker ended: *status as waitpid(2) has it. */
+/* Whether the worker ended: *status as from waitpid(2). */
 static bool worker_ended(struct keeper *k, int *status, int ms)
 {
-	struct pollfd p = {.fd = k->life};	/* POLLHUP comes unasked */
+	struct pollfd p = {.fd = k->life};	/* POLLHUP is always reported */
 
 	if (k->spare > 0 && waitpid(k->spare, NULL, WNOHANG) == k->spare)
 		start_spare(k);
-	if (parser_look(k->fs)) {	/* the spare is to know of it */
+	if (parser_look(k->fs)) {	/* the spare gets the new one's pid, too */
 		end_spare(k);
 		start_spare(k);
 	}
@@ -154,7 +155,7 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 	return true;
 }
 
-/* True when it dies too often to go on. */
+/* True if it dies too often to restart it. */
 static bool too_many_deaths(struct keeper *k)
 {
 	struct timespec t;
@@ -164,19 +165,22 @@ static bool too_many_deaths(struct keeper *k)
 	return k->n_deaths >= DEATHS_MAX && now - k->deaths[k->n_deaths % DEATHS_MAX] <= DEATHS_WINDOW_S * 1000;
 }
 
-/* Once our mount is gone another may stand there, while we were still draining: hands off. */
+/* Once our mount is gone there may be another at that path, while this one is still draining: leave
+ * it alone. */
 static void detach(struct keeper *k)
 {
 	struct pollfd p = {.fd = k->fuse_fd};
 	if (k->mount_id ? mount_on_top(k->fs->o.mountpoint) != k->mount_id :
-			  poll(&p, 1, 0) > 0 && (p.revents & POLLERR))	/* POLLERR: the connection has ended */
+			  poll(&p, 1, 0) > 0 && (p.revents & POLLERR))	/* the connection has
+									 * ended */
 		return;
 	if (k->fs->uid == 0 && umount2(k->fs->o.mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
 		return;
 	fuse_session_unmount(k->mount);
 }
 
-/* SIGTERM: the name goes at once, the worker ends when the last file is closed, or after a grace. */
+/* SIGTERM: unmounts at once; the worker ends when the last file is closed, or after a grace
+ * period. */
 static void end_worker(struct keeper *k, pid_t worker, time_t *since)
 {
 	if (!*since) {
@@ -188,7 +192,7 @@ static void end_worker(struct keeper *k, pid_t worker, time_t *since)
 	}
 }
 
-/* ---- the store goes, and comes back ---- */
+/* ---- the store goes away and comes back ---- */
 
 static void let_go(struct keeper *k, int why)
 {
@@ -233,7 +237,7 @@ static void pause_s(unsigned s)
 		;
 }
 
-/* A worker exited with code. True: start the next one. */
+/* Handles a worker's exit with code. True: start the next one. */
 static bool goes_on(struct keeper *k, int code)
 {
 	bool gone = code == EXIT_STORE_GONE || (code == EXIT_CANNOT && k->again);
@@ -247,7 +251,7 @@ static bool goes_on(struct keeper *k, int code)
 		let_go(k, rc);
 		return true;
 	}
-	if (code == EXIT_STORE_GONE)	/* it is well again already */
+	if (code == EXIT_STORE_GONE)	/* it is back already */
 		return true;
 	if (code == EXIT_STORE_BACK) {
 		if (open_again(k))
@@ -279,7 +283,7 @@ static int keep(struct keeper *k)
 		fs_log("%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
 		       err == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 
-	close(k->fs->procs.ready_fd);	/* the worker's copies are the ones that speak */
+	close(k->fs->procs.ready_fd);	/* only the worker's copies are used */
 	k->fs->procs.ready_fd = -1;
 	fs_log_leave_terminal();
 	if (worker > 0)
@@ -290,7 +294,7 @@ static int keep(struct keeper *k)
 			end_worker(k, worker, &ending);
 		if (!ended)
 			continue;
-		end_spare(k);	/* it holds the store, too */
+		end_spare(k);	/* it holds the store open, too */
 		if (WIFEXITED(status) && !goes_on(k, WEXITSTATUS(status)))
 			return WEXITSTATUS(status);
 		k->again = true;
@@ -316,7 +320,7 @@ static void to_background(struct fs *fs)
 
 	setsid();
 	fs_log_to_background(fs);
-	if (null >= 0) {	/* else a strange machine: the terminal stays ours */
+	if (null >= 0) {	/* without /dev/null, keep the terminal */
 		for (int fd = 0; fd < 3; fd++)
 			dup2(null, fd);
 		close(null);
@@ -338,7 +342,8 @@ static void guard(struct keeper *k)
 	k->guard = -1;
 }
 
-/* Only where all is in the store: who writes to the path after any other end is to be told so. */
+/* Only if everything is in the store: after any other end, writes to the bare mountpoint must
+ * fail. */
 static void unguard(struct keeper *k)
 {
 	if (k->guard >= 0)
@@ -360,7 +365,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
-	signal(SIGCHLD, SIG_DFL);	/* ignored, nobody could be waited for */
+	signal(SIGCHLD, SIG_DFL);	/* if it is ignored, waitpid(2) does not work */
 	if (!fs->o.foreground)
 		to_background(fs);
 	still_start(fs);
@@ -371,8 +376,9 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	rc = rc ? 2 : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
-	/* The worker is gone: so is the mount, whoever took it down. Where it failed the mount stays, and
-	 * answers nobody: a bare mountpoint would take files that are meant for the store. */
+	/* Without its worker the mount is gone, whoever unmounted it. If the worker failed, the
+	 * mount stays, without a process that answers: a bare mountpoint would take files that are
+	 * meant for the store. */
 	if (!k.again || (rc != 5 && rc != EXIT_CANNOT) || end_asked)
 		detach(&k);
 	close(k.fuse_fd);

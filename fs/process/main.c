@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Read first. The whole life in one screen: parse, open the store (one cairnfs a
- * store), open staging, mount, and keep a worker answering until the unmount.
+ * Read first. The life of the program: parse options, open the store (one cairnfs a store), open
+ * staging, mount, keep a worker running until the unmount.
  *
  * A write, from the trainer to durable:
  *   write → kernel → page of a staged file │ close → close.c: op_flush, op_release
@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PF_EXITING 4u	/* include/linux/sched.h; in the flags of /proc/PID/stat */
+#define PF_EXITING 4u	/* include/linux/sched.h; a flag in /proc/PID/stat */
 #define ENDING_TRIES 600	/* of 100 ms */
 
 #include "staging/memory/pin.h"
@@ -72,7 +72,7 @@ static int explain_staging(const struct fs_opts *o, int rc)
 	return 1;
 }
 
-/* Is pid gone, or killed and on its way out? Then it lets go of the store soon. */
+/* Whether pid has exited, or was killed and is exiting; then it closes the store soon. */
 static bool is_ending(int pid)
 {
 	char path[48], line[1024] = "", state = 0;
@@ -99,8 +99,8 @@ static bool is_ending(int pid)
 	return (pending | shared) >> (SIGKILL - 1) & 1;
 }
 
-/* Waits for an earlier cairnfs on this store that is only draining any more, or was killed and has
- * not ended: a thread of it that is inside a sync ends when the disk has answered. */
+/* Waits for an earlier cairnfs on this store that only drains any more, or that was killed and has
+ * not exited: a thread inside a sync exits when the disk has answered. */
 static int open_store(struct fs *fs)
 {
 	int pid = 0, rc = 0;
@@ -116,8 +116,8 @@ static int open_store(struct fs *fs)
 	return rc ? explain_store(&fs->o, rc, pid) : 0;
 }
 
-/* Staging is charged to us: with more of it than our memory cgroup allows we would be killed. A quarter
- * of what is allowed stays for growing files, our own memory and the page cache. */
+/* Staging is charged to this process's memory cgroup, whose limit would kill it. A quarter of the
+ * limit is left for growing files, other memory of the process and the page cache. */
 static void fit_cgroup(struct fs_opts *o)
 {
 	char where[256];
@@ -131,7 +131,7 @@ static void fit_cgroup(struct fs_opts *o)
 		o->ballast_bytes = most;
 }
 
-/* Staged data may pass the budget while the watch catches up: the tmpfs has headroom. */
+/* Staged data may exceed the budget until the watch reacts: the tmpfs has headroom. */
 static uint64_t tmpfs_limit(const struct fs_opts *o)
 {
 	struct sysinfo si;
@@ -152,7 +152,8 @@ static int explain_format(const struct fs_opts *o, const struct staging_found *l
 	return 1;
 }
 
-/* The store is a copy of the one that the staging area of this id belongs to: that stays for it. */
+/* The store is a copy of the one that this staging area belongs to: leaves the area to the
+ * original. */
 static int leave_to_original(struct fs *fs, const struct staging_found *l)
 {
 	char text[2048];
@@ -169,7 +170,7 @@ static int leave_to_original(struct fs *fs, const struct staging_found *l)
 	return 0;
 }
 
-/* Before anything of it is touched: is what is staged under the store's id ours to take? */
+/* Before anything is changed: whether the staging area of this store's id may be used. */
 static int look_at_place(struct fs *fs)
 {
 	struct staging_found l;
@@ -199,7 +200,7 @@ static int open_place(struct fs *fs)
 	return rc ? explain_staging(&fs->o, rc) : 0;
 }
 
-/* The parent's end: 0 once the mount answers, else the child's own exit. */
+/* The parent: returns 0 once the mount answers, else the child's exit code. */
 static int wait_ready(int fd, pid_t child)
 {
 	char c;
@@ -225,7 +226,8 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 	return rc;
 }
 
-/* Started without standard descriptors: the store's would become 0 to 2, and are closed later. */
+/* If started without standard descriptors: else the store's would be 0 to 2, which are closed
+ * later. */
 static void fill_standard_fds(void)
 {
 	int fd;
@@ -251,7 +253,7 @@ static void check_unlocked(void *fs)
 	backtrace_symbols_fd(stack, backtrace(stack, 32), report_fd);
 }
 
-/* To this file; opened now, for the worker opens none. */
+/* Reports to this file; opened now, because the worker cannot open it. */
 static void check_start(struct fs *fs)
 {
 	const char *path = getenv("CAIRNFS_REPORT");
@@ -259,7 +261,7 @@ static void check_start(struct fs *fs)
 		fs->check = check_unlocked;
 }
 
-/* CAIRNFS_PARSER_FAULT=WHAT:N, of the Nth process that parses. */
+/* CAIRNFS_PARSER_FAULT=WHAT:N, for the Nth parser. */
 static char parser_does[16];
 static unsigned parser_nth;
 
@@ -300,7 +302,7 @@ static void parser_fault_start(struct fs *fs)
 }
 #endif
 
-/* Only in the build for tests: anybody who starts a mount sets its environment. */
+/* Only in the build for tests: the environment is the invoking user's. */
 static const char *fault_plan(void)
 {
 #ifdef CAIRN_FAULTS
@@ -312,7 +314,7 @@ static const char *fault_plan(void)
 
 static void init_locks(struct fs *fs)
 {
-	pthread_condattr_t monotonic;	/* a clock that is set is not to end or prolong a wait */
+	pthread_condattr_t monotonic;	/* setting the clock must not change timeouts */
 
 	pthread_mutex_init(&fs->tree.lock, NULL);
 	pthread_mutex_init(&fs->notices.lock, NULL);
@@ -351,7 +353,8 @@ int main(int argc, char **argv)
 	parser_fault_start(fs);
 	fs->uid = geteuid();
 	init_locks(fs);
-	signal(SIGXFSZ, SIG_IGN);	/* a limit of the shell's (ulimit -f) is an error of that file */
+	/* a limit of the shell (ulimit -f) then is an error for that file */
+	signal(SIGXFSZ, SIG_IGN);
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
 	fit_cgroup(&fs->o);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The mountpoint before the mount: a mount there whose cairnfs was killed is taken over. And remounts. */
+ * The mountpoint before the mount: unmounts what a killed cairnfs left there. Also remounts.
+ */
 #include "fs/fs.h"
 #include "io/mounts/mounts.h"
 
@@ -17,17 +18,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* From linux/fs.h, which does not go with sys/mount.h. */
+/* From linux/fs.h, which conflicts with sys/mount.h. */
 #define FS_IOC_GETFLAGS _IOR('f', 1, long)
 #define FS_IOC_SETFLAGS _IOW('f', 2, long)
 #define FS_IMMUTABLE_FL 0x10
 
-#define DYING_S 60	/* a killed worker ends when the disk has answered what it is in */
+#define DYING_S 60	/* a killed worker exits when the disk has answered */
 #define ARGUMENTS_BYTES (64u << 10)
 
 enum { ALIVE, DEAD, NO_ANSWER };
 
-/* The path behind mnt, without a question to the daemon that is mounted there. NULL: none; free it. */
+/* Resolves mnt without a request to the daemon mounted there; free it. NULL: it does not exist. */
 static char *resolve(const char *mnt)
 {
 	char link[64], path[PATH_MAX];
@@ -60,7 +61,7 @@ int mountpoint_top(const char *path, char *type, size_t cap)
 	return rc;
 }
 
-/* By the device: a bind mount, or a directory below, is of the same one. */
+/* By device: bind mounts and subdirectories have the same. */
 int mountpoint_of(dev_t dev, char *path, size_t cap)
 {
 	struct io_mounts m;
@@ -76,8 +77,8 @@ int mountpoint_of(dev_t dev, char *path, size_t cap)
 	return rc;
 }
 
-/* Attributes that the kernel keeps are no answer: the daemon is asked. It may be dying and take its
- * time, so a process of its own asks. */
+/* Asks for something that the kernel does not cache. A daemon that is dying may not answer for
+ * long, so a child process asks. */
 static int ask_daemon(const char *path)
 {
 	struct statx x;
@@ -114,7 +115,7 @@ static int unmount_dead(const char *path)
 	return WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : -EPERM;
 }
 
-/* -EAGAIN: one was taken off, there may be another below. */
+/* -EAGAIN: unmounted one, there may be another below. */
 static int take_one(const char *path)
 {
 	char type[32];
@@ -122,7 +123,7 @@ static int take_one(const char *path)
 		return 0;
 	switch (ask_daemon(path)) {
 	case ALIVE:
-		return 0;	/* options.c says that it is busy */
+		return 0;	/* options.c reports that it is busy */
 	case NO_ANSWER:
 		fprintf(stderr, "cairnfs: the cairnfs that is mounted at %s does not answer; end it (kill -9), then start again\n",
 			path);
@@ -130,7 +131,7 @@ static int take_one(const char *path)
 	}
 	int rc = unmount_dead(path);
 	if (rc == -EINVAL)
-		return -EAGAIN;		/* somebody else took it off */
+		return -EAGAIN;		/* another process unmounted it */
 	if (rc) {
 		fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it as its owner: "
 			"umount -l %s\n", path, strerror(-rc), path);
@@ -177,7 +178,7 @@ int mountpoint_take_over(const char *mnt)
 	return rc;
 }
 
-/* What the kernel keeps of a mount by itself. */
+/* Flags that the kernel keeps per mount. */
 static const struct flag {
 	const char *name;
 	unsigned long set, clear;
@@ -187,7 +188,7 @@ static const struct flag {
 	{"nodiratime", MS_NODIRATIME, 0}, {"diratime", 0, MS_NODIRATIME},
 };
 
-/* mount(8) gives all that the mount has, and fstab's line, with what is asked. */
+/* mount(8) passes all options of the mount and of its fstab line besides the requested ones. */
 static bool is_no_change(const char *opt)
 {
 	static const char *const names[] = {"remount", "nosuid", "nodev", "suid", "dev", "defaults", "default_permissions", "allow_other",
@@ -198,7 +199,8 @@ static bool is_no_change(const char *opt)
 	return !strncmp(opt, "user_id=", 8) || !strncmp(opt, "group_id=", 9) || !strncmp(opt, "x-", 2);
 }
 
-/* The arguments of the keeper of the mount at path, each with a 0 behind it, *len bytes of them. NULL; free it. */
+/* The arguments of the keeper of the mount at path, NUL-terminated each, *len bytes. NULL; free
+ * it. */
 static char *keeper_arguments(const char *path, size_t *len)
 {
 	char name[PATH_MAX + 32], *text = NULL, *args = malloc(ARGUMENTS_BYTES), *at;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The command line. Every refusal is one line: what is wrong, and what to do. */
+ * The command line. Each error is one line: what is wrong, and what to do.
+ */
 #include "fs/process/options.h"
 #include "io/scope.h"
 
@@ -19,7 +20,7 @@ static void usage(FILE *f)
 	      "See cairnfs(8).\n", f);
 }
 
-/* The list is not cut up itself: it is what ps(1) shows. */
+/* Splits a copy of text, since ps(1) shows the original. */
 static int many_options(struct fs_opts *o, const char *text, char *pass, size_t cap)
 {
 	CLEANUP_FREE char *list = strdup(text);
@@ -52,7 +53,8 @@ static bool is_inside(const char *path, const char *dir)
 	return !strncmp(path, dir, n) && (path[n] == '/' || path[n] == 0 || !strcmp(dir, "/"));
 }
 
-/* A store that another cairnfs shows: everything would be staged twice, and be durable when that one says so. */
+/* Refuses a store inside another cairnfs mount: everything would be staged twice, and be durable
+ * only when that mount says so. */
 static int check_not_ours(const char *store, dev_t dev)
 {
 	struct stat st;
@@ -127,7 +129,7 @@ static int check_unknown(const char *pass)
 	return rc;
 }
 
-/* Another mount on top would hide a busy one. */
+/* Refuses a mountpoint with a live mount, which another mount would hide. */
 static int check_busy(const char *mnt)
 {
 	char type[32], text[PATH_MAX + 128];
@@ -137,12 +139,12 @@ static int check_busy(const char *mnt)
 	return options_refuse(text, NULL);
 }
 
-/* The command line as it was given. */
+/* The command line as given. */
 struct asked {
-	char *where[2];		/* the store, the mountpoint */
+	char *where[2];		/* store and mountpoint */
 	unsigned n_where;
-	char options[4096];	/* all that -o gave, each with a comma before it */
-	char pass[4096];	/* of these, those for libfuse */
+	char options[4096];	/* all values of -o, each preceded by a comma */
+	char pass[4096];	/* those of them for libfuse */
 };
 
 static int take_list(struct fs_opts *o, struct asked *asked, const char *list)
@@ -233,7 +235,7 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 	if (rc)
 		return rc;
 	if (o->ro)
-		o->ballast_bytes = 0;	/* nobody writes */
+		o->ballast_bytes = 0;	/* there are no writers */
 	else if (o->ballast_bytes > o->staging_bytes)
 		o->ballast_bytes = o->staging_bytes;
 	libfuse_arguments(o->store, asked.pass, rest);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The table of -o options: what parses each, where its value goes, and its line of help. */
+ * The table of -o options: each one's parser, target and help text.
+ */
 #include "fs/process/options.h"
 #include "staging/memory/pin.h"
 
@@ -17,13 +18,14 @@
 #define NUMA_MAX 1023u
 
 struct option {
-	const char *name;	/* "=" at its end: it takes a value */
-	const char *value;	/* as the help shows it; of a choice, "one|other" */
+	const char *name;	/* ends with "=" if it takes a value */
+	const char *value;	/* as in the help; of a choice, "one|other" */
 	const char *help;	/* NULL: none */
-	/* As options_take. val: NULL if there is none. to: the field of struct fs_opts. NULL: it is libfuse's */
+	/* As options_take. val: NULL if there is none. to: the field in struct fs_opts. NULL: only
+	 * for libfuse */
 	int (*take)(const struct option *as, const char *val, void *to);
 	size_t field;
-	unsigned arg;		/* the largest number; what a flag sets */
+	unsigned arg;		/* the maximum of a number; the value a flag sets */
 };
 
 int options_refuse(const char *what, const char *value)
@@ -69,7 +71,7 @@ static uint64_t memory_bytes(void)
 	return sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit;
 }
 
-/* ---- one function for each kind of value ---- */
+/* ---- a function for each type of value ---- */
 
 static int take_size(const struct option *as, const char *val, void *to)
 {
@@ -185,7 +187,7 @@ static int take_flag(const struct option *as, const char *val, void *to)
 static int take_flag_too(const struct option *as, const char *val, void *to)
 {
 	int rc = take_flag(as, val, to);
-	return rc < 0 ? rc : 0;	/* libfuse has to know it as well */
+	return rc < 0 ? rc : 0;	/* libfuse must have it, too */
 }
 
 static int ignore(const struct option *as, const char *val, void *to)
@@ -198,7 +200,7 @@ static int ignore(const struct option *as, const char *val, void *to)
 
 #define TO(field) offsetof(struct fs_opts, field)
 
-/* The order is that of the help. Those without help are known so that a name like theirs can be corrected. */
+/* In the order of the help. Names without help are listed so that misspellings are recognized. */
 static const struct option table[] = {
 	{"staging=", "SIZE", "memory for what is not durable yet (default: a quarter; K, M, G, T, %)",
 	 take_staging, TO(staging_bytes), 0},
@@ -229,8 +231,8 @@ static const struct option table[] = {
 };
 #define N_OPTIONS (sizeof(table) / sizeof(table[0]))
 
-/* fstab's habits: the mount is nosuid and nodev whatever is asked; times are the store's. What the mount is by
- * type is what cairn(1) knows it by. */
+/* Accepts and ignores what fstab lines usually have: the mount is always nosuid and nodev, and the
+ * store decides about atime. A subtype is ignored, because cairn(1) recognizes mounts by it. */
 static bool is_fstab_habit(const char *opt, size_t len)
 {
 	static const char *const habits[] = {
@@ -247,7 +249,7 @@ static bool is_fstab_habit(const char *opt, size_t len)
 void options_defaults(struct fs_opts *o)
 {
 	o->staging_bytes = memory_bytes() / 4;
-	o->ballast_bytes = UINT64_MAX;	/* as much as staging has */
+	o->ballast_bytes = UINT64_MAX;	/* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Options that are not ours go to libfuse. What it does not know either is refused here, by its name, before
- * anything is touched; a name that looks like one we know is told. */
+ * Unknown options go to libfuse. Those that libfuse refuses are reported here by name, before
+ * anything is changed, with a similar known name if there is one.
+ */
 #include "fs/process/options.h"
 
 #include <errno.h>
@@ -8,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define OPTION_MAX 32u		/* a longer name is like none that we know */
+#define OPTION_MAX 32u		/* longer names resemble none in the table */
 #define DISTANCE_MAX 2u
-#define BEGIN_MIN 3u		/* as many bytes alike say that one name is meant to be the other */
+#define BEGIN_MIN 3u		/* so many equal bytes in front suggest a misspelling */
 
-static char said[160];	/* what libfuse says of the option */
+static char said[160];	/* libfuse's message */
 
 static void keep_said(enum fuse_log_level level, const char *fmt, va_list ap)
 {
@@ -21,7 +22,7 @@ static void keep_said(enum fuse_log_level level, const char *fmt, va_list ap)
 	vsnprintf(said + len, sizeof(said) - len, fmt, ap);
 }
 
-/* Does libfuse take it? What it has to say, in one line, is in `said`. */
+/* Whether libfuse takes it; its message, in one line, goes to `said`. */
 static bool libfuse_takes(const char *opt)
 {
 	static const struct fuse_lowlevel_ops none;
@@ -45,7 +46,7 @@ static size_t name_len(const char *opt)
 	return strcspn(opt, "=");
 }
 
-/* Levenshtein's distance of two names of at most OPTION_MAX bytes. */
+/* The Levenshtein distance of two names of at most OPTION_MAX bytes. */
 static unsigned distance(const char *a, size_t n, const char *b, size_t m)
 {
 	unsigned row[OPTION_MAX + 1];
@@ -65,7 +66,7 @@ static unsigned distance(const char *a, size_t n, const char *b, size_t m)
 	return row[m];
 }
 
-/* "atime" is not meant to be "noatime". */
+/* Whether one is "no" and the other: "atime" is not a misspelt "noatime". */
 static bool is_opposite(const char *a, size_t n, const char *b, size_t m)
 {
 	return m == n + 2 ? !strncmp(b, "no", 2) && !strncmp(b + 2, a, n) :
@@ -89,11 +90,13 @@ static const char *option_near(const char *opt)
 	for (unsigned i = 0; (name = options_name(i)); i++) {
 		size_t m = name_len(name);
 		unsigned d = distance(opt, n, name, m);
-		if (d < least && 2 * d < n && !is_opposite(opt, n, name, m)) {	/* two bytes are most of a short name */
+		/* two bytes are a large part of a short name */
+		if (d < least && 2 * d < n && !is_opposite(opt, n, name, m)) {
 			least = d;
 			near = name;
 		}
-		if (m > alike && begins_alike(opt, n, name, m)) {	/* the longest: staging_directory is staging_dir */
+		/* the longest: for staging_directory, staging_dir */
+		if (m > alike && begins_alike(opt, n, name, m)) {
 			alike = m;
 			begins = name;
 		}

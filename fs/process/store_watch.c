@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * The store's filesystem may go away under the mount: a network client dies, a disk's filesystem
- * stops itself. The worker that finds it so exits. The keeper then closes all descriptors of the
- * store, since a filesystem that stopped is only mounted anew when nobody holds the old one, and
- * starts a worker without a store: it serves what is staged, publishes nothing, and looks for the
- * store by its path. When that is back, with the same id, this worker exits too, and the keeper
- * opens the store. To the mount's users each is a restart of the worker (P4), and replay knows what
- * to apply again. */
+ * Watches the store's filesystem, which may go away under the mount: a network client dies, a
+ * disk's filesystem shuts down. A worker that finds it gone exits. The keeper then closes all
+ * descriptors of the store, because a filesystem that has shut down can only be mounted again when
+ * the old instance is unused, and starts a worker without a store: that one serves what is staged,
+ * publishes nothing, and looks for the store by its path. When the path has a store with the same
+ * id again, this worker exits, too, and the keeper opens it. Users of the mount see each step as a
+ * restart of the worker (P4); replay knows what to apply again.
+ */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -13,11 +14,11 @@
 #include <unistd.h>
 
 #define TICK_MS 100u
-#define LOOK_TICKS 50u		/* a store that nobody complained about */
-#define TROUBLE_TICKS 5u	/* publication halted, or there were errors */
-#define BACK_TICKS 10u		/* is it back? */
+#define LOOK_TICKS 50u		/* between checks, without errors */
+#define TROUBLE_TICKS 5u	/* if publication has halted, or there were errors */
+#define BACK_TICKS 10u		/* if the store is away */
 
-/* Publication is halted, or the engine counted errors since the last look. */
+/* Whether publication has halted, or the engine counted errors since the last check. */
 static bool trouble(struct fs *fs, uint64_t *seen)
 {
 	struct staging_stats st;
@@ -30,14 +31,14 @@ static bool trouble(struct fs *fs, uint64_t *seen)
 	return more || st.halted_error;
 }
 
-/* Twice: one error may be of the moment. */
+/* Checks twice: one error may be transient. */
 static void look_at(struct fs *fs)
 {
 	if (!io_store_probe(fs->store))
 		return;
 	nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
 	if (io_store_probe(fs->store) && keeper_is_there(fs))
-		worker_exit(fs, EXIT_STORE_GONE);	/* the keeper says so */
+		worker_exit(fs, EXIT_STORE_GONE);	/* the keeper logs it */
 }
 
 static void look_for(struct fs *fs)
@@ -60,7 +61,7 @@ static void *store_watch_main(void *arg)
 	uint64_t seen = 0;
 
 	pthread_setname_np(pthread_self(), "cairn-store");
-	/* without a keeper nobody would start another worker */
+	/* without a keeper, no other worker would be started */
 	while (!atomic_load(&fs->stopping) && keeper_is_there(fs)) {
 		nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
 		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen))
@@ -83,7 +84,7 @@ int store_watch_start(struct fs *fs)
 	pthread_attr_t detached;
 	pthread_t t;
 
-	/* never joined: it may be in a call that a dead server does not answer */
+	/* never joined: it may be in a call that blocks on a dead server */
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	int rc = pthread_create(&t, &detached, store_watch_main, fs);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * The worker: recovers staging, answers the kernel, drains. Any of its instants
- * may be its last; the keeper starts another and nothing is lost. */
+ * The worker: recovers staging, answers the kernel, drains. It may be killed at any instant; the
+ * keeper starts another and nothing is lost.
+ */
 #include "fs/fs.h"
 #include "staging/memory/pin.h"
 
@@ -34,8 +35,9 @@ static int open_staging(struct fs *fs)
 	return staging_open(&o, &fs->s);
 }
 
-/* What was staged cannot be published, for the store has no room or fails. It is served as it was: the tree
- * comes back from the log as after a worker's death, only that the connection of its handles is gone. */
+/* Staged files cannot be published, because the store is full or fails. Serves them as they were:
+ * the tree is restored from the log as after a worker's death, but the connection of its handles is
+ * gone. */
 static int resume(struct fs *fs, int why)
 {
 	char text[256];
@@ -63,9 +65,9 @@ static int resume(struct fs *fs, int why)
 	return 0;
 }
 
-/* After a restart the connection lives: the tree, handles and the order come back
- * from the log. At a first start it does not: what is pending is published first,
- * so that the tree starts clean. */
+/* After a restart the connection still exists: the tree, the handles and the order are restored
+ * from the log. At a first start there is none: what is pending is published first, so that the
+ * tree starts clean. */
 static int recover(struct fs *fs, bool first)
 {
 	atomic_store(&fs->holds, !first);
@@ -123,8 +125,8 @@ static void wait_for_end(struct fs *fs)
 		if (fuse_session_exited(fs->se))
 			break;
 		keeper_look(fs);
-		session_look(fs);	/* the upkeep may wait for the store */
-		if (asked_to_end) {	/* files are still open somewhere; what is closed is drained */
+		session_look(fs);	/* the upkeep thread may be waiting for the store */
+		if (asked_to_end) {	/* files are still open; what is closed is drained */
 			struct staging_stats st;
 			int rc = staging_drain(fs->s, 60000);
 			staging_get_stats(fs->s, &st);
@@ -138,7 +140,8 @@ static void wait_for_end(struct fs *fs)
 	atomic_store(&fs->stopping, true);
 }
 
-/* Less staging than was asked for; and a store in which all is kept but what durable means. */
+/* Logs if staging is smaller than requested, or if the store is in memory and nothing in it is
+ * durable. */
 static void tell_of_memory(struct fs *fs)
 {
 	struct statfs st;
@@ -170,7 +173,7 @@ static void set_up_process(void)
 	}
 }
 
-/* The tree and staging, as the last cairnfs or worker left them. */
+/* Restores the tree and staging from the last cairnfs or worker. */
 static int restore(struct fs *fs, bool first)
 {
 	int rc = trust_worker(fs);
@@ -185,7 +188,7 @@ static int restore(struct fs *fs, bool first)
 	return rc ? rc : recover(fs, first);
 }
 
-/* To who started cairnfs: the mount answers. */
+/* Tells the starting process that the mount answers. */
 static void report_ready(struct fs *fs)
 {
 	if (fs->procs.ready_fd < 0)
@@ -196,7 +199,8 @@ static void report_ready(struct fs *fs)
 	fs->procs.ready_fd = -1;
 }
 
-/* After the unmount: all closed files go to the store. False: something stays in staging, and the log says what. */
+/* After the unmount: writes all closed files to the store. False: something stays in staging, which
+ * the log names. */
 static bool drain_all(struct fs *fs)
 {
 	struct staging_stats left;
@@ -232,7 +236,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	int rc = restore(fs, first);
 	if (!rc)
 		node_stat(fs, fs->tree.root, &st);
-	if (fs->check)		/* before this there are no others whom the lock would hold up */
+	/* before this there are no other threads that the lock could block */
+	if (fs->check)
 		io_engine_check(fs->engine, fs->check, fs);
 	if (!rc)
 		rc = start_session(fs, fuse_fd, init, init_len, first);
@@ -246,7 +251,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	report_ready(fs);
 	fs_log_leave_terminal();
 	wait_for_end(fs);
-	/* unmounted: no caller is left, only work */
+	/* unmounted: no callers are left, only work */
 	session_join(fs);
 	upkeep_join(fs);
 	latest_stop();

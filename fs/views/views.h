@@ -186,8 +186,8 @@ struct vjob {
 	char name[];
 };
 
-struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name);	/* NULL:
-												 * answered */
+/* NULL: no memory, and answered. */
+struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name);
 void vjob_put(struct vjob *j);		/* queues it; it is freed once answered */
 /* Fills buf (j->size bytes) from j->off on. c: NULL for V_DIR. */
 int views_list(struct vjob *j, const struct vwhat *w, const struct vckpt *c, char *buf, size_t *used);
