@@ -87,8 +87,8 @@ static const struct fmt_dtype dtypes[] = {
 	{ "float8_e4m3fnuz", "F8_E4M3FNUZ", NULL, 8 },
 	{ "float8_e5m2fnuz", "F8_E5M2FNUZ", NULL, 8 },
 	{ "float8_e8m0fnu", "F8_E8M0", NULL, 8 },
-	{ "float4_e2m1fn_x2", NULL, NULL, 8 },	/* two values an element */
-	/* safetensors has these, PyTorch no name for them */
+	{ "float4_e2m1fn_x2", NULL, NULL, 8 },	/* two values in one element */
+	/* dtypes of safetensors for which PyTorch has no name */
 	{ "float4_e2m1", "F4", NULL, 4 },
 	{ "float6_e2m3", "F6_E2M3", NULL, 6 },
 	{ "float6_e3m2", "F6_E3M2", NULL, 6 },
@@ -200,8 +200,8 @@ bool fmt_is_utf8(const char *text, size_t n)
 
 #define BLOCK_MIN 4096u
 #define BLOCK_MAX (8u << 20)
-/* From here on a multiple of it, in pages of that size where there are any: a quarter of the time that
- * large metadata takes went into small ones. */
+/* Blocks from this size on are multiples of it, and in huge pages where available: page faults of
+ * small pages took a quarter of the time of large metadata. */
 #define HUGE_PAGE (2u << 20)
 
 struct arena_block {
@@ -230,7 +230,7 @@ void arena_free(struct arena *a)
 	a->left = 0;
 }
 
-/* *size: of all of it; may become more. NULL: no memory. */
+/* *size: the block's; may be rounded up. NULL: no memory. */
 static struct arena_block *get_block(size_t *size)
 {
 	void *b;

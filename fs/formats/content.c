@@ -9,7 +9,7 @@
 struct reading {
 	struct ckpt_content *c;
 	const struct ckpt_io *io;
-	int fatal;		/* -ENOMEM, or bad() wants no more */
+	int fatal;		/* -ENOMEM, or bad()'s result */
 };
 
 void ckpt_content_free(struct ckpt_content *c)
@@ -33,7 +33,7 @@ static void found_bad(struct reading *r, const char *file, const struct fmt_erro
 	if (!r->fatal)
 		r->fatal = err == -ENOMEM ? err : stop;
 	if (i < 0 || r->c->v[i].fault || err == -ENOTSUP)
-		return;		/* what is not supported is not broken */
+		return;		/* unsupported does not mean broken */
 	fault = strdup(e->text);
 	if (!fault)
 		r->fatal = -ENOMEM;
@@ -61,7 +61,7 @@ static void close_file(struct reading *r, struct fmt_source *s)
 	r->io->close(r->io->ctx, s);
 }
 
-/* A whole small file in memory; the caller frees. */
+/* Reads a small file into memory; the caller frees it. */
 static int slurp(struct reading *r, const char *name, char **out, size_t *len, struct fmt_error *e)
 {
 	struct fmt_source s;
@@ -97,14 +97,14 @@ static void read_metadata(struct reading *r, const char *name)
 	}
 	if (!err)
 		err = dcp_read(r->c->set, bytes, len, &e);
-	/* it commits the checkpoint: what cannot be read commits nothing */
+	/* an unreadable commit marker commits nothing */
 	if (err == -ENOTSUP)
 		err = -EBADMSG;
 	if (err)
 		found_bad(r, name, &e, err);
 }
 
-/* One file of tensors. `prefix`: before its tensors' names. */
+/* Reads one file of tensors. `prefix` is put before their names. */
 static void read_file(struct reading *r, const char *name, const char *prefix)
 {
 	struct fmt_error e;
@@ -123,7 +123,7 @@ static void read_file(struct reading *r, const char *name, const char *prefix)
 		found_bad(r, name, &e, err);
 }
 
-/* Only the end of the zip: is it whole? */
+/* Reads only the end of a zip, to see whether it is complete. */
 static void read_end(struct reading *r, const char *name)
 {
 	struct fmt_error e;
@@ -134,7 +134,8 @@ static void read_end(struct reading *r, const char *name)
 
 	if (!err) {
 		if (s.size < 2 || fmt_read(&s, 0, magic, 2) || magic[0] != 0x80)
-			err = zip_open(&s, &z, &e);	/* else the old format, which has no end */
+			/* else the old format, which has no end record */
+			err = zip_open(&s, &z, &e);
 		zip_close(z);
 		close_file(r, &s);
 	}
@@ -161,7 +162,8 @@ static void read_index(struct reading *r)
 	}
 }
 
-/* With an index only its files count: others (consolidated copies) may stand beside them. */
+/* With an index only the files that it lists count: others (consolidated copies) may be in the same
+ * directory. */
 static bool is_listed(const struct ckpt_content *c, const char *name, size_t n_indexed)
 {
 	if (!c->index.v)
@@ -184,7 +186,7 @@ static void read_safetensors(struct reading *r)
 			read_file(r, r->c->v[i].name, "");
 }
 
-/* The first that can be read says it; what is broken is told by who reads all. */
+/* The first readable file tells; broken files are reported when all are read. */
 static void read_ranks(struct reading *r)
 {
 	for (size_t i = 0; i < r->c->n && !r->c->kind.ranks && !r->fatal; i++) {
@@ -253,11 +255,11 @@ static void read_snapshot(struct reading *r)
 	if (!err)
 		return;
 	found_bad(r, CKPT_SNAPSHOT_NAME, &e, err);
-	fmt_set_free(r->c->set);	/* part of it would be less than the whole */
+	fmt_set_free(r->c->set);	/* a part must not be taken for the whole */
 	r->c->set = NULL;
 }
 
-/* Files whose header alone says where things are. */
+/* Reads files whose header says where their tensors are. */
 static void read_headers(struct reading *r)
 {
 	for (uint32_t f = 0; f < r->c->set->n_files && !r->fatal; f++) {
@@ -270,7 +272,7 @@ static void read_headers(struct reading *r)
 			continue;
 		err = open_file(r, name, &s, &e);
 		if (err == -ENOENT)
-			continue;	/* told by who compares names */
+			continue;	/* reported when names are compared */
 		if (!err) {
 			err = dcp_read_header(r->c->set, f, &s, &e);
 			close_file(r, &s);
@@ -295,7 +297,7 @@ static int add_name(struct ckpt_content *c, const char *name, uint64_t size)
 	return 0;
 }
 
-/* Files in directories below, which metadata may list, join the names. */
+/* Adds files in subdirectories, which metadata may list, to the names. */
 static void add_nested(struct reading *r)
 {
 	struct ckpt_content *c = r->c;
@@ -316,7 +318,7 @@ static void add_nested(struct reading *r)
 		ckpt_names_sort(c->v, c->n);
 }
 
-/* torchsnapshot does not tell how long its objects are; torch.save's end record does. */
+/* torchsnapshot does not record the length of objects; torch.save's end record does. */
 static void read_objects(struct reading *r)
 {
 	for (size_t i = 0; i < r->c->set->n_blobs && !r->fatal; i++) {

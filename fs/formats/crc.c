@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * CRC-32 as zip has it. Where the processor multiplies polynomials, 64 bytes are folded at once; else
- * four bits at a time with a table of 16, and for much data eight bytes at a time, with tables that are
- * worked out on the stack in the time that 10 KiB take. Rests on libc alone, as libcairn does, which has
- * it too (docs/PERFORMANCE.md has what else there is).
+ * The CRC-32 of zip. If the processor has carry-less multiplication, 64 bytes are folded at once;
+ * else four bits at a time with a table of 16 entries, or, for much data, eight bytes at a time
+ * with tables that are computed on the stack in the time of some 10 KiB. Depends on libc alone,
+ * because libcairn uses it, too (docs/PERFORMANCE.md lists alternatives).
  */
 #include "fs/formats/formats.h"
 
-#if defined(__x86_64__) && !defined(CRC_TABLES)	/* the tests want both ways */
+#if defined(__x86_64__) && !defined(CRC_TABLES)	/* the tests want both variants */
 #define HAVE_FOLD
 #include <immintrin.h>
 #endif
 
-#define MUCH 65536u	/* the tables pay */
-#define BLOCK 64u	/* what is folded at once */
+#define MUCH 65536u	/* from here on, computing the tables is worth it */
+#define BLOCK 64u	/* folded at once */
 
 static const uint32_t nibble[16] = {
 	0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
@@ -51,8 +51,8 @@ static uint32_t crc_much(uint32_t crc, const uint8_t *p, size_t n)
 	return crc;
 }
 
-/* ---- by carry-less multiplication: Gopal and others, "Fast CRC Computation for Generic Polynomials
- * Using PCLMULQDQ Instruction", Intel, 2009; bits reflected ---- */
+/* ---- by carry-less multiplication: Gopal and others, "Fast CRC Computation for Generic
+ * Polynomials Using PCLMULQDQ Instruction", Intel, 2009; bits reflected ---- */
 
 #ifdef HAVE_FOLD
 #define FOLD __attribute__((target("pclmul,sse4.1")))
@@ -69,24 +69,26 @@ FOLD static inline __m128i load(const uint8_t *p)
 	return _mm_loadu_si128((const __m128i *)p);
 }
 
-/* x, so many bits further on as k says, and what is there. */
+/* x moved on by k, plus the data there. */
 FOLD static inline __m128i onto(__m128i x, __m128i k, __m128i there)
 {
 	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)),
 			     there);
 }
 
-/* x^(d+32) and x^(d-32) modulo the polynomial: what is d bits further on */
+/* x^(d+32) and x^(d-32) modulo the polynomial: move on by d bits */
 #define K2048 0x1322d1430, 0x11542778a
 #define K512 0x1c6e41596, 0x154442bd4
 #define K128 0x0ccaa009e, 0x1751997d0
 
-/* The four lanes and what follows of n bytes, a multiple of 16, to 128 bits, to 64, to 32 (Barrett). */
+/* Reduces the four lanes and the rest, n bytes (a multiple of 16), to 128 bits, to 64, to 32
+ * (Barrett). */
 FOLD static uint32_t fold_end(__m128i a, __m128i b, __m128i c, __m128i d, const uint8_t *p, size_t n)
 {
 	const __m128i k512 = _mm_set_epi64x(K512), k128 = _mm_set_epi64x(K128);
 	const __m128i k64 = _mm_set_epi64x(0, 0x163cd6124);
-	const __m128i poly = _mm_set_epi64x(0x1f7011641, 0x1db710641);	/* its inverse, and itself */
+	/* the polynomial's inverse, and itself */
+	const __m128i poly = _mm_set_epi64x(0x1f7011641, 0x1db710641);
 	const __m128i low = _mm_setr_epi32(-1, 0, -1, 0);
 	__m128i t;
 
@@ -114,7 +116,7 @@ FOLD static uint32_t fold_128(uint32_t crc, const uint8_t *p, size_t n)
 	return fold_end(a, load(p + 16), load(p + 32), load(p + 48), p + BLOCK, n - BLOCK);
 }
 
-/* Four times as wide. */
+/* The same on 512 bits. */
 WIDE static inline __m512i wide_onto(__m512i x, __m512i k, __m512i there)
 {
 	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11),
@@ -139,7 +141,7 @@ WIDE static uint32_t fold_512(uint32_t crc, const uint8_t *p, size_t n)
 			_mm512_extracti32x4_epi32(v[0], 2), _mm512_extracti32x4_epi32(v[0], 3), p, n);
 }
 
-/* n is a multiple of 16, and at least BLOCK. */
+/* n is a multiple of 16, at least BLOCK. */
 static uint32_t fold(uint32_t crc, const uint8_t *p, size_t n)
 {
 	if (n >= 4 * WIDE_BLOCK && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))

@@ -2,27 +2,26 @@
  *
  * PyTorch's distributed checkpoints: `.metadata`, and the items of `.distcp` files.
  *
- * `.metadata` is a pickle of Metadata{state_dict_metadata, storage_data, ...}: the first
- * says which tensors there are and in which chunks, the second in which file each chunk
- * lies. They are joined on (name, offset), as PyTorch joins them; the index in a
- * MetadataIndex is a hint of no meaning.
+ * `.metadata` is a pickle of Metadata{state_dict_metadata, storage_data, ...}: the first lists the
+ * tensors and their chunks, the second the file of each chunk. They are joined on (name, offset),
+ * as PyTorch does; the index in a MetadataIndex is only a hint.
  */
 #include "fs/formats/inside.h"
 
 #include <stdio.h>
 
-#define CLASSES "torch.*"	/* where the classes live has moved within torch */
+#define CLASSES "torch.*"	/* torch has moved the classes between modules */
 
 struct stored {			/* one entry of storage_data */
-	const struct pickle_node *fqn, *at;	/* at: for errors */
+	const struct pickle_node *fqn, *at;	/* at: offset, for errors */
 	const struct pickle_seq *offset;	/* NULL: None */
 	uint32_t file;
 	uint64_t start, length;
 	const struct pickle_node *transforms;	/* NULL: none */
 };
 
-/* The three dicts name the same things, mostly in the same order: what follows the one that was found
- * last is looked at before its place is looked up. */
+/* The three dicts have the same keys, mostly in the same order: the entry after the last match is
+ * tried before a lookup. */
 struct reader {
 	struct fmt_set *set;
 	struct fmt_error *e;
@@ -31,8 +30,8 @@ struct reader {
 	struct fmt_table stored;
 	const struct pickle_seq *path;	/* planner_data's pairs; NULL: none */
 	uint32_t next_path;
-	struct fmt_table paths;		/* filled when it is first needed */
-	struct {			/* steps of paths, of which there are few different ones */
+	struct fmt_table paths;		/* filled on first use */
+	struct {			/* steps of paths; there are few distinct ones */
 		const char *p, *copy;
 		uint32_t n;
 	} step[64];
@@ -83,7 +82,7 @@ static bool is_place(const void *ctx, uint32_t i)
 	return same_str(t->fqn, k->fqn) && same_sizes(t->offset, k->offset);
 }
 
-/* Elements that are no sizes count as 0 here and are found when they are copied. */
+/* Elements that are not sizes hash as 0; they are found when they are copied. */
 static uint64_t hash_of(const struct place *k)
 {
 	const struct fmt_table *t = &k->r->stored;
@@ -207,7 +206,7 @@ static int copy_sizes(struct reader *r, const struct pickle_node *fqn, const str
 	return 0;
 }
 
-/* What would have to be undone before the bytes can be used. */
+/* Refuses a piece whose bytes were transformed: it names what would have to be undone. */
 static int say_transforms(struct reader *r, const struct stored *t, const char **out)
 {
 	const struct pickle_seq *q =
@@ -320,7 +319,7 @@ static int find_path(struct reader *r, const struct pickle_node *fqn,
 	return 0;
 }
 
-/* The keys on the way are the same few strings of the pickle again and again. */
+/* The keys of paths are a few strings that occur again and again. */
 static int copy_step(struct reader *r, const struct pickle_node *n, const char **out)
 {
 	size_t i = (uintptr_t)n->u.s.p % (sizeof(r->step) / sizeof(r->step[0]));
@@ -345,8 +344,8 @@ static void read_planner(struct reader *r, const struct pickle_node *root)
 		r->path = &d->u.seq;
 }
 
-/* planner_data: the way down to each item, a tuple of keys and list indices. Another planner's may
- * be anything: what is no such way is none. */
+/* planner_data: the path of each item, a tuple of keys and list indices. Other planners may store
+ * anything: a value that is not such a path is ignored. */
 static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt_path *out)
 {
 	const struct pickle_node *way;
@@ -390,7 +389,7 @@ static const struct pickle_node *dtype_of(const struct pickle_node *n)
 	       d->u.global.name : NULL;
 }
 
-/* The same tensor in another rank's metadata must be the same tensor. */
+/* Checks that a tensor in another rank's metadata is the same tensor. */
 static int meet(struct reader *r, const struct pickle_node *fqn, unsigned ndim,
 		const uint64_t *shape, const struct fmt_dtype *dtype, struct fmt_tensor *t)
 {
@@ -544,7 +543,7 @@ bool dcp_wants_header(const struct fmt_set *set, uint32_t file)
 	return any;
 }
 
-/* The piece of t at that place; pieces are sorted by place. */
+/* The piece of t at that offset; pieces are sorted by offset. */
 static const struct fmt_piece *piece_at(const struct fmt_tensor *t, const struct fmt_piece *like)
 {
 	size_t lo = 0, hi = t->n_pieces;

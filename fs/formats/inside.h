@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this module share and nobody else sees.
+ * Private to this module.
  */
 #ifndef CAIRN_FORMATS_INSIDE_H
 #define CAIRN_FORMATS_INSIDE_H
@@ -11,26 +11,26 @@
 
 #include "fs/formats/formats.h"
 
-/* Writes the line; bytes that would spoil a terminal come out as \xNN. e may be NULL. */
+/* Formats the error's text; bytes that a terminal would interpret become \xNN. e may be NULL. */
 __attribute__((format(printf, 3, 4))) void fmt_say(struct fmt_error *e, uint64_t at,
 						   const char *fmt, ...);
-/* The same, and its value is err: a macro, so that the compiler sees it is not 0. */
+/* The same, and returns err: a macro, so that the compiler sees that it is not 0. */
 #define fmt_fail(e, err, at, ...) (fmt_say((e), (at), __VA_ARGS__), (err))
 
-/* ---- arena: many small things that die together ----------------------------------- */
+/* ---- arena: many small objects that are freed together ---------------------------- */
 
 struct arena_block;
 
 struct arena {
 	struct arena_block *block;
-	unsigned char *next;	/* in the newest block, and how much is left there: zeroed */
+	unsigned char *next;	/* in the newest block; zeroed */
 	size_t left;		/* a multiple of 8 */
-	uint64_t used, limit;	/* limit: what the input's length allows */
-	int err;		/* why the last arena_get() failed: -ENOMEM, -E2BIG */
+	uint64_t used, limit;	/* limit: by the length of the input */
+	int err;		/* of the last arena_get() that failed: -ENOMEM, -E2BIG */
 };
 
-/* What an input of that length may unfold to, in bytes. Real metadata takes up to 16 for each of its
- * own where it is small, and 8 where it is large. */
+/* How many bytes an input of that length may expand to. Real metadata takes up to 16 bytes for each
+ * of its own if it is small, and 8 if it is large. */
 static inline uint64_t fmt_allowance(uint64_t len)
 {
 	const uint64_t small = 1u << 20;
@@ -40,8 +40,8 @@ static inline uint64_t fmt_allowance(uint64_t len)
 
 void arena_init(struct arena *a, uint64_t limit);
 void arena_free(struct arena *a);
-/* Zeroed, aligned for anything here; NULL: see err. */
-void *arena_get_more(struct arena *a, size_t size);	/* where the newest block may not do */
+/* Zeroed, aligned for all types here; NULL: see err. */
+void *arena_get_more(struct arena *a, size_t size);	/* if the newest block may be too small */
 static inline void *arena_get(struct arena *a, size_t size)
 {
 	size_t need = (size + 7) & ~(size_t)7;
@@ -66,35 +66,36 @@ struct fmt_slot {
 
 struct fmt_table {
 	struct fmt_slot *slot;
-	size_t cap, used;	/* cap: a power of two, at least twice what is used */
+	size_t cap, used;	/* cap: a power of two, at least twice `used` */
 	uint64_t seed[2];
 };
 
 void fmt_table_init(struct fmt_table *t);
 void fmt_table_free(struct fmt_table *t);
-/* Hashes are worth something to this table only. mix() adds a number to one. */
+/* A hash is valid for this table only. mix() adds a number to a hash. */
 uint64_t fmt_table_hash(const struct fmt_table *t, const char *p, size_t n);
 uint64_t fmt_table_mix(const struct fmt_table *t, uint64_t hash, uint64_t x);
 /* Makes room for that many more. 0, -E2BIG, -ENOMEM. */
 int fmt_table_room(struct fmt_table *t, size_t more);
-/* The slot of an entry of that hash for which `same` holds, or the free one where it belongs. Only
- * of a table that has had room. */
+/* The slot of an entry with that hash for which `same` returns true, or the free one for it. Only
+ * after fmt_table_room(). */
 struct fmt_slot *fmt_table_slot(const struct fmt_table *t, uint64_t hash,
 				bool (*same)(const void *ctx, uint32_t index), const void *ctx);
 void fmt_table_put(struct fmt_table *t, struct fmt_slot *s, uint64_t hash, uint32_t index);
 
-/* ---- sets, for those who fill them ------------------------------------------------ */
+/* ---- filling a set ---------------------------------------------------------------- */
 
-/* Lets the set grow by what an input of that length may give rise to. */
+/* Raises the set's memory limit for an input of that length. */
 void fmt_set_allow(struct fmt_set *s, uint64_t input_len);
 struct arena *fmt_set_arena(struct fmt_set *s);
-/* -EBADMSG: it holds a NUL. */
+/* -EBADMSG: it contains a NUL. */
 int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
 		   struct fmt_error *e);
-/* Adds a tensor that is not there yet (the caller looked); shape is copied. */
+/* Adds a tensor that is not in the set (the caller has checked); shape is copied. */
 int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 		const uint64_t *shape, struct fmt_tensor **out, struct fmt_error *e);
-/* p's arrays must live as long as the set: use its arena; offset + size fits 63 bits. */
+/* p's arrays must live as long as the set: allocate them in its arena; offset + size fits 63
+ * bits. */
 int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_error *e);
 /* *out is valid until the set changes. */
 int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file, uint64_t at,

@@ -2,10 +2,10 @@
  *
  * A strict JSON reader.
  *
- * A document is an array of values in text order; `next` is the index after a value and all
- * in it, so that siblings are found without looking inside. An object's values alternate
- * key, value. At most one value for every two bytes, 16 bytes each: memory follows the text.
- * Nesting is kept in an array of open containers: nothing recurses.
+ * A document is an array of values in text order; `next` is the index after a value and everything
+ * in it, so siblings are found without visiting its children. An object's values alternate key,
+ * value. There is at most one value for two bytes of text, and it takes 16 bytes: memory is
+ * proportional to the text. Open containers are kept in an array: nothing recurses.
  */
 #include "fs/formats/inside.h"
 
@@ -91,7 +91,7 @@ static int hex4(const char *s)
 
 /* ---- values ----------------------------------------------------------------------- */
 
-/* After a backslash. */
+/* Checks the character after a backslash. */
 static int escape(struct parser *p)
 {
 	int c = peek(p);
@@ -243,7 +243,7 @@ static int parse_value(struct parser *p)
 	}
 }
 
-/* Behind a value: closes what ends here, and takes the comma before the next value. */
+/* After a value: closes containers that end here, and skips the comma before the next value. */
 static int after_value(struct parser *p)
 {
 	while (p->depth) {
@@ -261,7 +261,7 @@ static int after_value(struct parser *p)
 	return 0;
 }
 
-/* Just opened, and something is in it: its first value comes next. */
+/* True in a container that was just opened and is not empty: its first value follows. */
 static bool in_fresh(const struct parser *p)
 {
 	uint32_t last = p->depth ? p->open[p->depth - 1] : 0;
@@ -334,7 +334,7 @@ void json_doc_freep(struct json_doc **d)
 	json_doc_free(*d);
 }
 
-/* ---- questions -------------------------------------------------------------------- */
+/* ---- access ----------------------------------------------------------------------- */
 
 static const struct value *get(const struct json_doc *d, int v)
 {
@@ -498,7 +498,7 @@ static char *put_utf8(char *o, int c)
 	return o;
 }
 
-/* s is just after "\u"; returns the code point, moves *s past it and its pair. */
+/* s is just after "\u"; returns the code point, moves *s beyond it and its second surrogate. */
 static int code_point(const char **s, const char *end)
 {
 	int c = hex4(*s), low;
@@ -513,7 +513,7 @@ static int code_point(const char **s, const char *end)
 	return 0x10000 + (c - 0xd800) * 0x400 + (low - 0xdc00);
 }
 
-/* raw: \u0080 to \u00ff are bytes, and a lone surrogate is let through. */
+/* raw: \u0080 to \u00ff are bytes, and lone surrogates are accepted. */
 static ssize_t decode(const struct json_doc *d, int v, bool raw, char *out)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
@@ -543,7 +543,8 @@ static ssize_t decode(const struct json_doc *d, int v, bool raw, char *out)
 			if (raw && c >= 0x80 && c <= 0xff)
 				*o++ = (char)c;
 			else
-				o = put_utf8(o, c);	/* no escape grows when decoded */
+				/* no escape is shorter than what it stands for */
+				o = put_utf8(o, c);
 		} else {
 			*o++ = to[strchr(from, s[1]) - from];
 			s += 2;
@@ -571,7 +572,7 @@ char *json_bytes(const struct json_doc *d, int v)
 	char *out = room ? malloc(room) : NULL;
 	ssize_t n = out ? decode(d, v, true, out) : -1;
 
-	if (n < 0 || strlen(out) != (size_t)n) {	/* a NUL is in no path */
+	if (n < 0 || strlen(out) != (size_t)n) {	/* a path cannot contain a NUL */
 		free(out);
 		return NULL;
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which of many checkpoints is the newest. A step says more than a time, but only where it counts
- * the same run: within one directory.
+ * Finds the newest of many checkpoints. Steps are more reliable than times, but can be compared
+ * only within a run, that is, in one directory.
  */
 #include "fs/formats/inside.h"
 
@@ -54,7 +54,7 @@ static bool is_above(const char *dir, const char *path)
 	return !strncmp(dir, path, n) && path[n] == '/';
 }
 
-/* Loose files of tensors beside whole checkpoints do not make their directory one. */
+/* Loose files of tensors beside whole checkpoints do not make their directory a checkpoint. */
 static bool is_beside(const struct ckpt_found *v, size_t n, size_t i)
 {
 	enum ckpt_format f = v[i].kind.format;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sets and what ckpt_content_read() takes and finds, as bytes for another process.
+ * Sets, and the input and output of ckpt_content_read(), as bytes for another process.
  *
- * Numbers are LEB128, strings have their length before them. What is unpacked may come from a
- * process that hostile bytes have taken over: it is one more format, read through the same
- * functions as all others, and whatever those rely on is checked here.
+ * Numbers are LEB128, strings are preceded by their length. The sender may have been compromised by
+ * hostile bytes: so this is one more format, read through the same functions as all others, and
+ * everything that those rely on is checked here.
  */
 #include "fs/formats/inside.h"
 
@@ -68,7 +68,7 @@ void fmt_packed_free(struct fmt_packed *b)
 
 struct unpack {
 	const uint8_t *p;
-	size_t n;		/* left */
+	size_t n;		/* bytes left */
 	struct fmt_error *e;
 };
 
@@ -98,7 +98,7 @@ static int get_number(struct unpack *u, uint64_t max, uint64_t *out)
 	return spoiled(u, "a number");
 }
 
-/* How many of something come, each of at least one byte. */
+/* A number of items that follow, each at least one byte long. */
 static int get_count(struct unpack *u, uint64_t *out)
 {
 	return get_number(u, u->n, out);
@@ -113,7 +113,7 @@ static int get_numbers(struct unpack *u, uint64_t *v, unsigned n)
 	return err;
 }
 
-/* Borrowed, without its NUL. */
+/* Borrowed, without a NUL. */
 static int get_text(struct unpack *u, const char **p, size_t *len)
 {
 	uint64_t n;
@@ -235,7 +235,7 @@ static int get_dtype(struct unpack *u, struct fmt_set *s, struct fmt_tensor *t)
 	return get_string(u, s, &t->dtype_name);
 }
 
-/* Its places within the tensor, in one array. */
+/* A piece's offset and size in the tensor, in one array. */
 static int get_box(struct unpack *u, struct fmt_set *s, struct fmt_piece *p, unsigned ndim, bool strided)
 {
 	unsigned n = ndim * (strided ? 3 : 2);
@@ -337,7 +337,7 @@ int fmt_unpack_set(struct fmt_set *s, const void *bytes, size_t len, struct fmt_
 	return !err && u.n ? spoiled(&u, "more than that") : err;
 }
 
-/* ---- what is asked ---------------------------------------------------------------- */
+/* ---- the question ----------------------------------------------------------------- */
 
 enum { NAME_DIR = 1, NAME_OPEN = 2 };
 
@@ -404,9 +404,9 @@ int ckpt_unpack_question(struct ckpt_content *c, uint64_t *max_bytes, enum ckpt_
 	return err;
 }
 
-/* ---- what is found ---------------------------------------------------------------- */
+/* ---- the answer ------------------------------------------------------------------- */
 
-/* Names with a '/' are those that were found, all others were given. */
+/* Names with a '/' are part of the answer, all others of the question. */
 static bool is_nested(const struct ckpt_name *n)
 {
 	return strchr(n->name, '/') != NULL;
@@ -538,7 +538,7 @@ int ckpt_unpack_answer(struct ckpt_content *c, const void *bytes, size_t len, st
 	if (!err && !c->set)
 		return -ENOMEM;
 	if (!err) {
-		fmt_set_allow(c->set, u.n);	/* the index's names are the set's */
+		fmt_set_allow(c->set, u.n);	/* the index shares its names with the set */
 		err = get_index(&u, c);
 	}
 	if (!err)

@@ -2,18 +2,18 @@
  *
  * A pickle machine that builds tagged nodes and never executes.
  *
- * It has the stack, the marks and the memo of Python's, but what Python would call (REDUCE,
- * NEWOBJ, BUILD) becomes a node that says what would have been called. Protocols 2 to 5;
- * the text opcodes of protocols 0 and 1 are refused, GLOBAL apart, which 2 and 3 use.
+ * It has the stack, the marks and the memo of Python's machine, but a call that Python would make
+ * (REDUCE, NEWOBJ, BUILD) becomes a node that describes it. Protocols 2 to 5; the text opcodes of
+ * protocols 0 and 1 are refused, except GLOBAL, which 2 and 3 use.
  *
- * Bounds: nodes come from an arena, and what stack, marks and memo take is counted as if it did;
- * together they have the input's fmt_allowance(). Nothing recurses, however deep the data is
- * nested.
+ * Limits: nodes come from an arena, and the memory of stack, marks and memo is counted as if it
+ * did; together they may use the input's fmt_allowance(). Nothing recurses, however deeply the data
+ * is nested.
  */
 #include "fs/formats/inside.h"
 
 #define MAX_MARKS 10000u	/* nesting of containers being built; Python stops near 1000 */
-#define MAX_ATTRS 256u		/* attributes looked at in one object */
+#define MAX_ATTRS 256u		/* examined in one object */
 
 struct pickle {
 	struct arena arena;
@@ -22,16 +22,16 @@ struct pickle {
 
 struct machine {
 	const uint8_t *p;
-	size_t len, pos, at;		/* at: of the opcode in hand */
+	size_t len, pos, at;		/* at: offset of the current opcode */
 	struct arena *a;
 	struct pickle_node **stack;
 	size_t n, cap;
 	size_t *mark;
 	size_t n_marks, cap_marks;
 	struct pickle_node **memo;
-	size_t cap_memo, n_memo, end_memo;	/* end: all behind it was never set */
+	size_t cap_memo, n_memo, end_memo;	/* end: nothing behind it was ever set */
 	struct pickle_node *root;	/* set by STOP */
-	struct pickle_node *small[256];	/* the nodes of these ints, once there was one */
+	struct pickle_node *small[256];	/* shared nodes of these ints, once made */
 	struct fmt_error *e;
 };
 
@@ -85,7 +85,7 @@ static inline int take_number(struct machine *m, unsigned size, uint64_t *out)
 
 /* ---- stack ------------------------------------------------------------------------ */
 
-/* v with room for `need` elements; NULL: see the arena's err, and v is as it was. */
+/* Returns v with room for `need` elements; NULL: see the arena's err, v is unchanged. */
 static void *grown(struct machine *m, void *v, size_t *cap, size_t need, size_t size)
 {
 	size_t more = *cap ? *cap * 2 : 64;
@@ -133,7 +133,7 @@ static inline int push(struct machine *m, struct pickle_node *n)
 	return 0;
 }
 
-/* Everything above the last mark. */
+/* The number of elements above the last mark. */
 static size_t above(const struct machine *m)
 {
 	return m->n - (m->n_marks ? m->mark[m->n_marks - 1] : 0);
@@ -149,14 +149,14 @@ static int underflow(struct machine *m)
 	return bad(m, "the stack is empty");
 }
 
-/* Takes the last mark away and gives what was above it; it stays in place until pushed on. */
+/* Removes the last mark and returns the elements above it, valid until the next push. */
 static int pop_mark(struct machine *m, struct pickle_node ***v, size_t *n)
 {
 	if (!m->n_marks)
 		return bad(m, "no mark");
 	*n = above(m);
 	m->n -= *n;
-	*v = *n ? m->stack + m->n : NULL;	/* there may be no stack yet */
+	*v = *n ? m->stack + m->n : NULL;	/* the stack may not be allocated yet */
 	m->n_marks--;
 	return 0;
 }
@@ -202,7 +202,7 @@ static int seq_add(struct machine *m, struct pickle_seq *s, struct pickle_node *
 		s->v = more;
 		s->cap = (uint32_t)cap;
 	}
-	for (size_t i = 0; i < n; i++)	/* mostly one to four */
+	for (size_t i = 0; i < n; i++)	/* usually one to four */
 		s->v[s->n + i] = v[i];
 	s->n += (uint32_t)n;
 	return 0;
@@ -336,7 +336,7 @@ static int op_binfloat(struct machine *m)
 	if (err)
 		return err;
 	for (unsigned i = 0; i < 8; i++)
-		x = x << 8 | b[i];	/* big-endian, alone among pickle's numbers */
+		x = x << 8 | b[i];	/* big-endian, unlike all other numbers in pickles */
 	n = node(m, PICKLE_FLOAT);
 	if (n)
 		memcpy(&n->u.f, &x, sizeof(x));
@@ -457,7 +457,7 @@ static int op_tuple3(struct machine *m)
 	return small_tuple(m, 3);
 }
 
-/* What an object has beside its arguments and its state, its own; NULL: see the arena's err. */
+/* The object's own struct pickle_more; NULL: see the arena's err. */
 static struct pickle_more *more_of(struct machine *m, struct pickle_object *o)
 {
 	struct pickle_more *more = o->more == &nothing ? arena_get(m->a, sizeof(*more)) : o->more;
@@ -467,7 +467,7 @@ static struct pickle_more *more_of(struct machine *m, struct pickle_object *o)
 	return more;
 }
 
-/* Puts v into what is on the top of the stack, which must be of `kind` or an object. */
+/* Adds v to the top of the stack, which must be of `kind` or an object. */
 static int put(struct machine *m, enum pickle_kind kind, struct pickle_node **v, size_t n)
 {
 	struct pickle_node *t = above(m) ? m->stack[m->n - 1] : NULL;
@@ -550,7 +550,7 @@ static int op_pop(struct machine *m)
 	}
 	if (!m->n_marks)
 		return underflow(m);
-	m->n_marks--;	/* as Python: a mark is something to pop too */
+	m->n_marks--;	/* as in Python: a mark can be popped, too */
 	return 0;
 }
 
@@ -711,7 +711,7 @@ static int push_object(struct machine *m, struct pickle_node *callable, struct p
 	return push(m, n);
 }
 
-static int op_reduce(struct machine *m)	/* and NEWOBJ: the same to who does not call */
+static int op_reduce(struct machine *m)	/* also NEWOBJ: without a call they are the same */
 {
 	struct pickle_node *args = pop(m), *callable = pop(m);
 
@@ -875,7 +875,7 @@ struct pickle_node *pickle_root(const struct pickle *p)
 	return p->root;
 }
 
-/* ---- questions -------------------------------------------------------------------- */
+/* ---- access ----------------------------------------------------------------------- */
 
 const char *pickle_kind_name(const struct pickle_node *n)
 {
@@ -932,7 +932,7 @@ static struct pickle_node *dict_get(const struct pickle_node *d, const char *nam
 
 	if (!d || d->kind != PICKLE_DICT)
 		return NULL;
-	/* bounded: one big dict may be the state of many objects */
+	/* limited: many objects may share one large dict as their state */
 	for (uint32_t i = 0; i + 1 < d->u.seq.n && i < 2 * MAX_ATTRS; i += 2)
 		if (is_str(d->u.seq.v[i], name, len))
 			found = d->u.seq.v[i + 1];

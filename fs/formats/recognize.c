@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a directory is, and whether it is whole.
+ * Recognizes the format of a checkpoint, and decides whether it is complete.
  *
- * Who writes what, and what makes it complete:
- *	DCP, Megatron		.metadata; every file it lists is there and long enough;
- *					Megatron: common.pt and metadata.json besides
- *	DCP rank-local			each rank's metadata; together they cover each tensor
- *	safetensors with an index	every file of weight_map, and the names in them
- *	DCP to HF			the index; without one no marker: the shards cover each
- *					tensor, the rank set, and quiet
- *	HF Trainer			trainer_state.json, written last
- *	DeepSpeed			no marker in the directory: the ranks that its model states
- *					tell, else the rank set of the one before; and quiet
- *	Orbax				the directory's rename, or commit_success.txt
- *	torch_checkpointing		the directory's rename, from tmp_NAME
- *	torch.save, Lightning		the zip's end record
- *	torchsnapshot			.snapshot_metadata; every location it lists is there and long
- *					enough
+ * The formats, and what makes a checkpoint of each complete:
+ *	DCP, Megatron	.metadata; every file it lists exists and is long enough; Megatron: also
+ *			common.pt and metadata.json
+ *	DCP rank-local	each rank's metadata; together they cover each tensor
+ *	safetensors	with an index: every file of weight_map, and the names in them
+ *	DCP to HF	the index; without one there is no marker: the shards cover each tensor,
+ *			the rank set is complete, no recent change
+ *	HF Trainer	trainer_state.json, written last
+ *	DeepSpeed	no marker in the directory: the ranks that its model states tell, else the
+ *			rank set of the previous one; no recent change
+ *	Orbax		the directory's rename, or commit_success.txt
+ *	torch_checkpointing	the directory's rename, from tmp_NAME
+ *	torch.save, Lightning	the zip's end record
+ *	torchsnapshot	.snapshot_metadata; every location it lists exists and is long enough
  */
 #include "fs/formats/inside.h"
 
@@ -37,7 +36,7 @@ static bool starts(const char *s, const char *with)
 	return !strncmp(s, with, strlen(with));
 }
 
-/* Digits at *s, at most 18; moves *s behind them. */
+/* Reads at most 18 digits at *s; moves *s behind them. */
 static bool number(const char **s, uint64_t *out)
 {
 	const char *start = *s;
@@ -48,7 +47,7 @@ static bool number(const char **s, uint64_t *out)
 	return *s > start;
 }
 
-/* A name made of text and numbers: "__%_%.distcp". */
+/* Matches a name against text with numbers: "__%_%.distcp". */
 static bool matches(const char *s, const char *pattern, uint64_t *out)
 {
 	for (; *pattern; pattern++) {
@@ -247,7 +246,7 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 		return CKPT_TRAINER;
 	if (s->shards)
 		return CKPT_HF_SHARDS;
-	/* Megatron writes common.pt first and the shards long after: then it stands alone */
+	/* Megatron writes common.pt first and the shards much later: until then it is alone */
 	if (s->common && (starts(dir, "iter_") || !(s->safetensors || s->torch || s->dirs)))
 		return CKPT_MEGATRON;
 	return s->safetensors ? CKPT_SAFETENSORS : s->torch || s->common ? CKPT_TORCH : CKPT_NONE;
@@ -282,7 +281,7 @@ void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
 
 /* ---- ranks ------------------------------------------------------------------------ */
 
-/* The rank in a file's name, by format; false: it has none. */
+/* The rank in a file's name, by format; false: none. */
 static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
 {
 	uint64_t x[3];
@@ -300,7 +299,7 @@ static bool rank_of(enum ckpt_format f, const char *name, uint64_t *rank)
 	return hit;
 }
 
-/* Distinct ranks: names are sorted as text, so equal ranks need not stand together. */
+/* Counts distinct ranks: names are sorted as text, so equal ranks may not be adjacent. */
 struct ranks {
 	uint64_t *v;
 	size_t n, cap;
@@ -315,7 +314,7 @@ static void ranks_add(struct ranks *r, uint64_t rank)
 		uint64_t *v = reallocarray(r->v, cap, sizeof(*v));
 
 		if (!v)
-			return;		/* a count that is too low, no more */
+			return;		/* no memory: the count is too low, no worse */
 		r->v = v;
 		r->cap = cap;
 	}
@@ -348,8 +347,8 @@ static bool is_whole(const struct ckpt_name *v, size_t n, const struct fmt_file 
 	return have && !have->dir && !have->fault && have->size >= f->need;
 }
 
-/* DeepSpeed with ZeRO: each data-parallel rank of each model-parallel one has optimizer states,
- * and with stage 3 model states besides. */
+/* DeepSpeed with ZeRO: optimizer states for each data-parallel rank of each model-parallel one, and
+ * with stage 3 also model states. */
 static void count_deepspeed(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 			    struct ckpt_verdict *out)
 {
@@ -413,7 +412,7 @@ __attribute__((format(printf, 2, 3))) static void lacks(struct ckpt_verdict *out
 	va_list ap;
 
 	if (out->state != CKPT_COMPLETE)
-		return;		/* the first finding is told */
+		return;		/* only the first finding is kept */
 	out->state = CKPT_INCOMPLETE;
 	va_start(ap, fmt);
 	vsnprintf(out->why, sizeof(out->why), fmt, ap);
@@ -481,7 +480,8 @@ static void judge_dcp(const struct ckpt_kind *k, const struct ckpt_name *v, size
 	need_cover(set, out);
 }
 
-/* Overwritten in place: what commits the shards stands there still, from the time before. */
+/* Overwritten in place: the marker that commits the shards is still that of the previous
+ * version. */
 static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
 {
 	char buf[64];
@@ -501,7 +501,8 @@ static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verd
 	}
 }
 
-/* model-00001-of-00003.safetensors without an index: no reader knows which tensor is where. */
+/* model-00001-of-00003.safetensors without an index: readers cannot tell which tensor is in which
+ * file. */
 static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdict *out)
 {
 	uint64_t x[2], of = 0, have = 0;
@@ -544,7 +545,7 @@ static void judge_deepspeed(const struct ckpt_name *v, size_t n, struct ckpt_ver
 	lacks(out, "no *_model_states.pt is there");
 }
 
-/* Its metadata is written last, when every rank is done. */
+/* Its metadata is written last, after all ranks. */
 static void judge_snapshot(const struct ckpt_name *v, size_t n, const struct fmt_set *set,
 			   struct ckpt_verdict *out)
 {
@@ -589,8 +590,8 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 	}
 }
 
-/* The shape of a tensor in DCP's shards for HF is the hull of what is there: that they cover it says
- * nothing of shards that come last. */
+/* In DCP's shards for Hugging Face, a tensor's shape is that which its shards cover: so full
+ * coverage does not exclude that shards are still missing at the end. */
 static bool has_marker(enum ckpt_format f, const struct safetensors_index *index)
 {
 	return f != CKPT_DEEPSPEED && (f != CKPT_HF_SHARDS || index);
@@ -629,7 +630,7 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 			lacks(out, "%.100s stands there still", v[i].name);
 	if (out->ranks < out->ranks_expected)
 		lacks(out, "%u of %u ranks", out->ranks, out->ranks_expected);
-	/* no marker: only time tells */
+	/* without a marker, only time tells */
 	if (!has_marker(k->format, index) && quiet_s < CKPT_QUIET_S)
 		lacks(out, "it changed %.0f s ago", quiet_s);
 	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
@@ -647,7 +648,7 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 	if ((!ckpt_has_rank_set(k->format) && k->format != CKPT_DCP_LOCAL) ||
 	    ranks <= out->ranks_expected)
 		return;
-	/* what was saved by fewer ranks and covers every tensor is whole all the same */
+	/* a checkpoint of fewer ranks that covers every tensor is complete, too */
 	if (k->format == CKPT_DCP_LOCAL) {
 		if (out->state != CKPT_COMPLETE)
 			out->ranks_expected = ranks;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * safetensors files, the index beside several of them, and what DCP adds to their metadata
- * when each rank writes its shards (DCP_SHARDING_INFO).
+ * safetensors files, the index of several of them, and the metadata that DCP adds when each rank
+ * writes its shards (DCP_SHARDING_INFO).
  */
 #include "fs/formats/inside.h"
 
 #define MAX_HEADER 100000000u	/* the format's own limit */
 
-struct entry {			/* one tensor of the header, as it is written */
+struct entry {			/* one tensor of the header, as written */
 	const char *name;
 	size_t name_len;
 	const struct fmt_dtype *dtype;
@@ -15,7 +15,7 @@ struct entry {			/* one tensor of the header, as it is written */
 	unsigned ndim;
 	uint64_t begin, end;	/* in the data */
 	uint64_t at;		/* in the header, for errors */
-	uint64_t *offset;	/* where it is in a larger tensor, or NULL */
+	uint64_t *offset;	/* in a larger tensor, or NULL */
 };
 
 struct reader {
@@ -40,7 +40,7 @@ static int no_arena(struct reader *r)
 
 /* ---- strings and arrays of the header --------------------------------------------- */
 
-/* A string as bytes in the set's arena; no NUL within. */
+/* A string, copied to the set's arena; it must not contain a NUL. */
 static int text_of(struct reader *r, int v, const char **out, size_t *len)
 {
 	size_t room = json_string_room(r->doc, v);
@@ -107,7 +107,7 @@ static int offsets_of(struct reader *r, int v, struct entry *t)
 	return 0;
 }
 
-/* {"dtype": .., "shape": [..], "data_offsets": [.., ..]}: these three, each once. */
+/* {"dtype": .., "shape": [..], "data_offsets": [.., ..]}: these three keys, once each. */
 static int parse_entry(struct reader *r, int v, struct entry *t)
 {
 	unsigned seen = 0;
@@ -153,7 +153,7 @@ static int check_entry(struct reader *r, const struct entry *t)
 	return 0;
 }
 
-/* The header's own: a map of strings. Gives the one that is DCP's. */
+/* The header's metadata: a map of strings. *dcp: the entry of DCP. */
 static int parse_metadata(struct reader *r, int v, int *dcp)
 {
 	*dcp = -1;
@@ -225,7 +225,7 @@ static int by_begin(const void *a, const void *b)
 	return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Without gaps from 0 to the end of the file. */
+/* The data must be contiguous from 0 to the end of the file. */
 static int check_data(struct reader *r, uint64_t size)
 {
 	CLEANUP_FREE struct entry **order = calloc(r->n ? r->n : 1, sizeof(*order));
@@ -267,7 +267,7 @@ static int find_by_name(const void *key, const void *b)
 	return strcmp(key, (*(const struct entry *const *)b)->name);
 }
 
-/* {fqn: {"saved_offsets": [..]}} of a document of its own, which stands in for r->doc. */
+/* {fqn: {"saved_offsets": [..]}}, a document of its own, which temporarily replaces r->doc. */
 static int parse_sharding(struct reader *r, struct entry **order)
 {
 	int err = 0;
@@ -288,7 +288,7 @@ static int parse_sharding(struct reader *r, struct entry **order)
 			break;
 		t = r->n ? bsearch(name, order, r->n, sizeof(*order), find_by_name) : NULL;
 		if (!t || offsets < 0)
-			continue; /* of another file, or more than offsets: not ours to judge */
+			continue; /* of another file, or unknown fields: ignored */
 		err = numbers_of(r, offsets, &(*t)->offset, &n);
 		if (!err && n != (*t)->ndim)
 			err = fmt_fail(r->e, -EBADMSG, (*t)->at,
@@ -472,7 +472,7 @@ int safetensors_index_read(struct fmt_set *set, const char *text, size_t len,
 		free(out->v);
 		*out = (struct safetensors_index){ .total = FMT_NOWHERE };
 		if (e && e->at != FMT_NOWHERE && e->at >= 8)
-			e->at -= 8;	/* bad() counts a file's length field */
+			e->at -= 8;	/* bad() adds the file's length field */
 	}
 	json_doc_free(r.doc);
 	return err;

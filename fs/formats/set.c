@@ -2,8 +2,8 @@
  *
  * Sets of tensors, and whether their pieces cover them.
  *
- * Everything lives in one arena whose limit grows with what is read into the set. Tensors and
- * files are found by hash.
+ * Everything is in one arena, whose limit grows with the input of the set. Tensors and files are
+ * found by hash.
  */
 #include "fs/formats/inside.h"
 
@@ -77,7 +77,7 @@ int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
 	return *out ? 0 : no_memory(e, s->inside->arena.err);
 }
 
-/* v with room for one more; NULL: no memory. */
+/* Returns v with room for one more; NULL: no memory. */
 static void *room(void *v, size_t n, size_t *cap, size_t size)
 {
 	size_t more = *cap ? *cap * 2 : 1;
@@ -116,7 +116,7 @@ bool fmt_stays_below(const char *p, size_t n)
 		if (!len || (len == 1 && *p == '.') || (len == 2 && !memcmp(p, "..", 2)))
 			return false;
 		if (slash && len + 1 == n)
-			return false;	/* ends in a slash: a directory */
+			return false;	/* ends with a slash: a directory */
 		p += slash ? len + 1 : len;
 		n -= slash ? len + 1 : len;
 	}
@@ -295,7 +295,7 @@ static int by_place(const void *a, const void *b, void *tensor)
 	if (!c)
 		c = by_sizes(p->size, q->size, ndim);
 	if (!c && p->file != q->file)
-		c = p->file < q->file ? -1 : 1;	/* the file that was found first */
+		c = p->file < q->file ? -1 : 1;	/* the first file found */
 	if (!c && p->at != q->at)
 		c = p->at < q->at ? -1 : 1;
 	return c;
@@ -377,7 +377,7 @@ static int by_u64(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* The distinct offsets in dimension d, sorted, into cut; how many. */
+/* Writes the distinct offsets in dimension d, sorted, to cut; returns how many. */
 static size_t cuts(const struct fmt_tensor *t, unsigned d, uint64_t *cut)
 {
 	size_t n = 0, m = 0;
@@ -393,7 +393,7 @@ static size_t cuts(const struct fmt_tensor *t, unsigned d, uint64_t *cut)
 	return m;
 }
 
-/* Does every piece reach from one cut to the next in dimension d? */
+/* Whether every piece reaches from one cut to the next in dimension d. */
 static bool on_cuts(const struct fmt_tensor *t, unsigned d, const uint64_t *cut, size_t n)
 {
 	for (size_t i = 0; i < t->n_pieces; i++) {
@@ -411,7 +411,7 @@ static bool on_cuts(const struct fmt_tensor *t, unsigned d, const uint64_t *cut,
 	return true;
 }
 
-/* Fills grid; *on: the pieces are cells of it. */
+/* Fills grid; *on: whether the pieces are its cells. */
 static int find_grid(const struct fmt_tensor *t, uint64_t *grid, bool *on)
 {
 	CLEANUP_FREE uint64_t *cut = calloc(t->n_pieces ? t->n_pieces : 1, sizeof(*cut));
@@ -462,8 +462,8 @@ static bool is_whole(const struct fmt_tensor *t)
 	return p;
 }
 
-/* Cells of a grid are distinct once replicas are dropped, so the sum of volumes decides;
- * off a grid, pieces that sum up to the whole may still overlap. */
+/* Without replicas, cells of a grid are distinct, so the sum of volumes decides; without a grid,
+ * pieces with the right sum may still overlap. */
 int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *e)
 {
 	uint64_t own[FMT_MAX_DIMS] = { 0 }, want, have = 0;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * torchsnapshot's `.snapshot_metadata`: JSON (in which YAML is written since 0.1.0).
+ * torchsnapshot's `.snapshot_metadata`: JSON (since 0.1.0 its YAML is JSON).
  *
- * The manifest's keys are RANK/WAY, as Snapshot.read_object() takes them. What only one rank has keeps
- * its key. Replicas, and the shards that each rank lists of one tensor, come together under
- * 0/WAY, by which torchsnapshot knows them for every rank.
+ * The manifest's keys are RANK/PATH, as Snapshot.read_object() takes them. An entry that only one
+ * rank has keeps its key. Replicas, and the shards of one tensor that the ranks list, are merged as
+ * 0/PATH, the name by which torchsnapshot finds them on every rank.
  */
 #include "fs/formats/inside.h"
 
@@ -14,14 +14,14 @@ struct reader {
 	struct fmt_set *set;
 	struct json_doc *doc;
 	struct fmt_error *e;
-	char *text;		/* for one string after the other */
+	char *text;		/* buffer for one string at a time */
 	size_t room;
-	const char *name;	/* of the entry in hand; the set's */
+	const char *name;	/* of the current entry; owned by the set */
 };
 
-struct part {			/* of a tensor: an entry of type Tensor */
+struct part {			/* a tensor's part: an entry of type Tensor */
 	uint32_t file;
-	bool whole;		/* the file, not a range of it */
+	bool whole;		/* the whole file, not a range of it */
 	uint64_t at, length;
 	const struct fmt_dtype *dtype;	/* NULL: unknown */
 	const char *dtype_name;
@@ -40,7 +40,7 @@ static int no_arena(struct reader *r)
 								 "no memory");
 }
 
-/* A string into r->text. */
+/* Copies a string to r->text. */
 static int text_of(struct reader *r, int v, size_t *len)
 {
 	size_t room = json_string_room(r->doc, v);
@@ -86,7 +86,7 @@ static int sizes_of(struct reader *r, int entry, const char *key, uint64_t **out
 	return 0;
 }
 
-/* location: the file, which is added to the set. */
+/* location: the file, added to the set. */
 static int file_of(struct reader *r, int entry, uint32_t *out)
 {
 	int v = json_at(r->doc, entry, "location");
@@ -124,7 +124,7 @@ static int dtype_of(struct reader *r, int entry, const struct fmt_dtype **out, c
 	return *out ? 0 : fmt_set_string(r->set, bare, len, name, r->e);
 }
 
-/* byte_range: [begin, end) of the file, or null: all of it. */
+/* byte_range: [begin, end) of the file, or null: the whole file. */
 static int range_of(struct reader *r, int entry, struct part *p)
 {
 	int v = json_at(r->doc, entry, "byte_range");
@@ -140,7 +140,7 @@ static int range_of(struct reader *r, int entry, struct part *p)
 	return 0;
 }
 
-/* buffer_protocol is the elements, row-major and little-endian; all else is torch.save's, or
+/* buffer_protocol means the elements, row-major and little-endian; all others are torch.save or
  * quantized. */
 static int check_serializer(struct reader *r, int entry, struct part *p)
 {
@@ -185,7 +185,7 @@ static int read_part(struct reader *r, int entry, struct part *p)
 	return err ? err : fmt_set_extent(r->set, p->file, p->at, p->length, r->e);
 }
 
-/* The tensor of that name, made or met; shape NULL: what its pieces reach to. */
+/* The tensor of that name, added if it is new; shape NULL: that which its pieces cover. */
 static int find_tensor(struct reader *r, int entry, const struct part *p, const uint64_t *shape,
 		       struct fmt_tensor **out)
 {
@@ -238,7 +238,7 @@ static int read_tensor(struct reader *r, int entry)
 	return zero ? add_piece(r, entry, &p, p.shape, zero) : no_arena(r);
 }
 
-/* {offsets, sizes, tensor}; shape NULL: it is not told. */
+/* {offsets, sizes, tensor}; shape NULL: unknown. */
 static int read_shard(struct reader *r, int shard, const uint64_t *shape, unsigned ndim)
 {
 	uint64_t *offset, *size;
@@ -273,7 +273,7 @@ static int read_shards(struct reader *r, int entry, const char *key, bool told)
 	return err;
 }
 
-/* An object pickled by torch.save: its file as it is. How long it is, the file tells:
+/* An object pickled by torch.save: a file of its own. Only the file tells its length:
  * snapshot_files(). */
 static int read_object(struct reader *r, int entry)
 {
@@ -286,7 +286,7 @@ static int read_object(struct reader *r, int entry)
 	return err ? err : fmt_set_blob(r->set, r->name, strlen(r->name), file, 0, 0, &b, r->e);
 }
 
-/* The name that an entry has here: see above. */
+/* An entry's name in the set: see above. */
 static int name_of(struct reader *r, int key, bool shared)
 {
 	size_t len;
@@ -300,7 +300,7 @@ static int name_of(struct reader *r, int key, bool shared)
 
 		if (!way || !digits || r->text + digits != way)
 			return bad(r, key, "a name without its rank: %.100s", r->text);
-		if (shared) {	/* its rank has a digit at least */
+		if (shared) {	/* the rank has at least one digit */
 			r->text[digits - 1] = '0';
 			err = fmt_set_string(r->set, way - 1, len - digits + 1, &r->name, r->e);
 		} else {
@@ -321,7 +321,7 @@ static int read_entry(struct reader *r, int key, int entry)
 	while (k < 4 && !is_text(r, type, known[k]))
 		k++;
 	if (k == 4)
-		return 0;	/* containers, and plain values that stand here */
+		return 0;	/* containers, and plain values stored in the manifest */
 	err = name_of(r, key, k == 1 || json_bool(r->doc, json_at(r->doc, entry, "replicated")));
 	if (err)
 		return err;

@@ -2,8 +2,8 @@
  *
  * Hash tables of indices: open addressing, at most half full.
  *
- * The seed is drawn for each process that asks, so nobody can write down names that all fall into one
- * place. Nothing that is put out depends on it.
+ * Each process has a random seed, so an attacker cannot choose names that collide. No output
+ * depends on it.
  */
 #include "fs/formats/inside.h"
 
@@ -24,7 +24,8 @@ void fmt_table_init(struct fmt_table *t)
 	*t = (struct fmt_table){ .slot = NULL };
 	if (getrandom(t->seed, sizeof(t->seed), GRND_NONBLOCK) == (ssize_t)sizeof(t->seed))
 		return;
-	clock_gettime(CLOCK_MONOTONIC, &now);	/* early in a boot: where things lie must do */
+	/* early during boot: addresses and the time must do */
+	clock_gettime(CLOCK_MONOTONIC, &now);
 	t->seed[0] = (uint64_t)(uintptr_t)t * 0x9e3779b97f4a7c15u;
 	t->seed[1] = t->seed[0] ^ (uint64_t)now.tv_nsec << 32;
 }

@@ -2,17 +2,17 @@
  *
  * torch.save files: a zip with a pickle (data.pkl) and one entry for each storage.
  *
- * The pickled object is walked with a stack of its own; a container is entered once, so
- * shared and circular parts cost nothing twice. What torch would rebuild as a tensor becomes
- * one in the set; nothing is looked up, imported or called.
+ * The walk over the pickled object uses an explicit stack; each container is entered once, so
+ * shared and circular parts cost nothing extra. An object that torch would rebuild as a tensor
+ * becomes a tensor of the set; nothing is looked up, imported or called.
  */
 #include "fs/formats/torchfile.h"
 
 #include <stdio.h>
 
 #define MAX_PICKLE (256u << 20)
-#define MAX_NAME 65536u		/* a path down the object */
-#define MAX_TWINS 1000u		/* tensors whose paths read the same */
+#define MAX_NAME 65536u		/* longest path in the object */
+#define MAX_TWINS 1000u		/* tensors whose paths have the same text */
 
 struct storage {
 	const struct fmt_dtype *dtype;	/* NULL: untyped */
@@ -72,7 +72,7 @@ static int name_add_key(struct walker *w, const struct pickle_node *key)
 
 /* ---- tensors ---------------------------------------------------------------------- */
 
-/* Adds a tensor of the path's name; a name taken already gets a number. */
+/* Adds a tensor named by the path; a number is appended if the name is taken. */
 static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 		      const struct fmt_dtype *dtype, const char *dtype_name,
 		      struct fmt_tensor **out)
@@ -178,7 +178,7 @@ static bool is_row_major(const uint64_t *size, const uint64_t *stride, unsigned 
 	return true;
 }
 
-/* Elements from the first to the last, both included. */
+/* The elements from the first to the last, inclusive. */
 static bool span_of(const uint64_t *size, const uint64_t *stride, unsigned ndim, uint64_t *out)
 {
 	uint64_t span = 1, v;
@@ -195,7 +195,7 @@ static bool span_of(const uint64_t *size, const uint64_t *stride, unsigned ndim,
 	return true;
 }
 
-struct view {			/* a tensor's arguments, read */
+struct view {			/* a tensor's arguments */
 	uint64_t offset, *size, *stride;
 	unsigned ndim;
 	const struct fmt_dtype *dtype;
@@ -246,7 +246,7 @@ static int dtype_arg(struct walker *w, const struct pickle_node *n, const struct
 	return v->dtype ? 0 : -ENOTSUP;
 }
 
-/* A last argument {"conj": True} or {"neg": True}: the bytes are not the values. */
+/* True for a last argument {"conj": True} or {"neg": True}: the bytes are not the values. */
 static bool has_bits(const struct pickle_seq *a, uint32_t i)
 {
 	return i < a->n && (a->v[i]->kind != PICKLE_DICT || a->v[i]->u.seq.n) &&
@@ -317,8 +317,9 @@ static bool is_rebuild(const struct pickle_node *f, bool *v3)
 	       pickle_is_global(f, "torch._utils", "_rebuild_tensor");
 }
 
-/* What is called with what to make a tensor. One with attributes is _rebuild_from_type_v2(function,
- * type, arguments, attributes): it is none of a subclass when the type is torch's own. */
+/* The function and arguments that rebuild a tensor. With attributes, the call is
+ * _rebuild_from_type_v2(function, type, arguments, attributes); it is not a subclass if the type is
+ * torch's own. */
 static bool rebuilt(const struct pickle_node *n, const struct pickle_node **f,
 		    const struct pickle_seq **args)
 {
@@ -400,8 +401,8 @@ static int enter(struct walker *w, struct pickle_node *n)
 	return torchfile_push(w, n);
 }
 
-/* Child number f->next of a dict's, list's or object's parts; NULL: no more. Its name is
- * added to the path. */
+/* Child number f->next of a dict's, list's or object's parts; NULL: none left. Adds its name to the
+ * path. */
 static int child_of_seq(struct walker *w, const struct pickle_seq *q, bool pairs, uint32_t *i,
 			struct pickle_node **out)
 {
@@ -416,7 +417,7 @@ static int child_of_seq(struct walker *w, const struct pickle_seq *q, bool pairs
 	return pairs ? name_add_key(w, q->v[2 * *i]) : torchfile_name_number(w, *i);
 }
 
-/* What an object carries: what was set in it, appended to it, its arguments, its state. */
+/* The parts of an object: items set, items appended, arguments, state. */
 static int child_of_object(struct walker *w, const struct pickle_object *o, uint32_t i,
 			   struct pickle_node **out)
 {
@@ -427,7 +428,7 @@ static int child_of_object(struct walker *w, const struct pickle_object *o, uint
 	if (!err && !*out)
 		err = child_of_seq(w, &o->args->u.seq, false, &i, out);
 	if (!err && !*out && i == 0)
-		*out = o->state;	/* its keys are the attributes' names */
+		*out = o->state;	/* its keys are attribute names */
 	return err;
 }
 
@@ -465,7 +466,7 @@ static int walk(struct walker *w, struct pickle_node *root)
 
 /* ---- the file --------------------------------------------------------------------- */
 
-/* The entry whose name ends in "/data.pkl", nearest to the top. */
+/* The entry whose name ends with "/data.pkl", nearest to the top. */
 static struct zip_entry *find_pickle(const struct zip *z)
 {
 	struct zip_entry *best = NULL;
@@ -492,7 +493,8 @@ static int read_byteorder(struct walker *w)
 	snprintf(name, sizeof(name), "%.*sbyteorder", (int)w->prefix_len, w->prefix);
 	t = zip_find(w->zip, name);
 	if (!t)
-		return 0;	/* before PyTorch 2.1: as the machine that wrote it, little */
+		/* before PyTorch 2.1: the writing machine's byte order, little-endian */
+		return 0;
 	err = zip_data(w->s, w->zip, t, w->e);
 	if (!err && t->size < sizeof(order))
 		err = fmt_read(w->s, t->data, order, t->size);
@@ -504,8 +506,8 @@ static int read_byteorder(struct walker *w)
 	return 0;
 }
 
-/* DeepSpeed's model states say how many ranks have a part of the optimizer: with ZeRO, which is
- * when they have the shapes of its parameters. */
+/* DeepSpeed's model states tell how many ranks have a part of the optimizer's: with ZeRO, that is,
+ * if they have param_shapes. */
 static uint32_t ranks_in(const struct pickle_node *root)
 {
 	uint64_t n = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two walks down a torch.save file's object share: torchfile.c collects all tensors,
+ * Shared by the two walks over a torch.save file's object: torchfile.c collects all tensors,
  * torchstate.c follows torch.distributed.checkpoint.
  */
 #ifndef CAIRN_FORMATS_TORCHFILE_H
@@ -21,28 +21,28 @@ struct walker {
 	const struct fmt_source *s;
 	struct fmt_error *e;
 	struct zip *zip;
-	size_t prefix_len;	/* of "archive/" in the names of the zip */
+	size_t prefix_len;	/* of "archive/" in the zip's names */
 	const char *prefix;	/* points into data.pkl's name */
-	uint64_t pickle_at;	/* where data.pkl is: error offsets are the file's */
+	uint64_t pickle_at;	/* offset of data.pkl: errors have offsets in the file */
 	uint32_t file;
 	bool big_endian;
 	struct frame *frame;
 	size_t depth, cap;
-	char *name;		/* path to what is being looked at */
-	size_t name_len, name_start, name_cap;	/* start: behind the caller's prefix */
-	struct torchfile_state *state;	/* NULL: all tensors, wherever they are */
-	uint32_t *ranks;		/* not NULL: no more than that is looked for */
+	char *name;		/* path of the current node */
+	size_t name_len, name_start, name_cap;	/* start: after the caller's prefix */
+	struct torchfile_state *state;	/* NULL: collect all tensors */
+	uint32_t *ranks;		/* not NULL: look for this only */
 };
 
 int torchfile_no_memory(struct walker *w);
-/* Goes on in n, under the name so far. */
+/* Continues in n, with the current name. */
 int torchfile_push(struct walker *w, struct pickle_node *n);
-/* Adds to the path. -E2BIG, -ENOMEM. */
+/* Appends to the name. -E2BIG, -ENOMEM. */
 int torchfile_name(struct walker *w, const char *p, size_t n);
 int torchfile_name_number(struct walker *w, long long i);
-/* Adds n to the set if it is a tensor, or a refusal; *done: was it one? */
+/* Adds n to the set if it is a tensor, perhaps with a refusal; *done: whether it is one. */
 int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done);
-/* Would it be one? Of what looks like a Parameter only torchfile_leaf() can tell. */
+/* Whether it is one; for objects like a Parameter only torchfile_leaf() can tell. */
 bool torchfile_is_tensor(const struct pickle_node *n);
 
 /* ---- torchstate.c ---- */
@@ -54,14 +54,14 @@ struct torchfile_state {
 	size_t n_steps, cap_steps;
 	char *buf;		/* a plain value's pickle */
 	size_t len, cap;
-	uint64_t budget;	/* nodes to look at and bytes to write that are allowed */
-	bool value;		/* the object is one value: nothing is gone down */
+	uint64_t budget;	/* how many more nodes may be visited and bytes written */
+	bool value;		/* the object is one value: not flattened */
 };
 
-/* pickle_len: bytes of the pickle that root came from. */
+/* pickle_len: the length of root's pickle. */
 int torchfile_walk_state(struct walker *w, struct pickle_node *root, uint64_t pickle_len);
 void torchfile_state_free(struct torchfile_state *s);
-/* -ENOTSUP: an item of this name is there already. */
+/* -ENOTSUP: there is an item of this name. */
 int torchfile_is_new(struct walker *w);
 int torchfile_path(struct walker *w, struct fmt_path *out);
 

@@ -2,20 +2,20 @@
  *
  * A torch.save file as a state dict of torch.distributed.checkpoint.
  *
- * DCP flattens a state dict: it goes down dicts, and down lists that have a tensor, a dict or such
- * a list in them; all else is an item, a tensor or the value itself (a tuple too, whatever is in
- * it). The name of an item is its way down, str() of each key and index, divided by dots. Here the
- * same is done, and what has no place in that is refused: nothing is passed over.
+ * DCP flattens a state dict: it descends into dicts, and into lists that contain a tensor, a dict
+ * or such a list; everything else is an item, a tensor or the value itself (including a tuple,
+ * whatever it contains). The name of an item is its path, str() of each key and index, joined by
+ * dots. This file does the same, and refuses values that DCP has no place for: nothing is skipped.
  *
- * Containers may be shared in a pickle, and are visited as often as they occur. So a budget, by the
- * pickle's length, ends what unfolds beyond all proportion.
+ * A pickle may share containers, which are visited each time they occur. So a budget, proportional
+ * to the pickle's length, stops disproportionate expansion.
  */
 #include "fs/formats/torchfile.h"
 
 #include <stdio.h>
 
-#define MAX_PLAIN 64u		/* how deep a value may be nested */
-#define BUDGET 64u		/* for each byte of the pickle */
+#define MAX_PLAIN 64u		/* maximum nesting of a value */
+#define BUDGET 64u		/* per byte of the pickle */
 
 static int refused(struct walker *w, const char *what)
 {
@@ -53,13 +53,13 @@ int torchfile_path(struct walker *w, struct fmt_path *out)
 	if (!v)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
 				"unfolds beyond all proportion");
-	if (s->n_steps)		/* none: the state is one value */
+	if (s->n_steps)		/* no steps: the state is one value */
 		memcpy(v, s->step, s->n_steps * sizeof(*v));
 	*out = (struct fmt_path){ v, (unsigned)s->n_steps };
 	return 0;
 }
 
-/* The next step, and its name behind the path's; key NULL: into a list. */
+/* Appends a step to the path and to the name; key NULL: a list index. */
 static int go_down(struct walker *w, const char *key, size_t len, uint64_t index)
 {
 	struct torchfile_state *s = w->state;
@@ -85,7 +85,7 @@ static int go_down(struct walker *w, const char *key, size_t len, uint64_t index
 	return key ? torchfile_name(w, key, len) : torchfile_name_number(w, (long long)index);
 }
 
-/* str(key), as DCP has it. */
+/* str(key), as in DCP. */
 static int go_down_key(struct walker *w, const struct pickle_node *key)
 {
 	char b[24];
@@ -130,7 +130,7 @@ static int put(struct walker *w, const void *p, size_t n)
 	return 0;
 }
 
-/* An opcode, then a number of that many bytes. */
+/* An opcode, and a number of so many bytes. */
 static int put_op(struct walker *w, char op, uint64_t x, unsigned bytes, bool big_endian)
 {
 	char b[9] = { op };
@@ -147,7 +147,7 @@ static int put_bytes(struct walker *w, char op, unsigned length_bytes, const str
 	return err ? err : put(w, n->u.s.p, n->u.s.n);
 }
 
-/* What is made by numpy is carried, but of some types. */
+/* Objects of numpy are kept, but only of some types. */
 static bool is_numpy(const struct pickle_node *g)
 {
 	return pickle_is_global(g, "numpy", "dtype") ||
@@ -186,7 +186,7 @@ static bool is_narrow_int(const struct pickle_node *name)
 	       name->u.s.p[u + 3] >= '1' && name->u.s.p[u + 3] <= '7';
 }
 
-/* torch's names that stand for themselves. */
+/* Constants of torch that stand for themselves. */
 static bool is_constant(const struct pickle_node *n)
 {
 	static const char *const name[] = {
@@ -204,7 +204,7 @@ static bool is_constant(const struct pickle_node *n)
 	return fmt_dtype_torch(of->u.s.p, of->u.s.n) || is_narrow_int(of);
 }
 
-/* The bytes of an object that is bytes as protocol 2 has them: a str, one character a byte. */
+/* The length of a bytes object as protocol 2 encodes it: a str, one character a byte. */
 static bool bytes_of(const struct pickle_node *n, uint64_t *len)
 {
 	const struct pickle_seq *a = n->kind == PICKLE_OBJECT ? &n->u.object.args->u.seq : NULL;
@@ -216,7 +216,7 @@ static bool bytes_of(const struct pickle_node *n, uint64_t *len)
 		return false;
 	for (uint32_t i = 0; i < a->v[0]->u.s.n; i++)
 		*len += (a->v[0]->u.s.p[i] & 0xc0) != 0x80;
-	/* other codecs compute */
+	/* other codecs would have to be executed */
 	return pickle_is_str(a->v[1], "latin1") || pickle_is_str(a->v[1], "latin-1");
 }
 
@@ -226,7 +226,7 @@ static bool is_int(const struct pickle_node *n, int64_t i)
 }
 
 /* numpy.dtype("f8", False, True) of (3, "<", None, None, None, -1, -1, 0): numbers and strings of
- * a fixed length. No objects, no fields, no dates. */
+ * fixed length. No objects, no fields, no dates. */
 static bool numpy_dtype(const struct pickle_node *n, uint64_t *size)
 {
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
@@ -310,12 +310,12 @@ static bool is_bytes(const struct pickle_node *n)
 	return !n->u.object.state && bytes_of(n, &len);
 }
 
-/* What torch.load(weights_only=True) makes of plain values, all of them plain again; and numpy's
- * scalars and arrays, which lie in many real files beside that. */
+/* The constructors that torch.load(weights_only=True) allows, as far as they make plain values; and
+ * numpy's scalars and arrays, which many real files contain. */
 static const struct made {
 	const char *module, *name;
-	const char *op;		/* how the object begins */
-	bool (*is)(const struct pickle_node *n);	/* NULL: of its arguments, whatever they are */
+	const char *op;		/* opcodes that begin the object */
+	bool (*is)(const struct pickle_node *n);	/* checks its arguments; NULL: any */
 } made[] = {
 	{ "torch", "Size", "ctorch\nSize\n", NULL },
 	{ "torch", "device", "ctorch\ndevice\n", NULL },
@@ -336,7 +336,7 @@ static const struct made {
 	  numpy_array },
 };
 
-/* NULL: not one of them, or not made as they are. */
+/* NULL: another constructor, or with other arguments. */
 static const struct made *made_by(const struct pickle_node *n)
 {
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
@@ -384,20 +384,21 @@ static int put_scalar(struct walker *w, const struct pickle_node *n)
 			return refused(w, "a str that is not UTF-8");
 		return put_bytes(w, 'X', 4, n);
 	default:
-		if (pickle_is_global(n, "numpy", "ndarray"))	/* as its arrays name it */
+		/* the type that its arrays refer to */
+		if (pickle_is_global(n, "numpy", "ndarray"))
 			return put_constant(w, "cnumpy\n", n);
 		return is_constant(n) ? put_constant(w, "ctorch\n", n) : no_value(w, n);
 	}
 }
 
-struct part {			/* a container that is being written */
+struct part {			/* a container being written */
 	const struct pickle_seq *seq;
-	const char *end;	/* what ends it */
-	const struct pickle_node *state;	/* of the object, after that; or NULL */
+	const char *end;	/* opcodes that end it */
+	const struct pickle_node *state;	/* an object's state, written after that; or NULL */
 	uint32_t next;
 };
 
-/* How a container begins; *out: what is in it and how it ends. false: n is none. */
+/* The opcodes that begin a container; *out: its contents and its end. False: n is not one. */
 static bool begin_of(const struct pickle_node *n, const char **begin, struct part *out)
 {
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
@@ -429,7 +430,7 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 	return true;
 }
 
-/* A scalar, or how a container begins. */
+/* Writes a scalar, or the beginning of a container. */
 static int put_begin(struct walker *w, const struct pickle_node *n, struct part *stack,
 		     unsigned *depth)
 {
@@ -464,7 +465,7 @@ static int put_value(struct walker *w, const struct pickle_node *root)
 		err = put(w, p->end, strlen(p->end));
 		state = p->state;
 		p->state = NULL;
-		if (!err && state) {	/* one more in it, and then it has been given that */
+		if (!err && state) {	/* first its contents, then its state */
 			p->end = "b";
 			err = put_begin(w, state, stack, &depth);
 			continue;
@@ -505,7 +506,7 @@ static int add_value(struct walker *w, const struct pickle_node *n)
 
 /* ---- the walk ----------------------------------------------------------------------- */
 
-/* A dict's pairs, or what stands for one; NULL: n is none. */
+/* The pairs of a dict or of an object like one; NULL: n is neither. */
 static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 {
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
@@ -518,15 +519,15 @@ static const struct pickle_seq *pairs_of(const struct pickle_node *n)
 		return &o->more->pairs;
 	if (pickle_is_object(n, "collections", "defaultdict") && o->args->u.seq.n <= 1)
 		return &o->more->pairs;
-	/* a dict too, made of one */
+	/* made of a dict */
 	if (pickle_is_object(n, "collections", "Counter") && !o->state && !o->more->pairs.n &&
 	    o->args->u.seq.n == 1 && o->args->u.seq.v[0]->kind == PICKLE_DICT)
 		return &o->args->u.seq.v[0]->u.seq;
 	return NULL;
 }
 
-/* Does DCP go down this list, and find something? It goes down where there is a dict, also an empty
- * one; where there is nothing else it finds nothing, and has lost the list: here that is kept. */
+/* Whether DCP descends into this list and finds an item. It descends if there is a dict, even an
+ * empty one; if it then finds nothing, it loses the list: here the list is kept. */
 static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 {
 	const struct pickle_seq *pairs;
@@ -573,7 +574,7 @@ static void tell_left_out(struct walker *w, const char *what, const char *more)
 	w->state->left_out(w->state->ctx, text);
 }
 
-/* DCP keeps a dict's pairs and no more. */
+/* DCP keeps only a dict's pairs. */
 static int enter_dict(struct walker *w, const struct pickle_node *n)
 {
 	const struct pickle_node *state = n->kind == PICKLE_OBJECT ? n->u.object.state : NULL;
@@ -627,7 +628,7 @@ static int step(struct walker *w)
 	w->name_len = f->name_len;
 	if (w->name)
 		w->name[w->name_len] = '\0';
-	w->state->n_steps = w->depth - 1;	/* a frame is a step */
+	w->state->n_steps = w->depth - 1;	/* each frame is a step */
 	if (i >= (pairs ? pairs->n / 2 : f->node->u.seq.n)) {
 		w->depth--;
 		return 0;
@@ -644,7 +645,7 @@ static int by_name(const void *a, const void *b)
 	return strcmp(((const struct fmt_blob *)a)->name, ((const struct fmt_blob *)b)->name);
 }
 
-/* Tensors are told apart when they are added. */
+/* Tensors' names are compared when they are added. */
 static int check_names(struct walker *w)
 {
 	struct fmt_set *s = w->set;

@@ -2,10 +2,10 @@
  *
  * Views: files made of pieces of other files.
  *
- * The bytes of a tensor are those of its elements in row-major order. A piece holds a box of
- * them: in the tensor that is a row of equally long runs, each as long as the dimensions that
- * the piece has whole allow, and they come in the same order as in the piece. So what a range of
- * the tensor takes from a piece is found by a search, read wide, and scattered.
+ * The bytes of a tensor are its elements in row-major order. A piece holds a box of them: in the
+ * tensor these are runs of equal length, as long as the dimensions that the piece has whole allow,
+ * in the same order as in the piece. So the part of a piece in a range of the tensor is found by a
+ * search, read in large blocks, and scattered.
  */
 #include "fs/formats/view.h"
 
@@ -14,10 +14,10 @@
 #include <stdio.h>
 
 #define MAX_BYTES (1ull << 62)
-#define WINDOW (1u << 20)	/* read at once of short runs */
-#define DIRECT (64u << 10)	/* from here on a run is read by itself, without a copy */
+#define WINDOW (1u << 20)	/* a block of short runs that is read at once */
+#define DIRECT (64u << 10)	/* longer runs are read one by one, without a copy */
 
-/* ---- making ----------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------- */
 
 static uint64_t tallest(const struct fmt_tensor *t)
 {
@@ -152,7 +152,7 @@ void view_addf(struct view *v, const char *fmt, ...)
 	n = vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	if (n < 0 || (size_t)n >= sizeof(text))
-		v->no_memory = true;	/* never: numbers and short words only */
+		v->no_memory = true;	/* cannot happen: numbers and short words only */
 	else
 		view_add(v, text, (size_t)n);
 }
@@ -178,9 +178,9 @@ int view_done(struct view *v, struct view **out, struct fmt_error *e)
 	return 0;
 }
 
-/* ---- what can be served ----------------------------------------------------------- */
+/* ---- checks ----------------------------------------------------------------------- */
 
-/* Bytes from the first to the last element of a piece; false: beyond all bounds. */
+/* The bytes from the first to the last element of a piece; false: overflow. */
 static bool span(const struct fmt_tensor *t, const struct fmt_piece *p, unsigned element,
 		 uint64_t *out)
 {
@@ -202,12 +202,12 @@ static int check_piece(const struct fmt_tensor *t, const struct fmt_piece *p, un
 	if (p->refusal)
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s", t->name, p->refusal);
 	if (!fmt_volume(p->size, t->ndim, &volume) || !volume)
-		return 0;	/* nothing is read of it; fmt_set_cover() says whether it fits */
+		return 0;	/* nothing is read from it; fmt_set_cover() checks that it fits */
 	if (p->file == FMT_NO_FILE)
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.100s: no file is named for a piece",
 				t->name);
 	if (p->payload == FMT_ITEM)
-		return 0;	/* looked into when it is read */
+		return 0;	/* checked when it is read */
 	if (p->payload == FMT_STRIDED ? !span(t, p, element, &bytes) :
 					__builtin_mul_overflow(volume, (uint64_t)element, &bytes))
 		bytes = UINT64_MAX;
@@ -223,7 +223,8 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes, s
 	int err = 0;
 
 	*element = 1;
-	for (size_t i = 0; i < t->n_pieces; i++)	/* of what is odd a piece knows more */
+	/* if it cannot be served, a piece may say why */
+	for (size_t i = 0; i < t->n_pieces; i++)
 		if (t->piece[i].refusal)
 			return check_piece(t, &t->piece[i], 1, e);
 	if (!t->dtype)
@@ -244,19 +245,19 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes, s
 	return err;
 }
 
-/* ---- where a piece's elements lie --------------------------------------------------- */
+/* ---- the elements of a piece -------------------------------------------------------- */
 
-struct box {			/* a piece as it is read */
+struct box {			/* a piece being read */
 	const struct fmt_tensor *t;
 	const struct fmt_piece *p;
 	unsigned element;	/* bytes */
-	unsigned outer;		/* runs are counted by the dimensions before this one */
-	uint64_t runs, run;	/* how many, how long (bytes) */
-	uint64_t first;		/* of the first run, in the tensor (bytes) */
+	unsigned outer;		/* the dimensions before this one count the runs */
+	uint64_t runs, run;	/* number of runs; length (bytes) */
+	uint64_t first;		/* offset of the first run in the tensor (bytes) */
 	uint64_t step[FMT_MAX_DIMS];	/* in the tensor, per dimension (bytes) */
 	bool strided;
 	uint64_t stride[FMT_MAX_DIMS];	/* in the file (bytes), when strided */
-	uint64_t at;		/* of the first element, in the file */
+	uint64_t at;		/* offset of the first element in the file */
 };
 
 struct reading {
@@ -285,7 +286,7 @@ static int open_item(struct reading *r, const struct box *b, const struct fmt_so
 	return err;
 }
 
-/* The item's own word on where the elements lie; fills b->at, and strides where it has any. */
+/* Reads from the item where the elements are: sets b->at, and strides if it has any. */
 static int look_into(struct reading *r, struct box *b, const struct fmt_source *s,
 		     struct fmt_set *set)
 {
@@ -322,7 +323,7 @@ static int look_into(struct reading *r, struct box *b, const struct fmt_source *
 	return 0;
 }
 
-/* b->at and strides. A row-major item is looked into once. */
+/* Sets b->at and strides. A row-major item is read once only. */
 static int locate(struct reading *r, struct box *b, const struct fmt_source *s)
 {
 	struct view_base *base = r->v->base;
@@ -351,7 +352,7 @@ static int locate(struct reading *r, struct box *b, const struct fmt_source *s)
 	return err;
 }
 
-/* Runs as long as both the tensor and the file allow. The sizes were checked. */
+/* Makes runs as long as both the tensor and the file allow. The sizes were checked. */
 static void find_runs(struct box *b)
 {
 	const struct fmt_tensor *t = b->t;
@@ -380,7 +381,7 @@ static void find_runs(struct box *b)
 /* ---- runs ------------------------------------------------------------------------- */
 
 struct run {
-	uint64_t to, from;	/* in the tensor, in the file */
+	uint64_t to, from;	/* offset in the tensor, in the file */
 };
 
 static struct run run_of(const struct box *b, uint64_t i)
@@ -398,7 +399,7 @@ static struct run run_of(const struct box *b, uint64_t i)
 	return r;
 }
 
-/* The first run that ends behind `a`; b->runs: none. */
+/* The first run that ends after `a`; b->runs: none. */
 static uint64_t first_run(const struct box *b, uint64_t a)
 {
 	uint64_t lo = 0, hi = b->runs;
@@ -414,7 +415,7 @@ static uint64_t first_run(const struct box *b, uint64_t a)
 	return lo;
 }
 
-struct scatter {		/* a run, or what the range takes of it */
+struct scatter {		/* a run, or the part of it in the range */
 	uint64_t to, from;
 	uint32_t len;
 };
@@ -435,7 +436,7 @@ static int read_some(struct reading *r, const struct box *b, const struct fmt_so
 	return err;
 }
 
-/* [a, c) of the tensor, as far as the box has it, to buf (which stands for a). */
+/* Copies the part of [a, c) of the tensor that the box has to buf, which begins at a. */
 static int gather(struct reading *r, const struct box *b, const struct fmt_source *s, uint64_t a,
 		  uint64_t c, char *buf)
 {
@@ -493,7 +494,7 @@ static bool is_empty(const struct fmt_piece *p, unsigned ndim)
 	return false;
 }
 
-/* The first piece that may reach behind row `row`: pieces are sorted by place. */
+/* The first piece that may reach beyond row `row`: pieces are sorted by offset. */
 static size_t first_piece(const struct fmt_tensor *t, uint64_t tall, uint64_t row)
 {
 	size_t lo = 0, hi = t->ndim ? t->n_pieces : 0;
@@ -509,7 +510,7 @@ static size_t first_piece(const struct fmt_tensor *t, uint64_t tall, uint64_t ro
 	return lo;
 }
 
-/* Calls fn for each piece that may have something of [a, c), until it returns non-zero. */
+/* Calls fn for each piece that may overlap [a, c), until it returns non-zero. */
 static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 		    int (*fn)(struct reading *r, const struct box *b, const struct fmt_source *s,
 			      void *arg), void *arg)
@@ -532,7 +533,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 			continue;
 		find_runs(&b);
 		if (b.first >= c)
-			break;	/* pieces lie in the order of their first elements */
+			break;	/* pieces are sorted by their first elements */
 		if (first_run(&b, a) == b.runs || run_of(&b, first_run(&b, a)).to >= c)
 			continue;
 		err = r->io->get(r->io->ctx, b.p->file, &s);
@@ -543,7 +544,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 		}
 		err = locate(r, &b, &s);
 		if (!err) {
-			find_runs(&b);	/* again: now it is known whether there are strides */
+			find_runs(&b);	/* again, since strides are known now */
 			err = fn(r, &b, &s, arg);
 		}
 		r->io->put(r->io->ctx, b.p->file);
@@ -551,7 +552,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 	return err;
 }
 
-/* [from, from + len) of a blob. */
+/* Reads [from, from + len) of a blob. */
 static int read_blob(struct reading *r, const struct fmt_blob *b, uint64_t from, void *buf,
 		     size_t len)
 {

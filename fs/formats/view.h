@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files about views share: a view is a row of parts.
+ * Shared by the files about views: a view is a list of parts.
  */
 #ifndef CAIRN_FORMATS_VIEW_H
 #define CAIRN_FORMATS_VIEW_H
@@ -9,10 +9,10 @@
 
 #define VIEW_MEMORY SIZE_MAX
 
-struct view_part {		/* in order, without gaps; none is empty */
-	uint64_t at, bytes;	/* in the view */
-	size_t tensor;		/* of the set, behind them its blobs; VIEW_MEMORY */
-	uint64_t from;		/* in the tensor's row-major bytes, the blob's, or mem */
+struct view_part {		/* in order, contiguous, not empty */
+	uint64_t at, bytes;	/* offset in the view, length */
+	size_t tensor;		/* index of the tensor, then blobs; or VIEW_MEMORY */
+	uint64_t from;		/* offset in the tensor's row-major bytes, in the blob, or in mem */
 };
 
 struct view {
@@ -25,30 +25,30 @@ struct view {
 	bool no_memory;		/* an addition failed */
 };
 
-struct view_known {		/* of a tensor */
-	size_t first;		/* of its pieces, in data_at */
-	uint64_t tall;		/* the largest size of a piece in dimension 0 */
+struct view_known {		/* what is known of a tensor */
+	size_t first;		/* index of its first piece in data_at */
+	uint64_t tall;		/* the largest extent of a piece in dimension 0 */
 };
 
 struct view_base {
 	const struct fmt_set *set;
 	struct view_known *tensor;
-	_Atomic uint64_t *data_at;	/* where an item's elements begin; 0: not known */
+	_Atomic uint64_t *data_at;	/* where an item's elements begin; 0: unknown */
 };
 
 struct view *view_new(struct view_base *b);
-/* All additions go to the end; a failed one is told by view_done(). */
+/* All additions append; view_done() reports whether one failed. */
 void view_add(struct view *v, const void *bytes, size_t len);
 __attribute__((format(printf, 2, 3))) void view_addf(struct view *v, const char *fmt, ...);
 void view_add_tensor(struct view *v, size_t tensor, uint64_t from, uint64_t bytes);
-/* As it was new; its memory stays for what comes next. */
+/* Empties it; keeps its memory for the next use. */
 void view_clear(struct view *v);
-/* Opaque bytes of a blob, all of them. */
+/* Adds an opaque blob's bytes, all of them. */
 void view_add_blob(struct view *v, size_t blob);
 int view_done(struct view *v, struct view **out, struct fmt_error *e);
 
-/* Can the tensor be served at all? Its elements' and its whole size in bytes, which fits 62
- * bits. */
+/* Whether the tensor can be served. Returns the sizes in bytes of an element and of the tensor; the
+ * latter fits 62 bits. */
 int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes,
 	       struct fmt_error *e);
 
@@ -57,8 +57,8 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes,
 
 struct view_zip {
 	struct view *v;
-	struct view *central;	/* the directory, until it is due; NULL: no archive is begun */
-	uint64_t start;		/* of the archive, in the view */
+	struct view *central;	/* the central directory, not added yet; NULL: no archive is open */
+	uint64_t start;		/* the archive's offset in the view */
 	uint64_t entries;
 };
 

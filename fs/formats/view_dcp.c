@@ -2,9 +2,9 @@
  *
  * What torch.distributed.checkpoint loads: one rank's file of items, and .metadata.
  *
- * An item is a torch.save archive of its own, of a tensor in one chunk or of a plain value, as
- * DCP's FileSystemWriter has it. The metadata is a pickle of protocol 2 that names the classes
- * once, at its beginning, and takes them from the memo from there on.
+ * An item is a torch.save archive of a tensor in one chunk or of a plain value, as DCP's
+ * FileSystemWriter writes it. The metadata is a pickle of protocol 2 that names each class once, at
+ * its beginning, and then refers to it by the memo.
  */
 #include "fs/formats/view.h"
 
@@ -17,8 +17,8 @@ enum class {
 
 struct writer {
 	struct view *data;
-	struct view *pickle;	/* of the item at hand */
-	struct view *state, *planner, *storage;	/* dicts of the metadata, without their frame */
+	struct view *pickle;	/* of the current item */
+	struct view *state, *planner, *storage;	/* dicts of the metadata, without begin and end */
 	struct fmt_error *e;
 };
 
@@ -40,7 +40,7 @@ static void put_classes(struct view *v)
 
 	for (unsigned i = 0; i < SIZE + 1; i++)
 		view_addf(v, "c%s\nq%c0", name[i], (char)i);
-	/* two values that every tensor has */
+	/* two values that all tensors share */
 	view_addf(v, "ctorch.serialization\n_get_layout\n");
 	view_pickle_text(v, "torch.strided");
 	view_addf(v, "\x85Rq%c0", LAYOUT);
@@ -54,7 +54,7 @@ static void put_class(struct view *v, enum class c)
 	view_add(v, (char[]){ 'h', (char)c }, 2);
 }
 
-/* An object whose attributes follow; put_end() is behind them. */
+/* Begins an object; its attributes follow, then put_end(). */
 static void put_object(struct view *v, enum class c)
 {
 	put_class(v, c);
@@ -76,7 +76,7 @@ static void put_size(struct view *v, const char *name, const uint64_t *size, uns
 	view_add(v, "t\x85R", 3);
 }
 
-/* ---- an item's three entries -------------------------------------------------------- */
+/* ---- an item's three entries in the metadata ---------------------------------------- */
 
 static void put_tensor(struct view *v, const struct fmt_tensor *t)
 {
@@ -118,7 +118,7 @@ static void put_path(struct view *v, const char *name, const struct fmt_path *pa
 	view_add(v, "t", 1);
 }
 
-/* Where the item lies that was begun at `at`. t NULL: it is no tensor. */
+/* Where the item that began at `at` is. t NULL: not a tensor. */
 static void put_place(struct writer *w, const char *name, const struct fmt_tensor *t, uint64_t at)
 {
 	struct view *v = w->storage;
@@ -157,7 +157,7 @@ static int check_name(const char *name, const struct fmt_path *path, struct fmt_
 				   name);
 }
 
-/* `pickle` is the object; bytes: of the tensor's storage. */
+/* `pickle` is the object; bytes: size of the tensor's storage. */
 static int add_archive(struct writer *w, const char *pickle, size_t len, size_t tensor,
 		       uint64_t bytes)
 {

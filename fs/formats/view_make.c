@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a checkpoint can be shown as: safetensors, whole, in parts and resharded; NumPy.
+ * The views of a checkpoint: safetensors, whole, in parts and resharded; NumPy.
  */
 #include "fs/formats/view.h"
 
@@ -12,7 +12,7 @@ struct chosen {
 	size_t tensor;
 	unsigned element;
 	uint64_t from, bytes;	/* of the tensor */
-	uint64_t rows;		/* of dimension 0 */
+	uint64_t rows;		/* rows of dimension 0 */
 };
 
 /* ---- names in JSON ---------------------------------------------------------------- */
@@ -218,7 +218,7 @@ static const char *npy_descr(const struct fmt_dtype *t)
 	for (size_t i = 0; i < sizeof(special) / sizeof(special[0]); i++)
 		if (!strcmp(t->name, special[i].name))
 			return special[i].descr;
-	return "|u1";	/* eight bits that NumPy has no name for */
+	return "|u1";	/* eight-bit types that NumPy does not have */
 }
 
 int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e)

@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* What torch.load() has a type for. */
+/* Refuses types that torch.load() does not have. */
 static int check_typed(const struct fmt_tensor *t, uint64_t *bytes, struct fmt_error *e)
 {
 	unsigned element;
@@ -36,7 +36,8 @@ static int add_tensors(struct view_zip *z, struct view *pickle, struct fmt_error
 	view_zip_add(z, "archive/data.pkl", pickle->mem, pickle->mem_len);
 	view_zip_add(z, "archive/byteorder", "little", 6);
 	for (size_t i = 0; i < s->n_tensors; i++) {
-		check_typed(&s->tensor[i], &bytes, NULL);	/* for its size; it is fine */
+		/* only for the size; it was checked */
+		check_typed(&s->tensor[i], &bytes, NULL);
 		snprintf(key, sizeof(key), "archive/data/%zu", i);
 		view_zip_add_tensor(z, key, i, bytes);
 	}

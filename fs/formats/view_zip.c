@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * torch.save archives laid out in a view, and the pickles that stand in them.
+ * torch.save archives in a view, and the pickles in them.
  *
- * Their checksums are 0 where data follow, as torch.serialization.set_crc32_options(False) leaves
- * them: they stand before data that nobody has read yet, and PyTorch does not compare them.
+ * The checksums of data are 0, as torch.serialization.set_crc32_options(False) leaves them: a
+ * header precedes its data, which have not been read yet, and PyTorch does not check them.
  */
 #include "fs/formats/view.h"
 
-#define ALIGN 64u		/* of data, as torch.save has it */
+#define ALIGN 64u		/* of data, as in torch.save */
 #define LIMIT32 0xffffffffu
 
 static void put16(struct view *v, unsigned n)
@@ -32,14 +32,14 @@ static uint32_t below(uint64_t n)
 	return n < LIMIT32 ? (uint32_t)n : LIMIT32;
 }
 
-/* What local headers and the directory have in common, from "version needed" on. */
+/* The fields shared by local headers and the directory, from "version needed" on. */
 static void put_common(struct view *v, const char *name, uint32_t crc, uint64_t size,
 		       unsigned extra)
 {
 	put16(v, 45);
 	put16(v, 0x800);	/* names are UTF-8 */
 	put16(v, 0);		/* stored */
-	put32(v, 0x00210000);	/* 1980-01-01: the same bytes for the same tensors */
+	put32(v, 0x00210000);	/* 1980-01-01, so that the same tensors give the same bytes */
 	put32(v, crc);
 	put32(v, below(size));
 	put32(v, below(size));
@@ -47,7 +47,7 @@ static void put_common(struct view *v, const char *name, uint32_t crc, uint64_t 
 	put16(v, extra);
 }
 
-/* The header of an entry whose data follow, padded so that they are aligned. */
+/* The header of an entry whose data follow, padded to align them. */
 static void begin_entry(struct view_zip *z, const char *name, uint32_t crc, uint64_t size)
 {
 	uint64_t at = z->v->size - z->start;
@@ -115,7 +115,7 @@ void view_zip_end(struct view_zip *z)
 	uint64_t at = z->v->size - z->start, len = z->central->mem_len;
 
 	view_add(z->v, z->central->mem, z->central->mem_len);
-	put32(z->v, 0x06064b50);	/* zip64's end record and where it is, always */
+	put32(z->v, 0x06064b50);	/* always with zip64's end record and locator */
 	put64(z->v, 44);
 	put16(z->v, 45);
 	put16(z->v, 45);
@@ -156,7 +156,7 @@ void view_pickle_number(struct view *v, uint64_t n)
 		view_add(v, "J", 1);
 		put32(v, n);
 	} else {
-		view_add(v, "\x8a\x09", 2);	/* nine bytes: it stays positive */
+		view_add(v, "\x8a\x09", 2);	/* nine bytes, so that it stays positive */
 		put64(v, n);
 		view_add(v, "", 1);
 	}
@@ -175,7 +175,7 @@ static void pickle_strides(struct view *v, const struct fmt_tensor *t)
 	view_add(v, "t", 1);
 }
 
-/* torch._utils._rebuild_tensor_v2 of a storage of its own; v3 where there is no storage of that
+/* torch._utils._rebuild_tensor_v2 on a storage of its own; v3 if there is no storage of that
  * type. */
 void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
 			  uint64_t bytes)

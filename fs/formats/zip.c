@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Zip archives, as far as torch.save writes them.
+ * Zip archives, as far as torch.save uses them.
  *
- * The central directory is read through a window, so memory follows the entries that are
- * really there, not the counts that the end record claims.
+ * The central directory is read through a window, so memory is proportional to the entries actually
+ * there, not to the counts that the end record claims.
  */
 #include "fs/formats/inside.h"
 
@@ -13,9 +13,9 @@
 #define END64_LEN 56u
 #define CENTRAL_LEN 46u
 #define LOCAL_LEN 30u
-#define TAIL_FIRST 4096u		/* torch's archives end well within */
+#define TAIL_FIRST 4096u		/* torch's archives have shorter ends */
 #define TAIL_MAX (END_LEN + 65535u)
-#define WINDOW (256u << 10)		/* more than the largest directory entry */
+#define WINDOW (256u << 10)		/* larger than any directory entry */
 
 struct zip_inside {
 	struct arena names;
@@ -27,7 +27,7 @@ struct directory {
 
 /* ---- the end ---------------------------------------------------------------------- */
 
-/* Offset of the end record in the last `n` bytes of the source, or -1. */
+/* The offset of the end record in the last `n` bytes of the source, or -1. */
 static int64_t find_end(const uint8_t *tail, size_t n)
 {
 	for (size_t i = n < END_LEN ? 0 : n - END_LEN + 1; i-- > 0;)
@@ -71,7 +71,7 @@ static int find_record(const struct fmt_source *s, uint64_t *at, uint8_t record[
 	return err ? fmt_fail(e, err, s->size, "cannot read the end: %s", strerror(-err)) : 0;
 }
 
-/* Where there is a zip64 end record its numbers count; *end is then its place. */
+/* If there is a zip64 end record, its numbers are used; *end is its offset. */
 static int zip64_record(const struct fmt_source *s, uint64_t *end, struct directory *d, bool *found,
 			struct fmt_error *e)
 {
@@ -134,11 +134,11 @@ static int find_directory(const struct fmt_source *s, struct directory *d, struc
 struct window {
 	const struct fmt_source *s;
 	uint8_t *buf;
-	uint64_t at, end;	/* of buf[pos]; of the directory */
+	uint64_t at, end;	/* at: offset of buf[pos]; end: of the directory */
 	size_t pos, have;
 };
 
-/* At least n bytes at buf + pos. */
+/* Makes at least n bytes available at buf + pos. */
 static int need(struct window *w, size_t n, struct fmt_error *e)
 {
 	uint64_t left = w->end - w->at;
@@ -162,7 +162,7 @@ static int need(struct window *w, size_t n, struct fmt_error *e)
 	return 0;
 }
 
-/* The 64-bit values that stand in for 32-bit ones that are all ones. */
+/* Takes the 64-bit values for those 32-bit values that are all ones. */
 static int extra64(const uint8_t *x, size_t n, uint64_t *size, uint64_t *packed, uint64_t *local)
 {
 	uint64_t *want[3] = { size, packed, local };
@@ -271,7 +271,7 @@ static int read_directory(const struct fmt_source *s, const struct directory *d,
 	return err;
 }
 
-/* ---- soundness -------------------------------------------------------------------- */
+/* ---- checks ----------------------------------------------------------------------- */
 
 static int by_place(const void *a, const void *b)
 {
