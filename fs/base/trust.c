@@ -187,8 +187,7 @@ static int load_filter(const int *calls, size_t n, const int *more, size_t n_mor
 	if (!rc)
 		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1);	/* Linux 4.14 and later */
 	if (!rc)
-		/* a binary tree: the list is long */
-		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);	/* a binary tree: the list is long */
 	if (!rc)
 		rc = add_calls(ctx, calls, n);
 	if (!rc)

@@ -134,8 +134,7 @@ static void read_end(struct reading *r, const char *name)
 
 	if (!err) {
 		if (s.size < 2 || fmt_read(&s, 0, magic, 2) || magic[0] != 0x80)
-			/* else the old format, which has no end record */
-			err = zip_open(&s, &z, &e);
+			err = zip_open(&s, &z, &e);	/* old format: no end record */
 		zip_close(z);
 		close_file(r, &s);
 	}

@@ -543,8 +543,7 @@ static ssize_t decode(const struct json_doc *d, int v, bool raw, char *out)
 			if (raw && c >= 0x80 && c <= 0xff)
 				*o++ = (char)c;
 			else
-				/* no escape is shorter than what it stands for */
-				o = put_utf8(o, c);
+				o = put_utf8(o, c);	/* no longer than the escape */
 		} else {
 			*o++ = to[strchr(from, s[1]) - from];
 			s += 2;

@@ -493,8 +493,7 @@ static int read_byteorder(struct walker *w)
 	snprintf(name, sizeof(name), "%.*sbyteorder", (int)w->prefix_len, w->prefix);
 	t = zip_find(w->zip, name);
 	if (!t)
-		/* before PyTorch 2.1: the writing machine's byte order, little-endian */
-		return 0;
+		return 0;	/* before PyTorch 2.1: native, little-endian */
 	err = zip_data(w->s, w->zip, t, w->e);
 	if (!err && t->size < sizeof(order))
 		err = fmt_read(w->s, t->data, order, t->size);

@@ -108,8 +108,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		/* dropping the last reference frees memory, which is not done with the lock held */
 		struct buffer *buf = buffers_hold(n);
 		if (fs_record(fs, &r))
-			/* the handle is closed even if that cannot be logged */
-			fs_apply(fs, &r);
+			fs_apply(fs, &r);	/* closed even if it cannot be logged */
 		/* only now: a resent request to another worker might close another file's backing
 		 * id */
 		if (backing)
@@ -230,8 +229,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 		if (i.state == STAGED_FAILED)
 			rc = i.error ? i.error : -EIO;
 		if (!fs->o.fsync_staged)
-			/* closed but still mapped: seal the present bytes */
-			staged_finalize(n->sf);
+			staged_finalize(n->sf);	/* closed, but mapped */
 		if (i.state == STAGED_OPEN && (n->version.rdwr || staged_changed(n->sf)))
 			w->sf = staged_ref(n->sf);
 	}

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Limits on what one user may take of shared resources: descriptors of the worker, and staging
- * memory
- * lent as buffers. Lock held for all functions.
+ * memory lent as buffers. Lock held for all functions.
  */
 #include "fs/fs.h"
 
@@ -43,8 +42,7 @@ void share_opened(uint32_t uid)
 			size_t cap = cap_users ? 2 * cap_users : 16;
 			struct user *more = realloc(users, cap * sizeof(*users));
 			if (!more)
-				/* then neither this open nor its close is counted */
-				return;
+				return;	/* nor is its close counted */
 			users = more;
 			cap_users = cap;
 		}

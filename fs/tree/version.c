@@ -399,8 +399,7 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 	pthread_mutex_lock(&fs->tree.lock);
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
 		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
-			/* no memory: next time */
-			if (is_unwritten(n, st) && !node_list_add(&l, n))
+			if (is_unwritten(n, st) && !node_list_add(&l, n))	/* no memory: next time */
 				n->holds++;
 	seal_all(fs, &l, due);
 	pthread_mutex_unlock(&fs->tree.lock);
