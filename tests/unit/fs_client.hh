@@ -100,6 +100,7 @@ public:
 
 	// ---- who asks ----
 	uint32_t uid = 0, gid = 0, pid = (uint32_t)getpid();
+	uint64_t last_unique = 2;	// of the requests that are not given a number
 
 	std::function<void(uint64_t unique)> sent;	// called when a request of those below is sent, before its answer
 
@@ -108,7 +109,7 @@ public:
 	{
 		fuse_in_header in = {};
 		if (!unique)
-			unique = next_ += 2;
+			unique = last_unique += 2;
 		in.len = (uint32_t)(sizeof(in) + b.bytes.size());
 		in.opcode = opcode;
 		in.unique = unique;
@@ -118,8 +119,10 @@ public:
 		in.pid = pid;
 		std::string all(reinterpret_cast<char *>(&in), sizeof(in));
 		all += b.bytes;
-		EXPECT_EQ(::send(kernel_.get(), all.data(), all.size(), MSG_NOSIGNAL), (ssize_t)all.size())
-			<< strerror(errno);
+		ssize_t n;
+		while ((n = ::send(kernel_.get(), all.data(), all.size(), MSG_NOSIGNAL)) < 0 && errno == ENOBUFS)
+			usleep(1000);	// the kernel is short of memory just now
+		EXPECT_EQ(n, (ssize_t)all.size()) << strerror(errno);
 		return unique & ~resent_bit;
 	}
 	// An answer is there. Takes notices and answers that came before it aside.
@@ -172,7 +175,21 @@ public:
 		call(FUSE_LOOKUP, dir, Body().name(name));
 		return entry();
 	}
-	void forget(uint64_t node, uint64_t n = 1) { tell(FUSE_FORGET, node, Body().add(fuse_forget_in{n})); }
+	void forget(uint64_t node, uint64_t n = 1)
+	{
+		tell(FUSE_FORGET, node, Body().add(fuse_forget_in{n}));
+		auto it = known_.find(node);
+		if (it != known_.end() && (it->second -= std::min(n, it->second)) == 0)
+			known_.erase(it);
+	}
+	// All of what this client was told of it. The daemon has read that when this returns.
+	void forget_all(uint64_t node)
+	{
+		auto it = known_.find(node);
+		if (it != known_.end())
+			forget(node, it->second);
+		flush({root, 0});
+	}
 	int getattr(uint64_t node)
 	{
 		call(FUSE_GETATTR, node, Body().add(fuse_getattr_in{}));
@@ -282,14 +299,15 @@ public:
 		}
 		return err;
 	}
-	int read(const File &f, uint64_t off, uint32_t size)
+	static Body reading(const File &f, uint64_t off, uint32_t size)
 	{
 		fuse_read_in in = {};
 		in.fh = f.fh;
 		in.offset = off;
 		in.size = size;
-		return call(FUSE_READ, f.id, Body().add(in));
+		return Body().add(in);
 	}
+	int read(const File &f, uint64_t off, uint32_t size) { return call(FUSE_READ, f.id, reading(f, off, size)); }
 	// The whole of it from the handle; what it says of an error is in err.
 	std::string read_all(const File &f)
 	{
@@ -391,13 +409,12 @@ public:
 	// One READDIR or READDIRPLUS; what it says is added to names. *off: where the next goes on.
 	int read_some(const File &d, uint64_t *off, uint32_t size, bool plus)
 	{
-		fuse_read_in in = {};
-		in.fh = d.fh;
-		in.offset = *off;
-		in.size = size;
-		if (call(plus ? FUSE_READDIRPLUS : FUSE_READDIR, d.id, Body().add(in)))
-			return err;
-		for (size_t at = 0; at < bytes.size();) {
+		call(plus ? FUSE_READDIRPLUS : FUSE_READDIR, d.id, reading(d, *off, size));
+		return listed(off, plus);
+	}
+	int listed(uint64_t *off, bool plus)
+	{
+		for (size_t at = 0; !err && at < bytes.size();) {
 			fuse_entry_out e = {};
 			if (plus)
 				memcpy(&e, bytes.data() + at, sizeof(e));
@@ -409,8 +426,9 @@ public:
 			EXPECT_FALSE(names.count(name)) << name << " twice";
 			names[name] = {d.ino, e.nodeid, d.type, d.off};
 			*off = d.off;
+			told_of(e.nodeid);
 		}
-		return 0;
+		return err;
 	}
 	int release_dir(const File &d) { return call(FUSE_RELEASEDIR, d.id, releasing(d)); }
 	int read_dir(uint64_t dir, bool plus = false, uint32_t size = 4096)
@@ -487,13 +505,22 @@ public:
 	std::string get(uint64_t dir, const std::string &name)
 	{
 		File f;
-		if (open_name(dir, name, O_RDONLY, &f))
-			return strerror(-err);
-		std::string all = read_all(f);
-		int rc = err;
-		close(f);
-		err = rc;
-		return all;
+		return open_name(dir, name, O_RDONLY, &f) ? strerror(-err) : rest_of(f);
+	}
+	// And one that knows this node, by whatever name.
+	std::string get(uint64_t node)
+	{
+		File f;
+		return open(node, O_RDONLY, &f) ? strerror(-err) : rest_of(f);
+	}
+	// The file is made, or what it has replaced.
+	int save(uint64_t dir, const std::string &name, const std::string &what)
+	{
+		if (lookup(dir, name) == -ENOENT)
+			put(dir, name, what);
+		else if (!err)
+			rewrite(dir, name, what);
+		return err;
 	}
 
 	// ---- of answers to send() ----
@@ -513,8 +540,24 @@ public:
 		*f = {node, opened.fh};
 		return 0;
 	}
+	int attributes()
+	{
+		fuse_attr_out out;
+		if (err)
+			return err;
+		memcpy(&out, bytes.data(), sizeof(out));
+		return took(out.attr, (double)out.attr_valid);
+	}
 
 private:
+	std::string rest_of(const File &f)
+	{
+		std::string all = read_all(f);
+		int rc = err;
+		close(f);
+		err = rc;
+		return all;
+	}
 	bool take(int ms)
 	{
 		std::string buf(most + 4096, 0);
@@ -544,15 +587,13 @@ private:
 		if (o)
 			memcpy(o, bytes.data() + sizeof(e), sizeof(*o));
 		id = e.nodeid;
+		told_of(id);
 		return took(e.attr, (double)e.attr_valid);
 	}
-	int attributes()
+	void told_of(uint64_t node)
 	{
-		fuse_attr_out out;
-		if (err)
-			return err;
-		memcpy(&out, bytes.data(), sizeof(out));
-		return took(out.attr, (double)out.attr_valid);
+		if (node)
+			known_[node]++;
 	}
 	int took(const fuse_attr &a, double valid)
 	{
@@ -566,7 +607,21 @@ private:
 	Fd kernel_;
 	int theirs_ = -1;
 	bool served_ = false;
-	uint64_t next_ = 2;
+	std::map<uint64_t, uint64_t> known_;	// how often each node was told to the kernel
 	std::map<uint64_t, std::string> answers_;
 	std::vector<uint64_t> order_;
+};
+
+// A worker: its tree, and the kernel's side of it. What is destroyed is killed.
+struct Worker {
+	explicit Worker(Ground &ground, bool start = false, bool first = false, unsigned how = SHIM_NO_UPKEEP)
+		: t(ground, start, first), k(t), fs(t.fs)
+	{
+		if (!t.err)
+			k.serve(how | (first ? 0 : SHIM_RESEND));
+	}
+	int drain() { return staging_drain(t.s(), 60000); }
+	LiveTree t;
+	Client k;
+	struct fs *fs;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // How large will this file be? As large as the same shard of the checkpoint before.
-#include "tests/unit/fs_fixture.hh"
+#include "tests/unit/fs_client.hh"
 
 namespace
 {
@@ -13,25 +13,22 @@ class Expect : public ::testing::Test
 protected:
 	uint64_t dir(uint64_t in, const std::string &name)
 	{
-		uint64_t id = 0;
-		EXPECT_EQ(shim_mkdir(fs, in, name.c_str(), &id), 0);
-		return id;
+		EXPECT_EQ(k.mkdir(in, name), 0);
+		return k.id;
 	}
 	void was(uint64_t in, const std::string &name, uint64_t size)
 	{
-		uint64_t id, fh;
-		ASSERT_EQ(shim_create(fs, in, name.c_str(), &id, &fh), 0);
-		ASSERT_EQ(shim_close(fs, fh), 0);
-		shim_expect_note(fs, in, name.c_str(), size);
+		ASSERT_NE(k.put(in, name, ""), 0u);
+		shim_expect_note(w.fs, in, name.c_str(), size);
 	}
 	uint64_t now(uint64_t in, const std::string &name)
 	{
-		return shim_expect(fs, in, name.c_str());
+		return shim_expect(w.fs, in, name.c_str());
 	}
 
 	Ground ground;
-	LiveTree tree{ground};
-	struct fs *fs = tree.fs;
+	Worker w{ground};
+	Client &k = w.k;
 };
 
 TEST_F(Expect, NothingIsKnownAtFirst)
@@ -91,17 +88,17 @@ TEST_F(Expect, ZeroIsASizeToo)
 // What it says decides the lane: a close tells it by itself.
 TEST_F(Expect, AClosedFileIsRemembered)
 {
-	uint64_t one = dir(root, "step-1"), two = dir(root, "step-2"), id, fh;
-	std::string bytes = pattern(123456, 1);
-	ASSERT_EQ(shim_create(fs, one, "shard", &id, &fh), 0);
-	ASSERT_EQ(shim_write(fs, fh, bytes.data(), bytes.size(), 0), 0);
+	uint64_t one = dir(root, "step-1"), two = dir(root, "step-2");
+	File f;
+	ASSERT_EQ(k.create(one, "shard", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+	ASSERT_EQ(k.write(f, pattern(123456, 1)), 0);
 	EXPECT_EQ(now(two, "shard"), STAGED_SIZE_UNKNOWN);
-	ASSERT_EQ(shim_close(fs, fh), 0);
+	ASSERT_EQ(k.close(f), 0);
 	EXPECT_EQ(now(two, "shard"), 123456u);
 	// holes take no room, and none is kept for them
-	ASSERT_EQ(shim_create(fs, one, "sparse", &id, &fh), 0);
-	ASSERT_EQ(shim_write(fs, fh, "x", 1, 1u << 30), 0);
-	ASSERT_EQ(shim_close(fs, fh), 0);
+	ASSERT_EQ(k.create(one, "sparse", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+	ASSERT_EQ(k.write(f, "x", 1u << 30), 0);
+	ASSERT_EQ(k.close(f), 0);
 	EXPECT_LT(now(two, "sparse"), 8u << 20);
 }
 

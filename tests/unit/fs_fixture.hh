@@ -4,7 +4,7 @@
 #pragma once
 
 #include "tests/api/staging_fixture.hh"
-#include "tests/unit/fs_shim.h"
+#include "tests/unit/tree_shim.h"
 
 // One worker's tree. What is destroyed is killed; the next one on the same ground replays.
 class LiveTree {

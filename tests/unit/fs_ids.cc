@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <sys/xattr.h>
 
-#include "tests/unit/fs_fixture.hh"
+#include "tests/unit/fs_client.hh"
 
 namespace
 {
@@ -60,13 +60,13 @@ TEST(Ids, NoHostnameMakesAControlNode)
 		SCOPED_TRACE(name);
 		ASSERT_EQ(sethostname(name.data(), name.size()), 0);
 		Ground ground;
-		LiveTree t(ground);
-		ASSERT_EQ(t.err, 0);
-		uint64_t dir, file, fh;
-		ASSERT_EQ(shim_mkdir(t.fs, root, "d", &dir), 0);
-		ASSERT_EQ(shim_create(t.fs, dir, "f", &file, &fh), 0);
-		EXPECT_FALSE(shim_is_control(dir));
-		EXPECT_FALSE(shim_is_control(file));
+		Worker w(ground);
+		ASSERT_EQ(w.t.err, 0);
+		File f;
+		ASSERT_EQ(w.k.mkdir(root, "d"), 0);
+		EXPECT_FALSE(shim_is_control(w.k.id));
+		ASSERT_EQ(w.k.create(w.k.id, "f", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+		EXPECT_FALSE(shim_is_control(f.id));
 	}
 }
 
@@ -118,20 +118,18 @@ TEST(Ids, BadIdsOfAnOldStagingAreaAreReplayedAndNotContinued)
 TEST(Ids, BadInodeNumbersOfAnOldStoreAreOnlyShown)
 {
 	Ground ground;
-	uint64_t id, ino = 1ull << 62 | 77ull << 56 | 12345;
-	struct stat st;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
+	uint64_t ino = 1ull << 62 | 77ull << 56 | 12345;
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
 	write_file(ground.store() + "/old", "bytes");
 	std::string text = std::to_string(ino);
 	if (setxattr((ground.store() + "/old").c_str(), "user.cairn.ino", text.data(), text.size(), 0))
 		GTEST_SKIP() << "no xattrs here: " << strerror(errno);
-	ASSERT_EQ(shim_lookup(t.fs, root, "old", &id), 0);
-	EXPECT_FALSE(shim_is_control(id));
-	ASSERT_EQ(shim_stat(t.fs, id, &st), 0);
-	EXPECT_EQ(st.st_ino, ino);
-	char buf[16];
-	EXPECT_EQ(shim_read(t.fs, id, buf, sizeof(buf)), 5);
+	ASSERT_EQ(w.k.lookup(root, "old"), 0);
+	EXPECT_FALSE(shim_is_control(w.k.id));
+	ASSERT_EQ(w.k.getattr(w.k.id), 0);
+	EXPECT_EQ(w.k.ino, ino);
+	EXPECT_EQ(w.k.get(w.k.id), "bytes");
 }
 
 } // namespace

@@ -7,7 +7,8 @@
 // clean up. CAIRN_KILLS sets how many die (default 60), CAIRN_SEED where it begins.
 #include <sys/wait.h>
 
-#include "tests/unit/fs_fixture.hh"
+#include "tests/unit/fs_client.hh"
+#include "tests/unit/store_faults.h"
 
 namespace
 {
@@ -73,24 +74,22 @@ struct At {
 	std::string name;
 };
 
-class Worker {
+class Life : public Worker {
 public:
-	explicit Worker(LiveTree &t) : t_(t) {}
+	using Worker::Worker;
 	At at(const std::string &path)
 	{
 		if (path.size() == 1)
 			return {root, path};
-		uint64_t dir = 0;
-		EXPECT_EQ(shim_lookup(t_.fs, root, path.substr(0, 1).c_str(), &dir), 0) << path;
-		return {dir, path.substr(2)};
+		EXPECT_EQ(k.lookup(root, path.substr(0, 1)), 0) << path;
+		return {k.id, path.substr(2)};
 	}
 	// As predict says, or false.
 	bool carry_out(Model &m, const Op &op)
 	{
-		struct fs *fs = t_.fs;
 		At from = at(op.from), to = at(op.to);
-		uint64_t id = 0;
-		int there = shim_lookup(fs, from.dir, from.name.c_str(), &id);
+		int there = k.lookup(from.dir, from.name);
+		uint64_t id = k.id;
 		if (there && there != -ENOENT)
 			return false;
 		if (!!m.count(op.from) != !there)
@@ -98,17 +97,17 @@ public:
 		if (op.kind < 4)
 			return !m.count(op.from) ? put(from, op, true) : op.kind >= 2 || put(from, op, false);
 		if (op.kind < 7 && !there)
-			return shim_link(fs, id, to.dir, to.name.c_str()) == (m.count(op.to) ? -EEXIST : 0);
+			return k.link(id, to.dir, to.name) == (m.count(op.to) ? -EEXIST : 0);
 		if (op.kind >= 7 && op.kind < 10)
-			return shim_unlink(fs, from.dir, from.name.c_str()) == there;
+			return k.unlink(from.dir, from.name) == there;
 		if (op.kind >= 10 && op.kind < 13)
-			return shim_rename(fs, from.dir, from.name.c_str(), to.dir, to.name.c_str()) == there;
+			return k.rename(from.dir, from.name, to.dir, to.name) == there;
 		if (op.kind == 13 && !there)
-			shim_forget(fs, id);
+			k.forget_all(id);
 		if (op.kind == 14)
 			usleep(op.seed % 3000);
 		if (op.kind == 15 && op.seed % 3 == 0) {
-			int rc = staging_drain(t_.s(), shim_publisher_stopped() ? 0 : 50);
+			int rc = staging_drain(t.s(), shim_publisher_stopped() ? 0 : 50);
 			if (op.seed % 2)
 				shim_evict(fs);
 			if (!rc && op.seed % 5 == 0)
@@ -120,39 +119,33 @@ public:
 private:
 	bool put(const At &at, const Op &op, bool fresh)
 	{
-		uint64_t id, fh;
-		int rc = fresh ? shim_create(t_.fs, at.dir, at.name.c_str(), &id, &fh)
-			       : shim_open_file(t_.fs, at.dir, at.name.c_str(), O_WRONLY | O_TRUNC, &fh);
 		std::string bytes = pattern(op.size, op.seed);
-		if (!rc && op.size)
-			rc = shim_write(t_.fs, fh, bytes.data(), bytes.size(), 0);
-		return !rc && !shim_close(t_.fs, fh);
+		if (fresh)
+			return k.put(at.dir, at.name, bytes);
+		return !k.rewrite(at.dir, at.name, bytes);
 	}
-	LiveTree &t_;
 };
 
 // settled: nothing is on its way. Else a name that was looked up while the publisher gave its file
 // others may show a link more.
-void check(LiveTree &t, const Model &m, bool settled)
+void check(Life &w, const Model &m, bool settled)
 {
-	Worker w(t);
+	Client &k = w.k;
 	for (auto &path : pool) {
 		SCOPED_TRACE(path);
 		At at = w.at(path);
-		uint64_t id;
-		struct stat st;
-		int rc = shim_lookup(t.fs, at.dir, at.name.c_str(), &id);
+		int rc = k.lookup(at.dir, at.name);
+		uint64_t id = k.id;
 		ASSERT_EQ(rc, m.count(path) ? 0 : -ENOENT);
 		if (rc)
 			continue;
 		const Bytes &b = m.at(path);
-		ASSERT_EQ(shim_stat(t.fs, id, &st), 0);
+		ASSERT_EQ(k.getattr(id), 0);
 		if (settled) {
-			ASSERT_EQ(st.st_nlink, links(m, b));
+			ASSERT_EQ(k.attr.nlink, links(m, b));
 		}
-		std::string got(b->size() + 1, 0);
-		ASSERT_EQ(shim_read(t.fs, id, got.data(), got.size()), (ssize_t)b->size());
-		got.pop_back();
+		std::string got = k.get(id);
+		ASSERT_EQ(k.err, 0);
 		ASSERT_SAME(got, *b);
 	}
 }
@@ -169,10 +162,9 @@ struct Shared {
 	bool publishes = rng() % 4;
 	if (rng() % 3)
 		shim_stop_publisher(1 + (int)(rng() % 30));
-	LiveTree t(ground, publishes);
-	if (t.err)
+	Life w(ground, publishes);
+	if (w.t.err)
 		_exit(3);
-	Worker w(t);
 	for (unsigned i = 0; i < ops; i++) {
 		Op op = draw(rng);
 		if (!w.carry_out(m, op))
@@ -223,15 +215,15 @@ void deaths(uint64_t seed, unsigned n)
 		catch_up(m, seed, shared->done);
 		SCOPED_TRACE(show_model(before) + "-> " + show_model(m));
 		ASSERT_TRUE(WIFEXITED(status) && !WEXITSTATUS(status)) << status;
-		LiveTree next(ground);
-		ASSERT_EQ(next.err, 0);
+		Life next(ground);
+		ASSERT_EQ(next.t.err, 0);
 		check(next, m, false);
 		if (::testing::Test::HasFatalFailure())
 			return;
 		if (seed % 4)
 			continue;
 		ASSERT_EQ(shim_start(next.fs), 0);
-		ASSERT_EQ(staging_drain(next.s(), 60000), 0);
+		ASSERT_EQ(next.drain(), 0);
 		shim_evict(next.fs);
 		check(next, m, true);
 		if (::testing::Test::HasFatalFailure())
@@ -240,7 +232,7 @@ void deaths(uint64_t seed, unsigned n)
 		for (auto &[path, bytes] : m)
 			want[path] = *bytes;
 		ASSERT_TRUE(tree_of(ground.store()) == want) << show(tree_of(ground.store()));
-		ASSERT_TRUE(next.notes.empty()) << next.notes[0];
+		ASSERT_TRUE(next.t.notes.empty()) << next.t.notes[0];
 	}
 	munmap(shared, 4096);
 }

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "tests/unit/fs_mounted.hh"
+#include "tests/unit/store_faults.h"
 
 namespace
 {

@@ -43,7 +43,9 @@ protected:
 		t = std::make_unique<LiveTree>(ground, true);
 		EXPECT_EQ(t->err, 0);
 		k = std::make_unique<Client>(*t);
+		k->last_unique = 1000;	// the tests number theirs from 10 on
 		if (first) {
+			k->serve();
 			close_file(written("C.tmp", 10));
 			close_file(written("D.tmp", 10));
 			EXPECT_EQ(staging_drain(t->s(), 60000), 0);
@@ -60,18 +62,24 @@ protected:
 	File written(const char *name, size_t size)
 	{
 		File f;
-		std::string bytes(size, *name);
-		EXPECT_EQ(shim_create(t->fs, root, name, &f.id, &f.fh), 0);
-		EXPECT_EQ(shim_write(t->fs, f.fh, bytes.data(), size, 0), 0);
+		EXPECT_EQ(k->create(root, name, &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+		EXPECT_EQ(k->write(f, std::string(size, *name)), 0);
 		return f;
 	}
-	void close_file(const File &f) { EXPECT_EQ(shim_close(t->fs, f.fh), 0); }
-	void serve(bool resend)
+	void close_file(const File &f) { EXPECT_EQ(k->close(f), 0); }
+	// After again()
+	void serve()
+	{
+		watch();
+		k->serve(SHIM_RESEND);
+		k->any_answer();
+		EXPECT_EQ(k->told.size(), 1u);	// "send again"
+	}
+	// From here on what is done to the store with the tree lock held counts.
+	void watch()
 	{
 		shim_watch_lock(t->fs);
-		k->serve(resend ? SHIM_RESEND : 0);
-		k->any_answer();
-		EXPECT_EQ(k->told.size(), resend ? 1u : 0u);	// "send again"
+		EXPECT_EQ(k->told.size(), 0u);
 	}
 	uint64_t ask(uint64_t unique, unsigned opcode, uint64_t id, const Body &b) { return k->send(opcode, id, b, unique); }
 	void ask_release(uint64_t unique, const File &f) { ask(unique, FUSE_RELEASE, f.id, Client::releasing(f)); }
@@ -107,7 +115,7 @@ const size_t large = 1u << 20;	// gets its blocks at the close
 TEST_F(Order, ARenameWaitsForTheCloseBeforeIt)
 {
 	File a = written("A", large);
-	serve(false);
+	watch();
 	shim_hold_allocate(t->engine.e, 1);
 	ask_release(10, a);
 	shim_await_held(1);
@@ -133,7 +141,7 @@ TEST_F(Order, WhatIsSentAgainIsAnsweredInTheOrderOfItsFirstSending)
 	ask_release(12 | resent, b0);
 	ask_release(10 | resent, a);
 	ask_rename(18, "D.tmp", "D");
-	serve(true);
+	serve();
 	await_barred(4);
 	EXPECT_FALSE(answered());
 	shim_let_go();
@@ -154,7 +162,7 @@ TEST_F(Order, WhatIsSentAgainIsAnsweredInTheOrderOfItsFirstSending)
 TEST_F(Order, ACloseThatCannotBeLoggedKeepsItsPlace)
 {
 	File a = written("A", 10), b = written("B", 10);
-	ASSERT_EQ(shim_flush(t->fs, a.fh), 0);
+	ASSERT_EQ(k->flush(a), 0);
 	close_file(b);
 	ASSERT_EQ(staging_drain(t->s(), 60000), 0);
 	signal(SIGXFSZ, SIG_IGN);
@@ -164,9 +172,9 @@ TEST_F(Order, ACloseThatCannotBeLoggedKeepsItsPlace)
 	ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
 	int rc = 0;
 	for (unsigned i = 0; !rc && i < 100000; i++)
-		rc = shim_chmod(t->fs, b.id, 0600 | (i & 077));
+		rc = k->chmod(b.id, 0600 | (i & 077));
 	EXPECT_EQ(rc, -EFBIG);
-	serve(false);
+	watch();
 	ask_release(10, a);
 	ask_rename(12, "C.tmp", "C");
 	await_barred(1);
@@ -187,7 +195,7 @@ TEST_F(Order, ClosesWithoutTheirSecondHalfKeepTheirOrder)
 		files.push_back(written(("f" + std::to_string(i)).c_str(), 10));
 	std::shuffle(files.begin(), files.end(), std::mt19937(7));
 	for (auto &f : files)
-		ASSERT_EQ(shim_flush(t->fs, f.fh), 0);
+		ASSERT_EQ(k->flush(f), 0);
 	ASSERT_EQ(shim_rotate(t->fs), 0);
 	again();
 	EXPECT_EQ(shim_close_all(t->fs), 0u);
@@ -206,7 +214,7 @@ protected:
 	static constexpr unsigned many = 20;	// more than threads that answer
 	static constexpr unsigned N_ANSWERING = 16;
 
-	void SetUp() override { serve(false); }
+	void SetUp() override { watch(); }
 	// Both threads that persist are at work on a large file each, and do not get on.
 	void hold_persisting()
 	{
@@ -281,30 +289,29 @@ TEST_F(Waits, TruncationOfWhatAnFsyncWrites)
 	expect_lookup_is_answered(14);
 	shim_let_go();
 	EXPECT_EQ(next().first + next().first, 10u + 12u);
-	struct stat st;
-	ASSERT_EQ(shim_stat(t->fs, a.id, &st), 0);
-	EXPECT_EQ(st.st_size, 5);
+	ASSERT_EQ(k->getattr(a.id), 0);
+	EXPECT_EQ(k->attr.size, 5u);
 }
 
 // Files that find no room in staging are made in the store: not under the tree lock, whatever asks
 // for them. What the test checks is in the fixture.
 TEST_F(Waits, FilesThatFindNoRoomAreMadeWithoutTheLock)
 {
-	std::string half(230u << 20, 'x');	// of the budget, which is 512 MiB
+	staging_stats st;
 	File a = written("A", 10);
 	close_file(a);
-	for (const char *name : {"B", "C"}) {
-		File f;
-		ASSERT_EQ(shim_create(t->fs, root, name, &f.id, &f.fh), 0);
-		ASSERT_EQ(shim_write(t->fs, f.fh, half.data(), half.size(), 0), 0);
-	}
+	staging_get_stats(t->s(), &st);
+	do {	// a file of unknown size wants an eighth of the budget
+		written(("B" + std::to_string(st.n_open)).c_str(), 16u << 20);
+		staging_get_stats(t->s(), &st);
+	} while (!HasFailure() && st.used + st.budget / 8 <= st.budget);
+	EXPECT_EQ(st.spilled_opens, 0u);
 	shim_watch_lock(t->fs);
 	for (unsigned i = 0; i < 8; i++)
 		ask(100 + 2 * i, FUSE_CREATE, root, Client::creation(("n" + std::to_string(i)), O_WRONLY | O_CREAT, 0600));
 	ask_open(200, a.id, O_WRONLY | O_TRUNC);
 	for (unsigned i = 0; i < 9; i++)
 		EXPECT_EQ(next().second, 0);
-	staging_stats st;
 	staging_get_stats(t->s(), &st);
 	EXPECT_GT(st.spilled_opens, 0u);
 }
@@ -320,13 +327,12 @@ protected:
 		std::ofstream(ground.store() + "/dir/inside") << "bytes";
 		std::filesystem::create_symlink("target", ground.store() + "/link");
 		open = written("open", 10);
-		serve(false);
+		watch();
 	}
 	uint64_t id_of(const char *name)
 	{
-		uint64_t id = 0;
-		EXPECT_EQ(shim_lookup(t->fs, root, name, &id), 0);
-		return id;
+		EXPECT_EQ(k->lookup(root, name), 0);
+		return k->id;
 	}
 	// A lookup, and a write to an open file.
 	void expect_others_are_answered(uint64_t unique)

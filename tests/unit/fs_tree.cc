@@ -4,7 +4,7 @@
 // sourcing: a worker that replays the log has the same tree, links, inode numbers and handles.
 #include <malloc.h>
 
-#include "tests/unit/fs_fixture.hh"
+#include "tests/unit/fs_client.hh"
 
 namespace
 {
@@ -23,40 +23,41 @@ struct Inode {
 using Ref = std::shared_ptr<Inode>;
 
 struct Handle {
-	uint64_t fh;
+	File f;
 	Ref inode;
 	bool writer;
 };
 
 class Model {
 public:
-	Model(LiveTree &t, uint64_t seed, bool threads) : rng(seed), t_(&t), threads_(threads)
+	Model(Worker &w, uint64_t seed, bool threads) : rng(seed), w_(&w), threads_(threads)
 	{
 		top->dir = true;
 	}
 
-	// The next worker's tree stands in for the last.
-	void moved_to(LiveTree &t) { t_ = &t; }
+	// The next worker stands in for the last.
+	void moved_to(Worker &w) { w_ = &w; }
 
 	void change()
 	{
 		std::vector<std::string> at = any_dir(), at2 = any_dir();
 		const std::string &name = pool[rng() % pool.size()],
 				  &name2 = pool[rng() % pool.size()];
-		uint64_t dir = id_of(at), dir2 = id_of(at2), id = 0, fh = 0;
+		uint64_t dir = id_of(at), dir2 = id_of(at2);
 		Ref d = walk(at), d2 = walk(at2);
 		Ref n = d->names.count(name) ? d->names[name] : nullptr;
 		Ref victim = d2->names.count(name2) ? d2->names[name2] : nullptr;
-		struct fs *fs = t_->fs;
+		Client &k = w_->k;
+		File f;
 
 		switch (rng() % 13) {
 		case 0:
-			ASSERT_EQ(shim_mkdir(fs, dir, name.c_str(), &id), n ? -EEXIST : 0);
+			ASSERT_EQ(k.mkdir(dir, name), n ? -EEXIST : 0);
 			if (!n)
 				add(d, name, true);
 			break;
 		case 1:
-			ASSERT_EQ(shim_symlink(fs, dir, name.c_str(), "to/there"), n ? -EEXIST : 0);
+			ASSERT_EQ(k.symlink(dir, name, "to/there"), n ? -EEXIST : 0);
 			if (!n) {
 				add(d, name, false)->link = true;
 				d->names[name]->bytes = "to/there";
@@ -65,10 +66,10 @@ public:
 		case 2:
 		case 3:
 		case 4: { // a file, open for a while
-			ASSERT_EQ(shim_create(fs, dir, name.c_str(), &id, &fh), n ? -EEXIST : 0);
+			ASSERT_EQ(k.create(dir, name, &f, O_WRONLY | O_CREAT | O_EXCL), n ? -EEXIST : 0);
 			if (n)
 				break;
-			Handle h = {fh, add(d, name, false), true};
+			Handle h = {f, add(d, name, false), true};
 			open.push_back(h);
 			write(h);
 			break;
@@ -78,8 +79,8 @@ public:
 				break;
 			bool read = rng() % 2, trunc = !threads_ || rng() % 2;
 			int flags = read ? O_RDONLY : O_WRONLY | (trunc ? O_TRUNC : 0);
-			ASSERT_EQ(shim_open_file(fs, dir, name.c_str(), flags, &fh), 0);
-			Handle h = {fh, n, !read};
+			ASSERT_EQ(k.open_name(dir, name, flags, &f), 0);
+			Handle h = {f, n, !read};
 			open.push_back(h);
 			if (!read && trunc)
 				n->bytes.clear();
@@ -93,7 +94,7 @@ public:
 			break;
 		case 8: {
 			int want = !n ? -ENOENT : n->dir ? -EISDIR : 0;
-			ASSERT_EQ(shim_unlink(fs, dir, name.c_str()), want);
+			ASSERT_EQ(k.unlink(dir, name), want);
 			if (!want)
 				drop(d, name);
 			break;
@@ -103,7 +104,7 @@ public:
 				   : !n->dir	      ? -ENOTDIR
 				   : n->names.empty() ? 0
 						      : -ENOTEMPTY;
-			ASSERT_EQ(shim_rmdir(fs, dir, name.c_str()), want);
+			ASSERT_EQ(k.rmdir(dir, name), want);
 			if (!want)
 				drop(d, name);
 			break;
@@ -121,7 +122,7 @@ public:
 					   : 0;
 			if (n && n == victim && n->dir && !n->names.empty())
 				break;
-			ASSERT_EQ(shim_rename(fs, dir, name.c_str(), dir2, name2.c_str()), want);
+			ASSERT_EQ(k.rename(dir, name, dir2, name2), want);
 			if (want || n == victim)
 				break;
 			if (victim)
@@ -133,18 +134,17 @@ public:
 		default: {
 			if (!n || n->dir)
 				break;
-			uint64_t nid = 0;
-			ASSERT_EQ(shim_lookup(fs, dir, name.c_str(), &nid), 0);
+			ASSERT_EQ(k.lookup(dir, name), 0);
+			uint64_t id = k.id;
 			if (rng() % 2) {
-				ASSERT_EQ(shim_link(fs, nid, dir2, name2.c_str()),
-					  victim ? -EEXIST : 0);
+				ASSERT_EQ(k.link(id, dir2, name2), victim ? -EEXIST : 0);
 				if (!victim) {
 					d2->names[name2] = n;
 					n->nlink++;
 				}
 			} else if (!n->link) {
 				n->mode = 0600 + rng() % 64;
-				ASSERT_EQ(shim_chmod(fs, nid, n->mode), 0);
+				ASSERT_EQ(k.chmod(id, n->mode), 0);
 			}
 		}
 		}
@@ -155,7 +155,8 @@ public:
 		if (open.empty())
 			return;
 		size_t i = rng() % open.size();
-		ASSERT_EQ(shim_close(t_->fs, open[i].fh), 0);
+		ASSERT_EQ(w_->k.flush(open[i].f), 0);
+		ASSERT_EQ(w_->k.release(open[i].f), 0);
 		open.erase(open.begin() + (long)i);
 	}
 	void close_all()
@@ -168,18 +169,16 @@ public:
 	void check()
 	{
 		check_dir(root, top, "");
-		ASSERT_EQ(shim_handles(t_->fs), open.size());
+		ASSERT_EQ(shim_handles(w_->fs), open.size());
 		for (Handle &h : open) {
 			bool writer = false;
-			uint64_t id = shim_handle(t_->fs, h.fh, &writer);
+			uint64_t id = shim_handle(w_->fs, h.f.fh, &writer);
 			ASSERT_NE(id, 0u);
 			ASSERT_EQ(writer, h.writer);
 			if (!h.writer)
 				continue; // a fork may have left it an older version
-			std::string got(h.inode->bytes.size() + 1, 0);
-			ASSERT_EQ(shim_read(t_->fs, id, got.data(), got.size()),
-				  (ssize_t)h.inode->bytes.size());
-			got.pop_back();
+			std::string got = w_->k.get(id);
+			ASSERT_EQ(w_->k.err, 0);
 			ASSERT_SAME(got, h.inode->bytes);
 		}
 	}
@@ -199,21 +198,22 @@ private:
 	{
 		for (auto &name : pool) {
 			SCOPED_TRACE(path + "/" + name);
-			uint64_t child = 0;
-			struct stat st;
-			int rc = shim_lookup(t_->fs, id, name.c_str(), &child);
+			Client &k = w_->k;
+			int rc = k.lookup(id, name);
+			uint64_t child = k.id;
 			auto it = dir->names.find(name);
 			ASSERT_EQ(rc, it == dir->names.end() ? -ENOENT : 0);
 			if (rc)
 				continue;
 			Ref n = it->second;
-			ASSERT_EQ(shim_stat(t_->fs, child, &st), 0);
-			ASSERT_EQ(st.st_mode & S_IFMT,
+			ASSERT_EQ(k.getattr(child), 0);
+			fuse_attr st = k.attr;
+			ASSERT_EQ(st.mode & S_IFMT,
 				  (unsigned)(n->dir ? S_IFDIR : n->link ? S_IFLNK : S_IFREG));
 			if (!n->ino && !n->link)
-				n->ino = st.st_ino;
+				n->ino = st.ino;
 			if (!n->link) {
-				ASSERT_EQ(st.st_ino, n->ino);
+				ASSERT_EQ(st.ino, n->ino);
 			}
 			if (n->dir) {
 				check_dir(child, n, path + "/" + name);
@@ -221,15 +221,13 @@ private:
 					return;
 				continue;
 			}
-			ASSERT_EQ(st.st_nlink, n->nlink);
-			ASSERT_EQ((size_t)st.st_size, n->bytes.size());
+			ASSERT_EQ(st.nlink, n->nlink);
+			ASSERT_EQ(st.size, n->bytes.size());
 			if (n->link)
 				continue;
-			ASSERT_EQ(st.st_mode & 07777, n->mode);
-			std::string got(n->bytes.size() + 1, 0);
-			ASSERT_EQ(shim_read(t_->fs, child, got.data(), got.size()),
-				  (ssize_t)n->bytes.size());
-			got.pop_back();
+			ASSERT_EQ(st.mode & 07777, n->mode);
+			std::string got = k.get(child);
+			ASSERT_EQ(k.err, 0);
 			ASSERT_SAME(got, n->bytes);
 		}
 	}
@@ -247,7 +245,7 @@ private:
 	{
 		std::string bytes = pattern(rng() % 5000, rng());
 		size_t off = rng() % (h.inode->bytes.size() + 1);
-		ASSERT_EQ(shim_write(t_->fs, h.fh, bytes.data(), bytes.size(), off), 0);
+		ASSERT_EQ(w_->k.write(h.f, bytes, off), 0);
 		if (bytes.empty())
 			return;
 		if (h.inode->bytes.size() < off + bytes.size())
@@ -307,11 +305,13 @@ private:
 	uint64_t id_of(const std::vector<std::string> &at)
 	{
 		uint64_t id = root;
-		for (auto &name : at)
-			EXPECT_EQ(shim_lookup(t_->fs, id, name.c_str(), &id), 0) << name;
+		for (auto &name : at) {
+			EXPECT_EQ(w_->k.lookup(id, name), 0) << name;
+			id = w_->k.id;
+		}
 		return id;
 	}
-	LiveTree *t_;
+	Worker *w_;
 	bool threads_;
 };
 
@@ -323,9 +323,9 @@ void random_life(uint64_t seed, bool threads, bool kills, bool rotate)
 {
 	SCOPED_TRACE("seed " + std::to_string(seed));
 	Ground ground;
-	auto t = std::make_unique<LiveTree>(ground, threads);
-	ASSERT_EQ(t->err, 0);
-	Model m(*t, seed, threads);
+	auto w = std::make_unique<Worker>(ground, threads);
+	ASSERT_EQ(w->t.err, 0);
+	Model m(*w, seed, threads);
 	for (int step = 0; step < 150; step++) {
 		SCOPED_TRACE("step " + std::to_string(step));
 		m.change();
@@ -334,19 +334,19 @@ void random_life(uint64_t seed, bool threads, bool kills, bool rotate)
 			m.check();
 		STOP_IF_FAILED();
 		if (threads && m.rng() % 25 == 0) {
-			ASSERT_EQ(staging_drain(t->s(), 60000), 0);
+			ASSERT_EQ(w->drain(), 0);
 			if (rotate) {
-				int rc = shim_rotate(t->fs);
+				int rc = shim_rotate(w->fs);
 				ASSERT_EQ(rc, 0);
 			}
 			m.check();
 			STOP_IF_FAILED();
 		}
 		if (kills && m.rng() % 20 == 0) {
-			t.reset();
-			t = std::make_unique<LiveTree>(ground, threads);
-			ASSERT_EQ(t->err, 0);
-			m.moved_to(*t);
+			w.reset();
+			w = std::make_unique<Worker>(ground, threads);
+			ASSERT_EQ(w->t.err, 0);
+			m.moved_to(*w);
 			m.check();
 			STOP_IF_FAILED();
 		}
@@ -354,14 +354,14 @@ void random_life(uint64_t seed, bool threads, bool kills, bool rotate)
 	m.close_all();
 	STOP_IF_FAILED();
 	if (!threads) {
-		ASSERT_EQ(shim_start(t->fs), 0);
+		ASSERT_EQ(shim_start(w->fs), 0);
 	}
-	ASSERT_EQ(staging_drain(t->s(), 60000), 0);
+	ASSERT_EQ(w->drain(), 0);
 	m.check();
 	STOP_IF_FAILED();
 	EXPECT_TRUE(tree_of(ground.store()) == m.tree())
 		<< show(tree_of(ground.store())) << "\nwanted " << show(m.tree());
-	for (auto &text : t->notes)
+	for (auto &text : w->t.notes)
 		ADD_FAILURE() << text;
 }
 
@@ -399,37 +399,33 @@ TEST(LiveTree, ReplayedFromARotatedLog)
 TEST(LiveTree, AWriterForksFromReaders)
 {
 	Ground ground;
-	auto t = std::make_unique<LiveTree>(ground);
-	ASSERT_EQ(t->err, 0);
-	uint64_t id, old_id, fh, reader, writer, again;
-	struct stat before, after;
-	ASSERT_EQ(shim_create(t->fs, root, "f", &id, &fh), 0);
-	ASSERT_EQ(shim_write(t->fs, fh, "old", 3, 0), 0);
-	ASSERT_EQ(shim_close(t->fs, fh), 0);
-	ASSERT_EQ(shim_stat(t->fs, id, &before), 0);
-	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_RDONLY, &reader), 0);
-	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_WRONLY | O_TRUNC, &writer), 0);
-	ASSERT_EQ(shim_write(t->fs, writer, "newer", 5, 0), 0);
-	char buf[8] = {};
-	old_id = shim_handle(t->fs, reader, nullptr);
-	EXPECT_EQ(old_id, id);
-	EXPECT_EQ(shim_read(t->fs, old_id, buf, 8), 3);
-	EXPECT_STREQ(buf, "old");
-	ASSERT_EQ(shim_lookup(t->fs, root, "f", &again), 0);
+	auto w = std::make_unique<Worker>(ground);
+	ASSERT_EQ(w->t.err, 0);
+	File reader, writer;
+	uint64_t id = w->k.put(root, "f", "old");
+	ASSERT_NE(id, 0u);
+	ASSERT_EQ(w->k.getattr(id), 0);
+	uint64_t before = w->k.ino;
+	ASSERT_EQ(w->k.open_name(root, "f", O_RDONLY, &reader), 0);
+	ASSERT_EQ(w->k.open_name(root, "f", O_WRONLY | O_TRUNC, &writer), 0);
+	ASSERT_EQ(w->k.write(writer, "newer"), 0);
+	EXPECT_EQ(shim_handle(w->fs, reader.fh, nullptr), id);
+	EXPECT_EQ(w->k.read_all(reader), "old");
+	ASSERT_EQ(w->k.lookup(root, "f"), 0);
+	uint64_t again = w->k.id;
 	EXPECT_NE(again, id);
-	ASSERT_EQ(shim_stat(t->fs, again, &after), 0);
-	EXPECT_EQ(after.st_ino, before.st_ino);
-	EXPECT_EQ(after.st_size, 5);
-	t.reset(); // and so it is for the next worker
-	LiveTree next(ground, true);
-	ASSERT_EQ(next.err, 0);
-	EXPECT_EQ(shim_handle(next.fs, reader, nullptr), id);
-	EXPECT_EQ(shim_handle(next.fs, writer, nullptr), again);
-	EXPECT_EQ(shim_read(next.fs, id, buf, 8), 3);
-	EXPECT_STREQ(buf, "old");
-	ASSERT_EQ(shim_close(next.fs, writer), 0);
-	ASSERT_EQ(shim_close(next.fs, reader), 0);
-	ASSERT_EQ(staging_drain(next.s(), 60000), 0);
+	ASSERT_EQ(w->k.getattr(again), 0);
+	EXPECT_EQ(w->k.ino, before);
+	EXPECT_EQ(w->k.attr.size, 5u);
+	w.reset(); // and so it is for the next worker
+	Worker next(ground, true);
+	ASSERT_EQ(next.t.err, 0);
+	EXPECT_EQ(shim_handle(next.fs, reader.fh, nullptr), id);
+	EXPECT_EQ(shim_handle(next.fs, writer.fh, nullptr), again);
+	EXPECT_EQ(next.k.read_all(reader), "old");
+	ASSERT_EQ(next.k.close(writer), 0);
+	ASSERT_EQ(next.k.close(reader), 0);
+	ASSERT_EQ(next.drain(), 0);
 	EXPECT_EQ(read_file(ground.store() + "/f"), "newer");
 }
 
@@ -437,32 +433,33 @@ TEST(LiveTree, AWriterForksFromReaders)
 TEST(LiveTree, CleanNamesAreTheStores)
 {
 	Ground ground;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
-	uint64_t id, dir, fh;
-	char buf[16] = {};
-	EXPECT_EQ(shim_lookup(t.fs, root, "theirs", &id), -ENOENT);
-	EXPECT_EQ(shim_lookup(t.fs, root, ".cairn", &id),
-		  -ENOENT); // found, never as a store's file
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
+	EXPECT_EQ(k.lookup(root, "theirs"), -ENOENT);
+	ASSERT_EQ(k.lookup(root, ".cairn"), 0);
+	EXPECT_TRUE(shim_is_control(k.id)); // found, never as a store's file
+	ASSERT_TRUE(std::filesystem::exists(ground.store() + "/.cairn/id"));
+	EXPECT_EQ(k.lookup(k.id, "id"), -ENOENT);
 	write_file(ground.store() + "/theirs", "one");
-	ASSERT_EQ(shim_lookup(t.fs, root, "theirs", &id), 0);
-	EXPECT_EQ(shim_read(t.fs, id, buf, sizeof(buf)), 3);
+	ASSERT_EQ(k.lookup(root, "theirs"), 0);
+	uint64_t first = k.id;
+	EXPECT_EQ(k.get(first), "one");
 	write_file(ground.store() + "/x", "other");
 	std::filesystem::rename(ground.store() + "/x", ground.store() + "/theirs");
-	uint64_t second;
-	ASSERT_EQ(shim_lookup(t.fs, root, "theirs", &second), 0);
-	EXPECT_NE(second, id); // another file
-	EXPECT_EQ(shim_read(t.fs, second, buf, sizeof(buf)), 5);
+	ASSERT_EQ(k.lookup(root, "theirs"), 0);
+	EXPECT_NE(k.id, first); // another file
+	EXPECT_EQ(k.get(k.id), "other");
 	std::filesystem::remove(ground.store() + "/theirs");
-	EXPECT_EQ(shim_lookup(t.fs, root, "theirs", &id), -ENOENT);
+	EXPECT_EQ(k.lookup(root, "theirs"), -ENOENT);
 
 	std::filesystem::create_directories(ground.store() + "/deep/er");
-	ASSERT_EQ(shim_lookup(t.fs, root, "deep", &dir), 0);
-	EXPECT_EQ(shim_rmdir(t.fs, root, "deep"), -ENOTEMPTY);
-	ASSERT_EQ(shim_lookup(t.fs, dir, "er", &dir), 0);
-	ASSERT_EQ(shim_create(t.fs, dir, "ours", &id, &fh), 0);
-	ASSERT_EQ(shim_close(t.fs, fh), 0);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	ASSERT_EQ(k.lookup(root, "deep"), 0);
+	uint64_t deep = k.id;
+	EXPECT_EQ(k.rmdir(root, "deep"), -ENOTEMPTY);
+	ASSERT_EQ(k.lookup(deep, "er"), 0);
+	ASSERT_NE(k.put(k.id, "ours", ""), 0u);
+	ASSERT_EQ(w.drain(), 0);
 	EXPECT_TRUE(std::filesystem::exists(ground.store() + "/deep/er/ours"));
 }
 
@@ -471,54 +468,55 @@ TEST(LiveTree, CleanNamesAreTheStores)
 TEST(LiveTree, AFirstStartTakesTheOrderOnly)
 {
 	Ground ground;
-	uint64_t id, fh;
 	{
-		LiveTree t(ground);
-		ASSERT_EQ(t.err, 0);
-		ASSERT_EQ(shim_mkdir(t.fs, root, "d", &id), 0);
-		ASSERT_EQ(shim_create(t.fs, id, "f", &id, &fh), 0);
-		ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-		ASSERT_EQ(shim_close(t.fs, fh), 0);
-		ASSERT_EQ(shim_create(t.fs, root, "open", &id, &fh), 0);
-		ASSERT_EQ(shim_write(t.fs, fh, "half", 4, 0), 0);
+		Worker w(ground);
+		ASSERT_EQ(w.t.err, 0);
+		File f;
+		ASSERT_EQ(w.k.mkdir(root, "d"), 0);
+		ASSERT_NE(w.k.put(w.k.id, "f", "bytes"), 0u);
+		ASSERT_EQ(w.k.create(root, "open", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+		ASSERT_EQ(w.k.write(f, "half"), 0);
 	}
-	LiveTree t(ground, true, true);
-	ASSERT_EQ(t.err, 0);
-	EXPECT_EQ(shim_handles(t.fs), 0u);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	Worker w(ground, true, true);
+	ASSERT_EQ(w.t.err, 0);
+	EXPECT_EQ(shim_handles(w.fs), 0u);
+	ASSERT_EQ(w.drain(), 0);
 	EXPECT_EQ(show(tree_of(ground.store())), "d/=0 d/f=5,98 ");
-	ASSERT_EQ(shim_lookup(t.fs, root, "d", &id), 0);
-	ASSERT_EQ(shim_lookup(t.fs, id, "f", &id), 0);
-	EXPECT_EQ(shim_lookup(t.fs, root, "open", &id), -ENOENT);
+	ASSERT_EQ(w.k.lookup(root, "d"), 0);
+	ASSERT_EQ(w.k.lookup(w.k.id, "f"), 0);
+	EXPECT_EQ(w.k.lookup(root, "open"), -ENOENT);
 }
 
 // What the kernel forgot goes when it is clean, and is learned again with the same st_ino.
 TEST(LiveTree, ForgottenAndLearnedAgain)
 {
 	Ground ground;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
-	uint64_t id, again, fh;
-	struct stat before, after;
-	ASSERT_EQ(shim_create(t.fs, root, "f", &id, &fh), 0);
-	ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-	ASSERT_EQ(shim_forget(t.fs, id), 0); // dirty and open: it stays
-	ASSERT_EQ(shim_lookup(t.fs, root, "f", &again), 0);
-	EXPECT_EQ(again, id);
-	ASSERT_EQ(shim_close(t.fs, fh), 0);
-	ASSERT_EQ(shim_stat(t.fs, id, &before), 0);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-	uint64_t dir, sub;
-	ASSERT_EQ(shim_mkdir(t.fs, root, "d", &dir), 0);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-	ASSERT_EQ(shim_stat(t.fs, dir, &before), 0);
-	ASSERT_EQ(shim_forget(t.fs, dir), 0);
-	EXPECT_EQ(shim_stat(t.fs, dir, &after), -ESTALE); // clean: it is gone
-	ASSERT_EQ(shim_lookup(t.fs, root, "d", &sub), 0);
-	EXPECT_NE(sub, dir);
-	ASSERT_EQ(shim_stat(t.fs, sub, &after), 0);
-	EXPECT_EQ(after.st_ino, before.st_ino);
-	EXPECT_EQ(after.st_mode, before.st_mode);
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
+	File f;
+	ASSERT_EQ(k.create(root, "f", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+	ASSERT_EQ(k.write(f, "bytes"), 0);
+	k.forget_all(f.id); // dirty and open: it stays
+	shim_tidy(w.fs);
+	ASSERT_EQ(k.lookup(root, "f"), 0);
+	EXPECT_EQ(k.id, f.id);
+	ASSERT_EQ(k.close(f), 0);
+	ASSERT_EQ(k.getattr(f.id), 0);
+	ASSERT_EQ(w.drain(), 0);
+	ASSERT_EQ(k.mkdir(root, "d"), 0);
+	uint64_t dir = k.id;
+	ASSERT_EQ(w.drain(), 0);
+	ASSERT_EQ(k.getattr(dir), 0);
+	fuse_attr before = k.attr;
+	k.forget_all(dir);
+	shim_tidy(w.fs);
+	EXPECT_EQ(k.getattr(dir), -ESTALE); // clean: it is gone
+	ASSERT_EQ(k.lookup(root, "d"), 0);
+	EXPECT_NE(k.id, dir);
+	ASSERT_EQ(k.getattr(k.id), 0);
+	EXPECT_EQ(k.ino, before.ino);
+	EXPECT_EQ(k.attr.mode, before.mode);
 }
 
 // A file that nobody has closed yet takes one of another's names: the store still has that one's there when it is
@@ -526,20 +524,20 @@ TEST(LiveTree, ForgottenAndLearnedAgain)
 TEST(LiveTree, RenamedOntoANameItHadItself)
 {
 	Ground ground;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
-	uint64_t id, fh;
-	ASSERT_EQ(shim_create(t.fs, root, "x", &id, &fh), 0);
-	ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-	ASSERT_EQ(shim_close(t.fs, fh), 0);
-	ASSERT_EQ(shim_link(t.fs, id, root, "y"), 0);
-	ASSERT_EQ(shim_create(t.fs, root, "open", &id, &fh), 0);
-	ASSERT_EQ(shim_rename(t.fs, root, "open", root, "y"), 0);
-	ASSERT_EQ(shim_rename(t.fs, root, "x", root, "y"), 0);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
+	File f;
+	uint64_t x = k.put(root, "x", "bytes");
+	ASSERT_NE(x, 0u);
+	ASSERT_EQ(k.link(x, root, "y"), 0);
+	ASSERT_EQ(k.create(root, "open", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+	ASSERT_EQ(k.rename(root, "open", root, "y"), 0);
+	ASSERT_EQ(k.rename(root, "x", root, "y"), 0);
+	ASSERT_EQ(w.drain(), 0);
 	EXPECT_EQ(tree_of(ground.store()), (Tree{{"y", "bytes"}}));
-	EXPECT_EQ(shim_lookup(t.fs, root, "x", &id), -ENOENT);
-	ASSERT_EQ(shim_close(t.fs, fh), 0);
+	EXPECT_EQ(k.lookup(root, "x"), -ENOENT);
+	ASSERT_EQ(k.close(f), 0);
 }
 
 // A worker lets go of a directory; the next one must not have it again, for the third one's log says that it
@@ -548,32 +546,31 @@ TEST(LiveTree, ForgottenOverTwoRestarts)
 {
 	Ground ground;
 	std::filesystem::create_directory(ground.store() + "/d");
-	uint64_t dir, id, fh;
 	{
-		LiveTree t(ground, true);
-		ASSERT_EQ(t.err, 0);
-		ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
-		ASSERT_EQ(shim_create(t.fs, dir, "a", &id, &fh), 0);
-		ASSERT_EQ(shim_close(t.fs, fh), 0);
-		ASSERT_EQ(shim_rename(t.fs, dir, "a", root, "b"), 0);
-		ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-		ASSERT_EQ(shim_forget(t.fs, dir), 0);
+		Worker w(ground, true);
+		ASSERT_EQ(w.t.err, 0);
+		ASSERT_EQ(w.k.lookup(root, "d"), 0);
+		uint64_t dir = w.k.id;
+		ASSERT_NE(w.k.put(dir, "a", ""), 0u);
+		ASSERT_EQ(w.k.rename(dir, "a", root, "b"), 0);
+		ASSERT_EQ(w.drain(), 0);
+		w.k.forget_all(dir);
+		shim_tidy(w.fs);
+		ASSERT_EQ(w.k.getattr(dir), -ESTALE);
 	}
 	{
-		LiveTree t(ground);
-		ASSERT_EQ(t.err, 0);
-		ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
-		ASSERT_EQ(shim_create(t.fs, dir, "c", &id, &fh), 0);
-		ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-		ASSERT_EQ(shim_close(t.fs, fh), 0);
+		Worker w(ground);
+		ASSERT_EQ(w.t.err, 0);
+		ASSERT_EQ(w.k.lookup(root, "d"), 0);
+		ASSERT_NE(w.k.put(w.k.id, "c", "bytes"), 0u);
 	}
-	LiveTree t(ground);
-	ASSERT_EQ(t.err, 0);
-	ASSERT_EQ(shim_lookup(t.fs, root, "d", &dir), 0);
-	EXPECT_EQ(shim_lookup(t.fs, dir, "c", &id), 0);
-	ASSERT_EQ(shim_start(t.fs), 0);
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-	EXPECT_TRUE(t.notes.empty()) << t.notes[0];
+	Worker w(ground);
+	ASSERT_EQ(w.t.err, 0);
+	ASSERT_EQ(w.k.lookup(root, "d"), 0);
+	EXPECT_EQ(w.k.lookup(w.k.id, "c"), 0);
+	ASSERT_EQ(shim_start(w.fs), 0);
+	ASSERT_EQ(w.drain(), 0);
+	EXPECT_TRUE(w.t.notes.empty()) << w.t.notes[0];
 	EXPECT_EQ(tree_of(ground.store()), (Tree{{"b", ""}, {"d/", ""}, {"d/c", "bytes"}}));
 }
 
@@ -581,31 +578,29 @@ TEST(LiveTree, ForgottenOverTwoRestarts)
 TEST(LiveTree, WhatIsRemovedIsForgotten)
 {
 	Ground ground;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
 	size_t nodes, names, nodes_then, names_then;
-	shim_held(t.fs, &nodes, &names);
+	shim_held(w.fs, &nodes, &names);
 	for (int step = 0; step < 20; step++) {
-		uint64_t dir, id, fh;
 		std::string d = "step-" + std::to_string(step);
-		ASSERT_EQ(shim_mkdir(t.fs, root, d.c_str(), &dir), 0);
-		ASSERT_EQ(shim_create(t.fs, dir, "tmp", &id, &fh), 0);
-		ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-		ASSERT_EQ(shim_close(t.fs, fh), 0);
-		ASSERT_EQ(shim_rename(t.fs, dir, "tmp", dir, "shard"), 0);
+		ASSERT_EQ(k.mkdir(root, d), 0);
+		uint64_t dir = k.id, file = k.put(dir, "tmp", "bytes");
+		ASSERT_NE(file, 0u);
+		ASSERT_EQ(k.rename(dir, "tmp", dir, "shard"), 0);
 		if (step % 2) {
-			ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+			ASSERT_EQ(w.drain(), 0);
 		}
-		ASSERT_EQ(shim_unlink(t.fs, dir, "shard"), 0);
-		ASSERT_EQ(shim_rmdir(t.fs, root, d.c_str()), 0);
-		shim_held(t.fs, &nodes_then, &names_then);
-		uint64_t none;
-		EXPECT_EQ(shim_lookup(t.fs, root, d.c_str(), &none), -ENOENT);
-		shim_forget(t.fs, id);
-		shim_forget(t.fs, dir);
+		ASSERT_EQ(k.unlink(dir, "shard"), 0);
+		ASSERT_EQ(k.rmdir(root, d), 0);
+		shim_held(w.fs, &nodes_then, &names_then);
+		EXPECT_EQ(k.lookup(root, d), -ENOENT);
+		k.forget_all(file);
+		k.forget_all(dir);
 	}
-	ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-	shim_held(t.fs, &nodes_then, &names_then);
+	ASSERT_EQ(w.drain(), 0);
+	shim_held(w.fs, &nodes_then, &names_then);
 	EXPECT_EQ(nodes_then, nodes);
 	EXPECT_EQ(names_then, names);
 }
@@ -615,33 +610,34 @@ TEST(LiveTree, WhatIsRemovedIsForgotten)
 TEST(LiveTree, RotationLeavesNoMemoryBehind)
 {
 	Ground ground;
-	LiveTree t(ground, true);
-	ASSERT_EQ(t.err, 0);
+	Worker w(ground, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
 	const int steps = 300;
 	size_t held[3] = {}, nodes, names;
 	auto allocated = [] { return mallinfo2().uordblks; };
 	for (int round = 0; round < 3; round++) {
 		for (int step = 0; step < steps; step++) {
 			std::string d = "step-" + std::to_string(round * steps + step);
-			uint64_t dir, id[2], fh;
-			ASSERT_EQ(shim_mkdir(t.fs, root, d.c_str(), &dir), 0);
+			uint64_t id[2];
+			ASSERT_EQ(k.mkdir(root, d), 0);
+			uint64_t dir = k.id;
 			for (int i = 0; i < 2; i++) {
-				ASSERT_EQ(shim_create(t.fs, dir, "tmp", &id[i], &fh), 0);
-				ASSERT_EQ(shim_write(t.fs, fh, "bytes", 5, 0), 0);
-				ASSERT_EQ(shim_close(t.fs, fh), 0);
-				ASSERT_EQ(shim_rename(t.fs, dir, "tmp", dir, i ? ".metadata" : "shard"), 0);
+				ASSERT_NE(id[i] = k.put(dir, "tmp", "bytes"), 0u);
+				ASSERT_EQ(k.rename(dir, "tmp", dir, i ? ".metadata" : "shard"), 0);
 			}
 			if (step % 30 == 29) {
-				ASSERT_EQ(staging_drain(t.s(), 60000), 0);
+				ASSERT_EQ(w.drain(), 0);
 			}
-			ASSERT_EQ(shim_unlink(t.fs, dir, "shard"), 0);
-			ASSERT_EQ(shim_unlink(t.fs, dir, ".metadata"), 0);
-			ASSERT_EQ(shim_rmdir(t.fs, root, d.c_str()), 0);
+			ASSERT_EQ(k.unlink(dir, "shard"), 0);
+			ASSERT_EQ(k.unlink(dir, ".metadata"), 0);
+			ASSERT_EQ(k.rmdir(root, d), 0);
 			for (uint64_t n : {id[0], id[1], dir})
-				shim_forget(t.fs, n);
+				k.forget_all(n);
+			k.told.clear();
 		}
-		ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-		shim_held(t.fs, &nodes, &names);
+		ASSERT_EQ(w.drain(), 0);
+		shim_held(w.fs, &nodes, &names);
 		held[round] = allocated();
 	}
 	EXPECT_TRUE(until([&] { return allocated() < held[1] + steps * 64; }))
@@ -655,21 +651,22 @@ TEST(LiveTree, VersionsLeaveNoPlacesBehind)
 	for (bool publishes : {false, true}) {
 		SCOPED_TRACE(publishes);
 		Ground ground;
-		LiveTree t(ground, publishes);
-		ASSERT_EQ(t.err, 0);
-		uint64_t id, fh;
-		ASSERT_EQ(shim_create(t.fs, root, "f", &id, &fh), 0);
+		Worker w(ground, publishes);
+		ASSERT_EQ(w.t.err, 0);
+		Client &k = w.k;
+		File f;
+		ASSERT_EQ(k.create(root, "f", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
 		for (int i = 0; i < 200; i++) {
-			ASSERT_EQ(shim_write(t.fs, fh, "x", 1, 0), 0);
-			ASSERT_EQ(shim_close(t.fs, fh), 0);
-			ASSERT_EQ(shim_open_file(t.fs, root, "f", O_WRONLY | O_TRUNC, &fh), 0);
+			ASSERT_EQ(k.write(f, "x"), 0);
+			ASSERT_EQ(k.close(f), 0);
+			ASSERT_EQ(k.open_name(root, "f", O_WRONLY | O_TRUNC, &f), 0);
 		}
-		EXPECT_LE(shim_places(t.fs, id), 2u);
-		ASSERT_EQ(shim_close(t.fs, fh), 0);
+		EXPECT_LE(shim_places(w.fs, f.id), 2u);
+		ASSERT_EQ(k.close(f), 0);
 		for (int i = 0; publishes && i < 100; i++) {
-			ASSERT_EQ(shim_rename(t.fs, root, i % 2 ? "g" : "f", root, i % 2 ? "f" : "g"), 0);
-			ASSERT_EQ(staging_drain(t.s(), 60000), 0);
-			ASSERT_LE(shim_places(t.fs, id), 2u);
+			ASSERT_EQ(k.rename(root, i % 2 ? "g" : "f", root, i % 2 ? "f" : "g"), 0);
+			ASSERT_EQ(w.drain(), 0);
+			ASSERT_LE(shim_places(w.fs, f.id), 2u);
 		}
 	}
 }
@@ -678,21 +675,17 @@ TEST(LiveTree, VersionsLeaveNoPlacesBehind)
 TEST(LiveTree, AKeptVersionCanBeAskedFor)
 {
 	Ground ground;
-	auto t = std::make_unique<LiveTree>(ground, true, true);
-	ASSERT_EQ(t->err, 0);
-	uint64_t reader, writer;
-	char buf[8] = {};
+	Worker w(ground, true, true);
+	ASSERT_EQ(w.t.err, 0);
+	Client &k = w.k;
+	File reader;
 	write_file(ground.store() + "/f", "old");
-	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_RDONLY, &reader), 0);
-	ASSERT_EQ(shim_open_file(t->fs, root, "f", O_WRONLY | O_TRUNC, &writer), 0);
-	ASSERT_EQ(shim_write(t->fs, writer, "newer", 5, 0), 0);
-	ASSERT_EQ(shim_close(t->fs, writer), 0);
-	ASSERT_EQ(staging_drain(t->s(), 60000), 0);
-	Fd fd(shim_open_kept(t->fs, reader));
-	ASSERT_GE(fd.get(), 0) << strerror(-fd.get());
-	EXPECT_EQ(pread(fd.get(), buf, sizeof(buf), 0), 3);
-	EXPECT_STREQ(buf, "old");
-	ASSERT_EQ(shim_close(t->fs, reader), 0);
+	ASSERT_EQ(k.open_name(root, "f", O_RDONLY, &reader), 0);
+	ASSERT_EQ(k.rewrite(root, "f", "newer"), 0);
+	ASSERT_EQ(w.drain(), 0);
+	EXPECT_EQ(k.lseek(reader, 0, SEEK_HOLE), 3); // opens it once more
+	EXPECT_EQ(k.read_all(reader), "old");
+	ASSERT_EQ(k.close(reader), 0);
 }
 
 } // namespace

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The threads that answer (fs/base/session.c) with a socket in the kernel's place. In C, as fs_shim.h. */
+ * The threads that answer (fs/base/session.c) with a socket in the kernel's place. In C, as tree_shim.h. */
 #ifndef CAIRN_SESSION_SHIM_H
 #define CAIRN_SESSION_SHIM_H
 
