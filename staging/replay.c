@@ -98,12 +98,12 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	p->again = r->seq == s->head->applied + 1;
 	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
 		dirs_moving(s, r->node, r->dir2, r->name2);
-	s->st.recovered_records++;
+	s->st.recovered.records++;
 	if (!sf)
 		return;
 	p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
 	replay_sealed(s, sf, r, STAGED_SEALED);
-	s->st.recovered_files++;
+	s->st.recovered.versions++;
 	if (r->size <= STAGING_SMALL && !sf->spilled)	/* its close was promised room */
 		reserve_again(s, &p->promised, r->size);
 	if (r->flags & REC_MAPPED) {

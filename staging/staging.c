@@ -77,7 +77,7 @@ static int start_away(struct staging *s)
 {
 	s->drain.inherited = s->head->applied > s->head->durable;
 	s->drain.halted = -EIO;
-	s->st.halted_since = time(NULL);
+	s->st.halted.since = time(NULL);
 	s->st.errors++;
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "the store is gone");
 	s->started = true;
@@ -235,12 +235,12 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->used = s->files.used;
 	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->let_go)
 		out->held[0] = 0;	/* published, or removed while it waited */
-	out->pending_records = s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
-	out->last_seq = s->log.last_seq;
-	out->applied = s->head->applied;
-	out->durable = s->head->durable;
-	out->log_bytes = s->log.bytes;
-	out->halted_error = s->drain.halted;
+	out->log.pending = s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
+	out->log.last_seq = s->log.last_seq;
+	out->log.applied = s->head->applied;
+	out->log.durable = s->head->durable;
+	out->log.bytes = s->log.bytes;
+	out->halted.error = s->drain.halted;
 	buffer_stats(s, out);
 	refuse_stats(s, out);
 	out->queue_depth = 0;

@@ -475,30 +475,59 @@ int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *n
 
 #define STAGING_LATENCY_BUCKETS 12	/* le 1 ms * 4^i, last = +Inf */
 
+struct staging_stats_versions {	/* staged files, by state */
+	uint64_t open, sealed, persisting, durable, failed;
+};
+struct staging_stats_log {
+	uint64_t pending;		/* records */
+	uint64_t last_seq, applied, durable, bytes;
+};
+struct staging_stats_latency {	/* from seal to durable */
+	uint64_t buckets[STAGING_LATENCY_BUCKETS], count, sum_us;
+};
+struct staging_stats_outgrown {	/* since the start */
+	uint64_t files, bytes;
+};
+struct staging_stats_buffers {
+	uint64_t count, bytes, lent_bytes;
+};
+struct staging_stats_halted {
+	int error;		/* 0 or -errno */
+	time_t since;
+	char path[256];
+};
+struct staging_stats_refused {
+	uint64_t count;		/* changes that were accepted, and refused by the store for good */
+	int error;		/* of the latest, -errno */
+	char path[256];
+};
+struct staging_stats_dedup {	/* since the start */
+	uint64_t files, bytes;	/* that have the blocks of others */
+	uint64_t clones;	/* of these files, copies that had them from the beginning */
+};
+struct staging_stats_recovered {
+	uint64_t records, versions, lost_found;
+	uint64_t kept;		/* files for lost+found that found no room there yet */
+};
 struct staging_stats {
 	uint64_t budget, used, ballast, ballast_target;
-	uint64_t n_open, n_sealed, n_persisting, n_durable, n_failed;
-	uint64_t pending_records, last_seq, applied, durable, log_bytes;
 	uint64_t bytes_staged, bytes_persisted;
 	uint64_t waits, wait_ns;	/* of opens, writes and closes: for room, memory, the version before */
 	uint64_t errors;
 	uint64_t spilled_opens, fast_opens;
-	uint64_t outgrown_files, outgrown_bytes;	/* since the start */
-	uint64_t latency[STAGING_LATENCY_BUCKETS], latency_count, latency_sum_us;
-	uint64_t n_buffers, buffer_bytes, lent_bytes;
 	unsigned queue_depth;
-	uint64_t n_refused;	/* changes that were accepted, and refused by the store for good */
-	int refused_error;	/* of the latest, -errno */
-	char refused_path[256];
-	int halted_error;	/* 0 or -errno */
-	time_t halted_since;
-	char halted_path[256], last_error[256];
+	char last_error[256];
 	char held[STAGING_HELD];	/* a name that waits for other nodes, and for what; "" = none */
 	char waiting_mapped[512];	/* names, '\n' between */
-	uint64_t dedup_files, dedup_bytes;	/* that have the blocks of others, since the start */
-	uint64_t clones;	/* of these files, copies that had them from the beginning */
-	uint64_t recovered_records, recovered_files, lost_found;
-	uint64_t n_kept;	/* files for lost+found that found no room there yet */
+	struct staging_stats_versions versions;
+	struct staging_stats_log log;
+	struct staging_stats_latency latency;
+	struct staging_stats_outgrown outgrown;
+	struct staging_stats_buffers buffers;
+	struct staging_stats_halted halted;
+	struct staging_stats_refused refused;
+	struct staging_stats_dedup dedup;
+	struct staging_stats_recovered recovered;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);
 /* Bytes not yet durable, by node (0 = all): calls each(ctx, node, bytes, state). Lock held: be quick. */

@@ -226,7 +226,7 @@ static int keep(struct staging *s, const struct kept_file *k)
 	if (!k->in_store && !k->f)
 		unlinkat(k->dir, name, 0);
 	pthread_mutex_lock(&s->lock);
-	s->st.lost_found++;
+	s->st.recovered.lost_found++;
 	pthread_mutex_unlock(&s->lock);
 	snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%s", to);
 	s->o.notice(s->o.ctx, text);
@@ -243,7 +243,7 @@ static void kept_drop(struct staging *s, struct kept_file **at)
 	}
 	free(k);
 	LOCK_SCOPE(&s->lock);
-	s->st.n_kept--;
+	s->st.recovered.kept--;
 }
 
 unsigned staging_keep_again(struct staging *s)
@@ -294,7 +294,7 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 		if (f && !staged_use(f, &fd))
 			k->f = staged_ref(f);
 		s->sweep.kept = k;
-		s->st.n_kept++;
+		s->st.recovered.kept++;
 		rc = keep(s, k);
 	}
 	if (k && !rc)

@@ -37,8 +37,8 @@ static void redact(struct staging_stats *s, bool all)
 
 	if (all)
 		return;
-	if (s->halted_path[0])
-		snprintf(s->halted_path, sizeof(s->halted_path), "%s", hidden);
+	if (s->halted.path[0])
+		snprintf(s->halted.path, sizeof(s->halted.path), "%s", hidden);
 	if (s->last_error[0]) {
 		char text[sizeof(s->last_error)];
 		snprintf(text, sizeof(text), "%s%.100s", hidden, why ? why : "");
@@ -75,9 +75,9 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	st->gone = fs->away.since;
 	st->gone_s = st->gone ? (uint64_t)(now - fs->away.since) : 0;
 	st->gone_error = fs->away.error;
-	st->halted = st->s.halted_error;
-	st->halted_s = st->halted ? (uint64_t)(now - st->s.halted_since) : 0;
-	st->refused = st->s.n_refused;
+	st->halted = st->s.halted.error;
+	st->halted_s = st->halted ? (uint64_t)(now - st->s.halted.since) : 0;
+	st->refused = st->s.refused.count;
 	st->free = st->s.budget > st->s.used ? st->s.budget - st->s.used : 0;
 	st->queue_depth = st->s.queue_depth;
 	st->bytes_read = fs->lanes.bytes_read;
@@ -144,17 +144,17 @@ static const struct field {
 	{JSON("staging", "ballast_bytes", COUNT, s.ballast), GAUGE("ballast_bytes", "Touched free memory held ready.")},
 	{JSON("staging", "ballast_target_bytes", COUNT, s.ballast_target)},
 	{JSON("staging", "free_bytes", COUNT, free)},
-	{JSON("versions", "open", COUNT, s.n_open), GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
-	{JSON("versions", "staged", COUNT, s.n_sealed), ALSO("versions", "state=\"staged\"")},
-	{JSON("versions", "persisting", COUNT, s.n_persisting), ALSO("versions", "state=\"persisting\"")},
-	{JSON("versions", "durable_cached", COUNT, s.n_durable), ALSO("versions", "state=\"durable\"")},
-	{JSON("versions", "failed", COUNT, s.n_failed), ALSO("versions", "state=\"failed\"")},
-	{.at = AT(s.n_failed), .kind = COUNT, GAUGE("failed_files", "Files whose close failed and that wait for room.")},
-	{JSON("log", "last_seq", COUNT, s.last_seq)},
-	{JSON("log", "applied_seq", COUNT, s.applied)},
-	{JSON("log", "durable_seq", COUNT, s.durable)},
-	{JSON("log", "pending", COUNT, s.pending_records), GAUGE("pending_records", "Changes not yet in the store.")},
-	{JSON("log", "bytes", COUNT, s.log_bytes)},
+	{JSON("versions", "open", COUNT, s.versions.open), GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
+	{JSON("versions", "staged", COUNT, s.versions.sealed), ALSO("versions", "state=\"staged\"")},
+	{JSON("versions", "persisting", COUNT, s.versions.persisting), ALSO("versions", "state=\"persisting\"")},
+	{JSON("versions", "durable_cached", COUNT, s.versions.durable), ALSO("versions", "state=\"durable\"")},
+	{JSON("versions", "failed", COUNT, s.versions.failed), ALSO("versions", "state=\"failed\"")},
+	{.at = AT(s.versions.failed), .kind = COUNT, GAUGE("failed_files", "Files whose close failed and that wait for room.")},
+	{JSON("log", "last_seq", COUNT, s.log.last_seq)},
+	{JSON("log", "applied_seq", COUNT, s.log.applied)},
+	{JSON("log", "durable_seq", COUNT, s.log.durable)},
+	{JSON("log", "pending", COUNT, s.log.pending), GAUGE("pending_records", "Changes not yet in the store.")},
+	{JSON("log", "bytes", COUNT, s.log.bytes)},
 	{JSON("opens", "fast", COUNT, lanes[LANE_FAST]), COUNTER("opens_total", "Opens by lane."), .label = "lane=\"fast\""},
 	{JSON("opens", "spill", COUNT, lanes[LANE_SPILL]), ALSO("opens_total", "lane=\"spill\"")},
 	{JSON("opens", "read", COUNT, lanes[LANE_READ]), ALSO("opens_total", "lane=\"read\"")},
@@ -165,19 +165,19 @@ static const struct field {
 	{JSON("bytes", "read", COUNT, bytes_read),
 	 COUNTER("read_bytes_total", "Bytes read through the daemon (passthrough reads are not seen).")},
 	{JSON("", "queue_depth", COUNT, queue_depth), GAUGE("queue_depth", "Store writes in flight.")},
-	{JSON("outgrown", "files", COUNT, s.outgrown_files),
+	{JSON("outgrown", "files", COUNT, s.outgrown.files),
 	 COUNTER("outgrown_files_total", "Files that outgrew memory while they were written.")},
-	{JSON("outgrown", "bytes", COUNT, s.outgrown_bytes),
+	{JSON("outgrown", "bytes", COUNT, s.outgrown.bytes),
 	 COUNTER("outgrown_bytes_total", "Their bytes that went to the store before the close.")},
-	{JSON("buffers", "count", COUNT, s.n_buffers), GAUGE("buffers", "Staged files on loan to clients.")},
-	{JSON("buffers", "bytes", COUNT, s.buffer_bytes), GAUGE("buffer_bytes", "Memory that buffers hold of the budget.")},
-	{JSON("buffers", "lent_bytes", COUNT, s.lent_bytes),
+	{JSON("buffers", "count", COUNT, s.buffers.count), GAUGE("buffers", "Staged files on loan to clients.")},
+	{JSON("buffers", "bytes", COUNT, s.buffers.bytes), GAUGE("buffer_bytes", "Memory that buffers hold of the budget.")},
+	{JSON("buffers", "lent_bytes", COUNT, s.buffers.lent_bytes),
 	 GAUGE("buffer_lent_bytes", "Bytes of buffers that are committed and not durable yet.")},
-	{JSON("dedup", "files", COUNT, s.dedup_files),
+	{JSON("dedup", "files", COUNT, s.dedup.files),
 	 COUNTER("dedup_files_total", "Files that have the blocks of an equal one.")},
-	{JSON("dedup", "bytes", COUNT, s.dedup_bytes),
+	{JSON("dedup", "bytes", COUNT, s.dedup.bytes),
 	 COUNTER("dedup_bytes_total", "Bytes stored once: equal files share their blocks.")},
-	{JSON("dedup", "clones", COUNT, s.clones), COUNTER("dedup_clones_total", "Of these, copies that were not written.")},
+	{JSON("dedup", "clones", COUNT, s.dedup.clones), COUNTER("dedup_clones_total", "Of these, copies that were not written.")},
 	{JSON("waits", "count", COUNT, s.waits)},
 	{JSON("waits", "seconds", SECONDS, s.wait_ns), COUNTER("writer_wait_seconds_total",
 	 "Time opens, writes and closes waited for room, memory or the version before.")},
@@ -190,20 +190,20 @@ static const struct field {
 	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
 	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
 	{.at = AT(halted), .kind = FLAG, GAUGE("halted", "1 while publication is halted by a failing store.")},
-	{JSON("halted", "path", CHARS, s.halted_path), .needs = AT(halted)},
-	{JSON("halted", "error", ERROR, s.halted_error), .needs = AT(halted)},
+	{JSON("halted", "path", CHARS, s.halted.path), .needs = AT(halted)},
+	{JSON("halted", "error", ERROR, s.halted.error), .needs = AT(halted)},
 	{JSON("halted", "since_s", COUNT, halted_s), .needs = AT(halted)},
-	{JSON("refused", "count", COUNT, s.n_refused), .needs = AT(refused),
+	{JSON("refused", "count", COUNT, s.refused.count), .needs = AT(refused),
 	 GAUGE("refused_changes", "Accepted changes that the store refused for good.")},
-	{JSON("refused", "path", CHARS, s.refused_path), .needs = AT(refused)},
-	{JSON("refused", "error", ERROR, s.refused_error), .needs = AT(refused)},
+	{JSON("refused", "path", CHARS, s.refused.path), .needs = AT(refused)},
+	{JSON("refused", "error", ERROR, s.refused.error), .needs = AT(refused)},
 	{JSON("", "waiting_mapped", LINES, s.waiting_mapped)},
 	{JSON("", "held", CHARS_OR_NULL, s.held)},
 	{JSON("", "notices", NOTICE_LIST, notices)},
-	{JSON("recovered", "versions", COUNT, s.recovered_files)},
-	{JSON("recovered", "records", COUNT, s.recovered_records)},
-	{JSON("recovered", "lost_found", COUNT, s.lost_found)},
-	{JSON("recovered", "kept", COUNT, s.n_kept)},
+	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
+	{JSON("recovered", "records", COUNT, s.recovered.records)},
+	{JSON("recovered", "lost_found", COUNT, s.recovered.lost_found)},
+	{JSON("recovered", "kept", COUNT, s.recovered.kept)},
 };
 #define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
 
@@ -310,24 +310,24 @@ static void write_status(struct stats *st, FILE *f)
 	struct staging_stats *s = &st->s;
 	char a[24], b[24], c[24];
 
-	text_plain(s->halted_path, 0);
+	text_plain(s->halted.path, 0);
 	text_plain(s->last_error, 0);
 	text_plain(s->held, 0);
 	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	if (st->gone)
 		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back there\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
-	else if (s->halted_error)
+	else if (s->halted.error)
 		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
-			s->halted_path, strerror(-s->halted_error));
-	if (s->n_refused)
+			s->halted.path, strerror(-s->halted.error));
+	if (s->refused.count)
 		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
-			"cairn retry\n", (unsigned long long)s->n_refused, s->refused_path, strerror(-s->refused_error));
-	fprintf(f, "  durable    %s\n", s->n_refused ? "not what was refused" :
-		s->pending_records || s->n_open || s->n_failed ? "not everything yet" : "everything");
+			"cairn retry\n", (unsigned long long)s->refused.count, s->refused.path, strerror(-s->refused.error));
+	fprintf(f, "  durable    %s\n", s->refused.count ? "not what was refused" :
+		s->log.pending || s->versions.open || s->versions.failed ? "not everything yet" : "everything");
 	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
-		(unsigned long long)s->n_open, (unsigned long long)s->n_sealed, (unsigned long long)s->n_persisting,
-		(unsigned long long)s->n_durable, (unsigned long long)s->n_failed);
+		(unsigned long long)s->versions.open, (unsigned long long)s->versions.sealed, (unsigned long long)s->versions.persisting,
+		(unsigned long long)s->versions.durable, (unsigned long long)s->versions.failed);
 	fprintf(f, "  staging    %s of %s used, ballast %s\n", size_text(s->used, a), size_text(s->budget, b),
 		size_text(s->ballast, c));
 	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n", size_text(s->bytes_staged, a),
@@ -335,17 +335,17 @@ static void write_status(struct stats *st, FILE *f)
 	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", (unsigned long long)st->lanes[LANE_FAST],
 		(unsigned long long)st->lanes[LANE_SPILL], (unsigned long long)st->lanes[LANE_READ],
 		(unsigned long long)st->lanes[LANE_RELAY]);
-	if (s->outgrown_files)
+	if (s->outgrown.files)
 		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
-			(unsigned long long)s->outgrown_files, size_text(s->outgrown_bytes, a));
-	if (s->n_buffers)
+			(unsigned long long)s->outgrown.files, size_text(s->outgrown.bytes, a));
+	if (s->buffers.count)
 		fprintf(f, "  buffers    %llu of clients, %s, of these %s on their way to the store\n",
-			(unsigned long long)s->n_buffers, size_text(s->buffer_bytes, a), size_text(s->lent_bytes, b));
-	if (s->dedup_bytes)
+			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a), size_text(s->buffers.lent_bytes, b));
+	if (s->dedup.bytes)
 		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones, %llu of them as clones\n",
-			size_text(s->dedup_bytes, a), (unsigned long long)s->dedup_files, (unsigned long long)s->clones);
-	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->last_seq,
-		(unsigned long long)s->applied, (unsigned long long)s->pending_records);
+			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files, (unsigned long long)s->dedup.clones);
+	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->log.last_seq,
+		(unsigned long long)s->log.applied, (unsigned long long)s->log.pending);
 	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %llu\n", st->engine,
 		st->fsync, st->passthrough ? "yes" : "no",
 		st->ro ? " read only," : "", (unsigned long long)st->restarts);
@@ -389,14 +389,14 @@ static void write_latency(const struct staging_stats *s, const char *mount, FILE
 	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
 		"# TYPE cairnfs_persist_latency_seconds histogram\n");
 	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
-		sum += s->latency[i];
+		sum += s->latency.buckets[i];
 		if (i + 1 < STAGING_LATENCY_BUCKETS)
 			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n", mount, le, sum);
 		else
 			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n", mount, sum);
 	}
 	fprintf(f, "cairnfs_persist_latency_seconds_sum{%s} %.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n", mount,
-		(double)s->latency_sum_us / 1e6, mount, (unsigned long long)s->latency_count);
+		(double)s->latency.sum_us / 1e6, mount, (unsigned long long)s->latency.count);
 }
 
 static void write_metrics(const struct stats *st, FILE *f)

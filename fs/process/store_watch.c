@@ -28,7 +28,7 @@ static bool trouble(struct fs *fs, uint64_t *seen)
 	io_engine_counts(fs->engine, &c);
 	bool more = c.errors != *seen;
 	*seen = c.errors;
-	return more || st.halted_error;
+	return more || st.halted.error;
 }
 
 /* Checks twice: one error may be transient. */

@@ -87,9 +87,9 @@ static int recover(struct fs *fs, bool first)
 		return rc;
 	struct staging_stats st;
 	staging_get_stats(fs->s, &st);
-	if (st.pending_records)
+	if (st.log.pending)
 		fs_log("%s: %llu changes and %llu files were staged when the last cairnfs ended; publishing them first",
-		       fs->o.store, (unsigned long long)st.pending_records, (unsigned long long)st.recovered_files);
+		       fs->o.store, (unsigned long long)st.log.pending, (unsigned long long)st.recovered.versions);
 	rc = staging_drain(fs->s, -1);
 	if (rc)
 		return resume(fs, rc);
@@ -130,10 +130,10 @@ static void wait_for_end(struct fs *fs)
 			struct staging_stats st;
 			int rc = staging_drain(fs->s, 60000);
 			staging_get_stats(fs->s, &st);
-			if (rc || st.n_open || st.n_failed)
+			if (rc || st.versions.open || st.versions.failed)
 				fs_log("%s: ended with %llu changes and %llu open files left in staging for the next start",
-				       fs->o.store, (unsigned long long)st.pending_records, (unsigned long long)st.n_open);
-			worker_exit(fs, rc || st.n_open || st.n_failed ? 4 : 0);
+				       fs->o.store, (unsigned long long)st.log.pending, (unsigned long long)st.versions.open);
+			worker_exit(fs, rc || st.versions.open || st.versions.failed ? 4 : 0);
 		}
 		nanosleep(&t, NULL);
 	}
@@ -214,9 +214,9 @@ static bool drain_all(struct fs *fs)
 	if (rc)
 		fs_log("%s: %s; what is not in the store yet stays in staging for the next start", fs->o.store,
 		       strerror(-rc));
-	else if (left.n_failed)
+	else if (left.versions.failed)
 		fs_log("%s: %llu closed files found no room in the store; staging is kept, the next start puts them "
-		       "into .cairn/lost+found", fs->o.store, (unsigned long long)left.n_failed);
+		       "into .cairn/lost+found", fs->o.store, (unsigned long long)left.versions.failed);
 	else if (unclosed)
 		fs_log("%s: %u files were still being written when the mount went; the next start puts them into "
 		       ".cairn/lost+found", fs->o.store, unclosed);

@@ -33,9 +33,9 @@ static void *upkeep_main(void *arg)
 		if (++tick % 25 && !came)
 			continue;
 		staging_get_stats(fs->s, &st);	/* failed closes may find room now */
-		if (st.n_failed && !st.halted_error)
+		if (st.versions.failed && !st.halted.error)
 			retry_failed(fs);
-		if (st.n_kept)
+		if (st.recovered.kept)
 			staging_keep_again(fs->s);
 	}
 	return NULL;

@@ -287,7 +287,7 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 	if (!n->version.accepted || (rc != -ENOSPC && rc != -EFBIG && rc != -ENOMEM) || atomic_load(&fs->stopping))
 		return false;
 	staging_get_stats(fs->s, &st);
-	if (st.halted_error)
+	if (st.halted.error)
 		return false;
 	session_may_block(fs);
 	pthread_mutex_unlock(&fs->tree.lock);

@@ -288,8 +288,8 @@ static bool may_share(int from, int to, uint64_t size)
 static void count(struct staging *s, const struct file *f)
 {
 	LOCK_SCOPE(&s->lock);
-	s->st.dedup_bytes += f->saved;
-	s->st.dedup_files += f->saved > 0;
+	s->st.dedup.bytes += f->saved;
+	s->st.dedup.files += f->saved > 0;
 }
 
 /* The next `len` bytes of f. The kernel would compare what it has cached, and take the blocks of a

@@ -204,7 +204,7 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 	if (!rc)	/* staging forgets the version when the batch is durable */
 		rc = io_sync_dir(s->o.store, io_store_lostfound(s->o.store));
 	if (!rc)
-		s->st.lost_found++;
+		s->st.recovered.lost_found++;
 	return rc;
 }
 
@@ -573,9 +573,9 @@ static void count_latency(struct staging *s, uint64_t start_ns)
 		le *= 4;
 		i++;
 	}
-	s->st.latency[i]++;
-	s->st.latency_count++;
-	s->st.latency_sum_us += us;
+	s->st.latency.buckets[i]++;
+	s->st.latency.count++;
+	s->st.latency.sum_us += us;
 }
 
 /* The first pending record is done; it goes to `gone`. s->lock held. */
@@ -602,9 +602,9 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 			s->st.bytes_persisted += p->r.size;
 			if (p->cloned && !f->base.counted) {	/* once, however often it was fsynced */
 				f->base.counted = true;
-				s->st.dedup_bytes += p->r.size;
-				s->st.dedup_files++;
-				s->st.clones++;
+				s->st.dedup.bytes += p->r.size;
+				s->st.dedup.files++;
+				s->st.dedup.clones++;
 			}
 			count_latency(s, p->start_ns);
 			memcpy(f->sealed.checksum, p->checksum, sizeof(f->sealed.checksum));
@@ -733,15 +733,15 @@ static void halt(struct staging *s, struct pend *p, int rc)
 	bool first = !s->drain.halted;
 	s->drain.halted = rc;
 	if (first) {
-		s->st.halted_since = time(NULL);
+		s->st.halted.since = time(NULL);
 		s->drain.halt_retry_ns = RETRY_FIRST_NS;
 		s->st.errors++;
 	}
-	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted_path, sizeof(s->st.halted_path));
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted_path, strerror(-rc));
+	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted.path, sizeof(s->st.halted.path));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path, strerror(-rc));
 	if (first)
 		snprintf(text, sizeof(text), "the store fails at %.180s: %s; publication stops there, staging keeps "
-			 "everything; mend the store, then: cairn retry", s->st.halted_path, strerror(-rc));
+			 "everything; mend the store, then: cairn retry", s->st.halted.path, strerror(-rc));
 	pthread_mutex_unlock(&s->lock);
 	if (first)
 		s->o.notice(s->o.ctx, text);
@@ -769,7 +769,7 @@ static void unhalt(struct staging *s)
 		return;
 	pthread_mutex_lock(&s->lock);
 	s->drain.halted = 0;
-	s->st.halted_path[0] = 0;
+	s->st.halted.path[0] = 0;
 	pthread_mutex_unlock(&s->lock);
 	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
 }

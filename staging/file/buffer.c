@@ -410,11 +410,11 @@ void staging_watch_buffers(struct staging *s)
 
 void buffer_stats(struct staging *s, struct staging_stats *out)
 {
-	out->n_buffers = s->files.n_buffers;
-	out->buffer_bytes = s->files.buffer_bytes;
-	out->lent_bytes = 0;
+	out->buffers.count = s->files.n_buffers;
+	out->buffers.bytes = s->files.buffer_bytes;
+	out->buffers.lent_bytes = 0;
 	for (struct buffer *b = s->files.buffers; b; b = b->next)
-		out->lent_bytes += b->lent ? b->lent->sealed.size : 0;
+		out->buffers.lent_bytes += b->lent ? b->lent->sealed.size : 0;
 }
 
 void buffer_sweep(struct staging *s, const char *name)

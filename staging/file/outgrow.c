@@ -174,7 +174,7 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 	struct staging *s = f->s;
 	struct stat st;
 	LOCK_SCOPE(&s->lock);
-	s->st.outgrown_bytes += moved;
+	s->st.outgrown.bytes += moved;
 	if (!fstat(fd, &st)) {
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 		sf_charge(s, f, f->sealed.blocks * 512 + TAIL);
@@ -249,7 +249,7 @@ static int move_open_file(struct staged *f)
 	move_close(&m);
 	pthread_mutex_lock(&s->lock);
 	if (first && f->moved.under)
-		s->st.outgrown_files++;
+		s->st.outgrown.files++;
 	if (rc == -EIO)
 		f->moved.after_ns = UINT64_MAX;	/* told once */
 	pthread_mutex_unlock(&s->lock);
@@ -478,7 +478,7 @@ void outgrow_look(struct staging *s)
 	if (s->files.used <= s->o.budget_bytes || !s->o.outgrown)
 		return;
 	/* what is on its way makes room soon; a while is given where there is a while's room */
-	if (s->st.n_sealed + s->st.n_persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
+	if (s->st.versions.sealed + s->st.versions.persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
 		return;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
 		if (may_move(s, f, now) && (!most || f->sealed.blocks > most->sealed.blocks))

@@ -23,7 +23,7 @@ static int room_to_grow(struct staged *f, uint64_t end)
 		uint64_t more = end > f->memory.charged ? end - f->memory.charged : 0;
 		if (s->files.used + more > s->o.budget_bytes)
 			sf_evict(s, s->files.used + more - s->o.budget_bytes);
-		bool soon = s->st.n_persisting + s->st.n_sealed && !s->drain.halted && round < 10;
+		bool soon = s->st.versions.persisting + s->st.versions.sealed && !s->drain.halted && round < 10;
 		bool fits = s->files.used + more <= s->o.budget_bytes || (f->backing && !soon);
 		if (fits && more)
 			sf_charge(s, f, end);

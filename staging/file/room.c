@@ -49,7 +49,7 @@ uint64_t room_wanted(struct staging *s)
 {
 	uint64_t sum = 0;
 	pthread_mutex_lock(&s->lock);
-	bool any = s->st.n_failed;
+	bool any = s->st.versions.failed;
 	pthread_mutex_unlock(&s->lock);
 	uint64_t room = any ? look(s) : 0;
 	LOCK_SCOPE(&s->lock);

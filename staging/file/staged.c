@@ -88,11 +88,11 @@ static void list_insert(struct staging *s, struct staged *f)
 static uint64_t *state_count(struct staging *s, enum staged_state st)
 {
 	switch (st) {
-	case STAGED_OPEN: return &s->st.n_open;
-	case STAGED_SEALED: return &s->st.n_sealed;
-	case STAGED_PERSISTING: return &s->st.n_persisting;
-	case STAGED_DURABLE: return &s->st.n_durable;
-	case STAGED_FAILED: return &s->st.n_failed;
+	case STAGED_OPEN: return &s->st.versions.open;
+	case STAGED_SEALED: return &s->st.versions.sealed;
+	case STAGED_PERSISTING: return &s->st.versions.persisting;
+	case STAGED_DURABLE: return &s->st.versions.durable;
+	case STAGED_FAILED: return &s->st.versions.failed;
 	case STAGED_EVICTED: break;
 	}
 	return &s->files.n_evicted;
@@ -127,7 +127,7 @@ void staged_check(struct staging *s)
 			if (bad)
 				abort();
 		}
-	if (used != s->files.used || n[STAGED_OPEN] != s->st.n_open || n[STAGED_DURABLE] != s->st.n_durable)
+	if (used != s->files.used || n[STAGED_OPEN] != s->st.versions.open || n[STAGED_DURABLE] != s->st.versions.durable)
 		abort();
 #else
 	(void)s;

@@ -224,9 +224,9 @@ int refuse_emit(struct staging *s)
 
 void refuse_stats(struct staging *s, struct staging_stats *out)
 {
-	out->n_refused = s->refusals.n;
-	out->refused_error = s->refusals.list ? s->refusals.list->err : 0;
-	snprintf(out->refused_path, sizeof(out->refused_path), "%s", s->refusals.list ? s->refusals.list->path : "");
+	out->refused.count = s->refusals.n;
+	out->refused.error = s->refusals.list ? s->refusals.list->err : 0;
+	snprintf(out->refused.path, sizeof(out->refused.path), "%s", s->refusals.list ? s->refusals.list->path : "");
 }
 
 void refuse_close(struct staging *s)

@@ -139,8 +139,8 @@ TEST_F(Buffers, TheSamePagesForEveryVersion)
 	buffer *b = make(s);
 	ASSERT_TRUE(b);
 	EXPECT_EQ(s.stats().used, pages);
-	EXPECT_EQ(s.stats().n_buffers, 1u);
-	EXPECT_EQ(s.stats().buffer_bytes, pages);
+	EXPECT_EQ(s.stats().buffers.count, 1u);
+	EXPECT_EQ(s.stats().buffers.bytes, pages);
 	Client c(b);
 	Tree want;
 	for (uint64_t k = 0; k < 6; k++) {
@@ -177,7 +177,7 @@ TEST_F(Buffers, LentUntilDurable)
 	Commit v, other;
 	ASSERT_EQ(v.all(s, b, "f"), 0);
 	EXPECT_EQ(state(b), BUFFER_LENT);
-	EXPECT_EQ(s.stats().lent_bytes, size);
+	EXPECT_EQ(s.stats().buffers.lent_bytes, size);
 	EXPECT_EQ(other.lend(s, b, size), -EBUSY);
 	EXPECT_EQ(staged_reopen(v.f), -EAGAIN) << "nobody writes into a client's memory";
 	std::string got(size, 0);
@@ -291,7 +291,7 @@ TEST_F(Buffers, TheClientGoesWhileItIsLent)
 	Commit v;
 	ASSERT_EQ(v.all(s, b, "f", size - 100), 0);
 	end(b);
-	EXPECT_EQ(s.stats().n_buffers, 0u);
+	EXPECT_EQ(s.stats().buffers.count, 0u);
 	EXPECT_GE(s.stats().used, size - 100);
 	EXPECT_LE(s.stats().used, pages);
 	EXPECT_EQ(huge_files(s).size(), 1u);
@@ -380,9 +380,9 @@ TEST_F(Buffers, Room)
 	EXPECT_EQ(buffer_resize(b, 50 * mib), -ENOSPC);
 	EXPECT_EQ(buffer_create(s, 10 * mib, &none), -ENOSPC);
 	EXPECT_EQ(buffer_resize(b, 46 * mib), 0);
-	EXPECT_EQ(s.stats().buffer_bytes, 46 * mib);
+	EXPECT_EQ(s.stats().buffers.bytes, 46 * mib);
 	EXPECT_EQ(buffer_resize(b, 1), 0) << "nothing is taken from the mapping";
-	EXPECT_EQ(s.stats().buffer_bytes, 46 * mib);
+	EXPECT_EQ(s.stats().buffers.bytes, 46 * mib);
 	struct stat st;
 	ASSERT_EQ(fstat(buffer_fd(b), &st), 0);
 	EXPECT_EQ(st.st_size, (off_t)(46 * mib));

@@ -24,7 +24,7 @@ protected:
 	}
 	static bool is_found(Staging &s, uint64_t files)
 	{
-		return until([&] { return s.stats().dedup_files >= files; });
+		return until([&] { return s.stats().dedup.files >= files; });
 	}
 	std::string io_tmp_path(Staging &s)
 	{
@@ -55,8 +55,8 @@ TEST_F(Dedup, ReplicasAndNothingElse)
 	ASSERT_EQ(h.put("a2", bytes), 0);
 	ASSERT_EQ(s.drain(), 0);
 	ASSERT_TRUE(is_found(s, 2));
-	EXPECT_EQ(s.stats().dedup_files, 2u);
-	EXPECT_EQ(s.stats().dedup_bytes, 2 * bytes.size());
+	EXPECT_EQ(s.stats().dedup.files, 2u);
+	EXPECT_EQ(s.stats().dedup.bytes, 2 * bytes.size());
 	for (auto name : {"a", "d/b", "a2"})
 		EXPECT_GE(shared(name), bytes.size()) << name;
 	for (auto name : {"other", "small", "small2"})
@@ -140,7 +140,7 @@ TEST_F(Dedup, ACopyOfAnOldFile)
 	EXPECT_GE(shared("copy"), bytes.size());
 	EXPECT_GE(shared("old"), bytes.size());
 	EXPECT_EQ(shared("other"), 0u);
-	EXPECT_EQ(s.stats().dedup_files, 1u);
+	EXPECT_EQ(s.stats().dedup.files, 1u);
 }
 
 // Somebody has a lease on a file of the store, as file servers do: opening it answers EAGAIN for as long
@@ -228,15 +228,15 @@ TEST_F(Copy, IsAClone)
 	ASSERT_GT(copy(s, "a", "b", bytes), 0);
 	ASSERT_GT(copy(s, "small", "small2", less), 0);
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_EQ(s.stats().clones, 2u);
-	EXPECT_EQ(s.stats().dedup_bytes, bytes.size() + less.size());
+	EXPECT_EQ(s.stats().dedup.clones, 2u);
+	EXPECT_EQ(s.stats().dedup.bytes, bytes.size() + less.size());
 	EXPECT_GE(shared("b"), bytes.size());
 	EXPECT_EQ(s.tree(), (Tree{{"a", bytes}, {"b", bytes}, {"small", less}, {"small2", less}}));
 	// nothing is left of what the closes allocated
 	ASSERT_TRUE(until([&] { return std::filesystem::is_empty(io_tmp_path(s)); }));
 	// nor is a clone compared again
 	poll(nullptr, 0, 300);
-	EXPECT_EQ(s.stats().dedup_bytes, bytes.size() + less.size());
+	EXPECT_EQ(s.stats().dedup.bytes, bytes.size() + less.size());
 	EXPECT_EQ(s.stats().errors, 0u);
 }
 
@@ -254,7 +254,7 @@ TEST_F(Copy, IsWrittenWhereItDiffers)
 	ASSERT_EQ(setxattr((options.store + "/a").c_str(), "user.cairn.checksum", "xxh3:0", 6, 0), 0);
 	ASSERT_GT(copy(s, "a", "d", bytes), 0);			// the source is not sound
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_EQ(s.stats().clones, 0u);
+	EXPECT_EQ(s.stats().dedup.clones, 0u);
 	EXPECT_EQ(s.tree(), (Tree{{"a", bytes}, {"b", other}, {"c", bytes.substr(1)}, {"d", bytes}}));
 	ASSERT_TRUE(until([&] { return std::filesystem::is_empty(io_tmp_path(s)); }));
 }
@@ -279,8 +279,8 @@ TEST_F(Copy, FsyncedBeforeItsClose)
 	staged_unref(f);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_GE(shared("b"), bytes.size());
-	EXPECT_EQ(s.stats().clones, 1u);
-	EXPECT_EQ(s.stats().dedup_bytes, bytes.size());
+	EXPECT_EQ(s.stats().dedup.clones, 1u);
+	EXPECT_EQ(s.stats().dedup.bytes, bytes.size());
 	EXPECT_EQ(s.tree(), (Tree{{"a", bytes}, {"b", bytes}}));
 }
 
@@ -342,7 +342,7 @@ TEST_F(Copy, WhoseSyncFails)
 	ASSERT_EQ(s.err, 0);
 	ASSERT_GT(copy(s, "a", "b", bytes), 0);
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_EQ(s.stats().clones, 0u);
+	EXPECT_EQ(s.stats().dedup.clones, 0u);
 	EXPECT_GE(s.stats().errors, 1u);
 	EXPECT_EQ(s.tree(), (Tree{{"a", bytes}, {"b", bytes}}));
 }
@@ -370,8 +370,8 @@ TEST_F(Copy, Many)
 	}
 	staged_unref(held);
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_GE(s.stats().clones, 200u);
-	EXPECT_LE(s.stats().clones, 250u);
+	EXPECT_GE(s.stats().dedup.clones, 200u);
+	EXPECT_LE(s.stats().dedup.clones, 250u);
 	Tree now = s.tree();
 	EXPECT_EQ(now.size(), 401u);
 	for (auto &[name, is] : now)
@@ -389,7 +389,7 @@ TEST_F(Dedup, NotWanted)
 	ASSERT_EQ(h.put("b", pattern(300000, 3)), 0);
 	ASSERT_EQ(s.drain(), 0);
 	poll(nullptr, 0, 500);
-	EXPECT_EQ(s.stats().dedup_files, 0u);
+	EXPECT_EQ(s.stats().dedup.files, 0u);
 	EXPECT_EQ(shared("a"), 0u);
 }
 
@@ -404,7 +404,7 @@ TEST_F(Copy, NotWanted)
 	ASSERT_EQ(s.drain(), 0);
 	ASSERT_GT(copy(s, "a", "b", bytes), 0);
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_EQ(s.stats().clones, 0u);
+	EXPECT_EQ(s.stats().dedup.clones, 0u);
 	EXPECT_EQ(shared("b"), 0u);
 }
 

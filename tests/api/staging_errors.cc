@@ -54,7 +54,7 @@ TEST_F(Full, ACloseThatFindsNoRoomWasNeverAccepted)
 	ASSERT_EQ(h.put("fits", pattern(300000, 2)), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_TRUE(s.tree() == h.now()) << show(s.tree());
-	EXPECT_EQ(s.stats().halted_error, 0);
+	EXPECT_EQ(s.stats().halted.error, 0);
 	h.drop();
 	EXPECT_EQ(s.stats().used, 0u); // and its room is given back
 }
@@ -115,9 +115,9 @@ TEST_F(Full, HaltsToldAndRetried)
 	EXPECT_SAME(got, want["big"]);
 	EXPECT_TRUE(s.tree() == with_filler({{"first", "1"}})) << show(s.tree());
 	staging_stats st = s.stats();
-	EXPECT_EQ(st.halted_error, -ENOSPC);
-	EXPECT_STREQ(st.halted_path, "big");
-	EXPECT_NE(st.halted_since, 0);
+	EXPECT_EQ(st.halted.error, -ENOSPC);
+	EXPECT_STREQ(st.halted.path, "big");
+	EXPECT_NE(st.halted.since, 0);
 	EXPECT_NE(std::string(st.last_error).find("big"), std::string::npos);
 	EXPECT_TRUE(until([&] { return s.notes_with("cairn retry") == 1; }));
 
@@ -136,8 +136,8 @@ TEST_F(Full, HaltsToldAndRetried)
 	EXPECT_TRUE(s.tree() == want) << show(s.tree());
 	EXPECT_EQ(Durable(s, last).wait(), 0);
 	EXPECT_EQ(info(f).state, STAGED_DURABLE);
-	EXPECT_EQ(s.stats().halted_error, 0);
-	EXPECT_STREQ(s.stats().halted_path, "");
+	EXPECT_EQ(s.stats().halted.error, 0);
+	EXPECT_STREQ(s.stats().halted.path, "");
 	EXPECT_GE(s.notes_with("well again"), 1); // twice when a later version halted as well
 	EXPECT_EQ(h.put("meanwhile", "x"), 0);
 	ASSERT_EQ(s.drain(), 0);
@@ -248,7 +248,7 @@ TEST(Eio, SticksUntilTheStoreIsWell)
 		EXPECT_EQ(first.wait(), -EIO);
 		EXPECT_EQ(Durable(s, r.seq).wait(), -EIO);
 		EXPECT_EQ(s.drain(), -EIO);
-		EXPECT_STREQ(s.stats().halted_path, "d");
+		EXPECT_STREQ(s.stats().halted.path, "d");
 		EXPECT_EQ(staging_durable(s), 0u);
 		staging_retry(s);
 		EXPECT_EQ(s.drain(), -EIO); // never a silent success
@@ -295,8 +295,8 @@ protected:
 		EXPECT_EQ(show(s.tree()), "later/=0 ");
 		EXPECT_EQ(staging_refused(s, node, root, (uint64_t)seq), -EIO);
 		EXPECT_EQ(s.notes_with("could not write"), 1);
-		EXPECT_EQ(s.stats().lost_found, 1u);
-		EXPECT_EQ(s.stats().halted_error, 0);
+		EXPECT_EQ(s.stats().recovered.lost_found, 1u);
+		EXPECT_EQ(s.stats().halted.error, 0);
 	}
 	static int make_later(Staging &s)
 	{
@@ -378,7 +378,7 @@ TEST(Conflict, IsToldAndTheVersionIsKept)
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(s.notes_with("conflict at taken"), 1);
 	EXPECT_EQ(show(s.tree()), "after=1,65 d/=0 taken/=0 taken/by-another/=0 ");
-	EXPECT_EQ(s.stats().lost_found, 1u);
+	EXPECT_EQ(s.stats().recovered.lost_found, 1u);
 	std::string kept;
 	for (auto &at : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found"))
 		kept = at.path();
@@ -430,10 +430,10 @@ TEST_F(Refused, IsAnErrorOfWhatIsAboveAndOfNothingElse)
 	EXPECT_EQ(refused_below(*s, e), 0);
 	EXPECT_EQ(refused_below(*s, 0), 0);
 	EXPECT_EQ(staging_refused(*s, 0, root, 2), 0); // what came before it is safe
-	EXPECT_EQ(s->stats().n_refused, 1u);
+	EXPECT_EQ(s->stats().refused.count, 1u);
 	EXPECT_GE(s->stats().errors, 1u);
-	EXPECT_STREQ(s->stats().refused_path, "d/f");
-	EXPECT_EQ(s->stats().refused_error, -EISDIR);
+	EXPECT_STREQ(s->stats().refused.path, "d/f");
+	EXPECT_EQ(s->stats().refused.error, -EISDIR);
 }
 
 TEST_F(Refused, IsKnownToTheNextWorkerAndAfterARotation)
@@ -463,7 +463,7 @@ TEST_F(Refused, EndsWithAVersionThatIsPublished)
 	ASSERT_EQ(h->put("d/f", "last"), 0);
 	ASSERT_EQ(s->drain(), 0);
 	EXPECT_EQ(refused_below(*s, d), 0);
-	EXPECT_EQ(s->stats().n_refused, 0u);
+	EXPECT_EQ(s->stats().refused.count, 0u);
 	EXPECT_EQ(show(s->tree()), "d/=0 d/f=4,108 e/=0 e/after=1,65 ");
 }
 
@@ -503,7 +503,7 @@ TEST(Conflict, ADirectoryThatOthersUseStays)
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(show(s.tree()), "step/=0 step/theirs=1,116 ");
 	EXPECT_EQ(refused_below(s, root), 0);
-	EXPECT_EQ(s.stats().n_refused, 0u);
+	EXPECT_EQ(s.stats().refused.count, 0u);
 	EXPECT_EQ(s.notes_with("conflict at step: Directory not empty: it stays, with what others put there"), 1);
 	// used again
 	ASSERT_EQ(h.mkdir("step"), 0);
@@ -529,10 +529,10 @@ TEST(Conflict, OfADirectoryAndWhatIsInIt)
 	write_file(ground.store() + "/a/b", "no directory");
 	s.start();
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_EQ(s.stats().n_refused, 2u); // "a" is there already: that is as good
+	EXPECT_EQ(s.stats().refused.count, 2u); // "a" is there already: that is as good
 	EXPECT_NE(refused_below(s, a), 0);
 	EXPECT_NE(refused_below(s, h.id("a/b/")), 0);
-	EXPECT_EQ(s.stats().lost_found, 1u);
+	EXPECT_EQ(s.stats().recovered.lost_found, 1u);
 }
 
 TEST(Conflict, ADirectoryThatIsThereServes)

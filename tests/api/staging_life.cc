@@ -266,7 +266,7 @@ TEST_P(Life, MappedFileOfAnotherUser)
 	theirs.uid = geteuid() + 1;
 	theirs.gid = getegid();
 	ASSERT_EQ(staging_log(s, &theirs), 0);
-	EXPECT_TRUE(until([&] { return !s.stats().pending_records; }));
+	EXPECT_TRUE(until([&] { return !s.stats().log.pending; }));
 	EXPECT_EQ(read_file(ground.store() + "/mapped"), pattern(4096, 1));
 	EXPECT_EQ(access((ground.store() + "/theirs").c_str(), F_OK), 0);
 	munmap(map, 4096);
@@ -293,7 +293,7 @@ TEST_P(Life, JoinedAndLetGo)
 			staged_nameless(f);
 		staged_unref(f);
 		// not drain(): whoever waits for it ends the patience with mapped files
-		EXPECT_TRUE(until([&] { return !s.stats().pending_records; }));
+		EXPECT_TRUE(until([&] { return !s.stats().log.pending; }));
 		EXPECT_EQ(read_file(ground.store() + "/joined").size(), 4096u);
 		unlink((ground.store() + "/joined").c_str());
 	}
@@ -424,7 +424,7 @@ TEST_P(Life, ReopenedWrittenAndUnchanged)
 	staged_unchanged(f);
 	EXPECT_EQ(info(f).state, STAGED_DURABLE);
 	EXPECT_EQ(s.stats().used, used);
-	EXPECT_EQ(s.stats().n_open, 0u);
+	EXPECT_EQ(s.stats().versions.open, 0u);
 	staged_unref(f);
 }
 
@@ -575,7 +575,7 @@ TEST_P(Life, WhatWasNeverSealedIsNeverSeen)
 	staged_unref(f); // and its room is given back
 	h.drop();
 	EXPECT_EQ(s.stats().used, 0u);
-	EXPECT_EQ(s.stats().n_open, 0u);
+	EXPECT_EQ(s.stats().versions.open, 0u);
 	EXPECT_EQ(show(s.tree()), "sealed=1,120 ");
 }
 
@@ -601,8 +601,8 @@ TEST_P(Life, PendingIsTold)
 		return sum;
 	};
 	EXPECT_EQ(pending(), 4000u);
-	EXPECT_EQ(s.stats().pending_records, 3u);
-	EXPECT_EQ(s.stats().n_sealed, 2u);
+	EXPECT_EQ(s.stats().log.pending, 3u);
+	EXPECT_EQ(s.stats().versions.sealed, 2u);
 	EXPECT_EQ(s.drain(30), -ETIMEDOUT); // nobody works
 	Durable last(s, staging_last_seq(s));
 	EXPECT_FALSE(last.is_called());
@@ -611,11 +611,11 @@ TEST_P(Life, PendingIsTold)
 	EXPECT_EQ(s.drain(), 0);
 	EXPECT_EQ(pending(), 0u);
 	staging_stats st = s.stats();
-	EXPECT_EQ(st.pending_records, 0u);
-	EXPECT_EQ(st.n_durable, 2u);
-	EXPECT_EQ(st.durable, st.last_seq);
-	EXPECT_EQ(st.latency_count, 2u);
-	Durable past(s, st.last_seq); // at once, on this thread
+	EXPECT_EQ(st.log.pending, 0u);
+	EXPECT_EQ(st.versions.durable, 2u);
+	EXPECT_EQ(st.log.durable, st.log.last_seq);
+	EXPECT_EQ(st.latency.count, 2u);
+	Durable past(s, st.log.last_seq); // at once, on this thread
 	EXPECT_TRUE(past.is_called());
 }
 

@@ -111,7 +111,7 @@ void fails_from_every_operation_on(const char *engine, const char *kind, bool st
 				halted++;
 				EXPECT_LT(staging_durable(s), last_seq);
 				if (s.err == 0) {
-					EXPECT_EQ(s.stats().halted_error, drained);
+					EXPECT_EQ(s.stats().halted.error, drained);
 					EXPECT_TRUE(
 						until([&] { // told by the publisher, a moment later
 							return s.notes_with(
@@ -128,7 +128,7 @@ void fails_from_every_operation_on(const char *engine, const char *kind, bool st
 		EXPECT_TRUE(again.tree() == last)
 			<< show(again.tree()) << "\nwanted " << show(last);
 		EXPECT_EQ(staging_durable(again), last_seq);
-		EXPECT_EQ(again.stats().lost_found, 0u);
+		EXPECT_EQ(again.stats().recovered.lost_found, 0u);
 	}
 	EXPECT_GT(halted, 20u);
 	EXPECT_GT(refused, 0u); // only the large one needs the store at its close
@@ -213,7 +213,7 @@ TEST(Order, AStoreThatHalfWorks)
 			uint64_t ops = s.engine.counts().ops;
 			staging_retry(s);
 			until([&] {
-				return s.engine.counts().ops != ops || !s.stats().halted_error;
+				return s.engine.counts().ops != ops || !s.stats().halted.error;
 			});
 		}
 		ASSERT_EQ(rc, 0);
@@ -242,7 +242,7 @@ TEST(Order, RandomHistoriesEndAsTheyShould)
 		}
 		ASSERT_EQ(s.drain(), 0);
 		ASSERT_TRUE(s.tree() == h.now()) << show(s.tree()) << "\nwanted " << show(h.now());
-		EXPECT_EQ(s.stats().lost_found, 0u);
+		EXPECT_EQ(s.stats().recovered.lost_found, 0u);
 		EXPECT_EQ(s.notes_with("conflict"), 0);
 	}
 }
@@ -422,7 +422,7 @@ TEST_F(Elide, TheStoreIsAStateThatWas)
 		ASSERT_EQ(st.err, 0);
 		// each name's content alone: one that no state had is a mix
 		for (bool busy = true; busy;) {
-			busy = st.stats().pending_records;
+			busy = st.stats().log.pending;
 			uint64_t before = staging_applied(st);
 			std::string now;
 			try {

@@ -119,7 +119,7 @@ TEST_P(Outgrow, ClosedIsWhole)
 	EXPECT_EQ(st.st_mtim.tv_sec, times[1].tv_sec);
 	staged_unref(f);
 	EXPECT_TRUE(tmp_is_empty());
-	EXPECT_EQ(s.stats().outgrown_files, 1u);
+	EXPECT_EQ(s.stats().outgrown.files, 1u);
 	EXPECT_EQ(s.stats().used, 0u);
 }
 
@@ -299,7 +299,7 @@ TEST_P(Outgrow, FoundAgain)
 		if (flushed) {
 			EXPECT_SAME(read_file(ground.store() + "/shut"), bytes);
 		} else {
-			EXPECT_EQ(s.stats().lost_found, 1u);
+			EXPECT_EQ(s.stats().recovered.lost_found, 1u);
 			for (auto &e : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found"))
 				EXPECT_SAME(read_file(e.path()), bytes);
 		}
@@ -402,7 +402,7 @@ TEST_P(OutgrowKilled, AsItIsTruncated)
 			std::string got = read_file(ground.store() + "/shard");
 			ASSERT_TRUE(got.size() == cut || (code == 0 && got.size() == bytes.size())) << got.size();
 			ASSERT_SAME(got, bytes.substr(0, got.size()));
-			EXPECT_EQ(s.stats().lost_found, 0u);
+			EXPECT_EQ(s.stats().recovered.lost_found, 0u);
 			ASSERT_TRUE(code == 0 || steps > 0);
 		}
 }

@@ -154,9 +154,9 @@ void killed_in_the_next_version(bool begun, bool spilled)
 		faults += (unsigned)s.engine.counts().faults;
 		EXPECT_SAME(read_file(ground.store() + "/f"), one);
 		EXPECT_EQ(read_file(ground.store() + "/mapped"), "m");
-		EXPECT_EQ(s.stats().lost_found + s.stats().n_kept, begun ? 1u : 0u);
+		EXPECT_EQ(s.stats().recovered.lost_found + s.stats().recovered.kept, begun ? 1u : 0u);
 		EXPECT_EQ(staging_keep_again(s), 0u);	// the store's failure is over
-		EXPECT_EQ(s.stats().lost_found, begun ? 1u : 0u);
+		EXPECT_EQ(s.stats().recovered.lost_found, begun ? 1u : 0u);
 	}
 	EXPECT_GT(faults, 0u);
 }
@@ -214,7 +214,7 @@ TEST(Killed, UnclosedFilesAreKept)
 	ASSERT_EQ(s.err, 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(show(s.tree()), "");
-	EXPECT_EQ(s.stats().lost_found, 2u); // an empty one has nothing to keep
+	EXPECT_EQ(s.stats().recovered.lost_found, 2u); // an empty one has nothing to keep
 	std::map<std::string, std::string> found;
 	for (auto &at :
 	     std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
@@ -262,7 +262,7 @@ TEST(Killed, AnAnsweredCloseCounts)
 	EXPECT_EQ(staging_last_seq(s), 3u);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(show(s.tree()), "a=1,97 b=1,98 d=1,100 ");
-	EXPECT_EQ(s.stats().lost_found, 1u);
+	EXPECT_EQ(s.stats().recovered.lost_found, 1u);
 }
 
 // The worker alone died: its open files belong to who takes them during the replay.

@@ -80,7 +80,7 @@ protected:
 	{
 		staging_stats st;
 		staging_get_stats(t->s(), &st);
-		return st.halted_error != 0;
+		return st.halted.error != 0;
 	}
 	std::string state(uint64_t id)
 	{

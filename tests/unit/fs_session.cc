@@ -302,7 +302,7 @@ TEST_F(Waits, FilesThatFindNoRoomAreMadeWithoutTheLock)
 	close_file(a);
 	staging_get_stats(t->s(), &st);
 	do {	// a file of unknown size wants an eighth of the budget
-		written(("B" + std::to_string(st.n_open)).c_str(), 16u << 20);
+		written(("B" + std::to_string(st.versions.open)).c_str(), 16u << 20);
 		staging_get_stats(t->s(), &st);
 	} while (!HasFailure() && st.used + st.budget / 8 <= st.budget);
 	EXPECT_EQ(st.spilled_opens, 0u);

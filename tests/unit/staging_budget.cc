@@ -241,7 +241,7 @@ TEST(Budget, EvictedFilesLeaveNoTrace)
 	Staging s(ground);
 	ASSERT_EQ(s.err, 0);
 	EXPECT_EQ(s.stats().used, 0u);
-	EXPECT_EQ(s.stats().lost_found, 0u);
+	EXPECT_EQ(s.stats().recovered.lost_found, 0u);
 	EXPECT_TRUE(s.notes.empty());
 }
 
@@ -318,7 +318,7 @@ TEST(Budget, NeverDrifts)
 				}
 				bool fits = used - f.charged + want <= 64 * mib;
 				// spilling waits for what is on its way, and nothing here is
-				if (!fits && s.stats().n_sealed)
+				if (!fits && s.stats().versions.sealed)
 					break;
 				ASSERT_TRUE(write_all(f.h.f, byte, end - 1));
 				if (!f.spilled) {
@@ -352,8 +352,8 @@ TEST(Budget, NeverDrifts)
 			n_sealed += f.sealed;
 			n_open += !f.sealed;
 		}
-		EXPECT_EQ(s.stats().n_sealed, n_sealed);
-		EXPECT_EQ(s.stats().n_open, n_open);
+		EXPECT_EQ(s.stats().versions.sealed, n_sealed);
+		EXPECT_EQ(s.stats().versions.open, n_open);
 		EXPECT_GT(n_sealed, 10u);
 		for (File &f : files)
 			if (!f.sealed)
@@ -368,7 +368,7 @@ TEST(Budget, NeverDrifts)
 			if (f.sealed)
 				staged_unref(f.h.f);
 		EXPECT_EQ(s.stats().used, 0u);
-		EXPECT_EQ(s.stats().n_durable + s.stats().n_open + s.stats().n_sealed, 0u);
+		EXPECT_EQ(s.stats().versions.durable + s.stats().versions.open + s.stats().versions.sealed, 0u);
 	}
 }
 

@@ -82,7 +82,7 @@ TEST(Log, ReplaysAllInOrder)
 		}
 		EXPECT_EQ(staging_last_seq(s), last);
 		EXPECT_GT(staging_new_id(s), next_id); // an id is never given twice
-		EXPECT_EQ(s.stats().pending_records, last);
+		EXPECT_EQ(s.stats().log.pending, last);
 		EXPECT_TRUE(s.notes.empty());
 	}
 }
@@ -454,7 +454,7 @@ TEST(Log, AppliedButNotCountedIsNotLeftOut)
 		ASSERT_EQ(s.err, 0);
 		for (auto &seen : s.replayed)
 			node = seen.r.node;
-		EXPECT_EQ(s.stats().pending_records, 1u);
+		EXPECT_EQ(s.stats().log.pending, 1u);
 		rec r = {};
 		r.type = file ? REC_UNLINK : REC_RMDIR;
 		r.node = r.node2 = node;
@@ -566,13 +566,13 @@ TEST(Rotate, WritesTheLivingAndDropsTheRest)
 		EXPECT_FALSE(staging_rotate_due(s)); // too short to gain anything
 		ASSERT_EQ(s.drain(), 0);
 		last = staging_last_seq(s);
-		uint64_t before = s.stats().log_bytes;
+		uint64_t before = s.stats().log.bytes;
 		std::string old = log_path(ground);
 		ASSERT_EQ(staging_rotate(s, emit_two, h.file("a")), 0);
-		EXPECT_LT(s.stats().log_bytes, before / 10);
+		EXPECT_LT(s.stats().log.bytes, before / 10);
 		EXPECT_NE(log_path(ground), old);
 		EXPECT_EQ(files_like(s.place.path, "log.").size(), 1u);
-		EXPECT_EQ(boundaries(read_file(log_path(ground))).back(), s.stats().log_bytes);
+		EXPECT_EQ(boundaries(read_file(log_path(ground))).back(), s.stats().log.bytes);
 		killed(s, h);
 	}
 	Options o;
@@ -660,7 +660,7 @@ TEST(Rotate, DueWhenItHasGrown)
 	ASSERT_EQ(s.err, 0);
 	std::string value = pattern(60000, 1);
 	for (int i = 0; i < 160; i++) {
-		EXPECT_EQ(staging_rotate_due(s), s.stats().log_bytes > 8u << 20);
+		EXPECT_EQ(staging_rotate_due(s), s.stats().log.bytes > 8u << 20);
 		rec r = {};
 		r.type = REC_NODE;
 		r.node = 5;
