@@ -233,8 +233,8 @@ $(BUILD)/tests/unit_staging_ack: $(BUILD)/obj/tests/unit/staging_ack.o $(call ob
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 
-$(BUILD)/tests/unit_staging_counts: $(BUILD)/obj/tests/unit/staging_counts.o $(call obj,tests/unit/staging_shim.c) \
-		$(LIBSTAGING) $(LIBIO)
+$(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/tests/unit_%: \
+		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/staging_shim.c) $(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 
 $(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)

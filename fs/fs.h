@@ -167,7 +167,7 @@ struct handle {
 
 struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
-	uint64_t staging_bytes, ballast_bytes;
+	uint64_t staging_bytes, pool_bytes;
 	uint64_t staging_asked;	/* more than this process's memory cgroup allows; 0 = it has what was asked */
 	bool fsync_staged, engine_posix, nopassthrough, nodedup, guard, ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;

@@ -135,14 +135,14 @@ struct staged_lists {
 /* What it has of memory, and is expected to take; admit.c, relay.c, buffer.c. */
 struct staged_memory {
 	bool huge;
-	bool filled;			/* made of a blank */
+	bool filled;			/* it was a ready file of the pool */
 	_Atomic bool covered;		/* all that it is expected to take is allocated by us */
 	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
 	uint64_t expected;
 	bool known;			/* expected was known */
 	bool presized;			/* made as long as it will be, before it was written */
 	bool in_parts;			/* and written in several places at once */
-	bool loan;			/* a buffer's bytes: never to the ballast */
+	bool loan;			/* a buffer's bytes: never to the pool */
 	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
 };
 
@@ -245,32 +245,26 @@ struct sleeper {
 
 #define SF_BUCKETS 4096u
 
-/* A staged file that is gone, unlinked and open, whose pages [0, bytes) are kept. */
-struct scrap {
-	struct scrap *next;
-	int fd;
-	uint64_t bytes;
+/* A file that holds pages for others; pool.c. */
+struct pool_file {
+	int fd;				/* -1: a ready one (a writable descriptor would hold up leases), or none */
+	unsigned claims;		/* threads that take pages from it, or add some */
+	uint64_t bytes, want;		/* pages [0, bytes); as many as a ready one is to have */
 };
+#define POOL_READY 64u		/* more shards of one node in a checkpoint are handed their memory */
+#define POOL_KEPT 64u		/* a descriptor each */
+#define POOL_FILES (POOL_READY + 1 + POOL_KEPT)
 
-/* An empty file with pages [0, bytes) behind its end; blank.c. */
-struct blank {
-	uint64_t want, bytes;
-};
-#define BLANKS 64u		/* more shards of one node in a checkpoint are handed their memory */
-
-/* Touched memory that is held; pages.c, ballast.c, blank.c. A lock of its own, because fallocate takes
- * milliseconds: `lock` guards all but `cond` and `thread`. */
-struct ballast {
+/* Touched pages that are held ready; pool.c. `lock` guards all but `cond` and `thread`. It may be taken with
+ * s->lock held, and is held for a few instructions only. */
+struct pool {
 	pthread_mutex_t lock;
-	int fd;
-	uint64_t bytes;			/* in the ballast file, in scraps and in blanks */
-	uint64_t touched;		/* most that was ever in use or held */
-	uint64_t apart_bytes;		/* of bytes, not in the ballast file */
-	struct scrap *scraps;
-	unsigned n_scraps;
-	struct blank blank[BLANKS];
-	uint64_t wish[BLANKS];		/* sizes asked for, a ring */
-	unsigned n_wishes;
+	_Atomic uint64_t bytes;		/* of all files; changed under the lock */
+	uint64_t touched;		/* most that was ever in use or held; its thread's */
+	bool ended;			/* nothing is added any more */
+	struct pool_file file[POOL_FILES];
+	uint64_t request[POOL_READY];	/* sizes asked for, a ring */
+	unsigned n_requests;
 	pthread_cond_t cond;		/* with s->lock */
 	pthread_t thread;
 };
@@ -437,7 +431,7 @@ struct staging {
 	struct staging_opts o;
 	struct head *head;
 	struct dirs *dirs;		/* a lock of its own; dirs.c */
-	struct ballast ballast;
+	struct pool pool;
 	struct reserve reserve;
 
 	pthread_mutex_t lock;		/* over all below */

@@ -37,17 +37,17 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 		s->o.persist_threads = 2;
 	if (s->o.persist_threads > 16)
 		s->o.persist_threads = 16;
-	if (s->o.ballast_bytes > s->o.budget_bytes)
-		s->o.ballast_bytes = s->o.budget_bytes;
+	if (s->o.pool_bytes > s->o.budget_bytes)
+		s->o.pool_bytes = s->o.budget_bytes;
 	struct rlimit rl;
 	s->order.fds_pend = FDS_PEND_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &rl) && rl.rlim_cur / 8 < s->order.fds_pend)
 		s->order.fds_pend = rl.rlim_cur / 8;
-	s->log.fd = s->ballast.fd = s->reserve.fd = -1;
+	s->log.fd = s->reserve.fd = -1;
 	s->order.pend_tail = &s->order.pend;
 	s->order.todo_tail = &s->order.todo;
 	pthread_mutex_init(&s->lock, NULL);
-	pthread_mutex_init(&s->ballast.lock, NULL);
+	pool_init(&s->pool);
 	pthread_mutex_init(&s->reserve.take_lock, NULL);
 	pthread_mutex_init(&s->sweep.kept_lock, NULL);
 	pthread_rwlock_init(&s->reserve.lock, NULL);
@@ -56,14 +56,14 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	cond_init(&s->pub.cond);
 	cond_init(&s->watch.cond);
 	cond_init(&s->ahead.cond);
-	cond_init(&s->ballast.cond);
+	cond_init(&s->pool.cond);
 	cond_init(&s->done_cond);
 	cond_init(&s->trash.cond);
 	int rc = log_open(s);
 	if (!rc)
 		rc = dirs_open(s);
 	if (!rc)
-		rc = ballast_open(s);
+		rc = pool_open(s);
 	if (rc) {
 		staging_close(s);
 		return rc;
@@ -83,7 +83,7 @@ static int start_away(struct staging *s)
 	s->started = true;
 	if (pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
-	if (s->ballast.fd >= 0 && pthread_create(&s->ballast.thread, NULL, ballast_main, s))
+	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
 		return -EAGAIN;
 	return 0;
 }
@@ -116,7 +116,7 @@ int staging_start(struct staging *s)
 		return -EAGAIN;
 	if (pthread_create(&s->trash.thread, NULL, trash_main, s))
 		return -EAGAIN;
-	if (s->ballast.fd >= 0 && pthread_create(&s->ballast.thread, NULL, ballast_main, s))
+	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
 		return -EAGAIN;
 	return dedup_start(s);
 }
@@ -143,7 +143,7 @@ static void stop_threads(struct staging *s)
 	sleeper_wake(&s->watch);
 	sleeper_wake(&s->ahead);
 	pthread_cond_broadcast(&s->done_cond);
-	pthread_cond_broadcast(&s->ballast.cond);
+	pthread_cond_broadcast(&s->pool.cond);
 	pthread_cond_broadcast(&s->trash.cond);
 	dedup_wake(s);
 	pthread_mutex_unlock(&s->lock);
@@ -158,8 +158,8 @@ static void stop_threads(struct staging *s)
 		pthread_join(s->watcher, NULL);
 	if (s->aheader)
 		pthread_join(s->aheader, NULL);
-	if (s->ballast.thread)
-		pthread_join(s->ballast.thread, NULL);
+	if (s->pool.thread)
+		pthread_join(s->pool.thread, NULL);
 	if (s->trash.thread)
 		pthread_join(s->trash.thread, NULL);
 	dedup_close(s);
@@ -194,7 +194,7 @@ void staging_close(struct staging *s)
 	kept_close(s);
 	retain_close(s);
 	trash_close(s);
-	ballast_close(s);
+	pool_close(s);
 	reserve_close(s, false);
 	dirs_close(s);
 	refuse_close(s);
@@ -205,11 +205,12 @@ void staging_close(struct staging *s)
 	free(s);
 }
 
-void staging_clear(struct staging *s)
+/* Of files; false: something is pending. */
+static bool clear_files(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	if (s->order.pend || s->sweep.kept)
-		return;
+		return false;
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next)
 			if (f->state == STAGED_DURABLE && !f->spilled) {
@@ -219,9 +220,16 @@ void staging_clear(struct staging *s)
 			}
 	sweep_tmp_all(s);
 	reserve_close(s, true);
-	unlinkat(s->o.place.huge, "ballast", 0);
-	blank_clear(s);
+	return true;
+}
+
+void staging_clear(struct staging *s)
+{
 	char name[32];
+
+	if (!clear_files(s))
+		return;
+	pool_clear(s);
 	snprintf(name, sizeof(name), "log.%llu", (unsigned long long)s->head->segment);
 	unlinkat(s->o.place.base, name, 0);
 	unlinkat(s->o.place.base, "head", 0);
@@ -233,6 +241,8 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	*out = s->st;
 	out->budget = s->o.budget_bytes;
 	out->used = s->files.used;
+	out->pool = s->pool.bytes;
+	out->pool_target = s->o.pool_bytes;
 	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->let_go)
 		out->held[0] = 0;	/* published, or removed while it waited */
 	out->log.pending = s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
@@ -248,10 +258,6 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 		if (s->drain.queues[i])
 			out->queue_depth += io_queue_inflight(s->drain.queues[i]);
 	pthread_mutex_unlock(&s->lock);
-	pthread_mutex_lock(&s->ballast.lock);
-	out->ballast = s->ballast.bytes;
-	out->ballast_target = s->o.ballast_bytes;
-	pthread_mutex_unlock(&s->ballast.lock);
 }
 
 void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,

@@ -187,7 +187,7 @@ struct staging_opts {
 	struct io_engine *engine;
 	struct staging_place place;	/* stays the caller's */
 	uint64_t budget_bytes;
-	uint64_t ballast_bytes;		/* target; 0 = none */
+	uint64_t pool_bytes;		/* target; 0 = none */
 	unsigned persist_threads;	/* 0 = 2 */
 	struct staging_hold hold;
 	/* A file that the kernel writes by itself outgrows memory: see that staged_move_out is called
@@ -218,7 +218,7 @@ nlink_t staging_retained_links(struct staging *s, const struct stat *st);	/* how
 int staging_sweep(struct staging *s, bool orphaned);
 /* Tries again what the sweep could not move to lost+found; returns how many files stay where they are. */
 unsigned staging_keep_again(struct staging *s);
-/* Threads: persist, publish, watch, trash, ballast, dedup. What a dead worker applied and did not sync is
+/* Threads: persist, publish, watch, trash, pool, dedup. What a dead worker applied and did not sync is
  * synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
 /* The durable file dir/name is being copied: where equal files are stored once, the copy will be
@@ -228,7 +228,7 @@ int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const c
 int staging_drain(struct staging *s, int timeout_ms);
 /* Stops threads, frees. What is staged stays in place for the next open. */
 void staging_close(struct staging *s);
-/* Removes log, ballast and cached files when nothing is pending: a clean end. */
+/* Removes log, page pool and cached files when nothing is pending: a clean end. */
 void staging_clear(struct staging *s);
 
 uint64_t staging_new_id(struct staging *s);	/* ids.h */
@@ -302,7 +302,7 @@ struct staged_info {
  * room for `expected` bytes. The reference is the caller's. */
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out);
 /* For f, new, whose size is known and large: allocates all of its memory, so that it is charged to
- * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the ballast had
+ * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the page pool had
  * not as much; call it with no lock held. */
 void staged_cover(struct staged *f);
 bool staged_covered(const struct staged *f);	/* it has been */
@@ -510,7 +510,7 @@ struct staging_stats_recovered {
 	uint64_t kept;		/* files for lost+found that found no room there yet */
 };
 struct staging_stats {
-	uint64_t budget, used, ballast, ballast_target;
+	uint64_t budget, used, pool, pool_target;
 	uint64_t bytes_staged, bytes_persisted;
 	uint64_t waits, wait_ns;	/* of opens, writes and closes: for room, memory, the version before */
 	uint64_t errors;

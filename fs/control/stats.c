@@ -141,8 +141,11 @@ static const struct field {
 	{JSON("staging", "dir", TEXT, staging_dir)},
 	{JSON("staging", "budget_bytes", COUNT, s.budget), GAUGE("budget_bytes", "Staging budget.")},
 	{JSON("staging", "used_bytes", COUNT, s.used), GAUGE("budget_used_bytes", "Staging budget in use.")},
-	{JSON("staging", "ballast_bytes", COUNT, s.ballast), GAUGE("ballast_bytes", "Touched free memory held ready.")},
-	{JSON("staging", "ballast_target_bytes", COUNT, s.ballast_target)},
+	{JSON("staging", "pool_bytes", COUNT, s.pool), GAUGE("pool_bytes", "Free staging memory held ready in the page pool.")},
+	{JSON("staging", "pool_target_bytes", COUNT, s.pool_target)},
+	/* as they were called until 0.1.0 */
+	{JSON("staging", "ballast_bytes", COUNT, s.pool), GAUGE("ballast_bytes", "The same as pool_bytes.")},
+	{JSON("staging", "ballast_target_bytes", COUNT, s.pool_target)},
 	{JSON("staging", "free_bytes", COUNT, free)},
 	{JSON("versions", "open", COUNT, s.versions.open), GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
 	{JSON("versions", "staged", COUNT, s.versions.sealed), ALSO("versions", "state=\"staged\"")},
@@ -328,8 +331,8 @@ static void write_status(struct stats *st, FILE *f)
 	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
 		(unsigned long long)s->versions.open, (unsigned long long)s->versions.sealed, (unsigned long long)s->versions.persisting,
 		(unsigned long long)s->versions.durable, (unsigned long long)s->versions.failed);
-	fprintf(f, "  staging    %s of %s used, ballast %s\n", size_text(s->used, a), size_text(s->budget, b),
-		size_text(s->ballast, c));
+	fprintf(f, "  staging    %s of %s used, page pool %s\n", size_text(s->used, a), size_text(s->budget, b),
+		size_text(s->pool, c));
 	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n", size_text(s->bytes_staged, a),
 		size_text(s->bytes_persisted, b), size_text(st->bytes_read, c));
 	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", (unsigned long long)st->lanes[LANE_FAST],

@@ -127,8 +127,8 @@ static void fit_cgroup(struct fs_opts *o)
 		return;
 	o->staging_asked = o->staging_bytes;
 	o->staging_bytes = most;
-	if (o->ballast_bytes > most)
-		o->ballast_bytes = most;
+	if (o->pool_bytes > most)
+		o->pool_bytes = most;
 }
 
 /* Staged data may exceed the budget until the watch reacts: the tmpfs has headroom. */

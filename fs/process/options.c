@@ -235,9 +235,9 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 	if (rc)
 		return rc;
 	if (o->ro)
-		o->ballast_bytes = 0;	/* there are no writers */
-	else if (o->ballast_bytes > o->staging_bytes)
-		o->ballast_bytes = o->staging_bytes;
+		o->pool_bytes = 0;	/* there are no writers */
+	else if (o->pool_bytes > o->staging_bytes)
+		o->pool_bytes = o->staging_bytes;
 	libfuse_arguments(o->store, asked.pass, rest);
 	return 0;
 }

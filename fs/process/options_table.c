@@ -205,8 +205,9 @@ static const struct option table[] = {
 	{"staging=", "SIZE", "memory for what is not durable yet (default: a quarter; K, M, G, T, %)",
 	 take_staging, TO(staging_bytes), 0},
 	{"staging_dir=", "DIR", "where staging lives (default: /run/cairnfs)", take_dir, TO(staging_dir), 0},
-	{"ballast=", "SIZE", "touched free memory held ready (default: as staging; 0 = none)",
-	 take_size, TO(ballast_bytes), 0},
+	{"pool=", "SIZE", "free staging memory held ready in the page pool (default: as staging; 0 = none)",
+	 take_size, TO(pool_bytes), 0},
+	{.name = "ballast=", .take = take_size, .field = TO(pool_bytes)},	/* its name until 0.1.0 */
 	{"numa=", "N", "staging prefers the memory of NUMA node N", take_node, TO(numa), NUMA_MAX},
 	{"fsync=", "strict|staged", "what fsync waits for (default: strict, on stable storage)",
 	 take_choice, TO(fsync_staged), 0},
@@ -249,7 +250,7 @@ static bool is_fstab_habit(const char *opt, size_t len)
 void options_defaults(struct fs_opts *o)
 {
 	o->staging_bytes = memory_bytes() / 4;
-	o->ballast_bytes = UINT64_MAX;	/* as large as staging */
+	o->pool_bytes = UINT64_MAX;	/* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
 }
 

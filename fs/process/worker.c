@@ -27,7 +27,7 @@ static int open_staging(struct fs *fs)
 {
 	struct staging_opts o = {
 		.store = fs->store, .engine = fs->engine, .place = fs->place,
-		.budget_bytes = fs->o.staging_bytes, .ballast_bytes = fs->o.ballast_bytes,
+		.budget_bytes = fs->o.staging_bytes, .pool_bytes = fs->o.pool_bytes,
 		.persist_threads = fs->o.persist_threads,
 		.hold = {.commits = commit_is_name, .missing = commit_missing, .patience_ms = fs->o.commit_wait_s * 1000},
 		.outgrown = still_ask, .no_dedup = fs->o.nodedup, .notice = fs_notice, .ctx = fs,

@@ -80,7 +80,7 @@ static int make_bytes(struct staged *f)
 		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
 		char name[17];
 		staging_sf_name(f->id, name);
-		f->memory.filled = f->memory.huge && blank_use(f->s, f->memory.expected, staging_sf_dir(f), name);
+		f->memory.filled = f->memory.huge && pool_use(f->s, f->memory.expected, staging_sf_dir(f), name);
 		fd = sf_open_bytes(f, f->memory.filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
 		if (f->memory.filled && fd >= 0)
 			futimens(fd, NULL);
@@ -97,14 +97,14 @@ static void fill_ahead(struct staged *f)
 	int fd = f->memory.filled ? -1 : sf_open_bytes(f, O_RDWR);
 	if (fd >= 0) {
 		uint64_t since = now_ns();
-		ballast_hand_over(s, fd, f->memory.expected);
+		pool_hand_over(s, fd, f->memory.expected);
 		sf_waited(s, since);
 		close(fd);
 	}
 	pthread_mutex_lock(&s->lock);
 	uint64_t used = s->files.used;
 	pthread_mutex_unlock(&s->lock);
-	ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+	pool_fit(s, used);
 }
 
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out)
@@ -156,7 +156,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 	++*(f->spilled ? &s->st.spilled_opens : &s->st.fast_opens);
 	pthread_mutex_unlock(&s->lock);
 	if (!f->memory.huge)
-		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+		pool_fit(s, used);
 
 	int rc = make_bytes(f);
 	if (rc == -ENOSPC && !f->spilled) {	/* the tmpfs itself is full */
@@ -185,7 +185,7 @@ void staged_cover(struct staged *f)
 		return;
 	while ((rc = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)whole_pages(f->memory.expected))) && errno == EINTR)
 		;
-	f->memory.covered = !rc;	/* there already, where the ballast had it */
+	f->memory.covered = !rc;	/* there already, where the pool had it */
 	close(fd);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Memory ahead of a file that the kernel writes by itself and that is longer than was expected, or
  * of unknown size: a thread allocates it behind the file's end before the writer gets there. So it
- * is warm (it comes out of the ballast), and it is charged to this process's memory cgroup, not to
+ * is warm (it comes out of the page pool), and it is charged to this process's memory cgroup, not to
  * the writer's. What the file does not need is given back at its close (seal.c:trim_tail).
  *
  * A write(2) holds the inode's lock from beginning to end, and so does fallocate(2): nothing is
@@ -112,8 +112,8 @@ static uint64_t allocate(struct staging *s, const struct target *t)
 	int fd = sf_open_bytes(t->f, O_RDWR);
 
 	while (fd >= 0 && at < t->end && !atomic_load(&t->f->ahead.over)) {
-		uint64_t step = t->end - at < HAND_STEP ? t->end - at : HAND_STEP;
-		ballast_free(s, step);
+		uint64_t step = t->end - at < POOL_STEP ? t->end - at : POOL_STEP;
+		pool_free(s, step);
 		if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)step))
 			break;
 		at += step;

@@ -89,12 +89,12 @@ static int take_room(struct buffer *b, uint64_t bytes)
 static int fill(struct staging *s, int fd, uint64_t from, uint64_t size, bool filled)
 {
 	if (!filled && !from)
-		ballast_hand_over(s, fd, size);
+		pool_hand_over(s, fd, size);
 	pthread_mutex_lock(&s->lock);
 	uint64_t used = s->files.used;
 	pthread_mutex_unlock(&s->lock);
-	ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
-	if (filled)	/* a blank a little too large */
+	pool_fit(s, used);
+	if (filled)	/* a ready file a little too large */
 		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)whole_pages(size),
 			  (off_t)(size / 16 / HUGE_BYTES * HUGE_BYTES + HUGE_BYTES));
 	int rc = 0;
@@ -109,7 +109,7 @@ static int make_file(struct buffer *b, uint64_t size)
 	char name[32];
 
 	buffer_name(b->id, name);
-	bool filled = blank_use(s, size, s->o.place.huge, name);
+	bool filled = pool_use(s, size, s->o.place.huge, name);
 	int fd = open_file(s, b->id, filled ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
 	int rc = fd < 0 ? fd : fill(s, fd, 0, size, filled);
 	if (fd >= 0)
@@ -329,7 +329,7 @@ void buffer_end(struct buffer *b)
 		sf_loan_ends(f);
 		sf_charge(s, f, f->sealed.blocks * 512);
 	}
-	/* not to the ballast: a dying client's device may still write there, and an unlinked page is
+	/* not to the pool: a dying client's device may still write there, and an unlinked page is
 	 * free when the last that holds on to it has let go */
 	buffer_name(b->id, name);
 	unlinkat(s->o.place.huge, name, 0);

@@ -179,7 +179,7 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 		sf_charge(s, f, f->sealed.blocks * 512 + TAIL);
 	}
-	return s->files.used + ballast_ahead(f->sealed.blocks * 512) > s->o.budget_bytes;
+	return s->files.used + pool_ahead(f->sealed.blocks * 512) > s->o.budget_bytes;
 }
 
 /* Up to where bytes may go. The file's end says little: it may be as long as it is to become. What

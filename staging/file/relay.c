@@ -38,7 +38,7 @@ static int room_to_grow(struct staged *f, uint64_t end)
 		pthread_mutex_unlock(&s->lock);
 		if (fits) {
 			if (more)
-				ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+				pool_fit(s, used);
 			return 0;
 		}
 		if (!soon)
@@ -171,8 +171,7 @@ int staged_resize(struct staged *f, uint64_t size)
 			sf_evict(s, s->files.used + size - s->o.budget_bytes);
 		uint64_t used = s->files.used;
 		pthread_mutex_unlock(&s->lock);
-		uint64_t left = s->o.budget_bytes > used ? s->o.budget_bytes - used : 0;
-		ballast_give(s, left > size ? left - size : 0);
+		pool_fit(s, used + size);
 	}
 	return rc;
 }
@@ -194,7 +193,7 @@ static int memory_for(struct staged *f, uint64_t end)
 	uint64_t used = s->files.used;
 	pthread_mutex_unlock(&s->lock);
 	if (fits)
-		ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+		pool_fit(s, used);
 	return fits ? 0 : f->backing ? -EFBIG : sf_spill(f);
 }
 

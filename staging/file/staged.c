@@ -159,7 +159,7 @@ static void remove_bytes(struct staged *f)
 	else if (f->fd >= 0)
 		close(f->fd);
 	f->fd = f->io.rw = -1;
-	if (!f->spilled && (!f->memory.huge || f->memory.loan || !ballast_keep(f->s, staging_sf_dir(f), name)))
+	if (!f->spilled && (!f->memory.huge || f->memory.loan || !pool_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
 	if (f->moved.under)
 		trash_put(f->s, f->id, -1);

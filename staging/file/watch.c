@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The watch, a thread: counts what the kernel writes past the daemon, waits for mappings to go, and makes
- * blanks while nobody writes. */
+ * The watch, a thread: counts what the kernel writes past the daemon, waits for mappings to go, and has
+ * files of the page pool made ready while nobody writes. */
 #include "staging/file/file.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static bool watch_growth(struct staging *s)
 			grew = true;
 		/* who comes through the daemon asks for room himself: ahead of him is his to charge, or
 		 * he would never be told that there is none */
-		uint64_t ahead = f->backing && !f->ahead.end ? ballast_ahead(held) : 0;
+		uint64_t ahead = f->backing && !f->ahead.end ? pool_ahead(held) : 0;
 		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged && held > f->sealed.blocks * 512)
 			sf_charge(s, f, held + ahead);
 		f->sealed.blocks = (uint64_t)st.st_blocks;
@@ -117,7 +117,7 @@ void *watch_main(void *arg)
 			watch_late(s);
 		if (!growing && !s->order.n_wait && !s->files.n_late) {
 			pthread_mutex_unlock(&s->lock);
-			bool made = blank_step(s);
+			bool made = pool_step(s);
 			pthread_mutex_lock(&s->lock);
 			if (!made && !s->stop && !s->files.open && !s->order.n_wait && !s->files.n_late)
 				sleeper_wait(s, &s->watch, 0);
@@ -129,7 +129,7 @@ void *watch_main(void *arg)
 			tick = TICK_LEASE_NS * (quiet < 1000 ? 1 : 20);
 		pthread_mutex_unlock(&s->lock);
 		if (growing)
-			ballast_give(s, s->o.budget_bytes > used ? s->o.budget_bytes - used : 0);
+			pool_fit(s, used);
 		pthread_mutex_lock(&s->lock);
 		if (!s->stop)
 			sleeper_wait(s, &s->watch, now_ns() + tick);

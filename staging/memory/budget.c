@@ -37,7 +37,7 @@ uint64_t staging_room_left(struct staging *s)
 		s->memory.seen_ns = now_ns();
 	}
 	uint64_t room = v.f_bavail * v.f_frsize, memory = s->memory.available;
-	if (memory < UINT64_MAX - s->ballast.bytes)	/* ours to give */
-		memory += s->ballast.bytes;
+	if (memory < UINT64_MAX - s->pool.bytes)	/* ours to give */
+		memory += s->pool.bytes;
 	return room < memory ? room : memory;
 }

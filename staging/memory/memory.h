@@ -25,34 +25,23 @@ static inline void persist_wake(struct staging *s)
 	sleeper_wake(&s->small_work);
 }
 
-/* pages.c */
-/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). */
-bool ballast_keep(struct staging *s, int dir, const char *name);
-/* Below, ballast.lock held; bytes are whole huge pages. Frees up to `want` bytes of pages, not
- * those of blanks; returns how many. */
-uint64_t ballast_take(struct staging *s, uint64_t want);
-bool ballast_punch(int fd, uint64_t off, uint64_t len);	/* their way out of a file */
-void scrap_drop(struct staging *s);		/* the first; there is one */
-
-/* blank.c */
-#define HAND_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
-uint64_t blank_take(struct staging *s, uint64_t want);	/* as ballast_take, of blanks alone */
-/* ballast.lock not held. */
-void blank_recover(struct staging *s);		/* what a worker before us left; no thread runs yet */
-void blank_clear(struct staging *s);		/* removes their files, for good */
-/* One for `size` bytes becomes dir/name: empty, with its memory. false: none. */
-bool blank_use(struct staging *s, uint64_t size, int dir, const char *name);
-bool blank_step(struct staging *s);		/* some 0.2 ms of work; false: nothing is due */
-
-/* ballast.c */
-int ballast_open(struct staging *s);
-void ballast_close(struct staging *s);
-uint64_t ballast_ahead(uint64_t held);	/* what a file that grows is given before it asks */
-void ballast_give(struct staging *s, uint64_t room);	/* no lock held: shrink to leave `room` free */
-/* Puts touched pages behind the end of fd, a new file that will hold size bytes. No lock held. */
-void ballast_hand_over(struct staging *s, int fd, uint64_t size);
-void ballast_free(struct staging *s, uint64_t bytes);	/* gives up to so much to whoever allocates next */
-void *ballast_main(void *arg);
+/* pool.c: the page pool. No lock is held, unless said otherwise. */
+#define POOL_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
+void pool_init(struct pool *p);
+int pool_open(struct staging *s);	/* finds again what a worker before held; no thread runs yet */
+void pool_close(struct staging *s);
+void pool_clear(struct staging *s);	/* gives all of it up, for good */
+void *pool_main(void *arg);		/* grows the stock */
+bool pool_step(struct staging *s);	/* makes a file ready: some 0.2 ms of work; false: nothing is due */
+/* A request: one for `size` bytes becomes dir/name, empty, with its pages. false: none is ready. */
+bool pool_use(struct staging *s, uint64_t size, int dir, const char *name);
+/* Puts pages behind the end of fd, a new file that will hold size bytes. */
+void pool_hand_over(struct staging *s, int fd, uint64_t size);
+void pool_free(struct staging *s, uint64_t bytes);	/* gives up to so much to whoever allocates next */
+void pool_fit(struct staging *s, uint64_t used);	/* gives up what the budget has no room for beside `used` */
+/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). s->lock held. */
+bool pool_keep(struct staging *s, int dir, const char *name);
+uint64_t pool_ahead(uint64_t held);	/* what a file that grows is given before it asks; any lock */
 
 /* budget.c */
 uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */

@@ -86,7 +86,7 @@ struct Options {
 	const char *fault = nullptr;
 	const char *engine = "posix";
 	uint64_t budget = 512u << 20;	// growing files are charged ahead of what they hold
-	uint64_t ballast = 0;
+	uint64_t pool = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
 	bool no_dedup = false;
 	unsigned mapped_ms = 0;
@@ -116,7 +116,7 @@ public:
 		so.engine = engine.e;
 		so.place = place;
 		so.budget_bytes = o.budget;
-		so.ballast_bytes = o.ballast;
+		so.pool_bytes = o.pool;
 		so.no_dedup = o.no_dedup;
 		so.mapped_ms = o.mapped_ms;
 		so.notice = note;

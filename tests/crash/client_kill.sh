@@ -19,7 +19,7 @@ RANDOM=$((CRASH_SEED % 32768))
 need_root
 [ -x "$lender" ] || die "$lender is not built"
 
-start_mount "$store" "$mnt" staging=128M,ballast=64M
+start_mount "$store" "$mnt" staging=128M,pool=64M
 need_passthrough "$mnt"
 mkdir "$mnt/run"
 said=$("$lender" kills "$mnt" "$mnt/run" "$store/run" "$CRASH_SEED" "$CRASH_CLIENTS") || die "$said"

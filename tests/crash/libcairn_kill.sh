@@ -15,7 +15,7 @@
 store=$TMP/store mnt=$TMP/mnt size=$((1700 << 10))
 RANDOM=$((CRASH_SEED % 32768))
 need_root
-start_mount "$store" "$mnt" staging=128M,ballast=0
+start_mount "$store" "$mnt" staging=128M,pool=0
 [ "$MODE" != fast ] || need_passthrough "$mnt"
 used() { status_field "$mnt" staging.used_bytes; }
 before=$(used)

@@ -32,9 +32,9 @@ on_exit names_cleanup
 # The mode is the lane; by the seed only what is not.
 names_opts()
 {
-	local opts=staging=256M,ballast=0 mode
+	local opts=staging=256M,pool=0 mode
 	mode=$(lib_mode_opts)
-	[ $((SEED % 7)) != 3 ] || opts=staging=32M,ballast=0
+	[ $((SEED % 7)) != 3 ] || opts=staging=32M,pool=0
 	[ $((SEED % 5)) != 4 ] || opts=$opts,fsync=staged
 	echo "$opts${mode:+,$mode}"
 }

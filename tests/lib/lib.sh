@@ -167,7 +167,7 @@ try_mount()
 	local store=$1 mnt=$2 opts=${3:-} rc=0 mode
 	mode=$(lib_mode_opts)
 	case ",$opts" in *,staging=*) ;; *) opts=${opts:+$opts,}staging=512M ;; esac
-	case ",$opts" in *,ballast=*) ;; *) opts=$opts,ballast=0 ;; esac
+	case ",$opts" in *,pool=* | *,ballast=*) ;; *) opts=$opts,pool=0 ;; esac
 	opts=$opts${mode:+,$mode}
 	mkdir -p "$store" "$mnt"
 	LIB_STORE[$mnt]=$store

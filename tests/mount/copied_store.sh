@@ -51,7 +51,7 @@ for copy in "$TMP/a/copy" "$TMP/b/copy"; do
 	cp -a "$s" "$copy"
 	id=$(id_of "$copy")
 	mkdir -p "$m"
-	said=$("$BUILD/cairnfs" "$copy" "$m" -o staging=64M,ballast=0 2>&1 </dev/null) || die "$copy: $said"
+	said=$("$BUILD/cairnfs" "$copy" "$m" -o staging=64M,pool=0 2>&1 </dev/null) || die "$copy: $said"
 	LIB_STORE[$m]=$copy
 	LIB_KEEPER[$m]=$(keeper_pid "$m")
 	[ "$(ls "$m")" = before ] || die "the copy took what is staged for the original: $(ls "$m")"
@@ -61,7 +61,7 @@ for copy in "$TMP/a/copy" "$TMP/b/copy"; do
 	echo new >"$m/new" && sync "$m/new" || die "the copy takes no files"
 	stop_mount "$m"
 	[ "$(cat "$copy/new")" = new ] && [ -z "$(ls "$copy/.cairn/lost+found")" ] || die "$copy: $(ls -R "$copy/.cairn")"
-	said=$("$BUILD/cairnfs" "$copy" "$m" -o staging=64M,ballast=0 2>&1 </dev/null) || die "$copy again: $said"
+	said=$("$BUILD/cairnfs" "$copy" "$m" -o staging=64M,pool=0 2>&1 </dev/null) || die "$copy again: $said"
 	LIB_STORE[$m]=$copy
 	LIB_KEEPER[$m]=$(keeper_pid "$m")
 	[ -z "$said" ] || die "told twice: $said"

@@ -16,11 +16,11 @@ relay=; [ "$MODE" != relay ] || relay=,nopassthrough
 
 put() { helper files put "$a/$1" "$2" "$3" >"$TMP/said.$1"; }
 
-start_mount "$store" "$a" staging=1G,ballast=0,commit_wait=600
+start_mount "$store" "$a" staging=1G,pool=0,commit_wait=600
 mkdir -p "$b" "$TMP/staging-b"
 # shellcheck disable=SC2016
 unshare --uts sh -c 'hostname node-b && exec "$0" "$1" "$2" -o "$3"' "$BUILD/cairnfs" "$store" "$b" \
-	"staging=16M,ballast=0,staging_dir=$TMP/staging-b$relay" || die "node b does not mount"
+	"staging=16M,pool=0,staging_dir=$TMP/staging-b$relay" || die "node b does not mount"
 LIB_STORE[$b]=$store
 LIB_KEEPER[$b]=$(keeper_pid "$b")
 

@@ -31,7 +31,7 @@ mount_as()
 {
 	unshare --uts python3 -c 'import os, socket, sys
 socket.sethostname(bytes.fromhex(sys.argv[1].strip("-")))
-os.execv(sys.argv[2], sys.argv[2:])' "$1" "$BUILD/cairnfs" "$s" "$m" -o staging=64M,ballast=0 </dev/null ||
+os.execv(sys.argv[2], sys.argv[2:])' "$1" "$BUILD/cairnfs" "$s" "$m" -o staging=64M,pool=0 </dev/null ||
 		die "hostname $1: cairnfs does not mount"
 	LIB_STORE[$m]=$s
 	LIB_KEEPER[$m]=$(keeper_pid "$m")

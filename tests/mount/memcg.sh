@@ -38,7 +38,7 @@ trainer()
 put() { echo "dd if=/dev/zero of=$1 status=none bs=1M count=$2"; }
 
 # shellcheck disable=SC2046	# words
-for opts in staging=2G staging=2G,ballast=768M staging=96M; do
+for opts in staging=2G staging=2G,pool=768M staging=96M; do
 	start_mount "$store" "$mnt" "$opts"
 	mkdir "$mnt/step-1" "$mnt/step-2" "$mnt/small"
 	a=$mnt/step-1/first.bin b=$mnt/step-2/first.bin

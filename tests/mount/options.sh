@@ -41,7 +41,7 @@ refused()
 }
 
 cairnfs=$BUILD/cairnfs
-small="staging=64M,ballast=0"
+small="staging=64M,pool=0"
 
 refused "no store" "$TMP/none" "$cairnfs" "$TMP/none" "$mnt" -o $small
 : >"$TMP/file"
@@ -94,7 +94,8 @@ for size in 12Q 1.5.2G -5M M '' 99999999999999999999G; do
 done
 refused "fsync=maybe" "fsync" "$cairnfs" "$store" "$mnt" -o $small,fsync=maybe
 refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=steam
-refused "ballast=lead" "ballast" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
+refused "pool=lead" "pool=lead: not a size" "$cairnfs" "$store" "$mnt" -o staging=64M,pool=lead
+refused "ballast=lead" "ballast=lead: not a size" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
 refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
 refused "an unknown option" "unknown option -o nonsense; cairnfs --help" "$cairnfs" "$store" "$mnt" -o $small,nonsense
 refused "the second of three options" "unknown option -o nonsense" "$cairnfs" "$store" "$mnt" -o $small,nonsense,ro
@@ -102,7 +103,7 @@ refused "no option, noallow_other" "unknown option -o noallow_other; cairnfs --h
 for pair in staging_size=64M:staging= staging-dir=/x:staging_dir= fsnyc=strict:fsync= nodedupe:nodedup persist=4:persist_threads= \
 	persist_threads:persist_threads= alow_other:allow_other stagin=1G:staging= numa-node=0:numa=; do
 	refused "an option like another, ${pair%:*}" "unknown option -o ${pair%:*}; did you mean ${pair#*:}\?.*--help" \
-		"$cairnfs" "$store" "$mnt" -o "${pair%:*},ballast=0"
+		"$cairnfs" "$store" "$mnt" -o "${pair%:*},pool=0"
 done
 for flag in nopassthrough=0 nodedup=1 dedup=yes guard=0 ro=1; do
 	refused "a flag with a value, $flag" "${flag%=*} takes no value: ${flag#*=}" "$cairnfs" "$store" "$mnt" -o "$small,$flag"
@@ -234,12 +235,12 @@ if [ "$(id -u)" = 0 ]; then
 fi
 
 # ro: reading only, nothing of the user's changes.
-start_mount "$store" "$mnt" ro,ballast=512M
+start_mount "$store" "$mnt" ro,pool=512M
 [ "$(cat "$mnt/f")" = hello ] || complain "ro: cannot read"
-[ "$(status_field "$mnt" staging.ballast_target_bytes)" = 0 ] || complain "ro: keeps memory ready for nobody"
+[ "$(status_field "$mnt" staging.pool_target_bytes)" = 0 ] || complain "ro: keeps memory ready for nobody"
 "$BUILD/cairn" status "$mnt" | grep -q "read only" || complain "ro: status does not say so"
 tr '\0' ' ' </proc/"$(keeper_pid "$mnt")"/cmdline >"$TMP/said"
-grep -q -- "-o ro,ballast=512M,staging=512M " "$TMP/said" || complain "ps shows $(cat "$TMP/said")"
+grep -q -- "-o ro,pool=512M,staging=512M " "$TMP/said" || complain "ps shows $(cat "$TMP/said")"
 for cmd in 'echo x >"$mnt/f"' 'echo x >"$mnt/g"' 'mkdir "$mnt/d"' 'rm "$mnt/f"' 'mv "$mnt/f" "$mnt/g"' \
 	'chmod 600 "$mnt/f"' 'touch "$mnt/f"' 'ln "$mnt/f" "$mnt/g"' 'truncate -s 0 "$mnt/f"'; do
 	if (eval "$cmd") 2>"$TMP/said"; then

@@ -14,7 +14,7 @@ size=200	# MiB: more than the tmpfs holds
 mkdir "$run"
 mount -t tmpfs -o size=160M,mode=700,huge=always none "$run" || skip "needs a tmpfs"
 on_exit 'umount -l "$run"'
-opts="staging=48M,ballast=0,staging_dir=$run"
+opts="staging=48M,pool=0,staging_dir=$run"
 
 outgrown() { status_field "$mnt" outgrown.files; }
 

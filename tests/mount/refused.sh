@@ -10,7 +10,7 @@ s=$TMP/store m=$TMP/mnt cairn=$BUILD/cairn
 mkdir -p "$s/sub" "$TMP/other"
 mount -t tmpfs -o size=16M refused "$TMP/other" && mount --bind "$TMP/other" "$s/sub" || die "cannot mount"
 on_exit "umount -l '$s/sub' '$TMP/other' 2>/dev/null"
-start_mount "$s" "$m" staging=64M,ballast=0
+start_mount "$s" "$m" staging=64M,pool=0
 
 # Writes, fsyncs; prints the error's name or "ok".
 sync_of()

@@ -15,7 +15,7 @@ mount_b()
 	mkdir -p "$b" "$TMP/staging-b"
 	# shellcheck disable=SC2016
 	unshare --uts sh -c 'hostname node-b && exec "$0" "$1" "$2" -o "$3"' "$BUILD/cairnfs" "$s" "$b" \
-		"staging=64M,ballast=0,staging_dir=$TMP/staging-b$relay" || die "node b does not mount"
+		"staging=64M,pool=0,staging_dir=$TMP/staging-b$relay" || die "node b does not mount"
 	LIB_STORE[$b]=$s
 	LIB_KEEPER[$b]=$(keeper_pid "$b")
 }
@@ -33,7 +33,7 @@ save_a()
 }
 
 # Alone in its store a node never waits, even for what nobody wrote.
-start_mount "$s" "$a" staging=64M,ballast=0
+start_mount "$s" "$a" staging=64M,pool=0
 save_a alone
 wait_durable "$a"
 [ -e "$s/alone/.metadata" ] || die "one node waits for itself"
@@ -111,13 +111,13 @@ wait_durable "$a"
 
 # Only for so long, and then with a warning that names what is missing.
 stop_mount "$a"
-start_mount "$s" "$a" staging=64M,ballast=0,commit_wait=1
+start_mount "$s" "$a" staging=64M,pool=0,commit_wait=1
 save_a step-6
 wait_durable "$a"
 grep -q 'step-6/.metadata is published, but __1_0.distcp is not in the store' "$a/.cairn/status.json" ||
 	die "no warning: $(cat "$a/.cairn/status.json")"
 stop_mount "$a"
-start_mount "$s" "$a" staging=64M,ballast=0,commit_wait=0
+start_mount "$s" "$a" staging=64M,pool=0,commit_wait=0
 save_a step-7
 wait_durable "$a"
 [ "$(cat "$a/.cairn/status.json" | grep -c 'is published, but')" = 0 ] || die "commit_wait=0 waits"

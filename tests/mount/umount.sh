@@ -59,7 +59,7 @@ write_all
 pid=$(keeper_pid "$mnt")
 umount "$mnt" || die "umount"
 rc=0
-"$BUILD/cairnfs" "$store" "$mnt" -o staging=512M,ballast=0 >"$TMP/second" 2>&1 || rc=$?
+"$BUILD/cairnfs" "$store" "$mnt" -o staging=512M,pool=0 >"$TMP/second" 2>&1 || rc=$?
 if [ $rc = 0 ]; then
 	in_store "a start meanwhile"
 	same_tree "$mnt" "$store"

@@ -35,7 +35,7 @@ as_user() { setpriv --reuid $uid --regid $uid --clear-groups --inh-caps=-all "$@
 as_user test -w /dev/fuse || skip "/dev/fuse is not the user's to open"
 as_user test -x "$BUILD/cairnfs" || skip "the build directory is not the user's to read"
 
-as_user "$BUILD/cairnfs" "$store" "$mnt" -o "staging=64M,ballast=0,staging_dir=$staging" \
+as_user "$BUILD/cairnfs" "$store" "$mnt" -o "staging=64M,pool=0,staging_dir=$staging" \
 	>"$TMP/said" 2>&1 </dev/null || die "exit code $?: $(cat "$TMP/said")"
 pid=$(as_user cat "$mnt/.cairn/status.json" | python3 -c 'import json, sys
 s = json.load(sys.stdin); print(s["keeper_pid"]); assert not s["passthrough"]') ||

@@ -50,7 +50,7 @@ class Config:
         return self.workload.startswith("k")
 
     def cairn_opts(self):
-        return f"staging={self.staging_mib}M,ballast=0" + LANES[self.lane]
+        return f"staging={self.staging_mib}M,pool=0" + LANES[self.lane]
 
     def label(self):
         workload = self.workload + (str(self.writers) if self.writers > 1 and not self.killed() else "")

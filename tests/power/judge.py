@@ -277,7 +277,7 @@ class Restart:
     def start(self):
         log = f"{self.judge.dir}/daemon.log"
         serve = (f"hostname powercut; exec {self.bin}/cairnfs {self.store} {self.mnt} "
-                 f"-o staging=64M,ballast=0 </dev/null >{log} 2>&1")
+                 f"-o staging=64M,pool=0 </dev/null >{log} 2>&1")
         r = self.command("unshare", "--uts", "sh", "-c", serve)
         if r.returncode:
             with open(log, encoding="utf-8") as f:

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/unit/staging_shim.h"
 
+#include <stdio.h>
+#include <sys/stat.h>
+
 #include "staging/internal.h"
 
 pthread_mutex_t *shim_staging_lock(struct staging *s)
@@ -11,4 +14,28 @@ pthread_mutex_t *shim_staging_lock(struct staging *s)
 struct shim_counts shim_staged_counts(const struct staged *f)
 {
 	return (struct shim_counts){.refs = f->refs, .users = f->users};
+}
+
+pthread_mutex_t *shim_pool_lock(struct staging *s)
+{
+	return &s->pool.lock;
+}
+
+struct shim_pool shim_pool(struct staging *s)
+{
+	struct shim_pool out = {.bytes = s->pool.bytes};
+
+	pthread_mutex_lock(&s->pool.lock);
+	for (unsigned i = 0; i < POOL_FILES; i++) {
+		const struct pool_file *f = &s->pool.file[i];
+		char name[16];
+		struct stat st;
+		snprintf(name, sizeof(name), "blank.%u", i);
+		out.counted += f->bytes;
+		out.claims += f->claims;
+		if (!(f->fd >= 0 ? fstat(f->fd, &st) : !f->want ? -1 : fstatat(s->o.place.huge, name, &st, 0)))
+			out.held += (uint64_t)st.st_blocks * 512;
+	}
+	pthread_mutex_unlock(&s->pool.lock);
+	return out;
 }

@@ -20,6 +20,15 @@ struct shim_counts {
 /* That lock is held. */
 struct shim_counts shim_staged_counts(const struct staged *f);
 
+pthread_mutex_t *shim_pool_lock(struct staging *s);
+
+struct shim_pool {
+	uint64_t bytes, counted;	/* as a whole, and file by file */
+	uint64_t held;			/* that the files really have */
+	unsigned claims;
+};
+struct shim_pool shim_pool(struct staging *s);
+
 #ifdef __cplusplus
 }
 #endif

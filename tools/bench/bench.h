@@ -106,7 +106,7 @@ int bench_write_all(const struct bench *b, int fd, uint64_t size);
 /* Returns when path, a file or directory of this place, is on stable storage: for a
  * cairnfs when user.cairn.state says so (-EIO: failed), else by fsync or syncfs. */
 int bench_durable(const struct bench_place *p, const char *path);
-/* Returns when a cairnfs has nothing pending and its ballast is whole again, or after
+/* Returns when a cairnfs has nothing pending and its page pool is full again, or after
  * 10 s. Anything else: at once. */
 void bench_settle(const struct bench_place *p);
 

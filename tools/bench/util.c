@@ -20,7 +20,7 @@
 #define FUSE_MAGIC 0x65735546
 #define POLL_MS 2
 #define SETTLE_S 10
-#define ROUNDING (4 << 20)	/* the ballast and what is staged come in huge pages, its target does not */
+#define ROUNDING (4 << 20)	/* the page pool and what is staged come in huge pages, its target does not */
 
 volatile sig_atomic_t bench_stop;
 
@@ -256,8 +256,8 @@ void bench_settle(const struct bench_place *p)
 		if (status_read(p, json, sizeof(json)))
 			return;
 		if (status_number(json, "pending") <= 0 &&
-		    status_number(json, "ballast_bytes") + status_number(json, "used_bytes") +
-			    ROUNDING >= status_number(json, "ballast_target_bytes"))
+		    status_number(json, "pool_bytes") + status_number(json, "used_bytes") +
+			    ROUNDING >= status_number(json, "pool_target_bytes"))
 			return;
 		bench_sleep_ms(20);
 	}

@@ -65,9 +65,9 @@ static void print_staging(const struct doc *s)
 	CLEANUP_FREE char *dir = text(s, "staging.dir");
 	char a[32], b[32], c[32], d[32], e[32];
 
-	printf("  staging    %s of %s used, ballast %s of %s, %s free in ",
+	printf("  staging    %s of %s used, page pool %s of %s, %s free in ",
 	       size(s, "staging.used_bytes", a), size(s, "staging.budget_bytes", b),
-	       size(s, "staging.ballast_bytes", c), size(s, "staging.ballast_target_bytes", d),
+	       size(s, "staging.pool_bytes", c), size(s, "staging.pool_target_bytes", d),
 	       size(s, "staging.free_bytes", e));
 	print_name(stdout, or_dash(dir));
 	printf("\n  versions   %llu open, %llu staged, %llu persisting, %llu durable in cache, "

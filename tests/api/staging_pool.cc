@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Blanks: empty files that wait with their memory for shards of sizes that come again.
+// The page pool: pages of files that are gone are kept, and files are made ready for shards of sizes that come again.
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -16,8 +16,8 @@ struct File {
 	uint64_t size, held;
 };
 
-// What lies in the tmpfs of large files, but for the ballast itself.
-std::vector<File> files(const Staging &s, bool blanks)
+// What lies in the tmpfs of large files, but for the pool's stock.
+std::vector<File> files(const Staging &s, bool of_pool)
 {
 	std::vector<File> out;
 	int fd = openat(s.place.huge, ".", O_RDONLY | O_DIRECTORY);
@@ -25,8 +25,8 @@ std::vector<File> files(const Staging &s, bool blanks)
 	while (dirent *e = readdir(d)) {
 		struct stat st;
 		std::string name = e->d_name;
-		bool blank = name.rfind("blank.", 0) == 0;
-		if (name[0] != '.' && name != "ballast" && blank == blanks &&
+		bool ready = name.rfind("blank.", 0) == 0;
+		if (name[0] != '.' && name != "ballast" && ready == of_pool &&
 		    !fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode))
 			out.push_back({name, (uint64_t)st.st_size, (uint64_t)st.st_blocks * 512});
 	}
@@ -50,15 +50,15 @@ template <typename F> bool until(F f)
 	return false;
 }
 
-Options with_ballast()
+Options with_pool()
 {
 	Options o;
 	o.budget = 256 * mib;
-	o.ballast = 192 * mib;
+	o.pool = 192 * mib;
 	return o;
 }
 
-// One shard, durable and removed again, as a rotation leaves it: its memory is ballast.
+// One shard, durable and removed again, as a rotation leaves it: its pages are kept.
 void shard(Staging &s, uint64_t size, const std::string &name)
 {
 	uint64_t node = staging_new_id(s);
@@ -75,14 +75,14 @@ bool is_ready(Staging &s)
 {
 	return until([&] {
 		auto st = s.stats();
-		return st.ballast == st.ballast_target && ready(s, 20 * mib) == 1;
+		return st.pool == st.pool_target && ready(s, 20 * mib) == 1;
 	});
 }
 
-TEST(Blank, ASizeThatComesAgainIsReady)
+TEST(Pool, ASizeThatComesAgainIsReady)
 {
 	Ground ground;
-	Staging s(ground, with_ballast());
+	Staging s(ground, with_pool());
 	ASSERT_EQ(s.err, 0);
 	shard(s, 20 * mib, "a");
 	ASSERT_TRUE(is_ready(s));
@@ -108,10 +108,10 @@ TEST(Blank, ASizeThatComesAgainIsReady)
 	staged_unref(f);
 }
 
-TEST(Blank, TooSmallOrMuchTooLargeIsLeft)
+TEST(Pool, TooSmallOrMuchTooLargeIsLeft)
 {
 	Ground ground;
-	Staging s(ground, with_ballast());
+	Staging s(ground, with_pool());
 	ASSERT_EQ(s.err, 0);
 	shard(s, 20 * mib, "a");
 	ASSERT_TRUE(is_ready(s));
@@ -126,46 +126,46 @@ TEST(Blank, TooSmallOrMuchTooLargeIsLeft)
 		staged_unref(f);
 }
 
-TEST(Blank, TheNextWorkerFindsIt)
+TEST(Pool, TheNextWorkerFindsIt)
 {
 	Ground ground;
 	{
-		Staging s(ground, with_ballast());
+		Staging s(ground, with_pool());
 		ASSERT_EQ(s.err, 0);
 		shard(s, 20 * mib, "a");
 		ASSERT_TRUE(is_ready(s));
 	}
-	Options o = with_ballast();
+	Options o = with_pool();
 	o.start = false;
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
 	EXPECT_EQ(ready(s, 20 * mib), 1u);
-	EXPECT_GE(s.stats().ballast, 20 * mib);
+	EXPECT_GE(s.stats().pool, 20 * mib);
 	staged *f = create(s, staging_new_id(s), {root, "b"}, 20 * mib);
 	ASSERT_TRUE(f);
 	EXPECT_EQ(ready(s, 20 * mib), 0u);
 	staged_unref(f);
 }
 
-TEST(Blank, GivesItsMemoryUpWhenOthersNeedIt)
+TEST(Pool, GivesItsMemoryUpWhenOthersNeedIt)
 {
 	Ground ground;
-	Staging s(ground, with_ballast());
+	Staging s(ground, with_pool());
 	ASSERT_EQ(s.err, 0);
 	shard(s, 20 * mib, "a");
 	ASSERT_TRUE(is_ready(s));
 	staged *f = create(s, staging_new_id(s), {root, "b"}, 250 * mib);
 	ASSERT_TRUE(f);
 	ASSERT_FALSE(staged_spilled(f));
-	EXPECT_TRUE(until([&] { return s.stats().used + s.stats().ballast <= 256 * mib; }));
+	EXPECT_TRUE(until([&] { return s.stats().used + s.stats().pool <= 256 * mib; }));
 	EXPECT_EQ(ready(s, 20 * mib), 0u);
 	staged_unref(f);
 }
 
-TEST(Blank, NoneIsLeftAtTheEnd)
+TEST(Pool, NoneIsLeftAtTheEnd)
 {
 	Ground ground;
-	Staging s(ground, with_ballast());
+	Staging s(ground, with_pool());
 	ASSERT_EQ(s.err, 0);
 	shard(s, 20 * mib, "a");
 	ASSERT_TRUE(is_ready(s));
