@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -134,8 +133,7 @@ static void fit_cgroup(struct fs_opts *o)
 /* Staged data may exceed the budget until the watch reacts: the tmpfs has headroom. */
 static uint64_t tmpfs_limit(const struct fs_opts *o)
 {
-	struct sysinfo si;
-	uint64_t all = sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit, half = all / 2;
+	uint64_t all = pin_memory(), half = all / 2;
 	return o->staging_bytes + half > all / 10 * 9 ? (o->staging_bytes > all / 10 * 9 ? o->staging_bytes : all / 10 * 9)
 						      : o->staging_bytes + half;
 }

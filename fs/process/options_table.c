@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #define STAGING_MIN (4u << 20)
@@ -65,19 +64,13 @@ static int parse_size(const char *text, uint64_t whole, uint64_t *out)
 	return 0;
 }
 
-static uint64_t memory_bytes(void)
-{
-	struct sysinfo si;
-	return sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit;
-}
-
 /* ---- a function for each type of value ---- */
 
 static int take_size(const struct option *as, const char *val, void *to)
 {
 	char text[128];
 
-	if (val && !parse_size(val, memory_bytes(), to))
+	if (val && !parse_size(val, pin_memory(), to))
 		return 1;
 	snprintf(text, sizeof(text), "%s%.40s: not a size; write 64G, 512M or 25%%", as->name, val ? val : "");
 	return options_refuse(text, NULL);
@@ -85,7 +78,7 @@ static int take_size(const struct option *as, const char *val, void *to)
 
 static int take_staging(const struct option *as, const char *val, void *to)
 {
-	uint64_t mem = memory_bytes(), size;
+	uint64_t mem = pin_memory(), size;
 	char text[256];
 
 	if (take_size(as, val, &size) < 0)
@@ -249,7 +242,7 @@ static bool is_fstab_habit(const char *opt, size_t len)
 
 void options_defaults(struct fs_opts *o)
 {
-	o->staging_bytes = memory_bytes() / 4;
+	o->staging_bytes = pin_memory() / 4;
 	o->pool_bytes = UINT64_MAX;	/* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
 }

@@ -3,13 +3,13 @@
  * the store (spilled) where there is no room; found again by a recovery; copied from the version
  * before it. */
 #include "staging/file/file.h"
+#include "staging/memory/pin.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 /* A file of unknown size is let in where this much is free: an eighth of the
@@ -36,11 +36,10 @@ static uint64_t room_needed(const struct staging *s, uint64_t expected)
 /* s->lock held */
 static bool may_grow(struct staging *s)
 {
-	struct sysinfo si;
-	uint64_t each = UNKNOWN_GROWTH, n = 1;
+	uint64_t each = UNKNOWN_GROWTH, eighth = pin_memory() / 8, n = 1;
 
-	if (!sysinfo(&si) && (uint64_t)si.totalram * si.mem_unit / 8 < each)
-		each = (uint64_t)si.totalram * si.mem_unit / 8;
+	if (eighth && eighth < each)
+		each = eighth;
 	if (each < 2 * s->files.largest)
 		each = 2 * s->files.largest;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)

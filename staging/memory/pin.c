@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #define PLACE(at, member, real) ((at) && (at)->member ? (at)->member : (real))
@@ -185,6 +186,12 @@ static bool each_memory_cgroup(const struct pin_places *at, const char *own,
 		each_above(top, dir, fn, ctx);
 	}
 	return by_v1 == SEEN || (by_v1 == NO_LINE && by_v2 == SEEN);
+}
+
+uint64_t pin_memory(void)
+{
+	struct sysinfo si;
+	return sysinfo(&si) ? 0 : (uint64_t)si.totalram * si.mem_unit;
 }
 
 uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256])

@@ -30,6 +30,7 @@ struct pin_places {
 int pin_check_node(const struct pin_places *at, int node);
 /* The mount option for node, with a comma before it; STAGING_ANY_NODE: the kernel's own choice. */
 void pin_option(int node, char out[32]);
+uint64_t pin_memory(void);	/* of the machine, in bytes; 0: the kernel does not tell */
 /* The least memory that a cgroup of this process, or one above it, allows; UINT64_MAX: no limit.
  * where: which one. */
 uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
