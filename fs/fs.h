@@ -22,6 +22,7 @@
 
 #include <fuse_lowlevel.h>
 
+#include "io/scope.h"
 #include "io/store/store.h"
 #include "staging/staging.h"
 
@@ -364,13 +365,8 @@ static inline struct fs *req_fs(fuse_req_t req)
 	return fuse_req_userdata(req);
 }
 
-static inline void fs_unlock_scope(pthread_mutex_t **m)
-{
-	pthread_mutex_unlock(*m);
-}
-#define TREE_SCOPE(fs)                                                                   \
-	pthread_mutex_t *tree_scope_ __attribute__((cleanup(fs_unlock_scope))) = &(fs)->tree.lock; \
-	pthread_mutex_lock(tree_scope_)
+#define TREE_SCOPE(fs) \
+	pthread_mutex_t *tree_scope_ __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&(fs)->tree.lock)
 
 /* Has this thread the tree lock? For debug builds and tests; glibc's mutexes know their owner. */
 static inline bool tree_is_locked_here(struct fs *fs)

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
+#include "io/scope.h"
 #include "staging/staging.h"
 
 #define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
@@ -500,17 +501,8 @@ static inline uint64_t whole_pages(uint64_t size)	/* huge ones */
 	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 }
 
-static inline void unlock_scope(pthread_mutex_t **m)
-{
-	pthread_mutex_unlock(*m);
-}
-#define LOCK_SCOPE(m)                                                                     \
-	pthread_mutex_t *scope_lock_ __attribute__((cleanup(unlock_scope))) = (m);        \
-	pthread_mutex_lock(scope_lock_)
-
 /* Around what takes bytes out of f's file. f->io.lock held. */
-#define CUT_SCOPE(f)                                                                      \
-	pthread_mutex_t *scope_cut_ __attribute__((cleanup(unlock_scope))) = &(f)->io.cut;   \
-	pthread_mutex_lock(scope_cut_)
+#define CUT_SCOPE(f) \
+	pthread_mutex_t *cut_ __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&(f)->io.cut)
 
 #endif

@@ -56,7 +56,7 @@ static void free_file(struct lost_file *f)
  * told so, as the kernel keeps an inode's error (errseq); returns whether one had to. */
 static bool take(struct fault_lost *l, int fd, bool punch)
 {
-	LOCKED_SCOPE(&l->lock);
+	LOCK_SCOPE(&l->lock);
 	struct lost_file **p = &l->files;
 	struct stat st;
 	bool told = false;
@@ -146,7 +146,7 @@ static struct lost_file *file_of(struct fault_lost *l, int fd)
 
 void fault_lost_wrote(struct fault_lost *l, int fd, uint64_t off, uint64_t len)
 {
-	LOCKED_SCOPE(&l->lock);
+	LOCK_SCOPE(&l->lock);
 	struct lost_file *f = file_of(l, fd);
 	struct range *r = f ? malloc(sizeof(*r)) : NULL;
 

@@ -126,7 +126,7 @@ static void grow(struct posix_queue *q)
 static void posix_submit(struct io_queue *base, struct io_write *w)
 {
 	struct posix_queue *q = (struct posix_queue *)base;
-	LOCKED_SCOPE(&q->lock);
+	LOCK_SCOPE(&q->lock);
 
 	push(&q->todo, w);
 	q->pending++;
@@ -150,7 +150,7 @@ static void posix_kick(struct io_queue *base)
 static struct io_write *posix_reap(struct io_queue *base, bool wait)
 {
 	struct posix_queue *q = (struct posix_queue *)base;
-	LOCKED_SCOPE(&q->lock);
+	LOCK_SCOPE(&q->lock);
 
 	while (wait && !q->done.head)
 		pthread_cond_wait(&q->finished, &q->lock);

@@ -220,7 +220,7 @@ int io_sidecar_set(struct io_store *s, int fd, const char *name, const char *key
 	CLEANUP_FREE struct side *d = NULL;
 	struct record r;
 	bool there;
-	LOCKED_SCOPE(&s->meta_lock);
+	LOCK_SCOPE(&s->meta_lock);
 	int err = open_side(s, fd, name, key, &d);
 
 	if (err)
@@ -240,7 +240,7 @@ int io_sidecar_remove(struct io_store *s, int fd, const char *name, const char *
 {
 	CLEANUP_FREE struct side *d = NULL;
 	struct record r;
-	LOCKED_SCOPE(&s->meta_lock);
+	LOCK_SCOPE(&s->meta_lock);
 	int err = open_side(s, fd, name, key, &d);
 
 	if (err)

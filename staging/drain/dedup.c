@@ -87,13 +87,6 @@ static void file_free(struct file *f)
 	free(f);
 }
 
-static void close_scope(int *fd)
-{
-	if (*fd >= 0)
-		close(*fd);
-}
-#define CLOSE_SCOPE __attribute__((cleanup(close_scope)))
-
 /* ---- what became durable ---- */
 
 void dedup_offer(struct staging *s, const struct pend *p)
@@ -306,7 +299,7 @@ static ssize_t share_step(struct staging *s, int from, int to, uint64_t off, siz
  * something more urgent; -ESTALE: it is not what it was, or differs; else what the store said. */
 static int share(struct staging *s, int from, struct file *f)
 {
-	CLOSE_SCOPE int to = open_file(s, f, false);
+	CLEANUP_CLOSE int to = open_file(s, f, false);
 	if (to < 0)
 		return to;
 	if (!may_share(from, to, f->size))
@@ -340,7 +333,7 @@ static int share_with_known(struct staging *s, struct file *f)
 		if (k->dir == f->dir && !strcmp(k->name, f->name))
 			continue;	/* what f replaced */
 		tries++;
-		CLOSE_SCOPE int from = open_file(s, k, true);
+		CLEANUP_CLOSE int from = open_file(s, k, true);
 		int rc = from < 0 ? from : share(s, from, f);
 		if (!rc || rc == -ECANCELED)
 			return rc;
@@ -376,7 +369,7 @@ static int list_siblings(struct staging *s, int parent, const struct stat *own)
 	int rc = 0;
 
 	if (!dir) {
-		close_scope(&fd);
+		scope_close(&fd);
 		return 0;
 	}
 	for (unsigned n = 0; !rc && n < LISTED_MAX && (e = readdir(dir)); n++) {
@@ -393,13 +386,13 @@ static int list_siblings(struct staging *s, int parent, const struct stat *own)
 
 static int share_with_sibling(struct staging *s, int parent, const char *sibling, struct file *f)
 {
-	CLOSE_SCOPE int dir = io_open_dir(s->o.store, parent, sibling);
+	CLEANUP_CLOSE int dir = io_open_dir(s->o.store, parent, sibling);
 	char sum[IO_CHECKSUM_LEN];
 	ssize_t n = dir < 0 ? dir : io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", sum, sizeof(sum));
 
 	if (n < 0 || (size_t)n != strlen(f->checksum) || memcmp(sum, f->checksum, (size_t)n) != 0)
 		return -ENOENT;
-	CLOSE_SCOPE int from = open_source(s, dir, f->name);
+	CLEANUP_CLOSE int from = open_source(s, dir, f->name);
 	return from < 0 ? from : share(s, from, f);
 }
 

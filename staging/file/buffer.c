@@ -373,8 +373,7 @@ int buffer_commit(struct staged *f, struct rec *r)
 	struct stat st;
 
 	LOCK_SCOPE(&f->io.lock);
-	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
-	pthread_mutex_lock(sl);
+	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;

@@ -307,11 +307,10 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
-	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io.lock;
+	pthread_mutex_t *io __attribute__((cleanup(scope_unlock))) = &f->io.lock;
 	if (closed)
 		no_more_memory(f);
-	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
-	pthread_mutex_lock(sl);
+	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;
@@ -427,10 +426,9 @@ int staged_unchanged(struct staged *f)
 	struct stat st;
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
-	pthread_mutex_t *io __attribute__((cleanup(unlock_scope))) = &f->io.lock;
+	pthread_mutex_t *io __attribute__((cleanup(scope_unlock))) = &f->io.lock;
 	no_more_memory(f);
-	pthread_mutex_t *sl __attribute__((cleanup(unlock_scope))) = &s->lock;
-	pthread_mutex_lock(sl);
+	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;
 	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* what was cut off counts no more, and is no change */
