@@ -432,8 +432,8 @@ static void ask_resend(struct fs *fs)
 {
 	struct wire_out out = {.len = sizeof(out), .error = WIRE_NOTIFY_RESEND};
 	if (write(fuse_session_fd(fs->se), &out, sizeof(out)) < 0)
-		fs_notice(fs, "this kernel cannot send requests again (before 6.9): calls that were "
-			      "under way when the worker died may hang until the mount is aborted");
+		fs_notice(fs, "this kernel cannot resend requests (before 6.9): calls that were in "
+			      "progress when the worker died may hang until the mount is aborted");
 }
 
 int session_run(struct fs *fs, const void *init, size_t init_len, bool resend)

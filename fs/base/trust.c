@@ -274,7 +274,7 @@ int trust_keeper(struct fs *fs)
 	if (!rc)
 		rc = no_new_privs();
 	if (!rc && load_filter(calls_serving, N(calls_serving), calls_keeper, N(calls_keeper), true))
-		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without");
+		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without them");
 	return rc;
 }
 

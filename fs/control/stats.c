@@ -131,13 +131,13 @@ static const struct field {
 	{JSON("", "passthrough", FLAG, passthrough)},
 	{JSON("", "fsync", TEXT, fsync)},
 	{JSON("", "ro", FLAG, ro)},
-	{JSON("", "restarts", COUNT, restarts), COUNTER("worker_restarts_total", "Workers started again.")},
+	{JSON("", "restarts", COUNT, restarts), COUNTER("worker_restarts_total", "Worker restarts.")},
 	{JSON("", "parser_failures", COUNT, parser_failures),
-	 COUNTER("parser_failures_total", "Checkpoints that could not be parsed: the process died, or was ended.")},
+	 COUNTER("parser_failures_total", "Parsers that died or were killed.")},
 	{JSON("", "keepers_replaced", COUNT, keepers_replaced),
-	 COUNTER("keepers_replaced_total", "Keepers that were killed, and a spare took over.")},
+	 COUNTER("keepers_replaced_total", "Keepers that were killed and replaced by a spare.")},
 	{JSON("", "keeper_gone", FLAG, keeper_gone),
-	 GAUGE("keeper_gone", "1 when keeper and spare were killed: nobody starts another worker.")},
+	 GAUGE("keeper_gone", "1 if keeper and spare were killed: the worker cannot be restarted.")},
 	{JSON("staging", "dir", TEXT, staging_dir)},
 	{JSON("staging", "budget_bytes", COUNT, s.budget), GAUGE("budget_bytes", "Staging budget.")},
 	{JSON("staging", "used_bytes", COUNT, s.used), GAUGE("budget_used_bytes", "Staging budget in use.")},
@@ -171,24 +171,24 @@ static const struct field {
 	{JSON("outgrown", "files", COUNT, s.outgrown.files),
 	 COUNTER("outgrown_files_total", "Files that outgrew memory while they were written.")},
 	{JSON("outgrown", "bytes", COUNT, s.outgrown.bytes),
-	 COUNTER("outgrown_bytes_total", "Their bytes that went to the store before the close.")},
-	{JSON("buffers", "count", COUNT, s.buffers.count), GAUGE("buffers", "Staged files on loan to clients.")},
-	{JSON("buffers", "bytes", COUNT, s.buffers.bytes), GAUGE("buffer_bytes", "Memory that buffers hold of the budget.")},
+	 COUNTER("outgrown_bytes_total", "Their bytes written to the store before the close.")},
+	{JSON("buffers", "count", COUNT, s.buffers.count), GAUGE("buffers", "Staged files lent to clients.")},
+	{JSON("buffers", "bytes", COUNT, s.buffers.bytes), GAUGE("buffer_bytes", "Memory of the budget that buffers use.")},
 	{JSON("buffers", "lent_bytes", COUNT, s.buffers.lent_bytes),
-	 GAUGE("buffer_lent_bytes", "Bytes of buffers that are committed and not durable yet.")},
+	 GAUGE("buffer_lent_bytes", "Bytes of buffers committed but not durable yet.")},
 	{JSON("dedup", "files", COUNT, s.dedup.files),
-	 COUNTER("dedup_files_total", "Files that have the blocks of an equal one.")},
+	 COUNTER("dedup_files_total", "Files that share the blocks of an equal file.")},
 	{JSON("dedup", "bytes", COUNT, s.dedup.bytes),
 	 COUNTER("dedup_bytes_total", "Bytes stored once: equal files share their blocks.")},
-	{JSON("dedup", "clones", COUNT, s.dedup.clones), COUNTER("dedup_clones_total", "Of these, copies that were not written.")},
+	{JSON("dedup", "clones", COUNT, s.dedup.clones), COUNTER("dedup_clones_total", "Of these, copies made by cloning.")},
 	{JSON("waits", "count", COUNT, s.waits)},
 	{JSON("waits", "seconds", SECONDS, s.wait_ns), COUNTER("writer_wait_seconds_total",
-	 "Time opens, writes and closes waited for room, memory or the version before.")},
+	 "Time opens, writes and closes waited for room, memory or the previous version.")},
 	{JSON("errors", "count", COUNT, s.errors),
 	 COUNTER("errors_total", "Versions and syncs that failed, each counted once.")},
 	{JSON("errors", "last", CHARS, s.last_error)},
 	{.at = AT(calls.errors), .kind = COUNT,
-	 COUNTER("store_call_errors_total", "Calls to the store that failed, those tried again too.")},
+	 COUNTER("store_call_errors_total", "Calls to the store that failed, including retried ones.")},
 	{.at = AT(gone), .kind = FLAG, GAUGE("store_gone", "1 while the store's filesystem is gone.")},
 	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
 	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
@@ -318,10 +318,10 @@ static void write_status(struct stats *st, FILE *f)
 	text_plain(s->held, 0);
 	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	if (st->gone)
-		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back there\n",
+		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
 	else if (s->halted.error)
-		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Mend the store, then: cairn retry\n",
+		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Repair the store, then: cairn retry\n",
 			s->halted.path, strerror(-s->halted.error));
 	if (s->refused.count)
 		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
@@ -339,13 +339,13 @@ static void write_status(struct stats *st, FILE *f)
 		(unsigned long long)st->lanes[LANE_SPILL], (unsigned long long)st->lanes[LANE_READ],
 		(unsigned long long)st->lanes[LANE_RELAY]);
 	if (s->outgrown.files)
-		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s went to the store before their close\n",
+		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s written to the store before their close\n",
 			(unsigned long long)s->outgrown.files, size_text(s->outgrown.bytes, a));
 	if (s->buffers.count)
-		fprintf(f, "  buffers    %llu of clients, %s, of these %s on their way to the store\n",
+		fprintf(f, "  buffers    %llu of clients, %s, of these %s pending\n",
 			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a), size_text(s->buffers.lent_bytes, b));
 	if (s->dedup.bytes)
-		fprintf(f, "  dedup      %s saved: %llu files have the blocks of equal ones, %llu of them as clones\n",
+		fprintf(f, "  dedup      %s saved: %llu files share blocks with equal ones, %llu of them as clones\n",
 			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files, (unsigned long long)s->dedup.clones);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->log.last_seq,
 		(unsigned long long)s->log.applied, (unsigned long long)s->log.pending);
@@ -353,12 +353,12 @@ static void write_status(struct stats *st, FILE *f)
 		st->fsync, st->passthrough ? "yes" : "no",
 		st->ro ? " read only," : "", (unsigned long long)st->restarts);
 	if (s->waiting_mapped[0]) {
-		fprintf(f, "  waiting    still mapped for writing, and what comes later waits behind:\n");
+		fprintf(f, "  waiting    for files still mapped for writing; all later changes wait, too:\n");
 		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
 			fprintf(f, "               %s\n", p);
 	}
 	if (s->held[0])
-		fprintf(f, "  waiting    for another node, and what comes later waits behind: %s\n", s->held);
+		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n", s->held);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }

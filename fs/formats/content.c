@@ -92,7 +92,7 @@ static void read_metadata(struct reading *r, const char *name)
 
 	if (!err && (len < 2 || bytes[0] != '\x80')) {
 		e.at = 0;
-		snprintf(e.text, sizeof(e.text), "not written by DCP (no pickle)");
+		snprintf(e.text, sizeof(e.text), "not written by DCP (not a pickle)");
 		err = -EBADMSG;
 	}
 	if (!err)

@@ -44,8 +44,8 @@ static int no_arena(struct reader *r)
 {
 	int err = fmt_set_arena(r->set)->err;
 
-	return fmt_fail(r->e, err, FMT_NOWHERE, err == -E2BIG ? "unfolds beyond all proportion" :
-								 "no memory");
+	return fmt_fail(r->e, err, FMT_NOWHERE,
+			err == -E2BIG ? "expands out of proportion" : "no memory");
 }
 
 /* ---- storage_data ----------------------------------------------------------------- */
@@ -148,11 +148,11 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	int err;
 
 	if (!pickle_is_object(key, CLASSES, "MetadataIndex") || !t.fqn || t.fqn->kind != PICKLE_STR)
-		return bad(r, key, "a key of storage_data that is no MetadataIndex");
+		return bad(r, key, "a key of storage_data that is not a MetadataIndex");
 	if (offset && offset->kind != PICKLE_NONE) {
 		t.offset = pickle_sizes(offset);
 		if (!t.offset || t.offset->n > FMT_MAX_DIMS)
-			return bad(r, key, "%.*s: %s for an offset", STR(t.fqn),
+			return bad(r, key, "%.*s: %s as an offset", STR(t.fqn),
 				   pickle_kind_name(offset));
 	}
 	err = read_info(r, value, &t);
@@ -194,15 +194,14 @@ static int copy_sizes(struct reader *r, const struct pickle_node *fqn, const str
 	const struct pickle_seq *q = pickle_sizes(n);
 
 	if (!q || q->n > FMT_MAX_DIMS)
-		return bad(r, n ? n : fqn, "%.*s: %s for a size", STR(fqn), pickle_kind_name(n));
+		return bad(r, n ? n : fqn, "%.*s: %s as a size", STR(fqn), pickle_kind_name(n));
 	*ndim = q->n;
 	*out = arena_array(fmt_set_arena(r->set), q->n ? q->n : 1, sizeof(**out));
 	if (!*out)
 		return no_arena(r);
 	for (uint32_t i = 0; i < q->n; i++)
 		if (!pickle_u64(q->v[i], &(*out)[i]))
-			return bad(r, n, "%.*s: %s for a size", STR(fqn),
-				   pickle_kind_name(q->v[i]));
+			return bad(r, n, "%.*s: %s as a size", STR(fqn), pickle_kind_name(q->v[i]));
 	return 0;
 }
 
@@ -239,7 +238,7 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 	int err;
 
 	if (!pickle_is_object(n, CLASSES, "ChunkStorageMetadata"))
-		return bad(r, n, "%.*s: %s for a chunk", STR(fqn), pickle_kind_name(n));
+		return bad(r, n, "%.*s: %s as a chunk", STR(fqn), pickle_kind_name(n));
 	err = copy_sizes(r, fqn, offset, &at, &ndim);
 	if (!err)
 		err = copy_sizes(r, fqn, pickle_attr(n, "sizes"), &size, &ndim2);
@@ -247,12 +246,12 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 		err = bad(r, n, "%.*s: a chunk with another number of dimensions", STR(fqn));
 	for (unsigned d = 0; !err && d < ndim; d++)
 		if (at[d] > INT64_MAX - size[d])
-			err = bad(r, n, "%.*s: no such place", STR(fqn));
+			err = bad(r, n, "%.*s: invalid offset", STR(fqn));
 	if (err)
 		return err;
 	p.offset = at;
 	p.size = size;
-	p.refusal = "storage_data names no file for it";
+	p.refusal = "not in storage_data";
 	s = find_stored(r, fqn, pickle_sizes(offset));
 	if (s) {
 		p.file = s->file;
@@ -409,7 +408,7 @@ static int read_tensor(struct reader *r, const struct pickle_node *fqn, const st
 	int err = copy_sizes(r, fqn, pickle_attr(n, "size"), &shape, &ndim);
 
 	if (!err && (!chunks || chunks->kind != PICKLE_LIST))
-		err = bad(r, n, "%.*s: %s for its chunks", STR(fqn), pickle_kind_name(chunks));
+		err = bad(r, n, "%.*s: %s as its chunks", STR(fqn), pickle_kind_name(chunks));
 	if (!err && !name)
 		err = bad(r, n, "%.*s: no dtype", STR(fqn));
 	if (!err && t)
@@ -441,7 +440,7 @@ static int read_bytes_item(struct reader *r, const struct pickle_node *fqn)
 	if (err)
 		return err;
 	if (!s)
-		b->refusal = "storage_data names no file for it";
+		b->refusal = "not in storage_data";
 	if (s && s->transforms)
 		err = say_transforms(r, s, &b->refusal);
 	return err ? err : read_path(r, fqn, &b->path);
@@ -459,7 +458,7 @@ static int read_state(struct reader *r, const struct pickle_node *root)
 		const struct pickle_node *fqn = d->u.seq.v[i], *n = d->u.seq.v[i + 1];
 
 		if (fqn->kind != PICKLE_STR)
-			return bad(r, fqn, "%s for a tensor's name", pickle_kind_name(fqn));
+			return bad(r, fqn, "%s as a tensor's name", pickle_kind_name(fqn));
 		if (pickle_is_object(n, CLASSES, "TensorStorageMetadata"))
 			err = read_tensor(r, fqn, n);
 		else if (pickle_is_object(n, CLASSES, "BytesStorageMetadata"))

@@ -97,9 +97,9 @@ static int escape(struct parser *p)
 	int c = peek(p);
 
 	if (c <= 0 || !strchr("\"\\/bfnrtu", c))
-		return bad(p, "no such escape");
+		return bad(p, "invalid escape");
 	if (c == 'u' && (p->d->len - p->pos < 5 || hex4(p->d->text + p->pos + 1) < 0))
-		return bad(p, "\\u wants four hex digits");
+		return bad(p, "\\u needs four hex digits");
 	p->pos++;
 	return 0;
 }
@@ -117,8 +117,8 @@ static int parse_string(struct parser *p)
 		if (c == '"')
 			break;
 		if (c < 0x20)	/* also the end of the text */
-			return bad(p, c < 0 ? "a string that does not end"
-					    : "a control byte in a string");
+			return bad(p,
+				   c < 0 ? "an unterminated string" : "a control byte in a string");
 		len = fmt_utf8(p->d->text + p->pos, p->d->len - p->pos);
 		if (!len)
 			return bad(p, "a string that is not UTF-8");
@@ -153,7 +153,7 @@ static int parse_number(struct parser *p)
 	if (peek(p) == '0')
 		p->pos++;
 	else if (!digits(p))
-		return bad(p, p->pos == start ? "no value" : "a number without digits");
+		return bad(p, p->pos == start ? "not a value" : "a number without digits");
 	if (peek(p) == '.') {
 		p->pos++;
 		if (!digits(p))
@@ -174,7 +174,7 @@ static int parse_word(struct parser *p, const char *word, enum kind kind)
 	size_t len = strlen(word);
 
 	if (p->d->len - p->pos < len || memcmp(p->d->text + p->pos, word, len))
-		return bad(p, "no value");
+		return bad(p, "not a value");
 	p->pos += len;
 	return add(p, kind, p->pos - len, p->pos);
 }
@@ -185,13 +185,13 @@ static int parse_key(struct parser *p)
 
 	skip_space(p);
 	if (peek(p) != '"')
-		return bad(p, "a key is a string");
+		return bad(p, "a key must be a string");
 	err = parse_string(p);
 	if (err)
 		return err;
 	skip_space(p);
 	if (peek(p) != ':')
-		return bad(p, "a key wants a colon");
+		return bad(p, "a key without a colon");
 	p->pos++;
 	return 0;
 }
@@ -255,7 +255,7 @@ static int after_value(struct parser *p)
 			return object ? parse_key(p) : 0;
 		}
 		if (peek(p) != (object ? '}' : ']'))
-			return bad(p, "neither a comma nor an end");
+			return bad(p, "neither a comma nor a closing bracket");
 		close_container(p);
 	}
 	return 0;

@@ -240,8 +240,8 @@ static int get_box(struct unpack *u, struct fmt_set *s, struct fmt_piece *p, uns
 {
 	unsigned n = ndim * (strided ? 3 : 2);
 	uint64_t *v = arena_array(fmt_set_arena(s), n ? n : 1, sizeof(*v));
-	int err = v ? get_numbers(u, v, n) :
-		      fmt_fail(u->e, -E2BIG, FMT_NOWHERE, "unfolds beyond all proportion");
+	int err = v ? get_numbers(u, v, n)
+		    : fmt_fail(u->e, -E2BIG, FMT_NOWHERE, "expands out of proportion");
 
 	for (unsigned d = 0; !err && d < ndim; d++)
 		if (v[d] > INT64_MAX || v[ndim + d] > INT64_MAX - v[d])

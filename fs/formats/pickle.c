@@ -51,13 +51,13 @@ static int out_of_memory(struct machine *m)
 {
 	int err = m->a->err;
 
-	return fmt_fail(m->e, err, m->at, err == -E2BIG ? "unfolds beyond all proportion" :
-							   "no memory");
+	return fmt_fail(m->e, err, m->at,
+			err == -E2BIG ? "expands out of proportion" : "no memory");
 }
 
 static int cut_off(struct machine *m, uint64_t n)
 {
-	return bad(m, "cut off: %llu bytes wanted, %zu there", (unsigned long long)n,
+	return bad(m, "truncated: %llu bytes wanted, %zu there", (unsigned long long)n,
 		   m->len - m->pos);
 }
 
@@ -599,7 +599,7 @@ static inline int memo_put(struct machine *m, uint64_t i)
 static inline int memo_get(struct machine *m, uint64_t i)
 {
 	if (i >= m->end_memo || !m->memo[i])
-		return bad(m, "nothing in the memo at %llu", (unsigned long long)i);
+		return bad(m, "no memo entry %llu", (unsigned long long)i);
 	return push(m, m->memo[i]);
 }
 
@@ -658,7 +658,7 @@ static int take_line(struct machine *m, struct pickle_node **out)
 	const uint8_t *start = m->p + m->pos, *nl = memchr(start, '\n', m->len - m->pos);
 
 	if (!nl)
-		return bad(m, "cut off within a line");
+		return bad(m, "truncated within a line");
 	*out = node(m, PICKLE_STR);
 	if (!*out)
 		return out_of_memory(m);
@@ -685,7 +685,7 @@ static int op_stack_global(struct machine *m)
 	if (!name || !module)
 		return underflow(m);
 	if (name->kind != PICKLE_STR || module->kind != PICKLE_STR)
-		return bad(m, "a global whose name is no string");
+		return bad(m, "a global whose name is not a string");
 	return push_global(m, module, name);
 }
 
@@ -696,7 +696,7 @@ static int push_object(struct machine *m, struct pickle_node *callable, struct p
 	struct pickle_object *o;
 
 	if (args->kind != PICKLE_TUPLE)
-		return bad(m, "a call with %s for arguments", pickle_kind_name(args));
+		return bad(m, "a call with %s as arguments", pickle_kind_name(args));
 	n = node(m, PICKLE_OBJECT);
 	if (!n)
 		return out_of_memory(m);
@@ -770,7 +770,7 @@ static int op_frame(struct machine *m)
 	int err = take_number(m, 8, &len);
 
 	if (!err && len > m->len - m->pos)
-		err = bad(m, "cut off: a frame of %llu bytes, %zu there", (unsigned long long)len,
+		err = bad(m, "truncated: a frame of %llu bytes, %zu there", (unsigned long long)len,
 			  m->len - m->pos);
 	return err;
 }
@@ -811,7 +811,7 @@ static int unknown(struct machine *m, uint8_t op)
 		return fmt_fail(m->e, -ENOTSUP, m->at, "a pickle with out-of-band buffers");
 	if (op >= 0x82 && op <= 0x84)
 		return fmt_fail(m->e, -ENOTSUP, m->at, "a pickle with the extension registry");
-	return bad(m, "no pickle opcode: 0x%02x", op);
+	return bad(m, "invalid pickle opcode: 0x%02x", op);
 }
 
 static int run(struct machine *m)
@@ -823,7 +823,7 @@ static int run(struct machine *m)
 
 		m->at = m->pos;
 		if (m->pos == m->len)
-			return bad(m, "cut off: no STOP");
+			return bad(m, "truncated: no STOP");
 		op = m->p[m->pos++];
 		err = opcodes[op] ? opcodes[op](m) : unknown(m, op);
 	}
@@ -841,7 +841,7 @@ int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *use
 	if (len > PICKLE_MAX_BYTES)
 		return fmt_fail(e, -E2BIG, FMT_NOWHERE, "a pickle of %zu bytes", len);
 	if (len < 2 || m.p[0] != 0x80)
-		return fmt_fail(e, -EBADMSG, 0, "no pickle of protocol 2 or later");
+		return fmt_fail(e, -EBADMSG, 0, "not a pickle of protocol 2 or later");
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");

@@ -496,7 +496,7 @@ static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verd
 			c = by ? find(v, n, by) : NULL;
 			if (c && c->mtime.tv_sec == v[i].over.tv_sec &&
 			    c->mtime.tv_nsec == v[i].over.tv_nsec)
-				lacks(out, "%.80s was overwritten, %.60s was not since", v[i].name, by);
+				lacks(out, "%.80s was overwritten later than %.60s", v[i].name, by);
 		}
 	}
 }
@@ -513,8 +513,8 @@ static void need_numbered(const struct ckpt_name *v, size_t n, struct ckpt_verdi
 			have++;
 		}
 	if (of > have)
-		lacks(out, "%llu of %llu model-*.safetensors files are there",
-		      (unsigned long long)have, (unsigned long long)of);
+		lacks(out, "%llu of %llu model-*.safetensors files exist", (unsigned long long)have,
+		      (unsigned long long)of);
 	else if (of > 1)
 		lacks(out, "model.safetensors.index.json is missing");
 }
@@ -532,7 +532,7 @@ static void judge_safetensors(const struct ckpt_name *v, size_t n, const struct 
 			fmt_set_find(set, index->v[i].name, strlen(index->v[i].name));
 
 		if (!t)
-			lacks(out, "%.100s is in the index and in no file", index->v[i].name);
+			lacks(out, "%.100s is in the index but in no file", index->v[i].name);
 	}
 	need_cover(set, out);
 }
@@ -542,7 +542,7 @@ static void judge_deepspeed(const struct ckpt_name *v, size_t n, struct ckpt_ver
 	for (size_t i = 0; i < n; i++)
 		if (ckpt_is_model_states(v[i].name))
 			return;
-	lacks(out, "no *_model_states.pt is there");
+	lacks(out, "no *_model_states.pt exists");
 }
 
 /* Its metadata is written last, after all ranks. */
@@ -624,10 +624,10 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 	need_sound(v, n, out);
 	judge_by_format(k, v, n, set, index, out);
 	if (k->temporary)
-		lacks(out, "the directory has its temporary name");
+		lacks(out, "the directory has a temporary name");
 	for (size_t i = 0; i < n; i++)
 		if (is_temporary(v[i].name))
-			lacks(out, "%.100s stands there still", v[i].name);
+			lacks(out, "%.100s still exists", v[i].name);
 	if (out->ranks < out->ranks_expected)
 		lacks(out, "%u of %u ranks", out->ranks, out->ranks_expected);
 	/* without a marker, only time tells */
@@ -654,7 +654,7 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 			out->ranks_expected = ranks;
 		return;
 	}
-	lacks(out, "%u of %u ranks, as many as the checkpoint before has", out->ranks, ranks);
+	lacks(out, "%u of %u ranks, as many as the previous checkpoint has", out->ranks, ranks);
 	if (out->state == CKPT_INCOMPLETE && quiet_s < CKPT_QUIET_S)
 		out->state = CKPT_WRITING;
 	out->ranks_expected = ranks;

@@ -34,8 +34,8 @@ static int no_arena(struct reader *r)
 {
 	int err = fmt_set_arena(r->set)->err;
 
-	return fmt_fail(r->e, err, FMT_NOWHERE, err == -E2BIG ? "unfolds beyond all proportion" :
-								 "no memory");
+	return fmt_fail(r->e, err, FMT_NOWHERE,
+			err == -E2BIG ? "expands out of proportion" : "no memory");
 }
 
 /* ---- strings and arrays of the header --------------------------------------------- */
@@ -48,12 +48,12 @@ static int text_of(struct reader *r, int v, const char **out, size_t *len)
 	ssize_t n;
 
 	if (!room)
-		return bad(r, v, "a string is wanted here");
+		return bad(r, v, "not a string");
 	if (!buf)
 		return no_arena(r);
 	n = json_string_copy(r->doc, v, buf);
 	if (n < 0 || memchr(buf, '\0', (size_t)n))
-		return bad(r, v, "a string that is no name");
+		return bad(r, v, "not a valid name");
 	*out = buf;
 	*len = (size_t)n;
 	return 0;
@@ -64,13 +64,13 @@ static int numbers_of(struct reader *r, int v, uint64_t **out, unsigned *n)
 	int count = json_count(r->doc, v), i = 0;
 
 	if (!json_is_array(r->doc, v) || count > (int)FMT_MAX_DIMS)
-		return bad(r, v, "no shape: %d dimensions", count);
+		return bad(r, v, "not a shape: %d dimensions", count);
 	*out = arena_array(fmt_set_arena(r->set), count ? (size_t)count : 1, sizeof(**out));
 	if (!*out)
 		return no_arena(r);
 	for (int k = json_first(r->doc, v); k >= 0; k = json_next(r->doc, v, k))
 		if (!json_is_u64(r->doc, k, &(*out)[i]) || (*out)[i++] > INT64_MAX)
-			return bad(r, k, "no size or offset");
+			return bad(r, k, "not a size or an offset");
 	*n = (unsigned)count;
 	return 0;
 }
@@ -114,7 +114,7 @@ static int parse_entry(struct reader *r, int v, struct entry *t)
 	int err = 0;
 
 	if (!json_is_object(r->doc, v))
-		return bad(r, v, "%.100s: no description of a tensor", t->name);
+		return bad(r, v, "%.100s: not a description of a tensor", t->name);
 	for (int k = json_first(r->doc, v), x; !err && k >= 0; k = json_next(r->doc, v, x)) {
 		const char *key;
 		unsigned bit;
@@ -145,7 +145,7 @@ static int check_entry(struct reader *r, const struct entry *t)
 	uint64_t volume, bytes;
 
 	if (!fmt_volume(t->shape, t->ndim, &volume) || !fmt_bytes(t->dtype, volume, &bytes))
-		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: no such shape", t->name);
+		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: invalid shape", t->name);
 	if (t->begin > t->end || t->end - t->begin != bytes)
 		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s: %llu bytes at [%llu, %llu)",
 				t->name, (unsigned long long)bytes, (unsigned long long)t->begin,
@@ -158,7 +158,7 @@ static int parse_metadata(struct reader *r, int v, int *dcp)
 {
 	*dcp = -1;
 	if (!json_is_object(r->doc, v))
-		return bad(r, v, "__metadata__ is no object");
+		return bad(r, v, "__metadata__ is not an object");
 	for (int k = json_first(r->doc, v), x; k >= 0; k = json_next(r->doc, v, x)) {
 		const char *key;
 		size_t len;
@@ -168,7 +168,7 @@ static int parse_metadata(struct reader *r, int v, int *dcp)
 			return err;
 		x = json_next(r->doc, v, k);
 		if (!json_is_string(r->doc, x))
-			return bad(r, x, "__metadata__: %.100s is no string", key);
+			return bad(r, x, "__metadata__: %.100s is not a string", key);
 		if (!strcmp(key, "DCP_SHARDING_INFO"))
 			*dcp = x;
 	}
@@ -183,7 +183,7 @@ static int parse_header(struct reader *r, int *dcp)
 
 	*dcp = -1;
 	if (!json_is_object(r->doc, 0))
-		return fmt_fail(r->e, -EBADMSG, 8, "the header is no object");
+		return fmt_fail(r->e, -EBADMSG, 8, "the header is not an object");
 	for (int k = json_first(r->doc, 0), x; !err && k >= 0; k = json_next(r->doc, 0, x)) {
 		struct entry t = { .at = 8 + json_offset(r->doc, k) }, *v;
 
@@ -241,7 +241,7 @@ static int check_data(struct reader *r, uint64_t size)
 		if (order[i]->begin != end)
 			return fmt_fail(r->e, -EBADMSG, order[i]->at,
 					"%.100s: begins at %llu, not at %llu "
-					"where the one before it ends",
+					"where the previous one ends",
 					order[i]->name, (unsigned long long)order[i]->begin,
 					(unsigned long long)end);
 		end = order[i]->end;
@@ -249,7 +249,7 @@ static int check_data(struct reader *r, uint64_t size)
 	if (size - r->data != end)
 		return fmt_fail(r->e, -EBADMSG, size,
 				"%s: %llu bytes of data, the header says %llu",
-				size - r->data < end ? "cut off" : "too long",
+				size - r->data < end ? "truncated" : "too long",
 				(unsigned long long)(size - r->data), (unsigned long long)end);
 	return 0;
 }
@@ -273,7 +273,7 @@ static int parse_sharding(struct reader *r, struct entry **order)
 	int err = 0;
 
 	if (!json_is_object(r->doc, 0))
-		return fmt_fail(r->e, -EBADMSG, FMT_NOWHERE, "DCP_SHARDING_INFO is no object");
+		return fmt_fail(r->e, -EBADMSG, FMT_NOWHERE, "DCP_SHARDING_INFO is not an object");
 	for (int k = json_first(r->doc, 0), x; !err && k >= 0; k = json_next(r->doc, 0, x)) {
 		int offsets;
 		struct entry **t;
@@ -326,7 +326,7 @@ static int read_sharding(struct reader *r, int v)
 static int same_kind(struct reader *r, const struct entry *t, const struct fmt_tensor *old)
 {
 	if (!t->offset || !old->growing)
-		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s is there twice, also in %.80s",
+		return fmt_fail(r->e, -EBADMSG, t->at, "%.100s occurs twice, also in %.80s",
 				t->name,
 				old->n_pieces ? r->set->file[old->piece[0].file].name : "?");
 	if (old->ndim != t->ndim || old->dtype != t->dtype)
@@ -362,7 +362,7 @@ static int add(struct reader *r, const struct entry *t)
 	}
 	for (unsigned d = 0; !err && d < t->ndim; d++)
 		if (p.offset[d] > INT64_MAX - p.size[d])
-			err = fmt_fail(r->e, -EBADMSG, t->at, "%.100s: no such place", t->name);
+			err = fmt_fail(r->e, -EBADMSG, t->at, "%.100s: invalid offset", t->name);
 	if (!err)
 		err = fmt_set_extent(r->set, r->file, p.at, p.length, r->e);
 	return err ? err : fmt_set_piece(into, &p, r->e);
@@ -400,17 +400,18 @@ int safetensors_read(struct fmt_set *set, uint32_t file, const struct fmt_source
 	int err;
 
 	if (s->size < 10)
-		return fmt_fail(e, -EBADMSG, s->size, "cut off, or no safetensors file: %llu bytes",
+		return fmt_fail(e, -EBADMSG, s->size,
+				"truncated, or not a safetensors file: %llu bytes",
 				(unsigned long long)s->size);
 	err = fmt_read(s, 0, head, sizeof(head));
 	if (err)
 		return fmt_fail(e, err, 0, "cannot read: %s", strerror(-err));
 	len = get64(head);
 	if (len > MAX_HEADER || len < 2 || head[8] != '{')
-		return fmt_fail(e, -EBADMSG, 0, "no safetensors header of %llu bytes",
+		return fmt_fail(e, -EBADMSG, 0, "invalid safetensors header of %llu bytes",
 				(unsigned long long)len);
 	if (len > s->size - 8)
-		return fmt_fail(e, -EBADMSG, s->size, "cut off in the header of %llu bytes",
+		return fmt_fail(e, -EBADMSG, s->size, "truncated in the header of %llu bytes",
 				(unsigned long long)len);
 	text = malloc(len);
 	if (!text)

@@ -20,8 +20,8 @@ struct fmt_set_inside {
 
 static int no_memory(struct fmt_error *e, int err)
 {
-	return fmt_fail(e, err, FMT_NOWHERE, err == -E2BIG ? "unfolds beyond all proportion" :
-							      "no memory");
+	return fmt_fail(e, err, FMT_NOWHERE,
+			err == -E2BIG ? "expands out of proportion" : "no memory");
 }
 
 /* ---- the set ---------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
 		   struct fmt_error *e)
 {
 	if (memchr(p, '\0', n))
-		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a name that holds a NUL: %.40s", p);
+		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a name that contains a NUL: %.40s", p);
 	*out = arena_string(&s->inside->arena, p, n);
 	return *out ? 0 : no_memory(e, s->inside->arena.err);
 }
@@ -134,7 +134,7 @@ int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt
 	int err;
 
 	if (!fmt_stays_below(name, len))
-		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a file outside of the checkpoint: %.*s",
+		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a file outside the checkpoint: %.*s",
 				(int)(len < 100 ? len : 100), name);
 	err = fmt_table_room(t, 1);
 	if (err)

@@ -36,8 +36,8 @@ static int no_arena(struct reader *r)
 {
 	int err = fmt_set_arena(r->set)->err;
 
-	return fmt_fail(r->e, err, FMT_NOWHERE, err == -E2BIG ? "unfolds beyond all proportion" :
-								 "no memory");
+	return fmt_fail(r->e, err, FMT_NOWHERE,
+			err == -E2BIG ? "expands out of proportion" : "no memory");
 }
 
 /* Copies a string to r->text. */
@@ -56,8 +56,7 @@ static int text_of(struct reader *r, int v, size_t *len)
 	}
 	n = room ? json_string_copy(r->doc, v, r->text) : -EINVAL;
 	if (n < 0 || memchr(r->text, '\0', (size_t)n))
-		return bad(r, v, "%.100s: no string, or none that can be used",
-			   r->name ? r->name : "manifest");
+		return bad(r, v, "%.100s: not a usable string", r->name ? r->name : "manifest");
 	*len = (size_t)n;
 	return 0;
 }
@@ -82,7 +81,7 @@ static int sizes_of(struct reader *r, int entry, const char *key, uint64_t **out
 		return no_arena(r);
 	for (unsigned d = 0; d < *n; d++, i = json_next(r->doc, v, i))
 		if (!json_is_u64(r->doc, i, &(*out)[d]) || (*out)[d] > INT64_MAX)
-			return bad(r, entry, "%.100s: %s that are no sizes", r->name, key);
+			return bad(r, entry, "%.100s: %s that are not sizes", r->name, key);
 	return 0;
 }
 
@@ -135,7 +134,7 @@ static int range_of(struct reader *r, int entry, struct part *p)
 		return 0;
 	if (json_count(r->doc, v) != 2 || !json_is_u64(r->doc, json_item(r->doc, v, 0), &p->at) ||
 	    !json_is_u64(r->doc, json_item(r->doc, v, 1), &end) || end < p->at)
-		return bad(r, entry, "%.100s: no range of bytes", r->name);
+		return bad(r, entry, "%.100s: invalid byte range", r->name);
 	p->length = end - p->at;
 	return 0;
 }
@@ -156,7 +155,7 @@ static int check_serializer(struct reader *r, int entry, struct part *p)
 		return fmt_set_string(r->set, why, strlen(why), &p->refusal, r->e);
 	}
 	if (!p->dtype) {
-		p->refusal = "a dtype that is not known here";
+		p->refusal = "an unknown dtype";
 		return 0;
 	}
 	if (!fmt_volume(p->shape, p->ndim, &volume) || !fmt_bytes(p->dtype, volume, &bytes))
@@ -222,7 +221,7 @@ static int add_piece(struct reader *r, int entry, const struct part *p, const ui
 
 	for (unsigned d = 0; !err && d < p->ndim; d++)
 		if (offset[d] > INT64_MAX - p->shape[d])
-			err = bad(r, entry, "%.100s: no such place", r->name);
+			err = bad(r, entry, "%.100s: invalid offset", r->name);
 	return err ? err : fmt_set_piece(t, &piece, r->e);
 }
 
@@ -336,7 +335,7 @@ static int read_manifest(struct reader *r, uint32_t *ranks)
 
 	if (!json_is_object(r->doc, v) ||
 	    !json_is_u64(r->doc, json_at(r->doc, 0, "world_size"), &n) || n > UINT32_MAX)
-		return bad(r, 0, "no manifest, or no world_size: not torchsnapshot's");
+		return bad(r, 0, "not torchsnapshot's: no manifest or no world_size");
 	*ranks = (uint32_t)n;
 	for (int k = json_first(r->doc, v); !err && k >= 0;) {
 		int entry = json_next(r->doc, v, k);

@@ -118,15 +118,15 @@ static int sizes(struct walker *w, const struct pickle_node *n, uint64_t **out, 
 	const struct pickle_seq *q = pickle_sizes(n);
 
 	if (!q || q->n > FMT_MAX_DIMS)
-		return bad(w, n, "%.100s: %s for a size", w->name, pickle_kind_name(n));
+		return bad(w, n, "%.100s: %s as a size", w->name, pickle_kind_name(n));
 	*ndim = q->n;
 	*out = arena_array(fmt_set_arena(w->set), q->n ? q->n : 1, sizeof(**out));
 	if (!*out)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at + n->at,
-				"unfolds beyond all proportion");
+				"expands out of proportion");
 	for (unsigned i = 0; i < q->n; i++)
 		if (!pickle_u64(q->v[i], &(*out)[i]))
-			return bad(w, n, "%.100s: %s for a size", w->name,
+			return bad(w, n, "%.100s: %s as a size", w->name,
 				   pickle_kind_name(q->v[i]));
 	return 0;
 }
@@ -143,7 +143,7 @@ static int find_storage(struct walker *w, const struct pickle_node *n, struct st
 	if (!q || q->n < 5 || !pickle_is_str(q->v[0], "storage") ||
 	    q->v[1]->kind != PICKLE_GLOBAL || q->v[2]->kind != PICKLE_STR ||
 	    !pickle_u64(q->v[4], &numel))
-		return bad(w, n, "%.100s: no storage that torch.save writes", w->name);
+		return bad(w, n, "%.100s: not a storage written by torch.save", w->name);
 	cls = q->v[1]->u.global.name;
 	*out = (struct storage){ 0 };
 	if (!pickle_is_str(cls, "UntypedStorage")) {
@@ -212,7 +212,7 @@ static int place(struct walker *w, const struct pickle_node *n, const struct vie
 	    !fmt_bytes(v->dtype, v->offset, &first) ||
 	    (span &&
 	     (first > v->storage.entry->size || p->length > v->storage.entry->size - first)))
-		return bad(w, n, "%.100s: reaches beyond its storage of %llu bytes", w->name,
+		return bad(w, n, "%.100s: exceeds its storage of %llu bytes", w->name,
 			   (unsigned long long)v->storage.entry->size);
 	p->file = w->file;
 	p->at = v->storage.entry->data + (span ? first : 0);
@@ -220,7 +220,7 @@ static int place(struct walker *w, const struct pickle_node *n, const struct vie
 	p->offset = arena_array(fmt_set_arena(w->set), v->ndim ? v->ndim : 1, sizeof(*p->offset));
 	if (!p->offset)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, FMT_NOWHERE,
-				"unfolds beyond all proportion");
+				"expands out of proportion");
 	if (!is_row_major(v->size, v->stride, v->ndim) && volume) {
 		p->payload = FMT_STRIDED;
 		p->stride = v->stride;
@@ -240,7 +240,7 @@ static int dtype_arg(struct walker *w, const struct pickle_node *n, const struct
 		return v->dtype ? 0
 				: bad(w, n, "%.100s: an untyped storage, and no dtype", w->name);
 	if (a->v[6]->kind != PICKLE_GLOBAL)
-		return bad(w, n, "%.100s: %s for a dtype", w->name, pickle_kind_name(a->v[6]));
+		return bad(w, n, "%.100s: %s as a dtype", w->name, pickle_kind_name(a->v[6]));
 	name = a->v[6]->u.global.name;
 	v->dtype = fmt_dtype_torch(name->u.s.p, name->u.s.n);
 	return v->dtype ? 0 : -ENOTSUP;
@@ -269,7 +269,7 @@ static int tensor(struct walker *w, const struct pickle_node *n, const struct pi
 	if (!err)
 		err = dtype_arg(w, n, a, v3, &v);
 	if (err == -ENOTSUP)
-		return refuse(w, "?", "a dtype that is not known here", 30);
+		return refuse(w, "?", "an unknown dtype", 16);
 	if (!err)
 		err = sizes(w, a->v[2], &v.size, &v.ndim);
 	if (!err)
@@ -566,7 +566,7 @@ static int read_archive(struct walker *w, const char *prefix)
 
 	if (!t)
 		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE,
-				"a zip without data.pkl: not by torch.save");
+				"a zip without data.pkl: not written by torch.save");
 	w->prefix = t->name;
 	w->prefix_len = strlen(t->name) - strlen("data.pkl");
 	err = torchfile_name(w, prefix, strlen(prefix));

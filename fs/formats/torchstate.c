@@ -25,7 +25,7 @@ static int refused(struct walker *w, const char *what)
 static int spend(struct walker *w, uint64_t n)
 {
 	if (n > w->state->budget)
-		return fmt_fail(w->e, -E2BIG, w->pickle_at, "unfolds beyond all proportion");
+		return fmt_fail(w->e, -E2BIG, w->pickle_at, "expands out of proportion");
 	w->state->budget -= n;
 	return 0;
 }
@@ -52,7 +52,7 @@ int torchfile_path(struct walker *w, struct fmt_path *out)
 
 	if (!v)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
-				"unfolds beyond all proportion");
+				"expands out of proportion");
 	if (s->n_steps)		/* no steps: the state is one value */
 		memcpy(v, s->step, s->n_steps * sizeof(*v));
 	*out = (struct fmt_path){ v, (unsigned)s->n_steps };
@@ -102,7 +102,7 @@ static int go_down_key(struct walker *w, const struct pickle_node *key)
 			       key->kind == PICKLE_TRUE ? 4 : 5, 0);
 	if (key->kind == PICKLE_STR)
 		return go_down(w, key->u.s.p, key->u.s.n, 0);
-	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a dict with %s for a key",
+	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: a dict with %s as a key",
 			w->name ? w->name : "", pickle_kind_name(key));
 }
 
@@ -162,19 +162,23 @@ static int no_value(struct walker *w, const struct pickle_node *n)
 	const struct pickle_node *g = n->kind == PICKLE_OBJECT ? n->u.object.callable : n;
 
 	if (torchfile_is_tensor(n))
-		return refused(w, "a tensor in a value that DCP does not go into, such as a tuple");
+		return refused(
+			w, "a tensor in a value that DCP does not descend into, such as a tuple");
 	if (g->kind != PICKLE_GLOBAL)
 		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
-				"%.100s: %s, no tensor and no plain value", w->name,
+				"%.100s: %s, neither a tensor nor a plain value", w->name,
 				pickle_kind_name(n));
 	return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s%.60s.%.40s, %s", w->name,
 			n->kind == PICKLE_OBJECT ? "made by " : "",
 			arena_string(fmt_set_arena(w->set), g->u.global.module->u.s.p,
-				     g->u.global.module->u.s.n) ?: "?",
+				     g->u.global.module->u.s.n)
+				?: "?",
 			arena_string(fmt_set_arena(w->set), g->u.global.name->u.s.p,
-				     g->u.global.name->u.s.n) ?: "?",
-			n->kind == PICKLE_OBJECT && is_numpy(g) ? "of no numbers or strings" :
-								  "no tensor and no plain value");
+				     g->u.global.name->u.s.n)
+				?: "?",
+			n->kind == PICKLE_OBJECT && is_numpy(g)
+				? "of neither numbers nor strings"
+				: "neither a tensor nor a plain value");
 }
 
 /* uint1 to uint7 and int1 to int7, dtypes that no tensor is saved with. */
@@ -495,7 +499,7 @@ static int add_value(struct walker *w, const struct pickle_node *n)
 	copy = arena_get(fmt_set_arena(w->set), s->len);
 	if (!copy)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
-				"unfolds beyond all proportion");
+				"expands out of proportion");
 	memcpy(copy, s->buf, s->len);
 	err = fmt_set_blob(w->set, w->name, w->name_len, FMT_NO_FILE, 0, s->len, &b, w->e);
 	if (err)
@@ -669,7 +673,7 @@ int torchfile_walk_state(struct walker *w, struct pickle_node *root, uint64_t pi
 		return add_value(w, root);
 	if (!pairs_of(root))
 		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE,
-				"not a dict: DCP has names for what is in one only");
+				"not a dict: DCP names only what is in a dict");
 	err = enter(w, root);
 	while (!err && w->depth)
 		err = step(w);

@@ -204,7 +204,7 @@ static int check_piece(const struct fmt_tensor *t, const struct fmt_piece *p, un
 	if (!fmt_volume(p->size, t->ndim, &volume) || !volume)
 		return 0;	/* nothing is read from it; fmt_set_cover() checks that it fits */
 	if (p->file == FMT_NO_FILE)
-		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.100s: no file is named for a piece",
+		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.100s: a piece without a file",
 				t->name);
 	if (p->payload == FMT_ITEM)
 		return 0;	/* checked when it is read */
@@ -212,7 +212,7 @@ static int check_piece(const struct fmt_tensor *t, const struct fmt_piece *p, un
 					__builtin_mul_overflow(volume, (uint64_t)element, &bytes))
 		bytes = UINT64_MAX;
 	if (bytes > p->length)
-		return fmt_fail(e, -EBADMSG, p->at, "%.100s: a piece that its extent does not hold",
+		return fmt_fail(e, -EBADMSG, p->at, "%.100s: a piece that does not fit its extent",
 				t->name);
 	return 0;
 }
@@ -228,8 +228,8 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes, s
 		if (t->piece[i].refusal)
 			return check_piece(t, &t->piece[i], 1, e);
 	if (!t->dtype)
-		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: dtype %.60s is not known here",
-				t->name, t->dtype_name);
+		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: unknown dtype %.60s", t->name,
+				t->dtype_name);
 	if (t->dtype->bits % 8)
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE,
 				"%.100s: %s has elements of less than a byte", t->name,

@@ -203,10 +203,9 @@ static int check_blob(struct writer *w, const struct fmt_blob *b)
 		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %.120s", b->name,
 				b->refusal);
 	if (!b->pickle && b->file == FMT_NO_FILE)
-		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: no file is named for it",
-				b->name);
+		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: it has no file", b->name);
 	if (fmt_set_find(w->data->base->set, b->name, strlen(b->name)))
-		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: a tensor, and no tensor",
+		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: both a tensor and a value",
 				b->name);
 	return check_name(b->name, &b->path, w->e);
 }

@@ -115,7 +115,7 @@ static int lay_out(struct view *v, const struct chosen *c, size_t n, struct fmt_
 	len = v->mem_len - 8;
 	if (!v->no_memory && len > MAX_HEADER)
 		return fmt_fail(e, -E2BIG, FMT_NOWHERE,
-				"more tensors than a safetensors header has room for");
+				"too many tensors for a safetensors header");
 	for (unsigned i = 0; !v->no_memory && i < 8; i++)
 		v->mem[i] = (char)(len >> 8 * i);
 	for (size_t i = 0; i < n; i++)

@@ -66,8 +66,9 @@ static int find_record(const struct fmt_source *s, uint64_t *at, uint8_t record[
 		err = end_record(s, all, s->size < TAIL_MAX ? s->size : TAIL_MAX, at, record);
 	}
 	if (err == -ENOENT)
-		return fmt_fail(e, -EBADMSG, s->size, "no end record of a zip archive: cut off, or "
-				"no zip");
+		return fmt_fail(e, -EBADMSG, s->size,
+				"no end record of a zip archive: truncated, or "
+				"not a zip");
 	return err ? fmt_fail(e, err, s->size, "cannot read the end: %s", strerror(-err)) : 0;
 }
 
@@ -90,14 +91,14 @@ static int zip64_record(const struct fmt_source *s, uint64_t *end, struct direct
 	at = get64(b + 8);
 	if (*end < LOCATOR_LEN + END64_LEN || at > *end - LOCATOR_LEN - END64_LEN)
 		return fmt_fail(e, -EBADMSG, *end - LOCATOR_LEN,
-				"the zip64 end record is said to be "
+				"the zip64 end record should be "
 				"at %llu",
 				(unsigned long long)at);
 	err = fmt_read(s, at, b, END64_LEN);
 	if (err)
 		return fmt_fail(e, err, at, "cannot read: %s", strerror(-err));
 	if (get32(b) != 0x06064b50)
-		return fmt_fail(e, -EBADMSG, at, "no zip64 end record here");
+		return fmt_fail(e, -EBADMSG, at, "not a zip64 end record");
 	if (get32(b + 16) || get32(b + 20) || get64(b + 24) != get64(b + 32))
 		return fmt_fail(e, -ENOTSUP, at, "a zip archive in several parts");
 	*d = (struct directory){ get64(b + 48), get64(b + 40), get64(b + 32) };
@@ -123,8 +124,7 @@ static int find_directory(const struct fmt_source *s, struct directory *d, struc
 		*d = (struct directory){ get32(r + 16), get32(r + 12), get16(r + 10) };
 	}
 	if (d->size > end || d->at != end - d->size)
-		return fmt_fail(e, -EBADMSG, end,
-				"the zip directory is said to be %llu bytes at %llu",
+		return fmt_fail(e, -EBADMSG, end, "the zip directory should be %llu bytes at %llu",
 				(unsigned long long)d->size, (unsigned long long)d->at);
 	return 0;
 }
@@ -148,7 +148,7 @@ static int need(struct window *w, size_t n, struct fmt_error *e)
 	if (n <= w->have - w->pos)
 		return 0;
 	if (n > left)
-		return fmt_fail(e, -EBADMSG, w->at, "the zip directory is cut off");
+		return fmt_fail(e, -EBADMSG, w->at, "the zip directory is truncated");
 	memmove(w->buf, w->buf + w->pos, w->have - w->pos);
 	w->have -= w->pos;
 	w->pos = 0;
@@ -200,7 +200,7 @@ static int check_entry(const struct zip_entry *t, const uint8_t *c, uint64_t pac
 	if (get16(c + 10))
 		return fmt_fail(e, -ENOTSUP, at, "%.100s is compressed", t->name);
 	if (packed != t->size)
-		return fmt_fail(e, -EBADMSG, at, "%.100s is stored in %llu bytes and has %llu",
+		return fmt_fail(e, -EBADMSG, at, "%.100s is stored in %llu bytes but has %llu",
 				t->name, (unsigned long long)packed, (unsigned long long)t->size);
 	if (t->local > end || t->size > end - t->local || end - t->local - t->size < LOCAL_LEN)
 		return fmt_fail(e, -EBADMSG, at,
@@ -221,7 +221,7 @@ static int add_entry(struct zip *z, struct window *w, size_t *cap, struct fmt_er
 		return err;
 	c = w->buf + w->pos;
 	if (get32(c) != 0x02014b50)
-		return fmt_fail(e, -EBADMSG, w->at, "no entry of a zip directory");
+		return fmt_fail(e, -EBADMSG, w->at, "not an entry of a zip directory");
 	name_len = get16(c + 28);
 	extra_len = get16(c + 30);
 	all = CENTRAL_LEN + name_len + extra_len + get16(c + 32);
@@ -243,7 +243,7 @@ static int add_entry(struct zip *z, struct window *w, size_t *cap, struct fmt_er
 	if (!v || !t.name)
 		return fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");
 	if (strlen(t.name) != name_len)
-		return fmt_fail(e, -EBADMSG, w->at, "a name in the zip that holds a NUL");
+		return fmt_fail(e, -EBADMSG, w->at, "a name in the zip that contains a NUL");
 	if (extra64(c + CENTRAL_LEN + name_len, extra_len, &t.size, &packed, &t.local))
 		return fmt_fail(e, -EBADMSG, w->at, "%.100s: a broken zip64 field", t.name);
 	err = check_entry(&t, c, packed, z->end, w->at, e);
@@ -383,7 +383,7 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name,
 				strerror(-err));
 	if (get32(b) != 0x04034b50)
-		return fmt_fail(e, -EBADMSG, t->local, "%.100s: no local header here", t->name);
+		return fmt_fail(e, -EBADMSG, t->local, "%.100s: not a local header", t->name);
 	data = t->local + LOCAL_LEN + get16(b + 26) + get16(b + 28);
 	if (get16(b + 26) != strlen(t->name) || get16(b + 8) || data > z->end ||
 	    t->size > z->end - data)

@@ -67,7 +67,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	if (rc <= 0) {
 		if (!fs->lanes.proved) {
 			atomic_store(&fs->lanes.passthrough, false);
-			fs_notice(fs, "passthrough is not to be had for this store or this user; "
+			fs_notice(fs, "passthrough is not available for this store or this user; "
 				      "every file takes the relay lane");
 		}
 		return -EOPNOTSUPP;

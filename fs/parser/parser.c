@@ -114,7 +114,7 @@ static void parser_drop(struct fs *fs, struct parser *p)
 
 	pthread_mutex_lock(&nursery_lock);
 	if (write(fs->parsers.fd, &o, sizeof(o)) != sizeof(o))
-		fs_log("the process that starts parsers is gone");
+		fs_log("the nursery, which starts parsers, has exited");
 	pthread_mutex_unlock(&nursery_lock);
 	close(p->pipe.fd);
 	free(p);
@@ -267,9 +267,9 @@ static const struct {
 	const char *text;
 } causes[] = {
 	{-EPIPE, "it died"},
-	{-ETIMEDOUT, "it took too long and was ended"},
-	{-ENOMEM, "it would take more memory than it may"},
-	{-EPROTO, "what it answered makes no sense"},
+	{-ETIMEDOUT, "it took too long and was killed"},
+	{-ENOMEM, "it needs more memory than allowed"},
+	{-EPROTO, "its answer was invalid"},
 	{-ECHILD, "it cannot be started"},
 };
 #define N_CAUSES (sizeof(causes) / sizeof(causes[0]))
@@ -291,8 +291,10 @@ static int has_failed(const struct asked *a, int rc)
 		return err;
 	snprintf(what, sizeof(what), "%s", a->what);
 	text_plain(what, 0);
-	snprintf(text, sizeof(text), "the process that parses checkpoints, at %.100s: %s. Who asked got EIO; the next "
-		 "question goes to a new one", what, causes[i].text);
+	snprintf(text, sizeof(text),
+		 "the parser failed at %.100s: %s. The caller got EIO; the next "
+		 "request starts a new parser",
+		 what, causes[i].text);
 	fs_notice(a->fs, text);
 	return err;
 }

@@ -201,8 +201,11 @@ static void let_go(struct keeper *k, int why)
 
 	fs->away.since = time(NULL);
 	fs->away.error = why;
-	snprintf(text, sizeof(text), "the store %.120s is gone: %s; publication halts, staging keeps everything; it is "
-		 "opened again when it is back there", fs->o.store, strerror(-why));
+	snprintf(text, sizeof(text),
+		 "the store %.120s is gone: %s; publication is halted, staging keeps everything; "
+		 "it is "
+		 "opened again when it is back there",
+		 fs->o.store, strerror(-why));
 	fs_notice(fs, text);
 	io_store_let_go(fs->store);
 	fs_log_again(fs);
@@ -226,7 +229,7 @@ static int open_again(struct keeper *k)
 	if (!fs->o.ro)
 		io_store_lock_pid(again, (int)getpid());
 	fs_log_again(fs);
-	fs_notice(fs, "the store is back; everything goes on");
+	fs_notice(fs, "the store is back; publication continues");
 	return 0;
 }
 

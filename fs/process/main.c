@@ -42,9 +42,13 @@ static int explain_store(const struct fs_opts *o, int rc, int pid)
 			"written by others, who could change unpublished files; look into it, then: "
 			"chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n", o->store, o->store, o->store);
 	else if (rc == -EBADMSG)
-		fprintf(stderr, "cairnfs: %s/.cairn/id is damaged (no 32 hexadecimal digits); nothing was touched. What is "
-			"staged for the store is in a directory of that name below %s: write the name into the file. If there "
-			"is none, remove the file: the store gets another id\n", o->store, staging_above(o));
+		fprintf(stderr,
+			"cairnfs: %s/.cairn/id is damaged (not 32 hexadecimal digits); nothing was "
+			"touched. What is "
+			"staged for the store is in a directory of that name below %s: write the "
+			"name into the file. If there "
+			"is none, remove the file: the store gets another id\n",
+			o->store, staging_above(o));
 	else
 		fprintf(stderr, "cairnfs: cannot open the store %s: %s; check its permissions and room\n", o->store,
 			strerror(-rc));
@@ -158,12 +162,15 @@ static int leave_to_original(struct fs *fs, const struct staging_found *l)
 	int rc = io_store_new_id(fs->store);
 
 	if (rc) {
-		fprintf(stderr, "cairnfs: %s is a copy of %s, and cannot be given an id of its own: %s\n", fs->o.store,
-			l->store, strerror(-rc));
+		fprintf(stderr, "cairnfs: %s is a copy of %s, and cannot be given its own id: %s\n",
+			fs->o.store, l->store, strerror(-rc));
 		return rc;
 	}
-	snprintf(text, sizeof(text), "%s is a copy of the store %s and has got an id of its own; what is staged in %s stays "
-		 "for the original", fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
+	snprintf(
+		text, sizeof(text),
+		"%s is a copy of the store %s and was given its own id; what is staged in %s stays "
+		"for the original",
+		fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
 	fs_notice(fs, text);
 	return 0;
 }

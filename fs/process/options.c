@@ -95,7 +95,8 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 	}
 	if (stat(mnt, &st)) {
 		snprintf(text, sizeof(text), "mountpoint %s: %s; %s", mnt, strerror(errno),
-			 errno == ENOENT ? "make it first: mkdir -p" : "unmount what is left there: umount -l");
+			 errno == ENOENT ? "make it first: mkdir -p"
+					 : "unmount the dead mount: umount -l");
 		return options_refuse(text, NULL);
 	}
 	if (!S_ISDIR(st.st_mode)) {

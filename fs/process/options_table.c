@@ -156,11 +156,11 @@ static int take_node(const struct option *as, const char *val, void *to)
 		return options_refuse("numa= takes the number of a NUMA node, as in /sys/devices/system/node", NULL);
 	int rc = pin_check_node(NULL, (int)v);
 	snprintf(text, sizeof(text), rc == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that are: "
-		 "/sys/devices/system/node/has_memory" : "numa=%ld: this kernel knows no NUMA nodes; leave it out", v);
+		 "/sys/devices/system/node/has_memory" : "numa=%ld: this kernel has no NUMA nodes; leave it out", v);
 	if (rc)
 		return options_refuse(text, NULL);
 	if (geteuid())
-		return options_refuse("numa= takes root: without, staging lies in a tmpfs of the system's", NULL);
+		return options_refuse("numa= needs root: without root, staging is in a tmpfs of the system", NULL);
 	*(int *)to = (int)v + 1;
 	return 1;
 }
@@ -197,7 +197,7 @@ static int ignore(const struct option *as, const char *val, void *to)
 static const struct option table[] = {
 	{"staging=", "SIZE", "memory for what is not durable yet (default: a quarter; K, M, G, T, %)",
 	 take_staging, TO(staging_bytes), 0},
-	{"staging_dir=", "DIR", "where staging lives (default: /run/cairnfs)", take_dir, TO(staging_dir), 0},
+	{"staging_dir=", "DIR", "where staging is (default: /run/cairnfs)", take_dir, TO(staging_dir), 0},
 	{"pool=", "SIZE", "free staging memory held ready in the page pool (default: as staging; 0 = none)",
 	 take_size, TO(pool_bytes), 0},
 	{.name = "ballast=", .take = take_size, .field = TO(pool_bytes)},	/* its name until 0.1.0 */
@@ -206,14 +206,14 @@ static const struct option table[] = {
 	 take_choice, TO(fsync_staged), 0},
 	{"engine=", "uring|posix", "how bytes go to the store (default: uring)", take_choice, TO(engine_posix), 0},
 	{"nopassthrough", "", "every byte through the daemon", take_flag, TO(nopassthrough), true},
-	{"commit_wait=", "SECONDS", "how long a .metadata waits for shards of other nodes (default: 60; 0 = not)",
+	{"commit_wait=", "SECONDS", "how long a .metadata waits for shards of other nodes (default: 60; 0 = not at all)",
 	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
-	{"nodedup", "", "they do not", take_flag, TO(nodedup), true},
+	{"nodedup", "", "each file has its own blocks", take_flag, TO(nodedup), true},
 	{"guard", "", "nothing can be written into the bare mountpoint after an unclean end (root)",
 	 take_flag, TO(guard), true},
-	{"noguard", "", "it can (default)", take_flag, TO(guard), false},
+	{"noguard", "", "files can be written there (default)", take_flag, TO(guard), false},
 	{"persist_threads=", "N", "files written to the store at once (default: 2)", take_number, TO(persist_threads), 16},
 	{"queue_depth=", "N", "writes in flight for one file (default: 8)", take_number, TO(queue_depth), 256},
 	{.name = "allow_other", .value = "", .help = "other users may use the mount"},
@@ -256,8 +256,8 @@ int options_take(struct fs_opts *o, const char *opt)
 		if (strcspn(table[i].name, "=") == len && !strncmp(opt, table[i].name, len))
 			return table[i].take ? table[i].take(&table[i], val, (char *)o + table[i].field) : 0;
 	if (len == strlen("auto_unmount") && !strncmp(opt, "auto_unmount", len))
-		return options_refuse("auto_unmount is not supported; leave it out: the next start takes over a mount that was "
-				      "left dead", NULL);
+		return options_refuse("auto_unmount is not supported; leave it out: the next start takes over a dead "
+				      "mount", NULL);
 	return is_fstab_habit(opt, len);
 }
 

@@ -49,7 +49,8 @@ static void look_for(struct fs *fs)
 	if (!rc && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_BACK);
 	if (rc == -EXDEV && told != rc)
-		fs_notice(fs, "another store is where the store was: its id differs; it is left alone");
+		fs_notice(fs,
+			  "another store is where the store was: its id differs; it is not used");
 	told = rc;
 }
 

@@ -82,7 +82,7 @@ says out 'step-8/  .*, 1/2 ranks, .*incomplete: __1_0.distcp is missing, 1:00:'
 says out 'hf/  safetensors, 3 files, .*, complete, '
 says out 'epoch=1-step=5.ckpt  lightning, step 5, .*, complete, '
 says out 'global_step1/  deepspeed, step 1, 2/2 ranks, .*, complete, '
-says out 'global_step2/  deepspeed, step 2, 1/2 ranks, .*incomplete: 1 of 2 ranks, as many as the checkpoint before has'
+says out 'global_step2/  deepspeed, step 2, 1/2 ranks, .*incomplete: 1 of 2 ranks, as many as the previous checkpoint has'
 expect 0 "$cairn" ls -l "$s/run/step-8"
 says out '^-          \./  dcp, .*incomplete'
 says out ' __0_0.distcp  3 items$'

@@ -91,7 +91,7 @@ expect 0 "$cairn" diff "$assets/torch_odd/odd.pt" "$assets/torch_odd/odd.pt"
 says out "$same, 3 the same; 0 B read"	# what cannot be read, but is the same file
 cp "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
 expect 1 "$cairn" diff "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
-says out '^unknown   sparse  sparse: a dtype that is not known here$'
+says out '^unknown   sparse  sparse: an unknown dtype$'
 says out ' 1 the same, 2 cannot be told'
 
 cp -r "$assets/dcp" "$TMP/b"
@@ -122,7 +122,7 @@ expect 0 "$cairn" check --quick "$TMP/b"
 truncate -s 4000 "$TMP/b/__0_0.distcp"
 touch -d '1 hour ago' "$TMP/b" "$TMP/b"/* "$TMP/b/.metadata"
 expect 1 "$cairn" check "$TMP/b"
-says out '^__0_0.distcp: at 4000: cut off: 4731 bytes are listed$'
+says out '^__0_0.distcp: at 4000: truncated: 4731 bytes are listed$'
 says out ': dcp, incomplete: __0_0.distcp has 4000 of 4731 bytes;'
 rm "$TMP/b/__0_0.distcp"
 touch -d '1 hour ago' "$TMP/b"
@@ -130,12 +130,12 @@ expect 1 "$cairn" check "$TMP/b"
 says out '^__0_0.distcp: missing$'
 truncate -s 100 "$TMP/b/.metadata"
 expect 1 "$cairn" check "$TMP/b"
-says out '^.metadata: at [0-9]*: cut off'
+says out '^.metadata: at [0-9]*: truncated'
 
 mkdir "$TMP/st"
 head -c 480 "$assets/safetensors/model.safetensors" >"$TMP/st/model.safetensors"
 expect 1 "$cairn" check "$TMP/st"
-says out '^model.safetensors: at 480: cut off: 64 bytes of data, the header says 70$'
+says out '^model.safetensors: at 480: truncated: 64 bytes of data, the header says 70$'
 for bad in "$assets"/should-fail/safetensors/*; do
 	cp "$bad" "$TMP/st/model.safetensors"
 	expect 1 "$cairn" tensors "$TMP/st"

@@ -89,7 +89,7 @@ writer("megatron", "iter_0000007",
        dcp([(None, None, "metadata.json is missing"), ("metadata.json", b'{"sharded_backend": "torch_dist"}', "")]), (2, 2))
 writer("dcp-local", "step_7",
        [("__0_0.distcp", a("dcp_local/__0_0.distcp"), None),
-        ("__0.metadata.tmp", a("dcp_local/__0.metadata"), "__0.metadata.tmp stands there still"),
+        ("__0.metadata.tmp", a("dcp_local/__0.metadata"), "__0.metadata.tmp still exists"),
         ("rename", move("__0.metadata.tmp", "__0.metadata"), "pieces hold"),
         ("__1_0.distcp", a("dcp_local/__1_0.distcp"), "pieces hold"),
         ("__1.metadata.tmp", a("dcp_local/__1.metadata"), "pieces hold"),
@@ -98,7 +98,7 @@ st1, st2 = a("hf_index/model-00001-of-00002.safetensors"), a("hf_index/model-000
 index = a("hf_index/model.safetensors.index.json")
 writer("safetensors", "hf-7",
        [("model-00001-of-00002.safetensors", cut(st1), "model-00001-of-00002.safetensors"),
-        ("model-00001-of-00002.safetensors", st1, "1 of 2 model-*.safetensors files are there"),
+        ("model-00001-of-00002.safetensors", st1, "1 of 2 model-*.safetensors files exist"),
         ("model-00002-of-00002.safetensors", st2, "model.safetensors.index.json is missing"),
         ("", lambda top: os.unlink(os.path.join(top, "model-00002-of-00002.safetensors")), None),
         ("model.safetensors.index.json", index, "model-00002-of-00002.safetensors is missing"),
@@ -141,9 +141,9 @@ check("hf-trainer, renamed", run, "checkpoint-7", "complete", "hf-trainer")
 
 writer("deepspeed", "global_step7",
        [("zero_pp_rank_0_mp_rank_00_optim_states.pt", cut(pt), "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt is there"),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt exists"),
         ("zero_pp_rank_1_mp_rank_00_optim_states.pt", cut(pt), "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
-        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt is there"),
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", pt, "no *_model_states.pt exists"),
         ("mp_rank_00_model_states.pt", pt, "")], (2, 2))
 run = os.path.join(store, "deepspeed")
 check("deepspeed, just written", run, "global_step7", "writing", "deepspeed", "changed", seconds=1)
@@ -175,7 +175,7 @@ check("orbax, written", run, tmp, "incomplete", "orbax", "temporary name")
 os.rename(os.path.join(run, tmp), os.path.join(run, "7"))
 check("orbax, renamed", run, "7", "complete", "orbax")
 os.makedirs(os.path.join(run, "7", "default.orbax-checkpoint-tmp-1"))
-check("orbax, an item that is not committed", run, "7", "incomplete", "orbax", "stands there still")
+check("orbax, an item that is not committed", run, "7", "incomplete", "orbax", "still exists")
 
 writer("torch", "pt-7", [("model.pt", b"", "model.pt"), ("model.pt", cut(pt), "model.pt"), ("model.pt", pt, "")])
 writer("lightning", "epoch=1-step=7.ckpt", [("", cut(pt), "epoch=1-step=7.ckpt"), ("", pt, "")])
@@ -184,6 +184,6 @@ writer("lightning", "epoch=1-step=7.ckpt", [("", cut(pt), "epoch=1-step=7.ckpt")
 run = os.path.join(store, "foreign")
 put(os.path.join(run, "step-7", "__0_0.distcp"), b"x" * 100)
 put(os.path.join(run, "step-7", ".metadata"), b"step 7, 4 ranks\n")
-check("a text .metadata", run, "step-7", "incomplete", "dcp", "not written by DCP (no pickle)")
+check("a text .metadata", run, "step-7", "incomplete", "dcp", "not written by DCP (not a pickle)")
 sys.exit(failed != 0)
 PY

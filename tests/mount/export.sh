@@ -129,8 +129,8 @@ refuses() # NAME MESSAGE
 for step in 7 8; do
 	expect 0 "$cairn" import "$TMP/step$step.pt" "$TMP/step$step"
 done
-refuses odd 'trainer.state: made by __main__.Odd, no tensor and no plain value$'
-refuses key 'a: a dict with a float for a key$'
+refuses odd 'trainer.state: made by __main__.Odd, neither a tensor nor a plain value$'
+refuses key 'a: a dict with a float as a key$'
 refuses list 'not a dict'
 refuses twice 'a.b: two items would have this name$'
 refuses lost 'a.0: an empty dict in a list'

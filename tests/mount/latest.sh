@@ -57,7 +57,7 @@ exec 8>&-
 wait_durable "$m/run"
 latest_is run run/step-7
 "$cairn" ls "$m/run" >"$TMP/out"
-grep -q 'step-8/ .*writing: __0_0.distcp was overwritten, .metadata was not since' "$TMP/out" ||
+grep -q 'step-8/ .*writing: __0_0.distcp was overwritten later than .metadata' "$TMP/out" ||
 	die "ls of an overwritten one: $(cat "$TMP/out")"
 cp "$assets/dcp/__0_0.distcp" "$m/run/step-8"	# the committed bytes again: whole again
 wait_durable "$m/run"
@@ -84,7 +84,7 @@ latest_is run run/step-7
 wait_durable "$m/run"
 latest_is run run/step-7
 "$cairn" ls "$m/run" >"$TMP/out"
-grep -q 'step-8/ .*writing: __0_0.distcp was overwritten, .metadata was not since' "$TMP/out" ||
+grep -q 'step-8/ .*writing: __0_0.distcp was overwritten later than .metadata' "$TMP/out" ||
 	die "ls of one with a shard renamed over: $(cat "$TMP/out")"
 getfattr -d "$m/run/step-8/__0_0.distcp" 2>/dev/null | grep -q cairn && die "the mark is listed"
 cp "$TMP/committed" "$m/run/step-8/new"

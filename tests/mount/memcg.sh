@@ -95,7 +95,7 @@ start_mount "$store" "$mnt" staging=2G
 memcg_leave
 budget=$(status_field "$mnt" staging.budget_bytes)
 [ "$budget" -le $((192 << 20)) ] && [ "$budget" -ge $((64 << 20)) ] || die "staging is $budget in a cgroup of 256 MiB"
-status_field "$mnt" notices | has "staging is 192 MiB and not 2048" || die "it is not told: $(status_field "$mnt" notices)"
+status_field "$mnt" notices | has "staging is 192 MiB instead of 2048" || die "it is not told: $(status_field "$mnt" notices)"
 $(put "$mnt/large.1" 500) || die "a file larger than the daemon's cgroup"
 $(put "$mnt/large.2" 500) || die "another one, of known size"
 wait_durable "$mnt"

@@ -114,7 +114,7 @@ fault()
 }
 fault crash 1 'it died'
 fault crash 2 'it died'		# at an item of a .distcp
-fault nonsense 1 'makes no sense'
+fault nonsense 1 'answer was invalid'
 if ! grep -qs . "$BUILD/sanitizer"; then
 	fault memory 1 'it died\|more memory'
 	fault open 1 'it died'

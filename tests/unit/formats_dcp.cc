@@ -206,10 +206,10 @@ TEST(Dcp, ShouldFail)
 		{"offset-negative", metadata(w, i + info("a", UINT64_MAX, 1)), "no path, offset or length"},
 		{"stored-twice", metadata(w, i + info("a", 0, 1) + i + info("b", 0, 1)), "twice"},
 		{"chunk-dimensions", metadata(str("w") + tensor({4}, chunk({0, 0}, {4, 1})), ""), "dimensions"},
-		{"chunk-place", metadata(str("w") + tensor({4}, chunk({INT64_MAX}, {4})), ""), "place"},
+		{"chunk-place", metadata(str("w") + tensor({4}, chunk({INT64_MAX}, {4})), ""), "offset"},
 		{"no-tensor", metadata(str("w") + "N", ""), "neither"},
 		{"name-no-string", metadata("K\x01N", ""), "name"},
-		{"65-dimensions", metadata(str("w") + tensor(V(65, 1), ""), ""), "for a size"},
+		{"65-dimensions", metadata(str("w") + tensor(V(65, 1), ""), ""), "as a size"},
 		{"index-no-index", metadata(w, str("w") + info("a", 0, 1)), "MetadataIndex"},
 		{"name-with-nul", metadata(str(std::string("a\0b", 3)) + tensor({4}, ""), ""), "NUL"},
 	};

@@ -198,7 +198,7 @@ TEST(Pickle, LargeOnesMayNotUnfoldFar)
 			b += c.unit;
 		Pickle p(b + c.after + ".");
 		EXPECT_EQ(p.err, -E2BIG) << c.unit;
-		EXPECT_TRUE(p.e.says("unfolds beyond all proportion")) << p.e.text;
+		EXPECT_TRUE(p.e.says("expands out of proportion")) << p.e.text;
 	}
 }
 

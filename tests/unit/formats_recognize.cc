@@ -167,9 +167,9 @@ TEST(Judge, IndexNamesEveryFileAndTensor)
 	EXPECT_STREQ(d.judge(s.get(), &x).why, "model-00002-of-00002.safetensors is missing");
 	Dir f("x", {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
 		    "model.safetensors.index.json"});
-	EXPECT_STREQ(f.judge(s.get(), &x).why, "layers.1.weight is in the index and in no file");
+	EXPECT_STREQ(f.judge(s.get(), &x).why, "layers.1.weight is in the index but in no file");
 	EXPECT_STREQ(Dir("x", {"model-00001-of-00002.safetensors"}).judge().why,
-		     "1 of 2 model-*.safetensors files are there");
+		     "1 of 2 model-*.safetensors files exist");
 	free(x.v);
 }
 
@@ -188,7 +188,7 @@ TEST(Judge, Markers)
 	EXPECT_STREQ(Dir("iter_1", {".metadata", "metadata.json"}).judge().why, "common.pt is missing");
 	EXPECT_EQ(Dir("iter_1", {".metadata"}).judge().state, CKPT_COMPLETE); // by DCP alone
 	Dir t("x", {"model.pt"});
-	t.at("model.pt").fault = "no end record of a zip archive: cut off, or no zip";
+	t.at("model.pt").fault = "no end record of a zip archive: truncated, or not a zip";
 	EXPECT_EQ(t.judge().state, CKPT_INCOMPLETE);
 }
 
@@ -210,7 +210,7 @@ TEST(Judge, DeepSpeedNeedsEveryRankThatItsModelStatesTell)
 	judge({model, o0}, 2, 1, 2, "1 of 2 ranks");
 	judge({model}, 2, 0, 2, "0 of 2 ranks");
 	judge({model, o0}, 0, 1, 1, "");		// not told: by the checkpoint before
-	judge({o0, o1}, 0, 2, 2, "no *_model_states.pt is there");
+	judge({o0, o1}, 0, 2, 2, "no *_model_states.pt exists");
 	judge({model}, 0, 0, 0, "");			// without ZeRO
 	const std::string z0 = "zero_pp_rank_0_mp_rank_00_model_states.pt", z1 = "zero_pp_rank_1_mp_rank_00_model_states.pt";
 	judge({z0, z1, o0, o1}, 2, 2, 2, "");		// stage 3
@@ -230,7 +230,7 @@ TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 	d.at(".metadata").mtime = {100, 5};
 	d.at("__0_0.distcp").over = {100, 5};
 	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
-	EXPECT_STREQ(d.judge(s.get()).why, "__0_0.distcp was overwritten, .metadata was not since");
+	EXPECT_STREQ(d.judge(s.get()).why, "__0_0.distcp was overwritten later than .metadata");
 	EXPECT_EQ(d.judge(s.get(), nullptr, 5).state, CKPT_WRITING);
 	d.at(".metadata").mtime = {100, 6};
 	EXPECT_EQ(d.judge(s.get()).state, CKPT_COMPLETE);
@@ -239,7 +239,7 @@ TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 	Dir l("x", {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"});
 	l.at("__1.metadata").mtime = {7, 0};
 	l.at("__1_0.distcp").over = {7, 0};
-	EXPECT_STREQ(l.judge(both.get()).why, "__1_0.distcp was overwritten, __1.metadata was not since");
+	EXPECT_STREQ(l.judge(both.get()).why, "__1_0.distcp was overwritten later than __1.metadata");
 }
 
 TEST(Judge, MarkOfAnOverwrittenShard)

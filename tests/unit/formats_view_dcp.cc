@@ -270,17 +270,17 @@ TEST(TorchState, NumpyValues)
 		ASSERT_EQ(s.err, 0) << s.e.text;
 		EXPECT_EQ(s.blob("a"), "\x80\x02" + x + ".");
 	}
-	const std::string one = "J" + u32(1), array = "a: made by numpy.core.multiarray._reconstruct, of no numbers",
+	const std::string one = "J" + u32(1), array = "a: made by numpy.core.multiarray._reconstruct, of neither numbers",
 			  huge = "\x8a\x08" + std::string(7, '\0') + "\x20";
 	const struct {
 		std::string object, says;
 	} bad[] = {
-		{np_scalar(f2, np_bytes("a")), "a: made by numpy._core.multiarray.scalar, of no numbers"},
+		{np_scalar(f2, np_bytes("a")), "a: made by numpy._core.multiarray.scalar, of neither numbers"},
 		{np_scalar(f2, "C\2ab"), "a: made by numpy._core.multiarray.scalar"},
 		{np_scalar(f2, np_bytes("ab")) + "}b", "a: made by numpy._core.multiarray.scalar"},
 		{np_scalar(np_type("O8", "|", -1, -1, 63), np_bytes("abcdefgh")), "a: made by numpy._core"},
 		{np_scalar("cnumpy\ndtype\n(" + str("f2") + "\x89\x88tR", np_bytes("ab")), "a: made by numpy._core"},
-		{np_type("M8", "<", -1, -1, 0), "a: made by numpy.dtype, of no numbers"},
+		{np_type("M8", "<", -1, -1, 0), "a: made by numpy.dtype, of neither numbers"},
 		{np_type("V3", "|", 3, 1, 0), "a: made by numpy.dtype"},
 		{np_type("S3", "|", 4, 1, 0), "a: made by numpy.dtype"},
 		{np_type("f", "<", -1, -1, 0), "a: made by numpy.dtype"},
@@ -297,9 +297,9 @@ TEST(TorchState, NumpyValues)
 		{"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\n(J" + u32(0) + "t" + np_bytes("b") + "tR(J" + u32(1) +
 			 "(t" + f2 + "\x89" + np_bytes("ab") + "tb",
 		 array},
-		{"c__builtin__\nbytes\n(" + str("x") + "tR", "a: made by __builtin__.bytes, no tensor"},
-		{"ctorch\nint9\n", "a: torch.int9, no tensor"},
-		{"ctorch\nuint\n", "a: torch.uint, no tensor"},
+		{"c__builtin__\nbytes\n(" + str("x") + "tR", "a: made by __builtin__.bytes, neither a tensor"},
+		{"ctorch\nint9\n", "a: torch.int9, neither a tensor"},
+		{"ctorch\nuint\n", "a: torch.uint, neither a tensor"},
 	};
 	for (const auto &b : bad) {
 		SCOPED_TRACE(b.says);
@@ -324,19 +324,19 @@ TEST(TorchState, Refusals)
 	} bad[] = {
 		{"K\1", "not a dict"},
 		{list(dict(str("a") + "N")), "not a dict"},
-		{dict(str("a") + "cnumpy\nscalar\n)R"), "a: made by numpy.scalar, no tensor"},
-		{dict(str("a") + dict(str("b") + "ctorch\nload\n")), "a.b: torch.load, no tensor"},
-		{dict(str("a") + "cos\nfloat32\n"), "a: os.float32, no tensor"},
-		{dict(str("a") + "c_codecs\nencode\n(" + str("x") + str("zip") + "tR"), "a: made by _codecs.encode, no"},
+		{dict(str("a") + "cnumpy\nscalar\n)R"), "a: made by numpy.scalar, neither a tensor"},
+		{dict(str("a") + dict(str("b") + "ctorch\nload\n")), "a.b: torch.load, neither a tensor"},
+		{dict(str("a") + "cos\nfloat32\n"), "a: os.float32, neither a tensor"},
+		{dict(str("a") + "c_codecs\nencode\n(" + str("x") + str("zip") + "tR"), "a: made by _codecs.encode, neither"},
 		{dict(str("a") + "ctorch\nSize\n((cargparse\nNamespace\n)RttR"), "a: made by argparse.Namespace"},
-		{dict(str("a") + "ctorch\ndevice\n(" + str("cpu") + "tR}b"), "a: made by torch.device, no"},
+		{dict(str("a") + "ctorch\ndevice\n(" + str("cpu") + "tR}b"), "a: made by torch.device, neither"},
 		{dict(str("a") + "(ccollections\nOrderedDict\n)R(" + str("x") + "tbt"), "a: made by collections.OrderedDict"},
 		{dict(str("a") + "(cargparse\nNamespace\n)R" + "t"), "a: made by argparse.Namespace"},
-		{dict(str("a") + "C\3abc"), "a: bytes, no tensor"},
+		{dict(str("a") + "C\3abc"), "a: bytes, neither a tensor"},
 		{dict(str("a") + str("\xff")), "a: a str that is not UTF-8"},
 		{dict(str("\xff") + "N"), ""},	// told by the writer
-		{dict("G" + std::string(8, '\0') + "N"), "a dict with a float for a key"},
-		{dict(str("a") + dict("(t" "N")), "a: a dict with a tuple for a key"},
+		{dict("G" + std::string(8, '\0') + "N"), "a dict with a float as a key"},
+		{dict(str("a") + dict("(t" "N")), "a: a dict with a tuple as a key"},
 		{dict(str("a.b") + "N" + str("a") + dict(str("b") + "N")), "a.b: two items would have this name"},
 		{dict("K\7N" + str("7") + "N"), "7: two items"},
 		{dict(str("a") + list(dict("") + dict(str("x") + "N"))), "a.0: an empty dict in a list"},

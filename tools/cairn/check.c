@@ -277,7 +277,7 @@ static void check_files(struct check *k)
 			say(k, f->name, FMT_NOWHERE, "%s",
 			    err == -ENOENT ? "missing" : strerror(-err));
 		else if (o->source.size < f->need)
-			say(k, f->name, o->source.size, "cut off: %llu bytes are listed",
+			say(k, f->name, o->source.size, "truncated: %llu bytes are listed",
 			    (unsigned long long)f->need);
 	}
 }

@@ -414,7 +414,7 @@ int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct 
 	if (known)
 		return 0;
 	if (!t->dtype)
-		why = "a dtype that is not known here";
+		why = "an unknown dtype";
 	else if (t->dtype->bits % 8)
 		why = "elements of less than a byte";
 	else if (!paired && t->n_pieces && u->n_pieces > MAX_PAIRS / t->n_pieces)

@@ -88,7 +88,7 @@ static void print_counts(const struct doc *s, const struct rates *r)
 	printf("  bytes      %s staged, %s persisted, %s read\n", size(s, "bytes.staged", a),
 	       size(s, "bytes.persisted", b), size(s, "bytes.read", c));
 	if (u64(s, "dedup.bytes"))
-		printf("  dedup      %s saved, %llu files have the blocks of equal ones, %llu of them as clones\n",
+		printf("  dedup      %s saved, %llu files share blocks with equal ones, %llu of them as clones\n",
 		       size(s, "dedup.bytes", a), u64(s, "dedup.files"), u64(s, "dedup.clones"));
 	if (r && r->at > 0)
 		printf("  now        %s/s staged, %s/s persisted, %s/s read\n",
