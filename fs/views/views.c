@@ -76,13 +76,13 @@ static void handle_drop(uint64_t fh)
 
 /* ---- answers ---- */
 
-/* Whether the caller may search the path and know of w, a file in c or a directory (c NULL). A view
- * has the permissions of the files it is made of, wherever they lie. */
-static int may_see(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
-		   unsigned want)
+/* Whether the caller may search the path and know of key, a file in c or a directory (c NULL). A
+ * view has the permissions of the files it is made of, wherever they lie. */
+static int may_see(struct fs *fs, const struct caller *who, const struct view_key *key,
+		   struct vckpt *c, unsigned want)
 {
 	struct stat st;
-	int rc = reach_stat(fs, who, w->path, want, &st);
+	int rc = reach_stat(fs, who, key->path, want, &st);
 	return rc || !c ? rc : vckpt_may(c, who, false);
 }
 
@@ -97,20 +97,20 @@ static void do_lookup(struct vjob *j)
 	struct vnode *dir = vnode_find(j->id), *n = NULL;
 	CLEANUP_FREE char *path = NULL;
 	struct vckpt *c = NULL;
-	struct vwhat w;
+	struct view_key key;
 	struct stat st;
-	int rc = dir ? may_see(fs, &j->who, &dir->what, NULL, 1) : -ESTALE;
+	int rc = dir ? may_see(fs, &j->who, &dir->key, NULL, 1) : -ESTALE;
 
 	if (!rc)
-		rc = vwhat_find(fs, &dir->what, j->name, &w, &path);
+		rc = view_key_find(fs, &dir->key, j->name, &key, &path);
 	if (!rc)
-		rc = vwhat_version(fs, &w, &c);
+		rc = view_key_version(fs, &key, &c);
 	if (!rc && c)
 		rc = vckpt_may(c, &j->who, false);
 	if (!rc)
-		rc = vwhat_stat(fs, &j->who, &w, c, &st);
+		rc = view_key_stat(fs, &j->who, &key, c, &st);
 	if (!rc) {
-		n = vnode_get(&w, &st);
+		n = vnode_get(&key, &st);
 		rc = n ? 0 : -ENOMEM;
 	}
 	if (c)
@@ -141,13 +141,13 @@ static void do_getattr(struct vjob *j)
 		fuse_reply_err(j->req, ESTALE);
 		return;
 	}
-	int rc = vwhat_version(fs, &n->what, &c);
+	int rc = view_key_version(fs, &n->key, &c);
 	if (!rc)
-		rc = vwhat_stat(fs, &j->who, &n->what, c, &st);
+		rc = view_key_stat(fs, &j->who, &n->key, c, &st);
 	if (c)
 		vckpt_put(c);
 	vnode_stat(n, rc ? NULL : &st, &st);
-	if (rc && vkind_is_dir(n->what.kind))
+	if (rc && vkind_is_dir(n->key.kind))
 		fuse_reply_err(j->req, rc == -EACCES ? EACCES : ESTALE);
 	else
 		fuse_reply_attr(j->req, &st, S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S);
@@ -160,27 +160,28 @@ static void do_open(struct vjob *j)
 	struct vhandle *h = NULL;
 	struct vlayout *l = NULL;
 	struct vckpt *c;
-	int rc = n ? vckpt_get(fs, n->what.path, true, &c) : -ESTALE;
+	int rc = n ? vckpt_get(fs, n->key.path, true, &c) : -ESTALE;
 
 	if (!rc) {
-		rc = c->version == n->what.version ? may_see(fs, &j->who, &n->what, NULL, 1) : -ESTALE;
+		rc = c->version == n->key.version ? may_see(fs, &j->who, &n->key, NULL, 1)
+						  : -ESTALE;
 		if (!rc)	/* descriptors of that version may still be open */
 			rc = vckpt_may(c, &j->who, true);
-		if (!rc && n->what.kind != V_REFUSED)
-			rc = vlayout_get(fs, &n->what, &l);
+		if (!rc && n->key.kind != V_REFUSED)
+			rc = vlayout_get(fs, &n->key, &l);
 		vckpt_put(c);
 	}
 	if (l)
 		vlayout_put(l);
-	if (!rc && !(h = handle_new(fs, n->what.path)))
+	if (!rc && !(h = handle_new(fs, n->key.path)))
 		rc = -ENOMEM;
 	if (rc) {		/* ESTALE makes the kernel look the name up again */
 		fuse_reply_err(j->req, rc == -ENOENT ? ESTALE : to_errno(rc));
 		return;
 	}
 	j->fi.fh = h->fh;
-	j->fi.keep_cache = n->what.kind != V_REFUSED;
-	j->fi.direct_io = n->what.kind == V_REFUSED;
+	j->fi.keep_cache = n->key.kind != V_REFUSED;
+	j->fi.direct_io = n->key.kind == V_REFUSED;
 	if (fuse_reply_open(j->req, &j->fi))
 		handle_drop(j->fi.fh);
 }
@@ -230,7 +231,7 @@ static void read_refused(fuse_req_t req, const struct vnode *n, size_t size, off
 {
 	struct vckpt *c;
 	char text[400];
-	int rc = vckpt_get_version(req_fs(req), n->what.path, n->what.version, &c);
+	int rc = vckpt_get_version(req_fs(req), n->key.path, n->key.version, &c);
 	if (rc) {
 		fuse_reply_err(req, to_errno(rc));
 		return;
@@ -250,12 +251,12 @@ static void do_read(struct vjob *j)
 	struct vlayout *l;
 	int rc = n ? 0 : -ESTALE;
 
-	if (!rc && n->what.kind == V_REFUSED) {
+	if (!rc && n->key.kind == V_REFUSED) {
 		read_refused(j->req, n, j->size, j->off);
 		return;
 	}
 	if (!rc)
-		rc = vlayout_get(req_fs(j->req), &n->what, &l);
+		rc = vlayout_get(req_fs(j->req), &n->key, &l);
 	if (rc) {
 		fuse_reply_err(j->req, rc == -ENOENT ? ESTALE : to_errno(rc));
 		return;
@@ -270,12 +271,12 @@ static void do_readdir(struct vjob *j)
 	CLEANUP_FREE char *buf = malloc(j->size);
 	struct vckpt *c = NULL;
 	size_t used = 0;
-	int rc = !n ? -ESTALE : !buf ? -ENOMEM : vwhat_version(req_fs(j->req), &n->what, &c);
+	int rc = !n ? -ESTALE : !buf ? -ENOMEM : view_key_version(req_fs(j->req), &n->key, &c);
 
 	if (!rc)
-		rc = may_see(req_fs(j->req), &j->who, &n->what, c, 5);
+		rc = may_see(req_fs(j->req), &j->who, &n->key, c, 5);
 	if (!rc)
-		rc = views_list(j, &n->what, c, buf, &used);
+		rc = views_list(j, &n->key, c, buf, &used);
 	if (c)
 		vckpt_put(c);
 	if (rc)
@@ -320,7 +321,7 @@ static void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 static void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct vnode *n = vnode_find(id);
-	struct vlayout *l = n ? vlayout_find(&n->what) : NULL;
+	struct vlayout *l = n ? vlayout_find(&n->key) : NULL;
 	struct vjob *j;
 
 	(void)fi;

@@ -103,7 +103,7 @@ void vckpt_idle(const char *path);
 
 enum vkind { V_DIR, V_MODEL, V_REFUSED, V_SPLIT, V_PART, V_INDEX, V_RESHARD, V_WORLD, V_RANK, V_TENSORS, V_NPY };
 
-struct vwhat {			/* what a name stands for */
+struct view_key { /* what a name stands for */
 	enum vkind kind;
 	uint32_t ranks;
 	uint64_t i;		/* part, rank, or tensor */
@@ -112,17 +112,17 @@ struct vwhat {			/* what a name stands for */
 };
 
 struct vnode {
-	struct vnode *id_next, *what_next;
+	struct vnode *id_next, *key_next;
 	uint64_t id, nlookup;
-	struct vwhat what;	/* owns its path */
+	struct view_key key;	/* owns its path */
 	struct stat st;		/* as last seen */
 };
 
-bool vwhat_same(const struct vwhat *a, const struct vwhat *b);
+bool view_key_same(const struct view_key *a, const struct view_key *b);
 /* NULL: unknown. Valid while the kernel knows it, hence while a request for it is answered. */
 struct vnode *vnode_find(uint64_t id);
-/* The node of w, with one more lookup counted; NULL: no memory. */
-struct vnode *vnode_get(const struct vwhat *w, const struct stat *st);
+/* The node of key, with one more lookup counted; NULL: no memory. */
+struct vnode *vnode_get(const struct view_key *key, const struct stat *st);
 /* Returns the attributes last seen; `seen`, unless NULL, replaces them. */
 void vnode_stat(struct vnode *n, const struct stat *seen, struct stat *out);
 
@@ -140,14 +140,15 @@ bool vkind_is_dir(enum vkind k);
 bool vspecial_has(const struct vckpt *c, enum vkind k);
 /* Encodes a tensor's name as a file name: '/' as %2F, '%' as %25. False: too long. */
 bool vname_encode(const char *name, char buf[MAX_NAME + 1]);
-/* What `name` in `dir` stands for. *path is the buffer that w->path points to; the caller frees
+/* What `name` in `dir` stands for. *path is the buffer that key->path points to; the caller frees
  * it. */
-int vwhat_find(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path);
-/* The checkpoint of w; NULL for V_DIR. -ENOENT: it has another version, and the names below w are
- * gone. */
-int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c);
-int vwhat_stat(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
-	       struct stat *st);
+int view_key_find(struct fs *fs, const struct view_key *dir, const char *name, struct view_key *key,
+		  char **path);
+/* The checkpoint of key; NULL for V_DIR. -ENOENT: it has another version, and the names below key
+ * are gone. */
+int view_key_version(struct fs *fs, const struct view_key *key, struct vckpt **c);
+int view_key_stat(struct fs *fs, const struct caller *who, const struct view_key *key,
+		  struct vckpt *c, struct stat *st);
 /* Attributes and permissions of the real directory. */
 int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, struct stat *st);
 
@@ -158,14 +159,14 @@ int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, st
 struct vlayout {
 	struct vlayout *next;
 	unsigned refs;
-	struct vwhat what;	/* path belongs to c */
+	struct view_key key; /* path belongs to c */
 	struct vckpt *c;
 	struct view *view;
 };
 
 /* -ENOENT: there is no such file; -ESTALE: no such version. Both functions return a reference. */
-int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out);
-struct vlayout *vlayout_find(const struct vwhat *w);	/* NULL: not cached */
+int vlayout_get(struct fs *fs, const struct view_key *key, struct vlayout **out);
+struct vlayout *vlayout_find(const struct view_key *key); /* NULL: not cached */
 void vlayout_put(struct vlayout *l);
 
 /* ---- views_jobs.c, views_list.c ---- */
@@ -190,6 +191,7 @@ struct vjob {
 struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name);
 void vjob_put(struct vjob *j);		/* queues it; it is freed once answered */
 /* Fills buf (j->size bytes) from j->off on. c: NULL for V_DIR. */
-int views_list(struct vjob *j, const struct vwhat *w, const struct vckpt *c, char *buf, size_t *used);
+int views_list(struct vjob *j, const struct view_key *key, const struct vckpt *c, char *buf,
+	       size_t *used);
 
 #endif

@@ -25,11 +25,11 @@ void vlayout_put(struct vlayout *l)
 	free(l);
 }
 
-struct vlayout *vlayout_find(const struct vwhat *w)
+struct vlayout *vlayout_find(const struct view_key *key)
 {
 	pthread_mutex_lock(&lock);
 	struct vlayout **pp = &layouts, *l;
-	while ((l = *pp) && !vwhat_same(&l->what, w))
+	while ((l = *pp) && !view_key_same(&l->key, key))
 		pp = &l->next;
 	if (l) {
 		*pp = l->next;
@@ -69,45 +69,46 @@ static void layout_keep(struct vlayout *l)
 	}
 }
 
-static int make_part(struct vckpt *c, const struct vwhat *w, struct view **out, struct fmt_error *e)
+static int make_part(struct vckpt *c, const struct view_key *key, struct view **out,
+		     struct fmt_error *e)
 {
 	CLEANUP_FREE size_t *cut = NULL;
 	size_t n;
 	int rc = view_split(c->base, VIEWS_PART_BYTES, &cut, &n, e);
 	if (rc)
 		return rc;
-	if (w->kind == V_INDEX)
+	if (key->kind == V_INDEX)
 		return view_index(c->base, cut, n, out, e);
-	if (w->i >= n || w->ranks != n)
+	if (key->i >= n || key->ranks != n)
 		return -ENOENT;
-	struct view_pick p = {cut[w->i], cut[w->i + 1], 1, 0};
+	struct view_pick p = {cut[key->i], cut[key->i + 1], 1, 0};
 	return view_safetensors(c->base, &p, out, e);
 }
 
-static int make_view(struct vckpt *c, const struct vwhat *w, struct view **out)
+static int make_view(struct vckpt *c, const struct view_key *key, struct view **out)
 {
 	struct fmt_error e;
-	if (!c->set || (*c->why && w->kind != V_NPY))
+	if (!c->set || (*c->why && key->kind != V_NPY))
 		return -ENOENT;
-	struct view_pick all = {0, c->set->n_tensors, w->kind == V_RANK ? w->ranks : 1,
-				w->kind == V_RANK ? (uint32_t)w->i : 0};
-	if (w->kind == V_PART || w->kind == V_INDEX)
-		return make_part(c, w, out, &e);
-	if (w->kind == V_NPY)
-		return w->i < c->set->n_tensors ? view_npy(c->base, w->i, out, &e) : -ENOENT;
+	struct view_pick all = {0, c->set->n_tensors, key->kind == V_RANK ? key->ranks : 1,
+				key->kind == V_RANK ? (uint32_t)key->i : 0};
+	if (key->kind == V_PART || key->kind == V_INDEX)
+		return make_part(c, key, out, &e);
+	if (key->kind == V_NPY)
+		return key->i < c->set->n_tensors ? view_npy(c->base, key->i, out, &e) : -ENOENT;
 	return view_safetensors(c->base, &all, out, &e);
 }
 
-int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out)
+int vlayout_get(struct fs *fs, const struct view_key *key, struct vlayout **out)
 {
-	struct vlayout *l = vlayout_find(w);
+	struct vlayout *l = vlayout_find(key);
 	*out = l;
 	if (l)
 		return 0;
 	l = calloc(1, sizeof(*l));
-	int rc = l ? vckpt_get_version(fs, w->path, w->version, &l->c) : -ENOMEM;
+	int rc = l ? vckpt_get_version(fs, key->path, key->version, &l->c) : -ENOMEM;
 	if (!rc)
-		rc = make_view(l->c, w, &l->view);
+		rc = make_view(l->c, key, &l->view);
 	if (rc) {
 		if (l && l->c)
 			vckpt_put(l->c);
@@ -115,8 +116,8 @@ int vlayout_get(struct fs *fs, const struct vwhat *w, struct vlayout **out)
 		return rc;
 	}
 	l->refs = 1;
-	l->what = *w;
-	l->what.path = l->c->path;
+	l->key = *key;
+	l->key.path = l->c->path;
 	layout_keep(l);
 	*out = l;
 	return 0;

@@ -128,17 +128,18 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 	return rc;
 }
 
-int views_list(struct vjob *j, const struct vwhat *w, const struct vckpt *c, char *buf, size_t *used)
+int views_list(struct vjob *j, const struct view_key *key, const struct vckpt *c, char *buf,
+	       size_t *used)
 {
 	struct list_out o = {.j = j, .buf = buf};
 	int rc = 0;
 	put_name(&o, ".", true);
 	put_name(&o, "..", true);
-	if (w->kind == V_DIR)
-		rc = list_dir(req_fs(j->req), &o, w->path);
-	else if (w->kind == V_TENSORS && c->set)
+	if (key->kind == V_DIR)
+		rc = list_dir(req_fs(j->req), &o, key->path);
+	else if (key->kind == V_TENSORS && c->set)
 		list_tensors(&o, c);
-	else if (w->kind == V_SPLIT && c->set)
+	else if (key->kind == V_SPLIT && c->set)
 		list_split(&o, c);
 	*used = o.used;
 	return rc;

@@ -73,8 +73,9 @@ bool vspecial_has(const struct vckpt *c, enum vkind k)
 }
 
 /* In a directory of the mount: the views of the checkpoint there, or a subdirectory. *path is the
- * buffer that w->path points to; the caller frees it. */
-static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path)
+ * buffer that key->path points to; the caller frees it. */
+static int find_in_dir(struct fs *fs, const struct view_key *dir, const char *name,
+		       struct view_key *key, char **path)
 {
 	struct vckpt *c;
 	size_t i = 0;
@@ -85,7 +86,8 @@ static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name,
 		return rc;	/* it is not known whether there is one */
 	if (!rc) {
 		bool has = vspecial_has(c, vspecials[i].kind);
-		*w = (struct vwhat){.kind = vspecials[i].kind, .path = dir->path, .version = c->version};
+		*key = (struct view_key){
+			.kind = vspecials[i].kind, .path = dir->path, .version = c->version};
 		vckpt_put(c);
 		if (has)
 			return 0;
@@ -93,11 +95,12 @@ static int find_in_dir(struct fs *fs, const struct vwhat *dir, const char *name,
 	*path = path_join(dir->path, name);
 	if (!*path)
 		return -ENOMEM;
-	*w = (struct vwhat){.kind = V_DIR, .path = *path};
-	return 0;			/* vwhat_stat() checks that it exists */
+	*key = (struct view_key){.kind = V_DIR, .path = *path};
+	return 0; /* view_key_stat() checks that it exists */
 }
 
-static int find_tensor(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w)
+static int find_tensor(struct fs *fs, const struct view_key *dir, const char *name,
+		       struct view_key *key)
 {
 	char buf[MAX_NAME + 1];
 	ssize_t len = name_decode(name, buf);
@@ -106,45 +109,47 @@ static int find_tensor(struct fs *fs, const struct vwhat *dir, const char *name,
 	if (rc)
 		return rc;
 	const struct fmt_tensor *t = c->set ? fmt_set_find(c->set, buf, (size_t)len) : NULL;
-	w->kind = V_NPY;
-	w->i = t ? (uint64_t)(t - c->set->tensor) : 0;
+	key->kind = V_NPY;
+	key->i = t ? (uint64_t)(t - c->set->tensor) : 0;
 	vckpt_put(c);
 	return t ? 0 : -ENOENT;
 }
 
-int vwhat_find(struct fs *fs, const struct vwhat *dir, const char *name, struct vwhat *w, char **path)
+int view_key_find(struct fs *fs, const struct view_key *dir, const char *name, struct view_key *key,
+		  char **path)
 {
 	size_t len = strlen(name);
 	uint64_t n;
 	unsigned part, of;
 	char again[64];
 
-	*w = *dir;
+	*key = *dir;
 	switch (dir->kind) {
 	case V_DIR:
-		return find_in_dir(fs, dir, name, w, path);
+		return find_in_dir(fs, dir, name, key, path);
 	case V_TENSORS:
-		return find_tensor(fs, dir, name, w);
+		return find_tensor(fs, dir, name, key);
 	case V_SPLIT:
-		w->kind = !strcmp(name, "model.safetensors.index.json") ? V_INDEX : V_PART;
-		if (w->kind == V_INDEX)
+		key->kind = !strcmp(name, "model.safetensors.index.json") ? V_INDEX : V_PART;
+		if (key->kind == V_INDEX)
 			return 0;
 		if (sscanf(name, "model-%u-of-%u.safetensors", &part, &of) != 2 || !part)
 			return -ENOENT;
 		snprintf(again, sizeof(again), VIEW_PART_NAME, (size_t)part, (size_t)of);
-		w->i = part - 1;
-		w->ranks = of;
+		key->i = part - 1;
+		key->ranks = of;
 		return strcmp(again, name) ? -ENOENT : 0;
 	case V_RESHARD:
-		w->kind = V_WORLD;
+		key->kind = V_WORLD;
 		if (!number(name, len, RANKS_MAX, &n) || !n)
 			return -ENOENT;
-		w->ranks = (uint32_t)n;
+		key->ranks = (uint32_t)n;
 		return 0;
 	case V_WORLD:
-		w->kind = V_RANK;
-		if (len < 18 || strncmp(name, "rank-", 5) || strcmp(name + len - 12, ".safetensors") ||
-		    !number(name + 5, len - 17, dir->ranks - 1, &w->i))
+		key->kind = V_RANK;
+		if (len < 18 || strncmp(name, "rank-", 5) ||
+		    strcmp(name + len - 12, ".safetensors") ||
+		    !number(name + 5, len - 17, dir->ranks - 1, &key->i))
 			return -ENOENT;
 		return 0;
 	default:
@@ -152,13 +157,13 @@ int vwhat_find(struct fs *fs, const struct vwhat *dir, const char *name, struct 
 	}
 }
 
-int vwhat_version(struct fs *fs, const struct vwhat *w, struct vckpt **c)
+int view_key_version(struct fs *fs, const struct view_key *key, struct vckpt **c)
 {
 	*c = NULL;
-	if (w->kind == V_DIR)
+	if (key->kind == V_DIR)
 		return 0;
-	int rc = vckpt_get(fs, w->path, false, c);
-	if (!rc && (*c)->version != w->version) {
+	int rc = vckpt_get(fs, key->path, false, c);
+	if (!rc && (*c)->version != key->version) {
 		vckpt_put(*c);
 		*c = NULL;
 		rc = -ENOENT;
@@ -185,18 +190,18 @@ int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, st
 	return rc;
 }
 
-int vwhat_stat(struct fs *fs, const struct caller *who, const struct vwhat *w, struct vckpt *c,
-	       struct stat *st)
+int view_key_stat(struct fs *fs, const struct caller *who, const struct view_key *key,
+		  struct vckpt *c, struct stat *st)
 {
-	if (vkind_is_dir(w->kind))
-		return views_dir_stat(fs, who, w->path, st);
+	if (vkind_is_dir(key->kind))
+		return views_dir_stat(fs, who, key->path, st);
 	*st = (struct stat){0};
 	vckpt_stat(c, st);
-	if (w->kind == V_REFUSED) {
+	if (key->kind == V_REFUSED) {
 		st->st_size = (off_t)strlen(c->why) + 1;
 	} else {
 		struct vlayout *l;
-		int rc = vlayout_get(fs, w, &l);
+		int rc = vlayout_get(fs, key, &l);
 		if (rc)
 			return rc;
 		st->st_size = (off_t)view_size(l->view);

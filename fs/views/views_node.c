@@ -9,20 +9,21 @@
 #define BUCKETS 1024u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* all below; taken last */
-static struct vnode *by_id[BUCKETS], *by_what[BUCKETS];
-static struct vnode root = {.id = VIEWS_DIR, .nlookup = 1, .what = {.kind = V_DIR, .path = ""}};
+static struct vnode *by_id[BUCKETS], *by_key[BUCKETS];
+static struct vnode root = {.id = VIEWS_DIR, .nlookup = 1, .key = {.kind = V_DIR, .path = ""}};
 static uint64_t next_id;
 
-bool vwhat_same(const struct vwhat *a, const struct vwhat *b)
+bool view_key_same(const struct view_key *a, const struct view_key *b)
 {
 	return a->kind == b->kind && a->ranks == b->ranks && a->i == b->i && a->version == b->version &&
 	       !strcmp(a->path, b->path);
 }
 
-static unsigned what_bucket(const struct vwhat *w)
+static unsigned key_bucket(const struct view_key *key)
 {
-	uint64_t h = w->version ^ w->i * 0x9e3779b97f4a7c15ull ^ (uint64_t)w->ranks << 32 ^ (uint64_t)w->kind;
-	h = hash_bytes(h, w->path, strlen(w->path));
+	uint64_t h = key->version ^ key->i * 0x9e3779b97f4a7c15ull ^ (uint64_t)key->ranks << 32 ^
+		     (uint64_t)key->kind;
+	h = hash_bytes(h, key->path, strlen(key->path));
 	return (unsigned)((h ^ h >> 29) % BUCKETS);
 }
 
@@ -46,23 +47,23 @@ static uint64_t new_id(void)
 	return next_id++;
 }
 
-struct vnode *vnode_get(const struct vwhat *w, const struct stat *st)
+struct vnode *vnode_get(const struct view_key *key, const struct stat *st)
 {
-	unsigned b = what_bucket(w);
+	unsigned b = key_bucket(key);
 	pthread_mutex_lock(&lock);
-	struct vnode *n = by_what[b];
-	while (n && !vwhat_same(&n->what, w))
-		n = n->what_next;
+	struct vnode *n = by_key[b];
+	while (n && !view_key_same(&n->key, key))
+		n = n->key_next;
 	if (!n && (n = calloc(1, sizeof(*n)))) {
-		n->what = *w;
-		n->what.path = strdup(w->path);
-		if (!n->what.path) {
+		n->key = *key;
+		n->key.path = strdup(key->path);
+		if (!n->key.path) {
 			free(n);
 			n = NULL;
 		} else {
 			n->id = new_id();
-			n->what_next = by_what[b];
-			by_what[b] = n;
+			n->key_next = by_key[b];
+			by_key[b] = n;
 			n->id_next = by_id[n->id % BUCKETS];
 			by_id[n->id % BUCKETS] = n;
 		}
@@ -99,14 +100,14 @@ void views_forget(uint64_t id, uint64_t count)
 		n->nlookup -= count < n->nlookup ? count : n->nlookup;
 	if (n && !n->nlookup) {
 		*pp = n->id_next;
-		for (pp = &by_what[what_bucket(&n->what)]; *pp != n;)
-			pp = &(*pp)->what_next;
-		*pp = n->what_next;
+		for (pp = &by_key[key_bucket(&n->key)]; *pp != n;)
+			pp = &(*pp)->key_next;
+		*pp = n->key_next;
 	} else {
 		n = NULL;
 	}
 	pthread_mutex_unlock(&lock);
 	if (n)
-		free((char *)n->what.path);
+		free((char *)n->key.path);
 	free(n);
 }
