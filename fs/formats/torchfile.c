@@ -12,7 +12,7 @@
 
 #define MAX_PICKLE (256u << 20)
 #define MAX_NAME 65536u		/* longest path in the object */
-#define MAX_TWINS 1000u		/* tensors whose paths have the same text */
+#define MAX_SAME_NAME 1000u	     /* tensors whose paths have the same text */
 
 struct storage {
 	const struct fmt_dtype *dtype;	/* NULL: untyped */
@@ -85,7 +85,7 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 	for (unsigned i = 2; !err && !w->state && fmt_set_find(w->set, w->name, w->name_len); i++) {
 		char b[16];
 
-		if (i > MAX_TWINS)
+		if (i > MAX_SAME_NAME)
 			return fmt_fail(w->e, -E2BIG, w->pickle_at, "%.100s: too many of that name",
 					w->name);
 		w->name_len = len;

@@ -38,7 +38,7 @@ struct lknown {			/* a checkpoint that was examined */
 	char *path;
 	struct stat dir;
 	struct ckpt_kind kind;
-	uint64_t print;		/* a hash of all its names, sizes and timestamps; 0: not examined */
+	uint64_t fingerprint; /* a hash of all its names, sizes and timestamps; 0: not examined */
 	struct ckpt_verdict verdict;
 };
 

@@ -60,7 +60,7 @@ static void source_close(void *ctx, struct fmt_source *s)
 }
 
 struct look {
-	uint64_t print;
+	uint64_t fingerprint;
 	struct timespec newest_m, newest_c;
 	bool foreign;		/* an untrusted user owns a part of it */
 };
@@ -96,7 +96,8 @@ static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
  * so every change alters the hash. */
 static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct look *out)
 {
-	*out = (struct look){.print = HASH_SEED, .foreign = !alone && !lfound_trusts(f, &d->st)};
+	*out = (struct look){.fingerprint = HASH_SEED,
+			     .foreign = !alone && !lfound_trusts(f, &d->st)};
 	if (!alone)
 		out->newest_m = d->st.st_mtim;
 	for (size_t i = 0; i < d->n; i++) {
@@ -117,12 +118,12 @@ static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct l
 			return rc;
 		later(&out->newest_m, st.st_mtim);
 		later(&out->newest_c, st.st_ctim);
-		out->print = hash_bytes(out->print, n->name, strlen(n->name) + 1);
+		out->fingerprint = hash_bytes(out->fingerprint, n->name, strlen(n->name) + 1);
 		uint64_t x[] = {st.st_ino, n->size, (uint64_t)st.st_mtim.tv_sec, (uint64_t)st.st_mtim.tv_nsec,
 				(uint64_t)st.st_ctim.tv_sec, (uint64_t)st.st_ctim.tv_nsec};
-		out->print = hash_bytes(out->print, x, sizeof(x));
+		out->fingerprint = hash_bytes(out->fingerprint, x, sizeof(x));
 	}
-	out->print |= 1;	/* 0 means none */
+	out->fingerprint |= 1; /* 0 means none */
 	return 0;
 }
 
@@ -202,7 +203,7 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 
 	if (rc)
 		return rc;
-	if (k && k->print == l->print) {
+	if (k && k->fingerprint == l->fingerprint) {
 		*out = k->verdict;
 		ldir_close(&d);
 		return 0;
@@ -224,7 +225,7 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 			k->kind = *kind;
 			k->dir = d.st;
 			k->verdict = *out;
-			k->print = l->print;
+			k->fingerprint = l->fingerprint;
 		}
 	}
 	ckpt_content_free(&c);
@@ -308,7 +309,7 @@ int lfound_is_safe(void *ctx, size_t i)
 		if (names_of(f, path, kind->format == CKPT_LIGHTNING, &d, &m))
 			break;
 		ldir_close(&d);
-		rc = m.print == l.print;
+		rc = m.fingerprint == l.fingerprint;
 	}
 	free(path);
 	free(old);
