@@ -36,6 +36,7 @@
 
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 
+struct fs;
 struct node;
 struct fs_buffer;
 
@@ -260,6 +261,8 @@ struct forks {
 	pthread_cond_t cond;
 	struct fork_news *news;
 	bool started;		/* the thread that tells the kernel */
+	/* Tells the kernel that it does not know that name; set before any thread answers, without the lock. */
+	void (*expire)(struct fs *fs, uint64_t dir, const char *name);
 };
 
 /* Kept for status; log.c. */
@@ -269,15 +272,36 @@ struct notices {
 	unsigned n;
 };
 
+/* What is known of a request before libfuse decodes it. */
+struct received {
+	uint64_t unique;	/* without the resend bit */
+	bool resent, release;
+};
+
 /* Which thread reads requests; session.c. */
 struct reading {
 	pthread_mutex_t lock;	/* over all below; a holder of the tree lock only tries it. Before tickets.lock */
 	pthread_cond_t cond;
 	_Atomic int reader;	/* slot; changed with the lock, looked at without */
-	bool in_burst;
 	uint64_t since;		/* it answers since then, ns */
-	struct resent **resent;	/* read at the start, still to be answered */
-	size_t n_resent, next_resent;
+};
+
+/* Where requests come from, for the threads that answer; set by wire_run() before they start. */
+#define REQUEST_MAX (2u << 20)
+struct wire {
+	int fd;			/* readable when a request waits */
+	/* The next request: its length; 0 or -errno: the connection is gone. Read lock held, alone of all locks. */
+	int (*receive)(struct fs *fs, void *buf, size_t size, struct received *r);
+	/* Answers it, now or by another thread later. No lock held. */
+	void (*answer)(struct fs *fs, void *buf, size_t len);
+	void (*end)(struct fs *fs);	/* nothing is received any more, by any thread */
+};
+
+/* Requests that are read; wire/receive.c. Read lock held. */
+struct resends {
+	struct resent **v;	/* sent again; read at the start, still to be answered */
+	size_t n, next;
+	bool in_burst;		/* the last one came at once */
 };
 
 /* RELEASEs that are being answered; session.c. */
@@ -318,6 +342,8 @@ struct fs {
 	struct forks forks;
 	struct notices notices;
 	struct reading reading;
+	struct wire wire;
+	struct resends resends;
 	struct tickets tickets;
 	struct slots slots;
 	pthread_t upkeep;
@@ -572,10 +598,9 @@ void log_room(struct fs *fs);
 
 /* ---- fork.c; lock held ---- */
 int fork_node(struct fs *fs, struct node *n);	/* -ESTALE: done, look the name up again */
-/* Answers ESTALE for the forked node n once the kernel has forgotten its names. */
-void fork_answer(fuse_req_t req, struct fs *fs, struct node *n);
-/* The same for the names of n, a fork's new node, where the answer cannot wait. */
-void fork_tell(struct fs *fs, struct node *n);
+/* n is a fork's new node: the kernel is to forget that its names lead to the old one. True: it will be told, and then
+ * then(arg) is called, by another thread (NULL: nothing). False: nothing is to be told, or cannot be. */
+bool fork_tell(struct fs *fs, struct node *n, void (*then)(void *arg), void *arg);
 /* A reader waits for that writer: were it first, n would be forked again, and the kernel
  * asks again only once. */
 int fork_await(struct fs *fs, struct node *n);	/* 0; -EINPROGRESS as node_await */
@@ -609,6 +634,8 @@ int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* lock held; 0 
 void reply_known(fuse_req_t req, struct fs *fs, struct node *n);	/* the same, as it is known */
 double attr_timeout(const struct node *n);
 void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *e);
+/* ESTALE for the forked node n, once the kernel has forgotten its names. Lock held. */
+void reply_forked(fuse_req_t req, struct fs *fs, struct node *n);
 
 /* ---- session.c ---- */
 /* Called before this thread waits for the store, for a copy, for another thread: lets
@@ -626,7 +653,13 @@ void session_asked(struct fs *fs);
 void session_look(struct fs *fs);
 void session_join(struct fs *fs);	/* the connection is gone: waits for all threads that answer */
 void release_barrier(struct fs *fs);	/* waits for RELEASEs the kernel sent before this request */
-int session_run(struct fs *fs, const void *init, size_t init_len, bool resend);
+/* Starts the threads that answer, once fs->wire is set. -ENOMEM, -EAGAIN: not all of them could be. */
+int session_start(struct fs *fs);
+
+/* ---- wire/receive.c ---- */
+/* The first request is init, which the keeper has read; then all threads answer. resend: the kernel is asked for what
+ * the last worker took and did not answer. 0 or -errno. */
+int wire_run(struct fs *fs, const void *init, size_t init_len, bool resend);
 
 /* ---- upkeep.c ---- */
 int upkeep_start(struct fs *fs);
@@ -703,7 +736,8 @@ void node_unchanged(struct fs *fs, struct node *n);
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);
 void retry_failed(struct fs *fs);
 void close_restored(struct fs *fs);	/* handles of a connection that is gone */
-int discard_failed(struct fs *fs, uint64_t ino);	/* -EINVAL, -EBUSY, -EAGAIN; -ENODATA: nothing stands in the store */
+/* -EINVAL, -EBUSY, -EAGAIN; -ENODATA: nothing stands in the store. *id: its node, whose pages the kernel is to drop */
+int discard_failed(struct fs *fs, uint64_t ino, uint64_t *id);
 void seal_restored(struct fs *fs);
 void seal_late(struct fs *fs);
 unsigned close_all(struct fs *fs);	/* the connection is gone; returns files left unclosed */
@@ -829,7 +863,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 int trust_keeper(struct fs *fs);	/* and the workers that it starts afterwards */
 int trust_worker(struct fs *fs);
 void trust_still(void);		/* ends the process where that fails; as these two */
-void trust_nursery(void);
+void trust_nursery(uint64_t parser_memory);	/* memory: address space that its parsers may have */
 void trust_parser(void);
 /* ---- spare.c ---- */
 void spare_init(struct fs *fs);

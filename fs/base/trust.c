@@ -18,7 +18,6 @@
  * missing from the list must not kill a daemon that holds data.
  */
 #include "fs/fs.h"
-#include "fs/parser/parser.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -352,9 +351,9 @@ static int make_parser_filter(void)
 	return 0;
 }
 
-void trust_nursery(void)
+void trust_nursery(uint64_t parser_memory)
 {
-	struct rlimit none = {0, 0}, files = {16, 16}, memory = {PARSER_MEMORY, PARSER_MEMORY};
+	struct rlimit none = {0, 0}, files = {16, 16}, memory = {parser_memory, parser_memory};
 
 	if (SANITIZED)
 		return;

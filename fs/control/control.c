@@ -170,6 +170,16 @@ static bool says(const char *buf, size_t size, const char *word)
 	return !strncmp(buf, word, size < n ? size : n) && (size == n || (size == n + 1 && buf[n] == '\n'));
 }
 
+/* Of a file: its number, in text. 0 or -errno, as discard_failed(). */
+static int discard(struct fs *fs, const char *number)
+{
+	uint64_t id;
+	int rc = discard_failed(fs, strtoull(number, NULL, 10), &id);
+	if (!rc)
+		fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);
+	return rc;
+}
+
 static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
@@ -184,7 +194,7 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 	} else if (id == C_CONTROL && size > 8 && size < 40 && !strncmp(buf, "discard ", 8)) {
 		char number[40] = "";
 		memcpy(number, buf + 8, size - 8);
-		int rc = discard_failed(fs, strtoull(number, NULL, 10));
+		int rc = discard(fs, number);
 		if (rc)
 			fuse_reply_err(req, -rc);
 		else

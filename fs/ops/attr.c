@@ -206,7 +206,7 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
 		return rc;
 	if (rc == -ESTALE && n && n->fork.to) {
-		fork_answer(req, fs, n);
+		reply_forked(req, fs, n);
 		return 0;
 	}
 	/* the request names the file; the answer describes the version */

@@ -269,7 +269,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
 		return rc;
 	if (rc == -ESTALE && n && n->fork.to)
-		fork_answer(req, fs, n);
+		reply_forked(req, fs, n);
 	else if (rc)
 		fuse_reply_err(req, -rc);
 	return 0;
@@ -377,7 +377,7 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	if (rc != -ESTALE || !m->fork.to)
 		return rc;
 	*n = m = node_current(fs, m->id);
-	fork_tell(fs, m);
+	fork_tell(fs, m, NULL, NULL);
 	m->holds++;
 	rc = node_make_writable(fs, m, flags & O_TRUNC);
 	m->holds--;

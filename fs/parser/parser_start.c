@@ -176,7 +176,7 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 	explicit_bzero(&fs->still.key, sizeof(fs->still.key));
 	if (unmap_shared() || dup2(fd, 0) || close_range(1, ~0u, 0) || chdir("/"))
 		_exit(1);
-	trust_nursery();
+	trust_nursery(PARSER_MEMORY);
 	while (read(0, &o, sizeof(o)) == sizeof(o)) {
 		if (o.what == PARSER_START)
 			give_child(fs, o.id);

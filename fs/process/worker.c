@@ -117,7 +117,7 @@ static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t in
 	snprintf(path, sizeof(path), "/dev/fd/%d", fuse_fd);
 	if (fuse_session_mount(fs->se, path))
 		return -EIO;
-	int rc = session_run(fs, init, init_len, !first);
+	int rc = wire_run(fs, init, init_len, !first);
 	return rc ? rc : upkeep_start(fs);
 }
 

@@ -27,18 +27,11 @@ struct old_name {
 /* The names of a forked file, to be expired before its request is answered. */
 struct fork_news {
 	struct fork_news *next;
-	fuse_req_t req;		/* NULL: already answered */
+	void (*then)(void *arg);	/* NULL: nothing waits */
+	void *arg;
 	unsigned n;
 	struct old_name names[];
 };
-
-static void expire(struct fs *fs, const struct old_name *o)
-{
-	size_t len = strlen(o->name);
-	/* -ENOSYS: before Linux 6.2. -ENOENT: the kernel has no such entry */
-	if (fuse_lowlevel_notify_expire_entry(fs->se, o->dir, o->name, len) == -ENOSYS)
-		fuse_lowlevel_notify_inval_entry(fs->se, o->dir, o->name, len);
-}
 
 static void *fork_main(void *arg)
 {
@@ -54,11 +47,11 @@ static void *fork_main(void *arg)
 		fs->forks.news = f->next;
 		pthread_mutex_unlock(&fs->forks.lock);
 		for (unsigned i = 0; i < f->n; i++) {
-			expire(fs, &f->names[i]);
+			fs->forks.expire(fs, f->names[i].dir, f->names[i].name);
 			free(f->names[i].name);
 		}
-		if (f->req)
-			fuse_reply_err(f->req, ESTALE);
+		if (f->then)
+			f->then(f->arg);
 		free(f);
 		pthread_mutex_lock(&fs->forks.lock);
 	}
@@ -87,18 +80,18 @@ static int queue(struct fs *fs, struct fork_news *f)
 	return -rc;
 }
 
-/* Lock held. Without memory or a thread the entries expire by themselves after a second. */
-static bool tell(struct fs *fs, struct node *n, fuse_req_t req)
+bool fork_tell(struct fs *fs, struct node *n, void (*then)(void *arg), void *arg)
 {
 	unsigned cap = 0;
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		cap++;
-	if (cap < 2)	/* the answered process looks its own name up again */
+	if (cap < 2 || !fs->forks.expire)	/* the answered process looks its own name up */
 		return false;
 	struct fork_news *f = calloc(1, sizeof(*f) + cap * sizeof(f->names[0]));
 	if (!f)
 		return false;
-	f->req = req;
+	f->then = then;
+	f->arg = arg;
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		f->names[f->n] = (struct old_name){.dir = d->dir->id, .name = strdup(d->name)};
 		f->n += !!f->names[f->n].name;
@@ -159,15 +152,4 @@ void fork_came(struct fs *fs, struct node *n)
 	if (n->fork.awaited_ns)
 		pthread_cond_broadcast(&fs->tree.busy_cond);
 	n->fork.awaited_ns = 0;
-}
-
-void fork_answer(fuse_req_t req, struct fs *fs, struct node *n)
-{
-	if (!tell(fs, node_current(fs, n->id), req))
-		fuse_reply_err(req, ESTALE);
-}
-
-void fork_tell(struct fs *fs, struct node *n)
-{
-	tell(fs, n, NULL);
 }

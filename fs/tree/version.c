@@ -523,26 +523,22 @@ static struct node *failed_node(struct fs *fs, uint64_t ino)
 	return NULL;
 }
 
-int discard_failed(struct fs *fs, uint64_t ino)
+int discard_failed(struct fs *fs, uint64_t ino, uint64_t *id)
 {
-	uint64_t id;
-	{
-		TREE_SCOPE(fs);
-		struct node *n = failed_node(fs, ino);
-		if (!n)
-			return -EINVAL;
-		if (n->handles || n->busy)
-			return -EBUSY;
-		if (n->seq.born == UINT64_MAX)
-			return -ENODATA;
-		if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
-			return -EAGAIN;		/* the version before it is pending */
-		id = n->id;
-		n->version.accepted = false;
-		n->version.close_error = 0;
-		node_set_sf(fs, n, NULL);
-	}
-	fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);
+	TREE_SCOPE(fs);
+	struct node *n = failed_node(fs, ino);
+	if (!n)
+		return -EINVAL;
+	if (n->handles || n->busy)
+		return -EBUSY;
+	if (n->seq.born == UINT64_MAX)
+		return -ENODATA;
+	if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
+		return -EAGAIN;		/* the version before it is pending */
+	*id = n->id;
+	n->version.accepted = false;
+	n->version.close_error = 0;
+	node_set_sf(fs, n, NULL);
 	return 0;
 }
 

@@ -84,7 +84,7 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 		return -EINVAL;
 	int rc = fuse_session_custom_io(fs->se, &io, sizeof(io), fd);
 	if (!rc)
-		rc = session_run(fs, &hello, sizeof(hello), how & SHIM_RESEND);
+		rc = wire_run(fs, &hello, sizeof(hello), how & SHIM_RESEND);
 	has_upkeep = !(how & SHIM_NO_UPKEEP);
 	return rc || !has_upkeep ? rc : upkeep_start(fs);
 }

@@ -2,6 +2,7 @@
 #include "tests/unit/trust_shim.h"
 
 #include "fs/fs.h"
+#include "fs/parser/parser.h"
 
 static struct fs fs;
 
@@ -25,7 +26,7 @@ void shim_trust_still(void)
 
 void shim_trust_nursery(void)
 {
-	trust_nursery();
+	trust_nursery(PARSER_MEMORY);
 }
 
 void shim_trust_parser(void)

@@ -51,3 +51,14 @@ void reply_known(fuse_req_t req, struct fs *fs, struct node *n)
 	node_attr(fs, n, &st);
 	reply_stat(req, n, &st);
 }
+
+static void answer_stale(void *req)
+{
+	fuse_reply_err(req, ESTALE);
+}
+
+void reply_forked(fuse_req_t req, struct fs *fs, struct node *n)
+{
+	if (!fork_tell(fs, node_current(fs, n->id), answer_stale, req))
+		fuse_reply_err(req, ESTALE);
+}
