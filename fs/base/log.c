@@ -2,7 +2,7 @@
  * Log output: to stderr in the foreground, else to STORE/.cairn/<host>/log and syslog. The newest
  * notices are kept for status.
  */
-#include "fs/fs.h"
+#include "fs/base/base.h"
 
 #include <fcntl.h>
 #include <stdarg.h>

@@ -8,7 +8,7 @@
  * most answers. Before a request that may take long (session_may_block), it passes the role of
  * reader on.
  */
-#include "fs/fs.h"
+#include "fs/base/base.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -13,9 +13,10 @@
  * it asks the worker, and becomes the keeper only when the worker answers. A worker that was
  * killed, too, cannot answer, even while one of its threads is still inside a sync.
  */
-#include "fs/fs.h"
+#include "fs/base/base.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>

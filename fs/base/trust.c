@@ -17,7 +17,7 @@
  * A call that is not listed fails with EPERM, and the kernel logs it (audit: type=1326): a call
  * missing from the list must not kill a daemon that holds data.
  */
-#include "fs/fs.h"
+#include "fs/base/base.h"
 
 #include <errno.h>
 #include <fcntl.h>

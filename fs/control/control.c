@@ -2,8 +2,11 @@
  * MOUNT/.cairn: found by lookup, never listed in the root (checkpoint readers glob and rmtree). The
  * text of its files is written when they are opened.
  */
-#include "fs/fs.h"
+#include "fs/control/control.h"
 #include "fs/control/stats.h"
+#include "fs/latest/latest.h"
+#include "fs/ops/ops.h"
+#include "fs/views/views.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
 #ifndef CAIRN_FS_STATS_H
 #define CAIRN_FS_STATS_H
 
-#include "fs/fs.h"
+#include "fs/tree/tree.h"
 
 enum stats_form { STATS_TEXT, STATS_JSON, STATS_METRICS };
 /* Writes status, status.json or metrics to f. all: including names of files. */

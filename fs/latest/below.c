@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * How much of what is at or below a node has reached the store. Lock held for all functions.
  */
-#include "fs/fs.h"
+#include "fs/latest/inside.h"
 
 static enum below_rank rank_of(enum staged_state st)
 {

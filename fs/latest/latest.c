@@ -12,7 +12,7 @@
  * and a directory if they lie only further down. The same applies to latest itself, which stands
  * for the mount's root.
  */
-#include "fs/latest/latest.h"
+#include "fs/latest/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * Finds the checkpoints below a directory of the store; caches what was found out about them, keyed
  * by timestamps.
  */
-#include "fs/latest/latest.h"
+#include "fs/latest/inside.h"
 
 #include <dirent.h>
 #include <errno.h>

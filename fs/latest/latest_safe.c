@@ -3,8 +3,7 @@
  * is examined first, then the live tree is asked, then the store is compared with what was
  * examined.
  */
-#include "fs/latest/latest.h"
-#include "fs/parser/parser.h"
+#include "fs/latest/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Attributes: stat, chmod, chown, utimens, truncate, statfs. */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

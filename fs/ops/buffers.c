@@ -4,7 +4,7 @@
  * these bytes, and the client may fill the buffer again when that file is durable. Buffers in
  * staging: staging/file/buffer.c; in the tree: buffer_node.c.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * Bytes through the daemon: reads and writes of the relay lane, and operations that passthrough
  * does not cover.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * A close makes a version, in two steps: FLUSH, for which close(2) waits, and RELEASE, which seals
  * it. fsync waits until the version is durable.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

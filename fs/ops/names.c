@@ -3,7 +3,7 @@
  * record, records it, answers. The kernel has checked permissions (default_permissions) and, where
  * it can, file types.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -3,7 +3,7 @@
  * kernel moves the bytes (passthrough) without the daemon; in the relay lane they pass through
  * bytes.c.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

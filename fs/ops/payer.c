@@ -5,7 +5,7 @@
  * daemon has allocated all that they are expected to need (staged_cover); else they take the relay
  * lane, in which the daemon writes.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * hash of the name; the offset is that hash, so that a new worker (or rewinddir) continues at the
  * same place.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
  * when no process of the mount is left that could write to it. It opens the file by a name that
  * only it knows: MOUNT/.cairn/still-<key>-<node>.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

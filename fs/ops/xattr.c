@@ -2,7 +2,7 @@
  * Extended attributes: users' own (user.*), and user.cairn.*, which can be read by name but are
  * never listed, and cannot be set except user.cairn.device.
  */
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
 
 #include <errno.h>
 #include <limits.h>

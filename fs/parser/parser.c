@@ -5,7 +5,7 @@
  *	none ──START──▶ asked ──done──▶ idle, for the same tag ──▶ asked
  *	                  └─ content, failed ─▶ ended           └─ others are idle ─▶ ended
  */
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

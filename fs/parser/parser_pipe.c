@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Messages between the worker and a parser: a head, and a body in as many packets as needed.
  */
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -2,7 +2,7 @@
  * In a parser (cairnfs-parser): from a question to its answer. The process can only read and write
  * its socket, so it asks the worker for all bytes.
  */
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

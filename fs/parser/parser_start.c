@@ -3,7 +3,7 @@
  * cannot fork. The keeper starts one for each worker; it ends with the worker, and the parsers end
  * with it. It reads no byte of a checkpoint, so each parser starts clean.
  */
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * The keeper: opens /dev/fuse, mounts, starts the worker and restarts it when it dies. It holds the
  * fuse descriptor, the store's lock and the staging mounts, and no other state.
  */
-#include "fs/fs.h"
+#include "fs/process/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

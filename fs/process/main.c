@@ -7,7 +7,7 @@
  *   → staging_seal (log) → persist.c → io_write_file (ring) → store file
  *   → publish.c (in order) → durable
  */
-#include "fs/fs.h"
+#include "fs/process/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The mountpoint before the mount: unmounts what a killed cairnfs left there. Also remounts.
  */
-#include "fs/fs.h"
+#include "fs/process/process.h"
 #include "io/mounts/mounts.h"
 
 #include <errno.h>

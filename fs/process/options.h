@@ -4,7 +4,7 @@
 #ifndef CAIRN_FS_OPTIONS_H
 #define CAIRN_FS_OPTIONS_H
 
-#include "fs/fs.h"
+#include "fs/process/process.h"
 
 /* ---- options_table.c ---- */
 /* Sets the defaults. */

@@ -7,7 +7,7 @@
  * id again, this worker exits, too, and the keeper opens it. Users of the mount see each step as a
  * restart of the worker (P4); replay knows what to apply again.
  */
-#include "fs/fs.h"
+#include "fs/process/process.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * The worker: recovers staging, answers the kernel, drains. It may be killed at any instant; the
  * keeper starts another and nothing is lost.
  */
-#include "fs/fs.h"
+#include "fs/process/process.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Who sent a request: the kernel tells the user and the first group, /proc the others. */
-#include "fs/fs.h"
+#include "fs/request/request.h"
 
 #include <stdlib.h>
 

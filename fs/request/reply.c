@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Replies with nodes: entries, and how long the kernel may cache them.
  */
-#include "fs/fs.h"
+#include "fs/request/request.h"
 
 #include <errno.h>
 

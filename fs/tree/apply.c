@@ -3,7 +3,7 @@
  * a restart the same fs_apply() replays the log, which restores the tree. Nothing else changes
  * names, versions or handles. seal.c and emit.c make records of what exists already.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

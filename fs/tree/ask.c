@@ -10,7 +10,7 @@
  *
  * A thread without such a loop (replay, unit tests of the tree) asks at once.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -3,7 +3,7 @@
  * Buffers in staging: staging/file/buffer.c; operations of clients on them: buffers.c. Lock held
  * for all functions.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

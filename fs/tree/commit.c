@@ -3,7 +3,7 @@
  * it publishes the .metadata (staging/drain/hold.c) if several nodes write to one store.
  */
 #include "fs/formats/formats.h"
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 #include "fs/parser/parser.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Rotation: logs the tree, its handles and the answered closes anew.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

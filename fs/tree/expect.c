@@ -4,7 +4,7 @@
  * as large as others of its shape in such a directory. After a restart, the sizes come from the
  * store: from the newest directory of the same shape.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <dirent.h>
 #include <errno.h>

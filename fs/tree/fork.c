@@ -11,7 +11,7 @@
  * thread does it, without any lock of ours. That thread is created by the first fork of a file with
  * several names; most mounts never need it.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

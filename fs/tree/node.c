@@ -2,7 +2,7 @@
  * Nodes and names in memory: their tables, what is dirty, when one is freed. Nothing here asks the
  * store; tree.c does. Tree lock held for all functions.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * answer about paths that no caller walked: a name in a checkpoint's metadata, a checkpoint found
  * by a search. They answer only what the caller could have found by walking there.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Initializes records: the fields that all of one type share.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 struct rec rec_new(uint32_t type)
 {

@@ -2,7 +2,7 @@
  * Seals: everything the store needs to know of a version or of an answered close. A shard that gets
  * a new version while its checkpoint is committed is marked as such (DURABILITY, Safe checkpoints).
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * Limits on what one user may take of shared resources: descriptors of the worker, and staging
  * memory lent as buffers. Lock held for all functions.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * clean name is compared with the store at each lookup, because other nodes of a cluster publish
  * there, too. Tree lock held for all functions. node.c has the nodes and names themselves.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * The upkeep thread: frees nodes that the kernel forgot, rotates the log, seals files that were
  * mapped until now, retries failed closes.
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <time.h>

@@ -2,7 +2,7 @@
  * Versions of a file: opening it for writing begins one, the last writer's close seals it. Also
  * handles versions that could not be sealed (failed, restored, mapped).
  */
-#include "fs/fs.h"
+#include "fs/tree/inside.h"
 
 #include <errno.h>
 #include <fcntl.h>

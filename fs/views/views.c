@@ -12,7 +12,7 @@
  * to separate threads; the threads that answer the kernel only read, a few at a time. This file has
  * the operations and the answers; views.h lists the others.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 #include "io/scope.h"
 
 #include <errno.h>

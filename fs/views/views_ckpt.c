@@ -2,7 +2,7 @@
  * The cache of parsed checkpoints: which version of one a view is made of, and whether the tree
  * still has that version. One checkpoint is parsed at a time.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -2,8 +2,7 @@
  * Reads a checkpoint's files for views: found in the live tree by path, with bytes from staging or
  * the store, always of the version that was parsed.
  */
-#include "fs/parser/parser.h"
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
  * Threads for view requests that may take long: they may parse. Created on demand; they end with
  * the process.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 
 #include <errno.h>
 #include <stdlib.h>

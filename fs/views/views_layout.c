@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Layouts: each file of .cairn/views as a list of parts. The most recently used are cached.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 #include "io/scope.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
  * The listings of .cairn/views. An offset is the number of an entry, listed or not, so it stays
  * valid when others are added. Directories with too many names (reshard) are listed as empty.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 #include "io/scope.h"
 
 #include <errno.h>

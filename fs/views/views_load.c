@@ -2,8 +2,7 @@
  * Parses checkpoints of the live tree for views. Their files are untrusted input: the bytes that
  * are read, and so the memory that parsing takes, are limited.
  */
-#include "fs/parser/parser.h"
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The names of .cairn/views: what each stands for, and its attributes.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The nodes of .cairn/views: an id stands for one thing in one version.
  */
-#include "fs/views/views.h"
+#include "fs/views/inside.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,9 @@
  * Changes on a read-only mount are refused here. Changes of names or attributes first make room in
  * the log and wait for the closes that were sent before them.
  */
-#include "fs/fs.h"
+#include "fs/control/control.h"
+#include "fs/ops/ops.h"
+#include "fs/wire/wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

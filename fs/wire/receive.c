@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Requests from the kernel: how the next one is received, and in which order those are that the kernel sends again
  * after a worker's death. The threads that answer (base/session.c) call it with the read lock held. */
-#include "fs/fs.h"
+#include "fs/wire/wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 _Static_assert((int)SHIM_CONTENT == PARSER_CONTENT && (int)SHIM_FILES == PARSER_FILES && (int)SHIM_DONE == PARSER_DONE,
 	       "the same numbers");

@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fs/fs.h"
+#include "fs/ops/ops.h"
+#include "fs/wire/wire.h"
 #include "io/engine/table.h"
 
 static void take_too_long(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)

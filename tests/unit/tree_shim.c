@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "fs/fs.h"
+#include "fs/ops/inside.h"
+#include "fs/tree/inside.h"
 #include "staging/file/file.h"
 
 int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **out)

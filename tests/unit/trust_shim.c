@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/unit/trust_shim.h"
 
-#include "fs/fs.h"
-#include "fs/parser/parser.h"
+#include "fs/parser/inside.h"
 
 static struct fs fs;
 

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT
+ * What all directories of fs/ use: the log, the threads that answer the kernel, the rights of each
+ * process, the spare keeper. Nothing here depends on libfuse.
+ */
+#ifndef CAIRN_FS_BASE_H
+#define CAIRN_FS_BASE_H
+
+#include "fs/base/ids.h"
+#include "fs/fs.h"
+
+static inline uint64_t monotonic_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* FNV-1a. Mix the low bits before they are used alone. */
+#define HASH_SEED 0xcbf29ce484222325ull
+static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+{
+	for (const unsigned char *b = p; n; n--)
+		h = (h ^ *b++) * 0x100000001b3ull;
+	return h;
+}
+
+/* dir/name; the other one alone where dir or name is "". NULL: no memory. The caller frees it. */
+static inline char *path_join(const char *dir, const char *name)
+{
+	char *p;
+	return asprintf(&p, "%s%s%s", dir, *dir && *name ? "/" : "", name) < 0 ? NULL : p;
+}
+
+/* ---- log.c; any thread, any lock held ---- */
+
+/* Logs text and keeps it for status. fs: a struct fs. */
+void fs_notice(void *fs, const char *text);
+/* Replaces control characters by '?', except the byte `but` (0: none): names can hold anything, and
+ * messages about them go to terminals. */
+void text_plain(char *text, char but);
+void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* From now on to STORE/.cairn/<host>/log, or to syslog. */
+void fs_log_to_background(struct fs *fs);
+void fs_log_again(struct fs *fs);	/* the store went or came back: opens its log again */
+void fs_log_leave_terminal(void);	/* nothing more goes to the process that started cairnfs */
+
+/* ---- session.c: threads that answer ---- */
+
+/* The request that this thread answers. */
+struct current {
+	uint64_t unique;	/* without the resend bit */
+	bool resent;
+	uint64_t ticket;	/* RELEASEs read before it */
+	unsigned slot;
+	bool reads;		/* no other thread reads while this one answers */
+	bool tight;		/* its caller's memory cgroup has little left; ops/payer.c */
+	/* one of N_THREADS: what waits for long continues on another thread */
+	bool slotted;
+	bool left;		/* another thread has its slot: it ends after this request */
+};
+extern _Thread_local struct current current;
+
+/* Call it before this thread waits for the store, for a copy or for another thread: another one
+ * reads meanwhile. Not with the tree lock held for long; any number of times. */
+void session_may_block(struct fs *fs);
+/* The same before work of some 100 us, if requests wait already. */
+void session_may_take_long(struct fs *fs);
+/* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
+ * own, or on this one if no thread can be made. */
+void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg);
+/* Around a question to the store: others are answered meanwhile, even where it never returns. */
+void session_asks(struct fs *fs);
+void session_asked(struct fs *fs);
+/* Call it a few times a second, from a thread that does not wait for the store itself. */
+void session_look(struct fs *fs);
+/* The connection is gone: waits for all threads that answer. */
+void session_join(struct fs *fs);
+/* Waits for the RELEASEs that the kernel sent before this request. No lock held. */
+void release_barrier(struct fs *fs);
+/* Starts the threads that answer, once fs->wire is set. 0; -ENOMEM, -EAGAIN: not all of them. */
+int session_start(struct fs *fs);
+
+/* ---- trust.c: before the process has threads ---- */
+
+int trust_keeper(struct fs *fs);	/* also for the workers that it starts later; 0 or -errno */
+int trust_worker(struct fs *fs);	/* 0 or -errno */
+/* These end the process where they fail. */
+void trust_still(void);
+/* bytes of address space that each parser may have */
+void trust_nursery(uint64_t parser_memory);
+void trust_parser(void);
+
+/* ---- spare.c ---- */
+
+void spare_init(struct fs *fs);
+/* Forks a spare for the worker at the other end of life: its pid, or -1. Returns in the spare too,
+ * when it has become the keeper: *adopted. */
+pid_t spare_start(struct fs *fs, int life, bool *adopted);
+bool keeper_is_there(const struct fs *fs);	/* by the worker; true if only the spare is there */
+void keeper_look(struct fs *fs);		/* by the worker, now and then */
+_Noreturn void worker_exit(struct fs *fs, int code);
+unsigned keepers_replaced(const struct fs *fs);
+
+#endif

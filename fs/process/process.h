@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ * The processes of a mount: what the files of process/ share. Nothing else includes it.
+ */
+#ifndef CAIRN_FS_PROCESS_H
+#define CAIRN_FS_PROCESS_H
+
+#include "fs/latest/latest.h"
+#include "fs/ops/ops.h"
+#include "fs/parser/parser.h"
+#include "fs/wire/wire.h"
+
+int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
+
+/* ---- mountpoint.c ---- */
+
+/* Makes the directory mnt immutable, under the mount that is to come: when the mount is gone, only
+ * root can make files there. A descriptor of it for mountpoint_unguard(), which undoes it; or
+ * -errno: nothing is changed. */
+int mountpoint_guard(const char *mnt);
+void mountpoint_unguard(int fd);
+/* Unmounts cairnfs mounts at mnt whose processes are dead. 0 also if there is none; else stderr has
+ * why. */
+int mountpoint_take_over(const char *mnt);
+/* Changes the kernel's flags (ro, noexec, ...) of the mount at mnt to options, a list, which is
+ * modified. 0; -errno, and stderr has why. */
+int mountpoint_remount(const char *mnt, char *options);
+/* The type of the topmost mount at path, which is absolute. -ENOENT: nothing is mounted there. */
+int mountpoint_top(const char *path, char *type, size_t cap);
+/* Where the cairnfs is mounted whose files are on device dev. -ENOENT: they are no cairnfs's. */
+int mountpoint_of(dev_t dev, char *path, size_t cap);
+
+/* ---- keeper.c, worker.c ---- */
+
+int keeper_run(struct fs *fs, struct fuse_args *rest);
+int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
+
+/* ---- store_watch.c: a thread of the worker ---- */
+
+/* Watches whether the store's filesystem is still there, or back. Then the worker exits with one of
+ * these codes, and the keeper closes the store, or opens it again, before it starts the next
+ * worker. */
+enum { EXIT_STORE_GONE = 20, EXIT_STORE_BACK };
+int store_watch_start(struct fs *fs);
+
+#endif
