@@ -73,9 +73,13 @@ ALL_LDFLAGS := $(OPT) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
 # The modules of io/, what is above first: store rests on engine and sum, these on neither.
 IO_MODULES := store engine sum mounts
 IO_SRC := $(wildcard $(IO_MODULES:%=io/%/*.c))
-STAGING_SRC := $(wildcard staging/*.c staging/*/*.c)
+# Those of staging/; what lies in staging/ itself is above them.
+STAGING_MODULES := drain file log memory
+STAGING_SRC := $(wildcard staging/*.c $(STAGING_MODULES:%=staging/%/*.c))
 FORMATS_SRC := $(wildcard fs/formats/*.c)
-FS_SRC := $(filter-out fs/process/main.c,$(filter-out fs/formats/%,$(wildcard fs/*.c fs/*/*.c)))
+# Those of fs/.
+FS_MODULES := process wire control views ops latest request tree parser base
+FS_SRC := $(filter-out fs/process/main.c,$(wildcard $(FS_MODULES:%=fs/%/*.c)))
 CAIRN_SRC := $(wildcard tools/cairn/*.c)
 BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
 BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
@@ -84,9 +88,9 @@ LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) fs/formats/crc.c
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 LIBIO := $(IO_MODULES:%=$(BUILD)/libio-%.a)
-LIBSTAGING := $(BUILD)/libstaging.a
+LIBSTAGING := $(BUILD)/libstaging.a $(STAGING_MODULES:%=$(BUILD)/libstaging-%.a)
 LIBFORMATS := $(BUILD)/libformats.a
-LIBFS := $(BUILD)/libfs.a
+LIBFS := $(FS_MODULES:%=$(BUILD)/libfs-%.a)
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
 STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
@@ -107,8 +111,9 @@ UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*
 API := $(patsubst tests/api/%.cc,$(BUILD)/tests/api_%,$(wildcard tests/api/*.cc))
 HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c tests/crash/*.c \
 	tests/gpu/*.c))
-LAYERS := $(IO_MODULES:%=$(BUILD)/layers/io-%) $(if $(STAGING_SRC),$(BUILD)/layers/staging) \
-	$(if $(FORMATS_SRC),$(BUILD)/layers/formats)
+LAYERS := $(IO_MODULES:%=$(BUILD)/layers/io-%) $(BUILD)/layers/staging \
+	$(STAGING_MODULES:%=$(BUILD)/layers/staging-%) $(BUILD)/layers/formats \
+	$(FS_MODULES:%=$(BUILD)/layers/fs-%)
 
 # Fuzzing wants clang and its runtime; each harness is built with the sources it tests.
 FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -138,17 +143,16 @@ $(say) AR $@
 $(Q)rm -f $@ && $(AR) rcsD $@ $(filter %.o,$^)
 endef
 
-define io_module
-$(BUILD)/libio-$(1).a: $(call obj,$(wildcard io/$(1)/*.c)) $(BUILD)/sources
+# $(1): the library's name, $(2): its sources.
+define module
+$(BUILD)/lib$(1).a: $(call obj,$(2)) $(BUILD)/sources
 	$$(archive)
 endef
-$(foreach m,$(IO_MODULES),$(eval $(call io_module,$(m))))
-$(LIBSTAGING): $(call obj,$(STAGING_SRC)) $(BUILD)/sources
-	$(archive)
-$(LIBFORMATS): $(call obj,$(FORMATS_SRC)) $(BUILD)/sources
-	$(archive)
-$(LIBFS): $(call obj,$(FS_SRC)) $(BUILD)/sources
-	$(archive)
+$(foreach m,$(IO_MODULES),$(eval $(call module,io-$(m),$(wildcard io/$(m)/*.c))))
+$(foreach m,$(STAGING_MODULES),$(eval $(call module,staging-$(m),$(wildcard staging/$(m)/*.c))))
+$(eval $(call module,staging,$(wildcard staging/*.c)))
+$(eval $(call module,formats,$(FORMATS_SRC)))
+$(foreach m,$(FS_MODULES),$(eval $(call module,fs-$(m),$(filter fs/$(m)/%,$(FS_SRC)))))
 
 # link: objects of the target, then the libraries named in $(1).
 define link
@@ -205,8 +209,9 @@ $(FAKE_CUDA): tests/lib/fake_cuda.c tools/libcairn/cuda_dl.h $(BUILD)/flags
 	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) -MF $(BUILD)/obj/fake_cuda.d -fPIC -shared \
 		-Wl,-soname,libcuda.so.1 $< -o $@
 
-# Dependencies point one way, fs -> staging -> io, in io/ store -> engine and sum, and fs/formats/ rests
-# on nothing: each archive must link whole without the ones above it. $(1): what is below.
+# Dependencies point one way: fs -> staging -> io, in io/ store -> engine and sum, in staging/ and fs/ as
+# STAGING_MODULES and FS_MODULES are listed, and fs/formats/ depends on nothing. Each archive must link
+# whole without the ones above it; base, parser and tree also without libfuse. $(1): what is below.
 define layer
 @mkdir -p $(@D)
 $(Q)echo 'int main(void){return 0;}' | $(CC) $(ALL_LDFLAGS) -x c - -x none \
@@ -221,9 +226,24 @@ $(BUILD)/layers/io-mounts: $(BUILD)/libio-mounts.a
 $(BUILD)/layers/io-store: $(LIBIO)
 	$(call layer,$(IO_LIBS))
 $(BUILD)/layers/staging: $(LIBSTAGING) $(LIBIO)
-	$(call layer,$(IO_LIBS))
+	$(call layer,$(filter-out $<,$(STAGING_LIBS)))
 $(BUILD)/layers/formats: $(LIBFORMATS)
 	$(call layer)
+
+# What follows $(1) in the list $(2).
+below = $(if $(filter $(1),$(firstword $(2))),$(wordlist 2,$(words $(2)),$(2)),$(call \
+	below,$(1),$(wordlist 2,$(words $(2)),$(2))))
+define staging_layer
+$(BUILD)/layers/staging-$(1): $(BUILD)/libstaging-$(1).a $(LIBSTAGING) $(LIBIO)
+	$$(call layer,$(patsubst %,$(BUILD)/libstaging-%.a,$(call below,$(1),$(STAGING_MODULES))) $$(IO_LIBS))
+endef
+$(foreach m,$(STAGING_MODULES),$(eval $(call staging_layer,$(m))))
+define fs_layer
+$(BUILD)/layers/fs-$(1): $(BUILD)/libfs-$(1).a $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+	$$(call layer,$(patsubst %,$(BUILD)/libfs-%.a,$(call below,$(1),$(FS_MODULES))) $(LIBFORMATS) \
+		$$(STAGING_LIBS) $(if $(filter base parser tree,$(1)),,$(FUSE_LIBS)) $(SECCOMP_LIBS))
+endef
+$(foreach m,$(FS_MODULES),$(eval $(call fs_layer,$(m))))
 
 # What unit tests need in C; taken from the archive only by those that call it.
 SHIM := $(BUILD)/tests/libshim.a
