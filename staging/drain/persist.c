@@ -83,6 +83,8 @@ static int copy_through(struct job *j, int from, int under, int to)
 			break;
 		off = (uint64_t)data;
 		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
+		if (sparse)
+			want = data_run(from, off, want);
 		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off) :
 			    outgrow_read(j->p->sf->moved.under, from, under, j->buf, want, off);
 		if (n < 0)

@@ -267,7 +267,7 @@ static int copy_checked(struct staged *f, int from_fd, uint64_t size)
 		if (data < 0 && errno == ENXIO)
 			break;
 		off = data < 0 ? off : (uint64_t)data;
-		ssize_t n = pread(from_fd, buf, COPY_CHUNK, (off_t)off);
+		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
 		if (n <= 0) {
 			rc = n < 0 ? -errno : 0;
 			break;

@@ -13,11 +13,15 @@
 static bool is_zero_page(const char *page, uint64_t len)
 {
 	uint64_t first = 0;
+	/* the processor does not read ahead beyond a page; the next page is looked at next */
+	for (unsigned i = 0; i < IO_ALIGN; i += 64)
+		__builtin_prefetch(page + IO_ALIGN + i);
 	memcpy(&first, page, len < sizeof(first) ? len : sizeof(first));
 	return !first && (len <= sizeof(first) || !memcmp(page, page + sizeof(first), len - sizeof(first)));
 }
 
-/* Where the pages of zeros end that begin at off; or the data, which goes on behind a short run of them. */
+/* Where the pages of zeros end that begin at off; or the data, of which a short run of zeros is part when
+ * data follow it. */
 static uint64_t run_end(const struct written *w, uint64_t off, bool zeros)
 {
 	uint64_t end = off, len;
@@ -29,7 +33,7 @@ static uint64_t run_end(const struct written *w, uint64_t off, bool zeros)
 		else if (zeros || at + len - end >= RUN_MIN)
 			break;
 	}
-	return zeros || w->hole - end >= RUN_MIN ? end : w->hole;
+	return end;
 }
 
 int written_next(struct written *w, uint64_t *off, uint64_t *end)
@@ -73,6 +77,14 @@ unsigned written_extents(struct written *w, uint64_t off, struct io_extent *ext,
 		ext[n++] = (struct io_extent){off, end - off};
 	}
 	return n;
+}
+
+size_t data_run(int fd, uint64_t off, size_t most)
+{
+	off_t hole = lseek(fd, (off_t)off, SEEK_HOLE);
+	uint64_t run = hole > (off_t)off ? (uint64_t)hole - off : most;
+
+	return run < most ? (size_t)run : most;
 }
 
 unsigned file_extents(int fd, uint64_t off, uint64_t size, struct io_extent *ext, unsigned max)

@@ -39,6 +39,8 @@ int sf_stat(struct staged *f, struct stat *st);		/* as fstat; a lent file ends w
 /* extents.c */
 /* Data extents of fd in [off, end), at most max of them; one over all when there are more. */
 unsigned file_extents(int fd, uint64_t off, uint64_t end, struct io_extent *ext, unsigned max);
+/* Where SEEK_DATA has found data: how much may be copied before a hole begins, at most `most`. */
+size_t data_run(int fd, uint64_t off, size_t most);
 /* The data of a file in the tmpfs of huge pages, one piece after the other. */
 struct written {
 	int fd;

@@ -28,7 +28,7 @@ int sf_copy_bytes(int wr, int from_fd, uint64_t size)
 				break;
 		}
 		off = (uint64_t)data;
-		ssize_t n = pread(from_fd, buf, COPY_CHUNK, (off_t)off);
+		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
 		if (n <= 0) {
 			rc = n < 0 ? -errno : 0;
 			break;
