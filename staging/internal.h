@@ -41,6 +41,16 @@ static inline bool is_mostly_holes(const struct stat *st, uint64_t size)
 {
 	return is_mostly_hole((uint64_t)st->st_blocks * 512, size);
 }
+/* What the reserve promises a version in place of blocks of its own: the size of a small file; the pages of
+ * one that is mostly holes, so that its close need not search them for data. Its blocks are allocated when it
+ * is persisted, where the data are searched for anyway. UINT64_MAX: nothing. */
+#define PROMISE_HOLES_MAX (64ull << 20)	/* of the reserve, a quarter */
+static inline uint64_t promise_bytes(uint64_t size, uint64_t held)
+{
+	if (size <= STAGING_SMALL)
+		return size;
+	return is_mostly_hole(held, size) && held <= PROMISE_HOLES_MAX ? held : UINT64_MAX;
+}
 #define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
 

@@ -104,8 +104,11 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	p->snapshot = r->flags & REC_FSYNCED || (sf->spilled && !(r->flags & REC_SPILLED));
 	replay_sealed(s, sf, r, STAGED_SEALED);
 	s->st.recovered.versions++;
-	if (r->size <= STAGING_SMALL && !sf->spilled)	/* its close was promised room */
-		reserve_again(s, &p->promised, r->size);
+	struct stat st;
+	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st) ? UINT64_MAX :
+			    promise_bytes(r->size, (uint64_t)st.st_blocks * 512);
+	if (promised != UINT64_MAX)	/* its close was promised room, perhaps */
+		reserve_again(s, &p->promised, promised);
 	if (r->flags & REC_MAPPED) {
 		p->state = PEND_WAIT;
 		s->order.n_wait++;

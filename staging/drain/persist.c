@@ -36,6 +36,16 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
 }
 
+/* Its close was promised room and allocated none. Direct writes into holes would be slower. */
+static int allocate_data(struct job *j, const struct io_source *src)
+{
+	int rc = 0;
+
+	for (unsigned i = 0; !rc && j->p->promised && i < src->n_data; i++)
+		rc = io_allocate(j->s->o.store, j->p->tmp_fd, src->data[i].off, src->data[i].len);
+	return rc;
+}
+
 static int write_large(struct job *j, int from)
 {
 	struct pend *p = j->p;
@@ -60,7 +70,9 @@ static int write_large(struct job *j, int from)
 			src.seen = NULL;
 			j->no_sum = true;
 		}
-		rc = io_write_file(j->q, p->tmp_fd, p->direct, &src);
+		rc = allocate_data(j, &src);
+		if (!rc)
+			rc = io_write_file(j->q, p->tmp_fd, p->direct, &src);
 	}
 	munmap(map, size);
 	return rc;
@@ -123,8 +135,8 @@ static int make_tmp(struct job *j)
 		return fd;
 	p->tmp_fd = fd;
 	/* in a store that is nearly full a write may succeed and its writeback find no block */
-	return atomic_load(&j->s->reserve.tight) && p->promised && p->r.size ?
-	       io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
+	bool tight = atomic_load(&j->s->reserve.tight) && p->promised && p->r.size;
+	return tight && is_small(p) ? io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
 }
 
 /* Small ones share a sync. Not an fsync's: its bytes are logged as written, and recovery goes by that

@@ -50,8 +50,10 @@ static int reserve_stat(struct staged *f, struct stat *st)
 /* A small one gets its store file when it is persisted: perhaps it is removed before. f->io.lock held. */
 static bool promised(struct staged *f, const struct stat *st)
 {
-	return !f->spilled && !f->io.tmp_id && st->st_size <= (off_t)STAGING_SMALL && !sf_limited(f) &&
-	       reserve_promise(f->s, &f->io.promised, (uint64_t)st->st_size);
+	uint64_t bytes = promise_bytes((uint64_t)st->st_size, (uint64_t)st->st_blocks * 512);
+
+	return !f->spilled && !f->io.tmp_id && bytes != UINT64_MAX && !sf_limited(f) &&
+	       reserve_promise(f->s, &f->io.promised, bytes);
 }
 
 int staged_promise(struct staged *f)
