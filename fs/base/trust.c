@@ -67,6 +67,7 @@ static int keep_capabilities(const unsigned *keep, size_t n)
 
 /* SYS_ADMIN mounts and registers backing files; the others create files on behalf of their owners.
  * Not SYS_RESOURCE: it would bypass quotas. */
+/* clang-format off: a line for each would be a page for each table */
 static const unsigned serving[] = {CAP_SYS_ADMIN, CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,
 				   CAP_FSETID, CAP_LEASE, CAP_SYS_NICE, CAP_IPC_LOCK};
 
@@ -145,6 +146,7 @@ static const int calls_parser[] = {
 	SCMP_SYS(restart_syscall), SCMP_SYS(clock_gettime), SCMP_SYS(getrandom), SCMP_SYS(sysinfo), SCMP_SYS(getpid),
 	SCMP_SYS(gettid), SCMP_SYS(sched_yield),
 };
+/* clang-format on */
 #define N(a) (sizeof(a) / sizeof((a)[0]))
 
 /* Threads and plain processes, no new namespaces. */

@@ -308,15 +308,11 @@ static const char *size_text(uint64_t n, char buf[24])
 	return buf;
 }
 
-static void write_status(struct stats *st, FILE *f)
+/* Why changes do not reach the store. */
+static void write_trouble(const struct stats *st, FILE *f)
 {
-	struct staging_stats *s = &st->s;
-	char a[24], b[24], c[24];
+	const struct staging_stats *s = &st->s;
 
-	text_plain(s->halted.path, 0);
-	text_plain(s->last_error, 0);
-	text_plain(s->held, 0);
-	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	if (st->gone)
 		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
@@ -326,6 +322,46 @@ static void write_status(struct stats *st, FILE *f)
 	if (s->refused.count)
 		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
 			"cairn retry\n", (unsigned long long)s->refused.count, s->refused.path, strerror(-s->refused.error));
+}
+
+/* What most mounts never have. */
+static void write_rare(const struct staging_stats *s, FILE *f)
+{
+	char a[24], b[24];
+
+	if (s->outgrown.files)
+		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s written to the store before their close\n",
+			(unsigned long long)s->outgrown.files, size_text(s->outgrown.bytes, a));
+	if (s->buffers.count)
+		fprintf(f, "  buffers    %llu of clients, %s, of these %s pending\n",
+			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a), size_text(s->buffers.lent_bytes, b));
+	if (s->dedup.bytes)
+		fprintf(f, "  dedup      %s saved: %llu files share blocks with equal ones, %llu of them as clones\n",
+			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files, (unsigned long long)s->dedup.clones);
+}
+
+/* What pending changes wait for. */
+static void write_waiting(struct staging_stats *s, FILE *f)
+{
+	if (s->waiting_mapped[0]) {
+		fprintf(f, "  waiting    for files still mapped for writing; all later changes wait, too:\n");
+		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
+			fprintf(f, "               %s\n", p);
+	}
+	if (s->held[0])
+		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n", s->held);
+}
+
+static void write_status(struct stats *st, FILE *f)
+{
+	struct staging_stats *s = &st->s;
+	char a[24], b[24], c[24];
+
+	text_plain(s->halted.path, 0);
+	text_plain(s->last_error, 0);
+	text_plain(s->held, 0);
+	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
+	write_trouble(st, f);
 	fprintf(f, "  durable    %s\n", s->refused.count ? "not what was refused" :
 		s->log.pending || s->versions.open || s->versions.failed ? "not everything yet" : "everything");
 	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
@@ -338,27 +374,13 @@ static void write_status(struct stats *st, FILE *f)
 	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", (unsigned long long)st->lanes[LANE_FAST],
 		(unsigned long long)st->lanes[LANE_SPILL], (unsigned long long)st->lanes[LANE_READ],
 		(unsigned long long)st->lanes[LANE_RELAY]);
-	if (s->outgrown.files)
-		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s written to the store before their close\n",
-			(unsigned long long)s->outgrown.files, size_text(s->outgrown.bytes, a));
-	if (s->buffers.count)
-		fprintf(f, "  buffers    %llu of clients, %s, of these %s pending\n",
-			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a), size_text(s->buffers.lent_bytes, b));
-	if (s->dedup.bytes)
-		fprintf(f, "  dedup      %s saved: %llu files share blocks with equal ones, %llu of them as clones\n",
-			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files, (unsigned long long)s->dedup.clones);
+	write_rare(s, f);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->log.last_seq,
 		(unsigned long long)s->log.applied, (unsigned long long)s->log.pending);
 	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %llu\n", st->engine,
 		st->fsync, st->passthrough ? "yes" : "no",
 		st->ro ? " read only," : "", (unsigned long long)st->restarts);
-	if (s->waiting_mapped[0]) {
-		fprintf(f, "  waiting    for files still mapped for writing; all later changes wait, too:\n");
-		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
-			fprintf(f, "               %s\n", p);
-	}
-	if (s->held[0])
-		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n", s->held);
+	write_waiting(s, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }
