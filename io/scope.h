@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Things that let go of themselves at the end of a scope.
+ * Resources that are released at the end of a scope.
  */
 #ifndef CAIRN_IO_SCOPE_H
 #define CAIRN_IO_SCOPE_H
@@ -36,7 +36,7 @@ static inline pthread_mutex_t *scope_lock(pthread_mutex_t *m)
 	return m;
 }
 
-/* Hands a descriptor out of the scope that would close it. */
+/* Takes a descriptor out of the scope that would close it. */
 static inline int scope_keep(int *fd)
 {
 	int out = *fd;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * During a replay: a FLUSH that was answered is a close that counts, also where the RELEASE that would
- * have sealed the file was lost. Kept as the SEAL that it would have become. */
+ * During a replay: an answered FLUSH is a close that counts, even if the RELEASE that would
+ * have sealed the file was lost. It is kept as the SEAL that it would have become. */
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ static void *flushed_bytes(struct staging *s, const struct rec *r, size_t *len)
 	return bytes;
 }
 
-/* What became of a name of f's node. False: it is gone. */
+/* The name after r of a name of f's node. False: it is removed. */
 static bool name_after(const struct rec *f, const struct rec *r, struct rec_name *n)
 {
 	bool from = n->dir == r->dir && !strcmp(n->name, r->name);
@@ -35,11 +35,11 @@ static bool name_after(const struct rec *f, const struct rec *r, struct rec_name
 	return !(r->type == REC_UNLINK && from) && !(onto && r->node != f->node);
 }
 
-/* f as it would be if the close came after r, which changed its file. *data is the caller's. -ENOENT:
+/* f as if the close came after r, which changed its file. *data is the caller's. -ENOENT:
  * it has no name any more. */
 static int flushed_after(struct rec *f, const struct rec *r, void **data)
 {
-	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));	/* more than there can be */
+	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));	/* an upper bound */
 	struct rec_pair pair, *pairs = calloc(f->data_len + 2, sizeof(*pairs));
 	unsigned n_names = 0, n_pairs = 0;
 	bool xattr = r->type == REC_XATTR || r->type == REC_XATTR_DEL;
@@ -73,8 +73,8 @@ static int flushed_after(struct rec *f, const struct rec *r, void **data)
 	return len < 0 ? (int)len : 0;
 }
 
-/* A file that somebody closed and another still writes was renamed, unlinked, ...: that close would be
- * found by the name it had, and perhaps be put over what stands there since. */
+/* A file that was closed by one and is still written by another process was renamed, unlinked, ...:
+ * under its old name that close could overwrite what has the name since. */
 static void replay_flushed_change(struct staging *s, const struct rec *r)
 {
 	bool moves = r->type == REC_RENAME && !(r->flags & REC_DIR);
@@ -99,8 +99,8 @@ static void replay_flushed_change(struct staging *s, const struct rec *r)
 	}
 }
 
-/* Remembers the last FLUSHED record of a staged file until its seal is seen, or until what it tells
- * of is gone: another writer joins in, unless he truncates. */
+/* Remembers the last FLUSHED record of a staged file until its seal is seen, or until it is
+ * obsolete: another writer joins in, unless it truncates. */
 void replay_flush(struct staging *s, const struct rec *r)
 {
 	size_t i = 0;
@@ -126,7 +126,7 @@ void replay_flush(struct staging *s, const struct rec *r)
 		all[s->sweep.n_flushed++] = (struct flushed){.sf = r->sf, .node = r->node, .bytes = bytes, .len = len};
 }
 
-/* The connection is gone. A close that was answered counts, though the RELEASE that
+/* The connection is gone. An answered close counts, although the RELEASE that
  * would have sealed the file was lost with the process. */
 void replay_flushed(struct staging *s)
 {
@@ -137,7 +137,8 @@ void replay_flushed(struct staging *s)
 		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) == 0 && staged_recover(s, &r, &sf) == 0) {
 			r.type = REC_SEAL;
 			r.unique = 0;
-			staged_finish(sf);	/* else it is persisted out of both its places */
+			staged_finish(sf);	/* if it fails, it is persisted from both its
+						 * places */
 			staging_seal(s, sf, &r, true);
 			staged_unref(sf);
 		}

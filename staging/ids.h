@@ -11,11 +11,11 @@
  *	     23..0	the fraction of that second; a counter runs from there into the bits above
  *	ids below 16	the root, and fixed names below .cairn
  *
- * An id is never given twice on a host, since the counter is slower than the clock: it would take 16 million
- * ids a second. Nothing else of the host, its name for example, goes into an id.
+ * An id is never reused on a host, since the counter is slower than the clock: overtaking it would take 16
+ * million ids a second. Nothing else about the host, such as its name, is part of an id.
  *
- * 0.1.0 put a hash of the host's name into bits 62..56. In its stores user.cairn.ino may have bit 62 set: that
- * is a number to show, never one to look up by, so it is shown as it is. In its logs nodes may have it set: a
+ * 0.1.0 put a hash of the hostname into bits 62..56. In its stores user.cairn.ino may have bit 62 set: that
+ * number is only shown, never looked up, so it is shown unchanged. In its logs nodes may have it set: a
  * start replays their names and gives new ids from then on (log_open).
  */
 #ifndef CAIRN_STAGING_IDS_H

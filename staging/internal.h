@@ -29,9 +29,10 @@
 #include "io/scope.h"
 #include "staging/staging.h"
 
-#define HUGE_BYTES (2ull << 20)		/* expected from here on: the huge=always tmpfs */
-/* A file with more hole than this, and than data, gets no checksum: to sum zeros would take longer than all
- * else of an fsync, minutes for a terabyte, and so would every verify; and its copies have the holes, too. */
+#define HUGE_BYTES (2ull << 20)		/* expected size from which the huge=always tmpfs is used */
+/* A file with more hole than this, and than data, gets no checksum: summing zeros would take longer
+ * than the rest of an fsync, minutes per terabyte, and so would every verify; and its copies have
+ * the holes, too. */
 #define SUM_HOLES_MAX (256ull << 20)
 static inline bool is_mostly_hole(uint64_t data, uint64_t size)
 {
@@ -54,9 +55,10 @@ static inline uint64_t promise_bytes(uint64_t size, uint64_t held)
 #define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
 
-/* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. What stands before
- * `where` is at its place in every version, so that who cannot read the rest can tell who can. Fields are
- * added at the end; the version counts up when an older program must not go on with it. */
+/* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. Fields before
+ * `where` have the same offset in every version, so that a program that cannot read the rest can
+ * name the one that can. Fields are added at the end; the version is raised when an older program
+ * must not continue with it. */
 struct head {
 	uint64_t magic;
 	uint32_t version;
@@ -65,33 +67,34 @@ struct head {
 	_Atomic uint64_t next_id;
 	_Atomic uint64_t applied;	/* visible in the store */
 	_Atomic uint64_t durable;	/* and on stable storage */
-	/* zeros in those of 0.1.0 */
+	/* zeros if written by 0.1.0 */
 	char program[32];		/* the version of cairnfs that served it last */
 	struct io_where where;		/* the store that it belongs to */
-	char store_path[1024];		/* and its path, for people */
-	uint64_t recalled;		/* the log file of which a replay found that the store had forgotten a part */
+	char store_path[1024];		/* and its path, for messages */
+	uint64_t recalled;		/* log file of which a replay found a part missing in the
+					 * store */
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
 _Static_assert(offsetof(struct head, segment) == 48 && offsetof(struct head, program) == 80 &&
 	       offsetof(struct head, where) == 112 && sizeof(struct head) <= 4096, "the head's layout is kept");
-/* A log begins with a record that tells its format. It counts up with each new type or meaning of a record.
- * 1: of 0.1.0, which wrote no such record. */
+/* A log begins with a record of its format, which is raised with each new type or meaning of a
+ * record. 1: of 0.1.0, which wrote no such record. */
 #define LOG_FORMAT 2u
 #define LOG_BUF (REC_DATA_MAX + 4096)	/* bytes of log_buf: the longest record */
 
 enum reserve_state { RESERVE_NONE, RESERVE_HELD, RESERVE_GIVEN };
 
 enum pend_state {
-	PEND_WAIT,	/* SEAL: a writable mapping lives, bytes are not final */
-	PEND_QUEUED,	/* SEAL: wants a persist thread */
+	PEND_WAIT,	/* SEAL: a writable mapping exists, bytes are not final */
+	PEND_QUEUED,	/* SEAL: waits for a persist thread */
 	PEND_BUSY,	/* SEAL: a persist thread has it */
 	PEND_WRITTEN,	/* SEAL: bytes in the unpublished file, not synced */
 	PEND_READY,	/* may be published */
-	PEND_FAILED,	/* SEAL: gave up; publication halts here */
+	PEND_FAILED,	/* SEAL: no more attempts; publication halts here */
 };
 
-/* An ordered record on its way to the store. In s->order.pend, sorted by seq. */
+/* An ordered record that is pending. In s->order.pend, sorted by seq. */
 struct pend {
 	struct pend *next;
 	struct pend *todo_next;		/* in s->order.todo when QUEUED */
@@ -101,41 +104,46 @@ struct pend {
 	uint64_t tmp_id;
 	int tmp_fd;
 	bool direct;
-	bool snapshot;			/* by fsync: the writer goes on */
+	bool snapshot;			/* by fsync: the file is still written */
 	int source;			/* a store file that it may be a clone of; -1; clone.c */
 	bool cloned;			/* it is one */
-	bool must;			/* dead, but must be shown: persist it all the same */
+	bool must;			/* removed later, but must be published: persist it */
 	bool again;			/* first after a restart: perhaps applied already */
-	bool shown;			/* made in the store, and its mark could not be set */
-	bool begun;			/* its first step stands in the store; a retry goes on behind it */
+	bool shown;			/* done in the store, but the mark could not be set */
+	bool begun;			/* its first step is done in the store; a retry continues
+					 * there */
 	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
 	bool kills;			/* removes what a pending record created */
 	uint64_t held_ns;		/* since when; see hold.c */
-	bool let_go;
+	bool released;			/* hold.c holds it no longer */
 	unsigned attempts;
-	bool unsure;			/* of a spilled file: its own sync must tell whether the store has its bytes */
-	int lost;			/* it has not: -errno. The version is passed over, and told */
-	_Atomic bool failed_fsync;	/* a snapshot whose fsync was answered with an error: its writer goes on */
-	uint64_t promised;		/* bytes of the reserve, until it is in the store: it may have to be written again */
+	bool unsure;			/* a spilled file: only its own sync shows whether the store
+					 * has it */
+	int lost;			/* the store lost its bytes: -errno. The version is
+					 * skipped */
+	_Atomic bool failed_fsync;	/* a snapshot whose fsync failed: the file is still
+					 * written */
+	uint64_t promised;		/* bytes of the reserve, until it is in the store (rewrites
+					 * included) */
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
 };
 
-/* Memory on loan to a client; buffer.c. */
+/* Memory lent to a client; buffer.c. */
 struct buffer {
 	struct buffer *next;		/* s->files.buffers, until it has ended */
 	struct staging *s;
 	uint64_t id;
 	unsigned refs;			/* as all below: s->lock */
 	bool kept, ended;
-	int fd;				/* O_RDONLY: a writable one would hold up leases */
+	int fd;				/* O_RDONLY: a writable one would delay leases */
 	uint64_t charged;
-	struct staged *lent;		/* which has it as its lender */
+	struct staged *lent;		/* whose lender is this buffer */
 };
 
 /* ---- what each part of a staged file has; under s->lock, unless said otherwise ---- */
 
-/* Where it is listed, by what it is; staged.c. */
+/* The lists that it is in, by state; staged.c. */
 struct staged_lists {
 	struct staged *hash_next;
 	struct staged *open_prev, *open_next;	/* OPEN */
@@ -143,7 +151,7 @@ struct staged_lists {
 	struct staged *late_prev, *late_next;	/* late */
 };
 
-/* What it has of memory, and is expected to take; admit.c, relay.c, buffer.c. */
+/* Memory that it has and is expected to need; admit.c, relay.c, buffer.c. */
 struct staged_memory {
 	bool huge;
 	bool filled;			/* it was a ready file of the pool */
@@ -151,27 +159,28 @@ struct staged_memory {
 	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
 	uint64_t expected;
 	bool known;			/* expected was known */
-	bool presized;			/* made as long as it will be, before it was written */
+	bool presized;			/* extended to its final size before it was written */
 	bool in_parts;			/* and written in several places at once */
 	bool loan;			/* a buffer's bytes: never to the pool */
 	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
 };
 
-/* Memory ahead of who writes it; ahead.c. */
+/* Memory allocated ahead of its writer; ahead.c. */
 struct staged_ahead {
-	uint64_t end, size;		/* allocated as far as; as long as it was when looked at */
+	uint64_t end, size;		/* end of the allocation; the file's size when last looked
+					 * at */
 	bool allocating;
-	_Atomic bool over;		/* no more of it, until it is opened again */
+	_Atomic bool over;		/* no more of it until it is opened again */
 };
 
 /* Its older bytes are in the store; outgrow.c. */
 struct staged_moved {
 	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; io.lock */
-	_Atomic bool more;		/* and more are on their way there */
-	uint64_t after_ns;		/* not before */
+	_Atomic bool more;		/* more bytes are being moved */
+	uint64_t after_ns;		/* not before this time */
 };
 
-/* As of the last seal; and what staged_changed compares with. seal.c */
+/* State at the last seal; staged_changed compares with it. seal.c */
 struct staged_sealed {
 	bool once;
 	uint64_t ns;			/* CLOCK_REALTIME */
@@ -180,36 +189,40 @@ struct staged_sealed {
 	char checksum[IO_CHECKSUM_LEN];
 };
 
-/* As it was opened again, or copied; seal.c, clone.c. */
+/* State at the open for writing, or of the source of a copy; seal.c, clone.c. */
 struct staged_base {
-	char checksum[IO_CHECKSUM_LEN];	/* empty: not known */
+	char checksum[IO_CHECKSUM_LEN];	/* empty: unknown */
 	struct timespec mtime;
 	int source;			/* a store file that it may be a copy of; -1 */
 	bool counted;			/* as a clone */
 };
 
-/* What it may take of the store; room.c. */
+/* Space that it may take in the store; room.c. */
 struct staged_room {
-	uid_t uid;			/* whose blocks these are, where `owned` */
+	uid_t uid;			/* owner of its blocks, if `owned` */
 	gid_t gid;
 	bool owned;
-	bool checked;			/* the store is not roomy: each write finds room there first */
-	bool failed;			/* its last close had no room: it comes before all others */
-	uint64_t claim;			/* bytes of the store it may still ask for; of s->room.claims */
+	bool checked;			/* the store is nearly full: each write first allocates its
+					 * blocks */
+	bool failed;			/* its last close had no space: it is served first */
+	uint64_t claim;			/* bytes of the store it may still need; of
+					 * s->room.claims */
 };
 
-/* For who moves its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
+/* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
 struct staged_io {
-	pthread_mutex_t lock;		/* over all below and moved.under, one at a time; taken before s->lock */
-	pthread_mutex_t cut;		/* who persists an fsync's version: no bytes go meanwhile; taken after lock */
+	pthread_mutex_t lock;		/* all below and moved.under, one thread at a time; before
+					 * s->lock */
+	pthread_mutex_t cut;		/* held to persist an fsync's version: no bytes move; after
+					 * lock */
 	int rw;				/* O_RDWR for relay writes, -1 */
 	uint64_t tmp_id;		/* reserved store file, 0 = none */
 	int tmp_fd;
 	bool tmp_direct;
-	uint64_t tmp_size;		/* size it was reserved for */
+	uint64_t tmp_size;		/* size for which blocks were allocated */
 	uint64_t promised;		/* or bytes of the reserve, for a small one */
-	uint64_t held_from, held_to;	/* writes here have their room */
-	uint64_t torn_at;		/* where a write failed */
+	uint64_t held_from, held_to;	/* range for which room_for_write allocated blocks */
+	uint64_t torn_at;		/* offset at which a write failed */
 };
 
 struct staged {
@@ -220,13 +233,15 @@ struct staged {
 	enum staged_state state;
 	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
 	bool spilled, published;
-	bool backing;			/* the kernel was given it: it stays the file it is */
-	bool held;			/* by sf_hold_all */
+	bool backing;			/* the kernel has it as a backing file: it cannot be
+					 * replaced */
+	bool no_evict;			/* by sf_evict_block */
 	bool late;			/* finalized while a mapping still wrote it; by sf_set_late */
 	bool unclosed;			/* its writer died after the last seal, and had changed it */
 	int error;
-	_Atomic int spoiled;		/* spilled, and the store could not write a part: what is read of it proves nothing */
-	_Atomic int torn;		/* a write failed with this: it is no whole version; 0 */
+	_Atomic int spoiled;		/* spilled, and the store failed to write a part: do not
+					 * trust its pages */
+	_Atomic int torn;		/* errno of a failed write: it is no whole version; 0 */
 	unsigned n_seals;		/* pending SEALs */
 	uint64_t last_seal;		/* seq of the latest */
 	_Atomic uint64_t written;	/* of the version that is being persisted, so far */
@@ -240,19 +255,20 @@ struct staged {
 	struct staged_io io;
 };
 
-/* Threads that wait for work, all under s->lock. To wake one costs the waker some 10 us, more
- * than a small file's whole close; so after work they look again by themselves for a while
- * (TICK_NS, LINGER_NS), and what is in no hurry need not wake them. */
+/* Threads that wait for work, all under s->lock. A wake-up costs the caller about 10 us, more than
+ * a small file's whole close; so after work they poll for a while (TICK_NS, LINGER_NS), and work
+ * that is not urgent need not wake them. */
 struct sleeper {
 	pthread_cond_t cond;
 	unsigned deep;			/* asleep until woken, or for long */
 	uint64_t busy_ns;		/* when there last was work */
-	atomic_bool woken;	/* since the last sleep: who looked for work without s->lock looks again */
+	atomic_bool woken;	/* since the last sleep: a thread that looked without s->lock looks
+				 * again */
 };
 #define TICK_NS 3000000u
 #define LINGER_NS 50000000u
 
-/* ---- what each part of staging has; under s->lock, unless said otherwise ---- */
+/* ---- the parts of staging; under s->lock, unless stated otherwise ---- */
 
 #define SF_BUCKETS 4096u
 
@@ -285,20 +301,21 @@ struct memory {
 	uint64_t available, seen_ns;
 };
 
-/* Room held in the store; reserve.c. The locks are leaves, never with s->lock inside. */
+/* Blocks held allocated in the store; reserve.c. The locks are innermost: s->lock is not taken
+ * inside. */
 struct reserve {
 	int fd;
 	_Atomic int state;		/* enum reserve_state */
 	_Atomic uint64_t promised, inodes;
-	atomic_uint asked;		/* promises, counted: now and then one looks at the store */
-	_Atomic bool scarce;		/* the last look found no room */
-	_Atomic bool tight;		/* delayed allocation is not to be relied on */
-	_Atomic uint64_t bytes, left;	/* when whole; of it, not given yet */
-	pthread_rwlock_t lock;		/* read: who allocates blocks in the store */
-	pthread_mutex_t take_lock;	/* over changes of bytes and left; taken after the other */
+	atomic_uint asked;		/* counts promises: some of them check the store */
+	_Atomic bool scarce;		/* the last check found no space */
+	_Atomic bool tight;		/* do not rely on delayed allocation */
+	_Atomic uint64_t bytes, left;	/* full size; of it, not given away yet */
+	pthread_rwlock_t lock;		/* read: a thread that allocates blocks in the store */
+	pthread_mutex_t take_lock;	/* changes of bytes and left; taken after the other */
 };
 
-/* Free room in the store; room.c. */
+/* Free space in the store; room.c. */
 struct room {
 	_Atomic uint64_t free, seen_ns;	/* without a lock */
 	uint64_t claims;		/* of all that is open in the fast lane */
@@ -310,11 +327,11 @@ struct trash_file {
 	int fd;				/* -1 = none */
 };
 
-/* Files of no use any more; trash.c. */
+/* Files to be removed; trash.c. */
 struct trash {
 	struct trash_file *file;
 	size_t n, cap;
-	bool cleaning;			/* some of it is not removed yet */
+	bool cleaning;			/* a removal is in progress */
 	pthread_cond_t cond;
 	pthread_t thread;
 };
@@ -330,12 +347,12 @@ struct log {
 	struct log_dirs *dirs;		/* during a replay; lostfound.c */
 };
 
-/* Records on their way; order.c. */
+/* Pending records; order.c. */
 struct order {
 	struct pend *pend, **pend_tail;	/* sorted by seq */
 	struct pend *todo, **todo_tail;	/* QUEUED */
 	uint64_t n_pend, n_wait;
-	uint64_t last_delete;		/* seq of the latest record that frees room */
+	uint64_t last_delete;		/* seq of the latest record that frees space */
 	uint64_t fds_pend;		/* FDS_PEND_MAX, or less where the limit is low */
 };
 
@@ -357,7 +374,8 @@ struct files {
 	uint64_t n_evicted;
 	uint64_t largest;		/* bytes that a sealed file held */
 	uint64_t used;			/* of the budget */
-	unsigned n_sources;		/* descriptors held of what they may be copies of; clone.c */
+	unsigned n_sources;		/* descriptors held of possible sources of copies;
+					 * clone.c */
 	struct buffer *buffers;		/* buffer.c */
 	uint64_t n_buffers, buffer_bytes;
 };
@@ -372,68 +390,71 @@ struct waiter {
 struct dedup;
 /* From sealed to durable; persist.c, publish.c, sync.c. */
 struct drain {
-	uint64_t batch_end;		/* records up to here are the publisher's just now */
+	uint64_t batch_end;		/* records up to here are in the publisher's present
+					 * batch */
 	bool marked;			/* the store's mark is of this log; mark.c */
 	bool inherited;			/* head: applied by a worker that died before it synced them */
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
-	_Atomic unsigned refused;	/* IO_ATTR_*: the store does not take them, and it was told; meta.c */
-	uint64_t n_lost;		/* failed syncs that may have taken others' bytes */
+	_Atomic unsigned refused;	/* IO_ATTR_*: the store refuses them, logged already;
+					 * meta.c */
+	uint64_t n_lost;		/* failed syncs that may have lost bytes of other files */
 	struct retained *retained;	/* retain.c */
 	_Atomic unsigned n_retained;
-	struct dedup *dedup;		/* dedup.c; NULL = not wanted, or not started */
-	bool no_clone;			/* the store cannot do it; clone.c */
+	struct dedup *dedup;		/* dedup.c; NULL = off, or not started */
+	bool no_clone;			/* the store does not support clones; clone.c */
 	int halted;
 	uint64_t halt_retry_ns;
 	bool retry_now;
 	pthread_t persist[16], persist_small, publisher;
 	struct io_queue *queues[16];
 	unsigned n_persist;
-	unsigned n_large;		/* of them, with a large file each */
+	unsigned n_large;		/* of them, busy with a large file */
 };
 
-/* During a replay: a FLUSH that was answered, as the SEAL it would have become; flushed.c. */
+/* During a replay: an answered FLUSH, as the SEAL that it would have become; flushed.c. */
 struct flushed {
 	uint64_t sf, node;
-	void *bytes;		/* the record as it lies in the log */
+	void *bytes;		/* the record as encoded in the log */
 	size_t len;
 };
 
-/* During a replay: what became of each staged file the log speaks of; sweep.c. */
+/* During a replay: what became of each staged file in the log; sweep.c. */
 struct sweep_entry {
 	uint64_t id;
 	size_t next;	/* place + 1: in its bucket, or among the free ones */
 	bool open;
-	bool lent;	/* a second name of a buffer: never lost when it goes */
+	bool lent;	/* a second name of a buffer: not lost when it is removed */
 	uint64_t node, dir;
 	size_t next_node;	/* as next, by node */
-	bool closed;	/* as it was fsynced: the order has that version */
-	bool rdwr;	/* perhaps mapped: its times do not tell */
+	bool closed;	/* as it was fsynced: that version is in the order */
+	bool rdwr;	/* perhaps mapped: its times prove nothing */
 	uint64_t size;	/* of the last seal */
 	struct timespec mtime;
 	char name[256];	/* for lost+found */
 };
 
 #define LOSTFOUND_NAME 200u		/* a path as one name; lostfound.c */
-/* What belongs to nothing and could not be moved to lost+found yet. */
+/* An unreferenced file that could not be moved to lost+found yet. */
 struct kept_file {
 	struct kept_file *next;
 	uint64_t id;
-	int dir;		/* a descriptor of the place, or the store's tmp/ */
+	int dir;		/* descriptor of the place, or of the store's tmp/ */
 	bool in_store;
-	struct staged *f;	/* ours too, held from eviction meanwhile; NULL */
+	struct staged *f;	/* if also known to us, kept from eviction meanwhile; or NULL */
 	char name[LOSTFOUND_NAME];
 };
 
-/* Of a replay and what follows it; sweep.c, flushed.c. One thread's, but for `kept`. */
+/* A replay and what follows it; sweep.c, flushed.c. One thread's, except for `kept`. */
 struct sweep {
 	struct sweep_entry *entry;
 	size_t n, cap, free;
 	size_t bucket[SF_BUCKETS], node[SF_BUCKETS];
-	struct flushed *flushed;	/* closes answered */
+	struct flushed *flushed;	/* answered closes */
 	size_t n_flushed;
 	struct kept_file *kept;
-	pthread_mutex_t kept_lock;	/* taken before s->lock; over I/O, but nobody answers anybody meanwhile */
+	pthread_mutex_t kept_lock;	/* before s->lock; held over I/O, but no request waits for
+					 * it */
 };
 
 struct dirs;
@@ -445,7 +466,7 @@ struct staging {
 	struct pool pool;
 	struct reserve reserve;
 
-	pthread_mutex_t lock;		/* over all below */
+	pthread_mutex_t lock;		/* everything below */
 	struct memory memory;
 	struct room room;
 	struct trash trash;
@@ -460,11 +481,11 @@ struct staging {
 	struct sleeper pub;		/* publisher */
 	struct sleeper watch;
 	struct sleeper ahead;
-	uint64_t ahead_busy_ns;		/* a file grew, or was opened */
+	uint64_t ahead_busy_ns;		/* when a file last grew or was opened */
 	pthread_cond_t done_cond;	/* drain, room */
 	pthread_t watcher, aheader;
 	bool started, stop;
-	struct staging_stats st;	/* the counting fields only */
+	struct staging_stats st;	/* only the counters */
 };
 
 /* ---- shared helpers ---- */
@@ -481,7 +502,7 @@ static inline bool is_ordered(uint32_t type)
 	return type < REC_ORDERED_END;
 }
 
-/* Somebody waits for what is on its way. */
+/* A caller waits for pending changes. */
 static inline bool in_hurry(const struct staging *s)
 {
 	return atomic_load(&s->drain.n_sync_waiters);
@@ -500,13 +521,13 @@ static inline void save_descriptor(struct staging *s, struct pend *p)
 	}
 }
 
-/* Descriptors of what staged files may be copies of; clone.c. */
+/* Limit of descriptors of possible sources of copies; clone.c. */
 static inline unsigned sources_max(const struct staging *s)
 {
 	return (unsigned)(s->order.fds_pend / 4);
 }
 
-static inline uint64_t whole_pages(uint64_t size)	/* huge ones */
+static inline uint64_t whole_pages(uint64_t size)	/* huge pages */
 {
 	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 }

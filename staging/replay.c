@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Replay: the log is read from its beginning, and what it tells of is there again. */
+ * Replay: the log is read from its beginning, and its state is restored. */
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What the store already shows has moved directories; later records name them. */
+/* What the store already has includes moved directories; later records refer to them. */
 static void replay_dirs(struct staging *s, const struct rec *r)
 {
 	if (r->type == REC_NODE && (r->flags & REC_SEALED) && S_ISDIR(r->mode))
@@ -35,13 +35,13 @@ static void replay_sealed(struct staging *s, struct staged *f, const struct rec 
 	f->sealed.blocks = (r->size + 511) / 512;
 	f->sealed.once = true;
 	if (r->flags & REC_FSYNCED)
-		return;		/* its writer went on */
+		return;		/* it was written again */
 	sf_set_state(s, f, st);
 	if (st == STAGED_DURABLE && f->spilled)
 		f->published = true;
 }
 
-/* Staged files whose state the log changes beside the order. */
+/* Staged files whose state the log changes outside the order. */
 static void replay_staged(struct staging *s, const struct rec *r)
 {
 	LOCK_SCOPE(&s->lock);
@@ -64,12 +64,13 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	}
 }
 
-/* A SEAL without its staged file keeps its place in the order. A spilled file whose rename
- * came through just before the kill is in the store, but perhaps not under all its names. */
+/* A SEAL without its staged file keeps its place in the order. A spilled file that was renamed
+ * just before the kill is in the store, but perhaps not under all its names. */
 static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 {
 	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
-	bool away = io_store_away(s->o.store);	/* nothing is published: the next worker asks again */
+	bool away = io_store_is_detached(s->o.store);	/* nothing is published: the next worker tries
+						 * again */
 	struct rec ghost = *r;
 	struct pend *p;
 
@@ -114,7 +115,7 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 		s->order.n_wait++;
 	} else {
 		persist_queue(s, p);
-		sf_rest(sf);
+		sf_close_idle_fd(sf);
 	}
 }
 
@@ -129,9 +130,9 @@ static int replay_pend(struct staging *s, const struct rec *r)
 		return 0;
 	if (r->type == REC_SEAL) {
 		int rc = staged_recover(s, r, &sf);
-		if (rc == -ENOENT || rc == -EINVAL || rc == -ENODATA || (rc && io_store_away(s->o.store)))
+		if (rc == -ENOENT || rc == -EINVAL || rc == -ENODATA || (rc && io_store_is_detached(s->o.store)))
 			return replay_missing(s, r, rc == -ENODATA);
-		if (rc)		/* the version may well be there: it must not be given up */
+		if (rc)		/* the version may exist: it must not be given up */
 			return rc;
 	}
 	p = pend_new(r);
@@ -142,9 +143,9 @@ static int replay_pend(struct staging *s, const struct rec *r)
 	return p ? 0 : -ENOMEM;
 }
 
-/* That version's file was whole, and what is staged may be a later one, half written: what was
- * synced is not asked again, for a sync that fails would want it written from there. The file is
- * gone only if it has its name already. */
+/* That version's file was whole, and what is staged may be a later, incomplete one: what was
+ * synced is not synced again, for a failed sync would require writing it from there. The file is
+ * missing only if it has its name already. */
 static void replay_written(struct staging *s, const struct rec *r)
 {
 	LOCK_SCOPE(&s->lock);
@@ -156,7 +157,7 @@ static void replay_written(struct staging *s, const struct rec *r)
 	if (r->flags & REC_GHOST)
 		return;
 	int fd = p && p->sf ? io_tmp_open(s->o.store, r->ino, O_RDONLY) : -1;
-	bool gone = fd == -ENOENT;	/* any other error is not told here: publishing meets it again */
+	bool gone = fd == -ENOENT;	/* any other error will come up again at the publication */
 	if (!p || !p->sf || (gone && !p->again))
 		return;
 	if (fd >= 0)
@@ -169,7 +170,7 @@ static void replay_written(struct staging *s, const struct rec *r)
 	p->state = gone || r->flags & REC_FSYNCED ? PEND_READY : PEND_WRITTEN;
 }
 
-/* Goes on in a copy of the good part; the damaged log stays as it is for a person. */
+/* Continues in a copy of the valid part; the damaged log is kept for inspection. */
 static int log_set_damaged_aside(struct staging *s, size_t good)
 {
 	char name[32], keep[64], buf[65536];
@@ -212,7 +213,7 @@ static int replay_one(struct staging *s, const struct rec *r, int (*each)(void *
 	if (is_ordered(r->type))
 		rc = replay_pend(s, r);
 	if (r->type == REC_FORGET && s->head->recalled == s->head->segment)
-		return rc;	/* what was clean then is on its way again */
+		return rc;	/* what was clean then is pending again */
 	if (!rc && each)
 		rc = each(ctx, r);
 	replay_staged(s, r);

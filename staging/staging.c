@@ -2,12 +2,12 @@
  * Read first in this module. The life of staging: open the log, replay it, start
  * the threads, drain, close.
  *
- *   memory/  threads that wait, memory held for files, room of the store
+ *   memory/  waiting threads, memory held for files, space in the store
  *   log/     records, the log, the order, directories
- *   file/    staged files: how they begin, grow, are sealed
+ *   file/    staged files: creation, growth, sealing
  *   drain/   bytes to the store, names in order
  *
- * Each calls those above it in this list, and what is here calls them all: replay.c, sweep.c. */
+ * Each calls only those above it in this list; the files here call all of them: replay.c, sweep.c. */
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -72,7 +72,7 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	return 0;
 }
 
-/* The store was let go of: what is staged is served, and waits until the next worker has the store. */
+/* The store was closed: what is staged is served, and waits until the next worker has the store. */
 static int start_away(struct staging *s)
 {
 	s->drain.inherited = s->head->applied > s->head->durable;
@@ -90,7 +90,7 @@ static int start_away(struct staging *s)
 
 int staging_start(struct staging *s)
 {
-	if (io_store_away(s->o.store))
+	if (io_store_is_detached(s->o.store))
 		return start_away(s);
 	for (unsigned i = 0; i < s->o.persist_threads; i++) {
 		int rc = io_queue_open(s->o.engine, &s->drain.queues[i]);
@@ -102,8 +102,8 @@ int staging_start(struct staging *s)
 	s->started = true;
 	pthread_mutex_lock(&s->lock);
 	if (s->drain.inherited)
-		sf_hold_all(s);
-	sf_evict_loans(s);	/* what the last worker did not live to give back */
+		sf_evict_block(s);
+	sf_evict_loans(s);	/* what the last worker did not give back */
 	pthread_mutex_unlock(&s->lock);
 	unsigned n = s->o.persist_threads;
 	for (unsigned i = 0; i < n; i++)
@@ -125,7 +125,7 @@ int staging_drain(struct staging *s, int timeout_ms)
 {
 	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
-	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* small files need not rest now */
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* small files are not delayed now */
 	persist_wake(s);
 	sleeper_wake(&s->pub);
 	while ((s->order.pend || s->drain.inherited) && !s->drain.halted && now_ns() < until)

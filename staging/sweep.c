@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * After a replay: what lies in staging or in the store's tmp/ and belongs to
- * nothing is removed when it is known to be ours and done with, and else kept in
- * lost+found. */
+ * After a replay: unreferenced files in staging or in the store's tmp/ are removed if they are
+ * known to be ours and finished, and are otherwise kept in lost+found. */
 #include "staging/replay.h"
 
 #include <dirent.h>
@@ -12,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Where id's place + 1 stands, or would. */
+/* Where id's index + 1 is, or would be stored. */
 static size_t *place_of(struct staging *s, uint64_t id)
 {
 	size_t *at = &s->sweep.bucket[id % SF_BUCKETS];
@@ -48,7 +47,7 @@ static struct sweep_entry *entry_new(struct staging *s, uint64_t id)
 	return &s->sweep.entry[at - 1];
 }
 
-/* The entry at place `at` is of this node, 0: of none. */
+/* The entry at index `at` is of this node, 0: of none. */
 static void set_node(struct staging *s, size_t at, uint64_t node)
 {
 	struct sweep_entry *e = &s->sweep.entry[at - 1];
@@ -150,7 +149,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 		return;
 	case REC_UNSTAGED:
 		e = entry_of(s, r->sf);
-		if (e && !e->lent)	/* that name goes after it is told that it goes */
+		if (e && !e->lent)	/* the record of that name's removal precedes the removal */
 			entry_drop(s, r->sf);
 		return;
 	default:
@@ -171,7 +170,7 @@ static bool parse_name(const char *name, uint64_t *id)
 	return name[16] == 0;
 }
 
-/* Of a file that outgrew memory the older bytes are there already. */
+/* For a file that outgrew memory the older bytes are there already. */
 static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 {
 	bool direct;
@@ -200,12 +199,14 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	if (to >= 0)
 		close(to);
 	close(from);
-	if (rc && made)		/* else the older bytes of a file that outgrew memory, which are nowhere else */
+	if (rc && made)		/* else the older bytes of a file that outgrew memory, the only
+				 * copy */
 		io_tmp_remove(s->o.store, id);
 	return rc;
 }
 
-/* To lost+found: from staging by a copy, from tmp/ by its name. What is ours too stays where it is. */
+/* To lost+found: from staging by a copy, from tmp/ by a rename. What is also ours stays in
+ * place. */
 static int keep(struct staging *s, const struct kept_file *k)
 {
 	struct io_store *store = s->o.store;
@@ -217,9 +218,9 @@ static int keep(struct staging *s, const struct kept_file *k)
 	snprintf(to, sizeof(to), "%s.unclosed.%.16s", k->name, name);
 	if (!rc)
 		rc = io_rename(store, io_store_tmp(store), name, io_store_lostfound(store), to, 0);
-	if (rc == -ENOENT)	/* the last try got so far: only the sync failed */
+	if (rc == -ENOENT)	/* the last try got here: only the sync failed */
 		rc = io_stat(store, io_store_lostfound(store), to, &st);
-	if (!rc)	/* a power cut takes staging: what is removed there has its copy */
+	if (!rc)	/* a power cut loses staging: what is removed there has its copy */
 		rc = io_sync_dir(store, io_store_lostfound(store));
 	if (rc)
 		return rc;
@@ -277,8 +278,8 @@ static bool is_kept(const struct staging *s, uint64_t id)
 	return false;
 }
 
-/* Kept in lost+found at once, or when there is room; until then it stays, over a clean end too. f: it
- * is ours as well, or NULL. */
+/* Kept in lost+found at once, or when there is space; until then it stays, across a clean end, too.
+ * f: it is ours as well, or NULL. */
 static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, struct staged *f)
 {
 	struct sweep_entry *e = entry_of(s, id);
@@ -302,12 +303,12 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 	if (!rc)
 		return;
 	snprintf(text, sizeof(text), "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
-		 "%.60s stays in staging; make room in the store, then: cairn retry", strerror(-rc),
+		 "%.60s stays in staging; free space in the store, then: cairn retry", strerror(-rc),
 		 e && e->name[0] ? e->name : "its name is not known, it");
 	s->o.notice(s->o.ctx, text);
 }
 
-/* The files of tmp/ that pending records name: REC_WRITTEN told of them. */
+/* The files of tmp/ that pending records refer to, by REC_WRITTEN. */
 struct named {
 	uint64_t *id;	/* sorted */
 	size_t n;
@@ -335,7 +336,7 @@ static int find_named(struct staging *s, struct named *out)
 	return 0;
 }
 
-/* Is what e's file holds the version that was made of it by its last fsync? The order has that. */
+/* Does e's file contain the version made by its last fsync? The order has that. */
 static bool has_version(const struct sweep_entry *e, const struct stat *st)
 {
 	return e->closed || (e->size && !e->rdwr && !sf_coarse_times() && (uint64_t)st->st_size == e->size &&
@@ -354,7 +355,8 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
 	bool ours = f && (f->spilled == in_store || (in_store && f->moved.under)), unclosed_ours = ours && f->unclosed;
-	bool left_over = in_store && f && !ours;	/* staging has all of it again: outgrow_resize, cut short */
+	bool left_over = in_store && f && !ours;	/* staging has all of it again: an
+							 * interrupted outgrow_resize */
 	bool has_readers = in_store && retain_has(s, id);
 	bool kept = is_kept(s, id);	/* staged bytes, and the older ones of the same file */
 	pthread_mutex_unlock(&s->lock);
@@ -366,14 +368,15 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	if (ours || kept)
 		return;
 	struct sweep_entry *e = entry_of(s, id);
-	/* in tmp/ only spilled files have records; the rest are persists cut short, whose
+	/* in tmp/ only spilled files have records; the rest are interrupted persists, whose
 	 * source is in staging */
 	bool unclosed = left_over ? false : e ? e->open && orphaned && !has_version(e, &st) : !in_store;
 	if (unclosed && st.st_size > 0) {
 		keep_soon(s, dirfd, id, in_store, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
-	} else {	/* callers wait for the next worker; at a first start none do, and the room may be needed */
+	} else {	/* callers wait for the next worker; at a first start none do, and the space
+			 * may be needed */
 		LOCK_SCOPE(&s->lock);
 		trash_put(s, id, -1);
 	}
@@ -408,7 +411,8 @@ static int sweep_store(struct staging *s, bool orphaned)
 	return rc;
 }
 
-/* Since its last seal, as the log has it. An open that was never answered may have cut it. */
+/* Since its last seal, according to the log. An open that was never answered may have truncated
+ * it. */
 static bool is_as_sealed(struct staged *f)
 {
 	struct stat st;
@@ -416,7 +420,8 @@ static bool is_as_sealed(struct staged *f)
 	       st.st_mtim.tv_sec == f->sealed.mtime.tv_sec && st.st_mtim.tv_nsec == f->sealed.mtime.tv_nsec;
 }
 
-/* What was fsynced, and closed without another write, has its version in the order: nothing is sealed. */
+/* A file that was fsynced, and closed without another write, has its version in the order: no
+ * seal. */
 void sweep_closed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
@@ -426,11 +431,11 @@ void sweep_closed(struct staging *s)
 			if (!e || !e->closed || !is_as_sealed(f))
 				continue;
 			sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
-			sf_rest(f);
+			sf_close_idle_fd(f);
 		}
 }
 
-/* The last version is whole in tmp/; was the next one begun? Else what is staged is published. */
+/* The last version is whole in tmp/; was the next one begun? If so, what is staged is published. */
 static bool changed_since_written(struct staging *s, const struct staged *f)
 {
 	const struct pend *last = NULL;
@@ -452,7 +457,8 @@ static void orphans_are_closed(struct staging *s)
 			if (f->state == STAGED_OPEN && f->n_seals) {
 				f->unclosed = changed_since_written(s, f);
 				for (struct pend *p = s->order.pend; p; p = p->next)
-					if (p->sf == f)	/* whatever its fsync was told: there will be no later version */
+					if (p->sf == f)	/* whatever its fsync returned: there will
+							 * be no later version */
 						p->failed_fsync = false;
 				sf_set_state(s, f, STAGED_SEALED);
 			}

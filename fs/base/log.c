@@ -96,7 +96,7 @@ static void open_file(struct fs *fs)
 	to.file = -1;
 	if (host >= 0)
 		to.file = openat(host, "../log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (to.file < 0 && io_store_away(fs->store))
+	if (to.file < 0 && io_store_is_detached(fs->store))
 		to.file = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 

@@ -176,7 +176,7 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	rc = staged_reserve(sf);
+	rc = staged_allocate(sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);

@@ -43,7 +43,7 @@ static void flush_later(void *arg)
 {
 	struct flush f = *(struct flush *)arg;
 	free(arg);
-	flush_end(f, staged_reserve_later(f.sf));
+	flush_end(f, staged_allocate_later(f.sf));
 }
 
 void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -174,7 +174,7 @@ static void sync_end(struct sync_wait *w, int rc)
 	uint64_t seq = 0;
 
 	if (!rc && w->sf && !staged)
-		rc = staged_reserve_copy(w->sf);
+		rc = staged_allocate_copy(w->sf);
 	ask_begin();
 	pthread_mutex_lock(&fs->tree.lock);
 	while (!rc && w->sf && w->n->sf == w->sf && w->n->names) {
@@ -207,7 +207,7 @@ static void sync_end(struct sync_wait *w, int rc)
 static void sync_later(void *arg)
 {
 	struct sync_wait *w = arg;
-	sync_end(w, staged_reserve_later(w->sf));
+	sync_end(w, staged_allocate_later(w->sf));
 }
 
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)
@@ -235,7 +235,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 	}
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
-		rc = staged_reserve_now(w->sf);
+		rc = staged_allocate_now(w->sf);
 	if (rc == -EAGAIN)
 		session_apart(fs, sync_later, w);
 	else

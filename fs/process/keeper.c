@@ -207,7 +207,7 @@ static void let_go(struct keeper *k, int why)
 		 "opened again when it is back there",
 		 fs->o.store, strerror(-why));
 	fs_notice(fs, text);
-	io_store_let_go(fs->store);
+	io_store_detach(fs->store);
 	fs_log_again(fs);
 }
 
@@ -215,7 +215,7 @@ static int open_again(struct keeper *k)
 {
 	struct fs *fs = k->fs;
 	struct io_store *again;
-	int pid, rc = io_store_back(fs->store);
+	int pid, rc = io_store_is_back(fs->store);
 
 	if (!rc)
 		rc = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &again);
@@ -250,7 +250,7 @@ static bool goes_on(struct keeper *k, int code)
 		return false;
 	if (code == EXIT_STORE_GONE || code == EXIT_STORE_BACK)
 		k->n_cannot = 0;
-	if (rc && !io_store_away(k->fs->store)) {
+	if (rc && !io_store_is_detached(k->fs->store)) {
 		let_go(k, rc);
 		return true;
 	}

@@ -44,7 +44,7 @@ static void look_at(struct fs *fs)
 static void look_for(struct fs *fs)
 {
 	static int told;
-	int rc = io_store_back(fs->store);
+	int rc = io_store_is_back(fs->store);
 
 	if (!rc && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_BACK);
@@ -57,7 +57,7 @@ static void look_for(struct fs *fs)
 static void *store_watch_main(void *arg)
 {
 	struct fs *fs = arg;
-	bool away = io_store_away(fs->store);
+	bool away = io_store_is_detached(fs->store);
 	unsigned due = away ? BACK_TICKS : LOOK_TICKS;
 	uint64_t seen = 0;
 

@@ -77,7 +77,7 @@ static int recover(struct fs *fs, bool first)
 	int rc = staging_replay(fs->s, first ? NULL : fs_replay, fs);
 	if (!rc)
 		buffers_restored(fs);
-	bool away = io_store_away(fs->store);
+	bool away = io_store_is_detached(fs->store);
 	if (!rc && !first && !away)
 		nodes_keep_again(fs);
 	if (!rc && !away)

@@ -123,7 +123,7 @@ int fs_emit(void *ctx, struct staging *s)
 
 void log_room(struct fs *fs)
 {
-	if (io_store_away(fs->store) || !staging_log_full(fs->s))
+	if (io_store_is_detached(fs->store) || !staging_log_full(fs->s))
 		return;
 	session_may_block(fs);
 	staging_log_room(fs->s);

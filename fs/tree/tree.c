@@ -42,7 +42,7 @@ int tree_init(struct fs *fs)
 		return -ENOMEM;
 	if (fs->store && !fstat(io_store_root(fs->store), &st))
 		fs->tree.root->attr.nlink = st.st_nlink;
-	if (fs->store && io_store_away(fs->store) && fs->root_seen.st_nlink) {
+	if (fs->store && io_store_is_detached(fs->store) && fs->root_seen.st_nlink) {
 		remember_attr(fs->tree.root, &fs->root_seen);
 		fs->tree.root->attr.nlink = fs->root_seen.st_nlink;
 	}
@@ -361,7 +361,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		return d->node ? 0 : -ENOENT;
 	}
 	/* the store is away: answer what was last seen */
-	if (d && d->node && io_store_away(fs->store)) {
+	if (d && d->node && io_store_is_detached(fs->store)) {
 		if (dout)
 			*dout = d;
 		*out = d->node;

@@ -303,7 +303,7 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size);
 /* The open for which n was made writable failed: n is as before; `was` is the n->sf of that time.
  * */
 void node_take_back(struct fs *fs, struct node *n, struct staged *was);
-/* Allocates its blocks in the store. -EAGAIN: staged_reserve_later() waits for room. Lock not held.
+/* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for room. Lock not held.
  * */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);

@@ -20,7 +20,7 @@ static void *upkeep_main(void *arg)
 		pthread_mutex_lock(&fs->tree.lock);
 		ask_let_go(fs);
 		node_gc(fs);
-		if (!io_store_away(fs->store) && staging_rotate_due(fs->s))
+		if (!io_store_is_detached(fs->store) && staging_rotate_due(fs->s))
 			staging_rotate(fs->s, fs_emit, fs);
 		bool refused = share_was_refused(text, sizeof(text));
 		pthread_mutex_unlock(&fs->tree.lock);

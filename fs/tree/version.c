@@ -244,7 +244,7 @@ int node_reserve_now(struct fs *fs, struct staged *sf)
 	if (rc != -EAGAIN)
 		return rc;
 	session_may_block(fs);
-	return staged_reserve_now(sf);
+	return staged_allocate_now(sf);
 }
 
 /* Whether n's version is complete and not sealed yet. Lock held. */
@@ -267,7 +267,7 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 	pthread_mutex_unlock(&fs->tree.lock);
 	int rc = node_reserve_now(fs, sf);
 	if (rc == -EAGAIN)	/* rare: its close had room, but a mapping wrote more since */
-		rc = staged_reserve_later(sf);
+		rc = staged_allocate_later(sf);
 	if (!rc && outgrown)
 		rc = staged_finish(sf);
 	pthread_mutex_lock(&fs->tree.lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The real operations under every engine: one small function an operation, each
+ * The real operations under every engine: one small function per operation, each
  * a system call and its errno.
  */
 #include <errno.h>
@@ -86,7 +86,7 @@ static ssize_t do_mknod(const struct io_call *c)
 	return ret(mknodat(c->fd, c->name, c->mode, 0));
 }
 
-/* fchmodat2(2) is of 6.6; before, a descriptor that names the inode does it. */
+/* fchmodat2(2) exists since 6.6; before, chmod through a descriptor that names the inode. */
 static ssize_t chmod_nofollow(int dirfd, const char *name, mode_t mode)
 {
 	CLEANUP_CLOSE int fd = -1;
@@ -175,9 +175,9 @@ static ssize_t do_xattr_remove(const struct io_call *c)
 	return ret(c->name ? lremovexattr(path, c->key) : removexattr(path, c->key));
 }
 
-/* xfs that has stopped for an error throws away what its log did not write, and then an fsync
- * of a directory answers 0: it finds nothing to do (seen on 6.18). So may one of a file that was
- * under way just then. To stat anything is an error from there on. */
+/* xfs that has shut down discards what its log did not write, and then an fsync of a
+ * directory returns 0: it finds nothing to do (seen on 6.18). So may an fsync of a file that was
+ * in progress. From then on stat fails on any of its files. */
 static ssize_t synced(int fd, int rc)
 {
 	struct stat st;
@@ -198,7 +198,7 @@ static ssize_t do_sync_dir(const struct io_call *c)
 	return fd < 0 ? io_error() : synced(fd, fsync(fd));
 }
 
-/* btrfs, and ext4 before 6.15, are read-only after an error, and syncfs of such a filesystem answers 0. */
+/* btrfs, and ext4 before 6.15, are read-only after an error, and syncfs of them returns 0. */
 static ssize_t do_sync_all(const struct io_call *c)
 {
 	ssize_t rc = synced(c->fd, syncfs(c->fd));
@@ -233,7 +233,7 @@ static ssize_t do_share(const struct io_call *c)
 	return r->info[0].status == FILE_DEDUPE_RANGE_SAME ? (ssize_t)r->info[0].bytes_deduped : 0;
 }
 
-/* fd gets the blocks of fd2, all of them, and its size. */
+/* fd gets all blocks of fd2, and its size. */
 static ssize_t do_clone(const struct io_call *c)
 {
 	return ret(ioctl(c->fd, FICLONE, c->fd2));

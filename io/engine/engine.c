@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which engine, what it noticed, what it counted.
+ * Selection of the engine, its notices and counters.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static const char *const note_text[IO_NOTE_COUNT] = {
 	[IO_NOTE_NO_URING] = "io_uring is not available here; writing with posix threads",
 	[IO_NOTE_NO_DIRECT] = "the store refuses O_DIRECT; writing through the page cache",
 	[IO_NOTE_NO_DONTCACHE] = "the store has no RWF_DONTCACHE; persisted files stay in the page cache",
-	[IO_NOTE_NO_ALLOCATE] = "the store has no fallocate; room is only estimated from statvfs",
+	[IO_NOTE_NO_ALLOCATE] = "the store has no fallocate; its free space is estimated by statvfs",
 	[IO_NOTE_NO_XATTR] = "the store has no user xattrs; checksums go to a sidecar under .cairn/meta",
 };
 
@@ -97,7 +97,7 @@ const char *io_engine_name(const struct io_engine *e)
 	return e->ops->name;
 }
 
-/* Answers about names and arguments are not the store's failures. */
+/* Errors about names and arguments are not failures of the store. */
 static bool is_store_error(int err)
 {
 	switch (err) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * io/engine: every operation that changes or syncs the store goes through the engine's table, so that
- * the failing one (CAIRNFS_FAULT) can stand in for the real ones.
+ * the fault engine (CAIRNFS_FAULT) can replace the real ones.
  *
- * Errors: every function returns 0 (or a count or descriptor where said) or a
- * negative errno. Nothing here logs. Sizes and offsets are bytes.
+ * Errors: every function returns 0 (or a count or descriptor where stated) or a
+ * negative errno. Nothing here logs. Sizes and offsets are in bytes.
  */
 #ifndef CAIRN_IO_ENGINE_H
 #define CAIRN_IO_ENGINE_H
@@ -37,12 +37,12 @@ struct io_engine_opts {
  * reported once each. `text` is static storage. May be called from any thread. */
 typedef void (*io_notice_fn)(void *ctx, const char *text);
 
-/* Opens an engine. kind "uring" silently becomes "posix" (with a notice) where
+/* Opens an engine. kind "uring" becomes "posix" (with a notice) if
  * io_uring_queue_init(3) fails (ENOSYS, EPERM: seccomp, sysctl).
  * -EINVAL: unknown kind or malformed fault; -ENOMEM. */
 int io_engine_open(const struct io_engine_opts *opts, io_notice_fn notice, void *ctx,
 		   struct io_engine **out);
-void io_engine_close(struct io_engine *e);	/* NULL is fine; all queues closed before */
+void io_engine_close(struct io_engine *e);	/* NULL is allowed; all queues must be closed */
 const char *io_engine_name(const struct io_engine *e); /* "uring", "posix", "uring+fault", ... */
 
 /* Operations and errors seen by the engine since start, for metrics. */
@@ -50,18 +50,18 @@ struct io_counts {
 	uint64_t ops, write_bytes, syncs, errors, faults;
 };
 void io_engine_counts(const struct io_engine *e, struct io_counts *out);
-/* For tests: check(ctx) runs before each operation on the store, in the thread that does it. Set before
- * there are others. */
+/* For tests: check(ctx) runs before each operation on the store, in the thread that performs it.
+ * Set it before there are other threads. */
 void io_engine_check(struct io_engine *e, void (*check)(void *ctx), void *ctx);
 
 int io_queue_open(struct io_engine *e, struct io_queue **out);
 void io_queue_close(struct io_queue *q);
-/* Writes in flight on this queue just now. Any thread. */
+/* Writes in flight on this queue. Any thread. */
 unsigned io_queue_inflight(const struct io_queue *q);
 
-/* Bytes as they pass by, in order, exactly once, while their write is in flight. */
+/* Called with the bytes, in order, exactly once, while their write is in flight. */
 typedef void (*io_seen_fn)(void *ctx, const void *bytes, size_t len);
-/* Asked between chunks; true stops the write with -ECANCELED. */
+/* Called between chunks; true stops the write with -ECANCELED. */
 typedef bool (*io_stop_fn)(void *ctx);
 
 struct io_extent {
@@ -71,24 +71,23 @@ struct io_extent {
 struct io_source {
 	const void *base;	/* mapped file; readable up to size rounded up to IO_ALIGN */
 	uint64_t size;		/* of the file */
-	const struct io_extent *data; /* sorted, not overlapping; what lies between is a hole.
-				 * off may be unaligned; the writer widens to IO_ALIGN,
-				 * (bytes in between are zero in the mapping) */
+	const struct io_extent *data; /* sorted, not overlapping; gaps are holes. off may be
+				 * unaligned; the writer widens to IO_ALIGN (the bytes in
+				 * between are zero in the mapping) */
 	unsigned n_data;
 	io_seen_fn seen;	/* NULL, or called over the whole file [0,size), holes as zeros */
 	io_stop_fn stop;	/* NULL = never */
 	void *ctx;
 };
 
-/* Writes the whole source into fd (O_DIRECT or not: `direct` says which), a file that
- * is empty so far (its blocks may be allocated), so that holes stay holes. The tail is
- * padded to IO_ALIGN when direct, then cut by ftruncate to size. Does not sync.
- * Short writes are continued. On error all in-flight writes have completed or
- * been reaped before it returns; the content of fd is then undefined.
- * -EIO, -ENOSPC, ... as the store said; -ECANCELED. */
+/* Writes the whole source to fd (`direct`: opened with O_DIRECT), an empty file (blocks
+ * may be allocated), so that holes stay holes. If direct, the tail is padded to IO_ALIGN,
+ * then cut off by ftruncate. Does not sync. Short writes are continued. On error all
+ * writes in flight have completed or been reaped before it returns; the content of fd is
+ * then undefined. -EIO, -ENOSPC, ...: the store's error; -ECANCELED. */
 int io_write_file(struct io_queue *q, int fd, bool direct, const struct io_source *src);
 
-/* ---- calls: what io/store/ does to the store ------------------------------ */
+/* ---- calls: operations of io/store/ on the store -------------------------- */
 
 enum io_op {
 	IO_OP_WRITE,
@@ -142,16 +141,17 @@ struct io_call {
 	mode_t mode;
 	const struct io_attr *attr;
 	const char *key;
-	/* NULL, or what is done to `store` in place of the system call: it keeps xattrs beside the inodes */
+	/* NULL, or called on `store` instead of the system call: it keeps xattrs outside the
+	 * inodes */
 	ssize_t (*instead)(struct io_store *store, const struct io_call *c);
 	struct io_store *store;
 };
 
 /* Runs one call through the table, counted: 0, a count or descriptor, or -errno. */
 ssize_t io_call_run(struct io_engine *e, const struct io_call *c);
-/* The same past the table: never failed on purpose, not counted. */
+/* The same without the table: no injected errors, not counted. */
 ssize_t io_call_real(struct io_engine *e, const struct io_call *c);
-/* Runs what io_engine_check has set: before what reads the store, past the table. */
+/* Runs the function set by io_engine_check: before reads of the store that bypass the table. */
 void io_engine_run_check(struct io_engine *e);
 
 enum io_note {
@@ -163,13 +163,14 @@ enum io_note {
 	IO_NOTE_COUNT
 };
 
-/* Remembers that the store lacks something, with one notice. */
+/* Records that the store lacks something, with one notice. */
 void io_lacks(struct io_engine *e, enum io_note what);
 bool io_is_lacking(struct io_engine *e, enum io_note what);
 
-/* errno of a call on the store, or on a staged file, which may lie there, negative. EIO: what says that a connection
- * has ended, for our own ENOTCONN would say that this mount is dead; EROFS, of a filesystem that stopped itself, for the
- * mount is not read-only; EBADF, for the store was let go of. */
+/* errno of a call on the store, or on a staged file, which may be there, negative. EIO replaces:
+ * errors of an ended connection, because ENOTCONN from us would mean that this mount is dead;
+ * EROFS, of a filesystem that shut down, because the mount is not read-only; EBADF, because the
+ * store was detached. */
 static inline int io_errno(int err)
 {
 	switch (err) {
@@ -193,10 +194,10 @@ void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name);
 /* ---- fault engine ---------------------------------------------------------- */
 
 /* "seed:rate:kinds": rate = one fault in `rate` operations (0 = none), or "@N" =
- * exactly the Nth operation (1-based), or "@N+" = every one from the Nth. Counted are
- * the operations since io_engine_open that change or sync the store (each chunk of
- * io_write_file is one) and can suffer one of the kinds: short only writes, lostsync
- * only syncs. io_store_open itself is not counted. kinds =
+ * exactly the Nth operation (1-based), or "@N+" = every one from the Nth. Operations
+ * since io_engine_open are counted if they change or sync the store (each chunk of
+ * io_write_file is one) and can have one of the kinds: short only for writes, lostsync
+ * only for syncs. io_store_open itself is not counted. kinds =
  * comma list of eio, enospc, short, delay, lostsync. Lostsync: a sync call fails
  * with EIO once and the data written since the previous sync through that fd is
  * dropped (punched), as ext4/xfs do (ATC '20); a sync of all or of a directory drops that

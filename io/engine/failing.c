@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The fault engine: the same table, another engine below, and now and then an
- * error between. Which operations fail follows from the seed and their number
- * alone. For tests and for trying things by hand (CAIRNFS_FAULT).
+ * The fault engine: the same table, another engine below, and injected errors.
+ * Which operations fail depends only on the seed and their numbers. For tests and
+ * manual experiments (CAIRNFS_FAULT).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -100,7 +100,7 @@ static uint64_t mix(uint64_t v) /* splitmix64 */
 	return v ^ v >> 31;
 }
 
-/* The kinds this operation can suffer. */
+/* The kinds of faults that this operation can have. */
 static unsigned possible(const struct plan *f, enum io_op op)
 {
 	unsigned k = f->kinds;
@@ -142,7 +142,7 @@ static void delay(uint64_t random)
 	usleep((useconds_t)(random % DELAY_MAX_US));
 }
 
-/* At least one byte, or one block of a direct write, gets through. */
+/* At least one byte, or one block of a direct write, is written. */
 static size_t shortened(size_t len)
 {
 	if (len > IO_ALIGN)

@@ -8,7 +8,7 @@
 #include "io/scope.h"
 #include "lost.h"
 
-/* A kernel writes back on its own too: of more files than this the oldest count
+/* A kernel also writes back by itself: beyond this many files the oldest count
  * as safe, and hold no descriptor. */
 #define FILES_MAX 256u
 
@@ -22,7 +22,7 @@ struct lost_file {
 	dev_t dev;
 	ino_t ino;
 	int fd;		/* our own: the writer's may be closed by the time of a syncfs */
-	bool untold;	/* another's sync lost its bytes; its own has yet to say so */
+	bool untold;	/* another file's sync lost its bytes; its own sync has yet to fail */
 	struct range *ranges;
 };
 
@@ -51,9 +51,9 @@ static void free_file(struct lost_file *f)
 	free(f);
 }
 
-/* Takes every file out, or the one that fd is, and forgets it; punched first if its bytes
- * are to be lost. A file that lost them to the sync of all is kept until its own sync has
- * told so, as the kernel keeps an inode's error (errseq); returns whether one had to. */
+/* Removes every file, or fd's, from the list; first punches its bytes if they are
+ * to be lost. A file that lost them to the sync of all is kept until its own sync has
+ * failed, as the kernel keeps an inode's error (errseq); returns whether one had to. */
 static bool take(struct fault_lost *l, int fd, bool punch)
 {
 	LOCK_SCOPE(&l->lock);

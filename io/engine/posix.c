@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The engine for where io_uring is not to be had: pwritev2(2) in a few threads a
- * queue, started when there is something for them to do.
+ * The engine if io_uring is not available: pwritev2(2) in a few threads per
+ * queue, started when there is work.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static void posix_queue_close(struct io_queue *base)
 	free(q);
 }
 
-/* Starts one more thread where all are taken; the lock is held. */
+/* Starts one more thread if all are busy; the lock is held. */
 static void grow(struct posix_queue *q)
 {
 	if (q->pending <= q->idle || q->n_threads == THREADS_MAX)
@@ -135,7 +135,7 @@ static void posix_submit(struct io_queue *base, struct io_write *w)
 		pthread_cond_signal(&q->work);
 		return;
 	}
-	/* no thread to be had: slow, but it goes on */
+	/* no thread available: slow, but it continues */
 	pop(&q->todo);
 	q->pending--;
 	write_now(w);

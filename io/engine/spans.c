@@ -3,7 +3,7 @@
 
 #include "spans.h"
 
-/* Past this nothing can be rounded up, nor be a file's offset. */
+/* Larger values cannot be rounded up, nor be a file's offset. */
 #define SIZE_LIMIT ((uint64_t)INT64_MAX - IO_ALIGN)
 
 int io_spans_check(const struct io_source *src)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table behind engine.h: what an engine is made of.
+ * The table behind engine.h: the operations of an engine.
  *
- * Two ways lead to the store. A *call* is one blocking operation (struct io_call).
- * A *write* is one chunk on a queue (struct io_write), many at once. Both pass
- * through struct io_ops, so that the one in failing.c can fail either.
+ * There are two kinds of operations. A *call* is one blocking operation (struct io_call).
+ * A *write* is one chunk on a queue (struct io_write), many at once. Both go
+ * through struct io_ops, so that failing.c can inject errors into either.
  */
 #ifndef CAIRN_IO_TABLE_H
 #define CAIRN_IO_TABLE_H
@@ -18,7 +18,7 @@
 #define RWF_DONTCACHE 0x00000080
 #endif
 
-/* One chunk. The engine may write less than len and says so in res. */
+/* One chunk. The engine may write less than len and returns the count in res. */
 struct io_write {
 	int fd;
 	const void *buf;
@@ -33,12 +33,12 @@ struct io_ops {
 	const char *name;
 	int (*queue_open)(struct io_engine *e, struct io_queue **out);
 	void (*queue_close)(struct io_queue *q);
-	/* Takes a write. May hold it until kick or reap. Never fails: what goes
-	 * wrong is told by reap. At most e->depth are held at once. */
+	/* Takes a write. May hold it until kick or reap. Never fails: errors are
+	 * returned by reap. At most e->depth are held at once. */
 	void (*submit)(struct io_queue *q, struct io_write *w);
-	/* Lets all that was taken start. */
+	/* Starts all writes taken. */
 	void (*kick)(struct io_queue *q);
-	/* Hands back one finished write, NULL where none is ready and !wait.
+	/* Returns one finished write, or NULL if none is ready and !wait.
 	 * With wait, at least one must be held. */
 	struct io_write *(*reap)(struct io_queue *q, bool wait);
 	/* Runs one call: 0, a count or descriptor, or -errno. */
@@ -54,7 +54,7 @@ struct io_engine {
 	void (*check)(void *ctx);	/* NULL = none */
 	void *check_ctx;
 	atomic_uint noted;	/* bit per enum io_note */
-	/* what this store turned out not to have; also bits of enum io_note */
+	/* features that this store lacks; also bits of enum io_note */
 	atomic_uint lacks;
 	atomic_uint_least64_t n_ops, n_bytes, n_syncs, n_errors, n_faults;
 };
@@ -68,10 +68,10 @@ struct io_queue {
 
 int io_uring_engine_open(unsigned depth, struct io_engine **out);
 int io_posix_engine_open(struct io_engine **out);
-/* Wraps below; takes it over on success. -EINVAL: malformed spec. */
+/* Wraps below and owns it on success. -EINVAL: malformed spec. */
 int io_fault_engine_open(const char *spec, struct io_engine *below, struct io_engine **out);
 
-/* Counts an operation and its result; for what does not go through io_call_run. */
+/* Counts an operation and its result; for operations outside io_call_run. */
 void io_count(struct io_engine *e, enum io_op op, ssize_t res);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Writes through io_uring: one ring a queue, one system call to start a batch,
+ * Writes through io_uring: one ring per queue, one system call to start a batch,
  * one to wait. No polling thread and no spinning.
  */
 #include <errno.h>
@@ -67,9 +67,9 @@ static void uring_submit(struct io_queue *base, struct io_write *w)
 	q->unsent++;
 }
 
-/* Sends what is unsent and waits for `wait` completions. The kernel may be short
- * of memory for a while; it then took nothing and is asked again. Any other refusal
- * would leave memory in the kernel's hands that the caller wants back: no honest way on. */
+/* Submits what is pending and waits for `wait` completions. The kernel may be short
+ * of memory for a while; it then took nothing and is asked again. Any other error
+ * would leave the kernel writing to memory that the caller frees: abort. */
 static void enter(struct uring_queue *q, unsigned wait)
 {
 	while (q->unsent || wait) {

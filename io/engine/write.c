@@ -2,9 +2,9 @@
  *
  * io_write_file: one source into one descriptor, many chunks in flight.
  *
- * The loop keeps the queue full, and while the device works it shows the bytes
- * already under way to `seen`, one chunk at a time, so that a checksum costs no
- * time of its own. It blocks only when there is nothing to show.
+ * The loop keeps the queue full, and while the device works it passes the bytes
+ * in flight to `seen`, one chunk at a time, so that a checksum takes no extra
+ * time. It blocks only when there is nothing to pass.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,10 +21,10 @@ struct job {
 	bool direct;
 	int rwf;
 
-	struct io_spans put;	/* what is handed to the engine ... */
+	struct io_spans put;	/* what is submitted to the engine ... */
 	uint64_t put_pos;
 	bool put_done;
-	struct io_spans told;	/* ... and, behind it, what is shown to seen */
+	struct io_spans told;	/* ... and, behind it, what is passed to seen */
 	uint64_t told_pos;
 
 	struct io_slot *free;
@@ -32,7 +32,7 @@ struct job {
 	int err;		/* first error; nothing is submitted after it */
 };
 
-/* Persisted bytes will not be written again: let them not crowd the page cache. */
+/* Persisted bytes will not be written again: keep them out of the page cache. */
 static int cache_flags(struct io_engine *e)
 {
 	return io_is_lacking(e, IO_NOTE_NO_DONTCACHE) ? 0 : RWF_DONTCACHE;
@@ -93,7 +93,7 @@ static void tell_zeros(struct job *j, uint64_t len)
 	}
 }
 
-/* Shows one chunk of what was submitted before; false: nothing to show now. */
+/* Passes one submitted chunk to seen; false: none now. */
 static bool tell(struct job *j)
 {
 	uint64_t upto = j->put_done || j->put_pos > j->src->size ? j->src->size : j->put_pos;
@@ -108,7 +108,7 @@ static bool tell(struct job *j)
 	if (n > j->e->chunk)
 		n = j->e->chunk;
 	if (j->told_pos < j->told.start) {
-		/* reading a hole through the mapping would give it pages */
+		/* reading a hole through the mapping would allocate pages */
 		tell_zeros(j, n);
 		return true;
 	}
@@ -117,7 +117,7 @@ static bool tell(struct job *j)
 	return true;
 }
 
-/* The store took O_DIRECT at open but not at a write: go on without. */
+/* The store accepted O_DIRECT at open but not at a write: continue without. */
 static bool leave_direct(struct job *j)
 {
 	int fl = fcntl(j->fd, F_GETFL);
@@ -130,8 +130,8 @@ static bool leave_direct(struct job *j)
 	return true;
 }
 
-/* True: the failed chunk goes on the queue once more, since it was interrupted or
- * asked for something the store lacks, which the job then stops asking for. */
+/* True: the failed chunk is queued once more, since it was interrupted or
+ * used something that the store lacks, which the job then stops using. */
 static bool again(struct job *j, const struct io_slot *s)
 {
 	switch (s->w.res) {
@@ -151,8 +151,8 @@ static bool again(struct job *j, const struct io_slot *s)
 	}
 }
 
-/* Takes what was written off the chunk. A direct write goes on from an aligned
- * place, even if the store stopped at another. */
+/* Removes what was written from the chunk. A direct write continues at an aligned
+ * offset, even if the store stopped at another. */
 static void advance(struct io_slot *s)
 {
 	uint64_t done = (uint64_t)s->w.res;
@@ -216,7 +216,7 @@ static int set_size(struct job *j, uint64_t size)
 	return (int)io_call_run(j->e, &c);
 }
 
-/* Where the last chunk ends: the size, or behind it when a direct tail is padded. */
+/* End of the last chunk: the size, or beyond it when a direct tail is padded. */
 static uint64_t written_end(const struct io_source *src, bool direct)
 {
 	struct io_spans s;
@@ -244,7 +244,7 @@ int io_write_file(struct io_queue *q, int fd, bool direct, const struct io_sourc
 	io_spans_init(&j.put, src);
 	io_spans_init(&j.told, src);
 	put_advance(&j);
-	/* Sized first: writes that grow a file take its lock one by one. */
+	/* Sized first: writes that extend a file take its lock one by one. */
 	end = written_end(src, direct);
 	err = set_size(&j, end);
 	if (err)

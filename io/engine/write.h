@@ -4,7 +4,7 @@
 
 #include "table.h"
 
-/* One chunk under way: the write as the engine sees it, and where it must end. */
+/* One chunk in flight: the write as the engine sees it, and where it must end. */
 struct io_slot {
 	struct io_write w;
 	uint64_t end;

@@ -89,7 +89,7 @@ int io_mounts_read(const char *path, struct io_mounts *out)
 		else
 			mount_free(&v[out->n]);
 		if (err == -EINVAL)
-			err = 0;	/* a line of a later kernel: not ours */
+			err = 0;	/* a line in a later kernel's format: ignored */
 	}
 	fclose(f);
 	if (err)

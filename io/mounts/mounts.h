@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * io/mounts: what is mounted where. No filesystem is asked. */
+ * io/mounts: the mount table. No filesystem is accessed. */
 #ifndef CAIRN_IO_MOUNTS_H
 #define CAIRN_IO_MOUNTS_H
 
@@ -15,7 +15,7 @@ struct io_mount {
 };
 
 struct io_mounts {
-	struct io_mount *v;	/* of those at one point, the last is on top */
+	struct io_mount *v;	/* of several at one mount point the last is on top */
 	size_t n;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A store whose filesystem goes away under us, and comes back by its path: the client of a network
- * filesystem died, or a local filesystem stopped itself and was mounted again.
+ * A store whose filesystem disappears, and comes back at its path: the client of a network
+ * filesystem died, or a local filesystem shut down and was mounted again.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include "inside.h"
 #include "io/scope.h"
 
-/* Errors of a filesystem that is not there any more, or does not write any more. */
+/* Errors of a filesystem that is gone, or cannot write any more. */
 static bool says_gone(int err)
 {
 	switch (err) {
@@ -30,7 +30,7 @@ static int gone(void)
 	return says_gone(errno) ? -errno : 0;
 }
 
-/* The listing is asked of the filesystem each time, which a stat is not. */
+/* A listing reads from the filesystem each time, unlike a stat. */
 static int reads(int dirfd)
 {
 	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -58,7 +58,7 @@ static int write_one(int tmp, const char *name)
 	return 0;
 }
 
-/* A name that io_store_drop_scratch removes if we do not live to do it. */
+/* Uses a name that io_store_drop_scratch removes if we are killed before we do. */
 static int writes(int tmp)
 {
 	unsigned long long serial;
@@ -89,8 +89,8 @@ int io_store_probe(struct io_store *s)
 	return s->away ? -ENOTCONN : usable(s->root_rd, s->tmp);
 }
 
-/* Nothing is made: what is there may be the bare mountpoint of the store's filesystem. */
-int io_store_back(const struct io_store *s)
+/* Creates nothing: the path may be the bare mountpoint of the store's filesystem. */
+int io_store_is_back(const struct io_store *s)
 {
 	const int dir = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	CLEANUP_CLOSE int root = open(s->path, dir), cairn = -1, host = -1, tmp = -1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One component of a path in the store: checked, opened never through a symlink, made up.
+ * One component of a path in the store: checked, opened without following symlinks, generated.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@ int io_name_check(const char *name)
 	return 0;
 }
 
-/* Kernels before 5.6: one component and O_NOFOLLOW come to the same. */
+/* Kernels before 5.6: one component and O_NOFOLLOW are equivalent. */
 static int open_nofollow(int dirfd, const char *name, int flags, mode_t mode)
 {
 	int fd = openat(dirfd, name, flags | O_NOFOLLOW, mode);
@@ -49,7 +49,7 @@ int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode)
 
 	if (fd >= 0)
 		return (int)fd;
-	/* EPERM: a seccomp filter that does not know the call */
+	/* EPERM: a seccomp filter without the call */
 	if (errno == ENOSYS || errno == EPERM)
 		return open_nofollow(dirfd, name, flags, mode);
 	return io_error();
@@ -59,7 +59,7 @@ void io_scratch_name(struct io_store *s, char out[17])
 {
 	unsigned id[2];
 
-	/* without the kernel's, still one that no other process has */
+	/* without the kernel's random bytes, still unique among processes */
 	if (getrandom(id, sizeof(id), GRND_NONBLOCK) != sizeof(id)) {
 		id[0] = (unsigned)getpid();
 		id[1] = atomic_fetch_add(&s->serial, 1);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is done to a file that is already open, and durability.
+ * Operations on a file that is already open, and durability.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "inside.h"
 
-/* No fallocate here: all that can be said is whether the room is there just now. */
+/* No fallocate: only the space that is free now can be checked. */
 static int room_for(struct io_store *s, uint64_t len)
 {
 	struct statvfs vfs;
@@ -15,7 +15,7 @@ static int room_for(struct io_store *s, uint64_t len)
 
 	if (err)
 		return err;
-	if (!vfs.f_blocks || !vfs.f_frsize) /* it does not say */
+	if (!vfs.f_blocks || !vfs.f_frsize) /* unknown */
 		return 0;
 	return len / vfs.f_frsize < vfs.f_bavail ? 0 : -ENOSPC;
 }

@@ -18,8 +18,8 @@
 #define XFS_SUPER_MAGIC 0x58465342
 #endif
 
-/* /sys/fs/ext4/<disk>/journal_task holds a pid, or "<none>". What cannot be read
- * (no sysfs, an ext2) counts as no journal. */
+/* /sys/fs/ext4/<disk>/journal_task contains a pid, or "<none>". If it cannot be read
+ * (no sysfs, an ext2): no journal. */
 static bool ext4_has_journal(dev_t dev)
 {
 	CLEANUP_CLOSE int fd = -1;
@@ -51,7 +51,7 @@ bool io_fs_frees_early(int fd)
 	if (n < 0)
 		return false;
 	disk[n] = 0;
-	/* mountinfo does not name an option that is the superblock's own */
+	/* mountinfo does not list options of the superblock itself */
 	snprintf(path, sizeof(path), "/proc/fs/ext4/%s/options", basename(disk));
 	options = open(path, O_RDONLY | O_CLOEXEC);
 	n = options < 0 ? -1 : read(options, text, sizeof(text) - 1);

@@ -16,7 +16,7 @@ struct io_store {
 	struct io_engine *e;
 	char *path;
 	bool ro;
-	bool away;	/* io_store_let_go: there are no descriptors */
+	bool away;	/* io_store_detach: there are no descriptors */
 	int root;	/* O_PATH */
 	int root_rd;	/* O_RDONLY: syncfs and fstatfs take no O_PATH */
 	int cairn;	/* STORE/.cairn; -1 = none (ro only) */
@@ -26,13 +26,14 @@ struct io_store {
 	int mark;	/* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;
-	bool frees_early;	/* blocks of a removed file are used again before its removal is safe */
+	bool frees_early;	/* blocks of a removed file are reused before its removal is
+				 * durable */
 	bool has_xattr;
 	size_t xattr_room;
 	uint64_t max_file;
 	size_t max_link;
-	_Atomic int64_t no_quotas;	/* until this second nobody is asked for them */
-	atomic_uint serial;	/* names in tmp/ that are no version's */
+	_Atomic int64_t no_quotas;	/* there are none; valid until this second */
+	atomic_uint serial;	/* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };
 
@@ -41,9 +42,9 @@ static inline void io_check(struct io_store *s)
 	io_engine_run_check(s->e);
 }
 
-/* A hostname as one harmless component that is none of .cairn's own names. */
+/* The hostname as a valid component different from .cairn's own names. */
 void io_store_host_name(char out[72]);
-/* STORE/.cairn/id. 0; -ENOENT; -EBADMSG: something is there, and it is no id. */
+/* STORE/.cairn/id. 0; -ENOENT; -EBADMSG: it exists, but is not an id. */
 int io_store_read_id(int cairn, char id[IO_ID_LEN + 1]);
 /* 0; -EINVAL: not one component; -ENAMETOOLONG. */
 int io_name_check(const char *name);
@@ -51,9 +52,9 @@ int io_name_check(const char *name);
 int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 /* A name in tmp/ that no version has ("l" + 15 hex digits). */
 void io_scratch_name(struct io_store *s, char out[17]);
-/* Opens s->mark, makes it where it is missing. */
+/* Opens s->mark, creates it if missing. */
 int io_mark_open(struct io_store *s);
-/* What kind of filesystem fd is on. */
+/* The kind of filesystem that fd is on. */
 int io_fs_kind(int fd, enum io_fs_kind *out);
 /* ext4 with data=writeback. */
 bool io_fs_frees_early(int fd);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The mark: STORE/.cairn/<host>/mark, an empty file. Its times say how far the order has come in
- * the store: mtime the number of the last change made there, atime the log that it belongs to.
+ * The mark: STORE/.cairn/<host>/mark, an empty file. Its times encode the position in the order:
+ * mtime the number of the last change made in the store, atime the log that it belongs to.
  * The filesystem's journal keeps it in order with the changes themselves, so after a filesystem
- * has stopped and is mounted again the mark tells which of them it still has. 31 bits of each,
- * in whole seconds: every filesystem has these.
+ * has shut down and is mounted again the mark shows which of them it still has. 31 bits of each,
+ * in whole seconds: every filesystem supports these.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@ int io_mark_open(struct io_store *s)
 {
 	struct stat st;
 
-	if (s->fs == IO_FS_EACH)	/* no order: it would tell nothing */
+	if (s->fs == IO_FS_EACH)	/* no order: it would prove nothing */
 		return 0;
 	s->mark = io_open_beneath(s->host, "mark", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (s->mark == -ENOSPC || s->mark == -EDQUOT)	/* a store of an earlier version, and full: without */

@@ -40,7 +40,7 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 		return -EINVAL;
 	if (S_ISLNK(st.st_mode))
 		return -ELOOP;
-	/* opening a device or a pipe can do something: not before its kind is known */
+	/* opening a device or a pipe may have side effects: check its type first */
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
 	fd = io_open_beneath(dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | extra_flags, 0);
@@ -50,7 +50,7 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 		return io_error();
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	/* O_NONBLOCK was against a pipe put there meanwhile; io_uring would heed it */
+	/* O_NONBLOCK protected against a pipe put there meanwhile; io_uring would heed it */
 	if (!(extra_flags & O_NONBLOCK) && fcntl(fd, F_SETFL, extra_flags) < 0)
 		return io_error();
 	return scope_keep(&fd);
@@ -91,7 +91,7 @@ int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *o
 		return err;
 	io_check(s);
 	if (statx(dirfd, name ? name : "", flags, STATX_BASIC_STATS | STATX_BTIME, &x)) {
-		/* EPERM: a seccomp filter that does not know the call */
+		/* EPERM: a seccomp filter without the call */
 		return errno == ENOSYS || errno == EPERM ? io_stat(s, dirfd, name, out) : -errno;
 	}
 	stat_of(&x, out);
@@ -144,14 +144,14 @@ int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2
 	return err;
 }
 
-int io_hold(struct io_store *s, int dirfd, const char *name)
+int io_open_victim(struct io_store *s, int dirfd, const char *name)
 {
 	if (!s->frees_early)
 		return -ENOENT;
 	return io_open_beneath(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
 }
 
-/* link(2) does not replace: a second name beside, which a rename then moves there. */
+/* link(2) does not replace: makes another name, which a rename then moves there. */
 static int link_over(struct io_store *s, struct io_call *link, int d2, const char *n2)
 {
 	char scratch[17];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What quotas leave to the owner of a file. statvfs(2) of the store shows the limit of a
- * project, but never that of a user or a group: quotactl_fd(2) does.
+ * project, but not that of a user or a group: quotactl_fd(2) does.
  */
 #include <errno.h>
 #include <linux/quota.h>
@@ -14,10 +14,10 @@
 #ifndef SYS_quotactl_fd
 #define SYS_quotactl_fd 443
 #endif
-#define AGAIN_S 10	/* a store without quotas is asked again after so long */
+#define AGAIN_S 10	/* a store without quotas is checked again after this time */
 #define QUOTA_COMMAND(cmd, type) ((unsigned)(cmd) << SUBCMDSHIFT | (type))
 
-/* A soft limit counts as a hard one when its time has run out. */
+/* A soft limit counts as a hard one when its grace period is over. */
 static uint64_t limit_left(uint64_t hard, uint64_t soft, uint64_t used, bool late)
 {
 	uint64_t limit = late && soft && (!hard || soft < hard) ? soft : hard;
@@ -36,8 +36,8 @@ static uint64_t left_of(const struct if_dqblk *q, int64_t now)
 	return limit_left(q->dqb_bhardlimit * block, q->dqb_bsoftlimit * block, q->dqb_curspace, late);
 }
 
-/* False: none is kept of this type (ESRCH), or it is not for us to know (EPERM), or the kernel is older
- * than 5.14 (ENOSYS). */
+/* False: no quota of this type (ESRCH), no permission to read it (EPERM), or a kernel before 5.14
+ * (ENOSYS). */
 static bool ask(const struct io_store *s, int type, unsigned id, uint64_t *left)
 {
 	struct if_dqblk q = { 0 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared extents: two files of one content that take the room of one. Either the kernel
+ * Shared extents: two files with the same content that take the space of one. Either the kernel
  * compares and shares in one step, under both files' locks, or a new file begins as the
  * clone of another.
  */
@@ -15,9 +15,9 @@
 #include "io/scope.h"
 #include "io/sum/sum.h"
 
-#define PROBE_BYTES 65536u	/* whole blocks, whatever their size */
+#define PROBE_BYTES 65536u	/* whole blocks of any size */
 
-/* A file without a name, so that nothing is left of it; its blocks are zeros. */
+/* A file without a name, so that nothing of it remains; its blocks are zeros. */
 static int probe_file(struct io_store *s)
 {
 	static const char zeros[PROBE_BYTES];
@@ -65,7 +65,7 @@ ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t le
 	return n;
 }
 
-/* The extent that off lies in, or the first behind it. False: there is none, or it is not told. */
+/* The extent that contains off, or the first after it. False: there is none, or it is unknown. */
 static bool extent_at(int fd, uint64_t off, uint64_t len, struct fiemap_extent *out)
 {
 	_Alignas(struct fiemap) char room[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = { 0 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A sidecar file: magic, XXH3-64 of the rest, birth time of the inode, then
- * records {u16 key length, u32 value length, key, value}; little-endian. What does
- * not parse counts as absent: nothing in it can be trusted.
+ * records {u16 key length, u32 value length, key, value}; little-endian. A file that does
+ * not parse counts as absent: it is untrusted.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ static void file_name(const struct io_sidecar_key *k, char out[40])
 	snprintf(out, 40, "%llx-%llx", (unsigned long long)k->dev, (unsigned long long)k->ino);
 }
 
-/* Walks the records; false at the end or at what is no record. */
+/* Iterates over the records; false at the end or at an invalid record. */
 static bool next_record(const struct side *d, struct record *r)
 {
 	size_t at = r->at + r->len;
@@ -113,7 +113,7 @@ static void start_empty(struct side *d)
 	d->len = HEAD;
 }
 
-/* Fills d with what is kept for its inode; nothing kept, or not of this inode: empty. */
+/* Reads what is kept for d's inode; empty if there is nothing, or not of this inode. */
 static int load(struct io_store *s, struct side *d)
 {
 	CLEANUP_CLOSE int fd = -1;

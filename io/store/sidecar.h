@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * user.cairn.* where the store has no xattrs: STORE/.cairn/meta/<dev>-<ino>, one
- * small file an inode, replaced whole. Arguments as those of the xattr calls
+ * user.cairn.* if the store has no xattrs: STORE/.cairn/meta/<dev>-<ino>, one
+ * small file per inode, always replaced as a whole. Arguments as in the xattr calls
  * (name NULL = the inode fd itself). Keys other than user.cairn.*: -EOPNOTSUPP.
  */
 #ifndef CAIRN_IO_SIDECAR_H
@@ -19,12 +19,12 @@ ssize_t io_sidecar_list(struct io_store *s, int fd, const char *name, char *buf,
 struct io_sidecar_key {
 	bool valid;
 	uint64_t dev, ino;
-	int64_t btime_s;	/* an inode number is used again; its birth is not */
+	int64_t btime_s;	/* inode numbers are reused; with the birth time they are unique */
 	uint32_t btime_ns;
 };
 
-/* Around what may remove an inode's last name: note it before, drop its sidecar
- * after, unless dirfd/name (where given) still is that inode. */
+/* Around an operation that may remove an inode's last name: record it before, drop its
+ * sidecar after, unless dirfd/name (if given) still is that inode. */
 void io_sidecar_about_to_go(struct io_store *s, int dirfd, const char *name,
 			    struct io_sidecar_key *out);
 void io_sidecar_gone(struct io_store *s, const struct io_sidecar_key *k, int dirfd,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opening a store: its descriptors, its lock, its id, what its filesystem can do.
+ * Opening a store: its descriptors, its lock, its id, its filesystem's features.
  * None of this goes through the engine's table: a fault plan counts from the
  * first operation on an open store.
  */
@@ -40,7 +40,7 @@ void io_store_host_name(char out[72])
 			strcat(out, "_");
 }
 
-/* A file of ours in the store, opened and without a name (or soon without). */
+/* Opens a file of ours in the store without a name (or soon without). */
 static int nameless(struct io_store *s, int dirfd, int flags)
 {
 	int fd = openat(dirfd, ".", O_TMPFILE | flags | O_CLOEXEC, 0600);
@@ -56,8 +56,8 @@ static int nameless(struct io_store *s, int dirfd, int flags)
 	return fd;
 }
 
-/* Who we are to this filesystem: NFS with root_squash and some others make root's files somebody
- * else's. */
+/* Our user on this filesystem: NFS with root_squash and some others give root's files another
+ * owner. */
 static uid_t our_uid(struct io_store *s)
 {
 	CLEANUP_CLOSE int fd = geteuid() ? -1 : nameless(s, s->root, O_RDWR);
@@ -66,8 +66,9 @@ static uid_t our_uid(struct io_store *s)
 	return fd < 0 || fstat(fd, &st) ? geteuid() : st.st_uid;
 }
 
-/* Only we, or root, may have made what we rely on; for who is not root, also who owns the store
- * itself. Of a root daemon's the owner could have it destroy or show other users' files. */
+/* Only we, or root, may have created what we rely on; without root also the owner of the store
+ * itself. With a root daemon the store's owner could otherwise make it destroy or disclose other
+ * users' files. */
 static int trusted(struct io_store *s, int dir, const struct stat *store)
 {
 	char path[IO_PROC_PATH];
@@ -79,14 +80,14 @@ static int trusted(struct io_store *s, int dir, const struct stat *store)
 		return -EPERM;
 	if (st.st_mode & 022)
 		return -EPERM;
-	/* files in it get their owner and mode before their name; closed as it was made */
+	/* files in it get their owner and mode before their name; closed until then */
 	io_proc_path(path, dir, NULL);
 	if ((st.st_mode & 077) && chmod(path, 0700))
 		return errno == EPERM || errno == EROFS || errno == EOPNOTSUPP ? 0 : -errno;
 	return 0;
 }
 
-/* Descriptor of dirfd/name, made (0700) where it is missing. */
+/* Descriptor of dirfd/name, created (0700) if missing. */
 static int own_dir(struct io_store *s, int dirfd, const char *name, int flags,
 		   const struct stat *store)
 {
@@ -181,10 +182,10 @@ static int write_new_id(struct io_store *s, const char *scratch)
 	return fsync(fd) ? -errno : 0;
 }
 
-/* Gives the file the name "id", unless there is one: hosts that do this at once agree. -EEXIST. */
+/* Names the file "id", unless there is one: hosts that do this at the same time agree. -EEXIST. */
 static int name_id(struct io_store *s, const char *scratch)
 {
-	/* a link first: NFS has it, and knows no RENAME_NOREPLACE */
+	/* a link first: NFS supports it, but not RENAME_NOREPLACE */
 	if (!linkat(s->tmp, scratch, s->cairn, "id", 0))
 		return 0;
 	if (errno == EEXIST || !renameat2(s->tmp, scratch, s->cairn, "id", RENAME_NOREPLACE))
@@ -199,7 +200,7 @@ static int sync_id(struct io_store *s)
 	return fd < 0 || fsync(fd) || fsync(s->root_rd) ? -errno : 0;
 }
 
-/* Two hosts may do this at once: the first to name it wins, both read that. */
+/* Two hosts may do this at the same time: the first to name it wins, both read that one. */
 static int make_id(struct io_store *s)
 {
 	char scratch[17];
@@ -254,7 +255,7 @@ int io_store_drop_scratch(struct io_store *s)
 	return 0;
 }
 
-/* ext4 ends at 16 TiB, others elsewhere, and none says so but by refusing. */
+/* ext4's limit is 16 TiB, others differ, and it is only known from the error. */
 static uint64_t longest_file(struct io_store *s)
 {
 	uint64_t fits = 0, not = (uint64_t)INT64_MAX + 1;
@@ -268,7 +269,7 @@ static uint64_t longest_file(struct io_store *s)
 		else if (errno == EFBIG || errno == EINVAL)
 			not = size;
 		else
-			return UINT64_MAX; /* something else is wrong: not to be told here */
+			return UINT64_MAX; /* another error: not to be reported here */
 	}
 	return fits;
 }
@@ -317,7 +318,7 @@ static int open_root(struct io_store *s, const char *path, struct stat *st)
 	return io_fs_kind(s->root_rd, &s->fs);
 }
 
-/* Puts a descriptor or an error where it belongs. */
+/* Stores a descriptor, or returns its error. */
 static int into(int *slot, int fd)
 {
 	*slot = fd < 0 ? -1 : fd;
@@ -359,7 +360,7 @@ static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
 	return err == -ENOENT ? make_id(s) : err;
 }
 
-/* What is there is used; what is missing is left so. */
+/* Uses what exists, and creates nothing. */
 static int open_ro(struct io_store *s)
 {
 	const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
@@ -437,13 +438,13 @@ static void close_all(struct io_store *s)
 	}
 }
 
-void io_store_let_go(struct io_store *s)
+void io_store_detach(struct io_store *s)
 {
 	s->away = true;
 	close_all(s);
 }
 
-bool io_store_away(const struct io_store *s)
+bool io_store_is_detached(const struct io_store *s)
 {
 	return s->away;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * io/store: a plain directory reached only through descriptors opened at start; every call takes a
- * directory descriptor and one name. What changes or syncs it goes through an engine.
+ * io/store: a plain directory accessed only through descriptors opened at start; every call takes a
+ * directory descriptor and one name. Changes and syncs go through an engine.
  *
- * Errors: every function returns 0 (or a count or descriptor where said) or a
- * negative errno. Nothing here logs. Sizes and offsets are bytes.
+ * Errors: every function returns 0 (or a count or descriptor where stated) or a
+ * negative errno. Nothing here logs. Sizes and offsets are in bytes.
  */
 #ifndef CAIRN_IO_STORE_H
 #define CAIRN_IO_STORE_H
@@ -28,123 +28,132 @@ enum io_fs_kind {
 	IO_FS_ORDERED,	/* ext4 with a journal, xfs: metadata reaches the journal in order; one fsync
 			 * commits everything before it */
 	IO_FS_EACH,	/* no order among directories (ext4 without a journal, tmpfs, network
-			 * stores): each directory is synced by itself */
+			 * stores): each directory is synced separately */
 	IO_FS_SYNCFS,	/* btrfs: only syncfs commits across directories */
 };
 
-/* Opens the store directory. Creates STORE/.cairn (0700) and under it
- * <host>/ (0700) with lock, tmp/ and lost+found beside (STORE/.cairn/lost+found).
+/* Opens the store directory. Creates STORE/.cairn (0700) with lost+found/ and <host>/ (0700), which
+ * has lock and tmp/.
  * With `ro` nothing is created and no lock is taken.
  * The lock (flock on STORE/.cairn/<host>/lock, holding the pid as text) is kept by
  * the open store and inherited over fork.
- * -EWOULDBLOCK: served by a live cairnfs, *holder_pid says which (0 = unknown);
+ * -EWOULDBLOCK: served by another cairnfs, *holder_pid is its pid (0 = unknown);
  * -ENOTDIR, -ENOENT, -EACCES, -EROFS, -ENOSPC ... as open(2), mkdir(2). */
 int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
 		  struct io_store **out);
 void io_store_close(struct io_store *s);
-/* Asks the store by its descriptors whether it still is one that can be used: 0, or the errno that says
- * that its filesystem is gone or has stopped (ENOTCONN, ESTALE, EIO, EROFS, ESHUTDOWN, ...). Other errors, no room
- * say, are 0. Blocks as long as the store does. Past the engine: injected errors are not seen. */
+/* Checks through the store's descriptors whether it can still be used: 0, or the errno that shows
+ * that its filesystem is gone or has shut down (ENOTCONN, ESTALE, EIO, EROFS, ESHUTDOWN, ...). For
+ * other errors, such as ENOSPC, 0. Blocks as long as the store does. Bypasses the engine: no
+ * injected errors. */
 int io_store_probe(struct io_store *s);
-/* Closes all descriptors, the lock too: a filesystem that has stopped is only mounted anew when nobody
- * holds the old one. What is asked of s then is answered -EIO. The id and the like stay known. */
-void io_store_let_go(struct io_store *s);
-bool io_store_away(const struct io_store *s);	/* let go of */
-/* Is the store that s was by its path again, and usable? 0; -EXDEV: another store is there; -errno. */
-int io_store_back(const struct io_store *s);
+/* Closes all descriptors, including the lock: a filesystem that has shut down can be mounted again
+ * only when nothing holds the old mount. Later calls on s return -EIO. The id and similar data stay
+ * available. */
+void io_store_detach(struct io_store *s);
+bool io_store_is_detached(const struct io_store *s);
+/* Is the store that s was at its path again, and usable? 0; -EXDEV: another store is there;
+ * -errno. */
+int io_store_is_back(const struct io_store *s);
 /* Writes pid into the lock file; the process that keeps the lock changes when it daemonizes. */
 int io_store_lock_pid(struct io_store *s, int pid);
-/* Removes what io_link and the sidecar left in tmp/ when their process was killed: a name of a file too many,
- * say. Nobody else of this host may be using s. Opening does it, too. 0 or -errno. */
+/* Removes what io_link and the sidecar left in tmp/ when their process was killed, such as an extra
+ * name of a file. No other process of this host may be using s. Opening does it, too. 0 or
+ * -errno. */
 int io_store_drop_scratch(struct io_store *s);
 
 int io_store_root(const struct io_store *s);	/* O_PATH|O_DIRECTORY; owned by the store */
 int io_store_tmp(const struct io_store *s);	/* likewise, .cairn/<host>/tmp; -1 with ro */
 int io_store_lostfound(const struct io_store *s);
-/* 32 hex digits + NUL naming this store: STORE/.cairn/id, made at first open. "" with ro and none. */
+/* 32 hex digits + NUL, the store's id: STORE/.cairn/id, created at first open. "" with ro and
+ * none. */
 const char *io_store_id(const struct io_store *s);
-/* Gives it another id, for good: it is a copy of the store that has this one. */
+/* Gives it another id permanently: it is a copy of the store that has this one. */
 int io_store_new_id(struct io_store *s);
 
-/* Where a store stands, as far as its filesystem tells: that is in `known`. Lies in staging's head. */
+/* The identity of a store's directory, as far as its filesystem provides it (`known`). Part of
+ * staging's head. */
 enum { IO_WHERE_UUID = 1, IO_WHERE_FSID = 2, IO_WHERE_INO = 4, IO_WHERE_BTIME = 8 };
 struct io_where {
 	uint8_t uuid[16];	/* of the filesystem */
 	uint64_t fsid;		/* as statfs(2) */
 	uint64_t ino;		/* of the store's directory */
-	int64_t btime_sec;	/* when that was made */
+	int64_t btime_sec;	/* its birth time */
 	uint32_t btime_nsec;
 	uint32_t known;
 };
 void io_store_where(const struct io_store *s, struct io_where *out);
-/* Its path now, for people; "" = not to be had. */
+/* Its present path, for messages; "" = unknown. */
 void io_store_path(const struct io_store *s, char *buf, size_t cap);
-/* Nothing that both know differs. The contents of a filesystem that was copied as a whole (dd, a
- * snapshot of its device) cannot be told from the original. */
+/* All fields known in both are equal. A filesystem that was copied as a whole (dd, a snapshot of
+ * its device) cannot be distinguished from the original. */
 bool io_where_same(const struct io_where *a, const struct io_where *b);
-/* Has another node, too, ever mounted this store? (A second <host> in STORE/.cairn.) */
+/* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
 bool io_store_shared(const struct io_store *s);
 enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
-/* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 an entry);
- * SIZE_MAX = no limit but each value's. 0 without xattrs and with ro. */
+/* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 per entry);
+ * SIZE_MAX = only each value is limited. 0 without xattrs and with ro. */
 size_t io_store_xattr_room(const struct io_store *s);
-/* The longest that a file of it can be, in bytes; found by trying. UINT64_MAX with ro. */
+/* The maximum size of a file in bytes; determined by trying. UINT64_MAX with ro. */
 uint64_t io_store_max_file(const struct io_store *s);
-/* The longest target that a symlink of it can have, likewise; 0: it has no symlinks. PATH_MAX - 1 with ro. */
+/* The maximum length of a symlink's target, likewise; 0: it has no symlinks. PATH_MAX - 1 with
+ * ro. */
 size_t io_store_max_link(const struct io_store *s);
 int io_store_statvfs(const struct io_store *s, struct statvfs *out);
-/* Bytes that the quotas of this user and group still allow them; UINT64_MAX: no limit, or it cannot be
- * known. A project's limit is in statvfs. */
+/* Bytes that the quotas of this user and group still allow them; UINT64_MAX: no limit, or
+ * unknown. A project's limit is in statvfs. */
 uint64_t io_store_quota_left(struct io_store *s, uid_t uid, gid_t gid);
-/* False once an allocation was refused: the store has no fallocate, and room cannot be held. */
+/* False once an allocation was refused: the store has no fallocate, and blocks cannot be allocated
+ * ahead. */
 bool io_store_allocates(const struct io_store *s);
 
 /* All below: dirfd is an O_PATH or O_RDONLY directory descriptor; `name` is one
  * component (no '/', not "." or "..": -EINVAL; over 255 bytes: -ENAMETOOLONG).
  * For io_stat, io_stat_born, io_set_attr and the xattr calls, name NULL is dirfd itself.
- * Changes give -EROFS where the store was opened with ro. Symlinks are never followed
+ * Changes fail with -EROFS if the store was opened with ro. Symlinks are never followed
  * (openat2 RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS). Thread-safe. */
 int io_open_dir(struct io_store *s, int dirfd, const char *name);	/* O_PATH fd, caller closes */
 int io_open_list(struct io_store *s, int dirfd);	/* for fdopendir(3); caller closes */
 int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags); /* regular files only: -EINVAL else; extra e.g. O_DIRECT */
 int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out);	/* lstat */
-/* The same, with the inode's time of birth in ns since 1970; 0 where the store does not tell. An inode
- * number is given again when its file is gone; the two together are not. */
+/* The same, with the inode's birth time in ns since 1970; 0 if the store does not provide it. Inode
+ * numbers are reused; the two together are unique. */
 int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out, uint64_t *birth_ns);
 ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap); /* NUL-terminated; -ENAMETOOLONG if cut */
 
 /* Unpublished files: name in tmp/ is 16 hex digits of vid. */
 void io_tmp_name(uint64_t vid, char out[17]);
-/* Creates (or truncates) it, mode 0600. *direct tells whether O_DIRECT was had
- * (asked with want_direct). Returns the descriptor (O_RDWR). */
+/* Creates (or truncates) it, mode 0600. *direct: O_DIRECT was possible
+ * (requested with want_direct). Returns the descriptor (O_RDWR). */
 int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct);
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags);	/* existing; -ENOENT */
 int io_tmp_remove(struct io_store *s, uint64_t vid);		/* 0 also when absent */
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
- * statvfs says there is room for len, else -ENOSPC. */
+ * statvfs shows space for len, else -ENOSPC. */
 int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len);
-/* plain pwrite of all bytes, for files too small to gain from O_DIRECT */
+/* plain pwrite of all bytes, for files too small to benefit from O_DIRECT */
 int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off);
 int io_truncate(struct io_store *s, int fd, uint64_t size);
 
 int io_set_attr_fd(struct io_store *s, int fd, const struct io_attr *a);
 int io_set_attr(struct io_store *s, int dirfd, const char *name, const struct io_attr *a); /* never follows a symlink */
 
-/* xattrs by name below dirfd or by fd (fd wins when >= 0). Work on O_PATH (via
- * /proc/self/fd). Where the store has none, user.cairn.* go to a sidecar under
+/* xattrs by name below dirfd or by fd (if fd >= 0). Work on O_PATH (via
+ * /proc/self/fd). If the store has none, user.cairn.* go to a sidecar under
  * STORE/.cairn/meta/, keyed by (st_dev, st_ino, birth time), and others give -EOPNOTSUPP. */
 int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key, const void *val, size_t len, int flags);
 int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key);
 ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf, size_t cap); /* as getxattr(2) */
 ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap);	/* as listxattr(2) */
 
-/* A descriptor (O_PATH) of what is about to be replaced or removed, to be kept until that is synced: else
- * its blocks may be written again before (ext4, data=writeback) and a power cut bring the name back with
- * other bytes. -ENOENT: there is nothing, or this store needs none. */
-int io_hold(struct io_store *s, int dirfd, const char *name);
-/* Names. tmp → place replaces what stands there atomically (rename(2)). */
+/* A descriptor (O_PATH) of a file about to be replaced or removed, to be kept until that is synced:
+ * otherwise its blocks may be overwritten before (ext4, data=writeback), and after a power cut the
+ * old name would have other bytes. -ENOENT: there is no such file, or this store does not need
+ * it. */
+int io_open_victim(struct io_store *s, int dirfd, const char *name);
+/* Names. Renames from tmp/, replacing an existing name atomically (rename(2)). */
 int io_publish(struct io_store *s, uint64_t vid, int dirfd, const char *name);
 int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags); /* renameat2 flags */
 /* Makes d2/n2 another name of d1/n1, replacing d2/n2 atomically if it exists. */
@@ -160,35 +169,37 @@ int io_sync_data(struct io_store *s, int fd);	/* fdatasync */
 int io_sync_dir(struct io_store *s, int dirfd);	/* fsync of an O_PATH directory: reopened */
 int io_sync_all(struct io_store *s);		/* syncfs */
 
-/* The mark: how far the order `log` has come, kept by the store in order with the changes themselves.
- * Without one (IO_FS_EACH) _set and _sync do nothing. */
+/* The mark: how many changes of the order `log` were made, kept by the store in order with the
+ * changes themselves. Without a mark (IO_FS_EACH) _set and _sync do nothing. */
 int io_mark_set(struct io_store *s, uint64_t log, uint64_t seq);
 int io_mark_sync(struct io_store *s);
 /* Does _sync commit every change of names and attributes that was made before the last _set? */
 bool io_mark_covers(const struct io_store *s);
-/* *seq: the last change that the store has, at most `most`. -ENOENT: it says nothing of this log. */
+/* *seq: the last change that the store has, at most `most`. -ENOENT: the mark is not of this
+ * log. */
 int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq);
 
-/* Shared extents. Whether this store has them is found by trying on two nameless files in
- * tmp/ (some ms). 0: yes; -EOPNOTSUPP: it never will; else (-ENOSPC, -EIO, ...) ask again. */
+/* Shared extents. Whether this store has them is determined by trying with two nameless files in
+ * tmp/ (some ms). 0: yes; -EOPNOTSUPP: never; else (-ENOSPC, -EIO, ...) try again later. */
 int io_can_share(struct io_store *s);
-/* The kernel compares through the page cache: ask io_same_bytes first whether the disk has it so.
- * Where [off, off+len) is equal in both files, `to` gets `from`'s blocks for it and its own
- * are freed; neither's bytes, size and times change, at any crash. off is a multiple of the
+/* The kernel compares through the page cache: first check with io_same_bytes that the disk agrees.
+ * If [off, off+len) is equal in both files, `to` gets `from`'s blocks for it and its own
+ * are freed; bytes, size and times of both do not change, at any crash. off is a multiple of the
  * block size, and so is off+len unless both files end there. `to` is open for writing, or
- * ours. Returns how many bytes are shared (fewer than len: go on from there); 0: they differ.
- * Reads both files; holds their locks meanwhile, so len is a few MiB. */
+ * ours. Returns how many bytes are shared (fewer than len: continue from there); 0: they differ.
+ * Reads both files and holds their locks meanwhile, so len should be a few MiB. */
 ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t len);
-/* How many bytes from off on, of the next len, lie in the same blocks in both files already.
- * 0: none, or the filesystem does not say. */
+/* How many bytes from off on, of the next len, are in the same blocks in both files already.
+ * 0: none, or unknown. */
 uint64_t io_is_shared(int from, int to, uint64_t off, uint64_t len);
-/* Are [off, off+len) of both equal, as fd reads them and as they lie on the disk for `disk`? That is
- * opened with O_DIRECT (or its cache is dropped, where the store has none); off is a multiple of the
- * block size. buf has room for 2 * (len + IO_ALIGN) bytes; what fd reads is at its beginning. 1, 0, -errno. */
+/* Are [off, off+len) of both equal, as fd reads them and as they are on the disk for `disk`? That
+ * is opened with O_DIRECT (or its cache is dropped, if the store has none); off is a multiple of
+ * the block size. buf holds 2 * (len + IO_ALIGN) bytes; what fd reads is at its beginning. 1, 0,
+ * -errno. */
 int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf);
-/* `to`, empty and open for writing, gets all of `from`'s blocks and its size; what is dirty of
- * `from` is written to the disk first. An error may leave it with some of both. -EOPNOTSUPP: never
- * here; -EXDEV; else as ioctl_ficlone(2). */
+/* `to`, empty and open for writing, gets all of `from`'s blocks and its size; dirty pages of `from`
+ * are written to the disk first. After an error it may have a part of both. -EOPNOTSUPP: never
+ * supported here; -EXDEV; else as ioctl_ficlone(2). */
 int io_clone(struct io_store *s, int from, int to);
 
 #ifdef __cplusplus

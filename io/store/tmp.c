@@ -18,7 +18,7 @@ void io_tmp_name(uint64_t vid, char out[17])
 	out[16] = 0;
 }
 
-/* Always an inode of our own: what lies there by that name may be somebody's who has it open. One
+/* Always a new inode: an existing file of that name may be open in another process. One
  * operation, however often it is tried. */
 static int create_exclusive(struct io_store *s, struct io_call *c)
 {
@@ -75,7 +75,7 @@ int io_tmp_open(struct io_store *s, uint64_t vid, int flags)
 		return fd;
 	if (fstat(fd, &st))
 		return -errno;
-	/* a second name is somebody's way to a file that is still to be published */
+	/* a second name would give access to a file that is still to be published */
 	return S_ISREG(st.st_mode) && st.st_nlink == 1 ? scope_keep(&fd) : -EPERM;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where a store stands: on which filesystem, as which directory. A store that was moved there by rename, or
- * whose filesystem was unmounted and mounted again, stands where it stood; a copy does not.
+ * The identity of a store: its filesystem and directory. It does not change when the store is renamed
+ * there, or its filesystem is unmounted and mounted again; a copy has another one.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ struct uuid_answer {
 #define FS_IOC_GETFSUUID _IOR(0x15, 0, struct uuid_answer)
 #endif
 
-/* Not a device's number, which changes from mount to mount (loop devices, device mapper). */
+/* Not a device number, which changes from mount to mount (loop devices, device mapper). */
 void io_store_where(const struct io_store *s, struct io_where *out)
 {
 	struct uuid_answer u = {.len = 0};
@@ -36,15 +36,15 @@ void io_store_where(const struct io_store *s, struct io_where *out)
 	}
 	if (fstatfs(s->root_rd, &fs))
 		return;
-	/* made of the uuid, and on btrfs of the subvolume: a snapshot differs in nothing else. On xfs it is
-	 * the device's number. */
+	/* made from the uuid, and on btrfs from the subvolume: the only difference of a snapshot.
+	 * On xfs it is the device number. */
 	if (fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == BTRFS_SUPER_MAGIC) {
 		memcpy(&out->fsid, &fs.f_fsid, sizeof(out->fsid));
 		out->known |= IO_WHERE_FSID;
 	}
 	if (statx(s->root_rd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &x))
 		return;
-	/* on others an inode's number may be made up at each mount */
+	/* on others inode numbers may be assigned at each mount */
 	if (fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == BTRFS_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC ||
 	    fs.f_type == TMPFS_MAGIC) {
 		out->ino = x.stx_ino;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Extended attributes of inodes reached by descriptor and name. There is no
- * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls comes to the same.
+ * Extended attributes of inodes by descriptor and name. There is no
+ * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls is equivalent.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "inside.h"
 #include "sidecar.h"
 
-#define OWN_XATTRS 300u	/* user.cairn.ino and .checksum, with what an entry takes */
+#define OWN_XATTRS 300u	/* user.cairn.ino and .checksum, with the overhead of their entries */
 
 bool io_xattr_probe(int fd, bool ro)
 {
@@ -32,8 +32,8 @@ static int check(const struct io_store *s, const char *name, bool changes)
 	return name ? io_name_check(name) : 0;
 }
 
-/* ext4 keeps all of an inode's in one block, and says ENOSPC for the one that does not fit;
- * found by trying. What is left for users beside our own. */
+/* ext4 keeps all xattrs of an inode in one block, and returns ENOSPC for one that does not fit;
+ * determined by trying. What is left for users besides our own. */
 size_t io_xattr_room(int fd)
 {
 	static const char bytes[65536];

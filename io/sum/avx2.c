@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The same hash with the wide instructions that a distribution's library, built for the
- * oldest processors, leaves unused. xxhash's own header has the code; this file only
+ * The same hash with wide instructions, which a distribution's library, built for the
+ * oldest processors, does not use. xxhash's own header has the code; this file only
  * compiles it once more.
  */
 #if defined(__x86_64__)

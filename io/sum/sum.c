@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * XXH3-128 of a stream of bytes, and of a file as the device has it.
+ * XXH3-128 of a stream of bytes, and of a file as it is on the device.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -78,7 +78,7 @@ void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN])
 		 (unsigned long long)h.low64);
 }
 
-/* Its own description, so that neither the position nor the flags of fd change. */
+/* A separate open file description, so that position and flags of fd do not change. */
 static int reopen(int fd, int flags)
 {
 	char path[32];
@@ -130,7 +130,7 @@ static int sum_direct(int fd, unsigned char *buf, struct io_sum *m)
 	return in < 0 ? in : sum_all(in, buf, m);
 }
 
-/* The cache can only be asked to forget; what is dirty must be written first. */
+/* The cache can only be asked to drop pages; dirty ones must be written first. */
 static int sum_cached(int fd, unsigned char *buf, struct io_sum *m)
 {
 	CLEANUP_CLOSE int in = reopen(fd, 0);

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* Room for "xxh3:" + 32 hex digits + NUL. */
+/* Size for "xxh3:" + 32 hex digits + NUL. */
 #define IO_CHECKSUM_LEN 40
 
 struct io_sum; /* streaming XXH3-128 */
@@ -30,7 +30,7 @@ void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN]); /* "xxh3:<3
  * first) and computes its checksum. */
 int io_sum_file(int fd, char out[IO_CHECKSUM_LEN]);
 
-/* As pread, and goes on until len or the end of the file; fd may be O_DIRECT. -errno. */
+/* As pread, but continues until len or the end of the file; fd may be O_DIRECT. -errno. */
 ssize_t io_read_full(int fd, void *buf, size_t len, uint64_t off);
 
 #ifdef __cplusplus

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * A copy of a durable file is made of the file's blocks, where the store has shared extents:
- * its bytes are not written a second time.
+ * A copy of a durable file shares the file's blocks if the store has shared extents: its bytes are
+ * not written a second time.
  *
- * What copies (copy_file_range, which cp uses) only gives a hint: f is perhaps a copy of this
- * store file. What f holds counts, and nobody sees all that is written to it. So when f is
- * persisted, an unpublished file is cloned from the source, the clone is read from the disk and
- * compared with what is staged, and only where all is equal does it become the version. Else it
- * is removed and the version is written, into the blocks that its close was promised.
+ * copy_file_range, which cp uses, only gives a hint: f may be a copy of this store file. What f
+ * contains counts, and not every write to it is visible. So when f is persisted, an unpublished
+ * file is cloned from the source, the clone is read from the disk and compared with the staged
+ * bytes; only if all are equal does it become the version. Otherwise it is removed and the version
+ * is written, to the blocks that its close was promised.
  *
  *   staged.source ──seal──▶ pend.source ──persist──▶ closed
- *         └── closed without a change, failed ─────────────▲
+ *	 └── closed without a change, failed ─────────────▲
  *
- * The hint is not logged: after a kill the version is written. The descriptor keeps the source,
- * whoever renames, replaces or removes it meanwhile. */
+ * The hint is not logged: after a kill the version is written. The descriptor keeps the source
+ * available if it is renamed, replaced or removed meanwhile. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -39,8 +39,8 @@ void staged_copied_from(struct staged *f, int fd)
 		source_forget(s, &f->base.source);
 }
 
-/* Does the clone hold on the disk what is staged? A source that has rotted under a cache that has
- * not is seen. 0, with the sum of the bytes; -ESTALE: they differ. */
+/* Does the clone contain on the disk what is staged? This detects a source that has decayed on the
+ * disk while its cached pages have not. 0, with the sum of the bytes; -ESTALE: they differ. */
 static int compare(const struct pend *p, int from, int clone, struct io_sum *sum)
 {
 	uint64_t size = p->r.size;
@@ -58,7 +58,7 @@ static int compare(const struct pend *p, int from, int clone, struct io_sum *sum
 	return same == 1 ? 0 : same ? same : -ESTALE;
 }
 
-/* A source whose bytes are not those of its checksum is not given any more blocks to hold. */
+/* A source whose bytes do not match its checksum must not share its blocks. */
 static bool source_is_sound(struct staging *s, int source, const struct io_sum *sum)
 {
 	char is[IO_CHECKSUM_LEN], said[IO_CHECKSUM_LEN];
@@ -68,7 +68,7 @@ static bool source_is_sound(struct staging *s, int source, const struct io_sum *
 	return n <= 0 || ((size_t)n == strlen(is) && !memcmp(is, said, (size_t)n));
 }
 
-/* The source's blocks under a name in tmp/. */
+/* A clone of the source with a name in tmp/. */
 static int make_clone(struct staging *s, struct pend *p, int from, int clone, struct io_sum *sum)
 {
 	struct stat st;
@@ -93,7 +93,7 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 		return false;
 	staging_sf_name(f->id, name);
 	int from = openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	/* a file that is mostly holes gets no checksum, which persist.c sees to */
+	/* a file that is mostly holes gets no checksum; persist.c handles it */
 	if (from < 0 || fstat(from, &st) || (uint64_t)st.st_blocks * 512 < p->r.size / 2) {
 		if (from >= 0)
 			close(from);

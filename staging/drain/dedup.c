@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: MIT
- * Equal files are stored once, where the store has shared extents: replicas of several
- * ranks, and what did not change since the checkpoint before. A thread of its own looks at
- * what became durable, finds another file of that checksum and size, and has the kernel
- * compare and share them (io_share). That changes nothing but the room they take, at any
- * crash, so it has no place in the order and is never waited for.
+ * Equal files are stored once if the store has shared extents: replicas of several ranks, and
+ * what did not change since the previous checkpoint. A thread looks at what became durable, finds
+ * another file with the same checksum and size, and has the kernel compare and share them
+ * (io_share). That changes only the space they use, at any crash, so it has no place in the order
+ * and nothing waits for it.
  *
- * A file's way:
+ * A file's path:
  *
  *   dedup_offer ──▶ news ──absorb──▶ ring: NEW ──consider──▶ KNOWN ──▶ dropped when the ring is full
- *   (s->lock)       (s->lock)        the thread's own from here on
+ *   (s->lock)       (s->lock)	the thread's own from here on
  *
- * What somebody copies (staging_dedup_source) goes the same way, but is not changed itself: only
+ * A source of a copy (staging_dedup_source) takes the same path, but is not changed itself: only
  * its checksum is looked up, so that the copy finds it.
  *
  *   state   in ring  in bucket
- *   news    no       no         renames are there too, and change the names of those before
- *   NEW     yes      no         ring[n_done .. n_all)
- *   KNOWN   yes      yes        what later ones are compared with
+ *   news    no       no	 includes renames, which change the names of earlier ones
+ *   NEW     yes      no	 ring[n_done .. n_all)
+ *   KNOWN   yes      yes	later ones are compared with it
  *
- * It gives way: only when nothing was on its way for QUIET_NS, a few MiB at a time, and no
- * file is kept open between, so that one that is removed frees its blocks at once. What is
- * gone, replaced or cannot be opened by then is passed over. */
+ * It runs only after nothing was pending for QUIET_NS, a few MiB at a time, and keeps no file open
+ * in between, so that a removed file frees its blocks at once. A file that is gone, replaced or
+ * cannot be opened by then is skipped. */
 #include "staging/drain/drain.h"
 
 #include <dirent.h>
@@ -30,26 +30,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEDUP_MIN (64u << 10)	/* smaller files gain less than the looking costs */
-#define NEWS_MAX 16384u		/* more at once are not looked at */
+#define DEDUP_MIN (64u << 10)	/* smaller files gain less than the search costs */
+#define NEWS_MAX 16384u		/* more at once are ignored */
 #define RING 16384u		/* files remembered */
 #define BUCKETS 4096u
 #define TRIES 4u		/* files of one checksum that may have been replaced since */
-#define STEP (4u << 20)		/* both files are locked so long: an unlink waits */
+#define STEP (4u << 20)		/* both files are locked meanwhile: an unlink waits */
 #define QUIET_NS 100000000u
-#define SIBLINGS 3u		/* directories beside a file's own that are looked into, the newest */
+#define SIBLINGS 3u		/* newest sibling directories that are searched */
 #define LISTED_MAX 4096u
-#define LISTED_STEP 64u		/* then it asks whether there is something more urgent */
+#define LISTED_STEP 64u		/* between checks for more urgent work */
 
 struct file {
 	struct file *next;	/* in news, then in its bucket */
 	struct file *node_next;	/* in the ring, of its node or one like it; the newest first */
 	uint64_t node, dir, size;
-	uint64_t at;		/* place in the ring */
+	uint64_t at;		/* index in the ring */
 	uint64_t done;		/* shared so far */
 	uint64_t saved;		/* of these, not in the same blocks before */
-	bool renamed;		/* in news: node stands at dir/name now */
-	bool source;		/* of a copy; size and checksum are not known before it is considered */
+	bool renamed;		/* in news: node is at dir/name now */
+	bool source;		/* of a copy; size and checksum are unknown until it is
+				 * considered */
 	char checksum[IO_CHECKSUM_LEN];
 	char *name;
 };
@@ -64,13 +65,13 @@ struct dedup {
 	pthread_t thread;
 	pthread_cond_t cond;
 	bool asleep;
-	bool off;		/* the store cannot do it */
+	bool off;		/* the store does not support it */
 	struct file *news, **news_tail;
 	unsigned n_news;
 	uint64_t seen_seq;	/* the order's end when last looked at */
 
 	/* the thread's own */
-	bool tried;		/* the store can do it */
+	bool tried;		/* the store supports it */
 	struct file *ring[RING];
 	uint64_t n_all, n_done;
 	struct file *bucket[BUCKETS];
@@ -140,10 +141,10 @@ int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const c
 	*d->news_tail = f;
 	d->news_tail = &f->next;
 	d->n_news++;
-	return 0;		/* nobody is woken: what comes of the copy does that */
+	return 0;		/* wakes nobody: the seal of the copy does that */
 }
 
-/* Nothing is on its way, nor was a moment ago. s->lock held. */
+/* Nothing is pending, nor was a moment ago. s->lock held. */
 static bool is_quiet(struct staging *s)
 {
 	bool same = s->drain.dedup->seen_seq == s->log.last_seq;
@@ -157,7 +158,7 @@ static bool gives_way(struct staging *s)
 	return s->stop || s->order.n_pend;
 }
 
-/* ---- what is known ---- */
+/* ---- known files ---- */
 
 static struct file **bucket_of(struct dedup *d, const struct file *f)
 {
@@ -215,7 +216,7 @@ static void ring_put(struct dedup *d, struct file *f, uint64_t at)
 static void ring_add(struct dedup *d, struct file *f)
 {
 	struct file *old = ring_find(d, f->node);
-	if (old && old->at >= d->n_done) {	/* replaced before anybody looked at it */
+	if (old && old->at >= d->n_done) {	/* replaced before it was considered */
 		ring_put(d, f, old->at);
 		return;
 	}
@@ -224,7 +225,7 @@ static void ring_add(struct dedup *d, struct file *f)
 		d->n_done = d->n_all - RING;
 }
 
-/* What a trainer wrote as x.tmp and renamed stands elsewhere now. */
+/* A file that a trainer wrote as x.tmp and renamed has another name now. */
 static void ring_rename(struct dedup *d, struct file *to)
 {
 	struct file *f = ring_find(d, to->node);
@@ -252,7 +253,7 @@ static void absorb(struct dedup *d, struct file *news)
 
 /* ---- sharing ---- */
 
-/* What others are to share is read from the disk. */
+/* Bytes that others will share are read from the disk. */
 static int open_source(struct staging *s, int dirfd, const char *name)
 {
 	int fd = io_open_read(s->o.store, dirfd, name, O_DIRECT);
@@ -269,8 +270,8 @@ static int open_file(struct staging *s, const struct file *f, bool source)
 	return fd;
 }
 
-/* Of one owner: else who may read neither could learn from the room they take that they
- * are equal. */
+/* Only for one owner: otherwise a user who may read neither could learn from the used space that
+ * they are equal. */
 static bool may_share(int from, int to, uint64_t size)
 {
 	struct stat a, b;
@@ -285,8 +286,8 @@ static void count(struct staging *s, const struct file *f)
 	s->st.dedup.files += f->saved > 0;
 }
 
-/* The next `len` bytes of f. The kernel would compare what it has cached, and take the blocks of a
- * file that has rotted under its cache for good. As io_share. */
+/* Shares the next `len` bytes of f. The kernel would compare cached pages, and permanently use the
+ * blocks of a file that has decayed under its cache. As io_share. */
 static ssize_t share_step(struct staging *s, int from, int to, uint64_t off, size_t len)
 {
 	char *buf = aligned_alloc(IO_ALIGN, 2 * (STEP + IO_ALIGN));
@@ -295,8 +296,8 @@ static ssize_t share_step(struct staging *s, int from, int to, uint64_t off, siz
 	return same == 1 ? io_share(s->o.store, from, to, off, len) : same;
 }
 
-/* f gets the blocks of `from`, from where an earlier try stopped. 0; -ECANCELED: there is
- * something more urgent; -ESTALE: it is not what it was, or differs; else what the store said. */
+/* f gets the blocks of `from`, from where an earlier try stopped. 0; -ECANCELED: there is more
+ * urgent work; -ESTALE: changed or different; else the store's error. */
 static int share(struct staging *s, int from, struct file *f)
 {
 	CLEANUP_CLOSE int to = open_file(s, f, false);
@@ -323,7 +324,7 @@ static int share(struct staging *s, int from, struct file *f)
 	return 0;
 }
 
-/* With a file this mount made durable. -ENOENT: none is equal. */
+/* Shares f with a file that this mount made durable. -ENOENT: none is equal. */
 static int share_with_known(struct staging *s, struct file *f)
 {
 	unsigned tries = 0;
@@ -341,7 +342,7 @@ static int share_with_known(struct staging *s, struct file *f)
 	return -ENOENT;
 }
 
-/* ---- the checkpoint before, of an earlier mount ---- */
+/* ---- the previous checkpoint, of an earlier mount ---- */
 
 static void sibling_add(struct dedup *d, const char *name, const struct stat *st)
 {
@@ -359,7 +360,7 @@ static void sibling_add(struct dedup *d, const char *name, const struct stat *st
 	d->sibling[at].mtime = st->st_mtim;
 }
 
-/* The newest directories in `parent` but `own`. 0; -ECANCELED: there is something more urgent. */
+/* The newest directories in `parent` except `own`. 0; -ECANCELED: there is more urgent work. */
 static int list_siblings(struct staging *s, int parent, const struct stat *own)
 {
 	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -421,9 +422,9 @@ static int share_with_siblings(struct staging *s, struct file *f)
 	return rc;
 }
 
-/* ---- what is copied ---- */
+/* ---- sources of copies ---- */
 
-/* Without a checksum it is equal to nothing. */
+/* A source without a checksum is equal to nothing. */
 static void look_up_source(struct staging *s, struct file *f)
 {
 	struct stat st;
@@ -443,7 +444,7 @@ static void look_up_source(struct staging *s, struct file *f)
 
 /* ---- the thread ---- */
 
-/* Whatever comes of it but -ECANCELED, f is one to compare with from then on. */
+/* Unless -ECANCELED, f is from then on one to compare with. */
 static void consider(struct staging *s)
 {
 	struct dedup *d = s->drain.dedup;
@@ -481,7 +482,7 @@ static struct file *take_news(struct dedup *d)
 	return news;
 }
 
-/* s->lock held; let go meanwhile. */
+/* s->lock held; dropped meanwhile. */
 static void take_in(struct staging *s)
 {
 	struct file *news = take_news(s->drain.dedup);
@@ -490,8 +491,9 @@ static void take_in(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 }
 
-/* What comes until then is looked at together, renames with it. It is taken in at once: a trainer
- * that never rests would fill the news with renames of what is not looked at. s->lock held. */
+/* Everything that comes until then is considered together, including renames. It is taken in at
+ * once: a trainer that never pauses would fill the news with renames of ignored files. s->lock
+ * held. */
 static void wait_until_quiet(struct staging *s)
 {
 	struct dedup *d = s->drain.dedup;
@@ -536,13 +538,13 @@ static void *dedup_main(void *arg)
 		rc = d->n_done < d->n_all ? can_share(s) : 0;
 		while (!rc && d->n_done < d->n_all && !gives_way(s))
 			consider(s);
-		if (rc)		/* the store is full, say: not these */
+		if (rc)		/* for example, the store is full: not these */
 			d->n_done = d->n_all;
 		pthread_mutex_lock(&s->lock);
 	}
 	d->off = true;
 	forget_all(d);
-	while (!s->stop)	/* nobody joins it before */
+	while (!s->stop)	/* it is not joined earlier */
 		pthread_cond_wait(&d->cond, &s->lock);
 	pthread_mutex_unlock(&s->lock);
 	return NULL;
@@ -579,7 +581,7 @@ void dedup_close(struct staging *s)
 		return;
 	if (d->thread)
 		pthread_join(d->thread, NULL);
-	forget_all(d);		/* where there was no thread */
+	forget_all(d);		/* if there was no thread */
 	free(d);
 	s->drain.dedup = NULL;
 }

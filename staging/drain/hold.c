@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A name that commits what other nodes write (a checkpoint's .metadata) is held in its place
- * in the order until that is in the store: each node keeps its own order, and theirs knows
- * nothing of ours. For a while only; then it is published and a notice says what is missing. */
+ * A name that commits what other nodes write (a checkpoint's .metadata) is held at its place in
+ * the order until their files are in the store: the orders of the nodes are independent. After a
+ * time limit it is published with a notice of what is missing. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -36,10 +36,10 @@ static struct commit commit_of(const struct staging *s, const struct rec *r)
 
 bool hold_due(const struct staging *s, const struct pend *p)
 {
-	return s->o.hold.patience_ms && !p->let_go && commit_of(s, &p->r).name;
+	return s->o.hold.patience_ms && !p->released && commit_of(s, &p->r).name;
 }
 
-/* The bytes that are to be published: in tmp/, or in the store by the name they have so far. */
+/* The bytes to be published: in tmp/, or in the store under their present name. */
 static int open_bytes(struct staging *s, const struct pend *p)
 {
 	int d, fd;
@@ -57,7 +57,7 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 {
 	int d, fd = open_bytes(s, p);
 	if (fd < 0)
-		return false;	/* whoever applies it tells */
+		return false;	/* applying it will report the error */
 	bool missing = false;
 	if (!staging_dir_get(s, c.dir, &d)) {
 		missing = s->o.hold.missing(s->o.ctx, p->r.seq, c.dir, d, fd, what, cap);
@@ -67,8 +67,8 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 	return missing;
 }
 
-/* Who writes on needs the memory that is held with it: half of staging is not durable. What is durable is a
- * cache and gives way. */
+/* Half of staging is not durable: writers need the memory that is held back with it. Durable files
+ * do not count, they can be evicted. */
 static bool is_crowded(const struct staging *s)
 {
 	uint64_t bytes = s->files.used;
@@ -90,8 +90,8 @@ bool hold_waits(struct staging *s, struct pend *p)
 	bool missing = is_missing(s, p, c, what, sizeof(what));
 	dirs_root_relative(s, c.dir, c.name, path, sizeof(path));
 	pthread_mutex_lock(&s->lock);
-	p->let_go = !missing || enough;
-	if (!p->let_go) {
+	p->released = !missing || enough;
+	if (!p->released) {
 		snprintf(s->st.held, sizeof(s->st.held), "%.200s: %.200s", path, what);
 		sleeper_wait(s, &s->pub, now_ns() + ASK_AGAIN_NS);
 		return true;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * What does the store still have of the order? The head, in memory, says what was applied. A
- * filesystem that stops (a shutdown, an error in its journal) and is mounted again has forgotten
- * what it had not synced, while staging has all of it. So the store has a mark (io/store/mark.c), set
+ * How much of the order does the store still have? The head, in memory, has the number applied. A
+ * filesystem that shuts down (or has an error in its journal) and is mounted again has lost what it
+ * had not synced, while staging has all of it. So the store has a mark (io/store/mark.c), set
  * after each change and kept in order with the changes by the filesystem's own journal. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
 #include <stdio.h>
 
-/* Of this log, through all its rotations: the number that its head was begun with (log.c). */
+/* Identifies this log through all its rotations: the number with which its head was created
+ * (log.c). */
 static uint64_t log_id(const struct staging *s)
 {
 	return s->head->segment >> 20;
@@ -41,14 +42,15 @@ void mark_recall(struct staging *s)
 	uint64_t applied = s->head->applied, durable = s->head->durable, seq;
 	char text[160];
 
-	/* the change after `applied` may have been made, and the worker died then. What is durable is
+	/* the change after `applied` may have been made before the worker died. Durable changes are
 	 * there: the mark itself is set before the sync and may not be covered by it. */
 	if (io_mark_get(s->o.store, log_id(s), applied + 1, &seq))
-		return;		/* an older version's, or it cannot be read: as the head says */
+		return;		/* an older version's, or unreadable: use the head */
 	if (seq < durable)
 		seq = durable;
 	if (seq < applied) {
-		snprintf(text, sizeof(text), "the store's filesystem stopped and has forgotten %llu published changes; "
+		snprintf(text, sizeof(text),
+			 "the store's filesystem shut down and has lost %llu published changes; "
 			 "they are published again", (unsigned long long)(applied - seq));
 		s->o.notice(s->o.ctx, text);
 		s->head->recalled = s->head->segment;

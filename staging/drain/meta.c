@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * What a version carries beside its bytes: owner, mode, times, xattrs. A store may refuse some of
- * it (a network filesystem that squashes root, one without owners), or its inode may have no room
- * for an xattr that a program once put there beside the mount. Then waiting does not help, and
- * the bytes are worth more: they are published without, and that is told. */
+ * A version's attributes: owner, mode, times, xattrs. A store may refuse some of them (a network
+ * filesystem that squashes root, one without owners), or its inode may have no space for an xattr
+ * because another program put one there. Then waiting does not help, and the bytes matter more:
+ * they are published without, with a notice. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -11,24 +11,27 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define ROOM_ENOUGH (16ull << 20)	/* ENOSPC with so much free is not the store's but the inode's */
+#define ROOM_ENOUGH (16ull << 20)	/* ENOSPC with so much free means the inode, not the
+					 * store */
 
 static const struct part {
 	unsigned mask;
 	const char *text;
 } parts[] = {
-	{IO_ATTR_OWNER, "the store does not let cairnfs give files to their owners; they are its own there. Run cairnfs "
-			"as the user who writes, or let root be root there (NFS: no_root_squash)"},
-	{IO_ATTR_MODE, "the store does not take the modes of files; they have its own there"},
-	{IO_ATTR_ATIME | IO_ATTR_MTIME, "the store does not take the times of files; they have its own there"},
+	{IO_ATTR_OWNER, "the store does not let cairnfs set the owners of files; its own user owns them "
+			"there. Run cairnfs as the user who writes, or allow root to be root there "
+			"(NFS: no_root_squash)"},
+	{IO_ATTR_MODE, "the store does not accept the modes of files; they have its own there"},
+	{IO_ATTR_ATIME | IO_ATTR_MTIME, "the store does not accept the times of files; they have its own "
+					"there"},
 };
 
-/* Also of whom it is served as: EINVAL and EOVERFLOW are a user namespace's, for an owner that it does
- * not know. */
+/* EINVAL and EOVERFLOW come from a user namespace, for an owner that it does not know. */
 static bool refused(int rc)
 {
 	return rc == -EPERM || rc == -EOPNOTSUPP || rc == -ENOSYS || rc == -EINVAL || rc == -EOVERFLOW ||
-	       rc == -EDQUOT;	/* given to somebody since it was accepted, whose quota is used up */
+	       rc == -EDQUOT;	/* it got another owner since it was accepted, whose quota is used
+				 * up */
 }
 
 static void tell_once(struct staging *s, const struct part *part, int rc)
@@ -48,7 +51,7 @@ static int set_attr(struct staging *s, struct pend *p)
 		.mode = p->r.mode & 07777, .uid = p->r.uid, .gid = p->r.gid,
 		.atime = p->r.atime, .mtime = p->r.mtime,
 	};
-	struct stat st;		/* perhaps it was given to its owner before */
+	struct stat st;		/* perhaps it has its owner already */
 	if (p->r.uid != geteuid() || p->r.gid != getegid() || fstat(p->tmp_fd, &st) || st.st_uid != p->r.uid ||
 	    st.st_gid != p->r.gid)
 		all.mask |= IO_ATTR_OWNER;
@@ -62,12 +65,12 @@ static int set_attr(struct staging *s, struct pend *p)
 		if (err)
 			tell_once(s, &parts[i], err);
 		if (err && parts[i].mask == IO_ATTR_OWNER)
-			all.mode &= 01777;	/* or it would run as somebody else */
+			all.mode &= 01777;	/* or it would run with another user's rights */
 	}
 	return refused(rc) ? 0 : rc;
 }
 
-/* Whether the file has no place for this xattr, however much room the store has. */
+/* Has the inode no space for this xattr, however much space the store has? */
 static bool no_place(struct pend *p, const struct rec_pair *pair, int rc)
 {
 	struct statvfs v;
@@ -85,7 +88,8 @@ static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pa
 
 	if (!rc || !no_place(p, pair, rc))
 		return rc;
-	snprintf(text, sizeof(text), "the store's file has no room for %.80s of %.120s (%u bytes: %s); published without",
+	snprintf(text, sizeof(text),
+		 "the store's file has no space for %.80s of %.120s (%u bytes: %s); published without",
 		 pair->key, p->r.name, pair->len, strerror(-rc));
 	s->o.notice(s->o.ctx, text);
 	return 0;

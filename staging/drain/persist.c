@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Persist: staged bytes -> unpublished store file, many versions at once, in
- * whatever order they finish. Publication (publish.c) puts the order back. */
+ * any order. Publication (publish.c) restores the order. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A small file rests this long, so that a temporary one is gone before it is
- * written and others join its group sync. An fsync ends the rest at once. */
+/* A small file waits this long, so that a temporary one is removed before it is
+ * written and others join its group sync. An fsync ends the wait at once. */
 #define SMALL_REST_NS 5000000u
 #define EXTENTS_MAX 65536u	/* more holes than this are written as zeros */
 #define COPY_CHUNK (1u << 20)
@@ -78,8 +78,8 @@ static int write_large(struct job *j, int from)
 	return rc;
 }
 
-/* Small, or to be read while it may be cut short: through a buffer. `to` < 0 = checksum only.
- * `under` >= 0: older bytes are there already (outgrow.c), but the version needs a file of its own. */
+/* Small, or may be truncated while it is read: through a buffer. `to` < 0 = checksum only.
+ * `under` >= 0: older bytes are there already (outgrow.c), but the version needs its own file. */
 static int copy_through(struct job *j, int from, int under, int to)
 {
 	uint64_t size = j->p->r.size;
@@ -101,7 +101,7 @@ static int copy_through(struct job *j, int from, int under, int to)
 			    outgrow_read(j->p->sf->moved.under, from, under, j->buf, want, off);
 		if (n < 0)
 			return -errno;
-		if (n == 0) {	/* cut short since: what is missing reads as zeros */
+		if (n == 0) {	/* truncated meanwhile: what is missing reads as zeros */
 			io_sum_zeros(j->sum, size - off);
 			break;
 		}
@@ -114,7 +114,7 @@ static int copy_through(struct job *j, int from, int under, int to)
 	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
 }
 
-/* What the close did not reserve (recovery, rewriting). */
+/* What the close did not allocate (recovery, rewriting). */
 static int make_tmp(struct job *j)
 {
 	struct pend *p = j->p;
@@ -139,14 +139,16 @@ static int make_tmp(struct job *j)
 	return tight && is_small(p) ? io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
 }
 
-/* Small ones share a sync. Not an fsync's: its bytes are logged as written, and recovery goes by that
- * (REC_WRITTEN), also where the store's filesystem has stopped and forgotten what was not synced. */
+/* Small files share a sync. Not an fsync's version: its bytes are logged as written, and recovery
+ * relies on that (REC_WRITTEN), also if the store's filesystem shut down and lost what was not
+ * synced. */
 static bool syncs_itself(const struct pend *p)
 {
 	return p->r.size > STAGING_SMALL || p->snapshot;
 }
 
-/* It is the store file. Synced before it is read: where that fails the page cache may give what the disk has. */
+/* The version is the spilled file. Synced before it is read: if that fails, the page cache may
+ * return the disk's bytes. */
 static int sum_spilled(struct job *j)
 {
 	struct pend *p = j->p;
@@ -160,7 +162,7 @@ static int sum_spilled(struct job *j)
 	return rc ? rc : copy_through(j, p->tmp_fd, -1, -1);
 }
 
-/* Has f been written since its fsync? */
+/* Was f written after its fsync? */
 static bool went_on(const struct pend *p, int from)
 {
 	struct stat st;
@@ -185,7 +187,7 @@ static int write_bytes(struct job *j)
 	if (from < 0)
 		return f->spilled ? from : -errno;
 	int rc = make_tmp(j);
-	/* reserved when it was larger: small writes are not aligned */
+	/* allocated when it was larger: small writes are not aligned */
 	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->moved.under) && fcntl(p->tmp_fd, F_SETFL, 0))
 		rc = -errno;
 	int under = rc || !f->moved.under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
@@ -195,7 +197,7 @@ static int write_bytes(struct job *j)
 		rc = copy_through(j, from, under, p->tmp_fd);
 	else if (!rc)
 		rc = write_large(j, from);
-	if (!rc)		/* what was read is what was written */
+	if (!rc)		/* the bytes read are the bytes written */
 		rc = sf_spoiled(f, from);
 	if (!rc && p->failed_fsync && went_on(p, from))
 		rc = p->lost = -EIO;
@@ -209,7 +211,7 @@ static int write_version(struct job *j)
 {
 	struct pend *p = j->p;
 	atomic_store(&p->sf->written, 0);
-	/* while a writer goes on after its fsync, only who cuts bytes off must wait */
+	/* if the file is still written after its fsync, only bytes being cut off must wait */
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
@@ -228,10 +230,10 @@ static int persist_one(struct job *j)
 {
 	struct pend *p = j->p;
 	int rc = write_version(j);
-	if (rc == -ENOSPC && trash_wait(j->s))	/* room that came back */
+	if (rc == -ENOSPC && trash_wait(j->s))	/* space was freed */
 		rc = write_version(j);
-	/* now is when the reserve counts: small files have their blocks from it, and the xattrs of any file
-	 * may need a block beside its inode */
+	/* the reserve is for this: small files get their blocks from it, and the xattrs of any file
+	 * may need another block */
 	while (rc == -ENOSPC && reserve_give(j->s))
 		rc = write_version(j);
 	if (!rc && syncs_itself(p))
@@ -255,7 +257,7 @@ static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until
 	if (!p)
 		return NULL;
 	uint64_t ripe = p->start_ns + SMALL_REST_NS;
-	if (persist_rests(s, p) && now_ns() < ripe) {
+	if (persist_may_wait(s, p) && now_ns() < ripe) {
 		*wait_until = ripe;
 		return NULL;
 	}
@@ -269,7 +271,7 @@ static void job_failed(struct staging *s, struct pend *p, int rc)
 {
 	if (p->sf->spilled && p->sf->spoiled)
 		p->lost = p->sf->spoiled;
-	if (p->lost) {	/* the publisher passes it over in its place, and says so */
+	if (p->lost) {	/* the publisher skips it at its place and reports it */
 		p->state = PEND_READY;
 		return;
 	}
@@ -299,7 +301,7 @@ static void job_run(struct job *j)
 		persist_again(s, p, 0);
 	else
 		p->state = PEND_WRITTEN;
-	if (!rc && p->sf->state == STAGED_OPEN)	/* an fsync's: its writer goes on */
+	if (!rc && p->sf->state == STAGED_OPEN)	/* an fsync's: still being written */
 		log_written(s, p);
 	save_descriptor(s, p);
 	sleeper_nudge(&s->pub, !is_small(p) || in_hurry(s));
@@ -345,7 +347,7 @@ void *persist_main(void *arg)
 	return persist(arg, false);
 }
 
-/* A small file does not wait until a large one is written. */
+/* So that a small file does not wait until a large one is written. */
 void *persist_small_main(void *arg)
 {
 	pthread_setname_np(pthread_self(), "cairn-small");

@@ -5,7 +5,7 @@
  *   sync the bytes of all in the batch → apply each name in order → sync the
  *   directories → durable.
  *
- * A pair that nobody saw (written and removed with nothing visible between) is
+ * A pair of changes without a visible effect (written and removed with nothing in between) is
  * left out; see elide(). A store that keeps failing halts publication here. */
 #include "staging/drain/drain.h"
 
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define BATCH_MAX 4096u
-#define FSYNC_EACH 4u		/* up to so many are synced one by one, more with one syncfs */
+#define FSYNC_EACH 4u		/* up to this many are synced one by one, more with one syncfs */
 #define ELIDE_MAX 8192u
 #define TOUCHED_MAX 8u
 #define VICTIMS_MAX 128u	/* descriptors; more than these are synced first */
@@ -30,12 +30,12 @@ struct batch {
 	uint64_t touched[TOUCHED_MAX];	/* directories; overflow: n_touched > max */
 	unsigned n_touched;
 	bool inodes;		/* attributes changed: no directory's sync covers them */
-	int victims[VICTIMS_MAX];	/* descriptors of what was replaced and removed: see io_hold */
+	int victims[VICTIMS_MAX];	/* descriptors of replaced and removed files: see io_open_victim */
 	unsigned n_victims;
-	bool changed;		/* anything at all was to be done in the store */
+	bool changed;		/* something was to be done in the store */
 };
 
-/* ---- leaving out what nobody saw ---- */
+/* ---- leaving out what has no visible effect ---- */
 
 struct dead_set {
 	uint64_t node[64];
@@ -50,12 +50,12 @@ static bool dead_has(const struct dead_set *d, uint64_t node)
 	return false;
 }
 
-/* Is the effect of records head..end, taken together, nothing? Then the store
- * before them equals the mount after them, and P1 holds with none applied. True
- * only if all that is made there is removed there and all that is removed was
- * made there. One thing may be left to do at the very end: to unlink a file whose
- * last versions nobody saw, but an earlier one stands in the store. Returns the
- * last record to leave out, or NULL. s->lock held. */
+/* Is the combined effect of records head..end nothing? Then the store before them
+ * equals the mount after them, and P1 holds with none applied. True only if everything
+ * created there is removed there and everything removed there was created there. One
+ * step may remain at the end: unlinking a file whose last versions were not visible, but
+ * of which the store has an earlier one. Returns the last record to leave out, or NULL.
+ * s->lock held. */
 static struct pend *elide(struct pend *head)
 {
 	struct dead_set dead = {.n = 0};
@@ -63,7 +63,7 @@ static struct pend *elide(struct pend *head)
 	uint64_t end = 0, shadow = 0;
 	unsigned looked = 0;
 
-	if (head->again)	/* the store may have it: the last worker died as it applied it */
+	if (head->again)	/* the store may have it: the last worker died while applying it */
 		return NULL;
 	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
 		const struct rec *r = &p->r;
@@ -74,10 +74,10 @@ static struct pend *elide(struct pend *head)
 		case REC_MKDIR:
 		case REC_SYMLINK:
 		case REC_MKNOD:
-			/* some of it may stand in the store already: then it must be removed there */
+			/* the store may have a part of it already: then it must be removed there */
 			if (!p->dead_at || p->state == PEND_BUSY || p->begun || p->again)
 				return NULL;
-			/* over a version that is left out as well it shadows nothing */
+			/* above a version that is left out as well it shadows nothing */
 			if (r->flags & REC_SHADOW && !dead_has(&dead, r->node)) {
 				if (shadow && shadow != r->node)
 					return NULL;
@@ -121,7 +121,7 @@ static void notice_conflict(struct staging *s, const struct rec *r, int rc, bool
 {
 	char text[sizeof(s->st.last_error)] = "";
 
-	const char *more = lost ? "; that version is passed over, what there is of it is in .cairn/lost+found" :
+	const char *more = lost ? "; that version is skipped, what exists of it is in .cairn/lost+found" :
 			   refuse_is_theirs(r, rc) ? ": it stays, with what others put there" : "";
 	snprintf(text, sizeof(text), "%s %.100s: %s%s", lost ? "the store could not write" : "conflict at", r->name,
 		 strerror(-rc), more);
@@ -145,7 +145,8 @@ static void touch(struct batch *b, uint64_t dir)
 	b->n_touched++;
 }
 
-/* Only what changed: where the last one is synced for all, it must have something to sync. */
+/* Records only real changes: where the last directory is synced for all, it must have something to
+ * sync. */
 static int touched(struct batch *b, uint64_t dir, int rc)
 {
 	if (!rc)
@@ -153,7 +154,7 @@ static int touched(struct batch *b, uint64_t dir, int rc)
 	return rc;
 }
 
-/* The store was changed underneath, or cannot hold such a thing: waiting will not help. */
+/* The store was changed by another program, or cannot store such a name: waiting will not help. */
 static bool is_conflict(const struct rec *r, int rc)
 {
 	switch (-rc) {
@@ -161,9 +162,11 @@ static bool is_conflict(const struct rec *r, int rc)
 	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
 	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
 		return true;
-	case EDQUOT:	/* given to somebody whose quota is used up: a local chown(2) would have failed */
+	case EDQUOT:	/* given to an owner whose quota is used up: a local chown(2) would have
+			 * failed */
 		return r->type == REC_ATTR;
-	case ENOSPC:	/* ext4: no room in the inode's one xattr block; a small one finds it */
+	case ENOSPC:	/* ext4: no space in the inode's one xattr block; a small xattr finds
+			 * some */
 		return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
 	default:
 		return false;
@@ -191,7 +194,7 @@ static void dir_unscope(struct dir_use *u)
 #define DIR_USE(var, s, id) \
 	struct dir_use var __attribute__((cleanup(dir_unscope))) = dir_use(s, id)
 
-/* A version whose place is gone: kept where a person finds it. */
+/* A version without a place in the store is kept where the user finds it. */
 static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 {
 	char to[300], at[LOSTFOUND_NAME], path[4096];
@@ -208,7 +211,7 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 	return rc;
 }
 
-static int hold_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
+static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
 
 static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 {
@@ -226,14 +229,14 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 		if (rc)
 			break;
 		if (!first.name) {
-			rc = hold_victim(s, b, d.fd, name.name);
+			rc = keep_victim(s, b, d.fd, name.name);
 			if (!rc && !p->begun)
 				rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
 			p->begun |= !rc;
 			first = name;
 		} else {
 			DIR_USE(d0, s, first.dir);
-			rc = d0.rc ? d0.rc : hold_victim(s, b, d.fd, name.name);
+			rc = d0.rc ? d0.rc : keep_victim(s, b, d.fd, name.name);
 			if (!rc)
 				rc = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
 		}
@@ -242,8 +245,8 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 	return rc;
 }
 
-/* rename(2) between two names of one file leaves both. In the mount they were not: the new name was another's,
- * who has not been sealed, so that the store still has there what it had before. */
+/* rename(2) between two names of one file leaves both. In the mount they were not the same: the new
+ * name was another file's, not sealed yet, so the store still has the old file there. */
 static int drop_twin(struct staging *s, const struct rec *r, int d1, int d2)
 {
 	struct stat from, to;
@@ -262,7 +265,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d1, s, r->dir);
 	if (d1.rc)
 		return d1.rc;
-	int held = hold_victim(s, b, d1.fd, r->name);
+	int held = keep_victim(s, b, d1.fd, r->name);
 	if (held)
 		return held;
 	if (r->flags & REC_SHADOW)
@@ -270,7 +273,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d2, s, r->dir2);
 	if (d2.rc)
 		return d2.rc;
-	held = hold_victim(s, b, d2.fd, r->name2);
+	held = keep_victim(s, b, d2.fd, r->name2);
 	if (held)
 		return held;
 	if (r->flags & REC_DIR)
@@ -279,7 +282,8 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	if (!rc)
 		rc = drop_twin(s, r, d1.fd, d2.fd);
 	if (p->again && rc == -ENOENT)
-		rc = 0;		/* done just before the worker died: what comes later must find the directory */
+		rc = 0;		/* done just before the worker died: later records must find the
+				 * directory */
 	touched(b, r->dir, rc);
 	touched(b, r->dir2, rc);
 	if (rc && (r->flags & REC_DIR))
@@ -292,7 +296,8 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	return rc;
 }
 
-/* suid and sgid are meant for r's owner: a store that refused him (meta.c) has another. 1, 0 or -errno. */
+/* suid and sgid are meant for r's owner: a store that refused the owner (meta.c) has another. 1, 0
+ * or -errno. */
 static int foreign(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct stat st;
@@ -339,14 +344,14 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 	return io_set_xattr(s->o.store, dirfd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
 }
 
-/* Another host of the cluster, or somebody beside the mount, was faster: a directory is as good as ours. */
+/* Another host or another program created it first: any directory will do. */
 static bool is_dir_there(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct stat st;
 	return r->type == REC_MKDIR && !io_stat(s->o.store, dirfd, r->name, &st) && S_ISDIR(st.st_mode);
 }
 
-/* Directories, symlinks, nodes. A try that failed after the making goes on from there. */
+/* Directories, symlinks, nodes. A try that failed after the creation continues there. */
 static int publish_new(struct staging *s, struct pend *p, int dirfd)
 {
 	const struct rec *r = &p->r;
@@ -358,12 +363,12 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 	if (r->type == REC_MKDIR && (!rc || rc == -EEXIST))
 		staging_dir_learn(s, r->node, r->dir, r->name);
 	if (rc == -EEXIST && !p->again && is_dir_there(s, r, dirfd))
-		return 0;	/* and it stays its maker's */
+		return 0;	/* and it keeps its creator's attributes */
 	if (rc && !(p->again && rc == -EEXIST))
 		return rc;
 	p->begun = true;
 	rc = own_new(s, r, dirfd);
-	/* a store without owners or xattrs; or its owner's quota is used up */
+	/* a store without owners or xattrs; or the owner's quota is used up */
 	return is_conflict(r, rc) || rc == -EDQUOT ? 0 : rc;
 }
 
@@ -384,7 +389,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return d.rc;
 	switch (r->type) {
 	case REC_UNLINK:
-		rc = hold_victim(s, b, d.fd, r->name);
+		rc = keep_victim(s, b, d.fd, r->name);
 		return rc ? rc : touched(b, r->dir, io_unlink(store, d.fd, r->name));
 	case REC_RMDIR:
 		rc = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
@@ -397,7 +402,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return touched(b, r->dir, publish_new(s, p, d.fd));
 	case REC_LINK: {
 		DIR_USE(d2, s, r->dir2);
-		rc = d2.rc ? d2.rc : hold_victim(s, b, d2.fd, r->name2);
+		rc = d2.rc ? d2.rc : keep_victim(s, b, d2.fd, r->name2);
 		return rc ? rc : touched(b, r->dir2, io_link(store, d.fd, r->name, d2.fd, r->name2));
 	}
 	case REC_ATTR:
@@ -414,13 +419,13 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 	}
 }
 
-/* The bytes that an fsync meant are no more, and it failed: its file's next version will be the one. */
+/* The bytes of that fsync no longer exist, and it failed: the file's next version replaces it. */
 static int pass_over(struct staging *s, struct pend *p)
 {
 	char text[300];
 
-	snprintf(text, sizeof(text), "an fsync of %.180s failed, and the file was written on: it comes to the store with its next "
-		 "fsync or close", p->r.name);
+	snprintf(text, sizeof(text), "an fsync of %.180s failed, and the file was written again: "
+		 "it comes to the store with its next fsync or close", p->r.name);
 	s->o.notice(s->o.ctx, text);
 	LOCK_SCOPE(&s->lock);
 	trash_put(s, p->tmp_id, p->tmp_fd);
@@ -428,7 +433,7 @@ static int pass_over(struct staging *s, struct pend *p)
 	return 0;
 }
 
-/* Applies p; conflicts are told and passed over. Other errors: up to the caller. */
+/* Applies p; conflicts are reported and skipped. Other errors: returned. */
 static int apply(struct staging *s, struct pend *p, struct batch *b)
 {
 	int rc = p->lost;
@@ -460,7 +465,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 
 /* ---- a batch ---- */
 
-/* Without the lock: what is behind the last one grows meanwhile, its link is not read. */
+/* Without the lock: the list after the last one grows meanwhile, its link is not read. */
 static struct pend *batch_next(const struct batch *b, const struct pend *p, unsigned next)
 {
 	return next < b->n ? p->next : NULL;
@@ -483,7 +488,7 @@ static void take_batch(struct staging *s, struct batch *b)
 	}
 }
 
-/* What was replaced and removed is so for good: its blocks may be used again. */
+/* The replacements and removals are durable: the blocks may be reused. */
 static void drop_victims(struct staging *s, struct batch *b)
 {
 	LOCK_SCOPE(&s->lock);
@@ -491,8 +496,8 @@ static void drop_victims(struct staging *s, struct batch *b)
 		trash_put(s, 0, b->victims[--b->n_victims]);
 }
 
-/* dirfd/name is about to be replaced or removed; what stands there is kept until that is synced. */
-static int hold_victim(struct staging *s, struct batch *b, int dirfd, const char *name)
+/* dirfd/name is about to be replaced or removed; the old file is kept open until that is synced. */
+static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name)
 {
 	int rc = b->n_victims == VICTIMS_MAX ? sync_all(s) : 0;
 
@@ -501,7 +506,7 @@ static int hold_victim(struct staging *s, struct batch *b, int dirfd, const char
 		return rc;
 	if (b->n_victims == VICTIMS_MAX)
 		drop_victims(s, b);
-	int fd = io_hold(s->o.store, dirfd, name);
+	int fd = io_open_victim(s->o.store, dirfd, name);
 	if (fd >= 0)
 		b->victims[b->n_victims++] = fd;
 	return fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -EIO ? fd : 0;
@@ -552,11 +557,11 @@ static int sync_names(struct staging *s, struct batch *b)
 	enum io_fs_kind kind = io_store_fs(s->o.store);
 	if (b->n_touched > TOUCHED_MAX || b->inodes || kind == IO_FS_SYNCFS)
 		return sync_all(s);
-	/* where the journal is one, syncing the last directory that changed commits all
-	 * before it; else each is synced */
+	/* with a single journal, syncing the last directory that changed commits everything
+	 * before it; otherwise each is synced */
 	for (unsigned i = b->n_touched; i-- > 0;) {
 		DIR_USE(d, s, b->touched[i]);
-		if (d.rc)	/* removed meanwhile: it cannot be asked */
+		if (d.rc)	/* removed meanwhile: cannot be synced */
 			return sync_all(s);
 		int rc = sync_told(s, io_sync_dir(s->o.store, d.fd));
 		if (rc || kind == IO_FS_ORDERED)
@@ -614,10 +619,11 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
 					  (f->state == STAGED_FAILED && shown)))
 			sf_set_state(s, f, STAGED_DURABLE);
-		sf_rest(f);
+		sf_close_idle_fd(f);
 		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
-		if (s->files.used > s->o.budget_bytes)	/* of files that outgrew it; nobody may come and ask for room */
+		if (s->files.used > s->o.budget_bytes)	/* of files that outgrew it; perhaps nothing
+							 * else evicts */
 			sf_evict(s, s->files.used - s->o.budget_bytes);
 	}
 	p->next = *gone;
@@ -638,7 +644,7 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 {
 	uint64_t end = last->r.seq;
 	struct pend *gone = NULL;
-	/* first: a kill in between must not find records whose bytes are gone */
+	/* first: after a kill in between there must be no records whose bytes are gone */
 	atomic_store_explicit(&s->head->applied, end, memory_order_release);
 	atomic_store_explicit(&s->head->durable, end, memory_order_release);
 	while (s->order.pend && s->order.pend->r.seq <= end) {
@@ -646,7 +652,8 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 		persist_unqueue(s, p);
 		if (p->state == PEND_WAIT)
 			s->order.n_wait--;
-		if (p->sf && (!p->sf->spilled || p->snapshot)) {	/* persisted already? nobody wants it */
+		/* perhaps persisted already: not needed */
+		if (p->sf && (!p->sf->spilled || p->snapshot)) {
 			trash_put(s, p->tmp_id, p->tmp_fd);
 			p->tmp_fd = -1;
 		}
@@ -655,8 +662,8 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 	return gone;
 }
 
-/* Who waits for an fsync is told that it failed, and writes on: what is persisted from here on is not what it meant.
- * s->lock held. */
+/* The waiting fsyncs fail, and the files may be written again: what is persisted from here on is
+ * not what they asked for. s->lock held. */
 static void fsyncs_failed(struct staging *s)
 {
 	for (struct pend *p = s->order.pend; p; p = p->next) {
@@ -725,7 +732,7 @@ void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ct
 
 /* ---- halting ---- */
 
-/* Publication stops here: the store stays a good prefix, staging keeps the rest. */
+/* Publication stops here: the store stays a valid prefix, staging keeps the rest. */
 static void halt(struct staging *s, struct pend *p, int rc)
 {
 	char text[400];
@@ -771,7 +778,7 @@ static void unhalt(struct staging *s)
 	s->drain.halted = 0;
 	s->st.halted.path[0] = 0;
 	pthread_mutex_unlock(&s->lock);
-	s->o.notice(s->o.ctx, "the store is well again; publication goes on");
+	s->o.notice(s->o.ctx, "the store works again; publication continues");
 }
 
 static bool stopping(struct staging *s)
@@ -780,7 +787,7 @@ static bool stopping(struct staging *s)
 	return s->stop;
 }
 
-/* The mark's sync as well: a filesystem that has stopped may answer 0 to syncfs. */
+/* The mark's sync as well: a filesystem that has shut down may return 0 from syncfs. */
 static int sync_all_marked(struct staging *s)
 {
 	int rc = sync_all(s);
@@ -790,8 +797,8 @@ static int sync_all_marked(struct staging *s)
 	return rc ? rc : sync_told(s, io_mark_sync(s->o.store));
 }
 
-/* The names stand but are not known to be safe: asks until they are, with all of it.
- * Without an answer it stops at p. */
+/* The names are in place but perhaps not on stable storage: syncs until they are, with all of it.
+ * If that fails it halts at p. */
 static int sync_again(struct staging *s, struct pend *p, int rc)
 {
 	for (unsigned i = 0; rc && i < MAX_ATTEMPTS; rc = sync_all_marked(s))
@@ -803,7 +810,7 @@ static int sync_again(struct staging *s, struct pend *p, int rc)
 	return rc;
 }
 
-/* p in the store, and the mark behind it. */
+/* Applies p to the store, and sets the mark. */
 static int make(struct staging *s, struct pend *p, struct batch *b)
 {
 	int rc = p->shown ? 0 : apply(s, p, b);
@@ -814,7 +821,7 @@ static int make(struct staging *s, struct pend *p, struct batch *b)
 	return rc ? rc : mark_set(s, p->r.seq);
 }
 
-/* Publishes b, as far as the store lets it. */
+/* Publishes b, as far as possible. */
 static void run_batch(struct staging *s, struct batch *b)
 {
 	struct pend *p = b->first;
@@ -864,8 +871,8 @@ static void run_batch(struct staging *s, struct batch *b)
 		halt(s, stuck, rc);
 }
 
-/* What the last worker applied and did not live to sync. On a busy disk that takes seconds,
- * so nobody waits for it but who asks for durable. */
+/* Syncs what the last worker applied and did not sync. On a busy disk that takes seconds,
+ * so only callers that ask for durability wait for it. */
 static void sync_inherited(struct staging *s)
 {
 	struct pend root = {.r = {.dir = STAGING_ROOT_DIR, .name = "."}};
@@ -878,7 +885,7 @@ static void sync_inherited(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 	atomic_store_explicit(&s->head->durable, s->head->applied, memory_order_release);
 	s->drain.inherited = false;
-	sf_let_go_all(s);
+	sf_evict_allow(s);
 	sf_evict_loans(s);
 	pthread_mutex_unlock(&s->lock);
 	wake_waiters(s, 0);

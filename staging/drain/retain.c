@@ -1,8 +1,8 @@
-/* SPDX-License-Identifier: MIT
- * Files of the store that have readers and lose their last name. A descriptor keeps such a file, but it
- * ends with the worker; so before the publisher removes or replaces the name, it makes another one,
- * tmp/<the node's id>, which the next worker opens. It goes with the last reader. What is left after a
- * first start, which has no readers, is removed by the sweep like all of tmp/ that nobody knows. */
+/* SPDX-License-Identifier: MIT Files of the store that have readers and lose their last name. A
+ * descriptor keeps such a file, but it is closed when the worker dies; so before the publisher
+ * removes or replaces the name, it makes another one, tmp/<the node's id>, which the next worker
+ * opens. It is removed with the last reader. What is left after a first start, which has no
+ * readers, is removed by the sweep like everything unknown in tmp/. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@ struct retained {
 	uint64_t id;
 	dev_t dev;
 	ino_t ino;
-	bool linked;		/* tmp/<id> is there */
+	bool linked;		/* tmp/<id> exists */
 	bool linking;		/* or is being made */
 	bool ended;		/* meanwhile: no reader is left */
 };
@@ -89,8 +89,8 @@ bool retain_has(struct staging *s, uint64_t id)
 	return *find_id(s, id);
 }
 
-/* Who reads the file goes on without the name, too, while this worker lives: an error is no reason not to
- * remove it. */
+/* While this worker lives its readers continue without the name, too: an error is no reason not to
+ * remove the file. */
 void retain_before(struct staging *s, int dirfd, const char *name)
 {
 	struct stat st;

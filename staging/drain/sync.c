@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: MIT
- * Syncs of the store, and what is written again after one that failed: the pages of its files prove
- * nothing then. */
+/* SPDX-License-Identifier: MIT Syncs of the store, and what is written again after a failed one:
+ * the state of its files' pages is unknown then. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -15,7 +14,7 @@ void persist_again(struct staging *s, struct pend *p, int rc)
 	p->tmp_fd = -1;
 	p->tmp_id = 0;
 	p->cloned = false;
-	p->begun = p->shown = false;	/* what stands by its name are the bytes that proved nothing */
+	p->begun = p->shown = false;	/* the bytes under its name are not trusted */
 	source_forget(s, &p->source);
 	p->unsure |= f->spilled;
 	if (!rc || ++p->attempts < MAX_ATTEMPTS) {
@@ -36,8 +35,8 @@ int persist_sync(struct staging *s, struct pend *p)
 	return rc;
 }
 
-/* A failed syncfs or journal commit drops anybody's unsynced pages, and the next one
- * succeeds: what was written behind the batch and counted on a sync to come is written
+/* A failed syncfs or journal commit drops any unsynced pages, and the next one
+ * succeeds: what was written after the batch and relied on a later sync is written
  * again, and so is what is being written now (n_lost). s->lock held. */
 static void distrust(struct staging *s)
 {
@@ -68,8 +67,8 @@ bool reserve_give(struct staging *s)
 	return reserve_shrink(s) && !sync_all(s);
 }
 
-/* A small version waits for its group's sync, and that perhaps for a mapped file
- * before it in the order: sync it alone. s->lock held, dropped meanwhile. */
+/* A small version waits for its group's sync, and perhaps for a mapped file before it in the
+ * order: sync it alone. s->lock held, dropped meanwhile. */
 static bool sync_written(struct staged *f)
 {
 	struct staging *s = f->s;
@@ -98,7 +97,7 @@ int staged_wait_persisted(struct staged *f)
 	struct staging *s = f->s;
 	uint64_t since = 0;
 	LOCK_SCOPE(&s->lock);
-	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* no resting now */
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* no delays now */
 	persist_wake(s);
 	if (sf_seals_under_way(f))
 		since = sf_wait_begins(s);

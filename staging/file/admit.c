@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * How a staged file begins: admission into the budget, memory made ready for it, or a file of
- * the store (spilled) where there is no room; found again by a recovery; copied from the version
- * before it. */
+ * How a staged file begins: admission into the budget, memory prepared for it, or an unpublished
+ * store file (spilled) if there is no memory; recovered after a restart; copied from the previous
+ * version. */
 #include "staging/file/file.h"
 #include "staging/memory/pin.h"
 
@@ -12,13 +12,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A file of unknown size is let in where this much is free: an eighth of the
- * budget, between these. It may grow past it; the watch keeps count. */
+/* A file of unknown size is admitted if this much is free: an eighth of the
+ * budget, between these. It may grow past it; the watch charges it. */
 #define UNKNOWN_MIN (16ull << 20)
 #define UNKNOWN_MAX (1ull << 30)
-/* And only where it finds, beyond the budget, twice the largest file so far and at least this
- * much (an eighth of a small machine's memory) for itself and each of its kind that grows: the
- * kernel writes it into the tmpfs by itself, and ENOSPC would be its writer's. */
+/* And only if there is, beyond the budget, twice the largest file so far and at least this
+ * much (an eighth of a small machine's memory) for it and each file of its kind that grows: the
+ * kernel writes it into the tmpfs by itself, and its writer would get ENOSPC. */
 #define UNKNOWN_GROWTH (4ull << 30)
 #define GROWING (64ull << 20)
 #define COPY_CHUNK (4u << 20)
@@ -47,7 +47,7 @@ static bool may_grow(struct staging *s)
 	return staging_room_left(s) / n >= each;
 }
 
-/* Takes room for f out of the budget, evicting what is durable. s->lock held. */
+/* Charges f to the budget, evicting durable files. s->lock held. */
 static bool admit(struct staging *s, struct staged *f, uint64_t need)
 {
 	uint64_t budget = s->o.budget_bytes;
@@ -58,7 +58,8 @@ static bool admit(struct staging *s, struct staged *f, uint64_t need)
 		sf_evict(s, s->files.used + need - budget);
 	if (s->files.used + need > budget || (!f->memory.known && !may_grow(s)))
 		return false;
-	/* an unknown one only has to find that room; most stay small, the watch counts the rest */
+	/* one of unknown size only has to find the space; most stay small, the watch charges the
+	 * rest */
 	sf_charge(s, f, f->memory.known ? need : need / 16);
 	return true;
 }
@@ -76,7 +77,7 @@ static int make_bytes(struct staged *f)
 		close(fd);
 		fd = rc ? rc : sf_open_bytes(f, O_RDONLY);
 	} else {
-		/* O_RDONLY: a writable descriptor of ours would hold up the seal's lease */
+		/* O_RDONLY: a writable descriptor of ours would block the seal's lease */
 		char name[17];
 		staging_sf_name(f->id, name);
 		f->memory.filled = f->memory.huge && pool_use(f->s, f->memory.expected, staging_sf_dir(f), name);
@@ -84,12 +85,12 @@ static int make_bytes(struct staged *f)
 		if (f->memory.filled && fd >= 0)
 			futimens(fd, NULL);
 	}
-	LOCK_SCOPE(&f->s->lock);	/* the watch looks at it */
+	LOCK_SCOPE(&f->s->lock);	/* the watch reads it */
 	f->fd = fd < 0 ? -1 : fd;
 	return fd < 0 ? fd : 0;
 }
 
-/* Memory for all that the file is expected to hold, before it is written. */
+/* Allocates memory for all that the file is expected to hold, before it is written. */
 static void fill_ahead(struct staged *f)
 {
 	struct staging *s = f->s;
@@ -193,8 +194,9 @@ bool staged_covered(const struct staged *f)
 	return f->memory.covered;
 }
 
-/* The store's filesystem stopped before it had all that was spilled there and closed: what is left is no
- * version (P2). A snapshot's file goes on changing, and a mapped one's size is told later. */
+/* The store's filesystem shut down before it had written everything spilled there and closed: the
+ * rest is no version (P2). A snapshot's file may change, and a mapped file's size is logged
+ * later. */
 static bool lacks_bytes(const struct staged *f, const struct rec *r, const struct stat *st)
 {
 	return r->type == REC_SEAL && f->spilled && !(r->flags & (REC_FSYNCED | REC_MAPPED)) &&
@@ -219,12 +221,12 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	f->spilled = r->flags & REC_SPILLED;
 	struct stat st;
 	f->fd = sf_open_bytes(f, O_RDONLY);
-	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record that says so follows */
+	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record of that follows */
 		f->spilled = true;
 		f->memory.huge = false;
 		f->fd = sf_open_bytes(f, O_RDONLY);
 	}
-	/* a store that fails is not a file that is gone: it is opened again when it is needed */
+	/* a failing store does not mean that the file is gone: it is opened when it is needed */
 	bool unread = f->spilled && f->fd < 0 && f->fd != -ENOENT;
 	int rc = unread ? 0 : f->fd < 0 ? f->fd : fstat(f->fd, &st) ? -errno : 0;
 	if (unread) {
@@ -257,7 +259,8 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 	return staged_copy_as(s, node, src, store_fd, NULL, out);
 }
 
-/* Through staged_write(), since the store may not have room for the copy. wr stays open, from_fd too. */
+/* Through staged_write(), since the store may not have space for the copy. wr stays open, from_fd
+ * too. */
 static int copy_checked(struct staged *f, int from_fd, uint64_t size)
 {
 	char *buf = malloc(COPY_CHUNK);

@@ -4,8 +4,8 @@
  * is warm (it comes out of the page pool), and it is charged to this process's memory cgroup, not to
  * the writer's. What the file does not need is given back at its close (seal.c:trim_tail).
  *
- * A write(2) holds the inode's lock from beginning to end, and so does fallocate(2): nothing is
- * allocated while a write is under way. So a window is kept that grows with the file.
+ * write(2) holds the inode's lock from beginning to end, and so does fallocate(2): nothing can be
+ * allocated during a write. So a window is kept ready that grows with the file.
  *
  *   0 ......... size ........... ahead
  *   written     |  allocated     |  not
@@ -20,11 +20,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BEGINS (1ull << 20)	/* what stays smaller is not worth it */
+#define BEGINS (1ull << 20)	/* smaller files are not worth it */
 #define WINDOW_MIN (64ull << 20)
 #define WINDOW_MAX (1ull << 30)
 #define LOOKED_AT 256u		/* files, the latest opened: each costs an fstat */
-#define SPEED 20u		/* bytes a ns that a window is looked after for: twice a fast writer's */
+#define SPEED 20u		/* bytes per ns that a window is checked for: twice a fast
+				 * writer's */
 #define TICK_MIN_NS 1000000u
 #define TICK_IDLE_NS 10000000u
 #define TICK_QUIET_NS 50000000u
@@ -36,7 +37,7 @@ struct target {
 	uint64_t from, end;
 };
 
-/* As much again as the file holds, but no large part of the budget. */
+/* As much again as the file holds, but only a small part of the budget. */
 static uint64_t window_of(const struct staging *s, uint64_t held)
 {
 	uint64_t most = s->o.budget_bytes / 8 < WINDOW_MAX ? s->o.budget_bytes / 8 : WINDOW_MAX;
@@ -44,22 +45,23 @@ static uint64_t window_of(const struct staging *s, uint64_t held)
 	return whole_pages(window < most ? window : most);
 }
 
-/* Makes room in the budget for `more` bytes; returns how much of that there is. s->lock held. */
+/* Takes up to `more` bytes from the budget; returns how many. s->lock held. */
 static uint64_t take_room(struct staging *s, uint64_t more)
 {
 	if (s->files.used + more > s->o.budget_bytes)
 		sf_evict(s, s->files.used + more - s->o.budget_bytes);
 	uint64_t room = s->files.used < s->o.budget_bytes ? s->o.budget_bytes - s->files.used : 0;
-	return more <= room ? more : room / 2 / HUGE_BYTES * HUGE_BYTES;	/* others grow as well */
+	/* other files grow, too */
+	return more <= room ? more : room / 2 / HUGE_BYTES * HUGE_BYTES;
 }
 
-/* Does f want memory now? Sets how soon it may want some. s->lock held. */
+/* Does f need memory now? Sets how soon it may need some. s->lock held. */
 static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_t *tick)
 {
 	bool never = !f->backing || f->spilled || f->memory.loan || f->ahead.over;
 	struct stat st;
 
-	/* one that was made as long as it will be says nothing of how far it is */
+	/* the size of a presized file does not show how much is written */
 	if (never || f->memory.presized || f->moved.more || f->ahead.allocating || f->fd < 0 || fstat(f->fd, &st))
 		return false;
 	uint64_t size = (uint64_t)st.st_size, held = (uint64_t)st.st_blocks * 512;
@@ -70,7 +72,8 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 	*tick = TICK_MIN_NS;
 	if (size < BEGINS || (f->memory.known && size <= f->memory.expected))
 		return false;
-	/* with holes: who jumps ahead once does so again, and the hole would keep its memory */
+	/* with holes: a writer that skips ahead once does so again, and the hole would keep its
+	 * memory */
 	if (held + f->moved.under < size)
 		return false;
 	/* the writer was faster */
@@ -105,7 +108,7 @@ static bool pick(struct staging *s, struct target *t, uint64_t *tick)
 	return false;
 }
 
-/* No lock held: the file's own is waited for, and its writer may have it for long. */
+/* No lock held: it waits for the file's own, which its writer may hold for long. */
 static uint64_t allocate(struct staging *s, const struct target *t)
 {
 	uint64_t at = t->from;
@@ -158,7 +161,8 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	ahead_stop(f);	/* to the kernel fallocate(2) changes the file: none may follow the times that are set */
+	ahead_stop(f);	/* fallocate(2) changes the file's times: it must not come after they are
+			 * set */
 	if (f->state != STAGED_OPEN) {
 		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
 		f->sealed.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->sealed.mtime : ts[1];
@@ -179,7 +183,7 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	return 0;
 }
 
-/* It runs little, and late it is of no use. */
+/* The thread runs little, and is useless if late. */
 static void be_prompt(void)
 {
 	struct sched_param sp = {.sched_priority = 1};

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: MIT
- * Buffers: staged files on loan to a client, who maps one, has it filled and commits it; and
- * has it back, the same pages in the same mapping, when the version made of it is durable.
+ * Buffers: staged files lent to a client, which maps one, has it filled and commits it; it gets
+ * the same pages back, in the same mapping, when the version made from it is durable.
  *
- * A buffer is the file buffer.<id> in the tmpfs of large files. The version made of it is a
- * staged file like any other whose name there is a second link to the same inode: so it is
- * sealed, persisted and found again like any other, and the buffer is free when that link is
- * gone. The memory is charged to the buffer, and to the version only when the buffer is no more.
+ * A buffer is the file buffer.<id> in the tmpfs of large files. The version made from it is a
+ * staged file whose name there is a second link to the same inode: so it is sealed, persisted and
+ * recovered like any other, and the buffer is free when that link is gone. The memory is charged
+ * to the buffer, and to the version only when the buffer has ended.
  *
- *	          lend, seal                somebody has it as a backing file
+ *	          lend, seal                it has been a backing file
  *	   FREE ────────────▶ LENT ───────────────────────────────────────▶ KEPT
  *	     ▲                  │                                             │
  *	     └── durable, or ───┘                                  the client closes: the
- *	         never wanted                                      file is the version's alone
+ *	         not used                                          file is the version's alone
  *
  *	state	lent	kept	links of the inode
  *	FREE	NULL	no	buffer.<id>
  *	LENT	set	no	buffer.<id>, the version's
  *	KEPT	any	yes	buffer.<id>, the version's unless it is gone
  *
- * The inode is as long as the buffer ever was, the version may be shorter: to cut the file
- * would take pages from under the client's registered mapping. It is cut when it is the
- * client's no more. */
+ * The inode is as long as the buffer ever was, the version may be shorter: truncating the file
+ * would take pages from the client's registered mapping. It is truncated when the client has
+ * closed the buffer. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -62,7 +62,7 @@ static void charge(struct buffer *b, uint64_t bytes)
 	b->charged = bytes;
 }
 
-/* More than that, and files of other writers would all go past staging. */
+/* Beyond this, all files of other writers would bypass staging. */
 static uint64_t most(const struct staging *s)
 {
 	return s->o.budget_bytes / 4 * 3;
@@ -83,9 +83,9 @@ static int take_room(struct buffer *b, uint64_t bytes)
 	return 0;
 }
 
-/* ---- life ---- */
+/* ---- creation and end ---- */
 
-/* A mapping that meets a full tmpfs dies by SIGBUS: all memory is had now, or not at all. */
+/* A mapping that meets a full tmpfs dies by SIGBUS: all memory is allocated now, or not at all. */
 static int fill(struct staging *s, int fd, uint64_t from, uint64_t size, bool filled)
 {
 	if (!filled && !from)
@@ -245,7 +245,7 @@ int buffer_resize(struct buffer *b, uint64_t size)
 
 /* ---- lending (s->lock held) ---- */
 
-/* From now on the file is as long and as old as the version in it. */
+/* The file gets the size and times of its version. */
 static void cut(struct staged *f)
 {
 	struct stat st;
@@ -277,7 +277,7 @@ void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r)
 	}
 }
 
-/* A restart finds the reader's open, and perhaps no more the version that it was of. */
+/* After a restart the reader's open is found, but perhaps not the version that it was of. */
 static int buffer_keep(struct staged *f)
 {
 	struct rec r = {.type = REC_KEEP, .fh = f->memory.lender->id, .sf = f->id};
@@ -324,7 +324,7 @@ void buffer_end(struct buffer *b)
 	*pp = b->next;
 	s->files.n_buffers--;
 	charge(b, 0);
-	if (f) {	/* goes on as any version */
+	if (f) {	/* continues as any version */
 		cut(f);
 		sf_loan_ends(f);
 		sf_charge(s, f, f->sealed.blocks * 512);
@@ -348,7 +348,7 @@ int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **
 	staging_sf_name(f->id, to);
 	LOCK_SCOPE(&s->lock);
 	int rc = b->ended ? -ENOENT : b->kept || b->lent ? -EBUSY : 0;
-	/* first, so that a link that nobody came to need is known for what it is */
+	/* first, so that an unused link is recognized as such */
 	struct rec r = {.type = REC_LEND, .sf = f->id, .fh = b->id};
 	if (!rc)
 		rc = log_append(s, &r);
@@ -377,7 +377,7 @@ int buffer_commit(struct staged *f, struct rec *r)
 	int rc = sf_stat(f, &st);
 	if (rc)
 		return rc;
-	st.st_atim = st.st_mtim = st.st_ctim = r->when;	/* mapped writes leave no times */
+	st.st_atim = st.st_mtim = st.st_ctim = r->when;	/* mapped writes do not set times */
 	r->fh = f->memory.lender ? f->memory.lender->id : 0;
 	r->flags |= REC_LENT;
 	rc = sf_seal(s, f, r, &st, true, true);

@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: MIT
- * Where the data of a staged file are: its extents, and in the tmpfs of huge pages the pages of zeros
- * that nobody wrote. */
+/* SPDX-License-Identifier: MIT Where the data of a staged file are: its extents, and in the tmpfs
+ * of huge pages the unwritten pages of zeros. */
 #include "staging/file/file.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Staged files: how they begin, grow, are sealed, and where their bytes are. */
+ * Staged files: creation, growth, sealing, and where their bytes are. */
 #ifndef CAIRN_STAGING_FILE_H
 #define CAIRN_STAGING_FILE_H
 
@@ -8,10 +8,12 @@
 /* staged.c */
 void staging_sf_name(uint64_t id, char out[17]);
 int staging_sf_dir(const struct staged *f);
-int sf_open_bytes(struct staged *f, int flags);		/* in the tmpfs or tmp/; a descriptor of the caller's, or -errno */
+int sf_open_bytes(struct staged *f, int flags);		/* in the tmpfs or tmp/; a new descriptor,
+							 * or -errno */
 bool sf_lent(struct staged *f);				/* its memory is a buffer's; takes s->lock */
-/* What the store failed to write of f, a spilled file, since fd was opened: -errno, and so for ever; 0. Starts no
- * write and waits for at most a page. No lock of staging's held. */
+/* The error with which the store failed to write a part of f, a spilled file, since fd was opened:
+ * -errno, from then on permanently; 0. Starts no write and waits for at most a page. No lock of
+ * staging's held. */
 int sf_spoiled(struct staged *f, int fd);
 /* s->lock held for the next ones */
 struct staged *sf_find(struct staging *s, uint64_t id);
@@ -20,13 +22,15 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
 void source_forget(struct staging *s, int *source);	/* of a staged file or a record: closed */
 void sf_loan_ends(struct staged *f);
-void sf_evict_loans(struct staging *s);			/* whose memory their buffers may have back */
+void sf_evict_loans(struct staging *s);			/* gives their memory back to their
+							 * buffers */
 void sf_set_late(struct staging *s, struct staged *f, bool late);
 void sf_put_locked(struct staging *s, struct staged *f);
-/* Keeps all there are, whoever drops them: names were applied and not synced, and may be wanted again. */
-void sf_hold_all(struct staging *s);
-void sf_let_go_all(struct staging *s);
-void sf_rest(struct staged *f);			/* nobody writes it: keeps no idle descriptor */
+/* Blocks the eviction of all staged files: names were applied but not synced, and may be needed
+ * again. */
+void sf_evict_block(struct staging *s);
+void sf_evict_allow(struct staging *s);
+void sf_close_idle_fd(struct staged *f);	/* if it has no writer */
 void sf_drop_useless(struct staging *s, struct staged *f);	/* after a change of its state or users */
 uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
 int sf_ensure_fd(struct staged *f);			/* f->fd is open; s->lock held */
@@ -34,24 +38,25 @@ void sf_unwritten(struct staging *s, struct staged *f);	/* no writer is left; s-
 void staged_check(struct staging *s);
 struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);	/* the lock may be held or not */
 void sf_insert(struct staging *s, struct staged *f);
-int sf_stat(struct staged *f, struct stat *st);		/* as fstat; a lent file ends where its version does */
+int sf_stat(struct staged *f, struct stat *st);		/* as fstat; the size of a lent file is its
+							 * version's */
 
 /* extents.c */
-/* Data extents of fd in [off, end), at most max of them; one over all when there are more. */
+/* Data extents of fd in [off, end), at most max of them; a single one for all if there are more. */
 unsigned file_extents(int fd, uint64_t off, uint64_t end, struct io_extent *ext, unsigned max);
 /* Where SEEK_DATA has found data: how much may be copied before a hole begins, at most `most`. */
 size_t data_run(int fd, uint64_t off, size_t most);
 /* The data of a file in the tmpfs of huge pages, one piece after the other. */
 struct written {
 	int fd;
-	const char *map;		/* its bytes, where runs of zero pages are holes, too; or NULL */
-	uint64_t size, hole;		/* of the file; where the extent ends that was found last */
+	const char *map;		/* its bytes: runs of zero pages are holes, too; or NULL */
+	uint64_t size, hole;		/* file size; end of the last extent found */
 };
-/* The next piece at or behind *off: [*off, *end). 0; -ENXIO: none; -errno. */
+/* The next piece at or after *off: [*off, *end). 0; -ENXIO: none; -errno. */
 int written_next(struct written *w, uint64_t *off, uint64_t *end);
-/* All from off on, at most max; one over all when there are more. */
+/* All from off on, at most max; a single one for all if there are more. */
 unsigned written_extents(struct written *w, uint64_t off, struct io_extent *ext, unsigned max);
-/* Has the file whole holes? Then what was not written of its huge pages is made holes as well. */
+/* Has the file whole holes? Then unwritten parts of its huge pages become holes as well. */
 static inline bool has_holes(const struct stat *st)
 {
 	return st->st_size > (off_t)HUGE_BYTES && (uint64_t)st->st_blocks * 512 <= (uint64_t)st->st_size - HUGE_BYTES;
@@ -59,26 +64,33 @@ static inline bool has_holes(const struct stat *st)
 
 /* unpublished.c */
 void sf_drop_tmp(struct staged *f);			/* f->io.lock held */
-int sf_make_tmp(struct staged *f, uint64_t size);	/* with blocks for what f holds. f->io.lock held, reserve_enter()ed */
-void sf_wait_for_room(struct staging *s);		/* what removals on their way free. No lock held */
-bool sf_limited(const struct staged *f);		/* its owner has a quota: no block may be promised */
+int sf_make_tmp(struct staged *f, uint64_t size);	/* with blocks for f's data. f->io.lock
+							 * held, reserve_enter()ed */
+void sf_wait_for_room(struct staging *s);		/* for pending removals. No lock held */
+bool sf_limited(const struct staged *f);		/* its owner has a quota: promise no
+							 * blocks */
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock held. */
 int sf_allocate(struct staged *f, int from, uint64_t size);
-int sf_own_tmp(struct staged *f, int fd);			/* fd, unpublished and empty, is f's owner's */
-/* Frees the blocks that room_for_write held behind `size`. f->io.lock held. */
+int sf_own_tmp(struct staged *f, int fd);			/* fd, unpublished and empty, gets
+								 * f's owner */
+/* Frees the blocks beyond `size` that room_for_write allocated. f->io.lock held. */
 int sf_trim_tmp(struct staged *f, uint64_t size);
 
 /* spill.c */
-int sf_copy_bytes(int wr, int from_fd, uint64_t size);	/* wr (may be -errno) is closed; holes stay holes */
-/* Of an open file whose bytes are in tmp/<id> now, as st says. f->io.lock held, s->lock not. */
+int sf_copy_bytes(int wr, int from_fd, uint64_t size);	/* closes wr (may be -errno); holes stay
+							 * holes */
+/* f is open and its bytes are in tmp/<id> now, as st says. f->io.lock held, s->lock not. */
 int sf_becomes_spilled(struct staged *f, const struct stat *st);
-/* Moves an open file's bytes there. Not a backing file: the kernel would go on reading the old one. f->io.lock held. */
+/* Moves an open file's bytes there. Not for a backing file: the kernel would still read the old
+ * one. f->io.lock held. */
 int sf_spill(struct staged *f);
-void sf_replay_spill(struct staging *s, struct staged *f);	/* it was logged, and cut short. s->lock held */
+void sf_replay_spill(struct staging *s, struct staged *f);	/* logged but not completed. s->lock
+								 * held */
 
 /* outgrow.c; f->io.lock held where a staged file is given */
 void outgrow_look(struct staging *s);			/* s->lock held: over the budget, nothing to evict */
-int outgrow_reserve(struct staged *f, uint64_t size);	/* blocks for what has not moved. -EIO: see staged_move_out */
+int outgrow_reserve(struct staged *f, uint64_t size);	/* blocks for bytes not moved. -EIO: see
+							 * staged_move_out */
 int outgrow_resize(struct staged *f, int fd, uint64_t size);
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off);	/* off < under; may be short */
@@ -87,37 +99,42 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 int outgrow_recover(struct staged *f, const struct stat *st);
 
 /* ahead.c; s->lock held */
-void ahead_stop(struct staged *f);	/* nothing is allocated until it is opened again: its last writer is gone, or its times are set. Waits a moment */
-void ahead_look(struct staging *s);	/* the kernel writes one by itself now */
+/* Allocates nothing until f is opened again: its last writer is gone, or its times are set. Waits
+ * briefly. */
+void ahead_stop(struct staged *f);
+void ahead_look(struct staging *s);	/* a passthrough write began */
 void *ahead_main(void *arg);
 
-/* room.c: what the store has for files that are still written */
-/* Whether a file of the fast lane would find room in the store for all that may be written to it:
- * it begins `checked` otherwise. Looks at the store; s->lock not held. */
+/* room.c: space in the store for files that are still written */
+/* Would a fast-lane file find space in the store for all that may be written to it? If not, it
+ * begins `checked`. Checks the store; s->lock not held. */
 bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim);
 uint64_t room_claim(const struct staging *s, const struct staged *f);
-/* A write of [off, off + len) through the daemon: its room is held. -ENOSPC, -EDQUOT; -EAGAIN: removals
- * on their way may make some, room_wait() first, unless `last`. f->io.lock held. */
+/* A write of [off, off + len) through the daemon: allocates its blocks. -ENOSPC, -EDQUOT; -EAGAIN:
+ * pending removals may free space, call room_wait() first, unless `last`. f->io.lock held. */
 int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
-/* How a write went: f is torn until what failed was written after all. f->io.lock held. */
+/* The result of a write: f is torn until what failed is written after all. f->io.lock held. */
 ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
 void room_cut(struct staged *f, uint64_t size);		/* f was truncated. f->io.lock held */
-/* Bytes of the free room that are for versions whose close failed. Looks at the store; s->lock not held. */
+/* Free bytes that versions with a failed close need. Checks the store; s->lock not held. */
 uint64_t room_wanted(struct staging *s);
 
 /* lease.c; s->lock held */
 bool sf_coarse_times(void);		/* two writes within one tick may carry the same mtime */
 bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
-void pend_finalize(struct staging *s, struct pend *p, bool early);	/* early: its mapping lives on */
+/* early: its mapping remains */
+void pend_finalize(struct staging *s, struct pend *p, bool early);
 
 /* seal.c */
 /* Gives f's version, as st describes it, its place in the order. f->io.lock held. */
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final);
-bool sf_seals_under_way(struct staged *f);	/* that still need the bytes as they are. s->lock held */
+bool sf_seals_under_way(struct staged *f);	/* that still need the bytes unchanged. s->lock
+						 * held */
 
 /* buffer.c; s->lock held */
 #define BUFFER_PREFIX "buffer."
-void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);	/* r, replayed, made f known */
+/* replayed r created f */
+void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);
 void buffer_kept_again(struct staging *s, uint64_t id);	/* REC_KEEP replayed; takes s->lock */
 void buffer_stats(struct staging *s, struct staging_stats *out);
 void buffer_close_all(struct staging *s);

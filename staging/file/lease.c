@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A lease tells whether anybody can still write a staged file (fcntl(2), F_SETLEASE); a version whose
- * last mapping went is final. */
+ * A lease shows whether a staged file can still be written (fcntl(2), F_SETLEASE); a version whose
+ * last mapping is gone is final. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
-/* Before 6.13 (multigrain timestamps) two writes within one tick carry the same
- * mtime, and one after a seal could hide behind one before it. */
+/* Before 6.13 (multigrain timestamps) two writes within one tick have the same
+ * mtime, so a write after a seal may be indistinguishable from one before it. */
 bool sf_coarse_times(void)
 {
 	static int coarse = -1;
@@ -32,7 +32,7 @@ bool sf_final(struct staged *f)
 		fcntl(f->fd, F_SETLEASE, F_UNLCK);
 		return true;
 	}
-	return errno != EAGAIN;	/* a filesystem without leases cannot tell: take it as final */
+	return errno != EAGAIN;	/* a filesystem without leases: take it as final */
 }
 
 void pend_finalize(struct staging *s, struct pend *p, bool early)
@@ -47,7 +47,7 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 	}
 	if (!early) {
 		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};
-		log_append(s, &r);	/* else a restart seals it once more: work, and nothing is lost */
+		log_append(s, &r);	/* if that fails, a restart seals it once more: harmless */
 	}
 	s->order.n_wait--;
 	p->snapshot = early;

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT
- * Files that outgrow memory while the kernel writes them by itself.
+ * Passthrough files that outgrow memory while the kernel writes them.
  *
- * The kernel keeps the backing file it was given for as long as the file is open, so such a
- * file cannot be spilled as one whose bytes come through the daemon is. Instead its older bytes
- * move: [0, under) to tmp/<id> of the store, the file that a spill would have made, and out of
- * the tmpfs by a punch. The caller sees to it that no write is under way (fs/ops/still.c) and that
- * nobody reads or maps the file, for they would find the hole. At the close the rest follows,
- * and the file is a spilled one like any other.
+ * The kernel keeps its backing file for as long as the file is open, so such a file cannot be
+ * spilled as one written through the daemon can. Instead its older bytes move: [0, under) to
+ * tmp/<id> of the store, the file that a spill would have made, and out of the tmpfs by a punch.
+ * The caller ensures that no write is in progress (fs/process/freeze.c) and that nothing reads or
+ * maps the file, which would find the hole. At the close the rest follows, and the file is a
+ * spilled one like any other.
  *
- *   bytes            tmpfs          tmp/<id>
- *   [0, under)       hole           yes
- *   [under, size)    yes            not yet (zeros, if a kill cut a move short)
+ *   bytes	    tmpfs	  tmp/<id>
+ *   [0, under)       hole	   yes
+ *   [under, size)    yes	    not yet (zeros, if a kill interrupted a move)
  *
- * The last 8 MiB that were written stay: their writer goes on behind them, or patches them.
+ * The last 8 MiB written stay: the writer continues after them, or patches them.
  *
- * `under` is a multiple of 2 MiB: a page that the tmpfs takes for a write may be that large, and
- * is zeros where nothing was written.
+ * `under` is a multiple of 2 MiB: a page that the tmpfs allocates for a write may be that large,
+ * and is zeros where nothing was written.
  *
- * Nothing of this is logged: the two files say it, and the mode MOVED of the one in the tmpfs tells
- * a worker that starts without the store what it cannot look up there. A page that is in both was moved and not
- * punched yet (they are equal), or not moved yet (zeros below), or the writer went back and
- * wrote it again. Of the last it cannot be told which bytes of the page he meant: his close
- * fails, and says so. */
+ * None of this is logged: the state is in the two files, and the mode MOVED of the one in the tmpfs
+ * replaces a lookup for a worker that starts without the store. A page that is in both was moved and
+ * not punched yet (they are equal), or not moved yet (zeros below), or was rewritten by the writer.
+ * In the last case it is unknown which bytes of the page were written: the close fails with an
+ * error. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -32,13 +32,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define TAIL (8ull << 20)		/* stays: a header patched right after its data is still there */
+#define TAIL (8ull << 20)		/* stays in memory: a header patched right after its data is
+					 * there */
 #define STEP (256ull << 20)
-#define MOST (8ull << 30)		/* at once; the writer stands still meanwhile */
+#define MOST (8ull << 30)		/* at once; the writer waits meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
-#define NOT_NOW_NS 1000000000u		/* somebody reads it: others are asked meanwhile */
-#define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be held up half way */
+#define NOT_NOW_NS 1000000000u		/* it has a reader: try other files meanwhile */
+#define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be
+					 * interrupted */
 #define PAGE 4096u
 #define EXTENTS 4096u
 #define MOVED (S_IRUSR | S_IWUSR | S_ISVTX)
@@ -115,7 +117,7 @@ static int settle_page(struct move *m, uint64_t off, char *buf)
 	return io_pwrite(m->f->s->o.store, m->to, buf, PAGE, off);
 }
 
-/* Pages below `under` that are in the tmpfs all the same. -EIO: written again. */
+/* Handles pages below `under` that are in the tmpfs nevertheless. -EIO: rewritten. */
 static int settle(struct move *m)
 {
 	struct staged *f = m->f;
@@ -168,7 +170,7 @@ static int move_range(struct move *m, uint64_t from, uint64_t end)
 	return rc ? rc : io_write_file(m->q, m->to, m->direct, &src);
 }
 
-/* What the tmpfs file holds now is what it costs. */
+/* Charges what the tmpfs file holds now. */
 static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 {
 	struct staging *s = f->s;
@@ -182,9 +184,10 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 	return s->files.used + pool_ahead(f->sealed.blocks * 512) > s->o.budget_bytes;
 }
 
-/* Up to where bytes may go. The file's end says little: it may be as long as it is to become. What
- * was written last is near the end of its data. Who made it so long and writes behind a gap writes
- * several parts at once: in which he goes on nobody knows, so his bytes go when memory is short. */
+/* The offset up to which bytes may move. The file's size says little: it may have been extended
+ * first. The last written bytes are near the end of its data. A writer that extends the file and
+ * writes after a gap writes several parts at once, not sequentially, so its bytes move when memory
+ * is short. */
 static uint64_t movable_end(struct move *m)
 {
 	struct staged *f = m->f;
@@ -225,7 +228,7 @@ static int move_out(struct move *m)
 		f->moved.under = to;
 		more = charge_rest(f, m->from, moved);
 	}
-	futimens(m->from, ts);	/* a punch is no change that anybody made */
+	futimens(m->from, ts);	/* a punch must not change the times */
 	return rc;
 }
 
@@ -251,12 +254,13 @@ static int move_open_file(struct staged *f)
 	if (first && f->moved.under)
 		s->st.outgrown.files++;
 	if (rc == -EIO)
-		f->moved.after_ns = UINT64_MAX;	/* told once */
+		f->moved.after_ns = UINT64_MAX;	/* logged once */
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }
 
-/* What staged_set_moving() began ends before io.lock is let go of: who waited for that to finish the file finds it finished. */
+/* The state begun by staged_set_moving() ends before io.lock is released: a waiter then finds the
+ * file finished. */
 int staged_move_out(struct staged *f)
 {
 	LOCK_SCOPE(&f->io.lock);
@@ -298,7 +302,7 @@ int outgrow_reserve(struct staged *f, uint64_t size)
 	return rc;
 }
 
-int staged_reserve_copy(struct staged *f)
+int staged_allocate_copy(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
@@ -359,7 +363,8 @@ int staged_finish(struct staged *f)
 	return rc ? rc : sf_becomes_spilled(f, &st);
 }
 
-/* The page at `off` of the older bytes comes back into the tmpfs, and whole: it is in both then, and equal. */
+/* The whole page at `off` of the older bytes comes back into the tmpfs: it is in both then, and
+ * equal. */
 static int page_back(int fd, int to, uint64_t off)
 {
 	char *page = calloc(1, HUGE_BYTES);
@@ -379,8 +384,8 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 	struct io_store *store = f->s->o.store;
 	if (size >= f->moved.under)
 		return ftruncate(fd, (off_t)size) ? -errno : 0;
-	/* what is left of the last page comes back, since the kernel goes on in the middle of it: before anything
-	 * is cut, for a kill at any instant must leave it somewhere */
+	/* what is left of the last page comes back, since the kernel continues in the middle of it:
+	 * before anything is cut, because a kill at any instant must leave it somewhere */
 	uint64_t keep = size / HUGE_BYTES * HUGE_BYTES;
 	int to = io_tmp_open(store, f->id, O_RDWR);
 	if (to < 0)
@@ -398,7 +403,7 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 	return rc;
 }
 
-/* fallocate(2) on the part that moved. The other part is the caller's. */
+/* fallocate(2) on the part that moved. The other part is handled by the caller. */
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	if (!(mode & FALLOC_FL_PUNCH_HOLE))
@@ -421,7 +426,8 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 	if (n < 0)
 		return n;
 	memset(buf + n, 0, len - (size_t)n);
-	for (uint64_t at = off; at < off + len;) {	/* what is in both: the tmpfs has it right */
+	for (uint64_t at = off; at < off + len;) {	/* for what is in both, the tmpfs is
+							 * right */
 		off_t data = lseek(from, (off_t)at, SEEK_DATA), hole;
 		if (data < 0 || (uint64_t)data >= off + len)
 			break;
@@ -435,7 +441,7 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 	return (ssize_t)len;
 }
 
-/* Had a move begun, and was it more than begun? Else the tmpfs has everything. */
+/* Had a move begun, and moved anything? If not, the tmpfs has everything. */
 int outgrow_recover(struct staged *f, const struct stat *st)
 {
 	struct stat to;
@@ -443,25 +449,27 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 	if (hole < 0 || hole >= st->st_size)
 		return 0;
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
-	if (fd < 0 && io_store_away(f->s->o.store)) {	/* all may be there, and is looked for when the store is back */
+	if (fd < 0 && io_store_is_detached(f->s->o.store)) {	/* it may exist: looked up when the store is
+							 * back */
 		if (st->st_mode & S_ISVTX)
 			f->moved.under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
 		return 0;
 	}
-	if (fd < 0)	/* a store that fails may have its older bytes: not to be published without */
+	if (fd < 0)	/* a failing store may have its older bytes: do not publish without them */
 		return fd == -ENOENT ? 0 : fd;
 	int rc = 0;
 	if (!fstat(fd, &to) && hole < to.st_size) {
 		uint64_t both = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size);
 		f->moved.under = both / HUGE_BYTES * HUGE_BYTES;
-		if (to.st_size > st->st_size)	/* outgrow_resize, cut short: what was cut off would show in a hole */
+		if (to.st_size > st->st_size)	/* an interrupted outgrow_resize: cut-off bytes
+						 * would show in a hole */
 			rc = io_truncate(f->s->o.store, fd, f->moved.under);
 	}
 	close(fd);
 	return rc;
 }
 
-/* ---- who, and when ---- */
+/* ---- which files, and when ---- */
 
 static bool may_move(const struct staging *s, const struct staged *f, uint64_t now)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Bytes that come through the daemon (relay lane): it sees every one, so it can wait for room
- * exactly, and turns the file into a spilled one where there is none. */
+ * Bytes written through the daemon (relay lane): it sees every write, so it can wait for memory
+ * exactly, and spills the file if there is none. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Room for `end` bytes in f: evicts, waits a little for what is on its way, and
- * else spills, or lets a backing file grow as the kernel's own writes let it. f->io.lock held. */
+/* Memory for `end` bytes in f: evicts, waits a little for pending data, and else spills, or lets a
+ * backing file grow as the kernel's own writes do. f->io.lock held. */
 static int room_to_grow(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
@@ -47,7 +47,8 @@ static int room_to_grow(struct staged *f, uint64_t end)
 	return 0;
 }
 
-/* Where the store cannot hold blocks ready, the file is one of its own: it fails by itself. */
+/* If the store cannot allocate blocks ahead, the file is a store file: its writes fail by
+ * themselves. */
 static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 {
 	if (f->room.checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
@@ -58,7 +59,8 @@ static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 /* f->io.lock held */
 static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
 {
-	CUT_SCOPE(f);		/* it may be spilled; and a version is not written to while it is persisted */
+	CUT_SCOPE(f);		/* it may be spilled; and a version must not change while it is
+				 * persisted */
 	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
 	int room = room_in_store(f, len, off, last);
@@ -66,7 +68,7 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 		return room;
 	uint64_t charged = atomic_load_explicit(&f->memory.charged, memory_order_relaxed);
 	if (off + len > charged && !f->spilled) {
-		/* ask ahead in large steps, so that the lock is rarely taken */
+		/* request memory ahead in large steps, so that the lock is rarely taken */
 		uint64_t end = off > charged ? charged + len : off + len;	/* a hole takes nothing */
 		uint64_t step = charged / 2;
 		int rc = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
@@ -162,7 +164,7 @@ int staged_resize(struct staged *f, uint64_t size)
 		f->spoiled = 0;
 	f->memory.presized = grows && !rc;
 	if (!rc && !f->spilled && !f->memory.known && size > f->memory.expected) {
-		/* a size announced by ftruncate is an expectation */
+		/* a size set by ftruncate is an expectation */
 		struct staging *s = f->s;
 		pthread_mutex_lock(&s->lock);
 		f->memory.known = true;
@@ -176,8 +178,8 @@ int staged_resize(struct staged *f, uint64_t size)
 	return rc;
 }
 
-/* Is there memory for `end` bytes in f? -EFBIG: no, and the kernel has it as a backing file; one that
- * is none is spilled then. f->io.lock held. */
+/* Is there memory for `end` bytes in f? -EFBIG: no, and it is a backing file; any other file
+ * is spilled then. f->io.lock held. */
 static int memory_for(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
@@ -197,8 +199,8 @@ static int memory_for(struct staged *f, uint64_t end)
 	return fits ? 0 : f->backing ? -EFBIG : sf_spill(f);
 }
 
-/* Blocks that were asked for before they are written: memory where the budget has room for them, else
- * it is the store that must have it. The file becomes as long all the same. */
+/* Allocates before the write: memory if the budget has some, else the store must have the
+ * blocks. The file gets its new size in either case. */
 static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	struct stat st;
@@ -248,7 +250,7 @@ static int change_range(struct staged *f, int mode, uint64_t off, uint64_t len)
 	return rc;
 }
 
-/* tmpfs cannot zero a range. Blocks first: without room for them nothing has changed. */
+/* tmpfs cannot zero a range. Blocks first: if there is no space nothing has changed. */
 static int zero_range(struct staged *f, int keep, uint64_t off, uint64_t len)
 {
 	int rc = allocate(f, keep, off, len);

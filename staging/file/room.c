@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
- * Room in the store for files that are still written, so that write(2) says ENOSPC and not only
+ * Space in the store for files that are still written, so that write(2) returns ENOSPC and not only
  * close(2), whose result many programs ignore.
  *
- * What the kernel writes by itself (fast lane) cannot fail for want of room in the store. So a file
- * begins there only if the store's free room covers all that may be written, which is its *claim*,
- * and the claims of all others that are open there:
+ * A passthrough write (fast lane) cannot fail for lack of space in the store. So a file begins there
+ * only if the store's free space covers all that may be written, its *claim*, and the claims of
+ * all other files open there:
  *
- *   size expected    twice that, and a small file more: a shard is about as large as the one before
- *   size unknown     the whole budget. That is what memory holds of one file; what is more moves to
- *                    the store while it is written (outgrow.c), and takes its blocks then
+ *   size expected    twice that, plus a small file: a shard is about as large as its predecessor
+ *   size unknown     the whole budget. That is what memory holds of one file; the rest moves to
+ *		    the store while it is written (outgrow.c), and takes its blocks then
  *   written again    its size and the budget: it may be appended to
  *
- * Otherwise it is `checked`: its bytes go through the daemon (relay lane, choose_lane in fs/ops/open.c),
- * and each write has its blocks allocated in the unpublished file of the store before it is accepted.
+ * Otherwise it is `checked`: it is written through the daemon (relay lane, choose_lane in fs/ops/open.c),
+ * and each write first allocates its blocks in the unpublished file of the store.
  * That is exact, for quotas too, since the blocks are the file's owner's from the beginning.
  *
- * A write that failed leaves a file that nobody meant: it is `torn`, its close fails with the same
- * error, and the version before it stays. */
+ * After a failed write the file is `torn`: its close fails with the same error, and the previous
+ * version stays. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOOK_NS 100000000u		/* so long a look at the store is believed where it was roomy */
+#define LOOK_NS 100000000u		/* how long a check is valid if the store had much space */
 #define SPARE (1ull << 20)
 #define STEP_MAX (64ull << 20)		/* allocated, or claimed, ahead of a writer, at most */
 #define STEP_MIN (1ull << 20)
@@ -68,7 +68,7 @@ bool staging_room_came(struct staging *s)
 	return came;
 }
 
-/* Bytes in memory that count on blocks of the store. s->lock held. */
+/* Bytes in memory that rely on blocks of the store. s->lock held. */
 static uint64_t held_bytes(struct staging *s)
 {
 	uint64_t sum = 0;
@@ -85,7 +85,7 @@ uint64_t room_claim(const struct staging *s, const struct staged *f)
 	return f->memory.known ? 2 * f->memory.expected + STAGING_SMALL : s->o.budget_bytes;
 }
 
-/* Of one owner; walks all that is open, which only stores with quotas ask for. s->lock held. */
+/* Of one owner; walks all open files, which only stores with quotas need. s->lock held. */
 static uint64_t claims_of(struct staging *s, const struct staged *me)
 {
 	uint64_t sum = 0;
@@ -113,7 +113,7 @@ bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 	return (fresh && covers(atomic_load(&s->room.free), others, claim)) || covers(look(s), others, claim);
 }
 
-/* Blocks for [off, end) in f's unpublished file, beside those of what f holds already. */
+/* Blocks for [off, end) in f's unpublished file, next to those of what f already contains. */
 static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 {
 	struct staging *s = f->s;
@@ -146,7 +146,7 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 	return 0;
 }
 
-/* A small file is promised room as its close would have it. */
+/* A small file is promised space as by its close. */
 static bool promised(struct staged *f, uint64_t end)
 {
 	if (f->io.tmp_id || end > STAGING_SMALL || sf_limited(f) || !reserve_promise(f->s, &f->io.promised, end))
@@ -161,9 +161,9 @@ static bool is_full(int rc)
 	return rc == -ENOSPC || rc == -EDQUOT;
 }
 
-/* Blocks that are allocated behind a write: a quarter of what was written in a row, or as much again
- * while that is little. They stay with the file where its writer then leaves a hole, so a write that
- * continues nothing gets none. */
+/* Blocks allocated beyond a write: a quarter of the contiguous bytes written, or as much again
+ * while that is little. They stay with the file if its writer then leaves a hole, so a write that
+ * does not continue another gets none. */
 static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 {
 	uint64_t run = off >= f->io.held_from && off <= f->io.held_to ? end - f->io.held_from : 0;
@@ -190,7 +190,7 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	}
 	pthread_mutex_lock(&s->lock);
 	if (!f->room.checked)
-		f->io.held_from = f->io.held_to = 0;	/* that was no more than a look at the store */
+		f->io.held_from = f->io.held_to = 0;	/* that was only a check of the store */
 	f->room.checked = true;
 	room_claim_set(s, f, 0);
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
@@ -220,6 +220,7 @@ void room_cut(struct staged *f, uint64_t size)
 {
 	if (f->torn && size <= f->io.torn_at)
 		atomic_store(&f->torn, 0);
-	if (f->io.held_to > size && !f->io.tmp_id && f->room.checked)	/* a promise is of so many bytes */
+	/* a promise has a fixed size */
+	if (f->io.held_to > size && !f->io.tmp_id && f->room.checked)
 		f->io.held_to = size > f->io.held_from ? size : f->io.held_from;
 }

@@ -1,6 +1,6 @@
-/* SPDX-License-Identifier: MIT
- * From the close to a version: blocks of the store are reserved (P7), the lease tells that nobody
- * writes any more, the seal gives it its place in the order; and its next version begins. */
+/* SPDX-License-Identifier: MIT From the close to a version: blocks of the store are allocated (P7),
+ * the lease shows that there is no writer left, the seal gives it its place in the order; and its
+ * next version begins. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The file became smaller than expected: what was put ready behind its end goes back.
+/* The file became smaller than expected: frees what was allocated behind its end.
  * f->io.lock held; changes ctime. */
 static void trim_tail(struct staged *f)
 {
@@ -30,7 +30,7 @@ static void trim_tail(struct staged *f)
 	close(fd);
 }
 
-/* A look at what is to be reserved. f->io.lock held. */
+/* The size and blocks to be allocated. f->io.lock held. */
 static int reserve_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
@@ -40,14 +40,15 @@ static int reserve_stat(struct staged *f, struct stat *st)
 		rc = sf_ensure_fd(f);
 	if (!rc)
 		rc = sf_stat(f, st);
-	/* the kernel lets a tmpfs file be longer than the store's: said now, it is no version yet */
+	/* a tmpfs file can be longer than the store's: report it now, before it is a version */
 	if (!rc && (uint64_t)st->st_size > io_store_max_file(s->o.store))
 		rc = -EFBIG;
 	pthread_mutex_unlock(&s->lock);
 	return rc;
 }
 
-/* A small one gets its store file when it is persisted: perhaps it is removed before. f->io.lock held. */
+/* A small file gets its store file when it is persisted, as it may be removed before. f->io.lock
+ * held. */
 static bool promised(struct staged *f, const struct stat *st)
 {
 	uint64_t bytes = promise_bytes((uint64_t)st->st_size, (uint64_t)st->st_blocks * 512);
@@ -79,9 +80,9 @@ static int reserve_once(struct staged *f)
 		return rc;
 	if (f->moved.under)
 		return outgrow_reserve(f, (uint64_t)st.st_size);
-	/* spilled: ext4, xfs and btrfs took the room when the bytes were written */
+	/* spilled: ext4, xfs and btrfs allocated the space when the bytes were written */
 	if (f->spilled) {
-		sf_drop_tmp(f);	/* of before it was, or of an fsync that sealed nothing */
+		sf_drop_tmp(f);	/* from before it was, or from an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
 	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->room.checked)
@@ -110,11 +111,11 @@ static bool no_room(int rc)
 	return rc == -ENOSPC || rc == -EDQUOT;
 }
 
-int staged_reserve_now(struct staged *f)
+int staged_allocate_now(struct staged *f)
 {
 	struct staging *s = f->s;
 
-	pthread_mutex_lock(&s->lock);	/* asked before: what is freed meanwhile counts */
+	pthread_mutex_lock(&s->lock);	/* number read before: what is freed meanwhile counts */
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
 	if (pthread_mutex_trylock(&f->io.lock))
@@ -124,7 +125,7 @@ int staged_reserve_now(struct staged *f)
 	return no_room(rc) && may_come ? -EAGAIN : rc;
 }
 
-int staged_reserve_later(struct staged *f)
+int staged_allocate_later(struct staged *f)
 {
 	for (unsigned tries = 0;; tries++) {
 		pthread_mutex_lock(&f->io.lock);
@@ -136,10 +137,10 @@ int staged_reserve_later(struct staged *f)
 	}
 }
 
-int staged_reserve(struct staged *f)
+int staged_allocate(struct staged *f)
 {
-	int rc = staged_reserve_now(f);
-	return rc == -EAGAIN ? staged_reserve_later(f) : rc;
+	int rc = staged_allocate_now(f);
+	return rc == -EAGAIN ? staged_allocate_later(f) : rc;
 }
 
 static bool same_time(struct timespec a, struct timespec b)
@@ -166,7 +167,7 @@ static void snapshot_stat(struct staged *f, const struct stat *st)
 {
 	uint64_t most = whole_pages((uint64_t)st->st_size) / 512, blocks = (uint64_t)st->st_blocks;
 	f->sealed.size = (uint64_t)st->st_size;
-	/* what lies ready behind the end is not the version's */
+	/* what is allocated behind the end is not the version's */
 	f->sealed.blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
 	f->sealed.atime = st->st_atim;
 	f->sealed.mtime = st->st_mtim;
@@ -186,7 +187,7 @@ static struct pend *waiting_seal(struct staged *f)
 	return NULL;
 }
 
-/* Another close of what p waits with: its place is taken already and its bytes were never
+/* Another close of a file whose seal p waits: it has its place already and its bytes were never
  * final. s->lock held. */
 static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
 {
@@ -207,7 +208,7 @@ void staged_nameless(struct staged *f)
 		joined_seal(f, p, &st);
 }
 
-/* p takes f's hint what it is a copy of. s->lock held. */
+/* Moves f's hint of a copy's source to p. s->lock held. */
 static void take_source(struct staged *f, struct pend *p)
 {
 	if (f->base.source < 0)
@@ -269,7 +270,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	}
 	save_descriptor(s, p);
 	if (closed && final)
-		sf_rest(f);
+		sf_close_idle_fd(f);
 	staged_check(s);
 	sleeper_nudge(&s->pub, false);
 	return 0;
@@ -333,8 +334,8 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	return sf_seal(s, f, r, &st, closed, !closed || sf_final(f));
 }
 
-/* Seals that still need the bytes as they are. One that waits for a mapping does
- * not (a new writer joins in), nor one whose bytes are synced. s->lock held. */
+/* Seals that still need the bytes unchanged. A seal that waits for a mapping does
+ * not (a new writer joins it), nor one whose bytes are synced. s->lock held. */
 bool sf_seals_under_way(struct staged *f)
 {
 	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
@@ -343,7 +344,7 @@ bool sf_seals_under_way(struct staged *f)
 	return false;
 }
 
-/* Is f's own file, spilled, on its way to a name? s->lock held. */
+/* Is f's own file, spilled, about to get a name? s->lock held. */
 static bool leaves_as_it_is(struct staged *f)
 {
 	for (struct pend *p = f->spilled && f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
@@ -396,10 +397,12 @@ int staged_reopen(struct staged *f)
 	LOCK_SCOPE(&s->lock);
 	if (f->state == STAGED_EVICTED || f->memory.lender)	/* not into a client's memory */
 		return -EAGAIN;
-	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)	/* perhaps wanted again as it is */
+	/* perhaps needed again unchanged */
+	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)
 		return -EAGAIN;
 	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
-	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: not a mapping, then */
+	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: no
+				 * mapping then */
 		pend_finalize(s, p, false);
 	if (leaves_as_it_is(f))
 		return -EAGAIN;
@@ -433,12 +436,13 @@ int staged_unchanged(struct staged *f)
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;
-	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* what was cut off counts no more, and is no change */
+	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* bytes cut off do not count, and are no
+							 * change */
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 		f->sealed.ctime = st.st_ctim;
 	}
 	sf_unwritten(s, f);
-	sf_rest(f);	/* what was fsynced before its close is as pending as any */
+	sf_close_idle_fd(f);	/* a version fsynced before the close is pending like any other */
 	return 0;
 }
 
@@ -448,7 +452,7 @@ void staged_fail(struct staged *f, int err, const char *name)
 	LOCK_SCOPE(&s->lock);
 	f->error = err;
 	sf_set_state(s, f, STAGED_FAILED);
-	if (!f->room.failed)		/* tried again, it is the same error */
+	if (!f->room.failed)		/* a retry gives the same error */
 		s->st.errors++;
 	f->room.failed = true;
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name, strerror(-err));

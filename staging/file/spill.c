@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: MIT
- * An open file's bytes go to an unpublished file of the store, and it is a spilled one from then on. */
+/* SPDX-License-Identifier: MIT Moves an open file's bytes to an unpublished file of the store; from
+ * then on it is a spilled file. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -89,7 +89,8 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	int dir = staging_sf_dir(f);
 	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
-	f->spilled = true;	/* not before: a rotation of the log would say so of half a file */
+	f->spilled = true;	/* not earlier: a rotation of the log would record half a file as
+				 * spilled */
 	f->moved.under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
@@ -109,7 +110,7 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	return f->fd < 0 ? f->fd : 0;
 }
 
-/* The worker died right after it had logged the spill: the store file counts. */
+/* The worker died after it had logged the spill: the store file counts. */
 void sf_replay_spill(struct staging *s, struct staged *f)
 {
 	char name[17];

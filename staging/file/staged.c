@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Staged files: one file's bytes each, in tmpfs, or spilled to an unpublished store file: states
- * and lists, references, who is evicted. States and invariants: internal.h. How one begins:
- * admit.c; how versions are made of it: seal.c. */
+ * and lists, references, eviction. States and invariants: internal.h. Creation: admit.c; versions:
+ * seal.c. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ struct staged *sf_find(struct staging *s, uint64_t id)
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 {
 	if (f->memory.lender)
-		bytes = 0;	/* it is charged */
+		bytes = 0;	/* the buffer is charged */
 	s->files.used += bytes - f->memory.charged;
 	atomic_store_explicit(&f->memory.charged, bytes, memory_order_relaxed);
 }
@@ -49,7 +49,7 @@ void source_forget(struct staging *s, int *source)
 {
 	if (*source < 0)
 		return;
-	trash_put(s, 0, *source);	/* perhaps the last to hold the file's blocks */
+	trash_put(s, 0, *source);	/* perhaps the last descriptor of the file's blocks */
 	*source = -1;
 	s->files.n_sources--;
 }
@@ -136,12 +136,13 @@ void staged_check(struct staging *s)
 
 static bool loan_due(const struct staged *f)
 {
-	/* also when the client is gone: what mapped those pages may live on, so they are no cache */
+	/* also if the client is gone: its mappings of those pages may remain, so they are no
+	 * cache */
 	return f->memory.loan && !(f->memory.lender && f->memory.lender->kept) && f->state == STAGED_DURABLE &&
 	       !f->users && !f->backing && !f->s->drain.inherited;
 }
 
-/* The memory that f was lent is its buffer's again, or f's alone: the caller sees to that. */
+/* The memory lent to f is its buffer's again, or f's alone: the caller ensures that. */
 void sf_loan_ends(struct staged *f)
 {
 	f->memory.lender->lent = NULL;
@@ -177,7 +178,8 @@ static void remove_bytes(struct staged *f)
 static void log_unstaged(struct staging *s, struct staged *f)
 {
 	struct rec r = {.type = REC_UNSTAGED, .sf = f->id, .node = f->node};
-	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing: the same */
+	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing:
+				 * equivalent */
 }
 
 static void evict_one(struct staging *s, struct staged *f)
@@ -188,11 +190,11 @@ static void evict_one(struct staging *s, struct staged *f)
 	remove_bytes(f);
 }
 
-/* Durable, and no cache: an fsync made a copy of what is not all in memory, and the store need
- * not have that twice; or the memory is a buffer's. */
+/* Durable, and useless as a cache: an fsync made a copy of a file that is only partly in memory,
+ * which the store need not have twice; or the memory is a buffer's. */
 void sf_drop_useless(struct staging *s, struct staged *f)
 {
-	if (s->drain.inherited)	/* the store may forget it */
+	if (s->drain.inherited)	/* the store may lose it */
 		return;
 	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
 			      (f->moved.under || (f->spilled && !f->published))))
@@ -280,29 +282,30 @@ void sf_put_locked(struct staging *s, struct staged *f)
 		sf_free(s, f);
 		pthread_cond_broadcast(&s->done_cond);
 	} else if (f->refs == f->n_seals && f->state == STAGED_OPEN) {
-		/* joined by a writer, then unlinked: nobody will seal it, and a seal of it may wait */
+		/* joined by a writer, then unlinked: it will not be sealed, and a seal of it may
+		 * wait */
 		sf_unwritten(s, f);
 		sleeper_wake(&s->watch);
 	}
 }
 
-void sf_hold_all(struct staging *s)
+void sf_evict_block(struct staging *s)
 {
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next) {
-			f->held = true;
+			f->no_evict = true;
 			f->refs++;
 		}
 }
 
-void sf_let_go_all(struct staging *s)
+void sf_evict_allow(struct staging *s)
 {
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
 		for (struct staged *f = s->files.by_id[i], *next; f; f = next) {
 			next = f->lists.hash_next;
-			if (!f->held)
+			if (!f->no_evict)
 				continue;
-			f->held = false;
+			f->no_evict = false;
 			sf_drop_useless(s, f);
 			sf_put_locked(s, f);
 		}
@@ -395,7 +398,7 @@ int sf_ensure_fd(struct staged *f)
 	return f->fd < 0 ? f->fd : 0;
 }
 
-void sf_rest(struct staged *f)
+void sf_close_idle_fd(struct staged *f)
 {
 	struct staging *s = f->s;
 	bool soon = f->n_seals && f->sealed.size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
@@ -422,8 +425,9 @@ int sf_stat(struct staged *f, struct stat *st)
 	return 0;
 }
 
-/* The kernel marks pages clean that it could not write, and may drop them: then a read gives what the disk has. So
- * there is no second try with a spilled file's bytes, which are nowhere else. */
+/* The kernel marks pages clean that it could not write, and may drop them: then a read returns the
+ * disk's bytes. So a spilled file's bytes, which are nowhere else, are not written a second
+ * time. */
 int sf_spoiled(struct staged *f, int fd)
 {
 	if (f->spilled && !f->spoiled && fd >= 0 && sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) &&
@@ -439,7 +443,7 @@ int staged_use(struct staged *f, int *fd)
 	if (f->state == STAGED_EVICTED || (f->spilled && f->published))
 		return -ENODATA;
 	int rc = sf_ensure_fd(f);
-	if (rc == -ENOENT && f->spilled)	/* renamed into place this moment */
+	if (rc == -ENOENT && f->spilled)	/* being renamed into place */
 		return -ENODATA;
 	if (rc)
 		return rc;
@@ -455,7 +459,7 @@ int staged_use(struct staged *f, int *fd)
 void staged_unuse(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	/* descriptors are few (20,000 at most): a closed file keeps none */
+	/* descriptors are scarce (20,000 at most): a closed file keeps none */
 	if (--f->users == 0 && f->state != STAGED_OPEN && f->fd >= 0) {
 		close(f->fd);
 		f->fd = -1;
@@ -495,7 +499,7 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	    !fstat(f->fd, &st)) {
 		uint64_t most = whole_pages((uint64_t)st.st_size) / 512, blocks = (uint64_t)st.st_blocks;
 		out->size = (uint64_t)st.st_size;
-		/* what lies ready behind the end is not the file's yet */
+		/* what is allocated behind the end is not the file's yet */
 		out->blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
 		out->blocks += f->moved.under / 512;
 		out->atime = st.st_atim;

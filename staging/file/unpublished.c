@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: MIT
- * A staged file's unpublished file in the store's tmp/, made at its close, or before where each write
- * asks for room: its owner, its blocks, and that it is dropped. */
+/* SPDX-License-Identifier: MIT A staged file's unpublished file in the store's tmp/, created at its
+ * close, or earlier if each write allocates: its owner, its blocks, its removal. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -15,7 +14,8 @@ int sf_own_tmp(struct staged *f, int fd)
 	if (!f->room.owned || geteuid() || (!f->room.uid && f->room.gid == getegid()))
 		return 0;
 	int rc = io_set_attr_fd(f->s->o.store, fd, &a);
-	return rc == -EDQUOT || rc == -EIO ? rc : 0;	/* other refusals are told when it is published */
+	return rc == -EDQUOT || rc == -EIO ? rc : 0;	/* other refusals are reported at its
+							 * publication */
 }
 
 void sf_drop_tmp(struct staged *f)
@@ -30,7 +30,7 @@ void sf_drop_tmp(struct staged *f)
 	f->io.held_from = f->io.held_to = 0;
 }
 
-/* What room_for_write held is not asked for again: xfs wants that room free once more. */
+/* What room_for_write allocated is not allocated again: xfs would need that space twice. */
 static uint64_t behind_held(const struct staged *f, uint64_t off)
 {
 	return f->room.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off;
@@ -95,8 +95,9 @@ bool sf_limited(const struct staged *f)
 	return f->room.owned && io_store_quota_left(f->s->o.store, f->room.uid, f->room.gid) != UINT64_MAX;
 }
 
-/* Frees the blocks that room_for_write held behind the end; those that the direct write of the tail pads
- * stay (a filesystem's blocks may be smaller). Twice: the second finds the size as it is, and frees. */
+/* Frees the blocks that room_for_write allocated behind the end; those of the padded direct write
+ * of the tail stay (a filesystem's blocks may be smaller). Twice: the second finds the size as it
+ * is, and frees. */
 int sf_trim_tmp(struct staged *f, uint64_t size)
 {
 	if (!f->room.checked || !f->io.tmp_id || f->io.held_to <= size)
@@ -107,12 +108,12 @@ int sf_trim_tmp(struct staged *f, uint64_t size)
 	return rc ? rc : io_truncate(f->s->o.store, f->io.tmp_fd, end);
 }
 
-/* Deletes that stand earlier in the order may free the room that is missing. */
+/* Pending removals may free the missing space. */
 static void wait_for_deletes(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	uint64_t until = s->order.last_delete, give_up = now_ns() + 30000000000ull;
-	/* not behind a mapping, which may live for ever */
+	/* not behind a mapping, which may exist for ever */
 	while (s->order.pend && s->order.pend->state != PEND_WAIT && s->head->durable < until && !s->drain.halted &&
 	       now_ns() < give_up)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);

@@ -11,10 +11,10 @@
 #define TICK_BUSY_NS 2000000u
 #define TICK_IDLE_NS 50000000u
 #define TICK_LEASE_NS 1000000u
-#define MAPPED_PATIENCE_NS 30000000000ull	/* another user's change behind it */
-#define SYNC_PATIENCE_NS 5000000000ull	/* an fsync behind a mapped file waits so long for it */
+#define MAPPED_PATIENCE_NS 30000000000ull	/* for another user's change behind it */
+#define SYNC_PATIENCE_NS 5000000000ull	/* for an fsync behind a mapped file */
 
-/* Files that the kernel writes by itself: charge what they hold. s->lock held. */
+/* Charges passthrough files for what they hold. s->lock held. */
 static bool watch_growth(struct staging *s)
 {
 	bool grew = false;
@@ -49,8 +49,8 @@ static bool holds_up_others(const struct pend *p)
 	return false;
 }
 
-/* Nobody's changes wait for ever behind a mapping that may never go: five seconds where somebody waits
- * in an fsync, 30 where they are another user's. s->lock held. */
+/* Changes do not wait for ever behind a mapping: five seconds if an fsync waits, 30 if they are
+ * another user's. s->lock held. */
 static bool waited_enough(struct staging *s, const struct pend *p)
 {
 	uint64_t age = now_ns() - p->start_ns, others = s->o.mapped_ms ? s->o.mapped_ms * 1000000ull : MAPPED_PATIENCE_NS;
@@ -82,7 +82,7 @@ static void watch_leases(struct staging *s)
 	}
 }
 
-/* Files published early: is their mapping gone? s->lock held. */
+/* Files published early whose mapping may be gone. s->lock held. */
 static void watch_late(struct staging *s)
 {
 	for (struct staged *f = s->files.late, *next; f && s->files.n_late_ready < 64; f = next) {

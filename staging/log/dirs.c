@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Directories as they stand in the store now: id -> (parent id, name), with a
- * bounded cache of O_PATH descriptors. A descriptor names an inode, so it stays
- * right while the directory or one above it is renamed. They are opened without the
+ * The present directories of the store: id -> (parent id, name), with a
+ * bounded cache of O_PATH descriptors. A descriptor refers to an inode, so it stays
+ * valid while the directory or a parent is renamed. They are opened without the
  * lock, which is taken for every record; one that moved meanwhile is opened again. */
 #include "staging/log/log.h"
 
@@ -252,7 +252,7 @@ uint64_t dirs_parent(struct staging *s, uint64_t id)
 	return d ? d->parent : 0;
 }
 
-/* The store is asked without the lock: it may not answer. */
+/* Opens without the lock: the store may not answer. */
 static int open_unlocked(struct staging *s, struct dirs *t, struct dir *parent, const char *name)
 {
 	int at = parent->fd;
@@ -270,7 +270,7 @@ static int open_unlocked(struct staging *s, struct dirs *t, struct dir *parent, 
 	return fd;
 }
 
-/* The topmost directory on the way to d that is not open, and is to be opened below *parent. */
+/* The topmost unopened directory on the way to d, to be opened below *parent. */
 static int next_to_open(struct dirs *t, struct dir *d, struct dir **top, struct dir **parent)
 {
 	for (unsigned n = 0; n < DIR_DEPTH_MAX; n++) {
@@ -287,8 +287,9 @@ static int next_to_open(struct dirs *t, struct dir *d, struct dir **top, struct 
 	return -ENAMETOOLONG;
 }
 
-/* Opens id's directory and what is above it, one after another. The publisher renames first and says so then:
- * what has left its place and is being renamed stands in the new one. Lock held, dropped meanwhile. */
+/* Opens id's directory and its parents, one after another. The publisher renames first and reports
+ * it then: a directory that is not at its place and is being renamed is at the new one. Lock held,
+ * dropped meanwhile. */
 static int open_dir(struct staging *s, struct dirs *t, uint64_t id, struct dir **out)
 {
 	for (;;) {
@@ -311,7 +312,8 @@ static int open_dir(struct staging *s, struct dirs *t, uint64_t id, struct dir *
 				fd = open_unlocked(s, t, parent, t->to.name);
 			top = dir_find(t, top_id);
 		}
-		if (!top || top->moves != moves || top->fd >= 0) {	/* it moved or went meanwhile, or is open */
+		/* moved, gone or opened meanwhile */
+		if (!top || top->moves != moves || top->fd >= 0) {
 			if (fd >= 0)
 				close(fd);
 			continue;
@@ -331,7 +333,7 @@ int staging_dir_get(struct staging *s, uint64_t id, int *fd)
 	struct dir *d = dir_find(t, id);
 	if (!d || !d->present)
 		return -ENOENT;
-	if (io_store_away(s->o.store))
+	if (io_store_is_detached(s->o.store))
 		return -EIO;
 	int rc = open_dir(s, t, id, &d);
 	if (rc)
@@ -350,7 +352,7 @@ void staging_dir_put(struct staging *s, uint64_t id)
 	unpin(t, dir_find(t, id));
 }
 
-/* For messages: dir/name as a path below the store, cut at the front when long. */
+/* For messages: dir/name as a path below the store; the beginning of a long one is cut off. */
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap)
 {
 	struct dirs *t = s->dirs;

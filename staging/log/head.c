@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The head of a staging area: which program wrote it, in which format, of which store. What is not
- * understood, or another store's, is looked at and never touched. */
+ * The head of a staging area: which program wrote it, in which format, for which store. An unknown
+ * format, or another store's head, is never changed. */
 #include "staging/log/log.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* This much every version writes; 0.1.0 wrote no more. */
+/* Every version writes this much; 0.1.0 wrote no more. */
 #define HEAD_LEAST offsetof(struct head, program)
 
 void log_segment_name(uint64_t n, char out[32])
@@ -18,7 +18,7 @@ void log_segment_name(uint64_t n, char out[32])
 
 struct rec log_format(void)
 {
-	/* 0.1.0 takes it for an answer to no request, and goes on */
+	/* 0.1.0 takes it for an answer to no request, and continues */
 	return (struct rec){.type = REC_FORGET, .flags = REC_ANSWER, .size = LOG_FORMAT, .name = CAIRN_VERSION};
 }
 
@@ -40,7 +40,7 @@ int head_check(const struct head *h, size_t size, struct io_store *store)
 	if (size < HEAD_LEAST)
 		return -EPROTONOSUPPORT;
 	if (!h->magic)
-		return -ENOENT;		/* killed before it was begun */
+		return -ENOENT;		/* killed before it was initialized */
 	if (h->magic != HEAD_MAGIC || h->version < 1 || h->version > HEAD_VERSION ||
 	    strncmp(h->store_id, io_store_id(store), 32))
 		return -EPROTONOSUPPORT;
@@ -57,7 +57,7 @@ int log_check(int fd)
 
 	if (n < 0)
 		return -errno;
-	/* 0.1.0 wrote none; damage is the replay's to find */
+	/* 0.1.0 wrote none; damage is detected by the replay */
 	if (rec_decode(buf, (size_t)n, &r, &used) || !is_format(&r))
 		return 0;
 	return r.size > LOG_FORMAT ? -EPROTONOSUPPORT : 0;
@@ -109,7 +109,7 @@ int staging_look(const char *dir, struct io_store *store, struct staging_found *
 	memset(out, 0, sizeof(*out));
 	int rc = staging_place_path(dir, io_store_id(store), out->path, sizeof(out->path));
 	if (rc)
-		return 0;	/* who opens it tells */
+		return 0;	/* the open reports it */
 	int base = open(out->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (base < 0)
 		return 0;

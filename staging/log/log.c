@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The ordered log: one append-only file in staging, and a mapped head with the
  * numbers that change at every step. tmpfs keeps both when every process dies;
- * a power cut takes them and what they describe together. */
+ * a power cut loses them together with what they describe. */
 #include "staging/log/log.h"
 
 #include <errno.h>
@@ -47,7 +47,7 @@ static int head_map(struct staging *s, bool *fresh)
 	return 0;
 }
 
-/* Random bits keep apart the ids of hosts that start at the same moment on one store. */
+/* Random bits distinguish the ids of hosts that start at the same moment on one store. */
 static int new_ids(struct staging *s)
 {
 	struct timespec now;
@@ -76,7 +76,7 @@ static int segment_begin(struct staging *s)
 	return pwrite(s->log.fd, s->log.buf, (size_t)n, 0) == n ? 0 : -EIO;
 }
 
-/* A head that is begun: its magic last, without which it is begun again. */
+/* Initializes a head: its magic last, since a head without it is initialized again. */
 static int head_begin(struct staging *s)
 {
 	uint32_t number;
@@ -87,7 +87,7 @@ static int head_begin(struct staging *s)
 		return rc;
 	s->head->version = HEAD_VERSION;
 	snprintf(s->head->store_id, sizeof(s->head->store_id), "%s", io_store_id(s->o.store));
-	/* the upper bits are the log's for its life (mark.c): not those of one begun in the same second */
+	/* the upper bits identify the log (mark.c): not those of one created in the same second */
 	s->head->segment = (uint64_t)(number & 0x7fffffff) << 20;
 	head_stamp(s->head, s->o.store);
 	s->head->magic = HEAD_MAGIC;
@@ -109,13 +109,13 @@ int log_open(struct staging *s)
 	rc = fresh ? head_begin(s) : 0;
 	if (rc)
 		return rc;
-	int flags = O_CREAT | (fresh ? O_EXCL : 0);	/* a new head never takes up an old log */
+	int flags = O_CREAT | (fresh ? O_EXCL : 0);	/* a new head never continues an old log */
 	while ((s->log.fd = log_open_segment(s, s->head->segment, flags)) == -EEXIST)
 		atomic_fetch_add(&s->head->segment, 1);
 	rc = s->log.fd < 0 ? s->log.fd : segment_begin(s);
 	if (rc)
 		return rc;
-	if (!staging_id_is_valid(s->head->next_id))	/* 0.1.0 made such, by the host's name */
+	if (!staging_id_is_valid(s->head->next_id))	/* 0.1.0 created such, from the hostname */
 		rc = new_ids(s);
 	head_stamp(s->head, s->o.store);
 	return rc;
@@ -169,7 +169,7 @@ void log_close(struct staging *s)
 int log_append(struct staging *s, const struct rec *r)
 {
 	if (s->log.replaying)
-		return 0;	/* what the replay itself drops need not be written again */
+		return 0;	/* what the replay itself removes need not be written again */
 	ssize_t n = rec_encode(r, s->log.buf, LOG_BUF);
 	if (n < 0)
 		return (int)n;
@@ -190,7 +190,7 @@ void log_answered(struct staging *s, const struct rec *r)
 {
 	if (!r->unique)
 		return;
-	unsigned slot = (unsigned)(r->unique / 2) % 256; /* the kernel counts in twos */
+	unsigned slot = (unsigned)(r->unique / 2) % 256; /* the kernel's numbers are even */
 	s->log.done[slot].unique = r->unique;
 	s->log.done[slot].r = *r;
 	s->log.done[slot].r.name = s->log.done[slot].r.name2 = "";

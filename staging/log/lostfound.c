@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Names in lost+found: the whole path of what is kept there, as one name. A first start keeps files
- * before it publishes what is pending, so the directories are followed as the log moves them; dirs.c
- * has them as they stand in the store. */
+ * before it publishes what is pending, so the directories are tracked as the log moves them; dirs.c
+ * has their present places in the store. */
 #include "staging/log/log.h"
 
 #include <stdlib.h>
@@ -66,7 +66,8 @@ void lostfound_end(struct staging *s)
 	s->log.dirs = NULL;
 }
 
-/* Puts one component in front of what begins at buf + pos; its beginning is cut where it is too long. */
+/* Prepends one component to what begins at buf + pos; if it is too long its beginning is cut
+ * off. */
 static size_t prepend(char *buf, size_t pos, const char *name)
 {
 	static const char hex[] = "0123456789ABCDEF";

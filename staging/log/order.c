@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The order: records on their way to the store, and which of them want a persist thread. What a
+ * The order: pending records, and which of them need a persist thread. What a
  * staged file and its versions do with them is in staged.c, seal.c and persist.c. */
 #include "staging/log/log.h"
 
@@ -8,9 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BACKLOG 64u		/* this many wait: a small file does not rest, see SMALL_REST_NS */
+#define BACKLOG 64u		/* with this many waiting a small file is not delayed, see
+				 * SMALL_REST_NS */
 
-/* What removes marks what it removes, so that a pair that nobody saw can be left out. */
+/* A removal marks what it removes, so that a pair without a visible effect can be left out. */
 static void mark_killed(struct staging *s, struct pend *killer)
 {
 	const struct rec *r = &killer->r;
@@ -116,7 +117,7 @@ int log_written(struct staging *s, const struct pend *p)
 	return p->tmp_id ? log_append(s, &r) : 0;
 }
 
-bool persist_rests(const struct staging *s, const struct pend *p)
+bool persist_may_wait(const struct staging *s, const struct pend *p)
 {
 	return is_small(p) && !p->must && !in_hurry(s) && s->order.n_pend < BACKLOG && !s->stop;
 }
@@ -124,14 +125,15 @@ bool persist_rests(const struct staging *s, const struct pend *p)
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
-	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher says so */
+	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher asks for
+					 * it */
 		sleeper_nudge(&s->pub, false);
 	p->todo_next = NULL;
 	*s->order.todo_tail = p;
 	s->order.todo_tail = &p->todo_next;
-	sleeper_nudge(&s->work, !persist_rests(s, p));
+	sleeper_nudge(&s->work, !persist_may_wait(s, p));
 	if (is_small(p) && s->drain.n_large == s->drain.n_persist)
-		sleeper_nudge(&s->small_work, !persist_rests(s, p));
+		sleeper_nudge(&s->small_work, !persist_may_wait(s, p));
 }
 
 void persist_unqueue(struct staging *s, struct pend *p)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Records as bytes: encoding, and decoding of bytes nobody vouches for. */
+ * Records as bytes: encoding, and decoding of untrusted bytes. */
 #include "staging/staging.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #define REC_MAGIC 0x4e524943u /* "CIRN" */
 #define REC_NAME_MAX 255u
 
-/* One record as it lies in the log; little-endian hosts only (x86-64, arm64),
+/* A record as encoded in the log; little-endian hosts only (x86-64, arm64):
  * staging never leaves the machine it was made on. */
 struct disk_time {
 	int64_t sec;

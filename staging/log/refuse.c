@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * Changes that the store refused for good: something stands in the way, the filesystem cannot hold such
- * a name, the directory is gone. Waiting would not help, so the publisher passes over them; but they
- * were accepted, and who waits for them must not be answered with success (P7). Each is kept here until
- * its name is published after all or removed, or a person has seen it (staging_retry), and is logged,
- * so that the next worker knows of it. */
+ * Changes that the store refused permanently: the name is taken, the filesystem cannot store such a
+ * name, the directory is gone. Waiting would not help, so the publisher skips them; but they were
+ * accepted, and a caller that waits for them must get an error (P7). Each is kept here until its
+ * name is published after all or removed, or is acknowledged (staging_retry), and is logged, so
+ * that the next worker knows of it. */
 #include "staging/log/log.h"
 
 #include <errno.h>
@@ -18,10 +18,10 @@ struct refusal {
 	struct refusal *next;
 	uint64_t node, seq, dir;
 	int err;
-	bool everywhere;	/* it is not known below which directories it is */
+	bool everywhere;	/* its parent directories are unknown */
 	unsigned n_up;
-	uint64_t up[DEPTH_MAX];	/* the directories it is below, of both names of a rename */
-	char path[256];		/* for people */
+	uint64_t up[DEPTH_MAX];	/* its parent directories, of both names of a rename */
+	char path[256];		/* for messages */
 	char name[];
 };
 
@@ -33,7 +33,7 @@ static struct refusal *refusal_of(struct staging *s, uint64_t node)
 	return f;
 }
 
-/* dir and what is above it. A directory that was refused itself is not known to dirs.c. */
+/* dir and its parents. A directory that was refused itself is unknown to dirs.c. */
 static void add_up(struct staging *s, struct refusal *f, uint64_t dir)
 {
 	for (uint64_t id = dir; id && id != STAGING_ROOT_DIR && !f->everywhere;) {
@@ -61,7 +61,7 @@ static void add(struct staging *s, const struct rec *r)
 	struct refusal *f = s->refusals.n < REFUSALS_MAX ? calloc(1, sizeof(*f) + strlen(name) + 1) : NULL;
 
 	s->refusals.n++;
-	if (!f) {	/* more than anybody looks at: the last that is kept stands for all */
+	if (!f) {	/* too many: the last one kept represents all further ones */
 		if (s->refusals.list)
 			s->refusals.list->everywhere = true;
 		return;
@@ -84,14 +84,15 @@ static bool has_two_names(const struct rec *r)
 	return r->type == REC_RENAME || r->type == REC_LINK;
 }
 
-/* A directory into which others put names meanwhile, or in which a change of ours was refused (that one is
- * kept): it stays, nothing is lost, and nobody waits for a removal that cannot be. */
+/* The removal of a directory into which others put names meanwhile, or in which a change of ours
+ * was refused (that one is kept): it stays, nothing is lost, and no caller waits for an impossible
+ * removal. */
 bool refuse_is_theirs(const struct rec *r, int rc)
 {
 	return r->type == REC_RMDIR && (rc == -ENOTEMPTY || rc == -EEXIST);
 }
 
-/* What was left out is not in the store as the mount says. (Attributes that a store does not take are told
+/* A skipped change is missing in the store. (Attributes that a store does not accept are reported
  * as a notice, as those of a version are: meta.c.) */
 static bool counts(struct staging *s, const struct rec *r, int rc)
 {
@@ -105,13 +106,13 @@ static bool counts(struct staging *s, const struct rec *r, int rc)
 		return false;
 	case REC_UNLINK:
 	case REC_RMDIR:
-		return rc != -ENOENT;	/* gone is gone */
+		return rc != -ENOENT;	/* gone already */
 	case REC_MKDIR:
 		if (rc != -EEXIST || staging_dir_get(s, r->dir, &fd))
 			return true;
 		rc = io_stat(s->o.store, fd, r->name, &st);
 		staging_dir_put(s, r->dir);
-		return rc || !S_ISDIR(st.st_mode);	/* another host made it */
+		return rc || !S_ISDIR(st.st_mode);	/* another host created it */
 	default:
 		return true;
 	}
@@ -201,7 +202,7 @@ void refuse_replayed(struct staging *s, const struct rec *r)
 			at = &(*at)->next;
 }
 
-/* The oldest first, so that a directory is known before what is below it. s->lock held. */
+/* The oldest first, so that a directory is known before its contents. s->lock held. */
 static int emit(struct staging *s, const struct refusal *f)
 {
 	struct rec r = {.type = REC_REFUSED, .node = f->node, .node2 = f->seq, .mask = (uint64_t)-f->err,
@@ -240,6 +241,6 @@ int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq
 	LOCK_SCOPE(&s->lock);
 	for (struct refusal *f = s->refusals.list; f; f = f->next)
 		if (f->seq <= seq && (f->node == node || is_up(f, dir)))
-			err = f->err;	/* the first in the end */
+			err = f->err;	/* finally, of the first */
 	return err;
 }

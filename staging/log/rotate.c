@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Rotation: the log begins anew with what is still true, so that it does not grow for ever. */
+ * Rotation: the log is started anew with the present state, so that it does not grow for ever. */
 #include "staging/log/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
-#define ROTATE_MIN (8ull << 20)		/* below, a rotation gains nothing */
-#define ROTATE_MUST (128ull << 20)	/* this much behind the last one, changes wait for another */
+#define ROTATE_MIN (8ull << 20)		/* below this a rotation is not worth it */
+#define ROTATE_MUST (128ull << 20)	/* this far beyond the last one, changes wait for another */
 
 bool staging_rotate_due(struct staging *s)
 {
@@ -31,7 +31,7 @@ bool staging_log_full(struct staging *s)
 void staging_log_room(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	/* as an fsync does: no resting, nor for ever behind a mapping that stays */
+	/* as an fsync does: no delays, and no endless wait for a mapping */
 	atomic_fetch_add(&s->drain.n_sync_waiters, 1);
 	persist_wake(s);
 	sleeper_wake(&s->pub);
@@ -90,7 +90,7 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 		return rc;
 	}
 	s->log.snap_bytes = s->log.bytes;
-	atomic_store(&s->head->segment, number + 1);	/* from here on the new one counts */
+	atomic_store(&s->head->segment, number + 1);	/* from here on the new one is valid */
 	close(old_fd);
 	log_segment_name(number, old);
 	unlinkat(s->o.place.base, old, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * How much memory there is, of the tmpfs and of the machine, beside the budget of staging. */
+ * How much memory there is, in the tmpfs and in the machine, besides the budget of staging. */
 #include "staging/memory/memory.h"
 #include "staging/memory/pin.h"
 
@@ -11,7 +11,7 @@
 
 #define MEMORY_AGE_NS 100000000u
 
-/* Memory that could still be had without taking anybody's: proc(5), MemAvailable. */
+/* Memory available without swapping: proc(5), MemAvailable. */
 static uint64_t memory_available(void)
 {
 	char text[512], *at;
@@ -32,7 +32,7 @@ uint64_t staging_room_left(struct staging *s)
 	if (now_ns() - s->memory.seen_ns > MEMORY_AGE_NS) {
 		uint64_t ours = pin_cgroup_room(NULL, "/proc/self/cgroup");
 		s->memory.available = memory_available();
-		/* 0: it cannot be seen */
+		/* 0: unknown */
 		s->memory.available = ours && ours < s->memory.available ? ours : s->memory.available;
 		s->memory.seen_ns = now_ns();
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The lowest module: threads that wait, memory that is held for files, room of the store. */
+ * The lowest module: waiting threads, memory held for files, space in the store. */
 #ifndef CAIRN_STAGING_MEMORY_H
 #define CAIRN_STAGING_MEMORY_H
 
@@ -7,17 +7,19 @@
 
 /* threads.c */
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns);
-/* Of this thread alone. Persisting gives way to who still writes; nobody waits for it while the
- * cores are full, and with one of them free it is as fast. */
+/* For this thread only. Persisting gives way to writers; while all cores are busy nothing waits for
+ * it, and with an idle core it is as fast as without. */
 void staging_nice(int nice);
 #define PERSIST_NICE 5
-/* Sleeps until woken or until deadline_ns (0 = none), or for a tick while there was work lately. */
+/* Sleeps until woken or until deadline_ns (0 = none), or for a tick if there was work recently. */
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
 void sleeper_wake(struct sleeper *l);	/* all, now */
-void sleeper_nudge(struct sleeper *l, bool now);	/* one; not `now`: unless one looks again soon */
-uint64_t sf_wait_begins(struct staging *s);		/* of a caller, as statistics count it. s->lock held */
+void sleeper_nudge(struct sleeper *l, bool now);	/* one; without `now`: unless one polls soon
+							 * anyway */
+uint64_t sf_wait_begins(struct staging *s);		/* a caller's wait, for the statistics.
+							 * s->lock held */
 void sf_wait_ends(struct staging *s, uint64_t since);
-/* It took that long already: counted where it was a millisecond. No lock held. */
+/* A wait that took this long: counted from a millisecond on. No lock held. */
 void sf_waited(struct staging *s, uint64_t since);
 static inline void persist_wake(struct staging *s)
 {
@@ -46,25 +48,29 @@ uint64_t pool_ahead(uint64_t held);	/* what a file that grows is given before it
 /* budget.c */
 uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */
 
-/* reserve.c: blocks of the store for small files and names that have none yet */
+/* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);
 void reserve_close(struct staging *s, bool remove);
-bool reserve_shrink(struct staging *s);	/* by a part; its blocks are free after a sync. False: nothing is left */
+bool reserve_shrink(struct staging *s);	/* by a part; its blocks are free after a sync. False:
+					 * nothing left */
 void reserve_take(struct staging *s);
-/* Room for a small file is held from here until reserve_kept: *mine bytes of it. False:
- * it is not to be had, allocate. Not for two threads with one `mine`. */
+/* Holds space for a small file until reserve_kept: *mine bytes of it. False: there is none,
+ * allocate. Not for two threads with one `mine`. */
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
-void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);	/* it was, before a restart */
+/* promised before a restart */
+void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);
 void reserve_name(struct staging *s, uint64_t *mine);	/* a new directory, symlink, ... was accepted */
 void reserve_kept(struct staging *s, uint64_t *mine);
-/* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the room there is belongs to what was promised. */
+/* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the free space
+ * is promised to others. */
 int reserve_enter(struct staging *s, uint64_t bytes);
 void reserve_leave(struct staging *s);
 
 /* trash.c */
-/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), soon. s->lock held. */
+/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), later. s->lock held. */
 void trash_put(struct staging *s, uint64_t id, int fd);
-/* Until what was put is removed, for who misses the room; false: nothing was. Takes s->lock. */
+/* Waits until all of it is removed, for a caller that needs space; false: there was none. Takes
+ * s->lock. */
 bool trash_wait(struct staging *s);
 void *trash_main(void *arg);
 void trash_close(struct staging *s);		/* no threads are left */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
- * What keeps staging's memory resident. A tmpfs mounted with noswap (6.4) is never swapped, and
- * its pages are unevictable from the moment they are there. To mlock them instead would need a
- * mapping of each file in a process of ours, cost half a second to two a GiB for pages that
- * nobody has touched and a third for small ones that are (docs/PERFORMANCE.md), be bounded by
- * RLIMIT_MEMLOCK, and end with the process, at each restart of the worker. */
+ * Keeps staging's memory resident. A tmpfs mounted with noswap (6.4) is never swapped, and
+ * its pages are unevictable from the moment they exist. mlock would need a mapping of each file in
+ * one of our processes, cost half a second to two per GiB for untouched pages and a third of that
+ * for small touched ones (docs/PERFORMANCE.md), be limited by RLIMIT_MEMLOCK, and end with the
+ * process, at each restart of the worker. */
 #include "staging/memory/pin.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #define PLACE(at, member, real) ((at) && (at)->member ? (at)->member : (real))
 
-/* A short file of the kernel's; "" when there is none. */
+/* Reads a short kernel file; "" if it does not exist. */
 static void read_text(const char *path, char *buf, size_t cap)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -49,7 +49,7 @@ int pin_check_node(const struct pin_places *at, int node)
 	return -ENODEV;
 }
 
-/* Prefer, not bind: when the node is full its neighbour's memory is better than the OOM killer. */
+/* Prefer, not bind: when the node is full another node's memory is better than the OOM killer. */
 void pin_option(int node, char out[32])
 {
 	if (node == STAGING_ANY_NODE)
@@ -66,13 +66,13 @@ static bool limit_in(const char *cgroups, const char *dir, const char *file, uin
 	snprintf(path, sizeof(path), "%.300s%.500s/%s", cgroups, dir, file);
 	read_text(path, text, sizeof(text));
 	unsigned long long v = strtoull(text, &end, 10);
-	if (end == text)	/* "max", or not there */
+	if (end == text)	/* "max", or missing */
 		return false;
 	*out = v;
 	return true;
 }
 
-/* Calls fn for the cgroup at dir and each above it, up to the root. */
+/* Calls fn for the cgroup at dir and each of its ancestors, up to the root. */
 static void each_above(const char *cgroups, const char *dir, void (*fn)(const char *cgroups, const char *dir, void *ctx),
 		       void *ctx)
 {
@@ -88,7 +88,7 @@ static void each_above(const char *cgroups, const char *dir, void (*fn)(const ch
 	}
 }
 
-#define V1_NONE ((uint64_t)INT64_MAX / 4096 * 4096)	/* version 1's word for no limit */
+#define V1_NONE ((uint64_t)INT64_MAX / 4096 * 4096)	/* "no limit" in version 1 */
 
 static uint64_t limit_of(const char *cgroups, const char *dir)
 {
@@ -117,7 +117,7 @@ static void take_lowest(const char *cgroups, const char *dir, void *ctx)
 	}
 }
 
-/* Page cache that the kernel would take back before it kills anybody there. */
+/* Page cache that the kernel would reclaim before it kills a process there. */
 static uint64_t reclaimable(const char *cgroups, const char *dir)
 {
 	static const char *const keys[] = {"\nactive_file ", "\ninactive_file ", "\ntotal_active_file ",
@@ -131,7 +131,7 @@ static uint64_t reclaimable(const char *cgroups, const char *dir)
 		const char *at = strstr(text, keys[i]);
 		sum[i] = at ? strtoull(at + strlen(keys[i]), NULL, 10) : 0;
 	}
-	/* version 1 has both: of the cgroup alone, and with those below it */
+	/* version 1 has both: for the cgroup alone, and including its descendants */
 	return sum[2] + sum[3] ? sum[2] + sum[3] : sum[0] + sum[1];
 }
 
@@ -150,7 +150,7 @@ static void take_least_room(const char *cgroups, const char *dir, void *ctx)
 		*room = left;
 }
 
-/* In front of the reader's own namespace there is /.. */
+/* A path outside the reader's own namespace begins with /.. */
 static bool is_seen(const char *top, const char *dir)
 {
 	char path[1024];
@@ -159,7 +159,7 @@ static bool is_seen(const char *top, const char *dir)
 }
 
 /* Calls fn for all cgroups that limit the memory of the process whose /proc/<pid>/cgroup is `own`.
- * false: that file, or the process's cgroup, is not to be seen from here. */
+ * false: that file, or the process's cgroup, is not visible from here. */
 static bool each_memory_cgroup(const struct pin_places *at, const char *own,
 			       void (*fn)(const char *cgroups, const char *dir, void *ctx), void *ctx)
 {

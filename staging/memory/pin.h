@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * pin: the memory of staging is resident, and on the NUMA node asked for. The tmpfs mounts see
- * to both by themselves (noswap, mpol=), so that nothing has to be locked page by page; here is
- * what is asked of them, and what on this machine stands against it.
+ * pin: the memory of staging is resident, and on the requested NUMA node. The tmpfs mounts ensure
+ * both (noswap, mpol=), so that no page needs to be locked; this header has what is requested of them,
+ * and what on this machine prevents it.
  */
 #ifndef CAIRN_STAGING_PIN_H
 #define CAIRN_STAGING_PIN_H
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* Where the kernel tells about the machine; NULL members stand for the real places. */
+/* Where the kernel describes the machine; NULL members mean the real paths. */
 struct pin_places {
 	const char *nodes;	/* /sys/devices/system/node */
 	const char *swaps;	/* /proc/swaps */
@@ -34,11 +34,11 @@ uint64_t pin_memory(void);	/* of the machine, in bytes; 0: the kernel does not t
 /* The least memory that a cgroup of this process, or one above it, allows; UINT64_MAX: no limit.
  * where: which one. */
 uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
-/* Memory that the process whose /proc/<pid>/cgroup is `own` may still take before its cgroup, or one
- * above it, is at its limit; UINT64_MAX: no limit; 0 also where its cgroup is not to be seen. */
+/* Memory that the process whose /proc/<pid>/cgroup is `own` may still take before its cgroup, or an
+ * ancestor, is at its limit; UINT64_MAX: no limit; 0 also if its cgroup is not visible. */
 uint64_t pin_cgroup_room(const struct pin_places *at, const char *own);
-/* Tells what keeps `bytes` of staging in p from being resident huge pages, a line with its remedy
- * each; returns how many. Asks the kernel, changes nothing. */
+/* Reports what keeps `bytes` of staging in p from being resident huge pages, a line with the remedy
+ * for each; returns how many. Queries the kernel, changes nothing. */
 unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes, io_notice_fn notice,
 		    void *ctx);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The place: private tmpfs mounts below /run/cairnfs/<store id>, found again by
- * the next start when every process died. */
+ * The place: private tmpfs mounts below /run/cairnfs/<store id>, which the next start finds
+ * again after every process died. */
 #include "staging/memory/memory.h"
 #include "staging/memory/pin.h"
 
@@ -32,7 +32,7 @@ static int make_dir(const char *path)
 	return st.st_uid != geteuid() || (st.st_mode & 022) ? -EPERM : 0;
 }
 
-/* An O_PATH descriptor of dirfd/name, made where it is missing, and nobody else's. */
+/* An O_PATH descriptor of dirfd/name, created if missing, and owned by us alone. */
 static int make_at(int dirfd, const char *name)
 {
 	struct stat st;
@@ -54,7 +54,7 @@ static bool is_mounted(int fd, int up)
 	return !fstat(fd, &st) && !fstat(up, &st_up) && st.st_dev != st_up.st_dev;
 }
 
-/* At the directory fd of `up`, whatever its path leads to meanwhile. */
+/* At the directory fd of `up`, wherever its path leads meanwhile. */
 static int mount_tmpfs(int fd, int up, uint64_t bytes, const char *huge, int node)
 {
 	char opts[128], mpol[32], path[32];
@@ -98,7 +98,7 @@ static int open_sub(const struct staging_place *p, int up, const char *name, uin
 	int fd = rc ? rc : openat(up, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (rc || fd < 0)
 		return rc ? rc : -errno;
-	if (p->is_private && !is_mounted(fd, up)) {	/* somebody has put another directory there */
+	if (p->is_private && !is_mounted(fd, up)) {	/* it was replaced by another directory */
 		close(fd);
 		return -EPERM;
 	}
@@ -108,7 +108,7 @@ static int open_sub(const struct staging_place *p, int up, const char *name, uin
 	return fd;
 }
 
-/* Where the place is made: who may rename what is in it could put another in its stead. */
+/* The parent directory of the place: a user who may rename its entries could replace the place. */
 static int open_root(const char *path, const char **name)
 {
 	struct stat st;
@@ -210,8 +210,8 @@ void staging_place_close(struct staging_place *p)
 	}
 }
 
-/* Somebody may look into it, and the kernel lets go of a file in its own time: its memory is free
- * when they have, the name now. */
+/* It may be in use, and the kernel frees a file with delay: the name is removed now, the memory
+ * when it is unused. */
 static bool unmounted(const char *path)
 {
 	return !umount2(path, UMOUNT_NOFOLLOW) ||
@@ -237,10 +237,10 @@ void staging_place_remove(struct staging_place *p)
 		return;
 	rmdir(p->path);
 	if (p->is_private)
-		rmdir(RUN_DIR);	/* only when no other store is staged there */
+		rmdir(RUN_DIR);	/* succeeds only if no other store is staged there */
 }
 
-/* What cannot be read counts as full. */
+/* An unreadable directory counts as full. */
 static bool is_empty(int dir, const char *const *but, unsigned n_but)
 {
 	int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
- * Room in the store that is held for what was accepted and has no block there yet:
+ * Space in the store held for accepted changes that have no blocks there yet:
  * small files, whose store file is made when they are persisted and not at their
- * close, and names, which may need a directory block. A part of the store lies
- * allocated in one file.
+ * close, and names, which may need a directory block. A part of the store is
+ * allocated to one file.
  *
  *   NONE ──take──▶ HELD ──give (the store is full)──▶ GIVEN ──take──▶ HELD
  *
- *   HELD   small closes and new names are promised room out of most of it; more names,
- *          out of the store's free blocks, which files then leave alone
- *   GIVEN  what was promised finds the freed blocks; whoever asks for more is told
- *          ENOSPC, until there is room for the reserve again
- *   NONE   the store was never roomy enough: every close allocates for itself */
+ *   HELD   small closes and new names are promised space out of most of it; further names,
+ *	  out of the store's free blocks, which files then leave alone
+ *   GIVEN  what was promised finds the freed blocks; further requests fail with
+ *	  ENOSPC, until there is space for the reserve again
+ *   NONE   the store never had enough space: every close allocates for itself */
 #include "staging/memory/memory.h"
 
 #include <errno.h>
@@ -22,14 +22,16 @@
 #define RESERVE_PART 256		/* and never more than this part of the store */
 #define RESERVE_MIN (256ull << 10)
 #define GIVE_STEPS 16u
-/* A small file takes its blocks, and may be the one that makes its directory, tmp/ or the
- * inode's xattrs grow by one. */
+/* A small file takes its blocks, and may make its directory, tmp/ or the
+ * inode's xattrs grow by a block. */
 #define FILE_BLOCKS 3u
-#define NAME_BLOCKS 2u			/* a new directory, and its share of the one it stands in */
+#define NAME_BLOCKS 2u			/* a new directory, and its share of its parent */
 #define SPARE_BLOCKS 64u
 #define SPARE_INODES 256u
-#define ASK_EVERY 64u			/* promises between two looks at the free blocks and inodes */
-#define TIGHT_PARTS 64u			/* reserves free: below, small files allocate before they are written */
+#define ASK_EVERY 64u			/* promises between two checks of the free blocks and
+					 * inodes */
+#define TIGHT_PARTS 64u			/* reserves free: below this, small files allocate before
+					 * they are written */
 #define BLOCK 4096u
 
 void reserve_open(struct staging *s)
@@ -42,7 +44,7 @@ void reserve_open(struct staging *s)
 	s->reserve.fd = openat(tmp, "../reserve", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (s->reserve.fd < 0)
 		return;
-	/* of a worker that died: what it had promised counts on these blocks */
+	/* a dead worker's: its promises count on these blocks */
 	if (!fstat(s->reserve.fd, &st) && st.st_size) {
 		s->reserve.bytes = s->reserve.left = (uint64_t)st.st_size;
 		atomic_store(&s->reserve.state, RESERVE_GIVEN);
@@ -52,7 +54,7 @@ void reserve_open(struct staging *s)
 		atomic_store(&s->reserve.state, RESERVE_HELD);
 }
 
-/* A clean end: nothing is promised any more. */
+/* A clean end: no promises are left. */
 void reserve_close(struct staging *s, bool remove)
 {
 	if (s->reserve.fd < 0)
@@ -63,15 +65,15 @@ void reserve_close(struct staging *s, bool remove)
 	s->reserve.fd = -1;
 }
 
-/* A little at a time: spilled files, which allocate as they are written, may take it too. */
+/* A little at a time: spilled files, which allocate as they are written, may take it, too. */
 bool reserve_shrink(struct staging *s)
 {
 	bool gave = false;
 	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
 		return false;
-	/* whoever allocates for itself just now has seen HELD: let it end first */
+	/* threads that allocate for themselves now have seen HELD: let them finish first */
 	pthread_rwlock_wrlock(&s->reserve.lock);
-	pthread_mutex_lock(&s->reserve.take_lock);	/* nobody takes it back meanwhile */
+	pthread_mutex_lock(&s->reserve.take_lock);	/* it is not taken back meanwhile */
 	atomic_store(&s->reserve.state, RESERVE_GIVEN);
 	uint64_t step = s->reserve.bytes / GIVE_STEPS / BLOCK * BLOCK;
 	if (s->reserve.left < step + BLOCK)
@@ -118,13 +120,13 @@ static void promise(struct staging *s, uint64_t *mine, uint64_t more)
 	*mine += more;
 }
 
-/* What may be promised out of it; the rest is for directories that grow by a rename. */
+/* What may be promised; the rest is for directories that grow by a rename. */
 static uint64_t usable(const struct staging *s)
 {
 	return atomic_load(&s->reserve.state) == RESERVE_HELD ? s->reserve.bytes / 4 * 3 : 0;
 }
 
-/* Are `bytes` of the store's free blocks, and an inode, nobody's yet? */
+/* Are `bytes` of the store's free blocks, and an inode, unclaimed? */
 static bool has_room(struct staging *s, uint64_t bytes)
 {
 	uint64_t promised = atomic_load(&s->reserve.promised), held = usable(s);
@@ -146,7 +148,8 @@ static bool spares(struct staging *s, uint64_t bytes)
 	return room;
 }
 
-/* Not by what is promised just now: that stays as it is where each name is published before the next is made. */
+/* Does not depend on the present promises: they stay constant if each name is published before the
+ * next is made. */
 static bool is_time_to_look(struct staging *s)
 {
 	return atomic_load(&s->reserve.scarce) || atomic_fetch_add(&s->reserve.asked, 1) % ASK_EVERY == 0;
@@ -156,7 +159,7 @@ bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
 {
 	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
 
-	if (!more)	/* a close after one that was answered: it is held */
+	if (!more)	/* a close after an answered one: it is held */
 		return true;
 	if (atomic_load(&s->reserve.promised) + more > usable(s) ||
 	    (is_time_to_look(s) && !spares(s, 0)))
@@ -202,7 +205,7 @@ int reserve_enter(struct staging *s, uint64_t bytes)
 void reserve_leave(struct staging *s)
 {
 	pthread_rwlock_unlock(&s->reserve.lock);
-	atomic_store(&s->room.seen_ns, 0);	/* blocks were taken or given: look again */
+	atomic_store(&s->room.seen_ns, 0);	/* blocks were taken or given: check again */
 }
 
 bool staging_room_for_names(struct staging *s)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * How threads wait: staging's own for work, callers for room; and how nice they are. */
+ * How threads wait: staging's own for work, callers for space; and their nice values. */
 #include "staging/memory/memory.h"
 
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define WAIT_TOLD_NS 1000000u	/* everything takes some time */
+#define WAIT_TOLD_NS 1000000u	/* shorter waits are not counted */
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
 {

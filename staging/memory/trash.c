@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Files of the store's tmp/ that are of no use any more. To free a file's blocks takes tens
- * of ms on a disk that discards at once, and longer for a large one; who has no more use for
- * it holds s->lock, which every caller needs. So a thread of its own removes them. */
+ * Files of the store's tmp/ to be removed. Freeing a file's blocks takes tens of ms on a disk that
+ * discards at once, and longer for a large file; the callers hold s->lock, which every request
+ * needs. So a separate thread removes them. */
 #include "staging/memory/memory.h"
 
 #include <stdlib.h>

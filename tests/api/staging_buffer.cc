@@ -113,7 +113,7 @@ struct Commit {
 	{
 		int rc = lend(s, b, len);
 		if (!rc)
-			rc = staged_reserve(f);
+			rc = staged_allocate(f);
 		if (!rc)
 			rc = seal(name);
 		if (rc && f)
@@ -224,7 +224,7 @@ TEST_F(Buffers, AUserHoldsItBack)
 	Commit v;
 	int fd;
 	ASSERT_EQ(v.lend(s, b, size), 0);
-	ASSERT_EQ(staged_reserve(v.f), 0);
+	ASSERT_EQ(staged_allocate(v.f), 0);
 	ASSERT_EQ(staged_use(v.f, &fd), 0);
 	ASSERT_EQ(v.seal("f"), 0);
 	ASSERT_EQ(s.drain(), 0);
@@ -247,7 +247,7 @@ TEST_F(Buffers, ABackingFileKeepsIt)
 	Commit v, other;
 	int fd;
 	ASSERT_EQ(v.lend(s, b, 2 * mib), 0);
-	ASSERT_EQ(staged_reserve(v.f), 0);
+	ASSERT_EQ(staged_allocate(v.f), 0);
 	ASSERT_EQ(v.seal("f"), 0);
 	ASSERT_EQ(staged_use(v.f, &fd), 0);
 	staged_set_backing(v.f);
@@ -504,7 +504,7 @@ std::unique_ptr<Client> until_step(Ground &ground, Options o, Step last)
 		EXPECT_EQ(v.lend(s, b, size - 100), 0);
 	}
 	if (last >= RESERVED) {
-		EXPECT_EQ(staged_reserve(v.f), 0);
+		EXPECT_EQ(staged_allocate(v.f), 0);
 	}
 	if (last >= COMMITTED) {
 		EXPECT_EQ(v.seal("f"), 0);
@@ -624,7 +624,7 @@ TEST_F(Buffers, GivenBackByTheNextWorker)
 		Commit v;
 		int fd;
 		ASSERT_EQ(v.lend(s, b, size), 0);
-		ASSERT_EQ(staged_reserve(v.f), 0);
+		ASSERT_EQ(staged_allocate(v.f), 0);
 		ASSERT_EQ(staged_use(v.f, &fd), 0);	// holds it back
 		ASSERT_EQ(v.seal("f"), 0);
 		ASSERT_EQ(s.drain(), 0);

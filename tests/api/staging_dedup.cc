@@ -200,7 +200,7 @@ protected:
 		if (!f || fd.get() < 0)
 			return nullptr;
 		staged_copied_from(f, dup(fd.get()));
-		if (!write_all(f, bytes) || staged_reserve(f))
+		if (!write_all(f, bytes) || staged_allocate(f))
 			return nullptr;
 		return f;
 	}
@@ -274,7 +274,7 @@ TEST_F(Copy, FsyncedBeforeItsClose)
 	ASSERT_GT(seq, 0);
 	EXPECT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
 	EXPECT_GE(shared("b"), bytes.size());
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "b"}}, true, REC_SHADOW), 0);
 	staged_unref(f);
 	ASSERT_EQ(s.drain(), 0);
@@ -298,7 +298,7 @@ TEST_F(Copy, KilledBeforeItsName)
 		// one before it in the order, mapped, lets nothing pass
 		staged *held = create(s, 77, {root, "held"}, 4096);
 		ASSERT_TRUE(write_all(held, "held"));
-		ASSERT_EQ(staged_reserve(held), 0);
+		ASSERT_EQ(staged_allocate(held), 0);
 		int map = staged_open_rw(held);
 		ASSERT_GE(map, 0);
 		ASSERT_GT(seal(s, held, 77, {{root, "held"}}, true), 0);

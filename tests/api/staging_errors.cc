@@ -217,7 +217,7 @@ TEST_F(Full, AFailedFsyncIsNotMadeOfLaterBytes)
 		EXPECT_EQ(s.tree().count(name), more ? 0u : 1u);
 		EXPECT_EQ(s.notes_with("an fsync of on failed"), more);
 		EXPECT_TRUE(!more || staged_changed(f));
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, name}}, true), 0);
 		ASSERT_EQ(s.drain(), 0);
 		EXPECT_SAME(s.tree()[name], more ? a.substr(0, 100000) + b.substr(0, 100000) + a.substr(200000) : a);
@@ -319,7 +319,7 @@ TEST_F(Spoiled, IsNotReadAgainAsIfItWereGood)
 	ASSERT_EQ(s.err, 0);
 	staged *f = spilled(s);
 	ASSERT_TRUE(f);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	int64_t seq = seal(s, f, node, {{root, "spilled"}}, true);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(make_later(s), 0);
@@ -336,11 +336,11 @@ TEST_F(Spoiled, CloseSaysSo)
 	staged *f = spilled(s);
 	ASSERT_TRUE(f);
 	writeback_failed = true;
-	EXPECT_EQ(staged_reserve(f), -EIO);
+	EXPECT_EQ(staged_allocate(f), -EIO);
 	writeback_failed = false;	// the kernel tells each descriptor once
-	EXPECT_EQ(staged_reserve(f), -EIO);
+	EXPECT_EQ(staged_allocate(f), -EIO);
 	ASSERT_EQ(staged_resize(f, 0), 0);
-	EXPECT_EQ(staged_reserve(f), 0);
+	EXPECT_EQ(staged_allocate(f), 0);
 	staged_unref(f);
 }
 
@@ -350,8 +350,8 @@ TEST_F(Spoiled, AnFsyncsCopyIsNotMadeOfIt)
 	ASSERT_EQ(s.err, 0);
 	staged *f = spilled(s);
 	ASSERT_TRUE(f);
-	ASSERT_EQ(staged_reserve(f), 0);
-	ASSERT_EQ(staged_reserve_copy(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_EQ(staged_allocate_copy(f), 0);
 	int64_t seq = seal(s, f, node, {{root, "spilled"}}, false);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(make_later(s), 0);

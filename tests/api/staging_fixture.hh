@@ -124,7 +124,7 @@ public:
 		if (!err)
 			err = staging_open(&so, &s);
 		if (!err && o.away)
-			io_store_let_go(store);
+			io_store_detach(store);
 		if (!err)
 			err = staging_replay(s, each, this);
 		if (!err && !o.away)
@@ -373,7 +373,7 @@ public:
 			return -EIO;
 		int64_t seq = write_error(f, bytes);
 		if (!seq)
-			seq = staged_reserve(f);
+			seq = staged_allocate(f);
 		if (!seq)
 			seq = seal(s_, f, node, {{dir, name}}, true, again ? REC_SHADOW : 0);
 		if (seq < 0) {

@@ -52,7 +52,7 @@ TEST_P(Life, FromOpenToEvicted)
 	EXPECT_EQ(info(f).size, bytes.size());
 	const timespec times[2] = {{1000000001, 5}, {1000000002, 123456789}};
 	ASSERT_EQ(staged_set_times(f, times), 0);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 
 	std::vector<rec_pair> pairs = {{"user.step", "17", 2}};
 	int64_t seq = seal(s, f, node, {{root, "shard"}}, true, 0, pairs);
@@ -123,7 +123,7 @@ TEST_P(Life, HolesStayHoles)
 	std::string head = pattern(70000, 1), tail = pattern(5, 2);
 	ASSERT_TRUE(write_all(f, head));
 	ASSERT_TRUE(write_all(f, tail, size - 5));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "sparse"}}, true), 0);
 	ASSERT_EQ(s.drain(), 0);
 	std::string path = ground.store() + "/sparse", got(70000, 0);
@@ -147,7 +147,7 @@ TEST_P(Life, SeveralNames)
 	uint64_t node = staging_new_id(s);
 	staged *f = create(s, node, {root, "a"}, 10);
 	ASSERT_TRUE(write_all(f, "0123456789"));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "a"}, {root, "b"}}, true), 0);
 	ASSERT_EQ(s.drain(), 0);
 	struct stat a, b;
@@ -175,7 +175,7 @@ TEST_P(Life, SnapshotWhileTheWriterGoesOn)
 	});
 	uint64_t covered = 0;
 	for (int i = 0; i < 8; i++) {
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		uint64_t before = info(f).size;
 		int64_t seq = seal(s, f, node, {{root, "log"}}, false, i ? REC_SHADOW : 0);
 		ASSERT_GT(seq, 0);
@@ -190,7 +190,7 @@ TEST_P(Life, SnapshotWhileTheWriterGoesOn)
 	writer.join();
 	ASSERT_TRUE(wrote);
 	EXPECT_TRUE(staged_changed(f) || covered == all.size());
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "log"}}, true, REC_SHADOW), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_SAME(read_file(ground.store() + "/log"), all);
@@ -215,7 +215,7 @@ TEST_P(Life, MappedFileWaitsForItsLease)
 	fd.reset(-1);
 	std::string early = pattern(1u << 20, 1), late = pattern(1u << 20, 2);
 	memcpy(map, early.data(), early.size());
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "mapped"}}, true), 0);
 	ASSERT_EQ(h.put("after", "small"), 0);
 
@@ -251,7 +251,7 @@ TEST_P(Life, MappedFileOfAnotherUser)
 	void *map = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
 	ASSERT_NE(map, MAP_FAILED);
 	fd.reset(-1);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "mapped"}}, true), 0);
 	ASSERT_EQ(h.put("own", "small"), 0);
 	usleep(300000);
@@ -284,7 +284,7 @@ TEST_P(Life, JoinedAndLetGo)
 		staged *f = create(s, node, {root, "joined"}, 4096);
 		ASSERT_TRUE(write_all(f, pattern(4096, 1)));
 		Fd writer(staged_open_rw(f));
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, "joined"}}, true), 0);
 		ASSERT_EQ(staged_reopen(f), 0);
 		writer.reset(-1);
@@ -310,7 +310,7 @@ TEST_P(Life, TellsHowFarItIs)
 	uint64_t node = staging_new_id(s);
 	staged *f = create(s, node, {root, "large"}, size);
 	ASSERT_TRUE(write_all(f, pattern(size, 1)));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "large"}}, true), 0);
 	uint64_t last = 0, steps = 0;
 	ASSERT_TRUE(until([&] {
@@ -340,7 +340,7 @@ TEST_P(Life, FinalizedEarlyThenLate)
 	ASSERT_NE(map, MAP_FAILED);
 	fd.reset(-1);
 	memset(map, '1', 4096);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	int64_t seq = seal(s, f, node, {{root, "m"}}, true);
 	ASSERT_GT(seq, 0);
 	staged_finalize(f);
@@ -361,7 +361,7 @@ TEST_P(Life, FinalizedEarlyThenLate)
 	EXPECT_EQ(late, node);
 	EXPECT_EQ(staging_next_late(s), 0u);
 	ASSERT_EQ(staged_reopen(f), 0);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "m"}}, true, REC_SHADOW), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(read_file(ground.store() + "/m"), std::string(4096, '2'));
@@ -379,7 +379,7 @@ TEST_P(Life, WhoWaitsForAVersionIsCounted)
 	uint64_t node = staging_new_id(s);
 	staged *f = create(s, node, {root, "f"}, 400000);
 	ASSERT_TRUE(write_all(f, pattern(400000, 1)));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "f"}}, true), 0);
 	ASSERT_EQ(s.stats().waits, 0u);
 	std::thread opener([&] { EXPECT_EQ(staged_wait_persisted(f), 0); });
@@ -402,7 +402,7 @@ TEST_P(Life, ReopenedWrittenAndUnchanged)
 	std::string one = pattern(400000, 1);
 	ASSERT_TRUE(write_all(f, one));
 	EXPECT_TRUE(staged_changed(f));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "f"}}, true), 0);
 	ASSERT_EQ(staged_wait_persisted(f), 0);
 	ASSERT_EQ(staged_reopen(f), 0);
@@ -413,7 +413,7 @@ TEST_P(Life, ReopenedWrittenAndUnchanged)
 	std::string two = one;
 	two.replace(1000, 7, "changed");
 	EXPECT_TRUE(staged_changed(f));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "f"}}, true, REC_SHADOW), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_SAME(read_file(ground.store() + "/f"), two);
@@ -439,7 +439,7 @@ TEST_P(Life, SpilledAndFsyncedIsStoredOnce)
 	ASSERT_TRUE(staged_spilled(f));
 	std::string bytes = pattern(4u << 20, 4);
 	ASSERT_TRUE(write_all(f, bytes));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	int64_t seq = seal(s, f, node, {{root, "big"}}, false);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
@@ -476,7 +476,7 @@ TEST_P(Life, SpilledWhenTheBudgetHasNoRoom)
 	ASSERT_EQ(staged_read(f, got.data(), got.size(), 0), (ssize_t)got.size());
 	EXPECT_SAME(got, bytes);
 	EXPECT_EQ(show(s.tree()), "");
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "big"}}, true), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_SAME(read_file(ground.store() + "/big"), bytes);
@@ -503,7 +503,7 @@ TEST_P(Life, GrowsOutOfTheBudget)
 	EXPECT_EQ(s.stats().used, 0u);
 	ASSERT_EQ(staged_read(f, got.data(), got.size(), 0), (ssize_t)got.size());
 	EXPECT_SAME(got, bytes);
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "grows"}}, true), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_SAME(read_file(ground.store() + "/grows"), bytes);
@@ -554,7 +554,7 @@ TEST_P(Life, ResizedAndPunched)
 	bytes.resize(100000);
 	bytes.resize(200000);
 	bytes.replace(8192, 4096, std::string(4096, 0));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "f"}}, true), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_SAME(read_file(ground.store() + "/f"), bytes);
@@ -568,7 +568,7 @@ TEST_P(Life, WhatWasNeverSealedIsNeverSeen)
 	History h(s);
 	staged *f = create(s, staging_new_id(s), {root, "open"}, 10);
 	ASSERT_TRUE(write_all(f, "0123456789"));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_EQ(h.put("sealed", "x"), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(show(s.tree()), show(h.now()));
@@ -786,7 +786,7 @@ TEST(Descriptors, NoneIsKeptOfClosedFiles)
 				ASSERT_NE(f, nullptr);
 				files.push_back(f);
 				ASSERT_TRUE(write_all(f, pattern(size, node)));
-				ASSERT_EQ(staged_reserve(f), 0);
+				ASSERT_EQ(staged_allocate(f), 0);
 				ASSERT_GT(seal(s, f, node, {{STAGING_ROOT_DIR, name}}, !fsynced), 0);
 				if (fsynced)
 					staged_unchanged(f);

@@ -335,7 +335,7 @@ TEST_F(Elide, AnOldVersionIsStillRemoved)
 	uint64_t node = staging_new_id(*s);
 	staged *f = create(*s, node, {root, "f"}, 3, REC_STAGED);
 	ASSERT_TRUE(write_all(f, "new"));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(*s, f, node, {{root, "f"}}, true, REC_SHADOW), 0);
 	rec r = {};
 	r.type = REC_UNLINK;

@@ -103,7 +103,7 @@ TEST_P(Outgrow, ClosedIsWhole)
 		ASSERT_EQ(staged_move_out(f), 0);
 	}
 	EXPECT_EQ(info(f).mtime.tv_sec, times[1].tv_sec); // moving is no change
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_EQ(staged_finish(f), 0);
 	EXPECT_TRUE(staged_spilled(f));
 	EXPECT_FALSE(staged_outgrown(f));
@@ -155,8 +155,8 @@ TEST_P(Outgrow, FsyncMakesACopyAndTheWriterGoesOn)
 	uint64_t node = staging_new_id(s);
 	staged *f = outgrown(s, node, bytes.substr(0, 64 * mib));
 	ASSERT_TRUE(f);
-	ASSERT_EQ(staged_reserve(f), 0);
-	ASSERT_EQ(staged_reserve_copy(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_EQ(staged_allocate_copy(f), 0);
 	int64_t seq = seal(s, f, node, {{root, "shard"}}, false);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
@@ -165,7 +165,7 @@ TEST_P(Outgrow, FsyncMakesACopyAndTheWriterGoesOn)
 		Writer w(f);
 		ASSERT_TRUE(w.write(bytes.substr(64 * mib), 64 * mib));
 	}
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_EQ(staged_finish(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
 	ASSERT_EQ(s.drain(), 0);
@@ -201,7 +201,7 @@ TEST_P(Outgrow, WrittenAgainIsRefused)
 	ASSERT_TRUE(f);
 	ASSERT_TRUE(Writer(f).write("x", 5 * mib + 1));
 	EXPECT_EQ(staged_move_out(f), -EIO);
-	EXPECT_EQ(staged_reserve(f), -EIO);
+	EXPECT_EQ(staged_allocate(f), -EIO);
 	EXPECT_EQ(staged_finish(f), -EIO);
 	EXPECT_TRUE(staged_outgrown(f));
 	staged_unref(f);
@@ -244,7 +244,7 @@ TEST_P(Outgrow, TruncatedAnywhere)
 		ASSERT_TRUE(f);
 		ASSERT_EQ(staged_resize(f, cut), 0);
 		ASSERT_TRUE(Writer(f).write(more, cut));
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_EQ(staged_finish(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, name}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
 		ASSERT_EQ(s.drain(), 0);
@@ -448,7 +448,7 @@ TEST_P(OutgrowKilled, AndTruncatedAgain)
 		ASSERT_EQ(staged_resize(f, 32 * mib), 0);
 		ASSERT_TRUE(Writer(f).write("end", 32 * mib - 3));
 		ASSERT_EQ(staged_move_out(f), 0);
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_EQ(staged_finish(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, name}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
 		ASSERT_EQ(s.drain(), 0);

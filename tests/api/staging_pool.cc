@@ -64,7 +64,7 @@ void shard(Staging &s, uint64_t size, const std::string &name)
 	uint64_t node = staging_new_id(s);
 	staged *f = create(s, node, {root, name}, size);
 	ASSERT_TRUE(f && write_all(f, std::string(size, 'x')));
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	int64_t seq = seal(s, f, node, {{root, name}}, true);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);

@@ -124,11 +124,11 @@ void killed_in_the_next_version(bool begun, bool spilled)
 			uint64_t first = staging_new_id(s), node = staging_new_id(s);
 			staged *head = create(s, first, {root, "mapped"}, 4096), *f;
 			int writer = staged_open_rw(head); // holds the order up
-			if (!write_all(head, "m") || staged_reserve(head) || writer < 0 ||
+			if (!write_all(head, "m") || staged_allocate(head) || writer < 0 ||
 			    seal(s, head, first, {{root, "mapped"}}, true) <= 0)
 				_exit(3);
 			f = create(s, node, {root, "f"}, one.size());
-			if (!write_all(f, one) || staged_reserve(f) || seal(s, f, node, {{root, "f"}}, true) <= 0 ||
+			if (!write_all(f, one) || staged_allocate(f) || seal(s, f, node, {{root, "f"}}, true) <= 0 ||
 			    staged_wait_persisted(f) || staged_reopen(f))
 				_exit(4);
 			rec r = {};
@@ -237,7 +237,7 @@ TEST(Killed, AnAnsweredCloseCounts)
 		for (const char *name : {"b", "a", "c", "d"}) {
 			uint64_t node = staging_new_id(s);
 			staged *f = create(s, node, {root, name}, 100);
-			if (!f || !write_all(f, name) || staged_reserve(f))
+			if (!f || !write_all(f, name) || staged_allocate(f))
 				_exit(2);
 			if (log_flushed(s, f, node, name))
 				_exit(3);
@@ -329,7 +329,7 @@ TEST(Killed, OpenFilesTakenDuringTheReplayGoOn)
 	ASSERT_EQ(staging_start(ctx.s), 0);
 	EXPECT_EQ(info(ctx.f).state, STAGED_OPEN);
 	ASSERT_TRUE(write_all(ctx.f, "second half", 12));
-	ASSERT_EQ(staged_reserve(ctx.f), 0);
+	ASSERT_EQ(staged_allocate(ctx.f), 0);
 	ASSERT_GT(seal(ctx.s, ctx.f, ctx.node, {{root, "f"}}, true), 0);
 	ASSERT_EQ(staging_drain(ctx.s, 60000), 0);
 	EXPECT_EQ(read_file(ground.store() + "/f"), "first half, second half");
@@ -353,7 +353,7 @@ TEST(Killed, AShortSpilledFileIsNoVersion)
 		uint64_t node = staging_new_id(s);
 		staged *f = create(s, node, {root, "spilled"}, 8u << 20);
 		ASSERT_TRUE(f && staged_spilled(f) && write_all(f, pattern(300000, 1)));
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, "spilled"}}, true), 0);
 		rec d = {};
 		d.type = REC_MKDIR;

@@ -60,14 +60,14 @@ TEST_F(Sparse, AnFsyncWritesWhatWasWrittenAndLooksForItOnce)
 	open_file(s);
 	ASSERT_FALSE(staged_spilled(f));
 	// the first version is durable, and so is what the store is asked once
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_EQ(Durable(s, (uint64_t)sync(s)).wait(), 0);
 	for (int round = 0; round < 3; round++) {
 		text = "round" + std::to_string(round);
 		for (unsigned i = 0; i < n_writes; i++)
 			ASSERT_TRUE(write_all(f, text, place_of(i)));
 		io_counts before = s.engine.counts();
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		// only who asks for blocks searches for data
 		EXPECT_EQ(s.engine.counts().ops, before.ops) << "asked before the seal";
 		ASSERT_EQ(Durable(s, (uint64_t)sync(s)).wait(), 0);
@@ -86,7 +86,7 @@ TEST_F(Sparse, ACloseIsPromisedRoomAndNextStartWritesIt)
 		ASSERT_EQ(s.err, 0);
 		open_file(s);
 		io_counts before = s.engine.counts();
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		EXPECT_EQ(s.engine.counts().ops, before.ops);
 		ASSERT_GT(seal(s, f, node, {{root, "sparse"}}, true), 0);
 		staged_unref(f);
@@ -107,7 +107,7 @@ TEST_F(Sparse, MuchDataIsNotPromised)
 	for (uint64_t at = 0; at < 80u << 20; at += some.size())
 		ASSERT_TRUE(write_all(f, some, at));
 	io_counts before = s.engine.counts();
-	ASSERT_EQ(staged_reserve(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
 	EXPECT_GT(s.engine.counts().ops, before.ops);
 	ASSERT_GT(seal(s, f, node, {{root, "sparse"}}, true), 0);
 	staged_unref(f);
@@ -121,8 +121,8 @@ TEST_F(Sparse, SpilledItIsCopiedWithItsHoles)
 	ASSERT_EQ(s.err, 0);
 	open_file(s, file_size);
 	ASSERT_TRUE(staged_spilled(f));
-	ASSERT_EQ(staged_reserve(f), 0);
-	ASSERT_EQ(staged_reserve_copy(f), 0);
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_EQ(staged_allocate_copy(f), 0);
 	ASSERT_EQ(Durable(s, (uint64_t)sync(s)).wait(), 0);
 	expect_in_the_store();
 	staged_unref(f);

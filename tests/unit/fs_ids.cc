@@ -94,7 +94,7 @@ TEST(Ids, BadIdsOfAnOldStagingAreaAreReplayedAndNotContinued)
 			ASSERT_EQ(staging_log(s, &r), 0);
 			staged *f = create(s, first + 1, {first, "f"}, 5);
 			ASSERT_TRUE(f && write_all(f, "bytes"));
-			ASSERT_EQ(staged_reserve(f), 0);
+			ASSERT_EQ(staged_allocate(f), 0);
 			ASSERT_GT(seal(s, f, first + 1, {{first, "f"}}, true), 0);
 			// struct head: magic, version, store_id, segment, next_id
 			std::string head = std::string(s.place.path) + "/head";

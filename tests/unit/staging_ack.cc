@@ -130,7 +130,7 @@ void survives_a_conflict(const char *mkfs)
 		staged *f = create(s, node, {root, "first"}, 100);
 		Fd mapped(staged_open_rw(f));
 		ASSERT_TRUE(write_all(f, "held"));
-		ASSERT_EQ(staged_reserve(f), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_GT(seal(s, f, node, {{root, "first"}}, true), 0);
 		ASSERT_EQ(h.put("A/x", "x"), 0);
 		ASSERT_EQ(h.unlink("B/y"), 0);

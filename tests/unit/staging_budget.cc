@@ -31,7 +31,7 @@ Held make(staging *s, uint64_t expected, const std::string &name = "f")
 void make_durable(Staging &s, const Held &h, const std::string &name, const std::string &bytes)
 {
 	ASSERT_TRUE(write_all(h.f, bytes));
-	ASSERT_EQ(staged_reserve(h.f), 0);
+	ASSERT_EQ(staged_allocate(h.f), 0);
 	int64_t seq = seal(s, h.f, h.node, {{root, name}}, true);
 	ASSERT_GT(seq, 0);
 	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
@@ -132,7 +132,7 @@ TEST(Budget, ASealTakesWhatTheFileTakes)
 	Held h = make(s, 10 * mib);
 	ASSERT_TRUE(write_all(h.f, pattern(5000, 1)));
 	EXPECT_EQ(s.stats().used, 10 * mib);
-	ASSERT_EQ(staged_reserve(h.f), 0);
+	ASSERT_EQ(staged_allocate(h.f), 0);
 	ASSERT_GT(seal(s, h.f, h.node, {{root, "f"}}, false), 0);
 	EXPECT_EQ(s.stats().used, 10 * mib); // a snapshot's writer goes on
 	ASSERT_GT(seal(s, h.f, h.node, {{root, "f"}}, true, REC_SHADOW), 0);
@@ -206,7 +206,7 @@ TEST(Budget, OnlyDurableOnesAreEvicted)
 	ASSERT_TRUE(write_all(open.f, pattern(8 * mib, 1)));
 	ASSERT_TRUE(write_all(sealed.f, pattern(8 * mib, 2)));
 	ASSERT_TRUE(write_all(failed.f, pattern(8 * mib, 3)));
-	ASSERT_EQ(staged_reserve(sealed.f), 0);
+	ASSERT_EQ(staged_allocate(sealed.f), 0);
 	ASSERT_GT(seal(s, sealed.f, sealed.node, {{root, "sealed"}}, true), 0);
 	staged_fail(failed.f, -ENOSPC, "failed");
 	EXPECT_EQ(info(failed.f).state, STAGED_FAILED);
@@ -330,7 +330,7 @@ TEST(Budget, NeverDrifts)
 			}
 			case 4: {
 				File &f = files[i];
-				if (f.sealed || staged_reserve(f.h.f))
+				if (f.sealed || staged_allocate(f.h.f))
 					break;
 				ASSERT_GT(seal(s, f.h.f, f.h.node, {{root, f.name}}, true), 0);
 				f.sealed = true;

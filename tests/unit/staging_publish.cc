@@ -440,7 +440,7 @@ TEST(Published, BacklogNeedsFewDescriptors)
 		Life l(store.path, shm);
 		for (uint64_t n = 0; n < FILES && !HasFailure(); n++) {
 			staged *f = l.write(200 + n, pattern(BYTES, n));
-			ASSERT_EQ(staged_reserve(f), 0);
+			ASSERT_EQ(staged_allocate(f), 0);
 			l.seal(f, 200 + n, {{STAGING_ROOT_DIR, name(n).c_str()}});
 		}
 	}
