@@ -8,7 +8,7 @@
 there() { [ "$(ls -A "$1" | tr '\n' ' ')" = "$2 " ] || die "$1 has $(ls -A "$1" | tr '\n' ' ') and not $2"; }
 
 expect 2 "$cairn" rm "$TMP"
-says err 'say what stays'
+says err 'give --keep-last N, --keep-every K, or both'
 expect 2 "$cairn" rm --keep-last 0 "$TMP"
 expect 2 "$cairn" rm --keep-last 2x "$TMP"
 expect 2 "$cairn" rm --keep-last 1

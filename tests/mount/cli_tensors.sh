@@ -178,7 +178,7 @@ says out ': dcp, complete; 5 tensors'
 
 expect 2 "$cairn" tensors "$TMP/missing"
 expect 2 "$cairn" tensors /proc/self
-says err 'no checkpoint that is known here'
+says err 'not a known checkpoint'
 expect 2 "$cairn" tensors
 expect 2 "$cairn" diff "$assets/dcp"
 expect 2 "$cairn" check

@@ -16,7 +16,7 @@ done
 cmp "$TMP/o/dcp.safetensors" "$TMP/o/dcp_local.safetensors" || die "one model, two files"
 expect 0 "$cairn" export --format safetensors -q "$assets/dcp" "$TMP/o/q"
 [ ! -s "$TMP/out" ] || die "-q: $(cat "$TMP/out")"
-says err '^cairn: left out, since they are no tensors: step$'
+says err '^cairn: left out, because they are not tensors: step$'
 expect 0 "$cairn" export "$assets/dcp" "$TMP/o/q"	# replaces it
 cmp "$TMP/o/q" "$TMP/o/dcp.safetensors" || die "replaced by something else"
 (cd "$TMP/o" && expect 0 "$cairn" export "$assets/dcp" here && cmp here q) || die "a bare name"
@@ -54,7 +54,7 @@ diff -r "$TMP/o/empty" "$TMP/o/dcp.dcp" || die "into an empty directory: somethi
 # in the way
 for out in "$TMP/o/empty" "$TMP/o/q" /dev/null; do
 	expect 2 "$cairn" export --format dcp "$assets/safetensors" "$out"
-	says err "^cairn export: $out: there already, and no empty directory; see"
+	says err "^cairn export: $out: exists and is not an empty directory; see"
 	[ "$(wc -l <"$TMP/err")" = 1 ] || die "more than one line: $(cat "$TMP/err")"
 done
 diff -r "$TMP/o/empty" "$TMP/o/dcp.dcp" || die "what was in the way was touched"
@@ -108,7 +108,7 @@ loop["a"] = loop
 save("loop", loop)
 PY
 expect 0 "$cairn" import "$TMP/plain.pt" "$TMP/i5"
-says err '^cairn: left out, as DCP leaves it out: none (empty)$'
+says err '^cairn: left out, as in DCP: none (empty)$'
 expect 0 "$cairn" tensors "$TMP/i5"
 says out '^a.b  bytes'
 says out '^a.c  bytes'
@@ -143,7 +143,7 @@ says err 'a torch.save file in the format before PyTorch 1.6'
 expect 2 "$cairn" import "$assets/dcp" "$TMP/no"
 says err 'export --format dcp'
 expect 2 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/i1"
-says err '^cairn import: .*/i1: there already, and no empty directory'
+says err '^cairn import: .*/i1: exists and is not an empty directory'
 expect 2 "$cairn" import "$assets/safetensors/model.safetensors"
 expect 2 "$cairn" import "$TMP/missing" "$TMP/no"
 expect 2 "$cairn" import --nonsense a b
@@ -198,7 +198,7 @@ expect 0 "$cairn" export "$assets/dcp" "$TMP/o/above/out/x"
 cmp "$TMP/o/above/out/x" "$TMP/o/dcp.safetensors" || die "below a directory that was made"
 expect 2 "$cairn" export "$assets/dcp"
 expect 2 "$cairn" export "$assets/dcp" "$TMP/o"
-says err 'there already, and no file'
+says err 'exists and is not a file'
 expect 2 "$cairn" export --format onnx "$assets/dcp" "$TMP/o/x"
 says err onnx
 expect 1 "$cairn" export --format torch "$assets/torch_odd/odd.pt" "$TMP/o/x"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of `cairn-bench` share. A bench_cmd_ function is a subcommand:
+ * Shared by the files of `cairn-bench`. A bench_cmd_ function is a subcommand:
  * it measures, adds its figures to the series of struct bench and returns 0 or
  * -errno; main prints them. Times are seconds on CLOCK_MONOTONIC, sizes bytes.
  *
  * One round visits every place once, so that the variants are interleaved and
- * see the same weather. What is not measured (waiting until a checkpoint is
+ * run under the same conditions. What is not measured (waiting until a checkpoint is
  * durable, removing the older one) happens between two measurements.
  */
 #ifndef CAIRN_BENCH_H
@@ -43,12 +43,13 @@ static inline void bench_close_fd(int *fd)
 struct bench_place {
 	char label[BENCH_LABEL];
 	const char *path;
-	char run[PATH_MAX];	/* directory made here for this run, removed at the end */
-	bool cairn;		/* answers user.cairn.state */
+	char run[PATH_MAX];	/* directory created for this run, removed at the end */
+	bool cairn;		/* has user.cairn.state */
 	bool tmpfs;
-	bool disk;		/* a sync means something: a cairnfs or a disk filesystem, no other FUSE */
+	bool disk;		/* syncs are useful: a cairnfs or a disk filesystem, no other
+				 * FUSE */
 	bool fsync;		/* label ends in +fsync: fsync before each close */
-	bool cp;		/* label ends in +cp: files come by `cp -r` */
+	bool cp;		/* label ends in +cp: files are copied by `cp -r` */
 	int worker, keeper;	/* pids of a cairnfs, 0 = unknown */
 };
 
@@ -66,7 +67,7 @@ struct bench {
 	uint64_t size, block, source;
 	unsigned rounds, ranks, count;
 	unsigned idle_s, pace_ms, every_ms, kills;
-	bool first;		/* each step in a directory of a new shape: no size is expected */
+	bool first;		/* each step in a directory of a new shape: no expected size */
 	const char *between;	/* shell command run after each round, or NULL */
 	bool json, tsv;
 	/* what is measured */
@@ -75,7 +76,7 @@ struct bench {
 	/* figures */
 	struct bench_series series[BENCH_MAX_SERIES];
 	unsigned n_series;
-	const char *src;	/* `source` bytes, touched, huge pages where the kernel gives them */
+	const char *src;	/* `source` bytes, touched, huge pages if possible */
 };
 
 int bench_cmd_write(struct bench *b);
@@ -86,24 +87,24 @@ int bench_cmd_latency(struct bench *b);
 
 /* ---- util.c --------------------------------------------------------- */
 
-/* Set by SIGINT and SIGTERM; loops look at it and return -EINTR. */
+/* Set by SIGINT and SIGTERM; loops check it and return -EINTR. */
 extern volatile sig_atomic_t bench_stop;
 
 double bench_now(void);
 void bench_sleep_ms(unsigned ms);
 
-/* Maps `len` touched bytes that are neither zero nor alike. NULL: errno says why. */
+/* Maps `len` touched bytes that are neither zero nor equal. NULL: see errno. */
 char *bench_source(uint64_t len);
 
-/* Finds out what stands at the place and makes its run directory. */
+/* Determines the kind of the place and creates its run directory. */
 int bench_place_open(struct bench_place *p);
-/* Removes the run directory with all that is in it. */
+/* Removes the run directory with its contents. */
 void bench_place_close(struct bench_place *p);
 
 /* Writes size bytes into fd out of b->src in writes of b->block. */
 int bench_write_all(const struct bench *b, int fd, uint64_t size);
 
-/* Returns when path, a file or directory of this place, is on stable storage: for a
+/* Returns when path, a file or directory of this place, is on stable storage: on a
  * cairnfs when user.cairn.state says so (-EIO: failed), else by fsync or syncfs. */
 int bench_durable(const struct bench_place *p, const char *path);
 /* Returns when a cairnfs has nothing pending and its page pool is full again, or after
@@ -117,7 +118,7 @@ int bench_pids(struct bench_place *p);
 
 int bench_remove_tree(const char *path);
 
-/* Two processes or more meet here; memory shared between them. */
+/* A barrier for two or more processes; in shared memory. */
 struct bench_barrier {
 	atomic_uint arrived, round;
 };

@@ -9,9 +9,10 @@
  *	cairn	with libcairn, as a trainer would: create, a copy a tensor, commit, durable
  *	load	back to the device with cairn_load
  *
- * interleaved, so that all see the same weather. The first two checkpoints map and register memory
- * and are told apart; figures are medians of the others. Where --seconds runs out there are fewer of
- * them, and a state dict for which it does not suffice is left out with a line.
+ * interleaved, so that all run under the same conditions. The first two checkpoints map and
+ * register memory and are reported separately; figures are medians of the others. If --seconds
+ * runs out there are fewer of them, and a state dict for which it does not suffice is left out
+ * with a message.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -39,7 +40,7 @@ struct options {
 	unsigned long long size[8];
 	unsigned tensors[8];
 	unsigned n_sizes, n_tensors, rounds;
-	double seconds;		/* 0: without limit */
+	double seconds;		/* 0: no limit */
 	bool stand_in, probe;
 };
 
@@ -58,7 +59,7 @@ struct bench {
 	unsigned long long size;
 	unsigned tensors;
 	unsigned rounds;	/* that were run of this one */
-	double end;		/* of the time there is, or 0 */
+	double end;		/* deadline, or 0 */
 	bool fake;
 	struct round round[ROUNDS_MAX];
 };
@@ -85,7 +86,7 @@ static int complain(const char *what)
 	return -EIO;
 }
 
-/* Tensor i: [at, at + n). Sizes differ, as those of a model do: each is twice or half its neighbour. */
+/* Tensor i: [at, at + n). Sizes differ as in a model: each is twice or half its neighbour. */
 static void tensor(const struct bench *b, unsigned i, uint64_t *at, uint64_t *n)
 {
 	uint64_t unit = b->size / (3ull * b->tensors), pair = i / 2;
@@ -148,7 +149,8 @@ static int run_cairn(struct bench *b, const char *path, struct round *r)
 	return 0;
 }
 
-/* The bytes that came back are those that went, at both ends: the device is cleared there before. */
+/* Are the bytes read back those that were saved? Checked at both ends, which are cleared on the
+ * device before. */
 static int take_samples(struct bench *b, char *buf, bool clear)
 {
 	static char zero[SAMPLE];
@@ -227,7 +229,7 @@ static double median(const struct bench *b, size_t field, unsigned from, unsigne
 
 #define MEDIAN(b, field) median(b, offsetof(struct round, field), FIRST, (b)->rounds)
 
-/* Beside a figure that has a target. */
+/* For a figure that has a target. */
 static const char *verdict(const struct bench *b, bool holds)
 {
 	if (b->size < TARGET_FROM && !b->fake)
@@ -262,7 +264,7 @@ static void report(const struct bench *b)
 
 /* ---- one state dict ---- */
 
-/* What a container's own cgroup says there, or without limit. */
+/* The limit in a container's own cgroup, or none. */
 static unsigned long long limit_in(const char *path)
 {
 	unsigned long long v = ULLONG_MAX;
@@ -292,7 +294,7 @@ static unsigned long long memory_available(void)
 	return kib << 10 < v2 ? kib << 10 : v2;
 }
 
-/* Random bytes, and the same again: the store compares whole files only. */
+/* Random bytes, and the same ones again: the store compares whole files only. */
 static int fill_device(struct bench *b)
 {
 	uint64_t x = 0x9e3779b97f4a7c15ull, *p = b->host, part = 64 << 20;
@@ -317,7 +319,7 @@ static bool has_room(const struct bench *b)
 	struct statvfs fs;
 
 	if (have < need) {
-		printf("%.4g GiB: left out: it takes %.1f GiB of memory, there are %.1f; -s names smaller ones\n",
+		printf("%.4g GiB: left out: it needs %.1f GiB of memory, there are %.1f; -s sets smaller ones\n",
 		       (double)b->size / GiB, (double)need / GiB, (double)have / GiB);
 		return false;
 	}
@@ -325,14 +327,14 @@ static bool has_room(const struct bench *b)
 		return true;
 	have = (unsigned long long)fs.f_bavail * fs.f_frsize;
 	if (have < b->size + b->size / 4) {
-		printf("%.4g GiB: left out: %s has room for %.1f GiB; CAIRN_BENCH_DIR names another disk\n",
+		printf("%.4g GiB: left out: %s has space for %.1f GiB; CAIRN_BENCH_DIR sets another disk\n",
 		       (double)b->size / GiB, b->o->dir, (double)have / GiB);
 		return false;
 	}
 	return true;
 }
 
-/* 0, or 1: there is no room for it here. */
+/* 0, or 1: there is not enough memory. */
 static int get_memory(struct bench *b)
 {
 	cudl_result r;
@@ -341,7 +343,7 @@ static int get_memory(struct bench *b)
 		return 1;
 	r = b->cu.mem_alloc(&b->device, b->size);
 	if (r == CUDL_OUT_OF_MEMORY) {
-		printf("%.4g GiB: left out: the device has no room\n", (double)b->size / GiB);
+		printf("%.4g GiB: left out: the device has not enough memory\n", (double)b->size / GiB);
 		return 1;
 	}
 	if (cuda_dl_check(&b->cu, "cuMemAlloc", r))
@@ -349,7 +351,7 @@ static int get_memory(struct bench *b)
 	r = b->cu.host_alloc(&b->host, b->size);
 	if (r) {
 		b->cu.mem_free(b->device);
-		printf("%.4g GiB: left out: cuMemAllocHost has no room\n", (double)b->size / GiB);
+		printf("%.4g GiB: left out: cuMemAllocHost has not enough memory\n", (double)b->size / GiB);
 		return 1;
 	}
 	return 0;
@@ -360,14 +362,14 @@ static bool time_is_left(const struct bench *b, double for_seconds)
 	return !b->end || now() + for_seconds < b->end;
 }
 
-/* Until all rounds are run, or the next would not end in time. */
+/* Until all rounds have run, or the next would not end in time. */
 static int run_tensors(struct bench *b)
 {
 	double longest = 0;
 	int err = 0;
 
 	memset(b->round, 0, sizeof(b->round));
-	cairn_stage_trim(b->stage);	/* the first two are first again */
+	cairn_stage_trim(b->stage);	/* so that the first two register again */
 	for (b->rounds = 0; b->rounds < b->o->rounds && !err; b->rounds++) {
 		double t = now();
 
@@ -456,10 +458,10 @@ static int run(const struct options *o)
 		return 1;
 	}
 	if (o->stand_in)
-		printf("no FUSE here: plain files of a tmpfs stand for the mount's memory, mapped and registered "
+		printf("no FUSE here: plain files of a tmpfs replace the mount's memory, mapped and registered "
 		       "the same way; \"sealed\" means copied, nothing becomes durable, nothing is loaded\n");
 	else
-		printf("memory of %s\n", cairn_stage_mount(b.stage) ? "the mount at hand" : "this process: "
+		printf("memory of %s\n", cairn_stage_mount(b.stage) ? "the mount" : "this process: "
 		       "that directory gives none, so commits write");
 	for (unsigned i = 0; i < o->n_sizes && !err; i++)
 		err = run_size(&b, o->size[i]);
@@ -475,10 +477,10 @@ static const char usage[] =
 	"usage: cairn-bench-gpu [options] DIR\n"
 	"  -s SIZE,...   of the state dicts, in this order (8G,1G,32G)\n"
 	"  -t N,...      tensors in each (10,2000)\n"
-	"  -n N          checkpoints of each, the first two apart (7)\n"
-	"  --seconds N   begin nothing that would not end in N seconds (0: without limit)\n"
+	"  -n N	  checkpoints of each, the first two reported separately (7)\n"
+	"  --seconds N   start nothing that would not end in N seconds (0: no limit)\n"
 	"  --stand-in    DIR is a tmpfs on a machine without FUSE\n"
-	"  --probe       only say whether there is a GPU: exit code 77 if not\n";
+	"  --probe       only check for a GPU: exit code 77 if there is none\n";
 
 static int parse_sizes(char *s, struct options *o)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * `latency`: ranks save step after step, as DCP does (shards, barrier, rank 0 renames
- * .metadata, the step before is removed), while every call is timed and every byte read
+ * .metadata, the previous step is removed), while every call is timed and every byte read
  * back. Meanwhile the parent may kill the cairnfs worker; a stall is the longest call
- * that was under way or began in the second after a kill.
+ * that was in progress or began in the second after a kill.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -71,7 +71,7 @@ static void note(struct rank *k, const char *op, double start, bool failed)
 	note(k, op, start_, ret_ < 0);				\
 	ret_; })
 
-/* What block `off` of this rank's shard of this step holds. */
+/* Contents of block `off` of this rank's shard of this step. */
 static void stamp(struct rank *k, unsigned step, uint64_t off)
 {
 	uint64_t mark[2] = { (uint64_t)step << 32 | k->id, off };
@@ -278,7 +278,7 @@ static int one_place(struct bench *b, struct bench_place *p, struct shared *sh, 
 			rank_main(&k);
 		}
 		if (pid < 0)
-			return -errno; /* we exit, and those that wait at the barrier with us */
+			return -errno; /* we exit, and with us those that wait at the barrier */
 	}
 	err = watch(b, p, sh, when, &killed);
 	for (unsigned r = 0; r < b->ranks; r++)

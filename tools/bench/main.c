@@ -35,14 +35,14 @@ static const char usage[] =
 	"  read     files read whole; a DIR gets one written first, a FILE is only read\n"
 	"  small    many small files closed, then all durable\n"
 	"  create   create + write + close + unlink\n"
-	"  latency  4 ranks save on; every call is timed; may kill the cairnfs worker meanwhile\n"
+	"  latency  4 ranks keep saving; every call is timed; may kill the cairnfs worker meanwhile\n"
 	"\n"
 	"  -s SIZE  of a file (write, read 1G; small 4K; create 64K; latency 32M)\n"
 	"  -b SIZE  of one write or read (4M)          --source SIZE  memory written from (4M)\n"
 	"  -n N     rounds (5), latency: steps         -c N   files a round (small, create)\n"
 	"  -r N     ranks writing at once (write 1, latency 4)\n"
-	"  --idle S     rest before each round; plain directories are then warmed again\n"
-	"  --first      each step's directory has a name of its own: no size is expected (write)\n"
+	"  --idle S     pause before each round; plain directories are then warmed again\n"
+	"  --first      each step's directory has a new name: no expected size (write)\n"
 	"  --between C  shell command run after each round\n"
 	"  --pace MS    a step begins every MS (latency, 250)\n"
 	"  --kill N     kill the worker N times (latency), --every MS apart (2800)\n"
@@ -132,7 +132,7 @@ static int parse_place(struct bench *b, const char *arg)
 
 	if (b->n_places == BENCH_MAX_PLACES)
 		return -E2BIG;
-	if (n >= BENCH_LABEL) { /* the end of a long name tells more */
+	if (n >= BENCH_LABEL) { /* the end of a long name is more distinctive */
 		arg += n - (BENCH_LABEL - 1);
 		n = BENCH_LABEL - 1;
 	}

@@ -40,7 +40,7 @@ static int prepare(struct bench *b, struct bench_place *p, char *path, size_t ca
 	err = bench_write_all(b, fd, b->size);
 	close(fd);
 	fd = -1;
-	/* so that writing it back does not disturb the first rounds */
+	/* so that its writeback does not disturb the first rounds */
 	return err ? err : bench_durable(p, path);
 }
 
@@ -56,7 +56,7 @@ int bench_cmd_read(struct bench *b)
 		return -errno;
 	for (unsigned i = 0; i < b->n_places && !err; i++)
 		err = prepare(b, &b->place[i], path[i], sizeof(path[i]));
-	/* the first round warms */
+	/* the first round is a warm-up */
 	for (unsigned n = 0; n <= b->rounds && !err; n++) {
 		for (unsigned i = 0; i < b->n_places && !err; i++) {
 			t = bench_now();

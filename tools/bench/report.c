@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Samples in; medians, spreads and ratios out: for a person, as JSON, or as lines
+ * Samples in; medians, spreads and ratios out: as a table, as JSON, or as lines
  * of label, metric, unit and value for the driver.
  */
 #include <errno.h>
@@ -102,7 +102,7 @@ static void print_tsv(const struct bench *b)
 			       b->series[i].unit, b->series[i].v[k]);
 }
 
-/* The last place is the one to compare with: the last series of the same metric. */
+/* The last place is the reference: the last series of the same metric. */
 static const struct bench_series *baseline(const struct bench *b, const struct bench_series *s)
 {
 	for (unsigned i = b->n_series; i-- > 0;)

@@ -3,9 +3,9 @@
  * `small`: many small files closed, then all durable; a place labelled +cp gets them
  * by `cp -r` (a plain directory then by `sync`). `create`: create, write, close, unlink.
  *
- * Directories are new in every round and removed at the end only: an ext4 may look
- * past inodes freed in the last minutes one by one, which made the next round's
- * creates twenty times slower, in the store as on the plain directory.
+ * Directories are new in every round and removed only at the end: ext4 may check
+ * inodes freed in the last minutes one by one, which made the next round's
+ * creates twenty times slower, in the store as in the plain directory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -100,7 +100,7 @@ int bench_cmd_small(struct bench *b)
 	char from[PATH_MAX + 32];
 	int err;
 
-	/* what `cp -r` reads lies with the last place, in its page cache */
+	/* the source of `cp -r` is at the last place, in its page cache */
 	snprintf(from, sizeof(from), "%s/from", b->place[b->n_places - 1].run);
 	err = make_files(b, from);
 	if (!err)
@@ -140,7 +140,7 @@ static int cycle(const struct bench *b, const char *path, double spent[PHASES])
 
 /* On a FUSE mount a cycle is seven requests that are waited for: LOOKUP, CREATE, GETXATTR (the
  * write asks for capabilities), FLUSH, UNLINK, and GETATTR of the directory after each change.
- * What the waiting alone takes: as many questions that the daemon answers at once. */
+ * The waiting alone is measured by as many requests that the daemon answers at once. */
 #define TRIPS 7
 
 static double trips(const struct bench *b, const char *dir)
@@ -183,7 +183,7 @@ int bench_cmd_create(struct bench *b)
 {
 	int err = 0;
 
-	/* the first round warms */
+	/* the first round is a warm-up */
 	for (unsigned n = 0; n <= b->rounds && !err; n++)
 		for (unsigned i = 0; i < b->n_places && !err; i++)
 			err = create_one(b, &b->place[i], n, n > 0);

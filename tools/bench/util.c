@@ -81,7 +81,7 @@ static int status_read(const struct bench_place *p, char *buf, size_t cap)
 	return 0;
 }
 
-/* The names asked for here appear once in status.json. */
+/* The names used here appear once in status.json. */
 static double status_number(const char *json, const char *name)
 {
 	char key[64];
@@ -120,7 +120,7 @@ static double cpu_of(int pid)
 		return 0;
 	at = fgets(line, sizeof(line), f);
 	fclose(f);
-	/* the name in brackets may hold anything; fields count from the last ')' */
+	/* the name in brackets may contain anything; fields count from the last ')' */
 	at = at ? strrchr(line, ')') : NULL;
 	if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
 			  &user, &sys) != 2)
@@ -155,7 +155,7 @@ int bench_remove_tree(const char *path)
 
 int bench_place_open(struct bench_place *p)
 {
-	static unsigned nth; /* the same directory may be named twice */
+	static unsigned nth; /* the same directory may be given twice */
 	struct statfs fs;
 	char state[32];
 	int n;
@@ -166,7 +166,8 @@ int bench_place_open(struct bench_place *p)
 	p->cairn = getxattr(p->path, "user.cairn.state", state, sizeof(state)) > 0;
 	p->disk = !p->tmpfs && (p->cairn || fs.f_type != FUSE_MAGIC);
 	if (p->cairn)
-		bench_pids(p); /* a mount without a status file is still measured, less its CPU */
+		bench_pids(p); /* a mount without a status file is still measured, without its
+			        * CPU */
 	n = snprintf(p->run, sizeof(p->run), "%s/cairn-bench.%d-%u", p->path, getpid(), nth++);
 	if (n < 0 || (size_t)n >= sizeof(p->run) - 128) {
 		p->run[0] = '\0';
@@ -241,7 +242,7 @@ int bench_durable(const struct bench_place *p, const char *path)
 		return 0;
 	if (errno != EOPNOTSUPP)
 		return -errno;
-	sync(); /* some FUSE filesystems pass no syncfs on */
+	sync(); /* some FUSE filesystems do not pass syncfs on */
 	return 0;
 }
 

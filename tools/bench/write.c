@@ -2,7 +2,7 @@
  *
  * `write`: checkpoints as a trainer writes them. Round N makes step-N with one
  * shard a rank, waits until it is durable, and removes step-(N-1), as rotation
- * does. Timed are open..close, and close..durable; the rest lies between.
+ * does. open..close and close..durable are timed; the rest happens in between.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,8 @@ struct round_shared {
 
 static void step_path(const struct bench *b, const struct bench_place *p, unsigned step, char *out)
 {
-	if (b->first)	/* letters: digits alone would make it like the step before (fs/tree/expect.c) */
+	if (b->first)	/* letters: with digits alone it would resemble the previous step
+			 * (fs/tree/expect.c) */
 		snprintf(out, STEP_PATH, "%s/first-%c%c", p->run, 'a' + step / 26 % 26, 'a' + step % 26);
 	else
 		snprintf(out, STEP_PATH, "%s/step-%u", p->run, step);
@@ -79,7 +80,7 @@ static int wait_one(void)
 	return status ? -ECHILD : 0;
 }
 
-/* All ranks at once, each a process: the fork is over before the first one starts. */
+/* All ranks at once, each a process: the fork is complete before the first one starts. */
 static int write_step(const struct bench *b, const struct bench_place *p, const char *step,
 		      struct round_shared *sh)
 {
@@ -90,7 +91,7 @@ static int write_step(const struct bench *b, const struct bench_place *p, const 
 	for (unsigned r = 1; r < b->ranks; r++) {
 		pid = fork();
 		if (pid < 0)
-			return -errno; /* we exit, and those that wait at the barrier with us */
+			return -errno; /* we exit, and with us those that wait at the barrier */
 		if (pid == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			rank_main(b, p, step, sh, r);
@@ -106,7 +107,7 @@ static int write_step(const struct bench *b, const struct bench_place *p, const 
 	return err;
 }
 
-/* Rank 0's open and close stand for all; the rate is that of the whole step. */
+/* Rank 0's open and close represent all; the rate is that of the whole step. */
 static void add_times(struct bench *b, const struct bench_place *p, const struct round_shared *sh,
 		      double *closed)
 {
@@ -123,8 +124,8 @@ static void add_times(struct bench *b, const struct bench_place *p, const struct
 	bench_add(b, p->label, "close", "ms", (sh->rank[0].closed - sh->rank[0].written) * 1e3);
 }
 
-/* The memory that a tmpfs or a page cache takes next is warm when a cycle of the same size
- * went just before. The mount has to be ready by itself. */
+/* The memory that a tmpfs or a page cache takes next is warm if a cycle of the same size
+ * ran just before. The mount must be ready by itself. */
 static int warm(const struct bench *b, const struct bench_place *p, struct round_shared *sh)
 {
 	char step[STEP_PATH];

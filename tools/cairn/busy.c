@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who keeps a mount busy: processes with a file, a directory or a mapping on it,
- * and mounts on top of it. Told by mount ids, so that a slow or dead filesystem
- * is not asked anything.
+ * Finds what keeps a mount busy: processes with a file, a directory or a mapping on it,
+ * and mounts on top of it. It compares mount ids, so that no slow or dead filesystem
+ * is accessed.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -86,7 +86,7 @@ static void tell(struct search *s, const char *who, const char *what)
 		return;
 	}
 	fputs("  ", s->f);
-	print_name(s->f, who);	/* a process's name is what it likes */
+	print_name(s->f, who);	/* a process can choose any name */
 	fprintf(s->f, " %s\n", what);
 }
 
@@ -111,9 +111,10 @@ static void look_at(struct search *s, int all, const char *pid)
 	if (!what || read_small_file(proc, "comm", 4096, &comm, &len))
 		return;
 	comm[strcspn(comm, "\n")] = '\0';
-	/* ourselves: all we opened is closed by now, the rest came from our caller */
+	/* ourselves: everything we opened is closed by now, the rest is inherited from the
+	 * caller */
 	snprintf(who, sizeof(who), "%s (pid %s%s)", comm, pid,
-		 atoi(pid) == getpid() ? ", this command, by its caller's doing" : "");
+		 atoi(pid) == getpid() ? ", this command, inherited from its caller" : "");
 	tell(s, who, what);
 }
 

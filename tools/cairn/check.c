@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn check: everything about a checkpoint that can be proved without Python. Each finding
+ * cairn check: checks everything about a checkpoint that can be checked without Python. Each finding
  * is one line with the file and the offset.
  */
 #include "ckpt.h"
@@ -24,7 +24,7 @@ struct check {
 	bool quick;
 	struct progress bar;
 	uint64_t total;			/* bytes, for the bar */
-	bool *sound;			/* by index in c->name: its bytes are proved */
+	bool *sound;			/* by index in c->name: its bytes are checked */
 	uint64_t bad, pieces, sums, no_sums, crcs, refused, bytes;
 };
 
@@ -54,7 +54,7 @@ __attribute__((format(printf, 4, 5))) static void say(struct check *k, const cha
 	finding(k, file, &e);
 }
 
-/* What is understood and cannot be looked into: told, and no fault of the checkpoint. */
+/* What is recognized but not supported: reported, and no fault of the checkpoint. */
 static void skipped(struct check *k, const char *file, const char *text)
 {
 	k->refused++;
@@ -140,7 +140,7 @@ static void check_crcs(struct check *k, const char *file, const struct fmt_sourc
 	struct zip *z;
 
 	if (zip_open(s, &z, &e))
-		return;		/* told already by who parsed it */
+		return;		/* reported already by the parser */
 	check_entries(k, file, s, z, base);
 	zip_close(z);
 }
@@ -184,7 +184,7 @@ static void check_piece(struct check *k, const struct fmt_tensor *t, const struc
 	name = k->c->set->file[p->file].name;
 	err = files_get(&k->files, p->file, &o);
 	if (err || p->at > o->source.size || p->length > o->source.size - p->at)
-		return;		/* missing or cut off: told once for the file */
+		return;		/* missing or truncated: reported once for the file */
 	err = ckpt_payload(t, p, &o->source, &pay, &e);
 	if (err == -ENOTSUP) {
 		skipped(k, name, e.text);
@@ -200,7 +200,7 @@ static void check_piece(struct check *k, const struct fmt_tensor *t, const struc
 	check_crcs(k, name, &item, p->at);
 }
 
-/* An item that is no tensor: torch.save of an object. */
+/* An item that is not a tensor: torch.save of an object. */
 static void check_object(struct check *k, const struct fmt_blob *b)
 {
 	struct fmt_error e = { .at = FMT_NOWHERE };
@@ -220,7 +220,7 @@ static void check_object(struct check *k, const struct fmt_blob *b)
 	name = k->c->set->file[b->file].name;
 	err = files_get(&k->files, b->file, &o);
 	if (err || b->refusal || b->at > o->source.size || b->length > o->source.size - b->at)
-		return;		/* missing or cut off: told once for the file */
+		return;		/* missing or truncated: reported once for the file */
 	item = fmt_part(&o->source, b->at, b->length);
 	err = object_open(&item, &z, &e);
 	if (err == -ENOTSUP) {
@@ -236,7 +236,7 @@ static void check_object(struct check *k, const struct fmt_blob *b)
 	}
 }
 
-/* Of a tensor that is refused the shape may not be known. */
+/* The shape of a refused tensor may be unknown. */
 static bool is_tellable(const struct fmt_tensor *t)
 {
 	for (size_t i = 0; i < t->n_pieces; i++)
@@ -282,7 +282,7 @@ static void check_files(struct check *k)
 	}
 }
 
-/* Of a file that is missing or cut off that is told, once, not of each tensor in it. */
+/* A file that is missing or truncated is reported once, not for each tensor in it. */
 static bool is_readable(const struct check *k, uint32_t file)
 {
 	ssize_t i = ckpt_find(k->c, k->c->set->file[file].name);

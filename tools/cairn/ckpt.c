@@ -22,7 +22,7 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 
 	n->name = c->names.v[i];
 	if (fstatat(c->dir, n->name, &st, 0))
-		return errno == ENOENT ? 0 : -errno;	/* gone, or a link to nowhere */
+		return errno == ENOENT ? 0 : -errno;	/* gone, or a dangling link */
 	n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 	n->dir = S_ISDIR(st.st_mode);
 	n->mtime = st.st_mtim;
@@ -50,7 +50,7 @@ static int look_at_all(struct ckpt *c)
 	if (!c->name)
 		return -ENOMEM;
 	if (!c->alone && !fstat(c->dir, &st))
-		newest = st.st_mtim;	/* a rename or an unlink counts too */
+		newest = st.st_mtim;	/* a rename or an unlink counts, too */
 	for (size_t i = 0; !err && i < c->names.n; i++)
 		err = look_at(c, i, &newest);
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -75,7 +75,7 @@ static int one_name(struct ckpt *c, const char *name)
 	return c->names.v[0] ? 0 : -ENOMEM;
 }
 
-/* The directory a file is in: what the path says, or dirfd itself. */
+/* The directory of a file: from the path, or dirfd itself. */
 static int parent_of(int dirfd, const char *name)
 {
 	CLEANUP_FREE char *dir = strdup(name);
@@ -90,7 +90,7 @@ static int parent_of(int dirfd, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
-/* The last component of where the directory really is: "." and links have no step. */
+/* The last component of the directory's real path: "." and links have no step. */
 static void real_name(int fd, const char *path, char *buf, size_t cap)
 {
 	char link[64], real[4096];
@@ -150,20 +150,20 @@ void ckpt_close(struct ckpt *c)
 
 int ckpt_need(const char *path, struct ckpt *out)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
-	int err = place_find(path, &p);
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	int err = location_find(path, &p);
 
 	*out = CKPT_EMPTY;
-	if (!err || err == -ENODEV || err == -EXDEV)	/* plain files will do */
+	if (!err || err == -ENODEV || err == -EXDEV)	/* plain files suffice */
 		err = ckpt_open(AT_FDCWD, path, path, p.on_mount, out);
 	if (err) {
-		complain_place(path, err);
-		return place_code(err);
+		complain_location(path, err);
+		return location_code(err);
 	}
 	if (out->kind.format == CKPT_NONE) {
 		struct stat st;
 
-		complain("%s: no checkpoint that is known here%s", path, stat(path, &st) || !S_ISREG(st.st_mode) ? "" :
+		complain("%s: not a known checkpoint%s", path, stat(path, &st) || !S_ISREG(st.st_mode) ? "" :
 			 ": name its directory, or a .safetensors, .pt, .pth or .ckpt file");
 		ckpt_close(out);
 		return CAIRN_USAGE;
@@ -173,9 +173,10 @@ int ckpt_need(const char *path, struct ckpt *out)
 
 /* ---- files ------------------------------------------------------------------------ */
 
-/* Where the symlink `name` leads, out of the directory. Whose directory it is must not have others
- * (root, above all) read for him what only they may: it is their own link, or to a file of its owner's.
- * Only then is the file opened; to open a device may do something. */
+/* The target of the symlink `name`, outside the directory. The directory's owner must not make
+ * others (above all root) read files that only they may read: the link must be the caller's own, or
+ * lead to a file of the link's owner. Only then is the file opened; opening a device may have side
+ * effects. */
 static int open_outside(const struct ckpt *c, const char *name)
 {
 	CLEANUP_CLOSE int link = openat(c->dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -186,12 +187,12 @@ static int open_outside(const struct ckpt *c, const char *name)
 
 	if (n < 0 || fstat(link, &ls))
 		return -errno;
-	target[n] = '\0';	/* the link may be another by now */
+	target[n] = '\0';	/* the link may have changed */
 	at = openat(c->dir, target, O_PATH | O_CLOEXEC);
 	if (at < 0 || fstat(at, &st))
 		return -errno;
 	if (ls.st_uid != geteuid() && ls.st_uid != st.st_uid) {
-		complain("%s/%s: another user's symlink to a file outside that is not his: not followed", c->path,
+		complain("%s/%s: a symlink to a file outside, of different owners: not followed", c->path,
 			 name);
 		return -EPERM;
 	}
@@ -202,8 +203,8 @@ static int open_outside(const struct ckpt *c, const char *name)
 	return n < 0 ? -errno : (int)n;
 }
 
-/* Symlinks are followed as long as they stay below (Hugging Face's cache is full of them,
- * which lead out: those are followed for a name in the directory itself). */
+/* Symlinks are followed as long as they stay below (Hugging Face's cache consists of ones
+ * that lead out: those are followed if they are in the directory itself). */
 int ckpt_open_file(const struct ckpt *c, const char *name)
 {
 	struct open_how how = {.flags = OPEN_FILE,
@@ -227,7 +228,7 @@ static int read_fd(void *ctx, uint64_t off, void *buf, size_t len)
 		if (n < 0)
 			return -errno;
 		if (!n)
-			return -EIO;	/* shorter than it was a moment ago */
+			return -EIO;	/* truncated meanwhile */
 		got += (size_t)n;
 	}
 	return 0;
@@ -331,9 +332,9 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 	c->set = in.set;
 	c->index = in.index;
 	if (!v)
-		return -ENOMEM;	/* the command ends: names that came with the reading go with it */
+		return -ENOMEM;	/* the command ends: names added by the reading are freed with it */
 	c->names.v = v;
-	c->names.n = in.n;	/* files in directories below may have come */
+	c->names.n = in.n;	/* files in subdirectories may have been added */
 	for (size_t i = 0; i < in.n; i++)
 		v[i] = (char *)in.v[i].name;
 	return err;
@@ -347,8 +348,8 @@ void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
 		   out);
 }
 
-/* The least advanced state of all that is in it, "" where that cannot be known (it is in
- * the store then, or nowhere near one). */
+/* The least advanced state of its contents, "" if that is unknown (it is in
+ * the store then, or outside of any). */
 static void durability(const struct ckpt *c, char *buf, size_t cap)
 {
 	*buf = '\0';

@@ -23,7 +23,7 @@
 
 enum cairn_exit {
 	CAIRN_OK = 0,
-	CAIRN_FAILED = 1,	/* asked rightly, and the answer is bad news */
+	CAIRN_FAILED = 1,	/* correct usage, negative result */
 	CAIRN_USAGE = 2,	/* wrong options, no such path, not on a cairnfs */
 	CAIRN_TIMEOUT = 3,
 };
@@ -66,40 +66,40 @@ int cmd_retry(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
 
-/* ---- what is wrong (complain.c) ---------------------------------------- */
+/* ---- messages (complain.c) --------------------------------------------- */
 
 /* One line on stderr, "cairn: ...". */
 __attribute__((format(printf, 1, 2))) void complain(const char *fmt, ...);
-/* complain() and the hint where help is; returns CAIRN_USAGE. */
+/* complain() with a pointer to the help; returns CAIRN_USAGE. */
 __attribute__((format(printf, 2, 3))) int complain_usage(const char *sub, const char *fmt, ...);
-/* Says which option getopt_long() just refused (it returned '?' or ':'). */
+/* Reports the option that getopt_long() just refused (it returned '?' or ':'). */
 int complain_option(const char *sub, char **argv);
 
 /* ---- where a path is (where.c) ---------------------------------------- */
 
-int mount_id_of(int fd);		/* of any descriptor; asks no filesystem; or -errno */
-/* Who keeps a mount busy, a line each, indented; how many lines. */
+int mount_id_of(int fd);		/* of any descriptor; accesses no filesystem; or -errno */
+/* Prints what keeps a mount busy, a line each, indented; returns how many lines. */
 int print_users(FILE *f, int mount_id);
-/* The processes, one a mount namespace, that have a filesystem mounted: a line each, indented; how many. Those of
- * cairnfs itself are left out. */
+/* The processes, one per mount namespace, that have a filesystem mounted: a line each, indented;
+ * how many. Those of cairnfs itself are left out. */
 int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor);
 
-struct place {
-	const char *arg;	/* as the user wrote it; borrowed */
+struct location {
+	const char *arg;	/* as given by the user; borrowed */
 	int fd;			/* O_PATH of the path itself */
 	int root;		/* O_PATH of the mount's root, or of the store */
-	bool on_mount;		/* else in a bare store */
+	bool on_mount;		/* else in an unmounted store */
 	int mount_id;		/* of the mount whose root `root` is; -1 in a store */
 	unsigned dev_major, dev_minor;	/* its device, 0:0 in a store */
 	char *top;		/* the mount point, or the store's path */
 	char *below;		/* path below top, without leading '/'; "" is top itself */
 };
 
-#define PLACE_NONE ((struct place){ .fd = -1, .root = -1, .mount_id = -1 })
-#define CLEANUP_PLACE __attribute__((cleanup(place_close)))
+#define LOCATION_NONE ((struct location){ .fd = -1, .root = -1, .mount_id = -1 })
+#define CLEANUP_PLACE __attribute__((cleanup(location_close)))
 
-/* -errno of a call on a mount. One that was under way when its daemon died fails with ECONNABORTED,
- * each later one with ENOTCONN: that is the error of both. */
+/* -errno of a call on a mount. A call in progress when the daemon died fails with ECONNABORTED,
+ * each later one with ENOTCONN: the latter is returned for both. */
 static inline int call_error(void)
 {
 	return errno == ECONNABORTED ? -ENOTCONN : -errno;
@@ -107,28 +107,28 @@ static inline int call_error(void)
 
 /* -ENODEV: neither on a cairnfs mount nor in a store; -EXDEV: a bind mount of a
  * cairnfs whose root is not mounted here; else as open(2). */
-int place_find(const char *path, struct place *out);
-void place_close(struct place *p);
-/* place_find(), and on error one line that says what is wrong; CAIRN_OK, or place_code(). */
-int place_need(const char *path, bool need_mount, struct place *out);
-/* One line for an error of place_find(), or of a call on the path. */
-void complain_place(const char *path, int err);
-/* What to end with then: a dead daemon is a failure, all else is wrongly asked. */
-int place_code(int err);
-/* The only cairnfs mount there is, or the one the working directory is on:
+int location_find(const char *path, struct location *out);
+void location_close(struct location *p);
+/* location_find(), and on error one line with the reason; CAIRN_OK, or location_code(). */
+int location_need(const char *path, bool need_mount, struct location *out);
+/* One line for an error of location_find(), or of a call on the path. */
+void complain_location(const char *path, int err);
+/* The exit code for it: a dead daemon is a failure, all else wrong usage. */
+int location_code(int err);
+/* The only cairnfs mount, or the one that the working directory is on:
  * malloc()ed path. -ENODEV: none; -EEXIST: several. */
-int place_default(char **out);
+int location_default(char **out);
 /* Lists the cairnfs mounts to f, one a line, indented. */
 void print_mounts(FILE *f);
 
 /* .cairn/status.json of the mount. -ENOTCONN: its daemon is gone; -EBADMSG: not JSON. */
-int place_status(const struct place *p, struct json_doc **out);
+int location_status(const struct location *p, struct json_doc **out);
 /* Reads a whole file below a directory descriptor; NUL-terminated; -EFBIG past max. */
 int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t *len);
-/* One line for a status that could not be had; returns CAIRN_FAILED. */
-int complain_status(const struct place *p, int err);
+/* One line for a status that could not be read; returns CAIRN_FAILED. */
+int complain_status(const struct location *p, int err);
 
-/* ---- what a file says of itself ----------------------------------------------- */
+/* ---- xattrs and status of a file ---------------------------------------------- */
 
 #define XATTR_STATE "user.cairn.state"
 #define XATTR_ERROR "user.cairn.error"
@@ -137,8 +137,8 @@ int complain_status(const struct place *p, int err);
 #define XATTR_LANE "user.cairn.lane"
 #define XATTR_LATEST "user.cairn.latest"
 
-/* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE
- * when it is longer than cap - 1, -ENODATA when there is none. fd may be O_PATH; the second never follows a symlink. */
+/* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE if it is longer
+ * than cap - 1, -ENODATA if there is none. fd may be O_PATH; the second never follows a symlink. */
 int xattr_of_fd(int fd, const char *key, char *buf, size_t cap);
 int xattr_at(int dirfd, const char *name, const char *key, char *buf, size_t cap);
 
@@ -155,31 +155,31 @@ void names_free(struct names *n);
 
 enum walk_what {
 	WALK_END,
-	WALK_ENTRY,	/* anything, directories included, before what is in them */
-	WALK_LEAVE,	/* a directory, after what is in it */
-	WALK_ERROR,	/* err says why; what is below is not visited */
+	WALK_ENTRY,	/* anything, directories included, before their contents */
+	WALK_LEAVE,	/* a directory, after its contents */
+	WALK_ERROR,	/* err is the reason; what is below is not visited */
 };
 
 struct walk_item {
 	enum walk_what what;
-	const char *path;	/* from the start, "" is the start; any length */
+	const char *path;	/* relative to the start, "" is the start; any length */
 	const char *name;	/* last component; "." for the start */
-	int dirfd;		/* where name is found */
-	int twin;		/* the same directory in the twin tree; -1 = it has none */
+	int dirfd;		/* directory of name */
+	int peer;		/* the same directory in the second tree; -1 = it has none */
 	struct stat st;		/* lstat(2); unset on WALK_ERROR */
 	int err;
 };
 
 struct walk;
 
-/* Walks the directory open at `start`, and in step with it `twin` (-1: none).
+/* Walks the directory open at `start`, and in parallel `peer` (-1: none).
  * Both stay the caller's. Symlinks are not followed, nothing recurses, a bounded
- * number of descriptors is used. `skip`: a name left out at the top, or NULL. */
-int walk_open(int start, int twin, const char *skip, struct walk **out);
+ * number of descriptors is used. `skip`: a name to skip at the top, or NULL. */
+int walk_open(int start, int peer, const char *skip, struct walk **out);
 void walk_close(struct walk *w);
 /* Valid until the next call. */
 enum walk_what walk_next(struct walk *w, struct walk_item *out);
-/* Does not go into the directory that was the last WALK_ENTRY; no WALK_LEAVE comes for it. */
+/* Does not enter the directory that was the last WALK_ENTRY; no WALK_LEAVE comes for it. */
 void walk_leave(struct walk *w);
 
 static inline void walk_closep(struct walk **w)
@@ -196,7 +196,7 @@ const char *human_bytes(uint64_t n, char buf[32]);	/* "1.5 GiB" */
 #define NUMBER_ROOM 21
 char *put_number(char *p, uint64_t n);	/* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]);		/* "0:07", "1:02:03" */
-/* A name for a person: control bytes as \xNN when f is a terminal. */
+/* Prints a name: control bytes as \xNN if f is a terminal. */
 void print_name(FILE *f, const char *name);
 /* "S", "S.fff", S >= 0: a timeout in seconds. */
 int parse_seconds(const char *s, double *out);
@@ -206,16 +206,16 @@ struct progress {
 	const char *label;
 	bool tty, quiet, shown;
 	double start, last_show, last_sample;
-	uint64_t done, left;	/* done + left = what there is to do */
+	uint64_t done, left;	/* done + left = the total */
 	uint64_t sample_done;
-	double rate;		/* bytes a second, smoothed; 0 = not known yet */
+	double rate;		/* bytes a second, smoothed; 0 = unknown */
 };
 
 void progress_start(struct progress *p, const char *label, bool quiet);
-/* What is left now; what it shrank by counts as done. `note`: a word on what goes on. */
+/* What is left now; the decrease counts as done. `note`: a short description of the activity. */
 void progress_left(struct progress *p, uint64_t left, const char *note);
-/* The same, told by what is done. */
+/* The same, given what is done. */
 void progress_done(struct progress *p, uint64_t done, uint64_t total, const char *note);
-void progress_end(struct progress *p);	/* takes the bar off the terminal */
+void progress_end(struct progress *p);	/* erases the bar from the terminal */
 
 #endif

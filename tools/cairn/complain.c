@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is wrong, on stderr: a line each.
+ * Messages on stderr: a line each.
  */
 #include "cli.h"
 
@@ -8,7 +8,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-/* Names in it may be anybody's: a terminal is not to obey them. */
+/* Names in it may be anybody's: they must not control the terminal. */
 static void complain_text(const char *fmt, va_list ap)
 {
 	CLEANUP_FREE char *text = NULL;

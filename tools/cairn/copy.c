@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A view's bytes into a file: by a few threads at once, so that reading and writing overlap, and
- * past the page cache where that can be: a checkpoint is larger than what it would push out of
- * the cache, and whoever has to wait for the disk need not copy for it as well
+ * Copies a view's bytes into a file: with a few threads, so that reading and writing overlap, and
+ * past the page cache if possible: a checkpoint is larger than what it would evict from the
+ * cache, and a copy that waits for the disk need not copy in memory as well
  * (docs/PERFORMANCE.md, Views and export).
  */
 #include "export.h"
@@ -15,7 +15,7 @@
 #include "io/align.h"
 
 #define COPIERS 4u		/* more gain nothing: the disk is the limit */
-#define CHUNK (2u << 20)	/* gathered and written at once, by one of them */
+#define CHUNK (2u << 20)	/* assembled and written at once, by one of them */
 #define DIRECT_MIN (256u << 10) /* shorter reads gain more from the kernel's readahead */
 
 struct copy {
@@ -23,23 +23,24 @@ struct copy {
 	const struct view *v;
 	int fd;
 	bool direct;		/* fd has O_DIRECT */
-	bool in_order;		/* a mount of ours: a file that outgrows memory is written so */
+	bool in_order;		/* on a cairnfs mount: a file that outgrows memory must be
+				 * sequential */
 
 	pthread_mutex_t lock;	/* for what is below, and for x->files */
 	pthread_cond_t turn;
-	uint64_t next;		/* the chunk that nobody has yet */
+	uint64_t next;		/* the next chunk to take */
 	uint64_t done;		/* bytes of this view */
 	uint64_t all;		/* of all views */
 	struct fmt_error *e;
-	int err;		/* of the first that failed; ends all */
+	int err;		/* of the first that failed; stops all */
 };
 
 struct copier {
 	struct copy *c;
 	pthread_t thread;
 	bool started;
-	struct one_file *file;	/* the one it reads */
-	char *buf;		/* CHUNK, aligned; behind it what O_DIRECT reads around a piece */
+	struct one_file *file;	/* that it reads */
+	char *buf;		/* CHUNK, aligned; after it what O_DIRECT reads around a piece */
 	struct view_io io;
 	struct fmt_error e;
 };
@@ -50,10 +51,10 @@ struct copier {
 
 /* Linux 6.5, include/uapi/linux/mman.h; the headers of Debian 12 lack it. */
 #ifndef SYS_cachestat
-#define SYS_cachestat 451	/* the same everywhere but on alpha */
+#define SYS_cachestat 451	/* the same on all but alpha */
 #endif
 
-/* Is most of it in the page cache? Where nobody can tell: yes. */
+/* Is most of it in the page cache? If unknown: yes. */
 static bool is_cached(int fd, uint64_t off, size_t len)
 {
 	struct { uint64_t off, len; } range = { off, len };
@@ -63,7 +64,7 @@ static bool is_cached(int fd, uint64_t off, size_t len)
 	       is.cached >= len / (uint64_t)sysconf(_SC_PAGESIZE) / 2;
 }
 
-/* The bytes and what is around them; -EINVAL: not by this way. */
+/* Reads the bytes and what is around them; -EINVAL: not possible this way. */
 static int read_direct(const struct copier *k, uint64_t off, char *to, size_t len)
 {
 	uint64_t from = off - off % IO_ALIGN;
@@ -80,7 +81,7 @@ static int read_direct(const struct copier *k, uint64_t off, char *to, size_t le
 			return -errno;
 		got += (size_t)n;
 		if (got < lead + len && (!n || got % IO_ALIGN))
-			return -EINVAL;	/* shorter than it was: plain reads have words for it */
+			return -EINVAL;	/* truncated: plain reads report it */
 	}
 	memcpy(to, around + lead, len);
 	return 0;
@@ -143,7 +144,7 @@ static int write_all(int fd, const char *p, size_t n, uint64_t off)
 	return 0;
 }
 
-/* O_DIRECT writes whole blocks: zeros behind the last byte, which copy_view() cuts off. */
+/* O_DIRECT writes whole blocks: zeros behind the last byte, which copy_view() truncates. */
 static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 {
 	size_t padded = (n + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
@@ -154,14 +155,14 @@ static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 		err = write_all(c->fd, buf, padded, off);
 		if (err != -EINVAL)
 			return err;
-		fcntl(c->fd, F_SETFL, 0);	/* taken when it was asked for, and not now */
+		fcntl(c->fd, F_SETFL, 0);	/* accepted at open, but not by the write */
 	}
 	return write_all(c->fd, buf, n, off);
 }
 
 /* ---- copying ---------------------------------------------------------------------- */
 
-/* A chunk that nobody has; false: there is none. */
+/* Takes the next chunk; false: there is none. */
 static bool take(struct copy *c, uint64_t *off, size_t *n)
 {
 	uint64_t size = view_size(c->v);
@@ -178,7 +179,7 @@ static bool take(struct copy *c, uint64_t *off, size_t *n)
 	return more;
 }
 
-/* All before it is written, if that matters; false: somebody failed. */
+/* Waits until everything before it is written, if that matters; false: another thread failed. */
 static bool await_turn(struct copy *c, uint64_t off)
 {
 	bool go;
@@ -235,7 +236,7 @@ static int copier_new(struct copier *k, struct copy *c)
 	return k->buf && k->io.scratch ? 0 : -ENOMEM;
 }
 
-/* Signals stay with the thread that was there before: it removes what is not finished. */
+/* Signals go to the original thread, which removes what is not finished. */
 static void start(struct copier *k)
 {
 	sigset_t old;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn diff: which tensors differ between two checkpoints. Nothing is read where the same
- * extents of files with equal checksums (or of one file) are compared; else the elements
- * are, however the two are cut into pieces.
+ * cairn diff: which tensors differ between two checkpoints. Nothing is read if the same
+ * extents of files with equal checksums (or of one file) are compared; otherwise the elements
+ * are, however the two are split into pieces.
  */
 #include "ckpt.h"
 
@@ -11,7 +11,8 @@
 
 struct diff {
 	struct ckpt a, b;
-	struct fmt_set *values_a, *values_b;	/* of a torch.save file beside a DCP checkpoint */
+	struct fmt_set *values_a, *values_b;	/* of a torch.save file compared with a DCP
+						 * checkpoint */
 	struct compare cmp;
 	bool json, verbose;
 	struct json_out j;
@@ -129,7 +130,7 @@ static void both_blobs(struct diff *d, const struct fmt_blob *x, const struct fm
 	}
 }
 
-/* ---- all, in step: both are sorted by name ---------------------------------------- */
+/* ---- all, in parallel: both are sorted by name ------------------------------------ */
 
 static void diff_tensors(struct diff *d)
 {
@@ -186,7 +187,8 @@ static int open_one(struct diff *d, const char *path, struct ckpt *c)
 	return CAIRN_OK;
 }
 
-/* DCP has items that are no tensors; what a torch.save file has in their place is read only here. */
+/* DCP has items that are not tensors; the corresponding values of a torch.save file are read only
+ * here. */
 static int read_values(struct diff *d, const struct ckpt *c, const struct ckpt *other,
 		       struct fmt_set **out)
 {
@@ -226,7 +228,7 @@ static void totals(struct diff *d)
 		       (unsigned long long)d->reshaped, (unsigned long long)d->changed,
 		       (unsigned long long)d->same);
 		if (d->unknown)
-			printf(", %llu cannot be told", (unsigned long long)d->unknown);
+			printf(", %llu cannot be compared", (unsigned long long)d->unknown);
 		printf("; %s read\n", human_bytes(d->cmp.read, buf));
 		return;
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn discard: gives up versions whose close failed. Nothing but a person's word does that: the
+ * cairn discard: discards versions whose close failed. This is never done automatically: the
  * bytes exist nowhere else.
  */
 #include "cli.h"
@@ -16,16 +16,16 @@
 static const char *reason(int err)
 {
 	switch (err) {
-	case -EINVAL: return "its state is not failed: there is nothing to give up";
+	case -EINVAL: return "its state is not failed: there is nothing to discard";
 	case -EBUSY: return "it is open; close it first";
-	case -EAGAIN: return "the version before it is still on its way to the store; `cairn wait` and try again";
+	case -EAGAIN: return "the previous version is not in the store yet; `cairn wait` and try again";
 	case -EACCES:
 	case -EPERM: return "only root and the user who mounted it may";
 	default: return strerror(-err);
 	}
 }
 
-static int ask(const struct place *p, uint64_t ino)
+static int ask(const struct location *p, uint64_t ino)
 {
 	CLEANUP_CLOSE int fd = openat(p->root, ".cairn/control", O_WRONLY | O_CLOEXEC);
 	char line[40];
@@ -36,14 +36,14 @@ static int ask(const struct place *p, uint64_t ino)
 
 static int discard(const char *path)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	struct stat st;
-	int code = place_need(path, true, &p);
+	int code = location_need(path, true, &p);
 
 	if (code)
 		return code;
 	int err = fstatat(p.fd, "", &st, AT_EMPTY_PATH) ? -errno : S_ISREG(st.st_mode) ? ask(&p, st.st_ino) : -EINVAL;
-	bool gone = err == -ENODATA;	/* no version stands in the store: what is left of it is its name */
+	bool gone = err == -ENODATA;	/* the store has no version: only the name is left */
 
 	if (gone)
 		err = unlink(path) ? -errno : 0;
@@ -51,8 +51,8 @@ static int discard(const char *path)
 		complain("%s: %s", path, reason(err));
 		return CAIRN_FAILED;
 	}
-	printf("%s: given up; %s\n", path, gone ? "there was no version before it, so it is removed" :
-	       "the version before it counts again");
+	printf("%s: discarded; %s\n", path, gone ? "there was no previous version, so it is removed" :
+	       "the previous version is in force again");
 	return CAIRN_OK;
 }
 

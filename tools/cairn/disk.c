@@ -2,10 +2,10 @@
  *
  * Reads past the page cache; see disk.h.
  *
- * A range is cut into chunks at multiples of CHUNK; chunk k lives in slot
- * k % SLOTS, from its submission until its bytes were handed on. Reads end in any
- * order and are handed on in theirs. Whatever a ring read did not bring (short,
- * refused) is read again with pread(2), so that is where errors are found.
+ * A range is split into chunks at multiples of CHUNK; chunk k is in slot
+ * k % SLOTS, from its submission until its bytes were passed on. Reads end in any
+ * order and are passed on in sequence. Whatever a ring read did not deliver (short,
+ * refused) is read again with pread(2), so that is where errors are detected.
  */
 #include "disk.h"
 
@@ -77,7 +77,7 @@ struct disk *disk_new(void)
 			return NULL;
 		}
 	}
-	/* without a ring (seccomp, sysctl) it is pread(2) all the way */
+	/* without a ring (seccomp, sysctl) everything uses pread(2) */
 	d->has_ring = !io_uring_queue_init(SLOTS, &d->ring, 0);
 	return d;
 }
@@ -118,13 +118,13 @@ static ssize_t read_at(struct disk *d, char *buf, size_t len, uint64_t off)
 	return n < 0 ? -errno : n;
 }
 
-/* Whole blocks of a chunk that ends at `need`: no more pages than are wanted. */
+/* Whole blocks of a chunk that ends at `need`: no more pages than needed. */
 static size_t whole(size_t need)
 {
 	return (need + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
 }
 
-/* Brings the first `need` bytes of the chunk at off into the slot. */
+/* Reads the first `need` bytes of the chunk at off into the slot. */
 static int fill(struct disk *d, struct slot *s, uint64_t off, size_t need)
 {
 	while (s->got < need) {
@@ -136,13 +136,13 @@ static int fill(struct disk *d, struct slot *s, uint64_t off, size_t need)
 		if (n < 0)
 			return (int)n;
 		if (at + (size_t)n <= s->got)
-			return -EIO;	/* shorter than it was a moment ago */
+			return -EIO;	/* truncated meanwhile */
 		s->got = at + (size_t)n;
 	}
 	return 0;
 }
 
-/* Queues the read of a chunk; without a ring, or a place in it, fill() reads it. */
+/* Queues the read of a chunk; without a ring, or a free entry in it, fill() reads it. */
 static void submit(struct disk *d, struct slot *s, uint64_t off, size_t need)
 {
 	struct io_uring_sqe *sqe = d->has_ring ? io_uring_get_sqe(&d->ring) : NULL;
@@ -155,7 +155,7 @@ static void submit(struct disk *d, struct slot *s, uint64_t off, size_t need)
 	s->in_flight = true;
 }
 
-/* Waits for the slot. Its ring read may have failed: then it has got nothing. */
+/* Waits for the slot. If its ring read failed, it is empty. */
 static int settle(struct disk *d, struct slot *s)
 {
 	while (s->in_flight) {

@@ -46,7 +46,7 @@ int export_read(struct export *x, const char *path)
 	return x->bad || v.state != CKPT_COMPLETE ? CAIRN_FAILED : CAIRN_OK;
 }
 
-/* One line: what is written holds tensors and nothing else. */
+/* One line: the output contains only tensors. */
 static void tell_left_out(const struct export *x)
 {
 	const struct fmt_set *s = x->ck.set;
@@ -62,7 +62,7 @@ static void tell_left_out(const struct export *x)
 				       s->blob[i].name);
 	}
 	if (s->n_blobs) {
-		fputs("cairn: left out, since they are no tensors:", stderr);
+		fputs("cairn: left out, because they are not tensors:", stderr);
 		print_name(stderr, text);
 		fputc('\n', stderr);
 	}
@@ -84,7 +84,7 @@ static int lay_out(struct export *x, struct fmt_error *e)
 	}
 }
 
-/* Items that are no tensors are copied as they are: into DCP only what its archive's CRCs prove. */
+/* Items that are not tensors are copied unchanged: into DCP only if their archive's CRCs match. */
 static int check_objects(struct export *x, struct fmt_error *e)
 {
 	const struct fmt_set *s = x->ck.set;
@@ -97,7 +97,7 @@ static int check_objects(struct export *x, struct fmt_error *e)
 		struct fmt_source item;
 
 		if (b->pickle || b->refusal || b->file == FMT_NO_FILE)
-			continue;	/* no bytes, or refused by who lays it out */
+			continue;	/* no bytes, or refused by the layout */
 		err = files_get(&x->files, b->file, &o);
 		if (err)
 			return put_told(e, err, s->file[b->file].name);
@@ -176,11 +176,11 @@ int export_need_out(const struct export *x, const char *sub)
 	bool dir = x->format == EXPORT_DCP;
 
 	if (stat(x->out, &st))
-		return CAIRN_OK;	/* whatever is wrong with it is told when it is made */
+		return CAIRN_OK;	/* other errors are reported when it is created */
 	if (!dir && !S_ISREG(st.st_mode))
-		return complain_usage(sub, "%s: there already, and no file", x->out);
+		return complain_usage(sub, "%s: exists and is not a file", x->out);
 	if (dir && (!S_ISDIR(st.st_mode) || !put_is_empty(x->out)))
-		return complain_usage(sub, "%s: there already, and no empty directory", x->out);
+		return complain_usage(sub, "%s: exists and is not an empty directory", x->out);
 	return CAIRN_OK;
 }
 
@@ -216,7 +216,7 @@ int cmd_export(int argc, char **argv)
 			return complain_option("export", argv);
 		else if (!parse_format(optarg, &x.format))
 			return complain_usage("export",
-					      "--format %s: safetensors, torch and dcp are known",
+					      "--format %s: must be safetensors, torch or dcp",
 					      optarg);
 	}
 	if (argc - optind != 2)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What `cairn export` and `cairn import` share: a checkpoint's set, laid out as the files of
+ * Shared by `cairn export` and `cairn import`: a checkpoint's set, laid out as the files of
  * another (fs/formats/view*.c), written whole or not at all.
  */
 #ifndef CAIRN_EXPORT_H
@@ -17,7 +17,7 @@ struct export {
 	struct files files;
 	struct view_base *base;
 	struct view *view, *metadata;	/* metadata: of DCP only */
-	const char *out;	/* as the user wrote it */
+	const char *out;	/* as given by the user */
 	const char *note;	/* "exporting" */
 	enum export_format format;
 	bool quiet, bad;
@@ -27,28 +27,28 @@ struct export {
 
 #define EXPORT_EMPTY ((struct export){ .ck = CKPT_EMPTY, .note = "exporting" })
 
-/* Reads a checkpoint into x->ck and tells what is wrong with it. Nothing is guessed: one that is
- * not whole, or not understood in full, gives CAIRN_FAILED; no checkpoint, CAIRN_USAGE. */
+/* Reads a checkpoint into x->ck and reports errors. Nothing is guessed: one that is
+ * not whole, or not fully supported, gives CAIRN_FAILED; not a checkpoint, CAIRN_USAGE. */
 int export_read(struct export *x, const char *path);
-/* Can OUT be made at all? 0, or one line (of the subcommand `sub`) and CAIRN_USAGE. */
+/* Can OUT be created at all? 0, or one line (of the subcommand `sub`) and CAIRN_USAGE. */
 int export_need_out(const struct export *x, const char *sub);
-/* Lays x->ck out and writes it to x->out, tells totals, or why not. */
+/* Lays x->ck out and writes it to x->out, prints totals, or the error. */
 int export_write(struct export *x);
 void export_free(struct export *x);
 
 /* ---- the files (put.c) ------------------------------------------------------ */
 
-/* Signals that end us remove what is not finished. Before the first put. */
+/* Signals that end us remove what is not finished. Call it before the first put. */
 void put_catch_signals(void);
-/* Between these a signal waits: what is made, and the note of it, are one. */
+/* Between these a signal is blocked: what is created is also recorded. */
 void put_hold_signals(sigset_t *old);
 void put_let_signals(const sigset_t *old);
-/* One line into e, and its value is err. */
+/* Writes one line into e, and returns err. */
 int put_told(struct fmt_error *e, int err, const char *name);
-/* x->out and the directories above it that are missing; whole or not at all. As a file: x->view, a
- * hidden file beside it, renamed when it is on stable storage; the name is there, too, afterwards. As
- * a DCP checkpoint: x->view and x->metadata in a directory, which is made, or empty. The data are on
- * stable storage before .metadata gets its name, and both are afterwards. */
+/* Creates x->out and its missing parent directories; whole or not at all. As a file: x->view, a
+ * hidden file in the same directory, renamed when it is on stable storage; so is its name
+ * afterwards. As a DCP checkpoint: x->view and x->metadata in a directory, which is created, or
+ * empty. The data are on stable storage before .metadata gets its name, and both are afterwards. */
 int put_out(struct export *x, struct fmt_error *e);
 /* A directory without entries? 1, 0 or -errno. */
 int put_is_empty(const char *path);

@@ -8,7 +8,7 @@
 #include <getopt.h>
 #include <string.h>
 
-/* By its content: a torch.save file may have any name. */
+/* Detected by content: a torch.save file may have any name. */
 static bool is_torch(const char *path)
 {
 	CLEANUP_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -41,7 +41,7 @@ static void tell_left_out(const struct left_out *l)
 {
 	if (!l->n)
 		return;
-	fputs("cairn: left out, as DCP leaves it out:", stderr);
+	fputs("cairn: left out, as in DCP:", stderr);
 	print_name(stderr, l->text);
 	if (l->n > 8)
 		fprintf(stderr, " and %zu more", l->n - 8);
@@ -85,7 +85,7 @@ static int read_safetensors(struct export *x, const char *path)
 	if (code || x->ck.kind.format == CKPT_SAFETENSORS)
 		return code;
 	return complain_usage("import",
-			      "%s: a %s checkpoint, which `cairn export --format dcp` takes", path,
+			      "%s: a %s checkpoint; use `cairn export --format dcp`", path,
 			      ckpt_format_name(x->ck.kind.format));
 }
 

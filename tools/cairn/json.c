@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many bytes stand for themselves. */
+/* How many bytes can be written unescaped. */
 static size_t plain(const char *s)
 {
 	size_t n = 0;

@@ -2,7 +2,7 @@
  *
  * JSON, as much as `cairn` needs. Names on Linux are bytes, JSON strings are
  * not: the writer writes a byte that is not part of valid UTF-8 as \u00XX, and
- * json_bytes() turns \u0080..\u00ff back into that byte. The reader is the one
+ * json_bytes() turns \u0080..\u00ff back into that byte. The reader is that
  * of fs/formats/.
  */
 #ifndef CAIRN_JSON_H
@@ -15,7 +15,7 @@
 
 #include "fs/formats/formats.h"
 
-/* json_read() for who has no use for the reason. */
+/* json_read() without the reason of an error. */
 static inline int json_parse(const char *text, size_t len, struct json_doc **out)
 {
 	return json_read(text, len, out, NULL);
@@ -34,7 +34,7 @@ void json_put_string(struct json_out *j, const char *key, const char *bytes);	/*
 void json_put_u64(struct json_out *j, const char *key, uint64_t n);
 void json_put_i64(struct json_out *j, const char *key, int64_t n);
 void json_put_bool(struct json_out *j, const char *key, bool b);
-/* A path: the string, and where it is not valid UTF-8 also <key>_hex with its bytes. */
+/* A path: the string, and if it is not valid UTF-8 also <key>_hex with its bytes. */
 void json_put_path(struct json_out *j, const char *key, const char *bytes);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One file of `cairn verify`: is what the store's disk holds what was persisted?
+ * One file of `cairn verify`: are the bytes on the store's disk those that were persisted?
  */
 #include "verify.h"
 
@@ -8,7 +8,7 @@
 #include <fcntl.h>
 #include <string.h>
 
-#define LOOKS 5			/* at a file with changes around it */
+#define LOOKS 5			/* tries for a file with changes around it */
 #define BETWEEN_LOOKS_S 0.2
 
 static void on_bytes(void *ctx, uint64_t n)
@@ -25,7 +25,7 @@ enum finding unreadable(struct file *f, const char *what, int err)
 	return IS_UNREADABLE;
 }
 
-/* The store file's own checksum; IS_UNVERIFIABLE when it has none. */
+/* The store file's own checksum; IS_UNVERIFIABLE if it has none. */
 static enum finding store_checksum(struct verify *v, int fd, struct file *f, char out[CAIRN_SUM_LEN])
 {
 	int err = xattr_of_fd(fd, XATTR_CHECKSUM, out, CAIRN_SUM_LEN);
@@ -33,7 +33,7 @@ static enum finding store_checksum(struct verify *v, int fd, struct file *f, cha
 	if (err == -EOPNOTSUPP)
 		err = v->side ? 0 : sidecar_open(v->store, &v->side);
 	if (!err && v->side)
-		err = sidecar_sum(v->side, f->twin, f->name, out);
+		err = sidecar_sum(v->side, f->peer, f->name, out);
 	if (!err && !strncmp(out, "xxh3:", 5))
 		return IS_OK;
 	if (err && err != -ENODATA && err != -ERANGE)
@@ -45,7 +45,7 @@ static enum finding store_checksum(struct verify *v, int fd, struct file *f, cha
 /* Reads the store file and compares it with f->want, or if that is "" with its own. */
 static enum finding read_and_compare(struct verify *v, struct file *f)
 {
-	CLEANUP_CLOSE int fd = openat(f->twin, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	CLEANUP_CLOSE int fd = openat(f->peer, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	char own[CAIRN_SUM_LEN];
 	bool cached = false;
 	enum finding r;
@@ -63,7 +63,7 @@ static enum finding read_and_compare(struct verify *v, struct file *f)
 	}
 	if (!*f->want)
 		memcpy(f->want, own, sizeof(own));
-	f->sure = r == IS_OK;	/* what was opened says of itself that it is this version */
+	f->sure = r == IS_OK;	/* the opened file has the checksum of this version */
 	err = sum_of_disk(v->disk, fd, f->got, &cached, on_bytes, v);
 	if (err)
 		return unreadable(f, "read", err);
@@ -74,7 +74,7 @@ static enum finding read_and_compare(struct verify *v, struct file *f)
 	return IS_MISMATCH;
 }
 
-/* What the mount says of the file now; IS_OK when it can be compared. */
+/* What the mount reports about the file now; IS_OK if it can be compared. */
 static enum finding ask_mount(struct file *f)
 {
 	int err = xattr_at(f->dirfd, f->name, XATTR_STATE, f->state, sizeof(f->state));
@@ -104,7 +104,7 @@ static enum finding look(struct verify *v, struct file *f)
 		r = ask_mount(f);
 	if (r != IS_OK)
 		return r;
-	if (f->twin < 0) {
+	if (f->peer < 0) {
 		snprintf(f->why, sizeof(f->why), "its directory is missing in the store");
 		return IS_MISMATCH;
 	}
@@ -125,10 +125,10 @@ int open_parent(int dirfd, const char *path, const char **name)
 	return fd < 0 ? -errno : fd;
 }
 
-/* look(), by the names that mount and store have now. */
+/* look(), by the present names in mount and store. */
 static enum finding look_afresh(struct verify *v, const struct file *old, struct file *f)
 {
-	CLEANUP_CLOSE int dir = -1, twin = -1;
+	CLEANUP_CLOSE int dir = -1, peer = -1;
 
 	*f = *old;
 	dir = open_parent(v->p->root, f->below, &f->name);
@@ -136,27 +136,27 @@ static enum finding look_afresh(struct verify *v, const struct file *old, struct
 		return IS_GONE;
 	if (dir < 0)
 		return unreadable(f, "its directory", dir);
-	twin = open_parent(v->store, f->below, &f->name);
+	peer = open_parent(v->store, f->below, &f->name);
 	f->dirfd = dir;
-	f->twin = twin;
+	f->peer = peer;
 	return look(v, f);
 }
 
-/* True when nothing is on its way to the store; *seq numbers the last change. */
+/* True if nothing is pending; *seq is the number of the last change. */
 static bool settled(const struct verify *v, uint64_t *seq)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 
 	*seq = 0;
-	if (place_status(v->p, &d))
+	if (location_status(v->p, &d))
 		return true;
 	*seq = json_u64(d, json_at(d, 0, "log.last_seq"));
 	return !json_u64(d, json_at(d, 0, "log.pending"));
 }
 
-/* A file that is replaced or moved shows for a moment different faces in mount and
- * store: such a mismatch counts when nothing changed around the look at it. A file
- * whose bytes differ from its own checksum is judged at once. */
+/* A file that is being replaced or moved may differ between mount and store for a
+ * moment: such a mismatch counts only if nothing changed during the check. A file
+ * whose bytes differ from its own checksum is a mismatch at once. */
 enum finding judge(struct verify *v, struct file *f)
 {
 	enum finding r = look(v, f);
@@ -172,7 +172,7 @@ enum finding judge(struct verify *v, struct file *f)
 			return r;
 	}
 	if (r == IS_MISMATCH && !f->sure && v->p->on_mount) {
-		snprintf(f->why, sizeof(f->why), "changes around it are on their way to the store");
+		snprintf(f->why, sizeof(f->why), "changes around it are not in the store yet");
 		r = IS_NOT_DURABLE;
 	}
 	return r;

@@ -18,7 +18,7 @@ struct search {
 	size_t n, cap;
 };
 
-/* Whose checkpoints count. Anybody else who may write below top would decide what others go on
+/* Whose checkpoints count. Any other user who may write below top could decide what others resume
  * from. */
 static bool trusts(const struct search *s, const struct stat *st)
 {
@@ -32,7 +32,7 @@ static bool trusts_at(const struct search *s, int dirfd, const char *name)
 	return !fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) && trusts(s, &st);
 }
 
-/* Each directory on the way to it, and itself. */
+/* Checks each directory on the way to it, and itself. */
 static bool trusts_nested(const struct search *s, int dirfd, const char *name)
 {
 	CLEANUP_FREE char *part = strdup(name);
@@ -73,7 +73,7 @@ static int add(struct search *s, const struct walk_item *it, const struct ckpt_k
 	return v[s->n].path ? (s->n++, 0) : -ENOMEM;
 }
 
-/* 1: it is a checkpoint, and what is in it belongs to it; 0: look inside; or -errno. */
+/* 1: it is a checkpoint, with all its contents; 0: look inside; or -errno. */
 static int consider(struct search *s, const struct walk_item *it)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
@@ -82,7 +82,7 @@ static int consider(struct search *s, const struct walk_item *it)
 	if (err || c.kind.format == CKPT_NONE)
 		return err == -ENOMEM ? err : 0;
 	err = add(s, it, &c.kind);
-	/* loose files of tensors may stand beside whole checkpoints: look further down */
+	/* loose files of tensors may be next to whole checkpoints: look further down */
 	return err ? err : !ckpt_is_loose(&c.kind);
 }
 
@@ -101,14 +101,14 @@ static int search(struct search *s)
 			continue;
 		if (!trusts(s, &it.st)) {
 			if (s->verbose && S_ISDIR(it.st.st_mode))
-				complain("%s/%s: passed over: neither of %s's owner, nor root's, nor yours",
+				complain("%s/%s: skipped: its owner is not %s's, root or you",
 					 s->top, it.path, s->top);
 			if (S_ISDIR(it.st.st_mode))
 				walk_leave(w);
 			continue;
 		}
-		if (S_ISREG(it.st.st_mode)) { /* a .ckpt stands for itself; other files for their
-						 directory */
+		if (S_ISREG(it.st.st_mode)) { /* a .ckpt is a checkpoint itself; other files belong
+					       * to their directory */
 			size_t n = strlen(it.name);
 
 			if (n < 5 || strcmp(it.name + n - 5, ".ckpt"))
@@ -116,7 +116,7 @@ static int search(struct search *s)
 		}
 		err = consider(s, &it);
 		if (err > 0)
-			walk_leave(w);	/* what is inside belongs to it */
+			walk_leave(w);	/* its contents belong to it */
 	}
 	if (err >= 0)
 		s->n = ckpt_found_sort(s->v, s->n);
@@ -157,7 +157,7 @@ static int is_safe(void *ctx, size_t i)
 		ckpt_expect_ranks(&c.kind, w.ranks, c.quiet_s, &v);
 	if (is_foreign(s, &c)) {
 		if (s->verbose)
-			complain("%s: passed over: a part of it is neither of %s's owner, nor root's, nor yours",
+			complain("%s: skipped: the owner of a part of it is not %s's, root or you",
 				 c.path, s->top);
 		return 0;
 	}
@@ -169,8 +169,8 @@ static int is_safe(void *ctx, size_t i)
 	return 0;
 }
 
-/* The daemon looks where it is cheapest, and keeps what it found. -EOPNOTSUPP: there is none to
- * ask, or -v wants to know more than it says. */
+/* The daemon searches with less work, and caches the result. -EOPNOTSUPP: there is no daemon,
+ * or -v needs more than it returns. */
 static int ask_daemon(const struct search *s, char **below)
 {
 	char path[4096];
@@ -199,7 +199,7 @@ static int look_myself(struct search *s, char **below)
 int cmd_latest(int argc, char **argv)
 {
 	static const struct option longs[] = { { "verbose", no_argument, NULL, 'v' }, { 0 } };
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_FREE char *below = NULL, *path = NULL;
 	CLEANUP_CLOSE int fd = -1;
 	struct search s = { 0 };
@@ -215,10 +215,10 @@ int cmd_latest(int argc, char **argv)
 		return complain_usage("latest", "one directory");
 	s.top = argv[optind];
 	fd = open(s.top, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	err = fd < 0 ? -errno : place_find(s.top, &p);
+	err = fd < 0 ? -errno : location_find(s.top, &p);
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
-		complain_place(s.top, err);
-		return place_code(err);
+		complain_location(s.top, err);
+		return location_code(err);
 	}
 	s.on_mount = p.on_mount;
 	s.fd = fd;
@@ -230,7 +230,7 @@ int cmd_latest(int argc, char **argv)
 	if (path)
 		print_name(stdout, path), putchar('\n');
 	else if (err != -ENOENT)
-		complain_place(s.top, err ? err : -ENOMEM);
+		complain_location(s.top, err ? err : -ENOMEM);
 	else
 		complain("%s: no checkpoint that is complete%s", s.top,
 			 s.on_mount ? " and durable" : "");

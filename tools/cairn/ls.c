@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn ls: what is in a directory and how far it is on its way to the store; of a
- * checkpoint also what it is and whether it is whole.
+ * cairn ls: the entries of a directory and their states; for a checkpoint also
+ * its kind and whether it is complete.
  */
 #include "ckpt.h"
 
@@ -24,7 +24,7 @@ struct row {
 	char state[16], lane[16], sum[48], error[1024], pending[24];
 	char *target;		/* of a symlink */
 	uint64_t files, bytes;	/* of a directory: in all of it */
-	struct ckpt_kind kind;	/* NONE: no checkpoint */
+	struct ckpt_kind kind;	/* NONE: not a checkpoint */
 	struct ckpt_verdict verdict;
 	uint64_t own_files, own_bytes;	/* of a checkpoint of loose files */
 	double age_s;
@@ -32,17 +32,17 @@ struct row {
 
 struct listing {
 	const struct opts *o;
-	const struct place *p;
+	const struct location *p;
 	struct row *rows;
 	size_t n;
-	bool incomplete;	/* something could not be read, and was told */
-	struct ckpt self;	/* of the directory listed; kind NONE: no checkpoint */
+	bool incomplete;	/* something could not be read, and was reported */
+	struct ckpt self;	/* of the directory listed; kind NONE: not a checkpoint */
 	struct row self_row;
 };
 
 /* ---- gather ----------------------------------------------------------------------- */
 
-static bool is_top(const struct place *p)
+static bool is_top(const struct location *p)
 {
 	return !*p->below;
 }
@@ -52,13 +52,13 @@ static void sum_up(struct listing *l, int dirfd, struct row *r)
 	CLEANUP_CLOSE int fd = openat(dirfd, r->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	CLEANUP_WALK struct walk *w = NULL;
 	struct walk_item it;
-	/* ours, and closed to others, lies at the top of a store only */
+	/* .cairn, closed to others, is only at the top of a store */
 	bool skip = !l->p->on_mount && is_top(l->p) && !strcmp(r->name, ".");
 	int err = fd < 0 ? -errno : walk_open(fd, -1, skip ? ".cairn" : NULL, &w);
 
 	while (!err && walk_next(w, &it) != WALK_END) {
 		if (it.what == WALK_ERROR)
-			err = it.err == -ENOENT ? 0 : it.err;	/* removed while we look */
+			err = it.err == -ENOENT ? 0 : it.err;	/* removed meanwhile */
 		if (it.what != WALK_ENTRY || !S_ISREG(it.st.st_mode))
 			continue;
 		r->files++;
@@ -96,7 +96,7 @@ static void judge_row(struct row *r, struct ckpt *c)
 	}
 }
 
-/* An entry that is a checkpoint: a directory, or beside other things a file. */
+/* An entry that is a checkpoint: a directory, or a file among others. */
 static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
@@ -104,17 +104,17 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 
 	if (l->self.kind.format != CKPT_NONE &&
 	    !(ckpt_is_loose(&l->self.kind) && S_ISDIR(r->st.st_mode)))
-		return;		/* the parts of one are none */
+		return;		/* the parts of a checkpoint are not checkpoints */
 	if (S_ISREG(r->st.st_mode))
 		ckpt_recognize_file(r->name, &file);
 	if (!S_ISDIR(r->st.st_mode) && file.format == CKPT_NONE)
 		return;
 	if (ckpt_open(dirfd, r->name, r->name, l->p->on_mount, &c))
-		return;		/* whatever it is, its own row says what can be said */
+		return;		/* its own row reports the error */
 	judge_row(r, &c);
 }
 
-/* Where the format does not say how many ranks there are: as many as one step before. */
+/* If the format does not specify the number of ranks: as many as one step before. */
 static void expect_ranks(struct listing *l)
 {
 	for (size_t i = 0; i < l->n; i++) {
@@ -133,7 +133,7 @@ static void expect_ranks(struct listing *l)
 	}
 }
 
-/* Errors of xattrs leave a blank: a symlink has none, a bare store only the checksum. */
+/* Errors of xattrs leave a blank: a symlink has none, an unmounted store only the checksum. */
 static int fill(struct listing *l, int dirfd, const char *name, struct row *r)
 {
 	const struct opts *o = l->o;
@@ -197,7 +197,7 @@ static const char *dash(const char *s)
 
 static const char *owner(const struct stat *st, char *buf, size_t cap)
 {
-	/* asked once per change of owner: getpwuid() may go over the network */
+	/* once per change of owner: getpwuid() may use the network */
 	static char user[64], group[64];
 	static uid_t uid;
 	static gid_t gid;
@@ -282,7 +282,7 @@ static void show_ckpt(const struct row *r, bool exact)
 	printf(", %s old", human_time(r->age_s, buf));
 }
 
-/* Of a shard: what the metadata has in it. */
+/* Of a shard: its items in the metadata. */
 static void show_shard(const struct listing *l, const struct row *r)
 {
 	const struct fmt_set *s = l->self.set;
@@ -455,8 +455,8 @@ static void show_json(struct json_out *j, const struct listing *l)
 
 /* ---- one PATH --------------------------------------------------------------------- */
 
-/* The directory a file is in, and its name there, from its place. */
-static int parent_of(const struct place *p, char **name)
+/* The directory of a file, and its name there, from its location. */
+static int parent_of(const struct location *p, char **name)
 {
 	CLEANUP_FREE char *dir = strdup(p->below);
 	char *slash = dir ? strrchr(dir, '/') : NULL;
@@ -473,7 +473,7 @@ static int parent_of(const struct place *p, char **name)
 	return fd < 0 ? -errno : fd;
 }
 
-/* What the directory itself is, and its sums, before its entries are looked at. */
+/* The kind of the directory itself, and its sums, before its entries. */
 static void read_self(struct listing *l)
 {
 	struct row *r = &l->self_row;
@@ -526,16 +526,16 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 
 static int list(const char *path, const struct opts *o, bool title, struct json_out *j)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	struct listing l = { .o = o, .p = &p, .self = CKPT_EMPTY };
 	struct names names = { 0 };
-	int dirfd = -1, err, code = place_need(path, false, &p);
+	int dirfd = -1, err, code = location_need(path, false, &p);
 
 	if (code)
 		return code;
 	err = read_listing(&l, &names, &dirfd);
 	if (err) {
-		complain_place(path, err);
+		complain_location(path, err);
 		code = CAIRN_FAILED;
 	} else if (o->json) {
 		show_json(j, &l);

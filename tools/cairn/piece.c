@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pieces of tensors: their files, where exactly their elements lie, and whether two of them
- * hold the same.
+ * Pieces of tensors: their files, the positions of their elements, and whether two of them
+ * are equal.
  */
 #include "ckpt.h"
 
@@ -131,7 +131,7 @@ bool is_on_fuse(int fd)
 	return !fstatfs(fd, &fs) && fs.f_type == FUSE_SUPER_MAGIC;
 }
 
-/* Not in a FUSE mount: ours would answer through the daemon what it lets the kernel read by itself. */
+/* Not in a FUSE mount: ours would pass the reads through the daemon. */
 static int open_direct(int fd)
 {
 	char path[32];
@@ -179,7 +179,7 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 
 struct side {			/* one of the two, read through a window */
 	const struct fmt_source *s;
-	uint64_t end;		/* of the extent: nothing behind it is read */
+	uint64_t end;		/* of the extent: nothing beyond it is read */
 	char *buf;
 	uint64_t at;		/* of the window, in the file */
 	size_t have;
@@ -187,7 +187,7 @@ struct side {			/* one of the two, read through a window */
 	const uint64_t *stride;
 };
 
-/* n <= WINDOW bytes at `at`; those behind them come along: short runs follow each other. */
+/* n <= WINDOW bytes at `at`; the bytes after them are read, too: short runs follow each other. */
 static int window(struct side *x, uint64_t at, size_t n, const char **out, uint64_t *read)
 {
 	size_t want = WINDOW;
@@ -231,7 +231,7 @@ static int same_run(struct side *a, struct side *b, uint64_t at_a, uint64_t at_b
 	return err;
 }
 
-/* How many of the last dimensions of the box lie in one run on both sides, and its length
+/* How many of the last dimensions of the box form one run on both sides, and its length
  * in elements. */
 static unsigned run_of(const uint64_t *size, unsigned ndim, const uint64_t *sa, const uint64_t *sb,
 		       uint64_t *run)
@@ -266,7 +266,7 @@ static int same_box(struct side *a, struct side *b, const uint64_t *size, unsign
 	return err;
 }
 
-/* What both pieces have; false: nothing. from_a, from_b: where it begins in each. */
+/* The intersection of both pieces; false: none. from_a, from_b: where it begins in each. */
 static bool meet(const struct fmt_piece *p, const struct fmt_piece *q, unsigned ndim,
 		 uint64_t *from_a, uint64_t *from_b, uint64_t *size)
 {
@@ -388,7 +388,7 @@ void compare_close(struct compare *c)
 
 #define MAX_PAIRS 100000000u
 
-/* Cut alike? *known: and each two pieces are one extent, so nothing needs to be read. */
+/* Split alike? *known: and each pair of pieces is one extent, so nothing needs to be read. */
 static bool is_paired(struct compare *c, const struct fmt_tensor *t, const struct fmt_tensor *u,
 		      bool *known)
 {
@@ -430,8 +430,8 @@ int compare_tensors(struct compare *c, const struct fmt_tensor *t, const struct 
 	return err;
 }
 
-/* The value in an item, as bytes that are equal for equal values; NULL: no plain value. A value of
- * a torch.save file is such bytes already. */
+/* The value in an item, as bytes that are equal for equal values; NULL: not a plain value. A value
+ * from a torch.save file already has this form. */
 static const struct fmt_blob *value_of(const struct fmt_blob *b, const struct fmt_source *s,
 				       struct fmt_set *set)
 {
@@ -444,7 +444,7 @@ static const struct fmt_blob *value_of(const struct fmt_blob *b, const struct fm
 	return torchfile_read_value(set, &item, &e) || !set->n_blobs ? NULL : &set->blob[0];
 }
 
-/* Archives of one value differ by who wrote them, and when. */
+/* Archives of one value differ by their writer and time. */
 static int same_values(const struct fmt_blob *x, const struct fmt_source *sx,
 		       const struct fmt_blob *y, const struct fmt_source *sy, bool *same)
 {

@@ -13,11 +13,11 @@
 #define TEMPORARY ".metadata.tmp"	/* as DCP's own writer has it */
 
 static char *unfinished;	/* removed when a signal ends us */
-static struct {			/* what was made, and is no checkpoint yet; likewise */
+static struct {			/* what was created, and is not a checkpoint yet; likewise */
 	int dir;
 	bool data;
 	const char *metadata;	/* its name, once it has one */
-	const char *made;	/* the directory itself, if we made it */
+	const char *made;	/* the directory itself, if we created it */
 } partial = { .dir = -1 };
 
 static struct {			/* OUT's path, and how much of it is the first directory made on the way */
@@ -39,11 +39,12 @@ static void remove_parents(void)
 static void remove_partial(void)
 {
 	if (partial.metadata)
-		unlinkat(partial.dir, partial.metadata, 0);	/* what makes it look whole first */
+		unlinkat(partial.dir, partial.metadata, 0);	/* first, as it makes the rest look
+								 * whole */
 	if (partial.data)
 		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
 	if (partial.made)
-		rmdir(partial.made);	/* not if someone else put something there */
+		rmdir(partial.made);	/* fails if something else is in it */
 }
 
 static void on_signal(int sig)
@@ -92,8 +93,8 @@ int put_told(struct fmt_error *e, int err, const char *name)
 
 /* ---- onto stable storage ---------------------------------------------------------- */
 
-/* Room for all of it first, so that a full disk is met at once; where that is not to be had,
- * only its size. */
+/* Allocates all of it first, so that a full disk fails at once; if that is not supported,
+ * only sets its size. */
 static int make_room(int fd, uint64_t size)
 {
 	if (!size || !fallocate(fd, 0, 0, (off_t)size))
@@ -103,7 +104,7 @@ static int make_room(int fd, uint64_t size)
 	return ftruncate(fd, (off_t)size) ? -errno : 0;
 }
 
-/* All of a view into a new file, onto stable storage; the file is closed. */
+/* All of a view into a new file, onto stable storage; closes the file. */
 static int fill(struct export *x, const struct view *v, int fd, struct fmt_error *e)
 {
 	int err = make_room(fd, view_size(v));
@@ -119,7 +120,7 @@ static int fill(struct export *x, const struct view *v, int fd, struct fmt_error
 	return err;
 }
 
-/* The names in a directory; dir as openat(2) has it. Where it cannot be asked for, they are as
+/* Syncs the names in a directory; dir as in openat(2). If that is not supported, they are as
  * safe as their filesystem makes them by itself. */
 static int sync_names(struct export *x, int dir, const char *path, struct fmt_error *e)
 {
@@ -132,7 +133,7 @@ static int sync_names(struct export *x, int dir, const char *path, struct fmt_er
 	return err;
 }
 
-/* One directory, and its name onto stable storage. 1: made; 0: it is there. */
+/* One directory, and its name onto stable storage. 1: created; 0: it exists. */
 static int make_dir(struct export *x, const char *path, struct fmt_error *e)
 {
 	struct stat st;
@@ -151,7 +152,7 @@ static int make_dir(struct export *x, const char *path, struct fmt_error *e)
 	return err ? err : 1;
 }
 
-/* The directories above OUT; those made here are in `parents`. */
+/* The parent directories of OUT; those created here are in `parents`. */
 static int make_parents(struct export *x, struct fmt_error *e)
 {
 	CLEANUP_FREE char *path = strdup(x->out);
@@ -174,7 +175,7 @@ static int make_parents(struct export *x, struct fmt_error *e)
 
 /* ---- one file --------------------------------------------------------------------- */
 
-/* A new file beside OUT; what it is called is in `unfinished`. */
+/* A new file in OUT's directory; its name is in `unfinished`. */
 static int create_beside(const char *out)
 {
 	const char *slash = strrchr(out, '/'), *name = slash ? slash + 1 : out;
@@ -236,7 +237,7 @@ int put_is_empty(const char *path)
 	return err;
 }
 
-/* The directory, and whether it was made here is in `partial`. */
+/* The directory; `partial` records whether it was created here. */
 static int open_out(struct export *x, struct fmt_error *e)
 {
 	sigset_t old;
@@ -290,7 +291,7 @@ static int put_metadata(struct export *x, struct fmt_error *e)
 	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->metadata, fd, e);
 }
 
-/* The data's name is on stable storage before .metadata has its own. */
+/* The data's name is on stable storage before .metadata gets its own. */
 static int commit(struct export *x, struct fmt_error *e)
 {
 	sigset_t old;

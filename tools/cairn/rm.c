@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn rm: retention. Of the checkpoints that stand in a directory, with a step each, the last N
- * safe ones stay and those of every K-th step. What is not known to be a checkpoint stays, and what
- * is newer than the newest safe one, or being written. The newest safe one stays whatever is asked.
+ * cairn rm: retention. Of the checkpoints in a directory that have a step, the last N safe ones
+ * are kept and those of every K-th step. Also kept is what is not a known checkpoint, what is newer
+ * than the newest safe one, and what is being written. The newest safe one is always kept.
  */
 #include "ckpt.h"
 
@@ -16,7 +16,7 @@ struct item {
 	bool safe, remove, failed;
 	double quiet_s;
 	uint64_t bytes;
-	const char *why;	/* it stays or goes */
+	const char *why;	/* it is kept or removed */
 };
 
 struct retain {
@@ -44,7 +44,7 @@ static int add(struct retain *r, const char *name, const struct ckpt *c, const s
 	return v[r->n].path ? (r->n++, 0) : -ENOMEM;
 }
 
-/* Directories, and .ckpt files; other files are parts of something, or nobody knows what. */
+/* Directories, and .ckpt files; other files are parts of something, or unknown. */
 static int look_at(struct retain *r, const char *name)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
@@ -105,7 +105,7 @@ static int read_all(struct retain *r)
 
 /* ---- decide ----------------------------------------------------------------------- */
 
-/* Newest first. Nothing goes before a safe one was met. */
+/* Newest first. Nothing is removed before a safe one was found. */
 static void decide(struct retain *r)
 {
 	uint64_t safe = 0;
@@ -136,7 +136,7 @@ static void decide(struct retain *r)
 
 /* ---- remove ----------------------------------------------------------------------- */
 
-/* The names without which nobody takes the rest for whole. */
+/* The names without which the rest is not a complete checkpoint. */
 static bool commits(const char *name)
 {
 	static const char *const whole[] = { "metadata.json", "trainer_state.json", "commit_success.txt", CKPT_SNAPSHOT_NAME,
@@ -177,7 +177,8 @@ static int remove_below(int fd)
 	return err;
 }
 
-/* What is left may still look like something, and not every format has a name that commits it. */
+/* What is left may still look like a checkpoint, and not every format has a name that commits
+ * it. */
 static int take_name(struct retain *r, const char **name, char **mine)
 {
 	if (asprintf(mine, CKPT_REMOVED_PREFIX "%s", *name) < 0)
@@ -203,7 +204,7 @@ static int remove_dir(struct retain *r, const char *name)
 	return err;
 }
 
-/* Looked at again: someone may have begun to write it since. */
+/* Checked again: it may be being written again. */
 static int remove_one(struct retain *r, size_t i)
 {
 	const char *name = r->v[i].path;
@@ -219,7 +220,7 @@ static int remove_one(struct retain *r, size_t i)
 	return err ? err : remove_dir(r, name);
 }
 
-/* The oldest first: what is left when this is cut short is the newer part. */
+/* The oldest first: if this is interrupted, the newer ones are left. */
 static void remove_all(struct retain *r)
 {
 	for (size_t i = r->n; i-- > 0;) {
@@ -228,7 +229,7 @@ static void remove_all(struct retain *r)
 
 		if (err) {
 			complain("%s/%s: %s", r->top, r->v[i].path,
-				 err == -EBUSY ? "being written now; it stays" : strerror(-err));
+				 err == -EBUSY ? "being written now; kept" : strerror(-err));
 			t->failed = r->failed = true;
 		} else if (t->remove) {
 			r->removed++;
@@ -291,9 +292,9 @@ static void show_json(const struct retain *r)
 
 /* ---- one DIR ---------------------------------------------------------------------- */
 
-/* In a store itself nobody may serve it: names would go from under its order. The locks are kept
- * until the end, so that nobody begins. Returns how many were taken, or -EBUSY. */
-static int lock_store(const struct place *p, int *lock, int cap)
+/* A store must not be served meanwhile: its order would miss names. The locks are kept
+ * until the end, so that no cairnfs starts. Returns how many were taken, or -EBUSY. */
+static int lock_store(const struct location *p, int *lock, int cap)
 {
 	CLEANUP_CLOSE int fd = openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct names hosts = { 0 };
@@ -337,7 +338,7 @@ static int run(struct retain *r)
 	bool any = false;
 
 	if (err) {
-		complain_place(r->top, err);
+		complain_location(r->top, err);
 		return CAIRN_FAILED;
 	}
 	decide(r);
@@ -349,19 +350,19 @@ static int run(struct retain *r)
 	else
 		show_text(r);
 	if (!any)
-		complain("%s: no checkpoint with a step that is safe: nothing is removed", r->top);
+		complain("%s: no checkpoint with a step is safe: nothing is removed", r->top);
 	return r->failed || !any ? CAIRN_FAILED : CAIRN_OK;
 }
 
 static int retain(struct retain *r)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_CLOSE int fd = open(r->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	int lock[64], n = 0, code, err = fd < 0 ? -errno : place_find(r->top, &p);
+	int lock[64], n = 0, code, err = fd < 0 ? -errno : location_find(r->top, &p);
 
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
-		complain_place(r->top, err);
-		return place_code(err);
+		complain_location(r->top, err);
+		return location_code(err);
 	}
 	r->fd = fd;
 	r->on_mount = p.on_mount;
@@ -410,10 +411,11 @@ int cmd_rm(int argc, char **argv)
 		else if (c != 'n' && c != 'k')
 			return complain_option("rm", argv);
 		else if (!number(optarg, c == 'n' ? &r.keep_last : &r.keep_every))
-			return complain_usage("rm", "%s is no number from 1 on", optarg);
+			return complain_usage("rm", "--keep-%s needs a positive integer, got \"%s\"",
+					      c == 'n' ? "last" : "every", optarg);
 	}
 	if (!r.keep_last && !r.keep_every)
-		return complain_usage("rm", "say what stays: --keep-last N, --keep-every K, or both");
+		return complain_usage("rm", "give --keep-last N, --keep-every K, or both");
 	if (argc - optind != 1)
 		return complain_usage("rm", "one directory");
 	r.top = argv[optind];

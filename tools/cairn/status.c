@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn status: the daemon's status.json, as it is or told to a person.
- * cairn retry:  one word into the control file.
+ * cairn status: the daemon's status.json, unchanged or as text.
+ * cairn retry:  writes to the control file.
  */
 #include "cli.h"
 
@@ -10,7 +10,7 @@
 #include <getopt.h>
 #include <string.h>
 
-/* What --watch shows the change of. */
+/* Values whose rate --watch shows. */
 struct rates {
 	double at, staged, persisted, read;	/* bytes a second; at: when sampled */
 	uint64_t last[3];
@@ -41,7 +41,7 @@ static const char *or_dash(const char *s)
 	return s && *s ? s : "-";
 }
 
-/* ---- for a person ------------------------------------------------------------- */
+/* ---- as text -------------------------------------------------------------------- */
 
 static void print_head(const struct doc *s)
 {
@@ -110,7 +110,7 @@ static void print_refused(const struct doc *s)
 	print_name(stdout, or_dash(path));
 	fputs(": ", stdout);
 	print_name(stdout, or_dash(why));
-	fputs("\n             versions are in lost+found; when it is dealt with, `cairn retry ", stdout);
+	fputs("\n	     versions are in lost+found; when you have handled it, `cairn retry ", stdout);
 	print_name(stdout, s->top);
 	fputs("`\n", stdout);
 }
@@ -195,7 +195,7 @@ static void sample(struct rates *r, const struct doc *s, double *since)
 	*since = t;
 }
 
-static int show_json(const struct place *p, bool one_line)
+static int show_json(const struct location *p, bool one_line)
 {
 	CLEANUP_FREE char *raw = NULL;
 	CLEANUP_JSON struct json_doc *d = NULL;
@@ -215,11 +215,11 @@ static int show_json(const struct place *p, bool one_line)
 	return CAIRN_OK;
 }
 
-static int show_person(const struct place *p, struct rates *r, double *since)
+static int show_person(const struct location *p, struct rates *r, double *since)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 	struct doc s = { .top = p->top };
-	int err = place_status(p, &d);
+	int err = location_status(p, &d);
 
 	if (err)
 		return complain_status(p, err);
@@ -234,7 +234,7 @@ static int show_person(const struct place *p, struct rates *r, double *since)
 	return CAIRN_OK;
 }
 
-static int show(const struct place *p, bool json, bool watch)
+static int show(const struct location *p, bool json, bool watch)
 {
 	struct rates r = { 0 };
 	double since = 0;
@@ -248,8 +248,8 @@ static int show(const struct place *p, bool json, bool watch)
 	}
 }
 
-/* The mount named, or the one meant; CAIRN_OK or complained. */
-static int need_mount(const char *sub, int argc, char **argv, struct place *out)
+/* The given mount, or the default one; CAIRN_OK or complained. */
+static int need_mount(const char *sub, int argc, char **argv, struct location *out)
 {
 	CLEANUP_FREE char *path = NULL;
 	int err = 0;
@@ -257,8 +257,8 @@ static int need_mount(const char *sub, int argc, char **argv, struct place *out)
 	if (argc > 1)
 		return complain_usage(sub, "one MOUNT at a time");
 	if (argc == 1)
-		return place_need(argv[0], true, out);
-	err = place_default(&path);
+		return location_need(argv[0], true, out);
+	err = location_default(&path);
 	if (err == -EEXIST) {
 		complain("several cairnfs are mounted; name one:");
 		print_mounts(stderr);
@@ -268,7 +268,7 @@ static int need_mount(const char *sub, int argc, char **argv, struct place *out)
 		complain("%s", err == -ENODEV ? "no cairnfs is mounted here" : strerror(-err));
 		return CAIRN_USAGE;
 	}
-	err = place_need(path, true, out);
+	err = location_need(path, true, out);
 	out->arg = out->top;
 	return err;
 }
@@ -280,7 +280,7 @@ int cmd_status(int argc, char **argv)
 		{ "watch", no_argument, NULL, 'w' },
 		{ 0 },
 	};
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	bool json = false, watch = false;
 	int c, code;
 
@@ -298,7 +298,7 @@ int cmd_status(int argc, char **argv)
 
 int cmd_retry(int argc, char **argv)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_CLOSE int fd = -1;
 	int code, err;
 
@@ -310,12 +310,12 @@ int cmd_retry(int argc, char **argv)
 	fd = openat(p.root, ".cairn/control", O_WRONLY | O_CLOEXEC);
 	err = fd < 0 || write(fd, "retry\n", 6) < 0 ? call_error() : 0;
 	if (err == -ENOTCONN)
-		complain_place(p.top, err);
+		complain_location(p.top, err);
 	else if (err)
 		complain("%s/.cairn/control: %s%s", p.top, strerror(-err), err == -EACCES || err == -EPERM ?
 			 " (only root and the user who mounted it may)" : "");
 	if (err)
 		return CAIRN_FAILED;
-	printf("%s: asked to retry; `cairn status` tells how it goes\n", p.top);
+	printf("%s: retry requested; see `cairn status`\n", p.top);
 	return CAIRN_OK;
 }

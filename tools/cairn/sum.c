@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Checksums of store files, for `cairn verify`; see sum.h. Not
- * io_sum_file(): a file of a terabyte wants a progress bar, several reads in
- * flight, and its holes not read.
+ * io_sum_file(): a file of a terabyte needs a progress bar, several reads in
+ * flight, and its holes skipped.
  */
 #include "sum.h"
 
@@ -51,7 +51,7 @@ static int take_file(struct summing *s, off_t size)
 		off_t data = lseek(fd, off, SEEK_DATA);
 		off_t hole;
 
-		if (data < 0)	/* ENXIO: a hole up to the end; else: no such thing here */
+		if (data < 0)	/* ENXIO: a hole up to the end; else: not supported */
 			data = errno == ENXIO ? size : off;
 		if (data > size)
 			data = size;
@@ -101,7 +101,7 @@ struct sidecar {
 static void no_notice(void *ctx, const char *text)
 {
 	(void)ctx;
-	(void)text;	/* fallbacks of an engine that moves no bytes here */
+	(void)text;	/* notices of an engine that moves no bytes here */
 }
 
 int sidecar_open(int store, struct sidecar **out)

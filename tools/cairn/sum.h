@@ -14,12 +14,12 @@ struct disk;	/* disk.h */
 
 /* Reads the file open at fd from its disk, with d, and writes its checksum to out. Holes
  * are taken from the file's extents, not read. *cached: O_DIRECT was refused and
- * the bytes came through the page cache, after dropping what it held of the file.
- * `seen` (may be NULL) is told the bytes gone by. 0 or -errno. */
+ * the bytes came through the page cache, after its pages of the file were dropped.
+ * `seen` (may be NULL) is called with the bytes read. 0 or -errno. */
 int sum_of_disk(struct disk *d, int fd, char out[CAIRN_SUM_LEN], bool *cached,
 		void (*seen)(void *ctx, uint64_t bytes), void *ctx);
 
-/* The checksums that a store without xattrs keeps beside its files. store: O_PATH
+/* The checksums that a store without xattrs keeps in separate files. store: O_PATH
  * of the store's root. */
 struct sidecar;
 

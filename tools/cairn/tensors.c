@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn tensors: what is in a checkpoint, from its metadata and headers alone.
+ * cairn tensors: the contents of a checkpoint, from its metadata and headers alone.
  */
 #include "ckpt.h"
 
@@ -28,7 +28,7 @@ static const char *file_name(const struct ckpt *c, uint32_t file)
 	return file == FMT_NO_FILE ? NULL : c->set->file[file].name;
 }
 
-/* Bytes of its elements; false: the dtype is not known here. */
+/* Bytes of its elements; false: unknown dtype. */
 static bool tensor_bytes(const struct fmt_tensor *t, uint64_t *out)
 {
 	uint64_t v;
@@ -41,7 +41,7 @@ static bool tensor_bytes(const struct fmt_tensor *t, uint64_t *out)
 static void show_refusal(const char *why)
 {
 	fputs("  (", stdout);
-	print_name(stdout, why);	/* it may hold names from the file */
+	print_name(stdout, why);	/* it may contain names from the file */
 	putchar(')');
 }
 
@@ -63,7 +63,7 @@ static void show_sizes(const char *before, const uint64_t *v, unsigned n)
 	putchar(']');
 }
 
-/* File and offset, and what there is to say of the piece. */
+/* File and offset, and remarks on the piece. */
 static void show_place(const struct ckpt *c, const struct fmt_tensor *t, const struct fmt_piece *p,
 		       bool length)
 {
@@ -124,7 +124,7 @@ static void show_tensor(const struct ckpt *c, const struct opts *o, const struct
 	show_head(o, t, grid);
 	if (only)
 		show_place(c, t, only, false);
-	if (err && !(only && only->refusal))	/* "NAME: what": the name stands there already */
+	if (err && !(only && only->refusal))	/* "NAME: what": the name is printed already */
 		show_refusal(strncmp(e.text, t->name, n) || e.text[n] != ':' ? e.text : e.text + n + 2);
 	putchar('\n');
 	for (size_t i = 0; !only && i < t->n_pieces; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Words and numbers for a person: sizes, times, the progress bar.
+ * Text for people: sizes, times, the progress bar.
  */
 #include "cli.h"
 
@@ -63,7 +63,7 @@ const char *human_bytes(uint64_t n, char buf[32])
 		memcpy(put_number(buf, n), " B", 3);
 		return buf;
 	}
-	/* 1023.96 would round to "1024.0": the next unit says it better */
+	/* 1023.96 would round to "1024.0": use the next unit */
 	while ((tenths = in_tenths(n, shift)) >= 10240 && u < 5) {
 		u++;
 		shift += 10;
@@ -86,7 +86,8 @@ const char *human_time(double s, char buf[32])
 
 void print_name(FILE *f, const char *name)
 {
-	static FILE *asked;	/* a question to the kernel; listings have a name a line and more */
+	static FILE *asked;	/* cached: isatty() is a system call, and listings print many
+				 * names */
 	static bool tty;
 
 	if (asked != f)
@@ -100,7 +101,7 @@ void print_name(FILE *f, const char *name)
 		const unsigned char *u = (const unsigned char *)name;
 
 		len = fmt_utf8(name, strnlen(name, 4));
-		/* control characters, U+0080 to U+009F among them; and what is no text */
+		/* control characters, including U+0080 to U+009F; and invalid UTF-8 */
 		if (!len || *u < 0x20 || *u == 0x7f || (*u == 0xc2 && u[1] < 0xa0)) {
 			len = 1;
 			fprintf(f, "\\x%02x", *u);

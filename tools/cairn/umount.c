@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn umount: waits until all is durable, unmounts, waits until the daemon is
- * gone. States of the command, each one function:
+ * cairn umount: waits until everything is durable, unmounts, waits until the daemon has
+ * ended. States of the command, each one function:
  *
  *	drain → unmount → gone
  */
@@ -18,20 +18,21 @@
 #include "cli.h"
 
 #define POLL_S 0.1
-#define BUSY_TRIES 10		/* a process that has just exited lets go a moment later */
+#define BUSY_TRIES 10		/* a process that has just exited releases its files a moment
+				 * later */
 #define GONE_NOTE_S 10.0
 #define ELSEWHERE_S 1.0		/* before other mount namespaces are looked at */
 
 extern char **environ;
 
 struct unmounting {
-	struct place p;
+	struct location p;
 	char *point;		/* outlives p, whose descriptors would keep the mount busy */
 	int mount_id;
 	unsigned dev_major, dev_minor;
 	double deadline;	/* 0 = none */
 	struct progress bar;
-	int keeper, keeper_fd;	/* the daemon; keeper_fd -1 = not to be seen from here */
+	int keeper, keeper_fd;	/* the daemon; keeper_fd -1 = not visible from here */
 };
 
 static uint64_t u64(const struct json_doc *d, const char *keys)
@@ -73,7 +74,7 @@ static int complain_late(struct unmounting *u, const struct json_doc *d, uint64_
 	return CAIRN_TIMEOUT;
 }
 
-/* What holds the drain up, or just that it runs. */
+/* What delays the drain, or just that it runs. */
 static char *drain_note(const struct json_doc *d)
 {
 	CLEANUP_FREE char *mapped = json_bytes(d, json_item(d, json_at(d, 0, "waiting_mapped"), 0));
@@ -97,7 +98,7 @@ static int drain(struct unmounting *u)
 		CLEANUP_FREE char *note = NULL;
 		char pending[32];
 		uint64_t left;
-		int err = place_status(&u->p, &d);
+		int err = location_status(&u->p, &d);
 
 		if (err)
 			return complain_status(&u->p, err);
@@ -119,7 +120,7 @@ static int drain(struct unmounting *u)
 
 /* ---- unmount -------------------------------------------------------------------- */
 
-/* 0, -EBUSY, or -EPERM when fusermount3 said why not. */
+/* 0, -EBUSY, or -EPERM if fusermount3 printed the reason. */
 static int run_fusermount(const char *point)
 {
 	char *argv[] = { "fusermount3", "-u", "--", (char *)point, NULL };
@@ -155,7 +156,7 @@ static int complain_stays(const struct unmounting *u, int err)
 		int n = print_users(stderr, u->mount_id);
 
 		if (!n && err == -EBUSY)
-			fputs("  by something that cannot be seen from here\n", stderr);
+			fputs("  by something that is not visible from here\n", stderr);
 		if (n || err == -EBUSY)
 			fputs("  end these, or detach it with `umount -l`\n", stderr);
 	}
@@ -166,7 +167,7 @@ static int unmount(struct unmounting *u)
 {
 	int err = -EBUSY;
 
-	place_close(&u->p);
+	location_close(&u->p);
 	for (int i = 0; err == -EBUSY && i < BUSY_TRIES; i++) {
 		sleep_s(i ? POLL_S : 0);
 		err = unmount_once(u->point);
@@ -176,7 +177,7 @@ static int unmount(struct unmounting *u)
 
 /* ---- gone ------------------------------------------------------------------------- */
 
-/* Held before the unmount, so that the number cannot have become someone else's. */
+/* Opened before the unmount, so that the pid cannot have been reused. */
 static void find_keeper(struct unmounting *u)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
@@ -184,13 +185,13 @@ static void find_keeper(struct unmounting *u)
 	char path[64];
 	size_t len;
 
-	if (place_status(&u->p, &d))
+	if (location_status(&u->p, &d))
 		return;
 	u->keeper = (int)u64(d, "keeper_pid");
 	snprintf(path, sizeof(path), "/proc/%d/comm", u->keeper);
 	if (u->keeper <= 1 || read_small_file(AT_FDCWD, path, 4096, &comm, &len) ||
 	    strncmp(comm, "cairnfs", 7))
-		return;		/* another pid namespace's number */
+		return;		/* a pid of another pid namespace */
 	u->keeper_fd = (int)syscall(SYS_pidfd_open, u->keeper, 0);
 }
 
@@ -205,7 +206,7 @@ static bool still_mounted(const struct unmounting *u)
 	for (size_t i = 0; i < m.n && !found; i++) {
 		found = m.v[i].dev_major == u->dev_major && m.v[i].dev_minor == u->dev_minor;
 		if (found)
-			complain("%s is unmounted, but cairnfs goes on: it is also mounted at %s",
+			complain("%s is unmounted, but cairnfs continues: it is also mounted at %s",
 				 u->point, m.v[i].point);
 	}
 	io_mounts_free(&m);
@@ -224,8 +225,8 @@ static bool mounted_elsewhere(const struct unmounting *u)
 	int n = print_namespaces(f, u->dev_major, u->dev_minor);
 	fclose(f);
 	if (n)
-		complain("%s is unmounted here, and all that was closed is durable, but cairnfs (pid %d) goes on while "
-			 "another mount namespace has it:\n%s  it ends with them, or now by: kill %d", u->point,
+		complain("%s is unmounted here, and all that was closed is durable, but cairnfs "
+			 "(pid %d) continues while another mount namespace has it:\n%s  it ends with them, or now by: kill %d", u->point,
 			 u->keeper, who, u->keeper);
 	return n;
 }
@@ -262,11 +263,11 @@ static int gone(struct unmounting *u)
 
 static int start(struct unmounting *u, const char *path)
 {
-	int code = place_need(path, true, &u->p);
+	int code = location_need(path, true, &u->p);
 
 	if (code)
 		return code;
-	/* of a bind mount or a path below, the mount found is not the path's own */
+	/* for a bind mount or a path below, the mount found is not the path's own */
 	if (*u->p.below || mount_id_of(u->p.fd) != u->p.mount_id) {
 		complain("%s is not the mount point; that is %s", path, u->p.top);
 		return CAIRN_USAGE;
@@ -294,7 +295,7 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 		code = unmount(u);
 	if (!code)
 		code = gone(u);
-	place_close(&u->p);
+	location_close(&u->p);
 	if (u->keeper_fd >= 0)
 		close(u->keeper_fd);
 	free(u->point);
@@ -308,7 +309,7 @@ int cmd_umount(int argc, char **argv)
 		{ "quiet", no_argument, NULL, 'q' },
 		{ 0 },
 	};
-	struct unmounting u = { .p = PLACE_NONE, .keeper_fd = -1 };
+	struct unmounting u = { .p = LOCATION_NONE, .keeper_fd = -1 };
 	bool quiet = false;
 	double timeout;
 	int c;

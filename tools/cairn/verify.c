@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * cairn verify: reads files from the store's disk and compares them with the
- * checksums they were given when they were persisted. On a mount the tree is
- * walked in the mount and, in step with it, in the store underneath.
+ * checksums computed when they were persisted. On a mount the tree is
+ * walked in the mount and, in parallel, in the store underneath.
  */
 #include "verify.h"
 
@@ -116,17 +116,17 @@ static uint64_t tree_bytes(const struct verify *v, int fd)
 	return sum;
 }
 
-static int verify_tree(struct verify *v, int fd, int twin)
+static int verify_tree(struct verify *v, int fd, int peer)
 {
 	CLEANUP_WALK struct walk *w = NULL;
 	struct walk_item it;
-	int err = walk_open(fd, twin, store_skip(v), &w);
+	int err = walk_open(fd, peer, store_skip(v), &w);
 
 	if (err)
 		return err;
 	while (walk_next(w, &it) != WALK_END) {
 		CLEANUP_FREE char *path = NULL, *below = NULL;
-		struct file f = { .dirfd = it.dirfd, .twin = it.twin, .name = it.name };
+		struct file f = { .dirfd = it.dirfd, .peer = it.peer, .name = it.name };
 
 		if (it.what == WALK_LEAVE || (it.what == WALK_ENTRY && !S_ISREG(it.st.st_mode)))
 			continue;
@@ -143,8 +143,8 @@ static int verify_tree(struct verify *v, int fd, int twin)
 	return 0;
 }
 
-/* Opens the place's counterpart in the store; -1 when it is not there (yet). */
-static int open_twin(const struct verify *v, const char *below)
+/* Opens the directory's counterpart in the store; -1 if it does not exist (yet). */
+static int open_peer(const struct verify *v, const char *below)
 {
 	return openat(v->store, *below ? below : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
@@ -153,19 +153,19 @@ static int verify_one_file(struct verify *v)
 {
 	struct file f = { .path = v->p->arg, .below = v->p->below };
 	CLEANUP_CLOSE int up = open_parent(v->p->root, f.below, &f.name);
-	CLEANUP_CLOSE int twin = open_parent(v->store, f.below, &f.name);
+	CLEANUP_CLOSE int peer = open_parent(v->store, f.below, &f.name);
 
 	if (up < 0)
 		return up;
 	f.dirfd = up;
-	f.twin = twin;
+	f.peer = peer;
 	verify_file(v, &f);
 	return 0;
 }
 
 static int verify_place(struct verify *v)
 {
-	CLEANUP_CLOSE int twin = -1;
+	CLEANUP_CLOSE int peer = -1;
 	struct stat st;
 
 	if (fstatat(v->p->fd, "", &st, AT_EMPTY_PATH))
@@ -178,17 +178,17 @@ static int verify_place(struct verify *v)
 		return -EINVAL;
 	if (!v->bar.quiet)
 		progress_done(&v->bar, v->bytes, v->bytes + tree_bytes(v, v->p->fd), "reading");
-	twin = v->p->on_mount ? open_twin(v, v->p->below) : dup(v->p->fd);
-	return verify_tree(v, v->p->fd, twin);
+	peer = v->p->on_mount ? open_peer(v, v->p->below) : dup(v->p->fd);
+	return verify_tree(v, v->p->fd, peer);
 }
 
-/* The store under a mount, as the daemon names it, if it is the one seen from here. */
+/* The store under a mount, as named by the daemon, if the same directory is visible here. */
 static int open_store(struct verify *v)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 	CLEANUP_FREE char *path = NULL, *want = NULL, *id = NULL;
 	size_t len;
-	int err = place_status(v->p, &d);
+	int err = location_status(v->p, &d);
 
 	if (err)
 		return complain_status(v->p, err);
@@ -212,8 +212,8 @@ static int open_store(struct verify *v)
 
 static int verify_path(struct verify *v, const char *path)
 {
-	CLEANUP_PLACE struct place p = PLACE_NONE;
-	int code = place_need(path, false, &p), err;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	int code = location_need(path, false, &p), err;
 
 	if (code)
 		return code;
@@ -227,7 +227,7 @@ static int verify_path(struct verify *v, const char *path)
 	if (err == -EINVAL)
 		complain("%s: neither a file nor a directory", path);
 	else if (err)
-		complain_place(path, err);
+		complain_location(path, err);
 	sidecar_close(v->side);
 	v->side = NULL;
 	v->p = NULL;
@@ -253,7 +253,8 @@ static int verify_all(struct verify *v, char **path)
 	}
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		any |= v->count[r] > 0;
-	if (any || v->json || worst == CAIRN_OK)	/* else there is nothing to count, and why was told */
+	if (any || v->json || worst == CAIRN_OK)	/* else nothing was read, and the reason was
+							 * reported */
 		totals(v);
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		if (is_bad(r) && v->count[r] && worst == CAIRN_OK)

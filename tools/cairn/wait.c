@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn wait: until all below some paths is durable. The answer comes from the
- * xattrs of the paths themselves, asked through descriptors opened at the start:
+ * cairn wait: waits until everything below some paths is durable. The state comes from the
+ * xattrs of the paths themselves, through descriptors opened at the start:
  * a directory that is renamed into place meanwhile is still the one waited for.
  */
 #include "cli.h"
@@ -16,10 +16,10 @@
 #define STATUS_EVERY_S 0.5	/* the daemon writes the whole document each time */
 
 struct target {
-	struct place p;
+	struct location p;
 	uint64_t pending;
 	char state[16];
-	uint64_t after_seq;	/* of a mount's root: removals count too, up to here */
+	uint64_t after_seq;	/* of a mount's root: includes removals, up to here */
 	bool done, failed;
 };
 
@@ -38,7 +38,7 @@ static uint64_t status_u64(const struct json_doc *d, const char *keys)
 	return json_u64(d, json_at(d, 0, keys));
 }
 
-/* Everything below is durable. Of the root also: what came before is, removals too. */
+/* Everything below is durable. For the root also every earlier change, including removals. */
 static bool is_done(const struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
@@ -47,7 +47,7 @@ static bool is_done(const struct target *t)
 		return false;
 	if (*t->p.below)
 		return true;
-	return !place_status(&t->p, &d) && status_u64(d, "log.durable_seq") >= t->after_seq;
+	return !location_status(&t->p, &d) && status_u64(d, "log.durable_seq") >= t->after_seq;
 }
 
 /* The first failed file below the target, with its reason. */
@@ -71,18 +71,18 @@ static bool say_failed_file(const struct target *t)
 	return false;
 }
 
-/* A change that the store refused: the file need not be in the mount any more. */
+/* A change that the store refused: the file need not exist in the mount any more. */
 static bool say_refused(const struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 	CLEANUP_FREE char *path = NULL, *why = NULL;
 
-	if (place_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "refused")))
+	if (location_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "refused")))
 		return false;
 	path = json_bytes(d, json_at(d, 0, "refused.path"));
 	why = json_bytes(d, json_at(d, 0, "refused.error"));
 	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the store. "
-		 "When it is dealt with: `cairn retry %s`", t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
+		 "When you have handled it: `cairn retry %s`", t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
 	return true;
 }
 
@@ -94,16 +94,16 @@ static void say_failed(struct target *t)
 	if (say_refused(t) || say_failed_file(t))
 		return;
 	xattr_of_fd(t->p.fd, XATTR_ERROR, why, sizeof(why));
-	complain("%s failed: %s", t->p.arg, *why ? why : "`cairn status` tells why");
+	complain("%s failed: %s", t->p.arg, *why ? why : "see `cairn status`");
 }
 
-/* A store that has stopped publishing makes nothing durable any more. */
+/* While publication is halted nothing becomes durable. */
 static void check_halted(struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 	CLEANUP_FREE char *path = NULL, *why = NULL;
 
-	if (place_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "halted")))
+	if (location_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "halted")))
 		return;
 	path = json_bytes(d, json_at(d, 0, "halted.path"));
 	why = json_bytes(d, json_at(d, 0, "halted.error"));
@@ -113,7 +113,7 @@ static void check_halted(struct target *t)
 	t->done = t->failed = true;
 }
 
-/* A removed file has a state no longer, or for as long as others hold it open. */
+/* A removed file has no state, or one for as long as others hold it open. */
 static bool is_removed(const struct target *t)
 {
 	char link[64], path[4096];
@@ -144,7 +144,7 @@ static void check(struct target *t, bool ask_status)
 		err = -ENOENT;
 	} else if (err) {
 		complain("%s: %s%s", t->p.arg, strerror(-err), err == -ENOTCONN ?
-			 " (the cairnfs is dead; its next start goes on with what is staged)" : "");
+			 " (the cairnfs is dead; its next start publishes what is staged)" : "");
 	}
 	if (err) {
 		t->done = t->failed = true;
@@ -162,11 +162,11 @@ static void check(struct target *t, bool ask_status)
 static int find_target(const char *path, struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	int code = place_need(path, true, &t->p), err;
+	int code = location_need(path, true, &t->p), err;
 
 	if (code || *t->p.below)
 		return code;
-	err = place_status(&t->p, &d);
+	err = location_status(&t->p, &d);
 	if (err)
 		return complain_status(&t->p, err);
 	t->after_seq = status_u64(d, "log.last_seq");
@@ -271,7 +271,7 @@ int cmd_wait(int argc, char **argv)
 	if (!code)
 		code = wait_all(&w);
 	for (int i = 0; i < w.n; i++)
-		place_close(&w.t[i].p);
+		location_close(&w.t[i].p);
 	free(w.t);
 	return code;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Walks a tree by directory descriptors: paths of any length, no recursion, no
- * symlink followed. Only the OPEN_LEVELS deepest directories are held open; one
- * higher up is found again through ".." and must be the one it was.
+ * symlink followed. Only the OPEN_LEVELS deepest directories are kept open; one
+ * higher up is opened again through ".." and must be the same.
  */
 #include "cli.h"
 
@@ -22,7 +22,7 @@ struct end {		/* a directory in one of the two trees */
 };
 
 struct level {
-	struct end here, twin;
+	struct end here, peer;
 	struct names names;
 	size_t at;		/* next name to visit */
 	size_t path_len;	/* length of the directory's own path */
@@ -124,7 +124,7 @@ static int end_open(int dirfd, const char *name, struct end *out)
 	return 0;
 }
 
-/* Opens up again, the parent of `down`, which was closed on the way. */
+/* Reopens up, the parent of `down`, which was closed on the way. */
 static int end_reopen(struct end *up, int down)
 {
 	struct end again;
@@ -164,8 +164,8 @@ static int set_path(struct walk *w, size_t keep, const char *name)
 	return 0;
 }
 
-/* Goes into the directory `name` below dirfd; twin < 0: there is none beside it. */
-static int push(struct walk *w, int dirfd, int twin, const char *name)
+/* Enters the directory `name` below dirfd; peer < 0: it has no counterpart. */
+static int push(struct walk *w, int dirfd, int peer, const char *name)
 {
 	struct level *l;
 	int err;
@@ -180,23 +180,23 @@ static int push(struct walk *w, int dirfd, int twin, const char *name)
 		w->cap = cap;
 	}
 	l = &w->v[w->depth];
-	*l = (struct level){ .here.fd = -1, .twin.fd = -1, .path_len = strlen(w->path) };
+	*l = (struct level){ .here.fd = -1, .peer.fd = -1, .path_len = strlen(w->path) };
 	err = end_open(dirfd, name, &l->here);
 	if (err)
 		return err;
-	if (twin >= 0)
-		end_open(twin, name, &l->twin);	/* what is missing there is the caller's finding */
+	if (peer >= 0)
+		end_open(peer, name, &l->peer);	/* the caller reports it if it is missing */
 	err = names_read(l->here.fd, &l->names);
 	if (err) {
 		end_close(&l->here);
-		end_close(&l->twin);
+		end_close(&l->peer);
 		return err;
 	}
 	w->depth++;
-	/* the start stays open: its ".." is not ours to look through */
+	/* the start stays open: its ".." is outside the tree */
 	if (w->depth > OPEN_LEVELS + 1) {
 		end_close(&w->v[w->depth - 1 - OPEN_LEVELS].here);
-		end_close(&w->v[w->depth - 1 - OPEN_LEVELS].twin);
+		end_close(&w->v[w->depth - 1 - OPEN_LEVELS].peer);
 	}
 	return 0;
 }
@@ -208,18 +208,18 @@ static int pop(struct walk *w)
 
 	if (w->depth) {
 		err = end_reopen(&w->v[w->depth - 1].here, l->here.fd);
-		if (!err && end_reopen(&w->v[w->depth - 1].twin, l->twin.fd))
-			w->v[w->depth - 1].twin.exists = false;
+		if (!err && end_reopen(&w->v[w->depth - 1].peer, l->peer.fd))
+			w->v[w->depth - 1].peer.exists = false;
 	}
 	end_close(&l->here);
-	end_close(&l->twin);
+	end_close(&l->peer);
 	names_free(&l->names);
 	return err;
 }
 
 /* ---- the walk ------------------------------------------------------------------ */
 
-int walk_open(int start, int twin, const char *skip, struct walk **out)
+int walk_open(int start, int peer, const char *skip, struct walk **out)
 {
 	struct walk *w = calloc(1, sizeof(*w));
 	int err = -ENOMEM;
@@ -230,7 +230,7 @@ int walk_open(int start, int twin, const char *skip, struct walk **out)
 	w->skip = skip;
 	err = set_path(w, 0, "");
 	if (!err)
-		err = push(w, start, twin, ".");
+		err = push(w, start, peer, ".");
 	if (err)
 		walk_close(w);
 	else
@@ -246,7 +246,7 @@ void walk_close(struct walk *w)
 		struct level *l = &w->v[--w->depth];
 
 		end_close(&l->here);
-		end_close(&l->twin);
+		end_close(&l->peer);
 		names_free(&l->names);
 	}
 	free(w->v);
@@ -262,7 +262,7 @@ static enum walk_what tell(struct walk *w, enum walk_what what, const char *name
 	w->item.path = w->path;
 	w->item.name = name;
 	w->item.dirfd = l->here.fd;
-	w->item.twin = l->twin.fd;
+	w->item.peer = l->peer.fd;
 	w->item.err = err;
 	return what;
 }
@@ -302,7 +302,7 @@ static enum walk_what step(struct walk *w)
 	if (w->enter) {
 		w->enter = false;
 		name = l->names.v[l->at - 1];
-		err = push(w, l->here.fd, l->twin.fd, name);
+		err = push(w, l->here.fd, l->peer.fd, name);
 		if (err)
 			return tell(w, WALK_ERROR, name, err);
 		l = &w->v[w->depth - 1];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where a path is: on which cairnfs mount, or in which bare store. Told by the
- * mount id of an O_PATH descriptor, not by comparing strings, so that bind
- * mounts, symlinks on the way and mounts on top of mounts come out right.
+ * Locates a path: on which cairnfs mount, or in which unmounted store. It uses the
+ * mount id of an O_PATH descriptor, not string comparison, so that bind
+ * mounts, symlinks on the way and mounts on top of mounts are handled.
  */
 #include "cli.h"
 
@@ -75,7 +75,7 @@ static int path_of(int fd, char **out)
 	return 0;
 }
 
-/* What of path lies below top; NULL when it is not below. */
+/* The part of path below top; NULL if it is not below. */
 static const char *below(const char *path, const char *top)
 {
 	size_t n = strlen(top);
@@ -90,7 +90,7 @@ static const char *below(const char *path, const char *top)
 /* ---- place ------------------------------------------------------------------------- */
 
 static int on_mount(const struct io_mounts *all, const struct io_mount *m, const char *path,
-		    struct place *out)
+		    struct location *out)
 {
 	const char *rel = below(path, m->point), *root = m->root + 1;
 	const struct io_mount *whole = NULL;
@@ -129,11 +129,11 @@ static bool is_store(int dirfd)
 
 	if (fstatat(dirfd, ".cairn", &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode))
 		return false;
-	/* .cairn is mode 0700: who may not look inside takes the name for it */
+	/* .cairn is mode 0700: without access its name is enough */
 	return !fstatat(dirfd, ".cairn/id", &st, AT_SYMLINK_NOFOLLOW) || errno == EACCES;
 }
 
-static int in_store(const char *path, struct place *out)
+static int in_store(const char *path, struct location *out)
 {
 	CLEANUP_FREE char *top = strdup(path);
 	const char *rel;
@@ -161,7 +161,7 @@ static int in_store(const char *path, struct place *out)
 	return out->below ? 0 : -ENOMEM;
 }
 
-static int find(const char *path, struct place *out)
+static int find(const char *path, struct location *out)
 {
 	CLEANUP_FREE char *abs = NULL;
 	const struct io_mount *m = NULL;
@@ -186,18 +186,18 @@ static int find(const char *path, struct place *out)
 	return err;
 }
 
-int place_find(const char *path, struct place *out)
+int location_find(const char *path, struct location *out)
 {
 	int err;
 
-	*out = PLACE_NONE;
+	*out = LOCATION_NONE;
 	err = find(path, out);
 	if (err)
-		place_close(out);
+		location_close(out);
 	return err;
 }
 
-void place_close(struct place *p)
+void location_close(struct location *p)
 {
 	if (p->fd >= 0)
 		close(p->fd);
@@ -205,10 +205,10 @@ void place_close(struct place *p)
 		close(p->root);
 	free(p->top);
 	free(p->below);
-	*p = PLACE_NONE;
+	*p = LOCATION_NONE;
 }
 
-void complain_place(const char *path, int err)
+void complain_location(const char *path, int err)
 {
 	switch (err) {
 	case -ENODEV:
@@ -228,40 +228,40 @@ void complain_place(const char *path, int err)
 	}
 }
 
-int place_code(int err)
+int location_code(int err)
 {
 	return err == -ENOTCONN ? CAIRN_FAILED : CAIRN_USAGE;
 }
 
-int place_need(const char *path, bool need_mount, struct place *out)
+int location_need(const char *path, bool need_mount, struct location *out)
 {
-	int err = place_find(path, out);
+	int err = location_find(path, out);
 
 	if (err) {
-		complain_place(path, err);
-		return place_code(err);
+		complain_location(path, err);
+		return location_code(err);
 	}
 	if (need_mount && !out->on_mount) {
 		complain("%s is in the store %s, not on a mount of it; name a path on the "
 			 "mount", path, out->top);
-		place_close(out);
+		location_close(out);
 		return CAIRN_USAGE;
 	}
 	return CAIRN_OK;
 }
 
-int place_default(char **out)
+int location_default(char **out)
 {
 	const struct io_mount *only = NULL;
-	struct place here;
+	struct location here;
 	struct io_mounts m;
 	int err;
 
 	*out = NULL;
-	if (!place_find(".", &here)) {
+	if (!location_find(".", &here)) {
 		if (here.on_mount)
 			*out = strdup(here.top);
-		place_close(&here);
+		location_close(&here);
 		if (*out)
 			return 0;
 	}
@@ -317,7 +317,7 @@ int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t 
 	return 0;
 }
 
-int place_status(const struct place *p, struct json_doc **out)
+int location_status(const struct location *p, struct json_doc **out)
 {
 	CLEANUP_FREE char *text = NULL;
 	size_t len;
@@ -328,10 +328,10 @@ int place_status(const struct place *p, struct json_doc **out)
 	return err ? err : json_parse(text, len, out);
 }
 
-int complain_status(const struct place *p, int err)
+int complain_status(const struct location *p, int err)
 {
 	if (err == -ENOTCONN)
-		complain_place(p->top, err);
+		complain_location(p->top, err);
 	else if (err == -EBADMSG)
 		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
 			 "the same version?", p->top);

@@ -3,14 +3,14 @@
  * The pool: memory is mapped and registered once, then used for shard after shard. Its states
  * are in priv.h.
  *
- * A buffer of the mount's is a file of MOUNT/.cairn/buffers, ours as long as it is open. Committed,
- * it is the mount's to read until the version is durable (`lent`), then ours again (`free`), unless
- * somebody opened the new file meanwhile and may hold its pages (`kept`).
+ * A buffer of the mount is a file of MOUNT/.cairn/buffers, which exists as long as we have it open.
+ * After a commit the mount reads it until the version is durable (`lent`), then it is ours again
+ * (`free`), unless the new file was opened meanwhile and may use its pages (`kept`).
  *
- * Two sets of them: one is on its way to the store while the next checkpoint is copied into the other.
- * Which are free at a moment is a matter of the disk's speed. So that a trainer registers all it will ever
- * need in its first two checkpoints, and not now and then when the disk was slow, memory rests for
- * one checkpoint before it is used again, unless the mount has no room for more.
+ * There are two sets: one is being written to the store while the next checkpoint is copied into the
+ * other. Which buffers are free at a moment depends on the disk's speed. So that a trainer registers
+ * everything it will ever need in its first two checkpoints, and not now and then when the disk was
+ * slow, memory is not reused for one checkpoint, unless the mount has no space for more.
  */
 #include "priv.h"
 
@@ -32,7 +32,7 @@
 #define SMALLEST (64u << 10)
 #define REST 2		/* epochs from a use to the next */
 #define GAP_MS 200	/* between shards of one checkpoint there is less, between two there is a training step */
-#define FULL_FOR 64	/* buffers asked for until a mount without room is asked again */
+#define FULL_FOR 64	/* requests until a mount without space is tried again */
 
 /* ---- sizes ---- */
 
@@ -47,7 +47,7 @@ static uint64_t rounded(uint64_t size)
 	return bytes;
 }
 
-/* A quarter too large is near enough: shards grow and shrink a little from step to step. */
+/* A quarter too large is acceptable: shards grow and shrink a little from step to step. */
 static bool fits(const struct buffer *b, uint64_t bytes)
 {
 	return b->bytes >= bytes && b->bytes <= bytes + bytes / 4;
@@ -79,8 +79,8 @@ static char *map_aligned(uint64_t bytes, int fd)
 		munmap(all, base - all);
 	if (end < all + room)
 		munmap(end, all + room - end);
-	/* A forked child would share the file's bytes; and a page that is copied because of a fork
-	 * is no longer the one the device writes to. */
+	/* A forked child would share the file's bytes; and a page copied because of a fork
+	 * is not the one that the device writes to any more. */
 	madvise(base, bytes, MADV_DONTFORK);
 	return base;
 }
@@ -115,7 +115,7 @@ struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
 	if (b)
 		b->base = map_aligned(bytes, -1);
 	if (!b || !b->base) {
-		*err = fail(-ENOMEM, "no memory for a shard of %llu bytes; look at the limits of the process "
+		*err = fail(-ENOMEM, "no memory for a shard of %llu bytes; check the limits of the process "
 			    "and its cgroup", (unsigned long long)bytes);
 		if (b)
 			buffer_free(stage, b);
@@ -146,7 +146,8 @@ static enum answer ask(const cairn_stage *stage, const struct buffer *b)
 	return ANSWER_GONE;
 }
 
-/* A child that is forked meanwhile, from another thread, knows of the descriptor or has none. */
+/* A child that is forked meanwhile, by another thread, either knows of the descriptor or has
+ * none. */
 static int open_listed(struct buffer *b, const char *path, int flags, mode_t mode)
 {
 	int err;
@@ -158,7 +159,7 @@ static int open_listed(struct buffer *b, const char *path, int flags, mode_t mod
 	return err;
 }
 
-/* Of the tmpfs, or of the kernel's own where that is full (a container's /dev/shm has 64 MiB). */
+/* In the tmpfs, or by memfd_create if that is full (a container's /dev/shm has 64 MiB). */
 static int open_stand_in(cairn_stage *stage, struct buffer *b)
 {
 	struct statvfs fs;
@@ -167,7 +168,7 @@ static int open_stand_in(cairn_stage *stage, struct buffer *b)
 	if (statvfs(stage->mount, &fs) || (uint64_t)fs.f_bavail * fs.f_frsize >= b->bytes + b->bytes / 8)
 		err = open_listed(b, stage->mount, O_TMPFILE | O_RDWR, 0600);
 	if (err) {
-		stage_notice(stage, NOTICE_STAND_IN, "%s has no room for %llu MiB, so memfd_create gives it",
+		stage_notice(stage, NOTICE_STAND_IN, "%s has no space for %llu MiB, so memfd_create gives it",
 			     stage->mount, (unsigned long long)(b->bytes >> 20));
 		stage_hold_forks();
 		b->fd = memfd_create("cairn-bench", MFD_CLOEXEC);
@@ -179,7 +180,7 @@ static int open_stand_in(cairn_stage *stage, struct buffer *b)
 	return err;
 }
 
-/* Opens a new one. The mount is believed only if it answers as a cairnfs does. */
+/* Opens a new one. The mount is trusted only if it answers as a cairnfs does. */
 static int open_file(cairn_stage *stage, struct buffer *b)
 {
 	struct stat st;
@@ -217,14 +218,14 @@ static int make_staged(cairn_stage *stage, struct buffer *b)
 	b->base = map_aligned(b->bytes, b->fd);
 	if (!b->base)
 		return -errno;
-	/* Later a page that the tmpfs has not got would be a SIGBUS. */
+	/* Otherwise a page that the tmpfs cannot allocate would be a SIGBUS later. */
 	if (madvise(b->base, b->bytes, MADV_POPULATE_WRITE) && errno != EINVAL)
 		return errno == EFAULT || errno == ENOMEM ? -ENOSPC : -errno;
 	gpu_pin(stage, b, -1);
 	return 0;
 }
 
-/* Whether asking again is in vain. */
+/* Is it useless to ask again? */
 static bool is_final(int err)
 {
 	return err == -EOPNOTSUPP || err == -ENOENT || err == -EINVAL || err == -ENOTDIR ||
@@ -244,7 +245,7 @@ static void tell_refused(cairn_stage *stage, int err)
 		     "%s gives no memory (%s), so shards are written with write(2); %s", stage->mount,
 		     strerror_r(-err, why, sizeof(why)),
 		     err == -ENOSPC ? "a larger -o staging= helps"
-				    : "see `cairn status` for passthrough, which wants root and Linux 6.9");
+				    : "see `cairn status` for passthrough, which needs root and Linux 6.9");
 }
 
 /* ---- the pool ---- */
@@ -280,7 +281,7 @@ static void drop(cairn_stage *stage, struct buffer *b)
 	buffer_free(stage, b);
 }
 
-/* Claims the best that fits: what is ours before what was lent, the smallest, the longest unused.
+/* Claims the best fit: our own before lent ones, the smallest, the longest unused.
  * was: its state before. */
 static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind, unsigned rest,
 			    enum buffer_state *was)
@@ -317,7 +318,7 @@ static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind 
 		if (a == ANSWER_FREE)
 			return b;
 		if (a == ANSWER_LENT) {
-			/* versions become durable in order: the ones lent later are not free either */
+			/* versions become durable in order: those lent later are not free either */
 			pthread_mutex_lock(&stage->lock);
 			b->state = BUFFER_LENT;
 			pthread_mutex_unlock(&stage->lock);
@@ -356,7 +357,7 @@ static struct buffer *add_own(cairn_stage *stage, uint64_t bytes, int *err)
 	return b;
 }
 
-/* In the list before there is a descriptor: a forked child closes those that it finds there. */
+/* Listed before it has a descriptor: a forked child closes those in the list. */
 static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
 {
 	struct buffer *b = new_buffer(bytes, CAIRN_STAGED);
@@ -377,7 +378,7 @@ static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
 	return NULL;
 }
 
-/* Takes one out that no shard uses and that `unwanted` says of, or NULL. */
+/* Removes one that no shard uses and for which `unwanted` is true, or NULL. */
 static struct buffer *pick(cairn_stage *stage, bool (*unwanted)(cairn_stage *, const struct buffer *))
 {
 	struct buffer *worst = NULL;
@@ -413,7 +414,7 @@ static bool is_staged_idle(cairn_stage *stage, const struct buffer *b)
 	return b->kind == CAIRN_STAGED && b->state == BUFFER_IDLE;
 }
 
-/* A size that no shard asks for any more. Lock held. */
+/* Of a size that no shard needs any more. Lock held. */
 static bool is_old(cairn_stage *stage, const struct buffer *b)
 {
 	return stage->clock - b->clock > 4 * stage->stats.buffers + 16;
@@ -436,7 +437,7 @@ void buffers_trim(cairn_stage *stage)
 	drop_all(stage, is_any);
 }
 
-/* Whether this shard begins another checkpoint. Lock held. */
+/* Does this shard begin another checkpoint? Lock held. */
 static bool begins(const cairn_stage *stage, uint64_t dir, uint64_t name)
 {
 	bool open = false, again = false;
@@ -448,7 +449,7 @@ static bool begins(const cairn_stage *stage, uint64_t dir, uint64_t name)
 	return dir != stage->epoch_dir || (name && again) || (!open && now_ms() - stage->epoch_ms > GAP_MS);
 }
 
-/* 0, -ENOSPC: not worth asking now; -EOPNOTSUPP: never. */
+/* 0, -ENOSPC: useless to ask now; -EOPNOTSUPP: never. */
 static int known_answer(cairn_stage *stage)
 {
 	int err = 0;

@@ -2,8 +2,8 @@
  *
  * The CUDA driver through dlopen: see cuda_dl.h.
  *
- * A driver keeps old forms of its calls; which one a symbol is depends on the toolkit's header.
- * cuGetProcAddress gives the form of a given version, so that a call means what is declared here
+ * A driver keeps old versions of its calls; which one a symbol is depends on the toolkit's header.
+ * cuGetProcAddress returns the version asked for, so that a call means what is declared here
  * on every driver that has it.
  */
 #include "cuda_dl.h"
@@ -163,7 +163,7 @@ static int active_device(const struct cuda_dl *cu)
 	return -ENODEV;
 }
 
-/* Whether the thread has a context, and of the device wanted. */
+/* Does the thread have a context, and of the device wanted? */
 static bool is_current(const struct cuda_dl *cu, int device)
 {
 	cudl_context ctx = NULL;
@@ -231,7 +231,7 @@ int cuda_dl_where(const struct cuda_dl *cu, const void *p, enum cuda_dl_memory *
 
 	*what = CUDA_DL_PLAIN;
 	*device = -1;
-	if (r == CUDL_INVALID_VALUE)	/* the driver never heard of it */
+	if (r == CUDL_INVALID_VALUE)	/* memory unknown to the driver */
 		return 0;
 	if (r != CUDL_OK)
 		return cuda_dl_check(cu, "cuPointerGetAttribute", r);
@@ -290,7 +290,7 @@ void cuda_dl_unregister(const struct cuda_dl *cu, struct cuda_dl_pin *pin)
 
 /* ---- copies ---- */
 
-/* How much of n from host memory on lies in one piece. */
+/* How much of n from host memory on is in one piece. */
 static size_t in_piece(const struct cuda_dl_pin *pin, const void *host, size_t n)
 {
 	size_t off, left;
@@ -346,7 +346,7 @@ int cuda_dl_copy_in_order(const struct cuda_dl *cu, const struct cuda_dl_pin *pi
 
 /* ---- marks ---- */
 
-/* A thread's number, which no later thread gets. */
+/* A thread's number, never reused. */
 static uint64_t this_thread(void)
 {
 	static atomic_ullong last;
@@ -390,7 +390,8 @@ int cuda_dl_mark(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_stream 
 
 	if (err)
 		return err;
-	/* the NULL stream of each context is another, and the per-thread one of each thread */
+	/* the NULL stream of each context is a different one, and the per-thread one of each
+	 * thread */
 	for (i = 0; i < m->n; i++)
 		if (m->v[i].ctx == ctx && m->v[i].stream == stream && m->v[i].thread == thread)
 			break;
@@ -413,7 +414,8 @@ int cuda_dl_marks_wait(const struct cuda_dl *cu, struct cuda_dl_marks *m)
 		if (!m->v[i].set)
 			continue;
 		e = CALL(cu, event_sync, "cuEventSynchronize", m->v[i].event);
-		/* The memory may go back next: nothing may write to it. The stream may be gone. */
+		/* The memory may be returned next: nothing may write to it. The stream may be
+		 * gone. */
 		if (e && cu->ctx_push(m->v[i].ctx) == CUDL_OK) {
 			cu->ctx_sync();
 			cuda_dl_leave(cu, true);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * cuda_dl: the only code that knows CUDA. The driver (libcuda.so.1) is opened at run time, so
- * nothing links to it, and all builds and runs where there is none. It rests on libc alone.
+ * cuda_dl: the only code that uses CUDA. The driver (libcuda.so.1) is opened at run time, so
+ * nothing links to it, and everything builds and runs without it. It depends on libc alone.
  *
- * The driver's types are declared here under names of our own; where the toolkit's <cuda.h> is
+ * The driver's types are declared here under names of our own; if the toolkit's <cuda.h> is
  * installed, cuda_dl_check.c compares them at build time.
  *
  * Calls return 0 or -errno: -ENOMEM (out of device or pinnable memory), -EPERM, -ENOTSUP, -EIO
- * (anything else: the context may be lost). cuda_dl_error() then has the driver's words. No call
+ * (anything else: the context may be lost). cuda_dl_error() then has the driver's text. No call
  * takes a lock of ours; all may be called from any thread. Those that need a context say so.
  */
 #ifndef LIBCAIRN_CUDA_DL_H
@@ -32,7 +32,7 @@ typedef struct CUevent_st *cudl_event;
 #define CUDL_INVALID_VALUE	1u
 #define CUDL_OUT_OF_MEMORY	2u
 #define CUDL_NOT_INITIALIZED	3u
-#define CUDL_DEINITIALIZED	4u	/* the process is at its end */
+#define CUDL_DEINITIALIZED	4u	/* the process is exiting */
 #define CUDL_NO_DEVICE		100u
 #define CUDL_INVALID_CONTEXT	201u
 #define CUDL_ALREADY_REGISTERED	712u
@@ -40,19 +40,19 @@ typedef struct CUevent_st *cudl_event;
 #define CUDL_NOT_SUPPORTED	801u
 
 #define CUDL_REGISTER_PORTABLE	1u	/* pinned for every context of the process */
-#define CUDL_EVENT_BLOCKING	1u	/* who waits sleeps */
+#define CUDL_EVENT_BLOCKING	1u	/* waiting threads sleep */
 #define CUDL_EVENT_NO_TIMING	2u
 #define CUDL_STREAM_NON_BLOCKING 1u
 #define CUDL_STREAM_LEGACY ((cudl_stream)1)	/* what NULL means here */
-#define CUDL_STREAM_PER_THREAD ((cudl_stream)2)	/* in each thread another stream */
+#define CUDL_STREAM_PER_THREAD ((cudl_stream)2)	/* a different stream in each thread */
 #define CUDL_ATTR_MEMORY_TYPE	2
 #define CUDL_ATTR_IS_MANAGED	8
 #define CUDL_ATTR_ORDINAL	9
 #define CUDL_MEMORY_HOST	1u
 #define CUDL_MEMORY_DEVICE	2u
 
-/* field, name in the driver, its symbol, the CUDA version whose form of it is declared, arguments.
- * The symbol is for drivers before 11.3, which have no cuGetProcAddress. */
+/* field, name in the driver, its symbol, the CUDA version in which it is declared like this,
+ * arguments. The symbol is for drivers before 11.3, which have no cuGetProcAddress. */
 #define CUDA_DL_CALLS(X)                                                                           \
 	X(init, cuInit, "cuInit", 2000, (unsigned int))                                            \
 	X(driver_version, cuDriverGetVersion, "cuDriverGetVersion", 2020, (int *))                 \
@@ -104,12 +104,12 @@ struct cuda_dl {
 #undef CUDA_DL_FIELD
 };
 
-/* Opens the driver and calls cuInit; makes no context. *cu is all zero after an error. It is never
- * closed again: the driver keeps threads that run its code.
- * -ENOENT: no libcuda.so.1; -ENOSYS: it lacks a call; -ENODEV: no device; else cuInit's error. */
+/* Opens the driver and calls cuInit; creates no context. *cu is all zero after an error. It is
+ * never closed again: the driver keeps threads that run its code. -ENOENT: no libcuda.so.1;
+ * -ENOSYS: it lacks a call; -ENODEV: no device; else cuInit's error. */
 int cuda_dl_open(struct cuda_dl *cu);
 
-/* The driver's words for this thread's last error here: "cuMemHostRegister:
+/* The driver's text for this thread's last error here: "cuMemHostRegister:
  * CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". Never NULL. */
 const char *cuda_dl_error(void);
 
@@ -120,16 +120,16 @@ int cuda_dl_check(const struct cuda_dl *cu, const char *call, cudl_result r);
 
 #define CUDA_DL_DEVICES 64
 
-/* Primary contexts, each retained once it was needed. Zeroed is ready. The caller's lock guards
- * calls of cuda_dl_enter that share one; cuda_dl_leave needs none. */
+/* Primary contexts, each retained once it was needed. Initialize with zeros. The caller's lock
+ * guards calls of cuda_dl_enter that share one; cuda_dl_leave needs none. */
 struct cuda_dl_primaries {
 	cudl_context ctx[CUDA_DL_DEVICES];
 };
 
-/* Makes a context of the device current in this thread: the one that is, where it is of that
- * device, else the primary one. device < 0: any; then, where none is current, the primary one of
+/* Makes a context of the device current in this thread: the current one, if it is of that
+ * device, else the primary one. device < 0: any; then, if none is current, the primary one of
  * the first device that has it active. *pushed: cuda_dl_leave must follow, in this thread.
- * -ENODEV: any was asked for and none is active. */
+ * -ENODEV: any was requested and none is active. */
 int cuda_dl_enter(const struct cuda_dl *cu, struct cuda_dl_primaries *p, int device, bool *pushed);
 void cuda_dl_leave(const struct cuda_dl *cu, bool pushed);
 void cuda_dl_release(const struct cuda_dl *cu, struct cuda_dl_primaries *p);
@@ -137,42 +137,43 @@ void cuda_dl_release(const struct cuda_dl *cu, struct cuda_dl_primaries *p);
 /* ---- memory ---------------------------------------------------------------------------- */
 
 enum cuda_dl_memory {
-	CUDA_DL_PLAIN,		/* host memory the driver knows nothing of */
+	CUDA_DL_PLAIN,		/* host memory unknown to the driver */
 	CUDA_DL_PINNED,		/* host memory that is registered or of cuMemAllocHost */
 	CUDA_DL_DEVICE,
 	CUDA_DL_MANAGED,
 };
 
-/* What p points to, and for the last two the ordinal of the device. Where no context is current
- * and the driver wants one: -EIO with CUDL_INVALID_CONTEXT, see cuda_dl_lacks_context. */
+/* What p points to, and for the last two the ordinal of the device. If no context is current
+ * and the driver needs one: -EIO with CUDL_INVALID_CONTEXT, see cuda_dl_lacks_context. */
 int cuda_dl_where(const struct cuda_dl *cu, const void *p, enum cuda_dl_memory *what, int *device);
-/* Whether this thread's last error was that no context is current. */
+/* Was this thread's last error that no context is current? */
 bool cuda_dl_lacks_context(void);
 
-#define CUDA_DL_PIECE (64ull << 30)	/* of one registration, at most */
+#define CUDA_DL_PIECE (64ull << 30)	/* maximum of one registration */
 #define CUDA_DL_PIECES 64		/* 4 TiB */
 
-/* Registered host memory. Zeroed: none. */
+/* Registered host memory. All zeros: none. */
 struct cuda_dl_pin {
 	char *base;
 	size_t bytes;
-	uint64_t ours;		/* bit n: piece n was registered by us and is unregistered by us */
-	unsigned calls;		/* how many that are */
+	uint64_t ours;		/* bit n: piece n was registered by us and must be unregistered by
+				 * us */
+	unsigned calls;		/* their number */
 	bool pinned;
 };
 
 /* Registers [base, base + bytes) for all contexts, in pieces. Memory that is registered already
- * (712) counts as pinned and is left to who registered it. All or nothing. Wants a context.
+ * (712) counts as pinned and is not unregistered by us. All or nothing. Needs a context.
  * -EFBIG: more than CUDA_DL_PIECES. */
 int cuda_dl_register(const struct cuda_dl *cu, void *base, size_t bytes, struct cuda_dl_pin *pin);
-/* Undoes it; *pin is zeroed. Copies to and from it must be done. Wants a context of any device.
- * An error of the driver (at the end of a process, a lost context) leaves nothing to do. */
+/* Undoes it; *pin is zeroed. Copies to and from it must be complete. Needs a context of any device.
+ * After an error of the driver (at the end of a process, a lost context) nothing is left to do. */
 void cuda_dl_unregister(const struct cuda_dl *cu, struct cuda_dl_pin *pin);
 
 /* ---- copies ----------------------------------------------------------------------------- */
 
-/* Queued on the stream; where host memory is not pinned the driver may wait. No copy spans two
- * pieces of a pin: the driver refuses that. pin: of the host memory, or NULL. Wants a context of
+/* Queued on the stream; if host memory is not pinned the driver may wait. No copy spans two
+ * pieces of a pin: the driver refuses that. pin: of the host memory, or NULL. Needs a context of
  * the stream's device. cuda_dl_copy_in_order takes any two addresses, host or device. */
 int cuda_dl_copy_from(const struct cuda_dl *cu, const struct cuda_dl_pin *pin, void *host,
 		      const void *device, size_t n, cudl_stream stream);
@@ -181,24 +182,24 @@ int cuda_dl_copy_to(const struct cuda_dl *cu, const struct cuda_dl_pin *pin, voi
 int cuda_dl_copy_in_order(const struct cuda_dl *cu, const struct cuda_dl_pin *pin, void *dst,
 			  const void *src, size_t n, cudl_stream stream);
 
-/* How far streams had come: one event each, which is used again. Zeroed: none. The caller's lock. */
+/* Positions in streams: one event each, which is reused. All zeros: none. The caller's lock. */
 struct cuda_dl_marks {
 	struct cuda_dl_mark {
 		cudl_context ctx;
 		cudl_stream stream;
-		uint64_t thread;	/* CUDL_STREAM_PER_THREAD: whose, else 0 */
+		uint64_t thread;	/* CUDL_STREAM_PER_THREAD: its thread, else 0 */
 		cudl_event event;
 		bool set;
 	} *v;
 	unsigned n, cap;
 };
 
-/* Notes what the stream has now; a later mark of the same stream takes the place of an earlier
- * one. Wants a context of the stream's device. */
+/* Records the stream's present position; a later mark of the same stream replaces an earlier
+ * one. Needs a context of the stream's device. */
 int cuda_dl_mark(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_stream stream);
-/* Returns when all noted is done, asleep meanwhile; then nothing is noted. Wants no context.
- * -EIO: something failed; then all that the context has was waited for, as far as the driver still
- * does that. */
+/* Returns when everything recorded is complete, sleeping meanwhile; then nothing is recorded. Needs
+ * no context. -EIO: something failed; then everything in the context was waited for, as far as the
+ * driver still does that. */
 int cuda_dl_marks_wait(const struct cuda_dl *cu, struct cuda_dl_marks *m);
 void cuda_dl_marks_free(const struct cuda_dl *cu, struct cuda_dl_marks *m);
 

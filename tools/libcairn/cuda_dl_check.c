@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Our declarations of the CUDA driver against the toolkit's own, where it is installed (the
- * Makefile looks in CUDA_HOME too). There is no code here: that it compiles is all.
+ * Compares our declarations of the CUDA driver with the toolkit's, if it is installed (the
+ * Makefile also looks in CUDA_HOME). There is no code here: compiling it is the check.
  */
 #include "cuda_dl.h"
 
@@ -40,7 +40,7 @@ SAME(CUDL_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE);
 		       symbol " is declared otherwise in cuda.h");
 CUDA_DL_CALLS(SAME_CALL)
 
-/* What cuGetProcAddress gives for the version asked is the form declared: the toolkit names the type
+/* The version requested from cuGetProcAddress is the one declared: the toolkit names the type
  * of each call by that version, so a wrong number has no such type. */
 #if __has_include(<cudaTypedefs.h>)
 #include <cudaTypedefs.h>

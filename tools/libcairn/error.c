@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * One line a thread: what failed, and what a person can do about it. */
+ * One line per thread: what failed, and what can be done about it. */
 #include "priv.h"
 
 #include <errno.h>
@@ -34,17 +34,17 @@ int fail(int err, const char *fmt, ...)
 static const char *advice(int err)
 {
 	switch (err) {
-	case -ENOENT: return "; make the directory first";
+	case -ENOENT: return "; create the directory first";
 	case -EACCES:
-	case -EPERM: return "; look at owner and mode of the directory and those above it";
-	case -ENOSPC: return "; free some room there, or save fewer or smaller checkpoints";
+	case -EPERM: return "; check owner and mode of the directory and its parents";
+	case -ENOSPC: return "; free some space there, or save fewer or smaller checkpoints";
 	case -EDQUOT: return "; the owner's quota is used up";
 	case -EROFS: return "; the filesystem is mounted read only";
 	case -ENOTCONN: return "; the cairnfs there is dead: detach it with `umount -l` and start cairnfs "
 			       "again, nothing staged is lost";
 	case -EMFILE: return "; raise the limit on open files (ulimit -n)";
 	case -ENOMEM: return "; the process or its cgroup is out of memory";
-	case -EIO: return "; look at the kernel's log, and at `cairn status` where it is a cairnfs";
+	case -EIO: return "; check the kernel's log, and `cairn status` if it is a cairnfs";
 	default: return "";
 	}
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a file gets its name: whole, at once. A name that is there already is replaced by a rename
- * from a hidden one beside it.
+ * How a file gets its name: whole, at once. An existing name is replaced by a rename
+ * of a hidden file in the same directory.
  */
 #include "priv.h"
 
@@ -47,7 +47,7 @@ int file_split(const char *path, int *dir, char **name)
 	return 0;
 }
 
-/* Another one each time; hidden, and it shows what it is for where a killed process left it. */
+/* A different one each time; hidden, and recognizable if a killed process left it. */
 static int hidden_name(const char *name, char *buf, size_t size)
 {
 	uint64_t r;
@@ -68,7 +68,7 @@ void file_device(int fd, const char *text)
 
 /* ---- linking ---- */
 
-/* How one more name of the file is made: 0 or -errno. */
+/* Makes another name of the file: 0 or -errno. */
 typedef int link_fn(const void *arg, int dir, const char *name);
 
 static int link_hidden(link_fn *link_to, const void *arg, const cairn_shard *shard, char *tmp,
@@ -132,7 +132,7 @@ static int link_open(const void *arg, int dir, const char *name)
 
 	if (!linkat(fd, "", dir, name, AT_EMPTY_PATH))
 		return 0;
-	if (errno != ENOENT && errno != EPERM)	/* it wants a capability, before Linux 6.10 */
+	if (errno != ENOENT && errno != EPERM)	/* needs a capability before Linux 6.10 */
 		return -errno;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	return linkat(AT_FDCWD, path, dir, name, AT_SYMLINK_FOLLOW) ? -errno : 0;
@@ -156,7 +156,7 @@ static int write_all(const cairn_shard *shard, int fd, uint64_t size)
 	return 0;
 }
 
-/* A nameless file: who is killed leaves nothing. -EOPNOTSUPP: not here. */
+/* A nameless file: a killed process leaves nothing. -EOPNOTSUPP: not supported. */
 static int write_nameless(const cairn_shard *shard, uint64_t size)
 {
 	CLEANUP_CLOSE int fd = openat(shard->dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
@@ -192,7 +192,7 @@ static int write_hidden(const cairn_shard *shard, uint64_t size)
 	fd = openat(shard->dir, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return -errno;
-	/* a cairnfs takes it for the size to expect, and sets memory aside */
+	/* a cairnfs takes it as the expected size, and allocates memory */
 	if (shard->same_fs && shard->stage->cairnfs && size && ftruncate(fd, (off_t)size))
 		err = -errno;
 	if (!err)

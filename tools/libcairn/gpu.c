@@ -2,10 +2,10 @@
  *
  * Which context a call runs in, what is registered, and the copies.
  *
- * Memory is registered for all contexts of the process, but the call wants one to be current. A
+ * Memory is registered for all contexts of the process, but the call needs a current one. A
  * trainer's thread has one. One of its helper threads may not: then the primary context that the
- * process has active is used. Making one up on device 0 would cost half a GiB of the wrong GPU's
- * memory, so where none is active registering waits for the first copy, which names the device.
+ * process has active is used. Creating one on device 0 would cost half a GiB of the wrong GPU's
+ * memory, so if none is active the registration waits for the first copy, which names the device.
  */
 #include "priv.h"
 
@@ -41,7 +41,7 @@ static int enter(struct gpu *g, int device, bool *pushed)
 	return err;
 }
 
-/* A context of any device; the stage's own where the thread has none. */
+/* A context of any device; the stage's own if the thread has none. */
 static int enter_any(struct gpu *g, bool *pushed)
 {
 	cudl_context ctx = NULL;
@@ -89,7 +89,7 @@ void gpu_pin(cairn_stage *stage, struct buffer *b, int device)
 	if (err)
 		stage_notice(stage, NOTICE_PIN,
 			     "%llu MiB could not be registered with CUDA, so copies are slower and wait: %s; "
-			     "look at the memory limit of the cgroup and at ulimit -l",
+			     "check the memory limit of the cgroup and ulimit -l",
 			     (unsigned long long)(b->bytes >> 20), cuda_dl_error());
 }
 
@@ -106,7 +106,7 @@ void gpu_unpin(cairn_stage *stage, struct buffer *b)
 		stage->stats.registered_bytes -= b->bytes;
 		pthread_mutex_unlock(&stage->lock);
 	}
-	if (!entered) {	/* the contexts are gone, and what belonged to them */
+	if (!entered) {	/* the contexts are gone, and everything in them */
 		free(b->marks.v);
 		return;
 	}
@@ -140,7 +140,7 @@ int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int 
 	return err;
 }
 
-/* What was queued must be waited for, in whichever way. */
+/* Queued copies must be waited for in any case. */
 static int note(struct gpu *g, struct buffer *b, void *stream)
 {
 	int err = cuda_dl_mark(&g->cu, &b->marks, stream);
@@ -163,7 +163,7 @@ int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *
 		err = cuda_dl_copy_in_order(&g->cu, &b->pin, host, src, n, stream);
 	else
 		err = cuda_dl_copy_from(&g->cu, &b->pin, host, src, n, stream);
-	/* also after an error: a part of it may be under way */
+	/* also after an error: a part of it may be in progress */
 	e = note(g, b, stream);
 	cuda_dl_leave(&g->cu, pushed);
 	return err ? err : e;

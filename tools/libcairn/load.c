@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading. Into host memory a pread does it. Into a device, bytes go through a few chunks of
- * registered memory, which the stage keeps: one is read into while others are copied from. What is
- * large is read by several threads, since one cannot read as fast as a device takes.
+ * Reading. Into host memory with pread. Into a device, bytes go through a few chunks of
+ * registered memory, which the stage keeps: one is read into while others are copied from. Large
+ * reads use several threads, since one cannot read as fast as a device takes.
  *
- *	chunk:	free ──taken──▶ busy ──copy queued──▶ free (its mark is waited for by who takes it next)
+ *	chunk:	free ──taken──▶ busy ──copy queued──▶ free (the next user waits for its mark)
  */
 #include "priv.h"
 
@@ -88,7 +88,7 @@ static struct chunk *chunk_get(cairn_stage *stage, int device, int *err)
 		c->buffer = buffer_own(stage, LOAD_CHUNK, err);
 	if (c->buffer) {
 		gpu_pin(stage, c->buffer, device);
-		/* an error here is of a copy that another load queued: it is told by its stream */
+		/* an error here is of a copy that another load queued: its stream reports it */
 		gpu_wait(stage, c->buffer);
 		return c;
 	}
@@ -155,7 +155,7 @@ static int job_run(struct job *j)
 
 	j->ctx = gpu_current(j->stage);
 	pthread_mutex_init(&j->lock, NULL);
-	sigfillset(&all);	/* the program's signals are not for threads it knows nothing of */
+	sigfillset(&all);	/* the program's signals must not go to threads it does not know */
 	pthread_sigmask(SIG_BLOCK, &all, &old);
 	while (n < want && !pthread_create(&t[n], NULL, job_thread, j))
 		n++;
@@ -200,7 +200,7 @@ int cairn_load(cairn_stage *stage, const char *path, uint64_t off, void *dst, ui
 	if (err)
 		return err;
 	if (!path || (!dst && n) || off > INT64_MAX || n > INT64_MAX - off)
-		return fail(-EINVAL, "cairn_load: no path or memory, or an offset that no file has");
+		return fail(-EINVAL, "cairn_load: no path or memory, or an invalid offset");
 	count_load(stage, 1, 0);
 	err = load(&j);
 	count_load(stage, -1, err ? 0 : n);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of libcairn share. Rests on libc alone.
+ * Shared by the files of libcairn. Depends on libc alone.
  *
  *	stage.c	 a stage's life, options, forks, counts
- *	buffer.c the pool of memory; asks the mount for it
+ *	buffer.c the pool of memory; gets it from the mount
  *	gpu.c	 contexts, registration, copies
  *	shard.c	 the calls on a shard
- *	file.c	 names: unseen, linked, renamed; bytes written
+ *	file.c	 names: hidden, linked, renamed; bytes written
  *	load.c	 reading into a device
  *	wait.c	 durable
  *	error.c	 the text
  *
  * Locks: stage->lock guards the pool and the counts, gpu.lock the contexts, load.lock the chunks;
- * each is a leaf. No system call that can block and no call of the driver is made under
+ * each is innermost. No system call that can block and no call of the driver is made under
  * stage->lock. stage.c:opening_lock is held around the open of a buffer and by forks, with
- * nothing else taken by the former.
+ * no other lock taken by the former.
  */
 #ifndef LIBCAIRN_PRIV_H
 #define LIBCAIRN_PRIV_H
@@ -44,7 +44,7 @@ static inline void cairn_close_fd(int *fd)
 #define CLEANUP_CLOSE __attribute__((cleanup(cairn_close_fd)))
 
 #define HUGE_PAGE (2ull << 20)
-#define SMALL_MAX (1ull << 20)	/* less than this is never worth a huge page of the mount's */
+#define SMALL_MAX (1ull << 20)	/* smaller shards are not worth a huge page of the mount's */
 #define WRITE_MAX (64u << 20)	/* of one write(2) */
 #define LOAD_CHUNK (32ull << 20)
 #define LOAD_CHUNKS 4
@@ -53,7 +53,7 @@ static inline void cairn_close_fd(int *fd)
 
 /* Sets cairn_error() of this thread and returns err. */
 int fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* The same, with what strerror(-err) says and advice for it behind. */
+/* The same, followed by strerror(-err) and advice. */
 int fail_on(int err, const char *what, const char *path);
 
 /* ---- buffers ---- */
@@ -82,7 +82,7 @@ struct buffer {
 	char *path;		/* CAIRN_STAGED: the name by which it is linked */
 	uint64_t file_bytes;	/* CAIRN_STAGED: what the file's size is set to */
 	uint64_t clock;		/* stage->clock when it was last used */
-	uint64_t put;		/* stage->puts when that ended */
+	uint64_t put;		/* stage->puts when it was last given back */
 	uint64_t epoch, name;	/* CAIRN_STAGED: of its last shard */
 	bool pin_tried;
 	struct cuda_dl_pin pin;
@@ -98,7 +98,7 @@ struct gpu {
 };
 
 struct chunk {
-	struct buffer *buffer;	/* made at the first use */
+	struct buffer *buffer;	/* created at the first use */
 	bool busy;
 };
 
@@ -115,7 +115,7 @@ struct cairn_stage {
 	bool cairnfs;
 	bool stand_in;		/* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and
 				 * commits give no name (stage_stand_in) */
-	char *mount;		/* its root where it gives memory, or NULL */
+	char *mount;		/* its root if it gives memory, or NULL */
 	struct gpu gpu;
 
 	pthread_mutex_t lock;
@@ -124,13 +124,13 @@ struct cairn_stage {
 	struct buffer *buffers;
 	uint64_t clock;		/* buffers asked for */
 	uint64_t puts;		/* buffers given back */
-	/* Checkpoints, as far as they can be told apart: another directory, a name that comes again, or
+	/* Checkpoints, as far as they can be distinguished: another directory, a repeated name, or
 	 * a while without an open shard. */
 	uint64_t epoch, epoch_dir;
 	int64_t epoch_ms;	/* when a buffer was last asked for or given back */
-	uint64_t full_until;	/* clock; the mount had no room a short while ago */
+	uint64_t full_until;	/* clock; the mount recently had no space */
 	unsigned shards_open;
-	unsigned calls;		/* cairn_load under way */
+	unsigned calls;		/* cairn_load in progress */
 	struct cairn_stats stats;
 
 	pthread_mutex_t load_lock;
@@ -160,26 +160,26 @@ struct cairn_shard {
 
 /* -ECHILD after a fork, -EINVAL for NULL; 0. */
 int stage_usable(const cairn_stage *stage);
-/* No fork between them: a descriptor comes to be of which the child must know. No lock held. */
+/* Blocks forks in between: the child must know of a new descriptor. No lock held. */
 void stage_hold_forks(void);
 void stage_allow_forks(void);
-/* Tells once a reason. No lock held. */
+/* Calls the notice once per reason. No lock held. */
 void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
-/* For cairn-bench-gpu on machines without FUSE: buffers as a mount with huge pages would give
- * them, made in `tmpfs`. Commits end at the copies: no name appears. */
+/* For cairn-bench-gpu on machines without FUSE: buffers like those of a mount with huge pages,
+ * created in `tmpfs`. Commits end at the copies: no name appears. */
 int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn_stage **stage);
 
 /* ---- buffer.c ---- */
 
-/* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: the
- * mount's memory is wanted; it may be our own even so. dir, name: numbers that tell the shard's
- * directory and name from others; 0: not known. NULL: *err. No lock held. */
+/* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: from the
+ * mount if possible; it may be our own even so. dir, name: numbers that identify the shard's
+ * directory and name; 0: unknown. NULL: *err. No lock held. */
 struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir, uint64_t name,
 			  int *err);
 /* A new one of our own memory, not in the pool. */
 struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
-/* Ends a shard's use. broken: copies may still be under way in it, it must not be used again. */
+/* Ends a shard's use. broken: copies may still be in progress, it must not be reused. */
 void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, bool broken);
 /* Unregisters, unmaps, frees; not in the pool any more. */
 void buffer_free(cairn_stage *stage, struct buffer *b);
@@ -190,19 +190,20 @@ void buffers_trim(cairn_stage *stage);
 
 void gpu_open(cairn_stage *stage, int device);
 void gpu_close(cairn_stage *stage);
-/* Registers it unless that was tried; device -1: with whichever context the process has, later where
- * it has none. A failure is told by a notice. */
+/* Registers it unless that was tried; device -1: with any context of the process, later if
+ * it has none. A failure is reported by a notice. */
 void gpu_pin(cairn_stage *stage, struct buffer *b, int device);
 void gpu_unpin(cairn_stage *stage, struct buffer *b);
-/* What p is; without a driver plain memory. */
+/* The kind of memory at p; without a driver plain memory. */
 int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int *device);
-/* Queued, and noted in b's marks. Caller: a lock over those. In order: src is pinned host memory. */
+/* Queued, and recorded in b's marks. Caller: a lock over those. In order: src is pinned host
+ * memory. */
 int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *src, size_t n,
 		  void *stream, int device, bool in_order);
 int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream, int device);
 /* Waits for b's marks. */
 int gpu_wait(cairn_stage *stage, struct buffer *b);
-/* The calling thread's context, to be handed to a thread that helps; NULL: none. */
+/* The calling thread's context, for a helper thread; NULL: none. */
 cudl_context gpu_current(cairn_stage *stage);
 void gpu_push(cairn_stage *stage, cudl_context ctx);
 void gpu_pop(cairn_stage *stage, cudl_context ctx);
@@ -211,15 +212,15 @@ void gpu_pop(cairn_stage *stage, cudl_context ctx);
 
 /* Splits path into an O_PATH descriptor of its directory and a name. */
 int file_split(const char *path, int *dir, char **name);
-/* Makes the buffer's file the name; -EXDEV and its like: that cannot be done, write it. */
+/* Links the buffer's file to the name; -EXDEV and similar: not possible, write it. */
 int file_link(const cairn_shard *shard, uint64_t size);
 /* Writes the buffer's bytes to a new file and gives it the name. */
 int file_write(const cairn_shard *shard, uint64_t size);
-/* What the shard's user.cairn.device is to be. */
+/* The text for the shard's user.cairn.device. */
 void shard_device_text(const cairn_shard *shard, char *buf, size_t size);
-/* user.cairn.device: none where text is empty. Best effort. */
+/* Sets user.cairn.device: none if text is empty. Best effort. */
 void file_device(int fd, const char *text);
-/* Whether path is on a cairnfs: its state into buf if so. -errno of a dead mount. */
+/* Is path on a cairnfs? If so its state goes to buf. -errno of a dead mount. */
 int mount_state(const char *path, char *buf, size_t size);
 
 /* ---- wait.c ---- */

@@ -2,7 +2,7 @@
  *
  * A shard's life.
  *
- *	create ──▶ open ──copy, data, sync──▶ open ──commit──▶ gone, a file stands
+ *	create ──▶ open ──copy, data, sync──▶ open ──commit──▶ gone, the file exists
  *	             │                           └──abort──▶ gone
  *	             └──a copy fails──▶ failed ──commit (-EIO), abort──▶ gone
  */
@@ -83,10 +83,10 @@ static cairn_shard *new_shard(cairn_stage *stage, uint64_t size, unsigned flags)
 static int check_create(cairn_stage *stage, uint64_t size, unsigned flags, cairn_shard **out)
 {
 	if (!out)
-		return fail(-EINVAL, "no place for the shard");
+		return fail(-EINVAL, "cairn_shard_create: shard is NULL");
 	*out = NULL;
 	if (flags & ~CAIRN_EXCL)
-		return fail(-EINVAL, "cairn_shard_create: flags 0x%x are not known here", flags);
+		return fail(-EINVAL, "cairn_shard_create: unknown flags 0x%x", flags);
 	if (size > INT64_MAX / 4)
 		return fail(-EFBIG, "%llu bytes are more than a file can have", (unsigned long long)size);
 	return stage_usable(stage);
@@ -181,7 +181,7 @@ static int shard_failed(cairn_shard *shard, int err)
 		snprintf(shard->failure, sizeof(shard->failure), "%s", cuda_dl_error());
 	}
 	(void)err;
-	return fail(-EIO, "copy to a shard: %s; the shard cannot be committed: abort it, and if that goes on "
+	return fail(-EIO, "copy to a shard: %s; the shard cannot be committed: abort it, and if this repeats "
 		    "restart the process, its CUDA context may be lost", shard->failure);
 }
 
@@ -264,7 +264,7 @@ int cairn_shard_sync(cairn_shard *shard)
 
 /* ---- commit ---- */
 
-/* Why a name cannot be linked to the buffer, though it could be written. */
+/* Is it impossible to link a name to the buffer, but possible to write it? */
 static bool must_write(int err)
 {
 	return err == -EXDEV || err == -EOPNOTSUPP || err == -ENOENT || err == -EBUSY || err == -EPERM ||

@@ -3,7 +3,7 @@
  * A stage's life.
  *
  *	open ──▶ usable ──close──▶ gone
- *	            └──fork, in the child──▶ forked: answers -ECHILD, its files closed, its memory unmapped
+ *		    └──fork, in the child──▶ forked: returns -ECHILD, its files closed, its memory unmapped
  */
 #include "priv.h"
 
@@ -48,8 +48,8 @@ static void after_fork(void)
 	pthread_mutex_unlock(&opening_lock);
 }
 
-/* A buffer ends with the last descriptor of it: a data loader's process must not keep it. The
- * memory is not here at all (MADV_DONTFORK). */
+/* A buffer ends with its last descriptor: a data loader's process must not keep it. Its
+ * memory is not mapped here at all (MADV_DONTFORK). */
 static void in_child(void)
 {
 	for (struct cairn_stage *s = stages; s; s = s->next) {
@@ -99,7 +99,7 @@ void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)
 
 /* ---- the mount ---- */
 
-/* Up from dir as long as it is one filesystem: fd of the highest, which replaces *fd. */
+/* Goes up from dir within one filesystem: fd of the highest, which replaces *fd. */
 static int climb(int *fd, struct stat *st)
 {
 	for (;;) {
@@ -120,7 +120,7 @@ static int climb(int *fd, struct stat *st)
 	}
 }
 
-/* Sets stage->mount where the mount that fd is on has a place for buffers. Whatever is odd means
+/* Sets stage->mount if the mount that fd is on has a buffers directory. Anything unexpected means
  * that it has none: then shards are written. */
 static void find_mount(cairn_stage *stage, int fd, struct stat st)
 {
@@ -152,7 +152,7 @@ static int look(cairn_stage *stage, const char *dir)
 		return fail_on(-errno, "open", dir);
 	stage->dev = st.st_dev;
 	err = mount_state(dir, state, sizeof(state));
-	if (err == -ENODATA)	/* no cairnfs */
+	if (err == -ENODATA)	/* not a cairnfs */
 		return 0;
 	if (err)
 		return fail_on(err, "open", dir);
@@ -173,7 +173,7 @@ static int check_options(const struct cairn_options *o, struct cairn_options *ou
 		return fail(-EINVAL, "cairn_options.size must be sizeof(struct cairn_options)");
 	memcpy(out, o, o->size < sizeof(*out) ? o->size : sizeof(*out));
 	if (out->flags & ~(CAIRN_NO_CUDA | CAIRN_OWN_ONLY))
-		return fail(-EINVAL, "cairn_options.flags: 0x%x is not known here", out->flags);
+		return fail(-EINVAL, "cairn_options.flags: unknown bits in 0x%x", out->flags);
 	if (out->device < 0)
 		return fail(-EINVAL, "cairn_options.device is 1 + the ordinal, or 0");
 	return 0;
@@ -212,7 +212,7 @@ static int open_stage(const char *dir, const struct cairn_options *options, bool
 	int err;
 
 	if (!out)
-		return fail(-EINVAL, "no place for the stage");
+		return fail(-EINVAL, "cairn_stage_open: stage is NULL");
 	*out = NULL;
 	err = dir ? check_options(options, &o) : fail(-EINVAL, "no directory");
 	if (err)
@@ -275,7 +275,7 @@ int cairn_stage_close(cairn_stage *stage)
 	calls = stage->calls;
 	pthread_mutex_unlock(&stage->lock);
 	if (shards || calls)
-		return fail(-EBUSY, "%u shards are neither committed nor aborted, %u loads under way",
+		return fail(-EBUSY, "%u shards are neither committed nor aborted, %u loads in progress",
 			    shards, calls);
 	unlist(stage);
 	for (unsigned i = 0; i < LOAD_CHUNKS; i++)
@@ -305,7 +305,7 @@ int cairn_stage_stats(cairn_stage *stage, struct cairn_stats *out, size_t size)
 	if (err)
 		return err;
 	if (!out || size > 65536)
-		return fail(-EINVAL, "cairn_stage_stats: size is sizeof(struct cairn_stats)");
+		return fail(-EINVAL, "cairn_stage_stats: size must be sizeof(struct cairn_stats)");
 	memset(out, 0, size);
 	pthread_mutex_lock(&stage->lock);
 	memcpy(out, &stage->stats, size < sizeof(*out) ? size : sizeof(*out));

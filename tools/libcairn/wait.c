@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Durable: asked of a cairnfs, made so elsewhere. And what a file says of its device. */
+ * Durability: on a cairnfs by its state, elsewhere by a sync. And a file's device attribute. */
 #include "priv.h"
 
 #include <errno.h>
@@ -56,7 +56,7 @@ static int wait_failed(const char *path)
 	ssize_t n = getxattr(path, ERROR_KEY, why, sizeof(why) - 1);
 
 	why[n > 0 ? n : 0] = '\0';
-	return fail(-EIO, "%s is not durable: %s; cairnfs keeps trying, and `cairn status` tells what it "
+	return fail(-EIO, "%s is not durable: %s; cairnfs keeps trying, see `cairn status` for what it "
 		    "waits for", path, *why ? why : "it failed");
 }
 
@@ -121,7 +121,7 @@ int cairn_device(const char *path, char *buf, size_t size)
 	if (n < 0 && (errno == ENODATA || errno == EOPNOTSUPP))
 		return fail(-ENODATA, "%s: no device is recorded", path);
 	if (n < 0)
-		return fail_on(-errno, "ask the device of", path);
+		return fail_on(-errno, "read the device of", path);
 	if ((size_t)n >= size)
 		return fail(-ERANGE, "%s: the device has %zd bytes", path, n);
 	memcpy(buf, text, n);
