@@ -13,12 +13,12 @@ long loading it back takes:
 
 Without a mount the last two write to the disk. Blocked: until the trainer may change its tensors.
 Done: until the save has returned everywhere. Durable: until cairnfs.wait() returns (elsewhere: an
-fsync). Loaded: until the tensors are on the device again. Rounds are interleaved: each way once a
-round, the order turned by one each time; the first two rounds, in which memory is made and
-registered, are told apart. Medians. Where --seconds runs out there are fewer rounds.
+fsync). Loaded: until the tensors are on the device again. Rounds are interleaved: each method once
+per round, the order rotated by one each time; the first two rounds, in which memory is allocated and
+registered, are reported separately. Medians. If --seconds runs out there are fewer rounds.
 
-There is no figure for a GPU without a GPU: then this says so and ends with 77, unless --cpu asks
-for the same runs with tensors in host memory, which only show that the program works.
+Without a GPU there are no figures: the program says so and exits with 77, unless --cpu requests
+the same runs with tensors in host memory, which only show that the program works.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def options():
     p.add_argument("--mib", default="8192,1024,32768", help="sizes of the state dict, in this order")
     p.add_argument("--tensors", default="10,2000", help="in how many tensors")
     p.add_argument("--rounds", type=int, default=5, help="after the first two")
-    p.add_argument("--seconds", type=float, default=0, help="begin nothing that would take longer")
+    p.add_argument("--seconds", type=float, default=0, help="start nothing that would take longer")
     p.add_argument("--cpu", action="store_true", help="tensors in host memory: no figures of a GPU")
     o = p.parse_args()
     if o.rounds < 1:
@@ -66,7 +66,7 @@ def synchronize(device):
 
 
 class Way:
-    """One way to save; save(state, path) returns what finish() then waits for."""
+    """One way to save; finish() waits for the result of save(state, path)."""
 
     def __init__(self, name, folder, where):
         self.name, self.folder, self.where = name, folder, where
@@ -283,7 +283,7 @@ def run(o, device, mib, tensors, places):
         if device == "cuda" and torch.cuda.mem_get_info()[0] < mib << 20:
             raise torch.OutOfMemoryError
     except torch.OutOfMemoryError:
-        print(f"{mib / 1024:.4g} GiB: left out: the device has no room for it twice")
+        print(f"{mib / 1024:.4g} GiB: left out: the device has not enough memory for it twice")
         return
     ways = make_ways(places, mib)
     longest = 0.0

@@ -3,13 +3,13 @@
 """install.py [--root DESTDIR] [--libcairn FILE] DIR | --remove [--root DESTDIR] DIR |
        --wheel OUT --libcairn FILE
 
-Copies the package into DIR, where a Python looks for packages, with what pip wants to know of it
-(so pip lists it and can remove it), and removes it again. No network, no build tools.
-FILE is where libcairn.so is or will be; the package finds it by its place beside DIR, so it does
-below a DESTDIR too, and wherever the whole is moved.
+Copies the package into DIR, a directory in which a Python finds packages, with the metadata for pip
+(so that pip lists it and can remove it), and removes it again. No network, no build tools.
+FILE is where libcairn.so is or will be; the package finds it relative to DIR, so this also works
+below a DESTDIR, and after the whole tree is moved.
 
 --wheel makes a wheel in the directory OUT, with FILE in it, for the machines that FILE runs on: its
-platform is told by what it is linked with. It wants binutils.
+platform is derived from the libraries it is linked with. It needs binutils.
 """
 
 import argparse
@@ -98,7 +98,7 @@ EVERYWHERE = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux.*)\.so\.\d+
 
 
 def linkage(libcairn):
-    """Its soname, and its platform's tag: the newest version of glibc that a symbol of it wants."""
+    """Its soname, and its platform's tag: the newest version of glibc that one of its symbols needs."""
     said = subprocess.run(["objdump", "-p", libcairn], check=True, stdout=subprocess.PIPE, text=True).stdout
     foreign = [n for n in re.findall(r"^ *NEEDED +(\S+)", said, re.MULTILINE) if not EVERYWHERE.fullmatch(n)]
     glibc = [(int(a), int(b)) for a, b in re.findall(r"\bGLIBC_(\d+)\.(\d+)", said)]
@@ -141,11 +141,11 @@ def main():
     args = p.parse_args()
     if args.wheel:
         if not args.libcairn:
-            sys.exit("install.py: --wheel wants --libcairn")
+            sys.exit("install.py: --wheel needs --libcairn")
         wheel(args.wheel, args.libcairn)
         return
     if not os.path.isabs(args.directory):
-        sys.exit(f"install.py: {args.directory or 'the directory'} is no absolute path")
+        sys.exit(f"install.py: {args.directory or 'the directory'} is not an absolute path")
     top = args.root + args.directory
     remove(top)     # also an older version's files
     if not args.remove:

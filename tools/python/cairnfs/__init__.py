@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Checkpoints of PyTorch staged straight into the files that cairnfs makes durable.
+"""Checkpoints of PyTorch staged directly into the files that cairnfs makes durable.
 
 CairnStager copies a state dict into memory that becomes a file; CairnStorageWriter and
-CairnStorageReader do so for torch.distributed.checkpoint. They use libcairn where it is found and
-run without it, on any filesystem; docs/PYTHON.md of cairnfs tells the whole of it.
+CairnStorageReader do so for torch.distributed.checkpoint. They use libcairn if it is found and
+work without it, on any filesystem; docs/PYTHON.md of cairnfs describes all of it.
 """
 
 from __future__ import annotations

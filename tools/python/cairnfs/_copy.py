@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The walk over a state dict: a deep copy in which each tensor and storage is what a hook makes
-of it. What is one object stays one, also tensors; cycles are kept.
+"""The walk over a state dict: a deep copy in which a hook copies each tensor and storage. One object
+stays one object, also tensors; cycles are kept.
 
 copy.deepcopy has no such hook, and torch.Tensor.__deepcopy__ would copy on the tensor's device.
 
-Code of others may look at what it is given: __setstate__, constructors, the append of a list's
-subclass. While a copy is for such eyes, `seen` says so, and hooks then give the bytes at once.
+Other code may look at the bytes of a copy: __setstate__, constructors, the append of a list's
+subclass. While a copy is passed to such code, `seen` is true, and hooks then copy the bytes at once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Copier:
     def __init__(self, on_tensor: TensorHook, on_storage: StorageHook) -> None:
         self.on_tensor = on_tensor
         self.on_storage = on_storage
-        # As copy.deepcopy has it, since it goes to __deepcopy__ of others.
+        # As in copy.deepcopy, since it is passed to __deepcopy__ of other classes.
         self.memo: Dict[int, Any] = {}
         self._seen = 0
 
     @property
     def seen(self) -> bool:
-        """Whether the copy that is asked for goes to code that may look at its bytes."""
+        """Is the copy passed to code that may look at its bytes?"""
         return self._seen > 0
 
     @contextmanager
     def for_eyes(self, it: bool = True) -> Iterator[None]:
-        """Inside, `seen` is true; no effect where `it` is false."""
+        """Inside, `seen` is true; no effect if `it` is false."""
         self._seen += it
         try:
             yield
@@ -56,7 +56,7 @@ class Copier:
             self._seen -= it
 
     def keep(self, x: Any) -> None:
-        """x lives as long as the memo, which knows objects by their address."""
+        """x lives as long as the memo, which identifies objects by their address."""
         self.memo.setdefault(id(self.memo), []).append(x)
 
     def __call__(self, x: Any) -> Any:
@@ -108,7 +108,7 @@ class Copier:
 
     def _tuple(self, x: Tuple[Any, ...]) -> Any:
         y = [self(value) for value in x]
-        # A member that leads back to x has made its copy by now.
+        # A member that refers back to x has created its copy by now.
         known = self.memo.get(id(x), _MISSING)
         if known is not _MISSING:
             return known
@@ -122,7 +122,7 @@ class Copier:
         return x.__reduce_ex__(4)
 
     def rebuild(self, x: Any, reduced: Any) -> Any:
-        """What pickle does with the answer of __reduce_ex__, each part copied."""
+        """What pickle does with the result of __reduce_ex__, each part copied."""
         if isinstance(reduced, str):
             return x
         parts: List[Any] = list(reduced) + [None] * (6 - len(reduced))

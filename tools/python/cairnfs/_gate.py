@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Who may read a state dict, and when: many readers, or the trainer that changes it."""
+"""Access to a state dict: many readers, or the trainer that changes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class StateDictGate:
     """A read/write gate around a state dict.
 
     Readers (staging, a transport that serves a peer) hold `reading()`. The trainer calls
-    disallow_state_dict_read() before the optimizer's step, which waits for readers that are
-    inside and lets no new one in, and allow_state_dict_read() after it. Both may be called again
-    without effect, by any thread; the gate begins open. A reader may enter again while inside.
+    disallow_state_dict_read() before the optimizer's step, which waits for active readers and
+    admits no new one, and allow_state_dict_read() after it. Both may be called again
+    without effect, by any thread; the gate is open at first. A reader may enter again while inside.
 
     timeout: the seconds any wait may take before TimeoutError; None: for ever.
     """
@@ -31,7 +31,7 @@ class StateDictGate:
 
     @property
     def is_state_dict_read_allowed(self) -> bool:
-        """Whether a reader would get in now."""
+        """Would a reader be admitted now?"""
         with self._changed:
             return not self._closed
 
@@ -54,7 +54,7 @@ class StateDictGate:
         me = threading.get_ident()
         with self._changed:
             if me in self._readers:
-                # Inside already: waiting for a closer that waits for this thread would not end.
+                # Inside already: waiting for a thread that waits for this one would deadlock.
                 self._readers[me] += 1
                 return
             if self._closed and self._closer == me:
@@ -64,8 +64,8 @@ class StateDictGate:
             self._readers[me] = 1
 
     def ticket(self) -> Optional[int]:
-        """An entry that is no thread's, for work that another will do: release_read() ends it.
-        None: reading is not allowed now. Never waits."""
+        """An entry that belongs to no thread, for work that another thread will do: release_read()
+        ends it. None: reading is not allowed now. Never waits."""
         with self._changed:
             if self._closed:
                 return None
@@ -74,7 +74,7 @@ class StateDictGate:
             return ticket
 
     def release_read(self, thread: Optional[int] = None) -> None:
-        """Leave. thread: whose entry it was, where another one ends it, or a ticket."""
+        """Leave. thread: the one that entered, if another one ends the entry, or a ticket."""
         me = threading.get_ident() if thread is None else thread
         with self._changed:
             depth = self._readers[me] - 1
@@ -95,7 +95,7 @@ class StateDictGate:
             self.release_read(me)
 
     def disallow_state_dict_read(self, timeout: Optional[float] = None) -> None:
-        """Before the state is changed: returns when no reader is inside, and none gets in.
+        """Before the state is changed: returns when no reader is active; new ones are not admitted.
 
         TimeoutError: readers did not leave; reading is allowed as before.
         RuntimeError: this thread is a reader itself.
@@ -105,7 +105,7 @@ class StateDictGate:
             if me in self._readers:
                 raise RuntimeError("disallow_state_dict_read() inside reading()")
             while self._closed:
-                # Disallowed already, perhaps by one who still waits, and may give up.
+                # Disallowed already, perhaps by a thread that still waits, and may time out.
                 self._wait(lambda: not (self._closed and self._readers), timeout,
                            "readers are still inside")
                 if self._closed:
@@ -119,7 +119,7 @@ class StateDictGate:
                 raise
 
     def allow_state_dict_read(self) -> None:
-        """After the change: readers get in again."""
+        """After the change: readers are admitted again."""
         with self._changed:
             self._closed, self._closer = False, None
             self._changed.notify_all()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Where each tensor's bytes stand in the file that is made of a block.
+"""Where each tensor's bytes are in the file that is made from a block.
 
-Two files are laid out: *torch*, one archive as torch.save writes it, for any object; and *dcp*, one
-small archive after the other, each what torch.distributed.checkpoint writes for one tensor. In
-both what surrounds the tensors is known before they are copied, so they are copied once, to
-where they will be read.
+Two files are laid out: *torch*, one archive as torch.save writes it, for any object; and *dcp*, a
+sequence of small archives, each what torch.distributed.checkpoint writes for one tensor. In
+both, what surrounds the tensors is known before they are copied, so they are copied once, to
+their final place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _OnePickler(pickle.Pickler):
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor as DCP stores one: what stands before its bytes, how many they are, what after."""
+    """A tensor as DCP stores one: what precedes its bytes, their number, what follows."""
 
     before: bytes
     nbytes: int
@@ -95,7 +95,7 @@ def compact_stride(t: torch.Tensor) -> Tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Want:
-    """One piece of memory a state dict needs. Equal wants can use the same memory."""
+    """One piece of memory that a state dict needs. Equal wants can use the same memory."""
 
     nbytes: int
     like: Optional[Tuple[torch.dtype, Tuple[int, ...], Tuple[int, ...]]] = None     # dcp
@@ -103,7 +103,7 @@ class Want:
 
 @dataclass
 class Layout:
-    """The places of a state dict's wants, in the order in which a walk meets them."""
+    """The places of a state dict's wants, in the order of the walk."""
 
     wants: Tuple[Want, ...]
     offsets: List[int]              # of the bytes; in the block, or in the one aside
@@ -114,7 +114,7 @@ class Layout:
     # dcp: by want
     items: Dict[int, Item] = field(default_factory=dict)
     names: List[str] = field(default_factory=list)      # torch: of the entries, by want
-    # Who holds the layout: weak references to the storages it was last used for.
+    # Users of the layout: weak references to the storages it was last used for.
     sources: Dict[int, Any] = field(default_factory=dict)
     use: str = field(default_factory=lambda: str(next(_serial)))    # of blocks made for it
 
@@ -134,8 +134,8 @@ def torch_layout(wants: Tuple[Want, ...], tail: int, names: Sequence[str] = ()) 
 
 
 def dcp_layout(wants: Tuple[Want, ...], aside: Set[int], tail: int) -> Layout:
-    """One archive a tensor. aside: tensors another rank saves; they are staged all the same, since
-    only a plan can tell, but in memory of their own."""
+    """One archive per tensor. aside: tensors that another rank saves; they are staged as well, since
+    only a plan shows which, but in separate memory."""
     at, beside, offsets, items = 0, 0, [], {}
     for i, want in enumerate(wants):
         if i in aside:

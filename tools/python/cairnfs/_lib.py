@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""libcairn.so by ctypes. cairn.h says what each call promises; nothing is repeated here."""
+"""libcairn.so by ctypes. cairn.h has the contract of each call; it is not repeated here."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _PROTOTYPES = {
 
 class Library:
     """The loaded library. call() raises OSError (FileNotFoundError, TimeoutError, ...) for a
-    negative answer, with libcairn's own text of what to do."""
+    negative result, with libcairn's own text, which says what to do."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -131,7 +131,7 @@ def _candidates() -> List[str]:
 
 
 def _installed(here: str) -> Optional[str]:
-    """The one that `make install` put beside this package: install.py wrote down where."""
+    """The one that `make install` put next to this package: install.py recorded where."""
     try:
         with open(os.path.join(here, "libcairn.path"), encoding="utf-8") as f:
             return os.path.normpath(os.path.join(here, f.read().rstrip("\n")))
@@ -145,9 +145,9 @@ _looked = False
 
 
 def library() -> Optional[Library]:
-    """libcairn, or None where there is none: $CAIRN_LIBRARY (empty: none), the one installed with
-    this package, the loader's path, /usr/local/lib, the build of the source tree this is part of.
-    Looked for once."""
+    """libcairn, or None if there is none: $CAIRN_LIBRARY (empty: none), the one installed with
+    this package, the loader's path, /usr/local/lib, the build of this source tree.
+    Searched once."""
     global _found, _looked
     with _lock:
         if not _looked:
@@ -160,7 +160,7 @@ def library() -> Optional[Library]:
                 except (OSError, AttributeError) as e:
                     log.warning("%s cannot be used: %s", path, e)
             if not candidates and os.environ.get("CAIRN_LIBRARY") != "":
-                log.warning("libcairn.so is not found: checkpoints are copied once more on their way, on a "
-                            "cairnfs mount too. Install cairnfs (make install) or its wheel (make wheel), "
-                            "or name the library in CAIRN_LIBRARY (empty: without it, and without this)")
+                log.warning("libcairn.so not found: checkpoints are copied once more, on a cairnfs mount, "
+                            "too. Install cairnfs (make install) or its wheel (make wheel), or set "
+                            "CAIRN_LIBRARY to the library (empty: run without it and without this warning)")
         return _found

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Where staged bytes lie: memory that becomes a file.
+"""Memory that becomes a file.
 
 A *memory* makes blocks; a block is memory for one file that has no name yet. LibraryMemory is
 libcairn's (staged files of a mount, registered with CUDA once); PlainMemory is torch's, written
-with ordinary writes. Nobody else knows which of the two it is.
+with ordinary writes. Other modules do not depend on which of the two it is.
 
-Tensors made on a block keep its address range mapped: a memory is closed, and trimmed, only when
-none of them lives. What they hold is theirs until the block is committed or aborted; then the
+Tensors on a block keep its address range mapped: a memory is closed, and trimmed, only when
+none of them exists. Their contents are valid until the block is committed or aborted; then the
 memory is used for the next block.
 """
 
@@ -41,7 +41,7 @@ class Block(ABC):
         self._lock = threading.Lock()
         self._on_unused: Optional[Callable[[], None]] = None
         self._pid = os.getpid()
-        # The storages hold this object, and nothing else does for long: its end is theirs.
+        # Only the storages keep this object alive for long: it ends with them.
         self._buffer: Optional[Any] = None
         if size:
             self._buffer = (ctypes.c_ubyte * size).from_address(address)
@@ -53,14 +53,14 @@ class Block(ABC):
             f.atexit = False
 
     def _unused(self) -> None:
-        # First it ends: then its memory can be trimmed.
+        # The block ends first: then its memory can be trimmed.
         if self._on_unused is not None:
             self._on_unused()
         self.memory._used(-1)
 
     def release(self, on_unused: Optional[Callable[[], None]] = None) -> None:
         """No more storages are made. on_unused is called when the last of them is gone, perhaps
-        at once, by whichever thread; it must not wait for anything."""
+        at once, by any thread; it must not block."""
         self._on_unused = on_unused
         if self._buffer is None:
             if on_unused is not None:
@@ -75,7 +75,7 @@ class Block(ABC):
             return self._buffer is not None
 
     def unhold(self) -> None:
-        """After reacquire(): the storages hold it again, as release() said."""
+        """After reacquire(): the storages keep it alive again, as after release()."""
         self._buffer = None
 
     def storage(self, offset: int, nbytes: int) -> torch.UntypedStorage:
@@ -99,15 +99,15 @@ class Block(ABC):
         ctypes.memmove(self.address + offset, data, len(data))
 
     def _end(self) -> bool:
-        """Whether the caller is the one who ends it."""
+        """Is the caller the one that ends it?"""
         with self._lock:
             ended, self._ended = self._ended, True
             self._buffer = None
         return not ended and self._pid == os.getpid()
 
     def commit(self, path: str, size: int, device: str = "", exclusive: bool = False) -> None:
-        """Gives the first `size` bytes the name `path`, replacing what is there: at once, whole.
-        device is what user.cairn.device says. Ends the block, also by an error."""
+        """Gives the first `size` bytes the name `path`, replacing an existing file: at once, whole.
+        device becomes user.cairn.device. Ends the block, also after an error."""
         if not self._end():
             raise RuntimeError("this block has ended already")
         self._commit(path, size, device, exclusive)
@@ -152,11 +152,11 @@ class Memory(ABC):
 
     @abstractmethod
     def create(self, size: int, use: str = "") -> Block:
-        """A block of `size` bytes, holding anything. use: the same each time that a later step's
-        block takes the place of this one; tells libcairn where a step begins."""
+        """A block of `size` bytes with arbitrary contents. use: the same each time that a later step's
+        block replaces this one; shows libcairn where a step begins."""
 
     def trim(self) -> None:
-        """Gives back what no block uses, as soon as no tensor lies on it."""
+        """Gives back what no block uses, as soon as no tensor is on it."""
         with self._users_lock:
             self._trim_wanted = self._users > 0
             if self._trim_wanted:
@@ -164,7 +164,7 @@ class Memory(ABC):
         self._trim()
 
     def close(self) -> None:
-        """No more blocks; the memory goes when no tensor lies on it any more."""
+        """No more blocks; the memory is freed when no tensor is on it any more."""
         with self._users_lock:
             self._close_wanted = True
             if self._users:
@@ -178,7 +178,7 @@ class Memory(ABC):
     @abstractmethod
     def load(self, path: str, offset: int, address: int, nbytes: int, stream: int,
              on_device: bool) -> bool:
-        """Reads a part of a file to an address. False: not to this address (no such way)."""
+        """Reads a part of a file to an address. False: not possible for this address."""
 
     @abstractmethod
     def _trim(self) -> None: ...
@@ -250,7 +250,7 @@ class PlainBlock(Block):
                 try:
                     os.setxattr(fd, DEVICE_XATTR, device.encode()[:255])
                 except OSError:
-                    pass            # as libcairn: a filesystem without them loses it
+                    pass            # as in libcairn: a filesystem without them loses it
         finally:
             os.close(fd)
 
@@ -269,7 +269,7 @@ class PlainBlock(Block):
 
 
 class PlainMemory(Memory):
-    """Torch's memory. What blocks leave is kept for blocks of the same size."""
+    """Torch's memory. Memory of ended blocks is kept for blocks of the same size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class LibraryBlock(Block):
             self._buffer.owner = memory         # not closed while a storage lies on it
 
     def _commit(self, path: str, size: int, device: str, exclusive: bool) -> None:
-        # EXCL is the shard's from its creation, where nothing was known of a path.
+        # EXCL is set when the shard is created, before a path is known.
         if exclusive and os.path.lexists(path):
             self._lib.call("cairn_shard_abort", self._shard)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -380,7 +380,7 @@ class LibraryMemory(Memory):
             options.device = 1 + torch.cuda.current_device()
         lib.call("cairn_stage_open", os.fsencode(directory), ctypes.byref(options),
                  ctypes.byref(self._stage))
-        # No block and no tensor is left when this object goes: they hold it.
+        # No block and no tensor is left when this object is freed: they keep it alive.
         self._finalizer = weakref.finalize(self, self._close_stage, lib, self._stage, os.getpid())
         self._finalizer.atexit = False
 
@@ -400,7 +400,7 @@ class LibraryMemory(Memory):
 
     def create(self, size: int, use: str = "") -> Block:
         shard = ctypes.c_void_p()
-        # A name that no file will have: the path is set when it is known.
+        # A name that no file will have: the path is set later.
         name = os.path.join(self._directory, f".cairn-stage.{use}")
         self.lib.call("cairn_shard_create", self._handle(), os.fsencode(name), size, 0,
                       ctypes.byref(shard))
@@ -431,7 +431,7 @@ class LibraryMemory(Memory):
 
 
 def existing_directory(path: str) -> str:
-    """path, or the nearest directory above it that is there."""
+    """path, or its nearest existing parent directory."""
     path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -439,7 +439,7 @@ def existing_directory(path: str) -> str:
 
 
 def memory_for(path: Optional[str]) -> Memory:
-    """libcairn's memory for files at or below path, or torch's where libcairn is not found or no
+    """libcairn's memory for files at or below path, or torch's if libcairn is not found or no
     path is known."""
     lib = _lib.library()
     if lib is None or path is None:
@@ -500,7 +500,7 @@ def _wait_without_library(path: str, timeout: Optional[float]) -> None:
 
 
 def _xattr(path: str, name: str) -> Optional[bytes]:
-    """None where it has none, as on any path that is on no mount."""
+    """None if it has none, as for any path outside of mounts."""
     try:
         return os.getxattr(path, name)
     except OSError as e:

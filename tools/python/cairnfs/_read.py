@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Reading files back: straight to where the bytes belong, on the device they came from.
+"""Reading files back: directly to their destination, on the device they came from.
 
-What is read is not trusted: names of classes are looked up in lists, offsets are checked.
+Input is untrusted: names of classes are looked up in lists, offsets are checked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def target_device(location: str, map_location: MapLocation) -> torch.device:
 
 
 class MappedFile:
-    """A file, mapped for a look here and there; copy on write, as torch.load maps."""
+    """A file, mapped for random access; copy on write, as torch.load maps."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -148,7 +148,7 @@ def _whole(numbers: Any) -> bool:
 
 
 def stored_tensor(item: memoryview) -> Stored:
-    """What an item of a .distcp file holds. Unknown, _zip.BadZip."""
+    """The contents of an item of a .distcp file. Unknown, _zip.BadZip."""
     entries = _zip.read_directory(item)
     order = entries.get("byteorder")
     if order is not None and bytes(item[order[0]:order[0] + order[1]]) != b"little":
@@ -161,7 +161,7 @@ def stored_tensor(item: memoryview) -> Stored:
         storage, dtype, offset, size, stride = found
     except Unknown:
         raise
-    except Exception as e:      # pickle raises what it likes on bytes that are none
+    except Exception as e:      # pickle raises anything on invalid bytes
         raise Unknown(str(e)) from None
     if not isinstance(storage, _Storage) or not isinstance(dtype, torch.dtype) or \
             f"data/{storage.key}" not in entries or len(size) != len(stride) or \
@@ -177,14 +177,14 @@ def stored_tensor(item: memoryview) -> Stored:
 
 
 def fills(stored: Stored, t: torch.Tensor) -> bool:
-    """Whether the stored bytes, as they are, are those of t."""
+    """Are the stored bytes, unchanged, those of t?"""
     return (stored.dtype == t.dtype and stored.size == tuple(t.size()) and
             stored.stride == tuple(t.stride()) and stored.storage_offset == 0 and
             stored.nbytes == t.numel() * t.element_size() and not t.is_conj() and not t.is_neg())
 
 
 def read_into(memory: Memory, path: str, offset: int, t: torch.Tensor) -> bool:
-    """t's bytes from a file, straight; t fills what lies at its address. False: no such way."""
+    """Reads t's bytes from a file directly; t covers what is at its address. False: not possible."""
     if t.device.type not in ("cpu", "cuda"):
         return False
     nbytes = t.numel() * t.element_size()
@@ -201,11 +201,11 @@ def read_into(memory: Memory, path: str, offset: int, t: torch.Tensor) -> bool:
 def load(path: PathLike, map_location: MapLocation = None, *, weights_only: bool = True,
          memory: Optional[Memory] = None) -> Any:
     """What CairnStager.commit() or torch.save() wrote, each tensor on the device it came from; on
-    the CPU where this machine has no such device (torch.load() fails there). To a GPU the bytes
-    come through registered memory of libcairn.
+    the CPU if this machine has no such device (torch.load() fails then). To a GPU the bytes
+    go through registered memory of libcairn.
 
     map_location: a device for all; {recorded: wanted}; or a function of the recorded ("cuda:1").
-    weights_only: as torch.load: classes must be known, torch.serialization.add_safe_globals().
+    weights_only: as in torch.load: classes must be known, torch.serialization.add_safe_globals().
         With False the file can run any code: only for files you trust.
     """
     name = os.path.abspath(os.fspath(path))
@@ -279,7 +279,7 @@ class _Loader:
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
-        # As torch.load ends: an index of a sparse tensor may point anywhere until then.
+        # As at the end of torch.load: until then an index of a sparse tensor may point anywhere.
         validate = torch._utils._validate_loaded_sparse_tensors
         if inspect.signature(validate).parameters:
             validate(weights_only=weights_only)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Zip archives as torch.save writes them, made in place around bytes that lie there already, and
-their directories read back. Entries are stored, zip64 where needed, data at multiples of 64.
+"""Zip archives as torch.save writes them, made in place around existing bytes, and their
+directories read back. Entries are stored, zip64 where needed, data at multiples of 64.
 
-Checksums of data are 0 unless asked for, as torch.serialization.set_crc32_options(False) leaves
-them: PyTorch does not look at them, and cairnfs has its own of the whole file.
+Checksums of data are 0 unless requested, as torch.serialization.set_crc32_options(False) leaves
+them: PyTorch does not check them, and cairnfs has its own of the whole file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def crc32(data: Buffer) -> int:
 
 
 class Writer:
-    """What to put around entries whose places the caller chooses, front to back. Offsets are from
+    """What surrounds entries whose places the caller chooses, front to back. Offsets are relative to
     the archive's first byte."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Writer:
 
 
 class BadZip(ValueError):
-    """No archive that this can read; PyTorch may."""
+    """An archive that this code cannot read; PyTorch may."""
 
 
 def _find_end(data: memoryview) -> Tuple[int, int, int]:
@@ -109,7 +109,7 @@ def _find_end(data: memoryview) -> Tuple[int, int, int]:
 
 
 def _wide(extra: bytes, size: int, packed: int, local: int) -> Tuple[int, int, int]:
-    """The zip64 field, where one of them is too large for 32 bits."""
+    """The zip64 field, if one of them is too large for 32 bits."""
     values, i, at = [size, packed, local], 0, 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)

@@ -40,7 +40,7 @@ DEVICE = "cairn_device"
 
 
 class _File:
-    """One .distcp file as it grows: what stands in its block already, and what is added."""
+    """One .distcp file as it grows: what is in its block already, and what is added."""
 
     def __init__(self, name: str, at: int) -> None:
         self.name = name
@@ -96,19 +96,19 @@ class CairnStorageWriter(FileSystemWriter):
 
     With dcp.save() each tensor is copied once, from its device to its place in the file. With
     dcp.async_save() that copy is made by stage(), before it returns; the file is committed later,
-    from the same memory, by the thread that saves. (The first checkpoint of a state dict of which
-    other ranks save a part is copied a second time, in the background: only its plan tells.)
+    from the same memory, by the saving thread. (The first checkpoint of a state dict of which
+    other ranks save a part is copied a second time, in the background: only its plan shows which.)
 
     path: the checkpoint's directory; dcp's checkpoint_id replaces it.
     stager: one with layout "dcp"; None: this writer's own, closed with it.
-    sync_files: whether each file is on stable storage before the next step of the protocol.
-        None: yes, but for a cairnfs mount, which keeps the order itself: no `.metadata` stands
-        in the store before what it commits. wait() says when all is durable.
+    sync_files: put each file on stable storage before the next step of the protocol?
+        None: yes, except on a cairnfs mount, which keeps the order itself: `.metadata` never
+        appears in the store before what it commits. wait() returns when everything is durable.
     overwrite: False: an existing checkpoint is an error.
     kwargs: further arguments of FileSystemWriter. With extensions (compression), or another
         serialization_format than torch's, files are written by FileSystemWriter itself.
 
-    One file a rank: thread_count has no effect.
+    One file per rank: thread_count has no effect.
     """
 
     def __init__(self, path: PathLike, *, stager: Optional[CairnStager] = None,
@@ -129,7 +129,7 @@ class CairnStorageWriter(FileSystemWriter):
 
     @property
     def stager(self) -> CairnStager:
-        """The stager; made when first asked for."""
+        """The stager; created at the first use."""
         if self._stager is None:
             self._stager = CairnStager(os.fspath(self.path), layout="dcp", crc32=self._crc32,
                                        use_async_staging=self._use_async_staging)
@@ -144,14 +144,14 @@ class CairnStorageWriter(FileSystemWriter):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: Any) -> Any:
-        """Copies the state into memory of the file to come; see CairnStager.stage()."""
+        """Copies the state into memory of the future file; see CairnStager.stage()."""
         return self.stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
         self.stager.synchronize_staging()
 
     def close(self) -> None:
-        """Closes the stager, if it is this writer's own. What was saved goes its way."""
+        """Closes the stager, if it is this writer's own. Saved files still become durable."""
         if self._owns_stager and self._stager is not None:
             self._stager.close()
             self._stager = None
@@ -169,8 +169,8 @@ class CairnStorageWriter(FileSystemWriter):
             self.sync_files = not _on_mount(os.fspath(self.path))
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
-        # An existing checkpoint's shards are replaced one by one: let no mix stand committed.
-        # The coordinator alone comes here, before any rank writes.
+        # An existing checkpoint's shards are replaced one by one: a mixture must not be committed.
+        # Only the coordinator does this, before any rank writes.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(os.fspath(self.path), ".metadata"))
         return super().prepare_global_plan(plans)
@@ -186,7 +186,7 @@ class CairnStorageWriter(FileSystemWriter):
                              planner)
         if self.sync_files:
             for name in sorted({r.storage_data.relative_path for r in results}):
-                # Not by an open of it on a mount, which would keep its memory from the next step.
+                # Not by opening it on a mount, which would keep its memory from the next step.
                 wait(os.path.join(os.fspath(self.path), name))
         done: "Future[List[WriteResult]]" = Future()
         done.set_result(results)
@@ -203,11 +203,11 @@ def _on_mount(path: str) -> bool:
 
 def _write(stager: CairnStager, directory: str, prefix: str, plan: SavePlan,
            planner: SavePlanner) -> List[WriteResult]:
-    """The files of this rank: one, or two where what is staged is not all that is to be saved."""
+    """The files of this rank: one, or two if not everything to be saved is staged in one block."""
     stager.synchronize()
     staged, places, rest = _resolve(stager, plan, planner)
     if staged is not None and not _worth_it(stager, staged, places):
-        # Much of it is for other ranks to save. They are known from now on; this time once more.
+        # Other ranks save much of it. They are known from now on; this time it is copied once more.
         again = [_piece(item, planner.resolve_data(item), staged.devices[i])
                  for item, i in places]
         rest, places = again + rest, []
@@ -221,7 +221,7 @@ def _write(stager: CairnStager, directory: str, prefix: str, plan: SavePlan,
     try:
         _place(stager, staged, places, file)
         rest = _fill_tail(stager, staged, file, rest)
-        # First the other one: it may take from what is staged aside.
+        # The other one first: it may use what is staged aside.
         others = _write_rest(stager, directory, f"{prefix}1.distcp", rest)
         staged.block.commit(os.path.join(directory, file.name), file.at,
                             devices_text(file.devices))
@@ -232,7 +232,7 @@ def _write(stager: CairnStager, directory: str, prefix: str, plan: SavePlan,
 
 def _resolve(stager: CairnStager, plan: SavePlan, planner: SavePlanner) -> Tuple[
         Optional[Staged], List[Tuple[Any, int]], List[_Piece]]:
-    """What the plan wants: in which staged block, which of it lies there, and what does not."""
+    """What the plan wants: in which staged block, what is in it, and what is not."""
     staged: Optional[Staged] = None
     places: List[Tuple[Any, int]] = []
     rest: List[_Piece] = []
@@ -256,7 +256,7 @@ def _resolve(stager: CairnStager, plan: SavePlan, planner: SavePlanner) -> Tuple
 
 
 def _aside_device(stager: CairnStager, data: Any) -> Optional[str]:
-    """Where a tensor came from that is staged, but not in a file's block."""
+    """The source of a tensor that is staged, but not in a file's block."""
     if not isinstance(data, torch.Tensor) or data.device.type != "cpu" or \
             data.layout != torch.strided or not data.numel():
         return None
@@ -272,7 +272,7 @@ def _aside_device(stager: CairnStager, data: Any) -> Optional[str]:
 
 
 def _worth_it(stager: CairnStager, staged: Staged, places: List[Tuple[Any, int]]) -> bool:
-    """Whether the block becomes the file; what the plan leaves out is staged aside next time."""
+    """Does the block become the file? What the plan leaves out is staged aside next time."""
     layout = staged.layout
     kept = {i for _, i in places}
     dead = [i for i in range(len(layout.wants)) if i not in kept and i not in layout.aside]
@@ -288,7 +288,7 @@ def _worth_it(stager: CairnStager, staged: Staged, places: List[Tuple[Any, int]]
 
 def _place(stager: CairnStager, staged: Staged, places: List[Tuple[Any, int]],
            file: _File) -> None:
-    """Puts around each tensor in the block what makes an item of it. Tied ones share it."""
+    """Completes each tensor in the block to an item. Tied ones share it."""
     layout, block = staged.layout, staged.block
     written: Set[int] = set()
     for item, i in places:
@@ -310,11 +310,11 @@ def _surround(stager: CairnStager, block: Any, start: int, key: Any, like: _layo
 
 def _fill_tail(stager: CairnStager, staged: Staged, file: _File,
                rest: List[_Piece]) -> List[_Piece]:
-    """What fits behind the tensors; returns what does not."""
+    """Appends what fits after the tensors; returns what does not."""
     need = sum(_layout.aligned(p.length()) for p in rest)
     room = staged.block.size - _layout.aligned(file.at)
     if need > room and need <= max(1 << 20, staged.layout.end // 8):
-        # Small beside the file: there is room for it from the next time on.
+        # Small compared with the file: space is allocated for it from the next time on.
         wants = staged.layout.wants
         stager._tails[wants] = aligned_tail(need + _layout.ALIGN)
         with stager._lock:
@@ -328,7 +328,7 @@ def _fill_tail(stager: CairnStager, staged: Staged, file: _File,
 
 def _append(stager: CairnStager, block: Any, file: _File, pieces: List[_Piece],
             streams: Streams) -> None:
-    """The pieces, one behind the other; their tensors are copied straight to their places."""
+    """The pieces, one after the other; their tensors are copied directly to their places."""
     images: List[Tuple[int, _Piece]] = []
     for p in pieces:
         start = _layout.aligned(file.at)
@@ -375,8 +375,8 @@ def _write_rest(stager: CairnStager, directory: str, name: str,
 
 
 class CairnStorageReader(FileSystemReader):
-    """Reads DCP checkpoints: a tensor that is stored as it is wanted is read straight into place,
-    on a GPU through registered memory of libcairn; others by way of a mapping.
+    """Reads DCP checkpoints: a tensor that is stored in the wanted form is read directly into place,
+    on a GPU through registered memory of libcairn; others through a mapping.
 
     devices: {name: device} as recorded by CairnStorageWriter, after read_metadata().
     """
@@ -413,7 +413,7 @@ class CairnStorageReader(FileSystemReader):
         return done
 
     def _read(self, mapped: MappedFile, req: Any, planner: LoadPlanner, memory: Memory) -> bool:
-        """One item; False: it takes PyTorch to read it."""
+        """One item; False: only PyTorch can read it."""
         info = self.storage_data[req.storage_index]
         if getattr(info, "transform_descriptors", None):
             return False
@@ -448,14 +448,14 @@ class CairnStorageReader(FileSystemReader):
 
 
 def inside(directory: str, relative: str) -> str:
-    """The path of a checkpoint's file, which must lie in it."""
+    """The path of a checkpoint's file, which must be inside it."""
     if os.path.isabs(relative) or ".." in relative.split("/") or "\0" in relative:
-        raise ValueError(f"{relative!r} is no file of {directory}")
+        raise ValueError(f"{relative!r} is not a file of {directory}")
     return os.path.join(directory, relative)
 
 
 def recorded_devices(metadata: Metadata) -> Dict[str, str]:
-    """{name: device} of the tensors whose device is recorded; of one in pieces, of its first."""
+    """{name: device} of the tensors whose device is recorded; for one in pieces, of its first."""
     found: Dict[str, Tuple[Tuple[int, ...], str]] = {}
     for index, info in (metadata.storage_data or {}).items():
         device = getattr(info, DEVICE, None)
@@ -468,8 +468,8 @@ def recorded_devices(metadata: Metadata) -> Dict[str, str]:
 
 def load_checkpoint(path: PathLike, map_location: MapLocation = None, *,
                     no_dist: bool = True) -> Dict[str, Any]:
-    """A whole DCP checkpoint with nothing to load into: {name as DCP flattens it: value}. Tensors
-    are whole, on the device their first piece came from, or the CPU where that is missing here."""
+    """A whole DCP checkpoint without a destination: {name as DCP flattens it: value}. Tensors
+    are whole, on the device their first piece came from, or the CPU if that does not exist here."""
     from torch.distributed.checkpoint.state_dict_loader import load
     reader = CairnStorageReader(path)
     metadata = reader.read_metadata()

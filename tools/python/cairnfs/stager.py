@@ -2,7 +2,7 @@
 """CairnStager: a state dict's copy in memory that becomes a file.
 
     stager = CairnStager("/mnt/ckpt")
-    staged = stager.stage(state_dict)           # the trainer may go on
+    staged = stager.stage(state_dict)           # the trainer may continue
     stager.commit("/mnt/ckpt/run1/step-100.pt", staged)
     cairnfs.wait("/mnt/ckpt/run1/step-100.pt")  # when it must be durable
 """
@@ -30,7 +30,7 @@ from ._layout import Layout, Want
 from ._memory import Block, Memory, PlainMemory, memory_for
 
 StateDict = Any
-# Types that copy_() moves as they are.
+# Types that copy_() copies unchanged.
 _COPIED = frozenset([torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64,
                      torch.int32, torch.uint8])
 # Classes whose instances have no slots and wrap nothing.
@@ -40,7 +40,7 @@ MAX_LAYOUTS = 16
 
 
 class _Changed(Exception):
-    """The state dict is not laid out as the one before it."""
+    """The state dict has another layout than the previous one."""
 
 
 class _Others(Exception):
@@ -51,7 +51,7 @@ _nothing = nullcontext()
 
 
 class Streams:
-    """Copies from devices on side streams, one a device, and their one synchronisation."""
+    """Copies from devices on side streams, one per device, and their one synchronisation."""
 
     def __init__(self) -> None:
         self._side: Dict[torch.device, Any] = {}
@@ -59,7 +59,7 @@ class Streams:
         self._ordered: Set[torch.device] = set()
 
     def begin(self) -> None:
-        """Copies that follow see what has been queued until now."""
+        """Later copies wait for what has been queued until now."""
         self._ordered.clear()
 
     def busy(self) -> bool:
@@ -73,8 +73,8 @@ class Streams:
         return {device: torch.cuda.current_stream(device).record_event()}
 
     def on(self, device: torch.device, after: Dict[torch.device, Any]) -> ContextManager[None]:
-        """Inside, work for the device is queued on its side stream, behind what `after` holds for
-        it or else behind the current stream. No effect for what is no CUDA device."""
+        """Inside, work for the device is queued on its side stream, after `after`'s mark for
+        it or else after the current stream. No effect for other than CUDA devices."""
         return _nothing if device.type != "cuda" else self._on(device, after)
 
     @contextmanager
@@ -122,7 +122,7 @@ class Staged:
         return where.storage(self.layout.offsets[i], self.layout.wants[i].nbytes)
 
     def find(self, address: int, nbytes: int) -> Optional[int]:
-        """Which want lies there, in the block and of this size."""
+        """The want at that address, in the block and of this size."""
         i = self.by_address.get(address)
         return i if i is not None and self.layout.wants[i].nbytes == nbytes else None
 
@@ -134,7 +134,7 @@ class Staged:
 
 class _Pass:
     """One walk over the state dict: with `staged` its bytes are copied there; without, the walk
-    only learns what memory is wanted."""
+    only collects the wants."""
 
     def __init__(self, stager: "CairnStager", staged: Optional[Staged],
                  after: Dict[torch.device, Any], again: bool = False) -> None:
@@ -146,7 +146,7 @@ class _Pass:
         self.made: Dict[Any, torch.UntypedStorage] = {}
         self.sources: Dict[int, torch.UntypedStorage] = {}
         self.inflight: List[Any] = []
-        self.shown: Set[Any] = set()        # keys of `made` whose bytes are there
+        self.shown: Set[Any] = set()        # keys of `made` whose bytes are copied
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -169,8 +169,8 @@ class _Pass:
         self.sources[storage._cdata] = storage
 
     def _show(self, key: Any, to: Any, source: Any, device: torch.device) -> None:
-        """Somebody looks at these bytes next: they must be there, also in the walk that only
-        learns."""
+        """Other code looks at these bytes next: they must be copied, even in the walk that only
+        collects."""
         if key in self.shown:
             return
         self.shown.add(key)
@@ -235,7 +235,7 @@ class _Pass:
     def on_tensor(self, x: torch.Tensor, copier: Copier) -> Any:
         if type(x) not in _PLAIN:
             if hasattr(x, "trigger_wait"):
-                x = x.trigger_wait()    # of a collective under way, only its result is of use
+                x = x.trigger_wait()    # of a collective in progress only the result is used
             if is_of(x, "ShardedTensor"):
                 return self._sharded(x, copier)
             if is_traceable_wrapper_subclass(x):
@@ -293,7 +293,7 @@ class _Pass:
                     setattr(y, name, copier(getattr(x, name)))
 
     def _wrapper(self, x: Any, copier: Copier) -> Any:
-        """DTensor and the like: the same wrapper around copies of what it wraps."""
+        """DTensor and similar: the same wrapper around copies of what it wraps."""
         names, context = x.__tensor_flatten__()
         # A mesh of devices is among them: that is no state.
         with copier.for_eyes(not is_of(x, "DTensor")):
@@ -309,7 +309,7 @@ class _Pass:
 
     @staticmethod
     def _sparse(x: torch.Tensor, copier: Copier) -> Any:
-        # Not by what x.__reduce_ex__ names: that leaves its result to a later torch.load to check.
+        # Not by the name in x.__reduce_ex__: that leaves the check of its result to a later torch.load.
         if x.layout == torch.sparse_coo:
             return torch.sparse_coo_tensor(
                 copier(x._indices()), copier(x._values()), x.size(), check_invariants=False,
@@ -339,7 +339,7 @@ class _Pass:
 
 
 def is_freed(x: torch.Tensor) -> bool:
-    """Whether its storage is too short for it, as FSDP leaves what it has gathered and freed."""
+    """Is its storage too short for it, as with tensors that FSDP has gathered and freed?"""
     n = x.numel()
     if not n:
         return False
@@ -350,13 +350,13 @@ def is_freed(x: torch.Tensor) -> bool:
 
 
 def is_of(x: Any, name: str) -> bool:
-    """Whether x is of that class of torch.distributed, which takes seconds to import."""
+    """Is x of that class of torch.distributed, which takes seconds to import?"""
     cls = type(x)
     return cls.__name__ == name and cls.__module__.startswith("torch.distributed.")
 
 
 def copy_bytes(y: torch.Tensor, x: torch.Tensor) -> None:
-    """y's elements from x, queued where x is on a device. As bytes where that can be: not each
+    """Copies x's elements to y, queued if x is on a device. As bytes if possible: not every
     type of element has a copy of its own."""
     if x.dtype not in _COPIED and x.is_contiguous() and y.is_contiguous() and \
             x.dtype == y.dtype and x.numel():
@@ -371,28 +371,28 @@ class CairnStager:
     - the structure is kept: dicts, lists, tuples, NamedTuples, dataclasses (frozen, with slots,
       nested), and any other object as copy.deepcopy would copy it; one object stays one object;
     - a storage that tensors share is copied once, and they share the copy; offsets, strides,
-      conjugation, subclasses and their attributes, Parameters stay; DTensor, ShardedTensor and
-      other wrappers stay around copies of what they wrap; sparse and quantized tensors too;
+      conjugation, subclasses and their attributes, Parameters are kept; DTensor, ShardedTensor and
+      other wrappers are kept around copies of what they wrap; sparse and quantized tensors, too;
     - memory is used again for the next step, and given back when the tensors are gone.
 
-    Beyond it, the device each tensor came from is recorded; cairnfs.load() uses it.
+    In addition, the device of each tensor is recorded; cairnfs.load() uses it.
 
-    path: a directory (it need not exist yet) on the filesystem that is saved to. On a cairnfs mount
+    path: a directory (it need not exist yet) on the destination filesystem. On a cairnfs mount
         with libcairn the memory is that of staged files. None, or no libcairn: torch's own memory;
-        commit() writes it. Nothing else differs.
+        commit() writes it. There is no other difference.
     layout: "torch", the file is as torch.save writes it; "dcp", each tensor as
         torch.distributed.checkpoint stores one, for CairnStorageWriter. With "dcp" overlapping
-        views of one storage are copied each for itself, as DCP writes them.
+        views of one storage are copied separately, as DCP writes them.
     use_async_staging: stage() returns a Future and a thread copies. The state must not change
         until it is done: disallow_state_dict_read() waits for that.
-    crc32: zip checksums of the tensors, for tools other than PyTorch that insist on them.
-    keep_memory: memory stays when the tensors are gone, for trainers that make new ones each step.
+    crc32: zip checksums of the tensors, for tools other than PyTorch that require them.
+    keep_memory: memory is kept when the tensors are gone, for trainers with new tensors each step.
     timeout: seconds a wait at the gate may take; None: for ever.
 
     What stage() returns is valid until it is committed and the next stage() begins, or close();
     staging the same tensors again before that overwrites it (layout "torch"), as in PyTorch.
 
-    One thread stages at a time; the gate's methods are any thread's.
+    One thread stages at a time; the gate's methods may be called by any thread.
     """
 
     _synchronize_after_execute = False
@@ -407,7 +407,7 @@ class CairnStager:
         self.keep_memory = keep_memory
         self.gate = StateDictGate(timeout)
         self.memory = memory or memory_for(None if path is None else os.fspath(path))
-        self._beside = PlainMemory()            # for what does not belong to this rank's file
+        self._beside = PlainMemory()            # for what is not part of this rank's file
         self._placed = memory is not None or path is not None
         self._lock = threading.RLock()          # of the lists below; never held while waiting
         self._stage_lock = threading.Lock()     # one stage at a time
@@ -444,15 +444,15 @@ class CairnStager:
         """A copy of state_dict in host memory.
 
         Copies from devices are queued on a side stream and waited for once, at the end; with
-        non_blocking that wait is synchronize()'s, or disallow_state_dict_read()'s, and the tensors
-        must not change before. kwargs: for later protocols of PyTorch; not looked at.
+        non_blocking, synchronize() or disallow_state_dict_read() waits, and the tensors
+        must not change before. kwargs: for later protocols of PyTorch; ignored.
         """
         if self._closed:
             raise ValueError("this stager is closed")
         after = self._streams.snapshot()
         if self._executor is None:
             return self._stage(state_dict, non_blocking, after if non_blocking else {})
-        # Who disallows reading from here on waits for it, though its thread may not run yet.
+        # disallow_state_dict_read() waits for it from here on, though its thread may not run yet.
         ticket = self.gate.ticket()
         try:
             future = self._executor.submit(self._stage, state_dict, False, after, ticket)
@@ -465,7 +465,7 @@ class CairnStager:
         return future
 
     def _staged(self, future: "Future[StateDict]", ticket: Optional[int]) -> None:
-        """A Future is done. Its result is the caller's alone; its error is kept to be told."""
+        """A Future is done. Its result belongs to the caller; its error is kept and raised later."""
         if future.cancelled() and ticket is not None:
             self.gate.release_read(ticket)      # it never began
         if self._future is future and (future.cancelled() or future.exception() is None):
@@ -517,7 +517,7 @@ class CairnStager:
         return _layout.torch_layout(wants, tail)
 
     def _learn(self, key: Any, layout: Layout) -> None:
-        """The layout for this state dict from now on; memory of the one before goes."""
+        """The layout for this state dict from now on; the previous one's memory is freed."""
         with self._lock:
             old = self._layouts.pop(key, None)
             while len(self._layouts) >= MAX_LAYOUTS:
@@ -587,14 +587,14 @@ class CairnStager:
         return Staged(layout, block, aside)
 
     def _unused(self, staged: Staged) -> None:
-        """No storage lies on it any more, and nobody committed it."""
+        """No storage is on it any more, and it was not committed."""
         with self._lock:
             if staged in self._pending:
                 self._pending.remove(staged)
         staged.abort()
 
     def _watch(self, layout: Layout, sources: Dict[int, torch.UntypedStorage]) -> None:
-        """Who keeps the layout's memory alive."""
+        """The storages that keep the layout's memory alive."""
         mine, mind = weakref.ref(self), weakref.ref(layout)
 
         def gone(ref: Any) -> None:
@@ -618,7 +618,7 @@ class CairnStager:
         self.memory.trim()
 
     def synchronize(self) -> None:
-        """Returns when all that was staged has been copied: the tensors may change."""
+        """Returns when everything staged has been copied: the tensors may change."""
         try:
             self._streams.synchronize()
         finally:
@@ -629,7 +629,7 @@ class CairnStager:
                 self.gate.release_read(thread)
 
     def synchronize_staging(self) -> None:
-        """As AsyncStager has it: also waits for stage()'s Future, and raises its error, once."""
+        """As in AsyncStager: also waits for stage()'s Future, and raises its error, once."""
         future, self._future = self._future, None
         if future is not None and not future.cancelled():
             future.result()
@@ -637,7 +637,7 @@ class CairnStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """As AsyncStager has it: stage() has waited already."""
+        """As in AsyncStager: stage() has waited already."""
         return self._synchronize_after_execute
 
     # --- files ---------------------------------------------------------------------------------
@@ -652,7 +652,7 @@ class CairnStager:
         return None
 
     def claim(self, staged: Staged) -> bool:
-        """Whether the caller is the one who commits or aborts it."""
+        """Is the caller the one that commits or aborts it?"""
         with self._lock:
             if staged not in self._pending:
                 return False
@@ -660,18 +660,18 @@ class CairnStager:
             return True
 
     def commit(self, path: PathLike, staged: StateDict, *, exclusive: bool = False) -> None:
-        """Makes a file of what stage() returned, as torch.save would: whole, at once, in place of
-        what is there. torch.load() and cairnfs.load() read it. Layout "torch" only.
+        """Makes a file from what stage() returned, as torch.save would: whole, at once, replacing an
+        existing file. torch.load() and cairnfs.load() read it. Layout "torch" only.
 
-        Copies nothing where `staged` is what stage() returned; what was added or taken out
-        since is saved too, by one copy. Not durable yet: cairnfs.wait().
-        exclusive: FileExistsError where the name exists.
+        Copies nothing if `staged` is what stage() returned; what was added or removed
+        since is included, by one copy. Not durable yet: cairnfs.wait().
+        exclusive: FileExistsError if the name exists.
         """
         if self.layout != "torch":
             raise ValueError('layout "dcp" is committed by CairnStorageWriter')
         name = os.path.abspath(os.fspath(path))
-        # Another thread's stage() of the same tensors writes over what is not claimed yet: before
-        # this, whole, or not at all.
+        # Another thread's stage() of the same tensors overwrites what is not claimed yet: before
+        # this, entirely, or not at all.
         with self._stage_lock:
             self.synchronize()
             self._settle(os.path.dirname(name))
@@ -685,7 +685,7 @@ class CairnStager:
                     exclusive=exclusive)
 
     def _settle(self, directory: str) -> None:
-        """Without a path, the first commit shows where to: later steps are staged there."""
+        """Without a path, the first commit determines it: later steps are staged there."""
         if not self._placed:
             self._placed = True
             old, self.memory = self.memory, memory_for(directory)
@@ -694,7 +694,7 @@ class CairnStager:
     # --- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No more staging. Memory goes when no staged tensor lies on it any more."""
+        """No more staging. Memory is freed when no staged tensor is on it any more."""
         if self._closed:
             return
         if self._executor is not None:
@@ -770,7 +770,7 @@ class _ArchivePickler(pickle.Pickler):
 
 
 class _UntypedPickler(_ArchivePickler):
-    """For storages that are seen as several types, which torch.save refuses: each tensor names
+    """For storages that are used with several types, which torch.save refuses: each tensor names
     its own type."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -804,8 +804,8 @@ def devices_text(devices: Iterable[str]) -> str:
 
 
 class _Archive:
-    """obj as one archive that has no name yet; in place where its storages are those of one thing
-    staged, which is claimed then."""
+    """obj as one archive that has no name yet; in place if its storages are those of one staged
+    object, which is claimed then."""
 
     def __init__(self, stager: CairnStager, obj: Any) -> None:
         data, pickler = _pickle(stager, obj)
@@ -853,7 +853,7 @@ def _copied(stager: CairnStager, data: bytes,
 
 
 def _in_place(staged: Staged, pickler: _ArchivePickler) -> bool:
-    """Whether the staged block is worth being the file: little to add, little of no use in it."""
+    """Is it worth using the staged block as the file: little to add, little of it unused?"""
     used = sum(staged.layout.wants[i].nbytes for i in pickler.used.values())
     dead = staged.layout.used() - used
     return dead <= max(1 << 20, used // 8) and all(s.nbytes() < 1 << 16 for _, s in pickler.loose)
@@ -861,7 +861,7 @@ def _in_place(staged: Staged, pickler: _ArchivePickler) -> bool:
 
 def _finish(stager: CairnStager, layout: Layout, block: Block, data: bytes, used: Dict[str, int],
             loose: List[Tuple[str, torch.UntypedStorage]]) -> Optional[int]:
-    """Writes what surrounds the storages; the file's size, or None where the block is too small.
+    """Writes what surrounds the storages; the file's size, or None if the block is too small.
     used: {key: want} in the block; loose: small ones that go into the tail."""
     live = set(used.values())
     w, dead, at = _zip.Writer(), _zip.Writer(), 0       # dead: has its place, but no entry
@@ -891,7 +891,7 @@ def _finish(stager: CairnStager, layout: Layout, block: Block, data: bytes, used
 
 
 def aligned_tail(n: int) -> int:
-    """Room for a tail that may grow."""
+    """Space for a tail that may grow."""
     return _layout.aligned(n + n // 4, _layout.TAIL)
 
 
