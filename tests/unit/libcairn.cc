@@ -214,7 +214,7 @@ TEST_F(Cairn, errors_say_what_to_do)
 	char buf[4];
 	open();
 	EXPECT_EQ(-ENOENT, cairn_stage_open(path("no").c_str(), nullptr, &none));
-	EXPECT_NE(nullptr, strstr(cairn_error(), "make the directory"));
+	EXPECT_NE(nullptr, strstr(cairn_error(), "create the directory"));
 	EXPECT_EQ(nullptr, none);
 	EXPECT_EQ(-EINVAL, cairn_stage_open(dir().c_str(), &o, &none));	// no size
 	o.size = sizeof(o);

@@ -160,7 +160,7 @@ def library() -> Optional[Library]:
                 except (OSError, AttributeError) as e:
                     log.warning("%s cannot be used: %s", path, e)
             if not candidates and os.environ.get("CAIRN_LIBRARY") != "":
-                log.warning("libcairn.so not found: checkpoints are copied once more, on a cairnfs mount, "
+                log.warning("libcairn.so is not found: checkpoints are copied once more, on a cairnfs mount, "
                             "too. Install cairnfs (make install) or its wheel (make wheel), or set "
                             "CAIRN_LIBRARY to the library (empty: run without it and without this warning)")
         return _found
