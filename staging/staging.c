@@ -243,7 +243,7 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->used = s->files.used;
 	out->pool = s->pool.bytes;
 	out->pool_target = s->o.pool_bytes;
-	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->let_go)
+	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->released)
 		out->held[0] = 0;	/* published, or removed while it waited */
 	out->log.pending = s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
 	out->log.last_seq = s->log.last_seq;

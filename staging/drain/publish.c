@@ -748,7 +748,7 @@ static void halt(struct staging *s, struct pend *p, int rc)
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path, strerror(-rc));
 	if (first)
 		snprintf(text, sizeof(text), "the store fails at %.180s: %s; publication stops there, staging keeps "
-			 "everything; mend the store, then: cairn retry", s->st.halted.path, strerror(-rc));
+			 "everything; repair the store, then: cairn retry", s->st.halted.path, strerror(-rc));
 	pthread_mutex_unlock(&s->lock);
 	if (first)
 		s->o.notice(s->o.ctx, text);

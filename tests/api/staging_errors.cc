@@ -138,7 +138,7 @@ TEST_F(Full, HaltsToldAndRetried)
 	EXPECT_EQ(info(f).state, STAGED_DURABLE);
 	EXPECT_EQ(s.stats().halted.error, 0);
 	EXPECT_STREQ(s.stats().halted.path, "");
-	EXPECT_GE(s.notes_with("well again"), 1); // twice when a later version halted as well
+	EXPECT_GE(s.notes_with("works again"), 1); // twice when a later version halted as well
 	EXPECT_EQ(h.put("meanwhile", "x"), 0);
 	ASSERT_EQ(s.drain(), 0);
 	staged_unref(f);
