@@ -1,8 +1,9 @@
-/* SPDX-License-Identifier: MIT Files of the store that have readers and lose their last name. A
- * descriptor keeps such a file, but it is closed when the worker dies; so before the publisher
- * removes or replaces the name, it makes another one, tmp/<the node's id>, which the next worker
- * opens. It is removed with the last reader. What is left after a first start, which has no
- * readers, is removed by the sweep like everything unknown in tmp/. */
+/* SPDX-License-Identifier: MIT
+ * Files of the store that have readers and lose their last name. A descriptor keeps such a file,
+ * but it is closed when the worker dies; so before the publisher removes or replaces the name, it
+ * makes another one, tmp/<the node's id>, which the next worker opens. It is removed with the last
+ * reader. What is left after a first start, which has no readers, is removed by the sweep like
+ * everything unknown in tmp/. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>

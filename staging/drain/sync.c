@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT Syncs of the store, and what is written again after a failed one:
- * the state of its files' pages is unknown then. */
+/* SPDX-License-Identifier: MIT
+ * Syncs of the store, and what is written again after a failed one: the state of its files' pages
+ * is unknown then. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Memory ahead of a file that the kernel writes by itself and that is longer than was expected, or
- * of unknown size: a thread allocates it behind the file's end before the writer gets there. So it
- * is warm (it comes out of the page pool), and it is charged to this process's memory cgroup, not to
+ * Memory ahead of a passthrough file that grows beyond its expected size, or is of unknown size: a
+ * thread allocates it behind the file's end before the writer gets there. So it comes out of the
+ * page pool, and it is charged to this process's memory cgroup, not to
  * the writer's. What the file does not need is given back at its close (seal.c:trim_tail).
  *
  * write(2) holds the inode's lock from beginning to end, and so does fallocate(2): nothing can be

@@ -330,7 +330,7 @@ void buffer_end(struct buffer *b)
 		sf_charge(s, f, f->sealed.blocks * 512);
 	}
 	/* not to the pool: a dying client's device may still write there, and an unlinked page is
-	 * free when the last that holds on to it has let go */
+	 * freed only after its last user is gone */
 	buffer_name(b->id, name);
 	unlinkat(s->o.place.huge, name, 0);
 }

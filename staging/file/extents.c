@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT Where the data of a staged file are: its extents, and in the tmpfs
- * of huge pages the unwritten pages of zeros. */
+/* SPDX-License-Identifier: MIT
+ * Where the data of a staged file are: its extents, and in the tmpfs of huge pages the unwritten
+ * pages of zeros. */
 #include "staging/file/file.h"
 
 #include <errno.h>

@@ -485,7 +485,7 @@ void outgrow_look(struct staging *s)
 
 	if (s->files.used <= s->o.budget_bytes || !s->o.outgrown)
 		return;
-	/* what is on its way makes room soon; a while is given where there is a while's room */
+	/* pending data frees memory soon: wait if there is memory for a while */
 	if (s->st.versions.sealed + s->st.versions.persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
 		return;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)

@@ -1,6 +1,6 @@
-/* SPDX-License-Identifier: MIT From the close to a version: blocks of the store are allocated (P7),
- * the lease shows that there is no writer left, the seal gives it its place in the order; and its
- * next version begins. */
+/* SPDX-License-Identifier: MIT
+ * From the close to a version: blocks of the store are allocated (P7), the lease shows that there
+ * is no writer left, the seal gives it its place in the order; and its next version begins. */
 #include "staging/file/file.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT Moves an open file's bytes to an unpublished file of the store; from
- * then on it is a spilled file. */
+/* SPDX-License-Identifier: MIT
+ * Moves an open file's bytes to an unpublished file of the store; from then on it is a spilled
+ * file. */
 #include "staging/file/file.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT A staged file's unpublished file in the store's tmp/, created at its
- * close, or earlier if each write allocates: its owner, its blocks, its removal. */
+/* SPDX-License-Identifier: MIT
+ * A staged file's unpublished file in the store's tmp/, created at its close, or earlier if each
+ * write allocates: its owner, its blocks, its removal. */
 #include "staging/file/file.h"
 
 #include <errno.h>

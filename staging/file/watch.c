@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The watch, a thread: counts what the kernel writes past the daemon, waits for mappings to go, and has
- * files of the page pool made ready while nobody writes. */
+ * The watch, a thread: charges what the kernel writes past the daemon, waits until mappings are
+ * gone, and has files of the page pool prepared while nothing is written. */
 #include "staging/file/file.h"
 
 #include <fcntl.h>
@@ -25,8 +25,8 @@ static bool watch_growth(struct staging *s)
 		uint64_t held = (uint64_t)st.st_blocks * 512;
 		if (held != f->sealed.blocks * 512)
 			grew = true;
-		/* who comes through the daemon asks for room himself: ahead of him is his to charge, or
-		 * he would never be told that there is none */
+		/* a writer through the daemon requests memory itself: memory ahead of it must not
+		 * be charged here, or it would never get ENOSPC */
 		uint64_t ahead = f->backing && !f->ahead.end ? pool_ahead(held) : 0;
 		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged && held > f->sealed.blocks * 512)
 			sf_charge(s, f, held + ahead);

@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: MIT The log and the order: records, their sequence, the directories and
- * refusals that they refer to. */
+/* SPDX-License-Identifier: MIT
+ * The log and the order: records, their sequence, the directories and refusals that they refer to. */
 #ifndef CAIRN_STAGING_LOG_H
 #define CAIRN_STAGING_LOG_H
 

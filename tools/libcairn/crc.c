@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT For programs that write zip archives into shards: the one function
- * that is shared with fs/formats/. */
+/* SPDX-License-Identifier: MIT
+ * For programs that write zip archives into shards: the one function that is shared with
+ * fs/formats/. */
 #include "priv.h"
 
 #include "fs/formats/formats.h"
