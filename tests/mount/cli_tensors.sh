@@ -92,7 +92,7 @@ says out "$same, 3 the same; 0 B read"	# what cannot be read, but is the same fi
 cp "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
 expect 1 "$cairn" diff "$assets/torch_odd/odd.pt" "$TMP/odd.pt"
 says out '^unknown   sparse  sparse: an unknown dtype$'
-says out ' 1 the same, 2 cannot be told'
+says out ' 1 the same, 2 cannot be compared'
 
 cp -r "$assets/dcp" "$TMP/b"
 at=$("$cairn" tensors "$TMP/b" | awk '/^layers.0.columns/ { getline; sub(/\+.*/, "", $NF); print $NF }')
