@@ -38,9 +38,9 @@ struct fs {
 	uid_t uid;
 	struct io_engine *engine;
 	struct io_store *store;
-	struct stat root_seen;		/* the store's root, when the store was opened */
+	struct stat root_seen; /* the store's root, when the store was opened */
 	struct away away;
-	struct staging *s;		/* NULL with -o ro */
+	struct staging *s; /* NULL with -o ro */
 	struct staging_place place;
 	struct fuse_session *se;
 	/* set by the build for tests: called before each operation on the store */

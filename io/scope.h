@@ -47,7 +47,7 @@ static inline int scope_keep(int *fd)
 
 #define CLEANUP_CLOSE __attribute__((cleanup(scope_close)))
 #define CLEANUP_FREE __attribute__((cleanup(scope_free)))
-#define LOCK_SCOPE(m) \
+#define LOCK_SCOPE(m)                                                                              \
 	pthread_mutex_t *locked_ __attribute__((cleanup(scope_unlock), unused)) = scope_lock(m)
 
 #endif

@@ -12,7 +12,8 @@ static void flushed_drop(struct staging *s, size_t i)
 {
 	free(s->sweep.flushed[i].bytes);
 	/* the order of closes is kept */
-	memmove(&s->sweep.flushed[i], &s->sweep.flushed[i + 1], (--s->sweep.n_flushed - i) * sizeof(s->sweep.flushed[0]));
+	memmove(&s->sweep.flushed[i], &s->sweep.flushed[i + 1],
+		(--s->sweep.n_flushed - i) * sizeof(s->sweep.flushed[0]));
 }
 
 static void *flushed_bytes(struct staging *s, const struct rec *r, size_t *len)
@@ -39,21 +40,24 @@ static bool name_after(const struct rec *f, const struct rec *r, struct rec_name
  * it has no name any more. */
 static int flushed_after(struct rec *f, const struct rec *r, void **data)
 {
-	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));	/* an upper bound */
+	/* an upper bound */
+	struct rec_name name, *names = calloc(f->data_len + 2, sizeof(*names));
 	struct rec_pair pair, *pairs = calloc(f->data_len + 2, sizeof(*pairs));
 	unsigned n_names = 0, n_pairs = 0;
 	bool xattr = r->type == REC_XATTR || r->type == REC_XATTR_DEL;
 	uint32_t pos = 0;
 	int kind;
 
-	while (names && pairs && (kind = rec_unpack(f->data, f->data_len, &pos, &name, &pair)) > 0) {
+	while (names && pairs &&
+	       (kind = rec_unpack(f->data, f->data_len, &pos, &name, &pair)) > 0) {
 		if (kind == 1 && name_after(f, r, &name))
 			names[n_names++] = name;
 		else if (kind == 2 && !(xattr && !strcmp(pair.key, r->name2)))
 			pairs[n_pairs++] = pair;
 	}
 	if (r->type == REC_XATTR)
-		pairs[n_pairs++] = (struct rec_pair){.key = r->name2, .val = r->data, .len = r->data_len};
+		pairs[n_pairs++] =
+			(struct rec_pair){.key = r->name2, .val = r->data, .len = r->data_len};
 	if (r->type == REC_LINK)
 		names[n_names++] = (struct rec_name){.dir = r->dir2, .name = r->name2};
 	if (r->type == REC_ATTR) {
@@ -61,7 +65,9 @@ static int flushed_after(struct rec *f, const struct rec *r, void **data)
 		f->uid = r->mask & REC_UID ? r->uid : f->uid;
 		f->gid = r->mask & REC_GID ? r->gid : f->gid;
 	}
-	ssize_t len = !names || !pairs ? -ENOMEM : n_names ? rec_pack(names, n_names, pairs, n_pairs, data) : -ENOENT;
+	ssize_t len = !names || !pairs ? -ENOMEM
+		      : n_names	       ? rec_pack(names, n_names, pairs, n_pairs, data)
+				       : -ENOENT;
 	if (len >= 0) {
 		f->dir = names[0].dir;
 		f->name = names[0].name;
@@ -87,12 +93,12 @@ static void replay_flushed_change(struct staging *s, const struct rec *r)
 			continue;
 		if (rec_decode(f->bytes, f->len, &old, &used))
 			continue;
-		int rc = flushed_after(&old, r, &data);
-		if (!rc && (bytes = flushed_bytes(s, &old, &used))) {
+		int err = flushed_after(&old, r, &data);
+		if (!err && (bytes = flushed_bytes(s, &old, &used))) {
 			free(f->bytes);
 			f->bytes = bytes;
 			f->len = used;
-		} else if (rc == -ENOENT) {
+		} else if (err == -ENOENT) {
 			flushed_drop(s, i);
 		}
 		free(data);
@@ -104,12 +110,14 @@ static void replay_flushed_change(struct staging *s, const struct rec *r)
 void replay_flush(struct staging *s, const struct rec *r)
 {
 	size_t i = 0;
-	bool again = r->type == REC_STAGED || (r->type == REC_OPEN && (r->flags & REC_WRITE) && (r->mask & O_TRUNC));
+	bool again = r->type == REC_STAGED ||
+		     (r->type == REC_OPEN && (r->flags & REC_WRITE) && (r->mask & O_TRUNC));
 	if (r->type >= REC_UNLINK && r->type < REC_ORDERED_END) {
 		replay_flushed_change(s, r);
 		return;
 	}
-	if (!r->sf || (r->type != REC_FLUSHED && r->type != REC_SEAL && r->type != REC_UNSTAGED && !again))
+	if (!r->sf ||
+	    (r->type != REC_FLUSHED && r->type != REC_SEAL && r->type != REC_UNSTAGED && !again))
 		return;
 	while (i < s->sweep.n_flushed && s->sweep.flushed[i].sf != r->sf)
 		i++;
@@ -123,7 +131,8 @@ void replay_flush(struct staging *s, const struct rec *r)
 	if (all)
 		s->sweep.flushed = all;
 	if (bytes)
-		all[s->sweep.n_flushed++] = (struct flushed){.sf = r->sf, .node = r->node, .bytes = bytes, .len = len};
+		all[s->sweep.n_flushed++] =
+			(struct flushed){.sf = r->sf, .node = r->node, .bytes = bytes, .len = len};
 }
 
 /* The connection is gone. An answered close counts, although the RELEASE that
@@ -134,10 +143,12 @@ void replay_flushed(struct staging *s)
 		struct rec r;
 		struct staged *sf;
 		size_t used;
-		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) == 0 && staged_recover(s, &r, &sf) == 0) {
+		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) ==
+			    0 &&
+		    staged_recover(s, &r, &sf) == 0) {
 			r.type = REC_SEAL;
 			r.unique = 0;
-			staged_finish(sf);	/* if it fails, it is persisted from both its
+			staged_finish(sf); /* if it fails, it is persisted from both its
 						 * places */
 			staging_seal(s, sf, &r, true);
 			staged_unref(sf);

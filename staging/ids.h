@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * The layout of ids. A 64-bit id names a node to the kernel (FUSE's nodeid) and an object to staging; the
- * number of a new node is also the st_ino that users see, and stays with the file (user.cairn.ino).
+ * The layout of ids. A 64-bit id names a node to the kernel (FUSE's nodeid) and an object to
+ * staging; the number of a new node is also the st_ino that users see, and stays with the file
+ * (user.cairn.ino).
  *
  *	bits 63		a node of .cairn/views (fs/views/views_node.c)
- *	     62		a directory below .cairn/latest or .cairn/buffers; 61..56: which tree, 55..0: a hash
- *	     63, 62 0	given by staging_new_id: files, directories, handles, staged files, unpublished files
+ *	     62		a directory below .cairn/latest or .cairn/buffers; 61..56: which tree,
+ *			55..0: a hash
+ *	     63, 62 0	given by staging_new_id: files, directories, handles, staged files,
+ *			unpublished files
  *	     61..56	random, once per staging area: hosts that start at the same moment differ
  *	     55..24	seconds since 1970 when the staging area was made
  *	     23..0	the fraction of that second; a counter runs from there into the bits above
  *	ids below 16	the root, and fixed names below .cairn
  *
- * An id is never reused on a host, since the counter is slower than the clock: overtaking it would take 16
- * million ids a second. Nothing else about the host, such as its name, is part of an id.
+ * An id is never reused on a host, since the counter is slower than the clock: overtaking it would
+ * take 16 million ids a second. Nothing else about the host, such as its name, is part of an id.
  *
- * 0.1.0 put a hash of the hostname into bits 62..56. In its stores user.cairn.ino may have bit 62 set: that
- * number is only shown, never looked up, so it is shown unchanged. In its logs nodes may have it set: a
- * start replays their names and gives new ids from then on (log_open).
+ * 0.1.0 put a hash of the hostname into bits 62..56. In its stores user.cairn.ino may have bit 62
+ * set: that number is only shown, never looked up, so it is shown unchanged. In its logs nodes may
+ * have it set: a start replays their names and gives new ids from then on (log_open).
  */
 #ifndef CAIRN_STAGING_IDS_H
 #define CAIRN_STAGING_IDS_H
@@ -36,8 +39,8 @@
 #define ID_TREE_BIT (1ull << ID_TREE_SHIFT)
 #define ID_SALT_MASK ((1u << ID_SALT_BITS) - 1)
 
-#define STAGING_ROOT_DIR 1ull	/* id of the store's root directory */
-#define STAGING_FIRST_ID 16ull	/* ids below are reserved */
+#define STAGING_ROOT_DIR 1ull /* id of the store's root directory */
+#define STAGING_FIRST_ID 16ull /* ids below are reserved */
 #define STAGING_ID_MASK (ID_TREE_BIT - 1)
 
 #ifdef __cplusplus
@@ -61,7 +64,8 @@ static inline uint64_t staging_first_id(const struct timespec *now, unsigned sal
 {
 	uint64_t second = (uint64_t)now->tv_sec & ((1ull << ID_SECOND_BITS) - 1);
 	uint64_t fraction = ((uint64_t)now->tv_nsec << ID_SECOND_SHIFT) / 1000000000u;
-	uint64_t id = (uint64_t)(salt & ID_SALT_MASK) << ID_SALT_SHIFT | second << ID_SECOND_SHIFT | fraction;
+	uint64_t id = (uint64_t)(salt & ID_SALT_MASK) << ID_SALT_SHIFT | second << ID_SECOND_SHIFT |
+		      fraction;
 
 	return id < STAGING_FIRST_ID ? STAGING_FIRST_ID : id;
 }

@@ -29,7 +29,8 @@
 #include "io/scope.h"
 #include "staging/staging.h"
 
-#define HUGE_BYTES (2ull << 20)		/* expected size from which the huge=always tmpfs is used */
+/* expected size from which the huge=always tmpfs is used */
+#define HUGE_BYTES (2ull << 20)
 /* A file with more hole than this, and than data, gets no checksum: summing zeros would take longer
  * than the rest of an fsync, minutes per terabyte, and so would every verify; and its copies have
  * the holes, too. */
@@ -42,18 +43,19 @@ static inline bool is_mostly_holes(const struct stat *st, uint64_t size)
 {
 	return is_mostly_hole((uint64_t)st->st_blocks * 512, size);
 }
-/* What the reserve promises a version in place of blocks of its own: the size of a small file; the pages of
- * one that is mostly holes, so that its close need not search them for data. Its blocks are allocated when it
- * is persisted, where the data are searched for anyway. UINT64_MAX: nothing. */
-#define PROMISE_HOLES_MAX (64ull << 20)	/* of the reserve, a quarter */
+/* What the reserve promises a version in place of blocks of its own: the size of a small file; the
+ * pages of one that is mostly holes, so that its close need not search them for data. Its blocks
+ * are allocated when it is persisted, where the data are searched for anyway. UINT64_MAX:
+ * nothing. */
+#define PROMISE_HOLES_MAX (64ull << 20) /* of the reserve, a quarter */
 static inline uint64_t promise_bytes(uint64_t size, uint64_t held)
 {
 	if (size <= STAGING_SMALL)
 		return size;
 	return is_mostly_hole(held, size) && held <= PROMISE_HOLES_MAX ? held : UINT64_MAX;
 }
-#define FDS_PEND_MAX 1000u		/* with more pending, they keep no descriptors */
-#define MAX_ATTEMPTS 3			/* rewrites of a version before publication halts */
+#define FDS_PEND_MAX 1000u /* with more pending, they keep no descriptors */
+#define MAX_ATTEMPTS 3 /* rewrites of a version before publication halts */
 
 /* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. Fields before
  * `where` have the same offset in every version, so that a program that cannot read the rest can
@@ -63,67 +65,69 @@ struct head {
 	uint64_t magic;
 	uint32_t version;
 	char store_id[36];
-	_Atomic uint64_t segment;	/* number of the live log file */
+	_Atomic uint64_t segment; /* number of the live log file */
 	_Atomic uint64_t next_id;
-	_Atomic uint64_t applied;	/* visible in the store */
-	_Atomic uint64_t durable;	/* and on stable storage */
+	_Atomic uint64_t applied; /* visible in the store */
+	_Atomic uint64_t durable; /* and on stable storage */
 	/* zeros if written by 0.1.0 */
-	char program[32];		/* the version of cairnfs that served it last */
-	struct io_where where;		/* the store that it belongs to */
-	char store_path[1024];		/* and its path, for messages */
-	uint64_t recalled;		/* log file of which a replay found a part missing in the
+	char program[32]; /* the version of cairnfs that served it last */
+	struct io_where where; /* the store that it belongs to */
+	char store_path[1024]; /* and its path, for messages */
+	uint64_t recalled; /* log file of which a replay found a part missing in the
 					 * store */
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
 _Static_assert(offsetof(struct head, segment) == 48 && offsetof(struct head, program) == 80 &&
-	       offsetof(struct head, where) == 112 && sizeof(struct head) <= 4096, "the head's layout is kept");
+		       offsetof(struct head, where) == 112 && sizeof(struct head) <= 4096,
+	       "the head's layout is kept");
 /* A log begins with a record of its format, which is raised with each new type or meaning of a
  * record. 1: of 0.1.0, which wrote no such record. */
 #define LOG_FORMAT 2u
-#define LOG_BUF (REC_DATA_MAX + 4096)	/* bytes of log_buf: the longest record */
+#define LOG_BUF (REC_DATA_MAX + 4096) /* bytes of log_buf: the longest record */
 
 enum reserve_state { RESERVE_NONE, RESERVE_HELD, RESERVE_GIVEN };
 
 enum pend_state {
-	PEND_WAIT,	/* SEAL: a writable mapping exists, bytes are not final */
-	PEND_QUEUED,	/* SEAL: waits for a persist thread */
-	PEND_BUSY,	/* SEAL: a persist thread has it */
-	PEND_WRITTEN,	/* SEAL: bytes in the unpublished file, not synced */
-	PEND_READY,	/* may be published */
-	PEND_FAILED,	/* SEAL: no more attempts; publication halts here */
+	PEND_WAIT, /* SEAL: a writable mapping exists, bytes are not final */
+	PEND_QUEUED, /* SEAL: waits for a persist thread */
+	PEND_BUSY, /* SEAL: a persist thread has it */
+	PEND_WRITTEN, /* SEAL: bytes in the unpublished file, not synced */
+	PEND_READY, /* may be published */
+	PEND_FAILED, /* SEAL: no more attempts; publication halts here */
 };
 
 /* An ordered record that is pending. In s->order.pend, sorted by seq. */
 struct pend {
 	struct pend *next;
-	struct pend *todo_next;		/* in s->order.todo when QUEUED */
-	struct rec r;			/* strings point behind this struct */
+	struct pend *todo_next; /* in s->order.todo when QUEUED */
+	struct rec r; /* strings point behind this struct */
 	enum pend_state state;
-	struct staged *sf;		/* SEAL: a reference */
+	struct staged *sf; /* SEAL: a reference */
 	uint64_t tmp_id;
 	int tmp_fd;
 	bool direct;
-	bool snapshot;			/* by fsync: the file is still written */
-	int source;			/* a store file that it may be a clone of; -1; clone.c */
-	bool cloned;			/* it is one */
-	bool must;			/* removed later, but must be published: persist it */
-	bool again;			/* first after a restart: perhaps applied already */
-	bool shown;			/* done in the store, but the mark could not be set */
-	bool begun;			/* its first step is done in the store; a retry continues
+	bool snapshot; /* by fsync: the file is still written */
+	/* a store file that it may be a clone of; -1; clone.c */
+	int source;
+	bool cloned; /* it is one */
+	bool must; /* removed later, but must be published: persist it */
+	bool again; /* first after a restart: perhaps applied already */
+	bool shown; /* done in the store, but the mark could not be set */
+	bool begun; /* its first step is done in the store; a retry continues
 					 * there */
-	uint64_t dead_at;		/* seq that removes what this creates, 0 = none */
-	bool kills;			/* removes what a pending record created */
-	uint64_t held_ns;		/* since when; see hold.c */
-	bool released;			/* hold.c holds it no longer */
+	uint64_t dead_at; /* seq that removes what this creates, 0 = none */
+	bool kills; /* removes what a pending record created */
+	uint64_t held_ns; /* since when; see hold.c */
+	bool released; /* hold.c holds it no longer */
 	unsigned attempts;
-	bool unsure;			/* a spilled file: only its own sync shows whether the store
+	bool unsure; /* a spilled file: only its own sync shows whether the store
 					 * has it */
-	int lost;			/* the store lost its bytes: -errno. The version is
+	int lost; /* the store lost its bytes: -errno. The version is
 					 * skipped */
-	_Atomic bool failed_fsync;	/* a snapshot whose fsync failed: the file is still
+	_Atomic bool failed_fsync; /* a snapshot whose fsync failed: the file is still
 					 * written */
-	uint64_t promised;		/* bytes of the reserve, until it is in the store (rewrites
+	uint64_t promised; /* bytes of the reserve, until it is in the store (rewrites
 					 * included) */
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
@@ -131,14 +135,14 @@ struct pend {
 
 /* Memory lent to a client; buffer.c. */
 struct buffer {
-	struct buffer *next;		/* s->files.buffers, until it has ended */
+	struct buffer *next; /* s->files.buffers, until it has ended */
 	struct staging *s;
 	uint64_t id;
-	unsigned refs;			/* as all below: s->lock */
+	unsigned refs; /* as all below: s->lock */
 	bool kept, ended;
-	int fd;				/* O_RDONLY: a writable one would delay leases */
+	int fd; /* O_RDONLY: a writable one would delay leases */
 	uint64_t charged;
-	struct staged *lent;		/* whose lender is this buffer */
+	struct staged *lent; /* whose lender is this buffer */
 };
 
 /* ---- what each part of a staged file has; under s->lock, unless said otherwise ---- */
@@ -146,44 +150,44 @@ struct buffer {
 /* The lists that it is in, by state; staged.c. */
 struct staged_lists {
 	struct staged *hash_next;
-	struct staged *open_prev, *open_next;	/* OPEN */
-	struct staged *lru_prev, *lru_next;	/* DURABLE */
-	struct staged *late_prev, *late_next;	/* late */
+	struct staged *open_prev, *open_next; /* OPEN */
+	struct staged *lru_prev, *lru_next; /* DURABLE */
+	struct staged *late_prev, *late_next; /* late */
 };
 
 /* Memory that it has and is expected to need; admit.c, relay.c, buffer.c. */
 struct staged_memory {
 	bool huge;
-	bool filled;			/* it was a ready file of the pool */
-	_Atomic bool covered;		/* all that it is expected to take is allocated by us */
-	_Atomic uint64_t charged;	/* changed under s->lock; a write looks at it without */
+	bool filled; /* it was a ready file of the pool */
+	_Atomic bool covered; /* all that it is expected to take is allocated by us */
+	_Atomic uint64_t charged; /* changed under s->lock; a write looks at it without */
 	uint64_t expected;
-	bool known;			/* expected was known */
-	bool presized;			/* extended to its final size before it was written */
-	bool in_parts;			/* and written in several places at once */
-	bool loan;			/* a buffer's bytes: never to the pool */
-	struct buffer *lender;		/* which is charged for it and may have it back; NULL */
+	bool known; /* expected was known */
+	bool presized; /* extended to its final size before it was written */
+	bool in_parts; /* and written in several places at once */
+	bool loan; /* a buffer's bytes: never to the pool */
+	struct buffer *lender; /* which is charged for it and may have it back; NULL */
 };
 
 /* Memory allocated ahead of its writer; ahead.c. */
 struct staged_ahead {
-	uint64_t end, size;		/* end of the allocation; the file's size when last looked
+	uint64_t end, size; /* end of the allocation; the file's size when last looked
 					 * at */
 	bool allocating;
-	_Atomic bool over;		/* no more of it until it is opened again */
+	_Atomic bool over; /* no more of it until it is opened again */
 };
 
 /* Its older bytes are in the store; outgrow.c. */
 struct staged_moved {
-	_Atomic uint64_t under;		/* bytes [0, under) are in tmp/<id> instead; io.lock */
-	_Atomic bool more;		/* more bytes are being moved */
-	uint64_t after_ns;		/* not before this time */
+	_Atomic uint64_t under; /* bytes [0, under) are in tmp/<id> instead; io.lock */
+	_Atomic bool more; /* more bytes are being moved */
+	uint64_t after_ns; /* not before this time */
 };
 
 /* State at the last seal; staged_changed compares with it. seal.c */
 struct staged_sealed {
 	bool once;
-	uint64_t ns;			/* CLOCK_REALTIME */
+	uint64_t ns; /* CLOCK_REALTIME */
 	uint64_t size, blocks;
 	struct timespec atime, mtime, ctime;
 	char checksum[IO_CHECKSUM_LEN];
@@ -191,60 +195,62 @@ struct staged_sealed {
 
 /* State at the open for writing, or of the source of a copy; seal.c, clone.c. */
 struct staged_base {
-	char checksum[IO_CHECKSUM_LEN];	/* empty: unknown */
+	char checksum[IO_CHECKSUM_LEN]; /* empty: unknown */
 	struct timespec mtime;
-	int source;			/* a store file that it may be a copy of; -1 */
-	bool counted;			/* as a clone */
+	int source; /* a store file that it may be a copy of; -1 */
+	bool counted; /* as a clone */
 };
 
 /* Space that it may take in the store; room.c. */
 struct staged_room {
-	uid_t uid;			/* owner of its blocks, if `owned` */
+	uid_t uid; /* owner of its blocks, if `owned` */
 	gid_t gid;
 	bool owned;
-	bool checked;			/* the store is nearly full: each write first allocates its
+	bool checked; /* the store is nearly full: each write first allocates its
 					 * blocks */
-	bool failed;			/* its last close had no space: it is served first */
-	uint64_t claim;			/* bytes of the store it may still need; of
+	bool failed; /* its last close had no space: it is served first */
+	uint64_t claim; /* bytes of the store it may still need; of
 					 * s->room.claims */
 };
 
 /* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
 struct staged_io {
-	pthread_mutex_t lock;		/* all below and moved.under, one thread at a time; before
+	pthread_mutex_t lock; /* all below and moved.under, one thread at a time; before
 					 * s->lock */
-	pthread_mutex_t cut;		/* held to persist an fsync's version: no bytes move; after
+	pthread_mutex_t cut; /* held to persist an fsync's version: no bytes move; after
 					 * lock */
-	int rw;				/* O_RDWR for relay writes, -1 */
-	uint64_t tmp_id;		/* reserved store file, 0 = none */
+	int rw; /* O_RDWR for relay writes, -1 */
+	uint64_t tmp_id; /* reserved store file, 0 = none */
 	int tmp_fd;
 	bool tmp_direct;
-	uint64_t tmp_size;		/* size for which blocks were allocated */
-	uint64_t promised;		/* or bytes of the reserve, for a small one */
-	uint64_t held_from, held_to;	/* range for which room_for_write allocated blocks */
-	uint64_t torn_at;		/* offset at which a write failed */
+	uint64_t tmp_size; /* size for which blocks were allocated */
+	uint64_t promised; /* or bytes of the reserve, for a small one */
+	uint64_t held_from, held_to; /* range for which room_for_write allocated blocks */
+	uint64_t torn_at; /* offset at which a write failed */
 };
 
 struct staged {
 	struct staging *s;
 	uint64_t id, node;
 	unsigned refs;
-	unsigned users;			/* opens that use fd; no eviction */
+	unsigned users; /* opens that use fd; no eviction */
 	enum staged_state state;
-	int fd;				/* O_RDONLY, -1 when closed to save descriptors */
+	int fd; /* O_RDONLY, -1 when closed to save descriptors */
 	bool spilled, published;
-	bool backing;			/* the kernel has it as a backing file: it cannot be
+	bool backing; /* the kernel has it as a backing file: it cannot be
 					 * replaced */
-	bool no_evict;			/* by sf_evict_block */
-	bool late;			/* finalized while a mapping still wrote it; by sf_set_late */
-	bool unclosed;			/* its writer died after the last seal, and had changed it */
+	bool no_evict; /* by sf_evict_block */
+	/* finalized while a mapping still wrote it; by sf_set_late */
+	bool late;
+	/* its writer died after the last seal, and had changed it */
+	bool unclosed;
 	int error;
-	_Atomic int spoiled;		/* spilled, and the store failed to write a part: do not
+	_Atomic int spoiled; /* spilled, and the store failed to write a part: do not
 					 * trust its pages */
-	_Atomic int torn;		/* errno of a failed write: it is no whole version; 0 */
-	unsigned n_seals;		/* pending SEALs */
-	uint64_t last_seal;		/* seq of the latest */
-	_Atomic uint64_t written;	/* of the version that is being persisted, so far */
+	_Atomic int torn; /* errno of a failed write: it is no whole version; 0 */
+	unsigned n_seals; /* pending SEALs */
+	uint64_t last_seal; /* seq of the latest */
+	_Atomic uint64_t written; /* of the version that is being persisted, so far */
 	struct staged_lists lists;
 	struct staged_memory memory;
 	struct staged_ahead ahead;
@@ -260,9 +266,9 @@ struct staged {
  * that is not urgent need not wake them. */
 struct sleeper {
 	pthread_cond_t cond;
-	unsigned deep;			/* asleep until woken, or for long */
-	uint64_t busy_ns;		/* when there last was work */
-	atomic_bool woken;	/* since the last sleep: a thread that looked without s->lock looks
+	unsigned deep; /* asleep until woken, or for long */
+	uint64_t busy_ns; /* when there last was work */
+	atomic_bool woken; /* since the last sleep: a thread that looked without s->lock looks
 				 * again */
 };
 #define TICK_NS 3000000u
@@ -274,25 +280,28 @@ struct sleeper {
 
 /* A file that holds pages for others; pool.c. */
 struct pool_file {
-	int fd;				/* -1: a ready one (a writable descriptor would hold up leases), or none */
-	unsigned claims;		/* threads that take pages from it, or add some */
-	uint64_t bytes, want;		/* pages [0, bytes); as many as a ready one is to have */
+	/* -1: a ready one (a writable descriptor would hold up leases), or none */
+	int fd;
+	unsigned claims; /* threads that take pages from it, or add some */
+	/* pages [0, bytes); as many as a ready one is to have */
+	uint64_t bytes, want;
 };
-#define POOL_READY 64u		/* more shards of one node in a checkpoint are handed their memory */
-#define POOL_KEPT 64u		/* a descriptor each */
+/* more shards of one node in a checkpoint are handed their memory */
+#define POOL_READY 64u
+#define POOL_KEPT 64u /* a descriptor each */
 #define POOL_FILES (POOL_READY + 1 + POOL_KEPT)
 
-/* Touched pages that are held ready; pool.c. `lock` guards all but `cond` and `thread`. It may be taken with
- * s->lock held, and is held for a few instructions only. */
+/* Touched pages that are held ready; pool.c. `lock` guards all but `cond` and `thread`. It may be
+ * taken with s->lock held, and is held for a few instructions only. */
 struct pool {
 	pthread_mutex_t lock;
-	_Atomic uint64_t bytes;		/* of all files; changed under the lock */
-	uint64_t touched;		/* most that was ever in use or held; its thread's */
-	bool ended;			/* nothing is added any more */
+	_Atomic uint64_t bytes; /* of all files; changed under the lock */
+	uint64_t touched; /* most that was ever in use or held; its thread's */
+	bool ended; /* nothing is added any more */
 	struct pool_file file[POOL_FILES];
-	uint64_t request[POOL_READY];	/* sizes asked for, a ring */
+	uint64_t request[POOL_READY]; /* sizes asked for, a ring */
 	unsigned n_requests;
-	pthread_cond_t cond;		/* with s->lock */
+	pthread_cond_t cond; /* with s->lock */
 	pthread_t thread;
 };
 
@@ -305,60 +314,63 @@ struct memory {
  * inside. */
 struct reserve {
 	int fd;
-	_Atomic int state;		/* enum reserve_state */
+	_Atomic int state; /* enum reserve_state */
 	_Atomic uint64_t promised, inodes;
-	atomic_uint asked;		/* counts promises: some of them check the store */
-	_Atomic bool scarce;		/* the last check found no space */
-	_Atomic bool tight;		/* do not rely on delayed allocation */
-	_Atomic uint64_t bytes, left;	/* full size; of it, not given away yet */
-	pthread_rwlock_t lock;		/* read: a thread that allocates blocks in the store */
-	pthread_mutex_t take_lock;	/* changes of bytes and left; taken after the other */
+	atomic_uint asked; /* counts promises: some of them check the store */
+	_Atomic bool scarce; /* the last check found no space */
+	_Atomic bool tight; /* do not rely on delayed allocation */
+	_Atomic uint64_t bytes, left; /* full size; of it, not given away yet */
+	pthread_rwlock_t lock; /* read: a thread that allocates blocks in the store */
+	pthread_mutex_t take_lock; /* changes of bytes and left; taken after the other */
 };
 
 /* Free space in the store; room.c. */
 struct room {
-	_Atomic uint64_t free, seen_ns;	/* without a lock */
-	uint64_t claims;		/* of all that is open in the fast lane */
-	bool came;			/* a removal is durable */
+	_Atomic uint64_t free, seen_ns; /* without a lock */
+	uint64_t claims; /* of all that is open in the fast lane */
+	bool came; /* a removal is durable */
 };
 
 struct trash_file {
-	uint64_t id;			/* in the store's tmp/; 0: only to be closed */
-	int fd;				/* -1 = none */
+	uint64_t id; /* in the store's tmp/; 0: only to be closed */
+	int fd; /* -1 = none */
 };
 
 /* Files to be removed; trash.c. */
 struct trash {
 	struct trash_file *file;
 	size_t n, cap;
-	bool cleaning;			/* a removal is in progress */
+	bool cleaning; /* a removal is in progress */
 	pthread_cond_t cond;
 	pthread_t thread;
 };
 
 struct log {
 	int fd;
-	char *map;			/* LOG_MAP bytes of it; touched only below cap */
-	uint64_t cap;			/* allocated, zeros behind bytes */
+	char *map; /* LOG_MAP bytes of it; touched only below cap */
+	uint64_t cap; /* allocated, zeros behind bytes */
 	uint64_t bytes, snap_bytes, last_seq;
-	char *buf;			/* encode buffer */
+	char *buf; /* encode buffer */
 	bool replaying;
-	struct { uint64_t unique; struct rec r; } done[256];	/* answers to resent requests */
-	struct log_dirs *dirs;		/* during a replay; lostfound.c */
+	struct {
+		uint64_t unique;
+		struct rec r;
+	} done[256]; /* answers to resent requests */
+	struct log_dirs *dirs; /* during a replay; lostfound.c */
 };
 
 /* Pending records; order.c. */
 struct order {
-	struct pend *pend, **pend_tail;	/* sorted by seq */
-	struct pend *todo, **todo_tail;	/* QUEUED */
+	struct pend *pend, **pend_tail; /* sorted by seq */
+	struct pend *todo, **todo_tail; /* QUEUED */
 	uint64_t n_pend, n_wait;
-	uint64_t last_delete;		/* seq of the latest record that frees space */
-	uint64_t fds_pend;		/* FDS_PEND_MAX, or less where the limit is low */
+	uint64_t last_delete; /* seq of the latest record that frees space */
+	uint64_t fds_pend; /* FDS_PEND_MAX, or less where the limit is low */
 };
 
 /* refuse.c */
 struct refusals {
-	struct refusal *list;		/* the latest first */
+	struct refusal *list; /* the latest first */
 	_Atomic uint64_t n;
 };
 
@@ -369,14 +381,14 @@ struct files {
 	struct staged *open;
 	struct staged *late;
 	uint64_t n_late;
-	uint64_t late_ready[64];	/* nodes; see staging_next_late */
+	uint64_t late_ready[64]; /* nodes; see staging_next_late */
 	unsigned n_late_ready;
 	uint64_t n_evicted;
-	uint64_t largest;		/* bytes that a sealed file held */
-	uint64_t used;			/* of the budget */
-	unsigned n_sources;		/* descriptors held of possible sources of copies;
+	uint64_t largest; /* bytes that a sealed file held */
+	uint64_t used; /* of the budget */
+	unsigned n_sources; /* descriptors held of possible sources of copies;
 					 * clone.c */
-	struct buffer *buffers;		/* buffer.c */
+	struct buffer *buffers; /* buffer.c */
 	uint64_t n_buffers, buffer_bytes;
 };
 
@@ -390,58 +402,60 @@ struct waiter {
 struct dedup;
 /* From sealed to durable; persist.c, publish.c, sync.c. */
 struct drain {
-	uint64_t batch_end;		/* records up to here are in the publisher's present
+	uint64_t batch_end; /* records up to here are in the publisher's present
 					 * batch */
-	bool marked;			/* the store's mark is of this log; mark.c */
-	bool inherited;			/* head: applied by a worker that died before it synced them */
+	bool marked; /* the store's mark is of this log; mark.c */
+	/* head: applied by a worker that died before it synced them */
+	bool inherited;
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
-	_Atomic unsigned refused;	/* IO_ATTR_*: the store refuses them, logged already;
+	_Atomic unsigned refused; /* IO_ATTR_*: the store refuses them, logged already;
 					 * meta.c */
-	uint64_t n_lost;		/* failed syncs that may have lost bytes of other files */
-	struct retained *retained;	/* retain.c */
+	/* failed syncs that may have lost bytes of other files */
+	uint64_t n_lost;
+	struct retained *retained; /* retain.c */
 	_Atomic unsigned n_retained;
-	struct dedup *dedup;		/* dedup.c; NULL = off, or not started */
-	bool no_clone;			/* the store does not support clones; clone.c */
+	struct dedup *dedup; /* dedup.c; NULL = off, or not started */
+	bool no_clone; /* the store does not support clones; clone.c */
 	int halted;
 	uint64_t halt_retry_ns;
 	bool retry_now;
 	pthread_t persist[16], persist_small, publisher;
 	struct io_queue *queues[16];
 	unsigned n_persist;
-	unsigned n_large;		/* of them, busy with a large file */
+	unsigned n_large; /* of them, busy with a large file */
 };
 
 /* During a replay: an answered FLUSH, as the SEAL that it would have become; flushed.c. */
 struct flushed {
 	uint64_t sf, node;
-	void *bytes;		/* the record as encoded in the log */
+	void *bytes; /* the record as encoded in the log */
 	size_t len;
 };
 
 /* During a replay: what became of each staged file in the log; sweep.c. */
 struct sweep_entry {
 	uint64_t id;
-	size_t next;	/* place + 1: in its bucket, or among the free ones */
+	size_t next; /* place + 1: in its bucket, or among the free ones */
 	bool open;
-	bool lent;	/* a second name of a buffer: not lost when it is removed */
+	bool lent; /* a second name of a buffer: not lost when it is removed */
 	uint64_t node, dir;
-	size_t next_node;	/* as next, by node */
-	bool closed;	/* as it was fsynced: that version is in the order */
-	bool rdwr;	/* perhaps mapped: its times prove nothing */
-	uint64_t size;	/* of the last seal */
+	size_t next_node; /* as next, by node */
+	bool closed; /* as it was fsynced: that version is in the order */
+	bool rdwr; /* perhaps mapped: its times prove nothing */
+	uint64_t size; /* of the last seal */
 	struct timespec mtime;
-	char name[256];	/* for lost+found */
+	char name[256]; /* for lost+found */
 };
 
-#define LOSTFOUND_NAME 200u		/* a path as one name; lostfound.c */
+#define LOSTFOUND_NAME 200u /* a path as one name; lostfound.c */
 /* An unreferenced file that could not be moved to lost+found yet. */
 struct kept_file {
 	struct kept_file *next;
 	uint64_t id;
-	int dir;		/* descriptor of the place, or of the store's tmp/ */
+	int dir; /* descriptor of the place, or of the store's tmp/ */
 	bool in_store;
-	struct staged *f;	/* if also known to us, kept from eviction meanwhile; or NULL */
+	struct staged *f; /* if also known to us, kept from eviction meanwhile; or NULL */
 	char name[LOSTFOUND_NAME];
 };
 
@@ -450,10 +464,10 @@ struct sweep {
 	struct sweep_entry *entry;
 	size_t n, cap, free;
 	size_t bucket[SF_BUCKETS], node[SF_BUCKETS];
-	struct flushed *flushed;	/* answered closes */
+	struct flushed *flushed; /* answered closes */
 	size_t n_flushed;
 	struct kept_file *kept;
-	pthread_mutex_t kept_lock;	/* before s->lock; held over I/O, but no request waits for
+	pthread_mutex_t kept_lock; /* before s->lock; held over I/O, but no request waits for
 					 * it */
 };
 
@@ -462,11 +476,11 @@ struct dirs;
 struct staging {
 	struct staging_opts o;
 	struct head *head;
-	struct dirs *dirs;		/* a lock of its own; dirs.c */
+	struct dirs *dirs; /* a lock of its own; dirs.c */
 	struct pool pool;
 	struct reserve reserve;
 
-	pthread_mutex_t lock;		/* everything below */
+	pthread_mutex_t lock; /* everything below */
 	struct memory memory;
 	struct room room;
 	struct trash trash;
@@ -476,16 +490,17 @@ struct staging {
 	struct files files;
 	struct drain drain;
 	struct sweep sweep;
-	struct sleeper work;		/* persist threads */
-	struct sleeper small_work;	/* one more, for small files while the others write large ones */
-	struct sleeper pub;		/* publisher */
+	struct sleeper work; /* persist threads */
+	/* one more, for small files while the others write large ones */
+	struct sleeper small_work;
+	struct sleeper pub; /* publisher */
 	struct sleeper watch;
 	struct sleeper ahead;
-	uint64_t ahead_busy_ns;		/* when a file last grew or was opened */
-	pthread_cond_t done_cond;	/* drain, room */
+	uint64_t ahead_busy_ns; /* when a file last grew or was opened */
+	pthread_cond_t done_cond; /* drain, room */
 	pthread_t watcher, aheader;
 	bool started, stop;
-	struct staging_stats st;	/* only the counters */
+	struct staging_stats st; /* only the counters */
 };
 
 /* ---- shared helpers ---- */
@@ -527,13 +542,14 @@ static inline unsigned sources_max(const struct staging *s)
 	return (unsigned)(s->order.fds_pend / 4);
 }
 
-static inline uint64_t whole_pages(uint64_t size)	/* huge pages */
+static inline uint64_t whole_pages(uint64_t size) /* huge pages */
 {
 	return (size + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 }
 
 /* Around what takes bytes out of f's file. f->io.lock held. */
-#define CUT_SCOPE(f) \
-	pthread_mutex_t *cut_ __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&(f)->io.cut)
+#define CUT_SCOPE(f)                                                                               \
+	pthread_mutex_t *cut_ __attribute__((cleanup(scope_unlock), unused)) =                     \
+		scope_lock(&(f)->io.cut)
 
 #endif

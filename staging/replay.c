@@ -26,7 +26,8 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 }
 
 /* s->lock held */
-static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r, enum staged_state st)
+static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r,
+			  enum staged_state st)
 {
 	f->sealed.size = r->size;
 	f->sealed.atime = r->atime;
@@ -35,7 +36,7 @@ static void replay_sealed(struct staging *s, struct staged *f, const struct rec 
 	f->sealed.blocks = (r->size + 511) / 512;
 	f->sealed.once = true;
 	if (r->flags & REC_FSYNCED)
-		return;		/* it was written again */
+		return; /* it was written again */
 	sf_set_state(s, f, st);
 	if (st == STAGED_DURABLE && f->spilled)
 		f->published = true;
@@ -48,12 +49,13 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	struct staged *f = r->sf ? sf_find(s, r->sf) : NULL;
 	if (!f)
 		return;
-	if (r->type == REC_FINAL || (r->type == REC_SEAL && !(r->flags & (REC_MAPPED | REC_FSYNCED))))
+	if (r->type == REC_FINAL ||
+	    (r->type == REC_SEAL && !(r->flags & (REC_MAPPED | REC_FSYNCED))))
 		sf_set_late(s, f, false);
 	if (r->type == REC_SEAL && r->seq <= s->head->applied) {
 		if (!f->n_seals)
 			replay_sealed(s, f, r, STAGED_DURABLE);
-		if (r->flags & REC_MAPPED)	/* perhaps published before its mapping went */
+		if (r->flags & REC_MAPPED) /* perhaps published before its mapping went */
 			sf_set_late(s, f, true);
 	} else if (r->type == REC_STAGED && (r->flags & REC_SEALED)) {
 		replay_sealed(s, f, r, STAGED_DURABLE);
@@ -69,14 +71,15 @@ static void replay_staged(struct staging *s, const struct rec *r)
 static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 {
 	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
-	bool away = io_store_is_detached(s->o.store);	/* nothing is published: the next worker tries
+	bool away = io_store_is_detached(s->o.store); /* nothing is published: the next worker tries
 						 * again */
 	struct rec ghost = *r;
 	struct pend *p;
 
 	if (!there && !away)
-		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is lost "
-			      "and the one before it stays in the store");
+		s->o.notice(s->o.ctx,
+			    "staging: a record's staged file is missing; that version is lost "
+			    "and the one before it stays in the store");
 	if (!there) {
 		ghost.type = REC_ATTR;
 		ghost.flags |= REC_GHOST;
@@ -106,9 +109,10 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	replay_sealed(s, sf, r, STAGED_SEALED);
 	s->st.recovered.versions++;
 	struct stat st;
-	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st) ? UINT64_MAX :
-			    promise_bytes(r->size, (uint64_t)st.st_blocks * 512);
-	if (promised != UINT64_MAX)	/* its close was promised room, perhaps */
+	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st)
+				    ? UINT64_MAX
+				    : promise_bytes(r->size, (uint64_t)st.st_blocks * 512);
+	if (promised != UINT64_MAX) /* its close was promised room, perhaps */
 		reserve_again(s, &p->promised, promised);
 	if (r->flags & REC_MAPPED) {
 		p->state = PEND_WAIT;
@@ -129,11 +133,12 @@ static int replay_pend(struct staging *s, const struct rec *r)
 	if (r->seq <= s->head->applied)
 		return 0;
 	if (r->type == REC_SEAL) {
-		int rc = staged_recover(s, r, &sf);
-		if (rc == -ENOENT || rc == -EINVAL || rc == -ENODATA || (rc && io_store_is_detached(s->o.store)))
-			return replay_missing(s, r, rc == -ENODATA);
-		if (rc)		/* the version may exist: it must not be given up */
-			return rc;
+		int err = staged_recover(s, r, &sf);
+		if (err == -ENOENT || err == -EINVAL || err == -ENODATA ||
+		    (err && io_store_is_detached(s->o.store)))
+			return replay_missing(s, r, err == -ENODATA);
+		if (err) /* the version may exist: it must not be given up */
+			return err;
 	}
 	p = pend_new(r);
 	if (p)
@@ -157,7 +162,8 @@ static void replay_written(struct staging *s, const struct rec *r)
 	if (r->flags & REC_GHOST)
 		return;
 	int fd = p && p->sf ? io_tmp_open(s->o.store, r->ino, O_RDONLY) : -1;
-	bool gone = fd == -ENOENT;	/* any other error will come up again at the publication */
+	/* any other error will come up again at the publication */
+	bool gone = fd == -ENOENT;
 	if (!p || !p->sf || (gone && !p->again))
 		return;
 	if (fd >= 0)
@@ -202,20 +208,21 @@ static int log_set_damaged_aside(struct staging *s, size_t good)
 	return 0;
 }
 
-static int replay_one(struct staging *s, const struct rec *r, int (*each)(void *ctx, const struct rec *r), void *ctx)
+static int replay_one(struct staging *s, const struct rec *r,
+		      int (*each)(void *ctx, const struct rec *r), void *ctx)
 {
-	int rc = 0;
+	int err = 0;
 
 	log_answered(s, r);
 	if (r->flags & REC_ANSWER)
 		return 0;
 	replay_dirs(s, r);
 	if (is_ordered(r->type))
-		rc = replay_pend(s, r);
+		err = replay_pend(s, r);
 	if (r->type == REC_FORGET && s->head->recalled == s->head->segment)
-		return rc;	/* what was clean then is pending again */
-	if (!rc && each)
-		rc = each(ctx, r);
+		return err; /* what was clean then is pending again */
+	if (!err && each)
+		err = each(ctx, r);
 	replay_staged(s, r);
 	replay_flush(s, r);
 	if (r->type == REC_WRITTEN)
@@ -225,7 +232,7 @@ static int replay_one(struct staging *s, const struct rec *r, int (*each)(void *
 	if (r->type == REC_REFUSED)
 		refuse_replayed(s, r);
 	sweep_note(s, r);
-	return rc;
+	return err;
 }
 
 int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx)
@@ -239,32 +246,34 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	if (map == MAP_FAILED)
 		return -errno;
 	size_t pos = 0, used;
-	int rc = 0;
+	int err = 0;
 	mark_recall(s);
 	s->log.replaying = true;
 	struct rec r;
-	while (!rc && pos < (size_t)st.st_size) {
-		rc = rec_decode((char *)map + pos, (size_t)st.st_size - pos, &r, &used);
-		if (rc)
+	while (!err && pos < (size_t)st.st_size) {
+		err = rec_decode((char *)map + pos, (size_t)st.st_size - pos, &r, &used);
+		if (err)
 			break;
 		pos += used;
-		rc = replay_one(s, &r, each, ctx);
+		err = replay_one(s, &r, each, ctx);
 	}
 	s->log.replaying = false;
 	munmap(map, (size_t)st.st_size);
-	if (rc == -EAGAIN) {	/* a record cut short by a kill was never answered */
-		rc = 0;
-	} else if (rc == -EBADMSG) {
-		s->o.notice(s->o.ctx, "staging: the log is damaged; what comes before the damage was recovered, "
-				      "the damaged log is kept as log.damaged.*");
-		rc = log_set_damaged_aside(s, pos);
+	if (err == -EAGAIN) { /* a record cut short by a kill was never answered */
+		err = 0;
+	} else if (err == -EBADMSG) {
+		s->o.notice(
+			s->o.ctx,
+			"staging: the log is damaged; what comes before the damage was recovered, "
+			"the damaged log is kept as log.damaged.*");
+		err = log_set_damaged_aside(s, pos);
 	}
 	s->log.bytes = pos;
-	if (!rc && ftruncate(s->log.fd, (off_t)pos))
-		rc = -errno;
-	if (!rc)
+	if (!err && ftruncate(s->log.fd, (off_t)pos))
+		err = -errno;
+	if (!err)
 		sweep_closed(s);
 	if (s->log.last_seq < s->head->applied)
 		s->log.last_seq = s->head->applied;
-	return rc;
+	return err;
 }

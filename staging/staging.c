@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
- * Read first in this module. The life of staging: open the log, replay it, start
- * the threads, drain, close.
+ * Read first in this module. The life of staging: open the log, replay it, start the threads,
+ * drain, close.
  *
  *   memory/  waiting threads, memory held for files, space in the store
  *   log/     records, the log, the order, directories
  *   file/    staged files: creation, growth, sealing
  *   drain/   bytes to the store, names in order
  *
- * Each calls only those above it in this list; the files here call all of them: replay.c, sweep.c. */
+ * Each calls only those above it in this list; the files here call all of them: replay.c,
+ * sweep.c. */
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -59,14 +60,14 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	cond_init(&s->pool.cond);
 	cond_init(&s->done_cond);
 	cond_init(&s->trash.cond);
-	int rc = log_open(s);
-	if (!rc)
-		rc = dirs_open(s);
-	if (!rc)
-		rc = pool_open(s);
-	if (rc) {
+	int err = log_open(s);
+	if (!err)
+		err = dirs_open(s);
+	if (!err)
+		err = pool_open(s);
+	if (err) {
 		staging_close(s);
-		return rc;
+		return err;
 	}
 	*out = s;
 	return 0;
@@ -93,9 +94,9 @@ int staging_start(struct staging *s)
 	if (io_store_is_detached(s->o.store))
 		return start_away(s);
 	for (unsigned i = 0; i < s->o.persist_threads; i++) {
-		int rc = io_queue_open(s->o.engine, &s->drain.queues[i]);
-		if (rc)
-			return rc;
+		int err = io_queue_open(s->o.engine, &s->drain.queues[i]);
+		if (err)
+			return err;
 	}
 	s->drain.inherited = s->head->applied > s->head->durable;
 	reserve_open(s);
@@ -103,7 +104,7 @@ int staging_start(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 	if (s->drain.inherited)
 		sf_evict_block(s);
-	sf_evict_loans(s);	/* what the last worker did not give back */
+	sf_evict_loans(s); /* what the last worker did not give back */
 	pthread_mutex_unlock(&s->lock);
 	unsigned n = s->o.persist_threads;
 	for (unsigned i = 0; i < n; i++)
@@ -112,7 +113,8 @@ int staging_start(struct staging *s)
 	if (pthread_create(&s->drain.persist_small, NULL, persist_small_main, s))
 		return -EAGAIN;
 	if (pthread_create(&s->drain.publisher, NULL, publish_main, s) ||
-	    pthread_create(&s->watcher, NULL, watch_main, s) || pthread_create(&s->aheader, NULL, ahead_main, s))
+	    pthread_create(&s->watcher, NULL, watch_main, s) ||
+	    pthread_create(&s->aheader, NULL, ahead_main, s))
 		return -EAGAIN;
 	if (pthread_create(&s->trash.thread, NULL, trash_main, s))
 		return -EAGAIN;
@@ -125,13 +127,15 @@ int staging_drain(struct staging *s, int timeout_ms)
 {
 	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
-	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* small files are not delayed now */
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* small files are not delayed now */
 	persist_wake(s);
 	sleeper_wake(&s->pub);
 	while ((s->order.pend || s->drain.inherited) && !s->drain.halted && now_ns() < until)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
-	return s->drain.halted ? s->drain.halted : s->order.pend || s->drain.inherited ? -ETIMEDOUT : 0;
+	return s->drain.halted			     ? s->drain.halted
+	       : s->order.pend || s->drain.inherited ? -ETIMEDOUT
+						     : 0;
 }
 
 static void stop_threads(struct staging *s)
@@ -244,8 +248,9 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->pool = s->pool.bytes;
 	out->pool_target = s->o.pool_bytes;
 	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->released)
-		out->held[0] = 0;	/* published, or removed while it waited */
-	out->log.pending = s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
+		out->held[0] = 0; /* published, or removed while it waited */
+	out->log.pending =
+		s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
 	out->log.last_seq = s->log.last_seq;
 	out->log.applied = s->head->applied;
 	out->log.durable = s->head->durable;
@@ -260,15 +265,19 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	pthread_mutex_unlock(&s->lock);
 }
 
-void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
-			  enum staged_state st), void *ctx)
+void staging_each_pending(struct staging *s,
+			  void (*each)(void *ctx, uint64_t node, uint64_t bytes,
+				       enum staged_state st),
+			  void *ctx)
 {
 	LOCK_SCOPE(&s->lock);
 	for (struct pend *p = s->order.pend; p; p = p->next)
 		if (p->sf)
 			each(ctx, p->r.node, p->r.size,
-			     p->state == PEND_FAILED ? STAGED_FAILED :
-			     p->state == PEND_WAIT || p->state == PEND_QUEUED ? STAGED_SEALED : STAGED_PERSISTING);
+			     p->state == PEND_FAILED ? STAGED_FAILED
+			     : p->state == PEND_WAIT || p->state == PEND_QUEUED
+				     ? STAGED_SEALED
+				     : STAGED_PERSISTING);
 }
 
 uint64_t staging_halted_at(struct staging *s, int *err)

@@ -33,19 +33,20 @@ extern "C" {
 struct staging;
 struct staged;
 
-#define STAGING_SMALL (256u << 10)	/* up to this size a close needs nothing of the store,
+#define STAGING_SMALL                                                                              \
+	(256u << 10) /* up to this size a close needs nothing of the store,
 					 * writes are buffered, and one sync covers many files */
 
 /* ---- the place ----------------------------------------------------------- */
 
 /* The directory of staging, on tmpfs; it is found again after everything was killed. */
 struct staging_place {
-	int base;	/* the log; small pages */
-	int huge;	/* staged files expected to be large: tmpfs huge=always */
-	int small;	/* all others: tmpfs huge=within_size (the kernel chooses the
+	int base; /* the log; small pages */
+	int huge; /* staged files expected to be large: tmpfs huge=always */
+	int small; /* all others: tmpfs huge=within_size (the kernel chooses the
 			 * folio by the size of the write), so 4 KiB stay 4 KiB */
-	int lock;	/* flock, held while served */
-	bool is_private;	/* own mounts (root) rather than a shared tmpfs */
+	int lock; /* flock, held while served */
+	bool is_private; /* own mounts (root) rather than a shared tmpfs */
 	char path[512];
 };
 
@@ -66,9 +67,9 @@ int staging_place_path(const char *dir, const char *store_id, char *buf, size_t 
 
 /* What is at the place of this store's staging. */
 struct staging_found {
-	char path[512];		/* the place */
-	char program[32];	/* the version of cairnfs that wrote it, "" = unknown */
-	char store[1024];	/* last path of the store that it belongs to; "" = unknown */
+	char path[512]; /* the place */
+	char program[32]; /* the version of cairnfs that wrote it, "" = unknown */
+	char store[1024]; /* last path of the store that it belongs to; "" = unknown */
 };
 /* Looks without taking or changing anything; call it before _open. 0: nothing, or staging that this
  * program can continue. -EPROTONOSUPPORT: in an unknown format, or damaged; -EXDEV: it belongs to
@@ -86,80 +87,87 @@ void staging_place_close(struct staging_place *p);
 
 enum rec_type {
 	/* ordered */
-	REC_SEAL = 1,	/* node's bytes (sf) become the file at `names` */
-	REC_UNLINK,	/* dir/name; node2 = what is removed with it, 0 = it has other names or
+	REC_SEAL = 1, /* node's bytes (sf) become the file at `names` */
+	REC_UNLINK, /* dir/name; node2 = what is removed with it, 0 = it has other names or
 			 * opens */
 	REC_RMDIR,
-	REC_RENAME,	/* dir/name -> dir2/name2 */
-	REC_MKDIR,	/* node at dir/name */
-	REC_SYMLINK,	/* data = target */
-	REC_LINK,	/* dir/name gets another name dir2/name2 */
+	REC_RENAME, /* dir/name -> dir2/name2 */
+	REC_MKDIR, /* node at dir/name */
+	REC_SYMLINK, /* data = target */
+	REC_LINK, /* dir/name gets another name dir2/name2 */
 	REC_MKNOD,
-	REC_ATTR,	/* mask of enum rec_attr, on dir/name */
-	REC_XATTR,	/* name2 = key, data = value */
+	REC_ATTR, /* mask of enum rec_attr, on dir/name */
+	REC_XATTR, /* name2 = key, data = value */
 	REC_XATTR_DEL,
 	REC_ORDERED_END,
 	/* session */
-	REC_CREATE = 32,	/* node, name and staged file, not sealed yet */
-	REC_NODE,	/* the kernel knows a node; node2, dir2: inode in the store and its birth
+	REC_CREATE = 32, /* node, name and staged file, not sealed yet */
+	REC_NODE, /* the kernel knows a node; node2, dir2: inode in the store and its birth
 			 * time */
 	REC_FORGET,
-	REC_STAGED,	/* node continues in a new staged file */
-	REC_UNSTAGED,	/* sf is gone (evicted, dropped) */
-	REC_OPEN,	/* handle fh */
-	REC_CLOSE,	/* sf, SEALED: the last writer closes, and its bytes are in the order */
-	REC_FLUSHED,	/* a close was answered: acts as SEAL if its RELEASE never comes */
-	REC_FORK,	/* node's names pass to node2 (its readers keep the old one) */
-	REC_WRITTEN,	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may
+	REC_STAGED, /* node continues in a new staged file */
+	REC_UNSTAGED, /* sf is gone (evicted, dropped) */
+	REC_OPEN, /* handle fh */
+	REC_CLOSE, /* sf, SEALED: the last writer closes, and its bytes are in the order */
+	REC_FLUSHED, /* a close was answered: acts as SEAL if its RELEASE never comes */
+	REC_FORK, /* node's names pass to node2 (its readers keep the old one) */
+	REC_WRITTEN, /* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may
 			 * change. GHOST: they are not, and its fsync returned an error */
-	REC_BUFFER,	/* node is a buffer (sf), `size` long when it is next committed */
-	REC_LEND,	/* sf may now be a second name of buffer fh; a SEAL follows if it is used */
-	REC_KEEP,	/* buffer fh stays a file's: it has been a backing file */
-	REC_FINAL,	/* SEAL node2 of sf was MAPPED, and its bytes are final now */
-	REC_REFUSED,	/* the store refused change node2 of node, for dir/name, with errno mask;
+	REC_BUFFER, /* node is a buffer (sf), `size` long when it is next committed */
+	/* sf may now be a second name of buffer fh; a SEAL follows if it is used */
+	REC_LEND,
+	REC_KEEP, /* buffer fh stays a file's: it has been a backing file */
+	REC_FINAL, /* SEAL node2 of sf was MAPPED, and its bytes are final now */
+	REC_REFUSED, /* the store refused change node2 of node, for dir/name, with errno mask;
 			 * mask 0: that is settled (node2 0: all are). See refuse.c */
 	REC_SESSION_END
 };
 
 enum rec_flag {
-	REC_GHOST = 1,		/* the store has nothing there: publishing is a no-op */
-	REC_SHADOW = 2,		/* RENAME of an unsealed file to a name under which the store
+	REC_GHOST = 1, /* the store has nothing there: publishing is a no-op */
+	REC_SHADOW = 2, /* RENAME of an unsealed file to a name under which the store
 				 * still has the old file: publishing unlinks that old name */
-	REC_DIR = 4,		/* the renamed object is a directory */
-	REC_MAPPED = 8,		/* SEAL: bytes final only when the lease is granted */
-	REC_SPILLED = 16,	/* sf's bytes are an unpublished store file */
+	REC_DIR = 4, /* the renamed object is a directory */
+	REC_MAPPED = 8, /* SEAL: bytes final only when the lease is granted */
+	REC_SPILLED = 16, /* sf's bytes are an unpublished store file */
 	REC_HUGE = 32,
-	REC_WRITE = 64,		/* OPEN: for writing */
-	REC_SNAPSHOT = 128,	/* written by a rotation, not by an operation */
-	REC_SEALED = 256,	/* NODE: the store has it */
+	REC_WRITE = 64, /* OPEN: for writing */
+	REC_SNAPSHOT = 128, /* written by a rotation, not by an operation */
+	REC_SEALED = 256, /* NODE: the store has it */
 	REC_RDWR = 512,
 	REC_FSYNCED = 1024,
-	REC_ANSWER = 2048,	/* only records which request was answered */
-	REC_LENT = 4096,	/* SEAL: creates its node, at dir/name; sf is lent by buffer fh */
-	REC_KEPT = 8192,	/* BUFFER: it stays a file's */
+	REC_ANSWER = 2048, /* only records which request was answered */
+	/* SEAL: creates its node, at dir/name; sf is lent by buffer fh */
+	REC_LENT = 4096,
+	REC_KEPT = 8192, /* BUFFER: it stays a file's */
 };
 
 enum rec_attr {
-	REC_MODE = 1, REC_UID = 2, REC_GID = 4, REC_ATIME = 8, REC_MTIME = 16, REC_SIZE = 32,
+	REC_MODE = 1,
+	REC_UID = 2,
+	REC_GID = 4,
+	REC_ATIME = 8,
+	REC_MTIME = 16,
+	REC_SIZE = 32,
 };
 
 struct rec {
-	uint64_t seq;		/* 0 for session records */
-	uint64_t unique;	/* FUSE request this answers, 0 = none */
+	uint64_t seq; /* 0 for session records */
+	uint64_t unique; /* FUSE request this answers, 0 = none */
 	uint32_t type, flags;
 	uint64_t node, node2;
 	uint64_t dir, dir2;
 	uint64_t sf;
-	uint64_t ino;		/* st_ino shown to users */
+	uint64_t ino; /* st_ino shown to users */
 	uint64_t size;
 	uint64_t fh;
 	uint64_t mask;
-	int64_t backing;	/* passthrough backing id, 0 = none */
+	int64_t backing; /* passthrough backing id, 0 = none */
 	uint32_t mode, uid, gid, lane;
-	struct timespec atime, mtime, when;	/* when: of a SEAL its staged file's ctime */
+	struct timespec atime, mtime, when; /* when: of a SEAL its staged file's ctime */
 	/* Not owned; NULL or "" when unused. Names are NUL-terminated bytes. */
 	const char *name, *name2;
-	const void *data;	/* SEAL: packed names and xattrs, see rec_pack_* */
+	const void *data; /* SEAL: packed names and xattrs, see rec_pack_* */
 	uint32_t data_len;
 };
 
@@ -177,29 +185,30 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
 
 /* Names that commit what other nodes write; see hold.c. */
 struct staging_hold {
-	bool (*commits)(const char *name);	/* called with staging's locks: checks the name
+	bool (*commits)(const char *name); /* called with staging's locks: checks the name
 						 * only */
 	/* Does the store lack something that the bytes in fd list? Then `what` says what, in words
 	 * that follow "but". seq: the same for the same bytes. dir, dirfd: the name's directory.
 	 * Called by one thread, without locks. */
-	bool (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what, size_t cap);
-	unsigned patience_ms;			/* 0 = nothing is held */
+	bool (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
+			size_t cap);
+	unsigned patience_ms; /* 0 = nothing is held */
 };
 
 struct staging_opts {
 	struct io_store *store;
 	struct io_engine *engine;
-	struct staging_place place;	/* stays the caller's */
+	struct staging_place place; /* stays the caller's */
 	uint64_t budget_bytes;
-	uint64_t pool_bytes;		/* target; 0 = none */
-	unsigned persist_threads;	/* 0 = 2 */
+	uint64_t pool_bytes; /* target; 0 = none */
+	unsigned persist_threads; /* 0 = 2 */
 	struct staging_hold hold;
 	/* A passthrough file outgrows memory: the caller arranges a staged_move_out of it. Called
 	 * with staging's locks held; must not block, and may be called again. NULL = not used. */
 	void (*outgrown)(void *ctx, uint64_t node);
-	unsigned mapped_ms;		/* limit for a mapping that delays others' changes; 0 = 30
+	unsigned mapped_ms; /* limit for a mapping that delays others' changes; 0 = 30
 					 * s */
-	bool no_dedup;			/* else equal files and copies share blocks if the store
+	bool no_dedup; /* else equal files and copies share blocks if the store
 					 * can */
 	io_notice_fn notice;
 	void *ctx;
@@ -216,8 +225,9 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
  * there: the publisher first links it into tmp/, where the next worker opens it. linked: it is
  * linked already. */
 void staging_retain(struct staging *s, uint64_t id, const struct stat *st, bool linked);
-void staging_retain_end(struct staging *s, uint64_t id);	/* the last reader is gone; any id */
-int staging_retained_open(struct staging *s, uint64_t id);	/* a descriptor; -ENOENT: no such
+/* the last reader is gone; any id */
+void staging_retain_end(struct staging *s, uint64_t id);
+int staging_retained_open(struct staging *s, uint64_t id); /* a descriptor; -ENOENT: no such
 								 * name */
 /* How many of st's names are such links. */
 nlink_t staging_retained_links(struct staging *s, const struct stat *st);
@@ -227,20 +237,21 @@ nlink_t staging_retained_links(struct staging *s, const struct stat *st);
 int staging_sweep(struct staging *s, bool orphaned);
 /* Retries what the sweep could not move to lost+found; returns how many files remain. */
 unsigned staging_keep_again(struct staging *s);
-/* Threads: persist, publish, watch, trash, pool, dedup. What a dead worker applied and did not sync is
- * synced by them: until then it is pending and not evicted. */
+/* Threads: persist, publish, watch, trash, pool, dedup. What a dead worker applied and did not sync
+ * is synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
 /* The durable file dir/name is being copied: where equal files are stored once, the copy will be
  * compared with it. -EOPNOTSUPP: not supported here. Any lock but staging's may be held. */
 int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const char *name);
-/* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when halted. */
+/* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when
+ * halted. */
 int staging_drain(struct staging *s, int timeout_ms);
 /* Stops threads, frees memory. What is staged stays in place for the next open. */
 void staging_close(struct staging *s);
 /* Removes log, page pool and cached files when nothing is pending: a clean end. */
 void staging_clear(struct staging *s);
 
-uint64_t staging_new_id(struct staging *s);	/* ids.h */
+uint64_t staging_new_id(struct staging *s); /* ids.h */
 
 /* False: the store is so full that a new name might not find a block. Callers then
  * refuse it with ENOSPC, so that what was accepted can be published. */
@@ -260,7 +271,7 @@ uint64_t staging_durable(struct staging *s);
 bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
 /* Is a rotation due? Then call _rotate with the tree lock held; `emit` writes the
  * session (nodes, handles) by calling staging_emit for each. */
-bool staging_rotate_due(struct staging *s);	/* only while nothing is pending */
+bool staging_rotate_due(struct staging *s); /* only while nothing is pending */
 /* Is the log so long that a rotation must come before the next change? */
 bool staging_log_full(struct staging *s);
 /* Waits until nothing is pending, so that a rotation can be made, or until the log is short enough.
@@ -271,7 +282,8 @@ int staging_emit(struct staging *s, const struct rec *r);
 
 /* done(ctx, err) once seq is durable, or publication halted (err = -EIO, ...).
  * May run at once on this thread, else on staging's. */
-void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err), void *ctx);
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
+			  void *ctx);
 
 /* ---- directories of the store ---------------------------------------------- */
 
@@ -288,21 +300,28 @@ void staging_close_later(struct staging *s, int fd);
 /* ---- staged files ---------------------------------------------------------- */
 
 enum staged_state {
-	STAGED_OPEN, STAGED_SEALED, STAGED_PERSISTING, STAGED_DURABLE, STAGED_FAILED, STAGED_EVICTED,
+	STAGED_OPEN,
+	STAGED_SEALED,
+	STAGED_PERSISTING,
+	STAGED_DURABLE,
+	STAGED_FAILED,
+	STAGED_EVICTED,
 };
 
 struct staged_info {
 	uint64_t id;
 	enum staged_state state;
 	bool spilled;
-	bool late;		/* sealed before its last mapping went: another version follows */
+	/* sealed before its last mapping went: another version follows */
+	bool late;
 	uint64_t size;
-	uint64_t written;	/* of these, by the thread that persists them now: for progress */
+	/* of these, by the thread that persists them now: for progress */
+	uint64_t written;
 	struct timespec atime, mtime, ctime;
-	uint64_t blocks;	/* 512-byte units, as st_blocks */
-	int error;		/* negative errno when failed */
-	bool torn;		/* a write of it failed: no automatic retry */
-	char checksum[IO_CHECKSUM_LEN];	/* "" until durable */
+	uint64_t blocks; /* 512-byte units, as st_blocks */
+	int error; /* negative errno when failed */
+	bool torn; /* a write of it failed: no automatic retry */
+	char checksum[IO_CHECKSUM_LEN]; /* "" until durable */
 };
 
 #define STAGED_SIZE_UNKNOWN UINT64_MAX
@@ -311,15 +330,19 @@ struct staged_info {
  * room for `expected` bytes. The reference is the caller's. */
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out);
 /* For f, new, whose size is known and large: allocates all of its memory, so that it is charged to
- * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the page pool had
- * not as much; call it with no lock held. */
+ * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the page
+ * pool had not as much; call it with no lock held. */
 void staged_cover(struct staged *f);
-bool staged_covered(const struct staged *f);	/* staged_cover succeeded */
+bool staged_covered(const struct staged *f); /* staged_cover succeeded */
 /* The same for an owner with quotas: its blocks in the store are the owner's from the beginning.
  * `grows`: it will hold `expected` bytes, and then be written. -EDQUOT. */
-struct staged_owner { uid_t uid; gid_t gid; bool grows; };
-int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const struct staged_owner *who,
-		     struct staged **out);
+struct staged_owner {
+	uid_t uid;
+	gid_t gid;
+	bool grows;
+};
+int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
+		     const struct staged_owner *who, struct staged **out);
 /* The store may not have room for all that may be written to f: its bytes must come through the
  * daemon, by staged_write(), which returns ENOSPC in time. */
 bool staged_checked(struct staged *f);
@@ -329,21 +352,22 @@ bool staged_check_room(struct staged *f);
 /* Recovers the staged file that a record names. */
 int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
 /* A copy of src's bytes (or of the store file fd when src is NULL). Blocks. */
-int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd, struct staged **out);
+int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
+		struct staged **out);
 int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
 		   const struct staged_owner *who, struct staged **out);
 struct staged *staged_ref(struct staged *f);
-void staged_unref(struct staged *f);	/* last one: removed, unless pending */
+void staged_unref(struct staged *f); /* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);
-void staged_set_node(struct staged *f, uint64_t node);	/* it belongs to another node now */
+void staged_set_node(struct staged *f, uint64_t node); /* it belongs to another node now */
 bool staged_spilled(const struct staged *f);
 bool staged_huge(const struct staged *f);
-void staged_get_info(struct staged *f, struct staged_info *out);	/* stats an open one */
+void staged_get_info(struct staged *f, struct staged_info *out); /* stats an open one */
 /* The same without a system call: size, blocks and times are those of the last seal. */
 void staged_get_state(struct staged *f, struct staged_info *out);
 
 /* O_RDONLY descriptor, the staged file's own: valid while a use is held. */
-int staged_use(struct staged *f, int *fd);	/* keeps it from eviction; -ENODATA: evicted */
+int staged_use(struct staged *f, int *fd); /* keeps it from eviction; -ENODATA: evicted */
 void staged_unuse(struct staged *f);
 /* A new O_RDWR descriptor; the caller closes it (a seal waits for that). */
 int staged_open_rw(struct staged *f);
@@ -379,8 +403,8 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
  * spilled; -EIO: bytes that had moved were rewritten in place, and which ones is unknown: neither
  * close nor fsync will succeed; else the store's error, and nothing is lost. */
 int staged_move_out(struct staged *f);
-void staged_set_moving(struct staged *f);	/* until staged_move_out() has returned */
-void staged_not_now(struct staged *f);	/* it cannot be moved now: others are, for a while */
+void staged_set_moving(struct staged *f); /* until staged_move_out() has returned */
+void staged_not_now(struct staged *f); /* it cannot be moved now: others are, for a while */
 bool staged_outgrown(struct staged *f);
 /* The same as staged_allocate for the copy that a seal makes while an outgrown or spilled file is
  * still written; 0 for any other file. Call it after that. */
@@ -410,9 +434,9 @@ void staged_copy_done(struct staged *f);
 void staged_look_mapped(struct staged *f);
 /* Has f changed since its last seal? (Writes through a mapping are not visible.) */
 bool staged_changed(struct staged *f);
-/* Fills r's size, times and checks; the caller fills the names and logs r with
- * staging_seal. `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks are
- * being allocated for f or its bytes moved: call staged_await(), then again. */
+/* Fills r's size, times and checks; the caller fills the names and logs r with staging_seal.
+ * `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks are being
+ * allocated for f or its bytes moved: call staged_await(), then again. */
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed);
 /* Seals of f that wait for a mapping are final as they are now: an fsync of f asks for
  * this. What the mapping writes later follows as a late version. */
@@ -440,23 +464,24 @@ bool staging_room_came(struct staging *s);
 
 struct buffer;
 enum buffer_state {
-	BUFFER_FREE,	/* the client may write it */
-	BUFFER_LENT,	/* committed: staging reads it, the client must not write it */
-	BUFFER_KEPT,	/* its pages are in use: it stays the committed file's */
+	BUFFER_FREE, /* the client may write it */
+	BUFFER_LENT, /* committed: staging reads it, the client must not write it */
+	BUFFER_KEPT, /* its pages are in use: it stays the committed file's */
 };
 struct buffer_info {
 	enum buffer_state state;
-	uint64_t bytes;		/* charged */
+	uint64_t bytes; /* charged */
 };
 
 /* A file of size bytes with all memory allocated. The reference is the caller's. -ENOSPC: the
  * budget has no room, or buffers would take too much of it; -EMFILE: too many buffers. Blocks. */
 int buffer_create(struct staging *s, uint64_t size, struct buffer **out);
-int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **out);	/* -ENOENT: ended */
+/* -ENOENT: ended */
+int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **out);
 struct buffer *buffer_ref(struct buffer *b);
 void buffer_unref(struct buffer *b);
 uint64_t buffer_id(const struct buffer *b);
-int buffer_fd(const struct buffer *b);	/* O_RDONLY, its own: valid while referenced */
+int buffer_fd(const struct buffer *b); /* O_RDONLY, its own: valid while referenced */
 void buffer_get_info(struct buffer *b, struct buffer_info *out);
 /* Ensures memory for size bytes; never frees any. -ENOSPC; -EBUSY: kept; -ESTALE: ended. Blocks. */
 int buffer_resize(struct buffer *b, uint64_t size);
@@ -472,65 +497,75 @@ int buffer_commit(struct staged *f, struct rec *r);
 /* The id of the buffer that lends f its memory, or 0. loan: it was lent, perhaps by an ended
  * buffer. */
 uint64_t staged_lender(struct staged *f, bool *loan);
-void staging_watch_buffers(struct staging *s);	/* periodically: charges what write(2) added */
+void staging_watch_buffers(struct staging *s); /* periodically: charges what write(2) added */
 
 /* Packs names and xattrs of a SEAL into rec.data. */
-struct rec_name { uint64_t dir; const char *name; };
-struct rec_pair { const char *key; const void *val; uint32_t len; };
+struct rec_name {
+	uint64_t dir;
+	const char *name;
+};
+struct rec_pair {
+	const char *key;
+	const void *val;
+	uint32_t len;
+};
 ssize_t rec_pack(const struct rec_name *names, unsigned n_names, const struct rec_pair *pairs,
-		 unsigned n_pairs, void **out);	/* malloc'd */
+		 unsigned n_pairs, void **out); /* malloc'd */
 /* Iterates untrusted packed data: *pos starts at 0; 1 = name, 2 = pair, 0 = end, -EBADMSG. */
-int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name, struct rec_pair *pair);
+int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name,
+	       struct rec_pair *pair);
 
 /* ---- statistics ---------------------------------------------------------------- */
 
-#define STAGING_LATENCY_BUCKETS 12	/* le 1 ms * 4^i, last = +Inf */
+#define STAGING_LATENCY_BUCKETS 12 /* le 1 ms * 4^i, last = +Inf */
 
-struct staging_stats_versions {	/* staged files, by state */
+struct staging_stats_versions { /* staged files, by state */
 	uint64_t open, sealed, persisting, durable, failed;
 };
 struct staging_stats_log {
-	uint64_t pending;		/* records */
+	uint64_t pending; /* records */
 	uint64_t last_seq, applied, durable, bytes;
 };
-struct staging_stats_latency {	/* from seal to durable */
+struct staging_stats_latency { /* from seal to durable */
 	uint64_t buckets[STAGING_LATENCY_BUCKETS], count, sum_us;
 };
-struct staging_stats_outgrown {	/* since the start */
+struct staging_stats_outgrown { /* since the start */
 	uint64_t files, bytes;
 };
 struct staging_stats_buffers {
 	uint64_t count, bytes, lent_bytes;
 };
 struct staging_stats_halted {
-	int error;		/* 0 or -errno */
+	int error; /* 0 or -errno */
 	time_t since;
 	char path[256];
 };
 struct staging_stats_refused {
-	uint64_t count;		/* changes that were accepted, and refused by the store for good */
-	int error;		/* of the latest, -errno */
+	/* changes that were accepted, and refused by the store for good */
+	uint64_t count;
+	int error; /* of the latest, -errno */
 	char path[256];
 };
-struct staging_stats_dedup {	/* since the start */
-	uint64_t files, bytes;	/* that have the blocks of others */
-	uint64_t clones;	/* of these files, copies that had them from the beginning */
+struct staging_stats_dedup { /* since the start */
+	uint64_t files, bytes; /* that have the blocks of others */
+	uint64_t clones; /* of these files, copies that had them from the beginning */
 };
 struct staging_stats_recovered {
 	uint64_t records, versions, lost_found;
-	uint64_t kept;		/* files for lost+found that found no room there yet */
+	uint64_t kept; /* files for lost+found that found no room there yet */
 };
 struct staging_stats {
 	uint64_t budget, used, pool, pool_target;
 	uint64_t bytes_staged, bytes_persisted;
-	uint64_t waits, wait_ns;	/* of opens, writes and closes: for space, memory, the
+	uint64_t waits, wait_ns; /* of opens, writes and closes: for space, memory, the
 					 * previous version */
 	uint64_t errors;
 	uint64_t spilled_opens, fast_opens;
 	unsigned queue_depth;
 	char last_error[256];
-	char held[STAGING_HELD];	/* a name that waits for other nodes, and for what; "" = none */
-	char waiting_mapped[512];	/* names, '\n' between */
+	/* a name that waits for other nodes, and for what; "" = none */
+	char held[STAGING_HELD];
+	char waiting_mapped[512]; /* names, '\n' between */
 	struct staging_stats_versions versions;
 	struct staging_stats_log log;
 	struct staging_stats_latency latency;
@@ -544,8 +579,10 @@ struct staging_stats {
 void staging_get_stats(struct staging *s, struct staging_stats *out);
 /* Bytes not yet durable, by node (0 = all): calls each(ctx, node, bytes, state). The lock is held:
  * be quick. */
-void staging_each_pending(struct staging *s, void (*each)(void *ctx, uint64_t node, uint64_t bytes,
-			  enum staged_state st), void *ctx);
+void staging_each_pending(struct staging *s,
+			  void (*each)(void *ctx, uint64_t node, uint64_t bytes,
+				       enum staged_state st),
+			  void *ctx);
 /* Retries halted publication now, and acknowledges what the store refused. */
 void staging_retry(struct staging *s);
 /* The error of the first change up to seq that the store refused permanently, of node, or at any

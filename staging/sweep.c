@@ -67,10 +67,12 @@ static void set_node(struct staging *s, size_t at, uint64_t node)
 /* A file that may be open was renamed. */
 static void note_rename(struct staging *s, const struct rec *r)
 {
-	for (size_t at = s->sweep.node[r->node % SF_BUCKETS]; at; at = s->sweep.entry[at - 1].next_node)
+	for (size_t at = s->sweep.node[r->node % SF_BUCKETS]; at;
+	     at = s->sweep.entry[at - 1].next_node)
 		if (s->sweep.entry[at - 1].node == r->node) {
 			s->sweep.entry[at - 1].dir = r->dir2;
-			snprintf(s->sweep.entry[at - 1].name, sizeof(s->sweep.entry[at - 1].name), "%s", r->name2);
+			snprintf(s->sweep.entry[at - 1].name, sizeof(s->sweep.entry[at - 1].name),
+				 "%s", r->name2);
 		}
 }
 
@@ -123,9 +125,7 @@ void sweep_note(struct staging *s, const struct rec *r)
 	switch (r->type) {
 	case REC_LEND:
 	case REC_CREATE:
-	case REC_STAGED:
-		note_staged(s, r);
-		return;
+	case REC_STAGED: note_staged(s, r); return;
 	case REC_OPEN:
 		e = entry_of(s, r->sf);
 		if (e && r->flags & REC_WRITE) {
@@ -149,11 +149,11 @@ void sweep_note(struct staging *s, const struct rec *r)
 		return;
 	case REC_UNSTAGED:
 		e = entry_of(s, r->sf);
-		if (e && !e->lent)	/* the record of that name's removal precedes the removal */
+		/* the record of that name's removal precedes the removal */
+		if (e && !e->lent)
 			entry_drop(s, r->sf);
 		return;
-	default:
-		return;
+	default: return;
 	}
 }
 
@@ -179,30 +179,30 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	int from = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (from < 0)
 		return -errno;
-	int to = io_tmp_open(s->o.store, id, O_RDWR), rc;
+	int to = io_tmp_open(s->o.store, id, O_RDWR), err;
 	bool made = to == -ENOENT;
 	if (made)
 		to = io_tmp_create(s->o.store, id, false, &direct);
-	rc = to < 0 ? to : fstat(from, &st) ? -errno : 0;
+	err = to < 0 ? to : fstat(from, &st) ? -errno : 0;
 	off_t off = 0;
-	while (!rc && (off = lseek(from, off, SEEK_DATA)) >= 0) {
+	while (!err && (off = lseek(from, off, SEEK_DATA)) >= 0) {
 		ssize_t n = pread(from, buf, sizeof(buf), off);
 		if (n == 0)
 			break;
-		rc = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, (uint64_t)off);
+		err = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, (uint64_t)off);
 		off += n > 0 ? n : 0;
 	}
-	if (!rc)
-		rc = io_truncate(s->o.store, to, (uint64_t)st.st_size);
-	if (!rc)
-		rc = io_sync_data(s->o.store, to);
+	if (!err)
+		err = io_truncate(s->o.store, to, (uint64_t)st.st_size);
+	if (!err)
+		err = io_sync_data(s->o.store, to);
 	if (to >= 0)
 		close(to);
 	close(from);
-	if (rc && made)		/* else the older bytes of a file that outgrew memory, the only
+	if (err && made) /* else the older bytes of a file that outgrew memory, the only
 				 * copy */
 		io_tmp_remove(s->o.store, id);
-	return rc;
+	return err;
 }
 
 /* To lost+found: from staging by a copy, from tmp/ by a rename. What is also ours stays in
@@ -214,22 +214,25 @@ static int keep(struct staging *s, const struct kept_file *k)
 	struct stat st;
 
 	io_tmp_name(k->id, name);
-	int rc = k->in_store ? 0 : copy_out(s, k->dir, name, k->id);
+	int err = k->in_store ? 0 : copy_out(s, k->dir, name, k->id);
 	snprintf(to, sizeof(to), "%s.unclosed.%.16s", k->name, name);
-	if (!rc)
-		rc = io_rename(store, io_store_tmp(store), name, io_store_lostfound(store), to, 0);
-	if (rc == -ENOENT)	/* the last try got here: only the sync failed */
-		rc = io_stat(store, io_store_lostfound(store), to, &st);
-	if (!rc)	/* a power cut loses staging: what is removed there has its copy */
-		rc = io_sync_dir(store, io_store_lostfound(store));
-	if (rc)
-		return rc;
+	if (!err)
+		err = io_rename(store, io_store_tmp(store), name, io_store_lostfound(store), to, 0);
+	if (err == -ENOENT) /* the last try got here: only the sync failed */
+		err = io_stat(store, io_store_lostfound(store), to, &st);
+	if (!err) /* a power cut loses staging: what is removed there has its copy */
+		err = io_sync_dir(store, io_store_lostfound(store));
+	if (err)
+		return err;
 	if (!k->in_store && !k->f)
 		unlinkat(k->dir, name, 0);
 	pthread_mutex_lock(&s->lock);
 	s->st.recovered.lost_found++;
 	pthread_mutex_unlock(&s->lock);
-	snprintf(text, sizeof(text), "a file that was never closed when its writer died is kept as .cairn/lost+found/%s", to);
+	snprintf(
+		text, sizeof(text),
+		"a file that was never closed when its writer died is kept as .cairn/lost+found/%s",
+		to);
 	s->o.notice(s->o.ctx, text);
 	return 0;
 }
@@ -285,10 +288,11 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 	struct sweep_entry *e = entry_of(s, id);
 	struct kept_file *k = calloc(1, sizeof(*k));
 	char text[320];
-	int fd, rc = k ? 0 : -ENOMEM;
+	int fd, err = k ? 0 : -ENOMEM;
 
 	if (k) {
-		*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .next = s->sweep.kept};
+		*k = (struct kept_file){
+			.id = id, .dir = dirfd, .in_store = in_store, .next = s->sweep.kept};
 		strcpy(k->name, "file");
 		if (e && e->name[0])
 			lostfound_name(s, e->dir, e->name, k->name);
@@ -296,21 +300,22 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 			k->f = staged_ref(f);
 		s->sweep.kept = k;
 		s->st.recovered.kept++;
-		rc = keep(s, k);
+		err = keep(s, k);
 	}
-	if (k && !rc)
+	if (k && !err)
 		kept_drop(s, &s->sweep.kept);
-	if (!rc)
+	if (!err)
 		return;
-	snprintf(text, sizeof(text), "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
-		 "%.60s stays in staging; free space in the store, then: cairn retry", strerror(-rc),
-		 e && e->name[0] ? e->name : "its name is not known, it");
+	snprintf(text, sizeof(text),
+		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
+		 "%.60s stays in staging; free space in the store, then: cairn retry",
+		 strerror(-err), e && e->name[0] ? e->name : "its name is not known, it");
 	s->o.notice(s->o.ctx, text);
 }
 
 /* The files of tmp/ that pending records refer to, by REC_WRITTEN. */
 struct named {
-	uint64_t *id;	/* sorted */
+	uint64_t *id; /* sorted */
 	size_t n;
 };
 
@@ -339,26 +344,30 @@ static int find_named(struct staging *s, struct named *out)
 /* Does e's file contain the version made by its last fsync? The order has that. */
 static bool has_version(const struct sweep_entry *e, const struct stat *st)
 {
-	return e->closed || (e->size && !e->rdwr && !sf_coarse_times() && (uint64_t)st->st_size == e->size &&
-			     st->st_mtim.tv_sec == e->mtime.tv_sec && st->st_mtim.tv_nsec == e->mtime.tv_nsec);
+	return e->closed ||
+	       (e->size && !e->rdwr && !sf_coarse_times() && (uint64_t)st->st_size == e->size &&
+		st->st_mtim.tv_sec == e->mtime.tv_sec && st->st_mtim.tv_nsec == e->mtime.tv_nsec);
 }
 
 /* named: NULL for what is staged. */
-static void sweep_one(struct staging *s, int dirfd, const char *name, const struct named *named, bool orphaned)
+static void sweep_one(struct staging *s, int dirfd, const char *name, const struct named *named,
+		      bool orphaned)
 {
 	bool in_store = named;
 	uint64_t id;
 	struct stat st;
 
-	if (!parse_name(name, &id) || fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
+	if (!parse_name(name, &id) || fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) ||
+	    !S_ISREG(st.st_mode))
 		return;
 	pthread_mutex_lock(&s->lock);
 	struct staged *f = sf_find(s, id);
-	bool ours = f && (f->spilled == in_store || (in_store && f->moved.under)), unclosed_ours = ours && f->unclosed;
-	bool left_over = in_store && f && !ours;	/* staging has all of it again: an
+	bool ours = f && (f->spilled == in_store || (in_store && f->moved.under)),
+	     unclosed_ours = ours && f->unclosed;
+	bool left_over = in_store && f && !ours; /* staging has all of it again: an
 							 * interrupted outgrow_resize */
 	bool has_readers = in_store && retain_has(s, id);
-	bool kept = is_kept(s, id);	/* staged bytes, and the older ones of the same file */
+	bool kept = is_kept(s, id); /* staged bytes, and the older ones of the same file */
 	pthread_mutex_unlock(&s->lock);
 	if (named && bsearch(&id, named->id, named->n, sizeof(id), by_id))
 		ours = true;
@@ -370,12 +379,14 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	struct sweep_entry *e = entry_of(s, id);
 	/* in tmp/ only spilled files have records; the rest are interrupted persists, whose
 	 * source is in staging */
-	bool unclosed = left_over ? false : e ? e->open && orphaned && !has_version(e, &st) : !in_store;
+	bool unclosed = left_over ? false
+			: e	  ? e->open && orphaned && !has_version(e, &st)
+				  : !in_store;
 	if (unclosed && st.st_size > 0) {
 		keep_soon(s, dirfd, id, in_store, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
-	} else {	/* callers wait for the next worker; at a first start none do, and the space
+	} else { /* callers wait for the next worker; at a first start none do, and the space
 			 * may be needed */
 		LOCK_SCOPE(&s->lock);
 		trash_put(s, id, -1);
@@ -393,7 +404,8 @@ static int sweep_dir(struct staging *s, int dirfd, const struct named *named, bo
 		return -ENOMEM;
 	}
 	for (struct dirent *e; (e = readdir(d));)
-		if (!strncmp(e->d_name, BUFFER_PREFIX, sizeof(BUFFER_PREFIX) - 1) && dirfd == s->o.place.huge)
+		if (!strncmp(e->d_name, BUFFER_PREFIX, sizeof(BUFFER_PREFIX) - 1) &&
+		    dirfd == s->o.place.huge)
 			buffer_sweep(s, e->d_name);
 		else if (e->d_name[0] != '.')
 			sweep_one(s, dirfd, e->d_name, named, orphaned);
@@ -404,11 +416,11 @@ static int sweep_dir(struct staging *s, int dirfd, const struct named *named, bo
 static int sweep_store(struct staging *s, bool orphaned)
 {
 	struct named named;
-	int rc = find_named(s, &named);
-	if (!rc)
-		rc = sweep_dir(s, io_store_tmp(s->o.store), &named, orphaned);
+	int err = find_named(s, &named);
+	if (!err)
+		err = sweep_dir(s, io_store_tmp(s->o.store), &named, orphaned);
 	free(named.id);
-	return rc;
+	return err;
 }
 
 /* Since its last seal, according to the log. An open that was never answered may have truncated
@@ -416,8 +428,10 @@ static int sweep_store(struct staging *s, bool orphaned)
 static bool is_as_sealed(struct staged *f)
 {
 	struct stat st;
-	return f->sealed.once && !sf_ensure_fd(f) && !fstat(f->fd, &st) && (uint64_t)st.st_size == f->sealed.size &&
-	       st.st_mtim.tv_sec == f->sealed.mtime.tv_sec && st.st_mtim.tv_nsec == f->sealed.mtime.tv_nsec;
+	return f->sealed.once && !sf_ensure_fd(f) && !fstat(f->fd, &st) &&
+	       (uint64_t)st.st_size == f->sealed.size &&
+	       st.st_mtim.tv_sec == f->sealed.mtime.tv_sec &&
+	       st.st_mtim.tv_nsec == f->sealed.mtime.tv_nsec;
 }
 
 /* A file that was fsynced, and closed without another write, has its version in the order: no
@@ -427,7 +441,8 @@ void sweep_closed(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next) {
-			struct sweep_entry *e = f->state == STAGED_OPEN && !f->spilled ? entry_of(s, f->id) : NULL;
+			struct sweep_entry *e =
+				f->state == STAGED_OPEN && !f->spilled ? entry_of(s, f->id) : NULL;
 			if (!e || !e->closed || !is_as_sealed(f))
 				continue;
 			sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
@@ -457,7 +472,7 @@ static void orphans_are_closed(struct staging *s)
 			if (f->state == STAGED_OPEN && f->n_seals) {
 				f->unclosed = changed_since_written(s, f);
 				for (struct pend *p = s->order.pend; p; p = p->next)
-					if (p->sf == f)	/* whatever its fsync returned: there will
+					if (p->sf == f) /* whatever its fsync returned: there will
 							 * be no later version */
 						p->failed_fsync = false;
 				sf_set_state(s, f, STAGED_SEALED);
@@ -466,30 +481,31 @@ static void orphans_are_closed(struct staging *s)
 
 int staging_sweep(struct staging *s, bool orphaned)
 {
-	if (orphaned) {	/* their writers went with the connection */
+	if (orphaned) { /* their writers went with the connection */
 		replay_flushed(s);
 		orphans_are_closed(s);
 	}
-	int rc = sweep_dir(s, s->o.place.huge, NULL, orphaned);
-	if (!rc && s->o.place.small != s->o.place.huge)
-		rc = sweep_dir(s, s->o.place.small, NULL, orphaned);
-	if (!rc && io_store_tmp(s->o.store) >= 0)
-		rc = io_store_drop_scratch(s->o.store);
-	if (!rc && io_store_tmp(s->o.store) >= 0)
-		rc = sweep_store(s, orphaned);
-	flushed_forget(s);	/* alive: the RELEASE is sent again */
+	int err = sweep_dir(s, s->o.place.huge, NULL, orphaned);
+	if (!err && s->o.place.small != s->o.place.huge)
+		err = sweep_dir(s, s->o.place.small, NULL, orphaned);
+	if (!err && io_store_tmp(s->o.store) >= 0)
+		err = io_store_drop_scratch(s->o.store);
+	if (!err && io_store_tmp(s->o.store) >= 0)
+		err = sweep_store(s, orphaned);
+	flushed_forget(s); /* alive: the RELEASE is sent again */
 	free(s->sweep.entry);
 	s->sweep.entry = NULL;
 	s->sweep.n = s->sweep.cap = s->sweep.free = 0;
 	memset(s->sweep.bucket, 0, sizeof(s->sweep.bucket));
 	memset(s->sweep.node, 0, sizeof(s->sweep.node));
 	lostfound_end(s);
-	return rc;
+	return err;
 }
 
 void sweep_tmp_all(struct staging *s)
 {
-	int tmp = io_store_tmp(s->o.store), fd = tmp < 0 ? -1 : openat(tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int tmp = io_store_tmp(s->o.store),
+	    fd = tmp < 0 ? -1 : openat(tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
 	uint64_t id;
 	if (!d) {

@@ -41,22 +41,23 @@ void text_plain(char *text, char but);
 void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* From now on to STORE/.cairn/<host>/log, or to syslog. */
 void fs_log_to_background(struct fs *fs);
-void fs_log_again(struct fs *fs);	/* the store went or came back: opens its log again */
-void fs_log_leave_terminal(void);	/* nothing more goes to the process that started cairnfs */
+void fs_log_again(struct fs *fs); /* the store went or came back: opens its log again */
+/* nothing more goes to the process that started cairnfs */
+void fs_log_leave_terminal(void);
 
 /* ---- session.c: threads that answer ---- */
 
 /* The request that this thread answers. */
 struct current {
-	uint64_t unique;	/* without the resend bit */
+	uint64_t unique; /* without the resend bit */
 	bool resent;
-	uint64_t ticket;	/* RELEASEs read before it */
+	uint64_t ticket; /* RELEASEs read before it */
 	unsigned slot;
-	bool reads;		/* no other thread reads while this one answers */
-	bool tight;		/* its caller's memory cgroup has little left; ops/payer.c */
+	bool reads; /* no other thread reads while this one answers */
+	bool tight; /* its caller's memory cgroup has little left; ops/payer.c */
 	/* one of N_THREADS: what waits for long continues on another thread */
 	bool slotted;
-	bool left;		/* another thread has its slot: it ends after this request */
+	bool left; /* another thread has its slot: it ends after this request */
 };
 extern _Thread_local struct current current;
 
@@ -82,8 +83,9 @@ int session_start(struct fs *fs);
 
 /* ---- trust.c: before the process has threads ---- */
 
-int trust_keeper(struct fs *fs);	/* also for the workers that it starts later; 0 or -errno */
-int trust_worker(struct fs *fs);	/* 0 or -errno */
+/* also for the workers that it starts later; 0 or -errno */
+int trust_keeper(struct fs *fs);
+int trust_worker(struct fs *fs); /* 0 or -errno */
 /* These end the process where they fail. */
 void trust_still(void);
 /* bytes of address space that each parser may have */
@@ -96,8 +98,9 @@ void spare_init(struct fs *fs);
 /* Forks a spare for the worker at the other end of life: its pid, or -1. Returns in the spare too,
  * when it has become the keeper: *adopted. */
 pid_t spare_start(struct fs *fs, int life, bool *adopted);
-bool keeper_is_there(const struct fs *fs);	/* by the worker; true if only the spare is there */
-void keeper_look(struct fs *fs);		/* by the worker, now and then */
+/* by the worker; true if only the spare is there */
+bool keeper_is_there(const struct fs *fs);
+void keeper_look(struct fs *fs); /* by the worker, now and then */
 _Noreturn void worker_exit(struct fs *fs, int code);
 unsigned keepers_replaced(const struct fs *fs);
 

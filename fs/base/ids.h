@@ -15,8 +15,8 @@
 #define CONTROL_DIR_NAME ".cairn"
 #define CONTROL_DIR 2ull
 #define CONTROL_LAST 15ull
-#define VIEWS_DIR 15ull			/* .cairn/views */
-#define VIEWS_FIRST ID_VIEW_BIT		/* all below it */
+#define VIEWS_DIR 15ull /* .cairn/views */
+#define VIEWS_FIRST ID_VIEW_BIT /* all below it */
 /* Other directories below .cairn have ids with a bit that no other id has, the number of their
  * tree, and a hash of the path in it. */
 #define CONTROL_TREE_BIT ID_TREE_BIT

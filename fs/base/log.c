@@ -16,9 +16,10 @@
 #include "fs/formats/formats.h"
 
 static struct {
-	pthread_mutex_t lock;	/* guards terminal: other threads log while it is closed */
-	int terminal;		/* the starting process's stderr until the mount answers; then -1 */
-	int file;		/* STORE/.cairn/<host>/log, -1 in the foreground */
+	pthread_mutex_t lock; /* guards terminal: other threads log while it is closed */
+	/* the starting process's stderr until the mount answers; then -1 */
+	int terminal;
+	int file; /* STORE/.cairn/<host>/log, -1 in the foreground */
 	int syslog;
 } to = {PTHREAD_MUTEX_INITIALIZER, -1, -1, -1};
 
@@ -27,7 +28,7 @@ void text_plain(char *text, char but)
 	size_t len;
 	for (unsigned char *u = (unsigned char *)text; *u; u += len) {
 		len = fmt_utf8((char *)u, strnlen((char *)u, 4));
-		bool c1 = *u == 0xc2 && u[1] < 0xa0;	/* U+0080 to U+009F */
+		bool c1 = *u == 0xc2 && u[1] < 0xa0; /* U+0080 to U+009F */
 		if (!len || c1 || ((*u < 0x20 || *u == 0x7f) && *u != (unsigned char)but)) {
 			len = 1;
 			*u = '?';
@@ -58,9 +59,10 @@ void fs_log(const char *fmt, ...)
 	int n = snprintf(line, sizeof(line), "%s [%d] %s\n", when, (int)getpid(), text);
 	if (write(to.file, line, (size_t)n) == n || to.syslog < 0)
 		return;
-	n = snprintf(line, sizeof(line), "<%d>cairnfs[%d]: %s", LOG_DAEMON | LOG_NOTICE, (int)getpid(), text);
+	n = snprintf(line, sizeof(line), "<%d>cairnfs[%d]: %s", LOG_DAEMON | LOG_NOTICE,
+		     (int)getpid(), text);
 	if (write(to.syslog, line, (size_t)n) != n)
-		return;		/* stderr is closed too */
+		return; /* stderr is closed too */
 }
 
 void fs_notice(void *ctx, const char *text)
@@ -95,7 +97,8 @@ static void open_file(struct fs *fs)
 		close(to.file);
 	to.file = -1;
 	if (host >= 0)
-		to.file = openat(host, "../log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+		to.file = openat(host, "../log",
+				 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (to.file < 0 && io_store_is_detached(fs->store))
 		to.file = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }

@@ -17,9 +17,10 @@
 #include <string.h>
 
 #define NO_READER (-1)
-#define SLOW_NS 10000000000ull	/* for this long after a slow answer of the store, each request to
+#define SLOW_NS                                                                                    \
+	10000000000ull /* for this long after a slow answer of the store, each request to
 				 * it is treated as slow */
-#define STUCK_NS 100000000u	/* an answer that takes longer should have passed the role on */
+#define STUCK_NS 100000000u /* an answer that takes longer should have passed the role on */
 
 _Thread_local struct current current;
 
@@ -57,7 +58,8 @@ void release_barrier(struct fs *fs)
 	while (wait) {
 		wait = false;
 		for (unsigned i = 0; i < N_THREADS; i++)
-			wait |= i != current.slot && fs->tickets.of_slot[i] && fs->tickets.of_slot[i] <= current.ticket;
+			wait |= i != current.slot && fs->tickets.of_slot[i] &&
+				fs->tickets.of_slot[i] <= current.ticket;
 		if (wait) {
 			/* never with the ticket lock held: the read lock comes first */
 			if (current.reads) {
@@ -88,8 +90,10 @@ static int read_one(struct fs *fs, void *buf, int slot)
 		pthread_mutex_lock(&fs->tickets.lock);
 		if (r.release)
 			fs->tickets.of_slot[slot] = ++fs->tickets.last;
-		current = (struct current){.unique = r.unique, .resent = r.resent,
-					   .ticket = fs->tickets.last, .slot = (unsigned)slot};
+		current = (struct current){.unique = r.unique,
+					   .resent = r.resent,
+					   .ticket = fs->tickets.last,
+					   .slot = (unsigned)slot};
 		pthread_mutex_unlock(&fs->tickets.lock);
 	}
 	fs->reading.since = monotonic_ns();
@@ -103,7 +107,7 @@ static void pass_on(struct fs *fs, int slot)
 {
 	while (atomic_load(&fs->reading.reader) == slot) {
 		if (pthread_mutex_trylock(&fs->reading.lock)) {
-			sched_yield();	/* the holder is only checking who is the reader */
+			sched_yield(); /* the holder is only checking who is the reader */
 			continue;
 		}
 		if (fs->reading.reader == slot) {
@@ -137,8 +141,9 @@ void session_look(struct fs *fs)
 	if (atomic_load(&fs->slots.n_asking) && now < atomic_load(&fs->slots.slow_until))
 		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
 	if (pthread_mutex_trylock(&fs->reading.lock))
-		return;		/* it is reading, not answering */
-	if (fs->reading.reader != NO_READER && now > fs->reading.since && now - fs->reading.since > STUCK_NS) {
+		return; /* it is reading, not answering */
+	if (fs->reading.reader != NO_READER && now > fs->reading.since &&
+	    now - fs->reading.since > STUCK_NS) {
 		fs->reading.reader = NO_READER;
 		pthread_cond_signal(&fs->reading.cond);
 		atomic_store(&fs->slots.slow_until, now + SLOW_NS);

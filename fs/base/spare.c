@@ -24,11 +24,12 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define LOOK_MS 250	/* two kill(2) calls, of keeper and worker, come closer than this */
+#define LOOK_MS 250 /* two kill(2) calls, of keeper and worker, come closer than this */
 
 void spare_init(struct fs *fs)
 {
-	void *page = mmap(NULL, sizeof(*fs->procs.keepers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *page = mmap(NULL, sizeof(*fs->procs.keepers), PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	fs->procs.keepers = page == MAP_FAILED ? NULL : page;
 	if (pipe2(fs->procs.alive, O_CLOEXEC))
@@ -48,7 +49,8 @@ static void answer(struct fs *fs, int asks)
 {
 	char text[128];
 
-	snprintf(text, sizeof(text), "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
+	snprintf(text, sizeof(text),
+		 "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
 		 (int)fs->procs.keeper_pid, asks);
 	fs->procs.keeper_pid = asks;
 	fs_notice(fs, text);
@@ -98,14 +100,14 @@ static void wait_as_spare(struct fs *fs, int life, int parent)
 		ssize_t got = n > 0 ? read(life, &c, 1) : -1;
 
 		if (got > 0)
-			return;		/* the answer */
+			return; /* the answer */
 		ended |= got == 0;
 		if (!orphan)
 			continue;
 		if (ended && atomic_load(&fs->procs.keepers->exited))
 			return;
 		if (ended)
-			_exit(0);	/* keeper and worker were killed */
+			_exit(0); /* keeper and worker were killed */
 		if (n == 0 && seen)
 			atomic_store(&fs->procs.keepers->asks, (int)getpid());
 		seen |= n == 0;

@@ -13,7 +13,7 @@
 
 /* threads that answer the kernel; a few may be blocked by relay writes */
 #define N_THREADS 16u
-#define REQUEST_MAX (2u << 20)	/* bytes of one request */
+#define REQUEST_MAX (2u << 20) /* bytes of one request */
 
 struct fs;
 
@@ -25,22 +25,22 @@ struct fs_opts {
 	bool fsync_staged, engine_posix, nopassthrough, nodedup, guard;
 	bool ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;
-	int numa;		/* a node + 1; 0: any */
-	unsigned commit_wait_s;	/* 0: no name waits for other nodes */
+	int numa; /* a node + 1; 0: any */
+	unsigned commit_wait_s; /* 0: no name waits for other nodes */
 };
 
 /* The keeper, the spare and the worker of this mount; process/keeper.c, spare.c, process/worker.c.
- * */
+ */
 struct processes {
-	int ready_fd;		/* a byte is written here when the mount answers */
+	int ready_fd; /* a byte is written here when the mount answers */
 	unsigned restarts;
 	atomic_int keeper_pid;
 	struct keepers {
-		atomic_int asks;	/* pid of a spare that asks the worker */
-		atomic_int exited;	/* exit code of the worker + 1; 0: it runs */
+		atomic_int asks; /* pid of a spare that asks the worker */
+		atomic_int exited; /* exit code of the worker + 1; 0: it runs */
 		atomic_uint replaced;
-	} *keepers;		/* shared by all processes of the mount, or NULL */
-	int alive[2];		/* a pipe; keeper and spare hold [1] open */
+	} * keepers; /* shared by all processes of the mount, or NULL */
+	int alive[2]; /* a pipe; keeper and spare hold [1] open */
 	/* the worker's: open while it lives; its answer to a spare goes here */
 	int life_fd;
 	atomic_bool keeper_gone;
@@ -48,33 +48,33 @@ struct processes {
 
 /* The store's filesystem is not there; process/keeper.c, process/store_watch.c. */
 struct away {
-	time_t since;		/* when the store was closed; 0: it is there */
-	int error;		/* why, -errno */
-	atomic_bool look;	/* the store is to be looked at now */
+	time_t since; /* when the store was closed; 0: it is there */
+	int error; /* why, -errno */
+	atomic_bool look; /* the store is to be looked at now */
 };
 
 /* Kept for status; log.c. */
 struct notices {
-	pthread_mutex_t lock;	/* over all below; none is taken after it */
+	pthread_mutex_t lock; /* over all below; none is taken after it */
 	char text[16][256];
 	unsigned n;
 };
 
 /* What is known of a request before libfuse decodes it. */
 struct received {
-	uint64_t unique;	/* without the resend bit */
+	uint64_t unique; /* without the resend bit */
 	bool resent, release;
 };
 
 /* Where requests come from, for the threads that answer; wire_run() sets it before they start. */
 struct wire {
-	int fd;			/* readable when a request waits */
+	int fd; /* readable when a request waits */
 	/* The next request, of at most `size` bytes: its length; 0 or -errno: the connection is
 	 * gone. The read lock is held, and no other. */
 	int (*receive)(struct fs *fs, void *buf, size_t size, struct received *r);
 	/* Answers it, now or by another thread later. No lock is held. */
 	void (*answer)(struct fs *fs, void *buf, size_t len);
-	void (*end)(struct fs *fs);	/* no thread receives anything after this */
+	void (*end)(struct fs *fs); /* no thread receives anything after this */
 };
 
 /* Which thread reads requests; session.c. */
@@ -83,25 +83,25 @@ struct reading {
 	 * tickets.lock. */
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
-	_Atomic int reader;	/* its slot; changed with the lock, read without */
-	uint64_t since;		/* it answers since then, ns */
+	_Atomic int reader; /* its slot; changed with the lock, read without */
+	uint64_t since; /* it answers since then, ns */
 };
 
 /* RELEASEs that are being answered; session.c. */
 struct tickets {
-	pthread_mutex_t lock;	/* over all below; none is taken after it */
+	pthread_mutex_t lock; /* over all below; none is taken after it */
 	pthread_cond_t cond;
 	uint64_t last, of_slot[N_THREADS];
-	unsigned n_barred;	/* threads that wait in release_barrier() */
+	unsigned n_barred; /* threads that wait in release_barrier() */
 };
 
 /* Threads that answer the kernel; session.c. */
 struct slots {
-	pthread_mutex_t lock;	/* over thread and joining; none is taken after it */
+	pthread_mutex_t lock; /* over thread and joining; none is taken after it */
 	pthread_t thread[N_THREADS];
 	bool joining;
-	atomic_uint n_apart;	/* others, which answer one request each */
-	atomic_uint n_asking;	/* threads that wait for the store */
+	atomic_uint n_apart; /* others, which answer one request each */
+	atomic_uint n_asking; /* threads that wait for the store */
 	/* the store is taken for slow until then; CLOCK_MONOTONIC, ns */
 	atomic_ullong slow_until;
 };

@@ -35,13 +35,13 @@
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1	/* sanitizer runtimes need ptrace, clone and dumps of themselves */
+#define SANITIZED 1 /* sanitizer runtimes need ptrace, clone and dumps of themselves */
 #else
 #define SANITIZED 0
 #endif
 
 /* From 6.6 and 5.16: missing in the headers of some build machines. */
-#define NR_QUOTACTL_FD 443	/* io/store/quota.c; the same number on all architectures */
+#define NR_QUOTACTL_FD 443 /* io/store/quota.c; the same number on all architectures */
 #define NR_FCHMODAT2 452
 #define NR_FUTEX_WAITV 449
 
@@ -68,83 +68,277 @@ static int keep_capabilities(const unsigned *keep, size_t n)
 /* SYS_ADMIN mounts and registers backing files; the others create files on behalf of their owners.
  * Not SYS_RESOURCE: it would bypass quotas. */
 /* clang-format off: a line for each would be a page for each table */
-static const unsigned serving[] = {CAP_SYS_ADMIN, CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER,
-				   CAP_FSETID, CAP_LEASE, CAP_SYS_NICE, CAP_IPC_LOCK};
+static const unsigned serving[] = {CAP_SYS_ADMIN,	CAP_CHOWN,    CAP_DAC_OVERRIDE,
+				   CAP_DAC_READ_SEARCH, CAP_FOWNER,   CAP_FSETID,
+				   CAP_LEASE,		CAP_SYS_NICE, CAP_IPC_LOCK};
 
 /* ---- system calls ---- */
 
 static const int calls_serving[] = {
 	/* bytes */
-	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(readv), SCMP_SYS(writev), SCMP_SYS(pread64), SCMP_SYS(pwrite64),
-	SCMP_SYS(preadv), SCMP_SYS(pwritev), SCMP_SYS(preadv2), SCMP_SYS(pwritev2), SCMP_SYS(lseek),
-	SCMP_SYS(copy_file_range), SCMP_SYS(fsync), SCMP_SYS(fdatasync), SCMP_SYS(syncfs), SCMP_SYS(sync_file_range),
-	SCMP_SYS(truncate), SCMP_SYS(ftruncate), SCMP_SYS(fallocate), SCMP_SYS(fadvise64), SCMP_SYS(readahead),
-	SCMP_SYS(io_uring_setup), SCMP_SYS(io_uring_enter), SCMP_SYS(io_uring_register),
-	SCMP_SYS(splice), SCMP_SYS(tee), SCMP_SYS(vmsplice),
+	SCMP_SYS(read),
+	SCMP_SYS(write),
+	SCMP_SYS(readv),
+	SCMP_SYS(writev),
+	SCMP_SYS(pread64),
+	SCMP_SYS(pwrite64),
+	SCMP_SYS(preadv),
+	SCMP_SYS(pwritev),
+	SCMP_SYS(preadv2),
+	SCMP_SYS(pwritev2),
+	SCMP_SYS(lseek),
+	SCMP_SYS(copy_file_range),
+	SCMP_SYS(fsync),
+	SCMP_SYS(fdatasync),
+	SCMP_SYS(syncfs),
+	SCMP_SYS(sync_file_range),
+	SCMP_SYS(truncate),
+	SCMP_SYS(ftruncate),
+	SCMP_SYS(fallocate),
+	SCMP_SYS(fadvise64),
+	SCMP_SYS(readahead),
+	SCMP_SYS(io_uring_setup),
+	SCMP_SYS(io_uring_enter),
+	SCMP_SYS(io_uring_register),
+	SCMP_SYS(splice),
+	SCMP_SYS(tee),
+	SCMP_SYS(vmsplice),
 	/* descriptors */
-	SCMP_SYS(open), SCMP_SYS(openat), SCMP_SYS(openat2), SCMP_SYS(close), SCMP_SYS(close_range), SCMP_SYS(dup),
-	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fcntl), SCMP_SYS(flock), SCMP_SYS(ioctl), SCMP_SYS(poll),
-	SCMP_SYS(ppoll), SCMP_SYS(select), SCMP_SYS(pselect6), SCMP_SYS(pipe), SCMP_SYS(pipe2), SCMP_SYS(eventfd2),
-	SCMP_SYS(memfd_create), SCMP_SYS(recvmsg),
+	SCMP_SYS(open),
+	SCMP_SYS(openat),
+	SCMP_SYS(openat2),
+	SCMP_SYS(close),
+	SCMP_SYS(close_range),
+	SCMP_SYS(dup),
+	SCMP_SYS(dup2),
+	SCMP_SYS(dup3),
+	SCMP_SYS(fcntl),
+	SCMP_SYS(flock),
+	SCMP_SYS(ioctl),
+	SCMP_SYS(poll),
+	SCMP_SYS(ppoll),
+	SCMP_SYS(select),
+	SCMP_SYS(pselect6),
+	SCMP_SYS(pipe),
+	SCMP_SYS(pipe2),
+	SCMP_SYS(eventfd2),
+	SCMP_SYS(memfd_create),
+	SCMP_SYS(recvmsg),
 	/* names */
-	SCMP_SYS(stat), SCMP_SYS(lstat), SCMP_SYS(fstat), SCMP_SYS(newfstatat), SCMP_SYS(statx), SCMP_SYS(statfs),
-	SCMP_SYS(fstatfs), SCMP_SYS(access), SCMP_SYS(faccessat), SCMP_SYS(faccessat2), SCMP_SYS(readlink),
-	SCMP_SYS(readlinkat), SCMP_SYS(getdents), SCMP_SYS(getdents64), SCMP_SYS(getcwd), SCMP_SYS(chdir),
-	SCMP_SYS(fchdir), SCMP_SYS(umask), SCMP_SYS(mkdir), SCMP_SYS(mkdirat), SCMP_SYS(mknod), SCMP_SYS(mknodat),
-	SCMP_SYS(unlink), SCMP_SYS(unlinkat), SCMP_SYS(rmdir), SCMP_SYS(rename), SCMP_SYS(renameat),
-	SCMP_SYS(renameat2), SCMP_SYS(link), SCMP_SYS(linkat), SCMP_SYS(symlink), SCMP_SYS(symlinkat),
-	SCMP_SYS(chmod), SCMP_SYS(fchmod), SCMP_SYS(fchmodat), NR_FCHMODAT2, NR_QUOTACTL_FD,
-	SCMP_SYS(chown), SCMP_SYS(fchown),
-	SCMP_SYS(lchown), SCMP_SYS(fchownat), SCMP_SYS(utimensat), SCMP_SYS(setxattr), SCMP_SYS(lsetxattr),
-	SCMP_SYS(fsetxattr), SCMP_SYS(getxattr), SCMP_SYS(lgetxattr), SCMP_SYS(fgetxattr), SCMP_SYS(listxattr),
-	SCMP_SYS(llistxattr), SCMP_SYS(flistxattr), SCMP_SYS(removexattr), SCMP_SYS(lremovexattr),
-	SCMP_SYS(fremovexattr), SCMP_SYS(inotify_init1), SCMP_SYS(inotify_add_watch), SCMP_SYS(inotify_rm_watch),
+	SCMP_SYS(stat),
+	SCMP_SYS(lstat),
+	SCMP_SYS(fstat),
+	SCMP_SYS(newfstatat),
+	SCMP_SYS(statx),
+	SCMP_SYS(statfs),
+	SCMP_SYS(fstatfs),
+	SCMP_SYS(access),
+	SCMP_SYS(faccessat),
+	SCMP_SYS(faccessat2),
+	SCMP_SYS(readlink),
+	SCMP_SYS(readlinkat),
+	SCMP_SYS(getdents),
+	SCMP_SYS(getdents64),
+	SCMP_SYS(getcwd),
+	SCMP_SYS(chdir),
+	SCMP_SYS(fchdir),
+	SCMP_SYS(umask),
+	SCMP_SYS(mkdir),
+	SCMP_SYS(mkdirat),
+	SCMP_SYS(mknod),
+	SCMP_SYS(mknodat),
+	SCMP_SYS(unlink),
+	SCMP_SYS(unlinkat),
+	SCMP_SYS(rmdir),
+	SCMP_SYS(rename),
+	SCMP_SYS(renameat),
+	SCMP_SYS(renameat2),
+	SCMP_SYS(link),
+	SCMP_SYS(linkat),
+	SCMP_SYS(symlink),
+	SCMP_SYS(symlinkat),
+	SCMP_SYS(chmod),
+	SCMP_SYS(fchmod),
+	SCMP_SYS(fchmodat),
+	NR_FCHMODAT2,
+	NR_QUOTACTL_FD,
+	SCMP_SYS(chown),
+	SCMP_SYS(fchown),
+	SCMP_SYS(lchown),
+	SCMP_SYS(fchownat),
+	SCMP_SYS(utimensat),
+	SCMP_SYS(setxattr),
+	SCMP_SYS(lsetxattr),
+	SCMP_SYS(fsetxattr),
+	SCMP_SYS(getxattr),
+	SCMP_SYS(lgetxattr),
+	SCMP_SYS(fgetxattr),
+	SCMP_SYS(listxattr),
+	SCMP_SYS(llistxattr),
+	SCMP_SYS(flistxattr),
+	SCMP_SYS(removexattr),
+	SCMP_SYS(lremovexattr),
+	SCMP_SYS(fremovexattr),
+	SCMP_SYS(inotify_init1),
+	SCMP_SYS(inotify_add_watch),
+	SCMP_SYS(inotify_rm_watch),
 	/* memory */
-	SCMP_SYS(mmap), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(mprotect), SCMP_SYS(brk), SCMP_SYS(madvise),
-	SCMP_SYS(mincore), SCMP_SYS(msync), SCMP_SYS(mlock), SCMP_SYS(mlock2), SCMP_SYS(munlock), SCMP_SYS(mbind),
-	SCMP_SYS(get_mempolicy), SCMP_SYS(set_mempolicy), SCMP_SYS(move_pages), SCMP_SYS(membarrier),
+	SCMP_SYS(mmap),
+	SCMP_SYS(munmap),
+	SCMP_SYS(mremap),
+	SCMP_SYS(mprotect),
+	SCMP_SYS(brk),
+	SCMP_SYS(madvise),
+	SCMP_SYS(mincore),
+	SCMP_SYS(msync),
+	SCMP_SYS(mlock),
+	SCMP_SYS(mlock2),
+	SCMP_SYS(munlock),
+	SCMP_SYS(mbind),
+	SCMP_SYS(get_mempolicy),
+	SCMP_SYS(set_mempolicy),
+	SCMP_SYS(move_pages),
+	SCMP_SYS(membarrier),
 	/* threads and processes; clone in add_clone() */
-	SCMP_SYS(fork), SCMP_SYS(vfork), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(wait4), SCMP_SYS(waitid),
-	SCMP_SYS(kill), SCMP_SYS(tgkill), SCMP_SYS(getpid), SCMP_SYS(gettid), SCMP_SYS(getppid), SCMP_SYS(setsid),
-	SCMP_SYS(getsid), SCMP_SYS(setpgid), SCMP_SYS(getpgid), SCMP_SYS(getpgrp), SCMP_SYS(set_robust_list),
-	SCMP_SYS(get_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address), SCMP_SYS(futex), NR_FUTEX_WAITV,
-	SCMP_SYS(sched_yield), SCMP_SYS(sched_getaffinity), SCMP_SYS(sched_setaffinity), SCMP_SYS(sched_setscheduler),
-	SCMP_SYS(sched_getscheduler), SCMP_SYS(sched_setparam), SCMP_SYS(sched_getparam),
-	SCMP_SYS(sched_get_priority_min), SCMP_SYS(sched_get_priority_max), SCMP_SYS(setpriority),
-	SCMP_SYS(getpriority), SCMP_SYS(ioprio_set), SCMP_SYS(ioprio_get), SCMP_SYS(prctl), SCMP_SYS(arch_prctl),
-	SCMP_SYS(getrlimit), SCMP_SYS(setrlimit), SCMP_SYS(prlimit64), SCMP_SYS(getrusage), SCMP_SYS(times),
-	SCMP_SYS(getuid), SCMP_SYS(geteuid), SCMP_SYS(getgid), SCMP_SYS(getegid), SCMP_SYS(getresuid),
-	SCMP_SYS(getresgid), SCMP_SYS(getgroups), SCMP_SYS(capget), SCMP_SYS(capset), SCMP_SYS(seccomp),
-	SCMP_SYS(landlock_create_ruleset), SCMP_SYS(landlock_add_rule), SCMP_SYS(landlock_restrict_self),
+	SCMP_SYS(fork),
+	SCMP_SYS(vfork),
+	SCMP_SYS(exit),
+	SCMP_SYS(exit_group),
+	SCMP_SYS(wait4),
+	SCMP_SYS(waitid),
+	SCMP_SYS(kill),
+	SCMP_SYS(tgkill),
+	SCMP_SYS(getpid),
+	SCMP_SYS(gettid),
+	SCMP_SYS(getppid),
+	SCMP_SYS(setsid),
+	SCMP_SYS(getsid),
+	SCMP_SYS(setpgid),
+	SCMP_SYS(getpgid),
+	SCMP_SYS(getpgrp),
+	SCMP_SYS(set_robust_list),
+	SCMP_SYS(get_robust_list),
+	SCMP_SYS(rseq),
+	SCMP_SYS(set_tid_address),
+	SCMP_SYS(futex),
+	NR_FUTEX_WAITV,
+	SCMP_SYS(sched_yield),
+	SCMP_SYS(sched_getaffinity),
+	SCMP_SYS(sched_setaffinity),
+	SCMP_SYS(sched_setscheduler),
+	SCMP_SYS(sched_getscheduler),
+	SCMP_SYS(sched_setparam),
+	SCMP_SYS(sched_getparam),
+	SCMP_SYS(sched_get_priority_min),
+	SCMP_SYS(sched_get_priority_max),
+	SCMP_SYS(setpriority),
+	SCMP_SYS(getpriority),
+	SCMP_SYS(ioprio_set),
+	SCMP_SYS(ioprio_get),
+	SCMP_SYS(prctl),
+	SCMP_SYS(arch_prctl),
+	SCMP_SYS(getrlimit),
+	SCMP_SYS(setrlimit),
+	SCMP_SYS(prlimit64),
+	SCMP_SYS(getrusage),
+	SCMP_SYS(times),
+	SCMP_SYS(getuid),
+	SCMP_SYS(geteuid),
+	SCMP_SYS(getgid),
+	SCMP_SYS(getegid),
+	SCMP_SYS(getresuid),
+	SCMP_SYS(getresgid),
+	SCMP_SYS(getgroups),
+	SCMP_SYS(capget),
+	SCMP_SYS(capset),
+	SCMP_SYS(seccomp),
+	SCMP_SYS(landlock_create_ruleset),
+	SCMP_SYS(landlock_add_rule),
+	SCMP_SYS(landlock_restrict_self),
 	/* signals, time, the machine */
-	SCMP_SYS(rt_sigaction), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigreturn), SCMP_SYS(rt_sigtimedwait),
-	SCMP_SYS(rt_sigpending), SCMP_SYS(rt_sigsuspend), SCMP_SYS(rt_tgsigqueueinfo), SCMP_SYS(sigaltstack),
-	SCMP_SYS(signalfd4), SCMP_SYS(pause), SCMP_SYS(restart_syscall), SCMP_SYS(clock_gettime),
-	SCMP_SYS(clock_getres), SCMP_SYS(clock_nanosleep), SCMP_SYS(nanosleep), SCMP_SYS(gettimeofday),
-	SCMP_SYS(time), SCMP_SYS(timerfd_create), SCMP_SYS(timerfd_settime), SCMP_SYS(uname), SCMP_SYS(sysinfo),
-	SCMP_SYS(getcpu), SCMP_SYS(getrandom),
+	SCMP_SYS(rt_sigaction),
+	SCMP_SYS(rt_sigprocmask),
+	SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(rt_sigtimedwait),
+	SCMP_SYS(rt_sigpending),
+	SCMP_SYS(rt_sigsuspend),
+	SCMP_SYS(rt_tgsigqueueinfo),
+	SCMP_SYS(sigaltstack),
+	SCMP_SYS(signalfd4),
+	SCMP_SYS(pause),
+	SCMP_SYS(restart_syscall),
+	SCMP_SYS(clock_gettime),
+	SCMP_SYS(clock_getres),
+	SCMP_SYS(clock_nanosleep),
+	SCMP_SYS(nanosleep),
+	SCMP_SYS(gettimeofday),
+	SCMP_SYS(time),
+	SCMP_SYS(timerfd_create),
+	SCMP_SYS(timerfd_settime),
+	SCMP_SYS(uname),
+	SCMP_SYS(sysinfo),
+	SCMP_SYS(getcpu),
+	SCMP_SYS(getrandom),
 };
-static const int calls_keeper[] = {SCMP_SYS(mount), SCMP_SYS(umount2), SCMP_SYS(socketpair), SCMP_SYS(sendmsg)};
+static const int calls_keeper[] = {SCMP_SYS(mount), SCMP_SYS(umount2), SCMP_SYS(socketpair),
+				   SCMP_SYS(sendmsg)};
 static const int calls_still[] = {
-	SCMP_SYS(read), SCMP_SYS(setxattr), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(rt_sigreturn),
-	SCMP_SYS(restart_syscall), SCMP_SYS(futex),
+	SCMP_SYS(read),		SCMP_SYS(setxattr),	   SCMP_SYS(exit),  SCMP_SYS(exit_group),
+	SCMP_SYS(rt_sigreturn), SCMP_SYS(restart_syscall), SCMP_SYS(futex),
 };
 /* The nursery's children each load one more filter, so it may do that. */
 static const int calls_nursery[] = {
-	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(sendmsg), SCMP_SYS(socketpair), SCMP_SYS(close), SCMP_SYS(close_range),
-	SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(fork), SCMP_SYS(vfork), SCMP_SYS(wait4), SCMP_SYS(waitid),
-	SCMP_SYS(kill), SCMP_SYS(exit),
-	SCMP_SYS(exit_group), SCMP_SYS(getpid), SCMP_SYS(gettid), SCMP_SYS(getppid), SCMP_SYS(prctl), SCMP_SYS(seccomp),
-	SCMP_SYS(set_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address), SCMP_SYS(prlimit64), SCMP_SYS(setrlimit),
-	SCMP_SYS(mmap), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(mprotect), SCMP_SYS(brk), SCMP_SYS(madvise),
-	SCMP_SYS(futex), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigaction), SCMP_SYS(rt_sigreturn), SCMP_SYS(restart_syscall),
-	SCMP_SYS(clock_gettime), SCMP_SYS(getrandom), SCMP_SYS(sysinfo), SCMP_SYS(sched_yield),
+	SCMP_SYS(read),
+	SCMP_SYS(write),
+	SCMP_SYS(sendmsg),
+	SCMP_SYS(socketpair),
+	SCMP_SYS(close),
+	SCMP_SYS(close_range),
+	SCMP_SYS(dup2),
+	SCMP_SYS(dup3),
+	SCMP_SYS(fork),
+	SCMP_SYS(vfork),
+	SCMP_SYS(wait4),
+	SCMP_SYS(waitid),
+	SCMP_SYS(kill),
+	SCMP_SYS(exit),
+	SCMP_SYS(exit_group),
+	SCMP_SYS(getpid),
+	SCMP_SYS(gettid),
+	SCMP_SYS(getppid),
+	SCMP_SYS(prctl),
+	SCMP_SYS(seccomp),
+	SCMP_SYS(set_robust_list),
+	SCMP_SYS(rseq),
+	SCMP_SYS(set_tid_address),
+	SCMP_SYS(prlimit64),
+	SCMP_SYS(setrlimit),
+	SCMP_SYS(mmap),
+	SCMP_SYS(munmap),
+	SCMP_SYS(mremap),
+	SCMP_SYS(mprotect),
+	SCMP_SYS(brk),
+	SCMP_SYS(madvise),
+	SCMP_SYS(futex),
+	SCMP_SYS(rt_sigprocmask),
+	SCMP_SYS(rt_sigaction),
+	SCMP_SYS(rt_sigreturn),
+	SCMP_SYS(restart_syscall),
+	SCMP_SYS(clock_gettime),
+	SCMP_SYS(getrandom),
+	SCMP_SYS(sysinfo),
+	SCMP_SYS(sched_yield),
 };
 static const int calls_parser[] = {
-	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(munmap), SCMP_SYS(mremap),
-	SCMP_SYS(brk), SCMP_SYS(madvise), SCMP_SYS(futex), SCMP_SYS(rt_sigprocmask), SCMP_SYS(rt_sigreturn),
-	SCMP_SYS(restart_syscall), SCMP_SYS(clock_gettime), SCMP_SYS(getrandom), SCMP_SYS(sysinfo), SCMP_SYS(getpid),
-	SCMP_SYS(gettid), SCMP_SYS(sched_yield),
+	SCMP_SYS(read),		 SCMP_SYS(write),
+	SCMP_SYS(exit),		 SCMP_SYS(exit_group),
+	SCMP_SYS(munmap),	 SCMP_SYS(mremap),
+	SCMP_SYS(brk),		 SCMP_SYS(madvise),
+	SCMP_SYS(futex),	 SCMP_SYS(rt_sigprocmask),
+	SCMP_SYS(rt_sigreturn),	 SCMP_SYS(restart_syscall),
+	SCMP_SYS(clock_gettime), SCMP_SYS(getrandom),
+	SCMP_SYS(sysinfo),	 SCMP_SYS(getpid),
+	SCMP_SYS(gettid),	 SCMP_SYS(sched_yield),
 };
 /* clang-format on */
 #define N(a) (sizeof(a) / sizeof((a)[0]))
@@ -152,11 +346,12 @@ static const int calls_parser[] = {
 /* Threads and plain processes, no new namespaces. */
 static int add_clone(scmp_filter_ctx ctx)
 {
-	const scmp_datum_t spaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER |
-				    CLONE_NEWPID | CLONE_NEWNET;
-	int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone3), 0);
-	return rc ? rc : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1,
-					  SCMP_A0(SCMP_CMP_MASKED_EQ, spaces, 0));
+	const scmp_datum_t spaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
+				    CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+	int err = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone3), 0);
+	return err ? err
+		   : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1,
+				      SCMP_A0(SCMP_CMP_MASKED_EQ, spaces, 0));
 }
 
 /* A filter cannot see clone3(2)'s flags; with ENOSYS glibc falls back to clone(2). A separate
@@ -164,67 +359,74 @@ static int add_clone(scmp_filter_ctx ctx)
 static int no_clone3(void)
 {
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ALLOW);
-	int rc = ctx ? seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0) : -ENOMEM;
-	if (!rc)
-		rc = seccomp_load(ctx);
+	int err =
+		ctx ? seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0) : -ENOMEM;
+	if (!err)
+		err = seccomp_load(ctx);
 	if (ctx)
 		seccomp_release(ctx);
-	return rc;
+	return err;
 }
 
 static int add_calls(scmp_filter_ctx ctx, const int *calls, size_t n)
 {
-	int rc = 0;
-	for (size_t i = 0; !rc && i < n; i++)
-		rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, calls[i], 0);
-	return rc;
+	int err = 0;
+	for (size_t i = 0; !err && i < n; i++)
+		err = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, calls[i], 0);
+	return err;
 }
 
 static int load_filter(const int *calls, size_t n, const int *more, size_t n_more, bool clones)
 {
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ERRNO(EPERM));
-	int rc = ctx ? no_clone3() : -ENOMEM;
+	int err = ctx ? no_clone3() : -ENOMEM;
 
-	if (!rc)
-		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1);	/* Linux 4.14 and later */
-	if (!rc)
-		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);	/* a binary tree: the list is long */
-	if (!rc)
-		rc = add_calls(ctx, calls, n);
-	if (!rc)
-		rc = add_calls(ctx, more, n_more);
-	if (!rc && clones)
-		rc = add_clone(ctx);
-	if (!rc)
-		rc = seccomp_load(ctx);
+	if (!err)
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_LOG, 1); /* Linux 4.14 and later */
+	if (!err)
+		/* a binary tree: the list is long */
+		seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
+	if (!err)
+		err = add_calls(ctx, calls, n);
+	if (!err)
+		err = add_calls(ctx, more, n_more);
+	if (!err && clones)
+		err = add_clone(ctx);
+	if (!err)
+		err = seccomp_load(ctx);
 	if (ctx)
 		seccomp_release(ctx);
-	return rc;
+	return err;
 }
 
 /* ---- paths ---- */
 
 #define LL_READ (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
-#define LL_V1 (LL_READ | LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_DIR | \
-	       LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_DIR |          \
-	       LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO |            \
-	       LANDLOCK_ACCESS_FS_MAKE_BLOCK | LANDLOCK_ACCESS_FS_MAKE_SYM)
-#define LL_REFER (1ull << 13)		/* ABI 2; else no rename between directories */
-#define LL_TRUNCATE (1ull << 14)	/* ABI 3 */
+#define LL_V1                                                                                      \
+	(LL_READ | LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_WRITE_FILE |                    \
+	 LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE |                          \
+	 LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_DIR |                              \
+	 LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_MAKE_SOCK |                              \
+	 LANDLOCK_ACCESS_FS_MAKE_FIFO | LANDLOCK_ACCESS_FS_MAKE_BLOCK |                            \
+	 LANDLOCK_ACCESS_FS_MAKE_SYM)
+#define LL_REFER (1ull << 13) /* ABI 2; else no rename between directories */
+#define LL_TRUNCATE (1ull << 14) /* ABI 3 */
 
 static int allow_fd(int rules, int fd, uint64_t access)
 {
 	struct landlock_path_beneath_attr a = {.allowed_access = access, .parent_fd = fd};
-	return fd < 0 || !syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &a, 0) ? 0 : -errno;
+	return fd < 0 || !syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &a, 0)
+		       ? 0
+		       : -errno;
 }
 
 static int allow_path(int rules, const char *path, uint64_t access)
 {
 	int fd = open(path, O_PATH | O_CLOEXEC);
-	int rc = allow_fd(rules, fd, access);
+	int err = allow_fd(rules, fd, access);
 	if (fd >= 0)
 		close(fd);
-	return rc;
+	return err;
 }
 
 /* Allows everything at and below fds; with n 0, opens no file at all. Execute is included: when a
@@ -240,19 +442,22 @@ static int confine(const int *fds, size_t n, bool reads_proc)
 
 	if (abi < 2)
 		return -ENOSYS;
-	int rules = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr.handled_access_fs), 0);
-	int rc = rules < 0 ? -errno : 0;
-	for (size_t i = 0; !rc && i < n; i++)
-		rc = allow_fd(rules, fds[i], all & ~(uint64_t)(LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_BLOCK));
-	if (!rc && reads_proc)
-		rc = allow_path(rules, "/proc", LL_READ);
-	if (!rc && reads_proc)
-		rc = allow_path(rules, "/sys", LL_READ);
-	if (!rc && syscall(SYS_landlock_restrict_self, rules, 0))
-		rc = -errno;
+	int rules =
+		(int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr.handled_access_fs), 0);
+	int err = rules < 0 ? -errno : 0;
+	for (size_t i = 0; !err && i < n; i++)
+		err = allow_fd(rules, fds[i],
+			       all & ~(uint64_t)(LANDLOCK_ACCESS_FS_MAKE_CHAR |
+						 LANDLOCK_ACCESS_FS_MAKE_BLOCK));
+	if (!err && reads_proc)
+		err = allow_path(rules, "/proc", LL_READ);
+	if (!err && reads_proc)
+		err = allow_path(rules, "/sys", LL_READ);
+	if (!err && syscall(SYS_landlock_restrict_self, rules, 0))
+		err = -errno;
 	if (rules >= 0)
 		close(rules);
-	return rc;
+	return err;
 }
 
 /* ---- each process ---- */
@@ -271,31 +476,34 @@ int trust_keeper(struct fs *fs)
 	memcpy(caps, serving, sizeof(serving));
 	/* for the bare mountpoint's immutable flag */
 	caps[N(serving)] = CAP_LINUX_IMMUTABLE;
-	int rc = keep_capabilities(caps, N(serving) + fs->o.guard);
-	if (!rc)
-		rc = no_new_privs();
-	if (!rc && load_filter(calls_serving, N(calls_serving), calls_keeper, N(calls_keeper), true))
+	int err = keep_capabilities(caps, N(serving) + fs->o.guard);
+	if (!err)
+		err = no_new_privs();
+	if (!err &&
+	    load_filter(calls_serving, N(calls_serving), calls_keeper, N(calls_keeper), true))
 		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without them");
-	return rc;
+	return err;
 }
 
 int trust_worker(struct fs *fs)
 {
-	const int fds[] = {io_store_root(fs->store), fs->place.base, fs->place.huge, fs->place.small};
+	const int fds[] = {io_store_root(fs->store), fs->place.base, fs->place.huge,
+			   fs->place.small};
 	struct rlimit none = {0, 0};
 
 	if (SANITIZED)
 		return 0;
 	setrlimit(RLIMIT_CORE, &none);
-	if (fs->uid == 0)	/* or the files in /proc/self/fd would belong to root */
+	if (fs->uid == 0) /* or the files in /proc/self/fd would belong to root */
 		prctl(PR_SET_DUMPABLE, 0);
-	int rc = keep_capabilities(serving, N(serving));
-	if (!rc)
-		rc = no_new_privs();
-	if (rc)
-		return rc;
+	int err = keep_capabilities(serving, N(serving));
+	if (!err)
+		err = no_new_privs();
+	if (err)
+		return err;
 	if (fds[0] >= 0 && confine(fds, N(fds), true) && !fs->procs.restarts)
-		fs_log("this kernel does not confine the worker to the store and staging (Landlock, 5.19 and later)");
+		fs_log("this kernel does not confine the worker to the store and staging "
+		       "(Landlock, 5.19 and later)");
 	if (load_filter(calls_serving, N(calls_serving), NULL, 0, true) && !fs->procs.restarts)
 		fs_notice(fs, "this kernel has no seccomp filters; the worker runs without one");
 	return 0;
@@ -303,7 +511,7 @@ int trust_worker(struct fs *fs)
 
 void trust_still(void)
 {
-	static const unsigned keep[] = {CAP_DAC_OVERRIDE};	/* files of all users */
+	static const unsigned keep[] = {CAP_DAC_OVERRIDE}; /* files of all users */
 	struct rlimit none = {0, 0};
 
 	if (SANITIZED)
@@ -319,10 +527,12 @@ void trust_still(void)
 /* No executable memory, no memory backed by a file. */
 static int add_memory(scmp_filter_ctx ctx)
 {
-	int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
-	return rc ? rc : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mmap), 2,
-					  SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0),
-					  SCMP_A3(SCMP_CMP_MASKED_EQ, MAP_ANONYMOUS, MAP_ANONYMOUS));
+	int err = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), 1,
+				   SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	return err ? err
+		   : seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(mmap), 2,
+				      SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0),
+				      SCMP_A3(SCMP_CMP_MASKED_EQ, MAP_ANONYMOUS, MAP_ANONYMOUS));
 }
 
 /* Compiled once: libseccomp takes longer than all other steps of a parser's start. */
@@ -332,23 +542,24 @@ static struct sock_fprog parser_program = {.filter = parser_filter};
 static int make_parser_filter(void)
 {
 	scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_KILL_PROCESS);
-	int p[2] = {-1, -1}, rc = ctx ? add_calls(ctx, calls_parser, N(calls_parser)) : -ENOMEM;
+	int p[2] = {-1, -1}, err = ctx ? add_calls(ctx, calls_parser, N(calls_parser)) : -ENOMEM;
 
-	if (!rc)
-		rc = add_memory(ctx);
-	if (!rc && pipe2(p, O_CLOEXEC))		/* a pipe takes 64 KiB */
-		rc = -errno;
-	if (!rc)
-		rc = seccomp_export_bpf(ctx, p[1]);
-	ssize_t n = rc ? 0 : read(p[0], parser_filter, sizeof(parser_filter));
+	if (!err)
+		err = add_memory(ctx);
+	if (!err && pipe2(p, O_CLOEXEC)) /* a pipe takes 64 KiB */
+		err = -errno;
+	if (!err)
+		err = seccomp_export_bpf(ctx, p[1]);
+	ssize_t n = err ? 0 : read(p[0], parser_filter, sizeof(parser_filter));
 	if (p[0] >= 0) {
 		close(p[0]);
 		close(p[1]);
 	}
 	if (ctx)
 		seccomp_release(ctx);
-	if (rc || n <= 0 || (size_t)n >= sizeof(parser_filter) || (size_t)n % sizeof(parser_filter[0]))
-		return rc ? rc : -EIO;
+	if (err || n <= 0 || (size_t)n >= sizeof(parser_filter) ||
+	    (size_t)n % sizeof(parser_filter[0]))
+		return err ? err : -EIO;
 	parser_program.len = (unsigned short)((size_t)n / sizeof(parser_filter[0]));
 	return 0;
 }
@@ -362,7 +573,8 @@ void trust_nursery(uint64_t parser_memory)
 	setrlimit(RLIMIT_CORE, &none);
 	setrlimit(RLIMIT_FSIZE, &none);
 	prctl(PR_SET_DUMPABLE, 0);
-	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_AS, &memory) || keep_capabilities(NULL, 0) || no_new_privs())
+	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_AS, &memory) ||
+	    keep_capabilities(NULL, 0) || no_new_privs())
 		_exit(1);
 	confine(NULL, 0, false);
 	if (make_parser_filter() || load_filter(calls_nursery, N(calls_nursery), NULL, 0, true))

@@ -16,8 +16,14 @@
 #include <unistd.h>
 
 enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_END };
-static const struct { const char *name; mode_t mode; } files[] = {
-	{"status", 0444}, {"status.json", 0444}, {"metrics", 0444}, {"control", 0200},
+static const struct {
+	const char *name;
+	mode_t mode;
+} files[] = {
+	{"status", 0444},
+	{"status.json", 0444},
+	{"metrics", 0444},
+	{"control", 0200},
 };
 #define VIEWS_NAME "views"
 
@@ -26,7 +32,8 @@ static const struct {
 	const char *name;
 	const struct control_ops *ops;
 } trees[] = {
-	[CONTROL_LATEST] = {"latest", &latest_ops}, [CONTROL_BUFFERS] = {"buffers", &buffers_ops},
+	[CONTROL_LATEST] = {"latest", &latest_ops},
+	[CONTROL_BUFFERS] = {"buffers", &buffers_ops},
 };
 #define N_TREES (sizeof(trees) / sizeof(trees[0]))
 
@@ -47,7 +54,10 @@ static int stat_of(struct fs *fs, uint64_t id, struct stat *st)
 	if (!dir && (id < C_STATUS || id >= C_END))
 		return -ENOENT;
 	*st = (struct stat){
-		.st_ino = id, .st_uid = fs->uid, .st_nlink = dir ? 2 : 1, .st_blksize = 4096,
+		.st_ino = id,
+		.st_uid = fs->uid,
+		.st_nlink = dir ? 2 : 1,
+		.st_blksize = 4096,
 		.st_mode = dir ? S_IFDIR | 0555 : S_IFREG | files[id - C_STATUS].mode,
 	};
 	clock_gettime(CLOCK_REALTIME, &st->st_mtim);
@@ -100,7 +110,11 @@ static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 		return NULL;
 	}
 	if (id != C_CONTROL)
-		stats_write(fs, f, id == C_STATUS ? STATS_TEXT : id == C_JSON ? STATS_JSON : STATS_METRICS, all);
+		stats_write(fs, f,
+			    id == C_STATUS ? STATS_TEXT
+			    : id == C_JSON ? STATS_JSON
+					   : STATS_METRICS,
+			    all);
 	fclose(f);
 	if (t->buf)
 		text_plain(t->buf, '\n');
@@ -125,28 +139,30 @@ static void open_text(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 	session_may_block(fs);
 	fi->fh = staging_new_id(fs->s);
-	fi->direct_io = 1;	/* sizes are not known in advance */
+	fi->direct_io = 1; /* sizes are not known in advance */
 	if (!make_text(req, id, fi->fh))
 		fuse_reply_err(req, ENOMEM);
 	else
 		fuse_reply_open(req, fi);
 }
 
-static void read_text(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void read_text(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		      struct fuse_file_info *fi)
 {
 	struct text *t;
 	pthread_mutex_lock(&texts_lock);
 	for (t = texts; t && t->fh != fi->fh; t = t->next)
 		;
 	pthread_mutex_unlock(&texts_lock);
-	if (!t)		/* opened under an earlier worker */
+	if (!t) /* opened under an earlier worker */
 		t = make_text(req, id, fi->fh);
 	if (!t)
 		fuse_reply_err(req, ENOMEM);
 	else if ((size_t)off >= t->len)
 		fuse_reply_buf(req, NULL, 0);
 	else
-		fuse_reply_buf(req, t->buf + off, t->len - (size_t)off < size ? t->len - (size_t)off : size);
+		fuse_reply_buf(req, t->buf + off,
+			       t->len - (size_t)off < size ? t->len - (size_t)off : size);
 }
 
 static void release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -170,20 +186,22 @@ static void release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 static bool says(const char *buf, size_t size, const char *word)
 {
 	size_t n = strlen(word);
-	return !strncmp(buf, word, size < n ? size : n) && (size == n || (size == n + 1 && buf[n] == '\n'));
+	return !strncmp(buf, word, size < n ? size : n) &&
+	       (size == n || (size == n + 1 && buf[n] == '\n'));
 }
 
 /* Of a file: its number, in text. 0 or -errno, as discard_failed(). */
 static int discard(struct fs *fs, const char *number)
 {
 	uint64_t id;
-	int rc = discard_failed(fs, strtoull(number, NULL, 10), &id);
-	if (!rc)
+	int err = discard_failed(fs, strtoull(number, NULL, 10), &id);
+	if (!err)
 		fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);
-	return rc;
+	return err;
 }
 
-static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, struct fuse_file_info *fi)
+static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size,
+			  struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
@@ -197,15 +215,15 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 	} else if (id == C_CONTROL && size > 8 && size < 40 && !strncmp(buf, "discard ", 8)) {
 		char number[40] = "";
 		memcpy(number, buf + 8, size - 8);
-		int rc = discard(fs, number);
-		if (rc)
-			fuse_reply_err(req, -rc);
+		int err = discard(fs, number);
+		if (err)
+			fuse_reply_err(req, -err);
 		else
 			fuse_reply_write(req, size);
 	} else if (id == C_CONTROL && says(buf, size, "drain")) {
-		int rc = staging_drain(fs->s, 60000);
-		if (rc)
-			fuse_reply_err(req, -rc);
+		int err = staging_drain(fs->s, 60000);
+		if (err)
+			fuse_reply_err(req, -err);
 		else
 			fuse_reply_write(req, size);
 	} else {
@@ -224,11 +242,13 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plu
 		bool views = i == n - 1;
 		/* no node (ino 0): the kernel looks each name up on demand */
 		struct fuse_entry_param e = {.attr = {.st_ino = views ? VIEWS_DIR : C_STATUS + i,
-						      .st_mode = views ? S_IFDIR : i < n ? S_IFREG : 0}};
+						      .st_mode = views	 ? S_IFDIR
+								 : i < n ? S_IFREG
+									 : 0}};
 		const char *name = views ? VIEWS_NAME : i < n ? files[i].name : trees[i - n].name;
 		size_t left = (size < sizeof(buf) ? size : sizeof(buf)) - used, need;
-		need = plus ? fuse_add_direntry_plus(req, buf + used, left, name, &e, i + 1) :
-			      fuse_add_direntry(req, buf + used, left, name, &e.attr, i + 1);
+		need = plus ? fuse_add_direntry_plus(req, buf + used, left, name, &e, i + 1)
+			    : fuse_add_direntry(req, buf + used, left, name, &e.attr, i + 1);
 		if (need > left)
 			break;
 		used += need;
@@ -237,12 +257,19 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plu
 }
 
 static const struct control_ops own_ops = {
-	.lookup = lookup, .getattr = getattr, .open = open_text, .read = read_text, .write = write_command,
-	.release = release, .readdir = list,
+	.lookup = lookup,
+	.getattr = getattr,
+	.open = open_text,
+	.read = read_text,
+	.write = write_command,
+	.release = release,
+	.readdir = list,
 };
 
 const struct control_ops *control_ops_of(uint64_t id)
 {
 	unsigned t = id >> ID_SALT_SHIFT & ID_SALT_MASK;
-	return is_view(id) ? &views_ops : id & CONTROL_TREE_BIT && t < N_TREES ? trees[t].ops : &own_ops;
+	return is_view(id)			      ? &views_ops
+	       : id & CONTROL_TREE_BIT && t < N_TREES ? trees[t].ops
+						      : &own_ops;
 }

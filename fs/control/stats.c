@@ -17,12 +17,13 @@
 
 struct stats {
 	struct staging_stats s;
-	struct io_counts calls;	/* calls to the store */
+	struct io_counts calls; /* calls to the store */
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
-	bool passthrough, ro, keeper_gone, gone, halted, refused;	/* gone: the store's
+	bool passthrough, ro, keeper_gone, gone, halted, refused; /* gone: the store's
 									 * filesystem */
 	int gone_error;
-	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth, bytes_read, gone_s, halted_s;
+	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth,
+		bytes_read, gone_s, halted_s;
 	uint64_t lanes[N_LANES];
 	char notices[NOTICES][256];
 	unsigned n_notices;
@@ -87,39 +88,43 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	/* notices contain names of files */
 	st->n_notices = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;
 	for (unsigned i = 0; i < st->n_notices; i++)
-		memcpy(st->notices[i], fs->notices.text[(fs->notices.n - st->n_notices + i) % NOTICES], sizeof(st->notices[i]));
+		memcpy(st->notices[i],
+		       fs->notices.text[(fs->notices.n - st->n_notices + i) % NOTICES],
+		       sizeof(st->notices[i]));
 	pthread_mutex_unlock(&fs->notices.lock);
 }
 
 /* ---- the table ---- */
 
 enum kind {
-	TEXT,		/* char * */
-	CHARS,		/* char[] */
-	CHARS_OR_NULL,	/* char[], null where it is empty */
-	LINES,		/* char[], a list with '\n' between */
-	NOTICE_LIST,	/* the notices */
-	ERROR,		/* int, -errno */
-	FLAG,		/* bool */
-	COUNT,		/* uint64_t */
-	SECONDS,	/* uint64_t, in nanoseconds */
+	TEXT, /* char * */
+	CHARS, /* char[] */
+	CHARS_OR_NULL, /* char[], null where it is empty */
+	LINES, /* char[], a list with '\n' between */
+	NOTICE_LIST, /* the notices */
+	ERROR, /* int, -errno */
+	FLAG, /* bool */
+	COUNT, /* uint64_t */
+	SECONDS, /* uint64_t, in nanoseconds */
 };
 
 #define AT(field) offsetof(struct stats, field)
-#define JSON(group_, key_, kind_, field) .group = group_, .key = key_, .kind = kind_, .at = AT(field)
+#define JSON(group_, key_, kind_, field)                                                           \
+	.group = group_, .key = key_, .kind = kind_, .at = AT(field)
 #define COUNTER(name, text) .metric = name, .type = "counter", .help = text
 #define GAUGE(name, text) .metric = name, .type = "gauge", .help = text
-#define ALSO(name, labels) .metric = name, .label = labels	/* one more sample of the previous
+#define ALSO(name, labels)                                                                         \
+	.metric = name, .label = labels /* one more sample of the previous
 								 * metric */
 
 /* In the order of both files. */
 static const struct field {
-	const char *group, *key;	/* in status.json: the object ("": outermost); no key: not
+	const char *group, *key; /* in status.json: the object ("": outermost); no key: not
 					 * there */
 	enum kind kind;
 	size_t at;
-	size_t needs;			/* the group is null unless this bool is set; 0: none */
-	const char *metric, *type, *help, *label;	/* in metrics; no metric: not there */
+	size_t needs; /* the group is null unless this bool is set; 0: none */
+	const char *metric, *type, *help, *label; /* in metrics; no metric: not there */
 } fields[] = {
 	{JSON("", "version", TEXT, version)},
 	{JSON("", "pid", COUNT, pid)},
@@ -131,68 +136,96 @@ static const struct field {
 	{JSON("", "passthrough", FLAG, passthrough)},
 	{JSON("", "fsync", TEXT, fsync)},
 	{JSON("", "ro", FLAG, ro)},
-	{JSON("", "restarts", COUNT, restarts), COUNTER("worker_restarts_total", "Worker restarts.")},
+	{JSON("", "restarts", COUNT, restarts),
+	 COUNTER("worker_restarts_total", "Worker restarts.")},
 	{JSON("", "parser_failures", COUNT, parser_failures),
 	 COUNTER("parser_failures_total", "Parsers that died or were killed.")},
 	{JSON("", "keepers_replaced", COUNT, keepers_replaced),
 	 COUNTER("keepers_replaced_total", "Keepers that were killed and replaced by a spare.")},
 	{JSON("", "keeper_gone", FLAG, keeper_gone),
-	 GAUGE("keeper_gone", "1 if keeper and spare were killed: the worker cannot be restarted.")},
+	 GAUGE("keeper_gone",
+	       "1 if keeper and spare were killed: the worker cannot be restarted.")},
 	{JSON("staging", "dir", TEXT, staging_dir)},
-	{JSON("staging", "budget_bytes", COUNT, s.budget), GAUGE("budget_bytes", "Staging budget.")},
-	{JSON("staging", "used_bytes", COUNT, s.used), GAUGE("budget_used_bytes", "Staging budget in use.")},
-	{JSON("staging", "pool_bytes", COUNT, s.pool), GAUGE("pool_bytes", "Free staging memory held ready in the page pool.")},
+	{JSON("staging", "budget_bytes", COUNT, s.budget),
+	 GAUGE("budget_bytes", "Staging budget.")},
+	{JSON("staging", "used_bytes", COUNT, s.used),
+	 GAUGE("budget_used_bytes", "Staging budget in use.")},
+	{JSON("staging", "pool_bytes", COUNT, s.pool),
+	 GAUGE("pool_bytes", "Free staging memory held ready in the page pool.")},
 	{JSON("staging", "pool_target_bytes", COUNT, s.pool_target)},
 	/* as they were called until 0.1.0 */
-	{JSON("staging", "ballast_bytes", COUNT, s.pool), GAUGE("ballast_bytes", "The same as pool_bytes.")},
+	{JSON("staging", "ballast_bytes", COUNT, s.pool),
+	 GAUGE("ballast_bytes", "The same as pool_bytes.")},
 	{JSON("staging", "ballast_target_bytes", COUNT, s.pool_target)},
 	{JSON("staging", "free_bytes", COUNT, free)},
-	{JSON("versions", "open", COUNT, s.versions.open), GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
-	{JSON("versions", "staged", COUNT, s.versions.sealed), ALSO("versions", "state=\"staged\"")},
-	{JSON("versions", "persisting", COUNT, s.versions.persisting), ALSO("versions", "state=\"persisting\"")},
-	{JSON("versions", "durable_cached", COUNT, s.versions.durable), ALSO("versions", "state=\"durable\"")},
-	{JSON("versions", "failed", COUNT, s.versions.failed), ALSO("versions", "state=\"failed\"")},
-	{.at = AT(s.versions.failed), .kind = COUNT, GAUGE("failed_files", "Files whose close failed and that wait for room.")},
+	{JSON("versions", "open", COUNT, s.versions.open),
+	 GAUGE("versions", "Staged files by state."), .label = "state=\"open\""},
+	{JSON("versions", "staged", COUNT, s.versions.sealed),
+	 ALSO("versions", "state=\"staged\"")},
+	{JSON("versions", "persisting", COUNT, s.versions.persisting),
+	 ALSO("versions", "state=\"persisting\"")},
+	{JSON("versions", "durable_cached", COUNT, s.versions.durable),
+	 ALSO("versions", "state=\"durable\"")},
+	{JSON("versions", "failed", COUNT, s.versions.failed),
+	 ALSO("versions", "state=\"failed\"")},
+	{.at = AT(s.versions.failed),
+	 .kind = COUNT,
+	 GAUGE("failed_files", "Files whose close failed and that wait for room.")},
 	{JSON("log", "last_seq", COUNT, s.log.last_seq)},
 	{JSON("log", "applied_seq", COUNT, s.log.applied)},
 	{JSON("log", "durable_seq", COUNT, s.log.durable)},
-	{JSON("log", "pending", COUNT, s.log.pending), GAUGE("pending_records", "Changes not yet in the store.")},
+	{JSON("log", "pending", COUNT, s.log.pending),
+	 GAUGE("pending_records", "Changes not yet in the store.")},
 	{JSON("log", "bytes", COUNT, s.log.bytes)},
-	{JSON("opens", "fast", COUNT, lanes[LANE_FAST]), COUNTER("opens_total", "Opens by lane."), .label = "lane=\"fast\""},
+	{JSON("opens", "fast", COUNT, lanes[LANE_FAST]), COUNTER("opens_total", "Opens by lane."),
+	 .label = "lane=\"fast\""},
 	{JSON("opens", "spill", COUNT, lanes[LANE_SPILL]), ALSO("opens_total", "lane=\"spill\"")},
 	{JSON("opens", "read", COUNT, lanes[LANE_READ]), ALSO("opens_total", "lane=\"read\"")},
 	{JSON("opens", "relay", COUNT, lanes[LANE_RELAY]), ALSO("opens_total", "lane=\"relay\"")},
-	{JSON("bytes", "staged", COUNT, s.bytes_staged), COUNTER("staged_bytes_total", "Bytes accepted into staging.")},
+	{JSON("bytes", "staged", COUNT, s.bytes_staged),
+	 COUNTER("staged_bytes_total", "Bytes accepted into staging.")},
 	{JSON("bytes", "persisted", COUNT, s.bytes_persisted),
 	 COUNTER("persisted_bytes_total", "Bytes published and durable.")},
 	{JSON("bytes", "read", COUNT, bytes_read),
-	 COUNTER("read_bytes_total", "Bytes read through the daemon (passthrough reads are not seen).")},
-	{JSON("", "queue_depth", COUNT, queue_depth), GAUGE("queue_depth", "Store writes in flight.")},
+	 COUNTER("read_bytes_total",
+		 "Bytes read through the daemon (passthrough reads are not seen).")},
+	{JSON("", "queue_depth", COUNT, queue_depth),
+	 GAUGE("queue_depth", "Store writes in flight.")},
 	{JSON("outgrown", "files", COUNT, s.outgrown.files),
 	 COUNTER("outgrown_files_total", "Files that outgrew memory while they were written.")},
 	{JSON("outgrown", "bytes", COUNT, s.outgrown.bytes),
 	 COUNTER("outgrown_bytes_total", "Their bytes written to the store before the close.")},
-	{JSON("buffers", "count", COUNT, s.buffers.count), GAUGE("buffers", "Staged files lent to clients.")},
-	{JSON("buffers", "bytes", COUNT, s.buffers.bytes), GAUGE("buffer_bytes", "Memory of the budget that buffers use.")},
+	{JSON("buffers", "count", COUNT, s.buffers.count),
+	 GAUGE("buffers", "Staged files lent to clients.")},
+	{JSON("buffers", "bytes", COUNT, s.buffers.bytes),
+	 GAUGE("buffer_bytes", "Memory of the budget that buffers use.")},
 	{JSON("buffers", "lent_bytes", COUNT, s.buffers.lent_bytes),
 	 GAUGE("buffer_lent_bytes", "Bytes of buffers committed but not durable yet.")},
 	{JSON("dedup", "files", COUNT, s.dedup.files),
 	 COUNTER("dedup_files_total", "Files that share the blocks of an equal file.")},
 	{JSON("dedup", "bytes", COUNT, s.dedup.bytes),
 	 COUNTER("dedup_bytes_total", "Bytes stored once: equal files share their blocks.")},
-	{JSON("dedup", "clones", COUNT, s.dedup.clones), COUNTER("dedup_clones_total", "Of these, copies made by cloning.")},
+	{JSON("dedup", "clones", COUNT, s.dedup.clones),
+	 COUNTER("dedup_clones_total", "Of these, copies made by cloning.")},
 	{JSON("waits", "count", COUNT, s.waits)},
-	{JSON("waits", "seconds", SECONDS, s.wait_ns), COUNTER("writer_wait_seconds_total",
-	 "Time opens, writes and closes waited for room, memory or the previous version.")},
+	{JSON("waits", "seconds", SECONDS, s.wait_ns),
+	 COUNTER("writer_wait_seconds_total",
+		 "Time opens, writes and closes waited for room, memory or the previous version.")},
 	{JSON("errors", "count", COUNT, s.errors),
 	 COUNTER("errors_total", "Versions and syncs that failed, each counted once.")},
 	{JSON("errors", "last", CHARS, s.last_error)},
-	{.at = AT(calls.errors), .kind = COUNT,
-	 COUNTER("store_call_errors_total", "Calls to the store that failed, including retried ones.")},
-	{.at = AT(gone), .kind = FLAG, GAUGE("store_gone", "1 while the store's filesystem is gone.")},
+	{.at = AT(calls.errors),
+	 .kind = COUNT,
+	 COUNTER("store_call_errors_total",
+		 "Calls to the store that failed, including retried ones.")},
+	{.at = AT(gone),
+	 .kind = FLAG,
+	 GAUGE("store_gone", "1 while the store's filesystem is gone.")},
 	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
 	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
-	{.at = AT(halted), .kind = FLAG, GAUGE("halted", "1 while publication is halted by a failing store.")},
+	{.at = AT(halted),
+	 .kind = FLAG,
+	 GAUGE("halted", "1 while publication is halted by a failing store.")},
 	{JSON("halted", "path", CHARS, s.halted.path), .needs = AT(halted)},
 	{JSON("halted", "error", ERROR, s.halted.error), .needs = AT(halted)},
 	{JSON("halted", "since_s", COUNT, halted_s), .needs = AT(halted)},
@@ -228,7 +261,8 @@ static void json_string(FILE *f, const char *s)
 static void json_lines(FILE *f, char *lines)
 {
 	fputc('[', f);
-	for (char *save = NULL, *p = strtok_r(lines, "\n", &save), *first = p; p; p = strtok_r(NULL, "\n", &save)) {
+	for (char *save = NULL, *p = strtok_r(lines, "\n", &save), *first = p; p;
+	     p = strtok_r(NULL, "\n", &save)) {
 		fputs(p == first ? "" : ", ", f);
 		json_string(f, p);
 	}
@@ -270,7 +304,7 @@ static void json_value(FILE *f, struct stats *st, const struct field *fd)
 static void write_json(struct stats *st, FILE *f)
 {
 	const char *group = "";
-	bool open = false;	/* an object within the outermost */
+	bool open = false; /* an object within the outermost */
 
 	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
 		if (!fd->key)
@@ -314,14 +348,22 @@ static void write_trouble(const struct stats *st, FILE *f)
 	const struct staging_stats *s = &st->s;
 
 	if (st->gone)
-		fprintf(f, "  STORE GONE for %llu s: %s; staging keeps everything. It is opened again when it is back\n",
+		fprintf(f,
+			"  STORE GONE for %llu s: %s; staging keeps everything. It is opened again "
+			"when it is back\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
 	else if (s->halted.error)
-		fprintf(f, "  HALTED     %s: %s; staging keeps everything. Repair the store, then: cairn retry\n",
+		fprintf(f,
+			"  HALTED     %s: %s; staging keeps everything. Repair the store, then: "
+			"cairn retry\n",
 			s->halted.path, strerror(-s->halted.error));
 	if (s->refused.count)
-		fprintf(f, "  REFUSED    %llu changes, the last at %s: %s. Versions are in lost+found. When it is dealt with: "
-			"cairn retry\n", (unsigned long long)s->refused.count, s->refused.path, strerror(-s->refused.error));
+		fprintf(f,
+			"  REFUSED    %llu changes, the last at %s: %s. Versions are in "
+			"lost+found. When it is dealt with: "
+			"cairn retry\n",
+			(unsigned long long)s->refused.count, s->refused.path,
+			strerror(-s->refused.error));
 }
 
 /* What most mounts never have. */
@@ -330,26 +372,35 @@ static void write_rare(const struct staging_stats *s, FILE *f)
 	char a[24], b[24];
 
 	if (s->outgrown.files)
-		fprintf(f, "  outgrown   %llu files outgrew memory while they were written: %s written to the store before their close\n",
+		fprintf(f,
+			"  outgrown   %llu files outgrew memory while they were written: %s "
+			"written to the store before their close\n",
 			(unsigned long long)s->outgrown.files, size_text(s->outgrown.bytes, a));
 	if (s->buffers.count)
 		fprintf(f, "  buffers    %llu of clients, %s, of these %s pending\n",
-			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a), size_text(s->buffers.lent_bytes, b));
+			(unsigned long long)s->buffers.count, size_text(s->buffers.bytes, a),
+			size_text(s->buffers.lent_bytes, b));
 	if (s->dedup.bytes)
-		fprintf(f, "  dedup      %s saved: %llu files share blocks with equal ones, %llu of them as clones\n",
-			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files, (unsigned long long)s->dedup.clones);
+		fprintf(f,
+			"  dedup      %s saved: %llu files share blocks with equal ones, %llu of "
+			"them as clones\n",
+			size_text(s->dedup.bytes, a), (unsigned long long)s->dedup.files,
+			(unsigned long long)s->dedup.clones);
 }
 
 /* What pending changes wait for. */
 static void write_waiting(struct staging_stats *s, FILE *f)
 {
 	if (s->waiting_mapped[0]) {
-		fprintf(f, "  waiting    for files still mapped for writing; all later changes wait, too:\n");
-		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
+		fprintf(f, "  waiting    for files still mapped for writing; all later changes "
+			   "wait, too:\n");
+		for (char *save = NULL, *p = strtok_r(s->waiting_mapped, "\n", &save); p;
+		     p = strtok_r(NULL, "\n", &save))
 			fprintf(f, "               %s\n", p);
 	}
 	if (s->held[0])
-		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n", s->held);
+		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n",
+			s->held);
 }
 
 static void write_status(struct stats *st, FILE *f)
@@ -362,24 +413,32 @@ static void write_status(struct stats *st, FILE *f)
 	text_plain(s->held, 0);
 	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	write_trouble(st, f);
-	fprintf(f, "  durable    %s\n", s->refused.count ? "not what was refused" :
-		s->log.pending || s->versions.open || s->versions.failed ? "not everything yet" : "everything");
-	fprintf(f, "  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu failed\n",
-		(unsigned long long)s->versions.open, (unsigned long long)s->versions.sealed, (unsigned long long)s->versions.persisting,
-		(unsigned long long)s->versions.durable, (unsigned long long)s->versions.failed);
-	fprintf(f, "  staging    %s of %s used, page pool %s\n", size_text(s->used, a), size_text(s->budget, b),
-		size_text(s->pool, c));
-	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n", size_text(s->bytes_staged, a),
-		size_text(s->bytes_persisted, b), size_text(st->bytes_read, c));
-	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n", (unsigned long long)st->lanes[LANE_FAST],
-		(unsigned long long)st->lanes[LANE_SPILL], (unsigned long long)st->lanes[LANE_READ],
+	fprintf(f, "  durable    %s\n",
+		s->refused.count					   ? "not what was refused"
+		: s->log.pending || s->versions.open || s->versions.failed ? "not everything yet"
+									   : "everything");
+	fprintf(f,
+		"  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu "
+		"failed\n",
+		(unsigned long long)s->versions.open, (unsigned long long)s->versions.sealed,
+		(unsigned long long)s->versions.persisting, (unsigned long long)s->versions.durable,
+		(unsigned long long)s->versions.failed);
+	fprintf(f, "  staging    %s of %s used, page pool %s\n", size_text(s->used, a),
+		size_text(s->budget, b), size_text(s->pool, c));
+	fprintf(f, "  moved      %s staged, %s persisted, %s read through the daemon\n",
+		size_text(s->bytes_staged, a), size_text(s->bytes_persisted, b),
+		size_text(st->bytes_read, c));
+	fprintf(f, "  opens      %llu fast, %llu spill, %llu read, %llu relay\n",
+		(unsigned long long)st->lanes[LANE_FAST], (unsigned long long)st->lanes[LANE_SPILL],
+		(unsigned long long)st->lanes[LANE_READ],
 		(unsigned long long)st->lanes[LANE_RELAY]);
 	write_rare(s, f);
-	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n", (unsigned long long)s->log.last_seq,
-		(unsigned long long)s->log.applied, (unsigned long long)s->log.pending);
-	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %llu\n", st->engine,
-		st->fsync, st->passthrough ? "yes" : "no",
-		st->ro ? " read only," : "", (unsigned long long)st->restarts);
+	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n",
+		(unsigned long long)s->log.last_seq, (unsigned long long)s->log.applied,
+		(unsigned long long)s->log.pending);
+	fprintf(f, "  engine     %s, fsync=%s, passthrough %s,%s worker restarts %llu\n",
+		st->engine, st->fsync, st->passthrough ? "yes" : "no", st->ro ? " read only," : "",
+		(unsigned long long)st->restarts);
 	write_waiting(s, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
@@ -412,16 +471,21 @@ static void write_latency(const struct staging_stats *s, const char *mount, FILE
 	double le = 0.001;
 
 	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
-		"# TYPE cairnfs_persist_latency_seconds histogram\n");
+		   "# TYPE cairnfs_persist_latency_seconds histogram\n");
 	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
 		sum += s->latency.buckets[i];
 		if (i + 1 < STAGING_LATENCY_BUCKETS)
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n", mount, le, sum);
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n",
+				mount, le, sum);
 		else
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n", mount, sum);
+			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n",
+				mount, sum);
 	}
-	fprintf(f, "cairnfs_persist_latency_seconds_sum{%s} %.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n", mount,
-		(double)s->latency.sum_us / 1e6, mount, (unsigned long long)s->latency.count);
+	fprintf(f,
+		"cairnfs_persist_latency_seconds_sum{%s} "
+		"%.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n",
+		mount, (double)s->latency.sum_us / 1e6, mount,
+		(unsigned long long)s->latency.count);
 }
 
 static void write_metrics(const struct stats *st, FILE *f)
@@ -435,10 +499,11 @@ static void write_metrics(const struct stats *st, FILE *f)
 		if (!fd->metric)
 			continue;
 		if (fd->help)
-			fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\n", fd->metric, fd->help, fd->metric, fd->type);
+			fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\n", fd->metric,
+				fd->help, fd->metric, fd->type);
 		double v = fd->kind == FLAG ? *(const bool *)at : (double)*(const uint64_t *)at;
-		fprintf(f, "cairnfs_%s{%s%s%s} %.17g\n", fd->metric, mount, fd->label ? "," : "", fd->label ? fd->label : "",
-			fd->kind == SECONDS ? v / 1e9 : v);
+		fprintf(f, "cairnfs_%s{%s%s%s} %.17g\n", fd->metric, mount, fd->label ? "," : "",
+			fd->label ? fd->label : "", fd->kind == SECONDS ? v / 1e9 : v);
 	}
 	write_latency(&st->s, mount, f);
 }

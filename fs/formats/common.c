@@ -60,38 +60,38 @@ static int memory_read(void *ctx, uint64_t off, void *buf, size_t len)
 
 struct fmt_source fmt_memory(const void *bytes, size_t len)
 {
-	return (struct fmt_source){ .size = len, .read = memory_read, .ctx = (void *)bytes };
+	return (struct fmt_source){.size = len, .read = memory_read, .ctx = (void *)bytes};
 }
 
 /* ---- dtypes ----------------------------------------------------------------------- */
 
 static const struct fmt_dtype dtypes[] = {
-	{ "float32", "F32", "FloatStorage", 32 },
-	{ "bfloat16", "BF16", "BFloat16Storage", 16 },
-	{ "float16", "F16", "HalfStorage", 16 },
-	{ "float64", "F64", "DoubleStorage", 64 },
-	{ "int64", "I64", "LongStorage", 64 },
-	{ "int32", "I32", "IntStorage", 32 },
-	{ "int16", "I16", "ShortStorage", 16 },
-	{ "int8", "I8", "CharStorage", 8 },
-	{ "uint8", "U8", "ByteStorage", 8 },
-	{ "uint16", "U16", NULL, 16 },
-	{ "uint32", "U32", NULL, 32 },
-	{ "uint64", "U64", NULL, 64 },
-	{ "bool", "BOOL", "BoolStorage", 8 },
-	{ "complex64", "C64", "ComplexFloatStorage", 64 },
-	{ "complex128", NULL, "ComplexDoubleStorage", 128 },
-	{ "complex32", NULL, NULL, 32 },
-	{ "float8_e4m3fn", "F8_E4M3", NULL, 8 },
-	{ "float8_e5m2", "F8_E5M2", NULL, 8 },
-	{ "float8_e4m3fnuz", "F8_E4M3FNUZ", NULL, 8 },
-	{ "float8_e5m2fnuz", "F8_E5M2FNUZ", NULL, 8 },
-	{ "float8_e8m0fnu", "F8_E8M0", NULL, 8 },
-	{ "float4_e2m1fn_x2", NULL, NULL, 8 },	/* two values in one element */
+	{"float32", "F32", "FloatStorage", 32},
+	{"bfloat16", "BF16", "BFloat16Storage", 16},
+	{"float16", "F16", "HalfStorage", 16},
+	{"float64", "F64", "DoubleStorage", 64},
+	{"int64", "I64", "LongStorage", 64},
+	{"int32", "I32", "IntStorage", 32},
+	{"int16", "I16", "ShortStorage", 16},
+	{"int8", "I8", "CharStorage", 8},
+	{"uint8", "U8", "ByteStorage", 8},
+	{"uint16", "U16", NULL, 16},
+	{"uint32", "U32", NULL, 32},
+	{"uint64", "U64", NULL, 64},
+	{"bool", "BOOL", "BoolStorage", 8},
+	{"complex64", "C64", "ComplexFloatStorage", 64},
+	{"complex128", NULL, "ComplexDoubleStorage", 128},
+	{"complex32", NULL, NULL, 32},
+	{"float8_e4m3fn", "F8_E4M3", NULL, 8},
+	{"float8_e5m2", "F8_E5M2", NULL, 8},
+	{"float8_e4m3fnuz", "F8_E4M3FNUZ", NULL, 8},
+	{"float8_e5m2fnuz", "F8_E5M2FNUZ", NULL, 8},
+	{"float8_e8m0fnu", "F8_E8M0", NULL, 8},
+	{"float4_e2m1fn_x2", NULL, NULL, 8}, /* two values in one element */
 	/* dtypes of safetensors for which PyTorch has no name */
-	{ "float4_e2m1", "F4", NULL, 4 },
-	{ "float6_e2m3", "F6_E2M3", NULL, 6 },
-	{ "float6_e3m2", "F6_E3M2", NULL, 6 },
+	{"float4_e2m1", "F4", NULL, 4},
+	{"float6_e2m3", "F6_E2M3", NULL, 6},
+	{"float6_e3m2", "F6_E3M2", NULL, 6},
 };
 
 #define N_DTYPES (sizeof(dtypes) / sizeof(dtypes[0]))
@@ -160,7 +160,7 @@ size_t fmt_utf8(const char *text, size_t n)
 {
 	const unsigned char *s = (const unsigned char *)text;
 	unsigned char c = s[0];
-	unsigned char lo = 0x80, hi = 0xbf;	/* bounds of the second byte */
+	unsigned char lo = 0x80, hi = 0xbf; /* bounds of the second byte */
 	size_t len;
 
 	if (c < 0x80)
@@ -169,12 +169,12 @@ size_t fmt_utf8(const char *text, size_t n)
 		len = 2;
 	} else if (c >= 0xe0 && c <= 0xef) {
 		len = 3;
-		lo = c == 0xe0 ? 0xa0 : 0x80;	/* overlong */
-		hi = c == 0xed ? 0x9f : 0xbf;	/* surrogates */
+		lo = c == 0xe0 ? 0xa0 : 0x80; /* overlong */
+		hi = c == 0xed ? 0x9f : 0xbf; /* surrogates */
 	} else if (c >= 0xf0 && c <= 0xf4) {
 		len = 4;
 		lo = c == 0xf0 ? 0x90 : 0x80;
-		hi = c == 0xf4 ? 0x8f : 0xbf;	/* beyond U+10FFFF */
+		hi = c == 0xf4 ? 0x8f : 0xbf; /* beyond U+10FFFF */
 	} else {
 		return 0;
 	}
@@ -212,7 +212,7 @@ struct arena_block {
 
 void arena_init(struct arena *a, uint64_t limit)
 {
-	*a = (struct arena){ .limit = limit };
+	*a = (struct arena){.limit = limit};
 }
 
 void arena_free(struct arena *a)

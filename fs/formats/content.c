@@ -9,7 +9,7 @@
 struct reading {
 	struct ckpt_content *c;
 	const struct ckpt_io *io;
-	int fatal;		/* -ENOMEM, or bad()'s result */
+	int fatal; /* -ENOMEM, or bad()'s result */
 };
 
 void ckpt_content_free(struct ckpt_content *c)
@@ -21,7 +21,7 @@ void ckpt_content_free(struct ckpt_content *c)
 	free(c->v);
 	free(c->index.v);
 	fmt_set_free(c->set);
-	*c = (struct ckpt_content){ 0 };
+	*c = (struct ckpt_content){0};
 }
 
 static void found_bad(struct reading *r, const char *file, const struct fmt_error *e, int err)
@@ -33,7 +33,7 @@ static void found_bad(struct reading *r, const char *file, const struct fmt_erro
 	if (!r->fatal)
 		r->fatal = err == -ENOMEM ? err : stop;
 	if (i < 0 || r->c->v[i].fault || err == -ENOTSUP)
-		return;		/* unsupported does not mean broken */
+		return; /* unsupported does not mean broken */
 	fault = strdup(e->text);
 	if (!fault)
 		r->fatal = -ENOMEM;
@@ -51,7 +51,7 @@ static int open_file(struct reading *r, const char *name, struct fmt_source *s, 
 {
 	int err;
 
-	*e = (struct fmt_error){ .at = FMT_NOWHERE };
+	*e = (struct fmt_error){.at = FMT_NOWHERE};
 	err = r->io->open(r->io->ctx, name, s);
 	return err ? cannot_open(e, err) : 0;
 }
@@ -114,9 +114,10 @@ static void read_file(struct reading *r, const char *name, const char *prefix)
 
 	if (!err) {
 		file = fmt_set_file(r->c->set, name, strlen(name), &e);
-		err = file < 0 ? (int)file : ckpt_is_safetensors(name) ?
-		      safetensors_read(r->c->set, (uint32_t)file, &s, &e) :
-		      torchfile_read(r->c->set, (uint32_t)file, prefix, &s, &e);
+		err = file < 0 ? (int)file
+		      : ckpt_is_safetensors(name)
+			      ? safetensors_read(r->c->set, (uint32_t)file, &s, &e)
+			      : torchfile_read(r->c->set, (uint32_t)file, prefix, &s, &e);
 		close_file(r, &s);
 	}
 	if (err)
@@ -129,12 +130,12 @@ static void read_end(struct reading *r, const char *name)
 	struct fmt_error e;
 	struct fmt_source s;
 	struct zip *z = NULL;
-	uint8_t magic[2] = { 0 };
+	uint8_t magic[2] = {0};
 	int err = open_file(r, name, &s, &e);
 
 	if (!err) {
 		if (s.size < 2 || fmt_read(&s, 0, magic, 2) || magic[0] != 0x80)
-			err = zip_open(&s, &z, &e);	/* old format: no end record */
+			err = zip_open(&s, &z, &e); /* old format: no end record */
 		zip_close(z);
 		close_file(r, &s);
 	}
@@ -193,8 +194,7 @@ static void read_ranks(struct reading *r)
 		struct fmt_source s;
 		int err;
 
-		if (!ckpt_is_model_states(r->c->v[i].name) ||
-		    open_file(r, r->c->v[i].name, &s, &e))
+		if (!ckpt_is_model_states(r->c->v[i].name) || open_file(r, r->c->v[i].name, &s, &e))
 			continue;
 		err = torchfile_read_ranks(&s, &r->c->kind.ranks, &e);
 		close_file(r, &s);
@@ -254,7 +254,7 @@ static void read_snapshot(struct reading *r)
 	if (!err)
 		return;
 	found_bad(r, CKPT_SNAPSHOT_NAME, &e, err);
-	fmt_set_free(r->c->set);	/* a part must not be taken for the whole */
+	fmt_set_free(r->c->set); /* a part must not be taken for the whole */
 	r->c->set = NULL;
 }
 
@@ -271,7 +271,7 @@ static void read_headers(struct reading *r)
 			continue;
 		err = open_file(r, name, &s, &e);
 		if (err == -ENOENT)
-			continue;	/* reported when names are compared */
+			continue; /* reported when names are compared */
 		if (!err) {
 			err = dcp_read_header(r->c->set, f, &s, &e);
 			close_file(r, &s);
@@ -292,7 +292,7 @@ static int add_name(struct ckpt_content *c, const char *name, uint64_t size)
 		free(copy);
 		return -ENOMEM;
 	}
-	v[c->n++] = (struct ckpt_name){ .name = copy, .size = size };
+	v[c->n++] = (struct ckpt_name){.name = copy, .size = size};
 	return 0;
 }
 
@@ -330,7 +330,7 @@ static void read_objects(struct reading *r)
 
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth)
 {
-	struct reading r = { .c = c, .io = io };
+	struct reading r = {.c = c, .io = io};
 	enum ckpt_format f = c->kind.format;
 	bool only_torch = ckpt_is_torch_only(f), tensors = depth == CKPT_TENSORS;
 

@@ -7,13 +7,13 @@
  */
 #include "fs/formats/formats.h"
 
-#if defined(__x86_64__) && !defined(CRC_TABLES)	/* the tests want both variants */
+#if defined(__x86_64__) && !defined(CRC_TABLES) /* the tests want both variants */
 #define HAVE_FOLD
 #include <immintrin.h>
 #endif
 
-#define MUCH 65536u	/* from here on, computing the tables is worth it */
-#define BLOCK 64u	/* folded at once */
+#define MUCH 65536u /* from here on, computing the tables is worth it */
+#define BLOCK 64u /* folded at once */
 
 static const uint32_t nibble[16] = {
 	0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
@@ -72,8 +72,9 @@ FOLD static inline __m128i load(const uint8_t *p)
 /* x moved on by k, plus the data there. */
 FOLD static inline __m128i onto(__m128i x, __m128i k, __m128i there)
 {
-	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)),
-			     there);
+	return _mm_xor_si128(
+		_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)),
+		there);
 }
 
 /* x^(d+32) and x^(d-32) modulo the polynomial: move on by d bits */
@@ -83,7 +84,8 @@ FOLD static inline __m128i onto(__m128i x, __m128i k, __m128i there)
 
 /* Reduces the four lanes and the rest, n bytes (a multiple of 16), to 128 bits, to 64, to 32
  * (Barrett). */
-FOLD static uint32_t fold_end(__m128i a, __m128i b, __m128i c, __m128i d, const uint8_t *p, size_t n)
+FOLD static uint32_t fold_end(__m128i a, __m128i b, __m128i c, __m128i d, const uint8_t *p,
+			      size_t n)
 {
 	const __m128i k512 = _mm_set_epi64x(K512), k128 = _mm_set_epi64x(K128);
 	const __m128i k64 = _mm_set_epi64x(0, 0x163cd6124);
@@ -119,8 +121,8 @@ FOLD static uint32_t fold_128(uint32_t crc, const uint8_t *p, size_t n)
 /* The same on 512 bits. */
 WIDE static inline __m512i wide_onto(__m512i x, __m512i k, __m512i there)
 {
-	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11),
-					 there, 0x96);
+	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00),
+					 _mm512_clmulepi64_epi128(x, k, 0x11), there, 0x96);
 }
 
 WIDE static uint32_t fold_512(uint32_t crc, const uint8_t *p, size_t n)
@@ -138,13 +140,15 @@ WIDE static uint32_t fold_512(uint32_t crc, const uint8_t *p, size_t n)
 	for (unsigned i = 1; i < 4; i++)
 		v[0] = wide_onto(v[0], k512, v[i]);
 	return fold_end(_mm512_extracti32x4_epi32(v[0], 0), _mm512_extracti32x4_epi32(v[0], 1),
-			_mm512_extracti32x4_epi32(v[0], 2), _mm512_extracti32x4_epi32(v[0], 3), p, n);
+			_mm512_extracti32x4_epi32(v[0], 2), _mm512_extracti32x4_epi32(v[0], 3), p,
+			n);
 }
 
 /* n is a multiple of 16, at least BLOCK. */
 static uint32_t fold(uint32_t crc, const uint8_t *p, size_t n)
 {
-	if (n >= 4 * WIDE_BLOCK && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+	if (n >= 4 * WIDE_BLOCK && __builtin_cpu_supports("avx512f") &&
+	    __builtin_cpu_supports("vpclmulqdq"))
 		return fold_512(crc, p, n);
 	return fold_128(crc, p, n);
 }
@@ -182,4 +186,3 @@ uint32_t zip_crc(uint32_t crc, const void *bytes, size_t len)
 		crc = crc_byte(crc, p[i]);
 	return ~crc;
 }
-

@@ -10,14 +10,14 @@
 
 #include <stdio.h>
 
-#define CLASSES "torch.*"	/* torch has moved the classes between modules */
+#define CLASSES "torch.*" /* torch has moved the classes between modules */
 
-struct stored {			/* one entry of storage_data */
-	const struct pickle_node *fqn, *at;	/* at: offset, for errors */
-	const struct pickle_seq *offset;	/* NULL: None */
+struct stored { /* one entry of storage_data */
+	const struct pickle_node *fqn, *at; /* at: offset, for errors */
+	const struct pickle_seq *offset; /* NULL: None */
 	uint32_t file;
 	uint64_t start, length;
-	const struct pickle_node *transforms;	/* NULL: none */
+	const struct pickle_node *transforms; /* NULL: none */
 };
 
 /* The three dicts have the same keys, mostly in the same order: the entry after the last match is
@@ -28,10 +28,10 @@ struct reader {
 	struct stored *v;
 	uint32_t n, next;
 	struct fmt_table stored;
-	const struct pickle_seq *path;	/* planner_data's pairs; NULL: none */
+	const struct pickle_seq *path; /* planner_data's pairs; NULL: none */
 	uint32_t next_path;
-	struct fmt_table paths;		/* filled on first use */
-	struct {			/* steps of paths; there are few distinct ones */
+	struct fmt_table paths; /* filled on first use */
+	struct { /* steps of paths; there are few distinct ones */
 		const char *p, *copy;
 		uint32_t n;
 	} step[64];
@@ -71,7 +71,7 @@ static bool same_str(const struct pickle_node *a, const struct pickle_node *b)
 struct place {
 	const struct reader *r;
 	const struct pickle_node *fqn;
-	const struct pickle_seq *offset;	/* NULL: none */
+	const struct pickle_seq *offset; /* NULL: none */
 };
 
 static bool is_place(const void *ctx, uint32_t i)
@@ -100,7 +100,7 @@ static uint64_t hash_of(const struct place *k)
 static struct stored *find_stored(struct reader *r, const struct pickle_node *fqn,
 				  const struct pickle_seq *offset)
 {
-	const struct place k = { r, fqn, offset };
+	const struct place k = {r, fqn, offset};
 
 	if (r->next >= r->n || !is_place(&k, r->next)) {
 		const struct fmt_slot *s =
@@ -131,8 +131,8 @@ static int read_info(struct reader *r, const struct pickle_node *n, struct store
 		return (int)file;
 	}
 	t->file = (uint32_t)file;
-	if (how && how->kind != PICKLE_NONE && !(how->kind <= PICKLE_DICT &&
-	    how->kind >= PICKLE_TUPLE && !how->u.seq.n))
+	if (how && how->kind != PICKLE_NONE &&
+	    !(how->kind <= PICKLE_DICT && how->kind >= PICKLE_TUPLE && !how->u.seq.n))
 		t->transforms = how;
 	return fmt_set_extent(r->set, t->file, t->start, t->length, r->e);
 }
@@ -140,7 +140,7 @@ static int read_info(struct reader *r, const struct pickle_node *n, struct store
 static int read_stored(struct reader *r, const struct pickle_node *key,
 		       const struct pickle_node *value)
 {
-	struct stored t = { .fqn = pickle_attr(key, "fqn"), .at = key };
+	struct stored t = {.fqn = pickle_attr(key, "fqn"), .at = key};
 	const struct pickle_node *offset = pickle_attr(key, "offset");
 	struct fmt_slot *s;
 	struct place k;
@@ -158,7 +158,7 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	err = read_info(r, value, &t);
 	if (err)
 		return err;
-	k = (struct place){ r, t.fqn, t.offset };
+	k = (struct place){r, t.fqn, t.offset};
 	hash = hash_of(&k);
 	s = fmt_table_slot(&r->stored, hash, is_place, &k);
 	if (s->index)
@@ -230,7 +230,7 @@ static int say_transforms(struct reader *r, const struct stored *t, const char *
 static int read_chunk(struct reader *r, const struct pickle_node *fqn, const struct pickle_node *n,
 		      struct fmt_tensor *t)
 {
-	struct fmt_piece p = { .file = FMT_NO_FILE, .payload = FMT_ITEM };
+	struct fmt_piece p = {.file = FMT_NO_FILE, .payload = FMT_ITEM};
 	const struct pickle_node *offset = pickle_attr(n, "offsets");
 	uint64_t *at, *size;
 	unsigned ndim, ndim2;
@@ -280,7 +280,7 @@ static int fill_paths(struct reader *r)
 
 	for (uint32_t i = 0; !err && i < r->path->n / 2; i++) {
 		const struct pickle_node *key = r->path->v[2 * i];
-		const struct place k = { .r = r, .fqn = key };
+		const struct place k = {.r = r, .fqn = key};
 		uint64_t hash;
 
 		if (key->kind != PICKLE_STR)
@@ -295,7 +295,7 @@ static int fill_paths(struct reader *r)
 static int find_path(struct reader *r, const struct pickle_node *fqn,
 		     const struct pickle_node **out)
 {
-	const struct place k = { .r = r, .fqn = fqn };
+	const struct place k = {.r = r, .fqn = fqn};
 	uint32_t i = r->next_path;
 
 	*out = NULL;
@@ -307,8 +307,8 @@ static int find_path(struct reader *r, const struct pickle_node *fqn,
 
 		if (err)
 			return err;
-		s = fmt_table_slot(&r->paths,
-				   fmt_table_hash(&r->paths, fqn->u.s.p, fqn->u.s.n), is_path, &k);
+		s = fmt_table_slot(&r->paths, fmt_table_hash(&r->paths, fqn->u.s.p, fqn->u.s.n),
+				   is_path, &k);
 		if (!s->index)
 			return 0;
 		i = s->index - 1;
@@ -362,8 +362,8 @@ static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt
 
 		const struct pickle_node *n = q->v[i];
 
-		if (n->kind == PICKLE_STR ? memchr(n->u.s.p, '\0', n->u.s.n) != NULL :
-					    !pickle_u64(n, &index))
+		if (n->kind == PICKLE_STR ? memchr(n->u.s.p, '\0', n->u.s.n) != NULL
+					  : !pickle_u64(n, &index))
 			return 0;
 	}
 	v = arena_array(fmt_set_arena(r->set), q->n, sizeof(*v));
@@ -372,7 +372,7 @@ static int read_path(struct reader *r, const struct pickle_node *fqn, struct fmt
 	for (uint32_t i = 0; !err && i < q->n; i++)
 		if (!pickle_u64(q->v[i], &v[i].index))
 			err = copy_step(r, q->v[i], &v[i].key);
-	*out = (struct fmt_path){ v, q->n };
+	*out = (struct fmt_path){v, q->n};
 	return err;
 }
 
@@ -384,8 +384,9 @@ static const struct pickle_node *dtype_of(const struct pickle_node *n)
 	if (!d && p && p->kind == PICKLE_OBJECT && p->u.object.state &&
 	    p->u.object.state->kind == PICKLE_TUPLE && p->u.object.state->u.seq.n)
 		d = p->u.object.state->u.seq.v[0];
-	return d && d->kind == PICKLE_GLOBAL && pickle_is_str(d->u.global.module, "torch") ?
-	       d->u.global.name : NULL;
+	return d && d->kind == PICKLE_GLOBAL && pickle_is_str(d->u.global.module, "torch")
+		       ? d->u.global.name
+		       : NULL;
 }
 
 /* Checks that a tensor in another rank's metadata is the same tensor. */
@@ -471,7 +472,7 @@ static int read_state(struct reader *r, const struct pickle_node *root)
 
 int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_error *e)
 {
-	struct reader r = { .set = set, .e = e };
+	struct reader r = {.set = set, .e = e};
 	const struct pickle_node *root;
 	struct pickle *p;
 	int err = pickle_parse(bytes, len, &p, NULL, e);
@@ -580,8 +581,9 @@ static int rebind(struct fmt_set *set, uint32_t file, const struct fmt_set *head
 			if (p->file != file)
 				continue;
 			have = fmt_set_find(header, t->name, strlen(t->name));
-			q = have && have->ndim == t->ndim && have->dtype == t->dtype ?
-			    piece_at(have, p) : NULL;
+			q = have && have->ndim == t->ndim && have->dtype == t->dtype
+				    ? piece_at(have, p)
+				    : NULL;
 			if (!q)
 				return fmt_fail(e, -EBADMSG, 8,
 						"%.100s: the header has no such piece", t->name);

@@ -33,18 +33,18 @@ extern "C" {
 
 /* ---- errors and sources ----------------------------------------------------------- */
 
-#define FMT_NOWHERE UINT64_MAX	/* for errors without an offset */
+#define FMT_NOWHERE UINT64_MAX /* for errors without an offset */
 
 struct fmt_error {
-	uint64_t at;		/* offset in the bytes given, or FMT_NOWHERE */
-	char text[256];		/* one line, no full stop; control bytes as \xNN */
+	uint64_t at; /* offset in the bytes given, or FMT_NOWHERE */
+	char text[256]; /* one line, no full stop; control bytes as \xNN */
 };
 
 /* Bytes that can be read at any offset: a file, a part of one, or memory. Copied by value; its
  * creator owns ctx, which must outlive all copies. */
 struct fmt_source {
 	uint64_t size;
-	uint64_t base;		/* offset of byte 0 for read() */
+	uint64_t base; /* offset of byte 0 for read() */
 	/* Reads exactly len bytes at off; 0 or -errno. Never called beyond base + size. */
 	int (*read)(void *ctx, uint64_t off, void *buf, size_t len);
 	void *ctx;
@@ -67,10 +67,10 @@ bool fmt_is_utf8(const char *text, size_t n);
 /* ---- dtypes ----------------------------------------------------------------------- */
 
 struct fmt_dtype {
-	const char *name;	/* PyTorch's: "bfloat16" */
+	const char *name; /* PyTorch's: "bfloat16" */
 	const char *safetensors; /* "BF16"; NULL: none */
-	const char *storage;	/* old typed storage: "BFloat16Storage"; NULL */
-	unsigned bits;		/* of one element; 4 and 6 occur */
+	const char *storage; /* old typed storage: "BFloat16Storage"; NULL */
+	unsigned bits; /* of one element; 4 and 6 occur */
 };
 
 /* Pointers into one table: equal types are equal pointers. NULL: unknown. */
@@ -78,7 +78,7 @@ const struct fmt_dtype *fmt_dtype_torch(const char *name, size_t len);
 const struct fmt_dtype *fmt_dtype_safetensors(const char *name, size_t len);
 const struct fmt_dtype *fmt_dtype_storage(const char *name, size_t len);
 
-#define FMT_MAX_DIMS 64		/* PyTorch's own limit */
+#define FMT_MAX_DIMS 64 /* PyTorch's own limit */
 
 /* The product of n sizes; false on overflow. A size of zero gives 0. */
 bool fmt_volume(const uint64_t *size, unsigned n, uint64_t *out);
@@ -89,30 +89,30 @@ bool fmt_bytes(const struct fmt_dtype *t, uint64_t elements, uint64_t *out);
  * The model of every format: tensors, and the pieces of files that hold them. */
 
 enum fmt_payload {
-	FMT_RAW,	/* the extent is the piece's elements, row-major, little-endian */
-	FMT_STRIDED,	/* the same with piece.stride; the extent includes the last element */
-	FMT_ITEM,	/* the extent is a torch.save zip that has the piece: dcp_item_read() */
+	FMT_RAW, /* the extent is the piece's elements, row-major, little-endian */
+	FMT_STRIDED, /* the same with piece.stride; the extent includes the last element */
+	FMT_ITEM, /* the extent is a torch.save zip that has the piece: dcp_item_read() */
 };
 
 struct fmt_piece {
-	uint32_t file;			/* index into the set's files; FMT_NO_FILE */
-	uint8_t payload;		/* enum fmt_payload */
-	uint64_t at, length;		/* the extent */
-	const uint64_t *offset, *size;	/* of the piece in the tensor; ndim each */
-	const uint64_t *stride;		/* ndim; NULL: row-major */
-	const char *refusal;		/* NULL, or why its bytes cannot be used */
+	uint32_t file; /* index into the set's files; FMT_NO_FILE */
+	uint8_t payload; /* enum fmt_payload */
+	uint64_t at, length; /* the extent */
+	const uint64_t *offset, *size; /* of the piece in the tensor; ndim each */
+	const uint64_t *stride; /* ndim; NULL: row-major */
+	const char *refusal; /* NULL, or why its bytes cannot be used */
 };
 
 #define FMT_NO_FILE UINT32_MAX
 
-struct fmt_step {		/* a step of the path to a value in a nested object */
-	const char *key;	/* dict key; NULL: list index */
+struct fmt_step { /* a step of the path to a value in a nested object */
+	const char *key; /* dict key; NULL: list index */
 	uint64_t index;
 };
 
 #define FMT_MAX_PATH 256u
 
-struct fmt_path {		/* n 0: unknown, only the name is known */
+struct fmt_path { /* n 0: unknown, only the name is known */
 	const struct fmt_step *step;
 	unsigned n;
 };
@@ -120,32 +120,33 @@ struct fmt_path {		/* n 0: unknown, only the name is known */
 struct fmt_tensor {
 	const char *name;
 	struct fmt_path path;
-	const struct fmt_dtype *dtype;	/* NULL: unknown dtype */
-	const char *dtype_name;		/* never NULL */
+	const struct fmt_dtype *dtype; /* NULL: unknown dtype */
+	const char *dtype_name; /* never NULL */
 	unsigned ndim;
-	bool growing;			/* its shape is that which its pieces cover */
+	bool growing; /* its shape is that which its pieces cover */
 	uint64_t *shape;
 	struct fmt_piece *piece;
 	size_t n_pieces, cap_pieces;
 };
 
-struct fmt_blob {		/* an item that is not a tensor */
+struct fmt_blob { /* an item that is not a tensor */
 	const char *name;
 	struct fmt_path path;
-	uint32_t file;		/* FMT_NO_FILE; for opaque bytes, their file */
+	uint32_t file; /* FMT_NO_FILE; for opaque bytes, their file */
 	uint64_t at, length;
-	const char *pickle;	/* NULL: opaque bytes; else a plain value, `length` bytes */
-	const char *refusal;	/* NULL, or why its bytes cannot be used */
+	const char *pickle; /* NULL: opaque bytes; else a plain value, `length` bytes */
+	const char *refusal; /* NULL, or why its bytes cannot be used */
 };
 
 struct fmt_file {
-	const char *name;	/* relative, without ".." */
-	uint64_t need;		/* its minimum size: max(at + length) */
-	uint64_t items;		/* extents in it */
+	const char *name; /* relative, without ".." */
+	uint64_t need; /* its minimum size: max(at + length) */
+	uint64_t items; /* extents in it */
 };
 
 struct fmt_set {
-	struct fmt_tensor *tensor;	/* in the order of reading; sorted by fmt_set_finish() */
+	/* in the order of reading; sorted by fmt_set_finish() */
+	struct fmt_tensor *tensor;
 	size_t n_tensors;
 	struct fmt_blob *blob;
 	size_t n_blobs;
@@ -156,7 +157,7 @@ struct fmt_set {
 
 /* NULL: no memory. A set owns everything it points to. */
 struct fmt_set *fmt_set_new(void);
-void fmt_set_free(struct fmt_set *s);		/* NULL is allowed */
+void fmt_set_free(struct fmt_set *s); /* NULL is allowed */
 /* The index of the file, which is added if it is new; or -errno. -EBADMSG: not a relative path that
  * stays below its directory. */
 int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt_error *e);
@@ -176,17 +177,22 @@ int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *
  * Protocols 2 to 5, as data. */
 
 enum pickle_kind {
-	PICKLE_NONE, PICKLE_FALSE, PICKLE_TRUE,
-	PICKLE_INT,		/* u.i */
-	PICKLE_BIG,		/* u.s: two's complement, little-endian, more than 8 bytes */
-	PICKLE_FLOAT,		/* u.f */
-	PICKLE_STR,		/* u.s: UTF-8 as written, not checked */
-	PICKLE_BYTES,		/* u.s */
-	PICKLE_TUPLE, PICKLE_LIST, PICKLE_SET, PICKLE_FROZENSET,	/* u.seq */
-	PICKLE_DICT,		/* u.seq: key, value, key, value */
-	PICKLE_GLOBAL,		/* u.global */
-	PICKLE_OBJECT,		/* u.object */
-	PICKLE_PERSID,		/* u.id */
+	PICKLE_NONE,
+	PICKLE_FALSE,
+	PICKLE_TRUE,
+	PICKLE_INT, /* u.i */
+	PICKLE_BIG, /* u.s: two's complement, little-endian, more than 8 bytes */
+	PICKLE_FLOAT, /* u.f */
+	PICKLE_STR, /* u.s: UTF-8 as written, not checked */
+	PICKLE_BYTES, /* u.s */
+	PICKLE_TUPLE,
+	PICKLE_LIST,
+	PICKLE_SET,
+	PICKLE_FROZENSET, /* u.seq */
+	PICKLE_DICT, /* u.seq: key, value, key, value */
+	PICKLE_GLOBAL, /* u.global */
+	PICKLE_OBJECT, /* u.object */
+	PICKLE_PERSID, /* u.id */
 };
 
 struct pickle_node;
@@ -196,34 +202,34 @@ struct pickle_seq {
 	uint32_t n, cap;
 };
 
-struct pickle_more {		/* rarely used parts of an object */
-	struct pickle_node *kwargs;	/* NULL unless NEWOBJ_EX */
-	struct pickle_seq items, pairs;	/* appended to it, set in it */
+struct pickle_more { /* rarely used parts of an object */
+	struct pickle_node *kwargs; /* NULL unless NEWOBJ_EX */
+	struct pickle_seq items, pairs; /* appended to it, set in it */
 };
 
-struct pickle_object {		/* callable(*args), not called */
+struct pickle_object { /* callable(*args), not called */
 	struct pickle_node *callable, *args;
-	struct pickle_node *state;	/* NULL: there was no BUILD */
-	struct pickle_more *more;	/* never NULL; empty ones share one */
+	struct pickle_node *state; /* NULL: there was no BUILD */
+	struct pickle_more *more; /* never NULL; empty ones share one */
 };
 
 /* Allocated only as large as its kind needs: never copy one. Equal small ints share a node, and so
  * do constants such as None. */
 struct pickle_node {
 	uint8_t kind;
-	uint8_t seen;		/* for the code that walks the nodes: 0 after parsing */
-	uint32_t at;		/* offset of the first opcode that made it */
+	uint8_t seen; /* for the code that walks the nodes: 0 after parsing */
+	uint32_t at; /* offset of the first opcode that made it */
 	union {
 		int64_t i;
 		double f;
 		struct pickle_node *id;
 		struct {
-			const char *p;	/* into the bytes parsed */
+			const char *p; /* into the bytes parsed */
 			uint32_t n;
 		} s;
 		struct pickle_seq seq;
 		struct {
-			struct pickle_node *module, *name;	/* PICKLE_STR */
+			struct pickle_node *module, *name; /* PICKLE_STR */
 		} global;
 		struct pickle_object object;
 	} u;
@@ -238,7 +244,7 @@ struct pickle;
  * of the first MiB and 12 for each byte after it; -E2BIG: more would be needed. */
 int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *used,
 		 struct fmt_error *e);
-void pickle_free(struct pickle *p);	/* NULL is allowed */
+void pickle_free(struct pickle *p); /* NULL is allowed */
 struct pickle_node *pickle_root(const struct pickle *p);
 
 bool pickle_is_str(const struct pickle_node *n, const char *text);
@@ -262,14 +268,14 @@ struct json_doc;
 
 /* The text is copied. -EBADMSG, -E2BIG, -ENOMEM. e may be NULL. */
 int json_read(const char *text, size_t len, struct json_doc **out, struct fmt_error *e);
-void json_doc_free(struct json_doc *d);	/* NULL is allowed */
+void json_doc_free(struct json_doc *d); /* NULL is allowed */
 void json_doc_freep(struct json_doc **d);
 
 /* A value is identified by its index; 0 is the document; -1 is "none", which every function
  * accepts. json_at() follows keys, separated by '.', from `from`; keys are compared as written,
  * without decoding escapes. */
 int json_at(const struct json_doc *d, int from, const char *keys);
-int json_count(const struct json_doc *d, int v);	/* of an array; else 0 */
+int json_count(const struct json_doc *d, int v); /* of an array; else 0 */
 int json_item(const struct json_doc *d, int v, int i);
 /* Children in order, -1 after the last; an object has key, value, key, value. */
 int json_first(const struct json_doc *d, int parent);
@@ -277,11 +283,11 @@ int json_next(const struct json_doc *d, int parent, int child);
 bool json_is_object(const struct json_doc *d, int v);
 bool json_is_array(const struct json_doc *d, int v);
 bool json_is_string(const struct json_doc *d, int v);
-bool json_is_null(const struct json_doc *d, int v);	/* true also for -1 */
-uint64_t json_offset(const struct json_doc *d, int v);	/* in the text */
+bool json_is_null(const struct json_doc *d, int v); /* true also for -1 */
+uint64_t json_offset(const struct json_doc *d, int v); /* in the text */
 /* For a non-negative integer without fraction or exponent that fits; else false. */
 bool json_is_u64(const struct json_doc *d, int v, uint64_t *out);
-uint64_t json_u64(const struct json_doc *d, int v);	/* 0 if it is not a number */
+uint64_t json_u64(const struct json_doc *d, int v); /* 0 if it is not a number */
 double json_double(const struct json_doc *d, int v);
 bool json_bool(const struct json_doc *d, int v);
 /* The buffer size that a string needs at most, including NUL; 0 if it is not a string. */
@@ -299,23 +305,24 @@ char *json_bytes(const struct json_doc *d, int v);
 
 struct zip_entry {
 	const char *name;
-	uint64_t local;		/* offset of its local header */
+	uint64_t local; /* offset of its local header */
 	uint64_t size;
-	uint32_t crc;		/* 0: none (torch.serialization.set_crc32_options(False)) */
-	uint64_t data;		/* offset of its bytes; 0 before zip_data() */
+	uint32_t crc; /* 0: none (torch.serialization.set_crc32_options(False)) */
+	uint64_t data; /* offset of its bytes; 0 before zip_data() */
 };
 
 struct zip {
-	struct zip_entry *entry;	/* sorted by name */
+	struct zip_entry *entry; /* sorted by name */
 	size_t n_entries;
-	uint64_t end;			/* offset of the central directory: the end of the data */
+	/* offset of the central directory: the end of the data */
+	uint64_t end;
 	struct zip_inside *inside;
 };
 
 /* Reads the end record and the central directory. -ENOTSUP: compressed, encrypted or split
  * archives. -EBADMSG also for entries that overlap or have the same name. */
 int zip_open(const struct fmt_source *s, struct zip **out, struct fmt_error *e);
-void zip_close(struct zip *z);	/* NULL is allowed */
+void zip_close(struct zip *z); /* NULL is allowed */
 struct zip_entry *zip_find(const struct zip *z, const char *name);
 /* Reads the local header, checks it against the directory and sets entry->data. */
 int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *entry,
@@ -365,9 +372,9 @@ struct safetensors_place {
 };
 
 struct safetensors_index {
-	struct safetensors_place *v;	/* in the order of the text; the set owns the names */
+	struct safetensors_place *v; /* in the order of the text; the set owns the names */
 	size_t n;
-	uint64_t total;			/* total_size, bytes; FMT_NOWHERE: missing or invalid */
+	uint64_t total; /* total_size, bytes; FMT_NOWHERE: missing or invalid */
 };
 
 /* model.safetensors.index.json: the file of each tensor. The caller frees v. */
@@ -404,17 +411,17 @@ void snapshot_files(struct fmt_set *set, uint32_t file, uint64_t size);
 
 enum ckpt_format {
 	CKPT_NONE,
-	CKPT_DCP,		/* .metadata and __{rank}_{n}.distcp */
-	CKPT_DCP_LOCAL,		/* __{rank}.metadata instead */
-	CKPT_MEGATRON,		/* DCP with common.pt or in iter_N */
-	CKPT_SAFETENSORS,	/* one file, or model-i-of-n with an index */
-	CKPT_HF_SHARDS,		/* shard-i-model-j-of-n, by DCP */
-	CKPT_TRAINER,		/* Hugging Face's checkpoint-N */
+	CKPT_DCP, /* .metadata and __{rank}_{n}.distcp */
+	CKPT_DCP_LOCAL, /* __{rank}.metadata instead */
+	CKPT_MEGATRON, /* DCP with common.pt or in iter_N */
+	CKPT_SAFETENSORS, /* one file, or model-i-of-n with an index */
+	CKPT_HF_SHARDS, /* shard-i-model-j-of-n, by DCP */
+	CKPT_TRAINER, /* Hugging Face's checkpoint-N */
 	CKPT_DEEPSPEED,
 	CKPT_ORBAX,
 	CKPT_TORCH,
-	CKPT_LIGHTNING,		/* one .ckpt file */
-	CKPT_SNAPSHOT,		/* torchsnapshot */
+	CKPT_LIGHTNING, /* one .ckpt file */
+	CKPT_SNAPSHOT, /* torchsnapshot */
 };
 
 enum ckpt_state {
@@ -423,33 +430,33 @@ enum ckpt_state {
 	CKPT_COMPLETE,
 };
 
-struct ckpt_name {		/* an entry of the directory */
+struct ckpt_name { /* an entry of the directory */
 	const char *name;
 	uint64_t size;
 	bool dir;
-	bool open;		/* a writer has it open, if that can be known */
-	const char *fault;	/* NULL, or what its reader found wrong with it */
+	bool open; /* a writer has it open, if that can be known */
+	const char *fault; /* NULL, or what its reader found wrong with it */
 	struct timespec mtime;
-	struct timespec over;	/* replaced another version while a committing file of this mtime
+	struct timespec over; /* replaced another version while a committing file of this mtime
 				 * existed: ckpt_commit_of(); 0: unknown */
 };
 
 struct ckpt_kind {
 	enum ckpt_format format;
-	bool temporary;		/* the directory's name says that it is not committed */
+	bool temporary; /* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
-	uint32_t ranks;		/* how many are required (DeepSpeed: data-parallel; torchsnapshot:
+	uint32_t ranks; /* how many are required (DeepSpeed: data-parallel; torchsnapshot:
 				 * all); 0: unknown */
 };
 
 struct ckpt_verdict {
 	enum ckpt_state state;
-	char why[200];		/* what is missing, or which file is open; "" if complete */
-	uint32_t ranks, ranks_expected;	/* 0: the format has no ranks, or they are unknown */
+	char why[200]; /* what is missing, or which file is open; "" if complete */
+	uint32_t ranks, ranks_expected; /* 0: the format has no ranks, or they are unknown */
 };
 
-#define CKPT_QUIET_S 30		/* after so long without a change it is not being written */
+#define CKPT_QUIET_S 30 /* after so long without a change it is not being written */
 
 /* Prefix for the name of a directory that `cairn rm` is removing. */
 #define CKPT_REMOVED_PREFIX ".cairn-removed."
@@ -464,7 +471,7 @@ void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 		    struct ckpt_kind *out);
 /* One file that is a whole checkpoint. */
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out);
-const char *ckpt_format_name(enum ckpt_format f);	/* "dcp", ...; static */
+const char *ckpt_format_name(enum ckpt_format f); /* "dcp", ...; static */
 const char *ckpt_state_name(enum ckpt_state s);
 
 #define CKPT_SNAPSHOT_NAME ".snapshot_metadata"
@@ -478,15 +485,16 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64]);
  * mtime, and the checksum of the version it committed, "SECONDS.NANOSECONDS [CHECKSUM]". */
 #define CKPT_OVER_KEY "user.cairn.over"
 #define CKPT_OVER_ROOM 96
-int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM]);	/* its length */
+/* its length */
+int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM]);
 /* False: not a mark, or the shard has the committed bytes again: `sum` is its own checksum. */
 bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 /* `.metadata`, or, if there is none, `__{rank}.metadata`. */
 bool ckpt_is_metadata(const char *name, bool global);
-bool ckpt_is_index(const char *name);	/* of safetensors */
+bool ckpt_is_index(const char *name); /* of safetensors */
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
-bool ckpt_is_model_states(const char *name);	/* of DeepSpeed */
+bool ckpt_is_model_states(const char *name); /* of DeepSpeed */
 /* Whether all its tensors are in torch.save files. */
 bool ckpt_is_torch_only(enum ckpt_format f);
 
@@ -502,21 +510,22 @@ struct ckpt_io {
 	/* May be NULL. Called for each file that violates its format. Not 0: stops reading;
 	 * ckpt_content_read() returns it. */
 	int (*bad)(void *ctx, const char *file, const struct fmt_error *e, int err);
-	uint64_t max_bytes;	/* of one file of metadata; larger ones are errors */
+	uint64_t max_bytes; /* of one file of metadata; larger ones are errors */
 };
 
 struct ckpt_content {
-	struct ckpt_kind kind;		/* input, as v and n; output: its ranks */
-	struct ckpt_name *v;		/* sorted; the array, names and faults are malloc()ed */
+	struct ckpt_kind kind; /* input, as v and n; output: its ranks */
+	struct ckpt_name *v; /* sorted; the array, names and faults are malloc()ed */
 	size_t n;
-	struct fmt_set *set;		/* output; NULL: nothing to read, or nothing readable */
-	struct safetensors_index index;	/* output; .v NULL: none */
+	struct fmt_set *set; /* output; NULL: nothing to read, or nothing readable */
+	struct safetensors_index index; /* output; .v NULL: none */
 };
 
 enum ckpt_depth {
-	CKPT_TENSORS,		/* only the files that say where the format's tensors are */
-	CKPT_SOUND,		/* those; torch.save files only checked to be complete */
-	CKPT_ALL,		/* also those that metadata does not describe: torch.save files */
+	CKPT_TENSORS, /* only the files that say where the format's tensors are */
+	CKPT_SOUND, /* those; torch.save files only checked to be complete */
+	/* also those that metadata does not describe: torch.save files */
+	CKPT_ALL,
 };
 
 /* Reads metadata and headers into c->set and finishes it. A broken file gets a fault, is passed to
@@ -530,7 +539,7 @@ void ckpt_content_free(struct ckpt_content *c);
  * memory proportional to their number. */
 
 struct fmt_packed {
-	unsigned char *p;	/* malloc()ed */
+	unsigned char *p; /* malloc()ed */
 	size_t n, cap;
 	bool no_memory;
 };
@@ -564,9 +573,9 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 /* ---- the newest one: newest.c ---- */
 
 struct ckpt_found {
-	char *path;		/* relative to where the search began */
+	char *path; /* relative to where the search began */
 	struct ckpt_kind kind;
-	struct timespec time;	/* mtime of the directory, or of the file */
+	struct timespec time; /* mtime of the directory, or of the file */
 };
 
 /* Sorts the newest first, one directory after the other: in a directory by step, if there is one
@@ -578,8 +587,8 @@ ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i);
 /* In sorted v: the newest safe one: of each directory the first that is safe, of these the latest
  * by time. is_safe is called no more often than necessary: 1, 0, or -errno, which ends the search.
  * The index, -ENOENT, or that errno. */
-ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n,
-			 int (*is_safe)(void *ctx, size_t i), void *ctx);
+ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n, int (*is_safe)(void *ctx, size_t i),
+			 void *ctx);
 
 /* ---- views ------------------------------------------------------------------------
  * A virtual file with a checkpoint's tensors: its headers are in memory, its data are gathered from
@@ -590,8 +599,8 @@ ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n,
  * Thread-safe, like all functions below that only read. */
 struct view_base;
 
-int view_base_new(const struct fmt_set *set, struct view_base **out);	/* -ENOMEM */
-void view_base_free(struct view_base *b);	/* NULL is allowed */
+int view_base_new(const struct fmt_set *set, struct view_base **out); /* -ENOMEM */
+void view_base_free(struct view_base *b); /* NULL is allowed */
 
 /* Where a view's bytes come from. */
 struct view_io {
@@ -599,18 +608,19 @@ struct view_io {
 	int (*get)(void *ctx, uint32_t file, struct fmt_source *out);
 	void (*put)(void *ctx, uint32_t file);
 	void *ctx;
-	void *scratch;		/* VIEW_SCRATCH bytes, for one call at a time */
+	void *scratch; /* VIEW_SCRATCH bytes, for one call at a time */
 	/* dcp_item_read(), done by another process; NULL: called directly */
-	int (*item)(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e);
+	int (*item)(void *ctx, const struct fmt_source *item, struct fmt_set *set,
+		    struct fmt_error *e);
 };
 
 #define VIEW_SCRATCH (1088u << 10)
 
-struct view;			/* constant once made; borrows its base */
+struct view; /* constant once made; borrows its base */
 
-void view_free(struct view *v);	/* NULL is allowed */
+void view_free(struct view *v); /* NULL is allowed */
 uint64_t view_size(const struct view *v);
-size_t view_memory(const struct view *v);	/* bytes that it occupies */
+size_t view_memory(const struct view *v); /* bytes that it occupies */
 
 /* Reads exactly len bytes at off. -EINVAL: outside the view; -EBADMSG, -ENOTSUP: a piece
  * contradicts the metadata; else an error of get() or a source. */
@@ -633,7 +643,7 @@ int view_safetensors(struct view_base *b, const struct view_pick *pick, struct v
  * unless it is one tensor. n + 1 cuts, which the caller frees. */
 int view_split(const struct view_base *b, uint64_t limit, size_t **cut, size_t *n,
 	       struct fmt_error *e);
-#define VIEW_PART_NAME "model-%05zu-of-%05zu.safetensors"	/* from 1 */
+#define VIEW_PART_NAME "model-%05zu-of-%05zu.safetensors" /* from 1 */
 /* The model.safetensors.index.json of these parts. */
 int view_index(struct view_base *b, const size_t *cut, size_t n, struct view **out,
 	       struct fmt_error *e);
@@ -646,8 +656,7 @@ int view_torch(struct view_base *b, struct view **out, struct fmt_error *e);
  * tensor in one chunk and for each blob, and its .metadata. Opaque blobs are copied. -ENOTSUP also
  * for names that are not UTF-8. */
 #define VIEW_DCP_DATA "__0_0.distcp"
-int view_dcp(struct view_base *b, struct view **data, struct view **metadata,
-	     struct fmt_error *e);
+int view_dcp(struct view_base *b, struct view **data, struct view **metadata, struct fmt_error *e);
 
 /* One tensor as a NumPy file, version 1.0. bfloat16 is <u2, eight-bit floats are |u1. */
 int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e);

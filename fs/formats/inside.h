@@ -23,10 +23,10 @@ struct arena_block;
 
 struct arena {
 	struct arena_block *block;
-	unsigned char *next;	/* in the newest block; zeroed */
-	size_t left;		/* a multiple of 8 */
-	uint64_t used, limit;	/* limit: by the length of the input */
-	int err;		/* of the last arena_get() that failed: -ENOMEM, -E2BIG */
+	unsigned char *next; /* in the newest block; zeroed */
+	size_t left; /* a multiple of 8 */
+	uint64_t used, limit; /* limit: by the length of the input */
+	int err; /* of the last arena_get() that failed: -ENOMEM, -E2BIG */
 };
 
 /* How many bytes an input of that length may expand to. Real metadata takes up to 16 bytes for each
@@ -41,7 +41,8 @@ static inline uint64_t fmt_allowance(uint64_t len)
 void arena_init(struct arena *a, uint64_t limit);
 void arena_free(struct arena *a);
 /* Zeroed, aligned for all types here; NULL: see err. */
-void *arena_get_more(struct arena *a, size_t size);	/* if the newest block may be too small */
+/* if the newest block may be too small */
+void *arena_get_more(struct arena *a, size_t size);
 static inline void *arena_get(struct arena *a, size_t size)
 {
 	size_t need = (size + 7) & ~(size_t)7;
@@ -61,12 +62,12 @@ char *arena_string(struct arena *a, const char *p, size_t n);
 /* ---- tables: from a hash to an index ----------------------------------------------- */
 
 struct fmt_slot {
-	uint32_t hash, index;	/* index + 1; 0 = free */
+	uint32_t hash, index; /* index + 1; 0 = free */
 };
 
 struct fmt_table {
 	struct fmt_slot *slot;
-	size_t cap, used;	/* cap: a power of two, at least twice `used` */
+	size_t cap, used; /* cap: a power of two, at least twice `used` */
 	uint64_t seed[2];
 };
 

@@ -16,8 +16,8 @@ enum kind { J_OBJECT, J_ARRAY, J_STRING, J_NUMBER, J_TRUE, J_FALSE, J_NULL };
 
 struct value {
 	uint8_t kind;
-	bool escaped;		/* a string with a backslash */
-	uint32_t start, end;	/* of a string: between the quotes */
+	bool escaped; /* a string with a backslash */
+	uint32_t start, end; /* of a string: between the quotes */
 	uint32_t next;
 };
 
@@ -31,7 +31,7 @@ struct json_doc {
 struct parser {
 	struct json_doc *d;
 	size_t pos;
-	uint32_t open[MAX_DEPTH];	/* containers not closed yet */
+	uint32_t open[MAX_DEPTH]; /* containers not closed yet */
 	unsigned depth;
 	struct fmt_error *e;
 };
@@ -66,8 +66,10 @@ static int add(struct parser *p, enum kind kind, size_t start, size_t end)
 		d->v = v;
 		d->cap = cap;
 	}
-	d->v[d->n] = (struct value){ .kind = (uint8_t)kind, .start = (uint32_t)start,
-				     .end = (uint32_t)end, .next = (uint32_t)d->n + 1 };
+	d->v[d->n] = (struct value){.kind = (uint8_t)kind,
+				    .start = (uint32_t)start,
+				    .end = (uint32_t)end,
+				    .next = (uint32_t)d->n + 1};
 	d->n++;
 	return 0;
 }
@@ -78,9 +80,10 @@ static int hex4(const char *s)
 
 	for (int i = 0; i < 4; i++) {
 		char c = s[i];
-		int digit = c >= '0' && c <= '9' ? c - '0' :
-			    c >= 'a' && c <= 'f' ? c - 'a' + 10 :
-			    c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		int digit = c >= '0' && c <= '9'   ? c - '0'
+			    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+			    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+						   : -1;
 
 		if (digit < 0)
 			return -1;
@@ -116,7 +119,7 @@ static int parse_string(struct parser *p)
 
 		if (c == '"')
 			break;
-		if (c < 0x20)	/* also the end of the text */
+		if (c < 0x20) /* also the end of the text */
 			return bad(p,
 				   c < 0 ? "an unterminated string" : "a control byte in a string");
 		len = fmt_utf8(p->d->text + p->pos, p->d->len - p->pos);
@@ -226,20 +229,13 @@ static int parse_value(struct parser *p)
 {
 	skip_space(p);
 	switch (peek(p)) {
-	case '{':
-		return open_container(p, J_OBJECT);
-	case '[':
-		return open_container(p, J_ARRAY);
-	case '"':
-		return parse_string(p);
-	case 't':
-		return parse_word(p, "true", J_TRUE);
-	case 'f':
-		return parse_word(p, "false", J_FALSE);
-	case 'n':
-		return parse_word(p, "null", J_NULL);
-	default:
-		return parse_number(p);
+	case '{': return open_container(p, J_OBJECT);
+	case '[': return open_container(p, J_ARRAY);
+	case '"': return parse_string(p);
+	case 't': return parse_word(p, "true", J_TRUE);
+	case 'f': return parse_word(p, "false", J_FALSE);
+	case 'n': return parse_word(p, "null", J_NULL);
+	default: return parse_number(p);
 	}
 }
 
@@ -295,7 +291,7 @@ static int parse(struct parser *p)
 int json_read(const char *text, size_t len, struct json_doc **out, struct fmt_error *e)
 {
 	struct json_doc *d;
-	struct parser p = { .e = e };
+	struct parser p = {.e = e};
 	int err;
 
 	*out = NULL;
@@ -310,7 +306,7 @@ int json_read(const char *text, size_t len, struct json_doc **out, struct fmt_er
 	}
 	if (len)
 		memcpy(d->text, text, len);
-	d->text[len] = '\0';	/* so that strtod() stops */
+	d->text[len] = '\0'; /* so that strtod() stops */
 	d->len = len;
 	err = parse(&p);
 	if (err)
@@ -543,7 +539,7 @@ static ssize_t decode(const struct json_doc *d, int v, bool raw, char *out)
 			if (raw && c >= 0x80 && c <= 0xff)
 				*o++ = (char)c;
 			else
-				o = put_utf8(o, c);	/* no longer than the escape */
+				o = put_utf8(o, c); /* no longer than the escape */
 		} else {
 			*o++ = to[strchr(from, s[1]) - from];
 			s += 2;
@@ -571,7 +567,7 @@ char *json_bytes(const struct json_doc *d, int v)
 	char *out = room ? malloc(room) : NULL;
 	ssize_t n = out ? decode(d, v, true, out) : -1;
 
-	if (n < 0 || strlen(out) != (size_t)n) {	/* a path cannot contain a NUL */
+	if (n < 0 || strlen(out) != (size_t)n) { /* a path cannot contain a NUL */
 		free(out);
 		return NULL;
 	}

@@ -91,8 +91,8 @@ ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i)
 	return -1;
 }
 
-ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n,
-			 int (*is_safe)(void *ctx, size_t i), void *ctx)
+ssize_t ckpt_newest_safe(const struct ckpt_found *v, size_t n, int (*is_safe)(void *ctx, size_t i),
+			 void *ctx)
 {
 	ssize_t best = -ENOENT;
 

@@ -61,14 +61,14 @@ static void put_text(struct fmt_packed *b, const char *s)
 void fmt_packed_free(struct fmt_packed *b)
 {
 	free(b->p);
-	*b = (struct fmt_packed){ 0 };
+	*b = (struct fmt_packed){0};
 }
 
 /* ---- reading ---------------------------------------------------------------------- */
 
 struct unpack {
 	const uint8_t *p;
-	size_t n;		/* bytes left */
+	size_t n; /* bytes left */
 	struct fmt_error *e;
 };
 
@@ -236,7 +236,8 @@ static int get_dtype(struct unpack *u, struct fmt_set *s, struct fmt_tensor *t)
 }
 
 /* A piece's offset and size in the tensor, in one array. */
-static int get_box(struct unpack *u, struct fmt_set *s, struct fmt_piece *p, unsigned ndim, bool strided)
+static int get_box(struct unpack *u, struct fmt_set *s, struct fmt_piece *p, unsigned ndim,
+		   bool strided)
 {
 	unsigned n = ndim * (strided ? 3 : 2);
 	uint64_t *v = arena_array(fmt_set_arena(s), n ? n : 1, sizeof(*v));
@@ -256,7 +257,7 @@ static int get_box(struct unpack *u, struct fmt_set *s, struct fmt_piece *p, uns
 
 static int get_piece(struct unpack *u, struct fmt_set *s, struct fmt_tensor *t)
 {
-	struct fmt_piece p = { .file = FMT_NO_FILE };
+	struct fmt_piece p = {.file = FMT_NO_FILE};
 	uint64_t flags, file, payload;
 	int err = get_number(u, PIECE_STRIDED | PIECE_REFUSED, &flags);
 
@@ -286,7 +287,7 @@ static int get_piece(struct unpack *u, struct fmt_set *s, struct fmt_tensor *t)
 static int get_tensor(struct unpack *u, struct fmt_set *s)
 {
 	uint64_t shape[FMT_MAX_DIMS], ndim, n;
-	struct fmt_tensor kind = { 0 }, *t;
+	struct fmt_tensor kind = {0}, *t;
 	const char *name;
 	size_t len;
 	int err = get_text(u, &name, &len);
@@ -331,7 +332,7 @@ static int get_set(struct unpack *u, struct fmt_set *s)
 
 int fmt_unpack_set(struct fmt_set *s, const void *bytes, size_t len, struct fmt_error *e)
 {
-	struct unpack u = { bytes, len, e };
+	struct unpack u = {bytes, len, e};
 	int err = get_set(&u, s);
 
 	return !err && u.n ? spoiled(&u, "more than that") : err;
@@ -359,7 +360,7 @@ int ckpt_pack_question(struct fmt_packed *b, const struct ckpt_content *c, uint6
 
 static int get_name(struct unpack *u, struct ckpt_content *c)
 {
-	struct ckpt_name x = { 0 };
+	struct ckpt_name x = {0};
 	uint64_t flags;
 	int err = get_number(u, NAME_DIR | NAME_OPEN, &flags);
 
@@ -378,11 +379,11 @@ static int get_name(struct unpack *u, struct ckpt_content *c)
 int ckpt_unpack_question(struct ckpt_content *c, uint64_t *max_bytes, enum ckpt_depth *depth,
 			 const void *bytes, size_t len)
 {
-	struct unpack u = { bytes, len, NULL };
+	struct unpack u = {bytes, len, NULL};
 	uint64_t how = 0, format = 0, ranks = 0, n = 0;
 	int err = get_number(&u, CKPT_ALL, &how);
 
-	*c = (struct ckpt_content){ 0 };
+	*c = (struct ckpt_content){0};
 	if (!err)
 		err = get_number(&u, UINT64_MAX, max_bytes);
 	if (!err)
@@ -459,7 +460,7 @@ static int get_nested(struct unpack *u, struct ckpt_content *c)
 		return -ENOMEM;
 	c->v = v;
 	for (; !err && n; n--) {
-		struct ckpt_name x = { 0 };
+		struct ckpt_name x = {0};
 
 		err = get_copy(u, &x.name);
 		if (err)
@@ -526,7 +527,7 @@ static int get_index(struct unpack *u, struct ckpt_content *c)
 
 int ckpt_unpack_answer(struct ckpt_content *c, const void *bytes, size_t len, struct fmt_error *e)
 {
-	struct unpack u = { bytes, len, e };
+	struct unpack u = {bytes, len, e};
 	uint64_t ranks = 0, any = 0;
 	int err = get_number(&u, UINT32_MAX, &ranks);
 
@@ -538,7 +539,7 @@ int ckpt_unpack_answer(struct ckpt_content *c, const void *bytes, size_t len, st
 	if (!err && !c->set)
 		return -ENOMEM;
 	if (!err) {
-		fmt_set_allow(c->set, u.n);	/* the index shares its names with the set */
+		fmt_set_allow(c->set, u.n); /* the index shares its names with the set */
 		err = get_index(&u, c);
 	}
 	if (!err)
@@ -557,7 +558,7 @@ int ckpt_unpack_answer(struct ckpt_content *c, const void *bytes, size_t len, st
 	if (any)
 		return 0;
 	free(c->index.v);
-	c->index = (struct safetensors_index){ 0 };
+	c->index = (struct safetensors_index){0};
 	fmt_set_free(c->set);
 	c->set = NULL;
 	return 0;

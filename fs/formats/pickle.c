@@ -12,8 +12,8 @@
  */
 #include "fs/formats/inside.h"
 
-#define MAX_MARKS 10000u	/* nesting of containers being built; Python stops near 1000 */
-#define MAX_ATTRS 256u		/* examined in one object */
+#define MAX_MARKS 10000u /* nesting of containers being built; Python stops near 1000 */
+#define MAX_ATTRS 256u /* examined in one object */
 
 struct pickle {
 	struct arena arena;
@@ -22,25 +22,25 @@ struct pickle {
 
 struct machine {
 	const uint8_t *p;
-	size_t len, pos, at;		/* at: offset of the current opcode */
+	size_t len, pos, at; /* at: offset of the current opcode */
 	struct arena *a;
 	struct pickle_node **stack;
 	size_t n, cap;
 	size_t *mark;
 	size_t n_marks, cap_marks;
 	struct pickle_node **memo;
-	size_t cap_memo, n_memo, end_memo;	/* end: nothing behind it was ever set */
-	struct pickle_node *root;	/* set by STOP */
-	struct pickle_node *small[256];	/* shared nodes of these ints, once made */
+	size_t cap_memo, n_memo, end_memo; /* end: nothing behind it was ever set */
+	struct pickle_node *root; /* set by STOP */
+	struct pickle_node *small[256]; /* shared nodes of these ints, once made */
 	struct fmt_error *e;
 };
 
 typedef int (*opcode)(struct machine *m);
 
-static struct pickle_node none = { .kind = PICKLE_NONE };
-static struct pickle_node no = { .kind = PICKLE_FALSE };
-static struct pickle_node yes = { .kind = PICKLE_TRUE };
-static struct pickle_node empty = { .kind = PICKLE_TUPLE };
+static struct pickle_node none = {.kind = PICKLE_NONE};
+static struct pickle_node no = {.kind = PICKLE_FALSE};
+static struct pickle_node yes = {.kind = PICKLE_TRUE};
+static struct pickle_node empty = {.kind = PICKLE_TUPLE};
 static struct pickle_more nothing;
 
 #define bad(m, ...) fmt_fail((m)->e, -EBADMSG, (m)->at, __VA_ARGS__)
@@ -156,25 +156,22 @@ static int pop_mark(struct machine *m, struct pickle_node ***v, size_t *n)
 		return bad(m, "no mark");
 	*n = above(m);
 	m->n -= *n;
-	*v = *n ? m->stack + m->n : NULL;	/* the stack may not be allocated yet */
+	*v = *n ? m->stack + m->n : NULL; /* the stack may not be allocated yet */
 	m->n_marks--;
 	return 0;
 }
 
-#define UP_TO(member) (offsetof(struct pickle_node, u) + \
-		       sizeof(((struct pickle_node *)NULL)->u.member))
+#define UP_TO(member)                                                                              \
+	(offsetof(struct pickle_node, u) + sizeof(((struct pickle_node *)NULL)->u.member))
 
 static inline size_t node_size(enum pickle_kind kind)
 {
 	switch (kind) {
 	case PICKLE_INT:
 	case PICKLE_FLOAT:
-	case PICKLE_PERSID:
-		return UP_TO(i);
-	case PICKLE_OBJECT:
-		return UP_TO(object);
-	default:
-		return UP_TO(seq) > UP_TO(s) ? UP_TO(seq) : UP_TO(s);
+	case PICKLE_PERSID: return UP_TO(i);
+	case PICKLE_OBJECT: return UP_TO(object);
+	default: return UP_TO(seq) > UP_TO(s) ? UP_TO(seq) : UP_TO(s);
 	}
 }
 
@@ -202,7 +199,7 @@ static int seq_add(struct machine *m, struct pickle_seq *s, struct pickle_node *
 		s->v = more;
 		s->cap = (uint32_t)cap;
 	}
-	for (size_t i = 0; i < n; i++)	/* usually one to four */
+	for (size_t i = 0; i < n; i++) /* usually one to four */
 		s->v[s->n + i] = v[i];
 	s->n += (uint32_t)n;
 	return 0;
@@ -336,7 +333,7 @@ static int op_binfloat(struct machine *m)
 	if (err)
 		return err;
 	for (unsigned i = 0; i < 8; i++)
-		x = x << 8 | b[i];	/* big-endian, unlike all other numbers in pickles */
+		x = x << 8 | b[i]; /* big-endian, unlike all other numbers in pickles */
 	n = node(m, PICKLE_FLOAT);
 	if (n)
 		memcpy(&n->u.f, &x, sizeof(x));
@@ -480,8 +477,8 @@ static int put(struct machine *m, enum pickle_kind kind, struct pickle_node **v,
 		return bad(m, "items put into %s", pickle_kind_name(t));
 	if (!more_of(m, &t->u.object))
 		return out_of_memory(m);
-	return seq_add(m, kind == PICKLE_DICT ? &t->u.object.more->pairs :
-			  &t->u.object.more->items, v, n);
+	return seq_add(m, kind == PICKLE_DICT ? &t->u.object.more->pairs : &t->u.object.more->items,
+		       v, n);
 }
 
 static int op_append(struct machine *m)
@@ -550,7 +547,7 @@ static int op_pop(struct machine *m)
 	}
 	if (!m->n_marks)
 		return underflow(m);
-	m->n_marks--;	/* as in Python: a mark can be popped, too */
+	m->n_marks--; /* as in Python: a mark can be popped, too */
 	return 0;
 }
 
@@ -571,7 +568,7 @@ static int memo_room(struct machine *m, uint64_t i)
 {
 	struct pickle_node **v;
 
-	if (i >= m->len)	/* picklers count from 0 */
+	if (i >= m->len) /* picklers count from 0 */
 		return bad(m, "memo number %llu", (unsigned long long)i);
 	v = grown(m, m->memo, &m->cap_memo, i + 1, sizeof(*v));
 	if (!v)
@@ -711,7 +708,7 @@ static int push_object(struct machine *m, struct pickle_node *callable, struct p
 	return push(m, n);
 }
 
-static int op_reduce(struct machine *m)	/* also NEWOBJ: without a call they are the same */
+static int op_reduce(struct machine *m) /* also NEWOBJ: without a call they are the same */
 {
 	struct pickle_node *args = pop(m), *callable = pop(m);
 
@@ -784,23 +781,24 @@ static int op_stop(struct machine *m)
 }
 
 static const opcode opcodes[256] = {
-	[0x80] = op_proto, [0x95] = op_frame, ['.'] = op_stop,
-	['N'] = op_none, [0x88] = op_true, [0x89] = op_false,
-	['J'] = op_binint, ['K'] = op_binint1, ['M'] = op_binint2,
-	[0x8a] = op_long1, [0x8b] = op_long4, ['G'] = op_binfloat,
-	[0x8c] = op_str1, ['X'] = op_str4, [0x8d] = op_str8,
-	['U'] = op_str1, ['T'] = op_str4,	/* Python 2's str */
-	['C'] = op_bytes1, ['B'] = op_bytes4, [0x8e] = op_bytes8, [0x96] = op_bytes8,
-	[']'] = op_empty_list, ['}'] = op_empty_dict, [0x8f] = op_empty_set,
-	[')'] = op_empty_tuple, ['t'] = op_tuple, ['l'] = op_list, ['d'] = op_dict,
-	[0x91] = op_frozenset, [0x85] = op_tuple1, [0x86] = op_tuple2, [0x87] = op_tuple3,
-	['a'] = op_append, ['e'] = op_appends, ['s'] = op_setitem, ['u'] = op_setitems,
-	[0x90] = op_additems,
-	['('] = op_mark, ['0'] = op_pop, ['1'] = op_pop_mark, ['2'] = op_dup,
-	['h'] = op_binget, ['j'] = op_long_binget, ['q'] = op_binput, ['r'] = op_long_binput,
-	[0x94] = op_memoize,
-	['c'] = op_global, [0x93] = op_stack_global, ['R'] = op_reduce, [0x81] = op_reduce,
-	[0x92] = op_newobj_ex, ['b'] = op_build, ['Q'] = op_binpersid,
+	[0x80] = op_proto,	  [0x95] = op_frame,	  ['.'] = op_stop,
+	['N'] = op_none,	  [0x88] = op_true,	  [0x89] = op_false,
+	['J'] = op_binint,	  ['K'] = op_binint1,	  ['M'] = op_binint2,
+	[0x8a] = op_long1,	  [0x8b] = op_long4,	  ['G'] = op_binfloat,
+	[0x8c] = op_str1,	  ['X'] = op_str4,	  [0x8d] = op_str8,
+	['U'] = op_str1,	  ['T'] = op_str4, /* Python 2's str */
+	['C'] = op_bytes1,	  ['B'] = op_bytes4,	  [0x8e] = op_bytes8,
+	[0x96] = op_bytes8,	  [']'] = op_empty_list,  ['}'] = op_empty_dict,
+	[0x8f] = op_empty_set,	  [')'] = op_empty_tuple, ['t'] = op_tuple,
+	['l'] = op_list,	  ['d'] = op_dict,	  [0x91] = op_frozenset,
+	[0x85] = op_tuple1,	  [0x86] = op_tuple2,	  [0x87] = op_tuple3,
+	['a'] = op_append,	  ['e'] = op_appends,	  ['s'] = op_setitem,
+	['u'] = op_setitems,	  [0x90] = op_additems,	  ['('] = op_mark,
+	['0'] = op_pop,		  ['1'] = op_pop_mark,	  ['2'] = op_dup,
+	['h'] = op_binget,	  ['j'] = op_long_binget, ['q'] = op_binput,
+	['r'] = op_long_binput,	  [0x94] = op_memoize,	  ['c'] = op_global,
+	[0x93] = op_stack_global, ['R'] = op_reduce,	  [0x81] = op_reduce,
+	[0x92] = op_newobj_ex,	  ['b'] = op_build,	  ['Q'] = op_binpersid,
 };
 
 static int unknown(struct machine *m, uint8_t op)
@@ -833,7 +831,7 @@ static int run(struct machine *m)
 int pickle_parse(const void *bytes, size_t len, struct pickle **out, size_t *used,
 		 struct fmt_error *e)
 {
-	struct machine m = { .p = bytes, .len = len, .e = e };
+	struct machine m = {.p = bytes, .len = len, .e = e};
 	struct pickle *p;
 	int err;
 
@@ -880,13 +878,14 @@ struct pickle_node *pickle_root(const struct pickle *p)
 const char *pickle_kind_name(const struct pickle_node *n)
 {
 	static const char *const name[] = {
-		[PICKLE_NONE] = "None", [PICKLE_FALSE] = "a bool", [PICKLE_TRUE] = "a bool",
-		[PICKLE_INT] = "an int", [PICKLE_BIG] = "an int", [PICKLE_FLOAT] = "a float",
-		[PICKLE_STR] = "a str", [PICKLE_BYTES] = "bytes", [PICKLE_TUPLE] = "a tuple",
-		[PICKLE_LIST] = "a list", [PICKLE_SET] = "a set",
-		[PICKLE_FROZENSET] = "a frozenset", [PICKLE_DICT] = "a dict",
-		[PICKLE_GLOBAL] = "a global", [PICKLE_OBJECT] = "an object",
-		[PICKLE_PERSID] = "a persistent id",
+		[PICKLE_NONE] = "None",	       [PICKLE_FALSE] = "a bool",
+		[PICKLE_TRUE] = "a bool",      [PICKLE_INT] = "an int",
+		[PICKLE_BIG] = "an int",       [PICKLE_FLOAT] = "a float",
+		[PICKLE_STR] = "a str",	       [PICKLE_BYTES] = "bytes",
+		[PICKLE_TUPLE] = "a tuple",    [PICKLE_LIST] = "a list",
+		[PICKLE_SET] = "a set",	       [PICKLE_FROZENSET] = "a frozenset",
+		[PICKLE_DICT] = "a dict",      [PICKLE_GLOBAL] = "a global",
+		[PICKLE_OBJECT] = "an object", [PICKLE_PERSID] = "a persistent id",
 	};
 
 	return n ? name[n->kind] : "nothing";

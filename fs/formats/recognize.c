@@ -74,7 +74,7 @@ void ckpt_names_sort(struct ckpt_name *v, size_t n)
 
 ssize_t ckpt_names_find(const struct ckpt_name *v, size_t n, const char *name)
 {
-	const struct ckpt_name key = { .name = name };
+	const struct ckpt_name key = {.name = name};
 	const struct ckpt_name *found = n ? bsearch(&key, v, n, sizeof(*v), by_name) : NULL;
 
 	return found ? found - v : -1;
@@ -122,7 +122,8 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64])
 	uint64_t x[3];
 
 	if (matches(name, "__%_%.distcp", x)) {
-		snprintf(buf, 64, which ? "__%llu.metadata" : ".metadata", (unsigned long long)x[0]);
+		snprintf(buf, 64, which ? "__%llu.metadata" : ".metadata",
+			 (unsigned long long)x[0]);
 		return buf;
 	}
 	if (which || !matches(name, "model-%-of-%.safetensors", x))
@@ -145,7 +146,7 @@ bool ckpt_over_parse(const char *s, const char *sum, struct timespec *out)
 		return false;
 	if (*s == ' ' && *sum && !strcmp(s + 1, sum))
 		return false;
-	*out = (struct timespec){ .tv_sec = (time_t)sec, .tv_nsec = (long)ns };
+	*out = (struct timespec){.tv_sec = (time_t)sec, .tv_nsec = (long)ns};
 	return true;
 }
 
@@ -162,11 +163,17 @@ bool ckpt_is_torch_only(enum ckpt_format f)
 const char *ckpt_format_name(enum ckpt_format f)
 {
 	static const char *const name[] = {
-		[CKPT_NONE] = "-", [CKPT_DCP] = "dcp", [CKPT_DCP_LOCAL] = "dcp-local",
+		[CKPT_NONE] = "-",
+		[CKPT_DCP] = "dcp",
+		[CKPT_DCP_LOCAL] = "dcp-local",
 		[CKPT_MEGATRON] = "megatron",
-		[CKPT_SAFETENSORS] = "safetensors", [CKPT_HF_SHARDS] = "hf-shards",
-		[CKPT_TRAINER] = "hf-trainer", [CKPT_DEEPSPEED] = "deepspeed",
-		[CKPT_ORBAX] = "orbax", [CKPT_TORCH] = "torch", [CKPT_LIGHTNING] = "lightning",
+		[CKPT_SAFETENSORS] = "safetensors",
+		[CKPT_HF_SHARDS] = "hf-shards",
+		[CKPT_TRAINER] = "hf-trainer",
+		[CKPT_DEEPSPEED] = "deepspeed",
+		[CKPT_ORBAX] = "orbax",
+		[CKPT_TORCH] = "torch",
+		[CKPT_LIGHTNING] = "lightning",
 		[CKPT_SNAPSHOT] = "torchsnapshot",
 	};
 
@@ -184,7 +191,7 @@ const char *ckpt_state_name(enum ckpt_state s)
  * 7.orbax-checkpoint-tmp-123 */
 static bool find_step(const char *name, uint64_t *step)
 {
-	static const char *const word[] = { "step", "checkpoint", "iter", "ckpt" };
+	static const char *const word[] = {"step", "checkpoint", "iter", "ckpt"};
 	const char *s = name;
 
 	if (number(&s, step) && (!*s || starts(s, ".orbax-checkpoint-tmp")))
@@ -254,13 +261,13 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 
 void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct ckpt_kind *out)
 {
-	struct seen s = { 0 };
+	struct seen s = {0};
 
 	for (size_t i = 0; i < n; i++) {
 		s.dirs |= v[i].dir;
 		look_at(v[i].name, &s);
 	}
-	*out = (struct ckpt_kind){ .format = format_of(dir, &s) };
+	*out = (struct ckpt_kind){.format = format_of(dir, &s)};
 	if (out->format == CKPT_NONE)
 		return;
 	out->has_step = find_step(dir, &out->step);
@@ -271,9 +278,10 @@ void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
 {
 	*out = (struct ckpt_kind){
-		.format = ckpt_is_safetensors(name) ? CKPT_SAFETENSORS :
-			  ends(name, ".ckpt") ? CKPT_LIGHTNING :
-			  ckpt_is_torch(name) ? CKPT_TORCH : CKPT_NONE,
+		.format = ckpt_is_safetensors(name) ? CKPT_SAFETENSORS
+			  : ends(name, ".ckpt")	    ? CKPT_LIGHTNING
+			  : ckpt_is_torch(name)	    ? CKPT_TORCH
+						    : CKPT_NONE,
 	};
 	if (out->format != CKPT_NONE)
 		out->has_step = find_step(name, &out->step);
@@ -314,7 +322,7 @@ static void ranks_add(struct ranks *r, uint64_t rank)
 		uint64_t *v = reallocarray(r->v, cap, sizeof(*v));
 
 		if (!v)
-			return;		/* no memory: the count is too low, no worse */
+			return; /* no memory: the count is too low, no worse */
 		r->v = v;
 		r->cap = cap;
 	}
@@ -359,7 +367,7 @@ static void count_deepspeed(const struct ckpt_kind *k, const struct ckpt_name *v
 		"zero_pp_rank_%_mp_rank_%_model_states.pt",
 		"mp_rank_%_model_states.pt",
 	};
-	struct ranks optim = { 0 }, model = { 0 }, mp = { 0 };
+	struct ranks optim = {0}, model = {0}, mp = {0};
 	uint32_t o, m;
 	uint64_t x[2], across;
 
@@ -384,7 +392,7 @@ static void count_deepspeed(const struct ckpt_kind *k, const struct ckpt_name *v
 static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
 			const struct fmt_set *set, struct ckpt_verdict *out)
 {
-	struct ranks here = { 0 }, want = { 0 };
+	struct ranks here = {0}, want = {0};
 	uint64_t r;
 	bool by_set = ckpt_is_dcp(f) && f != CKPT_DCP_LOCAL && set;
 
@@ -407,12 +415,12 @@ static void count_ranks(enum ckpt_format f, const struct ckpt_name *v, size_t n,
 /* ---- the verdict ------------------------------------------------------------------ */
 
 __attribute__((format(printf, 2, 3))) static void lacks(struct ckpt_verdict *out, const char *fmt,
-							 ...)
+							...)
 {
 	va_list ap;
 
 	if (out->state != CKPT_COMPLETE)
-		return;		/* only the first finding is kept */
+		return; /* only the first finding is kept */
 	out->state = CKPT_INCOMPLETE;
 	va_start(ap, fmt);
 	vsnprintf(out->why, sizeof(out->why), fmt, ap);
@@ -564,29 +572,20 @@ static void judge_by_format(const struct ckpt_kind *k, const struct ckpt_name *v
 	switch (k->format) {
 	case CKPT_DCP:
 	case CKPT_DCP_LOCAL:
-	case CKPT_MEGATRON:
-		judge_dcp(k, v, n, set, out);
-		break;
+	case CKPT_MEGATRON: judge_dcp(k, v, n, set, out); break;
 	case CKPT_SAFETENSORS:
-	case CKPT_HF_SHARDS:
-		judge_safetensors(v, n, set, index, out);
-		break;
+	case CKPT_HF_SHARDS: judge_safetensors(v, n, set, index, out); break;
 	case CKPT_TRAINER:
 		if (!find(v, n, "trainer_state.json"))
 			lacks(out, "trainer_state.json is missing");
 		judge_safetensors(v, n, set, index, out);
 		break;
-	case CKPT_DEEPSPEED:
-		judge_deepspeed(v, n, out);
-		break;
-	case CKPT_SNAPSHOT:
-		judge_snapshot(v, n, set, out);
-		break;
+	case CKPT_DEEPSPEED: judge_deepspeed(v, n, out); break;
+	case CKPT_SNAPSHOT: judge_snapshot(v, n, set, out); break;
 	case CKPT_NONE:
 	case CKPT_ORBAX:
 	case CKPT_TORCH:
-	case CKPT_LIGHTNING:
-		break;
+	case CKPT_LIGHTNING: break;
 	}
 }
 
@@ -606,7 +605,7 @@ void ckpt_judge(const struct ckpt_kind *k, const struct ckpt_name *v, size_t n,
 		const struct fmt_set *set, const struct safetensors_index *index, double quiet_s,
 		struct ckpt_verdict *out)
 {
-	*out = (struct ckpt_verdict){ .state = CKPT_COMPLETE };
+	*out = (struct ckpt_verdict){.state = CKPT_COMPLETE};
 	if (k->format == CKPT_DEEPSPEED)
 		count_deepspeed(k, v, n, out);
 	else if (k->format == CKPT_SNAPSHOT)

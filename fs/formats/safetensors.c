@@ -5,17 +5,17 @@
  */
 #include "fs/formats/inside.h"
 
-#define MAX_HEADER 100000000u	/* the format's own limit */
+#define MAX_HEADER 100000000u /* the format's own limit */
 
-struct entry {			/* one tensor of the header, as written */
+struct entry { /* one tensor of the header, as written */
 	const char *name;
 	size_t name_len;
 	const struct fmt_dtype *dtype;
 	uint64_t *shape;
 	unsigned ndim;
-	uint64_t begin, end;	/* in the data */
-	uint64_t at;		/* in the header, for errors */
-	uint64_t *offset;	/* in a larger tensor, or NULL */
+	uint64_t begin, end; /* in the data */
+	uint64_t at; /* in the header, for errors */
+	uint64_t *offset; /* in a larger tensor, or NULL */
 };
 
 struct reader {
@@ -23,8 +23,8 @@ struct reader {
 	struct fmt_error *e;
 	struct json_doc *doc;
 	uint32_t file;
-	uint64_t data;		/* offset of the data in the file */
-	struct entry *v;	/* in the order of the text */
+	uint64_t data; /* offset of the data in the file */
+	struct entry *v; /* in the order of the text */
 	size_t n;
 };
 
@@ -124,8 +124,10 @@ static int parse_entry(struct reader *r, int v, struct entry *t)
 		err = text_of(r, k, &key, &len);
 		if (err)
 			return err;
-		bit = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2 :
-		      !strcmp(key, "data_offsets") ? 4 : 0;
+		bit = !strcmp(key, "dtype")	     ? 1
+		      : !strcmp(key, "shape")	     ? 2
+		      : !strcmp(key, "data_offsets") ? 4
+						     : 0;
 		if (!bit || seen & bit)
 			return bad(r, k, "%.100s: %s key %.40s", t->name,
 				   bit ? "a second" : "unknown", key);
@@ -133,7 +135,8 @@ static int parse_entry(struct reader *r, int v, struct entry *t)
 		if (bit == 1)
 			err = dtype_of(r, x, t);
 		else
-			err = bit == 2 ? numbers_of(r, x, &t->shape, &t->ndim) : offsets_of(r, x, t);
+			err = bit == 2 ? numbers_of(r, x, &t->shape, &t->ndim)
+				       : offsets_of(r, x, t);
 	}
 	if (!err && seen != 7)
 		err = bad(r, v, "%.100s: dtype, shape or data_offsets is missing", t->name);
@@ -177,7 +180,7 @@ static int parse_metadata(struct reader *r, int v, int *dcp)
 
 static int parse_header(struct reader *r, int *dcp)
 {
-	bool seen = false;	/* __metadata__ */
+	bool seen = false; /* __metadata__ */
 	size_t cap = 0;
 	int err = 0;
 
@@ -185,13 +188,12 @@ static int parse_header(struct reader *r, int *dcp)
 	if (!json_is_object(r->doc, 0))
 		return fmt_fail(r->e, -EBADMSG, 8, "the header is not an object");
 	for (int k = json_first(r->doc, 0), x; !err && k >= 0; k = json_next(r->doc, 0, x)) {
-		struct entry t = { .at = 8 + json_offset(r->doc, k) }, *v;
+		struct entry t = {.at = 8 + json_offset(r->doc, k)}, *v;
 
 		x = json_next(r->doc, 0, k);
 		err = text_of(r, k, &t.name, &t.name_len);
 		if (!err && !strcmp(t.name, "__metadata__")) {
-			err = seen ? bad(r, k, "a second __metadata__") :
-				     parse_metadata(r, x, dcp);
+			err = seen ? bad(r, k, "a second __metadata__") : parse_metadata(r, x, dcp);
 			seen = true;
 			continue;
 		}
@@ -304,8 +306,8 @@ static int read_sharding(struct reader *r, int v)
 	struct json_doc *whole = r->doc;
 	const char *text;
 	size_t len;
-	int err = order ? text_of(r, v, &text, &len) :
-			  fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
+	int err = order ? text_of(r, v, &text, &len)
+			: fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
 
 	if (err)
 		return err;
@@ -341,8 +343,11 @@ static int add(struct reader *r, const struct entry *t)
 {
 	struct fmt_tensor *into = fmt_set_find(r->set, t->name, t->name_len);
 	struct fmt_piece p = {
-		.file = r->file, .at = r->data + t->begin, .length = t->end - t->begin,
-		.size = t->shape, .offset = t->offset,
+		.file = r->file,
+		.at = r->data + t->begin,
+		.length = t->end - t->begin,
+		.size = t->shape,
+		.offset = t->offset,
 	};
 	int err = into ? same_kind(r, t, into) : 0;
 
@@ -393,9 +398,9 @@ static int read_text(struct reader *r, const char *text, uint64_t len, uint64_t 
 int safetensors_read(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
 		     struct fmt_error *e)
 {
-	struct reader r = { .set = set, .e = e, .file = file };
+	struct reader r = {.set = set, .e = e, .file = file};
 	CLEANUP_FREE char *text = NULL;
-	uint8_t head[9] = { 0 };
+	uint8_t head[9] = {0};
 	uint64_t len;
 	int err;
 
@@ -458,22 +463,22 @@ static int read_map(struct reader *r, int map, struct safetensors_index *out)
 int safetensors_index_read(struct fmt_set *set, const char *text, size_t len,
 			   struct safetensors_index *out, struct fmt_error *e)
 {
-	struct reader r = { .set = set, .e = e };
+	struct reader r = {.set = set, .e = e};
 	int map, err = json_read(text, len, &r.doc, e);
 
-	*out = (struct safetensors_index){ .total = FMT_NOWHERE };
+	*out = (struct safetensors_index){.total = FMT_NOWHERE};
 	if (err)
 		return err;
 	fmt_set_allow(set, len);
 	json_is_u64(r.doc, json_at(r.doc, 0, "metadata.total_size"), &out->total);
 	map = json_at(r.doc, 0, "weight_map");
-	err = json_is_object(r.doc, map) ? read_map(&r, map, out) :
-	      fmt_fail(e, -EBADMSG, 0, "an index without weight_map");
+	err = json_is_object(r.doc, map) ? read_map(&r, map, out)
+					 : fmt_fail(e, -EBADMSG, 0, "an index without weight_map");
 	if (err) {
 		free(out->v);
-		*out = (struct safetensors_index){ .total = FMT_NOWHERE };
+		*out = (struct safetensors_index){.total = FMT_NOWHERE};
 		if (e && e->at != FMT_NOWHERE && e->at >= 8)
-			e->at -= 8;	/* bad() adds the file's length field */
+			e->at -= 8; /* bad() adds the file's length field */
 	}
 	json_doc_free(r.doc);
 	return err;

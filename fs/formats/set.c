@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-#define MAX_OFF_GRID 4096u	/* pieces compared pair by pair */
+#define MAX_OFF_GRID 4096u /* pieces compared pair by pair */
 
 struct fmt_set_inside {
 	struct arena arena;
@@ -116,7 +116,7 @@ bool fmt_stays_below(const char *p, size_t n)
 		if (!len || (len == 1 && *p == '.') || (len == 2 && !memcmp(p, "..", 2)))
 			return false;
 		if (slash && len + 1 == n)
-			return false;	/* ends with a slash: a directory */
+			return false; /* ends with a slash: a directory */
 		p += slash ? len + 1 : len;
 		n -= slash ? len + 1 : len;
 	}
@@ -125,7 +125,7 @@ bool fmt_stays_below(const char *p, size_t n)
 
 int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt_error *e)
 {
-	struct key k = { s, name, len };
+	struct key k = {s, name, len};
 	struct fmt_table *t = &s->inside->files;
 	struct fmt_file *v;
 	struct fmt_slot *slot;
@@ -151,7 +151,7 @@ int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt
 	if (err)
 		return err;
 	fmt_table_put(t, slot, hash, (uint32_t)s->n_files);
-	s->file[s->n_files++] = (struct fmt_file){ .name = copy };
+	s->file[s->n_files++] = (struct fmt_file){.name = copy};
 	return (int64_t)s->n_files - 1;
 }
 
@@ -201,7 +201,7 @@ static struct fmt_tensor *find_sorted(const struct fmt_set *s, const char *name,
 struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_t len)
 {
 	const struct fmt_table *t = &s->inside->tensors;
-	struct key k = { s, name, len };
+	struct key k = {s, name, len};
 	const struct fmt_slot *slot;
 
 	if (s->inside->finished)
@@ -215,10 +215,10 @@ struct fmt_tensor *fmt_set_find(const struct fmt_set *s, const char *name, size_
 int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 		const uint64_t *shape, struct fmt_tensor **out, struct fmt_error *e)
 {
-	struct key k = { s, name, len };
+	struct key k = {s, name, len};
 	struct fmt_table *table = &s->inside->tensors;
 	uint64_t hash = fmt_table_hash(table, name, len);
-	struct fmt_tensor t = { .ndim = ndim }, *v;
+	struct fmt_tensor t = {.ndim = ndim}, *v;
 	int err;
 
 	err = fmt_table_room(table, 1);
@@ -262,7 +262,7 @@ int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_er
 int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file, uint64_t at,
 		 uint64_t length, struct fmt_blob **out, struct fmt_error *e)
 {
-	struct fmt_blob b = { .file = file, .at = at, .length = length }, *v;
+	struct fmt_blob b = {.file = file, .at = at, .length = length}, *v;
 	int err = fmt_set_string(s, name, len, &b.name, e);
 
 	if (err)
@@ -295,7 +295,7 @@ static int by_place(const void *a, const void *b, void *tensor)
 	if (!c)
 		c = by_sizes(p->size, q->size, ndim);
 	if (!c && p->file != q->file)
-		c = p->file < q->file ? -1 : 1;	/* the first file found */
+		c = p->file < q->file ? -1 : 1; /* the first file found */
 	if (!c && p->at != q->at)
 		c = p->at < q->at ? -1 : 1;
 	return c;
@@ -361,9 +361,10 @@ static int in_bounds(const struct fmt_tensor *t, struct fmt_error *e)
 
 		for (unsigned d = 0; d < t->ndim; d++)
 			if (p->offset[d] > t->shape[d] || p->size[d] > t->shape[d] - p->offset[d])
-				return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.120s: a piece reaches "
-						"%llu + %llu in dimension %u of %llu", t->name,
-						(unsigned long long)p->offset[d],
+				return fmt_fail(e, -EBADMSG, FMT_NOWHERE,
+						"%.120s: a piece reaches "
+						"%llu + %llu in dimension %u of %llu",
+						t->name, (unsigned long long)p->offset[d],
 						(unsigned long long)p->size[d], d,
 						(unsigned long long)t->shape[d]);
 	}
@@ -447,8 +448,8 @@ static int pair_by_pair(const struct fmt_tensor *t, struct fmt_error *e)
 	for (size_t i = 0; i < t->n_pieces; i++)
 		for (size_t j = i + 1; j < t->n_pieces; j++)
 			if (overlap(&t->piece[i], &t->piece[j], t->ndim))
-				return fmt_fail(e, -EBADMSG, FMT_NOWHERE,
-						"%.120s: pieces overlap", t->name);
+				return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.120s: pieces overlap",
+						t->name);
 	return 0;
 }
 
@@ -466,7 +467,7 @@ static bool is_whole(const struct fmt_tensor *t)
  * pieces with the right sum may still overlap. */
 int fmt_set_cover(const struct fmt_tensor *t, uint64_t *grid, struct fmt_error *e)
 {
-	uint64_t own[FMT_MAX_DIMS] = { 0 }, want, have = 0;
+	uint64_t own[FMT_MAX_DIMS] = {0}, want, have = 0;
 	bool on_grid;
 	int err;
 

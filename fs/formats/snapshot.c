@@ -14,16 +14,16 @@ struct reader {
 	struct fmt_set *set;
 	struct json_doc *doc;
 	struct fmt_error *e;
-	char *text;		/* buffer for one string at a time */
+	char *text; /* buffer for one string at a time */
 	size_t room;
-	const char *name;	/* of the current entry; owned by the set */
+	const char *name; /* of the current entry; owned by the set */
 };
 
-struct part {			/* a tensor's part: an entry of type Tensor */
+struct part { /* a tensor's part: an entry of type Tensor */
 	uint32_t file;
-	bool whole;		/* the whole file, not a range of it */
+	bool whole; /* the whole file, not a range of it */
 	uint64_t at, length;
-	const struct fmt_dtype *dtype;	/* NULL: unknown */
+	const struct fmt_dtype *dtype; /* NULL: unknown */
 	const char *dtype_name;
 	uint64_t *shape;
 	unsigned ndim;
@@ -65,13 +65,14 @@ static bool is_text(struct reader *r, int v, const char *want)
 {
 	size_t len;
 
-	return json_is_string(r->doc, v) && json_string_room(r->doc, v) < 64 && !text_of(r, v, &len) &&
-	       !strcmp(r->text, want);
+	return json_is_string(r->doc, v) && json_string_room(r->doc, v) < 64 &&
+	       !text_of(r, v, &len) && !strcmp(r->text, want);
 }
 
 static int sizes_of(struct reader *r, int entry, const char *key, uint64_t **out, unsigned *n)
 {
-	int v = json_at(r->doc, entry, key), i = json_first(r->doc, v), count = json_count(r->doc, v);
+	int v = json_at(r->doc, entry, key), i = json_first(r->doc, v),
+	    count = json_count(r->doc, v);
 
 	if (!json_is_array(r->doc, v) || count > (int)FMT_MAX_DIMS)
 		return bad(r, entry, "%.100s: no %s", r->name, key);
@@ -171,7 +172,7 @@ static int read_part(struct reader *r, int entry, struct part *p)
 {
 	int err;
 
-	*p = (struct part){ .file = FMT_NO_FILE };
+	*p = (struct part){.file = FMT_NO_FILE};
 	err = file_of(r, entry, &p->file);
 	if (!err)
 		err = dtype_of(r, entry, &p->dtype, &p->dtype_name);
@@ -189,13 +190,13 @@ static int find_tensor(struct reader *r, int entry, const struct part *p, const 
 		       struct fmt_tensor **out)
 {
 	struct fmt_tensor *t = fmt_set_find(r->set, r->name, strlen(r->name));
-	const uint64_t none[FMT_MAX_DIMS] = { 0 };
+	const uint64_t none[FMT_MAX_DIMS] = {0};
 	int err;
 
 	*out = t;
 	if (!t) {
-		err = fmt_set_add(r->set, r->name, strlen(r->name), p->ndim, shape ? shape : none, out,
-				  r->e);
+		err = fmt_set_add(r->set, r->name, strlen(r->name), p->ndim, shape ? shape : none,
+				  out, r->e);
 		if (err)
 			return err;
 		(*out)->growing = !shape;
@@ -213,8 +214,13 @@ static int add_piece(struct reader *r, int entry, const struct part *p, const ui
 		     const uint64_t *offset)
 {
 	struct fmt_piece piece = {
-		.file = p->file, .payload = FMT_RAW, .at = p->at, .length = p->length,
-		.offset = offset, .size = p->shape, .refusal = p->refusal,
+		.file = p->file,
+		.payload = FMT_RAW,
+		.at = p->at,
+		.length = p->length,
+		.offset = offset,
+		.size = p->shape,
+		.refusal = p->refusal,
 	};
 	struct fmt_tensor *t;
 	int err = find_tensor(r, entry, p, shape, &t);
@@ -299,7 +305,7 @@ static int name_of(struct reader *r, int key, bool shared)
 
 		if (!way || !digits || r->text + digits != way)
 			return bad(r, key, "a name without its rank: %.100s", r->text);
-		if (shared) {	/* the rank has at least one digit */
+		if (shared) { /* the rank has at least one digit */
 			r->text[digits - 1] = '0';
 			err = fmt_set_string(r->set, way - 1, len - digits + 1, &r->name, r->e);
 		} else {
@@ -311,7 +317,7 @@ static int name_of(struct reader *r, int key, bool shared)
 
 static int read_entry(struct reader *r, int key, int entry)
 {
-	static const char *const known[] = { "Tensor", "ShardedTensor", "ChunkedTensor", "object" };
+	static const char *const known[] = {"Tensor", "ShardedTensor", "ChunkedTensor", "object"};
 	int type = json_at(r->doc, entry, "type"), err;
 	unsigned k = 0;
 
@@ -320,12 +326,14 @@ static int read_entry(struct reader *r, int key, int entry)
 	while (k < 4 && !is_text(r, type, known[k]))
 		k++;
 	if (k == 4)
-		return 0;	/* containers, and plain values stored in the manifest */
+		return 0; /* containers, and plain values stored in the manifest */
 	err = name_of(r, key, k == 1 || json_bool(r->doc, json_at(r->doc, entry, "replicated")));
 	if (err)
 		return err;
-	return k == 0 ? read_tensor(r, entry) : k == 1 ? read_shards(r, entry, "shards", false) :
-	       k == 2 ? read_shards(r, entry, "chunks", true) : read_object(r, entry);
+	return k == 0	? read_tensor(r, entry)
+	       : k == 1 ? read_shards(r, entry, "shards", false)
+	       : k == 2 ? read_shards(r, entry, "chunks", true)
+			: read_object(r, entry);
 }
 
 static int read_manifest(struct reader *r, uint32_t *ranks)
@@ -349,7 +357,7 @@ static int read_manifest(struct reader *r, uint32_t *ranks)
 int snapshot_read(struct fmt_set *set, const char *text, size_t len, uint32_t *ranks,
 		  struct fmt_error *e)
 {
-	struct reader r = { .set = set, .e = e };
+	struct reader r = {.set = set, .e = e};
 	int err;
 
 	*ranks = 0;

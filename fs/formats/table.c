@@ -21,7 +21,7 @@ void fmt_table_init(struct fmt_table *t)
 {
 	struct timespec now;
 
-	*t = (struct fmt_table){ .slot = NULL };
+	*t = (struct fmt_table){.slot = NULL};
 	if (getrandom(t->seed, sizeof(t->seed), GRND_NONBLOCK) == (ssize_t)sizeof(t->seed))
 		return;
 	/* early during boot: addresses and the time must do */
@@ -33,7 +33,7 @@ void fmt_table_init(struct fmt_table *t)
 void fmt_table_free(struct fmt_table *t)
 {
 	free(t->slot);
-	*t = (struct fmt_table){ .slot = NULL };
+	*t = (struct fmt_table){.slot = NULL};
 }
 
 uint64_t fmt_table_mix(const struct fmt_table *t, uint64_t hash, uint64_t x)
@@ -95,5 +95,5 @@ int fmt_table_room(struct fmt_table *t, size_t more)
 void fmt_table_put(struct fmt_table *t, struct fmt_slot *s, uint64_t hash, uint32_t index)
 {
 	t->used += !s->index;
-	*s = (struct fmt_slot){ (uint32_t)hash, index + 1 };
+	*s = (struct fmt_slot){(uint32_t)hash, index + 1};
 }

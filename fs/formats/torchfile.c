@@ -11,11 +11,11 @@
 #include <stdio.h>
 
 #define MAX_PICKLE (256u << 20)
-#define MAX_NAME 65536u		/* longest path in the object */
-#define MAX_SAME_NAME 1000u	     /* tensors whose paths have the same text */
+#define MAX_NAME 65536u /* longest path in the object */
+#define MAX_SAME_NAME 1000u /* tensors whose paths have the same text */
 
 struct storage {
-	const struct fmt_dtype *dtype;	/* NULL: untyped */
+	const struct fmt_dtype *dtype; /* NULL: untyped */
 	struct zip_entry *entry;
 };
 
@@ -104,7 +104,7 @@ static int add_tensor(struct walker *w, unsigned ndim, const uint64_t *shape,
 
 static int refuse(struct walker *w, const char *dtype, const char *why, size_t why_len)
 {
-	struct fmt_piece p = { .file = w->file };
+	struct fmt_piece p = {.file = w->file};
 	struct fmt_tensor *t;
 	int err = add_tensor(w, 0, NULL, NULL, dtype, &t);
 
@@ -134,8 +134,8 @@ static int sizes(struct walker *w, const struct pickle_node *n, uint64_t **out, 
 /* ('storage', class, key, location, number of elements) */
 static int find_storage(struct walker *w, const struct pickle_node *n, struct storage *out)
 {
-	const struct pickle_seq *q = n->kind == PICKLE_PERSID && n->u.id->kind == PICKLE_TUPLE ?
-				     &n->u.id->u.seq : NULL;
+	const struct pickle_seq *q =
+		n->kind == PICKLE_PERSID && n->u.id->kind == PICKLE_TUPLE ? &n->u.id->u.seq : NULL;
 	char name[512];
 	uint64_t numel, bytes;
 	const struct pickle_node *cls;
@@ -145,7 +145,7 @@ static int find_storage(struct walker *w, const struct pickle_node *n, struct st
 	    !pickle_u64(q->v[4], &numel))
 		return bad(w, n, "%.100s: not a storage written by torch.save", w->name);
 	cls = q->v[1]->u.global.name;
-	*out = (struct storage){ 0 };
+	*out = (struct storage){0};
 	if (!pickle_is_str(cls, "UntypedStorage")) {
 		out->dtype = fmt_dtype_storage(cls->u.s.p, cls->u.s.n);
 		if (!out->dtype)
@@ -195,7 +195,7 @@ static bool span_of(const uint64_t *size, const uint64_t *stride, unsigned ndim,
 	return true;
 }
 
-struct view {			/* a tensor's arguments */
+struct view { /* a tensor's arguments */
 	uint64_t offset, *size, *stride;
 	unsigned ndim;
 	const struct fmt_dtype *dtype;
@@ -257,8 +257,8 @@ static bool has_bits(const struct pickle_seq *a, uint32_t i)
 static int tensor(struct walker *w, const struct pickle_node *n, const struct pickle_seq *a,
 		  bool v3)
 {
-	struct fmt_piece p = { 0 };
-	struct view v = { 0 };
+	struct fmt_piece p = {0};
+	struct view v = {0};
 	struct fmt_tensor *t;
 	unsigned n_strides;
 	int err;
@@ -365,8 +365,8 @@ int torchfile_leaf(struct walker *w, struct pickle_node *n, bool *done)
 		int len = snprintf(why, sizeof(why), "a kind of tensor that is not supported: %.*s",
 				   name->u.s.n < 60 ? (int)name->u.s.n : 60, name->u.s.p);
 
-		return memchr(name->u.s.p, '\0', name->u.s.n) ? bad(w, n, "a NUL in a name") :
-								 refuse(w, "?", why, (size_t)len);
+		return memchr(name->u.s.p, '\0', name->u.s.n) ? bad(w, n, "a NUL in a name")
+							      : refuse(w, "?", why, (size_t)len);
 	}
 	*done = false;
 	return 0;
@@ -385,7 +385,7 @@ int torchfile_push(struct walker *w, struct pickle_node *n)
 		w->frame = more;
 		w->cap = cap;
 	}
-	w->frame[w->depth++] = (struct frame){ .node = n, .name_len = w->name_len };
+	w->frame[w->depth++] = (struct frame){.node = n, .name_len = w->name_len};
 	return 0;
 }
 
@@ -428,7 +428,7 @@ static int child_of_object(struct walker *w, const struct pickle_object *o, uint
 	if (!err && !*out)
 		err = child_of_seq(w, &o->args->u.seq, false, &i, out);
 	if (!err && !*out && i == 0)
-		*out = o->state;	/* its keys are attribute names */
+		*out = o->state; /* its keys are attribute names */
 	return err;
 }
 
@@ -493,7 +493,7 @@ static int read_byteorder(struct walker *w)
 	snprintf(name, sizeof(name), "%.*sbyteorder", (int)w->prefix_len, w->prefix);
 	t = zip_find(w->zip, name);
 	if (!t)
-		return 0;	/* before PyTorch 2.1: native, little-endian */
+		return 0; /* before PyTorch 2.1: native, little-endian */
 	err = zip_data(w->s, w->zip, t, w->e);
 	if (!err && t->size < sizeof(order))
 		err = fmt_read(w->s, t->data, order, t->size);
@@ -581,7 +581,7 @@ static int read_archive(struct walker *w, const char *prefix)
 
 static int read_file(struct walker *w, const char *prefix)
 {
-	uint8_t magic[2] = { 0 };
+	uint8_t magic[2] = {0};
 	int err;
 
 	/* before 1.6, and with _use_new_zipfile_serialization=False */
@@ -600,14 +600,14 @@ static int read_file(struct walker *w, const char *prefix)
 int torchfile_read(struct fmt_set *set, uint32_t file, const char *prefix,
 		   const struct fmt_source *s, struct fmt_error *e)
 {
-	struct walker w = { .set = set, .s = s, .e = e, .file = file };
+	struct walker w = {.set = set, .s = s, .e = e, .file = file};
 
 	return read_file(&w, prefix);
 }
 
 int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt_error *e)
 {
-	struct walker w = { .s = s, .e = e, .ranks = ranks };
+	struct walker w = {.s = s, .e = e, .ranks = ranks};
 
 	*ranks = 0;
 	return read_file(&w, "");
@@ -616,7 +616,7 @@ int torchfile_read_ranks(const struct fmt_source *s, uint32_t *ranks, struct fmt
 static int read_state(struct fmt_set *set, uint32_t file, const struct fmt_source *s,
 		      struct torchfile_state *state, struct fmt_error *e)
 {
-	struct walker w = { .set = set, .s = s, .e = e, .file = file, .state = state };
+	struct walker w = {.set = set, .s = s, .e = e, .file = file, .state = state};
 	int err = read_file(&w, "");
 
 	torchfile_state_free(state);
@@ -627,14 +627,14 @@ int torchfile_read_state(struct fmt_set *set, uint32_t file, const struct fmt_so
 			 void (*left_out)(void *ctx, const char *what), void *ctx,
 			 struct fmt_error *e)
 {
-	struct torchfile_state state = { .left_out = left_out, .ctx = ctx };
+	struct torchfile_state state = {.left_out = left_out, .ctx = ctx};
 
 	return read_state(set, file, s, &state, e);
 }
 
 int torchfile_read_value(struct fmt_set *set, const struct fmt_source *s, struct fmt_error *e)
 {
-	struct torchfile_state state = { .value = true };
+	struct torchfile_state state = {.value = true};
 
 	return read_state(set, FMT_NO_FILE, s, &state, e);
 }

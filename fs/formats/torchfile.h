@@ -10,28 +10,28 @@
 
 struct frame {
 	struct pickle_node *node;
-	uint32_t next;		/* child */
-	size_t name_len;	/* of the path to node */
+	uint32_t next; /* child */
+	size_t name_len; /* of the path to node */
 };
 
-struct torchfile_state;		/* of torchstate.c */
+struct torchfile_state; /* of torchstate.c */
 
 struct walker {
 	struct fmt_set *set;
 	const struct fmt_source *s;
 	struct fmt_error *e;
 	struct zip *zip;
-	size_t prefix_len;	/* of "archive/" in the zip's names */
-	const char *prefix;	/* points into data.pkl's name */
-	uint64_t pickle_at;	/* offset of data.pkl: errors have offsets in the file */
+	size_t prefix_len; /* of "archive/" in the zip's names */
+	const char *prefix; /* points into data.pkl's name */
+	uint64_t pickle_at; /* offset of data.pkl: errors have offsets in the file */
 	uint32_t file;
 	bool big_endian;
 	struct frame *frame;
 	size_t depth, cap;
-	char *name;		/* path of the current node */
-	size_t name_len, name_start, name_cap;	/* start: after the caller's prefix */
-	struct torchfile_state *state;	/* NULL: collect all tensors */
-	uint32_t *ranks;		/* not NULL: look for this only */
+	char *name; /* path of the current node */
+	size_t name_len, name_start, name_cap; /* start: after the caller's prefix */
+	struct torchfile_state *state; /* NULL: collect all tensors */
+	uint32_t *ranks; /* not NULL: look for this only */
 };
 
 int torchfile_no_memory(struct walker *w);
@@ -50,12 +50,12 @@ bool torchfile_is_tensor(const struct pickle_node *n);
 struct torchfile_state {
 	void (*left_out)(void *ctx, const char *what);
 	void *ctx;
-	struct fmt_step *step;	/* of the path */
+	struct fmt_step *step; /* of the path */
 	size_t n_steps, cap_steps;
-	char *buf;		/* a plain value's pickle */
+	char *buf; /* a plain value's pickle */
 	size_t len, cap;
-	uint64_t budget;	/* how many more nodes may be visited and bytes written */
-	bool value;		/* the object is one value: not flattened */
+	uint64_t budget; /* how many more nodes may be visited and bytes written */
+	bool value; /* the object is one value: not flattened */
 };
 
 /* pickle_len: the length of root's pickle. */

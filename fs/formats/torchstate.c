@@ -14,8 +14,8 @@
 
 #include <stdio.h>
 
-#define MAX_PLAIN 64u		/* maximum nesting of a value */
-#define BUDGET 64u		/* per byte of the pickle */
+#define MAX_PLAIN 64u /* maximum nesting of a value */
+#define BUDGET 64u /* per byte of the pickle */
 
 static int refused(struct walker *w, const char *what)
 {
@@ -53,9 +53,9 @@ int torchfile_path(struct walker *w, struct fmt_path *out)
 	if (!v)
 		return fmt_fail(w->e, fmt_set_arena(w->set)->err, w->pickle_at,
 				"expands out of proportion");
-	if (s->n_steps)		/* no steps: the state is one value */
+	if (s->n_steps) /* no steps: the state is one value */
 		memcpy(v, s->step, s->n_steps * sizeof(*v));
-	*out = (struct fmt_path){ v, (unsigned)s->n_steps };
+	*out = (struct fmt_path){v, (unsigned)s->n_steps};
 	return 0;
 }
 
@@ -63,7 +63,7 @@ int torchfile_path(struct walker *w, struct fmt_path *out)
 static int go_down(struct walker *w, const char *key, size_t len, uint64_t index)
 {
 	struct torchfile_state *s = w->state;
-	struct fmt_step step = { .index = index };
+	struct fmt_step step = {.index = index};
 	int err = 0;
 
 	if (s->n_steps == FMT_MAX_PATH)
@@ -133,7 +133,7 @@ static int put(struct walker *w, const void *p, size_t n)
 /* An opcode, and a number of so many bytes. */
 static int put_op(struct walker *w, char op, uint64_t x, unsigned bytes, bool big_endian)
 {
-	char b[9] = { op };
+	char b[9] = {op};
 
 	for (unsigned i = 0; i < bytes; i++)
 		b[1 + (big_endian ? bytes - 1 - i : i)] = (char)(x >> 8 * i);
@@ -194,8 +194,11 @@ static bool is_narrow_int(const struct pickle_node *name)
 static bool is_constant(const struct pickle_node *n)
 {
 	static const char *const name[] = {
-		"per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
-		"per_channel_symmetric", "per_channel_affine_float_qparams",
+		"per_tensor_affine",
+		"per_tensor_symmetric",
+		"per_channel_affine",
+		"per_channel_symmetric",
+		"per_channel_affine_float_qparams",
 	};
 	const struct pickle_node *of;
 
@@ -261,7 +264,10 @@ static bool numpy_dtype(const struct pickle_node *n, uint64_t *size)
 	text = code->u.s.p[0] == 'S' || code->u.s.p[0] == 'U';
 	*size *= code->u.s.p[0] == 'U' ? 4 : 1;
 	wide = text ? (int64_t)*size : -1;
-	return is_int(s->v[5], wide) && is_int(s->v[6], !text ? -1 : code->u.s.p[0] == 'U' ? 4 : 1) &&
+	return is_int(s->v[5], wide) &&
+	       is_int(s->v[6], !text		       ? -1
+			       : code->u.s.p[0] == 'U' ? 4
+						       : 1) &&
 	       is_int(s->v[7], code->u.s.p[0] == 'U' ? 8 : 0);
 }
 
@@ -318,26 +324,26 @@ static bool is_bytes(const struct pickle_node *n)
  * numpy's scalars and arrays, which many real files contain. */
 static const struct made {
 	const char *module, *name;
-	const char *op;		/* opcodes that begin the object */
-	bool (*is)(const struct pickle_node *n);	/* checks its arguments; NULL: any */
+	const char *op; /* opcodes that begin the object */
+	bool (*is)(const struct pickle_node *n); /* checks its arguments; NULL: any */
 } made[] = {
-	{ "torch", "Size", "ctorch\nSize\n", NULL },
-	{ "torch", "device", "ctorch\ndevice\n", NULL },
-	{ "torch.serialization", "_get_layout", "ctorch.serialization\n_get_layout\n", NULL },
-	{ "_codecs", "encode", "c_codecs\nencode\n", is_bytes },
-	{ "__builtin__", "bytes", "c__builtin__\nbytes\n", is_bytes },	/* none */
-	{ "__builtin__", "bytearray", "c__builtin__\nbytearray\n", NULL },
-	{ "__builtin__", "complex", "c__builtin__\ncomplex\n", NULL },
-	{ "__builtin__", "set", "c__builtin__\nset\n", NULL },
-	{ "collections", "Counter", "ccollections\nCounter\n", NULL },
-	{ "numpy", "dtype", "cnumpy\ndtype\n", is_dtype },
+	{"torch", "Size", "ctorch\nSize\n", NULL},
+	{"torch", "device", "ctorch\ndevice\n", NULL},
+	{"torch.serialization", "_get_layout", "ctorch.serialization\n_get_layout\n", NULL},
+	{"_codecs", "encode", "c_codecs\nencode\n", is_bytes},
+	{"__builtin__", "bytes", "c__builtin__\nbytes\n", is_bytes}, /* none */
+	{"__builtin__", "bytearray", "c__builtin__\nbytearray\n", NULL},
+	{"__builtin__", "complex", "c__builtin__\ncomplex\n", NULL},
+	{"__builtin__", "set", "c__builtin__\nset\n", NULL},
+	{"collections", "Counter", "ccollections\nCounter\n", NULL},
+	{"numpy", "dtype", "cnumpy\ndtype\n", is_dtype},
 	/* the module's name before numpy 2, and since */
-	{ "numpy.core.multiarray", "scalar", "cnumpy.core.multiarray\nscalar\n", numpy_scalar },
-	{ "numpy._core.multiarray", "scalar", "cnumpy._core.multiarray\nscalar\n", numpy_scalar },
-	{ "numpy.core.multiarray", "_reconstruct", "cnumpy.core.multiarray\n_reconstruct\n",
-	  numpy_array },
-	{ "numpy._core.multiarray", "_reconstruct", "cnumpy._core.multiarray\n_reconstruct\n",
-	  numpy_array },
+	{"numpy.core.multiarray", "scalar", "cnumpy.core.multiarray\nscalar\n", numpy_scalar},
+	{"numpy._core.multiarray", "scalar", "cnumpy._core.multiarray\nscalar\n", numpy_scalar},
+	{"numpy.core.multiarray", "_reconstruct", "cnumpy.core.multiarray\n_reconstruct\n",
+	 numpy_array},
+	{"numpy._core.multiarray", "_reconstruct", "cnumpy._core.multiarray\n_reconstruct\n",
+	 numpy_array},
 };
 
 /* NULL: another constructor, or with other arguments. */
@@ -368,12 +374,9 @@ static int put_scalar(struct walker *w, const struct pickle_node *n)
 	uint64_t bits;
 
 	switch (n->kind) {
-	case PICKLE_NONE:
-		return put(w, "N", 1);
-	case PICKLE_TRUE:
-		return put(w, "\x88", 1);
-	case PICKLE_FALSE:
-		return put(w, "\x89", 1);
+	case PICKLE_NONE: return put(w, "N", 1);
+	case PICKLE_TRUE: return put(w, "\x88", 1);
+	case PICKLE_FALSE: return put(w, "\x89", 1);
 	case PICKLE_INT:
 		if (n->u.i == (int32_t)n->u.i)
 			return put_op(w, 'J', (uint64_t)n->u.i, 4, false);
@@ -395,10 +398,11 @@ static int put_scalar(struct walker *w, const struct pickle_node *n)
 	}
 }
 
-struct part {			/* a container being written */
+struct part { /* a container being written */
 	const struct pickle_seq *seq;
-	const char *end;	/* opcodes that end it */
-	const struct pickle_node *state;	/* an object's state, written after that; or NULL */
+	const char *end; /* opcodes that end it */
+	/* an object's state, written after that; or NULL */
+	const struct pickle_node *state;
 	uint32_t next;
 };
 
@@ -408,7 +412,7 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 	const struct pickle_object *o = n->kind == PICKLE_OBJECT ? &n->u.object : NULL;
 	const struct made *m = made_by(n);
 
-	*out = (struct part){ .seq = o ? &o->args->u.seq : &n->u.seq };
+	*out = (struct part){.seq = o ? &o->args->u.seq : &n->u.seq};
 	if (m) {
 		*begin = m->op;
 		out->end = "tR";
@@ -423,11 +427,12 @@ static bool begin_of(const struct pickle_node *n, const char **begin, struct par
 		*begin = "}";
 		out->end = "u";
 	} else if (pickle_is_object(n, "collections", "OrderedDict") && !o->args->u.seq.n &&
-		   (!o->state || o->state->kind == PICKLE_DICT) && !o->more->kwargs && !o->more->items.n) {
+		   (!o->state || o->state->kind == PICKLE_DICT) && !o->more->kwargs &&
+		   !o->more->items.n) {
 		*begin = "ccollections\nOrderedDict\n)R";
 		out->seq = &o->more->pairs;
 		out->end = "u";
-		out->state = o->state;	/* attributes, such as _metadata */
+		out->state = o->state; /* attributes, such as _metadata */
 	} else {
 		return false;
 	}
@@ -469,7 +474,7 @@ static int put_value(struct walker *w, const struct pickle_node *root)
 		err = put(w, p->end, strlen(p->end));
 		state = p->state;
 		p->state = NULL;
-		if (!err && state) {	/* first its contents, then its state */
+		if (!err && state) { /* first its contents, then its state */
 			p->end = "b";
 			err = put_begin(w, state, stack, &depth);
 			continue;
@@ -541,7 +546,7 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 	int err = 0;
 
 	*out = false;
-	stack[depth++] = (struct part){ .seq = &list->u.seq };
+	stack[depth++] = (struct part){.seq = &list->u.seq};
 	while (!err && depth) {
 		struct part *p = &stack[depth - 1];
 		const struct pickle_node *n;
@@ -563,7 +568,7 @@ static int is_inner(struct walker *w, const struct pickle_node *list, bool *out)
 			continue;
 		if (depth == MAX_PLAIN)
 			return refused(w, "nested too deep");
-		stack[depth++] = (struct part){ .seq = &n->u.seq };
+		stack[depth++] = (struct part){.seq = &n->u.seq};
 	}
 	return err;
 }
@@ -588,8 +593,9 @@ static int enter_dict(struct walker *w, const struct pickle_node *n)
 		return no_value(w, n);
 	for (uint32_t i = 0; state && state->kind == PICKLE_DICT && i < state->u.seq.n; i += 2) {
 		const struct pickle_node *key = state->u.seq.v[i];
-		const char *name = key->kind == PICKLE_STR ?
-				   arena_string(arena, key->u.s.p, key->u.s.n) : NULL;
+		const char *name = key->kind == PICKLE_STR
+					   ? arena_string(arena, key->u.s.p, key->u.s.n)
+					   : NULL;
 
 		tell_left_out(w, w->name_len ? "." : "", name ? name : "?");
 	}
@@ -632,7 +638,7 @@ static int step(struct walker *w)
 	w->name_len = f->name_len;
 	if (w->name)
 		w->name[w->name_len] = '\0';
-	w->state->n_steps = w->depth - 1;	/* each frame is a step */
+	w->state->n_steps = w->depth - 1; /* each frame is a step */
 	if (i >= (pairs ? pairs->n / 2 : f->node->u.seq.n)) {
 		w->depth--;
 		return 0;

@@ -14,8 +14,8 @@
 #include <stdio.h>
 
 #define MAX_BYTES (1ull << 62)
-#define WINDOW (1u << 20)	/* a block of short runs that is read at once */
-#define DIRECT (64u << 10)	/* longer runs are read one by one, without a copy */
+#define WINDOW (1u << 20) /* a block of short runs that is read at once */
+#define DIRECT (64u << 10) /* longer runs are read one by one, without a copy */
 
 /* ---- building --------------------------------------------------------------------- */
 
@@ -37,7 +37,7 @@ int view_base_new(const struct fmt_set *set, struct view_base **out)
 	if (b)
 		b->tensor = calloc(set->n_tensors ? set->n_tensors : 1, sizeof(*b->tensor));
 	for (size_t i = 0; b && b->tensor && i < set->n_tensors; i++) {
-		b->tensor[i] = (struct view_known){ n, tallest(&set->tensor[i]) };
+		b->tensor[i] = (struct view_known){n, tallest(&set->tensor[i])};
 		n += set->tensor[i].n_pieces;
 	}
 	if (b && b->tensor)
@@ -126,7 +126,7 @@ static void add_part(struct view *v, size_t tensor, uint64_t from, uint64_t byte
 		v->no_memory = true;
 		return;
 	}
-	v->part[v->n_parts++] = (struct view_part){ v->size, bytes, tensor, from };
+	v->part[v->n_parts++] = (struct view_part){v->size, bytes, tensor, from};
 	v->size += bytes;
 }
 
@@ -152,7 +152,7 @@ void view_addf(struct view *v, const char *fmt, ...)
 	n = vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	if (n < 0 || (size_t)n >= sizeof(text))
-		v->no_memory = true;	/* cannot happen: numbers and short words only */
+		v->no_memory = true; /* cannot happen: numbers and short words only */
 	else
 		view_add(v, text, (size_t)n);
 }
@@ -202,14 +202,15 @@ static int check_piece(const struct fmt_tensor *t, const struct fmt_piece *p, un
 	if (p->refusal)
 		return fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: %s", t->name, p->refusal);
 	if (!fmt_volume(p->size, t->ndim, &volume) || !volume)
-		return 0;	/* nothing is read from it; fmt_set_cover() checks that it fits */
+		/* nothing is read from it; fmt_set_cover() checks that it fits */
+		return 0;
 	if (p->file == FMT_NO_FILE)
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "%.100s: a piece without a file",
 				t->name);
 	if (p->payload == FMT_ITEM)
-		return 0;	/* checked when it is read */
-	if (p->payload == FMT_STRIDED ? !span(t, p, element, &bytes) :
-					__builtin_mul_overflow(volume, (uint64_t)element, &bytes))
+		return 0; /* checked when it is read */
+	if (p->payload == FMT_STRIDED ? !span(t, p, element, &bytes)
+				      : __builtin_mul_overflow(volume, (uint64_t)element, &bytes))
 		bytes = UINT64_MAX;
 	if (bytes > p->length)
 		return fmt_fail(e, -EBADMSG, p->at, "%.100s: a piece that does not fit its extent",
@@ -236,9 +237,9 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes, s
 				t->dtype_name);
 	*element = t->dtype->bits / 8;
 	err = fmt_set_cover(t, NULL, e);
-	if (!err && (!fmt_volume(t->shape, t->ndim, &volume) ||
-		     __builtin_mul_overflow(volume, (uint64_t)*element, bytes) ||
-		     *bytes >= MAX_BYTES))
+	if (!err &&
+	    (!fmt_volume(t->shape, t->ndim, &volume) ||
+	     __builtin_mul_overflow(volume, (uint64_t)*element, bytes) || *bytes >= MAX_BYTES))
 		err = fmt_fail(e, -E2BIG, FMT_NOWHERE, "%.100s: larger than any file", t->name);
 	for (size_t i = 0; !err && i < t->n_pieces; i++)
 		err = check_piece(t, &t->piece[i], *element, e);
@@ -247,17 +248,17 @@ int view_check(const struct fmt_tensor *t, unsigned *element, uint64_t *bytes, s
 
 /* ---- the elements of a piece -------------------------------------------------------- */
 
-struct box {			/* a piece being read */
+struct box { /* a piece being read */
 	const struct fmt_tensor *t;
 	const struct fmt_piece *p;
-	unsigned element;	/* bytes */
-	unsigned outer;		/* the dimensions before this one count the runs */
-	uint64_t runs, run;	/* number of runs; length (bytes) */
-	uint64_t first;		/* offset of the first run in the tensor (bytes) */
-	uint64_t step[FMT_MAX_DIMS];	/* in the tensor, per dimension (bytes) */
+	unsigned element; /* bytes */
+	unsigned outer; /* the dimensions before this one count the runs */
+	uint64_t runs, run; /* number of runs; length (bytes) */
+	uint64_t first; /* offset of the first run in the tensor (bytes) */
+	uint64_t step[FMT_MAX_DIMS]; /* in the tensor, per dimension (bytes) */
 	bool strided;
-	uint64_t stride[FMT_MAX_DIMS];	/* in the file (bytes), when strided */
-	uint64_t at;		/* offset of the first element in the file */
+	uint64_t stride[FMT_MAX_DIMS]; /* in the file (bytes), when strided */
+	uint64_t at; /* offset of the first element in the file */
 };
 
 struct reading {
@@ -276,8 +277,9 @@ static int item_wrong(struct reading *r, const struct fmt_tensor *t, const struc
 static int open_item(struct reading *r, const struct box *b, const struct fmt_source *item,
 		     struct fmt_set *set)
 {
-	struct fmt_error own = { .at = FMT_NOWHERE };
-	int err = r->io->item ? r->io->item(r->io->ctx, item, set, &own) : dcp_item_read(set, item, &own);
+	struct fmt_error own = {.at = FMT_NOWHERE};
+	int err = r->io->item ? r->io->item(r->io->ctx, item, set, &own)
+			      : dcp_item_read(set, item, &own);
 
 	if (err)
 		fmt_say(r->e, own.at == FMT_NOWHERE ? b->p->at : own.at + b->p->at,
@@ -293,9 +295,10 @@ static int look_into(struct reading *r, struct box *b, const struct fmt_source *
 	const struct fmt_tensor *t = b->t, *have;
 	struct fmt_source item = fmt_part(s, b->p->at, b->p->length);
 	uint64_t volume = 0, bytes;
-	int err = item.size == b->p->length ? open_item(r, b, &item, set) :
-		  fmt_fail(r->e, -EBADMSG, s->size, "%.100s: the file ends before its item does",
-			   t->name);
+	int err = item.size == b->p->length
+			  ? open_item(r, b, &item, set)
+			  : fmt_fail(r->e, -EBADMSG, s->size,
+				     "%.100s: the file ends before its item does", t->name);
 
 	if (err)
 		return err;
@@ -315,10 +318,10 @@ static int look_into(struct reading *r, struct box *b, const struct fmt_source *
 	b->strided = have->piece[0].stride != NULL;
 	for (unsigned d = 0; b->strided && d < t->ndim; d++)
 		b->stride[d] = have->piece[0].stride[d] * b->element;
-	fmt_volume(b->p->size, t->ndim, &volume);	/* checked by fmt_set_cover() */
+	fmt_volume(b->p->size, t->ndim, &volume); /* checked by fmt_set_cover() */
 	bytes = volume * b->element;
-	if (!b->strided && (have->piece[0].at > b->p->length ||
-			    bytes > b->p->length - have->piece[0].at))
+	if (!b->strided &&
+	    (have->piece[0].at > b->p->length || bytes > b->p->length - have->piece[0].at))
 		return item_wrong(r, t, b->p, "size");
 	return 0;
 }
@@ -381,12 +384,12 @@ static void find_runs(struct box *b)
 /* ---- runs ------------------------------------------------------------------------- */
 
 struct run {
-	uint64_t to, from;	/* offset in the tensor, in the file */
+	uint64_t to, from; /* offset in the tensor, in the file */
 };
 
 static struct run run_of(const struct box *b, uint64_t i)
 {
-	struct run r = { b->first, b->at + (b->strided ? 0 : i * b->run) };
+	struct run r = {b->first, b->at + (b->strided ? 0 : i * b->run)};
 
 	for (unsigned d = b->outer; d > 0; d--) {
 		uint64_t k = d > 1 ? i % b->p->size[d - 1] : i;
@@ -415,7 +418,7 @@ static uint64_t first_run(const struct box *b, uint64_t a)
 	return lo;
 }
 
-struct scatter {		/* a run, or the part of it in the range */
+struct scatter { /* a run, or the part of it in the range */
 	uint64_t to, from;
 	uint32_t len;
 };
@@ -461,8 +464,8 @@ static int gather(struct reading *r, const struct box *b, const struct fmt_sourc
 				len = c - to;
 			if (len >= DIRECT && n)
 				break;
-			if (n && ((hi > from + len ? hi : from + len) -
-				  (lo < from ? lo : from)) > WINDOW)
+			if (n && ((hi > from + len ? hi : from + len) - (lo < from ? lo : from)) >
+					 WINDOW)
 				break;
 			if (len >= DIRECT) {
 				err = read_some(r, b, s, from, buf + (to - a), len);
@@ -471,7 +474,7 @@ static int gather(struct reading *r, const struct box *b, const struct fmt_sourc
 			}
 			lo = lo < from ? lo : from;
 			hi = hi > from + len ? hi : from + len;
-			v[n++] = (struct scatter){ to, from, (uint32_t)len };
+			v[n++] = (struct scatter){to, from, (uint32_t)len};
 		}
 		if (n == 1) {
 			err = read_some(r, b, s, lo, buf + (v[0].to - a), hi - lo);
@@ -513,7 +516,8 @@ static size_t first_piece(const struct fmt_tensor *t, uint64_t tall, uint64_t ro
 /* Calls fn for each piece that may overlap [a, c), until it returns non-zero. */
 static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 		    int (*fn)(struct reading *r, const struct box *b, const struct fmt_source *s,
-			      void *arg), void *arg)
+			      void *arg),
+		    void *arg)
 {
 	const struct fmt_tensor *t = &r->v->base->set->tensor[tensor];
 	uint64_t row = t->dtype->bits / 8, tall = r->v->base->tensor[tensor].tall;
@@ -522,7 +526,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 	for (unsigned d = 1; d < t->ndim; d++)
 		row *= t->shape[d];
 	for (size_t i = first_piece(t, tall, a / row); !err && i < t->n_pieces; i++) {
-		struct box b = { .t = t, .p = &t->piece[i], .element = t->dtype->bits / 8 };
+		struct box b = {.t = t, .p = &t->piece[i], .element = t->dtype->bits / 8};
 		struct fmt_source s;
 
 		if (is_empty(b.p, t->ndim))
@@ -533,7 +537,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 			continue;
 		find_runs(&b);
 		if (b.first >= c)
-			break;	/* pieces are sorted by their first elements */
+			break; /* pieces are sorted by their first elements */
 		if (first_run(&b, a) == b.runs || run_of(&b, first_run(&b, a)).to >= c)
 			continue;
 		err = r->io->get(r->io->ctx, b.p->file, &s);
@@ -544,7 +548,7 @@ static int each_box(struct reading *r, size_t tensor, uint64_t a, uint64_t c,
 		}
 		err = locate(r, &b, &s);
 		if (!err) {
-			find_runs(&b);	/* again, since strides are known now */
+			find_runs(&b); /* again, since strides are known now */
 			err = fn(r, &b, &s, arg);
 		}
 		r->io->put(r->io->ctx, b.p->file);
@@ -602,7 +606,7 @@ int view_read(const struct view *v, const struct view_io *io, uint64_t off, void
 	      struct fmt_error *e)
 {
 	const struct fmt_set *set = v->base->set;
-	struct reading r = { v, io, e };
+	struct reading r = {v, io, e};
 	int err = 0;
 
 	if (off > v->size || len > v->size - off)
@@ -618,7 +622,7 @@ int view_read(const struct view *v, const struct view_io *io, uint64_t off, void
 			err = read_blob(&r, &set->blob[p->tensor - set->n_tensors], p->from + skip,
 					to, n);
 		} else {
-			struct range g = { p->from + skip, p->from + skip + n, to };
+			struct range g = {p->from + skip, p->from + skip + n, to};
 
 			err = each_box(&r, p->tensor, g.a, g.c, gather_box, &g);
 		}

@@ -11,14 +11,24 @@
 #include <stdio.h>
 
 enum class {
-	METADATA, TENSOR, BYTES, PROPERTIES, CHUNK, INDEX, INFO, SIZE, LAYOUT, FORMAT,
+	METADATA,
+	TENSOR,
+	BYTES,
+	PROPERTIES,
+	CHUNK,
+	INDEX,
+	INFO,
+	SIZE,
+	LAYOUT,
+	FORMAT,
 	N_CLASSES,
 };
 
 struct writer {
 	struct view *data;
-	struct view *pickle;	/* of the current item */
-	struct view *state, *planner, *storage;	/* dicts of the metadata, without begin and end */
+	struct view *pickle; /* of the current item */
+	/* dicts of the metadata, without begin and end */
+	struct view *state, *planner, *storage;
 	struct fmt_error *e;
 };
 
@@ -51,7 +61,7 @@ static void put_classes(struct view *v)
 
 static void put_class(struct view *v, enum class c)
 {
-	view_add(v, (char[]){ 'h', (char)c }, 2);
+	view_add(v, (char[]){'h', (char)c}, 2);
 }
 
 /* Begins an object; its attributes follow, then put_end(). */
@@ -86,9 +96,9 @@ static void put_tensor(struct view *v, const struct fmt_tensor *t)
 	put_class(v, PROPERTIES);
 	view_addf(v, ")\x81(ctorch\n%s\n", t->dtype_name);
 	put_class(v, LAYOUT);
-	view_add(v, "\x89", 1);	/* requires_grad */
+	view_add(v, "\x89", 1); /* requires_grad */
 	put_class(v, FORMAT);
-	view_add(v, "\x89tb", 3);	/* pin_memory */
+	view_add(v, "\x89tb", 3); /* pin_memory */
 	put_size(v, "size", t->shape, t->ndim);
 	view_pickle_text(v, "chunks");
 	view_add(v, "](", 2);
@@ -102,7 +112,7 @@ static void put_tensor(struct view *v, const struct fmt_tensor *t)
 
 static void put_path(struct view *v, const char *name, const struct fmt_path *path)
 {
-	const struct fmt_step self = { .key = name };
+	const struct fmt_step self = {.key = name};
 	unsigned n = path->n ? path->n : 1;
 
 	view_pickle_text(v, name);
@@ -153,8 +163,8 @@ static int check_name(const char *name, const struct fmt_path *path, struct fmt_
 
 		fine = !key || fmt_is_utf8(key, strlen(key));
 	}
-	return fine ? 0 : fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8",
-				   name);
+	return fine ? 0
+		    : fmt_fail(e, -ENOTSUP, FMT_NOWHERE, "%.100s: a name that is not UTF-8", name);
 }
 
 /* `pickle` is the object; bytes: size of the tensor's storage. */
@@ -200,8 +210,7 @@ static int add_tensor(struct writer *w, size_t i)
 static int check_blob(struct writer *w, const struct fmt_blob *b)
 {
 	if (b->refusal)
-		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %.120s", b->name,
-				b->refusal);
+		return fmt_fail(w->e, -ENOTSUP, FMT_NOWHERE, "%.100s: %.120s", b->name, b->refusal);
 	if (!b->pickle && b->file == FMT_NO_FILE)
 		return fmt_fail(w->e, -EBADMSG, FMT_NOWHERE, "%.100s: it has no file", b->name);
 	if (fmt_set_find(w->data->base->set, b->name, strlen(b->name)))
@@ -265,13 +274,13 @@ static int add_all(struct writer *w)
 	return err;
 }
 
-int view_dcp(struct view_base *b, struct view **data, struct view **metadata,
-	     struct fmt_error *e)
+int view_dcp(struct view_base *b, struct view **data, struct view **metadata, struct fmt_error *e)
 {
-	struct writer w = { view_new(b), view_new(b), view_new(b), view_new(b), view_new(b), e };
+	struct writer w = {view_new(b), view_new(b), view_new(b), view_new(b), view_new(b), e};
 	struct view *meta = view_new(b);
-	int err = w.data && w.pickle && w.state && w.planner && w.storage && meta ? 0 :
-		  fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");
+	int err = w.data && w.pickle && w.state && w.planner && w.storage && meta
+			  ? 0
+			  : fmt_fail(e, -ENOMEM, FMT_NOWHERE, "no memory");
 
 	*data = *metadata = NULL;
 	if (!err)

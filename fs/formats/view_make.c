@@ -6,13 +6,13 @@
 
 #include <stdio.h>
 
-#define MAX_HEADER 100000000u	/* safetensors' own limit */
+#define MAX_HEADER 100000000u /* safetensors' own limit */
 
 struct chosen {
 	size_t tensor;
 	unsigned element;
-	uint64_t from, bytes;	/* of the tensor */
-	uint64_t rows;		/* rows of dimension 0 */
+	uint64_t from, bytes; /* of the tensor */
+	uint64_t rows; /* rows of dimension 0 */
 };
 
 /* ---- names in JSON ---------------------------------------------------------------- */
@@ -207,18 +207,21 @@ int view_index(struct view_base *b, const size_t *cut, size_t n, struct view **o
 
 static const char *npy_descr(const struct fmt_dtype *t)
 {
-	static const struct { const char *name, *descr; } special[] = {
-		{ "float16", "<f2" }, { "float32", "<f4" }, { "float64", "<f8" },
-		{ "int8", "|i1" }, { "int16", "<i2" }, { "int32", "<i4" }, { "int64", "<i8" },
-		{ "uint8", "|u1" }, { "uint16", "<u2" }, { "uint32", "<u4" }, { "uint64", "<u8" },
-		{ "bool", "|b1" }, { "complex64", "<c8" }, { "complex128", "<c16" },
-		{ "bfloat16", "<u2" }, { "complex32", "<u4" },
+	static const struct {
+		const char *name, *descr;
+	} special[] = {
+		{"float16", "<f2"},   {"float32", "<f4"},     {"float64", "<f8"},
+		{"int8", "|i1"},      {"int16", "<i2"},	      {"int32", "<i4"},
+		{"int64", "<i8"},     {"uint8", "|u1"},	      {"uint16", "<u2"},
+		{"uint32", "<u4"},    {"uint64", "<u8"},      {"bool", "|b1"},
+		{"complex64", "<c8"}, {"complex128", "<c16"}, {"bfloat16", "<u2"},
+		{"complex32", "<u4"},
 	};
 
 	for (size_t i = 0; i < sizeof(special) / sizeof(special[0]); i++)
 		if (!strcmp(t->name, special[i].name))
 			return special[i].descr;
-	return "|u1";	/* eight-bit types that NumPy does not have */
+	return "|u1"; /* eight-bit types that NumPy does not have */
 }
 
 int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_error *e)
@@ -243,7 +246,7 @@ int view_npy(struct view_base *b, size_t tensor, struct view **out, struct fmt_e
 	while (!v->no_memory && (v->mem_len + 1) % 64)
 		view_add(v, " ", 1);
 	view_add(v, "\n", 1);
-	len = v->mem_len - 10;	/* at most 64 dimensions: it fits 16 bits */
+	len = v->mem_len - 10; /* at most 64 dimensions: it fits 16 bits */
 	if (!v->no_memory) {
 		v->mem[8] = (char)len;
 		v->mem[9] = (char)(len >> 8);

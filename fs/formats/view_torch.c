@@ -48,7 +48,7 @@ static int add_tensors(struct view_zip *z, struct view *pickle, struct fmt_error
 int view_torch(struct view_base *b, struct view **out, struct fmt_error *e)
 {
 	struct view *v = view_new(b), *pickle = view_new(b);
-	struct view_zip z = { 0 };
+	struct view_zip z = {0};
 	int err = v && pickle ? view_zip_begin(&z, v) : -ENOMEM;
 
 	*out = NULL;

@@ -7,12 +7,12 @@
  */
 #include "fs/formats/view.h"
 
-#define ALIGN 64u		/* of data, as in torch.save */
+#define ALIGN 64u /* of data, as in torch.save */
 #define LIMIT32 0xffffffffu
 
 static void put16(struct view *v, unsigned n)
 {
-	view_add(v, (char[]){ (char)n, (char)(n >> 8) }, 2);
+	view_add(v, (char[]){(char)n, (char)(n >> 8)}, 2);
 }
 
 static void put32(struct view *v, uint64_t n)
@@ -37,9 +37,9 @@ static void put_common(struct view *v, const char *name, uint32_t crc, uint64_t 
 		       unsigned extra)
 {
 	put16(v, 45);
-	put16(v, 0x800);	/* names are UTF-8 */
-	put16(v, 0);		/* stored */
-	put32(v, 0x00210000);	/* 1980-01-01, so that the same tensors give the same bytes */
+	put16(v, 0x800); /* names are UTF-8 */
+	put16(v, 0); /* stored */
+	put32(v, 0x00210000); /* 1980-01-01, so that the same tensors give the same bytes */
 	put32(v, crc);
 	put32(v, below(size));
 	put32(v, below(size));
@@ -64,7 +64,7 @@ static void begin_entry(struct view_zip *z, const char *name, uint32_t crc, uint
 		put64(z->v, size);
 		put64(z->v, size);
 	}
-	put16(z->v, 0x4246);	/* "FB", PyTorch's padding */
+	put16(z->v, 0x4246); /* "FB", PyTorch's padding */
 	put16(z->v, pad);
 	for (unsigned i = 0; i < pad; i++)
 		view_add(z->v, "Z", 1);
@@ -106,7 +106,7 @@ void view_zip_add_tensor(struct view_zip *z, const char *name, size_t tensor, ui
 
 int view_zip_begin(struct view_zip *z, struct view *v)
 {
-	*z = (struct view_zip){ v, view_new(v->base), v->size, 0 };
+	*z = (struct view_zip){v, view_new(v->base), v->size, 0};
 	return z->central ? 0 : -ENOMEM;
 }
 
@@ -115,7 +115,7 @@ void view_zip_end(struct view_zip *z)
 	uint64_t at = z->v->size - z->start, len = z->central->mem_len;
 
 	view_add(z->v, z->central->mem, z->central->mem_len);
-	put32(z->v, 0x06064b50);	/* always with zip64's end record and locator */
+	put32(z->v, 0x06064b50); /* always with zip64's end record and locator */
 	put64(z->v, 44);
 	put16(z->v, 45);
 	put16(z->v, 45);
@@ -156,7 +156,7 @@ void view_pickle_number(struct view *v, uint64_t n)
 		view_add(v, "J", 1);
 		put32(v, n);
 	} else {
-		view_add(v, "\x8a\x09", 2);	/* nine bytes, so that it stays positive */
+		view_add(v, "\x8a\x09", 2); /* nine bytes, so that it stays positive */
 		put64(v, n);
 		view_add(v, "", 1);
 	}
@@ -177,8 +177,7 @@ static void pickle_strides(struct view *v, const struct fmt_tensor *t)
 
 /* torch._utils._rebuild_tensor_v2 on a storage of its own; v3 if there is no storage of that
  * type. */
-void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key,
-			  uint64_t bytes)
+void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *key, uint64_t bytes)
 {
 	const char *storage = t->dtype->storage;
 	unsigned element = t->dtype->bits / 8;
@@ -197,7 +196,8 @@ void view_pickle_tensor(struct view *v, const struct fmt_tensor *t, const char *
 		view_pickle_number(v, t->shape[d]);
 	view_add(v, "t", 1);
 	pickle_strides(v, t);
-	view_addf(v, "\x89" "ccollections\nOrderedDict\n)R");
+	view_addf(v, "\x89"
+		     "ccollections\nOrderedDict\n)R");
 	if (!storage)
 		view_addf(v, "ctorch\n%s\n", t->dtype_name);
 	view_add(v, "tR", 2);

@@ -13,9 +13,9 @@
 #define END64_LEN 56u
 #define CENTRAL_LEN 46u
 #define LOCAL_LEN 30u
-#define TAIL_FIRST 4096u		/* torch's archives have shorter ends */
+#define TAIL_FIRST 4096u /* torch's archives have shorter ends */
 #define TAIL_MAX (END_LEN + 65535u)
-#define WINDOW (256u << 10)		/* larger than any directory entry */
+#define WINDOW (256u << 10) /* larger than any directory entry */
 
 struct zip_inside {
 	struct arena names;
@@ -101,7 +101,7 @@ static int zip64_record(const struct fmt_source *s, uint64_t *end, struct direct
 		return fmt_fail(e, -EBADMSG, at, "not a zip64 end record");
 	if (get32(b + 16) || get32(b + 20) || get64(b + 24) != get64(b + 32))
 		return fmt_fail(e, -ENOTSUP, at, "a zip archive in several parts");
-	*d = (struct directory){ get64(b + 48), get64(b + 40), get64(b + 32) };
+	*d = (struct directory){get64(b + 48), get64(b + 40), get64(b + 32)};
 	*end = at;
 	*found = true;
 	return 0;
@@ -121,7 +121,7 @@ static int find_directory(const struct fmt_source *s, struct directory *d, struc
 	if (!is64) {
 		if (get16(r + 4) || get16(r + 6) || get16(r + 8) != get16(r + 10))
 			return fmt_fail(e, -ENOTSUP, end, "a zip archive in several parts");
-		*d = (struct directory){ get32(r + 16), get32(r + 12), get16(r + 10) };
+		*d = (struct directory){get32(r + 16), get32(r + 12), get16(r + 10)};
 	}
 	if (d->size > end || d->at != end - d->size)
 		return fmt_fail(e, -EBADMSG, end, "the zip directory should be %llu bytes at %llu",
@@ -134,7 +134,7 @@ static int find_directory(const struct fmt_source *s, struct directory *d, struc
 struct window {
 	const struct fmt_source *s;
 	uint8_t *buf;
-	uint64_t at, end;	/* at: offset of buf[pos]; end: of the directory */
+	uint64_t at, end; /* at: offset of buf[pos]; end: of the directory */
 	size_t pos, have;
 };
 
@@ -165,7 +165,7 @@ static int need(struct window *w, size_t n, struct fmt_error *e)
 /* Takes the 64-bit values for those 32-bit values that are all ones. */
 static int extra64(const uint8_t *x, size_t n, uint64_t *size, uint64_t *packed, uint64_t *local)
 {
-	uint64_t *want[3] = { size, packed, local };
+	uint64_t *want[3] = {size, packed, local};
 
 	while (n >= 4) {
 		size_t len = get16(x + 2);
@@ -211,7 +211,7 @@ static int check_entry(const struct zip_entry *t, const uint8_t *c, uint64_t pac
 
 static int add_entry(struct zip *z, struct window *w, size_t *cap, struct fmt_error *e)
 {
-	struct zip_entry t = { 0 }, *v = z->entry;
+	struct zip_entry t = {0}, *v = z->entry;
 	const uint8_t *c;
 	size_t name_len, extra_len, all;
 	uint64_t packed;
@@ -257,7 +257,7 @@ static int read_directory(const struct fmt_source *s, const struct directory *d,
 			  struct fmt_error *e)
 {
 	CLEANUP_FREE uint8_t *buf = malloc(WINDOW);
-	struct window w = { .s = s, .buf = buf, .at = d->at, .end = d->at + d->size };
+	struct window w = {.s = s, .buf = buf, .at = d->at, .end = d->at + d->size};
 	size_t cap = 0;
 	int err = 0;
 
@@ -345,7 +345,7 @@ void zip_close(struct zip *z)
 
 struct zip_entry *zip_find(const struct zip *z, const char *name)
 {
-	struct zip_entry key = { .name = name };
+	struct zip_entry key = {.name = name};
 
 	return z->n_entries ? bsearch(&key, z->entry, z->n_entries, sizeof(key), by_name) : NULL;
 }
@@ -387,8 +387,10 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 	data = t->local + LOCAL_LEN + get16(b + 26) + get16(b + 28);
 	if (get16(b + 26) != strlen(t->name) || get16(b + 8) || data > z->end ||
 	    t->size > z->end - data)
-		return fmt_fail(e, -EBADMSG, t->local, "%.100s: its local header differs from the "
-				"directory", t->name);
+		return fmt_fail(e, -EBADMSG, t->local,
+				"%.100s: its local header differs from the "
+				"directory",
+				t->name);
 	err = same_name(s, t->local + LOCAL_LEN, t->name, &same);
 	if (err)
 		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name,
@@ -418,7 +420,8 @@ int zip_check(const struct fmt_source *s, const struct zip *z, struct zip_entry 
 			read(ctx, len);
 	}
 	if (!err && entry->crc != crc)
-		err = fmt_fail(e, -EBADMSG, entry->data, "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32,
-			       entry->name, crc, entry->crc);
+		err = fmt_fail(e, -EBADMSG, entry->data,
+			       "%.100s: CRC is %08" PRIx32 ", not %08" PRIx32, entry->name, crc,
+			       entry->crc);
 	return err;
 }

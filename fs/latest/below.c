@@ -47,7 +47,8 @@ static void count_sf(struct below *b, struct node *n)
 
 static void count_refused(struct below *b)
 {
-	int err = staging_refused(b->fs->s, b->top->id, S_ISDIR(b->top->attr.mode) ? b->top->id : 0, UINT64_MAX);
+	int err = staging_refused(b->fs->s, b->top->id, S_ISDIR(b->top->attr.mode) ? b->top->id : 0,
+				  UINT64_MAX);
 	if (err) {
 		b->rank = BELOW_FAILED;
 		b->error = err;
@@ -62,9 +63,10 @@ struct below look_below(struct fs *fs, struct node *top)
 	b.halted = staging_halted_at(fs->s, &b.halted_error);
 	if (!S_ISDIR(top->attr.mode)) {
 		count_sf(&b, top);
-		if (b.rank == BELOW_DURABLE && (top->seq.dirty > applied || top->seq.born > applied ||
-						  top->seq.seal > durable))
-			b.rank = top->sf || S_ISREG(top->attr.mode) ? BELOW_PERSISTING : BELOW_STAGED;
+		if (b.rank == BELOW_DURABLE && (top->seq.dirty > applied ||
+						top->seq.born > applied || top->seq.seal > durable))
+			b.rank = top->sf || S_ISREG(top->attr.mode) ? BELOW_PERSISTING
+								    : BELOW_STAGED;
 		for (struct dentry *d = top->names; d; d = d->name_next)
 			if (b.rank == BELOW_DURABLE && d->seq > durable)
 				b.rank = BELOW_STAGED;
@@ -73,7 +75,8 @@ struct below look_below(struct fs *fs, struct node *top)
 	}
 	for (unsigned i = 0; i < NODE_BUCKETS; i++)
 		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
-			bool self = n->seq.dirty > durable || n->seq.names > durable || n->seq.seal > durable ||
+			bool self = n->seq.dirty > durable || n->seq.names > durable ||
+				    n->seq.seal > durable ||
 				    (n->seq.born > durable && n->seq.born != UINT64_MAX);
 			if (!n->sf && !self)
 				continue;

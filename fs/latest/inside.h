@@ -10,7 +10,7 @@
 
 /* ---- latest_find.c: directories of the store ---- */
 
-struct ldir {			/* a directory as read */
+struct ldir { /* a directory as read */
 	int fd;
 	struct stat st;
 	struct ckpt_name *v;
@@ -32,16 +32,17 @@ static inline const char *latest_base_name(const char *path)
 
 /* ---- the cache of checkpoints ---- */
 
-struct lknown {			/* a checkpoint that was examined */
+struct lknown { /* a checkpoint that was examined */
 	char *path;
 	struct stat dir;
 	struct ckpt_kind kind;
-	uint64_t fingerprint; /* a hash of all its names, sizes and timestamps; 0: not examined */
+	/* a hash of all its names, sizes and timestamps; 0: not examined */
+	uint64_t fingerprint;
 	struct ckpt_verdict verdict;
 };
 
-struct lknown *lknown_find(const char *path);	/* NULL: not cached */
-struct lknown *lknown_set(const char *path);	/* existing or new; NULL: no memory */
+struct lknown *lknown_find(const char *path); /* NULL: not cached */
+struct lknown *lknown_set(const char *path); /* existing or new; NULL: no memory */
 /* Whether no further change can leave the same timestamp: those in one clock tick do. */
 bool latest_settled(struct timespec t);
 
@@ -50,11 +51,11 @@ bool latest_settled(struct timespec t);
 struct lfound {
 	struct fs *fs;
 	const struct caller *who;
-	const char *top;	/* from the store's root */
-	uid_t owner;		/* of top */
+	const char *top; /* from the store's root */
+	uid_t owner; /* of top */
 	struct ckpt_found *v;
 	size_t n, cap;
-	char **todo;		/* directories still to be read, relative to top */
+	char **todo; /* directories still to be read, relative to top */
 	size_t n_todo, cap_todo, n_dirs;
 };
 
@@ -62,9 +63,10 @@ struct lfound {
  * caller. Any other user who may write below it could otherwise choose what a job resumes from. */
 bool lfound_trusts(const struct lfound *f, const struct stat *st);
 /* Only checkpoints that the caller could find by listing. */
-int lfound_all(struct lfound *f);	/* f->v, the newest first; -E2BIG: too many directories */
+/* f->v, the newest first; -E2BIG: too many directories */
+int lfound_all(struct lfound *f);
 void lfound_free(struct lfound *f);
-bool latest_loose(enum ckpt_format k);	/* files of tensors that may not be checkpoints */
+bool latest_loose(enum ckpt_format k); /* files of tensors that may not be checkpoints */
 
 /* ---- latest_safe.c ---- */
 

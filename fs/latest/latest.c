@@ -38,12 +38,12 @@ struct entry {
 	struct entry *next;
 	uint64_t id, nlookup;
 	bool link;
-	size_t len;		/* of the symlink's target */
+	size_t len; /* of the symlink's target */
 	char path[];
 };
 
 static struct {
-	pthread_mutex_t lock;	/* guards all of it */
+	pthread_mutex_t lock; /* guards all of it */
 	pthread_cond_t cond;
 	struct job *jobs;
 	bool started, stop;
@@ -71,12 +71,12 @@ enum answer { NOTHING, LINK, DIRECTORY };
 /* *out: the path below top; free it. */
 static int find_latest(struct lfound *f, bool far, enum answer *a, char **out)
 {
-	int rc = lfound_all(f);
+	int err = lfound_all(f);
 
 	*out = NULL;
 	*a = NOTHING;
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	if (!far && !is_run(f)) {
 		*a = f->n || !*f->top ? DIRECTORY : NOTHING;
 		return 0;
@@ -115,9 +115,9 @@ static char *target_of(const char *top, const char *below)
 static int check_top(struct fs *fs, const struct caller *who, const struct job *j, uid_t *owner)
 {
 	struct stat st;
-	int rc = reach_stat(fs, who, j->path, 5, &st);
-	if (rc)
-		return rc == -ENOTDIR ? -ENOENT : rc;
+	int err = reach_stat(fs, who, j->path, 5, &st);
+	if (err)
+		return err == -ENOTDIR ? -ENOENT : err;
 	*owner = st.st_uid;
 	int fd = latest_open(io_store_root(fs->store), j->path, O_DIRECTORY | O_PATH);
 	if (fd < 0)
@@ -157,8 +157,12 @@ static struct entry *entry_get(const char *path, bool link, size_t len)
 
 static void fill_stat(struct fs *fs, const struct entry *e, struct stat *st)
 {
-	*st = (struct stat){.st_ino = e->id, .st_uid = fs->uid, .st_nlink = e->link ? 1 : 2, .st_blksize = 4096,
-			    .st_mode = e->link ? S_IFLNK | 0777 : S_IFDIR | 0555, .st_size = (off_t)e->len};
+	*st = (struct stat){.st_ino = e->id,
+			    .st_uid = fs->uid,
+			    .st_nlink = e->link ? 1 : 2,
+			    .st_blksize = 4096,
+			    .st_mode = e->link ? S_IFLNK | 0777 : S_IFDIR | 0555,
+			    .st_size = (off_t)e->len};
 	clock_gettime(CLOCK_REALTIME, &st->st_mtim);
 	st->st_atim = st->st_ctim = st->st_mtim;
 }
@@ -196,8 +200,10 @@ static void reply_names(const struct job *j, struct lfound *f)
 		free(path);
 		if (name && may && (!last || strcmp(name, last)) && ++at > j->off) {
 			struct fuse_entry_param e = {.attr = {.st_ino = CONTROL_DIR, .st_mode = 0}};
-			need = j->plus ? fuse_add_direntry_plus(j->req, buf + used, j->size - used, name, &e, at) :
-					 fuse_add_direntry(j->req, buf + used, j->size - used, name, &e.attr, at);
+			need = j->plus ? fuse_add_direntry_plus(j->req, buf + used, j->size - used,
+								name, &e, at)
+				       : fuse_add_direntry(j->req, buf + used, j->size - used, name,
+							   &e.attr, at);
 			used += need <= j->size - used ? need : 0;
 		}
 		if (may) {
@@ -233,16 +239,17 @@ static void answer(struct fs *fs, const struct job *j)
 	struct lfound f = {.fs = fs, .who = &who, .top = j->path};
 	char *below = NULL, *target = NULL;
 	enum answer a = NOTHING;
-	int rc = check_top(fs, &who, j, &f.owner);
+	int err = check_top(fs, &who, j, &f.owner);
 
-	if (!rc)
-		rc = j->want == WANT_NAMES ? lfound_all(&f) : find_latest(&f, j->want == WANT_XATTR, &a, &below);
-	if (!rc && below && !(target = target_of(j->path, below)))
-		rc = -ENOMEM;
-	if (!rc && target && strlen(target) >= PATH_MAX)
-		rc = -ENAMETOOLONG;
-	if (rc)
-		fuse_reply_err(j->req, -rc);
+	if (!err)
+		err = j->want == WANT_NAMES ? lfound_all(&f)
+					    : find_latest(&f, j->want == WANT_XATTR, &a, &below);
+	if (!err && below && !(target = target_of(j->path, below)))
+		err = -ENOMEM;
+	if (!err && target && strlen(target) >= PATH_MAX)
+		err = -ENAMETOOLONG;
+	if (err)
+		fuse_reply_err(j->req, -err);
 	else if (j->want == WANT_NAMES)
 		reply_names(j, &f);
 	else if (j->want == WANT_XATTR)
@@ -297,7 +304,7 @@ void latest_stop(void)
 static void ask(fuse_req_t req, const struct job *what, const char *dir, const char *name)
 {
 	struct job *j = calloc(1, sizeof(*j) + strlen(dir) + strlen(name) + 2), **pp;
-	int rc = j ? 0 : ENOMEM;
+	int err = j ? 0 : ENOMEM;
 
 	if (j) {
 		*j = *what;
@@ -305,20 +312,20 @@ static void ask(fuse_req_t req, const struct job *what, const char *dir, const c
 		sprintf(j->path, "%s%s%s", dir, *dir && *name ? "/" : "", name);
 	}
 	pthread_mutex_lock(&latest.lock);
-	if (!rc && !latest.started) {
-		rc = pthread_create(&latest.thread, NULL, latest_main, req_fs(req));
-		latest.started = !rc;
+	if (!err && !latest.started) {
+		err = pthread_create(&latest.thread, NULL, latest_main, req_fs(req));
+		latest.started = !err;
 	}
-	for (pp = &latest.jobs; !rc && *pp; pp = &(*pp)->next)
+	for (pp = &latest.jobs; !err && *pp; pp = &(*pp)->next)
 		;
-	if (!rc) {
+	if (!err) {
 		*pp = j;
 		pthread_cond_signal(&latest.cond);
 	}
 	pthread_mutex_unlock(&latest.lock);
-	if (rc) {
+	if (err) {
 		free(j);
-		fuse_reply_err(req, rc);
+		fuse_reply_err(req, err);
 	}
 }
 
@@ -333,13 +340,15 @@ static char *path_of(uint64_t id, bool link)
 	return path;
 }
 
-static void ask_about(fuse_req_t req, uint64_t id, bool link, const struct job *what, const char *name)
+static void ask_about(fuse_req_t req, uint64_t id, bool link, const struct job *what,
+		      const char *name)
 {
 	char *path = path_of(id, link);
 	if (path)
 		ask(req, what, path, name);
 	else
-		fuse_reply_err(req, ESTALE);	/* makes the kernel look the whole path up again */
+		/* makes the kernel look the whole path up again */
+		fuse_reply_err(req, ESTALE);
 	free(path);
 }
 
@@ -394,7 +403,10 @@ static void latest_forget(uint64_t id, uint64_t count)
 }
 
 const struct control_ops latest_ops = {
-	.lookup = latest_lookup, .getattr = latest_getattr, .readlink = latest_readlink, .readdir = latest_readdir,
+	.lookup = latest_lookup,
+	.getattr = latest_getattr,
+	.readlink = latest_readlink,
+	.readdir = latest_readdir,
 	.forget = latest_forget,
 };
 

@@ -12,10 +12,10 @@ enum below_rank { BELOW_FAILED, BELOW_OPEN, BELOW_STAGED, BELOW_PERSISTING, BELO
 struct below {
 	struct fs *fs;
 	struct node *top;
-	uint64_t bytes;		/* still to be written */
-	enum below_rank rank;	/* the least advanced */
+	uint64_t bytes; /* still to be written */
+	enum below_rank rank; /* the least advanced */
 	int error;
-	uint64_t halted;	/* node whose change the store refuses */
+	uint64_t halted; /* node whose change the store refuses */
 	int halted_error;
 };
 /* Everything not yet durable at or below top. */
@@ -27,6 +27,6 @@ extern const struct control_ops latest_ops;
 /* Answers with the newest safe checkpoint below the mount's directory path, relative to it;
  * ENODATA: none. */
 void latest_xattr(fuse_req_t req, const char *path, size_t size);
-void latest_stop(void);		/* the connection is gone: waits for the thread */
+void latest_stop(void); /* the connection is gone: waits for the thread */
 
 #endif

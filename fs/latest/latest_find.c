@@ -13,11 +13,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MAX_DIRS 100000u	/* read for one answer */
-#define KNOWN_MAX 4096u		/* size of the cache */
-#define SETTLED_NS 1000000000ll	/* after a timestamp this old, every change leaves another */
+#define MAX_DIRS 100000u /* read for one answer */
+#define KNOWN_MAX 4096u /* size of the cache */
+#define SETTLED_NS 1000000000ll /* after a timestamp this old, every change leaves another */
 
-static struct lknown known[KNOWN_MAX];	/* used by that thread only */
+static struct lknown known[KNOWN_MAX]; /* used by that thread only */
 
 /* ---- names in the store ---- */
 
@@ -26,7 +26,8 @@ int latest_open(int fd, const char *path, int flags)
 	if (!(flags & O_PATH))
 		flags |= O_RDONLY | O_NONBLOCK | O_NOCTTY;
 	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
-			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS};
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS |
+					  RESOLVE_NO_MAGICLINKS};
 	int r = (int)syscall(SYS_openat2, fd, *path ? path : ".", &how, sizeof(how));
 	return r < 0 ? -errno : r;
 }
@@ -72,7 +73,7 @@ static bool is_dir_at(int fd, const struct dirent *e)
 
 int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 {
-	int rc = 0, fd;
+	int err = 0, fd;
 
 	*d = (struct ldir){.fd = latest_open(io_store_root(fs->store), path, O_DIRECTORY)};
 	if (d->fd < 0)
@@ -80,22 +81,23 @@ int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 	fd = fcntl(d->fd, F_DUPFD_CLOEXEC, 0);
 	DIR *list = fd < 0 ? NULL : fdopendir(fd);
 	if (!list || fstat(d->fd, &d->st)) {
-		rc = -errno;
+		err = -errno;
 		if (!list && fd >= 0)
 			close(fd);
 	}
-	for (struct dirent *e; !rc && (e = readdir(list));) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || (!*path && !strcmp(e->d_name, CONTROL_DIR_NAME)))
+	for (struct dirent *e; !err && (e = readdir(list));) {
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
+		    (!*path && !strcmp(e->d_name, CONTROL_DIR_NAME)))
 			continue;
-		rc = ldir_add(d, e->d_name, is_dir_at(d->fd, e));
+		err = ldir_add(d, e->d_name, is_dir_at(d->fd, e));
 	}
 	if (list)
 		closedir(list);
-	if (rc)
+	if (err)
 		ldir_close(d);
 	else
 		ckpt_names_sort(d->v, d->n);
-	return rc;
+	return err;
 }
 
 /* ---- the cache of checkpoints ---- */
@@ -123,15 +125,16 @@ struct lknown *lknown_set(const char *path)
 
 static bool same_dir(const struct stat *a, const struct stat *b)
 {
-	return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_ctim.tv_sec == b->st_ctim.tv_sec &&
-	       a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino &&
+	       a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
 bool latest_settled(struct timespec t)
 {
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
-	return ((long long)now.tv_sec - t.tv_sec) * 1000000000ll + now.tv_nsec - t.tv_nsec > SETTLED_NS;
+	return ((long long)now.tv_sec - t.tv_sec) * 1000000000ll + now.tv_nsec - t.tv_nsec >
+	       SETTLED_NS;
 }
 
 /* ---- the search ---- */
@@ -146,7 +149,8 @@ static bool may_look_inside(const struct lfound *f, const struct stat *st)
 	return lfound_trusts(f, st) && caller_may(f->who, st, 5);
 }
 
-static int found_add(struct lfound *f, char *path, const struct ckpt_kind *kind, struct timespec time)
+static int found_add(struct lfound *f, char *path, const struct ckpt_kind *kind,
+		     struct timespec time)
 {
 	if (path && f->n == f->cap) {
 		size_t cap = f->cap ? f->cap * 2 : 64;
@@ -200,20 +204,21 @@ bool latest_loose(enum ckpt_format k)
 /* Adds directories to read, and files that are checkpoints by themselves. */
 static int look_inside(struct lfound *f, const char *below, const struct ldir *d)
 {
-	int rc = 0;
-	for (size_t i = 0; !rc && i < d->n; i++) {
+	int err = 0;
+	for (size_t i = 0; !err && i < d->n; i++) {
 		struct ckpt_kind kind;
 		struct stat st;
 		if (d->v[i].dir) {
-			rc = todo_add(f, path_join(below, d->v[i].name));
+			err = todo_add(f, path_join(below, d->v[i].name));
 			continue;
 		}
 		ckpt_recognize_file(d->v[i].name, &kind);
-		if (kind.format == CKPT_LIGHTNING && !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW) &&
+		if (kind.format == CKPT_LIGHTNING &&
+		    !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW) &&
 		    S_ISREG(st.st_mode) && lfound_trusts(f, &st))
-			rc = found_add(f, path_join(below, d->v[i].name), &kind, st.st_mtim);
+			err = found_add(f, path_join(below, d->v[i].name), &kind, st.st_mtim);
 	}
-	return rc;
+	return err;
 }
 
 static int look_at(struct lfound *f, const char *below)
@@ -223,7 +228,7 @@ static int look_at(struct lfound *f, const char *below)
 	struct ckpt_kind kind;
 	struct stat st;
 	struct ldir d;
-	int rc;
+	int err;
 
 	if (k && *below && !latest_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
 		int fd = latest_open(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
@@ -232,14 +237,16 @@ static int look_at(struct lfound *f, const char *below)
 			close(fd);
 		if (same) {
 			free(path);
-			return may_look_inside(f, &st) ? found_add(f, strdup(below), &k->kind, st.st_mtim) : 0;
+			return may_look_inside(f, &st)
+				       ? found_add(f, strdup(below), &k->kind, st.st_mtim)
+				       : 0;
 		}
 	}
-	rc = path ? ldir_read(f->fs, path, &d) : -ENOMEM;
-	if (rc) {
+	err = path ? ldir_read(f->fs, path, &d) : -ENOMEM;
+	if (err) {
 		free(path);
 		/* removed, or not readable: others may still be there */
-		return rc == -ENOMEM ? rc : 0;
+		return err == -ENOMEM ? err : 0;
 	}
 	if (!may_look_inside(f, &d.st)) {
 		ldir_close(&d);
@@ -248,29 +255,29 @@ static int look_at(struct lfound *f, const char *below)
 	}
 	ckpt_recognize(latest_base_name(path), d.v, d.n, &kind);
 	if (!*below)
-		kind.format = CKPT_NONE;	/* search below it */
+		kind.format = CKPT_NONE; /* search below it */
 	if (kind.format != CKPT_NONE)
-		rc = found_add(f, strdup(below), &kind, d.st.st_mtim);
-	if (!rc && latest_loose(kind.format))
-		rc = look_inside(f, below, &d);
-	else if (!rc && latest_settled(d.st.st_ctim) && (k = lknown_set(path))) {
+		err = found_add(f, strdup(below), &kind, d.st.st_mtim);
+	if (!err && latest_loose(kind.format))
+		err = look_inside(f, below, &d);
+	else if (!err && latest_settled(d.st.st_ctim) && (k = lknown_set(path))) {
 		k->dir = d.st;
 		k->kind = kind;
 	}
 	ldir_close(&d);
 	free(path);
-	return rc;
+	return err;
 }
 
 int lfound_all(struct lfound *f)
 {
-	int rc = todo_add(f, strdup(""));
-	while (!rc && f->n_todo) {
+	int err = todo_add(f, strdup(""));
+	while (!err && f->n_todo) {
 		char *below = f->todo[--f->n_todo];
-		rc = look_at(f, below);
+		err = look_at(f, below);
 		free(below);
 	}
-	if (!rc)
+	if (!err)
 		f->n = ckpt_found_sort(f->v, f->n);
-	return rc;
+	return err;
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20)	/* parsing a hostile one takes some 2 GiB */
+#define METADATA_MAX (64u << 20) /* parsing a hostile one takes some 2 GiB */
 #define TRIES 3u
 #define SYNC_WAIT_MS 2000u
 
@@ -40,15 +40,16 @@ static int source_open(void *ctx, const char *name, struct fmt_source *out)
 	if (!fd)
 		return -ENOMEM;
 	*fd = latest_open(d->fd, name, 0);
-	int rc = *fd < 0 ? *fd : fstat(*fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
-	if (!rc) {
-		*out = (struct fmt_source){.size = (uint64_t)st.st_size, .read = source_read, .ctx = fd};
+	int err = *fd < 0 ? *fd : fstat(*fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
+	if (!err) {
+		*out = (struct fmt_source){
+			.size = (uint64_t)st.st_size, .read = source_read, .ctx = fd};
 		return 0;
 	}
 	if (*fd >= 0)
 		close(*fd);
 	free(fd);
-	return rc;
+	return err;
 }
 
 static void source_close(void *ctx, struct fmt_source *s)
@@ -61,7 +62,7 @@ static void source_close(void *ctx, struct fmt_source *s)
 struct look {
 	uint64_t fingerprint;
 	struct timespec newest_m, newest_c;
-	bool foreign;		/* an untrusted user owns a part of it */
+	bool foreign; /* an untrusted user owns a part of it */
 };
 
 static void later(struct timespec *t, struct timespec than)
@@ -112,14 +113,18 @@ static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct l
 		n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 		n->dir = S_ISDIR(st.st_mode);
 		n->mtime = st.st_mtim;
-		int rc = S_ISREG(st.st_mode) ? read_mark(f->fs, d->fd, n) : 0;
-		if (rc)
-			return rc;
+		int err = S_ISREG(st.st_mode) ? read_mark(f->fs, d->fd, n) : 0;
+		if (err)
+			return err;
 		later(&out->newest_m, st.st_mtim);
 		later(&out->newest_c, st.st_ctim);
 		out->fingerprint = hash_bytes(out->fingerprint, n->name, strlen(n->name) + 1);
-		uint64_t x[] = {st.st_ino, n->size, (uint64_t)st.st_mtim.tv_sec, (uint64_t)st.st_mtim.tv_nsec,
-				(uint64_t)st.st_ctim.tv_sec, (uint64_t)st.st_ctim.tv_nsec};
+		uint64_t x[] = {st.st_ino,
+				n->size,
+				(uint64_t)st.st_mtim.tv_sec,
+				(uint64_t)st.st_mtim.tv_nsec,
+				(uint64_t)st.st_ctim.tv_sec,
+				(uint64_t)st.st_ctim.tv_nsec};
 		out->fingerprint = hash_bytes(out->fingerprint, x, sizeof(x));
 	}
 	out->fingerprint |= 1; /* 0 means none */
@@ -127,26 +132,29 @@ static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct l
 }
 
 /* The names of the checkpoint at path: those in the directory, or the file alone. */
-static int names_of(const struct lfound *f, const char *path, bool alone, struct ldir *d, struct look *out)
+static int names_of(const struct lfound *f, const char *path, bool alone, struct ldir *d,
+		    struct look *out)
 {
-	int rc = 0;
+	int err = 0;
 	if (!alone) {
-		rc = ldir_read(f->fs, path, d);
+		err = ldir_read(f->fs, path, d);
 	} else {
 		const char *name = latest_base_name(path);
 		char *up = strndup(path, name == path ? 0 : (size_t)(name - path) - 1);
-		*d = (struct ldir){.fd = up ? latest_open(io_store_root(f->fs->store), up, O_DIRECTORY) : -ENOMEM};
-		rc = d->fd < 0 ? d->fd : ldir_add(d, name, false);
-		if (rc && d->fd >= 0)
+		*d = (struct ldir){
+			.fd = up ? latest_open(io_store_root(f->fs->store), up, O_DIRECTORY)
+				 : -ENOMEM};
+		err = d->fd < 0 ? d->fd : ldir_add(d, name, false);
+		if (err && d->fd >= 0)
 			ldir_close(d);
 		free(up);
 	}
-	if (rc)
-		return rc;
-	rc = stat_all(f, d, alone, out);
-	if (rc)
+	if (err)
+		return err;
+	err = stat_all(f, d, alone, out);
+	if (err)
 		ldir_close(d);
-	return rc;
+	return err;
 }
 
 static bool has_nested(const struct fmt_set *s)
@@ -176,7 +184,8 @@ static bool has_foreign_nested(const struct lfound *f, int dirfd, const struct f
 	for (size_t i = 0; s && i < s->n_files; i++) {
 		const char *name = s->file[i].name;
 		size_t len = strcspn(name, "/");
-		for (bool more = name[len]; more; len += more ? 1 + strcspn(name + len + 1, "/") : 0) {
+		for (bool more = name[len]; more;
+		     len += more ? 1 + strcspn(name + len + 1, "/") : 0) {
 			if (is_foreign(f, dirfd, name, len))
 				return true;
 			more = name[len];
@@ -198,10 +207,10 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	bool alone = kind->format == CKPT_LIGHTNING;
 	struct lknown *k = lknown_find(path);
 	struct ldir d;
-	int rc = names_of(f, path, alone, &d, l);
+	int err = names_of(f, path, alone, &d, l);
 
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	if (k && k->fingerprint == l->fingerprint) {
 		*out = k->verdict;
 		ldir_close(&d);
@@ -209,12 +218,13 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	}
 	bool old = latest_settled(l->newest_c) && latest_settled(d.st.st_ctim);
 	struct ckpt_content c = {.kind = *kind, .v = d.v, .n = d.n};
-	struct ckpt_io io = {.ctx = &d, .open = source_open, .close = source_close, .max_bytes = METADATA_MAX};
+	struct ckpt_io io = {
+		.ctx = &d, .open = source_open, .close = source_close, .max_bytes = METADATA_MAX};
 	d.v = NULL;
 	d.n = 0;
-	rc = parser_content(f->fs, path, &c, &io, CKPT_SOUND);
+	err = parser_content(f->fs, path, &c, &io, CKPT_SOUND);
 	double quiet = quiet_s(l);
-	if (!rc) {
+	if (!err) {
 		l->foreign |= has_foreign_nested(f, d.fd, c.set);
 		ckpt_judge(&c.kind, c.v, c.n, c.set, c.index.v ? &c.index : NULL, quiet, out);
 		/* an incomplete one may become complete without a change seen here, and files in
@@ -229,7 +239,7 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	}
 	ckpt_content_free(&c);
 	ldir_close(&d);
-	return rc;
+	return err;
 }
 
 /* ---- durability ---- */
@@ -266,7 +276,8 @@ static bool wait_synced(struct fs *fs)
 	for (unsigned ms = 0; fs->s && staging_durable(fs->s) < seq; ms++) {
 		struct timespec t = {.tv_nsec = 1000000};
 		int err = 0;
-		if (staging_halted_at(fs->s, &err) || ms >= SYNC_WAIT_MS || atomic_load(&fs->stopping))
+		if (staging_halted_at(fs->s, &err) || ms >= SYNC_WAIT_MS ||
+		    atomic_load(&fs->stopping))
 			return false;
 		nanosleep(&t, NULL);
 	}
@@ -286,17 +297,17 @@ int lfound_is_safe(void *ctx, size_t i)
 	char *path = path_join(f->top, f->v[i].path);
 	char *old = before >= 0 ? path_join(f->top, f->v[before].path) : NULL;
 	const struct ckpt_kind *kind = &f->v[i].kind;
-	int rc = path ? 0 : -ENOMEM;
+	int safe = path ? 0 : -ENOMEM;
 
-	for (unsigned t = 0; !rc && t < TRIES; t++) {
+	for (unsigned t = 0; !safe && t < TRIES; t++) {
 		/* the live tree has the newer mode of a directory that was just closed to others */
 		if (reach_stat(f->fs, f->who, path, 0, &st))
 			break;
-		int err = judge(f, path, kind, &v, &l);
+		int failed = judge(f, path, kind, &v, &l);
 		/* the parser cannot run, which says nothing about this checkpoint */
-		if (err == -ECHILD)
-			rc = -EIO;
-		if (err || l.foreign)
+		if (failed == -ECHILD)
+			safe = -EIO;
+		if (failed || l.foreign)
 			break;
 		if (v.state == CKPT_COMPLETE && old && ckpt_has_rank_set(kind->format) &&
 		    !judge(f, old, &f->v[before].kind, &w, &m))
@@ -308,9 +319,9 @@ int lfound_is_safe(void *ctx, size_t i)
 		if (names_of(f, path, kind->format == CKPT_LIGHTNING, &d, &m))
 			break;
 		ldir_close(&d);
-		rc = m.fingerprint == l.fingerprint;
+		safe = m.fingerprint == l.fingerprint;
 	}
 	free(path);
 	free(old);
-	return rc;
+	return safe;
 }

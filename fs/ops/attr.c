@@ -13,19 +13,19 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 	struct stat st;
 
-	(void)fi;	/* the kernel does not send it; the id tells which version is meant */
+	(void)fi; /* the kernel does not send it; the id tells which version is meant */
 	double timeout = 0;
-	int rc;
+	int err;
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
 		struct node *n = node_find(fs, id);
-		rc = n ? node_stat(fs, n, &st) : -ESTALE;
-		if (!rc)
+		err = n ? node_stat(fs, n, &st) : -ESTALE;
+		if (!err)
 			timeout = attr_timeout(n);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 	else
 		fuse_reply_attr(req, &st, timeout);
 }
@@ -47,15 +47,16 @@ static bool in_group(fuse_req_t req, gid_t gid)
 static bool is_chown(int set)
 {
 	return (set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) ||
-	       !(set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW |
-			FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW));
+	       !(set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_ATIME |
+			FUSE_SET_ATTR_ATIME_NOW | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW));
 }
 
 /* n's mode without suid and sgid, as after a write, a truncation or a chown. sgid without group
  * execute permission is not a privilege: it stays if the file belongs to the caller's own group. */
 static mode_t plain_mode(fuse_req_t req, const struct node *n)
 {
-	bool sgid = !(n->attr.mode & S_ISGID) || (n->attr.mode & S_IXGRP) || !in_group(req, n->attr.gid);
+	bool sgid = !(n->attr.mode & S_ISGID) || (n->attr.mode & S_IXGRP) ||
+		    !in_group(req, n->attr.gid);
 	return n->attr.mode & 07777 & ~(mode_t)(S_ISUID | (sgid ? S_ISGID : 0));
 }
 
@@ -65,7 +66,8 @@ static void privileged_bits(fuse_req_t req, struct node *n, struct rec *r, int s
 	if ((r->mask & REC_MODE) && (r->mode & S_ISGID) && !S_ISDIR(n->attr.mode) &&
 	    !in_group(req, r->mask & REC_GID ? r->gid : n->attr.gid))
 		r->mode &= ~(uint32_t)S_ISGID;
-	if (is_chown(set) && !S_ISDIR(n->attr.mode) && !(r->mask & REC_MODE) && (n->attr.mode & (S_ISUID | S_ISGID))) {
+	if (is_chown(set) && !S_ISDIR(n->attr.mode) && !(r->mask & REC_MODE) &&
+	    (n->attr.mode & (S_ISUID | S_ISGID))) {
 		r->mask |= REC_MODE;
 		r->mode = plain_mode(req, n);
 	}
@@ -76,8 +78,8 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 	struct rec r = rec_new(REC_ATTR);
 
 	r.node = n->id;
-	r.mask = (set & FUSE_SET_ATTR_MODE ? REC_MODE : 0) | (set & FUSE_SET_ATTR_UID ? REC_UID : 0) |
-		 (set & FUSE_SET_ATTR_GID ? REC_GID : 0) |
+	r.mask = (set & FUSE_SET_ATTR_MODE ? REC_MODE : 0) |
+		 (set & FUSE_SET_ATTR_UID ? REC_UID : 0) | (set & FUSE_SET_ATTR_GID ? REC_GID : 0) |
 		 (set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW) ? REC_ATIME : 0) |
 		 (set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW) ? REC_MTIME : 0);
 	r.mode = a->st_mode & 07777;
@@ -96,7 +98,8 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 /* Truncation clears suid and sgid, as a write does. */
 static int drop_suid(fuse_req_t req, struct node *n, struct stat *a, int set)
 {
-	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) || !(n->attr.mode & (S_ISUID | S_ISGID)))
+	if (fuse_req_ctx(req)->uid == 0 || (set & FUSE_SET_ATTR_MODE) ||
+	    !(n->attr.mode & (S_ISUID | S_ISGID)))
 		return 0;
 	a->st_mode = plain_mode(req, n);
 	return FUSE_SET_ATTR_MODE;
@@ -111,14 +114,14 @@ int node_written(fuse_req_t req, struct fs *fs, struct node *n)
 	r.mode = plain_mode(req, n);
 	if (r.mode == (n->attr.mode & 07777))
 		return 0;
-	r.unique = 0;	/* it does not show whether the request was carried out */
+	r.unique = 0; /* it does not show whether the request was carried out */
 	r.node = n->id;
 	r.mask = REC_MODE;
 	r.uid = n->attr.uid;
 	r.gid = n->attr.gid;
 	rec_aim(fs, &r, n);
-	int rc = fs_record(fs, &r);
-	return rc ? rc : 1;
+	int err = fs_record(fs, &r);
+	return err ? err : 1;
 }
 
 void attrs_changed(struct fs *fs, uint64_t id)
@@ -134,7 +137,8 @@ static void pay_for_size(struct fs *fs, struct node *n, uint64_t size)
 	struct staged *sf = staged_ref(n->sf);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);	/* as much as the budget allows */
+	/* as much as the budget allows */
+	staged_fallocate(sf, FALLOC_FL_KEEP_SIZE, 0, size);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
@@ -143,10 +147,10 @@ static void pay_for_size(struct fs *fs, struct node *n, uint64_t size)
 
 static int resize_written(struct fs *fs, struct node *n, uint64_t size)
 {
-	int rc = node_resize(fs, n, size);
-	if (!rc && size && current.tight && n->sf && !n->busy && !staged_spilled(n->sf))
+	int err = node_resize(fs, n, size);
+	if (!err && size && current.tight && n->sf && !n->busy && !staged_spilled(n->sf))
 		pay_for_size(fs, n, size);
-	return rc;
+	return err;
 }
 
 /* Lock held. A file without writers gets a new version, sealed at once. */
@@ -156,28 +160,30 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 		return -EISDIR;
 	if (n->buf)
 		return buffers_resize(fs, n, size);
-	if (size > io_store_max_file(fs->store))	/* checked before a copy is made for it */
+	/* checked before a copy is made for it */
+	if (size > io_store_max_file(fs->store))
 		return -EFBIG;
 	if (current.slotted && n->sf && staged_busy(n->sf))
 		return -EINPROGRESS;
-	int rc = node_await(fs, n);
-	if (rc)
-		return rc;
+	int err = node_await(fs, n);
+	if (err)
+		return err;
 	if (n->writers && n->sf)
 		return resize_written(fs, n, size);
 	struct stat st;
-	rc = node_stat(fs, n, &st);
-	if (rc)
-		return rc;
-	if ((uint64_t)st.st_size == size)	/* nothing changes, not even mtime (truncate(2)) */
+	err = node_stat(fs, n, &st);
+	if (err)
+		return err;
+	/* nothing changes, not even mtime (truncate(2)) */
+	if ((uint64_t)st.st_size == size)
 		return 0;
-	rc = node_make_writable(fs, n, size == 0);
-	if (rc)
-		return rc;
-	rc = node_resize(fs, n, size);
-	n->version.rdwr = true;		/* seals even if nothing seems to have changed */
+	err = node_make_writable(fs, n, size == 0);
+	if (err)
+		return err;
+	err = node_resize(fs, n, size);
+	n->version.rdwr = true; /* seals even if nothing seems to have changed */
 	int seal = node_seal_closed(fs, n);
-	return rc ? rc : seal;
+	return err ? err : seal;
 }
 
 /* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. */
@@ -188,31 +194,31 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 
 	TREE_SCOPE(fs);
 	struct node *n = node_current(fs, id);
-	int rc = n ? 0 : -ESTALE;
+	int err = n ? 0 : -ESTALE;
 	bool again = current.resent && staging_answered(fs->s, current.unique, &done);
 	/* attributes that the record does not carry are read before it makes the node dirty */
-	if (!rc && !again)
-		rc = node_stat(fs, n, &st);
+	if (!err && !again)
+		err = node_stat(fs, n, &st);
 	if (n)
 		n->holds++;
-	if (!rc && (set & FUSE_SET_ATTR_SIZE) && !again)
-		rc = set_size(fs, n, (uint64_t)a->st_size);
-	if (!rc && !again && (set & FUSE_SET_ATTR_SIZE))
+	if (!err && (set & FUSE_SET_ATTR_SIZE) && !again)
+		err = set_size(fs, n, (uint64_t)a->st_size);
+	if (!err && !again && (set & FUSE_SET_ATTR_SIZE))
 		set |= drop_suid(req, n, a, set);
-	if (!rc && !again)
-		rc = set_attr(req, fs, n, a, set);
+	if (!err && !again)
+		err = set_attr(req, fs, n, a, set);
 	if (n)
 		n->holds--;
-	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
-		return rc;
-	if (rc == -ESTALE && n && n->fork.to) {
+	if (err == -EINPROGRESS || err == ASK_AGAIN)
+		return err;
+	if (err == -ESTALE && n && n->fork.to) {
 		reply_forked(req, fs, n);
 		return 0;
 	}
 	/* the request names the file; the answer describes the version */
-	n = rc ? NULL : node_find(fs, id);
+	n = err ? NULL : node_find(fs, id);
 	if (!n) {
-		fuse_reply_err(req, rc ? -rc : ESTALE);
+		fuse_reply_err(req, err ? -err : ESTALE);
 		return 0;
 	}
 	node_attr(fs, n, &st);
@@ -237,7 +243,7 @@ static void setattr_later(void *arg)
 void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	(void)fi;
 	if (set & FUSE_SET_ATTR_SIZE) {
@@ -248,9 +254,9 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 	release_barrier(fs);
 	ask_begin();
 	do {
-		rc = try_setattr(req, fs, id, a, set);
-	} while (ask_store(fs, rc));
-	if (rc != -EINPROGRESS)
+		err = try_setattr(req, fs, id, a, set);
+	} while (ask_store(fs, err));
+	if (err != -EINPROGRESS)
 		return;
 	struct later_setattr *l = malloc(sizeof(*l));
 	if (!l) {
@@ -266,9 +272,9 @@ void op_statfs(fuse_req_t req, fuse_ino_t id)
 	struct fs *fs = req_fs(req);
 	struct statvfs v;
 	(void)id;
-	int rc = io_store_statvfs(fs->store, &v);
-	if (rc) {
-		fuse_reply_err(req, -rc);
+	int err = io_store_statvfs(fs->store, &v);
+	if (err) {
+		fuse_reply_err(req, -err);
 		return;
 	}
 	/* staged bytes have their blocks in the store since their close */

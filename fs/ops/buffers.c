@@ -18,7 +18,10 @@
 static void dir_stat(struct fs *fs, struct stat *st)
 {
 	*st = (struct stat){
-		.st_ino = BUFFERS_DIR, .st_uid = fs->uid, .st_nlink = 2, .st_blksize = 4096,
+		.st_ino = BUFFERS_DIR,
+		.st_uid = fs->uid,
+		.st_nlink = 2,
+		.st_blksize = 4096,
 		.st_mode = S_IFDIR | 01777,
 	};
 	clock_gettime(CLOCK_REALTIME, &st->st_mtim);
@@ -35,7 +38,7 @@ static void buffers_lookup(fuse_req_t req, uint64_t parent, const char *name)
 		fuse_reply_entry(req, &e);
 		return;
 	}
-	release_barrier(fs);		/* a buffer that was just closed no longer exists */
+	release_barrier(fs); /* a buffer that was just closed no longer exists */
 	TREE_SCOPE(fs);
 	struct node *n = buffers_find(fs, name);
 	if (n)
@@ -55,7 +58,7 @@ static void buffers_getattr(fuse_req_t req, uint64_t id)
 static void buffers_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off, bool plus)
 {
 	(void)id, (void)size, (void)off, (void)plus;
-	fuse_reply_buf(req, NULL, 0);	/* buffers are private to their clients */
+	fuse_reply_buf(req, NULL, 0); /* buffers are private to their clients */
 }
 
 /* ---- operations on a buffer ---- */
@@ -84,43 +87,49 @@ static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct
 		pthread_mutex_unlock(&fs->tree.lock);
 		return;
 	}
-	int rc = !atomic_load(&fs->lanes.passthrough) ? -EOPNOTSUPP : !size ? -EINVAL :
-		 buffers_find(fs, name) ? -EEXIST : 0;
+	int err = !atomic_load(&fs->lanes.passthrough) ? -EOPNOTSUPP
+		  : !size			       ? -EINVAL
+		  : buffers_find(fs, name)	       ? -EEXIST
+						       : 0;
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	const struct stat st = {.st_mode = mode, .st_uid = c->uid, .st_gid = c->gid};
-	if (!rc)
-		rc = share_of_files(c->uid);
-	if (!rc)
-		rc = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
+	if (!err)
+		err = share_of_files(c->uid);
+	if (!err)
+		err = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
 	pthread_mutex_unlock(&fs->tree.lock);
-	if (!rc)
-		rc = buffer_create(fs->s, size, &b);
+	if (!err)
+		err = buffer_create(fs->s, size, &b);
 	pthread_mutex_lock(&fs->tree.lock);
-	if (!rc)	/* the same user made another one meanwhile */
-		rc = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
-	if (!rc)
-		rc = buffers_find(fs, name) ? -EEXIST : buffers_make(fs, b, name, size, &st, &n);
-	if (b && rc) {
+	if (!err) /* the same user made another one meanwhile */
+		err = share_of_buffers(fs, c->uid, buffers_of(fs, c->uid), size);
+	if (!err)
+		err = buffers_find(fs, name) ? -EEXIST : buffers_make(fs, b, name, size, &st, &n);
+	if (b && err) {
 		buffer_end(b);
 		buffer_unref(b);
-	} else if (!rc) {
-		rc = open_handle(req, fs, n, fi, true);
-		if (rc) {
+	} else if (!err) {
+		err = open_handle(req, fs, n, fi, true);
+		if (err) {
 			buffers_closed(fs, n);
 			node_release(fs, n);
 		}
 	}
 	pthread_mutex_unlock(&fs->tree.lock);
-	if (rc)
-		fuse_reply_err(req, -rc);
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 const struct control_ops buffers_ops = {
-	.lookup = buffers_lookup, .getattr = buffers_getattr, .readdir = buffers_readdir, .create = buffers_create,
+	.lookup = buffers_lookup,
+	.getattr = buffers_getattr,
+	.readdir = buffers_readdir,
+	.create = buffers_create,
 };
 
 /* Everything the store needs to know of the new file. The caller frees *data. */
-static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name, struct rec *r, void **data)
+static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name, struct rec *r,
+		void **data)
 {
 	const struct rec_name where = {.dir = parent, .name = name};
 	unsigned n_pairs = 0;
@@ -151,12 +160,12 @@ static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name
 static int target_free(struct fs *fs, fuse_ino_t parent, const char *name)
 {
 	struct node *dir = node_find(fs, parent), *old;
-	int rc = dir ? tree_lookup(fs, dir, name, &old, NULL) : -ESTALE;
-	return rc == -ENOENT ? 0 : rc ? rc : -EEXIST;
+	int err = dir ? tree_lookup(fs, dir, name, &old, NULL) : -ESTALE;
+	return err == -ENOENT ? 0 : err ? err : -EEXIST;
 }
 
-int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent, const char *name,
-		   struct node **out)
+int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent,
+		   const char *name, struct node **out)
 {
 	const struct fuse_ctx *c = fuse_req_ctx(req);
 	uint64_t id = staging_new_id(fs->s);
@@ -168,29 +177,29 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	if (c->uid && c->uid != n->attr.uid)
 		return -EPERM;
 	node_wait_busy(fs, n);
-	int rc = n->buf ? target_free(fs, parent, name) : -ENOENT;
-	if (!rc)
-		rc = buffers_lend(n, id, &sf);
-	if (rc)
-		return rc;
+	int err = n->buf ? target_free(fs, parent, name) : -ENOENT;
+	if (!err)
+		err = buffers_lend(n, id, &sf);
+	if (err)
+		return err;
 	session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	rc = staged_allocate(sf);
+	err = staged_allocate(sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
-	if (!rc)
-		rc = target_free(fs, parent, name);
-	if (!rc)
-		rc = fill(n, id, parent, name, &r, &data);
-	if (!rc)
-		rc = buffer_commit(sf, &r);
-	if (!rc) {
+	if (!err)
+		err = target_free(fs, parent, name);
+	if (!err)
+		err = fill(n, id, parent, name, &r, &data);
+	if (!err)
+		err = buffer_commit(sf, &r);
+	if (!err) {
 		fs_apply(fs, &r);
 		*out = node_find(fs, id);
 	}
 	staged_unref(sf);
 	free(data);
-	return rc;
+	return err;
 }

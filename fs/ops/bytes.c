@@ -12,15 +12,15 @@
 #include <unistd.h>
 
 /* fd: h's descriptor, taken while the lock was held. */
-static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf, size_t size,
-			   off_t off)
+static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf,
+			   size_t size, off_t off)
 {
 	if (sf) {
 		ssize_t got = staged_read(sf, buf, size, (uint64_t)off);
 		if (got != -ENODATA)
 			return got;
 	}
-	if (fd < 0) {	/* after a restart, or once the staged bytes are in the store */
+	if (fd < 0) { /* after a restart, or once the staged bytes are in the store */
 		ask_begin();
 		do {
 			TREE_SCOPE(fs);
@@ -76,7 +76,10 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	/* a handle restored while its file was being spilled has none of its own */
-	struct staged *sf = !h ? NULL : h->sf ? staged_ref(h->sf) : h->node->sf ? staged_ref(h->node->sf) : NULL;
+	struct staged *sf = !h		  ? NULL
+			    : h->sf	  ? staged_ref(h->sf)
+			    : h->node->sf ? staged_ref(h->node->sf)
+					  : NULL;
 	int fd = h ? h->fd : -1;
 	pthread_mutex_unlock(&fs->tree.lock);
 	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, fd, sf, buf, size, off);
@@ -134,7 +137,8 @@ static void write_now(const struct late_write *w, const char *buf)
 	session_apart(w->fs, write_later, later);
 }
 
-void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off,
+	      struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 
@@ -144,21 +148,23 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 	struct node *n = h ? h->node : node_find(fs, id);
 	struct staged *sf = n && n->sf ? staged_ref(n->sf) : NULL;
 	int flags = h ? h->flags : 0;
-	int rc = sf ? node_written(req, fs, n) : -EBADF;
+	int err = sf ? node_written(req, fs, n) : -EBADF;
 	pthread_mutex_unlock(&fs->tree.lock);
-	if (rc > 0)
+	if (err > 0)
 		attrs_changed(fs, id);
-	if (rc < 0) {
+	if (err < 0) {
 		if (sf)
 			staged_unref(sf);
-		fuse_reply_err(req, -rc);
+		fuse_reply_err(req, -err);
 		return;
 	}
-	const struct late_write w = {.req = req, .fs = fs, .n = n, .sf = sf, .flags = flags, .size = size, .off = off};
+	const struct late_write w = {
+		.req = req, .fs = fs, .n = n, .sf = sf, .flags = flags, .size = size, .off = off};
 	write_now(&w, buf);
 }
 
-void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len, struct fuse_file_info *fi)
+void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
+		  struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	(void)fi;
@@ -169,14 +175,16 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	bool buffer = n && n->buf;
 	pthread_mutex_unlock(&fs->tree.lock);
 	/* a buffer's pages stay the client's: it grows by ftruncate only and has no holes */
-	int rc = sf ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len) : buffer ? -EOPNOTSUPP : -EBADF;
+	int err = sf	   ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len)
+		  : buffer ? -EOPNOTSUPP
+			   : -EBADF;
 	if (sf)
 		staged_unref(sf);
-	fuse_reply_err(req, -rc);
+	fuse_reply_err(req, -err);
 }
 
 #define SEEK_PAGE 4096
-#define SEEK_LOOK (8 << 20)	/* beyond this range, the tmpfs answers */
+#define SEEK_LOOK (8 << 20) /* beyond this range, the tmpfs answers */
 
 /* The first page in [at, end) that is all zeros, or that is not; `end`: none. */
 static off_t first_page(int fd, off_t at, off_t end, bool zeros)
@@ -204,9 +212,12 @@ static off_t seek_written(int fd, off_t off, int whence)
 {
 	off_t at = off;
 	for (;;) {
-		off_t data = lseek(fd, at, SEEK_DATA), hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+		off_t data = lseek(fd, at, SEEK_DATA),
+		      hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
 		if (hole < 0)
-			return whence == SEEK_DATA || errno != ENXIO ? -errno : lseek(fd, at, SEEK_HOLE) < 0 ? -errno : at;
+			return whence == SEEK_DATA || errno != ENXIO ? -errno
+			       : lseek(fd, at, SEEK_HOLE) < 0	     ? -errno
+								     : at;
 		if (whence == SEEK_HOLE && data > at)
 			return at;
 		off_t look = hole - data > SEEK_LOOK ? data + SEEK_LOOK : hole;
@@ -231,7 +242,7 @@ static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory
 		if (!fd) {
 			fd = dup(sfd);
 			staged_unuse(h->sf);
-		} else if (fd == -ENODATA) {	/* spilled and published */
+		} else if (fd == -ENODATA) { /* spilled and published */
 			fd = node_open_store(fs, h->node);
 			*memory = false;
 		}
@@ -283,16 +294,16 @@ static int open_durable(struct fs *fs, struct node *n)
 	return node_open_store(fs, n);
 }
 
-/* *rc: whether anything needs to know. 0, ASK_AGAIN. Lock held. */
-static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *rc)
+/* *err: whether anything needs to know. 0, ASK_AGAIN. Lock held. */
+static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *err)
 {
 	struct node *n = node_find(fs, in);
 	const struct place *p = n && !n->writers ? node_place(fs, n) : NULL;
 
 	if (!p)
 		return 0;
-	*rc = staging_dedup_source(fs->s, n->id, p->dir, p->name);
-	int fd = !*rc && to && to->writer && to->node->sf ? open_durable(fs, n) : -1;
+	*err = staging_dedup_source(fs->s, n->id, p->dir, p->name);
+	int fd = !*err && to && to->writer && to->node->sf ? open_durable(fs, n) : -1;
 	if (fd >= 0)
 		staged_copied_from(to->node->sf, fd);
 	return fd == ASK_AGAIN ? fd : 0;
@@ -301,19 +312,21 @@ static int note_source(struct fs *fs, fuse_ino_t in, struct handle *to, int *rc)
 /* Always refused; then the kernel copies by itself, from lane to lane. But the request tells which
  * file a new one will be equal to: such a file need not be written (staging/drain/clone.c), or
  * shares that file's blocks when it is durable (staging/drain/dedup.c). */
-void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t out,
-			off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
+void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in, struct fuse_file_info *fi_in,
+			fuse_ino_t out, off_t off_out, struct fuse_file_info *fi_out, size_t len,
+			int flags)
 {
 	struct fs *fs = req_fs(req);
-	int rc = fs->s ? 0 : -EOPNOTSUPP, asked;
+	int err = fs->s ? 0 : -EOPNOTSUPP, asked;
 	(void)fi_in, (void)out, (void)len, (void)flags;
 
-	if (!rc && !off_in && !off_out) {
+	if (!err && !off_in && !off_out) {
 		ask_begin();
 		do {
 			TREE_SCOPE(fs);
-			asked = note_source(fs, in, handle_find(fs, fi_out->fh), &rc);
+			asked = note_source(fs, in, handle_find(fs, fi_out->fh), &err);
 		} while (ask_store(fs, asked));
 	}
-	fuse_reply_err(req, rc ? ENOSYS : EOPNOTSUPP);	/* ENOSYS: the kernel never asks again */
+	/* ENOSYS: the kernel never asks again */
+	fuse_reply_err(req, err ? ENOSYS : EOPNOTSUPP);
 }

@@ -19,24 +19,24 @@ struct flush {
 	bool changed;
 };
 
-/* Answers the close: the store has room for what was written (rc 0), or not. */
+/* Answers the close: the store has room for what was written (err 0), or not. */
 static void flush_end(struct flush f, int room)
 {
 	struct fs *fs = f.fs;
-	int rc;
+	int err;
 
 	staged_unref(f.sf);
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
 		struct handle *h = handle_find(fs, f.fh);
-		rc = room;
+		err = room;
 		if (h)
 			h->node->version.close_error = room;
 		if (h && !room && f.changed && h->node->sf && h->node->names)
-			rc = fs_flushed(fs, h->node);
-	} while (ask_store(fs, rc));
-	fuse_reply_err(f.req, -rc);
+			err = fs_flushed(fs, h->node);
+	} while (ask_store(fs, err));
+	fuse_reply_err(f.req, -err);
 }
 
 static void flush_later(void *arg)
@@ -69,12 +69,12 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		staged_look_mapped(f.sf);
 	}
 	f.changed = n->version.rdwr || staged_changed(f.sf);
-	int rc = f.changed ? node_reserve_now(fs, f.sf) : 0;
-	if (rc == -EAGAIN && (later = malloc(sizeof(*later)))) {
+	int err = f.changed ? node_reserve_now(fs, f.sf) : 0;
+	if (err == -EAGAIN && (later = malloc(sizeof(*later)))) {
 		*later = f;
 		session_apart(fs, flush_later, later);
 	} else {
-		flush_end(f, rc == -EAGAIN ? -ENOMEM : rc);
+		flush_end(f, err == -EAGAIN ? -ENOMEM : err);
 	}
 }
 
@@ -82,8 +82,8 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
  * is killed later, the file still counts as closed. */
 static bool closes_unchanged(struct node *n, const struct handle *h)
 {
-	return n->sf && h->writer && n->writers == 1 && !n->version.rdwr && !n->version.close_error && !n->fork.to &&
-	       !staged_changed(n->sf);
+	return n->sf && h->writer && n->writers == 1 && !n->version.rdwr &&
+	       !n->version.close_error && !n->fork.to && !staged_changed(n->sf);
 }
 
 void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -91,7 +91,8 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs *fs = req_fs(req);
 
 	(void)id;
-	release_barrier(fs);	/* closes take their places in the order in which they were made */
+	/* closes take their places in the order in which they were made */
+	release_barrier(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
 	if (h) {
@@ -108,7 +109,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		/* dropping the last reference frees memory, which is not done with the lock held */
 		struct buffer *buf = buffers_hold(n);
 		if (fs_record(fs, &r))
-			fs_apply(fs, &r);	/* closed even if it cannot be logged */
+			fs_apply(fs, &r); /* closed even if it cannot be logged */
 		/* only now: a resent request to another worker might close another file's backing
 		 * id */
 		if (backing)
@@ -140,10 +141,10 @@ struct sync_wait {
 	fuse_req_t req;
 	struct fs *fs;
 	struct node *n;
-	struct staged *sf;	/* to be sealed in its present state; NULL */
+	struct staged *sf; /* to be sealed in its present state; NULL */
 	size_t written;
 	bool is_write;
-	uint64_t node, dir, seq;	/* n's id, its directory's (its own if it is one), the
+	uint64_t node, dir, seq; /* n's id, its directory's (its own if it is one), the
 					 * change */
 };
 
@@ -161,35 +162,35 @@ static void sync_done(void *ctx, int err)
 	free(w);
 }
 
-/* The bytes have their room, or need none, unless rc is an error.
+/* The bytes have their room, or need none, unless err is an error.
  *
  * With fsync=staged the caller does not wait, so writers (through passthrough or a mapping) may
  * change the bytes before they are persisted; so no version is made of them. They are staged, which
  * is all that this mode promises. Like a close, the fsync logs that they count: if everything is
  * killed, the next start seals them as they are (staging/flushed.c:replay_flushed). */
-static void sync_end(struct sync_wait *w, int rc)
+static void sync_end(struct sync_wait *w, int err)
 {
 	struct fs *fs = w->fs;
 	bool staged = fs->o.fsync_staged;
 	uint64_t seq = 0;
 
-	if (!rc && w->sf && !staged)
-		rc = staged_allocate_copy(w->sf);
+	if (!err && w->sf && !staged)
+		err = staged_allocate_copy(w->sf);
 	ask_begin();
 	pthread_mutex_lock(&fs->tree.lock);
-	while (!rc && w->sf && w->n->sf == w->sf && w->n->names) {
-		rc = staged ? fs_flushed(fs, w->n) : fs_seal(fs, w->n, false, &seq);
-		if (rc != -EBUSY && rc != ASK_AGAIN)
+	while (!err && w->sf && w->n->sf == w->sf && w->n->names) {
+		err = staged ? fs_flushed(fs, w->n) : fs_seal(fs, w->n, false, &seq);
+		if (err != -EBUSY && err != ASK_AGAIN)
 			break;
 		pthread_mutex_unlock(&fs->tree.lock);
-		if (rc == -EBUSY) {
+		if (err == -EBUSY) {
 			session_may_block(fs);
 			staged_await(w->sf);
 		} else {
-			ask_store(fs, rc);
+			ask_store(fs, err);
 		}
 		pthread_mutex_lock(&fs->tree.lock);
-		rc = 0;
+		err = 0;
 	}
 	ask_end();
 	w->seq = seq = staging_last_seq(fs->s);
@@ -198,8 +199,8 @@ static void sync_end(struct sync_wait *w, int rc)
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
 		staged_unref(w->sf);
-	if (rc || staged)
-		sync_done(w, rc);
+	if (err || staged)
+		sync_done(w, err);
 	else
 		staging_when_durable(fs->s, seq, sync_done, w);
 }
@@ -213,13 +214,14 @@ static void sync_later(void *arg)
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written)
 {
 	struct sync_wait *w = malloc(sizeof(*w));
-	int rc = 0;
+	int err = 0;
 
 	if (!w) {
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	*w = (struct sync_wait){.req = req, .fs = fs, .n = n, .written = written, .is_write = is_write};
+	*w = (struct sync_wait){
+		.req = req, .fs = fs, .n = n, .written = written, .is_write = is_write};
 	if (fs->o.fsync_staged)
 		log_room(fs);
 	pthread_mutex_lock(&fs->tree.lock);
@@ -227,19 +229,19 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 		struct staged_info i;
 		staged_get_state(n->sf, &i);
 		if (i.state == STAGED_FAILED)
-			rc = i.error ? i.error : -EIO;
+			err = i.error ? i.error : -EIO;
 		if (!fs->o.fsync_staged)
-			staged_finalize(n->sf);	/* closed, but mapped */
+			staged_finalize(n->sf); /* closed, but mapped */
 		if (i.state == STAGED_OPEN && (n->version.rdwr || staged_changed(n->sf)))
 			w->sf = staged_ref(n->sf);
 	}
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (w->sf)
-		rc = staged_allocate_now(w->sf);
-	if (rc == -EAGAIN)
+		err = staged_allocate_now(w->sf);
+	if (err == -EAGAIN)
 		session_apart(fs, sync_later, w);
 	else
-		sync_end(w, rc);
+		sync_end(w, err);
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)

@@ -11,7 +11,8 @@
  * attrs_changed() tells the kernel, which leaves it to us (FUSE_HANDLE_KILLPRIV_V2), once the lock
  * is dropped. 0. -errno. */
 int node_written(fuse_req_t req, struct fs *fs, struct node *n);
-void attrs_changed(struct fs *fs, uint64_t id);	/* the kernel asks for them again. Lock not held */
+/* the kernel asks for them again. Lock not held */
+void attrs_changed(struct fs *fs, uint64_t id);
 /* payer.c: sets current.tight. No lock held. */
 void payer_look(struct fs *fs, fuse_req_t req);
 /* open.c: a file that was made, and cannot be opened or has no room, is removed again. */
@@ -24,7 +25,7 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
 /* close.c: seals what n has now and answers when that is durable (P3): a write (of `written` bytes)
  * or an fsync. Lock not held. */
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);
-int tree_dir_empty(struct fs *fs, struct node *dir);	/* readdir.c: 0, -ENOTEMPTY */
+int tree_dir_empty(struct fs *fs, struct node *dir); /* readdir.c: 0, -ENOTEMPTY */
 /* buffers.c: link(2) of n; *out is the new file. -EBUSY: it is committed already. Drops the lock
  * meanwhile. */
 int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent,

@@ -42,25 +42,25 @@ static int find_dir(struct fs *fs, fuse_ino_t parent, struct node **dir)
 static int try_lookup(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name)
 {
 	struct node *n, *dir = node_find(fs, parent);
-	int rc = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
+	int err = dir ? tree_lookup(fs, dir, name, &n, NULL) : -ESTALE;
 
-	if (rc == -ENOENT)
+	if (err == -ENOENT)
 		tree_absent(fs, dir, name);
-	return rc ? rc : reply_entry(req, fs, n);
+	return err ? err : reply_entry(req, fs, n);
 }
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_lookup(req, fs, parent, name);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_lookup(req, fs, parent, name);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 /* Sets the owner of what the caller creates in dir, by the SGID rule. */
@@ -77,42 +77,43 @@ static void own(fuse_req_t req, const struct node *dir, struct rec *r, bool is_d
 }
 
 /* 0: answered. */
-static int try_make(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent, const char *name)
+static int try_make(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent,
+		    const char *name)
 {
 	struct node *dir, *old;
 
 	if (answered_entry(req, fs))
 		return 0;
-	int rc = find_dir(fs, parent, &dir);
-	if (!rc && !staging_room_for_names(fs->s))
-		rc = -ENOSPC;
-	if (!rc)
-		rc = tree_lookup(fs, dir, name, &old, NULL);
-	rc = rc == -ENOENT ? 0 : rc ? rc : -EEXIST;
-	if (rc)
-		return rc;
+	int err = find_dir(fs, parent, &dir);
+	if (!err && !staging_room_for_names(fs->s))
+		err = -ENOSPC;
+	if (!err)
+		err = tree_lookup(fs, dir, name, &old, NULL);
+	err = err == -ENOENT ? 0 : err ? err : -EEXIST;
+	if (err)
+		return err;
 	own(req, dir, r, r->type == REC_MKDIR);
 	r->dir = parent;
 	r->name = name;
 	r->node = r->ino = staging_new_id(fs->s);
-	rc = fs_record(fs, r);
-	if (!rc)
+	err = fs_record(fs, r);
+	if (!err)
 		reply_known(req, fs, node_find(fs, r->node));
-	return rc;
+	return err;
 }
 
 static void make(fuse_req_t req, struct rec *r, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_make(req, fs, r, parent, name);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_make(req, fs, r, parent, name);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -135,32 +136,32 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
 }
 
 /* Creates an empty regular file and closes it. Lock held. 0: answered. */
-static int try_make_file(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent, const char *name,
-			 struct staged *sf)
+static int try_make_file(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent,
+			 const char *name, struct staged *sf)
 {
 	struct node *dir, *old, *n;
 
 	if (answered_entry(req, fs))
 		return 0;
-	int rc = find_dir(fs, parent, &dir);
-	if (!rc)
-		rc = tree_lookup(fs, dir, name, &old, NULL);
-	rc = rc == -ENOENT ? 0 : rc ? rc : -EEXIST;
-	if (rc || !sf)
-		return rc ? rc : -ENOSPC;
+	int err = find_dir(fs, parent, &dir);
+	if (!err)
+		err = tree_lookup(fs, dir, name, &old, NULL);
+	err = err == -ENOENT ? 0 : err ? err : -EEXIST;
+	if (err || !sf)
+		return err ? err : -ENOSPC;
 	own(req, dir, r, false);
 	r->dir = parent;
 	r->name = name;
 	r->sf = staged_id(sf);
 	r->flags = staged_spilled(sf) ? REC_SPILLED : 0;
-	rc = fs_record(fs, r);
-	if (rc)
-		return rc;
+	err = fs_record(fs, r);
+	if (err)
+		return err;
 	n = node_find(fs, r->node);
-	rc = node_seal_closed(fs, n);
-	if (rc) {	/* no room */
+	err = node_seal_closed(fs, n);
+	if (err) { /* no room */
 		unmake(fs, n, parent, name);
-		return rc;
+		return err;
 	}
 	reply_known(req, fs, n);
 	return 0;
@@ -170,7 +171,7 @@ static void make_file(fuse_req_t req, struct rec *r, fuse_ino_t parent, const ch
 {
 	struct fs *fs = req_fs(req);
 	struct staged *sf = NULL;
-	int rc;
+	int err;
 
 	r->node = r->ino = staging_new_id(fs->s);
 	/* without the lock: it may be created in the store */
@@ -178,10 +179,10 @@ static void make_file(fuse_req_t req, struct rec *r, fuse_ino_t parent, const ch
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_make_file(req, fs, r, parent, name, made ? NULL : sf);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, made && rc == -ENOSPC ? -made : -rc);
+		err = try_make_file(req, fs, r, parent, name, made ? NULL : sf);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, made && err == -ENOSPC ? -made : -err);
 	if (!made)
 		staged_unref(sf);
 }
@@ -197,7 +198,7 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, 
 		return;
 	}
 	if (!S_ISREG(mode) && (mode & S_IFMT)) {
-		fuse_reply_err(req, EPERM);	/* the mount is nodev */
+		fuse_reply_err(req, EPERM); /* the mount is nodev */
 		return;
 	}
 	r = rec_new(REC_CREATE);
@@ -206,7 +207,8 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, 
 }
 
 /* 0: answered. */
-static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t parent, const char *name)
+static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t parent,
+		    const char *name)
 {
 	struct rec r = rec_new(REC_LINK);
 	struct node *dir, *old;
@@ -215,24 +217,24 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	if (answered_entry(req, fs))
 		return 0;
 	struct node *n = node_current(fs, id);
-	int rc = find_dir(fs, parent, &dir);
-	if (!rc && n && n->buf) {
-		rc = buffers_commit(req, fs, n, parent, name, &n);
-		if (!rc)
+	int err = find_dir(fs, parent, &dir);
+	if (!err && n && n->buf) {
+		err = buffers_commit(req, fs, n, parent, name, &n);
+		if (!err)
 			reply_known(req, fs, n);
-		return rc;
+		return err;
 	}
-	if (!rc && (!n || !n->names))
-		rc = n ? -ENOENT : -ESTALE;
-	if (!rc && S_ISDIR(n->attr.mode))
-		rc = -EPERM;
-	if (!rc)
-		rc = tree_lookup(fs, dir, name, &old, NULL);
-	rc = rc == -ENOENT && n && n->names ? 0 : rc ? rc : -EEXIST;
-	if (!rc)
-		rc = node_stat(fs, n, &st);
-	if (rc)
-		return rc;
+	if (!err && (!n || !n->names))
+		err = n ? -ENOENT : -ESTALE;
+	if (!err && S_ISDIR(n->attr.mode))
+		err = -EPERM;
+	if (!err)
+		err = tree_lookup(fs, dir, name, &old, NULL);
+	err = err == -ENOENT && n && n->names ? 0 : err ? err : -EEXIST;
+	if (!err)
+		err = node_stat(fs, n, &st);
+	if (err)
+		return err;
 	struct dentry *d = n->names;
 	while (d->name_next && !d->sealed)
 		d = d->name_next;
@@ -242,69 +244,70 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	r.name = d->name;
 	r.dir2 = parent;
 	r.name2 = name;
-	rc = fs_record(fs, &r);
-	if (!rc)
+	err = fs_record(fs, &r);
+	if (!err)
 		reply_known(req, fs, n);
-	return rc;
+	return err;
 }
 
 void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_link(req, fs, id, parent, name);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_link(req, fs, id, parent, name);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 /* 0: answered. */
-static int try_remove(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name, bool want_dir)
+static int try_remove(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name,
+		      bool want_dir)
 {
 	struct node *dir, *n = NULL;
 	struct dentry *d;
 
 	if (answered_ok(req, fs))
 		return 0;
-	int rc = find_dir(fs, parent, &dir);
-	if (!rc)
-		rc = tree_lookup(fs, dir, name, &n, &d);
-	if (!rc && want_dir != !!S_ISDIR(n->attr.mode))
-		rc = want_dir ? -ENOTDIR : -EISDIR;
-	if (!rc && want_dir)
-		rc = tree_dir_empty(fs, n);
-	if (!rc)
-		rc = node_keep_bytes(fs, n);
-	if (!rc) {
+	int err = find_dir(fs, parent, &dir);
+	if (!err)
+		err = tree_lookup(fs, dir, name, &n, &d);
+	if (!err && want_dir != !!S_ISDIR(n->attr.mode))
+		err = want_dir ? -ENOTDIR : -EISDIR;
+	if (!err && want_dir)
+		err = tree_dir_empty(fs, n);
+	if (!err)
+		err = node_keep_bytes(fs, n);
+	if (!err) {
 		struct rec r = rec_new(want_dir ? REC_RMDIR : REC_UNLINK);
 		r.node = n->id;
 		r.dir = parent;
 		r.name = name;
 		r.flags = d->store_has ? 0 : REC_GHOST;
 		r.node2 = want_dir || (node_links(n) <= 1 && !n->writers) ? n->id : 0;
-		rc = fs_record(fs, &r);
+		err = fs_record(fs, &r);
 	}
-	if (!rc)
+	if (!err)
 		fuse_reply_err(req, 0);
-	return rc;
+	return err;
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, bool want_dir)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_remove(req, fs, parent, name, want_dir);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_remove(req, fs, parent, name, want_dir);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -319,11 +322,11 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 static int check_rename(struct fs *fs, struct node *n, struct node *victim, unsigned flags)
 {
-	if (flags & ~1u)	/* RENAME_EXCHANGE and others: not supported */
+	if (flags & ~1u) /* RENAME_EXCHANGE and others: not supported */
 		return -EINVAL;
 	if (!victim)
 		return 0;
-	if (flags & 1u)		/* RENAME_NOREPLACE */
+	if (flags & 1u) /* RENAME_NOREPLACE */
 		return -EEXIST;
 	if (S_ISDIR(n->attr.mode) && !S_ISDIR(victim->attr.mode))
 		return -ENOTDIR;
@@ -333,63 +336,66 @@ static int check_rename(struct fs *fs, struct node *n, struct node *victim, unsi
 }
 
 /* 0: answered. */
-static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name, fuse_ino_t parent2,
-		      const char *name2, unsigned flags)
+static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name,
+		      fuse_ino_t parent2, const char *name2, unsigned flags)
 {
 	struct node *dir, *dir2, *n = NULL, *victim = NULL;
 	struct dentry *d, *d2 = NULL;
 
 	if (answered_ok(req, fs))
 		return 0;
-	int rc = find_dir(fs, parent, &dir);
-	if (!rc)
-		rc = find_dir(fs, parent2, &dir2);
-	if (!rc)
-		rc = tree_lookup(fs, dir, name, &n, &d);
-	if (!rc) {
-		rc = tree_lookup(fs, dir2, name2, &victim, &d2);
-		if (rc == -ENOENT) {
+	int err = find_dir(fs, parent, &dir);
+	if (!err)
+		err = find_dir(fs, parent2, &dir2);
+	if (!err)
+		err = tree_lookup(fs, dir, name, &n, &d);
+	if (!err) {
+		err = tree_lookup(fs, dir2, name2, &victim, &d2);
+		if (err == -ENOENT) {
 			victim = NULL;
-			rc = 0;
+			err = 0;
 		}
 	}
-	if (!rc)
-		rc = check_rename(fs, n, victim, flags);
-	if (!rc && victim && victim != n)
-		rc = fs_replaces(fs, n, victim, d2);
-	if (!rc && victim && victim != n)
-		rc = node_keep_bytes(fs, victim);
-	if (!rc && victim != n) {
+	if (!err)
+		err = check_rename(fs, n, victim, flags);
+	if (!err && victim && victim != n)
+		err = fs_replaces(fs, n, victim, d2);
+	if (!err && victim && victim != n)
+		err = node_keep_bytes(fs, victim);
+	if (!err && victim != n) {
 		struct rec r = rec_new(REC_RENAME);
 		r.node = n->id;
-		r.node2 = victim && (S_ISDIR(victim->attr.mode) || node_links(victim) <= 1) ? victim->id : 0;
+		r.node2 = victim && (S_ISDIR(victim->attr.mode) || node_links(victim) <= 1)
+				  ? victim->id
+				  : 0;
 		r.dir = parent;
 		r.name = name;
 		r.dir2 = parent2;
 		r.name2 = name2;
 		d = dentry_find(fs, dir, name);
-		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) |
-			  (d->sealed ? 0 : d->store_has ? REC_SHADOW : REC_GHOST);
-		rc = fs_record(fs, &r);
+		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) | (d->sealed	  ? 0
+								   : d->store_has ? REC_SHADOW
+										  : REC_GHOST);
+		err = fs_record(fs, &r);
 	}
-	if (!rc)
+	if (!err)
 		fuse_reply_err(req, 0);
-	return rc;
+	return err;
 }
 
-void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t parent2, const char *name2,
-	       unsigned flags)
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t parent2,
+	       const char *name2, unsigned flags)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_rename(req, fs, parent, name, parent2, name2, flags);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_rename(req, fs, parent, name, parent2, name2, flags);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 static int link_target(struct fs *fs, struct node *n, char *buf, size_t cap)
@@ -407,16 +413,16 @@ void op_readlink(fuse_req_t req, fuse_ino_t id)
 {
 	struct fs *fs = req_fs(req);
 	char buf[PATH_MAX + 1] = "";
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
 		struct node *n = node_find(fs, id);
-		rc = n ? link_target(fs, n, buf, sizeof(buf)) : -ESTALE;
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = n ? link_target(fs, n, buf, sizeof(buf)) : -ESTALE;
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 	else
 		fuse_reply_readlink(req, buf);
 }

@@ -32,7 +32,8 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 	bool sync = (flags & (O_SYNC | O_DSYNC)) && write;
 	bool suid = (n->attr.mode & (S_ISUID | S_ISGID)) && write;
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
-	bool charged = write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
+	bool charged =
+		write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
 	if (sync || suid || raw || charged || is_relayed(n))
 		return LANE_RELAY;
 	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
@@ -41,30 +42,30 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 /* Registers n's backing file with the kernel, once for each inode while it is open. */
 static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 {
-	int fd, rc;
+	int fd, err;
 
 	if (n->backing.id)
 		return 0;
-	rc = n->buf ? 0 : n->sf ? staged_use(n->sf, &fd) : -ENODATA;
-	if (rc == -ENODATA)	/* evicted, or spilled and published: open the store's file */
+	err = n->buf ? 0 : n->sf ? staged_use(n->sf, &fd) : -ENODATA;
+	if (err == -ENODATA) /* evicted, or spilled and published: open the store's file */
 		node_set_sf(fs, n, NULL);
-	else if (rc)
-		return rc;
+	else if (err)
+		return err;
 	if (n->buf) {
-		rc = fuse_passthrough_open(req, buffers_backing(n));
+		err = fuse_passthrough_open(req, buffers_backing(n));
 	} else if (n->sf) {
-		rc = staged_set_backing(n->sf);
-		if (!rc)
-			rc = fuse_passthrough_open(req, fd);
+		err = staged_set_backing(n->sf);
+		if (!err)
+			err = fuse_passthrough_open(req, fd);
 		staged_unuse(n->sf);
 	} else {
 		fd = node_open_store(fs, n);
 		if (fd < 0)
 			return fd;
-		rc = fuse_passthrough_open(req, fd);
+		err = fuse_passthrough_open(req, fd);
 		close(fd);
 	}
-	if (rc <= 0) {
+	if (err <= 0) {
 		if (!fs->lanes.proved) {
 			atomic_store(&fs->lanes.passthrough, false);
 			fs_notice(fs, "passthrough is not available for this store or this user; "
@@ -73,7 +74,7 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 		return -EOPNOTSUPP;
 	}
 	fs->lanes.proved = true;
-	n->backing.id = rc;
+	n->backing.id = err;
 	return 0;
 }
 
@@ -90,7 +91,8 @@ static bool is_direct(const struct node *n, const struct handle *h)
 static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct handle *h,
 			      struct fuse_file_info *fi, bool create)
 {
-	bool direct = h->lane == LANE_RELAY && (h->uses_backing || atomic_load(&fs->lanes.passthrough) || is_direct(n, h));
+	bool direct = h->lane == LANE_RELAY &&
+		      (h->uses_backing || atomic_load(&fs->lanes.passthrough) || is_direct(n, h));
 	fi->fh = h->fh;
 	fi->backing_id = h->uses_backing ? n->backing.id : 0;
 	fi->direct_io = direct;
@@ -108,30 +110,31 @@ static void reply_open_handle(fuse_req_t req, struct fs *fs, struct node *n, str
 	fuse_reply_create(req, &e, fi);
 }
 
-int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi, bool create)
+int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi,
+		bool create)
 {
 	struct rec r = rec_new(REC_OPEN);
 	enum lane lane = choose_lane(fs, n, fi->flags);
 	uint32_t uid = fuse_req_ctx(req)->uid;
-	int rc = n->sf || lane == LANE_RELAY ? share_of_files(uid) : 0, fd = -1;
+	int err = n->sf || lane == LANE_RELAY ? share_of_files(uid) : 0, fd = -1;
 
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	if (atomic_load(&fs->lanes.passthrough) && (n->buf || !is_relayed(n))) {
-		rc = register_backing(req, fs, n);
-		if (rc == -EOPNOTSUPP && !n->handles && !n->buf) {
+		err = register_backing(req, fs, n);
+		if (err == -EOPNOTSUPP && !n->handles && !n->buf) {
 			lane = LANE_RELAY;
-			rc = 0;
+			err = 0;
 		}
-		if (rc)
-			return rc;
+		if (err)
+			return err;
 	}
 	int held;
-	rc = n->sf ? staged_use(n->sf, &held) : 0;
-	if (rc == -ENODATA)
-		node_set_sf(fs, n, NULL);	/* in the store since */
-	else if (rc)
-		return rc;
+	err = n->sf ? staged_use(n->sf, &held) : 0;
+	if (err == -ENODATA)
+		node_set_sf(fs, n, NULL); /* in the store since */
+	else if (err)
+		return err;
 	struct staged *hold = n->sf ? staged_ref(n->sf) : NULL;
 	if (lane == LANE_RELAY && !n->sf) {
 		fd = node_open_store(fs, n);
@@ -147,15 +150,15 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	r.backing = atomic_load(&fs->lanes.passthrough) ? n->backing.id : 0;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
-	rc = fs_record(fs, &r);
+	err = fs_record(fs, &r);
 	if (hold) {
 		staged_unuse(hold);
 		staged_unref(hold);
 	}
-	if (rc) {
+	if (err) {
 		if (fd >= 0)
 			close(fd);
-		return rc;
+		return err;
 	}
 	struct handle *h = handle_find(fs, r.fh);
 	h->fd = fd;
@@ -228,7 +231,8 @@ static void open_apart(fuse_req_t req, fuse_ino_t id, const char *name, mode_t m
 
 /* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. *was: n's version before it
  * was made writable. */
-static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_file_info *fi, struct staged **was)
+static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_file_info *fi,
+		    struct staged **was)
 {
 	bool trunc = fi->flags & O_TRUNC, write = (fi->flags & O_ACCMODE) != O_RDONLY;
 
@@ -237,41 +241,43 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		return 0;
 	struct node *n = node_find(fs, id);
 	/* a name of a forked node: ESTALE makes the kernel look it up again */
-	int rc = !n || n->fork.to ? -ESTALE : S_ISDIR(n->attr.mode) ? -EISDIR :
-		 write ? share_of_files(fuse_req_ctx(req)->uid) : 0;
+	int err = !n || n->fork.to	  ? -ESTALE
+		  : S_ISDIR(n->attr.mode) ? -EISDIR
+		  : write		  ? share_of_files(fuse_req_ctx(req)->uid)
+					  : 0;
 	if (n)
 		n->holds++;
 	staged_let_go(was);
 	*was = n && n->sf ? staged_ref(n->sf) : NULL;
-	if (!rc && n->buf)
-		rc = trunc ? buffers_resize(fs, n, 0) : 0;
-	else if (!rc && (write || trunc))
-		rc = node_make_writable(fs, n, trunc);
-	else if (!rc)
-		rc = fork_await(fs, n);
-	bool made = !rc && (write || trunc) && !n->buf;
-	if (!rc)
-		rc = node_await(fs, n);
-	if (!rc) {
+	if (!err && n->buf)
+		err = trunc ? buffers_resize(fs, n, 0) : 0;
+	else if (!err && (write || trunc))
+		err = node_make_writable(fs, n, trunc);
+	else if (!err)
+		err = fork_await(fs, n);
+	bool made = !err && (write || trunc) && !n->buf;
+	if (!err)
+		err = node_await(fs, n);
+	if (!err) {
 		node_check_sf(fs, n);
-		rc = unreadable(n, fi->flags);
+		err = unreadable(n, fi->flags);
 	}
-	if (!rc)
-		rc = open_handle(req, fs, n, fi, false);
-	if (rc && made)
+	if (!err)
+		err = open_handle(req, fs, n, fi, false);
+	if (err && made)
 		node_take_back(fs, n, *was);
 	/* O_RDONLY|O_TRUNC made a version without a writer; without room its state becomes
 	 * failed */
-	if (!rc && trunc && !write && !n->buf)
+	if (!err && trunc && !write && !n->buf)
 		node_seal_closed(fs, n);
 	if (n)
 		n->holds--;
-	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
-		return rc;
-	if (rc == -ESTALE && n && n->fork.to)
+	if (err == -EINPROGRESS || err == ASK_AGAIN)
+		return err;
+	if (err == -ESTALE && n && n->fork.to)
 		reply_forked(req, fs, n);
-	else if (rc)
-		fuse_reply_err(req, -rc);
+	else if (err)
+		fuse_reply_err(req, -err);
 	return 0;
 }
 
@@ -280,18 +286,18 @@ static int truncated(fuse_req_t req, struct fs *fs, fuse_ino_t id)
 {
 	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_current(fs, id);
-	int rc = n && S_ISREG(n->attr.mode) ? node_written(req, fs, n) : 0;
+	int err = n && S_ISREG(n->attr.mode) ? node_written(req, fs, n) : 0;
 	pthread_mutex_unlock(&fs->tree.lock);
-	if (rc > 0)
+	if (err > 0)
 		attrs_changed(fs, id);
-	return rc < 0 ? rc : 0;
+	return err < 0 ? err : 0;
 }
 
 void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	struct staged *was __attribute__((cleanup(staged_let_go))) = NULL;
-	int rc;
+	int err;
 
 	if (fi->flags & O_TRUNC || (fi->flags & O_ACCMODE) != O_RDONLY) {
 		log_room(fs);
@@ -299,18 +305,18 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 	release_barrier(fs);
 	if ((fi->flags & O_ACCMODE) == O_RDWR && atomic_load(&fs->lanes.passthrough))
-		attrs_changed(fs, id);	/* see attr_timeout() */
-	rc = fi->flags & O_TRUNC ? truncated(req, fs, id) : 0;
-	if (!rc) {
+		attrs_changed(fs, id); /* see attr_timeout() */
+	err = fi->flags & O_TRUNC ? truncated(req, fs, id) : 0;
+	if (!err) {
 		ask_begin();
 		do {
-			rc = try_open(req, fs, id, fi, &was);
-		} while (ask_store(fs, rc));
+			err = try_open(req, fs, id, fi, &was);
+		} while (ask_store(fs, err));
 	}
-	if (rc == -EINPROGRESS)
+	if (err == -EINPROGRESS)
 		open_apart(req, id, NULL, 0, fi);
-	else if (rc)
-		fuse_reply_err(req, -rc);
+	else if (err)
+		fuse_reply_err(req, -err);
 }
 
 /* A create makes the staged file of its new name without the lock: allocating the memory of a large
@@ -318,10 +324,10 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 struct creating {
 	uint64_t id, size;
 	struct staged_owner who;
-	struct staged *sf;	/* NULL: not made yet, or failed */
-	bool wanted;		/* create it */
+	struct staged *sf; /* NULL: not made yet, or failed */
+	bool wanted; /* create it */
 	int error;
-	struct staged *was;	/* if the file exists: its previous version */
+	struct staged *was; /* if the file exists: its previous version */
 };
 
 /* Without the lock, unless the name exists already. */
@@ -368,27 +374,28 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	if (!S_ISREG((*n)->attr.mode))
 		return -EISDIR;
 	struct node *m = *n;
-	int rc = flags & O_TRUNC ? node_written(req, fs, m) : 0;
-	if (rc < 0)
-		return rc;
+	int err = flags & O_TRUNC ? node_written(req, fs, m) : 0;
+	if (err < 0)
+		return err;
 	m->holds++;
-	rc = node_make_writable(fs, m, flags & O_TRUNC);
+	err = node_make_writable(fs, m, flags & O_TRUNC);
 	m->holds--;
-	if (rc != -ESTALE || !m->fork.to)
-		return rc;
+	if (err != -ESTALE || !m->fork.to)
+		return err;
 	*n = m = node_current(fs, m->id);
 	fork_tell(fs, m, NULL, NULL);
 	m->holds++;
-	rc = node_make_writable(fs, m, flags & O_TRUNC);
+	err = node_make_writable(fs, m, flags & O_TRUNC);
 	m->holds--;
-	return rc;
+	return err;
 }
 
 /* A worker died between this request's two records: n is the file that the request created. */
 static bool made_before(struct fs *fs, const struct node *n)
 {
 	struct rec r;
-	return current.resent && staging_answered(fs->s, current.unique, &r) && r.type == REC_CREATE && r.node == n->id;
+	return current.resent && staging_answered(fs->s, current.unique, &r) &&
+	       r.type == REC_CREATE && r.node == n->id;
 }
 
 void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name)
@@ -403,8 +410,8 @@ void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name)
 }
 
 /* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. -EAGAIN: c->sf is needed. */
-static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name, mode_t mode,
-		      struct fuse_file_info *fi, struct creating *c)
+static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name,
+		      mode_t mode, struct fuse_file_info *fi, struct creating *c)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	struct node *n = NULL, *dir;
@@ -414,50 +421,54 @@ static int try_create(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 	if (answered_open(req, fs, fi, true))
 		return 0;
 	dir = node_find(fs, parent);
-	int rc = share_of_files(ctx->uid);	/* before anything is created */
-	if (!rc)
-		rc = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
-	if (!rc) {
+	int err = share_of_files(ctx->uid); /* before anything is created */
+	if (!err)
+		err = dir ? tree_lookup_again(fs, dir, name, &n) : -ESTALE;
+	if (!err) {
 		staged_let_go(&c->was);
 		c->was = n->sf ? staged_ref(n->sf) : NULL;
-		rc = create_existing(req, fs, &n, made_before(fs, n) ? fi->flags & ~(O_EXCL | O_TRUNC) : fi->flags);
-	} else if (rc == -ENOENT) {
+		err = create_existing(req, fs, &n,
+				      made_before(fs, n) ? fi->flags & ~(O_EXCL | O_TRUNC)
+							 : fi->flags);
+	} else if (err == -ENOENT) {
 		struct rec r = rec_new(REC_CREATE);
 		r.node = r.ino = c->id;
-		rc = c->sf ? 0 : c->error;
-		if (!c->sf && !rc) {	/* the name existed a moment ago */
+		err = c->sf ? 0 : c->error;
+		if (!c->sf && !err) { /* the name existed a moment ago */
 			c->size = expect_size(fs, dir, name);
 			c->wanted = true;
 			return -EAGAIN;
 		}
-		if (!rc) {
+		if (!err) {
 			r.mode = mode & 07777;
 			r.uid = ctx->uid;
 			r.gid = dir->attr.mode & S_ISGID ? dir->attr.gid : ctx->gid;
 			r.dir = parent;
 			r.name = name;
 			r.sf = staged_id(c->sf);
-			r.flags = (staged_spilled(c->sf) ? REC_SPILLED : 0) | (staged_huge(c->sf) ? REC_HUGE : 0);
-			rc = fs_record(fs, &r);
+			r.flags = (staged_spilled(c->sf) ? REC_SPILLED : 0) |
+				  (staged_huge(c->sf) ? REC_HUGE : 0);
+			err = fs_record(fs, &r);
 			n = node_find(fs, r.node);
-			made = !rc;
+			made = !err;
 		}
 	}
-	if (rc == -EINPROGRESS || rc == ASK_AGAIN)
-		return rc;
-	bool ready = !rc;
-	if (!rc)
-		rc = open_handle(req, fs, n, fi, true);
-	if (rc && made)
+	if (err == -EINPROGRESS || err == ASK_AGAIN)
+		return err;
+	bool ready = !err;
+	if (!err)
+		err = open_handle(req, fs, n, fi, true);
+	if (err && made)
 		unmake(fs, n, parent, name);
-	else if (rc && ready)
+	else if (err && ready)
 		node_take_back(fs, n, c->was);
-	if (rc && rc != ASK_AGAIN)
-		fuse_reply_err(req, -rc);
-	return rc == ASK_AGAIN ? rc : 0;
+	if (err && err != ASK_AGAIN)
+		fuse_reply_err(req, -err);
+	return err == ASK_AGAIN ? err : 0;
 }
 
-void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	       struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 
@@ -466,18 +477,19 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	release_barrier(fs);
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	struct creating c __attribute__((cleanup(creating_end))) = {
-		.id = staging_new_id(fs->s), .who = {.uid = ctx->uid, .gid = ctx->gid},
+		.id = staging_new_id(fs->s),
+		.who = {.uid = ctx->uid, .gid = ctx->gid},
 	};
-	int rc;
+	int err;
 	memory_guess(fs, &c, parent, name);
 	do {
 		if (c.wanted)
 			memory_for(fs, &c);
 		ask_begin();
 		do {
-			rc = try_create(req, fs, parent, name, mode, fi, &c);
-		} while (ask_store(fs, rc));
-	} while (rc == -EAGAIN);
-	if (rc == -EINPROGRESS)
+			err = try_create(req, fs, parent, name, mode, fi, &c);
+		} while (ask_store(fs, err));
+	} while (err == -EAGAIN);
+	if (err == -EINPROGRESS)
 		open_apart(req, parent, name, mode, fi);
 }

@@ -18,7 +18,8 @@
  * meanwhile: this is enough for two writers, each in a write of 2 GiB, the kernel's maximum. */
 #define TIGHT (4ull << 30)
 #define SLOTS 256u
-#define AGE_NO_LIMIT_NS 1000000000u	/* processes rarely change cgroups after their first open */
+/* processes rarely change cgroups after their first open */
+#define AGE_NO_LIMIT_NS 1000000000u
 #define AGE_LIMIT_NS 10000000u
 
 struct seen {
@@ -35,7 +36,8 @@ static bool recall(pid_t pid, uint64_t now, uint64_t *room)
 	struct seen s = seen[(unsigned)pid % SLOTS];
 	pthread_mutex_unlock(&seen_lock);
 	*room = s.room;
-	return s.pid == pid && now - s.when_ns < (s.room == UINT64_MAX ? AGE_NO_LIMIT_NS : AGE_LIMIT_NS);
+	return s.pid == pid &&
+	       now - s.when_ns < (s.room == UINT64_MAX ? AGE_NO_LIMIT_NS : AGE_LIMIT_NS);
 }
 
 static size_t read_cgroup(const char *path, char *buf, size_t cap)
@@ -52,13 +54,14 @@ static bool is_ours(const char *path)
 {
 	char theirs[4096], ours[4096];
 	size_t n = read_cgroup(path, theirs, sizeof(theirs));
-	return read_cgroup("/proc/self/cgroup", ours, sizeof(ours)) == n && !memcmp(theirs, ours, n) &&
-	       (n || access("/proc/self/cgroup", R_OK));	/* a kernel without cgroups */
+	return read_cgroup("/proc/self/cgroup", ours, sizeof(ours)) == n &&
+	       !memcmp(theirs, ours, n) &&
+	       (n || access("/proc/self/cgroup", R_OK)); /* a kernel without cgroups */
 }
 
 void payer_look(struct fs *fs, fuse_req_t req)
 {
-	pid_t pid = fuse_req_ctx(req)->pid;	/* 0: not in our pid namespace */
+	pid_t pid = fuse_req_ctx(req)->pid; /* 0: not in our pid namespace */
 	uint64_t now = monotonic_ns(), room;
 	char path[64];
 
@@ -70,7 +73,8 @@ void payer_look(struct fs *fs, fuse_req_t req)
 		if (room < TIGHT && is_ours(path))
 			room = UINT64_MAX;
 		pthread_mutex_lock(&seen_lock);
-		seen[(unsigned)pid % SLOTS] = (struct seen){.pid = pid, .when_ns = now, .room = room};
+		seen[(unsigned)pid % SLOTS] =
+			(struct seen){.pid = pid, .when_ns = now, .room = room};
 		pthread_mutex_unlock(&seen_lock);
 	}
 	current.tight = room < TIGHT;

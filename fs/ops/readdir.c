@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MAX 64u	/* for a directory that changes all the time */
+#define ROUNDS_MAX 64u /* for a directory that changes all the time */
 
 struct entry {
-	uint64_t hash;		/* also the offset; 1 and 2 are . and .. */
+	uint64_t hash; /* also the offset; 1 and 2 are . and .. */
 	uint64_t ino;
-	mode_t mode;		/* type bits */
+	mode_t mode; /* type bits */
 	char *name;
 };
 
@@ -58,7 +58,7 @@ static uint64_t hash_name(const char *name)
 {
 	uint64_t h = hash_bytes(HASH_SEED, name, strlen(name));
 	h ^= h >> 32;
-	h = (h * 0xd6e8feb86659fd93ull) >> 1;	/* loff_t is signed */
+	h = (h * 0xd6e8feb86659fd93ull) >> 1; /* loff_t is signed */
 	return h < 16 ? h + 16 : h;
 }
 
@@ -75,7 +75,8 @@ static int add(struct listing *l, const char *name, uint64_t ino, mode_t mode)
 	char *copy = strdup(name);
 	if (!copy)
 		return -ENOMEM;
-	l->e[l->n++] = (struct entry){.hash = hash_name(name), .ino = ino, .mode = mode, .name = copy};
+	l->e[l->n++] =
+		(struct entry){.hash = hash_name(name), .ino = ino, .mode = mode, .name = copy};
 	return 0;
 }
 
@@ -97,7 +98,8 @@ static bool is_stores(struct fs *fs, struct node *dir, struct listed_name *v)
 	v->doubt = false;
 	/* a name removed here after the store was read is gone; asking the store again after each
 	 * published removal would never end in a directory that is being emptied */
-	if (name_is_control(dir->id, v->name) || (d && (d->node || dentry_dirty(fs, d) || d->seq > v->applied)))
+	if (name_is_control(dir->id, v->name) ||
+	    (d && (d->node || dentry_dirty(fs, d) || d->seq > v->applied)))
 		return false;
 	v->doubt = name_changed(fs, dir->id, v->name) > v->asked;
 	return !v->gone;
@@ -110,7 +112,8 @@ static bool is_there(struct fs *fs, const struct dentry *d, const struct listed 
 	const struct listed_name *v = listed_find(s, d->name);
 	if (dentry_dirty(fs, d) || !s->read || (v && !v->gone))
 		return true;
-	return d->seq > (v ? v->applied : s->applied) || name_changed(fs, d->dir->id, d->name) > (v ? v->asked : s->asked);
+	return d->seq > (v ? v->applied : s->applied) ||
+	       name_changed(fs, d->dir->id, d->name) > (v ? v->asked : s->asked);
 }
 
 static bool in_doubt(struct fs *fs, struct node *dir, struct listed *s)
@@ -128,36 +131,36 @@ static bool in_doubt(struct fs *fs, struct node *dir, struct listed *s)
 static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 {
 	struct listed *s;
-	int rc = ask_list(fs, dir, &s);
+	int err = ask_list(fs, dir, &s);
 
-	while ((!rc || (rc != ASK_AGAIN && name_is_absent(rc))) && s->rounds < ROUNDS_MAX) {
+	while ((!err || (err != ASK_AGAIN && name_is_absent(err))) && s->rounds < ROUNDS_MAX) {
 		/* it was made after the listing and dropped from the tree since */
 		if (dir->seq.forgot > s->applied)
 			s->read = false;
 		else if (!in_doubt(fs, dir, s))
 			break;
 		s->rounds++;
-		rc = ask_list_again(fs, dir);
+		err = ask_list_again(fs, dir);
 	}
 	*out = s;
-	return rc == ASK_AGAIN || !name_is_absent(rc) ? rc : 0;
+	return err == ASK_AGAIN || !name_is_absent(err) ? err : 0;
 }
 
 /* Lock held. 0, ASK_AGAIN, the store's error. */
 static int build(struct fs *fs, struct node *dir, struct listing *l)
 {
 	struct listed *s;
-	int rc = store_names(fs, dir, &s);
+	int err = store_names(fs, dir, &s);
 
 	listing_clear(l);
-	for (size_t i = 0; !rc && i < s->n; i++)
+	for (size_t i = 0; !err && i < s->n; i++)
 		if (is_stores(fs, dir, &s->v[i]))
-			rc = add(l, s->v[i].name, s->v[i].ino, s->v[i].type);
-	for (struct dentry *d = dir->children; !rc && d; d = d->sib_next)
+			err = add(l, s->v[i].name, s->v[i].ino, s->v[i].type);
+	for (struct dentry *d = dir->children; !err && d; d = d->sib_next)
 		if (d->node && is_there(fs, d, s))
-			rc = add(l, d->name, d->node->ino, d->node->attr.mode);
-	l->built = !rc;
-	return rc;
+			err = add(l, d->name, d->node->ino, d->node->attr.mode);
+	l->built = !err;
+	return err;
 }
 
 static void sort(struct listing *l)
@@ -173,24 +176,24 @@ int tree_dir_empty(struct fs *fs, struct node *dir)
 	for (struct dentry *d = dir->children; d; d = d->sib_next)
 		if (d->node && dentry_dirty(fs, d))
 			return -ENOTEMPTY;
-	int rc = store_names(fs, dir, &s);
-	for (size_t i = 0; !rc && i < s->n; i++) {
+	int err = store_names(fs, dir, &s);
+	for (size_t i = 0; !err && i < s->n; i++) {
 		struct dentry *d = dentry_find(fs, dir, s->v[i].name);
 		if (is_stores(fs, dir, &s->v[i]) || (d && d->node && !s->v[i].gone))
-			rc = -ENOTEMPTY;
+			err = -ENOTEMPTY;
 	}
-	return rc;
+	return err;
 }
 
 int dir_names(struct fs *fs, struct node *dir, int (*fn)(void *arg, const char *name), void *arg)
 {
 	struct listing l = {0};
-	int rc = build(fs, dir, &l);
+	int err = build(fs, dir, &l);
 	sort(&l);
-	for (size_t i = 0; !rc && i < l.n; i++)
-		rc = fn(arg, l.e[i].name);
+	for (size_t i = 0; !err && i < l.n; i++)
+		err = fn(arg, l.e[i].name);
 	listing_clear(&l);
-	return rc;
+	return err;
 }
 
 void op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -226,7 +229,8 @@ struct out {
 	bool plus;
 };
 
-static bool put(struct out *o, const char *name, struct node *n, const struct stat *st, uint64_t off)
+static bool put(struct out *o, const char *name, struct node *n, const struct stat *st,
+		uint64_t off)
 {
 	size_t left = o->size - o->used, need;
 	if (!o->plus) {
@@ -257,7 +261,8 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 			return ino;
 	}
 	if (staging_dir_get(fs->s, dir, &fd) == 0) {
-		ssize_t len = io_get_xattr(fs->store, fd, e->name, "user.cairn.ino", text, sizeof(text) - 1);
+		ssize_t len = io_get_xattr(fs->store, fd, e->name, "user.cairn.ino", text,
+					   sizeof(text) - 1);
 		staging_dir_put(fs->s, dir);
 		if (len > 0) {
 			text[len] = 0;
@@ -268,20 +273,21 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 }
 
 /* Lock held. 0: *room tells whether it fitted. ASK_AGAIN. */
-static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct entry *e, bool *room)
+static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct entry *e,
+			 bool *room)
 {
 	struct stat st = {.st_ino = e->ino, .st_mode = e->mode};
 	struct node *n = NULL, *dir = node_find(fs, id);
-	int rc = dir ? tree_lookup(fs, dir, e->name, &n, NULL) : -ENOENT;
+	int err = dir ? tree_lookup(fs, dir, e->name, &n, NULL) : -ENOENT;
 
-	if (!rc)
-		rc = node_stat(fs, n, &st);
-	if (rc == ASK_AGAIN)
-		return rc;
-	if (name_is_absent(rc))
-		return 0;	/* removed meanwhile */
-	if (rc)
-		n = NULL;	/* list the name alone: a lookup will return the error */
+	if (!err)
+		err = node_stat(fs, n, &st);
+	if (err == ASK_AGAIN)
+		return err;
+	if (name_is_absent(err))
+		return 0; /* removed meanwhile */
+	if (err)
+		n = NULL; /* list the name alone: a lookup will return the error */
 	*room = put(o, e->name, n, &st, e->hash);
 	if (n && *room)
 		n->nlookup++;
@@ -291,7 +297,7 @@ static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct
 static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct entry *e)
 {
 	bool room = true;
-	int rc;
+	int err;
 
 	if (!o->plus) {
 		const struct stat st = {.st_ino = shown_ino(fs, dir, e), .st_mode = e->mode};
@@ -300,30 +306,31 @@ static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct e
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_put_known(fs, o, dir, e, &room);
-	} while (ask_store(fs, rc));
+		err = try_put_known(fs, o, dir, e, &room);
+	} while (ask_store(fs, err));
 	return room;
 }
 
 /* *dot: attributes for "." and "..". */
 static int open_listing(struct fs *fs, uint64_t id, struct listing *l, bool anew, struct stat *dot)
 {
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
 		struct node *dir = node_find(fs, id);
 		*dot = (struct stat){.st_ino = dir ? dir->ino : 0, .st_mode = S_IFDIR};
-		rc = !dir ? -ESTALE : anew || !l->built ? build(fs, dir, l) : 0;
-	} while (ask_store(fs, rc));
+		err = !dir ? -ESTALE : anew || !l->built ? build(fs, dir, l) : 0;
+	} while (ask_store(fs, err));
 	if (!l->sorted)
 		sort(l);
 	l->sorted = true;
-	return rc;
+	return err;
 }
 
-static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi,
+		 bool plus)
 {
 	struct fs *fs = req_fs(req);
 
@@ -336,14 +343,14 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 		return;
 	}
 	struct stat dot;
-	int rc = open_listing(fs, id, l, off == 0, &dot);
-	bool more = !rc;
+	int err = open_listing(fs, id, l, off == 0, &dot);
+	bool more = !err;
 	if (more && off < 1)
 		more = put(&o, ".", NULL, &dot, 1);
 	if (more && off < 2)
 		more = put(&o, "..", NULL, &dot, 2);
-	size_t lo = 0, hi = rc ? 0 : l->n;
-	while (lo < hi) {	/* first entry past off */
+	size_t lo = 0, hi = err ? 0 : l->n;
+	while (lo < hi) { /* first entry past off */
 		size_t mid = (lo + hi) / 2;
 		if (l->e[mid].hash <= (uint64_t)off)
 			lo = mid + 1;
@@ -352,8 +359,8 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 	}
 	for (size_t i = lo; more && i < l->n; i++)
 		more = put_entry(fs, &o, id, &l->e[i]);
-	if (rc)
-		fuse_reply_err(req, -rc);
+	if (err)
+		fuse_reply_err(req, -err);
 	else
 		fuse_reply_buf(req, o.buf, o.used);
 	free(o.buf);
@@ -364,7 +371,8 @@ void op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fu
 	list(req, id, size, off, fi, false);
 }
 
-void op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+void op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		    struct fuse_file_info *fi)
 {
 	list(req, id, size, off, fi, true);
 }

@@ -6,8 +6,8 @@
 
 /* still.c */
 struct still {
-	int fd;			/* to the process that holds files still; -1: none */
-	_Atomic int error;	/* the last move that failed; logged once */
+	int fd; /* to the process that holds files still; -1: none */
+	_Atomic int error; /* the last move that failed; logged once */
 	char key[33];
 };
 

@@ -41,11 +41,11 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	char name[NAME_CAP], path[PATH_MAX];
 
 	prctl(PR_SET_NAME, "cairnfs-still");
-	signal(SIGTERM, SIG_IGN);	/* it ends with its pipe */
+	signal(SIGTERM, SIG_IGN); /* it ends with its pipe */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	dup2(from, 0);
-	close_range(1, ~0u, 0);		/* the store's lock, the connection and others */
+	close_range(1, ~0u, 0); /* the store's lock, the connection and others */
 	trust_still();
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
@@ -62,7 +62,7 @@ void still_start(struct fs *fs)
 
 	fs->still.fd = -1;
 	if (fs->o.ro || fs->o.nopassthrough || fs->uid)
-		return;		/* every write passes through the worker */
+		return; /* every write passes through the worker */
 	if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key) || pipe2(p, O_CLOEXEC))
 		return;
 	for (unsigned i = 0; i < sizeof(key); i++)
@@ -84,9 +84,10 @@ void still_ask(void *ctx, uint64_t node)
 	struct fs *fs = ctx;
 	if (fs->still.fd < 0 || write(fs->still.fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
 		return;
-	if (errno == EPIPE) {	/* else the process is busy: retried later */
+	if (errno == EPIPE) { /* else the process is busy: retried later */
 		fs->still.fd = -1;
-		fs_notice(fs, "the process that holds files still is gone: files that outgrow memory stay in it until "
+		fs_notice(fs, "the process that holds files still is gone: files that outgrow "
+			      "memory stay in it until "
 			      "they are closed");
 	}
 }
@@ -136,25 +137,28 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 	struct node *n = node_find(fs, id);
 	if (n && only_written(n)) {
 		sf = staged_ref(n->sf);
-		staged_set_moving(sf);	/* from now on opens for reading fail */
+		staged_set_moving(sf); /* from now on opens for reading fail */
 	} else if (n && n->sf) {
 		staged_not_now(n->sf);
 	}
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
-		int rc = staged_move_out(sf);
-		if (rc == -EIO) {
-			fs_log("a file that outgrew memory was written again where it had moved to the store already; "
+		int err = staged_move_out(sf);
+		if (err == -EIO) {
+			fs_log("a file that outgrew memory was written again where it had moved to "
+			       "the store already; "
 			       "its close will fail; give staging more memory");
-		} else if (rc && rc != -EAGAIN && atomic_exchange(&fs->still.error, rc) != rc) {
+		} else if (err && err != -EAGAIN && atomic_exchange(&fs->still.error, err) != err) {
 			/* it is retried */
-			fs_log("a file that outgrew memory cannot be moved to the store: %s", strerror(-rc));
+			fs_log("a file that outgrew memory cannot be moved to the store: %s",
+			       strerror(-err));
 		}
 		staged_unref(sf);
 	}
 	/* else the kernel would cache that name, and with it the file after its unlink */
 	char name[NAME_CAP];
-	fuse_lowlevel_notify_inval_entry(fs->se, CONTROL_DIR, name, (size_t)name_of(fs, id, name, sizeof(name)));
+	fuse_lowlevel_notify_inval_entry(fs->se, CONTROL_DIR, name,
+					 (size_t)name_of(fs, id, name, sizeof(name)));
 	fuse_reply_err(req, 0);
 	return true;
 }

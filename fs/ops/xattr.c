@@ -17,13 +17,13 @@
 #define ENTRY_BYTES 16u
 
 static const char *const rank_names[] = {
-	[BELOW_FAILED] = "failed", [BELOW_OPEN] = "open", [BELOW_STAGED] = "staged",
+	[BELOW_FAILED] = "failed",	   [BELOW_OPEN] = "open",	[BELOW_STAGED] = "staged",
 	[BELOW_PERSISTING] = "persisting", [BELOW_DURABLE] = "durable",
 };
 
 static const char *const lane_names[] = {
-	[LANE_NONE] = "none", [LANE_FAST] = "fast", [LANE_SPILL] = "spill", [LANE_READ] = "read",
-	[LANE_RELAY] = "relay",
+	[LANE_NONE] = "none", [LANE_FAST] = "fast",   [LANE_SPILL] = "spill",
+	[LANE_READ] = "read", [LANE_RELAY] = "relay",
 };
 
 /* Reads it from the store's file. */
@@ -39,7 +39,8 @@ static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
 	if (n->sf)
 		staged_get_info(n->sf, &i);
 	/* a rename may have marked it, and the mark is pending */
-	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) && n->seq.dirty <= fs_applied(fs))
+	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) &&
+	    n->seq.dirty <= fs_applied(fs))
 		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
 	return n->version.over ? snprintf(buf, cap, "%s", n->version.over) : -ENODATA;
 }
@@ -71,7 +72,9 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 	if (!strcmp(key, "pending"))
 		return snprintf(buf, cap, "%llu", (unsigned long long)b.bytes);
 	if (!strcmp(key, "error"))
-		return b.rank == BELOW_FAILED ? snprintf(buf, cap, "%s", strerror(b.error ? -b.error : EIO)) : -ENODATA;
+		return b.rank == BELOW_FAILED
+			       ? snprintf(buf, cap, "%s", strerror(b.error ? -b.error : EIO))
+			       : -ENODATA;
 	return -ENODATA;
 }
 
@@ -114,15 +117,16 @@ static int try_getxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, const char
 	if (!n)
 		return -ESTALE;
 	if (xattr_is_ours(key)) {
-		ssize_t len = cairn_value(fs, n, key + sizeof(CAIRN_PREFIX) - 1, text, sizeof(text));
+		ssize_t len =
+			cairn_value(fs, n, key + sizeof(CAIRN_PREFIX) - 1, text, sizeof(text));
 		if (len < 0)
 			return (int)len;
 		reply_value(req, text, len, size);
 		return 0;
 	}
-	int rc = node_load_xattrs(fs, n);
-	if (rc)
-		return rc;
+	int err = node_load_xattrs(fs, n);
+	if (err)
+		return err;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		if (!strcmp(x->key, key)) {
 			reply_value(req, x->val, (ssize_t)x->len, size);
@@ -134,7 +138,7 @@ static int try_getxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, const char
 void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	if (!strcmp(key, LATEST_KEY)) {
 		ask_latest(req, id, size);
@@ -142,14 +146,15 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 	}
 	session_may_block(fs);
 	if (xattr_is_ours(key))
-		release_barrier(fs);	/* files that were just closed no longer count as open */
+		/* files that were just closed no longer count as open */
+		release_barrier(fs);
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_getxattr(req, fs, id, key, size);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_getxattr(req, fs, id, key, size);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 /* The device, like the state, describes this copy of the bytes: cp -a must not copy it. */
@@ -165,13 +170,13 @@ static int try_listxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, size_t si
 	char *buf = NULL;
 	size_t len = 0;
 
-	int rc = n ? node_load_xattrs(fs, n) : -ESTALE;
-	for (struct xattr *x = rc ? NULL : n->xattrs; x; x = x->next)
+	int err = n ? node_load_xattrs(fs, n) : -ESTALE;
+	for (struct xattr *x = err ? NULL : n->xattrs; x; x = x->next)
 		len += is_listed(x) ? strlen(x->key) + 1 : 0;
-	if (!rc && len)
-		rc = (buf = malloc(len)) ? 0 : -ENOMEM;
-	if (rc)
-		return rc;
+	if (!err && len)
+		err = (buf = malloc(len)) ? 0 : -ENOMEM;
+	if (err)
+		return err;
 	char *p = buf;
 	for (struct xattr *x = buf ? n->xattrs : NULL; x; x = x->next)
 		if (is_listed(x))
@@ -184,16 +189,16 @@ static int try_listxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, size_t si
 void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	session_may_block(fs);
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_listxattr(req, fs, id, size);
-	} while (ask_store(fs, rc));
-	if (rc)
-		fuse_reply_err(req, -rc);
+		err = try_listxattr(req, fs, id, size);
+	} while (ask_store(fs, err));
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 /* An xattr that the store's inode has no room for must be refused: ENOSPC, as in setxattr(2). */
@@ -213,21 +218,21 @@ static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *k
 
 	if (current.resent && staging_answered(fs->s, current.unique, &done))
 		return 0;
-	int rc = !n ? -ESTALE : node_load_xattrs(fs, n);
+	int err = !n ? -ESTALE : node_load_xattrs(fs, n);
 	bool there = false;
-	for (struct xattr *x = rc ? NULL : n->xattrs; x; x = x->next)
+	for (struct xattr *x = err ? NULL : n->xattrs; x; x = x->next)
 		there |= !strcmp(x->key, key);
-	if (!rc && there && (flags & XATTR_CREATE))
-		rc = -EEXIST;
-	if (!rc && !there && ((flags & XATTR_REPLACE) || r->type == REC_XATTR_DEL))
-		rc = -ENODATA;
+	if (!err && there && (flags & XATTR_CREATE))
+		err = -EEXIST;
+	if (!err && !there && ((flags & XATTR_REPLACE) || r->type == REC_XATTR_DEL))
+		err = -ENODATA;
 	/* the device has its sidecar file */
-	if (!rc && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))
-		rc = -EOPNOTSUPP;
-	if (!rc && r->type == REC_XATTR)
-		rc = room_for(fs, n, key, r->data_len);
-	if (rc)
-		return rc;
+	if (!err && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))
+		err = -EOPNOTSUPP;
+	if (!err && r->type == REC_XATTR)
+		err = room_for(fs, n, key, r->data_len);
+	if (err)
+		return err;
 	r->node = n->id;
 	rec_aim(fs, r, n);
 	r->name2 = key;
@@ -237,7 +242,7 @@ static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *k
 static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key, int flags)
 {
 	struct fs *fs = req_fs(req);
-	int rc;
+	int err;
 
 	if (strlen(key) > MAX_NAME || r->data_len > 65536) {
 		fuse_reply_err(req, strlen(key) > MAX_NAME ? ERANGE : E2BIG);
@@ -246,12 +251,13 @@ static void change(fuse_req_t req, fuse_ino_t id, struct rec *r, const char *key
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		rc = try_change(fs, id, r, key, flags);
-	} while (ask_store(fs, rc));
-	fuse_reply_err(req, -rc);
+		err = try_change(fs, id, r, key, flags);
+	} while (ask_store(fs, err));
+	fuse_reply_err(req, -err);
 }
 
-void op_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t size, int flags)
+void op_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t size,
+		 int flags)
 {
 	struct rec r = rec_new(REC_XATTR);
 	r.data = val;

@@ -17,8 +17,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IDLE_MAX 4u		/* views read at the same time keep one each */
-#define SOURCES 4u		/* open files of a checkpoint for one question; one is needed */
+#define IDLE_MAX 4u /* views read at the same time keep one each */
+#define SOURCES 4u /* open files of a checkpoint for one question; one is needed */
 #define START_MS 10000
 
 /* Maximum of concurrent questions: from threads that load a checkpoint for views, the thread of
@@ -37,10 +37,10 @@ struct parser {
 	unsigned char buf[PARSER_READ_MAX];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* guards idle; the last lock */
-static struct parser *idle;	/* most recently used first */
-static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER;	/* guards its socket */
-static unsigned last_id;	/* nursery_lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards idle; the last lock */
+static struct parser *idle; /* most recently used first */
+static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER; /* guards its socket */
+static unsigned last_id; /* nursery_lock */
 static atomic_uint failures;
 
 unsigned parser_failures(void)
@@ -58,14 +58,18 @@ static bool take_answer(int from, unsigned *id, int *fd)
 		char buf[CMSG_SPACE(sizeof(int))];
 	} u;
 	struct iovec v = {.iov_base = id, .iov_len = sizeof(*id)};
-	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = u.buf, .msg_controllen = sizeof(u.buf)};
+	struct msghdr m = {.msg_iov = &v,
+			   .msg_iovlen = 1,
+			   .msg_control = u.buf,
+			   .msg_controllen = sizeof(u.buf)};
 	struct pollfd p = {.fd = from, .events = POLLIN};
 
 	*fd = -1;
 	if (poll(&p, 1, START_MS) <= 0 || recvmsg(from, &m, MSG_CMSG_CLOEXEC) != sizeof(*id))
 		return false;
 	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+	    c->cmsg_len == CMSG_LEN(sizeof(int)))
 		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
 	return true;
 }
@@ -96,8 +100,9 @@ static struct parser *parser_new(struct fs *fs, uint64_t tag)
 		return NULL;
 	pthread_mutex_lock(&nursery_lock);
 	p->id = o.id = ++last_id;
-	p->pipe.fd = fs->parsers.fd > 0 && write(fs->parsers.fd, &o, sizeof(o)) == sizeof(o) ?
-		     take_fd(fs->parsers.fd, o.id) : -1;
+	p->pipe.fd = fs->parsers.fd > 0 && write(fs->parsers.fd, &o, sizeof(o)) == sizeof(o)
+			     ? take_fd(fs->parsers.fd, o.id)
+			     : -1;
 	pthread_mutex_unlock(&nursery_lock);
 	p->pipe.limited = true;
 	p->tag = tag;
@@ -130,7 +135,7 @@ static struct parser *parser_take(struct fs *fs, uint64_t tag)
 		*pp = p->next;
 	pthread_mutex_unlock(&lock);
 	struct pollfd f = {.fd = p ? p->pipe.fd : -1, .events = POLLIN};
-	if (p && poll(&f, 1, 0)) {	/* an idle parser sends nothing, so it was killed */
+	if (p && poll(&f, 1, 0)) { /* an idle parser sends nothing, so it was killed */
 		parser_drop(fs, p);
 		p = NULL;
 	}
@@ -161,10 +166,10 @@ static void parser_give(struct fs *fs, struct parser *p)
 struct asked {
 	struct fs *fs;
 	const char *what;
-	uint64_t tag;		/* 0: the parser is ended afterwards */
-	const struct ckpt_io *io;	/* NULL: source 0 is the only one */
+	uint64_t tag; /* 0: the parser is ended afterwards */
+	const struct ckpt_io *io; /* NULL: source 0 is the only one */
 	struct parser *p;
-	uint64_t names;		/* bytes */
+	uint64_t names; /* bytes */
 };
 
 /* Receives a body of at most `max` bytes and appends a NUL. */
@@ -172,27 +177,28 @@ static int take_text(struct parser *p, const struct parser_head *h, size_t max)
 {
 	if (h->len > max || max >= sizeof(p->buf))
 		return -EPROTO;
-	int rc = parser_body(&p->pipe, p->buf, h->len);
+	int err = parser_body(&p->pipe, p->buf, h->len);
 	p->buf[h->len] = '\0';
-	return rc;
+	return err;
 }
 
 static int do_open(struct asked *a, struct parser_head *h)
 {
 	struct parser *p = a->p;
 	unsigned i = 0;
-	int rc = a->io ? take_text(p, h, PARSER_NAME_MAX) : -EPROTO;
+	int err = a->io ? take_text(p, h, PARSER_NAME_MAX) : -EPROTO;
 
 	while (i < SOURCES && p->source[i].open)
 		i++;
-	if (rc || i == SOURCES || !fmt_stays_below((char *)p->buf, h->len))
-		return rc ? rc : -EPROTO;
+	if (err || i == SOURCES || !fmt_stays_below((char *)p->buf, h->len))
+		return err ? err : -EPROTO;
 	a->names += h->len + 64;
 	if (a->names > PARSER_NAMES_MAX)
 		return -EPROTO;
-	rc = a->io->open(a->io->ctx, (char *)p->buf, &p->source[i].s);
-	p->source[i].open = !rc;
-	*h = (struct parser_head){.op = PARSER_OPEN, .rc = rc, .source = i, .size = rc ? 0 : p->source[i].s.size};
+	err = a->io->open(a->io->ctx, (char *)p->buf, &p->source[i].s);
+	p->source[i].open = !err;
+	*h = (struct parser_head){
+		.op = PARSER_OPEN, .err = err, .source = i, .size = err ? 0 : p->source[i].s.size};
 	return parser_send(&p->pipe, h, NULL, 0);
 }
 
@@ -202,8 +208,8 @@ static int do_read(struct parser *p, struct parser_head *h)
 
 	if (h->source >= SOURCES || !p->source[h->source].open || n > sizeof(p->buf) || h->len)
 		return -EPROTO;
-	h->rc = fmt_read(&p->source[h->source].s, h->at, p->buf, n);
-	return parser_send(&p->pipe, h, p->buf, h->rc ? 0 : n);
+	h->err = fmt_read(&p->source[h->source].s, h->at, p->buf, n);
+	return parser_send(&p->pipe, h, p->buf, h->err ? 0 : n);
 }
 
 static int do_close(struct asked *a, const struct parser_head *h)
@@ -215,24 +221,24 @@ static int do_close(struct asked *a, const struct parser_head *h)
 	return 0;
 }
 
-static bool is_error(int rc)
+static bool is_error(int err)
 {
-	return rc < 0 && rc > -4096;
+	return err < 0 && err > -4096;
 }
 
 static int do_bad(struct asked *a, struct parser_head *h)
 {
 	char *name = (char *)a->p->buf;
 	struct fmt_error e = {.at = h->at};
-	bool may = a->io && a->io->bad && is_error(h->rc);
-	int rc = may ? take_text(a->p, h, PARSER_NAME_MAX + sizeof(e.text)) : -EPROTO;
-	size_t len = rc ? 0 : strlen(name);
+	bool may = a->io && a->io->bad && is_error(h->err);
+	int err = may ? take_text(a->p, h, PARSER_NAME_MAX + sizeof(e.text)) : -EPROTO;
+	size_t len = err ? 0 : strlen(name);
 
-	if (rc || len == h->len)
-		return rc ? rc : -EPROTO;
+	if (err || len == h->len)
+		return err ? err : -EPROTO;
 	snprintf(e.text, sizeof(e.text), "%s", name + len + 1);
 	text_plain(e.text, 0);
-	h->rc = a->io->bad(a->io->ctx, name, &e, h->rc);
+	h->err = a->io->bad(a->io->ctx, name, &e, h->err);
 	return parser_send(&a->p->pipe, h, NULL, 0);
 }
 
@@ -242,28 +248,31 @@ static int do_bad(struct asked *a, struct parser_head *h)
 static int converse(struct asked *a, struct parser_head *h, const void *body, size_t len)
 {
 	uint64_t begun = monotonic_ns();
-	int rc = parser_send(&a->p->pipe, h, body, len);
+	int err = parser_send(&a->p->pipe, h, body, len);
 
-	while (!rc) {
-		rc = parser_receive(&a->p->pipe, h);
-		if (rc || h->op == PARSER_DONE)
+	while (!err) {
+		err = parser_receive(&a->p->pipe, h);
+		if (err || h->op == PARSER_DONE)
 			break;
 		if (monotonic_ns() - begun > PARSER_WALL_NS) {
-			rc = -ETIMEDOUT;
+			err = -ETIMEDOUT;
 			break;
 		}
-		rc = h->op == PARSER_OPEN ? do_open(a, h) : h->op == PARSER_READ ? do_read(a->p, h) :
-		     h->op == PARSER_CLOSE ? do_close(a, h) : h->op == PARSER_BAD ? do_bad(a, h) : -EPROTO;
+		err = h->op == PARSER_OPEN    ? do_open(a, h)
+		      : h->op == PARSER_READ  ? do_read(a->p, h)
+		      : h->op == PARSER_CLOSE ? do_close(a, h)
+		      : h->op == PARSER_BAD   ? do_bad(a, h)
+					      : -EPROTO;
 	}
 	for (unsigned i = 0; a->io && i < SOURCES; i++)
 		if (a->p->source[i].open)
 			a->io->close(a->io->ctx, &a->p->source[i].s);
 	memset(a->p->source, 0, sizeof(a->p->source));
-	return rc;
+	return err;
 }
 
 static const struct {
-	int rc;
+	int err;
 	const char *text;
 } causes[] = {
 	{-EPIPE, "it died"},
@@ -275,7 +284,7 @@ static const struct {
 #define N_CAUSES (sizeof(causes) / sizeof(causes[0]))
 
 /* Logs each cause once: any user can write files that fail to parse. */
-static int has_failed(const struct asked *a, int rc)
+static int has_failed(const struct asked *a, int why)
 {
 	static atomic_uint told;
 	char what[120], text[256];
@@ -284,9 +293,9 @@ static int has_failed(const struct asked *a, int rc)
 	if (a->p)
 		parser_drop(a->fs, a->p);
 	atomic_fetch_add(&failures, 1);
-	while (i < N_CAUSES - 1 && causes[i].rc != rc)
+	while (i < N_CAUSES - 1 && causes[i].err != why)
 		i++;
-	int err = rc == -ECHILD ? rc : -EIO;
+	int err = why == -ECHILD ? why : -EIO;
 	if (atomic_fetch_or(&told, 1u << i) & 1u << i)
 		return err;
 	snprintf(what, sizeof(what), "%s", a->what);
@@ -309,8 +318,8 @@ static void release(struct asked *a)
 
 /* 0: *out is the answer; the caller checks it and then calls release() or has_failed(). On an error
  * that has been done: -EIO, or the error that the parser found, described in e. */
-static int ask(struct asked *a, struct parser_head *h, const void *body, size_t len, const struct fmt_source *first,
-	       unsigned char **out, struct fmt_error *e)
+static int ask(struct asked *a, struct parser_head *h, const void *body, size_t len,
+	       const struct fmt_source *first, unsigned char **out, struct fmt_error *e)
 {
 	*out = NULL;
 	a->p = parser_take(a->fs, a->tag);
@@ -321,50 +330,51 @@ static int ask(struct asked *a, struct parser_head *h, const void *body, size_t 
 		a->p->source[0].s = *first;
 		a->p->source[0].open = true;
 	}
-	int rc = converse(a, h, body, len);
-	if (!rc && (h->len > PARSER_ANSWER_MAX || (h->rc && (!is_error(h->rc) || h->len >= sizeof(e->text)))))
-		rc = -EPROTO;
-	if (!rc && h->rc == -ENOMEM)
-		rc = -ENOMEM;
-	if (!rc && !(*out = malloc(h->len + 1)))
-		rc = -ENOMEM;
-	if (!rc)
-		rc = parser_body(&a->p->pipe, *out, h->len);
-	if (!rc && h->rc && e) {
+	int err = converse(a, h, body, len);
+	if (!err && (h->len > PARSER_ANSWER_MAX ||
+		     (h->err && (!is_error(h->err) || h->len >= sizeof(e->text)))))
+		err = -EPROTO;
+	if (!err && h->err == -ENOMEM)
+		err = -ENOMEM;
+	if (!err && !(*out = malloc(h->len + 1)))
+		err = -ENOMEM;
+	if (!err)
+		err = parser_body(&a->p->pipe, *out, h->len);
+	if (!err && h->err && e) {
 		(*out)[h->len] = '\0';
 		text_plain((char *)*out, 0);
 		e->at = h->at;
 		snprintf(e->text, sizeof(e->text), "%s", (char *)*out);
 	}
-	if (!rc && !h->rc)
+	if (!err && !h->err)
 		return 0;
 	free(*out);
 	*out = NULL;
-	if (rc)
-		return has_failed(a, rc);
+	if (err)
+		return has_failed(a, err);
 	release(a);
-	return h->rc;
+	return h->err;
 }
 
-int parser_content(struct fs *fs, const char *what, struct ckpt_content *c, const struct ckpt_io *io,
-		   enum ckpt_depth depth)
+int parser_content(struct fs *fs, const char *what, struct ckpt_content *c,
+		   const struct ckpt_io *io, enum ckpt_depth depth)
 {
 	struct asked a = {.fs = fs, .what = what, .io = io};
 	struct parser_head h = {.op = PARSER_CONTENT, .at = io->bad != NULL};
 	struct fmt_packed question = {NULL};
 	unsigned char *found = NULL;
 	struct fmt_error e = {.at = FMT_NOWHERE};
-	int rc = ckpt_pack_question(&question, c, io->max_bytes, depth);
+	int err = ckpt_pack_question(&question, c, io->max_bytes, depth);
 
-	if (!rc)
-		rc = ask(&a, &h, question.p, question.n, NULL, &found, NULL);
-	if (!rc && ckpt_unpack_answer(c, found, h.len, &e))
-		rc = has_failed(&a, -EPROTO);
-	else if (!rc)
+	if (!err)
+		err = ask(&a, &h, question.p, question.n, NULL, &found, NULL);
+	if (!err && ckpt_unpack_answer(c, found, h.len, &e))
+		err = has_failed(&a, -EPROTO);
+	else if (!err)
 		release(&a);
 	fmt_packed_free(&question);
 	free(found);
-	return rc;
+	return err;
 }
 
 static bool is_item(const struct fmt_set *s)
@@ -372,30 +382,31 @@ static bool is_item(const struct fmt_set *s)
 	return s->n_tensors == 1 && s->tensor[0].n_pieces == 1;
 }
 
-static int ask_set(struct asked *a, enum parser_op op, const struct fmt_source *s, struct fmt_set *set,
-		   struct fmt_error *e)
+static int ask_set(struct asked *a, enum parser_op op, const struct fmt_source *s,
+		   struct fmt_set *set, struct fmt_error *e)
 {
 	struct parser_head h = {.op = op, .size = s->size};
 	unsigned char *found;
-	int rc = ask(a, &h, NULL, 0, s, &found, e);
+	int err = ask(a, &h, NULL, 0, s, &found, e);
 
-	if (!rc && (fmt_unpack_set(set, found, h.len, e) || (op == PARSER_ITEM && !is_item(set))))
-		rc = has_failed(a, -EPROTO);
-	else if (!rc)
+	if (!err && (fmt_unpack_set(set, found, h.len, e) || (op == PARSER_ITEM && !is_item(set))))
+		err = has_failed(a, -EPROTO);
+	else if (!err)
 		release(a);
 	free(found);
-	return rc;
+	return err;
 }
 
-int parser_item(struct fs *fs, const char *what, uint64_t tag, const struct fmt_source *item, struct fmt_set *set,
-		struct fmt_error *e)
+int parser_item(struct fs *fs, const char *what, uint64_t tag, const struct fmt_source *item,
+		struct fmt_set *set, struct fmt_error *e)
 {
 	struct asked a = {.fs = fs, .what = what, .tag = tag};
 
 	return ask_set(&a, PARSER_ITEM, item, set, e);
 }
 
-int parser_files(struct fs *fs, const char *what, const struct fmt_source *metadata, struct fmt_set *set)
+int parser_files(struct fs *fs, const char *what, const struct fmt_source *metadata,
+		 struct fmt_set *set)
 {
 	struct asked a = {.fs = fs, .what = what};
 	struct fmt_error e = {.at = FMT_NOWHERE};

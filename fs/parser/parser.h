@@ -33,9 +33,10 @@ unsigned parser_failures(void);
 
 /* ---- parser_start.c: by the keeper ---- */
 
-void parser_start(struct fs *fs);	/* before each worker; where it fails, nothing is parsed */
-bool parser_look(struct fs *fs);	/* has it died, and is it replaced? */
-void parser_leave(struct fs *fs, bool worker);	/* closes the other's end */
+/* before each worker; where it fails, nothing is parsed */
+void parser_start(struct fs *fs);
+bool parser_look(struct fs *fs); /* has it died, and is it replaced? */
+void parser_leave(struct fs *fs, bool worker); /* closes the other's end */
 void parser_end(struct fs *fs);
 
 #endif

@@ -12,7 +12,8 @@
 static int wait_for(struct parser_pipe *p, short events)
 {
 	struct pollfd f = {.fd = p->fd, .events = events};
-	uint64_t begun = monotonic_ns(), most = p->left_ns < PARSER_STEP_NS ? p->left_ns : PARSER_STEP_NS;
+	uint64_t begun = monotonic_ns(),
+		 most = p->left_ns < PARSER_STEP_NS ? p->left_ns : PARSER_STEP_NS;
 
 	for (;;) {
 		uint64_t took = monotonic_ns() - begun;
@@ -34,9 +35,9 @@ static int write_packet(struct parser_pipe *p, const void *buf, size_t len)
 		if (n >= 0)
 			return -EPROTO;
 		if (errno == EAGAIN && p->limited) {
-			int rc = wait_for(p, POLLOUT);
-			if (rc)
-				return rc;
+			int err = wait_for(p, POLLOUT);
+			if (err)
+				return err;
 		} else if (errno != EINTR) {
 			return -EPIPE;
 		}
@@ -50,9 +51,9 @@ static ssize_t read_packet(struct parser_pipe *p, void *buf, size_t len)
 		if (n > 0)
 			return n;
 		if (n < 0 && errno == EAGAIN && p->limited) {
-			int rc = wait_for(p, POLLIN);
-			if (rc)
-				return rc;
+			int err = wait_for(p, POLLIN);
+			if (err)
+				return err;
 		} else if (n == 0 || errno != EINTR) {
 			return -EPIPE;
 		}
@@ -67,12 +68,12 @@ int parser_send(struct parser_pipe *p, struct parser_head *h, const void *body, 
 	memcpy(p->packet, h, sizeof(*h));
 	if (part)
 		memcpy(p->packet + sizeof(*h), body, part);
-	int rc = write_packet(p, p->packet, sizeof(*h) + part);
-	for (size_t at = part; !rc && at < len; at += part) {
+	int err = write_packet(p, p->packet, sizeof(*h) + part);
+	for (size_t at = part; !err && at < len; at += part) {
 		part = len - at < PARSER_PACKET ? len - at : PARSER_PACKET;
-		rc = write_packet(p, (const char *)body + at, part);
+		err = write_packet(p, (const char *)body + at, part);
 	}
-	return rc;
+	return err;
 }
 
 int parser_receive(struct parser_pipe *p, struct parser_head *h)

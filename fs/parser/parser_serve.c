@@ -18,8 +18,8 @@ static struct parser_pipe worker;
 
 struct source {
 	uint32_t id;
-	uint64_t size;		/* 0: no read-around */
-	uint64_t at, have;	/* of the bytes in around */
+	uint64_t size; /* 0: no read-around */
+	uint64_t at, have; /* of the bytes in around */
 	unsigned char around[];
 };
 
@@ -45,10 +45,11 @@ static int read_exactly(const struct source *s, uint64_t off, void *buf, size_t 
 
 	for (size_t part; len; len -= part, off += part, buf = (char *)buf + part) {
 		part = len < PARSER_READ_MAX ? len : PARSER_READ_MAX;
-		struct parser_head h = {.op = PARSER_READ, .source = s->id, .at = off, .size = part};
+		struct parser_head h = {
+			.op = PARSER_READ, .source = s->id, .at = off, .size = part};
 		ask(&h, NULL, 0);
-		if (h.rc)
-			return h.rc;
+		if (h.err)
+			return h.err;
 		if (h.len != part || parser_body(&worker, buf, part))
 			_exit(1);
 	}
@@ -66,9 +67,9 @@ static int source_read(void *ctx, uint64_t off, void *buf, size_t len)
 		if (at > s->size - n)
 			at = s->size - n;
 		s->have = 0;
-		int rc = read_exactly(s, at, s->around, n);
-		if (rc)
-			return rc;
+		int err = read_exactly(s, at, s->around, n);
+		if (err)
+			return err;
 		s->at = at;
 		s->have = n;
 	}
@@ -85,9 +86,9 @@ static int source_open(void *ctx, const char *name, struct fmt_source *out)
 	if (!s)
 		return -ENOMEM;
 	ask(&h, name, strlen(name));
-	if (h.rc) {
+	if (h.err) {
 		free(s);
-		return h.rc;
+		return h.err;
 	}
 	s->id = h.source;
 	*out = (struct fmt_source){.size = h.size, .read = source_read, .ctx = s};
@@ -105,7 +106,7 @@ static void source_close(void *ctx, struct fmt_source *s)
 
 static int file_is_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
 {
-	struct parser_head h = {.op = PARSER_BAD, .rc = err, .at = e->at};
+	struct parser_head h = {.op = PARSER_BAD, .err = err, .at = e->at};
 	size_t n = strlen(file) + 1, len = n + strlen(e->text);
 	char *both = malloc(len);
 
@@ -116,16 +117,16 @@ static int file_is_bad(void *ctx, const char *file, const struct fmt_error *e, i
 	memcpy(both + n, e->text, len - n);
 	ask(&h, both, len);
 	free(both);
-	return h.rc;
+	return h.err;
 }
 
 /* ---- questions from the worker ---- */
 
-static void answer(int rc, struct fmt_packed *found, const struct fmt_error *e)
+static void answer(int err, struct fmt_packed *found, const struct fmt_error *e)
 {
-	struct parser_head h = {.op = PARSER_DONE, .rc = rc, .at = e ? e->at : FMT_NOWHERE};
+	struct parser_head h = {.op = PARSER_DONE, .err = err, .at = e ? e->at : FMT_NOWHERE};
 
-	if (!rc)
+	if (!err)
 		tell(&h, found->p, found->n);
 	else
 		tell(&h, e ? e->text : NULL, e ? strlen(e->text) : 0);
@@ -134,18 +135,19 @@ static void answer(int rc, struct fmt_packed *found, const struct fmt_error *e)
 
 static void do_content(const void *question, size_t len, bool tell_bad)
 {
-	struct ckpt_io io = {.open = source_open, .close = source_close, .bad = tell_bad ? file_is_bad : NULL};
+	struct ckpt_io io = {
+		.open = source_open, .close = source_close, .bad = tell_bad ? file_is_bad : NULL};
 	struct fmt_packed found = {NULL};
 	struct ckpt_content c;
 	enum ckpt_depth depth;
-	int rc = ckpt_unpack_question(&c, &io.max_bytes, &depth, question, len);
+	int err = ckpt_unpack_question(&c, &io.max_bytes, &depth, question, len);
 
-	if (!rc)
-		rc = ckpt_content_read(&c, &io, depth);
-	if (!rc)
-		rc = ckpt_pack_answer(&found, &c);
+	if (!err)
+		err = ckpt_content_read(&c, &io, depth);
+	if (!err)
+		err = ckpt_pack_answer(&found, &c);
 	ckpt_content_free(&c);
-	answer(rc, &found, NULL);
+	answer(err, &found, NULL);
 }
 
 static void do_item(uint64_t size)
@@ -158,12 +160,12 @@ static void do_item(uint64_t size)
 
 	if (of)
 		of->size = size;
-	int rc = of && set ? dcp_item_read(set, &s, &e) : -ENOMEM;
-	if (!rc)
-		rc = fmt_pack_set(&found, set);
+	int err = of && set ? dcp_item_read(set, &s, &e) : -ENOMEM;
+	if (!err)
+		err = fmt_pack_set(&found, set);
 	fmt_set_free(set);
 	free(of);
-	answer(rc, &found, &e);
+	answer(err, &found, &e);
 }
 
 static void do_files(uint64_t size)
@@ -173,17 +175,17 @@ static void do_files(uint64_t size)
 	struct fmt_packed found = {NULL};
 	struct fmt_set *set = fmt_set_new();
 	char *bytes = malloc(size ? size : 1);
-	int rc = set && bytes ? read_exactly(&of, 0, bytes, size) : -ENOMEM;
+	int err = set && bytes ? read_exactly(&of, 0, bytes, size) : -ENOMEM;
 
-	if (!rc)
-		rc = dcp_read(set, bytes, size, &e);
-	if (!rc) {
+	if (!err)
+		err = dcp_read(set, bytes, size, &e);
+	if (!err) {
 		struct fmt_set files = {.file = set->file, .n_files = set->n_files};
-		rc = fmt_pack_set(&found, &files);
+		err = fmt_pack_set(&found, &files);
 	}
 	free(bytes);
 	fmt_set_free(set);
-	answer(rc, &found, &e);
+	answer(err, &found, &e);
 }
 
 void parser_serve(int fd, void (*fault)(unsigned nth), unsigned nth)

@@ -17,10 +17,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHILDREN 64u		/* more than the worker uses at once (parser.c) */
+#define CHILDREN 64u /* more than the worker uses at once (parser.c) */
 
 static struct child {
-	pid_t pid;		/* 0: free */
+	pid_t pid; /* 0: free */
 	unsigned id;
 } children[CHILDREN];
 
@@ -40,7 +40,8 @@ static int unmap_shared(void)
 	while (fgets(line, sizeof(line), f)) {
 		char shared;
 		if (n < sizeof(from) / sizeof(from[0]) &&
-		    sscanf(line, "%lx-%lx %*c%*c%*c%c", &from[n], &to[n], &shared) == 3 && shared == 's')
+		    sscanf(line, "%lx-%lx %*c%*c%*c%c", &from[n], &to[n], &shared) == 3 &&
+		    shared == 's')
 			n++;
 	}
 	fclose(f);
@@ -69,7 +70,7 @@ static struct child *free_child(void)
 static _Noreturn void be_parser(struct fs *fs, pid_t parent, int fd, unsigned nth)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent)	/* the worker has ended already */
+	if (getppid() != parent) /* the worker has ended already */
 		_exit(0);
 	prctl(PR_SET_NAME, "cairnfs-parser");
 	dup2(fd, 0);
@@ -119,14 +120,14 @@ static pid_t start_child(struct fs *fs, int *fd)
 	return pid;
 }
 
-static pid_t ready;		/* a parser started in advance; 0 */
+static pid_t ready; /* a parser started in advance; 0 */
 static int ready_fd;
 
 static void give_child(struct fs *fs, unsigned id)
 {
 	struct child *c = free_child();
 
-	if (ready > 0 && waitpid(ready, NULL, WNOHANG) == ready) {	/* it was killed */
+	if (ready > 0 && waitpid(ready, NULL, WNOHANG) == ready) { /* it was killed */
 		close(ready_fd);
 		ready = 0;
 	}
@@ -169,7 +170,7 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 	struct parser_order o;
 
 	prctl(PR_SET_NAME, "cairnfs-nursery");
-	signal(SIGTERM, SIG_IGN);	/* it ends with its socket */
+	signal(SIGTERM, SIG_IGN); /* it ends with its socket */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGPIPE, SIG_IGN);
@@ -215,9 +216,9 @@ void parser_start(struct fs *fs)
 bool parser_look(struct fs *fs)
 {
 	pid_t pid = fs->parsers.pid;
-	int rc = pid > 0 ? waitpid(pid, NULL, WNOHANG) : -1;
+	int err = pid > 0 ? waitpid(pid, NULL, WNOHANG) : -1;
 
-	if (fs->parsers.served <= 0 || !rc || (pid > 0 && rc != pid && !kill(pid, 0)))
+	if (fs->parsers.served <= 0 || !err || (pid > 0 && err != pid && !kill(pid, 0)))
 		return false;
 	start_nursery(fs);
 	return fs->parsers.pid > 0;

@@ -7,9 +7,10 @@
 #include <sys/types.h>
 
 struct parsers {
-	int fd;		/* the worker's: to the process that starts parsers; 0: there is none */
-	int served;	/* the keeper's: the other end, kept for the next such process; 0: none */
-	pid_t pid;	/* the keeper's: of that process; 0 */
+	int fd; /* the worker's: to the process that starts parsers; 0: there is none */
+	/* the keeper's: the other end, kept for the next such process; 0: none */
+	int served;
+	pid_t pid; /* the keeper's: of that process; 0 */
 	/* Set by the build for tests: the nth parser calls it before each question. */
 	void (*fault)(unsigned nth);
 };

@@ -21,8 +21,8 @@
 #define DEATHS_MAX 5u
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
-#define CANNOT_MAX 6u	/* starts of a worker that cannot serve: after 1, 2, 4, ... s */
-#define EXIT_CANNOT 3	/* worker_run()'s exit code */
+#define CANNOT_MAX 6u /* starts of a worker that cannot serve: after 1, 2, 4, ... s */
+#define EXIT_CANNOT 3 /* worker_run()'s exit code */
 
 static volatile sig_atomic_t end_asked;
 
@@ -36,17 +36,17 @@ struct keeper {
 	struct fs *fs;
 	struct fuse_session *mount;
 	int fuse_fd;
-	uint64_t mount_id;	/* 0: unknown */
+	uint64_t mount_id; /* 0: unknown */
 	void *init;
 	size_t init_len;
-	long deaths[DEATHS_MAX];	/* ms, CLOCK_MONOTONIC */
+	long deaths[DEATHS_MAX]; /* ms, CLOCK_MONOTONIC */
 	unsigned n_deaths, n_cannot;
-	bool again;		/* a worker was started before */
-	int life;		/* a pipe that closes with the worker */
-	pid_t spare;		/* -1: none */
+	bool again; /* a worker was started before */
+	int life; /* a pipe that closes with the worker */
+	pid_t spare; /* -1: none */
 	pid_t worker;
-	bool adopted;		/* this process was the spare: the worker is not its child */
-	int guard;		/* the bare mountpoint, immutable until a clean end; or -1 */
+	bool adopted; /* this process was the spare: the worker is not its child */
+	int guard; /* the bare mountpoint, immutable until a clean end; or -1 */
 };
 
 /* From linux/stat.h, Linux 6.8 and later: a mount id that is never reused, unlike mountinfo's. */
@@ -70,7 +70,7 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	static const struct fuse_lowlevel_ops none;
 	k->mount = fuse_session_new(rest, &none, sizeof(none), NULL);
 	if (!k->mount || fuse_session_mount(k->mount, k->fs->o.mountpoint))
-		return -EINVAL;	/* libfuse has printed the reason */
+		return -EINVAL; /* libfuse has printed the reason */
 	k->fuse_fd = fuse_session_fd(k->mount);
 	k->mount_id = mount_on_top(k->fs->o.mountpoint);
 	/* the first request is INIT; every worker gets a copy */
@@ -138,11 +138,11 @@ static void end_spare(struct keeper *k)
 /* Whether the worker ended: *status as from waitpid(2). */
 static bool worker_ended(struct keeper *k, int *status, int ms)
 {
-	struct pollfd p = {.fd = k->life};	/* POLLHUP is always reported */
+	struct pollfd p = {.fd = k->life}; /* POLLHUP is always reported */
 
 	if (k->spare > 0 && waitpid(k->spare, NULL, WNOHANG) == k->spare)
 		start_spare(k);
-	if (parser_look(k->fs)) {	/* the spare gets the new one's pid, too */
+	if (parser_look(k->fs)) { /* the spare gets the new one's pid, too */
 		end_spare(k);
 		start_spare(k);
 	}
@@ -162,7 +162,8 @@ static bool too_many_deaths(struct keeper *k)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	long now = t.tv_sec * 1000 + t.tv_nsec / 1000000;
 	k->deaths[k->n_deaths++ % DEATHS_MAX] = now;
-	return k->n_deaths >= DEATHS_MAX && now - k->deaths[k->n_deaths % DEATHS_MAX] <= DEATHS_WINDOW_S * 1000;
+	return k->n_deaths >= DEATHS_MAX &&
+	       now - k->deaths[k->n_deaths % DEATHS_MAX] <= DEATHS_WINDOW_S * 1000;
 }
 
 /* Once our mount is gone there may be another at that path, while this one is still draining: leave
@@ -170,8 +171,8 @@ static bool too_many_deaths(struct keeper *k)
 static void detach(struct keeper *k)
 {
 	struct pollfd p = {.fd = k->fuse_fd};
-	if (k->mount_id ? mount_on_top(k->fs->o.mountpoint) != k->mount_id :
-			  poll(&p, 1, 0) > 0 && (p.revents & POLLERR))	/* the connection has
+	if (k->mount_id ? mount_on_top(k->fs->o.mountpoint) != k->mount_id
+			: poll(&p, 1, 0) > 0 && (p.revents & POLLERR)) /* the connection has
 									 * ended */
 		return;
 	if (k->fs->uid == 0 && umount2(k->fs->o.mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
@@ -215,12 +216,12 @@ static int open_again(struct keeper *k)
 {
 	struct fs *fs = k->fs;
 	struct io_store *again;
-	int pid, rc = io_store_is_back(fs->store);
+	int pid, err = io_store_is_back(fs->store);
 
-	if (!rc)
-		rc = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &again);
-	if (rc)
-		return rc;
+	if (!err)
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &again);
+	if (err)
+		return err;
 	io_store_close(fs->store);
 	fs->store = again;
 	fs->away.since = 0;
@@ -244,17 +245,17 @@ static void pause_s(unsigned s)
 static bool goes_on(struct keeper *k, int code)
 {
 	bool gone = code == EXIT_STORE_GONE || (code == EXIT_CANNOT && k->again);
-	int rc = gone ? io_store_probe(k->fs->store) : 0;
+	int err = gone ? io_store_probe(k->fs->store) : 0;
 
 	if (end_asked)
 		return false;
 	if (code == EXIT_STORE_GONE || code == EXIT_STORE_BACK)
 		k->n_cannot = 0;
-	if (rc && !io_store_is_detached(k->fs->store)) {
-		let_go(k, rc);
+	if (err && !io_store_is_detached(k->fs->store)) {
+		let_go(k, err);
 		return true;
 	}
-	if (code == EXIT_STORE_GONE)	/* it is back already */
+	if (code == EXIT_STORE_GONE) /* it is back already */
 		return true;
 	if (code == EXIT_STORE_BACK) {
 		if (open_again(k))
@@ -286,7 +287,7 @@ static int keep(struct keeper *k)
 		fs_log("%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
 		       err == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 
-	close(k->fs->procs.ready_fd);	/* only the worker's copies are used */
+	close(k->fs->procs.ready_fd); /* only the worker's copies are used */
 	k->fs->procs.ready_fd = -1;
 	fs_log_leave_terminal();
 	if (worker > 0)
@@ -297,7 +298,7 @@ static int keep(struct keeper *k)
 			end_worker(k, worker, &ending);
 		if (!ended)
 			continue;
-		end_spare(k);	/* it holds the store open, too */
+		end_spare(k); /* it holds the store open, too */
 		if (WIFEXITED(status) && !goes_on(k, WEXITSTATUS(status)))
 			return WEXITSTATUS(status);
 		k->again = true;
@@ -306,12 +307,15 @@ static int keep(struct keeper *k)
 			continue;
 		}
 		if (too_many_deaths(k)) {
-			fs_log("%s: the worker died %u times in %d s (last by signal %d); the mount is aborted, "
-			       "staging is kept in %s for the next start", k->fs->o.store, DEATHS_MAX,
-			       DEATHS_WINDOW_S, WTERMSIG(status), k->fs->place.path);
+			fs_log("%s: the worker died %u times in %d s (last by signal %d); the "
+			       "mount is aborted, "
+			       "staging is kept in %s for the next start",
+			       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, WTERMSIG(status),
+			       k->fs->place.path);
 			return 5;
 		}
-		fs_log("%s: the worker died by signal %d; starting another", k->fs->o.store, WTERMSIG(status));
+		fs_log("%s: the worker died by signal %d; starting another", k->fs->o.store,
+		       WTERMSIG(status));
 		worker = next_worker(k);
 	}
 	return 1;
@@ -323,7 +327,7 @@ static void to_background(struct fs *fs)
 
 	setsid();
 	fs_log_to_background(fs);
-	if (null >= 0) {	/* without /dev/null, keep the terminal */
+	if (null >= 0) { /* without /dev/null, keep the terminal */
 		for (int fd = 0; fd < 3; fd++)
 			dup2(null, fd);
 		close(null);
@@ -339,8 +343,11 @@ static void guard(struct keeper *k)
 	k->guard = k->fs->o.guard ? mountpoint_guard(k->fs->o.mountpoint) : -1;
 	if (!k->fs->o.guard || k->guard >= 0)
 		return;
-	snprintf(text, sizeof(text), "the bare mountpoint is not guarded: %s; where the mount ends by an accident, files may "
-		 "be written into the directory under it", strerror(-k->guard));
+	snprintf(text, sizeof(text),
+		 "the bare mountpoint is not guarded: %s; where the mount ends by an accident, "
+		 "files may "
+		 "be written into the directory under it",
+		 strerror(-k->guard));
 	fs_notice(k->fs, text);
 	k->guard = -1;
 }
@@ -359,35 +366,35 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	struct sigaction sa = {.sa_handler = on_end};
 
 	guard(&k);
-	int rc = do_mount(&k, rest);
-	if (rc) {
+	int err = do_mount(&k, rest);
+	if (err) {
 		unguard(&k);
 		staging_place_give_up(&fs->place);
-		return rc == -EINVAL ? 1 : 2;
+		return err == -EINVAL ? 1 : 2;
 	}
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
-	signal(SIGCHLD, SIG_DFL);	/* if it is ignored, waitpid(2) does not work */
+	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
 	if (!fs->o.foreground)
 		to_background(fs);
 	still_start(fs);
 	spare_init(fs);
-	rc = trust_keeper(fs);
-	if (rc)
-		fs_log("%s: cannot give up privileges: %s", fs->o.store, strerror(-rc));
-	rc = rc ? 2 : keep(&k);
+	err = trust_keeper(fs);
+	if (err)
+		fs_log("%s: cannot give up privileges: %s", fs->o.store, strerror(-err));
+	err = err ? 2 : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
 	/* Without its worker the mount is gone, whoever unmounted it. If the worker failed, the
 	 * mount stays, without a process that answers: a bare mountpoint would take files that are
 	 * meant for the store. */
-	if (!k.again || (rc != 5 && rc != EXIT_CANNOT) || end_asked)
+	if (!k.again || (err != 5 && err != EXIT_CANNOT) || end_asked)
 		detach(&k);
 	close(k.fuse_fd);
-	if (rc == 0) {
+	if (err == 0) {
 		unguard(&k);
 		staging_place_remove(&fs->place);
 	}
-	return rc;
+	return err;
 }

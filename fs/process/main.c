@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PF_EXITING 4u	/* include/linux/sched.h; a flag in /proc/PID/stat */
-#define ENDING_TRIES 600	/* of 100 ms */
+#define PF_EXITING 4u /* include/linux/sched.h; a flag in /proc/PID/stat */
+#define ENDING_TRIES 600 /* of 100 ms */
 
 #include "staging/memory/pin.h"
 
@@ -32,16 +32,23 @@ static const char *staging_above(const struct fs_opts *o)
 	return o->staging_dir ? o->staging_dir : geteuid() ? "/dev/shm" : "/run/cairnfs";
 }
 
-static int explain_store(const struct fs_opts *o, int rc, int pid)
+static int explain_store(const struct fs_opts *o, int err, int pid)
 {
-	if (rc == -EWOULDBLOCK)
-		fprintf(stderr, "cairnfs: the store %s is already served by cairnfs with pid %d (it may still be draining); "
-			"wait for it, or end it with: kill %d\n", o->store, pid, pid);
-	else if (rc == -EPERM && !geteuid())
-		fprintf(stderr, "cairnfs: %s/.cairn, or what is in it, belongs to another user than root or can be "
-			"written by others, who could change unpublished files; look into it, then: "
-			"chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n", o->store, o->store, o->store);
-	else if (rc == -EBADMSG)
+	if (err == -EWOULDBLOCK)
+		fprintf(stderr,
+			"cairnfs: the store %s is already served by cairnfs with pid %d (it may "
+			"still be draining); "
+			"wait for it, or end it with: kill %d\n",
+			o->store, pid, pid);
+	else if (err == -EPERM && !geteuid())
+		fprintf(stderr,
+			"cairnfs: %s/.cairn, or what is in it, belongs to another user than root "
+			"or can be "
+			"written by others, who could change unpublished files; look into it, "
+			"then: "
+			"chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n",
+			o->store, o->store, o->store);
+	else if (err == -EBADMSG)
 		fprintf(stderr,
 			"cairnfs: %s/.cairn/id is damaged (not 32 hexadecimal digits); nothing was "
 			"touched. What is "
@@ -50,28 +57,42 @@ static int explain_store(const struct fs_opts *o, int rc, int pid)
 			"is none, remove the file: the store gets another id\n",
 			o->store, staging_above(o));
 	else
-		fprintf(stderr, "cairnfs: cannot open the store %s: %s; check its permissions and room\n", o->store,
-			strerror(-rc));
+		fprintf(stderr,
+			"cairnfs: cannot open the store %s: %s; check its permissions and room\n",
+			o->store, strerror(-err));
 	return 1;
 }
 
-static int explain_staging(const struct fs_opts *o, int rc)
+static int explain_staging(const struct fs_opts *o, int err)
 {
 	const char *where = staging_above(o);
-	if (rc == -EWOULDBLOCK)
-		fprintf(stderr, "cairnfs: staging for %s below %s is in use by another cairnfs; wait until it has ended\n",
+	if (err == -EWOULDBLOCK)
+		fprintf(stderr,
+			"cairnfs: staging for %s below %s is in use by another cairnfs; wait until "
+			"it has ended\n",
 			o->store, where);
-	else if (rc == -ENOTSUP)
-		fprintf(stderr, "cairnfs: staging_dir %s is not on a tmpfs, and only root can mount one there; "
-			"give a directory below /dev/shm\n", where);
-	else if (rc == -EPERM)
-		fprintf(stderr, "cairnfs: staging below %s: it, or what is there by the store's id, belongs to another user "
-			"or can be written by others; give a directory that only you can write: -o staging_dir=DIR\n", where);
-	else if (rc == -EACCES || rc == -EROFS)
-		fprintf(stderr, "cairnfs: cannot make staging below %s: %s; give a directory of your own, on a tmpfs such as /dev/shm: "
-			"-o staging_dir=DIR\n", where, strerror(-rc));
+	else if (err == -ENOTSUP)
+		fprintf(stderr,
+			"cairnfs: staging_dir %s is not on a tmpfs, and only root can mount one "
+			"there; "
+			"give a directory below /dev/shm\n",
+			where);
+	else if (err == -EPERM)
+		fprintf(stderr,
+			"cairnfs: staging below %s: it, or what is there by the store's id, "
+			"belongs to another user "
+			"or can be written by others; give a directory that only you can write: -o "
+			"staging_dir=DIR\n",
+			where);
+	else if (err == -EACCES || err == -EROFS)
+		fprintf(stderr,
+			"cairnfs: cannot make staging below %s: %s; give a directory of your own, "
+			"on a tmpfs such as /dev/shm: "
+			"-o staging_dir=DIR\n",
+			where, strerror(-err));
 	else
-		fprintf(stderr, "cairnfs: cannot make staging below %s: %s\n", where, strerror(-rc));
+		fprintf(stderr, "cairnfs: cannot make staging below %s: %s\n", where,
+			strerror(-err));
 	return 1;
 }
 
@@ -106,17 +127,17 @@ static bool is_ending(int pid)
  * not exited: a thread inside a sync exits when the disk has answered. */
 static int open_store(struct fs *fs)
 {
-	int pid = 0, rc = 0;
+	int pid = 0, err = 0;
 	for (int tries = 0; tries < ENDING_TRIES; tries++) {
-		rc = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &fs->store);
-		if (rc != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &fs->store);
+		if (err != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
 			break;
 		struct timespec t = {.tv_nsec = 100000000};
 		nanosleep(&t, NULL);
 	}
-	if (!rc)
+	if (!err)
 		fstat(io_store_root(fs->store), &fs->root_seen);
-	return rc ? explain_store(&fs->o, rc, pid) : 0;
+	return err ? explain_store(&fs->o, err, pid) : 0;
 }
 
 /* Staging is charged to this process's memory cgroup, whose limit would kill it. A quarter of the
@@ -138,19 +159,28 @@ static void fit_cgroup(struct fs_opts *o)
 static uint64_t tmpfs_limit(const struct fs_opts *o)
 {
 	uint64_t all = pin_memory(), half = all / 2;
-	return o->staging_bytes + half > all / 10 * 9 ? (o->staging_bytes > all / 10 * 9 ? o->staging_bytes : all / 10 * 9)
-						      : o->staging_bytes + half;
+	return o->staging_bytes + half > all / 10 * 9
+		       ? (o->staging_bytes > all / 10 * 9 ? o->staging_bytes : all / 10 * 9)
+		       : o->staging_bytes + half;
 }
 
 static int explain_format(const struct fs_opts *o, const struct staging_found *l)
 {
 	if (l->program[0])
-		fprintf(stderr, "cairnfs: what is staged for %s in %s was written by cairnfs %s, in a format that this version "
-			"(%s) does not know; nothing was touched. Mount the store with cairnfs %s and unmount it again: that "
-			"publishes what is staged\n", o->store, l->path, l->program, CAIRN_VERSION, l->program);
+		fprintf(stderr,
+			"cairnfs: what is staged for %s in %s was written by cairnfs %s, in a "
+			"format that this version "
+			"(%s) does not know; nothing was touched. Mount the store with cairnfs %s "
+			"and unmount it again: that "
+			"publishes what is staged\n",
+			o->store, l->path, l->program, CAIRN_VERSION, l->program);
 	else
-		fprintf(stderr, "cairnfs: the head of what is staged for %s in %s is damaged; nothing was touched. Copy what you "
-			"need out of there; the store is served again when that directory is gone\n", o->store, l->path);
+		fprintf(stderr,
+			"cairnfs: the head of what is staged for %s in %s is damaged; nothing was "
+			"touched. Copy what you "
+			"need out of there; the store is served again when that directory is "
+			"gone\n",
+			o->store, l->path);
 	return 1;
 }
 
@@ -159,12 +189,12 @@ static int explain_format(const struct fs_opts *o, const struct staging_found *l
 static int leave_to_original(struct fs *fs, const struct staging_found *l)
 {
 	char text[2048];
-	int rc = io_store_new_id(fs->store);
+	int err = io_store_new_id(fs->store);
 
-	if (rc) {
+	if (err) {
 		fprintf(stderr, "cairnfs: %s is a copy of %s, and cannot be given its own id: %s\n",
-			fs->o.store, l->store, strerror(-rc));
-		return rc;
+			fs->o.store, l->store, strerror(-err));
+		return err;
 	}
 	snprintf(
 		text, sizeof(text),
@@ -179,30 +209,31 @@ static int leave_to_original(struct fs *fs, const struct staging_found *l)
 static int look_at_place(struct fs *fs)
 {
 	struct staging_found l;
-	int rc = fs->o.ro ? 0 : staging_look(fs->o.staging_dir, fs->store, &l);
+	int err = fs->o.ro ? 0 : staging_look(fs->o.staging_dir, fs->store, &l);
 
-	if (rc == -EPROTONOSUPPORT)
+	if (err == -EPROTONOSUPPORT)
 		return explain_format(&fs->o, &l);
-	return rc == -EXDEV && leave_to_original(fs, &l) ? 1 : 0;
+	return err == -EXDEV && leave_to_original(fs, &l) ? 1 : 0;
 }
 
 static int open_place(struct fs *fs)
 {
 	char id[64];
-	int rc = 0;
+	int err = 0;
 	for (int tries = 0; tries < 100; tries++) {
 		if (look_at_place(fs))
 			return 1;
 		snprintf(id, sizeof(id), "%s", io_store_id(fs->store));
 		if (fs->o.ro)
 			snprintf(id, sizeof(id), "ro-%d", (int)getpid());
-		rc = staging_place_open_on(fs->o.numa - 1, fs->o.staging_dir, id, tmpfs_limit(&fs->o), &fs->place);
-		if (rc != -EWOULDBLOCK)
+		err = staging_place_open_on(fs->o.numa - 1, fs->o.staging_dir, id,
+					    tmpfs_limit(&fs->o), &fs->place);
+		if (err != -EWOULDBLOCK)
 			break;
 		struct timespec t = {.tv_nsec = 100000000};
 		nanosleep(&t, NULL);
 	}
-	return rc ? explain_staging(&fs->o, rc) : 0;
+	return err ? explain_staging(&fs->o, err) : 0;
 }
 
 /* The parent: returns 0 once the mount answers, else the child's exit code. */
@@ -225,10 +256,10 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 {
 	io_store_lock_pid(fs->store, (int)getpid());
 	fs->procs.keeper_pid = (int)getpid();
-	int rc = keeper_run(fs, rest);
+	int err = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);
-	return rc;
+	return err;
 }
 
 /* If started without standard descriptors: else the store's would be 0 to 2, which are closed
@@ -319,7 +350,7 @@ static const char *fault_plan(void)
 
 static void init_locks(struct fs *fs)
 {
-	pthread_condattr_t monotonic;	/* setting the clock must not change timeouts */
+	pthread_condattr_t monotonic; /* setting the clock must not change timeouts */
 
 	pthread_mutex_init(&fs->tree.lock, NULL);
 	pthread_mutex_init(&fs->notices.lock, NULL);
@@ -338,12 +369,13 @@ static void init_locks(struct fs *fs)
 
 static int open_engine(struct fs *fs)
 {
-	struct io_engine_opts eo = {.kind = fs->o.engine_posix ? "posix" : "uring", .depth = fs->o.queue_depth,
+	struct io_engine_opts eo = {.kind = fs->o.engine_posix ? "posix" : "uring",
+				    .depth = fs->o.queue_depth,
 				    .fault = fault_plan()};
-	int rc = io_engine_open(&eo, fs_notice, fs, &fs->engine);
-	if (rc)
-		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-rc));
-	return rc;
+	int err = io_engine_open(&eo, fs_notice, fs, &fs->engine);
+	if (err)
+		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-err));
+	return err;
 }
 
 int main(int argc, char **argv)
@@ -364,9 +396,10 @@ int main(int argc, char **argv)
 		return 1;
 	fit_cgroup(&fs->o);
 	if (access("/dev/fuse", R_OK | W_OK)) {
-		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno), errno == EACCES ?
-			"it must be yours to read and write (mode 0666 is usual)" :
-			"load the fuse module (modprobe fuse), and in a container pass the device in");
+		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),
+			errno == EACCES ? "it must be yours to read and write (mode 0666 is usual)"
+					: "load the fuse module (modprobe fuse), and in a "
+					  "container pass the device in");
 		return 1;
 	}
 	if (open_engine(fs) || open_store(fs) || open_place(fs))
@@ -386,7 +419,7 @@ int main(int argc, char **argv)
 	}
 	if (child) {
 		close(pipe_fd[1]);
-		staging_place_close(&fs->place);	/* the child may have to unmount it */
+		staging_place_close(&fs->place); /* the child may have to unmount it */
 		return wait_ready(pipe_fd[0], child);
 	}
 	close(pipe_fd[0]);

@@ -23,7 +23,7 @@
 #define FS_IOC_SETFLAGS _IOW('f', 2, long)
 #define FS_IMMUTABLE_FL 0x10
 
-#define DYING_S 60	/* a killed worker exits when the disk has answered */
+#define DYING_S 60 /* a killed worker exits when the disk has answered */
 #define ARGUMENTS_BYTES (64u << 10)
 
 enum { ALIVE, DEAD, NO_ANSWER };
@@ -47,34 +47,36 @@ static char *resolve(const char *mnt)
 int mountpoint_top(const char *path, char *type, size_t cap)
 {
 	struct io_mounts m;
-	int rc = io_mounts_read(IO_MOUNTS_HERE, &m);
+	int err = io_mounts_read(IO_MOUNTS_HERE, &m);
 
-	if (rc)
-		return rc;
-	rc = -ENOENT;
-	for (size_t i = m.n; i-- > 0 && rc;)
+	if (err)
+		return err;
+	err = -ENOENT;
+	for (size_t i = m.n; i-- > 0 && err;)
 		if (!strcmp(m.v[i].point, path)) {
 			snprintf(type, cap, "%s", m.v[i].fstype);
-			rc = 0;
+			err = 0;
 		}
 	io_mounts_free(&m);
-	return rc;
+	return err;
 }
 
 /* By device: bind mounts and subdirectories have the same. */
 int mountpoint_of(dev_t dev, char *path, size_t cap)
 {
 	struct io_mounts m;
-	int rc = io_mounts_read(IO_MOUNTS_HERE, &m);
+	int err = io_mounts_read(IO_MOUNTS_HERE, &m);
 
-	if (rc)
-		return rc;
-	rc = -ENOENT;
-	for (size_t i = 0; i < m.n && rc == -ENOENT; i++)
-		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && makedev(m.v[i].dev_major, m.v[i].dev_minor) == dev)
-			rc = (size_t)snprintf(path, cap, "%s", m.v[i].point) < cap ? 0 : -ENAMETOOLONG;
+	if (err)
+		return err;
+	err = -ENOENT;
+	for (size_t i = 0; i < m.n && err == -ENOENT; i++)
+		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") &&
+		    makedev(m.v[i].dev_major, m.v[i].dev_minor) == dev)
+			err = (size_t)snprintf(path, cap, "%s", m.v[i].point) < cap ? 0
+										    : -ENAMETOOLONG;
 	io_mounts_free(&m);
-	return rc;
+	return err;
 }
 
 /* Asks for something that the kernel does not cache. A daemon that is dying may not answer for
@@ -86,9 +88,12 @@ static int ask_daemon(const char *path)
 	pid_t pid = fork();
 
 	if (pid == 0) {
-		int rc = statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
-			       STATX_MTIME, &x) ? errno : 0;
-		_exit(rc == ENOTCONN || rc == ECONNABORTED || rc == ECONNREFUSED ? DEAD : ALIVE);
+		int err = statx(AT_FDCWD, path,
+				AT_STATX_FORCE_SYNC | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
+				STATX_MTIME, &x)
+				  ? errno
+				  : 0;
+		_exit(err == ENOTCONN || err == ECONNABORTED || err == ECONNREFUSED ? DEAD : ALIVE);
 	}
 	for (int i = 0; pid > 0 && i < DYING_S * 100; i++) {
 		if (waitpid(pid, &status, WNOHANG) == pid)
@@ -122,22 +127,27 @@ static int take_one(const char *path)
 	if (mountpoint_top(path, type, sizeof(type)) || strcmp(type, "fuse.cairnfs"))
 		return 0;
 	switch (ask_daemon(path)) {
-	case ALIVE:
-		return 0;	/* options.c reports that it is busy */
+	case ALIVE: return 0; /* options.c reports that it is busy */
 	case NO_ANSWER:
-		fprintf(stderr, "cairnfs: the cairnfs that is mounted at %s does not answer; end it (kill -9), then start again\n",
+		fprintf(stderr,
+			"cairnfs: the cairnfs that is mounted at %s does not answer; end it (kill "
+			"-9), then start again\n",
 			path);
 		return -EBUSY;
 	}
-	int rc = unmount_dead(path);
-	if (rc == -EINVAL)
-		return -EAGAIN;		/* another process unmounted it */
-	if (rc) {
-		fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it as its owner: "
-			"umount -l %s\n", path, strerror(-rc), path);
-		return rc;
+	int err = unmount_dead(path);
+	if (err == -EINVAL)
+		return -EAGAIN; /* another process unmounted it */
+	if (err) {
+		fprintf(stderr,
+			"cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it "
+			"as its owner: "
+			"umount -l %s\n",
+			path, strerror(-err), path);
+		return err;
 	}
-	fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n", path);
+	fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n",
+		path);
 	return -EAGAIN;
 }
 
@@ -156,11 +166,11 @@ static int set_immutable(int fd, bool on)
 int mountpoint_guard(const char *mnt)
 {
 	int fd = open(mnt, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	int rc = fd < 0 ? -errno : set_immutable(fd, true);
+	int err = fd < 0 ? -errno : set_immutable(fd, true);
 
-	if (rc && fd >= 0)
+	if (err && fd >= 0)
 		close(fd);
-	return rc ? rc : fd;
+	return err ? err : fd;
 }
 
 void mountpoint_unguard(int fd)
@@ -171,11 +181,11 @@ void mountpoint_unguard(int fd)
 int mountpoint_take_over(const char *mnt)
 {
 	char *path = resolve(mnt);
-	int rc = path ? -EAGAIN : 0;
-	while (rc == -EAGAIN)
-		rc = take_one(path);
+	int err = path ? -EAGAIN : 0;
+	while (err == -EAGAIN)
+		err = take_one(path);
 	free(path);
-	return rc;
+	return err;
 }
 
 /* Flags that the kernel keeps per mount. */
@@ -183,20 +193,39 @@ static const struct flag {
 	const char *name;
 	unsigned long set, clear;
 } flags[] = {
-	{"ro", MS_RDONLY, 0}, {"rw", 0, MS_RDONLY}, {"noexec", MS_NOEXEC, 0}, {"exec", 0, MS_NOEXEC},
-	{"noatime", MS_NOATIME, MS_RELATIME}, {"relatime", MS_RELATIME, MS_NOATIME},
-	{"nodiratime", MS_NODIRATIME, 0}, {"diratime", 0, MS_NODIRATIME},
+	{"ro", MS_RDONLY, 0},
+	{"rw", 0, MS_RDONLY},
+	{"noexec", MS_NOEXEC, 0},
+	{"exec", 0, MS_NOEXEC},
+	{"noatime", MS_NOATIME, MS_RELATIME},
+	{"relatime", MS_RELATIME, MS_NOATIME},
+	{"nodiratime", MS_NODIRATIME, 0},
+	{"diratime", 0, MS_NODIRATIME},
 };
 
 /* mount(8) passes all options of the mount and of its fstab line besides the requested ones. */
 static bool is_no_change(const char *opt)
 {
-	static const char *const names[] = {"remount", "nosuid", "nodev", "suid", "dev", "defaults", "default_permissions", "allow_other",
-					    "auto", "noauto", "nofail", "_netdev", "user", "users", "nouser"};
+	static const char *const names[] = {"remount",
+					    "nosuid",
+					    "nodev",
+					    "suid",
+					    "dev",
+					    "defaults",
+					    "default_permissions",
+					    "allow_other",
+					    "auto",
+					    "noauto",
+					    "nofail",
+					    "_netdev",
+					    "user",
+					    "users",
+					    "nouser"};
 	for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (!strcmp(opt, names[i]))
 			return true;
-	return !strncmp(opt, "user_id=", 8) || !strncmp(opt, "group_id=", 9) || !strncmp(opt, "x-", 2);
+	return !strncmp(opt, "user_id=", 8) || !strncmp(opt, "group_id=", 9) ||
+	       !strncmp(opt, "x-", 2);
 }
 
 /* The arguments of the keeper of the mount at path, NUL-terminated each, *len bytes. NULL; free
@@ -227,7 +256,8 @@ static bool has_option(const char *args, size_t len, const char *opt)
 {
 	size_t n = strlen(opt);
 	for (const char *a = args; a + n < args + len; a++) {
-		bool begins = a == args || !a[-1] || a[-1] == ',' || (a - args > 1 && a[-2] == '-' && a[-1] == 'o');
+		bool begins = a == args || !a[-1] || a[-1] == ',' ||
+			      (a - args > 1 && a[-2] == '-' && a[-1] == 'o');
 		if (begins && !strncmp(a, opt, n) && (!a[n] || a[n] == ','))
 			return true;
 	}
@@ -240,7 +270,8 @@ static unsigned long flags_of(const char *path)
 	if (statvfs(path, &v))
 		return 0;
 	return (v.f_flag & ST_RDONLY ? MS_RDONLY : 0) | (v.f_flag & ST_NOEXEC ? MS_NOEXEC : 0) |
-	       (v.f_flag & ST_NOATIME ? MS_NOATIME : 0) | (v.f_flag & ST_RELATIME ? MS_RELATIME : 0) |
+	       (v.f_flag & ST_NOATIME ? MS_NOATIME : 0) |
+	       (v.f_flag & ST_RELATIME ? MS_RELATIME : 0) |
 	       (v.f_flag & ST_NODIRATIME ? MS_NODIRATIME : 0);
 }
 
@@ -255,20 +286,26 @@ int mountpoint_remount(const char *mnt, char *options)
 	unsigned long now = flags_of(path);
 	size_t len;
 	char *args = keeper_arguments(path, &len);
-	for (char *save = NULL, *opt = strtok_r(options, ",", &save); opt; opt = strtok_r(NULL, ",", &save)) {
+	for (char *save = NULL, *opt = strtok_r(options, ",", &save); opt;
+	     opt = strtok_r(NULL, ",", &save)) {
 		unsigned i = 0, n = sizeof(flags) / sizeof(flags[0]);
 		while (i < n && strcmp(opt, flags[i].name) != 0)
 			i++;
 		if (i < n)
 			now = (now & ~flags[i].clear) | flags[i].set;
 		else if (!is_no_change(opt) && !has_option(args, len, opt))
-			fprintf(stderr, "cairnfs: %s stays as it is: a remount changes ro, rw, exec, noexec and the like; for others "
-				"unmount (cairn umount) and start again\n", opt);
+			fprintf(stderr,
+				"cairnfs: %s stays as it is: a remount changes ro, rw, exec, "
+				"noexec and the like; for others "
+				"unmount (cairn umount) and start again\n",
+				opt);
 	}
-	int rc = mount("none", path, NULL, MS_REMOUNT | MS_NOSUID | MS_NODEV | now, NULL) ? -errno : 0;
-	if (rc)
-		fprintf(stderr, "cairnfs: remount of %s: %s%s\n", path, strerror(-rc), rc == -EBUSY ? "; files are open for writing" : "");
+	int err = mount("none", path, NULL, MS_REMOUNT | MS_NOSUID | MS_NODEV | now, NULL) ? -errno
+											   : 0;
+	if (err)
+		fprintf(stderr, "cairnfs: remount of %s: %s%s\n", path, strerror(-err),
+			err == -EBUSY ? "; files are open for writing" : "");
 	free(args);
 	free(path);
-	return rc;
+	return err;
 }

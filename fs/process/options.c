@@ -17,7 +17,8 @@ static void usage(FILE *f)
 	options_help(f);
 	fputs("  and libfuse's own\n"
 	      "  -f stay in the foreground, -d log every call\n"
-	      "See cairnfs(8).\n", f);
+	      "See cairnfs(8).\n",
+	      f);
 }
 
 /* Splits a copy of text, since ps(1) shows the original. */
@@ -26,11 +27,12 @@ static int many_options(struct fs_opts *o, const char *text, char *pass, size_t 
 	CLEANUP_FREE char *list = strdup(text);
 	if (!list)
 		return options_refuse(strerror(ENOMEM), NULL);
-	for (char *save = NULL, *opt = strtok_r(list, ",", &save); opt; opt = strtok_r(NULL, ",", &save)) {
-		int rc = options_take(o, opt);
-		if (rc < 0)
-			return rc;
-		if (rc)
+	for (char *save = NULL, *opt = strtok_r(list, ",", &save); opt;
+	     opt = strtok_r(NULL, ",", &save)) {
+		int err = options_take(o, opt);
+		if (err < 0)
+			return err;
+		if (err)
 			continue;
 		size_t len = strlen(pass);
 		if (snprintf(pass + len, cap - len, ",%s", opt) >= (int)(cap - len))
@@ -60,13 +62,19 @@ static int check_not_ours(const char *store, dev_t dev)
 	struct stat st;
 	char text[PATH_MAX * 2 + 200], point[PATH_MAX];
 
-	if (snprintf(text, sizeof(text), "%s/.cairn/status.json", store) < (int)sizeof(text) && !stat(text, &st) &&
-	    S_ISREG(st.st_mode))
-		snprintf(text, sizeof(text), "store %s is itself a cairnfs mount; give the directory that it serves (see cairn "
-			 "status), when it is unmounted, or one below", store);
+	if (snprintf(text, sizeof(text), "%s/.cairn/status.json", store) < (int)sizeof(text) &&
+	    !stat(text, &st) && S_ISREG(st.st_mode))
+		snprintf(text, sizeof(text),
+			 "store %s is itself a cairnfs mount; give the directory that it serves "
+			 "(see cairn "
+			 "status), when it is unmounted, or one below",
+			 store);
 	else if (!mountpoint_of(dev, point, sizeof(point)))
-		snprintf(text, sizeof(text), "store %s lies inside the cairnfs mount %s; give a directory outside of it, or, when "
-			 "that is unmounted, one of the store that it serves (see cairn status)", store, point);
+		snprintf(text, sizeof(text),
+			 "store %s lies inside the cairnfs mount %s; give a directory outside of "
+			 "it, or, when "
+			 "that is unmounted, one of the store that it serves (see cairn status)",
+			 store, point);
 	else
 		return 0;
 	return options_refuse(text, NULL);
@@ -79,7 +87,8 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 
 	if (stat(store, &st)) {
 		snprintf(text, sizeof(text), "store %s: %s; %s", store, strerror(errno),
-			 errno == ENOENT ? "make it first: mkdir -p" : "choose a directory you can reach");
+			 errno == ENOENT ? "make it first: mkdir -p"
+					 : "choose a directory you can reach");
 		return options_refuse(text, NULL);
 	}
 	if (!S_ISDIR(st.st_mode)) {
@@ -89,8 +98,10 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 	if (check_not_ours(store, st.st_dev))
 		return -EINVAL;
 	if (!o->ro && access(store, W_OK)) {
-		snprintf(text, sizeof(text), "store %s is not writable (%s); mount with -o ro, or give write permission",
-			 store, strerror(errno));
+		snprintf(
+			text, sizeof(text),
+			"store %s is not writable (%s); mount with -o ro, or give write permission",
+			store, strerror(errno));
 		return options_refuse(text, NULL);
 	}
 	if (stat(mnt, &st)) {
@@ -108,13 +119,16 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 	if (!o->store || !o->mountpoint)
 		return options_refuse(strerror(errno), NULL);
 	if (is_inside(o->store, o->mountpoint)) {
-		snprintf(text, sizeof(text), "the store %s is inside the mountpoint %s and would be hidden; choose another mountpoint",
+		snprintf(text, sizeof(text),
+			 "the store %s is inside the mountpoint %s and would be hidden; choose "
+			 "another mountpoint",
 			 o->store, o->mountpoint);
 		return options_refuse(text, NULL);
 	}
 	if (is_inside(o->mountpoint, o->store)) {
-		snprintf(text, sizeof(text), "the mountpoint %s is inside the store %s; choose another mountpoint", o->mountpoint,
-			 o->store);
+		snprintf(text, sizeof(text),
+			 "the mountpoint %s is inside the store %s; choose another mountpoint",
+			 o->mountpoint, o->store);
 		return options_refuse(text, NULL);
 	}
 	return 0;
@@ -123,11 +137,12 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 static int check_unknown(const char *pass)
 {
 	CLEANUP_FREE char *list = strdup(pass);
-	int rc = list ? 0 : options_refuse(strerror(ENOMEM), NULL);
+	int err = list ? 0 : options_refuse(strerror(ENOMEM), NULL);
 
-	for (char *save = NULL, *opt = rc ? NULL : strtok_r(list, ",", &save); opt && !rc; opt = strtok_r(NULL, ",", &save))
-		rc = options_refuse_unknown(opt);
-	return rc;
+	for (char *save = NULL, *opt = err ? NULL : strtok_r(list, ",", &save); opt && !err;
+	     opt = strtok_r(NULL, ",", &save))
+		err = options_refuse_unknown(opt);
+	return err;
 }
 
 /* Refuses a mountpoint with a live mount, which another mount would hide. */
@@ -136,16 +151,18 @@ static int check_busy(const char *mnt)
 	char type[32], text[PATH_MAX + 128];
 	if (mountpoint_top(mnt, type, sizeof(type)))
 		return 0;
-	snprintf(text, sizeof(text), "mountpoint %s is busy: something is mounted there; unmount it or choose another", mnt);
+	snprintf(text, sizeof(text),
+		 "mountpoint %s is busy: something is mounted there; unmount it or choose another",
+		 mnt);
 	return options_refuse(text, NULL);
 }
 
 /* The command line as given. */
 struct asked {
-	char *where[2];		/* store and mountpoint */
+	char *where[2]; /* store and mountpoint */
 	unsigned n_where;
-	char options[4096];	/* all values of -o, each preceded by a comma */
-	char pass[4096];	/* those of them for libfuse */
+	char options[4096]; /* all values of -o, each preceded by a comma */
+	char pass[4096]; /* those of them for libfuse */
 };
 
 static int take_list(struct fs_opts *o, struct asked *asked, const char *list)
@@ -159,10 +176,10 @@ static int take_list(struct fs_opts *o, struct asked *asked, const char *list)
 
 static int take_arguments(int argc, char **argv, struct fs_opts *o, struct asked *asked)
 {
-	bool names_only = false;	/* after "--" */
-	int rc = 0;
+	bool names_only = false; /* after "--" */
+	int err = 0;
 
-	for (int i = 1; i < argc && !rc; i++) {
+	for (int i = 1; i < argc && !err; i++) {
 		char *a = argv[i];
 		if (names_only && asked->n_where < 2) {
 			asked->where[asked->n_where++] = a;
@@ -179,27 +196,27 @@ static int take_arguments(int argc, char **argv, struct fs_opts *o, struct asked
 		} else if (!strcmp(a, "-d")) {
 			o->foreground = o->debug = true;
 		} else if (!strncmp(a, "-o", 2)) {
-			rc = take_list(o, asked, a[2] ? a + 2 : i + 1 < argc ? argv[++i] : "");
+			err = take_list(o, asked, a[2] ? a + 2 : i + 1 < argc ? argv[++i] : "");
 		} else if (a[0] == '-' && a[1]) {
-			rc = options_refuse("unknown option (see cairnfs -h)", a);
+			err = options_refuse("unknown option (see cairnfs -h)", a);
 		} else if (asked->n_where < 2) {
 			asked->where[asked->n_where++] = a;
 		} else {
-			rc = options_refuse("one argument too many (see cairnfs -h)", a);
+			err = options_refuse("one argument too many (see cairnfs -h)", a);
 		}
 	}
-	return rc;
+	return err;
 }
 
 static int check(struct fs_opts *o, const struct asked *asked)
 {
-	int rc = check_unknown(asked->pass);
+	int err = check_unknown(asked->pass);
 
-	if (!rc)
-		rc = mountpoint_take_over(asked->where[1]);
-	if (!rc)
-		rc = check_places(o, asked->where[0], asked->where[1]);
-	return rc ? rc : check_busy(o->mountpoint);
+	if (!err)
+		err = mountpoint_take_over(asked->where[1]);
+	if (!err)
+		err = check_places(o, asked->where[0], asked->where[1]);
+	return err ? err : check_busy(o->mountpoint);
 }
 
 static void libfuse_arguments(const char *store, const char *pass, struct fuse_args *rest)
@@ -208,12 +225,14 @@ static void libfuse_arguments(const char *store, const char *pass, struct fuse_a
 	size_t w = 0;
 
 	for (const char *p = store; *p && w + 2 < sizeof(name); p++) {
-		if (*p == ',' || *p == '\\')	/* a comma would end the option */
+		if (*p == ',' || *p == '\\') /* a comma would end the option */
 			name[w++] = '\\';
 		name[w++] = *p;
 	}
 	name[w] = 0;
-	snprintf(fixed, sizeof(fixed), "-ofsname=%.4000s,subtype=cairnfs,default_permissions,nosuid,nodev%.3900s", name, pass);
+	snprintf(fixed, sizeof(fixed),
+		 "-ofsname=%.4000s,subtype=cairnfs,default_permissions,nosuid,nodev%.3900s", name,
+		 pass);
 	fuse_opt_add_arg(rest, "cairnfs");
 	fuse_opt_add_arg(rest, fixed);
 }
@@ -223,20 +242,20 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 	struct asked asked = {.n_where = 0};
 
 	options_defaults(o);
-	int rc = take_arguments(argc, argv, o, &asked);
-	if (rc)
-		return rc;
+	int err = take_arguments(argc, argv, o, &asked);
+	if (err)
+		return err;
 	if (asked.n_where != 2) {
 		usage(stderr);
 		return -EINVAL;
 	}
 	if (o->remount)
 		exit(mountpoint_remount(asked.where[1], asked.options) ? 1 : 0);
-	rc = check(o, &asked);
-	if (rc)
-		return rc;
+	err = check(o, &asked);
+	if (err)
+		return err;
 	if (o->ro)
-		o->pool_bytes = 0;	/* there are no writers */
+		o->pool_bytes = 0; /* there are no writers */
 	else if (o->pool_bytes > o->staging_bytes)
 		o->pool_bytes = o->staging_bytes;
 	libfuse_arguments(o->store, asked.pass, rest);

@@ -17,14 +17,14 @@
 #define NUMA_MAX 1023u
 
 struct option {
-	const char *name;	/* ends with "=" if it takes a value */
-	const char *value;	/* as in the help; of a choice, "one|other" */
-	const char *help;	/* NULL: none */
+	const char *name; /* ends with "=" if it takes a value */
+	const char *value; /* as in the help; of a choice, "one|other" */
+	const char *help; /* NULL: none */
 	/* As options_take. val: NULL if there is none. to: the field in struct fs_opts. NULL: only
 	 * for libfuse */
 	int (*take)(const struct option *as, const char *val, void *to);
 	size_t field;
-	unsigned arg;		/* the maximum of a number; the value a flag sets */
+	unsigned arg; /* the maximum of a number; the value a flag sets */
 };
 
 int options_refuse(const char *what, const char *value)
@@ -49,10 +49,14 @@ static int parse_size(const char *text, uint64_t whole, uint64_t *out)
 			return -EINVAL;
 		*out = whole / 100 * v;
 		return 0;
-	case 'T': case 't': shift = 40; break;
-	case 'G': case 'g': shift = 30; break;
-	case 'M': case 'm': shift = 20; break;
-	case 'K': case 'k': shift = 10; break;
+	case 'T':
+	case 't': shift = 40; break;
+	case 'G':
+	case 'g': shift = 30; break;
+	case 'M':
+	case 'm': shift = 20; break;
+	case 'K':
+	case 'k': shift = 10; break;
 	case 0: *out = v; return 0;
 	default: return -EINVAL;
 	}
@@ -72,7 +76,8 @@ static int take_size(const struct option *as, const char *val, void *to)
 
 	if (val && !parse_size(val, pin_memory(), to))
 		return 1;
-	snprintf(text, sizeof(text), "%s%.40s: not a size; write 64G, 512M or 25%%", as->name, val ? val : "");
+	snprintf(text, sizeof(text), "%s%.40s: not a size; write 64G, 512M or 25%%", as->name,
+		 val ? val : "");
 	return options_refuse(text, NULL);
 }
 
@@ -84,8 +89,9 @@ static int take_staging(const struct option *as, const char *val, void *to)
 	if (take_size(as, val, &size) < 0)
 		return -EINVAL;
 	if (size > mem) {
-		snprintf(text, sizeof(text), "staging=%.40s is larger than this machine's memory (%llu MiB); give less", val,
-			 (unsigned long long)(mem >> 20));
+		snprintf(text, sizeof(text),
+			 "staging=%.40s is larger than this machine's memory (%llu MiB); give less",
+			 val, (unsigned long long)(mem >> 20));
 		return options_refuse(text, NULL);
 	}
 	if (size < STAGING_MIN)
@@ -113,7 +119,8 @@ static int take_choice(const struct option *as, const char *val, void *to)
 	char text[128];
 
 	*(bool *)to = val && !strcmp(val, other);
-	if (*(bool *)to || (val && (int)strlen(val) == first && !strncmp(val, as->value, (size_t)first)))
+	if (*(bool *)to ||
+	    (val && (int)strlen(val) == first && !strncmp(val, as->value, (size_t)first)))
 		return 1;
 	snprintf(text, sizeof(text), "%s takes %.*s or %s", as->name, first, as->value, other);
 	return options_refuse(text, NULL);
@@ -127,7 +134,8 @@ static int take_number(const struct option *as, const char *val, void *to)
 	if (!val)
 		return 0;
 	if (*end || !*val || v < 1 || v > as->arg) {
-		snprintf(text, sizeof(text), "%s%.40s: give a number from 1 to %u", as->name, val, as->arg);
+		snprintf(text, sizeof(text), "%s%.40s: give a number from 1 to %u", as->name, val,
+			 as->arg);
 		return options_refuse(text, NULL);
 	}
 	*(unsigned *)to = (unsigned)v;
@@ -153,14 +161,22 @@ static int take_node(const struct option *as, const char *val, void *to)
 	long v = val ? strtol(val, &end, 10) : 0;
 
 	if (!val || *val < '0' || *val > '9' || *end || v > (long)as->arg)
-		return options_refuse("numa= takes the number of a NUMA node, as in /sys/devices/system/node", NULL);
-	int rc = pin_check_node(NULL, (int)v);
-	snprintf(text, sizeof(text), rc == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that are: "
-		 "/sys/devices/system/node/has_memory" : "numa=%ld: this kernel has no NUMA nodes; leave it out", v);
-	if (rc)
+		return options_refuse(
+			"numa= takes the number of a NUMA node, as in /sys/devices/system/node",
+			NULL);
+	int err = pin_check_node(NULL, (int)v);
+	snprintf(text, sizeof(text),
+		 err == -ENODEV
+			 ? "numa=%ld: there is no such NUMA node with memory; those that are: "
+			   "/sys/devices/system/node/has_memory"
+			 : "numa=%ld: this kernel has no NUMA nodes; leave it out",
+		 v);
+	if (err)
 		return options_refuse(text, NULL);
 	if (geteuid())
-		return options_refuse("numa= needs root: without root, staging is in a tmpfs of the system", NULL);
+		return options_refuse(
+			"numa= needs root: without root, staging is in a tmpfs of the system",
+			NULL);
 	*(int *)to = (int)v + 1;
 	return 1;
 }
@@ -179,8 +195,8 @@ static int take_flag(const struct option *as, const char *val, void *to)
 
 static int take_flag_too(const struct option *as, const char *val, void *to)
 {
-	int rc = take_flag(as, val, to);
-	return rc < 0 ? rc : 0;	/* libfuse must have it, too */
+	int err = take_flag(as, val, to);
+	return err < 0 ? err : 0; /* libfuse must have it, too */
 }
 
 static int ignore(const struct option *as, const char *val, void *to)
@@ -195,18 +211,23 @@ static int ignore(const struct option *as, const char *val, void *to)
 
 /* In the order of the help. Names without help are listed so that misspellings are recognized. */
 static const struct option table[] = {
-	{"staging=", "SIZE", "memory for what is not durable yet (default: a quarter; K, M, G, T, %)",
-	 take_staging, TO(staging_bytes), 0},
-	{"staging_dir=", "DIR", "where staging is (default: /run/cairnfs)", take_dir, TO(staging_dir), 0},
-	{"pool=", "SIZE", "free staging memory held ready in the page pool (default: as staging; 0 = none)",
+	{"staging=", "SIZE",
+	 "memory for what is not durable yet (default: a quarter; K, M, G, T, %)", take_staging,
+	 TO(staging_bytes), 0},
+	{"staging_dir=", "DIR", "where staging is (default: /run/cairnfs)", take_dir,
+	 TO(staging_dir), 0},
+	{"pool=", "SIZE",
+	 "free staging memory held ready in the page pool (default: as staging; 0 = none)",
 	 take_size, TO(pool_bytes), 0},
-	{.name = "ballast=", .take = take_size, .field = TO(pool_bytes)},	/* its name until 0.1.0 */
+	{.name = "ballast=", .take = take_size, .field = TO(pool_bytes)}, /* its name until 0.1.0 */
 	{"numa=", "N", "staging prefers the memory of NUMA node N", take_node, TO(numa), NUMA_MAX},
 	{"fsync=", "strict|staged", "what fsync waits for (default: strict, on stable storage)",
 	 take_choice, TO(fsync_staged), 0},
-	{"engine=", "uring|posix", "how bytes go to the store (default: uring)", take_choice, TO(engine_posix), 0},
+	{"engine=", "uring|posix", "how bytes go to the store (default: uring)", take_choice,
+	 TO(engine_posix), 0},
 	{"nopassthrough", "", "every byte through the daemon", take_flag, TO(nopassthrough), true},
-	{"commit_wait=", "SECONDS", "how long a .metadata waits for shards of other nodes (default: 60; 0 = not at all)",
+	{"commit_wait=", "SECONDS",
+	 "how long a .metadata waits for shards of other nodes (default: 60; 0 = not at all)",
 	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
@@ -214,13 +235,22 @@ static const struct option table[] = {
 	{"guard", "", "nothing can be written into the bare mountpoint after an unclean end (root)",
 	 take_flag, TO(guard), true},
 	{"noguard", "", "files can be written there (default)", take_flag, TO(guard), false},
-	{"persist_threads=", "N", "files written to the store at once (default: 2)", take_number, TO(persist_threads), 16},
-	{"queue_depth=", "N", "writes in flight for one file (default: 8)", take_number, TO(queue_depth), 256},
+	{"persist_threads=", "N", "files written to the store at once (default: 2)", take_number,
+	 TO(persist_threads), 16},
+	{"queue_depth=", "N", "writes in flight for one file (default: 8)", take_number,
+	 TO(queue_depth), 256},
 	{.name = "allow_other", .value = "", .help = "other users may use the mount"},
 	{"ro", "", "nothing can be written", take_flag_too, TO(ro), true},
 	{"remount", .take = take_flag, .field = TO(remount), .arg = true},
-	{"rw", .take = ignore}, {"default_permissions", .take = ignore}, {.name = "allow_root"}, {.name = "exec"},
-	{.name = "noexec"}, {.name = "noatime"}, {.name = "nodiratime"}, {.name = "sync"}, {.name = "dirsync"},
+	{"rw", .take = ignore},
+	{"default_permissions", .take = ignore},
+	{.name = "allow_root"},
+	{.name = "exec"},
+	{.name = "noexec"},
+	{.name = "noatime"},
+	{.name = "nodiratime"},
+	{.name = "sync"},
+	{.name = "dirsync"},
 	{.name = "max_read="},
 };
 #define N_OPTIONS (sizeof(table) / sizeof(table[0]))
@@ -230,8 +260,10 @@ static const struct option table[] = {
 static bool is_fstab_habit(const char *opt, size_t len)
 {
 	static const char *const habits[] = {
-		"suid", "dev", "nosuid", "nodev", "relatime", "strictatime", "lazytime", "nolazytime", "auto", "noauto", "user",
-		"users", "nouser", "owner", "group", "nofail", "_netdev", "defaults", "nonempty", "subtype", "comment",
+		"suid",	    "dev",	  "nosuid",  "nodev",  "relatime", "strictatime",
+		"lazytime", "nolazytime", "auto",    "noauto", "user",	   "users",
+		"nouser",   "owner",	  "group",   "nofail", "_netdev",  "defaults",
+		"nonempty", "subtype",	  "comment",
 	};
 
 	for (unsigned i = 0; i < sizeof(habits) / sizeof(habits[0]); i++)
@@ -243,7 +275,7 @@ static bool is_fstab_habit(const char *opt, size_t len)
 void options_defaults(struct fs_opts *o)
 {
 	o->staging_bytes = pin_memory() / 4;
-	o->pool_bytes = UINT64_MAX;	/* as large as staging */
+	o->pool_bytes = UINT64_MAX; /* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
 }
 
@@ -254,10 +286,14 @@ int options_take(struct fs_opts *o, const char *opt)
 
 	for (unsigned i = 0; i < N_OPTIONS; i++)
 		if (strcspn(table[i].name, "=") == len && !strncmp(opt, table[i].name, len))
-			return table[i].take ? table[i].take(&table[i], val, (char *)o + table[i].field) : 0;
+			return table[i].take
+				       ? table[i].take(&table[i], val, (char *)o + table[i].field)
+				       : 0;
 	if (len == strlen("auto_unmount") && !strncmp(opt, "auto_unmount", len))
-		return options_refuse("auto_unmount is not supported; leave it out: the next start takes over a dead "
-				      "mount", NULL);
+		return options_refuse("auto_unmount is not supported; leave it out: the next start "
+				      "takes over a dead "
+				      "mount",
+				      NULL);
 	return is_fstab_habit(opt, len);
 }
 
@@ -270,5 +306,6 @@ void options_help(FILE *f)
 {
 	for (const struct option *as = table; as < table + N_OPTIONS; as++)
 		if (as->help)
-			fprintf(f, "  -o %s%-*s %s\n", as->name, (int)(19 - strlen(as->name)), as->value, as->help);
+			fprintf(f, "  -o %s%-*s %s\n", as->name, (int)(19 - strlen(as->name)),
+				as->value, as->help);
 }

@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define OPTION_MAX 32u		/* longer names resemble none in the table */
+#define OPTION_MAX 32u /* longer names resemble none in the table */
 #define DISTANCE_MAX 2u
-#define BEGIN_MIN 3u		/* so many equal bytes in front suggest a misspelling */
+#define BEGIN_MIN 3u /* so many equal bytes in front suggest a misspelling */
 
-static char said[160];	/* libfuse's message */
+static char said[160]; /* libfuse's message */
 
 static void keep_said(enum fuse_log_level level, const char *fmt, va_list ap)
 {
@@ -31,7 +31,8 @@ static bool libfuse_takes(const char *opt)
 
 	said[0] = 0;
 	fuse_set_log_func(keep_said);
-	if (!fuse_opt_add_arg(&args, "cairnfs") && !fuse_opt_add_arg(&args, "-o") && !fuse_opt_add_arg(&args, opt))
+	if (!fuse_opt_add_arg(&args, "cairnfs") && !fuse_opt_add_arg(&args, "-o") &&
+	    !fuse_opt_add_arg(&args, opt))
 		se = fuse_session_new(&args, &none, sizeof(none), NULL);
 	fuse_set_log_func(NULL);
 	fuse_opt_free_args(&args);
@@ -69,8 +70,8 @@ static unsigned distance(const char *a, size_t n, const char *b, size_t m)
 /* Whether one is "no" and the other: "atime" is not a misspelt "noatime". */
 static bool is_opposite(const char *a, size_t n, const char *b, size_t m)
 {
-	return m == n + 2 ? !strncmp(b, "no", 2) && !strncmp(b + 2, a, n) :
-	       n == m + 2 && !strncmp(a, "no", 2) && !strncmp(a + 2, b, m);
+	return m == n + 2 ? !strncmp(b, "no", 2) && !strncmp(b + 2, a, n)
+			  : n == m + 2 && !strncmp(a, "no", 2) && !strncmp(a + 2, b, m);
 }
 
 static bool begins_alike(const char *a, size_t n, const char *b, size_t m)
@@ -114,8 +115,11 @@ int options_refuse_unknown(const char *opt)
 	if (!strstr(said, "unknown option"))
 		fprintf(stderr, "cairnfs: -o %s: %s\n", opt, said[0] ? said : strerror(ENOMEM));
 	else if (near)
-		fprintf(stderr, "cairnfs: unknown option -o %s; did you mean %s? See cairnfs --help\n", opt, near);
+		fprintf(stderr,
+			"cairnfs: unknown option -o %s; did you mean %s? See cairnfs --help\n", opt,
+			near);
 	else
-		fprintf(stderr, "cairnfs: unknown option -o %s; cairnfs --help lists the options\n", opt);
+		fprintf(stderr, "cairnfs: unknown option -o %s; cairnfs --help lists the options\n",
+			opt);
 	return -EINVAL;
 }

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #define TICK_MS 100u
-#define LOOK_TICKS 50u		/* between checks, without errors */
-#define TROUBLE_TICKS 5u	/* if publication has halted, or there were errors */
-#define BACK_TICKS 10u		/* if the store is away */
+#define LOOK_TICKS 50u /* between checks, without errors */
+#define TROUBLE_TICKS 5u /* if publication has halted, or there were errors */
+#define BACK_TICKS 10u /* if the store is away */
 
 /* Whether publication has halted, or the engine counted errors since the last check. */
 static bool trouble(struct fs *fs, uint64_t *seen)
@@ -38,20 +38,20 @@ static void look_at(struct fs *fs)
 		return;
 	nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
 	if (io_store_probe(fs->store) && keeper_is_there(fs))
-		worker_exit(fs, EXIT_STORE_GONE);	/* the keeper logs it */
+		worker_exit(fs, EXIT_STORE_GONE); /* the keeper logs it */
 }
 
 static void look_for(struct fs *fs)
 {
 	static int told;
-	int rc = io_store_is_back(fs->store);
+	int err = io_store_is_back(fs->store);
 
-	if (!rc && keeper_is_there(fs))
+	if (!err && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_BACK);
-	if (rc == -EXDEV && told != rc)
+	if (err == -EXDEV && told != err)
 		fs_notice(fs,
 			  "another store is where the store was: its id differs; it is not used");
-	told = rc;
+	told = err;
 }
 
 static void *store_watch_main(void *arg)
@@ -88,7 +88,7 @@ int store_watch_start(struct fs *fs)
 	/* never joined: it may be in a call that blocks on a dead server */
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	int rc = pthread_create(&t, &detached, store_watch_main, fs);
+	int err = pthread_create(&t, &detached, store_watch_main, fs);
 	pthread_attr_destroy(&detached);
-	return rc ? -EAGAIN : 0;
+	return err ? -EAGAIN : 0;
 }

@@ -26,11 +26,19 @@ static void on_term(int sig)
 static int open_staging(struct fs *fs)
 {
 	struct staging_opts o = {
-		.store = fs->store, .engine = fs->engine, .place = fs->place,
-		.budget_bytes = fs->o.staging_bytes, .pool_bytes = fs->o.pool_bytes,
+		.store = fs->store,
+		.engine = fs->engine,
+		.place = fs->place,
+		.budget_bytes = fs->o.staging_bytes,
+		.pool_bytes = fs->o.pool_bytes,
 		.persist_threads = fs->o.persist_threads,
-		.hold = {.commits = commit_is_name, .missing = commit_missing, .patience_ms = fs->o.commit_wait_s * 1000},
-		.outgrown = still_ask, .no_dedup = fs->o.nodedup, .notice = fs_notice, .ctx = fs,
+		.hold = {.commits = commit_is_name,
+			 .missing = commit_missing,
+			 .patience_ms = fs->o.commit_wait_s * 1000},
+		.outgrown = still_ask,
+		.no_dedup = fs->o.nodedup,
+		.notice = fs_notice,
+		.ctx = fs,
 	};
 	return staging_open(&o, &fs->s);
 }
@@ -45,17 +53,17 @@ static int resume(struct fs *fs, int why)
 	staging_close(fs->s);
 	fs->s = NULL;
 	atomic_store(&fs->holds, true);
-	int rc = open_staging(fs);
-	if (!rc)
-		rc = staging_replay(fs->s, fs_replay, fs);
-	if (!rc)
+	int err = open_staging(fs);
+	if (!err)
+		err = staging_replay(fs->s, fs_replay, fs);
+	if (!err)
 		buffers_restored(fs);
-	if (!rc)
-		rc = staging_sweep(fs->s, false);
-	if (!rc)
-		rc = staging_start(fs->s);
-	if (rc)
-		return rc;
+	if (!err)
+		err = staging_sweep(fs->s, false);
+	if (!err)
+		err = staging_start(fs->s);
+	if (err)
+		return err;
 	seal_restored(fs);
 	close_restored(fs);
 	snprintf(text, sizeof(text),
@@ -74,35 +82,37 @@ static int resume(struct fs *fs, int why)
 static int recover(struct fs *fs, bool first)
 {
 	atomic_store(&fs->holds, !first);
-	int rc = staging_replay(fs->s, first ? NULL : fs_replay, fs);
-	if (!rc)
+	int err = staging_replay(fs->s, first ? NULL : fs_replay, fs);
+	if (!err)
 		buffers_restored(fs);
 	bool away = io_store_is_detached(fs->store);
-	if (!rc && !first && !away)
+	if (!err && !first && !away)
 		nodes_keep_again(fs);
-	if (!rc && !away)
-		rc = staging_sweep(fs->s, first);
-	if (!rc)
-		rc = staging_start(fs->s);
-	if (!rc && !first && !away)
+	if (!err && !away)
+		err = staging_sweep(fs->s, first);
+	if (!err)
+		err = staging_start(fs->s);
+	if (!err && !first && !away)
 		seal_restored(fs);
-	if (rc || !first)
-		return rc;
+	if (err || !first)
+		return err;
 	struct staging_stats st;
 	staging_get_stats(fs->s, &st);
 	if (st.log.pending)
-		fs_log("%s: %llu changes and %llu files were staged when the last cairnfs ended; publishing them first",
-		       fs->o.store, (unsigned long long)st.log.pending, (unsigned long long)st.recovered.versions);
-	rc = staging_drain(fs->s, -1);
-	if (rc)
-		return resume(fs, rc);
-	if (!rc) {
+		fs_log("%s: %llu changes and %llu files were staged when the last cairnfs ended; "
+		       "publishing them first",
+		       fs->o.store, (unsigned long long)st.log.pending,
+		       (unsigned long long)st.recovered.versions);
+	err = staging_drain(fs->s, -1);
+	if (err)
+		return resume(fs, err);
+	if (!err) {
 		pthread_mutex_lock(&fs->tree.lock);
-		rc = staging_rotate(fs->s, fs_emit, fs);
+		err = staging_rotate(fs->s, fs_emit, fs);
 		pthread_mutex_unlock(&fs->tree.lock);
 	}
 	atomic_store(&fs->holds, true);
-	return rc;
+	return err;
 }
 
 static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first)
@@ -117,8 +127,8 @@ static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t in
 	snprintf(path, sizeof(path), "/dev/fd/%d", fuse_fd);
 	if (fuse_session_mount(fs->se, path))
 		return -EIO;
-	int rc = wire_run(fs, init, init_len, !first);
-	return rc ? rc : upkeep_start(fs);
+	int err = wire_run(fs, init, init_len, !first);
+	return err ? err : upkeep_start(fs);
 }
 
 static void wait_for_end(struct fs *fs)
@@ -128,15 +138,17 @@ static void wait_for_end(struct fs *fs)
 		if (fuse_session_exited(fs->se))
 			break;
 		keeper_look(fs);
-		session_look(fs);	/* the upkeep thread may be waiting for the store */
-		if (asked_to_end) {	/* files are still open; what is closed is drained */
+		session_look(fs); /* the upkeep thread may be waiting for the store */
+		if (asked_to_end) { /* files are still open; what is closed is drained */
 			struct staging_stats st;
-			int rc = staging_drain(fs->s, 60000);
+			int err = staging_drain(fs->s, 60000);
 			staging_get_stats(fs->s, &st);
-			if (rc || st.versions.open || st.versions.failed)
-				fs_log("%s: ended with %llu changes and %llu open files left in staging for the next start",
-				       fs->o.store, (unsigned long long)st.log.pending, (unsigned long long)st.versions.open);
-			worker_exit(fs, rc || st.versions.open || st.versions.failed ? 4 : 0);
+			if (err || st.versions.open || st.versions.failed)
+				fs_log("%s: ended with %llu changes and %llu open files left in "
+				       "staging for the next start",
+				       fs->o.store, (unsigned long long)st.log.pending,
+				       (unsigned long long)st.versions.open);
+			worker_exit(fs, err || st.versions.open || st.versions.failed ? 4 : 0);
 		}
 		nanosleep(&t, NULL);
 	}
@@ -160,7 +172,8 @@ static void tell_of_memory(struct fs *fs)
 			 (unsigned long long)fs->o.staging_asked >> 20, where, limit >> 20);
 		fs_notice(fs, text);
 	}
-	if (!fstatfs(io_store_root(fs->store), &st) && (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
+	if (!fstatfs(io_store_root(fs->store), &st) &&
+	    (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
 		fs_notice(fs, "the store is in memory (tmpfs, ramfs): files that are durable here "
 			      "do not survive a "
 			      "power cut or a restart of the machine");
@@ -183,16 +196,16 @@ static void set_up_process(void)
 /* Restores the tree and staging from the last cairnfs or worker. */
 static int restore(struct fs *fs, bool first)
 {
-	int rc = trust_worker(fs);
-	if (!rc)
-		rc = tree_init(fs);
-	if (!rc)
-		rc = open_staging(fs);
-	if (!rc && first && !fs->o.ro) {
+	int err = trust_worker(fs);
+	if (!err)
+		err = tree_init(fs);
+	if (!err)
+		err = open_staging(fs);
+	if (!err && first && !fs->o.ro) {
 		pin_report(NULL, &fs->place, fs->o.staging_bytes, fs_notice, fs);
 		tell_of_memory(fs);
 	}
-	return rc ? rc : recover(fs, first);
+	return err ? err : recover(fs, first);
 }
 
 /* Tells the starting process that the mount answers. */
@@ -212,26 +225,30 @@ static bool drain_all(struct fs *fs)
 {
 	struct staging_stats left;
 	unsigned unclosed = close_all(fs), kept;
-	int rc;
+	int err;
 
 	do {
-		rc = staging_drain(fs->s, 1000);
-	} while (rc == -ETIMEDOUT && !asked_to_end);
+		err = staging_drain(fs->s, 1000);
+	} while (err == -ETIMEDOUT && !asked_to_end);
 	staging_get_stats(fs->s, &left);
-	if (rc)
-		fs_log("%s: %s; what is not in the store yet stays in staging for the next start", fs->o.store,
-		       strerror(-rc));
+	if (err)
+		fs_log("%s: %s; what is not in the store yet stays in staging for the next start",
+		       fs->o.store, strerror(-err));
 	else if (left.versions.failed)
-		fs_log("%s: %llu closed files found no room in the store; staging is kept, the next start puts them "
-		       "into .cairn/lost+found", fs->o.store, (unsigned long long)left.versions.failed);
+		fs_log("%s: %llu closed files found no room in the store; staging is kept, the "
+		       "next start puts them "
+		       "into .cairn/lost+found",
+		       fs->o.store, (unsigned long long)left.versions.failed);
 	else if (unclosed)
 		fs_log("%s: %u files were still being written when the mount ended; the next start "
 		       "puts them into "
 		       ".cairn/lost+found",
 		       fs->o.store, unclosed);
 	else if ((kept = staging_keep_again(fs->s)))
-		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; they stay in staging "
-		       "for the next start", fs->o.store, kept);
+		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; "
+		       "they stay in staging "
+		       "for the next start",
+		       fs->o.store, kept);
 	else
 		return true;
 	return false;
@@ -242,19 +259,21 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	struct stat st;
 
 	set_up_process();
-	int rc = restore(fs, first);
-	if (!rc)
+	int err = restore(fs, first);
+	if (!err)
 		node_stat(fs, fs->tree.root, &st);
 	/* before this there are no other threads that the lock could block */
 	if (fs->check)
 		io_engine_check(fs->engine, fs->check, fs);
-	if (!rc)
-		rc = start_session(fs, fuse_fd, init, init_len, first);
-	if (!rc)
-		rc = store_watch_start(fs);
-	if (rc) {
-		fs_log("%s: cannot serve: %s%s", fs->o.store, strerror(-rc),
-		       rc == -EIO || rc == -ENOSPC ? "; the store fails, staging keeps what it has" : "");
+	if (!err)
+		err = start_session(fs, fuse_fd, init, init_len, first);
+	if (!err)
+		err = store_watch_start(fs);
+	if (err) {
+		fs_log("%s: cannot serve: %s%s", fs->o.store, strerror(-err),
+		       err == -EIO || err == -ENOSPC
+			       ? "; the store fails, staging keeps what it has"
+			       : "");
 		return 3;
 	}
 	report_ready(fs);

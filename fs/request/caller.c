@@ -21,5 +21,5 @@ void caller_of(fuse_req_t req, struct caller *c)
 		c->groups = p;
 		n = fuse_req_getgroups(req, cap, p);
 	} while (n > cap && (cap = n));
-	c->n_groups = n;	/* negative: unknown, /proc cannot be read */
+	c->n_groups = n; /* negative: unknown, /proc cannot be read */
 }

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#define TIMEOUT_S 1.0	/* other nodes of a cluster publish into the same store */
+#define TIMEOUT_S 1.0 /* other nodes of a cluster publish into the same store */
 
 /* After a fork the kernel may know a file with several names as two inodes: then it must ask each
  * time. */
@@ -19,8 +19,10 @@ double attr_timeout(const struct node *n)
 void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *e)
 {
 	*e = (struct fuse_entry_param){
-		.ino = n->id, .attr = *st, .attr_timeout = attr_timeout(n),
-		.entry_timeout = n->buf ? 0 : TIMEOUT_S,	/* its name ends with the last
+		.ino = n->id,
+		.attr = *st,
+		.attr_timeout = attr_timeout(n),
+		.entry_timeout = n->buf ? 0 : TIMEOUT_S, /* its name ends with the last
 								 * close */
 	};
 }
@@ -31,18 +33,18 @@ static void reply_stat(fuse_req_t req, struct node *n, const struct stat *st)
 
 	fill_entry(n, st, &e);
 	n->nlookup++;
-	int rc = fuse_reply_entry(req, &e);
-	if (rc && rc != -ENOENT)
+	int err = fuse_reply_entry(req, &e);
+	if (err && err != -ENOENT)
 		n->nlookup--;
 }
 
 int reply_entry(fuse_req_t req, struct fs *fs, struct node *n)
 {
 	struct stat st;
-	int rc = node_stat(fs, n, &st);
-	if (!rc)
+	int err = node_stat(fs, n, &st);
+	if (!err)
 		reply_stat(req, n, &st);
-	return rc;
+	return err;
 }
 
 void reply_known(fuse_req_t req, struct fs *fs, struct node *n)

@@ -31,15 +31,15 @@ struct control_ops {
 	void (*lseek)(fuse_req_t req, fuse_ino_t id, off_t off, int whence);
 	void (*release)(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 	void (*readdir)(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plus);
-	void (*forget)(uint64_t id, uint64_t count);	/* the tree lock may be held */
+	void (*forget)(uint64_t id, uint64_t count); /* the tree lock may be held */
 };
 
 /* ---- reply.c; the tree lock is held ---- */
 
-int reply_entry(fuse_req_t req, struct fs *fs, struct node *n);	/* 0 or ASK_AGAIN */
+int reply_entry(fuse_req_t req, struct fs *fs, struct node *n); /* 0 or ASK_AGAIN */
 /* with the attributes that are known */
 void reply_known(fuse_req_t req, struct fs *fs, struct node *n);
-double attr_timeout(const struct node *n);	/* seconds for which the kernel may keep them */
+double attr_timeout(const struct node *n); /* seconds for which the kernel may keep them */
 void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *e);
 /* ESTALE for the forked node n, once the kernel has forgotten its names. */
 void reply_forked(fuse_req_t req, struct fs *fs, struct node *n);

@@ -61,7 +61,7 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 		n->backing.id = (int32_t)r->backing;
 		n->backing.users++;
 		if (h->sf)
-			staged_set_backing(h->sf);	/* registered again after a restart */
+			staged_set_backing(h->sf); /* registered again after a restart */
 	}
 	h->hash_next = fs->tree.handles[r->fh % 4096];
 	fs->tree.handles[r->fh % 4096] = h;
@@ -123,7 +123,8 @@ static void links_changed(struct node *n, uint64_t seq)
 }
 
 /* n lost the name d at seq. Its bytes in the store may have to be found by another name. */
-static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *name, const struct rec *r)
+static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *name,
+		      const struct rec *r)
 {
 	const struct place *last = n->stored.places;
 	while (last && last->next)
@@ -172,10 +173,10 @@ static struct node *node_from(struct fs *fs, const struct rec *r, mode_t type)
 static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 {
 	struct staged *sf = NULL;
-	int rc = r->sf ? staged_recover(fs->s, r, &sf) : -ENOENT;
-	if (rc && rc != -ENOENT && rc != -EINVAL)	/* -EINVAL: not a file of ours */
-		fs->tree.replay_error = rc;
-	node_set_sf(fs, n, rc ? NULL : sf);
+	int err = r->sf ? staged_recover(fs->s, r, &sf) : -ENOENT;
+	if (err && err != -ENOENT && err != -EINVAL) /* -EINVAL: not a file of ours */
+		fs->tree.replay_error = err;
+	node_set_sf(fs, n, err ? NULL : sf);
 }
 
 static void apply_create(struct fs *fs, const struct rec *r)
@@ -187,7 +188,9 @@ static void apply_create(struct fs *fs, const struct rec *r)
 
 static void apply_made(struct fs *fs, const struct rec *r)
 {
-	mode_t type = r->type == REC_MKDIR ? S_IFDIR : r->type == REC_SYMLINK ? S_IFLNK : (r->mode & S_IFMT);
+	mode_t type = r->type == REC_MKDIR     ? S_IFDIR
+		      : r->type == REC_SYMLINK ? S_IFLNK
+					       : (r->mode & S_IFMT);
 	struct node *n = node_from(fs, r, type);
 	if (r->type == REC_SYMLINK) {
 		n->target = strndup(r->data, r->data_len);
@@ -251,7 +254,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 		dir_changed(to->dir, r, -1);
 	} else {
 		name_lost(fs, victim, r->dir2, r->name2, r);
-		if (!sealed && had)	/* the store keeps it there until n is sealed */
+		if (!sealed && had) /* the store keeps it there until n is sealed */
 			victim->seq.links = UINT64_MAX;
 	}
 	node_release(fs, victim);
@@ -304,7 +307,7 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 	struct node *n = node_find(fs, r->node);
 	if (!n)
 		return;
-	bool over = !strcmp(r->name2, CKPT_OVER_KEY);	/* internal, not a user's xattr */
+	bool over = !strcmp(r->name2, CKPT_OVER_KEY); /* internal, not a user's xattr */
 	if (!over && !n->xattrs_loaded)
 		node_load_xattrs(fs, n);
 	if (over) {
@@ -505,20 +508,19 @@ void fs_apply(struct fs *fs, const struct rec *r)
 		if (n)
 			node_forgotten(fs, n);
 		break;
-	default:
-		break;
+	default: break;
 	}
 }
 
 int fs_record(struct fs *fs, struct rec *r)
 {
-	int rc = staging_log(fs->s, r);
+	int err = staging_log(fs->s, r);
 	fs->tree.absent.dir = 0;
-	if (r->unique)		/* tells a resent request that it was carried out */
+	if (r->unique) /* tells a resent request that it was carried out */
 		ask_no_more();
-	if (!rc)
+	if (!err)
 		fs_apply(fs, r);
-	return rc;
+	return err;
 }
 
 /* Restores what the FLUSH of n found out, so that a rotation logs it again. */
@@ -545,7 +547,8 @@ int fs_replay(void *ctx, const struct rec *r)
 	/* nodes made by operations are known to the kernel, too */
 	struct node *n = r->node ? node_find(fs, r->type == REC_FORK ? r->node2 : r->node) : NULL;
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||
-		  r->type == REC_MKNOD || r->type == REC_FORK || (r->type == REC_SEAL && r->flags & REC_LENT)))
+		  r->type == REC_MKNOD || r->type == REC_FORK ||
+		  (r->type == REC_SEAL && r->flags & REC_LENT)))
 		n->pinned = true;
 	return fs->tree.replay_error;
 }
@@ -557,7 +560,7 @@ struct rec rec_node(struct node *n, struct dentry *d)
 	struct rec r = rec_new(REC_NODE);
 	r.unique = 0;
 	r.node = n->id;
-	if (!n->stored.adopt) {	/* else these belong to the previous version */
+	if (!n->stored.adopt) { /* else these belong to the previous version */
 		r.node2 = n->stored.ino;
 		r.dir2 = n->stored.birth;
 	}
@@ -574,7 +577,8 @@ struct rec rec_node(struct node *n, struct dentry *d)
 	if (d) {
 		r.dir = d->dir->id;
 		r.name = d->name;
-		r.flags = (d->sealed ? REC_SEALED : 0) | (!d->sealed && d->store_has ? REC_SHADOW : 0);
+		r.flags = (d->sealed ? REC_SEALED : 0) |
+			  (!d->sealed && d->store_has ? REC_SHADOW : 0);
 	}
 	return r;
 }

@@ -19,22 +19,23 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TRIES 8u	/* to find a file that the publisher moves meanwhile */
+#define TRIES 8u /* to find a file that the publisher moves meanwhile */
 
 enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST };
 
 struct answer {
 	struct answer *next;
 	enum what what;
-	uint64_t id;		/* of a directory (NAME, LIST, VALUE by name) or a node */
+	uint64_t id; /* of a directory (NAME, LIST, VALUE by name) or a node */
 	char *name, *key;
 	bool done;
 	unsigned tries;
 	uint64_t asked, applied;
-	struct place *places;	/* where the node is, then where it will be; a directory: its id */
-	int from;		/* OPEN: a descriptor of the file; -1 */
-	struct born known;	/* NAME: the file last seen there */
-	int rc, fd, ino_rc;
+	/* where the node is, then where it will be; a directory: its id */
+	struct place *places;
+	int from; /* OPEN: a descriptor of the file; -1 */
+	struct born known; /* NAME: the file last seen there */
+	int err, fd, ino_rc;
 	struct born b;
 	uint64_t ino;
 	char *text;
@@ -44,8 +45,8 @@ struct answer {
 };
 
 static _Thread_local struct {
-	bool active;		/* this thread has a loop that asks */
-	unsigned depth, outer;	/* nested loops: how many, a bit for each active outer one */
+	bool active; /* this thread has a loop that asks */
+	unsigned depth, outer; /* nested loops: how many, a bit for each active outer one */
 	struct answer *all, *wanted;
 	struct held *held;
 } mine;
@@ -60,14 +61,15 @@ struct held {
 
 /* ---- answers ---- */
 
-bool xattr_is_absent(ssize_t rc)
+bool xattr_is_absent(ssize_t err)
 {
-	return rc == -ENODATA || rc == -EOPNOTSUPP || rc == -EPERM || rc == -EACCES || rc == -ERANGE;
+	return err == -ENODATA || err == -EOPNOTSUPP || err == -EPERM || err == -EACCES ||
+	       err == -ERANGE;
 }
 
-bool name_is_absent(int rc)
+bool name_is_absent(int err)
 {
-	return rc == -ENOENT || rc == -ENOTDIR;
+	return err == -ENOENT || err == -ENOTDIR;
 }
 
 static void listed_clear(struct listed *l)
@@ -110,7 +112,7 @@ static void drop_all(void)
 	mine.all = mine.wanted = NULL;
 	for (struct held *h = mine.held, *next; h; h = next) {
 		next = h->mine_next;
-		atomic_store(&h->done, true);	/* ask_let_go() unlocks the rest */
+		atomic_store(&h->done, true); /* ask_let_go() unlocks the rest */
 	}
 	mine.held = NULL;
 }
@@ -125,7 +127,7 @@ void ask_release(struct fs *fs, struct node *n)
 	while (h && h->n != n)
 		h = h->mine_next;
 	if (h || !(h = calloc(1, sizeof(*h))))
-		return;		/* without memory the node stays longer */
+		return; /* without memory the node stays longer */
 	n->holds++;
 	*h = (struct held){.next = fs->tree.held, .mine_next = mine.held, .n = n};
 	fs->tree.held = mine.held = h;
@@ -171,7 +173,7 @@ static struct answer *find(enum what what, uint64_t id, const char *name, const 
 
 static void run(struct fs *fs, struct answer *a);
 
-/* Lock held. 0: a->rc is the answer. Else ASK_AGAIN. */
+/* Lock held. 0: a->err is the answer. Else ASK_AGAIN. */
 static int put(struct fs *fs, struct answer *a)
 {
 	a->asked = fs->tree.changes;
@@ -187,7 +189,7 @@ static int put(struct fs *fs, struct answer *a)
 static struct answer *question(enum what what, uint64_t id, const char *name, const char *key)
 {
 	if (!mine.depth)
-		drop_all();	/* the previous answer, which was asked for at once */
+		drop_all(); /* the previous answer, which was asked for at once */
 	return find(what, id, name, key);
 }
 
@@ -212,11 +214,11 @@ void ask_no_more(void)
 	mine.outer = 0;
 }
 
-bool ask_store(struct fs *fs, int rc)
+bool ask_store(struct fs *fs, int err)
 {
 	struct answer *a = mine.wanted;
 
-	if (rc != ASK_AGAIN || !a) {
+	if (err != ASK_AGAIN || !a) {
 		ask_end();
 		return false;
 	}
@@ -233,50 +235,54 @@ typedef int at_fn(struct fs *fs, int dirfd, const char *name, struct answer *a);
 
 static int run_at(struct fs *fs, uint64_t dir, const char *name, at_fn *fn, struct answer *a)
 {
-	int fd, rc = staging_dir_get(fs->s, dir, &fd);
-	if (!rc) {
-		rc = fn(fs, fd, name, a);
+	int fd, err = staging_dir_get(fs->s, dir, &fd);
+	if (!err) {
+		err = fn(fs, fd, name, a);
 		staging_dir_put(fs->s, dir);
 	}
-	return rc;
+	return err;
 }
 
 /* The publisher renames before it counts the record as applied: a file that is not at its current
  * place is at the next one, or will be in a moment. Its old place may hold another file by then. */
 static int at_places(struct fs *fs, struct answer *a, at_fn *fn)
 {
-	int rc = -ENOENT;
+	int err = -ENOENT;
 
 	if (!a->places)
-		return rc;
+		return err;
 	for (unsigned tries = 0; tries < TRIES; tries++) {
-		rc = -ENOENT;
-		for (struct place *p = a->places; rc == -ENOENT && p; p = p->next)
-			rc = run_at(fs, p->dir, p->name, fn, a);
+		err = -ENOENT;
+		for (struct place *p = a->places; err == -ENOENT && p; p = p->next)
+			err = run_at(fs, p->dir, p->name, fn, a);
 		bool moved = false;
-		for (struct place *p; (p = a->places->next) && p->seq <= fs_applied(fs); moved = true) {
+		for (struct place *p; (p = a->places->next) && p->seq <= fs_applied(fs);
+		     moved = true) {
 			free(a->places);
 			a->places = p;
 		}
-		if (!moved && (rc != -ENOENT || !a->places->next))
+		if (!moved && (err != -ENOENT || !a->places->next))
 			break;
 	}
-	return rc;
+	return err;
 }
 
 static int where(struct fs *fs, struct answer *a, at_fn *fn)
 {
-	return a->name ? run_at(fs, a->id, a->name, fn, a) :
-	       a->places ? at_places(fs, a, fn) : run_at(fs, a->id, NULL, fn, a);
+	return a->name	   ? run_at(fs, a->id, a->name, fn, a)
+	       : a->places ? at_places(fs, a, fn)
+			   : run_at(fs, a->id, NULL, fn, a);
 }
 
 static bool is_known(const struct answer *a)
 {
-	return a->known.st.st_ino == a->b.st.st_ino && (!a->known.birth || !a->b.birth || a->known.birth == a->b.birth);
+	return a->known.st.st_ino == a->b.st.st_ino &&
+	       (!a->known.birth || !a->b.birth || a->known.birth == a->b.birth);
 }
 
 /* The inode number to show for dirfd/name, whose stat is st. 0 or -errno. */
-static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st, uint64_t *ino)
+static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st,
+		     uint64_t *ino)
 {
 	char text[24], *end;
 	*ino = st->st_ino;
@@ -294,10 +300,10 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 
 static int name_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
-	int rc = io_stat_born(fs->store, dirfd, name, &a->b.st, &a->b.birth);
+	int err = io_stat_born(fs->store, dirfd, name, &a->b.st, &a->b.birth);
 	a->ino = a->b.st.st_ino;
-	a->ino_rc = rc || is_known(a) ? 0 : store_ino(fs, dirfd, name, &a->b.st, &a->ino);
-	return rc;
+	a->ino_rc = err || is_known(a) ? 0 : store_ino(fs, dirfd, name, &a->b.st, &a->ino);
+	return err;
 }
 
 static int stat_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
@@ -309,12 +315,13 @@ static int open_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
 	if (a->fd >= 0)
 		close(a->fd);
-	a->fd = a->from >= 0 ? fcntl(a->from, F_DUPFD_CLOEXEC, 0) : io_open_read(fs->store, dirfd, name, 0);
-	int rc = a->fd < 0 ? a->from >= 0 ? -errno : a->fd : 0;
+	a->fd = a->from >= 0 ? fcntl(a->from, F_DUPFD_CLOEXEC, 0)
+			     : io_open_read(fs->store, dirfd, name, 0);
+	int err = a->fd < 0 ? a->from >= 0 ? -errno : a->fd : 0;
 	a->b = (struct born){0};
-	if (!rc)		/* without it the file cannot be told from another */
+	if (!err) /* without it the file cannot be told from another */
 		io_stat_born(fs->store, a->fd, NULL, &a->b.st, &a->b.birth);
-	return rc;
+	return err;
 }
 
 static int keep_text(struct answer *a, const char *text, ssize_t len)
@@ -359,7 +366,7 @@ static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *
 		if (v >= 0 && !xattr_add(&a->xattrs, k, val, (uint32_t)v))
 			return -ENOMEM;
 		if (v < 0 && !xattr_is_absent(v))
-			return (int)v;	/* else the next version would lack it */
+			return (int)v; /* else the next version would lack it */
 	}
 	return 0;
 }
@@ -386,11 +393,15 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 	for (size_t i = 0; l->read && i < l->n; i++) {
 		if (!l->v[i].doubt)
 			continue;
-		int rc = io_stat(fs->store, dirfd, l->v[i].name, &st);
-		if (rc && !name_is_absent(rc))
-			return rc;
-		l->v[i] = (struct listed_name){.name = l->v[i].name, .ino = l->v[i].ino, .type = l->v[i].type,
-					       .gone = rc, .asked = a->asked, .applied = a->applied};
+		int err = io_stat(fs->store, dirfd, l->v[i].name, &st);
+		if (err && !name_is_absent(err))
+			return err;
+		l->v[i] = (struct listed_name){.name = l->v[i].name,
+					       .ino = l->v[i].ino,
+					       .type = l->v[i].type,
+					       .gone = err,
+					       .asked = a->asked,
+					       .applied = a->applied};
 	}
 	if (l->read)
 		return 0;
@@ -401,51 +412,56 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 			close(fd);
 		return fd < 0 ? fd : -ENOMEM;
 	}
-	int rc = 0;
+	int err = 0;
 	size_t cap = 0;
-	while (!rc && (errno = 0, e = readdir(d))) {
+	while (!err && (errno = 0, e = readdir(d))) {
 		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
 			continue;
 		if (l->n == cap) {
 			void *more = realloc(l->v, (cap = cap ? cap * 2 : 64) * sizeof(*l->v));
-			rc = more ? 0 : -ENOMEM;
+			err = more ? 0 : -ENOMEM;
 			l->v = more ? more : l->v;
 		}
-		char *copy = rc ? NULL : strdup(e->d_name);
+		char *copy = err ? NULL : strdup(e->d_name);
 		if (copy)
-			l->v[l->n++] = (struct listed_name){.name = copy, .ino = e->d_ino, .type = DTTOIF(e->d_type),
-							    .asked = a->asked, .applied = a->applied};
+			l->v[l->n++] = (struct listed_name){.name = copy,
+							    .ino = e->d_ino,
+							    .type = DTTOIF(e->d_type),
+							    .asked = a->asked,
+							    .applied = a->applied};
 		else
-			rc = -ENOMEM;
+			err = -ENOMEM;
 	}
-	rc = rc ? rc : -errno;	/* an incomplete listing is an error */
+	err = err ? err : -errno; /* an incomplete listing is an error */
 	closedir(d);
 	if (l->n)
 		qsort(l->v, l->n, sizeof(*l->v), by_name);
-	l->read = !rc;
-	return rc;
+	l->read = !err;
+	return err;
 }
 
 static void run(struct fs *fs, struct answer *a)
 {
 	static at_fn *const fn[] = {
-		[NAME] = name_at, [STAT] = stat_at, [OPEN] = open_at, [LINK] = link_at, [XATTRS] = xattrs_at,
-		[VALUE] = value_at, [LIST] = list_at,
+		[NAME] = name_at,     [STAT] = stat_at,	  [OPEN] = open_at, [LINK] = link_at,
+		[XATTRS] = xattrs_at, [VALUE] = value_at, [LIST] = list_at,
 	};
 	if (a->what == LIST && !a->list.read) {
 		listed_clear(&a->list);
 		a->list.asked = a->asked;
 		a->list.applied = a->applied;
 	}
-	a->rc = a->what == OPEN && a->from >= 0 ? open_at(fs, -1, NULL, a) : where(fs, a, fn[a->what]);
-	if (a->what == LIST && a->rc)
+	a->err = a->what == OPEN && a->from >= 0 ? open_at(fs, -1, NULL, a)
+						 : where(fs, a, fn[a->what]);
+	if (a->what == LIST && a->err)
 		a->list.read = false;
 	a->done = true;
 }
 
 /* ---- questions; lock held ---- */
 
-int ask_name(struct fs *fs, struct node *dir, const char *name, const struct node *known, struct named *out)
+int ask_name(struct fs *fs, struct node *dir, const char *name, const struct node *known,
+	     struct named *out)
 {
 	struct answer *a = question(NAME, dir->id, name, NULL);
 	if (!a)
@@ -458,10 +474,11 @@ int ask_name(struct fs *fs, struct node *dir, const char *name, const struct nod
 			return ASK_AGAIN;
 	}
 	*out = (struct named){.b = a->b, .ino = a->ino, .ino_rc = a->ino_rc, .applied = a->applied};
-	return a->rc;
+	return a->err;
 }
 
-void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n, const struct named *b)
+void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n,
+	      const struct named *b)
 {
 	struct answer *a;
 	if (!mine.active)
@@ -470,7 +487,7 @@ void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n,
 		a->asked = fs->tree.changes;
 	if (n && (a = find(STAT, n->id, NULL, NULL))) {
 		clear(a);
-		a->rc = 0;
+		a->err = 0;
 		a->b = b->b;
 		a->asked = fs->tree.changes;
 		a->applied = b->applied;
@@ -495,15 +512,16 @@ static struct place *places_of(struct fs *fs, struct node *n)
 	return all;
 }
 
-/* Asks what about n. 0: *out is the answer, out->rc the store's result. -ENOENT: it is in none of
+/* Asks what about n. 0: *out is the answer, out->err the store's result. -ENOENT: it is in none of
  * its places. */
-static int of_node(struct fs *fs, enum what what, struct node *n, const char *key, struct answer **out)
+static int of_node(struct fs *fs, enum what what, struct node *n, const char *key,
+		   struct answer **out)
 {
 	struct answer *a = question(what, n->id, NULL, key);
 	if (!a)
 		return -ENOMEM;
 	*out = a;
-	bool missed = a->done && a->rc == -ENOENT && fs_applied(fs) != a->applied;
+	bool missed = a->done && a->err == -ENOENT && fs_applied(fs) != a->applied;
 	if (a->done && n->changed <= a->asked && (!missed || a->tries >= TRIES))
 		return 0;
 	a->tries += missed;
@@ -516,20 +534,20 @@ static int of_node(struct fs *fs, enum what what, struct node *n, const char *ke
 int ask_stat(struct fs *fs, struct node *n, struct born *b, uint64_t *applied)
 {
 	struct answer *a;
-	int rc = of_node(fs, STAT, n, NULL, &a);
-	if (rc)
-		return rc;
+	int err = of_node(fs, STAT, n, NULL, &a);
+	if (err)
+		return err;
 	*b = a->b;
 	*applied = a->applied;
-	return a->rc;
+	return a->err;
 }
 
 int ask_open(struct fs *fs, struct node *n, struct born *b)
 {
 	struct answer *a;
-	int rc = of_node(fs, OPEN, n, NULL, &a);
-	if (rc || a->rc)
-		return rc ? rc : a->rc;
+	int err = of_node(fs, OPEN, n, NULL, &a);
+	if (err || a->err)
+		return err ? err : a->err;
 	*b = a->b;
 	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
 	return fd < 0 ? -errno : fd;
@@ -543,20 +561,20 @@ int ask_born(struct fs *fs, struct node *n, int fd, struct born *b)
 	if (!a->done) {
 		clear(a);
 		a->from = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		int rc = a->from < 0 ? -errno : put(fs, a);
-		if (rc)
-			return rc;
+		int err = a->from < 0 ? -errno : put(fs, a);
+		if (err)
+			return err;
 	}
 	*b = a->b;
-	return a->rc ? a->rc : b->st.st_ino ? 0 : -EIO;
+	return a->err ? a->err : b->st.st_ino ? 0 : -EIO;
 }
 
 int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap)
 {
 	struct answer *a;
-	int rc = of_node(fs, LINK, n, NULL, &a);
-	if (rc || a->rc)
-		return rc ? rc : a->rc;
+	int err = of_node(fs, LINK, n, NULL, &a);
+	if (err || a->err)
+		return err ? err : a->err;
 	if (a->len >= cap)
 		return -ENAMETOOLONG;
 	strcpy(buf, a->text);
@@ -565,8 +583,8 @@ int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap)
 
 static ssize_t value_of(const struct answer *a, char *buf, size_t cap)
 {
-	if (a->rc)
-		return a->rc;
+	if (a->err)
+		return a->err;
 	if (a->len > cap)
 		return -ERANGE;
 	memcpy(buf, a->text, a->len);
@@ -576,11 +594,12 @@ static ssize_t value_of(const struct answer *a, char *buf, size_t cap)
 ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
 {
 	struct answer *a;
-	int rc = of_node(fs, VALUE, n, key, &a);
-	return rc ? rc : value_of(a, buf, cap);
+	int err = of_node(fs, VALUE, n, key, &a);
+	return err ? err : value_of(a, buf, cap);
 }
 
-ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key, char *buf, size_t cap)
+ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key,
+			  char *buf, size_t cap)
 {
 	struct answer *a = question(VALUE, dir->id, name, key);
 	if (!a)
@@ -597,9 +616,9 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 static int ask_xattrs(struct fs *fs, struct node *n, struct xattr **out)
 {
 	struct answer *a;
-	int rc = of_node(fs, XATTRS, n, NULL, &a);
-	if (rc || a->rc)
-		return rc ? rc : a->rc;
+	int err = of_node(fs, XATTRS, n, NULL, &a);
+	if (err || a->err)
+		return err ? err : a->err;
 	*out = a->xattrs;
 	a->xattrs = NULL;
 	a->done = false;
@@ -610,12 +629,13 @@ int node_load_xattrs(struct fs *fs, struct node *n)
 {
 	if (n->xattrs_loaded || (!S_ISREG(n->attr.mode) && !S_ISDIR(n->attr.mode)))
 		return 0;
-	int rc = -ENOENT;
-	if (n->seq.born <= fs_applied(fs) && (n->names || n == fs->tree.root || S_ISREG(n->attr.mode)))
-		rc = ask_xattrs(fs, n, &n->xattrs);
-	if (!rc || rc == -ENOENT)
+	int err = -ENOENT;
+	if (n->seq.born <= fs_applied(fs) &&
+	    (n->names || n == fs->tree.root || S_ISREG(n->attr.mode)))
+		err = ask_xattrs(fs, n, &n->xattrs);
+	if (!err || err == -ENOENT)
 		n->xattrs_loaded = true;
-	return rc == -ENOENT ? 0 : rc;
+	return err == -ENOENT ? 0 : err;
 }
 
 int ask_list(struct fs *fs, struct node *dir, struct listed **out)
@@ -629,11 +649,11 @@ int ask_list(struct fs *fs, struct node *dir, struct listed **out)
 		if (put(fs, a))
 			return ASK_AGAIN;
 	}
-	return a->rc;
+	return a->err;
 }
 
 int ask_list_again(struct fs *fs, struct node *dir)
 {
 	struct answer *a = question(LIST, dir->id, NULL, NULL);
-	return !a ? -ENOMEM : put(fs, a) ? ASK_AGAIN : a->rc;
+	return !a ? -ENOMEM : put(fs, a) ? ASK_AGAIN : a->err;
 }

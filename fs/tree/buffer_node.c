@@ -51,7 +51,7 @@ static int attach(struct fs *fs, struct node *n, struct buffer *b, const char *n
 	f->next = fs->tree.buffers;
 	fs->tree.buffers = f;
 	n->buf = f;
-	n->attr.unknown = 1;		/* the kernel refuses link(2) of a file without links */
+	n->attr.unknown = 1; /* the kernel refuses link(2) of a file without links */
 	return 0;
 }
 
@@ -94,13 +94,13 @@ void buffers_apply_commit(struct node *n, const struct rec *r)
 
 int buffers_emit(struct fs *fs)
 {
-	int rc = 0;
-	for (struct fs_buffer *f = fs->tree.buffers; !rc && f; f = f->next) {
+	int err = 0;
+	for (struct fs_buffer *f = fs->tree.buffers; !err && f; f = f->next) {
 		struct buffer_info i;
 		buffer_get_info(f->b, &i);
-		rc = record(fs, f->n, buffer_id(f->b), f->name, i.state == BUFFER_KEPT);
+		err = record(fs, f->n, buffer_id(f->b), f->name, i.state == BUFFER_KEPT);
 	}
-	return rc;
+	return err;
 }
 
 void buffers_closed(struct fs *fs, struct node *n)
@@ -128,8 +128,8 @@ void buffers_restored(struct fs *fs)
 	pthread_mutex_unlock(&fs->tree.lock);
 }
 
-int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size, const struct stat *st,
-		 struct node **out)
+int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t size,
+		 const struct stat *st, struct node **out)
 {
 	uint64_t id = staging_new_id(fs->s);
 	struct node *n = node_new(fs, id, id, S_IFREG | (st->st_mode & 07777));
@@ -142,14 +142,14 @@ int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t siz
 	n->seq.born = UINT64_MAX;
 	n->xattrs_loaded = true;
 	n->attr.size = size;
-	int rc = record(fs, n, buffer_id(b), name, false);
-	if (!rc)
-		rc = attach(fs, n, b, name);
-	if (rc)
+	int err = record(fs, n, buffer_id(b), name, false);
+	if (!err)
+		err = attach(fs, n, b, name);
+	if (err)
 		node_release(fs, n);
 	else
 		*out = n;
-	return rc;
+	return err;
 }
 
 struct buffer *buffers_hold(struct node *n)
@@ -173,7 +173,9 @@ uint64_t buffers_of(struct fs *fs, uint32_t uid)
 const char *buffers_state(struct node *n)
 {
 	static const char *const names[] = {
-		[BUFFER_FREE] = "free", [BUFFER_LENT] = "lent", [BUFFER_KEPT] = "kept",
+		[BUFFER_FREE] = "free",
+		[BUFFER_LENT] = "lent",
+		[BUFFER_KEPT] = "kept",
 	};
 	struct buffer_info i;
 	buffer_get_info(n->buf->b, &i);
@@ -193,28 +195,30 @@ int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
 	if (!n->buf)
 		return -ESTALE;
 	uint64_t held = buffers_blocks(n) * 512;
-	int rc = size > held ? share_of_buffers(fs, n->attr.uid, buffers_of(fs, n->attr.uid), size - held) : 0;
-	if (rc)
-		return rc;
+	int err = size > held ? share_of_buffers(fs, n->attr.uid, buffers_of(fs, n->attr.uid),
+						 size - held)
+			      : 0;
+	if (err)
+		return err;
 	struct buffer *b = buffer_ref(n->buf->b);
 	session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	rc = buffer_resize(b, size);
+	err = buffer_resize(b, size);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
 	buffer_unref(b);
-	if (!rc && !n->buf)
-		rc = -ESTALE;
-	if (rc)
-		return rc;
+	if (!err && !n->buf)
+		err = -ESTALE;
+	if (err)
+		return err;
 	uint64_t was = n->attr.size;
 	n->attr.size = size;
-	rc = record(fs, n, buffer_id(n->buf->b), n->buf->name, !strcmp(buffers_state(n), "kept"));
-	if (rc)
+	err = record(fs, n, buffer_id(n->buf->b), n->buf->name, !strcmp(buffers_state(n), "kept"));
+	if (err)
 		n->attr.size = was;
-	return rc;
+	return err;
 }
 
 int buffers_lend(struct node *n, uint64_t id, struct staged **sf)

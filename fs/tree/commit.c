@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20)	/* larger ones are not parsed */
+#define METADATA_MAX (64u << 20) /* larger ones are not parsed */
 
 /* The publisher's .metadata, and how many of the files on its list were found so far. */
 static struct {
@@ -56,12 +56,12 @@ static int read_list(struct fs *fs, int fd, struct fmt_set **out)
 		return 0;
 	s.size = (uint64_t)st.st_size;
 	*out = fmt_set_new();
-	int rc = *out ? parser_files(fs, ".metadata", &s, *out) : -ENOMEM;
-	if (rc) {
+	int err = *out ? parser_files(fs, ".metadata", &s, *out) : -ENOMEM;
+	if (err) {
 		fmt_set_free(*out);
 		*out = NULL;
 	}
-	return rc == -EIO || rc == -ECHILD || rc == -ENOMEM ? rc : 0;
+	return err == -EIO || err == -ECHILD || err == -ENOMEM ? err : 0;
 }
 
 /* Takes the first component off path. False: there is none, or it is too long. */
@@ -89,7 +89,8 @@ static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
 		struct dentry *d = dentry_find(fs, n, name);
 		n = d ? d->node : NULL;
 		if (last)
-			return n && S_ISREG(n->attr.mode) && (n->sf || node_dirty(fs, n) || dentry_dirty(fs, d));
+			return n && S_ISREG(n->attr.mode) &&
+			       (n->sf || node_dirty(fs, n) || dentry_dirty(fs, d));
 	}
 	return false;
 }
@@ -106,7 +107,9 @@ static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
 	while (next_part(&path, name, &last)) {
 		int at = fd >= 0 ? fd : dirfd, below = -1;
 		if (last)
-			size = io_stat(fs->store, at, name, &st) || !S_ISREG(st.st_mode) ? -1 : st.st_size;
+			size = io_stat(fs->store, at, name, &st) || !S_ISREG(st.st_mode)
+				       ? -1
+				       : st.st_size;
 		else
 			below = io_open_dir(fs->store, at, name);
 		if (fd >= 0)
@@ -118,7 +121,8 @@ static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
 	return size;
 }
 
-bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what, size_t cap)
+bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
+		    size_t cap)
 {
 	struct fs *fs = ctx;
 
@@ -143,8 +147,8 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 		if (size < 0)
 			snprintf(what, cap, "%.160s is not in the store", f->name);
 		else
-			snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name, (long long)size,
-				 (unsigned long long)f->need);
+			snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name,
+				 (long long)size, (unsigned long long)f->need);
 		return true;
 	}
 	fmt_set_free(asked.set);

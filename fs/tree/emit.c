@@ -9,9 +9,9 @@
 static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 {
 	struct rec r = rec_node(n, d);
-	int rc = staging_emit(fs->s, &r);
-	if (rc || (d && d != n->names))
-		return rc;	/* the rest once for each node */
+	int err = staging_emit(fs->s, &r);
+	if (err || (d && d != n->names))
+		return err; /* the rest once for each node */
 	if (n->sf) {
 		struct staged_info i;
 		staged_get_info(n->sf, &i);
@@ -21,9 +21,9 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 		r.mtime = i.mtime;
 		if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
 			r.flags |= REC_SEALED;
-		rc = staging_emit(fs->s, &r);
+		err = staging_emit(fs->s, &r);
 	}
-	for (struct xattr *x = n->xattrs; !rc && x && !n->version.sealed; x = x->next) {
+	for (struct xattr *x = n->xattrs; !err && x && !n->version.sealed; x = x->next) {
 		r = rec_new(REC_XATTR);
 		r.unique = 0;
 		r.node = n->id;
@@ -31,9 +31,9 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 		r.name2 = x->key;
 		r.data = x->val;
 		r.data_len = x->len;
-		rc = staging_emit(fs->s, &r);
+		err = staging_emit(fs->s, &r);
 	}
-	return rc;
+	return err;
 }
 
 /* A close was answered; its RELEASE has not arrived. */
@@ -41,27 +41,27 @@ static int emit_accepted(struct staging *s, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	int rc = fill_flushed(n, &r, &data);
-	if (!rc)
-		rc = staging_emit(s, &r);
+	int err = fill_flushed(n, &r, &data);
+	if (!err)
+		err = staging_emit(s, &r);
 	free(data);
-	return rc;
+	return err;
 }
 
 /* In the order of the closes, which is the order in which the next start seals them. */
 static int emit_all_accepted(struct fs *fs)
 {
 	struct node_list l = {0};
-	int rc = 0;
-	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->tree.nodes[i]; !rc && n; n = n->hash_next)
+	int err = 0;
+	for (unsigned i = 0; !err && i < NODE_BUCKETS; i++)
+		for (struct node *n = fs->tree.nodes[i]; !err && n; n = n->hash_next)
 			if (n->version.accepted && n->sf && n->names)
-				rc = node_list_add(&l, n);
+				err = node_list_add(&l, n);
 	node_list_sort(&l);
-	for (size_t i = 0; !rc && i < l.len; i++)
-		rc = emit_accepted(fs->s, l.n[i]);
+	for (size_t i = 0; !err && i < l.len; i++)
+		err = emit_accepted(fs->s, l.n[i]);
 	free(l.n);
-	return rc;
+	return err;
 }
 
 /* Directories before what is in them, without recursion. */
@@ -69,21 +69,21 @@ static int emit_tree(struct fs *fs)
 {
 	size_t cap = 1024, n = 1;
 	struct node **stack = malloc(cap * sizeof(*stack));
-	int rc = stack ? 0 : -ENOMEM;
-	if (!rc)
+	int err = stack ? 0 : -ENOMEM;
+	if (!err)
 		stack[0] = fs->tree.root;
-	while (!rc && n) {
+	while (!err && n) {
 		struct node *dir = stack[--n];
-		for (struct dentry *d = dir->children; !rc && d; d = d->sib_next) {
+		for (struct dentry *d = dir->children; !err && d; d = d->sib_next) {
 			if (!d->node)
 				continue;
-			rc = emit_one(fs, d->node, d);
+			err = emit_one(fs, d->node, d);
 			if (!S_ISDIR(d->node->attr.mode))
 				continue;
 			if (n == cap) {
 				void *p = realloc(stack, (cap *= 2) * sizeof(*stack));
 				if (!p) {
-					rc = -ENOMEM;
+					err = -ENOMEM;
 					break;
 				}
 				stack = p;
@@ -92,21 +92,21 @@ static int emit_tree(struct fs *fs)
 		}
 	}
 	free(stack);
-	return rc;
+	return err;
 }
 
 int fs_emit(void *ctx, struct staging *s)
 {
 	struct fs *fs = ctx;
-	int rc = buffers_emit(fs);	/* buffers before versions of them */
-	if (!rc)
-		rc = emit_tree(fs);
-	for (unsigned i = 0; !rc && i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->tree.nodes[i]; !rc && n; n = n->hash_next)
+	int err = buffers_emit(fs); /* buffers before versions of them */
+	if (!err)
+		err = emit_tree(fs);
+	for (unsigned i = 0; !err && i < NODE_BUCKETS; i++)
+		for (struct node *n = fs->tree.nodes[i]; !err && n; n = n->hash_next)
 			if (!n->names && n != fs->tree.root)
-				rc = emit_one(fs, n, NULL);
-	for (unsigned i = 0; !rc && i < 4096; i++)
-		for (struct handle *h = fs->tree.handles[i]; !rc && h; h = h->hash_next) {
+				err = emit_one(fs, n, NULL);
+	for (unsigned i = 0; !err && i < 4096; i++)
+		for (struct handle *h = fs->tree.handles[i]; !err && h; h = h->hash_next) {
 			struct rec r = rec_new(REC_OPEN);
 			r.unique = 0;
 			r.fh = h->fh;
@@ -115,10 +115,12 @@ int fs_emit(void *ctx, struct staging *s)
 			r.lane = h->lane;
 			r.uid = h->uid;
 			r.backing = h->uses_backing ? h->node->backing.id : 0;
-			r.flags = (h->writer ? REC_WRITE : 0) | (h->node->version.rdwr ? REC_RDWR : 0);
-			rc = staging_emit(s, &r);
+			r.flags = (h->writer ? REC_WRITE : 0) |
+				  (h->node->version.rdwr ? REC_RDWR : 0);
+			err = staging_emit(s, &r);
 		}
-	return rc ? rc : emit_all_accepted(fs);	/* after the opens, which would end it */
+	/* after the opens, which would end it */
+	return err ? err : emit_all_accepted(fs);
 }
 
 void log_room(struct fs *fs)

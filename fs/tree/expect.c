@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ENTRIES_MAX 4096u	/* examined, once for each shape */
+#define ENTRIES_MAX 4096u /* examined, once for each shape */
 
 /* A run of digits counts as one '#'. */
 static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
@@ -42,7 +42,7 @@ static uint64_t hash_dirs(struct fs *fs, struct node *dir)
 static uint64_t get(struct fs *fs, uint64_t key)
 {
 	return fs->expect[key % EXPECT_SLOTS].key == key ? fs->expect[key % EXPECT_SLOTS].size
-							  : STAGED_SIZE_UNKNOWN;
+							 : STAGED_SIZE_UNKNOWN;
 }
 
 static void set(struct fs *fs, uint64_t key, uint64_t size)
@@ -99,7 +99,8 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 {
-	uint64_t h = hash_dirs(fs, dir), shape = hash_shape(h ^ 2, name, false), size = STAGED_SIZE_UNKNOWN;
+	uint64_t h = hash_dirs(fs, dir), shape = hash_shape(h ^ 2, name, false),
+		 size = STAGED_SIZE_UNKNOWN;
 	char own[256];
 	struct stat st;
 	int parent;
@@ -107,7 +108,7 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	if (dir == fs->tree.root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
 	    fs->expect[shape % EXPECT_SLOTS].key == shape)
 		return STAGED_SIZE_UNKNOWN;
-	set(fs, shape, STAGED_SIZE_UNKNOWN);	/* asks the store only once */
+	set(fs, shape, STAGED_SIZE_UNKNOWN); /* asks the store only once */
 	strcpy(own, dir->names->name);
 	uint64_t parent_id = dir->names->dir->id;
 	pthread_mutex_unlock(&fs->tree.lock);
@@ -118,8 +119,9 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	}
 	int fd = newest_sibling(fs, parent, own);
 	if (fd >= 0 && io_stat(fs->store, fd, name, &st) == 0 && S_ISREG(st.st_mode))
-		size = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
-			(uint64_t)st.st_size;
+		size = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size
+			       ? (uint64_t)st.st_blocks * 512
+			       : (uint64_t)st.st_size;
 	if (fd >= 0)
 		close(fd);
 	staging_dir_put(fs->s, parent_id);

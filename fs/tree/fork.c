@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AWAITED_NS 200000000u	/* the kernel repeats the request at once */
+#define AWAITED_NS 200000000u /* the kernel repeats the request at once */
 
 struct old_name {
 	uint64_t dir;
@@ -27,7 +27,7 @@ struct old_name {
 /* The names of a forked file, to be expired before its request is answered. */
 struct fork_news {
 	struct fork_news *next;
-	void (*then)(void *arg);	/* NULL: nothing waits */
+	void (*then)(void *arg); /* NULL: nothing waits */
 	void *arg;
 	unsigned n;
 	struct old_name names[];
@@ -61,15 +61,15 @@ static void *fork_main(void *arg)
 static int queue(struct fs *fs, struct fork_news *f)
 {
 	pthread_t t;
-	int rc = 0;
+	int err = 0;
 	pthread_mutex_lock(&fs->forks.lock);
 	if (!fs->forks.started) {
-		rc = pthread_create(&t, NULL, fork_main, fs);
-		if (!rc)
-			pthread_detach(t);	/* ends with the process */
-		fs->forks.started = !rc;
+		err = pthread_create(&t, NULL, fork_main, fs);
+		if (!err)
+			pthread_detach(t); /* ends with the process */
+		fs->forks.started = !err;
 	}
-	if (!rc) {
+	if (!err) {
 		struct fork_news **pp = &fs->forks.news;
 		while (*pp)
 			pp = &(*pp)->next;
@@ -77,7 +77,7 @@ static int queue(struct fs *fs, struct fork_news *f)
 		pthread_cond_signal(&fs->forks.cond);
 	}
 	pthread_mutex_unlock(&fs->forks.lock);
-	return -rc;
+	return -err;
 }
 
 bool fork_tell(struct fs *fs, struct node *n, void (*then)(void *arg), void *arg)
@@ -85,7 +85,7 @@ bool fork_tell(struct fs *fs, struct node *n, void (*then)(void *arg), void *arg
 	unsigned cap = 0;
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		cap++;
-	if (cap < 2 || !fs->forks.expire)	/* the answered process looks its own name up */
+	if (cap < 2 || !fs->forks.expire) /* the answered process looks its own name up */
 		return false;
 	struct fork_news *f = calloc(1, sizeof(*f) + cap * sizeof(f->names[0]));
 	if (!f)
@@ -109,20 +109,20 @@ int fork_node(struct fs *fs, struct node *n)
 	struct rec r = rec_new(REC_FORK);
 	struct stat st;
 
-	int rc = node_stat(fs, n, &st);
-	if (!rc)
-		rc = node_keep_version(fs, n);
-	if (rc)
-		return rc;
+	int err = node_stat(fs, n, &st);
+	if (!err)
+		err = node_keep_version(fs, n);
+	if (err)
+		return err;
 	r.unique = 0;
 	r.node = n->id;
 	r.node2 = staging_new_id(fs->s);
 	r.size = (uint64_t)st.st_size;
 	r.atime = st.st_atim;
 	r.mtime = st.st_mtim;
-	rc = fs_record(fs, &r);
-	if (rc)
-		return rc;
+	err = fs_record(fs, &r);
+	if (err)
+		return err;
 	node_find(fs, r.node2)->fork.awaited_ns = monotonic_ns() + AWAITED_NS;
 	return -ESTALE;
 }

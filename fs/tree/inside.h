@@ -10,7 +10,7 @@
 
 struct born {
 	struct stat st;
-	uint64_t birth;		/* ns; 0: the store does not tell */
+	uint64_t birth; /* ns; 0: the store does not tell */
 };
 struct named {
 	struct born b;
@@ -19,7 +19,7 @@ struct named {
 	int ino_rc;
 	uint64_t applied;
 };
-void ask_no_more(void);	/* from now on this operation cannot begin again */
+void ask_no_more(void); /* from now on this operation cannot begin again */
 /* n is not needed any more: released now, or when this operation, which begins again, has ended. */
 void ask_release(struct fs *fs, struct node *n);
 /* These return what the store says, its errors included; or ASK_AGAIN. applied: the end of the
@@ -30,7 +30,7 @@ int ask_name(struct fs *fs, struct node *dir, const char *name, const struct nod
 void ask_took(struct fs *fs, struct node *dir, const char *name, struct node *n,
 	      const struct named *b);
 int ask_stat(struct fs *fs, struct node *n, struct born *b, uint64_t *applied);
-int ask_open(struct fs *fs, struct node *n, struct born *b);	/* a descriptor, the caller's */
+int ask_open(struct fs *fs, struct node *n, struct born *b); /* a descriptor, the caller's */
 /* fd: a file of the store that n has open */
 int ask_born(struct fs *fs, struct node *n, int fd, struct born *b);
 ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key,
@@ -38,10 +38,10 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 
 /* ---- rec.c, apply.c, seal.c ---- */
 
-struct rec rec_staged(const struct node *n);	/* n->sf is its version; no request made it */
+struct rec rec_staged(const struct node *n); /* n->sf is its version; no request made it */
 /* n as it is, by that name; NULL: by none */
 struct rec rec_node(struct node *n, struct dentry *d);
-void fs_learned(struct fs *fs, struct node *n, struct dentry *d);	/* logs REC_NODE */
+void fs_learned(struct fs *fs, struct node *n, struct dentry *d); /* logs REC_NODE */
 void handle_free(struct fs *fs, struct handle *h);
 /* for fs_emit(); *data is the caller's */
 int fill_flushed(struct node *n, struct rec *r, void **data);
@@ -49,10 +49,11 @@ int fill_flushed(struct node *n, struct rec *r, void **data);
 /* ---- node.c, tree.c ---- */
 
 struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode);
-void node_forgotten(struct fs *fs, struct node *n);	/* frees it: REC_FORGET */
+void node_forgotten(struct fs *fs, struct node *n); /* frees it: REC_FORGET */
 struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, struct node *n);
 void dentry_remove(struct fs *fs, struct dentry *d);
-void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq);	/* until seq is applied */
+/* until seq is applied */
+void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq);
 void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name);
 /* Something of n, or a name, changed: answers to earlier questions to the store are void. */
 void node_touch(struct fs *fs, struct node *n);
@@ -63,7 +64,7 @@ void store_fd_close(struct fs *fs, int fd);
 /* once nobody can open or read n any more */
 void node_drop_bytes(struct fs *fs, struct node *n);
 /* Before n loses all its names: its descriptors are asked for more than the kernel does by itself.
- * */
+ */
 int node_keep_version(struct fs *fs, struct node *n);
 struct xattr *xattr_add(struct xattr **list, const char *key, const void *val, uint32_t len);
 void xattrs_free(struct xattr *list);
@@ -75,24 +76,24 @@ struct node_list {
 	struct node **n;
 	size_t len, cap;
 };
-int node_list_add(struct node_list *l, struct node *n);	/* 0, -ENOMEM */
+int node_list_add(struct node_list *l, struct node *n); /* 0, -ENOMEM */
 void node_list_sort(struct node_list *l);
 
 /* ---- fork.c ---- */
 
-int fork_node(struct fs *fs, struct node *n);	/* -ESTALE: done, look the name up again */
-void fork_came(struct fs *fs, struct node *n);	/* the writer that fork_await() waits for */
+int fork_node(struct fs *fs, struct node *n); /* -ESTALE: done, look the name up again */
+void fork_came(struct fs *fs, struct node *n); /* the writer that fork_await() waits for */
 
 /* ---- version.c, share.c, buffer_node.c ---- */
 
-void seal_late(struct fs *fs);	/* lock not held */
+void seal_late(struct fs *fs); /* lock not held */
 void share_opened(uint32_t uid);
 void share_closed(uint32_t uid);
 /* True, once: a user got EMFILE, and text (of cap bytes) says why. */
 bool share_was_refused(char *text, size_t cap);
-void buffers_apply(struct fs *fs, const struct rec *r);		/* REC_BUFFER */
-void buffers_apply_commit(struct node *n, const struct rec *r);	/* n's xattrs are in r */
-int buffers_emit(struct fs *fs);	/* before any REC_OPEN of them is */
-uint64_t buffers_blocks(struct node *n);	/* n->buf is not NULL */
+void buffers_apply(struct fs *fs, const struct rec *r); /* REC_BUFFER */
+void buffers_apply_commit(struct node *n, const struct rec *r); /* n's xattrs are in r */
+int buffers_emit(struct fs *fs); /* before any REC_OPEN of them is */
+uint64_t buffers_blocks(struct node *n); /* n->buf is not NULL */
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define GC_STEP 4096u		/* takes some 2 ms with the lock held */
+#define GC_STEP 4096u /* takes some 2 ms with the lock held */
 
 /* ---- tables ---- */
 
@@ -275,7 +275,8 @@ const struct place *node_place(struct fs *fs, struct node *n)
 	uint64_t applied = fs_applied(fs);
 	if (applied < n->seq.placed)
 		applied = n->seq.placed;
-	while (n->stored.places && n->stored.places->next && n->stored.places->next->seq <= applied) {
+	while (n->stored.places && n->stored.places->next &&
+	       n->stored.places->next->seq <= applied) {
 		struct place *old = n->stored.places;
 		n->stored.places = old->next;
 		free(old);
@@ -287,7 +288,7 @@ const struct place *node_place(struct fs *fs, struct node *n)
 void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name)
 {
 	struct place **pp = &n->stored.places, *last = NULL;
-	node_place(fs, n);	/* drops past ones */
+	node_place(fs, n); /* drops past ones */
 	for (; *pp; pp = &(*pp)->next)
 		last = *pp;
 	if (last && last->dir == dir && !strcmp(last->name, name))
@@ -338,7 +339,7 @@ static bool is_awaited(const struct node *n)
 
 static void node_free(struct fs *fs, struct node *n)
 {
-	n->zombie = true;	/* keeps dentry_remove from freeing it */
+	n->zombie = true; /* keeps dentry_remove from freeing it */
 	while (n->names)
 		dentry_remove(fs, n->names);
 	struct node **pp = &fs->tree.nodes[id_bucket(n->id)];
@@ -367,7 +368,7 @@ static void node_free(struct fs *fs, struct node *n)
 		struct rec r = rec_new(REC_FORGET);
 		r.unique = 0;
 		r.node = n->id;
-		staging_log(fs->s, &r);	/* failed: then the node stays longer, no more */
+		staging_log(fs->s, &r); /* failed: then the node stays longer, no more */
 	}
 	free(n->target);
 	free(n->version.over);
@@ -383,15 +384,16 @@ static bool several_names(const struct node *n)
 
 static bool node_needed(struct fs *fs, struct node *n)
 {
-	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy || n->holds)
+	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy ||
+	    n->holds)
 		return true;
 	if (!n->names)
-		return false;	/* unlinked, and forgotten by the kernel */
+		return false; /* unlinked, and forgotten by the kernel */
 	if (is_awaited(n) || several_names(n))
 		return true;
 	node_check_sf(fs, n);
 	if (n->sf)
-		return true;	/* a durable staged file is only a read cache */
+		return true; /* a durable staged file is only a read cache */
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		if (dentry_dirty(fs, d))
 			return true;
@@ -408,7 +410,7 @@ void node_release(struct fs *fs, struct node *n)
 	}
 	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles)
 		return;
-	if (several_names(n))	/* until it loses one; then dentry_remove or apply.c frees it */
+	if (several_names(n)) /* until it loses one; then dentry_remove or apply.c frees it */
 		return;
 	n->zombie = true;
 	n->zombie_next = fs->tree.zombies;
@@ -432,7 +434,7 @@ void node_forgotten(struct fs *fs, struct node *n)
 {
 	if (n == fs->tree.root || n->handles)
 		return;
-	n->zombie = true;	/* keeps dentry_remove from freeing it */
+	n->zombie = true; /* keeps dentry_remove from freeing it */
 	while (n->children)
 		dentry_remove(fs, n->children);
 	node_free(fs, n);
@@ -445,7 +447,7 @@ void node_gc(struct fs *fs)
 {
 	for (struct dentry *d; (d = fs->tree.whites) && (d->node || d->seq <= fs_applied(fs));)
 		if (d->node)
-			white_unlist(fs, d);	/* the name exists again */
+			white_unlist(fs, d); /* the name exists again */
 		else
 			dentry_remove(fs, d);
 	if (!fs->tree.looked_at) {

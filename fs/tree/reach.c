@@ -38,9 +38,9 @@ static int look(struct fs *fs, struct node *dir, const char *name, struct node *
 {
 	bool busy = dir->busy;
 	dir->busy = true;
-	int rc = tree_lookup(fs, dir, name, out, NULL);
+	int err = tree_lookup(fs, dir, name, out, NULL);
 	dir->busy = busy;
-	return rc;
+	return err;
 }
 
 static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
@@ -50,8 +50,8 @@ static int may_search(struct fs *fs, const struct caller *who, struct node *dir)
 		return -ENOTDIR;
 	if (!who || !who->uid)
 		return 0;
-	int rc = node_stat(fs, dir, &st);
-	return rc ? rc : caller_may(who, &st, 1) ? 0 : -EACCES;
+	int err = node_stat(fs, dir, &st);
+	return err ? err : caller_may(who, &st, 1) ? 0 : -EACCES;
 }
 
 /* Walks the path. Takes the lock; keeps it on success. */
@@ -59,41 +59,41 @@ static int walk(struct fs *fs, const struct caller *who, const char *path, struc
 {
 	struct node *n = fs->tree.root;
 	struct stat st;
-	int rc = 0;
-	while (!rc && *path) {
+	int err = 0;
+	while (!err && *path) {
 		char name[MAX_NAME + 1];
 		size_t len = strcspn(path, "/");
 		struct node *dir = n;
-		rc = len > MAX_NAME ? -ENAMETOOLONG : may_search(fs, who, dir);
-		if (!rc) {
+		err = len > MAX_NAME ? -ENAMETOOLONG : may_search(fs, who, dir);
+		if (!err) {
 			memcpy(name, path, len);
 			name[len] = 0;
-			rc = name_is_control(dir->id, name) ? -ENOENT : look(fs, dir, name, &n);
+			err = name_is_control(dir->id, name) ? -ENOENT : look(fs, dir, name, &n);
 		}
-		if (rc)
+		if (err)
 			n = dir;
 		path += len + (path[len] == '/');
 	}
-	if (!rc)
-		rc = node_stat(fs, n, &st);
-	if (rc)
+	if (!err)
+		err = node_stat(fs, n, &st);
+	if (err)
 		ask_release(fs, n);
 	*out = n;
-	return rc;
+	return err;
 }
 
 int reach(struct fs *fs, const struct caller *who, const char *path, struct node **out)
 {
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
 		pthread_mutex_lock(&fs->tree.lock);
-		rc = walk(fs, who, path, out);
-		if (rc)
+		err = walk(fs, who, path, out);
+		if (err)
 			pthread_mutex_unlock(&fs->tree.lock);
-	} while (ask_store(fs, rc));
-	return rc;
+	} while (ask_store(fs, err));
+	return err;
 }
 
 void reach_done(struct fs *fs, struct node *n)
@@ -106,9 +106,9 @@ int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsign
 	       struct stat *st)
 {
 	struct node *n;
-	int rc = reach(fs, who, path, &n);
-	if (rc)
-		return rc;
+	int err = reach(fs, who, path, &n);
+	if (err)
+		return err;
 	node_attr(fs, n, st);
 	reach_done(fs, n);
 	return caller_may(who, st, want) ? 0 : -EACCES;

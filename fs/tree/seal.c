@@ -13,11 +13,13 @@
 static bool is_over(const char *mark, struct timespec commit)
 {
 	struct timespec t;
-	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec && t.tv_nsec == commit.tv_nsec;
+	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec &&
+	       t.tv_nsec == commit.tv_nsec;
 }
 
 /* The value of this xattr of the file at d's name in the store; "" if it has none. 0 or -errno. */
-static int store_says(struct fs *fs, const struct dentry *d, const char *key, char buf[CKPT_OVER_ROOM])
+static int store_says(struct fs *fs, const struct dentry *d, const char *key,
+		      char buf[CKPT_OVER_ROOM])
 {
 	ssize_t len = ask_value_by_name(fs, d->dir, d->name, key, buf, CKPT_OVER_ROOM - 1);
 	buf[len < 0 ? 0 : len] = '\0';
@@ -31,42 +33,43 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 {
 	char sum[CKPT_OVER_ROOM] = "";
 	struct stat st;
-	int rc;
+	int err;
 
-	if ((rc = node_stat(fs, c, &st)))
-		return rc;
+	if ((err = node_stat(fs, c, &st)))
+		return err;
 	if (old->version.over && is_over(old->version.over, st.st_mtim)) {
 		snprintf(mark, CKPT_OVER_ROOM, "%s", old->version.over);
 		return 0;
 	}
-	rc = store_says(fs, d, CKPT_OVER_KEY, mark);
-	if (rc || is_over(mark, st.st_mtim))
-		return rc;
+	err = store_says(fs, d, CKPT_OVER_KEY, mark);
+	if (err || is_over(mark, st.st_mtim))
+		return err;
 	/* order is preserved: a store that has c has the files that c commits */
 	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
-		rc = store_says(fs, d, "user.cairn.checksum", sum);
-	if (!rc)
+		err = store_says(fs, d, "user.cairn.checksum", sum);
+	if (!err)
 		ckpt_over_print(st.st_mtim, sum, mark);
-	return rc;
+	return err;
 }
 
 /* Whether the file at d, a version of n, belongs to a committed checkpoint. 1: yes, *out is the
  * mark for the version that replaces it; 0: no; or -errno. */
-static int is_committed(struct fs *fs, const struct node *n, const struct dentry *d, char mark[CKPT_OVER_ROOM])
+static int is_committed(struct fs *fs, const struct node *n, const struct dentry *d,
+			char mark[CKPT_OVER_ROOM])
 {
 	char buf[64];
 	for (int which = 0; d->store_has && which < 2; which++) {
 		const char *name = ckpt_commit_of(d->name, which, buf);
 		struct node *c = NULL;
-		int rc = name ? tree_lookup(fs, d->dir, name, &c, NULL) : -ENOENT;
-		if (rc && !name_is_absent(rc))
-			return rc;
-		if (rc || !S_ISREG(c->attr.mode))
+		int err = name ? tree_lookup(fs, d->dir, name, &c, NULL) : -ENOENT;
+		if (err && !name_is_absent(err))
+			return err;
+		if (err || !S_ISREG(c->attr.mode))
 			continue;
-		rc = print_over(fs, n, d, c, mark);
+		err = print_over(fs, n, d, c, mark);
 		if (!c->nlookup)
 			ask_release(fs, c);
-		return rc ? rc : 1;
+		return err ? err : 1;
 	}
 	return 0;
 }
@@ -82,7 +85,7 @@ static int note_over(struct fs *fs, struct node *n)
 	int over = d ? is_committed(fs, n, d, mark) : 0;
 	if (over == ASK_AGAIN)
 		return over;
-	if (over < 0)	/* a FLUSH that was answered has asked already: its result is final */
+	if (over < 0) /* a FLUSH that was answered has asked already: its result is final */
 		return n->version.accepted ? 0 : over;
 	free(n->version.over);
 	n->version.over = over ? strdup(mark) : NULL;
@@ -98,7 +101,7 @@ int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const 
 	rec_aim(fs, &r, n);
 	if (r.flags & REC_GHOST || !S_ISREG(n->attr.mode) || !S_ISREG(victim->attr.mode) ||
 	    !io_store_has_xattr(fs->store))
-		return 0;	/* a version that is not sealed yet is marked by its seal */
+		return 0; /* a version that is not sealed yet is marked by its seal */
 	int over = is_committed(fs, victim, d, mark);
 	if (over <= 0)
 		return over;
@@ -116,7 +119,7 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	struct rec r = rec_new(REC_SEAL);
 	unsigned n_names = 0, n_pairs = 0;
 
-	r.unique = 0;	/* both FLUSH and RELEASE may call this */
+	r.unique = 0; /* both FLUSH and RELEASE may call this */
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		n_names++;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
@@ -129,12 +132,13 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		names[n_names++] = (struct rec_name){.dir = d->dir->id, .name = d->name};
 		if (d->store_has)
-			r.flags |= REC_SHADOW;	/* an earlier version exists there */
+			r.flags |= REC_SHADOW; /* an earlier version exists there */
 	}
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
 	if (n->version.over)
-		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY, .val = n->version.over,
+		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY,
+						     .val = n->version.over,
 						     .len = (uint32_t)strlen(n->version.over)};
 	ssize_t len = rec_pack(names, n_names, pairs, n_pairs, data);
 	r.dir = n_names ? names[0].dir : 0;
@@ -156,11 +160,11 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 
 int fill_flushed(struct node *n, struct rec *r, void **data)
 {
-	int rc = fill_seal(n, r, data);
+	int err = fill_seal(n, r, data);
 	r->type = REC_FLUSHED;
 	r->sf = staged_id(n->sf);
 	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
-	return rc;
+	return err;
 }
 
 /* Before a close is answered: its RELEASE may be lost if everything is killed. */
@@ -168,33 +172,33 @@ int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	int rc = note_over(fs, n);
-	if (!rc)
-		rc = fill_flushed(n, &r, &data);
-	if (!rc)
-		rc = fs_record(fs, &r);
+	int err = note_over(fs, n);
+	if (!err)
+		err = fill_flushed(n, &r, &data);
+	if (!err)
+		err = fs_record(fs, &r);
 	free(data);
-	return rc;
+	return err;
 }
 
 int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 {
 	struct rec r;
 	void *data = NULL;
-	int rc = note_over(fs, n);
-	if (!rc)
-		rc = fill_seal(n, &r, &data);
-	if (!rc)
-		rc = staging_seal(fs->s, n->sf, &r, closed);
-	if (!rc) {
+	int err = note_over(fs, n);
+	if (!err)
+		err = fill_seal(n, &r, &data);
+	if (!err)
+		err = staging_seal(fs->s, n->sf, &r, closed);
+	if (!err) {
 		fs_apply(fs, &r);
 		struct staged_info i;
 		staged_get_state(n->sf, &i);
-		if (closed)	/* allocated bytes, without holes */
+		if (closed) /* allocated bytes, without holes */
 			expect_note(fs, n, i.blocks * 512 < r.size ? i.blocks * 512 : r.size);
 		if (seq)
 			*seq = r.seq;
 	}
 	free(data);
-	return rc;
+	return err;
 }

@@ -16,13 +16,14 @@ struct user {
 
 static struct user *users;
 static size_t n_users, cap_users;
-static uint64_t all_open, roots_open;	/* all_open: by all users but root */
+static uint64_t all_open, roots_open; /* all_open: by all users but root */
 static bool refused;
 
-/* A file being written takes two descriptors of the worker: one in staging, and one in the store from
- * its close or its first write on. */
+/* A file being written takes two descriptors of the worker: one in staging, and one in the store
+ * from its close or its first write on. */
 #define FDS_OF_FILE 2
-#define FDS_OWN 40	/* of the worker itself: 27 were counted, and it opens some for a moment */
+/* of the worker itself: 27 were counted, and it opens some for a moment */
+#define FDS_OWN 40
 
 static struct user *find(uint32_t uid)
 {
@@ -42,7 +43,7 @@ void share_opened(uint32_t uid)
 			size_t cap = cap_users ? 2 * cap_users : 16;
 			struct user *more = realloc(users, cap * sizeof(*users));
 			if (!more)
-				return;	/* nor is its close counted */
+				return; /* nor is its close counted */
 			users = more;
 			cap_users = cap;
 		}
@@ -67,8 +68,8 @@ void share_closed(uint32_t uid)
 		*u = users[--n_users];
 }
 
-/* Files that may be open at once, so that the worker has descriptors left to close them and for what is
- * pending after that (an eighth: staging.c). UINT64_MAX: any number. */
+/* Files that may be open at once, so that the worker has descriptors left to close them and for
+ * what is pending after that (an eighth: staging.c). UINT64_MAX: any number. */
 static uint64_t files_max(void)
 {
 	struct rlimit rl;
@@ -96,8 +97,11 @@ bool share_was_refused(char *text, size_t cap)
 	if (!refused || told)
 		return false;
 	told = true;
-	snprintf(text, cap, "open(2) answers EMFILE: all users together may have %llu files open for writing. Each takes "
-		 "%d descriptors of the worker; raise its hard limit of open files (ulimit -Hn, LimitNOFILE=)",
+	snprintf(text, cap,
+		 "open(2) answers EMFILE: all users together may have %llu files open for writing. "
+		 "Each takes "
+		 "%d descriptors of the worker; raise its hard limit of open files (ulimit -Hn, "
+		 "LimitNOFILE=)",
 		 (unsigned long long)files_max(), FDS_OF_FILE);
 	return true;
 }

@@ -18,19 +18,19 @@ struct fs;
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 
 /* Nodes, names and handles. The tree lock is the first in the order of locks (ARCHITECTURE, Locks).
- * */
+ */
 struct tree {
-	pthread_mutex_t lock;	/* "the tree lock": over all below, and fs->expect */
+	pthread_mutex_t lock; /* "the tree lock": over all below, and fs->expect */
 	pthread_cond_t busy_cond;
 	struct node *nodes[NODE_BUCKETS];
 	struct dentry *dentries[NODE_BUCKETS];
-	struct node *by_sino[4096];	/* store files with several names */
+	struct node *by_sino[4096]; /* store files with several names */
 	struct handle *handles[4096];
 	/* queued for node_gc(); the rest of those it looks at now */
 	struct node *zombies, *looked_at;
-	struct dentry *whites, *whites_last;	/* whiteouts, oldest first */
-	struct held *held;	/* by operations that ask the store */
-	uint64_t changes;	/* of names and nodes, counted */
+	struct dentry *whites, *whites_last; /* whiteouts, oldest first */
+	struct held *held; /* by operations that ask the store */
+	uint64_t changes; /* of names and nodes, counted */
 	/* `changes` at the last change of a name with this hash */
 	uint64_t name_changed[NODE_BUCKETS];
 	struct fs_buffer *buffers;
@@ -55,7 +55,7 @@ struct expected {
 /* How often each lane was taken; ops/open.c. */
 struct lanes {
 	atomic_bool passthrough;
-	bool proved;		/* passthrough has worked; the tree lock is held */
+	bool proved; /* passthrough has worked; the tree lock is held */
 	atomic_ullong opens[N_LANES];
 	atomic_ullong bytes_read;
 };
@@ -66,9 +66,9 @@ struct forks {
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
 	struct fork_news *news;
-	bool started;		/* the thread that tells the kernel */
+	bool started; /* the thread that tells the kernel */
 	/* Makes the kernel forget that name; wire_run() sets it. No lock is held. NULL: no kernel.
-	 * */
+	 */
 	void (*expire)(struct fs *fs, uint64_t dir, const char *name);
 };
 

@@ -54,7 +54,8 @@ int tree_init(struct fs *fs)
 /* Whether b is the file that n was last seen as. */
 static bool is_seen(const struct node *n, const struct born *b)
 {
-	return n->stored.ino == b->st.st_ino && (!n->stored.birth || !b->birth || n->stored.birth == b->birth);
+	return n->stored.ino == b->st.st_ino &&
+	       (!n->stored.birth || !b->birth || n->stored.birth == b->birth);
 }
 
 /* A descriptor for the caller; *b describes its file, with inode 0 if that cannot be found out. */
@@ -92,18 +93,19 @@ int node_open_store(struct fs *fs, struct node *n)
 
 int node_keep_bytes(struct fs *fs, struct node *n)
 {
-	return S_ISREG(n->attr.mode) && n->names && !n->names->name_next ? node_keep_version(fs, n) : 0;
+	return S_ISREG(n->attr.mode) && n->names && !n->names->name_next ? node_keep_version(fs, n)
+									 : 0;
 }
 
 static int open_spilled(struct staged *sf)
 {
-	int fd, rc = staged_spilled(sf) ? staged_use(sf, &fd) : -ENODATA;
-	if (rc)
-		return rc;
-	rc = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	rc = rc < 0 ? -errno : rc;
+	int fd, err = staged_spilled(sf) ? staged_use(sf, &fd) : -ENODATA;
+	if (err)
+		return err;
+	err = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	err = err < 0 ? -errno : err;
 	staged_unuse(sf);
-	return rc;
+	return err;
 }
 
 /* n has readers, stored.kept_fd is its file, and the next worker will need it, too. */
@@ -120,24 +122,24 @@ static void retain(struct fs *fs, struct node *n, const struct born *b, bool lin
 	r.mode = n->attr.mode;
 	r.node2 = b->st.st_ino;
 	r.dir2 = b->birth;
-	fs_record(fs, &r);	/* failed: then its readers lose it with this worker */
+	fs_record(fs, &r); /* failed: then its readers lose it with this worker */
 }
 
 int node_keep_version(struct fs *fs, struct node *n)
 {
 	struct born b;
 
-	node_check_sf(fs, n);	/* a published spill file belongs to the store */
+	node_check_sf(fs, n); /* a published spill file belongs to the store */
 	if ((!n->nlookup && !n->pinned && !n->handles) || n->stored.kept_fd >= 0)
 		return 0;
 	int fd = n->sf ? open_spilled(n->sf) : open_store(fs, n, &b);
 	if (n->sf && fd >= 0) {
-		int rc = ask_born(fs, n, fd, &b);
-		if (rc)
+		int err = ask_born(fs, n, fd, &b);
+		if (err)
 			b = (struct born){0};
-		if (rc == ASK_AGAIN)
+		if (err == ASK_AGAIN)
 			close(fd);
-		fd = rc == ASK_AGAIN ? rc : fd;
+		fd = err == ASK_AGAIN ? err : fd;
 	}
 	if (fd == ASK_AGAIN)
 		return fd;
@@ -174,7 +176,8 @@ void nodes_keep_again(struct fs *fs)
 		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
 			struct born b;
 			bool linked;
-			if (!n->handles || n->names || n->buf || !S_ISREG(n->attr.mode) || n->stored.kept_fd >= 0)
+			if (!n->handles || n->names || n->buf || !S_ISREG(n->attr.mode) ||
+			    n->stored.kept_fd >= 0)
 				continue;
 			n->stored.kept_fd = open_again(fs, n, &b, &linked);
 			if (n->stored.kept_fd >= 0)
@@ -192,12 +195,12 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 
 	if (n->seq.born > fs_applied(fs))
 		return 0;
-	int rc = ask_stat(fs, n, &b, &applied);
+	int err = ask_stat(fs, n, &b, &applied);
 	const struct stat *st = &b.st;
-	if (rc == ASK_AGAIN)
-		return rc;
-	if (rc || (st->st_mode & S_IFMT) != (n->attr.mode & S_IFMT))
-		return 0;	/* removed by another program: keep what was last seen */
+	if (err == ASK_AGAIN)
+		return err;
+	if (err || (st->st_mode & S_IFMT) != (n->attr.mode & S_IFMT))
+		return 0; /* removed by another program: keep what was last seen */
 	struct timespec m = n->attr.mtime, c = n->attr.ctime;
 	nlink_t links = n->attr.nlink;
 	if (n->seq.dirty <= applied) {
@@ -221,10 +224,10 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 int node_stat(struct fs *fs, struct node *n, struct stat *st)
 {
 	node_check_sf(fs, n);
-	int rc = !n->sf && (n->names || n == fs->tree.root) ? refresh_from_store(fs, n) : 0;
-	if (!rc)
+	int err = !n->sf && (n->names || n == fs->tree.root) ? refresh_from_store(fs, n) : 0;
+	if (!err)
 		node_attr(fs, n, st);
-	return rc;
+	return err;
 }
 
 void node_attr(struct fs *fs, struct node *n, struct stat *st)
@@ -234,10 +237,17 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 	/* readers keep a version: size and times are the version's, the rest is the file's */
 	const struct node *now = n->fork.to ? node_current(fs, n->id) : n;
 	*st = (struct stat){
-		.st_ino = n->ino, .st_mode = now->attr.mode, .st_uid = now->attr.uid, .st_gid = now->attr.gid,
-		.st_rdev = n->attr.rdev, .st_nlink = node_links(now), .st_atim = n->attr.atime,
-		.st_mtim = n->attr.mtime, .st_ctim = now->attr.ctime,
-		.st_size = (off_t)n->attr.size, .st_blocks = (blkcnt_t)n->attr.blocks,
+		.st_ino = n->ino,
+		.st_mode = now->attr.mode,
+		.st_uid = now->attr.uid,
+		.st_gid = now->attr.gid,
+		.st_rdev = n->attr.rdev,
+		.st_nlink = node_links(now),
+		.st_atim = n->attr.atime,
+		.st_mtim = n->attr.mtime,
+		.st_ctim = now->attr.ctime,
+		.st_size = (off_t)n->attr.size,
+		.st_blocks = (blkcnt_t)n->attr.blocks,
 		.st_blksize = BLKSIZE,
 	};
 	if (n->sf) {
@@ -248,7 +258,8 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 		st->st_mtim = i.mtime;
 		st->st_ctim = i.ctime;
 		if (now->attr.ctime.tv_sec > i.ctime.tv_sec ||
-		    (now->attr.ctime.tv_sec == i.ctime.tv_sec && now->attr.ctime.tv_nsec > i.ctime.tv_nsec))
+		    (now->attr.ctime.tv_sec == i.ctime.tv_sec &&
+		     now->attr.ctime.tv_nsec > i.ctime.tv_nsec))
 			/* changed by chmod and the like, which tmpfs does not see */
 			st->st_ctim = now->attr.ctime;
 		n->attr.size = i.size;
@@ -258,7 +269,7 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 	} else if (n->buf) {
 		st->st_blocks = (blkcnt_t)buffers_blocks(n);
 	} else if (S_ISDIR(n->attr.mode) && !st->st_size) {
-		st->st_size = 4096;	/* not in the store yet */
+		st->st_size = 4096; /* not in the store yet */
 		st->st_blocks = 8;
 	} else if (S_ISLNK(n->attr.mode) && n->target) {
 		st->st_size = (off_t)strlen(n->target);
@@ -281,12 +292,13 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 	*out = NULL;
 	for (struct node *n = fs->tree.by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
 		if (!is_seen(n, b) || n->stored.adopt || !n->names || S_ISDIR(n->attr.mode))
-			continue;	/* its stored inode is the previous version's */
+			continue; /* its stored inode is the previous version's */
 		uint64_t applied;
-		int rc = ask_stat(fs, n, &now, &applied);
-		if (rc && !name_is_absent(rc))
-			return rc;
-		if (rc || now.st.st_ino != b->st.st_ino || now.st.st_dev != b->st.st_dev || now.birth != b->birth)
+		int err = ask_stat(fs, n, &now, &applied);
+		if (err && !name_is_absent(err))
+			return err;
+		if (err || now.st.st_ino != b->st.st_ino || now.st.st_dev != b->st.st_dev ||
+		    now.birth != b->birth)
 			continue;
 		*out = n;
 		return 0;
@@ -295,8 +307,8 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 }
 
 /* n: the file of which this is another name; NULL: creates a node. */
-static int learn(struct fs *fs, struct node *dir, const char *name, struct node *n, const struct named *seen,
-		 struct node **out, struct dentry **dout)
+static int learn(struct fs *fs, struct node *dir, const char *name, struct node *n,
+		 const struct named *seen, struct node **out, struct dentry **dout)
 {
 	const struct born *b = &seen->b;
 	const struct stat *st = &b->st;
@@ -322,9 +334,9 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 	d->store_has = d->sealed = true;
 	d->seq = 0;
 	if (S_ISDIR(st->st_mode)) {
-		int rc = staging_dir_learn(fs->s, n->id, dir->id, name);
-		if (rc)
-			return rc;
+		int err = staging_dir_learn(fs->s, n->id, dir->id, name);
+		if (err)
+			return err;
 	}
 	fs_learned(fs, n, d);
 	*out = n;
@@ -346,7 +358,8 @@ static void drop_outdated(struct fs *fs, struct node *n, const struct named *see
 		node_set_sf(fs, n, NULL);
 }
 
-int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out, struct dentry **dout)
+int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out,
+		struct dentry **dout)
 {
 	struct dentry *d = dentry_find(fs, dir, name);
 	struct named seen;
@@ -367,12 +380,13 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return 0;
 	}
-	int rc = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
-	if (rc && !name_is_absent(rc))	/* this error does not mean that the name is absent */
-		return rc;
-	if (!rc && dir == fs->tree.root && !strcmp(name, CONTROL_DIR_NAME))
-		rc = -ENOENT;
-	bool same = !rc && d && d->node && (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
+	int err = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
+	if (err && !name_is_absent(err)) /* this error does not mean that the name is absent */
+		return err;
+	if (!err && dir == fs->tree.root && !strcmp(name, CONTROL_DIR_NAME))
+		err = -ENOENT;
+	bool same = !err && d && d->node &&
+		    (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
 		    (!d->node->stored.ino || d->node->stored.adopt || is_seen(d->node, b));
 	if (same) {
 		node_set_sino(fs, d->node, b->st.st_ino, b->birth);
@@ -383,19 +397,19 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 			*dout = d;
 	} else {
 		struct node *linked = NULL;
-		int err = rc ? 0 : seen.ino_rc;
-		if (!rc && !err && !S_ISDIR(b->st.st_mode) && b->st.st_nlink > 1)
-			err = find_linked(fs, b, &linked);
-		if (err)
-			return err;
+		int ino_err = err ? 0 : seen.ino_rc;
+		if (!err && !ino_err && !S_ISDIR(b->st.st_mode) && b->st.st_nlink > 1)
+			ino_err = find_linked(fs, b, &linked);
+		if (ino_err)
+			return ino_err;
 		/* another writer changed the store, such as another node of the cluster */
 		if (d)
 			dentry_remove(fs, d);
-		if (!rc)
-			rc = learn(fs, dir, name, linked, &seen, out, dout);
+		if (!err)
+			err = learn(fs, dir, name, linked, &seen, out, dout);
 	}
-	ask_took(fs, dir, name, rc ? NULL : *out, &seen);
-	return rc;
+	ask_took(fs, dir, name, err ? NULL : *out, &seen);
+	return err;
 }
 
 void tree_absent(struct fs *fs, struct node *dir, const char *name)
@@ -407,8 +421,8 @@ void tree_absent(struct fs *fs, struct node *dir, const char *name)
 
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out)
 {
-	if (fs->tree.absent.dir == dir->id && !strcmp(fs->tree.absent.name, name) && !dentry_find(fs, dir, name) &&
-	    monotonic_ns() - fs->tree.absent.since_ns < ABSENT_NS)
+	if (fs->tree.absent.dir == dir->id && !strcmp(fs->tree.absent.name, name) &&
+	    !dentry_find(fs, dir, name) && monotonic_ns() - fs->tree.absent.since_ns < ABSENT_NS)
 		return -ENOENT;
 	return tree_lookup(fs, dir, name, out, NULL);
 }

@@ -10,15 +10,15 @@
 
 #include "fs/base/base.h"
 
-#define BLKSIZE (1u << 20)	/* st_blksize: Python takes the size of its buffers from it */
+#define BLKSIZE (1u << 20) /* st_blksize: Python takes the size of its buffers from it */
 /* memory of a file from this size on is allocated without the tree lock */
 #define LARGE_FILE (8u << 20)
 #define CAIRN_PREFIX "user.cairn."
 /* the only user.cairn.* that users set; it is not listed */
 #define DEVICE_KEY CAIRN_PREFIX "device"
 
-#define TREE_SCOPE(fs) \
-	pthread_mutex_t *tree_scope_ __attribute__((cleanup(scope_unlock), unused)) = \
+#define TREE_SCOPE(fs)                                                                             \
+	pthread_mutex_t *tree_scope_ __attribute__((cleanup(scope_unlock), unused)) =              \
 		scope_lock(&(fs)->tree.lock)
 
 /* Does this thread hold the tree lock? For debug builds and tests; glibc's mutexes know their
@@ -41,14 +41,15 @@ struct fs_buffer;
 /* A name. node NULL: a whiteout, removed here and perhaps still in the store. */
 struct dentry {
 	struct dentry *hash_next;
-	struct dentry *sib_prev, *sib_next;	/* in the directory */
-	struct dentry *name_next;		/* of the node */
+	struct dentry *sib_prev, *sib_next; /* in the directory */
+	struct dentry *name_next; /* of the node */
 	struct node *dir, *node;
-	uint64_t seq;		/* the last record that changed it; the store has it once applied */
+	/* the last record that changed it; the store has it once applied */
+	uint64_t seq;
 	/* when all records are applied, the store has something by this name, */
 	bool store_has;
-	bool sealed;		/* and it is this node */
-	bool white;		/* it is in fs->tree.whites, linked by the next two */
+	bool sealed; /* and it is this node */
+	bool white; /* it is in fs->tree.whites, linked by the next two */
 	struct dentry *white_prev, *white_next;
 	char name[];
 };
@@ -63,7 +64,7 @@ struct xattr {
 /* Where the store has a file now, and where records that are not applied yet will put it. */
 struct place {
 	struct place *next;
-	uint64_t seq;		/* valid once this record is applied */
+	uint64_t seq; /* valid once this record is applied */
 	uint64_t dir;
 	char name[];
 };
@@ -74,17 +75,17 @@ struct attributes {
 	uid_t uid;
 	gid_t gid;
 	dev_t rdev;
-	nlink_t nlink;		/* directories: the live count; the store's when clean */
-	nlink_t unknown;	/* others: names in the store that were not looked up yet */
+	nlink_t nlink; /* directories: the live count; the store's when clean */
+	nlink_t unknown; /* others: names in the store that were not looked up yet */
 	struct timespec atime, mtime, ctime;
-	uint64_t size, blocks;	/* when last seen */
+	uint64_t size, blocks; /* when last seen */
 };
 
 /* Records that changed it, by their places in the order; apply.c. */
 struct node_seqs {
-	uint64_t dirty;		/* the last on the node itself */
-	uint64_t born;		/* makes it in the store; UINT64_MAX: none does yet */
-	uint64_t names;		/* directories: the last change of their names */
+	uint64_t dirty; /* the last on the node itself */
+	uint64_t born; /* makes it in the store; UINT64_MAX: none does yet */
+	uint64_t names; /* directories: the last change of their names */
 	/* directories: the newest of the names dropped here because the store has them */
 	uint64_t forgot;
 	/* files: the last change of the number of names; UINT64_MAX: the store has one that is
@@ -97,9 +98,9 @@ struct node_seqs {
 
 /* As the store has it; node.c, tree.c. */
 struct node_stored {
-	uint64_t ino, birth;	/* of the store file when last seen; its birth (io_stat_born) */
-	bool adopt;		/* a version of ours replaced it: take what is there */
-	struct place *places;	/* files: oldest first */
+	uint64_t ino, birth; /* of the store file when last seen; its birth (io_stat_born) */
+	bool adopt; /* a version of ours replaced it: take what is there */
+	struct place *places; /* files: oldest first */
 	/* its store file, unlinked while the kernel knew the node; -1: none */
 	int kept_fd;
 	/* staging gives it a name in tmp/ before it has none: staging_retain() */
@@ -108,19 +109,20 @@ struct node_stored {
 
 /* Its bytes, from a writer's open to the seal; version.c, ops/close.c. */
 struct node_version {
-	bool sealed;		/* the order has a version of it */
+	bool sealed; /* the order has a version of it */
 	/* was open O_RDWR since the last seal: mapped writes are possible */
 	bool rdwr;
-	char *over;		/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
-	int close_error;	/* a close that found no room */
+	/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
+	char *over;
+	int close_error; /* a close that found no room */
 	/* a close was answered with success: its seal is not refused any more */
 	bool accepted;
-	uint64_t accepted_nth;	/* the number of that close */
+	uint64_t accepted_nth; /* the number of that close */
 };
 
 /* Passthrough; ops/open.c. */
 struct backing {
-	int32_t id;		/* 0: none */
+	int32_t id; /* 0: none */
 	unsigned users;
 };
 
@@ -136,28 +138,28 @@ struct node {
 	struct node *hash_next, *sino_next, *zombie_next;
 	uint64_t id, ino;
 	uint64_t nlookup;
-	bool pinned;		/* restored after a restart: the kernel's count is not known */
+	bool pinned; /* restored after a restart: the kernel's count is not known */
 	/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
 	bool busy;
 	/* threads that dropped the lock and will use it again: it is not freed */
 	unsigned holds;
-	bool zombie;		/* on the list of nodes that are freed when clean */
-	uint64_t changed;	/* fs->tree.changes when something of it last changed here */
+	bool zombie; /* on the list of nodes that are freed when clean */
+	uint64_t changed; /* fs->tree.changes when something of it last changed here */
 	struct attributes attr;
 	struct node_seqs seq;
 	struct node_stored stored;
 
 	struct dentry *names;
-	struct dentry *children;	/* directories: changed names, whiteouts included */
-	char *target;			/* symlinks that are not yet in the store */
+	struct dentry *children; /* directories: changed names, whiteouts included */
+	char *target; /* symlinks that are not yet in the store */
 	struct xattr *xattrs;
 	bool xattrs_loaded;
 
-	struct staged *sf;	/* bytes in staging; NULL: the store's */
-	struct fs_buffer *buf;	/* not NULL: it is a buffer and no file */
+	struct staged *sf; /* bytes in staging; NULL: the store's */
+	struct fs_buffer *buf; /* not NULL: it is a buffer and no file */
 	unsigned handles, writers;
 	struct node_version version;
-	enum lane lane;		/* of the last open */
+	enum lane lane; /* of the last open */
 	struct backing backing;
 	struct node_fork fork;
 };
@@ -166,11 +168,11 @@ struct handle {
 	struct handle *hash_next;
 	uint64_t fh;
 	struct node *node;
-	struct staged *sf;	/* NULL: store file or control text */
-	int fd;			/* of a store file, for reads in the relay lane; -1 */
-	int flags;		/* of open(2) */
+	struct staged *sf; /* NULL: store file or control text */
+	int fd; /* of a store file, for reads in the relay lane; -1 */
+	int flags; /* of open(2) */
 	bool writer, uses_backing, uses_sf, flushed;
-	bool counted;		/* in the share of the user who opened it: */
+	bool counted; /* in the share of the user who opened it: */
 	uint32_t uid;
 	enum lane lane;
 };
@@ -184,7 +186,7 @@ struct listed_name {
 	char *name;
 	uint64_t ino, asked, applied;
 	mode_t type;
-	bool gone, doubt;	/* doubt: the next question is about this name alone */
+	bool gone, doubt; /* doubt: the next question is about this name alone */
 };
 struct listed {
 	struct listed_name *v;
@@ -201,19 +203,20 @@ struct listed_name *listed_find(const struct listed *l, const char *name);
  *	ask_begin();
  *	do {
  *		TREE_SCOPE(fs);
- *		rc = ...;	(ASK_AGAIN if it came from the functions below)
- *	} while (ask_store(fs, rc));
+ *		err = ...;	(ASK_AGAIN if it came from the functions below)
+ *	} while (ask_store(fs, err));
  *
- * ask_store: no lock held. Asks and returns true where rc is ASK_AGAIN; else it ends the operation
+ * ask_store: no lock held. Asks and returns true where err is ASK_AGAIN; else it ends the operation
  * and returns false. */
 void ask_begin(void);
-bool ask_store(struct fs *fs, int rc);
-void ask_end(void);	/* instead of the last ask_store() */
-void ask_let_go(struct fs *fs);	/* releases nodes that were kept for operations that have ended */
+bool ask_store(struct fs *fs, int err);
+void ask_end(void); /* instead of the last ask_store() */
+/* releases nodes that were kept for operations that have ended */
+void ask_let_go(struct fs *fs);
 
 /* These return what the store says, its errors included; or ASK_AGAIN. */
 int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap);
-int node_load_xattrs(struct fs *fs, struct node *n);	/* into n, once */
+int node_load_xattrs(struct fs *fs, struct node *n); /* into n, once */
 /* cap <= ASK_VALUE_MAX */
 ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap);
 /* *out is valid until the next question; empty if the store says that there is no directory. */
@@ -222,17 +225,18 @@ int ask_list(struct fs *fs, struct node *dir, struct listed **out);
 int ask_list_again(struct fs *fs, struct node *dir);
 
 /* the store says that it is not there; any other error is no answer */
-bool name_is_absent(int rc);
-bool xattr_is_absent(ssize_t rc);	/* not there, or not for us; any other error is no answer */
+bool name_is_absent(int err);
+/* not there, or not for us; any other error is no answer */
+bool xattr_is_absent(ssize_t err);
 
 /* ---- rec.c, apply.c, seal.c, emit.c: records ---- */
 
 struct rec rec_new(uint32_t type);
 /* Sets in r where the store has n (name "": the root itself). */
 void rec_aim(struct fs *fs, struct rec *r, struct node *n);
-int fs_record(struct fs *fs, struct rec *r);	/* logs it, then applies it; 0 or -errno */
+int fs_record(struct fs *fs, struct rec *r); /* logs it, then applies it; 0 or -errno */
 void fs_apply(struct fs *fs, const struct rec *r);
-int fs_replay(void *fs, const struct rec *r);	/* for staging_replay() */
+int fs_replay(void *fs, const struct rec *r); /* for staging_replay() */
 /* A record is logged and cannot be applied: the process ends, and the next worker replays it. */
 _Noreturn void no_memory(void);
 int fs_flushed(struct fs *fs, struct node *n);
@@ -240,19 +244,19 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
 /* n is about to be renamed over victim at d. A shard of a committed checkpoint gets a mark that it
  * was replaced, in the store before it has that name (DURABILITY, Safe checkpoints). */
 int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d);
-int fs_emit(void *fs, struct staging *s);	/* for staging_rotate() */
+int fs_emit(void *fs, struct staging *s); /* for staging_rotate() */
 /* Before a change is recorded: rotates a log that is too long. Lock not held; may wait. */
 void log_room(struct fs *fs);
 
 /* ---- node.c, tree.c: nodes and names ---- */
 
-int tree_init(struct fs *fs);	/* lock not held */
-struct node *node_find(struct fs *fs, uint64_t id);	/* NULL: there is none */
+int tree_init(struct fs *fs); /* lock not held */
+struct node *node_find(struct fs *fs, uint64_t id); /* NULL: there is none */
 /* The same, but the node that has the names of a forked one now; the last one if the file is gone.
  * For what is asked about the file and not about the version that a descriptor keeps. */
 struct node *node_current(struct fs *fs, uint64_t id);
-nlink_t node_links(const struct node *n);	/* st_nlink */
-void node_release(struct fs *fs, struct node *n);	/* frees it once nothing needs it */
+nlink_t node_links(const struct node *n); /* st_nlink */
+void node_release(struct fs *fs, struct node *n); /* frees it once nothing needs it */
 /* so many of the kernel's references */
 void node_forget(struct fs *fs, uint64_t id, uint64_t count);
 void node_gc(struct fs *fs);
@@ -261,12 +265,13 @@ struct dentry *dentry_find(struct fs *fs, struct node *dir, const char *name);
 bool dentry_dirty(struct fs *fs, const struct dentry *d);
 const struct place *node_place(struct fs *fs, struct node *n);
 uint64_t name_changed(struct fs *fs, uint64_t dir, const char *name);
-void node_set_sf(struct fs *fs, struct node *n, struct staged *sf);	/* takes the reference */
+/* takes the reference */
+void node_set_sf(struct fs *fs, struct node *n, struct staged *sf);
 /* Drops n->sf if it was evicted, or spilled and published. */
 void node_check_sf(struct fs *fs, struct node *n);
 /* Waits while another thread copies or makes n's bytes. May drop the lock. */
 void node_wait_busy(struct fs *fs, struct node *n);
-bool xattr_is_ours(const char *key);	/* a state; users cannot set it */
+bool xattr_is_ours(const char *key); /* a state; users cannot set it */
 /* for messages; from the mount */
 void node_path(struct fs *fs, struct node *n, char *buf, size_t cap);
 struct handle *handle_find(struct fs *fs, uint64_t fh);
@@ -276,7 +281,8 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		struct dentry **dout);
 /* The same for CREATE: a name that LOOKUP has just not found is not asked for again. */
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
-void tree_absent(struct fs *fs, struct node *dir, const char *name);	/* a LOOKUP found nothing */
+/* a LOOKUP found nothing */
+void tree_absent(struct fs *fs, struct node *dir, const char *name);
 /* What is shown of n: asked of the store first where it is the store's to say (0, ASK_AGAIN); or as
  * it is known. */
 int node_stat(struct fs *fs, struct node *n, struct stat *st);
@@ -284,8 +290,8 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st);
 /* a descriptor, the caller's; -errno; ASK_AGAIN */
 int node_open_store(struct fs *fs, struct node *n);
 /* Before n loses a name: a process that looked it up may be about to open it, or hold it by O_PATH.
- * */
-int node_keep_bytes(struct fs *fs, struct node *n);	/* 0, ASK_AGAIN */
+ */
+int node_keep_bytes(struct fs *fs, struct node *n); /* 0, ASK_AGAIN */
 /* After a replay, before anything is published: opens files without names again for their readers.
  * Lock not held. */
 void nodes_keep_again(struct fs *fs);
@@ -301,10 +307,11 @@ int node_await(struct fs *fs, struct node *n);
 /* n->sf; drops the lock, n is busy meanwhile */
 int node_resize(struct fs *fs, struct node *n, uint64_t size);
 /* The open for which n was made writable failed: n is as before; `was` is the n->sf of that time.
- * */
+ */
 void node_take_back(struct fs *fs, struct node *n, struct staged *was);
-/* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for room. Lock not held.
- * */
+/* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for room. Lock not
+ * held.
+ */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
 /* The last writer of n->sf closed it and changed nothing. May drop the lock. */
@@ -314,7 +321,7 @@ void retry_failed(struct fs *fs);
 /* *id: the node, whose pages the kernel must drop. -EINVAL, -EBUSY, -EAGAIN; -ENODATA: the store
  * has nothing of it. */
 int discard_failed(struct fs *fs, uint64_t ino, uint64_t *id);
-void close_restored(struct fs *fs);	/* handles of a connection that is gone */
+void close_restored(struct fs *fs); /* handles of a connection that is gone */
 void seal_restored(struct fs *fs);
 /* the connection is gone; returns files that were left open */
 unsigned close_all(struct fs *fs);
@@ -337,17 +344,17 @@ int fork_await(struct fs *fs, struct node *n);
 
 /* ---- share.c: what one user may take ---- */
 
-int share_of_files(uint32_t uid);	/* 0: uid may open one more; -EMFILE */
+int share_of_files(uint32_t uid); /* 0: uid may open one more; -EMFILE */
 /* 0: so many bytes more; -ENOSPC */
 int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more);
 
 /* ---- reach.c: paths that no caller walked; lock not held ---- */
 
-struct caller {			/* who sent a request */
+struct caller { /* who sent a request */
 	uid_t uid;
 	gid_t gid;
-	gid_t *groups;		/* supplementary ones; caller_free() */
-	int n_groups;		/* negative: not known */
+	gid_t *groups; /* supplementary ones; caller_free() */
+	int n_groups; /* negative: not known */
 };
 void caller_free(struct caller *c);
 /* want: 4 read, 2 write, 1 search, as the bits of a mode for others */
@@ -372,15 +379,15 @@ int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t siz
 void buffers_closed(struct fs *fs, struct node *n);
 /* after a replay, lock not held: those without a handle end */
 void buffers_restored(struct fs *fs);
-uint64_t buffers_of(struct fs *fs, uint32_t uid);	/* bytes */
+uint64_t buffers_of(struct fs *fs, uint32_t uid); /* bytes */
 /* For nodes with n->buf. */
 /* a reference, the caller's; NULL: n is no buffer */
 struct buffer *buffers_hold(struct node *n);
-int buffers_backing(struct node *n);	/* a descriptor, n's own */
+int buffers_backing(struct node *n); /* a descriptor, n's own */
 const char *buffers_state(struct node *n);
 /* drops the lock meanwhile */
 int buffers_resize(struct fs *fs, struct node *n, uint64_t size);
-int buffers_lend(struct node *n, uint64_t id, struct staged **sf);	/* as buffer_lend() */
+int buffers_lend(struct node *n, uint64_t id, struct staged **sf); /* as buffer_lend() */
 
 /* ---- commit.c: for struct staging_hold ---- */
 
@@ -391,6 +398,6 @@ bool commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd, cha
 /* ---- upkeep.c ---- */
 
 int upkeep_start(struct fs *fs);
-void upkeep_join(struct fs *fs);	/* fs->stopping is set */
+void upkeep_join(struct fs *fs); /* fs->stopping is set */
 
 #endif

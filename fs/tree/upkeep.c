@@ -32,7 +32,7 @@ static void *upkeep_main(void *arg)
 		bool came = staging_room_came(fs->s);
 		if (++tick % 25 && !came)
 			continue;
-		staging_get_stats(fs->s, &st);	/* failed closes may find room now */
+		staging_get_stats(fs->s, &st); /* failed closes may find room now */
 		if (st.versions.failed && !st.halted.error)
 			retry_failed(fs);
 		if (st.recovered.kept)

@@ -21,8 +21,8 @@ static void log_staged(struct fs *fs, struct node *n)
 static int inherit(struct fs *fs, struct node *n)
 {
 	struct stat st;
-	int rc = node_stat(fs, n, &st);
-	return rc ? rc : node_load_xattrs(fs, n);
+	int err = node_stat(fs, n, &st);
+	return err ? err : node_load_xattrs(fs, n);
 }
 
 int node_await(struct fs *fs, struct node *n)
@@ -43,12 +43,12 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size)
 		session_may_take_long(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	int rc = staged_resize(sf, size);
+	int err = staged_resize(sf, size);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
 	staged_unref(sf);
-	return rc;
+	return err;
 }
 
 void node_unchanged(struct fs *fs, struct node *n)
@@ -110,7 +110,7 @@ static int copy_version(struct fs *fs, struct node *n)
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
 	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
-	int rc = staged_copy_as(fs->s, n->id, src, fd, &who, &sf);
+	int err = staged_copy_as(fs->s, n->id, src, fd, &who, &sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
@@ -118,12 +118,12 @@ static int copy_version(struct fs *fs, struct node *n)
 		staged_unref(src);
 	if (fd >= 0)
 		close(fd);
-	if (rc == -ENODATA && src) {	/* evicted meanwhile: copy from the store */
+	if (err == -ENODATA && src) { /* evicted meanwhile: copy from the store */
 		node_set_sf(fs, n, NULL);
 		return copy_version(fs, n);
 	}
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	copy_times(fs, n, sf);
 	staged_copy_done(sf);
 	node_set_sf(fs, n, sf);
@@ -136,49 +136,50 @@ static int copy_version(struct fs *fs, struct node *n)
 static int reopen(struct fs *fs, struct node *n)
 {
 	struct staged *sf = staged_ref(n->sf);
-	int rc;
+	int err;
 	/* a file with readers cannot change its lane */
 	if (staged_check_room(sf) && n->handles) {
 		staged_unref(sf);
 		return -EAGAIN;
 	}
-	while ((rc = n->sf == sf ? staged_reopen(sf) : -EAGAIN) == -EBUSY) {
+	while ((err = n->sf == sf ? staged_reopen(sf) : -EAGAIN) == -EBUSY) {
 		if (current.slotted) {
-			rc = -EINPROGRESS;
+			err = -EINPROGRESS;
 			break;
 		}
 		n->busy = true;
 		pthread_mutex_unlock(&fs->tree.lock);
-		rc = staged_wait_persisted(sf);
+		err = staged_wait_persisted(sf);
 		pthread_mutex_lock(&fs->tree.lock);
 		n->busy = false;
 		pthread_cond_broadcast(&fs->tree.busy_cond);
-		if (rc)
+		if (err)
 			break;
 	}
 	staged_unref(sf);
-	return rc;
+	return err;
 }
 
 static int empty_version(struct fs *fs, struct node *n)
 {
 	struct staged *sf;
 	const struct staged_owner who = {.uid = n->attr.uid, .gid = n->attr.gid};
-	uint64_t size = n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
+	uint64_t size =
+		n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
 	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;
 
-	if (large)		/* allocating its memory takes milliseconds */
+	if (large) /* allocating its memory takes milliseconds */
 		session_may_block(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	int rc = staged_create_as(fs->s, n->id, size, &who, &sf);
-	if (!rc && large && current.tight)
+	int err = staged_create_as(fs->s, n->id, size, &who, &sf);
+	if (!err && large && current.tight)
 		staged_cover(sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	node_set_sf(fs, n, sf);
 	log_staged(fs, n);
 	return 0;
@@ -188,31 +189,32 @@ static int empty_version(struct fs *fs, struct node *n)
  * or replaced some in the store since. */
 static int check_names(struct fs *fs, struct node *n)
 {
-	int rc = 0;
+	int err = 0;
 	/* no other thread works on it: this only keeps it from being freed */
 	n->busy = true;
-	for (struct dentry *d = n->names, *next; d && !rc; d = next) {
+	for (struct dentry *d = n->names, *next; d && !err; d = next) {
 		struct node *dir = d->dir, *now;
 		next = d->name_next;
 		bool busy = dir->busy;
 		dir->busy = true;
-		rc = tree_lookup(fs, dir, d->name, &now, NULL);	/* drops d if the store disagrees */
-		if (name_is_absent(rc))
-			rc = 0;
+		/* drops d if the store disagrees */
+		err = tree_lookup(fs, dir, d->name, &now, NULL);
+		if (name_is_absent(err))
+			err = 0;
 		dir->busy = busy;
 	}
 	n->busy = false;
-	return rc ? rc : n->names ? 0 : -ESTALE;
+	return err ? err : n->names ? 0 : -ESTALE;
 }
 
 int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
-	int rc;
+	int err;
 
 	fork_came(fs, n);
-	if ((rc = node_await(fs, n)))
-		return rc;
+	if ((err = node_await(fs, n)))
+		return err;
 	node_check_sf(fs, n);
 	if (n->sf)
 		staged_get_state(n->sf, &i);
@@ -221,16 +223,16 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 			return -EINPROGRESS;
 		return trunc ? node_resize(fs, n, 0) : 0;
 	}
-	rc = n->names && n->names->name_next ? check_names(fs, n) : 0;
-	if (!rc)
-		rc = inherit(fs, n);
-	if (rc)
-		return rc;
-	rc = !trunc && n->sf ? reopen(fs, n) : -EAGAIN;
-	if (!rc)
+	err = n->names && n->names->name_next ? check_names(fs, n) : 0;
+	if (!err)
+		err = inherit(fs, n);
+	if (err)
+		return err;
+	err = !trunc && n->sf ? reopen(fs, n) : -EAGAIN;
+	if (!err)
 		log_staged(fs, n);
-	if (!rc || rc == -EINPROGRESS)
-		return rc;
+	if (!err || err == -EINPROGRESS)
+		return err;
 	if (n->handles)
 		return fork_node(fs, n);
 	if (!trunc)
@@ -240,9 +242,9 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 
 int node_reserve_now(struct fs *fs, struct staged *sf)
 {
-	int rc = staged_promise(sf);
-	if (rc != -EAGAIN)
-		return rc;
+	int err = staged_promise(sf);
+	if (err != -EAGAIN)
+		return err;
 	session_may_block(fs);
 	return staged_allocate_now(sf);
 }
@@ -263,28 +265,29 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 {
 	bool outgrown = staged_outgrown(sf);
 
-	n->busy |= outgrown;	/* keeps opens away while it becomes a spilled file */
+	n->busy |= outgrown; /* keeps opens away while it becomes a spilled file */
 	pthread_mutex_unlock(&fs->tree.lock);
-	int rc = node_reserve_now(fs, sf);
-	if (rc == -EAGAIN)	/* rare: its close had room, but a mapping wrote more since */
-		rc = staged_allocate_later(sf);
-	if (!rc && outgrown)
-		rc = staged_finish(sf);
+	int err = node_reserve_now(fs, sf);
+	if (err == -EAGAIN) /* rare: its close had room, but a mapping wrote more since */
+		err = staged_allocate_later(sf);
+	if (!err && outgrown)
+		err = staged_finish(sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	if (outgrown) {
 		n->busy = false;
 		pthread_cond_broadcast(&fs->tree.busy_cond);
 	}
-	return rc;
+	return err;
 }
 
 /* n's close was answered, and the log has no room for its seal: no later record may be logged
  * before it. Lock held, dropped meanwhile. False: there will be no room. */
-static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
+static bool log_may_have_room(struct fs *fs, struct node *n, int err)
 {
 	struct staging_stats st;
 
-	if (!n->version.accepted || (rc != -ENOSPC && rc != -EFBIG && rc != -ENOMEM) || atomic_load(&fs->stopping))
+	if (!n->version.accepted || (err != -ENOSPC && err != -EFBIG && err != -ENOMEM) ||
+	    atomic_load(&fs->stopping))
 		return false;
 	staging_get_stats(fs->s, &st);
 	if (st.halted.error)
@@ -299,27 +302,27 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int rc)
 /* fs_seal() while sf is n's version. Drops the lock if it must wait. */
 static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
 {
-	int rc = 0;
+	int err = 0;
 
 	ask_begin();
 	while (n->sf == sf && !n->writers && n->names) {
-		rc = fs_seal(fs, n, true, NULL);
-		if (rc == -EBUSY || rc == ASK_AGAIN) {
+		err = fs_seal(fs, n, true, NULL);
+		if (err == -EBUSY || err == ASK_AGAIN) {
 			pthread_mutex_unlock(&fs->tree.lock);
-			if (rc == -EBUSY) {
+			if (err == -EBUSY) {
 				session_may_block(fs);
 				staged_await(sf);
 			} else {
-				ask_store(fs, rc);
+				ask_store(fs, err);
 			}
 			pthread_mutex_lock(&fs->tree.lock);
-		} else if (!rc || !log_may_have_room(fs, n, rc)) {
+		} else if (!err || !log_may_have_room(fs, n, err)) {
 			break;
 		}
-		rc = 0;
+		err = 0;
 	}
 	ask_end();
-	return rc;
+	return err;
 }
 
 /* The last writer has closed: the version is complete. Lock held; may drop it while blocks are
@@ -345,17 +348,17 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	}
 	staged_ref(sf);
 	n->holds++;
-	int rc = prepare_seal(fs, n, sf);
+	int err = prepare_seal(fs, n, sf);
 	/* sealed regardless of errors since its close was answered */
 	if (n->version.accepted)
-		rc = 0;
-	if (!rc)
-		rc = seal_when_still(fs, n, sf);
-	if (rc)
-		staged_fail(sf, rc, n->names ? n->names->name : "a file");
+		err = 0;
+	if (!err)
+		err = seal_when_still(fs, n, sf);
+	if (err)
+		staged_fail(sf, err, n->names ? n->names->name : "a file");
 	n->holds--;
 	staged_unref(sf);
-	return rc;
+	return err;
 }
 
 /* Seals in order the nodes for which `due` is true, and frees the list. Lock held; so are the
@@ -399,7 +402,8 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 	pthread_mutex_lock(&fs->tree.lock);
 	for (unsigned b = 0; b < NODE_BUCKETS; b++)
 		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
-			if (is_unwritten(n, st) && !node_list_add(&l, n))	/* no memory: next time */
+			/* no memory: next time */
+			if (is_unwritten(n, st) && !node_list_add(&l, n))
 				n->holds++;
 	seal_all(fs, &l, due);
 	pthread_mutex_unlock(&fs->tree.lock);
@@ -416,7 +420,8 @@ void retry_failed(struct fs *fs)
  * lost+found. */
 static bool closed_due(struct node *n)
 {
-	return !n->names || n->version.rdwr || n->version.close_error || (n->sf && staged_changed(n->sf));
+	return !n->names || n->version.rdwr || n->version.close_error ||
+	       (n->sf && staged_changed(n->sf));
 }
 
 unsigned close_all(struct fs *fs)
@@ -431,7 +436,8 @@ unsigned close_all(struct fs *fs)
 			next = h->hash_next;
 			n->holds++;
 			handle_free(fs, h);
-			if (writer && n->sf && !n->writers && n->names && !flushed && !n->version.accepted)
+			if (writer && n->sf && !n->writers && n->names && !flushed &&
+			    !n->version.accepted)
 				left++;
 			else if (writer && n->sf && !n->writers && !node_list_add(&l, n))
 				continue;
@@ -534,7 +540,7 @@ int discard_failed(struct fs *fs, uint64_t ino, uint64_t *id)
 	if (n->seq.born == UINT64_MAX)
 		return -ENODATA;
 	if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
-		return -EAGAIN;		/* the version before it is pending */
+		return -EAGAIN; /* the version before it is pending */
 	*id = n->id;
 	n->version.accepted = false;
 	n->version.close_error = 0;

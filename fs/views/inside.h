@@ -23,23 +23,25 @@
 
 /* ---- views_file.c ---- */
 
-#define VFILE_READ_MAX (1u << 20)	/* longest read; an item's header is never longer */
+#define VFILE_READ_MAX (1u << 20) /* longest read; an item's header is never longer */
 
-struct vfile {			/* a file of a checkpoint, of the parsed version */
-	const char *name;	/* relative to the checkpoint */
+struct vfile { /* a file of a checkpoint, of the parsed version */
+	const char *name; /* relative to the checkpoint */
 	uint64_t ino, size;
 	struct timespec mtime;
-	int fd;			/* in the store; or -1 */
-	struct staged *sf;	/* or its bytes in staging */
+	int fd; /* in the store; or -1 */
+	struct staged *sf; /* or its bytes in staging */
 	unsigned users;
-	uint64_t next, ahead;	/* a sequential reader's next offset; end of what was prefetched */
+	/* a sequential reader's next offset; end of what was prefetched */
+	uint64_t next, ahead;
 	struct vckpt *c;
 };
 
 /* The file at dir/name now; open: a writer has it open. */
 int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st, bool *open);
 
-bool vfile_is(const struct vfile *f, const struct stat *st);	/* whether it is the same version */
+/* whether it is the same version */
+bool vfile_is(const struct vfile *f, const struct stat *st);
 /* A source of at most VFILE_READ_MAX bytes a read, valid until vfile_put(). -ESTALE: the tree has
  * another version, or a writer has it open. */
 int vfile_get(struct vfile *f, struct fmt_source *out);
@@ -57,23 +59,23 @@ int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, st
 
 /* A parsed version of a checkpoint. Constant, except for its open files. */
 struct vckpt {
-	struct vckpt *next;	/* in the cache, most recently used first */
+	struct vckpt *next; /* in the cache, most recently used first */
 	unsigned refs;
 	struct fs *fs;
-	char *path;		/* relative to the mount's root */
-	uint64_t version;	/* hash of the files it was read from: names, sizes, times */
-	uint64_t checked_ns;	/* when it was last found to be current */
-	uint64_t cost;		/* bytes that were parsed */
+	char *path; /* relative to the mount's root */
+	uint64_t version; /* hash of the files it was read from: names, sizes, times */
+	uint64_t checked_ns; /* when it was last found to be current */
+	uint64_t cost; /* bytes that were parsed */
 	struct timespec dir_mtime;
-	struct stat st;		/* vckpt_stat() returns it */
-	struct fmt_set *set;	/* NULL: refused */
+	struct stat st; /* vckpt_stat() returns it */
+	struct fmt_set *set; /* NULL: refused */
 	struct view_base *base;
-	char why[320];		/* why it was refused, one line; "": it was not */
-	bool partly;		/* the set is valid but does not fit in one file */
-	struct vfile *file;	/* the set's, then those that have metadata only */
+	char why[320]; /* why it was refused, one line; "": it was not */
+	bool partly; /* the set is valid but does not fit in one file */
+	struct vfile *file; /* the set's, then those that have metadata only */
 	size_t n_files;
 
-	pthread_mutex_t lock;	/* guards file[].fd, .sf, .users; taken before the tree lock */
+	pthread_mutex_t lock; /* guards file[].fd, .sf, .users; taken before the tree lock */
 	unsigned n_open;
 };
 
@@ -97,27 +99,40 @@ void vckpt_put(struct vckpt *c);
 /* Whether `who` may reach and read each of its files: 0; -EACCES; -ENOENT: nor know that it exists.
  * exact: checks, too, that they are still that version, else -ESTALE. */
 int vckpt_may(struct vckpt *c, const struct caller *who, bool exact);
-void vckpt_stat(struct vckpt *c, struct stat *out);	/* owner, mode, mtime of its views */
+void vckpt_stat(struct vckpt *c, struct stat *out); /* owner, mode, mtime of its views */
 /* The last handle of that checkpoint's views was closed: its files need not stay open. */
 void vckpt_idle(const char *path);
 
 /* ---- views_node.c ---- */
 
-enum vkind { V_DIR, V_MODEL, V_REFUSED, V_SPLIT, V_PART, V_INDEX, V_RESHARD, V_WORLD, V_RANK, V_TENSORS, V_NPY };
+enum vkind {
+	V_DIR,
+	V_MODEL,
+	V_REFUSED,
+	V_SPLIT,
+	V_PART,
+	V_INDEX,
+	V_RESHARD,
+	V_WORLD,
+	V_RANK,
+	V_TENSORS,
+	V_NPY
+};
 
 struct view_key { /* what a name stands for */
 	enum vkind kind;
 	uint32_t ranks;
-	uint64_t i;		/* part, rank, or tensor */
-	uint64_t version;	/* of the checkpoint; 0 for V_DIR */
-	const char *path;	/* of the lowest directory on the way that is also in the mount */
+	uint64_t i; /* part, rank, or tensor */
+	uint64_t version; /* of the checkpoint; 0 for V_DIR */
+	/* of the lowest directory on the way that is also in the mount */
+	const char *path;
 };
 
 struct vnode {
 	struct vnode *id_next, *key_next;
 	uint64_t id, nlookup;
-	struct view_key key;	/* owns its path */
-	struct stat st;		/* as last seen */
+	struct view_key key; /* owns its path */
+	struct stat st; /* as last seen */
 };
 
 bool view_key_same(const struct view_key *a, const struct view_key *b);
@@ -128,11 +143,11 @@ struct vnode *vnode_get(const struct view_key *key, const struct stat *st);
 /* Returns the attributes last seen; `seen`, unless NULL, replaces them. */
 void vnode_stat(struct vnode *n, const struct stat *seen, struct stat *out);
 
-void views_forget(uint64_t id, uint64_t count);	/* the tree lock may be held */
+void views_forget(uint64_t id, uint64_t count); /* the tree lock may be held */
 
 /* ---- views_name.c ---- */
 
-struct vspecial {		/* a special name in a checkpoint's directory */
+struct vspecial { /* a special name in a checkpoint's directory */
 	const char *name;
 	enum vkind kind;
 };
@@ -158,7 +173,7 @@ int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, st
 
 /* ---- views_layout.c ---- */
 
-#define VIEWS_PART_BYTES 5000000000u	/* Hugging Face's "5GB" */
+#define VIEWS_PART_BYTES 5000000000u /* Hugging Face's "5GB" */
 
 struct vlayout {
 	struct vlayout *next;
@@ -180,7 +195,7 @@ typedef void vjob_answer(struct vjob *j);
 
 struct vjob {
 	struct vjob *next;
-	vjob_answer *answer;	/* called by those threads */
+	vjob_answer *answer; /* called by those threads */
 	fuse_req_t req;
 	uint64_t id;
 	size_t size;
@@ -193,7 +208,7 @@ struct vjob {
 
 /* NULL: no memory, and answered. */
 struct vjob *vjob_new(fuse_req_t req, vjob_answer *answer, uint64_t id, const char *name);
-void vjob_put(struct vjob *j);		/* queues it; it is freed once answered */
+void vjob_put(struct vjob *j); /* queues it; it is freed once answered */
 /* Fills buf (j->size bytes) from j->off on. c: NULL for V_DIR. */
 int views_list(struct vjob *j, const struct view_key *key, const struct vckpt *c, char *buf,
 	       size_t *used);

@@ -21,8 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INLINE_READS 4u		/* threads of the session that may read views at the same time */
-#define TIMEOUT_S 1.0		/* of attributes; permissions are checked at each open */
+/* threads of the session that may read views at the same time */
+#define INLINE_READS 4u
+#define TIMEOUT_S 1.0 /* of attributes; permissions are checked at each open */
 
 struct vhandle {
 	struct vhandle *next;
@@ -30,7 +31,8 @@ struct vhandle {
 	char *path;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* guards handles; the last lock */
+/* guards handles; the last lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct vhandle *handles;
 static atomic_uint inline_reads;
 
@@ -82,13 +84,13 @@ static int may_see(struct fs *fs, const struct caller *who, const struct view_ke
 		   struct vckpt *c, unsigned want)
 {
 	struct stat st;
-	int rc = reach_stat(fs, who, key->path, want, &st);
-	return rc || !c ? rc : vckpt_may(c, who, false);
+	int err = reach_stat(fs, who, key->path, want, &st);
+	return err || !c ? err : vckpt_may(c, who, false);
 }
 
-static int to_errno(int rc)
+static int to_errno(int err)
 {
-	return rc == -E2BIG ? EFBIG : rc == -ENOTSUP ? EOPNOTSUPP : -rc;
+	return err == -E2BIG ? EFBIG : err == -ENOTSUP ? EOPNOTSUPP : -err;
 }
 
 static void do_lookup(struct vjob *j)
@@ -99,33 +101,33 @@ static void do_lookup(struct vjob *j)
 	struct vckpt *c = NULL;
 	struct view_key key;
 	struct stat st;
-	int rc = dir ? may_see(fs, &j->who, &dir->key, NULL, 1) : -ESTALE;
+	int err = dir ? may_see(fs, &j->who, &dir->key, NULL, 1) : -ESTALE;
 
-	if (!rc)
-		rc = view_key_find(fs, &dir->key, j->name, &key, &path);
-	if (!rc)
-		rc = view_key_version(fs, &key, &c);
-	if (!rc && c)
-		rc = vckpt_may(c, &j->who, false);
-	if (!rc)
-		rc = view_key_stat(fs, &j->who, &key, c, &st);
-	if (!rc) {
+	if (!err)
+		err = view_key_find(fs, &dir->key, j->name, &key, &path);
+	if (!err)
+		err = view_key_version(fs, &key, &c);
+	if (!err && c)
+		err = vckpt_may(c, &j->who, false);
+	if (!err)
+		err = view_key_stat(fs, &j->who, &key, c, &st);
+	if (!err) {
 		n = vnode_get(&key, &st);
-		rc = n ? 0 : -ENOMEM;
+		err = n ? 0 : -ENOMEM;
 	}
 	if (c)
 		vckpt_put(c);
-	if (rc) {
-		fuse_reply_err(j->req, to_errno(rc == -ENOTDIR ? -ENOENT : rc));
+	if (err) {
+		fuse_reply_err(j->req, to_errno(err == -ENOTDIR ? -ENOENT : err));
 		return;
 	}
 	/* names are not cached: the next caller may have other permissions */
-	struct fuse_entry_param e = {.ino = n->id, .attr = st,
-				     .attr_timeout = S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S};
+	struct fuse_entry_param e = {
+		.ino = n->id, .attr = st, .attr_timeout = S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S};
 	e.attr.st_ino = n->id;
 	uint64_t id = n->id;
-	rc = fuse_reply_entry(j->req, &e);
-	if (rc && rc != -ENOENT)
+	err = fuse_reply_entry(j->req, &e);
+	if (err && err != -ENOENT)
 		views_forget(id, 1);
 }
 
@@ -141,14 +143,14 @@ static void do_getattr(struct vjob *j)
 		fuse_reply_err(j->req, ESTALE);
 		return;
 	}
-	int rc = view_key_version(fs, &n->key, &c);
-	if (!rc)
-		rc = view_key_stat(fs, &j->who, &n->key, c, &st);
+	int err = view_key_version(fs, &n->key, &c);
+	if (!err)
+		err = view_key_stat(fs, &j->who, &n->key, c, &st);
 	if (c)
 		vckpt_put(c);
-	vnode_stat(n, rc ? NULL : &st, &st);
-	if (rc && vkind_is_dir(n->key.kind))
-		fuse_reply_err(j->req, rc == -EACCES ? EACCES : ESTALE);
+	vnode_stat(n, err ? NULL : &st, &st);
+	if (err && vkind_is_dir(n->key.kind))
+		fuse_reply_err(j->req, err == -EACCES ? EACCES : ESTALE);
 	else
 		fuse_reply_attr(j->req, &st, S_ISDIR(st.st_mode) ? 0 : TIMEOUT_S);
 }
@@ -160,23 +162,23 @@ static void do_open(struct vjob *j)
 	struct vhandle *h = NULL;
 	struct vlayout *l = NULL;
 	struct vckpt *c;
-	int rc = n ? vckpt_get(fs, n->key.path, true, &c) : -ESTALE;
+	int err = n ? vckpt_get(fs, n->key.path, true, &c) : -ESTALE;
 
-	if (!rc) {
-		rc = c->version == n->key.version ? may_see(fs, &j->who, &n->key, NULL, 1)
-						  : -ESTALE;
-		if (!rc)	/* descriptors of that version may still be open */
-			rc = vckpt_may(c, &j->who, true);
-		if (!rc && n->key.kind != V_REFUSED)
-			rc = vlayout_get(fs, &n->key, &l);
+	if (!err) {
+		err = c->version == n->key.version ? may_see(fs, &j->who, &n->key, NULL, 1)
+						   : -ESTALE;
+		if (!err) /* descriptors of that version may still be open */
+			err = vckpt_may(c, &j->who, true);
+		if (!err && n->key.kind != V_REFUSED)
+			err = vlayout_get(fs, &n->key, &l);
 		vckpt_put(c);
 	}
 	if (l)
 		vlayout_put(l);
-	if (!rc && !(h = handle_new(fs, n->key.path)))
-		rc = -ENOMEM;
-	if (rc) {		/* ESTALE makes the kernel look the name up again */
-		fuse_reply_err(j->req, rc == -ENOENT ? ESTALE : to_errno(rc));
+	if (!err && !(h = handle_new(fs, n->key.path)))
+		err = -ENOMEM;
+	if (err) { /* ESTALE makes the kernel look the name up again */
+		fuse_reply_err(j->req, err == -ENOENT ? ESTALE : to_errno(err));
 		return;
 	}
 	j->fi.fh = h->fh;
@@ -205,24 +207,25 @@ static bool have_room(size_t size)
 
 static void read_layout(fuse_req_t req, struct vlayout *l, size_t size, off_t off)
 {
-	struct view_io io = {.get = vckpt_file_get, .put = vckpt_file_put, .ctx = l->c, .item = vckpt_item};
+	struct view_io io = {
+		.get = vckpt_file_get, .put = vckpt_file_put, .ctx = l->c, .item = vckpt_item};
 	uint64_t end = view_size(l->view), from = (uint64_t)off;
 	struct fmt_error e;
-	int rc = have_room(size) ? 0 : -ENOMEM;
+	int err = have_room(size) ? 0 : -ENOMEM;
 
 	io.scratch = mine.scratch;
 	if (from >= end)
 		size = 0;
 	else if (size > end - from)
 		size = (size_t)(end - from);
-	for (size_t at = 0, n; !rc && at < size; at += n) {
+	for (size_t at = 0, n; !err && at < size; at += n) {
 		n = size - at < 1u << 20 ? size - at : 1u << 20;
-		rc = view_read(l->view, &io, from + at, mine.buf + at, n, &e);
+		err = view_read(l->view, &io, from + at, mine.buf + at, n, &e);
 	}
-	if (!rc)
+	if (!err)
 		atomic_fetch_add(&req_fs(req)->lanes.bytes_read, size);
-	if (rc)
-		fuse_reply_err(req, to_errno(rc));
+	if (err)
+		fuse_reply_err(req, to_errno(err));
 	else
 		fuse_reply_buf(req, mine.buf, size);
 }
@@ -231,9 +234,9 @@ static void read_refused(fuse_req_t req, const struct vnode *n, size_t size, off
 {
 	struct vckpt *c;
 	char text[400];
-	int rc = vckpt_get_version(req_fs(req), n->key.path, n->key.version, &c);
-	if (rc) {
-		fuse_reply_err(req, to_errno(rc));
+	int err = vckpt_get_version(req_fs(req), n->key.path, n->key.version, &c);
+	if (err) {
+		fuse_reply_err(req, to_errno(err));
 		return;
 	}
 	size_t len = (size_t)snprintf(text, sizeof(text), "%s\n", c->why);
@@ -249,16 +252,16 @@ static void do_read(struct vjob *j)
 {
 	struct vnode *n = vnode_find(j->id);
 	struct vlayout *l;
-	int rc = n ? 0 : -ESTALE;
+	int err = n ? 0 : -ESTALE;
 
-	if (!rc && n->key.kind == V_REFUSED) {
+	if (!err && n->key.kind == V_REFUSED) {
 		read_refused(j->req, n, j->size, j->off);
 		return;
 	}
-	if (!rc)
-		rc = vlayout_get(req_fs(j->req), &n->key, &l);
-	if (rc) {
-		fuse_reply_err(j->req, rc == -ENOENT ? ESTALE : to_errno(rc));
+	if (!err)
+		err = vlayout_get(req_fs(j->req), &n->key, &l);
+	if (err) {
+		fuse_reply_err(j->req, err == -ENOENT ? ESTALE : to_errno(err));
 		return;
 	}
 	read_layout(j->req, l, j->size, j->off);
@@ -271,16 +274,16 @@ static void do_readdir(struct vjob *j)
 	CLEANUP_FREE char *buf = malloc(j->size);
 	struct vckpt *c = NULL;
 	size_t used = 0;
-	int rc = !n ? -ESTALE : !buf ? -ENOMEM : view_key_version(req_fs(j->req), &n->key, &c);
+	int err = !n ? -ESTALE : !buf ? -ENOMEM : view_key_version(req_fs(j->req), &n->key, &c);
 
-	if (!rc)
-		rc = may_see(req_fs(j->req), &j->who, &n->key, c, 5);
-	if (!rc)
-		rc = views_list(j, &n->key, c, buf, &used);
+	if (!err)
+		err = may_see(req_fs(j->req), &j->who, &n->key, c, 5);
+	if (!err)
+		err = views_list(j, &n->key, c, buf, &used);
 	if (c)
 		vckpt_put(c);
-	if (rc)
-		fuse_reply_err(j->req, to_errno(rc));
+	if (err)
+		fuse_reply_err(j->req, to_errno(err));
 	else
 		fuse_reply_buf(j->req, buf, used);
 }
@@ -318,7 +321,8 @@ static void views_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	}
 }
 
-static void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void views_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		       struct fuse_file_info *fi)
 {
 	struct vnode *n = vnode_find(id);
 	struct vlayout *l = n ? vlayout_find(&n->key) : NULL;
@@ -378,6 +382,12 @@ static void views_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
 }
 
 const struct control_ops views_ops = {
-	.lookup = views_lookup, .getattr = views_getattr, .open = views_open, .read = views_read, .lseek = views_lseek,
-	.release = views_release, .readdir = views_readdir, .forget = views_forget,
+	.lookup = views_lookup,
+	.getattr = views_getattr,
+	.open = views_open,
+	.read = views_read,
+	.lseek = views_lseek,
+	.release = views_release,
+	.readdir = views_readdir,
+	.forget = views_forget,
 };

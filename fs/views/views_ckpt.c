@@ -8,13 +8,13 @@
 #include <errno.h>
 #include <string.h>
 
-#define CACHE_MAX 8u		/* checkpoints cached, */
-#define CACHE_COST (32u << 20)	/* and their metadata altogether */
+#define CACHE_MAX 8u /* checkpoints cached, */
+#define CACHE_COST (32u << 20) /* and their metadata altogether */
 #define TRUST_NS 1000000000u
 
-static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;	/* cache, refs; taken last */
+static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER; /* cache, refs; taken last */
 static struct vckpt *cache;
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;	/* held while parsing */
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER; /* held while parsing */
 
 void vckpt_put(struct vckpt *c)
 {
@@ -94,11 +94,12 @@ static bool is_current(struct fs *fs, struct vckpt *c)
 	node_attr(fs, dir, &ds);
 	reach_done(fs, dir);
 	if (ds.st_mtim.tv_sec != c->dir_mtime.tv_sec || ds.st_mtim.tv_nsec != c->dir_mtime.tv_nsec)
-		return false;	/* the checkpoint may have a file more */
+		return false; /* the checkpoint may have a file more */
 	for (size_t i = 0; i < c->n_files; i++) {
 		struct stat fst;
 		bool open;
-		if (views_see(fs, c->path, c->file[i].name, &fst, &open) || open || !vfile_is(&c->file[i], &fst))
+		if (views_see(fs, c->path, c->file[i].name, &fst, &open) || open ||
+		    !vfile_is(&c->file[i], &fst))
 			return false;
 		vckpt_restrict(&st, &fst, i == 0);
 	}
@@ -127,7 +128,7 @@ static bool is_fresh(struct vckpt *c)
 int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 {
 	struct vckpt *c = cache_find(path);
-	int rc = 0;
+	int err = 0;
 	if (c && !now && is_fresh(c)) {
 		*out = c;
 		return 0;
@@ -135,20 +136,20 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 	if (c)
 		vckpt_put(c);
 	pthread_mutex_lock(&load_lock);
-	c = cache_find(path);		/* another thread may have parsed it meanwhile */
+	c = cache_find(path); /* another thread may have parsed it meanwhile */
 	if (c && !((!now && is_fresh(c)) || is_current(fs, c))) {
 		cache_drop(c);
 		vckpt_put(c);
 		c = NULL;
 	}
 	if (!c) {
-		rc = vckpt_load(fs, path, &c);
-		if (!rc)
+		err = vckpt_load(fs, path, &c);
+		if (!err)
 			cache_add(c);
 	}
 	pthread_mutex_unlock(&load_lock);
 	*out = c;
-	return rc;
+	return err;
 }
 
 /* For a file that metadata names: if the caller may not search a directory on the way, it does not
@@ -158,9 +159,9 @@ static int may_read(struct vckpt *c, const struct vfile *f, const struct caller 
 	CLEANUP_FREE char *path = path_join(c->path, f->name);
 	struct node *n;
 	struct stat st;
-	int rc = path ? reach(c->fs, who, path, &n) : -ENOMEM;
-	if (rc)
-		return rc == -EACCES && strchr(f->name, '/') ? -ENOENT : rc;
+	int err = path ? reach(c->fs, who, path, &n) : -ENOMEM;
+	if (err)
+		return err == -EACCES && strchr(f->name, '/') ? -ENOENT : err;
 	node_attr(c->fs, n, &st);
 	reach_done(c->fs, n);
 	return exact && !vfile_is(f, &st) ? -ESTALE : caller_may(who, &st, 4) ? 0 : -EACCES;
@@ -168,27 +169,27 @@ static int may_read(struct vckpt *c, const struct vfile *f, const struct caller 
 
 int vckpt_may(struct vckpt *c, const struct caller *who, bool exact)
 {
-	int rc = 0;
-	for (size_t i = 0; i < c->n_files && (!rc || rc == -EACCES); i++) {
+	int err = 0;
+	for (size_t i = 0; i < c->n_files && (!err || err == -EACCES); i++) {
 		int one = may_read(c, &c->file[i], who, exact);
 		if (one)
-			rc = one;
+			err = one;
 	}
-	return rc;
+	return err;
 }
 
 int vckpt_get_version(struct fs *fs, const char *path, uint64_t version, struct vckpt **out)
 {
 	struct vckpt *c = cache_find(path);
-	int rc = 0;
+	int err = 0;
 	if (!c)
-		rc = vckpt_get(fs, path, false, &c);
-	if (!rc && c->version != version) {
+		err = vckpt_get(fs, path, false, &c);
+	if (!err && c->version != version) {
 		vckpt_put(c);
-		rc = -ESTALE;
+		err = -ESTALE;
 	}
-	*out = rc ? NULL : c;
-	return rc == -ENOENT ? -ESTALE : rc;
+	*out = err ? NULL : c;
+	return err == -ENOENT ? -ESTALE : err;
 }
 
 void vckpt_idle(const char *path)

@@ -16,7 +16,7 @@
 #define AHEAD_MIN (6u << 20)
 #define AHEAD_MAX (16u << 20)
 #define AHEAD_ALL (64u << 20)
-#define OPEN_MAX 256u		/* open files of one checkpoint */
+#define OPEN_MAX 256u /* open files of one checkpoint */
 
 /* ---- the tree ---- */
 
@@ -24,9 +24,9 @@ int views_see(struct fs *fs, const char *dir, const char *name, struct stat *st,
 {
 	CLEANUP_FREE char *path = path_join(dir, name);
 	struct node *n;
-	int rc = path ? reach(fs, NULL, path, &n) : -ENOMEM;
-	if (rc)
-		return rc;
+	int err = path ? reach(fs, NULL, path, &n) : -ENOMEM;
+	if (err)
+		return err;
 	node_attr(fs, n, st);
 	*open = n->writers > 0;
 	reach_done(fs, n);
@@ -46,32 +46,32 @@ static int try_bytes(struct fs *fs, struct vfile *f, const char *path)
 {
 	struct node *n;
 	struct stat st;
-	int rc = reach(fs, NULL, path, &n);
-	if (rc)
-		return rc == -ENOENT ? -ESTALE : rc;
+	int err = reach(fs, NULL, path, &n);
+	if (err)
+		return err == -ENOENT ? -ESTALE : err;
 	node_attr(fs, n, &st);
 	if (!S_ISREG(st.st_mode) || n->writers || !vfile_is(f, &st)) {
-		rc = -ESTALE;
+		err = -ESTALE;
 	} else if (n->sf && !f->sf) {
 		f->sf = staged_ref(n->sf);
 	} else {
 		f->fd = node_open_store(fs, n);
-		rc = f->fd < 0 ? f->fd : 0;
+		err = f->fd < 0 ? f->fd : 0;
 	}
 	reach_done(fs, n);
-	return rc;
+	return err;
 }
 
 static int open_bytes(struct fs *fs, struct vfile *f)
 {
 	CLEANUP_FREE char *path = path_join(f->c->path, f->name);
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
-		rc = path ? try_bytes(fs, f, path) : -ENOMEM;
-	} while (ask_store(fs, rc));
-	return rc;
+		err = path ? try_bytes(fs, f, path) : -ENOMEM;
+	} while (ask_store(fs, err));
+	return err;
 }
 
 void vfile_close(struct vfile *f)
@@ -105,11 +105,14 @@ static int read_staged(struct vfile *f, struct staged *sf, uint64_t off, char *b
 		off += (uint64_t)got;
 		len -= (size_t)got;
 	}
-	staged_get_info(sf, &i);	/* checked afterwards: a writer may have begun meanwhile */
+	/* checked afterwards: a writer may have begun meanwhile */
+	staged_get_info(sf, &i);
 	if (i.state == STAGED_EVICTED)
 		return 0;
 	return i.size == f->size && i.mtime.tv_sec == f->mtime.tv_sec &&
-	       i.mtime.tv_nsec == f->mtime.tv_nsec ? 0 : -ESTALE;
+			       i.mtime.tv_nsec == f->mtime.tv_nsec
+		       ? 0
+		       : -ESTALE;
 }
 
 static int read_store(int fd, uint64_t off, char *buf, size_t len)
@@ -157,16 +160,16 @@ static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
 	pthread_mutex_unlock(&f->c->lock);
 	if (fetch)
 		posix_fadvise(fd, (off_t)fetch, AHEAD_STEP, POSIX_FADV_WILLNEED);
-	int rc = fd >= 0 ? -ENODATA : read_staged(f, sf, off, buf, len);
-	if (rc != -ENODATA)
-		return rc;
-	if (fd < 0) {		/* evicted since: read the store */
+	int err = fd >= 0 ? -ENODATA : read_staged(f, sf, off, buf, len);
+	if (err != -ENODATA)
+		return err;
+	if (fd < 0) { /* evicted since: read the store */
 		pthread_mutex_lock(&f->c->lock);
-		rc = f->fd >= 0 ? 0 : open_bytes(f->c->fs, f);
+		err = f->fd >= 0 ? 0 : open_bytes(f->c->fs, f);
 		fd = f->fd;
 		pthread_mutex_unlock(&f->c->lock);
-		if (rc || fd < 0)
-			return rc ? rc : -ESTALE;
+		if (err || fd < 0)
+			return err ? err : -ESTALE;
 	}
 	return read_store(fd, off, buf, len);
 }
@@ -174,18 +177,18 @@ static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
 int vfile_get(struct vfile *f, struct fmt_source *out)
 {
 	struct vckpt *c = f->c;
-	int rc = 0;
+	int err = 0;
 	pthread_mutex_lock(&c->lock);
 	if (f->fd < 0 && !f->sf) {
 		if (c->n_open >= OPEN_MAX)
 			vfile_close_unused(c);
-		rc = open_bytes(c->fs, f);
-		c->n_open += !rc;
+		err = open_bytes(c->fs, f);
+		c->n_open += !err;
 	}
-	f->users += !rc;
+	f->users += !err;
 	pthread_mutex_unlock(&c->lock);
 	*out = (struct fmt_source){.size = f->size, .read = read_file, .ctx = f};
-	return rc;
+	return err;
 }
 
 void vfile_put(struct vfile *f)
@@ -208,6 +211,6 @@ void vckpt_file_put(void *ctx, uint32_t file)
 int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, struct fmt_error *e)
 {
 	struct vckpt *c = ctx;
-	int rc = parser_item(c->fs, c->path, c->version ? c->version : 1, item, set, e);
-	return rc == -ECHILD ? -EIO : rc;
+	int err = parser_item(c->fs, c->path, c->version ? c->version : 1, item, set, e);
+	return err == -ECHILD ? -EIO : err;
 }

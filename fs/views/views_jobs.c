@@ -13,7 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static struct vjob *queue, **queue_end = &queue;
-static unsigned n_threads, n_idle;	/* guarded by lock, like the queue */
+static unsigned n_threads, n_idle; /* guarded by lock, like the queue */
 
 static void *pool_main(void *arg)
 {

@@ -7,10 +7,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define LAYOUTS_MAX 64u		/* layouts cached, */
-#define LAYOUTS_BYTES (32u << 20)	/* and their size altogether */
+#define LAYOUTS_MAX 64u /* layouts cached, */
+#define LAYOUTS_BYTES (32u << 20) /* and their size altogether */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* layouts, refs; taken last */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* layouts, refs; taken last */
 static struct vlayout *layouts;
 
 void vlayout_put(struct vlayout *l)
@@ -74,9 +74,9 @@ static int make_part(struct vckpt *c, const struct view_key *key, struct view **
 {
 	CLEANUP_FREE size_t *cut = NULL;
 	size_t n;
-	int rc = view_split(c->base, VIEWS_PART_BYTES, &cut, &n, e);
-	if (rc)
-		return rc;
+	int err = view_split(c->base, VIEWS_PART_BYTES, &cut, &n, e);
+	if (err)
+		return err;
 	if (key->kind == V_INDEX)
 		return view_index(c->base, cut, n, out, e);
 	if (key->i >= n || key->ranks != n)
@@ -106,14 +106,14 @@ int vlayout_get(struct fs *fs, const struct view_key *key, struct vlayout **out)
 	if (l)
 		return 0;
 	l = calloc(1, sizeof(*l));
-	int rc = l ? vckpt_get_version(fs, key->path, key->version, &l->c) : -ENOMEM;
-	if (!rc)
-		rc = make_view(l->c, key, &l->view);
-	if (rc) {
+	int err = l ? vckpt_get_version(fs, key->path, key->version, &l->c) : -ENOMEM;
+	if (!err)
+		err = make_view(l->c, key, &l->view);
+	if (err) {
 		if (l && l->c)
 			vckpt_put(l->c);
 		free(l);
-		return rc;
+		return err;
 	}
 	l->refs = 1;
 	l->key = *key;

@@ -14,21 +14,24 @@ struct list_out {
 	struct vjob *j;
 	char *buf;
 	size_t used;
-	uint64_t at;		/* number of the next entry, from 0 */
+	uint64_t at; /* number of the next entry, from 0 */
 	bool full;
 };
 
 /* Entries have no node (ino 0): the kernel looks a name up on demand. */
 static int put_name(struct list_out *o, const char *name, bool dir)
 {
-	struct fuse_entry_param e = {.attr = {.st_ino = VIEWS_FIRST - 1, .st_mode = dir ? S_IFDIR : S_IFREG}};
+	struct fuse_entry_param e = {
+		.attr = {.st_ino = VIEWS_FIRST - 1, .st_mode = dir ? S_IFDIR : S_IFREG}};
 	size_t left = o->j->size - o->used, need;
 	uint64_t off = o->at++;
 
 	if (off < (uint64_t)o->j->off)
 		return 0;
-	need = o->j->plus ? fuse_add_direntry_plus(o->j->req, o->buf + o->used, left, name, &e, (off_t)off + 1) :
-			    fuse_add_direntry(o->j->req, o->buf + o->used, left, name, &e.attr, (off_t)off + 1);
+	need = o->j->plus ? fuse_add_direntry_plus(o->j->req, o->buf + o->used, left, name, &e,
+						   (off_t)off + 1)
+			  : fuse_add_direntry(o->j->req, o->buf + o->used, left, name, &e.attr,
+					      (off_t)off + 1);
 	o->full = need > left;
 	if (!o->full)
 		o->used += need;
@@ -54,7 +57,8 @@ static void list_split(struct list_out *o, const struct vckpt *c)
 	struct fmt_error e;
 	char name[64];
 	size_t *cut, n;
-	if (put_name(o, "model.safetensors.index.json", false) || view_split(c->base, VIEWS_PART_BYTES, &cut, &n, &e))
+	if (put_name(o, "model.safetensors.index.json", false) ||
+	    view_split(c->base, VIEWS_PART_BYTES, &cut, &n, &e))
 		return;
 	for (size_t i = 0; i < n && !o->full; i++) {
 		snprintf(name, sizeof(name), VIEW_PART_NAME, i + 1, n);
@@ -98,24 +102,27 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 		if (c && vspecial_has(c, vspecials[i].kind))
 			put_name(o, vspecials[i].name, vkind_is_dir(vspecials[i].kind));
 		else
-			o->at++;	/* offsets stay valid when a checkpoint becomes complete */
+			/* offsets stay valid when a checkpoint becomes complete */
+			o->at++;
 	}
-	int rc;
+	int err;
 	ask_begin();
 	do {
-		rc = reach(fs, NULL, path, &dir);
-		if (rc)
+		err = reach(fs, NULL, path, &dir);
+		if (err)
 			continue;
-		rc = S_ISDIR(dir->attr.mode) ? dir_names(fs, dir, take_subdir, &s) : -ENOENT;
+		err = S_ISDIR(dir->attr.mode) ? dir_names(fs, dir, take_subdir, &s) : -ENOENT;
 		reach_done(fs, dir);
-	} while (ask_store(fs, rc));
-	for (size_t i = 0; !rc && i < s.n; i++) {
+	} while (ask_store(fs, err));
+	for (size_t i = 0; !err && i < s.n; i++) {
 		CLEANUP_FREE char *sub = NULL;
 		struct stat st;
 		bool skip = o->full || o->at < (uint64_t)o->j->off;
 		for (size_t k = 0; c && k < N_VSPECIALS; k++)
-			skip = skip || (vspecial_has(c, vspecials[k].kind) && !strcmp(s.v[i], vspecials[k].name));
-		if (skip || !(sub = path_join(path, s.v[i])) || views_dir_stat(fs, &o->j->who, sub, &st))
+			skip = skip || (vspecial_has(c, vspecials[k].kind) &&
+					!strcmp(s.v[i], vspecials[k].name));
+		if (skip || !(sub = path_join(path, s.v[i])) ||
+		    views_dir_stat(fs, &o->j->who, sub, &st))
 			o->at++;
 		else
 			put_name(o, s.v[i], true);
@@ -125,22 +132,22 @@ static int list_dir(struct fs *fs, struct list_out *o, const char *path)
 	free(s.v);
 	if (c)
 		vckpt_put(c);
-	return rc;
+	return err;
 }
 
 int views_list(struct vjob *j, const struct view_key *key, const struct vckpt *c, char *buf,
 	       size_t *used)
 {
 	struct list_out o = {.j = j, .buf = buf};
-	int rc = 0;
+	int err = 0;
 	put_name(&o, ".", true);
 	put_name(&o, "..", true);
 	if (key->kind == V_DIR)
-		rc = list_dir(req_fs(j->req), &o, key->path);
+		err = list_dir(req_fs(j->req), &o, key->path);
 	else if (key->kind == V_TENSORS && c->set)
 		list_tensors(&o, c);
 	else if (key->kind == V_SPLIT && c->set)
 		list_split(&o, c);
 	*used = o.used;
-	return rc;
+	return err;
 }

@@ -9,29 +9,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARSE_MAX (32u << 20)	/* metadata and headers of one checkpoint */
+#define PARSE_MAX (32u << 20) /* metadata and headers of one checkpoint */
 
 /* ---- parsing ---- */
 
-struct seen {			/* a file of the checkpoint */
+struct seen { /* a file of the checkpoint */
 	char *name;
 	struct stat st;
-	bool open;		/* a writer has it open */
-	bool read;		/* its metadata or headers were read */
+	bool open; /* a writer has it open */
+	bool read; /* its metadata or headers were read */
 };
 
 struct load {
 	struct fs *fs;
 	struct vckpt *c;
 	struct ckpt_content in;
-	struct seen *seen;	/* the files listed, by name; then those in subdirectories */
+	struct seen *seen; /* the files listed, by name; then those in subdirectories */
 	size_t n, n_listed, cap;
-	uint64_t left;		/* of PARSE_MAX */
-	bool too_much;		/* the limit was reached */
-	bool incomplete;	/* it changed meanwhile */
+	uint64_t left; /* of PARSE_MAX */
+	bool too_much; /* the limit was reached */
+	bool incomplete; /* it changed meanwhile */
 };
 
-struct opened {			/* a file, open while it is parsed */
+struct opened { /* a file, open while it is parsed */
 	struct load *l;
 	struct vfile f;
 	struct fmt_source s;
@@ -72,27 +72,31 @@ static int add_seen(void *ctx, const char *name)
 
 static void as_file(const struct load *l, const struct seen *s, struct vfile *out)
 {
-	*out = (struct vfile){.name = s->name, .ino = s->st.st_ino, .size = (uint64_t)s->st.st_size,
-			      .mtime = s->st.st_mtim, .fd = -1, .c = l->c};
+	*out = (struct vfile){.name = s->name,
+			      .ino = s->st.st_ino,
+			      .size = (uint64_t)s->st.st_size,
+			      .mtime = s->st.st_mtim,
+			      .fd = -1,
+			      .c = l->c};
 }
 
 /* Parsers read pieces of any size; the bytes are counted. */
 static int read_counted(void *ctx, uint64_t off, void *buf, size_t len)
 {
 	struct opened *o = ctx;
-	int rc = 0;
+	int err = 0;
 	o->l->too_much |= len > o->l->left;
 	if (o->l->too_much)
 		return -E2BIG;
 	o->l->left -= len;
-	while (!rc && len) {
+	while (!err && len) {
 		size_t part = len < VFILE_READ_MAX ? len : VFILE_READ_MAX;
-		rc = o->s.read(o->s.ctx, off, buf, part);
+		err = o->s.read(o->s.ctx, off, buf, part);
 		buf = (char *)buf + part;
 		off += part;
 		len -= part;
 	}
-	return rc;
+	return err;
 }
 
 /* Files in subdirectories come from the metadata, not from the listing. */
@@ -101,9 +105,9 @@ static int find_or_see(struct load *l, const char *name, struct seen **out)
 	*out = find_seen(l, name);
 	if (*out)
 		return 0;
-	int rc = strchr(name, '/') ? add_seen(l, name) : -ENOENT;
-	if (rc)
-		return rc;
+	int err = strchr(name, '/') ? add_seen(l, name) : -ENOENT;
+	if (err)
+		return err;
 	*out = &l->seen[l->n - 1];
 	return views_see(l->fs, l->c->path, name, &(*out)->st, &(*out)->open);
 }
@@ -113,20 +117,20 @@ static int load_open(void *ctx, const char *name, struct fmt_source *out)
 	struct opened *o = malloc(sizeof(*o));
 	struct load *l = ctx;
 	struct seen *s;
-	int rc = o ? find_or_see(l, name, &s) : -ENOMEM;
-	if (!rc && !S_ISREG(s->st.st_mode))
-		rc = -ENOENT;
-	if (!rc) {
+	int err = o ? find_or_see(l, name, &s) : -ENOMEM;
+	if (!err && !S_ISREG(s->st.st_mode))
+		err = -ENOENT;
+	if (!err) {
 		o->l = l;
 		as_file(l, s, &o->f);
 		s->read = true;
-		rc = vfile_get(&o->f, &o->s);
+		err = vfile_get(&o->f, &o->s);
 	}
-	if (rc)
+	if (err)
 		free(o);
 	else
 		*out = (struct fmt_source){.size = o->s.size, .read = read_counted, .ctx = o};
-	return rc;
+	return err;
 }
 
 static void load_close(void *ctx, struct fmt_source *s)
@@ -141,41 +145,44 @@ static void load_close(void *ctx, struct fmt_source *s)
 }
 
 /* The first refusal ends the parsing; its reason is kept, unless a writer has the file open. */
-static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, int rc)
+static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, int err)
 {
 	struct load *l = ctx;
 	char *why = l->c->why;
 	size_t room = sizeof(l->c->why);
-	if (rc == -ESTALE || rc == -ENOENT)
+	if (err == -ESTALE || err == -ENOENT)
 		l->incomplete = true;
-	else if (rc == -EFBIG || l->too_much)
-		snprintf(why, room, "%.100s: more than %u MiB of metadata, which the daemon does not read; "
-			 "cairn export does", file, PARSE_MAX >> 20);
+	else if (err == -EFBIG || l->too_much)
+		snprintf(why, room,
+			 "%.100s: more than %u MiB of metadata, which the daemon does not read; "
+			 "cairn export does",
+			 file, PARSE_MAX >> 20);
 	else if (e->at != FMT_NOWHERE)
-		snprintf(why, room, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at, e->text);
+		snprintf(why, room, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at,
+			 e->text);
 	else
-		snprintf(why, room, "%.100s: %.200s", file, *e->text ? e->text : strerror(-rc));
-	return rc;
+		snprintf(why, room, "%.100s: %.200s", file, *e->text ? e->text : strerror(-err));
+	return err;
 }
 
 static int list_names(struct load *l)
 {
 	struct node *dir;
 	struct stat st;
-	int rc;
+	int err;
 
 	ask_begin();
 	do {
-		rc = reach(l->fs, NULL, l->c->path, &dir);
-		if (rc)
+		err = reach(l->fs, NULL, l->c->path, &dir);
+		if (err)
 			continue;
 		node_attr(l->fs, dir, &st);
 		l->c->dir_mtime = st.st_mtim;
-		rc = S_ISDIR(dir->attr.mode) ? dir_names(l->fs, dir, add_seen, l) : -ENOTDIR;
+		err = S_ISDIR(dir->attr.mode) ? dir_names(l->fs, dir, add_seen, l) : -ENOTDIR;
 		reach_done(l->fs, dir);
-	} while (ask_store(l->fs, rc));
+	} while (ask_store(l->fs, err));
 	sort_seen(l);
-	return rc;
+	return err;
 }
 
 /* Gets sizes and whether a writer has a file open. After the listing: a file may be gone. */
@@ -243,7 +250,8 @@ void vckpt_restrict(struct stat *all, const struct stat *st, bool first)
 	}
 	all->st_mode = S_IFREG | m;
 	if (st->st_mtim.tv_sec > all->st_mtim.tv_sec ||
-	    (st->st_mtim.tv_sec == all->st_mtim.tv_sec && st->st_mtim.tv_nsec > all->st_mtim.tv_nsec))
+	    (st->st_mtim.tv_sec == all->st_mtim.tv_sec &&
+	     st->st_mtim.tv_nsec > all->st_mtim.tv_nsec))
 		all->st_mtim = st->st_mtim;
 }
 
@@ -255,7 +263,7 @@ static int add_file(struct load *l, struct seen *s)
 	f->name = strdup(s->name);
 	if (!f->name)
 		return -ENOMEM;
-	s->read = false;	/* already added */
+	s->read = false; /* already added */
 	hash_in(&c->version, f->name, strlen(f->name));
 	hash_in(&c->version, &f->ino, sizeof(f->ino));
 	hash_in(&c->version, &f->size, sizeof(f->size));
@@ -271,19 +279,19 @@ static int remember_files(struct load *l)
 {
 	struct vckpt *c = l->c;
 	size_t n = c->set ? c->set->n_files : 0;
-	int rc = 0;
+	int err = 0;
 	sort_seen(l);
 	c->file = calloc(n + l->n + 1, sizeof(*c->file));
 	if (!c->file)
 		return -ENOMEM;
-	for (size_t i = 0; !rc && i < n; i++) {
+	for (size_t i = 0; !err && i < n; i++) {
 		struct seen *s = find_seen(l, c->set->file[i].name);
-		rc = s ? add_file(l, s) : -ENOENT;
+		err = s ? add_file(l, s) : -ENOENT;
 	}
-	for (size_t i = 0; !rc && i < l->n; i++)
+	for (size_t i = 0; !err && i < l->n; i++)
 		if (l->seen[i].read)
-			rc = add_file(l, &l->seen[i]);
-	return rc ? rc : c->n_files ? 0 : -ENOENT;
+			err = add_file(l, &l->seen[i]);
+	return err ? err : c->n_files ? 0 : -ENOENT;
 }
 
 static void load_free(struct load *l)
@@ -300,13 +308,13 @@ static int try_whole(struct vckpt *c)
 	struct view_pick all = {0, c->set->n_tensors, 1, 0};
 	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct view *v;
-	int rc = view_safetensors(c->base, &all, &v, &e);
+	int err = view_safetensors(c->base, &all, &v, &e);
 	view_free(v);
-	if (rc && rc != -ENOMEM) {
+	if (err && err != -ENOMEM) {
 		snprintf(c->why, sizeof(c->why), "%s", e.text);
 		c->partly = true;
 	}
-	return rc == -ENOMEM ? rc : 0;
+	return err == -ENOMEM ? err : 0;
 }
 
 /* Orbax is not parsed: its version depends on the files that make it one. */
@@ -314,30 +322,35 @@ static int refuse_orbax(struct load *l)
 {
 	for (size_t i = 0; i < l->n; i++)
 		l->seen[i].read = S_ISREG(l->seen[i].st.st_mode);
-	snprintf(l->c->why, sizeof(l->c->why), "the tensors of Orbax checkpoints (tensorstore) are not read");
+	snprintf(l->c->why, sizeof(l->c->why),
+		 "the tensors of Orbax checkpoints (tensorstore) are not read");
 	return is_whole(l) ? -ENOTSUP : -ENOENT;
 }
 
 static int load_set(struct load *l)
 {
-	const struct ckpt_io io = {.ctx = l, .open = load_open, .close = load_close, .bad = load_refuse,
+	const struct ckpt_io io = {.ctx = l,
+				   .open = load_open,
+				   .close = load_close,
+				   .bad = load_refuse,
 				   .max_bytes = PARSE_MAX};
 	struct vckpt *c = l->c;
-	int rc = l->in.kind.format == CKPT_ORBAX ? refuse_orbax(l) :
-		 parser_content(l->fs, c->path, &l->in, &io, CKPT_TENSORS);
-	if (rc == -ECHILD)
-		rc = -EIO;
-	if (!rc && (!l->in.set || !is_whole(l)))
-		rc = -ENOENT;
-	if (!rc) {
+	int err = l->in.kind.format == CKPT_ORBAX
+			  ? refuse_orbax(l)
+			  : parser_content(l->fs, c->path, &l->in, &io, CKPT_TENSORS);
+	if (err == -ECHILD)
+		err = -EIO;
+	if (!err && (!l->in.set || !is_whole(l)))
+		err = -ENOENT;
+	if (!err) {
 		c->set = l->in.set;
 		l->in.set = NULL;
-		rc = view_base_new(c->set, &c->base);
+		err = view_base_new(c->set, &c->base);
 	}
-	if (!rc)
-		rc = try_whole(c);
+	if (!err)
+		err = try_whole(c);
 	c->cost = PARSE_MAX - l->left;
-	return l->incomplete ? -ENOENT : rc;
+	return l->incomplete ? -ENOENT : err;
 }
 
 void vckpt_free(struct vckpt *c)
@@ -375,26 +388,26 @@ int vckpt_load(struct fs *fs, const char *path, struct vckpt **out)
 	const char *slash = strrchr(path, '/');
 	struct vckpt *c = vckpt_new(fs, path);
 	struct load l = {.fs = fs, .c = c, .left = PARSE_MAX};
-	int rc = c ? list_names(&l) : -ENOMEM;
+	int err = c ? list_names(&l) : -ENOMEM;
 
-	if (!rc)
-		rc = look_at_names(&l);
-	if (!rc) {
+	if (!err)
+		err = look_at_names(&l);
+	if (!err) {
 		ckpt_recognize(slash ? slash + 1 : path, l.in.v, l.in.n, &l.in.kind);
 		if (l.in.kind.format == CKPT_NONE || l.in.kind.temporary)
-			rc = -ENOENT;
+			err = -ENOENT;
 	}
-	if (!rc)
-		rc = load_set(&l);
-	if (c && *c->why && !c->partly && rc != -ENOMEM && rc != -ENOENT)
-		rc = 0;
-	if (!rc)
-		rc = remember_files(&l);
+	if (!err)
+		err = load_set(&l);
+	if (c && *c->why && !c->partly && err != -ENOMEM && err != -ENOENT)
+		err = 0;
+	if (!err)
+		err = remember_files(&l);
 	if (c)
 		c->checked_ns = monotonic_ns();
 	load_free(&l);
-	if (rc && c)
+	if (err && c)
 		vckpt_free(c);
-	*out = rc ? NULL : c;
-	return rc;
+	*out = err ? NULL : c;
+	return err;
 }

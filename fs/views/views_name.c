@@ -63,8 +63,8 @@ static bool number(const char *s, size_t len, uint64_t max, uint64_t *out)
 }
 
 const struct vspecial vspecials[N_VSPECIALS] = {
-	{"model.safetensors", V_MODEL}, {"split-5G", V_SPLIT}, {"reshard", V_RESHARD}, {"tensors", V_TENSORS},
-	{"refused", V_REFUSED},
+	{"model.safetensors", V_MODEL}, {"split-5G", V_SPLIT},	{"reshard", V_RESHARD},
+	{"tensors", V_TENSORS},		{"refused", V_REFUSED},
 };
 
 bool vspecial_has(const struct vckpt *c, enum vkind k)
@@ -81,10 +81,10 @@ static int find_in_dir(struct fs *fs, const struct view_key *dir, const char *na
 	size_t i = 0;
 	while (i < N_VSPECIALS && strcmp(name, vspecials[i].name))
 		i++;
-	int rc = i < N_VSPECIALS ? vckpt_get(fs, dir->path, false, &c) : -ENOENT;
-	if (rc == -EIO)
-		return rc;	/* it is not known whether there is one */
-	if (!rc) {
+	int err = i < N_VSPECIALS ? vckpt_get(fs, dir->path, false, &c) : -ENOENT;
+	if (err == -EIO)
+		return err; /* it is not known whether there is one */
+	if (!err) {
 		bool has = vspecial_has(c, vspecials[i].kind);
 		*key = (struct view_key){
 			.kind = vspecials[i].kind, .path = dir->path, .version = c->version};
@@ -105,9 +105,9 @@ static int find_tensor(struct fs *fs, const struct view_key *dir, const char *na
 	char buf[MAX_NAME + 1];
 	ssize_t len = name_decode(name, buf);
 	struct vckpt *c;
-	int rc = len < 0 ? -ENOENT : vckpt_get_version(fs, dir->path, dir->version, &c);
-	if (rc)
-		return rc;
+	int err = len < 0 ? -ENOENT : vckpt_get_version(fs, dir->path, dir->version, &c);
+	if (err)
+		return err;
 	const struct fmt_tensor *t = c->set ? fmt_set_find(c->set, buf, (size_t)len) : NULL;
 	key->kind = V_NPY;
 	key->i = t ? (uint64_t)(t - c->set->tensor) : 0;
@@ -125,10 +125,8 @@ int view_key_find(struct fs *fs, const struct view_key *dir, const char *name, s
 
 	*key = *dir;
 	switch (dir->kind) {
-	case V_DIR:
-		return find_in_dir(fs, dir, name, key, path);
-	case V_TENSORS:
-		return find_tensor(fs, dir, name, key);
+	case V_DIR: return find_in_dir(fs, dir, name, key, path);
+	case V_TENSORS: return find_tensor(fs, dir, name, key);
 	case V_SPLIT:
 		key->kind = !strcmp(name, "model.safetensors.index.json") ? V_INDEX : V_PART;
 		if (key->kind == V_INDEX)
@@ -152,8 +150,7 @@ int view_key_find(struct fs *fs, const struct view_key *dir, const char *name, s
 		    !number(name + 5, len - 17, dir->ranks - 1, &key->i))
 			return -ENOENT;
 		return 0;
-	default:
-		return -ENOTDIR;
+	default: return -ENOTDIR;
 	}
 }
 
@@ -162,13 +159,13 @@ int view_key_version(struct fs *fs, const struct view_key *key, struct vckpt **c
 	*c = NULL;
 	if (key->kind == V_DIR)
 		return 0;
-	int rc = vckpt_get(fs, key->path, false, c);
-	if (!rc && (*c)->version != key->version) {
+	int err = vckpt_get(fs, key->path, false, c);
+	if (!err && (*c)->version != key->version) {
 		vckpt_put(*c);
 		*c = NULL;
-		rc = -ENOENT;
+		err = -ENOENT;
 	}
-	return rc;
+	return err;
 }
 
 /* ---- attributes ---- */
@@ -176,18 +173,18 @@ int view_key_version(struct fs *fs, const struct view_key *key, struct vckpt **c
 int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, struct stat *st)
 {
 	struct node *n;
-	int rc = reach(fs, who, path, &n);
-	if (rc)
-		return rc;
+	int err = reach(fs, who, path, &n);
+	if (err)
+		return err;
 	node_attr(fs, n, st);
 	if (!S_ISDIR(st->st_mode))
-		rc = -ENOENT;
+		err = -ENOENT;
 	st->st_mode = S_IFDIR | (st->st_mode & 0555);
 	st->st_nlink = 2;
 	st->st_size = 4096;
 	st->st_blocks = 8;
 	reach_done(fs, n);
-	return rc;
+	return err;
 }
 
 int view_key_stat(struct fs *fs, const struct caller *who, const struct view_key *key,
@@ -201,9 +198,9 @@ int view_key_stat(struct fs *fs, const struct caller *who, const struct view_key
 		st->st_size = (off_t)strlen(c->why) + 1;
 	} else {
 		struct vlayout *l;
-		int rc = vlayout_get(fs, key, &l);
-		if (rc)
-			return rc;
+		int err = vlayout_get(fs, key, &l);
+		if (err)
+			return err;
 		st->st_size = (off_t)view_size(l->view);
 		vlayout_put(l);
 	}

@@ -8,15 +8,15 @@
 
 #define BUCKETS 1024u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* all below; taken last */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below; taken last */
 static struct vnode *by_id[BUCKETS], *by_key[BUCKETS];
 static struct vnode root = {.id = VIEWS_DIR, .nlookup = 1, .key = {.kind = V_DIR, .path = ""}};
 static uint64_t next_id;
 
 bool view_key_same(const struct view_key *a, const struct view_key *b)
 {
-	return a->kind == b->kind && a->ranks == b->ranks && a->i == b->i && a->version == b->version &&
-	       !strcmp(a->path, b->path);
+	return a->kind == b->kind && a->ranks == b->ranks && a->i == b->i &&
+	       a->version == b->version && !strcmp(a->path, b->path);
 }
 
 static unsigned key_bucket(const struct view_key *key)

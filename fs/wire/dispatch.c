@@ -31,13 +31,17 @@ static void init(void *userdata, struct fuse_conn_info *conn)
 	fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
 	/* a handle would be valid only while the kernel happens to cache its inode */
 	fuse_set_feature_flag(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
-	if (!fs->o.nopassthrough && fs->uid == 0 && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
+	if (!fs->o.nopassthrough && fs->uid == 0 &&
+	    fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH)) {
 		bool stacked = statfs(fs->o.store, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC;
-		conn->max_backing_stack_depth = stacked ? FUSE_BACKING_STACKED_OVER : FUSE_BACKING_STACKED_UNDER;
+		conn->max_backing_stack_depth =
+			stacked ? FUSE_BACKING_STACKED_OVER : FUSE_BACKING_STACKED_UNDER;
 		atomic_store(&fs->lanes.passthrough, true);
 	} else if (!fs->o.nopassthrough && fs->procs.restarts == 0) {
-		fs_notice(fs, fs->uid ? "no passthrough without root: every file takes the relay lane" :
-			  "this kernel has no FUSE passthrough (before 6.9): every file takes the relay lane");
+		fs_notice(fs,
+			  fs->uid ? "no passthrough without root: every file takes the relay lane"
+				  : "this kernel has no FUSE passthrough (before 6.9): every file "
+				    "takes the relay lane");
 	}
 	conn->time_gran = 1;
 	conn->max_background = MAX_BACKGROUND;
@@ -63,10 +67,10 @@ static int may_change(fuse_req_t req, fuse_ino_t parent, const char *name)
 }
 
 /* False: the change was refused and answered. */
-static bool begin_change(fuse_req_t req, int rc)
+static bool begin_change(fuse_req_t req, int err)
 {
-	if (rc) {
-		fuse_reply_err(req, -rc);
+	if (err) {
+		fuse_reply_err(req, -err);
 		return false;
 	}
 	log_room(req_fs(req));
@@ -94,8 +98,8 @@ static void do_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, co
 
 static void do_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent, const char *name)
 {
-	int rc = may_change(req, parent, name);
-	if (begin_change(req, rc ? rc : is_control(id) ? -EPERM : 0))
+	int err = may_change(req, parent, name);
+	if (begin_change(req, err ? err : is_control(id) ? -EPERM : 0))
 		op_link(req, id, parent, name);
 }
 
@@ -111,35 +115,38 @@ static void do_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 		op_rmdir(req, parent, name);
 }
 
-static void do_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t parent2, const char *name2,
-		      unsigned flags)
+static void do_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t parent2,
+		      const char *name2, unsigned flags)
 {
-	int rc = may_change(req, parent, name);
-	if (begin_change(req, rc ? rc : may_change(req, parent2, name2)))
+	int err = may_change(req, parent, name);
+	if (begin_change(req, err ? err : may_change(req, parent2, name2)))
 		op_rename(req, parent, name, parent2, name2, flags);
 }
 
-static void do_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct fuse_file_info *fi)
+static void do_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set,
+		       struct fuse_file_info *fi)
 {
 	if (is_view(id))
 		fuse_reply_err(req, EROFS);
 	else if (is_control(id))
-		control_of(id)->getattr(req, id);	/* shell redirection truncates first; accept */
+		/* shell redirection truncates first; accept */
+		control_of(id)->getattr(req, id);
 	else if (req_fs(req)->o.ro)
 		fuse_reply_err(req, EROFS);
 	else
 		op_setattr(req, id, a, set, fi);
 }
 
-static void do_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+static void do_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+		      struct fuse_file_info *fi)
 {
 	const struct control_ops *c = control_of(parent);
-	int rc = may_change(req, parent, name);
+	int err = may_change(req, parent, name);
 
-	if (rc == -EPERM && c && c->create)
+	if (err == -EPERM && c && c->create)
 		c->create(req, name, mode, fi);
-	else if (rc)
-		fuse_reply_err(req, -rc);
+	else if (err)
+		fuse_reply_err(req, -err);
 	else
 		op_create(req, parent, name, mode, fi);
 }
@@ -203,7 +210,8 @@ static void do_readlink(fuse_req_t req, fuse_ino_t id)
 		op_readlink(req, id);
 }
 
-static void readdir_of(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+static void readdir_of(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		       struct fuse_file_info *fi, bool plus)
 {
 	if (is_control(id))
 		control_of(id)->readdir(req, id, size, off, plus);
@@ -213,12 +221,14 @@ static void readdir_of(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, st
 		op_readdir(req, id, size, off, fi);
 }
 
-static void do_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void do_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		       struct fuse_file_info *fi)
 {
 	readdir_of(req, id, size, off, fi, false);
 }
 
-static void do_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void do_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+			   struct fuse_file_info *fi)
 {
 	readdir_of(req, id, size, off, fi, true);
 }
@@ -239,7 +249,8 @@ static void do_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		op_open(req, id, fi);
 }
 
-static void do_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_file_info *fi)
+static void do_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
+		    struct fuse_file_info *fi)
 {
 	const struct control_ops *c = control_of(id);
 
@@ -251,7 +262,8 @@ static void do_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struc
 		op_read(req, id, size, off, fi);
 }
 
-static void do_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+static void do_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off,
+		     struct fuse_file_info *fi)
 {
 	const struct control_ops *c = control_of(id);
 
@@ -291,7 +303,8 @@ static void do_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_fi
 		op_fsync(req, id, datasync, fi);
 }
 
-static void do_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len, struct fuse_file_info *fi)
+static void do_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
+			 struct fuse_file_info *fi)
 {
 	if (is_control(id))
 		fuse_reply_err(req, EBADF);
@@ -299,7 +312,8 @@ static void do_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off
 		op_fallocate(req, id, mode, off, len, fi);
 }
 
-static void do_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_file_info *fi)
+static void do_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence,
+		     struct fuse_file_info *fi)
 {
 	const struct control_ops *c = control_of(id);
 
@@ -322,19 +336,20 @@ static int key_error(const char *key)
 
 static bool begin_xattr(fuse_req_t req, fuse_ino_t id, const char *key)
 {
-	int rc = key_error(key);
+	int err = key_error(key);
 
-	if (!rc && req_fs(req)->o.ro)
-		rc = -EROFS;
-	if (rc || is_control(id) || xattr_is_ours(key)) {
-		fuse_reply_err(req, -rc);	/* cp -a copies states: accepted and ignored */
+	if (!err && req_fs(req)->o.ro)
+		err = -EROFS;
+	if (err || is_control(id) || xattr_is_ours(key)) {
+		fuse_reply_err(req, -err); /* cp -a copies states: accepted and ignored */
 		return false;
 	}
 	session_may_block(req_fs(req));
 	return begin_change(req, 0);
 }
 
-static void do_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t size, int flags)
+static void do_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
+			size_t size, int flags)
 {
 	if (!still_set(req, id, key, val, size) && begin_xattr(req, id, key))
 		op_setxattr(req, id, key, val, size, flags);
@@ -348,10 +363,10 @@ static void do_removexattr(fuse_req_t req, fuse_ino_t id, const char *key)
 
 static void do_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
-	int rc = key_error(key);
+	int err = key_error(key);
 
-	if (rc || is_control(id))
-		fuse_reply_err(req, rc ? -rc : ENODATA);
+	if (err || is_control(id))
+		fuse_reply_err(req, err ? -err : ENODATA);
 	else
 		op_getxattr(req, id, key, size);
 }
@@ -368,16 +383,38 @@ static void do_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 
 const struct fuse_lowlevel_ops fs_ops = {
 	.init = init,
-	.lookup = do_lookup, .forget = do_forget, .forget_multi = do_forget_multi,
-	.getattr = do_getattr, .setattr = do_setattr, .readlink = do_readlink,
-	.mknod = do_mknod, .mkdir = do_mkdir, .unlink = do_unlink, .rmdir = do_rmdir,
-	.symlink = do_symlink, .rename = do_rename, .link = do_link,
-	.open = do_open, .create = do_create, .read = do_read, .write = do_write,
-	.flush = do_flush, .release = do_release, .fsync = do_fsync,
-	.opendir = op_opendir, .readdir = do_readdir, .readdirplus = do_readdirplus,
-	.releasedir = op_releasedir, .fsyncdir = do_fsync, .statfs = op_statfs,
-	.setxattr = do_setxattr, .getxattr = do_getxattr, .listxattr = do_listxattr,
-	.removexattr = do_removexattr, .fallocate = do_fallocate, .lseek = do_lseek,
+	.lookup = do_lookup,
+	.forget = do_forget,
+	.forget_multi = do_forget_multi,
+	.getattr = do_getattr,
+	.setattr = do_setattr,
+	.readlink = do_readlink,
+	.mknod = do_mknod,
+	.mkdir = do_mkdir,
+	.unlink = do_unlink,
+	.rmdir = do_rmdir,
+	.symlink = do_symlink,
+	.rename = do_rename,
+	.link = do_link,
+	.open = do_open,
+	.create = do_create,
+	.read = do_read,
+	.write = do_write,
+	.flush = do_flush,
+	.release = do_release,
+	.fsync = do_fsync,
+	.opendir = op_opendir,
+	.readdir = do_readdir,
+	.readdirplus = do_readdirplus,
+	.releasedir = op_releasedir,
+	.fsyncdir = do_fsync,
+	.statfs = op_statfs,
+	.setxattr = do_setxattr,
+	.getxattr = do_getxattr,
+	.listxattr = do_listxattr,
+	.removexattr = do_removexattr,
+	.fallocate = do_fallocate,
+	.lseek = do_lseek,
 	.copy_file_range = op_copy_file_range,
 	/* no getlk, setlk, flock: the kernel keeps locks itself. No ioctl: ENOTTY. */
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Requests from the kernel: how the next one is received, and in which order those are that the kernel sends again
- * after a worker's death. The threads that answer (base/session.c) call it with the read lock held. */
+ * Requests from the kernel: how the next one is received, and in which order those are that the
+ * kernel sends again after a worker's death. The threads that answer (base/session.c) call it with
+ * the read lock held. */
 #include "fs/wire/wire.h"
 
 #include <errno.h>
@@ -32,7 +33,7 @@ struct wire_out {
 /* For this long after its last answer the reader polls: waking a sleeping thread takes 20 to 60 us
  * on a virtual machine, and a create is five requests. */
 #define SPIN_NS 60000u
-#define SPIN_PAUSES 20	/* about 1 us between two polls */
+#define SPIN_PAUSES 20 /* about 1 us between two polls */
 
 static inline void cpu_relax(void)
 {
@@ -56,7 +57,7 @@ static int receive_new(struct fs *fs, struct fuse_buf *buf)
 		for (int i = 0; i < SPIN_PAUSES; i++)
 			cpu_relax();
 		if (turn % 8 == 0)
-			sched_yield();	/* let threads with work run first */
+			sched_yield(); /* let threads with work run first */
 	}
 	fs->resends.in_burst = n != -EAGAIN;
 	while (n == -EAGAIN || n == -EINTR) {
@@ -119,24 +120,24 @@ static int resent_gather(struct fs *fs)
 {
 	struct fuse_buf buf = {.mem = aligned_alloc(4096, REQUEST_MAX), .size = REQUEST_MAX};
 	const struct wire_in *in = buf.mem;
-	int n, rc = in ? 0 : -ENOMEM;
+	int n, err = in ? 0 : -ENOMEM;
 	bool more = true;
 
-	while (!rc && more) {
+	while (!err && more) {
 		n = fuse_session_receive_buf(fs->se, &buf);
 		if (n == -EINTR)
 			continue;
 		if (n < (int)sizeof(*in))
 			break;
-		rc = resent_add(fs, &buf, (size_t)n);
+		err = resent_add(fs, &buf, (size_t)n);
 		/* these two have queues of their own, which the kernel hands out first */
 		more = in->unique & WIRE_RESENT || in->opcode == WIRE_FORGET ||
 		       in->opcode == WIRE_BATCH_FORGET || in->opcode == WIRE_INTERRUPT;
 	}
 	free(buf.mem);
-	if (!rc && fs->resends.n)
+	if (!err && fs->resends.n)
 		qsort(fs->resends.v, fs->resends.n, sizeof(struct resent *), by_sending);
-	return rc;
+	return err;
 }
 
 /* Takes the next of them; 0: none is left. Read lock held. */
@@ -156,7 +157,6 @@ static int resent_take(struct fs *fs, void *buf)
 	return (int)len;
 }
 
-
 /* ---- for the threads that answer: struct wire ---- */
 
 static int receive(struct fs *fs, void *mem, size_t size, struct received *r)
@@ -171,7 +171,8 @@ static int receive(struct fs *fs, void *mem, size_t size, struct received *r)
 		n = receive_new(fs, &buf);
 	if (n < (int)sizeof(*in))
 		return n < 0 ? n : 0;
-	*r = (struct received){.unique = in->unique & ~WIRE_RESENT, .resent = in->unique & WIRE_RESENT,
+	*r = (struct received){.unique = in->unique & ~WIRE_RESENT,
+			       .resent = in->unique & WIRE_RESENT,
 			       .release = in->opcode == WIRE_RELEASE};
 	return n;
 }
@@ -211,7 +212,8 @@ int wire_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	char *copy = malloc(init_len);
 	if (!copy)
 		return -ENOMEM;
-	fs->wire = (struct wire){.fd = fuse_session_fd(fs->se), .receive = receive, .answer = answer, .end = end};
+	fs->wire = (struct wire){
+		.fd = fuse_session_fd(fs->se), .receive = receive, .answer = answer, .end = end};
 	fs->forks.expire = expire;
 	memcpy(copy, init, init_len);
 	answer(fs, copy, init_len);
@@ -221,6 +223,6 @@ int wire_run(struct fs *fs, const void *init, size_t init_len, bool resend)
 	/* the reader polls before it sleeps */
 	if (fcntl(fs->wire.fd, F_SETFL, O_RDWR | O_NONBLOCK))
 		return -errno;
-	int rc = resend ? resent_gather(fs) : 0;
-	return rc ? rc : session_start(fs);
+	int err = resend ? resent_gather(fs) : 0;
+	return err ? err : session_start(fs);
 }

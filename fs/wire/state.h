@@ -9,9 +9,9 @@
 
 /* Requests that are read; receive.c. The read lock (base/state.h) is held. */
 struct resends {
-	struct resent **v;	/* sent again; read at the start, not answered yet */
+	struct resent **v; /* sent again; read at the start, not answered yet */
 	size_t n, next;
-	bool in_burst;		/* the last request came at once */
+	bool in_burst; /* the last request came at once */
 };
 
 #endif

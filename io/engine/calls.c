@@ -137,7 +137,7 @@ static ssize_t change_times(const struct io_call *c, const struct timespec t[2])
 static ssize_t do_attr(const struct io_call *c)
 {
 	const struct io_attr *a = c->attr;
-	struct timespec t[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } };
+	struct timespec t[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
 	ssize_t err = 0;
 
 	/* owner before mode: chown clears suid and sgid */
@@ -163,8 +163,8 @@ static ssize_t do_xattr_set(const struct io_call *c)
 	if (!c->name && errno != EBADF)
 		return io_error();
 	io_proc_path(path, c->fd, c->name);
-	return ret(c->name ? lsetxattr(path, c->key, c->buf, c->len, c->flags) :
-			     setxattr(path, c->key, c->buf, c->len, c->flags));
+	return ret(c->name ? lsetxattr(path, c->key, c->buf, c->len, c->flags)
+			   : setxattr(path, c->key, c->buf, c->len, c->flags));
 }
 
 static ssize_t do_xattr_remove(const struct io_call *c)
@@ -178,11 +178,11 @@ static ssize_t do_xattr_remove(const struct io_call *c)
 /* xfs that has shut down discards what its log did not write, and then an fsync of a
  * directory returns 0: it finds nothing to do (seen on 6.18). So may an fsync of a file that was
  * in progress. From then on stat fails on any of its files. */
-static ssize_t synced(int fd, int rc)
+static ssize_t synced(int fd, int err)
 {
 	struct stat st;
 
-	return rc ? io_error() : ret(fstat(fd, &st));
+	return err ? io_error() : ret(fstat(fd, &st));
 }
 
 static ssize_t do_sync_data(const struct io_call *c)
@@ -201,12 +201,12 @@ static ssize_t do_sync_dir(const struct io_call *c)
 /* btrfs, and ext4 before 6.15, are read-only after an error, and syncfs of them returns 0. */
 static ssize_t do_sync_all(const struct io_call *c)
 {
-	ssize_t rc = synced(c->fd, syncfs(c->fd));
+	ssize_t err = synced(c->fd, syncfs(c->fd));
 	struct statvfs v;
 
-	if (!rc && fstatvfs(c->fd, &v))
+	if (!err && fstatvfs(c->fd, &v))
 		return io_error();
-	return !rc && v.f_flag & ST_RDONLY ? -EIO : rc;
+	return !err && v.f_flag & ST_RDONLY ? -EIO : err;
 }
 
 static ssize_t do_sync_mark(const struct io_call *c)
@@ -218,7 +218,7 @@ static ssize_t do_sync_mark(const struct io_call *c)
 static ssize_t do_share(const struct io_call *c)
 {
 	_Alignas(struct file_dedupe_range) char room[sizeof(struct file_dedupe_range) +
-						     sizeof(struct file_dedupe_range_info)] = { 0 };
+						     sizeof(struct file_dedupe_range_info)] = {0};
 	struct file_dedupe_range *r = (struct file_dedupe_range *)room;
 
 	r->src_offset = c->off;

@@ -17,9 +17,12 @@
 static const char *const note_text[IO_NOTE_COUNT] = {
 	[IO_NOTE_NO_URING] = "io_uring is not available here; writing with posix threads",
 	[IO_NOTE_NO_DIRECT] = "the store refuses O_DIRECT; writing through the page cache",
-	[IO_NOTE_NO_DONTCACHE] = "the store has no RWF_DONTCACHE; persisted files stay in the page cache",
-	[IO_NOTE_NO_ALLOCATE] = "the store has no fallocate; its free space is estimated by statvfs",
-	[IO_NOTE_NO_XATTR] = "the store has no user xattrs; checksums go to a sidecar under .cairn/meta",
+	[IO_NOTE_NO_DONTCACHE] =
+		"the store has no RWF_DONTCACHE; persisted files stay in the page cache",
+	[IO_NOTE_NO_ALLOCATE] =
+		"the store has no fallocate; its free space is estimated by statvfs",
+	[IO_NOTE_NO_XATTR] =
+		"the store has no user xattrs; checksums go to a sidecar under .cairn/meta",
 };
 
 void io_lacks(struct io_engine *e, enum io_note what)
@@ -111,10 +114,8 @@ static bool is_store_error(int err)
 	case -EFBIG:
 	case -ENXIO:
 	case -ESTALE:
-	case -ETIMEDOUT:
-		return true;
-	default:
-		return false;
+	case -ETIMEDOUT: return true;
+	default: return false;
 	}
 }
 

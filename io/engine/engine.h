@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * io/engine: every operation that changes or syncs the store goes through the engine's table, so that
- * the fault engine (CAIRNFS_FAULT) can replace the real ones.
+ * io/engine: every operation that changes or syncs the store goes through the engine's table, so
+ * that the fault engine (CAIRNFS_FAULT) can replace the real ones.
  *
- * Errors: every function returns 0 (or a count or descriptor where stated) or a
- * negative errno. Nothing here logs. Sizes and offsets are in bytes.
+ * Errors: every function returns 0 (or a count or descriptor where stated) or a negative errno.
+ * Nothing here logs. Sizes and offsets are in bytes.
  */
 #ifndef CAIRN_IO_ENGINE_H
 #define CAIRN_IO_ENGINE_H
@@ -24,13 +24,13 @@ extern "C" {
 #endif
 
 struct io_engine; /* shared by all threads */
-struct io_queue;  /* one per thread; never shared */
+struct io_queue; /* one per thread; never shared */
 
 struct io_engine_opts {
-	const char *kind;	/* "uring" or "posix" */
-	unsigned depth;		/* writes in flight per queue; 0 = 8 */
-	unsigned chunk_bytes;	/* one write; multiple of IO_ALIGN; 0 = 2 MiB */
-	const char *fault;	/* "seed:rate:kinds" or NULL; see IO_FAULT_ENV */
+	const char *kind; /* "uring" or "posix" */
+	unsigned depth; /* writes in flight per queue; 0 = 8 */
+	unsigned chunk_bytes; /* one write; multiple of IO_ALIGN; 0 = 2 MiB */
+	const char *fault; /* "seed:rate:kinds" or NULL; see IO_FAULT_ENV */
 };
 
 /* A notice is a fallback taken at run time (no io_uring, no O_DIRECT, ...),
@@ -42,8 +42,9 @@ typedef void (*io_notice_fn)(void *ctx, const char *text);
  * -EINVAL: unknown kind or malformed fault; -ENOMEM. */
 int io_engine_open(const struct io_engine_opts *opts, io_notice_fn notice, void *ctx,
 		   struct io_engine **out);
-void io_engine_close(struct io_engine *e);	/* NULL is allowed; all queues must be closed */
-const char *io_engine_name(const struct io_engine *e); /* "uring", "posix", "uring+fault", ... */
+void io_engine_close(struct io_engine *e); /* NULL is allowed; all queues must be closed */
+/* "uring", "posix", "uring+fault", ... */
+const char *io_engine_name(const struct io_engine *e);
 
 /* Operations and errors seen by the engine since start, for metrics. */
 struct io_counts {
@@ -69,14 +70,15 @@ struct io_extent {
 };
 
 struct io_source {
-	const void *base;	/* mapped file; readable up to size rounded up to IO_ALIGN */
-	uint64_t size;		/* of the file */
+	const void *base; /* mapped file; readable up to size rounded up to IO_ALIGN */
+	uint64_t size; /* of the file */
 	const struct io_extent *data; /* sorted, not overlapping; gaps are holes. off may be
 				 * unaligned; the writer widens to IO_ALIGN (the bytes in
 				 * between are zero in the mapping) */
 	unsigned n_data;
-	io_seen_fn seen;	/* NULL, or called over the whole file [0,size), holes as zeros */
-	io_stop_fn stop;	/* NULL = never */
+	/* NULL, or called over the whole file [0,size), holes as zeros */
+	io_seen_fn seen;
+	io_stop_fn stop; /* NULL = never */
 	void *ctx;
 };
 
@@ -119,8 +121,8 @@ struct io_attr {
 #define IO_ATTR_OWNER 2u
 #define IO_ATTR_ATIME 4u
 #define IO_ATTR_MTIME 8u
-	mode_t mode;	/* permission bits and suid/sgid/sticky */
-	uid_t uid;	/* (uid_t)-1 = unchanged */
+	mode_t mode; /* permission bits and suid/sgid/sticky */
+	uid_t uid; /* (uid_t)-1 = unchanged */
 	gid_t gid;
 	struct timespec atime, mtime;
 };
@@ -130,10 +132,10 @@ struct io_store;
 /* One blocking operation; which fields count depends on op (see calls.c). */
 struct io_call {
 	enum io_op op;
-	int fd;			/* the file, or the directory of name */
+	int fd; /* the file, or the directory of name */
 	const char *name;
-	int fd2;		/* directory of name2 */
-	const char *name2;	/* or a symlink's target */
+	int fd2; /* directory of name2 */
+	const char *name2; /* or a symlink's target */
 	const void *buf;
 	size_t len;
 	uint64_t off, size;
@@ -174,10 +176,14 @@ bool io_is_lacking(struct io_engine *e, enum io_note what);
 static inline int io_errno(int err)
 {
 	switch (err) {
-	case ENOTCONN: case ECONNABORTED: case ECONNREFUSED: case ESHUTDOWN: case ENODEV: case EBADF: case EROFS:
-		return -EIO;
-	default:
-		return -err;
+	case ENOTCONN:
+	case ECONNABORTED:
+	case ECONNREFUSED:
+	case ESHUTDOWN:
+	case ENODEV:
+	case EBADF:
+	case EROFS: return -EIO;
+	default: return -err;
 	}
 }
 

@@ -18,30 +18,30 @@
 
 enum kind { KIND_EIO, KIND_ENOSPC, KIND_SHORT, KIND_DELAY, KIND_LOST, KIND_COUNT, KIND_NONE };
 
-static const char *const kind_name[KIND_COUNT] = { "eio", "enospc", "short", "delay", "lostsync" };
+static const char *const kind_name[KIND_COUNT] = {"eio", "enospc", "short", "delay", "lostsync"};
 
 struct plan {
 	uint64_t seed;
-	uint64_t rate;		/* 0 = none; unused where `at` is set */
-	uint64_t at;		/* 0 = by rate */
+	uint64_t rate; /* 0 = none; unused where `at` is set */
+	uint64_t at; /* 0 = by rate */
 	bool from_there_on;
-	unsigned kinds;		/* bits of enum kind */
+	unsigned kinds; /* bits of enum kind */
 };
 
 struct fault_engine {
 	struct io_engine base;
 	struct io_engine *below;
-	struct io_ops ops;	/* its name is that of the engine below, and "+fault" */
+	struct io_ops ops; /* its name is that of the engine below, and "+fault" */
 	char name[16];
 	struct plan plan;
-	atomic_uint_least64_t serial;	/* operations that could have failed so far */
+	atomic_uint_least64_t serial; /* operations that could have failed so far */
 	struct fault_lost lost;
 };
 
 struct fault_queue {
 	struct io_queue base;
 	struct io_queue *below;
-	struct io_write *failed;	/* never sent; reaped first */
+	struct io_write *failed; /* never sent; reaped first */
 };
 
 static bool parse_number(const char **p, uint64_t *out)
@@ -87,7 +87,7 @@ static bool parse_kinds(const char *p, unsigned *out)
 
 static bool parse(const char *p, struct plan *f)
 {
-	*f = (struct plan){ 0 };
+	*f = (struct plan){0};
 	return parse_number(&p, &f->seed) && *p++ == ':' && parse_rate(&p, f) && *p++ == ':' &&
 	       parse_kinds(p, &f->kinds);
 }
@@ -158,21 +158,14 @@ static ssize_t fault_call(struct io_engine *e, const struct io_call *c)
 	ssize_t res;
 
 	switch (draw(f, c->op, &random)) {
-	case KIND_EIO:
-		return -EIO;
-	case KIND_ENOSPC:
-		return -ENOSPC;
+	case KIND_EIO: return -EIO;
+	case KIND_ENOSPC: return -ENOSPC;
 	case KIND_LOST:
 		fault_lost_drop(&f->lost, c->op == IO_OP_SYNC_DATA ? c->fd : -1);
 		return -EIO;
-	case KIND_SHORT:
-		changed.len = shortened(c->len);
-		break;
-	case KIND_DELAY:
-		delay(random);
-		break;
-	default:
-		break;
+	case KIND_SHORT: changed.len = shortened(c->len); break;
+	case KIND_DELAY: delay(random); break;
+	default: break;
 	}
 	res = f->below->ops->call(f->below, &changed);
 	if (f->plan.kinds & 1u << KIND_LOST) {
@@ -194,20 +187,11 @@ static void fault_submit(struct io_queue *base, struct io_write *w)
 
 	w->res = 0;
 	switch (draw(f, IO_OP_WRITE, &random)) {
-	case KIND_EIO:
-		w->res = -EIO;
-		break;
-	case KIND_ENOSPC:
-		w->res = -ENOSPC;
-		break;
-	case KIND_SHORT:
-		w->len = shortened(w->len);
-		break;
-	case KIND_DELAY:
-		delay(random);
-		break;
-	default:
-		break;
+	case KIND_EIO: w->res = -EIO; break;
+	case KIND_ENOSPC: w->res = -ENOSPC; break;
+	case KIND_SHORT: w->len = shortened(w->len); break;
+	case KIND_DELAY: delay(random); break;
+	default: break;
 	}
 	if (!w->res) {
 		q->below->e->ops->submit(q->below, w);

@@ -21,8 +21,8 @@ struct lost_file {
 	struct lost_file *next;
 	dev_t dev;
 	ino_t ino;
-	int fd;		/* our own: the writer's may be closed by the time of a syncfs */
-	bool untold;	/* another file's sync lost its bytes; its own sync has yet to fail */
+	int fd; /* our own: the writer's may be closed by the time of a syncfs */
+	bool untold; /* another file's sync lost its bytes; its own sync has yet to fail */
 	struct range *ranges;
 };
 
@@ -152,6 +152,6 @@ void fault_lost_wrote(struct fault_lost *l, int fd, uint64_t off, uint64_t len)
 
 	if (!r)
 		return;
-	*r = (struct range){ .next = f->ranges, .off = off, .len = len };
+	*r = (struct range){.next = f->ranges, .off = off, .len = len};
 	f->ranges = r;
 }

@@ -14,7 +14,7 @@ struct lost_file;
 
 struct fault_lost {
 	pthread_mutex_t lock;
-	struct lost_file *files;	/* newest first */
+	struct lost_file *files; /* newest first */
 	unsigned n;
 };
 

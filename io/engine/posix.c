@@ -18,10 +18,10 @@ struct list {
 
 struct posix_queue {
 	struct io_queue base;
-	pthread_mutex_t lock;	/* over all below */
+	pthread_mutex_t lock; /* over all below */
 	pthread_cond_t work, finished;
 	struct list todo, done;
-	unsigned pending;	/* in todo, not yet taken by a thread */
+	unsigned pending; /* in todo, not yet taken by a thread */
 	unsigned idle, n_threads;
 	pthread_t threads[THREADS_MAX];
 	bool quit;
@@ -48,7 +48,7 @@ static struct io_write *pop(struct list *l)
 
 static void write_now(struct io_write *w)
 {
-	struct iovec v = { .iov_base = (void *)(uintptr_t)w->buf, .iov_len = w->len };
+	struct iovec v = {.iov_base = (void *)(uintptr_t)w->buf, .iov_len = w->len};
 
 	w->res = pwritev2(w->fd, &v, 1, (off_t)w->off, w->rwf);
 	if (w->res < 0)

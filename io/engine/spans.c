@@ -24,7 +24,7 @@ int io_spans_check(const struct io_source *src)
 
 void io_spans_init(struct io_spans *s, const struct io_source *src)
 {
-	*s = (struct io_spans){ .src = src };
+	*s = (struct io_spans){.src = src};
 }
 
 static uint64_t widened_end(const struct io_source *src, const struct io_extent *x)

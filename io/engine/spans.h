@@ -10,8 +10,8 @@
 
 struct io_spans {
 	const struct io_source *src;
-	unsigned i;		/* next extent */
-	uint64_t start, end;	/* the current span, once io_spans_next returned true */
+	unsigned i; /* next extent */
+	uint64_t start, end; /* the current span, once io_spans_next returned true */
 };
 
 void io_spans_init(struct io_spans *s, const struct io_source *src);

@@ -24,9 +24,9 @@ struct io_write {
 	const void *buf;
 	size_t len;
 	uint64_t off;
-	int rwf;		/* RWF_* of pwritev2(2) */
-	ssize_t res;		/* bytes or -errno, valid once reaped */
-	struct io_write *next;	/* the engine's, while it holds the write */
+	int rwf; /* RWF_* of pwritev2(2) */
+	ssize_t res; /* bytes or -errno, valid once reaped */
+	struct io_write *next; /* the engine's, while it holds the write */
 };
 
 struct io_ops {
@@ -51,9 +51,9 @@ struct io_engine {
 	unsigned depth, chunk;
 	io_notice_fn notice;
 	void *notice_ctx;
-	void (*check)(void *ctx);	/* NULL = none */
+	void (*check)(void *ctx); /* NULL = none */
 	void *check_ctx;
-	atomic_uint noted;	/* bit per enum io_note */
+	atomic_uint noted; /* bit per enum io_note */
 	/* features that this store lacks; also bits of enum io_note */
 	atomic_uint lacks;
 	atomic_uint_least64_t n_ops, n_bytes, n_syncs, n_errors, n_faults;
@@ -63,7 +63,7 @@ struct io_engine {
 struct io_queue {
 	struct io_engine *e;
 	atomic_uint inflight;
-	struct io_slot *slots;	/* e->depth of them; write.c's */
+	struct io_slot *slots; /* e->depth of them; write.c's */
 };
 
 int io_uring_engine_open(unsigned depth, struct io_engine **out);

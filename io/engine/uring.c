@@ -95,8 +95,8 @@ static void uring_kick(struct io_queue *base)
 
 	if (!q->enabled) {
 		/* liburing 2.3's library does not export io_uring_enable_rings */
-		if (io_uring_register((unsigned)q->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS,
-				      NULL, 0) < 0)
+		if (io_uring_register((unsigned)q->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL,
+				      0) < 0)
 			abort();
 		q->enabled = true;
 	}

@@ -21,15 +21,15 @@ struct job {
 	bool direct;
 	int rwf;
 
-	struct io_spans put;	/* what is submitted to the engine ... */
+	struct io_spans put; /* what is submitted to the engine ... */
 	uint64_t put_pos;
 	bool put_done;
-	struct io_spans told;	/* ... and, behind it, what is passed to seen */
+	struct io_spans told; /* ... and, behind it, what is passed to seen */
 	uint64_t told_pos;
 
 	struct io_slot *free;
 	unsigned inflight;
-	int err;		/* first error; nothing is submitted after it */
+	int err; /* first error; nothing is submitted after it */
 };
 
 /* Persisted bytes will not be written again: keep them out of the page cache. */
@@ -136,18 +136,15 @@ static bool again(struct job *j, const struct io_slot *s)
 {
 	switch (s->w.res) {
 	case -EINTR:
-	case -EAGAIN:
-		return true;
+	case -EAGAIN: return true;
 	case -EOPNOTSUPP:
 		if (!s->w.rwf)
 			return false;
 		io_lacks(j->e, IO_NOTE_NO_DONTCACHE);
 		j->rwf = 0;
 		return true;
-	case -EINVAL:
-		return s->direct && (!j->direct || leave_direct(j));
-	default:
-		return false;
+	case -EINVAL: return s->direct && (!j->direct || leave_direct(j));
+	default: return false;
 	}
 }
 
@@ -211,7 +208,7 @@ static void run(struct job *j)
 
 static int set_size(struct job *j, uint64_t size)
 {
-	struct io_call c = { .op = IO_OP_TRUNCATE, .fd = j->fd, .size = size };
+	struct io_call c = {.op = IO_OP_TRUNCATE, .fd = j->fd, .size = size};
 
 	return (int)io_call_run(j->e, &c);
 }
@@ -230,7 +227,7 @@ static uint64_t written_end(const struct io_source *src, bool direct)
 
 int io_write_file(struct io_queue *q, int fd, bool direct, const struct io_source *src)
 {
-	struct job j = { .q = q, .e = q->e, .src = src, .fd = fd, .direct = direct };
+	struct job j = {.q = q, .e = q->e, .src = src, .fd = fd, .direct = direct};
 	uint64_t end;
 	int err = io_spans_check(src);
 

@@ -8,7 +8,7 @@
 struct io_slot {
 	struct io_write w;
 	uint64_t end;
-	bool direct;	/* as it was sent */
+	bool direct; /* as it was sent */
 	struct io_slot *next_free;
 };
 

@@ -28,9 +28,9 @@ static void unescape(char *s)
 /* 36 35 98:0 /root /point options [optional ...] - fstype source options */
 static int parse_mount(char *line, struct io_mount *m)
 {
-	char *word[6] = { 0 }, *rest = strstr(line, " - "), *fstype, *source, *save;
+	char *word[6] = {0}, *rest = strstr(line, " - "), *fstype, *source, *save;
 
-	*m = (struct io_mount){ 0 };
+	*m = (struct io_mount){0};
 	if (!rest)
 		return -EINVAL;
 	*rest = '\0';
@@ -71,7 +71,7 @@ int io_mounts_read(const char *path, struct io_mounts *out)
 	size_t cap = 0;
 	int err = 0;
 
-	*out = (struct io_mounts){ 0 };
+	*out = (struct io_mounts){0};
 	if (!f)
 		return -errno;
 	while (!err && getline(&line, &cap, f) > 0) {
@@ -89,7 +89,7 @@ int io_mounts_read(const char *path, struct io_mounts *out)
 		else
 			mount_free(&v[out->n]);
 		if (err == -EINVAL)
-			err = 0;	/* a line in a later kernel's format: ignored */
+			err = 0; /* a line in a later kernel's format: ignored */
 	}
 	fclose(f);
 	if (err)
@@ -102,5 +102,5 @@ void io_mounts_free(struct io_mounts *m)
 	for (size_t i = 0; i < m->n; i++)
 		mount_free(&m->v[i]);
 	free(m->v);
-	*m = (struct io_mounts){ 0 };
+	*m = (struct io_mounts){0};
 }

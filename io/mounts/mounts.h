@@ -15,11 +15,12 @@ struct io_mount {
 };
 
 struct io_mounts {
-	struct io_mount *v;	/* of several at one mount point the last is on top */
+	struct io_mount *v; /* of several at one mount point the last is on top */
 	size_t n;
 };
 
-/* path: IO_MOUNTS_HERE, or the mountinfo of another process. 0, then io_mounts_free(out); or -errno. */
+/* path: IO_MOUNTS_HERE, or the mountinfo of another process. 0, then io_mounts_free(out); or
+ * -errno. */
 int io_mounts_read(const char *path, struct io_mounts *out);
 void io_mounts_free(struct io_mounts *m);
 

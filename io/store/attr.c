@@ -12,14 +12,14 @@ static int set_attr(struct io_store *s, struct io_call *c)
 
 int io_set_attr_fd(struct io_store *s, int fd, const struct io_attr *a)
 {
-	struct io_call c = { .op = IO_OP_ATTR, .fd = fd, .attr = a };
+	struct io_call c = {.op = IO_OP_ATTR, .fd = fd, .attr = a};
 
 	return set_attr(s, &c);
 }
 
 int io_set_attr(struct io_store *s, int dirfd, const char *name, const struct io_attr *a)
 {
-	struct io_call c = { .op = IO_OP_ATTR, .fd = dirfd, .name = name, .attr = a };
+	struct io_call c = {.op = IO_OP_ATTR, .fd = dirfd, .name = name, .attr = a};
 	int err = name ? io_name_check(name) : 0;
 
 	return err ? err : set_attr(s, &c);

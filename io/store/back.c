@@ -17,11 +17,21 @@
 static bool says_gone(int err)
 {
 	switch (err) {
-	case ENOTCONN: case ECONNABORTED: case ECONNREFUSED: case ESHUTDOWN: case EHOSTDOWN: case ESTALE:
-	case EIO: case EROFS: case ENODEV: case ENXIO: case EREMOTEIO: case ETIMEDOUT: case EUCLEAN: case EBADF:
-		return true;
-	default:
-		return false;
+	case ENOTCONN:
+	case ECONNABORTED:
+	case ECONNREFUSED:
+	case ESHUTDOWN:
+	case EHOSTDOWN:
+	case ESTALE:
+	case EIO:
+	case EROFS:
+	case ENODEV:
+	case ENXIO:
+	case EREMOTEIO:
+	case ETIMEDOUT:
+	case EUCLEAN:
+	case EBADF: return true;
+	default: return false;
 	}
 }
 
@@ -51,7 +61,8 @@ static int reads(int dirfd)
 
 static int write_one(int tmp, const char *name)
 {
-	CLEANUP_CLOSE int fd = openat(tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	CLEANUP_CLOSE int fd =
+		openat(tmp, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 
 	if (fd < 0 || write(fd, "?", 1) != 1 || fsync(fd))
 		return gone();

@@ -27,7 +27,7 @@ bool io_store_allocates(const struct io_store *s)
 
 int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len)
 {
-	struct io_call c = { .op = IO_OP_ALLOCATE, .fd = fd, .off = off, .size = len };
+	struct io_call c = {.op = IO_OP_ALLOCATE, .fd = fd, .off = off, .size = len};
 	int err;
 
 	if (!len)
@@ -43,7 +43,7 @@ int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len)
 
 int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off)
 {
-	struct io_call c = { .op = IO_OP_WRITE, .fd = fd, .buf = buf, .len = len, .off = off };
+	struct io_call c = {.op = IO_OP_WRITE, .fd = fd, .buf = buf, .len = len, .off = off};
 
 	while (c.len) {
 		ssize_t n = io_call_run(s->e, &c);
@@ -59,7 +59,7 @@ int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t 
 
 int io_truncate(struct io_store *s, int fd, uint64_t size)
 {
-	struct io_call c = { .op = IO_OP_TRUNCATE, .fd = fd, .size = size };
+	struct io_call c = {.op = IO_OP_TRUNCATE, .fd = fd, .size = size};
 
 	return size > INT64_MAX ? -EFBIG : (int)io_call_run(s->e, &c);
 }
@@ -67,21 +67,21 @@ int io_truncate(struct io_store *s, int fd, uint64_t size)
 int io_sync_data(struct io_store *s, int fd)
 {
 	/* without a journal nothing else writes the owner and the checksum set before */
-	struct io_call c = { .op = IO_OP_SYNC_DATA, .fd = fd, .size = s->fs != IO_FS_ORDERED };
+	struct io_call c = {.op = IO_OP_SYNC_DATA, .fd = fd, .size = s->fs != IO_FS_ORDERED};
 
 	return (int)io_call_run(s->e, &c);
 }
 
 int io_sync_dir(struct io_store *s, int dirfd)
 {
-	struct io_call c = { .op = IO_OP_SYNC_DIR, .fd = dirfd };
+	struct io_call c = {.op = IO_OP_SYNC_DIR, .fd = dirfd};
 
 	return (int)io_call_run(s->e, &c);
 }
 
 int io_sync_all(struct io_store *s)
 {
-	struct io_call c = { .op = IO_OP_SYNC_ALL, .fd = s->root_rd };
+	struct io_call c = {.op = IO_OP_SYNC_ALL, .fd = s->root_rd};
 
 	return (int)io_call_run(s->e, &c);
 }

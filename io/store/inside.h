@@ -16,24 +16,24 @@ struct io_store {
 	struct io_engine *e;
 	char *path;
 	bool ro;
-	bool away;	/* io_store_detach: there are no descriptors */
-	int root;	/* O_PATH */
-	int root_rd;	/* O_RDONLY: syncfs and fstatfs take no O_PATH */
-	int cairn;	/* STORE/.cairn; -1 = none (ro only) */
-	int host;	/* STORE/.cairn/<host>; -1 with ro */
+	bool away; /* io_store_detach: there are no descriptors */
+	int root; /* O_PATH */
+	int root_rd; /* O_RDONLY: syncfs and fstatfs take no O_PATH */
+	int cairn; /* STORE/.cairn; -1 = none (ro only) */
+	int host; /* STORE/.cairn/<host>; -1 with ro */
 	int tmp, lostfound, meta;
 	int lock;
-	int mark;	/* see mark.c; -1 = none */
+	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;
-	bool frees_early;	/* blocks of a removed file are reused before its removal is
+	bool frees_early; /* blocks of a removed file are reused before its removal is
 				 * durable */
 	bool has_xattr;
 	size_t xattr_room;
 	uint64_t max_file;
 	size_t max_link;
-	_Atomic int64_t no_quotas;	/* there are none; valid until this second */
-	atomic_uint serial;	/* for names in tmp/ that are not versions */
+	_Atomic int64_t no_quotas; /* there are none; valid until this second */
+	atomic_uint serial; /* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };
 
@@ -60,6 +60,6 @@ int io_fs_kind(int fd, enum io_fs_kind *out);
 bool io_fs_frees_early(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
-size_t io_xattr_room(int fd);	/* as io_store_xattr_room; fd writable, with xattrs */
+size_t io_xattr_room(int fd); /* as io_store_xattr_room; fd writable, with xattrs */
 
 #endif

@@ -18,10 +18,12 @@ int io_mark_open(struct io_store *s)
 {
 	struct stat st;
 
-	if (s->fs == IO_FS_EACH)	/* no order: it would prove nothing */
+	if (s->fs == IO_FS_EACH) /* no order: it would prove nothing */
 		return 0;
-	s->mark = io_open_beneath(s->host, "mark", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (s->mark == -ENOSPC || s->mark == -EDQUOT)	/* a store of an earlier version, and full: without */
+	s->mark = io_open_beneath(s->host, "mark",
+				  O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
+	/* a store of an earlier version, and full: without */
+	if (s->mark == -ENOSPC || s->mark == -EDQUOT)
 		s->mark = -1;
 	if (s->mark < 0)
 		return s->mark == -1 ? 0 : s->mark;
@@ -49,7 +51,8 @@ int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq)
 		return -ENOENT;
 	if (fstat(s->mark, &st))
 		return -errno;
-	if (st.st_atim.tv_sec != (time_t)(log & MARK_BITS) || st.st_atim.tv_nsec || st.st_mtim.tv_nsec)
+	if (st.st_atim.tv_sec != (time_t)(log & MARK_BITS) || st.st_atim.tv_nsec ||
+	    st.st_mtim.tv_nsec)
 		return -ENOENT;
 	uint64_t below = (most - (uint64_t)st.st_mtim.tv_sec) & MARK_BITS;
 	if (below > most)
@@ -60,7 +63,7 @@ int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq)
 
 int io_mark_sync(struct io_store *s)
 {
-	struct io_call c = { .op = IO_OP_SYNC_MARK, .fd = s->mark };
+	struct io_call c = {.op = IO_OP_SYNC_MARK, .fd = s->mark};
 
 	return s->mark < 0 ? 0 : (int)io_call_run(s->e, &c);
 }

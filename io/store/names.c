@@ -43,7 +43,8 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 	/* opening a device or a pipe may have side effects: check its type first */
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	fd = io_open_beneath(dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | extra_flags, 0);
+	fd = io_open_beneath(dirfd, name,
+			     O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | extra_flags, 0);
 	if (fd < 0)
 		return fd;
 	if (fstat(fd, &st))
@@ -71,20 +72,28 @@ int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out)
 static void stat_of(const struct statx *x, struct stat *out)
 {
 	*out = (struct stat){
-		.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor), .st_ino = x->stx_ino,
-		.st_mode = x->stx_mode, .st_nlink = x->stx_nlink, .st_uid = x->stx_uid, .st_gid = x->stx_gid,
-		.st_rdev = makedev(x->stx_rdev_major, x->stx_rdev_minor), .st_size = (off_t)x->stx_size,
-		.st_blksize = (blksize_t)x->stx_blksize, .st_blocks = (blkcnt_t)x->stx_blocks,
-		.st_atim = { .tv_sec = x->stx_atime.tv_sec, .tv_nsec = x->stx_atime.tv_nsec },
-		.st_mtim = { .tv_sec = x->stx_mtime.tv_sec, .tv_nsec = x->stx_mtime.tv_nsec },
-		.st_ctim = { .tv_sec = x->stx_ctime.tv_sec, .tv_nsec = x->stx_ctime.tv_nsec },
+		.st_dev = makedev(x->stx_dev_major, x->stx_dev_minor),
+		.st_ino = x->stx_ino,
+		.st_mode = x->stx_mode,
+		.st_nlink = x->stx_nlink,
+		.st_uid = x->stx_uid,
+		.st_gid = x->stx_gid,
+		.st_rdev = makedev(x->stx_rdev_major, x->stx_rdev_minor),
+		.st_size = (off_t)x->stx_size,
+		.st_blksize = (blksize_t)x->stx_blksize,
+		.st_blocks = (blkcnt_t)x->stx_blocks,
+		.st_atim = {.tv_sec = x->stx_atime.tv_sec, .tv_nsec = x->stx_atime.tv_nsec},
+		.st_mtim = {.tv_sec = x->stx_mtime.tv_sec, .tv_nsec = x->stx_mtime.tv_nsec},
+		.st_ctim = {.tv_sec = x->stx_ctime.tv_sec, .tv_nsec = x->stx_ctime.tv_nsec},
 	};
 }
 
-int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out, uint64_t *birth_ns)
+int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out,
+		 uint64_t *birth_ns)
 {
 	struct statx x;
-	int err = name ? io_name_check(name) : 0, flags = name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+	int err = name ? io_name_check(name) : 0,
+	    flags = name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
 
 	*birth_ns = 0;
 	if (err)
@@ -130,8 +139,12 @@ static int run(struct io_store *s, struct io_call *c)
 
 int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags)
 {
-	struct io_call c = { .op = IO_OP_RENAME, .fd = d1, .name = n1, .fd2 = d2, .name2 = n2,
-			     .flags = (int)flags };
+	struct io_call c = {.op = IO_OP_RENAME,
+			    .fd = d1,
+			    .name = n1,
+			    .fd2 = d2,
+			    .name2 = n2,
+			    .flags = (int)flags};
 	struct io_sidecar_key gone;
 	int err;
 
@@ -171,7 +184,7 @@ static int link_over(struct io_store *s, struct io_call *link, int d2, const cha
 
 int io_link(struct io_store *s, int d1, const char *n1, int d2, const char *n2)
 {
-	struct io_call c = { .op = IO_OP_LINK, .fd = d1, .name = n1, .fd2 = d2, .name2 = n2 };
+	struct io_call c = {.op = IO_OP_LINK, .fd = d1, .name = n1, .fd2 = d2, .name2 = n2};
 	int err;
 
 	if (!n2)
@@ -182,7 +195,7 @@ int io_link(struct io_store *s, int d1, const char *n1, int d2, const char *n2)
 
 static int remove_name(struct io_store *s, enum io_op op, int dirfd, const char *name)
 {
-	struct io_call c = { .op = op, .fd = dirfd, .name = name };
+	struct io_call c = {.op = op, .fd = dirfd, .name = name};
 	struct io_sidecar_key gone;
 	int err;
 
@@ -205,21 +218,21 @@ int io_rmdir(struct io_store *s, int dirfd, const char *name)
 
 int io_mkdir(struct io_store *s, int dirfd, const char *name, mode_t mode)
 {
-	struct io_call c = { .op = IO_OP_MKDIR, .fd = dirfd, .name = name, .mode = mode };
+	struct io_call c = {.op = IO_OP_MKDIR, .fd = dirfd, .name = name, .mode = mode};
 
 	return run(s, &c);
 }
 
 int io_symlink(struct io_store *s, const char *target, int dirfd, const char *name)
 {
-	struct io_call c = { .op = IO_OP_SYMLINK, .fd = dirfd, .name = name, .name2 = target };
+	struct io_call c = {.op = IO_OP_SYMLINK, .fd = dirfd, .name = name, .name2 = target};
 
 	return run(s, &c);
 }
 
 int io_mknod(struct io_store *s, int dirfd, const char *name, mode_t mode)
 {
-	struct io_call c = { .op = IO_OP_MKNOD, .fd = dirfd, .name = name, .mode = mode };
+	struct io_call c = {.op = IO_OP_MKNOD, .fd = dirfd, .name = name, .mode = mode};
 
 	if (!S_ISSOCK(mode) && !S_ISFIFO(mode))
 		return -EPERM;

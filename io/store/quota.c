@@ -14,7 +14,7 @@
 #ifndef SYS_quotactl_fd
 #define SYS_quotactl_fd 443
 #endif
-#define AGAIN_S 10	/* a store without quotas is checked again after this time */
+#define AGAIN_S 10 /* a store without quotas is checked again after this time */
 #define QUOTA_COMMAND(cmd, type) ((unsigned)(cmd) << SUBCMDSHIFT | (type))
 
 /* A soft limit counts as a hard one when its grace period is over. */
@@ -33,19 +33,20 @@ static uint64_t left_of(const struct if_dqblk *q, int64_t now)
 
 	if (!limit_left(q->dqb_ihardlimit, q->dqb_isoftlimit, q->dqb_curinodes, late_inodes))
 		return 0;
-	return limit_left(q->dqb_bhardlimit * block, q->dqb_bsoftlimit * block, q->dqb_curspace, late);
+	return limit_left(q->dqb_bhardlimit * block, q->dqb_bsoftlimit * block, q->dqb_curspace,
+			  late);
 }
 
 /* False: no quota of this type (ESRCH), no permission to read it (EPERM), or a kernel before 5.14
  * (ENOSYS). */
 static bool ask(const struct io_store *s, int type, unsigned id, uint64_t *left)
 {
-	struct if_dqblk q = { 0 };
+	struct if_dqblk q = {0};
 
 	*left = UINT64_MAX;
 	if (syscall(SYS_quotactl_fd, s->root_rd, QUOTA_COMMAND(Q_GETQUOTA, type), id, &q))
 		return false;
-	if (id)		/* root has none */
+	if (id) /* root has none */
 		*left = left_of(&q, (int64_t)time(NULL));
 	return true;
 }

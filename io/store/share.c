@@ -15,7 +15,7 @@
 #include "io/scope.h"
 #include "io/sum/sum.h"
 
-#define PROBE_BYTES 65536u	/* whole blocks of any size */
+#define PROBE_BYTES 65536u /* whole blocks of any size */
 
 /* A file without a name, so that nothing of it remains; its blocks are zeros. */
 static int probe_file(struct io_store *s)
@@ -41,7 +41,7 @@ int io_can_share(struct io_store *s)
 {
 	CLEANUP_CLOSE int from = s->ro ? -1 : probe_file(s);
 	CLEANUP_CLOSE int to = from < 0 ? -1 : probe_file(s);
-	struct io_call c = { .op = IO_OP_SHARE, .fd = from, .fd2 = to, .size = PROBE_BYTES };
+	struct io_call c = {.op = IO_OP_SHARE, .fd = from, .fd2 = to, .size = PROBE_BYTES};
 	ssize_t n = s->ro ? -EROFS : from < 0 ? from : to < 0 ? to : io_call_real(s->e, &c);
 
 	if (n > 0)
@@ -51,7 +51,7 @@ int io_can_share(struct io_store *s)
 
 ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t len)
 {
-	struct io_call c = { .op = IO_OP_SHARE, .fd = from, .fd2 = to, .off = off, .size = len };
+	struct io_call c = {.op = IO_OP_SHARE, .fd = from, .fd2 = to, .off = off, .size = len};
 	ssize_t n;
 
 	if (s->ro)
@@ -68,7 +68,8 @@ ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t le
 /* The extent that contains off, or the first after it. False: there is none, or it is unknown. */
 static bool extent_at(int fd, uint64_t off, uint64_t len, struct fiemap_extent *out)
 {
-	_Alignas(struct fiemap) char room[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = { 0 };
+	_Alignas(struct fiemap) char room[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = {
+		0};
 	struct fiemap *m = (struct fiemap *)room;
 
 	m->fm_start = off;
@@ -87,7 +88,8 @@ uint64_t io_is_shared(int from, int to, uint64_t off, uint64_t len)
 	uint64_t end_a, end_b, end = off + len;
 
 	if (!extent_at(from, off, len, &a) || !extent_at(to, off, len, &b) || a.fe_logical > off ||
-	    b.fe_logical > off || a.fe_physical + (off - a.fe_logical) != b.fe_physical + (off - b.fe_logical))
+	    b.fe_logical > off ||
+	    a.fe_physical + (off - a.fe_logical) != b.fe_physical + (off - b.fe_logical))
 		return 0;
 	end_a = a.fe_logical + a.fe_length;
 	end_b = b.fe_logical + b.fe_length;
@@ -116,7 +118,7 @@ int io_same_bytes(int fd, int disk, uint64_t off, size_t len, char *buf)
 
 int io_clone(struct io_store *s, int from, int to)
 {
-	struct io_call c = { .op = IO_OP_CLONE, .fd = to, .fd2 = from };
+	struct io_call c = {.op = IO_OP_CLONE, .fd = to, .fd2 = from};
 	ssize_t n;
 
 	if (s->ro)

@@ -17,7 +17,7 @@
 #include "sidecar.h"
 
 #define SIDE_MAX (64u << 10)
-#define HEAD 28u	/* magic 8, hash 8, birth 12 */
+#define HEAD 28u /* magic 8, hash 8, birth 12 */
 #define RECORD 6u
 
 static const char magic[8] = "CAIRNMD1";
@@ -30,7 +30,7 @@ struct side {
 };
 
 struct record {
-	size_t at, len;		/* in buf */
+	size_t at, len; /* in buf */
 	const unsigned char *key, *val;
 	size_t klen, vlen;
 };
@@ -55,7 +55,7 @@ static int identify(int fd, const char *name, struct io_sidecar_key *k, unsigned
 	struct statx x;
 	int flags = AT_SYMLINK_NOFOLLOW | (name ? 0 : AT_EMPTY_PATH);
 
-	*k = (struct io_sidecar_key){ 0 };
+	*k = (struct io_sidecar_key){0};
 	if (statx(fd, name ? name : "", flags, STATX_BASIC_STATS | STATX_BTIME, &x))
 		return -errno;
 	k->dev = (uint64_t)x.stx_dev_major << 32 | x.stx_dev_minor;
@@ -84,8 +84,7 @@ static bool next_record(const struct side *d, struct record *r)
 		return false;
 	r->klen = (size_t)get_le(d->buf + at, 2);
 	r->vlen = (size_t)get_le(d->buf + at + 2, 4);
-	if (!r->klen || r->klen > d->len - at - RECORD ||
-	    r->vlen > d->len - at - RECORD - r->klen)
+	if (!r->klen || r->klen > d->len - at - RECORD || r->vlen > d->len - at - RECORD - r->klen)
 		return false;
 	r->key = d->buf + at + RECORD;
 	r->val = r->key + r->klen;
@@ -98,7 +97,7 @@ static bool find(const struct side *d, const char *key, struct record *r)
 {
 	size_t n = strlen(key);
 
-	*r = (struct record){ .at = HEAD };
+	*r = (struct record){.at = HEAD};
 	while (next_record(d, r))
 		if (r->klen == n && !memcmp(r->key, key, n))
 			return true;
@@ -121,7 +120,8 @@ static int load(struct io_store *s, struct side *d)
 	ssize_t n;
 
 	file_name(&d->of, name);
-	fd = s->meta < 0 ? -ENOENT : io_open_beneath(s->meta, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+	fd = s->meta < 0 ? -ENOENT
+			 : io_open_beneath(s->meta, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
 	if (fd < 0 && fd != -ENOENT)
 		return fd;
 	n = fd < 0 ? 0 : read(fd, d->buf, sizeof(d->buf));
@@ -169,7 +169,8 @@ static int save(struct io_store *s, struct side *d)
 	return err;
 }
 
-static int open_side(struct io_store *s, int fd, const char *name, const char *key, struct side **out)
+static int open_side(struct io_store *s, int fd, const char *name, const char *key,
+		     struct side **out)
 {
 	struct side *d;
 	int err;
@@ -214,8 +215,8 @@ static int append(struct side *d, const char *key, const void *val, size_t len)
 	return 0;
 }
 
-int io_sidecar_set(struct io_store *s, int fd, const char *name, const char *key,
-		   const void *val, size_t len, int flags)
+int io_sidecar_set(struct io_store *s, int fd, const char *name, const char *key, const void *val,
+		   size_t len, int flags)
 {
 	CLEANUP_FREE struct side *d = NULL;
 	struct record r;
@@ -251,8 +252,8 @@ int io_sidecar_remove(struct io_store *s, int fd, const char *name, const char *
 	return save(s, d);
 }
 
-ssize_t io_sidecar_get(struct io_store *s, int fd, const char *name, const char *key,
-		       void *buf, size_t cap)
+ssize_t io_sidecar_get(struct io_store *s, int fd, const char *name, const char *key, void *buf,
+		       size_t cap)
 {
 	CLEANUP_FREE struct side *d = NULL;
 	struct record r;
@@ -273,7 +274,7 @@ ssize_t io_sidecar_get(struct io_store *s, int fd, const char *name, const char 
 ssize_t io_sidecar_list(struct io_store *s, int fd, const char *name, char *buf, size_t cap)
 {
 	CLEANUP_FREE struct side *d = NULL;
-	struct record r = { .at = HEAD };
+	struct record r = {.at = HEAD};
 	size_t used = 0;
 	int err = open_side(s, fd, name, NULL, &d);
 
@@ -296,7 +297,7 @@ void io_sidecar_about_to_go(struct io_store *s, int dirfd, const char *name,
 {
 	unsigned nlink;
 
-	*out = (struct io_sidecar_key){ 0 };
+	*out = (struct io_sidecar_key){0};
 	if (s->has_xattr || s->meta < 0 || io_name_check(name))
 		return;
 	if (identify(dirfd, name, out, &nlink) || nlink > 1)

@@ -9,17 +9,18 @@
 
 #include "store.h"
 
-int io_sidecar_set(struct io_store *s, int fd, const char *name, const char *key,
-		   const void *val, size_t len, int flags);
+int io_sidecar_set(struct io_store *s, int fd, const char *name, const char *key, const void *val,
+		   size_t len, int flags);
 int io_sidecar_remove(struct io_store *s, int fd, const char *name, const char *key);
-ssize_t io_sidecar_get(struct io_store *s, int fd, const char *name, const char *key,
-		       void *buf, size_t cap);
+ssize_t io_sidecar_get(struct io_store *s, int fd, const char *name, const char *key, void *buf,
+		       size_t cap);
 ssize_t io_sidecar_list(struct io_store *s, int fd, const char *name, char *buf, size_t cap);
 
 struct io_sidecar_key {
 	bool valid;
 	uint64_t dev, ino;
-	int64_t btime_s;	/* inode numbers are reused; with the birth time they are unique */
+	/* inode numbers are reused; with the birth time they are unique */
+	int64_t btime_s;
 	uint32_t btime_ns;
 };
 

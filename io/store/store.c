@@ -20,7 +20,7 @@
 
 void io_store_host_name(char out[72])
 {
-	static const char *const taken[] = { "id", "lost+found", "meta" };
+	static const char *const taken[] = {"id", "lost+found", "meta"};
 	char raw[65] = "";
 	size_t n = 0;
 
@@ -164,8 +164,8 @@ int io_store_read_id(int cairn, char id[IO_ID_LEN + 1])
 
 static int write_new_id(struct io_store *s, const char *scratch)
 {
-	CLEANUP_CLOSE int fd = openat(s->tmp, scratch,
-				      O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	CLEANUP_CLOSE int fd =
+		openat(s->tmp, scratch, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 	unsigned char raw[IO_ID_LEN / 2];
 	char text[IO_ID_LEN + 2];
 
@@ -263,7 +263,7 @@ static uint64_t longest_file(struct io_store *s)
 
 	if (fd < 0)
 		return UINT64_MAX;
-	for (uint64_t size = INT64_MAX; not - fits > 1; size = fits + (not - fits) / 2) {
+	for (uint64_t size = INT64_MAX; not -fits > 1; size = fits + (not -fits) / 2) {
 		if (!ftruncate(fd, (off_t)size))
 			fits = size;
 		else if (errno == EFBIG || errno == EINVAL)
@@ -293,8 +293,8 @@ static size_t longest_link(struct io_store *s)
 	size_t fits = PATH_MAX - 1, not = PATH_MAX;
 
 	if (!links_to(s, fits))
-		for (fits = 0, not = PATH_MAX - 1; not - fits > 1;) {
-			size_t len = fits + (not - fits) / 2;
+		for (fits = 0, not = PATH_MAX - 1; not -fits > 1;) {
+			size_t len = fits + (not -fits) / 2;
 
 			if (links_to(s, len))
 				fits = len;
@@ -430,7 +430,8 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 static void close_all(struct io_store *s)
 {
 	/* no LOCK_UN: a child that inherited the lock keeps it */
-	int *fds[] = { &s->lostfound, &s->meta, &s->tmp, &s->mark, &s->lock, &s->host, &s->cairn, &s->root_rd, &s->root };
+	int *fds[] = {&s->lostfound, &s->meta,	&s->tmp,     &s->mark, &s->lock,
+		      &s->host,	     &s->cairn, &s->root_rd, &s->root};
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
 		scope_close(fds[i]);

@@ -25,11 +25,11 @@ extern "C" {
 struct io_store;
 
 enum io_fs_kind {
-	IO_FS_ORDERED,	/* ext4 with a journal, xfs: metadata reaches the journal in order; one fsync
+	IO_FS_ORDERED, /* ext4 with a journal, xfs: metadata reaches the journal in order; one fsync
 			 * commits everything before it */
-	IO_FS_EACH,	/* no order among directories (ext4 without a journal, tmpfs, network
+	IO_FS_EACH, /* no order among directories (ext4 without a journal, tmpfs, network
 			 * stores): each directory is synced separately */
-	IO_FS_SYNCFS,	/* btrfs: only syncfs commits across directories */
+	IO_FS_SYNCFS, /* btrfs: only syncfs commits across directories */
 };
 
 /* Opens the store directory. Creates STORE/.cairn (0700) with lost+found/ and <host>/ (0700), which
@@ -62,8 +62,8 @@ int io_store_lock_pid(struct io_store *s, int pid);
  * -errno. */
 int io_store_drop_scratch(struct io_store *s);
 
-int io_store_root(const struct io_store *s);	/* O_PATH|O_DIRECTORY; owned by the store */
-int io_store_tmp(const struct io_store *s);	/* likewise, .cairn/<host>/tmp; -1 with ro */
+int io_store_root(const struct io_store *s); /* O_PATH|O_DIRECTORY; owned by the store */
+int io_store_tmp(const struct io_store *s); /* likewise, .cairn/<host>/tmp; -1 with ro */
 int io_store_lostfound(const struct io_store *s);
 /* 32 hex digits + NUL, the store's id: STORE/.cairn/id, created at first open. "" with ro and
  * none. */
@@ -75,10 +75,10 @@ int io_store_new_id(struct io_store *s);
  * staging's head. */
 enum { IO_WHERE_UUID = 1, IO_WHERE_FSID = 2, IO_WHERE_INO = 4, IO_WHERE_BTIME = 8 };
 struct io_where {
-	uint8_t uuid[16];	/* of the filesystem */
-	uint64_t fsid;		/* as statfs(2) */
-	uint64_t ino;		/* of the store's directory */
-	int64_t btime_sec;	/* its birth time */
+	uint8_t uuid[16]; /* of the filesystem */
+	uint64_t fsid; /* as statfs(2) */
+	uint64_t ino; /* of the store's directory */
+	int64_t btime_sec; /* its birth time */
 	uint32_t btime_nsec;
 	uint32_t known;
 };
@@ -113,22 +113,26 @@ bool io_store_allocates(const struct io_store *s);
  * For io_stat, io_stat_born, io_set_attr and the xattr calls, name NULL is dirfd itself.
  * Changes fail with -EROFS if the store was opened with ro. Symlinks are never followed
  * (openat2 RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS). Thread-safe. */
-int io_open_dir(struct io_store *s, int dirfd, const char *name);	/* O_PATH fd, caller closes */
-int io_open_list(struct io_store *s, int dirfd);	/* for fdopendir(3); caller closes */
-int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags); /* regular files only: -EINVAL else; extra e.g. O_DIRECT */
-int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out);	/* lstat */
+/* O_PATH fd, caller closes */
+int io_open_dir(struct io_store *s, int dirfd, const char *name);
+int io_open_list(struct io_store *s, int dirfd); /* for fdopendir(3); caller closes */
+/* regular files only: -EINVAL else; extra e.g. O_DIRECT */
+int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags);
+int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out); /* lstat */
 /* The same, with the inode's birth time in ns since 1970; 0 if the store does not provide it. Inode
  * numbers are reused; the two together are unique. */
-int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out, uint64_t *birth_ns);
-ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap); /* NUL-terminated; -ENAMETOOLONG if cut */
+int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out,
+		 uint64_t *birth_ns);
+/* NUL-terminated; -ENAMETOOLONG if cut */
+ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap);
 
 /* Unpublished files: name in tmp/ is 16 hex digits of vid. */
 void io_tmp_name(uint64_t vid, char out[17]);
 /* Creates (or truncates) it, mode 0600. *direct: O_DIRECT was possible
  * (requested with want_direct). Returns the descriptor (O_RDWR). */
 int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct);
-int io_tmp_open(struct io_store *s, uint64_t vid, int flags);	/* existing; -ENOENT */
-int io_tmp_remove(struct io_store *s, uint64_t vid);		/* 0 also when absent */
+int io_tmp_open(struct io_store *s, uint64_t vid, int flags); /* existing; -ENOENT */
+int io_tmp_remove(struct io_store *s, uint64_t vid); /* 0 also when absent */
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
  * statvfs shows space for len, else -ENOSPC. */
@@ -138,15 +142,20 @@ int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t 
 int io_truncate(struct io_store *s, int fd, uint64_t size);
 
 int io_set_attr_fd(struct io_store *s, int fd, const struct io_attr *a);
-int io_set_attr(struct io_store *s, int dirfd, const char *name, const struct io_attr *a); /* never follows a symlink */
+/* never follows a symlink */
+int io_set_attr(struct io_store *s, int dirfd, const char *name, const struct io_attr *a);
 
 /* xattrs by name below dirfd or by fd (if fd >= 0). Work on O_PATH (via
  * /proc/self/fd). If the store has none, user.cairn.* go to a sidecar under
  * STORE/.cairn/meta/, keyed by (st_dev, st_ino, birth time), and others give -EOPNOTSUPP. */
-int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key, const void *val, size_t len, int flags);
+int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,
+		 const void *val, size_t len, int flags);
 int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key);
-ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf, size_t cap); /* as getxattr(2) */
-ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap);	/* as listxattr(2) */
+/* as getxattr(2) */
+ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf,
+		     size_t cap);
+/* as listxattr(2) */
+ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap);
 
 /* A descriptor (O_PATH) of a file about to be replaced or removed, to be kept until that is synced:
  * otherwise its blocks may be overwritten before (ext4, data=writeback), and after a power cut the
@@ -155,19 +164,21 @@ ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf
 int io_open_victim(struct io_store *s, int dirfd, const char *name);
 /* Names. Renames from tmp/, replacing an existing name atomically (rename(2)). */
 int io_publish(struct io_store *s, uint64_t vid, int dirfd, const char *name);
-int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags); /* renameat2 flags */
+/* renameat2 flags */
+int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags);
 /* Makes d2/n2 another name of d1/n1, replacing d2/n2 atomically if it exists. */
 int io_link(struct io_store *s, int d1, const char *n1, int d2, const char *n2);
 int io_unlink(struct io_store *s, int dirfd, const char *name);
 int io_rmdir(struct io_store *s, int dirfd, const char *name);
 int io_mkdir(struct io_store *s, int dirfd, const char *name, mode_t mode);
 int io_symlink(struct io_store *s, const char *target, int dirfd, const char *name);
-int io_mknod(struct io_store *s, int dirfd, const char *name, mode_t mode);	/* S_IFSOCK, S_IFIFO only */
+/* S_IFSOCK, S_IFIFO only */
+int io_mknod(struct io_store *s, int dirfd, const char *name, mode_t mode);
 
 /* Durability. */
-int io_sync_data(struct io_store *s, int fd);	/* fdatasync */
-int io_sync_dir(struct io_store *s, int dirfd);	/* fsync of an O_PATH directory: reopened */
-int io_sync_all(struct io_store *s);		/* syncfs */
+int io_sync_data(struct io_store *s, int fd); /* fdatasync */
+int io_sync_dir(struct io_store *s, int dirfd); /* fsync of an O_PATH directory: reopened */
+int io_sync_all(struct io_store *s); /* syncfs */
 
 /* The mark: how many changes of the order `log` were made, kept by the store in order with the
  * changes themselves. Without a mark (IO_FS_EACH) _set and _sync do nothing. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The identity of a store: its filesystem and directory. It does not change when the store is renamed
- * there, or its filesystem is unmounted and mounted again; a copy has another one.
+ * The identity of a store: its filesystem and directory. It does not change when the store is
+ * renamed there, or its filesystem is unmounted and mounted again; a copy has another one.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -45,8 +45,8 @@ void io_store_where(const struct io_store *s, struct io_where *out)
 	if (statx(s->root_rd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &x))
 		return;
 	/* on others inode numbers may be assigned at each mount */
-	if (fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == BTRFS_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC ||
-	    fs.f_type == TMPFS_MAGIC) {
+	if (fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == BTRFS_SUPER_MAGIC ||
+	    fs.f_type == XFS_SUPER_MAGIC || fs.f_type == TMPFS_MAGIC) {
 		out->ino = x.stx_ino;
 		out->known |= IO_WHERE_INO;
 	}
@@ -62,7 +62,8 @@ bool io_where_same(const struct io_where *a, const struct io_where *b)
 	uint32_t known = a->known & b->known;
 
 	return !((known & IO_WHERE_UUID && memcmp(a->uuid, b->uuid, sizeof(a->uuid))) ||
-		 (known & IO_WHERE_FSID && a->fsid != b->fsid) || (known & IO_WHERE_INO && a->ino != b->ino) ||
+		 (known & IO_WHERE_FSID && a->fsid != b->fsid) ||
+		 (known & IO_WHERE_INO && a->ino != b->ino) ||
 		 (known & IO_WHERE_BTIME &&
 		  (a->btime_sec != b->btime_sec || a->btime_nsec != b->btime_nsec)));
 }

@@ -10,7 +10,7 @@
 #include "inside.h"
 #include "sidecar.h"
 
-#define OWN_XATTRS 300u	/* user.cairn.ino and .checksum, with the overhead of their entries */
+#define OWN_XATTRS 300u /* user.cairn.ino and .checksum, with the overhead of their entries */
 
 bool io_xattr_probe(int fd, bool ro)
 {
@@ -37,7 +37,7 @@ static int check(const struct io_store *s, const char *name, bool changes)
 size_t io_xattr_room(int fd)
 {
 	static const char bytes[65536];
-	static const size_t sizes[] = { sizeof(bytes), 3800, 1800, 800, 400 };
+	static const size_t sizes[] = {sizeof(bytes), 3800, 1800, 800, 400};
 	const char *key = "user.cairn.probe";
 
 	for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
@@ -59,8 +59,14 @@ static ssize_t keep_beside(struct io_store *s, const struct io_call *c)
 int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,
 		 const void *val, size_t len, int flags)
 {
-	struct io_call c = { .op = IO_OP_XATTR_SET, .fd = dirfd, .name = name, .key = key, .store = s,
-			     .buf = val, .len = len, .flags = flags };
+	struct io_call c = {.op = IO_OP_XATTR_SET,
+			    .fd = dirfd,
+			    .name = name,
+			    .key = key,
+			    .store = s,
+			    .buf = val,
+			    .len = len,
+			    .flags = flags};
 	int err;
 
 	if (fd >= 0) {
@@ -77,8 +83,8 @@ int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const 
 
 int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key)
 {
-	struct io_call c = { .op = IO_OP_XATTR_REMOVE, .fd = dirfd, .name = name, .key = key,
-			     .store = s };
+	struct io_call c = {
+		.op = IO_OP_XATTR_REMOVE, .fd = dirfd, .name = name, .key = key, .store = s};
 	int err = check(s, name, true);
 
 	if (err)
@@ -88,8 +94,8 @@ int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char 
 	return (int)io_call_run(s->e, &c);
 }
 
-ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key,
-		     void *buf, size_t cap)
+ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf,
+		     size_t cap)
 {
 	char path[IO_PROC_PATH];
 	ssize_t n = check(s, name, false);

@@ -19,12 +19,13 @@ extern "C" {
 #define IO_CHECKSUM_LEN 40
 
 struct io_sum; /* streaming XXH3-128 */
-struct io_sum *io_sum_new(void);		/* NULL = no memory */
+struct io_sum *io_sum_new(void); /* NULL = no memory */
 void io_sum_free(struct io_sum *m);
 void io_sum_reset(struct io_sum *m);
 void io_sum_add(struct io_sum *m, const void *bytes, size_t len);
 void io_sum_zeros(struct io_sum *m, uint64_t len);
-void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN]); /* "xxh3:<32 hex>", canonical (big-endian) order, as xxhsum -H2 prints */
+/* "xxh3:<32 hex>", canonical (big-endian) order, as xxhsum -H2 prints */
+void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN]);
 
 /* Reads fd past the page cache (O_DIRECT where possible, else POSIX_FADV_DONTNEED
  * first) and computes its checksum. */

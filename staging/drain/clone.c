@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CLONE_MIN (64u << 10)	/* as in dedup.c */
+#define CLONE_MIN (64u << 10) /* as in dedup.c */
 #define CHUNK (4u << 20)
 
 void staged_copied_from(struct staged *f, int fd)
@@ -34,8 +34,8 @@ void staged_copied_from(struct staged *f, int fd)
 	source_forget(s, &f->base.source);
 	s->files.n_sources++;
 	f->base.source = fd;
-	if (!fits || !s->drain.dedup || s->drain.no_clone || f->state != STAGED_OPEN || f->spilled || f->moved.under ||
-	    s->files.n_sources > sources_max(s))
+	if (!fits || !s->drain.dedup || s->drain.no_clone || f->state != STAGED_OPEN ||
+	    f->spilled || f->moved.under || s->files.n_sources > sources_max(s))
 		source_forget(s, &f->base.source);
 }
 
@@ -62,7 +62,8 @@ static int compare(const struct pend *p, int from, int clone, struct io_sum *sum
 static bool source_is_sound(struct staging *s, int source, const struct io_sum *sum)
 {
 	char is[IO_CHECKSUM_LEN], said[IO_CHECKSUM_LEN];
-	ssize_t n = io_get_xattr(s->o.store, source, NULL, "user.cairn.checksum", said, sizeof(said));
+	ssize_t n =
+		io_get_xattr(s->o.store, source, NULL, "user.cairn.checksum", said, sizeof(said));
 
 	io_sum_text(sum, is);
 	return n <= 0 || ((size_t)n == strlen(is) && !memcmp(is, said, (size_t)n));
@@ -72,13 +73,13 @@ static bool source_is_sound(struct staging *s, int source, const struct io_sum *
 static int make_clone(struct staging *s, struct pend *p, int from, int clone, struct io_sum *sum)
 {
 	struct stat st;
-	int rc = io_clone(s->o.store, p->source, clone);
+	int err = io_clone(s->o.store, p->source, clone);
 
-	if (!rc)
-		rc = fstat(clone, &st) ? -errno : (uint64_t)st.st_size != p->r.size ? -ESTALE : 0;
-	if (!rc)
-		rc = compare(p, from, clone, sum);
-	return rc || source_is_sound(s, p->source, sum) ? rc : -EILSEQ;
+	if (!err)
+		err = fstat(clone, &st) ? -errno : (uint64_t)st.st_size != p->r.size ? -ESTALE : 0;
+	if (!err)
+		err = compare(p, from, clone, sum);
+	return err || source_is_sound(s, p->source, sum) ? err : -EILSEQ;
 }
 
 bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
@@ -89,7 +90,8 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	struct stat st;
 	bool direct;
 
-	if (p->source < 0 || f->spilled || f->moved.under || fstat(p->source, &st) || (uint64_t)st.st_size != p->r.size)
+	if (p->source < 0 || f->spilled || f->moved.under || fstat(p->source, &st) ||
+	    (uint64_t)st.st_size != p->r.size)
 		return false;
 	staging_sf_name(f->id, name);
 	int from = openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -101,17 +103,17 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	}
 	id = staging_new_id(s);
 	int fd = io_tmp_create(s->o.store, id, true, &direct);
-	int rc = fd < 0 ? fd : make_clone(s, p, from, fd, sum);
+	int err = fd < 0 ? fd : make_clone(s, p, from, fd, sum);
 	close(from);
 	LOCK_SCOPE(&s->lock);
-	s->drain.no_clone |= rc == -EOPNOTSUPP;
+	s->drain.no_clone |= err == -EOPNOTSUPP;
 	source_forget(s, &p->source);
-	if (rc) {
+	if (err) {
 		if (fd >= 0)
 			trash_put(s, id, fd);
 		return false;
 	}
-	trash_put(s, p->tmp_id, p->tmp_fd);	/* what its close allocated */
+	trash_put(s, p->tmp_id, p->tmp_fd); /* what its close allocated */
 	p->tmp_id = id;
 	p->tmp_fd = fd;
 	p->direct = direct;

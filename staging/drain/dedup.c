@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Equal files are stored once if the store has shared extents: replicas of several ranks, and
- * what did not change since the previous checkpoint. A thread looks at what became durable, finds
+ * Equal files are stored once if the store has shared extents: replicas of several ranks, and what
+ * did not change since the previous checkpoint. A thread looks at what became durable, finds
  * another file with the same checksum and size, and has the kernel compare and share them
  * (io_share). That changes only the space they use, at any crash, so it has no place in the order
  * and nothing waits for it.
  *
  * A file's path:
  *
- *   dedup_offer ──▶ news ──absorb──▶ ring: NEW ──consider──▶ KNOWN ──▶ dropped when the ring is full
+ *   dedup_offer ──▶ news ──absorb──▶ ring: NEW ──consider──▶ KNOWN ──▶ dropped: the ring is full
  *   (s->lock)       (s->lock)	the thread's own from here on
  *
  * A source of a copy (staging_dedup_source) takes the same path, but is not changed itself: only
@@ -30,26 +30,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEDUP_MIN (64u << 10)	/* smaller files gain less than the search costs */
-#define NEWS_MAX 16384u		/* more at once are ignored */
-#define RING 16384u		/* files remembered */
+#define DEDUP_MIN (64u << 10) /* smaller files gain less than the search costs */
+#define NEWS_MAX 16384u /* more at once are ignored */
+#define RING 16384u /* files remembered */
 #define BUCKETS 4096u
-#define TRIES 4u		/* files of one checksum that may have been replaced since */
-#define STEP (4u << 20)		/* both files are locked meanwhile: an unlink waits */
+#define TRIES 4u /* files of one checksum that may have been replaced since */
+#define STEP (4u << 20) /* both files are locked meanwhile: an unlink waits */
 #define QUIET_NS 100000000u
-#define SIBLINGS 3u		/* newest sibling directories that are searched */
+#define SIBLINGS 3u /* newest sibling directories that are searched */
 #define LISTED_MAX 4096u
-#define LISTED_STEP 64u		/* between checks for more urgent work */
+#define LISTED_STEP 64u /* between checks for more urgent work */
 
 struct file {
-	struct file *next;	/* in news, then in its bucket */
-	struct file *node_next;	/* in the ring, of its node or one like it; the newest first */
+	struct file *next; /* in news, then in its bucket */
+	struct file *node_next; /* in the ring, of its node or one like it; the newest first */
 	uint64_t node, dir, size;
-	uint64_t at;		/* index in the ring */
-	uint64_t done;		/* shared so far */
-	uint64_t saved;		/* of these, not in the same blocks before */
-	bool renamed;		/* in news: node is at dir/name now */
-	bool source;		/* of a copy; size and checksum are unknown until it is
+	uint64_t at; /* index in the ring */
+	uint64_t done; /* shared so far */
+	uint64_t saved; /* of these, not in the same blocks before */
+	bool renamed; /* in news: node is at dir/name now */
+	bool source; /* of a copy; size and checksum are unknown until it is
 				 * considered */
 	char checksum[IO_CHECKSUM_LEN];
 	char *name;
@@ -65,18 +65,18 @@ struct dedup {
 	pthread_t thread;
 	pthread_cond_t cond;
 	bool asleep;
-	bool off;		/* the store does not support it */
+	bool off; /* the store does not support it */
 	struct file *news, **news_tail;
 	unsigned n_news;
-	uint64_t seen_seq;	/* the order's end when last looked at */
+	uint64_t seen_seq; /* the order's end when last looked at */
 
 	/* the thread's own */
-	bool tried;		/* the store supports it */
+	bool tried; /* the store supports it */
 	struct file *ring[RING];
 	uint64_t n_all, n_done;
 	struct file *bucket[BUCKETS];
 	struct file *by_node[BUCKETS];
-	uint64_t sibling_dir;	/* whose siblings these are, 0 = none */
+	uint64_t sibling_dir; /* whose siblings these are, 0 = none */
 	struct sibling sibling[SIBLINGS];
 	unsigned n_siblings;
 };
@@ -99,7 +99,8 @@ void dedup_offer(struct staging *s, const struct pend *p)
 	if (!d || d->off || d->n_news == NEWS_MAX || r->flags & REC_GHOST)
 		return;
 	/* late: a mapping may still write into what is published */
-	if (!renamed && (r->type != REC_SEAL || r->size < DEDUP_MIN || !p->checksum[0] || p->sf->late))
+	if (!renamed &&
+	    (r->type != REC_SEAL || r->size < DEDUP_MIN || !p->checksum[0] || p->sf->late))
 		return;
 	struct file *f = calloc(1, sizeof(*f));
 	const char *name = renamed ? r->name2 : r->name;
@@ -141,7 +142,7 @@ int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const c
 	*d->news_tail = f;
 	d->news_tail = &f->next;
 	d->n_news++;
-	return 0;		/* wakes nobody: the seal of the copy does that */
+	return 0; /* wakes nobody: the seal of the copy does that */
 }
 
 /* Nothing is pending, nor was a moment ago. s->lock held. */
@@ -216,7 +217,7 @@ static void ring_put(struct dedup *d, struct file *f, uint64_t at)
 static void ring_add(struct dedup *d, struct file *f)
 {
 	struct file *old = ring_find(d, f->node);
-	if (old && old->at >= d->n_done) {	/* replaced before it was considered */
+	if (old && old->at >= d->n_done) { /* replaced before it was considered */
 		ring_put(d, f, old->at);
 		return;
 	}
@@ -262,10 +263,11 @@ static int open_source(struct staging *s, int dirfd, const char *name)
 
 static int open_file(struct staging *s, const struct file *f, bool source)
 {
-	int dirfd, rc = staging_dir_get(s, f->dir, &dirfd);
-	if (rc)
-		return rc;
-	int fd = source ? open_source(s, dirfd, f->name) : io_open_read(s->o.store, dirfd, f->name, 0);
+	int dirfd, err = staging_dir_get(s, f->dir, &dirfd);
+	if (err)
+		return err;
+	int fd = source ? open_source(s, dirfd, f->name)
+			: io_open_read(s->o.store, dirfd, f->name, 0);
 	staging_dir_put(s, f->dir);
 	return fd;
 }
@@ -310,7 +312,7 @@ static int share(struct staging *s, int from, struct file *f)
 			return -ECANCELED;
 		uint64_t left = f->size - f->done;
 		uint64_t same = io_is_shared(from, to, f->done, left);
-		if (same) {	/* nothing to read, nothing to gain */
+		if (same) { /* nothing to read, nothing to gain */
 			f->done += same;
 			continue;
 		}
@@ -332,12 +334,12 @@ static int share_with_known(struct staging *s, struct file *f)
 		if (k->size != f->size || strcmp(k->checksum, f->checksum) != 0)
 			continue;
 		if (k->dir == f->dir && !strcmp(k->name, f->name))
-			continue;	/* what f replaced */
+			continue; /* what f replaced */
 		tries++;
 		CLEANUP_CLOSE int from = open_file(s, k, true);
-		int rc = from < 0 ? from : share(s, from, f);
-		if (!rc || rc == -ECANCELED)
-			return rc;
+		int err = from < 0 ? from : share(s, from, f);
+		if (!err || err == -ECANCELED)
+			return err;
 	}
 	return -ENOENT;
 }
@@ -355,7 +357,8 @@ static void sibling_add(struct dedup *d, const char *name, const struct stat *st
 		return;
 	if (d->n_siblings < SIBLINGS)
 		d->n_siblings++;
-	memmove(&d->sibling[at + 1], &d->sibling[at], (d->n_siblings - at - 1) * sizeof(d->sibling[0]));
+	memmove(&d->sibling[at + 1], &d->sibling[at],
+		(d->n_siblings - at - 1) * sizeof(d->sibling[0]));
 	snprintf(d->sibling[at].name, sizeof(d->sibling[at].name), "%s", name);
 	d->sibling[at].mtime = st->st_mtim;
 }
@@ -367,29 +370,31 @@ static int list_siblings(struct staging *s, int parent, const struct stat *own)
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 	struct dirent *e;
 	struct stat st;
-	int rc = 0;
+	int err = 0;
 
 	if (!dir) {
 		scope_close(&fd);
 		return 0;
 	}
-	for (unsigned n = 0; !rc && n < LISTED_MAX && (e = readdir(dir)); n++) {
+	for (unsigned n = 0; !err && n < LISTED_MAX && (e = readdir(dir)); n++) {
 		if (n % LISTED_STEP == LISTED_STEP - 1 && gives_way(s))
-			rc = -ECANCELED;
+			err = -ECANCELED;
 		if (e->d_name[0] != '.' && (e->d_type == DT_DIR || e->d_type == DT_UNKNOWN) &&
 		    !io_stat(s->o.store, parent, e->d_name, &st) && S_ISDIR(st.st_mode) &&
 		    st.st_ino != own->st_ino)
 			sibling_add(s->drain.dedup, e->d_name, &st);
 	}
 	closedir(dir);
-	return rc;
+	return err;
 }
 
 static int share_with_sibling(struct staging *s, int parent, const char *sibling, struct file *f)
 {
 	CLEANUP_CLOSE int dir = io_open_dir(s->o.store, parent, sibling);
 	char sum[IO_CHECKSUM_LEN];
-	ssize_t n = dir < 0 ? dir : io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", sum, sizeof(sum));
+	ssize_t n = dir < 0 ? dir
+			    : io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", sum,
+					   sizeof(sum));
 
 	if (n < 0 || (size_t)n != strlen(f->checksum) || memcmp(sum, f->checksum, (size_t)n) != 0)
 		return -ENOENT;
@@ -401,25 +406,25 @@ static int share_with_siblings(struct staging *s, struct file *f)
 {
 	struct dedup *d = s->drain.dedup;
 	uint64_t id = dirs_parent(s, f->dir);
-	int parent, own, rc = id ? staging_dir_get(s, id, &parent) : -ENOENT;
+	int parent, own, err = id ? staging_dir_get(s, id, &parent) : -ENOENT;
 	struct stat st;
 
-	if (rc)
-		return rc;
-	if (d->sibling_dir != f->dir && !(rc = staging_dir_get(s, f->dir, &own))) {
-		rc = io_stat(s->o.store, own, NULL, &st);
+	if (err)
+		return err;
+	if (d->sibling_dir != f->dir && !(err = staging_dir_get(s, f->dir, &own))) {
+		err = io_stat(s->o.store, own, NULL, &st);
 		staging_dir_put(s, f->dir);
 		d->n_siblings = 0;
-		if (!rc)
-			rc = list_siblings(s, parent, &st);
-		d->sibling_dir = rc == -ECANCELED ? 0 : f->dir;
+		if (!err)
+			err = list_siblings(s, parent, &st);
+		d->sibling_dir = err == -ECANCELED ? 0 : f->dir;
 	}
-	unsigned n = rc ? 0 : d->n_siblings;
-	rc = rc == -ECANCELED ? rc : -ENOENT;
-	for (unsigned i = 0; i < n && rc && rc != -ECANCELED; i++)
-		rc = share_with_sibling(s, parent, d->sibling[i].name, f);
+	unsigned n = err ? 0 : d->n_siblings;
+	err = err == -ECANCELED ? err : -ENOENT;
+	for (unsigned i = 0; i < n && err && err != -ECANCELED; i++)
+		err = share_with_sibling(s, parent, d->sibling[i].name, f);
 	staging_dir_put(s, id);
-	return rc;
+	return err;
 }
 
 /* ---- sources of copies ---- */
@@ -428,8 +433,8 @@ static int share_with_siblings(struct staging *s, struct file *f)
 static void look_up_source(struct staging *s, struct file *f)
 {
 	struct stat st;
-	int dir, rc = staging_dir_get(s, f->dir, &dir);
-	if (rc)
+	int dir, err = staging_dir_get(s, f->dir, &dir);
+	if (err)
 		return;
 	ssize_t n = io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", f->checksum,
 				 sizeof(f->checksum) - 1);
@@ -449,13 +454,13 @@ static void consider(struct staging *s)
 {
 	struct dedup *d = s->drain.dedup;
 	struct file *f = d->ring[d->n_done % RING];
-	int rc = f->source || f->done >= f->size ? 0 : share_with_known(s, f);
+	int err = f->source || f->done >= f->size ? 0 : share_with_known(s, f);
 
 	if (f->source)
 		look_up_source(s, f);
-	else if (rc == -ENOENT)
-		rc = share_with_siblings(s, f);
-	if (rc == -ECANCELED)
+	else if (err == -ENOENT)
+		err = share_with_siblings(s, f);
+	if (err == -ECANCELED)
 		return;
 	struct file **b = bucket_of(d, f);
 	f->next = *b;
@@ -467,9 +472,9 @@ static void consider(struct staging *s)
 static int can_share(struct staging *s)
 {
 	struct dedup *d = s->drain.dedup;
-	int rc = d->tried ? 0 : io_can_share(s->o.store);
-	d->tried = !rc;
-	return rc;
+	int err = d->tried ? 0 : io_can_share(s->o.store);
+	d->tried = !err;
+	return err;
 }
 
 /* s->lock held */
@@ -520,12 +525,12 @@ static void *dedup_main(void *arg)
 {
 	struct staging *s = arg;
 	struct dedup *d = s->drain.dedup;
-	int rc = 0;
+	int err = 0;
 
 	pthread_setname_np(pthread_self(), "cairn-dedup");
-	staging_nice(PERSIST_NICE);	/* not more: it holds locks of files */
+	staging_nice(PERSIST_NICE); /* not more: it holds locks of files */
 	pthread_mutex_lock(&s->lock);
-	while (!s->stop && rc != -EOPNOTSUPP) {
+	while (!s->stop && err != -EOPNOTSUPP) {
 		if (!d->news && d->n_done == d->n_all) {
 			d->asleep = true;
 			pthread_cond_wait(&d->cond, &s->lock);
@@ -535,16 +540,16 @@ static void *dedup_main(void *arg)
 		if (!s->stop)
 			take_in(s);
 		pthread_mutex_unlock(&s->lock);
-		rc = d->n_done < d->n_all ? can_share(s) : 0;
-		while (!rc && d->n_done < d->n_all && !gives_way(s))
+		err = d->n_done < d->n_all ? can_share(s) : 0;
+		while (!err && d->n_done < d->n_all && !gives_way(s))
 			consider(s);
-		if (rc)		/* for example, the store is full: not these */
+		if (err) /* for example, the store is full: not these */
 			d->n_done = d->n_all;
 		pthread_mutex_lock(&s->lock);
 	}
 	d->off = true;
 	forget_all(d);
-	while (!s->stop)	/* it is not joined earlier */
+	while (!s->stop) /* it is not joined earlier */
 		pthread_cond_wait(&d->cond, &s->lock);
 	pthread_mutex_unlock(&s->lock);
 	return NULL;
@@ -581,7 +586,7 @@ void dedup_close(struct staging *s)
 		return;
 	if (d->thread)
 		pthread_join(d->thread, NULL);
-	forget_all(d);		/* if there was no thread */
+	forget_all(d); /* if there was no thread */
 	free(d);
 	s->drain.dedup = NULL;
 }

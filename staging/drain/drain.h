@@ -7,17 +7,18 @@
 
 /* sync.c */
 /* After a failed write or sync the state of the file's pages is unknown: p is written to a new
- * file. rc is the error, which counts as an attempt; 0 if it was another file's. s->lock held */
-void persist_again(struct staging *s, struct pend *p, int rc);
+ * file. err is the error, which counts as an attempt; 0 if it was another file's. s->lock held */
+void persist_again(struct staging *s, struct pend *p, int err);
 /* Syncs p's bytes. No lock held, as for the next. */
 int persist_sync(struct staging *s, struct pend *p);
-int sync_all(struct staging *s);		/* the store; takes s->lock if it fails */
-int sync_told(struct staging *s, int rc);	/* rc of another sync of names: handled as
+int sync_all(struct staging *s); /* the store; takes s->lock if it fails */
+int sync_told(struct staging *s, int err); /* err of another sync of names: handled as
 						 * sync_all's, returned */
-bool reserve_give(struct staging *s);		/* the store is full: frees some; false: nothing is left */
+/* the store is full: frees some; false: nothing is left */
+bool reserve_give(struct staging *s);
 
 /* meta.c */
-#define XATTR_SMALL 512u	/* a larger one may be too large for ext4's one xattr block */
+#define XATTR_SMALL 512u /* a larger one may be too large for ext4's one xattr block */
 /* Sets owner, mode, times and xattrs of p on its tmp_fd, with p->checksum. What the store refuses
  * permanently is left out and logged; other errors (EIO, ENOSPC if there is no space at all, ...)
  * are returned. */
@@ -33,13 +34,14 @@ void *persist_main(void *arg);
 void *persist_small_main(void *arg);
 
 /* hold.c; s->lock held */
-bool hold_due(const struct staging *s, const struct pend *p);	/* check hold_waits() before p is
+bool hold_due(const struct staging *s, const struct pend *p); /* check hold_waits() before p is
 								 * applied */
 /* Drops the lock. True: p still waits (some time has passed); false: it may be applied. */
 bool hold_waits(struct staging *s, struct pend *p);
 
 /* retain.c */
-bool retain_has(struct staging *s, uint64_t id);	/* is tmp/<id> one of its names? s->lock held */
+/* is tmp/<id> one of its names? s->lock held */
+bool retain_has(struct staging *s, uint64_t id);
 /* Before dirfd/name is renamed, replaced or removed in the store. Publisher only. */
 void retain_before(struct staging *s, int dirfd, const char *name);
 void retain_close(struct staging *s);
@@ -49,14 +51,14 @@ void retain_close(struct staging *s);
 void mark_recall(struct staging *s);
 /* Before this worker's first change: makes the mark this log's, on stable storage. */
 int mark_begin(struct staging *s);
-int mark_set(struct staging *s, uint64_t seq);	/* everything up to seq is done in the store */
+int mark_set(struct staging *s, uint64_t seq); /* everything up to seq is done in the store */
 
 /* dedup.c */
 int dedup_start(struct staging *s);
 /* p became durable. Copies what it needs of p; no I/O. s->lock held. */
 void dedup_offer(struct staging *s, const struct pend *p);
-void dedup_wake(struct staging *s);		/* s->stop was set. s->lock held */
-void dedup_close(struct staging *s);		/* waits for its thread; no other thread runs */
+void dedup_wake(struct staging *s); /* s->stop was set. s->lock held */
+void dedup_close(struct staging *s); /* waits for its thread; no other thread runs */
 
 /* publish.c */
 void *publish_main(void *arg);

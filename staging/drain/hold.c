@@ -28,7 +28,8 @@ static struct commit commit_of(const struct staging *s, const struct rec *r)
 		return none;
 	if (r->type == REC_RENAME && s->o.hold.commits(r->name2))
 		return (struct commit){.dir = r->dir2, .name = r->name2};
-	while (r->type == REC_SEAL && (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
+	while (r->type == REC_SEAL &&
+	       (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
 		if (kind == 1 && s->o.hold.commits(name.name))
 			return (struct commit){.dir = name.dir, .name = name.name};
 	return none;
@@ -45,19 +46,20 @@ static int open_bytes(struct staging *s, const struct pend *p)
 	int d, fd;
 	if (p->r.type == REC_SEAL)
 		return io_tmp_open(s->o.store, p->tmp_id, O_RDONLY);
-	int rc = staging_dir_get(s, p->r.dir, &d);
-	if (rc)
-		return rc;
+	int err = staging_dir_get(s, p->r.dir, &d);
+	if (err)
+		return err;
 	fd = io_open_read(s->o.store, d, p->r.name, 0);
 	staging_dir_put(s, p->r.dir);
 	return fd;
 }
 
-static bool is_missing(struct staging *s, const struct pend *p, struct commit c, char *what, size_t cap)
+static bool is_missing(struct staging *s, const struct pend *p, struct commit c, char *what,
+		       size_t cap)
 {
 	int d, fd = open_bytes(s, p);
 	if (fd < 0)
-		return false;	/* applying it will report the error */
+		return false; /* applying it will report the error */
 	bool missing = false;
 	if (!staging_dir_get(s, c.dir, &d)) {
 		missing = s->o.hold.missing(s->o.ctx, p->r.seq, c.dir, d, fd, what, cap);
@@ -72,7 +74,8 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 static bool is_crowded(const struct staging *s)
 {
 	uint64_t bytes = s->files.used;
-	for (const struct staged *f = s->files.lru_head; f && bytes > s->o.budget_bytes / 2; f = f->lists.lru_next)
+	for (const struct staged *f = s->files.lru_head; f && bytes > s->o.budget_bytes / 2;
+	     f = f->lists.lru_next)
 		bytes -= f->memory.charged;
 	return bytes > s->o.budget_bytes / 2;
 }
@@ -97,8 +100,9 @@ bool hold_waits(struct staging *s, struct pend *p)
 		return true;
 	}
 	if (missing) {
-		snprintf(text, sizeof(text), "%s is published, but %s (waited %llu s for another node to write it)", path,
-			 what, (unsigned long long)((now - p->held_ns) / 1000000000u));
+		snprintf(text, sizeof(text),
+			 "%s is published, but %s (waited %llu s for another node to write it)",
+			 path, what, (unsigned long long)((now - p->held_ns) / 1000000000u));
 		pthread_mutex_unlock(&s->lock);
 		s->o.notice(s->o.ctx, text);
 		pthread_mutex_lock(&s->lock);

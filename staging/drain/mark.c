@@ -17,24 +17,24 @@ static uint64_t log_id(const struct staging *s)
 
 int mark_set(struct staging *s, uint64_t seq)
 {
-	int rc = 0;
+	int err = 0;
 
 	for (unsigned tries = 0; tries < MAX_ATTEMPTS; tries++) {
-		rc = io_mark_set(s->o.store, log_id(s), seq);
-		if (!rc || (rc == -ENOSPC && !reserve_give(s)))
+		err = io_mark_set(s->o.store, log_id(s), seq);
+		if (!err || (err == -ENOSPC && !reserve_give(s)))
 			break;
 	}
-	return rc;
+	return err;
 }
 
 int mark_begin(struct staging *s)
 {
-	int rc = s->drain.marked ? 0 : mark_set(s, s->head->applied);
+	int err = s->drain.marked ? 0 : mark_set(s, s->head->applied);
 
-	if (!rc && !s->drain.marked)
-		rc = io_mark_sync(s->o.store);
-	s->drain.marked |= !rc;
-	return rc;
+	if (!err && !s->drain.marked)
+		err = io_mark_sync(s->o.store);
+	s->drain.marked |= !err;
+	return err;
 }
 
 void mark_recall(struct staging *s)
@@ -45,13 +45,14 @@ void mark_recall(struct staging *s)
 	/* the change after `applied` may have been made before the worker died. Durable changes are
 	 * there: the mark itself is set before the sync and may not be covered by it. */
 	if (io_mark_get(s->o.store, log_id(s), applied + 1, &seq))
-		return;		/* an older version's, or unreadable: use the head */
+		return; /* an older version's, or unreadable: use the head */
 	if (seq < durable)
 		seq = durable;
 	if (seq < applied) {
 		snprintf(text, sizeof(text),
 			 "the store's filesystem shut down and has lost %llu published changes; "
-			 "they are published again", (unsigned long long)(applied - seq));
+			 "they are published again",
+			 (unsigned long long)(applied - seq));
 		s->o.notice(s->o.ctx, text);
 		s->head->recalled = s->head->segment;
 	}

@@ -11,36 +11,40 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define ROOM_ENOUGH (16ull << 20)	/* ENOSPC with so much free means the inode, not the
+#define ROOM_ENOUGH                                                                                \
+	(16ull << 20) /* ENOSPC with so much free means the inode, not the
 					 * store */
 
 static const struct part {
 	unsigned mask;
 	const char *text;
 } parts[] = {
-	{IO_ATTR_OWNER, "the store does not let cairnfs set the owners of files; its own user owns them "
-			"there. Run cairnfs as the user who writes, or allow root to be root there "
-			"(NFS: no_root_squash)"},
+	{IO_ATTR_OWNER,
+	 "the store does not let cairnfs set the owners of files; its own user owns them "
+	 "there. Run cairnfs as the user who writes, or allow root to be root there "
+	 "(NFS: no_root_squash)"},
 	{IO_ATTR_MODE, "the store does not accept the modes of files; they have its own there"},
-	{IO_ATTR_ATIME | IO_ATTR_MTIME, "the store does not accept the times of files; they have its own "
-					"there"},
+	{IO_ATTR_ATIME | IO_ATTR_MTIME,
+	 "the store does not accept the times of files; they have its own "
+	 "there"},
 };
 
 /* EINVAL and EOVERFLOW come from a user namespace, for an owner that it does not know. */
-static bool refused(int rc)
+static bool refused(int err)
 {
-	return rc == -EPERM || rc == -EOPNOTSUPP || rc == -ENOSYS || rc == -EINVAL || rc == -EOVERFLOW ||
-	       rc == -EDQUOT;	/* it got another owner since it was accepted, whose quota is used
+	return err == -EPERM || err == -EOPNOTSUPP || err == -ENOSYS || err == -EINVAL ||
+	       err == -EOVERFLOW ||
+	       err == -EDQUOT; /* it got another owner since it was accepted, whose quota is used
 				 * up */
 }
 
-static void tell_once(struct staging *s, const struct part *part, int rc)
+static void tell_once(struct staging *s, const struct part *part, int err)
 {
 	char text[320];
 
 	if (atomic_fetch_or(&s->drain.refused, part->mask) & part->mask)
 		return;
-	snprintf(text, sizeof(text), "%s (%s)", part->text, strerror(-rc));
+	snprintf(text, sizeof(text), "%s (%s)", part->text, strerror(-err));
 	s->o.notice(s->o.ctx, text);
 }
 
@@ -48,49 +52,53 @@ static int set_attr(struct staging *s, struct pend *p)
 {
 	struct io_attr all = {
 		.mask = IO_ATTR_MODE | IO_ATTR_ATIME | IO_ATTR_MTIME,
-		.mode = p->r.mode & 07777, .uid = p->r.uid, .gid = p->r.gid,
-		.atime = p->r.atime, .mtime = p->r.mtime,
+		.mode = p->r.mode & 07777,
+		.uid = p->r.uid,
+		.gid = p->r.gid,
+		.atime = p->r.atime,
+		.mtime = p->r.mtime,
 	};
-	struct stat st;		/* perhaps it has its owner already */
-	if (p->r.uid != geteuid() || p->r.gid != getegid() || fstat(p->tmp_fd, &st) || st.st_uid != p->r.uid ||
-	    st.st_gid != p->r.gid)
+	struct stat st; /* perhaps it has its owner already */
+	if (p->r.uid != geteuid() || p->r.gid != getegid() || fstat(p->tmp_fd, &st) ||
+	    st.st_uid != p->r.uid || st.st_gid != p->r.gid)
 		all.mask |= IO_ATTR_OWNER;
-	int rc = io_set_attr_fd(s->o.store, p->tmp_fd, &all);
-	for (unsigned i = 0; refused(rc) && i < sizeof(parts) / sizeof(parts[0]); i++) {
+	int err = io_set_attr_fd(s->o.store, p->tmp_fd, &all);
+	for (unsigned i = 0; refused(err) && i < sizeof(parts) / sizeof(parts[0]); i++) {
 		struct io_attr a = all;
 		a.mask &= parts[i].mask;
-		int err = a.mask ? io_set_attr_fd(s->o.store, p->tmp_fd, &a) : 0;
-		if (err && !refused(err))
-			return err;
-		if (err)
-			tell_once(s, &parts[i], err);
-		if (err && parts[i].mask == IO_ATTR_OWNER)
-			all.mode &= 01777;	/* or it would run with another user's rights */
+		int part_err = a.mask ? io_set_attr_fd(s->o.store, p->tmp_fd, &a) : 0;
+		if (part_err && !refused(part_err))
+			return part_err;
+		if (part_err)
+			tell_once(s, &parts[i], part_err);
+		if (part_err && parts[i].mask == IO_ATTR_OWNER)
+			all.mode &= 01777; /* or it would run with another user's rights */
 	}
-	return refused(rc) ? 0 : rc;
+	return refused(err) ? 0 : err;
 }
 
 /* Has the inode no space for this xattr, however much space the store has? */
-static bool no_place(struct pend *p, const struct rec_pair *pair, int rc)
+static bool no_place(struct pend *p, const struct rec_pair *pair, int err)
 {
 	struct statvfs v;
 
-	if (rc == -E2BIG || rc == -ERANGE || refused(rc))
+	if (err == -E2BIG || err == -ERANGE || refused(err))
 		return true;
-	return rc == -ENOSPC && pair->len > XATTR_SMALL && !fstatvfs(p->tmp_fd, &v) &&
+	return err == -ENOSPC && pair->len > XATTR_SMALL && !fstatvfs(p->tmp_fd, &v) &&
 	       (uint64_t)v.f_bavail * v.f_frsize >= ROOM_ENOUGH;
 }
 
 static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pair)
 {
 	char text[320];
-	int rc = io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, pair->key, pair->val, pair->len, 0);
+	int err = io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, pair->key, pair->val, pair->len, 0);
 
-	if (!rc || !no_place(p, pair, rc))
-		return rc;
+	if (!err || !no_place(p, pair, err))
+		return err;
 	snprintf(text, sizeof(text),
-		 "the store's file has no space for %.80s of %.120s (%u bytes: %s); published without",
-		 pair->key, p->r.name, pair->len, strerror(-rc));
+		 "the store's file has no space for %.80s of %.120s (%u bytes: %s); published "
+		 "without",
+		 pair->key, p->r.name, pair->len, strerror(-err));
 	s->o.notice(s->o.ctx, text);
 	return 0;
 }
@@ -105,12 +113,12 @@ int meta_write(struct staging *s, struct pend *p)
 	int kind, n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
 
 	/* ours first: they are small, and verify needs them */
-	int rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
-	if (!rc && p->checksum[0])
-		rc = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
-				  strlen(p->checksum), 0);
-	while (!rc && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
+	int err = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
+	if (!err && p->checksum[0])
+		err = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
+				   strlen(p->checksum), 0);
+	while (!err && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
 		if (kind == 2)
-			rc = set_user(s, p, &pair);
-	return rc ? rc : set_attr(s, p);
+			err = set_user(s, p, &pair);
+	return err ? err : set_attr(s, p);
 }

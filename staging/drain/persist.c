@@ -14,7 +14,7 @@
 /* A small file waits this long, so that a temporary one is removed before it is
  * written and others join its group sync. An fsync ends the wait at once. */
 #define SMALL_REST_NS 5000000u
-#define EXTENTS_MAX 65536u	/* more holes than this are written as zeros */
+#define EXTENTS_MAX 65536u /* more holes than this are written as zeros */
 #define COPY_CHUNK (1u << 20)
 
 /* ---- one version ---- */
@@ -24,7 +24,7 @@ struct job {
 	struct io_queue *q;
 	struct pend *p;
 	struct io_sum *sum;
-	char *buf;		/* COPY_CHUNK */
+	char *buf; /* COPY_CHUNK */
 	struct io_extent *ext;
 	bool no_sum;
 };
@@ -39,11 +39,11 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 /* Its close was promised room and allocated none. Direct writes into holes would be slower. */
 static int allocate_data(struct job *j, const struct io_source *src)
 {
-	int rc = 0;
+	int err = 0;
 
-	for (unsigned i = 0; !rc && j->p->promised && i < src->n_data; i++)
-		rc = io_allocate(j->s->o.store, j->p->tmp_fd, src->data[i].off, src->data[i].len);
-	return rc;
+	for (unsigned i = 0; !err && j->p->promised && i < src->n_data; i++)
+		err = io_allocate(j->s->o.store, j->p->tmp_fd, src->data[i].off, src->data[i].len);
+	return err;
 }
 
 static int write_large(struct job *j, int from)
@@ -55,13 +55,19 @@ static int write_large(struct job *j, int from)
 		return -errno;
 	if (!j->ext)
 		j->ext = malloc((EXTENTS_MAX + 1) * sizeof(*j->ext));
-	int rc = -ENOMEM;
+	int err = -ENOMEM;
 	if (j->ext) {
 		struct stat st;
-		struct written w = {.fd = from, .size = size, .map = !fstat(from, &st) && has_holes(&st) ? map : NULL};
+		struct written w = {.fd = from,
+				    .size = size,
+				    .map = !fstat(from, &st) && has_holes(&st) ? map : NULL};
 		struct io_source src = {
-			.base = map, .size = size, .data = j->ext, .n_data = written_extents(&w, 0, j->ext, EXTENTS_MAX),
-			.seen = job_seen, .ctx = j,
+			.base = map,
+			.size = size,
+			.data = j->ext,
+			.n_data = written_extents(&w, 0, j->ext, EXTENTS_MAX),
+			.seen = job_seen,
+			.ctx = j,
 		};
 		uint64_t data = 0;
 		for (unsigned i = 0; i < src.n_data; i++)
@@ -70,12 +76,12 @@ static int write_large(struct job *j, int from)
 			src.seen = NULL;
 			j->no_sum = true;
 		}
-		rc = allocate_data(j, &src);
-		if (!rc)
-			rc = io_write_file(j->q, p->tmp_fd, p->direct, &src);
+		err = allocate_data(j, &src);
+		if (!err)
+			err = io_write_file(j->q, p->tmp_fd, p->direct, &src);
 	}
 	munmap(map, size);
-	return rc;
+	return err;
 }
 
 /* Small, or may be truncated while it is read: through a buffer. `to` < 0 = checksum only.
@@ -97,18 +103,19 @@ static int copy_through(struct job *j, int from, int under, int to)
 		size_t want = size - off < COPY_CHUNK ? size - off : COPY_CHUNK;
 		if (sparse)
 			want = data_run(from, off, want);
-		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off) :
-			    outgrow_read(j->p->sf->moved.under, from, under, j->buf, want, off);
+		ssize_t n = under < 0 ? pread(from, j->buf, want, (off_t)off)
+				      : outgrow_read(j->p->sf->moved.under, from, under, j->buf,
+						     want, off);
 		if (n < 0)
 			return -errno;
-		if (n == 0) {	/* truncated meanwhile: what is missing reads as zeros */
+		if (n == 0) { /* truncated meanwhile: what is missing reads as zeros */
 			io_sum_zeros(j->sum, size - off);
 			break;
 		}
 		job_seen(j, j->buf, (size_t)n);
-		int rc = to < 0 ? 0 : io_pwrite(j->s->o.store, to, j->buf, (size_t)n, off);
-		if (rc)
-			return rc;
+		int err = to < 0 ? 0 : io_pwrite(j->s->o.store, to, j->buf, (size_t)n, off);
+		if (err)
+			return err;
 		off += (uint64_t)n;
 	}
 	return to < 0 ? 0 : io_truncate(j->s->o.store, to, size);
@@ -120,7 +127,7 @@ static int make_tmp(struct job *j)
 	struct pend *p = j->p;
 	if (p->tmp_fd >= 0)
 		return 0;
-	if (p->tmp_id && p->direct)	/* closed to save descriptors */
+	if (p->tmp_id && p->direct) /* closed to save descriptors */
 		p->tmp_fd = io_tmp_open(j->s->o.store, p->tmp_id, O_RDWR | O_DIRECT);
 	if (p->tmp_id && p->tmp_fd < 0) {
 		p->direct = false;
@@ -158,16 +165,18 @@ static int sum_spilled(struct job *j)
 	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDWR);
 	if (p->tmp_fd < 0)
 		return p->tmp_fd;
-	int rc = f->spoiled ? f->spoiled : syncs_itself(p) || p->unsure ? persist_sync(j->s, p) : 0;
-	return rc ? rc : copy_through(j, p->tmp_fd, -1, -1);
+	int err = f->spoiled			 ? f->spoiled
+		  : syncs_itself(p) || p->unsure ? persist_sync(j->s, p)
+						 : 0;
+	return err ? err : copy_through(j, p->tmp_fd, -1, -1);
 }
 
 /* Was f written after its fsync? */
 static bool went_on(const struct pend *p, int from)
 {
 	struct stat st;
-	return fstat(from, &st) || (uint64_t)st.st_size != p->r.size || st.st_mtim.tv_sec != p->r.mtime.tv_sec ||
-	       st.st_mtim.tv_nsec != p->r.mtime.tv_nsec;
+	return fstat(from, &st) || (uint64_t)st.st_size != p->r.size ||
+	       st.st_mtim.tv_sec != p->r.mtime.tv_sec || st.st_mtim.tv_nsec != p->r.mtime.tv_nsec;
 }
 
 static int write_bytes(struct job *j)
@@ -182,29 +191,30 @@ static int write_bytes(struct job *j)
 	if (f->spilled && !p->snapshot)
 		return sum_spilled(j);
 	staging_sf_name(f->id, name);
-	int from = f->spilled ? io_tmp_open(store, f->id, O_RDONLY) :
-		   openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	int from = f->spilled ? io_tmp_open(store, f->id, O_RDONLY)
+			      : openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (from < 0)
 		return f->spilled ? from : -errno;
-	int rc = make_tmp(j);
+	int err = make_tmp(j);
 	/* allocated when it was larger: small writes are not aligned */
-	if (!rc && p->direct && (p->r.size <= STAGING_SMALL || f->moved.under) && fcntl(p->tmp_fd, F_SETFL, 0))
-		rc = -errno;
-	int under = rc || !f->moved.under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
-	if (!rc && f->moved.under && under < 0)
-		rc = under;
-	else if (!rc && (p->r.size <= STAGING_SMALL || f->spilled || under >= 0))
-		rc = copy_through(j, from, under, p->tmp_fd);
-	else if (!rc)
-		rc = write_large(j, from);
-	if (!rc)		/* the bytes read are the bytes written */
-		rc = sf_spoiled(f, from);
-	if (!rc && p->failed_fsync && went_on(p, from))
-		rc = p->lost = -EIO;
+	if (!err && p->direct && (p->r.size <= STAGING_SMALL || f->moved.under) &&
+	    fcntl(p->tmp_fd, F_SETFL, 0))
+		err = -errno;
+	int under = err || !f->moved.under ? -1 : io_tmp_open(store, f->id, O_RDONLY);
+	if (!err && f->moved.under && under < 0)
+		err = under;
+	else if (!err && (p->r.size <= STAGING_SMALL || f->spilled || under >= 0))
+		err = copy_through(j, from, under, p->tmp_fd);
+	else if (!err)
+		err = write_large(j, from);
+	if (!err) /* the bytes read are the bytes written */
+		err = sf_spoiled(f, from);
+	if (!err && p->failed_fsync && went_on(p, from))
+		err = p->lost = -EIO;
 	if (under >= 0)
 		close(under);
 	close(from);
-	return rc;
+	return err;
 }
 
 static int write_version(struct job *j)
@@ -215,11 +225,11 @@ static int write_version(struct job *j)
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
-	int rc = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
+	int err = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io.cut);
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	p->checksum[0] = 0;
 	if (!j->no_sum)
 		io_sum_text(j->sum, p->checksum);
@@ -229,16 +239,16 @@ static int write_version(struct job *j)
 static int persist_one(struct job *j)
 {
 	struct pend *p = j->p;
-	int rc = write_version(j);
-	if (rc == -ENOSPC && trash_wait(j->s))	/* space was freed */
-		rc = write_version(j);
+	int err = write_version(j);
+	if (err == -ENOSPC && trash_wait(j->s)) /* space was freed */
+		err = write_version(j);
 	/* the reserve is for this: small files get their blocks from it, and the xattrs of any file
 	 * may need another block */
-	while (rc == -ENOSPC && reserve_give(j->s))
-		rc = write_version(j);
-	if (!rc && syncs_itself(p))
-		rc = persist_sync(j->s, p);
-	return rc;
+	while (err == -ENOSPC && reserve_give(j->s))
+		err = write_version(j);
+	if (!err && syncs_itself(p))
+		err = persist_sync(j->s, p);
+	return err;
 }
 
 /* ---- the thread ---- */
@@ -267,17 +277,18 @@ static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until
 }
 
 /* s->lock held */
-static void job_failed(struct staging *s, struct pend *p, int rc)
+static void job_failed(struct staging *s, struct pend *p, int err)
 {
 	if (p->sf->spilled && p->sf->spoiled)
 		p->lost = p->sf->spoiled;
-	if (p->lost) {	/* the publisher skips it at its place and reports it */
+	if (p->lost) { /* the publisher skips it at its place and reports it */
 		p->state = PEND_READY;
 		return;
 	}
 	s->st.errors++;
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name, strerror(-rc));
-	persist_again(s, p, rc);
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name,
+		 strerror(-err));
+	persist_again(s, p, err);
 }
 
 /* s->lock held, dropped meanwhile */
@@ -291,17 +302,17 @@ static void job_run(struct job *j)
 	if (p->sf->state == STAGED_SEALED || p->sf->state == STAGED_FAILED)
 		sf_set_state(s, p->sf, STAGED_PERSISTING);
 	pthread_mutex_unlock(&s->lock);
-	int rc = persist_one(j);
+	int err = persist_one(j);
 	pthread_mutex_lock(&s->lock);
-	if (rc)
-		job_failed(s, p, rc);
+	if (err)
+		job_failed(s, p, err);
 	else if (syncs_itself(p))
 		p->state = PEND_READY;
 	else if (lost != s->drain.n_lost)
 		persist_again(s, p, 0);
 	else
 		p->state = PEND_WRITTEN;
-	if (!rc && p->sf->state == STAGED_OPEN)	/* an fsync's: still being written */
+	if (!err && p->sf->state == STAGED_OPEN) /* an fsync's: still being written */
 		log_written(s, p);
 	save_descriptor(s, p);
 	sleeper_nudge(&s->pub, !is_small(p) || in_hurry(s));

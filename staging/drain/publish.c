@@ -17,22 +17,24 @@
 #include <unistd.h>
 
 #define BATCH_MAX 4096u
-#define FSYNC_EACH 4u		/* up to this many are synced one by one, more with one syncfs */
+/* up to this many are synced one by one, more with one syncfs */
+#define FSYNC_EACH 4u
 #define ELIDE_MAX 8192u
 #define TOUCHED_MAX 8u
-#define VICTIMS_MAX 128u	/* descriptors; more than these are synced first */
+#define VICTIMS_MAX 128u /* descriptors; more than these are synced first */
 #define RETRY_FIRST_NS 5000000000ull
 #define RETRY_MAX_NS 60000000000ull
 
 struct batch {
-	struct pend *first;	/* owned by the publisher until done */
+	struct pend *first; /* owned by the publisher until done */
 	unsigned n;
-	uint64_t touched[TOUCHED_MAX];	/* directories; overflow: n_touched > max */
+	uint64_t touched[TOUCHED_MAX]; /* directories; overflow: n_touched > max */
 	unsigned n_touched;
-	bool inodes;		/* attributes changed: no directory's sync covers them */
-	int victims[VICTIMS_MAX];	/* descriptors of replaced and removed files: see io_open_victim */
+	bool inodes; /* attributes changed: no directory's sync covers them */
+	/* descriptors of replaced and removed files: see io_open_victim */
+	int victims[VICTIMS_MAX];
 	unsigned n_victims;
-	bool changed;		/* something was to be done in the store */
+	bool changed; /* something was to be done in the store */
 };
 
 /* ---- leaving out what has no visible effect ---- */
@@ -63,13 +65,13 @@ static struct pend *elide(struct pend *head)
 	uint64_t end = 0, shadow = 0;
 	unsigned looked = 0;
 
-	if (head->again)	/* the store may have it: the last worker died while applying it */
+	/* the store may have it: the last worker died while applying it */
+	if (head->again)
 		return NULL;
 	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
 		const struct rec *r = &p->r;
 		switch (r->flags & REC_GHOST ? 0 : r->type) {
-		case 0:
-			break;
+		case 0: break;
 		case REC_SEAL:
 		case REC_MKDIR:
 		case REC_SYMLINK:
@@ -104,27 +106,28 @@ static struct pend *elide(struct pend *head)
 			if (!dead_has(&dead, r->node))
 				return NULL;
 			break;
-		default:
-			return NULL;
+		default: return NULL;
 		}
 		if (r->seq >= end && end)
 			return shadow ? before : p;
 		if (!end)
-			return NULL;	/* a ghost first: it is cheap to apply */
+			return NULL; /* a ghost first: it is cheap to apply */
 	}
 	return NULL;
 }
 
 /* ---- applying one record ---- */
 
-static void notice_conflict(struct staging *s, const struct rec *r, int rc, bool lost)
+static void notice_conflict(struct staging *s, const struct rec *r, int err, bool lost)
 {
 	char text[sizeof(s->st.last_error)] = "";
 
-	const char *more = lost ? "; that version is skipped, what exists of it is in .cairn/lost+found" :
-			   refuse_is_theirs(r, rc) ? ": it stays, with what others put there" : "";
-	snprintf(text, sizeof(text), "%s %.100s: %s%s", lost ? "the store could not write" : "conflict at", r->name,
-		 strerror(-rc), more);
+	const char *more =
+		lost ? "; that version is skipped, what exists of it is in .cairn/lost+found"
+		: refuse_is_theirs(r, err) ? ": it stays, with what others put there"
+					   : "";
+	snprintf(text, sizeof(text), "%s %.100s: %s%s",
+		 lost ? "the store could not write" : "conflict at", r->name, strerror(-err), more);
 	pthread_mutex_lock(&s->lock);
 	memcpy(s->st.last_error, text, sizeof(text));
 	pthread_mutex_unlock(&s->lock);
@@ -135,8 +138,10 @@ static void touch(struct batch *b, uint64_t dir)
 {
 	unsigned n = b->n_touched < TOUCHED_MAX ? b->n_touched : TOUCHED_MAX;
 	for (unsigned i = 0; i < n; i++)
-		if (b->touched[i] == dir) {	/* the last in the list is the last that changed */
-			memmove(&b->touched[i], &b->touched[i + 1], (n - i - 1) * sizeof(b->touched[0]));
+		/* the last in the list is the last that changed */
+		if (b->touched[i] == dir) {
+			memmove(&b->touched[i], &b->touched[i + 1],
+				(n - i - 1) * sizeof(b->touched[0]));
 			b->touched[n - 1] = dir;
 			return;
 		}
@@ -147,51 +152,63 @@ static void touch(struct batch *b, uint64_t dir)
 
 /* Records only real changes: where the last directory is synced for all, it must have something to
  * sync. */
-static int touched(struct batch *b, uint64_t dir, int rc)
+static int touched(struct batch *b, uint64_t dir, int err)
 {
-	if (!rc)
+	if (!err)
 		touch(b, dir);
-	return rc;
+	return err;
 }
 
 /* The store was changed by another program, or cannot store such a name: waiting will not help. */
-static bool is_conflict(const struct rec *r, int rc)
+static bool is_conflict(const struct rec *r, int err)
 {
-	switch (-rc) {
-	case ENOENT: case EEXIST: case ENOTEMPTY: case ENOTDIR: case EISDIR: case ELOOP:
-	case EINVAL: case ENAMETOOLONG: case EOPNOTSUPP: case ENODATA: case ERANGE: case E2BIG:
-	case EPERM: case EXDEV: case EBADMSG: case EMLINK: case EBUSY:
-		return true;
-	case EDQUOT:	/* given to an owner whose quota is used up: a local chown(2) would have
+	switch (-err) {
+	case ENOENT:
+	case EEXIST:
+	case ENOTEMPTY:
+	case ENOTDIR:
+	case EISDIR:
+	case ELOOP:
+	case EINVAL:
+	case ENAMETOOLONG:
+	case EOPNOTSUPP:
+	case ENODATA:
+	case ERANGE:
+	case E2BIG:
+	case EPERM:
+	case EXDEV:
+	case EBADMSG:
+	case EMLINK:
+	case EBUSY: return true;
+	case EDQUOT: /* given to an owner whose quota is used up: a local chown(2) would have
 			 * failed */
 		return r->type == REC_ATTR;
-	case ENOSPC:	/* ext4: no space in the inode's one xattr block; a small xattr finds
+	case ENOSPC: /* ext4: no space in the inode's one xattr block; a small xattr finds
 			 * some */
 		return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
-	default:
-		return false;
+	default: return false;
 	}
 }
 
 struct dir_use {
 	struct staging *s;
 	uint64_t id;
-	int fd, rc;
+	int fd, err;
 };
 
 static struct dir_use dir_use(struct staging *s, uint64_t id)
 {
 	struct dir_use u = {.s = s, .id = id, .fd = -1};
-	u.rc = staging_dir_get(s, id, &u.fd);
+	u.err = staging_dir_get(s, id, &u.fd);
 	return u;
 }
 
 static void dir_unscope(struct dir_use *u)
 {
-	if (!u->rc)
+	if (!u->err)
 		staging_dir_put(u->s, u->id);
 }
-#define DIR_USE(var, s, id) \
+#define DIR_USE(var, s, id)                                                                        \
 	struct dir_use var __attribute__((cleanup(dir_unscope))) = dir_use(s, id)
 
 /* A version without a place in the store is kept where the user finds it. */
@@ -203,12 +220,13 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 	snprintf(to, sizeof(to), "%s.%llu", at, (unsigned long long)p->r.seq);
 	char tmp[17];
 	io_tmp_name(p->tmp_id, tmp);
-	int rc = io_rename(s->o.store, io_store_tmp(s->o.store), tmp, io_store_lostfound(s->o.store), to, 0);
-	if (!rc)	/* staging forgets the version when the batch is durable */
-		rc = io_sync_dir(s->o.store, io_store_lostfound(s->o.store));
-	if (!rc)
+	int err = io_rename(s->o.store, io_store_tmp(s->o.store), tmp,
+			    io_store_lostfound(s->o.store), to, 0);
+	if (!err) /* staging forgets the version when the batch is durable */
+		err = io_sync_dir(s->o.store, io_store_lostfound(s->o.store));
+	if (!err)
 		s->st.recovered.lost_found++;
-	return rc;
+	return err;
 }
 
 static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
@@ -219,30 +237,30 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 	uint32_t pos = 0;
 	struct rec_name name, first = {0};
 	struct rec_pair pair;
-	int kind, rc = 0;
+	int kind, err = 0;
 
-	while (!rc && (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0) {
+	while (!err && (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0) {
 		if (kind != 1)
 			continue;
 		DIR_USE(d, s, name.dir);
-		rc = d.rc;
-		if (rc)
+		err = d.err;
+		if (err)
 			break;
 		if (!first.name) {
-			rc = keep_victim(s, b, d.fd, name.name);
-			if (!rc && !p->begun)
-				rc = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
-			p->begun |= !rc;
+			err = keep_victim(s, b, d.fd, name.name);
+			if (!err && !p->begun)
+				err = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
+			p->begun |= !err;
 			first = name;
 		} else {
 			DIR_USE(d0, s, first.dir);
-			rc = d0.rc ? d0.rc : keep_victim(s, b, d.fd, name.name);
-			if (!rc)
-				rc = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
+			err = d0.err ? d0.err : keep_victim(s, b, d.fd, name.name);
+			if (!err)
+				err = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
 		}
-		touched(b, name.dir, rc);
+		touched(b, name.dir, err);
 	}
-	return rc;
+	return err;
 }
 
 /* rename(2) between two names of one file leaves both. In the mount they were not the same: the new
@@ -250,50 +268,52 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 static int drop_twin(struct staging *s, const struct rec *r, int d1, int d2)
 {
 	struct stat from, to;
-	int rc = r->flags & REC_DIR ? -ENOENT : io_stat(s->o.store, d1, r->name, &from);
+	int err = r->flags & REC_DIR ? -ENOENT : io_stat(s->o.store, d1, r->name, &from);
 
-	if (!rc)
-		rc = io_stat(s->o.store, d2, r->name2, &to);
-	if (rc)
-		return rc == -ENOENT ? 0 : rc;
-	return from.st_ino == to.st_ino && from.st_dev == to.st_dev ? io_unlink(s->o.store, d1, r->name) : 0;
+	if (!err)
+		err = io_stat(s->o.store, d2, r->name2, &to);
+	if (err)
+		return err == -ENOENT ? 0 : err;
+	return from.st_ino == to.st_ino && from.st_dev == to.st_dev
+		       ? io_unlink(s->o.store, d1, r->name)
+		       : 0;
 }
 
 static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 {
 	const struct rec *r = &p->r;
 	DIR_USE(d1, s, r->dir);
-	if (d1.rc)
-		return d1.rc;
+	if (d1.err)
+		return d1.err;
 	int held = keep_victim(s, b, d1.fd, r->name);
 	if (held)
 		return held;
 	if (r->flags & REC_SHADOW)
 		return touched(b, r->dir, io_unlink(s->o.store, d1.fd, r->name));
 	DIR_USE(d2, s, r->dir2);
-	if (d2.rc)
-		return d2.rc;
+	if (d2.err)
+		return d2.err;
 	held = keep_victim(s, b, d2.fd, r->name2);
 	if (held)
 		return held;
 	if (r->flags & REC_DIR)
 		dirs_moving(s, r->node, r->dir2, r->name2);
-	int rc = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
-	if (!rc)
-		rc = drop_twin(s, r, d1.fd, d2.fd);
-	if (p->again && rc == -ENOENT)
-		rc = 0;		/* done just before the worker died: later records must find the
+	int err = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
+	if (!err)
+		err = drop_twin(s, r, d1.fd, d2.fd);
+	if (p->again && err == -ENOENT)
+		err = 0; /* done just before the worker died: later records must find the
 				 * directory */
-	touched(b, r->dir, rc);
-	touched(b, r->dir2, rc);
-	if (rc && (r->flags & REC_DIR))
+	touched(b, r->dir, err);
+	touched(b, r->dir2, err);
+	if (err && (r->flags & REC_DIR))
 		dirs_moving(s, 0, 0, NULL);
-	if (!rc && (r->flags & REC_DIR)) {
+	if (!err && (r->flags & REC_DIR)) {
 		if (r->node2)
 			dirs_gone(s, r->node2);
 		dirs_moved(s, r->node, r->dir2, r->name2);
 	}
-	return rc;
+	return err;
 }
 
 /* suid and sgid are meant for r's owner: a store that refused the owner (meta.c) has another. 1, 0
@@ -302,18 +322,23 @@ static int foreign(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct stat st;
 
-	if (!(r->mask & REC_MODE) || !(r->mode & (S_ISUID | S_ISGID)) || (r->mask & (REC_UID | REC_GID)))
+	if (!(r->mask & REC_MODE) || !(r->mode & (S_ISUID | S_ISGID)) ||
+	    (r->mask & (REC_UID | REC_GID)))
 		return 0;
-	int rc = io_stat(s->o.store, dirfd, r->name[0] ? r->name : NULL, &st);
-	return rc ? rc : !S_ISDIR(st.st_mode) && (st.st_uid != r->uid || st.st_gid != r->gid);
+	int err = io_stat(s->o.store, dirfd, r->name[0] ? r->name : NULL, &st);
+	return err ? err : !S_ISDIR(st.st_mode) && (st.st_uid != r->uid || st.st_gid != r->gid);
 }
 
 static int publish_attr(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct io_attr a = {
-		.mode = r->mode & 07777, .uid = (uid_t)-1, .gid = (gid_t)-1,
-		.atime = r->atime, .mtime = r->mtime,
-		.mask = (r->mask & REC_MODE ? IO_ATTR_MODE : 0) | (r->mask & REC_ATIME ? IO_ATTR_ATIME : 0) |
+		.mode = r->mode & 07777,
+		.uid = (uid_t)-1,
+		.gid = (gid_t)-1,
+		.atime = r->atime,
+		.mtime = r->mtime,
+		.mask = (r->mask & REC_MODE ? IO_ATTR_MODE : 0) |
+			(r->mask & REC_ATIME ? IO_ATTR_ATIME : 0) |
 			(r->mask & REC_MTIME ? IO_ATTR_MTIME : 0) |
 			(r->mask & (REC_UID | REC_GID) ? IO_ATTR_OWNER : 0),
 	};
@@ -336,9 +361,9 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 		a.mask |= IO_ATTR_OWNER;
 	if (r->type != REC_SYMLINK)
 		a.mask |= IO_ATTR_MODE;
-	int rc = a.mask ? io_set_attr(s->o.store, dirfd, r->name, &a) : 0;
-	if (r->type != REC_MKDIR || (rc && rc != -EDQUOT && !is_conflict(r, rc)))
-		return rc;
+	int err = a.mask ? io_set_attr(s->o.store, dirfd, r->name, &a) : 0;
+	if (r->type != REC_MKDIR || (err && err != -EDQUOT && !is_conflict(r, err)))
+		return err;
 	char ino[24];
 	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
 	return io_set_xattr(s->o.store, dirfd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
@@ -348,7 +373,8 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 static bool is_dir_there(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct stat st;
-	return r->type == REC_MKDIR && !io_stat(s->o.store, dirfd, r->name, &st) && S_ISDIR(st.st_mode);
+	return r->type == REC_MKDIR && !io_stat(s->o.store, dirfd, r->name, &st) &&
+	       S_ISDIR(st.st_mode);
 }
 
 /* Directories, symlinks, nodes. A try that failed after the creation continues there. */
@@ -356,27 +382,27 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 {
 	const struct rec *r = &p->r;
 	struct io_store *store = s->o.store;
-	int rc = p->begun ? 0 :
-		 r->type == REC_MKDIR ? io_mkdir(store, dirfd, r->name, r->mode & 07777) :
-		 r->type == REC_SYMLINK ? io_symlink(store, r->data, dirfd, r->name) :
-		 io_mknod(store, dirfd, r->name, r->mode);
-	if (r->type == REC_MKDIR && (!rc || rc == -EEXIST))
+	int err = p->begun		   ? 0
+		  : r->type == REC_MKDIR   ? io_mkdir(store, dirfd, r->name, r->mode & 07777)
+		  : r->type == REC_SYMLINK ? io_symlink(store, r->data, dirfd, r->name)
+					   : io_mknod(store, dirfd, r->name, r->mode);
+	if (r->type == REC_MKDIR && (!err || err == -EEXIST))
 		staging_dir_learn(s, r->node, r->dir, r->name);
-	if (rc == -EEXIST && !p->again && is_dir_there(s, r, dirfd))
-		return 0;	/* and it keeps its creator's attributes */
-	if (rc && !(p->again && rc == -EEXIST))
-		return rc;
+	if (err == -EEXIST && !p->again && is_dir_there(s, r, dirfd))
+		return 0; /* and it keeps its creator's attributes */
+	if (err && !(p->again && err == -EEXIST))
+		return err;
 	p->begun = true;
-	rc = own_new(s, r, dirfd);
+	err = own_new(s, r, dirfd);
 	/* a store without owners or xattrs; or the owner's quota is used up */
-	return is_conflict(r, rc) || rc == -EDQUOT ? 0 : rc;
+	return is_conflict(r, err) || err == -EDQUOT ? 0 : err;
 }
 
 static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 {
 	const struct rec *r = &p->r;
 	struct io_store *store = s->o.store;
-	int rc;
+	int err;
 
 	if (r->flags & REC_GHOST)
 		return 0;
@@ -385,37 +411,35 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 	if (r->type == REC_RENAME)
 		return publish_rename(s, p, b);
 	DIR_USE(d, s, r->dir);
-	if (d.rc)
-		return d.rc;
+	if (d.err)
+		return d.err;
 	switch (r->type) {
 	case REC_UNLINK:
-		rc = keep_victim(s, b, d.fd, r->name);
-		return rc ? rc : touched(b, r->dir, io_unlink(store, d.fd, r->name));
+		err = keep_victim(s, b, d.fd, r->name);
+		return err ? err : touched(b, r->dir, io_unlink(store, d.fd, r->name));
 	case REC_RMDIR:
-		rc = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
-		if (!rc || (p->again && rc == -ENOENT))
+		err = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
+		if (!err || (p->again && err == -ENOENT))
 			dirs_gone(s, r->node2);
-		return rc;
+		return err;
 	case REC_MKDIR:
 	case REC_SYMLINK:
-	case REC_MKNOD:
-		return touched(b, r->dir, publish_new(s, p, d.fd));
+	case REC_MKNOD: return touched(b, r->dir, publish_new(s, p, d.fd));
 	case REC_LINK: {
 		DIR_USE(d2, s, r->dir2);
-		rc = d2.rc ? d2.rc : keep_victim(s, b, d2.fd, r->name2);
-		return rc ? rc : touched(b, r->dir2, io_link(store, d.fd, r->name, d2.fd, r->name2));
+		err = d2.err ? d2.err : keep_victim(s, b, d2.fd, r->name2);
+		return err ? err
+			   : touched(b, r->dir2, io_link(store, d.fd, r->name, d2.fd, r->name2));
 	}
-	case REC_ATTR:
-		b->inodes = true;
-		return publish_attr(s, r, d.fd);
+	case REC_ATTR: b->inodes = true; return publish_attr(s, r, d.fd);
 	case REC_XATTR:
 		b->inodes = true;
-		return io_set_xattr(store, d.fd, r->name[0] ? r->name : NULL, -1, r->name2, r->data, r->data_len, 0);
+		return io_set_xattr(store, d.fd, r->name[0] ? r->name : NULL, -1, r->name2, r->data,
+				    r->data_len, 0);
 	case REC_XATTR_DEL:
 		b->inodes = true;
 		return io_remove_xattr(store, d.fd, r->name[0] ? r->name : NULL, r->name2);
-	default:
-		return 0;
+	default: return 0;
 	}
 }
 
@@ -424,8 +448,10 @@ static int pass_over(struct staging *s, struct pend *p)
 {
 	char text[300];
 
-	snprintf(text, sizeof(text), "an fsync of %.180s failed, and the file was written again: "
-		 "it comes to the store with its next fsync or close", p->r.name);
+	snprintf(text, sizeof(text),
+		 "an fsync of %.180s failed, and the file was written again: "
+		 "it comes to the store with its next fsync or close",
+		 p->r.name);
 	s->o.notice(s->o.ctx, text);
 	LOCK_SCOPE(&s->lock);
 	trash_put(s, p->tmp_id, p->tmp_fd);
@@ -436,30 +462,30 @@ static int pass_over(struct staging *s, struct pend *p)
 /* Applies p; conflicts are reported and skipped. Other errors: returned. */
 static int apply(struct staging *s, struct pend *p, struct batch *b)
 {
-	int rc = p->lost;
+	int err = p->lost;
 	if (p->lost && p->failed_fsync)
 		return pass_over(s, p);
 	for (unsigned tries = 0; !p->lost && tries < MAX_ATTEMPTS;) {
-		rc = publish_one(s, p, b);
-		if (!rc || (is_conflict(&p->r, rc) && rc != -ENOSPC))
+		err = publish_one(s, p, b);
+		if (!err || (is_conflict(&p->r, err) && err != -ENOSPC))
 			break;
 		/* names need blocks too; deletes wait behind this one */
-		if (rc != -ENOSPC || !reserve_give(s))
+		if (err != -ENOSPC || !reserve_give(s))
 			tries++;
 	}
-	if (rc && p->again && (rc == -ENOENT || rc == -EEXIST))
-		rc = 0;		/* it was applied just before the worker died */
-	if (!rc && atomic_load(&s->refusals.n))
+	if (err && p->again && (err == -ENOENT || err == -EEXIST))
+		err = 0; /* it was applied just before the worker died */
+	if (!err && atomic_load(&s->refusals.n))
 		refuse_settle(s, &p->r);
-	if (!rc || (!p->lost && !is_conflict(&p->r, rc)))
-		return rc;
-	notice_conflict(s, &p->r, rc, p->lost);
+	if (!err || (!p->lost && !is_conflict(&p->r, err)))
+		return err;
+	notice_conflict(s, &p->r, err, p->lost);
 	if (p->r.type == REC_SEAL) {
 		int kept = to_lost_found(s, p, p->r.name[0] ? p->r.name : "file");
 		if (kept && kept != -ENOENT)
 			return kept;
 	}
-	refuse(s, &p->r, rc);
+	refuse(s, &p->r, err);
 	return 0;
 }
 
@@ -499,11 +525,11 @@ static void drop_victims(struct staging *s, struct batch *b)
 /* dirfd/name is about to be replaced or removed; the old file is kept open until that is synced. */
 static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name)
 {
-	int rc = b->n_victims == VICTIMS_MAX ? sync_all(s) : 0;
+	int err = b->n_victims == VICTIMS_MAX ? sync_all(s) : 0;
 
 	retain_before(s, dirfd, name);
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	if (b->n_victims == VICTIMS_MAX)
 		drop_victims(s, b);
 	int fd = io_open_victim(s->o.store, dirfd, name);
@@ -526,16 +552,16 @@ static int sync_bytes(struct staging *s, struct batch *b)
 			continue;
 		if (p->tmp_fd < 0)
 			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
-		int rc = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
-		if (rc)
-			return rc;
+		int err = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
+		if (err)
+			return err;
 	}
 	return 0;
 }
 
 /* A failed sync says nothing about which pages are lost: every version of the
  * batch that relied on it is written again. s->lock held. */
-static void rewrite_batch(struct staging *s, struct batch *b, int rc)
+static void rewrite_batch(struct staging *s, struct batch *b, int err)
 {
 	unsigned i;
 	struct pend *p;
@@ -543,7 +569,7 @@ static void rewrite_batch(struct staging *s, struct batch *b, int rc)
 	s->st.errors++;
 	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
 		if (p->state == PEND_WRITTEN)
-			persist_again(s, p, rc);
+			persist_again(s, p, err);
 	s->drain.batch_end = 0;
 	persist_wake(s);
 }
@@ -561,11 +587,11 @@ static int sync_names(struct staging *s, struct batch *b)
 	 * before it; otherwise each is synced */
 	for (unsigned i = b->n_touched; i-- > 0;) {
 		DIR_USE(d, s, b->touched[i]);
-		if (d.rc)	/* removed meanwhile: cannot be synced */
+		if (d.err) /* removed meanwhile: cannot be synced */
 			return sync_all(s);
-		int rc = sync_told(s, io_sync_dir(s->o.store, d.fd));
-		if (rc || kind == IO_FS_ORDERED)
-			return rc;
+		int err = sync_told(s, io_sync_dir(s->o.store, d.fd));
+		if (err || kind == IO_FS_ORDERED)
+			return err;
 	}
 	return 0;
 }
@@ -605,7 +631,8 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (f) {
 		if (shown) {
 			s->st.bytes_persisted += p->r.size;
-			if (p->cloned && !f->base.counted) {	/* once, however often it was fsynced */
+			/* once, however often it was fsynced */
+			if (p->cloned && !f->base.counted) {
 				f->base.counted = true;
 				s->st.dedup.bytes += p->r.size;
 				s->st.dedup.files++;
@@ -616,13 +643,14 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 			if (f->spilled && !p->snapshot)
 				f->published = true;
 		}
-		if (--f->n_seals == 0 && (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
-					  (f->state == STAGED_FAILED && shown)))
+		if (--f->n_seals == 0 &&
+		    (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
+		     (f->state == STAGED_FAILED && shown)))
 			sf_set_state(s, f, STAGED_DURABLE);
 		sf_close_idle_fd(f);
 		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
-		if (s->files.used > s->o.budget_bytes)	/* of files that outgrew it; perhaps nothing
+		if (s->files.used > s->o.budget_bytes) /* of files that outgrew it; perhaps nothing
 							 * else evicts */
 			sf_evict(s, s->files.used - s->o.budget_bytes);
 	}
@@ -668,7 +696,8 @@ static void fsyncs_failed(struct staging *s)
 {
 	for (struct pend *p = s->order.pend; p; p = p->next) {
 		struct rec r = {.type = REC_WRITTEN, .flags = REC_GHOST, .node2 = p->r.seq};
-		if (p->r.type != REC_SEAL || !(p->r.flags & REC_FSYNCED) || !p->snapshot || p->failed_fsync || ready(p))
+		if (p->r.type != REC_SEAL || !(p->r.flags & REC_FSYNCED) || !p->snapshot ||
+		    p->failed_fsync || ready(p))
 			continue;
 		p->failed_fsync = true;
 		log_append(s, &r);
@@ -704,7 +733,8 @@ static void wake_waiters(struct staging *s, int halted_err)
 	}
 }
 
-void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err), void *ctx)
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
+			  void *ctx)
 {
 	pthread_mutex_lock(&s->lock);
 	int err = s->drain.halted;
@@ -719,7 +749,8 @@ void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ct
 		err = 0;
 	}
 	if (w) {
-		*w = (struct waiter){.next = s->drain.waiters, .seq = seq, .done = done, .ctx = ctx};
+		*w = (struct waiter){
+			.next = s->drain.waiters, .seq = seq, .done = done, .ctx = ctx};
 		s->drain.waiters = w;
 		atomic_fetch_add(&s->drain.n_sync_waiters, 1);
 		persist_wake(s);
@@ -733,32 +764,37 @@ void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ct
 /* ---- halting ---- */
 
 /* Publication stops here: the store stays a valid prefix, staging keeps the rest. */
-static void halt(struct staging *s, struct pend *p, int rc)
+static void halt(struct staging *s, struct pend *p, int err)
 {
 	char text[400];
 	pthread_mutex_lock(&s->lock);
 	bool first = !s->drain.halted;
-	s->drain.halted = rc;
+	s->drain.halted = err;
 	if (first) {
 		s->st.halted.since = time(NULL);
 		s->drain.halt_retry_ns = RETRY_FIRST_NS;
 		s->st.errors++;
 	}
 	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted.path, sizeof(s->st.halted.path));
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path, strerror(-rc));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path,
+		 strerror(-err));
 	if (first)
-		snprintf(text, sizeof(text), "the store fails at %.180s: %s; publication stops there, staging keeps "
-			 "everything; repair the store, then: cairn retry", s->st.halted.path, strerror(-rc));
+		snprintf(text, sizeof(text),
+			 "the store fails at %.180s: %s; publication stops there, staging keeps "
+			 "everything; repair the store, then: cairn retry",
+			 s->st.halted.path, strerror(-err));
 	pthread_mutex_unlock(&s->lock);
 	if (first)
 		s->o.notice(s->o.ctx, text);
-	wake_waiters(s, rc);
+	wake_waiters(s, err);
 	pthread_mutex_lock(&s->lock);
 	uint64_t until = now_ns() + s->drain.halt_retry_ns;
 	while (!s->drain.retry_now && !s->stop && now_ns() < until)
 		sleeper_wait(s, &s->pub, until);
 	s->drain.retry_now = false;
-	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS ? s->drain.halt_retry_ns * 2 : RETRY_MAX_NS;
+	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS
+					 ? s->drain.halt_retry_ns * 2
+					 : RETRY_MAX_NS;
 	for (struct pend *q = s->order.pend; q; q = q->next)
 		if (q->state == PEND_FAILED) {
 			q->attempts = 0;
@@ -790,63 +826,63 @@ static bool stopping(struct staging *s)
 /* The mark's sync as well: a filesystem that has shut down may return 0 from syncfs. */
 static int sync_all_marked(struct staging *s)
 {
-	int rc = sync_all(s);
+	int err = sync_all(s);
 
-	if (!rc)
-		rc = mark_set(s, s->head->applied);
-	return rc ? rc : sync_told(s, io_mark_sync(s->o.store));
+	if (!err)
+		err = mark_set(s, s->head->applied);
+	return err ? err : sync_told(s, io_mark_sync(s->o.store));
 }
 
 /* The names are in place but perhaps not on stable storage: syncs until they are, with all of it.
  * If that fails it halts at p. */
-static int sync_again(struct staging *s, struct pend *p, int rc)
+static int sync_again(struct staging *s, struct pend *p, int err)
 {
-	for (unsigned i = 0; rc && i < MAX_ATTEMPTS; rc = sync_all_marked(s))
-		i += rc != -ENOSPC || !reserve_give(s);	/* writeback found no block */
-	while (rc && !stopping(s)) {
-		halt(s, p, rc);
-		rc = sync_all_marked(s);
+	for (unsigned i = 0; err && i < MAX_ATTEMPTS; err = sync_all_marked(s))
+		i += err != -ENOSPC || !reserve_give(s); /* writeback found no block */
+	while (err && !stopping(s)) {
+		halt(s, p, err);
+		err = sync_all_marked(s);
 	}
-	return rc;
+	return err;
 }
 
 /* Applies p to the store, and sets the mark. */
 static int make(struct staging *s, struct pend *p, struct batch *b)
 {
-	int rc = p->shown ? 0 : apply(s, p, b);
+	int err = p->shown ? 0 : apply(s, p, b);
 
-	b->inodes |= p->again || p->shown;	/* its directories changed before this batch */
+	b->inodes |= p->again || p->shown; /* its directories changed before this batch */
 	b->changed |= !(p->r.flags & REC_GHOST);
-	p->shown |= !rc;
-	return rc ? rc : mark_set(s, p->r.seq);
+	p->shown |= !err;
+	return err ? err : mark_set(s, p->r.seq);
 }
 
 /* Publishes b, as far as possible. */
 static void run_batch(struct staging *s, struct batch *b)
 {
 	struct pend *p = b->first;
-	int rc = mark_begin(s);
-	if (rc) {
-		halt(s, p, rc);
+	int err = mark_begin(s);
+	if (err) {
+		halt(s, p, err);
 		return;
 	}
-	rc = sync_bytes(s, b);
-	if (rc) {
-		if (rc == -ENOSPC)
+	err = sync_bytes(s, b);
+	if (err) {
+		if (err == -ENOSPC)
 			reserve_give(s);
 		pthread_mutex_lock(&s->lock);
-		rewrite_batch(s, b, rc);
+		rewrite_batch(s, b, err);
 		pthread_mutex_unlock(&s->lock);
 		return;
 	}
 	unsigned done = 0;
 	for (; done < b->n; p = batch_next(b, p, ++done)) {
-		rc = make(s, p, b);
-		if (rc)
+		err = make(s, p, b);
+		if (err)
 			break;
 		atomic_store_explicit(&s->head->applied, p->r.seq, memory_order_release);
 	}
-	struct pend *stuck = rc ? p : NULL;
+	struct pend *stuck = err ? p : NULL;
 	int sync_rc = done || b->n_victims ? sync_names(s, b) : 0;
 	sync_rc = sync_rc ? sync_again(s, b->first, sync_rc) : 0;
 	drop_victims(s, b);
@@ -868,7 +904,7 @@ static void run_batch(struct staging *s, struct batch *b)
 		free_all(gone);
 	}
 	if (stuck)
-		halt(s, stuck, rc);
+		halt(s, stuck, err);
 }
 
 /* Syncs what the last worker applied and did not sync. On a busy disk that takes seconds,
@@ -876,10 +912,10 @@ static void run_batch(struct staging *s, struct batch *b)
 static void sync_inherited(struct staging *s)
 {
 	struct pend root = {.r = {.dir = STAGING_ROOT_DIR, .name = "."}};
-	int rc;
-	while ((rc = mark_begin(s)) && !stopping(s))
-		halt(s, &root, rc);
-	if (rc || sync_again(s, &root, sync_all_marked(s)))
+	int err;
+	while ((err = mark_begin(s)) && !stopping(s))
+		halt(s, &root, err);
+	if (err || sync_again(s, &root, sync_all_marked(s)))
 		return;
 	unhalt(s);
 	pthread_mutex_lock(&s->lock);
@@ -924,9 +960,9 @@ void *publish_main(void *arg)
 			persist_wake(s);
 		}
 		if (p && p->state == PEND_FAILED) {
-			int rc = p->sf->error;
+			int err = p->sf->error;
 			pthread_mutex_unlock(&s->lock);
-			halt(s, p, rc);
+			halt(s, p, err);
 			continue;
 		}
 		if (!p || !ready(p)) {

@@ -15,9 +15,9 @@ struct retained {
 	uint64_t id;
 	dev_t dev;
 	ino_t ino;
-	bool linked;		/* tmp/<id> exists */
-	bool linking;		/* or is being made */
-	bool ended;		/* meanwhile: no reader is left */
+	bool linked; /* tmp/<id> exists */
+	bool linking; /* or is being made */
+	bool ended; /* meanwhile: no reader is left */
 };
 
 static struct retained **find_id(struct staging *s, uint64_t id)
@@ -52,8 +52,11 @@ void staging_retain(struct staging *s, uint64_t id, const struct stat *st, bool 
 	struct retained *r = *find_id(s, id) ? NULL : malloc(sizeof(*r));
 	if (!r)
 		return;
-	*r = (struct retained){.next = s->drain.retained, .id = id, .linked = linked,
-			       .dev = st->st_dev, .ino = st->st_ino};
+	*r = (struct retained){.next = s->drain.retained,
+			       .id = id,
+			       .linked = linked,
+			       .dev = st->st_dev,
+			       .ino = st->st_ino};
 	s->drain.retained = r;
 	atomic_fetch_add(&s->drain.n_retained, 1);
 }
@@ -97,7 +100,8 @@ void retain_before(struct staging *s, int dirfd, const char *name)
 	struct stat st;
 	char to[17];
 
-	if (!atomic_load(&s->drain.n_retained) || io_stat(s->o.store, dirfd, name, &st) || !S_ISREG(st.st_mode))
+	if (!atomic_load(&s->drain.n_retained) || io_stat(s->o.store, dirfd, name, &st) ||
+	    !S_ISREG(st.st_mode))
 		return;
 	pthread_mutex_lock(&s->lock);
 	struct retained *r = find_file(s, &st);
@@ -108,10 +112,10 @@ void retain_before(struct staging *s, int dirfd, const char *name)
 	if (!due)
 		return;
 	io_tmp_name(r->id, to);
-	int rc = io_link(s->o.store, dirfd, name, io_store_tmp(s->o.store), to);
+	int err = io_link(s->o.store, dirfd, name, io_store_tmp(s->o.store), to);
 	LOCK_SCOPE(&s->lock);
 	r->linking = false;
-	r->linked = !rc;
+	r->linked = !err;
 	if (r->ended)
 		drop(s, find_id(s, r->id));
 }

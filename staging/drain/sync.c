@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-void persist_again(struct staging *s, struct pend *p, int rc)
+void persist_again(struct staging *s, struct pend *p, int err)
 {
 	struct staged *f = p->sf;
 
@@ -15,25 +15,25 @@ void persist_again(struct staging *s, struct pend *p, int rc)
 	p->tmp_fd = -1;
 	p->tmp_id = 0;
 	p->cloned = false;
-	p->begun = p->shown = false;	/* the bytes under its name are not trusted */
+	p->begun = p->shown = false; /* the bytes under its name are not trusted */
 	source_forget(s, &p->source);
 	p->unsure |= f->spilled;
-	if (!rc || ++p->attempts < MAX_ATTEMPTS) {
+	if (!err || ++p->attempts < MAX_ATTEMPTS) {
 		persist_queue(s, p);
 		return;
 	}
 	p->state = PEND_FAILED;
-	f->error = rc;
+	f->error = err;
 	if (f->state != STAGED_OPEN)
 		sf_set_state(s, f, STAGED_FAILED);
 }
 
 int persist_sync(struct staging *s, struct pend *p)
 {
-	int rc = io_sync_data(s->o.store, p->tmp_fd);
-	if (rc && p->sf->spilled && !p->snapshot)
-		p->sf->spoiled = rc;
-	return rc;
+	int err = io_sync_data(s->o.store, p->tmp_fd);
+	if (err && p->sf->spilled && !p->snapshot)
+		p->sf->spoiled = err;
+	return err;
 }
 
 /* A failed syncfs or journal commit drops any unsynced pages, and the next one
@@ -48,13 +48,13 @@ static void distrust(struct staging *s)
 	persist_wake(s);
 }
 
-int sync_told(struct staging *s, int rc)
+int sync_told(struct staging *s, int err)
 {
-	if (rc) {
+	if (err) {
 		LOCK_SCOPE(&s->lock);
 		distrust(s);
 	}
-	return rc;
+	return err;
 }
 
 int sync_all(struct staging *s)
@@ -81,10 +81,10 @@ static bool sync_written(struct staged *f)
 		pthread_mutex_unlock(&s->lock);
 		if (p->tmp_fd < 0)
 			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
-		int rc = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
+		int err = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
 		pthread_mutex_lock(&s->lock);
-		if (rc || lost != s->drain.n_lost)
-			persist_again(s, p, rc);
+		if (err || lost != s->drain.n_lost)
+			persist_again(s, p, err);
 		else
 			p->state = PEND_READY;
 		sleeper_nudge(&s->pub, false);
@@ -98,7 +98,7 @@ int staged_wait_persisted(struct staged *f)
 	struct staging *s = f->s;
 	uint64_t since = 0;
 	LOCK_SCOPE(&s->lock);
-	atomic_fetch_add(&s->drain.n_sync_waiters, 1);	/* no delays now */
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* no delays now */
 	persist_wake(s);
 	if (sf_seals_under_way(f))
 		since = sf_wait_begins(s);

@@ -73,19 +73,20 @@ static int make_bytes(struct staged *f)
 		fd = io_tmp_create(f->s->o.store, f->id, false, &direct);
 		if (fd < 0)
 			return fd;
-		int rc = sf_own_tmp(f, fd);
+		int err = sf_own_tmp(f, fd);
 		close(fd);
-		fd = rc ? rc : sf_open_bytes(f, O_RDONLY);
+		fd = err ? err : sf_open_bytes(f, O_RDONLY);
 	} else {
 		/* O_RDONLY: a writable descriptor of ours would block the seal's lease */
 		char name[17];
 		staging_sf_name(f->id, name);
-		f->memory.filled = f->memory.huge && pool_use(f->s, f->memory.expected, staging_sf_dir(f), name);
+		f->memory.filled = f->memory.huge &&
+				   pool_use(f->s, f->memory.expected, staging_sf_dir(f), name);
 		fd = sf_open_bytes(f, f->memory.filled ? O_RDONLY : O_RDONLY | O_CREAT | O_EXCL);
 		if (f->memory.filled && fd >= 0)
 			futimens(fd, NULL);
 	}
-	LOCK_SCOPE(&f->s->lock);	/* the watch reads it */
+	LOCK_SCOPE(&f->s->lock); /* the watch reads it */
 	f->fd = fd < 0 ? -1 : fd;
 	return fd < 0 ? fd : 0;
 }
@@ -129,8 +130,8 @@ bool staged_check_room(struct staged *f)
 	return !all;
 }
 
-int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const struct staged_owner *who,
-		     struct staged **out)
+int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
+		     const struct staged_owner *who, struct staged **out)
 {
 	uint64_t need = room_needed(s, expected);
 	struct staged *f = sf_new(s, staging_new_id(s), node);
@@ -158,19 +159,19 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 	if (!f->memory.huge)
 		pool_fit(s, used);
 
-	int rc = make_bytes(f);
-	if (rc == -ENOSPC && !f->spilled) {	/* the tmpfs itself is full */
+	int err = make_bytes(f);
+	if (err == -ENOSPC && !f->spilled) { /* the tmpfs itself is full */
 		pthread_mutex_lock(&s->lock);
 		sf_charge(s, f, 0);
 		room_claim_set(s, f, 0);
 		f->spilled = true;
 		f->memory.huge = false;
 		pthread_mutex_unlock(&s->lock);
-		rc = make_bytes(f);
+		err = make_bytes(f);
 	}
-	if (rc) {
+	if (err) {
 		staged_unref(f);
-		return rc;
+		return err;
 	}
 	if (f->memory.huge)
 		fill_ahead(f);
@@ -180,12 +181,14 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected, const 
 
 void staged_cover(struct staged *f)
 {
-	int fd = f->memory.huge && !f->spilled ? sf_open_bytes(f, O_RDWR) : -1, rc;
+	int fd = f->memory.huge && !f->spilled ? sf_open_bytes(f, O_RDWR) : -1, err;
 	if (fd < 0)
 		return;
-	while ((rc = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)whole_pages(f->memory.expected))) && errno == EINTR)
+	while ((err = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
+				(off_t)whole_pages(f->memory.expected))) &&
+	       errno == EINTR)
 		;
-	f->memory.covered = !rc;	/* there already, where the pool had it */
+	f->memory.covered = !err; /* there already, where the pool had it */
 	close(fd);
 }
 
@@ -221,29 +224,29 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	f->spilled = r->flags & REC_SPILLED;
 	struct stat st;
 	f->fd = sf_open_bytes(f, O_RDONLY);
-	if (f->fd == -ENOENT && !f->spilled) {	/* spilled since; the record of that follows */
+	if (f->fd == -ENOENT && !f->spilled) { /* spilled since; the record of that follows */
 		f->spilled = true;
 		f->memory.huge = false;
 		f->fd = sf_open_bytes(f, O_RDONLY);
 	}
 	/* a failing store does not mean that the file is gone: it is opened when it is needed */
 	bool unread = f->spilled && f->fd < 0 && f->fd != -ENOENT;
-	int rc = unread ? 0 : f->fd < 0 ? f->fd : fstat(f->fd, &st) ? -errno : 0;
+	int err = unread ? 0 : f->fd < 0 ? f->fd : fstat(f->fd, &st) ? -errno : 0;
 	if (unread) {
 		st = (struct stat){.st_mode = S_IFREG, .st_size = (off_t)r->size};
 		f->fd = -1;
 	}
-	if (!rc && !S_ISREG(st.st_mode))
-		rc = -EINVAL;
-	if (!rc && lacks_bytes(f, r, &st))
-		rc = -ENODATA;
-	if (!rc)
-		rc = outgrow_recover(f, &st);
-	if (rc) {
+	if (!err && !S_ISREG(st.st_mode))
+		err = -EINVAL;
+	if (!err && lacks_bytes(f, r, &st))
+		err = -ENODATA;
+	if (!err)
+		err = outgrow_recover(f, &st);
+	if (err) {
 		if (f->fd >= 0)
 			close(f->fd);
 		free(f);
-		return rc;
+		return err;
 	}
 	LOCK_SCOPE(&s->lock);
 	sf_insert(s, f);
@@ -254,7 +257,8 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	return 0;
 }
 
-int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd, struct staged **out)
+int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
+		struct staged **out)
 {
 	return staged_copy_as(s, node, src, store_fd, NULL, out);
 }
@@ -264,23 +268,23 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 static int copy_checked(struct staged *f, int from_fd, uint64_t size)
 {
 	char *buf = malloc(COPY_CHUNK);
-	int rc = buf ? 0 : -ENOMEM;
-	for (uint64_t off = 0; !rc && off < size;) {
+	int err = buf ? 0 : -ENOMEM;
+	for (uint64_t off = 0; !err && off < size;) {
 		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
 		if (data < 0 && errno == ENXIO)
 			break;
 		off = data < 0 ? off : (uint64_t)data;
 		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
 		if (n <= 0) {
-			rc = n < 0 ? -errno : 0;
+			err = n < 0 ? -errno : 0;
 			break;
 		}
 		n = staged_write(f, buf, (size_t)n, off);
-		rc = n < 0 ? (int)n : 0;
+		err = n < 0 ? (int)n : 0;
 		off += n > 0 ? (uint64_t)n : 0;
 	}
 	free(buf);
-	return rc ? rc : staged_resize(f, size);
+	return err ? err : staged_resize(f, size);
 }
 
 int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
@@ -288,35 +292,39 @@ int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int sto
 {
 	int fd = store_fd;
 	if (src) {
-		int rc = staged_use(src, &fd);
-		if (rc)
-			return rc;
+		int err = staged_use(src, &fd);
+		if (err)
+			return err;
 	}
 	struct stat st;
-	int rc = fstat(fd, &st) ? -errno : 0;
+	int err = fstat(fd, &st) ? -errno : 0;
 	struct staged *f = NULL;
 	if (src && sf_lent(src))
 		st.st_size = (off_t)src->sealed.size;
-	if (!rc)
-		rc = staged_create_as(s, node, (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size ?
-				      (uint64_t)st.st_size : (uint64_t)st.st_blocks * 512, who, &f);
-	if (!rc) {
+	if (!err)
+		err = staged_create_as(s, node,
+				       (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size
+					       ? (uint64_t)st.st_size
+					       : (uint64_t)st.st_blocks * 512,
+				       who, &f);
+	if (!err) {
 		uint64_t since = now_ns();
-		rc = f->room.checked ? copy_checked(f, fd, (uint64_t)st.st_size) :
-		     sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
+		err = f->room.checked
+			      ? copy_checked(f, fd, (uint64_t)st.st_size)
+			      : sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
 		const struct timespec ts[2] = {st.st_atim, st.st_mtim};
-		if (!rc)
-			rc = staged_set_times(f, ts);
-		if (!rc && !src)
+		if (!err)
+			err = staged_set_times(f, ts);
+		if (!err && !src)
 			io_get_xattr(s->o.store, fd, NULL, "user.cairn.checksum", f->base.checksum,
 				     sizeof(f->base.checksum) - 1);
 		sf_waited(s, since);
 	}
 	if (src)
 		staged_unuse(src);
-	if (rc && f)
+	if (err && f)
 		staged_unref(f);
 	else
 		*out = f;
-	return rc;
+	return err;
 }

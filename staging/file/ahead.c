@@ -20,20 +20,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BEGINS (1ull << 20)	/* smaller files are not worth it */
+#define BEGINS (1ull << 20) /* smaller files are not worth it */
 #define WINDOW_MIN (64ull << 20)
 #define WINDOW_MAX (1ull << 30)
-#define LOOKED_AT 256u		/* files, the latest opened: each costs an fstat */
-#define SPEED 20u		/* bytes per ns that a window is checked for: twice a fast
+#define LOOKED_AT 256u /* files, the latest opened: each costs an fstat */
+#define SPEED                                                                                      \
+	20u /* bytes per ns that a window is checked for: twice a fast
 				 * writer's */
 #define TICK_MIN_NS 1000000u
 #define TICK_IDLE_NS 10000000u
 #define TICK_QUIET_NS 50000000u
-#define YOUNG_NS 20000000u	/* since the last open, or growth */
+#define YOUNG_NS 20000000u /* since the last open, or growth */
 #define QUIET_NS 1000000000u
 
 struct target {
-	struct staged *f;	/* a reference; its `allocating` is set */
+	struct staged *f; /* a reference; its `allocating` is set */
 	uint64_t from, end;
 };
 
@@ -62,11 +63,12 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 	struct stat st;
 
 	/* the size of a presized file does not show how much is written */
-	if (never || f->memory.presized || f->moved.more || f->ahead.allocating || f->fd < 0 || fstat(f->fd, &st))
+	if (never || f->memory.presized || f->moved.more || f->ahead.allocating || f->fd < 0 ||
+	    fstat(f->fd, &st))
 		return false;
 	uint64_t size = (uint64_t)st.st_size, held = (uint64_t)st.st_blocks * 512;
 	if (size == f->ahead.size)
-		return false;		/* it does not grow */
+		return false; /* it does not grow */
 	f->ahead.size = size;
 	s->ahead_busy_ns = now_ns();
 	*tick = TICK_MIN_NS;
@@ -78,7 +80,8 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 		return false;
 	/* the writer was faster */
 	uint64_t from = f->ahead.end > size ? f->ahead.end : size / HUGE_BYTES * HUGE_BYTES;
-	uint64_t left = from > size ? from - size : 0, window = window_of(s, held < size ? held : size);
+	uint64_t left = from > size ? from - size : 0,
+		 window = window_of(s, held < size ? held : size);
 	if (left >= window / 2) {
 		uint64_t soon = left / 2 / SPEED;
 		*tick = soon > TICK_MIN_NS ? soon : TICK_MIN_NS;
@@ -161,7 +164,7 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	ahead_stop(f);	/* fallocate(2) changes the file's times: it must not come after they are
+	ahead_stop(f); /* fallocate(2) changes the file's times: it must not come after they are
 			 * set */
 	if (f->state != STAGED_OPEN) {
 		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
@@ -169,9 +172,9 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
-	int rc = sf_ensure_fd(f);
-	if (rc)
-		return rc;
+	int err = sf_ensure_fd(f);
+	if (err)
+		return err;
 	if (futimens(f->fd, ts))
 		return -errno;
 	struct stat st;

@@ -94,13 +94,13 @@ static int fill(struct staging *s, int fd, uint64_t from, uint64_t size, bool fi
 	uint64_t used = s->files.used;
 	pthread_mutex_unlock(&s->lock);
 	pool_fit(s, used);
-	if (filled)	/* a ready file a little too large */
+	if (filled) /* a ready file a little too large */
 		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)whole_pages(size),
 			  (off_t)(size / 16 / HUGE_BYTES * HUGE_BYTES + HUGE_BYTES));
-	int rc = 0;
-	while ((rc = fallocate(fd, 0, (off_t)from, (off_t)(size - from))) && errno == EINTR)
+	int err = 0;
+	while ((err = fallocate(fd, 0, (off_t)from, (off_t)(size - from))) && errno == EINTR)
 		;
-	return rc ? -errno : 0;
+	return err ? -errno : 0;
 }
 
 static int make_file(struct buffer *b, uint64_t size)
@@ -111,14 +111,14 @@ static int make_file(struct buffer *b, uint64_t size)
 	buffer_name(b->id, name);
 	bool filled = pool_use(s, size, s->o.place.huge, name);
 	int fd = open_file(s, b->id, filled ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
-	int rc = fd < 0 ? fd : fill(s, fd, 0, size, filled);
+	int err = fd < 0 ? fd : fill(s, fd, 0, size, filled);
 	if (fd >= 0)
 		close(fd);
-	if (!rc && (b->fd = open_file(s, b->id, O_RDONLY)) < 0)
-		rc = b->fd;
-	if (rc)
+	if (!err && (b->fd = open_file(s, b->id, O_RDONLY)) < 0)
+		err = b->fd;
+	if (err)
 		unlinkat(s->o.place.huge, name, 0);
-	return rc;
+	return err;
 }
 
 static struct buffer *new_buffer(struct staging *s, uint64_t id)
@@ -143,16 +143,17 @@ int buffer_create(struct staging *s, uint64_t size, struct buffer **out)
 		return -ENOMEM;
 	pthread_mutex_lock(&s->lock);
 	/* a descriptor each */
-	int rc = s->files.n_buffers >= s->order.fds_pend ? -EMFILE : size > INT64_MAX - HUGE_BYTES ? -ENOSPC :
-		 take_room(b, whole_pages(size));
+	int err = s->files.n_buffers >= s->order.fds_pend ? -EMFILE
+		  : size > INT64_MAX - HUGE_BYTES	  ? -ENOSPC
+							  : take_room(b, whole_pages(size));
 	pthread_mutex_unlock(&s->lock);
-	if (!rc)
-		rc = make_file(b, size);
+	if (!err)
+		err = make_file(b, size);
 	LOCK_SCOPE(&s->lock);
-	if (rc) {
+	if (err) {
 		charge(b, 0);
 		free(b);
-		return rc;
+		return err;
 	}
 	insert(b);
 	*out = b;
@@ -166,12 +167,15 @@ int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **ou
 	if (!b)
 		return -ENOMEM;
 	b->fd = open_file(s, id, O_RDONLY);
-	int rc = b->fd < 0 ? b->fd : fstat(b->fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
-	if (rc) {
+	int err = b->fd < 0		? b->fd
+		  : fstat(b->fd, &st)	? -errno
+		  : S_ISREG(st.st_mode) ? 0
+					: -EINVAL;
+	if (err) {
 		if (b->fd >= 0)
 			close(b->fd);
 		free(b);
-		return rc;
+		return err;
 	}
 	LOCK_SCOPE(&s->lock);
 	b->kept = kept;
@@ -212,7 +216,9 @@ void buffer_get_info(struct buffer *b, struct buffer_info *out)
 {
 	LOCK_SCOPE(&b->s->lock);
 	*out = (struct buffer_info){
-		.state = b->kept ? BUFFER_KEPT : b->lent ? BUFFER_LENT : BUFFER_FREE,
+		.state = b->kept   ? BUFFER_KEPT
+			 : b->lent ? BUFFER_LENT
+				   : BUFFER_FREE,
 		.bytes = b->charged,
 	};
 }
@@ -228,19 +234,21 @@ int buffer_resize(struct buffer *b, uint64_t size)
 		return 0;
 	pthread_mutex_lock(&s->lock);
 	uint64_t had = b->charged;
-	int rc = b->ended ? -ESTALE : b->kept ? -EBUSY : size > INT64_MAX - HUGE_BYTES ? -ENOSPC :
-		 take_room(b, whole_pages(size));
+	int err = b->ended			  ? -ESTALE
+		  : b->kept			  ? -EBUSY
+		  : size > INT64_MAX - HUGE_BYTES ? -ENOSPC
+						  : take_room(b, whole_pages(size));
 	pthread_mutex_unlock(&s->lock);
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	int fd = open_file(s, b->id, O_RDWR);
-	rc = fd < 0 ? fd : fill(s, fd, (uint64_t)st.st_size, size, false);
+	err = fd < 0 ? fd : fill(s, fd, (uint64_t)st.st_size, size, false);
 	if (fd >= 0)
 		close(fd);
 	LOCK_SCOPE(&s->lock);
-	if (rc && !b->ended)
+	if (err && !b->ended)
 		charge(b, had);
-	return rc;
+	return err;
 }
 
 /* ---- lending (s->lock held) ---- */
@@ -252,8 +260,10 @@ static void cut(struct staged *f)
 	int fd = staged_open_rw(f);
 	if (fd < 0)
 		return;
-	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->sealed.size && ftruncate(fd, (off_t)f->sealed.size))
-		f->s->o.notice(f->s->o.ctx, "staging: a committed buffer could not be cut to its file's size");
+	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->sealed.size &&
+	    ftruncate(fd, (off_t)f->sealed.size))
+		f->s->o.notice(f->s->o.ctx,
+			       "staging: a committed buffer could not be cut to its file's size");
 	const struct timespec ts[2] = {f->sealed.atime, f->sealed.mtime};
 	if (f->sealed.once)
 		futimens(fd, ts);
@@ -281,10 +291,10 @@ void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r)
 static int buffer_keep(struct staged *f)
 {
 	struct rec r = {.type = REC_KEEP, .fh = f->memory.lender->id, .sf = f->id};
-	int rc = f->memory.lender->kept || f->s->log.replaying ? 0 : log_append(f->s, &r);
+	int err = f->memory.lender->kept || f->s->log.replaying ? 0 : log_append(f->s, &r);
 
-	if (rc || f->memory.lender->kept)
-		return rc;
+	if (err || f->memory.lender->kept)
+		return err;
 	f->memory.lender->kept = true;
 	cut(f);
 	return 0;
@@ -293,11 +303,11 @@ static int buffer_keep(struct staged *f)
 int staged_set_backing(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	int rc = f->memory.lender ? buffer_keep(f) : 0;
-	f->backing |= !rc;
-	if (!rc && f->state == STAGED_OPEN)
+	int err = f->memory.lender ? buffer_keep(f) : 0;
+	f->backing |= !err;
+	if (!err && f->state == STAGED_OPEN)
 		ahead_look(f->s);
-	return rc;
+	return err;
 }
 
 void buffer_kept_again(struct staging *s, uint64_t id)
@@ -324,7 +334,7 @@ void buffer_end(struct buffer *b)
 	*pp = b->next;
 	s->files.n_buffers--;
 	charge(b, 0);
-	if (f) {	/* continues as any version */
+	if (f) { /* continues as any version */
 		cut(f);
 		sf_loan_ends(f);
 		sf_charge(s, f, f->sealed.blocks * 512);
@@ -347,18 +357,18 @@ int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **
 	buffer_name(b->id, from);
 	staging_sf_name(f->id, to);
 	LOCK_SCOPE(&s->lock);
-	int rc = b->ended ? -ENOENT : b->kept || b->lent ? -EBUSY : 0;
+	int err = b->ended ? -ENOENT : b->kept || b->lent ? -EBUSY : 0;
 	/* first, so that an unused link is recognized as such */
 	struct rec r = {.type = REC_LEND, .sf = f->id, .fh = b->id};
-	if (!rc)
-		rc = log_append(s, &r);
-	if (!rc && linkat(s->o.place.huge, from, s->o.place.huge, to, 0))
-		rc = -errno;
-	if (rc) {
+	if (!err)
+		err = log_append(s, &r);
+	if (!err && linkat(s->o.place.huge, from, s->o.place.huge, to, 0))
+		err = -errno;
+	if (err) {
 		pthread_mutex_destroy(&f->io.lock);
 		pthread_mutex_destroy(&f->io.cut);
 		free(f);
-		return rc;
+		return err;
 	}
 	b->lent = f;
 	f->memory.lender = b;
@@ -374,16 +384,16 @@ int buffer_commit(struct staged *f, struct rec *r)
 
 	LOCK_SCOPE(&f->io.lock);
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
-	int rc = sf_stat(f, &st);
-	if (rc)
-		return rc;
-	st.st_atim = st.st_mtim = st.st_ctim = r->when;	/* mapped writes do not set times */
+	int err = sf_stat(f, &st);
+	if (err)
+		return err;
+	st.st_atim = st.st_mtim = st.st_ctim = r->when; /* mapped writes do not set times */
 	r->fh = f->memory.lender ? f->memory.lender->id : 0;
 	r->flags |= REC_LENT;
-	rc = sf_seal(s, f, r, &st, true, true);
-	if (!rc && !f->memory.lender)	/* the client ended meanwhile */
+	err = sf_seal(s, f, r, &st, true, true);
+	if (!err && !f->memory.lender) /* the client ended meanwhile */
 		cut(f);
-	return rc;
+	return err;
 }
 
 uint64_t staged_lender(struct staged *f, bool *loan)
@@ -401,7 +411,7 @@ void staging_watch_buffers(struct staging *s)
 	for (struct buffer *b = s->files.buffers; b; b = b->next) {
 		struct stat st;
 		if (!fstat(b->fd, &st) && (uint64_t)st.st_blocks * 512 > b->charged)
-			charge(b, (uint64_t)st.st_blocks * 512);	/* by write(2) */
+			charge(b, (uint64_t)st.st_blocks * 512); /* by write(2) */
 	}
 	if (s->files.buffers && s->files.used > s->o.budget_bytes)
 		sf_evict(s, s->files.used - s->o.budget_bytes);

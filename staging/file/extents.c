@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RUN_MIN (64u << 10)	/* of zero pages between data: they become a hole */
+#define RUN_MIN (64u << 10) /* of zero pages between data: they become a hole */
 
 static bool is_zero_page(const char *page, uint64_t len)
 {
@@ -17,11 +17,12 @@ static bool is_zero_page(const char *page, uint64_t len)
 	for (unsigned i = 0; i < IO_ALIGN; i += 64)
 		__builtin_prefetch(page + IO_ALIGN + i);
 	memcpy(&first, page, len < sizeof(first) ? len : sizeof(first));
-	return !first && (len <= sizeof(first) || !memcmp(page, page + sizeof(first), len - sizeof(first)));
+	return !first &&
+	       (len <= sizeof(first) || !memcmp(page, page + sizeof(first), len - sizeof(first)));
 }
 
-/* Where the pages of zeros end that begin at off; or the data, of which a short run of zeros is part when
- * data follow it. */
+/* Where the pages of zeros end that begin at off; or the data, of which a short run of zeros is
+ * part when data follow it. */
 static uint64_t run_end(const struct written *w, uint64_t off, bool zeros)
 {
 	uint64_t end = off, len;
@@ -63,14 +64,14 @@ unsigned written_extents(struct written *w, uint64_t off, struct io_extent *ext,
 	unsigned n = 0;
 	const uint64_t from = off;
 	for (uint64_t end; off < w->size; off = end) {
-		int rc = written_next(w, &off, &end);
-		if (rc == -ENXIO)
+		int err = written_next(w, &off, &end);
+		if (err == -ENXIO)
 			break;
 		if (n == max && w->map) {
 			*w = (struct written){.fd = w->fd, .size = w->size};
 			return written_extents(w, from, ext, max);
 		}
-		if (rc || n == max) {
+		if (err || n == max) {
 			ext[0] = (struct io_extent){from, w->size - from};
 			return 1;
 		}

@@ -8,9 +8,10 @@
 /* staged.c */
 void staging_sf_name(uint64_t id, char out[17]);
 int staging_sf_dir(const struct staged *f);
-int sf_open_bytes(struct staged *f, int flags);		/* in the tmpfs or tmp/; a new descriptor,
+int sf_open_bytes(struct staged *f, int flags); /* in the tmpfs or tmp/; a new descriptor,
 							 * or -errno */
-bool sf_lent(struct staged *f);				/* its memory is a buffer's; takes s->lock */
+/* its memory is a buffer's; takes s->lock */
+bool sf_lent(struct staged *f);
 /* The error with which the store failed to write a part of f, a spilled file, since fd was opened:
  * -errno, from then on permanently; 0. Starts no write and waits for at most a page. No lock of
  * staging's held. */
@@ -20,9 +21,10 @@ struct staged *sf_find(struct staging *s, uint64_t id);
 void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
-void source_forget(struct staging *s, int *source);	/* of a staged file or a record: closed */
+/* of a staged file or a record: closed */
+void source_forget(struct staging *s, int *source);
 void sf_loan_ends(struct staged *f);
-void sf_evict_loans(struct staging *s);			/* gives their memory back to their
+void sf_evict_loans(struct staging *s); /* gives their memory back to their
 							 * buffers */
 void sf_set_late(struct staging *s, struct staged *f, bool late);
 void sf_put_locked(struct staging *s, struct staged *f);
@@ -30,15 +32,17 @@ void sf_put_locked(struct staging *s, struct staged *f);
  * again. */
 void sf_evict_block(struct staging *s);
 void sf_evict_allow(struct staging *s);
-void sf_close_idle_fd(struct staged *f);	/* if it has no writer */
-void sf_drop_useless(struct staging *s, struct staged *f);	/* after a change of its state or users */
-uint64_t sf_evict(struct staging *s, uint64_t want);	/* returns bytes freed */
-int sf_ensure_fd(struct staged *f);			/* f->fd is open; s->lock held */
-void sf_unwritten(struct staging *s, struct staged *f);	/* no writer is left; s->lock held */
+void sf_close_idle_fd(struct staged *f); /* if it has no writer */
+/* after a change of its state or users */
+void sf_drop_useless(struct staging *s, struct staged *f);
+uint64_t sf_evict(struct staging *s, uint64_t want); /* returns bytes freed */
+int sf_ensure_fd(struct staged *f); /* f->fd is open; s->lock held */
+void sf_unwritten(struct staging *s, struct staged *f); /* no writer is left; s->lock held */
 void staged_check(struct staging *s);
-struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);	/* the lock may be held or not */
+/* the lock may be held or not */
+struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);
 void sf_insert(struct staging *s, struct staged *f);
-int sf_stat(struct staged *f, struct stat *st);		/* as fstat; the size of a lent file is its
+int sf_stat(struct staged *f, struct stat *st); /* as fstat; the size of a lent file is its
 							 * version's */
 
 /* extents.c */
@@ -49,8 +53,9 @@ size_t data_run(int fd, uint64_t off, size_t most);
 /* The data of a file in the tmpfs of huge pages, one piece after the other. */
 struct written {
 	int fd;
-	const char *map;		/* its bytes: runs of zero pages are holes, too; or NULL */
-	uint64_t size, hole;		/* file size; end of the last extent found */
+	/* its bytes: runs of zero pages are holes, too; or NULL */
+	const char *map;
+	uint64_t size, hole; /* file size; end of the last extent found */
 };
 /* The next piece at or after *off: [*off, *end). 0; -ENXIO: none; -errno. */
 int written_next(struct written *w, uint64_t *off, uint64_t *end);
@@ -59,41 +64,45 @@ unsigned written_extents(struct written *w, uint64_t off, struct io_extent *ext,
 /* Has the file whole holes? Then unwritten parts of its huge pages become holes as well. */
 static inline bool has_holes(const struct stat *st)
 {
-	return st->st_size > (off_t)HUGE_BYTES && (uint64_t)st->st_blocks * 512 <= (uint64_t)st->st_size - HUGE_BYTES;
+	return st->st_size > (off_t)HUGE_BYTES &&
+	       (uint64_t)st->st_blocks * 512 <= (uint64_t)st->st_size - HUGE_BYTES;
 }
 
 /* unpublished.c */
-void sf_drop_tmp(struct staged *f);			/* f->io.lock held */
-int sf_make_tmp(struct staged *f, uint64_t size);	/* with blocks for f's data. f->io.lock
+void sf_drop_tmp(struct staged *f); /* f->io.lock held */
+int sf_make_tmp(struct staged *f, uint64_t size); /* with blocks for f's data. f->io.lock
 							 * held, reserve_enter()ed */
-void sf_wait_for_room(struct staging *s);		/* for pending removals. No lock held */
-bool sf_limited(const struct staged *f);		/* its owner has a quota: promise no
+void sf_wait_for_room(struct staging *s); /* for pending removals. No lock held */
+bool sf_limited(const struct staged *f); /* its owner has a quota: promise no
 							 * blocks */
-/* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock held. */
+/* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock
+ * held. */
 int sf_allocate(struct staged *f, int from, uint64_t size);
-int sf_own_tmp(struct staged *f, int fd);			/* fd, unpublished and empty, gets
+int sf_own_tmp(struct staged *f, int fd); /* fd, unpublished and empty, gets
 								 * f's owner */
 /* Frees the blocks beyond `size` that room_for_write allocated. f->io.lock held. */
 int sf_trim_tmp(struct staged *f, uint64_t size);
 
 /* spill.c */
-int sf_copy_bytes(int wr, int from_fd, uint64_t size);	/* closes wr (may be -errno); holes stay
+int sf_copy_bytes(int wr, int from_fd, uint64_t size); /* closes wr (may be -errno); holes stay
 							 * holes */
 /* f is open and its bytes are in tmp/<id> now, as st says. f->io.lock held, s->lock not. */
 int sf_becomes_spilled(struct staged *f, const struct stat *st);
 /* Moves an open file's bytes there. Not for a backing file: the kernel would still read the old
  * one. f->io.lock held. */
 int sf_spill(struct staged *f);
-void sf_replay_spill(struct staging *s, struct staged *f);	/* logged but not completed. s->lock
+void sf_replay_spill(struct staging *s, struct staged *f); /* logged but not completed. s->lock
 								 * held */
 
 /* outgrow.c; f->io.lock held where a staged file is given */
-void outgrow_look(struct staging *s);			/* s->lock held: over the budget, nothing to evict */
-int outgrow_reserve(struct staged *f, uint64_t size);	/* blocks for bytes not moved. -EIO: see
+/* s->lock held: over the budget, nothing to evict */
+void outgrow_look(struct staging *s);
+int outgrow_reserve(struct staged *f, uint64_t size); /* blocks for bytes not moved. -EIO: see
 							 * staged_move_out */
 int outgrow_resize(struct staged *f, int fd, uint64_t size);
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
-ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off);	/* off < under; may be short */
+/* off < under; may be short */
+ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off);
 /* As pread of the whole file; stops at `under`. -1 and errno. */
 ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, uint64_t off);
 int outgrow_recover(struct staged *f, const struct stat *st);
@@ -102,7 +111,7 @@ int outgrow_recover(struct staged *f, const struct stat *st);
 /* Allocates nothing until f is opened again: its last writer is gone, or its times are set. Waits
  * briefly. */
 void ahead_stop(struct staged *f);
-void ahead_look(struct staging *s);	/* a passthrough write began */
+void ahead_look(struct staging *s); /* a passthrough write began */
 void *ahead_main(void *arg);
 
 /* room.c: space in the store for files that are still written */
@@ -115,30 +124,32 @@ uint64_t room_claim(const struct staging *s, const struct staged *f);
 int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
 /* The result of a write: f is torn until what failed is written after all. f->io.lock held. */
 ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
-void room_cut(struct staged *f, uint64_t size);		/* f was truncated. f->io.lock held */
+void room_cut(struct staged *f, uint64_t size); /* f was truncated. f->io.lock held */
 /* Free bytes that versions with a failed close need. Checks the store; s->lock not held. */
 uint64_t room_wanted(struct staging *s);
 
 /* lease.c; s->lock held */
-bool sf_coarse_times(void);		/* two writes within one tick may carry the same mtime */
-bool sf_final(struct staged *f);			/* lease granted: no writable mapping */
+/* two writes within one tick may carry the same mtime */
+bool sf_coarse_times(void);
+bool sf_final(struct staged *f); /* lease granted: no writable mapping */
 /* early: its mapping remains */
 void pend_finalize(struct staging *s, struct pend *p, bool early);
 
 /* seal.c */
 /* Gives f's version, as st describes it, its place in the order. f->io.lock held. */
-int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final);
-bool sf_seals_under_way(struct staged *f);	/* that still need the bytes unchanged. s->lock
+int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed,
+	    bool final);
+bool sf_seals_under_way(struct staged *f); /* that still need the bytes unchanged. s->lock
 						 * held */
 
 /* buffer.c; s->lock held */
 #define BUFFER_PREFIX "buffer."
 /* replayed r created f */
 void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r);
-void buffer_kept_again(struct staging *s, uint64_t id);	/* REC_KEEP replayed; takes s->lock */
+void buffer_kept_again(struct staging *s, uint64_t id); /* REC_KEEP replayed; takes s->lock */
 void buffer_stats(struct staging *s, struct staging_stats *out);
 void buffer_close_all(struct staging *s);
-void buffer_sweep(struct staging *s, const char *name);	/* takes the lock */
+void buffer_sweep(struct staging *s, const char *name); /* takes the lock */
 
 /* watch.c */
 void *watch_main(void *arg);

@@ -17,8 +17,8 @@ bool sf_coarse_times(void)
 	struct utsname u;
 	unsigned major = 0, minor = 0;
 	if (coarse < 0)
-		coarse = uname(&u) || sscanf(u.release, "%u.%u", &major, &minor) != 2 || major < 6 ||
-			 (major == 6 && minor < 13);
+		coarse = uname(&u) || sscanf(u.release, "%u.%u", &major, &minor) != 2 ||
+			 major < 6 || (major == 6 && minor < 13);
 	return coarse;
 }
 
@@ -32,7 +32,7 @@ bool sf_final(struct staged *f)
 		fcntl(f->fd, F_SETLEASE, F_UNLCK);
 		return true;
 	}
-	return errno != EAGAIN;	/* a filesystem without leases: take it as final */
+	return errno != EAGAIN; /* a filesystem without leases: take it as final */
 }
 
 void pend_finalize(struct staging *s, struct pend *p, bool early)
@@ -47,7 +47,8 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 	}
 	if (!early) {
 		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};
-		log_append(s, &r);	/* if that fails, a restart seals it once more: harmless */
+		/* if that fails, a restart seals it once more: harmless */
+		log_append(s, &r);
 	}
 	s->order.n_wait--;
 	p->snapshot = early;

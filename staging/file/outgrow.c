@@ -4,9 +4,9 @@
  * The kernel keeps its backing file for as long as the file is open, so such a file cannot be
  * spilled as one written through the daemon can. Instead its older bytes move: [0, under) to
  * tmp/<id> of the store, the file that a spill would have made, and out of the tmpfs by a punch.
- * The caller ensures that no write is in progress (fs/ops/still.c) and that nothing reads or
- * maps the file, which would find the hole. At the close the rest follows, and the file is a
- * spilled one like any other.
+ * The caller ensures that no write is in progress (fs/ops/still.c) and that nothing reads or maps
+ * the file, which would find the hole. At the close the rest follows, and the file is a spilled one
+ * like any other.
  *
  *   bytes	    tmpfs	  tmp/<id>
  *   [0, under)       hole	   yes
@@ -18,10 +18,10 @@
  * and is zeros where nothing was written.
  *
  * None of this is logged: the state is in the two files, and the mode MOVED of the one in the tmpfs
- * replaces a lookup for a worker that starts without the store. A page that is in both was moved and
- * not punched yet (they are equal), or not moved yet (zeros below), or was rewritten by the writer.
- * In the last case it is unknown which bytes of the page were written: the close fails with an
- * error. */
+ * replaces a lookup for a worker that starts without the store. A page that is in both was moved
+ * and not punched yet (they are equal), or not moved yet (zeros below), or was rewritten by the
+ * writer. In the last case it is unknown which bytes of the page were written: the close fails with
+ * an error. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -32,14 +32,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define TAIL (8ull << 20)		/* stays in memory: a header patched right after its data is
+#define TAIL                                                                                       \
+	(8ull << 20) /* stays in memory: a header patched right after its data is
 					 * there */
 #define STEP (256ull << 20)
-#define MOST (8ull << 30)		/* at once; the writer waits meanwhile */
+#define MOST (8ull << 30) /* at once; the writer waits meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
-#define NOT_NOW_NS 1000000000u		/* it has a reader: try other files meanwhile */
-#define ROOM_YET (3ull << 30)		/* one write(2) is at most 2 GiB, and cannot be
+#define NOT_NOW_NS 1000000000u /* it has a reader: try other files meanwhile */
+#define ROOM_YET                                                                                   \
+	(3ull << 30) /* one write(2) is at most 2 GiB, and cannot be
 					 * interrupted */
 #define PAGE 4096u
 #define EXTENTS 4096u
@@ -47,7 +49,7 @@
 
 struct move {
 	struct staged *f;
-	int from, to;		/* tmpfs, O_RDWR; tmp/<id> */
+	int from, to; /* tmpfs, O_RDWR; tmp/<id> */
 	bool direct;
 	struct stat st;
 	void *map;
@@ -122,22 +124,24 @@ static int settle(struct move *m)
 {
 	struct staged *f = m->f;
 	char *buf = NULL;
-	int rc = 0;
+	int err = 0;
 
-	for (uint64_t off = 0; !rc && off < f->moved.under;) {
+	for (uint64_t off = 0; !err && off < f->moved.under;) {
 		off_t data = lseek(m->from, (off_t)off, SEEK_DATA);
 		if (data < 0 || (uint64_t)data >= f->moved.under)
 			break;
 		if (!buf && posix_memalign((void **)&buf, PAGE, PAGE))
 			return -ENOMEM;
 		off = (uint64_t)data / PAGE * PAGE;
-		rc = settle_page(m, off, buf);
+		err = settle_page(m, off, buf);
 		off += PAGE;
 	}
-	if (!rc && buf && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)f->moved.under))
-		rc = -errno;
+	if (!err && buf &&
+	    fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+		      (off_t)f->moved.under))
+		err = -errno;
 	free(buf);
-	return rc;
+	return err;
 }
 
 /* Blocks of the store for the data in [from, end); holes stay holes. */
@@ -149,25 +153,25 @@ static int allocate_range(struct move *m, uint64_t from, uint64_t end, unsigned 
 	*n = file_extents(m->from, from, end, m->ext, EXTENTS);
 	for (unsigned i = 0; i < *n; i++)
 		bytes += m->ext[i].len;
-	int rc = reserve_enter(s, bytes);
-	if (rc)
-		return rc;
-	for (unsigned i = 0; !rc && i < *n; i++)
-		rc = io_allocate(s->o.store, m->to, m->ext[i].off,
-				 (m->ext[i].len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
+	int err = reserve_enter(s, bytes);
+	if (err)
+		return err;
+	for (unsigned i = 0; !err && i < *n; i++)
+		err = io_allocate(s->o.store, m->to, m->ext[i].off,
+				  (m->ext[i].len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN);
 	reserve_leave(s);
-	return rc;
+	return err;
 }
 
 /* Copies [from, end) of the tmpfs file; `end` is the size of the other one then. */
 static int move_range(struct move *m, uint64_t from, uint64_t end)
 {
 	struct io_source src = {.base = m->map, .size = end, .data = m->ext};
-	int rc = m->q ? 0 : io_queue_open(m->f->s->o.engine, &m->q);
+	int err = m->q ? 0 : io_queue_open(m->f->s->o.engine, &m->q);
 
-	if (!rc)
-		rc = allocate_range(m, from, end, &src.n_data);
-	return rc ? rc : io_write_file(m->q, m->to, m->direct, &src);
+	if (!err)
+		err = allocate_range(m, from, end, &src.n_data);
+	return err ? err : io_write_file(m->q, m->to, m->direct, &src);
 }
 
 /* Charges what the tmpfs file holds now. */
@@ -193,7 +197,8 @@ static uint64_t movable_end(struct move *m)
 	struct staged *f = m->f;
 	uint64_t last = f->moved.under;
 
-	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0; last = (uint64_t)hole) {
+	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0;
+	     last = (uint64_t)hole) {
 		f->memory.in_parts |= f->memory.presized && (uint64_t)data > last;
 		hole = lseek(m->from, data, SEEK_HOLE);
 		if (hole < 0)
@@ -211,25 +216,25 @@ static int move_out(struct move *m)
 	const struct timespec ts[2] = {m->st.st_atim, m->st.st_mtim};
 	uint64_t start = f->moved.under, end = movable_end(m);
 	bool more = true;
-	int rc = settle(m);
+	int err = settle(m);
 
-	if (!rc && fchmod(m->from, MOVED))
-		rc = -errno;
+	if (!err && fchmod(m->from, MOVED))
+		err = -errno;
 
-	while (!rc && more && f->moved.under < end && f->moved.under - start < MOST) {
+	while (!err && more && f->moved.under < end && f->moved.under - start < MOST) {
 		uint64_t to = end - f->moved.under < STEP ? end : f->moved.under + STEP;
-		rc = move_range(m, f->moved.under, to);
-		if (!rc && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f->moved.under,
-				     (off_t)(to - f->moved.under)))
-			rc = -errno;
-		if (rc)
+		err = move_range(m, f->moved.under, to);
+		if (!err && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				      (off_t)f->moved.under, (off_t)(to - f->moved.under)))
+			err = -errno;
+		if (err)
 			break;
 		uint64_t moved = to - f->moved.under;
 		f->moved.under = to;
 		more = charge_rest(f, m->from, moved);
 	}
-	futimens(m->from, ts);	/* a punch must not change the times */
-	return rc;
+	futimens(m->from, ts); /* a punch must not change the times */
+	return err;
 }
 
 static int move_open_file(struct staged *f)
@@ -241,9 +246,9 @@ static int move_open_file(struct staged *f)
 	bool first = !f->moved.under;
 	if (f->spilled || f->state != STAGED_OPEN)
 		return -EAGAIN;
-	int rc = move_open(&m, f);
-	if (!rc)
-		rc = move_out(&m);
+	int err = move_open(&m, f);
+	if (!err)
+		err = move_out(&m);
 	if (!f->moved.under && m.to >= 0) {
 		close(m.to);
 		m.to = -1;
@@ -253,10 +258,10 @@ static int move_open_file(struct staged *f)
 	pthread_mutex_lock(&s->lock);
 	if (first && f->moved.under)
 		s->st.outgrown.files++;
-	if (rc == -EIO)
-		f->moved.after_ns = UINT64_MAX;	/* logged once */
+	if (err == -EIO)
+		f->moved.after_ns = UINT64_MAX; /* logged once */
 	pthread_mutex_unlock(&s->lock);
-	return rc;
+	return err;
 }
 
 /* The state begun by staged_set_moving() ends before io.lock is released: a waiter then finds the
@@ -264,11 +269,11 @@ static int move_open_file(struct staged *f)
 int staged_move_out(struct staged *f)
 {
 	LOCK_SCOPE(&f->io.lock);
-	int rc = move_open_file(f);
+	int err = move_open_file(f);
 	pthread_mutex_lock(&f->s->lock);
 	f->moved.more = false;
 	pthread_mutex_unlock(&f->s->lock);
-	return rc;
+	return err;
 }
 
 void staged_not_now(struct staged *f)
@@ -293,13 +298,13 @@ int outgrow_reserve(struct staged *f, uint64_t size)
 	struct move m;
 	unsigned n;
 	CUT_SCOPE(f);
-	int rc = move_open(&m, f);
-	if (!rc)
-		rc = settle(&m);
-	if (!rc && size > f->moved.under)
-		rc = allocate_range(&m, f->moved.under, size, &n);
+	int err = move_open(&m, f);
+	if (!err)
+		err = settle(&m);
+	if (!err && size > f->moved.under)
+		err = allocate_range(&m, f->moved.under, size, &n);
 	move_close(&m);
-	return rc;
+	return err;
 }
 
 int staged_allocate_copy(struct staged *f)
@@ -314,23 +319,23 @@ int staged_allocate_copy(struct staged *f)
 		return -errno;
 	sf_drop_tmp(f);
 	uint64_t size = (uint64_t)st.st_size;
-	bool sparse = f->spilled && is_mostly_holes(&st, size);	/* as it is copied */
-	int rc = reserve_enter(s, sparse ? (uint64_t)st.st_blocks * 512 : size);
-	if (rc)
-		return rc;
+	bool sparse = f->spilled && is_mostly_holes(&st, size); /* as it is copied */
+	int err = reserve_enter(s, sparse ? (uint64_t)st.st_blocks * 512 : size);
+	if (err)
+		return err;
 	uint64_t id = staging_new_id(s);
 	int fd = io_tmp_create(s->o.store, id, false, &f->io.tmp_direct);
-	rc = fd < 0 ? fd : 0;
-	if (!rc) {
+	err = fd < 0 ? fd : 0;
+	if (!err) {
 		f->io.tmp_id = id;
 		f->io.tmp_fd = fd;
 		f->io.tmp_size = size;
-		rc = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
+		err = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}
 	reserve_leave(s);
-	if (rc)
+	if (err)
 		sf_drop_tmp(f);
-	return rc;
+	return err;
 }
 
 ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t off)
@@ -338,10 +343,10 @@ ssize_t outgrow_write(struct staged *f, const void *buf, size_t len, uint64_t of
 	if (len > f->moved.under - off)
 		len = f->moved.under - off;
 	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
-	int rc = to < 0 ? to : io_pwrite(f->s->o.store, to, buf, len, off);
+	int err = to < 0 ? to : io_pwrite(f->s->o.store, to, buf, len, off);
 	if (to >= 0)
 		close(to);
-	return rc ? rc : (ssize_t)len;
+	return err ? err : (ssize_t)len;
 }
 
 int staged_finish(struct staged *f)
@@ -353,14 +358,14 @@ int staged_finish(struct staged *f)
 	if (!f->moved.under || f->spilled)
 		return 0;
 	sf_drop_tmp(f);
-	int rc = move_open(&m, f);
-	if (!rc)
-		rc = settle(&m);
-	if (!rc)
-		rc = move_range(&m, f->moved.under, (uint64_t)m.st.st_size);
+	int err = move_open(&m, f);
+	if (!err)
+		err = settle(&m);
+	if (!err)
+		err = move_range(&m, f->moved.under, (uint64_t)m.st.st_size);
 	struct stat st = m.st;
 	move_close(&m);
-	return rc ? rc : sf_becomes_spilled(f, &st);
+	return err ? err : sf_becomes_spilled(f, &st);
 }
 
 /* The whole page at `off` of the older bytes comes back into the tmpfs: it is in both then, and
@@ -369,14 +374,15 @@ static int page_back(int fd, int to, uint64_t off)
 {
 	char *page = calloc(1, HUGE_BYTES);
 	ssize_t n = page ? pread(to, page, HUGE_BYTES, (off_t)off) : -1, put = -1;
-	int rc = !page ? -ENOMEM : n < 0 ? -errno : 0;
+	int err = !page ? -ENOMEM : n < 0 ? -errno : 0;
 
-	if (!rc && (put = pwrite(fd, page, HUGE_BYTES, (off_t)off)) != (ssize_t)HUGE_BYTES) {
-		rc = put < 0 ? -errno : -ENOSPC;
-		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)HUGE_BYTES);
+	if (!err && (put = pwrite(fd, page, HUGE_BYTES, (off_t)off)) != (ssize_t)HUGE_BYTES) {
+		err = put < 0 ? -errno : -ENOSPC;
+		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off,
+			  (off_t)HUGE_BYTES);
 	}
 	free(page);
-	return rc;
+	return err;
 }
 
 int outgrow_resize(struct staged *f, int fd, uint64_t size)
@@ -390,17 +396,17 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 	int to = io_tmp_open(store, f->id, O_RDWR);
 	if (to < 0)
 		return to;
-	int rc = size > keep ? page_back(fd, to, keep) : 0;
-	if (!rc && ftruncate(fd, (off_t)size))
-		rc = -errno;
-	if (!rc)
-		rc = io_truncate(store, to, keep);
+	int err = size > keep ? page_back(fd, to, keep) : 0;
+	if (!err && ftruncate(fd, (off_t)size))
+		err = -errno;
+	if (!err)
+		err = io_truncate(store, to, keep);
 	close(to);
-	if (!rc)
+	if (!err)
 		f->moved.under = keep;
-	if (!rc && !keep)
-		rc = io_tmp_remove(store, f->id);
-	return rc;
+	if (!err && !keep)
+		err = io_tmp_remove(store, f->id);
+	return err;
 }
 
 /* fallocate(2) on the part that moved. The other part is handled by the caller. */
@@ -411,9 +417,11 @@ int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 	int to = io_tmp_open(f->s->o.store, f->id, O_RDWR);
 	if (to < 0)
 		return to;
-	int rc = fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) ? io_error() : 0;
+	int err = fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len)
+			  ? io_error()
+			  : 0;
 	close(to);
-	return rc;
+	return err;
 }
 
 ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, uint64_t off)
@@ -426,7 +434,7 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 	if (n < 0)
 		return n;
 	memset(buf + n, 0, len - (size_t)n);
-	for (uint64_t at = off; at < off + len;) {	/* for what is in both, the tmpfs is
+	for (uint64_t at = off; at < off + len;) { /* for what is in both, the tmpfs is
 							 * right */
 		off_t data = lseek(from, (off_t)at, SEEK_DATA), hole;
 		if (data < 0 || (uint64_t)data >= off + len)
@@ -445,28 +453,31 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 int outgrow_recover(struct staged *f, const struct stat *st)
 {
 	struct stat to;
-	off_t hole = f->spilled || (uint64_t)st->st_size < HUGE_BYTES ? -1 : lseek(f->fd, 0, SEEK_HOLE);
+	off_t hole =
+		f->spilled || (uint64_t)st->st_size < HUGE_BYTES ? -1 : lseek(f->fd, 0, SEEK_HOLE);
 	if (hole < 0 || hole >= st->st_size)
 		return 0;
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
-	if (fd < 0 && io_store_is_detached(f->s->o.store)) {	/* it may exist: looked up when the store is
+	if (fd < 0 &&
+	    io_store_is_detached(f->s->o.store)) { /* it may exist: looked up when the store is
 							 * back */
 		if (st->st_mode & S_ISVTX)
 			f->moved.under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
 		return 0;
 	}
-	if (fd < 0)	/* a failing store may have its older bytes: do not publish without them */
+	/* a failing store may have its older bytes: do not publish without them */
+	if (fd < 0)
 		return fd == -ENOENT ? 0 : fd;
-	int rc = 0;
+	int err = 0;
 	if (!fstat(fd, &to) && hole < to.st_size) {
 		uint64_t both = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size);
 		f->moved.under = both / HUGE_BYTES * HUGE_BYTES;
-		if (to.st_size > st->st_size)	/* an interrupted outgrow_resize: cut-off bytes
+		if (to.st_size > st->st_size) /* an interrupted outgrow_resize: cut-off bytes
 						 * would show in a hole */
-			rc = io_truncate(f->s->o.store, fd, f->moved.under);
+			err = io_truncate(f->s->o.store, fd, f->moved.under);
 	}
 	close(fd);
-	return rc;
+	return err;
 }
 
 /* ---- which files, and when ---- */
@@ -474,8 +485,9 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 static bool may_move(const struct staging *s, const struct staged *f, uint64_t now)
 {
 	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
-	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->memory.loan && !f->moved.more &&
-	       now >= f->moved.after_ns && f->sealed.blocks * 512 >= worth + TAIL + HUGE_BYTES;
+	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->memory.loan &&
+	       !f->moved.more && now >= f->moved.after_ns &&
+	       f->sealed.blocks * 512 >= worth + TAIL + HUGE_BYTES;
 }
 
 void outgrow_look(struct staging *s)
@@ -486,7 +498,8 @@ void outgrow_look(struct staging *s)
 	if (s->files.used <= s->o.budget_bytes || !s->o.outgrown)
 		return;
 	/* pending data frees memory soon: wait if there is memory for a while */
-	if (s->st.versions.sealed + s->st.versions.persisting && !s->drain.halted && staging_room_left(s) > ROOM_YET)
+	if (s->st.versions.sealed + s->st.versions.persisting && !s->drain.halted &&
+	    staging_room_left(s) > ROOM_YET)
 		return;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
 		if (may_move(s, f, now) && (!most || f->sealed.blocks > most->sealed.blocks))

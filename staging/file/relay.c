@@ -23,7 +23,8 @@ static int room_to_grow(struct staged *f, uint64_t end)
 		uint64_t more = end > f->memory.charged ? end - f->memory.charged : 0;
 		if (s->files.used + more > s->o.budget_bytes)
 			sf_evict(s, s->files.used + more - s->o.budget_bytes);
-		bool soon = s->st.versions.persisting + s->st.versions.sealed && !s->drain.halted && round < 10;
+		bool soon = s->st.versions.persisting + s->st.versions.sealed && !s->drain.halted &&
+			    round < 10;
 		bool fits = s->files.used + more <= s->o.budget_bytes || (f->backing && !soon);
 		if (fits && more)
 			sf_charge(s, f, end);
@@ -59,7 +60,7 @@ static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 /* f->io.lock held */
 static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
 {
-	CUT_SCOPE(f);		/* it may be spilled; and a version must not change while it is
+	CUT_SCOPE(f); /* it may be spilled; and a version must not change while it is
 				 * persisted */
 	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
@@ -69,11 +70,12 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 	uint64_t charged = atomic_load_explicit(&f->memory.charged, memory_order_relaxed);
 	if (off + len > charged && !f->spilled) {
 		/* request memory ahead in large steps, so that the lock is rarely taken */
-		uint64_t end = off > charged ? charged + len : off + len;	/* a hole takes nothing */
+		/* a hole takes nothing */
+		uint64_t end = off > charged ? charged + len : off + len;
 		uint64_t step = charged / 2;
-		int rc = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
-		if (rc)
-			return rc;
+		int err = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
+		if (err)
+			return err;
 	}
 	for (int tries = 0; tries < 2; tries++) {
 		if (f->io.rw < 0)
@@ -87,9 +89,9 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 			return io_error();
 		if (f->backing)
 			return n;
-		int rc = sf_spill(f);	/* the tmpfs is full although the budget is not */
-		if (rc)
-			return rc;
+		int err = sf_spill(f); /* the tmpfs is full although the budget is not */
+		if (err)
+			return err;
 	}
 	return -EIO;
 }
@@ -125,7 +127,7 @@ ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 {
 	int fd;
-	LOCK_SCOPE(&f->io.lock);	/* a spill changes the descriptor */
+	LOCK_SCOPE(&f->io.lock); /* a spill changes the descriptor */
 	pthread_mutex_lock(&f->s->lock);
 	/* an open handle still holds the descriptor of what was published since */
 	bool held = f->users && f->fd >= 0;
@@ -134,15 +136,15 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 		fd = f->fd;
 	}
 	pthread_mutex_unlock(&f->s->lock);
-	int rc = held ? 0 : staged_use(f, &fd);
-	if (rc)
-		return rc;
+	int err = held ? 0 : staged_use(f, &fd);
+	if (err)
+		return err;
 	if (sf_lent(f) && off + len > f->sealed.size)
 		len = off < f->sealed.size ? f->sealed.size - off : 0;
 	ssize_t n = pread(fd, buf, len, (off_t)off);
-	rc = n < 0 ? -errno : 0;
+	err = n < 0 ? -errno : 0;
 	staged_unuse(f);
-	return n < 0 ? rc : n;
+	return n < 0 ? err : n;
 }
 
 int staged_resize(struct staged *f, uint64_t size)
@@ -156,14 +158,16 @@ int staged_resize(struct staged *f, uint64_t size)
 		return fd;
 	struct stat st;
 	bool grows = !fstat(fd, &st) && size > (uint64_t)st.st_size;
-	int rc = f->moved.under ? outgrow_resize(f, fd, size) : ftruncate(fd, (off_t)size) ? io_error() : 0;
+	int err = f->moved.under	       ? outgrow_resize(f, fd, size)
+		  : ftruncate(fd, (off_t)size) ? io_error()
+					       : 0;
 	close(fd);
-	if (!rc)
+	if (!err)
 		room_cut(f, size);
-	if (!rc && !size)
+	if (!err && !size)
 		f->spoiled = 0;
-	f->memory.presized = grows && !rc;
-	if (!rc && !f->spilled && !f->memory.known && size > f->memory.expected) {
+	f->memory.presized = grows && !err;
+	if (!err && !f->spilled && !f->memory.known && size > f->memory.expected) {
 		/* a size set by ftruncate is an expectation */
 		struct staging *s = f->s;
 		pthread_mutex_lock(&s->lock);
@@ -175,7 +179,7 @@ int staged_resize(struct staged *f, uint64_t size)
 		pthread_mutex_unlock(&s->lock);
 		pool_fit(s, used + size);
 	}
-	return rc;
+	return err;
 }
 
 /* Is there memory for `end` bytes in f? -EFBIG: no, and it is a backing file; any other file
@@ -205,30 +209,31 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 {
 	struct stat st;
 
-	if (off < f->moved.under) {	/* that part has its blocks */
+	if (off < f->moved.under) { /* that part has its blocks */
 		uint64_t n = len < f->moved.under - off ? len : f->moved.under - off;
 		off += n;
 		len -= n;
 		if (!len)
 			return 0;
 	}
-	int rc = room_in_store(f, len, off, true);
-	if (rc)
-		return rc;
-	rc = f->spilled ? 0 : memory_for(f, off + len);
-	int fd = rc && rc != -EFBIG ? rc : sf_open_bytes(f, O_RDWR);
+	int err = room_in_store(f, len, off, true);
+	if (err)
+		return err;
+	err = f->spilled ? 0 : memory_for(f, off + len);
+	int fd = err && err != -EFBIG ? err : sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
-	if (!rc) {
-		rc = fallocate(fd, mode, (off_t)off, (off_t)len) ? io_error() : 0;
-	} else if (!(rc = reserve_enter(f->s, len))) {
+	if (!err) {
+		err = fallocate(fd, mode, (off_t)off, (off_t)len) ? io_error() : 0;
+	} else if (!(err = reserve_enter(f->s, len))) {
 		reserve_leave(f->s);
-		if (fstat(fd, &st) || (!(mode & FALLOC_FL_KEEP_SIZE) && (uint64_t)st.st_size < off + len &&
-				       ftruncate(fd, (off_t)(off + len))))
-			rc = io_error();
+		if (fstat(fd, &st) ||
+		    (!(mode & FALLOC_FL_KEEP_SIZE) && (uint64_t)st.st_size < off + len &&
+		     ftruncate(fd, (off_t)(off + len))))
+			err = io_error();
 	}
 	close(fd);
-	return rc;
+	return err;
 }
 
 /* f->io.lock and the cut held. */
@@ -237,26 +242,26 @@ static int change_range(struct staged *f, int mode, uint64_t off, uint64_t len)
 	int fd = sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
-	int rc = 0;
+	int err = 0;
 	if (off < f->moved.under) {
 		uint64_t n = len < f->moved.under - off ? len : f->moved.under - off;
-		rc = outgrow_fallocate(f, mode, off, n);
+		err = outgrow_fallocate(f, mode, off, n);
 		off += n;
 		len -= n;
 	}
-	if (!rc && len && fallocate(fd, mode, (off_t)off, (off_t)len))
-		rc = io_error();
+	if (!err && len && fallocate(fd, mode, (off_t)off, (off_t)len))
+		err = io_error();
 	close(fd);
-	return rc;
+	return err;
 }
 
 /* tmpfs cannot zero a range. Blocks first: if there is no space nothing has changed. */
 static int zero_range(struct staged *f, int keep, uint64_t off, uint64_t len)
 {
-	int rc = allocate(f, keep, off, len);
-	if (!rc)
-		rc = change_range(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
-	return rc ? rc : allocate(f, keep, off, len);
+	int err = allocate(f, keep, off, len);
+	if (!err)
+		err = change_range(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
+	return err ? err : allocate(f, keep, off, len);
 }
 
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
@@ -267,6 +272,7 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 		return -EFBIG;
 	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
-	return mode == keep ? allocate(f, mode, off, len) :
-	       mode == (keep | FALLOC_FL_ZERO_RANGE) ? zero_range(f, keep, off, len) : change_range(f, mode, off, len);
+	return mode == keep			       ? allocate(f, mode, off, len)
+	       : mode == (keep | FALLOC_FL_ZERO_RANGE) ? zero_range(f, keep, off, len)
+						       : change_range(f, mode, off, len);
 }

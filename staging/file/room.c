@@ -2,17 +2,17 @@
  * Space in the store for files that are still written, so that write(2) returns ENOSPC and not only
  * close(2), whose result many programs ignore.
  *
- * A passthrough write (fast lane) cannot fail for lack of space in the store. So a file begins there
- * only if the store's free space covers all that may be written, its *claim*, and the claims of
- * all other files open there:
+ * A passthrough write (fast lane) cannot fail for lack of space in the store. So a file begins
+ * there only if the store's free space covers all that may be written, its *claim*, and the claims
+ * of all other files open there:
  *
  *   size expected    twice that, plus a small file: a shard is about as large as its predecessor
  *   size unknown     the whole budget. That is what memory holds of one file; the rest moves to
  *		    the store while it is written (outgrow.c), and takes its blocks then
  *   written again    its size and the budget: it may be appended to
  *
- * Otherwise it is `checked`: it is written through the daemon (relay lane, choose_lane in fs/ops/open.c),
- * and each write first allocates its blocks in the unpublished file of the store.
+ * Otherwise it is `checked`: it is written through the daemon (relay lane, choose_lane in
+ * fs/ops/open.c), and each write first allocates its blocks in the unpublished file of the store.
  * That is exact, for quotas too, since the blocks are the file's owner's from the beginning.
  *
  * After a failed write the file is `torn`: its close fails with the same error, and the previous
@@ -24,9 +24,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOOK_NS 100000000u		/* how long a check is valid if the store had much space */
+/* how long a check is valid if the store had much space */
+#define LOOK_NS 100000000u
 #define SPARE (1ull << 20)
-#define STEP_MAX (64ull << 20)		/* allocated, or claimed, ahead of a writer, at most */
+#define STEP_MAX (64ull << 20) /* allocated, or claimed, ahead of a writer, at most */
 #define STEP_MIN (1ull << 20)
 #define BLOCK 4096u
 
@@ -38,7 +39,8 @@ static uint64_t look(struct staging *s)
 
 	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
 		return UINT64_MAX;
-	uint64_t room = v.f_bavail * v.f_frsize, less = SPARE + (promised > held ? promised - held : 0);
+	uint64_t room = v.f_bavail * v.f_frsize,
+		 less = SPARE + (promised > held ? promised - held : 0);
 	room = room > less ? room - less : 0;
 	atomic_store(&s->room.free, room);
 	atomic_store(&s->room.seen_ns, now_ns());
@@ -55,7 +57,8 @@ uint64_t room_wanted(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
-			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) && f->sealed.blocks * 512 <= room - sum)
+			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) &&
+			    f->sealed.blocks * 512 <= room - sum)
 				sum += f->sealed.blocks * 512;
 	return sum;
 }
@@ -75,7 +78,8 @@ static uint64_t held_bytes(struct staging *s)
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
 		uint64_t held = f->sealed.blocks * 512;
 		if (!f->room.checked && !f->spilled && !f->io.tmp_id)
-			sum += f->memory.known && f->memory.expected > held ? f->memory.expected : held;
+			sum += f->memory.known && f->memory.expected > held ? f->memory.expected
+									    : held;
 	}
 	return sum;
 }
@@ -102,15 +106,18 @@ static bool covers(uint64_t room, uint64_t claims, uint64_t more)
 
 bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 {
-	uint64_t quota = f->room.owned ? io_store_quota_left(s->o.store, f->room.uid, f->room.gid) : UINT64_MAX;
+	uint64_t quota = f->room.owned ? io_store_quota_left(s->o.store, f->room.uid, f->room.gid)
+				       : UINT64_MAX;
 
 	pthread_mutex_lock(&s->lock);
-	uint64_t others = s->room.claims - f->room.claim, own = quota == UINT64_MAX ? 0 : claims_of(s, f);
+	uint64_t others = s->room.claims - f->room.claim,
+		 own = quota == UINT64_MAX ? 0 : claims_of(s, f);
 	pthread_mutex_unlock(&s->lock);
 	if (!covers(quota, own, claim))
 		return false;
 	bool fresh = now_ns() - atomic_load(&s->room.seen_ns) < LOOK_NS;
-	return (fresh && covers(atomic_load(&s->room.free), others, claim)) || covers(look(s), others, claim);
+	return (fresh && covers(atomic_load(&s->room.free), others, claim)) ||
+	       covers(look(s), others, claim);
 }
 
 /* Blocks for [off, end) in f's unpublished file, next to those of what f already contains. */
@@ -118,27 +125,29 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 {
 	struct staging *s = f->s;
 	struct stat st;
-	int rc = f->fd < 0 || fstat(f->fd, &st) ? -EIO : 0;
-	uint64_t before = !rc && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
+	int err = f->fd < 0 || fstat(f->fd, &st) ? -EIO : 0;
+	uint64_t before = !err && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
 
 	pthread_mutex_lock(&s->lock);
 	uint64_t held = held_bytes(s);
 	pthread_mutex_unlock(&s->lock);
-	if (!rc)
-		rc = reserve_enter(s, end - off + before + held + room_wanted(s));
-	if (rc)
-		return rc;
+	if (!err)
+		err = reserve_enter(s, end - off + before + held + room_wanted(s));
+	if (err)
+		return err;
 	bool made = !f->io.tmp_id;
 	if (made)
-		rc = sf_make_tmp(f, (uint64_t)st.st_size);
-	uint64_t from = (off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off) / BLOCK * BLOCK;
-	if (!rc && from < end)
-		rc = io_allocate(s->o.store, f->io.tmp_fd, from, (end - from + BLOCK - 1) / BLOCK * BLOCK);
+		err = sf_make_tmp(f, (uint64_t)st.st_size);
+	uint64_t from = (off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off) /
+			BLOCK * BLOCK;
+	if (!err && from < end)
+		err = io_allocate(s->o.store, f->io.tmp_fd, from,
+				  (end - from + BLOCK - 1) / BLOCK * BLOCK);
 	reserve_leave(s);
-	if (rc && made)
+	if (err && made)
 		sf_drop_tmp(f);
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	if (f->io.held_to < off || f->io.held_from > end)
 		f->io.held_from = f->io.held_to = off;
 	f->io.held_from = off < f->io.held_from ? off : f->io.held_from;
@@ -149,16 +158,17 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 /* A small file is promised space as by its close. */
 static bool promised(struct staged *f, uint64_t end)
 {
-	if (f->io.tmp_id || end > STAGING_SMALL || sf_limited(f) || !reserve_promise(f->s, &f->io.promised, end))
+	if (f->io.tmp_id || end > STAGING_SMALL || sf_limited(f) ||
+	    !reserve_promise(f->s, &f->io.promised, end))
 		return false;
 	f->io.held_from = 0;
 	f->io.held_to = end;
 	return true;
 }
 
-static bool is_full(int rc)
+static bool is_full(int err)
 {
-	return rc == -ENOSPC || rc == -EDQUOT;
+	return err == -ENOSPC || err == -EDQUOT;
 }
 
 /* Blocks allocated beyond a write: a quarter of the contiguous bytes written, or as much again
@@ -180,7 +190,8 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);
 	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;
-	if (!f->room.checked && room_for_all(s, f, end + step > f->room.claim ? end + step : f->room.claim)) {
+	if (!f->room.checked &&
+	    room_for_all(s, f, end + step > f->room.claim ? end + step : f->room.claim)) {
 		LOCK_SCOPE(&s->lock);
 		if (end + step > f->room.claim)
 			room_claim_set(s, f, end + step);
@@ -190,17 +201,17 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	}
 	pthread_mutex_lock(&s->lock);
 	if (!f->room.checked)
-		f->io.held_from = f->io.held_to = 0;	/* that was only a check of the store */
+		f->io.held_from = f->io.held_to = 0; /* that was only a check of the store */
 	f->room.checked = true;
 	room_claim_set(s, f, 0);
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
 	if (promised(f, end))
 		return 0;
-	int rc = hold_blocks(f, off, end + ahead);
-	if (is_full(rc))
-		rc = hold_blocks(f, off, end);
-	return is_full(rc) && may_come && !last ? -EAGAIN : rc;
+	int err = hold_blocks(f, off, end + ahead);
+	if (is_full(err))
+		err = hold_blocks(f, off, end);
+	return is_full(err) && may_come && !last ? -EAGAIN : err;
 }
 
 ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)

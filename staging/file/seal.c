@@ -25,7 +25,8 @@ static void trim_tail(struct staged *f)
 		return;
 	uint64_t end = whole_pages((uint64_t)st.st_size);
 	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
-	fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)end, (off_t)(INT64_MAX / HUGE_BYTES * HUGE_BYTES - end));
+	fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)end,
+		  (off_t)(INT64_MAX / HUGE_BYTES * HUGE_BYTES - end));
 	futimens(fd, ts);
 	close(fd);
 }
@@ -35,16 +36,18 @@ static int reserve_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
 	pthread_mutex_lock(&s->lock);
-	int rc = s->drain.halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : atomic_load(&f->torn);
-	if (!rc)
-		rc = sf_ensure_fd(f);
-	if (!rc)
-		rc = sf_stat(f, st);
+	int err = s->drain.halted	       ? -EIO
+		  : f->state == STAGED_EVICTED ? -ENODATA
+					       : atomic_load(&f->torn);
+	if (!err)
+		err = sf_ensure_fd(f);
+	if (!err)
+		err = sf_stat(f, st);
 	/* a tmpfs file can be longer than the store's: report it now, before it is a version */
-	if (!rc && (uint64_t)st->st_size > io_store_max_file(s->o.store))
-		rc = -EFBIG;
+	if (!err && (uint64_t)st->st_size > io_store_max_file(s->o.store))
+		err = -EFBIG;
 	pthread_mutex_unlock(&s->lock);
-	return rc;
+	return err;
 }
 
 /* A small file gets its store file when it is persisted, as it may be removed before. f->io.lock
@@ -62,11 +65,11 @@ int staged_promise(struct staged *f)
 	struct stat st;
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
-	int rc = reserve_stat(f, &st);
-	if (!rc)
-		rc = promised(f, &st) ? 0 : -EAGAIN;
+	int err = reserve_stat(f, &st);
+	if (!err)
+		err = promised(f, &st) ? 0 : -EAGAIN;
 	pthread_mutex_unlock(&f->io.lock);
-	return rc;
+	return err;
 }
 
 /* f->io.lock held */
@@ -75,72 +78,73 @@ static int reserve_once(struct staged *f)
 	struct staging *s = f->s;
 	struct stat st;
 
-	int rc = reserve_stat(f, &st);
-	if (rc)
-		return rc;
+	int err = reserve_stat(f, &st);
+	if (err)
+		return err;
 	if (f->moved.under)
 		return outgrow_reserve(f, (uint64_t)st.st_size);
 	/* spilled: ext4, xfs and btrfs allocated the space when the bytes were written */
 	if (f->spilled) {
-		sf_drop_tmp(f);	/* from before it was, or from an fsync that sealed nothing */
+		sf_drop_tmp(f); /* from before it was, or from an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
 	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->room.checked)
 		return 0;
 	if (promised(f, &st))
 		return 0;
-	uint64_t need = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? (uint64_t)st.st_blocks * 512 :
-			(uint64_t)st.st_size;
+	uint64_t need = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size
+				? (uint64_t)st.st_blocks * 512
+				: (uint64_t)st.st_size;
 	struct stat has = {0};
 	if (f->io.tmp_id && !fstat(f->io.tmp_fd, &has))
 		need -= need < (uint64_t)has.st_blocks * 512 ? need : (uint64_t)has.st_blocks * 512;
-	rc = reserve_enter(s, need && !f->room.failed ? need + room_wanted(s) : need);
-	if (!rc) {
-		rc = sf_make_tmp(f, (uint64_t)st.st_size);
+	err = reserve_enter(s, need && !f->room.failed ? need + room_wanted(s) : need);
+	if (!err) {
+		err = sf_make_tmp(f, (uint64_t)st.st_size);
 		reserve_leave(s);
 	}
-	if (!rc)
-		rc = sf_trim_tmp(f, (uint64_t)st.st_size);
-	if (rc)
+	if (!err)
+		err = sf_trim_tmp(f, (uint64_t)st.st_size);
+	if (err)
 		sf_drop_tmp(f);
-	return rc;
+	return err;
 }
 
-static bool no_room(int rc)
+static bool no_room(int err)
 {
-	return rc == -ENOSPC || rc == -EDQUOT;
+	return err == -ENOSPC || err == -EDQUOT;
 }
 
 int staged_allocate_now(struct staged *f)
 {
 	struct staging *s = f->s;
 
-	pthread_mutex_lock(&s->lock);	/* number read before: what is freed meanwhile counts */
+	pthread_mutex_lock(&s->lock); /* number read before: what is freed meanwhile counts */
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
-	int rc = reserve_once(f);
+	int err = reserve_once(f);
 	pthread_mutex_unlock(&f->io.lock);
-	return no_room(rc) && may_come ? -EAGAIN : rc;
+	return no_room(err) && may_come ? -EAGAIN : err;
 }
 
 int staged_allocate_later(struct staged *f)
 {
 	for (unsigned tries = 0;; tries++) {
 		pthread_mutex_lock(&f->io.lock);
-		int rc = reserve_once(f);
+		int err = reserve_once(f);
 		pthread_mutex_unlock(&f->io.lock);
-		if (!no_room(rc) || tries)
-			return rc;
+		if (!no_room(err) || tries)
+			return err;
 		sf_wait_for_room(f->s);
 	}
 }
 
 int staged_allocate(struct staged *f)
 {
-	int rc = staged_allocate_now(f);
-	return rc == -EAGAIN ? staged_allocate_later(f) : rc;
+	int err = staged_allocate_now(f);
+	return err == -EAGAIN ? staged_allocate_later(f) : err;
 }
 
 static bool same_time(struct timespec a, struct timespec b)
@@ -156,8 +160,9 @@ bool staged_changed(struct staged *f)
 		return true;
 	if (f->state == STAGED_EVICTED || sf_ensure_fd(f) || fstat(f->fd, &st))
 		return true;
-	if (sf_coarse_times() && (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
-			      f->sealed.ns)
+	if (sf_coarse_times() &&
+	    (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
+		    f->sealed.ns)
 		return true;
 	return (uint64_t)st.st_size != f->sealed.size || !same_time(st.st_mtim, f->sealed.mtime) ||
 	       !same_time(st.st_ctim, f->sealed.ctime);
@@ -222,7 +227,8 @@ static void take_source(struct staged *f, struct pend *p)
 	}
 }
 
-int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed, bool final)
+int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed,
+	    bool final)
 {
 	struct pend *p;
 
@@ -231,12 +237,12 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	r->size = (uint64_t)st->st_size;
 	r->atime = st->st_atim;
 	r->mtime = st->st_mtim;
-	r->when = st->st_ctim;	/* for the next worker's staged_changed() */
-	r->flags |= (f->memory.huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) | (final ? 0 : REC_MAPPED) |
-		    (closed ? 0 : REC_FSYNCED);
-	int rc = log_in_order(s, r, f, &p);
-	if (rc)
-		return rc;
+	r->when = st->st_ctim; /* for the next worker's staged_changed() */
+	r->flags |= (f->memory.huge ? REC_HUGE : 0) | (f->spilled ? REC_SPILLED : 0) |
+		    (final ? 0 : REC_MAPPED) | (closed ? 0 : REC_FSYNCED);
+	int err = log_in_order(s, r, f, &p);
+	if (err)
+		return err;
 	snapshot_stat(f, st);
 	f->error = 0;
 	f->room.failed = false;
@@ -314,9 +320,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	if (closed)
 		no_more_memory(f);
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
-	int rc = sf_stat(f, &st);
-	if (rc)
-		return rc;
+	int err = sf_stat(f, &st);
+	if (err)
+		return err;
 	if (closed && f->io.rw >= 0) {
 		close(f->io.rw);
 		f->io.rw = -1;
@@ -374,8 +380,9 @@ static int unchanged_bytes(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	bool same = f->state == STAGED_OPEN && f->base.checksum[0] && !f->spilled && !f->moved.under &&
-		    !sf_ensure_fd(f) && !fstat(f->fd, &st) && same_time(st.st_mtim, f->base.mtime);
+	bool same = f->state == STAGED_OPEN && f->base.checksum[0] && !f->spilled &&
+		    !f->moved.under && !sf_ensure_fd(f) && !fstat(f->fd, &st) &&
+		    same_time(st.st_mtim, f->base.mtime);
 	return same ? fcntl(f->fd, F_DUPFD_CLOEXEC, 0) : -1;
 }
 
@@ -395,34 +402,34 @@ int staged_reopen(struct staged *f)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	if (f->state == STAGED_EVICTED || f->memory.lender)	/* not into a client's memory */
+	if (f->state == STAGED_EVICTED || f->memory.lender) /* not into a client's memory */
 		return -EAGAIN;
 	/* perhaps needed again unchanged */
 	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)
 		return -EAGAIN;
 	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
-	if (p && sf_final(f))	/* the kernel drops the last writer a moment after its close: no
+	if (p && sf_final(f)) /* the kernel drops the last writer a moment after its close: no
 				 * mapping then */
 		pend_finalize(s, p, false);
 	if (leaves_as_it_is(f))
 		return -EAGAIN;
 	if (sf_seals_under_way(f))
 		return -EBUSY;
-	int rc = sf_ensure_fd(f);
+	int err = sf_ensure_fd(f);
 	const char *sum = f->n_seals ? "" : f->sealed.checksum;
-	for (p = f->n_seals ? s->order.pend : NULL; p && !rc; p = p->next)
+	for (p = f->n_seals ? s->order.pend : NULL; p && !err; p = p->next)
 		if (p->sf == f && p->state == PEND_READY) {
-			rc = log_written(s, p);
+			err = log_written(s, p);
 			sum = p->checksum;
 		}
-	if (!rc) {
+	if (!err) {
 		strcpy(f->base.checksum, sum);
 		base_time(f);
 		f->sealed.checksum[0] = 0;
 		f->error = 0;
 		sf_set_state(s, f, STAGED_OPEN);
 	}
-	return rc;
+	return err;
 }
 
 int staged_unchanged(struct staged *f)
@@ -436,13 +443,14 @@ int staged_unchanged(struct staged *f)
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;
-	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {	/* bytes cut off do not count, and are no
+	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) { /* bytes cut off do not count, and are no
 							 * change */
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 		f->sealed.ctime = st.st_ctim;
 	}
 	sf_unwritten(s, f);
-	sf_close_idle_fd(f);	/* a version fsynced before the close is pending like any other */
+	/* a version fsynced before the close is pending like any other */
+	sf_close_idle_fd(f);
 	return 0;
 }
 
@@ -452,10 +460,11 @@ void staged_fail(struct staged *f, int err, const char *name)
 	LOCK_SCOPE(&s->lock);
 	f->error = err;
 	sf_set_state(s, f, STAGED_FAILED);
-	if (!f->room.failed)		/* a retry gives the same error */
+	if (!f->room.failed) /* a retry gives the same error */
 		s->st.errors++;
 	f->room.failed = true;
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name, strerror(-err));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name,
+		 strerror(-err));
 }
 
 void staged_orphan(struct staged *f)

@@ -14,13 +14,13 @@
 int sf_copy_bytes(int wr, int from_fd, uint64_t size)
 {
 	uint64_t off = 0;
-	int rc = 0;
+	int err = 0;
 	if (wr < 0)
 		return wr;
 	char *buf = malloc(COPY_CHUNK);
 	if (!buf)
-		rc = -ENOMEM;
-	while (!rc && off < size) {
+		err = -ENOMEM;
+	while (!err && off < size) {
 		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
 		if (data < 0) {
 			if (errno != ENXIO)
@@ -31,53 +31,53 @@ int sf_copy_bytes(int wr, int from_fd, uint64_t size)
 		off = (uint64_t)data;
 		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
 		if (n <= 0) {
-			rc = n < 0 ? -errno : 0;
+			err = n < 0 ? -errno : 0;
 			break;
 		}
 		ssize_t w = pwrite(wr, buf, (size_t)n, (off_t)off);
 		if (w != n)
-			rc = w < 0 ? io_error() : -ENOSPC;
+			err = w < 0 ? io_error() : -ENOSPC;
 		off += (uint64_t)n;
 	}
 	free(buf);
-	if (!rc && ftruncate(wr, (off_t)size))
-		rc = io_error();
+	if (!err && ftruncate(wr, (off_t)size))
+		err = io_error();
 	close(wr);
-	return rc;
+	return err;
 }
 
 int sf_spill(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
-	int from, rc;
+	int from, err;
 
 	pthread_mutex_lock(&s->lock);
-	rc = sf_ensure_fd(f);
-	from = rc ? -1 : dup(f->fd);
+	err = sf_ensure_fd(f);
+	from = err ? -1 : dup(f->fd);
 	pthread_mutex_unlock(&s->lock);
 	if (from < 0)
-		return rc ? rc : -errno;
+		return err ? err : -errno;
 	if (fstat(from, &st)) {
 		close(from);
 		return -EIO;
 	}
 	bool direct;
-	if (f->room.checked)		/* those blocks are for the same bytes */
+	if (f->room.checked) /* those blocks are for the same bytes */
 		sf_drop_tmp(f);
 	int to = io_tmp_create(s->o.store, f->id, false, &direct);
-	rc = to < 0 ? to : sf_own_tmp(f, to);
-	if (rc) {
+	err = to < 0 ? to : sf_own_tmp(f, to);
+	if (err) {
 		if (to >= 0)
 			close(to);
 		close(from);
-		return rc;
+		return err;
 	}
-	rc = sf_copy_bytes(to, from, (uint64_t)st.st_size);
+	err = sf_copy_bytes(to, from, (uint64_t)st.st_size);
 	close(from);
-	if (rc) {
+	if (err) {
 		io_tmp_remove(s->o.store, f->id);
-		return rc;
+		return err;
 	}
 	return sf_becomes_spilled(f, &st);
 }
@@ -90,13 +90,13 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	int dir = staging_sf_dir(f);
 	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
-	f->spilled = true;	/* not earlier: a rotation of the log would record half a file as
+	f->spilled = true; /* not earlier: a rotation of the log would record half a file as
 				 * spilled */
 	f->moved.under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);
 	for (struct pend *p = f->n_seals ? s->order.pend : NULL; p; p = p->next)
-		p->snapshot |= p->sf == f;	/* earlier versions have files of their own */
+		p->snapshot |= p->sf == f; /* earlier versions have files of their own */
 	if (f->fd >= 0)
 		close(f->fd);
 	if (f->io.rw >= 0)

@@ -34,7 +34,7 @@ struct staged *sf_find(struct staging *s, uint64_t id)
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 {
 	if (f->memory.lender)
-		bytes = 0;	/* the buffer is charged */
+		bytes = 0; /* the buffer is charged */
 	s->files.used += bytes - f->memory.charged;
 	atomic_store_explicit(&f->memory.charged, bytes, memory_order_relaxed);
 }
@@ -49,7 +49,7 @@ void source_forget(struct staging *s, int *source)
 {
 	if (*source < 0)
 		return;
-	trash_put(s, 0, *source);	/* perhaps the last descriptor of the file's blocks */
+	trash_put(s, 0, *source); /* perhaps the last descriptor of the file's blocks */
 	*source = -1;
 	s->files.n_sources--;
 }
@@ -57,13 +57,16 @@ void source_forget(struct staging *s, int *source)
 static void list_remove(struct staging *s, struct staged *f)
 {
 	if (f->state == STAGED_OPEN) {
-		*(f->lists.open_prev ? &f->lists.open_prev->lists.open_next : &s->files.open) = f->lists.open_next;
+		*(f->lists.open_prev ? &f->lists.open_prev->lists.open_next : &s->files.open) =
+			f->lists.open_next;
 		if (f->lists.open_next)
 			f->lists.open_next->lists.open_prev = f->lists.open_prev;
 		f->lists.open_prev = f->lists.open_next = NULL;
 	} else if (f->state == STAGED_DURABLE) {
-		*(f->lists.lru_prev ? &f->lists.lru_prev->lists.lru_next : &s->files.lru_head) = f->lists.lru_next;
-		*(f->lists.lru_next ? &f->lists.lru_next->lists.lru_prev : &s->files.lru_tail) = f->lists.lru_prev;
+		*(f->lists.lru_prev ? &f->lists.lru_prev->lists.lru_next : &s->files.lru_head) =
+			f->lists.lru_next;
+		*(f->lists.lru_next ? &f->lists.lru_next->lists.lru_prev : &s->files.lru_tail) =
+			f->lists.lru_prev;
 		f->lists.lru_prev = f->lists.lru_next = NULL;
 	}
 }
@@ -75,7 +78,7 @@ static void list_insert(struct staging *s, struct staged *f)
 		if (s->files.open)
 			s->files.open->lists.open_prev = f;
 		s->files.open = f;
-		f->ahead.over = false;	/* memory ahead of it may be allocated again */
+		f->ahead.over = false; /* memory ahead of it may be allocated again */
 		f->ahead.end = f->ahead.size = 0;
 		sleeper_nudge(&s->watch, false);
 	} else if (f->state == STAGED_DURABLE) {
@@ -122,12 +125,14 @@ void staged_check(struct staging *s)
 			used += f->memory.charged;
 			n[f->state]++;
 			bool bad = (f->state == STAGED_DURABLE && f->n_seals) ||
-				   ((f->state == STAGED_SEALED || f->state == STAGED_PERSISTING) && !f->n_seals) ||
+				   ((f->state == STAGED_SEALED || f->state == STAGED_PERSISTING) &&
+				    !f->n_seals) ||
 				   (f->state == STAGED_EVICTED && f->memory.charged);
 			if (bad)
 				abort();
 		}
-	if (used != s->files.used || n[STAGED_OPEN] != s->st.versions.open || n[STAGED_DURABLE] != s->st.versions.durable)
+	if (used != s->files.used || n[STAGED_OPEN] != s->st.versions.open ||
+	    n[STAGED_DURABLE] != s->st.versions.durable)
 		abort();
 #else
 	(void)s;
@@ -138,8 +143,8 @@ static bool loan_due(const struct staged *f)
 {
 	/* also if the client is gone: its mappings of those pages may remain, so they are no
 	 * cache */
-	return f->memory.loan && !(f->memory.lender && f->memory.lender->kept) && f->state == STAGED_DURABLE &&
-	       !f->users && !f->backing && !f->s->drain.inherited;
+	return f->memory.loan && !(f->memory.lender && f->memory.lender->kept) &&
+	       f->state == STAGED_DURABLE && !f->users && !f->backing && !f->s->drain.inherited;
 }
 
 /* The memory lent to f is its buffer's again, or f's alone: the caller ensures that. */
@@ -160,7 +165,8 @@ static void remove_bytes(struct staged *f)
 	else if (f->fd >= 0)
 		close(f->fd);
 	f->fd = f->io.rw = -1;
-	if (!f->spilled && (!f->memory.huge || f->memory.loan || !pool_keep(f->s, staging_sf_dir(f), name)))
+	if (!f->spilled &&
+	    (!f->memory.huge || f->memory.loan || !pool_keep(f->s, staging_sf_dir(f), name)))
 		unlinkat(staging_sf_dir(f), name, 0);
 	if (f->moved.under)
 		trash_put(f->s, f->id, -1);
@@ -178,7 +184,7 @@ static void remove_bytes(struct staged *f)
 static void log_unstaged(struct staging *s, struct staged *f)
 {
 	struct rec r = {.type = REC_UNSTAGED, .sf = f->id, .node = f->node};
-	log_append(s, &r);	/* if it cannot be written, recovery finds the file missing:
+	log_append(s, &r); /* if it cannot be written, recovery finds the file missing:
 				 * equivalent */
 }
 
@@ -194,16 +200,17 @@ static void evict_one(struct staging *s, struct staged *f)
  * which the store need not have twice; or the memory is a buffer's. */
 void sf_drop_useless(struct staging *s, struct staged *f)
 {
-	if (s->drain.inherited)	/* the store may lose it */
+	if (s->drain.inherited) /* the store may lose it */
 		return;
 	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
-			      (f->moved.under || (f->spilled && !f->published))))
+			    (f->moved.under || (f->spilled && !f->published))))
 		evict_one(s, f);
 }
 
 void sf_evict_loans(struct staging *s)
 {
-	for (struct staged *f = s->files.lru_head, *next; f; f = next) {	/* all that is durable */
+	/* all that is durable */
+	for (struct staged *f = s->files.lru_head, *next; f; f = next) {
 		next = f->lists.lru_next;
 		if (loan_due(f))
 			evict_one(s, f);
@@ -213,7 +220,8 @@ void sf_evict_loans(struct staging *s)
 uint64_t sf_evict(struct staging *s, uint64_t want)
 {
 	uint64_t freed = 0;
-	struct staged *f = s->drain.inherited ? NULL : s->files.lru_head;	/* not before their names are safe */
+	/* not before their names are safe */
+	struct staged *f = s->drain.inherited ? NULL : s->files.lru_head;
 	for (struct staged *next; f && freed < want; f = next) {
 		next = f->lists.lru_next;
 		if (f->users || f->spilled || f->late || f->memory.lender)
@@ -239,7 +247,8 @@ void sf_set_late(struct staging *s, struct staged *f, bool late)
 		return;
 	}
 	s->files.n_late--;
-	*(f->lists.late_prev ? &f->lists.late_prev->lists.late_next : &s->files.late) = f->lists.late_next;
+	*(f->lists.late_prev ? &f->lists.late_prev->lists.late_next : &s->files.late) =
+		f->lists.late_next;
 	if (f->lists.late_next)
 		f->lists.late_next->lists.late_prev = f->lists.late_prev;
 }
@@ -401,11 +410,12 @@ int sf_ensure_fd(struct staged *f)
 void sf_close_idle_fd(struct staged *f)
 {
 	struct staging *s = f->s;
-	bool soon = f->n_seals && f->sealed.size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
+	bool soon = f->n_seals && f->sealed.size > STAGING_SMALL &&
+		    s->order.n_pend <= s->order.fds_pend;
 
 	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || soon)
 		return;
-	if (f->spilled)		/* perhaps removed from the store since */
+	if (f->spilled) /* perhaps removed from the store since */
 		trash_put(s, 0, f->fd);
 	else
 		close(f->fd);
@@ -414,9 +424,9 @@ void sf_close_idle_fd(struct staged *f)
 
 int sf_stat(struct staged *f, struct stat *st)
 {
-	int rc = sf_ensure_fd(f);
-	if (rc || fstat(f->fd, st))
-		return rc ? rc : -errno;
+	int err = sf_ensure_fd(f);
+	if (err || fstat(f->fd, st))
+		return err ? err : -errno;
 	if (f->memory.lender && (uint64_t)st->st_size > f->sealed.size) {
 		blkcnt_t most = (blkcnt_t)(whole_pages(f->sealed.size) / 512);
 		st->st_size = (off_t)f->sealed.size;
@@ -430,7 +440,8 @@ int sf_stat(struct staged *f, struct stat *st)
  * time. */
 int sf_spoiled(struct staged *f, int fd)
 {
-	if (f->spilled && !f->spoiled && fd >= 0 && sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) &&
+	if (f->spilled && !f->spoiled && fd >= 0 &&
+	    sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) &&
 	    (errno == EIO || errno == ENOSPC || errno == EDQUOT))
 		f->spoiled = -errno;
 	return f->spilled ? f->spoiled : 0;
@@ -442,14 +453,14 @@ int staged_use(struct staged *f, int *fd)
 	LOCK_SCOPE(&s->lock);
 	if (f->state == STAGED_EVICTED || (f->spilled && f->published))
 		return -ENODATA;
-	int rc = sf_ensure_fd(f);
-	if (rc == -ENOENT && f->spilled)	/* being renamed into place */
+	int err = sf_ensure_fd(f);
+	if (err == -ENOENT && f->spilled) /* being renamed into place */
 		return -ENODATA;
-	if (rc)
-		return rc;
+	if (err)
+		return err;
 	f->users++;
 	*fd = f->fd;
-	if (f->state == STAGED_DURABLE) {	/* most recently used */
+	if (f->state == STAGED_DURABLE) { /* most recently used */
 		list_remove(s, f);
 		list_insert(s, f);
 	}
@@ -476,10 +487,18 @@ int staged_open_rw(struct staged *f)
 static void info_of(const struct staged *f, struct staged_info *out)
 {
 	*out = (struct staged_info){
-		.id = f->id, .state = f->state, .spilled = f->spilled, .late = f->late && !f->published,
-		.size = f->sealed.size, .written = f->written,
-		.atime = f->sealed.atime, .mtime = f->sealed.mtime, .ctime = f->sealed.ctime,
-		.blocks = f->sealed.blocks, .error = f->error, .torn = atomic_load(&f->torn),
+		.id = f->id,
+		.state = f->state,
+		.spilled = f->spilled,
+		.late = f->late && !f->published,
+		.size = f->sealed.size,
+		.written = f->written,
+		.atime = f->sealed.atime,
+		.mtime = f->sealed.mtime,
+		.ctime = f->sealed.ctime,
+		.blocks = f->sealed.blocks,
+		.error = f->error,
+		.torn = atomic_load(&f->torn),
 	};
 	memcpy(out->checksum, f->sealed.checksum, sizeof(out->checksum));
 }
@@ -495,9 +514,10 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
 	info_of(f, out);
-	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed.once) && !sf_ensure_fd(f) &&
-	    !fstat(f->fd, &st)) {
-		uint64_t most = whole_pages((uint64_t)st.st_size) / 512, blocks = (uint64_t)st.st_blocks;
+	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed.once) &&
+	    !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
+		uint64_t most = whole_pages((uint64_t)st.st_size) / 512,
+			 blocks = (uint64_t)st.st_blocks;
 		out->size = (uint64_t)st.st_size;
 		/* what is allocated behind the end is not the file's yet */
 		out->blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;

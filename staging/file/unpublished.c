@@ -14,8 +14,8 @@ int sf_own_tmp(struct staged *f, int fd)
 
 	if (!f->room.owned || geteuid() || (!f->room.uid && f->room.gid == getegid()))
 		return 0;
-	int rc = io_set_attr_fd(f->s->o.store, fd, &a);
-	return rc == -EDQUOT || rc == -EIO ? rc : 0;	/* other refusals are reported at its
+	int err = io_set_attr_fd(f->s->o.store, fd, &a);
+	return err == -EDQUOT || err == -EIO ? err : 0; /* other refusals are reported at its
 							 * publication */
 }
 
@@ -34,66 +34,73 @@ void sf_drop_tmp(struct staged *f)
 /* What room_for_write allocated is not allocated again: xfs would need that space twice. */
 static uint64_t behind_held(const struct staged *f, uint64_t off)
 {
-	return f->room.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off;
+	return f->room.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to
+										: off;
 }
 
 static int allocate_data(struct staged *f, struct written *w)
 {
 	uint64_t off = 0, end;
-	int rc = 0;
-	while (!rc && off < w->size && !(rc = written_next(w, &off, &end))) {
+	int err = 0;
+	while (!err && off < w->size && !(err = written_next(w, &off, &end))) {
 		uint64_t data = behind_held(f, off);
 		off = data < end ? end : data;
 		/* the direct write of the tail is padded */
-		uint64_t len = data < end ? (end - data + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1) : 0;
+		uint64_t len =
+			data < end ? (end - data + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1) : 0;
 		if (len)
-			rc = io_allocate(f->s->o.store, f->io.tmp_fd, data, len);
+			err = io_allocate(f->s->o.store, f->io.tmp_fd, data, len);
 	}
-	return rc == -ENXIO ? 0 : rc;
+	return err == -ENXIO ? 0 : err;
 }
 
 int sf_allocate(struct staged *f, int from, uint64_t size)
 {
 	struct stat st;
 	if (size <= STAGING_SMALL)
-		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size) : 0;
+		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size)
+						: 0;
 	struct written w = {.fd = from, .size = size};
-	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size ? MAP_FAILED :
-		    mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
+	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size
+			    ? MAP_FAILED
+			    : mmap(NULL, size, PROT_READ, MAP_SHARED, from, 0);
 	if (map != MAP_FAILED)
 		w.map = map;
-	int rc = allocate_data(f, &w);
+	int err = allocate_data(f, &w);
 	if (map != MAP_FAILED)
 		munmap(map, size);
-	return rc;
+	return err;
 }
 
 int sf_make_tmp(struct staged *f, uint64_t size)
 {
 	struct staging *s = f->s;
-	int rc = 0;
+	int err = 0;
 	if (!f->io.tmp_id) {
 		uint64_t id = staging_new_id(s);
-		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->room.checked, &f->io.tmp_direct);
+		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->room.checked,
+				       &f->io.tmp_direct);
 		if (fd < 0)
 			return fd;
 		f->io.tmp_id = id;
 		f->io.tmp_fd = fd;
-		f->io.held_from = f->io.held_to = 0;	/* that was a promise */
-		rc = sf_own_tmp(f, fd);	/* first: quotas count what is allocated by its owner */
+		f->io.held_from = f->io.held_to = 0; /* that was a promise */
+		/* first: quotas count what is allocated by its owner */
+		err = sf_own_tmp(f, fd);
 	}
-	if (!rc)
-		rc = sf_allocate(f, f->fd, size);
-	if (!rc) {
+	if (!err)
+		err = sf_allocate(f, f->fd, size);
+	if (!err) {
 		f->io.tmp_size = size;
 		reserve_kept(s, &f->io.promised);
 	}
-	return rc;
+	return err;
 }
 
 bool sf_limited(const struct staged *f)
 {
-	return f->room.owned && io_store_quota_left(f->s->o.store, f->room.uid, f->room.gid) != UINT64_MAX;
+	return f->room.owned &&
+	       io_store_quota_left(f->s->o.store, f->room.uid, f->room.gid) != UINT64_MAX;
 }
 
 /* Frees the blocks that room_for_write allocated behind the end; those of the padded direct write
@@ -105,8 +112,8 @@ int sf_trim_tmp(struct staged *f, uint64_t size)
 		return 0;
 	f->io.held_to = f->io.held_from < size ? size : f->io.held_from;
 	uint64_t end = (size + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1);
-	int rc = io_truncate(f->s->o.store, f->io.tmp_fd, end);
-	return rc ? rc : io_truncate(f->s->o.store, f->io.tmp_fd, end);
+	int err = io_truncate(f->s->o.store, f->io.tmp_fd, end);
+	return err ? err : io_truncate(f->s->o.store, f->io.tmp_fd, end);
 }
 
 /* Pending removals may free the missing space. */
@@ -115,8 +122,8 @@ static void wait_for_deletes(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	uint64_t until = s->order.last_delete, give_up = now_ns() + 30000000000ull;
 	/* not behind a mapping, which may exist for ever */
-	while (s->order.pend && s->order.pend->state != PEND_WAIT && s->head->durable < until && !s->drain.halted &&
-	       now_ns() < give_up)
+	while (s->order.pend && s->order.pend->state != PEND_WAIT && s->head->durable < until &&
+	       !s->drain.halted && now_ns() < give_up)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 }
 

@@ -11,8 +11,8 @@
 #define TICK_BUSY_NS 2000000u
 #define TICK_IDLE_NS 50000000u
 #define TICK_LEASE_NS 1000000u
-#define MAPPED_PATIENCE_NS 30000000000ull	/* for another user's change behind it */
-#define SYNC_PATIENCE_NS 5000000000ull	/* for an fsync behind a mapped file */
+#define MAPPED_PATIENCE_NS 30000000000ull /* for another user's change behind it */
+#define SYNC_PATIENCE_NS 5000000000ull /* for an fsync behind a mapped file */
 
 /* Charges passthrough files for what they hold. s->lock held. */
 static bool watch_growth(struct staging *s)
@@ -28,7 +28,8 @@ static bool watch_growth(struct staging *s)
 		/* a writer through the daemon requests memory itself: memory ahead of it must not
 		 * be charged here, or it would never get ENOSPC */
 		uint64_t ahead = f->backing && !f->ahead.end ? pool_ahead(held) : 0;
-		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged && held > f->sealed.blocks * 512)
+		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged &&
+		    held > f->sealed.blocks * 512)
 			sf_charge(s, f, held + ahead);
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 	}
@@ -42,7 +43,8 @@ static bool watch_growth(struct staging *s)
 static bool holds_up_others(const struct pend *p)
 {
 	for (const struct pend *q = p->next; q; q = q->next) {
-		bool owned = q->r.type == REC_SEAL || q->r.type == REC_MKDIR || q->r.type == REC_SYMLINK || q->r.type == REC_MKNOD;
+		bool owned = q->r.type == REC_SEAL || q->r.type == REC_MKDIR ||
+			     q->r.type == REC_SYMLINK || q->r.type == REC_MKNOD;
 		if (owned && q->r.uid != p->r.uid)
 			return true;
 	}
@@ -53,11 +55,13 @@ static bool holds_up_others(const struct pend *p)
  * another user's. s->lock held. */
 static bool waited_enough(struct staging *s, const struct pend *p)
 {
-	uint64_t age = now_ns() - p->start_ns, others = s->o.mapped_ms ? s->o.mapped_ms * 1000000ull : MAPPED_PATIENCE_NS;
+	uint64_t age = now_ns() - p->start_ns,
+		 others = s->o.mapped_ms ? s->o.mapped_ms * 1000000ull : MAPPED_PATIENCE_NS;
 
 	if (p != s->order.pend)
 		return false;
-	return (atomic_load(&s->drain.n_sync_waiters) && age > SYNC_PATIENCE_NS) || (age > others && holds_up_others(p));
+	return (atomic_load(&s->drain.n_sync_waiters) && age > SYNC_PATIENCE_NS) ||
+	       (age > others && holds_up_others(p));
 }
 
 /* Versions that wait for their last mapping to go. s->lock held. */
@@ -73,11 +77,12 @@ static void watch_leases(struct staging *s)
 		if (final || waited_enough(s, p) || s->stop) {
 			pend_finalize(s, p, !final);
 		} else if (len + strlen(p->r.name) + 2 < sizeof(s->st.waiting_mapped)) {
-			len += (size_t)snprintf(s->st.waiting_mapped + len, sizeof(s->st.waiting_mapped) - len,
-						"%s\n", p->r.name);
+			len += (size_t)snprintf(s->st.waiting_mapped + len,
+						sizeof(s->st.waiting_mapped) - len, "%s\n",
+						p->r.name);
 			char *name = s->st.waiting_mapped + len - strlen(p->r.name) - 1;
 			while ((name = strchr(name, '\n')) && name[1])
-				*name = '?';	/* it is one name */
+				*name = '?'; /* it is one name */
 		}
 	}
 }
@@ -119,7 +124,8 @@ void *watch_main(void *arg)
 			pthread_mutex_unlock(&s->lock);
 			bool made = pool_step(s);
 			pthread_mutex_lock(&s->lock);
-			if (!made && !s->stop && !s->files.open && !s->order.n_wait && !s->files.n_late)
+			if (!made && !s->stop && !s->files.open && !s->order.n_wait &&
+			    !s->files.n_late)
 				sleeper_wait(s, &s->watch, 0);
 			quiet = 0;
 			continue;

@@ -13,20 +13,20 @@
 #include <unistd.h>
 
 #define DIR_BUCKETS 4096u
-#define DIR_FDS_MAX 512u	/* kept open; one per directory of a busy tree */
-#define DIR_DEPTH_MAX 2048u	/* PATH_MAX / 2: "a/" */
+#define DIR_FDS_MAX 512u /* kept open; one per directory of a busy tree */
+#define DIR_DEPTH_MAX 2048u /* PATH_MAX / 2: "a/" */
 
 struct dir {
 	struct dir *hash_next;
 	uint64_t id, parent;
 	char *name;
-	uint64_t moves;		/* t->moves when it got its place, or lost it */
-	bool present;		/* in the store */
-	bool learned;		/* the live tree has it */
-	unsigned pending;	/* records that name it */
-	unsigned pins;		/* fd in use */
+	uint64_t moves; /* t->moves when it got its place, or lost it */
+	bool present; /* in the store */
+	bool learned; /* the live tree has it */
+	unsigned pending; /* records that name it */
+	unsigned pins; /* fd in use */
 	int fd;
-	struct dir *lru_prev, *lru_next;	/* those with an unpinned fd */
+	struct dir *lru_prev, *lru_next; /* those with an unpinned fd */
 };
 
 struct dirs {
@@ -36,7 +36,7 @@ struct dirs {
 	unsigned n_fds;
 	struct dir *root;
 	uint64_t moves;
-	struct {	/* the directory that is being renamed; 0 = none */
+	struct { /* the directory that is being renamed; 0 = none */
 		uint64_t id, parent;
 		char *name;
 	} to;
@@ -299,16 +299,16 @@ static int open_dir(struct staging *s, struct dirs *t, uint64_t id, struct dir *
 		*out = d;
 		if (d->fd >= 0)
 			return 0;
-		int rc = next_to_open(t, d, &top, &parent);
-		if (rc)
-			return rc;
+		int err = next_to_open(t, d, &top, &parent);
+		if (err)
+			return err;
 		uint64_t top_id = top->id, moves = top->moves;
 		int fd = open_unlocked(s, t, parent, top->name);
 		top = dir_find(t, top_id);
 		if (fd == -ENOENT && top && top->moves == moves && t->to.id == top_id &&
 		    (parent = dir_find(t, t->to.parent)) && parent->present) {
-			rc = open_dir(s, t, t->to.parent, &parent);
-			if (!rc && t->to.id == top_id)
+			err = open_dir(s, t, t->to.parent, &parent);
+			if (!err && t->to.id == top_id)
 				fd = open_unlocked(s, t, parent, t->to.name);
 			top = dir_find(t, top_id);
 		}
@@ -335,9 +335,9 @@ int staging_dir_get(struct staging *s, uint64_t id, int *fd)
 		return -ENOENT;
 	if (io_store_is_detached(s->o.store))
 		return -EIO;
-	int rc = open_dir(s, t, id, &d);
-	if (rc)
-		return rc;
+	int err = open_dir(s, t, id, &d);
+	if (err)
+		return err;
 	pin(t, d);
 	while (t->n_fds > DIR_FDS_MAX && t->lru_head)
 		close_fd(t, t->lru_head);

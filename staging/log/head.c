@@ -19,7 +19,8 @@ void log_segment_name(uint64_t n, char out[32])
 struct rec log_format(void)
 {
 	/* 0.1.0 takes it for an answer to no request, and continues */
-	return (struct rec){.type = REC_FORGET, .flags = REC_ANSWER, .size = LOG_FORMAT, .name = CAIRN_VERSION};
+	return (struct rec){
+		.type = REC_FORGET, .flags = REC_ANSWER, .size = LOG_FORMAT, .name = CAIRN_VERSION};
 }
 
 /* Is it the record that a log begins with? Its format is r->size. */
@@ -40,7 +41,7 @@ int head_check(const struct head *h, size_t size, struct io_store *store)
 	if (size < HEAD_LEAST)
 		return -EPROTONOSUPPORT;
 	if (!h->magic)
-		return -ENOENT;		/* killed before it was initialized */
+		return -ENOENT; /* killed before it was initialized */
 	if (h->magic != HEAD_MAGIC || h->version < 1 || h->version > HEAD_VERSION ||
 	    strncmp(h->store_id, io_store_id(store), 32))
 		return -EPROTONOSUPPORT;
@@ -82,39 +83,42 @@ static int look_at(int base, struct io_store *store, struct staging_found *out)
 	memset(&h, 0, sizeof(h));
 	int fd = openat(base, "head", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	ssize_t n = fd < 0 ? -1 : pread(fd, &h, sizeof(h), 0);
-	int rc = n < 0 ? -errno : 0;
+	int err = n < 0 ? -errno : 0;
 	if (fd >= 0)
 		close(fd);
-	if (rc || n == 0)
-		return rc;
-	rc = head_check(&h, (size_t)n, store);
-	if (rc == -ENOENT)
-		return rc;
+	if (err || n == 0)
+		return err;
+	err = head_check(&h, (size_t)n, store);
+	if (err == -ENOENT)
+		return err;
 	bool told = n >= (ssize_t)HEAD_LEAST && h.magic == HEAD_MAGIC;
 	snprintf(out->program, sizeof(out->program), "%.*s", (int)sizeof(h.program) - 1,
-		 !told ? "" : h.program[0] ? h.program : "0.1.0");
-	snprintf(out->store, sizeof(out->store), "%.*s", (int)sizeof(h.store_path) - 1, h.store_path);
-	if (rc)
-		return rc;
+		 !told		? ""
+		 : h.program[0] ? h.program
+				: "0.1.0");
+	snprintf(out->store, sizeof(out->store), "%.*s", (int)sizeof(h.store_path) - 1,
+		 h.store_path);
+	if (err)
+		return err;
 	log_segment_name(h.segment, name);
 	fd = openat(base, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	rc = fd < 0 ? 0 : log_check(fd);
+	err = fd < 0 ? 0 : log_check(fd);
 	if (fd >= 0)
 		close(fd);
-	return rc;
+	return err;
 }
 
 int staging_look(const char *dir, struct io_store *store, struct staging_found *out)
 {
 	memset(out, 0, sizeof(*out));
-	int rc = staging_place_path(dir, io_store_id(store), out->path, sizeof(out->path));
-	if (rc)
-		return 0;	/* the open reports it */
+	int err = staging_place_path(dir, io_store_id(store), out->path, sizeof(out->path));
+	if (err)
+		return 0; /* the open reports it */
 	int base = open(out->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (base < 0)
 		return 0;
 	struct stat st;
-	rc = fstat(base, &st) || st.st_uid != geteuid() ? -ENOENT : look_at(base, store, out);
+	err = fstat(base, &st) || st.st_uid != geteuid() ? -ENOENT : look_at(base, store, out);
 	close(base);
-	return rc == -EPROTONOSUPPORT || rc == -EXDEV ? rc : 0;
+	return err == -EPROTONOSUPPORT || err == -EXDEV ? err : 0;
 }

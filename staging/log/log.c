@@ -13,8 +13,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define LOG_STEP (1ull << 20)		/* allocated ahead */
-#define LOG_MAP (2ull << 30)		/* as much as its tmpfs holds */
+#define LOG_STEP (1ull << 20) /* allocated ahead */
+#define LOG_MAP (2ull << 30) /* as much as its tmpfs holds */
 
 int log_open_segment(struct staging *s, uint64_t n, int flags)
 {
@@ -31,9 +31,9 @@ static int head_map(struct staging *s, bool *fresh)
 		return -errno;
 	struct stat st;
 	if (fstat(fd, &st) || (*fresh = st.st_size == 0, *fresh && ftruncate(fd, 4096))) {
-		int rc = -errno;
+		int err = -errno;
 		close(fd);
-		return rc;
+		return err;
 	}
 	if (!*fresh && (!S_ISREG(st.st_mode) || st.st_size < 4096)) {
 		close(fd);
@@ -80,11 +80,11 @@ static int segment_begin(struct staging *s)
 static int head_begin(struct staging *s)
 {
 	uint32_t number;
-	int rc = new_ids(s);
-	if (!rc && getrandom(&number, sizeof(number), 0) != sizeof(number))
-		rc = -EIO;
-	if (rc)
-		return rc;
+	int err = new_ids(s);
+	if (!err && getrandom(&number, sizeof(number), 0) != sizeof(number))
+		err = -EIO;
+	if (err)
+		return err;
 	s->head->version = HEAD_VERSION;
 	snprintf(s->head->store_id, sizeof(s->head->store_id), "%s", io_store_id(s->o.store));
 	/* the upper bits identify the log (mark.c): not those of one created in the same second */
@@ -97,28 +97,30 @@ static int head_begin(struct staging *s)
 int log_open(struct staging *s)
 {
 	bool fresh = false;
-	int rc = head_map(s, &fresh);
-	if (!rc && !fresh)
-		rc = head_check(s->head, 4096, s->o.store);
-	fresh |= rc == -ENOENT;
-	if (rc && rc != -ENOENT)
-		return rc;
+	int err = head_map(s, &fresh);
+	if (!err && !fresh)
+		err = head_check(s->head, 4096, s->o.store);
+	fresh |= err == -ENOENT;
+	if (err && err != -ENOENT)
+		return err;
 	s->log.buf = malloc(LOG_BUF);
 	if (!s->log.buf)
 		return -ENOMEM;
-	rc = fresh ? head_begin(s) : 0;
-	if (rc)
-		return rc;
-	int flags = O_CREAT | (fresh ? O_EXCL : 0);	/* a new head never continues an old log */
+	err = fresh ? head_begin(s) : 0;
+	if (err)
+		return err;
+	/* a new head never continues an old log */
+	int flags = O_CREAT | (fresh ? O_EXCL : 0);
 	while ((s->log.fd = log_open_segment(s, s->head->segment, flags)) == -EEXIST)
 		atomic_fetch_add(&s->head->segment, 1);
-	rc = s->log.fd < 0 ? s->log.fd : segment_begin(s);
-	if (rc)
-		return rc;
-	if (!staging_id_is_valid(s->head->next_id))	/* 0.1.0 created such, from the hostname */
-		rc = new_ids(s);
+	err = s->log.fd < 0 ? s->log.fd : segment_begin(s);
+	if (err)
+		return err;
+	/* 0.1.0 created such, from the hostname */
+	if (!staging_id_is_valid(s->head->next_id))
+		err = new_ids(s);
 	head_stamp(s->head, s->o.store);
-	return rc;
+	return err;
 }
 
 int log_map_segment(struct staging *s)
@@ -139,9 +141,9 @@ static int segment_grow(struct staging *s, size_t need)
 	if (cap <= s->log.cap)
 		return 0;
 	if (!s->log.map) {
-		int rc = log_map_segment(s);
-		if (rc)
-			return rc;
+		int err = log_map_segment(s);
+		if (err)
+			return err;
 	}
 	if (cap > LOG_MAP)
 		return -ENOSPC;
@@ -169,13 +171,13 @@ void log_close(struct staging *s)
 int log_append(struct staging *s, const struct rec *r)
 {
 	if (s->log.replaying)
-		return 0;	/* what the replay itself removes need not be written again */
+		return 0; /* what the replay itself removes need not be written again */
 	ssize_t n = rec_encode(r, s->log.buf, LOG_BUF);
 	if (n < 0)
 		return (int)n;
-	int rc = segment_grow(s, (size_t)n);
-	if (rc)
-		return rc;
+	int err = segment_grow(s, (size_t)n);
+	if (err)
+		return err;
 	/* the magic last: a kill before it leaves zeros there, the end of the log */
 	char *to = s->log.map + s->log.bytes;
 	memcpy(to + sizeof(uint32_t), s->log.buf + sizeof(uint32_t), (size_t)n - sizeof(uint32_t));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The log and the order: records, their sequence, the directories and refusals that they refer to. */
+ * The log and the order: records, their sequence, the directories and refusals that they refer
+ * to. */
 #ifndef CAIRN_STAGING_LOG_H
 #define CAIRN_STAGING_LOG_H
 
@@ -7,31 +8,33 @@
 
 /* head.c */
 void log_segment_name(uint64_t n, char out[32]);
-struct rec log_format(void);			/* the record that a log begins with */
+struct rec log_format(void); /* the record that a log begins with */
 /* 0; -ENOENT: not initialized; -EPROTONOSUPPORT: unknown format; -EXDEV: another store's with the
  * same id. */
 int head_check(const struct head *h, size_t size, struct io_store *store);
-int log_check(int fd);				/* 0, -EPROTONOSUPPORT */
-void head_stamp(struct head *h, struct io_store *store);	/* marks it as this program's and
+int log_check(int fd); /* 0, -EPROTONOSUPPORT */
+void head_stamp(struct head *h, struct io_store *store); /* marks it as this program's and
 								 * this store's */
 
 /* log.c */
 int log_open(struct staging *s);
 void log_close(struct staging *s);
-int log_open_segment(struct staging *s, uint64_t n, int flags);	/* a descriptor; -errno */
-int log_map_segment(struct staging *s);		/* log.fd is appended to from log.bytes on */
-int log_append(struct staging *s, const struct rec *r);	/* s->lock held */
-void log_answered(struct staging *s, const struct rec *r);	/* r is the answer to its request. s->lock held */
+int log_open_segment(struct staging *s, uint64_t n, int flags); /* a descriptor; -errno */
+int log_map_segment(struct staging *s); /* log.fd is appended to from log.bytes on */
+int log_append(struct staging *s, const struct rec *r); /* s->lock held */
+/* r is the answer to its request. s->lock held */
+void log_answered(struct staging *s, const struct rec *r);
 
 /* order.c; s->lock held */
 /* r takes the next place in the order: logged, and pending as *out. sf may be NULL. */
 int log_in_order(struct staging *s, struct rec *r, struct staged *sf, struct pend **out);
 /* Recovery must publish p from its unpublished file, not from staging. */
 int log_written(struct staging *s, const struct pend *p);
-struct pend *pend_new(const struct rec *r);	/* a copy of r; NULL: no memory. The lock may be held or not */
+/* a copy of r; NULL: no memory. The lock may be held or not */
+struct pend *pend_new(const struct rec *r);
 /* as the last pending; sf may be NULL */
 void pend_add(struct staging *s, struct pend *p, struct staged *sf);
-void pend_free(struct pend *p);			/* the lock may be held or not */
+void pend_free(struct pend *p); /* the lock may be held or not */
 void persist_queue(struct staging *s, struct pend *p);
 void persist_unqueue(struct staging *s, struct pend *p);
 /* May p wait a little, as it may be removed before it is written? */
@@ -40,31 +43,31 @@ bool persist_may_wait(const struct staging *s, const struct pend *p);
 /* dirs.c */
 int dirs_open(struct staging *s);
 void dirs_close(struct staging *s);
-void dirs_ref(struct staging *s, uint64_t id);		/* a pending record names it */
+void dirs_ref(struct staging *s, uint64_t id); /* a pending record names it */
 void dirs_unref(struct staging *s, uint64_t id);
 /* From now on id is either at its old place or at this one, until dirs_moved confirms it or another
  * call overrides it (id 0: none is being moved). One at a time. */
 void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
-uint64_t dirs_parent(struct staging *s, uint64_t id);	/* 0: unknown, or the root's */
+uint64_t dirs_parent(struct staging *s, uint64_t id); /* 0: unknown, or the root's */
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
 
 /* refuse.c */
-void refuse(struct staging *s, const struct rec *r, int rc);	/* r is skipped. Takes s->lock, as
+void refuse(struct staging *s, const struct rec *r, int err); /* r is skipped. Takes s->lock, as
 								 * the next */
-bool refuse_is_theirs(const struct rec *r, int rc);	/* skipped without an error for any
+bool refuse_is_theirs(const struct rec *r, int err); /* skipped without an error for any
 							 * caller */
-void refuse_settle(struct staging *s, const struct rec *r);	/* r is applied */
+void refuse_settle(struct staging *s, const struct rec *r); /* r is applied */
 void refuse_replayed(struct staging *s, const struct rec *r);
-int refuse_emit(struct staging *s);		/* a rotation; takes s->lock */
-void refuse_seen(struct staging *s);		/* acknowledged by a user. s->lock held, as for the
+int refuse_emit(struct staging *s); /* a rotation; takes s->lock */
+void refuse_seen(struct staging *s); /* acknowledged by a user. s->lock held, as for the
 						 * next */
 void refuse_stats(struct staging *s, struct staging_stats *out);
-void refuse_close(struct staging *s);		/* no thread runs */
+void refuse_close(struct staging *s); /* no thread runs */
 
 /* lostfound.c */
-void lostfound_note(struct staging *s, const struct rec *r);	/* during a replay */
+void lostfound_note(struct staging *s, const struct rec *r); /* during a replay */
 void lostfound_end(struct staging *s);
 /* The path of dir/name at the end of the log as one name: '/' is %2F, '%' is %25, its beginning is
  * cut off. */

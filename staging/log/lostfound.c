@@ -34,7 +34,7 @@ static void put(struct staging *s, uint64_t id, uint64_t parent, const char *nam
 	if (!s->log.dirs)
 		s->log.dirs = calloc(1, sizeof(*s->log.dirs));
 	if (!s->log.dirs)
-		return;		/* a shorter name, then */
+		return; /* a shorter name, then */
 	struct log_dir **at = dir_at(s->log.dirs, id);
 	if (!*at)
 		*at = calloc(1, sizeof(**at));

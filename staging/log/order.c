@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BACKLOG 64u		/* with this many waiting a small file is not delayed, see
+#define BACKLOG                                                                                    \
+	64u /* with this many waiting a small file is not delayed, see
 				 * SMALL_REST_NS */
 
 /* A removal marks what it removes, so that a pair without a visible effect can be left out. */
@@ -19,7 +20,8 @@ static void mark_killed(struct staging *s, struct pend *killer)
 
 	if ((r->type != REC_UNLINK && r->type != REC_RMDIR) || !r->node2)
 		return;
-	for (struct pend *p = s->order.pend; p && p != killer && looked < 8192; p = p->next, looked++)
+	for (struct pend *p = s->order.pend; p && p != killer && looked < 8192;
+	     p = p->next, looked++)
 		if (p->r.node == r->node2 && !p->dead_at &&
 		    (p->r.type == REC_SEAL || p->r.type == REC_MKDIR || p->r.type == REC_SYMLINK ||
 		     p->r.type == REC_MKNOD)) {
@@ -69,7 +71,8 @@ void pend_add(struct staging *s, struct pend *p, struct staged *sf)
 	if (r->type == REC_MKDIR || r->type == REC_SYMLINK || r->type == REC_MKNOD)
 		reserve_name(s, &p->promised);
 	mark_killed(s, p);
-	if (r->type == REC_UNLINK || r->type == REC_RMDIR || r->type == REC_RENAME || r->type == REC_SEAL)
+	if (r->type == REC_UNLINK || r->type == REC_RMDIR || r->type == REC_RENAME ||
+	    r->type == REC_SEAL)
 		s->order.last_delete = r->seq;
 }
 
@@ -85,11 +88,11 @@ void pend_free(struct pend *p)
 int log_in_order(struct staging *s, struct rec *r, struct staged *sf, struct pend **out)
 {
 	r->seq = s->log.last_seq + 1;
-	struct pend *p = pend_new(r);	/* first: what is logged cannot be taken back */
-	int rc = p ? log_append(s, r) : -ENOMEM;
-	if (rc) {
+	struct pend *p = pend_new(r); /* first: what is logged cannot be taken back */
+	int err = p ? log_append(s, r) : -ENOMEM;
+	if (err) {
 		free(p);
-		return rc;
+		return err;
 	}
 	pend_add(s, p, sf);
 	s->log.last_seq = r->seq;
@@ -101,9 +104,9 @@ int staging_log(struct staging *s, struct rec *r)
 {
 	struct pend *p;
 	LOCK_SCOPE(&s->lock);
-	int rc = is_ordered(r->type) ? log_in_order(s, r, NULL, &p) : log_append(s, r);
-	if (rc)
-		return rc;
+	int err = is_ordered(r->type) ? log_in_order(s, r, NULL, &p) : log_append(s, r);
+	if (err)
+		return err;
 	if (is_ordered(r->type))
 		sleeper_nudge(&s->pub, in_hurry(s));
 	log_answered(s, r);
@@ -112,7 +115,10 @@ int staging_log(struct staging *s, struct rec *r)
 
 int log_written(struct staging *s, const struct pend *p)
 {
-	struct rec r = {.type = REC_WRITTEN, .node2 = p->r.seq, .ino = p->tmp_id, .sf = p->sf->id,
+	struct rec r = {.type = REC_WRITTEN,
+			.node2 = p->r.seq,
+			.ino = p->tmp_id,
+			.sf = p->sf->id,
 			.flags = p->state == PEND_READY ? REC_FSYNCED : 0};
 	return p->tmp_id ? log_append(s, &r) : 0;
 }
@@ -125,7 +131,7 @@ bool persist_may_wait(const struct staging *s, const struct pend *p)
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
-	if (p->dead_at && !p->must)	/* no persist thread takes it before the publisher asks for
+	if (p->dead_at && !p->must) /* no persist thread takes it before the publisher asks for
 					 * it */
 		sleeper_nudge(&s->pub, false);
 	p->todo_next = NULL;

@@ -21,8 +21,8 @@ struct disk_time {
 
 struct disk_rec {
 	uint32_t magic;
-	uint32_t total;		/* this header and what follows, padded to 8 */
-	uint64_t sum;		/* XXH3-64 of everything after this field */
+	uint32_t total; /* this header and what follows, padded to 8 */
+	uint64_t sum; /* XXH3-64 of everything after this field */
 	uint64_t seq, unique;
 	uint32_t type, flags;
 	uint64_t node, node2, dir, dir2, sf, ino, size, fh, mask;
@@ -59,13 +59,32 @@ ssize_t rec_encode(const struct rec *r, void *buf, size_t cap)
 	if (n1 > REC_NAME_MAX || n2 > REC_NAME_MAX || r->data_len > REC_DATA_MAX || padded > cap)
 		return -ENOBUFS;
 	struct disk_rec d = {
-		.magic = REC_MAGIC, .total = (uint32_t)padded, .seq = r->seq, .unique = r->unique,
-		.type = r->type, .flags = r->flags, .node = r->node, .node2 = r->node2,
-		.dir = r->dir, .dir2 = r->dir2, .sf = r->sf, .ino = r->ino, .size = r->size,
-		.fh = r->fh, .mask = r->mask, .backing = r->backing, .mode = r->mode,
-		.uid = r->uid, .gid = r->gid, .lane = r->lane, .atime = time_out(r->atime),
-		.mtime = time_out(r->mtime), .when = time_out(r->when),
-		.name_len = (uint16_t)n1, .name2_len = (uint16_t)n2, .data_len = r->data_len,
+		.magic = REC_MAGIC,
+		.total = (uint32_t)padded,
+		.seq = r->seq,
+		.unique = r->unique,
+		.type = r->type,
+		.flags = r->flags,
+		.node = r->node,
+		.node2 = r->node2,
+		.dir = r->dir,
+		.dir2 = r->dir2,
+		.sf = r->sf,
+		.ino = r->ino,
+		.size = r->size,
+		.fh = r->fh,
+		.mask = r->mask,
+		.backing = r->backing,
+		.mode = r->mode,
+		.uid = r->uid,
+		.gid = r->gid,
+		.lane = r->lane,
+		.atime = time_out(r->atime),
+		.mtime = time_out(r->mtime),
+		.when = time_out(r->when),
+		.name_len = (uint16_t)n1,
+		.name2_len = (uint16_t)n2,
+		.data_len = r->data_len,
 	};
 	char *p = (char *)buf + sizeof(d);
 	memset((char *)buf + padded - 8, 0, 8);
@@ -119,12 +138,31 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used)
 	    (d.type >= REC_ORDERED_END && d.type < REC_CREATE))
 		return -EBADMSG;
 	*out = (struct rec){
-		.seq = d.seq, .unique = d.unique, .type = d.type, .flags = d.flags, .node = d.node,
-		.node2 = d.node2, .dir = d.dir, .dir2 = d.dir2, .sf = d.sf, .ino = d.ino,
-		.size = d.size, .fh = d.fh, .mask = d.mask, .backing = d.backing, .mode = d.mode,
-		.uid = d.uid, .gid = d.gid, .lane = d.lane, .atime = time_in(d.atime),
-		.mtime = time_in(d.mtime), .when = time_in(d.when), .name = n1, .name2 = n2,
-		.data = n2 + d.name2_len + 1, .data_len = d.data_len,
+		.seq = d.seq,
+		.unique = d.unique,
+		.type = d.type,
+		.flags = d.flags,
+		.node = d.node,
+		.node2 = d.node2,
+		.dir = d.dir,
+		.dir2 = d.dir2,
+		.sf = d.sf,
+		.ino = d.ino,
+		.size = d.size,
+		.fh = d.fh,
+		.mask = d.mask,
+		.backing = d.backing,
+		.mode = d.mode,
+		.uid = d.uid,
+		.gid = d.gid,
+		.lane = d.lane,
+		.atime = time_in(d.atime),
+		.mtime = time_in(d.mtime),
+		.when = time_in(d.when),
+		.name = n1,
+		.name2 = n2,
+		.data = n2 + d.name2_len + 1,
+		.data_len = d.data_len,
 	};
 	*used = d.total;
 	return 0;
@@ -142,9 +180,11 @@ static size_t packed_size(const char *key, uint32_t val_len)
 	return sizeof(struct packed) + strlen(key) + 1 + val_len;
 }
 
-static char *pack_one(char *p, uint8_t kind, uint64_t dir, const char *key, const void *val, uint32_t len)
+static char *pack_one(char *p, uint8_t kind, uint64_t dir, const char *key, const void *val,
+		      uint32_t len)
 {
-	struct packed h = {.kind = kind, .key_len = (uint8_t)strlen(key), .val_len = len, .dir = dir};
+	struct packed h = {
+		.kind = kind, .key_len = (uint8_t)strlen(key), .val_len = len, .dir = dir};
 	memcpy(p, &h, sizeof(h));
 	p += sizeof(h);
 	memcpy(p, key, (size_t)h.key_len + 1);
@@ -175,7 +215,8 @@ ssize_t rec_pack(const struct rec_name *names, unsigned n_names, const struct re
 	return (ssize_t)total;
 }
 
-int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name, struct rec_pair *pair)
+int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name,
+	       struct rec_pair *pair)
 {
 	struct packed h;
 	const char *base = data;

@@ -18,10 +18,10 @@ struct refusal {
 	struct refusal *next;
 	uint64_t node, seq, dir;
 	int err;
-	bool everywhere;	/* its parent directories are unknown */
+	bool everywhere; /* its parent directories are unknown */
 	unsigned n_up;
-	uint64_t up[DEPTH_MAX];	/* its parent directories, of both names of a rename */
-	char path[256];		/* for messages */
+	uint64_t up[DEPTH_MAX]; /* its parent directories, of both names of a rename */
+	char path[256]; /* for messages */
 	char name[];
 };
 
@@ -54,14 +54,16 @@ static bool is_up(const struct refusal *f, uint64_t dir)
 	return found;
 }
 
-/* r is a REC_REFUSED: node, dir/name where it should be, dir2 where it was, node2 its seq. s->lock held. */
+/* r is a REC_REFUSED: node, dir/name where it should be, dir2 where it was, node2 its seq. s->lock
+ * held. */
 static void add(struct staging *s, const struct rec *r)
 {
 	const char *name = r->name ? r->name : "";
-	struct refusal *f = s->refusals.n < REFUSALS_MAX ? calloc(1, sizeof(*f) + strlen(name) + 1) : NULL;
+	struct refusal *f =
+		s->refusals.n < REFUSALS_MAX ? calloc(1, sizeof(*f) + strlen(name) + 1) : NULL;
 
 	s->refusals.n++;
-	if (!f) {	/* too many: the last one kept represents all further ones */
+	if (!f) { /* too many: the last one kept represents all further ones */
 		if (s->refusals.list)
 			s->refusals.list->everywhere = true;
 		return;
@@ -87,14 +89,14 @@ static bool has_two_names(const struct rec *r)
 /* The removal of a directory into which others put names meanwhile, or in which a change of ours
  * was refused (that one is kept): it stays, nothing is lost, and no caller waits for an impossible
  * removal. */
-bool refuse_is_theirs(const struct rec *r, int rc)
+bool refuse_is_theirs(const struct rec *r, int err)
 {
-	return r->type == REC_RMDIR && (rc == -ENOTEMPTY || rc == -EEXIST);
+	return r->type == REC_RMDIR && (err == -ENOTEMPTY || err == -EEXIST);
 }
 
 /* A skipped change is missing in the store. (Attributes that a store does not accept are reported
  * as a notice, as those of a version are: meta.c.) */
-static bool counts(struct staging *s, const struct rec *r, int rc)
+static bool counts(struct staging *s, const struct rec *r, int err)
 {
 	struct stat st;
 	int fd;
@@ -102,19 +104,16 @@ static bool counts(struct staging *s, const struct rec *r, int rc)
 	switch (r->type) {
 	case REC_ATTR:
 	case REC_XATTR:
-	case REC_XATTR_DEL:
-		return false;
+	case REC_XATTR_DEL: return false;
 	case REC_UNLINK:
-	case REC_RMDIR:
-		return rc != -ENOENT;	/* gone already */
+	case REC_RMDIR: return err != -ENOENT; /* gone already */
 	case REC_MKDIR:
-		if (rc != -EEXIST || staging_dir_get(s, r->dir, &fd))
+		if (err != -EEXIST || staging_dir_get(s, r->dir, &fd))
 			return true;
-		rc = io_stat(s->o.store, fd, r->name, &st);
+		err = io_stat(s->o.store, fd, r->name, &st);
 		staging_dir_put(s, r->dir);
-		return rc || !S_ISDIR(st.st_mode);	/* another host created it */
-	default:
-		return true;
+		return err || !S_ISDIR(st.st_mode); /* another host created it */
+	default: return true;
 	}
 }
 
@@ -140,7 +139,8 @@ static bool settles(const struct rec *r, const struct refusal *f)
 	if (r->type == REC_ATTR || r->type == REC_XATTR || r->type == REC_XATTR_DEL ||
 	    (r->flags & REC_GHOST && !removes))
 		return false;
-	if ((r->type == REC_SEAL && r->node == f->node) || (r->type == REC_RMDIR && r->node2 == f->dir))
+	if ((r->type == REC_SEAL && r->node == f->node) ||
+	    (r->type == REC_RMDIR && r->node2 == f->dir))
 		return true;
 	return f->dir == (two ? r->dir2 : r->dir) && !strcmp(f->name, two ? r->name2 : r->name);
 }
@@ -159,13 +159,17 @@ void refuse_settle(struct staging *s, const struct rec *r)
 	}
 }
 
-void refuse(struct staging *s, const struct rec *r, int rc)
+void refuse(struct staging *s, const struct rec *r, int err)
 {
-	struct rec f = {.type = REC_REFUSED, .node = r->node, .node2 = r->seq, .mask = (uint64_t)-rc,
-			.dir = r->dir, .name = r->name};
-	if (refuse_is_theirs(r, rc))
+	struct rec f = {.type = REC_REFUSED,
+			.node = r->node,
+			.node2 = r->seq,
+			.mask = (uint64_t)-err,
+			.dir = r->dir,
+			.name = r->name};
+	if (refuse_is_theirs(r, err))
 		return;
-	if (!counts(s, r, rc)) {
+	if (!counts(s, r, err)) {
 		refuse_settle(s, r);
 		return;
 	}
@@ -205,8 +209,12 @@ void refuse_replayed(struct staging *s, const struct rec *r)
 /* The oldest first, so that a directory is known before its contents. s->lock held. */
 static int emit(struct staging *s, const struct refusal *f)
 {
-	struct rec r = {.type = REC_REFUSED, .node = f->node, .node2 = f->seq, .mask = (uint64_t)-f->err,
-			.dir = f->dir, .name = f->name};
+	struct rec r = {.type = REC_REFUSED,
+			.node = f->node,
+			.node2 = f->seq,
+			.mask = (uint64_t)-f->err,
+			.dir = f->dir,
+			.name = f->name};
 	return log_append(s, &r);
 }
 
@@ -214,20 +222,21 @@ int refuse_emit(struct staging *s)
 {
 	struct refusal *all[REFUSALS_MAX];
 	unsigned n = 0;
-	int rc = 0;
+	int err = 0;
 	LOCK_SCOPE(&s->lock);
 	for (struct refusal *f = s->refusals.list; f && n < REFUSALS_MAX; f = f->next)
 		all[n++] = f;
-	while (!rc && n)
-		rc = emit(s, all[--n]);
-	return rc;
+	while (!err && n)
+		err = emit(s, all[--n]);
+	return err;
 }
 
 void refuse_stats(struct staging *s, struct staging_stats *out)
 {
 	out->refused.count = s->refusals.n;
 	out->refused.error = s->refusals.list ? s->refusals.list->err : 0;
-	snprintf(out->refused.path, sizeof(out->refused.path), "%s", s->refusals.list ? s->refusals.list->path : "");
+	snprintf(out->refused.path, sizeof(out->refused.path), "%s",
+		 s->refusals.list ? s->refusals.list->path : "");
 }
 
 void refuse_close(struct staging *s)
@@ -241,6 +250,6 @@ int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq
 	LOCK_SCOPE(&s->lock);
 	for (struct refusal *f = s->refusals.list; f; f = f->next)
 		if (f->seq <= seq && (f->node == node || is_up(f, dir)))
-			err = f->err;	/* finally, of the first */
+			err = f->err; /* finally, of the first */
 	return err;
 }

@@ -6,14 +6,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#define ROTATE_MIN (8ull << 20)		/* below this a rotation is not worth it */
-#define ROTATE_MUST (128ull << 20)	/* this far beyond the last one, changes wait for another */
+#define ROTATE_MIN (8ull << 20) /* below this a rotation is not worth it */
+/* this far beyond the last one, changes wait for another */
+#define ROTATE_MUST (128ull << 20)
 
 bool staging_rotate_due(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	uint64_t gain = 3 * s->log.snap_bytes < ROTATE_MUST / 2 ? 3 * s->log.snap_bytes : ROTATE_MUST / 2;
-	return !s->order.pend && s->log.bytes > ROTATE_MIN && s->log.bytes > s->log.snap_bytes + gain;
+	uint64_t gain =
+		3 * s->log.snap_bytes < ROTATE_MUST / 2 ? 3 * s->log.snap_bytes : ROTATE_MUST / 2;
+	return !s->order.pend && s->log.bytes > ROTATE_MIN &&
+	       s->log.bytes > s->log.snap_bytes + gain;
 }
 
 /* s->lock held */
@@ -47,9 +50,9 @@ static int emit_answers(struct staging *s)
 		if (!s->log.done[i].unique)
 			continue;
 		r.flags |= REC_ANSWER;
-		int rc = staging_emit(s, &r);
-		if (rc)
-			return rc;
+		int err = staging_emit(s, &r);
+		if (err)
+			return err;
 	}
 	return 0;
 }
@@ -67,30 +70,30 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 	if (fd >= 0) {
 		s->log.fd = fd;
 		s->log.bytes = 0;
-		log_map_segment(s);		/* or at the first append */
+		log_map_segment(s); /* or at the first append */
 	}
 	pthread_mutex_unlock(&s->lock);
 	if (fd < 0)
 		return fd;
 	struct rec format = log_format();
-	int rc = staging_emit(s, &format);
-	if (!rc)
-		rc = emit(ctx, s);
-	if (!rc)
-		rc = emit_answers(s);
-	if (!rc)
-		rc = refuse_emit(s);
+	int err = staging_emit(s, &format);
+	if (!err)
+		err = emit(ctx, s);
+	if (!err)
+		err = emit_answers(s);
+	if (!err)
+		err = refuse_emit(s);
 
 	LOCK_SCOPE(&s->lock);
-	if (rc) {
+	if (err) {
 		close(s->log.fd);
 		s->log.fd = old_fd;
 		s->log.bytes = old_bytes;
 		log_map_segment(s);
-		return rc;
+		return err;
 	}
 	s->log.snap_bytes = s->log.bytes;
-	atomic_store(&s->head->segment, number + 1);	/* from here on the new one is valid */
+	atomic_store(&s->head->segment, number + 1); /* from here on the new one is valid */
 	close(old_fd);
 	log_segment_name(number, old);
 	unlinkat(s->o.place.base, old, 0);

@@ -33,11 +33,12 @@ uint64_t staging_room_left(struct staging *s)
 		uint64_t ours = pin_cgroup_room(NULL, "/proc/self/cgroup");
 		s->memory.available = memory_available();
 		/* 0: unknown */
-		s->memory.available = ours && ours < s->memory.available ? ours : s->memory.available;
+		s->memory.available =
+			ours && ours < s->memory.available ? ours : s->memory.available;
 		s->memory.seen_ns = now_ns();
 	}
 	uint64_t room = v.f_bavail * v.f_frsize, memory = s->memory.available;
-	if (memory < UINT64_MAX - s->pool.bytes)	/* ours to give */
+	if (memory < UINT64_MAX - s->pool.bytes) /* ours to give */
 		memory += s->pool.bytes;
 	return room < memory ? room : memory;
 }

@@ -13,10 +13,10 @@ void staging_nice(int nice);
 #define PERSIST_NICE 5
 /* Sleeps until woken or until deadline_ns (0 = none), or for a tick if there was work recently. */
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
-void sleeper_wake(struct sleeper *l);	/* all, now */
-void sleeper_nudge(struct sleeper *l, bool now);	/* one; without `now`: unless one polls soon
+void sleeper_wake(struct sleeper *l); /* all, now */
+void sleeper_nudge(struct sleeper *l, bool now); /* one; without `now`: unless one polls soon
 							 * anyway */
-uint64_t sf_wait_begins(struct staging *s);		/* a caller's wait, for the statistics.
+uint64_t sf_wait_begins(struct staging *s); /* a caller's wait, for the statistics.
 							 * s->lock held */
 void sf_wait_ends(struct staging *s, uint64_t since);
 /* A wait that took this long: counted from a millisecond on. No lock held. */
@@ -28,30 +28,36 @@ static inline void persist_wake(struct staging *s)
 }
 
 /* pool.c: the page pool. No lock is held, unless said otherwise. */
-#define POOL_STEP (32ull << 20)	/* the list held 100 to 140 MiB on the machines measured */
+#define POOL_STEP (32ull << 20) /* the list held 100 to 140 MiB on the machines measured */
 void pool_init(struct pool *p);
-int pool_open(struct staging *s);	/* finds again what a worker before held; no thread runs yet */
+/* finds again what a worker before held; no thread runs yet */
+int pool_open(struct staging *s);
 void pool_close(struct staging *s);
-void pool_clear(struct staging *s);	/* gives all of it up, for good */
-void *pool_main(void *arg);		/* grows the stock */
-bool pool_step(struct staging *s);	/* makes a file ready: some 0.2 ms of work; false: nothing is due */
+void pool_clear(struct staging *s); /* gives all of it up, for good */
+void *pool_main(void *arg); /* grows the stock */
+/* makes a file ready: some 0.2 ms of work; false: nothing is due */
+bool pool_step(struct staging *s);
 /* A request: one for `size` bytes becomes dir/name, empty, with its pages. false: none is ready. */
 bool pool_use(struct staging *s, uint64_t size, int dir, const char *name);
 /* Puts pages behind the end of fd, a new file that will hold size bytes. */
 void pool_hand_over(struct staging *s, int fd, uint64_t size);
-void pool_free(struct staging *s, uint64_t bytes);	/* gives up to so much to whoever allocates next */
-void pool_fit(struct staging *s, uint64_t used);	/* gives up what the budget has no room for beside `used` */
-/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it). s->lock held. */
+/* gives up to so much to whoever allocates next */
+void pool_free(struct staging *s, uint64_t bytes);
+/* gives up what the budget has no room for beside `used` */
+void pool_fit(struct staging *s, uint64_t used);
+/* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it).
+ * s->lock held. */
 bool pool_keep(struct staging *s, int dir, const char *name);
-uint64_t pool_ahead(uint64_t held);	/* what a file that grows is given before it asks; any lock */
+/* what a file that grows is given before it asks; any lock */
+uint64_t pool_ahead(uint64_t held);
 
 /* budget.c */
-uint64_t staging_room_left(struct staging *s);		/* of tmpfs and memory; s->lock held */
+uint64_t staging_room_left(struct staging *s); /* of tmpfs and memory; s->lock held */
 
 /* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);
 void reserve_close(struct staging *s, bool remove);
-bool reserve_shrink(struct staging *s);	/* by a part; its blocks are free after a sync. False:
+bool reserve_shrink(struct staging *s); /* by a part; its blocks are free after a sync. False:
 					 * nothing left */
 void reserve_take(struct staging *s);
 /* Holds space for a small file until reserve_kept: *mine bytes of it. False: there is none,
@@ -59,7 +65,8 @@ void reserve_take(struct staging *s);
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
 /* promised before a restart */
 void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);
-void reserve_name(struct staging *s, uint64_t *mine);	/* a new directory, symlink, ... was accepted */
+/* a new directory, symlink, ... was accepted */
+void reserve_name(struct staging *s, uint64_t *mine);
 void reserve_kept(struct staging *s, uint64_t *mine);
 /* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the free space
  * is promised to others. */
@@ -73,6 +80,6 @@ void trash_put(struct staging *s, uint64_t id, int fd);
  * s->lock. */
 bool trash_wait(struct staging *s);
 void *trash_main(void *arg);
-void trash_close(struct staging *s);		/* no threads are left */
+void trash_close(struct staging *s); /* no threads are left */
 
 #endif

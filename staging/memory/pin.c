@@ -40,9 +40,11 @@ int pin_check_node(const struct pin_places *at, int node)
 	read_text(path, text, sizeof(text));
 	if (!text[0])
 		return -ENOTSUP;
-	for (char *save = NULL, *r = strtok_r(text, ",\n", &save); r; r = strtok_r(NULL, ",\n", &save)) {
+	for (char *save = NULL, *r = strtok_r(text, ",\n", &save); r;
+	     r = strtok_r(NULL, ",\n", &save)) {
 		char *end;
-		long from = strtol(r, &end, 10), to = *end == '-' ? strtol(end + 1, NULL, 10) : from;
+		long from = strtol(r, &end, 10),
+		     to = *end == '-' ? strtol(end + 1, NULL, 10) : from;
 		if (node >= from && node <= to)
 			return 0;
 	}
@@ -66,15 +68,15 @@ static bool limit_in(const char *cgroups, const char *dir, const char *file, uin
 	snprintf(path, sizeof(path), "%.300s%.500s/%s", cgroups, dir, file);
 	read_text(path, text, sizeof(text));
 	unsigned long long v = strtoull(text, &end, 10);
-	if (end == text)	/* "max", or missing */
+	if (end == text) /* "max", or missing */
 		return false;
 	*out = v;
 	return true;
 }
 
 /* Calls fn for the cgroup at dir and each of its ancestors, up to the root. */
-static void each_above(const char *cgroups, const char *dir, void (*fn)(const char *cgroups, const char *dir, void *ctx),
-		       void *ctx)
+static void each_above(const char *cgroups, const char *dir,
+		       void (*fn)(const char *cgroups, const char *dir, void *ctx), void *ctx)
 {
 	char at[512];
 
@@ -88,7 +90,7 @@ static void each_above(const char *cgroups, const char *dir, void (*fn)(const ch
 	}
 }
 
-#define V1_NONE ((uint64_t)INT64_MAX / 4096 * 4096)	/* "no limit" in version 1 */
+#define V1_NONE ((uint64_t)INT64_MAX / 4096 * 4096) /* "no limit" in version 1 */
 
 static uint64_t limit_of(const char *cgroups, const char *dir)
 {
@@ -120,8 +122,8 @@ static void take_lowest(const char *cgroups, const char *dir, void *ctx)
 /* Page cache that the kernel would reclaim before it kills a process there. */
 static uint64_t reclaimable(const char *cgroups, const char *dir)
 {
-	static const char *const keys[] = {"\nactive_file ", "\ninactive_file ", "\ntotal_active_file ",
-					   "\ntotal_inactive_file "};
+	static const char *const keys[] = {"\nactive_file ", "\ninactive_file ",
+					   "\ntotal_active_file ", "\ntotal_inactive_file "};
 	char path[1024], text[8192] = "\n";
 	uint64_t sum[4] = {0};
 
@@ -161,7 +163,8 @@ static bool is_seen(const char *top, const char *dir)
 /* Calls fn for all cgroups that limit the memory of the process whose /proc/<pid>/cgroup is `own`.
  * false: that file, or the process's cgroup, is not visible from here. */
 static bool each_memory_cgroup(const struct pin_places *at, const char *own,
-			       void (*fn)(const char *cgroups, const char *dir, void *ctx), void *ctx)
+			       void (*fn)(const char *cgroups, const char *dir, void *ctx),
+			       void *ctx)
 {
 	const char *cgroups = PLACE(at, cgroups, "/sys/fs/cgroup");
 	char text[4096], v1[512];
@@ -169,7 +172,8 @@ static bool each_memory_cgroup(const struct pin_places *at, const char *own,
 
 	snprintf(v1, sizeof(v1), "%.400s/memory", cgroups);
 	read_text(own, text, sizeof(text));
-	for (char *save = NULL, *l = strtok_r(text, "\n", &save); l; l = strtok_r(NULL, "\n", &save)) {
+	for (char *save = NULL, *l = strtok_r(text, "\n", &save); l;
+	     l = strtok_r(NULL, "\n", &save)) {
 		char *kinds = strchr(l, ':'), *dir = kinds ? strchr(kinds + 1, ':') : NULL;
 		if (!dir)
 			continue;
@@ -215,7 +219,7 @@ static bool swap_is_on(const struct pin_places *at)
 {
 	char text[1024];
 	read_text(PLACE(at, swaps, "/proc/swaps"), text, sizeof(text));
-	char *second = strchr(text, '\n');	/* the first line is a heading */
+	char *second = strchr(text, '\n'); /* the first line is a heading */
 	return second && second[1];
 }
 
@@ -235,31 +239,39 @@ static bool is_noswap(const struct pin_places *at, const struct staging_place *p
 	return found;
 }
 
-unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes, io_notice_fn notice,
-		    void *ctx)
+unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes,
+		    io_notice_fn notice, void *ctx)
 {
 	char text[512], where[256], huge[128];
 	unsigned n = 0;
 	uint64_t limit = pin_cgroup_limit(at, where);
 
 	if (swap_is_on(at) && !is_noswap(at, p)) {
-		snprintf(text, sizeof(text), "staging may be swapped out: swap is on, and %s; turn swap off (swapoff -a, or "
+		snprintf(text, sizeof(text),
+			 "staging may be swapped out: swap is on, and %s; turn swap off (swapoff "
+			 "-a, or "
 			 "memory.swap.max=0 for cairnfs and its writers)",
-			 p->is_private ? "this kernel cannot keep a tmpfs out of it (before 6.4)" :
-			 "without root staging lies in a tmpfs of the system's");
+			 p->is_private ? "this kernel cannot keep a tmpfs out of it (before 6.4)"
+				       : "without root staging lies in a tmpfs of the system's");
 		notice(ctx, text);
 		n++;
 	}
 	if (limit < bytes) {
-		snprintf(text, sizeof(text), "the cgroup %.200s allows %llu MiB of memory, less than staging (%llu MiB): who writes "
-			 "there is killed before staging is full; raise its limit, or mount with a smaller staging=",
-			 where, (unsigned long long)(limit >> 20), (unsigned long long)(bytes >> 20));
+		snprintf(text, sizeof(text),
+			 "the cgroup %.200s allows %llu MiB of memory, less than staging (%llu "
+			 "MiB): who writes "
+			 "there is killed before staging is full; raise its limit, or mount with a "
+			 "smaller staging=",
+			 where, (unsigned long long)(limit >> 20),
+			 (unsigned long long)(bytes >> 20));
 		notice(ctx, text);
 		n++;
 	}
-	read_text(PLACE(at, huge, "/sys/kernel/mm/transparent_hugepage/shmem_enabled"), huge, sizeof(huge));
+	read_text(PLACE(at, huge, "/sys/kernel/mm/transparent_hugepage/shmem_enabled"), huge,
+		  sizeof(huge));
 	if (strstr(huge, "[deny]")) {
-		notice(ctx, "huge pages are denied to tmpfs on this machine, staging is slower without; allow them: echo advise "
+		notice(ctx, "huge pages are denied to tmpfs on this machine, staging is slower "
+			    "without; allow them: echo advise "
 			    ">/sys/kernel/mm/transparent_hugepage/shmem_enabled");
 		n++;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * pin: the memory of staging is resident, and on the requested NUMA node. The tmpfs mounts ensure
- * both (noswap, mpol=), so that no page needs to be locked; this header has what is requested of them,
- * and what on this machine prevents it.
+ * both (noswap, mpol=), so that no page needs to be locked; this header has what is requested of
+ * them, and what on this machine prevents it.
  */
 #ifndef CAIRN_STAGING_PIN_H
 #define CAIRN_STAGING_PIN_H
@@ -18,19 +18,19 @@ extern "C" {
 
 /* Where the kernel describes the machine; NULL members mean the real paths. */
 struct pin_places {
-	const char *nodes;	/* /sys/devices/system/node */
-	const char *swaps;	/* /proc/swaps */
-	const char *own;	/* /proc/self/cgroup */
-	const char *cgroups;	/* /sys/fs/cgroup */
-	const char *mounts;	/* /proc/self/mountinfo */
-	const char *huge;	/* /sys/kernel/mm/transparent_hugepage/shmem_enabled */
+	const char *nodes; /* /sys/devices/system/node */
+	const char *swaps; /* /proc/swaps */
+	const char *own; /* /proc/self/cgroup */
+	const char *cgroups; /* /sys/fs/cgroup */
+	const char *mounts; /* /proc/self/mountinfo */
+	const char *huge; /* /sys/kernel/mm/transparent_hugepage/shmem_enabled */
 };
 
 /* 0; -ENODEV: no such node, or one without memory; -ENOTSUP: a kernel without nodes. */
 int pin_check_node(const struct pin_places *at, int node);
 /* The mount option for node, with a comma before it; STAGING_ANY_NODE: the kernel's own choice. */
 void pin_option(int node, char out[32]);
-uint64_t pin_memory(void);	/* of the machine, in bytes; 0: the kernel does not tell */
+uint64_t pin_memory(void); /* of the machine, in bytes; 0: the kernel does not tell */
 /* The least memory that a cgroup of this process, or one above it, allows; UINT64_MAX: no limit.
  * where: which one. */
 uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
@@ -39,8 +39,8 @@ uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
 uint64_t pin_cgroup_room(const struct pin_places *at, const char *own);
 /* Reports what keeps `bytes` of staging in p from being resident huge pages, a line with the remedy
  * for each; returns how many. Queries the kernel, changes nothing. */
-unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes, io_notice_fn notice,
-		    void *ctx);
+unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes,
+		    io_notice_fn notice, void *ctx);
 
 #ifdef __cplusplus
 }

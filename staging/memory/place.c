@@ -17,7 +17,8 @@
 #include <unistd.h>
 
 #define RUN_DIR "/run/cairnfs"
-#define BASE_BYTES (2ull << 30)	/* the log, while it is rotated two of them: some 3,000,000 nodes */
+/* the log, while it is rotated two of them: some 3,000,000 nodes */
+#define BASE_BYTES (2ull << 30)
 
 static int make_dir(const char *path)
 {
@@ -41,10 +42,12 @@ static int make_at(int dirfd, const char *name)
 	int fd = openat(dirfd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	int rc = fstat(fd, &st) ? -errno : st.st_uid != geteuid() || (st.st_mode & 022) ? -EPERM : 0;
-	if (rc)
+	int err = fstat(fd, &st)				 ? -errno
+		  : st.st_uid != geteuid() || (st.st_mode & 022) ? -EPERM
+								 : 0;
+	if (err)
 		close(fd);
-	return rc ? rc : fd;
+	return err ? err : fd;
 }
 
 /* fd, opened as a name in up: is something mounted there? */
@@ -65,7 +68,8 @@ static int mount_tmpfs(int fd, int up, uint64_t bytes, const char *huge, int nod
 	if (is_mounted(fd, up)) {
 		/* found again: only its limit and its node may have changed */
 		snprintf(opts, sizeof(opts), "size=%llu%s", (unsigned long long)bytes, mpol);
-		if (mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts) && errno == EINVAL) {
+		if (mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts) &&
+		    errno == EINVAL) {
 			snprintf(opts, sizeof(opts), "size=%llu", (unsigned long long)bytes);
 			mount("cairnfs-staging", path, "tmpfs", flags | MS_REMOUNT, opts);
 		}
@@ -87,18 +91,20 @@ static int mount_tmpfs(int fd, int up, uint64_t bytes, const char *huge, int nod
 }
 
 /* The directory `name` of `up`, with a tmpfs of its own if it is private. */
-static int open_sub(const struct staging_place *p, int up, const char *name, uint64_t bytes, const char *huge, int node)
+static int open_sub(const struct staging_place *p, int up, const char *name, uint64_t bytes,
+		    const char *huge, int node)
 {
 	char path[32];
 	int dir = make_at(up, name);
 	if (dir < 0)
 		return dir;
-	int rc = p->is_private ? mount_tmpfs(dir, up, bytes, huge, node) : 0;
+	int err = p->is_private ? mount_tmpfs(dir, up, bytes, huge, node) : 0;
 	close(dir);
-	int fd = rc ? rc : openat(up, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	if (rc || fd < 0)
-		return rc ? rc : -errno;
-	if (p->is_private && !is_mounted(fd, up)) {	/* it was replaced by another directory */
+	int fd = err ? err : openat(up, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	if (err || fd < 0)
+		return err ? err : -errno;
+	/* it was replaced by another directory */
+	if (p->is_private && !is_mounted(fd, up)) {
 		close(fd);
 		return -EPERM;
 	}
@@ -141,7 +147,8 @@ static const char *root_of(const char *dir)
 
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap)
 {
-	int n = snprintf(buf, cap, "%s/%s%s", root_of(dir), !dir && geteuid() ? "cairnfs-" : "", store_id);
+	int n = snprintf(buf, cap, "%s/%s%s", root_of(dir), !dir && geteuid() ? "cairnfs-" : "",
+			 store_id);
 	return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
 }
 
@@ -152,9 +159,9 @@ static int choose_path(const char *dir, const char *store_id, struct staging_pla
 
 	p->is_private = geteuid() == 0;
 	if (!dir && p->is_private) {
-		int rc = make_dir(RUN_DIR);
-		if (rc)
-			return rc;
+		int err = make_dir(RUN_DIR);
+		if (err)
+			return err;
 	}
 	if (!p->is_private) {
 		if (statfs(root, &fs))
@@ -165,7 +172,8 @@ static int choose_path(const char *dir, const char *store_id, struct staging_pla
 	return staging_place_path(dir, store_id, p->path, sizeof(p->path) - 32);
 }
 
-int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes, struct staging_place *out)
+int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
+		       struct staging_place *out)
 {
 	return staging_place_open_on(STAGING_ANY_NODE, dir, store_id, limit_bytes, out);
 }
@@ -175,26 +183,26 @@ int staging_place_open_on(int node, const char *dir, const char *store_id, uint6
 {
 	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
 	const char *name = NULL;
-	int rc = choose_path(dir, store_id, &p);
-	int root = rc ? rc : open_root(p.path, &name);
+	int err = choose_path(dir, store_id, &p);
+	int root = err ? err : open_root(p.path, &name);
 	if (root >= 0) {
 		p.base = open_sub(&p, root, name, BASE_BYTES, "never", node);
-		rc = p.base < 0 ? p.base : take_lock(&p);
+		err = p.base < 0 ? p.base : take_lock(&p);
 		close(root);
 	} else {
-		rc = root;
+		err = root;
 	}
-	if (!rc) {
+	if (!err) {
 		p.huge = open_sub(&p, p.base, "huge", limit_bytes, "always", node);
-		rc = p.huge < 0 ? p.huge : 0;
+		err = p.huge < 0 ? p.huge : 0;
 	}
-	if (!rc) {
+	if (!err) {
 		p.small = open_sub(&p, p.base, "small", limit_bytes, "within_size", node);
-		rc = p.small < 0 ? p.small : 0;
+		err = p.small < 0 ? p.small : 0;
 	}
-	if (rc) {
+	if (err) {
 		staging_place_close(&p);
-		return rc;
+		return err;
 	}
 	*out = p;
 	return 0;
@@ -237,7 +245,7 @@ void staging_place_remove(struct staging_place *p)
 		return;
 	rmdir(p->path);
 	if (p->is_private)
-		rmdir(RUN_DIR);	/* succeeds only if no other store is staged there */
+		rmdir(RUN_DIR); /* succeeds only if no other store is staged there */
 }
 
 /* An unreadable directory counts as full. */

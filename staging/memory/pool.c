@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
- * The page pool: the free part of the budget, held ready as touched huge pages. A file of known size gets
- * its pages from here before it is written, so that its writer allocates none: they are punched out of a
- * file of the pool and allocated behind the new file's end at once, on this CPU, in steps that the
- * kernel's per-CPU list of free pages holds; so they are the same pages, warm. A checkpoint's shards keep
- * their sizes from step to step: while nobody writes, files of the sizes requested last are made ready,
- * and the next open takes one by a rename instead of waiting for pages to move.
+ * The page pool: the free part of the budget, held ready as touched huge pages. A file of known
+ * size gets its pages from here before it is written, so that its writer allocates none: they are
+ * punched out of a file of the pool and allocated behind the new file's end at once, on this CPU,
+ * in steps that the kernel's per-CPU list of free pages holds; so they are the same pages, warm. A
+ * checkpoint's shards keep their sizes from step to step: while nobody writes, files of the sizes
+ * requested last are made ready, and the next open takes one by a rename instead of waiting for
+ * pages to move.
  *
  *	file	how many	pages [0, bytes)
  *	ready	POOL_READY	behind the end of an empty file with a name; taken last
@@ -16,9 +17,10 @@
  *	being made	> 0	< want
  *	ready		> 0	= want
  *
- * No lock is held while pages move. Pages are taken from a file's end: who lowers `bytes` punches what is
- * behind it then. Who adds pages behind it counts them afterwards, unless some were taken meanwhile; nothing
- * is added where pages are still being punched. Both hold a claim on the file. */
+ * No lock is held while pages move. Pages are taken from a file's end: who lowers `bytes` punches
+ * what is behind it then. Who adds pages behind it counts them afterwards, unless some were taken
+ * meanwhile; nothing is added where pages are still being punched. Both hold a claim on the
+ * file. */
 #include "staging/memory/memory.h"
 
 #include <errno.h>
@@ -36,7 +38,8 @@
 #define READY_NAME "blank.%u"
 #define STOCK POOL_READY
 #define GROW_STEP (16ull << 20)
-#define AHEAD (128ull << 20)	/* kept free before a growing file, and less before a small one */
+/* kept free before a growing file, and less before a small one */
+#define AHEAD (128ull << 20)
 #define AHEAD_MIN (32ull << 20)
 #define SMALL_YET (4ull << 20)
 
@@ -63,7 +66,8 @@ static void ready_unlink(const struct staging *s, const struct pool_file *f)
 
 static bool punch(int fd, uint64_t off, uint64_t len)
 {
-	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) == 0;
+	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) ==
+	       0;
 }
 
 /* Ends a claim. Who has the last one of an empty file removes it. */
@@ -94,7 +98,8 @@ static struct pool_file *source(struct pool *p, bool any)
 	return NULL;
 }
 
-/* Frees up to `want` bytes of pages, but leaves `leave` in the pool; returns how many. No lock held. */
+/* Frees up to `want` bytes of pages, but leaves `leave` in the pool; returns how many. No lock
+ * held. */
 static uint64_t take(struct staging *s, uint64_t want, uint64_t leave, bool any)
 {
 	struct pool *p = &s->pool;
@@ -120,8 +125,8 @@ static uint64_t take(struct staging *s, uint64_t want, uint64_t leave, bool any)
 	return ok ? n : 0;
 }
 
-/* Counts the n bytes of pages that were put behind f's `at`, and ends the claim; !ok: there are none. False:
- * they are gone again. No lock held. */
+/* Counts the n bytes of pages that were put behind f's `at`, and ends the claim; !ok: there are
+ * none. False: they are gone again. No lock held. */
 static bool add(struct staging *s, struct pool_file *f, int fd, uint64_t at, uint64_t n, bool ok)
 {
 	struct pool *p = &s->pool;
@@ -132,7 +137,7 @@ static bool add(struct staging *s, struct pool_file *f, int fd, uint64_t at, uin
 		f->bytes += n;
 		p->bytes += n;
 	} else if (f->want && f->bytes) {
-		f->want = f->bytes;	/* as large as it came to be */
+		f->want = f->bytes; /* as large as it came to be */
 	}
 	pthread_mutex_unlock(&p->lock);
 	if (!ok && n)
@@ -149,7 +154,8 @@ void pool_free(struct staging *s, uint64_t bytes)
 
 void pool_fit(struct staging *s, uint64_t used)
 {
-	uint64_t room = s->o.budget_bytes > used ? (s->o.budget_bytes - used) / HUGE_BYTES * HUGE_BYTES : 0;
+	uint64_t room =
+		s->o.budget_bytes > used ? (s->o.budget_bytes - used) / HUGE_BYTES * HUGE_BYTES : 0;
 	while (s->pool.bytes > room && take(s, UINT64_MAX, room, true))
 		;
 }
@@ -160,7 +166,7 @@ void pool_hand_over(struct staging *s, int fd, uint64_t size)
 	for (uint64_t off = 0, n; off < size; off += n) {
 		n = take(s, size - off < POOL_STEP ? size - off : POOL_STEP, 0, true);
 		if (!n || fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)n))
-			return;		/* the writer allocates for itself */
+			return; /* the writer allocates for itself */
 	}
 }
 
@@ -203,8 +209,8 @@ bool pool_keep(struct staging *s, int dir, const char *name)
 		return false;
 	uint64_t end = fstat(fd, &st) ? 0 : whole_pages((uint64_t)st.st_size);
 	/* sparse ones, and those that would be too much, go the usual way */
-	if (!end || (uint64_t)st.st_blocks * 512 < end || p->bytes + end > s->o.pool_bytes || !is_alone(fd) ||
-	    unlinkat(dir, name, 0)) {
+	if (!end || (uint64_t)st.st_blocks * 512 < end || p->bytes + end > s->o.pool_bytes ||
+	    !is_alone(fd) || unlinkat(dir, name, 0)) {
 		close(fd);
 		return false;
 	}
@@ -253,7 +259,8 @@ bool pool_use(struct staging *s, uint64_t size, int dir, const char *name)
 	return used;
 }
 
-/* The file to go on with: one begun, or one for the latest request that none is for. p->lock held. */
+/* The file to go on with: one begun, or one for the latest request that none is for. p->lock
+ * held. */
 static struct pool_file *ready_due(struct pool *p)
 {
 	struct pool_file *none = NULL;
@@ -306,8 +313,8 @@ bool pool_step(struct staging *s)
 
 /* ---- the stock, and its thread ---- */
 
-/* Pages that were ours before need no touching: fallocate takes them as they are. New ones are written
- * once. No lock held. */
+/* Pages that were ours before need no touching: fallocate takes them as they are. New ones are
+ * written once. No lock held. */
 static bool fill(int fd, uint64_t at, uint64_t len, bool touched, const char *zeros)
 {
 	if (touched)
@@ -368,7 +375,7 @@ void *pool_main(void *arg)
 		due |= grew;
 		if (!stop && !grew) {
 			if (due)
-				sleeper_wake(&s->watch);	/* it makes files ready */
+				sleeper_wake(&s->watch); /* it makes files ready */
 			due = false;
 			staging_wait_until(&s->pool.cond, &s->lock, now_ns() + 200000000u);
 		}
@@ -415,7 +422,8 @@ int pool_open(struct staging *s)
 
 	if (!s->o.pool_bytes)
 		return 0;
-	stock->fd = openat(s->o.place.huge, STOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	stock->fd = openat(s->o.place.huge, STOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
+			   0600);
 	if (stock->fd < 0 || ftruncate(stock->fd, (off_t)s->o.pool_bytes))
 		return -errno;
 	/* after a restart it holds what it held: blocks tell */
@@ -437,7 +445,7 @@ void pool_close(struct staging *s)
 void pool_clear(struct staging *s)
 {
 	pthread_mutex_lock(&s->pool.lock);
-	s->pool.ended = true;	/* its threads still run, and add nothing more */
+	s->pool.ended = true; /* its threads still run, and add nothing more */
 	pthread_mutex_unlock(&s->pool.lock);
 	while (take(s, UINT64_MAX, 0, true))
 		;

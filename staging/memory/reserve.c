@@ -18,19 +18,21 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define RESERVE_MAX (256ull << 20)	/* 10,000 small files, or 60,000 directory blocks */
-#define RESERVE_PART 256		/* and never more than this part of the store */
+#define RESERVE_MAX (256ull << 20) /* 10,000 small files, or 60,000 directory blocks */
+#define RESERVE_PART 256 /* and never more than this part of the store */
 #define RESERVE_MIN (256ull << 10)
 #define GIVE_STEPS 16u
 /* A small file takes its blocks, and may make its directory, tmp/ or the
  * inode's xattrs grow by a block. */
 #define FILE_BLOCKS 3u
-#define NAME_BLOCKS 2u			/* a new directory, and its share of its parent */
+#define NAME_BLOCKS 2u /* a new directory, and its share of its parent */
 #define SPARE_BLOCKS 64u
 #define SPARE_INODES 256u
-#define ASK_EVERY 64u			/* promises between two checks of the free blocks and
+#define ASK_EVERY                                                                                  \
+	64u /* promises between two checks of the free blocks and
 					 * inodes */
-#define TIGHT_PARTS 64u			/* reserves free: below this, small files allocate before
+#define TIGHT_PARTS                                                                                \
+	64u /* reserves free: below this, small files allocate before
 					 * they are written */
 #define BLOCK 4096u
 
@@ -73,7 +75,7 @@ bool reserve_shrink(struct staging *s)
 		return false;
 	/* threads that allocate for themselves now have seen HELD: let them finish first */
 	pthread_rwlock_wrlock(&s->reserve.lock);
-	pthread_mutex_lock(&s->reserve.take_lock);	/* it is not taken back meanwhile */
+	pthread_mutex_lock(&s->reserve.take_lock); /* it is not taken back meanwhile */
 	atomic_store(&s->reserve.state, RESERVE_GIVEN);
 	uint64_t step = s->reserve.bytes / GIVE_STEPS / BLOCK * BLOCK;
 	if (s->reserve.left < step + BLOCK)
@@ -152,14 +154,15 @@ static bool spares(struct staging *s, uint64_t bytes)
  * next is made. */
 static bool is_time_to_look(struct staging *s)
 {
-	return atomic_load(&s->reserve.scarce) || atomic_fetch_add(&s->reserve.asked, 1) % ASK_EVERY == 0;
+	return atomic_load(&s->reserve.scarce) ||
+	       atomic_fetch_add(&s->reserve.asked, 1) % ASK_EVERY == 0;
 }
 
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size)
 {
 	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
 
-	if (!more)	/* a close after an answered one: it is held */
+	if (!more) /* a close after an answered one: it is held */
 		return true;
 	if (atomic_load(&s->reserve.promised) + more > usable(s) ||
 	    (is_time_to_look(s) && !spares(s, 0)))
@@ -196,7 +199,8 @@ static bool is_given(struct staging *s)
 int reserve_enter(struct staging *s, uint64_t bytes)
 {
 	pthread_rwlock_rdlock(&s->reserve.lock);
-	if (!bytes || atomic_load(&s->reserve.state) == RESERVE_NONE || (!is_given(s) && spares(s, bytes)))
+	if (!bytes || atomic_load(&s->reserve.state) == RESERVE_NONE ||
+	    (!is_given(s) && spares(s, bytes)))
 		return 0;
 	pthread_rwlock_unlock(&s->reserve.lock);
 	return -ENOSPC;
@@ -205,7 +209,7 @@ int reserve_enter(struct staging *s, uint64_t bytes)
 void reserve_leave(struct staging *s)
 {
 	pthread_rwlock_unlock(&s->reserve.lock);
-	atomic_store(&s->room.seen_ns, 0);	/* blocks were taken or given: check again */
+	atomic_store(&s->room.seen_ns, 0); /* blocks were taken or given: check again */
 }
 
 bool staging_room_for_names(struct staging *s)

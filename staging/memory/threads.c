@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define WAIT_TOLD_NS 1000000u	/* shorter waits are not counted */
+#define WAIT_TOLD_NS 1000000u /* shorter waits are not counted */
 
 void staging_wait_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
 {

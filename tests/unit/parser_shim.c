@@ -65,7 +65,7 @@ int shim_parser_receive(int fd, struct shim_message *m, void *body, size_t cap)
 	int rc = parser_receive(&p, &h);
 	if (rc)
 		return rc;
-	*m = (struct shim_message){(int)h.op, h.rc, h.source, h.at, h.size, h.len};
+	*m = (struct shim_message){(int)h.op, h.err, h.source, h.at, h.size, h.len};
 	return h.len > cap ? -E2BIG : parser_body(&p, body, h.len);
 }
 
@@ -73,7 +73,7 @@ int shim_parser_receive(int fd, struct shim_message *m, void *body, size_t cap)
 int shim_parser_send(int fd, const struct shim_message *m, const void *body, size_t len)
 {
 	char packet[sizeof(struct parser_head) + 8192];
-	struct parser_head h = {.op = (uint32_t)m->op, .rc = m->rc, .source = m->source, .at = m->at, .size = m->size,
+	struct parser_head h = {.op = (uint32_t)m->op, .err = m->rc, .source = m->source, .at = m->at, .size = m->size,
 				.len = m->len};
 	memcpy(packet, &h, sizeof(h));
 	memcpy(packet + sizeof(h), body, len);

@@ -43,14 +43,14 @@ static inline void bench_close_fd(int *fd)
 struct bench_place {
 	char label[BENCH_LABEL];
 	const char *path;
-	char run[PATH_MAX];	/* directory created for this run, removed at the end */
-	bool cairn;		/* has user.cairn.state */
+	char run[PATH_MAX]; /* directory created for this run, removed at the end */
+	bool cairn; /* has user.cairn.state */
 	bool tmpfs;
-	bool disk;		/* syncs are useful: a cairnfs or a disk filesystem, no other
+	bool disk; /* syncs are useful: a cairnfs or a disk filesystem, no other
 				 * FUSE */
-	bool fsync;		/* label ends in +fsync: fsync before each close */
-	bool cp;		/* label ends in +cp: files are copied by `cp -r` */
-	int worker, keeper;	/* pids of a cairnfs, 0 = unknown */
+	bool fsync; /* label ends in +fsync: fsync before each close */
+	bool cp; /* label ends in +cp: files are copied by `cp -r` */
+	int worker, keeper; /* pids of a cairnfs, 0 = unknown */
 };
 
 /* Samples of one figure of one place, in the order measured. */
@@ -67,8 +67,8 @@ struct bench {
 	uint64_t size, block, source;
 	unsigned rounds, ranks, count;
 	unsigned idle_s, pace_ms, every_ms, kills;
-	bool first;		/* each step in a directory of a new shape: no expected size */
-	const char *between;	/* shell command run after each round, or NULL */
+	bool first; /* each step in a directory of a new shape: no expected size */
+	const char *between; /* shell command run after each round, or NULL */
 	bool json, tsv;
 	/* what is measured */
 	struct bench_place place[BENCH_MAX_PLACES];
@@ -76,7 +76,7 @@ struct bench {
 	/* figures */
 	struct bench_series series[BENCH_MAX_SERIES];
 	unsigned n_series;
-	const char *src;	/* `source` bytes, touched, huge pages if possible */
+	const char *src; /* `source` bytes, touched, huge pages if possible */
 };
 
 int bench_cmd_write(struct bench *b);

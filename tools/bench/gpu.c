@@ -28,7 +28,7 @@
 
 #define GiB (1ull << 30)
 #define ROUNDS_MAX 64
-#define FIRST 2		/* checkpoints that register */
+#define FIRST 2 /* checkpoints that register */
 #define SAMPLE (1u << 20)
 /* What must hold, from TARGET_FROM on. */
 #define TARGET_FROM (8 * GiB)
@@ -40,7 +40,7 @@ struct options {
 	unsigned long long size[8];
 	unsigned tensors[8];
 	unsigned n_sizes, n_tensors, rounds;
-	double seconds;		/* 0: no limit */
+	double seconds; /* 0: no limit */
 	bool stand_in, probe;
 };
 
@@ -58,8 +58,8 @@ struct bench {
 	void *host;
 	unsigned long long size;
 	unsigned tensors;
-	unsigned rounds;	/* that were run of this one */
-	double end;		/* deadline, or 0 */
+	unsigned rounds; /* that were run of this one */
+	double end; /* deadline, or 0 */
 	bool fake;
 	struct round round[ROUNDS_MAX];
 };
@@ -77,12 +77,14 @@ static double cpu_seconds(void)
 	struct rusage u;
 
 	getrusage(RUSAGE_SELF, &u);
-	return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+	return u.ru_utime.tv_sec + u.ru_stime.tv_sec +
+	       (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
 static int complain(const char *what)
 {
-	fprintf(stderr, "cairn-bench-gpu: %s: %s\n", what, *cairn_error() ? cairn_error() : cuda_dl_error());
+	fprintf(stderr, "cairn-bench-gpu: %s: %s\n", what,
+		*cairn_error() ? cairn_error() : cuda_dl_error());
 	return -EIO;
 }
 
@@ -107,8 +109,8 @@ static int run_limit(struct bench *b, struct round *r)
 		uint64_t at, n;
 
 		tensor(b, i, &at, &n);
-		if (cuda_dl_copy_from(&b->cu, NULL, (char *)b->host + at, (void *)(uintptr_t)(b->device + at),
-				      n, b->stream))
+		if (cuda_dl_copy_from(&b->cu, NULL, (char *)b->host + at,
+				      (void *)(uintptr_t)(b->device + at), n, b->stream))
 			return complain("limit");
 	}
 	if (cuda_dl_check(&b->cu, "cuStreamSynchronize", b->cu.stream_sync(b->stream)))
@@ -130,7 +132,8 @@ static int run_cairn(struct bench *b, const char *path, struct round *r)
 		uint64_t at, n;
 
 		tensor(b, i, &at, &n);
-		if (cairn_shard_copy(shard, at, (void *)(uintptr_t)(b->device + at), n, b->stream)) {
+		if (cairn_shard_copy(shard, at, (void *)(uintptr_t)(b->device + at), n,
+				     b->stream)) {
 			complain("copy");
 			cairn_shard_abort(shard);
 			return -EIO;
@@ -158,7 +161,8 @@ static int take_samples(struct bench *b, char *buf, bool clear)
 	for (int i = 0; i < 2; i++) {
 		cudl_ptr at = b->device + (i ? b->size - SAMPLE : 0);
 
-		if (b->cu.copy_dtoh(buf + i * SAMPLE, at, SAMPLE, NULL) || b->cu.stream_sync(NULL) ||
+		if (b->cu.copy_dtoh(buf + i * SAMPLE, at, SAMPLE, NULL) ||
+		    b->cu.stream_sync(NULL) ||
 		    (clear && (b->cu.copy_htod(at, zero, SAMPLE, NULL) || b->cu.stream_sync(NULL))))
 			return complain("sample");
 	}
@@ -244,20 +248,22 @@ static void report(const struct bench *b)
 
 	for (unsigned i = FIRST; i < b->rounds; i++)
 		registered += b->round[i].registrations;
-	printf("%.4g GiB in %u tensors, medians of %u checkpoints after %d\n", (double)b->size / GiB,
-	       b->tensors, b->rounds - FIRST, FIRST);
+	printf("%.4g GiB in %u tensors, medians of %u checkpoints after %d\n",
+	       (double)b->size / GiB, b->tensors, b->rounds - FIRST, FIRST);
 	printf("  limit, cuMemAllocHost        %8.2f GB/s\n", gb / limit);
-	printf("  device to sealed             %8.2f GB/s  %.2f of the limit (target %.2f%s)\n", gb / sealed,
-	       limit / sealed, TARGET_LIMIT, verdict(b, limit / sealed >= TARGET_LIMIT));
-	printf("  the first two                %8.3f s, %.3f s\n", b->round[0].sealed, b->round[1].sealed);
-	printf("  trainer blocked, copies queued %6.1f ms; until sealed %.1f ms\n", 1e3 * MEDIAN(b, blocked),
-	       1e3 * sealed);
+	printf("  device to sealed             %8.2f GB/s  %.2f of the limit (target %.2f%s)\n",
+	       gb / sealed, limit / sealed, TARGET_LIMIT,
+	       verdict(b, limit / sealed >= TARGET_LIMIT));
+	printf("  the first two                %8.3f s, %.3f s\n", b->round[0].sealed,
+	       b->round[1].sealed);
+	printf("  trainer blocked, copies queued %6.1f ms; until sealed %.1f ms\n",
+	       1e3 * MEDIAN(b, blocked), 1e3 * sealed);
 	if (!b->o->stand_in) {
 		printf("  until durable                %8.3f s\n", MEDIAN(b, durable));
 		printf("  load to the device           %8.2f GB/s\n", gb / MEDIAN(b, load));
 	}
-	printf("  CPU of this process          %8.4f s/GiB (target %.2f%s)\n", MEDIAN(b, cpu), TARGET_CPU,
-	       verdict(b, MEDIAN(b, cpu) <= TARGET_CPU));
+	printf("  CPU of this process          %8.4f s/GiB (target %.2f%s)\n", MEDIAN(b, cpu),
+	       TARGET_CPU, verdict(b, MEDIAN(b, cpu) <= TARGET_CPU));
 	printf("  registrations after the second checkpoint: %llu (target 0%s)\n", registered,
 	       verdict(b, !registered));
 }
@@ -270,7 +276,7 @@ static unsigned long long limit_in(const char *path)
 	unsigned long long v = ULLONG_MAX;
 	FILE *f = fopen(path, "re");
 
-	if (f && fscanf(f, "%llu", &v) != 1)	/* "max" */
+	if (f && fscanf(f, "%llu", &v) != 1) /* "max" */
 		v = ULLONG_MAX;
 	if (f)
 		fclose(f);
@@ -307,7 +313,8 @@ static int fill_device(struct bench *b)
 		p[i] = x;
 	}
 	for (uint64_t at = 0; at < b->size; at += part)
-		if (b->cu.copy_htod(b->device + at, b->host, b->size - at < part ? b->size - at : part, b->stream))
+		if (b->cu.copy_htod(b->device + at, b->host,
+				    b->size - at < part ? b->size - at : part, b->stream))
 			return complain("fill the device");
 	return b->cu.stream_sync(b->stream) ? complain("fill the device") : 0;
 }
@@ -319,7 +326,8 @@ static bool has_room(const struct bench *b)
 	struct statvfs fs;
 
 	if (have < need) {
-		printf("%.4g GiB: left out: it needs %.1f GiB of memory, there are %.1f; -s sets smaller ones\n",
+		printf("%.4g GiB: left out: it needs %.1f GiB of memory, there are %.1f; -s sets "
+		       "smaller ones\n",
 		       (double)b->size / GiB, (double)need / GiB, (double)have / GiB);
 		return false;
 	}
@@ -327,7 +335,8 @@ static bool has_room(const struct bench *b)
 		return true;
 	have = (unsigned long long)fs.f_bavail * fs.f_frsize;
 	if (have < b->size + b->size / 4) {
-		printf("%.4g GiB: left out: %s has space for %.1f GiB; CAIRN_BENCH_DIR sets another disk\n",
+		printf("%.4g GiB: left out: %s has space for %.1f GiB; CAIRN_BENCH_DIR sets "
+		       "another disk\n",
 		       (double)b->size / GiB, b->o->dir, (double)have / GiB);
 		return false;
 	}
@@ -343,7 +352,8 @@ static int get_memory(struct bench *b)
 		return 1;
 	r = b->cu.mem_alloc(&b->device, b->size);
 	if (r == CUDL_OUT_OF_MEMORY) {
-		printf("%.4g GiB: left out: the device has not enough memory\n", (double)b->size / GiB);
+		printf("%.4g GiB: left out: the device has not enough memory\n",
+		       (double)b->size / GiB);
 		return 1;
 	}
 	if (cuda_dl_check(&b->cu, "cuMemAlloc", r))
@@ -351,7 +361,8 @@ static int get_memory(struct bench *b)
 	r = b->cu.host_alloc(&b->host, b->size);
 	if (r) {
 		b->cu.mem_free(b->device);
-		printf("%.4g GiB: left out: cuMemAllocHost has not enough memory\n", (double)b->size / GiB);
+		printf("%.4g GiB: left out: cuMemAllocHost has not enough memory\n",
+		       (double)b->size / GiB);
 		return 1;
 	}
 	return 0;
@@ -369,7 +380,7 @@ static int run_tensors(struct bench *b)
 	int err = 0;
 
 	memset(b->round, 0, sizeof(b->round));
-	cairn_stage_trim(b->stage);	/* so that the first two register again */
+	cairn_stage_trim(b->stage); /* so that the first two register again */
 	for (b->rounds = 0; b->rounds < b->o->rounds && !err; b->rounds++) {
 		double t = now();
 
@@ -381,7 +392,8 @@ static int run_tensors(struct bench *b)
 	if (!err && b->rounds > FIRST)
 		report(b);
 	else if (!err)
-		printf("%.4g GiB in %u tensors: left out: no time left; run it by itself: -s %lluM -t %u\n",
+		printf("%.4g GiB in %u tensors: left out: no time left; run it by itself: -s %lluM "
+		       "-t %u\n",
 		       (double)b->size / GiB, b->tensors, b->size >> 20, b->tensors);
 	fflush(stdout);
 	return err;
@@ -393,8 +405,8 @@ static int run_size(struct bench *b, unsigned long long size)
 
 	b->size = size;
 	if (!time_is_left(b, 1)) {
-		printf("%.4g GiB: left out: no time left; run it by itself: -s %lluM\n", (double)size / GiB,
-		       size >> 20);
+		printf("%.4g GiB: left out: no time left; run it by itself: -s %lluM\n",
+		       (double)size / GiB, size >> 20);
 		return 0;
 	}
 	err = get_memory(b);
@@ -443,7 +455,7 @@ static int open_gpu(struct bench *b)
 
 static int run(const struct options *o)
 {
-	struct cairn_options so = { .size = sizeof(so), .notice = notice };
+	struct cairn_options so = {.size = sizeof(so), .notice = notice};
 	static struct bench b;
 	int err;
 
@@ -452,17 +464,22 @@ static int run(const struct options *o)
 	err = open_gpu(&b);
 	if (err || o->probe)
 		return err;
-	err = o->stand_in ? stage_stand_in(o->dir, &so, &b.stage) : cairn_stage_open(o->dir, &so, &b.stage);
+	err = o->stand_in ? stage_stand_in(o->dir, &so, &b.stage)
+			  : cairn_stage_open(o->dir, &so, &b.stage);
 	if (err) {
 		complain(o->dir);
 		return 1;
 	}
 	if (o->stand_in)
-		printf("no FUSE here: plain files of a tmpfs replace the mount's memory, mapped and registered "
-		       "the same way; \"sealed\" means copied, nothing becomes durable, nothing is loaded\n");
+		printf("no FUSE here: plain files of a tmpfs replace the mount's memory, mapped "
+		       "and registered "
+		       "the same way; \"sealed\" means copied, nothing becomes durable, nothing is "
+		       "loaded\n");
 	else
-		printf("memory of %s\n", cairn_stage_mount(b.stage) ? "the mount" : "this process: "
-		       "that directory gives none, so commits write");
+		printf("memory of %s\n", cairn_stage_mount(b.stage)
+						 ? "the mount"
+						 : "this process: "
+						   "that directory gives none, so commits write");
 	for (unsigned i = 0; i < o->n_sizes && !err; i++)
 		err = run_size(&b, o->size[i]);
 	if (cairn_stage_close(b.stage))
@@ -519,13 +536,16 @@ static int parse_tensors(char *s, struct options *o)
 int main(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "stand-in", no_argument, NULL, 'S' },
-		{ "probe", no_argument, NULL, 'P' },
-		{ "seconds", required_argument, NULL, 'T' },
-		{ NULL, 0, NULL, 0 },
+		{"stand-in", no_argument, NULL, 'S'},
+		{"probe", no_argument, NULL, 'P'},
+		{"seconds", required_argument, NULL, 'T'},
+		{NULL, 0, NULL, 0},
 	};
-	struct options o = { .size = { 8 * GiB, GiB, 32 * GiB }, .n_sizes = 3, .tensors = { 10, 2000 },
-			     .n_tensors = 2, .rounds = 7 };
+	struct options o = {.size = {8 * GiB, GiB, 32 * GiB},
+			    .n_sizes = 3,
+			    .tensors = {10, 2000},
+			    .n_tensors = 2,
+			    .rounds = 7};
 	int opt, err = 0;
 
 	while (!err && (opt = getopt_long(argc, argv, "s:t:n:", longs, NULL)) != -1) {

@@ -17,7 +17,7 @@
 
 #include "bench.h"
 
-#define SLOW_S 0.002	/* shorter calls are counted, not kept */
+#define SLOW_S 0.002 /* shorter calls are counted, not kept */
 #define MAX_SLOW 65536
 #define WINDOW_S 1.0
 #define STEP_PATH (PATH_MAX + 64)
@@ -29,7 +29,7 @@ struct slow {
 
 struct shared {
 	struct bench_barrier bar;
-	atomic_bool last;	/* parent: finish; rank 0 passes it on in `over` */
+	atomic_bool last; /* parent: finish; rank 0 passes it on in `over` */
 	atomic_bool over;
 	atomic_uint errors, calls, steps, n_slow;
 	char first_error[256];
@@ -41,7 +41,7 @@ struct rank {
 	const struct bench_place *p;
 	struct shared *sh;
 	unsigned id;
-	char *want, *got;	/* one block each */
+	char *want, *got; /* one block each */
 };
 
 static void note(struct rank *k, const char *op, double start, bool failed)
@@ -65,16 +65,18 @@ static void note(struct rank *k, const char *op, double start, bool failed)
 	sh->slow[at].end = end;
 }
 
-#define TIMED(k, op, call) ({					\
-	double start_ = bench_now();				\
-	long ret_ = (call);					\
-	note(k, op, start_, ret_ < 0);				\
-	ret_; })
+#define TIMED(k, op, call)                                                                         \
+	({                                                                                         \
+		double start_ = bench_now();                                                       \
+		long ret_ = (call);                                                                \
+		note(k, op, start_, ret_ < 0);                                                     \
+		ret_;                                                                              \
+	})
 
 /* Contents of block `off` of this rank's shard of this step. */
 static void stamp(struct rank *k, unsigned step, uint64_t off)
 {
-	uint64_t mark[2] = { (uint64_t)step << 32 | k->id, off };
+	uint64_t mark[2] = {(uint64_t)step << 32 | k->id, off};
 
 	memcpy(k->want, mark, sizeof(mark));
 }
@@ -270,7 +272,7 @@ static int one_place(struct bench *b, struct bench_place *p, struct shared *sh, 
 	int status, err = 0;
 
 	for (unsigned r = 0; r < b->ranks; r++) {
-		struct rank k = { .b = b, .p = p, .sh = sh, .id = r };
+		struct rank k = {.b = b, .p = p, .sh = sh, .id = r};
 		pid_t pid = fork();
 
 		if (pid == 0) {
@@ -301,8 +303,8 @@ int bench_cmd_latency(struct bench *b)
 	if (b->size % b->block)
 		return -EINVAL;
 	for (unsigned i = 0; i < b->n_places && !err; i++) {
-		sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-			  -1, 0);
+		sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+			  0);
 		if (sh == MAP_FAILED)
 			return -errno;
 		err = one_place(b, &b->place[i], sh, when);

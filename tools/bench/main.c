@@ -17,11 +17,9 @@ static const struct command {
 	uint64_t size;
 	unsigned count;
 } commands[] = {
-	{ "write", bench_cmd_write, 1u << 30, 0 },
-	{ "read", bench_cmd_read, 1u << 30, 0 },
-	{ "small", bench_cmd_small, 4096, 10000 },
-	{ "create", bench_cmd_create, 65536, 2000 },
-	{ "latency", bench_cmd_latency, 32u << 20, 0 },
+	{"write", bench_cmd_write, 1u << 30, 0},      {"read", bench_cmd_read, 1u << 30, 0},
+	{"small", bench_cmd_small, 4096, 10000},      {"create", bench_cmd_create, 65536, 2000},
+	{"latency", bench_cmd_latency, 32u << 20, 0},
 };
 
 static const char usage[] =
@@ -35,7 +33,8 @@ static const char usage[] =
 	"  read     files read whole; a DIR gets one written first, a FILE is only read\n"
 	"  small    many small files closed, then all durable\n"
 	"  create   create + write + close + unlink\n"
-	"  latency  4 ranks keep saving; every call is timed; may kill the cairnfs worker meanwhile\n"
+	"  latency  4 ranks keep saving; every call is timed; may kill the cairnfs worker "
+	"meanwhile\n"
 	"\n"
 	"  -s SIZE  of a file (write, read 1G; small 4K; create 64K; latency 32M)\n"
 	"  -b SIZE  of one write or read (4M)          --source SIZE  memory written from (4M)\n"
@@ -51,20 +50,30 @@ static const char usage[] =
 	"A LABEL ending in +fsync: fsync before each close (write). One ending in +cp: the files\n"
 	"come by `cp -r`, and a plain directory is then synced with `sync` (small).\n";
 
-enum { OPT_SOURCE = 256, OPT_IDLE, OPT_FIRST, OPT_BETWEEN, OPT_PACE, OPT_KILL, OPT_EVERY, OPT_JSON, OPT_TSV };
+enum {
+	OPT_SOURCE = 256,
+	OPT_IDLE,
+	OPT_FIRST,
+	OPT_BETWEEN,
+	OPT_PACE,
+	OPT_KILL,
+	OPT_EVERY,
+	OPT_JSON,
+	OPT_TSV
+};
 
 static const struct option options[] = {
-	{ "source", required_argument, NULL, OPT_SOURCE },
-	{ "idle", required_argument, NULL, OPT_IDLE },
-	{ "first", no_argument, NULL, OPT_FIRST },
-	{ "between", required_argument, NULL, OPT_BETWEEN },
-	{ "pace", required_argument, NULL, OPT_PACE },
-	{ "kill", required_argument, NULL, OPT_KILL },
-	{ "every", required_argument, NULL, OPT_EVERY },
-	{ "json", no_argument, NULL, OPT_JSON },
-	{ "tsv", no_argument, NULL, OPT_TSV },
-	{ "help", no_argument, NULL, 'h' },
-	{ NULL, 0, NULL, 0 },
+	{"source", required_argument, NULL, OPT_SOURCE},
+	{"idle", required_argument, NULL, OPT_IDLE},
+	{"first", no_argument, NULL, OPT_FIRST},
+	{"between", required_argument, NULL, OPT_BETWEEN},
+	{"pace", required_argument, NULL, OPT_PACE},
+	{"kill", required_argument, NULL, OPT_KILL},
+	{"every", required_argument, NULL, OPT_EVERY},
+	{"json", no_argument, NULL, OPT_JSON},
+	{"tsv", no_argument, NULL, OPT_TSV},
+	{"help", no_argument, NULL, 'h'},
+	{NULL, 0, NULL, 0},
 };
 
 static int parse_size(const char *s, uint64_t *out)
@@ -196,8 +205,8 @@ static void on_signal(int sig)
 
 int main(int argc, char **argv)
 {
-	struct bench b = { .rounds = 5, .block = 4u << 20, .pace_ms = 250, .every_ms = 2800 };
-	struct sigaction sa = { .sa_handler = on_signal };
+	struct bench b = {.rounds = 5, .block = 4u << 20, .pace_ms = 250, .every_ms = 2800};
+	struct sigaction sa = {.sa_handler = on_signal};
 	const struct command *cmd = parse(&b, argc, argv);
 	int err;
 

@@ -76,8 +76,9 @@ static double median(const double *v, size_t n)
 static void print_json(const struct bench *b, const char *command)
 {
 	printf("{\"bench\":\"%s\",\"size\":%llu,\"block\":%llu,\"source\":%llu,\"ranks\":%u,"
-	       "\"rounds\":%u,\"series\":[", command, (unsigned long long)b->size,
-	       (unsigned long long)b->block, (unsigned long long)b->source, b->ranks, b->rounds);
+	       "\"rounds\":%u,\"series\":[",
+	       command, (unsigned long long)b->size, (unsigned long long)b->block,
+	       (unsigned long long)b->source, b->ranks, b->rounds);
 	for (unsigned i = 0; i < b->n_series; i++) {
 		const struct bench_series *s = &b->series[i];
 		CLEANUP_FREE double *v = sorted(s->v, s->n);
@@ -85,8 +86,9 @@ static void print_json(const struct bench *b, const char *command)
 		if (!v || !s->n)
 			continue;
 		printf("%s\n{\"label\":\"%s\",\"metric\":\"%s\",\"unit\":\"%s\",\"median\":%.6g,"
-		       "\"min\":%.6g,\"max\":%.6g,\"samples\":[", i ? "," : "", s->label,
-		       s->metric, s->unit, median(s->v, s->n), v[0], v[s->n - 1]);
+		       "\"min\":%.6g,\"max\":%.6g,\"samples\":[",
+		       i ? "," : "", s->label, s->metric, s->unit, median(s->v, s->n), v[0],
+		       v[s->n - 1]);
 		for (size_t k = 0; k < s->n; k++)
 			printf("%s%.6g", k ? "," : "", s->v[k]);
 		printf("]}");

@@ -59,14 +59,14 @@ static int run_child(char *const argv[])
 
 static int fill(struct bench *b, const struct bench_place *p, const char *from, const char *dir)
 {
-	char *cp[] = { "cp", "-r", (char *)from, (char *)dir, NULL };
+	char *cp[] = {"cp", "-r", (char *)from, (char *)dir, NULL};
 
 	return p->cp ? run_child(cp) : make_files(b, dir);
 }
 
 static int all_durable(const struct bench_place *p, const char *dir)
 {
-	char *sync_all[] = { "sync", NULL };
+	char *sync_all[] = {"sync", NULL};
 
 	if (p->cp && !p->cairn)
 		return run_child(sync_all);
@@ -157,8 +157,8 @@ static double trips(const struct bench *b, const char *dir)
 
 static int create_one(struct bench *b, struct bench_place *p, unsigned round, bool timed)
 {
-	static const char *const name[PHASES] = { "create", "write", "close", "unlink" };
-	double spent[PHASES] = { 0 }, total = 0;
+	static const char *const name[PHASES] = {"create", "write", "close", "unlink"};
+	double spent[PHASES] = {0}, total = 0;
 	char path[FILE_PATH];
 	int err = 0;
 

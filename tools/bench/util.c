@@ -20,7 +20,8 @@
 #define FUSE_MAGIC 0x65735546
 #define POLL_MS 2
 #define SETTLE_S 10
-#define ROUNDING (4 << 20)	/* the page pool and what is staged come in huge pages, its target does not */
+/* the page pool and what is staged come in huge pages, its target does not */
+#define ROUNDING (4 << 20)
 
 volatile sig_atomic_t bench_stop;
 
@@ -34,7 +35,7 @@ double bench_now(void)
 
 void bench_sleep_ms(unsigned ms)
 {
-	struct timespec t = { ms / 1000, (ms % 1000) * 1000000L };
+	struct timespec t = {ms / 1000, (ms % 1000) * 1000000L};
 
 	nanosleep(&t, NULL);
 }
@@ -122,8 +123,8 @@ static double cpu_of(int pid)
 	fclose(f);
 	/* the name in brackets may contain anything; fields count from the last ')' */
 	at = at ? strrchr(line, ')') : NULL;
-	if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
-			  &user, &sys) != 2)
+	if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+			  &sys) != 2)
 		return 0;
 	return (double)(user + sys) / (double)sysconf(_SC_CLK_TCK);
 }
@@ -258,7 +259,8 @@ void bench_settle(const struct bench_place *p)
 			return;
 		if (status_number(json, "pending") <= 0 &&
 		    status_number(json, "pool_bytes") + status_number(json, "used_bytes") +
-			    ROUNDING >= status_number(json, "pool_target_bytes"))
+				    ROUNDING >=
+			    status_number(json, "pool_target_bytes"))
 			return;
 		bench_sleep_ms(20);
 	}

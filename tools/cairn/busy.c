@@ -86,7 +86,7 @@ static void tell(struct search *s, const char *who, const char *what)
 		return;
 	}
 	fputs("  ", s->f);
-	print_name(s->f, who);	/* a process can choose any name */
+	print_name(s->f, who); /* a process can choose any name */
 	fprintf(s->f, " %s\n", what);
 }
 
@@ -137,7 +137,7 @@ static void look_at_mounts(struct search *s)
 
 int print_users(FILE *f, int mount_id)
 {
-	struct search s = { .mount_id = mount_id, .f = f };
+	struct search s = {.mount_id = mount_id, .f = f};
 	DIR *d = opendir("/proc");
 	struct dirent *e;
 
@@ -169,7 +169,7 @@ static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor)
 
 int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor)
 {
-	struct search s = { .f = f };
+	struct search s = {.f = f};
 	DIR *d = opendir("/proc");
 	struct stat seen[MAX_LINES], st;
 	struct dirent *e;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn check: checks everything about a checkpoint that can be checked without Python. Each finding
- * is one line with the file and the offset.
+ * cairn check: checks everything about a checkpoint that can be checked without Python. Each
+ * finding is one line with the file and the offset.
  */
 #include "ckpt.h"
 
@@ -23,8 +23,8 @@ struct check {
 	char *buf;
 	bool quick;
 	struct progress bar;
-	uint64_t total;			/* bytes, for the bar */
-	bool *sound;			/* by index in c->name: its bytes are checked */
+	uint64_t total; /* bytes, for the bar */
+	bool *sound; /* by index in c->name: its bytes are checked */
 	uint64_t bad, pieces, sums, no_sums, crcs, refused, bytes;
 };
 
@@ -43,9 +43,9 @@ static void finding(struct check *k, const char *file, const struct fmt_error *e
 }
 
 __attribute__((format(printf, 4, 5))) static void say(struct check *k, const char *file,
-						       uint64_t at, const char *fmt, ...)
+						      uint64_t at, const char *fmt, ...)
 {
-	struct fmt_error e = { .at = at };
+	struct fmt_error e = {.at = at};
 	va_list ap;
 
 	va_start(ap, fmt);
@@ -140,7 +140,7 @@ static void check_crcs(struct check *k, const char *file, const struct fmt_sourc
 	struct zip *z;
 
 	if (zip_open(s, &z, &e))
-		return;		/* reported already by the parser */
+		return; /* reported already by the parser */
 	check_entries(k, file, s, z, base);
 	zip_close(z);
 }
@@ -169,7 +169,7 @@ static void check_torch_file(struct check *k, size_t i)
 
 static void check_piece(struct check *k, const struct fmt_tensor *t, const struct fmt_piece *p)
 {
-	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct fmt_source item;
 	struct one_file *o;
 	struct payload pay;
@@ -184,7 +184,7 @@ static void check_piece(struct check *k, const struct fmt_tensor *t, const struc
 	name = k->c->set->file[p->file].name;
 	err = files_get(&k->files, p->file, &o);
 	if (err || p->at > o->source.size || p->length > o->source.size - p->at)
-		return;		/* missing or truncated: reported once for the file */
+		return; /* missing or truncated: reported once for the file */
 	err = ckpt_payload(t, p, &o->source, &pay, &e);
 	if (err == -ENOTSUP) {
 		skipped(k, name, e.text);
@@ -203,7 +203,7 @@ static void check_piece(struct check *k, const struct fmt_tensor *t, const struc
 /* An item that is not a tensor: torch.save of an object. */
 static void check_object(struct check *k, const struct fmt_blob *b)
 {
-	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct fmt_source item;
 	struct one_file *o;
 	const char *name;
@@ -211,7 +211,7 @@ static void check_object(struct check *k, const struct fmt_blob *b)
 	int err;
 
 	if (b->pickle)
-		return;		/* a plain value of the metadata */
+		return; /* a plain value of the metadata */
 	if (b->file == FMT_NO_FILE) {
 		say(k, k->c->path, FMT_NOWHERE, "%.100s: %s", b->name,
 		    b->refusal ? b->refusal : "no file is named for it");
@@ -220,7 +220,7 @@ static void check_object(struct check *k, const struct fmt_blob *b)
 	name = k->c->set->file[b->file].name;
 	err = files_get(&k->files, b->file, &o);
 	if (err || b->refusal || b->at > o->source.size || b->length > o->source.size - b->at)
-		return;		/* missing or truncated: reported once for the file */
+		return; /* missing or truncated: reported once for the file */
 	item = fmt_part(&o->source, b->at, b->length);
 	err = object_open(&item, &z, &e);
 	if (err == -ENOTSUP) {
@@ -342,7 +342,8 @@ static int run(struct check *k)
 
 	if (err)
 		return err;
-	k->sound = calloc(c->names.n ? c->names.n : 1, sizeof(*k->sound));	/* names may have come */
+	/* names may have come */
+	k->sound = calloc(c->names.n ? c->names.n : 1, sizeof(*k->sound));
 	if (!k->sound)
 		return -ENOMEM;
 	for (size_t i = 0; i < c->names.n; i++)
@@ -370,7 +371,7 @@ static int run(struct check *k)
 static int check_path(const char *path, bool quick, bool quiet)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
-	struct check k = { .c = &c, .quick = quick };
+	struct check k = {.c = &c, .quick = quick};
 	int code = ckpt_need(path, &c), err;
 
 	if (code)
@@ -390,9 +391,9 @@ static int check_path(const char *path, bool quick, bool quiet)
 int cmd_check(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "quick", no_argument, NULL, 'k' },
-		{ "quiet", no_argument, NULL, 'q' },
-		{ 0 },
+		{"quick", no_argument, NULL, 'k'},
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
 	};
 	bool quick = false, quiet = false;
 	int c, worst = CAIRN_OK;

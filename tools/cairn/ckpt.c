@@ -22,7 +22,7 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 
 	n->name = c->names.v[i];
 	if (fstatat(c->dir, n->name, &st, 0))
-		return errno == ENOENT ? 0 : -errno;	/* gone, or a dangling link */
+		return errno == ENOENT ? 0 : -errno; /* gone, or a dangling link */
 	n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 	n->dir = S_ISDIR(st.st_mode);
 	n->mtime = st.st_mtim;
@@ -42,7 +42,7 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 
 static int look_at_all(struct ckpt *c)
 {
-	struct timespec newest = { 0 }, now;
+	struct timespec newest = {0}, now;
 	struct stat st;
 	int err = 0;
 
@@ -50,7 +50,7 @@ static int look_at_all(struct ckpt *c)
 	if (!c->name)
 		return -ENOMEM;
 	if (!c->alone && !fstat(c->dir, &st))
-		newest = st.st_mtim;	/* a rename or an unlink counts, too */
+		newest = st.st_mtim; /* a rename or an unlink counts, too */
 	for (size_t i = 0; !err && i < c->names.n; i++)
 		err = look_at(c, i, &newest);
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -154,7 +154,7 @@ int ckpt_need(const char *path, struct ckpt *out)
 	int err = location_find(path, &p);
 
 	*out = CKPT_EMPTY;
-	if (!err || err == -ENODEV || err == -EXDEV)	/* plain files suffice */
+	if (!err || err == -ENODEV || err == -EXDEV) /* plain files suffice */
 		err = ckpt_open(AT_FDCWD, path, path, p.on_mount, out);
 	if (err) {
 		complain_location(path, err);
@@ -163,8 +163,11 @@ int ckpt_need(const char *path, struct ckpt *out)
 	if (out->kind.format == CKPT_NONE) {
 		struct stat st;
 
-		complain("%s: not a known checkpoint%s", path, stat(path, &st) || !S_ISREG(st.st_mode) ? "" :
-			 ": name its directory, or a .safetensors, .pt, .pth or .ckpt file");
+		complain("%s: not a known checkpoint%s", path,
+			 stat(path, &st) || !S_ISREG(st.st_mode)
+				 ? ""
+				 : ": name its directory, or a .safetensors, .pt, .pth or .ckpt "
+				   "file");
 		ckpt_close(out);
 		return CAIRN_USAGE;
 	}
@@ -187,13 +190,13 @@ static int open_outside(const struct ckpt *c, const char *name)
 
 	if (n < 0 || fstat(link, &ls))
 		return -errno;
-	target[n] = '\0';	/* the link may have changed */
+	target[n] = '\0'; /* the link may have changed */
 	at = openat(c->dir, target, O_PATH | O_CLOEXEC);
 	if (at < 0 || fstat(at, &st))
 		return -errno;
 	if (ls.st_uid != geteuid() && ls.st_uid != st.st_uid) {
-		complain("%s/%s: a symlink to a file outside, of different owners: not followed", c->path,
-			 name);
+		complain("%s/%s: a symlink to a file outside, of different owners: not followed",
+			 c->path, name);
 		return -EPERM;
 	}
 	if (!S_ISREG(st.st_mode))
@@ -228,7 +231,7 @@ static int read_fd(void *ctx, uint64_t off, void *buf, size_t len)
 		if (n < 0)
 			return -errno;
 		if (!n)
-			return -EIO;	/* truncated meanwhile */
+			return -EIO; /* truncated meanwhile */
 		got += (size_t)n;
 	}
 	return 0;
@@ -242,7 +245,7 @@ int ckpt_source(int *fd, struct fmt_source *out)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	*out = (struct fmt_source){ .size = (uint64_t)st.st_size, .read = read_fd, .ctx = fd };
+	*out = (struct fmt_source){.size = (uint64_t)st.st_size, .read = read_fd, .ctx = fd};
 	return 0;
 }
 
@@ -273,8 +276,8 @@ bool ckpt_is_own(const struct ckpt *c, size_t i)
 {
 	const char *name = c->names.v[i];
 
-	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_safetensors(name) || ckpt_is_index(name) ||
-				   ckpt_is_torch(name));
+	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_safetensors(name) ||
+				   ckpt_is_index(name) || ckpt_is_torch(name));
 }
 
 /* ---- read ------------------------------------------------------------------------- */
@@ -320,10 +323,13 @@ static int tell_bad(void *ctx, const char *file, const struct fmt_error *e, int 
 
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 {
-	struct reading r = { .c = c, .bad = bad, .ctx = ctx };
-	const struct ckpt_io io = { .ctx = &r, .open = open_source, .close = close_source,
-				    .bad = tell_bad, .max_bytes = PICKLE_MAX_BYTES };
-	struct ckpt_content in = { .kind = c->kind, .v = c->name, .n = c->names.n };
+	struct reading r = {.c = c, .bad = bad, .ctx = ctx};
+	const struct ckpt_io io = {.ctx = &r,
+				   .open = open_source,
+				   .close = close_source,
+				   .bad = tell_bad,
+				   .max_bytes = PICKLE_MAX_BYTES};
+	struct ckpt_content in = {.kind = c->kind, .v = c->name, .n = c->names.n};
 	int err = ckpt_content_read(&in, &io, deep ? CKPT_ALL : CKPT_SOUND);
 	char **v = reallocarray(c->names.v, in.n ? in.n : 1, sizeof(*v));
 
@@ -332,9 +338,10 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 	c->set = in.set;
 	c->index = in.index;
 	if (!v)
-		return -ENOMEM;	/* the command ends: names added by the reading are freed with it */
+		/* the command ends: names added by the reading are freed with it */
+		return -ENOMEM;
 	c->names.v = v;
-	c->names.n = in.n;	/* files in subdirectories may have been added */
+	c->names.n = in.n; /* files in subdirectories may have been added */
 	for (size_t i = 0; i < in.n; i++)
 		v[i] = (char *)in.v[i].name;
 	return err;

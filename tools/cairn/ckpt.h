@@ -9,20 +9,21 @@
 #include "cli.h"
 
 struct ckpt {
-	const char *path;		/* as given by the user, or as found; owned */
-	int dir;			/* directory of the names; the checkpoint itself or its
+	const char *path; /* as given by the user, or as found; owned */
+	int dir; /* directory of the names; the checkpoint itself or its
 					 * parent */
-	bool alone;			/* one file */
-	bool on_mount;			/* states are available */
+	bool alone; /* one file */
+	bool on_mount; /* states are available */
 	struct names names;
-	struct ckpt_name *name;		/* names.n of them; .fault is owned */
-	double quiet_s;			/* since the last change */
+	struct ckpt_name *name; /* names.n of them; .fault is owned */
+	double quiet_s; /* since the last change */
 	struct ckpt_kind kind;
-	struct fmt_set *set;		/* what its metadata lists; NULL: not read, or unreadable */
-	struct safetensors_index index;	/* index.v NULL: none */
+	/* what its metadata lists; NULL: not read, or unreadable */
+	struct fmt_set *set;
+	struct safetensors_index index; /* index.v NULL: none */
 };
 
-#define CKPT_EMPTY ((struct ckpt){ .dir = -1 })
+#define CKPT_EMPTY ((struct ckpt){.dir = -1})
 #define CLEANUP_CKPT __attribute__((cleanup(ckpt_close)))
 
 /* Looks at names only: kind NONE if it is not a checkpoint. dirfd: the directory of name
@@ -85,9 +86,9 @@ struct one_file {
 	struct fmt_source source;
 	dev_t dev;
 	ino_t ino;
-	char sum[48];		/* its checksum xattr, or "" */
-	unsigned users;		/* stays open while there are any */
-	int direct;		/* a second descriptor, with O_DIRECT; -1: none */
+	char sum[48]; /* its checksum xattr, or "" */
+	unsigned users; /* stays open while there are any */
+	int direct; /* a second descriptor, with O_DIRECT; -1: none */
 };
 
 /* The files of a checkpoint's set, opened when asked for; a bounded number stays open. */
@@ -95,7 +96,7 @@ struct files {
 	const struct ckpt *c;
 	struct one_file *v;
 	unsigned n_open;
-	bool whole;		/* all of them are read, in order: past the page cache if
+	bool whole; /* all of them are read, in order: past the page cache if
 				 * possible */
 };
 
@@ -109,7 +110,7 @@ bool is_on_fuse(int fd);
 struct compare {
 	struct files a, b;
 	char *buf;
-	uint64_t read;		/* bytes, of both */
+	uint64_t read; /* bytes, of both */
 };
 
 int compare_open(struct compare *c, const struct ckpt *a, const struct ckpt *b);

@@ -23,8 +23,8 @@
 
 enum cairn_exit {
 	CAIRN_OK = 0,
-	CAIRN_FAILED = 1,	/* correct usage, negative result */
-	CAIRN_USAGE = 2,	/* wrong options, no such path, not on a cairnfs */
+	CAIRN_FAILED = 1, /* correct usage, negative result */
+	CAIRN_USAGE = 2, /* wrong options, no such path, not on a cairnfs */
 	CAIRN_TIMEOUT = 3,
 };
 
@@ -38,7 +38,7 @@ static inline void cairn_free_ptr(void *p)
 static inline void cairn_close_fd(int *fd)
 {
 	if (*fd >= 0) {
-		int saved = errno;	/* often read after the scope */
+		int saved = errno; /* often read after the scope */
 
 		close(*fd);
 		errno = saved;
@@ -77,7 +77,8 @@ int complain_option(const char *sub, char **argv);
 
 /* ---- where a path is (where.c) ---------------------------------------- */
 
-int mount_id_of(int fd);		/* of any descriptor; accesses no filesystem; or -errno */
+/* of any descriptor; accesses no filesystem; or -errno */
+int mount_id_of(int fd);
 /* Prints what keeps a mount busy, a line each, indented; returns how many lines. */
 int print_users(FILE *f, int mount_id);
 /* The processes, one per mount namespace, that have a filesystem mounted: a line each, indented;
@@ -85,17 +86,17 @@ int print_users(FILE *f, int mount_id);
 int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor);
 
 struct location {
-	const char *arg;	/* as given by the user; borrowed */
-	int fd;			/* O_PATH of the path itself */
-	int root;		/* O_PATH of the mount's root, or of the store */
-	bool on_mount;		/* else in an unmounted store */
-	int mount_id;		/* of the mount whose root `root` is; -1 in a store */
-	unsigned dev_major, dev_minor;	/* its device, 0:0 in a store */
-	char *top;		/* the mount point, or the store's path */
-	char *below;		/* path below top, without leading '/'; "" is top itself */
+	const char *arg; /* as given by the user; borrowed */
+	int fd; /* O_PATH of the path itself */
+	int root; /* O_PATH of the mount's root, or of the store */
+	bool on_mount; /* else in an unmounted store */
+	int mount_id; /* of the mount whose root `root` is; -1 in a store */
+	unsigned dev_major, dev_minor; /* its device, 0:0 in a store */
+	char *top; /* the mount point, or the store's path */
+	char *below; /* path below top, without leading '/'; "" is top itself */
 };
 
-#define LOCATION_NONE ((struct location){ .fd = -1, .root = -1, .mount_id = -1 })
+#define LOCATION_NONE ((struct location){.fd = -1, .root = -1, .mount_id = -1})
 #define CLEANUP_PLACE __attribute__((cleanup(location_close)))
 
 /* -errno of a call on a mount. A call in progress when the daemon died fails with ECONNABORTED,
@@ -155,18 +156,18 @@ void names_free(struct names *n);
 
 enum walk_what {
 	WALK_END,
-	WALK_ENTRY,	/* anything, directories included, before their contents */
-	WALK_LEAVE,	/* a directory, after its contents */
-	WALK_ERROR,	/* err is the reason; what is below is not visited */
+	WALK_ENTRY, /* anything, directories included, before their contents */
+	WALK_LEAVE, /* a directory, after its contents */
+	WALK_ERROR, /* err is the reason; what is below is not visited */
 };
 
 struct walk_item {
 	enum walk_what what;
-	const char *path;	/* relative to the start, "" is the start; any length */
-	const char *name;	/* last component; "." for the start */
-	int dirfd;		/* directory of name */
-	int peer;		/* the same directory in the second tree; -1 = it has none */
-	struct stat st;		/* lstat(2); unset on WALK_ERROR */
+	const char *path; /* relative to the start, "" is the start; any length */
+	const char *name; /* last component; "." for the start */
+	int dirfd; /* directory of name */
+	int peer; /* the same directory in the second tree; -1 = it has none */
+	struct stat st; /* lstat(2); unset on WALK_ERROR */
 	int err;
 };
 
@@ -190,12 +191,12 @@ static inline void walk_closep(struct walk **w)
 
 /* ---- text (text.c) --------------------------------------------------------- */
 
-double now_s(void);			/* monotonic */
+double now_s(void); /* monotonic */
 void sleep_s(double s);
-const char *human_bytes(uint64_t n, char buf[32]);	/* "1.5 GiB" */
+const char *human_bytes(uint64_t n, char buf[32]); /* "1.5 GiB" */
 #define NUMBER_ROOM 21
-char *put_number(char *p, uint64_t n);	/* in decimal, NUL-terminated; its end */
-const char *human_time(double s, char buf[32]);		/* "0:07", "1:02:03" */
+char *put_number(char *p, uint64_t n); /* in decimal, NUL-terminated; its end */
+const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
 /* Prints a name: control bytes as \xNN if f is a terminal. */
 void print_name(FILE *f, const char *name);
 /* "S", "S.fff", S >= 0: a timeout in seconds. */
@@ -206,9 +207,9 @@ struct progress {
 	const char *label;
 	bool tty, quiet, shown;
 	double start, last_show, last_sample;
-	uint64_t done, left;	/* done + left = the total */
+	uint64_t done, left; /* done + left = the total */
 	uint64_t sample_done;
-	double rate;		/* bytes a second, smoothed; 0 = unknown */
+	double rate; /* bytes a second, smoothed; 0 = unknown */
 };
 
 void progress_start(struct progress *p, const char *label, bool quiet);
@@ -216,6 +217,6 @@ void progress_start(struct progress *p, const char *label, bool quiet);
 void progress_left(struct progress *p, uint64_t left, const char *note);
 /* The same, given what is done. */
 void progress_done(struct progress *p, uint64_t done, uint64_t total, const char *note);
-void progress_end(struct progress *p);	/* erases the bar from the terminal */
+void progress_end(struct progress *p); /* erases the bar from the terminal */
 
 #endif

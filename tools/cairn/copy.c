@@ -14,33 +14,34 @@
 
 #include "io/align.h"
 
-#define COPIERS 4u		/* more gain nothing: the disk is the limit */
-#define CHUNK (2u << 20)	/* assembled and written at once, by one of them */
+#define COPIERS 4u /* more gain nothing: the disk is the limit */
+#define CHUNK (2u << 20) /* assembled and written at once, by one of them */
 #define DIRECT_MIN (256u << 10) /* shorter reads gain more from the kernel's readahead */
 
 struct copy {
 	struct export *x;
 	const struct view *v;
 	int fd;
-	bool direct;		/* fd has O_DIRECT */
-	bool in_order;		/* on a cairnfs mount: a file that outgrows memory must be
+	bool direct; /* fd has O_DIRECT */
+	bool in_order; /* on a cairnfs mount: a file that outgrows memory must be
 				 * sequential */
 
-	pthread_mutex_t lock;	/* for what is below, and for x->files */
+	pthread_mutex_t lock; /* for what is below, and for x->files */
 	pthread_cond_t turn;
-	uint64_t next;		/* the next chunk to take */
-	uint64_t done;		/* bytes of this view */
-	uint64_t all;		/* of all views */
+	uint64_t next; /* the next chunk to take */
+	uint64_t done; /* bytes of this view */
+	uint64_t all; /* of all views */
 	struct fmt_error *e;
-	int err;		/* of the first that failed; stops all */
+	int err; /* of the first that failed; stops all */
 };
 
 struct copier {
 	struct copy *c;
 	pthread_t thread;
 	bool started;
-	struct one_file *file;	/* that it reads */
-	char *buf;		/* CHUNK, aligned; after it what O_DIRECT reads around a piece */
+	struct one_file *file; /* that it reads */
+	/* CHUNK, aligned; after it what O_DIRECT reads around a piece */
+	char *buf;
 	struct view_io io;
 	struct fmt_error e;
 };
@@ -51,14 +52,18 @@ struct copier {
 
 /* Linux 6.5, include/uapi/linux/mman.h; the headers of Debian 12 lack it. */
 #ifndef SYS_cachestat
-#define SYS_cachestat 451	/* the same on all but alpha */
+#define SYS_cachestat 451 /* the same on all but alpha */
 #endif
 
 /* Is most of it in the page cache? If unknown: yes. */
 static bool is_cached(int fd, uint64_t off, size_t len)
 {
-	struct { uint64_t off, len; } range = { off, len };
-	struct { uint64_t cached, dirty, writeback, evicted, recently_evicted; } is;
+	struct {
+		uint64_t off, len;
+	} range = {off, len};
+	struct {
+		uint64_t cached, dirty, writeback, evicted, recently_evicted;
+	} is;
 
 	return syscall(SYS_cachestat, fd, &range, &is, 0) ||
 	       is.cached >= len / (uint64_t)sysconf(_SC_PAGESIZE) / 2;
@@ -68,7 +73,8 @@ static bool is_cached(int fd, uint64_t off, size_t len)
 static int read_direct(const struct copier *k, uint64_t off, char *to, size_t len)
 {
 	uint64_t from = off - off % IO_ALIGN;
-	size_t lead = (size_t)(off - from), want = (lead + len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
+	size_t lead = (size_t)(off - from),
+	       want = (lead + len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
 	char *around = k->buf + CHUNK;
 	size_t got = 0;
 
@@ -81,7 +87,7 @@ static int read_direct(const struct copier *k, uint64_t off, char *to, size_t le
 			return -errno;
 		got += (size_t)n;
 		if (got < lead + len && (!n || got % IO_ALIGN))
-			return -EINVAL;	/* truncated: plain reads report it */
+			return -EINVAL; /* truncated: plain reads report it */
 	}
 	memcpy(to, around + lead, len);
 	return 0;
@@ -112,7 +118,7 @@ static int get_file(void *ctx, uint32_t file, struct fmt_source *out)
 	err = files_get(&c->x->files, file, &k->file);
 	k->file->users += !err;
 	pthread_mutex_unlock(&c->lock);
-	*out = (struct fmt_source){ .size = k->file->source.size, .read = read_piece, .ctx = k };
+	*out = (struct fmt_source){.size = k->file->source.size, .read = read_piece, .ctx = k};
 	return err;
 }
 
@@ -155,7 +161,7 @@ static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 		err = write_all(c->fd, buf, padded, off);
 		if (err != -EINVAL)
 			return err;
-		fcntl(c->fd, F_SETFL, 0);	/* accepted at open, but not by the write */
+		fcntl(c->fd, F_SETFL, 0); /* accepted at open, but not by the write */
 	}
 	return write_all(c->fd, buf, n, off);
 }
@@ -230,8 +236,9 @@ static void *copier_main(void *arg)
 
 static int copier_new(struct copier *k, struct copy *c)
 {
-	*k = (struct copier){ .c = c, .e = { .at = FMT_NOWHERE } };
-	k->io = (struct view_io){ .get = get_file, .put = put_back, .ctx = k, .scratch = malloc(VIEW_SCRATCH) };
+	*k = (struct copier){.c = c, .e = {.at = FMT_NOWHERE}};
+	k->io = (struct view_io){
+		.get = get_file, .put = put_back, .ctx = k, .scratch = malloc(VIEW_SCRATCH)};
 	k->buf = aligned_alloc(IO_ALIGN, CHUNK + READ_AROUND);
 	return k->buf && k->io.scratch ? 0 : -ENOMEM;
 }
@@ -274,9 +281,13 @@ static void copy_chunks(struct copy *c)
 int copy_view(struct export *x, const struct view *v, int fd, struct fmt_error *e)
 {
 	uint64_t size = view_size(v);
-	struct copy c = { .x = x, .v = v, .fd = fd, .e = e,
-			  .lock = PTHREAD_MUTEX_INITIALIZER, .turn = PTHREAD_COND_INITIALIZER,
-			  .all = view_size(x->view) + (x->metadata ? view_size(x->metadata) : 0) };
+	struct copy c = {.x = x,
+			 .v = v,
+			 .fd = fd,
+			 .e = e,
+			 .lock = PTHREAD_MUTEX_INITIALIZER,
+			 .turn = PTHREAD_COND_INITIALIZER,
+			 .all = view_size(x->view) + (x->metadata ? view_size(x->metadata) : 0)};
 
 	x->files.whole = true;
 	c.in_order = is_on_fuse(fd);

@@ -11,7 +11,7 @@
 
 struct diff {
 	struct ckpt a, b;
-	struct fmt_set *values_a, *values_b;	/* of a torch.save file compared with a DCP
+	struct fmt_set *values_a, *values_b; /* of a torch.save file compared with a DCP
 						 * checkpoint */
 	struct compare cmp;
 	bool json, verbose;
@@ -59,7 +59,7 @@ static void tell(struct diff *d, const char *what, const char *name, const char 
 	print_name(stdout, name);
 	if (old || new)
 		fputs("  ", stdout);
-	print_name(stdout, old ? old : "");	/* both may hold names from the files */
+	print_name(stdout, old ? old : ""); /* both may hold names from the files */
 	fputs(old && new ? " -> " : "", stdout);
 	print_name(stdout, new ? new : "");
 	putchar('\n');
@@ -138,8 +138,9 @@ static void diff_tensors(struct diff *d)
 	size_t i = 0, j = 0;
 
 	while (i < a->n_tensors || j < b->n_tensors) {
-		int c = i == a->n_tensors ? 1 : j == b->n_tensors ? -1 :
-			strcmp(a->tensor[i].name, b->tensor[j].name);
+		int c = i == a->n_tensors   ? 1
+			: j == b->n_tensors ? -1
+					    : strcmp(a->tensor[i].name, b->tensor[j].name);
 
 		if (c < 0)
 			only_in(d, &a->tensor[i++], false);
@@ -157,8 +158,9 @@ static void diff_blobs(struct diff *d)
 	size_t i = 0, j = 0;
 
 	while (i < a->n_blobs || j < b->n_blobs) {
-		int c = i == a->n_blobs ? 1 : j == b->n_blobs ? -1 :
-			strcmp(a->blob[i].name, b->blob[j].name);
+		int c = i == a->n_blobs	  ? 1
+			: j == b->n_blobs ? -1
+					  : strcmp(a->blob[i].name, b->blob[j].name);
 
 		if (c < 0) {
 			d->removed++;
@@ -180,8 +182,10 @@ static int open_one(struct diff *d, const char *path, struct ckpt *c)
 		return code;
 	err = c->kind.format == CKPT_ORBAX ? -EOPNOTSUPP : ckpt_read(c, true, tell_bad, d);
 	if (err || !c->set) {
-		complain("%s: %s", path, err == -EOPNOTSUPP ? "Orbax checkpoints are not read" :
-			 err ? strerror(-err) : "its metadata is missing");
+		complain("%s: %s", path,
+			 err == -EOPNOTSUPP ? "Orbax checkpoints are not read"
+			 : err		    ? strerror(-err)
+					    : "its metadata is missing");
 		return CAIRN_FAILED;
 	}
 	return CAIRN_OK;
@@ -192,7 +196,7 @@ static int open_one(struct diff *d, const char *path, struct ckpt *c)
 static int read_values(struct diff *d, const struct ckpt *c, const struct ckpt *other,
 		       struct fmt_set **out)
 {
-	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	const char *name = c->set->n_files ? c->set->file[0].name : "";
 	struct fmt_source s;
 	CLEANUP_CLOSE int fd = -1;
@@ -211,7 +215,8 @@ static int read_values(struct diff *d, const struct ckpt *c, const struct ckpt *
 	else
 		file = fmt_set_file(*out, name, strlen(name), &e);
 	if (!err)
-		err = file < 0 ? (int)file : torchfile_read_state(*out, (uint32_t)file, &s, NULL, NULL, &e);
+		err = file < 0 ? (int)file
+			       : torchfile_read_state(*out, (uint32_t)file, &s, NULL, NULL, &e);
 	fmt_set_finish(*out);
 	if (err)
 		tell_bad(d, name, &e, err);
@@ -269,18 +274,19 @@ static int run(struct diff *d, char **path)
 	diff_blobs(d);
 	totals(d);
 	compare_close(&d->cmp);
-	return d->bad || d->unknown || d->added || d->removed || d->reshaped || d->changed ?
-	       CAIRN_FAILED : CAIRN_OK;
+	return d->bad || d->unknown || d->added || d->removed || d->reshaped || d->changed
+		       ? CAIRN_FAILED
+		       : CAIRN_OK;
 }
 
 int cmd_diff(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "json", no_argument, NULL, 'j' },
-		{ "verbose", no_argument, NULL, 'v' },
-		{ 0 },
+		{"json", no_argument, NULL, 'j'},
+		{"verbose", no_argument, NULL, 'v'},
+		{0},
 	};
-	struct diff d = { .a = CKPT_EMPTY, .b = CKPT_EMPTY };
+	struct diff d = {.a = CKPT_EMPTY, .b = CKPT_EMPTY};
 	int c, code;
 
 	while ((c = getopt_long(argc, argv, "jv", longs, NULL)) != -1) {

@@ -18,7 +18,8 @@ static const char *reason(int err)
 	switch (err) {
 	case -EINVAL: return "its state is not failed: there is nothing to discard";
 	case -EBUSY: return "it is open; close it first";
-	case -EAGAIN: return "the previous version is not in the store yet; `cairn wait` and try again";
+	case -EAGAIN:
+		return "the previous version is not in the store yet; `cairn wait` and try again";
 	case -EACCES:
 	case -EPERM: return "only root and the user who mounted it may";
 	default: return strerror(-err);
@@ -42,8 +43,10 @@ static int discard(const char *path)
 
 	if (code)
 		return code;
-	int err = fstatat(p.fd, "", &st, AT_EMPTY_PATH) ? -errno : S_ISREG(st.st_mode) ? ask(&p, st.st_ino) : -EINVAL;
-	bool gone = err == -ENODATA;	/* the store has no version: only the name is left */
+	int err = fstatat(p.fd, "", &st, AT_EMPTY_PATH) ? -errno
+		  : S_ISREG(st.st_mode)			? ask(&p, st.st_ino)
+							: -EINVAL;
+	bool gone = err == -ENODATA; /* the store has no version: only the name is left */
 
 	if (gone)
 		err = unlink(path) ? -errno : 0;
@@ -51,8 +54,9 @@ static int discard(const char *path)
 		complain("%s: %s", path, reason(err));
 		return CAIRN_FAILED;
 	}
-	printf("%s: discarded; %s\n", path, gone ? "there was no previous version, so it is removed" :
-	       "the previous version is in force again");
+	printf("%s: discarded; %s\n", path,
+	       gone ? "there was no previous version, so it is removed"
+		    : "the previous version is in force again");
 	return CAIRN_OK;
 }
 

@@ -128,7 +128,7 @@ static size_t whole(size_t need)
 static int fill(struct disk *d, struct slot *s, uint64_t off, size_t need)
 {
 	while (s->got < need) {
-		size_t at = s->got - s->got % IO_ALIGN;	/* O_DIRECT starts aligned */
+		size_t at = s->got - s->got % IO_ALIGN; /* O_DIRECT starts aligned */
 		ssize_t n = read_at(d, s->buf + at, whole(need) - at, off + at);
 
 		if (n == -EINTR)
@@ -136,7 +136,7 @@ static int fill(struct disk *d, struct slot *s, uint64_t off, size_t need)
 		if (n < 0)
 			return (int)n;
 		if (at + (size_t)n <= s->got)
-			return -EIO;	/* truncated meanwhile */
+			return -EIO; /* truncated meanwhile */
 		s->got = at + (size_t)n;
 	}
 	return 0;
@@ -191,7 +191,8 @@ int disk_range(struct disk *d, uint64_t off, uint64_t end,
 		for (; ahead < last && ahead < k + SLOTS; ahead++) {
 			uint64_t left = end - ahead * CHUNK;
 
-			submit(d, &d->slot[ahead % SLOTS], ahead * CHUNK, left < CHUNK ? left : CHUNK);
+			submit(d, &d->slot[ahead % SLOTS], ahead * CHUNK,
+			       left < CHUNK ? left : CHUNK);
 		}
 		if (d->has_ring)
 			io_uring_submit(&d->ring);

@@ -14,12 +14,12 @@ struct disk;
 /* A reader for one file after the other. Several reads are kept in flight if
  * io_uring is available. NULL: no memory. */
 struct disk *disk_new(void);
-void disk_free(struct disk *d);	/* NULL is allowed */
+void disk_free(struct disk *d); /* NULL is allowed */
 
 /* Switches to the file open at fd, which it opens anew. 0 or -errno; after an error it has
  * no file. */
 int disk_use(struct disk *d, int fd);
-int disk_fd(const struct disk *d);	/* O_RDONLY; its offset is free to use */
+int disk_fd(const struct disk *d); /* O_RDONLY; its offset is free to use */
 
 /* O_DIRECT was refused: the cached pages of the file were dropped, and the
  * bytes come through the page cache. */

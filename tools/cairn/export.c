@@ -72,15 +72,12 @@ static void tell_left_out(const struct export *x)
 
 static int lay_out(struct export *x, struct fmt_error *e)
 {
-	struct view_pick all = { 0, x->ck.set->n_tensors, 1, 0 };
+	struct view_pick all = {0, x->ck.set->n_tensors, 1, 0};
 
 	switch (x->format) {
-	case EXPORT_DCP:
-		return view_dcp(x->base, &x->view, &x->metadata, e);
-	case EXPORT_TORCH:
-		return view_torch(x->base, &x->view, e);
-	default:
-		return view_safetensors(x->base, &all, &x->view, e);
+	case EXPORT_DCP: return view_dcp(x->base, &x->view, &x->metadata, e);
+	case EXPORT_TORCH: return view_torch(x->base, &x->view, e);
+	default: return view_safetensors(x->base, &all, &x->view, e);
 	}
 }
 
@@ -97,7 +94,7 @@ static int check_objects(struct export *x, struct fmt_error *e)
 		struct fmt_source item;
 
 		if (b->pickle || b->refusal || b->file == FMT_NO_FILE)
-			continue;	/* no bytes, or refused by the layout */
+			continue; /* no bytes, or refused by the layout */
 		err = files_get(&x->files, b->file, &o);
 		if (err)
 			return put_told(e, err, s->file[b->file].name);
@@ -137,7 +134,7 @@ static void tell_totals(const struct export *x, double s)
 
 int export_write(struct export *x)
 {
-	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	double start = now_s();
 	int err = files_open(&x->files, &x->ck);
 
@@ -176,7 +173,7 @@ int export_need_out(const struct export *x, const char *sub)
 	bool dir = x->format == EXPORT_DCP;
 
 	if (stat(x->out, &st))
-		return CAIRN_OK;	/* other errors are reported when it is created */
+		return CAIRN_OK; /* other errors are reported when it is created */
 	if (!dir && !S_ISREG(st.st_mode))
 		return complain_usage(sub, "%s: exists and is not a file", x->out);
 	if (dir && (!S_ISDIR(st.st_mode) || !put_is_empty(x->out)))
@@ -187,7 +184,8 @@ int export_need_out(const struct export *x, const char *sub)
 static bool parse_format(const char *s, enum export_format *out)
 {
 	static const char *const name[] = {
-		[EXPORT_SAFETENSORS] = "safetensors", [EXPORT_TORCH] = "torch",
+		[EXPORT_SAFETENSORS] = "safetensors",
+		[EXPORT_TORCH] = "torch",
 		[EXPORT_DCP] = "dcp",
 	};
 
@@ -202,9 +200,9 @@ static bool parse_format(const char *s, enum export_format *out)
 int cmd_export(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "format", required_argument, NULL, 'f' },
-		{ "quiet", no_argument, NULL, 'q' },
-		{ 0 },
+		{"format", required_argument, NULL, 'f'},
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
 	};
 	struct export x = EXPORT_EMPTY;
 	int c, code;
@@ -215,9 +213,8 @@ int cmd_export(int argc, char **argv)
 		else if (c != 'f')
 			return complain_option("export", argv);
 		else if (!parse_format(optarg, &x.format))
-			return complain_usage("export",
-					      "--format %s: must be safetensors, torch or dcp",
-					      optarg);
+			return complain_usage(
+				"export", "--format %s: must be safetensors, torch or dcp", optarg);
 	}
 	if (argc - optind != 2)
 		return complain_usage("export", "which checkpoint, to which file or directory?");

@@ -12,20 +12,21 @@
 
 enum export_format { EXPORT_SAFETENSORS, EXPORT_TORCH, EXPORT_DCP };
 
-struct export {
+struct export
+{
 	struct ckpt ck;
 	struct files files;
 	struct view_base *base;
-	struct view *view, *metadata;	/* metadata: of DCP only */
-	const char *out;	/* as given by the user */
-	const char *note;	/* "exporting" */
+	struct view *view, *metadata; /* metadata: of DCP only */
+	const char *out; /* as given by the user */
+	const char *note; /* "exporting" */
 	enum export_format format;
 	bool quiet, bad;
 	struct progress bar;
-	uint64_t done;		/* bytes of the files before this one */
+	uint64_t done; /* bytes of the files before this one */
 };
 
-#define EXPORT_EMPTY ((struct export){ .ck = CKPT_EMPTY, .note = "exporting" })
+#define EXPORT_EMPTY ((struct export){.ck = CKPT_EMPTY, .note = "exporting"})
 
 /* Reads a checkpoint into x->ck and reports errors. Nothing is guessed: one that is
  * not whole, or not fully supported, gives CAIRN_FAILED; not a checkpoint, CAIRN_USAGE. */
@@ -55,7 +56,8 @@ int put_is_empty(const char *path);
 
 /* ---- their bytes (copy.c) --------------------------------------------------- */
 
-/* All of v into fd, a new file open for writing, and x->done counts them. -errno, and e says why. */
+/* All of v into fd, a new file open for writing, and x->done counts them. -errno, and e says
+ * why. */
 int copy_view(struct export *x, const struct view *v, int fd, struct fmt_error *e);
 
 #endif

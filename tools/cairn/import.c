@@ -12,7 +12,7 @@
 static bool is_torch(const char *path)
 {
 	CLEANUP_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	unsigned char magic[4] = { 0 };
+	unsigned char magic[4] = {0};
 	struct stat st;
 
 	if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) || pread(fd, magic, 4, 0) != 4)
@@ -50,7 +50,7 @@ static void tell_left_out(const struct left_out *l)
 
 static int read_torch(struct export *x, const char *path, struct left_out *left)
 {
-	struct fmt_error e = { .at = FMT_NOWHERE };
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct fmt_source s;
 	const char *name;
 	int64_t file;
@@ -68,8 +68,9 @@ static int read_torch(struct export *x, const char *path, struct left_out *left)
 	}
 	name = x->ck.names.v[0];
 	file = fmt_set_file(x->ck.set, name, strlen(name), &e);
-	err = file < 0 ? (int)file :
-	      torchfile_read_state(x->ck.set, (uint32_t)file, &s, note_left_out, left, &e);
+	err = file < 0 ? (int)file
+		       : torchfile_read_state(x->ck.set, (uint32_t)file, &s, note_left_out, left,
+					      &e);
 	if (err && e.at != FMT_NOWHERE)
 		complain("%s: at %llu: %s", path, (unsigned long long)e.at, e.text);
 	else if (err)
@@ -84,19 +85,18 @@ static int read_safetensors(struct export *x, const char *path)
 
 	if (code || x->ck.kind.format == CKPT_SAFETENSORS)
 		return code;
-	return complain_usage("import",
-			      "%s: a %s checkpoint; use `cairn export --format dcp`", path,
-			      ckpt_format_name(x->ck.kind.format));
+	return complain_usage("import", "%s: a %s checkpoint; use `cairn export --format dcp`",
+			      path, ckpt_format_name(x->ck.kind.format));
 }
 
 int cmd_import(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "quiet", no_argument, NULL, 'q' },
-		{ 0 },
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
 	};
 	struct export x = EXPORT_EMPTY;
-	struct left_out left = { .len = 0 };
+	struct left_out left = {.len = 0};
 	int c, code;
 
 	x.format = EXPORT_DCP;

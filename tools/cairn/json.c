@@ -55,7 +55,7 @@ static void before(struct json_out *j, const char *key)
 
 void json_begin(struct json_out *j, FILE *f)
 {
-	*j = (struct json_out){ .f = f };
+	*j = (struct json_out){.f = f};
 }
 
 void json_open(struct json_out *j, const char *key, char bracket)

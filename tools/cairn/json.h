@@ -24,13 +24,15 @@ static inline int json_parse(const char *text, size_t len, struct json_doc **out
 struct json_out {
 	FILE *f;
 	unsigned depth;
-	uint64_t comma;		/* bit d: something was written at depth d */
+	uint64_t comma; /* bit d: something was written at depth d */
 };
 
 void json_begin(struct json_out *j, FILE *f);
-void json_open(struct json_out *j, const char *key, char bracket);	/* '{' or '['; key NULL in arrays */
-void json_close(struct json_out *j, char bracket);			/* '}' or ']' */
-void json_put_string(struct json_out *j, const char *key, const char *bytes);	/* NULL -> null */
+/* '{' or '['; key NULL in arrays */
+void json_open(struct json_out *j, const char *key, char bracket);
+void json_close(struct json_out *j, char bracket); /* '}' or ']' */
+/* NULL -> null */
+void json_put_string(struct json_out *j, const char *key, const char *bytes);
 void json_put_u64(struct json_out *j, const char *key, uint64_t n);
 void json_put_i64(struct json_out *j, const char *key, int64_t n);
 void json_put_bool(struct json_out *j, const char *key, bool b);

@@ -8,7 +8,7 @@
 #include <fcntl.h>
 #include <string.h>
 
-#define LOOKS 5			/* tries for a file with changes around it */
+#define LOOKS 5 /* tries for a file with changes around it */
 #define BETWEEN_LOOKS_S 0.2
 
 static void on_bytes(void *ctx, uint64_t n)
@@ -26,7 +26,8 @@ enum finding unreadable(struct file *f, const char *what, int err)
 }
 
 /* The store file's own checksum; IS_UNVERIFIABLE if it has none. */
-static enum finding store_checksum(struct verify *v, int fd, struct file *f, char out[CAIRN_SUM_LEN])
+static enum finding store_checksum(struct verify *v, int fd, struct file *f,
+				   char out[CAIRN_SUM_LEN])
 {
 	int err = xattr_of_fd(fd, XATTR_CHECKSUM, out, CAIRN_SUM_LEN);
 
@@ -38,14 +39,16 @@ static enum finding store_checksum(struct verify *v, int fd, struct file *f, cha
 		return IS_OK;
 	if (err && err != -ENODATA && err != -ERANGE)
 		return unreadable(f, "its checksum", err);
-	snprintf(f->why, sizeof(f->why), err == -ENODATA ? "no checksum" : "a checksum of an unknown kind");
+	snprintf(f->why, sizeof(f->why),
+		 err == -ENODATA ? "no checksum" : "a checksum of an unknown kind");
 	return IS_UNVERIFIABLE;
 }
 
 /* Reads the store file and compares it with f->want, or if that is "" with its own. */
 static enum finding read_and_compare(struct verify *v, struct file *f)
 {
-	CLEANUP_CLOSE int fd = openat(f->peer, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	CLEANUP_CLOSE int fd =
+		openat(f->peer, f->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	char own[CAIRN_SUM_LEN];
 	bool cached = false;
 	enum finding r;
@@ -53,7 +56,8 @@ static enum finding read_and_compare(struct verify *v, struct file *f)
 
 	if (fd < 0)
 		return errno == ENOENT ? (snprintf(f->why, sizeof(f->why), "missing in the store"),
-					  IS_MISMATCH) : unreadable(f, "open", -errno);
+					  IS_MISMATCH)
+				       : unreadable(f, "open", -errno);
 	r = store_checksum(v, fd, f, own);
 	if (r != IS_OK && (r != IS_UNVERIFIABLE || !*f->want))
 		return r;
@@ -63,7 +67,7 @@ static enum finding read_and_compare(struct verify *v, struct file *f)
 	}
 	if (!*f->want)
 		memcpy(f->want, own, sizeof(own));
-	f->sure = r == IS_OK;	/* the opened file has the checksum of this version */
+	f->sure = r == IS_OK; /* the opened file has the checksum of this version */
 	err = sum_of_disk(v->disk, fd, f->got, &cached, on_bytes, v);
 	if (err)
 		return unreadable(f, "read", err);

@@ -12,7 +12,7 @@
 struct search {
 	const char *top;
 	int fd;
-	uid_t owner;	/* of top */
+	uid_t owner; /* of top */
 	bool on_mount, verbose, incomplete;
 	struct ckpt_found *v;
 	size_t n, cap;
@@ -69,7 +69,8 @@ static int add(struct search *s, const struct walk_item *it, const struct ckpt_k
 			return -ENOMEM;
 		s->v = v;
 	}
-	v[s->n] = (struct ckpt_found){ .path = strdup(it->path), .kind = *kind, .time = it->st.st_mtim };
+	v[s->n] = (struct ckpt_found){
+		.path = strdup(it->path), .kind = *kind, .time = it->st.st_mtim};
 	return v[s->n].path ? (s->n++, 0) : -ENOMEM;
 }
 
@@ -116,7 +117,7 @@ static int search(struct search *s)
 		}
 		err = consider(s, &it);
 		if (err > 0)
-			walk_leave(w);	/* its contents belong to it */
+			walk_leave(w); /* its contents belong to it */
 	}
 	if (err >= 0)
 		s->n = ckpt_found_sort(s->v, s->n);
@@ -151,7 +152,7 @@ static int is_safe(void *ctx, size_t i)
 	int err = look_at(s, i, &c, &v);
 
 	if (err)
-		return err == -ENOMEM ? err : 0;	/* gone meanwhile */
+		return err == -ENOMEM ? err : 0; /* gone meanwhile */
 	if (v.state == CKPT_COMPLETE && before >= 0 && ckpt_has_rank_set(c.kind.format) &&
 	    !look_at(s, (size_t)before, &old, &w))
 		ckpt_expect_ranks(&c.kind, w.ranks, c.quiet_s, &v);
@@ -198,11 +199,11 @@ static int look_myself(struct search *s, char **below)
 
 int cmd_latest(int argc, char **argv)
 {
-	static const struct option longs[] = { { "verbose", no_argument, NULL, 'v' }, { 0 } };
+	static const struct option longs[] = {{"verbose", no_argument, NULL, 'v'}, {0}};
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_FREE char *below = NULL, *path = NULL;
 	CLEANUP_CLOSE int fd = -1;
-	struct search s = { 0 };
+	struct search s = {0};
 	struct stat st;
 	int c, err;
 

@@ -22,11 +22,11 @@ struct row {
 	const char *name;
 	struct stat st;
 	char state[16], lane[16], sum[48], error[1024], pending[24];
-	char *target;		/* of a symlink */
-	uint64_t files, bytes;	/* of a directory: in all of it */
-	struct ckpt_kind kind;	/* NONE: not a checkpoint */
+	char *target; /* of a symlink */
+	uint64_t files, bytes; /* of a directory: in all of it */
+	struct ckpt_kind kind; /* NONE: not a checkpoint */
 	struct ckpt_verdict verdict;
-	uint64_t own_files, own_bytes;	/* of a checkpoint of loose files */
+	uint64_t own_files, own_bytes; /* of a checkpoint of loose files */
 	double age_s;
 };
 
@@ -35,8 +35,8 @@ struct listing {
 	const struct location *p;
 	struct row *rows;
 	size_t n;
-	bool incomplete;	/* something could not be read, and was reported */
-	struct ckpt self;	/* of the directory listed; kind NONE: not a checkpoint */
+	bool incomplete; /* something could not be read, and was reported */
+	struct ckpt self; /* of the directory listed; kind NONE: not a checkpoint */
 	struct row self_row;
 };
 
@@ -49,7 +49,8 @@ static bool is_top(const struct location *p)
 
 static void sum_up(struct listing *l, int dirfd, struct row *r)
 {
-	CLEANUP_CLOSE int fd = openat(dirfd, r->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_CLOSE int fd =
+		openat(dirfd, r->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	CLEANUP_WALK struct walk *w = NULL;
 	struct walk_item it;
 	/* .cairn, closed to others, is only at the top of a store */
@@ -58,7 +59,7 @@ static void sum_up(struct listing *l, int dirfd, struct row *r)
 
 	while (!err && walk_next(w, &it) != WALK_END) {
 		if (it.what == WALK_ERROR)
-			err = it.err == -ENOENT ? 0 : it.err;	/* removed meanwhile */
+			err = it.err == -ENOENT ? 0 : it.err; /* removed meanwhile */
 		if (it.what != WALK_ENTRY || !S_ISREG(it.st.st_mode))
 			continue;
 		r->files++;
@@ -100,17 +101,17 @@ static void judge_row(struct row *r, struct ckpt *c)
 static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
-	struct ckpt_kind file = { 0 };
+	struct ckpt_kind file = {0};
 
 	if (l->self.kind.format != CKPT_NONE &&
 	    !(ckpt_is_loose(&l->self.kind) && S_ISDIR(r->st.st_mode)))
-		return;		/* the parts of a checkpoint are not checkpoints */
+		return; /* the parts of a checkpoint are not checkpoints */
 	if (S_ISREG(r->st.st_mode))
 		ckpt_recognize_file(r->name, &file);
 	if (!S_ISDIR(r->st.st_mode) && file.format == CKPT_NONE)
 		return;
 	if (ckpt_open(dirfd, r->name, r->name, l->p->on_mount, &c))
-		return;		/* its own row reports the error */
+		return; /* its own row reports the error */
 	judge_row(r, &c);
 }
 
@@ -224,8 +225,13 @@ static const char *mode_text(mode_t m, char buf[11])
 {
 	static const char rwx[] = "rwxrwxrwx";
 
-	buf[0] = S_ISDIR(m) ? 'd' : S_ISLNK(m) ? 'l' : S_ISFIFO(m) ? 'p' : S_ISSOCK(m) ? 's' :
-		 S_ISBLK(m) ? 'b' : S_ISCHR(m) ? 'c' : '-';
+	buf[0] = S_ISDIR(m)    ? 'd'
+		 : S_ISLNK(m)  ? 'l'
+		 : S_ISFIFO(m) ? 'p'
+		 : S_ISSOCK(m) ? 's'
+		 : S_ISBLK(m)  ? 'b'
+		 : S_ISCHR(m)  ? 'c'
+			       : '-';
 	for (int i = 0; i < 9; i++)
 		buf[1 + i] = m >> (8 - i) & 1 ? rwx[i] : '-';
 	if (m & S_ISUID)
@@ -379,8 +385,12 @@ static void show_text(const struct listing *l)
 
 static const char *type_word(mode_t m)
 {
-	return S_ISREG(m) ? "file" : S_ISDIR(m) ? "dir" : S_ISLNK(m) ? "symlink" :
-	       S_ISFIFO(m) ? "fifo" : S_ISSOCK(m) ? "socket" : "device";
+	return S_ISREG(m)    ? "file"
+	       : S_ISDIR(m)  ? "dir"
+	       : S_ISLNK(m)  ? "symlink"
+	       : S_ISFIFO(m) ? "fifo"
+	       : S_ISSOCK(m) ? "socket"
+			     : "device";
 }
 
 static const char *or_null(const char *s)
@@ -487,7 +497,7 @@ static void read_self(struct listing *l)
 	fstatat(l->p->fd, "", &r->st, AT_EMPTY_PATH);
 	if (l->p->on_mount)
 		xattr_of_fd(l->p->fd, XATTR_STATE, r->state, sizeof(r->state));
-	if (!ckpt_is_loose(&r->kind))	/* theirs are counted one by one */
+	if (!ckpt_is_loose(&r->kind)) /* theirs are counted one by one */
 		sum_up(l, l->p->fd, r);
 }
 
@@ -527,8 +537,8 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 static int list(const char *path, const struct opts *o, bool title, struct json_out *j)
 {
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
-	struct listing l = { .o = o, .p = &p, .self = CKPT_EMPTY };
-	struct names names = { 0 };
+	struct listing l = {.o = o, .p = &p, .self = CKPT_EMPTY};
+	struct names names = {0};
 	int dirfd = -1, err, code = location_need(path, false, &p);
 
 	if (code)
@@ -559,11 +569,11 @@ static int list(const char *path, const struct opts *o, bool title, struct json_
 int cmd_ls(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "json", no_argument, NULL, 'j' },
-		{ "bytes", no_argument, NULL, 'b' },
-		{ 0 },
+		{"json", no_argument, NULL, 'j'},
+		{"bytes", no_argument, NULL, 'b'},
+		{0},
 	};
-	struct opts o = { 0 };
+	struct opts o = {0};
 	struct json_out j;
 	int c, worst = CAIRN_OK;
 	bool title;
@@ -579,7 +589,7 @@ int cmd_ls(int argc, char **argv)
 			return complain_option("ls", argv);
 	}
 	if (optind == argc)
-		argv[--optind] = ".";	/* over the subcommand's own name or an option */
+		argv[--optind] = "."; /* over the subcommand's own name or an option */
 	title = argc - optind > 1;
 	json_begin(&j, stdout);
 	if (o.json)

@@ -16,87 +16,88 @@ static const struct command {
 	int (*run)(int argc, char **argv);
 	const char *args, *what, *more;
 } commands[] = {
-	{ "status", cmd_status, "[--json] [--watch] [MOUNT]",
-	  "show what a mount does: staging, versions by state, errors",
-	  "  --json   the daemon's status.json\n"
-	  "  --watch  repeat each second, with rates, until interrupted\n"
-	  "Without MOUNT: the mount of the working directory, or the only one." },
-	{ "ls", cmd_ls, "[-l] [--bytes] [--json] [PATH...]",
-	  "list files and their states",
-	  "  -l       mode, owner, size, state, lane, checksum, time; sums of directories\n"
-	  "  --bytes  sizes in bytes\n"
-	  "  --json   for programs\n"
-	  "States: open, staged, persisting, durable, failed. Works on an unmounted store, too\n"
-	  "(state '-': everything in the store is published)." },
-	{ "tensors", cmd_tensors, "[--bytes] [--json] CKPT",
-	  "list the tensors of a checkpoint: dtype, shape, shard grid, bytes, file and offset",
-	  "  --bytes  sizes in bytes\n"
-	  "  --json   for programs\n"
-	  "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
-	  "mount, in a store, or anywhere. Only metadata and headers are read.\n"
-	  "Exit: 0, 1 a file could not be parsed (see stderr), 2 usage." },
-	{ "check", cmd_check, "[--quick] [-q] CKPT...",
-	  "check everything that can be checked of a checkpoint",
-	  "  --quick  structure only: files, extents, headers, shapes; no checksums\n"
-	  "  -q       no progress\n"
-	  "One line for each finding, with file and offset.\n"
-	  "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage." },
-	{ "diff", cmd_diff, "[-v] [--json] CKPT CKPT",
-	  "list tensors added, removed, reshaped or changed between two checkpoints",
-	  "  -v      also those that are the same\n"
-	  "  --json  for programs\n"
-	  "Exit: 0 no difference, 1 some, or the comparison was not possible, 2 usage." },
-	{ "latest", cmd_latest, "[-v] DIR",
-	  "print the newest checkpoint below DIR that is complete and durable",
-	  "  -v  for newer ones, print why they do not count\n"
-	  "Exit: 0 printed, 1 there is none, 2 usage." },
-	{ "rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] DIR",
-	  "remove old checkpoints from DIR",
-	  "  --keep-last N   keep the newest N that are complete and durable\n"
-	  "  --keep-every K  keep steps that are multiples of K\n"
-	  "  --dry-run       print what would be removed, remove nothing\n"
-	  "  --json	  for programs\n"
-	  "Always kept: the newest safe one, newer ones, and what is being written, has no step,\n"
-	  "or is no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage." },
-	{ "export", cmd_export, "[--format F] [-q] CKPT OUT",
-	  "write the tensors of a checkpoint to one file, or a DCP checkpoint",
-	  "  --format F  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
-	  "	      directory for torch.distributed.checkpoint, created or empty\n"
-	  "  -q          no progress\n"
-	  "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
-	  "exported is refused, with the tensor's name and the reason.\n"
-	  "Exit: 0 written, 1 refused or failed, 2 usage." },
-	{ "import", cmd_import, "[-q] FILE OUT",
-	  "make a DCP checkpoint from a torch.save or safetensors file",
-	  "  -q  no progress\n"
-	  "FILE may also be a directory of safetensors files and their index. OUT is a directory,\n"
-	  "created or empty; its .metadata appears once it is whole. Names are those of DCP: the\n"
-	  "keys of nested dicts, joined with dots. Items that DCP cannot store are refused by name.\n"
-	  "Exit: 0 written, 1 refused or failed, 2 usage." },
-	{ "wait", cmd_wait, "[--timeout S] [-q] PATH...",
-	  "wait until everything below each PATH is durable",
-	  "  --timeout S  give up after S seconds (fractions allowed)\n"
-	  "  -q           no progress\n"
-	  "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout." },
-	{ "verify", cmd_verify, "[-v] [-q] [--json] PATH...",
-	  "read files from the store's disk and compare checksums",
-	  "  -v      one line for every file, not only for bad ones\n"
-	  "  -q      no progress\n"
-	  "  --json  for programs\n"
-	  "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage." },
-	{ "retry", cmd_retry, "[MOUNT]",
-	  "retry publication after the store failed and was repaired", "" },
-	{ "discard", cmd_discard, "PATH...",
-	  "discard versions whose close failed; their bytes are lost",
-	  "Only files in state failed. The previous version, if any, is in force again; otherwise\n"
-	  "the file is removed. Exit: 0 discarded, 1 one could not be discarded, 2 usage." },
-	{ "umount", cmd_umount, "[--timeout S] [-q] MOUNTPOINT",
-	  "wait until everything is durable, then unmount",
-	  "  --timeout S  give up after S seconds; the mount stays\n"
-	  "  -q           no progress\n"
-	  "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout." },
-	{ "version", cmd_version, "", "print the version", "" },
-	{ "help", cmd_help, "[SUBCOMMAND]", "print this, or the help of one subcommand", "" },
+	{"status", cmd_status, "[--json] [--watch] [MOUNT]",
+	 "show what a mount does: staging, versions by state, errors",
+	 "  --json   the daemon's status.json\n"
+	 "  --watch  repeat each second, with rates, until interrupted\n"
+	 "Without MOUNT: the mount of the working directory, or the only one."},
+	{"ls", cmd_ls, "[-l] [--bytes] [--json] [PATH...]", "list files and their states",
+	 "  -l       mode, owner, size, state, lane, checksum, time; sums of directories\n"
+	 "  --bytes  sizes in bytes\n"
+	 "  --json   for programs\n"
+	 "States: open, staged, persisting, durable, failed. Works on an unmounted store, too\n"
+	 "(state '-': everything in the store is published)."},
+	{"tensors", cmd_tensors, "[--bytes] [--json] CKPT",
+	 "list the tensors of a checkpoint: dtype, shape, shard grid, bytes, file and offset",
+	 "  --bytes  sizes in bytes\n"
+	 "  --json   for programs\n"
+	 "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
+	 "mount, in a store, or anywhere. Only metadata and headers are read.\n"
+	 "Exit: 0, 1 a file could not be parsed (see stderr), 2 usage."},
+	{"check", cmd_check, "[--quick] [-q] CKPT...",
+	 "check everything that can be checked of a checkpoint",
+	 "  --quick  structure only: files, extents, headers, shapes; no checksums\n"
+	 "  -q       no progress\n"
+	 "One line for each finding, with file and offset.\n"
+	 "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage."},
+	{"diff", cmd_diff, "[-v] [--json] CKPT CKPT",
+	 "list tensors added, removed, reshaped or changed between two checkpoints",
+	 "  -v      also those that are the same\n"
+	 "  --json  for programs\n"
+	 "Exit: 0 no difference, 1 some, or the comparison was not possible, 2 usage."},
+	{"latest", cmd_latest, "[-v] DIR",
+	 "print the newest checkpoint below DIR that is complete and durable",
+	 "  -v  for newer ones, print why they do not count\n"
+	 "Exit: 0 printed, 1 there is none, 2 usage."},
+	{"rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] DIR",
+	 "remove old checkpoints from DIR",
+	 "  --keep-last N   keep the newest N that are complete and durable\n"
+	 "  --keep-every K  keep steps that are multiples of K\n"
+	 "  --dry-run       print what would be removed, remove nothing\n"
+	 "  --json	  for programs\n"
+	 "Always kept: the newest safe one, newer ones, and what is being written, has no step,\n"
+	 "or is no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 "
+	 "usage."},
+	{"export", cmd_export, "[--format F] [-q] CKPT OUT",
+	 "write the tensors of a checkpoint to one file, or a DCP checkpoint",
+	 "  --format F  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
+	 "	      directory for torch.distributed.checkpoint, created or empty\n"
+	 "  -q          no progress\n"
+	 "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
+	 "exported is refused, with the tensor's name and the reason.\n"
+	 "Exit: 0 written, 1 refused or failed, 2 usage."},
+	{"import", cmd_import, "[-q] FILE OUT",
+	 "make a DCP checkpoint from a torch.save or safetensors file",
+	 "  -q  no progress\n"
+	 "FILE may also be a directory of safetensors files and their index. OUT is a directory,\n"
+	 "created or empty; its .metadata appears once it is whole. Names are those of DCP: the\n"
+	 "keys of nested dicts, joined with dots. Items that DCP cannot store are refused by "
+	 "name.\n"
+	 "Exit: 0 written, 1 refused or failed, 2 usage."},
+	{"wait", cmd_wait, "[--timeout S] [-q] PATH...",
+	 "wait until everything below each PATH is durable",
+	 "  --timeout S  give up after S seconds (fractions allowed)\n"
+	 "  -q           no progress\n"
+	 "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout."},
+	{"verify", cmd_verify, "[-v] [-q] [--json] PATH...",
+	 "read files from the store's disk and compare checksums",
+	 "  -v      one line for every file, not only for bad ones\n"
+	 "  -q      no progress\n"
+	 "  --json  for programs\n"
+	 "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage."},
+	{"retry", cmd_retry, "[MOUNT]", "retry publication after the store failed and was repaired",
+	 ""},
+	{"discard", cmd_discard, "PATH...",
+	 "discard versions whose close failed; their bytes are lost",
+	 "Only files in state failed. The previous version, if any, is in force again; otherwise\n"
+	 "the file is removed. Exit: 0 discarded, 1 one could not be discarded, 2 usage."},
+	{"umount", cmd_umount, "[--timeout S] [-q] MOUNTPOINT",
+	 "wait until everything is durable, then unmount",
+	 "  --timeout S  give up after S seconds; the mount stays\n"
+	 "  -q           no progress\n"
+	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout."},
+	{"version", cmd_version, "", "print the version", ""},
+	{"help", cmd_help, "[SUBCOMMAND]", "print this, or the help of one subcommand", ""},
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -179,7 +180,7 @@ int main(int argc, char **argv)
 		return CAIRN_USAGE;
 	}
 	if (asks_help(argc, argv))
-		return finish(cmd_help(2, (char *[]){ argv[0], argv[1], NULL }));
+		return finish(cmd_help(2, (char *[]){argv[0], argv[1], NULL}));
 	opterr = 0;
 	return finish(c->run(argc - 1, argv + 1));
 }

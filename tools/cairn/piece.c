@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#define OPEN_FILES 128u		/* descriptors kept; a checkpoint may have thousands of files */
+#define OPEN_FILES 128u /* descriptors kept; a checkpoint may have thousands of files */
 #define WINDOW (256u << 10)
 
 /* ---- payload ---------------------------------------------------------------------- */
@@ -22,7 +22,7 @@ static void row_major(const uint64_t *size, unsigned ndim, uint64_t *stride)
 
 	for (unsigned d = ndim; d-- > 0;) {
 		stride[d] = s;
-		s *= size[d] ? size[d] : 1;	/* the extent was checked: no overflow */
+		s *= size[d] ? size[d] : 1; /* the extent was checked: no overflow */
 	}
 }
 
@@ -92,7 +92,7 @@ int ckpt_payload(const struct fmt_tensor *t, const struct fmt_piece *p, const st
 
 int files_open(struct files *f, const struct ckpt *c)
 {
-	*f = (struct files){ .c = c };
+	*f = (struct files){.c = c};
 	f->v = calloc(c->set->n_files ? c->set->n_files : 1, sizeof(*f->v));
 	if (!f->v)
 		return -ENOMEM;
@@ -121,7 +121,7 @@ void files_close(struct files *f)
 	if (f->v)
 		drop_unused(f);
 	free(f->v);
-	*f = (struct files){ 0 };
+	*f = (struct files){0};
 }
 
 bool is_on_fuse(int fd)
@@ -177,13 +177,13 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 
 /* ---- comparison ------------------------------------------------------------------- */
 
-struct side {			/* one of the two, read through a window */
+struct side { /* one of the two, read through a window */
 	const struct fmt_source *s;
-	uint64_t end;		/* of the extent: nothing beyond it is read */
+	uint64_t end; /* of the extent: nothing beyond it is read */
 	char *buf;
-	uint64_t at;		/* of the window, in the file */
+	uint64_t at; /* of the window, in the file */
 	size_t have;
-	uint64_t base;		/* of the first element of the box */
+	uint64_t base; /* of the first element of the box */
 	const uint64_t *stride;
 };
 
@@ -247,7 +247,7 @@ static unsigned run_of(const uint64_t *size, unsigned ndim, const uint64_t *sa, 
 static int same_box(struct side *a, struct side *b, const uint64_t *size, unsigned ndim,
 		    unsigned bytes, bool *same, uint64_t *read)
 {
-	uint64_t run, index[FMT_MAX_DIMS] = { 0 };
+	uint64_t run, index[FMT_MAX_DIMS] = {0};
 	unsigned outer = run_of(size, ndim, a->stride, b->stride, &run), d;
 	int err = 0;
 
@@ -284,9 +284,8 @@ static bool meet(const struct fmt_piece *p, const struct fmt_piece *q, unsigned 
 	return true;
 }
 
-static int get_side(struct files *f, const struct fmt_tensor *t,
-		    const struct fmt_piece *p, struct payload *pay, struct side *out,
-		    struct fmt_error *e)
+static int get_side(struct files *f, const struct fmt_tensor *t, const struct fmt_piece *p,
+		    struct payload *pay, struct side *out, struct fmt_error *e)
 {
 	struct one_file *o;
 	int err = p->file == FMT_NO_FILE ? -ENOENT : files_get(f, p->file, &o);
@@ -340,7 +339,7 @@ static int same_pair(struct compare *c, const struct fmt_tensor *t, const struct
 {
 	uint64_t from_a[FMT_MAX_DIMS], from_b[FMT_MAX_DIMS], size[FMT_MAX_DIMS];
 	struct payload pa, pb;
-	struct side a = { .buf = c->buf }, b = { .buf = c->buf + WINDOW };
+	struct side a = {.buf = c->buf}, b = {.buf = c->buf + WINDOW};
 	unsigned bytes = t->dtype->bits / 8;
 	int err;
 
@@ -369,7 +368,7 @@ int compare_open(struct compare *c, const struct ckpt *a, const struct ckpt *b)
 {
 	int err;
 
-	*c = (struct compare){ .buf = malloc(2 * WINDOW) };
+	*c = (struct compare){.buf = malloc(2 * WINDOW)};
 	err = c->buf ? files_open(&c->a, a) : -ENOMEM;
 	if (!err)
 		err = files_open(&c->b, b);
@@ -454,7 +453,8 @@ static int same_values(const struct fmt_blob *x, const struct fmt_source *sx,
 	if (!err) {
 		x = value_of(x, sx, a);
 		y = value_of(y, sy, b);
-		*same = x && y && x->length == y->length && !memcmp(x->pickle, y->pickle, x->length);
+		*same = x && y && x->length == y->length &&
+			!memcmp(x->pickle, y->pickle, x->length);
 	}
 	fmt_set_free(a);
 	fmt_set_free(b);
@@ -479,9 +479,9 @@ static int blob_side(struct files *f, const struct fmt_blob *b, struct side *out
 int compare_blobs(struct compare *c, const struct fmt_blob *x, const struct fmt_blob *y, bool *same,
 		  struct fmt_error *e)
 {
-	struct fmt_piece p = { .file = x->file, .at = x->at, .length = x->length };
-	struct fmt_piece q = { .file = y->file, .at = y->at, .length = y->length };
-	struct side l = { .buf = c->buf }, r = { .buf = c->buf + WINDOW };
+	struct fmt_piece p = {.file = x->file, .at = x->at, .length = x->length};
+	struct fmt_piece q = {.file = y->file, .at = y->at, .length = y->length};
+	struct side l = {.buf = c->buf}, r = {.buf = c->buf + WINDOW};
 	bool bytes = !x->pickle && !y->pickle;
 	int err;
 

@@ -10,17 +10,18 @@
 #include <signal.h>
 #include <string.h>
 
-#define TEMPORARY ".metadata.tmp"	/* as DCP's own writer has it */
+#define TEMPORARY ".metadata.tmp" /* as DCP's own writer has it */
 
-static char *unfinished;	/* removed when a signal ends us */
-static struct {			/* what was created, and is not a checkpoint yet; likewise */
+static char *unfinished; /* removed when a signal ends us */
+static struct { /* what was created, and is not a checkpoint yet; likewise */
 	int dir;
 	bool data;
-	const char *metadata;	/* its name, once it has one */
-	const char *made;	/* the directory itself, if we created it */
-} partial = { .dir = -1 };
+	const char *metadata; /* its name, once it has one */
+	const char *made; /* the directory itself, if we created it */
+} partial = {.dir = -1};
 
-static struct {			/* OUT's path, and how much of it is the first directory made on the way */
+/* OUT's path, and how much of it is the first directory made on the way */
+static struct {
 	char *path;
 	size_t first;
 } parents;
@@ -39,12 +40,12 @@ static void remove_parents(void)
 static void remove_partial(void)
 {
 	if (partial.metadata)
-		unlinkat(partial.dir, partial.metadata, 0);	/* first, as it makes the rest look
+		unlinkat(partial.dir, partial.metadata, 0); /* first, as it makes the rest look
 								 * whole */
 	if (partial.data)
 		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
 	if (partial.made)
-		rmdir(partial.made);	/* fails if something else is in it */
+		rmdir(partial.made); /* fails if something else is in it */
 }
 
 static void on_signal(int sig)
@@ -57,12 +58,12 @@ static void on_signal(int sig)
 	raise(sig);
 }
 
-static const int ending[] = { SIGINT, SIGTERM, SIGHUP };
+static const int ending[] = {SIGINT, SIGTERM, SIGHUP};
 #define N_ENDING (sizeof(ending) / sizeof(ending[0]))
 
 void put_catch_signals(void)
 {
-	struct sigaction sa = { .sa_handler = on_signal }, old;
+	struct sigaction sa = {.sa_handler = on_signal}, old;
 
 	for (unsigned i = 0; i < N_ENDING; i++)
 		if (!sigaction(ending[i], NULL, &old) && old.sa_handler == SIG_DFL)

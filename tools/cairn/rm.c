@@ -16,7 +16,7 @@ struct item {
 	bool safe, remove, failed;
 	double quiet_s;
 	uint64_t bytes;
-	const char *why;	/* it is kept or removed */
+	const char *why; /* it is kept or removed */
 };
 
 struct retain {
@@ -24,7 +24,7 @@ struct retain {
 	int fd;
 	bool on_mount, dry_run, json;
 	uint64_t keep_last, keep_every;
-	struct ckpt_found *v;	/* sorted, newest first; one item each */
+	struct ckpt_found *v; /* sorted, newest first; one item each */
 	struct item *item;
 	size_t n;
 	uint64_t removed, freed;
@@ -40,7 +40,7 @@ static int add(struct retain *r, const char *name, const struct ckpt *c, const s
 	if (!v)
 		return -ENOMEM;
 	r->v = v;
-	v[r->n] = (struct ckpt_found){ .path = strdup(name), .kind = c->kind, .time = st->st_mtim };
+	v[r->n] = (struct ckpt_found){.path = strdup(name), .kind = c->kind, .time = st->st_mtim};
 	return v[r->n].path ? (r->n++, 0) : -ENOMEM;
 }
 
@@ -71,7 +71,7 @@ static int read_item(struct retain *r, size_t i, struct item *out)
 		err = ckpt_read(&c, false, NULL, NULL);
 	if (err)
 		return err;
-	*out = (struct item){ .quiet_s = c.quiet_s };
+	*out = (struct item){.quiet_s = c.quiet_s};
 	ckpt_verdict(&c, &out->verdict);
 	out->safe = ckpt_is_safe(&c, &out->verdict);
 	for (size_t j = 0; j < c.names.n; j++)
@@ -139,8 +139,9 @@ static void decide(struct retain *r)
 /* The names without which the rest is not a complete checkpoint. */
 static bool commits(const char *name)
 {
-	static const char *const whole[] = { "metadata.json", "trainer_state.json", "commit_success.txt", CKPT_SNAPSHOT_NAME,
-					     "_CHECKPOINT_METADATA" };
+	static const char *const whole[] = {"metadata.json", "trainer_state.json",
+					    "commit_success.txt", CKPT_SNAPSHOT_NAME,
+					    "_CHECKPOINT_METADATA"};
 
 	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
 		if (!strcmp(name, whole[i]))
@@ -150,7 +151,7 @@ static bool commits(const char *name)
 
 static int remove_commits(int fd)
 {
-	struct names names = { 0 };
+	struct names names = {0};
 	int err = names_read(fd, &names);
 
 	for (size_t i = 0; !err && i < names.n; i++)
@@ -172,7 +173,8 @@ static int remove_below(int fd)
 		else if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
 			err = unlinkat(it.dirfd, it.name, 0) && errno != ENOENT ? -errno : 0;
 		else if (it.what == WALK_LEAVE && *it.path)
-			err = unlinkat(it.dirfd, it.name, AT_REMOVEDIR) && errno != ENOENT ? -errno : 0;
+			err = unlinkat(it.dirfd, it.name, AT_REMOVEDIR) && errno != ENOENT ? -errno
+											   : 0;
 	}
 	return err;
 }
@@ -296,8 +298,9 @@ static void show_json(const struct retain *r)
  * until the end, so that no cairnfs starts. Returns how many were taken, or -EBUSY. */
 static int lock_store(const struct location *p, int *lock, int cap)
 {
-	CLEANUP_CLOSE int fd = openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	struct names hosts = { 0 };
+	CLEANUP_CLOSE int fd =
+		openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct names hosts = {0};
 	int n = 0, err = fd < 0 ? 0 : names_read(fd, &hosts);
 
 	for (size_t i = 0; !err && i < hosts.n; i++) {
@@ -323,7 +326,7 @@ static int lock_store(const struct location *p, int *lock, int cap)
 
 static int gather(struct retain *r)
 {
-	struct names names = { 0 };
+	struct names names = {0};
 	int err = names_read(r->fd, &names);
 
 	for (size_t i = 0; !err && i < names.n; i++)
@@ -394,13 +397,13 @@ static bool number(const char *s, uint64_t *out)
 int cmd_rm(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "keep-last", required_argument, NULL, 'n' },
-		{ "keep-every", required_argument, NULL, 'k' },
-		{ "dry-run", no_argument, NULL, 'd' },
-		{ "json", no_argument, NULL, 'j' },
-		{ 0 },
+		{"keep-last", required_argument, NULL, 'n'},
+		{"keep-every", required_argument, NULL, 'k'},
+		{"dry-run", no_argument, NULL, 'd'},
+		{"json", no_argument, NULL, 'j'},
+		{0},
 	};
-	struct retain r = { 0 };
+	struct retain r = {0};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -411,7 +414,8 @@ int cmd_rm(int argc, char **argv)
 		else if (c != 'n' && c != 'k')
 			return complain_option("rm", argv);
 		else if (!number(optarg, c == 'n' ? &r.keep_last : &r.keep_every))
-			return complain_usage("rm", "--keep-%s needs a positive integer, got \"%s\"",
+			return complain_usage("rm",
+					      "--keep-%s needs a positive integer, got \"%s\"",
 					      c == 'n' ? "last" : "every", optarg);
 	}
 	if (!r.keep_last && !r.keep_every)

@@ -12,7 +12,7 @@
 
 /* Values whose rate --watch shows. */
 struct rates {
-	double at, staged, persisted, read;	/* bytes a second; at: when sampled */
+	double at, staged, persisted, read; /* bytes a second; at: when sampled */
 	uint64_t last[3];
 };
 
@@ -54,7 +54,8 @@ static void print_head(const struct doc *s)
 	print_name(stdout, s->top);
 	fputs(" on ", stdout);
 	print_name(stdout, or_dash(store));
-	printf("\n  cairnfs    %s, engine %s, %s, fsync=%s,%s worker %llu, keeper %llu, %llu restarts\n",
+	printf("\n  cairnfs    %s, engine %s, %s, fsync=%s,%s worker %llu, keeper %llu, %llu "
+	       "restarts\n",
 	       or_dash(version), or_dash(engine), fast ? "passthrough" : "no passthrough (relay)",
 	       or_dash(fsync), json_bool(s->d, json_at(s->d, 0, "ro")) ? " read only," : "",
 	       u64(s, "pid"), u64(s, "keeper_pid"), u64(s, "restarts"));
@@ -71,9 +72,9 @@ static void print_staging(const struct doc *s)
 	       size(s, "staging.free_bytes", e));
 	print_name(stdout, or_dash(dir));
 	printf("\n  versions   %llu open, %llu staged, %llu persisting, %llu durable in cache, "
-	       "%llu failed\n", u64(s, "versions.open"), u64(s, "versions.staged"),
-	       u64(s, "versions.persisting"), u64(s, "versions.durable_cached"),
-	       u64(s, "versions.failed"));
+	       "%llu failed\n",
+	       u64(s, "versions.open"), u64(s, "versions.staged"), u64(s, "versions.persisting"),
+	       u64(s, "versions.durable_cached"), u64(s, "versions.failed"));
 }
 
 static void print_counts(const struct doc *s, const struct rates *r)
@@ -88,7 +89,8 @@ static void print_counts(const struct doc *s, const struct rates *r)
 	printf("  bytes      %s staged, %s persisted, %s read\n", size(s, "bytes.staged", a),
 	       size(s, "bytes.persisted", b), size(s, "bytes.read", c));
 	if (u64(s, "dedup.bytes"))
-		printf("  dedup      %s saved, %llu files share blocks with equal ones, %llu of them as clones\n",
+		printf("  dedup      %s saved, %llu files share blocks with equal ones, %llu of "
+		       "them as clones\n",
 		       size(s, "dedup.bytes", a), u64(s, "dedup.files"), u64(s, "dedup.clones"));
 	if (r && r->at > 0)
 		printf("  now        %s/s staged, %s/s persisted, %s/s read\n",
@@ -110,7 +112,8 @@ static void print_refused(const struct doc *s)
 	print_name(stdout, or_dash(path));
 	fputs(": ", stdout);
 	print_name(stdout, or_dash(why));
-	fputs("\n	     versions are in lost+found; when you have handled it, `cairn retry ", stdout);
+	fputs("\n	     versions are in lost+found; when you have handled it, `cairn retry ",
+	      stdout);
 	print_name(stdout, s->top);
 	fputs("`\n", stdout);
 }
@@ -128,17 +131,22 @@ static void print_troubles(const struct doc *s)
 	}
 	putchar('\n');
 	print_refused(s);
-	if (json_at(s->d, 0, "store_gone") >= 0 && !json_is_null(s->d, json_at(s->d, 0, "store_gone"))) {
+	if (json_at(s->d, 0, "store_gone") >= 0 &&
+	    !json_is_null(s->d, json_at(s->d, 0, "store_gone"))) {
 		CLEANUP_FREE char *gone = text(s, "store_gone.error");
 
-		printf("  STORE GONE for %.0f s: ", json_double(s->d, json_at(s->d, 0, "store_gone.since_s")));
+		printf("  STORE GONE for %.0f s: ",
+		       json_double(s->d, json_at(s->d, 0, "store_gone.since_s")));
 		print_name(stdout, or_dash(gone));
-		fputs("\n             nothing is lost; it is opened again when it is back at its path\n", stdout);
+		fputs("\n             nothing is lost; it is opened again when it is back at its "
+		      "path\n",
+		      stdout);
 		return;
 	}
 	if (json_is_null(s->d, json_at(s->d, 0, "halted")))
 		return;
-	printf("  HALTED     for %.0f s at ", json_double(s->d, json_at(s->d, 0, "halted.since_s")));
+	printf("  HALTED     for %.0f s at ",
+	       json_double(s->d, json_at(s->d, 0, "halted.since_s")));
 	print_name(stdout, or_dash(path));
 	fputs(": ", stdout);
 	print_name(stdout, or_dash(why));
@@ -170,7 +178,8 @@ static void print_person(const struct doc *s, const struct rates *r)
 	print_list(s, "notices", "notice");
 	if (u64(s, "recovered.versions") || u64(s, "recovered.records") ||
 	    u64(s, "recovered.lost_found"))
-		printf("  recovered  %llu files and %llu changes of an earlier run, %llu to lost+found\n",
+		printf("  recovered  %llu files and %llu changes of an earlier run, %llu to "
+		       "lost+found\n",
 		       u64(s, "recovered.versions"), u64(s, "recovered.records"),
 		       u64(s, "recovered.lost_found"));
 }
@@ -179,8 +188,8 @@ static void print_person(const struct doc *s, const struct rates *r)
 
 static void sample(struct rates *r, const struct doc *s, double *since)
 {
-	static const char *const key[3] = { "bytes.staged", "bytes.persisted", "bytes.read" };
-	double *rate[3] = { &r->staged, &r->persisted, &r->read };
+	static const char *const key[3] = {"bytes.staged", "bytes.persisted", "bytes.read"};
+	double *rate[3] = {&r->staged, &r->persisted, &r->read};
 	double t = now_s(), dt = t - *since;
 	bool first = *since == 0;
 
@@ -188,7 +197,8 @@ static void sample(struct rates *r, const struct doc *s, double *since)
 		uint64_t now = u64(s, key[i]);
 
 		/* a restarted worker may count from zero again */
-		*rate[i] = first || dt <= 0 || now < r->last[i] ? 0 : (double)(now - r->last[i]) / dt;
+		*rate[i] =
+			first || dt <= 0 || now < r->last[i] ? 0 : (double)(now - r->last[i]) / dt;
 		r->last[i] = now;
 	}
 	r->at = first ? 0 : t;
@@ -209,7 +219,7 @@ static int show_json(const struct location *p, bool one_line)
 	while (len && raw[len - 1] == '\n')
 		raw[--len] = '\0';
 	for (size_t i = 0; one_line && i < len; i++)
-		if (raw[i] == '\n')	/* never inside a string */
+		if (raw[i] == '\n') /* never inside a string */
 			raw[i] = ' ';
 	puts(raw);
 	return CAIRN_OK;
@@ -218,7 +228,7 @@ static int show_json(const struct location *p, bool one_line)
 static int show_person(const struct location *p, struct rates *r, double *since)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	struct doc s = { .top = p->top };
+	struct doc s = {.top = p->top};
 	int err = location_status(p, &d);
 
 	if (err)
@@ -236,7 +246,7 @@ static int show_person(const struct location *p, struct rates *r, double *since)
 
 static int show(const struct location *p, bool json, bool watch)
 {
-	struct rates r = { 0 };
+	struct rates r = {0};
 	double since = 0;
 	int code;
 
@@ -276,9 +286,9 @@ static int need_mount(const char *sub, int argc, char **argv, struct location *o
 int cmd_status(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{ "json", no_argument, NULL, 'j' },
-		{ "watch", no_argument, NULL, 'w' },
-		{ 0 },
+		{"json", no_argument, NULL, 'j'},
+		{"watch", no_argument, NULL, 'w'},
+		{0},
 	};
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	bool json = false, watch = false;
@@ -312,8 +322,10 @@ int cmd_retry(int argc, char **argv)
 	if (err == -ENOTCONN)
 		complain_location(p.top, err);
 	else if (err)
-		complain("%s/.cairn/control: %s%s", p.top, strerror(-err), err == -EACCES || err == -EPERM ?
-			 " (only root and the user who mounted it may)" : "");
+		complain("%s/.cairn/control: %s%s", p.top, strerror(-err),
+			 err == -EACCES || err == -EPERM
+				 ? " (only root and the user who mounted it may)"
+				 : "");
 	if (err)
 		return CAIRN_FAILED;
 	printf("%s: retry requested; see `cairn status`\n", p.top);

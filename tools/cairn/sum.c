@@ -51,7 +51,7 @@ static int take_file(struct summing *s, off_t size)
 		off_t data = lseek(fd, off, SEEK_DATA);
 		off_t hole;
 
-		if (data < 0)	/* ENXIO: a hole up to the end; else: not supported */
+		if (data < 0) /* ENXIO: a hole up to the end; else: not supported */
 			data = errno == ENXIO ? size : off;
 		if (data > size)
 			data = size;
@@ -69,7 +69,7 @@ static int take_file(struct summing *s, off_t size)
 int sum_of_disk(struct disk *d, int fd, char out[CAIRN_SUM_LEN], bool *cached,
 		void (*seen)(void *ctx, uint64_t bytes), void *ctx)
 {
-	struct summing s = { .disk = d, .seen = seen, .ctx = ctx };
+	struct summing s = {.disk = d, .seen = seen, .ctx = ctx};
 	struct stat st;
 	int err;
 
@@ -101,12 +101,12 @@ struct sidecar {
 static void no_notice(void *ctx, const char *text)
 {
 	(void)ctx;
-	(void)text;	/* notices of an engine that moves no bytes here */
+	(void)text; /* notices of an engine that moves no bytes here */
 }
 
 int sidecar_open(int store, struct sidecar **out)
 {
-	struct io_engine_opts o = { .kind = "posix" };
+	struct io_engine_opts o = {.kind = "posix"};
 	struct sidecar *s = calloc(1, sizeof(*s));
 	char path[64];
 	int err, holder;

@@ -8,9 +8,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CAIRN_SUM_LEN 40	/* "xxh3:", 32 hex digits, NUL; as IO_CHECKSUM_LEN */
+#define CAIRN_SUM_LEN 40 /* "xxh3:", 32 hex digits, NUL; as IO_CHECKSUM_LEN */
 
-struct disk;	/* disk.h */
+struct disk; /* disk.h */
 
 /* Reads the file open at fd from its disk, with d, and writes its checksum to out. Holes
  * are taken from the file's extents, not read. *cached: O_DIRECT was refused and
@@ -24,7 +24,8 @@ int sum_of_disk(struct disk *d, int fd, char out[CAIRN_SUM_LEN], bool *cached,
 struct sidecar;
 
 int sidecar_open(int store, struct sidecar **out);
-void sidecar_close(struct sidecar *s);	/* NULL is fine */
-int sidecar_sum(struct sidecar *s, int dirfd, const char *name, char out[CAIRN_SUM_LEN]); /* -ENODATA: none */
+void sidecar_close(struct sidecar *s); /* NULL is fine */
+/* -ENODATA: none */
+int sidecar_sum(struct sidecar *s, int dirfd, const char *name, char out[CAIRN_SUM_LEN]);
 
 #endif

@@ -41,7 +41,7 @@ static bool tensor_bytes(const struct fmt_tensor *t, uint64_t *out)
 static void show_refusal(const char *why)
 {
 	fputs("  (", stdout);
-	print_name(stdout, why);	/* it may contain names from the file */
+	print_name(stdout, why); /* it may contain names from the file */
 	putchar(')');
 }
 
@@ -124,8 +124,9 @@ static void show_tensor(const struct ckpt *c, const struct opts *o, const struct
 	show_head(o, t, grid);
 	if (only)
 		show_place(c, t, only, false);
-	if (err && !(only && only->refusal))	/* "NAME: what": the name is printed already */
-		show_refusal(strncmp(e.text, t->name, n) || e.text[n] != ':' ? e.text : e.text + n + 2);
+	if (err && !(only && only->refusal)) /* "NAME: what": the name is printed already */
+		show_refusal(strncmp(e.text, t->name, n) || e.text[n] != ':' ? e.text
+									     : e.text + n + 2);
 	putchar('\n');
 	for (size_t i = 0; !only && i < t->n_pieces; i++)
 		show_piece(c, t, &t->piece[i]);
@@ -175,7 +176,7 @@ static void put_sizes(struct json_out *j, const char *key, const uint64_t *v, un
 static void json_piece(struct json_out *j, const struct ckpt *c, const struct fmt_tensor *t,
 		       const struct fmt_piece *p)
 {
-	static const char *const payload[] = { "raw", "strided", "torch" };
+	static const char *const payload[] = {"raw", "strided", "torch"};
 
 	json_open(j, NULL, '{');
 	put_sizes(j, "offset", p->offset, t->ndim);
@@ -243,12 +244,12 @@ static void show_json(const struct ckpt *c)
 int cmd_tensors(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "json", no_argument, NULL, 'j' },
-		{ "bytes", no_argument, NULL, 'b' },
-		{ 0 },
+		{"json", no_argument, NULL, 'j'},
+		{"bytes", no_argument, NULL, 'b'},
+		{0},
 	};
 	CLEANUP_CKPT struct ckpt ck = CKPT_EMPTY;
-	struct opts o = { 0 };
+	struct opts o = {0};
 	int c, code, err;
 
 	while ((c = getopt_long(argc, argv, "jb", longs, NULL)) != -1) {

@@ -49,7 +49,7 @@ static uint64_t in_tenths(uint64_t n, unsigned shift)
 	const uint64_t one = 1ull << shift, x = (n & (one - 1)) * 10, rest = x & (one - 1);
 	uint64_t tenths = x >> shift;
 
-	tenths += rest > one / 2 || (rest == one / 2 && tenths % 2);	/* as printf(3) does */
+	tenths += rest > one / 2 || (rest == one / 2 && tenths % 2); /* as printf(3) does */
 	return (n >> shift) * 10 + tenths;
 }
 
@@ -68,8 +68,8 @@ const char *human_bytes(uint64_t n, char buf[32])
 		u++;
 		shift += 10;
 	}
-	memcpy(put_number(buf, tenths / 10), (char[]){ '.', (char)('0' + tenths % 10), ' ', unit[u],
-						       'i', 'B', '\0' }, 7);
+	memcpy(put_number(buf, tenths / 10),
+	       (char[]){'.', (char)('0' + tenths % 10), ' ', unit[u], 'i', 'B', '\0'}, 7);
 	return buf;
 }
 
@@ -86,7 +86,7 @@ const char *human_time(double s, char buf[32])
 
 void print_name(FILE *f, const char *name)
 {
-	static FILE *asked;	/* cached: isatty() is a system call, and listings print many
+	static FILE *asked; /* cached: isatty() is a system call, and listings print many
 				 * names */
 	static bool tty;
 
@@ -116,7 +116,7 @@ int parse_seconds(const char *s, double *out)
 	char *end;
 	double d;
 
-	if (!((*s >= '0' && *s <= '9') || *s == '.'))	/* strtod() also takes " -inf" */
+	if (!((*s >= '0' && *s <= '9') || *s == '.')) /* strtod() also takes " -inf" */
 		return -EINVAL;
 	errno = 0;
 	d = strtod(s, &end);
@@ -128,8 +128,8 @@ int parse_seconds(const char *s, double *out)
 
 /* ---- progress ------------------------------------------------------------------ */
 
-#define SHOW_EVERY_S 0.2	/* on a terminal */
-#define TELL_EVERY_S 10.0	/* elsewhere */
+#define SHOW_EVERY_S 0.2 /* on a terminal */
+#define TELL_EVERY_S 10.0 /* elsewhere */
 #define SAMPLE_EVERY_S 0.5
 #define BAR_CELLS 16
 
@@ -138,8 +138,13 @@ void progress_start(struct progress *p, const char *label, bool quiet)
 	double t = now_s();
 
 	*p = (struct progress){
-		.f = stderr, .label = label, .quiet = quiet, .tty = isatty(STDERR_FILENO),
-		.start = t, .last_show = t, .last_sample = t,
+		.f = stderr,
+		.label = label,
+		.quiet = quiet,
+		.tty = isatty(STDERR_FILENO),
+		.start = t,
+		.last_show = t,
+		.last_sample = t,
 	};
 	if (p->tty)
 		p->last_show = 0;

@@ -18,21 +18,22 @@
 #include "cli.h"
 
 #define POLL_S 0.1
-#define BUSY_TRIES 10		/* a process that has just exited releases its files a moment
+#define BUSY_TRIES                                                                                 \
+	10 /* a process that has just exited releases its files a moment
 				 * later */
 #define GONE_NOTE_S 10.0
-#define ELSEWHERE_S 1.0		/* before other mount namespaces are looked at */
+#define ELSEWHERE_S 1.0 /* before other mount namespaces are looked at */
 
 extern char **environ;
 
 struct unmounting {
 	struct location p;
-	char *point;		/* outlives p, whose descriptors would keep the mount busy */
+	char *point; /* outlives p, whose descriptors would keep the mount busy */
 	int mount_id;
 	unsigned dev_major, dev_minor;
-	double deadline;	/* 0 = none */
+	double deadline; /* 0 = none */
 	struct progress bar;
-	int keeper, keeper_fd;	/* the daemon; keeper_fd -1 = not visible from here */
+	int keeper, keeper_fd; /* the daemon; keeper_fd -1 = not visible from here */
 };
 
 static uint64_t u64(const struct json_doc *d, const char *keys)
@@ -55,12 +56,13 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 
 	progress_end(&u->bar);
 	if (path)
-		complain("%s stays mounted: publication halted%s%s: %s", u->point, *path ? " at " : "", path,
-			 why ? why : "?");
+		complain("%s stays mounted: publication halted%s%s: %s", u->point,
+			 *path ? " at " : "", path, why ? why : "?");
 	else
 		complain("%s stays mounted: %llu files failed: %s", u->point,
 			 (unsigned long long)u64(d, "versions.failed"), last ? last : "?");
-	complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile", u->point);
+	complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile",
+		 u->point);
 	return CAIRN_FAILED;
 }
 
@@ -87,8 +89,8 @@ static char *drain_note(const struct json_doc *d)
 
 static bool drained(const struct json_doc *d)
 {
-	return u64(d, "log.durable_seq") >= u64(d, "log.last_seq") &&
-	       !u64(d, "versions.staged") && !u64(d, "versions.persisting");
+	return u64(d, "log.durable_seq") >= u64(d, "log.last_seq") && !u64(d, "versions.staged") &&
+	       !u64(d, "versions.persisting");
 }
 
 static int drain(struct unmounting *u)
@@ -123,7 +125,7 @@ static int drain(struct unmounting *u)
 /* 0, -EBUSY, or -EPERM if fusermount3 printed the reason. */
 static int run_fusermount(const char *point)
 {
-	char *argv[] = { "fusermount3", "-u", "--", (char *)point, NULL };
+	char *argv[] = {"fusermount3", "-u", "--", (char *)point, NULL};
 	int status, err;
 	pid_t pid;
 
@@ -191,7 +193,7 @@ static void find_keeper(struct unmounting *u)
 	snprintf(path, sizeof(path), "/proc/%d/comm", u->keeper);
 	if (u->keeper <= 1 || read_small_file(AT_FDCWD, path, 4096, &comm, &len) ||
 	    strncmp(comm, "cairnfs", 7))
-		return;		/* a pid of another pid namespace */
+		return; /* a pid of another pid namespace */
 	u->keeper_fd = (int)syscall(SYS_pidfd_open, u->keeper, 0);
 }
 
@@ -213,7 +215,8 @@ static bool still_mounted(const struct unmounting *u)
 	return found;
 }
 
-/* A namespace that was made while it was mounted (a container, a service with PrivateTmp) keeps a copy. */
+/* A namespace that was made while it was mounted (a container, a service with PrivateTmp) keeps a
+ * copy. */
 static bool mounted_elsewhere(const struct unmounting *u)
 {
 	CLEANUP_FREE char *who = NULL;
@@ -226,14 +229,15 @@ static bool mounted_elsewhere(const struct unmounting *u)
 	fclose(f);
 	if (n)
 		complain("%s is unmounted here, and all that was closed is durable, but cairnfs "
-			 "(pid %d) continues while another mount namespace has it:\n%s  it ends with them, or now by: kill %d", u->point,
-			 u->keeper, who, u->keeper);
+			 "(pid %d) continues while another mount namespace has it:\n%s  it ends "
+			 "with them, or now by: kill %d",
+			 u->point, u->keeper, who, u->keeper);
 	return n;
 }
 
 static int gone(struct unmounting *u)
 {
-	struct pollfd fd = { .fd = u->keeper_fd, .events = POLLIN };
+	struct pollfd fd = {.fd = u->keeper_fd, .events = POLLIN};
 	double start = now_s();
 	bool told = false, looked = false;
 
@@ -305,11 +309,11 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 int cmd_umount(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{ "timeout", required_argument, NULL, 't' },
-		{ "quiet", no_argument, NULL, 'q' },
-		{ 0 },
+		{"timeout", required_argument, NULL, 't'},
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
 	};
-	struct unmounting u = { .p = LOCATION_NONE, .keeper_fd = -1 };
+	struct unmounting u = {.p = LOCATION_NONE, .keeper_fd = -1};
 	bool quiet = false;
 	double timeout;
 	int c;
@@ -320,7 +324,8 @@ int cmd_umount(int argc, char **argv)
 		else if (c != 't')
 			return complain_option("umount", argv);
 		else if (parse_seconds(optarg, &timeout))
-			return complain_usage("umount", "--timeout %s: not a number of seconds", optarg);
+			return complain_usage("umount", "--timeout %s: not a number of seconds",
+					      optarg);
 		else
 			u.deadline = now_s() + timeout;
 	}

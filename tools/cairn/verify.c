@@ -56,7 +56,7 @@ static void tell(struct verify *v, const struct file *f, enum finding r)
 
 static void tell_error(struct verify *v, const char *path, int err)
 {
-	struct file f = { .path = path };
+	struct file f = {.path = path};
 
 	tell(v, &f, unreadable(&f, "cannot be listed", err));
 }
@@ -80,8 +80,9 @@ static void totals(struct verify *v)
 		return;
 	}
 	printf("%llu ok, %llu mismatched, %llu unreadable, %llu unverifiable (no checksum), "
-	       "%llu not durable yet; %s read, %s/s\n", (unsigned long long)v->count[IS_OK],
-	       (unsigned long long)v->count[IS_MISMATCH], (unsigned long long)v->count[IS_UNREADABLE],
+	       "%llu not durable yet; %s read, %s/s\n",
+	       (unsigned long long)v->count[IS_OK], (unsigned long long)v->count[IS_MISMATCH],
+	       (unsigned long long)v->count[IS_UNREADABLE],
 	       (unsigned long long)v->count[IS_UNVERIFIABLE],
 	       (unsigned long long)v->count[IS_NOT_DURABLE], human_bytes(v->bytes, a),
 	       human_bytes(s > 0 ? (uint64_t)((double)v->bytes / s) : 0, b));
@@ -126,7 +127,7 @@ static int verify_tree(struct verify *v, int fd, int peer)
 		return err;
 	while (walk_next(w, &it) != WALK_END) {
 		CLEANUP_FREE char *path = NULL, *below = NULL;
-		struct file f = { .dirfd = it.dirfd, .peer = it.peer, .name = it.name };
+		struct file f = {.dirfd = it.dirfd, .peer = it.peer, .name = it.name};
 
 		if (it.what == WALK_LEAVE || (it.what == WALK_ENTRY && !S_ISREG(it.st.st_mode)))
 			continue;
@@ -151,7 +152,7 @@ static int open_peer(const struct verify *v, const char *below)
 
 static int verify_one_file(struct verify *v)
 {
-	struct file f = { .path = v->p->arg, .below = v->p->below };
+	struct file f = {.path = v->p->arg, .below = v->p->below};
 	CLEANUP_CLOSE int up = open_parent(v->p->root, f.below, &f.name);
 	CLEANUP_CLOSE int peer = open_parent(v->store, f.below, &f.name);
 
@@ -197,14 +198,16 @@ static int open_store(struct verify *v)
 	v->store = path ? open(path, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 	if (v->store < 0) {
 		complain("%s: its store %s cannot be opened: %s; verify reads the store itself: "
-			 "run it where the daemon runs", v->p->arg, path ? path : "?",
+			 "run it where the daemon runs",
+			 v->p->arg, path ? path : "?",
 			 path ? strerror(errno) : "not named in its status");
 		return CAIRN_FAILED;
 	}
 	if (want && !read_small_file(v->store, ".cairn/id", 4096, &id, &len) &&
 	    strncmp(id, want, strlen(want))) {
 		complain("%s: what is at %s here is not its store (another machine or "
-			 "container?)", v->p->arg, path);
+			 "container?)",
+			 v->p->arg, path);
 		return CAIRN_FAILED;
 	}
 	return CAIRN_OK;
@@ -253,7 +256,7 @@ static int verify_all(struct verify *v, char **path)
 	}
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		any |= v->count[r] > 0;
-	if (any || v->json || worst == CAIRN_OK)	/* else nothing was read, and the reason was
+	if (any || v->json || worst == CAIRN_OK) /* else nothing was read, and the reason was
 							 * reported */
 		totals(v);
 	for (enum finding r = 0; r < N_FINDINGS; r++)
@@ -265,12 +268,12 @@ static int verify_all(struct verify *v, char **path)
 int cmd_verify(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{ "json", no_argument, NULL, 'j' },
-		{ "quiet", no_argument, NULL, 'q' },
-		{ "verbose", no_argument, NULL, 'v' },
-		{ 0 },
+		{"json", no_argument, NULL, 'j'},
+		{"quiet", no_argument, NULL, 'q'},
+		{"verbose", no_argument, NULL, 'v'},
+		{0},
 	};
-	struct verify v = { .store = -1 };
+	struct verify v = {.store = -1};
 	bool quiet = false;
 	int c, code;
 

@@ -9,13 +9,21 @@
 #include "cli.h"
 #include "sum.h"
 
-enum finding { IS_OK, IS_MISMATCH, IS_UNREADABLE, IS_UNVERIFIABLE, IS_NOT_DURABLE, IS_GONE, N_FINDINGS };
+enum finding {
+	IS_OK,
+	IS_MISMATCH,
+	IS_UNREADABLE,
+	IS_UNVERIFIABLE,
+	IS_NOT_DURABLE,
+	IS_GONE,
+	N_FINDINGS
+};
 
 struct verify {
 	const struct location *p;
-	int store;		/* O_PATH of the store's root */
+	int store; /* O_PATH of the store's root */
 	struct disk *disk;
-	struct sidecar *side;	/* opened at the first use */
+	struct sidecar *side; /* opened at the first use */
 	bool verbose, json;
 	struct json_out j;
 	struct progress bar;
@@ -24,15 +32,15 @@ struct verify {
 
 /* One file, in the mount (or store) and in the store. */
 struct file {
-	const char *path;	/* in messages */
-	const char *below;	/* below the root of the mount (or store) */
-	int dirfd;		/* where it was found */
-	int peer;		/* its directory in the store; -1 = does not exist */
+	const char *path; /* in messages */
+	const char *below; /* below the root of the mount (or store) */
+	int dirfd; /* where it was found */
+	int peer; /* its directory in the store; -1 = does not exist */
 	const char *name;
 	char state[16];
 	char want[CAIRN_SUM_LEN], got[CAIRN_SUM_LEN];
 	char why[128];
-	bool sure;		/* a mismatch that no pending change explains */
+	bool sure; /* a mismatch that no pending change explains */
 };
 
 /* The finding for f, whose path, below, dirfd, peer and name are set. Fills in

@@ -13,21 +13,21 @@
 
 #define POLL_MIN_S 0.005
 #define POLL_MAX_S 0.2
-#define STATUS_EVERY_S 0.5	/* the daemon writes the whole document each time */
+#define STATUS_EVERY_S 0.5 /* the daemon writes the whole document each time */
 
 struct target {
 	struct location p;
 	uint64_t pending;
 	char state[16];
-	uint64_t after_seq;	/* of a mount's root: includes removals, up to here */
+	uint64_t after_seq; /* of a mount's root: includes removals, up to here */
 	bool done, failed;
 };
 
 struct waiting {
 	struct target *t;
 	int n;
-	double deadline;	/* 0 = none */
-	double asked;		/* when status.json was last read */
+	double deadline; /* 0 = none */
+	double asked; /* when status.json was last read */
 	struct progress bar;
 };
 
@@ -81,8 +81,10 @@ static bool say_refused(const struct target *t)
 		return false;
 	path = json_bytes(d, json_at(d, 0, "refused.path"));
 	why = json_bytes(d, json_at(d, 0, "refused.error"));
-	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the store. "
-		 "When you have handled it: `cairn retry %s`", t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
+	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the "
+		 "store. "
+		 "When you have handled it: `cairn retry %s`",
+		 t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
 	return true;
 }
 
@@ -107,9 +109,10 @@ static void check_halted(struct target *t)
 		return;
 	path = json_bytes(d, json_at(d, 0, "halted.path"));
 	why = json_bytes(d, json_at(d, 0, "halted.error"));
-	bool known = path && *path;	/* empty: the store as a whole */
+	bool known = path && *path; /* empty: the store as a whole */
 	complain("%s is not durable: publication halted%s%s: %s; repair the store, then "
-		 "`cairn retry %s`", t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?", t->p.top);
+		 "`cairn retry %s`",
+		 t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?", t->p.top);
 	t->done = t->failed = true;
 }
 
@@ -143,8 +146,10 @@ static void check(struct target *t, bool ask_status)
 		complain("%s was removed while it was waited for", t->p.arg);
 		err = -ENOENT;
 	} else if (err) {
-		complain("%s: %s%s", t->p.arg, strerror(-err), err == -ENOTCONN ?
-			 " (the cairnfs is dead; its next start publishes what is staged)" : "");
+		complain("%s: %s%s", t->p.arg, strerror(-err),
+			 err == -ENOTCONN
+				 ? " (the cairnfs is dead; its next start publishes what is staged)"
+				 : "");
 	}
 	if (err) {
 		t->done = t->failed = true;
@@ -239,11 +244,11 @@ static int wait_all(struct waiting *w)
 int cmd_wait(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{ "timeout", required_argument, NULL, 't' },
-		{ "quiet", no_argument, NULL, 'q' },
-		{ 0 },
+		{"timeout", required_argument, NULL, 't'},
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
 	};
-	struct waiting w = { 0 };
+	struct waiting w = {0};
 	bool quiet = false;
 	double timeout;
 	int c, code = CAIRN_OK;
@@ -254,7 +259,8 @@ int cmd_wait(int argc, char **argv)
 		else if (c != 't')
 			return complain_option("wait", argv);
 		else if (parse_seconds(optarg, &timeout))
-			return complain_usage("wait", "--timeout %s: not a number of seconds", optarg);
+			return complain_usage("wait", "--timeout %s: not a number of seconds",
+					      optarg);
 		else
 			w.deadline = now_s() + timeout;
 	}

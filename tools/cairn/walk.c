@@ -14,8 +14,8 @@
 #define OPEN_LEVELS 32
 #define OPEN_DIR (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)
 
-struct end {		/* a directory in one of the two trees */
-	int fd;		/* -1 = closed, or there is none */
+struct end { /* a directory in one of the two trees */
+	int fd; /* -1 = closed, or there is none */
 	bool exists;
 	dev_t dev;
 	ino_t ino;
@@ -24,17 +24,17 @@ struct end {		/* a directory in one of the two trees */
 struct level {
 	struct end here, peer;
 	struct names names;
-	size_t at;		/* next name to visit */
-	size_t path_len;	/* length of the directory's own path */
+	size_t at; /* next name to visit */
+	size_t path_len; /* length of the directory's own path */
 };
 
 struct walk {
 	struct level *v;
-	size_t depth, cap;	/* v[depth - 1] is where we are */
+	size_t depth, cap; /* v[depth - 1] is where we are */
 	char *path;
 	size_t path_cap;
 	const char *skip;
-	bool enter;		/* the last item was a directory: go in */
+	bool enter; /* the last item was a directory: go in */
 	struct walk_item item;
 };
 
@@ -67,7 +67,7 @@ int names_read(int dirfd, struct names *out)
 	struct dirent *e;
 	DIR *d;
 
-	*out = (struct names){ 0 };
+	*out = (struct names){0};
 	if (fd < 0)
 		return -errno;
 	d = fdopendir(fd);
@@ -95,7 +95,7 @@ void names_free(struct names *n)
 	for (size_t i = 0; i < n->n; i++)
 		free(n->v[i]);
 	free(n->v);
-	*n = (struct names){ 0 };
+	*n = (struct names){0};
 }
 
 /* ---- directories -------------------------------------------------------------- */
@@ -111,7 +111,7 @@ static int end_open(int dirfd, const char *name, struct end *out)
 {
 	struct stat st;
 
-	*out = (struct end){ .fd = openat(dirfd, name, OPEN_DIR) };
+	*out = (struct end){.fd = openat(dirfd, name, OPEN_DIR)};
 	if (out->fd < 0 || fstat(out->fd, &st)) {
 		int err = -errno;
 
@@ -139,7 +139,7 @@ static int end_reopen(struct end *up, int down)
 		return err;
 	if (again.dev != up->dev || again.ino != up->ino) {
 		end_close(&again);
-		return -ESTALE;		/* the directory was moved meanwhile */
+		return -ESTALE; /* the directory was moved meanwhile */
 	}
 	*up = again;
 	return 0;
@@ -180,12 +180,12 @@ static int push(struct walk *w, int dirfd, int peer, const char *name)
 		w->cap = cap;
 	}
 	l = &w->v[w->depth];
-	*l = (struct level){ .here.fd = -1, .peer.fd = -1, .path_len = strlen(w->path) };
+	*l = (struct level){.here.fd = -1, .peer.fd = -1, .path_len = strlen(w->path)};
 	err = end_open(dirfd, name, &l->here);
 	if (err)
 		return err;
 	if (peer >= 0)
-		end_open(peer, name, &l->peer);	/* the caller reports it if it is missing */
+		end_open(peer, name, &l->peer); /* the caller reports it if it is missing */
 	err = names_read(l->here.fd, &l->names);
 	if (err) {
 		end_close(&l->here);

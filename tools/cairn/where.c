@@ -80,7 +80,7 @@ static const char *below(const char *path, const char *top)
 {
 	size_t n = strlen(top);
 
-	if (n == 1)	/* "/" */
+	if (n == 1) /* "/" */
 		return path + 1;
 	if (strncmp(path, top, n) || (path[n] != '/' && path[n] != '\0'))
 		return NULL;
@@ -115,7 +115,7 @@ static int on_mount(const struct io_mounts *all, const struct io_mount *m, const
 	if (out->root < 0)
 		return call_error();
 	if (mount_id_of(out->root) != whole->id)
-		return -EXDEV;		/* something is mounted on top of it */
+		return -EXDEV; /* something is mounted on top of it */
 	out->on_mount = true;
 	out->mount_id = whole->id;
 	out->dev_major = whole->dev_major;
@@ -213,18 +213,20 @@ void complain_location(const char *path, int err)
 	switch (err) {
 	case -ENODEV:
 		complain("%s: neither on a cairnfs mount nor in a store (a directory that "
-			 "holds .cairn/id)", path);
+			 "holds .cairn/id)",
+			 path);
 		break;
 	case -EXDEV:
 		complain("%s: on a cairnfs whose root is not mounted here, or hidden under "
-			 "another mount; use the mount point itself", path);
+			 "another mount; use the mount point itself",
+			 path);
 		break;
 	case -ENOTCONN:
 		complain("%s: the cairnfs mounted here is dead; detach it with "
-			 "`umount -l` and start cairnfs again: nothing staged is lost", path);
+			 "`umount -l` and start cairnfs again: nothing staged is lost",
+			 path);
 		break;
-	default:
-		complain("%s: %s", path, strerror(-err));
+	default: complain("%s: %s", path, strerror(-err));
 	}
 }
 
@@ -243,7 +245,8 @@ int location_need(const char *path, bool need_mount, struct location *out)
 	}
 	if (need_mount && !out->on_mount) {
 		complain("%s is in the store %s, not on a mount of it; name a path on the "
-			 "mount", path, out->top);
+			 "mount",
+			 path, out->top);
 		location_close(out);
 		return CAIRN_USAGE;
 	}
@@ -334,7 +337,8 @@ int complain_status(const struct location *p, int err)
 		complain_location(p->top, err);
 	else if (err == -EBADMSG)
 		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
-			 "the same version?", p->top);
+			 "the same version?",
+			 p->top);
 	else
 		complain("%s/.cairn/status.json: %s", p->top, strerror(-err));
 	return CAIRN_FAILED;
@@ -352,7 +356,7 @@ int xattr_of_fd(int fd, const char *key, char *buf, size_t cap)
 {
 	char path[64];
 
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);	/* O_PATH has no fgetxattr */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd); /* O_PATH has no fgetxattr */
 	return ended(getxattr(path, key, buf, cap - 1), buf);
 }
 

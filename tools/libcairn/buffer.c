@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool: memory is mapped and registered once, then used for shard after shard. Its states
- * are in priv.h.
+ * The pool: memory is mapped and registered once, then used for shard after shard. Its states are
+ * in priv.h.
  *
  * A buffer of the mount is a file of MOUNT/.cairn/buffers, which exists as long as we have it open.
  * After a commit the mount reads it until the version is durable (`lent`), then it is ours again
  * (`free`), unless the new file was opened meanwhile and may use its pages (`kept`).
  *
- * There are two sets: one is being written to the store while the next checkpoint is copied into the
- * other. Which buffers are free at a moment depends on the disk's speed. So that a trainer registers
- * everything it will ever need in its first two checkpoints, and not now and then when the disk was
- * slow, memory is not reused for one checkpoint, unless the mount has no space for more.
+ * There are two sets: one is being written to the store while the next checkpoint is copied into
+ * the other. Which buffers are free at a moment depends on the disk's speed. So that a trainer
+ * registers everything it will ever need in its first two checkpoints, and not now and then when
+ * the disk was slow, memory is not reused for one checkpoint, unless the mount has no space for
+ * more.
  */
 #include "priv.h"
 
@@ -25,14 +26,15 @@
 #include <sys/xattr.h>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23	/* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
 #define BUFFER_KEY "user.cairn.buffer"
 #define SMALLEST (64u << 10)
-#define REST 2		/* epochs from a use to the next */
-#define GAP_MS 200	/* between shards of one checkpoint there is less, between two there is a training step */
-#define FULL_FOR 64	/* requests until a mount without space is tried again */
+#define REST 2 /* epochs from a use to the next */
+/* between shards of one checkpoint there is less, between two there is a training step */
+#define GAP_MS 200
+#define FULL_FOR 64 /* requests until a mount without space is tried again */
 
 /* ---- sizes ---- */
 
@@ -115,8 +117,10 @@ struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
 	if (b)
 		b->base = map_aligned(bytes, -1);
 	if (!b || !b->base) {
-		*err = fail(-ENOMEM, "no memory for a shard of %llu bytes; check the limits of the process "
-			    "and its cgroup", (unsigned long long)bytes);
+		*err = fail(-ENOMEM,
+			    "no memory for a shard of %llu bytes; check the limits of the process "
+			    "and its cgroup",
+			    (unsigned long long)bytes);
 		if (b)
 			buffer_free(stage, b);
 		return NULL;
@@ -165,11 +169,13 @@ static int open_stand_in(cairn_stage *stage, struct buffer *b)
 	struct statvfs fs;
 	int err = -ENOSPC;
 
-	if (statvfs(stage->mount, &fs) || (uint64_t)fs.f_bavail * fs.f_frsize >= b->bytes + b->bytes / 8)
+	if (statvfs(stage->mount, &fs) ||
+	    (uint64_t)fs.f_bavail * fs.f_frsize >= b->bytes + b->bytes / 8)
 		err = open_listed(b, stage->mount, O_TMPFILE | O_RDWR, 0600);
 	if (err) {
-		stage_notice(stage, NOTICE_STAND_IN, "%s has no space for %llu MiB, so memfd_create gives it",
-			     stage->mount, (unsigned long long)(b->bytes >> 20));
+		stage_notice(stage, NOTICE_STAND_IN,
+			     "%s has no space for %llu MiB, so memfd_create gives it", stage->mount,
+			     (unsigned long long)(b->bytes >> 20));
 		stage_hold_forks();
 		b->fd = memfd_create("cairn-bench", MFD_CLOEXEC);
 		err = b->fd < 0 ? -errno : 0;
@@ -241,11 +247,13 @@ static void tell_refused(cairn_stage *stage, int err)
 		stage->refused = true;
 		pthread_mutex_unlock(&stage->lock);
 	}
-	stage_notice(stage, NOTICE_NO_MEMORY,
-		     "%s gives no memory (%s), so shards are written with write(2); %s", stage->mount,
-		     strerror_r(-err, why, sizeof(why)),
-		     err == -ENOSPC ? "a larger -o staging= helps"
-				    : "see `cairn status` for passthrough, which needs root and Linux 6.9");
+	stage_notice(
+		stage, NOTICE_NO_MEMORY,
+		"%s gives no memory (%s), so shards are written with write(2); %s", stage->mount,
+		strerror_r(-err, why, sizeof(why)),
+		err == -ENOSPC
+			? "a larger -o staging= helps"
+			: "see `cairn status` for passthrough, which needs root and Linux 6.9");
 }
 
 /* ---- the pool ---- */
@@ -379,13 +387,15 @@ static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
 }
 
 /* Removes one that no shard uses and for which `unwanted` is true, or NULL. */
-static struct buffer *pick(cairn_stage *stage, bool (*unwanted)(cairn_stage *, const struct buffer *))
+static struct buffer *pick(cairn_stage *stage,
+			   bool (*unwanted)(cairn_stage *, const struct buffer *))
 {
 	struct buffer *worst = NULL;
 
 	pthread_mutex_lock(&stage->lock);
 	for (struct buffer *b = stage->buffers; b; b = b->next)
-		if (b->state != BUFFER_USED && unwanted(stage, b) && (!worst || b->put < worst->put))
+		if (b->state != BUFFER_USED && unwanted(stage, b) &&
+		    (!worst || b->put < worst->put))
 			worst = b;
 	if (worst)
 		take_out(stage, worst);
@@ -446,7 +456,8 @@ static bool begins(const cairn_stage *stage, uint64_t dir, uint64_t name)
 		open |= b->state == BUFFER_USED;
 		again |= b->epoch == stage->epoch && b->name == name;
 	}
-	return dir != stage->epoch_dir || (name && again) || (!open && now_ms() - stage->epoch_ms > GAP_MS);
+	return dir != stage->epoch_dir || (name && again) ||
+	       (!open && now_ms() - stage->epoch_ms > GAP_MS);
 }
 
 /* 0, -ENOSPC: useless to ask now; -EOPNOTSUPP: never. */
@@ -487,7 +498,7 @@ static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
 	if (!b)
 		b = reuse(stage, bytes, CAIRN_STAGED, 0);
 	if (!b && err == -ENOSPC) {
-		drop_all(stage, is_staged_idle);	/* of sizes that do not fit */
+		drop_all(stage, is_staged_idle); /* of sizes that do not fit */
 		b = make(stage, bytes, &err);
 	}
 	if (!b)
@@ -495,8 +506,8 @@ static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
 	return b;
 }
 
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir, uint64_t name,
-			  int *err)
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
+			  uint64_t name, int *err)
 {
 	uint64_t bytes = rounded(size);
 	struct buffer *b = NULL;

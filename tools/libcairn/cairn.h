@@ -70,18 +70,18 @@ const char *cairn_error(void);
 
 /* ---- stage ---------------------------------------------------------------------------- */
 
-#define CAIRN_NO_CUDA	0x1u	/* never load the CUDA driver: plain memory */
-#define CAIRN_OWN_ONLY	0x2u	/* never ask the mount for memory: always CAIRN_OWN */
+#define CAIRN_NO_CUDA 0x1u /* never load the CUDA driver: plain memory */
+#define CAIRN_OWN_ONLY 0x2u /* never ask the mount for memory: always CAIRN_OWN */
 
 /* Zero means the default in every field but size. */
 struct cairn_options {
-	size_t size;		/* sizeof(struct cairn_options): later versions add fields */
-	unsigned flags;		/* CAIRN_NO_CUDA | CAIRN_OWN_ONLY */
-	int device;		/* 1 + the ordinal of the CUDA device whose primary context is used by
+	size_t size; /* sizeof(struct cairn_options): later versions add fields */
+	unsigned flags; /* CAIRN_NO_CUDA | CAIRN_OWN_ONLY */
+	int device; /* 1 + the ordinal of the CUDA device whose primary context is used by
 				 * threads without a current one. 0: the first device whose primary
 				 * context the process has active; while there is none, memory is
 				 * registered when the first copy from a device shows which it is */
-	uint64_t idle_bytes;	/* maximum of memory kept for later shards while no shard uses it;
+	uint64_t idle_bytes; /* maximum of memory kept for later shards while no shard uses it;
 				 * UINT64_MAX: no limit, which is the default */
 	/* Called once per reason when something works, but slower than possible: memory could not
 	 * be registered, the mount gave no memory. text is one line, valid during the call. Called
@@ -110,18 +110,19 @@ int cairn_stage_trim(cairn_stage *stage);
 
 /* Totals since the stage was opened, or present values ("now"). */
 struct cairn_stats {
-	uint64_t shards;		/* committed */
-	uint64_t registrations;		/* calls of cuMemHostRegister that registered something */
-	uint64_t buffers;		/* pieces of memory, now */
-	uint64_t buffer_bytes;		/* their bytes, now */
-	uint64_t registered_bytes;	/* of those registered with CUDA, now */
-	uint64_t mapped;		/* pieces of memory created: constant in steady state */
-	uint64_t bytes_device;		/* copied from devices */
-	uint64_t bytes_host;		/* copied from host memory by cairn_shard_copy */
-	uint64_t bytes_written;		/* written with write(2) by commits of CAIRN_OWN */
-	uint64_t bytes_loaded;		/* by cairn_load */
-	uint64_t unregistered;		/* pieces of memory used although registration failed */
-	uint64_t own;			/* shards made of CAIRN_OWN on a cairnfs mount: only of 1
+	uint64_t shards; /* committed */
+	/* calls of cuMemHostRegister that registered something */
+	uint64_t registrations;
+	uint64_t buffers; /* pieces of memory, now */
+	uint64_t buffer_bytes; /* their bytes, now */
+	uint64_t registered_bytes; /* of those registered with CUDA, now */
+	uint64_t mapped; /* pieces of memory created: constant in steady state */
+	uint64_t bytes_device; /* copied from devices */
+	uint64_t bytes_host; /* copied from host memory by cairn_shard_copy */
+	uint64_t bytes_written; /* written with write(2) by commits of CAIRN_OWN */
+	uint64_t bytes_loaded; /* by cairn_load */
+	uint64_t unregistered; /* pieces of memory used although registration failed */
+	uint64_t own; /* shards made of CAIRN_OWN on a cairnfs mount: only of 1
 					 * MiB and more, smaller ones always are */
 };
 
@@ -136,11 +137,11 @@ const char *cairn_stage_mount(const cairn_stage *stage);
 
 /* ---- writing: one shard is one file ------------------------------------------------------ */
 
-#define CAIRN_EXCL	0x1u	/* commit fails with -EEXIST if the name exists */
+#define CAIRN_EXCL 0x1u /* commit fails with -EEXIST if the name exists */
 
 enum cairn_kind {
-	CAIRN_OWN = 0,		/* this process's memory, written at the commit */
-	CAIRN_STAGED = 1,	/* a staged file's: the commit copies nothing */
+	CAIRN_OWN = 0, /* this process's memory, written at the commit */
+	CAIRN_STAGED = 1, /* a staged file's: the commit copies nothing */
 };
 
 /* Memory for a file of at most `size` bytes (0 is allowed) with the name `path`. Nothing is visible

@@ -67,8 +67,8 @@ typedef cudl_result (*get_proc_12)(const char *, void **, int, uint64_t, int *);
 
 struct finder {
 	void *lib;
-	get_proc_11 by_11;	/* since 11.3 */
-	get_proc_12 by_12;	/* since 12.0 */
+	get_proc_11 by_11; /* since 11.3 */
+	get_proc_12 by_12; /* since 12.0 */
 };
 
 /* ISO C has no conversion from dlsym's pointer to a function's. */
@@ -92,13 +92,14 @@ static bool find_call(const struct finder *f, const char *name, const char *symb
 		sym = dlsym(f->lib, symbol);
 	memcpy(fn, &sym, sizeof(sym));
 	if (!sym)
-		snprintf(last_text, sizeof(last_text), "the CUDA driver has no %s: it is too old", name);
+		snprintf(last_text, sizeof(last_text), "the CUDA driver has no %s: it is too old",
+			 name);
 	return sym;
 }
 
 static int find_calls(struct cuda_dl *cu)
 {
-	struct finder f = { .lib = cu->lib };
+	struct finder f = {.lib = cu->lib};
 
 	find_symbol(cu->lib, "cuGetProcAddress_v2", &f.by_12);
 	find_symbol(cu->lib, "cuGetProcAddress", &f.by_11);
@@ -195,7 +196,8 @@ int cuda_dl_enter(const struct cuda_dl *cu, struct cuda_dl_primaries *p, int dev
 	if (!p->ctx[device]) {
 		err = CALL(cu, device_get, "cuDeviceGet", &dev, device);
 		if (!err)
-			err = CALL(cu, primary_retain, "cuDevicePrimaryCtxRetain", &p->ctx[device], dev);
+			err = CALL(cu, primary_retain, "cuDevicePrimaryCtxRetain", &p->ctx[device],
+				   dev);
 	}
 	if (!err)
 		err = CALL(cu, ctx_push, "cuCtxPushCurrent", p->ctx[device]);
@@ -231,13 +233,15 @@ int cuda_dl_where(const struct cuda_dl *cu, const void *p, enum cuda_dl_memory *
 
 	*what = CUDA_DL_PLAIN;
 	*device = -1;
-	if (r == CUDL_INVALID_VALUE)	/* memory unknown to the driver */
+	if (r == CUDL_INVALID_VALUE) /* memory unknown to the driver */
 		return 0;
 	if (r != CUDL_OK)
 		return cuda_dl_check(cu, "cuPointerGetAttribute", r);
 	if (cu->pointer_attr(&managed, CUDL_ATTR_IS_MANAGED, ptr) != CUDL_OK)
 		managed = 0;
-	*what = managed ? CUDA_DL_MANAGED : type == CUDL_MEMORY_HOST ? CUDA_DL_PINNED : CUDA_DL_DEVICE;
+	*what = managed			   ? CUDA_DL_MANAGED
+		: type == CUDL_MEMORY_HOST ? CUDA_DL_PINNED
+					   : CUDA_DL_DEVICE;
 	if (*what == CUDA_DL_PINNED)
 		return 0;
 	return CALL(cu, pointer_attr, "cuPointerGetAttribute", device, CUDL_ATTR_ORDINAL, ptr);
@@ -257,16 +261,16 @@ static unsigned piece_count(const struct cuda_dl_pin *pin)
 
 int cuda_dl_register(const struct cuda_dl *cu, void *base, size_t bytes, struct cuda_dl_pin *pin)
 {
-	*pin = (struct cuda_dl_pin){ .base = base, .bytes = bytes };
+	*pin = (struct cuda_dl_pin){.base = base, .bytes = bytes};
 	if (bytes > CUDA_DL_PIECES * CUDA_DL_PIECE) {
-		snprintf(last_text, sizeof(last_text), "%zu bytes are more than is registered at once",
-			 bytes);
-		*pin = (struct cuda_dl_pin){ 0 };
+		snprintf(last_text, sizeof(last_text),
+			 "%zu bytes are more than is registered at once", bytes);
+		*pin = (struct cuda_dl_pin){0};
 		return -EFBIG;
 	}
 	for (unsigned i = 0; i < piece_count(pin); i++) {
-		cudl_result r = cu->host_register(pin->base + i * CUDA_DL_PIECE, piece_bytes(pin, i),
-						  CUDL_REGISTER_PORTABLE);
+		cudl_result r = cu->host_register(pin->base + i * CUDA_DL_PIECE,
+						  piece_bytes(pin, i), CUDL_REGISTER_PORTABLE);
 
 		if (r == CUDL_OK) {
 			pin->ours |= 1ull << i;
@@ -285,7 +289,7 @@ void cuda_dl_unregister(const struct cuda_dl *cu, struct cuda_dl_pin *pin)
 	for (unsigned i = 0; i < CUDA_DL_PIECES; i++)
 		if (pin->ours >> i & 1)
 			cu->host_unregister(pin->base + i * CUDA_DL_PIECE);
-	*pin = (struct cuda_dl_pin){ 0 };
+	*pin = (struct cuda_dl_pin){0};
 }
 
 /* ---- copies ---- */
@@ -377,7 +381,7 @@ static int mark_add(const struct cuda_dl *cu, struct cuda_dl_marks *m, cudl_cont
 		   CUDL_EVENT_BLOCKING | CUDL_EVENT_NO_TIMING);
 	if (!err)
 		m->v[m->n++] = (struct cuda_dl_mark){
-			.ctx = ctx, .stream = stream, .thread = thread, .event = event };
+			.ctx = ctx, .stream = stream, .thread = thread, .event = event};
 	return err;
 }
 
@@ -431,5 +435,5 @@ void cuda_dl_marks_free(const struct cuda_dl *cu, struct cuda_dl_marks *m)
 	for (unsigned i = 0; i < m->n; i++)
 		cu->event_destroy(m->v[i].event);
 	free(m->v);
-	*m = (struct cuda_dl_marks){ 0 };
+	*m = (struct cuda_dl_marks){0};
 }

@@ -21,35 +21,35 @@
 extern "C" {
 #endif
 
-typedef unsigned int cudl_result;	/* CUresult */
-typedef int cudl_device;		/* CUdevice */
-typedef unsigned long long cudl_ptr;	/* CUdeviceptr */
+typedef unsigned int cudl_result; /* CUresult */
+typedef int cudl_device; /* CUdevice */
+typedef unsigned long long cudl_ptr; /* CUdeviceptr */
 typedef struct CUctx_st *cudl_context;
 typedef struct CUstream_st *cudl_stream;
 typedef struct CUevent_st *cudl_event;
 
-#define CUDL_OK			0u
-#define CUDL_INVALID_VALUE	1u
-#define CUDL_OUT_OF_MEMORY	2u
-#define CUDL_NOT_INITIALIZED	3u
-#define CUDL_DEINITIALIZED	4u	/* the process is exiting */
-#define CUDL_NO_DEVICE		100u
-#define CUDL_INVALID_CONTEXT	201u
-#define CUDL_ALREADY_REGISTERED	712u
-#define CUDL_NOT_PERMITTED	800u
-#define CUDL_NOT_SUPPORTED	801u
+#define CUDL_OK 0u
+#define CUDL_INVALID_VALUE 1u
+#define CUDL_OUT_OF_MEMORY 2u
+#define CUDL_NOT_INITIALIZED 3u
+#define CUDL_DEINITIALIZED 4u /* the process is exiting */
+#define CUDL_NO_DEVICE 100u
+#define CUDL_INVALID_CONTEXT 201u
+#define CUDL_ALREADY_REGISTERED 712u
+#define CUDL_NOT_PERMITTED 800u
+#define CUDL_NOT_SUPPORTED 801u
 
-#define CUDL_REGISTER_PORTABLE	1u	/* pinned for every context of the process */
-#define CUDL_EVENT_BLOCKING	1u	/* waiting threads sleep */
-#define CUDL_EVENT_NO_TIMING	2u
+#define CUDL_REGISTER_PORTABLE 1u /* pinned for every context of the process */
+#define CUDL_EVENT_BLOCKING 1u /* waiting threads sleep */
+#define CUDL_EVENT_NO_TIMING 2u
 #define CUDL_STREAM_NON_BLOCKING 1u
-#define CUDL_STREAM_LEGACY ((cudl_stream)1)	/* what NULL means here */
-#define CUDL_STREAM_PER_THREAD ((cudl_stream)2)	/* a different stream in each thread */
-#define CUDL_ATTR_MEMORY_TYPE	2
-#define CUDL_ATTR_IS_MANAGED	8
-#define CUDL_ATTR_ORDINAL	9
-#define CUDL_MEMORY_HOST	1u
-#define CUDL_MEMORY_DEVICE	2u
+#define CUDL_STREAM_LEGACY ((cudl_stream)1) /* what NULL means here */
+#define CUDL_STREAM_PER_THREAD ((cudl_stream)2) /* a different stream in each thread */
+#define CUDL_ATTR_MEMORY_TYPE 2
+#define CUDL_ATTR_IS_MANAGED 8
+#define CUDL_ATTR_ORDINAL 9
+#define CUDL_MEMORY_HOST 1u
+#define CUDL_MEMORY_DEVICE 2u
 
 /* field, name in the driver, its symbol, the CUDA version in which it is declared like this,
  * arguments. The symbol is for drivers before 11.3, which have no cuGetProcAddress. */
@@ -77,9 +77,10 @@ typedef struct CUevent_st *cudl_event;
 	  (void *, cudl_ptr, size_t, cudl_stream))                                                 \
 	X(copy_htod, cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", 3020,                              \
 	  (cudl_ptr, const void *, size_t, cudl_stream))                                           \
-	X(copy_any, cuMemcpyAsync, "cuMemcpyAsync", 4000, (cudl_ptr, cudl_ptr, size_t, cudl_stream)) \
+	X(copy_any, cuMemcpyAsync, "cuMemcpyAsync", 4000,                                          \
+	  (cudl_ptr, cudl_ptr, size_t, cudl_stream))                                               \
 	X(pointer_attr, cuPointerGetAttribute, "cuPointerGetAttribute", 4000,                      \
-	  (void *, unsigned int, cudl_ptr))                                                                 \
+	  (void *, unsigned int, cudl_ptr))                                                        \
 	X(stream_create, cuStreamCreate, "cuStreamCreate", 2000, (cudl_stream *, unsigned int))    \
 	X(stream_sync, cuStreamSynchronize, "cuStreamSynchronize", 2000, (cudl_stream))            \
 	X(stream_destroy, cuStreamDestroy, "cuStreamDestroy_v2", 4000, (cudl_stream))              \
@@ -97,8 +98,8 @@ typedef struct CUevent_st *cudl_event;
 /* The driver's calls, as it declares them. Filled in by cuda_dl_open, then never changed. */
 struct cuda_dl {
 	void *lib;
-	int version;	/* of the driver: 12040 is 12.4 */
-	int devices;	/* at least 1 */
+	int version; /* of the driver: 12040 is 12.4 */
+	int devices; /* at least 1 */
 #define CUDA_DL_FIELD(field, name, symbol, since, args) cudl_result(*field) args;
 	CUDA_DL_CALLS(CUDA_DL_FIELD)
 #undef CUDA_DL_FIELD
@@ -137,8 +138,8 @@ void cuda_dl_release(const struct cuda_dl *cu, struct cuda_dl_primaries *p);
 /* ---- memory ---------------------------------------------------------------------------- */
 
 enum cuda_dl_memory {
-	CUDA_DL_PLAIN,		/* host memory unknown to the driver */
-	CUDA_DL_PINNED,		/* host memory that is registered or of cuMemAllocHost */
+	CUDA_DL_PLAIN, /* host memory unknown to the driver */
+	CUDA_DL_PINNED, /* host memory that is registered or of cuMemAllocHost */
 	CUDA_DL_DEVICE,
 	CUDA_DL_MANAGED,
 };
@@ -149,16 +150,16 @@ int cuda_dl_where(const struct cuda_dl *cu, const void *p, enum cuda_dl_memory *
 /* Was this thread's last error that no context is current? */
 bool cuda_dl_lacks_context(void);
 
-#define CUDA_DL_PIECE (64ull << 30)	/* maximum of one registration */
-#define CUDA_DL_PIECES 64		/* 4 TiB */
+#define CUDA_DL_PIECE (64ull << 30) /* maximum of one registration */
+#define CUDA_DL_PIECES 64 /* 4 TiB */
 
 /* Registered host memory. All zeros: none. */
 struct cuda_dl_pin {
 	char *base;
 	size_t bytes;
-	uint64_t ours;		/* bit n: piece n was registered by us and must be unregistered by
+	uint64_t ours; /* bit n: piece n was registered by us and must be unregistered by
 				 * us */
-	unsigned calls;		/* their number */
+	unsigned calls; /* their number */
 	bool pinned;
 };
 
@@ -187,10 +188,10 @@ struct cuda_dl_marks {
 	struct cuda_dl_mark {
 		cudl_context ctx;
 		cudl_stream stream;
-		uint64_t thread;	/* CUDL_STREAM_PER_THREAD: its thread, else 0 */
+		uint64_t thread; /* CUDL_STREAM_PER_THREAD: its thread, else 0 */
 		cudl_event event;
 		bool set;
-	} *v;
+	} * v;
 	unsigned n, cap;
 };
 

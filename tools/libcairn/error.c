@@ -21,7 +21,7 @@ const char *cairn_version(void)
 
 int fail(int err, const char *fmt, ...)
 {
-	char line[sizeof(text)];	/* an argument may be the text itself */
+	char line[sizeof(text)]; /* an argument may be the text itself */
 	va_list ap;
 
 	va_start(ap, fmt);
@@ -40,8 +40,9 @@ static const char *advice(int err)
 	case -ENOSPC: return "; free some space there, or save fewer or smaller checkpoints";
 	case -EDQUOT: return "; the owner's quota is used up";
 	case -EROFS: return "; the filesystem is mounted read only";
-	case -ENOTCONN: return "; the cairnfs there is dead: detach it with `umount -l` and start cairnfs "
-			       "again, nothing staged is lost";
+	case -ENOTCONN:
+		return "; the cairnfs there is dead: detach it with `umount -l` and start cairnfs "
+		       "again, nothing staged is lost";
 	case -EMFILE: return "; raise the limit on open files (ulimit -n)";
 	case -ENOMEM: return "; the process or its cgroup is out of memory";
 	case -EIO: return "; check the kernel's log, and `cairn status` if it is a cairnfs";
@@ -53,5 +54,6 @@ int fail_on(int err, const char *what, const char *path)
 {
 	char why[128];
 
-	return fail(err, "%s %s: %s%s", what, path, strerror_r(-err, why, sizeof(why)), advice(err));
+	return fail(err, "%s %s: %s%s", what, path, strerror_r(-err, why, sizeof(why)),
+		    advice(err));
 }

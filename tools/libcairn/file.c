@@ -24,7 +24,8 @@
 int file_split(const char *path, int *dir, char **name)
 {
 	const char *slash = strrchr(path, '/'), *last = slash ? slash + 1 : path;
-	CLEANUP_FREE char *parent = slash ? strndup(path, slash == path ? 1 : slash - path) : strdup(".");
+	CLEANUP_FREE char *parent =
+		slash ? strndup(path, slash == path ? 1 : slash - path) : strdup(".");
 	CLEANUP_FREE char *copy = strdup(last);
 	CLEANUP_CLOSE int fd = -1;
 	struct stat st;
@@ -132,7 +133,7 @@ static int link_open(const void *arg, int dir, const char *name)
 
 	if (!linkat(fd, "", dir, name, AT_EMPTY_PATH))
 		return 0;
-	if (errno != ENOENT && errno != EPERM)	/* needs a capability before Linux 6.10 */
+	if (errno != ENOENT && errno != EPERM) /* needs a capability before Linux 6.10 */
 		return -errno;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	return linkat(AT_FDCWD, path, dir, name, AT_SYMLINK_FOLLOW) ? -errno : 0;

@@ -88,7 +88,8 @@ void gpu_pin(cairn_stage *stage, struct buffer *b, int device)
 	count_pin(stage, b, err);
 	if (err)
 		stage_notice(stage, NOTICE_PIN,
-			     "%llu MiB could not be registered with CUDA, so copies are slower and wait: %s; "
+			     "%llu MiB could not be registered with CUDA, so copies are slower and "
+			     "wait: %s; "
 			     "check the memory limit of the cgroup and ulimit -l",
 			     (unsigned long long)(b->bytes >> 20), cuda_dl_error());
 }
@@ -106,7 +107,7 @@ void gpu_unpin(cairn_stage *stage, struct buffer *b)
 		stage->stats.registered_bytes -= b->bytes;
 		pthread_mutex_unlock(&stage->lock);
 	}
-	if (!entered) {	/* the contexts are gone, and everything in them */
+	if (!entered) { /* the contexts are gone, and everything in them */
 		free(b->marks.v);
 		return;
 	}
@@ -130,7 +131,7 @@ int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int 
 	err = cuda_dl_where(&g->cu, p, what, device);
 	if (err && cuda_dl_lacks_context()) {
 		err = enter_any(g, &pushed);
-		if (err == -ENODEV)	/* no context, so no device memory */
+		if (err == -ENODEV) /* no context, so no device memory */
 			return 0;
 		if (!err) {
 			err = cuda_dl_where(&g->cu, p, what, device);

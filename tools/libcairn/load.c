@@ -27,9 +27,9 @@ struct job {
 	void *stream;
 	int device;
 	cudl_context ctx;
-	atomic_ullong next;	/* offset into dst of the next chunk */
+	atomic_ullong next; /* offset into dst of the next chunk */
 	atomic_int err;
-	pthread_mutex_t lock;	/* text */
+	pthread_mutex_t lock; /* text */
 	char text[512];
 };
 
@@ -45,9 +45,10 @@ static int read_all(int fd, char *to, uint64_t n, uint64_t off, const char *path
 		if (got < 0)
 			return fail_on(-errno, "read", path);
 		if (!got)
-			return fail(-ENODATA, "%s ends at %llu, %llu bytes before what was asked for: is the "
-				    "checkpoint whole? (cairn check)", path, (unsigned long long)off,
-				    (unsigned long long)n);
+			return fail(-ENODATA,
+				    "%s ends at %llu, %llu bytes before what was asked for: is the "
+				    "checkpoint whole? (cairn check)",
+				    path, (unsigned long long)off, (unsigned long long)n);
 		to += got;
 		off += (uint64_t)got;
 		n -= (uint64_t)got;
@@ -155,7 +156,8 @@ static int job_run(struct job *j)
 
 	j->ctx = gpu_current(j->stage);
 	pthread_mutex_init(&j->lock, NULL);
-	sigfillset(&all);	/* the program's signals must not go to threads it does not know */
+	/* the program's signals must not go to threads it does not know */
+	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &old);
 	while (n < want && !pthread_create(&t[n], NULL, job_thread, j))
 		n++;
@@ -192,9 +194,11 @@ static int load(struct job *j)
 	return job_run(j);
 }
 
-int cairn_load(cairn_stage *stage, const char *path, uint64_t off, void *dst, uint64_t n, void *stream)
+int cairn_load(cairn_stage *stage, const char *path, uint64_t off, void *dst, uint64_t n,
+	       void *stream)
 {
-	struct job j = { .stage = stage, .path = path, .off = off, .n = n, .dst = dst, .stream = stream };
+	struct job j = {
+		.stage = stage, .path = path, .off = off, .n = n, .dst = dst, .stream = stream};
 	int err = stage_usable(stage);
 
 	if (err)

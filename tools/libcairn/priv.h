@@ -44,8 +44,8 @@ static inline void cairn_close_fd(int *fd)
 #define CLEANUP_CLOSE __attribute__((cleanup(cairn_close_fd)))
 
 #define HUGE_PAGE (2ull << 20)
-#define SMALL_MAX (1ull << 20)	/* smaller shards are not worth a huge page of the mount's */
-#define WRITE_MAX (64u << 20)	/* of one write(2) */
+#define SMALL_MAX (1ull << 20) /* smaller shards are not worth a huge page of the mount's */
+#define WRITE_MAX (64u << 20) /* of one write(2) */
 #define LOAD_CHUNK (32ull << 20)
 #define LOAD_CHUNKS 4
 
@@ -77,60 +77,60 @@ struct buffer {
 	enum buffer_state state;
 	enum cairn_kind kind;
 	char *base;
-	uint64_t bytes;		/* of the mapping and, CAIRN_STAGED, of the file at first */
-	int fd;			/* CAIRN_STAGED, else -1 */
-	char *path;		/* CAIRN_STAGED: the name by which it is linked */
-	uint64_t file_bytes;	/* CAIRN_STAGED: what the file's size is set to */
-	uint64_t clock;		/* stage->clock when it was last used */
-	uint64_t put;		/* stage->puts when it was last given back */
-	uint64_t epoch, name;	/* CAIRN_STAGED: of its last shard */
+	uint64_t bytes; /* of the mapping and, CAIRN_STAGED, of the file at first */
+	int fd; /* CAIRN_STAGED, else -1 */
+	char *path; /* CAIRN_STAGED: the name by which it is linked */
+	uint64_t file_bytes; /* CAIRN_STAGED: what the file's size is set to */
+	uint64_t clock; /* stage->clock when it was last used */
+	uint64_t put; /* stage->puts when it was last given back */
+	uint64_t epoch, name; /* CAIRN_STAGED: of its last shard */
 	bool pin_tried;
 	struct cuda_dl_pin pin;
 	struct cuda_dl_marks marks;
 };
 
 struct gpu {
-	bool on;		/* the driver is open */
-	int device;		/* -1: any */
+	bool on; /* the driver is open */
+	int device; /* -1: any */
 	struct cuda_dl cu;
 	pthread_mutex_t lock;
-	struct cuda_dl_primaries primaries;	/* gpu.lock */
+	struct cuda_dl_primaries primaries; /* gpu.lock */
 };
 
 struct chunk {
-	struct buffer *buffer;	/* created at the first use */
+	struct buffer *buffer; /* created at the first use */
 	bool busy;
 };
 
 enum notice { NOTICE_PIN, NOTICE_NO_MEMORY, NOTICE_STAND_IN, NOTICE_COUNT };
 
 struct cairn_stage {
-	struct cairn_stage *next;	/* stage.c:stages_lock */
-	atomic_bool forked;	/* this is the child's copy */
+	struct cairn_stage *next; /* stage.c:stages_lock */
+	atomic_bool forked; /* this is the child's copy */
 	unsigned flags;
 	uint64_t idle_bytes;
 	void (*notice)(void *arg, const char *text);
 	void *notice_arg;
-	dev_t dev;		/* of the filesystem; shards elsewhere are CAIRN_OWN */
+	dev_t dev; /* of the filesystem; shards elsewhere are CAIRN_OWN */
 	bool cairnfs;
-	bool stand_in;		/* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and
+	bool stand_in; /* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and
 				 * commits give no name (stage_stand_in) */
-	char *mount;		/* its root if it gives memory, or NULL */
+	char *mount; /* its root if it gives memory, or NULL */
 	struct gpu gpu;
 
 	pthread_mutex_t lock;
-	bool refused;		/* the mount gives no memory, ever */
+	bool refused; /* the mount gives no memory, ever */
 	bool noticed[NOTICE_COUNT];
 	struct buffer *buffers;
-	uint64_t clock;		/* buffers asked for */
-	uint64_t puts;		/* buffers given back */
+	uint64_t clock; /* buffers asked for */
+	uint64_t puts; /* buffers given back */
 	/* Checkpoints, as far as they can be distinguished: another directory, a repeated name, or
 	 * a while without an open shard. */
 	uint64_t epoch, epoch_dir;
-	int64_t epoch_ms;	/* when a buffer was last asked for or given back */
-	uint64_t full_until;	/* clock; the mount recently had no space */
+	int64_t epoch_ms; /* when a buffer was last asked for or given back */
+	uint64_t full_until; /* clock; the mount recently had no space */
 	unsigned shards_open;
-	unsigned calls;		/* cairn_load in progress */
+	unsigned calls; /* cairn_load in progress */
 	struct cairn_stats stats;
 
 	pthread_mutex_t load_lock;
@@ -143,16 +143,16 @@ struct cairn_shard {
 	struct buffer *buffer;
 	uint64_t size;
 	unsigned flags;
-	int dir;		/* O_PATH, -1: no path yet */
-	bool same_fs;		/* dir is on the stage's filesystem */
-	char *name;		/* in dir */
+	int dir; /* O_PATH, -1: no path yet */
+	bool same_fs; /* dir is on the stage's filesystem */
+	char *name; /* in dir */
 	uint64_t dir_ino;
-	pthread_mutex_t lock;	/* marks, devices, failed */
-	int failed;		/* -errno of a copy */
+	pthread_mutex_t lock; /* marks, devices, failed */
+	int failed; /* -errno of a copy */
 	char failure[256];
-	uint64_t devices;	/* bit n: copied from cuda:n */
-	bool copied;		/* cairn_shard_copy was called */
-	bool device_set;	/* by cairn_shard_device */
+	uint64_t devices; /* bit n: copied from cuda:n */
+	bool copied; /* cairn_shard_copy was called */
+	bool device_set; /* by cairn_shard_device */
 	char device[256];
 };
 
@@ -175,8 +175,8 @@ int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn
 /* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: from the
  * mount if possible; it may be our own even so. dir, name: numbers that identify the shard's
  * directory and name; 0: unknown. NULL: *err. No lock held. */
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir, uint64_t name,
-			  int *err);
+struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
+			  uint64_t name, int *err);
 /* A new one of our own memory, not in the pool. */
 struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
 /* Ends a shard's use. broken: copies may still be in progress, it must not be reused. */
@@ -200,7 +200,8 @@ int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int 
  * memory. */
 int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *src, size_t n,
 		  void *stream, int device, bool in_order);
-int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream, int device);
+int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream,
+		int device);
 /* Waits for b's marks. */
 int gpu_wait(cairn_stage *stage, struct buffer *b);
 /* The calling thread's context, for a helper thread; NULL: none. */
@@ -225,6 +226,6 @@ int mount_state(const char *path, char *buf, size_t size);
 
 /* ---- wait.c ---- */
 
-int64_t now_ms(void);	/* monotonic */
+int64_t now_ms(void); /* monotonic */
 
 #endif

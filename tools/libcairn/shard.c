@@ -88,7 +88,8 @@ static int check_create(cairn_stage *stage, uint64_t size, unsigned flags, cairn
 	if (flags & ~CAIRN_EXCL)
 		return fail(-EINVAL, "cairn_shard_create: unknown flags 0x%x", flags);
 	if (size > INT64_MAX / 4)
-		return fail(-EFBIG, "%llu bytes are more than a file can have", (unsigned long long)size);
+		return fail(-EFBIG, "%llu bytes are more than a file can have",
+			    (unsigned long long)size);
 	return stage_usable(stage);
 }
 
@@ -181,8 +182,11 @@ static int shard_failed(cairn_shard *shard, int err)
 		snprintf(shard->failure, sizeof(shard->failure), "%s", cuda_dl_error());
 	}
 	(void)err;
-	return fail(-EIO, "copy to a shard: %s; the shard cannot be committed: abort it, and if this repeats "
-		    "restart the process, its CUDA context may be lost", shard->failure);
+	return fail(
+		-EIO,
+		"copy to a shard: %s; the shard cannot be committed: abort it, and if this repeats "
+		"restart the process, its CUDA context may be lost",
+		shard->failure);
 }
 
 static void count_copy(cairn_stage *stage, uint64_t n, bool device)
@@ -267,8 +271,8 @@ int cairn_shard_sync(cairn_shard *shard)
 /* Is it impossible to link a name to the buffer, but possible to write it? */
 static bool must_write(int err)
 {
-	return err == -EXDEV || err == -EOPNOTSUPP || err == -ENOENT || err == -EBUSY || err == -EPERM ||
-	       err == -EFBIG;
+	return err == -EXDEV || err == -EOPNOTSUPP || err == -ENOENT || err == -EBUSY ||
+	       err == -EPERM || err == -EFBIG;
 }
 
 /* Gives the bytes their name. */
@@ -303,8 +307,8 @@ int cairn_shard_commit(cairn_shard *shard, uint64_t size)
 	if (err)
 		return err;
 	if (size > shard->size)
-		return fail(-EINVAL, "commit of %llu bytes: the shard has %llu", (unsigned long long)size,
-			    (unsigned long long)shard->size);
+		return fail(-EINVAL, "commit of %llu bytes: the shard has %llu",
+			    (unsigned long long)size, (unsigned long long)shard->size);
 	if (!shard->name && !shard->stage->stand_in)
 		return fail(-EINVAL, "the shard has no path: cairn_shard_set_path gives it one");
 	failed = cairn_shard_sync(shard);

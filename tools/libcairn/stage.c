@@ -3,7 +3,8 @@
  * A stage's life.
  *
  *	open ──▶ usable ──close──▶ gone
- *		    └──fork, in the child──▶ forked: returns -ECHILD, its files closed, its memory unmapped
+ *		    └──fork, in the child──▶ forked: returns -ECHILD, its files closed,
+ *					     its memory unmapped
  */
 #include "priv.h"
 
@@ -73,7 +74,7 @@ int stage_usable(const cairn_stage *stage)
 		return fail(-EINVAL, "no stage: open one with cairn_stage_open");
 	if (stage->forked)
 		return fail(-ECHILD, "this process was forked from the one that opened the stage: "
-			    "open one here, after the fork");
+				     "open one here, after the fork");
 	return 0;
 }
 
@@ -152,7 +153,7 @@ static int look(cairn_stage *stage, const char *dir)
 		return fail_on(-errno, "open", dir);
 	stage->dev = st.st_dev;
 	err = mount_state(dir, state, sizeof(state));
-	if (err == -ENODATA)	/* not a cairnfs */
+	if (err == -ENODATA) /* not a cairnfs */
 		return 0;
 	if (err)
 		return fail_on(err, "open", dir);
@@ -166,7 +167,7 @@ static int look(cairn_stage *stage, const char *dir)
 
 static int check_options(const struct cairn_options *o, struct cairn_options *out)
 {
-	*out = (struct cairn_options){ .size = sizeof(*out) };
+	*out = (struct cairn_options){.size = sizeof(*out)};
 	if (!o)
 		return 0;
 	if (o->size < offsetof(struct cairn_options, flags) || o->size > 4096)
@@ -275,7 +276,8 @@ int cairn_stage_close(cairn_stage *stage)
 	calls = stage->calls;
 	pthread_mutex_unlock(&stage->lock);
 	if (shards || calls)
-		return fail(-EBUSY, "%u shards are neither committed nor aborted, %u loads in progress",
+		return fail(-EBUSY,
+			    "%u shards are neither committed nor aborted, %u loads in progress",
 			    shards, calls);
 	unlist(stage);
 	for (unsigned i = 0; i < LOAD_CHUNKS; i++)

@@ -45,7 +45,7 @@ int64_t now_ms(void)
 
 static void sleep_ms(int64_t ms)
 {
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
+	struct timespec t = {ms / 1000, ms % 1000 * 1000000};
 
 	nanosleep(&t, NULL);
 }
@@ -56,8 +56,10 @@ static int wait_failed(const char *path)
 	ssize_t n = getxattr(path, ERROR_KEY, why, sizeof(why) - 1);
 
 	why[n > 0 ? n : 0] = '\0';
-	return fail(-EIO, "%s is not durable: %s; cairnfs keeps trying, see `cairn status` for what it "
-		    "waits for", path, *why ? why : "it failed");
+	return fail(-EIO,
+		    "%s is not durable: %s; cairnfs keeps trying, see `cairn status` for what it "
+		    "waits for",
+		    path, *why ? why : "it failed");
 }
 
 /* ---- elsewhere ---- */
