@@ -106,7 +106,7 @@ start_mount "$store" "$mnt"
 # Keeper and spare: the worker serves on, and it is told.
 kill -KILL "$(spare_pid)" "$(keeper_pid "$mnt")"
 retry 20 told keeper_gone 1 || die "metrics do not tell that no keeper is there"
-"$BUILD/cairn" status "$mnt" | has "nobody will start another" || die "cairn status does not tell"
+"$BUILD/cairn" status "$mnt" | has "nothing restarts it" || die "cairn status does not tell"
 echo gone >"$mnt/gone" || die "the worker does not serve on"
 "$BUILD/cairn" wait -q "$mnt" || die "cairn wait"
 worker=$(worker_pid "$mnt")
