@@ -148,8 +148,8 @@ void replay_flushed(struct staging *s)
 		    staged_recover(s, &r, &sf) == 0) {
 			r.type = REC_SEAL;
 			r.unique = 0;
-			staged_finish(sf); /* if it fails, it is persisted from both its
-						 * places */
+			/* if it fails, it is persisted from both its places */
+			staged_finish(sf);
 			staging_seal(s, sf, &r, true);
 			staged_unref(sf);
 		}

@@ -73,8 +73,8 @@ struct head {
 	char program[32]; /* the version of cairnfs that served it last */
 	struct io_where where; /* the store that it belongs to */
 	char store_path[1024]; /* and its path, for messages */
-	uint64_t recalled; /* log file of which a replay found a part missing in the
-					 * store */
+	/* log file of which a replay found a part missing in the store */
+	uint64_t recalled;
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
@@ -114,21 +114,21 @@ struct pend {
 	bool must; /* removed later, but must be published: persist it */
 	bool again; /* first after a restart: perhaps applied already */
 	bool shown; /* done in the store, but the mark could not be set */
-	bool begun; /* its first step is done in the store; a retry continues
-					 * there */
+	/* its first step is done in the store; a retry continues there */
+	bool begun;
 	uint64_t dead_at; /* seq that removes what this creates, 0 = none */
 	bool kills; /* removes what a pending record created */
 	uint64_t held_ns; /* since when; see hold.c */
 	bool released; /* hold.c holds it no longer */
 	unsigned attempts;
-	bool unsure; /* a spilled file: only its own sync shows whether the store
-					 * has it */
-	int lost; /* the store lost its bytes: -errno. The version is
-					 * skipped */
-	_Atomic bool failed_fsync; /* a snapshot whose fsync failed: the file is still
-					 * written */
-	uint64_t promised; /* bytes of the reserve, until it is in the store (rewrites
-					 * included) */
+	/* a spilled file: only its own sync shows whether the store has it */
+	bool unsure;
+	/* the store lost its bytes: -errno. The version is skipped */
+	int lost;
+	/* a snapshot whose fsync failed: the file is still written */
+	_Atomic bool failed_fsync;
+	/* bytes of the reserve, until it is in the store (rewrites included) */
+	uint64_t promised;
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
 };
@@ -171,8 +171,8 @@ struct staged_memory {
 
 /* Memory allocated ahead of its writer; ahead.c. */
 struct staged_ahead {
-	uint64_t end, size; /* end of the allocation; the file's size when last looked
-					 * at */
+	/* end of the allocation; the file's size when last looked at */
+	uint64_t end, size;
 	bool allocating;
 	_Atomic bool over; /* no more of it until it is opened again */
 };
@@ -206,19 +206,19 @@ struct staged_room {
 	uid_t uid; /* owner of its blocks, if `owned` */
 	gid_t gid;
 	bool owned;
-	bool checked; /* the store is nearly full: each write first allocates its
-					 * blocks */
+	/* the store is nearly full: each write first allocates its blocks */
+	bool checked;
 	bool failed; /* its last close had no space: it is served first */
-	uint64_t claim; /* bytes of the store it may still need; of
-					 * s->room.claims */
+	/* bytes of the store it may still need; of s->room.claims */
+	uint64_t claim;
 };
 
 /* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
 struct staged_io {
-	pthread_mutex_t lock; /* all below and moved.under, one thread at a time; before
-					 * s->lock */
-	pthread_mutex_t cut; /* held to persist an fsync's version: no bytes move; after
-					 * lock */
+	/* all below and moved.under, one thread at a time; before s->lock */
+	pthread_mutex_t lock;
+	/* held to persist an fsync's version: no bytes move; after lock */
+	pthread_mutex_t cut;
 	int rw; /* O_RDWR for relay writes, -1 */
 	uint64_t tmp_id; /* reserved store file, 0 = none */
 	int tmp_fd;
@@ -237,16 +237,16 @@ struct staged {
 	enum staged_state state;
 	int fd; /* O_RDONLY, -1 when closed to save descriptors */
 	bool spilled, published;
-	bool backing; /* the kernel has it as a backing file: it cannot be
-					 * replaced */
+	/* the kernel has it as a backing file: it cannot be replaced */
+	bool backing;
 	bool no_evict; /* by sf_evict_block */
 	/* finalized while a mapping still wrote it; by sf_set_late */
 	bool late;
 	/* its writer died after the last seal, and had changed it */
 	bool unclosed;
 	int error;
-	_Atomic int spoiled; /* spilled, and the store failed to write a part: do not
-					 * trust its pages */
+	/* spilled, and the store failed to write a part: do not trust its pages */
+	_Atomic int spoiled;
 	_Atomic int torn; /* errno of a failed write: it is no whole version; 0 */
 	unsigned n_seals; /* pending SEALs */
 	uint64_t last_seal; /* seq of the latest */
@@ -268,8 +268,8 @@ struct sleeper {
 	pthread_cond_t cond;
 	unsigned deep; /* asleep until woken, or for long */
 	uint64_t busy_ns; /* when there last was work */
-	atomic_bool woken; /* since the last sleep: a thread that looked without s->lock looks
-				 * again */
+	/* since the last sleep: a thread that looked without s->lock looks again */
+	atomic_bool woken;
 };
 #define TICK_NS 3000000u
 #define LINGER_NS 50000000u
@@ -386,8 +386,8 @@ struct files {
 	uint64_t n_evicted;
 	uint64_t largest; /* bytes that a sealed file held */
 	uint64_t used; /* of the budget */
-	unsigned n_sources; /* descriptors held of possible sources of copies;
-					 * clone.c */
+	/* descriptors held of possible sources of copies; clone.c */
+	unsigned n_sources;
 	struct buffer *buffers; /* buffer.c */
 	uint64_t n_buffers, buffer_bytes;
 };
@@ -402,15 +402,15 @@ struct waiter {
 struct dedup;
 /* From sealed to durable; persist.c, publish.c, sync.c. */
 struct drain {
-	uint64_t batch_end; /* records up to here are in the publisher's present
-					 * batch */
+	/* records up to here are in the publisher's present batch */
+	uint64_t batch_end;
 	bool marked; /* the store's mark is of this log; mark.c */
 	/* head: applied by a worker that died before it synced them */
 	bool inherited;
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
-	_Atomic unsigned refused; /* IO_ATTR_*: the store refuses them, logged already;
-					 * meta.c */
+	/* IO_ATTR_*: the store refuses them, logged already; meta.c */
+	_Atomic unsigned refused;
 	/* failed syncs that may have lost bytes of other files */
 	uint64_t n_lost;
 	struct retained *retained; /* retain.c */
@@ -467,8 +467,8 @@ struct sweep {
 	struct flushed *flushed; /* answered closes */
 	size_t n_flushed;
 	struct kept_file *kept;
-	pthread_mutex_t kept_lock; /* before s->lock; held over I/O, but no request waits for
-					 * it */
+	/* before s->lock; held over I/O, but no request waits for it */
+	pthread_mutex_t kept_lock;
 };
 
 struct dirs;

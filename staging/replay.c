@@ -71,15 +71,14 @@ static void replay_staged(struct staging *s, const struct rec *r)
 static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 {
 	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
-	bool away = io_store_is_detached(s->o.store); /* nothing is published: the next worker tries
-						 * again */
+	/* nothing is published: the next worker tries again */
+	bool away = io_store_is_detached(s->o.store);
 	struct rec ghost = *r;
 	struct pend *p;
 
 	if (!there && !away)
-		s->o.notice(s->o.ctx,
-			    "staging: a record's staged file is missing; that version is lost "
-			    "and the one before it stays in the store");
+		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is "
+				      "lost and the one before it stays in the store");
 	if (!there) {
 		ghost.type = REC_ATTR;
 		ghost.flags |= REC_GHOST;
@@ -262,10 +261,8 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	if (err == -EAGAIN) { /* a record cut short by a kill was never answered */
 		err = 0;
 	} else if (err == -EBADMSG) {
-		s->o.notice(
-			s->o.ctx,
-			"staging: the log is damaged; what comes before the damage was recovered, "
-			"the damaged log is kept as log.damaged.*");
+		s->o.notice(s->o.ctx, "staging: the log is damaged; what comes before the damage "
+				      "was recovered, the damaged log is kept as log.damaged.*");
 		err = log_set_damaged_aside(s, pos);
 	}
 	s->log.bytes = pos;

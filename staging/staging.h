@@ -33,9 +33,9 @@ extern "C" {
 struct staging;
 struct staged;
 
-#define STAGING_SMALL                                                                              \
-	(256u << 10) /* up to this size a close needs nothing of the store,
-					 * writes are buffered, and one sync covers many files */
+/* up to this size a close needs nothing of the store, writes are buffered, and one sync covers
+ * many files */
+#define STAGING_SMALL (256u << 10)
 
 /* ---- the place ----------------------------------------------------------- */
 
@@ -43,8 +43,9 @@ struct staged;
 struct staging_place {
 	int base; /* the log; small pages */
 	int huge; /* staged files expected to be large: tmpfs huge=always */
-	int small; /* all others: tmpfs huge=within_size (the kernel chooses the
-			 * folio by the size of the write), so 4 KiB stay 4 KiB */
+	/* all others: tmpfs huge=within_size (the kernel chooses the folio by the size of the
+	 * write), so 4 KiB stay 4 KiB */
+	int small;
 	int lock; /* flock, held while served */
 	bool is_private; /* own mounts (root) rather than a shared tmpfs */
 	char path[512];
@@ -88,8 +89,8 @@ void staging_place_close(struct staging_place *p);
 enum rec_type {
 	/* ordered */
 	REC_SEAL = 1, /* node's bytes (sf) become the file at `names` */
-	REC_UNLINK, /* dir/name; node2 = what is removed with it, 0 = it has other names or
-			 * opens */
+	/* dir/name; node2 = what is removed with it, 0 = it has other names or opens */
+	REC_UNLINK,
 	REC_RMDIR,
 	REC_RENAME, /* dir/name -> dir2/name2 */
 	REC_MKDIR, /* node at dir/name */
@@ -102,8 +103,8 @@ enum rec_type {
 	REC_ORDERED_END,
 	/* session */
 	REC_CREATE = 32, /* node, name and staged file, not sealed yet */
-	REC_NODE, /* the kernel knows a node; node2, dir2: inode in the store and its birth
-			 * time */
+	/* the kernel knows a node; node2, dir2: inode in the store and its birth time */
+	REC_NODE,
 	REC_FORGET,
 	REC_STAGED, /* node continues in a new staged file */
 	REC_UNSTAGED, /* sf is gone (evicted, dropped) */
@@ -111,22 +112,25 @@ enum rec_type {
 	REC_CLOSE, /* sf, SEALED: the last writer closes, and its bytes are in the order */
 	REC_FLUSHED, /* a close was answered: acts as SEAL if its RELEASE never comes */
 	REC_FORK, /* node's names pass to node2 (its readers keep the old one) */
-	REC_WRITTEN, /* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may
-			 * change. GHOST: they are not, and its fsync returned an error */
+	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may change. GHOST:
+	 * they are not, and its fsync returned an error */
+	REC_WRITTEN,
 	REC_BUFFER, /* node is a buffer (sf), `size` long when it is next committed */
 	/* sf may now be a second name of buffer fh; a SEAL follows if it is used */
 	REC_LEND,
 	REC_KEEP, /* buffer fh stays a file's: it has been a backing file */
 	REC_FINAL, /* SEAL node2 of sf was MAPPED, and its bytes are final now */
-	REC_REFUSED, /* the store refused change node2 of node, for dir/name, with errno mask;
-			 * mask 0: that is settled (node2 0: all are). See refuse.c */
+	/* the store refused change node2 of node, for dir/name, with errno mask; mask 0: that is
+	 * settled (node2 0: all are). See refuse.c */
+	REC_REFUSED,
 	REC_SESSION_END
 };
 
 enum rec_flag {
 	REC_GHOST = 1, /* the store has nothing there: publishing is a no-op */
-	REC_SHADOW = 2, /* RENAME of an unsealed file to a name under which the store
-				 * still has the old file: publishing unlinks that old name */
+	/* RENAME of an unsealed file to a name under which the store still has the old file:
+	 * publishing unlinks that old name */
+	REC_SHADOW = 2,
 	REC_DIR = 4, /* the renamed object is a directory */
 	REC_MAPPED = 8, /* SEAL: bytes final only when the lease is granted */
 	REC_SPILLED = 16, /* sf's bytes are an unpublished store file */
@@ -185,8 +189,8 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
 
 /* Names that commit what other nodes write; see hold.c. */
 struct staging_hold {
-	bool (*commits)(const char *name); /* called with staging's locks: checks the name
-						 * only */
+	/* called with staging's locks: checks the name only */
+	bool (*commits)(const char *name);
 	/* Does the store lack something that the bytes in fd list? Then `what` says what, in words
 	 * that follow "but". seq: the same for the same bytes. dir, dirfd: the name's directory.
 	 * Called by one thread, without locks. */
@@ -206,10 +210,10 @@ struct staging_opts {
 	/* A passthrough file outgrows memory: the caller arranges a staged_move_out of it. Called
 	 * with staging's locks held; must not block, and may be called again. NULL = not used. */
 	void (*outgrown)(void *ctx, uint64_t node);
-	unsigned mapped_ms; /* limit for a mapping that delays others' changes; 0 = 30
-					 * s */
-	bool no_dedup; /* else equal files and copies share blocks if the store
-					 * can */
+	/* limit for a mapping that delays others' changes; 0 = 30 s */
+	unsigned mapped_ms;
+	/* else equal files and copies share blocks if the store can */
+	bool no_dedup;
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -227,8 +231,8 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 void staging_retain(struct staging *s, uint64_t id, const struct stat *st, bool linked);
 /* the last reader is gone; any id */
 void staging_retain_end(struct staging *s, uint64_t id);
-int staging_retained_open(struct staging *s, uint64_t id); /* a descriptor; -ENOENT: no such
-								 * name */
+/* a descriptor; -ENOENT: no such name */
+int staging_retained_open(struct staging *s, uint64_t id);
 /* How many of st's names are such links. */
 nlink_t staging_retained_links(struct staging *s, const struct stat *st);
 /* After the replay: removes everything unreferenced from staging and the store's tmp/.
@@ -557,8 +561,8 @@ struct staging_stats_recovered {
 struct staging_stats {
 	uint64_t budget, used, pool, pool_target;
 	uint64_t bytes_staged, bytes_persisted;
-	uint64_t waits, wait_ns; /* of opens, writes and closes: for space, memory, the
-					 * previous version */
+	/* of opens, writes and closes: for space, memory, the previous version */
+	uint64_t waits, wait_ns;
 	uint64_t errors;
 	uint64_t spilled_opens, fast_opens;
 	unsigned queue_depth;

@@ -199,8 +199,8 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	if (to >= 0)
 		close(to);
 	close(from);
-	if (err && made) /* else the older bytes of a file that outgrew memory, the only
-				 * copy */
+	/* else the older bytes of a file that outgrew memory, the only copy */
+	if (err && made)
 		io_tmp_remove(s->o.store, id);
 	return err;
 }
@@ -364,8 +364,8 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	struct staged *f = sf_find(s, id);
 	bool ours = f && (f->spilled == in_store || (in_store && f->moved.under)),
 	     unclosed_ours = ours && f->unclosed;
-	bool left_over = in_store && f && !ours; /* staging has all of it again: an
-							 * interrupted outgrow_resize */
+	/* staging has all of it again: an interrupted outgrow_resize */
+	bool left_over = in_store && f && !ours;
 	bool has_readers = in_store && retain_has(s, id);
 	bool kept = is_kept(s, id); /* staged bytes, and the older ones of the same file */
 	pthread_mutex_unlock(&s->lock);
@@ -386,8 +386,9 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 		keep_soon(s, dirfd, id, in_store, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
-	} else { /* callers wait for the next worker; at a first start none do, and the space
-			 * may be needed */
+	} else {
+		/* Callers wait for the next worker; at a first start none do, and the space may be
+		 * needed. */
 		LOCK_SCOPE(&s->lock);
 		trash_put(s, id, -1);
 	}
@@ -472,8 +473,9 @@ static void orphans_are_closed(struct staging *s)
 			if (f->state == STAGED_OPEN && f->n_seals) {
 				f->unclosed = changed_since_written(s, f);
 				for (struct pend *p = s->order.pend; p; p = p->next)
-					if (p->sf == f) /* whatever its fsync returned: there will
-							 * be no later version */
+					/* whatever its fsync returned: there will be no later
+					 * version */
+					if (p->sf == f)
 						p->failed_fsync = false;
 				sf_set_state(s, f, STAGED_SEALED);
 			}

@@ -17,9 +17,8 @@
 #include <string.h>
 
 #define NO_READER (-1)
-#define SLOW_NS                                                                                    \
-	10000000000ull /* for this long after a slow answer of the store, each request to
-				 * it is treated as slow */
+/* for this long after a slow answer of the store, each request to it is treated as slow */
+#define SLOW_NS 10000000000ull
 #define STUCK_NS 100000000u /* an answer that takes longer should have passed the role on */
 
 _Thread_local struct current current;

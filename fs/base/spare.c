@@ -67,9 +67,8 @@ void keeper_look(struct fs *fs)
 	if (atomic_load(&fs->procs.keeper_gone) || keeper_is_there(fs))
 		return;
 	atomic_store(&fs->procs.keeper_gone, true);
-	fs_notice(fs,
-		  "the keeper and its spare are gone; this worker continues, but nothing restarts "
-		  "it if it dies: unmount and start again when you can");
+	fs_notice(fs, "the keeper and its spare are gone; this worker continues, but nothing "
+		      "restarts it if it dies: unmount and start again when you can");
 	io_store_lock_pid(fs->store, (int)getpid());
 }
 

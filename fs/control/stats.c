@@ -19,8 +19,8 @@ struct stats {
 	struct staging_stats s;
 	struct io_counts calls; /* calls to the store */
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
-	bool passthrough, ro, keeper_gone, gone, halted, refused; /* gone: the store's
-									 * filesystem */
+	/* gone: the store's filesystem */
+	bool passthrough, ro, keeper_gone, gone, halted, refused;
 	int gone_error;
 	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth,
 		bytes_read, gone_s, halted_s;
@@ -113,14 +113,13 @@ enum kind {
 	.group = group_, .key = key_, .kind = kind_, .at = AT(field)
 #define COUNTER(name, text) .metric = name, .type = "counter", .help = text
 #define GAUGE(name, text) .metric = name, .type = "gauge", .help = text
-#define ALSO(name, labels)                                                                         \
-	.metric = name, .label = labels /* one more sample of the previous
-								 * metric */
+/* one more sample of the previous metric */
+#define ALSO(name, labels) .metric = name, .label = labels
 
 /* In the order of both files. */
 static const struct field {
-	const char *group, *key; /* in status.json: the object ("": outermost); no key: not
-					 * there */
+	/* in status.json: the object ("": outermost); no key: not there */
+	const char *group, *key;
 	enum kind kind;
 	size_t at;
 	size_t needs; /* the group is null unless this bool is set; 0: none */
@@ -360,8 +359,7 @@ static void write_trouble(const struct stats *st, FILE *f)
 	if (s->refused.count)
 		fprintf(f,
 			"  REFUSED    %llu changes, the last at %s: %s. Versions are in "
-			"lost+found. When it is dealt with: "
-			"cairn retry\n",
+			"lost+found. When it is dealt with: cairn retry\n",
 			(unsigned long long)s->refused.count, s->refused.path,
 			strerror(-s->refused.error));
 }

@@ -218,8 +218,7 @@ static int say_transforms(struct reader *r, const struct stored *t, const char *
 
 	if (first && first->kind == PICKLE_STR)
 		n = snprintf(text, sizeof(text),
-			     "stored through a transform that is not supported: "
-			     "%.*s",
+			     "stored through a transform that is not supported: %.*s",
 			     first->u.s.n < 40 ? (int)first->u.s.n : 40, first->u.s.p);
 	else
 		n = snprintf(text, sizeof(text),

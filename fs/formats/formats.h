@@ -437,8 +437,9 @@ struct ckpt_name { /* an entry of the directory */
 	bool open; /* a writer has it open, if that can be known */
 	const char *fault; /* NULL, or what its reader found wrong with it */
 	struct timespec mtime;
-	struct timespec over; /* replaced another version while a committing file of this mtime
-				 * existed: ckpt_commit_of(); 0: unknown */
+	/* replaced another version while a committing file of this mtime existed:
+	 * ckpt_commit_of(); 0: unknown */
+	struct timespec over;
 };
 
 struct ckpt_kind {
@@ -446,8 +447,8 @@ struct ckpt_kind {
 	bool temporary; /* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
-	uint32_t ranks; /* how many are required (DeepSpeed: data-parallel; torchsnapshot:
-				 * all); 0: unknown */
+	/* how many are required (DeepSpeed: data-parallel; torchsnapshot: all); 0: unknown */
+	uint32_t ranks;
 };
 
 struct ckpt_verdict {

@@ -241,11 +241,11 @@ static int check_data(struct reader *r, uint64_t size)
 		qsort(order, r->n, sizeof(*order), by_begin);
 	for (size_t i = 0; i < r->n; i++) {
 		if (order[i]->begin != end)
-			return fmt_fail(r->e, -EBADMSG, order[i]->at,
-					"%.100s: begins at %llu, not at %llu "
-					"where the previous one ends",
-					order[i]->name, (unsigned long long)order[i]->begin,
-					(unsigned long long)end);
+			return fmt_fail(
+				r->e, -EBADMSG, order[i]->at,
+				"%.100s: begins at %llu, not at %llu where the previous one ends",
+				order[i]->name, (unsigned long long)order[i]->begin,
+				(unsigned long long)end);
 		end = order[i]->end;
 	}
 	if (size - r->data != end)
@@ -333,8 +333,7 @@ static int same_kind(struct reader *r, const struct entry *t, const struct fmt_t
 				old->n_pieces ? r->set->file[old->piece[0].file].name : "?");
 	if (old->ndim != t->ndim || old->dtype != t->dtype)
 		return fmt_fail(r->e, -EBADMSG, t->at,
-				"%.100s: another dtype or number of dimensions "
-				"than in %.80s",
+				"%.100s: another dtype or number of dimensions than in %.80s",
 				t->name, r->set->file[old->piece[0].file].name);
 	return 0;
 }

@@ -362,8 +362,8 @@ static int in_bounds(const struct fmt_tensor *t, struct fmt_error *e)
 		for (unsigned d = 0; d < t->ndim; d++)
 			if (p->offset[d] > t->shape[d] || p->size[d] > t->shape[d] - p->offset[d])
 				return fmt_fail(e, -EBADMSG, FMT_NOWHERE,
-						"%.120s: a piece reaches "
-						"%llu + %llu in dimension %u of %llu",
+						"%.120s: a piece reaches %llu + %llu in dimension "
+						"%u of %llu",
 						t->name, (unsigned long long)p->offset[d],
 						(unsigned long long)p->size[d], d,
 						(unsigned long long)t->shape[d]);

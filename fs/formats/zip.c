@@ -67,8 +67,7 @@ static int find_record(const struct fmt_source *s, uint64_t *at, uint8_t record[
 	}
 	if (err == -ENOENT)
 		return fmt_fail(e, -EBADMSG, s->size,
-				"no end record of a zip archive: truncated, or "
-				"not a zip");
+				"no end record of a zip archive: truncated, or not a zip");
 	return err ? fmt_fail(e, err, s->size, "cannot read the end: %s", strerror(-err)) : 0;
 }
 
@@ -91,9 +90,7 @@ static int zip64_record(const struct fmt_source *s, uint64_t *end, struct direct
 	at = get64(b + 8);
 	if (*end < LOCATOR_LEN + END64_LEN || at > *end - LOCATOR_LEN - END64_LEN)
 		return fmt_fail(e, -EBADMSG, *end - LOCATOR_LEN,
-				"the zip64 end record should be "
-				"at %llu",
-				(unsigned long long)at);
+				"the zip64 end record should be at %llu", (unsigned long long)at);
 	err = fmt_read(s, at, b, END64_LEN);
 	if (err)
 		return fmt_fail(e, err, at, "cannot read: %s", strerror(-err));
@@ -388,9 +385,7 @@ int zip_data(const struct fmt_source *s, const struct zip *z, struct zip_entry *
 	if (get16(b + 26) != strlen(t->name) || get16(b + 8) || data > z->end ||
 	    t->size > z->end - data)
 		return fmt_fail(e, -EBADMSG, t->local,
-				"%.100s: its local header differs from the "
-				"directory",
-				t->name);
+				"%.100s: its local header differs from the directory", t->name);
 	err = same_name(s, t->local + LOCAL_LEN, t->name, &same);
 	if (err)
 		return fmt_fail(e, err, t->local, "%.100s: cannot read: %s", t->name,

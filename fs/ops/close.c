@@ -144,8 +144,8 @@ struct sync_wait {
 	struct staged *sf; /* to be sealed in its present state; NULL */
 	size_t written;
 	bool is_write;
-	uint64_t node, dir, seq; /* n's id, its directory's (its own if it is one), the
-					 * change */
+	/* n's id, its directory's (its own if it is one), the change */
+	uint64_t node, dir, seq;
 };
 
 /* Runs on a thread of staging: takes no lock of fs/. A refused change fails the sync of that file,

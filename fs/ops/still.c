@@ -87,8 +87,7 @@ void still_ask(void *ctx, uint64_t node)
 	if (errno == EPIPE) { /* else the process is busy: retried later */
 		fs->still.fd = -1;
 		fs_notice(fs, "the process that holds files still is gone: files that outgrow "
-			      "memory stay in it until "
-			      "they are closed");
+			      "memory stay in it until they are closed");
 	}
 }
 
@@ -146,8 +145,7 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 		int err = staged_move_out(sf);
 		if (err == -EIO) {
 			fs_log("a file that outgrew memory was written again where it had moved to "
-			       "the store already; "
-			       "its close will fail; give staging more memory");
+			       "the store already; its close will fail; give staging more memory");
 		} else if (err && err != -EAGAIN && atomic_exchange(&fs->still.error, err) != err) {
 			/* it is retried */
 			fs_log("a file that outgrew memory cannot be moved to the store: %s",

@@ -24,9 +24,8 @@ _Noreturn void parser_serve(int fd, void (*fault)(unsigned nth), unsigned nth);
 #define PARSER_READ_MAX (1u << 20) /* the most that one READ asks for */
 #define PARSER_ANSWER_MAX (128u << 20)
 #define PARSER_NAME_MAX 4096u
-#define PARSER_NAMES_MAX                                                                           \
-	(32u << 20) /* of all names opened for one question, 64 bytes more
-					 * each */
+/* of all names opened for one question, 64 bytes more each */
+#define PARSER_NAMES_MAX (32u << 20)
 
 enum parser_op {
 	PARSER_CONTENT, /* question; body: ckpt_pack_question(). at: 1 = call `bad` */

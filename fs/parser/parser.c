@@ -301,8 +301,8 @@ static int has_failed(const struct asked *a, int why)
 	snprintf(what, sizeof(what), "%s", a->what);
 	text_plain(what, 0);
 	snprintf(text, sizeof(text),
-		 "the parser failed at %.100s: %s. The caller got EIO; the next "
-		 "request starts a new parser",
+		 "the parser failed at %.100s: %s. The caller got EIO; the next request starts a "
+		 "new parser",
 		 what, causes[i].text);
 	fs_notice(a->fs, text);
 	return err;

@@ -170,10 +170,10 @@ static bool too_many_deaths(struct keeper *k)
  * it alone. */
 static void detach(struct keeper *k)
 {
+	/* POLLERR: the connection has ended. */
 	struct pollfd p = {.fd = k->fuse_fd};
 	if (k->mount_id ? mount_on_top(k->fs->o.mountpoint) != k->mount_id
-			: poll(&p, 1, 0) > 0 && (p.revents & POLLERR)) /* the connection has
-									 * ended */
+			: poll(&p, 1, 0) > 0 && (p.revents & POLLERR))
 		return;
 	if (k->fs->uid == 0 && umount2(k->fs->o.mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
 		return;
@@ -204,8 +204,7 @@ static void let_go(struct keeper *k, int why)
 	fs->away.error = why;
 	snprintf(text, sizeof(text),
 		 "the store %.120s is gone: %s; publication is halted, staging keeps everything; "
-		 "it is "
-		 "opened again when it is back there",
+		 "it is opened again when it is back there",
 		 fs->o.store, strerror(-why));
 	fs_notice(fs, text);
 	io_store_detach(fs->store);
@@ -308,8 +307,7 @@ static int keep(struct keeper *k)
 		}
 		if (too_many_deaths(k)) {
 			fs_log("%s: the worker died %u times in %d s (last by signal %d); the "
-			       "mount is aborted, "
-			       "staging is kept in %s for the next start",
+			       "mount is aborted, staging is kept in %s for the next start",
 			       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, WTERMSIG(status),
 			       k->fs->place.path);
 			return 5;
@@ -345,8 +343,7 @@ static void guard(struct keeper *k)
 		return;
 	snprintf(text, sizeof(text),
 		 "the bare mountpoint is not guarded: %s; where the mount ends by an accident, "
-		 "files may "
-		 "be written into the directory under it",
+		 "files may be written into the directory under it",
 		 strerror(-k->guard));
 	fs_notice(k->fs, text);
 	k->guard = -1;

@@ -37,24 +37,20 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 	if (err == -EWOULDBLOCK)
 		fprintf(stderr,
 			"cairnfs: the store %s is already served by cairnfs with pid %d (it may "
-			"still be draining); "
-			"wait for it, or end it with: kill %d\n",
+			"still be draining); wait for it, or end it with: kill %d\n",
 			o->store, pid, pid);
 	else if (err == -EPERM && !geteuid())
 		fprintf(stderr,
 			"cairnfs: %s/.cairn, or what is in it, belongs to another user than root "
-			"or can be "
-			"written by others, who could change unpublished files; look into it, "
-			"then: "
-			"chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n",
+			"or can be written by others, who could change unpublished files; look "
+			"into it, then: chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n",
 			o->store, o->store, o->store);
 	else if (err == -EBADMSG)
 		fprintf(stderr,
 			"cairnfs: %s/.cairn/id is damaged (not 32 hexadecimal digits); nothing was "
-			"touched. What is "
-			"staged for the store is in a directory of that name below %s: write the "
-			"name into the file. If there "
-			"is none, remove the file: the store gets another id\n",
+			"touched. What is staged for the store is in a directory of that name "
+			"below %s: write the name into the file. If there is none, remove the "
+			"file: the store gets another id\n",
 			o->store, staging_above(o));
 	else
 		fprintf(stderr,
@@ -74,21 +70,18 @@ static int explain_staging(const struct fs_opts *o, int err)
 	else if (err == -ENOTSUP)
 		fprintf(stderr,
 			"cairnfs: staging_dir %s is not on a tmpfs, and only root can mount one "
-			"there; "
-			"give a directory below /dev/shm\n",
+			"there; give a directory below /dev/shm\n",
 			where);
 	else if (err == -EPERM)
 		fprintf(stderr,
 			"cairnfs: staging below %s: it, or what is there by the store's id, "
-			"belongs to another user "
-			"or can be written by others; give a directory that only you can write: -o "
-			"staging_dir=DIR\n",
+			"belongs to another user or can be written by others; give a directory "
+			"that only you can write: -o staging_dir=DIR\n",
 			where);
 	else if (err == -EACCES || err == -EROFS)
 		fprintf(stderr,
 			"cairnfs: cannot make staging below %s: %s; give a directory of your own, "
-			"on a tmpfs such as /dev/shm: "
-			"-o staging_dir=DIR\n",
+			"on a tmpfs such as /dev/shm: -o staging_dir=DIR\n",
 			where, strerror(-err));
 	else
 		fprintf(stderr, "cairnfs: cannot make staging below %s: %s\n", where,
@@ -169,17 +162,15 @@ static int explain_format(const struct fs_opts *o, const struct staging_found *l
 	if (l->program[0])
 		fprintf(stderr,
 			"cairnfs: what is staged for %s in %s was written by cairnfs %s, in a "
-			"format that this version "
-			"(%s) does not know; nothing was touched. Mount the store with cairnfs %s "
-			"and unmount it again: that "
-			"publishes what is staged\n",
+			"format that this version (%s) does not know; nothing was touched. Mount "
+			"the store with cairnfs %s and unmount it again: that publishes what is "
+			"staged\n",
 			o->store, l->path, l->program, CAIRN_VERSION, l->program);
 	else
 		fprintf(stderr,
 			"cairnfs: the head of what is staged for %s in %s is damaged; nothing was "
-			"touched. Copy what you "
-			"need out of there; the store is served again when that directory is "
-			"gone\n",
+			"touched. Copy what you need out of there; the store is served again when "
+			"that directory is gone\n",
 			o->store, l->path);
 	return 1;
 }
@@ -196,11 +187,10 @@ static int leave_to_original(struct fs *fs, const struct staging_found *l)
 			fs->o.store, l->store, strerror(-err));
 		return err;
 	}
-	snprintf(
-		text, sizeof(text),
-		"%s is a copy of the store %s and was given its own id; what is staged in %s stays "
-		"for the original",
-		fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
+	snprintf(text, sizeof(text),
+		 "%s is a copy of the store %s and was given its own id; what is staged in %s "
+		 "stays for the original",
+		 fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
 	fs_notice(fs, text);
 	return 0;
 }

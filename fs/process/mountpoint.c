@@ -141,8 +141,7 @@ static int take_one(const char *path)
 	if (err) {
 		fprintf(stderr,
 			"cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it "
-			"as its owner: "
-			"umount -l %s\n",
+			"as its owner: umount -l %s\n",
 			path, strerror(-err), path);
 		return err;
 	}
@@ -296,8 +295,8 @@ int mountpoint_remount(const char *mnt, char *options)
 		else if (!is_no_change(opt) && !has_option(args, len, opt))
 			fprintf(stderr,
 				"cairnfs: %s stays as it is: a remount changes ro, rw, exec, "
-				"noexec and the like; for others "
-				"unmount (cairn umount) and start again\n",
+				"noexec and the like; for others unmount (cairn umount) and start "
+				"again\n",
 				opt);
 	}
 	int err = mount("none", path, NULL, MS_REMOUNT | MS_NOSUID | MS_NODEV | now, NULL) ? -errno

@@ -66,14 +66,13 @@ static int check_not_ours(const char *store, dev_t dev)
 	    !stat(text, &st) && S_ISREG(st.st_mode))
 		snprintf(text, sizeof(text),
 			 "store %s is itself a cairnfs mount; give the directory that it serves "
-			 "(see cairn "
-			 "status), when it is unmounted, or one below",
+			 "(see cairn status), when it is unmounted, or one below",
 			 store);
 	else if (!mountpoint_of(dev, point, sizeof(point)))
 		snprintf(text, sizeof(text),
 			 "store %s lies inside the cairnfs mount %s; give a directory outside of "
-			 "it, or, when "
-			 "that is unmounted, one of the store that it serves (see cairn status)",
+			 "it, or, when that is unmounted, one of the store that it serves (see "
+			 "cairn status)",
 			 store, point);
 	else
 		return 0;

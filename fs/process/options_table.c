@@ -166,10 +166,9 @@ static int take_node(const struct option *as, const char *val, void *to)
 			NULL);
 	int err = pin_check_node(NULL, (int)v);
 	snprintf(text, sizeof(text),
-		 err == -ENODEV
-			 ? "numa=%ld: there is no such NUMA node with memory; those that are: "
-			   "/sys/devices/system/node/has_memory"
-			 : "numa=%ld: this kernel has no NUMA nodes; leave it out",
+		 err == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that "
+				  "are: /sys/devices/system/node/has_memory"
+				: "numa=%ld: this kernel has no NUMA nodes; leave it out",
 		 v);
 	if (err)
 		return options_refuse(text, NULL);
@@ -291,8 +290,7 @@ int options_take(struct fs_opts *o, const char *opt)
 				       : 0;
 	if (len == strlen("auto_unmount") && !strncmp(opt, "auto_unmount", len))
 		return options_refuse("auto_unmount is not supported; leave it out: the next start "
-				      "takes over a dead "
-				      "mount",
+				      "takes over a dead mount",
 				      NULL);
 	return is_fstab_habit(opt, len);
 }

@@ -68,9 +68,8 @@ static int resume(struct fs *fs, int why)
 	close_restored(fs);
 	snprintf(text, sizeof(text),
 		 "what was staged when the last cairnfs ended cannot be published yet (%.80s); it "
-		 "stays "
-		 "in staging and is served from there; make room in the store or repair it, then: "
-		 "cairn retry",
+		 "stays in staging and is served from there; make room in the store or repair it, "
+		 "then: cairn retry",
 		 strerror(-why));
 	fs_notice(fs, text);
 	return 0;
@@ -166,8 +165,7 @@ static void tell_of_memory(struct fs *fs)
 		unsigned long long limit = pin_cgroup_limit(NULL, where);
 		snprintf(text, sizeof(text),
 			 "staging is %llu MiB instead of %llu: the memory cgroup %.80s allows %llu "
-			 "MiB; raise "
-			 "its limit, or give a smaller staging=",
+			 "MiB; raise its limit, or give a smaller staging=",
 			 (unsigned long long)fs->o.staging_bytes >> 20,
 			 (unsigned long long)fs->o.staging_asked >> 20, where, limit >> 20);
 		fs_notice(fs, text);
@@ -175,8 +173,7 @@ static void tell_of_memory(struct fs *fs)
 	if (!fstatfs(io_store_root(fs->store), &st) &&
 	    (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
 		fs_notice(fs, "the store is in memory (tmpfs, ramfs): files that are durable here "
-			      "do not survive a "
-			      "power cut or a restart of the machine");
+			      "do not survive a power cut or a restart of the machine");
 }
 
 static void set_up_process(void)
@@ -236,18 +233,15 @@ static bool drain_all(struct fs *fs)
 		       fs->o.store, strerror(-err));
 	else if (left.versions.failed)
 		fs_log("%s: %llu closed files found no room in the store; staging is kept, the "
-		       "next start puts them "
-		       "into .cairn/lost+found",
+		       "next start puts them into .cairn/lost+found",
 		       fs->o.store, (unsigned long long)left.versions.failed);
 	else if (unclosed)
 		fs_log("%s: %u files were still being written when the mount ended; the next start "
-		       "puts them into "
-		       ".cairn/lost+found",
+		       "puts them into .cairn/lost+found",
 		       fs->o.store, unclosed);
 	else if ((kept = staging_keep_again(fs->s)))
 		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; "
-		       "they stay in staging "
-		       "for the next start",
+		       "they stay in staging for the next start",
 		       fs->o.store, kept);
 	else
 		return true;

@@ -22,8 +22,8 @@ void fill_entry(struct node *n, const struct stat *st, struct fuse_entry_param *
 		.ino = n->id,
 		.attr = *st,
 		.attr_timeout = attr_timeout(n),
-		.entry_timeout = n->buf ? 0 : TIMEOUT_S, /* its name ends with the last
-								 * close */
+		/* its name ends with the last close */
+		.entry_timeout = n->buf ? 0 : TIMEOUT_S,
 	};
 }
 

@@ -99,9 +99,8 @@ bool share_was_refused(char *text, size_t cap)
 	told = true;
 	snprintf(text, cap,
 		 "open(2) answers EMFILE: all users together may have %llu files open for writing. "
-		 "Each takes "
-		 "%d descriptors of the worker; raise its hard limit of open files (ulimit -Hn, "
-		 "LimitNOFILE=)",
+		 "Each takes %d descriptors of the worker; raise its hard limit of open files "
+		 "(ulimit -Hn, LimitNOFILE=)",
 		 (unsigned long long)files_max(), FDS_OF_FILE);
 	return true;
 }

@@ -72,9 +72,9 @@ struct io_extent {
 struct io_source {
 	const void *base; /* mapped file; readable up to size rounded up to IO_ALIGN */
 	uint64_t size; /* of the file */
-	const struct io_extent *data; /* sorted, not overlapping; gaps are holes. off may be
-				 * unaligned; the writer widens to IO_ALIGN (the bytes in
-				 * between are zero in the mapping) */
+	/* sorted, not overlapping; gaps are holes. off may be unaligned; the writer widens to
+	 * IO_ALIGN (the bytes in between are zero in the mapping) */
+	const struct io_extent *data;
 	unsigned n_data;
 	/* NULL, or called over the whole file [0,size), holes as zeros */
 	io_seen_fn seen;

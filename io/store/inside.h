@@ -26,8 +26,8 @@ struct io_store {
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;
-	bool frees_early; /* blocks of a removed file are reused before its removal is
-				 * durable */
+	/* blocks of a removed file are reused before its removal is durable */
+	bool frees_early;
 	bool has_xattr;
 	size_t xattr_room;
 	uint64_t max_file;

@@ -25,10 +25,12 @@ extern "C" {
 struct io_store;
 
 enum io_fs_kind {
-	IO_FS_ORDERED, /* ext4 with a journal, xfs: metadata reaches the journal in order; one fsync
-			 * commits everything before it */
-	IO_FS_EACH, /* no order among directories (ext4 without a journal, tmpfs, network
-			 * stores): each directory is synced separately */
+	/* ext4 with a journal, xfs: metadata reaches the journal in order; one fsync commits
+	 * everything before it */
+	IO_FS_ORDERED,
+	/* no order among directories (ext4 without a journal, tmpfs, network stores): each
+	 * directory is synced separately */
+	IO_FS_EACH,
 	IO_FS_SYNCFS, /* btrfs: only syncfs commits across directories */
 };
 

@@ -49,8 +49,8 @@ struct file {
 	uint64_t done; /* shared so far */
 	uint64_t saved; /* of these, not in the same blocks before */
 	bool renamed; /* in news: node is at dir/name now */
-	bool source; /* of a copy; size and checksum are unknown until it is
-				 * considered */
+	/* of a copy; size and checksum are unknown until it is considered */
+	bool source;
 	char checksum[IO_CHECKSUM_LEN];
 	char *name;
 };

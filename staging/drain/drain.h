@@ -12,8 +12,8 @@ void persist_again(struct staging *s, struct pend *p, int err);
 /* Syncs p's bytes. No lock held, as for the next. */
 int persist_sync(struct staging *s, struct pend *p);
 int sync_all(struct staging *s); /* the store; takes s->lock if it fails */
-int sync_told(struct staging *s, int err); /* err of another sync of names: handled as
-						 * sync_all's, returned */
+/* err of another sync of names: handled as sync_all's, returned */
+int sync_told(struct staging *s, int err);
 /* the store is full: frees some; false: nothing is left */
 bool reserve_give(struct staging *s);
 
@@ -34,8 +34,8 @@ void *persist_main(void *arg);
 void *persist_small_main(void *arg);
 
 /* hold.c; s->lock held */
-bool hold_due(const struct staging *s, const struct pend *p); /* check hold_waits() before p is
-								 * applied */
+/* check hold_waits() before p is applied */
+bool hold_due(const struct staging *s, const struct pend *p);
 /* Drops the lock. True: p still waits (some time has passed); false: it may be applied. */
 bool hold_waits(struct staging *s, struct pend *p);
 

@@ -11,31 +11,27 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define ROOM_ENOUGH                                                                                \
-	(16ull << 20) /* ENOSPC with so much free means the inode, not the
-					 * store */
+/* ENOSPC with so much free means the inode, not the store */
+#define ROOM_ENOUGH (16ull << 20)
 
 static const struct part {
 	unsigned mask;
 	const char *text;
 } parts[] = {
-	{IO_ATTR_OWNER,
-	 "the store does not let cairnfs set the owners of files; its own user owns them "
-	 "there. Run cairnfs as the user who writes, or allow root to be root there "
-	 "(NFS: no_root_squash)"},
+	{IO_ATTR_OWNER, "the store does not let cairnfs set the owners of files; its own user owns "
+			"them there. Run cairnfs as the user who writes, or allow root to be root "
+			"there (NFS: no_root_squash)"},
 	{IO_ATTR_MODE, "the store does not accept the modes of files; they have its own there"},
 	{IO_ATTR_ATIME | IO_ATTR_MTIME,
-	 "the store does not accept the times of files; they have its own "
-	 "there"},
+	 "the store does not accept the times of files; they have its own there"},
 };
 
-/* EINVAL and EOVERFLOW come from a user namespace, for an owner that it does not know. */
+/* EINVAL and EOVERFLOW come from a user namespace, for an owner that it does not know. EDQUOT: the
+ * file got another owner since it was accepted, whose quota is used up. */
 static bool refused(int err)
 {
 	return err == -EPERM || err == -EOPNOTSUPP || err == -ENOSYS || err == -EINVAL ||
-	       err == -EOVERFLOW ||
-	       err == -EDQUOT; /* it got another owner since it was accepted, whose quota is used
-				 * up */
+	       err == -EOVERFLOW || err == -EDQUOT;
 }
 
 static void tell_once(struct staging *s, const struct part *part, int err)

@@ -180,12 +180,10 @@ static bool is_conflict(const struct rec *r, int err)
 	case EBADMSG:
 	case EMLINK:
 	case EBUSY: return true;
-	case EDQUOT: /* given to an owner whose quota is used up: a local chown(2) would have
-			 * failed */
-		return r->type == REC_ATTR;
-	case ENOSPC: /* ext4: no space in the inode's one xattr block; a small xattr finds
-			 * some */
-		return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
+	/* given to an owner whose quota is used up: a local chown(2) would have failed */
+	case EDQUOT: return r->type == REC_ATTR;
+	/* ext4: no space in the inode's one xattr block; a small xattr finds some */
+	case ENOSPC: return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
 	default: return false;
 	}
 }
@@ -302,8 +300,8 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	if (!err)
 		err = drop_twin(s, r, d1.fd, d2.fd);
 	if (p->again && err == -ENOENT)
-		err = 0; /* done just before the worker died: later records must find the
-				 * directory */
+		/* done just before the worker died: later records must find the directory */
+		err = 0;
 	touched(b, r->dir, err);
 	touched(b, r->dir2, err);
 	if (err && (r->flags & REC_DIR))
@@ -449,8 +447,8 @@ static int pass_over(struct staging *s, struct pend *p)
 	char text[300];
 
 	snprintf(text, sizeof(text),
-		 "an fsync of %.180s failed, and the file was written again: "
-		 "it comes to the store with its next fsync or close",
+		 "an fsync of %.180s failed, and the file was written again: it comes to the store "
+		 "with its next fsync or close",
 		 p->r.name);
 	s->o.notice(s->o.ctx, text);
 	LOCK_SCOPE(&s->lock);
@@ -650,8 +648,8 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		sf_close_idle_fd(f);
 		sf_drop_useless(s, f);
 		sf_put_locked(s, f);
-		if (s->files.used > s->o.budget_bytes) /* of files that outgrew it; perhaps nothing
-							 * else evicts */
+		/* of files that outgrew it; perhaps nothing else evicts */
+		if (s->files.used > s->o.budget_bytes)
 			sf_evict(s, s->files.used - s->o.budget_bytes);
 	}
 	p->next = *gone;

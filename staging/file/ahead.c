@@ -24,9 +24,8 @@
 #define WINDOW_MIN (64ull << 20)
 #define WINDOW_MAX (1ull << 30)
 #define LOOKED_AT 256u /* files, the latest opened: each costs an fstat */
-#define SPEED                                                                                      \
-	20u /* bytes per ns that a window is checked for: twice a fast
-				 * writer's */
+/* bytes per ns that a window is checked for: twice a fast writer's */
+#define SPEED 20u
 #define TICK_MIN_NS 1000000u
 #define TICK_IDLE_NS 10000000u
 #define TICK_QUIET_NS 50000000u
@@ -164,8 +163,8 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
-	ahead_stop(f); /* fallocate(2) changes the file's times: it must not come after they are
-			 * set */
+	/* fallocate(2) changes the file's times: it must not come after they are set */
+	ahead_stop(f);
 	if (f->state != STAGED_OPEN) {
 		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
 		f->sealed.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->sealed.mtime : ts[1];

@@ -8,8 +8,8 @@
 /* staged.c */
 void staging_sf_name(uint64_t id, char out[17]);
 int staging_sf_dir(const struct staged *f);
-int sf_open_bytes(struct staged *f, int flags); /* in the tmpfs or tmp/; a new descriptor,
-							 * or -errno */
+/* in the tmpfs or tmp/; a new descriptor, or -errno */
+int sf_open_bytes(struct staged *f, int flags);
 /* its memory is a buffer's; takes s->lock */
 bool sf_lent(struct staged *f);
 /* The error with which the store failed to write a part of f, a spilled file, since fd was opened:
@@ -24,8 +24,8 @@ void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
 /* of a staged file or a record: closed */
 void source_forget(struct staging *s, int *source);
 void sf_loan_ends(struct staged *f);
-void sf_evict_loans(struct staging *s); /* gives their memory back to their
-							 * buffers */
+/* gives their memory back to their buffers */
+void sf_evict_loans(struct staging *s);
 void sf_set_late(struct staging *s, struct staged *f, bool late);
 void sf_put_locked(struct staging *s, struct staged *f);
 /* Blocks the eviction of all staged files: names were applied but not synced, and may be needed
@@ -42,8 +42,8 @@ void staged_check(struct staging *s);
 /* the lock may be held or not */
 struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);
 void sf_insert(struct staging *s, struct staged *f);
-int sf_stat(struct staged *f, struct stat *st); /* as fstat; the size of a lent file is its
-							 * version's */
+/* as fstat; the size of a lent file is its version's */
+int sf_stat(struct staged *f, struct stat *st);
 
 /* extents.c */
 /* Data extents of fd in [off, end), at most max of them; a single one for all if there are more. */
@@ -70,35 +70,35 @@ static inline bool has_holes(const struct stat *st)
 
 /* unpublished.c */
 void sf_drop_tmp(struct staged *f); /* f->io.lock held */
-int sf_make_tmp(struct staged *f, uint64_t size); /* with blocks for f's data. f->io.lock
-							 * held, reserve_enter()ed */
+/* with blocks for f's data. f->io.lock held, reserve_enter()ed */
+int sf_make_tmp(struct staged *f, uint64_t size);
 void sf_wait_for_room(struct staging *s); /* for pending removals. No lock held */
-bool sf_limited(const struct staged *f); /* its owner has a quota: promise no
-							 * blocks */
+/* its owner has a quota: promise no blocks */
+bool sf_limited(const struct staged *f);
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock
  * held. */
 int sf_allocate(struct staged *f, int from, uint64_t size);
-int sf_own_tmp(struct staged *f, int fd); /* fd, unpublished and empty, gets
-								 * f's owner */
+/* fd, unpublished and empty, gets f's owner */
+int sf_own_tmp(struct staged *f, int fd);
 /* Frees the blocks beyond `size` that room_for_write allocated. f->io.lock held. */
 int sf_trim_tmp(struct staged *f, uint64_t size);
 
 /* spill.c */
-int sf_copy_bytes(int wr, int from_fd, uint64_t size); /* closes wr (may be -errno); holes stay
-							 * holes */
+/* closes wr (may be -errno); holes stay holes */
+int sf_copy_bytes(int wr, int from_fd, uint64_t size);
 /* f is open and its bytes are in tmp/<id> now, as st says. f->io.lock held, s->lock not. */
 int sf_becomes_spilled(struct staged *f, const struct stat *st);
 /* Moves an open file's bytes there. Not for a backing file: the kernel would still read the old
  * one. f->io.lock held. */
 int sf_spill(struct staged *f);
-void sf_replay_spill(struct staging *s, struct staged *f); /* logged but not completed. s->lock
-								 * held */
+/* logged but not completed. s->lock held */
+void sf_replay_spill(struct staging *s, struct staged *f);
 
 /* outgrow.c; f->io.lock held where a staged file is given */
 /* s->lock held: over the budget, nothing to evict */
 void outgrow_look(struct staging *s);
-int outgrow_reserve(struct staged *f, uint64_t size); /* blocks for bytes not moved. -EIO: see
-							 * staged_move_out */
+/* blocks for bytes not moved. -EIO: see staged_move_out */
+int outgrow_reserve(struct staged *f, uint64_t size);
 int outgrow_resize(struct staged *f, int fd, uint64_t size);
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 /* off < under; may be short */
@@ -139,8 +139,8 @@ void pend_finalize(struct staging *s, struct pend *p, bool early);
 /* Gives f's version, as st describes it, its place in the order. f->io.lock held. */
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed,
 	    bool final);
-bool sf_seals_under_way(struct staged *f); /* that still need the bytes unchanged. s->lock
-						 * held */
+/* that still need the bytes unchanged. s->lock held */
+bool sf_seals_under_way(struct staged *f);
 
 /* buffer.c; s->lock held */
 #define BUFFER_PREFIX "buffer."

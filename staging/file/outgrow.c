@@ -32,17 +32,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define TAIL                                                                                       \
-	(8ull << 20) /* stays in memory: a header patched right after its data is
-					 * there */
+/* stays in memory: a header patched right after its data is there */
+#define TAIL (8ull << 20)
 #define STEP (256ull << 20)
 #define MOST (8ull << 30) /* at once; the writer waits meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
 #define NOT_NOW_NS 1000000000u /* it has a reader: try other files meanwhile */
-#define ROOM_YET                                                                                   \
-	(3ull << 30) /* one write(2) is at most 2 GiB, and cannot be
-					 * interrupted */
+/* one write(2) is at most 2 GiB, and cannot be interrupted */
+#define ROOM_YET (3ull << 30)
 #define PAGE 4096u
 #define EXTENTS 4096u
 #define MOVED (S_IRUSR | S_IWUSR | S_ISVTX)
@@ -434,8 +432,8 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 	if (n < 0)
 		return n;
 	memset(buf + n, 0, len - (size_t)n);
-	for (uint64_t at = off; at < off + len;) { /* for what is in both, the tmpfs is
-							 * right */
+	/* for what is in both, the tmpfs is right */
+	for (uint64_t at = off; at < off + len;) {
 		off_t data = lseek(from, (off_t)at, SEEK_DATA), hole;
 		if (data < 0 || (uint64_t)data >= off + len)
 			break;
@@ -458,9 +456,8 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 	if (hole < 0 || hole >= st->st_size)
 		return 0;
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);
-	if (fd < 0 &&
-	    io_store_is_detached(f->s->o.store)) { /* it may exist: looked up when the store is
-							 * back */
+	/* It may exist: looked up when the store is back. */
+	if (fd < 0 && io_store_is_detached(f->s->o.store)) {
 		if (st->st_mode & S_ISVTX)
 			f->moved.under = (uint64_t)st->st_size / HUGE_BYTES * HUGE_BYTES;
 		return 0;
@@ -472,8 +469,8 @@ int outgrow_recover(struct staged *f, const struct stat *st)
 	if (!fstat(fd, &to) && hole < to.st_size) {
 		uint64_t both = (uint64_t)(to.st_size < st->st_size ? to.st_size : st->st_size);
 		f->moved.under = both / HUGE_BYTES * HUGE_BYTES;
-		if (to.st_size > st->st_size) /* an interrupted outgrow_resize: cut-off bytes
-						 * would show in a hole */
+		/* an interrupted outgrow_resize: cut-off bytes would show in a hole */
+		if (to.st_size > st->st_size)
 			err = io_truncate(f->s->o.store, fd, f->moved.under);
 	}
 	close(fd);

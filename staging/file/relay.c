@@ -60,8 +60,8 @@ static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 /* f->io.lock held */
 static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
 {
-	CUT_SCOPE(f); /* it may be spilled; and a version must not change while it is
-				 * persisted */
+	/* it may be spilled; and a version must not change while it is persisted */
+	CUT_SCOPE(f);
 	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
 	int room = room_in_store(f, len, off, last);

@@ -408,8 +408,8 @@ int staged_reopen(struct staged *f)
 	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)
 		return -EAGAIN;
 	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
-	if (p && sf_final(f)) /* the kernel drops the last writer a moment after its close: no
-				 * mapping then */
+	/* the kernel drops the last writer a moment after its close: no mapping then */
+	if (p && sf_final(f))
 		pend_finalize(s, p, false);
 	if (leaves_as_it_is(f))
 		return -EAGAIN;
@@ -443,8 +443,8 @@ int staged_unchanged(struct staged *f)
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;
-	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) { /* bytes cut off do not count, and are no
-							 * change */
+	/* bytes cut off do not count, and are no change */
+	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {
 		f->sealed.blocks = (uint64_t)st.st_blocks;
 		f->sealed.ctime = st.st_ctim;
 	}

@@ -90,8 +90,8 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	int dir = staging_sf_dir(f);
 	const struct timespec ts[2] = {st->st_atim, st->st_mtim};
 	LOCK_SCOPE(&s->lock);
-	f->spilled = true; /* not earlier: a rotation of the log would record half a file as
-				 * spilled */
+	/* not earlier: a rotation of the log would record half a file as spilled */
+	f->spilled = true;
 	f->moved.under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
 	log_append(s, &r);

@@ -184,8 +184,8 @@ static void remove_bytes(struct staged *f)
 static void log_unstaged(struct staging *s, struct staged *f)
 {
 	struct rec r = {.type = REC_UNSTAGED, .sf = f->id, .node = f->node};
-	log_append(s, &r); /* if it cannot be written, recovery finds the file missing:
-				 * equivalent */
+	/* if it cannot be written, recovery finds the file missing: equivalent */
+	log_append(s, &r);
 }
 
 static void evict_one(struct staging *s, struct staged *f)

@@ -15,8 +15,8 @@ int sf_own_tmp(struct staged *f, int fd)
 	if (!f->room.owned || geteuid() || (!f->room.uid && f->room.gid == getegid()))
 		return 0;
 	int err = io_set_attr_fd(f->s->o.store, fd, &a);
-	return err == -EDQUOT || err == -EIO ? err : 0; /* other refusals are reported at its
-							 * publication */
+	/* other refusals are reported at its publication */
+	return err == -EDQUOT || err == -EIO ? err : 0;
 }
 
 void sf_drop_tmp(struct staged *f)

@@ -13,8 +13,8 @@ struct rec log_format(void); /* the record that a log begins with */
  * same id. */
 int head_check(const struct head *h, size_t size, struct io_store *store);
 int log_check(int fd); /* 0, -EPROTONOSUPPORT */
-void head_stamp(struct head *h, struct io_store *store); /* marks it as this program's and
-								 * this store's */
+/* marks it as this program's and this store's */
+void head_stamp(struct head *h, struct io_store *store);
 
 /* log.c */
 int log_open(struct staging *s);
@@ -54,15 +54,15 @@ uint64_t dirs_parent(struct staging *s, uint64_t id); /* 0: unknown, or the root
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
 
 /* refuse.c */
-void refuse(struct staging *s, const struct rec *r, int err); /* r is skipped. Takes s->lock, as
-								 * the next */
-bool refuse_is_theirs(const struct rec *r, int err); /* skipped without an error for any
-							 * caller */
+/* r is skipped. Takes s->lock, as the next */
+void refuse(struct staging *s, const struct rec *r, int err);
+/* skipped without an error for any caller */
+bool refuse_is_theirs(const struct rec *r, int err);
 void refuse_settle(struct staging *s, const struct rec *r); /* r is applied */
 void refuse_replayed(struct staging *s, const struct rec *r);
 int refuse_emit(struct staging *s); /* a rotation; takes s->lock */
-void refuse_seen(struct staging *s); /* acknowledged by a user. s->lock held, as for the
-						 * next */
+/* acknowledged by a user. s->lock held, as for the next */
+void refuse_seen(struct staging *s);
 void refuse_stats(struct staging *s, struct staging_stats *out);
 void refuse_close(struct staging *s); /* no thread runs */
 

@@ -8,9 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BACKLOG                                                                                    \
-	64u /* with this many waiting a small file is not delayed, see
-				 * SMALL_REST_NS */
+/* with this many waiting a small file is not delayed, see SMALL_REST_NS */
+#define BACKLOG 64u
 
 /* A removal marks what it removes, so that a pair without a visible effect can be left out. */
 static void mark_killed(struct staging *s, struct pend *killer)
@@ -131,8 +130,8 @@ bool persist_may_wait(const struct staging *s, const struct pend *p)
 void persist_queue(struct staging *s, struct pend *p)
 {
 	p->state = PEND_QUEUED;
-	if (p->dead_at && !p->must) /* no persist thread takes it before the publisher asks for
-					 * it */
+	/* no persist thread takes it before the publisher asks for it */
+	if (p->dead_at && !p->must)
 		sleeper_nudge(&s->pub, false);
 	p->todo_next = NULL;
 	*s->order.todo_tail = p;

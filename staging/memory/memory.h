@@ -14,10 +14,10 @@ void staging_nice(int nice);
 /* Sleeps until woken or until deadline_ns (0 = none), or for a tick if there was work recently. */
 void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns);
 void sleeper_wake(struct sleeper *l); /* all, now */
-void sleeper_nudge(struct sleeper *l, bool now); /* one; without `now`: unless one polls soon
-							 * anyway */
-uint64_t sf_wait_begins(struct staging *s); /* a caller's wait, for the statistics.
-							 * s->lock held */
+/* one; without `now`: unless one polls soon anyway */
+void sleeper_nudge(struct sleeper *l, bool now);
+/* a caller's wait, for the statistics. s->lock held */
+uint64_t sf_wait_begins(struct staging *s);
 void sf_wait_ends(struct staging *s, uint64_t since);
 /* A wait that took this long: counted from a millisecond on. No lock held. */
 void sf_waited(struct staging *s, uint64_t since);
@@ -57,8 +57,8 @@ uint64_t staging_room_left(struct staging *s); /* of tmpfs and memory; s->lock h
 /* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);
 void reserve_close(struct staging *s, bool remove);
-bool reserve_shrink(struct staging *s); /* by a part; its blocks are free after a sync. False:
-					 * nothing left */
+/* by a part; its blocks are free after a sync. False: nothing left */
+bool reserve_shrink(struct staging *s);
 void reserve_take(struct staging *s);
 /* Holds space for a small file until reserve_kept: *mine bytes of it. False: there is none,
  * allocate. Not for two threads with one `mine`. */

@@ -249,8 +249,7 @@ unsigned pin_report(const struct pin_places *at, const struct staging_place *p, 
 	if (swap_is_on(at) && !is_noswap(at, p)) {
 		snprintf(text, sizeof(text),
 			 "staging may be swapped out: swap is on, and %s; turn swap off (swapoff "
-			 "-a, or "
-			 "memory.swap.max=0 for cairnfs and its writers)",
+			 "-a, or memory.swap.max=0 for cairnfs and its writers)",
 			 p->is_private ? "this kernel cannot keep a tmpfs out of it (before 6.4)"
 				       : "without root staging lies in a tmpfs of the system's");
 		notice(ctx, text);
@@ -259,9 +258,8 @@ unsigned pin_report(const struct pin_places *at, const struct staging_place *p, 
 	if (limit < bytes) {
 		snprintf(text, sizeof(text),
 			 "the cgroup %.200s allows %llu MiB of memory, less than staging (%llu "
-			 "MiB): who writes "
-			 "there is killed before staging is full; raise its limit, or mount with a "
-			 "smaller staging=",
+			 "MiB): who writes there is killed before staging is full; raise its "
+			 "limit, or mount with a smaller staging=",
 			 where, (unsigned long long)(limit >> 20),
 			 (unsigned long long)(bytes >> 20));
 		notice(ctx, text);

@@ -28,12 +28,10 @@
 #define NAME_BLOCKS 2u /* a new directory, and its share of its parent */
 #define SPARE_BLOCKS 64u
 #define SPARE_INODES 256u
-#define ASK_EVERY                                                                                  \
-	64u /* promises between two checks of the free blocks and
-					 * inodes */
-#define TIGHT_PARTS                                                                                \
-	64u /* reserves free: below this, small files allocate before
-					 * they are written */
+/* promises between two checks of the free blocks and inodes */
+#define ASK_EVERY 64u
+/* reserves free: below this, small files allocate before they are written */
+#define TIGHT_PARTS 64u
 #define BLOCK 4096u
 
 void reserve_open(struct staging *s)

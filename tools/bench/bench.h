@@ -46,8 +46,8 @@ struct bench_place {
 	char run[PATH_MAX]; /* directory created for this run, removed at the end */
 	bool cairn; /* has user.cairn.state */
 	bool tmpfs;
-	bool disk; /* syncs are useful: a cairnfs or a disk filesystem, no other
-				 * FUSE */
+	/* syncs are useful: a cairnfs or a disk filesystem, no other FUSE */
+	bool disk;
 	bool fsync; /* label ends in +fsync: fsync before each close */
 	bool cp; /* label ends in +cp: files are copied by `cp -r` */
 	int worker, keeper; /* pids of a cairnfs, 0 = unknown */

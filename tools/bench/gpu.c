@@ -472,14 +472,13 @@ static int run(const struct options *o)
 	}
 	if (o->stand_in)
 		printf("no FUSE here: plain files of a tmpfs replace the mount's memory, mapped "
-		       "and registered "
-		       "the same way; \"sealed\" means copied, nothing becomes durable, nothing is "
-		       "loaded\n");
+		       "and registered the same way; \"sealed\" means copied, nothing becomes "
+		       "durable, nothing is loaded\n");
 	else
-		printf("memory of %s\n", cairn_stage_mount(b.stage)
-						 ? "the mount"
-						 : "this process: "
-						   "that directory gives none, so commits write");
+		printf("memory of %s\n",
+		       cairn_stage_mount(b.stage)
+			       ? "the mount"
+			       : "this process: that directory gives none, so commits write");
 	for (unsigned i = 0; i < o->n_sizes && !err; i++)
 		err = run_size(&b, o->size[i]);
 	if (cairn_stage_close(b.stage))

@@ -167,8 +167,8 @@ int bench_place_open(struct bench_place *p)
 	p->cairn = getxattr(p->path, "user.cairn.state", state, sizeof(state)) > 0;
 	p->disk = !p->tmpfs && (p->cairn || fs.f_type != FUSE_MAGIC);
 	if (p->cairn)
-		bench_pids(p); /* a mount without a status file is still measured, without its
-			        * CPU */
+		/* a mount without a status file is still measured, without its CPU */
+		bench_pids(p);
 	n = snprintf(p->run, sizeof(p->run), "%s/cairn-bench.%d-%u", p->path, getpid(), nth++);
 	if (n < 0 || (size_t)n >= sizeof(p->run) - 128) {
 		p->run[0] = '\0';

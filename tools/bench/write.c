@@ -30,8 +30,8 @@ struct round_shared {
 
 static void step_path(const struct bench *b, const struct bench_place *p, unsigned step, char *out)
 {
-	if (b->first) /* letters: with digits alone it would resemble the previous step
-			 * (fs/tree/expect.c) */
+	/* letters: with digits alone it would resemble the previous step (fs/tree/expect.c) */
+	if (b->first)
 		snprintf(out, STEP_PATH, "%s/first-%c%c", p->run, 'a' + step / 26 % 26,
 			 'a' + step % 26);
 	else

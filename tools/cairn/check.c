@@ -323,8 +323,7 @@ static void totals(struct check *k, const struct ckpt_verdict *v)
 	progress_end(&k->bar);
 	print_name(stdout, k->c->path);
 	printf(": %s, %s%s%s; %zu tensors in %llu pieces, %s read; %llu checksums and %llu CRCs "
-	       "match, "
-	       "%llu files without a checksum",
+	       "match, %llu files without a checksum",
 	       ckpt_format_name(k->c->kind.format), ckpt_state_name(v->state), *v->why ? ": " : "",
 	       v->why, k->c->set ? k->c->set->n_tensors : 0, (unsigned long long)k->pieces,
 	       human_bytes(k->bytes, a), (unsigned long long)k->sums, (unsigned long long)k->crcs,

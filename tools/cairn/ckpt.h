@@ -10,8 +10,8 @@
 
 struct ckpt {
 	const char *path; /* as given by the user, or as found; owned */
-	int dir; /* directory of the names; the checkpoint itself or its
-					 * parent */
+	/* directory of the names; the checkpoint itself or its parent */
+	int dir;
 	bool alone; /* one file */
 	bool on_mount; /* states are available */
 	struct names names;
@@ -96,8 +96,8 @@ struct files {
 	const struct ckpt *c;
 	struct one_file *v;
 	unsigned n_open;
-	bool whole; /* all of them are read, in order: past the page cache if
-				 * possible */
+	/* all of them are read, in order: past the page cache if possible */
+	bool whole;
 };
 
 int files_open(struct files *f, const struct ckpt *c);

@@ -23,8 +23,8 @@ struct copy {
 	const struct view *v;
 	int fd;
 	bool direct; /* fd has O_DIRECT */
-	bool in_order; /* on a cairnfs mount: a file that outgrows memory must be
-				 * sequential */
+	/* on a cairnfs mount: a file that outgrows memory must be sequential */
+	bool in_order;
 
 	pthread_mutex_t lock; /* for what is below, and for x->files */
 	pthread_cond_t turn;

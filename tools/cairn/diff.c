@@ -11,8 +11,8 @@
 
 struct diff {
 	struct ckpt a, b;
-	struct fmt_set *values_a, *values_b; /* of a torch.save file compared with a DCP
-						 * checkpoint */
+	/* of a torch.save file compared with a DCP checkpoint */
+	struct fmt_set *values_a, *values_b;
 	struct compare cmp;
 	bool json, verbose;
 	struct json_out j;

@@ -108,8 +108,8 @@ static int search(struct search *s)
 				walk_leave(w);
 			continue;
 		}
-		if (S_ISREG(it.st.st_mode)) { /* a .ckpt is a checkpoint itself; other files belong
-					       * to their directory */
+		/* a .ckpt is a checkpoint itself; other files belong to their directory */
+		if (S_ISREG(it.st.st_mode)) {
 			size_t n = strlen(it.name);
 
 			if (n < 5 || strcmp(it.name + n - 5, ".ckpt"))

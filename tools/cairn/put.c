@@ -40,8 +40,8 @@ static void remove_parents(void)
 static void remove_partial(void)
 {
 	if (partial.metadata)
-		unlinkat(partial.dir, partial.metadata, 0); /* first, as it makes the rest look
-								 * whole */
+		/* first, as it makes the rest look whole */
+		unlinkat(partial.dir, partial.metadata, 0);
 	if (partial.data)
 		unlinkat(partial.dir, VIEW_DCP_DATA, 0);
 	if (partial.made)

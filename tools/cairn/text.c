@@ -86,8 +86,8 @@ const char *human_time(double s, char buf[32])
 
 void print_name(FILE *f, const char *name)
 {
-	static FILE *asked; /* cached: isatty() is a system call, and listings print many
-				 * names */
+	/* cached: isatty() is a system call, and listings print many names */
+	static FILE *asked;
 	static bool tty;
 
 	if (asked != f)

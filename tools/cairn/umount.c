@@ -18,9 +18,8 @@
 #include "cli.h"
 
 #define POLL_S 0.1
-#define BUSY_TRIES                                                                                 \
-	10 /* a process that has just exited releases its files a moment
-				 * later */
+/* a process that has just exited releases its files a moment later */
+#define BUSY_TRIES 10
 #define GONE_NOTE_S 10.0
 #define ELSEWHERE_S 1.0 /* before other mount namespaces are looked at */
 

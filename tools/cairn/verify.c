@@ -79,8 +79,8 @@ static void totals(struct verify *v)
 		json_close(&v->j, '}');
 		return;
 	}
-	printf("%llu ok, %llu mismatched, %llu unreadable, %llu unverifiable (no checksum), "
-	       "%llu not durable yet; %s read, %s/s\n",
+	printf("%llu ok, %llu mismatched, %llu unreadable, %llu unverifiable (no checksum), %llu "
+	       "not durable yet; %s read, %s/s\n",
 	       (unsigned long long)v->count[IS_OK], (unsigned long long)v->count[IS_MISMATCH],
 	       (unsigned long long)v->count[IS_UNREADABLE],
 	       (unsigned long long)v->count[IS_UNVERIFIABLE],
@@ -205,8 +205,7 @@ static int open_store(struct verify *v)
 	}
 	if (want && !read_small_file(v->store, ".cairn/id", 4096, &id, &len) &&
 	    strncmp(id, want, strlen(want))) {
-		complain("%s: what is at %s here is not its store (another machine or "
-			 "container?)",
+		complain("%s: what is at %s here is not its store (another machine or container?)",
 			 v->p->arg, path);
 		return CAIRN_FAILED;
 	}
@@ -256,8 +255,8 @@ static int verify_all(struct verify *v, char **path)
 	}
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		any |= v->count[r] > 0;
-	if (any || v->json || worst == CAIRN_OK) /* else nothing was read, and the reason was
-							 * reported */
+	/* else nothing was read, and the reason was reported */
+	if (any || v->json || worst == CAIRN_OK)
 		totals(v);
 	for (enum finding r = 0; r < N_FINDINGS; r++)
 		if (is_bad(r) && v->count[r] && worst == CAIRN_OK)

@@ -82,8 +82,7 @@ static bool say_refused(const struct target *t)
 	path = json_bytes(d, json_at(d, 0, "refused.path"));
 	why = json_bytes(d, json_at(d, 0, "refused.error"));
 	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the "
-		 "store. "
-		 "When you have handled it: `cairn retry %s`",
+		 "store. When you have handled it: `cairn retry %s`",
 		 t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
 	return true;
 }
@@ -110,8 +109,8 @@ static void check_halted(struct target *t)
 	path = json_bytes(d, json_at(d, 0, "halted.path"));
 	why = json_bytes(d, json_at(d, 0, "halted.error"));
 	bool known = path && *path; /* empty: the store as a whole */
-	complain("%s is not durable: publication halted%s%s: %s; repair the store, then "
-		 "`cairn retry %s`",
+	complain("%s is not durable: publication halted%s%s: %s; repair the store, then `cairn "
+		 "retry %s`",
 		 t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?", t->p.top);
 	t->done = t->failed = true;
 }

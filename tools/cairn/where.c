@@ -212,18 +212,18 @@ void complain_location(const char *path, int err)
 {
 	switch (err) {
 	case -ENODEV:
-		complain("%s: neither on a cairnfs mount nor in a store (a directory that "
-			 "holds .cairn/id)",
+		complain("%s: neither on a cairnfs mount nor in a store (a directory that holds "
+			 ".cairn/id)",
 			 path);
 		break;
 	case -EXDEV:
-		complain("%s: on a cairnfs whose root is not mounted here, or hidden under "
-			 "another mount; use the mount point itself",
+		complain("%s: on a cairnfs whose root is not mounted here, or hidden under another "
+			 "mount; use the mount point itself",
 			 path);
 		break;
 	case -ENOTCONN:
-		complain("%s: the cairnfs mounted here is dead; detach it with "
-			 "`umount -l` and start cairnfs again: nothing staged is lost",
+		complain("%s: the cairnfs mounted here is dead; detach it with `umount -l` and "
+			 "start cairnfs again: nothing staged is lost",
 			 path);
 		break;
 	default: complain("%s: %s", path, strerror(-err));
@@ -244,8 +244,7 @@ int location_need(const char *path, bool need_mount, struct location *out)
 		return location_code(err);
 	}
 	if (need_mount && !out->on_mount) {
-		complain("%s is in the store %s, not on a mount of it; name a path on the "
-			 "mount",
+		complain("%s is in the store %s, not on a mount of it; name a path on the mount",
 			 path, out->top);
 		location_close(out);
 		return CAIRN_USAGE;
@@ -336,8 +335,8 @@ int complain_status(const struct location *p, int err)
 	if (err == -ENOTCONN)
 		complain_location(p->top, err);
 	else if (err == -EBADMSG)
-		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to "
-			 "the same version?",
+		complain("%s/.cairn/status.json is not JSON; do cairn and cairnfs belong to the "
+			 "same version?",
 			 p->top);
 	else
 		complain("%s/.cairn/status.json: %s", p->top, strerror(-err));

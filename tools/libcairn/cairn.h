@@ -77,12 +77,14 @@ const char *cairn_error(void);
 struct cairn_options {
 	size_t size; /* sizeof(struct cairn_options): later versions add fields */
 	unsigned flags; /* CAIRN_NO_CUDA | CAIRN_OWN_ONLY */
-	int device; /* 1 + the ordinal of the CUDA device whose primary context is used by
-				 * threads without a current one. 0: the first device whose primary
-				 * context the process has active; while there is none, memory is
-				 * registered when the first copy from a device shows which it is */
-	uint64_t idle_bytes; /* maximum of memory kept for later shards while no shard uses it;
-				 * UINT64_MAX: no limit, which is the default */
+	/* 1 + the ordinal of the CUDA device whose primary context is used by threads without a
+	 * current one. 0: the first device whose primary context the process has active; while
+	 * there is none, memory is registered when the first copy from a device shows which it
+	 * is */
+	int device;
+	/* maximum of memory kept for later shards while no shard uses it; UINT64_MAX: no limit,
+	 * which is the default */
+	uint64_t idle_bytes;
 	/* Called once per reason when something works, but slower than possible: memory could not
 	 * be registered, the mount gave no memory. text is one line, valid during the call. Called
 	 * by the thread and inside the call concerned, no lock held; it must not call this library.
@@ -122,8 +124,9 @@ struct cairn_stats {
 	uint64_t bytes_written; /* written with write(2) by commits of CAIRN_OWN */
 	uint64_t bytes_loaded; /* by cairn_load */
 	uint64_t unregistered; /* pieces of memory used although registration failed */
-	uint64_t own; /* shards made of CAIRN_OWN on a cairnfs mount: only of 1
-					 * MiB and more, smaller ones always are */
+	/* shards made of CAIRN_OWN on a cairnfs mount: only of 1 MiB and more, smaller ones
+	 * always are */
+	uint64_t own;
 };
 
 /* Fills in the first `size` bytes (sizeof(struct cairn_stats)) of *out; fields unknown to this

@@ -157,8 +157,8 @@ bool cuda_dl_lacks_context(void);
 struct cuda_dl_pin {
 	char *base;
 	size_t bytes;
-	uint64_t ours; /* bit n: piece n was registered by us and must be unregistered by
-				 * us */
+	/* bit n: piece n was registered by us and must be unregistered by us */
+	uint64_t ours;
 	unsigned calls; /* their number */
 	bool pinned;
 };

@@ -89,8 +89,7 @@ void gpu_pin(cairn_stage *stage, struct buffer *b, int device)
 	if (err)
 		stage_notice(stage, NOTICE_PIN,
 			     "%llu MiB could not be registered with CUDA, so copies are slower and "
-			     "wait: %s; "
-			     "check the memory limit of the cgroup and ulimit -l",
+			     "wait: %s; check the memory limit of the cgroup and ulimit -l",
 			     (unsigned long long)(b->bytes >> 20), cuda_dl_error());
 }
 

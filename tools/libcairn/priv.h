@@ -113,8 +113,9 @@ struct cairn_stage {
 	void *notice_arg;
 	dev_t dev; /* of the filesystem; shards elsewhere are CAIRN_OWN */
 	bool cairnfs;
-	bool stand_in; /* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and
-				 * commits give no name (stage_stand_in) */
+	/* a benchmark's: buffers are nameless files of `mount`, a tmpfs, and commits give no
+	 * name (stage_stand_in) */
+	bool stand_in;
 	char *mount; /* its root if it gives memory, or NULL */
 	struct gpu gpu;
 

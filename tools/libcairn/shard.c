@@ -182,11 +182,10 @@ static int shard_failed(cairn_shard *shard, int err)
 		snprintf(shard->failure, sizeof(shard->failure), "%s", cuda_dl_error());
 	}
 	(void)err;
-	return fail(
-		-EIO,
-		"copy to a shard: %s; the shard cannot be committed: abort it, and if this repeats "
-		"restart the process, its CUDA context may be lost",
-		shard->failure);
+	return fail(-EIO,
+		    "copy to a shard: %s; the shard cannot be committed: abort it, and if this "
+		    "repeats restart the process, its CUDA context may be lost",
+		    shard->failure);
 }
 
 static void count_copy(cairn_stage *stage, uint64_t n, bool device)
