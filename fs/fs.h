@@ -46,7 +46,7 @@ struct fs {
 	/* set by the build for tests: called before each operation on the store */
 	void (*check)(void *fs);
 	struct processes procs;
-	struct still still;
+	struct freezer freezer;
 	struct parsers parsers;
 	struct tree tree;
 	struct expected expect[EXPECT_SLOTS];

@@ -87,7 +87,7 @@ int session_start(struct fs *fs);
 int trust_keeper(struct fs *fs);
 int trust_worker(struct fs *fs); /* 0 or -errno */
 /* These end the process where they fail. */
-void trust_still(void);
+void trust_freezer(void);
 /* bytes of address space that each parser may have */
 void trust_nursery(uint64_t parser_memory);
 void trust_parser(void);

@@ -7,7 +7,7 @@
  *	spare		as the keeper (spare.c)
  *	worker		neither of these; opens only files of the store, of staging and, to read,
  *			of /proc and /sys
- *	freezer		next to nothing: it sets an xattr to freeze a file (still.c)
+ *	freezer		next to nothing: it sets an xattr to freeze a file (freeze.c)
  *	parser		computes, and uses one socket; any other call kills it (parser.h)
  *	nursery		starts and ends parsers; no capability
  *
@@ -139,7 +139,7 @@ static const int calls_serving[] = {
 static const int calls_keeper[] = {
 	SCMP_SYS(mount), SCMP_SYS(umount2), SCMP_SYS(socketpair), SCMP_SYS(sendmsg),
 };
-static const int calls_still[] = {
+static const int calls_freezer[] = {
 	SCMP_SYS(read), SCMP_SYS(setxattr), SCMP_SYS(exit), SCMP_SYS(exit_group),
 	SCMP_SYS(rt_sigreturn), SCMP_SYS(restart_syscall), SCMP_SYS(futex),
 };
@@ -331,7 +331,7 @@ int trust_worker(struct fs *fs)
 	return 0;
 }
 
-void trust_still(void)
+void trust_freezer(void)
 {
 	static const unsigned keep[] = {CAP_DAC_OVERRIDE}; /* files of all users */
 	struct rlimit none = {0, 0};
@@ -343,7 +343,7 @@ void trust_still(void)
 	if (keep_capabilities(keep, N(keep)) || no_new_privs())
 		_exit(1);
 	confine(NULL, 0, false);
-	load_filter(calls_still, N(calls_still), NULL, 0, false);
+	load_filter(calls_freezer, N(calls_freezer), NULL, 0, false);
 }
 
 /* No executable memory, no memory backed by a file. */

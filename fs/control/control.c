@@ -75,7 +75,7 @@ static void lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 			trees[i].ops->lookup(req, parent, name);
 			return;
 		}
-	if (parent == CONTROL_DIR && still_lookup(req, name))
+	if (parent == CONTROL_DIR && freeze_lookup(req, name))
 		return;
 	if (parent == CONTROL_DIR && !strcmp(name, VIEWS_NAME))
 		id = VIEWS_DIR;

@@ -56,11 +56,11 @@ void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 #define BUFFERS_DIR control_tree_id(CONTROL_BUFFERS, 0)
 extern const struct control_ops buffers_ops;
 
-/* still.c */
-void still_start(struct fs *fs); /* by the keeper, before its first worker */
-void still_ask(void *fs, uint64_t node); /* for struct staging_opts; never blocks */
+/* freeze.c */
+void freeze_start(struct fs *fs); /* by the keeper, before its first worker */
+void freeze_ask(void *fs, uint64_t node); /* for struct staging_opts; never blocks */
 /* False: the request did not come from that process, and is not answered. */
-bool still_lookup(fuse_req_t req, const char *name);
-bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len);
+bool freeze_lookup(fuse_req_t req, const char *name);
+bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len);
 
 #endif

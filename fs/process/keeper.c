@@ -375,7 +375,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
 	if (!fs->o.foreground)
 		to_background(fs);
-	still_start(fs);
+	freeze_start(fs);
 	spare_init(fs);
 	err = trust_keeper(fs);
 	if (err)

@@ -35,7 +35,7 @@ static int open_staging(struct fs *fs)
 		.hold = {.commits = commit_is_name,
 			 .missing = commit_missing,
 			 .patience_ms = fs->o.commit_wait_s * 1000},
-		.outgrown = still_ask,
+		.outgrown = freeze_ask,
 		.no_dedup = fs->o.nodedup,
 		.notice = fs_notice,
 		.ctx = fs,

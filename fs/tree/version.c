@@ -300,7 +300,7 @@ static bool log_may_have_room(struct fs *fs, struct node *n, int err)
 }
 
 /* fs_seal() while sf is n's version. Drops the lock if it must wait. */
-static int seal_when_still(struct fs *fs, struct node *n, struct staged *sf)
+static int seal_when_not_busy(struct fs *fs, struct node *n, struct staged *sf)
 {
 	int err = 0;
 
@@ -353,7 +353,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	if (n->version.accepted)
 		err = 0;
 	if (!err)
-		err = seal_when_still(fs, n, sf);
+		err = seal_when_not_busy(fs, n, sf);
 	if (err)
 		staged_fail(sf, err, n->names ? n->names->name : "a file");
 	n->holds--;

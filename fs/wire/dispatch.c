@@ -351,7 +351,7 @@ static bool begin_xattr(fuse_req_t req, fuse_ino_t id, const char *key)
 static void do_setxattr(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 			size_t size, int flags)
 {
-	if (!still_set(req, id, key, val, size) && begin_xattr(req, id, key))
+	if (!freeze_set(req, id, key, val, size) && begin_xattr(req, id, key))
 		op_setxattr(req, id, key, val, size, flags);
 }
 

@@ -4,7 +4,7 @@
  * The kernel keeps its backing file for as long as the file is open, so such a file cannot be
  * spilled as one written through the daemon can. Instead its older bytes move: [0, under) to
  * tmp/<id> of the store, the file that a spill would have made, and out of the tmpfs by a punch.
- * The caller ensures that no write is in progress (fs/ops/still.c) and that nothing reads or maps
+ * The caller ensures that no write is in progress (fs/ops/freeze.c) and that nothing reads or maps
  * the file, which would find the hole. At the close the rest follows, and the file is a spilled one
  * like any other.
  *

@@ -23,7 +23,7 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 	pthread_condattr_destroy(&monotonic);
 	fs->store = o->store;
 	fs->engine = o->engine;
-	fs->still.fd = -1;
+	fs->freezer.fd = -1;
 	*out = fs;
 	int rc = tree_init(fs);
 	if (!rc)

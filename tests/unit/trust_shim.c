@@ -18,9 +18,9 @@ int shim_trust_keeper(struct io_store *store)
 	return trust_keeper(&fs);
 }
 
-void shim_trust_still(void)
+void shim_trust_freezer(void)
 {
-	trust_still();
+	trust_freezer();
 }
 
 void shim_trust_nursery(void)

@@ -10,7 +10,7 @@
  * worker can give would keep it from exiting. Nor the keeper: it holds the fuse descriptor and
  * would keep the connection from ending. It is a small process of its own, the freezer, which ends
  * when no process of the mount is left that could write to it. It opens the file by a name that
- * only it knows: MOUNT/.cairn/still-<key>-<node>.
+ * only it knows: MOUNT/.cairn/freeze-<key>-<node>.
  */
 #include "fs/ops/inside.h"
 
@@ -26,13 +26,13 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#define PREFIX "still-"
-#define STILL_KEY "user.cairn.still"
+#define PREFIX "freeze-"
+#define FREEZE_KEY "user.cairn.freeze"
 #define NAME_CAP 64
 
 static int name_of(const struct fs *fs, uint64_t node, char *buf, size_t cap)
 {
-	return snprintf(buf, cap, PREFIX "%s-%llu", fs->still.key, (unsigned long long)node);
+	return snprintf(buf, cap, PREFIX "%s-%llu", fs->freezer.key, (unsigned long long)node);
 }
 
 static _Noreturn void serve(const struct fs *fs, int from)
@@ -40,68 +40,69 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	uint64_t node;
 	char name[NAME_CAP], path[PATH_MAX];
 
-	prctl(PR_SET_NAME, "cairnfs-still");
+	prctl(PR_SET_NAME, "cairnfs-freezer");
 	signal(SIGTERM, SIG_IGN); /* it ends with its pipe */
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	dup2(from, 0);
 	close_range(1, ~0u, 0); /* the store's lock, the connection and others */
-	trust_still();
+	trust_freezer();
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
 		snprintf(path, sizeof(path), "%s/" CONTROL_DIR_NAME "/%s", fs->o.mountpoint, name);
-		setxattr(path, STILL_KEY, fs->still.key, strlen(fs->still.key), 0);
+		setxattr(path, FREEZE_KEY, fs->freezer.key, strlen(fs->freezer.key), 0);
 	}
 	_exit(0);
 }
 
-void still_start(struct fs *fs)
+void freeze_start(struct fs *fs)
 {
 	unsigned char key[16];
 	int p[2];
 
-	fs->still.fd = -1;
+	fs->freezer.fd = -1;
 	if (fs->o.ro || fs->o.nopassthrough || fs->uid)
 		return; /* every write passes through the worker */
 	if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key) || pipe2(p, O_CLOEXEC))
 		return;
 	for (unsigned i = 0; i < sizeof(key); i++)
-		snprintf(fs->still.key + 2 * i, 3, "%02x", key[i]);
+		snprintf(fs->freezer.key + 2 * i, 3, "%02x", key[i]);
 	pid_t pid = fork();
 	if (pid == 0)
 		serve(fs, p[0]);
 	close(p[0]);
-	fs->still.fd = p[1];
-	fcntl(fs->still.fd, F_SETFL, O_NONBLOCK);
+	fs->freezer.fd = p[1];
+	fcntl(fs->freezer.fd, F_SETFL, O_NONBLOCK);
 	if (pid < 0) {
-		close(fs->still.fd);
-		fs->still.fd = -1;
+		close(fs->freezer.fd);
+		fs->freezer.fd = -1;
 	}
 }
 
-void still_ask(void *ctx, uint64_t node)
+void freeze_ask(void *ctx, uint64_t node)
 {
 	struct fs *fs = ctx;
-	if (fs->still.fd < 0 || write(fs->still.fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
+	if (fs->freezer.fd < 0 ||
+	    write(fs->freezer.fd, &node, sizeof(node)) == (ssize_t)sizeof(node))
 		return;
 	if (errno == EPIPE) { /* else the process is busy: retried later */
-		fs->still.fd = -1;
-		fs_notice(fs, "the process that holds files still is gone: files that outgrow "
+		fs->freezer.fd = -1;
+		fs_notice(fs, "the freezer process has ended: files that outgrow "
 			      "memory stay in it until they are closed");
 	}
 }
 
-bool still_lookup(fuse_req_t req, const char *name)
+bool freeze_lookup(fuse_req_t req, const char *name)
 {
 	struct fs *fs = req_fs(req);
-	size_t len = strlen(fs->still.key);
+	size_t len = strlen(fs->freezer.key);
 	struct fuse_entry_param e;
 	struct stat st;
 
 	if (!len || strncmp(name, PREFIX, sizeof(PREFIX) - 1))
 		return false;
 	name += sizeof(PREFIX) - 1;
-	if (strncmp(name, fs->still.key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
+	if (strncmp(name, fs->freezer.key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
 		return false;
 	TREE_SCOPE(fs);
 	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
@@ -123,13 +124,13 @@ static bool only_written(const struct node *n)
 	return n->sf && n->writers && n->handles == n->writers && !n->version.rdwr && !n->busy;
 }
 
-bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len)
+bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len)
 {
 	struct fs *fs = req_fs(req);
 	struct staged *sf = NULL;
 
-	if (strcmp(key, STILL_KEY) || !fs->still.key[0] || len != strlen(fs->still.key) ||
-	    memcmp(val, fs->still.key, len))
+	if (strcmp(key, FREEZE_KEY) || !fs->freezer.key[0] || len != strlen(fs->freezer.key) ||
+	    memcmp(val, fs->freezer.key, len))
 		return false;
 	session_may_block(fs);
 	pthread_mutex_lock(&fs->tree.lock);
@@ -146,7 +147,8 @@ bool still_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, 
 		if (err == -EIO) {
 			fs_log("a file that outgrew memory was written again where it had moved to "
 			       "the store already; its close will fail; give staging more memory");
-		} else if (err && err != -EAGAIN && atomic_exchange(&fs->still.error, err) != err) {
+		} else if (err && err != -EAGAIN &&
+			   atomic_exchange(&fs->freezer.error, err) != err) {
 			/* it is retried */
 			fs_log("a file that outgrew memory cannot be moved to the store: %s",
 			       strerror(-err));
