@@ -68,7 +68,7 @@ void session_may_block(struct fs *fs);
 void session_may_take_long(struct fs *fs);
 /* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
  * own, or on this one if no thread can be made. */
-void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg);
+void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg);
 /* Around a question to the store: others are answered meanwhile, even where it never returns. */
 void session_asks(struct fs *fs);
 void session_asked(struct fs *fs);

@@ -174,7 +174,7 @@ static void leave_slot(struct fs *fs)
 		slot_arg_free(a);
 		return;
 	}
-	atomic_fetch_add(&fs->slots.n_apart, 1);
+	atomic_fetch_add(&fs->slots.n_offloaded, 1);
 	/* the thread that joins all slots must see the last one */
 	pthread_mutex_lock(&fs->slots.lock);
 	if (!fs->slots.joining && !pthread_create(&t, NULL, answer_main, a)) {
@@ -185,7 +185,7 @@ static void leave_slot(struct fs *fs)
 	}
 	pthread_mutex_unlock(&fs->slots.lock);
 	if (!current.left) {
-		atomic_fetch_sub(&fs->slots.n_apart, 1);
+		atomic_fetch_sub(&fs->slots.n_offloaded, 1);
 		slot_arg_free(a);
 	}
 }
@@ -212,45 +212,45 @@ void session_join(struct fs *fs)
 	pthread_mutex_unlock(&fs->slots.lock);
 	for (unsigned i = 0; i < N_THREADS; i++)
 		pthread_join(fs->slots.thread[i], NULL);
-	while (atomic_load(&fs->slots.n_apart))
+	while (atomic_load(&fs->slots.n_offloaded))
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
-struct apart {
+struct offload {
 	struct fs *fs;
 	struct current who;
 	void (*fn)(void *arg);
 	void *arg;
 };
 
-static void *apart_main(void *arg)
+static void *offload_main(void *arg)
 {
-	struct apart a = *(struct apart *)arg;
+	struct offload o = *(struct offload *)arg;
 
 	free(arg);
-	pthread_setname_np(pthread_self(), "cairn-apart");
-	current = a.who;
+	pthread_setname_np(pthread_self(), "cairn-offload");
+	current = o.who;
 	current.reads = current.slotted = false;
-	a.fn(a.arg);
-	atomic_fetch_sub(&a.fs->slots.n_apart, 1);
+	o.fn(o.arg);
+	atomic_fetch_sub(&o.fs->slots.n_offloaded, 1);
 	return NULL;
 }
 
-void session_apart(struct fs *fs, void (*fn)(void *arg), void *arg)
+void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg)
 {
-	struct apart *a = malloc(sizeof(*a));
+	struct offload *o = malloc(sizeof(*o));
 	pthread_attr_t detached;
 	pthread_t t;
 
 	session_may_block(fs);
-	if (a)
-		*a = (struct apart){.fs = fs, .who = current, .fn = fn, .arg = arg};
+	if (o)
+		*o = (struct offload){.fs = fs, .who = current, .fn = fn, .arg = arg};
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	atomic_fetch_add(&fs->slots.n_apart, 1);
-	if (!a || pthread_create(&t, &detached, apart_main, a)) {
-		atomic_fetch_sub(&fs->slots.n_apart, 1);
-		free(a);
+	atomic_fetch_add(&fs->slots.n_offloaded, 1);
+	if (!o || pthread_create(&t, &detached, offload_main, o)) {
+		atomic_fetch_sub(&fs->slots.n_offloaded, 1);
+		free(o);
 		current.slotted = false;
 		fn(arg);
 		current.slotted = true;
@@ -283,7 +283,7 @@ static void *answer_main(void *arg)
 		a.fs->wire.answer(a.fs, a.buf, (size_t)n);
 		if (current.left) {
 			free(a.buf);
-			atomic_fetch_sub(&a.fs->slots.n_apart, 1);
+			atomic_fetch_sub(&a.fs->slots.n_offloaded, 1);
 			return NULL;
 		}
 		release_done(a.fs, a.slot);

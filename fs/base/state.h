@@ -100,7 +100,7 @@ struct slots {
 	pthread_mutex_t lock; /* over thread and joining; none is taken after it */
 	pthread_t thread[N_THREADS];
 	bool joining;
-	atomic_uint n_apart; /* others, which answer one request each */
+	atomic_uint n_offloaded; /* others, which answer one request each */
 	atomic_uint n_asking; /* threads that wait for the store */
 	/* the store is taken for slow until then; CLOCK_MONOTONIC, ns */
 	atomic_ullong slow_until;

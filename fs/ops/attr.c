@@ -264,7 +264,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 		return;
 	}
 	*l = (struct later_setattr){.req = req, .id = id, .attr = *a, .set = set};
-	session_apart(fs, setattr_later, l);
+	session_offload(fs, setattr_later, l);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t id)

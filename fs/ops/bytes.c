@@ -134,7 +134,7 @@ static void write_now(const struct late_write *w, const char *buf)
 	}
 	*later = *w;
 	memcpy(later->bytes, buf, w->size);
-	session_apart(w->fs, write_later, later);
+	session_offload(w->fs, write_later, later);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t off,

@@ -72,7 +72,7 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	int err = f.changed ? node_reserve_now(fs, f.sf) : 0;
 	if (err == -EAGAIN && (later = malloc(sizeof(*later)))) {
 		*later = f;
-		session_apart(fs, flush_later, later);
+		session_offload(fs, flush_later, later);
 	} else {
 		flush_end(f, err == -EAGAIN ? -ENOMEM : err);
 	}
@@ -239,7 +239,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 	if (w->sf)
 		err = staged_allocate_now(w->sf);
 	if (err == -EAGAIN)
-		session_apart(fs, sync_later, w);
+		session_offload(fs, sync_later, w);
 	else
 		sync_end(w, err);
 }

@@ -216,8 +216,8 @@ static void do_later(void *arg)
 }
 
 /* name NULL: an open. No lock held. */
-static void open_apart(fuse_req_t req, fuse_ino_t id, const char *name, mode_t mode,
-		       const struct fuse_file_info *fi)
+static void offload_open(fuse_req_t req, fuse_ino_t id, const char *name, mode_t mode,
+			 const struct fuse_file_info *fi)
 {
 	struct later_open *l = malloc(sizeof(*l) + (name ? strlen(name) : 0) + 1);
 	if (!l) {
@@ -226,7 +226,7 @@ static void open_apart(fuse_req_t req, fuse_ino_t id, const char *name, mode_t m
 	}
 	*l = (struct later_open){.req = req, .id = id, .mode = mode, .fi = *fi, .create = name};
 	strcpy(l->name, name ? name : "");
-	session_apart(req_fs(req), do_later, l);
+	session_offload(req_fs(req), do_later, l);
 }
 
 /* 0: answered. -EINPROGRESS: not answered, it has to wait. ASK_AGAIN. *was: n's version before it
@@ -314,7 +314,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		} while (ask_store(fs, err));
 	}
 	if (err == -EINPROGRESS)
-		open_apart(req, id, NULL, 0, fi);
+		offload_open(req, id, NULL, 0, fi);
 	else if (err)
 		fuse_reply_err(req, -err);
 }
@@ -491,5 +491,5 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		} while (ask_store(fs, err));
 	} while (err == -EAGAIN);
 	if (err == -EINPROGRESS)
-		open_apart(req, parent, name, mode, fi);
+		offload_open(req, parent, name, mode, fi);
 }

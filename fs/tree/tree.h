@@ -302,7 +302,7 @@ void nodes_keep_again(struct fs *fs);
  * -ESTALE: readers keep it, look the name up again. -EINPROGRESS as node_await(). */
 int node_make_writable(struct fs *fs, struct node *n, bool trunc);
 /* As node_wait_busy(), for an operation that can begin again. -EINPROGRESS: this is one of the few
- * threads that answer, which must not wait; session_apart() begins it again, and waits. */
+ * threads that answer, which must not wait; session_offload() begins it again, and waits. */
 int node_await(struct fs *fs, struct node *n);
 /* n->sf; drops the lock, n is busy meanwhile */
 int node_resize(struct fs *fs, struct node *n, uint64_t size);

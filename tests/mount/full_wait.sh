@@ -54,12 +54,12 @@ for i in $(seq $waiting); do
 	pids+=($!)
 done
 worker=$(worker_pid "$a")
-apart() { cat /proc/"$worker"/task/*/comm 2>/dev/null | grep -c cairn-apart; }
-retry 25 eval '[ "$(apart)" -gt 16 ]' ||
-	die "$(apart) closes wait, of $waiting; held: $(status_field "$a" held); $(head -qn1 "$TMP"/said.w*)"
+offloaded() { cat /proc/"$worker"/task/*/comm 2>/dev/null | grep -c cairn-offload; }
+retry 25 eval '[ "$(offloaded)" -gt 16 ]' ||
+	die "$(offloaded) closes wait, of $waiting; held: $(status_field "$a" held); $(head -qn1 "$TMP"/said.w*)"
 timeout 60 ls "$a" >/dev/null || die "a look is not answered"
 helper files same "$a/f8000000-3" 8000000 3 || die "a read is not answered"
-note "$(apart) closes still wait"
+note "$(offloaded) closes still wait"
 
 cp "$assets/__1_0.distcp" "$store/step-1/"	# not through node b: the store is full
 accepted=()

@@ -237,11 +237,11 @@ protected:
 		uint64_t unique = k->next_answer();
 		return {unique, k->err};
 	}
-	void await_apart(unsigned n)
+	void await_offloaded(unsigned n)
 	{
-		for (int ms = 0; ms < 60000 && shim_apart(t->fs) < n; ms++)
+		for (int ms = 0; ms < 60000 && shim_offloaded(t->fs) < n; ms++)
 			usleep(1000);
-		EXPECT_EQ(shim_apart(t->fs), n);
+		EXPECT_EQ(shim_offloaded(t->fs), n);
 	}
 
 	std::vector<File> slow;
@@ -252,7 +252,7 @@ TEST_F(Waits, AppendersOfLargeFilesOnTheirWay)
 	hold_persisting();
 	for (unsigned i = 0; i < many; i++)
 		ask_open(100 + 2 * i, slow[i % 2].id, O_WRONLY | O_APPEND);
-	await_apart(many);
+	await_offloaded(many);
 	expect_lookup_is_answered(10);
 	shim_let_go();
 	for (unsigned i = 0; i < many; i++)
@@ -285,7 +285,7 @@ TEST_F(Waits, TruncationOfWhatAnFsyncWrites)
 	ask(10, FUSE_FSYNC, a.id, Client::syncing(a));
 	shim_await_held(1);
 	ask(12, FUSE_SETATTR, a.id, Client::truncation(5, &a));
-	await_apart(1);
+	await_offloaded(1);
 	expect_lookup_is_answered(14);
 	shim_let_go();
 	EXPECT_EQ(next().first + next().first, 10u + 12u);

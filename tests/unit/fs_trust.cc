@@ -194,7 +194,7 @@ TEST_F(Trust, Keeper)
 		  "");
 }
 
-TEST_F(Trust, Still)
+TEST_F(Trust, Freezer)
 {
 	EXPECT_EQ(in([&](Tried &t) {
 			  (void)t;	// it cannot even say so

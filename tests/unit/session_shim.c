@@ -237,9 +237,9 @@ void shim_let_go(void)
 	pthread_mutex_unlock(&hold_lock);
 }
 
-unsigned shim_apart(struct fs *fs)
+unsigned shim_offloaded(struct fs *fs)
 {
-	return atomic_load(&fs->slots.n_apart);
+	return atomic_load(&fs->slots.n_offloaded);
 }
 
 void shim_serve_end(struct fs *fs)

@@ -25,7 +25,7 @@ enum {
  * INIT's answer is the first. 0 or -errno. fd is ours then. */
 int shim_serve(struct fs *fs, int fd, unsigned how);
 /* How many requests are answered by threads of their own. */
-unsigned shim_apart(struct fs *fs);
+unsigned shim_offloaded(struct fs *fs);
 /* How many threads wait for RELEASEs that were read before their requests. */
 unsigned shim_barred(struct fs *fs);
 
