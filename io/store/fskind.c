@@ -36,6 +36,20 @@ static bool ext4_has_journal(dev_t dev)
 	return fd >= 0 && read(fd, path, 1) == 1 && path[0] >= '0' && path[0] <= '9';
 }
 
+bool io_fs_frees_at_close(int fd)
+{
+	struct statfs f;
+
+	if (fstatfs(fd, &f))
+		return false;
+	switch (f.f_type) {
+	case EXT4_SUPER_MAGIC:
+	case XFS_SUPER_MAGIC:
+	case BTRFS_SUPER_MAGIC: return true;
+	default: return false;
+	}
+}
+
 bool io_fs_frees_early(int fd)
 {
 	CLEANUP_CLOSE int options = -1;

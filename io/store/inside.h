@@ -27,7 +27,7 @@ struct io_store {
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;
 	/* blocks of a removed file are reused before its removal is durable */
-	bool frees_early;
+	bool frees_early, frees_at_close; /* store.h */
 	bool has_xattr;
 	size_t xattr_room;
 	uint64_t max_file;
@@ -58,6 +58,8 @@ int io_mark_open(struct io_store *s);
 int io_fs_kind(int fd, enum io_fs_kind *out);
 /* ext4 with data=writeback. */
 bool io_fs_frees_early(int fd);
+/* A disk filesystem of the kernel's. */
+bool io_fs_frees_at_close(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
 size_t io_xattr_room(int fd); /* as io_store_xattr_room; fd writable, with xattrs */

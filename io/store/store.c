@@ -315,6 +315,7 @@ static int open_root(struct io_store *s, const char *path, struct stat *st)
 	if (!s->ro && faccessat(s->root, ".", W_OK | X_OK, AT_EACCESS))
 		return -errno;
 	s->frees_early = io_fs_frees_early(s->root_rd);
+	s->frees_at_close = io_fs_frees_at_close(s->root_rd);
 	return io_fs_kind(s->root_rd, &s->fs);
 }
 
@@ -478,6 +479,16 @@ int io_store_lostfound(const struct io_store *s)
 const char *io_store_id(const struct io_store *s)
 {
 	return s->id;
+}
+
+bool io_store_frees_early(const struct io_store *s)
+{
+	return s->frees_early;
+}
+
+bool io_store_frees_at_close(const struct io_store *s)
+{
+	return s->frees_at_close;
 }
 
 enum io_fs_kind io_store_fs(const struct io_store *s)

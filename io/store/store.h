@@ -159,10 +159,14 @@ ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char
 /* as listxattr(2) */
 ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap);
 
-/* A descriptor (O_PATH) of a file about to be replaced or removed, to be kept until that is synced:
- * otherwise its blocks may be overwritten before (ext4, data=writeback), and after a power cut the
- * old name would have other bytes. -ENOENT: there is no such file, or this store does not need
- * it. */
+/* Blocks of a replaced or removed file may be overwritten before that is synced (ext4,
+ * data=writeback); after a power cut the old name would have other bytes. Then it must be kept open
+ * until that is synced. */
+bool io_store_frees_early(const struct io_store *s);
+/* An open file that loses its last name stays as it is until it is closed, which frees its blocks;
+ * false: it gets another name instead (FUSE, NFS), or this is not known. */
+bool io_store_frees_at_close(const struct io_store *s);
+/* A descriptor (O_PATH) of a file about to be replaced or removed. */
 int io_open_victim(struct io_store *s, int dirfd, const char *name);
 /* Names. Renames from tmp/, replacing an existing name atomically (rename(2)). */
 int io_publish(struct io_store *s, uint64_t vid, int dirfd, const char *name);

@@ -21,7 +21,10 @@
 #define FSYNC_EACH 4u
 #define ELIDE_MAX 8192u
 #define TOUCHED_MAX 8u
-#define VICTIMS_MAX 128u /* descriptors; more than these are synced first */
+/* descriptors; if they must be kept, more than these are synced first */
+#define VICTIMS_MAX 128u
+/* so many are kept only to be freed by another thread */
+#define VICTIMS_SPARED 16u
 #define RETRY_FIRST_NS 5000000000ull
 #define RETRY_MAX_NS 60000000000ull
 
@@ -31,9 +34,10 @@ struct batch {
 	uint64_t touched[TOUCHED_MAX]; /* directories; overflow: n_touched > max */
 	unsigned n_touched;
 	bool inodes; /* attributes changed: no directory's sync covers them */
-	/* descriptors of replaced and removed files: see io_open_victim */
+	/* descriptors of replaced and removed files: they must be kept (io_store_frees_early), or
+	 * the last close frees their blocks, which takes long and is left to trash.c */
 	int victims[VICTIMS_MAX];
-	unsigned n_victims;
+	unsigned n_victims, max_victims;
 	bool changed; /* something was to be done in the store */
 };
 
@@ -500,10 +504,19 @@ static bool ready(struct pend *p)
 	return p->state == PEND_READY || p->state == PEND_WRITTEN;
 }
 
+/* s->lock held */
+static unsigned max_victims(const struct staging *s)
+{
+	if (io_store_frees_early(s->o.store))
+		return VICTIMS_MAX;
+	return io_store_frees_at_close(s->o.store) && s->trash.n < VICTIMS_SPARED ? VICTIMS_SPARED
+										  : 0;
+}
+
 /* Takes the ready records at the head. s->lock held. */
 static void take_batch(struct staging *s, struct batch *b)
 {
-	*b = (struct batch){.first = s->order.pend};
+	*b = (struct batch){.first = s->order.pend, .max_victims = max_victims(s)};
 	for (struct pend *p = s->order.pend; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
 		if (b->n && ((p->dead_at && elide(p)) || hold_due(s, p)))
 			break;
@@ -523,17 +536,18 @@ static void drop_victims(struct staging *s, struct batch *b)
 /* dirfd/name is about to be replaced or removed; the old file is kept open until that is synced. */
 static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name)
 {
-	int err = b->n_victims == VICTIMS_MAX ? sync_all(s) : 0;
+	bool must = io_store_frees_early(s->o.store), full = b->n_victims == b->max_victims;
+	int err = must && full ? sync_all(s) : 0;
 
 	retain_before(s, dirfd, name);
-	if (err)
+	if (err || (full && !must))
 		return err;
-	if (b->n_victims == VICTIMS_MAX)
+	if (full)
 		drop_victims(s, b);
 	int fd = io_open_victim(s->o.store, dirfd, name);
 	if (fd >= 0)
 		b->victims[b->n_victims++] = fd;
-	return fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -EIO ? fd : 0;
+	return must && (fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -EIO) ? fd : 0;
 }
 
 static int sync_bytes(struct staging *s, struct batch *b)
@@ -881,7 +895,8 @@ static void run_batch(struct staging *s, struct batch *b)
 		atomic_store_explicit(&s->head->applied, p->r.seq, memory_order_release);
 	}
 	struct pend *stuck = err ? p : NULL;
-	int sync_rc = done || b->n_victims ? sync_names(s, b) : 0;
+	bool must_sync = b->n_victims && io_store_frees_early(s->o.store);
+	int sync_rc = done || must_sync ? sync_names(s, b) : 0;
 	sync_rc = sync_rc ? sync_again(s, b->first, sync_rc) : 0;
 	drop_victims(s, b);
 	if (sync_rc)

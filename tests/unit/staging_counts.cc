@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Who takes and leaves a staged file is counted under staging's lock. A count without it goes wrong in a race that a
-// test meets once in a while; so here somebody else has the lock, and the call must wait.
+// test meets once in a while; so here somebody else has the lock, and the call must wait. And which thread does what may
+// take long.
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -100,6 +101,43 @@ TEST_F(Counts, OfOpensAreChangedUnderTheLock)
 	expect(refs, 1);
 	must_wait("staged_unuse", [this] { staged_unuse(f); });
 	expect(refs, 0);
+}
+
+// The last close of a file without a name frees its blocks, which may take long: publishing does not wait for it.
+TEST(Freed, ReplacedAndRemovedFilesAreFreedByTheTrashThread)
+{
+	Ground ground;
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	if (!io_store_frees_at_close(s.store))
+		GTEST_SKIP() << "the store's filesystem may rename open files that lose their names";
+	auto save = [&](const std::string &text) {
+		uint64_t node = staging_new_id(s);
+		staged *f = create(s, node, {STAGING_ROOT_DIR, "f"}, 0);
+		ASSERT_NE(f, nullptr);
+		ASSERT_TRUE(write_all(f, text, 0));
+		ASSERT_EQ(staged_allocate(f), 0);
+		int64_t seq = seal(s, f, node, {{STAGING_ROOT_DIR, "f"}}, true);
+		ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+		staged_unref(f);
+	};
+	auto freed = [&](unsigned n) {
+		EXPECT_TRUE(until([&] { return shim_closes_of_thread() == n; }));
+		EXPECT_EQ(shim_closes_of_others(), 0u);
+	};
+	save("first");
+	shim_watch_closes("cairn-trash");
+	save("second");
+	freed(1);
+	rec r = {};
+	r.type = REC_UNLINK;
+	r.node2 = staging_new_id(s);
+	r.dir = STAGING_ROOT_DIR;
+	r.name = "f";
+	ASSERT_EQ(staging_log(s, &r), 0);
+	ASSERT_EQ(Durable(s, r.seq).wait(), 0);
+	freed(2);
+	shim_watch_closes(nullptr);
 }
 
 } // namespace

@@ -1,10 +1,49 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/unit/staging_shim.h"
 
+#include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "staging/internal.h"
+
+static const char *_Atomic closing_thread;
+static atomic_uint closes_of_thread, closes_of_others;
+
+void shim_watch_closes(const char *thread)
+{
+	atomic_store(&closes_of_thread, 0);
+	atomic_store(&closes_of_others, 0);
+	atomic_store(&closing_thread, thread);
+}
+
+unsigned shim_closes_of_others(void)
+{
+	return atomic_load(&closes_of_others);
+}
+
+unsigned shim_closes_of_thread(void)
+{
+	return atomic_load(&closes_of_thread);
+}
+
+int close(int fd)
+{
+	static int (*real)(int);
+	const char *thread = atomic_load(&closing_thread);
+	char name[16] = "";
+	struct stat st;
+
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "close");
+	if (thread && !fstat(fd, &st) && S_ISREG(st.st_mode) && !st.st_nlink) {
+		pthread_getname_np(pthread_self(), name, sizeof(name));
+		atomic_fetch_add(strcmp(name, thread) ? &closes_of_others : &closes_of_thread, 1);
+	}
+	return real(fd);
+}
 
 pthread_mutex_t *shim_staging_lock(struct staging *s)
 {

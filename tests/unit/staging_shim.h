@@ -20,6 +20,10 @@ struct shim_counts {
 /* That lock is held. */
 struct shim_counts shim_staged_counts(const struct staged *f);
 
+/* From here on, of closed descriptors of files without a name: whose thread's name is not `thread`. */
+void shim_watch_closes(const char *thread);
+unsigned shim_closes_of_others(void), shim_closes_of_thread(void);
+
 pthread_mutex_t *shim_pool_lock(struct staging *s);
 
 struct shim_pool {
