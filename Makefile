@@ -398,6 +398,14 @@ check-suites:
 	+$(Q)$(MAKE) all
 	$(Q)BUILD=$(abspath $(BUILD)) PJDFSTEST='$(PJDFSTEST)' XFSTESTS='$(XFSTESTS)' FSX='$(FSX)' tests/suites/run $(SUITES)
 
+# The documents' commands, typed in fresh Debians that debootstrap makes (root); DEBIAN="bookworm trixie".
+.PHONY: check-docs figures
+check-docs:
+	$(Q)tests/fresh/run $(DEBIAN)
+# The figures of the documents, from their text sources.
+figures:
+	$(Q)docs/figures/draw
+
 # Hours of a training loop, and what grows meanwhile: build/soak.csv, build/soak.svg.
 HOURS ?= 2
 .PHONY: soak
@@ -496,6 +504,8 @@ help:
 	'make check-suites pjdfstest, fsx, xfstests; PJDFSTEST=DIR XFSTESTS=DIR (docs/HACKING.md)' \
 	'make check-power  power cuts below the filesystem, in a guest; MINUTES=10 (root)' \
 	'make check-quota  user and project quotas on ext4 and xfs, in a guest' \
+	'make check-docs   the commands of README and INSTALL in fresh Debian 12 and 13 (root, debootstrap)' \
+	'make figures      draw the figures of the documents again' \
 	'make soak         HOURS=2 of a training loop with kills; build/soak.csv, build/soak.svg' \
 	'make check-power-seeded  do power cuts find builds that lack a sync?' \
 	'make fuzz-run     build the fuzzers and run each; FUZZ_SECONDS=60 (clang)' \
