@@ -48,13 +48,15 @@ struct staging_place {
 	int small;
 	int lock; /* flock, held while served */
 	bool is_private; /* own mounts (root) rather than a shared tmpfs */
+	int instead_of; /* -errno of the first place, if that could not be made; else 0 */
 	char path[512];
 };
 
 #define STAGING_ANY_NODE (-1)
 
-/* Finds or creates it: `dir` NULL = /run/cairnfs/<store_id> as root, else
- * $XDG_RUNTIME_DIR or /dev/shm. limit_bytes is the tmpfs size limit.
+/* Finds or creates it. `dir` NULL: what is at one of these places already is taken; if there is
+ * nothing, the first that can be made: /run/cairnfs/<store_id> (root), /dev/shm/cairnfs-<store_id>,
+ * $XDG_RUNTIME_DIR/cairnfs-<store_id>. limit_bytes is the tmpfs size limit.
  * -EWOULDBLOCK: served by another process; -EPERM/-EACCES: another owner's or open to
  * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
 int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
@@ -63,8 +65,10 @@ int staging_place_open(const char *dir, const char *store_id, uint64_t limit_byt
  * private. */
 int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 			  struct staging_place *out);
-/* The path of the place, which need not exist. */
+/* The path of the place that _open looks at first, which need not exist. */
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
+/* Whether it is the first of the places of _open with `dir` NULL. */
+bool staging_place_is_first(const struct staging_place *p);
 
 /* What is at the place of this store's staging. */
 struct staging_found {

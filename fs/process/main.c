@@ -206,6 +206,24 @@ static int look_at_place(struct fs *fs)
 	return err == -EXDEV && leave_to_original(fs, &l) ? 1 : 0;
 }
 
+static void notice_place(struct fs *fs)
+{
+	const char *at = fs->place.path, *first = staging_above(&fs->o);
+	char text[1024];
+
+	if (fs->place.instead_of)
+		snprintf(text, sizeof(text),
+			 "staging is in %s, because it cannot be in %s: %s; keep it until the next "
+			 "start",
+			 at, first, strerror(-fs->place.instead_of));
+	else
+		snprintf(text, sizeof(text),
+			 "staging is in %s, where it was already, not in %s; keep it until the "
+			 "next start",
+			 at, first);
+	fs_notice(fs, text);
+}
+
 static int open_place(struct fs *fs)
 {
 	char id[64];
@@ -223,6 +241,8 @@ static int open_place(struct fs *fs)
 		struct timespec t = {.tv_nsec = 100000000};
 		nanosleep(&t, NULL);
 	}
+	if (!err && !fs->o.staging_dir && !staging_place_is_first(&fs->place))
+		notice_place(fs);
 	return err ? explain_staging(&fs->o, err) : 0;
 }
 

@@ -213,7 +213,7 @@ static const struct option table[] = {
 	{"staging=", "SIZE",
 	 "memory for what is not durable yet (default: a quarter; K, M, G, T, %)", take_staging,
 	 TO(staging_bytes), 0},
-	{"staging_dir=", "DIR", "where staging is (default: /run/cairnfs)", take_dir,
+	{"staging_dir=", "DIR", "where staging is (default: /run/cairnfs, else /dev/shm)", take_dir,
 	 TO(staging_dir), 0},
 	{"pool=", "SIZE",
 	 "free staging memory held ready in the page pool (default: as staging; 0 = none)",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The place: private tmpfs mounts below /run/cairnfs/<store id>, which the next start finds
- * again after every process died. */
+ * The place: private tmpfs mounts below /run/cairnfs/<store id>, or a directory on a tmpfs of the
+ * system, which the next start finds again after every process died. */
 #include "staging/memory/memory.h"
 #include "staging/memory/pin.h"
 
@@ -114,7 +114,8 @@ static int open_sub(const struct staging_place *p, int up, const char *name, uin
 	return fd;
 }
 
-/* The parent directory of the place: a user who may rename its entries could replace the place. */
+/* The parent directory of the place: a user who may rename its entries could replace the place.
+ * /dev/shm is the system's; in a user namespace its owner has no number of its own. */
 static int open_root(const char *path, const char **name)
 {
 	struct stat st;
@@ -125,7 +126,8 @@ static int open_root(const char *path, const char **name)
 	int fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	bool ours = !fstat(fd, &st) && (st.st_uid == 0 || st.st_uid == geteuid()) &&
+	bool ours = !fstat(fd, &st) &&
+		    (st.st_uid == 0 || st.st_uid == geteuid() || !strcmp(root, "/dev/shm/")) &&
 		    (!(st.st_mode & 022) || (st.st_mode & S_ISVTX));
 	if (!ours)
 		close(fd);
@@ -140,36 +142,138 @@ static int take_lock(struct staging_place *p)
 	return flock(p->lock, LOCK_EX | LOCK_NB) ? -errno : 0;
 }
 
-static const char *root_of(const char *dir)
+/* ---- which place ---- */
+
+/* The i-th directory where staging may be if none is given, the best first; "" = there are no more.
+ * An ordinary user's $XDG_RUNTIME_DIR is a tenth of memory at most, by default. The last is where
+ * it is for most users, for a start without the variable. */
+static void root_of(unsigned i, char *buf, size_t cap)
 {
-	return dir ? dir : geteuid() == 0 ? RUN_DIR : "/dev/shm";
+	const char *xdg = getenv("XDG_RUNTIME_DIR");
+
+	i += geteuid() ? 1 : 0;
+	if (i > 1 && (!xdg || xdg[0] != '/'))
+		i++;
+	buf[0] = 0;
+	if (i == 0)
+		snprintf(buf, cap, RUN_DIR);
+	else if (i == 1)
+		snprintf(buf, cap, "/dev/shm");
+	else if (i == 2)
+		snprintf(buf, cap, "%s", xdg);
+	else if (i == 3)
+		snprintf(buf, cap, "/run/user/%u", (unsigned)geteuid());
+}
+
+static int place_in(const char *root, bool is_private, const char *prefix, const char *store_id,
+		    struct staging_place *p)
+{
+	size_t cap = sizeof(p->path) - 32; /* names of subdirectories follow it */
+	int n = snprintf(p->path, cap, "%s/%s%s", root, prefix, store_id);
+
+	p->is_private = is_private;
+	return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+}
+
+/* The i-th place. -ENOENT: there are no more. */
+static int place_of(unsigned i, const char *store_id, struct staging_place *p)
+{
+	char root[512];
+
+	root_of(i, root, sizeof(root));
+	bool is_run = !strcmp(root, RUN_DIR);
+	return root[0] ? place_in(root, is_run, is_run ? "" : "cairnfs-", store_id, p) : -ENOENT;
+}
+
+/* Whether something of ours is at the place: staging, or what is left of it. */
+static bool is_there(const struct staging_place *p)
+{
+	char root[sizeof(p->path)];
+	struct stat st, up;
+
+	if (lstat(p->path, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid())
+		return false;
+	snprintf(root, sizeof(root), "%.*s", (int)(strrchr(p->path, '/') - p->path), p->path);
+	/* a directory without a mount is left by a start that failed */
+	return !p->is_private || (!stat(root, &up) && up.st_dev != st.st_dev);
+}
+
+/* The place that is given, or the one that has something, or the first. */
+static int find_place(const char *dir, const char *store_id, struct staging_place *p)
+{
+	if (dir)
+		return place_in(dir, geteuid() == 0, "", store_id, p);
+	for (unsigned i = 0; !place_of(i, store_id, p); i++)
+		if (is_there(p))
+			return 0;
+	return place_of(0, store_id, p);
 }
 
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap)
 {
-	int n = snprintf(buf, cap, "%s/%s%s", root_of(dir), !dir && geteuid() ? "cairnfs-" : "",
-			 store_id);
-	return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+	struct staging_place p;
+	int err = find_place(dir, store_id, &p);
+	int n = err ? 0 : snprintf(buf, cap, "%s", p.path);
+	return err ? err : n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
 }
 
-static int choose_path(const char *dir, const char *store_id, struct staging_place *p)
+/* ---- opening it ---- */
+
+/* The directory above must be there, or be ours to make, and a tmpfs unless we mount one. */
+static int check_root(const struct staging_place *p)
 {
-	const char *root = root_of(dir);
+	char root[sizeof(p->path)];
 	struct statfs fs;
 
-	p->is_private = geteuid() == 0;
-	if (!dir && p->is_private) {
-		int err = make_dir(RUN_DIR);
-		if (err)
-			return err;
+	snprintf(root, sizeof(root), "%.*s", (int)(strrchr(p->path, '/') - p->path), p->path);
+	if (p->is_private)
+		return strcmp(root, RUN_DIR) ? 0 : make_dir(RUN_DIR);
+	if (statfs(root, &fs))
+		return -errno;
+	return fs.f_type == TMPFS_MAGIC ? 0 : -ENOTSUP;
+}
+
+static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
+{
+	const char *name = NULL;
+	int err = check_root(p);
+	int root = err ? err : open_root(p->path, &name);
+	if (root >= 0) {
+		p->base = open_sub(p, root, name, BASE_BYTES, "never", node);
+		err = p->base < 0 ? p->base : take_lock(p);
+		close(root);
+	} else {
+		err = root;
 	}
-	if (!p->is_private) {
-		if (statfs(root, &fs))
-			return -errno;
-		if (fs.f_type != TMPFS_MAGIC)
-			return -ENOTSUP;
+	if (!err) {
+		p->huge = open_sub(p, p->base, "huge", limit_bytes, "always", node);
+		err = p->huge < 0 ? p->huge : 0;
 	}
-	return staging_place_path(dir, store_id, p->path, sizeof(p->path) - 32);
+	if (!err) {
+		p->small = open_sub(p, p->base, "small", limit_bytes, "within_size", node);
+		err = p->small < 0 ? p->small : 0;
+	}
+	if (err)
+		staging_place_close(p);
+	return err;
+}
+
+/* The first place that can be made. Returns the first error if none can. */
+static int make_place(const char *store_id, int node, uint64_t limit_bytes, struct staging_place *p)
+{
+	int first = 0, err;
+
+	for (unsigned i = 0; !(err = place_of(i, store_id, p)); i++) {
+		err = open_place(p, node, limit_bytes);
+		if (!err || err == -EWOULDBLOCK)
+			break;
+		rmdir(p->path); /* both succeed only if they are empty */
+		if (p->is_private)
+			rmdir(RUN_DIR);
+		first = first ? first : err;
+	}
+	p->instead_of = first;
+	return err == -ENOENT && first ? first : err;
 }
 
 int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
@@ -182,30 +286,23 @@ int staging_place_open_on(int node, const char *dir, const char *store_id, uint6
 			  struct staging_place *out)
 {
 	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
-	const char *name = NULL;
-	int err = choose_path(dir, store_id, &p);
-	int root = err ? err : open_root(p.path, &name);
-	if (root >= 0) {
-		p.base = open_sub(&p, root, name, BASE_BYTES, "never", node);
-		err = p.base < 0 ? p.base : take_lock(&p);
-		close(root);
-	} else {
-		err = root;
-	}
-	if (!err) {
-		p.huge = open_sub(&p, p.base, "huge", limit_bytes, "always", node);
-		err = p.huge < 0 ? p.huge : 0;
-	}
-	if (!err) {
-		p.small = open_sub(&p, p.base, "small", limit_bytes, "within_size", node);
-		err = p.small < 0 ? p.small : 0;
-	}
-	if (err) {
-		staging_place_close(&p);
-		return err;
-	}
-	*out = p;
-	return 0;
+	int err = find_place(dir, store_id, &p);
+
+	if (!err)
+		err = dir || is_there(&p) ? open_place(&p, node, limit_bytes)
+					  : make_place(store_id, node, limit_bytes, &p);
+	if (!err)
+		*out = p;
+	return err;
+}
+
+bool staging_place_is_first(const struct staging_place *p)
+{
+	struct staging_place first;
+	const char *id = strrchr(p->path, '/') + 1;
+
+	return !place_of(0, strncmp(id, "cairnfs-", 8) ? id : id + 8, &first) &&
+	       !strcmp(first.path, p->path);
 }
 
 void staging_place_close(struct staging_place *p)

@@ -132,21 +132,6 @@ if [ "$(id -u)" = 0 ]; then
 		--regid 65534 --clear-groups "$cairnfs" "$TMP/not-his" "$TMP/his-mnt" -o $small
 fi
 
-# Root of a user namespace only: /run is not his, and the message names what he needs.
-if [ "$(id -u)" = 0 ]; then
-	install -d -o 65534 "$TMP/his-store"
-	mknod -m 666 "$TMP/dev/fuse" c 10 229
-	# shellcheck disable=SC2016
-	his_root=(unshare -m bash -c 'mount --bind "$0" /dev/fuse && exec setpriv --reuid 65534 --regid 65534 --clear-groups \
-		unshare -Urm "$@"' "$TMP/dev/fuse")
-	if "${his_root[@]}" test -w /dev/fuse 2>/dev/null; then
-		refused "a user's namespace" "/run/cairnfs.*-o staging_dir=" "${his_root[@]}" \
-			"$cairnfs" "$TMP/his-store" "$TMP/his-mnt" -o $small
-	else
-		note "a user namespace's root: not tried, none is to be had here"
-	fi
-fi
-
 # Usage: no arguments, help, version.
 for args in "" "$store" "$store $mnt extra"; do
 	rc=0
