@@ -393,7 +393,7 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	n->attr.size = r->size;
 	n->attr.atime = r->atime;
 	n->attr.mtime = r->mtime;
-	node_set_sino(fs, m, n->stored.ino, n->stored.birth);
+	node_set_store_ino(fs, m, n->stored.ino, n->stored.birth);
 	for (struct place *p = n->stored.places; p; p = p->next)
 		node_place_add(fs, m, p->seq, p->dir, p->name);
 	m->xattrs = n->xattrs;
@@ -433,11 +433,11 @@ static void apply_node(struct fs *fs, const struct rec *r)
 		n->pinned = true;
 		n->fork.to = r->fh;
 		if (r->node2)
-			node_set_sino(fs, n, r->node2, r->dir2);
+			node_set_store_ino(fs, n, r->node2, r->dir2);
 	}
 	/* identifies its file in the store before n loses its names: node_keep_version */
 	if (!r->dir && r->node2) {
-		node_set_sino(fs, n, r->node2, r->dir2);
+		node_set_store_ino(fs, n, r->node2, r->dir2);
 		n->stored.adopt = false;
 	}
 	struct node *dir = r->dir ? node_find(fs, r->dir) : NULL;

@@ -58,7 +58,7 @@ void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, c
 /* Something of n, or a name, changed: answers to earlier questions to the store are void. */
 void node_touch(struct fs *fs, struct node *n);
 void name_touch(struct fs *fs, uint64_t dir, const char *name);
-void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth);
+void node_set_store_ino(struct fs *fs, struct node *n, uint64_t store_ino, uint64_t store_birth);
 /* Closes a descriptor of a store file, without freeing its blocks under the lock. */
 void store_fd_close(struct fs *fs, int fd);
 /* once nobody can open or read n any more */

@@ -302,30 +302,37 @@ void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, c
 	*pp = p;
 }
 
-static void sino_remember(struct fs *fs, struct node *n)
+static void store_ino_add(struct fs *fs, struct node *n)
 {
-	n->sino_next = fs->tree.by_sino[n->stored.ino % 4096];
-	fs->tree.by_sino[n->stored.ino % 4096] = n;
+	struct node **first = &fs->tree.by_store_ino[n->stored.ino % 4096];
+
+	n->store_ino_next = *first;
+	*first = n;
 }
 
-void node_set_sino(struct fs *fs, struct node *n, uint64_t sino, uint64_t sbirth)
+static void store_ino_remove(struct fs *fs, struct node *n)
 {
-	n->stored.birth = sbirth;
-	if (n->stored.ino == sino)
+	struct node **pp = &fs->tree.by_store_ino[n->stored.ino % 4096];
+
+	while (*pp && *pp != n)
+		pp = &(*pp)->store_ino_next;
+	if (*pp)
+		*pp = n->store_ino_next;
+}
+
+void node_set_store_ino(struct fs *fs, struct node *n, uint64_t store_ino, uint64_t store_birth)
+{
+	n->stored.birth = store_birth;
+	if (n->stored.ino == store_ino)
 		return;
 	node_touch(fs, n);
 	for (struct dentry *d = n->names; d; d = d->name_next)
 		name_touch(fs, d->dir->id, d->name);
-	if (n->stored.ino) {
-		struct node **pp = &fs->tree.by_sino[n->stored.ino % 4096];
-		while (*pp && *pp != n)
-			pp = &(*pp)->sino_next;
-		if (*pp)
-			*pp = n->sino_next;
-	}
-	n->stored.ino = sino;
-	if (sino)
-		sino_remember(fs, n);
+	if (n->stored.ino)
+		store_ino_remove(fs, n);
+	n->stored.ino = store_ino;
+	if (store_ino)
+		store_ino_add(fs, n);
 }
 
 /* ---- creating and freeing nodes ---- */
@@ -346,13 +353,8 @@ static void node_free(struct fs *fs, struct node *n)
 	while (*pp != n)
 		pp = &(*pp)->hash_next;
 	*pp = n->hash_next;
-	if (n->stored.ino) {
-		pp = &fs->tree.by_sino[n->stored.ino % 4096];
-		while (*pp && *pp != n)
-			pp = &(*pp)->sino_next;
-		if (*pp)
-			*pp = n->sino_next;
-	}
+	if (n->stored.ino)
+		store_ino_remove(fs, n);
 	for (struct place *p = n->stored.places, *next; p; p = next) {
 		next = p->next;
 		free(p);

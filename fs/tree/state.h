@@ -24,7 +24,7 @@ struct tree {
 	pthread_cond_t busy_cond;
 	struct node *nodes[NODE_BUCKETS];
 	struct dentry *dentries[NODE_BUCKETS];
-	struct node *by_sino[4096]; /* store files with several names */
+	struct node *by_store_ino[4096]; /* store files with several names */
 	struct handle *handles[4096];
 	/* queued for node_gc(); the rest of those it looks at now */
 	struct node *zombies, *looked_at;

@@ -290,7 +290,8 @@ static int find_linked(struct fs *fs, const struct born *b, struct node **out)
 {
 	struct born now;
 	*out = NULL;
-	for (struct node *n = fs->tree.by_sino[b->st.st_ino % 4096]; n; n = n->sino_next) {
+	for (struct node *n = fs->tree.by_store_ino[b->st.st_ino % 4096]; n;
+	     n = n->store_ino_next) {
 		if (!is_seen(n, b) || n->stored.adopt || !n->names || S_ISDIR(n->attr.mode))
 			continue; /* its stored inode is the previous version's */
 		uint64_t applied;
@@ -319,7 +320,7 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 		remember_attr(n, st);
 		n->attr.nlink = st->st_nlink;
 		n->version.sealed = true;
-		node_set_sino(fs, n, st->st_ino, b->birth);
+		node_set_store_ino(fs, n, st->st_ino, b->birth);
 		if (!S_ISDIR(st->st_mode))
 			node_place_add(fs, n, 0, dir->id, name);
 	}
@@ -389,7 +390,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		    (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
 		    (!d->node->stored.ino || d->node->stored.adopt || is_seen(d->node, b));
 	if (same) {
-		node_set_sino(fs, d->node, b->st.st_ino, b->birth);
+		node_set_store_ino(fs, d->node, b->st.st_ino, b->birth);
 		d->node->stored.adopt = false;
 		drop_outdated(fs, d->node, &seen);
 		*out = d->node;

@@ -135,7 +135,7 @@ struct node_fork {
 };
 
 struct node {
-	struct node *hash_next, *sino_next, *zombie_next;
+	struct node *hash_next, *store_ino_next, *zombie_next;
 	uint64_t id, ino;
 	uint64_t nlookup;
 	bool pinned; /* restored after a restart: the kernel's count is not known */
