@@ -260,7 +260,7 @@ $(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/te
 $(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)
 	$(call link_cxx,$(LIBFORMATS))
 
-# A test that is named after a room (io_*, staging_*, formats_*) links that room and what is
+# A test that is named after a module (io_*, staging_*, formats_*) links that module and what is
 # below it only.
 define test_rules
 $(BUILD)/tests/$(1)_io_%: $(BUILD)/obj/tests/$(1)/io_%.o $(LIBIO)

@@ -201,19 +201,19 @@ struct staged_base {
 	bool counted; /* as a clone */
 };
 
-/* Space that it may take in the store; room.c. */
-struct staged_room {
+/* Space that it may take in the store; space.c. */
+struct staged_space {
 	uid_t uid; /* owner of its blocks, if `owned` */
 	gid_t gid;
 	bool owned;
 	/* the store is nearly full: each write first allocates its blocks */
 	bool checked;
 	bool failed; /* its last close had no space: it is served first */
-	/* bytes of the store it may still need; of s->room.claims */
+	/* bytes of the store it may still need; of s->space.claims */
 	uint64_t claim;
 };
 
-/* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, room.c. */
+/* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, space.c. */
 struct staged_io {
 	/* all below and moved.under, one thread at a time; before s->lock */
 	pthread_mutex_t lock;
@@ -225,7 +225,7 @@ struct staged_io {
 	bool tmp_direct;
 	uint64_t tmp_size; /* size for which blocks were allocated */
 	uint64_t promised; /* or bytes of the reserve, for a small one */
-	uint64_t held_from, held_to; /* range for which room_for_write allocated blocks */
+	uint64_t held_from, held_to; /* range for which space_for_write allocated blocks */
 	uint64_t torn_at; /* offset at which a write failed */
 };
 
@@ -257,7 +257,7 @@ struct staged {
 	struct staged_moved moved;
 	struct staged_sealed sealed;
 	struct staged_base base;
-	struct staged_room room;
+	struct staged_space space;
 	struct staged_io io;
 };
 
@@ -324,11 +324,11 @@ struct reserve {
 	pthread_mutex_t take_lock; /* changes of bytes and left; taken after the other */
 };
 
-/* Free space in the store; room.c. */
-struct room {
+/* Free space in the store; space.c. */
+struct space {
 	_Atomic uint64_t free, seen_ns; /* without a lock */
 	uint64_t claims; /* of all that is open in the fast lane */
-	bool came; /* a removal is durable */
+	bool freed; /* a removal is durable */
 };
 
 struct trash_file {
@@ -482,7 +482,7 @@ struct staging {
 
 	pthread_mutex_t lock; /* everything below */
 	struct memory memory;
-	struct room room;
+	struct space space;
 	struct trash trash;
 	struct log log;
 	struct order order;
@@ -497,7 +497,7 @@ struct staging {
 	struct sleeper watch;
 	struct sleeper ahead;
 	uint64_t ahead_busy_ns; /* when a file last grew or was opened */
-	pthread_cond_t done_cond; /* drain, room */
+	pthread_cond_t done_cond; /* drain, space */
 	pthread_t watcher, aheader;
 	bool started, stop;
 	struct staging_stats st; /* only the counters */

@@ -263,7 +263,7 @@ uint64_t staging_new_id(struct staging *s); /* ids.h */
 
 /* False: the store is so full that a new name might not find a block. Callers then
  * refuse it with ENOSPC, so that what was accepted can be published. */
-bool staging_room_for_names(struct staging *s);
+bool staging_space_for_names(struct staging *s);
 
 /* ---- log ----------------------------------------------------------------- */
 
@@ -284,7 +284,7 @@ bool staging_rotate_due(struct staging *s); /* only while nothing is pending */
 bool staging_log_full(struct staging *s);
 /* Waits until nothing is pending, so that a rotation can be made, or until the log is short enough.
  * No lock held. */
-void staging_log_room(struct staging *s);
+void staging_log_space(struct staging *s);
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
 int staging_emit(struct staging *s, const struct rec *r);
 
@@ -335,7 +335,7 @@ struct staged_info {
 #define STAGED_SIZE_UNKNOWN UINT64_MAX
 
 /* Creates an empty staged file for node, or a spilled one if the budget has no
- * room for `expected` bytes. The reference is the caller's. */
+ * space for `expected` bytes. The reference is the caller's. */
 int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct staged **out);
 /* For f, new, whose size is known and large: allocates all of its memory, so that it is charged to
  * this process's memory cgroup and not to the writer's. Takes milliseconds a GiB where the page
@@ -351,12 +351,12 @@ struct staged_owner {
 };
 int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 		     const struct staged_owner *who, struct staged **out);
-/* The store may not have room for all that may be written to f: its bytes must come through the
+/* The store may not have space for all that may be written to f: its bytes must come through the
  * daemon, by staged_write(), which returns ENOSPC in time. */
 bool staged_checked(struct staged *f);
 /* f, closed, is about to be written again: would it be checked? If so, and it is not a backing
  * file, it becomes checked. */
-bool staged_check_room(struct staged *f);
+bool staged_check_space(struct staged *f);
 /* Recovers the staged file that a record names. */
 int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
 /* A copy of src's bytes (or of the store file fd when src is NULL). Blocks. */
@@ -380,15 +380,15 @@ void staged_unuse(struct staged *f);
 /* A new O_RDWR descriptor; the caller closes it (a seal waits for that). */
 int staged_open_rw(struct staged *f);
 /* The kernel has or had f's file as a passthrough backing file: readers and mappings may keep it,
- * so relay writes that find no room exceed the budget instead of spilling. A buffer's memory then
+ * so relay writes that find no space exceed the budget instead of spilling. A buffer's memory then
  * stays the file's. Not 0: this could not be logged, and the file must not become a backing
  * file. */
 int staged_set_backing(struct staged *f);
 /* As futimens. -ENODATA: evicted; the times are recorded all the same. */
 int staged_set_times(struct staged *f, const struct timespec ts[2]);
 
-/* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while the store has room,
- * unless f is a backing file. -ENOSPC, -EDQUOT: the store has no room for it, and f's close will
+/* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while the store has space,
+ * unless f is a backing file. -ENOSPC, -EDQUOT: the store has no space for it, and f's close will
  * fail unless these bytes are written later. -EFBIG, also of _resize and _fallocate: longer than a
  * file of the store can be. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
@@ -461,12 +461,12 @@ int staged_wait_persisted(struct staged *f);
 void staged_nameless(struct staged *f);
 /* Its writers closed without a change: back to the state before. -EBUSY as staging_seal. */
 int staged_unchanged(struct staged *f);
-/* Marks a close that could not be accepted (no room). name is for people. */
+/* Marks a close that could not be accepted (no space). name is for people. */
 void staged_fail(struct staged *f, int err, const char *name);
 /* f was never closed, and its writer is gone: failed (EOWNERDEAD), never retried. */
 void staged_orphan(struct staged *f);
 /* Did a removal free space since the last call? */
-bool staging_room_came(struct staging *s);
+bool staging_space_freed(struct staging *s);
 
 /* ---- buffers: staged files on loan to a client, see buffer.c ---- */
 
@@ -482,7 +482,7 @@ struct buffer_info {
 };
 
 /* A file of size bytes with all memory allocated. The reference is the caller's. -ENOSPC: the
- * budget has no room, or buffers would take too much of it; -EMFILE: too many buffers. Blocks. */
+ * budget has no space, or buffers would take too much of it; -EMFILE: too many buffers. Blocks. */
 int buffer_create(struct staging *s, uint64_t size, struct buffer **out);
 /* -ENOENT: ended */
 int buffer_recover(struct staging *s, uint64_t id, bool kept, struct buffer **out);
@@ -560,7 +560,7 @@ struct staging_stats_dedup { /* since the start */
 };
 struct staging_stats_recovered {
 	uint64_t records, versions, lost_found;
-	uint64_t kept; /* files for lost+found that found no room there yet */
+	uint64_t kept; /* files for lost+found that found no space there yet */
 };
 struct staging_stats {
 	uint64_t budget, used, pool, pool_target;

@@ -178,7 +178,7 @@ static int read_storage(struct reader *r, const struct pickle_node *root)
 		return bad(r, root, "Metadata without storage_data: %s", pickle_kind_name(d));
 	n = d->u.seq.n / 2;
 	r->v = calloc(n ? n : 1, sizeof(*r->v));
-	err = r->v ? fmt_table_room(&r->stored, n) : -ENOMEM;
+	err = r->v ? fmt_table_grow(&r->stored, n) : -ENOMEM;
 	if (err)
 		return fmt_fail(r->e, err, FMT_NOWHERE, "no memory");
 	for (uint32_t i = 0; !err && i < n; i++)
@@ -275,7 +275,7 @@ static bool is_path(const void *ctx, uint32_t pair)
 
 static int fill_paths(struct reader *r)
 {
-	int err = fmt_table_room(&r->paths, r->path->n / 2);
+	int err = fmt_table_grow(&r->paths, r->path->n / 2);
 
 	for (uint32_t i = 0; !err && i < r->path->n / 2; i++) {
 		const struct pickle_node *key = r->path->v[2 * i];

@@ -291,7 +291,7 @@ uint64_t json_u64(const struct json_doc *d, int v); /* 0 if it is not a number *
 double json_double(const struct json_doc *d, int v);
 bool json_bool(const struct json_doc *d, int v);
 /* The buffer size that a string needs at most, including NUL; 0 if it is not a string. */
-size_t json_string_room(const struct json_doc *d, int v);
+size_t json_string_size(const struct json_doc *d, int v);
 /* Writes the string as UTF-8 with a NUL; returns its length, or -EINVAL: not a string, or an
  * unpaired surrogate. The string may contain NULs. */
 ssize_t json_string_copy(const struct json_doc *d, int v, char *buf);
@@ -485,9 +485,9 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64]);
 /* The mark of a shard whose version replaced another while its committing file existed: that file's
  * mtime, and the checksum of the version it committed, "SECONDS.NANOSECONDS [CHECKSUM]". */
 #define CKPT_OVER_KEY "user.cairn.over"
-#define CKPT_OVER_ROOM 96
+#define CKPT_OVER_BYTES 96
 /* its length */
-int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM]);
+int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES]);
 /* False: not a mark, or the shard has the committed bytes again: `sum` is its own checksum. */
 bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 /* `.metadata`, or, if there is none, `__{rank}.metadata`. */

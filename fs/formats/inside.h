@@ -76,10 +76,10 @@ void fmt_table_free(struct fmt_table *t);
 /* A hash is valid for this table only. mix() adds a number to a hash. */
 uint64_t fmt_table_hash(const struct fmt_table *t, const char *p, size_t n);
 uint64_t fmt_table_mix(const struct fmt_table *t, uint64_t hash, uint64_t x);
-/* Makes room for that many more. 0, -E2BIG, -ENOMEM. */
-int fmt_table_room(struct fmt_table *t, size_t more);
+/* Grows t by that many places. 0, -E2BIG, -ENOMEM. */
+int fmt_table_grow(struct fmt_table *t, size_t more);
 /* The slot of an entry with that hash for which `same` returns true, or the free one for it. Only
- * after fmt_table_room(). */
+ * after fmt_table_grow(). */
 struct fmt_slot *fmt_table_slot(const struct fmt_table *t, uint64_t hash,
 				bool (*same)(const void *ctx, uint32_t index), const void *ctx);
 void fmt_table_put(struct fmt_table *t, struct fmt_slot *s, uint64_t hash, uint32_t index);

@@ -549,7 +549,7 @@ static ssize_t decode(const struct json_doc *d, int v, bool raw, char *out)
 	return o - out;
 }
 
-size_t json_string_room(const struct json_doc *d, int v)
+size_t json_string_size(const struct json_doc *d, int v)
 {
 	const struct value *x = get(d, v);
 
@@ -563,8 +563,8 @@ ssize_t json_string_copy(const struct json_doc *d, int v, char *buf)
 
 char *json_bytes(const struct json_doc *d, int v)
 {
-	size_t room = json_string_room(d, v);
-	char *out = room ? malloc(room) : NULL;
+	size_t size = json_string_size(d, v);
+	char *out = size ? malloc(size) : NULL;
 	ssize_t n = out ? decode(d, v, true, out) : -1;
 
 	if (n < 0 || strlen(out) != (size_t)n) { /* a path cannot contain a NUL */

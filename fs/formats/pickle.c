@@ -85,7 +85,7 @@ static inline int take_number(struct machine *m, unsigned size, uint64_t *out)
 
 /* ---- stack ------------------------------------------------------------------------ */
 
-/* Returns v with room for `need` elements; NULL: see the arena's err, v is unchanged. */
+/* Returns v with space for `need` elements; NULL: see the arena's err, v is unchanged. */
 static void *grown(struct machine *m, void *v, size_t *cap, size_t need, size_t size)
 {
 	size_t more = *cap ? *cap * 2 : 64;
@@ -109,7 +109,7 @@ static void *grown(struct machine *m, void *v, size_t *cap, size_t need, size_t 
 	return p;
 }
 
-static int make_room(struct machine *m)
+static int make_space(struct machine *m)
 {
 	struct pickle_node **v = grown(m, m->stack, &m->cap, m->n + 1, sizeof(*v));
 
@@ -124,7 +124,7 @@ static inline int push(struct machine *m, struct pickle_node *n)
 	if (!n)
 		return out_of_memory(m);
 	if (m->n == m->cap) {
-		int err = make_room(m);
+		int err = make_space(m);
 
 		if (err)
 			return err;
@@ -564,7 +564,7 @@ static int op_dup(struct machine *m)
 	return above(m) ? push(m, m->stack[m->n - 1]) : underflow(m);
 }
 
-static int memo_room(struct machine *m, uint64_t i)
+static int memo_space(struct machine *m, uint64_t i)
 {
 	struct pickle_node **v;
 
@@ -583,7 +583,7 @@ static inline int memo_put(struct machine *m, uint64_t i)
 
 	if (!above(m))
 		return underflow(m);
-	err = i < m->cap_memo ? 0 : memo_room(m, i);
+	err = i < m->cap_memo ? 0 : memo_space(m, i);
 	if (err)
 		return err;
 	while (m->end_memo <= i)

@@ -132,9 +132,9 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64])
 	return buf;
 }
 
-int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_ROOM])
+int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES])
 {
-	return snprintf(buf, CKPT_OVER_ROOM, "%lld.%09ld%s%.48s", (long long)t.tv_sec, t.tv_nsec,
+	return snprintf(buf, CKPT_OVER_BYTES, "%lld.%09ld%s%.48s", (long long)t.tv_sec, t.tv_nsec,
 			*sum ? " " : "", sum);
 }
 

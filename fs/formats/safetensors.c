@@ -43,11 +43,11 @@ static int no_arena(struct reader *r)
 /* A string, copied to the set's arena; it must not contain a NUL. */
 static int text_of(struct reader *r, int v, const char **out, size_t *len)
 {
-	size_t room = json_string_room(r->doc, v);
-	char *buf = room ? arena_get(fmt_set_arena(r->set), room) : NULL;
+	size_t size = json_string_size(r->doc, v);
+	char *buf = size ? arena_get(fmt_set_arena(r->set), size) : NULL;
 	ssize_t n;
 
-	if (!room)
+	if (!size)
 		return bad(r, v, "not a string");
 	if (!buf)
 		return no_arena(r);

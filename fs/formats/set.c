@@ -77,8 +77,8 @@ int fmt_set_string(struct fmt_set *s, const char *p, size_t n, const char **out,
 	return *out ? 0 : no_memory(e, s->inside->arena.err);
 }
 
-/* Returns v with room for one more; NULL: no memory. */
-static void *room(void *v, size_t n, size_t *cap, size_t size)
+/* Returns v with a free element at its end; NULL: no memory. */
+static void *grow(void *v, size_t n, size_t *cap, size_t size)
 {
 	size_t more = *cap ? *cap * 2 : 1;
 
@@ -136,14 +136,14 @@ int64_t fmt_set_file(struct fmt_set *s, const char *name, size_t len, struct fmt
 	if (!fmt_stays_below(name, len))
 		return fmt_fail(e, -EBADMSG, FMT_NOWHERE, "a file outside the checkpoint: %.*s",
 				(int)(len < 100 ? len : 100), name);
-	err = fmt_table_room(t, 1);
+	err = fmt_table_grow(t, 1);
 	if (err)
 		return no_memory(e, err);
 	hash = fmt_table_hash(t, name, len);
 	slot = fmt_table_slot(t, hash, same_file, &k);
 	if (slot->index)
 		return slot->index - 1;
-	v = room(s->file, s->n_files, &s->inside->cap_files, sizeof(*v));
+	v = grow(s->file, s->n_files, &s->inside->cap_files, sizeof(*v));
 	if (!v)
 		return no_memory(e, -ENOMEM);
 	s->file = v;
@@ -221,10 +221,10 @@ int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 	struct fmt_tensor t = {.ndim = ndim}, *v;
 	int err;
 
-	err = fmt_table_room(table, 1);
+	err = fmt_table_grow(table, 1);
 	if (err)
 		return no_memory(e, err);
-	v = room(s->tensor, s->n_tensors, &s->inside->cap_tensors, sizeof(*v));
+	v = grow(s->tensor, s->n_tensors, &s->inside->cap_tensors, sizeof(*v));
 	if (!v)
 		return no_memory(e, -ENOMEM);
 	s->tensor = v;
@@ -247,7 +247,7 @@ int fmt_set_add(struct fmt_set *s, const char *name, size_t len, unsigned ndim,
 
 int fmt_set_piece(struct fmt_tensor *t, const struct fmt_piece *p, struct fmt_error *e)
 {
-	struct fmt_piece *v = room(t->piece, t->n_pieces, &t->cap_pieces, sizeof(*v));
+	struct fmt_piece *v = grow(t->piece, t->n_pieces, &t->cap_pieces, sizeof(*v));
 
 	if (!v)
 		return no_memory(e, -ENOMEM);
@@ -267,7 +267,7 @@ int fmt_set_blob(struct fmt_set *s, const char *name, size_t len, uint32_t file,
 
 	if (err)
 		return err;
-	v = room(s->blob, s->n_blobs, &s->inside->cap_blobs, sizeof(*v));
+	v = grow(s->blob, s->n_blobs, &s->inside->cap_blobs, sizeof(*v));
 	if (!v)
 		return no_memory(e, -ENOMEM);
 	s->blob = v;

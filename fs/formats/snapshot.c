@@ -15,7 +15,7 @@ struct reader {
 	struct json_doc *doc;
 	struct fmt_error *e;
 	char *text; /* buffer for one string at a time */
-	size_t room;
+	size_t size;
 	const char *name; /* of the current entry; owned by the set */
 };
 
@@ -43,18 +43,18 @@ static int no_arena(struct reader *r)
 /* Copies a string to r->text. */
 static int text_of(struct reader *r, int v, size_t *len)
 {
-	size_t room = json_string_room(r->doc, v);
+	size_t size = json_string_size(r->doc, v);
 	ssize_t n;
 
-	if (room > r->room) {
-		char *more = realloc(r->text, room);
+	if (size > r->size) {
+		char *more = realloc(r->text, size);
 
 		if (!more)
 			return fmt_fail(r->e, -ENOMEM, FMT_NOWHERE, "no memory");
 		r->text = more;
-		r->room = room;
+		r->size = size;
 	}
-	n = room ? json_string_copy(r->doc, v, r->text) : -EINVAL;
+	n = size ? json_string_copy(r->doc, v, r->text) : -EINVAL;
 	if (n < 0 || memchr(r->text, '\0', (size_t)n))
 		return bad(r, v, "%.100s: not a usable string", r->name ? r->name : "manifest");
 	*len = (size_t)n;
@@ -65,7 +65,7 @@ static bool is_text(struct reader *r, int v, const char *want)
 {
 	size_t len;
 
-	return json_is_string(r->doc, v) && json_string_room(r->doc, v) < 64 &&
+	return json_is_string(r->doc, v) && json_string_size(r->doc, v) < 64 &&
 	       !text_of(r, v, &len) && !strcmp(r->text, want);
 }
 

@@ -63,7 +63,7 @@ struct fmt_slot *fmt_table_slot(const struct fmt_table *t, uint64_t hash,
 	}
 }
 
-int fmt_table_room(struct fmt_table *t, size_t more)
+int fmt_table_grow(struct fmt_table *t, size_t more)
 {
 	struct fmt_slot *v;
 	size_t cap = t->cap ? t->cap : 64;

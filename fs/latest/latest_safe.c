@@ -79,7 +79,7 @@ static int mark_error(ssize_t len)
 
 static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 {
-	char buf[64], text[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM];
+	char buf[64], text[CKPT_OVER_BYTES], sum[CKPT_OVER_BYTES];
 	if (!ckpt_commit_of(n->name, 0, buf))
 		return 0;
 	ssize_t len = io_get_xattr(fs->store, fd, n->name, CKPT_OVER_KEY, text, sizeof(text) - 1);

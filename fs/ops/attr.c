@@ -250,7 +250,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t id, struct stat *a, int set, struct f
 		session_may_block(fs);
 		payer_look(fs, req);
 	}
-	log_room(fs);
+	log_space(fs);
 	release_barrier(fs);
 	ask_begin();
 	do {

@@ -80,7 +80,7 @@ static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct
 	struct node *n;
 
 	session_may_block(fs);
-	log_room(fs);
+	log_space(fs);
 	release_barrier(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	if (answered_open(req, fs, fi, true)) {

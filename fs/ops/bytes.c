@@ -93,7 +93,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	fuse_reply_buf(req, buf, (size_t)n);
 }
 
-/* A write that waits for removals to make room, with its bytes. */
+/* A write that waits for removals to make space, with its bytes. */
 struct late_write {
 	fuse_req_t req;
 	struct fs *fs;

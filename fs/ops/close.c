@@ -19,8 +19,8 @@ struct flush {
 	bool changed;
 };
 
-/* Answers the close: the store has room for what was written (err 0), or not. */
-static void flush_end(struct flush f, int room)
+/* Answers the close: the store has space for what was written (err 0), or not. */
+static void flush_end(struct flush f, int space)
 {
 	struct fs *fs = f.fs;
 	int err;
@@ -30,10 +30,10 @@ static void flush_end(struct flush f, int room)
 	do {
 		TREE_SCOPE(fs);
 		struct handle *h = handle_find(fs, f.fh);
-		err = room;
+		err = space;
 		if (h)
-			h->node->version.close_error = room;
-		if (h && !room && f.changed && h->node->sf && h->node->names)
+			h->node->version.close_error = space;
+		if (h && !space && f.changed && h->node->sf && h->node->names)
 			err = fs_flushed(fs, h->node);
 	} while (ask_store(fs, err));
 	fuse_reply_err(f.req, -err);
@@ -162,7 +162,7 @@ static void sync_done(void *ctx, int err)
 	free(w);
 }
 
-/* The bytes have their room, or need none, unless err is an error.
+/* The bytes have their space, or need none, unless err is an error.
  *
  * With fsync=staged the caller does not wait, so writers (through passthrough or a mapping) may
  * change the bytes before they are persisted; so no version is made of them. They are staged, which
@@ -223,7 +223,7 @@ void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write
 	*w = (struct sync_wait){
 		.req = req, .fs = fs, .n = n, .written = written, .is_write = is_write};
 	if (fs->o.fsync_staged)
-		log_room(fs);
+		log_space(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	if (n->sf && n->names) {
 		struct staged_info i;

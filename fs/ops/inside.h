@@ -15,7 +15,7 @@ int node_written(fuse_req_t req, struct fs *fs, struct node *n);
 void attrs_changed(struct fs *fs, uint64_t id);
 /* payer.c: sets current.tight. No lock held. */
 void payer_look(struct fs *fs, fuse_req_t req);
-/* open.c: a file that was made, and cannot be opened or has no room, is removed again. */
+/* open.c: a file that was made, and cannot be opened or has no space, is removed again. */
 void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name);
 /* Makes a handle and answers; with the entry too if create. */
 int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_info *fi,

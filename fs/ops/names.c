@@ -85,7 +85,7 @@ static int try_make(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t par
 	if (answered_entry(req, fs))
 		return 0;
 	int err = find_dir(fs, parent, &dir);
-	if (!err && !staging_room_for_names(fs->s))
+	if (!err && !staging_space_for_names(fs->s))
 		err = -ENOSPC;
 	if (!err)
 		err = tree_lookup(fs, dir, name, &old, NULL);
@@ -159,7 +159,7 @@ static int try_make_file(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_
 		return err;
 	n = node_find(fs, r->node);
 	err = node_seal_closed(fs, n);
-	if (err) { /* no room */
+	if (err) { /* no space */
 		unmake(fs, n, parent, name);
 		return err;
 	}

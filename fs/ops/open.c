@@ -266,7 +266,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		err = open_handle(req, fs, n, fi, false);
 	if (err && made)
 		node_take_back(fs, n, *was);
-	/* O_RDONLY|O_TRUNC made a version without a writer; without room its state becomes
+	/* O_RDONLY|O_TRUNC made a version without a writer; without space its state becomes
 	 * failed */
 	if (!err && trunc && !write && !n->buf)
 		node_seal_closed(fs, n);
@@ -300,7 +300,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	int err;
 
 	if (fi->flags & O_TRUNC || (fi->flags & O_ACCMODE) != O_RDONLY) {
-		log_room(fs);
+		log_space(fs);
 		payer_look(fs, req);
 	}
 	release_barrier(fs);
@@ -320,7 +320,7 @@ void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 }
 
 /* A create makes the staged file of its new name without the lock: allocating the memory of a large
- * one takes milliseconds a GiB, and one that finds no room is made in the store. */
+ * one takes milliseconds a GiB, and one that finds no space is made in the store. */
 struct creating {
 	uint64_t id, size;
 	struct staged_owner who;
@@ -472,7 +472,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 {
 	struct fs *fs = req_fs(req);
 
-	log_room(fs);
+	log_space(fs);
 	payer_look(fs, req);
 	release_barrier(fs);
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);

@@ -24,20 +24,20 @@
 
 struct seen {
 	pid_t pid;
-	uint64_t when_ns, room;
+	uint64_t when_ns, space;
 };
 
 static struct seen seen[SLOTS];
 static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static bool recall(pid_t pid, uint64_t now, uint64_t *room)
+static bool recall(pid_t pid, uint64_t now, uint64_t *space)
 {
 	pthread_mutex_lock(&seen_lock);
 	struct seen s = seen[(unsigned)pid % SLOTS];
 	pthread_mutex_unlock(&seen_lock);
-	*room = s.room;
+	*space = s.space;
 	return s.pid == pid &&
-	       now - s.when_ns < (s.room == UINT64_MAX ? AGE_NO_LIMIT_NS : AGE_LIMIT_NS);
+	       now - s.when_ns < (s.space == UINT64_MAX ? AGE_NO_LIMIT_NS : AGE_LIMIT_NS);
 }
 
 static size_t read_cgroup(const char *path, char *buf, size_t cap)
@@ -62,20 +62,20 @@ static bool is_ours(const char *path)
 void payer_look(struct fs *fs, fuse_req_t req)
 {
 	pid_t pid = fuse_req_ctx(req)->pid; /* 0: not in our pid namespace */
-	uint64_t now = monotonic_ns(), room;
+	uint64_t now = monotonic_ns(), space;
 	char path[64];
 
 	if (!atomic_load(&fs->lanes.passthrough))
 		return;
-	if (!recall(pid, now, &room)) {
+	if (!recall(pid, now, &space)) {
 		snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
-		room = pin_cgroup_room(NULL, path);
-		if (room < TIGHT && is_ours(path))
-			room = UINT64_MAX;
+		space = pin_cgroup_space(NULL, path);
+		if (space < TIGHT && is_ours(path))
+			space = UINT64_MAX;
 		pthread_mutex_lock(&seen_lock);
 		seen[(unsigned)pid % SLOTS] =
-			(struct seen){.pid = pid, .when_ns = now, .room = room};
+			(struct seen){.pid = pid, .when_ns = now, .space = space};
 		pthread_mutex_unlock(&seen_lock);
 	}
-	current.tight = room < TIGHT;
+	current.tight = space < TIGHT;
 }

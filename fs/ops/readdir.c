@@ -272,9 +272,9 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 	return ino;
 }
 
-/* Lock held. 0: *room tells whether it fitted. ASK_AGAIN. */
+/* Lock held. 0: *fits tells whether it did. ASK_AGAIN. */
 static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct entry *e,
-			 bool *room)
+			 bool *fits)
 {
 	struct stat st = {.st_ino = e->ino, .st_mode = e->mode};
 	struct node *n = NULL, *dir = node_find(fs, id);
@@ -288,15 +288,15 @@ static int try_put_known(struct fs *fs, struct out *o, uint64_t id, const struct
 		return 0; /* removed meanwhile */
 	if (err)
 		n = NULL; /* list the name alone: a lookup will return the error */
-	*room = put(o, e->name, n, &st, e->hash);
-	if (n && *room)
+	*fits = put(o, e->name, n, &st, e->hash);
+	if (n && *fits)
 		n->nlookup++;
 	return 0;
 }
 
 static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct entry *e)
 {
-	bool room = true;
+	bool fits = true;
 	int err;
 
 	if (!o->plus) {
@@ -306,9 +306,9 @@ static bool put_entry(struct fs *fs, struct out *o, uint64_t dir, const struct e
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		err = try_put_known(fs, o, dir, e, &room);
+		err = try_put_known(fs, o, dir, e, &fits);
 	} while (ask_store(fs, err));
-	return room;
+	return fits;
 }
 
 /* *dot: attributes for "." and "..". */

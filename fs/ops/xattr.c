@@ -201,14 +201,14 @@ void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 		fuse_reply_err(req, -err);
 }
 
-/* An xattr that the store's inode has no room for must be refused: ENOSPC, as in setxattr(2). */
-static int room_for(struct fs *fs, struct node *n, const char *key, size_t len)
+/* An xattr that the store's inode has no space for must be refused: ENOSPC, as in setxattr(2). */
+static int space_for(struct fs *fs, struct node *n, const char *key, size_t len)
 {
-	size_t sum = ENTRY_BYTES + strlen(key) + len, room = io_store_xattr_room(fs->store);
+	size_t sum = ENTRY_BYTES + strlen(key) + len, space = io_store_xattr_space(fs->store);
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		if (strcmp(x->key, key))
 			sum += ENTRY_BYTES + strlen(x->key) + x->len;
-	return sum > room ? -ENOSPC : 0;
+	return sum > space ? -ENOSPC : 0;
 }
 
 static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *key, int flags)
@@ -230,7 +230,7 @@ static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *k
 	if (!err && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))
 		err = -EOPNOTSUPP;
 	if (!err && r->type == REC_XATTR)
-		err = room_for(fs, n, key, r->data_len);
+		err = space_for(fs, n, key, r->data_len);
 	if (err)
 		return err;
 	r->node = n->id;

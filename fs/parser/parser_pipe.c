@@ -62,7 +62,7 @@ static ssize_t read_packet(struct parser_pipe *p, void *buf, size_t len)
 
 int parser_send(struct parser_pipe *p, struct parser_head *h, const void *body, size_t len)
 {
-	size_t room = sizeof(p->packet) - sizeof(*h), part = len < room ? len : room;
+	size_t space = sizeof(p->packet) - sizeof(*h), part = len < space ? len : space;
 
 	h->len = len;
 	memcpy(p->packet, h, sizeof(*h));

@@ -54,7 +54,7 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 			o->store, staging_above(o));
 	else
 		fprintf(stderr,
-			"cairnfs: cannot open the store %s: %s; check its permissions and room\n",
+			"cairnfs: cannot open the store %s: %s; check its permissions and space\n",
 			o->store, strerror(-err));
 	return 1;
 }

@@ -68,7 +68,7 @@ static int resume(struct fs *fs, int why)
 	close_restored(fs);
 	snprintf(text, sizeof(text),
 		 "what was staged when the last cairnfs ended cannot be published yet (%.80s); it "
-		 "stays in staging and is served from there; make room in the store or repair it, "
+		 "stays in staging and is served from there; make space in the store or repair it, "
 		 "then: cairn retry",
 		 strerror(-why));
 	fs_notice(fs, text);
@@ -232,7 +232,7 @@ static bool drain_all(struct fs *fs)
 		fs_log("%s: %s; what is not in the store yet stays in staging for the next start",
 		       fs->o.store, strerror(-err));
 	else if (left.versions.failed)
-		fs_log("%s: %llu closed files found no room in the store; staging is kept, the "
+		fs_log("%s: %llu closed files found no space in the store; staging is kept, the "
 		       "next start puts them into .cairn/lost+found",
 		       fs->o.store, (unsigned long long)left.versions.failed);
 	else if (unclosed)
@@ -240,7 +240,7 @@ static bool drain_all(struct fs *fs)
 		       "puts them into .cairn/lost+found",
 		       fs->o.store, unclosed);
 	else if ((kept = staging_keep_again(fs->s)))
-		fs_log("%s: %u files that were never closed found no room in .cairn/lost+found; "
+		fs_log("%s: %u files that were never closed found no space in .cairn/lost+found; "
 		       "they stay in staging for the next start",
 		       fs->o.store, kept);
 	else

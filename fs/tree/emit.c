@@ -123,12 +123,12 @@ int fs_emit(void *ctx, struct staging *s)
 	return err ? err : emit_all_accepted(fs);
 }
 
-void log_room(struct fs *fs)
+void log_space(struct fs *fs)
 {
 	if (io_store_is_detached(fs->store) || !staging_log_full(fs->s))
 		return;
 	session_may_block(fs);
-	staging_log_room(fs->s);
+	staging_log_space(fs->s);
 	TREE_SCOPE(fs);
 	/* checked again: a thread that waited meanwhile logs the next record */
 	if (staging_rotate_due(fs->s))

@@ -19,9 +19,9 @@ static bool is_over(const char *mark, struct timespec commit)
 
 /* The value of this xattr of the file at d's name in the store; "" if it has none. 0 or -errno. */
 static int store_says(struct fs *fs, const struct dentry *d, const char *key,
-		      char buf[CKPT_OVER_ROOM])
+		      char buf[CKPT_OVER_BYTES])
 {
-	ssize_t len = ask_value_by_name(fs, d->dir, d->name, key, buf, CKPT_OVER_ROOM - 1);
+	ssize_t len = ask_value_by_name(fs, d->dir, d->name, key, buf, CKPT_OVER_BYTES - 1);
 	buf[len < 0 ? 0 : len] = '\0';
 	return len >= 0 || xattr_is_absent(len) || name_is_absent((int)len) ? 0 : (int)len;
 }
@@ -29,16 +29,16 @@ static int store_says(struct fs *fs, const struct dentry *d, const char *key,
 /* The mark for a version that replaces old's version at d, a name of old, which c commits. An
  * existing mark with the same meaning is kept: it names what was committed. */
 static int print_over(struct fs *fs, const struct node *old, const struct dentry *d, struct node *c,
-		      char mark[CKPT_OVER_ROOM])
+		      char mark[CKPT_OVER_BYTES])
 {
-	char sum[CKPT_OVER_ROOM] = "";
+	char sum[CKPT_OVER_BYTES] = "";
 	struct stat st;
 	int err;
 
 	if ((err = node_stat(fs, c, &st)))
 		return err;
 	if (old->version.over && is_over(old->version.over, st.st_mtim)) {
-		snprintf(mark, CKPT_OVER_ROOM, "%s", old->version.over);
+		snprintf(mark, CKPT_OVER_BYTES, "%s", old->version.over);
 		return 0;
 	}
 	err = store_says(fs, d, CKPT_OVER_KEY, mark);
@@ -55,7 +55,7 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 /* Whether the file at d, a version of n, belongs to a committed checkpoint. 1: yes, *out is the
  * mark for the version that replaces it; 0: no; or -errno. */
 static int is_committed(struct fs *fs, const struct node *n, const struct dentry *d,
-			char mark[CKPT_OVER_ROOM])
+			char mark[CKPT_OVER_BYTES])
 {
 	char buf[64];
 	for (int which = 0; d->store_has && which < 2; which++) {
@@ -78,7 +78,7 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
  * marker is written anew. */
 static int note_over(struct fs *fs, struct node *n)
 {
-	char buf[64], mark[CKPT_OVER_ROOM];
+	char buf[64], mark[CKPT_OVER_BYTES];
 	struct dentry *d = n->names;
 	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
 		d = d->name_next;
@@ -95,7 +95,7 @@ static int note_over(struct fs *fs, struct node *n)
 int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d)
 {
 	struct rec r = rec_new(REC_XATTR);
-	char mark[CKPT_OVER_ROOM];
+	char mark[CKPT_OVER_BYTES];
 
 	r.unique = 0;
 	rec_aim(fs, &r, n);

@@ -114,7 +114,7 @@ struct node_version {
 	bool rdwr;
 	/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
 	char *over;
-	int close_error; /* a close that found no room */
+	int close_error; /* a close that found no space */
 	/* a close was answered with success: its seal is not refused any more */
 	bool accepted;
 	uint64_t accepted_nth; /* the number of that close */
@@ -246,7 +246,7 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq);
 int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const struct dentry *d);
 int fs_emit(void *fs, struct staging *s); /* for staging_rotate() */
 /* Before a change is recorded: rotates a log that is too long. Lock not held; may wait. */
-void log_room(struct fs *fs);
+void log_space(struct fs *fs);
 
 /* ---- node.c, tree.c: nodes and names ---- */
 
@@ -309,7 +309,7 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size);
 /* The open for which n was made writable failed: n is as before; `was` is the n->sf of that time.
  */
 void node_take_back(struct fs *fs, struct node *n, struct staged *was);
-/* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for room. Lock not
+/* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for space. Lock not
  * held.
  */
 int node_reserve_now(struct fs *fs, struct staged *sf);

@@ -29,10 +29,10 @@ static void *upkeep_main(void *arg)
 		seal_late(fs);
 		staging_watch_buffers(fs->s);
 		struct staging_stats st;
-		bool came = staging_room_came(fs->s);
-		if (++tick % 25 && !came)
+		bool freed = staging_space_freed(fs->s);
+		if (++tick % 25 && !freed)
 			continue;
-		staging_get_stats(fs->s, &st); /* failed closes may find room now */
+		staging_get_stats(fs->s, &st); /* failed closes may find space now */
 		if (st.versions.failed && !st.halted.error)
 			retry_failed(fs);
 		if (st.recovered.kept)

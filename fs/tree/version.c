@@ -138,7 +138,7 @@ static int reopen(struct fs *fs, struct node *n)
 	struct staged *sf = staged_ref(n->sf);
 	int err;
 	/* a file with readers cannot change its lane */
-	if (staged_check_room(sf) && n->handles) {
+	if (staged_check_space(sf) && n->handles) {
 		staged_unref(sf);
 		return -EAGAIN;
 	}
@@ -259,7 +259,7 @@ static bool may_seal(const struct node *n)
 	return i.state == STAGED_OPEN;
 }
 
-/* Reserves room for sf, n's version; if it outgrew memory, writes its rest to the store. Drops the
+/* Reserves space for sf, n's version; if it outgrew memory, writes its rest to the store. Drops the
  * lock. */
 static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 {
@@ -268,7 +268,7 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 	n->busy |= outgrown; /* keeps opens away while it becomes a spilled file */
 	pthread_mutex_unlock(&fs->tree.lock);
 	int err = node_reserve_now(fs, sf);
-	if (err == -EAGAIN) /* rare: its close had room, but a mapping wrote more since */
+	if (err == -EAGAIN) /* rare: its close had space, but a mapping wrote more since */
 		err = staged_allocate_later(sf);
 	if (!err && outgrown)
 		err = staged_finish(sf);
@@ -280,9 +280,9 @@ static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 	return err;
 }
 
-/* n's close was answered, and the log has no room for its seal: no later record may be logged
- * before it. Lock held, dropped meanwhile. False: there will be no room. */
-static bool log_may_have_room(struct fs *fs, struct node *n, int err)
+/* n's close was answered, and the log has no space for its seal: no later record may be logged
+ * before it. Lock held, dropped meanwhile. False: there will be no space. */
+static bool log_may_have_space(struct fs *fs, struct node *n, int err)
 {
 	struct staging_stats st;
 
@@ -316,7 +316,7 @@ static int seal_when_not_busy(struct fs *fs, struct node *n, struct staged *sf)
 				ask_store(fs, err);
 			}
 			pthread_mutex_lock(&fs->tree.lock);
-		} else if (!err || !log_may_have_room(fs, n, err)) {
+		} else if (!err || !log_may_have_space(fs, n, err)) {
 			break;
 		}
 		err = 0;
@@ -409,7 +409,7 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 	pthread_mutex_unlock(&fs->tree.lock);
 }
 
-/* Retries closes that found no room. */
+/* Retries closes that found no space. */
 void retry_failed(struct fs *fs)
 {
 	each_unwritten(fs, STAGED_FAILED, failed_due);

@@ -193,7 +193,7 @@ static _Thread_local struct {
 	size_t cap;
 } mine;
 
-static bool have_room(size_t size)
+static bool have_space(size_t size)
 {
 	if (!mine.scratch)
 		mine.scratch = malloc(VIEW_SCRATCH);
@@ -211,7 +211,7 @@ static void read_layout(fuse_req_t req, struct vlayout *l, size_t size, off_t of
 		.get = vckpt_file_get, .put = vckpt_file_put, .ctx = l->c, .item = vckpt_item};
 	uint64_t end = view_size(l->view), from = (uint64_t)off;
 	struct fmt_error e;
-	int err = have_room(size) ? 0 : -ENOMEM;
+	int err = have_space(size) ? 0 : -ENOMEM;
 
 	io.scratch = mine.scratch;
 	if (from >= end)

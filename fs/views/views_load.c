@@ -149,19 +149,19 @@ static int load_refuse(void *ctx, const char *file, const struct fmt_error *e, i
 {
 	struct load *l = ctx;
 	char *why = l->c->why;
-	size_t room = sizeof(l->c->why);
+	size_t space = sizeof(l->c->why);
 	if (err == -ESTALE || err == -ENOENT)
 		l->incomplete = true;
 	else if (err == -EFBIG || l->too_much)
-		snprintf(why, room,
+		snprintf(why, space,
 			 "%.100s: more than %u MiB of metadata, which the daemon does not read; "
 			 "cairn export does",
 			 file, PARSE_MAX >> 20);
 	else if (e->at != FMT_NOWHERE)
-		snprintf(why, room, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at,
+		snprintf(why, space, "%.100s: at %llu: %.180s", file, (unsigned long long)e->at,
 			 e->text);
 	else
-		snprintf(why, room, "%.100s: %.200s", file, *e->text ? e->text : strerror(-err));
+		snprintf(why, space, "%.100s: %.200s", file, *e->text ? e->text : strerror(-err));
 	return err;
 }
 

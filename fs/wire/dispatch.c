@@ -3,7 +3,7 @@
  * to .cairn; for the latter, one of control.c's tables has the operation. Neither part knows the
  * other.
  *
- * Changes on a read-only mount are refused here. Changes of names or attributes first make room in
+ * Changes on a read-only mount are refused here. Changes of names or attributes first make space in
  * the log and wait for the closes that were sent before them.
  */
 #include "fs/control/control.h"
@@ -73,7 +73,7 @@ static bool begin_change(fuse_req_t req, int err)
 		fuse_reply_err(req, -err);
 		return false;
 	}
-	log_room(req_fs(req));
+	log_space(req_fs(req));
 	release_barrier(req_fs(req));
 	return true;
 }

@@ -217,9 +217,9 @@ static ssize_t do_sync_mark(const struct io_call *c)
 /* From fd to fd2, as many bytes as the kernel found equal; 0 = they differ. */
 static ssize_t do_share(const struct io_call *c)
 {
-	_Alignas(struct file_dedupe_range) char room[sizeof(struct file_dedupe_range) +
-						     sizeof(struct file_dedupe_range_info)] = {0};
-	struct file_dedupe_range *r = (struct file_dedupe_range *)room;
+	_Alignas(struct file_dedupe_range) char space[sizeof(struct file_dedupe_range) +
+						      sizeof(struct file_dedupe_range_info)] = {0};
+	struct file_dedupe_range *r = (struct file_dedupe_range *)space;
 
 	r->src_offset = c->off;
 	r->src_length = c->size;

@@ -8,7 +8,7 @@
 #include "inside.h"
 
 /* No fallocate: only the space that is free now can be checked. */
-static int room_for(struct io_store *s, uint64_t len)
+static int space_for(struct io_store *s, uint64_t len)
 {
 	struct statvfs vfs;
 	int err = io_store_statvfs(s, &vfs);
@@ -38,7 +38,7 @@ int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len)
 	if (err != -EOPNOTSUPP && err != -ENOSYS)
 		return err;
 	io_lacks(s->e, IO_NOTE_NO_ALLOCATE);
-	return room_for(s, len);
+	return space_for(s, len);
 }
 
 int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off)

@@ -29,7 +29,7 @@ struct io_store {
 	/* blocks of a removed file are reused before its removal is durable */
 	bool frees_early, frees_at_close; /* store.h */
 	bool has_xattr;
-	size_t xattr_room;
+	size_t xattr_space;
 	uint64_t max_file;
 	size_t max_link;
 	_Atomic int64_t no_quotas; /* there are none; valid until this second */
@@ -62,6 +62,6 @@ bool io_fs_frees_early(int fd);
 bool io_fs_frees_at_close(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
-size_t io_xattr_room(int fd); /* as io_store_xattr_room; fd writable, with xattrs */
+size_t io_xattr_space(int fd); /* as io_store_xattr_space; fd writable, with xattrs */
 
 #endif

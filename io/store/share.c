@@ -68,9 +68,9 @@ ssize_t io_share(struct io_store *s, int from, int to, uint64_t off, uint64_t le
 /* The extent that contains off, or the first after it. False: there is none, or it is unknown. */
 static bool extent_at(int fd, uint64_t off, uint64_t len, struct fiemap_extent *out)
 {
-	_Alignas(struct fiemap) char room[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = {
+	_Alignas(struct fiemap) char space[sizeof(struct fiemap) + sizeof(struct fiemap_extent)] = {
 		0};
-	struct fiemap *m = (struct fiemap *)room;
+	struct fiemap *m = (struct fiemap *)space;
 
 	m->fm_start = off;
 	m->fm_length = len;

@@ -201,10 +201,10 @@ static void cut(struct side *d, const struct record *r)
 
 static int append(struct side *d, const char *key, const void *val, size_t len)
 {
-	size_t klen = strlen(key), room = sizeof(d->buf) - d->len;
+	size_t klen = strlen(key), space = sizeof(d->buf) - d->len;
 	unsigned char *p = d->buf + d->len;
 
-	if (room < RECORD + klen || len > room - RECORD - klen)
+	if (space < RECORD + klen || len > space - RECORD - klen)
 		return -ENOSPC;
 	put_le(p, klen, 2);
 	put_le(p + 2, len, 4);

@@ -346,7 +346,7 @@ static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
 	if (err)
 		return err;
 	s->has_xattr = io_xattr_probe(s->host, false);
-	s->xattr_room = s->has_xattr ? io_xattr_room(s->host) : 0;
+	s->xattr_space = s->has_xattr ? io_xattr_space(s->host) : 0;
 	if (!s->has_xattr) {
 		io_lacks(s->e, IO_NOTE_NO_XATTR);
 		err = into(&s->meta, own_dir(s, s->cairn, "meta", O_PATH, st));
@@ -496,9 +496,9 @@ enum io_fs_kind io_store_fs(const struct io_store *s)
 	return s->fs;
 }
 
-size_t io_store_xattr_room(const struct io_store *s)
+size_t io_store_xattr_space(const struct io_store *s)
 {
-	return s->xattr_room;
+	return s->xattr_space;
 }
 
 uint64_t io_store_max_file(const struct io_store *s)

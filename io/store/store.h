@@ -96,7 +96,7 @@ enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
 /* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 per entry);
  * SIZE_MAX = only each value is limited. 0 without xattrs and with ro. */
-size_t io_store_xattr_room(const struct io_store *s);
+size_t io_store_xattr_space(const struct io_store *s);
 /* The maximum size of a file in bytes; determined by trying. UINT64_MAX with ro. */
 uint64_t io_store_max_file(const struct io_store *s);
 /* The maximum length of a symlink's target, likewise; 0: it has no symlinks. PATH_MAX - 1 with

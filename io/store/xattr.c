@@ -34,7 +34,7 @@ static int check(const struct io_store *s, const char *name, bool changes)
 
 /* ext4 keeps all xattrs of an inode in one block, and returns ENOSPC for one that does not fit;
  * determined by trying. What is left for users besides our own. */
-size_t io_xattr_room(int fd)
+size_t io_xattr_space(int fd)
 {
 	static const char bytes[65536];
 	static const size_t sizes[] = {sizeof(bytes), 3800, 1800, 800, 400};

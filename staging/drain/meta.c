@@ -12,7 +12,7 @@
 #include <sys/statvfs.h>
 
 /* ENOSPC with so much free means the inode, not the store */
-#define ROOM_ENOUGH (16ull << 20)
+#define SPACE_ENOUGH (16ull << 20)
 
 static const struct part {
 	unsigned mask;
@@ -81,7 +81,7 @@ static bool no_place(struct pend *p, const struct rec_pair *pair, int err)
 	if (err == -E2BIG || err == -ERANGE || refused(err))
 		return true;
 	return err == -ENOSPC && pair->len > XATTR_SMALL && !fstatvfs(p->tmp_fd, &v) &&
-	       (uint64_t)v.f_bavail * v.f_frsize >= ROOM_ENOUGH;
+	       (uint64_t)v.f_bavail * v.f_frsize >= SPACE_ENOUGH;
 }
 
 static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pair)

@@ -36,7 +36,7 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
 }
 
-/* Its close was promised room and allocated none. Direct writes into holes would be slower. */
+/* Its close was promised space and allocated none. Direct writes into holes would be slower. */
 static int allocate_data(struct job *j, const struct io_source *src)
 {
 	int err = 0;

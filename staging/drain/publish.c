@@ -631,7 +631,8 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	if (!s->order.pend)
 		s->order.pend_tail = &s->order.pend;
 	s->order.n_pend--;
-	s->room.came |= p->r.type == REC_UNLINK || p->r.type == REC_RENAME || p->r.type == REC_SEAL;
+	s->space.freed |=
+		p->r.type == REC_UNLINK || p->r.type == REC_RENAME || p->r.type == REC_SEAL;
 	if (shown)
 		dedup_offer(s, p);
 	reserve_kept(s, &p->promised);

@@ -23,9 +23,9 @@
 #define GROWING (64ull << 20)
 #define COPY_CHUNK (4u << 20)
 
-/* ---- room ---- */
+/* ---- space ---- */
 
-static uint64_t room_needed(const struct staging *s, uint64_t expected)
+static uint64_t space_needed(const struct staging *s, uint64_t expected)
 {
 	if (expected != STAGED_SIZE_UNKNOWN)
 		return expected;
@@ -44,7 +44,7 @@ static bool may_grow(struct staging *s)
 		each = 2 * s->files.largest;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
 		n += !f->memory.known && !f->spilled && f->sealed.blocks * 512 >= GROWING;
-	return staging_room_left(s) / n >= each;
+	return staging_space_left(s) / n >= each;
 }
 
 /* Charges f to the budget, evicting durable files. s->lock held. */
@@ -116,24 +116,24 @@ int staged_create(struct staging *s, uint64_t node, uint64_t expected, struct st
 bool staged_checked(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	return f->room.checked;
+	return f->space.checked;
 }
 
-bool staged_check_room(struct staged *f)
+bool staged_check_space(struct staged *f)
 {
 	struct staging *s = f->s;
 	uint64_t claim = f->sealed.size + s->o.budget_bytes;
-	bool all = room_for_all(s, f, claim);
+	bool all = space_for_all(s, f, claim);
 	LOCK_SCOPE(&s->lock);
 	if (!f->spilled)
-		f->room.checked = !all && !f->backing;
+		f->space.checked = !all && !f->backing;
 	return !all;
 }
 
 int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 		     const struct staged_owner *who, struct staged **out)
 {
-	uint64_t need = room_needed(s, expected);
+	uint64_t need = space_needed(s, expected);
 	struct staged *f = sf_new(s, staging_new_id(s), node);
 	if (!f)
 		return -ENOMEM;
@@ -141,17 +141,17 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 	f->memory.expected = need;
 	f->memory.huge = f->memory.known && expected >= HUGE_BYTES;
 	if (who) {
-		f->room.owned = true;
-		f->room.uid = who->uid;
-		f->room.gid = who->gid;
+		f->space.owned = true;
+		f->space.uid = who->uid;
+		f->space.gid = who->gid;
 	}
-	uint64_t claim = room_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
-	f->room.checked = !room_for_all(s, f, claim);
+	uint64_t claim = space_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
+	f->space.checked = !space_for_all(s, f, claim);
 	pthread_mutex_lock(&s->lock);
 	sf_insert(s, f);
 	f->spilled = !admit(s, f, need);
-	if (!f->spilled && !f->room.checked)
-		room_claim_set(s, f, claim);
+	if (!f->spilled && !f->space.checked)
+		space_claim_set(s, f, claim);
 	f->memory.huge = f->memory.huge && !f->spilled;
 	uint64_t used = s->files.used;
 	++*(f->spilled ? &s->st.spilled_opens : &s->st.fast_opens);
@@ -163,7 +163,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 	if (err == -ENOSPC && !f->spilled) { /* the tmpfs itself is full */
 		pthread_mutex_lock(&s->lock);
 		sf_charge(s, f, 0);
-		room_claim_set(s, f, 0);
+		space_claim_set(s, f, 0);
 		f->spilled = true;
 		f->memory.huge = false;
 		pthread_mutex_unlock(&s->lock);
@@ -309,7 +309,7 @@ int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int sto
 				       who, &f);
 	if (!err) {
 		uint64_t since = now_ns();
-		err = f->room.checked
+		err = f->space.checked
 			      ? copy_checked(f, fd, (uint64_t)st.st_size)
 			      : sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
 		const struct timespec ts[2] = {st.st_atim, st.st_mtim};

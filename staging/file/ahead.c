@@ -46,13 +46,13 @@ static uint64_t window_of(const struct staging *s, uint64_t held)
 }
 
 /* Takes up to `more` bytes from the budget; returns how many. s->lock held. */
-static uint64_t take_room(struct staging *s, uint64_t more)
+static uint64_t take_space(struct staging *s, uint64_t more)
 {
 	if (s->files.used + more > s->o.budget_bytes)
 		sf_evict(s, s->files.used + more - s->o.budget_bytes);
-	uint64_t room = s->files.used < s->o.budget_bytes ? s->o.budget_bytes - s->files.used : 0;
+	uint64_t space = s->files.used < s->o.budget_bytes ? s->o.budget_bytes - s->files.used : 0;
 	/* other files grow, too */
-	return more <= room ? more : room / 2 / HUGE_BYTES * HUGE_BYTES;
+	return more <= space ? more : space / 2 / HUGE_BYTES * HUGE_BYTES;
 }
 
 /* Does f need memory now? Sets how soon it may need some. s->lock held. */
@@ -87,7 +87,7 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 		return false;
 	}
 	uint64_t end = (size + window) / HUGE_BYTES * HUGE_BYTES;
-	uint64_t more = end > from ? take_room(s, end - from) : 0;
+	uint64_t more = end > from ? take_space(s, end - from) : 0;
 	*t = (struct target){.f = f, .from = from, .end = from + more};
 	return more;
 }

@@ -52,7 +52,7 @@ static struct buffer *find(struct staging *s, uint64_t id)
 	return b;
 }
 
-/* ---- room (s->lock held) ---- */
+/* ---- space (s->lock held) ---- */
 
 static void charge(struct buffer *b, uint64_t bytes)
 {
@@ -68,7 +68,7 @@ static uint64_t most(const struct staging *s)
 	return s->o.budget_bytes / 4 * 3;
 }
 
-static int take_room(struct buffer *b, uint64_t bytes)
+static int take_space(struct buffer *b, uint64_t bytes)
 {
 	struct staging *s = b->s;
 	uint64_t more = bytes > b->charged ? bytes - b->charged : 0, budget = s->o.budget_bytes;
@@ -145,7 +145,7 @@ int buffer_create(struct staging *s, uint64_t size, struct buffer **out)
 	/* a descriptor each */
 	int err = s->files.n_buffers >= s->order.fds_pend ? -EMFILE
 		  : size > INT64_MAX - HUGE_BYTES	  ? -ENOSPC
-							  : take_room(b, whole_pages(size));
+							  : take_space(b, whole_pages(size));
 	pthread_mutex_unlock(&s->lock);
 	if (!err)
 		err = make_file(b, size);
@@ -237,7 +237,7 @@ int buffer_resize(struct buffer *b, uint64_t size)
 	int err = b->ended			  ? -ESTALE
 		  : b->kept			  ? -EBUSY
 		  : size > INT64_MAX - HUGE_BYTES ? -ENOSPC
-						  : take_room(b, whole_pages(size));
+						  : take_space(b, whole_pages(size));
 	pthread_mutex_unlock(&s->lock);
 	if (err)
 		return err;

@@ -20,7 +20,7 @@ int sf_spoiled(struct staged *f, int fd);
 struct staged *sf_find(struct staging *s, uint64_t id);
 void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
-void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
+void space_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
 /* of a staged file or a record: closed */
 void source_forget(struct staging *s, int *source);
 void sf_loan_ends(struct staged *f);
@@ -72,7 +72,7 @@ static inline bool has_holes(const struct stat *st)
 void sf_drop_tmp(struct staged *f); /* f->io.lock held */
 /* with blocks for f's data. f->io.lock held, reserve_enter()ed */
 int sf_make_tmp(struct staged *f, uint64_t size);
-void sf_wait_for_room(struct staging *s); /* for pending removals. No lock held */
+void sf_wait_for_space(struct staging *s); /* for pending removals. No lock held */
 /* its owner has a quota: promise no blocks */
 bool sf_limited(const struct staged *f);
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock
@@ -80,7 +80,7 @@ bool sf_limited(const struct staged *f);
 int sf_allocate(struct staged *f, int from, uint64_t size);
 /* fd, unpublished and empty, gets f's owner */
 int sf_own_tmp(struct staged *f, int fd);
-/* Frees the blocks beyond `size` that room_for_write allocated. f->io.lock held. */
+/* Frees the blocks beyond `size` that space_for_write allocated. f->io.lock held. */
 int sf_trim_tmp(struct staged *f, uint64_t size);
 
 /* spill.c */
@@ -114,19 +114,19 @@ void ahead_stop(struct staged *f);
 void ahead_look(struct staging *s); /* a passthrough write began */
 void *ahead_main(void *arg);
 
-/* room.c: space in the store for files that are still written */
+/* space.c: space in the store for files that are still written */
 /* Would a fast-lane file find space in the store for all that may be written to it? If not, it
  * begins `checked`. Checks the store; s->lock not held. */
-bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim);
-uint64_t room_claim(const struct staging *s, const struct staged *f);
+bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim);
+uint64_t space_claim(const struct staging *s, const struct staged *f);
 /* A write of [off, off + len) through the daemon: allocates its blocks. -ENOSPC, -EDQUOT; -EAGAIN:
- * pending removals may free space, call room_wait() first, unless `last`. f->io.lock held. */
-int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
+ * pending removals may free space, call space_wait() first, unless `last`. f->io.lock held. */
+int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
 /* The result of a write: f is torn until what failed is written after all. f->io.lock held. */
-ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
-void room_cut(struct staged *f, uint64_t size); /* f was truncated. f->io.lock held */
+ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
+void space_cut(struct staged *f, uint64_t size); /* f was truncated. f->io.lock held */
 /* Free bytes that versions with a failed close need. Checks the store; s->lock not held. */
-uint64_t room_wanted(struct staging *s);
+uint64_t space_wanted(struct staging *s);
 
 /* lease.c; s->lock held */
 /* two writes within one tick may carry the same mtime */

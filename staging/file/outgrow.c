@@ -40,7 +40,7 @@
 #define ASK_AGAIN_NS 20000000u
 #define NOT_NOW_NS 1000000000u /* it has a reader: try other files meanwhile */
 /* one write(2) is at most 2 GiB, and cannot be interrupted */
-#define ROOM_YET (3ull << 30)
+#define SPACE_ENOUGH (3ull << 30)
 #define PAGE 4096u
 #define EXTENTS 4096u
 #define MOVED (S_IRUSR | S_IWUSR | S_ISVTX)
@@ -203,7 +203,7 @@ static uint64_t movable_end(struct move *m)
 			break;
 	}
 	pthread_mutex_lock(&f->s->lock);
-	bool stays = f->memory.in_parts && staging_room_left(f->s) > ROOM_YET;
+	bool stays = f->memory.in_parts && staging_space_left(f->s) > SPACE_ENOUGH;
 	pthread_mutex_unlock(&f->s->lock);
 	return last > TAIL && !stays ? (last - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
 }
@@ -496,7 +496,7 @@ void outgrow_look(struct staging *s)
 		return;
 	/* pending data frees memory soon: wait if there is memory for a while */
 	if (s->st.versions.sealed + s->st.versions.persisting && !s->drain.halted &&
-	    staging_room_left(s) > ROOM_YET)
+	    staging_space_left(s) > SPACE_ENOUGH)
 		return;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
 		if (may_move(s, f, now) && (!most || f->sealed.blocks > most->sealed.blocks))

@@ -13,7 +13,7 @@
 
 /* Memory for `end` bytes in f: evicts, waits a little for pending data, and else spills, or lets a
  * backing file grow as the kernel's own writes do. f->io.lock held. */
-static int room_to_grow(struct staged *f, uint64_t end)
+static int space_to_grow(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
 	uint64_t t0 = 0;
@@ -50,11 +50,11 @@ static int room_to_grow(struct staged *f, uint64_t end)
 
 /* If the store cannot allocate blocks ahead, the file is a store file: its writes fail by
  * themselves. */
-static int room_in_store(struct staged *f, size_t len, uint64_t off, bool last)
+static int space_in_store(struct staged *f, size_t len, uint64_t off, bool last)
 {
-	if (f->room.checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
+	if (f->space.checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
 		return sf_spill(f);
-	return len ? room_for_write(f, off, len, last) : 0;
+	return len ? space_for_write(f, off, len, last) : 0;
 }
 
 /* f->io.lock held */
@@ -64,16 +64,16 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 	CUT_SCOPE(f);
 	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
-	int room = room_in_store(f, len, off, last);
-	if (room)
-		return room;
+	int space = space_in_store(f, len, off, last);
+	if (space)
+		return space;
 	uint64_t charged = atomic_load_explicit(&f->memory.charged, memory_order_relaxed);
 	if (off + len > charged && !f->spilled) {
 		/* request memory ahead in large steps, so that the lock is rarely taken */
 		/* a hole takes nothing */
 		uint64_t end = off > charged ? charged + len : off + len;
 		uint64_t step = charged / 2;
-		int err = room_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
+		int err = space_to_grow(f, end + (step < (64u << 20) ? step : (64u << 20)));
 		if (err)
 			return err;
 	}
@@ -104,7 +104,7 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	if (len > max - off)
 		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io.lock);
-	return room_written(f, off, len, write_bytes(f, buf, len, off, last));
+	return space_written(f, off, len, write_bytes(f, buf, len, off, last));
 }
 
 ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off)
@@ -114,7 +114,7 @@ ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t
 
 ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
-	sf_wait_for_room(f->s);
+	sf_wait_for_space(f->s);
 	return write_or_ask(f, buf, len, off, true);
 }
 
@@ -163,7 +163,7 @@ int staged_resize(struct staged *f, uint64_t size)
 					       : 0;
 	close(fd);
 	if (!err)
-		room_cut(f, size);
+		space_cut(f, size);
 	if (!err && !size)
 		f->spoiled = 0;
 	f->memory.presized = grows && !err;
@@ -216,7 +216,7 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 		if (!len)
 			return 0;
 	}
-	int err = room_in_store(f, len, off, true);
+	int err = space_in_store(f, len, off, true);
 	if (err)
 		return err;
 	err = f->spilled ? 0 : memory_for(f, off + len);

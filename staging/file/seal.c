@@ -88,7 +88,7 @@ static int reserve_once(struct staged *f)
 		sf_drop_tmp(f); /* from before it was, or from an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
-	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->room.checked)
+	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->space.checked)
 		return 0;
 	if (promised(f, &st))
 		return 0;
@@ -98,7 +98,7 @@ static int reserve_once(struct staged *f)
 	struct stat has = {0};
 	if (f->io.tmp_id && !fstat(f->io.tmp_fd, &has))
 		need -= need < (uint64_t)has.st_blocks * 512 ? need : (uint64_t)has.st_blocks * 512;
-	err = reserve_enter(s, need && !f->room.failed ? need + room_wanted(s) : need);
+	err = reserve_enter(s, need && !f->space.failed ? need + space_wanted(s) : need);
 	if (!err) {
 		err = sf_make_tmp(f, (uint64_t)st.st_size);
 		reserve_leave(s);
@@ -110,7 +110,7 @@ static int reserve_once(struct staged *f)
 	return err;
 }
 
-static bool no_room(int err)
+static bool no_space(int err)
 {
 	return err == -ENOSPC || err == -EDQUOT;
 }
@@ -126,7 +126,7 @@ int staged_allocate_now(struct staged *f)
 		return -EAGAIN;
 	int err = reserve_once(f);
 	pthread_mutex_unlock(&f->io.lock);
-	return no_room(err) && may_come ? -EAGAIN : err;
+	return no_space(err) && may_come ? -EAGAIN : err;
 }
 
 int staged_allocate_later(struct staged *f)
@@ -135,9 +135,9 @@ int staged_allocate_later(struct staged *f)
 		pthread_mutex_lock(&f->io.lock);
 		int err = reserve_once(f);
 		pthread_mutex_unlock(&f->io.lock);
-		if (!no_room(err) || tries)
+		if (!no_space(err) || tries)
 			return err;
-		sf_wait_for_room(f->s);
+		sf_wait_for_space(f->s);
 	}
 }
 
@@ -245,7 +245,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 		return err;
 	snapshot_stat(f, st);
 	f->error = 0;
-	f->room.failed = false;
+	f->space.failed = false;
 	s->st.bytes_staged += f->sealed.size;
 	f->written = 0;
 	if (f->sealed.blocks * 512 > s->files.largest)
@@ -460,9 +460,9 @@ void staged_fail(struct staged *f, int err, const char *name)
 	LOCK_SCOPE(&s->lock);
 	f->error = err;
 	sf_set_state(s, f, STAGED_FAILED);
-	if (!f->room.failed) /* a retry gives the same error */
+	if (!f->space.failed) /* a retry gives the same error */
 		s->st.errors++;
-	f->room.failed = true;
+	f->space.failed = true;
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name,
 		 strerror(-err));
 }

@@ -63,7 +63,7 @@ int sf_spill(struct staged *f)
 		return -EIO;
 	}
 	bool direct;
-	if (f->room.checked) /* those blocks are for the same bytes */
+	if (f->space.checked) /* those blocks are for the same bytes */
 		sf_drop_tmp(f);
 	int to = io_tmp_create(s->o.store, f->id, false, &direct);
 	err = to < 0 ? to : sf_own_tmp(f, to);

@@ -39,10 +39,10 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes)
 	atomic_store_explicit(&f->memory.charged, bytes, memory_order_relaxed);
 }
 
-void room_claim_set(struct staging *s, struct staged *f, uint64_t bytes)
+void space_claim_set(struct staging *s, struct staged *f, uint64_t bytes)
 {
-	s->room.claims += bytes - f->room.claim;
-	f->room.claim = bytes;
+	s->space.claims += bytes - f->space.claim;
+	f->space.claim = bytes;
 }
 
 void source_forget(struct staging *s, int *source)
@@ -107,7 +107,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 		return;
 	if (st != STAGED_OPEN) {
 		source_forget(s, &f->base.source);
-		room_claim_set(s, f, 0);
+		space_claim_set(s, f, 0);
 	}
 	list_remove(s, f);
 	--*state_count(s, f->state);
@@ -261,7 +261,7 @@ static void sf_free(struct staging *s, struct staged *f)
 	*pp = f->lists.hash_next;
 	sf_charge(s, f, 0);
 	sf_set_late(s, f, false);
-	room_claim_set(s, f, 0);
+	space_claim_set(s, f, 0);
 	list_remove(s, f);
 	--*state_count(s, f->state);
 	if (f->state != STAGED_EVICTED) {

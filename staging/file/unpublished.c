@@ -10,9 +10,9 @@
 
 int sf_own_tmp(struct staged *f, int fd)
 {
-	struct io_attr a = {.mask = IO_ATTR_OWNER, .uid = f->room.uid, .gid = f->room.gid};
+	struct io_attr a = {.mask = IO_ATTR_OWNER, .uid = f->space.uid, .gid = f->space.gid};
 
-	if (!f->room.owned || geteuid() || (!f->room.uid && f->room.gid == getegid()))
+	if (!f->space.owned || geteuid() || (!f->space.uid && f->space.gid == getegid()))
 		return 0;
 	int err = io_set_attr_fd(f->s->o.store, fd, &a);
 	/* other refusals are reported at its publication */
@@ -31,11 +31,11 @@ void sf_drop_tmp(struct staged *f)
 	f->io.held_from = f->io.held_to = 0;
 }
 
-/* What room_for_write allocated is not allocated again: xfs would need that space twice. */
+/* What space_for_write allocated is not allocated again: xfs would need that space twice. */
 static uint64_t behind_held(const struct staged *f, uint64_t off)
 {
-	return f->room.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to
-										: off;
+	return f->space.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to
+										 : off;
 }
 
 static int allocate_data(struct staged *f, struct written *w)
@@ -78,7 +78,7 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 	int err = 0;
 	if (!f->io.tmp_id) {
 		uint64_t id = staging_new_id(s);
-		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->room.checked,
+		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->space.checked,
 				       &f->io.tmp_direct);
 		if (fd < 0)
 			return fd;
@@ -99,16 +99,16 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 
 bool sf_limited(const struct staged *f)
 {
-	return f->room.owned &&
-	       io_store_quota_left(f->s->o.store, f->room.uid, f->room.gid) != UINT64_MAX;
+	return f->space.owned &&
+	       io_store_quota_left(f->s->o.store, f->space.uid, f->space.gid) != UINT64_MAX;
 }
 
-/* Frees the blocks that room_for_write allocated behind the end; those of the padded direct write
+/* Frees the blocks that space_for_write allocated behind the end; those of the padded direct write
  * of the tail stay (a filesystem's blocks may be smaller). Twice: the second finds the size as it
  * is, and frees. */
 int sf_trim_tmp(struct staged *f, uint64_t size)
 {
-	if (!f->room.checked || !f->io.tmp_id || f->io.held_to <= size)
+	if (!f->space.checked || !f->io.tmp_id || f->io.held_to <= size)
 		return 0;
 	f->io.held_to = f->io.held_from < size ? size : f->io.held_from;
 	uint64_t end = (size + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1);
@@ -127,7 +127,7 @@ static void wait_for_deletes(struct staging *s)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 }
 
-void sf_wait_for_room(struct staging *s)
+void sf_wait_for_space(struct staging *s)
 {
 	uint64_t since = now_ns();
 	wait_for_deletes(s);

@@ -31,7 +31,7 @@ bool staging_log_full(struct staging *s)
 	return log_full(s);
 }
 
-void staging_log_room(struct staging *s)
+void staging_log_space(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	/* as an fsync does: no delays, and no endless wait for a mapping */

@@ -43,7 +43,7 @@ bool pool_use(struct staging *s, uint64_t size, int dir, const char *name);
 void pool_hand_over(struct staging *s, int fd, uint64_t size);
 /* gives up to so much to whoever allocates next */
 void pool_free(struct staging *s, uint64_t bytes);
-/* gives up what the budget has no room for beside `used` */
+/* gives up what the budget has no space for beside `used` */
 void pool_fit(struct staging *s, uint64_t used);
 /* Unlinks a staged file and keeps its pages; false: not done (not wanted, or somebody maps it).
  * s->lock held. */
@@ -52,7 +52,7 @@ bool pool_keep(struct staging *s, int dir, const char *name);
 uint64_t pool_ahead(uint64_t held);
 
 /* budget.c */
-uint64_t staging_room_left(struct staging *s); /* of tmpfs and memory; s->lock held */
+uint64_t staging_space_left(struct staging *s); /* of tmpfs and memory; s->lock held */
 
 /* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);

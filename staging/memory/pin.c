@@ -137,19 +137,19 @@ static uint64_t reclaimable(const char *cgroups, const char *dir)
 	return sum[2] + sum[3] ? sum[2] + sum[3] : sum[0] + sum[1];
 }
 
-static void take_least_room(const char *cgroups, const char *dir, void *ctx)
+static void take_least_space(const char *cgroups, const char *dir, void *ctx)
 {
-	uint64_t *room = ctx, limit = limit_of(cgroups, dir), used = 0;
+	uint64_t *space = ctx, limit = limit_of(cgroups, dir), used = 0;
 
 	if (limit == UINT64_MAX)
 		return;
 	if (!limit_in(cgroups, dir, "memory.current", &used))
 		limit_in(cgroups, dir, "memory.usage_in_bytes", &used);
 	uint64_t left = limit > used ? limit - used : 0;
-	if (left < *room)
+	if (left < *space)
 		left += reclaimable(cgroups, dir);
-	if (left < *room)
-		*room = left;
+	if (left < *space)
+		*space = left;
 }
 
 /* A path outside the reader's own namespace begins with /.. */
@@ -207,10 +207,10 @@ uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256])
 	return low.bytes;
 }
 
-uint64_t pin_cgroup_room(const struct pin_places *at, const char *own)
+uint64_t pin_cgroup_space(const struct pin_places *at, const char *own)
 {
-	uint64_t room = UINT64_MAX;
-	return each_memory_cgroup(at, own, take_least_room, &room) ? room : 0;
+	uint64_t space = UINT64_MAX;
+	return each_memory_cgroup(at, own, take_least_space, &space) ? space : 0;
 }
 
 /* ---- swap ---- */

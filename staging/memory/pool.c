@@ -154,9 +154,9 @@ void pool_free(struct staging *s, uint64_t bytes)
 
 void pool_fit(struct staging *s, uint64_t used)
 {
-	uint64_t room =
+	uint64_t space =
 		s->o.budget_bytes > used ? (s->o.budget_bytes - used) / HUGE_BYTES * HUGE_BYTES : 0;
-	while (s->pool.bytes > room && take(s, UINT64_MAX, room, true))
+	while (s->pool.bytes > space && take(s, UINT64_MAX, space, true))
 		;
 }
 
@@ -189,7 +189,7 @@ static bool is_alone(int fd)
 	return true;
 }
 
-/* Room for one more; NULL: none. Files are kept one at a time, so it stays free. */
+/* Space for one more; NULL: none. Files are kept one at a time, so it stays free. */
 static struct pool_file *kept_slot(struct pool *p)
 {
 	LOCK_SCOPE(&p->lock);

@@ -127,7 +127,7 @@ static uint64_t usable(const struct staging *s)
 }
 
 /* Are `bytes` of the store's free blocks, and an inode, unclaimed? */
-static bool has_room(struct staging *s, uint64_t bytes)
+static bool has_space(struct staging *s, uint64_t bytes)
 {
 	uint64_t promised = atomic_load(&s->reserve.promised), held = usable(s);
 	struct statvfs v;
@@ -143,9 +143,9 @@ static bool has_room(struct staging *s, uint64_t bytes)
 
 static bool spares(struct staging *s, uint64_t bytes)
 {
-	bool room = has_room(s, bytes);
-	atomic_store(&s->reserve.scarce, !room);
-	return room;
+	bool space = has_space(s, bytes);
+	atomic_store(&s->reserve.scarce, !space);
+	return space;
 }
 
 /* Does not depend on the present promises: they stay constant if each name is published before the
@@ -207,10 +207,10 @@ int reserve_enter(struct staging *s, uint64_t bytes)
 void reserve_leave(struct staging *s)
 {
 	pthread_rwlock_unlock(&s->reserve.lock);
-	atomic_store(&s->room.seen_ns, 0); /* blocks were taken or given: check again */
+	atomic_store(&s->space.seen_ns, 0); /* blocks were taken or given: check again */
 }
 
-bool staging_room_for_names(struct staging *s)
+bool staging_space_for_names(struct staging *s)
 {
 	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
 		return true;

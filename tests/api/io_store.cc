@@ -514,7 +514,7 @@ TEST_F(StoreOpen, APoorStoreIsServedAndNoticedOnce)
 }
 
 // ext2's block maps know no unwritten blocks: the ext4 driver refuses fallocate on them.
-TEST_F(StoreOpen, WithoutFallocateRoomIsEstimated)
+TEST_F(StoreOpen, WithoutFallocateSpaceIsEstimated)
 {
 	LoopMount m("mkfs.ext2 -qF");
 

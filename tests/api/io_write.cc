@@ -296,13 +296,13 @@ TEST_P(WriteKind, LeavesDirectWhereAWriteIsRefused)
 	Store s(e, dir.path);
 	bool d;
 	Fd fd(io_tmp_create(s, 1, true, &d));
-	std::string bytes = pattern(200000, 4), room(210000, 0);
+	std::string bytes = pattern(200000, 4), space(210000, 0);
 	Sum sum;
 
 	if (!d)
 		GTEST_SKIP() << "no O_DIRECT here";
 	// memory no device takes: not even aligned to 2
-	char *odd = &room[1] + (reinterpret_cast<uintptr_t>(&room[1]) % 2 ? 0 : 1);
+	char *odd = &space[1] + (reinterpret_cast<uintptr_t>(&space[1]) % 2 ? 0 : 1);
 	memcpy(odd, bytes.data(), bytes.size());
 	io_extent x = {0, bytes.size()};
 	io_source in = {};

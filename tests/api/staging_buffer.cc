@@ -361,7 +361,7 @@ TEST_F(Buffers, UnlinkedBeforeItIsPublished)
 	end(b);
 }
 
-TEST_F(Buffers, Room)
+TEST_F(Buffers, Space)
 {
 	o.budget = 64 * mib;
 	Staging s(ground, o);
@@ -370,7 +370,7 @@ TEST_F(Buffers, Room)
 	EXPECT_EQ(buffer_create(s, 49 * mib, &none), -ENOSPC);
 	EXPECT_EQ(buffer_create(s, UINT64_MAX / 2, &none), -ENOSPC);
 	EXPECT_EQ(s.stats().used, 0u);
-	// durable versions make room
+	// durable versions make space
 	History h(s);
 	ASSERT_EQ(h.put("old", std::string(40 * mib, 'x')), 0);
 	ASSERT_EQ(s.drain(), 0);

@@ -23,7 +23,7 @@ protected:
 		o.start = false;
 	}
 	std::string at(const std::string &name) { return small.dir / name; }
-	// Takes all room but `leave`.
+	// Takes all space but `leave`.
 	void fill(uint64_t leave)
 	{
 		struct statvfs v;
@@ -43,7 +43,7 @@ protected:
 	Options o;
 };
 
-TEST_F(Full, ACloseThatFindsNoRoomWasNeverAccepted)
+TEST_F(Full, ACloseThatFindsNoSpaceWasNeverAccepted)
 {
 	o.start = true;
 	Staging s(ground, o);
@@ -56,11 +56,11 @@ TEST_F(Full, ACloseThatFindsNoRoomWasNeverAccepted)
 	EXPECT_TRUE(s.tree() == h.now()) << show(s.tree());
 	EXPECT_EQ(s.stats().halted.error, 0);
 	h.drop();
-	EXPECT_EQ(s.stats().used, 0u); // and its room is given back
+	EXPECT_EQ(s.stats().used, 0u); // and its space is given back
 }
 
-// What is deleted earlier in the order makes room for what comes later.
-TEST_F(Full, RoomOfDeletesBeforeIt)
+// What is deleted earlier in the order makes space for what comes later.
+TEST_F(Full, SpaceOfDeletesBeforeIt)
 {
 	o.start = true;
 	Staging s(ground, o);
@@ -173,7 +173,7 @@ TEST_F(Full, HaltedAndKilled)
 	EXPECT_TRUE(s.tree() == want) << show(s.tree());
 }
 
-// A store without a byte left can still apply the names that make room.
+// A store without a byte left can still apply the names that make space.
 TEST_F(Full, NamesFallBackOnTheReserve)
 {
 	o.start = true;
@@ -182,7 +182,7 @@ TEST_F(Full, NamesFallBackOnTheReserve)
 	History h(s);
 	ASSERT_EQ(h.put("a", pattern(100000, 1)), 0);
 	ASSERT_EQ(s.drain(), 0);
-	EXPECT_TRUE(staging_room_for_names(s));
+	EXPECT_TRUE(staging_space_for_names(s));
 	fill(0);
 	ASSERT_EQ(h.rename("a", "b"), 0);
 	ASSERT_EQ(h.unlink("b"), 0);

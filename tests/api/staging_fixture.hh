@@ -87,7 +87,7 @@ struct Options {
 	const char *engine = "posix";
 	uint64_t budget = 512u << 20;	// growing files are charged ahead of what they hold
 	uint64_t pool = 0;
-	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want room to grow
+	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want space to grow
 	bool no_dedup = false;
 	unsigned mapped_ms = 0;
 	bool start = true;	// else threads wait for start()

@@ -85,7 +85,7 @@ TEST_P(Life, FromOpenToEvicted)
 		EXPECT_EQ(xattr(path, "user.step"), "17");
 	}
 
-	// a read cache until the room is needed
+	// a read cache until the space is needed
 	int fd;
 	ASSERT_EQ(staged_use(f, &fd), 0);
 	EXPECT_SAME(read_fd(fd), bytes);
@@ -428,7 +428,7 @@ TEST_P(Life, ReopenedWrittenAndUnchanged)
 	staged_unref(f);
 }
 
-// As DCP closes a shard that had no room: an fsync, and nothing written after it.
+// As DCP closes a shard that had no space: an fsync, and nothing written after it.
 TEST_P(Life, SpilledAndFsyncedIsStoredOnce)
 {
 	Staging s(ground, with(1u << 20));
@@ -460,7 +460,7 @@ TEST_P(Life, SpilledAndFsyncedIsStoredOnce)
 	staged_unref(f);
 }
 
-TEST_P(Life, SpilledWhenTheBudgetHasNoRoom)
+TEST_P(Life, SpilledWhenTheBudgetHasNoSpace)
 {
 	Staging s(ground, with(1u << 20));
 	ASSERT_EQ(s.err, 0);
@@ -572,7 +572,7 @@ TEST_P(Life, WhatWasNeverSealedIsNeverSeen)
 	ASSERT_EQ(h.put("sealed", "x"), 0);
 	ASSERT_EQ(s.drain(), 0);
 	EXPECT_EQ(show(s.tree()), show(h.now()));
-	staged_unref(f); // and its room is given back
+	staged_unref(f); // and its space is given back
 	h.drop();
 	EXPECT_EQ(s.stats().used, 0u);
 	EXPECT_EQ(s.stats().versions.open, 0u);

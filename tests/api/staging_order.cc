@@ -141,7 +141,7 @@ TEST(Order, PrefixWhereverTheStoreFails)
 
 TEST(Order, PrefixWhereverTheStoreIsFull)
 {
-	// a close that finds no room waits for the deletes before it, so they must be at work
+	// a close that finds no space waits for the deletes before it, so they must be at work
 	fails_from_every_operation_on("uring", "enospc", true);
 }
 

@@ -254,7 +254,7 @@ TEST_P(Outgrow, TruncatedAnywhere)
 	}
 }
 
-// The store is full: the move fails, nothing is lost, and there is room again later.
+// The store is full: the move fails, nothing is lost, and there is space again later.
 TEST_P(Outgrow, AStoreThatFails)
 {
 	Options o = with();

@@ -16,7 +16,7 @@ uint64_t place_of(unsigned i) { return i * 300000000ull + 12345; }
 // 2 GiB with 7 small writes, and a writer that goes on.
 class Sparse : public testing::Test {
 protected:
-	static Options roomy()
+	static Options spacious()
 	{
 		Options o;
 		o.budget = 8ull << 30;
@@ -55,7 +55,7 @@ protected:
 
 TEST_F(Sparse, AnFsyncWritesWhatWasWrittenAndLooksForItOnce)
 {
-	Staging s(ground, roomy());
+	Staging s(ground, spacious());
 	ASSERT_EQ(s.err, 0);
 	open_file(s);
 	ASSERT_FALSE(staged_spilled(f));
@@ -79,10 +79,10 @@ TEST_F(Sparse, AnFsyncWritesWhatWasWrittenAndLooksForItOnce)
 	staged_unref(f);
 }
 
-TEST_F(Sparse, ACloseIsPromisedRoomAndNextStartWritesIt)
+TEST_F(Sparse, ACloseIsPromisedSpaceAndNextStartWritesIt)
 {
 	{
-		Staging s(ground, roomy());
+		Staging s(ground, spacious());
 		ASSERT_EQ(s.err, 0);
 		open_file(s);
 		io_counts before = s.engine.counts();
@@ -91,7 +91,7 @@ TEST_F(Sparse, ACloseIsPromisedRoomAndNextStartWritesIt)
 		ASSERT_GT(seal(s, f, node, {{root, "sparse"}}, true), 0);
 		staged_unref(f);
 	} // killed
-	Staging s(ground, roomy());
+	Staging s(ground, spacious());
 	ASSERT_EQ(s.err, 0);
 	ASSERT_EQ(s.drain(), 0);
 	expect_in_the_store();
@@ -100,7 +100,7 @@ TEST_F(Sparse, ACloseIsPromisedRoomAndNextStartWritesIt)
 // The reserve is small: a version with more data than its share gets blocks of its own.
 TEST_F(Sparse, MuchDataIsNotPromised)
 {
-	Staging s(ground, roomy());
+	Staging s(ground, spacious());
 	ASSERT_EQ(s.err, 0);
 	open_file(s);
 	std::string some(1u << 20, 'x');
@@ -114,7 +114,7 @@ TEST_F(Sparse, MuchDataIsNotPromised)
 	ASSERT_EQ(s.drain(), 0);
 }
 
-// Without room in memory its bytes are in the store from the start; an fsync's version is a copy of them.
+// Without space in memory its bytes are in the store from the start; an fsync's version is a copy of them.
 TEST_F(Sparse, SpilledItIsCopiedWithItsHoles)
 {
 	Staging s(ground);

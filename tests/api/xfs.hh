@@ -28,8 +28,8 @@ struct Xfs {
 	// The first byte of the file changes on the disk, and nowhere else.
 	void rot(const std::string &file) const
 	{
-		alignas(fiemap) char room[sizeof(fiemap) + sizeof(fiemap_extent)] = {};
-		auto *m = reinterpret_cast<fiemap *>(room);
+		alignas(fiemap) char buf[sizeof(fiemap) + sizeof(fiemap_extent)] = {};
+		auto *m = reinterpret_cast<fiemap *>(buf);
 		Fd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC)), img(open((dir / "img").c_str(), O_RDWR | O_CLOEXEC));
 		char byte = 0;
 		m->fm_length = 1;
@@ -48,8 +48,8 @@ struct Xfs {
 // Bytes in extents that another file has too.
 inline uint64_t shared_bytes(const std::string &path)
 {
-	alignas(fiemap) char room[sizeof(fiemap) + 64 * sizeof(fiemap_extent)] = {};
-	auto *m = reinterpret_cast<fiemap *>(room);
+	alignas(fiemap) char buf[sizeof(fiemap) + 64 * sizeof(fiemap_extent)] = {};
+	auto *m = reinterpret_cast<fiemap *>(buf);
 	Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
 	uint64_t n = 0;
 	m->fm_length = FIEMAP_MAX_OFFSET;

@@ -4,7 +4,7 @@
 # timeout: 120
 #
 # All is killed while files are written: one outgrew memory, one lies in memory. The store is full at the
-# next starts. Nothing of either is removed, by the starts or by a clean unmount; with room, both come
+# next starts. Nothing of either is removed, by the starts or by a clean unmount; with space, both come
 # whole to lost+found.
 . "$(dirname "$0")/../lib/lib.sh"
 
@@ -44,7 +44,7 @@ done
 start_mount "$store" "$mnt" staging=64M
 rm "$TMP/small/filler" "$TMP/small/filler2"
 "$BUILD/cairn" retry "$mnt" >/dev/null || die "cairn retry"
-[ "$(status_field "$mnt" recovered.kept)" = 0 ] || die "with room: $(status_field "$mnt" recovered)"
+[ "$(status_field "$mnt" recovered.kept)" = 0 ] || die "with space: $(status_field "$mnt" recovered)"
 stop_mount "$mnt"
 
 python3 - "$lf" <<'EOP' || die "lost+found: $(ls -l "$lf")"

@@ -3,7 +3,7 @@
 # modes: fast relay
 # options: staging=256M
 # disk: ext4
-"""A store without room: each writer's save raises an error, and the checkpoint before it stays.
+"""A store without space: each writer's save raises an error, and the checkpoint before it stays.
 
 safetensors ignores the result of close(2), so write(2), or its own open, has to fail.
 """
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import eco
 
 SIZE = 60 << 20         # of a checkpoint
-ROOM = 20 << 20         # that the store has left
+SPACE = 20 << 20         # that the store has left
 DISK = os.path.dirname(os.environ["STORE"])
 
 
@@ -43,7 +43,7 @@ WRITERS = {"a.safetensors": save_safetensors, "a.pt": save_torch, "a.dcp": save_
 def fill():
     with open(os.path.join(DISK, "filler"), "wb") as f:
         v = os.statvfs(DISK)
-        os.posix_fallocate(f.fileno(), 0, v.f_bavail * v.f_frsize - ROOM)
+        os.posix_fallocate(f.fileno(), 0, v.f_bavail * v.f_frsize - SPACE)
 
 
 def save(top):
@@ -58,7 +58,7 @@ def save(top):
         except BaseException as e:      # DCP raises one of these
             print(f"{name}: {type(e).__name__}: {e}"[:200])
         else:
-            raise AssertionError(f"{name}: {SIZE} bytes were saved into {ROOM}")
+            raise AssertionError(f"{name}: {SIZE} bytes were saved into {SPACE}")
         eco.subprocess.run(["rm", "-rf", new], check=True)
     os.unlink(os.path.join(DISK, "filler"))
 

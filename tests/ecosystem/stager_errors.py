@@ -134,7 +134,7 @@ def while_saving(top):
         eco.until(lambda: collect() or not writer.stager._pending, "nothing is pending")
         empty(writer.stager)
     with mock.patch.object(type(writer.stager.memory.create(1 << 20)), "_commit",
-                           side_effect=OSError(28, "no room")):
+                           side_effect=OSError(28, "no space")):
         future = dcp.async_save(model(1), checkpoint_id=f"{top}/full", storage_writer=writer,
                                 no_dist=True)
         raises(CheckpointException, future.result)

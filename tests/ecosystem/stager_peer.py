@@ -330,7 +330,7 @@ def memo(top):
 
 def reused(top):
     """The same tensors again: both into the memory of before. A storage that was resized: the peer
-    gives up, ours makes room."""
+    gives up, ours makes space."""
     for stager in (StateDictStager(), CairnStager(top)):
         model = {"a": torch.ones(100), "b": torch.ones(50)[10:]}
         first = stager.stage(model)

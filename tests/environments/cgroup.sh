@@ -18,5 +18,5 @@ in_cgroup()
 	[ "$(memcg_killed "$1")" = 0 ] || die "the kernel killed for memory: $(memcg_killed "$1")"
 }
 
-in_cgroup roomy 256 64
+in_cgroup spacious 256 64
 in_cgroup tight 128 512

@@ -10,18 +10,18 @@
 /* Depth-first by next/first with the parser's own limit on nesting. */
 static void walk(const struct json_doc *d, int v, unsigned depth)
 {
-	size_t room = json_string_room(d, v);
+	size_t size = json_string_size(d, v);
 	uint64_t n;
 
 	if (depth > 64)
 		abort();
 	json_is_u64(d, v, &n);
 	json_double(d, v);
-	if (room) {
-		char *s = malloc(room), *b = json_bytes(d, v);
+	if (size) {
+		char *s = malloc(size), *b = json_bytes(d, v);
 		ssize_t len = json_string_copy(d, v, s);
 
-		if (len >= (ssize_t)room || (b && strlen(b) >= room))
+		if (len >= (ssize_t)size || (b && strlen(b) >= size))
 			abort();
 		free(s);
 		free(b);

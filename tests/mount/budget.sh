@@ -3,7 +3,7 @@
 # modes: fast relay posix
 # timeout: 180
 #
-# More than staging has room for: slower, never an error.
+# More than staging has space for: slower, never an error.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
 
@@ -54,7 +54,7 @@ for i in $(seq 16); do
 	helper files same "$store/w$i" 16000000 $((200 + i)) || die "w$i in the store"
 done
 
-# More files held open at once than there is room for (2 MiB each is the least on huge pages).
+# More files held open at once than there is space for (2 MiB each is the least on huge pages).
 mkfifo "$TMP/go"
 pids=
 for i in $(seq 48); do

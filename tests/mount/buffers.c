@@ -575,7 +575,7 @@ static void budget(void)
 	ERR(open(in_dir(name), O_RDWR | O_CREAT | O_EXCL, 0600), ENOSPC);
 	ERR(ftruncate(fd, (off_t)all), ENOSPC);
 	LOAN(fd, "free");
-	put("other", LEN, 1);			/* others find room */
+	put("other", LEN, 1);			/* others find space */
 	same("other", LEN, 1);
 	OK(close(fd));
 	for (int i = 0; i < 400 * slow() && status("count"); i++)

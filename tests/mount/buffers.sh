@@ -4,7 +4,7 @@
 # timeout: 180
 #
 # Buffers, staged files on loan to clients (the table in buffers.c): lives, readers, kills of the
-# client, owners, the budget; where there is no passthrough, a store without room, a mount that
+# client, owners, the budget; where there is no passthrough, a store without space, a mount that
 # is read only, and an unmount.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
@@ -39,7 +39,7 @@ said=$(make_buffer "$mnt") && die "a buffer on a read-only mount"
 [ "$said" = "Read-only file system" ] || die "ro: $said"
 stop_mount "$mnt"
 
-# A store without room says so at the link, and nothing is left of it.
+# A store without space says so at the link, and nothing is left of it.
 make_disk small ext4 64M
 start_mount "$TMP/small/store" "$mnt" staging=512M
 python3 - "$mnt" <<'END' || die "full store"

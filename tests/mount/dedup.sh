@@ -4,7 +4,7 @@
 # timeout: 180
 #
 # Equal files are stored once where the store has shared extents: within a checkpoint, against
-# the one before, also after a restart. Nothing but the room they take tells.
+# the one before, also after a restart. Nothing but the space they take tells.
 . "$(dirname "$0")/../lib/lib.sh"
 
 need_root

@@ -3,7 +3,7 @@
 # modes: fast relay posix
 # timeout: 180
 #
-# Programs that ignore what close(2) says save onto a store without room, and remove the checkpoint
+# Programs that ignore what close(2) says save onto a store without space, and remove the checkpoint
 # before when all seemed well: open(2) or write(2) must tell them.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
@@ -57,7 +57,7 @@ round()
 	rm "$mnt/old-1"
 	wait_durable "$mnt" 60
 	rm "$disk/filler"
-	save old-1 60 1 || die "with room again: $(cat "$TMP"/said.*)"
+	save old-1 60 1 || die "with space again: $(cat "$TMP"/said.*)"
 	wait_durable "$mnt" 60
 	leave_mib 20
 
@@ -81,11 +81,11 @@ round()
 	done
 	old_is_there "ranks"
 
-	# small things, and room made by a removal that is still on its way
+	# small things, and space made by a removal that is still on its way
 	echo small >"$mnt/small" || die "a small file"
 	rm -f "$mnt"/rank-*
 	save late.bin 12 21 || die "after a removal: $(cat "$TMP/said.21")"
-	# an append finds no room either; what was there stays
+	# an append finds no space either; what was there stays
 	rc=0
 	{ head -c 62914560 /dev/zero >>"$mnt/late.bin"; } 2>/dev/null || rc=$?
 	[ $rc != 0 ] || die "an append succeeded"
@@ -93,11 +93,11 @@ round()
 	retry 30 same "$store/late.bin" 21 $((12 * MIB)) || die "an append that failed changed the file in the store"
 	rm "$mnt/late.bin" "$disk/filler"
 
-	save roomy.bin 60 31 || die "with room again: $(cat "$TMP/said.31")"
+	save spacious.bin 60 31 || die "with space again: $(cat "$TMP/said.31")"
 	wait_durable "$mnt" 60
 	# nothing that was held ahead of a writer stays allocated
 	save rest.bin 9 32 && wait_durable "$mnt" 60
-	for i in roomy.bin rest.bin old-1; do
+	for i in spacious.bin rest.bin old-1; do
 		n=$(($(stat -c '%b * 512 - %s' "$store/$i")))
 		[ $n -le 65536 ] || die "$i takes $n bytes more than its size"
 	done

@@ -3,8 +3,8 @@
 # modes: fast relay
 # timeout: 120
 #
-# The store is filled beside the mount after a file was written with room enough: its close fails. The
-# version stays, everything says so, and it comes first when a removal made room, or `cairn discard`
+# The store is filled beside the mount after a file was written with space enough: its close fails. The
+# version stays, everything says so, and it comes first when a removal made space, or `cairn discard`
 # gives it up.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
@@ -17,7 +17,7 @@ helper files put "$mnt/old" 40000000 1 || die "the first checkpoint"
 helper files put "$mnt/keep" 20000000 2 || die "another file"
 wait_durable "$mnt"
 
-# late BYTES SEED NAME...: written with room, closed without
+# late BYTES SEED NAME...: written with space, closed without
 late()
 {
 	python3 - "$TMP/small" "$mnt" "$@" <<'EOP'
@@ -32,9 +32,9 @@ for name in sys.argv[5:]:
         left = left[os.write(fd, left):]
 st = os.statvfs(disk)
 f = os.open(disk + "/filler", os.O_WRONLY | os.O_CREAT)
-room = st.f_bavail * st.f_frsize - (8 << 20)
-if room > 0:
-    os.posix_fallocate(f, os.fstat(f).st_size, room)
+space = st.f_bavail * st.f_frsize - (8 << 20)
+if space > 0:
+    os.posix_fallocate(f, os.fstat(f).st_size, space)
 os.close(f)
 for fd in fds:
     try:
@@ -43,7 +43,7 @@ for fd in fds:
         if e.errno != errno.ENOSPC:
             raise
         continue
-    sys.exit("a close found room")
+    sys.exit("a close found space")
 EOP
 }
 same() { cmp <(head -c "$3" /dev/zero | tr '\0' "\\$(printf %03o "$2")") "$1" >/dev/null 2>&1; }
@@ -61,9 +61,9 @@ same "$mnt/new" 7 30000000 || die "the failed version cannot be read"
 sleep 6
 [ "$(status_field "$mnt" errors.count)" = "$errors" ] || die "a try again counts as an error: $(status_field "$mnt" errors)"
 
-# A removal makes room: it is the failed one's, whoever comes.
+# A removal makes space: it is the failed one's, whoever comes.
 rm "$mnt/old"
-retry 3 same "$store/new" 7 30000000 || die "room came, and the failed version is not in the store"
+retry 3 same "$store/new" 7 30000000 || die "space came, and the failed version is not in the store"
 wait_durable "$mnt"
 
 # Given up by a person's word only: the version before counts again, or there is none.

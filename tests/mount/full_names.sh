@@ -4,7 +4,7 @@
 # timeout: 180
 #
 # Many new names in a store that is almost full, while the order is held up: what is
-# accepted finds room in the end, what would not is refused with ENOSPC.
+# accepted finds space in the end, what would not is refused with ENOSPC.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
 
@@ -14,7 +14,7 @@ start_mount "$store" "$mnt" staging=32M
 need_passthrough "$mnt"
 
 # A file closed while it is mapped holds up all that comes later. Then all but some 6 MiB of the
-# store is taken: room for far fewer directories than are asked for.
+# store is taken: space for far fewer directories than are asked for.
 python3 - "$mnt" "$TMP" <<'EOF' || die "the names: see above"
 import ctypes, errno, mmap, os, sys
 mnt, tmp = sys.argv[1:]
@@ -42,7 +42,7 @@ for i in range(6000):
 		refused += 1
 	if i % 20:
 		continue
-	# the room that names were promised is not for files
+	# the space that names were promised is not for files
 	fd = os.open("%s/f%d" % (mnt, i), os.O_WRONLY | os.O_CREAT)
 	told = False
 	try:
@@ -74,7 +74,7 @@ read -r made files <"$TMP/made"
 [ "$(find "$store" -maxdepth 1 -name 'f*' -size 60000c | wc -l)" = "$files" ] || die "not all $files files are in the store"
 healthy "$mnt"
 
-# With room again names are taken again.
+# With space again names are taken again.
 rm "$TMP/small/ballast"
-mkdir "$mnt/again" || die "mkdir with room"
+mkdir "$mnt/again" || die "mkdir with space"
 end_mount "$mnt"

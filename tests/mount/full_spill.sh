@@ -24,7 +24,7 @@ except OSError as e:
     rc = e.errno
 print("# lane %s, fsync: %s" % (lane, rc and errno.errorcode[rc]))
 if rc != errno.ENOSPC:
-    sys.exit("it has room for both: this proves nothing")
+    sys.exit("it has space for both: this proves nothing")
 os.close(fd)
 END
 echo after >"$mnt/after"

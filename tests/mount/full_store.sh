@@ -3,7 +3,7 @@
 # modes: fast relay posix
 # timeout: 180
 #
-# A store without room: close and fsync say ENOSPC, nothing accepted is lost, deletes free.
+# A store without space: close and fsync say ENOSPC, nothing accepted is lost, deletes free.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
 
@@ -56,13 +56,13 @@ mkdir "$mnt/d" && mv "$mnt/f0" "$mnt/d/f0" && mv "$mnt/d/f0" "$mnt/f0" || die "n
 
 # A delete frees, also one that is only queued when the next file is closed.
 rm "$mnt/f0" "$mnt/f1"
-put new 12000000 60 || die "no room after a delete: $(cat "$TMP/said")"
+put new 12000000 60 || die "no space after a delete: $(cat "$TMP/said")"
 rm "$mnt/f2"
 accepted_are_there 3 "after deletes"
 helper files same "$store/new" 12000000 60 || die "the new file"
 [ ! -e "$store/f2" ] || die "f2 was deleted"
 
-# Overwrite in place on a full store: the old stays until there is room for the new.
+# Overwrite in place on a full store: the old stays until there is space for the new.
 fill_rest() { local i=0; while put "x$i" 2000000 "$i"; do i=$((i + 1)); done; rm -f "$mnt/x$i"; }
 fill_rest
 rc=0
@@ -74,7 +74,7 @@ helper files same "$store/f4" 8000000 4 || die "the old f4 is not in the store a
 # (The write failed. That of a close which fails all the same is full_late.sh's.)
 [ "$(stat -c %s "$mnt/f4")" -lt 30000000 ] || die "f4 has $(stat -c %s "$mnt/f4") bytes in the mount"
 helper files same "$store/f5" 8000000 5 || die "f5"
-# With room again nobody publishes what is not whole; written again it is.
+# With space again nobody publishes what is not whole; written again it is.
 rm -f "$mnt"/x* "$mnt/new" "$mnt/f6" "$mnt/f7"
 echo retry >"$mnt/.cairn/control" || die "control"
 helper files same "$store/f4" 8000000 4 || die "half of f4 was published"
@@ -83,7 +83,7 @@ wait_durable "$mnt" 60
 helper files same "$store/f4" 30000000 70 || die "f4 was written again, and is not in the store"
 rm "$mnt/f4"
 
-# Deletes behind files that wait: in the end there is room, and it all comes out.
+# Deletes behind files that wait: in the end there is space, and it all comes out.
 for i in 3 $(seq 5 $((accepted - 1))); do
 	rm -f "$mnt/f$i"
 	put "g$i" 8000000 $((100 + i)) || die "g$i: $(cat "$TMP/said")"

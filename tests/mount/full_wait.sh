@@ -3,7 +3,7 @@
 # modes: fast relay
 # timeout: 180
 #
-# Closes that wait for removals to make room are more than there are threads that answer; others
+# Closes that wait for removals to make space are more than there are threads that answer; others
 # are answered all the while.
 . "$(dirname "$0")/../lib/lib.sh"
 need_root
@@ -70,7 +70,7 @@ for i in $(seq $waiting); do
 	[ $rc = 0 ] && accepted+=("$i") || rm -f "$a/w$i"
 done
 wait_durable "$a" 60
-note "${#accepted[@]} of them found room"
+note "${#accepted[@]} of them found space"
 for i in "${accepted[@]}"; do
 	helper files same "$store/w$i" 2000000 "$i" || die "w$i in the store"
 done

@@ -76,12 +76,12 @@ done
 # a reader maps versions before they are durable
 without kept "$mnt/kept" $size || die "kept"
 
-# a mount with too little room: what it cannot give is written
+# a mount with too little space: what it cannot give is written
 start_mount "$TMP/store2" "$TMP/mnt2" staging=24M
 mkdir "$TMP/mnt2/run"
-without steps "$TMP/mnt2/run" 4 6 $size >"$TMP/out" 2>"$TMP/err" || die "little room: $(cat "$TMP/err")"
+without steps "$TMP/mnt2/run" 4 6 $size >"$TMP/out" 2>"$TMP/err" || die "little space: $(cat "$TMP/err")"
 cat "$TMP/out" "$TMP/err"
-without read "$TMP/mnt2/run" 4 6 $size || die "read, little room"
+without read "$TMP/mnt2/run" 4 6 $size || die "read, little space"
 [ "$(value 'all steps' own)" = 0 ] || [ "$(grep -c '^notice: .*write(2)' "$TMP/err")" = 1 ] ||
 	die "not told, or told more than once"
 stop_mount "$TMP/mnt2"

@@ -4,7 +4,7 @@
  *	outgrow WAY PATH MIB SEED MOUNT
  *
  * writes PATH in the given WAY, never further ahead than AHEAD_MIB of what the daemon has made
- * room for, and reads it back:
+ * space for, and reads it back:
  *	append	from the beginning to the end; others may write it meanwhile, none may read it
  *	fsync	the same, with an fsync before the last MiB
  *	patch	records of 2 MiB whose head is written again after each, as zip does
@@ -127,7 +127,7 @@ int main(int argc, char **argv)
 	}
 	paced = strstr(status(), "\"passthrough\": true");
 	budget = status_number("\"budget_bytes\": ");
-	paced &= strcmp(way, "parts") != 0;	/* only the first of them can make room */
+	paced &= strcmp(way, "parts") != 0;	/* only the first of them can make space */
 	long moved = status_number("\"outgrown\": {\"files\": ");
 	int fd = OK(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644));
 	if (!strcmp(way, "sized") || !strcmp(way, "parts"))

@@ -4,7 +4,7 @@
 # timeout: 240
 #
 # Files that outgrow staging and its tmpfs while the kernel writes them by itself: never ENOSPC
-# while the store has room.
+# while the store has space.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
 need_root

@@ -65,7 +65,7 @@ def check(i, when):
 
 for name in ("removed", "replaced", "saved", "late", "moved"):
     reader(name)
-with open(mnt + "/spilled", "wb") as f:          # more than staging has room for
+with open(mnt + "/spilled", "wb") as f:          # more than staging has space for
     for i in range(40):
         f.write(bytes([ord("S") ^ (i % 8)]) * MIB)
 reader("spilled", "S")

@@ -12,7 +12,7 @@ import ctypes, mmap, os, sys, time
 top = sys.argv[1]
 os.makedirs(f"{top}/run/step-1")
 os.chdir(f"{top}/run/step-1")
-with open("large", "wb") as f:           # more than staging has room for: spilled
+with open("large", "wb") as f:           # more than staging has space for: spilled
     for i in range(100):
         f.write(b"l" * (1 << 20))
 libc = ctypes.CDLL(None)

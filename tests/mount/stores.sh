@@ -3,7 +3,7 @@
 # modes: fast relay
 # timeout: 240
 # Stores that are not like the disk of the other cases: a directory has always one link (btrfs,
-# overlayfs), files cannot be given away, an inode has no room for an xattr. Bytes are published
+# overlayfs), files cannot be given away, an inode has no space for an xattr. Bytes are published
 # whatever else a store refuses, and it is told.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
@@ -80,8 +80,8 @@ notices | grep 'does not let cairnfs set the owners of files' >/dev/null || die 
 "$BUILD/cairn" verify "$mnt" >/dev/null || die "verify"
 end_mount "$mnt"
 
-# Something beside the mount gave a file all the xattrs its inode has room for; the next version
-# has no room for ours.
+# Something beside the mount gave a file all the xattrs its inode has space for; the next version
+# has no space for ours.
 make_disk ext4 ext4 64M
 store=$TMP/ext4/store
 mkdir "$store"
@@ -101,6 +101,6 @@ echo new >"$mnt/f"
 echo more >"$mnt/g"
 "$BUILD/cairn" wait --timeout 60 "$mnt" || die "wait: $(cat "$mnt/.cairn/status")"
 [ "$(cat "$store/f" "$store/g" | tr '\n' ' ')" = "new more " ] || die "f and g: $(cat "$store/f" "$store/g")"
-[ -z "$(xattr "$store/f" user.big)" ] || die "it has room for both: this proves nothing"
+[ -z "$(xattr "$store/f" user.big)" ] || die "it has space for both: this proves nothing"
 notices | grep 'no space for user.big of f' >/dev/null || die "not told: $(notices)"
 stop_mount "$mnt"

@@ -12,7 +12,7 @@ struct Json {
 	Json(const Json &) = delete;
 	std::string text(int v) const
 	{
-		std::vector<char> buf(json_string_room(d, v) + 1);
+		std::vector<char> buf(json_string_size(d, v) + 1);
 		ssize_t n = json_string_copy(d, v, buf.data());
 		return n < 0 ? "<none>" : std::string(buf.data(), (size_t)n);
 	}

@@ -244,7 +244,7 @@ TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 
 TEST(Judge, MarkOfAnOverwrittenShard)
 {
-	char buf[CKPT_OVER_ROOM];
+	char buf[CKPT_OVER_BYTES];
 	timespec t = {};
 	EXPECT_EQ((size_t)ckpt_over_print({12, 34}, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
 	EXPECT_STREQ(buf, "12.000000034 xxh3:ab");

@@ -10,10 +10,10 @@
 using Files = std::vector<std::string>;
 
 struct Io : view_io {
-	explicit Io(const Files &f) : view_io{}, files(f), room(VIEW_SCRATCH)
+	explicit Io(const Files &f) : view_io{}, files(f), space(VIEW_SCRATCH)
 	{
 		ctx = this;
-		scratch = room.data();
+		scratch = space.data();
 		get = [](void *c, uint32_t i, fmt_source *out) {
 			Io *io = (Io *)c;
 			io->held++;
@@ -23,7 +23,7 @@ struct Io : view_io {
 		put = [](void *c, uint32_t) { ((Io *)c)->held--; };
 	}
 	const Files &files;
-	std::vector<char> room;
+	std::vector<char> space;
 	int held = 0;
 };
 

@@ -95,7 +95,7 @@ TEST_F(Expect, AClosedFileIsRemembered)
 	EXPECT_EQ(now(two, "shard"), STAGED_SIZE_UNKNOWN);
 	ASSERT_EQ(k.close(f), 0);
 	EXPECT_EQ(now(two, "shard"), 123456u);
-	// holes take no room, and none is kept for them
+	// holes take no space, and none is kept for them
 	ASSERT_EQ(k.create(one, "sparse", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
 	ASSERT_EQ(k.write(f, "x", 1u << 30), 0);
 	ASSERT_EQ(k.close(f), 0);

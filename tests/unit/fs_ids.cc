@@ -31,7 +31,7 @@ TEST(Ids, ALaterStartGivesLargerIds)
 	for (long ms = 0; ms < 5000; ms++) {
 		timespec now = {.tv_sec = 1790000000 + ms / 1000, .tv_nsec = ms % 1000 * 1000000};
 		uint64_t id = staging_first_id(&now, 9);
-		ASSERT_GT(id, last + 10000) << ms; // there is room for that many in a millisecond
+		ASSERT_GT(id, last + 10000) << ms; // there is space for that many in a millisecond
 		last = id;
 	}
 }

@@ -158,7 +158,7 @@ TEST_F(Fails, ACloseThatFoundNoBlocksLeavesTheVersionBefore)
 	drain();
 	EXPECT_EQ(read_file(stored("f")), "old");
 	fail(none, 0);
-	ASSERT_EQ(k.rewrite(dir, "f", "newer"), 0);	// a close that finds room ends it
+	ASSERT_EQ(k.rewrite(dir, "f", "newer"), 0);	// a close that finds space ends it
 	drain();
 	EXPECT_EQ(read_file(stored("f")), "newer");
 }
@@ -284,7 +284,7 @@ TEST_F(FullOfBytes, WritesSayENOSPCAndWhatWasClosedIsKept)
 	EXPECT_TRUE(tree_of(ground.store()) == want) << show(tree_of(ground.store()));
 	for (const char *n : {"f0", "f1", "f2"})
 		EXPECT_EQ(k.unlink(root, n), 0);
-	EXPECT_NE(k.put(root, "again", pattern(part, 1)), 0u) << k.err;	// waits for the room
+	EXPECT_NE(k.put(root, "again", pattern(part, 1)), 0u) << k.err;	// waits for the space
 }
 
 class FullOfNames : public Full
@@ -328,8 +328,8 @@ TEST_F(FullOfNames, NewOnesSayENOSPCAlsoWhenFewAreOnTheirWay)
 	k.close(f);
 }
 
-// Its room is held since the first answer.
-TEST_F(FullOfNames, ACloseAfterOneThatWasAnsweredFindsItsRoom)
+// Its space is held since the first answer.
+TEST_F(FullOfNames, ACloseAfterOneThatWasAnsweredFindsItsSpace)
 {
 	Client &k = *client;
 	File f;

@@ -157,7 +157,7 @@ TEST_F(Order, WhatIsSentAgainIsAnsweredInTheOrderOfItsFirstSending)
 	EXPECT_LT(s1, shim_name_seq(t->fs, root, "D"));
 }
 
-// A close was answered, and there is no room in the log for its version: what its program does next
+// A close was answered, and there is no space in the log for its version: what its program does next
 // waits, and is not logged before it.
 TEST_F(Order, ACloseThatCannotBeLoggedKeepsItsPlace)
 {
@@ -293,9 +293,9 @@ TEST_F(Waits, TruncationOfWhatAnFsyncWrites)
 	EXPECT_EQ(k->attr.size, 5u);
 }
 
-// Files that find no room in staging are made in the store: not under the tree lock, whatever asks
+// Files that find no space in staging are made in the store: not under the tree lock, whatever asks
 // for them. What the test checks is in the fixture.
-TEST_F(Waits, FilesThatFindNoRoomAreMadeWithoutTheLock)
+TEST_F(Waits, FilesThatFindNoSpaceAreMadeWithoutTheLock)
 {
 	staging_stats st;
 	File a = written("A", 10);

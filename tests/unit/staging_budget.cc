@@ -85,7 +85,7 @@ TEST(Budget, LargeOnesLieOnHugePages)
 TEST(Budget, UnknownSizes)
 {
 	struct Case {
-		uint64_t budget, room;
+		uint64_t budget, space;
 	};
 	for (Case c : {Case{64 * mib, 16 * mib}, {128 * mib, 16 * mib}, {800 * mib, 100 * mib},
 		       {16384 * mib, 1024 * mib}}) {
@@ -93,24 +93,24 @@ TEST(Budget, UnknownSizes)
 		Ground ground;
 		Staging s(ground, with(c.budget));
 		ASSERT_EQ(s.err, 0);
-		Held fits = make(s, c.budget - c.room), in = make(s, STAGED_SIZE_UNKNOWN);
+		Held fits = make(s, c.budget - c.space), in = make(s, STAGED_SIZE_UNKNOWN);
 		EXPECT_FALSE(staged_spilled(in.f));
-		EXPECT_EQ(s.stats().used, c.budget - c.room + c.room / 16);
-		Held out = make(s, STAGED_SIZE_UNKNOWN); // the room is there no more
+		EXPECT_EQ(s.stats().used, c.budget - c.space + c.space / 16);
+		Held out = make(s, STAGED_SIZE_UNKNOWN); // the space is there no more
 		EXPECT_TRUE(staged_spilled(out.f));
 		for (Held *h : {&fits, &in, &out})
 			staged_unref(h->f);
 		EXPECT_EQ(s.stats().used, 0u);
 	}
 	Ground ground;
-	Staging s(ground, with(8 * mib)); // smaller than the least room
+	Staging s(ground, with(8 * mib)); // smaller than the least space
 	Held h = make(s, STAGED_SIZE_UNKNOWN);
 	EXPECT_TRUE(staged_spilled(h.f));
 	staged_unref(h.f);
 }
 
 // The kernel writes a file of unknown size past us: it may not find the end of the tmpfs.
-TEST(Budget, UnknownSizesWantRoomToGrow)
+TEST(Budget, UnknownSizesWantSpaceToGrow)
 {
 	Ground ground;
 	Options o = with(256 * mib);
@@ -254,7 +254,7 @@ TEST(Budget, ASizeAnnouncedIsAnExpectation)
 	make_durable(s, old, "old", pattern(32 * mib, 1));
 	Held h = make(s, STAGED_SIZE_UNKNOWN);
 	EXPECT_EQ(info(old.f).state, STAGED_DURABLE);
-	ASSERT_EQ(staged_resize(h.f, 240 * mib), 0); // what is durable makes room
+	ASSERT_EQ(staged_resize(h.f, 240 * mib), 0); // what is durable makes space
 	EXPECT_EQ(info(old.f).state, STAGED_EVICTED);
 	EXPECT_EQ(info(h.f).size, 240 * mib);
 	staged_unref(h.f);
@@ -372,7 +372,7 @@ TEST(Budget, NeverDrifts)
 	}
 }
 
-// With threads, many files and little room: bytes are right wherever they ended up, the budget
+// With threads, many files and little space: bytes are right wherever they ended up, the budget
 // ends at nothing, and no file is left behind in staging.
 TEST(Budget, EndsAtNothing)
 {

@@ -126,33 +126,33 @@ TEST(Pin, CgroupsOfBothKinds)
 }
 
 /* What a writer may still take: its page cache counts as free, what cannot be seen as none at all. */
-TEST(Pin, RoomInACgroup)
+TEST(Pin, SpaceInACgroup)
 {
 	Machine m;
 	write_file(m.own, "0::/a/b\n");
 	write_file(m.cgroups + "/a/b/cgroup.procs", "");
-	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), UINT64_MAX);
+	EXPECT_EQ(pin_cgroup_space(&m.at, m.own.c_str()), UINT64_MAX);
 	write_file(m.cgroups + "/a/memory.max", "1000000\n");
 	write_file(m.cgroups + "/a/memory.current", "900000\n");
-	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 100000u);
+	EXPECT_EQ(pin_cgroup_space(&m.at, m.own.c_str()), 100000u);
 	write_file(m.cgroups + "/a/memory.stat", "anon 5\ninactive_file 20000\nactive_file 3000\nx 1\n");
-	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 123000u);
+	EXPECT_EQ(pin_cgroup_space(&m.at, m.own.c_str()), 123000u);
 	write_file(m.cgroups + "/a/b/memory.high", "4096\n");
 	write_file(m.cgroups + "/a/b/memory.current", "8192\n");
-	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 0u);
-	EXPECT_EQ(pin_cgroup_room(&m.at, "/nowhere"), 0u);
+	EXPECT_EQ(pin_cgroup_space(&m.at, m.own.c_str()), 0u);
+	EXPECT_EQ(pin_cgroup_space(&m.at, "/nowhere"), 0u);
 	write_file(m.own, "0::/../b\n");
-	EXPECT_EQ(pin_cgroup_room(&m.at, m.own.c_str()), 0u) << "of another namespace";
+	EXPECT_EQ(pin_cgroup_space(&m.at, m.own.c_str()), 0u) << "of another namespace";
 
 	Machine old;
 	write_file(old.own, "4:memory:/job/7\n0::/elsewhere\n");
-	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), 0u);
+	EXPECT_EQ(pin_cgroup_space(&old.at, old.own.c_str()), 0u);
 	write_file(old.cgroups + "/memory/job/7/cgroup.procs", "");
-	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), UINT64_MAX);
+	EXPECT_EQ(pin_cgroup_space(&old.at, old.own.c_str()), UINT64_MAX);
 	write_file(old.cgroups + "/memory/job/memory.limit_in_bytes", "409600\n");
 	write_file(old.cgroups + "/memory/job/memory.usage_in_bytes", "400000\n");
 	write_file(old.cgroups + "/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 23\n");
-	EXPECT_EQ(pin_cgroup_room(&old.at, old.own.c_str()), 9723u);
+	EXPECT_EQ(pin_cgroup_space(&old.at, old.own.c_str()), 9723u);
 }
 
 TEST(Pin, HugePagesDenied)

@@ -24,22 +24,22 @@ namespace
 // The last bytes before a page that cannot be read.
 class Edge {
 public:
-	explicit Edge(size_t room)
+	explicit Edge(size_t space)
 	{
 		size_t page = (size_t)sysconf(_SC_PAGESIZE);
-		room_ = (room + page - 1) / page * page;
-		base_ = static_cast<char *>(mmap(nullptr, room_ + page, PROT_READ | PROT_WRITE,
+		space_ = (space + page - 1) / page * page;
+		base_ = static_cast<char *>(mmap(nullptr, space_ + page, PROT_READ | PROT_WRITE,
 						 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-		if (base_ == MAP_FAILED || mprotect(base_ + room_, page, PROT_NONE))
+		if (base_ == MAP_FAILED || mprotect(base_ + space_, page, PROT_NONE))
 			throw std::system_error(errno, std::generic_category(), "mmap");
-		all_ = room_ + page;
+		all_ = space_ + page;
 	}
 	Edge(const Edge &) = delete;
 	Edge &operator=(const Edge &) = delete;
 	~Edge() { munmap(base_, all_); }
 	char *put(const void *bytes, size_t len)
 	{
-		char *at = base_ + room_ - len;
+		char *at = base_ + space_ - len;
 		if (len)
 			memcpy(at, bytes, len);
 		return at;
@@ -47,7 +47,7 @@ public:
 
 private:
 	char *base_;
-	size_t room_, all_;
+	size_t space_, all_;
 };
 
 constexpr size_t max_len = REC_DATA_MAX + 1024;
@@ -262,11 +262,11 @@ TEST(Record, EncodingStaysInItsBuffer)
 	Sample m;
 	m.r.type = REC_MKDIR;
 	m.name = "abc";
-	std::string bytes = encode(m), room(bytes.size() + 64, 'x');
+	std::string bytes = encode(m), space(bytes.size() + 64, 'x');
 
-	ASSERT_EQ(rec_encode(m.get(), room.data(), bytes.size()), (ssize_t)bytes.size());
-	EXPECT_EQ(room.substr(0, bytes.size()), bytes); // and the same each time
-	EXPECT_EQ(room.substr(bytes.size()), std::string(64, 'x'));
+	ASSERT_EQ(rec_encode(m.get(), space.data(), bytes.size()), (ssize_t)bytes.size());
+	EXPECT_EQ(space.substr(0, bytes.size()), bytes); // and the same each time
+	EXPECT_EQ(space.substr(bytes.size()), std::string(64, 'x'));
 }
 
 TEST(Record, EveryTruncationIsTorn)

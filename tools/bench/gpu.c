@@ -319,7 +319,7 @@ static int fill_device(struct bench *b)
 	return b->cu.stream_sync(b->stream) ? complain("fill the device") : 0;
 }
 
-static bool has_room(const struct bench *b)
+static bool has_space(const struct bench *b)
 {
 	/* one in cuMemAllocHost, two in staging; a stand-in's come from the same memory */
 	unsigned long long need = b->size * 3 + b->size / 8, have = memory_available();
@@ -348,7 +348,7 @@ static int get_memory(struct bench *b)
 {
 	cudl_result r;
 
-	if (!has_room(b))
+	if (!has_space(b))
 		return 1;
 	r = b->cu.mem_alloc(&b->device, b->size);
 	if (r == CUDL_OUT_OF_MEMORY) {

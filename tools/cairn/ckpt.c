@@ -17,7 +17,7 @@
 static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 {
 	struct ckpt_name *n = &c->name[i];
-	char state[16] = "", over[CKPT_OVER_ROOM], sum[CKPT_OVER_ROOM], buf[64];
+	char state[16] = "", over[CKPT_OVER_BYTES], sum[CKPT_OVER_BYTES], buf[64];
 	struct stat st;
 
 	n->name = c->names.v[i];
@@ -381,7 +381,7 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
 {
 	const size_t gap = strlen(between);
-	char *p = buf, number[NUMBER_ROOM];
+	char *p = buf, number[NUMBER_CAP];
 
 	*p = '\0';
 	for (unsigned i = 0; i < n; i++) {

@@ -194,7 +194,7 @@ static inline void walk_closep(struct walk **w)
 double now_s(void); /* monotonic */
 void sleep_s(double s);
 const char *human_bytes(uint64_t n, char buf[32]); /* "1.5 GiB" */
-#define NUMBER_ROOM 21
+#define NUMBER_CAP 21
 char *put_number(char *p, uint64_t n); /* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
 /* Prints a name: control bytes as \xNN if f is a terminal. */

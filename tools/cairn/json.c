@@ -85,7 +85,7 @@ void json_put_string(struct json_out *j, const char *key, const char *bytes)
 
 void json_put_u64(struct json_out *j, const char *key, uint64_t n)
 {
-	char text[NUMBER_ROOM];
+	char text[NUMBER_CAP];
 
 	before(j, key);
 	put_number(text, n);

@@ -96,7 +96,7 @@ int put_told(struct fmt_error *e, int err, const char *name)
 
 /* Allocates all of it first, so that a full disk fails at once; if that is not supported,
  * only sets its size. */
-static int make_room(int fd, uint64_t size)
+static int make_space(int fd, uint64_t size)
 {
 	if (!size || !fallocate(fd, 0, 0, (off_t)size))
 		return 0;
@@ -108,7 +108,7 @@ static int make_room(int fd, uint64_t size)
 /* All of a view into a new file, onto stable storage; closes the file. */
 static int fill(struct export *x, const struct view *v, int fd, struct fmt_error *e)
 {
-	int err = make_room(fd, view_size(v));
+	int err = make_space(fd, view_size(v));
 
 	if (err)
 		put_told(e, err, x->out);

@@ -47,7 +47,7 @@ static void show_refusal(const char *why)
 
 static void show_number(const char *before, uint64_t n)
 {
-	char text[NUMBER_ROOM];
+	char text[NUMBER_CAP];
 
 	put_number(text, n);
 	fputs(before, stdout);

@@ -60,8 +60,9 @@ static bool fits(const struct buffer *b, uint64_t bytes)
 /* Mapped at a multiple of 2 MiB, so that huge pages are mapped as such. */
 static char *map_aligned(uint64_t bytes, int fd)
 {
-	uint64_t room = bytes + HUGE_PAGE;
-	char *all = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	uint64_t space = bytes + HUGE_PAGE;
+	char *all =
+		mmap(NULL, space, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	char *base, *map, *end;
 
 	if (all == MAP_FAILED)
@@ -73,14 +74,14 @@ static char *map_aligned(uint64_t bytes, int fd)
 	if (map == MAP_FAILED) {
 		int err = errno;
 
-		munmap(all, room);
+		munmap(all, space);
 		errno = err;
 		return NULL;
 	}
 	if (base > all)
 		munmap(all, base - all);
-	if (end < all + room)
-		munmap(end, all + room - end);
+	if (end < all + space)
+		munmap(end, all + space - end);
 	/* A forked child would share the file's bytes; and a page copied because of a fork
 	 * is not the one that the device writes to any more. */
 	madvise(base, bytes, MADV_DONTFORK);

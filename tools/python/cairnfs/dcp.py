@@ -312,15 +312,15 @@ def _fill_tail(stager: CairnStager, staged: Staged, file: _File,
                rest: List[_Piece]) -> List[_Piece]:
     """Appends what fits after the tensors; returns what does not."""
     need = sum(_layout.aligned(p.length()) for p in rest)
-    room = staged.block.size - _layout.aligned(file.at)
-    if need > room and need <= max(1 << 20, staged.layout.end // 8):
+    space = staged.block.size - _layout.aligned(file.at)
+    if need > space and need <= max(1 << 20, staged.layout.end // 8):
         # Small compared with the file: space is allocated for it from the next time on.
         wants = staged.layout.wants
         stager._tails[wants] = aligned_tail(need + _layout.ALIGN)
         with stager._lock:
             for key in [k for k, v in stager._layouts.items() if v is staged.layout]:
                 stager._layouts[key] = stager._new_layout(wants, staged.layout.aside)
-    if need > room:
+    if need > space:
         return rest
     _append(stager, staged.block, file, rest, Streams())
     return []

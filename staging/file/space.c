@@ -39,36 +39,36 @@ static uint64_t look(struct staging *s)
 
 	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
 		return UINT64_MAX;
-	uint64_t room = v.f_bavail * v.f_frsize,
+	uint64_t space = v.f_bavail * v.f_frsize,
 		 less = SPARE + (promised > held ? promised - held : 0);
-	room = room > less ? room - less : 0;
-	atomic_store(&s->room.free, room);
-	atomic_store(&s->room.seen_ns, now_ns());
-	return room;
+	space = space > less ? space - less : 0;
+	atomic_store(&s->space.free, space);
+	atomic_store(&s->space.seen_ns, now_ns());
+	return space;
 }
 
-uint64_t room_wanted(struct staging *s)
+uint64_t space_wanted(struct staging *s)
 {
 	uint64_t sum = 0;
 	pthread_mutex_lock(&s->lock);
 	bool any = s->st.versions.failed;
 	pthread_mutex_unlock(&s->lock);
-	uint64_t room = any ? look(s) : 0;
+	uint64_t space = any ? look(s) : 0;
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
 			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) &&
-			    f->sealed.blocks * 512 <= room - sum)
+			    f->sealed.blocks * 512 <= space - sum)
 				sum += f->sealed.blocks * 512;
 	return sum;
 }
 
-bool staging_room_came(struct staging *s)
+bool staging_space_freed(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	bool came = s->room.came;
-	s->room.came = false;
-	return came;
+	bool freed = s->space.freed;
+	s->space.freed = false;
+	return freed;
 }
 
 /* Bytes in memory that rely on blocks of the store. s->lock held. */
@@ -77,14 +77,14 @@ static uint64_t held_bytes(struct staging *s)
 	uint64_t sum = 0;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
 		uint64_t held = f->sealed.blocks * 512;
-		if (!f->room.checked && !f->spilled && !f->io.tmp_id)
+		if (!f->space.checked && !f->spilled && !f->io.tmp_id)
 			sum += f->memory.known && f->memory.expected > held ? f->memory.expected
 									    : held;
 	}
 	return sum;
 }
 
-uint64_t room_claim(const struct staging *s, const struct staged *f)
+uint64_t space_claim(const struct staging *s, const struct staged *f)
 {
 	return f->memory.known ? 2 * f->memory.expected + STAGING_SMALL : s->o.budget_bytes;
 }
@@ -94,29 +94,30 @@ static uint64_t claims_of(struct staging *s, const struct staged *me)
 {
 	uint64_t sum = 0;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
-		if (f != me && (f->room.uid == me->room.uid || f->room.gid == me->room.gid))
-			sum += f->room.claim;
+		if (f != me && (f->space.uid == me->space.uid || f->space.gid == me->space.gid))
+			sum += f->space.claim;
 	return sum;
 }
 
-static bool covers(uint64_t room, uint64_t claims, uint64_t more)
+static bool covers(uint64_t space, uint64_t claims, uint64_t more)
 {
-	return room >= claims && room - claims >= more;
+	return space >= claims && space - claims >= more;
 }
 
-bool room_for_all(struct staging *s, const struct staged *f, uint64_t claim)
+bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 {
-	uint64_t quota = f->room.owned ? io_store_quota_left(s->o.store, f->room.uid, f->room.gid)
-				       : UINT64_MAX;
+	uint64_t quota = f->space.owned
+				 ? io_store_quota_left(s->o.store, f->space.uid, f->space.gid)
+				 : UINT64_MAX;
 
 	pthread_mutex_lock(&s->lock);
-	uint64_t others = s->room.claims - f->room.claim,
+	uint64_t others = s->space.claims - f->space.claim,
 		 own = quota == UINT64_MAX ? 0 : claims_of(s, f);
 	pthread_mutex_unlock(&s->lock);
 	if (!covers(quota, own, claim))
 		return false;
-	bool fresh = now_ns() - atomic_load(&s->room.seen_ns) < LOOK_NS;
-	return (fresh && covers(atomic_load(&s->room.free), others, claim)) ||
+	bool fresh = now_ns() - atomic_load(&s->space.seen_ns) < LOOK_NS;
+	return (fresh && covers(atomic_load(&s->space.free), others, claim)) ||
 	       covers(look(s), others, claim);
 }
 
@@ -132,7 +133,7 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 	uint64_t held = held_bytes(s);
 	pthread_mutex_unlock(&s->lock);
 	if (!err)
-		err = reserve_enter(s, end - off + before + held + room_wanted(s));
+		err = reserve_enter(s, end - off + before + held + space_wanted(s));
 	if (err)
 		return err;
 	bool made = !f->io.tmp_id;
@@ -181,7 +182,7 @@ static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 	return step > STEP_MAX ? STEP_MAX : step;
 }
 
-int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
+int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 {
 	struct staging *s = f->s;
 	uint64_t end = off + len, step = end / 4;
@@ -190,20 +191,20 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);
 	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;
-	if (!f->room.checked &&
-	    room_for_all(s, f, end + step > f->room.claim ? end + step : f->room.claim)) {
+	if (!f->space.checked &&
+	    space_for_all(s, f, end + step > f->space.claim ? end + step : f->space.claim)) {
 		LOCK_SCOPE(&s->lock);
-		if (end + step > f->room.claim)
-			room_claim_set(s, f, end + step);
+		if (end + step > f->space.claim)
+			space_claim_set(s, f, end + step);
 		f->io.held_from = 0;
 		f->io.held_to = end + step;
 		return 0;
 	}
 	pthread_mutex_lock(&s->lock);
-	if (!f->room.checked)
+	if (!f->space.checked)
 		f->io.held_from = f->io.held_to = 0; /* that was only a check of the store */
-	f->room.checked = true;
-	room_claim_set(s, f, 0);
+	f->space.checked = true;
+	space_claim_set(s, f, 0);
 	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
 	if (promised(f, end))
@@ -214,7 +215,7 @@ int room_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	return is_full(err) && may_come && !last ? -EAGAIN : err;
 }
 
-ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
+ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 {
 	int torn = atomic_load(&f->torn);
 
@@ -227,11 +228,11 @@ ssize_t room_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 	return n;
 }
 
-void room_cut(struct staged *f, uint64_t size)
+void space_cut(struct staged *f, uint64_t size)
 {
 	if (f->torn && size <= f->io.torn_at)
 		atomic_store(&f->torn, 0);
 	/* a promise has a fixed size */
-	if (f->io.held_to > size && !f->io.tmp_id && f->room.checked)
+	if (f->io.held_to > size && !f->io.tmp_id && f->space.checked)
 		f->io.held_to = size > f->io.held_from ? size : f->io.held_from;
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast
 # timeout: 120
-# The core where there is little room: a store that is nearly full, a tiny and a huge staging, few
+# The core where there is little space: a store that is nearly full, a tiny and a huge staging, few
 # descriptors.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/core.inc"
