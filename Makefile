@@ -85,6 +85,7 @@ BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
 BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
 LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) fs/formats/crc.c
 
+comma := ,
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 LIBIO := $(IO_MODULES:%=$(BUILD)/libio-%.a)
@@ -154,6 +155,11 @@ $(eval $(call module,staging,$(wildcard staging/*.c)))
 $(eval $(call module,formats,$(FORMATS_SRC)))
 $(foreach m,$(FS_MODULES),$(eval $(call module,fs-$(m),$(filter fs/$(m)/%,$(FS_SRC)))))
 
+# Programs for tests check the order of locks (io/locks.h): their calls of these functions lead to
+# tests/lib/locks.c. What is installed is made of the same objects, and calls libc.
+CHECK_LOCKS := $(patsubst %,-Wl$(comma)--wrap=%,io_engine_run_check $(addprefix pthread_,mutex_lock \
+	mutex_trylock mutex_unlock rwlock_rdlock rwlock_wrlock rwlock_unlock cond_wait cond_timedwait))
+
 # link: objects of the target, then the libraries named in $(1).
 define link
 @mkdir -p $(@D)
@@ -163,7 +169,7 @@ endef
 define link_cxx
 @mkdir -p $(@D)
 $(say) LINK $@
-$(Q)$(CXX) $(ALL_LDFLAGS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -ldl -o $@
+$(Q)$(CXX) $(ALL_LDFLAGS) $(CHECK_LOCKS) $(filter %.o,$^) $(1) -lgtest_main $(GTEST_LIBS) -ldl -o $@
 endef
 
 $(BUILD)/cairnfs: $(call obj,fs/process/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
@@ -179,8 +185,9 @@ $(BUILD)/obj/fs/process/main_faults.o: fs/process/main.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $<
 	$(Q)$(CC) $(ALL_CFLAGS) -DCAIRN_FAULTS -c $< -o $@
-$(BUILD)/tests/cairnfs: $(BUILD)/obj/fs/process/main_faults.o $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
-	$(call link,$(FS_LIBS))
+$(BUILD)/tests/cairnfs: $(BUILD)/obj/fs/process/main_faults.o $(call obj,tests/lib/locks.c tests/lib/locks_report.c) \
+		$(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
+	$(call link,$(CHECK_LOCKS) $(FS_LIBS))
 
 # Position-independent, and hidden but for what cairn.h declares.
 $(BUILD)/pic/%.o: %.c $(BUILD)/flags
@@ -260,6 +267,8 @@ $(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/te
 $(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)
 	$(call link_cxx,$(LIBFORMATS))
 
+$(UNIT) $(API): $(call obj,tests/lib/locks.c)
+
 # A test that is named after a module (io_*, staging_*, formats_*) links that module and what is
 # below it only.
 define test_rules
@@ -292,8 +301,6 @@ $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
 $(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o
 	$(call link,$(URING_LIBS))
-
-comma := ,
 
 # Written only when their text changes: everything is built again with other flags, and the
 # archives when a source has come or gone.

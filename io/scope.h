@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "io/locks.h"
+
 static inline void scope_close(int *fd)
 {
 	if (*fd >= 0) {

@@ -215,9 +215,9 @@ struct staged_space {
 
 /* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, space.c. */
 struct staged_io {
-	/* all below and moved.under, one thread at a time; before s->lock */
+	/* all below and moved.under, one thread at a time */
 	pthread_mutex_t lock;
-	/* held to persist an fsync's version: no bytes move; after lock */
+	/* held to persist an fsync's version: no bytes move */
 	pthread_mutex_t cut;
 	int rw; /* O_RDWR for relay writes, -1 */
 	uint64_t tmp_id; /* reserved store file, 0 = none */
@@ -291,8 +291,8 @@ struct pool_file {
 #define POOL_KEPT 64u /* a descriptor each */
 #define POOL_FILES (POOL_READY + 1 + POOL_KEPT)
 
-/* Touched pages that are held ready; pool.c. `lock` guards all but `cond` and `thread`. It may be
- * taken with s->lock held, and is held for a few instructions only. */
+/* Touched pages that are held ready; pool.c. `lock` guards all but `cond` and `thread`, and is
+ * held for a few instructions only. */
 struct pool {
 	pthread_mutex_t lock;
 	_Atomic uint64_t bytes; /* of all files; changed under the lock */
@@ -310,8 +310,8 @@ struct memory {
 	uint64_t available, seen_ns;
 };
 
-/* Blocks held allocated in the store; reserve.c. The locks are innermost: s->lock is not taken
- * inside. */
+/* Blocks held allocated in the store; reserve.c. Both locks are held over I/O: never with s->lock
+ * held. */
 struct reserve {
 	int fd;
 	_Atomic int state; /* enum reserve_state */
@@ -321,7 +321,7 @@ struct reserve {
 	_Atomic bool tight; /* do not rely on delayed allocation */
 	_Atomic uint64_t bytes, left; /* full size; of it, not given away yet */
 	pthread_rwlock_t lock; /* read: a thread that allocates blocks in the store */
-	pthread_mutex_t take_lock; /* changes of bytes and left; taken after the other */
+	pthread_mutex_t take_lock; /* changes of bytes and left */
 };
 
 /* Free space in the store; space.c. */
@@ -467,7 +467,7 @@ struct sweep {
 	struct flushed *flushed; /* answered closes */
 	size_t n_flushed;
 	struct kept_file *kept;
-	/* before s->lock; held over I/O, but no request waits for it */
+	/* over `kept`; held over I/O, but no request waits for it */
 	pthread_mutex_t kept_lock;
 };
 

@@ -47,11 +47,11 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	s->log.fd = s->reserve.fd = -1;
 	s->order.pend_tail = &s->order.pend;
 	s->order.todo_tail = &s->order.todo;
-	pthread_mutex_init(&s->lock, NULL);
+	lock_init(&s->lock, RANK_STAGING);
 	pool_init(&s->pool);
-	pthread_mutex_init(&s->reserve.take_lock, NULL);
-	pthread_mutex_init(&s->sweep.kept_lock, NULL);
-	pthread_rwlock_init(&s->reserve.lock, NULL);
+	lock_init(&s->reserve.take_lock, RANK_RESERVE_TAKE);
+	lock_init(&s->sweep.kept_lock, RANK_SWEEP_KEPT);
+	lock_init_rw(&s->reserve.lock, RANK_RESERVE);
 	cond_init(&s->work.cond);
 	cond_init(&s->small_work.cond);
 	cond_init(&s->pub.cond);

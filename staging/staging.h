@@ -8,8 +8,8 @@
  * the order (seq) and are published to the store strictly one after the other;
  * session records only let a new worker restore its tree and handles.
  *
- * Locks: the caller's tree lock is taken before any of staging's; staging's own
- * locks are innermost and not held over a callback unless stated. Errors: 0 or
+ * Locks: the caller's tree lock is taken before any of staging's (io/locks.h); these
+ * are not held over a callback unless stated. Errors: 0 or
  * -errno. Sizes are in bytes, times as in struct timespec. Nothing here logs:
  * events go to the notice callback.
  */

@@ -15,13 +15,13 @@
 
 #include "fs/formats/formats.h"
 
-static struct {
+static struct log_output {
 	pthread_mutex_t lock; /* guards terminal: other threads log while it is closed */
 	/* the starting process's stderr until the mount answers; then -1 */
 	int terminal;
 	int file; /* STORE/.cairn/<host>/log, -1 in the foreground */
 	int syslog;
-} to = {PTHREAD_MUTEX_INITIALIZER, -1, -1, -1};
+} to = {RANKED_MUTEX(RANK_LOG), -1, -1, -1};
 
 void text_plain(char *text, char but)
 {

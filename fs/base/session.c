@@ -60,7 +60,7 @@ void release_barrier(struct fs *fs)
 			wait |= i != current.slot && fs->tickets.of_slot[i] &&
 				fs->tickets.of_slot[i] <= current.ticket;
 		if (wait) {
-			/* never with the ticket lock held: the read lock comes first */
+			/* takes the read lock, which comes first */
 			if (current.reads) {
 				pthread_mutex_unlock(&fs->tickets.lock);
 				session_may_block(fs);

@@ -55,7 +55,7 @@ struct away {
 
 /* Kept for status; log.c. */
 struct notices {
-	pthread_mutex_t lock; /* over all below; none is taken after it */
+	pthread_mutex_t lock; /* over all below */
 	char text[16][256];
 	unsigned n;
 };
@@ -79,8 +79,7 @@ struct wire {
 
 /* Which thread reads requests; session.c. */
 struct reading {
-	/* "The read lock": over all below. A thread that has the tree lock only tries it. Before
-	 * tickets.lock. */
+	/* "The read lock": over all below. A thread that has the tree lock only tries it. */
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
 	_Atomic int reader; /* its slot; changed with the lock, read without */
@@ -89,7 +88,7 @@ struct reading {
 
 /* RELEASEs that are being answered; session.c. */
 struct tickets {
-	pthread_mutex_t lock; /* over all below; none is taken after it */
+	pthread_mutex_t lock; /* over all below */
 	pthread_cond_t cond;
 	uint64_t last, of_slot[N_THREADS];
 	unsigned n_barred; /* threads that wait in release_barrier() */
@@ -97,7 +96,7 @@ struct tickets {
 
 /* Threads that answer the kernel; session.c. */
 struct slots {
-	pthread_mutex_t lock; /* over thread and joining; none is taken after it */
+	pthread_mutex_t lock; /* over thread and joining */
 	pthread_t thread[N_THREADS];
 	bool joining;
 	atomic_uint n_offloaded; /* others, which answer one request each */

@@ -43,7 +43,7 @@ struct text {
 	char *buf;
 	size_t len;
 };
-static pthread_mutex_t texts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t texts_lock = RANKED_MUTEX(RANK_CONTROL);
 static struct text *texts;
 
 /* ---- files ---- */

@@ -42,14 +42,14 @@ struct entry {
 	char path[];
 };
 
-static struct {
+static struct latest {
 	pthread_mutex_t lock; /* guards all of it */
 	pthread_cond_t cond;
 	struct job *jobs;
 	bool started, stop;
 	pthread_t thread;
 	struct entry *entries;
-} latest = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+} latest = {.lock = RANKED_MUTEX(RANK_LATEST), .cond = PTHREAD_COND_INITIALIZER};
 
 /* ---- the answer ---- */
 

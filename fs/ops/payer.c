@@ -28,7 +28,7 @@ struct seen {
 };
 
 static struct seen seen[SLOTS];
-static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t seen_lock = RANKED_MUTEX(RANK_PAYER);
 
 static bool recall(pid_t pid, uint64_t now, uint64_t *space)
 {

@@ -26,7 +26,7 @@ struct listing {
 	bool built, sorted;
 };
 
-static pthread_mutex_t listings_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t listings_lock = RANKED_MUTEX(RANK_LISTINGS);
 static struct listing *listings[1024];
 
 static struct listing *listing_get(uint64_t fh, bool create)

@@ -37,9 +37,9 @@ struct parser {
 	unsigned char buf[PARSER_READ_MAX];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards idle; the last lock */
+static pthread_mutex_t idle_lock = RANKED_MUTEX(RANK_PARSERS); /* guards idle */
 static struct parser *idle; /* most recently used first */
-static pthread_mutex_t nursery_lock = PTHREAD_MUTEX_INITIALIZER; /* guards its socket */
+static pthread_mutex_t nursery_lock = RANKED_MUTEX(RANK_NURSERY); /* guards its socket */
 static unsigned last_id; /* nursery_lock */
 static atomic_uint failures;
 
@@ -127,13 +127,13 @@ static void parser_drop(struct fs *fs, struct parser *p)
 
 static struct parser *parser_take(struct fs *fs, uint64_t tag)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&idle_lock);
 	struct parser **pp = &idle, *p;
 	while ((p = *pp) && p->tag != tag)
 		pp = &p->next;
 	if (p)
 		*pp = p->next;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&idle_lock);
 	struct pollfd f = {.fd = p ? p->pipe.fd : -1, .events = POLLIN};
 	if (p && poll(&f, 1, 0)) { /* an idle parser sends nothing, so it was killed */
 		parser_drop(fs, p);
@@ -147,7 +147,7 @@ static void parser_give(struct fs *fs, struct parser *p)
 	struct parser *old = NULL;
 	unsigned n = 0;
 
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&idle_lock);
 	p->next = idle;
 	idle = p;
 	for (struct parser **pp = &idle; *pp; pp = &(*pp)->next)
@@ -156,7 +156,7 @@ static void parser_give(struct fs *fs, struct parser *p)
 			*pp = NULL;
 			break;
 		}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&idle_lock);
 	if (old)
 		parser_drop(fs, old);
 }

@@ -362,12 +362,12 @@ static void init_locks(struct fs *fs)
 {
 	pthread_condattr_t monotonic; /* setting the clock must not change timeouts */
 
-	pthread_mutex_init(&fs->tree.lock, NULL);
-	pthread_mutex_init(&fs->notices.lock, NULL);
-	pthread_mutex_init(&fs->forks.lock, NULL);
-	pthread_mutex_init(&fs->reading.lock, NULL);
-	pthread_mutex_init(&fs->tickets.lock, NULL);
-	pthread_mutex_init(&fs->slots.lock, NULL);
+	lock_init(&fs->tree.lock, RANK_TREE);
+	lock_init(&fs->notices.lock, RANK_NOTICES);
+	lock_init(&fs->forks.lock, RANK_FORKS);
+	lock_init(&fs->reading.lock, RANK_READING);
+	lock_init(&fs->tickets.lock, RANK_TICKETS);
+	lock_init(&fs->slots.lock, RANK_SLOTS);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&fs->tree.busy_cond, &monotonic);

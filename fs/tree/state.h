@@ -17,8 +17,7 @@ struct fs;
 /* The way of a file's bytes (ARCHITECTURE, Lanes). */
 enum lane { LANE_NONE, LANE_FAST, LANE_SPILL, LANE_READ, LANE_RELAY, N_LANES };
 
-/* Nodes, names and handles. The tree lock is the first in the order of locks (ARCHITECTURE, Locks).
- */
+/* Nodes, names and handles. */
 struct tree {
 	pthread_mutex_t lock; /* "the tree lock": over all below, and fs->expect */
 	pthread_cond_t busy_cond;
@@ -62,8 +61,7 @@ struct lanes {
 
 /* fork.c */
 struct forks {
-	/* over news and started; taken after the tree lock, and none after it */
-	pthread_mutex_t lock;
+	pthread_mutex_t lock; /* over news and started */
 	pthread_cond_t cond;
 	struct fork_news *news;
 	bool started; /* the thread that tells the kernel */

@@ -75,7 +75,7 @@ struct vckpt {
 	struct vfile *file; /* the set's, then those that have metadata only */
 	size_t n_files;
 
-	pthread_mutex_t lock; /* guards file[].fd, .sf, .users; taken before the tree lock */
+	pthread_mutex_t lock; /* guards file[].fd, .sf, .users, n_open */
 	unsigned n_open;
 };
 

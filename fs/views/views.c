@@ -31,8 +31,8 @@ struct vhandle {
 	char *path;
 };
 
-/* guards handles; the last lock */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* guards handles */
+static pthread_mutex_t handles_lock = RANKED_MUTEX(RANK_VIEWS_HANDLES);
 static struct vhandle *handles;
 static atomic_uint inline_reads;
 
@@ -49,17 +49,17 @@ static struct vhandle *handle_new(struct fs *fs, const char *path)
 		free(h);
 		return NULL;
 	}
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&handles_lock);
 	h->next = handles;
 	handles = h;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&handles_lock);
 	return h;
 }
 
 /* The last handle of a checkpoint closes its files: a removed file must not keep its space. */
 static void handle_drop(uint64_t fh)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&handles_lock);
 	struct vhandle **pp = &handles, *h, *other;
 	while ((h = *pp) && h->fh != fh)
 		pp = &h->next;
@@ -67,7 +67,7 @@ static void handle_drop(uint64_t fh)
 		*pp = h->next;
 	for (other = handles; h && other && strcmp(other->path, h->path);)
 		other = other->next;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&handles_lock);
 	if (!h)
 		return;
 	if (!other)

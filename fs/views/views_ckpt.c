@@ -12,9 +12,9 @@
 #define CACHE_COST (32u << 20) /* and their metadata altogether */
 #define TRUST_NS 1000000000u
 
-static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER; /* cache, refs; taken last */
+static pthread_mutex_t cache_lock = RANKED_MUTEX(RANK_VIEWS_CACHE); /* cache, refs */
 static struct vckpt *cache;
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER; /* held while parsing */
+static pthread_mutex_t load_lock = RANKED_MUTEX(RANK_VIEWS_LOAD); /* held while parsing */
 
 void vckpt_put(struct vckpt *c)
 {

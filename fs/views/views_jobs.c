@@ -10,26 +10,26 @@
 
 #define POOL 3u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t jobs_lock = RANKED_MUTEX(RANK_VIEWS_JOBS);
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static struct vjob *queue, **queue_end = &queue;
-static unsigned n_threads, n_idle; /* guarded by lock, like the queue */
+static unsigned n_threads, n_idle; /* guarded by jobs_lock, like the queue */
 
 static void *pool_main(void *arg)
 {
 	(void)arg;
 	pthread_setname_np(pthread_self(), "cairn-views");
 	for (;;) {
-		pthread_mutex_lock(&lock);
+		pthread_mutex_lock(&jobs_lock);
 		n_idle++;
 		while (!queue)
-			pthread_cond_wait(&cond, &lock);
+			pthread_cond_wait(&cond, &jobs_lock);
 		n_idle--;
 		struct vjob *j = queue;
 		queue = j->next;
 		if (!queue)
 			queue_end = &queue;
-		pthread_mutex_unlock(&lock);
+		pthread_mutex_unlock(&jobs_lock);
 		caller_of(j->req, &j->who);
 		j->answer(j);
 		caller_free(&j->who);
@@ -41,7 +41,7 @@ static void *pool_main(void *arg)
 void vjob_put(struct vjob *j)
 {
 	pthread_t t;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&jobs_lock);
 	if (!n_idle && n_threads < POOL && !pthread_create(&t, NULL, pool_main, NULL)) {
 		pthread_detach(t);
 		n_threads++;
@@ -53,7 +53,7 @@ void vjob_put(struct vjob *j)
 		queue_end = &j->next;
 		pthread_cond_signal(&cond);
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&jobs_lock);
 	if (!any) {
 		fuse_reply_err(j->req, EAGAIN);
 		free(j);

@@ -10,14 +10,14 @@
 #define LAYOUTS_MAX 64u /* layouts cached, */
 #define LAYOUTS_BYTES (32u << 20) /* and their size altogether */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* layouts, refs; taken last */
+static pthread_mutex_t layouts_lock = RANKED_MUTEX(RANK_VIEWS_LAYOUTS); /* layouts, refs */
 static struct vlayout *layouts;
 
 void vlayout_put(struct vlayout *l)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&layouts_lock);
 	bool last = --l->refs == 0;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&layouts_lock);
 	if (!last)
 		return;
 	view_free(l->view);
@@ -27,7 +27,7 @@ void vlayout_put(struct vlayout *l)
 
 struct vlayout *vlayout_find(const struct view_key *key)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&layouts_lock);
 	struct vlayout **pp = &layouts, *l;
 	while ((l = *pp) && !view_key_same(&l->key, key))
 		pp = &l->next;
@@ -37,7 +37,7 @@ struct vlayout *vlayout_find(const struct view_key *key)
 		layouts = l;
 		l->refs++;
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&layouts_lock);
 	return l;
 }
 
@@ -47,7 +47,7 @@ static void layout_keep(struct vlayout *l)
 	struct vlayout *old = NULL;
 	size_t bytes = 0;
 	unsigned n = 0;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&layouts_lock);
 	l->refs++;
 	l->next = layouts;
 	layouts = l;
@@ -61,7 +61,7 @@ static void layout_keep(struct vlayout *l)
 			pp = &x->next;
 		}
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&layouts_lock);
 	while (old) {
 		struct vlayout *x = old;
 		old = x->next;

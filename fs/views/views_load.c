@@ -372,7 +372,7 @@ static struct vckpt *vckpt_new(struct fs *fs, const char *path)
 	struct vckpt *c = calloc(1, sizeof(*c));
 	if (!c)
 		return NULL;
-	pthread_mutex_init(&c->lock, NULL);
+	lock_init(&c->lock, RANK_VIEWS_CKPT);
 	c->fs = fs;
 	c->refs = 1;
 	c->version = HASH_SEED;

@@ -8,7 +8,7 @@
 
 #define BUCKETS 1024u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below; taken last */
+static pthread_mutex_t nodes_lock = RANKED_MUTEX(RANK_VIEWS_NODES); /* all below */
 static struct vnode *by_id[BUCKETS], *by_key[BUCKETS];
 static struct vnode root = {.id = VIEWS_DIR, .nlookup = 1, .key = {.kind = V_DIR, .path = ""}};
 static uint64_t next_id;
@@ -31,11 +31,11 @@ struct vnode *vnode_find(uint64_t id)
 {
 	if (id == VIEWS_DIR)
 		return &root;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&nodes_lock);
 	struct vnode *n = by_id[id % BUCKETS];
 	while (n && n->id != id)
 		n = n->id_next;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&nodes_lock);
 	return n;
 }
 
@@ -50,7 +50,7 @@ static uint64_t new_id(void)
 struct vnode *vnode_get(const struct view_key *key, const struct stat *st)
 {
 	unsigned b = key_bucket(key);
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&nodes_lock);
 	struct vnode *n = by_key[b];
 	while (n && !view_key_same(&n->key, key))
 		n = n->key_next;
@@ -73,26 +73,26 @@ struct vnode *vnode_get(const struct view_key *key, const struct stat *st)
 		n->st = *st;
 		n->st.st_ino = n->id;
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&nodes_lock);
 	return n;
 }
 
 void vnode_stat(struct vnode *n, const struct stat *seen, struct stat *out)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&nodes_lock);
 	if (seen) {
 		n->st = *seen;
 		n->st.st_ino = n->id;
 	}
 	*out = n->st;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&nodes_lock);
 }
 
 void views_forget(uint64_t id, uint64_t count)
 {
 	if (id == VIEWS_DIR)
 		return;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&nodes_lock);
 	struct vnode **pp = &by_id[id % BUCKETS], *n;
 	while ((n = *pp) && n->id != id)
 		pp = &n->id_next;
@@ -106,7 +106,7 @@ void views_forget(uint64_t id, uint64_t count)
 	} else {
 		n = NULL;
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&nodes_lock);
 	if (n)
 		free((char *)n->key.path);
 	free(n);

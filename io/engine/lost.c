@@ -28,7 +28,7 @@ struct lost_file {
 
 void fault_lost_init(struct fault_lost *l)
 {
-	pthread_mutex_init(&l->lock, NULL);
+	lock_init(&l->lock, RANK_FAULT_LOST);
 }
 
 static void free_ranges(struct lost_file *f, bool punch)

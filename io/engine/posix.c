@@ -89,7 +89,7 @@ static int posix_queue_open(struct io_engine *e, struct io_queue **out)
 	if (!q)
 		return -ENOMEM;
 	q->base.e = e;
-	pthread_mutex_init(&q->lock, NULL);
+	lock_init(&q->lock, RANK_POSIX_QUEUE);
 	pthread_cond_init(&q->work, NULL);
 	pthread_cond_init(&q->finished, NULL);
 	q->todo.tail = &q->todo.head;

@@ -415,7 +415,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 	s->max_link = PATH_MAX - 1;
 	s->root = s->root_rd = s->cairn = s->host = -1;
 	s->tmp = s->lostfound = s->meta = s->lock = s->mark = -1;
-	pthread_mutex_init(&s->meta_lock, NULL);
+	lock_init(&s->meta_lock, RANK_SIDECAR);
 	s->path = strdup(path);
 	err = s->path ? open_root(s, path, &st) : -ENOMEM;
 	if (!err)

@@ -331,8 +331,8 @@ struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node)
 	f->refs = 1;
 	f->fd = f->io.rw = f->io.tmp_fd = f->base.source = -1;
 	f->state = STAGED_OPEN;
-	pthread_mutex_init(&f->io.lock, NULL);
-	pthread_mutex_init(&f->io.cut, NULL);
+	lock_init(&f->io.lock, RANK_STAGED_IO);
+	lock_init(&f->io.cut, RANK_STAGED_CUT);
 	return f;
 }
 

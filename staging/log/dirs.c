@@ -126,7 +126,7 @@ int dirs_open(struct staging *s)
 	struct dirs *t = calloc(1, sizeof(*t));
 	if (!t)
 		return -ENOMEM;
-	pthread_mutex_init(&t->lock, NULL);
+	lock_init(&t->lock, RANK_DIRS);
 	t->root = dir_need(t, STAGING_ROOT_DIR);
 	if (!t->root) {
 		free(t);

@@ -392,7 +392,7 @@ void *pool_main(void *arg)
 
 void pool_init(struct pool *p)
 {
-	pthread_mutex_init(&p->lock, NULL);
+	lock_init(&p->lock, RANK_POOL);
 	for (unsigned i = 0; i < POOL_FILES; i++)
 		p->file[i].fd = -1;
 }

@@ -15,7 +15,7 @@ _Static_assert((int)SHIM_CONTENT == PARSER_CONTENT && (int)SHIM_FILES == PARSER_
 struct fs *shim_parser_fs(int nursery)
 {
 	static struct fs fs;
-	pthread_mutex_init(&fs.notices.lock, NULL);
+	lock_init(&fs.notices.lock, RANK_NOTICES);
 	fs.parsers.fd = nursery;
 	return &fs;
 }

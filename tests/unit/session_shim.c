@@ -68,9 +68,9 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 	struct fuse_args args = FUSE_ARGS_INIT(1, argv);
 	struct fuse_lowlevel_ops ops = fs_ops;
 
-	pthread_mutex_init(&fs->reading.lock, NULL);
-	pthread_mutex_init(&fs->tickets.lock, NULL);
-	pthread_mutex_init(&fs->slots.lock, NULL);
+	lock_init(&fs->reading.lock, RANK_READING);
+	lock_init(&fs->tickets.lock, RANK_TICKETS);
+	lock_init(&fs->slots.lock, RANK_SLOTS);
 	pthread_cond_init(&fs->reading.cond, NULL);
 	pthread_cond_init(&fs->tickets.cond, NULL);
 	fs->o.nopassthrough = true;	/* what the kernel reads and writes by itself cannot be seen here */

@@ -14,8 +14,8 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 	struct fs *fs = calloc(1, sizeof(*fs));
 	if (!fs)
 		return -ENOMEM;
-	pthread_mutex_init(&fs->tree.lock, NULL);
-	pthread_mutex_init(&fs->notices.lock, NULL);
+	lock_init(&fs->tree.lock, RANK_TREE);
+	lock_init(&fs->notices.lock, RANK_NOTICES);
 	pthread_condattr_t monotonic;
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

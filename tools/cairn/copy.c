@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 
 #include "io/align.h"
+#include "io/locks.h"
 
 #define COPIERS 4u /* more gain nothing: the disk is the limit */
 #define CHUNK (2u << 20) /* assembled and written at once, by one of them */
@@ -285,7 +286,7 @@ int copy_view(struct export *x, const struct view *v, int fd, struct fmt_error *
 			 .v = v,
 			 .fd = fd,
 			 .e = e,
-			 .lock = PTHREAD_MUTEX_INITIALIZER,
+			 .lock = RANKED_MUTEX(RANK_COPY),
 			 .turn = PTHREAD_COND_INITIALIZER,
 			 .all = view_size(x->view) + (x->metadata ? view_size(x->metadata) : 0)};
 

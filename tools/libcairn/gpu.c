@@ -15,7 +15,7 @@ void gpu_open(cairn_stage *stage, int device)
 {
 	struct gpu *g = &stage->gpu;
 
-	pthread_mutex_init(&g->lock, NULL);
+	lock_init(&g->lock, RANK_GPU);
 	g->device = device;
 	if (stage->flags & CAIRN_NO_CUDA)
 		return;

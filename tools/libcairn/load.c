@@ -155,7 +155,7 @@ static int job_run(struct job *j)
 	sigset_t all, old;
 
 	j->ctx = gpu_current(j->stage);
-	pthread_mutex_init(&j->lock, NULL);
+	lock_init(&j->lock, RANK_LOAD_JOB);
 	/* the program's signals must not go to threads it does not know */
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &old);

@@ -11,10 +11,10 @@
  *	wait.c	 durable
  *	error.c	 the text
  *
- * Locks: stage->lock guards the pool and the counts, gpu.lock the contexts, load.lock the chunks;
- * each is innermost. No system call that can block and no call of the driver is made under
- * stage->lock. stage.c:opening_lock is held around the open of a buffer and by forks, with
- * no other lock taken by the former.
+ * Locks (io/locks.h has their order): stage->lock guards the pool and the counts, gpu.lock the
+ * contexts, load.lock the chunks, shard->lock the copies to one shard. No system call that can
+ * block and no call of the driver is made under stage->lock. stage.c:opening_lock is held around
+ * the open of a buffer and by forks.
  */
 #ifndef LIBCAIRN_PRIV_H
 #define LIBCAIRN_PRIV_H
@@ -28,6 +28,7 @@
 
 #include "cairn.h"
 #include "cuda_dl.h"
+#include "io/locks.h"
 
 static inline void cairn_free_ptr(void *p)
 {

@@ -76,7 +76,7 @@ static cairn_shard *new_shard(cairn_stage *stage, uint64_t size, unsigned flags)
 	shard->flags = flags;
 	shard->dir = -1;
 	shard->same_fs = true;
-	pthread_mutex_init(&shard->lock, NULL);
+	lock_init(&shard->lock, RANK_SHARD);
 	return shard;
 }
 

@@ -18,9 +18,9 @@
 
 /* ---- forks ---- */
 
-static pthread_mutex_t stages_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t stages_lock = RANKED_MUTEX(RANK_STAGES);
 static struct cairn_stage *stages;
-static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t opening_lock = RANKED_MUTEX(RANK_STAGE_OPENING);
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 void stage_hold_forks(void)
@@ -190,8 +190,8 @@ static cairn_stage *new_stage(const struct cairn_options *o)
 	stage->idle_bytes = o->idle_bytes ? o->idle_bytes : UINT64_MAX;
 	stage->notice = o->notice;
 	stage->notice_arg = o->notice_arg;
-	pthread_mutex_init(&stage->lock, NULL);
-	pthread_mutex_init(&stage->load_lock, NULL);
+	lock_init(&stage->lock, RANK_STAGE);
+	lock_init(&stage->load_lock, RANK_STAGE_LOAD);
 	pthread_cond_init(&stage->load_cond, NULL);
 	return stage;
 }
