@@ -455,29 +455,36 @@ MAN8 := $(wildcard docs/man/*.8)
 MAN3 := $(wildcard docs/man/*.3)
 LIBDIR ?= $(PREFIX)/lib
 INSTALLED := cairnfs cairn
+SHARE := $(PREFIX)/share
+BASH_COMPLETION := $(SHARE)/bash-completion/completions/cairn
+ZSH_COMPLETION := $(SHARE)/zsh/site-functions/_cairn
+FISH_COMPLETION := $(SHARE)/fish/vendor_completions.d/cairn.fish
+INSTALLED_FILES = $(INSTALLED:%=$(PREFIX)/bin/%) \
+	$(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN1)) $(patsubst docs/man/%,$(SHARE)/man/man8/%,$(MAN8)) \
+	$(patsubst docs/man/%,$(SHARE)/man/man3/%,$(MAN3)) $(PREFIX)/include/cairn.h $(LIBDIR)/libcairn.a \
+	$(LIBDIR)/libcairn.so.$(VERSION) $(LIBDIR)/$(LIBCAIRN_SO) $(LIBDIR)/libcairn.so $(LIBDIR)/pkgconfig/libcairn.pc \
+	$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 install: all
-	$(Q)install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \
-		$(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/man/man3 \
-		$(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include
+	$(Q)install -d $(sort $(dir $(INSTALLED_FILES:%=$(DESTDIR)%)))
 	$(Q)install -m 755 $(INSTALLED:%=$(BUILD)/%) $(DESTDIR)$(PREFIX)/bin
-	$(Q)$(if $(MAN1),install -m 644 $(MAN1) $(DESTDIR)$(PREFIX)/share/man/man1)
-	$(Q)$(if $(MAN8),install -m 644 $(MAN8) $(DESTDIR)$(PREFIX)/share/man/man8)
-	$(Q)$(if $(MAN3),install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3)
+	$(Q)$(if $(MAN1),install -m 644 $(MAN1) $(DESTDIR)$(SHARE)/man/man1)
+	$(Q)$(if $(MAN8),install -m 644 $(MAN8) $(DESTDIR)$(SHARE)/man/man8)
+	$(Q)$(if $(MAN3),install -m 644 $(MAN3) $(DESTDIR)$(SHARE)/man/man3)
 	$(Q)install -m 644 tools/libcairn/cairn.h $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(BUILD)/libcairn.a $(BUILD)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	$(Q)ln -sf libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO)
 	$(Q)ln -sf $(LIBCAIRN_SO) $(DESTDIR)$(LIBDIR)/libcairn.so
 	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' \
 		tools/libcairn/libcairn.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/libcairn.pc
+	$(Q)$(BUILD)/cairn completion bash >$(DESTDIR)$(BASH_COMPLETION)
+	$(Q)$(BUILD)/cairn completion zsh >$(DESTDIR)$(ZSH_COMPLETION)
+	$(Q)$(BUILD)/cairn completion fish >$(DESTDIR)$(FISH_COMPLETION)
+	@echo 'installed:'; printf '  %s\n' $(INSTALLED_FILES:%=$(DESTDIR)%)
+	@[ -n "$(DESTDIR)" ] || { [ "$$(id -u)" = 0 ] && PATH=$$PATH:/usr/sbin:/sbin ldconfig; } || \
+		echo 'ldconfig was not run: run it as root, or set LD_LIBRARY_PATH=$(LIBDIR) for programs that use libcairn'
 
 uninstall:
-	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/bin/%) \
-		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(MAN1)) \
-		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man8/%,$(MAN8)) \
-		$(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man3/%,$(MAN3)) \
-		$(DESTDIR)$(PREFIX)/include/cairn.h $(DESTDIR)$(LIBDIR)/libcairn.a \
-		$(DESTDIR)$(LIBDIR)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO) \
-		$(DESTDIR)$(LIBDIR)/libcairn.so $(DESTDIR)$(LIBDIR)/pkgconfig/libcairn.pc
+	$(Q)rm -f $(INSTALLED_FILES:%=$(DESTDIR)%)
 
 # Where PYTHON itself looks for packages: a virtual environment's, or the system's local ones.
 PYTHON ?= python3

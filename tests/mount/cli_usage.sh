@@ -26,7 +26,7 @@ for sub in ls wait verify umount; do
 	says err "neither on a cairnfs mount nor in a store"
 	[ "$(wc -l <"$TMP/err")" = 1 ] || die "$sub: more than one line: $(cat "$TMP/err")"
 done
-for sub in status ls tensors check diff latest rm export import wait verify retry discard umount version help; do
+for sub in status ls tensors check diff latest rm export import wait verify retry discard umount completion version help; do
 	expect 0 "$cairn" help $sub
 	says out "cairn $sub"
 done

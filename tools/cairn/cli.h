@@ -51,6 +51,17 @@ static inline void cairn_close_fd(int *fd)
 
 /* ---- subcommands ------------------------------------------------------------ */
 
+struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	/* As in a man page: options in brackets, with their value, then operands; "a|b" is a choice
+	 * of words. Completion (completion.c) is made from it. */
+	const char *args;
+	const char *what, *more; /* a line, and what follows it in the help, "" = nothing */
+};
+/* The i-th subcommand, NULL past the last one (main.c). */
+const struct command *command_at(size_t i);
+
 int cmd_status(int argc, char **argv);
 int cmd_ls(int argc, char **argv);
 int cmd_tensors(int argc, char **argv);
@@ -65,6 +76,7 @@ int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
+int cmd_completion(int argc, char **argv);
 
 /* ---- messages (complain.c) --------------------------------------------- */
 

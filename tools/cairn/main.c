@@ -11,11 +11,7 @@
 static int cmd_help(int argc, char **argv);
 static int cmd_version(int argc, char **argv);
 
-static const struct command {
-	const char *name;
-	int (*run)(int argc, char **argv);
-	const char *args, *what, *more;
-} commands[] = {
+static const struct command commands[] = {
 	{"status", cmd_status, "[--json] [--watch] [MOUNT]",
 	 "show what a mount does: staging, versions by state, errors",
 	 "  --json   the daemon's status.json\n"
@@ -58,11 +54,11 @@ static const struct command {
 	 "Always kept: the newest safe one, newer ones, and what is being written, has no step,\n"
 	 "or is no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 "
 	 "usage."},
-	{"export", cmd_export, "[--format F] [-q] CKPT OUT",
+	{"export", cmd_export, "[--format safetensors|torch|dcp] [-q] CKPT OUT",
 	 "write the tensors of a checkpoint to one file, or a DCP checkpoint",
-	 "  --format F  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
-	 "	      directory for torch.distributed.checkpoint, created or empty\n"
-	 "  -q          no progress\n"
+	 "  --format  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
+	 "            directory for torch.distributed.checkpoint, created or empty\n"
+	 "  -q        no progress\n"
 	 "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
 	 "exported is refused, with the tensor's name and the reason.\n"
 	 "Exit: 0 written, 1 refused or failed, 2 usage."},
@@ -96,11 +92,18 @@ static const struct command {
 	 "  --timeout S  give up after S seconds; the mount stays\n"
 	 "  -q           no progress\n"
 	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout."},
+	{"completion", cmd_completion, "bash|zsh|fish", "print the completion script of a shell",
+	 "make install puts them where the shells look. In bash: . <(cairn completion bash)"},
 	{"version", cmd_version, "", "print the version", ""},
 	{"help", cmd_help, "[SUBCOMMAND]", "print this, or the help of one subcommand", ""},
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+const struct command *command_at(size_t i)
+{
+	return i < N_COMMANDS ? &commands[i] : NULL;
+}
 
 static const struct command *find_command(const char *name)
 {
@@ -114,7 +117,7 @@ static void print_overview(FILE *f)
 {
 	fputs("usage: cairn SUBCOMMAND [OPTION...] [PATH...]\n\n", f);
 	for (size_t i = 0; i < N_COMMANDS; i++)
-		fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].what);
+		fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].what);
 	fputs("\n`cairn help SUBCOMMAND` says more; the manual is cairn(1).\n", f);
 }
 
