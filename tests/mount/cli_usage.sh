@@ -12,7 +12,12 @@ says err frobnicate
 expect 2 "$cairn" wait
 expect 2 "$cairn" wait --timeout soon /
 says err soon
-expect 2 "$cairn" wait --timeout -1 /
+for time in -1 5d 5ms 0x5 m 1e400h ''  '5 m'; do
+	expect 2 "$cairn" wait --timeout "$time" /
+	says err "not a duration"
+	expect 2 "$cairn" umount --timeout "$time" /
+	says err "not a duration"
+done
 expect 2 "$cairn" ls --nonsense
 says err nonsense
 expect 2 "$cairn" ls --json -zl
@@ -26,9 +31,17 @@ for sub in ls wait verify umount; do
 	says err "neither on a cairnfs mount nor in a store"
 	[ "$(wc -l <"$TMP/err")" = 1 ] || die "$sub: more than one line: $(cat "$TMP/err")"
 done
-for sub in status ls tensors check diff latest rm export import wait verify retry discard umount completion version help; do
+expect 0 "$cairn" help
+awk 'length > 80 { exit 1 }' "$TMP/out" || die "more than 80 columns: $(cat "$TMP/out")"
+subs=$(sed -n 's/^  \([a-z]*\) .*/\1/p' "$TMP/out")
+[ "$(wc -w <<<"$subs")" -ge 16 ] || die "cairn help lists only: $subs"
+for sub in $subs; do
 	expect 0 "$cairn" help $sub
-	says out "cairn $sub"
+	says out "usage: cairn $sub"
+	mv "$TMP/out" "$TMP/help"
+	expect 0 "$cairn" $sub --help
+	cmp "$TMP/out" "$TMP/help" || die "cairn $sub --help is not cairn help $sub"
+	awk 'length > 80 { exit 1 }' "$TMP/out" || die "more than 80 columns: $(cat "$TMP/out")"
 done
 expect 0 "$cairn" version
 says out '^cairn [0-9]'

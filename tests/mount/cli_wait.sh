@@ -20,6 +20,11 @@ exec 8>"$m/d/held"
 echo bytes >&8
 expect 3 "$cairn" wait --timeout 0.2 "$m/d/held"
 says err "held is not durable"
+for time in 0.01m 0.0002h 0.6s; do	# minutes and hours are that long, at least
+	start=$(date +%s%N)
+	expect 3 "$cairn" wait --timeout $time "$m/d/held"
+	[ $((($(date +%s%N) - start) / 1000000)) -ge 600 ] || die "--timeout $time ended before that"
+done
 expect 3 "$cairn" wait --timeout 0 "$m"
 expect 3 "$cairn" wait --timeout 0 "$m/d/x" "$m/d/held"
 

@@ -211,8 +211,8 @@ char *put_number(char *p, uint64_t n); /* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
 /* Prints a name: control bytes as \xNN if f is a terminal. */
 void print_name(FILE *f, const char *name);
-/* "S", "S.fff", S >= 0: a timeout in seconds. */
-int parse_seconds(const char *s, double *out);
+/* A duration in seconds, of "90", "1.5", "90s", "5m" or "2h". 0 or -EINVAL. */
+int parse_duration(const char *s, double *out);
 
 struct progress {
 	FILE *f;

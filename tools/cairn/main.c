@@ -21,14 +21,14 @@ static const struct command commands[] = {
 	 "  -l       mode, owner, size, state, lane, checksum, time; sums of directories\n"
 	 "  --bytes  sizes in bytes\n"
 	 "  --json   for programs\n"
-	 "States: open, staged, persisting, durable, failed. Works on an unmounted store, too\n"
-	 "(state '-': everything in the store is published)."},
+	 "States: open, staged, persisting, durable, failed. Works on an unmounted\n"
+	 "store, too (state '-': everything in the store is published)."},
 	{"tensors", cmd_tensors, "[--bytes] [--json] CKPT",
-	 "list the tensors of a checkpoint: dtype, shape, shard grid, bytes, file and offset",
+	 "list a checkpoint's tensors: dtype, shape, grid, file, offset",
 	 "  --bytes  sizes in bytes\n"
 	 "  --json   for programs\n"
-	 "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file; on a\n"
-	 "mount, in a store, or anywhere. Only metadata and headers are read.\n"
+	 "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file;\n"
+	 "on a mount, in a store, or anywhere. Only metadata and headers are read.\n"
 	 "Exit: 0, 1 a file could not be parsed (see stderr), 2 usage."},
 	{"check", cmd_check, "[--quick] [-q] CKPT...",
 	 "check everything that can be checked of a checkpoint",
@@ -37,7 +37,7 @@ static const struct command commands[] = {
 	 "One line for each finding, with file and offset.\n"
 	 "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage."},
 	{"diff", cmd_diff, "[-v] [--json] CKPT CKPT",
-	 "list tensors added, removed, reshaped or changed between two checkpoints",
+	 "list tensors added, removed, reshaped or changed between two",
 	 "  -v      also those that are the same\n"
 	 "  --json  for programs\n"
 	 "Exit: 0 no difference, 1 some, or the comparison was not possible, 2 usage."},
@@ -51,29 +51,29 @@ static const struct command commands[] = {
 	 "  --keep-every K  keep steps that are multiples of K\n"
 	 "  --dry-run       print what would be removed, remove nothing\n"
 	 "  --json	  for programs\n"
-	 "Always kept: the newest safe one, newer ones, and what is being written, has no step,\n"
-	 "or is no checkpoint. Exit: 0 done, 1 none is safe, or one could not be removed, 2 "
-	 "usage."},
+	 "Always kept: the newest safe one, newer ones, and what is being written, has no\n"
+	 "step, or is no checkpoint.\n"
+	 "Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage."},
 	{"export", cmd_export, "[--format safetensors|torch|dcp] [-q] CKPT OUT",
 	 "write the tensors of a checkpoint to one file, or a DCP checkpoint",
 	 "  --format  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
 	 "            directory for torch.distributed.checkpoint, created or empty\n"
 	 "  -q        no progress\n"
-	 "OUT appears, or is replaced, once it is whole and on stable storage. What cannot be\n"
-	 "exported is refused, with the tensor's name and the reason.\n"
+	 "OUT appears, or is replaced, once it is whole and on stable storage. What cannot\n"
+	 "be exported is refused, with the tensor's name and the reason.\n"
 	 "Exit: 0 written, 1 refused or failed, 2 usage."},
 	{"import", cmd_import, "[-q] FILE OUT",
 	 "make a DCP checkpoint from a torch.save or safetensors file",
 	 "  -q  no progress\n"
-	 "FILE may also be a directory of safetensors files and their index. OUT is a directory,\n"
-	 "created or empty; its .metadata appears once it is whole. Names are those of DCP: the\n"
-	 "keys of nested dicts, joined with dots. Items that DCP cannot store are refused by "
-	 "name.\n"
+	 "FILE may also be a directory of safetensors files and their index. OUT is a\n"
+	 "directory, created or empty; its .metadata appears once it is whole. Names are\n"
+	 "those of DCP: the keys of nested dicts, joined with dots. Items that DCP cannot\n"
+	 "store are refused by name.\n"
 	 "Exit: 0 written, 1 refused or failed, 2 usage."},
-	{"wait", cmd_wait, "[--timeout S] [-q] PATH...",
+	{"wait", cmd_wait, "[--timeout TIME] [-q] PATH...",
 	 "wait until everything below each PATH is durable",
-	 "  --timeout S  give up after S seconds (fractions allowed)\n"
-	 "  -q           no progress\n"
+	 "  --timeout TIME  give up after this time: 90, 90s, 5m, 2h\n"
+	 "  -q              no progress\n"
 	 "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout."},
 	{"verify", cmd_verify, "[-v] [-q] [--json] PATH...",
 	 "read files from the store's disk and compare checksums",
@@ -85,15 +85,17 @@ static const struct command commands[] = {
 	 ""},
 	{"discard", cmd_discard, "PATH...",
 	 "discard versions whose close failed; their bytes are lost",
-	 "Only files in state failed. The previous version, if any, is in force again; otherwise\n"
-	 "the file is removed. Exit: 0 discarded, 1 one could not be discarded, 2 usage."},
-	{"umount", cmd_umount, "[--timeout S] [-q] MOUNTPOINT",
+	 "Only files in state failed. The previous version, if any, is in force again;\n"
+	 "otherwise the file is removed.\n"
+	 "Exit: 0 discarded, 1 one could not be discarded, 2 usage."},
+	{"umount", cmd_umount, "[--timeout TIME] [-q] MOUNTPOINT",
 	 "wait until everything is durable, then unmount",
-	 "  --timeout S  give up after S seconds; the mount stays\n"
-	 "  -q           no progress\n"
+	 "  --timeout TIME  give up after this time (90, 90s, 5m, 2h); the mount stays\n"
+	 "  -q              no progress\n"
 	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout."},
 	{"completion", cmd_completion, "bash|zsh|fish", "print the completion script of a shell",
-	 "make install puts them where the shells look. In bash: . <(cairn completion bash)"},
+	 "make install puts them where the shells look.\n"
+	 "In bash: . <(cairn completion bash)"},
 	{"version", cmd_version, "", "print the version", ""},
 	{"help", cmd_help, "[SUBCOMMAND]", "print this, or the help of one subcommand", ""},
 };

@@ -111,18 +111,22 @@ void print_name(FILE *f, const char *name)
 	}
 }
 
-int parse_seconds(const char *s, double *out)
+int parse_duration(const char *s, double *out)
 {
 	char *end;
-	double d;
+	double d, unit = 1;
 
 	if (!((*s >= '0' && *s <= '9') || *s == '.')) /* strtod() also takes " -inf" */
 		return -EINVAL;
 	errno = 0;
 	d = strtod(s, &end);
-	if (errno || *end || !isfinite(d) || d < 0 || strpbrk(s, "xX"))
+	if (*end && !end[1]) {
+		unit = *end == 's' ? 1 : *end == 'm' ? 60 : *end == 'h' ? 3600 : 0;
+		end++;
+	}
+	if (errno || *end || unit == 0 || !isfinite(d * unit) || d < 0 || strpbrk(s, "xX"))
 		return -EINVAL;
-	*out = d;
+	*out = d * unit;
 	return 0;
 }
 

@@ -322,9 +322,10 @@ int cmd_umount(int argc, char **argv)
 			quiet = true;
 		else if (c != 't')
 			return complain_option("umount", argv);
-		else if (parse_seconds(optarg, &timeout))
-			return complain_usage("umount", "--timeout %s: not a number of seconds",
-					      optarg);
+		else if (parse_duration(optarg, &timeout))
+			return complain_usage(
+				"umount", "--timeout %s: not a duration such as 90, 90s, 5m or 2h",
+				optarg);
 		else
 			u.deadline = now_s() + timeout;
 	}
