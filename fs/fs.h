@@ -52,6 +52,7 @@ struct fs {
 	struct expected expect[EXPECT_SLOTS];
 	struct lanes lanes;
 	struct forks forks;
+	struct waits waits;
 	struct notices notices;
 	struct wire wire;
 	struct reading reading;

@@ -150,7 +150,7 @@ struct buffer {
 /* The lists that it is in, by state; staged.c. */
 struct staged_lists {
 	struct staged *hash_next;
-	struct staged *open_prev, *open_next; /* OPEN */
+	struct staged *open_prev, *open_next; /* OPEN, or FAILED */
 	struct staged *lru_prev, *lru_next; /* DURABLE */
 	struct staged *late_prev, *late_next; /* late */
 };
@@ -378,7 +378,7 @@ struct refusals {
 struct files {
 	struct staged *by_id[SF_BUCKETS];
 	struct staged *lru_head, *lru_tail;
-	struct staged *open;
+	struct staged *open, *failed;
 	struct staged *late;
 	uint64_t n_late;
 	uint64_t late_ready[64]; /* nodes; see staging_next_late */
@@ -409,6 +409,8 @@ struct drain {
 	bool inherited;
 	struct waiter *waiters;
 	_Atomic unsigned n_sync_waiters;
+	void (*moved)(void *ctx); /* staging_tell_moves(); NULL: nobody asked */
+	void *moved_ctx;
 	/* IO_ATTR_*: the store refuses them, logged already; meta.c */
 	_Atomic unsigned refused;
 	/* failed syncs that may have lost bytes of other files */
@@ -515,6 +517,13 @@ static inline uint64_t now_ns(void)
 static inline bool is_ordered(uint32_t type)
 {
 	return type < REC_ORDERED_END;
+}
+
+/* s->lock held */
+static inline void tell_moved(struct staging *s)
+{
+	if (s->drain.moved)
+		s->drain.moved(s->drain.moved_ctx);
 }
 
 /* A caller waits for pending changes. */

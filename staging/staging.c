@@ -265,19 +265,46 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	pthread_mutex_unlock(&s->lock);
 }
 
-void staging_each_pending(struct staging *s,
-			  void (*each)(void *ctx, uint64_t node, uint64_t bytes,
-				       enum staged_state st),
-			  void *ctx)
+static uint64_t rest_of(const struct staged *f, uint64_t size)
+{
+	uint64_t written = atomic_load_explicit(&f->written, memory_order_relaxed);
+	return size - (written < size ? written : size);
+}
+
+static uint64_t open_bytes(struct staged *f)
+{
+	struct stat st;
+	return sf_stat(f, &st) ? 0 : rest_of(f, (uint64_t)st.st_size);
+}
+
+void staging_each_undone(struct staging *s, bool pending,
+			 void (*each)(void *ctx, const struct staged_undone *u), void *ctx)
 {
 	LOCK_SCOPE(&s->lock);
-	for (struct pend *p = s->order.pend; p; p = p->next)
-		if (p->sf)
-			each(ctx, p->r.node, p->r.size,
-			     p->state == PEND_FAILED ? STAGED_FAILED
-			     : p->state == PEND_WAIT || p->state == PEND_QUEUED
-				     ? STAGED_SEALED
-				     : STAGED_PERSISTING);
+	struct staged *const lists[] = {s->files.open, s->files.failed};
+
+	for (unsigned i = 0; i < 2; i++)
+		for (struct staged *f = lists[i]; f; f = f->lists.open_next)
+			each(ctx, &(struct staged_undone){.f = f,
+							  .node = f->node,
+							  .state = f->state,
+							  .bytes = pending ? open_bytes(f) : 0,
+							  .error = f->error});
+	for (struct pend *p = pending ? s->order.pend : NULL; p; p = p->next)
+		/* the newest version of each that no writer has open */
+		if (p->sf && p->sf->last_seal == p->r.seq &&
+		    (p->sf->state == STAGED_SEALED || p->sf->state == STAGED_PERSISTING))
+			each(ctx, &(struct staged_undone){.f = p->sf,
+							  .node = p->sf->node,
+							  .state = p->sf->state,
+							  .bytes = rest_of(p->sf, p->r.size)});
+}
+
+void staging_tell_moves(struct staging *s, void (*moved)(void *ctx), void *ctx)
+{
+	LOCK_SCOPE(&s->lock);
+	s->drain.moved = moved;
+	s->drain.moved_ctx = ctx;
 }
 
 uint64_t staging_halted_at(struct staging *s, int *err)

@@ -585,12 +585,23 @@ struct staging_stats {
 	struct staging_stats_recovered recovered;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);
-/* Bytes not yet durable, by node (0 = all): calls each(ctx, node, bytes, state). The lock is held:
- * be quick. */
-void staging_each_pending(struct staging *s,
-			  void (*each)(void *ctx, uint64_t node, uint64_t bytes,
-				       enum staged_state st),
-			  void *ctx);
+/* A staged file that is not durable. */
+struct staged_undone {
+	const struct staged *f;
+	uint64_t node;
+	enum staged_state state;
+	uint64_t bytes; /* not written to the store yet */
+	int error; /* -errno when failed */
+};
+/* Calls each(ctx, u) for every staged file that is open or failed; with `pending`, for every one
+ * that is not durable. Without `pending` the bytes are 0. The lock is held: be quick, and call
+ * nothing of staging's. */
+void staging_each_undone(struct staging *s, bool pending,
+			 void (*each)(void *ctx, const struct staged_undone *u), void *ctx);
+/* From now on moved(ctx) is called when staging_durable() moves, when publication halts, when a
+ * staged file fails, and when one is no longer open without having been sealed. On any thread, with
+ * staging's locks: it must not block or call staging. NULL: no longer. */
+void staging_tell_moves(struct staging *s, void (*moved)(void *ctx), void *ctx);
 /* Retries halted publication now, and acknowledges what the store refused. */
 void staging_retry(struct staging *s);
 /* The error of the first change up to seq that the store refused permanently, of node, or at any

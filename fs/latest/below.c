@@ -1,7 +1,19 @@
 /* SPDX-License-Identifier: MIT
- * How much of what is at or below a node has reached the store. Lock held for all functions.
+ * How much of what is at or below a node has reached the store. Only what is not durable is looked
+ * at: what the records changed is in the nodes (seq.below, apply.c); staging has a list of files
+ * that are open or failed. Lock held for all functions.
  */
 #include "fs/latest/inside.h"
+
+const char *below_name(enum below_rank rank)
+{
+	static const char *const names[] = {
+		[BELOW_FAILED] = "failed",   [BELOW_OPEN] = "open",
+		[BELOW_STAGED] = "staged",   [BELOW_PERSISTING] = "persisting",
+		[BELOW_DURABLE] = "durable",
+	};
+	return names[rank];
+}
 
 static enum below_rank rank_of(enum staged_state st)
 {
@@ -14,85 +26,141 @@ static enum below_rank rank_of(enum staged_state st)
 	}
 }
 
-static bool is_below(struct fs *fs, struct node *n, const struct node *top)
+/* The directory above a directory; NULL: it is the root, or removed. */
+static struct node *above(struct fs *fs, const struct node *dir)
 {
-	for (unsigned depth = 0; n && depth < 4096; depth++) {
-		if (n == top)
-			return true;
-		if (n == fs->tree.root || !n->names)
-			return false;
-		n = n->names->dir;
-	}
+	return dir == fs->tree.root || !dir->names ? NULL : dir->names->dir;
+}
+
+/* By any of its names. */
+static bool is_below(struct fs *fs, const struct node *n, const struct node *top)
+{
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		for (struct node *dir = d->dir; dir; dir = above(fs, dir))
+			if (dir == top)
+				return true;
 	return false;
 }
 
-static void count_sf(struct below *b, struct node *n)
+/* The node of that version; NULL: it has another one since, or no name. */
+static struct node *node_of(struct fs *fs, const struct staged_undone *u)
 {
-	struct staged_info i;
-	if (n->id == b->halted) {
-		b->rank = BELOW_FAILED;
-		b->error = b->halted_error;
-	}
-	if (!n->sf)
-		return;
-	staged_get_info(n->sf, &i);
-	if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
-		return;
-	b->bytes += i.size - (i.written < i.size ? i.written : i.size);
-	if (rank_of(i.state) < b->rank) {
-		b->rank = rank_of(i.state);
-		b->error = i.error;
+	struct node *n = node_find(fs, u->node);
+	fs->tree.n_looked++;
+	return n && n->names && n->sf == u->f ? n : NULL;
+}
+
+static void count(struct below *b, enum below_rank rank, int error)
+{
+	if (rank < b->rank) {
+		b->rank = rank;
+		b->error = error;
 	}
 }
 
-static void count_refused(struct below *b)
+static int refused(struct fs *fs, const struct node *n)
 {
-	int err = staging_refused(b->fs->s, b->top->id, S_ISDIR(b->top->attr.mode) ? b->top->id : 0,
-				  UINT64_MAX);
-	if (err) {
-		b->rank = BELOW_FAILED;
-		b->error = err;
+	return staging_refused(fs->s, n->id, S_ISDIR(n->attr.mode) ? n->id : 0, UINT64_MAX);
+}
+
+/* ---- one node, with its bytes ---- */
+
+static void count_file(struct below *b)
+{
+	struct staged_info i;
+
+	if (!b->top->sf)
+		return;
+	staged_get_info(b->top->sf, &i);
+	if (i.state == STAGED_DURABLE || i.state == STAGED_EVICTED)
+		return;
+	b->bytes += i.size - (i.written < i.size ? i.written : i.size);
+	count(b, rank_of(i.state), i.error);
+}
+
+static void count_below(void *ctx, const struct staged_undone *u)
+{
+	struct below *b = ctx;
+	struct node *n = node_of(b->fs, u);
+
+	if (n && is_below(b->fs, n, b->top)) {
+		b->bytes += u->bytes;
+		count(b, rank_of(u->state), u->error);
 	}
+}
+
+/* Publication halts at a node at or below top. */
+static void count_halted(struct below *b)
+{
+	int err;
+	uint64_t id = staging_halted_at(b->fs->s, &err);
+	struct node *n = id ? node_find(b->fs, id) : NULL;
+
+	if (n && (n == b->top || is_below(b->fs, n, b->top)))
+		count(b, BELOW_FAILED, err);
 }
 
 struct below look_below(struct fs *fs, struct node *top)
 {
 	struct below b = {.fs = fs, .top = top, .rank = BELOW_DURABLE};
-	uint64_t applied = fs_applied(fs), durable = staging_durable(fs->s);
 
-	b.halted = staging_halted_at(fs->s, &b.halted_error);
-	if (!S_ISDIR(top->attr.mode)) {
-		count_sf(&b, top);
-		if (b.rank == BELOW_DURABLE && (top->seq.dirty > applied ||
-						top->seq.born > applied || top->seq.seal > durable))
-			b.rank = top->sf || S_ISREG(top->attr.mode) ? BELOW_PERSISTING
-								    : BELOW_STAGED;
-		for (struct dentry *d = top->names; d; d = d->name_next)
-			if (b.rank == BELOW_DURABLE && d->seq > durable)
-				b.rank = BELOW_STAGED;
-		count_refused(&b);
-		return b;
-	}
-	for (unsigned i = 0; i < NODE_BUCKETS; i++)
-		for (struct node *n = fs->tree.nodes[i]; n; n = n->hash_next) {
-			bool self = n->seq.dirty > durable || n->seq.names > durable ||
-				    n->seq.seal > durable ||
-				    (n->seq.born > durable && n->seq.born != UINT64_MAX);
-			if (!n->sf && !self)
-				continue;
-			if (!n->names && n != fs->tree.root)
-				continue;
-			if (!is_below(fs, n, top))
-				continue;
-			count_sf(&b, n);
-			if (self && b.rank > BELOW_STAGED)
-				b.rank = n->sf ? BELOW_PERSISTING : BELOW_STAGED;
-		}
-	count_refused(&b);
+	if (S_ISDIR(top->attr.mode))
+		staging_each_undone(fs->s, true, count_below, &b);
+	else
+		count_file(&b);
+	if (top->seq.below > staging_durable(fs->s))
+		count(&b,
+		      S_ISREG(top->attr.mode) && top->seq.seal > staging_durable(fs->s)
+			      ? BELOW_PERSISTING
+			      : BELOW_STAGED,
+		      0);
+	count_halted(&b);
+	int err = refused(fs, top);
+	if (err)
+		count(&b, BELOW_FAILED, err);
 	return b;
 }
 
 bool node_all_durable(struct fs *fs, struct node *n)
 {
 	return look_below(fs, n).rank == BELOW_DURABLE;
+}
+
+/* ---- many nodes ---- */
+
+/* Stops at the first that has such a mark already: those above it have it, too. */
+static void mark(struct fs *fs, struct node *n, int rank)
+{
+	while (n && (n->look.nth != fs->tree.n_looks || n->look.rank > rank)) {
+		n->look = (struct node_look){.nth = fs->tree.n_looks, .rank = rank};
+		n = S_ISDIR(n->attr.mode) ? above(fs, n) : NULL;
+	}
+}
+
+static void mark_undone(void *ctx, const struct staged_undone *u)
+{
+	struct fs *fs = ctx;
+	struct node *n = node_of(fs, u);
+
+	if (!n)
+		return;
+	mark(fs, n, rank_of(u->state));
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		mark(fs, d->dir, rank_of(u->state));
+}
+
+void below_look_all(struct fs *fs)
+{
+	fs->tree.n_looks++;
+	staging_each_undone(fs->s, false, mark_undone, fs);
+}
+
+enum below_rank below_seen(struct fs *fs, const struct node *n)
+{
+	bool pending = n->seq.below > staging_durable(fs->s);
+	int rank = pending ? BELOW_STAGED : BELOW_DURABLE;
+
+	if (n->look.nth == fs->tree.n_looks && n->look.rank < rank)
+		rank = n->look.rank;
+	return refused(fs, n) ? BELOW_FAILED : rank;
 }

@@ -9,17 +9,22 @@
 /* ---- below.c; the tree lock is held ---- */
 
 enum below_rank { BELOW_FAILED, BELOW_OPEN, BELOW_STAGED, BELOW_PERSISTING, BELOW_DURABLE };
+/* as user.cairn.state shows it */
+const char *below_name(enum below_rank rank);
 struct below {
 	struct fs *fs;
 	struct node *top;
 	uint64_t bytes; /* still to be written */
 	enum below_rank rank; /* the least advanced */
 	int error;
-	uint64_t halted; /* node whose change the store refuses */
-	int halted_error;
 };
 /* Everything not yet durable at or below top. */
 struct below look_below(struct fs *fs, struct node *top);
+/* Looks once at all files that are open or failed; below_seen() is then valid for any number of
+ * nodes, while the lock is held. */
+void below_look_all(struct fs *fs);
+/* FAILED (also if a change was refused), OPEN, STAGED or DURABLE. */
+enum below_rank below_seen(struct fs *fs, const struct node *n);
 
 /* ---- latest.c: MOUNT/.cairn/latest; a thread of its own answers ---- */
 

@@ -26,6 +26,10 @@ bool answered_open(fuse_req_t req, struct fs *fs, struct fuse_file_info *fi, boo
  * or an fsync. Lock not held. */
 void sync_and_reply(fuse_req_t req, struct fs *fs, struct node *n, bool is_write, size_t written);
 int tree_dir_empty(struct fs *fs, struct node *dir); /* readdir.c: 0, -ENOTEMPTY */
+/* wait.c: is key user.cairn.wait (*ms UINT64_MAX), or user.cairn.wait.MS? */
+bool wait_parse(const char *key, uint64_t *ms);
+/* Answers req when all at or below id is durable, or see wait.c. Lock not held. */
+void wait_ask(fuse_req_t req, fuse_ino_t id, uint64_t ms, size_t size);
 /* buffers.c: link(2) of n; *out is the new file. -EBUSY: it is committed already. Drops the lock
  * meanwhile. */
 int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent,

@@ -16,11 +16,6 @@
 #define LATEST_KEY CAIRN_PREFIX "latest"
 #define ENTRY_BYTES 16u
 
-static const char *const rank_names[] = {
-	[BELOW_FAILED] = "failed",	   [BELOW_OPEN] = "open",	[BELOW_STAGED] = "staged",
-	[BELOW_PERSISTING] = "persisting", [BELOW_DURABLE] = "durable",
-};
-
 static const char *const lane_names[] = {
 	[LANE_NONE] = "none", [LANE_FAST] = "fast",   [LANE_SPILL] = "spill",
 	[LANE_READ] = "read", [LANE_RELAY] = "relay",
@@ -68,7 +63,7 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 		return over_value(fs, n, buf, cap);
 	b = look_below(fs, n);
 	if (!strcmp(key, "state"))
-		return snprintf(buf, cap, "%s", rank_names[b.rank]);
+		return snprintf(buf, cap, "%s", below_name(b.rank));
 	if (!strcmp(key, "pending"))
 		return snprintf(buf, cap, "%llu", (unsigned long long)b.bytes);
 	if (!strcmp(key, "error"))
@@ -138,6 +133,7 @@ static int try_getxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, const char
 void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
 	struct fs *fs = req_fs(req);
+	uint64_t ms;
 	int err;
 
 	if (!strcmp(key, LATEST_KEY)) {
@@ -148,6 +144,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 	if (xattr_is_ours(key))
 		/* files that were just closed no longer count as open */
 		release_barrier(fs);
+	if (wait_parse(key, &ms)) {
+		wait_ask(req, id, ms, size);
+		return;
+	}
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);

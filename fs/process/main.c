@@ -365,12 +365,14 @@ static void init_locks(struct fs *fs)
 	lock_init(&fs->tree.lock, RANK_TREE);
 	lock_init(&fs->notices.lock, RANK_NOTICES);
 	lock_init(&fs->forks.lock, RANK_FORKS);
+	lock_init(&fs->waits.lock, RANK_WAITS);
 	lock_init(&fs->reading.lock, RANK_READING);
 	lock_init(&fs->tickets.lock, RANK_TICKETS);
 	lock_init(&fs->slots.lock, RANK_SLOTS);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
+	pthread_cond_init(&fs->waits.cond, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	pthread_cond_init(&fs->forks.cond, NULL);
 	pthread_cond_init(&fs->reading.cond, NULL);

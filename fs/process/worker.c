@@ -277,6 +277,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	session_join(fs);
 	upkeep_join(fs);
 	latest_stop();
+	waits_stop(fs);
 	if (!drain_all(fs))
 		return 4;
 	staging_clear(fs->s);

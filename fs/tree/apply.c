@@ -388,6 +388,7 @@ static void apply_fork(struct fs *fs, const struct rec *r)
 	m->seq.seal = n->seq.seal;
 	m->seq.placed = n->seq.placed;
 	m->seq.links = n->seq.links;
+	m->seq.below = n->seq.below;
 	m->version.sealed = n->version.sealed;
 	m->stored.adopt = n->stored.adopt;
 	n->attr.size = r->size;
@@ -455,6 +456,17 @@ static void apply_node(struct fs *fs, const struct rec *r)
 		node_place_add(fs, n, 0, r->dir, r->name);
 }
 
+/* The node, and the directories that it was in or came to, are not durable before r is. */
+static void raise_all(struct fs *fs, const struct rec *r)
+{
+	const uint64_t ids[] = {r->node, r->dir, r->type == REC_RENAME ? r->dir2 : 0};
+	struct node *n;
+
+	for (unsigned i = 0; i < 3; i++)
+		if (ids[i] && (n = node_find(fs, ids[i])))
+			node_raise(fs, n, r->seq);
+}
+
 void fs_apply(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_find(fs, r->node);
@@ -510,6 +522,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 		break;
 	default: break;
 	}
+	if (r->seq)
+		raise_all(fs, r);
 }
 
 int fs_record(struct fs *fs, struct rec *r)

@@ -52,6 +52,8 @@ struct node *node_new(struct fs *fs, uint64_t id, uint64_t ino, mode_t mode);
 void node_forgotten(struct fs *fs, struct node *n); /* frees it: REC_FORGET */
 struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, struct node *n);
 void dentry_remove(struct fs *fs, struct dentry *d);
+/* Record seq changed n, or something below it: raises seq.below of n and of all above it. */
+void node_raise(struct fs *fs, struct node *n, uint64_t seq);
 /* until seq is applied */
 void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq);
 void node_place_add(struct fs *fs, struct node *n, uint64_t seq, uint64_t dir, const char *name);

@@ -88,6 +88,17 @@ uint64_t name_changed(struct fs *fs, uint64_t dir, const char *name)
 	return fs->tree.name_changed[name_bucket(dir, name)];
 }
 
+void waits_wake(void *ctx)
+{
+	struct fs *fs = ctx;
+
+	if (!atomic_load(&fs->waits.n))
+		return;
+	LOCK_SCOPE(&fs->waits.lock);
+	fs->waits.moved = true;
+	pthread_cond_signal(&fs->waits.cond);
+}
+
 static void dentry_unname(struct fs *fs, struct dentry *d)
 {
 	if (!d->node)
@@ -98,8 +109,28 @@ static void dentry_unname(struct fs *fs, struct dentry *d)
 		pp = &(*pp)->name_next;
 	if (*pp)
 		*pp = d->name_next;
+	if (d->node->waits && !d->node->names)
+		waits_wake(fs);
 	d->node = NULL;
 	d->name_next = NULL;
+}
+
+/* What a directory says is never less than what anything below it says, so that it can stop at the
+ * first that says so already. */
+static void raise_dir(struct fs *fs, struct node *dir, uint64_t seq)
+{
+	while (dir && dir->seq.below < seq) {
+		dir->seq.below = seq;
+		dir = dir == fs->tree.root || !dir->names ? NULL : dir->names->dir;
+	}
+}
+
+void node_raise(struct fs *fs, struct node *n, uint64_t seq)
+{
+	if (n->seq.below < seq)
+		n->seq.below = seq;
+	for (struct dentry *d = n->names; d; d = d->name_next)
+		raise_dir(fs, d->dir, seq);
 }
 
 static void dentry_name(struct fs *fs, struct dentry *d, struct node *n)
@@ -110,6 +141,7 @@ static void dentry_name(struct fs *fs, struct dentry *d, struct node *n)
 	if (!n)
 		return;
 	node_touch(fs, n);
+	raise_dir(fs, d->dir, n->seq.below);
 	d->name_next = n->names;
 	n->names = d;
 }
@@ -387,11 +419,14 @@ static bool several_names(const struct node *n)
 static bool node_needed(struct fs *fs, struct node *n)
 {
 	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy ||
-	    n->holds)
+	    n->holds || n->waits)
 		return true;
 	if (!n->names)
 		return false; /* unlinked, and forgotten by the kernel */
 	if (is_awaited(n) || several_names(n))
+		return true;
+	/* only the tree knows that the store has not synced it yet */
+	if (fs->s && n->seq.below > staging_durable(fs->s))
 		return true;
 	node_check_sf(fs, n);
 	if (n->sf)

@@ -35,6 +35,8 @@ struct tree {
 	struct fs_buffer *buffers;
 	struct node *root;
 	uint64_t n_nodes, next_ro_id, n_accepted;
+	/* latest/below.c: looks at all that is open, and files looked at */
+	uint64_t n_looks, n_looked;
 	/* a staged file could not be opened, which says nothing about its version */
 	int replay_error;
 
@@ -43,6 +45,19 @@ struct tree {
 		uint64_t dir, since_ns;
 		char name[MAX_NAME + 1];
 	} absent;
+};
+
+/* Requests that wait until something is durable; ops/wait.c. */
+struct waits {
+	pthread_mutex_t lock; /* over list, moved and stop */
+	pthread_cond_t cond;
+	struct wait *list;
+	atomic_uint n; /* in the list */
+	atomic_ullong asked;
+	bool moved, stop;
+	bool started; /* the thread; the tree lock is held */
+	bool resent; /* the kernel can send requests again */
+	pthread_t thread;
 };
 
 /* expect.c; the tree lock is held */

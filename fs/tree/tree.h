@@ -94,6 +94,14 @@ struct node_seqs {
 	uint64_t seal;
 	/* the store has it by this record's name, though the record is not yet applied in full */
 	uint64_t placed;
+	/* the last on the node, its names, or anything that is or was below it */
+	uint64_t below;
+};
+
+/* latest/below.c: the least advanced at or below it, as of the look with this number. */
+struct node_look {
+	uint64_t nth;
+	int rank; /* enum below_rank */
 };
 
 /* As the store has it; node.c, tree.c. */
@@ -143,10 +151,12 @@ struct node {
 	bool busy;
 	/* threads that dropped the lock and will use it again: it is not freed */
 	unsigned holds;
+	unsigned waits; /* requests that wait for it (ops/wait.c): it is not freed */
 	bool zombie; /* on the list of nodes that are freed when clean */
 	uint64_t changed; /* fs->tree.changes when something of it last changed here */
 	struct attributes attr;
 	struct node_seqs seq;
+	struct node_look look;
 	struct node_stored stored;
 
 	struct dentry *names;
@@ -341,6 +351,12 @@ bool fork_tell(struct fs *fs, struct node *n, void (*then)(void *arg), void *arg
 /* A reader waits for the writer that n was forked for: were the reader first, n would be forked
  * again, and the kernel asks again only once. 0; -EINPROGRESS as node_await(). */
 int fork_await(struct fs *fs, struct node *n);
+
+/* ---- node.c ---- */
+
+/* fs: a struct fs. What requests wait for may have come: their thread looks. Any lock but theirs may
+ * be held. */
+void waits_wake(void *fs);
 
 /* ---- share.c: what one user may take ---- */
 

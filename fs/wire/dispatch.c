@@ -18,6 +18,7 @@
 /* RELEASE is a background request. Beyond this limit (default 12) the kernel queues them
  * (fs/fuse/dev.c, flush_bg_queue), and a program's later requests would overtake its closes. */
 #define MAX_BACKGROUND 65535u
+#define RESEND_MINOR 40u /* of the protocol that can resend requests: Linux 6.9 */
 
 static void init(void *userdata, struct fuse_conn_info *conn)
 {
@@ -43,6 +44,7 @@ static void init(void *userdata, struct fuse_conn_info *conn)
 				  : "this kernel has no FUSE passthrough (before 6.9): every file "
 				    "takes the relay lane");
 	}
+	fs->waits.resent = conn->proto_minor >= RESEND_MINOR;
 	conn->time_gran = 1;
 	conn->max_background = MAX_BACKGROUND;
 	conn->congestion_threshold = MAX_BACKGROUND;

@@ -736,6 +736,7 @@ static void wake_waiters(struct staging *s, int halted_err)
 		atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	}
 	pthread_cond_broadcast(&s->done_cond);
+	tell_moved(s);
 	uint64_t durable = s->head->durable;
 	pthread_mutex_unlock(&s->lock);
 	while (ready_list) {

@@ -54,10 +54,16 @@ void source_forget(struct staging *s, int *source)
 	s->files.n_sources--;
 }
 
+/* the list of those in f's state; OPEN or FAILED */
+static struct staged **undone_list(struct staging *s, const struct staged *f)
+{
+	return f->state == STAGED_OPEN ? &s->files.open : &s->files.failed;
+}
+
 static void list_remove(struct staging *s, struct staged *f)
 {
-	if (f->state == STAGED_OPEN) {
-		*(f->lists.open_prev ? &f->lists.open_prev->lists.open_next : &s->files.open) =
+	if (f->state == STAGED_OPEN || f->state == STAGED_FAILED) {
+		*(f->lists.open_prev ? &f->lists.open_prev->lists.open_next : undone_list(s, f)) =
 			f->lists.open_next;
 		if (f->lists.open_next)
 			f->lists.open_next->lists.open_prev = f->lists.open_prev;
@@ -73,11 +79,14 @@ static void list_remove(struct staging *s, struct staged *f)
 
 static void list_insert(struct staging *s, struct staged *f)
 {
+	if (f->state == STAGED_OPEN || f->state == STAGED_FAILED) {
+		struct staged **list = undone_list(s, f);
+		f->lists.open_next = *list;
+		if (*list)
+			(*list)->lists.open_prev = f;
+		*list = f;
+	}
 	if (f->state == STAGED_OPEN) {
-		f->lists.open_next = s->files.open;
-		if (s->files.open)
-			s->files.open->lists.open_prev = f;
-		s->files.open = f;
 		f->ahead.over = false; /* memory ahead of it may be allocated again */
 		f->ahead.end = f->ahead.size = 0;
 		sleeper_nudge(&s->watch, false);
@@ -109,11 +118,14 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 		source_forget(s, &f->base.source);
 		space_claim_set(s, f, 0);
 	}
+	bool moved = st == STAGED_FAILED || (f->state == STAGED_OPEN && st == STAGED_DURABLE);
 	list_remove(s, f);
 	--*state_count(s, f->state);
 	f->state = st;
 	++*state_count(s, st);
 	list_insert(s, f);
+	if (moved)
+		tell_moved(s);
 }
 
 void staged_check(struct staging *s)
@@ -264,6 +276,8 @@ static void sf_free(struct staging *s, struct staged *f)
 	space_claim_set(s, f, 0);
 	list_remove(s, f);
 	--*state_count(s, f->state);
+	if (f->state == STAGED_OPEN || f->state == STAGED_FAILED)
+		tell_moved(s);
 	if (f->state != STAGED_EVICTED) {
 		log_unstaged(s, f);
 		remove_bytes(f);

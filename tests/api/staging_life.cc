@@ -591,11 +591,11 @@ TEST_P(Life, PendingIsTold)
 	ASSERT_EQ(h.mkdir("d"), 0);
 	auto pending = [&] {
 		uint64_t sum = 0;
-		staging_each_pending(
-			s,
-			[](void *ctx, uint64_t, uint64_t bytes, staged_state st) {
+		staging_each_undone(
+			s, true,
+			[](void *ctx, const staged_undone *u) {
 				*static_cast<uint64_t *>(ctx) +=
-					st == STAGED_SEALED ? bytes : 1u << 20;
+					u->state == STAGED_SEALED ? u->bytes : 1u << 20;
 			},
 			&sum);
 		return sum;

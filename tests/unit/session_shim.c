@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,8 +46,12 @@ static ssize_t receive(int fd, void *buf, size_t len, void *ctx)
 static ssize_t answer(int fd, struct iovec *iov, int count, void *ctx)
 {
 	struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	ssize_t n;
 	(void)ctx;
-	return sendmsg(fd, &m, MSG_NOSIGNAL);
+	while ((n = sendmsg(fd, &m, MSG_NOSIGNAL)) < 0 && errno == EAGAIN)
+		poll(&room, 1, -1);	/* a socket takes so many; the kernel takes all */
+	return n;
 }
 
 static bool has_upkeep;
@@ -59,7 +64,7 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 		struct fuse_init_in init;
 	} hello = {
 		.in = {.len = sizeof(hello), .opcode = FUSE_INIT, .unique = 2},
-		.init = {.major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION,
+		.init = {.major = FUSE_KERNEL_VERSION, .minor = how & SHIM_NO_RESEND ? 39 : 40,
 			 .max_readahead = 1u << 17,
 			 .flags = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_BIG_WRITES | FUSE_DO_READDIRPLUS |
 				  FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES | FUSE_HANDLE_KILLPRIV_V2 | FUSE_INIT_EXT},
@@ -101,6 +106,7 @@ unsigned shim_barred(struct fs *fs)
 /* ---- the store, and the tree lock ---- */
 
 #define ANY_OP IO_OP_COUNT	/* of a thread that answers */
+#define ANY_SYNC (IO_OP_COUNT + 1)	/* of names */
 static atomic_uint locked_calls;
 static void hold(enum io_op op);
 
@@ -160,6 +166,8 @@ static ssize_t held_call(struct io_engine *e, const struct io_call *c)
 	if (err && c->op == atomic_load(&failing_op))
 		return -err;
 	hold(c->op);
+	if (c->op == IO_OP_SYNC_DIR || c->op == IO_OP_SYNC_ALL || c->op == IO_OP_SYNC_MARK)
+		hold(ANY_SYNC);
 	return below->call(e, c);
 }
 
@@ -216,6 +224,11 @@ void shim_hold_write(struct io_engine *e, unsigned n)
 	hold_next(e, IO_OP_WRITE, n);
 }
 
+void shim_hold_sync(struct io_engine *e, unsigned n)
+{
+	hold_next(e, ANY_SYNC, n);
+}
+
 void shim_hold_answers(struct io_engine *e, unsigned n)
 {
 	hold_next(e, ANY_OP, n);
@@ -237,6 +250,34 @@ void shim_let_go(void)
 	pthread_mutex_unlock(&hold_lock);
 }
 
+unsigned shim_waiting(struct fs *fs)
+{
+	return atomic_load(&fs->waits.n);
+}
+
+uint64_t shim_looked(struct fs *fs)
+{
+	TREE_SCOPE(fs);
+	return fs->tree.n_looked;
+}
+
+static uint64_t looks(struct fs *fs)
+{
+	TREE_SCOPE(fs);
+	return fs->tree.n_looks;
+}
+
+void shim_look_again(struct fs *fs)
+{
+	/* the second begins when the first one's answers are sent */
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t before = looks(fs);
+		waits_wake(fs);
+		while (shim_waiting(fs) && looks(fs) == before)
+			usleep(200);
+	}
+}
+
 unsigned shim_offloaded(struct fs *fs)
 {
 	return atomic_load(&fs->slots.n_offloaded);
@@ -248,5 +289,6 @@ void shim_serve_end(struct fs *fs)
 	session_join(fs);
 	if (has_upkeep)
 		upkeep_join(fs);
+	waits_stop(fs);
 	fuse_session_destroy(fs->se);
 }

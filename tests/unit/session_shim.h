@@ -20,12 +20,18 @@ enum {
 	 * reader, and only then comes to a point where it may block. */
 	SHIM_SLOW_GETATTR = 4,
 	SHIM_NO_UPKEEP = 8,	/* its thread sleeps for long before it ends */
+	SHIM_NO_RESEND = 16,	/* the kernel is older than 6.9 */
 };
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair, as a mount with nopassthrough does;
  * INIT's answer is the first. 0 or -errno. fd is ours then. */
 int shim_serve(struct fs *fs, int fd, unsigned how);
 /* How many requests are answered by threads of their own. */
 unsigned shim_offloaded(struct fs *fs);
+/* How many requests wait in ops/wait.c; how many files below.c has looked at, for these and for states. */
+unsigned shim_waiting(struct fs *fs);
+uint64_t shim_looked(struct fs *fs);
+/* All that wait are looked at once more, and what is answered has been sent. Some wait, and nothing else looks. */
+void shim_look_again(struct fs *fs);
 /* How many threads wait for RELEASEs that were read before their requests. */
 unsigned shim_barred(struct fs *fs);
 
@@ -36,6 +42,7 @@ unsigned shim_locked_calls(void);
  * shim_let_go. */
 void shim_hold_allocate(struct io_engine *e, unsigned n);
 void shim_hold_write(struct io_engine *e, unsigned n);
+void shim_hold_sync(struct io_engine *e, unsigned n);	/* of names, by whatever call */
 /* The next n operations on the store, whatever they are, by threads that answer. */
 void shim_hold_answers(struct io_engine *e, unsigned n);
 /* From now on each call of this kind (enum io_op) on the store fails so; err 0: none does. For one engine at a time. */

@@ -15,11 +15,13 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 	if (!fs)
 		return -ENOMEM;
 	lock_init(&fs->tree.lock, RANK_TREE);
+	lock_init(&fs->waits.lock, RANK_WAITS);
 	lock_init(&fs->notices.lock, RANK_NOTICES);
 	pthread_condattr_t monotonic;
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
+	pthread_cond_init(&fs->waits.cond, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	fs->store = o->store;
 	fs->engine = o->engine;
