@@ -52,7 +52,7 @@ void op_getxattr(fuse_req_t, fuse_ino_t, const char *, size_t);
 void op_listxattr(fuse_req_t, fuse_ino_t, size_t);
 void op_removexattr(fuse_req_t, fuse_ino_t, const char *);
 
-/* wait.c: the connection is gone, and no thread answers any more: ends what waits, and the thread. */
+/* wait.c: the connection is gone, and no thread answers any more: ends what waits. */
 void waits_stop(struct fs *fs);
 
 /* buffers.c: MOUNT/.cairn/buffers */

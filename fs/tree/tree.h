@@ -354,8 +354,8 @@ int fork_await(struct fs *fs, struct node *n);
 
 /* ---- node.c ---- */
 
-/* fs: a struct fs. What requests wait for may have come: their thread looks. Any lock but theirs may
- * be held. */
+/* fs: a struct fs. What requests wait for may have come: their thread looks. Any lock up to
+ * waits.lock may be held. */
 void waits_wake(void *fs);
 
 /* ---- share.c: what one user may take ---- */
