@@ -18,7 +18,7 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 	else if (r->seq && r->seq <= s->head->applied) {
 		if (r->type == REC_MKDIR)
 			staging_dir_learn(s, r->node, r->dir, r->name);
-		else if (r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+		else if (r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_ABSENT))
 			dirs_moved(s, r->node, r->dir2, r->name2);
 		else if (r->type == REC_RMDIR)
 			dirs_gone(s, r->node2);
@@ -73,18 +73,18 @@ static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
 	/* nothing is published: the next worker tries again */
 	bool away = io_store_is_detached(s->o.store);
-	struct rec ghost = *r;
+	struct rec absent = *r;
 	struct pend *p;
 
 	if (!there && !away)
 		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is "
 				      "lost and the one before it stays in the store");
 	if (!there) {
-		ghost.type = REC_ATTR;
-		ghost.flags |= REC_GHOST;
+		absent.type = REC_ATTR;
+		absent.flags |= REC_ABSENT;
 	}
 	LOCK_SCOPE(&s->lock);
-	p = pend_new(&ghost);
+	p = pend_new(&absent);
 	if (!p)
 		return -ENOMEM;
 	pend_add(s, p, NULL);
@@ -99,7 +99,7 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 
 	pend_add(s, p, sf);
 	p->again = r->seq == s->head->applied + 1;
-	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_GHOST))
+	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_ABSENT))
 		dirs_moving(s, r->node, r->dir2, r->name2);
 	s->st.recovered.records++;
 	if (!sf)
@@ -156,9 +156,9 @@ static void replay_written(struct staging *s, const struct rec *r)
 	struct pend *p = s->order.pend;
 	while (p && p->r.seq != r->node2)
 		p = p->next;
-	if (p && r->flags & REC_GHOST)
+	if (p && r->flags & REC_ABSENT)
 		p->failed_fsync = true;
-	if (r->flags & REC_GHOST)
+	if (r->flags & REC_ABSENT)
 		return;
 	int fd = p && p->sf ? io_tmp_open(s->o.store, r->ino, O_RDONLY) : -1;
 	/* any other error will come up again at the publication */

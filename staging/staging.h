@@ -116,7 +116,7 @@ enum rec_type {
 	REC_CLOSE, /* sf, SEALED: the last writer closes, and its bytes are in the order */
 	REC_FLUSHED, /* a close was answered: acts as SEAL if its RELEASE never comes */
 	REC_FORK, /* node's names pass to node2 (its readers keep the old one) */
-	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may change. GHOST:
+	/* the bytes of SEAL node2 are in tmp/ as ino (FSYNCED: synced); sf may change. ABSENT:
 	 * they are not, and its fsync returned an error */
 	REC_WRITTEN,
 	REC_BUFFER, /* node is a buffer (sf), `size` long when it is next committed */
@@ -131,7 +131,7 @@ enum rec_type {
 };
 
 enum rec_flag {
-	REC_GHOST = 1, /* the store has nothing there: publishing is a no-op */
+	REC_ABSENT = 1, /* the store has nothing there: publishing is a no-op */
 	/* RENAME of an unsealed file to a name under which the store still has the old file:
 	 * publishing unlinks that old name */
 	REC_SHADOW = 2,

@@ -68,22 +68,22 @@ static bool same_str(const struct pickle_node *a, const struct pickle_node *b)
 	return a == b || (a->u.s.n == b->u.s.n && !memcmp(a->u.s.p, b->u.s.p, a->u.s.n));
 }
 
-struct place {
+struct item_key {
 	const struct reader *r;
 	const struct pickle_node *fqn;
 	const struct pickle_seq *offset; /* NULL: none */
 };
 
-static bool is_place(const void *ctx, uint32_t i)
+static bool is_item(const void *ctx, uint32_t i)
 {
-	const struct place *k = ctx;
+	const struct item_key *k = ctx;
 	const struct stored *t = &k->r->v[i];
 
 	return same_str(t->fqn, k->fqn) && same_sizes(t->offset, k->offset);
 }
 
 /* Elements that are not sizes hash as 0; they are found when they are copied. */
-static uint64_t hash_of(const struct place *k)
+static uint64_t hash_of(const struct item_key *k)
 {
 	const struct fmt_table *t = &k->r->stored;
 	uint64_t h = fmt_table_hash(t, k->fqn->u.s.p, k->fqn->u.s.n);
@@ -100,11 +100,11 @@ static uint64_t hash_of(const struct place *k)
 static struct stored *find_stored(struct reader *r, const struct pickle_node *fqn,
 				  const struct pickle_seq *offset)
 {
-	const struct place k = {r, fqn, offset};
+	const struct item_key k = {r, fqn, offset};
 
-	if (r->next >= r->n || !is_place(&k, r->next)) {
+	if (r->next >= r->n || !is_item(&k, r->next)) {
 		const struct fmt_slot *s =
-			r->n ? fmt_table_slot(&r->stored, hash_of(&k), is_place, &k) : NULL;
+			r->n ? fmt_table_slot(&r->stored, hash_of(&k), is_item, &k) : NULL;
 
 		if (!s || !s->index)
 			return NULL;
@@ -143,7 +143,7 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	struct stored t = {.fqn = pickle_attr(key, "fqn"), .at = key};
 	const struct pickle_node *offset = pickle_attr(key, "offset");
 	struct fmt_slot *s;
-	struct place k;
+	struct item_key k;
 	uint64_t hash;
 	int err;
 
@@ -158,9 +158,9 @@ static int read_stored(struct reader *r, const struct pickle_node *key,
 	err = read_info(r, value, &t);
 	if (err)
 		return err;
-	k = (struct place){r, t.fqn, t.offset};
+	k = (struct item_key){r, t.fqn, t.offset};
 	hash = hash_of(&k);
-	s = fmt_table_slot(&r->stored, hash, is_place, &k);
+	s = fmt_table_slot(&r->stored, hash, is_item, &k);
 	if (s->index)
 		return bad(r, key, "%.*s: stored twice at the same offset", STR(t.fqn));
 	fmt_table_put(&r->stored, s, hash, r->n);
@@ -267,7 +267,7 @@ static int read_chunk(struct reader *r, const struct pickle_node *fqn, const str
 
 static bool is_path(const void *ctx, uint32_t pair)
 {
-	const struct place *k = ctx;
+	const struct item_key *k = ctx;
 	const struct pickle_node *key = k->r->path->v[2 * pair];
 
 	return key->kind == PICKLE_STR && same_str(key, k->fqn);
@@ -279,7 +279,7 @@ static int fill_paths(struct reader *r)
 
 	for (uint32_t i = 0; !err && i < r->path->n / 2; i++) {
 		const struct pickle_node *key = r->path->v[2 * i];
-		const struct place k = {.r = r, .fqn = key};
+		const struct item_key k = {.r = r, .fqn = key};
 		uint64_t hash;
 
 		if (key->kind != PICKLE_STR)
@@ -294,7 +294,7 @@ static int fill_paths(struct reader *r)
 static int find_path(struct reader *r, const struct pickle_node *fqn,
 		     const struct pickle_node **out)
 {
-	const struct place k = {.r = r, .fqn = fqn};
+	const struct item_key k = {.r = r, .fqn = fqn};
 	uint32_t i = r->next_path;
 
 	*out = NULL;

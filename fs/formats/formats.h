@@ -487,7 +487,7 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64]);
 #define CKPT_OVER_KEY "user.cairn.over"
 #define CKPT_OVER_BYTES 96
 /* its length */
-int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES]);
+int ckpt_over_format(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES]);
 /* False: not a mark, or the shard has the committed bytes again: `sum` is its own checksum. */
 bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
 /* `.metadata`, or, if there is none, `__{rank}.metadata`. */

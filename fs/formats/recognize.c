@@ -132,7 +132,7 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64])
 	return buf;
 }
 
-int ckpt_over_print(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES])
+int ckpt_over_format(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES])
 {
 	return snprintf(buf, CKPT_OVER_BYTES, "%lld.%09ld%s%.48s", (long long)t.tv_sec, t.tv_nsec,
 			*sum ? " " : "", sum);

@@ -239,7 +239,7 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	while (d->name_next && !d->sealed)
 		d = d->name_next;
 	r.node = n->id;
-	r.flags = d->sealed ? 0 : REC_GHOST;
+	r.flags = d->sealed ? 0 : REC_ABSENT;
 	r.dir = d->dir->id;
 	r.name = d->name;
 	r.dir2 = parent;
@@ -287,7 +287,7 @@ static int try_remove(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		r.node = n->id;
 		r.dir = parent;
 		r.name = name;
-		r.flags = d->store_has ? 0 : REC_GHOST;
+		r.flags = d->store_has ? 0 : REC_ABSENT;
 		r.node2 = want_dir || (node_links(n) <= 1 && !n->writers) ? n->id : 0;
 		err = fs_record(fs, &r);
 	}
@@ -375,7 +375,7 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		d = dentry_find(fs, dir, name);
 		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) | (d->sealed	  ? 0
 								   : d->store_has ? REC_SHADOW
-										  : REC_GHOST);
+										  : REC_ABSENT);
 		err = fs_record(fs, &r);
 	}
 	if (!err)

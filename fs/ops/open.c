@@ -405,7 +405,7 @@ void unmake(struct fs *fs, struct node *n, uint64_t parent, const char *name)
 	u.node = n->id;
 	u.dir = parent;
 	u.name = name;
-	u.flags = REC_GHOST;
+	u.flags = REC_ABSENT;
 	fs_record(fs, &u);
 }
 

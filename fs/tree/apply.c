@@ -267,8 +267,8 @@ static void apply_link(struct fs *fs, const struct rec *r)
 		return;
 	struct dentry *d = name_at(fs, r->dir2, r->name2);
 	bool had = d && d->store_has;
-	d = name_new(fs, r->dir2, r->name2, n, r, !(r->flags & REC_GHOST));
-	if (d && (r->flags & REC_GHOST))
+	d = name_new(fs, r->dir2, r->name2, n, r, !(r->flags & REC_ABSENT));
+	if (d && (r->flags & REC_ABSENT))
 		d->store_has = had;
 	n->attr.ctime = r->when;
 	links_changed(n, r->seq);
@@ -290,7 +290,7 @@ static void apply_attr(struct fs *fs, const struct rec *r)
 	if (r->mask & REC_MTIME)
 		n->attr.mtime = r->mtime;
 	n->attr.ctime = r->when;
-	if (r->seq && !(r->flags & REC_GHOST))
+	if (r->seq && !(r->flags & REC_ABSENT))
 		n->seq.dirty = r->seq;
 	if (n->sf && (r->mask & (REC_ATIME | REC_MTIME))) {
 		struct timespec ts[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
@@ -319,7 +319,7 @@ static void apply_xattr(struct fs *fs, const struct rec *r)
 		xattr_drop(n, r->name2);
 	}
 	n->attr.ctime = r->when;
-	if (r->seq && !(r->flags & REC_GHOST))
+	if (r->seq && !(r->flags & REC_ABSENT))
 		n->seq.dirty = r->seq;
 }
 

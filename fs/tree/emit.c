@@ -27,7 +27,7 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 		r = rec_new(REC_XATTR);
 		r.unique = 0;
 		r.node = n->id;
-		r.flags = REC_GHOST | REC_SNAPSHOT;
+		r.flags = REC_ABSENT | REC_SNAPSHOT;
 		r.name2 = x->key;
 		r.data = x->val;
 		r.data_len = x->len;

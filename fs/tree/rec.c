@@ -30,7 +30,7 @@ void rec_aim(struct fs *fs, struct rec *r, struct node *n)
 	struct dentry *d = n->names;
 	while (d && d->name_next && !d->sealed)
 		d = d->name_next;
-	r->flags = n == fs->tree.root || (d && d->sealed) ? 0 : REC_GHOST;
+	r->flags = n == fs->tree.root || (d && d->sealed) ? 0 : REC_ABSENT;
 	r->dir = d ? d->dir->id : ROOT_ID;
 	r->name = d ? d->name : "";
 }

@@ -48,7 +48,7 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
 		err = store_says(fs, d, "user.cairn.checksum", sum);
 	if (!err)
-		ckpt_over_print(st.st_mtim, sum, mark);
+		ckpt_over_format(st.st_mtim, sum, mark);
 	return err;
 }
 
@@ -99,7 +99,7 @@ int fs_replaces(struct fs *fs, struct node *n, const struct node *victim, const 
 
 	r.unique = 0;
 	rec_aim(fs, &r, n);
-	if (r.flags & REC_GHOST || !S_ISREG(n->attr.mode) || !S_ISREG(victim->attr.mode) ||
+	if (r.flags & REC_ABSENT || !S_ISREG(n->attr.mode) || !S_ISREG(victim->attr.mode) ||
 	    !io_store_has_xattr(fs->store))
 		return 0; /* a version that is not sealed yet is marked by its seal */
 	int over = is_committed(fs, victim, d, mark);

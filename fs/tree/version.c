@@ -484,7 +484,7 @@ static void unlink_lost(struct fs *fs, struct node *n)
 		r.node = n->id;
 		r.dir = n->names->dir->id;
 		r.name = n->names->name;
-		r.flags = REC_GHOST;
+		r.flags = REC_ABSENT;
 		if (fs_record(fs, &r))
 			break;
 	}

@@ -96,7 +96,7 @@ void dedup_offer(struct staging *s, const struct pend *p)
 	const struct rec *r = &p->r;
 	bool renamed = r->type == REC_RENAME && !(r->flags & (REC_DIR | REC_SHADOW));
 
-	if (!d || d->off || d->n_news == NEWS_MAX || r->flags & REC_GHOST)
+	if (!d || d->off || d->n_news == NEWS_MAX || r->flags & REC_ABSENT)
 		return;
 	/* late: a mapping may still write into what is published */
 	if (!renamed &&

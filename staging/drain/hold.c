@@ -24,7 +24,7 @@ static struct commit commit_of(const struct staging *s, const struct rec *r)
 	uint32_t pos = 0;
 	int kind;
 
-	if (r->flags & REC_GHOST || (r->type == REC_RENAME && r->flags & (REC_SHADOW | REC_DIR)))
+	if (r->flags & REC_ABSENT || (r->type == REC_RENAME && r->flags & (REC_SHADOW | REC_DIR)))
 		return none;
 	if (r->type == REC_RENAME && s->o.hold.commits(r->name2))
 		return (struct commit){.dir = r->dir2, .name = r->name2};

@@ -74,7 +74,7 @@ static struct pend *elide(struct pend *head)
 		return NULL;
 	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
 		const struct rec *r = &p->r;
-		switch (r->flags & REC_GHOST ? 0 : r->type) {
+		switch (r->flags & REC_ABSENT ? 0 : r->type) {
 		case 0: break;
 		case REC_SEAL:
 		case REC_MKDIR:
@@ -115,7 +115,7 @@ static struct pend *elide(struct pend *head)
 		if (r->seq >= end && end)
 			return shadow ? before : p;
 		if (!end)
-			return NULL; /* a ghost first: it is cheap to apply */
+			return NULL; /* one that publishes nothing first: it is cheap */
 	}
 	return NULL;
 }
@@ -267,7 +267,7 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 
 /* rename(2) between two names of one file leaves both. In the mount they were not the same: the new
  * name was another file's, not sealed yet, so the store still has the old file there. */
-static int drop_twin(struct staging *s, const struct rec *r, int d1, int d2)
+static int remove_other_link(struct staging *s, const struct rec *r, int d1, int d2)
 {
 	struct stat from, to;
 	int err = r->flags & REC_DIR ? -ENOENT : io_stat(s->o.store, d1, r->name, &from);
@@ -302,7 +302,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 		dirs_moving(s, r->node, r->dir2, r->name2);
 	int err = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
 	if (!err)
-		err = drop_twin(s, r, d1.fd, d2.fd);
+		err = remove_other_link(s, r, d1.fd, d2.fd);
 	if (p->again && err == -ENOENT)
 		/* done just before the worker died: later records must find the directory */
 		err = 0;
@@ -406,7 +406,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 	struct io_store *store = s->o.store;
 	int err;
 
-	if (r->flags & REC_GHOST)
+	if (r->flags & REC_ABSENT)
 		return 0;
 	if (r->type == REC_SEAL)
 		return publish_seal(s, p, b);
@@ -708,7 +708,7 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 static void fsyncs_failed(struct staging *s)
 {
 	for (struct pend *p = s->order.pend; p; p = p->next) {
-		struct rec r = {.type = REC_WRITTEN, .flags = REC_GHOST, .node2 = p->r.seq};
+		struct rec r = {.type = REC_WRITTEN, .flags = REC_ABSENT, .node2 = p->r.seq};
 		if (p->r.type != REC_SEAL || !(p->r.flags & REC_FSYNCED) || !p->snapshot ||
 		    p->failed_fsync || ready(p))
 			continue;
@@ -866,7 +866,7 @@ static int make(struct staging *s, struct pend *p, struct batch *b)
 	int err = p->shown ? 0 : apply(s, p, b);
 
 	b->inodes |= p->again || p->shown; /* its directories changed before this batch */
-	b->changed |= !(p->r.flags & REC_GHOST);
+	b->changed |= !(p->r.flags & REC_ABSENT);
 	p->shown |= !err;
 	return err ? err : mark_set(s, p->r.seq);
 }

@@ -137,7 +137,7 @@ static bool settles(const struct rec *r, const struct refusal *f)
 {
 	bool two = has_two_names(r), removes = r->type == REC_UNLINK || r->type == REC_RMDIR;
 	if (r->type == REC_ATTR || r->type == REC_XATTR || r->type == REC_XATTR_DEL ||
-	    (r->flags & REC_GHOST && !removes))
+	    (r->flags & REC_ABSENT && !removes))
 		return false;
 	if ((r->type == REC_SEAL && r->node == f->node) ||
 	    (r->type == REC_RMDIR && r->node2 == f->dir))

@@ -1050,16 +1050,16 @@ static void unlink_and_recreate(void)
 
 static void dup_and_seek(void)
 {
-	int fd = OK(open("a", O_RDWR | O_CREAT, 0644)), twin = OK(dup(fd));
+	int fd = OK(open("a", O_RDWR | O_CREAT, 0644)), same = OK(dup(fd));
 
 	write_tag(fd, 100, 1, 0);
-	EQ(lseek(twin, 0, SEEK_CUR), 100);
-	write_tag(twin, 100, 1, 100);
+	EQ(lseek(same, 0, SEEK_CUR), 100);
+	write_tag(same, 100, 1, 100);
 	OK(close(fd));
-	write_tag(twin, 100, 1, 200);
-	OK(lseek(twin, 1000, SEEK_END));
-	write_tag(twin, 1, 1, 1300);
-	OK(close(twin));
+	write_tag(same, 100, 1, 200);
+	OK(lseek(same, 1000, SEEK_END));
+	write_tag(same, 1, 1, 1300);
+	OK(close(same));
 	zeros("a", 300, 1000);
 	EQ(stat_of("a").st_size, 1301);
 	durable("a");

@@ -83,10 +83,10 @@ holds_all "$m" || die "nor in the mount"
 ! has 'is a copy' "$m/.cairn/status.json" || die "taken for a copy: $(status_field "$m" notices)"
 
 # A copy of a store that is being served, with the same id: both are served, each its own.
-cp -a "$TMP/a/moved" "$TMP/a/twin"
-start_mount "$TMP/a/twin" "$TMP/m2" staging=64M
-echo twin >"$TMP/m2/of-twin"
+cp -a "$TMP/a/moved" "$TMP/a/second"
+start_mount "$TMP/a/second" "$TMP/m2" staging=64M
+echo second >"$TMP/m2/of-second"
 echo moved >"$m/of-moved"
 stop_mount "$TMP/m2"
 stop_mount "$m"
-[ -e "$TMP/a/twin/of-twin" ] && [ ! -e "$TMP/a/moved/of-twin" ] && [ -e "$TMP/a/moved/of-moved" ] || die "mixed up"
+[ -e "$TMP/a/second/of-second" ] && [ ! -e "$TMP/a/moved/of-second" ] && [ -e "$TMP/a/moved/of-moved" ] || die "mixed up"

@@ -246,14 +246,14 @@ TEST(Judge, MarkOfAnOverwrittenShard)
 {
 	char buf[CKPT_OVER_BYTES];
 	timespec t = {};
-	EXPECT_EQ((size_t)ckpt_over_print({12, 34}, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
+	EXPECT_EQ((size_t)ckpt_over_format({12, 34}, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
 	EXPECT_STREQ(buf, "12.000000034 xxh3:ab");
 	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:cd", &t));
 	EXPECT_EQ(t.tv_sec, 12);
 	EXPECT_EQ(t.tv_nsec, 34);
 	EXPECT_TRUE(ckpt_over_parse(buf, "", &t));
 	EXPECT_FALSE(ckpt_over_parse(buf, "xxh3:ab", &t)); // the committed bytes again
-	ckpt_over_print({12, 34}, "", buf);
+	ckpt_over_format({12, 34}, "", buf);
 	EXPECT_STREQ(buf, "12.000000034");
 	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:ab", &t));
 	for (const char *bad : {"", "x", "1", "1.", "1.x", "1.1000000000", ".5"})

@@ -479,7 +479,7 @@ rec answer(uint64_t unique, uint64_t node)
 	r.node = node;
 	r.dir = root;
 	r.name = "";
-	r.flags = REC_GHOST; // nothing to publish
+	r.flags = REC_ABSENT; // nothing to publish
 	return r;
 }
 

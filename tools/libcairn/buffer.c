@@ -50,7 +50,7 @@ static uint64_t rounded(uint64_t size)
 }
 
 /* A quarter too large is acceptable: shards grow and shrink a little from step to step. */
-static bool fits(const struct buffer *b, uint64_t bytes)
+static bool fits(const struct stage_buffer *b, uint64_t bytes)
 {
 	return b->bytes >= bytes && b->bytes <= bytes + bytes / 4;
 }
@@ -88,7 +88,7 @@ static char *map_aligned(uint64_t bytes, int fd)
 	return base;
 }
 
-void buffer_free(cairn_stage *stage, struct buffer *b)
+void buffer_free(cairn_stage *stage, struct stage_buffer *b)
 {
 	gpu_unpin(stage, b);
 	if (b->base)
@@ -99,9 +99,9 @@ void buffer_free(cairn_stage *stage, struct buffer *b)
 	free(b);
 }
 
-static struct buffer *new_buffer(uint64_t bytes, enum cairn_kind kind)
+static struct stage_buffer *new_buffer(uint64_t bytes, enum cairn_kind kind)
 {
-	struct buffer *b = calloc(1, sizeof(*b));
+	struct stage_buffer *b = calloc(1, sizeof(*b));
 
 	if (!b)
 		return NULL;
@@ -111,9 +111,9 @@ static struct buffer *new_buffer(uint64_t bytes, enum cairn_kind kind)
 	return b;
 }
 
-struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
+struct stage_buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
 {
-	struct buffer *b = new_buffer(bytes, CAIRN_OWN);
+	struct stage_buffer *b = new_buffer(bytes, CAIRN_OWN);
 
 	if (b)
 		b->base = map_aligned(bytes, -1);
@@ -136,7 +136,7 @@ struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err)
 
 enum answer { ANSWER_FREE, ANSWER_LENT, ANSWER_GONE };
 
-static enum answer ask(const cairn_stage *stage, const struct buffer *b)
+static enum answer ask(const cairn_stage *stage, const struct stage_buffer *b)
 {
 	char text[16];
 	ssize_t n;
@@ -153,7 +153,7 @@ static enum answer ask(const cairn_stage *stage, const struct buffer *b)
 
 /* A child that is forked meanwhile, by another thread, either knows of the descriptor or has
  * none. */
-static int open_listed(struct buffer *b, const char *path, int flags, mode_t mode)
+static int open_listed(struct stage_buffer *b, const char *path, int flags, mode_t mode)
 {
 	int err;
 
@@ -165,7 +165,7 @@ static int open_listed(struct buffer *b, const char *path, int flags, mode_t mod
 }
 
 /* In the tmpfs, or by memfd_create if that is full (a container's /dev/shm has 64 MiB). */
-static int open_stand_in(cairn_stage *stage, struct buffer *b)
+static int open_stand_in(cairn_stage *stage, struct stage_buffer *b)
 {
 	struct statvfs fs;
 	int err = -ENOSPC;
@@ -188,7 +188,7 @@ static int open_stand_in(cairn_stage *stage, struct buffer *b)
 }
 
 /* Opens a new one. The mount is trusted only if it answers as a cairnfs does. */
-static int open_file(cairn_stage *stage, struct buffer *b)
+static int open_file(cairn_stage *stage, struct stage_buffer *b)
 {
 	struct stat st;
 	uint64_t r;
@@ -215,7 +215,7 @@ static int open_file(cairn_stage *stage, struct buffer *b)
 	return 0;
 }
 
-static int make_staged(cairn_stage *stage, struct buffer *b)
+static int make_staged(cairn_stage *stage, struct stage_buffer *b)
 {
 	int err = open_file(stage, b);
 
@@ -259,16 +259,16 @@ static void tell_refused(cairn_stage *stage, int err)
 
 /* ---- the pool ---- */
 
-static void count(cairn_stage *stage, const struct buffer *b, int sign)
+static void count(cairn_stage *stage, const struct stage_buffer *b, int sign)
 {
 	stage->stats.buffers += (uint64_t)sign;
 	stage->stats.buffer_bytes += (uint64_t)sign * b->bytes;
 }
 
 /* Lock held. */
-static void unlist(cairn_stage *stage, struct buffer *b)
+static void unlist(cairn_stage *stage, struct stage_buffer *b)
 {
-	struct buffer **p = &stage->buffers;
+	struct stage_buffer **p = &stage->buffers;
 
 	while (*p != b)
 		p = &(*p)->next;
@@ -276,13 +276,13 @@ static void unlist(cairn_stage *stage, struct buffer *b)
 }
 
 /* Lock held. */
-static void take_out(cairn_stage *stage, struct buffer *b)
+static void take_out(cairn_stage *stage, struct stage_buffer *b)
 {
 	unlist(stage, b);
 	count(stage, b, -1);
 }
 
-static void drop(cairn_stage *stage, struct buffer *b)
+static void drop(cairn_stage *stage, struct stage_buffer *b)
 {
 	pthread_mutex_lock(&stage->lock);
 	take_out(stage, b);
@@ -292,13 +292,13 @@ static void drop(cairn_stage *stage, struct buffer *b)
 
 /* Claims the best fit: our own before lent ones, the smallest, the longest unused.
  * was: its state before. */
-static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind, unsigned rest,
-			    enum buffer_state *was)
+static struct stage_buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind,
+				  unsigned rest, enum buffer_state *was)
 {
-	struct buffer *best = NULL;
+	struct stage_buffer *best = NULL;
 
 	pthread_mutex_lock(&stage->lock);
-	for (struct buffer *b = stage->buffers; b; b = b->next) {
+	for (struct stage_buffer *b = stage->buffers; b; b = b->next) {
 		if (b->state == BUFFER_USED || b->kind != kind || !fits(b, bytes) ||
 		    b->epoch + rest > stage->epoch)
 			continue;
@@ -316,10 +316,11 @@ static struct buffer *claim(cairn_stage *stage, uint64_t bytes, enum cairn_kind 
 	return best;
 }
 
-static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind, unsigned rest)
+static struct stage_buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind kind,
+				  unsigned rest)
 {
 	enum buffer_state was;
-	struct buffer *b;
+	struct stage_buffer *b;
 
 	while ((b = claim(stage, bytes, kind, rest, &was))) {
 		enum answer a = was == BUFFER_LENT ? ask(stage, b) : ANSWER_FREE;
@@ -338,7 +339,7 @@ static struct buffer *reuse(cairn_stage *stage, uint64_t bytes, enum cairn_kind 
 	return NULL;
 }
 
-static void enlist(cairn_stage *stage, struct buffer *b)
+static void enlist(cairn_stage *stage, struct stage_buffer *b)
 {
 	pthread_mutex_lock(&stage->lock);
 	b->state = BUFFER_USED;
@@ -347,7 +348,7 @@ static void enlist(cairn_stage *stage, struct buffer *b)
 	pthread_mutex_unlock(&stage->lock);
 }
 
-static void made(cairn_stage *stage, const struct buffer *b)
+static void made(cairn_stage *stage, const struct stage_buffer *b)
 {
 	pthread_mutex_lock(&stage->lock);
 	count(stage, b, 1);
@@ -355,9 +356,9 @@ static void made(cairn_stage *stage, const struct buffer *b)
 	pthread_mutex_unlock(&stage->lock);
 }
 
-static struct buffer *add_own(cairn_stage *stage, uint64_t bytes, int *err)
+static struct stage_buffer *add_own(cairn_stage *stage, uint64_t bytes, int *err)
 {
-	struct buffer *b = buffer_own(stage, bytes, err);
+	struct stage_buffer *b = buffer_own(stage, bytes, err);
 
 	if (b) {
 		enlist(stage, b);
@@ -367,9 +368,9 @@ static struct buffer *add_own(cairn_stage *stage, uint64_t bytes, int *err)
 }
 
 /* Listed before it has a descriptor: a forked child closes those in the list. */
-static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
+static struct stage_buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
 {
-	struct buffer *b = new_buffer(bytes, CAIRN_STAGED);
+	struct stage_buffer *b = new_buffer(bytes, CAIRN_STAGED);
 
 	*err = -ENOMEM;
 	if (!b)
@@ -388,13 +389,13 @@ static struct buffer *add_staged(cairn_stage *stage, uint64_t bytes, int *err)
 }
 
 /* Removes one that no shard uses and for which `unwanted` is true, or NULL. */
-static struct buffer *pick(cairn_stage *stage,
-			   bool (*unwanted)(cairn_stage *, const struct buffer *))
+static struct stage_buffer *pick(cairn_stage *stage,
+				 bool (*unwanted)(cairn_stage *, const struct stage_buffer *))
 {
-	struct buffer *worst = NULL;
+	struct stage_buffer *worst = NULL;
 
 	pthread_mutex_lock(&stage->lock);
-	for (struct buffer *b = stage->buffers; b; b = b->next)
+	for (struct stage_buffer *b = stage->buffers; b; b = b->next)
 		if (b->state != BUFFER_USED && unwanted(stage, b) &&
 		    (!worst || b->put < worst->put))
 			worst = b;
@@ -404,40 +405,41 @@ static struct buffer *pick(cairn_stage *stage,
 	return worst;
 }
 
-static void drop_all(cairn_stage *stage, bool (*unwanted)(cairn_stage *, const struct buffer *))
+static void drop_all(cairn_stage *stage,
+		     bool (*unwanted)(cairn_stage *, const struct stage_buffer *))
 {
-	struct buffer *b;
+	struct stage_buffer *b;
 
 	while ((b = pick(stage, unwanted)))
 		buffer_free(stage, b);
 }
 
-static bool is_any(cairn_stage *stage, const struct buffer *b)
+static bool is_any(cairn_stage *stage, const struct stage_buffer *b)
 {
 	(void)stage;
 	(void)b;
 	return true;
 }
 
-static bool is_staged_idle(cairn_stage *stage, const struct buffer *b)
+static bool is_staged_idle(cairn_stage *stage, const struct stage_buffer *b)
 {
 	(void)stage;
 	return b->kind == CAIRN_STAGED && b->state == BUFFER_IDLE;
 }
 
 /* Of a size that no shard needs any more. Lock held. */
-static bool is_old(cairn_stage *stage, const struct buffer *b)
+static bool is_old(cairn_stage *stage, const struct stage_buffer *b)
 {
 	return stage->clock - b->clock > 4 * stage->stats.buffers + 16;
 }
 
 /* Lock held. */
-static bool is_too_much(cairn_stage *stage, const struct buffer *b)
+static bool is_too_much(cairn_stage *stage, const struct stage_buffer *b)
 {
 	uint64_t bytes = 0;
 
 	(void)b;
-	for (struct buffer *o = stage->buffers; o; o = o->next)
+	for (struct stage_buffer *o = stage->buffers; o; o = o->next)
 		if (o->state != BUFFER_USED)
 			bytes += o->bytes;
 	return bytes > stage->idle_bytes;
@@ -453,7 +455,7 @@ static bool begins(const cairn_stage *stage, uint64_t dir, uint64_t name)
 {
 	bool open = false, again = false;
 
-	for (const struct buffer *b = stage->buffers; b; b = b->next) {
+	for (const struct stage_buffer *b = stage->buffers; b; b = b->next) {
 		open |= b->state == BUFFER_USED;
 		again |= b->epoch == stage->epoch && b->name == name;
 	}
@@ -475,9 +477,9 @@ static int known_answer(cairn_stage *stage)
 	return err;
 }
 
-static struct buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
+static struct stage_buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
 {
-	struct buffer *b = add_staged(stage, bytes, err);
+	struct stage_buffer *b = add_staged(stage, bytes, err);
 
 	if (!b && (*err == -ENOSPC || *err == -EMFILE)) {
 		pthread_mutex_lock(&stage->lock);
@@ -487,9 +489,9 @@ static struct buffer *make(cairn_stage *stage, uint64_t bytes, int *err)
 	return b;
 }
 
-static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
+static struct stage_buffer *get_staged(cairn_stage *stage, uint64_t bytes)
 {
-	struct buffer *b = reuse(stage, bytes, CAIRN_STAGED, REST);
+	struct stage_buffer *b = reuse(stage, bytes, CAIRN_STAGED, REST);
 	int err = known_answer(stage);
 
 	if (b || err == -EOPNOTSUPP)
@@ -507,11 +509,11 @@ static struct buffer *get_staged(cairn_stage *stage, uint64_t bytes)
 	return b;
 }
 
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
-			  uint64_t name, int *err)
+struct stage_buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
+				uint64_t name, int *err)
 {
 	uint64_t bytes = rounded(size);
-	struct buffer *b = NULL;
+	struct stage_buffer *b = NULL;
 
 	pthread_mutex_lock(&stage->lock);
 	if (begins(stage, dir, name))
@@ -537,7 +539,7 @@ struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64
 	return b;
 }
 
-void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, bool broken)
+void buffer_put(cairn_stage *stage, struct stage_buffer *b, enum buffer_state state, bool broken)
 {
 	if (broken) {
 		drop(stage, b);

@@ -104,14 +104,14 @@ static int link_or_replace(link_fn *link_to, const void *arg, const cairn_shard 
 
 static int link_buffer(const void *arg, int dir, const char *name)
 {
-	const struct buffer *b = arg;
+	const struct stage_buffer *b = arg;
 
 	return linkat(AT_FDCWD, b->path, dir, name, 0) ? -errno : 0;
 }
 
 int file_link(const cairn_shard *shard, uint64_t size)
 {
-	struct buffer *b = shard->buffer;
+	struct stage_buffer *b = shard->buffer;
 	char device[256];
 
 	if (b->file_bytes != size) {

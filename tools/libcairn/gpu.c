@@ -58,7 +58,7 @@ static int enter_for(struct gpu *g, int device, bool *pushed)
 
 /* ---- registration ---- */
 
-static void count_pin(cairn_stage *stage, const struct buffer *b, int err)
+static void count_pin(cairn_stage *stage, const struct stage_buffer *b, int err)
 {
 	pthread_mutex_lock(&stage->lock);
 	stage->stats.registrations += b->pin.calls;
@@ -69,7 +69,7 @@ static void count_pin(cairn_stage *stage, const struct buffer *b, int err)
 	pthread_mutex_unlock(&stage->lock);
 }
 
-void gpu_pin(cairn_stage *stage, struct buffer *b, int device)
+void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device)
 {
 	struct gpu *g = &stage->gpu;
 	bool pushed;
@@ -93,7 +93,7 @@ void gpu_pin(cairn_stage *stage, struct buffer *b, int device)
 			     (unsigned long long)(b->bytes >> 20), cuda_dl_error());
 }
 
-void gpu_unpin(cairn_stage *stage, struct buffer *b)
+void gpu_unpin(cairn_stage *stage, struct stage_buffer *b)
 {
 	struct gpu *g = &stage->gpu;
 	bool pushed, entered;
@@ -141,7 +141,7 @@ int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int 
 }
 
 /* Queued copies must be waited for in any case. */
-static int note(struct gpu *g, struct buffer *b, void *stream)
+static int note(struct gpu *g, struct stage_buffer *b, void *stream)
 {
 	int err = cuda_dl_mark(&g->cu, &b->marks, stream);
 
@@ -150,7 +150,7 @@ static int note(struct gpu *g, struct buffer *b, void *stream)
 	return err;
 }
 
-int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *src, size_t n,
+int gpu_copy_from(cairn_stage *stage, struct stage_buffer *b, void *host, const void *src, size_t n,
 		  void *stream, int device, bool in_order)
 {
 	struct gpu *g = &stage->gpu;
@@ -169,7 +169,8 @@ int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *
 	return err ? err : e;
 }
 
-int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream, int device)
+int gpu_copy_to(cairn_stage *stage, struct stage_buffer *b, void *dst, size_t n, void *stream,
+		int device)
 {
 	struct gpu *g = &stage->gpu;
 	bool pushed;
@@ -183,7 +184,7 @@ int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void 
 	return err ? err : e;
 }
 
-int gpu_wait(cairn_stage *stage, struct buffer *b)
+int gpu_wait(cairn_stage *stage, struct stage_buffer *b)
 {
 	return stage->gpu.on ? cuda_dl_marks_wait(&stage->gpu.cu, &b->marks) : 0;
 }

@@ -73,8 +73,8 @@ int fail_on(int err, const char *what, const char *path);
  */
 enum buffer_state { BUFFER_USED, BUFFER_LENT, BUFFER_IDLE };
 
-struct buffer {
-	struct buffer *next;
+struct stage_buffer {
+	struct stage_buffer *next;
 	enum buffer_state state;
 	enum cairn_kind kind;
 	char *base;
@@ -99,7 +99,7 @@ struct gpu {
 };
 
 struct chunk {
-	struct buffer *buffer; /* created at the first use */
+	struct stage_buffer *buffer; /* created at the first use */
 	bool busy;
 };
 
@@ -123,7 +123,7 @@ struct cairn_stage {
 	pthread_mutex_t lock;
 	bool refused; /* the mount gives no memory, ever */
 	bool noticed[NOTICE_COUNT];
-	struct buffer *buffers;
+	struct stage_buffer *buffers;
 	uint64_t clock; /* buffers asked for */
 	uint64_t puts; /* buffers given back */
 	/* Checkpoints, as far as they can be distinguished: another directory, a repeated name, or
@@ -142,7 +142,7 @@ struct cairn_stage {
 
 struct cairn_shard {
 	cairn_stage *stage;
-	struct buffer *buffer;
+	struct stage_buffer *buffer;
 	uint64_t size;
 	unsigned flags;
 	int dir; /* O_PATH, -1: no path yet */
@@ -177,14 +177,14 @@ int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn
 /* A buffer of at least `size` bytes, USED: an old one that fits, else a new one. staged: from the
  * mount if possible; it may be our own even so. dir, name: numbers that identify the shard's
  * directory and name; 0: unknown. NULL: *err. No lock held. */
-struct buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
-			  uint64_t name, int *err);
+struct stage_buffer *buffer_get(cairn_stage *stage, uint64_t size, bool staged, uint64_t dir,
+				uint64_t name, int *err);
 /* A new one of our own memory, not in the pool. */
-struct buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
+struct stage_buffer *buffer_own(cairn_stage *stage, uint64_t bytes, int *err);
 /* Ends a shard's use. broken: copies may still be in progress, it must not be reused. */
-void buffer_put(cairn_stage *stage, struct buffer *b, enum buffer_state state, bool broken);
+void buffer_put(cairn_stage *stage, struct stage_buffer *b, enum buffer_state state, bool broken);
 /* Unregisters, unmaps, frees; not in the pool any more. */
-void buffer_free(cairn_stage *stage, struct buffer *b);
+void buffer_free(cairn_stage *stage, struct stage_buffer *b);
 /* Frees all that no shard uses. */
 void buffers_trim(cairn_stage *stage);
 
@@ -194,18 +194,18 @@ void gpu_open(cairn_stage *stage, int device);
 void gpu_close(cairn_stage *stage);
 /* Registers it unless that was tried; device -1: with any context of the process, later if
  * it has none. A failure is reported by a notice. */
-void gpu_pin(cairn_stage *stage, struct buffer *b, int device);
-void gpu_unpin(cairn_stage *stage, struct buffer *b);
+void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device);
+void gpu_unpin(cairn_stage *stage, struct stage_buffer *b);
 /* The kind of memory at p; without a driver plain memory. */
 int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int *device);
 /* Queued, and recorded in b's marks. Caller: a lock over those. In order: src is pinned host
  * memory. */
-int gpu_copy_from(cairn_stage *stage, struct buffer *b, void *host, const void *src, size_t n,
+int gpu_copy_from(cairn_stage *stage, struct stage_buffer *b, void *host, const void *src, size_t n,
 		  void *stream, int device, bool in_order);
-int gpu_copy_to(cairn_stage *stage, struct buffer *b, void *dst, size_t n, void *stream,
+int gpu_copy_to(cairn_stage *stage, struct stage_buffer *b, void *dst, size_t n, void *stream,
 		int device);
 /* Waits for b's marks. */
-int gpu_wait(cairn_stage *stage, struct buffer *b);
+int gpu_wait(cairn_stage *stage, struct stage_buffer *b);
 /* The calling thread's context, for a helper thread; NULL: none. */
 cudl_context gpu_current(cairn_stage *stage);
 void gpu_push(cairn_stage *stage, cudl_context ctx);

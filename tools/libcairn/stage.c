@@ -55,7 +55,7 @@ static void in_child(void)
 {
 	for (struct cairn_stage *s = stages; s; s = s->next) {
 		s->forked = true;
-		for (struct buffer *b = s->buffers; b; b = b->next)
+		for (struct stage_buffer *b = s->buffers; b; b = b->next)
 			if (b->fd >= 0)
 				close(b->fd);
 	}
