@@ -20,6 +20,7 @@
 
 #include "fake_cuda.hh"
 #include "test.hh"
+#include "tests/lib/locks.h"
 
 extern "C" int stage_stand_in(const char *tmpfs, const struct cairn_options *options, cairn_stage **stage);
 
@@ -65,6 +66,7 @@ protected:
 		o.device = device;
 		o.idle_bytes = idle;
 		o.notice = [](void *arg, const char *text) {
+			EXPECT_EQ(0u, locks_held());
 			static_cast<std::vector<std::string> *>(arg)->push_back(text);
 		};
 		o.notice_arg = &notices;
@@ -461,6 +463,24 @@ TEST_F(Cairn, no_context_is_made_up_before_a_device_is_known)
 	open(0, 2);	// the device is said: its context is retained
 	cairn_shard_abort(create("a", MiB));
 	EXPECT_EQ(1u, stats().registrations);
+}
+
+// Registered by the copy, which names the device: a notice may wait for a thread that copies.
+TEST_F(Cairn, a_notice_of_a_copy_is_given_with_no_lock_held)
+{
+	open();
+	cairn_shard *s = create("a", MiB);
+	Context late(1);
+	std::string bytes = pattern(MiB, 1);
+	DeviceMemory d(bytes);
+	fake.fail("cuMemHostRegister=2");
+	ASSERT_EQ(0, cairn_shard_copy(s, 0, d.at(), MiB, nullptr)) << cairn_error();
+	ASSERT_EQ(1u, notices.size());
+	EXPECT_NE(std::string::npos, notices[0].find("CUDA_ERROR_OUT_OF_MEMORY"));
+	ASSERT_EQ(0, cairn_shard_commit(s, MiB));
+	EXPECT_EQ(bytes, read_file(path("a")));
+	ASSERT_EQ(0, cairn_stage_close(stage));
+	stage = nullptr;
 }
 
 TEST_F(Cairn, a_copy_that_fails_cannot_be_committed)

@@ -10,6 +10,7 @@
 #include "priv.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 void gpu_open(cairn_stage *stage, int device)
 {
@@ -69,12 +70,13 @@ static void count_pin(cairn_stage *stage, const struct stage_buffer *b, int err)
 	pthread_mutex_unlock(&stage->lock);
 }
 
-void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device)
+void gpu_pin_quietly(cairn_stage *stage, struct stage_buffer *b, int device, char text[NOTICE_MAX])
 {
 	struct gpu *g = &stage->gpu;
 	bool pushed;
 	int err;
 
+	text[0] = 0;
 	if (!g->on || b->pin_tried)
 		return;
 	err = enter_for(g, device, &pushed);
@@ -87,10 +89,19 @@ void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device)
 	}
 	count_pin(stage, b, err);
 	if (err)
-		stage_notice(stage, NOTICE_PIN,
-			     "%llu MiB could not be registered with CUDA, so copies are slower and "
-			     "wait: %s; check the memory limit of the cgroup and ulimit -l",
-			     (unsigned long long)(b->bytes >> 20), cuda_dl_error());
+		snprintf(text, NOTICE_MAX,
+			 "%llu MiB could not be registered with CUDA, so copies are slower and "
+			 "wait: %s; check the memory limit of the cgroup and ulimit -l",
+			 (unsigned long long)(b->bytes >> 20), cuda_dl_error());
+}
+
+void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device)
+{
+	char text[NOTICE_MAX];
+
+	gpu_pin_quietly(stage, b, device, text);
+	if (text[0])
+		stage_notice(stage, NOTICE_PIN, "%s", text);
 }
 
 void gpu_unpin(cairn_stage *stage, struct stage_buffer *b)

@@ -104,6 +104,7 @@ struct chunk {
 };
 
 enum notice { NOTICE_PIN, NOTICE_NO_MEMORY, NOTICE_STAND_IN, NOTICE_COUNT };
+#define NOTICE_MAX 512 /* bytes of a text */
 
 struct cairn_stage {
 	struct cairn_stage *next; /* stage.c:stages_lock */
@@ -195,6 +196,8 @@ void gpu_close(cairn_stage *stage);
 /* Registers it unless that was tried; device -1: with any context of the process, later if
  * it has none. A failure is reported by a notice. */
 void gpu_pin(cairn_stage *stage, struct stage_buffer *b, int device);
+/* The same, for a caller that holds a lock: text is for its stage_notice(), "" if it needs none. */
+void gpu_pin_quietly(cairn_stage *stage, struct stage_buffer *b, int device, char text[NOTICE_MAX]);
 void gpu_unpin(cairn_stage *stage, struct stage_buffer *b);
 /* The kind of memory at p; without a driver plain memory. */
 int gpu_where(cairn_stage *stage, const void *p, enum cuda_dl_memory *what, int *device);

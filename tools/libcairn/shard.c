@@ -199,10 +199,11 @@ static int copy_device(cairn_shard *shard, char *to, const void *src, uint64_t n
 		       int device, bool pinned)
 {
 	cairn_stage *stage = shard->stage;
+	char notice[NOTICE_MAX];
 	int err;
 
 	pthread_mutex_lock(&shard->lock);
-	gpu_pin(stage, shard->buffer, device);
+	gpu_pin_quietly(stage, shard->buffer, device, notice);
 	err = gpu_copy_from(stage, shard->buffer, to, src, n, stream, device, pinned);
 	if (device >= 0 && device < CUDA_DL_DEVICES)
 		shard->devices |= 1ull << device;
@@ -210,6 +211,8 @@ static int copy_device(cairn_shard *shard, char *to, const void *src, uint64_t n
 	if (err)
 		err = shard_failed(shard, err);
 	pthread_mutex_unlock(&shard->lock);
+	if (notice[0])
+		stage_notice(stage, NOTICE_PIN, "%s", notice);
 	return err;
 }
 

@@ -82,7 +82,7 @@ int stage_usable(const cairn_stage *stage)
 
 void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)
 {
-	char line[512];
+	char line[NOTICE_MAX];
 	va_list ap;
 	bool told;
 
