@@ -384,8 +384,12 @@ int staged_open_rw(struct staged *f);
  * stays the file's. Not 0: this could not be logged, and the file must not become a backing
  * file. */
 int staged_set_backing(struct staged *f);
-/* As futimens. -ENODATA: evicted; the times are recorded all the same. */
+/* As futimens. -ENODATA: evicted; the times are recorded all the same. -EBUSY: as the next, which
+ * comes first where memory may be allocated ahead of f. */
 int staged_set_times(struct staged *f, const struct timespec ts[2]);
+/* No memory is allocated ahead of f any more, until it is opened again. -EBUSY: some is being
+ * allocated: call staged_await(), then again. */
+int staged_end_ahead(struct staged *f);
 
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while the store has space,
  * unless f is a backing file. -ENOSPC, -EDQUOT: the store has no space for it, and f's close will
@@ -400,7 +404,8 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
 int staged_resize(struct staged *f, uint64_t size);
 /* Would one of these wait, perhaps for long: is f's version being persisted or its bytes moved? */
 bool staged_busy(struct staged *f);
-/* Waits until blocks are allocated or bytes are moved. The caller may hold no lock. */
+/* Waits until blocks, or memory ahead of f, are allocated and bytes are moved. The caller may hold
+ * no lock. */
 void staged_await(struct staged *f);
 int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 
@@ -443,8 +448,8 @@ void staged_look_mapped(struct staged *f);
 /* Has f changed since its last seal? (Writes through a mapping are not visible.) */
 bool staged_changed(struct staged *f);
 /* Fills r's size, times and checks; the caller fills the names and logs r with staging_seal.
- * `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks are being
- * allocated for f or its bytes moved: call staged_await(), then again. */
+ * `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks or memory
+ * are being allocated for f, or its bytes moved: call staged_await(), then again. */
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed);
 /* Seals of f that wait for a mapping are final as they are now: an fsync of f asks for
  * this. What the mapping writes later follows as a late version. */

@@ -91,6 +91,9 @@ static int set_attr(fuse_req_t req, struct fs *fs, struct node *n, const struct 
 	privileged_bits(req, n, &r, set);
 	if (!r.mask)
 		return 0;
+	int err = r.mask & (REC_ATIME | REC_MTIME) ? node_end_ahead(fs, n) : 0;
+	if (err)
+		return err;
 	rec_aim(fs, &r, n);
 	return fs_record(fs, &r);
 }

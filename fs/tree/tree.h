@@ -324,6 +324,9 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was);
  */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
+/* Before n's times are set: memory that is allocated ahead of its writer would change them. 0; as
+ * node_stat(). May drop the lock; the caller holds n. */
+int node_end_ahead(struct fs *fs, struct node *n);
 /* The last writer of n->sf closed it and changed nothing. May drop the lock. */
 void node_unchanged(struct fs *fs, struct node *n);
 /* Lock not held by these: */

@@ -66,6 +66,23 @@ void node_unchanged(struct fs *fs, struct node *n)
 	staged_unref(sf);
 }
 
+int node_end_ahead(struct fs *fs, struct node *n)
+{
+	struct stat st;
+	bool waited = false;
+
+	while (n->sf && staged_end_ahead(n->sf) == -EBUSY) {
+		struct staged *sf = staged_ref(n->sf);
+		session_may_block(fs);
+		pthread_mutex_unlock(&fs->tree.lock);
+		staged_await(sf);
+		pthread_mutex_lock(&fs->tree.lock);
+		staged_unref(sf);
+		waited = true;
+	}
+	return waited ? node_stat(fs, n, &st) : 0;
+}
+
 void node_take_back(struct fs *fs, struct node *n, struct staged *was)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
@@ -470,7 +487,7 @@ static void close_orphan(struct fs *fs, struct node *n)
 	else if (n->version.rdwr || staged_changed(n->sf))
 		staged_orphan(n->sf);
 	else
-		staged_unchanged(n->sf);
+		node_unchanged(fs, n);
 }
 
 /* Never closed, and moved to lost+found since: removes the name as if it was never made. Lock

@@ -146,10 +146,22 @@ static void allocated(struct staging *s, struct staged *f, uint64_t upto)
 	sf_put_locked(s, f);
 }
 
-void ahead_stop(struct staged *f)
+int ahead_stop(struct staged *f)
 {
 	f->ahead.over = true;
-	while (f->ahead.allocating)
+	return f->ahead.allocating ? -EBUSY : 0;
+}
+
+int staged_end_ahead(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return ahead_stop(f);
+}
+
+void ahead_await(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	while (f->ahead.over && f->ahead.allocating)
 		pthread_cond_wait(&f->s->done_cond, &f->s->lock);
 }
 
@@ -164,14 +176,16 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
 	/* fallocate(2) changes the file's times: it must not come after they are set */
-	ahead_stop(f);
+	int err = ahead_stop(f);
+	if (err)
+		return err;
 	if (f->state != STAGED_OPEN) {
 		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
 		f->sealed.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->sealed.mtime : ts[1];
 	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
-	int err = sf_ensure_fd(f);
+	err = sf_ensure_fd(f);
 	if (err)
 		return err;
 	if (futimens(f->fd, ts))

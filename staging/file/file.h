@@ -108,9 +108,10 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 int outgrow_recover(struct staged *f, const struct stat *st);
 
 /* ahead.c; s->lock held */
-/* Allocates nothing until f is opened again: its last writer is gone, or its times are set. Waits
- * briefly. */
-void ahead_stop(struct staged *f);
+/* Allocates nothing more until f is opened again: its last writer is gone, or its times are set.
+ * -EBUSY: it allocates now; ahead_await() waits for that, with no lock held. */
+int ahead_stop(struct staged *f);
+void ahead_await(struct staged *f);
 void ahead_look(struct staging *s); /* a passthrough write began */
 void *ahead_main(void *arg);
 

@@ -282,14 +282,15 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	return 0;
 }
 
-/* f->io.lock held */
-static void no_more_memory(struct staged *f)
+/* -EBUSY: memory is being allocated ahead of f. f->io.lock held. */
+static int no_more_memory(struct staged *f)
 {
-	pthread_mutex_lock(&f->s->lock);
-	ahead_stop(f);
-	pthread_mutex_unlock(&f->s->lock);
+	int err = staged_end_ahead(f);
+	if (err)
+		return err;
 	trim_tail(f);
 	f->memory.covered = false;
+	return 0;
 }
 
 bool staged_busy(struct staged *f)
@@ -307,6 +308,7 @@ void staged_await(struct staged *f)
 {
 	pthread_mutex_lock(&f->io.lock);
 	pthread_mutex_unlock(&f->io.lock);
+	ahead_await(f);
 }
 
 int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed)
@@ -317,10 +319,11 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
 	pthread_mutex_t *io __attribute__((cleanup(scope_unlock))) = &f->io.lock;
-	if (closed)
-		no_more_memory(f);
+	int err = closed ? no_more_memory(f) : 0;
+	if (err)
+		return err;
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
-	int err = sf_stat(f, &st);
+	err = sf_stat(f, &st);
 	if (err)
 		return err;
 	if (closed && f->io.rw >= 0) {
@@ -439,7 +442,9 @@ int staged_unchanged(struct staged *f)
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EBUSY;
 	pthread_mutex_t *io __attribute__((cleanup(scope_unlock))) = &f->io.lock;
-	no_more_memory(f);
+	int err = no_more_memory(f);
+	if (err)
+		return err;
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
 	if (f->state != STAGED_OPEN || !f->sealed.once)
 		return 0;

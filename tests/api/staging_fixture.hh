@@ -269,7 +269,9 @@ inline int64_t seal(staging *s, staged *f, uint64_t node, const std::vector<Name
 	r.flags = flags;
 	r.data = data;
 	r.data_len = (uint32_t)len;
-	int rc = staging_seal(s, f, &r, closed);
+	int rc;
+	while ((rc = staging_seal(s, f, &r, closed)) == -EBUSY)
+		staged_await(f);
 	free(data);
 	return rc ? rc : (int64_t)r.seq;
 }

@@ -103,6 +103,34 @@ TEST_F(Counts, OfOpensAreChangedUnderTheLock)
 	expect(refs, 0);
 }
 
+// The caller has the lock of its tree: it is told, and waits without.
+TEST_F(Counts, WhatMemoryAheadOfAFileDelaysIsRefusedUntilThatIsAwaited)
+{
+	const timespec times[2] = {{1000000001, 5}, {1000000002, 6}};
+	rec r = {};
+	shim_allocates_ahead(f, true);
+	EXPECT_EQ(staging_seal(s, f, &r, true), -EBUSY);
+	EXPECT_EQ(staged_unchanged(f), -EBUSY);
+	EXPECT_EQ(staged_end_ahead(f), -EBUSY);
+	EXPECT_EQ(staged_set_times(f, times), -EBUSY);
+
+	std::atomic<pid_t> tid = 0;
+	std::atomic<bool> done = false;
+	std::thread t([&] {
+		tid = static_cast<pid_t>(syscall(SYS_gettid));
+		staged_await(f);
+		done = true;
+	});
+	while (!done && !(tid && sleeps(tid)))
+		std::this_thread::yield();
+	EXPECT_FALSE(done) << "staged_await does not wait for it";
+	shim_allocates_ahead(f, false);
+	t.join();
+	EXPECT_EQ(staged_end_ahead(f), 0);
+	EXPECT_EQ(staged_set_times(f, times), 0);
+	EXPECT_GT(seal(s, f, staging_new_id(s), {{STAGING_ROOT_DIR, "f"}}, true), 0);
+}
+
 // The last close of a file without a name frees its blocks, which may take long: publishing does not wait for it.
 TEST(Freed, ReplacedAndRemovedFilesAreFreedByTheTrashThread)
 {

@@ -78,3 +78,10 @@ struct shim_pool shim_pool(struct staging *s)
 	pthread_mutex_unlock(&s->pool.lock);
 	return out;
 }
+
+void shim_allocates_ahead(struct staged *f, bool now)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->ahead.allocating = now;
+	pthread_cond_broadcast(&f->s->done_cond);
+}

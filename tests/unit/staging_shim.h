@@ -20,6 +20,9 @@ struct shim_counts {
 /* That lock is held. */
 struct shim_counts shim_staged_counts(const struct staged *f);
 
+/* As if a thread allocated memory ahead of f, or had done so. No lock is held. */
+void shim_allocates_ahead(struct staged *f, bool now);
+
 /* From here on, of closed descriptors of files without a name: whose thread's name is not `thread`. */
 void shim_watch_closes(const char *thread);
 unsigned shim_closes_of_others(void), shim_closes_of_thread(void);
