@@ -41,13 +41,21 @@ def messages(text):
                 yield re.sub(r"\s+", " ", m[1])
 
 
+def has_in_order(text, parts):
+    at = 0
+    for part in parts:
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
 def is_printed(message, printed):
-    """cairn's own name, and words that another string of the line has, may come first."""
-    parts = [re.escape(p.strip(" ")) for p in message.split("…")]
-    pattern = ".*?".join(parts)
+    """The program's name may come first."""
     short = re.sub(r"^(cairnfs|cairn): ", "", message)
-    other = ".*?".join(re.escape(p.strip(" ")) for p in short.split("…"))
-    return any(re.search(pattern, s) or re.search(other, s) for s in printed)
+    parts = [part.strip(" ") for part in short.split("…")]
+    return any(has_in_order(s, parts) for s in printed)
 
 
 def links(top, doc, text):
