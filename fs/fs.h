@@ -40,6 +40,7 @@ struct fs {
 	struct io_store *store;
 	struct stat root_seen; /* the store's root, when the store was opened */
 	struct away away;
+	struct store_space space;
 	struct staging *s; /* NULL with -o ro */
 	struct staging_place place;
 	struct fuse_session *se;

@@ -271,6 +271,20 @@ static uint64_t rest_of(const struct staged *f, uint64_t size)
 	return size - (written < size ? written : size);
 }
 
+void staging_get_pending(struct staging *s, struct staging_pending *out)
+{
+	LOCK_SCOPE(&s->lock);
+	*out = (struct staging_pending){
+		.oldest_ns = s->order.pend ? now_ns() - s->order.pend->start_ns : 0,
+	};
+	for (struct pend *p = s->order.pend; p; p = p->next)
+		if (p->sf) {
+			out->files++;
+			out->bytes += p->sf->last_seal == p->r.seq ? rest_of(p->sf, p->r.size)
+								   : p->r.size;
+		}
+}
+
 static uint64_t open_bytes(struct staged *f)
 {
 	struct stat st;

@@ -590,6 +590,15 @@ struct staging_stats {
 	struct staging_stats_recovered recovered;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);
+/* What is closed, or was fsynced, and is not durable. */
+struct staging_pending {
+	uint64_t files; /* versions: a file that was written twice counts twice */
+	uint64_t bytes; /* not written to the store yet */
+	/* age of the oldest change, names included, ns; at most as old as this process. 0: none */
+	uint64_t oldest_ns;
+};
+/* Walks all that is pending. Any lock but staging's may be held. */
+void staging_get_pending(struct staging *s, struct staging_pending *out);
 /* A staged file that is not durable. */
 struct staged_undone {
 	const struct staged *f;

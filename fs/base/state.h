@@ -44,6 +44,13 @@ struct processes {
 	/* the worker's: open while it lives; its answer to a spare goes here */
 	int life_fd;
 	atomic_bool keeper_gone;
+	/* CLOCK_MONOTONIC, ns; 0: unknown */
+	uint64_t mounted_ns, worker_ns;
+};
+
+/* The store's filesystem as store_watch.c saw it last, bytes; 0: not yet. */
+struct store_space {
+	atomic_ullong free, size;
 };
 
 /* The store's filesystem is not there; process/keeper.c, process/store_watch.c. */

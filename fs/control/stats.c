@@ -15,8 +15,16 @@
 
 #define NOTICES 16u
 
+struct stats_now {
+	uint64_t uptime_s, worker_uptime_s;
+	bool space_known;
+	uint64_t space_free, space_size, oldest_s;
+	struct staging_pending pending;
+};
+
 struct stats {
 	struct staging_stats s;
+	struct stats_now now;
 	struct io_counts calls; /* calls to the store */
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
 	/* gone: the store's filesystem */
@@ -51,11 +59,28 @@ static void redact(struct staging_stats *s, bool all)
 		snprintf(s->held, sizeof(s->held), "%s", hidden);
 }
 
+static uint64_t seconds_since(uint64_t ns)
+{
+	return ns ? (monotonic_ns() - ns) / 1000000000u : 0;
+}
+
+static void collect_now(struct fs *fs, struct stats_now *now)
+{
+	now->uptime_s = seconds_since(fs->procs.mounted_ns);
+	now->worker_uptime_s = seconds_since(fs->procs.worker_ns);
+	now->space_free = atomic_load(&fs->space.free);
+	now->space_size = atomic_load(&fs->space.size);
+	now->space_known = now->space_size;
+	staging_get_pending(fs->s, &now->pending);
+	now->oldest_s = now->pending.oldest_ns / 1000000000u;
+}
+
 static void collect(struct fs *fs, struct stats *st, bool all)
 {
 	time_t now = time(NULL);
 
 	staging_get_stats(fs->s, &st->s);
+	collect_now(fs, &st->now);
 	redact(&st->s, all);
 	io_engine_counts(fs->engine, &st->calls);
 	st->version = CAIRN_VERSION;
@@ -144,6 +169,13 @@ static const struct field {
 	{JSON("", "keeper_gone", FLAG, keeper_gone),
 	 GAUGE("keeper_gone",
 	       "1 if keeper and spare were killed: the worker cannot be restarted.")},
+	{JSON("", "uptime_s", COUNT, now.uptime_s)},
+	{JSON("", "worker_uptime_s", COUNT, now.worker_uptime_s)},
+	{JSON("pending", "files", COUNT, now.pending.files)},
+	{JSON("pending", "bytes", COUNT, now.pending.bytes)},
+	{JSON("pending", "oldest_s", COUNT, now.oldest_s)},
+	{JSON("space", "free_bytes", COUNT, now.space_free), .needs = AT(now.space_known)},
+	{JSON("space", "size_bytes", COUNT, now.space_size), .needs = AT(now.space_known)},
 	{JSON("staging", "dir", TEXT, staging_dir)},
 	{JSON("staging", "budget_bytes", COUNT, s.budget),
 	 GAUGE("budget_bytes", "Staging budget.")},
@@ -185,6 +217,7 @@ static const struct field {
 	 COUNTER("staged_bytes_total", "Bytes accepted into staging.")},
 	{JSON("bytes", "persisted", COUNT, s.bytes_persisted),
 	 COUNTER("persisted_bytes_total", "Bytes published and durable.")},
+	{JSON("bytes", "written", COUNT, calls.write_bytes)},
 	{JSON("bytes", "read", COUNT, bytes_read),
 	 COUNTER("read_bytes_total",
 		 "Bytes read through the daemon (passthrough reads are not seen).")},

@@ -266,6 +266,7 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 {
 	io_store_lock_pid(fs->store, (int)getpid());
 	fs->procs.keeper_pid = (int)getpid();
+	fs->procs.mounted_ns = monotonic_ns();
 	int err = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);

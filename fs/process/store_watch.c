@@ -31,11 +31,23 @@ static bool trouble(struct fs *fs, uint64_t *seen)
 	return more || st.halted.error;
 }
 
+static void look_at_space(struct fs *fs)
+{
+	struct statvfs v;
+
+	if (io_store_is_detached(fs->store) || io_store_statvfs(fs->store, &v))
+		return;
+	atomic_store(&fs->space.free, v.f_bavail * v.f_frsize);
+	atomic_store(&fs->space.size, v.f_blocks * v.f_frsize);
+}
+
 /* Checks twice: one error may be transient. */
 static void look_at(struct fs *fs)
 {
-	if (!io_store_probe(fs->store))
+	if (!io_store_probe(fs->store)) {
+		look_at_space(fs);
 		return;
+	}
 	nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
 	if (io_store_probe(fs->store) && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_GONE); /* the keeper logs it */
@@ -62,6 +74,7 @@ static void *store_watch_main(void *arg)
 	uint64_t seen = 0;
 
 	pthread_setname_np(pthread_self(), "cairn-store");
+	look_at_space(fs);
 	/* without a keeper, no other worker would be started */
 	while (!atomic_load(&fs->stopping) && keeper_is_there(fs)) {
 		nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);

@@ -252,6 +252,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 {
 	struct stat st;
 
+	fs->procs.worker_ns = monotonic_ns();
 	set_up_process();
 	int err = restore(fs, first);
 	if (!err)

@@ -46,7 +46,7 @@ for ((i = 1; i <= 4; i++)); do
 	kill_keeper "$i"
 	told keeper_gone 0 || die "$i: metrics say that no keeper is there"
 	told keepers_replaced_total "$i" || die "$i: metrics do not tell"
-	"$BUILD/cairn" status "$mnt" | has "has taken over" || die "$i: cairn status does not tell"
+	COLUMNS=999 "$BUILD/cairn" status "$mnt" | has "has taken over" || die "$i: cairn status does not tell"
 	[ $((i % 2)) = 0 ] || continue	# two keepers in a row, then the worker
 	kill_worker "$i"	# not more: five deaths in ten seconds are too many
 done
@@ -106,7 +106,7 @@ start_mount "$store" "$mnt"
 # Keeper and spare: the worker serves on, and it is told.
 kill -KILL "$(spare_pid)" "$(keeper_pid "$mnt")"
 retry 20 told keeper_gone 1 || die "metrics do not tell that no keeper is there"
-"$BUILD/cairn" status "$mnt" | has "nothing restarts it" || die "cairn status does not tell"
+COLUMNS=999 "$BUILD/cairn" status "$mnt" | has "nothing restarts it" || die "cairn status does not tell"
 echo gone >"$mnt/gone" || die "the worker does not serve on"
 "$BUILD/cairn" wait -q "$mnt" || die "cairn wait"
 worker=$(worker_pid "$mnt")

@@ -70,7 +70,7 @@ outage()
 	echo second >&7 || die "an open file cannot be written"
 	retry 20 gone || die "status does not say that the store is gone: $(cat "$mnt/.cairn/status")"
 	has "STORE GONE" "$mnt/.cairn/status" || die "status has no line"
-	"$BUILD/cairn" status "$mnt" | has "STORE GONE" || die "cairn status has no line"
+	COLUMNS=999 "$BUILD/cairn" status "$mnt" | has "STORE GONE" || die "cairn status has no line"
 	echo third >&7 || die "an open file cannot be written"
 	[ "$(cat "$mnt/open")" = "$(printf 'first\nsecond\nthird')" ] || die "the open file cannot be read"
 	[ "$(cat "$mnt/step-1/19" | head -c 6)" = 019019 ] || die "a staged file cannot be read"

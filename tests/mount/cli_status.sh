@@ -28,11 +28,11 @@ for k, v in d.items():
 PY
 
 expect 0 "$cairn" status "$m"
-says out "$m on "
+says out "$m on"
 expect 0 "$cairn" status "$m/a/b/f"	# any path on it
-says out "$m on "
+says out "$m on"
 cd "$m/a" && expect 0 "$cairn" status
-says out "$m on "
+says out "$m on"
 cd /
 
 expect 2 "$cairn" status "$s"
@@ -50,7 +50,7 @@ mkdir "$TMP/bind"
 if mount --bind "$m/a" "$TMP/bind"; then
 	on_exit 'umount "$TMP/bind" 2>/dev/null'
 	expect 0 "$cairn" status "$TMP/bind/b"
-	says out "$m on "
+	says out "$m on"
 	umount "$TMP/bind"
 fi
 

@@ -69,7 +69,7 @@ done
 [ "$(xattr "$store/run/step-1/rank1" user.cairn.checksum)" = "$sum" ] || die "another checksum"
 same_tree "$mnt" "$store"
 "$cairn" verify -q "$mnt" || die "verify"
-grep -q "dedup .* saved, 3 files" <<<"$("$cairn" status "$mnt")" || die "status: $("$cairn" status "$mnt")"
+grep -q "dedup .* saved: 3 files" <<<"$(COLUMNS=999 "$cairn" status "$mnt")" || die "status: $("$cairn" status "$mnt")"
 grep -q "dedup .* saved: 3 files" "$mnt/.cairn/status" || die "status: $(cat "$mnt/.cairn/status")"
 [ "$(metric "$mnt" dedup_files_total)" = 3 ] || die "metrics"
 

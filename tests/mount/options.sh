@@ -223,7 +223,7 @@ fi
 start_mount "$store" "$mnt" ro,pool=512M
 [ "$(cat "$mnt/f")" = hello ] || complain "ro: cannot read"
 [ "$(status_field "$mnt" staging.pool_target_bytes)" = 0 ] || complain "ro: keeps memory ready for nobody"
-"$BUILD/cairn" status "$mnt" | grep -q "read only" || complain "ro: status does not say so"
+COLUMNS=999 "$BUILD/cairn" status "$mnt" | grep -q "read only" || complain "ro: status does not say so"
 tr '\0' ' ' </proc/"$(keeper_pid "$mnt")"/cmdline >"$TMP/said"
 grep -q -- "-o ro,pool=512M,staging=512M " "$TMP/said" || complain "ps shows $(cat "$TMP/said")"
 for cmd in 'echo x >"$mnt/f"' 'echo x >"$mnt/g"' 'mkdir "$mnt/d"' 'rm "$mnt/f"' 'mv "$mnt/f" "$mnt/g"' \

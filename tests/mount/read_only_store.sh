@@ -77,7 +77,7 @@ for n, f in fds.items():
 if bad:
     sys.exit("not as it should be: " + "; ".join(bad))
 END
-says_why() { "$BUILD/cairn" status "$mnt" | has "STORE GONE.*Read-only"; }
+says_why() { COLUMNS=999 "$BUILD/cairn" status "$mnt" | has "STORE GONE.*Read-only"; }
 retry 20 says_why || die "the status does not say why: $("$BUILD/cairn" status "$mnt")"
 # The next worker starts without the store, too.
 kill -KILL "$(worker_pid "$mnt")"

@@ -37,7 +37,7 @@ got=$(sync_of "$m/tracker")	# commits what is below its directory
 "$cairn" wait --timeout 20 "$m" 2>"$TMP/err" && die "cairn wait succeeds"
 has 'refused sub/shard.pt: Invalid cross-device link' "$TMP/err" || die "wait says: $(cat "$TMP/err")"
 status_field "$m" refused | has sub/shard.pt || die "status: $(status_field "$m" refused)"
-"$cairn" status "$m" | has 'REFUSED *1 changes.*sub/shard.pt' || die "$("$cairn" status "$m")"
+COLUMNS=999 "$cairn" status "$m" | has 'REFUSED *1 change by.*sub/shard.pt' || die "$("$cairn" status "$m")"
 cmp <(head -c 100000 /dev/zero | tr '\0' z) "$s"/.cairn/lost+found/*shard.pt.* || die "its bytes are not kept"
 
 # A person has seen it.

@@ -49,7 +49,7 @@ start_mount "$TMP/memory/store" "$mnt" staging=64M
 echo f >"$mnt/f"
 wait_durable "$mnt"
 [ "$(notices | grep -c 'do not survive a power cut')" = 1 ] || die "not told: $(notices)"
-"$BUILD/cairn" status "$mnt" | has 'do not survive a power cut' || die "status: $("$BUILD/cairn" status "$mnt")"
+COLUMNS=999 "$BUILD/cairn" status "$mnt" | has 'do not survive a power cut' || die "status: $("$BUILD/cairn" status "$mnt")"
 end_mount "$mnt"
 
 # Root that may not give files away, as where a network filesystem squashes it. A file that says

@@ -209,10 +209,28 @@ const char *human_bytes(uint64_t n, char buf[32]); /* "1.5 GiB" */
 #define NUMBER_CAP 21
 char *put_number(char *p, uint64_t n); /* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
-/* Prints a name: control bytes as \xNN if f is a terminal. */
+/* Prints a name: control characters and what is not UTF-8 as \xNN. */
+void print_escaped(FILE *f, const char *name);
+/* The same if f is a terminal, else the name's bytes. */
 void print_name(FILE *f, const char *name);
 /* A duration in seconds, of "90", "1.5", "90s", "5m" or "2h". 0 or -EINVAL. */
 int parse_duration(const char *s, double *out);
+
+/* ---- lines that fit the screen (lines.c) -------------------------------------- */
+
+/* $COLUMNS, or those of the terminal, or 80; at least 40. */
+unsigned screen_columns(FILE *f);
+/* A name as print_escaped() prints it, shortened in the middle to this many columns; malloc()ed, or
+ * NULL: no memory. */
+char *one_line(const char *name, unsigned columns);
+/* The same for a name in the text of print_line(). */
+char *name_in_line(const char *name);
+/* Prints "  label      text" to stdout, escaped as print_escaped() does and wrapped to the
+ * screen's columns. label NULL: a line that is not indented. */
+__attribute__((format(printf, 2, 3))) void print_line(const char *label, const char *fmt, ...);
+#define COUNT_ROOM 64
+/* "1 file", "2 files". */
+const char *count_of(unsigned long long n, const char *what, char buf[COUNT_ROOM]);
 
 struct progress {
 	FILE *f;

@@ -17,7 +17,7 @@ static void complain_text(const char *fmt, va_list ap)
 		text = NULL;
 		return;
 	}
-	print_name(stderr, text);
+	print_escaped(stderr, text);
 }
 
 void complain(const char *fmt, ...)

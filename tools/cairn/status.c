@@ -10,10 +10,12 @@
 #include <getopt.h>
 #include <string.h>
 
-/* Values whose rate --watch shows. */
+/* Of two readings of the status. */
 struct rates {
-	double at, staged, persisted, read; /* bytes a second; at: when sampled */
+	double at; /* of the last reading; 0: none */
+	double staged, written, read; /* bytes a second */
 	uint64_t last[3];
+	bool known; /* there were two readings of one worker */
 };
 
 struct doc {
@@ -36,123 +38,121 @@ static const char *size(const struct doc *s, const char *keys, char buf[32])
 	return human_bytes(u64(s, keys), buf);
 }
 
+static const char *since(const struct doc *s, const char *keys, char buf[32])
+{
+	return human_time((double)u64(s, keys), buf);
+}
+
+static bool flag(const struct doc *s, const char *keys)
+{
+	return json_bool(s->d, json_at(s->d, 0, keys));
+}
+
+/* Whether an older daemon has no such key, or its value is null. */
+static bool is_absent(const struct doc *s, const char *keys)
+{
+	int at = json_at(s->d, 0, keys);
+
+	return at < 0 || json_is_null(s->d, at);
+}
+
 static const char *or_dash(const char *s)
 {
 	return s && *s ? s : "-";
 }
 
-/* ---- as text -------------------------------------------------------------------- */
-
-static void print_head(const struct doc *s)
+/* A path of the document, for print_line(). */
+static char *path(const struct doc *s, const char *keys)
 {
-	CLEANUP_FREE char *store = text(s, "store");
-	CLEANUP_FREE char *version = text(s, "version");
-	CLEANUP_FREE char *engine = text(s, "engine");
-	CLEANUP_FREE char *fsync = text(s, "fsync");
-	bool fast = json_bool(s->d, json_at(s->d, 0, "passthrough"));
+	CLEANUP_FREE char *raw = text(s, keys);
 
-	print_name(stdout, s->top);
-	fputs(" on ", stdout);
-	print_name(stdout, or_dash(store));
-	printf("\n  cairnfs    %s, engine %s, %s, fsync=%s,%s worker %llu, keeper %llu, %llu "
-	       "restarts\n",
-	       or_dash(version), or_dash(engine), fast ? "passthrough" : "no passthrough (relay)",
-	       or_dash(fsync), json_bool(s->d, json_at(s->d, 0, "ro")) ? " read only," : "",
-	       u64(s, "pid"), u64(s, "keeper_pid"), u64(s, "restarts"));
+	return name_in_line(or_dash(raw));
 }
 
-static void print_staging(const struct doc *s)
-{
-	CLEANUP_FREE char *dir = text(s, "staging.dir");
-	char a[32], b[32], c[32], d[32], e[32];
+/* ---- is all safe? ---------------------------------------------------------------- */
 
-	printf("  staging    %s of %s used, page pool %s of %s, %s free in ",
-	       size(s, "staging.used_bytes", a), size(s, "staging.budget_bytes", b),
-	       size(s, "staging.pool_bytes", c), size(s, "staging.pool_target_bytes", d),
-	       size(s, "staging.free_bytes", e));
-	print_name(stdout, or_dash(dir));
-	printf("\n  versions   %llu open, %llu staged, %llu persisting, %llu durable in cache, "
-	       "%llu failed\n",
-	       u64(s, "versions.open"), u64(s, "versions.staged"), u64(s, "versions.persisting"),
-	       u64(s, "versions.durable_cached"), u64(s, "versions.failed"));
+static bool is_all_durable(const struct doc *s)
+{
+	return !u64(s, "log.pending") && !u64(s, "versions.open") && !u64(s, "versions.failed") &&
+	       is_absent(s, "refused");
 }
 
-static void print_counts(const struct doc *s, const struct rates *r)
+/* "3 files, 1.2 GiB pending, 800.0 MiB/s, ETA 0:02" */
+static void print_pending(const struct doc *s, const struct rates *r)
 {
-	char a[32], b[32], c[32];
+	unsigned long long files = u64(s, "pending.files"), bytes = u64(s, "pending.bytes");
+	char a[COUNT_ROOM], b[COUNT_ROOM], c[COUNT_ROOM], size[32], rate[32], eta[32], at[96] = "";
 
-	printf("  changes    %llu accepted, %llu in the store, %llu durable, %llu pending\n",
-	       u64(s, "log.last_seq"), u64(s, "log.applied_seq"), u64(s, "log.durable_seq"),
-	       u64(s, "log.pending"));
-	printf("  opens      %llu fast, %llu spill, %llu read, %llu relay\n", u64(s, "opens.fast"),
-	       u64(s, "opens.spill"), u64(s, "opens.read"), u64(s, "opens.relay"));
-	printf("  bytes      %s staged, %s persisted, %s read\n", size(s, "bytes.staged", a),
-	       size(s, "bytes.persisted", b), size(s, "bytes.read", c));
-	if (u64(s, "dedup.bytes"))
-		printf("  dedup      %s saved, %llu files share blocks with equal ones, %llu of "
-		       "them as clones\n",
-		       size(s, "dedup.bytes", a), u64(s, "dedup.files"), u64(s, "dedup.clones"));
-	if (r && r->at > 0)
-		printf("  now        %s/s staged, %s/s persisted, %s/s read\n",
-		       human_bytes((uint64_t)r->staged, a), human_bytes((uint64_t)r->persisted, b),
-		       human_bytes((uint64_t)r->read, c));
-	printf("  store      %llu operations queued\n", u64(s, "queue_depth"));
-	printf("  waits      %llu, %.1f s in all\n", u64(s, "waits.count"),
-	       json_double(s->d, json_at(s->d, 0, "waits.seconds")));
+	if (r->known && r->written >= 1)
+		snprintf(at, sizeof(at), ", %s/s, ETA %s", human_bytes((uint64_t)r->written, rate),
+			 human_time((double)bytes / r->written, eta));
+	if (files)
+		print_line(NULL, "not everything is durable: %s pending, %s%s, the oldest for %s",
+			   count_of(files, "file", a), human_bytes(bytes, size), at,
+			   since(s, "pending.oldest_s", b));
+	else if (u64(s, "log.pending"))
+		print_line(NULL, "not everything is durable: %s of names pending",
+			   count_of(u64(s, "log.pending"), "change", a));
+	else
+		print_line(NULL, "not everything is durable");
+	if (u64(s, "versions.open"))
+		print_line("", "%s open, durable after the close",
+			   count_of(u64(s, "versions.open"), "file", b));
+	if (u64(s, "versions.failed"))
+		print_line("",
+			   "%s FAILED: see `cairn ls -l`, then `cairn retry` or `cairn discard`",
+			   count_of(u64(s, "versions.failed"), "file", c));
 }
+
+static void print_durable(const struct doc *s, const struct rates *r)
+{
+	if (is_all_durable(s))
+		print_line(NULL, "everything is durable");
+	else
+		print_pending(s, r);
+}
+
+/* ---- what does not proceed, and why ------------------------------------------------ */
 
 static void print_refused(const struct doc *s)
 {
-	CLEANUP_FREE char *path = text(s, "refused.path");
+	CLEANUP_FREE char *where = path(s, "refused.path");
 	CLEANUP_FREE char *why = text(s, "refused.error");
+	CLEANUP_FREE char *top = name_in_line(s->top);
+	char n[COUNT_ROOM];
 
-	if (json_is_null(s->d, json_at(s->d, 0, "refused")))
+	if (is_absent(s, "refused"))
 		return;
-	printf("  REFUSED    %llu changes by the store, the last at ", u64(s, "refused.count"));
-	print_name(stdout, or_dash(path));
-	fputs(": ", stdout);
-	print_name(stdout, or_dash(why));
-	fputs("\n	     versions are in lost+found; when you have handled it, `cairn retry ",
-	      stdout);
-	print_name(stdout, s->top);
-	fputs("`\n", stdout);
+	print_line("REFUSED", "%s by the store, the last at %s: %s",
+		   count_of(u64(s, "refused.count"), "change", n), or_dash(where), or_dash(why));
+	print_line("", "versions are in lost+found; when you have handled it, `cairn retry %s`",
+		   or_dash(top));
 }
 
-static void print_troubles(const struct doc *s)
+static bool print_gone(const struct doc *s)
 {
-	CLEANUP_FREE char *last = text(s, "errors.last");
-	CLEANUP_FREE char *path = text(s, "halted.path");
+	CLEANUP_FREE char *gone = text(s, "store_gone.error");
+	char t[32];
+
+	if (is_absent(s, "store_gone"))
+		return false;
+	print_line("STORE GONE", "for %s: %s", since(s, "store_gone.since_s", t), or_dash(gone));
+	print_line("", "nothing is lost; it is opened again when it is back at its path");
+	return true;
+}
+
+static void print_halted(const struct doc *s)
+{
+	CLEANUP_FREE char *where = path(s, "halted.path");
 	CLEANUP_FREE char *why = text(s, "halted.error");
+	CLEANUP_FREE char *top = name_in_line(s->top);
+	char t[32];
 
-	printf("  errors     %llu", u64(s, "errors.count"));
-	if (last && *last) {
-		fputs(", last: ", stdout);
-		print_name(stdout, last);
-	}
-	putchar('\n');
-	print_refused(s);
-	if (json_at(s->d, 0, "store_gone") >= 0 &&
-	    !json_is_null(s->d, json_at(s->d, 0, "store_gone"))) {
-		CLEANUP_FREE char *gone = text(s, "store_gone.error");
-
-		printf("  STORE GONE for %.0f s: ",
-		       json_double(s->d, json_at(s->d, 0, "store_gone.since_s")));
-		print_name(stdout, or_dash(gone));
-		fputs("\n             nothing is lost; it is opened again when it is back at its "
-		      "path\n",
-		      stdout);
+	if (is_absent(s, "halted"))
 		return;
-	}
-	if (json_is_null(s->d, json_at(s->d, 0, "halted")))
-		return;
-	printf("  HALTED     for %.0f s at ",
-	       json_double(s->d, json_at(s->d, 0, "halted.since_s")));
-	print_name(stdout, or_dash(path));
-	fputs(": ", stdout);
-	print_name(stdout, or_dash(why));
-	fputs("\n             nothing is lost; repair the store, then `cairn retry ", stdout);
-	print_name(stdout, s->top);
-	fputs("`\n", stdout);
+	print_line("HALTED", "for %s at %s: %s", since(s, "halted.since_s", t), or_dash(where),
+		   or_dash(why));
+	print_line("", "nothing is lost; repair the store, then `cairn retry %s`", or_dash(top));
 }
 
 static void print_list(const struct doc *s, const char *keys, const char *label)
@@ -162,47 +162,138 @@ static void print_list(const struct doc *s, const char *keys, const char *label)
 	for (int i = 0, n = json_count(s->d, list); i < n; i++) {
 		CLEANUP_FREE char *line = json_bytes(s->d, json_item(s->d, list, i));
 
-		printf("  %-10s ", label);
-		print_name(stdout, or_dash(line));
-		putchar('\n');
+		print_line(label, "%s", or_dash(line));
 	}
 }
 
-static void print_person(const struct doc *s, const struct rates *r)
+static void print_troubles(const struct doc *s)
 {
-	print_head(s);
-	print_staging(s);
-	print_counts(s, r);
-	print_troubles(s);
+	CLEANUP_FREE char *held = text(s, "held");
+
+	print_refused(s);
+	if (!print_gone(s))
+		print_halted(s);
+	if (held && *held)
+		print_line("held", "until another node's files are there: %s", held);
 	print_list(s, "waiting_mapped", "mapped");
+}
+
+/* ---- the rest ---------------------------------------------------------------------- */
+
+static void print_head(const struct doc *s)
+{
+	CLEANUP_FREE char *store = path(s, "store");
+	CLEANUP_FREE char *top = name_in_line(s->top);
+
+	print_line("mount", "%s on %s", or_dash(top), or_dash(store));
+}
+
+static void print_memory(const struct doc *s)
+{
+	CLEANUP_FREE char *dir = path(s, "staging.dir");
+	char a[32], b[32], c[32], d[32], n[COUNT_ROOM];
+
+	if (!is_absent(s, "space"))
+		print_line("store", "%s of %s free, %s queued", size(s, "space.free_bytes", a),
+			   size(s, "space.size_bytes", b),
+			   count_of(u64(s, "queue_depth"), "operation", n));
+	print_line("staging", "%s of %s used, page pool %s of %s, in %s",
+		   size(s, "staging.used_bytes", a), size(s, "staging.budget_bytes", b),
+		   size(s, "staging.pool_bytes", c), size(s, "staging.pool_target_bytes", d),
+		   or_dash(dir));
+	print_line("versions",
+		   "%llu open, %llu staged, %llu persisting, %llu durable in cache, %llu failed",
+		   u64(s, "versions.open"), u64(s, "versions.staged"),
+		   u64(s, "versions.persisting"), u64(s, "versions.durable_cached"),
+		   u64(s, "versions.failed"));
+}
+
+static void print_counts(const struct doc *s, const struct rates *r, bool watch)
+{
+	char a[32], b[32], c[32], n[COUNT_ROOM], m[COUNT_ROOM];
+
+	print_line("changes", "%llu accepted, %llu in the store, %llu durable, %llu pending",
+		   u64(s, "log.last_seq"), u64(s, "log.applied_seq"), u64(s, "log.durable_seq"),
+		   u64(s, "log.pending"));
+	print_line("opens", "%llu fast, %llu spill, %llu read, %llu relay", u64(s, "opens.fast"),
+		   u64(s, "opens.spill"), u64(s, "opens.read"), u64(s, "opens.relay"));
+	print_line("bytes", "%s staged, %s persisted, %s read", size(s, "bytes.staged", a),
+		   size(s, "bytes.persisted", b), size(s, "bytes.read", c));
+	if (watch && r->known)
+		print_line("now", "%s/s staged, %s/s written, %s/s read",
+			   human_bytes((uint64_t)r->staged, a),
+			   human_bytes((uint64_t)r->written, b), human_bytes((uint64_t)r->read, c));
+	if (u64(s, "dedup.bytes"))
+		print_line("dedup", "%s saved: %s with the blocks of equal ones, %s",
+			   size(s, "dedup.bytes", a), count_of(u64(s, "dedup.files"), "file", n),
+			   count_of(u64(s, "dedup.clones"), "clone", m));
+	print_line("waits", "%s, %.1f s in all", count_of(u64(s, "waits.count"), "wait", n),
+		   json_double(s->d, json_at(s->d, 0, "waits.seconds")));
+	CLEANUP_FREE char *last = text(s, "errors.last");
+	print_line("errors", "%llu%s%s", u64(s, "errors.count"),
+		   last && *last ? ", the last: " : "", last ? last : "");
+}
+
+static void print_processes(const struct doc *s)
+{
+	CLEANUP_FREE char *version = text(s, "version");
+	CLEANUP_FREE char *engine = text(s, "engine");
+	CLEANUP_FREE char *fsync = text(s, "fsync");
+	char a[32], b[32], n[COUNT_ROOM];
+
+	print_line("cairnfs", "%s, up for %s, engine %s, %s, fsync=%s%s", or_dash(version),
+		   since(s, "uptime_s", a), or_dash(engine),
+		   flag(s, "passthrough") ? "passthrough" : "no passthrough (relay)",
+		   or_dash(fsync), flag(s, "ro") ? ", read only" : "");
+	print_line("worker", "pid %llu, for %s, %s", u64(s, "pid"), since(s, "worker_uptime_s", b),
+		   count_of(u64(s, "restarts"), "restart", n));
+	if (flag(s, "keeper_gone"))
+		print_line("keeper", "GONE: nothing restarts the worker; unmount and start again");
+	else
+		print_line("keeper", "pid %llu, alive, replaced %s", u64(s, "keeper_pid"),
+			   count_of(u64(s, "keepers_replaced"), "time", n));
+}
+
+static void print_person(const struct doc *s, const struct rates *r, bool watch)
+{
+	char a[COUNT_ROOM], b[COUNT_ROOM];
+
+	print_durable(s, r);
+	print_head(s);
+	print_troubles(s);
+	print_memory(s);
+	print_counts(s, r, watch);
+	print_processes(s);
 	print_list(s, "notices", "notice");
 	if (u64(s, "recovered.versions") || u64(s, "recovered.records") ||
 	    u64(s, "recovered.lost_found"))
-		printf("  recovered  %llu files and %llu changes of an earlier run, %llu to "
-		       "lost+found\n",
-		       u64(s, "recovered.versions"), u64(s, "recovered.records"),
-		       u64(s, "recovered.lost_found"));
+		print_line("recovered", "%s and %s of an earlier run, %llu to lost+found",
+			   count_of(u64(s, "recovered.versions"), "file", a),
+			   count_of(u64(s, "recovered.records"), "change", b),
+			   u64(s, "recovered.lost_found"));
 }
 
 /* ---- once, or each second -------------------------------------------------------- */
 
-static void sample(struct rates *r, const struct doc *s, double *since)
-{
-	static const char *const key[3] = {"bytes.staged", "bytes.persisted", "bytes.read"};
-	double *rate[3] = {&r->staged, &r->persisted, &r->read};
-	double t = now_s(), dt = t - *since;
-	bool first = *since == 0;
+#define SAMPLE_S 0.5 /* between two readings for a rate */
 
+static void sample(struct rates *r, const struct doc *s)
+{
+	static const char *const key[3] = {"bytes.staged", "bytes.written", "bytes.read"};
+	double *rate[3] = {&r->staged, &r->written, &r->read};
+	double t = now_s(), dt = t - r->at;
+
+	r->known = r->at > 0 && dt > 0;
 	for (int i = 0; i < 3; i++) {
 		uint64_t now = u64(s, key[i]);
 
-		/* a restarted worker may count from zero again */
-		*rate[i] =
-			first || dt <= 0 || now < r->last[i] ? 0 : (double)(now - r->last[i]) / dt;
+		if (now < r->last[i]) /* a restarted worker counts from zero again */
+			r->known = false;
+		else if (r->known)
+			*rate[i] = (double)(now - r->last[i]) / dt;
 		r->last[i] = now;
 	}
-	r->at = first ? 0 : t;
-	*since = t;
+	r->at = t;
 }
 
 static int show_json(const struct location *p, bool one_line)
@@ -225,21 +316,39 @@ static int show_json(const struct location *p, bool one_line)
 	return CAIRN_OK;
 }
 
-static int show_person(const struct location *p, struct rates *r, double *since)
+static int read_status(const struct location *p, struct json_doc **d, struct rates *r)
 {
-	CLEANUP_JSON struct json_doc *d = NULL;
 	struct doc s = {.top = p->top};
-	int err = location_status(p, &d);
+	int err = location_status(p, d);
 
 	if (err)
 		return complain_status(p, err);
+	s.d = *d;
+	sample(r, &s);
+	return CAIRN_OK;
+}
+
+/* A rate needs two readings; nobody waits for it where nothing is pending. */
+static int show_person(const struct location *p, struct rates *r, bool watch)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_JSON struct json_doc *later = NULL;
+	struct doc s = {.top = p->top};
+	int code = read_status(p, &d, r);
+
 	s.d = d;
-	if (r) {
-		sample(r, &s, since);
-		fputs(isatty(STDOUT_FILENO) ? "\033[H\033[J" : "", stdout);
+	bool moves = !code && is_absent(&s, "halted") && is_absent(&s, "store_gone");
+	if (moves && !watch && u64(&s, "pending.files")) {
+		sleep_s(SAMPLE_S);
+		code = read_status(p, &later, r);
+		s.d = later;
 	}
-	print_person(&s, r);
-	if (r && !isatty(STDOUT_FILENO))
+	if (code)
+		return code;
+	if (watch)
+		fputs(isatty(STDOUT_FILENO) ? "\033[H\033[J" : "", stdout);
+	print_person(&s, r, watch);
+	if (watch && !isatty(STDOUT_FILENO))
 		putchar('\n');
 	return CAIRN_OK;
 }
@@ -247,11 +356,10 @@ static int show_person(const struct location *p, struct rates *r, double *since)
 static int show(const struct location *p, bool json, bool watch)
 {
 	struct rates r = {0};
-	double since = 0;
 	int code;
 
 	for (;;) {
-		code = json ? show_json(p, watch) : show_person(p, watch ? &r : NULL, &since);
+		code = json ? show_json(p, watch) : show_person(p, &r, watch);
 		if (code || !watch || fflush(stdout))
 			return code;
 		sleep_s(1);

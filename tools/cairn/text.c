@@ -84,19 +84,8 @@ const char *human_time(double s, char buf[32])
 	return buf;
 }
 
-void print_name(FILE *f, const char *name)
+void print_escaped(FILE *f, const char *name)
 {
-	/* cached: isatty() is a system call, and listings print many names */
-	static FILE *asked;
-	static bool tty;
-
-	if (asked != f)
-		tty = isatty(fileno(f));
-	asked = f;
-	if (!tty) {
-		fputs(name, f);
-		return;
-	}
 	for (size_t len; *name; name += len) {
 		const unsigned char *u = (const unsigned char *)name;
 
@@ -109,6 +98,21 @@ void print_name(FILE *f, const char *name)
 			fwrite(name, 1, len, f);
 		}
 	}
+}
+
+void print_name(FILE *f, const char *name)
+{
+	/* cached: isatty() is a system call, and listings print many names */
+	static FILE *asked;
+	static bool tty;
+
+	if (asked != f)
+		tty = isatty(fileno(f));
+	asked = f;
+	if (tty)
+		print_escaped(f, name);
+	else
+		fputs(name, f);
 }
 
 int parse_duration(const char *s, double *out)

@@ -226,12 +226,13 @@ static bool mounted_elsewhere(const struct unmounting *u)
 		return false;
 	int n = print_namespaces(f, u->dev_major, u->dev_minor);
 	fclose(f);
-	if (n)
-		complain("%s is unmounted here, and all that was closed is durable, but cairnfs "
-			 "(pid %d) continues while another mount namespace has it:\n%s  it ends "
-			 "with them, or now by: kill %d",
-			 u->point, u->keeper, who, u->keeper);
-	return n;
+	if (!n)
+		return false;
+	complain("%s is unmounted here, and all that was closed is durable, but cairnfs (pid %d) "
+		 "continues while another mount namespace has it:",
+		 u->point, u->keeper);
+	fprintf(stderr, "%s  it ends with them, or now by: kill %d\n", who, u->keeper);
+	return true;
 }
 
 static int gone(struct unmounting *u)
