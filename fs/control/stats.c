@@ -21,6 +21,13 @@ struct stats_now {
 	uint64_t space_free, space_size, oldest_s;
 	struct staging_pending pending;
 };
+struct wait_calls {
+	uint64_t now, asked;
+};
+struct notice_list {
+	char text[NOTICES][256];
+	unsigned n;
+};
 
 struct stats {
 	struct staging_stats s;
@@ -33,8 +40,8 @@ struct stats {
 	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth,
 		bytes_read, gone_s, halted_s;
 	uint64_t lanes[N_LANES];
-	char notices[NOTICES][256];
-	unsigned n_notices;
+	struct wait_calls wait_calls;
+	struct notice_list notices;
 };
 
 /* Names of files, which may be in private directories, are shown only to root and to the user who
@@ -107,15 +114,17 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	st->free = st->s.budget > st->s.used ? st->s.budget - st->s.used : 0;
 	st->queue_depth = st->s.queue_depth;
 	st->bytes_read = fs->lanes.bytes_read;
+	st->wait_calls.now = atomic_load(&fs->waits.n);
+	st->wait_calls.asked = atomic_load(&fs->waits.asked);
 	for (unsigned i = 0; i < N_LANES; i++)
 		st->lanes[i] = fs->lanes.opens[i];
 	pthread_mutex_lock(&fs->notices.lock);
 	/* notices contain names of files */
-	st->n_notices = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;
-	for (unsigned i = 0; i < st->n_notices; i++)
-		memcpy(st->notices[i],
-		       fs->notices.text[(fs->notices.n - st->n_notices + i) % NOTICES],
-		       sizeof(st->notices[i]));
+	st->notices.n = !all ? 0 : fs->notices.n < NOTICES ? fs->notices.n : NOTICES;
+	for (unsigned i = 0; i < st->notices.n; i++)
+		memcpy(st->notices.text[i],
+		       fs->notices.text[(fs->notices.n - st->notices.n + i) % NOTICES],
+		       sizeof(st->notices.text[i]));
 	pthread_mutex_unlock(&fs->notices.lock);
 }
 
@@ -243,6 +252,10 @@ static const struct field {
 	{JSON("waits", "seconds", SECONDS, s.wait_ns),
 	 COUNTER("writer_wait_seconds_total", "Time opens, writes and closes waited for space, "
 					      "memory or the previous version.")},
+	{JSON("wait_calls", "now", COUNT, wait_calls.now),
+	 GAUGE("wait_calls", "Calls of user.cairn.wait that wait.")},
+	{JSON("wait_calls", "asked", COUNT, wait_calls.asked),
+	 COUNTER("wait_calls_total", "Calls of user.cairn.wait.")},
 	{JSON("errors", "count", COUNT, s.errors),
 	 COUNTER("errors_total", "Versions and syncs that failed, each counted once.")},
 	{JSON("errors", "last", CHARS, s.last_error)},
@@ -304,9 +317,9 @@ static void json_lines(FILE *f, char *lines)
 static void json_notices(FILE *f, const struct stats *st)
 {
 	fputc('[', f);
-	for (unsigned i = 0; i < st->n_notices; i++) {
+	for (unsigned i = 0; i < st->notices.n; i++) {
 		fputs(i ? ", " : "", f);
-		json_string(f, st->notices[i]);
+		json_string(f, st->notices.text[i]);
 	}
 	fputc(']', f);
 }

@@ -148,6 +148,7 @@ int complain_status(const struct location *p, int err);
 #define XATTR_CHECKSUM "user.cairn.checksum"
 #define XATTR_PENDING "user.cairn.pending"
 #define XATTR_LANE "user.cairn.lane"
+#define XATTR_WAIT "user.cairn.wait"
 #define XATTR_LATEST "user.cairn.latest"
 
 /* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE if it is longer

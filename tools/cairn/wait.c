@@ -3,17 +3,26 @@
  * cairn wait: waits until everything below some paths is durable. The state comes from the
  * xattrs of the paths themselves, through descriptors opened at the start:
  * a directory that is renamed into place meanwhile is still the one waited for.
+ *
+ * One getxattr(2) of user.cairn.wait per path returns when the state is final. Where the daemon has
+ * no such attribute, or may not keep the call waiting, the state is polled.
  */
 #include "cli.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <math.h>
 #include <string.h>
 
 #define POLL_MIN_S 0.005
 #define POLL_MAX_S 0.2
 #define STATUS_EVERY_S 0.5 /* the daemon writes the whole document each time */
+/* for how long one call may wait: the bar moves, a line is printed */
+#define BAR_EVERY_S 0.5
+#define LINE_EVERY_S 10.0
+/* the next worker measures the time of a call anew */
+#define CALL_MAX_S 30.0
 
 struct target {
 	struct location p;
@@ -132,28 +141,33 @@ static bool is_removed(const struct target *t)
 	return !strcmp(path + n - 10, " (deleted)") && lstat(path, &st) && errno == ENOENT;
 }
 
+/* It will have no state any more. */
+static void say_lost(struct target *t, int err)
+{
+	t->done = t->failed = true;
+	if (err == -ENODATA && *t->p.below)
+		complain("%s has no state: not a file or directory of this cairnfs", t->p.arg);
+	else if (err == -ENOENT || err == -ESTALE)
+		complain("%s was removed while it was waited for", t->p.arg);
+	else
+		complain("%s: %s%s", t->p.arg, strerror(-err),
+			 err == -ENOTCONN
+				 ? " (the cairnfs is dead; its next start publishes what is staged)"
+				 : "");
+}
+
 static void check(struct target *t, bool ask_status)
 {
 	char pending[32] = "0";
 	int err = xattr_of_fd(t->p.fd, XATTR_STATE, t->state, sizeof(t->state));
 
-	if (!err)
-		xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending));
-	if (err == -ENODATA && *t->p.below) {
-		complain("%s has no state: not a file or directory of this cairnfs", t->p.arg);
-	} else if (err == -ENOENT || err == -ESTALE || is_removed(t)) {
-		complain("%s was removed while it was waited for", t->p.arg);
+	if (err != -ENODATA && is_removed(t))
 		err = -ENOENT;
-	} else if (err) {
-		complain("%s: %s%s", t->p.arg, strerror(-err),
-			 err == -ENOTCONN
-				 ? " (the cairnfs is dead; its next start publishes what is staged)"
-				 : "");
-	}
 	if (err) {
-		t->done = t->failed = true;
+		say_lost(t, err);
 		return;
 	}
+	xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending));
 	t->pending = strtoull(pending, NULL, 10);
 	if (is_done(t))
 		t->done = true;
@@ -224,7 +238,7 @@ static int verdict(const struct waiting *w)
 	return code;
 }
 
-static int wait_all(struct waiting *w)
+static void poll_all(struct waiting *w)
 {
 	double nap = POLL_MIN_S;
 
@@ -236,6 +250,76 @@ static int wait_all(struct waiting *w)
 		sleep_s(w->deadline && w->deadline - t < nap ? w->deadline - t : nap);
 		nap = nap * 1.5 < POLL_MAX_S ? nap * 1.5 : POLL_MAX_S;
 	}
+}
+
+static void wait_key(const struct waiting *w, char *key, size_t cap)
+{
+	double left = w->deadline - now_s();
+	double most = w->bar.quiet ? CALL_MAX_S : w->bar.tty ? BAR_EVERY_S : LINE_EVERY_S;
+
+	if (w->bar.quiet && !w->deadline) {
+		snprintf(key, cap, "%s", XATTR_WAIT);
+		return;
+	}
+	if (w->deadline && left < most)
+		most = left > 0 ? left : 0;
+	snprintf(key, cap, "%s.%.0f", XATTR_WAIT, ceil(most * 1000));
+}
+
+static void show_left(struct waiting *w, const struct target *now)
+{
+	uint64_t left = 0;
+
+	for (int i = 0; !w->bar.quiet && i < w->n; i++) {
+		struct target *t = &w->t[i];
+		char pending[32] = "0";
+
+		if (!t->done && t != now &&
+		    !xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending)))
+			t->pending = strtoull(pending, NULL, 10);
+		left += t->done ? 0 : t->pending;
+	}
+	progress_left(&w->bar, left, now->state);
+}
+
+/* Until t is done, or the deadline has passed. False: t is to be polled. */
+static bool wait_one(struct waiting *w, struct target *t)
+{
+	while (!t->done) {
+		bool last = w->deadline && now_s() >= w->deadline;
+		char key[64], value[64];
+		int err;
+
+		wait_key(w, key, sizeof(key));
+		err = xattr_of_fd(t->p.fd, key, value, sizeof(value));
+		if (err == -EINTR) /* stopped, and continued */
+			continue;
+		if (err == -ENODATA || err == -EAGAIN || err == -EOPNOTSUPP)
+			return false;
+		if (err)
+			say_lost(t, err);
+		else if (!strcmp(value, "durable"))
+			t->done = true;
+		else
+			check(t, !strcmp(value, "halted"));
+		if (last && !t->done)
+			break;
+		if (!t->done && (!strcmp(value, "halted") || !strcmp(value, "failed")))
+			sleep_s(POLL_MIN_S); /* not any more */
+		if (!t->done)
+			show_left(w, t);
+	}
+	return true;
+}
+
+static int wait_all(struct waiting *w)
+{
+	bool answered = true;
+
+	for (int i = 0; answered && i < w->n; i++)
+		answered = wait_one(w, &w->t[i]);
+	if (!answered)
+		poll_all(w);
 	progress_end(&w->bar);
 	return verdict(w);
 }

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/xattr.h>
 
@@ -161,11 +162,34 @@ static int in_store(const char *path, struct location *out)
 	return out->below ? 0 : -ENOMEM;
 }
 
+/* All mounts, read again only when the kernel says that they have changed (poll(2) of mountinfo).
+ * *out is valid until the next call. */
+static int mounts_now(const struct io_mounts **out)
+{
+	static struct io_mounts all;
+	static int changes = -1;
+	struct pollfd p;
+	int err;
+
+	if (changes < 0)
+		changes = open(IO_MOUNTS_HERE, O_RDONLY | O_CLOEXEC); /* before they are read */
+	p = (struct pollfd){.fd = changes, .events = POLLPRI};
+	*out = &all;
+	if (all.n && changes >= 0 && poll(&p, 1, 0) == 0)
+		return 0;
+	io_mounts_free(&all);
+	all = (struct io_mounts){0};
+	err = io_mounts_read(IO_MOUNTS_HERE, &all);
+	if (err)
+		all = (struct io_mounts){0};
+	return err;
+}
+
 static int find(const char *path, struct location *out)
 {
 	CLEANUP_FREE char *abs = NULL;
 	const struct io_mount *m = NULL;
-	struct io_mounts all;
+	const struct io_mounts *all;
 	int err, id;
 
 	out->arg = path;
@@ -175,15 +199,13 @@ static int find(const char *path, struct location *out)
 	id = mount_id_of(out->fd);
 	err = id < 0 ? id : path_of(out->fd, &abs);
 	if (!err)
-		err = io_mounts_read(IO_MOUNTS_HERE, &all);
+		err = mounts_now(&all);
 	if (err)
 		return err;
-	for (size_t i = 0; i < all.n; i++)
-		if (all.v[i].id == id && is_cairnfs(&all.v[i]))
-			m = &all.v[i];
-	err = m ? on_mount(&all, m, abs, out) : in_store(abs, out);
-	io_mounts_free(&all);
-	return err;
+	for (size_t i = 0; i < all->n; i++)
+		if (all->v[i].id == id && is_cairnfs(&all->v[i]))
+			m = &all->v[i];
+	return m ? on_mount(all, m, abs, out) : in_store(abs, out);
 }
 
 int location_find(const char *path, struct location *out)

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -14,12 +15,15 @@
 
 #define FUSE_MAGIC 0x65735546
 #define STATE_KEY "user.cairn.state"
+#define WAIT_KEY "user.cairn.wait"
+#define CALL_MAX_MS 30000 /* the next worker measures the time of a call anew */
 #define ERROR_KEY "user.cairn.error"
 #define DEVICE_KEY "user.cairn.device"
 #define POLL_MIN_MS 1
 #define POLL_MAX_MS 50
 
-int mount_state(const char *path, char *buf, size_t size)
+/* -ENODATA: path is not on a cairnfs. */
+static int mount_value(const char *path, const char *key, char *buf, size_t size)
 {
 	struct statfs fs;
 	ssize_t n;
@@ -28,11 +32,18 @@ int mount_state(const char *path, char *buf, size_t size)
 		return -errno;
 	if ((unsigned long)fs.f_type != FUSE_MAGIC)
 		return -ENODATA;
-	n = getxattr(path, STATE_KEY, buf, size - 1);
+	n = getxattr(path, key, buf, size - 1);
 	if (n < 0)
-		return errno == ENOTCONN || errno == EACCES || errno == ENOENT ? -errno : -ENODATA;
+		return errno == ENOTCONN || errno == EACCES || errno == ENOENT || errno == EINTR
+			       ? -errno
+			       : -ENODATA;
 	buf[n] = '\0';
 	return 0;
+}
+
+int mount_state(const char *path, char *buf, size_t size)
+{
+	return mount_value(path, STATE_KEY, buf, size);
 }
 
 int64_t now_ms(void)
@@ -87,25 +98,48 @@ static int sync_path(const char *path)
 	return fsync(fd) ? -errno : sync_parent(path);
 }
 
+/* The state once it has become durable or failed, or after left_ms (negative: ever). 0; -errno,
+ * -ENODATA also where the daemon has no such call. */
+static int await_state(const char *path, int64_t left_ms, char *buf, size_t size)
+{
+	char key[64] = WAIT_KEY;
+
+	if (left_ms >= 0)
+		snprintf(key, sizeof(key), WAIT_KEY ".%lld",
+			 (long long)(left_ms < CALL_MAX_MS ? left_ms : CALL_MAX_MS));
+	return mount_value(path, key, buf, size);
+}
+
 int cairn_wait(const char *path, int timeout_ms)
 {
 	int64_t end = now_ms() + timeout_ms, nap = POLL_MIN_MS;
+	bool polls = false;
 	char state[64];
 	int err;
 
 	if (!path)
 		return fail(-EINVAL, "no path");
-	while (!(err = mount_state(path, state, sizeof(state)))) {
-		int64_t left = timeout_ms < 0 ? nap : end - now_ms();
+	for (;;) {
+		int64_t left = timeout_ms < 0 ? -1 : end - now_ms();
 
-		if (!strcmp(state, "durable"))
-			return 0;
+		left = timeout_ms < 0 || left > 0 ? left : 0;
+		err = polls ? -ENODATA : await_state(path, left, state, sizeof(state));
+		if (err == -EINTR) /* a signal does not end it */
+			continue;
+		/* halted: it may become durable still. The state says whether it failed */
+		if (err == -ENODATA || (!err && !strcmp(state, "halted"))) {
+			polls |= err == -ENODATA;
+			err = mount_state(path, state, sizeof(state));
+			if (!err && strcmp(state, "durable") && strcmp(state, "failed") && left)
+				sleep_ms(left < 0 || nap < left ? nap : left);
+			nap = nap * 2 < POLL_MAX_MS ? nap * 2 : POLL_MAX_MS;
+		}
+		if (err || !strcmp(state, "durable"))
+			break;
 		if (!strcmp(state, "failed"))
 			return wait_failed(path);
-		if (left <= 0)
+		if (!left)
 			return fail(-ETIMEDOUT, "%s is %s after %d ms", path, state, timeout_ms);
-		sleep_ms(nap < left ? nap : left);
-		nap = nap * 2 < POLL_MAX_MS ? nap * 2 : POLL_MAX_MS;
 	}
 	if (err == -ENODATA)
 		err = sync_path(path);
