@@ -49,7 +49,8 @@ before=$(asked)
 expect 0 "$cairn" wait -q "$m/many"
 [ "$(asked)" = $((before + 1)) ] || die "$(($(asked) - before)) calls for one path"
 before=$(asked)
-expect 0 "$cairn" wait -q "$m"/many/*
+# with a descriptor each, and few more
+(ulimit -S -n 64 && ulimit -H -n 350 && expect 0 "$cairn" wait -q "$m"/many/*) || exit 1
 [ "$(asked)" = $((before + 300)) ] || die "$(($(asked) - before)) calls for 300 paths"
 if command -v strace >/dev/null; then
 	strace -o "$TMP/calls" -e trace=openat,getxattr "$cairn" wait -q "$m"/many/* || die "strace cairn wait: $?"

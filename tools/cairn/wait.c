@@ -14,6 +14,7 @@
 #include <getopt.h>
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define POLL_MIN_S 0.005
 #define POLL_MAX_S 0.2
@@ -191,6 +192,35 @@ static int find_target(const char *path, struct target *t)
 	return CAIRN_OK;
 }
 
+/* With many paths, one descriptor each and one for their mount. */
+static void share_root(struct target *t, const struct target *with)
+{
+	if (t == with || !t->p.on_mount || t->p.mount_id != with->p.mount_id)
+		return;
+	close(t->p.root);
+	t->p.root = with->p.root;
+}
+
+static void close_all(struct waiting *w)
+{
+	for (int i = w->n - 1; i >= 0; i--) {
+		if (i && w->t[i].p.root == w->t[0].p.root)
+			w->t[i].p.root = -1;
+		location_close(&w->t[i].p);
+	}
+	free(w->t);
+}
+
+static void allow_descriptors(void)
+{
+	struct rlimit l;
+
+	if (getrlimit(RLIMIT_NOFILE, &l))
+		return;
+	l.rlim_cur = l.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &l);
+}
+
 /* ---- all of them ------------------------------------------------------------------ */
 
 /* True when none is left to wait for. */
@@ -355,13 +385,14 @@ int cmd_wait(int argc, char **argv)
 		complain("%m");
 		return CAIRN_FAILED;
 	}
-	for (; !code && optind + w.n < argc; w.n++)
+	allow_descriptors();
+	for (; !code && optind + w.n < argc; w.n++) {
 		code = find_target(argv[optind + w.n], &w.t[w.n]);
+		share_root(&w.t[w.n], w.t);
+	}
 	progress_start(&w.bar, w.n > 1 ? "all" : argv[optind], quiet);
 	if (!code)
 		code = wait_all(&w);
-	for (int i = 0; i < w.n; i++)
-		location_close(&w.t[i].p);
-	free(w.t);
+	close_all(&w);
 	return code;
 }

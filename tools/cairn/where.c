@@ -115,8 +115,9 @@ static int on_mount(const struct io_mounts *all, const struct io_mount *m, const
 	out->root = open(whole->point, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (out->root < 0)
 		return call_error();
-	if (mount_id_of(out->root) != whole->id)
-		return -EXDEV; /* something is mounted on top of it */
+	int id = mount_id_of(out->root);
+	if (id != whole->id) /* something is mounted on top of it */
+		return id < 0 ? id : -EXDEV;
 	out->on_mount = true;
 	out->mount_id = whole->id;
 	out->dev_major = whole->dev_major;
