@@ -140,14 +140,15 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 		ask_latest(req, id, size);
 		return;
 	}
+	if (wait_parse(key, &ms)) {
+		release_barrier(fs);
+		wait_ask(req, id, ms, size);
+		return;
+	}
 	session_may_block(fs);
 	if (xattr_is_ours(key))
 		/* files that were just closed no longer count as open */
 		release_barrier(fs);
-	if (wait_parse(key, &ms)) {
-		wait_ask(req, id, ms, size);
-		return;
-	}
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
