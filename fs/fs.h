@@ -62,8 +62,6 @@ struct fs {
 	struct slots slots;
 	pthread_t upkeep;
 	atomic_bool stopping;
-	/* commits wait for other nodes; false while a first start publishes what was left */
-	atomic_bool holds;
 };
 
 #endif

@@ -75,6 +75,8 @@ struct head {
 	char store_path[1024]; /* and its path, for messages */
 	/* log file of which a replay found a part missing in the store */
 	uint64_t recalled;
+	/* log file that has a REC_ASIDE */
+	uint64_t asides;
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
@@ -83,7 +85,7 @@ _Static_assert(offsetof(struct head, segment) == 48 && offsetof(struct head, pro
 	       "the head's layout is kept");
 /* A log begins with a record of its format, which is raised with each new type or meaning of a
  * record. 1: of 0.1.0, which wrote no such record. */
-#define LOG_FORMAT 2u
+#define LOG_FORMAT 3u
 #define LOG_BUF (REC_DATA_MAX + 4096) /* bytes of log_buf: the longest record */
 
 enum reserve_state { RESERVE_NONE, RESERVE_HELD, RESERVE_GIVEN };
@@ -97,7 +99,8 @@ enum pend_state {
 	PEND_FAILED, /* SEAL: no more attempts; publication halts here */
 };
 
-/* An ordered record that is pending. In s->order.pend, sorted by seq. */
+/* An ordered record that is pending. In s->order.pend: those set aside, sorted by `accepted`, then
+ * the others, sorted by seq. */
 struct pend {
 	struct pend *next;
 	struct pend *todo_next; /* in s->order.todo when QUEUED */
@@ -118,8 +121,9 @@ struct pend {
 	bool begun;
 	uint64_t dead_at; /* seq that removes what this creates, 0 = none */
 	bool kills; /* removes what a pending record created */
-	uint64_t held_ns; /* since when; see hold.c */
-	bool released; /* hold.c holds it no longer */
+	uint64_t accepted; /* its first seq: r.seq is a later one after it waited */
+	bool aside; /* it waits for other nodes, or behind what does; aside.c */
+	struct held *held; /* it is a name that waits; NULL. Owned; hold.c */
 	unsigned attempts;
 	/* a spilled file: only its own sync shows whether the store has it */
 	bool unsure;
@@ -361,11 +365,38 @@ struct log {
 
 /* Pending records; order.c. */
 struct order {
-	struct pend *pend, **pend_tail; /* sorted by seq */
+	struct pend *pend, **pend_tail;
+	struct pend **head; /* link to the first that is not set aside; *head may be NULL */
 	struct pend *todo, **todo_tail; /* QUEUED */
-	uint64_t n_pend, n_wait;
+	uint64_t n_pend, n_wait, n_aside;
+	uint64_t last_aside; /* accepted: of the last that is set aside */
 	uint64_t last_delete; /* seq of the latest record that frees space */
 	uint64_t fds_pend; /* FDS_PEND_MAX, or less where the limit is low */
+};
+
+/* A table of numbers, both not 0; aside.c. */
+struct pairs {
+	struct pair {
+		uint64_t key, value;
+	} * at;
+	size_t n, cap;
+};
+
+/* Changes that wait for other nodes, and those that wait behind them; aside.c, drain/hold.c. */
+struct aside {
+	pthread_mutex_t lock; /* of the next two; innermost */
+	struct pairs moved; /* places of the order: where their changes are now */
+	_Atomic size_t n_moved;
+	/* what was created since, and may be renamed: node -> seq. s->lock */
+	struct pairs added;
+	uint64_t first_seq; /* during a replay: the first that is not applied */
+	uint64_t looks_begun, looks_done; /* of the publisher, at what is missing; s->lock */
+	bool unfinished; /* something is to be resumed */
+	atomic_bool late; /* staging_waits_long() */
+	uint64_t look_ns; /* when the next is due; 0: now, and all are asked */
+	/* of n_aside records, for pass.c; NULL: to be made. Owned; hold.c */
+	struct pass_waiting *waiting;
+	size_t n_waiting;
 };
 
 /* refuse.c */
@@ -394,7 +425,8 @@ struct files {
 
 struct waiter {
 	struct waiter *next;
-	uint64_t seq;
+	uint64_t seq, node; /* node 0: all changes up to seq */
+	int err; /* for done */
 	void (*done)(void *ctx, int err);
 	void *ctx;
 };
@@ -488,6 +520,7 @@ struct staging {
 	struct trash trash;
 	struct log log;
 	struct order order;
+	struct aside aside;
 	struct refusals refusals;
 	struct files files;
 	struct drain drain;

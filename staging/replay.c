@@ -15,7 +15,7 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 {
 	if (r->type == REC_NODE && (r->flags & REC_SEALED) && S_ISDIR(r->mode))
 		staging_dir_learn(s, r->node, r->dir, r->name);
-	else if (r->seq && r->seq <= s->head->applied) {
+	else if (r->seq && staging_is_applied(s, r->seq)) {
 		if (r->type == REC_MKDIR)
 			staging_dir_learn(s, r->node, r->dir, r->name);
 		else if (r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_ABSENT))
@@ -52,7 +52,7 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	if (r->type == REC_FINAL ||
 	    (r->type == REC_SEAL && !(r->flags & (REC_MAPPED | REC_FSYNCED))))
 		sf_set_late(s, f, false);
-	if (r->type == REC_SEAL && r->seq <= s->head->applied) {
+	if (r->type == REC_SEAL && staging_is_applied(s, r->seq)) {
 		if (!f->n_seals)
 			replay_sealed(s, f, r, STAGED_DURABLE);
 		if (r->flags & REC_MAPPED) /* perhaps published before its mapping went */
@@ -70,7 +70,8 @@ static void replay_staged(struct staging *s, const struct rec *r)
  * just before the kill is in the store, but perhaps not under all its names. */
 static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 {
-	bool there = !lost && (r->flags & REC_SPILLED) && r->seq == s->head->applied + 1;
+	uint64_t place = staging_place_of(s, r->seq);
+	bool there = !lost && (r->flags & REC_SPILLED) && place == s->aside.first_seq;
 	/* nothing is published: the next worker tries again */
 	bool away = io_store_is_detached(s->o.store);
 	struct rec absent = *r;
@@ -89,16 +90,21 @@ static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 		return -ENOMEM;
 	pend_add(s, p, NULL);
 	p->again = p->begun = there;
+	if (place != r->seq)
+		aside_replayed(s);
 	return 0;
 }
 
 static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 {
 	const struct rec *r = &p->r;
+	uint64_t place = staging_place_of(s, r->seq);
 	LOCK_SCOPE(&s->lock);
 
 	pend_add(s, p, sf);
-	p->again = r->seq == s->head->applied + 1;
+	p->again = place == s->aside.first_seq;
+	if (place != r->seq) /* or until its REC_RESUMED is read */
+		aside_replayed(s);
 	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_ABSENT))
 		dirs_moving(s, r->node, r->dir2, r->name2);
 	s->st.recovered.records++;
@@ -129,8 +135,11 @@ static int replay_pend(struct staging *s, const struct rec *r)
 
 	if (r->seq > s->log.last_seq)
 		s->log.last_seq = r->seq;
-	if (r->seq <= s->head->applied)
+	if (staging_is_applied(s, r->seq)) {
+		LOCK_SCOPE(&s->lock);
+		aside_note_added(s, r, r->seq);
 		return 0;
+	}
 	if (r->type == REC_SEAL) {
 		int err = staged_recover(s, r, &sf);
 		if (err == -ENOENT || err == -EINVAL || err == -ENODATA ||
@@ -203,8 +212,16 @@ static int log_set_damaged_aside(struct staging *s, size_t good)
 	close(s->log.fd);
 	s->log.fd = fd;
 	s->head->recalled += s->head->recalled == s->head->segment;
+	s->head->asides += s->head->asides == s->head->segment;
 	atomic_fetch_add(&s->head->segment, 1);
 	return 0;
+}
+
+static void replay_aside(struct staging *s, const struct rec *r)
+{
+	if (r->seq > s->log.last_seq)
+		s->log.last_seq = r->seq;
+	aside_replay(s, r);
 }
 
 static int replay_one(struct staging *s, const struct rec *r,
@@ -218,6 +235,8 @@ static int replay_one(struct staging *s, const struct rec *r,
 	replay_dirs(s, r);
 	if (is_ordered(r->type))
 		err = replay_pend(s, r);
+	else if (r->type == REC_ASIDE || r->type == REC_RESUMED)
+		replay_aside(s, r);
 	if (r->type == REC_FORGET && s->head->recalled == s->head->segment)
 		return err; /* what was clean then is pending again */
 	if (!err && each)
@@ -245,8 +264,8 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	if (map == MAP_FAILED)
 		return -errno;
 	size_t pos = 0, used;
-	int err = 0;
 	mark_recall(s);
+	int err = aside_recall(s, map, (size_t)st.st_size);
 	s->log.replaying = true;
 	struct rec r;
 	while (!err && pos < (size_t)st.st_size) {

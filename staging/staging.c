@@ -45,9 +45,10 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	if (!getrlimit(RLIMIT_NOFILE, &rl) && rl.rlim_cur / 8 < s->order.fds_pend)
 		s->order.fds_pend = rl.rlim_cur / 8;
 	s->log.fd = s->reserve.fd = -1;
-	s->order.pend_tail = &s->order.pend;
+	s->order.head = s->order.pend_tail = &s->order.pend;
 	s->order.todo_tail = &s->order.todo;
 	lock_init(&s->lock, RANK_STAGING);
+	lock_init(&s->aside.lock, RANK_ASIDE);
 	pool_init(&s->pool);
 	lock_init(&s->reserve.take_lock, RANK_RESERVE_TAKE);
 	lock_init(&s->sweep.kept_lock, RANK_SWEEP_KEPT);
@@ -123,19 +124,33 @@ int staging_start(struct staging *s)
 	return dedup_start(s);
 }
 
+/* What waits for other nodes is left when the publisher has looked once more. s->lock held. */
+static bool is_draining(const struct staging *s, uint64_t looks)
+{
+	return *s->order.head || s->drain.inherited ||
+	       (s->order.n_aside && s->aside.looks_done < looks);
+}
+
 int staging_drain(struct staging *s, int timeout_ms)
 {
 	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
 	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* small files are not delayed now */
+	uint64_t looks = s->aside.looks_begun + 1;
 	persist_wake(s);
 	sleeper_wake(&s->pub);
-	while ((s->order.pend || s->drain.inherited) && !s->drain.halted && now_ns() < until)
+	while (is_draining(s, looks) && !s->drain.halted && now_ns() < until) {
+		if (s->aside.looks_done < looks && !*s->order.head) {
+			s->aside.look_ns = 0;
+			sleeper_wake(&s->pub);
+		}
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+	}
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
-	return s->drain.halted			     ? s->drain.halted
-	       : s->order.pend || s->drain.inherited ? -ETIMEDOUT
-						     : 0;
+	return s->drain.halted	       ? s->drain.halted
+	       : is_draining(s, looks) ? -ETIMEDOUT
+	       : s->order.pend	       ? -EAGAIN
+				       : 0;
 }
 
 static void stop_threads(struct staging *s)
@@ -202,6 +217,7 @@ void staging_close(struct staging *s)
 	reserve_close(s, false);
 	dirs_close(s);
 	refuse_close(s);
+	aside_close(s);
 	log_close(s);
 	flushed_forget(s);
 	free(s->sweep.entry);
@@ -247,13 +263,12 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->used = s->files.used;
 	out->pool = s->pool.bytes;
 	out->pool_target = s->o.pool_bytes;
-	if (!s->order.pend || !s->order.pend->held_ns || s->order.pend->released)
-		out->held[0] = 0; /* published, or removed while it waited */
+	hold_stats(s, &out->held);
 	out->log.pending =
 		s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
 	out->log.last_seq = s->log.last_seq;
-	out->log.applied = s->head->applied;
-	out->log.durable = s->head->durable;
+	out->log.applied = aside_durable(s, s->head->applied);
+	out->log.durable = aside_durable(s, s->head->durable);
 	out->log.bytes = s->log.bytes;
 	out->halted.error = s->drain.halted;
 	buffer_stats(s, out);
@@ -280,8 +295,8 @@ void staging_get_pending(struct staging *s, struct staging_pending *out)
 	for (struct pend *p = s->order.pend; p; p = p->next)
 		if (p->sf) {
 			out->files++;
-			out->bytes += p->sf->last_seal == p->r.seq ? rest_of(p->sf, p->r.size)
-								   : p->r.size;
+			out->bytes += p->sf->last_seal == p->accepted ? rest_of(p->sf, p->r.size)
+								      : p->r.size;
 		}
 }
 
@@ -306,7 +321,7 @@ void staging_each_undone(struct staging *s, bool pending,
 							  .error = f->error});
 	for (struct pend *p = pending ? s->order.pend : NULL; p; p = p->next)
 		/* the newest version of each that no writer has open */
-		if (p->sf && p->sf->last_seal == p->r.seq &&
+		if (p->sf && p->sf->last_seal == p->accepted &&
 		    (p->sf->state == STAGED_SEALED || p->sf->state == STAGED_PERSISTING))
 			each(ctx, &(struct staged_undone){.f = p->sf,
 							  .node = p->sf->node,
@@ -325,7 +340,7 @@ uint64_t staging_halted_at(struct staging *s, int *err)
 {
 	LOCK_SCOPE(&s->lock);
 	*err = s->drain.halted;
-	return s->drain.halted && s->order.pend ? s->order.pend->r.node : 0;
+	return s->drain.halted && *s->order.head ? (*s->order.head)->r.node : 0;
 }
 
 void staging_retry(struct staging *s)

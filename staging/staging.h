@@ -127,6 +127,11 @@ enum rec_type {
 	/* the store refused change node2 of node, for dir/name, with errno mask; mask 0: that is
 	 * settled (node2 0: all are). See refuse.c */
 	REC_REFUSED,
+	/* the change with seq node2 waits for other nodes, and what is later in the order passes
+	 * it; flags are added to its own. See log/aside.c */
+	REC_ASIDE,
+	/* it waits no longer, and is at the end of the order: seq is its new place */
+	REC_RESUMED,
 	REC_SESSION_END
 };
 
@@ -148,6 +153,10 @@ enum rec_flag {
 	/* SEAL: creates its node, at dir/name; sf is lent by buffer fh */
 	REC_LENT = 4096,
 	REC_KEPT = 8192, /* BUFFER: it stays a file's */
+	/* RENAME: there was something at dir2/name2 */
+	REC_OVER = 16384,
+	/* it is published although files that it commits are missing */
+	REC_FORCED = 32768,
 };
 
 enum rec_attr {
@@ -191,7 +200,7 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
 
 #define STAGING_HELD 420
 
-/* Names that commit what other nodes write; see hold.c. */
+/* Names that commit what other nodes write; see drain/hold.c. */
 struct staging_hold {
 	/* called with staging's locks: checks the name only */
 	bool (*commits)(const char *name);
@@ -200,7 +209,9 @@ struct staging_hold {
 	 * Called by one thread, without locks. */
 	bool (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
 			size_t cap);
-	unsigned patience_ms; /* 0 = nothing is held */
+	/* After this time staging_stats.held.late is set; it is not published by itself, however
+	 * long it waits. 0 = nothing is held */
+	unsigned patience_ms;
 };
 
 struct staging_opts {
@@ -252,7 +263,7 @@ int staging_start(struct staging *s);
  * compared with it. -EOPNOTSUPP: not supported here. Any lock but staging's may be held. */
 int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const char *name);
 /* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when
- * halted. */
+ * halted; -EAGAIN: all but what waits for other nodes (staging_stats.held). */
 int staging_drain(struct staging *s, int timeout_ms);
 /* Stops threads, frees memory. What is staged stays in place for the next open. */
 void staging_close(struct staging *s);
@@ -271,9 +282,16 @@ bool staging_space_for_names(struct staging *s);
  * record survives the worker's death. -ENOSPC: staging's own tmpfs is full. */
 int staging_log(struct staging *s, struct rec *r);
 uint64_t staging_last_seq(struct staging *s);
-/* Records up to this one are visible in the store / on stable storage. */
+/* Records up to this one are visible in the store / on stable storage, except those that wait for
+ * other nodes (staging_place_of). */
 uint64_t staging_applied(struct staging *s);
 uint64_t staging_durable(struct staging *s);
+/* The place in the order of the change that was accepted as seq: seq itself; UINT64_MAX while it
+ * waits for other nodes; later its new place. Compare it with an `applied` or `durable` that was
+ * read before. Any lock may be held. */
+uint64_t staging_place_of(struct staging *s, uint64_t seq);
+bool staging_is_applied(struct staging *s, uint64_t seq);
+bool staging_is_durable(struct staging *s, uint64_t seq);
 /* Was this request (FUSE unique, resent after a restart) performed already? Then
  * *out is its record, without strings. */
 bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
@@ -288,10 +306,23 @@ void staging_log_space(struct staging *s);
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
 int staging_emit(struct staging *s, const struct rec *r);
 
-/* done(ctx, err) once seq is durable, or publication halted (err = -EIO, ...).
+/* done(ctx, err) once all changes up to seq are durable, or publication halted (err = -EIO, ...).
  * May run at once on this thread, else on staging's. */
 void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
 			  void *ctx);
+/* The same for an fsync of a node: of the changes that wait for other nodes, only those of the node
+ * itself, or of names in it if it is a directory, must be durable. */
+void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
+			 void (*done)(void *ctx, int err), void *ctx);
+/* The changes that wait for other nodes, and those behind them: the node of each, and the
+ * directories that it is in (0: none). The lock is held: be quick. */
+void staging_each_waiting(struct staging *s, void (*each)(void *ctx, const uint64_t id[3]),
+			  void *ctx);
+/* Does one of them wait for longer than staging_hold.patience_ms? */
+bool staging_waits_long(struct staging *s);
+/* Publishes as they are the names that wait for other nodes and are directly in directory dir.
+ * Returns how many. */
+unsigned staging_force(struct staging *s, uint64_t dir);
 
 /* ---- directories of the store ---------------------------------------------- */
 
@@ -559,6 +590,15 @@ struct staging_stats_refused {
 	int error; /* of the latest, -errno */
 	char path[256];
 };
+struct staging_stats_held {
+	unsigned count; /* names that wait for other nodes */
+	uint64_t behind; /* changes that wait behind them */
+	bool only; /* nothing else is pending */
+	time_t since; /* of the first */
+	bool late; /* it waits longer than staging_hold.patience_ms */
+	char path[256]; /* "" = none */
+	char what[STAGING_HELD]; /* what is missing */
+};
 struct staging_stats_dedup { /* since the start */
 	uint64_t files, bytes; /* that have the blocks of others */
 	uint64_t clones; /* of these files, copies that had them from the beginning */
@@ -576,8 +616,6 @@ struct staging_stats {
 	uint64_t spilled_opens, fast_opens;
 	unsigned queue_depth;
 	char last_error[256];
-	/* a name that waits for other nodes, and for what; "" = none */
-	char held[STAGING_HELD];
 	char waiting_mapped[512]; /* names, '\n' between */
 	struct staging_stats_versions versions;
 	struct staging_stats_log log;
@@ -586,6 +624,7 @@ struct staging_stats {
 	struct staging_stats_buffers buffers;
 	struct staging_stats_halted halted;
 	struct staging_stats_refused refused;
+	struct staging_stats_held held;
 	struct staging_stats_dedup dedup;
 	struct staging_stats_recovered recovered;
 };

@@ -457,7 +457,7 @@ static bool changed_since_written(struct staging *s, const struct staged *f)
 	const struct pend *last = NULL;
 	struct stat st;
 	for (const struct pend *p = s->order.pend; p; p = p->next)
-		if (p->sf == f)
+		if (p->sf == f && (!last || p->accepted > last->accepted))
 			last = p;
 	return last && (last->state == PEND_WRITTEN || last->state == PEND_READY) && f->fd >= 0 &&
 	       !fstat(f->fd, &st) &&

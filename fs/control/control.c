@@ -200,6 +200,15 @@ static int discard(struct fs *fs, const char *number)
 	return err;
 }
 
+/* Of a directory: its number. -ENODATA: no name in it waits. */
+static int force_commit(struct fs *fs, uint64_t ino)
+{
+	pthread_mutex_lock(&fs->tree.lock);
+	uint64_t id = commit_dir(fs, ino);
+	pthread_mutex_unlock(&fs->tree.lock);
+	return id && staging_force(fs->s, id) ? 0 : -ENODATA;
+}
+
 static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size,
 			  struct fuse_file_info *fi)
 {
@@ -216,6 +225,14 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 		char number[40] = "";
 		memcpy(number, buf + 8, size - 8);
 		int err = discard(fs, number);
+		if (err)
+			fuse_reply_err(req, -err);
+		else
+			fuse_reply_write(req, size);
+	} else if (id == C_CONTROL && size > 6 && size < 40 && !strncmp(buf, "force ", 6)) {
+		char number[40] = "";
+		memcpy(number, buf + 6, size - 6);
+		int err = force_commit(fs, strtoull(number, NULL, 10));
 		if (err)
 			fuse_reply_err(req, -err);
 		else

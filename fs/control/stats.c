@@ -15,11 +15,19 @@
 
 #define NOTICES 16u
 
+/* Names that wait for other nodes. */
+struct stats_holds {
+	bool any;
+	uint64_t names, since_s;
+	char text[640]; /* the first, and what is missing; "" = none */
+};
+
 struct stats_now {
 	uint64_t uptime_s, worker_uptime_s;
 	bool space_known;
 	uint64_t space_free, space_size, oldest_s;
 	struct staging_pending pending;
+	struct stats_holds holds;
 };
 struct wait_calls {
 	uint64_t now, asked;
@@ -62,8 +70,9 @@ static void redact(struct staging_stats *s, bool all)
 	}
 	if (s->waiting_mapped[0])
 		snprintf(s->waiting_mapped, sizeof(s->waiting_mapped), "%s\n", hidden);
-	if (s->held[0])
-		snprintf(s->held, sizeof(s->held), "%s", hidden);
+	if (s->held.path[0])
+		snprintf(s->held.path, sizeof(s->held.path), "%s", hidden);
+	s->held.what[0] = 0;
 }
 
 static uint64_t seconds_since(uint64_t ns)
@@ -89,6 +98,13 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	staging_get_stats(fs->s, &st->s);
 	collect_now(fs, &st->now);
 	redact(&st->s, all);
+	st->now.holds.any = st->s.held.count || st->s.held.behind;
+	st->now.holds.names = st->s.held.count;
+	st->now.holds.since_s = st->s.held.since ? (uint64_t)(now - st->s.held.since) : 0;
+	st->now.holds.text[0] = 0;
+	if (st->s.held.count)
+		snprintf(st->now.holds.text, sizeof(st->now.holds.text), "%s%s%s", st->s.held.path,
+			 st->s.held.what[0] ? ": " : "", st->s.held.what);
 	io_engine_counts(fs->engine, &st->calls);
 	st->version = CAIRN_VERSION;
 	st->store = fs->o.store;
@@ -279,7 +295,16 @@ static const struct field {
 	{JSON("refused", "path", CHARS, s.refused.path), .needs = AT(refused)},
 	{JSON("refused", "error", ERROR, s.refused.error), .needs = AT(refused)},
 	{JSON("", "waiting_mapped", LINES, s.waiting_mapped)},
-	{JSON("", "held", CHARS_OR_NULL, s.held)},
+	{JSON("", "held", CHARS_OR_NULL, now.holds.text)},
+	{JSON("holds", "names", COUNT, now.holds.names), .needs = AT(now.holds.any),
+	 GAUGE("held_names", "Names that wait until files of other nodes are in the store.")},
+	{JSON("holds", "changes_behind", COUNT, s.held.behind), .needs = AT(now.holds.any),
+	 GAUGE("held_changes", "Changes that wait behind such names.")},
+	{JSON("holds", "since_s", COUNT, now.holds.since_s), .needs = AT(now.holds.any),
+	 GAUGE("held_seconds", "Since when the first of these names waits.")},
+	{JSON("holds", "late", FLAG, s.held.late), .needs = AT(now.holds.any),
+	 GAUGE("held_late", "1 if one of them waits longer than commit_wait.")},
+	{JSON("holds", "nothing_else_pending", FLAG, s.held.only), .needs = AT(now.holds.any)},
 	{JSON("", "notices", NOTICE_LIST, notices)},
 	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
 	{JSON("recovered", "records", COUNT, s.recovered.records)},
@@ -442,9 +467,19 @@ static void write_waiting(struct staging_stats *s, FILE *f)
 		     p = strtok_r(NULL, "\n", &save))
 			fprintf(f, "               %s\n", p);
 	}
-	if (s->held[0])
-		fprintf(f, "  waiting    for another node; all later changes wait, too: %s\n",
-			s->held);
+}
+
+static void write_held(const struct stats *st, FILE *f)
+{
+	const struct staging_stats_held *h = &st->s.held;
+
+	if (!st->now.holds.any)
+		return;
+	fprintf(f, "  waiting    for another node, for %llu s: %s\n",
+		(unsigned long long)st->now.holds.since_s, st->now.holds.text);
+	fprintf(f, "               %u names wait, and %llu changes behind them%s\n", h->count,
+		(unsigned long long)h->behind,
+		h->late ? "; to publish as it is: cairn commit --force DIR" : "");
 }
 
 static void write_status(struct stats *st, FILE *f)
@@ -454,7 +489,7 @@ static void write_status(struct stats *st, FILE *f)
 
 	text_plain(s->halted.path, 0);
 	text_plain(s->last_error, 0);
-	text_plain(s->held, 0);
+	text_plain(st->now.holds.text, 0);
 	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	write_trouble(st, f);
 	fprintf(f, "  durable    %s\n",
@@ -484,6 +519,7 @@ static void write_status(struct stats *st, FILE *f)
 		st->engine, st->fsync, st->passthrough ? "yes" : "no", st->ro ? " read only," : "",
 		(unsigned long long)st->restarts);
 	write_waiting(s, f);
+	write_held(st, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }

@@ -50,6 +50,11 @@ static struct node *node_of(struct fs *fs, const struct staged_undone *u)
 	return n && n->names && n->sf == u->f ? n : NULL;
 }
 
+static bool is_pending(struct fs *fs, uint64_t seq)
+{
+	return !staging_is_durable(fs->s, seq);
+}
+
 static void count(struct below *b, enum below_rank rank, int error)
 {
 	if (rank < b->rank) {
@@ -100,6 +105,25 @@ static void count_halted(struct below *b)
 		count(b, BELOW_FAILED, err);
 }
 
+/* Later changes hide the one that waits for other nodes: seq.below is the last. */
+static void count_waiting(void *ctx, const uint64_t id[3])
+{
+	struct below *b = ctx;
+	for (unsigned i = 0; i < 3 && b->rank == BELOW_DURABLE; i++) {
+		struct node *n = id[i] ? node_find(b->fs, id[i]) : NULL;
+		if (n && (n == b->top || is_below(b->fs, n, b->top)))
+			b->rank = BELOW_STAGED;
+	}
+}
+
+bool waits_below(struct fs *fs, struct node *top)
+{
+	struct below b = {.fs = fs, .top = top, .rank = BELOW_DURABLE};
+
+	staging_each_waiting(fs->s, count_waiting, &b);
+	return b.rank != BELOW_DURABLE;
+}
+
 struct below look_below(struct fs *fs, struct node *top)
 {
 	struct below b = {.fs = fs, .top = top, .rank = BELOW_DURABLE};
@@ -108,12 +132,13 @@ struct below look_below(struct fs *fs, struct node *top)
 		staging_each_undone(fs->s, true, count_below, &b);
 	else
 		count_file(&b);
-	if (top->seq.below > staging_durable(fs->s))
+	if (is_pending(fs, top->seq.below))
 		count(&b,
-		      S_ISREG(top->attr.mode) && top->seq.seal > staging_durable(fs->s)
-			      ? BELOW_PERSISTING
-			      : BELOW_STAGED,
+		      S_ISREG(top->attr.mode) && is_pending(fs, top->seq.seal) ? BELOW_PERSISTING
+									       : BELOW_STAGED,
 		      0);
+	if (waits_below(fs, top))
+		count(&b, BELOW_STAGED, 0);
 	count_halted(&b);
 	int err = refused(fs, top);
 	if (err)
@@ -149,16 +174,23 @@ static void mark_undone(void *ctx, const struct staged_undone *u)
 		mark(fs, d->dir, rank_of(u->state));
 }
 
+static void mark_waiting(void *ctx, const uint64_t id[3])
+{
+	struct fs *fs = ctx;
+	for (unsigned i = 0; i < 3; i++)
+		mark(fs, id[i] ? node_find(fs, id[i]) : NULL, BELOW_STAGED);
+}
+
 void below_look_all(struct fs *fs)
 {
 	fs->tree.n_looks++;
 	staging_each_undone(fs->s, false, mark_undone, fs);
+	staging_each_waiting(fs->s, mark_waiting, fs);
 }
 
 enum below_rank below_seen(struct fs *fs, const struct node *n)
 {
-	bool pending = n->seq.below > staging_durable(fs->s);
-	int rank = pending ? BELOW_STAGED : BELOW_DURABLE;
+	int rank = is_pending(fs, n->seq.below) ? BELOW_STAGED : BELOW_DURABLE;
 
 	if (n->look.nth == fs->tree.n_looks && n->look.rank < rank)
 		rank = n->look.rank;

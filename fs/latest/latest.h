@@ -25,6 +25,8 @@ struct below look_below(struct fs *fs, struct node *top);
 void below_look_all(struct fs *fs);
 /* FAILED (also if a change was refused), OPEN, STAGED or DURABLE. */
 enum below_rank below_seen(struct fs *fs, const struct node *n);
+/* Does something at or below top wait for other nodes? */
+bool waits_below(struct fs *fs, struct node *top);
 
 /* ---- latest.c: MOUNT/.cairn/latest; a thread of its own answers ---- */
 

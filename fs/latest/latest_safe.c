@@ -264,7 +264,7 @@ static bool is_clean(struct fs *fs, const char *path)
 		if (!d)
 			return true;
 		n = d->node;
-		clean = n && d->seq <= staging_durable(fs->s);
+		clean = n && staging_is_durable(fs->s, d->seq);
 	}
 	return clean && node_all_durable(fs, n);
 }

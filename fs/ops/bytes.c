@@ -288,8 +288,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence, struct fuse_
 /* A descriptor of the store's file if n's bytes are durable there; -1: not all are. */
 static int open_durable(struct fs *fs, struct node *n)
 {
-	uint64_t durable = staging_durable(fs->s);
-	if (n->buf || node_dirty(fs, n) || n->seq.born > durable || n->seq.seal > durable)
+	if (n->buf || node_dirty(fs, n) || !staging_is_durable(fs->s, n->seq.born) ||
+	    !staging_is_durable(fs->s, n->seq.seal))
 		return -1;
 	return node_open_store(fs, n);
 }

@@ -202,7 +202,7 @@ static void sync_end(struct sync_wait *w, int err)
 	if (err || staged)
 		sync_done(w, err);
 	else
-		staging_when_durable(fs->s, seq, sync_done, w);
+		staging_when_synced(fs->s, w->node, seq, sync_done, w);
 }
 
 static void sync_later(void *arg)

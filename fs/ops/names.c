@@ -373,9 +373,12 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		r.dir2 = parent2;
 		r.name2 = name2;
 		d = dentry_find(fs, dir, name);
-		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) | (d->sealed	  ? 0
-								   : d->store_has ? REC_SHADOW
-										  : REC_ABSENT);
+		d2 = dentry_find(fs, dir2, name2);
+		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) |
+			  (victim || (d2 && d2->store_has) ? REC_OVER : 0) |
+			  (d->sealed	  ? 0
+			   : d->store_has ? REC_SHADOW
+					  : REC_ABSENT);
 		err = fs_record(fs, &r);
 	}
 	if (!err)

@@ -99,7 +99,7 @@ static bool is_stores(struct fs *fs, struct node *dir, struct listed_name *v)
 	/* a name removed here after the store was read is gone; asking the store again after each
 	 * published removal would never end in a directory that is being emptied */
 	if (name_is_control(dir->id, v->name) ||
-	    (d && (d->node || dentry_dirty(fs, d) || d->seq > v->applied)))
+	    (d && (d->node || dentry_dirty(fs, d) || fs_place_of(fs, d->seq) > v->applied)))
 		return false;
 	v->doubt = name_changed(fs, dir->id, v->name) > v->asked;
 	return !v->gone;
@@ -112,7 +112,7 @@ static bool is_there(struct fs *fs, const struct dentry *d, const struct listed 
 	const struct listed_name *v = listed_find(s, d->name);
 	if (dentry_dirty(fs, d) || !s->read || (v && !v->gone))
 		return true;
-	return d->seq > (v ? v->applied : s->applied) ||
+	return fs_place_of(fs, d->seq) > (v ? v->applied : s->applied) ||
 	       name_changed(fs, d->dir->id, d->name) > (v ? v->asked : s->asked);
 }
 
@@ -135,7 +135,7 @@ static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 
 	while ((!err || (err != ASK_AGAIN && name_is_absent(err))) && s->rounds < ROUNDS_MAX) {
 		/* it was made after the listing and dropped from the tree since */
-		if (dir->seq.forgot > s->applied)
+		if (fs_place_of(fs, dir->seq.forgot) > s->applied)
 			s->read = false;
 		else if (!in_doubt(fs, dir, s))
 			break;

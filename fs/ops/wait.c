@@ -71,6 +71,8 @@ static void judge(struct fs *fs, struct wait *w, bool halted, uint64_t now)
 		w->value = below_name(rank);
 	else if (halted)
 		w->value = "halted";
+	else if (staging_waits_long(fs->s) && waits_below(fs, n))
+		w->value = "held";
 	else if (now >= w->until_ns)
 		w->value = below_name(rank == BELOW_OPEN ? rank : BELOW_STAGED);
 }

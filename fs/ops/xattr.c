@@ -35,9 +35,25 @@ static ssize_t over_value(struct fs *fs, struct node *n, char *buf, size_t cap)
 		staged_get_info(n->sf, &i);
 	/* a rename may have marked it, and the mark is pending */
 	if ((i.state == STAGED_DURABLE || i.state == STAGED_EVICTED) &&
-	    n->seq.dirty <= fs_applied(fs))
+	    fs_is_applied(fs, n->seq.dirty))
 		return store_value(fs, n, CKPT_OVER_KEY, buf, cap);
 	return n->version.over ? snprintf(buf, cap, "%s", n->version.over) : -ENODATA;
+}
+
+/* What n has been waiting for, longer than commit_wait: for `cairn wait`. */
+static ssize_t held_value(struct fs *fs, struct node *n, char *buf, size_t cap)
+{
+	struct staging_stats st;
+
+	if (!waits_below(fs, n))
+		return -ENODATA;
+	staging_get_stats(fs->s, &st);
+	if (!st.held.late)
+		return -ENODATA;
+	int len = snprintf(buf, cap, "%llu s: %.80s: %.140s",
+			   (unsigned long long)(time(NULL) - st.held.since), st.held.path,
+			   st.held.what);
+	return len < (int)cap ? len : (int)cap - 1;
 }
 
 static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap)
@@ -61,6 +77,8 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 		return snprintf(buf, cap, "%s", key[0] == 'b' ? buffers_state(n) : "open");
 	if (!strcmp(key, "over"))
 		return over_value(fs, n, buf, cap);
+	if (!strcmp(key, "held"))
+		return held_value(fs, n, buf, cap);
 	b = look_below(fs, n);
 	if (!strcmp(key, "state"))
 		return snprintf(buf, cap, "%s", below_name(b.rank));

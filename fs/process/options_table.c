@@ -226,7 +226,8 @@ static const struct option table[] = {
 	 TO(engine_posix), 0},
 	{"nopassthrough", "", "every byte through the daemon", take_flag, TO(nopassthrough), true},
 	{"commit_wait=", "SECONDS",
-	 "how long a .metadata waits for shards of other nodes (default: 60; 0 = not at all)",
+	 "after how long a .metadata that waits for shards of other nodes is reported (default: "
+	 "60; 0 = it does not wait)",
 	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},

@@ -43,7 +43,8 @@ static int open_staging(struct fs *fs)
 	return staging_open(&o, &fs->s);
 }
 
-/* Staged files cannot be published, because the store is full or fails. Serves them as they were:
+/* Staged files cannot be published, because the store is full or fails, or some wait for other
+ * nodes (why: -EAGAIN). Serves them as they were:
  * the tree is restored from the log as after a worker's death, but the connection of its handles is
  * gone. */
 static int resume(struct fs *fs, int why)
@@ -52,7 +53,6 @@ static int resume(struct fs *fs, int why)
 
 	staging_close(fs->s);
 	fs->s = NULL;
-	atomic_store(&fs->holds, true);
 	int err = open_staging(fs);
 	if (!err)
 		err = staging_replay(fs->s, fs_replay, fs);
@@ -66,11 +66,16 @@ static int resume(struct fs *fs, int why)
 		return err;
 	seal_restored(fs);
 	close_restored(fs);
-	snprintf(text, sizeof(text),
-		 "what was staged when the last cairnfs ended cannot be published yet (%.80s); it "
-		 "stays in staging and is served from there; make space in the store or repair it, "
-		 "then: cairn retry",
-		 strerror(-why));
+	if (why == -EAGAIN)
+		snprintf(text, sizeof(text),
+			 "some of what was staged when the last cairnfs ended waits for other "
+			 "nodes; it stays in staging and is served from there; see cairn status");
+	else
+		snprintf(text, sizeof(text),
+			 "what was staged when the last cairnfs ended cannot be published yet "
+			 "(%.80s); it stays in staging and is served from there; make space in the "
+			 "store or repair it, then: cairn retry",
+			 strerror(-why));
 	fs_notice(fs, text);
 	return 0;
 }
@@ -80,7 +85,6 @@ static int resume(struct fs *fs, int why)
  * tree starts clean. */
 static int recover(struct fs *fs, bool first)
 {
-	atomic_store(&fs->holds, !first);
 	int err = staging_replay(fs->s, first ? NULL : fs_replay, fs);
 	if (!err)
 		buffers_restored(fs);
@@ -110,7 +114,6 @@ static int recover(struct fs *fs, bool first)
 		err = staging_rotate(fs->s, fs_emit, fs);
 		pthread_mutex_unlock(&fs->tree.lock);
 	}
-	atomic_store(&fs->holds, true);
 	return err;
 }
 
@@ -228,7 +231,12 @@ static bool drain_all(struct fs *fs)
 		err = staging_drain(fs->s, 1000);
 	} while (err == -ETIMEDOUT && !asked_to_end);
 	staging_get_stats(fs->s, &left);
-	if (err)
+	if (err == -EAGAIN)
+		fs_log("%s: %s waits for other nodes: %s; it and %llu changes behind it stay in "
+		       "staging for the next start",
+		       fs->o.store, left.held.path, left.held.what,
+		       (unsigned long long)left.held.behind);
+	else if (err)
 		fs_log("%s: %s; what is not in the store yet stays in staging for the next start",
 		       fs->o.store, strerror(-err));
 	else if (left.versions.failed)

@@ -256,7 +256,7 @@ static int at_places(struct fs *fs, struct answer *a, at_fn *fn)
 		for (struct place *p = a->places; err == -ENOENT && p; p = p->next)
 			err = run_at(fs, p->dir, p->name, fn, a);
 		bool moved = false;
-		for (struct place *p; (p = a->places->next) && p->seq <= fs_applied(fs);
+		for (struct place *p; (p = a->places->next) && fs_is_applied(fs, p->seq);
 		     moved = true) {
 			free(a->places);
 			a->places = p;
@@ -630,7 +630,7 @@ int node_load_xattrs(struct fs *fs, struct node *n)
 	if (n->xattrs_loaded || (!S_ISREG(n->attr.mode) && !S_ISDIR(n->attr.mode)))
 		return 0;
 	int err = -ENOENT;
-	if (n->seq.born <= fs_applied(fs) &&
+	if (fs_is_applied(fs, n->seq.born) &&
 	    (n->names || n == fs->tree.root || S_ISREG(n->attr.mode)))
 		err = ask_xattrs(fs, n, &n->xattrs);
 	if (!err || err == -ENOENT)

@@ -14,16 +14,29 @@
 
 #define METADATA_MAX (64u << 20) /* larger ones are not parsed */
 
-/* The publisher's .metadata, and how many of the files on its list were found so far. */
-static struct {
-	uint64_t seq;
+#define LISTS 8u /* kept; of more that wait at once the lists are read again */
+
+/* The lists of names that wait, and how many of the files on each were found so far. The
+ * publisher's. */
+static struct list {
+	uint64_t seq, used;
 	struct fmt_set *set;
 	size_t at;
-} asked;
+} lists[LISTS];
 
 bool commit_is_name(const char *name)
 {
 	return !strcmp(name, ".metadata");
+}
+
+uint64_t commit_dir(struct fs *fs, uint64_t ino)
+{
+	for (unsigned b = 0; b < NODE_BUCKETS; b++)
+		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
+			if (n->ino == ino && S_ISDIR(n->attr.mode) &&
+			    (n->names || n == fs->tree.root))
+				return n->id;
+	return 0;
 }
 
 static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
@@ -121,26 +134,41 @@ static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
 	return size;
 }
 
+static void list_drop(struct list *l)
+{
+	fmt_set_free(l->set);
+	*l = (struct list){.used = l->used};
+}
+
+/* The list of seq, or the one that was used least recently. */
+static struct list *list_of(uint64_t seq)
+{
+	static uint64_t uses;
+	struct list *l = &lists[0];
+
+	for (unsigned i = 0; i < LISTS && l->seq != seq; i++)
+		if (lists[i].seq == seq || lists[i].used < l->used)
+			l = &lists[i];
+	l->used = ++uses;
+	return l;
+}
+
 bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
 		    size_t cap)
 {
 	struct fs *fs = ctx;
 
-	if (!atomic_load(&fs->holds))
-		return false;
-	if (asked.seq != seq) {
-		fmt_set_free(asked.set);
-		asked.set = NULL;
-		asked.at = 0;
-		asked.seq = 0;
-		if (io_store_shared(fs->store) && read_list(fs, fd, &asked.set)) {
+	struct list *l = list_of(seq);
+	if (l->seq != seq) {
+		list_drop(l);
+		if (io_store_shared(fs->store) && read_list(fs, fd, &l->set)) {
 			snprintf(what, cap, "what it lists could not be read");
 			return true;
 		}
-		asked.seq = seq;
+		l->seq = seq;
 	}
-	for (; asked.set && asked.at < asked.set->n_files; asked.at++) {
-		const struct fmt_file *f = &asked.set->file[asked.at];
+	for (; l->set && l->at < l->set->n_files; l->at++) {
+		const struct fmt_file *f = &l->set->file[l->at];
 		int64_t size = size_in_store(fs, dirfd, f->name);
 		if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(fs, dir, f->name))
 			continue;
@@ -151,7 +179,6 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 				 (long long)size, (unsigned long long)f->need);
 		return true;
 	}
-	fmt_set_free(asked.set);
-	asked.set = NULL;
+	list_drop(l);
 	return false;
 }

@@ -197,8 +197,9 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 	*(d->sib_prev ? &d->sib_prev->sib_next : &dir->children) = d->sib_next;
 	if (d->sib_next)
 		d->sib_next->sib_prev = d->sib_prev;
-	if (n && d->seq > dir->seq.forgot)
-		dir->seq.forgot = d->seq;
+	uint64_t place = fs_place_of(fs, d->seq);
+	if (n && place > dir->seq.forgot && place != UINT64_MAX)
+		dir->seq.forgot = place;
 	name_touch(fs, dir->id, d->name);
 	dentry_unname(fs, d);
 	free(d);
@@ -220,10 +221,10 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 
 bool node_dirty(struct fs *fs, const struct node *n)
 {
-	if (n->busy || n->writers || n->seq.dirty > fs_applied(fs))
+	if (n->busy || n->writers || !fs_is_applied(fs, n->seq.dirty))
 		return true;
 	if (!n->sf)
-		return n->seq.born > fs_applied(fs);
+		return !fs_is_applied(fs, n->seq.born);
 	struct staged_info i;
 	staged_get_state(n->sf, &i);
 	return i.state != STAGED_DURABLE && i.state != STAGED_EVICTED;
@@ -231,7 +232,7 @@ bool node_dirty(struct fs *fs, const struct node *n)
 
 bool dentry_dirty(struct fs *fs, const struct dentry *d)
 {
-	return d->seq > fs_applied(fs) || (d->node && node_dirty(fs, d->node));
+	return !fs_is_applied(fs, d->seq) || (d->node && node_dirty(fs, d->node));
 }
 
 /* ---- bytes ---- */
@@ -308,12 +309,14 @@ const struct place *node_place(struct fs *fs, struct node *n)
 	if (applied < n->seq.placed)
 		applied = n->seq.placed;
 	while (n->stored.places && n->stored.places->next &&
-	       n->stored.places->next->seq <= applied) {
+	       fs_place_of(fs, n->stored.places->next->seq) <= applied) {
 		struct place *old = n->stored.places;
 		n->stored.places = old->next;
 		free(old);
 	}
-	return n->stored.places && n->stored.places->seq <= applied ? n->stored.places : NULL;
+	return n->stored.places && fs_place_of(fs, n->stored.places->seq) <= applied
+		       ? n->stored.places
+		       : NULL;
 }
 
 /* Rewriting a file in place any number of times adds no place. */
@@ -426,7 +429,7 @@ static bool node_needed(struct fs *fs, struct node *n)
 	if (is_awaited(n) || several_names(n))
 		return true;
 	/* only the tree knows that the store has not synced it yet */
-	if (fs->s && n->seq.below > staging_durable(fs->s))
+	if (fs->s && !staging_is_durable(fs->s, n->seq.below))
 		return true;
 	node_check_sf(fs, n);
 	if (n->sf)
@@ -477,12 +480,21 @@ void node_forgotten(struct fs *fs, struct node *n)
 	node_free(fs, n);
 }
 
+/* The first that is done with; what waits for other nodes is passed. */
+static struct dentry *white_due(struct fs *fs)
+{
+	struct dentry *d = fs->tree.whites;
+	while (d && !d->node && fs_place_of(fs, d->seq) == UINT64_MAX)
+		d = d->white_next;
+	return d && (d->node || fs_is_applied(fs, d->seq)) ? d : NULL;
+}
+
 /* Frees nodes that the kernel forgot while they were dirty, and names that are gone from the store,
  * too. Each keeps its directory, so freeing one may queue its parent. Of many nodes, one part is
  * examined per call: it runs five times a second, with the lock held. */
 void node_gc(struct fs *fs)
 {
-	for (struct dentry *d; (d = fs->tree.whites) && (d->node || d->seq <= fs_applied(fs));)
+	for (struct dentry *d; (d = white_due(fs));)
 		if (d->node)
 			white_unlist(fs, d); /* the name exists again */
 		else

@@ -193,7 +193,7 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 	uint64_t applied;
 	struct born b;
 
-	if (n->seq.born > fs_applied(fs))
+	if (!fs_is_applied(fs, n->seq.born))
 		return 0;
 	int err = ask_stat(fs, n, &b, &applied);
 	const struct stat *st = &b.st;
@@ -203,20 +203,22 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 		return 0; /* removed by another program: keep what was last seen */
 	struct timespec m = n->attr.mtime, c = n->attr.ctime;
 	nlink_t links = n->attr.nlink;
-	if (n->seq.dirty <= applied) {
+	bool clean = fs_place_of(fs, n->seq.dirty) <= applied;
+	if (clean) {
 		remember_attr(n, st);
 	} else {
 		n->attr.size = (uint64_t)st->st_size;
 		n->attr.blocks = (uint64_t)st->st_blocks;
 	}
-	bool names_pending = S_ISDIR(n->attr.mode) && n->seq.names > applied;
+	bool names_pending = S_ISDIR(n->attr.mode) && fs_place_of(fs, n->seq.names) > applied;
+	bool links_pending = fs_place_of(fs, n->seq.links) > applied;
 	if (names_pending)
 		n->attr.mtime = m;
-	if (names_pending || n->seq.links > applied)
+	if (names_pending || links_pending)
 		n->attr.ctime = c;
 	if (S_ISDIR(n->attr.mode))
-		n->attr.nlink = n->seq.dirty <= applied && !names_pending ? st->st_nlink : links;
-	else if (n->seq.links <= applied)
+		n->attr.nlink = clean && !names_pending ? st->st_nlink : links;
+	else if (!links_pending)
 		count_unknown(n, st->st_nlink - staging_retained_links(fs->s, st));
 	return 0;
 }
@@ -352,7 +354,8 @@ static void drop_outdated(struct fs *fs, struct node *n, const struct named *see
 {
 	struct staged_info i;
 
-	if (!n->sf || n->handles || n->buf || node_dirty(fs, n) || n->seq.seal > seen->applied)
+	if (!n->sf || n->handles || n->buf || node_dirty(fs, n) ||
+	    fs_place_of(fs, n->seq.seal) > seen->applied)
 		return;
 	staged_get_state(n->sf, &i);
 	if (i.state == STAGED_DURABLE && !i.late && i.size != (uint64_t)seen->b.st.st_size)

@@ -33,6 +33,19 @@ static inline uint64_t fs_applied(struct fs *fs)
 	return fs->s ? staging_applied(fs->s) : UINT64_MAX;
 }
 
+/* Where the change that was accepted as seq is in the order now: this, and not seq, is compared
+ * with an `applied` that was read before. */
+static inline uint64_t fs_place_of(struct fs *fs, uint64_t seq)
+{
+	return fs->s ? staging_place_of(fs->s, seq) : seq;
+}
+
+static inline bool fs_is_applied(struct fs *fs, uint64_t seq)
+{
+	uint64_t applied = fs_applied(fs);
+	return fs_place_of(fs, seq) <= applied;
+}
+
 /* ---- nodes, names, handles ---- */
 
 struct node;
@@ -410,6 +423,8 @@ int buffers_lend(struct node *n, uint64_t id, struct staged **sf); /* as buffer_
 
 /* ---- commit.c: for struct staging_hold ---- */
 
+/* the directory that users see as ino; 0: none is known */
+uint64_t commit_dir(struct fs *fs, uint64_t ino);
 bool commit_is_name(const char *name);
 bool commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
 		    size_t cap);

@@ -556,7 +556,7 @@ int discard_failed(struct fs *fs, uint64_t ino, uint64_t *id)
 		return -EBUSY;
 	if (n->seq.born == UINT64_MAX)
 		return -ENODATA;
-	if (n->seq.born > staging_durable(fs->s) || n->seq.seal > staging_durable(fs->s))
+	if (!staging_is_durable(fs->s, n->seq.born) || !staging_is_durable(fs->s, n->seq.seal))
 		return -EAGAIN; /* the version before it is pending */
 	*id = n->id;
 	n->version.accepted = false;

@@ -150,13 +150,13 @@ static bool is_quiet(struct staging *s)
 {
 	bool same = s->drain.dedup->seen_seq == s->log.last_seq;
 	s->drain.dedup->seen_seq = s->log.last_seq;
-	return same && !s->order.n_pend && !s->drain.inherited;
+	return same && s->order.n_pend == s->order.n_aside && !s->drain.inherited;
 }
 
 static bool gives_way(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	return s->stop || s->order.n_pend;
+	return s->stop || s->order.n_pend > s->order.n_aside;
 }
 
 /* ---- known files ---- */

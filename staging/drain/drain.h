@@ -33,11 +33,37 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum);
 void *persist_main(void *arg);
 void *persist_small_main(void *arg);
 
+/* pass.c: which records may be published before others that wait. Pure functions. */
+struct pass {
+	/* What waits, in the order in which it was accepted. tree: the directory of the checkpoint
+	 * that the record commits; 0: it only waits behind another. */
+	const struct pass_waiting {
+		const struct rec *r;
+		uint64_t seq, tree;
+	} * waiting;
+	size_t n;
+	/* the directory that dir is in, now and when all that is pending is applied; 0: none */
+	uint64_t (*parent)(void *ctx, uint64_t dir, bool later);
+	/* seq with which the record was accepted that created node, if it passed some of those; 0
+	 * of older ones */
+	uint64_t (*added)(void *ctx, uint64_t node);
+	void *ctx;
+};
+/* Must r, which was accepted as seq, wait behind something that was accepted before? */
+bool pass_waits(const struct pass *p, const struct rec *r, uint64_t seq);
+/* The index of the record that ends c, which waits: its name dir/name is removed or replaced before
+ * anyone sees it. p->n: none does. */
+size_t pass_end_of(const struct pass *p, size_t c, uint64_t dir, const char *name);
+
 /* hold.c; s->lock held */
-/* check hold_waits() before p is applied */
+/* Is p a name that may have to wait for other nodes? */
 bool hold_due(const struct staging *s, const struct pend *p);
-/* Drops the lock. True: p still waits (some time has passed); false: it may be applied. */
-bool hold_waits(struct staging *s, struct pend *p);
+/* Must p wait behind what is set aside? */
+bool hold_blocks(struct staging *s, const struct pend *p);
+/* Sets the first in the order aside if it must wait, and resumes what need not any more. Drops the
+ * lock. True: the order has changed, or may have; look again. */
+bool hold_goes_on(struct staging *s);
+void hold_stats(struct staging *s, struct staging_stats_held *out);
 
 /* retain.c */
 /* is tmp/<id> one of its names? s->lock held */

@@ -1,19 +1,39 @@
 /* SPDX-License-Identifier: MIT
- * A name that commits what other nodes write (a checkpoint's .metadata) is held at its place in
- * the order until their files are in the store: the orders of the nodes are independent. After a
- * time limit it is published with a notice of what is missing. */
+ * A name that commits what other nodes write (a checkpoint's .metadata) is held until their files
+ * are in the store: the orders of the nodes are independent. It is never published before that by
+ * itself, so it must not stop this node: it is set aside (log/aside.c) with what must not pass it
+ * (pass.c), and the rest of the order goes on.
+ *
+ *   at its turn: is something missing? ──no──▶ published
+ *        ▲                │ yes
+ *        │                ▼
+ *        └── complete, forced, removed ◀── set aside, asked again and again
+ *
+ * Only the publisher sets aside and resumes. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#define ASK_AGAIN_NS 100000000u
+/* How often it looks at what is set aside, and asks what is still missing. */
+#define LOOK_NS 100000000u
+#define ASK_MAX_NS 2000000000u
 
 struct commit {
 	uint64_t dir;
 	const char *name;
+};
+
+/* A name that waits. */
+struct held {
+	uint64_t tree; /* its directory */
+	time_t since; /* it was accepted */
+	uint64_t first_ns, ask_ns; /* first asked, to be asked again */
+	char path[256], what[STAGING_HELD];
 };
 
 static struct commit commit_of(const struct staging *s, const struct rec *r)
@@ -37,8 +57,11 @@ static struct commit commit_of(const struct staging *s, const struct rec *r)
 
 bool hold_due(const struct staging *s, const struct pend *p)
 {
-	return s->o.hold.patience_ms && !p->released && commit_of(s, &p->r).name;
+	return s->o.hold.patience_ms && !(p->r.flags & REC_FORCED) && !p->begun && !p->shown &&
+	       commit_of(s, &p->r).name;
 }
+
+/* ---- asking ---- */
 
 /* The bytes to be published: in tmp/, or in the store under their present name. */
 static int open_bytes(struct staging *s, const struct pend *p)
@@ -62,50 +85,312 @@ static bool is_missing(struct staging *s, const struct pend *p, struct commit c,
 		return false; /* applying it will report the error */
 	bool missing = false;
 	if (!staging_dir_get(s, c.dir, &d)) {
-		missing = s->o.hold.missing(s->o.ctx, p->r.seq, c.dir, d, fd, what, cap);
+		missing = s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
 		staging_dir_put(s, c.dir);
 	}
 	close(fd);
 	return missing;
 }
 
-/* Half of staging is not durable: writers need the memory that is held back with it. Durable files
- * do not count, they can be evicted. */
-static bool is_crowded(const struct staging *s)
+static void let_go(struct pend *p)
 {
-	uint64_t bytes = s->files.used;
-	for (const struct staged *f = s->files.lru_head; f && bytes > s->o.budget_bytes / 2;
-	     f = f->lists.lru_next)
-		bytes -= f->memory.charged;
-	return bytes > s->o.budget_bytes / 2;
+	free(p->held);
+	p->held = NULL;
 }
 
-bool hold_waits(struct staging *s, struct pend *p)
+/* Whether p, a name that may have to wait, has to: p->held says so. s->lock held, dropped
+ * meanwhile. */
+static void ask(struct staging *s, struct pend *p)
 {
-	char what[STAGING_HELD] = "", path[400], text[1000];
+	char what[STAGING_HELD] = "", path[256];
 	struct commit c = commit_of(s, &p->r);
 	uint64_t now = now_ns();
 
-	if (!p->held_ns)
-		p->held_ns = now;
-	bool enough = now - p->held_ns >= s->o.hold.patience_ms * 1000000ull || is_crowded(s);
 	pthread_mutex_unlock(&s->lock);
 	bool missing = is_missing(s, p, c, what, sizeof(what));
 	dirs_root_relative(s, c.dir, c.name, path, sizeof(path));
 	pthread_mutex_lock(&s->lock);
-	p->released = !missing || enough;
-	if (!p->released) {
-		snprintf(s->st.held, sizeof(s->st.held), "%.200s: %.200s", path, what);
-		sleeper_wait(s, &s->pub, now_ns() + ASK_AGAIN_NS);
+	if (!missing) {
+		let_go(p);
+		return;
+	}
+	if (!p->held) {
+		p->held = calloc(1, sizeof(*p->held));
+		if (!p->held)
+			return; /* asked again */
+		p->held->first_ns = now;
+		p->held->since = p->r.when.tv_sec ? p->r.when.tv_sec : time(NULL);
+	}
+	struct held *h = p->held;
+	uint64_t wait = (now - h->first_ns) / 16;
+	h->ask_ns = now + (wait < LOOK_NS ? LOOK_NS : wait > ASK_MAX_NS ? ASK_MAX_NS : wait);
+	h->tree = c.dir;
+	memcpy(h->path, path, sizeof(h->path));
+	memcpy(h->what, what, sizeof(h->what));
+}
+
+/* ---- what waits ---- */
+
+static uint64_t parent_of(void *ctx, uint64_t dir, bool later)
+{
+	return later ? dirs_later_parent(ctx, dir) : dirs_parent(ctx, dir);
+}
+
+static uint64_t added_at(void *ctx, uint64_t node)
+{
+	return aside_added(ctx, node);
+}
+
+static void list_drop(struct staging *s)
+{
+	free(s->aside.waiting);
+	s->aside.waiting = NULL;
+	s->aside.n_waiting = 0;
+}
+
+/* What is set aside, as pass.c sees it. Kept until that changes. *none: no memory. */
+static struct pass waiting(struct staging *s, bool *none)
+{
+	struct aside *a = &s->aside;
+
+	if (!a->waiting) {
+		a->waiting = calloc(s->order.n_aside + 1, sizeof(*a->waiting));
+		a->n_waiting = 0;
+		for (struct pend *p = s->order.pend; a->waiting && p && p->aside; p = p->next)
+			a->waiting[a->n_waiting++] =
+				(struct pass_waiting){.r = &p->r,
+						      .seq = p->accepted,
+						      .tree = p->held ? p->held->tree : 0};
+	}
+	*none = !a->waiting;
+	return (struct pass){.waiting = a->waiting,
+			     .n = a->n_waiting,
+			     .parent = parent_of,
+			     .added = added_at,
+			     .ctx = s};
+}
+
+bool hold_blocks(struct staging *s, const struct pend *p)
+{
+	bool none;
+
+	if (!s->order.n_aside)
+		return false;
+	struct pass w = waiting(s, &none);
+	return none || pass_waits(&w, &p->r, p->accepted);
+}
+
+static bool set_aside(struct staging *s, struct pend **link)
+{
+	list_drop(s);
+	return !aside_put(s, link, 0);
+}
+
+/* ---- names that are removed or replaced while they wait ---- */
+
+static bool has_one_name(const struct rec *r)
+{
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	unsigned n = 0;
+	int kind;
+
+	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
+		n += kind == 1;
+	return n == 1;
+}
+
+/* p's name c ends with `end`: nobody sees it in the store. Of a rename only the removal of the old
+ * name remains. */
+static int end_commit(struct staging *s, struct pend *p, struct commit c, const struct rec *end)
+{
+	bool over = p->r.flags & (p->r.type == REC_SEAL ? REC_SHADOW : REC_OVER);
+	int err = 0;
+
+	for (struct pend *q = p->next; !err && q && q->aside; q = q->next) {
+		bool last = &q->r == end, named = q->r.dir == c.dir && !strcmp(q->r.name, c.name);
+		if (named && (last ? q->r.type == REC_UNLINK && !over
+				   : q->r.type == REC_ATTR || q->r.type == REC_XATTR ||
+					      q->r.type == REC_XATTR_DEL))
+			err = aside_change(s, q, REC_ABSENT);
+		if (last)
+			break;
+	}
+	if (!err)
+		err = aside_change(s, p, p->r.type == REC_SEAL ? REC_ABSENT : REC_SHADOW);
+	if (!err)
+		let_go(p);
+	return err;
+}
+
+/* True if one ended. */
+static bool end_commits(struct staging *s)
+{
+	bool none, ended = false;
+	size_t at = 0;
+
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next, at++) {
+		struct commit c = p->held ? commit_of(s, &p->r) : (struct commit){.name = NULL};
+		if (!c.name || (p->r.type == REC_SEAL && !has_one_name(&p->r)))
+			continue;
+		struct pass w = waiting(s, &none);
+		size_t end = none ? w.n : pass_end_of(&w, at, c.dir, c.name);
+		ended |= end < w.n && !end_commit(s, p, c, w.waiting[end].r);
+	}
+	if (ended)
+		list_drop(s);
+	return ended;
+}
+
+/* ---- resuming ---- */
+
+/* What is pending and must stay behind something that waits is set aside, so that what is resumed
+ * can take the last place. */
+static bool sweep(struct staging *s)
+{
+	for (struct pend **link = s->order.head, *p; (p = *link);) {
+		bool first = link == s->order.head;
+		if (!hold_blocks(s, p)) {
+			aside_note_added(s, &p->r, p->accepted);
+			link = &p->next;
+		} else if (!set_aside(s, link)) {
+			return false;
+		} else if (first) {
+			link = s->order.head;
+		}
+	}
+	return true;
+}
+
+/* Resumes all that need not wait any more, in its order. */
+static void resume(struct staging *s)
+{
+	struct pass_waiting *kept = calloc(s->order.n_aside + 1, sizeof(*kept));
+	struct pass k = {.waiting = kept, .parent = parent_of, .added = added_at, .ctx = s};
+	int err = 0;
+
+	for (struct pend **link = &s->order.pend, *p; kept && (p = *link) && p->aside;) {
+		struct pass_waiting w = {
+			.r = &p->r, .seq = p->accepted, .tree = p->held ? p->held->tree : 0};
+		bool stays = err || p->held || pass_waits(&k, &p->r, p->accepted);
+		if (!stays)
+			err = aside_resume(s, link);
+		if (stays || err) {
+			kept[k.n++] = w;
+			link = &p->next;
+		}
+	}
+	s->aside.unfinished = err || !kept;
+	free(kept);
+	list_drop(s);
+}
+
+static bool is_late(const struct staging *s, const struct held *h)
+{
+	return time(NULL) - h->since > (time_t)(s->o.hold.patience_ms / 1000);
+}
+
+/* True: something was not late and is, or vice versa. */
+static bool look_late(struct staging *s)
+{
+	bool late = false;
+
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next)
+		late |= p->held && is_late(s, p->held);
+	return atomic_exchange(&s->aside.late, late) != late;
+}
+
+/* s->lock held, dropped meanwhile. True: something was resumed, or is late now. */
+static bool look(struct staging *s)
+{
+	bool all = !s->aside.look_ns, freed = end_commits(s), fresh = false;
+	uint64_t now = now_ns(), n = s->order.n_aside;
+
+	s->aside.looks_begun++;
+	s->aside.look_ns = now + LOOK_NS;
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
+		bool was = p->held, due = hold_due(s, p);
+		if (due && (all || !was || p->held->ask_ns <= now))
+			ask(s, p);
+		else if (!due)
+			let_go(p);
+		freed |= was && !p->held;
+		fresh |= !was && p->held;
+	}
+	if (freed || fresh)
+		list_drop(s);
+	if (freed || all || s->aside.unfinished) {
+		s->aside.unfinished = true;
+		if (sweep(s))
+			resume(s);
+	}
+	aside_settle(s);
+	s->aside.looks_done = s->aside.looks_begun;
+	pthread_cond_broadcast(&s->done_cond);
+	return look_late(s) || s->order.n_aside != n;
+}
+
+bool hold_goes_on(struct staging *s)
+{
+	struct pend *p;
+
+	if (s->order.n_aside && now_ns() >= s->aside.look_ns && look(s))
 		return true;
+	if (!(p = *s->order.head))
+		return false;
+	bool waits = hold_blocks(s, p);
+	if (!waits && (p->state == PEND_READY || p->state == PEND_WRITTEN) && hold_due(s, p)) {
+		ask(s, p);
+		waits = p->held;
 	}
-	if (missing) {
-		snprintf(text, sizeof(text),
-			 "%s is published, but %s (waited %llu s for another node to write it)",
-			 path, what, (unsigned long long)((now - p->held_ns) / 1000000000u));
-		pthread_mutex_unlock(&s->lock);
+	if (!waits)
+		return false;
+	if (set_aside(s, s->order.head))
+		aside_settle(s);
+	else /* no memory, or staging is full */
+		sleeper_wait(s, &s->pub, now_ns() + LOOK_NS);
+	return true;
+}
+
+/* ---- from outside ---- */
+
+unsigned staging_force(struct staging *s, uint64_t dir)
+{
+	char text[800];
+	unsigned n = 0;
+
+	pthread_mutex_lock(&s->lock);
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
+		if (!p->held || p->held->tree != dir || aside_change(s, p, REC_FORCED))
+			continue;
+		n++;
+		snprintf(text, sizeof(text), "%s is published by request, but %s", p->held->path,
+			 p->held->what);
+	}
+	s->aside.look_ns = n ? 0 : s->aside.look_ns;
+	sleeper_wake(&s->pub);
+	pthread_mutex_unlock(&s->lock);
+	if (n)
 		s->o.notice(s->o.ctx, text);
-		pthread_mutex_lock(&s->lock);
+	return n;
+}
+
+void hold_stats(struct staging *s, struct staging_stats_held *out)
+{
+	*out = (struct staging_stats_held){.behind = s->order.n_aside,
+					   .only = s->order.n_aside &&
+						   s->order.n_aside == s->order.n_pend};
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
+		const struct held *h = p->held;
+		if (!h)
+			continue;
+		if (!out->count++) {
+			memcpy(out->path, h->path, sizeof(out->path));
+			memcpy(out->what, h->what, sizeof(out->what));
+			out->since = h->since;
+		}
+		out->behind--;
+		out->late |= is_late(s, h);
 	}
-	return false;
 }

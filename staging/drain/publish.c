@@ -6,7 +6,8 @@
  *   directories → durable.
  *
  * A pair of changes without a visible effect (written and removed with nothing in between) is
- * left out; see elide(). A store that keeps failing halts publication here. */
+ * left out; see elide(). A store that keeps failing halts publication here. What waits for other
+ * nodes is set aside, and the rest goes on; see hold.c. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -62,7 +63,7 @@ static bool dead_has(const struct dead_set *d, uint64_t node)
  * step may remain at the end: unlinking a file whose last versions were not visible, but
  * of which the store has an earlier one. Returns the last record to leave out, or NULL.
  * s->lock held. */
-static struct pend *elide(struct pend *head)
+static struct pend *elide(const struct staging *s, struct pend *head)
 {
 	struct dead_set dead = {.n = 0};
 	struct pend *before = NULL;
@@ -72,6 +73,9 @@ static struct pend *elide(struct pend *head)
 	/* the store may have it: the last worker died while applying it */
 	if (head->again)
 		return NULL;
+	for (const struct pend *p = s->order.pend; p != head; p = p->next)
+		if (p->r.seq > head->r.seq)
+			return NULL; /* it would be left out of the middle */
 	for (struct pend *p = head; p && looked < ELIDE_MAX; before = p, p = p->next, looked++) {
 		const struct rec *r = &p->r;
 		switch (r->flags & REC_ABSENT ? 0 : r->type) {
@@ -516,10 +520,11 @@ static unsigned max_victims(const struct staging *s)
 /* Takes the ready records at the head. s->lock held. */
 static void take_batch(struct staging *s, struct batch *b)
 {
-	*b = (struct batch){.first = s->order.pend, .max_victims = max_victims(s)};
-	for (struct pend *p = s->order.pend; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
-		if (b->n && ((p->dead_at && elide(p)) || hold_due(s, p)))
+	*b = (struct batch){.first = *s->order.head, .max_victims = max_victims(s)};
+	for (struct pend *p = b->first; p && ready(p) && b->n < BATCH_MAX; p = p->next) {
+		if (b->n && ((p->dead_at && elide(s, p)) || hold_due(s, p) || hold_blocks(s, p)))
 			break;
+		aside_note_added(s, &p->r, p->accepted);
 		b->n++;
 		s->drain.batch_end = p->r.seq;
 	}
@@ -624,12 +629,12 @@ static void count_latency(struct staging *s, uint64_t start_ns)
 /* The first pending record is done; it goes to `gone`. s->lock held. */
 static void finish(struct staging *s, struct pend **gone, bool shown)
 {
-	struct pend *p = s->order.pend;
+	struct pend *p = *s->order.head;
 	struct staged *f = p->sf;
 
-	s->order.pend = p->next;
-	if (!s->order.pend)
-		s->order.pend_tail = &s->order.pend;
+	*s->order.head = p->next;
+	if (!p->next)
+		s->order.pend_tail = s->order.head;
 	s->order.n_pend--;
 	s->space.freed |=
 		p->r.type == REC_UNLINK || p->r.type == REC_RENAME || p->r.type == REC_SEAL;
@@ -680,6 +685,15 @@ static void free_all(struct pend *gone)
 	}
 }
 
+/* p has no place in the store; perhaps it is persisted already. s->lock held. */
+static void drop_bytes(struct staging *s, struct pend *p)
+{
+	if (!p->sf || (p->sf->spilled && !p->snapshot))
+		return;
+	trash_put(s, p->tmp_id, p->tmp_fd);
+	p->tmp_fd = -1;
+}
+
 /* s->lock held */
 static struct pend *skip_run(struct staging *s, struct pend *last)
 {
@@ -688,16 +702,11 @@ static struct pend *skip_run(struct staging *s, struct pend *last)
 	/* first: after a kill in between there must be no records whose bytes are gone */
 	atomic_store_explicit(&s->head->applied, end, memory_order_release);
 	atomic_store_explicit(&s->head->durable, end, memory_order_release);
-	while (s->order.pend && s->order.pend->r.seq <= end) {
-		struct pend *p = s->order.pend;
+	for (struct pend *p; (p = *s->order.head) && p->r.seq <= end;) {
 		persist_unqueue(s, p);
 		if (p->state == PEND_WAIT)
 			s->order.n_wait--;
-		/* perhaps persisted already: not needed */
-		if (p->sf && (!p->sf->spilled || p->snapshot)) {
-			trash_put(s, p->tmp_id, p->tmp_fd);
-			p->tmp_fd = -1;
-		}
+		drop_bytes(s, p);
 		finish(s, &gone, false);
 	}
 	return gone;
@@ -717,6 +726,12 @@ static void fsyncs_failed(struct staging *s)
 	}
 }
 
+/* Is all durable that a waiter for this node and seq waits for? s->lock held. */
+static bool is_synced(struct staging *s, uint64_t node, uint64_t seq)
+{
+	return seq <= s->head->durable && !aside_delays(s, node, seq);
+}
+
 /* s->lock is not held. */
 static void wake_waiters(struct staging *s, int halted_err)
 {
@@ -726,7 +741,7 @@ static void wake_waiters(struct staging *s, int halted_err)
 	struct waiter *ready_list = NULL, **pp = &s->drain.waiters;
 	while (*pp) {
 		struct waiter *w = *pp;
-		if (w->seq > s->head->durable && !halted_err) {
+		if (!halted_err && !is_synced(s, w->node, w->seq)) {
 			pp = &w->next;
 			continue;
 		}
@@ -735,36 +750,40 @@ static void wake_waiters(struct staging *s, int halted_err)
 		ready_list = w;
 		atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	}
+	for (struct waiter *w = halted_err ? ready_list : NULL; w; w = w->next)
+		w->err = is_synced(s, w->node, w->seq) ? 0 : halted_err;
 	pthread_cond_broadcast(&s->done_cond);
 	tell_moved(s);
-	uint64_t durable = s->head->durable;
 	pthread_mutex_unlock(&s->lock);
 	while (ready_list) {
 		struct waiter *w = ready_list;
 		ready_list = w->next;
-		w->done(w->ctx, w->seq <= durable ? 0 : halted_err);
+		w->done(w->ctx, w->err);
 		free(w);
 	}
 }
 
-void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
-			  void *ctx)
+void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
+			 void (*done)(void *ctx, int err), void *ctx)
 {
 	pthread_mutex_lock(&s->lock);
 	int err = s->drain.halted;
 	struct waiter *w = NULL;
 	if (err)
 		fsyncs_failed(s);
-	if (seq > s->head->durable && !err) {
+	if (is_synced(s, node, seq)) {
+		err = 0;
+	} else if (!err) {
 		w = malloc(sizeof(*w));
 		if (!w)
 			err = -ENOMEM;
-	} else if (seq <= s->head->durable) {
-		err = 0;
 	}
 	if (w) {
-		*w = (struct waiter){
-			.next = s->drain.waiters, .seq = seq, .done = done, .ctx = ctx};
+		*w = (struct waiter){.next = s->drain.waiters,
+				     .seq = seq,
+				     .node = node,
+				     .done = done,
+				     .ctx = ctx};
 		s->drain.waiters = w;
 		atomic_fetch_add(&s->drain.n_sync_waiters, 1);
 		persist_wake(s);
@@ -773,6 +792,12 @@ void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ct
 	pthread_mutex_unlock(&s->lock);
 	if (!w)
 		done(ctx, err);
+}
+
+void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
+			  void *ctx)
+{
+	staging_when_synced(s, 0, seq, done, ctx);
 }
 
 /* ---- halting ---- */
@@ -909,8 +934,12 @@ static void run_batch(struct staging *s, struct batch *b)
 		unhalt(s);
 		pthread_mutex_lock(&s->lock);
 		for (unsigned i = 0; i < done; i++) {
-			uint64_t seq = s->order.pend->r.seq;
-			finish(s, &gone, true);
+			struct pend *first = *s->order.head;
+			uint64_t seq = first->r.seq;
+			bool shown = !(first->r.flags & REC_ABSENT);
+			if (!shown)
+				drop_bytes(s, first);
+			finish(s, &gone, shown);
 			atomic_store_explicit(&s->head->durable, seq, memory_order_release);
 		}
 		staged_check(s);
@@ -952,12 +981,12 @@ void *publish_main(void *arg)
 		sync_inherited(s);
 	for (;;) {
 		pthread_mutex_lock(&s->lock);
-		struct pend *p = s->order.pend;
+		struct pend *p = *s->order.head;
 		if (s->stop) {
 			pthread_mutex_unlock(&s->lock);
 			return NULL;
 		}
-		struct pend *last = p && p->dead_at ? elide(p) : NULL;
+		struct pend *last = p && p->dead_at ? elide(s, p) : NULL;
 		if (last) {
 			struct pend *gone = skip_run(s, last);
 			pthread_mutex_unlock(&s->lock);
@@ -965,15 +994,13 @@ void *publish_main(void *arg)
 			free_all(gone);
 			continue;
 		}
-		if (p && p->dead_at && p->state == PEND_QUEUED && !p->must) {
-			p->must = true;
-			bool queued = false;
-			for (struct pend *w = s->order.todo; w && !queued; w = w->todo_next)
-				queued = w == p;
-			if (!queued)
-				persist_queue(s, p);
-			persist_wake(s);
+		if (hold_goes_on(s)) {
+			pthread_mutex_unlock(&s->lock);
+			wake_waiters(s, 0);
+			continue;
 		}
+		if (p && p->dead_at)
+			persist_must(s, p);
 		if (p && p->state == PEND_FAILED) {
 			int err = p->sf->error;
 			pthread_mutex_unlock(&s->lock);
@@ -981,11 +1008,7 @@ void *publish_main(void *arg)
 			continue;
 		}
 		if (!p || !ready(p)) {
-			sleeper_wait(s, &s->pub, 0);
-			pthread_mutex_unlock(&s->lock);
-			continue;
-		}
-		if (hold_due(s, p) && hold_waits(s, p)) {
+			sleeper_wait(s, &s->pub, s->order.n_aside ? s->aside.look_ns : 0);
 			pthread_mutex_unlock(&s->lock);
 			continue;
 		}

@@ -28,6 +28,11 @@ void persist_again(struct staging *s, struct pend *p, int err)
 		sf_set_state(s, f, STAGED_FAILED);
 }
 
+static bool is_in_batch(const struct staging *s, const struct pend *p)
+{
+	return !p->aside && p->r.seq <= s->drain.batch_end;
+}
+
 int persist_sync(struct staging *s, struct pend *p)
 {
 	int err = io_sync_data(s->o.store, p->tmp_fd);
@@ -43,7 +48,7 @@ static void distrust(struct staging *s)
 {
 	s->drain.n_lost++;
 	for (struct pend *p = s->order.pend; p; p = p->next)
-		if (p->state == PEND_WRITTEN && p->r.seq > s->drain.batch_end)
+		if (p->state == PEND_WRITTEN && !is_in_batch(s, p))
 			persist_again(s, p, 0);
 	persist_wake(s);
 }
@@ -74,7 +79,7 @@ static bool sync_written(struct staged *f)
 {
 	struct staging *s = f->s;
 	for (struct pend *p = s->order.pend; p; p = p->next) {
-		if (p->sf != f || p->state != PEND_WRITTEN || p->r.seq <= s->drain.batch_end)
+		if (p->sf != f || p->state != PEND_WRITTEN || is_in_batch(s, p))
 			continue;
 		p->state = PEND_BUSY;
 		uint64_t lost = s->drain.n_lost;

@@ -122,7 +122,7 @@ static void wait_for_deletes(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	uint64_t until = s->order.last_delete, give_up = now_ns() + 30000000000ull;
 	/* not behind a mapping, which may exist for ever */
-	while (s->order.pend && s->order.pend->state != PEND_WAIT && s->head->durable < until &&
+	while (*s->order.head && (*s->order.head)->state != PEND_WAIT && s->head->durable < until &&
 	       !s->drain.halted && now_ns() < give_up)
 		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
 }

@@ -58,7 +58,7 @@ static bool waited_enough(struct staging *s, const struct pend *p)
 	uint64_t age = now_ns() - p->start_ns,
 		 others = s->o.mapped_ms ? s->o.mapped_ms * 1000000ull : MAPPED_PATIENCE_NS;
 
-	if (p != s->order.pend)
+	if (p != *s->order.head)
 		return false;
 	return (atomic_load(&s->drain.n_sync_waiters) && age > SYNC_PATIENCE_NS) ||
 	       (age > others && holds_up_others(p));

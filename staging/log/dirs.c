@@ -18,7 +18,7 @@
 
 struct dir {
 	struct dir *hash_next;
-	uint64_t id, parent;
+	uint64_t id, parent, later; /* later: parent after what is pending; 0: the same */
 	char *name;
 	uint64_t moves; /* t->moves when it got its place, or lost it */
 	bool present; /* in the store */
@@ -250,6 +250,23 @@ uint64_t dirs_parent(struct staging *s, uint64_t id)
 	LOCK_SCOPE(&t->lock);
 	struct dir *d = dir_find(t, id);
 	return d ? d->parent : 0;
+}
+
+void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	if (d)
+		d->later = parent;
+}
+
+uint64_t dirs_later_parent(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	return !d ? 0 : d->later ? d->later : d->parent;
 }
 
 /* Opens without the lock: the store may not answer. */

@@ -37,8 +37,34 @@ void pend_add(struct staging *s, struct pend *p, struct staged *sf);
 void pend_free(struct pend *p); /* the lock may be held or not */
 void persist_queue(struct staging *s, struct pend *p);
 void persist_unqueue(struct staging *s, struct pend *p);
+/* p was to be left out with what removes it, and is published: persists it */
+void persist_must(struct staging *s, struct pend *p);
 /* May p wait a little, as it may be removed before it is written? */
 bool persist_may_wait(const struct staging *s, const struct pend *p);
+
+/* aside.c; s->lock held, unless said otherwise */
+/* Sets the record at link aside: what is later in the order passes it. flags are added to its own.
+ * -ENOMEM, -ENOSPC: it stays where it is. */
+int aside_put(struct staging *s, struct pend **link, uint32_t flags);
+/* flags are added to those of p, which is set aside */
+int aside_change(struct staging *s, struct pend *p, uint32_t flags);
+/* The record at link, set aside, takes the last place in the order. Errors as aside_put. */
+int aside_resume(struct staging *s, struct pend **link);
+/* All before the first record in the order is durable or set aside: counts it as that. */
+void aside_settle(struct staging *s);
+/* r, accepted with that seq, passes what is set aside: notes what it creates */
+void aside_note_added(struct staging *s, const struct rec *r, uint64_t accepted);
+/* seq with which the record was accepted that created node and passed something; 0 */
+uint64_t aside_added(struct staging *s, uint64_t node);
+/* Is a change of node up to seq set aside, or not durable since? node 0: any change. */
+bool aside_delays(struct staging *s, uint64_t node, uint64_t seq);
+uint64_t aside_durable(struct staging *s, uint64_t durable); /* all up to it is durable */
+/* Before a replay of the log at map: what is set aside at its end. -ENOMEM */
+int aside_recall(struct staging *s, const char *map, size_t len);
+void aside_replay(struct staging *s, const struct rec *r); /* a REC_ASIDE, REC_RESUMED */
+void aside_replayed(struct staging *s); /* the last pending one is set aside */
+void aside_forget(struct staging *s); /* nothing is pending */
+void aside_close(struct staging *s); /* no thread runs */
 
 /* dirs.c */
 int dirs_open(struct staging *s);
@@ -51,6 +77,10 @@ void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *na
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
 uint64_t dirs_parent(struct staging *s, uint64_t id); /* 0: unknown, or the root's */
+/* id is made or moved there by a pending record */
+void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent);
+/* its parent when all pending records are applied; 0 as above */
+uint64_t dirs_later_parent(struct staging *s, uint64_t id);
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
 
 /* refuse.c */

@@ -19,7 +19,7 @@ static void mark_killed(struct staging *s, struct pend *killer)
 
 	if ((r->type != REC_UNLINK && r->type != REC_RMDIR) || !r->node2)
 		return;
-	for (struct pend *p = s->order.pend; p && p != killer && looked < 8192;
+	for (struct pend *p = *s->order.head; p && p != killer && looked < 8192;
 	     p = p->next, looked++)
 		if (p->r.node == r->node2 && !p->dead_at &&
 		    (p->r.type == REC_SEAL || p->r.type == REC_MKDIR || p->r.type == REC_SYMLINK ||
@@ -37,6 +37,7 @@ struct pend *pend_new(const struct rec *r)
 		return NULL;
 	char *tail = (char *)(p + 1);
 	p->r = *r;
+	p->accepted = r->seq;
 	p->r.name = tail;
 	memcpy(tail, r->name ? r->name : "", n1);
 	p->r.name2 = tail + n1;
@@ -62,8 +63,10 @@ void pend_add(struct staging *s, struct pend *p, struct staged *sf)
 	}
 	dirs_ref(s, r->dir);
 	dirs_ref(s, r->dir2);
-	if (r->node && (r->type == REC_MKDIR || (r->flags & REC_DIR)))
+	if (r->node && (r->type == REC_MKDIR || (r->flags & REC_DIR))) {
 		dirs_ref(s, r->node);
+		dirs_will_be(s, r->node, r->type == REC_MKDIR ? r->dir : r->dir2);
+	}
 	*s->order.pend_tail = p;
 	s->order.pend_tail = &p->next;
 	s->order.n_pend++;
@@ -81,6 +84,7 @@ void pend_free(struct pend *p)
 		close(p->tmp_fd);
 	if (p->source >= 0)
 		close(p->source);
+	free(p->held);
 	free(p);
 }
 
@@ -139,6 +143,20 @@ void persist_queue(struct staging *s, struct pend *p)
 	sleeper_nudge(&s->work, !persist_may_wait(s, p));
 	if (is_small(p) && s->drain.n_large == s->drain.n_persist)
 		sleeper_nudge(&s->small_work, !persist_may_wait(s, p));
+}
+
+void persist_must(struct staging *s, struct pend *p)
+{
+	bool queued = false;
+
+	if (p->state != PEND_QUEUED || p->must)
+		return;
+	p->must = true;
+	for (struct pend *w = s->order.todo; w && !queued; w = w->todo_next)
+		queued = w == p;
+	if (!queued)
+		persist_queue(s, p);
+	persist_wake(s);
 }
 
 void persist_unqueue(struct staging *s, struct pend *p)

@@ -9,6 +9,8 @@
 #define ROTATE_MIN (8ull << 20) /* below this a rotation is not worth it */
 /* this far beyond the last one, changes wait for another */
 #define ROTATE_MUST (128ull << 20)
+/* the same while a change waits for other nodes, which allows no rotation */
+#define ROTATE_ASIDE (1ull << 30)
 
 bool staging_rotate_due(struct staging *s)
 {
@@ -22,7 +24,7 @@ bool staging_rotate_due(struct staging *s)
 /* s->lock held */
 static bool log_full(const struct staging *s)
 {
-	return s->log.bytes > s->log.snap_bytes + ROTATE_MUST;
+	return s->log.bytes > s->log.snap_bytes + (s->order.n_aside ? ROTATE_ASIDE : ROTATE_MUST);
 }
 
 bool staging_log_full(struct staging *s)
@@ -93,6 +95,7 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 		return err;
 	}
 	s->log.snap_bytes = s->log.bytes;
+	aside_forget(s);
 	atomic_store(&s->head->segment, number + 1); /* from here on the new one is valid */
 	close(old_fd);
 	log_segment_name(number, old);

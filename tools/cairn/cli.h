@@ -26,6 +26,7 @@ enum cairn_exit {
 	CAIRN_FAILED = 1, /* correct usage, negative result */
 	CAIRN_USAGE = 2, /* wrong options, no such path, not on a cairnfs */
 	CAIRN_TIMEOUT = 3,
+	CAIRN_LEFT = 4, /* umount: done, but something stays in staging */
 };
 
 /* ---- scope ---------------------------------------------------------------- */
@@ -74,6 +75,7 @@ int cmd_import(int argc, char **argv);
 int cmd_wait(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);
+int cmd_commit(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
 int cmd_completion(int argc, char **argv);
@@ -147,6 +149,7 @@ int complain_status(const struct location *p, int err);
 #define XATTR_ERROR "user.cairn.error"
 #define XATTR_CHECKSUM "user.cairn.checksum"
 #define XATTR_PENDING "user.cairn.pending"
+#define XATTR_HELD "user.cairn.held"
 #define XATTR_LANE "user.cairn.lane"
 #define XATTR_WAIT "user.cairn.wait"
 #define XATTR_LATEST "user.cairn.latest"

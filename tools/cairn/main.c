@@ -74,6 +74,7 @@ static const struct command commands[] = {
 	 "wait until everything below each PATH is durable",
 	 "  --timeout TIME  give up after this time: 90, 90s, 5m, 2h\n"
 	 "  -q              no progress\n"
+	 "What waits for files of other nodes for longer than commit_wait has failed.\n"
 	 "Exit: 0 durable, 1 failed (the reason is printed), 2 usage, 3 timeout."},
 	{"verify", cmd_verify, "[-v] [-q] [--json] PATH...",
 	 "read files from the store's disk and compare checksums",
@@ -83,6 +84,11 @@ static const struct command commands[] = {
 	 "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage."},
 	{"retry", cmd_retry, "[MOUNT]", "retry publication after the store failed and was repaired",
 	 ""},
+	{"commit", cmd_commit, "--force DIR",
+	 "publish a .metadata that waits for files of other nodes",
+	 "Only a .metadata that waits for files of other nodes (`cairn status`). The\n"
+	 "checkpoint is incomplete in the store until they come.\n"
+	 "Exit: 0 requested, 1 refused or nothing waits there, 2 usage."},
 	{"discard", cmd_discard, "PATH...",
 	 "discard versions whose close failed; their bytes are lost",
 	 "Only files in state failed. The previous version, if any, is in force again;\n"
@@ -92,7 +98,10 @@ static const struct command commands[] = {
 	 "wait until everything is durable, then unmount",
 	 "  --timeout TIME  give up after this time (90, 90s, 5m, 2h); the mount stays\n"
 	 "  -q              no progress\n"
-	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout."},
+	 "A .metadata that waits for files of other nodes is not waited for: it stays in\n"
+	 "staging for the next start, with the changes behind it.\n"
+	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout, 4 unmounted, and\n"
+	 "something stays in staging."},
 	{"completion", cmd_completion, "bash|zsh|fish", "print the completion script of a shell",
 	 "make install puts them where the shells look.\n"
 	 "In bash: . <(cairn completion bash)"},

@@ -32,6 +32,7 @@ struct unmounting {
 	unsigned dev_major, dev_minor;
 	double deadline; /* 0 = none */
 	struct progress bar;
+	bool leaves; /* what waits for other nodes */
 	int keeper, keeper_fd; /* the daemon; keeper_fd -1 = not visible from here */
 };
 
@@ -92,6 +93,19 @@ static bool drained(const struct json_doc *d)
 	       !u64(d, "versions.persisting");
 }
 
+/* What waits for other nodes may wait for ever. */
+static void say_held(struct unmounting *u, const struct json_doc *d)
+{
+	CLEANUP_FREE char *held = json_bytes(d, json_at(d, 0, "held"));
+
+	progress_end(&u->bar);
+	complain("%s waits for another node (for %llu s); it and %llu changes behind it stay in "
+		 "staging for the next start",
+		 held ? held : "something", (unsigned long long)u64(d, "holds.since_s"),
+		 (unsigned long long)u64(d, "holds.changes_behind"));
+	u->leaves = true;
+}
+
 static int drain(struct unmounting *u)
 {
 	for (;;) {
@@ -107,6 +121,10 @@ static int drain(struct unmounting *u)
 			return complain_halted(u, d);
 		if (drained(d))
 			break;
+		if (json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {
+			say_held(u, d);
+			break;
+		}
 		xattr_of_fd(u->p.root, XATTR_PENDING, pending, sizeof(pending));
 		left = strtoull(pending, NULL, 10);
 		if (late(u))
@@ -299,6 +317,8 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 		code = unmount(u);
 	if (!code)
 		code = gone(u);
+	if (!code && u->leaves)
+		code = CAIRN_LEFT;
 	location_close(&u->p);
 	if (u->keeper_fd >= 0)
 		close(u->keeper_fd);

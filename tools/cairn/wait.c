@@ -125,6 +125,20 @@ static void check_halted(struct target *t)
 	t->done = t->failed = true;
 }
 
+/* It waits for other nodes, and will for as long as they do not come. */
+static bool check_held(struct target *t)
+{
+	char why[512] = "";
+
+	if (xattr_of_fd(t->p.fd, XATTR_HELD, why, sizeof(why)) || !*why)
+		return false;
+	complain("%s waits for another node, for %s; to publish it as it is: `cairn commit --force "
+		 "DIR`",
+		 t->p.arg, why);
+	t->done = t->failed = true;
+	return true;
+}
+
 /* A removed file has no state, or one for as long as others hold it open. */
 static bool is_removed(const struct target *t)
 {
@@ -174,7 +188,7 @@ static void check(struct target *t, bool ask_status)
 		t->done = true;
 	else if (!strcmp(t->state, "failed"))
 		say_failed(t);
-	else if (ask_status)
+	else if (ask_status && !check_held(t))
 		check_halted(t);
 }
 
