@@ -57,14 +57,11 @@ struct staging_place {
 /* Finds or creates it. `dir` NULL: what is at one of these places already is taken; if there is
  * nothing, the first that can be made: /run/cairnfs/<store_id> (root), /dev/shm/cairnfs-<store_id>,
  * $XDG_RUNTIME_DIR/cairnfs-<store_id>. limit_bytes is the tmpfs size limit.
+ * If the mounts are private, memory is from this NUMA node while it has some (see pin.h).
  * -EWOULDBLOCK: served by another process; -EPERM/-EACCES: another owner's or open to
  * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
-int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
+int staging_place_open(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out);
-/* The same, with memory from this NUMA node while it has some (see pin.h), if the mounts are
- * private. */
-int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
-			  struct staging_place *out);
 /* The path of the place that _open looks at first, which need not exist. */
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
 /* Whether it is the first of the places of _open with `dir` NULL. */
@@ -390,11 +387,9 @@ bool staged_checked(struct staged *f);
 bool staged_check_space(struct staged *f);
 /* Recovers the staged file that a record names. */
 int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
-/* A copy of src's bytes (or of the store file fd when src is NULL). Blocks. */
+/* A copy of src's bytes (or of the store file fd when src is NULL). who: NULL, or whose it is. Blocks. */
 int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
-		struct staged **out);
-int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
-		   const struct staged_owner *who, struct staged **out);
+		const struct staged_owner *who, struct staged **out);
 struct staged *staged_ref(struct staged *f);
 void staged_unref(struct staged *f); /* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);

@@ -234,8 +234,8 @@ static int open_place(struct fs *fs)
 		snprintf(id, sizeof(id), "%s", io_store_id(fs->store));
 		if (fs->o.ro)
 			snprintf(id, sizeof(id), "ro-%d", (int)getpid());
-		err = staging_place_open_on(fs->o.numa - 1, fs->o.staging_dir, id,
-					    tmpfs_limit(&fs->o), &fs->place);
+		err = staging_place_open(fs->o.numa - 1, fs->o.staging_dir, id, tmpfs_limit(&fs->o),
+					 &fs->place);
 		if (err != -EWOULDBLOCK)
 			break;
 		struct timespec t = {.tv_nsec = 100000000};

@@ -127,7 +127,7 @@ static int copy_version(struct fs *fs, struct node *n)
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
 	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
-	int err = staged_copy_as(fs->s, n->id, src, fd, &who, &sf);
+	int err = staged_copy(fs->s, n->id, src, fd, &who, &sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);

@@ -257,12 +257,6 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	return 0;
 }
 
-int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
-		struct staged **out)
-{
-	return staged_copy_as(s, node, src, store_fd, NULL, out);
-}
-
 /* Through staged_write(), since the store may not have space for the copy. wr stays open, from_fd
  * too. */
 static int copy_checked(struct staged *f, int from_fd, uint64_t size)
@@ -287,8 +281,8 @@ static int copy_checked(struct staged *f, int from_fd, uint64_t size)
 	return err ? err : staged_resize(f, size);
 }
 
-int staged_copy_as(struct staging *s, uint64_t node, struct staged *src, int store_fd,
-		   const struct staged_owner *who, struct staged **out)
+int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
+		const struct staged_owner *who, struct staged **out)
 {
 	int fd = store_fd;
 	if (src) {

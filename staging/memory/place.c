@@ -276,14 +276,8 @@ static int make_place(const char *store_id, int node, uint64_t limit_bytes, stru
 	return err == -ENOENT && first ? first : err;
 }
 
-int staging_place_open(const char *dir, const char *store_id, uint64_t limit_bytes,
+int staging_place_open(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out)
-{
-	return staging_place_open_on(STAGING_ANY_NODE, dir, store_id, limit_bytes, out);
-}
-
-int staging_place_open_on(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
-			  struct staging_place *out)
 {
 	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
 	int err = find_place(dir, store_id, &p);

@@ -205,7 +205,7 @@ TEST_F(Buffers, AShortVersionEndsWhereItEnds)
 	EXPECT_EQ(staged_read(v.f, got, 100, 4990), 10);
 	EXPECT_EQ(staged_read(v.f, got, 100, 5000), 0);
 	staged *copy = nullptr;
-	ASSERT_EQ(staged_copy(s, staging_new_id(s), v.f, -1, &copy), 0);
+	ASSERT_EQ(staged_copy(s, staging_new_id(s), v.f, -1, nullptr, &copy), 0);
 	EXPECT_EQ(info(copy).size, 5000u);
 	staged_unref(copy);
 	EXPECT_TRUE(c.has(pattern(size, 1))) << "the client's mapping is whole";

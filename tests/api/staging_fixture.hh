@@ -109,7 +109,8 @@ public:
 		frontend = o.each;
 		place.base = place.huge = place.small = place.lock = -1;
 		if (!err)
-			err = staging_place_open(ground.run().c_str(), io_store_id(store), o.limit,
+			err = staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+					io_store_id(store), o.limit,
 						 &place);
 		staging_opts so = {};
 		so.store = store;

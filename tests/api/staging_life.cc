@@ -518,10 +518,10 @@ TEST_P(Life, Copies)
 	std::string bytes = pattern(3000000, 2);
 	ASSERT_EQ(h.put("a", bytes), 0);
 	staged *copy = nullptr, *again = nullptr;
-	ASSERT_EQ(staged_copy(s, staging_new_id(s), h.file("a"), -1, &copy), 0);
+	ASSERT_EQ(staged_copy(s, staging_new_id(s), h.file("a"), -1, nullptr, &copy), 0);
 	ASSERT_EQ(s.drain(), 0);
 	Fd fd(open((ground.store() + "/a").c_str(), O_RDONLY | O_CLOEXEC));
-	ASSERT_EQ(staged_copy(s, staging_new_id(s), nullptr, fd.get(), &again), 0);
+	ASSERT_EQ(staged_copy(s, staging_new_id(s), nullptr, fd.get(), nullptr, &again), 0);
 	ASSERT_TRUE(write_all(copy, "x"));
 	for (staged *f : {copy, again}) {
 		std::string got(bytes.size() + 10, 0);
@@ -627,7 +627,8 @@ TEST(Place, OneServerOnly)
 	Staging s(ground);
 	ASSERT_EQ(s.err, 0);
 	staging_place second;
-	EXPECT_EQ(staging_place_open(ground.run().c_str(), io_store_id(s.store), 1u << 20, &second),
+	EXPECT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			io_store_id(s.store), 1u << 20, &second),
 		  -EWOULDBLOCK);
 }
 
@@ -638,20 +639,23 @@ TEST(Place, NotOpenToOthers)
 	std::string path = ground.run() + "/id";
 	ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
 	ASSERT_EQ(chmod(path.c_str(), 0777), 0);
-	EXPECT_EQ(staging_place_open(ground.run().c_str(), "id", 1u << 20, &p), -EPERM);
+	EXPECT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			"id", 1u << 20, &p), -EPERM);
 	ASSERT_EQ(rmdir(path.c_str()), 0);
 	ASSERT_EQ(symlink("/", path.c_str()), 0);
-	EXPECT_EQ(staging_place_open(ground.run().c_str(), "id", 1u << 20, &p), -ENOTDIR);
+	EXPECT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			"id", 1u << 20, &p), -ENOTDIR);
 	EXPECT_EQ(unlink(path.c_str()), 0);
 	std::string deep = ground.run() + "/none/at/all";
-	EXPECT_EQ(staging_place_open(deep.c_str(), "id", 1u << 20, &p), -ENOENT);
+	EXPECT_EQ(staging_place_open(STAGING_ANY_NODE, deep.c_str(), "id", 1u << 20, &p), -ENOENT);
 }
 
 TEST(Place, RemovedWithAllItMade)
 {
 	Ground ground;
 	staging_place p;
-	ASSERT_EQ(staging_place_open(ground.run().c_str(), "id", 64u << 20, &p), 0);
+	ASSERT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			"id", 64u << 20, &p), 0);
 	struct stat st;
 	ASSERT_EQ(fstat(p.base, &st), 0);
 	EXPECT_EQ(st.st_mode & 07777u, 0700u);
@@ -666,7 +670,8 @@ TEST(Place, RemovedUnderWhoLooksIntoIt)
 {
 	Ground ground;
 	staging_place p;
-	ASSERT_EQ(staging_place_open(ground.run().c_str(), "id", 64u << 20, &p), 0);
+	ASSERT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			"id", 64u << 20, &p), 0);
 	if (!p.is_private) {
 		staging_place_remove(&p);
 		GTEST_SKIP() << "needs root";

@@ -13,7 +13,8 @@ public:
 		: engine("posix"), store(engine, ground.store()), store_path(ground.store())
 	{
 		staging_opts o = {};
-		err = staging_place_open(ground.run().c_str(), io_store_id(store), 32ull << 30,
+		err = staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+				io_store_id(store), 32ull << 30,
 					 &place);
 		o.store = store;
 		o.engine = engine.e;

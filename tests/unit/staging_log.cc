@@ -100,7 +100,8 @@ TEST(Log, ACallbacksErrorStopsTheReplay)
 	Store store(e, ground.store());
 	ASSERT_EQ(store.err, 0);
 	staging_opts o = {};
-	ASSERT_EQ(staging_place_open(ground.run().c_str(), io_store_id(store), 1u << 30, &o.place),
+	ASSERT_EQ(staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			io_store_id(store), 1u << 30, &o.place),
 		  0);
 	o.store = store;
 	o.engine = e.e;
