@@ -26,6 +26,8 @@
 #include <stddef.h>
 #include <unistd.h>
 
+#include "io/clock.h"
+#include "io/keys.h"
 #include "io/scope.h"
 #include "staging/staging.h"
 
@@ -539,13 +541,6 @@ struct staging {
 };
 
 /* ---- shared helpers ---- */
-
-static inline uint64_t now_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static inline bool is_ordered(uint32_t type)
 {

@@ -133,18 +133,19 @@ static bool is_draining(const struct staging *s, uint64_t looks)
 
 int staging_drain(struct staging *s, int timeout_ms)
 {
-	uint64_t until = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000u;
+	uint64_t until =
+		timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
 	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* small files are not delayed now */
 	uint64_t looks = s->aside.looks_begun + 1;
 	persist_wake(s);
 	sleeper_wake(&s->pub);
-	while (is_draining(s, looks) && !s->drain.halted && now_ns() < until) {
+	while (is_draining(s, looks) && !s->drain.halted && monotonic_ns() < until) {
 		if (s->aside.looks_done < looks && !*s->order.head) {
 			s->aside.look_ns = 0;
 			sleeper_wake(&s->pub);
 		}
-		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 50000000u);
 	}
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	return s->drain.halted	       ? s->drain.halted
@@ -290,7 +291,7 @@ void staging_get_pending(struct staging *s, struct staging_pending *out)
 {
 	LOCK_SCOPE(&s->lock);
 	*out = (struct staging_pending){
-		.oldest_ns = s->order.pend ? now_ns() - s->order.pend->start_ns : 0,
+		.oldest_ns = s->order.pend ? monotonic_ns() - s->order.pend->start_ns : 0,
 	};
 	for (struct pend *p = s->order.pend; p; p = p->next)
 		if (p->sf) {

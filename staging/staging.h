@@ -387,7 +387,8 @@ bool staged_checked(struct staged *f);
 bool staged_check_space(struct staged *f);
 /* Recovers the staged file that a record names. */
 int staged_recover(struct staging *s, const struct rec *r, struct staged **out);
-/* A copy of src's bytes (or of the store file fd when src is NULL). who: NULL, or whose it is. Blocks. */
+/* A copy of src's bytes (or of the store file fd when src is NULL). who: whose it is, or NULL.
+ * Blocks. */
 int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_fd,
 		const struct staged_owner *who, struct staged **out);
 struct staged *staged_ref(struct staged *f);

@@ -7,13 +7,8 @@
 
 #include "fs/base/ids.h"
 #include "fs/fs.h"
-
-static inline uint64_t monotonic_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+#include "io/clock.h"
+#include "io/keys.h"
 
 /* FNV-1a. Mix the low bits before they are used alone. */
 #define HASH_SEED 0xcbf29ce484222325ull

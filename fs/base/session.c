@@ -213,7 +213,7 @@ void session_join(struct fs *fs)
 	for (unsigned i = 0; i < N_THREADS; i++)
 		pthread_join(fs->slots.thread[i], NULL);
 	while (atomic_load(&fs->slots.n_offloaded))
-		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		sleep_ms(10);
 }
 
 struct offload {

@@ -86,7 +86,7 @@ static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 	if (len <= 0)
 		return mark_error(len);
 	text[len] = '\0';
-	len = io_get_xattr(fs->store, fd, n->name, "user.cairn.checksum", sum, sizeof(sum) - 1);
+	len = io_get_xattr(fs->store, fd, n->name, KEY_CHECKSUM, sum, sizeof(sum) - 1);
 	sum[len < 0 ? 0 : len] = '\0';
 	ckpt_over_parse(text, sum, &n->over);
 	return mark_error(len);
@@ -274,12 +274,11 @@ static bool wait_synced(struct fs *fs)
 {
 	uint64_t seq = fs->s ? staging_applied(fs->s) : 0;
 	for (unsigned ms = 0; fs->s && staging_durable(fs->s) < seq; ms++) {
-		struct timespec t = {.tv_nsec = 1000000};
 		int err = 0;
 		if (staging_halted_at(fs->s, &err) || ms >= SYNC_WAIT_MS ||
 		    atomic_load(&fs->stopping))
 			return false;
-		nanosleep(&t, NULL);
+		sleep_ms(1);
 	}
 	return true;
 }

@@ -27,7 +27,6 @@
 #include <unistd.h>
 
 #define PREFIX "freeze-"
-#define FREEZE_KEY "user.cairn.freeze"
 #define NAME_CAP 64
 
 static int name_of(const struct fs *fs, uint64_t node, char *buf, size_t cap)
@@ -50,7 +49,7 @@ static _Noreturn void serve(const struct fs *fs, int from)
 	while (read(0, &node, sizeof(node)) == sizeof(node)) {
 		name_of(fs, node, name, sizeof(name));
 		snprintf(path, sizeof(path), "%s/" CONTROL_DIR_NAME "/%s", fs->o.mountpoint, name);
-		setxattr(path, FREEZE_KEY, fs->freezer.key, strlen(fs->freezer.key), 0);
+		setxattr(path, KEY_FREEZE, fs->freezer.key, strlen(fs->freezer.key), 0);
 	}
 	_exit(0);
 }
@@ -129,7 +128,7 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	struct fs *fs = req_fs(req);
 	struct staged *sf = NULL;
 
-	if (strcmp(key, FREEZE_KEY) || !fs->freezer.key[0] || len != strlen(fs->freezer.key) ||
+	if (strcmp(key, KEY_FREEZE) || !fs->freezer.key[0] || len != strlen(fs->freezer.key) ||
 	    memcmp(val, fs->freezer.key, len))
 		return false;
 	session_may_block(fs);

@@ -261,8 +261,7 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 			return ino;
 	}
 	if (staging_dir_get(fs->s, dir, &fd) == 0) {
-		ssize_t len = io_get_xattr(fs->store, fd, e->name, "user.cairn.ino", text,
-					   sizeof(text) - 1);
+		ssize_t len = io_get_xattr(fs->store, fd, e->name, KEY_INO, text, sizeof(text) - 1);
 		staging_dir_put(fs->s, dir);
 		if (len > 0) {
 			text[len] = 0;

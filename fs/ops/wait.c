@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WAIT_KEY CAIRN_PREFIX "wait"
 #define WAITS_MAX 4096u /* some 200 bytes each, here and in libfuse */
 #define WAITS_PER_USER 1024u
 #define MS_MAX 1000000000ull
@@ -37,10 +36,10 @@ struct wait {
 
 bool wait_parse(const char *key, uint64_t *ms)
 {
-	const char *p = key + sizeof(WAIT_KEY) - 1;
+	const char *p = key + sizeof(KEY_WAIT) - 1;
 
 	*ms = UINT64_MAX;
-	if (strncmp(key, WAIT_KEY, sizeof(WAIT_KEY) - 1))
+	if (strncmp(key, KEY_WAIT, sizeof(KEY_WAIT) - 1))
 		return false;
 	if (!*p)
 		return true;

@@ -13,7 +13,6 @@
 
 #include "fs/formats/formats.h"
 
-#define LATEST_KEY CAIRN_PREFIX "latest"
 #define ENTRY_BYTES 16u
 
 static const char *const lane_names[] = {
@@ -71,7 +70,7 @@ static ssize_t cairn_value(struct fs *fs, struct node *n, const char *key, char 
 			if (i.checksum[0])
 				return snprintf(buf, cap, "%s", i.checksum);
 		}
-		return store_value(fs, n, CAIRN_PREFIX "checksum", buf, cap);
+		return store_value(fs, n, KEY_CHECKSUM, buf, cap);
 	}
 	if (n->buf && (!strcmp(key, "buffer") || !strcmp(key, "state")))
 		return snprintf(buf, cap, "%s", key[0] == 'b' ? buffers_state(n) : "open");
@@ -130,8 +129,7 @@ static int try_getxattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, const char
 	if (!n)
 		return -ESTALE;
 	if (xattr_is_ours(key)) {
-		ssize_t len =
-			cairn_value(fs, n, key + sizeof(CAIRN_PREFIX) - 1, text, sizeof(text));
+		ssize_t len = cairn_value(fs, n, key + sizeof(KEY_PREFIX) - 1, text, sizeof(text));
 		if (len < 0)
 			return (int)len;
 		reply_value(req, text, len, size);
@@ -154,7 +152,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 	uint64_t ms;
 	int err;
 
-	if (!strcmp(key, LATEST_KEY)) {
+	if (!strcmp(key, KEY_LATEST)) {
 		ask_latest(req, id, size);
 		return;
 	}
@@ -179,7 +177,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 /* The device, like the state, describes this copy of the bytes: cp -a must not copy it. */
 static bool is_listed(const struct xattr *x)
 {
-	return strcmp(x->key, DEVICE_KEY);
+	return strcmp(x->key, KEY_DEVICE);
 }
 
 /* 0: answered. */
@@ -246,7 +244,7 @@ static int try_change(struct fs *fs, fuse_ino_t id, struct rec *r, const char *k
 	if (!err && !there && ((flags & XATTR_REPLACE) || r->type == REC_XATTR_DEL))
 		err = -ENODATA;
 	/* the device has its sidecar file */
-	if (!err && !io_store_has_xattr(fs->store) && strcmp(key, DEVICE_KEY))
+	if (!err && !io_store_has_xattr(fs->store) && strcmp(key, KEY_DEVICE))
 		err = -EOPNOTSUPP;
 	if (!err && r->type == REC_XATTR)
 		err = space_for(fs, n, key, r->data_len);

@@ -158,9 +158,7 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 /* True if it dies too often to restart it. */
 static bool too_many_deaths(struct keeper *k)
 {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	long now = t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	long now = (long)(monotonic_ns() / 1000000);
 	k->deaths[k->n_deaths++ % DEATHS_MAX] = now;
 	return k->n_deaths >= DEATHS_MAX &&
 	       now - k->deaths[k->n_deaths % DEATHS_MAX] <= DEATHS_WINDOW_S * 1000;

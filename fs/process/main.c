@@ -125,8 +125,7 @@ static int open_store(struct fs *fs)
 		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &fs->store);
 		if (err != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
 			break;
-		struct timespec t = {.tv_nsec = 100000000};
-		nanosleep(&t, NULL);
+		sleep_ms(100);
 	}
 	if (!err)
 		fstat(io_store_root(fs->store), &fs->root_seen);
@@ -238,8 +237,7 @@ static int open_place(struct fs *fs)
 					 &fs->place);
 		if (err != -EWOULDBLOCK)
 			break;
-		struct timespec t = {.tv_nsec = 100000000};
-		nanosleep(&t, NULL);
+		sleep_ms(100);
 	}
 	if (!err && !fs->o.staging_dir && !staging_place_is_first(&fs->place))
 		notice_place(fs);

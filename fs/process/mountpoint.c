@@ -98,7 +98,7 @@ static int ask_daemon(const char *path)
 	for (int i = 0; pid > 0 && i < DYING_S * 100; i++) {
 		if (waitpid(pid, &status, WNOHANG) == pid)
 			return WIFEXITED(status) ? WEXITSTATUS(status) : ALIVE;
-		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		sleep_ms(10);
 	}
 	if (pid > 0)
 		kill(pid, SIGKILL);

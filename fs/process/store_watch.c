@@ -48,7 +48,7 @@ static void look_at(struct fs *fs)
 		look_at_space(fs);
 		return;
 	}
-	nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
+	sleep_ms(TICK_MS);
 	if (io_store_probe(fs->store) && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_GONE); /* the keeper logs it */
 }
@@ -77,7 +77,7 @@ static void *store_watch_main(void *arg)
 	look_at_space(fs);
 	/* without a keeper, no other worker would be started */
 	while (!atomic_load(&fs->stopping) && keeper_is_there(fs)) {
-		nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
+		sleep_ms(TICK_MS);
 		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen))
 			due = TROUBLE_TICKS;
 		if (atomic_exchange(&fs->away.look, false))

@@ -136,7 +136,6 @@ static int start_session(struct fs *fs, int fuse_fd, const void *init, size_t in
 static void wait_for_end(struct fs *fs)
 {
 	for (;;) {
-		struct timespec t = {.tv_nsec = 20000000};
 		if (fuse_session_exited(fs->se))
 			break;
 		keeper_look(fs);
@@ -152,7 +151,7 @@ static void wait_for_end(struct fs *fs)
 				       (unsigned long long)st.versions.open);
 			worker_exit(fs, err || st.versions.open || st.versions.failed ? 4 : 0);
 		}
-		nanosleep(&t, NULL);
+		sleep_ms(20);
 	}
 	atomic_store(&fs->stopping, true);
 }

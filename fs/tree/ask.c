@@ -288,7 +288,7 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 	*ino = st->st_ino;
 	if (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode))
 		return 0;
-	ssize_t n = io_get_xattr(fs->store, dirfd, name, "user.cairn.ino", text, sizeof(text) - 1);
+	ssize_t n = io_get_xattr(fs->store, dirfd, name, KEY_INO, text, sizeof(text) - 1);
 	if (n <= 0)
 		return n && !xattr_is_absent(n) ? (int)n : 0;
 	text[n] = 0;

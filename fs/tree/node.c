@@ -515,7 +515,7 @@ void node_gc(struct fs *fs)
 
 bool xattr_is_ours(const char *key)
 {
-	return !strncmp(key, CAIRN_PREFIX, sizeof(CAIRN_PREFIX) - 1) && strcmp(key, DEVICE_KEY);
+	return !strncmp(key, KEY_PREFIX, sizeof(KEY_PREFIX) - 1) && strcmp(key, KEY_DEVICE);
 }
 
 struct xattr *xattr_add(struct xattr **list, const char *key, const void *val, uint32_t len)

@@ -46,7 +46,7 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 		return err;
 	/* order is preserved: a store that has c has the files that c commits */
 	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
-		err = store_says(fs, d, "user.cairn.checksum", sum);
+		err = store_says(fs, d, KEY_CHECKSUM, sum);
 	if (!err)
 		ckpt_over_format(st.st_mtim, sum, mark);
 	return err;

@@ -13,9 +13,6 @@
 #define BLKSIZE (1u << 20) /* st_blksize: Python takes the size of its buffers from it */
 /* memory of a file from this size on is allocated without the tree lock */
 #define LARGE_FILE (8u << 20)
-#define CAIRN_PREFIX "user.cairn."
-/* the only user.cairn.* that users set; it is not listed */
-#define DEVICE_KEY CAIRN_PREFIX "device"
 
 #define TREE_SCOPE(fs)                                                                             \
 	pthread_mutex_t *tree_scope_ __attribute__((cleanup(scope_unlock), unused)) =              \

@@ -14,8 +14,7 @@ static void *upkeep_main(void *arg)
 	char text[300];
 	pthread_setname_np(pthread_self(), "cairn-upkeep");
 	while (!atomic_load(&fs->stopping)) {
-		struct timespec t = {.tv_nsec = 200000000};
-		nanosleep(&t, NULL);
+		sleep_ms(200);
 		session_look(fs);
 		pthread_mutex_lock(&fs->tree.lock);
 		ask_let_go(fs);

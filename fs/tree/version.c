@@ -311,7 +311,7 @@ static bool log_may_have_space(struct fs *fs, struct node *n, int err)
 		return false;
 	session_may_block(fs);
 	pthread_mutex_unlock(&fs->tree.lock);
-	nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	sleep_ms(10);
 	pthread_mutex_lock(&fs->tree.lock);
 	return true;
 }

@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "inside.h"
+#include "io/keys.h"
 #include "io/scope.h"
 #include "sidecar.h"
 
@@ -21,7 +22,6 @@
 #define RECORD 6u
 
 static const char magic[8] = "CAIRNMD1";
-static const char prefix[] = "user.cairn.";
 
 struct side {
 	struct io_sidecar_key of;
@@ -175,7 +175,7 @@ static int open_side(struct io_store *s, int fd, const char *name, const char *k
 	struct side *d;
 	int err;
 
-	if (key && strncmp(key, prefix, sizeof(prefix) - 1))
+	if (key && strncmp(key, KEY_PREFIX, sizeof(KEY_PREFIX) - 1))
 		return -EOPNOTSUPP;
 	if (key && strlen(key) > XATTR_NAME_MAX)
 		return -ERANGE;

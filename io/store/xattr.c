@@ -8,13 +8,14 @@
 #include <sys/xattr.h>
 
 #include "inside.h"
+#include "io/keys.h"
 #include "sidecar.h"
 
 #define OWN_XATTRS 300u /* user.cairn.ino and .checksum, with the overhead of their entries */
 
 bool io_xattr_probe(int fd, bool ro)
 {
-	static const char key[] = "user.cairn.probe";
+	static const char key[] = KEY_PROBE;
 	char v;
 
 	if (ro)
@@ -38,7 +39,7 @@ size_t io_xattr_space(int fd)
 {
 	static const char bytes[65536];
 	static const size_t sizes[] = {sizeof(bytes), 3800, 1800, 800, 400};
-	const char *key = "user.cairn.probe";
+	const char *key = KEY_PROBE;
 
 	for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
 		if (fsetxattr(fd, key, bytes, sizes[i], 0))

@@ -62,8 +62,7 @@ static int compare(const struct pend *p, int from, int clone, struct io_sum *sum
 static bool source_is_sound(struct staging *s, int source, const struct io_sum *sum)
 {
 	char is[IO_CHECKSUM_LEN], said[IO_CHECKSUM_LEN];
-	ssize_t n =
-		io_get_xattr(s->o.store, source, NULL, "user.cairn.checksum", said, sizeof(said));
+	ssize_t n = io_get_xattr(s->o.store, source, NULL, KEY_CHECKSUM, said, sizeof(said));
 
 	io_sum_text(sum, is);
 	return n <= 0 || ((size_t)n == strlen(is) && !memcmp(is, said, (size_t)n));

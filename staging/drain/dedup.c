@@ -392,9 +392,9 @@ static int share_with_sibling(struct staging *s, int parent, const char *sibling
 {
 	CLEANUP_CLOSE int dir = io_open_dir(s->o.store, parent, sibling);
 	char sum[IO_CHECKSUM_LEN];
-	ssize_t n = dir < 0 ? dir
-			    : io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", sum,
-					   sizeof(sum));
+	ssize_t n =
+		dir < 0 ? dir
+			: io_get_xattr(s->o.store, dir, f->name, KEY_CHECKSUM, sum, sizeof(sum));
 
 	if (n < 0 || (size_t)n != strlen(f->checksum) || memcmp(sum, f->checksum, (size_t)n) != 0)
 		return -ENOENT;
@@ -436,7 +436,7 @@ static void look_up_source(struct staging *s, struct file *f)
 	int dir, err = staging_dir_get(s, f->dir, &dir);
 	if (err)
 		return;
-	ssize_t n = io_get_xattr(s->o.store, dir, f->name, "user.cairn.checksum", f->checksum,
+	ssize_t n = io_get_xattr(s->o.store, dir, f->name, KEY_CHECKSUM, f->checksum,
 				 sizeof(f->checksum) - 1);
 	if (n > 0 && !io_stat(s->o.store, dir, f->name, &st) && S_ISREG(st.st_mode)) {
 		f->checksum[n] = 0;
@@ -503,7 +503,7 @@ static void wait_until_quiet(struct staging *s)
 {
 	struct dedup *d = s->drain.dedup;
 	while (!s->stop && !is_quiet(s)) {
-		staging_wait_until(&d->cond, &s->lock, now_ns() + QUIET_NS);
+		staging_wait_until(&d->cond, &s->lock, monotonic_ns() + QUIET_NS);
 		take_in(s);
 	}
 }

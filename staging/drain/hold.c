@@ -104,7 +104,7 @@ static void ask(struct staging *s, struct pend *p)
 {
 	char what[STAGING_HELD] = "", path[256];
 	struct commit c = commit_of(s, &p->r);
-	uint64_t now = now_ns();
+	uint64_t now = monotonic_ns();
 
 	pthread_mutex_unlock(&s->lock);
 	bool missing = is_missing(s, p, c, what, sizeof(what));
@@ -305,7 +305,7 @@ static bool look_late(struct staging *s)
 static bool look(struct staging *s)
 {
 	bool all = !s->aside.look_ns, freed = end_commits(s), fresh = false;
-	uint64_t now = now_ns(), n = s->order.n_aside;
+	uint64_t now = monotonic_ns(), n = s->order.n_aside;
 
 	s->aside.looks_begun++;
 	s->aside.look_ns = now + LOOK_NS;
@@ -335,7 +335,7 @@ bool hold_goes_on(struct staging *s)
 {
 	struct pend *p;
 
-	if (s->order.n_aside && now_ns() >= s->aside.look_ns && look(s))
+	if (s->order.n_aside && monotonic_ns() >= s->aside.look_ns && look(s))
 		return true;
 	if (!(p = *s->order.head))
 		return false;
@@ -349,7 +349,7 @@ bool hold_goes_on(struct staging *s)
 	if (set_aside(s, s->order.head))
 		aside_settle(s);
 	else /* no memory, or staging is full */
-		sleeper_wait(s, &s->pub, now_ns() + LOOK_NS);
+		sleeper_wait(s, &s->pub, monotonic_ns() + LOOK_NS);
 	return true;
 }
 

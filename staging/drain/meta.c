@@ -109,9 +109,9 @@ int meta_write(struct staging *s, struct pend *p)
 	int kind, n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
 
 	/* ours first: they are small, and verify needs them */
-	int err = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.ino", text, (size_t)n, 0);
+	int err = io_set_xattr(store, -1, NULL, p->tmp_fd, KEY_INO, text, (size_t)n, 0);
 	if (!err && p->checksum[0])
-		err = io_set_xattr(store, -1, NULL, p->tmp_fd, "user.cairn.checksum", p->checksum,
+		err = io_set_xattr(store, -1, NULL, p->tmp_fd, KEY_CHECKSUM, p->checksum,
 				   strlen(p->checksum), 0);
 	while (!err && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
 		if (kind == 2)

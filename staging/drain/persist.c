@@ -267,7 +267,7 @@ static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until
 	if (!p)
 		return NULL;
 	uint64_t ripe = p->start_ns + SMALL_REST_NS;
-	if (persist_may_wait(s, p) && now_ns() < ripe) {
+	if (persist_may_wait(s, p) && monotonic_ns() < ripe) {
 		*wait_until = ripe;
 		return NULL;
 	}

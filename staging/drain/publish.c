@@ -372,7 +372,7 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 		return err;
 	char ino[24];
 	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
-	return io_set_xattr(s->o.store, dirfd, r->name, -1, "user.cairn.ino", ino, (size_t)n, 0);
+	return io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, (size_t)n, 0);
 }
 
 /* Another host or another program created it first: any directory will do. */
@@ -615,7 +615,7 @@ static int sync_names(struct staging *s, struct batch *b)
 
 static void count_latency(struct staging *s, uint64_t start_ns)
 {
-	uint64_t us = (now_ns() - start_ns) / 1000, le = 1000;
+	uint64_t us = (monotonic_ns() - start_ns) / 1000, le = 1000;
 	unsigned i = 0;
 	while (i < STAGING_LATENCY_BUCKETS - 1 && us > le) {
 		le *= 4;
@@ -827,8 +827,8 @@ static void halt(struct staging *s, struct pend *p, int err)
 		s->o.notice(s->o.ctx, text);
 	wake_waiters(s, err);
 	pthread_mutex_lock(&s->lock);
-	uint64_t until = now_ns() + s->drain.halt_retry_ns;
-	while (!s->drain.retry_now && !s->stop && now_ns() < until)
+	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns;
+	while (!s->drain.retry_now && !s->stop && monotonic_ns() < until)
 		sleeper_wait(s, &s->pub, until);
 	s->drain.retry_now = false;
 	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS

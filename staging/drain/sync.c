@@ -109,7 +109,7 @@ int staged_wait_persisted(struct staged *f)
 		since = sf_wait_begins(s);
 	while (sf_seals_under_way(f) && !s->drain.halted && f->state != STAGED_FAILED && !s->stop)
 		if (!sync_written(f))
-			staging_wait_until(&s->done_cond, &s->lock, now_ns() + 5000000u);
+			staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 5000000u);
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	if (since)
 		sf_wait_ends(s, since);

@@ -97,7 +97,7 @@ static void fill_ahead(struct staged *f)
 	struct staging *s = f->s;
 	int fd = f->memory.filled ? -1 : sf_open_bytes(f, O_RDWR);
 	if (fd >= 0) {
-		uint64_t since = now_ns();
+		uint64_t since = monotonic_ns();
 		pool_hand_over(s, fd, f->memory.expected);
 		sf_waited(s, since);
 		close(fd);
@@ -302,7 +302,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 					       : (uint64_t)st.st_blocks * 512,
 				       who, &f);
 	if (!err) {
-		uint64_t since = now_ns();
+		uint64_t since = monotonic_ns();
 		err = f->space.checked
 			      ? copy_checked(f, fd, (uint64_t)st.st_size)
 			      : sf_copy_bytes(sf_open_bytes(f, O_RDWR), fd, (uint64_t)st.st_size);
@@ -310,7 +310,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 		if (!err)
 			err = staged_set_times(f, ts);
 		if (!err && !src)
-			io_get_xattr(s->o.store, fd, NULL, "user.cairn.checksum", f->base.checksum,
+			io_get_xattr(s->o.store, fd, NULL, KEY_CHECKSUM, f->base.checksum,
 				     sizeof(f->base.checksum) - 1);
 		sf_waited(s, since);
 	}

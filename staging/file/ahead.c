@@ -69,7 +69,7 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 	if (size == f->ahead.size)
 		return false; /* it does not grow */
 	f->ahead.size = size;
-	s->ahead_busy_ns = now_ns();
+	s->ahead_busy_ns = monotonic_ns();
 	*tick = TICK_MIN_NS;
 	if (size < BEGINS || (f->memory.known && size <= f->memory.expected))
 		return false;
@@ -95,7 +95,7 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 static bool pick(struct staging *s, struct target *t, uint64_t *tick)
 {
 	unsigned n = 0;
-	uint64_t quiet = now_ns() - s->ahead_busy_ns;
+	uint64_t quiet = monotonic_ns() - s->ahead_busy_ns;
 
 	*tick = quiet < YOUNG_NS ? TICK_MIN_NS : quiet < QUIET_NS ? TICK_IDLE_NS : TICK_QUIET_NS;
 	for (struct staged *f = s->files.open; f && n < LOOKED_AT; f = f->lists.open_next, n++) {
@@ -167,7 +167,7 @@ void ahead_await(struct staged *f)
 
 void ahead_look(struct staging *s)
 {
-	s->ahead_busy_ns = now_ns();
+	s->ahead_busy_ns = monotonic_ns();
 	sleeper_nudge(&s->ahead, false);
 }
 
@@ -228,7 +228,7 @@ void *ahead_main(void *arg)
 			allocated(s, t.f, upto);
 		}
 		if (!s->stop)
-			sleeper_wait(s, &s->ahead, now_ns() + tick);
+			sleeper_wait(s, &s->ahead, monotonic_ns() + tick);
 	}
 	pthread_mutex_unlock(&s->lock);
 	return NULL;

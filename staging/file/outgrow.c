@@ -277,7 +277,7 @@ int staged_move_out(struct staged *f)
 void staged_not_now(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->moved.after_ns = now_ns() + NOT_NOW_NS;
+	f->moved.after_ns = monotonic_ns() + NOT_NOW_NS;
 }
 
 bool staged_outgrown(struct staged *f)
@@ -489,7 +489,7 @@ static bool may_move(const struct staging *s, const struct staged *f, uint64_t n
 
 void outgrow_look(struct staging *s)
 {
-	uint64_t now = now_ns();
+	uint64_t now = monotonic_ns();
 	struct staged *most = NULL;
 
 	if (s->files.used <= s->o.budget_bytes || !s->o.outgrown)

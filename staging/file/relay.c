@@ -31,7 +31,7 @@ static int space_to_grow(struct staged *f, uint64_t end)
 		if (!fits && soon) {
 			if (!t0)
 				t0 = sf_wait_begins(s);
-			staging_wait_until(&s->done_cond, &s->lock, now_ns() + 10000000u);
+			staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 10000000u);
 		}
 		if (t0 && (fits || !soon))
 			sf_wait_ends(s, t0);

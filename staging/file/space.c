@@ -43,7 +43,7 @@ static uint64_t look(struct staging *s)
 		 less = SPARE + (promised > held ? promised - held : 0);
 	space = space > less ? space - less : 0;
 	atomic_store(&s->space.free, space);
-	atomic_store(&s->space.seen_ns, now_ns());
+	atomic_store(&s->space.seen_ns, monotonic_ns());
 	return space;
 }
 
@@ -116,7 +116,7 @@ bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 	pthread_mutex_unlock(&s->lock);
 	if (!covers(quota, own, claim))
 		return false;
-	bool fresh = now_ns() - atomic_load(&s->space.seen_ns) < LOOK_NS;
+	bool fresh = monotonic_ns() - atomic_load(&s->space.seen_ns) < LOOK_NS;
 	return (fresh && covers(atomic_load(&s->space.free), others, claim)) ||
 	       covers(look(s), others, claim);
 }

@@ -120,16 +120,16 @@ int sf_trim_tmp(struct staged *f, uint64_t size)
 static void wait_for_deletes(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	uint64_t until = s->order.last_delete, give_up = now_ns() + 30000000000ull;
+	uint64_t until = s->order.last_delete, give_up = monotonic_ns() + 30000000000ull;
 	/* not behind a mapping, which may exist for ever */
 	while (*s->order.head && (*s->order.head)->state != PEND_WAIT && s->head->durable < until &&
-	       !s->drain.halted && now_ns() < give_up)
-		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+	       !s->drain.halted && monotonic_ns() < give_up)
+		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 50000000u);
 }
 
 void sf_wait_for_space(struct staging *s)
 {
-	uint64_t since = now_ns();
+	uint64_t since = monotonic_ns();
 	wait_for_deletes(s);
 	trash_wait(s);
 	sf_waited(s, since);

@@ -55,7 +55,7 @@ static bool holds_up_others(const struct pend *p)
  * another user's. s->lock held. */
 static bool waited_enough(struct staging *s, const struct pend *p)
 {
-	uint64_t age = now_ns() - p->start_ns,
+	uint64_t age = monotonic_ns() - p->start_ns,
 		 others = s->o.mapped_ms ? s->o.mapped_ms * 1000000ull : MAPPED_PATIENCE_NS;
 
 	if (p != *s->order.head)
@@ -138,7 +138,7 @@ void *watch_main(void *arg)
 			pool_fit(s, used);
 		pthread_mutex_lock(&s->lock);
 		if (!s->stop)
-			sleeper_wait(s, &s->watch, now_ns() + tick);
+			sleeper_wait(s, &s->watch, monotonic_ns() + tick);
 		if (s->order.n_wait)
 			quiet++;
 	}

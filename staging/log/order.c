@@ -46,7 +46,7 @@ struct pend *pend_new(const struct rec *r)
 	if (r->data_len)
 		memcpy(tail + n1 + n2, r->data, r->data_len);
 	p->tmp_fd = p->source = -1;
-	p->start_ns = now_ns();
+	p->start_ns = monotonic_ns();
 	p->state = PEND_READY;
 	return p;
 }

@@ -41,7 +41,7 @@ void staging_log_space(struct staging *s)
 	persist_wake(s);
 	sleeper_wake(&s->pub);
 	while (log_full(s) && s->order.pend && !s->drain.halted && !s->stop)
-		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 100000000u);
+		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 100000000u);
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 }
 

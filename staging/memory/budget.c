@@ -29,13 +29,13 @@ uint64_t staging_space_left(struct staging *s)
 	struct statvfs v;
 	if (fstatvfs(s->o.place.small, &v))
 		return UINT64_MAX;
-	if (now_ns() - s->memory.seen_ns > MEMORY_AGE_NS) {
+	if (monotonic_ns() - s->memory.seen_ns > MEMORY_AGE_NS) {
 		uint64_t ours = pin_cgroup_space(NULL, "/proc/self/cgroup");
 		s->memory.available = memory_available();
 		/* 0: unknown */
 		s->memory.available =
 			ours && ours < s->memory.available ? ours : s->memory.available;
-		s->memory.seen_ns = now_ns();
+		s->memory.seen_ns = monotonic_ns();
 	}
 	uint64_t space = v.f_bavail * v.f_frsize, memory = s->memory.available;
 	if (memory < UINT64_MAX - s->pool.bytes) /* ours to give */

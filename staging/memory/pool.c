@@ -377,7 +377,7 @@ void *pool_main(void *arg)
 			if (due)
 				sleeper_wake(&s->watch); /* it makes files ready */
 			due = false;
-			staging_wait_until(&s->pool.cond, &s->lock, now_ns() + 200000000u);
+			staging_wait_until(&s->pool.cond, &s->lock, monotonic_ns() + 200000000u);
 		}
 		stop = s->stop;
 		pthread_mutex_unlock(&s->lock);

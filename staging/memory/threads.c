@@ -24,7 +24,7 @@ void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns)
 {
 	if (atomic_exchange(&l->woken, false))
 		return;
-	uint64_t now = now_ns(), tick = now + TICK_NS;
+	uint64_t now = monotonic_ns(), tick = now + TICK_NS;
 	bool lately = now - l->busy_ns < LINGER_NS;
 
 	if (lately && (!deadline_ns || deadline_ns > tick))
@@ -41,14 +41,14 @@ void sleeper_wait(struct staging *s, struct sleeper *l, uint64_t deadline_ns)
 
 void sleeper_wake(struct sleeper *l)
 {
-	l->busy_ns = now_ns();
+	l->busy_ns = monotonic_ns();
 	atomic_store(&l->woken, true);
 	pthread_cond_broadcast(&l->cond);
 }
 
 void sleeper_nudge(struct sleeper *l, bool now)
 {
-	l->busy_ns = now_ns();
+	l->busy_ns = monotonic_ns();
 	if (now || l->deep)
 		pthread_cond_signal(&l->cond);
 }
@@ -56,17 +56,17 @@ void sleeper_nudge(struct sleeper *l, bool now)
 uint64_t sf_wait_begins(struct staging *s)
 {
 	s->st.waits++;
-	return now_ns();
+	return monotonic_ns();
 }
 
 void sf_wait_ends(struct staging *s, uint64_t since)
 {
-	s->st.wait_ns += now_ns() - since;
+	s->st.wait_ns += monotonic_ns() - since;
 }
 
 void sf_waited(struct staging *s, uint64_t since)
 {
-	uint64_t ns = now_ns() - since;
+	uint64_t ns = monotonic_ns() - since;
 	if (ns < WAIT_TOLD_NS)
 		return;
 	LOCK_SCOPE(&s->lock);

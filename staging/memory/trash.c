@@ -48,7 +48,7 @@ bool trash_wait(struct staging *s)
 	bool waited = false;
 	while (s->started && !s->stop && s->trash.cleaning) {
 		waited = true;
-		staging_wait_until(&s->done_cond, &s->lock, now_ns() + 50000000u);
+		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 50000000u);
 	}
 	return waited;
 }

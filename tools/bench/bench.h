@@ -11,6 +11,9 @@
 #ifndef CAIRN_BENCH_H
 #define CAIRN_BENCH_H
 
+#include "io/clock.h"
+#include "io/keys.h"
+
 #include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -91,7 +94,6 @@ int bench_cmd_latency(struct bench *b);
 extern volatile sig_atomic_t bench_stop;
 
 double bench_now(void);
-void bench_sleep_ms(unsigned ms);
 
 /* Maps `len` touched bytes that are neither zero nor equal. NULL: see errno. */
 char *bench_source(uint64_t len);

@@ -66,10 +66,7 @@ struct bench {
 
 static double now(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
+	return (double)monotonic_ns() * 1e-9;
 }
 
 static double cpu_seconds(void)

@@ -182,7 +182,7 @@ static void rank_main(struct rank *k)
 		}
 		bench_barrier_wait(&k->sh->bar, k->b->ranks);
 		while (bench_now() - begun < k->b->pace_ms / 1e3 && !atomic_load(&k->sh->over))
-			bench_sleep_ms(2);
+			sleep_ms(2);
 	}
 	_exit(0);
 }
@@ -254,14 +254,14 @@ static int watch(struct bench *b, struct bench_place *p, struct shared *sh, doub
 	int err = 0;
 
 	while (!bench_stop && !err && *killed < b->kills) {
-		bench_sleep_ms(b->every_ms);
+		sleep_ms(b->every_ms);
 		err = kill_worker(p, &when[*killed]);
 		*killed += !err;
 	}
 	while (!bench_stop && !err && atomic_load(&sh->steps) < b->rounds)
-		bench_sleep_ms(50);
+		sleep_ms(50);
 	if (b->kills && !err)
-		bench_sleep_ms(2000);
+		sleep_ms(2000);
 	atomic_store(&sh->last, true);
 	return bench_stop ? -EINTR : err;
 }

@@ -27,17 +27,7 @@ volatile sig_atomic_t bench_stop;
 
 double bench_now(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-void bench_sleep_ms(unsigned ms)
-{
-	struct timespec t = {ms / 1000, (ms % 1000) * 1000000L};
-
-	nanosleep(&t, NULL);
+	return (double)monotonic_ns() * 1e-9;
 }
 
 char *bench_source(uint64_t len)
@@ -164,7 +154,7 @@ int bench_place_open(struct bench_place *p)
 	if (statfs(p->path, &fs))
 		return -errno;
 	p->tmpfs = fs.f_type == TMPFS_MAGIC;
-	p->cairn = getxattr(p->path, "user.cairn.state", state, sizeof(state)) > 0;
+	p->cairn = getxattr(p->path, KEY_STATE, state, sizeof(state)) > 0;
 	p->disk = !p->tmpfs && (p->cairn || fs.f_type != FUSE_MAGIC);
 	if (p->cairn)
 		/* a mount without a status file is still measured, without its CPU */
@@ -214,7 +204,7 @@ static int cairn_durable(const char *path)
 	ssize_t n;
 
 	while (!bench_stop) {
-		n = getxattr(path, "user.cairn.state", state, sizeof(state) - 1);
+		n = getxattr(path, KEY_STATE, state, sizeof(state) - 1);
 		if (n < 0)
 			return -errno;
 		state[n] = '\0';
@@ -222,7 +212,7 @@ static int cairn_durable(const char *path)
 			return 0;
 		if (!strcmp(state, "failed"))
 			return -EIO;
-		bench_sleep_ms(POLL_MS);
+		sleep_ms(POLL_MS);
 	}
 	return -EINTR;
 }
@@ -262,7 +252,7 @@ void bench_settle(const struct bench_place *p)
 				    ROUNDING >=
 			    status_number(json, "pool_target_bytes"))
 			return;
-		bench_sleep_ms(20);
+		sleep_ms(20);
 	}
 }
 

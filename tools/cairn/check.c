@@ -97,8 +97,8 @@ static void check_sum(struct check *k, size_t i)
 	if (!ckpt_is_own(k->c, i))
 		return;
 	if (k->c->on_mount)
-		xattr_at(k->c->dir, name, XATTR_STATE, state, sizeof(state));
-	if (xattr_at(k->c->dir, name, XATTR_CHECKSUM, want, sizeof(want)) ||
+		xattr_at(k->c->dir, name, KEY_STATE, state, sizeof(state));
+	if (xattr_at(k->c->dir, name, KEY_CHECKSUM, want, sizeof(want)) ||
 	    strncmp(want, "xxh3:", 5) || strcmp(state, "durable")) {
 		k->no_sums++;
 		return;

@@ -28,11 +28,11 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 	n->mtime = st.st_mtim;
 	if (ckpt_commit_of(n->name, 0, buf) &&
 	    !xattr_at(c->dir, n->name, CKPT_OVER_KEY, over, sizeof(over))) {
-		xattr_at(c->dir, n->name, XATTR_CHECKSUM, sum, sizeof(sum));
+		xattr_at(c->dir, n->name, KEY_CHECKSUM, sum, sizeof(sum));
 		ckpt_over_parse(over, sum, &n->over);
 	}
 	if (c->on_mount && S_ISREG(st.st_mode)) {
-		xattr_at(c->dir, n->name, XATTR_STATE, state, sizeof(state));
+		xattr_at(c->dir, n->name, KEY_STATE, state, sizeof(state));
 		n->open = !strcmp(state, "open");
 	}
 	if (st.st_mtim.tv_sec > newest->tv_sec)
@@ -363,9 +363,9 @@ static void durability(const struct ckpt *c, char *buf, size_t cap)
 	if (!c->on_mount)
 		return;
 	if (c->alone)
-		xattr_at(c->dir, c->names.v[0], XATTR_STATE, buf, cap);
+		xattr_at(c->dir, c->names.v[0], KEY_STATE, buf, cap);
 	else
-		xattr_of_fd(c->dir, XATTR_STATE, buf, cap);
+		xattr_of_fd(c->dir, KEY_STATE, buf, cap);
 }
 
 bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)

@@ -18,6 +18,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "io/clock.h"
+#include "io/keys.h"
 #include "io/mounts/mounts.h"
 #include "json.h"
 
@@ -144,15 +146,6 @@ int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t 
 int complain_status(const struct location *p, int err);
 
 /* ---- xattrs and status of a file ---------------------------------------------- */
-
-#define XATTR_STATE "user.cairn.state"
-#define XATTR_ERROR "user.cairn.error"
-#define XATTR_CHECKSUM "user.cairn.checksum"
-#define XATTR_PENDING "user.cairn.pending"
-#define XATTR_HELD "user.cairn.held"
-#define XATTR_LANE "user.cairn.lane"
-#define XATTR_WAIT "user.cairn.wait"
-#define XATTR_LATEST "user.cairn.latest"
 
 /* Value of an xattr as text, NUL-terminated ("" on error). 0 or -errno, -ERANGE if it is longer
  * than cap - 1, -ENODATA if there is none. fd may be O_PATH; the second never follows a symlink. */

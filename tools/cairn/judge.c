@@ -29,7 +29,7 @@ enum finding unreadable(struct file *f, const char *what, int err)
 static enum finding store_checksum(struct verify *v, int fd, struct file *f,
 				   char out[CAIRN_SUM_LEN])
 {
-	int err = xattr_of_fd(fd, XATTR_CHECKSUM, out, CAIRN_SUM_LEN);
+	int err = xattr_of_fd(fd, KEY_CHECKSUM, out, CAIRN_SUM_LEN);
 
 	if (err == -EOPNOTSUPP)
 		err = v->side ? 0 : sidecar_open(v->store, &v->side);
@@ -81,7 +81,7 @@ static enum finding read_and_compare(struct verify *v, struct file *f)
 /* What the mount reports about the file now; IS_OK if it can be compared. */
 static enum finding ask_mount(struct file *f)
 {
-	int err = xattr_at(f->dirfd, f->name, XATTR_STATE, f->state, sizeof(f->state));
+	int err = xattr_at(f->dirfd, f->name, KEY_STATE, f->state, sizeof(f->state));
 
 	if (err == -ENOENT)
 		return IS_GONE;
@@ -91,7 +91,7 @@ static enum finding ask_mount(struct file *f)
 		snprintf(f->why, sizeof(f->why), "%s", f->state);
 		return IS_NOT_DURABLE;
 	}
-	err = xattr_at(f->dirfd, f->name, XATTR_CHECKSUM, f->want, sizeof(f->want));
+	err = xattr_at(f->dirfd, f->name, KEY_CHECKSUM, f->want, sizeof(f->want));
 	if (!err && !strncmp(f->want, "xxh3:", 5))
 		return IS_OK;
 	snprintf(f->why, sizeof(f->why), "no checksum");

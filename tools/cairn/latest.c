@@ -178,7 +178,7 @@ static int ask_daemon(const struct search *s, char **below)
 	ssize_t n = -1;
 
 	if (s->on_mount && !s->verbose)
-		n = getxattr(s->top, XATTR_LATEST, path, sizeof(path) - 1);
+		n = getxattr(s->top, KEY_LATEST, path, sizeof(path) - 1);
 	if (n < 0)
 		return s->on_mount && !s->verbose && errno == ENODATA ? -ENOENT : -EOPNOTSUPP;
 	path[n] = '\0';

@@ -143,23 +143,23 @@ static int fill(struct listing *l, int dirfd, const char *name, struct row *r)
 	if (fstatat(dirfd, name, &r->st, AT_SYMLINK_NOFOLLOW))
 		return -errno;
 	if (l->p->on_mount)
-		xattr_at(dirfd, name, XATTR_STATE, r->state, sizeof(r->state));
+		xattr_at(dirfd, name, KEY_STATE, r->state, sizeof(r->state));
 	look_for_ckpt(l, dirfd, r);
 	if (S_ISDIR(r->st.st_mode) && (o->longer || o->json || r->kind.format != CKPT_NONE))
 		sum_up(l, dirfd, r);
 	if (!o->longer && !o->json)
 		return 0;
 	if (S_ISREG(r->st.st_mode)) {
-		xattr_at(dirfd, name, XATTR_CHECKSUM, r->sum, sizeof(r->sum));
+		xattr_at(dirfd, name, KEY_CHECKSUM, r->sum, sizeof(r->sum));
 		if (l->p->on_mount)
-			xattr_at(dirfd, name, XATTR_LANE, r->lane, sizeof(r->lane));
+			xattr_at(dirfd, name, KEY_LANE, r->lane, sizeof(r->lane));
 		if (!strcmp(r->lane, "none"))
 			r->lane[0] = '\0';
 	}
 	if (l->p->on_mount)
-		xattr_at(dirfd, name, XATTR_PENDING, r->pending, sizeof(r->pending));
+		xattr_at(dirfd, name, KEY_PENDING, r->pending, sizeof(r->pending));
 	if (!strcmp(r->state, "failed"))
-		xattr_at(dirfd, name, XATTR_ERROR, r->error, sizeof(r->error));
+		xattr_at(dirfd, name, KEY_ERROR, r->error, sizeof(r->error));
 	if (S_ISLNK(r->st.st_mode))
 		r->target = link_target(dirfd, name);
 	return 0;
@@ -496,7 +496,7 @@ static void read_self(struct listing *l)
 		return;
 	fstatat(l->p->fd, "", &r->st, AT_EMPTY_PATH);
 	if (l->p->on_mount)
-		xattr_of_fd(l->p->fd, XATTR_STATE, r->state, sizeof(r->state));
+		xattr_of_fd(l->p->fd, KEY_STATE, r->state, sizeof(r->state));
 	if (!ckpt_is_loose(&r->kind)) /* theirs are counted one by one */
 		sum_up(l, l->p->fd, r);
 }

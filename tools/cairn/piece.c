@@ -171,7 +171,7 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 	}
 	o->dev = st.st_dev;
 	o->ino = st.st_ino;
-	xattr_of_fd(o->fd, XATTR_CHECKSUM, o->sum, sizeof(o->sum));
+	xattr_of_fd(o->fd, KEY_CHECKSUM, o->sum, sizeof(o->sum));
 	return 0;
 }
 

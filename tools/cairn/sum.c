@@ -138,7 +138,7 @@ void sidecar_close(struct sidecar *s)
 
 int sidecar_sum(struct sidecar *s, int dirfd, const char *name, char out[CAIRN_SUM_LEN])
 {
-	ssize_t n = io_get_xattr(s->store, dirfd, name, XATTR_CHECKSUM, out, CAIRN_SUM_LEN - 1);
+	ssize_t n = io_get_xattr(s->store, dirfd, name, KEY_CHECKSUM, out, CAIRN_SUM_LEN - 1);
 
 	out[n < 0 ? 0 : n] = '\0';
 	return n < 0 ? (int)n : 0;

@@ -12,21 +12,13 @@
 
 double now_s(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+	return (double)monotonic_ns() / 1e9;
 }
 
 void sleep_s(double s)
 {
-	struct timespec t;
-
-	if (s <= 0)
-		return;
-	t.tv_sec = (time_t)s;
-	t.tv_nsec = (long)((s - (double)t.tv_sec) * 1e9);
-	nanosleep(&t, NULL);
+	if (s > 0)
+		sleep_ms((uint64_t)(s * 1e3));
 }
 
 char *put_number(char *p, uint64_t n)

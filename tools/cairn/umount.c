@@ -125,7 +125,7 @@ static int drain(struct unmounting *u)
 			say_held(u, d);
 			break;
 		}
-		xattr_of_fd(u->p.root, XATTR_PENDING, pending, sizeof(pending));
+		xattr_of_fd(u->p.root, KEY_PENDING, pending, sizeof(pending));
 		left = strtoull(pending, NULL, 10);
 		if (late(u))
 			return complain_late(u, d, left);

@@ -71,10 +71,10 @@ static bool say_failed_file(const struct target *t)
 		return false;
 	while (walk_next(w, &it) != WALK_END) {
 		if (it.what != WALK_ENTRY || S_ISDIR(it.st.st_mode) ||
-		    xattr_at(it.dirfd, it.name, XATTR_STATE, value, sizeof(value)) ||
+		    xattr_at(it.dirfd, it.name, KEY_STATE, value, sizeof(value)) ||
 		    strcmp(value, "failed"))
 			continue;
-		xattr_at(it.dirfd, it.name, XATTR_ERROR, value, sizeof(value));
+		xattr_at(it.dirfd, it.name, KEY_ERROR, value, sizeof(value));
 		complain("%s/%s failed: %s", t->p.arg, it.path, *value ? value : "no reason given");
 		return true;
 	}
@@ -104,7 +104,7 @@ static void say_failed(struct target *t)
 	t->done = t->failed = true;
 	if (say_refused(t) || say_failed_file(t))
 		return;
-	xattr_of_fd(t->p.fd, XATTR_ERROR, why, sizeof(why));
+	xattr_of_fd(t->p.fd, KEY_ERROR, why, sizeof(why));
 	complain("%s failed: %s", t->p.arg, *why ? why : "see `cairn status`");
 }
 
@@ -130,7 +130,7 @@ static bool check_held(struct target *t)
 {
 	char why[512] = "";
 
-	if (xattr_of_fd(t->p.fd, XATTR_HELD, why, sizeof(why)) || !*why)
+	if (xattr_of_fd(t->p.fd, KEY_HELD, why, sizeof(why)) || !*why)
 		return false;
 	complain("%s waits for another node, for %s; to publish it as it is: `cairn commit --force "
 		 "DIR`",
@@ -174,7 +174,7 @@ static void say_lost(struct target *t, int err)
 static void check(struct target *t, bool ask_status)
 {
 	char pending[32] = "0";
-	int err = xattr_of_fd(t->p.fd, XATTR_STATE, t->state, sizeof(t->state));
+	int err = xattr_of_fd(t->p.fd, KEY_STATE, t->state, sizeof(t->state));
 
 	if (err != -ENODATA && is_removed(t))
 		err = -ENOENT;
@@ -182,7 +182,7 @@ static void check(struct target *t, bool ask_status)
 		say_lost(t, err);
 		return;
 	}
-	xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending));
+	xattr_of_fd(t->p.fd, KEY_PENDING, pending, sizeof(pending));
 	t->pending = strtoull(pending, NULL, 10);
 	if (is_done(t))
 		t->done = true;
@@ -302,12 +302,12 @@ static void wait_key(const struct waiting *w, char *key, size_t cap)
 	double most = w->bar.quiet ? CALL_MAX_S : w->bar.tty ? BAR_EVERY_S : LINE_EVERY_S;
 
 	if (w->bar.quiet && !w->deadline) {
-		snprintf(key, cap, "%s", XATTR_WAIT);
+		snprintf(key, cap, "%s", KEY_WAIT);
 		return;
 	}
 	if (w->deadline && left < most)
 		most = left > 0 ? left : 0;
-	snprintf(key, cap, "%s.%.0f", XATTR_WAIT, ceil(most * 1000));
+	snprintf(key, cap, "%s.%.0f", KEY_WAIT, ceil(most * 1000));
 }
 
 static void show_left(struct waiting *w, const struct target *now)
@@ -319,7 +319,7 @@ static void show_left(struct waiting *w, const struct target *now)
 		char pending[32] = "0";
 
 		if (!t->done && t != now &&
-		    !xattr_of_fd(t->p.fd, XATTR_PENDING, pending, sizeof(pending)))
+		    !xattr_of_fd(t->p.fd, KEY_PENDING, pending, sizeof(pending)))
 			t->pending = strtoull(pending, NULL, 10);
 		left += t->done ? 0 : t->pending;
 	}

@@ -29,7 +29,6 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-#define BUFFER_KEY "user.cairn.buffer"
 #define SMALLEST (64u << 10)
 #define REST 2 /* epochs from a use to the next */
 /* between shards of one checkpoint there is less, between two there is a training step */
@@ -143,7 +142,7 @@ static enum answer ask(const cairn_stage *stage, const struct stage_buffer *b)
 
 	if (stage->stand_in)
 		return ANSWER_FREE;
-	n = fgetxattr(b->fd, BUFFER_KEY, text, sizeof(text));
+	n = fgetxattr(b->fd, KEY_BUFFER, text, sizeof(text));
 	if (n == 4 && !memcmp(text, "free", 4))
 		return ANSWER_FREE;
 	if (n == 4 && !memcmp(text, "lent", 4))

@@ -18,7 +18,6 @@
 #define RENAME_NOREPLACE 1
 #endif
 
-#define DEVICE_KEY "user.cairn.device"
 #define TRIES 8
 
 int file_split(const char *path, int *dir, char **name)
@@ -62,9 +61,9 @@ static int hidden_name(const char *name, char *buf, size_t size)
 void file_device(int fd, const char *text)
 {
 	if (*text)
-		fsetxattr(fd, DEVICE_KEY, text, strlen(text), 0);
+		fsetxattr(fd, KEY_DEVICE, text, strlen(text), 0);
 	else
-		fremovexattr(fd, DEVICE_KEY);
+		fremovexattr(fd, KEY_DEVICE);
 }
 
 /* ---- linking ---- */

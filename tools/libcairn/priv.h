@@ -28,6 +28,8 @@
 
 #include "cairn.h"
 #include "cuda_dl.h"
+#include "io/clock.h"
+#include "io/keys.h"
 #include "io/locks.h"
 
 static inline void cairn_free_ptr(void *p)

@@ -14,11 +14,7 @@
 #include <time.h>
 
 #define FUSE_MAGIC 0x65735546
-#define STATE_KEY "user.cairn.state"
-#define WAIT_KEY "user.cairn.wait"
 #define CALL_MAX_MS 30000 /* the next worker measures the time of a call anew */
-#define ERROR_KEY "user.cairn.error"
-#define DEVICE_KEY "user.cairn.device"
 #define POLL_MIN_MS 1
 #define POLL_MAX_MS 50
 
@@ -43,28 +39,18 @@ static int mount_value(const char *path, const char *key, char *buf, size_t size
 
 int mount_state(const char *path, char *buf, size_t size)
 {
-	return mount_value(path, STATE_KEY, buf, size);
+	return mount_value(path, KEY_STATE, buf, size);
 }
 
 int64_t now_ms(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000ll + t.tv_nsec / 1000000;
-}
-
-static void sleep_ms(int64_t ms)
-{
-	struct timespec t = {ms / 1000, ms % 1000 * 1000000};
-
-	nanosleep(&t, NULL);
+	return (int64_t)(monotonic_ns() / 1000000);
 }
 
 static int wait_failed(const char *path)
 {
 	char why[256];
-	ssize_t n = getxattr(path, ERROR_KEY, why, sizeof(why) - 1);
+	ssize_t n = getxattr(path, KEY_ERROR, why, sizeof(why) - 1);
 
 	why[n > 0 ? n : 0] = '\0';
 	return fail(-EIO,
@@ -102,10 +88,10 @@ static int sync_path(const char *path)
  * -ENODATA also where the daemon has no such call. */
 static int await_state(const char *path, int64_t left_ms, char *buf, size_t size)
 {
-	char key[64] = WAIT_KEY;
+	char key[64] = KEY_WAIT;
 
 	if (left_ms >= 0)
-		snprintf(key, sizeof(key), WAIT_KEY ".%lld",
+		snprintf(key, sizeof(key), KEY_WAIT ".%lld",
 			 (long long)(left_ms < CALL_MAX_MS ? left_ms : CALL_MAX_MS));
 	return mount_value(path, key, buf, size);
 }
@@ -131,7 +117,7 @@ int cairn_wait(const char *path, int timeout_ms)
 			polls |= err == -ENODATA;
 			err = mount_state(path, state, sizeof(state));
 			if (!err && strcmp(state, "durable") && strcmp(state, "failed") && left)
-				sleep_ms(left < 0 || nap < left ? nap : left);
+				sleep_ms((uint64_t)(left < 0 || nap < left ? nap : left));
 			nap = nap * 2 < POLL_MAX_MS ? nap * 2 : POLL_MAX_MS;
 		}
 		if (err || !strcmp(state, "durable"))
@@ -153,7 +139,7 @@ int cairn_device(const char *path, char *buf, size_t size)
 
 	if (!path || (!buf && size))
 		return fail(-EINVAL, "no path, or no buffer");
-	n = getxattr(path, DEVICE_KEY, text, sizeof(text) - 1);
+	n = getxattr(path, KEY_DEVICE, text, sizeof(text) - 1);
 	if (n < 0 && (errno == ENODATA || errno == EOPNOTSUPP))
 		return fail(-ENODATA, "%s: no device is recorded", path);
 	if (n < 0)

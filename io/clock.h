@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Time for deadlines and intervals: CLOCK_MONOTONIC.
+ */
+#ifndef CAIRN_IO_CLOCK_H
+#define CAIRN_IO_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t monotonic_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void sleep_ms(uint64_t ms)
+{
+	struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000 * 1000000)};
+
+	nanosleep(&t, NULL);
+}
+
+#endif
