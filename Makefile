@@ -256,7 +256,8 @@ $(foreach m,$(FS_MODULES),$(eval $(call fs_layer,$(m))))
 SHIM := $(BUILD)/tests/libshim.a
 SHIM_SRC := $(wildcard tests/unit/*.c)
 
-$(BUILD)/tests/unit_staging_ack: $(BUILD)/obj/tests/unit/staging_ack.o $(call obj,tests/unit/engine_shim.c) \
+$(BUILD)/tests/unit_staging_ack $(BUILD)/tests/unit_staging_early: $(BUILD)/tests/unit_%: \
+		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/engine_shim.c) \
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 

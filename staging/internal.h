@@ -24,11 +24,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "io/clock.h"
 #include "io/keys.h"
 #include "io/scope.h"
+#include "io/sum/sum.h"
 #include "staging/staging.h"
 
 /* expected size from which the huge=always tmpfs is used */
@@ -101,6 +103,29 @@ enum pend_state {
 	PEND_FAILED, /* SEAL: no more attempts; publication halts here */
 };
 
+/* What is written of a file to its unpublished file while it is still written; early.c. Under
+ * s->lock, unless said otherwise. */
+#define EARLY_CHUNK (8ull << 20)
+struct early {
+	atomic_uint refs; /* the file's or its pending version's, and a thread's */
+	uint64_t tmp_id;
+	int fd; /* of that file, a descriptor of its own */
+	bool busy; /* a chunk is being written */
+	bool over; /* sealed, dropped or failed: no chunk is begun any more */
+	uint64_t end; /* bytes [0, end), whole chunks, are there; constant once over and not busy */
+	uint64_t allocated; /* f->io.lock */
+	struct io_digest *sum; /* of each chunk, as it was written */
+	size_t cap;
+};
+static inline void early_unref(struct early *e)
+{
+	if (!e || atomic_fetch_sub(&e->refs, 1) != 1)
+		return;
+	close(e->fd);
+	free(e->sum);
+	free(e);
+}
+
 /* An ordered record that is pending. In s->order.pend: those set aside, sorted by `accepted`, then
  * the others, sorted by seq. */
 struct pend {
@@ -113,6 +138,7 @@ struct pend {
 	int tmp_fd;
 	bool direct;
 	bool snapshot; /* by fsync: the file is still written */
+	struct early *early; /* what tmp_id had before the seal; NULL */
 	/* a store file that it may be a clone of; -1; clone.c */
 	int source;
 	bool cloned; /* it is one */
@@ -233,6 +259,9 @@ struct staged_io {
 	uint64_t promised; /* or bytes of the reserve, for a small one */
 	uint64_t held_from, held_to; /* range for which space_for_write allocated blocks */
 	uint64_t torn_at; /* offset at which a write failed */
+	/* what the file tmp_id has already, changed under s->lock, too; NULL */
+	struct early *early;
+	bool no_early; /* it failed: not tried again */
 };
 
 struct staged {
@@ -533,9 +562,10 @@ struct staging {
 	struct sleeper pub; /* publisher */
 	struct sleeper watch;
 	struct sleeper ahead;
+	struct sleeper early;
 	uint64_t ahead_busy_ns; /* when a file last grew or was opened */
 	pthread_cond_t done_cond; /* drain, space */
-	pthread_t watcher, aheader;
+	pthread_t watcher, aheader, early_writer;
 	bool started, stop;
 	struct staging_stats st; /* only the counters */
 };

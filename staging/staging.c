@@ -58,6 +58,7 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	cond_init(&s->pub.cond);
 	cond_init(&s->watch.cond);
 	cond_init(&s->ahead.cond);
+	cond_init(&s->early.cond);
 	cond_init(&s->pool.cond);
 	cond_init(&s->done_cond);
 	cond_init(&s->trash.cond);
@@ -119,6 +120,8 @@ int staging_start(struct staging *s)
 		return -EAGAIN;
 	if (pthread_create(&s->trash.thread, NULL, trash_main, s))
 		return -EAGAIN;
+	if (!s->o.no_early && pthread_create(&s->early_writer, NULL, early_main, s))
+		return -EAGAIN;
 	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
 		return -EAGAIN;
 	return dedup_start(s);
@@ -162,6 +165,7 @@ static void stop_threads(struct staging *s)
 	sleeper_wake(&s->pub);
 	sleeper_wake(&s->watch);
 	sleeper_wake(&s->ahead);
+	sleeper_wake(&s->early);
 	pthread_cond_broadcast(&s->done_cond);
 	pthread_cond_broadcast(&s->pool.cond);
 	pthread_cond_broadcast(&s->trash.cond);
@@ -178,6 +182,8 @@ static void stop_threads(struct staging *s)
 		pthread_join(s->watcher, NULL);
 	if (s->aheader)
 		pthread_join(s->aheader, NULL);
+	if (s->early_writer)
+		pthread_join(s->early_writer, NULL);
 	if (s->pool.thread)
 		pthread_join(s->pool.thread, NULL);
 	if (s->trash.thread)
@@ -206,6 +212,7 @@ void staging_close(struct staging *s)
 				close(f->io.rw);
 			if (f->io.tmp_fd >= 0)
 				close(f->io.tmp_fd);
+			early_unref(f->io.early);
 			if (f->base.source >= 0)
 				close(f->base.source);
 			free(f);

@@ -226,6 +226,7 @@ struct staging_opts {
 	unsigned mapped_ms;
 	/* else equal files and copies share blocks if the store can */
 	bool no_dedup;
+	bool no_early; /* nothing is persisted before its seal */
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -606,6 +607,7 @@ struct staging_stats_recovered {
 struct staging_stats {
 	uint64_t budget, used, pool, pool_target;
 	uint64_t bytes_staged, bytes_persisted;
+	uint64_t bytes_early; /* persisted while their files were written */
 	/* of opens, writes and closes: for space, memory, the previous version */
 	uint64_t waits, wait_ns;
 	uint64_t errors;

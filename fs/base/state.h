@@ -22,7 +22,7 @@ struct fs_opts {
 	uint64_t staging_bytes, pool_bytes;
 	/* the memory cgroup allows less than this, which was asked for; 0: it does not */
 	uint64_t staging_asked;
-	bool fsync_staged, engine_posix, nopassthrough, nodedup, guard;
+	bool fsync_staged, engine_posix, nopassthrough, nodedup, noearly, guard;
 	bool ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;
 	int numa; /* a node + 1; 0: any */

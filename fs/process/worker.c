@@ -37,6 +37,7 @@ static int open_staging(struct fs *fs)
 			 .patience_ms = fs->o.commit_wait_s * 1000},
 		.outgrown = freeze_ask,
 		.no_dedup = fs->o.nodedup,
+		.no_early = fs->o.noearly,
 		.notice = fs_notice,
 		.ctx = fs,
 	};

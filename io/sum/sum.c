@@ -70,12 +70,19 @@ void io_sum_zeros(struct io_sum *m, uint64_t len)
 	}
 }
 
-void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN])
+struct io_digest io_sum_digest(const struct io_sum *m)
 {
 	XXH128_hash_t h = XXH3_128bits_digest(m->state);
 
-	snprintf(out, IO_CHECKSUM_LEN, "xxh3:%016llx%016llx", (unsigned long long)h.high64,
-		 (unsigned long long)h.low64);
+	return (struct io_digest){.low = h.low64, .high = h.high64};
+}
+
+void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN])
+{
+	struct io_digest d = io_sum_digest(m);
+
+	snprintf(out, IO_CHECKSUM_LEN, "xxh3:%016llx%016llx", (unsigned long long)d.high,
+		 (unsigned long long)d.low);
 }
 
 /* A separate open file description, so that position and flags of fd do not change. */

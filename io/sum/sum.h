@@ -24,6 +24,10 @@ void io_sum_free(struct io_sum *m);
 void io_sum_reset(struct io_sum *m);
 void io_sum_add(struct io_sum *m, const void *bytes, size_t len);
 void io_sum_zeros(struct io_sum *m, uint64_t len);
+struct io_digest {
+	uint64_t low, high;
+};
+struct io_digest io_sum_digest(const struct io_sum *m);
 /* "xxh3:<32 hex>", canonical (big-endian) order, as xxhsum -H2 prints */
 void io_sum_text(const struct io_sum *m, char out[IO_CHECKSUM_LEN]);
 

@@ -16,6 +16,7 @@
 #define SMALL_REST_NS 5000000u
 #define EXTENTS_MAX 65536u /* more holes than this are written as zeros */
 #define COPY_CHUNK (1u << 20)
+#define SUM_PIECE (128u << 10)
 
 /* ---- one version ---- */
 
@@ -23,15 +24,21 @@ struct job {
 	struct staging *s;
 	struct io_queue *q;
 	struct pend *p;
-	struct io_sum *sum;
+	struct io_sum *sum, *chunk_sum;
 	char *buf; /* COPY_CHUNK */
 	struct io_extent *ext;
 	bool no_sum;
+	uint64_t summed; /* bytes that io_write_file need not pass to job_seen */
 };
 
 static void job_seen(void *ctx, const void *bytes, size_t len)
 {
 	struct job *j = ctx;
+	uint64_t skip = len < j->summed ? len : j->summed;
+
+	j->summed -= skip;
+	bytes = (const char *)bytes + skip;
+	len -= skip;
 	io_sum_add(j->sum, bytes, len);
 	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
 }
@@ -46,6 +53,65 @@ static int allocate_data(struct job *j, const struct io_source *src)
 	return err;
 }
 
+/* Is the chunk of the unpublished file what is staged now? Sums it for the version, too. */
+static bool is_chunk_same(struct job *j, const char *at, const struct io_digest *was)
+{
+	io_sum_reset(j->chunk_sum);
+	/* in pieces that stay in the cache for the second sum */
+	for (uint64_t off = 0; off < EARLY_CHUNK; off += SUM_PIECE) {
+		io_sum_add(j->chunk_sum, at + off, SUM_PIECE);
+		job_seen(j, at + off, SUM_PIECE);
+	}
+	struct io_digest is = io_sum_digest(j->chunk_sum);
+	return is.low == was->low && is.high == was->high;
+}
+
+/* What of the file is still to be written, where some was while it was written (early.c); returns
+ * how many extents. */
+static unsigned early_rest(struct job *j, const char *map, struct io_extent *ext)
+{
+	const struct early *e = j->p->early;
+	uint64_t size = j->p->r.size, off = 0;
+	unsigned n = 0;
+
+	for (; off + EARLY_CHUNK <= size && off < e->end; off += EARLY_CHUNK) {
+		if (is_chunk_same(j, map + off, &e->sum[off / EARLY_CHUNK]))
+			continue;
+		if (n && ext[n - 1].off + ext[n - 1].len == off)
+			ext[n - 1].len += EARLY_CHUNK;
+		else if (n < EXTENTS_MAX)
+			ext[n++] = (struct io_extent){off, EARLY_CHUNK};
+		else
+			ext[n - 1].len = off + EARLY_CHUNK - ext[n - 1].off;
+	}
+	ext[n++] = (struct io_extent){off, size - off};
+	j->summed = off;
+	return n;
+}
+
+/* Its unpublished file has some of it already, in whole: only what differs is written. */
+static bool is_begun(const struct job *j, int from)
+{
+	const struct pend *p = j->p;
+	struct stat st;
+
+	return p->early && p->early->end && p->tmp_id == p->early->tmp_id && p->direct &&
+	       !fstat(from, &st) && !has_holes(&st);
+}
+
+static int write_begun(struct job *j, const char *map)
+{
+	struct io_source src = {
+		.base = map,
+		.size = j->p->r.size,
+		.data = j->ext,
+		.n_data = early_rest(j, map, j->ext),
+		.seen = job_seen,
+		.ctx = j,
+	};
+	return io_write_file(j->q, j->p->tmp_fd, j->p->direct, &src);
+}
+
 static int write_large(struct job *j, int from)
 {
 	struct pend *p = j->p;
@@ -56,7 +122,9 @@ static int write_large(struct job *j, int from)
 	if (!j->ext)
 		j->ext = malloc((EXTENTS_MAX + 1) * sizeof(*j->ext));
 	int err = -ENOMEM;
-	if (j->ext) {
+	if (j->ext && is_begun(j, from)) {
+		err = write_begun(j, map);
+	} else if (j->ext) {
 		struct stat st;
 		struct written w = {.fd = from,
 				    .size = size,
@@ -188,6 +256,9 @@ static int write_bytes(struct job *j)
 
 	io_sum_reset(j->sum);
 	j->no_sum = false;
+	j->summed = 0;
+	if (p->early)
+		early_settle(j->s, p->early);
 	if (f->spilled && !p->snapshot)
 		return sum_spilled(j);
 	staging_sf_name(f->id, name);
@@ -321,7 +392,8 @@ static void job_run(struct job *j)
 
 static void *persist(struct staging *s, bool small)
 {
-	struct job j = {.s = s, .sum = io_sum_new(), .buf = malloc(COPY_CHUNK)};
+	struct job j = {
+		.s = s, .sum = io_sum_new(), .chunk_sum = io_sum_new(), .buf = malloc(COPY_CHUNK)};
 	struct sleeper *bed = small ? &s->small_work : &s->work;
 	uint64_t until = 0;
 
@@ -329,7 +401,7 @@ static void *persist(struct staging *s, bool small)
 	pthread_mutex_lock(&s->lock);
 	if (!small)
 		j.q = s->drain.queues[s->drain.n_persist++];
-	while (j.sum && j.buf) {
+	while (j.sum && j.chunk_sum && j.buf) {
 		bool due = !small || s->drain.n_large == s->drain.n_persist;
 		j.p = due ? next_job(s, small, &until) : NULL;
 		if (!j.p) {
@@ -347,6 +419,7 @@ static void *persist(struct staging *s, bool small)
 	}
 	pthread_mutex_unlock(&s->lock);
 	io_sum_free(j.sum);
+	io_sum_free(j.chunk_sum);
 	free(j.buf);
 	free(j.ext);
 	return NULL;

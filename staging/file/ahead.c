@@ -169,6 +169,7 @@ void ahead_look(struct staging *s)
 {
 	s->ahead_busy_ns = monotonic_ns();
 	sleeper_nudge(&s->ahead, false);
+	sleeper_nudge(&s->early, false);
 }
 
 int staged_set_times(struct staged *f, const struct timespec ts[2])

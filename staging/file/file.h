@@ -155,4 +155,13 @@ void buffer_sweep(struct staging *s, const char *name); /* takes the lock */
 /* watch.c */
 void *watch_main(void *arg);
 
+/* early.c */
+void *early_main(void *arg);
+/* f's, which is no longer f's, and whose unpublished file is not either; NULL. s->lock held */
+struct early *early_take(struct staged *f);
+/* Waits until nothing is written to it any more. It was taken; s->lock not held */
+void early_settle(struct staging *s, const struct early *e);
+/* Blocks would remain where f has a hole, or behind its end: begin anew. f->io.lock held. */
+bool early_is_useless(const struct staged *f, const struct stat *st);
+
 #endif

@@ -88,6 +88,8 @@ static int reserve_once(struct staged *f)
 		sf_drop_tmp(f); /* from before it was, or from an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
+	if (early_is_useless(f, &st))
+		sf_drop_tmp(f);
 	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->space.checked)
 		return 0;
 	if (promised(f, &st))
@@ -255,6 +257,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	p->tmp_id = f->io.tmp_id;
 	p->tmp_fd = f->io.tmp_fd;
 	p->direct = f->io.tmp_direct;
+	p->early = early_take(f);
 	f->io.tmp_id = 0;
 	f->io.tmp_fd = -1;
 	f->io.tmp_size = 0;

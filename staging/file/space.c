@@ -77,7 +77,7 @@ static uint64_t held_bytes(struct staging *s)
 	uint64_t sum = 0;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
 		uint64_t held = f->sealed.blocks * 512;
-		if (!f->space.checked && !f->spilled && !f->io.tmp_id)
+		if (!f->space.checked && !f->spilled && (!f->io.tmp_id || f->io.early))
 			sum += f->memory.known && f->memory.expected > held ? f->memory.expected
 									    : held;
 	}

@@ -183,6 +183,7 @@ static void remove_bytes(struct staged *f)
 	if (f->moved.under)
 		trash_put(f->s, f->id, -1);
 	f->moved.under = 0;
+	early_unref(early_take(f));
 	if (f->io.tmp_id)
 		trash_put(f->s, f->io.tmp_id, f->io.tmp_fd);
 	f->io.tmp_id = 0;

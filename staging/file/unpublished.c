@@ -23,6 +23,9 @@ void sf_drop_tmp(struct staged *f)
 {
 	if (!f->io.tmp_id)
 		return;
+	pthread_mutex_lock(&f->s->lock);
+	early_unref(early_take(f));
+	pthread_mutex_unlock(&f->s->lock);
 	close(f->io.tmp_fd);
 	io_tmp_remove(f->s->o.store, f->io.tmp_id);
 	f->io.tmp_id = 0;

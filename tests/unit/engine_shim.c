@@ -23,6 +23,8 @@ static enum shim_kind kind_of(enum io_op op)
 	case IO_OP_SYNC_ALL:
 	case IO_OP_SYNC_MARK:
 		return SHIM_SYNC;
+	case IO_OP_WRITE:
+		return SHIM_WRITE;
 	case IO_OP_SYNC_DATA:
 		return SHIM_SYNC_BYTES;
 	default:
