@@ -60,6 +60,7 @@ struct fs {
 	struct resends resends;
 	struct tickets tickets;
 	struct slots slots;
+	struct timings timings;
 	pthread_t upkeep;
 	atomic_bool stopping;
 };

@@ -53,9 +53,13 @@ struct current {
 	/* one of N_THREADS: what waits for long continues on another thread */
 	bool slotted;
 	bool left; /* another thread has its slot: it ends after this request */
+	enum timed_op timed; /* counted in fs->timings when it is answered */
+	uint64_t begun_ns;
 };
 extern _Thread_local struct current current;
 
+/* From now until this request is answered, on whichever thread, counts as one operation. */
+void session_timed(enum timed_op op);
 /* Call it before this thread waits for the store, for a copy or for another thread: another one
  * reads meanwhile. Not with the tree lock held for long; any number of times. */
 void session_may_block(struct fs *fs);

@@ -216,6 +216,29 @@ void session_join(struct fs *fs)
 		sleep_ms(10);
 }
 
+/* ---- how long operations take ---- */
+
+void session_timed(enum timed_op op)
+{
+	current.timed = op;
+	current.begun_ns = monotonic_ns();
+}
+
+static void timed_end(struct fs *fs)
+{
+	struct timing *t = &fs->timings.of[current.timed];
+	unsigned i = 0;
+
+	if (!current.timed)
+		return;
+	uint64_t us = (monotonic_ns() - current.begun_ns) / 1000;
+	for (uint64_t le = 100; i < TIMING_BUCKETS - 1 && us > le; i++)
+		le *= 4;
+	atomic_fetch_add(&t->buckets[i], 1);
+	atomic_fetch_add(&t->sum_us, us);
+	current.timed = TIMED_NONE;
+}
+
 struct offload {
 	struct fs *fs;
 	struct current who;
@@ -232,6 +255,7 @@ static void *offload_main(void *arg)
 	current = o.who;
 	current.reads = current.slotted = false;
 	o.fn(o.arg);
+	timed_end(o.fs);
 	atomic_fetch_sub(&o.fs->slots.n_offloaded, 1);
 	return NULL;
 }
@@ -254,6 +278,8 @@ void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg)
 		current.slotted = false;
 		fn(arg);
 		current.slotted = true;
+	} else {
+		current.timed = TIMED_NONE; /* that thread counts it */
 	}
 	pthread_attr_destroy(&detached);
 }
@@ -281,6 +307,7 @@ static void *answer_main(void *arg)
 	while ((n = read_one(a.fs, a.buf, (int)a.slot)) > 0) {
 		current.reads = current.slotted = true;
 		a.fs->wire.answer(a.fs, a.buf, (size_t)n);
+		timed_end(a.fs);
 		if (current.left) {
 			free(a.buf);
 			atomic_fetch_sub(&a.fs->slots.n_offloaded, 1);

@@ -46,6 +46,7 @@ struct processes {
 	atomic_bool keeper_gone;
 	/* CLOCK_MONOTONIC, ns; 0: unknown */
 	uint64_t mounted_ns, worker_ns;
+	char host[65]; /* this machine's name, for metrics */
 };
 
 /* The store's filesystem as store_watch.c saw it last, bytes; 0: not yet. */
@@ -82,6 +83,21 @@ struct wire {
 	/* Answers it, now or by another thread later. No lock is held. */
 	void (*answer)(struct fs *fs, void *buf, size_t len);
 	void (*end)(struct fs *fs); /* no thread receives anything after this */
+};
+
+/* How long operations take, from their decoding to their answer; session.c. */
+enum timed_op {
+	TIMED_NONE,
+	TIMED_OPEN, /* and create */
+	TIMED_CLOSE, /* FLUSH, for which close(2) waits */
+	TIMED_FSYNC,
+	N_TIMED
+};
+#define TIMING_BUCKETS 11u /* up to 100 us, each 4 times the one before, the last without limit */
+struct timings {
+	struct timing {
+		atomic_ullong buckets[TIMING_BUCKETS], sum_us;
+	} of[N_TIMED];
 };
 
 /* Which thread reads requests; session.c. */

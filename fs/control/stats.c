@@ -28,6 +28,9 @@ struct stats_now {
 	uint64_t space_free, space_size, oldest_s;
 	struct staging_pending pending;
 	struct stats_holds holds;
+	bool keeper_alive;
+	const char *host;
+	const struct timings *timings;
 };
 struct wait_calls {
 	uint64_t now, asked;
@@ -88,6 +91,9 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 	now->space_size = atomic_load(&fs->space.size);
 	now->space_known = now->space_size;
 	staging_get_pending(fs->s, &now->pending);
+	now->keeper_alive = !atomic_load(&fs->procs.keeper_gone);
+	now->host = fs->procs.host;
+	now->timings = &fs->timings;
 	now->oldest_s = now->pending.oldest_ns / 1000000000u;
 }
 
@@ -194,13 +200,25 @@ static const struct field {
 	{JSON("", "keeper_gone", FLAG, keeper_gone),
 	 GAUGE("keeper_gone",
 	       "1 if keeper and spare were killed: the worker cannot be restarted.")},
-	{JSON("", "uptime_s", COUNT, now.uptime_s)},
-	{JSON("", "worker_uptime_s", COUNT, now.worker_uptime_s)},
-	{JSON("pending", "files", COUNT, now.pending.files)},
-	{JSON("pending", "bytes", COUNT, now.pending.bytes)},
+	{.at = AT(now.keeper_alive),
+	 .kind = FLAG,
+	 GAUGE("keeper_alive", "1 if a keeper or its spare would restart the worker.")},
+	{JSON("", "uptime_s", COUNT, now.uptime_s),
+	 GAUGE("uptime_seconds", "Time since the mount.")},
+	{JSON("", "worker_uptime_s", COUNT, now.worker_uptime_s),
+	 GAUGE("worker_uptime_seconds", "Time since the worker's last start.")},
+	{JSON("pending", "files", COUNT, now.pending.files),
+	 GAUGE("pending_files", "Versions of files that are closed and not durable.")},
+	{JSON("pending", "bytes", COUNT, now.pending.bytes),
+	 GAUGE("pending_bytes", "Their bytes that are not written to the store yet.")},
 	{JSON("pending", "oldest_s", COUNT, now.oldest_s)},
-	{JSON("space", "free_bytes", COUNT, now.space_free), .needs = AT(now.space_known)},
-	{JSON("space", "size_bytes", COUNT, now.space_size), .needs = AT(now.space_known)},
+	{.at = AT(now.pending.oldest_ns),
+	 .kind = SECONDS,
+	 GAUGE("oldest_pending_seconds", "Age of the oldest change that is not durable.")},
+	{JSON("space", "free_bytes", COUNT, now.space_free), .needs = AT(now.space_known),
+	 GAUGE("store_free_bytes", "Free space of the store's filesystem.")},
+	{JSON("space", "size_bytes", COUNT, now.space_size), .needs = AT(now.space_known),
+	 GAUGE("store_size_bytes", "Size of the store's filesystem.")},
 	{JSON("staging", "dir", TEXT, staging_dir)},
 	{JSON("staging", "budget_bytes", COUNT, s.budget),
 	 GAUGE("budget_bytes", "Staging budget.")},
@@ -245,7 +263,8 @@ static const struct field {
 		 "Bytes written to the store while their files were written.")},
 	{JSON("bytes", "persisted", COUNT, s.bytes_persisted),
 	 COUNTER("persisted_bytes_total", "Bytes published and durable.")},
-	{JSON("bytes", "written", COUNT, calls.write_bytes)},
+	{JSON("bytes", "written", COUNT, calls.write_bytes),
+	 COUNTER("store_written_bytes_total", "Bytes written to files in the store.")},
 	{JSON("bytes", "read", COUNT, bytes_read),
 	 COUNTER("read_bytes_total",
 		 "Bytes read through the daemon (passthrough reads are not seen).")},
@@ -529,66 +548,115 @@ static void write_status(struct stats *st, FILE *f)
 
 /* ---- metrics ---- */
 
-/* The label mount="PATH" of each sample: several mounts of one machine may be scraped together. */
-static char *mount_label(const char *mountpoint)
+/* NAME="VALUE", escaped as the format wants it. */
+static void write_label(FILE *f, const char *name, const char *value)
 {
-	CLEANUP_FREE char *path = strdup(mountpoint);
-	char *label = path ? malloc(2 * strlen(path) + sizeof("mount=\"\"")) : NULL, *to = label;
-
-	if (!label)
-		return NULL;
-	text_plain(path, 0);
-	to = stpcpy(to, "mount=\"");
-	for (const char *p = path; *p; p++) {
-		if (*p == '"' || *p == '\\')
-			*to++ = '\\';
-		*to++ = *p;
-	}
-	strcpy(to, "\"");
-	return label;
+	fprintf(f, "%s=\"", name);
+	for (const char *p = value; *p; p++)
+		fprintf(f, *p == '"' || *p == '\\' ? "\\%c" : "%c", *p);
+	fputc('"', f);
 }
 
-static void write_latency(const struct staging_stats *s, const char *mount, FILE *f)
+/* The labels of each sample: mounts of several machines may be scraped together. NULL: no
+ * memory. */
+static char *common_labels(const struct stats *st)
+{
+	char *labels = NULL;
+	size_t len;
+	FILE *f = open_memstream(&labels, &len);
+
+	if (!f)
+		return NULL;
+	write_label(f, "mount", st->mountpoint);
+	fputc(',', f);
+	write_label(f, "store", st->store);
+	fputc(',', f);
+	write_label(f, "host", st->now.host);
+	if (fclose(f)) {
+		free(labels);
+		return NULL;
+	}
+	text_plain(labels, 0);
+	return labels;
+}
+
+static void write_head(FILE *f, const char *name, const char *type, const char *help)
+{
+	fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\n", name, help, name, type);
+}
+
+/* The rows of a histogram whose first bucket goes up to `le` seconds, each to 4 times that of the
+ * one before, and the last to infinity. */
+static void write_histogram(FILE *f, const char *name, const char *labels, double le,
+			    const uint64_t *buckets, unsigned n, uint64_t sum_us)
 {
 	unsigned long long sum = 0;
-	double le = 0.001;
 
-	fprintf(f, "# HELP cairnfs_persist_latency_seconds From seal to durable.\n"
-		   "# TYPE cairnfs_persist_latency_seconds histogram\n");
-	for (unsigned i = 0; i < STAGING_LATENCY_BUCKETS; i++, le *= 4) {
-		sum += s->latency.buckets[i];
-		if (i + 1 < STAGING_LATENCY_BUCKETS)
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"%.10g\"} %llu\n",
-				mount, le, sum);
+	for (unsigned i = 0; i < n; i++, le *= 4) {
+		sum += buckets[i];
+		if (i + 1 < n)
+			fprintf(f, "cairnfs_%s_bucket{%s,le=\"%.10g\"} %llu\n", name, labels, le,
+				sum);
 		else
-			fprintf(f, "cairnfs_persist_latency_seconds_bucket{%s,le=\"+Inf\"} %llu\n",
-				mount, sum);
+			fprintf(f, "cairnfs_%s_bucket{%s,le=\"+Inf\"} %llu\n", name, labels, sum);
 	}
+	fprintf(f, "cairnfs_%s_sum{%s} %.6f\ncairnfs_%s_count{%s} %llu\n", name, labels,
+		(double)sum_us / 1e6, name, labels, sum);
+}
+
+static void write_timings(const struct stats *st, const char *labels, FILE *f)
+{
+	static const char *const ops[N_TIMED] = {
+		[TIMED_OPEN] = "open", [TIMED_CLOSE] = "close", [TIMED_FSYNC] = "fsync"};
+	const char *name = "operation_duration_seconds";
+
+	write_head(f, name, "histogram", "From the arrival of a call to its answer.");
+	for (unsigned op = TIMED_NONE + 1; op < N_TIMED; op++) {
+		const struct timing *t = &st->now.timings->of[op];
+		CLEANUP_FREE char *more = NULL;
+		uint64_t buckets[TIMING_BUCKETS];
+
+		for (unsigned i = 0; i < TIMING_BUCKETS; i++)
+			buckets[i] = atomic_load(&t->buckets[i]);
+		if (asprintf(&more, "%s,operation=\"%s\"", labels, ops[op]) < 0)
+			more = NULL;
+		if (more)
+			write_histogram(f, name, more, 0.0001, buckets, TIMING_BUCKETS,
+					atomic_load(&t->sum_us));
+	}
+}
+
+static void write_build_info(const struct stats *st, const char *labels, FILE *f)
+{
+	write_head(f, "build_info", "gauge", "1; the version and how the store is served.");
 	fprintf(f,
-		"cairnfs_persist_latency_seconds_sum{%s} "
-		"%.6f\ncairnfs_persist_latency_seconds_count{%s} %llu\n",
-		mount, (double)s->latency.sum_us / 1e6, mount,
-		(unsigned long long)s->latency.count);
+		"cairnfs_build_info{%s,version=\"%s\",engine=\"%s\",fsync=\"%s\",passthrough=\"%"
+		"s\"} "
+		"1\n",
+		labels, st->version, st->engine, st->fsync, st->passthrough ? "yes" : "no");
 }
 
 static void write_metrics(const struct stats *st, FILE *f)
 {
-	CLEANUP_FREE char *mount = mount_label(st->mountpoint);
+	CLEANUP_FREE char *labels = common_labels(st);
 
-	if (!mount)
+	if (!labels)
 		return;
+	write_build_info(st, labels, f);
 	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
 		const void *at = (const char *)st + fd->at;
 		if (!fd->metric)
 			continue;
 		if (fd->help)
-			fprintf(f, "# HELP cairnfs_%s %s\n# TYPE cairnfs_%s %s\n", fd->metric,
-				fd->help, fd->metric, fd->type);
+			write_head(f, fd->metric, fd->type, fd->help);
 		double v = fd->kind == FLAG ? *(const bool *)at : (double)*(const uint64_t *)at;
-		fprintf(f, "cairnfs_%s{%s%s%s} %.17g\n", fd->metric, mount, fd->label ? "," : "",
+		fprintf(f, "cairnfs_%s{%s%s%s} %.17g\n", fd->metric, labels, fd->label ? "," : "",
 			fd->label ? fd->label : "", fd->kind == SECONDS ? v / 1e9 : v);
 	}
-	write_latency(&st->s, mount, f);
+	write_head(f, "persist_latency_seconds", "histogram", "From seal to durable.");
+	write_histogram(f, "persist_latency_seconds", labels, 0.001, st->s.latency.buckets,
+			STAGING_LATENCY_BUCKETS, st->s.latency.sum_us);
+	write_timings(st, labels, f);
 }
 
 void stats_write(struct fs *fs, FILE *f, enum stats_form form, bool all)

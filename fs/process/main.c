@@ -265,6 +265,7 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 	io_store_lock_pid(fs->store, (int)getpid());
 	fs->procs.keeper_pid = (int)getpid();
 	fs->procs.mounted_ns = monotonic_ns();
+	gethostname(fs->procs.host, sizeof(fs->procs.host) - 1);
 	int err = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);
@@ -418,6 +419,7 @@ int main(int argc, char **argv)
 	if (pipe2(pipe_fd, O_CLOEXEC)) {
 		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno),
 			errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+		staging_place_give_up(&fs->place);
 		return 1;
 	}
 	fs->procs.ready_fd = pipe_fd[1];
@@ -426,6 +428,7 @@ int main(int argc, char **argv)
 	pid_t child = fork();
 	if (child < 0) {
 		fprintf(stderr, "cairnfs: fork: %s\n", strerror(errno));
+		staging_place_give_up(&fs->place);
 		return 1;
 	}
 	if (child) {

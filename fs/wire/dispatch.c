@@ -149,8 +149,10 @@ static void do_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_
 		c->create(req, name, mode, fi);
 	else if (err)
 		fuse_reply_err(req, -err);
-	else
+	else {
+		session_timed(TIMED_OPEN);
 		op_create(req, parent, name, mode, fi);
+	}
 }
 
 /* ---- names and attributes ---- */
@@ -247,8 +249,10 @@ static void do_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, EISDIR);
 	else if (req_fs(req)->o.ro && (fi->flags & O_TRUNC || (fi->flags & O_ACCMODE) != O_RDONLY))
 		fuse_reply_err(req, EROFS);
-	else
+	else {
+		session_timed(TIMED_OPEN);
 		op_open(req, id, fi);
+	}
 }
 
 static void do_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
@@ -281,8 +285,10 @@ static void do_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	if (is_control(id))
 		fuse_reply_err(req, 0);
-	else
+	else {
+		session_timed(TIMED_CLOSE);
 		op_flush(req, id, fi);
+	}
 }
 
 static void do_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -301,8 +307,10 @@ static void do_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_fi
 {
 	if (is_control(id) || req_fs(req)->o.ro)
 		fuse_reply_err(req, 0);
-	else
+	else {
+		session_timed(TIMED_FSYNC);
 		op_fsync(req, id, datasync, fi);
+	}
 }
 
 static void do_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,

@@ -233,6 +233,8 @@ static int check_root(const struct staging_place *p)
 	return fs.f_type == TMPFS_MAGIC ? 0 : -ENOTSUP;
 }
 
+static void undo_place(struct staging_place *p);
+
 static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
 {
 	const char *name = NULL;
@@ -253,8 +255,10 @@ static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
 		p->small = open_sub(p, p->base, "small", limit_bytes, "within_size", node);
 		err = p->small < 0 ? p->small : 0;
 	}
-	if (err)
-		staging_place_close(p);
+	if (err == -EWOULDBLOCK)
+		staging_place_close(p); /* another cairnfs has it */
+	else if (err)
+		undo_place(p);
 	return err;
 }
 
@@ -267,9 +271,6 @@ static int make_place(const char *store_id, int node, uint64_t limit_bytes, stru
 		err = open_place(p, node, limit_bytes);
 		if (!err || err == -EWOULDBLOCK)
 			break;
-		rmdir(p->path); /* both succeed only if they are empty */
-		if (p->is_private)
-			rmdir(RUN_DIR);
 		first = first ? first : err;
 	}
 	p->instead_of = first;
@@ -309,11 +310,11 @@ void staging_place_close(struct staging_place *p)
 	}
 }
 
-/* It may be in use, and the kernel frees a file with delay: the name is removed now, the memory
- * when it is unused. */
+/* True also if nothing is mounted there. It may be in use, and the kernel frees a file with delay:
+ * the name is removed now, the memory when it is unused. */
 static bool unmounted(const char *path)
 {
-	return !umount2(path, UMOUNT_NOFOLLOW) ||
+	return !umount2(path, UMOUNT_NOFOLLOW) || errno == EINVAL || errno == ENOENT ||
 	       (errno == EBUSY && !umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW));
 }
 
@@ -329,7 +330,7 @@ void staging_place_remove(struct staging_place *p)
 		snprintf(path, sizeof(path), "%s/%s", p->path, subs[i]);
 		if (p->is_private && !unmounted(path))
 			return;
-		if (!p->is_private && rmdir(path))
+		if (!p->is_private && rmdir(path) && errno != ENOENT)
 			return;
 	}
 	if (p->is_private && !unmounted(p->path))
@@ -359,11 +360,28 @@ static bool is_empty(int dir, const char *const *but, unsigned n_but)
 	return empty;
 }
 
+static const char *const own[] = {"huge", "small", "lock"};
+
+/* Of a start that failed half-way: removes what it made. Without the lock that is a directory at
+ * most: rmdir(2) fails if it contains something or is mounted. */
+static void undo_place(struct staging_place *p)
+{
+	if (p->lock >= 0) {
+		staging_place_give_up(p);
+		return;
+	}
+	staging_place_close(p);
+	rmdir(p->path);
+	if (p->is_private)
+		rmdir(RUN_DIR);
+}
+
 void staging_place_give_up(struct staging_place *p)
 {
-	static const char *const own[] = {"huge", "small", "lock"};
+	bool empty = is_empty(p->base, own, 3) && (p->huge < 0 || is_empty(p->huge, NULL, 0)) &&
+		     (p->small < 0 || is_empty(p->small, NULL, 0));
 
-	if (is_empty(p->base, own, 3) && is_empty(p->huge, NULL, 0) && is_empty(p->small, NULL, 0))
+	if (empty)
 		staging_place_remove(p);
 	else
 		staging_place_close(p);

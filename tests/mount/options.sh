@@ -115,6 +115,12 @@ refused "auto_unmount" "auto_unmount" "$cairnfs" "$store" "$mnt" -o $small,auto_
 if [ "$(id -u)" = 0 ]; then
 	refused "what the mount itself refuses" "mount failed" "$cairnfs" "$store" "$mnt" -o $small,blkdev
 fi
+if [ "$(id -u)" = 0 ]; then	# mkdir succeeds there, mounting a tmpfs does not
+	mkdir "$TMP/tmpfs"
+	refused "staging without CAP_SYS_ADMIN" "staging below" setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \
+		"$cairnfs" "$store" "$mnt" -o $small,staging_dir="$TMP/tmpfs"
+	[ -z "$(ls "$TMP/tmpfs")" ] || complain "a start that failed leaves $(ls "$TMP/tmpfs")"
+fi
 refused "no staging_dir" "$TMP/none" "$cairnfs" "$store" "$mnt" -o $small,staging_dir="$TMP/none"
 
 if [ "$(id -u)" = 0 ]; then
