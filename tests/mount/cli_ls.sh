@@ -72,7 +72,7 @@ expect 0 "$cairn" ls "$s"
 says out '^-          \./  safetensors, 1 file, 486 B, '
 expect 0 "$cairn" ls --json "$s"
 expect 0 "$cairn" check "$s/model.safetensors" "$s"
-[ "$(grep -c '; 0 checksums and 0 CRCs match, 1 files without a checksum; 0 bad$' "$TMP/out")" = 2 ] ||
+[ "$(grep -c '; 0 checksums and 0 CRCs match, 1 file without a checksum; 0 bad$' "$TMP/out")" = 2 ] ||
 	die "check of one file, and of the directory with others: $(cat "$TMP/out")"
 expect 0 "$cairn" ls --json "$s"
 has '"files": 1, "bytes": 486' "$TMP/out" || die "files of others are counted: $(cat "$TMP/out")"

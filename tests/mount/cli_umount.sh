@@ -48,6 +48,7 @@ retry 20 test -e "$TMP/ready" || die "the mapper did not start"
 [ "$(lane "$m/mapped")" = relay ] && late=1 || late=3
 expect $late "$cairn" umount --timeout 0.5 "$m"
 says err "stays mounted"
+[ $late = 1 ] || says err "and 1 change not durable yet"
 is_mounted "$m" || die "unmounted with a file that is not durable"
 kill $mapper
 wait $mapper 2>/dev/null

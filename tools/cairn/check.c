@@ -318,16 +318,16 @@ static void check_index(struct check *k)
 
 static void totals(struct check *k, const struct ckpt_verdict *v)
 {
-	char a[32];
+	char a[32], t[COUNT_ROOM], p[COUNT_ROOM], s[COUNT_ROOM], c[COUNT_ROOM], n[COUNT_ROOM];
 
 	progress_end(&k->bar);
 	print_name(stdout, k->c->path);
-	printf(": %s, %s%s%s; %zu tensors in %llu pieces, %s read; %llu checksums and %llu CRCs "
-	       "match, %llu files without a checksum",
+	printf(": %s, %s%s%s; %s in %s, %s read; %s and %s match, %s without a checksum",
 	       ckpt_format_name(k->c->kind.format), ckpt_state_name(v->state), *v->why ? ": " : "",
-	       v->why, k->c->set ? k->c->set->n_tensors : 0, (unsigned long long)k->pieces,
-	       human_bytes(k->bytes, a), (unsigned long long)k->sums, (unsigned long long)k->crcs,
-	       (unsigned long long)k->no_sums);
+	       v->why, count_of(k->c->set ? k->c->set->n_tensors : 0, "tensor", t),
+	       count_of(k->pieces, "piece", p), human_bytes(k->bytes, a),
+	       count_of(k->sums, "checksum", s), count_of(k->crcs, "CRC", c),
+	       count_of(k->no_sums, "file", n));
 	if (k->refused)
 		printf("; %llu not checked", (unsigned long long)k->refused);
 	printf("; %llu bad\n", (unsigned long long)k->bad);

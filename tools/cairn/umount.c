@@ -53,14 +53,15 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
 	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
 	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
+	char n[COUNT_ROOM];
 
 	progress_end(&u->bar);
 	if (path)
 		complain("%s stays mounted: publication halted%s%s: %s", u->point,
 			 *path ? " at " : "", path, why ? why : "?");
 	else
-		complain("%s stays mounted: %llu files failed: %s", u->point,
-			 (unsigned long long)u64(d, "versions.failed"), last ? last : "?");
+		complain("%s stays mounted: %s failed: %s", u->point,
+			 count_of(u64(d, "versions.failed"), "file", n), last ? last : "?");
 	complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile",
 		 u->point);
 	return CAIRN_FAILED;
@@ -68,11 +69,11 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 
 static int complain_late(struct unmounting *u, const struct json_doc *d, uint64_t left)
 {
-	char size[32];
+	char size[32], n[COUNT_ROOM];
 
 	progress_end(&u->bar);
-	complain("%s stays mounted: %s and %llu changes not durable yet", u->point,
-		 human_bytes(left, size), (unsigned long long)u64(d, "log.pending"));
+	complain("%s stays mounted: %s and %s not durable yet", u->point, human_bytes(left, size),
+		 count_of(u64(d, "log.pending"), "change", n));
 	return CAIRN_TIMEOUT;
 }
 
@@ -97,12 +98,13 @@ static bool drained(const struct json_doc *d)
 static void say_held(struct unmounting *u, const struct json_doc *d)
 {
 	CLEANUP_FREE char *held = json_bytes(d, json_at(d, 0, "held"));
+	char n[COUNT_ROOM];
 
 	progress_end(&u->bar);
-	complain("%s waits for another node (for %llu s); it and %llu changes behind it stay in "
+	complain("%s waits for another node (for %llu s); it and %s behind it stay in "
 		 "staging for the next start",
 		 held ? held : "something", (unsigned long long)u64(d, "holds.since_s"),
-		 (unsigned long long)u64(d, "holds.changes_behind"));
+		 count_of(u64(d, "holds.changes_behind"), "change", n));
 	u->leaves = true;
 }
 
