@@ -340,15 +340,16 @@ static bool wait_one(struct waiting *w, struct target *t)
 			continue;
 		if (err == -ENODATA || err == -EAGAIN || err == -EOPNOTSUPP)
 			return false;
+		bool stuck = !err && (!strcmp(value, "halted") || !strcmp(value, "held"));
 		if (err)
 			say_lost(t, err);
 		else if (!strcmp(value, "durable"))
 			t->done = true;
 		else
-			check(t, !strcmp(value, "halted"));
+			check(t, stuck);
 		if (last && !t->done)
 			break;
-		if (!t->done && (!strcmp(value, "halted") || !strcmp(value, "failed")))
+		if (!t->done && (stuck || !strcmp(value, "failed")))
 			sleep_s(POLL_MIN_S); /* not any more */
 		if (!t->done)
 			show_left(w, t);

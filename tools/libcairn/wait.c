@@ -112,8 +112,9 @@ int cairn_wait(const char *path, int timeout_ms)
 		err = polls ? -ENODATA : await_state(path, left, state, sizeof(state));
 		if (err == -EINTR) /* a signal does not end it */
 			continue;
-		/* halted: it may become durable still. The state says whether it failed */
-		if (err == -ENODATA || (!err && !strcmp(state, "halted"))) {
+		/* it may become durable still. The state says whether it failed */
+		bool stuck = !err && (!strcmp(state, "halted") || !strcmp(state, "held"));
+		if (err == -ENODATA || stuck) {
 			polls |= err == -ENODATA;
 			err = mount_state(path, state, sizeof(state));
 			if (!err && strcmp(state, "durable") && strcmp(state, "failed") && left)
