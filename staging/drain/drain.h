@@ -42,12 +42,13 @@ struct pass {
 		uint64_t seq, tree;
 	} * waiting;
 	size_t n;
-	/* the directory that dir is in, now and when all that is pending is applied; 0: none */
-	uint64_t (*parent)(void *ctx, uint64_t dir, bool later);
+	/* the directory that dir is in when the records before seq are applied; 0: none */
+	uint64_t (*parent)(void *ctx, uint64_t dir, uint64_t seq);
 	/* seq with which the record was accepted that created node, if it passed some of those; 0
 	 * of older ones */
 	uint64_t (*added)(void *ctx, uint64_t node);
 	void *ctx;
+	uint64_t seq; /* pass.c: of the record that is judged */
 };
 /* Must r, which was accepted as seq, wait behind something that was accepted before? */
 bool pass_waits(const struct pass *p, const struct rec *r, uint64_t seq);

@@ -131,9 +131,26 @@ static void ask(struct staging *s, struct pend *p)
 
 /* ---- what waits ---- */
 
-static uint64_t parent_of(void *ctx, uint64_t dir, bool later)
+static uint64_t parent_of(void *ctx, uint64_t dir, uint64_t seq)
 {
-	return later ? dirs_later_parent(ctx, dir) : dirs_parent(ctx, dir);
+	struct staging *s = ctx;
+	uint64_t parent, last;
+
+	dirs_later_parent(s, dir, &parent, &last);
+	if (last < seq)
+		return parent;
+	parent = dirs_parent(s, dir);
+	last = 0;
+	for (const struct pend *p = s->order.pend; p; p = p->next) {
+		bool made = p->r.type == REC_MKDIR,
+		     moved = p->r.type == REC_RENAME && p->r.flags & REC_DIR;
+		if ((!made && !moved) || p->r.node != dir || p->accepted >= seq ||
+		    p->accepted < last)
+			continue;
+		last = p->accepted;
+		parent = made ? p->r.dir : p->r.dir2;
+	}
+	return parent;
 }
 
 static uint64_t added_at(void *ctx, uint64_t node)
@@ -274,8 +291,10 @@ static void resume(struct staging *s)
 		struct pass_waiting w = {
 			.r = &p->r, .seq = p->accepted, .tree = p->held ? p->held->tree : 0};
 		bool stays = err || p->held || pass_waits(&k, &p->r, p->accepted);
-		if (!stays)
+		if (!stays) {
+			aside_note_added(s, &p->r, p->accepted);
 			err = aside_resume(s, link);
+		}
 		if (stays || err) {
 			kept[k.n++] = w;
 			link = &p->next;

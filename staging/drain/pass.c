@@ -75,19 +75,20 @@ static bool is_blocked(const struct pass *p, uint64_t dir)
 	return false;
 }
 
-static bool is_below_blocked(const struct pass *p, uint64_t dir, bool later)
+/* A move that changes the answer waits itself, and blocks what it moves. */
+static bool is_below_blocked(const struct pass *p, uint64_t dir)
 {
 	for (unsigned depth = 0; dir; depth++) {
 		if (depth == DEPTH_MAX || is_blocked(p, dir))
 			return true;
-		dir = p->parent(p->ctx, dir, later);
+		dir = p->parent(p->ctx, dir, p->seq);
 	}
 	return false;
 }
 
 static bool is_in_blocked(const struct name *n, const void *ctx)
 {
-	return is_below_blocked(ctx, n->dir, false) || is_below_blocked(ctx, n->dir, true);
+	return is_below_blocked(ctx, n->dir);
 }
 
 /* ---- records ---- */
@@ -129,6 +130,7 @@ bool pass_waits(const struct pass *all, const struct rec *r, uint64_t seq)
 {
 	struct pass before = *all, *p = &before;
 
+	p->seq = seq;
 	while (p->n && p->waiting[p->n - 1].seq >= seq)
 		p->n--;
 	if (!p->n)

@@ -127,7 +127,7 @@ static void list_aside(struct staging *s, struct pend **link)
 	struct pend *p = *link, **at = o->head;
 
 	if (o->n_aside && p->accepted < o->last_aside)
-		for (at = &o->pend; (*at)->accepted < p->accepted;)
+		for (at = &o->pend; at != o->head && (*at)->accepted < p->accepted;)
 			at = &(*at)->next;
 	else
 		o->last_aside = p->accepted;

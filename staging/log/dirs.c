@@ -18,7 +18,8 @@
 
 struct dir {
 	struct dir *hash_next;
-	uint64_t id, parent, later; /* later: parent after what is pending; 0: the same */
+	uint64_t id, parent;
+	uint64_t later, later_seq; /* its parent after this record; 0: none moves it */
 	char *name;
 	uint64_t moves; /* t->moves when it got its place, or lost it */
 	bool present; /* in the store */
@@ -252,21 +253,24 @@ uint64_t dirs_parent(struct staging *s, uint64_t id)
 	return d ? d->parent : 0;
 }
 
-void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent)
+void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent, uint64_t seq)
 {
 	struct dirs *t = s->dirs;
 	LOCK_SCOPE(&t->lock);
 	struct dir *d = dir_find(t, id);
-	if (d)
+	if (d) {
 		d->later = parent;
+		d->later_seq = seq;
+	}
 }
 
-uint64_t dirs_later_parent(struct staging *s, uint64_t id)
+void dirs_later_parent(struct staging *s, uint64_t id, uint64_t *parent, uint64_t *seq)
 {
 	struct dirs *t = s->dirs;
 	LOCK_SCOPE(&t->lock);
 	struct dir *d = dir_find(t, id);
-	return !d ? 0 : d->later ? d->later : d->parent;
+	*parent = !d ? 0 : d->later ? d->later : d->parent;
+	*seq = d && d->later ? d->later_seq : 0;
 }
 
 /* Opens without the lock: the store may not answer. */

@@ -77,10 +77,11 @@ void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *na
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
 uint64_t dirs_parent(struct staging *s, uint64_t id); /* 0: unknown, or the root's */
-/* id is made or moved there by a pending record */
-void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent);
-/* its parent when all pending records are applied; 0 as above */
-uint64_t dirs_later_parent(struct staging *s, uint64_t id);
+/* id is made or moved there by a pending record, accepted as seq */
+void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent, uint64_t seq);
+/* *parent: where it is when all that is pending is applied; 0 as above. *seq: of the last record
+ * that moves it, 0 if none does. */
+void dirs_later_parent(struct staging *s, uint64_t id, uint64_t *parent, uint64_t *seq);
 int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *buf, size_t cap);
 
 /* refuse.c */

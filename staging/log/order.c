@@ -65,7 +65,7 @@ void pend_add(struct staging *s, struct pend *p, struct staged *sf)
 	dirs_ref(s, r->dir2);
 	if (r->node && (r->type == REC_MKDIR || (r->flags & REC_DIR))) {
 		dirs_ref(s, r->node);
-		dirs_will_be(s, r->node, r->type == REC_MKDIR ? r->dir : r->dir2);
+		dirs_will_be(s, r->node, r->type == REC_MKDIR ? r->dir : r->dir2, r->seq);
 	}
 	*s->order.pend_tail = p;
 	s->order.pend_tail = &p->next;

@@ -95,6 +95,7 @@ struct Options {
 	bool away = false;	// the store was let go of before the replay
 	std::string store;	// "" = the ground's
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
+	std::function<bool(uint64_t dir)> missing;	// does a .metadata there have to wait?
 };
 
 // Staging as a daemon would have it. What is destroyed without clear() is as after a kill:
@@ -120,6 +121,9 @@ public:
 		so.pool_bytes = o.pool;
 		so.no_dedup = o.no_dedup;
 		so.mapped_ms = o.mapped_ms;
+		missing = o.missing;
+		if (missing)
+			so.hold = {is_commit, asks_missing, 1000};
 		so.notice = note;
 		so.ctx = this;
 		if (!err)
@@ -181,7 +185,15 @@ public:
 	std::vector<Seen> replayed;
 	std::function<void(staging *, const rec *)> frontend;
 
+	std::function<bool(uint64_t dir)> missing;
+
 private:
+	static bool is_commit(const char *name) { return !strcmp(name, ".metadata"); }
+	static bool asks_missing(void *ctx, uint64_t, uint64_t dir, int, int, char *what, size_t cap)
+	{
+		snprintf(what, cap, "a shard is not in the store");
+		return static_cast<Staging *>(ctx)->missing(dir);
+	}
 	static void note(void *ctx, const char *text)
 	{
 		auto self = static_cast<Staging *>(ctx);
