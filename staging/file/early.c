@@ -23,6 +23,7 @@
 #define EARLY_BEHIND (32ull << 20)
 #define EARLY_STEP (8 * EARLY_CHUNK) /* until it looks for the file that is furthest behind */
 #define EARLY_FILES 64u /* at once: a descriptor each */
+#define LOOKED_AT 256u /* files, the latest opened: each costs an fstat */
 #define FAST 2u /* bytes per ns that files grow */
 #define TICK_EARLY_NS 10000000u
 #define TICK_QUIET_NS 100000000u
@@ -72,10 +73,11 @@ static bool may_begin(const struct staged *f)
 /* How many bytes of f may be written now; adds f's size to *sizes. s->lock held. */
 static uint64_t behind(const struct staged *f, uint64_t *sizes)
 {
-	uint64_t end = f->io.early ? f->io.early->end : 0;
+	const struct early *e = f->io.early;
+	uint64_t end = e ? e->end : 0;
 	struct stat st;
 
-	if (!may_begin(f) || (f->io.tmp_id && !f->io.early) || f->fd < 0 || fstat(f->fd, &st))
+	if (!may_begin(f) || (e ? e->over : f->io.tmp_id != 0) || f->fd < 0 || fstat(f->fd, &st))
 		return 0;
 	*sizes += (uint64_t)st.st_size;
 	if (has_holes(&st) || (uint64_t)st.st_size < EARLY_BEGINS ||
@@ -111,9 +113,10 @@ static bool is_fast(const struct look *before, uint64_t sizes, uint64_t now)
 static void look(struct staging *s, struct look *l)
 {
 	struct look new = {.at_ns = monotonic_ns(), .grew_ns = l->grew_ns};
-	unsigned n = 0;
+	unsigned n = 0, looked = 0;
 
-	for (struct staged *f = s->files.open; f && n < EARLY_FILES; f = f->lists.open_next) {
+	for (struct staged *f = s->files.open; f && n < EARLY_FILES && looked < LOOKED_AT;
+	     f = f->lists.open_next, looked++) {
 		uint64_t bytes = behind(f, &new.sizes);
 		n += f->io.early != NULL;
 		if (bytes > new.bytes) {
@@ -272,16 +275,20 @@ static bool write_chunk(struct chunk *c)
 	return !err;
 }
 
-static void write_some(struct chunk *c, uint64_t bytes)
+/* False: nothing, because others have the file now, or there is something else to be written. */
+static bool write_some(struct chunk *c, uint64_t bytes)
 {
+	unsigned n = 0;
+
 	c->e = begin(c->f, bytes);
 	c->from = c->e ? sf_open_bytes(c->f, O_RDONLY) : -1;
-	for (unsigned i = 0; c->from >= 0 && i < bytes / EARLY_CHUNK && write_chunk(c); i++)
-		;
+	while (c->from >= 0 && n < bytes / EARLY_CHUNK && write_chunk(c))
+		n++;
 	if (c->from >= 0)
 		close(c->from);
 	early_unref(c->e);
 	c->e = NULL;
+	return n;
 }
 
 void *early_main(void *arg)
@@ -301,9 +308,11 @@ void *early_main(void *arg)
 		}
 		c.f = l.f;
 		pthread_mutex_unlock(&s->lock);
-		write_some(&c, l.bytes < EARLY_STEP ? l.bytes : EARLY_STEP);
+		bool some = write_some(&c, l.bytes < EARLY_STEP ? l.bytes : EARLY_STEP);
 		pthread_mutex_lock(&s->lock);
 		sf_put_locked(s, l.f);
+		if (!some)
+			sleeper_wait(s, &s->early, next_look(s, &l));
 	}
 	pthread_mutex_unlock(&s->lock);
 	free(c.buf);
