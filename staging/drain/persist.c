@@ -29,6 +29,7 @@ struct job {
 	struct io_extent *ext;
 	bool no_sum;
 	uint64_t summed; /* bytes that io_write_file need not pass to job_seen */
+	bool anew; /* its unpublished file is another one than its close allocated */
 };
 
 static void job_seen(void *ctx, const void *bytes, size_t len)
@@ -43,12 +44,14 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 	atomic_fetch_add_explicit(&j->p->sf->written, len, memory_order_relaxed);
 }
 
-/* Its close was promised space and allocated none. Direct writes into holes would be slower. */
+/* Its close was promised space and allocated none, or in another file. Direct writes into holes
+ * would be slower. */
 static int allocate_data(struct job *j, const struct io_source *src)
 {
+	bool due = j->p->promised || j->anew;
 	int err = 0;
 
-	for (unsigned i = 0; !err && j->p->promised && i < src->n_data; i++)
+	for (unsigned i = 0; !err && due && i < src->n_data; i++)
 		err = io_allocate(j->s->o.store, j->p->tmp_fd, src->data[i].off, src->data[i].len);
 	return err;
 }
@@ -89,14 +92,28 @@ static unsigned early_rest(struct job *j, const char *map, struct io_extent *ext
 	return n;
 }
 
-/* Its unpublished file has some of it already, in whole: only what differs is written. */
-static bool is_begun(const struct job *j, int from)
+/* Its unpublished file has some of it already. */
+static bool is_begun(const struct pend *p)
 {
-	const struct pend *p = j->p;
+	return p->early && p->tmp_id && p->tmp_id == p->early->tmp_id;
+}
+
+/* A version with holes, or one that is copied, must not be written to a file that has bytes
+ * already: they would show in the holes. The close does not see all holes, where memory was
+ * allocated ahead of its writer. */
+static void begin_anew(struct job *j, int from)
+{
+	struct pend *p = j->p;
 	struct stat st;
 
-	return p->early && p->early->end && p->tmp_id == p->early->tmp_id && p->direct &&
-	       !fstat(from, &st) && !has_holes(&st);
+	if (!is_begun(p) || (p->early->end && p->direct && p->r.size > STAGING_SMALL &&
+			     !p->sf->moved.under && !fstat(from, &st) && !has_holes(&st)))
+		return;
+	j->anew = true;
+	LOCK_SCOPE(&j->s->lock);
+	trash_put(j->s, p->tmp_id, p->tmp_fd);
+	p->tmp_id = 0;
+	p->tmp_fd = -1;
 }
 
 static int write_begun(struct job *j, const char *map)
@@ -122,7 +139,7 @@ static int write_large(struct job *j, int from)
 	if (!j->ext)
 		j->ext = malloc((EXTENTS_MAX + 1) * sizeof(*j->ext));
 	int err = -ENOMEM;
-	if (j->ext && is_begun(j, from)) {
+	if (j->ext && is_begun(j->p)) {
 		err = write_begun(j, map);
 	} else if (j->ext) {
 		struct stat st;
@@ -255,7 +272,7 @@ static int write_bytes(struct job *j)
 	char name[17];
 
 	io_sum_reset(j->sum);
-	j->no_sum = false;
+	j->no_sum = j->anew = false;
 	j->summed = 0;
 	if (p->early)
 		early_settle(j->s, p->early);
@@ -266,6 +283,7 @@ static int write_bytes(struct job *j)
 			      : openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (from < 0)
 		return f->spilled ? from : -errno;
+	begin_anew(j, from);
 	int err = make_tmp(j);
 	/* allocated when it was larger: small writes are not aligned */
 	if (!err && p->direct && (p->r.size <= STAGING_SMALL || f->moved.under) &&

@@ -123,7 +123,8 @@ protected:
 	}
 	void write(uint64_t from, uint64_t len, uint64_t seed)
 	{
-		std::string bytes = pattern(len, seed);
+		static const std::string whole = pattern(size, 1);
+		const std::string &bytes = len == size && seed == 1 ? whole : pattern(len, seed);
 		ASSERT_TRUE(write_all(f, bytes, from));
 		if (want.size() < from + len)
 			want.resize(from + len);
@@ -266,6 +267,28 @@ TEST_F(EarlyTest, AFileThatGetsHolesHasThemInTheStore)
 	struct stat st;
 	ASSERT_EQ(stat((ground.store() + "/f").c_str(), &st), 0);
 	EXPECT_LT((uint64_t)st.st_blocks * 512, 50 * MIB);
+}
+
+// Memory is allocated ahead of the writer, so that the close cannot count the file's holes by its blocks.
+TEST_F(EarlyTest, AHoleThatIsPunchedIsAHole)
+{
+	for (bool closed : {true, false}) {
+		Staging s(ground, roomy());
+		ASSERT_EQ(s.err, 0);
+		want.clear();
+		open_and_write(s);
+		await_early(s);
+		ASSERT_EQ(staged_fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4 * MIB, 20 * MIB), 0);
+		want.replace(4 * MIB, 20 * MIB, std::string(20 * MIB, '\0'));
+		if (!closed) {
+			ASSERT_EQ(staged_allocate(f), 0);
+			int64_t seq = seal(s, f, node, {{root, "f"}}, false);
+			ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+			EXPECT_SAME(read_file(ground.store() + "/f"), want);
+		}
+		close_file(s);
+		expect_in_the_store(s);
+	}
 }
 
 TEST_F(EarlyTest, AnFsyncInBetweenAndWhatComesAfterIt)
