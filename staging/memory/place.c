@@ -238,6 +238,8 @@ static void undo_place(struct staging_place *p);
 static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
 {
 	const char *name = NULL;
+	struct stat st;
+	bool was = !lstat(p->path, &st); /* then it is not ours to remove */
 	int err = check_root(p);
 	int root = err ? err : open_root(p->path, &name);
 	if (root >= 0) {
@@ -255,8 +257,8 @@ static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
 		p->small = open_sub(p, p->base, "small", limit_bytes, "within_size", node);
 		err = p->small < 0 ? p->small : 0;
 	}
-	if (err == -EWOULDBLOCK)
-		staging_place_close(p); /* another cairnfs has it */
+	if (err == -EWOULDBLOCK || (err && was)) /* another cairnfs has it, or others */
+		staging_place_close(p);
 	else if (err)
 		undo_place(p);
 	return err;

@@ -32,7 +32,7 @@ says out 'keeper  .* alive'
 says out 'cairnfs  .*up for 0:'
 "$cairn" status --json "$m" | python3 -c 'import json, sys
 d = json.load(sys.stdin)
-assert d["pending"] == {"files": 0, "bytes": 0, "oldest_s": 0}, d["pending"]
+assert d["not_durable"] == {"files": 0, "bytes": 0, "oldest_s": 0}, d["not_durable"]
 assert 0 < d["space"]["free_bytes"] < d["space"]["size_bytes"], d["space"]
 assert d["worker_uptime_s"] <= d["uptime_s"] < 3600, d' || die "status.json"
 

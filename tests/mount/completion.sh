@@ -26,7 +26,7 @@ for name in names:
     path = os.path.join(top, "tools/cairn", name + ".c")
     text = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
     usage = subprocess.run([cairn, "help", name], capture_output=True, text=True, check=True).stdout.split("\n")[0]
-    listed = set(re.findall(r"\[(--?[\w-]+)", usage))
+    listed = set(re.findall(r"[\[ ](--?[\w-]+)", usage))
     longs = dict(re.findall(r'\{"([\w-]+)", \w+_argument, NULL, \'(\w)\'\}', text))
     shorts = re.search(r'getopt_long\(argc, argv, "([^"]*)"', text)
     shorts = set(shorts[1].replace(":", "")) if shorts else set()

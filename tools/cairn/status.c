@@ -80,7 +80,7 @@ static bool is_all_durable(const struct doc *s)
 /* "3 files, 1.2 GiB pending, 800.0 MiB/s, ETA 0:02" */
 static void print_pending(const struct doc *s, const struct rates *r)
 {
-	unsigned long long files = u64(s, "pending.files"), bytes = u64(s, "pending.bytes");
+	unsigned long long files = u64(s, "not_durable.files"), bytes = u64(s, "not_durable.bytes");
 	char a[COUNT_ROOM], b[COUNT_ROOM], c[COUNT_ROOM], size[32], rate[32], eta[32], at[96] = "";
 
 	if (r->known && r->written >= 1)
@@ -89,7 +89,7 @@ static void print_pending(const struct doc *s, const struct rates *r)
 	if (files)
 		print_line(NULL, "not everything is durable: %s pending, %s%s, the oldest for %s",
 			   count_of(files, "file", a), human_bytes(bytes, size), at,
-			   since(s, "pending.oldest_s", b));
+			   since(s, "not_durable.oldest_s", b));
 	else if (u64(s, "log.pending"))
 		print_line(NULL, "not everything is durable: %s of names pending",
 			   count_of(u64(s, "log.pending"), "change", a));
@@ -338,7 +338,7 @@ static int show_person(const struct location *p, struct rates *r, bool watch)
 
 	s.d = d;
 	bool moves = !code && is_absent(&s, "halted") && is_absent(&s, "store_gone");
-	if (moves && !watch && u64(&s, "pending.files")) {
+	if (moves && !watch && u64(&s, "not_durable.files")) {
 		sleep_s(SAMPLE_S);
 		code = read_status(p, &later, r);
 		s.d = later;
