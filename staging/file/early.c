@@ -106,7 +106,11 @@ struct look {
 /* A writer at memory speed has finished before much could be done, and needs the cores. */
 static bool is_fast(const struct look *before, uint64_t sizes, uint64_t now)
 {
-	return sizes > before->sizes && (sizes - before->sizes) / FAST > now - before->at_ns;
+	uint64_t passed = now - before->at_ns;
+	/* after a sleep the rate is not known: the growth may be of the last moment */
+	bool slept = !before->f && passed > 3 * TICK_EARLY_NS;
+
+	return sizes > before->sizes && (slept || (sizes - before->sizes) / FAST > passed);
 }
 
 /* s->lock held */
