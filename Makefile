@@ -27,7 +27,7 @@ endif
 # A machine rented for its GPU may have nothing of a mount's libraries: check-gpu, bench-gpu and wheel
 # do without.
 CONFIG := build/config.mk
-GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-seeded check-suites soak demo install-python uninstall-python,$(or $(MAKECMDGOALS),all))
+GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-seeded check-suites soak demo deb install-python uninstall-python,$(or $(MAKECMDGOALS),all))
 ifneq ($(filter-out check-gpu bench-gpu wheel,$(GOALS)),)
 include $(CONFIG)
 else ifneq ($(GOALS),)
@@ -83,6 +83,11 @@ FS_SRC := $(filter-out fs/process/main.c,$(wildcard $(FS_MODULES:%=fs/%/*.c)))
 CAIRN_SRC := $(wildcard tools/cairn/*.c)
 BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
 BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
+# The client of S3, where its library was built (tools/setup tier).
+S3_DEPS := build/deps/s3
+S3_LIBS := $(if $(wildcard $(S3_DEPS)/.built),$(patsubst %,$(S3_DEPS)/lib/lib%.a,aws-c-s3 aws-c-auth \
+	aws-c-http aws-c-compression aws-c-sdkutils aws-c-io s2n aws-c-cal aws-checksums aws-c-common) -lcrypto)
+TIER_SRC := $(if $(S3_LIBS),$(wildcard tools/tier/*.c))
 LIBCAIRN_SRC := $(wildcard tools/libcairn/*.c) fs/formats/crc.c
 
 comma := ,
@@ -105,7 +110,7 @@ LIBCAIRN_OBJ := $(patsubst %.c,$(BUILD)/pic/%.o,$(LIBCAIRN_SRC))
 FAKE_CUDA := $(BUILD)/tests/fake_cuda/libcuda.so.1
 
 PROGRAMS := $(if $(wildcard fs/process/main.c),$(BUILD)/cairnfs) \
-	$(if $(CAIRN_SRC),$(BUILD)/cairn) \
+	$(if $(CAIRN_SRC),$(BUILD)/cairn) $(if $(TIER_SRC),$(BUILD)/cairn-tier) \
 	$(if $(BENCH_SRC),$(BUILD)/cairn-bench) $(if $(BENCH_GPU_SRC),$(BUILD)/cairn-bench-gpu)
 
 UNIT := $(patsubst tests/unit/%.cc,$(BUILD)/tests/unit_%,$(wildcard tests/unit/*.cc))
@@ -174,8 +179,11 @@ endef
 
 $(BUILD)/cairnfs: $(call obj,fs/process/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
-$(BUILD)/cairn: $(call obj,$(CAIRN_SRC)) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
+$(BUILD)/cairn: $(call obj,$(CAIRN_SRC) staging/log/record.c) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 	$(call link,$(LIBFORMATS) $(IO_LIBS))
+$(call obj,$(wildcard tools/tier/*.c)): private ALL_CFLAGS += -isystem $(S3_DEPS)/include
+$(BUILD)/cairn-tier: $(call obj,$(TIER_SRC)) $(BUILD)/libio-sum.a $(BUILD)/sources
+	$(call link,$(BUILD)/libio-sum.a $(S3_LIBS) $(XXHASH_LIBS) -ldl -lm)
 $(BUILD)/cairn-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/sources
 	$(call link,-lm)
 
@@ -316,7 +324,7 @@ $(BUILD)/flags: force
 	@[ "$$(cat $(@D)/sanitizer 2>/dev/null)" = '$(SANITIZE)' ] || echo '$(SANITIZE)' >$(@D)/sanitizer
 $(BUILD)/sources: force
 	$(call remember,$(IO_SRC) $(STAGING_SRC) $(FORMATS_SRC) $(FS_SRC) $(CAIRN_SRC) \
-		$(BENCH_SRC) $(LIBCAIRN_SRC) $(wildcard tests/unit/*.c))
+		$(TIER_SRC) $(BENCH_SRC) $(LIBCAIRN_SRC) $(wildcard tests/unit/*.c))
 .PHONY: force
 force:
 
@@ -440,7 +448,8 @@ bench-gpu: $(BUILD)/cairn-bench-gpu $(LIBCAIRN) $(FAKE_CUDA) mount-if-it-builds
 
 SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/*/*.[ch] tools/*/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
-TIDY := $(patsubst %,tidy/%,$(filter %.c,$(SOURCES)))
+TIDY := $(patsubst %,tidy/%,$(filter-out $(if $(S3_LIBS),,tools/tier/%),$(filter %.c,$(SOURCES))))
+$(TIDY): private TIDY_FLAGS += $(if $(S3_LIBS),-isystem $(S3_DEPS)/include)
 tidy: $(TIDY)
 .PHONY: $(TIDY)
 $(TIDY): tidy/%:
@@ -455,7 +464,7 @@ MAN1 := $(wildcard docs/man/*.1)
 MAN8 := $(wildcard docs/man/*.8)
 MAN3 := $(wildcard docs/man/*.3)
 LIBDIR ?= $(PREFIX)/lib
-INSTALLED := cairnfs cairn
+INSTALLED := cairnfs cairn $(if $(TIER_SRC),cairn-tier)
 SHARE := $(PREFIX)/share
 BASH_COMPLETION := $(SHARE)/bash-completion/completions/cairn
 ZSH_COMPLETION := $(SHARE)/zsh/site-functions/_cairn
@@ -497,12 +506,18 @@ WHEELDIR ?= $(BUILD)
 .PHONY: wheel
 wheel: $(BUILD)/libcairn.so
 	$(Q)$(PYTHON) tools/python/install.py --wheel "$(WHEELDIR)" --libcairn "$(BUILD)/libcairn.so.$(VERSION)"
+# cairnfs, libcairn0 and libcairn-dev, of a copy of the sources.
+DEBDIR ?= $(BUILD)/deb
+.PHONY: deb
+deb:
+	$(Q)tools/setup -q build deb
+	$(Q)tools/debian/build "$(DEBDIR)"
 uninstall-python:
 	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --remove "$(PYTHONDIR)"
 
 # The libraries tools/setup built and the frameworks stay; distclean removes them too.
 clean:
-	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/config.mk build/setup.log,$(wildcard build/*))
+	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/scale build/config.mk build/setup.log,$(wildcard build/*))
 distclean:
 	$(Q)rm -rf build
 
@@ -533,6 +548,7 @@ help:
 	'make install      PREFIX=/usr/local DESTDIR=; uninstall: the same, away again' \
 	'make install-python   the Python package, for PYTHON=python3' \
 	'make wheel        the same as a wheel, with libcairn in it; WHEELDIR=build' \
+	'make deb          Debian packages: cairnfs, libcairn0, libcairn-dev; DEBDIR=build/deb' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \
 	'make clean        remove what was built; distclean: also what was fetched' \

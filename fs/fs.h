@@ -54,6 +54,7 @@ struct fs {
 	struct lanes lanes;
 	struct forks forks;
 	struct waits waits;
+	struct hosts hosts;
 	struct notices notices;
 	struct wire wire;
 	struct reading reading;

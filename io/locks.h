@@ -55,6 +55,7 @@
 	X(RANK_SIDECAR, "io_store.meta_lock", "io/store/inside.h", RANK_LONG)                      \
 	X(RANK_POSIX_QUEUE, "posix_queue.lock", "io/engine/posix.c", 0)                            \
 	X(RANK_FAULT_LOST, "fault_lost.lock", "io/engine/lost.h", RANK_LONG)                       \
+	X(RANK_HOSTS, "hosts.lock", "fs/base/state.h", 0)                                          \
 	X(RANK_NOTICES, "notices.lock", "fs/base/state.h", 0)                                      \
 	X(RANK_LOG, "log_output.lock", "fs/base/log.c", RANK_LONG)
 

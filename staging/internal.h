@@ -29,6 +29,7 @@
 
 #include "io/clock.h"
 #include "io/keys.h"
+#include "io/level.h"
 #include "io/scope.h"
 #include "io/sum/sum.h"
 #include "staging/staging.h"
@@ -126,6 +127,23 @@ static inline void early_unref(struct early *e)
 	free(e);
 }
 
+/* What a version waited for, for the timeline (drain/timeline.c): ns. */
+enum pend_wait {
+	WAIT_ADMISSION, /* its writer, for space in staging or in the store */
+	WAIT_SPILL, /* it was written to the disk's speed: staging was full */
+	WAIT_FSYNC, /* its writer, in fsync */
+	WAIT_LEASE, /* for its last mapping to go */
+	WAIT_HOLD, /* for other nodes' files, or behind what did */
+	WAIT_DISK, /* for the store: persisted, published, synced */
+	PEND_WAITS
+};
+struct pend_times {
+	uint64_t begun, closed; /* monotonic; 0: under an earlier worker */
+	uint64_t aside; /* since then */
+	bool fsync; /* closed is the time of an fsync */
+	uint64_t wait[PEND_WAITS];
+};
+
 /* An ordered record that is pending. In s->order.pend: those set aside, sorted by `accepted`, then
  * the others, sorted by seq. */
 struct pend {
@@ -163,6 +181,7 @@ struct pend {
 	uint64_t promised;
 	uint64_t start_ns;
 	char checksum[IO_CHECKSUM_LEN];
+	struct pend_times times;
 };
 
 /* Memory lent to a client; buffer.c. */
@@ -245,6 +264,12 @@ struct staged_space {
 	uint64_t claim;
 };
 
+/* Of the version that is written now, for the timeline; monotonic. */
+struct staged_times {
+	uint64_t begun, spilled; /* since then; 0: not */
+	uint64_t admission, moved, allocated; /* its writer waited, ns */
+};
+
 /* For moving its bytes; relay.c, spill.c, unpublished.c, persist.c, space.c. */
 struct staged_io {
 	/* all below and moved.under, one thread at a time */
@@ -258,7 +283,7 @@ struct staged_io {
 	uint64_t tmp_size; /* size for which blocks were allocated */
 	uint64_t promised; /* or bytes of the reserve, for a small one */
 	uint64_t held_from, held_to; /* range for which space_for_write allocated blocks */
-	uint64_t torn_at; /* offset at which a write failed */
+	_Atomic uint64_t torn_at; /* offset at which a write failed */
 	/* what the file tmp_id has already, changed under s->lock, too; NULL */
 	struct early *early;
 	bool no_early; /* it failed: not tried again */
@@ -294,6 +319,7 @@ struct staged {
 	struct staged_base base;
 	struct staged_space space;
 	struct staged_io io;
+	struct staged_times times;
 };
 
 /* Threads that wait for work, all under s->lock. A wake-up costs the caller about 10 us, more than
@@ -376,6 +402,8 @@ struct trash {
 	struct trash_file *file;
 	size_t n, cap;
 	bool cleaning; /* a removal is in progress */
+	bool unsettled; /* since the last io_wait_freed something was removed */
+	unsigned waiting; /* threads in trash_wait */
 	pthread_cond_t cond;
 	pthread_t thread;
 };
@@ -462,7 +490,16 @@ struct waiter {
 	void *ctx;
 };
 
+/* The checkpoints that are overwritten in place; previous.c. */
+struct previous {
+	struct generation *list; /* changed by the publisher, under s->lock */
+	_Atomic unsigned n;
+	uint64_t bytes; /* room that they take; s->lock */
+	bool give; /* the room is needed; s->lock */
+};
+
 struct dedup;
+struct timeline;
 /* From sealed to durable; persist.c, publish.c, sync.c. */
 struct drain {
 	/* records up to here are in the publisher's present batch */
@@ -480,6 +517,8 @@ struct drain {
 	uint64_t n_lost;
 	struct retained *retained; /* retain.c */
 	_Atomic unsigned n_retained;
+	struct previous previous;
+	struct timeline *timeline; /* timeline.c; NULL until it is started */
 	struct dedup *dedup; /* dedup.c; NULL = off, or not started */
 	bool no_clone; /* the store does not support clones; clone.c */
 	int halted;

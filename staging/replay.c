@@ -78,8 +78,9 @@ static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 	struct pend *p;
 
 	if (!there && !away)
-		s->o.notice(s->o.ctx, "staging: a record's staged file is missing; that version is "
-				      "lost and the one before it stays in the store");
+		s->o.notice(s->o.ctx, LEVEL_ERROR
+			    "staging: a record's staged file is missing; that version is "
+			    "lost and the one before it stays in the store");
 	if (!there) {
 		absent.type = REC_ATTR;
 		absent.flags |= REC_ABSENT;
@@ -280,8 +281,9 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	if (err == -EAGAIN) { /* a record cut short by a kill was never answered */
 		err = 0;
 	} else if (err == -EBADMSG) {
-		s->o.notice(s->o.ctx, "staging: the log is damaged; what comes before the damage "
-				      "was recovered, the damaged log is kept as log.damaged.*");
+		s->o.notice(s->o.ctx,
+			    LEVEL_ERROR "staging: the log is damaged; what comes before the damage "
+					"was recovered, the damaged log is kept as log.damaged.*");
 		err = log_set_damaged_aside(s, pos);
 	}
 	s->log.bytes = pos;

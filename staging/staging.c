@@ -102,6 +102,7 @@ int staging_start(struct staging *s)
 	}
 	s->drain.inherited = s->head->applied > s->head->durable;
 	reserve_open(s);
+	previous_load(s);
 	s->started = true;
 	pthread_mutex_lock(&s->lock);
 	if (s->drain.inherited)
@@ -124,7 +125,8 @@ int staging_start(struct staging *s)
 		return -EAGAIN;
 	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
 		return -EAGAIN;
-	return dedup_start(s);
+	int err = timeline_start(s);
+	return err ? err : dedup_start(s);
 }
 
 /* What waits for other nodes is left when the publisher has looked once more. s->lock held. */
@@ -170,6 +172,7 @@ static void stop_threads(struct staging *s)
 	pthread_cond_broadcast(&s->pool.cond);
 	pthread_cond_broadcast(&s->trash.cond);
 	dedup_wake(s);
+	timeline_wake(s);
 	pthread_mutex_unlock(&s->lock);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->drain.persist[i])
@@ -189,6 +192,7 @@ static void stop_threads(struct staging *s)
 	if (s->trash.thread)
 		pthread_join(s->trash.thread, NULL);
 	dedup_close(s);
+	timeline_close(s);
 	for (unsigned i = 0; i < s->o.persist_threads; i++)
 		if (s->drain.queues[i])
 			io_queue_close(s->drain.queues[i]);
@@ -220,6 +224,7 @@ void staging_close(struct staging *s)
 	buffer_close_all(s);
 	kept_close(s);
 	retain_close(s);
+	previous_close(s);
 	trash_close(s);
 	pool_close(s);
 	reserve_close(s, false);
@@ -272,6 +277,7 @@ void staging_get_stats(struct staging *s, struct staging_stats *out)
 	out->pool = s->pool.bytes;
 	out->pool_target = s->o.pool_bytes;
 	hold_stats(s, &out->held);
+	previous_stats(s, &out->previous);
 	out->log.pending =
 		s->order.n_pend + (s->drain.inherited ? s->head->applied - s->head->durable : 0);
 	out->log.last_seq = s->log.last_seq;

@@ -154,6 +154,9 @@ enum rec_flag {
 	REC_OVER = 16384,
 	/* it is published although files that it commits are missing */
 	REC_FORCED = 32768,
+	/* STAGED: no close of it counts that was answered before: the last one failed, or a write
+	 * did (mask: its errno, node2: its offset) */
+	REC_FAILED = 65536,
 };
 
 enum rec_attr {
@@ -227,6 +230,9 @@ struct staging_opts {
 	/* else equal files and copies share blocks if the store can */
 	bool no_dedup;
 	bool no_early; /* nothing is persisted before its seal */
+	/* A directory with a file of this name is a whole checkpoint, which is kept while it is
+	 * overwritten in place (drain/previous.c). NULL: none is kept */
+	const char *previous;
 	io_notice_fn notice;
 	void *ctx;
 };
@@ -246,7 +252,7 @@ void staging_retain(struct staging *s, uint64_t id, const struct stat *st, bool 
 void staging_retain_end(struct staging *s, uint64_t id);
 /* a descriptor; -ENOENT: no such name */
 int staging_retained_open(struct staging *s, uint64_t id);
-/* How many of st's names are such links. */
+/* How many of st's names are such links, or of a checkpoint that is being overwritten. */
 nlink_t staging_retained_links(struct staging *s, const struct stat *st);
 /* After the replay: removes everything unreferenced from staging and the store's tmp/.
  * `orphaned`: the connection is gone, so files that were never sealed have no writer any
@@ -293,6 +299,8 @@ bool staging_is_durable(struct staging *s, uint64_t seq);
 /* Was this request (FUSE unique, resent after a restart) performed already? Then
  * *out is its record, without strings. */
 bool staging_answered(struct staging *s, uint64_t unique, struct rec *out);
+/* The kernel counts its requests from the beginning again: no earlier answer is to one of them. */
+int staging_new_connection(struct staging *s);
 /* Is a rotation due? Then call _rotate with the tree lock held; `emit` writes the
  * session (nodes, handles) by calling staging_emit for each. */
 bool staging_rotate_due(struct staging *s); /* only while nothing is pending */
@@ -396,6 +404,9 @@ struct staged *staged_ref(struct staged *f);
 void staged_unref(struct staged *f); /* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);
 void staged_set_node(struct staged *f, uint64_t node); /* it belongs to another node now */
+/* A write of it failed, so it is no whole version: -errno, *at is that write's offset; 0: none. */
+int staged_torn(struct staged *f, uint64_t *at);
+void staged_set_torn(struct staged *f, int err, uint64_t at); /* as a worker before this one knew */
 bool staged_spilled(const struct staged *f);
 bool staged_huge(const struct staged *f);
 void staged_get_info(struct staged *f, struct staged_info *out); /* stats an open one */
@@ -596,6 +607,14 @@ struct staging_stats_held {
 	char path[256]; /* "" = none */
 	char what[STAGING_HELD]; /* what is missing */
 };
+/* checkpoints that are being overwritten in place */
+struct staging_stats_previous {
+	uint64_t kept; /* whose previous generation is kept */
+	uint64_t lost; /* whose is not: no room, or no links */
+	uint64_t bytes; /* room that they take */
+	time_t since; /* of the first that is kept */
+	char path[256]; /* of the last that began, kept or not; "" = none */
+};
 struct staging_stats_dedup { /* since the start */
 	uint64_t files, bytes; /* that have the blocks of others */
 	uint64_t clones; /* of these files, copies that had them from the beginning */
@@ -624,6 +643,7 @@ struct staging_stats {
 	struct staging_stats_refused refused;
 	struct staging_stats_held held;
 	struct staging_stats_dedup dedup;
+	struct staging_stats_previous previous;
 	struct staging_stats_recovered recovered;
 };
 void staging_get_stats(struct staging *s, struct staging_stats *out);

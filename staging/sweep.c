@@ -231,6 +231,7 @@ static int keep(struct staging *s, const struct kept_file *k)
 	pthread_mutex_unlock(&s->lock);
 	snprintf(
 		text, sizeof(text),
+		LEVEL_WARNING
 		"a file that was never closed when its writer died is kept as .cairn/lost+found/%s",
 		to);
 	s->o.notice(s->o.ctx, text);
@@ -307,6 +308,7 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 	if (!err)
 		return;
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
 		 "%.60s stays in staging; free space in the store, then: cairn retry",
 		 strerror(-err), e && e->name[0] ? e->name : "its name is not known, it");

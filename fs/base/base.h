@@ -9,6 +9,7 @@
 #include "fs/fs.h"
 #include "io/clock.h"
 #include "io/keys.h"
+#include "io/level.h"
 
 /* FNV-1a. Mix the low bits before they are used alone. */
 #define HASH_SEED 0xcbf29ce484222325ull
@@ -28,17 +29,27 @@ static inline char *path_join(const char *dir, const char *name)
 
 /* ---- log.c; any thread, any lock held ---- */
 
-/* Logs text and keeps it for status. fs: a struct fs. */
+/* Logs text (io/level.h) and keeps it for status, unless it is below a notice. fs: a struct fs. */
 void fs_notice(void *fs, const char *text);
 /* Replaces control characters by '?', except the byte `but` (0: none): names can hold anything, and
  * messages about them go to terminals. */
 void text_plain(char *text, char but);
 void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* From now on to STORE/.cairn/<host>/log, or to syslog. */
-void fs_log_to_background(struct fs *fs);
+/* From now on to STORE/.cairn/<host>/log and, not in the foreground, to syslog. Before the process
+ * is confined. */
+void fs_log_start(struct fs *fs);
+void fs_log_level(unsigned level); /* syslog(3)'s; what is above it is not logged */
+/* Call it now and then: logs how often equal lines came that were not logged. end: all of them. */
+void fs_log_look(bool end);
 void fs_log_again(struct fs *fs); /* the store went or came back: opens its log again */
-/* nothing more goes to the process that started cairnfs */
+/* nothing more goes to the process that started cairnfs, if that does not stay */
 void fs_log_leave_terminal(void);
+
+/* ---- notify.c: the service manager, if there is one ---- */
+
+void notify_start(void);
+/* text: assignments as sd_notify(3) has. */
+void notify_manager(const char *text);
 
 /* ---- session.c: threads that answer ---- */
 

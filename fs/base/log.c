@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
- * Log output: to stderr in the foreground, else to STORE/.cairn/<host>/log and syslog. The newest
- * notices are kept for status.
+ * Log output: to STORE/.cairn/<host>/log, and to stderr in the foreground (with levels for the
+ * journal, if that reads it: sd-daemon(3)), else to syslog. The newest notices are kept for status.
  */
 #include "fs/base/base.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,13 +16,29 @@
 
 #include "fs/formats/formats.h"
 
+#define LINES 8u
+#define BURST 5u /* equal lines in WINDOW_S; further ones are counted */
+#define WINDOW_S 60u
+
+/* A line that was logged lately. */
+struct line {
+	uint64_t hash;
+	uint64_t since_ns; /* 0: unused */
+	unsigned n, level;
+	char text[256]; /* its begin */
+};
+
 static struct log_output {
-	pthread_mutex_t lock; /* guards terminal: other threads log while it is closed */
-	/* the starting process's stderr until the mount answers; then -1 */
+	pthread_mutex_t lock; /* guards terminal: other threads log while it is closed; and lines */
+	/* in the foreground stderr; else the starting process's until the mount answers, then -1 */
 	int terminal;
-	int file; /* STORE/.cairn/<host>/log, -1 in the foreground */
-	int syslog;
-} to = {RANKED_MUTEX(RANK_LOG), -1, -1, -1};
+	int file; /* STORE/.cairn/<host>/log, or -1 */
+	int syslog; /* -1 in the foreground */
+	bool stays; /* the foreground */
+	bool journal; /* reads stderr */
+	unsigned level;
+	struct line lines[LINES];
+} to = {RANKED_MUTEX(RANK_LOG), 2, -1, -1, false, false, LOG_NOTICE, {{0, 0, 0, 0, ""}}};
 
 void text_plain(char *text, char but)
 {
@@ -36,43 +53,152 @@ void text_plain(char *text, char but)
 	}
 }
 
-/* stderr in the foreground; else syslog and STORE/.cairn/<host>/log. */
+/* A text's level and, behind it, the text. Only of a text that begins with a constant. */
+static unsigned level_of(const char **text)
+{
+	const char *t = *text;
+
+	if (t[0] != '<' || t[1] < '0' || t[1] > '7' || t[2] != '>')
+		return LOG_NOTICE;
+	*text += 3;
+	return (unsigned)(t[1] - '0');
+}
+
+static void put(unsigned level, const char *text)
+{
+	char line[1200], when[32];
+	int pid = (int)getpid(), n;
+
+	n = snprintf(line, sizeof(line), "<%u>cairnfs[%d]: %s", LOG_DAEMON | level, pid, text);
+	if (to.syslog >= 0 && write(to.syslog, line, (size_t)n) != n)
+		n = 0; /* nobody reads it; the file has it */
+	pthread_mutex_lock(&to.lock);
+	if (to.terminal >= 0 && to.journal)
+		dprintf(to.terminal, "<%u>%s\n", level, text);
+	else if (to.terminal >= 0)
+		dprintf(to.terminal, "cairnfs: %s\n", text);
+	pthread_mutex_unlock(&to.lock);
+	time_t now = time(NULL);
+	struct tm tm;
+	strftime(when, sizeof(when), "%F %T", localtime_r(&now, &tm));
+	n = snprintf(line, sizeof(line), "%s [%d] %s%s\n", when, pid,
+		     level <= LOG_ERR	    ? "error: "
+		     : level == LOG_WARNING ? "warning: "
+					    : "",
+		     text);
+	if (to.file >= 0 && write(to.file, line, (size_t)n) != n)
+		return; /* the store is full or gone */
+}
+
+/* ---- equal lines ---- */
+
+/* The line, or one whose place it may take: the oldest that holds no count. */
+static struct line *find_line(uint64_t hash)
+{
+	struct line *free = NULL;
+
+	for (struct line *l = to.lines; l < to.lines + LINES; l++) {
+		if (l->since_ns && l->hash == hash)
+			return l;
+		if (l->n <= BURST && (!free || l->since_ns < free->since_ns))
+			free = l;
+	}
+	return free ? free : to.lines;
+}
+
+/* False: equal lines were logged too often lately; this one is counted. */
+static bool is_logged(unsigned level, const char *text)
+{
+	uint64_t hash = hash_bytes(HASH_SEED, text, strlen(text));
+
+	LOCK_SCOPE(&to.lock);
+	struct line *l = find_line(hash);
+	if (l->since_ns && l->hash == hash)
+		return ++l->n <= BURST;
+	*l = (struct line){.hash = hash, .since_ns = monotonic_ns(), .n = 1, .level = level};
+	snprintf(l->text, sizeof(l->text), "%s", text);
+	return true;
+}
+
+/* Ends the window of one line whose time is over, or of any. True: text says how often it came
+ * besides. */
+static bool end_window(bool any, unsigned *level, char *text, size_t size)
+{
+	uint64_t now = monotonic_ns();
+
+	LOCK_SCOPE(&to.lock);
+	for (struct line *l = to.lines; l < to.lines + LINES; l++) {
+		unsigned s = (unsigned)((now - l->since_ns) / 1000000000);
+		if (!l->since_ns || (!any && s < WINDOW_S))
+			continue;
+		unsigned more = l->n > BURST ? l->n - BURST : 0;
+		*level = l->level;
+		snprintf(text, size, "%u more times in %u s: %s", more, s, l->text);
+		*l = (struct line){0};
+		if (more)
+			return true;
+	}
+	return false;
+}
+
+void fs_log_look(bool end)
+{
+	char text[320];
+	unsigned level;
+
+	while (end_window(end, &level, text, sizeof(text)))
+		put(level, text);
+}
+
+/* ---- what is logged ---- */
+
+static void log_line(unsigned level, const char *text)
+{
+	if (level > to.level)
+		return;
+	fs_log_look(false);
+	if (is_logged(level, text))
+		put(level, text);
+}
+
 void fs_log(const char *fmt, ...)
 {
+	unsigned level = level_of(&fmt);
 	char text[1024];
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	text_plain(text, 0);
-	pthread_mutex_lock(&to.lock);
-	int err = to.file < 0 ? 2 : to.terminal;
-	if (err >= 0)
-		dprintf(err, "cairnfs: %s\n", text);
-	pthread_mutex_unlock(&to.lock);
-	if (to.file < 0)
-		return;
-	char line[1200], when[32];
-	time_t now = time(NULL);
-	struct tm tm;
-	strftime(when, sizeof(when), "%F %T", localtime_r(&now, &tm));
-	int n = snprintf(line, sizeof(line), "%s [%d] %s\n", when, (int)getpid(), text);
-	if (write(to.file, line, (size_t)n) == n || to.syslog < 0)
-		return;
-	n = snprintf(line, sizeof(line), "<%d>cairnfs[%d]: %s", LOG_DAEMON | LOG_NOTICE,
-		     (int)getpid(), text);
-	if (write(to.syslog, line, (size_t)n) != n)
-		return; /* stderr is closed too */
+	log_line(level, text);
 }
 
 void fs_notice(void *ctx, const char *text)
 {
 	struct fs *fs = ctx;
-	pthread_mutex_lock(&fs->notices.lock);
-	unsigned i = fs->notices.n++ % 16;
-	snprintf(fs->notices.text[i], sizeof(fs->notices.text[i]), "%s", text);
-	pthread_mutex_unlock(&fs->notices.lock);
-	fs_log("%s", text);
+	unsigned level = level_of(&text);
+	char plain[1024];
+
+	if (level <= LOG_NOTICE) {
+		pthread_mutex_lock(&fs->notices.lock);
+		unsigned i = fs->notices.n++ % 16;
+		snprintf(fs->notices.text[i], sizeof(fs->notices.text[i]), "%s", text);
+		pthread_mutex_unlock(&fs->notices.lock);
+	}
+	snprintf(plain, sizeof(plain), "%s", text);
+	text_plain(plain, 0);
+	log_line(level, plain);
+}
+
+/* Whether the journal reads stderr: JOURNAL_STREAM is its device and inode (systemd.exec(5)). */
+static bool journal_reads(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long dev, ino;
+	struct stat st;
+
+	return stream && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 && !fstat(2, &st) &&
+	       st.st_dev == dev && st.st_ino == ino;
 }
 
 /* Opened now: syslog(3) would make its socket at the first message, when the filter forbids it
@@ -88,7 +214,6 @@ static void open_syslog(void)
 	}
 }
 
-/* Without a store, everything goes to syslog. */
 static void open_file(struct fs *fs)
 {
 	int host = io_store_tmp(fs->store);
@@ -99,33 +224,40 @@ static void open_file(struct fs *fs)
 	if (host >= 0)
 		to.file = openat(host, "../log",
 				 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (to.file < 0 && io_store_is_detached(fs->store))
-		to.file = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 void fs_log_again(struct fs *fs)
 {
-	if (to.file >= 0)
-		open_file(fs);
+	open_file(fs);
 }
 
-void fs_log_to_background(struct fs *fs)
+void fs_log_start(struct fs *fs)
 {
 	/* neither a socket nor /etc can be opened later (trust.c) */
-	open_syslog();
 	tzset();
 	open_file(fs);
-	to.terminal = fcntl(2, F_DUPFD_CLOEXEC, 3);
-	if (to.file < 0)
-		to.file = open("/dev/null", O_RDWR | O_CLOEXEC);
+	to.stays = fs->o.foreground;
+	to.journal = to.stays && journal_reads();
+	if (!to.stays)
+		open_syslog();
+	to.terminal = -1; /* it has these already */
+	for (unsigned i = 0; i < fs->notices.n && to.level >= LOG_NOTICE; i++)
+		put(LOG_NOTICE, fs->notices.text[i % 16]);
+	to.terminal = to.stays ? 2 : fcntl(2, F_DUPFD_CLOEXEC, 3);
+}
+
+void fs_log_level(unsigned level)
+{
+	to.level = level;
 }
 
 void fs_log_leave_terminal(void)
 {
 	/* else another thread could write its line to the next file that gets this number */
 	pthread_mutex_lock(&to.lock);
-	if (to.terminal >= 0)
+	if (to.terminal >= 0 && !to.stays) {
 		close(to.terminal);
-	to.terminal = -1;
+		to.terminal = -1;
+	}
 	pthread_mutex_unlock(&to.lock);
 }

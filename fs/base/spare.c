@@ -50,12 +50,12 @@ static void answer(struct fs *fs, int asks)
 	char text[128];
 
 	snprintf(text, sizeof(text),
-		 "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
+		 LEVEL_WARNING "the keeper (pid %d) is gone; its spare (pid %d) has taken over",
 		 (int)fs->procs.keeper_pid, asks);
 	fs->procs.keeper_pid = asks;
 	fs_notice(fs, text);
 	if (write(fs->procs.life_fd, "1", 1) != 1)
-		fs_log("the spare keeper is gone too");
+		fs_log(LEVEL_ERROR "the spare keeper is gone too");
 }
 
 void keeper_look(struct fs *fs)
@@ -67,13 +67,15 @@ void keeper_look(struct fs *fs)
 	if (atomic_load(&fs->procs.keeper_gone) || keeper_is_there(fs))
 		return;
 	atomic_store(&fs->procs.keeper_gone, true);
-	fs_notice(fs, "the keeper and its spare are gone; this worker continues, but nothing "
-		      "restarts it if it dies: unmount and start again when you can");
+	fs_notice(fs, LEVEL_ERROR
+		  "the keeper and its spare are gone; this worker continues, but nothing "
+		  "restarts it if it dies: unmount and start again when you can");
 	io_store_lock_pid(fs->store, (int)getpid());
 }
 
 void worker_exit(struct fs *fs, int code)
 {
+	fs_log_look(true);
 	if (fs->procs.keepers)
 		atomic_store(&fs->procs.keepers->exited, code + 1);
 	_exit(code);

@@ -19,12 +19,14 @@ struct fs;
 
 struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
+	char *host; /* NULL: the hostname */
 	uint64_t staging_bytes, pool_bytes;
 	/* the memory cgroup allows less than this, which was asked for; 0: it does not */
 	uint64_t staging_asked;
-	bool fsync_staged, engine_posix, nopassthrough, nodedup, noearly, guard;
+	bool fsync_staged, engine_posix, nopassthrough, nodedup, noearly, noprevious, guard;
 	bool ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;
+	unsigned log_level; /* syslog(3)'s */
 	int numa; /* a node + 1; 0: any */
 	unsigned commit_wait_s; /* 0: no name waits for other nodes */
 };
@@ -59,6 +61,20 @@ struct away {
 	time_t since; /* when the store was closed; 0: it is there */
 	int error; /* why, -errno */
 	atomic_bool look; /* the store is to be looked at now */
+};
+
+/* Other hosts of the store; process/hosts.c. */
+#define HOSTS_TOLD 16u
+struct hosts {
+	pthread_mutex_t lock; /* over all below */
+	pthread_cond_t cond;
+	bool runs, ends; /* the thread */
+	uint64_t left; /* changes that this host leaves in staging */
+	unsigned alive, gone; /* how many; the first of those gone: */
+	struct host_gone {
+		char name[72];
+		uint64_t since_ns; /* CLOCK_MONOTONIC */
+	} told[HOSTS_TOLD];
 };
 
 /* Kept for status; log.c. */

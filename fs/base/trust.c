@@ -303,7 +303,8 @@ int trust_keeper(struct fs *fs)
 		err = no_new_privs();
 	if (!err &&
 	    load_filter(calls_serving, N(calls_serving), calls_keeper, N(calls_keeper), true))
-		fs_notice(fs, "this kernel has no seccomp filters; cairnfs runs without them");
+		fs_notice(fs, LEVEL_WARNING
+			  "this kernel has no seccomp filters; cairnfs runs without them");
 	return err;
 }
 
@@ -324,10 +325,12 @@ int trust_worker(struct fs *fs)
 	if (err)
 		return err;
 	if (fds[0] >= 0 && confine(fds, N(fds), true) && !fs->procs.restarts)
-		fs_log("this kernel does not confine the worker to the store and staging "
+		fs_log(LEVEL_WARNING
+		       "this kernel does not confine the worker to the store and staging "
 		       "(Landlock, 5.19 and later)");
 	if (load_filter(calls_serving, N(calls_serving), NULL, 0, true) && !fs->procs.restarts)
-		fs_notice(fs, "this kernel has no seccomp filters; the worker runs without one");
+		fs_notice(fs, LEVEL_WARNING
+			  "this kernel has no seccomp filters; the worker runs without one");
 	return 0;
 }
 

@@ -15,15 +15,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_END };
+enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_TIMELINE, C_END };
 static const struct {
 	const char *name;
 	mode_t mode;
 } files[] = {
-	{"status", 0444},
-	{"status.json", 0444},
-	{"metrics", 0444},
-	{"control", 0200},
+	{"status", 0444},  {"status.json", 0444}, {"metrics", 0444},
+	{"control", 0200}, {"timeline", 0400},
 };
 #define VIEWS_NAME "views"
 
@@ -98,6 +96,17 @@ static void getattr(fuse_req_t req, fuse_ino_t id)
 		fuse_reply_attr(req, &st, 1);
 }
 
+/* Reads the store. */
+static void write_timeline(struct fs *fs, FILE *f)
+{
+	size_t len;
+	char *lines = fs->store ? io_timeline_read(fs->store, &len) : NULL;
+
+	if (lines)
+		fwrite(lines, 1, len, f);
+	free(lines);
+}
+
 static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 {
 	struct fs *fs = req_fs(req);
@@ -109,7 +118,9 @@ static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 		free(t);
 		return NULL;
 	}
-	if (id != C_CONTROL)
+	if (id == C_TIMELINE && all)
+		write_timeline(fs, f);
+	else if (id != C_CONTROL && id != C_TIMELINE)
 		stats_write(fs, f,
 			    id == C_STATUS ? STATS_TEXT
 			    : id == C_JSON ? STATS_JSON
@@ -216,6 +227,7 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 	(void)fi;
 	session_may_block(fs);
 	if (id == C_CONTROL && says(buf, size, "retry")) {
+		fs_log("%s: cairn retry: what failed is tried again", fs->o.store);
 		atomic_store(&fs->away.look, true);
 		staging_retry(fs->s);
 		retry_failed(fs);

@@ -22,12 +22,20 @@ struct stats_holds {
 	char text[640]; /* the first, and what is missing; "" = none */
 };
 
+/* The other hosts of the store. */
+struct stats_hosts {
+	uint64_t alive, gone;
+	struct host_gone told[HOSTS_TOLD];
+	unsigned n;
+};
+
 struct stats_now {
 	uint64_t uptime_s, worker_uptime_s;
 	bool space_known;
-	uint64_t space_free, space_size, oldest_s;
+	uint64_t space_free, space_size, oldest_s, previous_s;
 	struct staging_pending pending;
 	struct stats_holds holds;
+	struct stats_hosts hosts;
 	bool keeper_alive;
 	const char *host;
 	const struct timings *timings;
@@ -76,11 +84,23 @@ static void redact(struct staging_stats *s, bool all)
 	if (s->held.path[0])
 		snprintf(s->held.path, sizeof(s->held.path), "%s", hidden);
 	s->held.what[0] = 0;
+	if (s->previous.path[0])
+		snprintf(s->previous.path, sizeof(s->previous.path), "%s", hidden);
 }
 
 static uint64_t seconds_since(uint64_t ns)
 {
 	return ns ? (monotonic_ns() - ns) / 1000000000u : 0;
+}
+
+static void collect_hosts(struct fs *fs, struct stats_hosts *out)
+{
+	LOCK_SCOPE(&fs->hosts.lock);
+
+	out->alive = fs->hosts.alive;
+	out->gone = fs->hosts.gone;
+	out->n = fs->hosts.gone < HOSTS_TOLD ? fs->hosts.gone : HOSTS_TOLD;
+	memcpy(out->told, fs->hosts.told, sizeof(out->told));
 }
 
 static void collect_now(struct fs *fs, struct stats_now *now)
@@ -91,6 +111,7 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 	now->space_size = atomic_load(&fs->space.size);
 	now->space_known = now->space_size;
 	staging_get_pending(fs->s, &now->pending);
+	collect_hosts(fs, &now->hosts);
 	now->keeper_alive = !atomic_load(&fs->procs.keeper_gone);
 	now->host = fs->procs.host;
 	now->timings = &fs->timings;
@@ -107,6 +128,7 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	st->now.holds.any = st->s.held.count || st->s.held.behind;
 	st->now.holds.names = st->s.held.count;
 	st->now.holds.since_s = st->s.held.since ? (uint64_t)(now - st->s.held.since) : 0;
+	st->now.previous_s = st->s.previous.since ? (uint64_t)(now - st->s.previous.since) : 0;
 	st->now.holds.text[0] = 0;
 	if (st->s.held.count)
 		snprintf(st->now.holds.text, sizeof(st->now.holds.text), "%s%s%s", st->s.held.path,
@@ -158,6 +180,7 @@ enum kind {
 	CHARS_OR_NULL, /* char[], null where it is empty */
 	LINES, /* char[], a list with '\n' between */
 	NOTICE_LIST, /* the notices */
+	HOST_LIST, /* struct stats_hosts: those that are gone */
 	ERROR, /* int, -errno */
 	FLAG, /* bool */
 	COUNT, /* uint64_t */
@@ -286,6 +309,15 @@ static const struct field {
 	 COUNTER("dedup_bytes_total", "Bytes stored once: equal files share their blocks.")},
 	{JSON("dedup", "clones", COUNT, s.dedup.clones),
 	 COUNTER("dedup_clones_total", "Of these, copies made by cloning.")},
+	{JSON("previous", "kept", COUNT, s.previous.kept),
+	 GAUGE("previous_kept", "Checkpoints that are kept while they are overwritten in place.")},
+	{JSON("previous", "bytes", COUNT, s.previous.bytes),
+	 GAUGE("previous_bytes", "Room in the store that these take.")},
+	{JSON("previous", "since_s", COUNT, now.previous_s)},
+	{JSON("previous", "lost", COUNT, s.previous.lost),
+	 GAUGE("previous_lost", "Checkpoints that are overwritten in place and not kept, for lack "
+				"of room or hard links.")},
+	{JSON("previous", "checkpoint", CHARS, s.previous.path)},
 	{JSON("waits", "count", COUNT, s.waits)},
 	{JSON("waits", "seconds", SECONDS, s.wait_ns),
 	 COUNTER("writer_wait_seconds_total", "Time opens, writes and closes waited for space, "
@@ -327,6 +359,11 @@ static const struct field {
 	{JSON("holds", "late", FLAG, s.held.late), .needs = AT(now.holds.any),
 	 GAUGE("held_late", "1 if one of them waits longer than commit_wait.")},
 	{JSON("holds", "nothing_else_pending", FLAG, s.held.only), .needs = AT(now.holds.any)},
+	{JSON("hosts", "alive", COUNT, now.hosts.alive),
+	 GAUGE("hosts_alive", "Other hosts of the store that are alive.")},
+	{JSON("hosts", "gone", COUNT, now.hosts.gone),
+	 GAUGE("hosts_gone", "Other hosts of the store that are silent and did not unmount it.")},
+	{JSON("", "hosts_gone", HOST_LIST, now.hosts)},
 	{JSON("", "notices", NOTICE_LIST, notices)},
 	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
 	{JSON("recovered", "records", COUNT, s.recovered.records)},
@@ -371,6 +408,18 @@ static void json_notices(FILE *f, const struct stats *st)
 	fputc(']', f);
 }
 
+static void json_hosts(FILE *f, const struct stats_hosts *h)
+{
+	fputc('[', f);
+	for (unsigned i = 0; i < h->n; i++) {
+		fputs(i ? ", {\"name\": " : "{\"name\": ", f);
+		json_string(f, h->told[i].name);
+		fprintf(f, ", \"since_s\": %llu}",
+			(unsigned long long)seconds_since(h->told[i].since_ns));
+	}
+	fputc(']', f);
+}
+
 static void json_value(FILE *f, struct stats *st, const struct field *fd)
 {
 	void *at = (char *)st + fd->at;
@@ -386,6 +435,7 @@ static void json_value(FILE *f, struct stats *st, const struct field *fd)
 		break;
 	case LINES: json_lines(f, at); break;
 	case NOTICE_LIST: json_notices(f, st); break;
+	case HOST_LIST: json_hosts(f, at); break;
 	case ERROR: json_string(f, strerror(-*(int *)at)); break;
 	case FLAG: fputs(*(bool *)at ? "true" : "false", f); break;
 	case COUNT: fprintf(f, "%llu", (unsigned long long)*(uint64_t *)at); break;
@@ -479,6 +529,21 @@ static void write_rare(const struct staging_stats *s, FILE *f)
 			(unsigned long long)s->dedup.clones);
 }
 
+static void write_previous(const struct staging_stats_previous *p, FILE *f)
+{
+	char a[24];
+
+	if (p->kept)
+		fprintf(f, "  previous   %llu checkpoints are kept while overwritten: %s, %s\n",
+			(unsigned long long)p->kept, size_text(p->bytes, a), p->path);
+	if (p->lost)
+		fprintf(f,
+			"  previous   %llu checkpoints are overwritten and NOT kept: no room, or "
+			"no "
+			"hard links; %s\n",
+			(unsigned long long)p->lost, p->path);
+}
+
 /* What pending changes wait for. */
 static void write_waiting(struct staging_stats *s, FILE *f)
 {
@@ -502,6 +567,16 @@ static void write_held(const struct stats *st, FILE *f)
 	fprintf(f, "               %u names wait, and %llu changes behind them%s\n", h->count,
 		(unsigned long long)h->behind,
 		h->late ? "; to publish as it is: cairn commit --force DIR" : "");
+}
+
+static void write_hosts(const struct stats_hosts *h, FILE *f)
+{
+	for (unsigned i = 0; i < h->n; i++)
+		fprintf(f, "  HOST GONE  %s is silent for %llu s, and did not unmount the store\n",
+			h->told[i].name, (unsigned long long)seconds_since(h->told[i].since_ns));
+	if (h->gone > h->n)
+		fprintf(f, "               and %llu more; see: cairn hosts\n",
+			(unsigned long long)(h->gone - h->n));
 }
 
 static void write_status(struct stats *st, FILE *f)
@@ -534,6 +609,7 @@ static void write_status(struct stats *st, FILE *f)
 		(unsigned long long)st->lanes[LANE_READ],
 		(unsigned long long)st->lanes[LANE_RELAY]);
 	write_rare(s, f);
+	write_previous(&s->previous, f);
 	fprintf(f, "  order      %llu changes, %llu in the store, %llu pending\n",
 		(unsigned long long)s->log.last_seq, (unsigned long long)s->log.applied,
 		(unsigned long long)s->log.pending);
@@ -542,6 +618,7 @@ static void write_status(struct stats *st, FILE *f)
 		(unsigned long long)st->restarts);
 	write_waiting(s, f);
 	write_held(st, f);
+	write_hosts(&st->now.hosts, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }
@@ -636,6 +713,15 @@ static void write_build_info(const struct stats *st, const char *labels, FILE *f
 		labels, st->version, st->engine, st->fsync, st->passthrough ? "yes" : "no");
 }
 
+static void write_hosts_gone(const struct stats_hosts *h, const char *labels, FILE *f)
+{
+	if (h->n)
+		write_head(f, "host_gone_seconds", "gauge", "How long such a host is silent.");
+	for (unsigned i = 0; i < h->n; i++)
+		fprintf(f, "cairnfs_host_gone_seconds{%s,gone=\"%s\"} %llu\n", labels,
+			h->told[i].name, (unsigned long long)seconds_since(h->told[i].since_ns));
+}
+
 static void write_metrics(const struct stats *st, FILE *f)
 {
 	CLEANUP_FREE char *labels = common_labels(st);
@@ -657,6 +743,7 @@ static void write_metrics(const struct stats *st, FILE *f)
 	write_histogram(f, "persist_latency_seconds", labels, 0.001, st->s.latency.buckets,
 			STAGING_LATENCY_BUCKETS, st->s.latency.sum_us);
 	write_timings(st, labels, f);
+	write_hosts_gone(&st->now.hosts, labels, f);
 }
 
 void stats_write(struct fs *fs, FILE *f, enum stats_form form, bool all)

@@ -10,6 +10,7 @@ struct reading {
 	struct ckpt_content *c;
 	const struct ckpt_io *io;
 	int fatal; /* -ENOMEM, or bad()'s result */
+	bool only_sound; /* CKPT_SOUND */
 };
 
 void ckpt_content_free(struct ckpt_content *c)
@@ -83,22 +84,38 @@ static int slurp(struct reading *r, const char *name, char **out, size_t *len, s
 	return err ? cannot_open(e, err) : 0;
 }
 
+/* For metadata that is too large to be read into memory: its files, but no tensors. */
+static int list_files(struct reading *r, const char *name, struct fmt_error *e)
+{
+	struct fmt_source s;
+	int err = open_file(r, name, &s, e);
+
+	if (err)
+		return err;
+	err = dcp_files(r->c->set, &s, e);
+	close_file(r, &s);
+	return err;
+}
+
 static void read_metadata(struct reading *r, const char *name)
 {
 	CLEANUP_FREE char *bytes = NULL;
 	struct fmt_error e;
 	size_t len;
 	int err = slurp(r, name, &bytes, &len, &e);
+	bool listed = err == -EFBIG && r->only_sound;
 
-	if (!err && (len < 2 || bytes[0] != '\x80')) {
+	if (listed)
+		err = list_files(r, name, &e);
+	if (!err && !listed && (len < 2 || bytes[0] != '\x80')) {
 		e.at = 0;
 		snprintf(e.text, sizeof(e.text), "not written by DCP (not a pickle)");
 		err = -EBADMSG;
 	}
-	if (!err)
+	if (!err && !listed)
 		err = dcp_read(r->c->set, bytes, len, &e);
 	/* an unreadable commit marker commits nothing */
-	if (err == -ENOTSUP)
+	if (err == -ENOTSUP || err == -ENOMSG)
 		err = -EBADMSG;
 	if (err)
 		found_bad(r, name, &e, err);
@@ -330,7 +347,7 @@ static void read_objects(struct reading *r)
 
 int ckpt_content_read(struct ckpt_content *c, const struct ckpt_io *io, enum ckpt_depth depth)
 {
-	struct reading r = {.c = c, .io = io};
+	struct reading r = {.c = c, .io = io, .only_sound = depth == CKPT_SOUND};
 	enum ckpt_format f = c->kind.format;
 	bool only_torch = ckpt_is_torch_only(f), tensors = depth == CKPT_TENSORS;
 

@@ -385,6 +385,10 @@ int safetensors_index_read(struct fmt_set *set, const char *text, size_t len,
  * whose bytes were transformed (compressed, ...), or that have no file, are listed with a refusal.
  * The bytes are not needed after the call. */
 int dcp_read(struct fmt_set *set, const void *bytes, size_t len, struct fmt_error *e);
+/* Only the files of a `.metadata` and how long each is at least, in bounded memory: of any size.
+ * -ENOMSG: another file, which is only named so: it is empty, no pickle begins there (0x80), or a
+ * whole one of something else. -EBADMSG, -E2BIG: the list cannot be read. */
+int dcp_files(struct fmt_set *set, const struct fmt_source *s, struct fmt_error *e);
 
 /* For a finished set: whether the extents of that file are meaningless. PyTorch writes such
  * metadata with serialization_format=SAFETENSORS. Then dcp_read_header() takes the extents from the
@@ -461,6 +465,8 @@ struct ckpt_verdict {
 
 /* Prefix for the name of a directory that `cairn rm` is removing. */
 #define CKPT_REMOVED_PREFIX ".cairn-removed."
+/* The same for one that `cairn tier fetch` is writing. */
+#define CKPT_FETCH_PREFIX ".cairn-fetch."
 
 /* Sorts by name, as strcmp(3) does; all functions below need sorted names. The index of the entry
  * of that name, or -1. */
@@ -511,7 +517,9 @@ struct ckpt_io {
 	/* May be NULL. Called for each file that violates its format. Not 0: stops reading;
 	 * ckpt_content_read() returns it. */
 	int (*bad)(void *ctx, const char *file, const struct fmt_error *e, int err);
-	uint64_t max_bytes; /* of one file of metadata; larger ones are errors */
+	/* Of one file of metadata; larger ones are errors, but for CKPT_SOUND the files of a larger
+	 * DCP .metadata are listed, without tensors. */
+	uint64_t max_bytes;
 };
 
 struct ckpt_content {

@@ -272,7 +272,8 @@ void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct
 		return;
 	out->has_step = find_step(dir, &out->step);
 	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-") ||
-			 starts(dir, "tmp_") || starts(dir, CKPT_REMOVED_PREFIX);
+			 starts(dir, "tmp_") || starts(dir, CKPT_REMOVED_PREFIX) ||
+			 starts(dir, CKPT_FETCH_PREFIX);
 }
 
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out)

@@ -102,11 +102,15 @@ struct late_write {
 	int flags;
 	size_t size;
 	off_t off;
+	int torn; /* a write before it had failed */
 	char bytes[];
 };
 
 static void write_end(const struct late_write *w, ssize_t done)
 {
+	uint64_t at;
+	if (w->torn || staged_torn(w->sf, &at))
+		node_torn(w->fs, w->n, w->sf, w->torn);
 	staged_unref(w->sf);
 	if (done < 0)
 		fuse_reply_err(w->req, (int)-done);
@@ -158,8 +162,15 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 		fuse_reply_err(req, -err);
 		return;
 	}
-	const struct late_write w = {
-		.req = req, .fs = fs, .n = n, .sf = sf, .flags = flags, .size = size, .off = off};
+	uint64_t at;
+	const struct late_write w = {.req = req,
+				     .fs = fs,
+				     .n = n,
+				     .sf = sf,
+				     .flags = flags,
+				     .size = size,
+				     .off = off,
+				     .torn = staged_torn(sf, &at)};
 	write_now(&w, buf);
 }
 

@@ -86,8 +86,8 @@ void freeze_ask(void *ctx, uint64_t node)
 		return;
 	if (errno == EPIPE) { /* else the process is busy: retried later */
 		fs->freezer.fd = -1;
-		fs_notice(fs, "the freezer process has ended: files that outgrow "
-			      "memory stay in it until they are closed");
+		fs_notice(fs, LEVEL_WARNING "the freezer process has ended: files that outgrow "
+					    "memory stay in it until they are closed");
 	}
 }
 
@@ -144,12 +144,14 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	if (sf) {
 		int err = staged_move_out(sf);
 		if (err == -EIO) {
-			fs_log("a file that outgrew memory was written again where it had moved to "
+			fs_log(LEVEL_ERROR
+			       "a file that outgrew memory was written again where it had moved to "
 			       "the store already; its close will fail; give staging more memory");
 		} else if (err && err != -EAGAIN &&
 			   atomic_exchange(&fs->freezer.error, err) != err) {
 			/* it is retried */
-			fs_log("a file that outgrew memory cannot be moved to the store: %s",
+			fs_log(LEVEL_WARNING
+			       "a file that outgrew memory cannot be moved to the store: %s",
 			       strerror(-err));
 		}
 		staged_unref(sf);

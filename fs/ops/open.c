@@ -68,8 +68,9 @@ static int register_backing(fuse_req_t req, struct fs *fs, struct node *n)
 	if (err <= 0) {
 		if (!fs->lanes.proved) {
 			atomic_store(&fs->lanes.passthrough, false);
-			fs_notice(fs, "passthrough is not available for this store or this user; "
-				      "every file takes the relay lane");
+			fs_notice(fs, LEVEL_WARNING
+				  "passthrough is not available for this store or this user; "
+				  "every file takes the relay lane");
 		}
 		return -EOPNOTSUPP;
 	}

@@ -119,7 +119,7 @@ static void parser_drop(struct fs *fs, struct parser *p)
 
 	pthread_mutex_lock(&nursery_lock);
 	if (write(fs->parsers.fd, &o, sizeof(o)) != sizeof(o))
-		fs_log("the nursery, which starts parsers, has exited");
+		fs_log(LEVEL_ERROR "the nursery, which starts parsers, has exited");
 	pthread_mutex_unlock(&nursery_lock);
 	close(p->pipe.fd);
 	free(p);
@@ -301,6 +301,7 @@ static int has_failed(const struct asked *a, int why)
 	snprintf(what, sizeof(what), "%s", a->what);
 	text_plain(what, 0);
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "the parser failed at %.100s: %s. The caller got EIO; the next request starts a "
 		 "new parser",
 		 what, causes[i].text);
@@ -406,10 +407,9 @@ int parser_item(struct fs *fs, const char *what, uint64_t tag, const struct fmt_
 }
 
 int parser_files(struct fs *fs, const char *what, const struct fmt_source *metadata,
-		 struct fmt_set *set)
+		 struct fmt_set *set, struct fmt_error *e)
 {
 	struct asked a = {.fs = fs, .what = what};
-	struct fmt_error e = {.at = FMT_NOWHERE};
 
-	return ask_set(&a, PARSER_FILES, metadata, set, &e);
+	return ask_set(&a, PARSER_FILES, metadata, set, e);
 }

@@ -26,9 +26,9 @@ int parser_content(struct fs *fs, const char *what, struct ckpt_content *c,
 /* As dcp_item_read(). tag: not 0; all items of one tag go to the same parser. */
 int parser_item(struct fs *fs, const char *what, uint64_t tag, const struct fmt_source *item,
 		struct fmt_set *set, struct fmt_error *e);
-/* The files that a DCP .metadata lists, as a new set without tensors. */
+/* As dcp_files(). */
 int parser_files(struct fs *fs, const char *what, const struct fmt_source *metadata,
-		 struct fmt_set *set);
+		 struct fmt_set *set, struct fmt_error *e);
 unsigned parser_failures(void);
 
 /* ---- parser_start.c: by the keeper ---- */

@@ -170,20 +170,15 @@ static void do_item(uint64_t size)
 
 static void do_files(uint64_t size)
 {
-	const struct source of = {0};
+	struct source of = {0};
+	const struct fmt_source s = {.size = size, .read = source_read, .ctx = &of};
 	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct fmt_packed found = {NULL};
 	struct fmt_set *set = fmt_set_new();
-	char *bytes = malloc(size ? size : 1);
-	int err = set && bytes ? read_exactly(&of, 0, bytes, size) : -ENOMEM;
+	int err = set ? dcp_files(set, &s, &e) : -ENOMEM;
 
 	if (!err)
-		err = dcp_read(set, bytes, size, &e);
-	if (!err) {
-		struct fmt_set files = {.file = set->file, .n_files = set->n_files};
-		err = fmt_pack_set(&found, &files);
-	}
-	free(bytes);
+		err = fmt_pack_set(&found, set);
 	fmt_set_free(set);
 	answer(err, &found, &e);
 }

@@ -201,6 +201,7 @@ static void let_go(struct keeper *k, int why)
 	fs->away.since = time(NULL);
 	fs->away.error = why;
 	snprintf(text, sizeof(text),
+		 LEVEL_ERROR
 		 "the store %.120s is gone: %s; publication is halted, staging keeps everything; "
 		 "it is opened again when it is back there",
 		 fs->o.store, strerror(-why));
@@ -216,7 +217,7 @@ static int open_again(struct keeper *k)
 	int pid, err = io_store_is_back(fs->store);
 
 	if (!err)
-		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &again);
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &pid, &again);
 	if (err)
 		return err;
 	io_store_close(fs->store);
@@ -281,7 +282,7 @@ static int keep(struct keeper *k)
 	int status, err = errno;
 
 	if (worker < 0)
-		fs_log("%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
+		fs_log(LEVEL_ERROR "%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
 		       err == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 
 	close(k->fs->procs.ready_fd); /* only the worker's copies are used */
@@ -291,6 +292,7 @@ static int keep(struct keeper *k)
 		start_spare(k);
 	while (worker > 0) {
 		bool ended = worker_ended(k, &status, end_asked ? 50 : 1000);
+		fs_log_look(false);
 		if (end_asked)
 			end_worker(k, worker, &ending);
 		if (!ended)
@@ -304,25 +306,25 @@ static int keep(struct keeper *k)
 			continue;
 		}
 		if (too_many_deaths(k)) {
-			fs_log("%s: the worker died %u times in %d s (last by signal %d); the "
+			fs_log(LEVEL_ERROR
+			       "%s: the worker died %u times in %d s (last by signal %d); the "
 			       "mount is aborted, staging is kept in %s for the next start",
 			       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, WTERMSIG(status),
 			       k->fs->place.path);
 			return 5;
 		}
-		fs_log("%s: the worker died by signal %d; starting another", k->fs->o.store,
-		       WTERMSIG(status));
+		fs_log(LEVEL_WARNING "%s: the worker died by signal %d; starting another",
+		       k->fs->o.store, WTERMSIG(status));
 		worker = next_worker(k);
 	}
 	return 1;
 }
 
-static void to_background(struct fs *fs)
+static void to_background(void)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	setsid();
-	fs_log_to_background(fs);
 	if (null >= 0) { /* without /dev/null, keep the terminal */
 		for (int fd = 0; fd < 3; fd++)
 			dup2(null, fd);
@@ -340,6 +342,7 @@ static void guard(struct keeper *k)
 	if (!k->fs->o.guard || k->guard >= 0)
 		return;
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "the bare mountpoint is not guarded: %s; where the mount ends by an accident, "
 		 "files may be written into the directory under it",
 		 strerror(-k->guard));
@@ -360,6 +363,8 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	struct keeper k = {.fs = fs, .life = -1, .spare = -1, .guard = -1};
 	struct sigaction sa = {.sa_handler = on_end};
 
+	fs_log_start(fs);
+	notify_start();
 	guard(&k);
 	int err = do_mount(&k, rest);
 	if (err) {
@@ -372,12 +377,13 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	sigaction(SIGHUP, &sa, NULL);
 	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
 	if (!fs->o.foreground)
-		to_background(fs);
+		to_background();
 	freeze_start(fs);
 	spare_init(fs);
 	err = trust_keeper(fs);
 	if (err)
-		fs_log("%s: cannot give up privileges: %s", fs->o.store, strerror(-err));
+		fs_log(LEVEL_ERROR "%s: cannot give up privileges: %s", fs->o.store,
+		       strerror(-err));
 	err = err ? 2 : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
@@ -390,6 +396,13 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	if (err == 0) {
 		unguard(&k);
 		staging_place_remove(&fs->place);
+		fs_log("%s: the mount at %s has ended; everything is in the store", fs->o.store,
+		       fs->o.mountpoint);
+	} else {
+		fs_log(LEVEL_WARNING "%s: the mount at %s has ended; what is not in the store is "
+				     "staged in %s for the next start",
+		       fs->o.store, fs->o.mountpoint, fs->place.path);
 	}
+	fs_log_look(true);
 	return err;
 }

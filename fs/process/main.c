@@ -122,7 +122,8 @@ static int open_store(struct fs *fs)
 {
 	int pid = 0, err = 0;
 	for (int tries = 0; tries < ENDING_TRIES; tries++) {
-		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, &pid, &fs->store);
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &pid,
+				    &fs->store);
 		if (err != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
 			break;
 		sleep_ms(100);
@@ -187,6 +188,7 @@ static int leave_to_original(struct fs *fs, const struct staging_found *l)
 		return err;
 	}
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "%s is a copy of the store %s and was given its own id; what is staged in %s "
 		 "stays for the original",
 		 fs->o.store, l->store[0] ? l->store : "that had its id", l->path);
@@ -265,7 +267,10 @@ static int serve(struct fs *fs, struct fuse_args *rest)
 	io_store_lock_pid(fs->store, (int)getpid());
 	fs->procs.keeper_pid = (int)getpid();
 	fs->procs.mounted_ns = monotonic_ns();
-	gethostname(fs->procs.host, sizeof(fs->procs.host) - 1);
+	if (fs->o.host)
+		snprintf(fs->procs.host, sizeof(fs->procs.host), "%s", fs->o.host);
+	else
+		gethostname(fs->procs.host, sizeof(fs->procs.host) - 1);
 	int err = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);
@@ -363,6 +368,7 @@ static void init_locks(struct fs *fs)
 	pthread_condattr_t monotonic; /* setting the clock must not change timeouts */
 
 	lock_init(&fs->tree.lock, RANK_TREE);
+	lock_init(&fs->hosts.lock, RANK_HOSTS);
 	lock_init(&fs->notices.lock, RANK_NOTICES);
 	lock_init(&fs->forks.lock, RANK_FORKS);
 	lock_init(&fs->waits.lock, RANK_WAITS);
@@ -373,6 +379,7 @@ static void init_locks(struct fs *fs)
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&fs->tree.busy_cond, &monotonic);
 	pthread_cond_init(&fs->waits.cond, &monotonic);
+	pthread_cond_init(&fs->hosts.cond, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	pthread_cond_init(&fs->forks.cond, NULL);
 	pthread_cond_init(&fs->reading.cond, NULL);
@@ -406,6 +413,7 @@ int main(int argc, char **argv)
 	signal(SIGXFSZ, SIG_IGN);
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
+	fs_log_level(fs->o.log_level);
 	fit_cgroup(&fs->o);
 	if (access("/dev/fuse", R_OK | W_OK)) {
 		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),

@@ -9,12 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 #include <unistd.h>
 
 #define STAGING_MIN (4u << 20)
 #define COMMIT_WAIT_S 60u
 #define COMMIT_WAIT_MAX_S 86400u
 #define NUMA_MAX 1023u
+#define HOST_MAX 64u /* as of hostnames */
 
 struct option {
 	const char *name; /* ends with "=" if it takes a value */
@@ -112,6 +114,20 @@ static int take_dir(const struct option *as, const char *val, void *to)
 	return options_refuse(text, NULL);
 }
 
+static int take_host(const struct option *as, const char *val, void *to)
+{
+	static const char ok[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+				 "0123456789._-";
+
+	(void)as;
+	if (!val || !*val || *val == '.' || val[strspn(val, ok)] || strlen(val) > HOST_MAX)
+		return options_refuse("host= takes a name of at most 64 letters, digits, '-', '_' "
+				      "and '.', not '.' first",
+				      NULL);
+	*(char **)to = strdup(val);
+	return 1;
+}
+
 static int take_choice(const struct option *as, const char *val, void *to)
 {
 	int first = (int)strcspn(as->value, "|");
@@ -124,6 +140,19 @@ static int take_choice(const struct option *as, const char *val, void *to)
 		return 1;
 	snprintf(text, sizeof(text), "%s takes %.*s or %s", as->name, first, as->value, other);
 	return options_refuse(text, NULL);
+}
+
+static int take_level(const struct option *as, const char *val, void *to)
+{
+	static const char *const names[] = {"error", "warning", "notice", "info", "debug"};
+
+	(void)as;
+	for (unsigned i = 0; val && i < sizeof(names) / sizeof(names[0]); i++)
+		if (!strcmp(val, names[i])) {
+			*(unsigned *)to = LOG_ERR + i; /* they are consecutive */
+			return 1;
+		}
+	return options_refuse("log= takes error, warning, notice, info or debug", NULL);
 }
 
 static int take_number(const struct option *as, const char *val, void *to)
@@ -229,6 +258,8 @@ static const struct option table[] = {
 	 "after how long a .metadata that waits for shards of other nodes is reported (default: "
 	 "60; 0 = it does not wait)",
 	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
+	{"host=", "NAME", "the name of this host in the store (default: the hostname)", take_host,
+	 TO(host), 0},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
 	{"nodedup", "", "each file has its own blocks", take_flag, TO(nodedup), true},
@@ -236,6 +267,9 @@ static const struct option table[] = {
 	 TO(noearly), false},
 	{"noearly", "", "each file is persisted after its close or fsync", take_flag, TO(noearly),
 	 true},
+	{"previous", "", "a checkpoint that is overwritten in place is kept meanwhile (default)",
+	 take_flag, TO(noprevious), false},
+	{"noprevious", "", "it is not kept", take_flag, TO(noprevious), true},
 	{"guard", "", "nothing can be written into the bare mountpoint after an unclean end (root)",
 	 take_flag, TO(guard), true},
 	{"noguard", "", "files can be written there (default)", take_flag, TO(guard), false},
@@ -243,6 +277,8 @@ static const struct option table[] = {
 	 TO(persist_threads), 16},
 	{"queue_depth=", "N", "writes in flight for one file (default: 8)", take_number,
 	 TO(queue_depth), 256},
+	{"log=", "LEVEL", "error, warning, notice, info or debug (default: notice)", take_level,
+	 TO(log_level), 0},
 	{.name = "allow_other", .value = "", .help = "other users may use the mount"},
 	{"ro", "", "nothing can be written", take_flag_too, TO(ro), true},
 	{"remount", .take = take_flag, .field = TO(remount), .arg = true},
@@ -281,6 +317,7 @@ void options_defaults(struct fs_opts *o)
 	o->staging_bytes = pin_memory() / 4;
 	o->pool_bytes = UINT64_MAX; /* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
+	o->log_level = LOG_NOTICE;
 }
 
 int options_take(struct fs_opts *o, const char *opt)

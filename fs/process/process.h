@@ -42,4 +42,13 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 enum { EXIT_STORE_GONE = 20, EXIT_STORE_BACK };
 int store_watch_start(struct fs *fs);
 
+/* ---- hosts.c: a thread of the worker ---- */
+
+/* Tells the other hosts of the store that this one is alive, and watches them. Not with ro, and not
+ * while the store is away. 0 or -EAGAIN. */
+int hosts_start(struct fs *fs);
+/* A clean end: says so in the store, and what stays in staging. Waits for a store that does not
+ * answer for a few seconds only. */
+void hosts_end(struct fs *fs);
+
 #endif

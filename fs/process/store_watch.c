@@ -61,7 +61,7 @@ static void look_for(struct fs *fs)
 	if (!err && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_BACK);
 	if (err == -EXDEV && told != err)
-		fs_notice(fs,
+		fs_notice(fs, LEVEL_ERROR
 			  "another store is where the store was: its id differs; it is not used");
 	told = err;
 }

@@ -38,6 +38,7 @@ static int open_staging(struct fs *fs)
 		.outgrown = freeze_ask,
 		.no_dedup = fs->o.nodedup,
 		.no_early = fs->o.noearly,
+		.previous = fs->o.noprevious ? NULL : COMMIT_NAME,
 		.notice = fs_notice,
 		.ctx = fs,
 	};
@@ -50,7 +51,7 @@ static int open_staging(struct fs *fs)
  * gone. */
 static int resume(struct fs *fs, int why)
 {
-	char text[256];
+	char text[300];
 
 	staging_close(fs->s);
 	fs->s = NULL;
@@ -69,10 +70,12 @@ static int resume(struct fs *fs, int why)
 	close_restored(fs);
 	if (why == -EAGAIN)
 		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
 			 "some of what was staged when the last cairnfs ended waits for other "
 			 "nodes; it stays in staging and is served from there; see cairn status");
 	else
 		snprintf(text, sizeof(text),
+			 LEVEL_ERROR
 			 "what was staged when the last cairnfs ended cannot be published yet "
 			 "(%.80s); it stays in staging and is served from there; make space in the "
 			 "store or repair it, then: cairn retry",
@@ -87,6 +90,8 @@ static int resume(struct fs *fs, int why)
 static int recover(struct fs *fs, bool first)
 {
 	int err = staging_replay(fs->s, first ? NULL : fs_replay, fs);
+	if (!err && first)
+		err = staging_new_connection(fs->s);
 	if (!err)
 		buffers_restored(fs);
 	bool away = io_store_is_detached(fs->store);
@@ -103,7 +108,8 @@ static int recover(struct fs *fs, bool first)
 	struct staging_stats st;
 	staging_get_stats(fs->s, &st);
 	if (st.log.pending)
-		fs_log("%s: %llu changes and %llu files were staged when the last cairnfs ended; "
+		fs_log(LEVEL_NOTICE
+		       "%s: %llu changes and %llu files were staged when the last cairnfs ended; "
 		       "publishing them first",
 		       fs->o.store, (unsigned long long)st.log.pending,
 		       (unsigned long long)st.recovered.versions);
@@ -146,10 +152,12 @@ static void wait_for_end(struct fs *fs)
 			int err = staging_drain(fs->s, 60000);
 			staging_get_stats(fs->s, &st);
 			if (err || st.versions.open || st.versions.failed)
-				fs_log("%s: ended with %llu changes and %llu open files left in "
+				fs_log(LEVEL_WARNING
+				       "%s: ended with %llu changes and %llu open files left in "
 				       "staging for the next start",
 				       fs->o.store, (unsigned long long)st.log.pending,
 				       (unsigned long long)st.versions.open);
+			hosts_end(fs);
 			worker_exit(fs, err || st.versions.open || st.versions.failed ? 4 : 0);
 		}
 		sleep_ms(20);
@@ -167,6 +175,7 @@ static void tell_of_memory(struct fs *fs)
 	if (fs->o.staging_asked) {
 		unsigned long long limit = pin_cgroup_limit(NULL, where);
 		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
 			 "staging is %llu MiB instead of %llu: the memory cgroup %.80s allows %llu "
 			 "MiB; raise its limit, or give a smaller staging=",
 			 (unsigned long long)fs->o.staging_bytes >> 20,
@@ -175,8 +184,9 @@ static void tell_of_memory(struct fs *fs)
 	}
 	if (!fstatfs(io_store_root(fs->store), &st) &&
 	    (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC))
-		fs_notice(fs, "the store is in memory (tmpfs, ramfs): files that are durable here "
-			      "do not survive a power cut or a restart of the machine");
+		fs_notice(fs, LEVEL_WARNING
+			  "the store is in memory (tmpfs, ramfs): files that are durable here "
+			  "do not survive a power cut or a restart of the machine");
 }
 
 static void set_up_process(void)
@@ -208,15 +218,31 @@ static int restore(struct fs *fs, bool first)
 	return err ? err : recover(fs, first);
 }
 
-/* Tells the starting process that the mount answers. */
+/* Tells the service manager, and the starting process, that the mount answers. The manager first:
+ * it must know the keeper when the starting process ends. */
 static void report_ready(struct fs *fs)
 {
+	char text[64];
+
+	snprintf(text, sizeof(text), "READY=1\nMAINPID=%d", (int)fs->procs.keeper_pid);
+	notify_manager(text);
 	if (fs->procs.ready_fd < 0)
 		return;
 	if (write(fs->procs.ready_fd, "1", 1) != 1)
-		fs_log("the process that waited for the mount has exited");
+		fs_log(LEVEL_WARNING "the process that waited for the mount has exited");
 	close(fs->procs.ready_fd);
 	fs->procs.ready_fd = -1;
+}
+
+static void log_start(struct fs *fs, bool first)
+{
+	if (first)
+		fs_log("%s: cairnfs " CAIRN_VERSION " serves it at %s%s; staging is %llu MiB in %s",
+		       fs->o.store, fs->o.mountpoint, fs->o.ro ? ", read-only" : "",
+		       (unsigned long long)fs->o.staging_bytes >> 20, fs->place.path);
+	else
+		fs_log("%s: another worker serves it at %s; what was accepted is there",
+		       fs->o.store, fs->o.mountpoint);
 }
 
 /* After the unmount: writes all closed files to the store. False: something stays in staging, which
@@ -232,23 +258,28 @@ static bool drain_all(struct fs *fs)
 	} while (err == -ETIMEDOUT && !asked_to_end);
 	staging_get_stats(fs->s, &left);
 	if (err == -EAGAIN)
-		fs_log("%s: %s waits for other nodes: %s; it and %llu changes behind it stay in "
+		fs_log(LEVEL_WARNING
+		       "%s: %s waits for other nodes: %s; it and %llu changes behind it stay in "
 		       "staging for the next start",
 		       fs->o.store, left.held.path, left.held.what,
 		       (unsigned long long)left.held.behind);
 	else if (err)
-		fs_log("%s: %s; what is not in the store yet stays in staging for the next start",
+		fs_log(LEVEL_ERROR
+		       "%s: %s; what is not in the store yet stays in staging for the next start",
 		       fs->o.store, strerror(-err));
 	else if (left.versions.failed)
-		fs_log("%s: %llu closed files found no space in the store; staging is kept, the "
+		fs_log(LEVEL_ERROR
+		       "%s: %llu closed files found no space in the store; staging is kept, the "
 		       "next start puts them into .cairn/lost+found",
 		       fs->o.store, (unsigned long long)left.versions.failed);
 	else if (unclosed)
-		fs_log("%s: %u files were still being written when the mount ended; the next start "
+		fs_log(LEVEL_WARNING
+		       "%s: %u files were still being written when the mount ended; the next start "
 		       "puts them into .cairn/lost+found",
 		       fs->o.store, unclosed);
 	else if ((kept = staging_keep_again(fs->s)))
-		fs_log("%s: %u files that were never closed found no space in .cairn/lost+found; "
+		fs_log(LEVEL_WARNING
+		       "%s: %u files that were never closed found no space in .cairn/lost+found; "
 		       "they stay in staging for the next start",
 		       fs->o.store, kept);
 	else
@@ -272,8 +303,10 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		err = start_session(fs, fuse_fd, init, init_len, first);
 	if (!err)
 		err = store_watch_start(fs);
+	if (!err)
+		err = hosts_start(fs);
 	if (err) {
-		fs_log("%s: cannot serve: %s%s", fs->o.store, strerror(-err),
+		fs_log(LEVEL_ERROR "%s: cannot serve: %s%s", fs->o.store, strerror(-err),
 		       err == -EIO || err == -ENOSPC
 			       ? "; the store fails, staging keeps what it has"
 			       : "");
@@ -281,13 +314,17 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	}
 	report_ready(fs);
 	fs_log_leave_terminal();
+	log_start(fs, first);
 	wait_for_end(fs);
+	notify_manager("STOPPING=1");
 	/* unmounted: no callers are left, only work */
 	session_join(fs);
 	upkeep_join(fs);
 	latest_stop();
 	waits_stop(fs);
-	if (!drain_all(fs))
+	bool all = drain_all(fs);
+	hosts_end(fs);
+	if (!all)
 		return 4;
 	staging_clear(fs->s);
 	return 0;

@@ -15,7 +15,7 @@
 
 void no_memory(void)
 {
-	fs_log("out of memory");
+	fs_log(LEVEL_ERROR "out of memory");
 	abort();
 }
 
@@ -177,6 +177,16 @@ static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 	if (err && err != -ENOENT && err != -EINVAL) /* -EINVAL: not a file of ours */
 		fs->tree.replay_error = err;
 	node_set_sf(fs, n, err ? NULL : sf);
+}
+
+static void apply_staged(struct fs *fs, struct node *n, const struct rec *r)
+{
+	if (!(n->sf && staged_id(n->sf) == r->sf))
+		attach_sf(fs, n, r);
+	if (n->sf)
+		staged_set_torn(n->sf, -(int)r->mask, r->node2);
+	if (r->flags & REC_FAILED)
+		n->version.accepted = false;
 }
 
 static void apply_create(struct fs *fs, const struct rec *r)
@@ -497,8 +507,8 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_FORK: apply_fork(fs, r); break;
 	case REC_BUFFER: buffers_apply(fs, r); break;
 	case REC_STAGED:
-		if (n && !(n->sf && staged_id(n->sf) == r->sf))
-			attach_sf(fs, n, r);
+		if (n)
+			apply_staged(fs, n, r);
 		break;
 	case REC_OPEN:
 		if (n)

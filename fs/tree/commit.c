@@ -12,8 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define METADATA_MAX (64u << 20) /* larger ones are not parsed */
-
 #define LISTS 8u /* kept; of more that wait at once the lists are read again */
 
 /* The lists of names that wait, and how many of the files on each were found so far. The
@@ -22,11 +20,12 @@ static struct list {
 	uint64_t seq, used;
 	struct fmt_set *set;
 	size_t at;
+	char damaged[200]; /* why it cannot be read; it waits until a person decides */
 } lists[LISTS];
 
 bool commit_is_name(const char *name)
 {
-	return !strcmp(name, ".metadata");
+	return !strcmp(name, COMMIT_NAME);
 }
 
 uint64_t commit_dir(struct fs *fs, uint64_t ino)
@@ -55,26 +54,30 @@ static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
 	return 0;
 }
 
-/* 0: *out is the list; NULL: not a DCP .metadata, so there is nothing to wait for. Otherwise it is
- * not known: the store did not answer, or the parser does not run. */
-static int read_list(struct fs *fs, int fd, struct fmt_set **out)
+/* 0: l->set is the list; NULL: not a DCP .metadata, so there is nothing to wait for, or l->damaged
+ * says why it cannot be read. Otherwise it is not known: the store did not answer, or the parser
+ * does not run. */
+static int read_list(struct fs *fs, int fd, struct list *l)
 {
 	struct fmt_source s = {.read = read_source, .ctx = &fd};
+	struct fmt_error e = {.at = FMT_NOWHERE};
 	struct stat st;
 
-	*out = NULL;
 	if (fstat(fd, &st))
 		return -errno;
-	if (st.st_size <= 0 || st.st_size > (off_t)METADATA_MAX)
+	if (st.st_size <= 0)
 		return 0;
 	s.size = (uint64_t)st.st_size;
-	*out = fmt_set_new();
-	int err = *out ? parser_files(fs, ".metadata", &s, *out) : -ENOMEM;
-	if (err) {
-		fmt_set_free(*out);
-		*out = NULL;
-	}
-	return err == -EIO || err == -ECHILD || err == -ENOMEM ? err : 0;
+	l->set = fmt_set_new();
+	int err = l->set ? parser_files(fs, ".metadata", &s, l->set, &e) : -ENOMEM;
+	if (!err)
+		return 0;
+	fmt_set_free(l->set);
+	l->set = NULL;
+	if (err == -EBADMSG || err == -E2BIG)
+		snprintf(l->damaged, sizeof(l->damaged), "its list of files cannot be read: %.120s",
+			 e.text);
+	return err == -ENOMSG || l->damaged[0] ? 0 : err;
 }
 
 /* Takes the first component off path. False: there is none, or it is too long. */
@@ -161,11 +164,15 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 	struct list *l = list_of(seq);
 	if (l->seq != seq) {
 		list_drop(l);
-		if (io_store_shared(fs->store) && read_list(fs, fd, &l->set)) {
+		if (io_store_shared(fs->store) && read_list(fs, fd, l)) {
 			snprintf(what, cap, "what it lists could not be read");
 			return true;
 		}
 		l->seq = seq;
+	}
+	if (l->damaged[0]) {
+		snprintf(what, cap, "%s", l->damaged);
+		return true;
 	}
 	for (; l->set && l->at < l->set->n_files; l->at++) {
 		const struct fmt_file *f = &l->set->file[l->at];

@@ -2,10 +2,12 @@
  * Predicts the size of a new file: that of the same shard of the previous checkpoint.
  * run/step-200/__0_0.distcp is looked up as run/step-#/__0_0.distcp. A new name is expected to be
  * as large as others of its shape in such a directory. After a restart, the sizes come from the
- * store: from the newest directory of the same shape.
+ * store: from the newest directory of the same shape. A temporary name is expected to be as large
+ * as the last one in such a directory.
  */
 #include "fs/tree/inside.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +15,20 @@
 #include <unistd.h>
 
 #define ENTRIES_MAX 4096u /* examined, once for each shape */
+
+/* Names drawn at random before a rename: ".tmp" and 6 letters or digits (safetensors and others
+ * written in Rust, tempfile crate), "tmp" and 8 (Python's tempfile). */
+static bool is_temporary(const char *name)
+{
+	bool dot = name[0] == '.';
+	size_t all = dot ? 10 : 11, i = dot ? 4 : 3;
+
+	if (strncmp(name + dot, "tmp", 3) || strlen(name) != all)
+		return false;
+	while (isalnum((unsigned char)name[i]) || name[i] == '_')
+		i++;
+	return i == all;
+}
 
 /* A run of digits counts as one '#'. */
 static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
@@ -27,6 +43,12 @@ static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
 		h = (h ^ c) * 0x100000001b3ull;
 	}
 	return (h ^ '/') * 0x100000001b3ull;
+}
+
+/* All temporary names have one shape. */
+static uint64_t hash_name(uint64_t h, const char *name)
+{
+	return hash_shape(h ^ 2, is_temporary(name) ? "tmp*" : name, false);
 }
 
 static uint64_t hash_dirs(struct fs *fs, struct node *dir)
@@ -55,7 +77,7 @@ uint64_t expect_size(struct fs *fs, struct node *dir, const char *name)
 {
 	uint64_t h = hash_dirs(fs, dir);
 	uint64_t size = get(fs, hash_shape(h ^ 1, name, true));
-	return size != STAGED_SIZE_UNKNOWN ? size : get(fs, hash_shape(h ^ 2, name, false));
+	return size != STAGED_SIZE_UNKNOWN ? size : get(fs, hash_name(h, name));
 }
 
 void expect_note(struct fs *fs, struct node *n, uint64_t size)
@@ -64,7 +86,7 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size)
 		return;
 	uint64_t h = hash_dirs(fs, n->names->dir);
 	set(fs, hash_shape(h ^ 1, n->names->name, true), size);
-	set(fs, hash_shape(h ^ 2, n->names->name, false), size);
+	set(fs, hash_name(h, n->names->name), size);
 }
 
 /* A descriptor of the newest directory in parent, other than own, that has own's shape. */
@@ -99,7 +121,7 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 {
-	uint64_t h = hash_dirs(fs, dir), shape = hash_shape(h ^ 2, name, false),
+	uint64_t h = hash_dirs(fs, dir), shape = hash_name(h, name),
 		 size = STAGED_SIZE_UNKNOWN;
 	char own[256];
 	struct stat st;

@@ -22,6 +22,9 @@ struct rec rec_staged(const struct node *n)
 	bool loan;
 	r.fh = staged_lender(n->sf, &loan);
 	r.flags |= loan ? REC_LENT : 0;
+	int torn = staged_torn(n->sf, &r.node2);
+	r.mask = (uint64_t)-torn;
+	r.flags |= torn ? REC_FAILED : 0;
 	return r;
 }
 

@@ -172,7 +172,11 @@ int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	int err = note_over(fs, n);
+	uint64_t at;
+	/* a write failed meanwhile: no record after that one's says that the file is whole */
+	int err = staged_torn(n->sf, &at);
+	if (!err)
+		err = note_over(fs, n);
 	if (!err)
 		err = fill_flushed(n, &r, &data);
 	if (!err)

@@ -78,7 +78,8 @@ static int open_store(struct fs *fs, struct node *n, struct born *b)
 	if (fd == -ENOENT) {
 		char path[256];
 		node_path(fs, n, path, sizeof(path));
-		fs_log("%s is not in the store where it was published (%s); another program may "
+		fs_log(LEVEL_ERROR
+		       "%s is not in the store where it was published (%s); another program may "
 		       "have changed the store",
 		       path, n->stored.places ? n->stored.places->name : "nowhere");
 	}

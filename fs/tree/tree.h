@@ -334,6 +334,8 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was);
  */
 int node_reserve_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
+/* After a write to sf, which had failed `before`: logs whether it is whole now. Lock not held. */
+void node_torn(struct fs *fs, struct node *n, struct staged *sf, int before);
 /* Before n's times are set: memory that is allocated ahead of its writer would change them. 0; as
  * node_stat(). May drop the lock; the caller holds n. */
 int node_end_ahead(struct fs *fs, struct node *n);
@@ -422,6 +424,7 @@ int buffers_lend(struct node *n, uint64_t id, struct staged **sf); /* as buffer_
 
 /* the directory that users see as ino; 0: none is known */
 uint64_t commit_dir(struct fs *fs, uint64_t ino);
+#define COMMIT_NAME ".metadata"
 bool commit_is_name(const char *name);
 bool commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
 		    size_t cap);

@@ -7,6 +7,25 @@
 #include <errno.h>
 #include <time.h>
 
+/* Logs when a commit begins and ends to wait longer than commit_wait. */
+static void tell_of_late(struct fs *fs, const struct staging_stats *st)
+{
+	static bool told;
+	char text[800];
+
+	if (st->held.late == told)
+		return;
+	told = st->held.late;
+	if (told)
+		snprintf(text, sizeof(text),
+			 LEVEL_WARNING "%.200s is late: %.200s; it is published when that is in "
+				       "the store, or with: cairn commit --force DIR",
+			 st->held.path, st->held.what);
+	else
+		snprintf(text, sizeof(text), LEVEL_NOTICE "no commit is late any more");
+	fs_notice(fs, text);
+}
+
 static void *upkeep_main(void *arg)
 {
 	struct fs *fs = arg;
@@ -31,7 +50,9 @@ static void *upkeep_main(void *arg)
 		bool freed = staging_space_freed(fs->s);
 		if (++tick % 25 && !freed)
 			continue;
+		fs_log_look(false);
 		staging_get_stats(fs->s, &st); /* failed closes may find space now */
+		tell_of_late(fs, &st);
 		if (st.versions.failed && !st.halted.error)
 			retry_failed(fs);
 		if (st.recovered.kept)

@@ -17,6 +17,28 @@ static void log_staged(struct fs *fs, struct node *n)
 	staging_log(fs->s, &r);
 }
 
+/* A write or the last close failed: what an earlier close was answered for is a part of a file, so
+ * that close does not count any more, not even if everything is killed. Lock held. */
+static void withdraw(struct fs *fs, struct node *n)
+{
+	struct rec r = rec_staged(n);
+	r.flags |= REC_FAILED;
+	n->version.accepted = false;
+	staging_log(fs->s, &r);
+}
+
+void node_torn(struct fs *fs, struct node *n, struct staged *sf, int before)
+{
+	uint64_t at;
+	TREE_SCOPE(fs);
+	if (n->sf != sf || !n->writers)
+		return;
+	if (staged_torn(sf, &at))
+		withdraw(fs, n);
+	else if (before)
+		log_staged(fs, n);
+}
+
 /* A new version inherits attributes and xattrs as the store has them. */
 static int inherit(struct fs *fs, struct node *n)
 {
@@ -43,10 +65,13 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size)
 		session_may_take_long(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	int err = staged_resize(sf, size);
+	uint64_t at;
+	int torn = staged_torn(sf, &at), err = staged_resize(sf, size);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
+	if (torn && n->sf == sf && !staged_torn(sf, &at))
+		log_staged(fs, n);
 	staged_unref(sf);
 	return err;
 }
@@ -357,22 +382,28 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		node_drop_bytes(fs, n);
 		return 0;
 	}
-	if (n->version.close_error) {
-		staged_fail(sf, n->version.close_error, n->names->name);
+	uint64_t at;
+	int torn = staged_torn(sf, &at);
+	if (n->version.close_error || torn) {
+		staged_fail(sf, torn ? torn : n->version.close_error, n->names->name);
 		n->version.close_error = 0;
-		n->version.accepted = false;
+		withdraw(fs, n);
 		return 0;
 	}
 	staged_ref(sf);
 	n->holds++;
 	int err = prepare_seal(fs, n, sf);
-	/* sealed regardless of errors since its close was answered */
-	if (n->version.accepted)
+	/* sealed regardless of errors since its close was answered; but the store cannot hold what
+	 * became too long since */
+	if (n->version.accepted && err != -EFBIG)
 		err = 0;
 	if (!err)
 		err = seal_when_not_busy(fs, n, sf);
-	if (err)
+	if (err) {
 		staged_fail(sf, err, n->names ? n->names->name : "a file");
+		if (n->version.accepted && n->sf == sf)
+			withdraw(fs, n);
+	}
 	n->holds--;
 	staged_unref(sf);
 	return err;

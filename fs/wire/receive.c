@@ -203,8 +203,9 @@ static void ask_resend(struct fs *fs)
 {
 	struct wire_out out = {.len = sizeof(out), .error = WIRE_NOTIFY_RESEND};
 	if (write(fuse_session_fd(fs->se), &out, sizeof(out)) < 0)
-		fs_notice(fs, "this kernel cannot resend requests (before 6.9): calls that were in "
-			      "progress when the worker died may hang until the mount is aborted");
+		fs_notice(fs, LEVEL_WARNING
+			  "this kernel cannot resend requests (before 6.9): calls that were in "
+			  "progress when the worker died may hang until the mount is aborted");
 }
 
 int wire_run(struct fs *fs, const void *init, size_t init_len, bool resend)

@@ -34,7 +34,8 @@ struct io_engine_opts {
 };
 
 /* A notice is a fallback taken at run time (no io_uring, no O_DIRECT, ...),
- * reported once each. `text` is static storage. May be called from any thread. */
+ * reported once each. `text` is static storage and may begin with a level (io/level.h). May be
+ * called from any thread. */
 typedef void (*io_notice_fn)(void *ctx, const char *text);
 
 /* Opens an engine. kind "uring" becomes "posix" (with a notice) if
@@ -203,8 +204,9 @@ void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name);
  * exactly the Nth operation (1-based), or "@N+" = every one from the Nth. Operations
  * since io_engine_open are counted if they change or sync the store (each chunk of
  * io_write_file is one) and can have one of the kinds: short only for writes, lostsync
- * only for syncs. io_store_open itself is not counted. kinds =
- * comma list of eio, enospc, short, delay, lostsync. Lostsync: a sync call fails
+ * only for syncs, nolink (EPERM, as of a store without hard links) only for links.
+ * io_store_open itself is not counted. kinds = comma list of eio, enospc, short, delay,
+ * lostsync, nolink. Lostsync: a sync call fails
  * with EIO once and the data written since the previous sync through that fd is
  * dropped (punched), as ext4/xfs do (ATC '20); a sync of all or of a directory drops that
  * of every file, and each file's own next sync fails for it, too. */

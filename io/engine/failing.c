@@ -16,9 +16,19 @@
 
 #define DELAY_MAX_US 20000u
 
-enum kind { KIND_EIO, KIND_ENOSPC, KIND_SHORT, KIND_DELAY, KIND_LOST, KIND_COUNT, KIND_NONE };
+enum kind {
+	KIND_EIO,
+	KIND_ENOSPC,
+	KIND_SHORT,
+	KIND_DELAY,
+	KIND_LOST,
+	KIND_NOLINK,
+	KIND_COUNT,
+	KIND_NONE
+};
 
-static const char *const kind_name[KIND_COUNT] = {"eio", "enospc", "short", "delay", "lostsync"};
+static const char *const kind_name[KIND_COUNT] = {"eio",   "enospc",   "short",
+						  "delay", "lostsync", "nolink"};
 
 struct plan {
 	uint64_t seed;
@@ -110,6 +120,8 @@ static unsigned possible(const struct plan *f, enum io_op op)
 	if (op != IO_OP_SYNC_DATA && op != IO_OP_SYNC_DIR && op != IO_OP_SYNC_ALL &&
 	    op != IO_OP_SYNC_MARK)
 		k &= ~(1u << KIND_LOST);
+	if (op != IO_OP_LINK)
+		k &= ~(1u << KIND_NOLINK);
 	return k;
 }
 
@@ -160,6 +172,7 @@ static ssize_t fault_call(struct io_engine *e, const struct io_call *c)
 	switch (draw(f, c->op, &random)) {
 	case KIND_EIO: return -EIO;
 	case KIND_ENOSPC: return -ENOSPC;
+	case KIND_NOLINK: return -EPERM;
 	case KIND_LOST:
 		fault_lost_drop(&f->lost, c->op == IO_OP_SYNC_DATA ? c->fd : -1);
 		return -EIO;

@@ -105,7 +105,7 @@ int io_store_is_back(const struct io_store *s)
 {
 	const int dir = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	CLEANUP_CLOSE int root = open(s->path, dir), cairn = -1, host = -1, tmp = -1;
-	char name[72], id[IO_ID_LEN + 1];
+	char id[IO_ID_LEN + 1];
 	int err;
 
 	if (root < 0)
@@ -122,8 +122,7 @@ int io_store_is_back(const struct io_store *s)
 		return -EXDEV;
 	if (s->ro)
 		return usable(root, -1);
-	io_store_host_name(name);
-	host = io_open_beneath(cairn, name, dir, 0);
+	host = io_open_beneath(cairn, s->host_name, dir, 0);
 	tmp = host < 0 ? host : io_open_beneath(host, "tmp", dir, 0);
 	return tmp < 0 ? tmp : usable(root, tmp);
 }

@@ -21,7 +21,9 @@ struct io_store {
 	int root_rd; /* O_RDONLY: syncfs and fstatfs take no O_PATH */
 	int cairn; /* STORE/.cairn; -1 = none (ro only) */
 	int host; /* STORE/.cairn/<host>; -1 with ro */
-	int tmp, lostfound, meta;
+	char host_name[72]; /* that <host>; "" with ro */
+	unsigned host_number; /* store.h */
+	int tmp, lostfound, meta, previous;
 	int lock;
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
@@ -42,8 +44,13 @@ static inline void io_check(struct io_store *s)
 	io_engine_run_check(s->e);
 }
 
-/* The hostname as a valid component different from .cairn's own names. */
-void io_store_host_name(char out[72]);
+/* Is it one of .cairn's own names, and no host's? */
+bool io_cairn_name_is_taken(const char *name);
+/* The hostname, or `wanted`, as a valid component different from .cairn's own names. */
+void io_store_host_name(const char *wanted, char out[72]);
+/* *out: the number of host in the store (number.c). claim: gives it one if it has none. 0; -ENOENT:
+ * it has none; -EUSERS: all are taken; or as symlink(2). */
+int io_host_number(int cairn, const char *host, bool claim, unsigned *out);
 /* STORE/.cairn/id. 0; -ENOENT; -EBADMSG: it exists, but is not an id. */
 int io_store_read_id(int cairn, char id[IO_ID_LEN + 1]);
 /* 0; -EINVAL: not one component; -ENAMETOOLONG. */

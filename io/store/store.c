@@ -18,13 +18,25 @@
 
 #define CAIRN_DIR ".cairn"
 
-void io_store_host_name(char out[72])
+bool io_cairn_name_is_taken(const char *name)
 {
-	static const char *const taken[] = {"id", "lost+found", "meta"};
+	static const char *const taken[] = {"id", "lost+found", "meta", "previous"};
+
+	for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++)
+		if (!strcmp(name, taken[i]))
+			return true;
+	return false;
+}
+
+void io_store_host_name(const char *wanted, char out[72])
+{
 	char raw[65] = "";
 	size_t n = 0;
 
-	gethostname(raw, sizeof(raw) - 1);
+	if (wanted)
+		snprintf(raw, sizeof(raw), "%s", wanted);
+	else
+		gethostname(raw, sizeof(raw) - 1);
 	for (; raw[n]; n++) {
 		char c = raw[n];
 		bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
@@ -35,9 +47,8 @@ void io_store_host_name(char out[72])
 	out[n] = 0;
 	if (!n)
 		strcpy(out, "localhost");
-	for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++)
-		if (!strcmp(out, taken[i]))
-			strcat(out, "_");
+	if (io_cairn_name_is_taken(out))
+		strcat(out, "_");
 }
 
 /* Opens a file of ours in the store without a name (or soon without). */
@@ -326,15 +337,30 @@ static int into(int *slot, int fd)
 	return fd < 0 ? fd : 0;
 }
 
-static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
+/* Without a number the ids of this host are random. */
+static int take_number(struct io_store *s)
 {
-	char host[72];
+	int err = io_host_number(s->cairn, s->host_name, true, &s->host_number);
+
+	switch (err) {
+	case -EUSERS:
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EPERM:
+	case -EOPNOTSUPP:
+	case -ENOSYS: return 0;
+	default: return err;
+	}
+}
+
+static int open_rw(struct io_store *s, const struct stat *st, const char *host, int *holder_pid)
+{
 	int err;
 
-	io_store_host_name(host);
+	io_store_host_name(host, s->host_name);
 	err = into(&s->cairn, own_dir(s, s->root, CAIRN_DIR, O_PATH, st));
 	if (!err)
-		err = into(&s->host, own_dir(s, s->cairn, host, O_RDONLY, st));
+		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
 	if (!err)
 		err = take_lock(s, holder_pid);
 	if (!err)
@@ -342,9 +368,13 @@ static int open_rw(struct io_store *s, const struct stat *st, int *holder_pid)
 	if (!err)
 		err = into(&s->lostfound, own_dir(s, s->cairn, "lost+found", O_PATH, st));
 	if (!err)
+		err = take_number(s);
+	if (!err)
 		err = io_mark_open(s);
 	if (err)
 		return err;
+	/* an older store that is full may have no space for it */
+	into(&s->previous, own_dir(s, s->cairn, "previous", O_PATH, st));
 	s->has_xattr = io_xattr_probe(s->host, false);
 	s->xattr_space = s->has_xattr ? io_xattr_space(s->host) : 0;
 	if (!s->has_xattr) {
@@ -398,7 +428,7 @@ bool io_store_shared(const struct io_store *s)
 	return hosts > 1;
 }
 
-int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
+int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host, int *holder_pid,
 		  struct io_store **out)
 {
 	struct io_store *s = calloc(1, sizeof(*s));
@@ -414,12 +444,12 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 	s->max_file = UINT64_MAX;
 	s->max_link = PATH_MAX - 1;
 	s->root = s->root_rd = s->cairn = s->host = -1;
-	s->tmp = s->lostfound = s->meta = s->lock = s->mark = -1;
+	s->tmp = s->lostfound = s->meta = s->previous = s->lock = s->mark = -1;
 	lock_init(&s->meta_lock, RANK_SIDECAR);
 	s->path = strdup(path);
 	err = s->path ? open_root(s, path, &st) : -ENOMEM;
 	if (!err)
-		err = ro ? open_ro(s) : open_rw(s, &st, holder_pid);
+		err = ro ? open_ro(s) : open_rw(s, &st, host, holder_pid);
 	if (err) {
 		io_store_close(s);
 		return err;
@@ -431,8 +461,8 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pi
 static void close_all(struct io_store *s)
 {
 	/* no LOCK_UN: a child that inherited the lock keeps it */
-	int *fds[] = {&s->lostfound, &s->meta,	&s->tmp,     &s->mark, &s->lock,
-		      &s->host,	     &s->cairn, &s->root_rd, &s->root};
+	int *fds[] = {&s->lostfound, &s->meta, &s->previous, &s->tmp,	  &s->mark,
+		      &s->lock,	     &s->host, &s->cairn,    &s->root_rd, &s->root};
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
 		scope_close(fds[i]);
@@ -474,6 +504,11 @@ int io_store_tmp(const struct io_store *s)
 int io_store_lostfound(const struct io_store *s)
 {
 	return s->lostfound;
+}
+
+int io_store_previous(const struct io_store *s)
+{
+	return s->previous;
 }
 
 const char *io_store_id(const struct io_store *s)

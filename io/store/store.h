@@ -34,14 +34,16 @@ enum io_fs_kind {
 	IO_FS_SYNCFS, /* btrfs: only syncfs commits across directories */
 };
 
-/* Opens the store directory. Creates STORE/.cairn (0700) with lost+found/ and <host>/ (0700), which
- * has lock and tmp/.
+/* Opens the store directory. Creates STORE/.cairn (0700) with lost+found/, previous/ and <host>/
+ * (0700), which has lock and tmp/.
  * With `ro` nothing is created and no lock is taken.
+ * host: the name of this host's directory, in which other characters than in hostnames become '_';
+ * NULL: the hostname.
  * The lock (flock on STORE/.cairn/<host>/lock, holding the pid as text) is kept by
  * the open store and inherited over fork.
  * -EWOULDBLOCK: served by another cairnfs, *holder_pid is its pid (0 = unknown);
  * -ENOTDIR, -ENOENT, -EACCES, -EROFS, -ENOSPC ... as open(2), mkdir(2). */
-int io_store_open(struct io_engine *e, const char *path, bool ro, int *holder_pid,
+int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host, int *holder_pid,
 		  struct io_store **out);
 void io_store_close(struct io_store *s);
 /* Checks through the store's descriptors whether it can still be used: 0, or the errno that shows
@@ -67,6 +69,8 @@ int io_store_drop_scratch(struct io_store *s);
 int io_store_root(const struct io_store *s); /* O_PATH|O_DIRECTORY; owned by the store */
 int io_store_tmp(const struct io_store *s); /* likewise, .cairn/<host>/tmp; -1 with ro */
 int io_store_lostfound(const struct io_store *s);
+/* likewise, .cairn/previous, of all hosts; -1: it could not be made */
+int io_store_previous(const struct io_store *s);
 /* 32 hex digits + NUL, the store's id: STORE/.cairn/id, created at first open. "" with ro and
  * none. */
 const char *io_store_id(const struct io_store *s);
@@ -92,6 +96,44 @@ void io_store_path(const struct io_store *s, char *buf, size_t cap);
 bool io_where_same(const struct io_where *a, const struct io_where *b);
 /* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
 bool io_store_shared(const struct io_store *s);
+
+/* The hosts of a store (hosts.c). A host that has said nothing for this long is taken for gone. */
+#define IO_HOST_SILENT_S 60
+enum io_host_said {
+	IO_HOST_SAID_NOTHING, /* it never mounted the store with a version that says anything */
+	IO_HOST_ALIVE, /* at `heard` */
+	IO_HOST_ENDED, /* a clean unmount, at `heard` */
+};
+struct io_host {
+	char name[72]; /* its directory below STORE/.cairn */
+	unsigned number; /* 0: none; not without `all` */
+	enum io_host_said said;
+	int64_t heard; /* by the store's clock, s since 1970 */
+	/* what it said: of its machine, its keeper; since when, by its own clock, s since 1970 */
+	char boot[37], version[32];
+	int pid;
+	int64_t since;
+	uint64_t left; /* changes that an unmount left in its staging */
+	bool locked; /* a process of this machine serves the store as this host */
+};
+/* This host's name there; "" with ro. */
+const char *io_store_host(const struct io_store *s);
+/* Its number in this store, from 1 to IO_HOST_NUMBERS, which no other host has ever had; 0: it has
+ * none (ro; no symlinks; no space for one, or all are taken). */
+#define IO_HOST_NUMBERS 3839u
+unsigned io_store_host_number(const struct io_store *s);
+int io_store_cairn(const struct io_store *s); /* STORE/.cairn, O_PATH; owned by s */
+/* Writes what h says itself, atomically. -EROFS, or as write(2). */
+int io_host_say(struct io_store *s, const struct io_host *h);
+/* This host is alive still. *now: by the store's clock. -ENOENT: it has not said anything. */
+int io_host_beat(struct io_store *s, int64_t *now);
+/* Calls found for each host, this one included. cairn: a descriptor of STORE/.cairn. Without `all`
+ * only for those that said IO_HOST_ALIVE, with name, said and heard: one call to the store each.
+ * 0 or -errno of the listing. */
+int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_host *h),
+		  void *ctx);
+/* *now: by the store's clock. -EROFS, -EACCES ... : nothing can be written there. */
+int io_hosts_clock(int cairn, int64_t *now);
 enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
 /* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 per entry);
@@ -166,6 +208,10 @@ bool io_store_frees_early(const struct io_store *s);
 /* An open file that loses its last name stays as it is until it is closed, which frees its blocks;
  * false: it gets another name instead (FUSE, NFS), or this is not known. */
 bool io_store_frees_at_close(const struct io_store *s);
+/* Waits until the blocks of all that was removed are free (xfs: a thread frees them; btrfs: the
+ * next transaction), at most some seconds where the kernel does not tell. Blocks; for a caller
+ * that lacks space. */
+void io_wait_freed(struct io_store *s);
 /* A descriptor (O_PATH) of a file about to be replaced or removed. */
 int io_open_victim(struct io_store *s, int dirfd, const char *name);
 /* Names. Renames from tmp/, replacing an existing name atomically (rename(2)). */
@@ -195,6 +241,14 @@ bool io_mark_covers(const struct io_store *s);
 /* *seq: the last change that the store has, at most `most`. -ENOENT: the mark is not of this
  * log. */
 int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq);
+
+/* Lines for STORE/.cairn/<host>/timeline, which begins anew at this size; the one before is kept.
+ * Not synced. -ENOSPC: the store is nearly full, and nothing was written; -errno. One thread at a
+ * time. Bypasses the engine. */
+#define IO_TIMELINE_MAX (4 << 20)
+int io_timeline_append(struct io_store *s, const char *lines, size_t len);
+/* Both, the older first; malloc()ed, or NULL. The first and last line may be torn. */
+char *io_timeline_read(struct io_store *s, size_t *len);
 
 /* Shared extents. Whether this store has them is determined by trying with two nameless files in
  * tmp/ (some ms). 0: yes; -EOPNOTSUPP: never; else (-ENOSPC, -EIO, ...) try again later. */

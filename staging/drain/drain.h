@@ -73,6 +73,29 @@ bool retain_has(struct staging *s, uint64_t id);
 void retain_before(struct staging *s, int dirfd, const char *name);
 void retain_close(struct staging *s);
 
+/* previous.c: publisher only, unless stated otherwise; s->lock not held */
+/* What an earlier worker kept. Before any thread runs. */
+void previous_load(struct staging *s);
+/* Removes of it what is not needed any more. Nothing is inherited. */
+void previous_settle_all(struct staging *s);
+/* Before the n records from first on are applied: keeps the checkpoints whose files they replace
+ * or remove. -errno: the store fails. */
+int previous_keep(struct staging *s, const struct pend *first, unsigned n);
+/* The directory whose checkpoint p commits, 0: none. Only reads p. A new mtime commits, too. */
+uint64_t previous_commit_of(const struct staging *s, const struct pend *p);
+/* A new commit of directory dir is durable: what was kept of it is removed. touched: it is the same
+ * file with another mtime. */
+void previous_settle(struct staging *s, uint64_t dir, bool touched);
+/* Directory dir/name is about to be removed, with what was kept of it. */
+void previous_forget(struct staging *s, int dirfd, const char *name);
+/* Is the room needed? s->lock held */
+bool previous_give_due(const struct staging *s);
+void previous_give(struct staging *s);
+/* How many of st's names are links of ours. s->lock held, also for the next; any thread. */
+nlink_t previous_links(const struct staging *s, const struct stat *st);
+void previous_stats(const struct staging *s, struct staging_stats_previous *out);
+void previous_close(struct staging *s); /* any thread; no other runs */
+
 /* mark.c */
 /* Counts as not applied what the store's filesystem has lost. Before a replay. */
 void mark_recall(struct staging *s);
@@ -86,6 +109,13 @@ int dedup_start(struct staging *s);
 void dedup_offer(struct staging *s, const struct pend *p);
 void dedup_wake(struct staging *s); /* s->stop was set. s->lock held */
 void dedup_close(struct staging *s); /* waits for its thread; no other thread runs */
+
+/* timeline.c */
+int timeline_start(struct staging *s);
+/* p became durable. s->lock held, as for the next */
+void timeline_note(struct staging *s, const struct pend *p);
+void timeline_wake(struct staging *s); /* s->stop was set */
+void timeline_close(struct staging *s); /* waits for its thread; the publisher has ended */
 
 /* publish.c */
 void *publish_main(void *arg);

@@ -384,8 +384,8 @@ unsigned staging_force(struct staging *s, uint64_t dir)
 		if (!p->held || p->held->tree != dir || aside_change(s, p, REC_FORCED))
 			continue;
 		n++;
-		snprintf(text, sizeof(text), "%s is published by request, but %s", p->held->path,
-			 p->held->what);
+		snprintf(text, sizeof(text), LEVEL_WARNING "%s is published by request, but %s",
+			 p->held->path, p->held->what);
 	}
 	s->aside.look_ns = n ? 0 : s->aside.look_ns;
 	sleeper_wake(&s->pub);

@@ -50,6 +50,7 @@ void mark_recall(struct staging *s)
 		seq = durable;
 	if (seq < applied) {
 		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
 			 "the store's filesystem shut down and has lost %llu published changes; "
 			 "they are published again",
 			 (unsigned long long)(applied - seq));

@@ -92,6 +92,7 @@ static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pa
 	if (!err || !no_place(p, pair, err))
 		return err;
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "the store's file has no space for %.80s of %.120s (%u bytes: %s); published "
 		 "without",
 		 pair->key, p->r.name, pair->len, strerror(-err));

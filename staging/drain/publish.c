@@ -40,6 +40,8 @@ struct batch {
 	int victims[VICTIMS_MAX];
 	unsigned n_victims, max_victims;
 	bool changed; /* something was to be done in the store */
+	uint64_t commit; /* the directory that its last record commits; 0: none */
+	bool recommit; /* by another mtime */
 };
 
 /* ---- leaving out what has no visible effect ---- */
@@ -128,7 +130,7 @@ static struct pend *elide(const struct staging *s, struct pend *head)
 
 static void notice_conflict(struct staging *s, const struct rec *r, int err, bool lost)
 {
-	char text[sizeof(s->st.last_error)] = "";
+	char text[sizeof(s->st.last_error)] = "", leveled[sizeof(text) + sizeof(LEVEL_ERROR)];
 
 	const char *more =
 		lost ? "; that version is skipped, what exists of it is in .cairn/lost+found"
@@ -139,7 +141,8 @@ static void notice_conflict(struct staging *s, const struct rec *r, int err, boo
 	pthread_mutex_lock(&s->lock);
 	memcpy(s->st.last_error, text, sizeof(text));
 	pthread_mutex_unlock(&s->lock);
-	s->o.notice(s->o.ctx, text);
+	snprintf(leveled, sizeof(leveled), "%s%s", LEVEL_ERROR, text);
+	s->o.notice(s->o.ctx, leveled);
 }
 
 static void touch(struct batch *b, uint64_t dir)
@@ -302,8 +305,10 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	held = keep_victim(s, b, d2.fd, r->name2);
 	if (held)
 		return held;
-	if (r->flags & REC_DIR)
+	if (r->flags & REC_DIR) {
+		previous_forget(s, d2.fd, r->name2);
 		dirs_moving(s, r->node, r->dir2, r->name2);
+	}
 	int err = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
 	if (!err)
 		err = remove_other_link(s, r, d1.fd, d2.fd);
@@ -424,6 +429,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		err = keep_victim(s, b, d.fd, r->name);
 		return err ? err : touched(b, r->dir, io_unlink(store, d.fd, r->name));
 	case REC_RMDIR:
+		previous_forget(s, d.fd, r->name);
 		err = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
 		if (!err || (p->again && err == -ENOENT))
 			dirs_gone(s, r->node2);
@@ -455,6 +461,7 @@ static int pass_over(struct staging *s, struct pend *p)
 	char text[300];
 
 	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
 		 "an fsync of %.180s failed, and the file was written again: it comes to the store "
 		 "with its next fsync or close",
 		 p->r.name);
@@ -527,6 +534,11 @@ static void take_batch(struct staging *s, struct batch *b)
 		aside_note_added(s, &p->r, p->accepted);
 		b->n++;
 		s->drain.batch_end = p->r.seq;
+		/* what follows may overwrite what this one makes whole */
+		b->commit = previous_commit_of(s, p);
+		b->recommit = p->r.type == REC_ATTR;
+		if (b->commit)
+			break;
 	}
 }
 
@@ -536,6 +548,7 @@ static void drop_victims(struct staging *s, struct batch *b)
 	LOCK_SCOPE(&s->lock);
 	while (b->n_victims)
 		trash_put(s, 0, b->victims[--b->n_victims]);
+	trash_removed(s);
 }
 
 /* dirfd/name is about to be replaced or removed; the old file is kept open until that is synced. */
@@ -638,8 +651,10 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 	s->order.n_pend--;
 	s->space.freed |=
 		p->r.type == REC_UNLINK || p->r.type == REC_RENAME || p->r.type == REC_SEAL;
-	if (shown)
+	if (shown) {
+		timeline_note(s, p);
 		dedup_offer(s, p);
+	}
 	reserve_kept(s, &p->promised);
 	source_forget(s, &p->source);
 	dirs_unref(s, p->r.dir);
@@ -817,18 +832,24 @@ static void halt(struct staging *s, struct pend *p, int err)
 	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted.path, sizeof(s->st.halted.path));
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path,
 		 strerror(-err));
-	if (first)
+	if (!first)
 		snprintf(text, sizeof(text),
+			 LEVEL_INFO "the store still fails at %.180s: %s; the next try is in %u s",
+			 s->st.halted.path, strerror(-err),
+			 (unsigned)(s->drain.halt_retry_ns / 1000000000));
+	else
+		snprintf(text, sizeof(text),
+			 LEVEL_ERROR
 			 "the store fails at %.180s: %s; publication stops there, staging keeps "
 			 "everything; repair the store, then: cairn retry",
 			 s->st.halted.path, strerror(-err));
 	pthread_mutex_unlock(&s->lock);
-	if (first)
-		s->o.notice(s->o.ctx, text);
+	s->o.notice(s->o.ctx, text);
 	wake_waiters(s, err);
 	pthread_mutex_lock(&s->lock);
 	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns;
-	while (!s->drain.retry_now && !s->stop && monotonic_ns() < until)
+	s->drain.previous.give |= err == -ENOSPC && s->drain.previous.bytes;
+	while (!s->drain.retry_now && !s->drain.previous.give && !s->stop && monotonic_ns() < until)
 		sleeper_wait(s, &s->pub, until);
 	s->drain.retry_now = false;
 	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS
@@ -914,6 +935,11 @@ static void run_batch(struct staging *s, struct batch *b)
 		pthread_mutex_unlock(&s->lock);
 		return;
 	}
+	err = previous_keep(s, p, b->n);
+	if (err) {
+		halt(s, p, err);
+		return;
+	}
 	unsigned done = 0;
 	for (; done < b->n; p = batch_next(b, p, ++done)) {
 		err = make(s, p, b);
@@ -947,6 +973,8 @@ static void run_batch(struct staging *s, struct batch *b)
 		wake_waiters(s, 0);
 		free_all(gone);
 	}
+	if (b->commit && done == b->n)
+		previous_settle(s, b->commit, b->recommit);
 	if (stuck)
 		halt(s, stuck, err);
 }
@@ -979,12 +1007,18 @@ void *publish_main(void *arg)
 	pthread_setname_np(pthread_self(), "cairn-publish");
 	if (s->drain.inherited)
 		sync_inherited(s);
+	previous_settle_all(s);
 	for (;;) {
 		pthread_mutex_lock(&s->lock);
 		struct pend *p = *s->order.head;
 		if (s->stop) {
 			pthread_mutex_unlock(&s->lock);
 			return NULL;
+		}
+		if (previous_give_due(s)) {
+			pthread_mutex_unlock(&s->lock);
+			previous_give(s);
+			continue;
 		}
 		struct pend *last = p && p->dead_at ? elide(s, p) : NULL;
 		if (last) {

@@ -81,11 +81,11 @@ int staging_retained_open(struct staging *s, uint64_t id)
 
 nlink_t staging_retained_links(struct staging *s, const struct stat *st)
 {
-	if (!atomic_load(&s->drain.n_retained))
+	if (!atomic_load(&s->drain.n_retained) && !atomic_load(&s->drain.previous.n))
 		return 0;
 	LOCK_SCOPE(&s->lock);
 	const struct retained *r = find_file(s, st);
-	return r && r->linked;
+	return (r && r->linked) + previous_links(s, st);
 }
 
 bool retain_has(struct staging *s, uint64_t id)

@@ -112,6 +112,6 @@ int staged_wait_persisted(struct staged *f)
 			staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 5000000u);
 	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	if (since)
-		sf_wait_ends(s, since);
+		f->times.admission += sf_wait_ends(s, since);
 	return sf_seals_under_way(f) ? -EAGAIN : 0;
 }

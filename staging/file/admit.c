@@ -99,7 +99,7 @@ static void fill_ahead(struct staged *f)
 	if (fd >= 0) {
 		uint64_t since = monotonic_ns();
 		pool_hand_over(s, fd, f->memory.expected);
-		sf_waited(s, since);
+		sf_waited(f, since);
 		close(fd);
 	}
 	pthread_mutex_lock(&s->lock);
@@ -147,9 +147,14 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 	}
 	uint64_t claim = space_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
 	f->space.checked = !space_for_all(s, f, claim);
+	/* a spilled file's passthrough writes must find their blocks, and btrfs counts those of
+	 * dirty pages as free */
+	bool ample = space_for_all(s, f, claim + 2 * s->o.budget_bytes);
 	pthread_mutex_lock(&s->lock);
 	sf_insert(s, f);
 	f->spilled = !admit(s, f, need);
+	f->space.checked |= f->spilled && !ample;
+	f->times.spilled = f->spilled ? f->times.begun : 0;
 	if (!f->spilled && !f->space.checked)
 		space_claim_set(s, f, claim);
 	f->memory.huge = f->memory.huge && !f->spilled;
@@ -165,6 +170,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 		sf_charge(s, f, 0);
 		space_claim_set(s, f, 0);
 		f->spilled = true;
+		f->times.spilled = f->times.begun;
 		f->memory.huge = false;
 		pthread_mutex_unlock(&s->lock);
 		err = make_bytes(f);
@@ -312,7 +318,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 		if (!err && !src)
 			io_get_xattr(s->o.store, fd, NULL, KEY_CHECKSUM, f->base.checksum,
 				     sizeof(f->base.checksum) - 1);
-		sf_waited(s, since);
+		sf_waited(f, since);
 	}
 	if (src)
 		staged_unuse(src);

@@ -262,7 +262,7 @@ static void cut(struct staged *f)
 		return;
 	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->sealed.size &&
 	    ftruncate(fd, (off_t)f->sealed.size))
-		f->s->o.notice(f->s->o.ctx,
+		f->s->o.notice(f->s->o.ctx, LEVEL_ERROR
 			       "staging: a committed buffer could not be cut to its file's size");
 	const struct timespec ts[2] = {f->sealed.atime, f->sealed.mtime};
 	if (f->sealed.once)

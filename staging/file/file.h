@@ -72,7 +72,11 @@ static inline bool has_holes(const struct stat *st)
 void sf_drop_tmp(struct staged *f); /* f->io.lock held */
 /* with blocks for f's data. f->io.lock held, reserve_enter()ed */
 int sf_make_tmp(struct staged *f, uint64_t size);
-void sf_wait_for_space(struct staging *s); /* for pending removals. No lock held */
+/* attempts of a writer that waits for space: others may take what was freed */
+#define LATE_TRIES 4u
+/* Asked before an attempt, so that what is freed meanwhile counts. Takes s->lock. */
+bool sf_space_may_come(struct staging *s);
+void sf_wait_for_space(struct staged *f); /* for pending removals. No lock held */
 /* its owner has a quota: promise no blocks */
 bool sf_limited(const struct staged *f);
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock

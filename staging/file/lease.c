@@ -51,6 +51,8 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 		log_append(s, &r);
 	}
 	s->order.n_wait--;
+	p->times.wait[WAIT_LEASE] =
+		monotonic_ns() - (p->times.closed ? p->times.closed : p->start_ns);
 	p->snapshot = early;
 	if (early)
 		sf_set_late(s, f, true);

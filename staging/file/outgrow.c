@@ -267,8 +267,10 @@ static int move_open_file(struct staged *f)
 int staged_move_out(struct staged *f)
 {
 	LOCK_SCOPE(&f->io.lock);
+	uint64_t since = monotonic_ns();
 	int err = move_open_file(f);
 	pthread_mutex_lock(&f->s->lock);
+	f->times.moved += monotonic_ns() - since;
 	f->moved.more = false;
 	pthread_mutex_unlock(&f->s->lock);
 	return err;

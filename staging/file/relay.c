@@ -34,7 +34,7 @@ static int space_to_grow(struct staged *f, uint64_t end)
 			staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 10000000u);
 		}
 		if (t0 && (fits || !soon))
-			sf_wait_ends(s, t0);
+			f->times.admission += sf_wait_ends(s, t0);
 		uint64_t used = s->files.used;
 		pthread_mutex_unlock(&s->lock);
 		if (fits) {
@@ -104,7 +104,13 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	if (len > max - off)
 		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io.lock);
-	return space_written(f, off, len, write_bytes(f, buf, len, off, last));
+	bool tight = f->spilled || f->space.checked;
+	bool may_come = !last && tight && sf_space_may_come(f->s);
+	ssize_t n = write_bytes(f, buf, len, off, last);
+	/* a spilled file, or one that is spilled now, takes its blocks by itself */
+	if ((n == -ENOSPC || n == -EDQUOT) && may_come)
+		n = -EAGAIN;
+	return space_written(f, off, len, n);
 }
 
 ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off)
@@ -114,8 +120,12 @@ ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t
 
 ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
-	sf_wait_for_space(f->s);
-	return write_or_ask(f, buf, len, off, true);
+	ssize_t n = -EAGAIN;
+	for (unsigned tries = 1; n == -EAGAIN && tries <= LATE_TRIES; tries++) {
+		sf_wait_for_space(f);
+		n = write_or_ask(f, buf, len, off, tries == LATE_TRIES);
+	}
+	return n;
 }
 
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off)

@@ -73,7 +73,7 @@ int staged_promise(struct staged *f)
 }
 
 /* f->io.lock held */
-static int reserve_once(struct staged *f)
+static int reserve_blocks(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
@@ -117,13 +117,19 @@ static bool no_space(int err)
 	return err == -ENOSPC || err == -EDQUOT;
 }
 
+/* The store may take its time for it. */
+static int reserve_once(struct staged *f)
+{
+	uint64_t since = monotonic_ns();
+	int err = reserve_blocks(f);
+
+	f->times.allocated += monotonic_ns() - since;
+	return err;
+}
+
 int staged_allocate_now(struct staged *f)
 {
-	struct staging *s = f->s;
-
-	pthread_mutex_lock(&s->lock); /* number read before: what is freed meanwhile counts */
-	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
-	pthread_mutex_unlock(&s->lock);
+	bool may_come = sf_space_may_come(f->s);
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
 	int err = reserve_once(f);
@@ -134,12 +140,13 @@ int staged_allocate_now(struct staged *f)
 int staged_allocate_later(struct staged *f)
 {
 	for (unsigned tries = 0;; tries++) {
+		bool may_come = !tries || sf_space_may_come(f->s);
 		pthread_mutex_lock(&f->io.lock);
 		int err = reserve_once(f);
 		pthread_mutex_unlock(&f->io.lock);
-		if (!no_space(err) || tries)
+		if (!no_space(err) || !may_come || tries == LATE_TRIES)
 			return err;
-		sf_wait_for_space(f->s);
+		sf_wait_for_space(f);
 	}
 }
 
@@ -202,6 +209,7 @@ static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
 	p->r.size = f->sealed.size;
 	p->r.atime = f->sealed.atime;
 	p->r.mtime = f->sealed.mtime;
+	p->times.closed = monotonic_ns();
 	sf_set_state(f->s, f, STAGED_SEALED);
 	sleeper_wake(&f->s->watch);
 }
@@ -229,6 +237,19 @@ static void take_source(struct staged *f, struct pend *p)
 	}
 }
 
+/* What its writer waited for goes to p. s->lock held. */
+static void note_times(struct staged *f, struct pend *p)
+{
+	struct staged_times *t = &f->times;
+	uint64_t now = monotonic_ns();
+
+	p->times = (struct pend_times){.begun = t->begun, .closed = now, .fsync = p->snapshot};
+	p->times.wait[WAIT_ADMISSION] = t->admission;
+	p->times.wait[WAIT_SPILL] = t->moved + (t->spilled ? now - t->spilled : 0);
+	p->times.wait[WAIT_DISK] = t->allocated;
+	*t = (struct staged_times){.begun = now, .spilled = t->spilled ? now : 0};
+}
+
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed,
 	    bool final)
 {
@@ -253,6 +274,7 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	if (f->sealed.blocks * 512 > s->files.largest)
 		s->files.largest = f->sealed.blocks * 512;
 	p->snapshot = !closed;
+	note_times(f, p);
 	take_source(f, p);
 	p->tmp_id = f->io.tmp_id;
 	p->tmp_fd = f->io.tmp_fd;

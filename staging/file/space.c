@@ -172,6 +172,18 @@ static bool is_full(int err)
 	return err == -ENOSPC || err == -EDQUOT;
 }
 
+int staged_torn(struct staged *f, uint64_t *at)
+{
+	*at = f->io.torn_at;
+	return atomic_load(&f->torn);
+}
+
+void staged_set_torn(struct staged *f, int err, uint64_t at)
+{
+	f->io.torn_at = at;
+	atomic_store(&f->torn, err);
+}
+
 /* Blocks allocated beyond a write: a quarter of the contiguous bytes written, or as much again
  * while that is little. They stay with the file if its writer then leaves a hole, so a write that
  * does not continue another gets none. */
@@ -205,8 +217,8 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 		f->io.held_from = f->io.held_to = 0; /* that was only a check of the store */
 	f->space.checked = true;
 	space_claim_set(s, f, 0);
-	bool may_come = s->head->durable < s->order.last_delete || s->trash.cleaning;
 	pthread_mutex_unlock(&s->lock);
+	bool may_come = sf_space_may_come(s);
 	if (promised(f, end))
 		return 0;
 	int err = hold_blocks(f, off, end + ahead);

@@ -87,6 +87,8 @@ static void list_insert(struct staging *s, struct staged *f)
 		*list = f;
 	}
 	if (f->state == STAGED_OPEN) {
+		f->times = (struct staged_times){.begun = monotonic_ns()};
+		f->times.spilled = f->spilled ? f->times.begun : 0;
 		f->ahead.over = false; /* memory ahead of it may be allocated again */
 		f->ahead.end = f->ahead.size = 0;
 		sleeper_nudge(&s->watch, false);

@@ -130,10 +130,16 @@ static void wait_for_deletes(struct staging *s)
 		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 50000000u);
 }
 
-void sf_wait_for_space(struct staging *s)
+bool sf_space_may_come(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->head->durable < s->order.last_delete || trash_may_free(s);
+}
+
+void sf_wait_for_space(struct staged *f)
 {
 	uint64_t since = monotonic_ns();
-	wait_for_deletes(s);
-	trash_wait(s);
-	sf_waited(s, since);
+	wait_for_deletes(f->s);
+	trash_wait(f->s);
+	sf_waited(f, since);
 }

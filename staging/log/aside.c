@@ -184,6 +184,7 @@ int aside_put(struct staging *s, struct pend **link, uint32_t flags)
 		return err;
 	place_set(s, p->r.seq, UINT64_MAX);
 	p->r.flags |= flags;
+	p->times.aside = monotonic_ns();
 	part_from_killer(s, p);
 	list_aside(s, link);
 	return 0;
@@ -209,6 +210,8 @@ int aside_resume(struct staging *s, struct pend **link)
 	s->log.last_seq = r.seq;
 	place_set(s, p->r.seq, r.seq);
 	p->r.seq = r.seq;
+	p->times.wait[WAIT_HOLD] +=
+		monotonic_ns() - (p->times.aside ? p->times.aside : p->start_ns);
 	if (p->r.type == REC_UNLINK || p->r.type == REC_RMDIR || p->r.type == REC_RENAME ||
 	    p->r.type == REC_SEAL)
 		s->order.last_delete = r.seq;

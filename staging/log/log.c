@@ -47,15 +47,19 @@ static int head_map(struct staging *s, bool *fresh)
 	return 0;
 }
 
-/* Random bits distinguish the ids of hosts that start at the same moment on one store. */
+/* A host without a number has random bits instead: others may start at the same moment. */
 static int new_ids(struct staging *s)
 {
 	struct timespec now;
-	unsigned salt;
+	unsigned salt, number = io_store_host_number(s->o.store);
 
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (number) {
+		s->head->next_id = staging_first_id_of(&now, number);
+		return 0;
+	}
 	if (getrandom(&salt, sizeof(salt), 0) != sizeof(salt))
 		return -EIO;
-	clock_gettime(CLOCK_REALTIME, &now);
 	s->head->next_id = staging_first_id(&now, salt);
 	return 0;
 }
@@ -190,6 +194,8 @@ int log_append(struct staging *s, const struct rec *r)
 
 void log_answered(struct staging *s, const struct rec *r)
 {
+	if (!r->unique && r->type == REC_CLOSE && r->flags & REC_ANSWER)
+		memset(s->log.done, 0, sizeof(s->log.done));
 	if (!r->unique)
 		return;
 	unsigned slot = (unsigned)(r->unique / 2) % 256; /* the kernel's numbers are even */
@@ -198,6 +204,16 @@ void log_answered(struct staging *s, const struct rec *r)
 	s->log.done[slot].r.name = s->log.done[slot].r.name2 = "";
 	s->log.done[slot].r.data = NULL;
 	s->log.done[slot].r.data_len = 0;
+}
+
+/* In the log, too: if it is not rotated, the next worker reads the old answers again. Versions
+ * before this one take the record for an answer to no request. */
+int staging_new_connection(struct staging *s)
+{
+	struct rec r = {.type = REC_CLOSE, .flags = REC_ANSWER};
+	LOCK_SCOPE(&s->lock);
+	log_answered(s, &r);
+	return log_append(s, &r);
 }
 
 bool staging_answered(struct staging *s, uint64_t unique, struct rec *out)

@@ -18,9 +18,9 @@ void sleeper_wake(struct sleeper *l); /* all, now */
 void sleeper_nudge(struct sleeper *l, bool now);
 /* a caller's wait, for the statistics. s->lock held */
 uint64_t sf_wait_begins(struct staging *s);
-void sf_wait_ends(struct staging *s, uint64_t since);
-/* A wait that took this long: counted from a millisecond on. No lock held. */
-void sf_waited(struct staging *s, uint64_t since);
+uint64_t sf_wait_ends(struct staging *s, uint64_t since); /* how long, ns */
+/* f's writer waited since then: counted from a millisecond on. No lock held. */
+void sf_waited(struct staged *f, uint64_t since);
 static inline void persist_wake(struct staging *s)
 {
 	sleeper_wake(&s->work);
@@ -76,7 +76,12 @@ void reserve_leave(struct staging *s);
 /* trash.c */
 /* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), later. s->lock held. */
 void trash_put(struct staging *s, uint64_t id, int fd);
-/* Waits until all of it is removed, for a caller that needs space; false: there was none. Takes
+/* The store removed something whose blocks may become free only later. s->lock held. */
+void trash_removed(struct staging *s);
+/* May a caller that needs space wait for some (trash_wait)? s->lock held. */
+bool trash_may_free(const struct staging *s);
+/* Waits until all of it is removed and its blocks are free, for a caller that needs space, and what
+ * is kept of checkpoints that are overwritten (drain/previous.c); false: there was none. Takes
  * s->lock. */
 bool trash_wait(struct staging *s);
 void *trash_main(void *arg);

@@ -59,17 +59,21 @@ uint64_t sf_wait_begins(struct staging *s)
 	return monotonic_ns();
 }
 
-void sf_wait_ends(struct staging *s, uint64_t since)
+uint64_t sf_wait_ends(struct staging *s, uint64_t since)
 {
-	s->st.wait_ns += monotonic_ns() - since;
+	uint64_t ns = monotonic_ns() - since;
+	s->st.wait_ns += ns;
+	return ns;
 }
 
-void sf_waited(struct staging *s, uint64_t since)
+void sf_waited(struct staged *f, uint64_t since)
 {
+	struct staging *s = f->s;
 	uint64_t ns = monotonic_ns() - since;
 	if (ns < WAIT_TOLD_NS)
 		return;
 	LOCK_SCOPE(&s->lock);
 	s->st.waits++;
 	s->st.wait_ns += ns;
+	f->times.admission += ns;
 }

@@ -36,6 +36,16 @@ void trash_put(struct staging *s, uint64_t id, int fd)
 	pthread_cond_signal(&s->trash.cond);
 }
 
+void trash_removed(struct staging *s)
+{
+	s->trash.unsettled = true;
+}
+
+bool trash_may_free(const struct staging *s)
+{
+	return s->trash.cleaning || s->trash.unsettled || s->drain.previous.bytes;
+}
+
 void staging_close_later(struct staging *s, int fd)
 {
 	LOCK_SCOPE(&s->lock);
@@ -46,11 +56,29 @@ bool trash_wait(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
 	bool waited = false;
-	while (s->started && !s->stop && s->trash.cleaning) {
+	if (s->started && !s->stop && s->drain.previous.bytes) {
+		s->drain.previous.give = true;
+		sleeper_wake(&s->pub);
+	}
+	s->trash.waiting++;
+	while (s->started && !s->stop &&
+	       (s->trash.cleaning || s->trash.unsettled || s->drain.previous.give)) {
 		waited = true;
+		pthread_cond_signal(&s->trash.cond);
 		staging_wait_until(&s->done_cond, &s->lock, monotonic_ns() + 50000000u);
 	}
+	s->trash.waiting--;
 	return waited;
+}
+
+/* Only for somebody who waits: it makes the store write. s->lock held, released meanwhile. */
+static void settle(struct staging *s)
+{
+	s->trash.unsettled = false;
+	s->trash.cleaning = true;
+	pthread_mutex_unlock(&s->lock);
+	io_wait_freed(s->o.store);
+	pthread_mutex_lock(&s->lock);
 }
 
 void *trash_main(void *arg)
@@ -61,6 +89,10 @@ void *trash_main(void *arg)
 	staging_nice(PERSIST_NICE);
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
+		if (!s->trash.n && s->trash.unsettled && s->trash.waiting) {
+			settle(s);
+			continue;
+		}
 		if (!s->trash.n) {
 			s->trash.cleaning = false;
 			pthread_cond_broadcast(&s->done_cond);
@@ -71,6 +103,7 @@ void *trash_main(void *arg)
 		pthread_mutex_unlock(&s->lock);
 		remove_now(s, t);
 		pthread_mutex_lock(&s->lock);
+		s->trash.unsettled = true;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return NULL;

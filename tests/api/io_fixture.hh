@@ -72,9 +72,9 @@ private:
 };
 
 struct Store {
-	Store(Engine &e, const std::string &path, bool ro = false)
+	Store(Engine &e, const std::string &path, bool ro = false, const char *host = nullptr)
 	{
-		err = io_store_open(e.e, path.c_str(), ro, &holder, &s);
+		err = io_store_open(e.e, path.c_str(), ro, host, &holder, &s);
 	}
 	Store(const Store &) = delete;
 	Store &operator=(const Store &) = delete;

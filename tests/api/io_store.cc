@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Opening a store: what it makes, whom it refuses, what it falls back to.
+#include <map>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -156,6 +157,99 @@ TEST_F(StoreOpen, HostsThatStartAtOnceAgreeOnTheId)
 	}
 }
 
+unsigned number_in(const std::string &store, const std::string &host)
+{
+	Engine e("posix");
+	Store s(e, store, false, host.c_str());
+
+	EXPECT_EQ(s.err, 0) << host;
+	return s.err ? 0 : io_store_host_number(s);
+}
+
+// Two names whose search begins at one number.
+std::pair<std::string, std::string> colliding_hosts()
+{
+	std::map<unsigned, std::string> of;
+
+	for (int i = 0; i < 2000; i++) {
+		TempDir d;
+		std::string name = "node-" + std::to_string(i);
+		auto [at, fresh] = of.insert({number_in(d.path, name), name});
+		if (!fresh)
+			return {at->second, name};
+	}
+	return {};
+}
+
+TEST_F(StoreOpen, AHostHasItsNumberAndNoOtherHasIt)
+{
+	auto [a, b] = colliding_hosts();
+	ASSERT_NE(a, "");
+	unsigned first = number_in(dir.path, a), second = number_in(dir.path, b);
+	EXPECT_GE(first, 1u);
+	EXPECT_LE(first, IO_HOST_NUMBERS);
+	EXPECT_NE(first, second);
+	std::filesystem::remove_all(dir / (".cairn/" + a)); // of a host that was discarded
+	EXPECT_EQ(number_in(dir.path, b), second);
+	EXPECT_EQ(number_in(dir.path, a), first);
+}
+
+TEST_F(StoreOpen, HostsThatStartAtOnceHaveDifferentNumbers)
+{
+	auto [a, b] = colliding_hosts();
+	for (int round = 0; round < 20; round++) {
+		TempDir d;
+		int go[2];
+		ASSERT_EQ(pipe(go), 0);
+		std::vector<pid_t> hosts;
+		for (auto &name : {a, b}) {
+			pid_t pid = fork();
+			if (pid) {
+				hosts.push_back(pid);
+				continue;
+			}
+			char c;
+			close(go[1]);
+			if (read(go[0], &c, 1) < 0) // until the other end is closed: all at once
+				_exit(1);
+			_exit(number_in(d.path, name) == 0);
+		}
+		close(go[0]);
+		close(go[1]);
+		for (pid_t pid : hosts) {
+			int status;
+			waitpid(pid, &status, 0);
+			EXPECT_EQ(status, 0);
+		}
+		EXPECT_NE(number_in(d.path, a), number_in(d.path, b));
+	}
+}
+
+TEST_F(StoreOpen, WithoutSymlinksAHostHasNoNumber)
+{
+	pid_t pid = fork();
+	if (!pid) {
+		refuse_syscall(SYS_symlinkat, EPERM);
+		_exit(number_in(dir.path, "a") != 0);
+	}
+	int status;
+	waitpid(pid, &status, 0);
+	EXPECT_EQ(status, 0);
+	EXPECT_GE(number_in(dir.path, "a"), 1u); // the store can now
+}
+
+TEST_F(StoreOpen, AHostOfThatName)
+{
+	Engine e("posix");
+	Store a(e, dir.path, false, "a"), b(e, dir.path, false, "b/c"), again(e, dir.path, false, "a");
+	ASSERT_EQ(a.err, 0);
+	ASSERT_EQ(b.err, 0);
+	EXPECT_STREQ(io_store_host(a), "a");
+	EXPECT_STREQ(io_store_host(b), "b_c");
+	EXPECT_EQ(again.err, -EWOULDBLOCK);
+	EXPECT_TRUE(std::filesystem::exists(dir / ".cairn/b_c/lock"));
+}
+
 // A copy is told from the original; a store that was renamed stays the one it was.
 TEST_F(StoreOpen, WhereItStandsToldFromACopy)
 {
@@ -173,7 +267,9 @@ TEST_F(StoreOpen, WhereItStandsToldFromACopy)
 		EXPECT_EQ(path, a);
 	}
 	ASSERT_EQ(rename(a.c_str(), b.c_str()), 0);
-	std::filesystem::copy(b, c, std::filesystem::copy_options::recursive);
+	std::filesystem::copy(b, c,
+			      std::filesystem::copy_options::recursive |
+				      std::filesystem::copy_options::copy_symlinks);
 	Engine e("posix");
 	Store moved(e, b), other(e, c);
 	ASSERT_EQ(moved.err, 0);

@@ -89,6 +89,7 @@ struct Options {
 	uint64_t pool = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want space to grow
 	bool no_dedup = false;
+	const char *previous = nullptr;
 	unsigned mapped_ms = 0;
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
@@ -120,6 +121,7 @@ public:
 		so.budget_bytes = o.budget;
 		so.pool_bytes = o.pool;
 		so.no_dedup = o.no_dedup;
+		so.previous = o.previous;
 		so.mapped_ms = o.mapped_ms;
 		missing = o.missing;
 		if (missing)

@@ -87,6 +87,9 @@ expect 0 "$cairn" ls -l "$s/run/step-8"
 says out '^-          \./  dcp, .*incomplete'
 says out ' __0_0.distcp  3 items$'
 says out '^missing    __1_0.distcp  9082 bytes are listed$'
+expect 0 "$cairn" latest "$s/run"	# what the shard was removed from is kept
+says out '/\.cairn/previous/run%2Fstep-8\.'
+rm -r "$s/.cairn/previous"/*
 latest_is "$s/run" step-7
 expect 0 "$cairn" ls --json "$s/run"
 python3 - "$TMP/out" <<'PY' || die "ls --json: $(cat "$TMP/out")"

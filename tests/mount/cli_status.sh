@@ -15,7 +15,7 @@ d = json.load(open(sys.argv[1]))
 assert os.path.samefile(d["store"], sys.argv[3]), d["store"]
 assert os.path.realpath(d["mountpoint"]) == os.path.realpath(sys.argv[2])
 for k in ("version", "pid", "keeper_pid", "store_id", "engine", "passthrough", "fsync", "restarts",
-          "staging", "versions", "log", "opens", "bytes", "dedup", "queue_depth", "waits", "errors",
+          "staging", "versions", "log", "opens", "bytes", "dedup", "previous", "queue_depth", "waits", "errors",
           "halted", "waiting_mapped", "notices", "recovered"):
     assert k in d, k
 assert d["halted"] is None

@@ -24,7 +24,7 @@ expect 2 "$cairn" ls --json -zl
 says err 'value: -z;'
 expect 0 "$cairn" wait / -h
 says out 'usage: cairn wait'
-for sub in ls wait verify umount; do
+for sub in ls wait timeline verify umount; do
 	expect 2 "$cairn" $sub "$TMP/missing"
 	says err "No such file"
 	expect 2 "$cairn" $sub /proc
@@ -33,8 +33,8 @@ for sub in ls wait verify umount; do
 done
 expect 0 "$cairn" help
 awk 'length > 80 { exit 1 }' "$TMP/out" || die "more than 80 columns: $(cat "$TMP/out")"
-subs=$(sed -n 's/^  \([a-z]*\) .*/\1/p' "$TMP/out")
-[ "$(wc -w <<<"$subs")" -ge 16 ] || die "cairn help lists only: $subs"
+subs=$(sed -n 's/^  \([a-z-]*\) .*/\1/p' "$TMP/out")
+[ "$(wc -w <<<"$subs")" -ge 17 ] || die "cairn help lists only: $subs"
 for sub in $subs; do
 	expect 0 "$cairn" help $sub
 	says out "usage: cairn $sub"
@@ -64,7 +64,7 @@ done
 keeper=$(keeper_pid "$m") worker=$(worker_pid "$m")
 kill -KILL "$keeper" "$worker"
 retry 10 lib_pid_gone "$worker" || die "the worker survived SIGKILL"
-for sub in status ls tensors check latest "rm --keep-last 1" wait verify retry umount; do
+for sub in status ls tensors check latest "rm --keep-last 1" wait timeline verify retry umount; do
 	# shellcheck disable=SC2086	# a subcommand and its option
 	expect 1 "$cairn" $sub "$m"
 	says err "is dead; detach it with"

@@ -4,7 +4,8 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 
-watches() { readlink /proc/"$1"/fd/* | has -xF "$2"; }
+# the subcommand runs in a child of the command
+watches() { pgrep -P "$1" | while read -r pid; do readlink "/proc/$pid"/fd/*; done | has -xF "$2"; }
 
 start_mount "$s" "$m"
 mkdir "$m/d"

@@ -25,9 +25,12 @@ assert len(names) > 10, names
 for name in names:
     path = os.path.join(top, "tools/cairn", name + ".c")
     text = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
-    usage = subprocess.run([cairn, "help", name], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    usage = subprocess.run([cairn, "help", name], capture_output=True, text=True, check=True).stdout
+    usage = re.match(r"usage: .*(\n {13}.*)*", usage)[0]
     listed = set(re.findall(r"[\[ ](--?[\w-]+)", usage))
     longs = dict(re.findall(r'\{"([\w-]+)", \w+_argument, NULL, \'(\w)\'\}', text))
+    if name not in ("completion", "staging", "version", "help"):
+        longs["timeout"] = "t" # watch.c takes it
     shorts = re.search(r'getopt_long\(argc, argv, "([^"]*)"', text)
     shorts = set(shorts[1].replace(":", "")) if shorts else set()
     for option, letter in longs.items():
@@ -61,7 +64,7 @@ offers()	# EXPECTED word...
 	[ "$got" = "$want" ] || die "bash: '$*' offers '$got', not '$want'"
 }
 mkdir "$TMP/some" && touch "$TMP/some/step 1" "$TMP/some/stop"
-offers "status" cairn sta
+offers "status" cairn stat
 offers "--keep-every --keep-last" cairn rm --keep
 offers "dcp" cairn export --format d
 offers "dcp safetensors torch" cairn export --format ""
@@ -73,7 +76,7 @@ offers "" cairn version ""
 
 if command -v fish >/dev/null; then
 	asks() { HOME=$TMP XDG_CONFIG_HOME=$TMP fish --no-config -c "source $TMP/fish; complete -C '$1'" | cut -f1 | sort | tr '\n' ' '; }
-	for pair in "cairn sta:status " "cairn rm --keep:--keep-every --keep-last " "cairn export --format d:dcp " \
+	for pair in "cairn stat:status " "cairn rm --keep:--keep-every --keep-last " "cairn export --format d:dcp " \
 		"cairn help ver:verify version "; do
 		[ "$(asks "${pair%%:*}")" = "${pair#*:}" ] || die "fish: '${pair%%:*}' offers '$(asks "${pair%%:*}")'"
 	done

@@ -30,6 +30,9 @@ for unit in cairnfs@.service cairnfs-drain.service; do
 		has "^$line" "$deploy/systemd/$unit" || die "$unit has no $line"
 	done
 done
+for line in Type=notify NotifyAccess=all; do
+	has "^$line" "$deploy/systemd/cairnfs@.service" || die "cairnfs@.service has no $line"
+done
 
 # The manifests.
 if python3 -c 'import yaml' 2>/dev/null; then

@@ -169,7 +169,10 @@ head -c "$size" /dev/urandom >"$m/run/step-7/__0_0.distcp"
 wait_durable "$m/run"
 latest_is run ""
 stop_mount "$m"
-"$cairn" latest "$s/run" 2>"$TMP/err" && die "a mix in the store is called the latest"
+got=$("$cairn" latest "$s/run" 2>"$TMP/err") # what it had before is kept
+[[ $got == "$s"/.cairn/previous/run%2Fstep-9.* ]] || die "a mix in the store is called the latest: $got"
+cmp "$got/__1_0.distcp" "$assets/dcp/__1_0.distcp" || die "what is kept of a truncated one"
+[ -e "$s"/.cairn/previous/run%2Fstep-7.*/.metadata ] || die "not kept: $(ls "$s/.cairn/previous")"
 mkdir -p "$TMP/mnt2"
 start_mount "$s" "$TMP/mnt2"
 m=$TMP/mnt2
@@ -177,6 +180,7 @@ latest_is run ""
 touch "$m/run/step-7/.metadata"
 wait_durable "$m/run"
 latest_is run run/step-7
+retry 20 eval '! ls "$s/.cairn/previous" | has step-7' || die "committed by touch, and the old one is kept"
 
 # latest itself stands for the root
 cp -r "$assets/dcp" "$m/step-100"

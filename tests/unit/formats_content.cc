@@ -30,7 +30,7 @@ struct Files {
 		io.open = open;
 		io.close = [](void *, fmt_source *) {};
 		io.bad = bad;
-		io.max_bytes = 1 << 20;
+		io.max_bytes = max_bytes;
 		return ckpt_content_read(&c, &io, depth);
 	}
 	static int open(void *ctx, const char *name, fmt_source *out)
@@ -53,6 +53,7 @@ struct Files {
 	std::vector<std::string> opened, told;
 	ckpt_content c = {};
 	int stop = 0;
+	uint64_t max_bytes = 1 << 20;
 };
 
 using Names = std::vector<std::string>;
@@ -144,6 +145,30 @@ TEST(Content, MetadataTooLargeIsNotRead)
 {
 	Files f({{".metadata", std::string((1 << 20) + 1, '\x80')}, {"__0_0.distcp", ""}});
 	EXPECT_EQ(f.read(CKPT_TENSORS, -EFBIG), -EFBIG);
+	EXPECT_EQ(f.told, Names{".metadata"});
+}
+
+// Metadata that is too large to be read as a whole: only its files are known.
+TEST(Content, LargeMetadataIsListed)
+{
+	const std::string meta = asset("dcp/.metadata"), a = asset("dcp/__0_0.distcp"), b = asset("dcp/__1_0.distcp");
+	auto state = [&](std::map<std::string, std::string> files) {
+		Files f(files);
+		f.max_bytes = 1000;
+		ckpt_verdict v;
+		EXPECT_EQ(f.read(CKPT_SOUND), 0);
+		ckpt_judge(&f.c.kind, f.c.v, f.c.n, f.c.set, nullptr, 1e6, &v);
+		return v.state;
+	};
+	EXPECT_EQ(state({{".metadata", meta}, {"__0_0.distcp", a}, {"__1_0.distcp", b}}), CKPT_COMPLETE);
+	EXPECT_NE(state({{".metadata", meta}, {"__0_0.distcp", a}}), CKPT_COMPLETE);
+	EXPECT_NE(state({{".metadata", meta}, {"__0_0.distcp", a}, {"__1_0.distcp", b.substr(1)}}), CKPT_COMPLETE);
+	EXPECT_NE(state({{".metadata", meta.substr(0, 1500)}, {"__0_0.distcp", a}, {"__1_0.distcp", b}}),
+		  CKPT_COMPLETE);
+
+	Files f({{".metadata", meta}, {"__0_0.distcp", a}, {"__1_0.distcp", b}});
+	f.max_bytes = 1000;	// without tensors it is of no use
+	EXPECT_EQ(f.read(CKPT_TENSORS), 0);
 	EXPECT_EQ(f.told, Names{".metadata"});
 }
 

@@ -79,6 +79,17 @@ TEST_F(Expect, OtherDirectoriesAreOthers)
 	EXPECT_EQ(now(root, "a/model.pt"), STAGED_SIZE_UNKNOWN);
 }
 
+TEST_F(Expect, ATemporaryNameIsLikeTheLastOne)
+{
+	uint64_t one = dir(root, "step-1"), two = dir(root, "step-2");
+	was(one, ".tmpAb3dEf", 1000);
+	EXPECT_EQ(now(two, ".tmpxYz9_w"), 1000u);
+	EXPECT_EQ(now(two, "tmpa_b3dEf9"), 1000u);
+	EXPECT_EQ(now(two, ".tmpAb3dEfg"), STAGED_SIZE_UNKNOWN);
+	EXPECT_EQ(now(two, ".tmpAb-dEf"), STAGED_SIZE_UNKNOWN);
+	EXPECT_EQ(now(two, "tmpdir"), STAGED_SIZE_UNKNOWN);
+}
+
 TEST_F(Expect, ZeroIsASizeToo)
 {
 	was(root, "empty", 0);

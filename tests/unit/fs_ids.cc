@@ -3,6 +3,7 @@
 // Ids: what staging gives is never taken for one of .cairn's own, whatever the host is called and
 // whenever it starts; a staging area with ids that 0.1.0 made wrong is served all the same.
 #include <sched.h>
+#include <set>
 #include <sys/xattr.h>
 
 #include "tests/unit/fs_client.hh"
@@ -34,6 +35,62 @@ TEST(Ids, ALaterStartGivesLargerIds)
 		ASSERT_GT(id, last + 10000) << ms; // there is space for that many in a millisecond
 		last = id;
 	}
+}
+
+// The bits of the id of a file that tell where it was made.
+uint64_t maker(uint64_t id) { return id >> ID_HOST_SHIFT; }
+
+TEST(Ids, NoTwoNumbersGiveTheSame)
+{
+	std::set<uint64_t> seen;
+	const time_t times[] = {0, 1, 1790000000, INT32_MAX, UINT32_MAX, (time_t)1 << 40, -1};
+	for (unsigned number = 1; number <= IO_HOST_NUMBERS; number++) {
+		timespec then = {.tv_sec = 1790000000, .tv_nsec = 0};
+		uint64_t at = maker(staging_first_id_of(&then, number));
+		ASSERT_TRUE(seen.insert(at).second) << number;
+		for (time_t sec : times)
+			for (long nsec : {0L, 999999999L}) {
+				timespec now = {.tv_sec = sec, .tv_nsec = nsec};
+				uint64_t id = staging_first_id_of(&now, number);
+				ASSERT_TRUE(staging_id_is_valid(id)) << sec << " " << number;
+				ASSERT_FALSE(shim_is_control(id)) << sec << " " << number;
+				ASSERT_EQ(maker(id), at) << sec << " " << number;
+			}
+	}
+	// nor a host without one, at any time
+	for (unsigned salt = 0; salt <= ID_SALT_MASK; salt++)
+		for (uint64_t sec = 0; sec <= UINT32_MAX; sec += 1 << 20) {
+			timespec now = {.tv_sec = (time_t)sec, .tv_nsec = 0};
+			ASSERT_FALSE(seen.count(maker(staging_first_id(&now, salt)))) << sec << " " << salt;
+		}
+	// nor that of earlier versions, from 2021 to 2029, whose staging areas are continued
+	for (uint64_t salt = 0; salt <= ID_SALT_MASK; salt++)
+		for (uint64_t sec : {1650000000ull, 1790000000ull, 1879000000ull})
+			ASSERT_FALSE(seen.count(maker(salt << ID_SALT_SHIFT | sec << ID_SECOND_SHIFT))) << sec;
+}
+
+TEST(Ids, ALaterStartOfANumberGivesLargerIds)
+{
+	uint64_t last = 0;
+	for (long ms = 0; ms < 5000; ms++) {
+		timespec now = {.tv_sec = 1790000000 + ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+		uint64_t id = staging_first_id_of(&now, 60);
+		ASSERT_GT(id, last + 1000) << ms; // there is space for that many in a millisecond
+		last = id;
+	}
+}
+
+// As the staging area of a store gets them.
+TEST(Ids, AStagingAreaBeginsWithItsHostsNumber)
+{
+	Ground ground;
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	io_store *store = s.store;
+	ASSERT_GT(io_store_host_number(store), 0u);
+	EXPECT_EQ(maker(staging_new_id(s)), maker(staging_first_id_of(&now, io_store_host_number(store))));
 }
 
 TEST(Ids, CairnsOwnAreKnown)

@@ -336,7 +336,7 @@ TEST_F(FullOfNames, ACloseAfterOneThatWasAnsweredFindsItsSpace)
 	ASSERT_EQ(k.create(root, "flushed", &f), 0);
 	ASSERT_EQ(k.write(f, "bytes"), 0);
 	ASSERT_EQ(k.flush(f), 0);
-	for (unsigned n = 0; n < 1500 && !k.mkdir(root, "d" + std::to_string(n)); n++)
+	for (unsigned n = 0; n < 5000 && !k.mkdir(root, "d" + std::to_string(n)); n++)
 		;
 	EXPECT_EQ(k.err, -ENOSPC);
 	EXPECT_EQ(k.close(f), 0);

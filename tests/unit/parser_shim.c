@@ -15,6 +15,7 @@ _Static_assert((int)SHIM_CONTENT == PARSER_CONTENT && (int)SHIM_FILES == PARSER_
 struct fs *shim_parser_fs(int nursery)
 {
 	static struct fs fs;
+	lock_init(&fs.hosts.lock, RANK_HOSTS);
 	lock_init(&fs.notices.lock, RANK_NOTICES);
 	fs.parsers.fd = nursery;
 	return &fs;

@@ -518,6 +518,29 @@ TEST(Answers, SurviveReplayAndRotation)
 	}
 }
 
+// Another connection counts its requests from the beginning: a resent request of it must not get
+// the answer that the same number had in the last one, whether or not the log was rotated.
+TEST(Answers, EndWithTheConnection)
+{
+	Ground ground;
+	rec r;
+	{
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		rec a = answer(154, 5);
+		ASSERT_EQ(staging_log(s, &a), 0);
+		ASSERT_TRUE(staging_answered(s, 154, &r));
+		ASSERT_EQ(staging_new_connection(s), 0);
+		EXPECT_FALSE(staging_answered(s, 154, &r));
+		a = answer(20, 6);
+		ASSERT_EQ(staging_log(s, &a), 0);
+	}
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_FALSE(staging_answered(s, 154, &r));
+	EXPECT_TRUE(staging_answered(s, 20, &r)); // of this connection
+}
+
 TEST(Answers, NoneIsNoAnswer)
 {
 	Ground ground;

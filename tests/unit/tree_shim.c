@@ -16,6 +16,7 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 		return -ENOMEM;
 	lock_init(&fs->tree.lock, RANK_TREE);
 	lock_init(&fs->waits.lock, RANK_WAITS);
+	lock_init(&fs->hosts.lock, RANK_HOSTS);
 	lock_init(&fs->notices.lock, RANK_NOTICES);
 	pthread_condattr_t monotonic;
 	pthread_condattr_init(&monotonic);

@@ -143,7 +143,7 @@ int print_users(FILE *f, int mount_id)
 
 	look_at_mounts(&s);
 	while (d && (e = readdir(d)))
-		if (*e->d_name >= '1' && *e->d_name <= '9')
+		if (*e->d_name >= '1' && *e->d_name <= '9' && !watch_is_helper(atoi(e->d_name)))
 			look_at(&s, dirfd(d), e->d_name);
 	if (d)
 		closedir(d);

@@ -272,6 +272,18 @@ bool ckpt_is_loose(const struct ckpt_kind *k)
 	return k->format == CKPT_TORCH || k->format == CKPT_SAFETENSORS;
 }
 
+bool ckpt_commits(const char *name)
+{
+	static const char *const whole[] = {"metadata.json", "trainer_state.json",
+					    "commit_success.txt", CKPT_SNAPSHOT_NAME,
+					    "_CHECKPOINT_METADATA"};
+
+	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
+		if (!strcmp(name, whole[i]))
+			return true;
+	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) || ckpt_is_index(name);
+}
+
 bool ckpt_is_own(const struct ckpt *c, size_t i)
 {
 	const char *name = c->names.v[i];

@@ -59,6 +59,35 @@ bool ckpt_is_own(const struct ckpt *c, size_t i);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 
+/* The names without which the rest is not a complete checkpoint. name: without its directory. */
+bool ckpt_commits(const char *name);
+
+/* ---- all below a directory (find.c) ------------------------------------------ */
+
+struct ckpt_search {
+	const char *top; /* in messages */
+	int fd; /* of top */
+	uid_t owner; /* of top: only its checkpoints count, root's and the caller's ... */
+	bool everyone; /* ... unless this is set */
+	bool on_mount, verbose;
+	bool incomplete; /* output: something could not be read, and was reported */
+	struct ckpt_found *v; /* output: sorted, newest first */
+	size_t n, cap;
+};
+
+/* Finds them by their names; 0 or -errno. */
+int ckpt_search(struct ckpt_search *s);
+void ckpt_search_free(struct ckpt_search *s);
+/* Opens and reads s->v[i], which the caller closes. 0 or -errno. */
+int ckpt_search_judge(const struct ckpt_search *s, size_t i, struct ckpt *c,
+		      struct ckpt_verdict *v);
+/* For ckpt_newest_safe(): is s->v[i] safe, and whose is it? With s->verbose, says why not. */
+int ckpt_search_is_safe(void *search, size_t i);
+/* Does a part of c belong to somebody whose checkpoints do not count? */
+bool ckpt_search_is_foreign(const struct ckpt_search *s, const struct ckpt *c);
+/* "top/below", malloc()ed; NULL: no memory. */
+char *ckpt_search_path(const struct ckpt_search *s, const char *below);
+
 /* ---- pieces (piece.c) ------------------------------------------------------- */
 
 /* Where the elements of a piece are in its file: the offset of the first, and strides in

@@ -27,7 +27,7 @@ enum cairn_exit {
 	CAIRN_OK = 0,
 	CAIRN_FAILED = 1, /* correct usage, negative result */
 	CAIRN_USAGE = 2, /* wrong options, no such path, not on a cairnfs */
-	CAIRN_TIMEOUT = 3,
+	CAIRN_TIMEOUT = 3, /* also: the mount does not answer */
 	CAIRN_LEFT = 4, /* umount: done, but something stays in staging */
 };
 
@@ -54,6 +54,14 @@ static inline void cairn_close_fd(int *fd)
 
 /* ---- subcommands ------------------------------------------------------------ */
 
+/* When the mount counts as silent (watch.c), and what --timeout is */
+enum limit {
+	LIMIT_SILENCE, /* no call on the mount returns for this long; the same */
+	LIMIT_WHOLE, /* the subcommand takes this long; the same */
+	LIMIT_DEADLINE, /* as LIMIT_SILENCE; when the subcommand ends */
+	LIMIT_NONE, /* calls no mount; there is no --timeout */
+};
+
 struct command {
 	const char *name;
 	int (*run)(int argc, char **argv);
@@ -61,12 +69,19 @@ struct command {
 	 * of words. Completion (completion.c) is made from it. */
 	const char *args;
 	const char *what, *more; /* a line, and what follows it in the help, "" = nothing */
+	enum limit limit;
+	double limit_s; /* without --timeout */
+	/* what to print then, besides the message; its exit code. NULL: CAIRN_TIMEOUT */
+	int (*on_silence)(const char *path);
 };
 /* The i-th subcommand, NULL past the last one (main.c). */
 const struct command *command_at(size_t i);
 
 int cmd_status(int argc, char **argv);
+int cmd_metrics(int argc, char **argv);
+int metrics_on_silence(const char *path);
 int cmd_ls(int argc, char **argv);
+int cmd_staging(int argc, char **argv);
 int cmd_tensors(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_diff(int argc, char **argv);
@@ -78,9 +93,28 @@ int cmd_wait(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_retry(int argc, char **argv);
 int cmd_commit(int argc, char **argv);
+int cmd_hosts(int argc, char **argv);
+int cmd_restore_previous(int argc, char **argv);
+int cmd_timeline(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
+int cmd_tier(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
 int cmd_completion(int argc, char **argv);
+
+/* ---- limits (watch.c) ------------------------------------------------------- */
+
+/* Runs it in a child process with its limit; takes --timeout. The exit code. */
+int watch_run(const struct command *c, int argc, char **argv);
+/* When --timeout ends, by now_s(); 0: there is none. */
+double watch_deadline(void);
+/* The mount has answered: the limit of LIMIT_WHOLE begins anew. */
+void watch_answered(void);
+/* The mount, where no operand names it. */
+void watch_name(const char *path);
+/* A process of this command that is not the subcommand itself. */
+bool watch_is_helper(int pid);
+/* One line: the mount that path is on does not answer, and what to do (silent.c). */
+void complain_silent(const char *path, double silent_s);
 
 /* ---- messages (complain.c) --------------------------------------------- */
 
@@ -100,6 +134,8 @@ int print_users(FILE *f, int mount_id);
 /* The processes, one per mount namespace, that have a filesystem mounted: a line each, indented;
  * how many. Those of cairnfs itself are left out. */
 int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor);
+
+bool mount_is_cairnfs(const struct io_mount *m);
 
 struct location {
 	const char *arg; /* as given by the user; borrowed */
@@ -135,9 +171,13 @@ int location_code(int err);
 /* The only cairnfs mount, or the one that the working directory is on:
  * malloc()ed path. -ENODEV: none; -EEXIST: several. */
 int location_default(char **out);
+/* A store must not be served while it is changed: its order would miss names. The locks are kept
+ * until the caller closes them, so that no cairnfs starts. How many were taken, or -EBUSY. */
+int location_lock(const struct location *p, int *lock, int cap);
 /* Lists the cairnfs mounts to f, one a line, indented. */
 void print_mounts(FILE *f);
 
+#define STATUS_MAX (64u << 20)
 /* .cairn/status.json of the mount. -ENOTCONN: its daemon is gone; -EBADMSG: not JSON. */
 int location_status(const struct location *p, struct json_doc **out);
 /* Reads a whole file below a directory descriptor; NUL-terminated; -EFBIG past max. */

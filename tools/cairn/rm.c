@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <string.h>
-#include <sys/file.h>
 
 struct item {
 	struct ckpt_verdict verdict;
@@ -136,26 +135,13 @@ static void decide(struct retain *r)
 
 /* ---- remove ----------------------------------------------------------------------- */
 
-/* The names without which the rest is not a complete checkpoint. */
-static bool commits(const char *name)
-{
-	static const char *const whole[] = {"metadata.json", "trainer_state.json",
-					    "commit_success.txt", CKPT_SNAPSHOT_NAME,
-					    "_CHECKPOINT_METADATA"};
-
-	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
-		if (!strcmp(name, whole[i]))
-			return true;
-	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) || ckpt_is_index(name);
-}
-
 static int remove_commits(int fd)
 {
 	struct names names = {0};
 	int err = names_read(fd, &names);
 
 	for (size_t i = 0; !err && i < names.n; i++)
-		if (commits(names.v[i]) && unlinkat(fd, names.v[i], 0) && errno != ENOENT)
+		if (ckpt_commits(names.v[i]) && unlinkat(fd, names.v[i], 0) && errno != ENOENT)
 			err = -errno;
 	names_free(&names);
 	return err;
@@ -294,36 +280,6 @@ static void show_json(const struct retain *r)
 
 /* ---- one DIR ---------------------------------------------------------------------- */
 
-/* A store must not be served meanwhile: its order would miss names. The locks are kept
- * until the end, so that no cairnfs starts. Returns how many were taken, or -EBUSY. */
-static int lock_store(const struct location *p, int *lock, int cap)
-{
-	CLEANUP_CLOSE int fd =
-		openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	struct names hosts = {0};
-	int n = 0, err = fd < 0 ? 0 : names_read(fd, &hosts);
-
-	for (size_t i = 0; !err && i < hosts.n; i++) {
-		char name[300];
-		int l;
-
-		snprintf(name, sizeof(name), "%.255s/lock", hosts.v[i]);
-		l = openat(fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-		if (l < 0)
-			continue;
-		if (n == cap)
-			err = -EMFILE;
-		else if (flock(l, LOCK_EX | LOCK_NB))
-			err = -EBUSY;
-		if (err)
-			close(l);
-		else
-			lock[n++] = l;
-	}
-	names_free(&hosts);
-	return err ? err : n;
-}
-
 static int gather(struct retain *r)
 {
 	struct names names = {0};
@@ -370,7 +326,7 @@ static int retain(struct retain *r)
 	r->fd = fd;
 	r->on_mount = p.on_mount;
 	if (!err && !p.on_mount)
-		n = lock_store(&p, lock, 64);
+		n = location_lock(&p, lock, 64);
 	if (n < 0) {
 		complain("%s: a cairnfs serves this store: use the path on its mount", r->top);
 		return CAIRN_FAILED;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn status: the daemon's status.json, unchanged or as text.
- * cairn retry:  writes to the control file.
+ * cairn status:  the daemon's status.json, unchanged or as text.
+ * cairn metrics: its metrics, and whether it answers.
+ * cairn retry:   writes to the control file.
  */
 #include "cli.h"
 
@@ -166,6 +167,23 @@ static void print_list(const struct doc *s, const char *keys, const char *label)
 	}
 }
 
+static void print_hosts_gone(const struct doc *s)
+{
+	int list = json_at(s->d, 0, "hosts_gone");
+
+	for (int i = 0, n = json_count(s->d, list); i < n; i++) {
+		int host = json_item(s->d, list, i);
+		CLEANUP_FREE char *name = json_bytes(s->d, json_at(s->d, host, "name"));
+		char t[32];
+
+		print_line("HOST GONE", "%s is silent for %s, and did not unmount the store",
+			   or_dash(name),
+			   human_time((double)json_u64(s->d, json_at(s->d, host, "since_s")), t));
+	}
+	if (u64(s, "hosts.gone") > (unsigned)json_count(s->d, list))
+		print_line("", "and others; see `cairn hosts`");
+}
+
 static void print_troubles(const struct doc *s)
 {
 	CLEANUP_FREE char *held = text(s, "held");
@@ -176,6 +194,7 @@ static void print_troubles(const struct doc *s)
 	if (held && *held)
 		print_line("held", "until another node's files are there: %s", held);
 	print_list(s, "waiting_mapped", "mapped");
+	print_hosts_gone(s);
 }
 
 /* ---- the rest ---------------------------------------------------------------------- */
@@ -227,6 +246,15 @@ static void print_counts(const struct doc *s, const struct rates *r, bool watch)
 		print_line("dedup", "%s saved: %s with the blocks of equal ones, %s",
 			   size(s, "dedup.bytes", a), count_of(u64(s, "dedup.files"), "file", n),
 			   count_of(u64(s, "dedup.clones"), "clone", m));
+	CLEANUP_FREE char *over = text(s, "previous.checkpoint");
+	if (u64(s, "previous.kept"))
+		print_line("previous", "%s kept while overwritten, for %s: %s more; %s",
+			   count_of(u64(s, "previous.kept"), "checkpoint", n),
+			   human_time((double)u64(s, "previous.since_s"), b),
+			   size(s, "previous.bytes", a), over ? over : "");
+	if (u64(s, "previous.lost"))
+		print_line("previous", "%s overwritten and not kept: no room or hard links; %s",
+			   count_of(u64(s, "previous.lost"), "checkpoint", n), over ? over : "");
 	print_line("waits", "%s, %.1f s in all", count_of(u64(s, "waits.count"), "wait", n),
 		   json_double(s->d, json_at(s->d, 0, "waits.seconds")));
 	CLEANUP_FREE char *last = text(s, "errors.last");
@@ -301,7 +329,7 @@ static int show_json(const struct location *p, bool one_line)
 	CLEANUP_FREE char *raw = NULL;
 	CLEANUP_JSON struct json_doc *d = NULL;
 	size_t len;
-	int err = read_small_file(p->root, ".cairn/status.json", 64u << 20, &raw, &len);
+	int err = read_small_file(p->root, ".cairn/status.json", STATUS_MAX, &raw, &len);
 
 	if (!err)
 		err = json_parse(raw, len, &d);
@@ -362,6 +390,7 @@ static int show(const struct location *p, bool json, bool watch)
 		code = json ? show_json(p, watch) : show_person(p, &r, watch);
 		if (code || !watch || fflush(stdout))
 			return code;
+		watch_answered();
 		sleep_s(1);
 	}
 }
@@ -386,6 +415,7 @@ static int need_mount(const char *sub, int argc, char **argv, struct location *o
 		complain("%s", err == -ENODEV ? "no cairnfs is mounted here" : strerror(-err));
 		return CAIRN_USAGE;
 	}
+	watch_name(path);
 	err = location_need(path, true, out);
 	out->arg = out->top;
 	return err;
@@ -412,6 +442,49 @@ int cmd_status(int argc, char **argv)
 	}
 	code = need_mount("status", argc - optind, argv + optind, &p);
 	return code ? code : show(&p, json, watch);
+}
+
+static void print_up(const char *path, bool up)
+{
+	fputs("# HELP cairnfs_up Whether the mount answers.\n# TYPE cairnfs_up gauge\n"
+	      "cairnfs_up{mount=\"",
+	      stdout);
+	for (; *path; path++)
+		if (*path == '\n')
+			fputs("\\n", stdout);
+		else
+			printf("%s%c", *path == '"' || *path == '\\' ? "\\" : "", *path);
+	printf("\"} %d\n", up);
+}
+
+/* "Not up" is the answer that was asked for. */
+int metrics_on_silence(const char *path)
+{
+	print_up(path, false);
+	return CAIRN_OK;
+}
+
+int cmd_metrics(int argc, char **argv)
+{
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+	int code, err;
+
+	if (getopt(argc, argv, "") != -1)
+		return complain_option("metrics", argv);
+	code = need_mount("metrics", argc - optind, argv + optind, &p);
+	if (code == CAIRN_FAILED) /* dead */
+		return metrics_on_silence(argv[optind] ? argv[optind] : ".");
+	if (code)
+		return code;
+	err = read_small_file(p.root, ".cairn/metrics", STATUS_MAX, &text, &len);
+	if (err)
+		complain_location(p.top, err);
+	else
+		fputs(text, stdout);
+	print_up(p.top, !err);
+	return CAIRN_OK;
 }
 
 int cmd_retry(int argc, char **argv)

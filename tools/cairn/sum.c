@@ -117,7 +117,7 @@ int sidecar_open(int store, struct sidecar **out)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", store);
 	err = io_engine_open(&o, no_notice, NULL, &s->engine);
 	if (!err)
-		err = io_store_open(s->engine, path, true, &holder, &s->store);
+		err = io_store_open(s->engine, path, true, NULL, &holder, &s->store);
 	if (err)
 		sidecar_close(s);
 	else

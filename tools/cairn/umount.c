@@ -331,26 +331,19 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 int cmd_umount(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{"timeout", required_argument, NULL, 't'},
 		{"quiet", no_argument, NULL, 'q'},
 		{0},
 	};
-	struct unmounting u = {.p = LOCATION_NONE, .keeper_fd = -1};
+	struct unmounting u = {
+		.p = LOCATION_NONE, .keeper_fd = -1, .deadline = watch_deadline()};
 	bool quiet = false;
-	double timeout;
 	int c;
 
-	while ((c = getopt_long(argc, argv, "qt:", opts, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "q", opts, NULL)) != -1) {
 		if (c == 'q')
 			quiet = true;
-		else if (c != 't')
-			return complain_option("umount", argv);
-		else if (parse_duration(optarg, &timeout))
-			return complain_usage(
-				"umount", "--timeout %s: not a duration such as 90, 90s, 5m or 2h",
-				optarg);
 		else
-			u.deadline = now_s() + timeout;
+			return complain_option("umount", argv);
 	}
 	if (argc - optind != 1)
 		return complain_usage("umount", "one MOUNTPOINT");

@@ -372,26 +372,18 @@ static int wait_all(struct waiting *w)
 int cmd_wait(int argc, char **argv)
 {
 	static const struct option opts[] = {
-		{"timeout", required_argument, NULL, 't'},
 		{"quiet", no_argument, NULL, 'q'},
 		{0},
 	};
-	struct waiting w = {0};
+	struct waiting w = {.deadline = watch_deadline()};
 	bool quiet = false;
-	double timeout;
 	int c, code = CAIRN_OK;
 
-	while ((c = getopt_long(argc, argv, "qt:", opts, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "q", opts, NULL)) != -1) {
 		if (c == 'q')
 			quiet = true;
-		else if (c != 't')
-			return complain_option("wait", argv);
-		else if (parse_duration(optarg, &timeout))
-			return complain_usage(
-				"wait", "--timeout %s: not a duration such as 90, 90s, 5m or 2h",
-				optarg);
 		else
-			w.deadline = now_s() + timeout;
+			return complain_option("wait", argv);
 	}
 	if (optind == argc)
 		return complain_usage("wait", "which PATH?");

@@ -11,11 +11,10 @@
 #include <limits.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/xattr.h>
 
-#define STATUS_MAX (64u << 20)
-
-static bool is_cairnfs(const struct io_mount *m)
+bool mount_is_cairnfs(const struct io_mount *m)
 {
 	return !strcmp(m->fstype, "fuse.cairnfs") ||
 	       (!strcmp(m->fstype, "fuse") &&
@@ -29,7 +28,7 @@ void print_mounts(FILE *f)
 	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return;
 	for (size_t i = 0; i < m.n; i++)
-		if (is_cairnfs(&m.v[i])) {
+		if (mount_is_cairnfs(&m.v[i])) {
 			fputs("  ", f);
 			print_name(f, m.v[i].point);
 			fputc('\n', f);
@@ -204,7 +203,7 @@ static int find(const char *path, struct location *out)
 	if (err)
 		return err;
 	for (size_t i = 0; i < all->n; i++)
-		if (all->v[i].id == id && is_cairnfs(&all->v[i]))
+		if (all->v[i].id == id && mount_is_cairnfs(&all->v[i]))
 			m = &all->v[i];
 	return m ? on_mount(all, m, abs, out) : in_store(abs, out);
 }
@@ -294,7 +293,7 @@ int location_default(char **out)
 	if (err)
 		return err;
 	for (size_t i = 0; !err && i < m.n; i++) {
-		if (!is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
+		if (!mount_is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
 			continue;
 		err = only ? -EEXIST : 0;
 		only = &m.v[i];
@@ -388,4 +387,32 @@ int xattr_at(int dirfd, const char *name, const char *key, char *buf, size_t cap
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", dirfd, name);
 	return ended(lgetxattr(path, key, buf, cap - 1), buf);
+}
+
+int location_lock(const struct location *p, int *lock, int cap)
+{
+	CLEANUP_CLOSE int fd =
+		openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct names hosts = {0};
+	int n = 0, err = fd < 0 ? 0 : names_read(fd, &hosts);
+
+	for (size_t i = 0; !err && i < hosts.n; i++) {
+		char name[300];
+		int l;
+
+		snprintf(name, sizeof(name), "%.255s/lock", hosts.v[i]);
+		l = openat(fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+		if (l < 0)
+			continue;
+		if (n == cap)
+			err = -EMFILE;
+		else if (flock(l, LOCK_EX | LOCK_NB))
+			err = -EBUSY;
+		if (err)
+			close(l);
+		else
+			lock[n++] = l;
+	}
+	names_free(&hosts);
+	return err ? err : n;
 }

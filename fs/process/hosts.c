@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT
+ * Says to the other hosts of the store that this one is alive, and looks which of them are gone
+ * (io/store/hosts.c). A host that is alone on a local disk says it once, at its start: so the disk
+ * of a machine that is idle may rest. It sees another host within BEAT_S, and from then on both say
+ * it each BEAT_S.
+ */
+#include "fs/process/process.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BEAT_S 10
+#define END_S 5 /* how long a clean end waits for the store */
+/* Hosts asked about at each beat, on average: with 160 of them, all are asked every 100 s. So what
+ * the store has to answer grows with the hosts, not with their square. */
+#define ASKS_PER_BEAT 16u
+
+struct others {
+	const char *own;
+	struct heard {
+		char name[72];
+		int64_t at; /* by the store's clock */
+	} * v;
+	size_t n, cap;
+};
+
+static void take(void *ctx, const struct io_host *h)
+{
+	struct others *o = ctx;
+
+	if (!strcmp(h->name, o->own))
+		return;
+	if (o->n == o->cap) {
+		size_t cap = o->cap ? o->cap * 2 : 64;
+		void *more = realloc(o->v, cap * sizeof(*o->v));
+
+		if (!more)
+			return;
+		o->v = more;
+		o->cap = cap;
+	}
+	memcpy(o->v[o->n].name, h->name, sizeof(h->name));
+	o->v[o->n++].at = h->heard;
+}
+
+static void read_boot_id(char *out, size_t cap)
+{
+	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, out, cap - 1);
+
+	out[n < 0 ? 0 : n] = 0;
+	out[strcspn(out, "\n")] = 0;
+}
+
+static int say(struct fs *fs, enum io_host_said said, uint64_t left)
+{
+	uint64_t up_s = (monotonic_ns() - fs->procs.mounted_ns) / 1000000000u;
+	struct io_host h = {.said = said,
+			    .pid = atomic_load(&fs->procs.keeper_pid),
+			    .since = time(NULL) - (int64_t)up_s,
+			    .left = left};
+
+	read_boot_id(h.boot, sizeof(h.boot));
+	snprintf(h.version, sizeof(h.version), "%s", CAIRN_VERSION);
+	return io_host_say(fs->store, &h);
+}
+
+static void tell(struct fs *fs, const struct others *o, int64_t now)
+{
+	struct hosts *t = &fs->hosts;
+	LOCK_SCOPE(&t->lock);
+
+	t->alive = t->gone = 0;
+	for (size_t i = 0; i < o->n; i++) {
+		int64_t silent = now - o->v[i].at;
+
+		if (silent < IO_HOST_SILENT_S) {
+			t->alive++;
+			continue;
+		}
+		if (t->gone < HOSTS_TOLD) {
+			struct host_gone *g = &t->told[t->gone];
+
+			memcpy(g->name, o->v[i].name, sizeof(g->name));
+			g->since_ns = monotonic_ns() - (uint64_t)silent * 1000000000u;
+		}
+		t->gone++;
+	}
+}
+
+/* True: this host ends. */
+static bool wait_beat(struct hosts *t, unsigned seconds)
+{
+	struct timespec until;
+	LOCK_SCOPE(&t->lock);
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += seconds;
+	while (!t->ends && pthread_cond_timedwait(&t->cond, &t->lock, &until) != ETIMEDOUT)
+		;
+	return t->ends;
+}
+
+/* An alone one begins to beat up to BEAT_S after another came: none is told before. */
+static void beat_until_end(struct fs *fs, struct others *o)
+{
+	bool local = io_store_frees_at_close(fs->store);
+	bool said = !say(fs, IO_HOST_ALIVE, 0);
+	unsigned next_look = 1;
+	int64_t now;
+
+	for (unsigned beat = 1; !wait_beat(&fs->hosts, BEAT_S); beat++) {
+		bool look = beat >= next_look;
+		size_t before = o->n;
+
+		if (look) {
+			o->n = 0;
+			io_hosts_each(io_store_cairn(fs->store), false, take, o);
+			next_look = beat + 1 + (unsigned)(o->n / ASKS_PER_BEAT);
+		}
+		if (said && local && !o->n && !before)
+			continue;
+		int err = said ? io_host_beat(fs->store, &now) : -ENOENT;
+		if (err == -ENOENT)
+			said = !say(fs, IO_HOST_ALIVE, 0);
+		else if (!err && look && beat > 1)
+			tell(fs, o, now);
+	}
+}
+
+static void *hosts_main(void *arg)
+{
+	struct fs *fs = arg;
+	struct others o = {.own = io_store_host(fs->store)};
+
+	pthread_setname_np(pthread_self(), "cairn-hosts");
+	beat_until_end(fs, &o);
+	say(fs, IO_HOST_ENDED, fs->hosts.left);
+	free(o.v);
+	LOCK_SCOPE(&fs->hosts.lock);
+	fs->hosts.runs = false;
+	pthread_cond_broadcast(&fs->hosts.cond);
+	return NULL;
+}
+
+int hosts_start(struct fs *fs)
+{
+	pthread_attr_t detached;
+	pthread_t t;
+
+	if (fs->o.ro || io_store_is_detached(fs->store))
+		return 0;
+	fs->hosts.runs = true;
+	/* never joined: it may be in a call that blocks on a dead server */
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	int err = pthread_create(&t, &detached, hosts_main, fs);
+	pthread_attr_destroy(&detached);
+	if (err)
+		fs->hosts.runs = false;
+	return err ? -EAGAIN : 0;
+}
+
+void hosts_end(struct fs *fs)
+{
+	struct hosts *t = &fs->hosts;
+	struct staging_stats st;
+	struct timespec until;
+
+	if (fs->o.ro)
+		return;
+	staging_get_stats(fs->s, &st);
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += END_S;
+	LOCK_SCOPE(&t->lock);
+	t->left = st.log.pending;
+	t->ends = true;
+	pthread_cond_broadcast(&t->cond);
+	while (t->runs && pthread_cond_timedwait(&t->cond, &t->lock, &until) != ETIMEDOUT)
+		;
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+// timeout: 120
+//
+// A close(2) of one copy of a descriptor was answered, and then a write through the other one fails: half a file is
+// no version, whoever dies meanwhile.
+#include <sys/mount.h>
+
+#include "tests/unit/fs_mounted.hh"
+
+namespace
+{
+
+class Torn : public ::testing::Test
+{
+protected:
+	static constexpr size_t part = 100 << 10;
+
+	void SetUp() override
+	{
+		if (mount("cairn-test", ground.store().c_str(), "tmpfs", MS_NODEV, "size=16m"))
+			GTEST_SKIP() << "no filesystem can be mounted here";
+		mounted = true;
+		begin(true);
+	}
+	void TearDown() override
+	{
+		w.reset();
+		if (mounted)
+			umount2(ground.store().c_str(), MNT_DETACH);
+	}
+	// The first worker of a mount, or the next one of it.
+	void begin(bool mount)
+	{
+		w.reset();
+		w = std::make_unique<Worker>(ground, true, mount);
+		ASSERT_EQ(w->t.err, 0);
+	}
+	Client &k() { return w->k; }
+	// Writes f; after its first part a copy of the descriptor is closed. The store is full before the end.
+	void write_half(const File &f)
+	{
+		ASSERT_EQ(k().write(f, pattern(part, 1)), 0);
+		ASSERT_EQ(k().flush(f), 0);
+		int rc = 0;
+		for (end = part; !rc && end < (64u << 20); end += part)
+			rc = k().write(f, pattern(part, end), end);
+		ASSERT_EQ(rc, -ENOSPC);
+		end -= part;
+	}
+	void half(File *f)
+	{
+		ASSERT_EQ(k().create(root, "f", f), 0);
+		write_half(*f);
+	}
+	std::string state(const File &f)
+	{
+		return k().getxattr(f.id, "user.cairn.state") ? strerror(-k().err) : k().bytes;
+	}
+	// f is no version, and space does not make one of it.
+	void is_failed(const File &f, const std::string &before = "")
+	{
+		EXPECT_EQ(state(f), "failed");
+		EXPECT_EQ(k().getxattr(f.id, "user.cairn.error"), 0);
+		EXPECT_EQ(k().bytes, strerror(ENOSPC));
+		drained(before);
+		ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+		File c;
+		ASSERT_EQ(k().lookup(control_dir, "control"), 0);
+		ASSERT_EQ(k().open(k().id, O_WRONLY, &c), 0);
+		EXPECT_EQ(k().write(c, "retry"), 0);
+		k().release(c);
+		drained(before);
+		EXPECT_EQ(state(f), "failed");
+	}
+	void drained(const std::string &want)
+	{
+		ASSERT_EQ(w->drain(), 0);
+		if (want.empty())
+			EXPECT_EQ(access(stored().c_str(), F_OK), -1) << read_file(stored()).size();
+		else
+			EXPECT_TRUE(read_file(stored()) == want) << read_file(stored()).size();
+	}
+	// All is killed and begins again: the bytes are in lost+found, and said to be.
+	void is_lost(const std::string &before = "")
+	{
+		w.reset();
+		ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+		begin(true);
+		drained(before);
+		unsigned found = 0, told = 0;
+		for (auto &e : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found"))
+			found += e.path().filename().string().rfind("f.unclosed.", 0) == 0 && e.file_size() == end;
+		EXPECT_EQ(found, 1u);
+		for (auto &n : w->t.notes)
+			told += n.find("lost+found") != std::string::npos;
+		EXPECT_GE(told, 1u);
+	}
+	std::string stored() { return ground.store() + "/f"; }
+	Ground ground;
+	std::unique_ptr<Worker> w;
+	bool mounted = false;
+	size_t end = 0;
+};
+
+TEST_F(Torn, TheLastCloseFails)
+{
+	File f;
+	half(&f);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	is_failed(f);
+}
+
+// The last copy was in a message or behind a mapping: it goes without a close(2).
+TEST_F(Torn, TheLastCopyGoesWithoutAClose)
+{
+	File f;
+	half(&f);
+	EXPECT_EQ(k().release(f), 0);
+	is_failed(f);
+}
+
+TEST_F(Torn, TheVersionBeforeItStays)
+{
+	File f;
+	ASSERT_NE(k().put(root, "f", "old"), 0u);
+	ASSERT_EQ(w->drain(), 0);
+	ASSERT_EQ(k().open_name(root, "f", O_WRONLY | O_TRUNC, &f), 0);
+	write_half(f);
+	EXPECT_EQ(k().release(f), 0);
+	is_failed(f, "old");
+	is_lost("old");
+}
+
+// Another program's version, closed as a whole and not in the store yet when the next one opens the file.
+TEST_F(Torn, TheVersionThatAnotherClosedStays)
+{
+	File f;
+	ASSERT_NE(k().put(root, "f", "whole"), 0u);
+	ASSERT_EQ(k().open_name(root, "f", O_WRONLY | O_TRUNC, &f), 0);
+	write_half(f);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	is_failed(f, "whole");
+}
+
+TEST_F(Torn, AWorkerThatDiesBeforeTheLastClose)
+{
+	File f;
+	half(&f);
+	begin(false);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	is_failed(f);
+}
+
+TEST_F(Torn, AWorkerThatDiesAfterTheLastClose)
+{
+	File f;
+	half(&f);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	ASSERT_EQ(shim_rotate(w->fs), 0);
+	begin(false);
+	is_failed(f);
+}
+
+TEST_F(Torn, AllThatDiesBeforeTheLastClose)
+{
+	File f;
+	half(&f);
+	is_lost();
+}
+
+TEST_F(Torn, AllThatDiesAfterTheLastClose)
+{
+	File f;
+	half(&f);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	ASSERT_EQ(shim_rotate(w->fs), 0);
+	is_lost();
+}
+
+TEST_F(Torn, AMountThatEndsBeforeTheLastClose)
+{
+	File f;
+	half(&f);
+	shim_close_all(w->fs);
+	drained("");
+	is_lost();
+}
+
+// The program makes space, and writes what failed: the file is whole, for the next worker, too.
+TEST_F(Torn, WhatFailedIsWrittenAfterAll)
+{
+	File f;
+	half(&f);
+	ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+	ASSERT_EQ(k().write(f, pattern(part, end), end), 0);
+	begin(false);
+	EXPECT_EQ(k().close(f), 0);
+	ASSERT_EQ(w->drain(), 0);
+	EXPECT_EQ(read_file(stored()).size(), end + part);
+}
+
+TEST_F(Torn, CutToNothingItBeginsAnew)
+{
+	File f;
+	half(&f);
+	ASSERT_EQ(k().truncate(f.id, 0, &f), 0);
+	ASSERT_EQ(k().write(f, "new"), 0);
+	begin(false);
+	EXPECT_EQ(k().close(f), 0);
+	drained("new");
+}
+
+} // namespace

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Manifests: what of a checkpoint is in a tier. Untrusted bytes: no path leads out of the tier.
+ */
+#include "tier.h"
+
+#include "tools/tier/wire.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define MAX_BYTES (512u << 20) /* of one manifest; a file takes some 150 */
+
+char *manifest_path(const char *checkpoint, const char *name)
+{
+	char *path;
+
+	return asprintf(&path, TIER_MANIFESTS "/%s%s%s", checkpoint, *checkpoint ? "/" : "", name) <
+			       0
+		       ? NULL
+		       : path;
+}
+
+static int by_path(const void *a, const void *b)
+{
+	return strcmp(((const struct tier_file *)a)->path, ((const struct tier_file *)b)->path);
+}
+
+void manifest_sort(struct manifest *m)
+{
+	if (m->n)
+		qsort(m->v, m->n, sizeof(*m->v), by_path);
+}
+
+const struct tier_file *manifest_find(const struct manifest *m, const char *path)
+{
+	const struct tier_file key = {.path = (char *)path};
+
+	return m->n ? bsearch(&key, m->v, m->n, sizeof(*m->v), by_path) : NULL;
+}
+
+uint64_t manifest_bytes(const struct manifest *m)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < m->n; i++)
+		sum += m->v[i].size;
+	return sum;
+}
+
+void manifest_free(struct manifest *m)
+{
+	for (size_t i = 0; i < m->n; i++)
+		free(m->v[i].path);
+	free(m->v);
+	free(m->path);
+	free(m->format);
+	*m = (struct manifest){0};
+}
+
+int manifest_add(struct manifest *m, const struct tier_file *f)
+{
+	struct tier_file *v = m->v;
+
+	if (!(m->n & (m->n - 1))) { /* 0 and powers of two: it is full */
+		v = reallocarray(m->v, m->n ? m->n * 2 : 1, sizeof(*v));
+		if (!v)
+			return -ENOMEM;
+		m->v = v;
+	}
+	v[m->n] = *f;
+	v[m->n].path = strdup(f->path);
+	return v[m->n].path ? (m->n++, 0) : -ENOMEM;
+}
+
+/* ---- read ------------------------------------------------------------------------- */
+
+static int hex_digit(char c)
+{
+	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* In place, from hexadecimal; false: it is not. */
+static bool from_hex(char *s)
+{
+	size_t n = 0;
+
+	for (; s[2 * n]; n++) {
+		int hi = hex_digit(s[2 * n]), lo = hex_digit(s[2 * n + 1]);
+
+		if (hi < 0 || lo < 0 || hi + lo == 0)
+			return false;
+		s[n] = (char)(hi << 4 | lo);
+	}
+	s[n] = '\0';
+	return n > 0;
+}
+
+/* A path as json_put_path() writes it: malloc()ed; NULL: it is none. */
+static char *get_path(const struct json_doc *d, int v)
+{
+	int hex = json_at(d, v, "path_hex"), key = json_at(d, v, "path");
+	size_t size = json_string_size(d, key);
+	char *out;
+	bool good;
+
+	if (hex >= 0) {
+		out = json_bytes(d, hex);
+		good = out && from_hex(out);
+	} else {
+		out = size ? malloc(size) : NULL;
+		good = out && json_string_copy(d, key, out) == (ssize_t)strlen(out);
+	}
+	if (good)
+		return out;
+	free(out);
+	return NULL;
+}
+
+static bool is_sum(const char *s)
+{
+	return strlen(s) == 37 && !strncmp(s, "xxh3:", 5) &&
+	       strspn(s + 5, "0123456789abcdef") == 32;
+}
+
+/* Is the file the checkpoint, or below it? */
+static bool belongs(const char *path, const char *checkpoint)
+{
+	size_t n = strlen(checkpoint);
+
+	return *path && fmt_stays_below(path, strlen(path)) && strncmp(path, ".cairn/", 7) &&
+	       !strncmp(path, checkpoint, n) && (!n || !path[n] || path[n] == '/');
+}
+
+static int get_file(const struct json_doc *d, int v, struct manifest *m)
+{
+	CLEANUP_FREE char *path = get_path(d, v);
+	CLEANUP_FREE char *sum = json_bytes(d, json_at(d, v, "checksum"));
+	uint64_t s, ns;
+	struct tier_file f = {.path = path};
+
+	if (!path || !sum || !belongs(path, m->path) || (*sum && !is_sum(sum)) ||
+	    !json_is_u64(d, json_at(d, v, "size"), &f.size) ||
+	    !json_is_u64(d, json_at(d, v, "mtime_s"), &s) ||
+	    !json_is_u64(d, json_at(d, v, "mtime_ns"), &ns) || ns > 999999999)
+		return -EBADMSG;
+	f.mtime = (struct timespec){.tv_sec = (time_t)s, .tv_nsec = (long)ns};
+	strcpy(f.sum, sum);
+	return manifest_add(m, &f);
+}
+
+static int parse(const struct json_doc *d, struct manifest *m)
+{
+	int files = json_at(d, 0, "files"), err = 0;
+
+	m->format = json_bytes(d, json_at(d, 0, "format"));
+	m->has_step = json_is_u64(d, json_at(d, 0, "step"), &m->step);
+	if (json_u64(d, json_at(d, 0, "version")) != 1 || !m->format || !json_is_array(d, files) ||
+	    !json_is_u64(d, json_at(d, 0, "generation"), &m->generation) ||
+	    !json_is_u64(d, json_at(d, 0, "time_s"), &m->time_s))
+		return -EBADMSG;
+	for (int v = json_first(d, files); !err && v >= 0; v = json_next(d, files, v))
+		err = get_file(d, v, m);
+	manifest_sort(m);
+	return err;
+}
+
+int manifest_load(const struct tier *t, const char *checkpoint, const char *name,
+		  struct manifest *out)
+{
+	CLEANUP_FREE char *path = manifest_path(checkpoint, name), *text = NULL;
+	CLEANUP_JSON struct json_doc *d = NULL;
+	size_t len;
+	int err;
+
+	*out = (struct manifest){.path = strdup(checkpoint)};
+	err = path && out->path ? tier_read_small(t, path, MAX_BYTES, &text, &len) : -ENOMEM;
+	if (!err)
+		err = json_parse(text, len, &d);
+	if (!err)
+		err = parse(d, out);
+	if (err)
+		manifest_free(out);
+	return err;
+}
+
+/* ---- write ------------------------------------------------------------------------ */
+
+static void put_file(struct json_out *j, const struct tier_file *f)
+{
+	json_open(j, NULL, '{');
+	json_put_path(j, "path", f->path);
+	json_put_u64(j, "size", f->size);
+	json_put_string(j, "checksum", f->sum);
+	json_put_u64(j, "mtime_s", f->mtime.tv_sec < 0 ? 0 : (uint64_t)f->mtime.tv_sec);
+	json_put_u64(j, "mtime_ns", (uint64_t)f->mtime.tv_nsec);
+	json_close(j, '}');
+}
+
+static void put_all(FILE *f, const struct manifest *m)
+{
+	struct json_out j;
+
+	json_begin(&j, f);
+	json_open(&j, NULL, '{');
+	json_put_u64(&j, "version", 1);
+	json_put_path(&j, "path", m->path);
+	json_put_string(&j, "format", m->format);
+	if (m->has_step)
+		json_put_u64(&j, "step", m->step);
+	json_put_u64(&j, "generation", m->generation);
+	json_put_u64(&j, "time_s", m->time_s);
+	json_open(&j, "files", '[');
+	for (size_t i = 0; i < m->n; i++)
+		put_file(&j, &m->v[i]);
+	json_close(&j, ']');
+	json_close(&j, '}');
+}
+
+int manifest_save(struct tier *t, const struct manifest *m, const char *name)
+{
+	CLEANUP_FREE char *path = manifest_path(m->path, name), *text = NULL;
+	size_t len = 0;
+	FILE *f = path ? open_memstream(&text, &len) : NULL;
+
+	if (!f)
+		return -ENOMEM;
+	put_all(f, m);
+	if (fclose(f) || !text)
+		return -ENOMEM;
+	return tier_put(t, path, text, len);
+}
+
+/* ---- all -------------------------------------------------------------------------- */
+
+static int list_add(struct names *n, const char *path, size_t len)
+{
+	char **v = reallocarray(n->v, n->n + 1, sizeof(*v));
+
+	if (!v)
+		return -ENOMEM;
+	n->v = v;
+	v[n->n] = strndup(path, len);
+	return v[n->n] ? (n->n++, 0) : -ENOMEM;
+}
+
+/* The checkpoint of a manifest's path; false: another file. */
+static bool is_listed(const char *path, const char *name, size_t *len)
+{
+	size_t n = strlen(path), own = strlen(name);
+
+	if (n < own || strcmp(path + n - own, name) || (n > own && path[n - own - 1] != '/'))
+		return false;
+	*len = n > own ? n - own - 1 : 0;
+	return true;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int list_objects(const struct tier *t, const char *name, struct names *out)
+{
+	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
+	uint64_t size = 0;
+	int err = fd < 0 ? -errno
+			 : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, &size, NULL);
+	char *keys = err || !size ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+
+	if (keys == MAP_FAILED)
+		return -errno;
+	for (uint64_t at = 0; !err && at < size; at += strlen(keys + at) + 1) {
+		const char *path = tier_s3_below(t->s3, keys + at, TIER_MANIFESTS "/");
+		size_t len;
+
+		if (path && is_listed(path, name, &len))
+			err = list_add(out, path, len);
+	}
+	if (keys)
+		munmap(keys, size);
+	if (!err && out->n)
+		qsort(out->v, out->n, sizeof(*out->v), by_name);
+	return err;
+}
+
+static int list_files(const struct tier *t, const char *name, struct names *out)
+{
+	CLEANUP_CLOSE int fd = tier_open_at(t, TIER_MANIFESTS, O_RDONLY | O_DIRECTORY);
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+	int err = fd < 0 ? fd : walk_open(fd, -1, NULL, &w);
+
+	while (!err && walk_next(w, &it) != WALK_END) {
+		size_t len = strlen(it.path), own = strlen(name);
+
+		if (it.what == WALK_ERROR)
+			err = it.err == -ENOENT ? 0 : it.err;
+		if (it.what == WALK_ENTRY && S_ISREG(it.st.st_mode) && !strcmp(it.name, name))
+			err = list_add(out, it.path, len > own ? len - own - 1 : 0);
+	}
+	return err;
+}
+
+int manifest_list(const struct tier *t, const char *name, struct names *out)
+{
+	int err;
+
+	*out = (struct names){0};
+	err = t->s3 ? list_objects(t, name, out) : list_files(t, name, out);
+	if (err)
+		names_free(out);
+	return err;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a staging directory holds.
+ */
+#ifndef CAIRN_STAGING_READ_H
+#define CAIRN_STAGING_READ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+struct staging_left {
+	char store[1024]; /* its path when it was last mounted; "" = unknown */
+	uint64_t bytes; /* memory, the page pool included */
+	/* not shown to be in the store; the files include spilled ones, the bytes do not */
+	uint64_t unpublished_files, unpublished_bytes;
+	uint64_t unpublished_changes; /* of names and contents */
+	bool unreadable; /* another version's, or damaged: all files count */
+	time_t since; /* last change of its head, a start or a rotation of the log */
+};
+
+/* base: the directory, id: the store's. -errno: it could not be read. */
+int staging_read(int base, const char *id, struct staging_left *out);
+
+#endif

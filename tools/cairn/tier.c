@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier: checkpoints in another directory (docs/SCALE.md).
+ */
+#include "tier.h"
+
+#include <getopt.h>
+#include <string.h>
+
+bool tier_wants(const struct tier_opts *o, const char *path, bool *hit)
+{
+	bool wanted = !o->n_dirs;
+
+	for (size_t i = 0; i < o->n_dirs; i++) {
+		const char *dir = o->dirs[i];
+		size_t n = strlen(dir);
+
+		if (strncmp(path, dir, n) || (n && path[n] && path[n] != '/'))
+			continue;
+		wanted = true;
+		if (hit)
+			hit[i] = true;
+	}
+	return wanted;
+}
+
+/* The DIRs, relative to top: as given, or behind top itself. */
+static int take_dirs(struct tier_opts *o, char **dir, const char *top)
+{
+	size_t n = strlen(top);
+
+	o->dirs = dir;
+	for (; *dir; dir++, o->n_dirs++) {
+		size_t len;
+
+		while (n && top[n - 1] == '/')
+			n--;
+		if (!strncmp(*dir, top, n) && (*dir)[n] == '/')
+			*dir += n;
+		while (**dir == '/')
+			++*dir;
+		len = strlen(*dir);
+		while (len && (*dir)[len - 1] == '/')
+			(*dir)[--len] = '\0';
+		if (!fmt_stays_below(*dir, len))
+			return complain_usage("tier", "DIR is a path below %s, without \"..\"",
+					      top);
+	}
+	return CAIRN_OK;
+}
+
+int cmd_tier(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		{"json", no_argument, NULL, 'j'},
+		{"latest", no_argument, NULL, 'l'},
+		{"quiet", no_argument, NULL, 'q'},
+		{0},
+	};
+	struct tier_opts o = {0};
+	const char *verb;
+	int c, code;
+
+	while ((c = getopt_long(argc, argv, "jq", longs, NULL)) != -1) {
+		if (c == 'j')
+			o.json = true;
+		else if (c == 'l')
+			o.latest = true;
+		else if (c == 'q')
+			o.quiet = true;
+		else
+			return complain_option("tier", argv);
+	}
+	argc -= optind;
+	argv += optind;
+	verb = argc ? argv[0] : "";
+	if (o.latest && (strcmp(verb, "fetch") || argc > 3))
+		return complain_usage("tier", "--latest is for fetch, without DIR");
+	if (!strcmp(verb, "fetch")) {
+		if (argc < 3)
+			return complain_usage("tier", "fetch from what tier to what store?");
+		code = take_dirs(&o, argv + 3, argv[2]);
+		return code ? code : tier_fetch(argv[1], argv[2], &o);
+	}
+	if (!strcmp(verb, "push")) {
+		if (argc < 3)
+			return complain_usage("tier", "push what store to what tier?");
+		code = take_dirs(&o, argv + 3, argv[1]);
+		return code ? code : tier_push(argv[1], argv[2], &o);
+	}
+	if (!strcmp(verb, "ls")) {
+		if (argc != 2)
+			return complain_usage("tier", "ls of what tier?");
+		return tier_ls(argv[1], &o);
+	}
+	if (!strcmp(verb, "verify")) {
+		if (argc < 2)
+			return complain_usage("tier", "verify what tier?");
+		code = take_dirs(&o, argv + 2, argv[1]);
+		return code ? code : tier_verify(argv[1], &o);
+	}
+	return complain_usage("tier", "push, fetch, ls or verify?");
+}

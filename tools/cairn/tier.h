@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tiers: copies of checkpoints in another directory, at the same relative paths, and below its
+ * .cairn a manifest for each (docs/SCALE.md). Paths are relative to the tier. Functions return 0 or
+ * -errno; those with `why` fill it on failure.
+ */
+#ifndef CAIRN_TIER_H
+#define CAIRN_TIER_H
+
+#include "ckpt.h"
+
+#include "io/sum/sum.h"
+
+struct tier_why {
+	char text[1024];
+};
+/* Writes the reason, one line, and returns err. */
+__attribute__((format(printf, 3, 4))) int tier_told(struct tier_why *w, int err, const char *fmt,
+						    ...);
+
+/* ---- the directory (tier_dir.c) ------------------------------------------------- */
+
+struct tier_s3; /* an object store (tier_s3.c) */
+
+struct tier {
+	const char *name; /* as given by the user; borrowed */
+	struct tier_s3 *s3; /* NULL: it is a directory */
+	int root; /* O_RDONLY */
+	int lock; /* -1: opened to read */
+	/* new directories get mode and owner of the one of the same path here; -1: none */
+	int like;
+	unsigned temps;
+};
+
+#define TIER_NONE ((struct tier){.root = -1, .lock = -1, .like = -1})
+#define CLEANUP_TIER __attribute__((cleanup(tier_close)))
+
+/* To write: only one process does at a time. Removes what a killed one left unfinished. */
+int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_why *w);
+int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w);
+void tier_close(struct tier *t);
+
+/* Opens a file or directory without following symlinks. */
+int tier_open_at(const struct tier *t, const char *path, int flags);
+int tier_stat(const struct tier *t, const char *path, struct stat *out); /* lstat */
+
+/* All directories on the way to dir, and itself; dir is as before when it returns. */
+int tier_make_dirs(const struct tier *t, char *dir);
+/* Gives the directory fd mode and owner of the one at path in t->like; what cannot be given away is
+ * closed to others. */
+int tier_make_like(const struct tier *t, int fd, const char *path);
+
+struct tier_temp {
+	char name[40]; /* "" = none */
+	int fd; /* an object's bytes, in memory */
+	uint64_t size;
+};
+
+/* As strerror(-err), or what the object store said. */
+const char *tier_strerror(const struct tier *t, int err);
+/* The checksum of a file there, and its size. */
+int tier_sum(const struct tier *t, const char *path, uint64_t *size, char sum[IO_CHECKSUM_LEN]);
+/* A small file of it: malloc()ed. */
+int tier_read_small(const struct tier *t, const char *path, size_t max, char **text, size_t *len);
+
+/* Told of each part that was copied. */
+typedef void (*tier_seen_fn)(void *ctx, uint64_t bytes);
+
+/* Copies the open file into an unpublished one on stable storage, with mode, owner and mtime of st.
+ * -ESTALE: it had not the size of st. An object store has nothing unpublished: `now` gets its name
+ * at once, and without it the bytes are kept in memory. */
+int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, struct tier_temp *out,
+	      char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+/* The same into a file of the caller. */
+int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
+		   tier_seen_fn seen, void *ctx);
+/* An object into a file of the caller, as tier_copy_into(). */
+int tier_get_into(const struct tier *t, const char *path, int out, const struct stat *st,
+		  char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+void tier_drop(struct tier *t, struct tier_temp *temp);
+/* Gives it its name, replacing what has that; the name is durable after tier_sync_dir(). */
+int tier_publish(struct tier *t, struct tier_temp *temp, const char *path);
+/* The directory that path is in. */
+int tier_sync_dir(const struct tier *t, const char *path);
+/* A small file, whole and durable. */
+int tier_put(struct tier *t, const char *path, const char *text, size_t len);
+/* Durable; 0 also when there is none. */
+int tier_remove(struct tier *t, const char *path);
+
+/* ---- an object store, by cairn-tier (tier_s3.c) ------------------------------------ */
+
+/* name: s3://BUCKET/PREFIX. */
+int tier_s3_open(struct tier_s3 **out, const char *name, struct tier_why *w);
+void tier_s3_close(struct tier_s3 *s);
+const char *tier_s3_why(const struct tier_s3 *s); /* the last failure; "": none */
+/* op: enum s3_op; sum and size may be NULL. */
+int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
+	       char *sum);
+
+/* What is in key behind the prefix and top; NULL: it is not below that. */
+const char *tier_s3_below(const struct tier_s3 *s, const char *key, const char *top);
+
+/* ---- manifests (manifest.c) ----------------------------------------------------- */
+
+#define TIER_MANIFESTS ".cairn/manifests"
+#define TIER_MANIFEST "manifest.json"
+/* The same, of files that may be there while there is no manifest: they are ours to replace. */
+#define TIER_BEGUN "begun.json"
+
+struct tier_file {
+	char *path;
+	uint64_t size;
+	struct timespec mtime; /* of the store's file */
+	char sum[IO_CHECKSUM_LEN];
+};
+
+struct manifest {
+	char *path; /* of the checkpoint */
+	char *format;
+	bool has_step;
+	uint64_t step;
+	uint64_t generation; /* how often a copy at this path was completed, from 1 */
+	uint64_t time_s; /* when, since 1970 */
+	struct tier_file *v; /* sorted by path */
+	size_t n;
+};
+
+#define CLEANUP_MANIFEST __attribute__((cleanup(manifest_free)))
+
+/* Its path in the tier; malloc()ed. */
+char *manifest_path(const char *checkpoint, const char *name);
+/* -ENOENT: none; -EBADMSG: not one. */
+int manifest_load(const struct tier *t, const char *checkpoint, const char *name,
+		  struct manifest *out);
+int manifest_save(struct tier *t, const struct manifest *m, const char *name);
+void manifest_free(struct manifest *m);
+/* The path and all else that is copied; the files are not. */
+int manifest_add(struct manifest *m, const struct tier_file *f);
+void manifest_sort(struct manifest *m);
+const struct tier_file *manifest_find(const struct manifest *m, const char *path);
+uint64_t manifest_bytes(const struct manifest *m);
+/* The checkpoints that have a file `name`, sorted. */
+int manifest_list(const struct tier *t, const char *name, struct names *out);
+
+/* ---- subcommands ------------------------------------------------------------------ */
+
+struct tier_opts {
+	bool json, quiet, latest;
+	char **dirs; /* only these checkpoints and those below them; none: all */
+	size_t n_dirs;
+};
+
+/* Is the checkpoint at path asked for? hit[i] is set for the dir that names it; NULL is allowed. */
+bool tier_wants(const struct tier_opts *o, const char *path, bool *hit);
+
+int tier_push(const char *store, const char *tier, const struct tier_opts *o);
+int tier_fetch(const char *tier, const char *store, const struct tier_opts *o);
+int tier_ls(const char *tier, const struct tier_opts *o);
+int tier_verify(const char *tier, const struct tier_opts *o);
+
+#endif

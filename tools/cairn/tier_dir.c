@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A tier that is a directory of any filesystem. What is not finished is in .cairn/tmp/, which the
+ * next process that writes empties: the lock says that no other one does.
+ */
+#include "tier.h"
+
+#include "tools/tier/wire.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/openat2.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#define TMP ".cairn/tmp"
+#define READ_FLAGS (O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
+#define COPY_BYTES (4u << 20) /* large enough that calls cost nothing beside the bytes */
+
+int tier_told(struct tier_why *w, int err, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(w->text, sizeof(w->text), fmt, ap);
+	va_end(ap);
+	return err;
+}
+
+/* ---- names ------------------------------------------------------------------------ */
+
+int tier_open_at(const struct tier *t, const char *path, int flags)
+{
+	struct open_how how = {.flags = (unsigned)flags | O_CLOEXEC,
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+	int fd = (int)syscall(SYS_openat2, t->root, *path ? path : ".", &how, sizeof(how));
+
+	return fd < 0 ? -errno : fd;
+}
+
+/* An object has neither mode nor owner. */
+static int stat_object(const struct tier *t, const char *path, struct stat *out)
+{
+	mode_t mask = umask(0);
+	uint64_t size = 0;
+	int err;
+
+	umask(mask);
+	err = tier_s3_do(t->s3, S3_HEAD, path, -1, &size, NULL);
+	*out = (struct stat){.st_mode = S_IFREG | (0666 & ~mask), .st_uid = geteuid(),
+			     .st_gid = getegid(), .st_size = (off_t)size};
+	return err;
+}
+
+int tier_stat(const struct tier *t, const char *path, struct stat *out)
+{
+	CLEANUP_CLOSE int fd = t->s3 ? -1 : tier_open_at(t, path, O_PATH | O_NOFOLLOW);
+
+	if (t->s3)
+		return stat_object(t, path, out);
+	if (fd < 0)
+		return fd;
+	return fstat(fd, out) ? -errno : 0;
+}
+
+int tier_make_like(const struct tier *t, int fd, const char *path)
+{
+	struct stat st;
+
+	if (t->like < 0 || fstatat(t->like, path, &st, 0) || !S_ISDIR(st.st_mode))
+		return 0;
+	if (!geteuid() && fchown(fd, st.st_uid, st.st_gid))
+		st.st_mode &= 0700;
+	return fchmod(fd, st.st_mode & 07777) ? -errno : 0;
+}
+
+/* Makes the directory, durably; 0 also if it is there. */
+static int make_dir(const struct tier *t, int up, const char *name, const char *path)
+{
+	bool ours = !strncmp(path, ".cairn", 6) && (!path[6] || path[6] == '/');
+	CLEANUP_CLOSE int fd = -1;
+	int err;
+
+	if (mkdirat(up, name, ours || t->like < 0 ? 0777 : 0700))
+		return errno == EEXIST ? 0 : -errno;
+	fd = openat(up, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	err = fd < 0 ? -errno : ours ? 0 : tier_make_like(t, fd, path);
+	if (!err && fsync(up))
+		err = -errno;
+	if (err)
+		unlinkat(up, name, AT_REMOVEDIR);
+	return err;
+}
+
+int tier_make_dirs(const struct tier *t, char *dir)
+{
+	CLEANUP_CLOSE int up = tier_open_at(t, "", O_RDONLY | O_DIRECTORY);
+	int err = up < 0 ? up : 0;
+
+	for (char *name = dir, *slash; !err && name; name = slash ? slash + 1 : NULL) {
+		int fd;
+
+		slash = strchr(name, '/');
+		if (slash)
+			*slash = '\0';
+		err = make_dir(t, up, name, dir);
+		fd = err ? -1 : openat(up, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (!err && fd < 0)
+			err = -errno;
+		close(up);
+		up = fd;
+		if (slash)
+			*slash = '/';
+	}
+	return err;
+}
+
+/* The directory that path is in, and its name there. make: creates what is missing. */
+static int open_parent_of(const struct tier *t, const char *path, bool make, const char **name)
+{
+	const char *slash = strrchr(path, '/');
+	CLEANUP_FREE char *dir = strndup(path, slash ? (size_t)(slash - path) : 0);
+	int fd, err;
+
+	if (!dir)
+		return -ENOMEM;
+	*name = slash ? slash + 1 : path;
+	fd = tier_open_at(t, dir, O_RDONLY | O_DIRECTORY);
+	if (fd != -ENOENT || !make)
+		return fd;
+	err = tier_make_dirs(t, dir);
+	return err ? err : tier_open_at(t, dir, O_RDONLY | O_DIRECTORY);
+}
+
+/* ---- open ------------------------------------------------------------------------- */
+
+static int take_lock(struct tier *t, struct tier_why *w)
+{
+	t->lock = openat(t->root, ".cairn/lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+	if (t->lock < 0)
+		return tier_told(w, -errno, "%s/.cairn/lock: %m", t->name);
+	if (!flock(t->lock, LOCK_EX | LOCK_NB))
+		return 0;
+	if (errno == EWOULDBLOCK)
+		return tier_told(w, -EBUSY,
+				 "%s: another process writes to this tier; run it again when that "
+				 "has ended",
+				 t->name);
+	return tier_told(w, -errno,
+			 "%s: cannot lock it: %m; mount its filesystem with support for flock(2)",
+			 t->name);
+}
+
+static int drop_unfinished(struct tier *t)
+{
+	CLEANUP_CLOSE int fd = tier_open_at(t, TMP, O_RDONLY | O_DIRECTORY);
+	struct names names = {0};
+	int err = fd < 0 ? fd : names_read(fd, &names);
+
+	for (size_t i = 0; !err && i < names.n; i++)
+		if (unlinkat(fd, names.v[i], 0) && errno != ENOENT)
+			err = -errno;
+	names_free(&names);
+	return err;
+}
+
+static bool is_below(int fd, int top)
+{
+	char link[64], a[PATH_MAX], b[PATH_MAX];
+	ssize_t n, m;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, a, sizeof(a) - 2);
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", top);
+	m = readlink(link, b, sizeof(b) - 2);
+	if (n < 0 || m < 0)
+		return false;
+	a[n] = b[m] = '/';
+	return n >= m && !memcmp(a, b, (size_t)m + 1);
+}
+
+static int open_root(struct tier *t, const char *name, struct tier_why *w)
+{
+	*t = TIER_NONE;
+	t->name = name;
+	if (!strncmp(name, "s3://", 5))
+		return tier_s3_open(&t->s3, name, w);
+	t->root = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return t->root < 0 ? tier_told(w, -errno, "%s: %m", name) : 0;
+}
+
+static int not_a_tier(const struct tier *t, struct tier_why *w)
+{
+	return tier_told(w, -ENOENT,
+			 "%s: not a tier: it has no " TIER_MANIFESTS
+			 "; `cairn tier push` makes one",
+			 t->name);
+}
+
+/* Are there manifests? Also the first request: says whether the bucket can be reached. */
+static int look_at_objects(const struct tier *t, struct tier_why *w, uint64_t *keys)
+{
+	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
+	int err = fd < 0 ? -errno
+			 : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, keys, NULL);
+
+	return err ? tier_told(w, err, "%s: %s", t->name, tier_strerror(t, err)) : 0;
+}
+
+int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w)
+{
+	int err = open_root(t, name, w);
+	uint64_t keys = 0;
+
+	if (!err && t->s3)
+		return look_at_objects(t, w, &keys) ? -EIO
+		       : keys			    ? 0
+						    : not_a_tier(t, w);
+	if (!err && faccessat(t->root, TIER_MANIFESTS, F_OK, 0))
+		err = errno == ENOENT
+			      ? not_a_tier(t, w)
+			      : tier_told(w, -errno, "%s/" TIER_MANIFESTS ": %m", name);
+	return err;
+}
+
+static int make_ours(struct tier *t, struct tier_why *w)
+{
+	char tmp[] = TMP, manifests[] = TIER_MANIFESTS;
+	int err = tier_make_dirs(t, tmp);
+
+	if (!err)
+		err = tier_make_dirs(t, manifests);
+	if (!err)
+		err = drop_unfinished(t);
+	return err ? tier_told(w, err, "%s/.cairn: %s", t->name, strerror(-err)) : 0;
+}
+
+int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_why *w)
+{
+	int err = open_root(t, name, w);
+	uint64_t keys;
+
+	if (err || t->s3)
+		return err ? err : look_at_objects(t, w, &keys);
+	t->like = store;
+	if (is_below(t->root, store) || is_below(store, t->root))
+		return tier_told(w, -EINVAL,
+				 "%s: in the store, or the store is in it; name a directory "
+				 "elsewhere",
+				 name);
+	if (!faccessat(t->root, ".cairn/id", F_OK, 0))
+		return tier_told(w, -EINVAL, "%s: a store of cairnfs; name another directory",
+				 name);
+	err = make_dir(t, t->root, ".cairn", ".cairn");
+	if (err)
+		return tier_told(w, err, "%s/.cairn: %s", name, strerror(-err));
+	err = take_lock(t, w);
+	return err ? err : make_ours(t, w);
+}
+
+void tier_close(struct tier *t)
+{
+	if (t->lock >= 0)
+		close(t->lock);
+	if (t->root >= 0)
+		close(t->root);
+	tier_s3_close(t->s3);
+	t->s3 = NULL;
+	t->root = t->lock = -1;
+}
+
+const char *tier_strerror(const struct tier *t, int err)
+{
+	return t->s3 && *tier_s3_why(t->s3) ? tier_s3_why(t->s3) : strerror(-err);
+}
+
+/* ---- files ------------------------------------------------------------------------ */
+
+static int create_temp(struct tier *t, struct tier_temp *out)
+{
+	char path[64];
+	int fd;
+
+	snprintf(out->name, sizeof(out->name), "%d.%u", (int)getpid(), t->temps++);
+	snprintf(path, sizeof(path), TMP "/%s", out->name);
+	fd = openat(t->root, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0)
+		out->name[0] = '\0';
+	return fd < 0 ? -errno : fd;
+}
+
+void tier_drop(struct tier *t, struct tier_temp *temp)
+{
+	char path[64];
+
+	if (!*temp->name)
+		return;
+	if (t->s3)
+		close(temp->fd);
+	snprintf(path, sizeof(path), TMP "/%s", temp->name);
+	if (!t->s3)
+		unlinkat(t->root, path, 0);
+	temp->name[0] = '\0';
+}
+
+static int write_all(int fd, const char *p, size_t n)
+{
+	while (n) {
+		ssize_t w = write(fd, p, n);
+
+		if (w < 0 && errno == EINTR)
+			continue;
+		if (w < 0)
+			return -errno;
+		p += w;
+		n -= (size_t)w;
+	}
+	return 0;
+}
+
+static int copy_bytes(int in, int out, uint64_t size, struct io_sum *sum, tier_seen_fn seen,
+		      void *ctx)
+{
+	CLEANUP_FREE char *buf = malloc(COPY_BYTES);
+	uint64_t off = 0;
+	int err = buf ? 0 : -ENOMEM;
+
+	if (!err && size && fallocate(out, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) &&
+	    (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
+		return -errno; /* before anything is written */
+	while (!err) {
+		ssize_t n = pread(in, buf, COPY_BYTES, (off_t)off);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (!n)
+			break;
+		off += (uint64_t)n;
+		if (off > size)
+			break; /* it grew */
+		io_sum_add(sum, buf, (size_t)n);
+		err = write_all(out, buf, (size_t)n);
+		if (!err && seen)
+			seen(ctx, (uint64_t)n);
+	}
+	return err ? err : off == size ? 0 : -ESTALE;
+}
+
+/* The bytes are there: now what is said of them, and all onto stable storage. */
+static int finish_temp(int fd, const struct stat *st)
+{
+	struct timespec times[2] = {st->st_mtim, st->st_mtim};
+	mode_t mode = st->st_mode & 0777;
+
+	if (!geteuid() && fchown(fd, st->st_uid, st->st_gid))
+		mode &= 0700; /* a server that maps root: not to be read by others than before */
+	if (fchmod(fd, mode) || futimens(fd, times) || fsync(fd))
+		return -errno;
+	return 0;
+}
+
+int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
+		   tier_seen_fn seen, void *ctx)
+{
+	struct io_sum *m = io_sum_new();
+	int err = m ? copy_bytes(in, out, (uint64_t)st->st_size, m, seen, ctx) : -ENOMEM;
+
+	if (!err)
+		err = finish_temp(out, st);
+	if (!err)
+		io_sum_text(m, sum);
+	io_sum_free(m);
+	return err;
+}
+
+static int put_object(struct tier *t, const char *path, int fd, uint64_t size, char *sum)
+{
+	return tier_s3_do(t->s3, S3_PUT, path, fd, &size, sum);
+}
+
+/* What is to be an object later. */
+static int keep_bytes(int in, uint64_t size, struct tier_temp *out, char *sum, tier_seen_fn seen,
+		      void *ctx)
+{
+	struct io_sum *m = io_sum_new();
+	int err, fd = memfd_create("object", MFD_CLOEXEC);
+
+	err = !m ? -ENOMEM : fd < 0 ? -errno : copy_bytes(in, fd, size, m, seen, ctx);
+	if (!err)
+		io_sum_text(m, sum);
+	io_sum_free(m);
+	if (err) {
+		if (fd >= 0)
+			close(fd);
+		return err;
+	}
+	*out = (struct tier_temp){.name = "object", .fd = fd, .size = size};
+	return 0;
+}
+
+static int send_object(struct tier *t, int in, const char *now, uint64_t size, char *sum,
+		       tier_seen_fn seen, void *ctx)
+{
+	struct stat st;
+	int err = put_object(t, now, in, size, sum);
+
+	if (fstat(in, &st) || (uint64_t)st.st_size != size)
+		return -ESTALE;
+	if (!err && seen)
+		seen(ctx, size);
+	return err;
+}
+
+int tier_copy(struct tier *t, int in, const char *now, const struct stat *st,
+	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+{
+	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, out);
+	int err;
+
+	if (t->s3 && now)
+		return send_object(t, in, now, (uint64_t)st->st_size, sum, seen, ctx);
+	if (t->s3)
+		return keep_bytes(in, (uint64_t)st->st_size, out, sum, seen, ctx);
+	err = fd < 0 ? fd : tier_copy_into(in, fd, st, sum, seen, ctx);
+
+	if (err)
+		tier_drop(t, out);
+	return err;
+}
+
+int tier_get_into(const struct tier *t, const char *path, int out, const struct stat *st,
+		  char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+{
+	uint64_t size = 0;
+	int err = tier_s3_do(t->s3, S3_GET, path, out, &size, sum);
+
+	if (!err && size != (uint64_t)st->st_size)
+		err = -ESTALE;
+	if (!err && seen)
+		seen(ctx, size);
+	return err ? err : finish_temp(out, st);
+}
+
+static int publish_object(struct tier *t, struct tier_temp *temp, const char *path)
+{
+	int err = put_object(t, path, temp->fd, temp->size, NULL);
+
+	if (!err)
+		tier_drop(t, temp);
+	return err;
+}
+
+int tier_publish(struct tier *t, struct tier_temp *temp, const char *path)
+{
+	const char *name;
+	CLEANUP_CLOSE int dir = t->s3 ? -1 : open_parent_of(t, path, true, &name);
+	char from[64];
+
+	if (t->s3)
+		return publish_object(t, temp, path);
+
+	if (dir < 0)
+		return dir;
+	snprintf(from, sizeof(from), TMP "/%s", temp->name);
+	if (renameat(t->root, from, dir, name))
+		return -errno;
+	temp->name[0] = '\0';
+	return 0;
+}
+
+int tier_sync_dir(const struct tier *t, const char *path)
+{
+	const char *name;
+	CLEANUP_CLOSE int dir = t->s3 ? -1 : open_parent_of(t, path, false, &name);
+
+	if (t->s3)
+		return 0;
+	if (dir < 0)
+		return dir;
+	return fsync(dir) ? -errno : 0;
+}
+
+static int put_text(struct tier *t, const char *path, const char *text, size_t len)
+{
+	CLEANUP_CLOSE int fd = memfd_create("object", MFD_CLOEXEC);
+	int err = fd < 0 ? -errno : write_all(fd, text, len);
+
+	return err ? err : put_object(t, path, fd, len, NULL);
+}
+
+int tier_put(struct tier *t, const char *path, const char *text, size_t len)
+{
+	struct tier_temp temp = {.fd = -1};
+	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, &temp);
+	mode_t mask = umask(0);
+	int err = t->s3 ? 0 : fd < 0 ? fd : write_all(fd, text, len);
+
+	umask(mask);
+	if (t->s3)
+		return put_text(t, path, text, len);
+	if (!err && (fchmod(fd, 0666 & ~mask) || fsync(fd)))
+		err = -errno;
+	if (!err)
+		err = tier_publish(t, &temp, path);
+	if (!err)
+		err = tier_sync_dir(t, path);
+	tier_drop(t, &temp);
+	return err;
+}
+
+int tier_remove(struct tier *t, const char *path)
+{
+	const char *name;
+	CLEANUP_CLOSE int dir = t->s3 ? -1 : open_parent_of(t, path, false, &name);
+
+	if (t->s3)
+		return tier_s3_do(t->s3, S3_DELETE, path, -1, NULL, NULL);
+	if (dir < 0)
+		return dir == -ENOENT ? 0 : dir;
+	if (unlinkat(dir, name, 0))
+		return errno == ENOENT ? 0 : -errno;
+	return fsync(dir) ? -errno : 0;
+}
+
+int tier_sum(const struct tier *t, const char *path, uint64_t *size, char sum[IO_CHECKSUM_LEN])
+{
+	CLEANUP_CLOSE int fd = t->s3 ? -1 : tier_open_at(t, path, READ_FLAGS);
+	struct stat st;
+	int err;
+
+	if (t->s3)
+		return tier_s3_do(t->s3, S3_GET, path, -1, size, sum);
+	if (fd < 0 || fstat(fd, &st))
+		return fd < 0 ? fd : -errno;
+	*size = (uint64_t)st.st_size;
+	err = io_sum_file(fd, sum);
+	/* who writes to the tier takes the file as it is: not before it is on stable storage */
+	return !err && t->lock >= 0 && fsync(fd) ? -errno : err;
+}
+
+int tier_read_small(const struct tier *t, const char *path, size_t max, char **text, size_t *len)
+{
+	CLEANUP_CLOSE int fd = -1;
+	uint64_t size = 0;
+	ssize_t n = 0;
+	char *buf;
+	int err;
+
+	if (!t->s3)
+		return read_small_file(t->root, path, max, text, len);
+	fd = memfd_create("object", MFD_CLOEXEC);
+	err = fd < 0 ? -errno : tier_s3_do(t->s3, S3_GET, path, fd, &size, NULL);
+	if (err || size > max)
+		return err ? err : -EFBIG;
+	buf = malloc(size + 1);
+	for (uint64_t at = 0; buf && at < size; at += (uint64_t)n) {
+		n = pread(fd, buf + at, size - at, (off_t)at);
+		if (n <= 0) {
+			free(buf);
+			return n ? -errno : -EIO;
+		}
+	}
+	if (!buf)
+		return -ENOMEM;
+	buf[size] = '\0';
+	*text = buf;
+	*len = size;
+	return 0;
+}

@@ -1,0 +1,561 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier fetch: checkpoints from a tier into a store. One is written to a directory beside its
+ * own, CKPT_FETCH_PREFIX and its name, which never counts as complete; when all files are there,
+ * verified and on stable storage, that directory gets the checkpoint's name. If this exists, or the
+ * checkpoint is one file, the files are renamed, those that commit it last. A lock on the directory
+ * says that a fetch is writing it; what a killed one left there is used again.
+ */
+#include "tier.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+
+struct fetch {
+	struct tier from, to; /* to: the store */
+	const struct tier_opts *o;
+	struct progress bar;
+	struct json_out j;
+	uint64_t bytes; /* copied, of all checkpoints */
+	size_t n_fetched, n_there, n_failed;
+	struct tier_why why;
+
+	/* of one checkpoint */
+	struct manifest m;
+	bool *have; /* of each file of m: it is in the store */
+	char *stage; /* path of the directory that is written */
+	int stage_fd;
+	bool alone, exists; /* exists: the checkpoint's directory is in the store */
+	uint64_t got;
+};
+
+static const char *base_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+static int store_failed(struct fetch *f, int err, const char *path)
+{
+	return tier_told(&f->why, err, "%s/%s: %s; fetch again when that is mended", f->to.name,
+			 path, strerror(-err));
+}
+
+static int tier_failed(struct fetch *f, int err, const char *path)
+{
+	return tier_told(&f->why, err, "%s/%s: %s", f->from.name, path,
+			 tier_strerror(&f->from, err));
+}
+
+/* ---- what is there ------------------------------------------------------------------ */
+
+/* 1: the store has these bytes under this name; 0: it has no such name. */
+static int look_at(struct fetch *f, const struct tier_file *t)
+{
+	CLEANUP_CLOSE int fd = tier_open_at(&f->to, t->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+	char sum[IO_CHECKSUM_LEN];
+	struct stat st;
+	int err = fd < 0 ? fd : fstat(fd, &st) ? -errno : 0;
+
+	if (err == -ENOENT)
+		return 0;
+	if (!err && S_ISREG(st.st_mode) && (uint64_t)st.st_size == t->size) {
+		if (st.st_mtim.tv_sec == t->mtime.tv_sec && st.st_mtim.tv_nsec == t->mtime.tv_nsec)
+			return 1;
+		err = io_sum_file(fd, sum);
+		if (!err && !strcmp(sum, t->sum))
+			return 1;
+	}
+	if (err)
+		return store_failed(f, err, t->path);
+	return tier_told(&f->why, -EEXIST,
+			 "%s/%s: the store has another file there; move the checkpoint away to "
+			 "fetch this one",
+			 f->to.name, t->path);
+}
+
+/* How many files are missing; or -errno. */
+static ssize_t look_at_all(struct fetch *f)
+{
+	ssize_t missing = 0;
+
+	f->have = calloc(f->m.n + 1, sizeof(*f->have));
+	if (!f->have)
+		return tier_told(&f->why, -ENOMEM, "no memory");
+	for (size_t i = 0; i < f->m.n; i++) {
+		int there = look_at(f, &f->m.v[i]);
+
+		if (there < 0)
+			return there;
+		f->have[i] = there;
+		missing += !there;
+	}
+	return missing;
+}
+
+/* ---- the directory that is written -------------------------------------------------- */
+
+/* The path of a file there; malloc()ed. */
+static char *staged_path(const struct fetch *f, const char *path)
+{
+	char *out;
+	const char *rel = f->alone ? base_of(path) : path + strlen(f->m.path) + 1;
+
+	/* a single file must not look like a checkpoint before it is whole */
+	return asprintf(&out, "%s/%s%s", f->stage, rel, f->alone ? ".part" : "") < 0 ? NULL : out;
+}
+
+static int open_stage(struct fetch *f)
+{
+	struct stat st, at;
+	int err = tier_make_dirs(&f->to, f->stage);
+
+	if (!err)
+		f->stage_fd = tier_open_at(&f->to, f->stage, O_RDONLY | O_DIRECTORY);
+	if (!err && f->stage_fd < 0)
+		err = f->stage_fd;
+	if (!err && flock(f->stage_fd, LOCK_EX | LOCK_NB))
+		err = -errno;
+	/* another one may have given it its name before this had the lock */
+	if (!err && (fstat(f->stage_fd, &st) || tier_stat(&f->to, f->stage, &at) ||
+		     st.st_ino != at.st_ino || st.st_dev != at.st_dev))
+		err = -EWOULDBLOCK;
+	if (err == -EWOULDBLOCK)
+		return tier_told(&f->why, err, "%s/%s: another process fetches it", f->to.name,
+				 f->m.path);
+	return err ? store_failed(f, err, f->stage) : 0;
+}
+
+static void on_bytes(void *ctx, uint64_t n)
+{
+	struct fetch *f = ctx;
+
+	f->bytes += n;
+	f->got += n;
+	progress_done(&f->bar, f->bytes, f->bar.done + f->bar.left, f->m.path);
+}
+
+static int damaged(struct fetch *f, const struct tier_file *t)
+{
+	return tier_told(&f->why, -EBADMSG,
+			 "%s/%s: not the bytes that its manifest lists; it is damaged (`cairn tier "
+			 "verify`), or was replaced meanwhile: fetch again, or another one",
+			 f->from.name, t->path);
+}
+
+/* Was it copied before a kill? */
+static bool is_staged(struct fetch *f, const struct tier_file *t, const char *path)
+{
+	CLEANUP_CLOSE int fd = tier_open_at(&f->to, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+	char sum[IO_CHECKSUM_LEN];
+	struct stat st;
+
+	return fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+	       (uint64_t)st.st_size == t->size && !io_sum_file(fd, sum) && !strcmp(sum, t->sum) &&
+	       !fsync(fd);
+}
+
+static int open_source(const struct fetch *f, const char *path)
+{
+	return tier_open_at(&f->from, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+}
+
+static int copy_file(struct fetch *f, const struct tier_file *t, const char *path)
+{
+	CLEANUP_CLOSE int in = f->from.s3 ? -1 : open_source(f, t->path);
+	CLEANUP_CLOSE int dir = -1, out = -1;
+	CLEANUP_FREE char *up = strndup(path, (size_t)(base_of(path) - path) - 1);
+	char sum[IO_CHECKSUM_LEN];
+	struct stat st;
+	int err = f->from.s3 ? tier_stat(&f->from, t->path, &st) : in < 0 ? in : 0;
+
+	if (!err && in >= 0 && fstat(in, &st))
+		err = -errno;
+	if (err)
+		return tier_failed(f, err, t->path);
+	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != t->size)
+		return damaged(f, t);
+	st.st_mtim = t->mtime;
+	err = up ? tier_make_dirs(&f->to, up) : -ENOMEM;
+	if (!err)
+		dir = tier_open_at(&f->to, up, O_RDONLY | O_DIRECTORY);
+	if (dir >= 0) {
+		unlinkat(dir, base_of(path), 0); /* a part of it, from before a kill */
+		out = openat(dir, base_of(path), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	}
+	if (!err && out < 0)
+		err = dir < 0 ? dir : -errno;
+	if (!err)
+		err = in < 0 ? tier_get_into(&f->from, t->path, out, &st, sum, on_bytes, f)
+			     : tier_copy_into(in, out, &st, sum, on_bytes, f);
+	if (err == -ESTALE || (!err && strcmp(sum, t->sum)))
+		return damaged(f, t);
+	if (err && f->from.s3 && *tier_s3_why(f->from.s3))
+		return tier_failed(f, err, t->path);
+	return err ? store_failed(f, err, path) : 0;
+}
+
+static int copy_all(struct fetch *f)
+{
+	uint64_t total = f->bytes;
+	int err = 0;
+
+	for (size_t i = 0; i < f->m.n; i++)
+		total += f->have[i] ? 0 : f->m.v[i].size;
+	for (size_t i = 0; !err && i < f->m.n; i++) {
+		CLEANUP_FREE char *path = staged_path(f, f->m.v[i].path);
+
+		progress_done(&f->bar, f->bytes, total, f->m.path);
+		if (!path)
+			err = tier_told(&f->why, -ENOMEM, "no memory");
+		else if (!f->have[i] && !is_staged(f, &f->m.v[i], path))
+			err = copy_file(f, &f->m.v[i], path);
+	}
+	return err;
+}
+
+/* ---- the names ---------------------------------------------------------------------- */
+
+/* Mode, owner and time of a directory of the checkpoint; then its names are synced. */
+static int finish_dir(const struct fetch *f, int fd, const char *below)
+{
+	CLEANUP_FREE char *like = NULL;
+	struct timespec newest = {0}, times[2];
+	int err;
+
+	if (asprintf(&like, "%s%s%s", f->m.path, *below ? "/" : "", below) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < f->m.n; i++)
+		if (f->m.v[i].mtime.tv_sec >= newest.tv_sec)
+			newest = f->m.v[i].mtime;
+	times[0] = times[1] = newest; /* as old as what is in it, for `cairn latest` */
+	err = tier_make_like(&f->to, fd, like);
+	if (!err && (futimens(fd, times) || fsync(fd)))
+		err = -errno;
+	return err;
+}
+
+/* What a fetch of an earlier copy left goes; directories are as in the tier. */
+static int finish_tree(struct fetch *f)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+	int err = walk_open(f->stage_fd, -1, NULL, &w);
+
+	while (!err && walk_next(w, &it) != WALK_END) {
+		CLEANUP_FREE char *path = NULL;
+
+		if (it.what == WALK_ERROR)
+			return it.err;
+		if (asprintf(&path, "%s/%s", f->m.path, it.path) < 0)
+			return -ENOMEM;
+		if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode) &&
+		    !manifest_find(&f->m, path) && unlinkat(it.dirfd, it.name, 0))
+			err = -errno;
+		if (it.what == WALK_LEAVE) {
+			CLEANUP_CLOSE int fd = openat(
+				it.dirfd, it.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+			err = fd < 0 ? -errno : finish_dir(f, fd, it.path);
+		}
+	}
+	return err ? err : finish_dir(f, f->stage_fd, "");
+}
+
+static int publish_dir(struct fetch *f)
+{
+	int err = finish_tree(f);
+
+	if (!err && renameat(f->to.root, f->stage, f->to.root, f->m.path))
+		err = -errno;
+	if (!err)
+		err = tier_sync_dir(&f->to, f->m.path);
+	return err ? store_failed(f, err, f->m.path) : 0;
+}
+
+static int publish_file(struct fetch *f, const struct tier_file *t)
+{
+	CLEANUP_FREE char *from = staged_path(f, t->path);
+	CLEANUP_FREE char *up = strndup(t->path, (size_t)(base_of(t->path) - t->path));
+	size_t len = up ? strlen(up) : 0;
+	int err = from && up ? 0 : -ENOMEM;
+
+	if (len > 1) {
+		up[len - 1] = '\0';
+		err = tier_make_dirs(&f->to, up);
+	}
+	if (!err && renameat2(f->to.root, from, f->to.root, t->path, RENAME_NOREPLACE))
+		err = -errno;
+	if (!err)
+		err = tier_sync_dir(&f->to, t->path);
+	return err ? store_failed(f, err, t->path) : 0;
+}
+
+static void remove_stage(struct fetch *f)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+
+	if (walk_open(f->stage_fd, -1, NULL, &w))
+		return;
+	while (walk_next(w, &it) != WALK_END) {
+		if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
+			unlinkat(it.dirfd, it.name, 0);
+		else if (it.what == WALK_LEAVE)
+			unlinkat(it.dirfd, it.name, AT_REMOVEDIR);
+	}
+	unlinkat(f->to.root, f->stage, AT_REMOVEDIR);
+}
+
+static int publish_files(struct fetch *f)
+{
+	int err = 0;
+
+	for (int commits = 0; commits < 2; commits++)
+		for (size_t i = 0; !err && i < f->m.n; i++)
+			if (!f->have[i] && ckpt_commits(base_of(f->m.v[i].path)) == !!commits)
+				err = publish_file(f, &f->m.v[i]);
+	if (!err)
+		remove_stage(f);
+	return err;
+}
+
+/* ---- one checkpoint ------------------------------------------------------------------ */
+
+/* All of it is there: a killed fetch may not have come to this. */
+static int finish_there(struct fetch *f)
+{
+	struct stat st;
+	int err = tier_sync_dir(&f->to, f->m.path);
+
+	for (size_t i = 0; !err && i < f->m.n; i++)
+		if (ckpt_commits(base_of(f->m.v[i].path)))
+			err = tier_sync_dir(&f->to, f->m.v[i].path);
+	if (err)
+		return store_failed(f, err, f->m.path);
+	if (tier_stat(&f->to, f->stage, &st))
+		return 0;
+	err = open_stage(f);
+	if (!err)
+		remove_stage(f);
+	return err;
+}
+
+static int load(struct fetch *f, const char *path)
+{
+	const char *base = base_of(path);
+	int err = manifest_load(&f->from, path, TIER_MANIFEST, &f->m);
+
+	f->alone = !err && f->m.n == 1 && !strcmp(f->m.v[0].path, path);
+	if (!err && (!*base || (!f->alone && manifest_find(&f->m, path))))
+		err = -EBADMSG; /* a directory and a file */
+	if (!err && asprintf(&f->stage, "%.*s" CKPT_FETCH_PREFIX "%s", (int)(base - path), path,
+			     base) < 0) {
+		f->stage = NULL;
+		err = -ENOMEM;
+	}
+	return err;
+}
+
+/* 1: fetched; 0: it was there; or -errno. */
+static int fetch_one(struct fetch *f, const char *path)
+{
+	struct stat st;
+	ssize_t missing;
+	int err = load(f, path);
+
+	if (err)
+		return tier_told(&f->why, err, "%s/%s: its manifest: %s", f->from.name, path,
+				 err == -EBADMSG ? "damaged" : tier_strerror(&f->from, err));
+	missing = look_at_all(f);
+	if (missing <= 0)
+		return missing ? (int)missing : finish_there(f);
+	err = open_stage(f);
+	if (!err)
+		err = copy_all(f);
+	if (err)
+		return err;
+	f->exists = f->alone || !tier_stat(&f->to, path, &st);
+	err = f->exists ? publish_files(f) : publish_dir(f);
+	return err ? err : 1;
+}
+
+static void show(struct fetch *f, const char *path, int result)
+{
+	const char *what = result > 0 ? "fetched" : !result ? "there" : "failed";
+	char buf[32], count[COUNT_ROOM];
+
+	progress_end(&f->bar);
+	if (f->o->json) {
+		json_open(&f->j, NULL, '{');
+		json_put_path(&f->j, "path", path);
+		json_put_string(&f->j, "action", what);
+		json_put_u64(&f->j, "files", f->m.n);
+		json_put_u64(&f->j, "bytes", manifest_bytes(&f->m));
+		json_put_u64(&f->j, "fetched_bytes", f->got);
+		json_put_path(&f->j, "why", result < 0 ? f->why.text : NULL);
+		json_close(&f->j, '}');
+	} else if (result >= 0) {
+		printf("%-7s  ", what);
+		print_name(stdout, path);
+		printf("  %s, %s\n", count_of(f->m.n, "file", count),
+		       human_bytes(manifest_bytes(&f->m), buf));
+	}
+	if (result < 0)
+		complain("%s", f->why.text);
+}
+
+static void one_done(struct fetch *f)
+{
+	manifest_free(&f->m);
+	free(f->have);
+	free(f->stage);
+	if (f->stage_fd >= 0)
+		close(f->stage_fd);
+	f->have = NULL;
+	f->stage = NULL;
+	f->stage_fd = -1;
+	f->got = 0;
+}
+
+/* ---- all of them --------------------------------------------------------------------- */
+
+static int is_whole(void *ctx, size_t i)
+{
+	(void)ctx;
+	(void)i;
+	return 1; /* it has a manifest; a damaged one fails, and says so */
+}
+
+/* The newest of names, as `cairn latest` orders checkpoints; -ENOENT: there is none. */
+static ssize_t find_latest(struct fetch *f, const struct names *names)
+{
+	struct ckpt_found *v = calloc(names->n + 1, sizeof(*v));
+	size_t n = 0;
+	ssize_t at = v ? -ENOENT : -ENOMEM;
+
+	for (size_t i = 0; v && i < names->n; i++) {
+		CLEANUP_MANIFEST struct manifest m = {0};
+
+		if (manifest_load(&f->from, names->v[i], TIER_MANIFEST, &m))
+			continue;
+		v[n].path = strdup(names->v[i]);
+		for (int k = CKPT_NONE; k <= CKPT_SNAPSHOT; k++)
+			if (!strcmp(m.format, ckpt_format_name((enum ckpt_format)k)))
+				v[n].kind.format = (enum ckpt_format)k;
+		v[n].kind.has_step = m.has_step;
+		v[n].kind.step = m.step;
+		for (size_t j = 0; j < m.n; j++)
+			if (m.v[j].mtime.tv_sec >= v[n].time.tv_sec)
+				v[n].time = m.v[j].mtime;
+		n += v[n].path != NULL;
+	}
+	n = v ? ckpt_found_sort(v, n) : 0;
+	if (n)
+		at = ckpt_newest_safe(v, n, is_whole, NULL);
+	for (size_t i = 0, found = (size_t)at; i < n; i++) {
+		for (size_t k = 0; at >= 0 && i == found && k < names->n; k++)
+			if (!strcmp(names->v[k], v[i].path))
+				at = (ssize_t)k;
+		free(v[i].path);
+	}
+	free(v);
+	return at;
+}
+
+static int fetch_all(struct fetch *f, const struct names *names)
+{
+	CLEANUP_FREE bool *hit = calloc(f->o->n_dirs + 1, sizeof(*hit));
+	ssize_t latest = f->o->latest ? find_latest(f, names) : 0;
+	int worst = hit ? CAIRN_OK : CAIRN_FAILED;
+
+	if (latest < 0) {
+		complain("%s: no complete checkpoint in this tier", f->from.name);
+		worst = CAIRN_FAILED;
+	}
+	for (size_t i = 0; hit && i < names->n; i++) {
+		int result;
+
+		if (f->o->latest ? (ssize_t)i != latest : !tier_wants(f->o, names->v[i], hit))
+			continue;
+		result = fetch_one(f, names->v[i]);
+		show(f, names->v[i], result);
+		f->n_fetched += result > 0;
+		f->n_there += !result;
+		f->n_failed += result < 0;
+		one_done(f);
+	}
+	for (size_t i = 0; hit && i < f->o->n_dirs; i++)
+		if (!hit[i]) {
+			complain("%s/%s: no complete checkpoint in this tier", f->from.name,
+				 f->o->dirs[i]);
+			worst = CAIRN_FAILED;
+		}
+	return f->n_failed ? CAIRN_FAILED : worst;
+}
+
+static int fetch_listed(struct fetch *f)
+{
+	struct names names;
+	int code, err = manifest_list(&f->from, TIER_MANIFEST, &names);
+
+	if (err) {
+		complain("%s/" TIER_MANIFESTS ": %s", f->from.name, tier_strerror(&f->from, err));
+		return CAIRN_FAILED;
+	}
+	json_begin(&f->j, stdout);
+	if (f->o->json) {
+		json_open(&f->j, NULL, '{');
+		json_put_path(&f->j, "tier", f->from.name);
+		json_open(&f->j, "checkpoints", '[');
+	}
+	code = fetch_all(f, &names);
+	if (f->o->json) {
+		json_close(&f->j, ']');
+		json_put_u64(&f->j, "fetched", f->n_fetched);
+		json_put_u64(&f->j, "there", f->n_there);
+		json_put_u64(&f->j, "failed", f->n_failed);
+		json_put_u64(&f->j, "fetched_bytes", f->bytes);
+		json_close(&f->j, '}');
+	}
+	names_free(&names);
+	return code;
+}
+
+int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
+{
+	CLEANUP_PLACE struct location l = LOCATION_NONE;
+	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
+	struct fetch f = {.o = o, .stage_fd = -1};
+	int lock[64], n = 0, code, err = location_find(store, &l);
+
+	if (err && err != -ENODEV && err != -EXDEV) {
+		complain_location(store, err);
+		return location_code(err);
+	}
+	if (!err && !l.on_mount)
+		n = location_lock(&l, lock, 64);
+	if (n < 0) {
+		complain("%s: a cairnfs serves this store: use the path on its mount", store);
+		return CAIRN_FAILED;
+	}
+	err = tier_open_to_read(&from, tier, &f.why);
+	to.name = store;
+	to.root = err ? -1 : open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	to.like = from.root;
+	if (!err && to.root < 0)
+		err = tier_told(&f.why, -errno, "%s: %m", store);
+	f.from = from;
+	f.to = to;
+	progress_start(&f.bar, "fetch", o->quiet);
+	if (err)
+		complain("%s", f.why.text);
+	code = !err					  ? fetch_listed(&f)
+	       : err == -ENOENT || err == -EOPNOTSUPP ? CAIRN_USAGE
+						  : CAIRN_FAILED;
+	while (n-- > 0)
+		close(lock[n]);
+	return code;
+}

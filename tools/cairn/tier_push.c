@@ -1,0 +1,654 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier push: copies checkpoints that are complete and durable to a tier. There no commit file
+ * and no manifest has its name before all that it lists. States of a checkpoint in the tier:
+ *
+ *	begun.json				some of its files, without what commits it
+ *	begun.json, commit files		all of its files
+ *	begun.json, commit files, manifest	the same, or before anything is replaced
+ *	commit files, manifest			complete
+ *
+ * What is complete there is replaced only when all that replaces it is in the tier, and from the
+ * other end: the manifest goes first, then the commit files. An object store has no rename: there
+ * these go before the first file is replaced.
+ */
+#include "tier.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+
+#define MOVED "it changed while it was read; push it again when nothing writes to it"
+
+struct item { /* a file of the checkpoint */
+	struct tier_file f;
+	struct stat st;
+	bool commits, send;
+	struct tier_temp temp;
+};
+
+struct push {
+	struct tier *t;
+	struct ckpt_search s;
+	const struct tier_opts *o;
+	struct progress bar;
+	struct json_out j;
+	uint64_t bytes; /* sent, of all checkpoints */
+	size_t n_sent, n_there, n_failed;
+
+	/* of one checkpoint */
+	size_t at; /* in s.v */
+	struct item *v;
+	size_t n;
+	struct manifest old, begun;
+	bool had_manifest, any_ours; /* any_ours: what is ours cannot be read */
+	uint64_t sent;
+	struct tier_why *why;
+};
+
+/* ---- the files of a checkpoint ----------------------------------------------------- */
+
+static const char *base_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+/* The path of the checkpoint's directory, as of struct ckpt. */
+static size_t dir_len(const struct push *p, const struct ckpt *c)
+{
+	const char *path = p->s.v[p->at].path;
+
+	if (!c->alone)
+		return strlen(path);
+	return base_of(path) == path ? 0 : (size_t)(base_of(path) - path) - 1;
+}
+
+static int add_item(struct push *p, const struct ckpt *c, const char *name)
+{
+	CLEANUP_CLOSE int fd = ckpt_open_file(c, name);
+	size_t len = dir_len(p, c);
+	struct item *v, it = {.f.path = NULL};
+
+	if (fd < 0 || fstat(fd, &it.st))
+		return tier_told(p->why, fd < 0 ? fd : -errno, "%s/%s: %s", c->path, name,
+				 strerror(fd < 0 ? -fd : errno));
+	if (!S_ISREG(it.st.st_mode))
+		return tier_told(p->why, -EINVAL, "%s/%s: not a regular file; remove it", c->path,
+				 name);
+	v = reallocarray(p->v, p->n + 1, sizeof(*v));
+	if (!v)
+		return tier_told(p->why, -ENOMEM, "%s: no memory", c->path);
+	p->v = v;
+	if (asprintf(&it.f.path, "%.*s%s%s", (int)len, p->s.v[p->at].path, len ? "/" : "", name) <
+	    0)
+		return tier_told(p->why, -ENOMEM, "%s: no memory", c->path);
+	it.f.size = (uint64_t)it.st.st_size;
+	it.f.mtime = it.st.st_mtim;
+	it.commits = ckpt_commits(base_of(name));
+	v[p->n++] = it;
+	return 0;
+}
+
+static int add_below(struct push *p, const struct ckpt *c)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+	int err = walk_open(c->dir, -1, NULL, &w);
+
+	if (err)
+		return tier_told(p->why, err, "%s: %s", c->path, strerror(-err));
+	while (!err && walk_next(w, &it) != WALK_END) {
+		if (it.what == WALK_ERROR)
+			err = tier_told(p->why, it.err, "%s/%s: %s", c->path, it.path,
+					strerror(-it.err));
+		else if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
+			err = add_item(p, c, it.path);
+	}
+	return err;
+}
+
+/* What commits it comes last; otherwise by name. */
+static int by_order(const void *x, const void *y)
+{
+	const struct item *a = x, *b = y;
+
+	return a->commits != b->commits ? a->commits - b->commits : strcmp(a->f.path, b->f.path);
+}
+
+static int gather(struct push *p, const struct ckpt *c)
+{
+	int err = 0;
+
+	if (!c->alone && !ckpt_is_loose(&c->kind))
+		err = add_below(p, c);
+	for (size_t i = 0; !err && (c->alone || ckpt_is_loose(&c->kind)) && i < c->names.n; i++)
+		if (ckpt_is_own(c, i))
+			err = add_item(p, c, c->names.v[i]);
+	if (!err && p->n)
+		qsort(p->v, p->n, sizeof(*p->v), by_order);
+	return err;
+}
+
+static void drop_items(struct push *p)
+{
+	for (size_t i = 0; i < p->n; i++) {
+		tier_drop(p->t, &p->v[i].temp);
+		free(p->v[i].f.path);
+	}
+	free(p->v);
+	p->v = NULL;
+	p->n = 0;
+}
+
+static bool is_same_file(const struct item *a, const struct item *b)
+{
+	return !strcmp(a->f.path, b->f.path) && a->f.size == b->f.size &&
+	       a->st.st_ino == b->st.st_ino && a->st.st_dev == b->st.st_dev &&
+	       a->f.mtime.tv_sec == b->f.mtime.tv_sec && a->f.mtime.tv_nsec == b->f.mtime.tv_nsec;
+}
+
+/* Is the checkpoint as it was when its files were listed, and still safe? */
+static int check_again(struct push *p)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct push now = {.t = p->t, .s = p->s, .at = p->at, .why = p->why};
+	struct ckpt_verdict v;
+	bool same;
+	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
+
+	same = !err && ckpt_is_safe(&c, &v) && !gather(&now, &c) && now.n == p->n;
+	for (size_t i = 0; same && i < p->n; i++)
+		same = is_same_file(&p->v[i], &now.v[i]);
+	drop_items(&now);
+	return same ? 0 : tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, p->s.v[p->at].path);
+}
+
+/* ---- what is to be sent ------------------------------------------------------------- */
+
+static int tier_failed(struct push *p, int err, const char *path)
+{
+	return tier_told(p->why, err, "%s/%s: %s; %s", p->t->name, path, tier_strerror(p->t, err),
+			 err == -ENOSPC || err == -EDQUOT
+				 ? "free space in the tier, then push again"
+				 : "push again when that is mended");
+}
+
+/* The checksum of the store's file, which is the one it was persisted with, if that is known. */
+static int check_sum(struct push *p, const struct item *it, int fd)
+{
+	char want[IO_CHECKSUM_LEN];
+
+	if (xattr_of_fd(fd, KEY_CHECKSUM, want, sizeof(want)) || strncmp(want, "xxh3:", 5) ||
+	    !strcmp(want, it->f.sum))
+		return 0;
+	return tier_told(p->why, -EBADMSG,
+			 "%s/%s: its bytes are not those that were persisted (`cairn verify`); it "
+			 "is not sent",
+			 p->s.top, it->f.path);
+}
+
+static int open_item(struct push *p, const struct ckpt *c, const struct item *it)
+{
+	size_t len = dir_len(p, c);
+	int fd = ckpt_open_file(c, it->f.path + len + (len > 0));
+
+	return fd < 0 ? tier_told(p->why, fd, "%s/%s: %s", p->s.top, it->f.path, strerror(-fd))
+		      : fd;
+}
+
+static int sum_source(struct push *p, const struct ckpt *c, struct item *it)
+{
+	CLEANUP_CLOSE int fd = *it->f.sum ? -1 : open_item(p, c, it);
+	int err;
+
+	if (*it->f.sum)
+		return 0;
+	err = fd < 0 ? fd : io_sum_file(fd, it->f.sum);
+	if (fd >= 0 && err)
+		tier_told(p->why, err, "%s/%s: %s", p->s.top, it->f.path, strerror(-err));
+	return err ? err : check_sum(p, it, fd);
+}
+
+static bool is_ours(const struct push *p, const char *path)
+{
+	return p->any_ours || manifest_find(&p->old, path) || manifest_find(&p->begun, path);
+}
+
+/* A file there that no manifest tells of: a killed push sent it, or somebody else. 1: it has the
+ * same bytes, durably. */
+static int compare_there(struct push *p, const struct ckpt *c, struct item *it)
+{
+	char sum[IO_CHECKSUM_LEN];
+	uint64_t size;
+	int err = tier_sum(p->t, it->f.path, &size, sum);
+
+	if (err)
+		return tier_failed(p, err, it->f.path);
+	err = sum_source(p, c, it);
+	return err ? err : !strcmp(sum, it->f.sum);
+}
+
+static bool has_mtime(const struct tier_file *f, const struct item *it)
+{
+	return f && f->mtime.tv_sec == it->f.mtime.tv_sec &&
+	       f->mtime.tv_nsec == it->f.mtime.tv_nsec;
+}
+
+static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
+{
+	const struct tier_file *old = manifest_find(&p->old, it->f.path);
+	struct stat st;
+	int err = tier_stat(p->t, it->f.path, &st), same = 0;
+	bool there = !err;
+
+	if (err && err != -ENOENT)
+		return tier_failed(p, err, it->f.path);
+	if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == it->f.size) {
+		if (has_mtime(old, it) && old->size == it->f.size) {
+			strcpy(it->f.sum, old->sum);
+			return 0;
+		}
+		if (!old) {
+			same = compare_there(p, c, it);
+		} else if (old->size == it->f.size) {
+			err = sum_source(p, c, it);
+			same = err ? err : !strcmp(old->sum, it->f.sum);
+		}
+		if (same)
+			return same < 0 ? same : 0;
+	}
+	if (there && (!S_ISREG(st.st_mode) || !is_ours(p, it->f.path)))
+		return tier_told(p->why, -EEXIST,
+				 "%s/%s: in the way: it is not of a push; move it, then push again",
+				 p->t->name, it->f.path);
+	it->send = true;
+	return 0;
+}
+
+static int load_old(struct push *p, const char *path)
+{
+	int begun = manifest_load(p->t, path, TIER_BEGUN, &p->begun);
+	int old = manifest_load(p->t, path, TIER_MANIFEST, &p->old);
+
+	p->had_manifest = old != -ENOENT;
+	p->any_ours = begun == -EBADMSG || old == -EBADMSG;
+	if (begun && begun != -ENOENT && begun != -EBADMSG)
+		return tier_failed(p, begun, path);
+	if (old && old != -ENOENT && old != -EBADMSG)
+		return tier_failed(p, old, path);
+	return 0;
+}
+
+/* Files that the tier has and the checkpoint has no longer. */
+static bool is_stale(const struct push *p, const char *path)
+{
+	const struct item key = {.f.path = (char *)path, .commits = ckpt_commits(base_of(path))};
+
+	return !p->n || !bsearch(&key, p->v, p->n, sizeof(*p->v), by_order);
+}
+
+/* ---- sending ------------------------------------------------------------------------ */
+
+static void on_bytes(void *ctx, uint64_t n)
+{
+	struct push *p = ctx;
+
+	p->bytes += n;
+	p->sent += n;
+	progress_done(&p->bar, p->bytes, p->bar.done + p->bar.left, p->s.v[p->at].path);
+}
+
+static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
+{
+	CLEANUP_CLOSE int fd = open_item(p, c, it);
+	struct stat st;
+	int err;
+
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st) || st.st_ino != it->st.st_ino || st.st_dev != it->st.st_dev)
+		return tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, it->f.path);
+	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, &it->temp,
+			it->f.sum, on_bytes, p);
+	if (err == -ESTALE)
+		return tier_told(p->why, err, "%s/%s: " MOVED, p->s.top, it->f.path);
+	return err ? tier_failed(p, err, it->f.path) : check_sum(p, it, fd);
+}
+
+static int publish_one(struct push *p, struct item *it)
+{
+	int err = *it->temp.name ? tier_publish(p->t, &it->temp, it->f.path) : 0;
+
+	return err ? tier_failed(p, err, it->f.path) : 0;
+}
+
+/* The names of those that commit, or of the others. */
+static int publish_all(struct push *p, bool commits)
+{
+	const char *synced = NULL;
+	int err = 0;
+
+	for (size_t i = 0; !err && i < p->n; i++)
+		if (p->v[i].commits == commits)
+			err = publish_one(p, &p->v[i]);
+	for (size_t i = 0; !err && i < p->n; i++) {
+		const char *path = p->v[i].f.path;
+		size_t len = (size_t)(base_of(path) - path);
+
+		if (p->v[i].commits != commits ||
+		    (synced && !strncmp(synced, path, len) && base_of(synced) == synced + len))
+			continue; /* the same directory as before */
+		err = tier_sync_dir(p->t, path);
+		synced = path;
+		if (err)
+			tier_failed(p, err, path);
+	}
+	return err;
+}
+
+static int remove_one(struct push *p, const char *path)
+{
+	int err = tier_remove(p->t, path);
+
+	return err ? tier_failed(p, err, path) : 0;
+}
+
+static int remove_manifest(struct push *p, const char *name)
+{
+	CLEANUP_FREE char *path = manifest_path(p->s.v[p->at].path, name);
+
+	return path ? remove_one(p, path) : -ENOMEM;
+}
+
+/* Of both lists of what is there: the commit files, or the files that are stale. */
+static int remove_from(struct push *p, const struct manifest *m, bool commits)
+{
+	int err = 0;
+
+	for (size_t i = 0; !err && i < m->n; i++)
+		if (commits ? ckpt_commits(base_of(m->v[i].path)) : is_stale(p, m->v[i].path))
+			err = remove_one(p, m->v[i].path);
+	return err;
+}
+
+/* Takes what is complete in the tier back to incomplete; its files stay. */
+static int uncommit(struct push *p)
+{
+	int err = remove_manifest(p, TIER_MANIFEST);
+
+	if (!err)
+		err = remove_from(p, &p->old, true);
+	if (!err)
+		err = remove_from(p, &p->begun, true);
+	for (size_t i = 0; !err && i < p->n; i++)
+		if (p->v[i].commits)
+			err = remove_one(p, p->v[i].f.path);
+	return err;
+}
+
+static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *m)
+{
+	int err = 0;
+
+	*m = (struct manifest){
+		.path = strdup(p->s.v[p->at].path),
+		.format = strdup(ckpt_format_name(c->kind.format)),
+		.has_step = c->kind.has_step,
+		.step = c->kind.step,
+		.time_s = (uint64_t)time(NULL),
+	};
+	m->generation =
+		p->old.generation > p->begun.generation ? p->old.generation : p->begun.generation;
+	for (size_t i = 0; !err && i < p->n; i++)
+		err = manifest_add(m, &p->v[i].f);
+	return m->path && m->format ? err : -ENOMEM;
+}
+
+/* Says which files are ours from now on, whatever becomes of this. */
+static int begin(struct push *p, const struct ckpt *c)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = make_manifest(p, c, &m);
+
+	for (size_t i = 0; !err && i < p->old.n; i++)
+		err = manifest_add(&m, &p->old.v[i]);
+	for (size_t i = 0; !err && i < p->begun.n; i++)
+		err = manifest_add(&m, &p->begun.v[i]);
+	if (!err)
+		err = manifest_save(p->t, &m, TIER_BEGUN);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+}
+
+static int finish(struct push *p, const struct ckpt *c)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = make_manifest(p, c, &m);
+
+	m.generation++;
+	manifest_sort(&m);
+	if (!err)
+		err = manifest_save(p->t, &m, TIER_MANIFEST);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : remove_manifest(p, TIER_BEGUN);
+}
+
+/* Would a reader of the tier find it committed now? */
+static bool is_committed(const struct push *p)
+{
+	struct stat st;
+	bool found = p->had_manifest;
+
+	for (size_t i = 0; !found && i < p->n; i++)
+		found = p->v[i].commits && !tier_stat(p->t, p->v[i].f.path, &st);
+	for (size_t i = 0; !found && i < p->begun.n; i++)
+		found = ckpt_commits(base_of(p->begun.v[i].path)) &&
+			!tier_stat(p->t, p->begun.v[i].path, &st);
+	return found;
+}
+
+static int send(struct push *p, const struct ckpt *c)
+{
+	bool replace = is_committed(p);
+	uint64_t total = p->bytes;
+	int err = begin(p, c);
+
+	for (size_t i = 0; i < p->n; i++) {
+		p->v[i].send |= replace && p->v[i].commits; /* it is taken away first */
+		total += p->v[i].send ? p->v[i].f.size : 0;
+	}
+	progress_done(&p->bar, p->bytes, total, p->s.v[p->at].path);
+	if (!err && replace && p->t->s3)
+		err = uncommit(p); /* objects are replaced as they are sent */
+	for (size_t i = 0; !err && i < p->n; i++) {
+		if (p->v[i].send)
+			err = copy_one(p, c, &p->v[i]);
+		if (!err && !replace && !p->v[i].commits)
+			err = publish_one(p, &p->v[i]); /* need not be sent again after a kill */
+	}
+	if (!err)
+		err = check_again(p);
+	if (!err && replace && !p->t->s3)
+		err = uncommit(p);
+	if (!err)
+		err = publish_all(p, false);
+	if (!err)
+		err = remove_from(p, &p->old, false);
+	if (!err)
+		err = remove_from(p, &p->begun, false);
+	return err ? err : publish_all(p, true);
+}
+
+/* ---- one checkpoint ------------------------------------------------------------------ */
+
+/* 1: sent; 0: it was there; or -errno. */
+static int push_files(struct push *p, const struct ckpt *c)
+{
+	int err = load_old(p, p->s.v[p->at].path);
+	bool any = false, known = !p->any_ours && p->old.n == p->n;
+
+	for (size_t i = 0; !err && i < p->n; i++) {
+		err = decide_one(p, c, &p->v[i]);
+		any |= p->v[i].send;
+		known = known && has_mtime(manifest_find(&p->old, p->v[i].f.path), &p->v[i]);
+	}
+	if (err)
+		return err;
+	for (size_t i = 0; i < p->old.n; i++)
+		any |= is_stale(p, p->old.v[i].path);
+	for (size_t i = 0; i < p->begun.n && !known; i++)
+		any |= is_stale(p, p->begun.v[i].path);
+	if (any)
+		err = send(p, c);
+	else if (known)
+		return remove_manifest(p, TIER_BEGUN);
+	else
+		err = check_again(p);
+	if (!any && !err)
+		err = publish_all(p, false); /* syncs their directories */
+	if (!any && !err)
+		err = publish_all(p, true);
+	for (size_t i = 0; !err && i < p->n && !*p->v[i].f.sum; i++)
+		err = sum_source(p, c, &p->v[i]);
+	return err ? err : (err = finish(p, c)) ? err : 1;
+}
+
+static int push_one(struct push *p)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct ckpt_verdict v;
+	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
+
+	p->sent = 0;
+	if (err)
+		return tier_told(p->why, err, "%s/%s: %s", p->s.top, p->s.v[p->at].path,
+				 strerror(-err));
+	if (!ckpt_is_safe(&c, &v))
+		return tier_told(p->why, -EAGAIN, "%s: %s%s%s; not sent", c.path,
+				 ckpt_state_name(v.state), *v.why ? ": " : "",
+				 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+	err = gather(p, &c);
+	if (!err)
+		err = push_files(p, &c);
+	return err;
+}
+
+/* ---- all of them --------------------------------------------------------------------- */
+
+static void show(struct push *p, int result)
+{
+	const char *what = result > 0	       ? "sent"
+			   : !result	       ? "there"
+			   : result == -EAGAIN ? "skipped"
+					       : "failed";
+	uint64_t bytes = 0;
+	char buf[32], count[COUNT_ROOM];
+
+	for (size_t i = 0; i < p->n; i++)
+		bytes += p->v[i].f.size;
+	progress_end(&p->bar);
+	if (p->o->json) {
+		json_open(&p->j, NULL, '{');
+		json_put_path(&p->j, "path", p->s.v[p->at].path);
+		json_put_string(&p->j, "action", what);
+		json_put_u64(&p->j, "files", p->n);
+		json_put_u64(&p->j, "bytes", bytes);
+		json_put_u64(&p->j, "sent_bytes", p->sent);
+		json_put_path(&p->j, "why", result < 0 ? p->why->text : NULL);
+		json_close(&p->j, '}');
+	} else if (result >= 0) {
+		printf("%-7s  ", what);
+		print_name(stdout, p->s.v[p->at].path);
+		printf("  %s, %s\n", count_of(p->n, "file", count), human_bytes(bytes, buf));
+	}
+	if (result < 0)
+		complain("%s", p->why->text);
+}
+
+static int push_all(struct push *p)
+{
+	CLEANUP_FREE bool *hit = calloc(p->o->n_dirs + 1, sizeof(*hit));
+	int worst = CAIRN_OK;
+
+	if (!hit)
+		return CAIRN_FAILED;
+	/* the newest first in v */
+	for (p->at = p->s.n; p->at-- > 0;) {
+		int result;
+
+		if (!tier_wants(p->o, p->s.v[p->at].path, hit))
+			continue;
+		result = push_one(p);
+		show(p, result);
+		p->n_sent += result > 0;
+		p->n_there += !result;
+		p->n_failed += result < 0 && result != -EAGAIN;
+		if (result < 0 && (result != -EAGAIN || p->o->n_dirs))
+			worst = CAIRN_FAILED;
+		drop_items(p);
+		manifest_free(&p->old);
+		manifest_free(&p->begun);
+	}
+	for (size_t i = 0; i < p->o->n_dirs; i++)
+		if (!hit[i]) {
+			complain("%s/%s: no checkpoint there", p->s.top, p->o->dirs[i]);
+			worst = CAIRN_FAILED;
+		}
+	return worst;
+}
+
+static int push_store(struct push *p, const char *tier)
+{
+	struct tier t = TIER_NONE;
+	int code = CAIRN_FAILED, err = tier_open_to_write(&t, tier, p->s.fd, p->why);
+
+	p->t = &t;
+	if (err) {
+		complain("%s", p->why->text);
+		tier_close(&t);
+		return err == -ENOENT || err == -ENOTDIR || err == -EINVAL || err == -EOPNOTSUPP
+			       ? CAIRN_USAGE
+			       : CAIRN_FAILED;
+	}
+	err = ckpt_search(&p->s);
+	if (err) {
+		complain_location(p->s.top, err);
+	} else {
+		json_begin(&p->j, stdout);
+		if (p->o->json) {
+			json_open(&p->j, NULL, '{');
+			json_put_path(&p->j, "tier", tier);
+			json_open(&p->j, "checkpoints", '[');
+		}
+		code = push_all(p);
+		if (p->o->json) {
+			json_close(&p->j, ']');
+			json_put_u64(&p->j, "sent", p->n_sent);
+			json_put_u64(&p->j, "there", p->n_there);
+			json_put_u64(&p->j, "failed", p->n_failed);
+			json_put_u64(&p->j, "sent_bytes", p->bytes);
+			json_close(&p->j, '}');
+		}
+	}
+	tier_close(&t);
+	return code || !p->s.incomplete ? code : CAIRN_FAILED;
+}
+
+int tier_push(const char *store, const char *tier, const struct tier_opts *o)
+{
+	CLEANUP_PLACE struct location l = LOCATION_NONE;
+	CLEANUP_CLOSE int fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct tier_why why = {.text = ""};
+	struct push p = {.o = o, .why = &why, .s = {.top = store, .fd = fd, .everyone = true}};
+	int code, err = fd < 0 ? -errno : location_find(store, &l);
+
+	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
+		complain_location(store, err);
+		return location_code(err);
+	}
+	p.s.on_mount = l.on_mount;
+	progress_start(&p.bar, "push", o->quiet);
+	code = push_store(&p, tier);
+	ckpt_search_free(&p.s);
+	return code;
+}

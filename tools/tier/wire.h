@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Between cairn and cairn-tier, its child: one request, one reply, over a SOCK_SEQPACKET socket at
+ * descriptor 0 of the child. A file comes as a descriptor with the request.
+ */
+#ifndef CAIRN_TIER_WIRE_H
+#define CAIRN_TIER_WIRE_H
+
+#include "io/sum/sum.h"
+
+#include <stdint.h>
+
+#define S3_KEY_MAX 1024 /* bytes, a limit of S3 */
+
+enum s3_op {
+	S3_PUT, /* size bytes of the file become the object */
+	S3_GET, /* the object is written to the file; without a file it is only summed */
+	S3_HEAD,
+	S3_DELETE, /* 0 also when there is none */
+	S3_LIST, /* keys that begin with key, each with a NUL, are written to the file */
+};
+
+struct s3_request {
+	uint32_t op;
+	uint64_t size;
+	char key[S3_KEY_MAX + 1];
+};
+
+struct s3_reply {
+	int32_t err; /* 0 or -errno; -ENOENT: no such object */
+	uint64_t size; /* of the object; S3_LIST: bytes written */
+	char sum[IO_CHECKSUM_LEN]; /* of the bytes that were sent or received */
+	char why[256]; /* a failure, for a person */
+};
+
+#endif
