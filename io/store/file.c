@@ -72,6 +72,13 @@ int io_sync_data(struct io_store *s, int fd)
 	return (int)io_call_run(s->e, &c);
 }
 
+int io_sync_file(struct io_store *s, int fd)
+{
+	struct io_call c = {.op = IO_OP_SYNC_DATA, .fd = fd, .size = true};
+
+	return (int)io_call_run(s->e, &c);
+}
+
 int io_sync_dir(struct io_store *s, int dirfd)
 {
 	struct io_call c = {.op = IO_OP_SYNC_DIR, .fd = dirfd};

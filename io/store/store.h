@@ -228,7 +228,9 @@ int io_symlink(struct io_store *s, const char *target, int dirfd, const char *na
 int io_mknod(struct io_store *s, int dirfd, const char *name, mode_t mode);
 
 /* Durability. */
-int io_sync_data(struct io_store *s, int fd); /* fdatasync */
+/* A file's bytes: fdatasync(2). Its attributes become durable with the next sync of a name. */
+int io_sync_data(struct io_store *s, int fd);
+int io_sync_file(struct io_store *s, int fd); /* fsync(2): attributes, too */
 int io_sync_dir(struct io_store *s, int dirfd); /* fsync of an O_PATH directory: reopened */
 int io_sync_all(struct io_store *s); /* syncfs */
 

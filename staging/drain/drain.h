@@ -10,6 +10,7 @@
  * file. err is the error, which counts as an attempt; 0 if it was another file's. s->lock held */
 void persist_again(struct staging *s, struct pend *p, int err);
 /* Syncs p's bytes. No lock held, as for the next. */
+bool persist_syncs_itself(const struct pend *p);
 int persist_sync(struct staging *s, struct pend *p);
 int sync_all(struct staging *s); /* the store; takes s->lock if it fails */
 /* err of another sync of names: handled as sync_all's, returned */

@@ -231,14 +231,6 @@ static int make_tmp(struct job *j)
 	return tight && is_small(p) ? io_allocate(j->s->o.store, fd, 0, p->r.size) : 0;
 }
 
-/* Small files share a sync. Not an fsync's version: its bytes are logged as written, and recovery
- * relies on that (REC_WRITTEN), also if the store's filesystem shut down and lost what was not
- * synced. */
-static bool syncs_itself(const struct pend *p)
-{
-	return p->r.size > STAGING_SMALL || p->snapshot;
-}
-
 /* The version is the spilled file. Synced before it is read: if that fails, the page cache may
  * return the disk's bytes. */
 static int sum_spilled(struct job *j)
@@ -251,7 +243,7 @@ static int sum_spilled(struct job *j)
 	if (p->tmp_fd < 0)
 		return p->tmp_fd;
 	int err = f->spoiled			 ? f->spoiled
-		  : syncs_itself(p) || p->unsure ? persist_sync(j->s, p)
+		  : persist_syncs_itself(p) || p->unsure ? persist_sync(j->s, p)
 						 : 0;
 	return err ? err : copy_through(j, p->tmp_fd, -1, -1);
 }
@@ -335,7 +327,7 @@ static int persist_one(struct job *j)
 	 * may need another block */
 	while (err == -ENOSPC && reserve_give(j->s))
 		err = write_version(j);
-	if (!err && syncs_itself(p))
+	if (!err && persist_syncs_itself(p))
 		err = persist_sync(j->s, p);
 	return err;
 }
@@ -395,7 +387,7 @@ static void job_run(struct job *j)
 	pthread_mutex_lock(&s->lock);
 	if (err)
 		job_failed(s, p, err);
-	else if (syncs_itself(p))
+	else if (persist_syncs_itself(p))
 		p->state = PEND_READY;
 	else if (lost != s->drain.n_lost)
 		persist_again(s, p, 0);

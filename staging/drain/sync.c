@@ -33,9 +33,20 @@ static bool is_in_batch(const struct staging *s, const struct pend *p)
 	return !p->aside && p->r.seq <= s->drain.batch_end;
 }
 
+/* Small files share a sync. Not an fsync's version: its bytes are logged as written, and recovery
+ * relies on that (REC_WRITTEN), also if the store's filesystem shut down and lost what was not
+ * synced. */
+bool persist_syncs_itself(const struct pend *p)
+{
+	return p->r.size > STAGING_SMALL || p->snapshot;
+}
+
 int persist_sync(struct staging *s, struct pend *p)
 {
-	int err = io_sync_data(s->o.store, p->tmp_fd);
+	/* what the log calls written is not written again after a restart: its owner, mode and
+	 * checksum must be in the store, too, and ext4's fdatasync(2) may leave them out */
+	int err = persist_syncs_itself(p) ? io_sync_file(s->o.store, p->tmp_fd)
+					  : io_sync_data(s->o.store, p->tmp_fd);
 	if (err && p->sf->spilled && !p->snapshot)
 		p->sf->spoiled = err;
 	return err;
