@@ -7,6 +7,7 @@ way round; save and async_save, 2 gloo processes, tensors changed as soon as it 
 import contextlib
 import gc
 import os
+import shutil
 import subprocess
 import sys
 
@@ -90,12 +91,26 @@ def expect(s, rank, step):
 # --- writing -----------------------------------------------------------------------------------
 
 
+def rotated(rank, ranks, top):
+    """The first checkpoint, whose directory the writer was made for, is removed before the next."""
+    writer = CairnStorageWriter(f"{top}/rotated/step-0")
+    for step in (0, 1):
+        folder = f"{top}/rotated/step-{step}"
+        dcp.save(state(rank, ranks, 1), checkpoint_id=folder, storage_writer=writer)
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+        dist.barrier()
+    writer.close()
+
+
 def sync(rank, ranks, top):
     writer = CairnStorageWriter(f"{top}/sync/step-1")
     for step in (1, 2):
         s = state(rank, ranks, step)
         dcp.save(s, checkpoint_id=f"{top}/sync/step-{step}", storage_writer=writer)
         spoil(s)
+    rotated(rank, ranks, top)
     # In place, as DCP does it; what is half replaced is not committed.
     write, seen = writer.write_data, []
     writer.write_data = lambda *args: seen.append(os.listdir(f"{top}/sync/step-1")) or write(*args)

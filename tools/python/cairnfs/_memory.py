@@ -400,8 +400,9 @@ class LibraryMemory(Memory):
 
     def create(self, size: int, use: str = "") -> Block:
         shard = ctypes.c_void_p()
-        # A name that no file will have: the path is set later.
-        name = os.path.join(self._directory, f".cairn-stage.{use}")
+        # A name that no file will have: the path is set later. The directory may have been that of
+        # a checkpoint that was removed since.
+        name = os.path.join(existing_directory(self._directory), f".cairn-stage.{use}")
         self.lib.call("cairn_shard_create", self._handle(), os.fsencode(name), size, 0,
                       ctypes.byref(shard))
         return LibraryBlock(self, shard, size)
