@@ -463,6 +463,7 @@ format:
 MAN1 := $(wildcard docs/man/*.1)
 MAN8 := $(wildcard docs/man/*.8)
 MAN3 := $(wildcard docs/man/*.3)
+MAN7 := $(wildcard docs/man/*.7)
 LIBDIR ?= $(PREFIX)/lib
 INSTALLED := cairnfs cairn $(if $(TIER_SRC),cairn-tier)
 SHARE := $(PREFIX)/share
@@ -471,7 +472,8 @@ ZSH_COMPLETION := $(SHARE)/zsh/site-functions/_cairn
 FISH_COMPLETION := $(SHARE)/fish/vendor_completions.d/cairn.fish
 INSTALLED_FILES = $(INSTALLED:%=$(PREFIX)/bin/%) \
 	$(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN1)) $(patsubst docs/man/%,$(SHARE)/man/man8/%,$(MAN8)) \
-	$(patsubst docs/man/%,$(SHARE)/man/man3/%,$(MAN3)) $(PREFIX)/include/cairn.h $(LIBDIR)/libcairn.a \
+	$(patsubst docs/man/%,$(SHARE)/man/man3/%,$(MAN3)) $(patsubst docs/man/%,$(SHARE)/man/man7/%,$(MAN7)) \
+	$(PREFIX)/include/cairn.h $(LIBDIR)/libcairn.a \
 	$(LIBDIR)/libcairn.so.$(VERSION) $(LIBDIR)/$(LIBCAIRN_SO) $(LIBDIR)/libcairn.so $(LIBDIR)/pkgconfig/libcairn.pc \
 	$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 install: all
@@ -480,6 +482,7 @@ install: all
 	$(Q)$(if $(MAN1),install -m 644 $(MAN1) $(DESTDIR)$(SHARE)/man/man1)
 	$(Q)$(if $(MAN8),install -m 644 $(MAN8) $(DESTDIR)$(SHARE)/man/man8)
 	$(Q)$(if $(MAN3),install -m 644 $(MAN3) $(DESTDIR)$(SHARE)/man/man3)
+	$(Q)$(if $(MAN7),install -m 644 $(MAN7) $(DESTDIR)$(SHARE)/man/man7)
 	$(Q)install -m 644 tools/libcairn/cairn.h $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(BUILD)/libcairn.a $(BUILD)/libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)
 	$(Q)ln -sf libcairn.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(LIBCAIRN_SO)

@@ -55,6 +55,7 @@ struct fs {
 	struct forks forks;
 	struct waits waits;
 	struct hosts hosts;
+	struct tier_runs tier;
 	struct notices notices;
 	struct wire wire;
 	struct reading reading;

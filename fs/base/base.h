@@ -10,6 +10,7 @@
 #include "io/clock.h"
 #include "io/keys.h"
 #include "io/level.h"
+#include "io/tier.h"
 
 /* FNV-1a. Mix the low bits before they are used alone. */
 #define HASH_SEED 0xcbf29ce484222325ull

@@ -29,6 +29,15 @@ struct fs_opts {
 	unsigned log_level; /* syslog(3)'s */
 	int numa; /* a node + 1; 0: any */
 	unsigned commit_wait_s; /* 0: no name waits for other nodes */
+	char *tier; /* a directory or s3://BUCKET/PREFIX; NULL: none */
+	uint64_t tier_rate; /* bytes a second; 0: no limit */
+	unsigned tier_keep; /* how many checkpoints stay in the store; 0: all */
+};
+
+/* The tier's follower; process/tier.c. */
+struct tier_runs {
+	struct tier_shared *shared; /* NULL: none was started */
+	int done; /* the keeper's: a pipe that closes when it has ended; -1: none */
 };
 
 /* The keeper, the spare and the worker of this mount; process/keeper.c, spare.c, process/worker.c.

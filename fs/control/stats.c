@@ -29,6 +29,14 @@ struct stats_hosts {
 	unsigned n;
 };
 
+/* The tier, as its follower told last. */
+struct stats_tier {
+	bool on, running;
+	const char *place;
+	uint64_t pid, starts, waits_s, eta_s, error_s, retry_s, last_s, last_ago_s;
+	struct tier_report r;
+};
+
 struct stats_now {
 	uint64_t uptime_s, worker_uptime_s;
 	bool space_known;
@@ -36,6 +44,7 @@ struct stats_now {
 	struct staging_pending pending;
 	struct stats_holds holds;
 	struct stats_hosts hosts;
+	struct stats_tier tier;
 	bool keeper_alive;
 	const char *host;
 	const struct timings *timings;
@@ -63,11 +72,12 @@ struct stats {
 	struct notice_list notices;
 };
 
+static const char hidden[] = "(shown to root and to the mount's owner)";
+
 /* Names of files, which may be in private directories, are shown only to root and to the user who
  * mounted; others see that there are some. Text added to staging_stats must be covered here. */
 static void redact(struct staging_stats *s, bool all)
 {
-	static const char hidden[] = "(shown to root and to the mount's owner)";
 	char *why = strrchr(s->last_error, ':');
 
 	if (all)
@@ -103,6 +113,37 @@ static void collect_hosts(struct fs *fs, struct stats_hosts *out)
 	memcpy(out->told, fs->hosts.told, sizeof(out->told));
 }
 
+static uint64_t ago(uint64_t then_s)
+{
+	uint64_t now = (uint64_t)time(NULL);
+
+	return then_s && then_s < now ? now - then_s : 0;
+}
+
+static void collect_tier(struct fs *fs, struct stats_tier *t, bool all)
+{
+	const struct tier_shared *s = fs->tier.shared;
+
+	memset(t, 0, sizeof(*t));
+	t->on = fs->o.tier;
+	t->place = fs->o.tier;
+	if (!s)
+		return;
+	tier_shared_get(s, &t->r);
+	t->pid = (uint64_t)atomic_load(&s->pid);
+	t->running = t->pid;
+	t->starts = atomic_load(&s->starts);
+	t->waits_s = ago(t->r.oldest_s);
+	t->last_ago_s = ago(t->r.last_s);
+	t->eta_s = t->r.rate ? t->r.pending_bytes / t->r.rate : 0;
+	t->error_s = ago(t->r.error_s);
+	t->retry_s = t->r.retry_s > (uint64_t)time(NULL) ? t->r.retry_s - (uint64_t)time(NULL) : 0;
+	if (!all && *t->r.error)
+		snprintf(t->r.error, sizeof(t->r.error), "%s", hidden);
+	if (!all)
+		t->r.sending[0] = t->r.last[0] = 0;
+}
+
 static void collect_now(struct fs *fs, struct stats_now *now)
 {
 	now->uptime_s = seconds_since(fs->procs.mounted_ns);
@@ -124,6 +165,7 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 
 	staging_get_stats(fs->s, &st->s);
 	collect_now(fs, &st->now);
+	collect_tier(fs, &st->now.tier, all);
 	redact(&st->s, all);
 	st->now.holds.any = st->s.held.count || st->s.held.behind;
 	st->now.holds.names = st->s.held.count;
@@ -364,6 +406,36 @@ static const struct field {
 	{JSON("hosts", "gone", COUNT, now.hosts.gone),
 	 GAUGE("hosts_gone", "Other hosts of the store that are silent and did not unmount it.")},
 	{JSON("", "hosts_gone", HOST_LIST, now.hosts)},
+	{JSON("tier", "place", TEXT, now.tier.place), .needs = AT(now.tier.on)},
+	{JSON("tier", "running", FLAG, now.tier.running), .needs = AT(now.tier.on),
+	 GAUGE("tier_running", "1 while the process that sends to the tier runs.")},
+	{JSON("tier", "pid", COUNT, now.tier.pid), .needs = AT(now.tier.on)},
+	{JSON("tier", "starts", COUNT, now.tier.starts), .needs = AT(now.tier.on),
+	 COUNTER("tier_starts_total", "Starts of that process.")},
+	{JSON("tier", "looked_s", COUNT, now.tier.r.looked_s), .needs = AT(now.tier.on)},
+	{JSON("tier", "pending", COUNT, now.tier.r.pending), .needs = AT(now.tier.on),
+	 GAUGE("tier_pending_checkpoints", "Complete checkpoints that are not in the tier.")},
+	{JSON("tier", "pending_bytes", COUNT, now.tier.r.pending_bytes), .needs = AT(now.tier.on),
+	 GAUGE("tier_pending_bytes", "Their bytes that are not there.")},
+	{JSON("tier", "oldest_s", COUNT, now.tier.waits_s), .needs = AT(now.tier.on),
+	 GAUGE("tier_oldest_pending_seconds", "Since when the first of them waits.")},
+	{JSON("tier", "sending", CHARS_OR_NULL, now.tier.r.sending), .needs = AT(now.tier.on)},
+	{JSON("tier", "rate", COUNT, now.tier.r.rate), .needs = AT(now.tier.on),
+	 GAUGE("tier_rate_bytes", "Bytes a second that are being sent.")},
+	{JSON("tier", "eta_s", COUNT, now.tier.eta_s), .needs = AT(now.tier.on)},
+	{JSON("tier", "sent", COUNT, now.tier.r.sent), .needs = AT(now.tier.on),
+	 COUNTER("tier_sent_checkpoints_total", "Checkpoints sent by the running process.")},
+	{JSON("tier", "sent_bytes", COUNT, now.tier.r.sent_bytes), .needs = AT(now.tier.on),
+	 COUNTER("tier_sent_bytes_total", "Their bytes that were sent.")},
+	{JSON("tier", "last", CHARS_OR_NULL, now.tier.r.last), .needs = AT(now.tier.on)},
+	{JSON("tier", "last_ago_s", COUNT, now.tier.last_ago_s), .needs = AT(now.tier.on)},
+	{JSON("tier", "removed", COUNT, now.tier.r.removed), .needs = AT(now.tier.on),
+	 COUNTER("tier_removed_checkpoints_total", "Checkpoints removed from the store by "
+						   "tier_keep.")},
+	{JSON("tier", "error", CHARS_OR_NULL, now.tier.r.error), .needs = AT(now.tier.on)},
+	{JSON("tier", "error_since_s", COUNT, now.tier.error_s), .needs = AT(now.tier.on),
+	 GAUGE("tier_error_seconds", "Since when the tier takes nothing; 0: it does.")},
+	{JSON("tier", "retry_s", COUNT, now.tier.retry_s), .needs = AT(now.tier.on)},
 	{JSON("", "notices", NOTICE_LIST, notices)},
 	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
 	{JSON("recovered", "records", COUNT, s.recovered.records)},
@@ -579,6 +651,26 @@ static void write_hosts(const struct stats_hosts *h, FILE *f)
 			(unsigned long long)(h->gone - h->n));
 }
 
+static void write_tier(const struct stats_tier *t, FILE *f)
+{
+	char a[24], b[24];
+
+	if (!t->on)
+		return;
+	if (t->r.pending)
+		fprintf(f,
+			"  tier       %llu checkpoints wait, %s, the first for %llu s; %s/s: %s\n",
+			(unsigned long long)t->r.pending, size_text(t->r.pending_bytes, a),
+			(unsigned long long)t->waits_s, size_text(t->r.rate, b), t->place);
+	else
+		fprintf(f, "  tier       has all that is complete: %s\n", t->place);
+	if (t->r.error[0])
+		fprintf(f, "  TIER       for %llu s: %s; next try in %llu s\n",
+			(unsigned long long)t->error_s, t->r.error, (unsigned long long)t->retry_s);
+	if (!t->running)
+		fprintf(f, "  TIER       the process that sends to it does not run\n");
+}
+
 static void write_status(struct stats *st, FILE *f)
 {
 	struct staging_stats *s = &st->s;
@@ -619,6 +711,7 @@ static void write_status(struct stats *st, FILE *f)
 	write_waiting(s, f);
 	write_held(st, f);
 	write_hosts(&st->now.hosts, f);
+	write_tier(&st->now.tier, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }
@@ -731,7 +824,7 @@ static void write_metrics(const struct stats *st, FILE *f)
 	write_build_info(st, labels, f);
 	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
 		const void *at = (const char *)st + fd->at;
-		if (!fd->metric)
+		if (!fd->metric || (fd->group && !strcmp(fd->group, "tier") && !st->now.tier.on))
 			continue;
 		if (fd->help)
 			write_head(f, fd->metric, fd->type, fd->help);

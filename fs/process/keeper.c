@@ -380,6 +380,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		to_background();
 	freeze_start(fs);
 	spare_init(fs);
+	tier_start(fs);
 	err = trust_keeper(fs);
 	if (err)
 		fs_log(LEVEL_ERROR "%s: cannot give up privileges: %s", fs->o.store,
@@ -387,6 +388,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	err = err ? 2 : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
+	tier_end(fs);
 	/* Without its worker the mount is gone, whoever unmounted it. If the worker failed, the
 	 * mount stays, without a process that answers: a bare mountpoint would take files that are
 	 * meant for the store. */

@@ -156,6 +156,35 @@ static int check_busy(const char *mnt)
 	return options_refuse(text, NULL);
 }
 
+/* Not whether it is there: it may come back, and saves do not wait for it. */
+static int check_tier(const struct fs_opts *o)
+{
+	char text[PATH_MAX + 200], program[PATH_MAX];
+
+	if (!o->tier && (o->tier_rate || o->tier_keep))
+		return options_refuse("tier_rate and tier_keep are of a tier; give tier=", NULL);
+	if (!o->tier)
+		return 0;
+	if (o->ro)
+		return options_refuse("tier= needs a mount that can write; leave out ro", NULL);
+	if (is_inside(o->tier, o->store) || is_inside(o->store, o->tier) ||
+	    is_inside(o->tier, o->mountpoint) || is_inside(o->mountpoint, o->tier)) {
+		snprintf(text, sizeof(text),
+			 "the tier %.4000s is in the store or the mount, or has them in it; choose "
+			 "a directory elsewhere",
+			 o->tier);
+		return options_refuse(text, NULL);
+	}
+	if (tier_find_program("cairn", program) ||
+	    (!strncmp(o->tier, "s3://", 5) && tier_find_program("cairn-tier", program))) {
+		snprintf(text, sizeof(text),
+			 "tier= needs %.4000s: %s; install it (for s3://: tools/setup tier)",
+			 program, strerror(errno));
+		return options_refuse(text, NULL);
+	}
+	return 0;
+}
+
 /* The command line as given. */
 struct asked {
 	char *where[2]; /* store and mountpoint */
@@ -215,7 +244,9 @@ static int check(struct fs_opts *o, const struct asked *asked)
 		err = mountpoint_take_over(asked->where[1]);
 	if (!err)
 		err = check_places(o, asked->where[0], asked->where[1]);
-	return err ? err : check_busy(o->mountpoint);
+	if (!err)
+		err = check_busy(o->mountpoint);
+	return err ? err : check_tier(o);
 }
 
 static void libfuse_arguments(const char *store, const char *pass, struct fuse_args *rest)

@@ -128,6 +128,31 @@ static int take_host(const struct option *as, const char *val, void *to)
 	return 1;
 }
 
+static int take_tier(const struct option *as, const char *val, void *to)
+{
+	(void)as;
+	if (!val || (*val != '/' && (strncmp(val, "s3://", 5) || !val[5])))
+		return options_refuse("tier= takes a directory, from / on, or s3://BUCKET/PREFIX",
+				      NULL);
+	*(char **)to = strdup(val);
+	return 1;
+}
+
+static int take_rate(const struct option *as, const char *val, void *to)
+{
+	uint64_t rate = 0;
+
+	if (!val || strchr(val, '%') || parse_size(val, 0, &rate) || !rate) {
+		char text[128];
+
+		snprintf(text, sizeof(text), "%s%.40s: not a rate; write 2G or 500M, a second",
+			 as->name, val ? val : "");
+		return options_refuse(text, NULL);
+	}
+	*(uint64_t *)to = rate;
+	return 1;
+}
+
 static int take_choice(const struct option *as, const char *val, void *to)
 {
 	int first = (int)strcspn(as->value, "|");
@@ -260,6 +285,11 @@ static const struct option table[] = {
 	 take_seconds, TO(commit_wait_s), COMMIT_WAIT_MAX_S},
 	{"host=", "NAME", "the name of this host in the store (default: the hostname)", take_host,
 	 TO(host), 0},
+	{"tier=", "PLACE",
+	 "complete checkpoints are copied to this directory or s3://BUCKET/PREFIX", take_tier,
+	 TO(tier), 0},
+	{"tier_rate=", "SIZE", "at most so many bytes a second (default: no limit)", take_rate,
+	 TO(tier_rate), 0},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
 	{"nodedup", "", "each file has its own blocks", take_flag, TO(nodedup), true},

@@ -34,6 +34,18 @@ int mountpoint_of(dev_t dev, char *path, size_t cap);
 int keeper_run(struct fs *fs, struct fuse_args *rest);
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
 
+/* ---- tier.c ---- */
+
+/* The path of a program that is installed beside this one. -errno: it is not there, or cannot be
+ * executed. */
+int tier_find_program(const char *name, char out[PATH_MAX]);
+/* In the keeper, before it is confined, after spare_init(): starts sending to fs->o.tier. */
+void tier_start(struct fs *fs);
+/* In the keeper, when the worker has ended: ends that, and logs what is not in the tier. */
+void tier_end(struct fs *fs);
+/* In the worker: logs what has changed. Only reads memory. */
+void tier_look(struct fs *fs);
+
 /* ---- store_watch.c: a thread of the worker ---- */
 
 /* Watches whether the store's filesystem is still there, or back. Then the worker exits with one of

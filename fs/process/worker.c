@@ -146,6 +146,7 @@ static void wait_for_end(struct fs *fs)
 		if (fuse_session_exited(fs->se))
 			break;
 		keeper_look(fs);
+		tier_look(fs);
 		session_look(fs); /* the upkeep thread may be waiting for the store */
 		if (asked_to_end) { /* files are still open; what is closed is drained */
 			struct staging_stats st;

@@ -250,6 +250,8 @@ const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
 void print_escaped(FILE *f, const char *name);
 /* The same if f is a terminal, else the name's bytes. */
 void print_name(FILE *f, const char *name);
+/* Bytes, of "500", "64K", "512M", "2G" or "1T". 0 or -EINVAL. */
+int parse_bytes(const char *s, uint64_t *out);
 /* A duration in seconds, of "90", "1.5", "90s", "5m" or "2h". 0 or -EINVAL. */
 int parse_duration(const char *s, double *out);
 

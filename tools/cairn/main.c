@@ -22,7 +22,8 @@ static const struct command commands[] = {
 	 "show what a mount does: staging, versions by state, errors",
 	 "  --json   the daemon's status.json\n"
 	 "  --watch  repeat each second, with rates, until interrupted\n"
-	 "Without MOUNT: the mount of the working directory, or the only one.", ENDS_IN(10)},
+	 "Without MOUNT: the mount of the working directory, or the only one.",
+	 ENDS_IN(10)},
 	{"metrics", cmd_metrics, "[--timeout TIME] [MOUNT]",
 	 "print a mount's metrics for Prometheus, and whether it answers",
 	 "The last one is cairnfs_up: 0 if the mount does not answer or is dead.\n"
@@ -34,20 +35,23 @@ static const struct command commands[] = {
 	 "  --bytes  sizes in bytes\n"
 	 "  --json   for programs\n"
 	 "States: open, staged, persisting, durable, failed. Works on an unmounted\n"
-	 "store, too (state '-': everything in the store is published).", ANSWERS_IN(60)},
+	 "store, too (state '-': everything in the store is published).",
+	 ANSWERS_IN(60)},
 	{"tensors", cmd_tensors, "[--bytes] [--json] [--timeout TIME] CKPT",
 	 "list a checkpoint's tensors: dtype, shape, grid, file, offset",
 	 "  --bytes  sizes in bytes\n"
 	 "  --json   for programs\n"
 	 "CKPT is a checkpoint's directory, or one .safetensors, .pt, .pth or .ckpt file;\n"
 	 "on a mount, in a store, or anywhere. Only metadata and headers are read.\n"
-	 "Exit: 0, 1 a file could not be parsed (see stderr), 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0, 1 a file could not be parsed (see stderr), 2 usage.",
+	 ANSWERS_IN(60)},
 	{"check", cmd_check, "[--quick] [-q] [--timeout TIME] CKPT...",
 	 "check everything that can be checked of a checkpoint",
 	 "  --quick  structure only: files, extents, headers, shapes; no checksums\n"
 	 "  -q       no progress\n"
 	 "One line for each finding, with file and offset.\n"
-	 "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0 complete and nothing bad, 1 bad or not complete, 2 usage.",
+	 ANSWERS_IN(60)},
 	{"diff", cmd_diff, "[-v] [--json] [--timeout TIME] CKPT CKPT",
 	 "list tensors added, removed, reshaped or changed between two",
 	 "  -v      also those that are the same\n"
@@ -57,7 +61,8 @@ static const struct command commands[] = {
 	{"latest", cmd_latest, "[-v] [--timeout TIME] DIR",
 	 "print the newest checkpoint below DIR that is complete and durable",
 	 "  -v  for newer ones, print why they do not count\n"
-	 "Exit: 0 printed, 1 there is none, 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0 printed, 1 there is none, 2 usage.",
+	 ANSWERS_IN(60)},
 	{"rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] [--timeout TIME] DIR",
 	 "remove old checkpoints from DIR",
 	 "  --keep-last N   keep the newest N that are complete and durable\n"
@@ -66,7 +71,8 @@ static const struct command commands[] = {
 	 "  --json	  for programs\n"
 	 "Always kept: the newest safe one, newer ones, and what is being written, has no\n"
 	 "step, or is no checkpoint.\n"
-	 "Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0 done, 1 none is safe, or one could not be removed, 2 usage.",
+	 ANSWERS_IN(60)},
 	{"export", cmd_export, "[--format safetensors|torch|dcp] [-q] [--timeout TIME] CKPT OUT",
 	 "write the tensors of a checkpoint to one file, or a DCP checkpoint",
 	 "  --format  safetensors (default); torch: for torch.load(); dcp: OUT is a\n"
@@ -74,7 +80,8 @@ static const struct command commands[] = {
 	 "  -q        no progress\n"
 	 "OUT appears, or is replaced, once it is whole and on stable storage. What cannot\n"
 	 "be exported is refused, with the tensor's name and the reason.\n"
-	 "Exit: 0 written, 1 refused or failed, 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0 written, 1 refused or failed, 2 usage.",
+	 ANSWERS_IN(60)},
 	{"import", cmd_import, "[-q] [--timeout TIME] FILE OUT",
 	 "make a DCP checkpoint from a torch.save or safetensors file",
 	 "  -q  no progress\n"
@@ -82,7 +89,8 @@ static const struct command commands[] = {
 	 "directory, created or empty; its .metadata appears once it is whole. Names are\n"
 	 "those of DCP: the keys of nested dicts, joined with dots. Items that DCP cannot\n"
 	 "store are refused by name.\n"
-	 "Exit: 0 written, 1 refused or failed, 2 usage.", ANSWERS_IN(60)},
+	 "Exit: 0 written, 1 refused or failed, 2 usage.",
+	 ANSWERS_IN(60)},
 	{"wait", cmd_wait, "[--timeout TIME] [-q] PATH...",
 	 "wait until everything below each PATH is durable",
 	 "  --timeout TIME  give up after this time: 90, 90s, 5m, 2h\n"
@@ -105,13 +113,13 @@ static const struct command commands[] = {
 	 "PATH may be on a mount or in a store. Exit: 0 no bad file, 1 bad files, 2 usage.",
 	 ANSWERS_IN(60)},
 	{"retry", cmd_retry, "[--timeout TIME] [MOUNT]",
-	 "retry publication after the store failed and was repaired",
-	 "", ENDS_IN(10)},
+	 "retry publication after the store failed and was repaired", "", ENDS_IN(10)},
 	{"commit", cmd_commit, "--force [--timeout TIME] DIR",
 	 "publish a .metadata that waits for files of other nodes",
 	 "Only a .metadata that waits for files of other nodes (`cairn status`). The\n"
 	 "checkpoint is incomplete in the store until they come.\n"
-	 "Exit: 0 requested, 1 refused or nothing waits there, 2 usage.", ENDS_IN(10)},
+	 "Exit: 0 requested, 1 refused or nothing waits there, 2 usage.",
+	 ENDS_IN(10)},
 	{"hosts", cmd_hosts, "[--json] [--force] [--timeout TIME] [adopt|discard] PATH...",
 	 "list the hosts that serve a store, and what each left in it",
 	 "  --json             for programs\n"
@@ -131,13 +139,17 @@ static const struct command commands[] = {
 	 "were kept; they replace those of the new checkpoint, which is not complete. Run\n"
 	 "again, it continues.\n"
 	 "Exit: 0 done, or nothing is kept of DIR and it has a .metadata,\n"
-	 "1 refused or failed (the reason is printed), 2 usage.", NO_MOUNT},
+	 "1 refused or failed (the reason is printed), 2 usage.",
+	 NO_MOUNT},
 	{"discard", cmd_discard, "[--timeout TIME] PATH...",
 	 "discard versions whose close failed; their bytes are lost",
 	 "Only files in state failed. The previous version, if any, is in force again;\n"
 	 "otherwise the file is removed.\n"
-	 "Exit: 0 discarded, 1 one could not be discarded, 2 usage.", ENDS_IN(10)},
-	{"tier", cmd_tier, "[--json] [--latest] [-q] [--timeout TIME] push|fetch|ls|verify ARG...",
+	 "Exit: 0 discarded, 1 one could not be discarded, 2 usage.",
+	 ENDS_IN(10)},
+	{"tier", cmd_tier,
+	 "[--json] [--latest] [--follow] [--for-mount HOST] [--rate SIZE] [-q] [--timeout TIME] "
+	 "push|fetch|ls|verify ARG...",
 	 "copy checkpoints to another directory, and check the copies",
 	 "  push STORE TIER [DIR...]  copy what is complete and durable and not there yet\n"
 	 "  fetch TIER STORE [DIR...] copy back what is not in STORE, verified\n"
@@ -145,6 +157,8 @@ static const struct command commands[] = {
 	 "  verify TIER [DIR...]      read the copies and compare checksums\n"
 	 "  --json                    for programs\n"
 	 "  --latest                  of fetch: only the newest complete one\n"
+	 "  --follow                  of push: and what becomes complete, until it is ended\n"
+	 "  --rate SIZE               of push: at most so many bytes a second\n"
 	 "  -q                        no progress\n"
 	 "STORE: a mount, a store or any directory. TIER: an existing directory elsewhere.\n"
 	 "DIR: only this checkpoint, or those below it; a path in STORE or TIER.\n"
@@ -157,7 +171,8 @@ static const struct command commands[] = {
 	 "  --dir DIR    look in this staging_dir= instead of the usual places\n"
 	 "  --force      also if it holds what the store may not have: that is lost\n"
 	 "  --json       for programs\n"
-	 "Exit: 0 listed or removed, 1 refused or failed, 2 usage.", NO_MOUNT},
+	 "Exit: 0 listed or removed, 1 refused or failed, 2 usage.",
+	 NO_MOUNT},
 	{"umount", cmd_umount, "[--timeout TIME] [-q] MOUNTPOINT",
 	 "wait until everything is durable, then unmount",
 	 "  --timeout TIME  give up after this time (90, 90s, 5m, 2h); the mount stays\n"
@@ -165,10 +180,12 @@ static const struct command commands[] = {
 	 "A .metadata that waits for files of other nodes is not waited for: it stays in\n"
 	 "staging for the next start, with the changes behind it.\n"
 	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout, 4 unmounted, and\n"
-	 "something stays in staging.", WAITS(300)},
+	 "something stays in staging.",
+	 WAITS(300)},
 	{"completion", cmd_completion, "bash|zsh|fish", "print the completion script of a shell",
 	 "make install puts them where the shells look.\n"
-	 "In bash: . <(cairn completion bash)", NO_MOUNT},
+	 "In bash: . <(cairn completion bash)",
+	 NO_MOUNT},
 	{"version", cmd_version, "", "print the version", "", NO_MOUNT},
 	{"help", cmd_help, "[SUBCOMMAND]", "print this, or the help of one subcommand", "",
 	 NO_MOUNT},

@@ -184,6 +184,32 @@ static void print_hosts_gone(const struct doc *s)
 		print_line("", "and others; see `cairn hosts`");
 }
 
+static void print_tier(const struct doc *s)
+{
+	CLEANUP_FREE char *place = path(s, "tier.place");
+	CLEANUP_FREE char *error = text(s, "tier.error");
+	CLEANUP_FREE char *last = path(s, "tier.last");
+	char a[32], b[32], c[32], n[COUNT_ROOM];
+
+	if (is_absent(s, "tier"))
+		return;
+	if (u64(s, "tier.pending"))
+		print_line("tier", "%s, %s not there yet, the first for %s, %s/s, ETA %s: %s",
+			   count_of(u64(s, "tier.pending"), "checkpoint", n),
+			   size(s, "tier.pending_bytes", a), since(s, "tier.oldest_s", b),
+			   size(s, "tier.rate", c),
+			   u64(s, "tier.rate") ? since(s, "tier.eta_s", (char[32]){0}) : "-",
+			   or_dash(place));
+	else
+		print_line("tier", "has all that is complete%s%s: %s", last ? ", the last: " : "",
+			   last ? last : "", or_dash(place));
+	if (error && *error)
+		print_line("TIER", "nothing is sent, for %s: %s; next try in %s",
+			   since(s, "tier.error_since_s", a), error, since(s, "tier.retry_s", b));
+	if (!flag(s, "tier.running"))
+		print_line("TIER", "the process that sends to it does not run");
+}
+
 static void print_troubles(const struct doc *s)
 {
 	CLEANUP_FREE char *held = text(s, "held");
@@ -291,6 +317,7 @@ static void print_person(const struct doc *s, const struct rates *r, bool watch)
 	print_troubles(s);
 	print_memory(s);
 	print_counts(s, r, watch);
+	print_tier(s);
 	print_processes(s);
 	print_list(s, "notices", "notice");
 	if (u64(s, "recovered.versions") || u64(s, "recovered.records") ||

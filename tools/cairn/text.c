@@ -107,6 +107,26 @@ void print_name(FILE *f, const char *name)
 		fputs(name, f);
 }
 
+int parse_bytes(const char *s, uint64_t *out)
+{
+	static const char units[] = "KMGT";
+	char *end;
+	unsigned long long n;
+	const char *unit;
+
+	errno = 0;
+	n = strtoull(s, &end, 10);
+	if (*s < '0' || *s > '9' || errno)
+		return -EINVAL;
+	unit = *end ? strchr(units, *end & ~0x20) : NULL;
+	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+	end += unit != NULL;
+	if ((*end && strcmp(end, "iB") && strcmp(end, "B")) || n > UINT64_MAX >> shift)
+		return -EINVAL;
+	*out = (uint64_t)n << shift;
+	return 0;
+}
+
 int parse_duration(const char *s, double *out)
 {
 	char *end;

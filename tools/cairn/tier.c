@@ -49,33 +49,61 @@ static int take_dirs(struct tier_opts *o, char **dir, const char *top)
 	return CAIRN_OK;
 }
 
-int cmd_tier(int argc, char **argv)
+static int take_options(int argc, char **argv, struct tier_opts *o)
 {
 	static const struct option longs[] = {
+		{"follow", no_argument, NULL, 'f'},
+		{"for-mount", required_argument, NULL, 'm'},
 		{"json", no_argument, NULL, 'j'},
 		{"latest", no_argument, NULL, 'l'},
 		{"quiet", no_argument, NULL, 'q'},
+		{"rate", required_argument, NULL, 'r'},
 		{0},
 	};
-	struct tier_opts o = {0};
-	const char *verb;
-	int c, code;
+	int c;
 
 	while ((c = getopt_long(argc, argv, "jq", longs, NULL)) != -1) {
-		if (c == 'j')
-			o.json = true;
-		else if (c == 'l')
-			o.latest = true;
-		else if (c == 'q')
-			o.quiet = true;
-		else
-			return complain_option("tier", argv);
+		switch (c) {
+		case 'f': o->follow = true; break;
+		case 'm': o->for_mount = optarg; break;
+		case 'j': o->json = true; break;
+		case 'l': o->latest = true; break;
+		case 'q': o->quiet = true; break;
+		case 'r':
+			if (!parse_bytes(optarg, &o->rate) && o->rate)
+				break;
+			return complain_usage("tier", "--rate %s: not a size such as 500M or 2G",
+					      optarg);
+		default: return complain_option("tier", argv);
+		}
 	}
+	return CAIRN_OK;
+}
+
+static int push(char **argv, struct tier_opts *o)
+{
+	int code = take_dirs(o, argv + 3, argv[1]);
+
+	return code	   ? code
+	       : o->follow ? tier_follow(argv[1], argv[2], o)
+			   : tier_push(argv[1], argv[2], o);
+}
+
+int cmd_tier(int argc, char **argv)
+{
+	struct tier_opts o = {0};
+	int code = take_options(argc, argv, &o);
+	const char *verb;
+
+	if (code)
+		return code;
 	argc -= optind;
 	argv += optind;
 	verb = argc ? argv[0] : "";
 	if (o.latest && (strcmp(verb, "fetch") || argc > 3))
 		return complain_usage("tier", "--latest is for fetch, without DIR");
+	if (o.follow && strcmp(verb, "push"))
+		return complain_usage("tier", "--follow is for push");
 	if (!strcmp(verb, "fetch")) {
 		if (argc < 3)
 			return complain_usage("tier", "fetch from what tier to what store?");
@@ -85,8 +113,7 @@ int cmd_tier(int argc, char **argv)
 	if (!strcmp(verb, "push")) {
 		if (argc < 3)
 			return complain_usage("tier", "push what store to what tier?");
-		code = take_dirs(&o, argv + 3, argv[1]);
-		return code ? code : tier_push(argv[1], argv[2], &o);
+		return push(argv, &o);
 	}
 	if (!strcmp(verb, "ls")) {
 		if (argc != 2)

@@ -10,6 +10,9 @@
 #include "ckpt.h"
 
 #include "io/sum/sum.h"
+#include "tools/tier/pace.h"
+
+#include <signal.h>
 
 struct tier_why {
 	char text[1024];
@@ -30,6 +33,8 @@ struct tier {
 	/* new directories get mode and owner of the one of the same path here; -1: none */
 	int like;
 	unsigned temps;
+	struct pace *pace; /* of copies to it; NULL: no limit */
+	const volatile sig_atomic_t *stop; /* ends a copy with -ECANCELED; NULL: nothing does */
 };
 
 #define TIER_NONE ((struct tier){.root = -1, .lock = -1, .like = -1})
@@ -39,6 +44,8 @@ struct tier {
 int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_why *w);
 int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w);
 void tier_close(struct tier *t);
+/* For copies to it from now on; both are borrowed. */
+void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *stop);
 
 /* Opens a file or directory without following symlinks. */
 int tier_open_at(const struct tier *t, const char *path, int flags);
@@ -94,8 +101,9 @@ int tier_s3_open(struct tier_s3 **out, const char *name, struct tier_why *w);
 void tier_s3_close(struct tier_s3 *s);
 const char *tier_s3_why(const struct tier_s3 *s); /* the last failure; "": none */
 /* op: enum s3_op; sum and size may be NULL. */
-int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
-	       char *sum);
+int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum);
+/* As tier_limit(). */
+void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t *stop);
 
 /* What is in key behind the prefix and top; NULL: it is not below that. */
 const char *tier_s3_below(const struct tier_s3 *s, const char *key, const char *top);
@@ -145,7 +153,9 @@ int manifest_list(const struct tier *t, const char *name, struct names *out);
 /* ---- subcommands ------------------------------------------------------------------ */
 
 struct tier_opts {
-	bool json, quiet, latest;
+	bool json, quiet, latest, follow;
+	uint64_t rate; /* bytes a second; 0: no limit */
+	const char *for_mount; /* of follow: the host's name in the store; NULL: a person's */
 	char **dirs; /* only these checkpoints and those below them; none: all */
 	size_t n_dirs;
 };
@@ -154,6 +164,8 @@ struct tier_opts {
 bool tier_wants(const struct tier_opts *o, const char *path, bool *hit);
 
 int tier_push(const char *store, const char *tier, const struct tier_opts *o);
+/* Until SIGTERM or SIGINT (tier_follow.c). */
+int tier_follow(const char *store, const char *tier, const struct tier_opts *o);
 int tier_fetch(const char *tier, const char *store, const struct tier_opts *o);
 int tier_ls(const char *tier, const struct tier_opts *o);
 int tier_verify(const char *tier, const struct tier_opts *o);

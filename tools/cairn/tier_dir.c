@@ -50,8 +50,10 @@ static int stat_object(const struct tier *t, const char *path, struct stat *out)
 
 	umask(mask);
 	err = tier_s3_do(t->s3, S3_HEAD, path, -1, &size, NULL);
-	*out = (struct stat){.st_mode = S_IFREG | (0666 & ~mask), .st_uid = geteuid(),
-			     .st_gid = getegid(), .st_size = (off_t)size};
+	*out = (struct stat){.st_mode = S_IFREG | (0666 & ~mask),
+			     .st_uid = geteuid(),
+			     .st_gid = getegid(),
+			     .st_size = (off_t)size};
 	return err;
 }
 
@@ -204,8 +206,7 @@ static int not_a_tier(const struct tier *t, struct tier_why *w)
 static int look_at_objects(const struct tier *t, struct tier_why *w, uint64_t *keys)
 {
 	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
-	int err = fd < 0 ? -errno
-			 : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, keys, NULL);
+	int err = fd < 0 ? -errno : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, keys, NULL);
 
 	return err ? tier_told(w, err, "%s: %s", t->name, tier_strerror(t, err)) : 0;
 }
@@ -216,13 +217,10 @@ int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w)
 	uint64_t keys = 0;
 
 	if (!err && t->s3)
-		return look_at_objects(t, w, &keys) ? -EIO
-		       : keys			    ? 0
-						    : not_a_tier(t, w);
+		return look_at_objects(t, w, &keys) ? -EIO : keys ? 0 : not_a_tier(t, w);
 	if (!err && faccessat(t->root, TIER_MANIFESTS, F_OK, 0))
-		err = errno == ENOENT
-			      ? not_a_tier(t, w)
-			      : tier_told(w, -errno, "%s/" TIER_MANIFESTS ": %m", name);
+		err = errno == ENOENT ? not_a_tier(t, w)
+				      : tier_told(w, -errno, "%s/" TIER_MANIFESTS ": %m", name);
 	return err;
 }
 
@@ -259,6 +257,14 @@ int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_
 		return tier_told(w, err, "%s/.cairn: %s", name, strerror(-err));
 	err = take_lock(t, w);
 	return err ? err : make_ours(t, w);
+}
+
+void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *stop)
+{
+	t->pace = pace;
+	t->stop = stop;
+	if (t->s3)
+		tier_s3_limit(t->s3, pace->rate, stop);
 }
 
 void tier_close(struct tier *t)
@@ -321,9 +327,11 @@ static int write_all(int fd, const char *p, size_t n)
 	return 0;
 }
 
-static int copy_bytes(int in, int out, uint64_t size, struct io_sum *sum, tier_seen_fn seen,
-		      void *ctx)
+/* t: the one whose limits count; NULL: none. */
+static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, struct io_sum *sum,
+		      tier_seen_fn seen, void *ctx)
 {
+	size_t piece = t && t->pace ? pace_piece(t->pace, COPY_BYTES) : COPY_BYTES;
 	CLEANUP_FREE char *buf = malloc(COPY_BYTES);
 	uint64_t off = 0;
 	int err = buf ? 0 : -ENOMEM;
@@ -332,7 +340,7 @@ static int copy_bytes(int in, int out, uint64_t size, struct io_sum *sum, tier_s
 	    (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
 		return -errno; /* before anything is written */
 	while (!err) {
-		ssize_t n = pread(in, buf, COPY_BYTES, (off_t)off);
+		ssize_t n = pread(in, buf, piece, (off_t)off);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -343,6 +351,10 @@ static int copy_bytes(int in, int out, uint64_t size, struct io_sum *sum, tier_s
 		off += (uint64_t)n;
 		if (off > size)
 			break; /* it grew */
+		if (t && t->stop && *t->stop)
+			return -ECANCELED;
+		if (t && t->pace)
+			pace_wait(t->pace, (uint64_t)n);
 		io_sum_add(sum, buf, (size_t)n);
 		err = write_all(out, buf, (size_t)n);
 		if (!err && seen)
@@ -364,11 +376,11 @@ static int finish_temp(int fd, const struct stat *st)
 	return 0;
 }
 
-int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
-		   tier_seen_fn seen, void *ctx)
+static int copy_file(const struct tier *t, int in, int out, const struct stat *st,
+		     char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
 {
 	struct io_sum *m = io_sum_new();
-	int err = m ? copy_bytes(in, out, (uint64_t)st->st_size, m, seen, ctx) : -ENOMEM;
+	int err = m ? copy_bytes(t, in, out, (uint64_t)st->st_size, m, seen, ctx) : -ENOMEM;
 
 	if (!err)
 		err = finish_temp(out, st);
@@ -376,6 +388,12 @@ int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_
 		io_sum_text(m, sum);
 	io_sum_free(m);
 	return err;
+}
+
+int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
+		   tier_seen_fn seen, void *ctx)
+{
+	return copy_file(NULL, in, out, st, sum, seen, ctx);
 }
 
 static int put_object(struct tier *t, const char *path, int fd, uint64_t size, char *sum)
@@ -390,7 +408,7 @@ static int keep_bytes(int in, uint64_t size, struct tier_temp *out, char *sum, t
 	struct io_sum *m = io_sum_new();
 	int err, fd = memfd_create("object", MFD_CLOEXEC);
 
-	err = !m ? -ENOMEM : fd < 0 ? -errno : copy_bytes(in, fd, size, m, seen, ctx);
+	err = !m ? -ENOMEM : fd < 0 ? -errno : copy_bytes(NULL, in, fd, size, m, seen, ctx);
 	if (!err)
 		io_sum_text(m, sum);
 	io_sum_free(m);
@@ -416,8 +434,8 @@ static int send_object(struct tier *t, int in, const char *now, uint64_t size, c
 	return err;
 }
 
-int tier_copy(struct tier *t, int in, const char *now, const struct stat *st,
-	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, struct tier_temp *out,
+	      char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
 {
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, out);
 	int err;
@@ -426,7 +444,7 @@ int tier_copy(struct tier *t, int in, const char *now, const struct stat *st,
 		return send_object(t, in, now, (uint64_t)st->st_size, sum, seen, ctx);
 	if (t->s3)
 		return keep_bytes(in, (uint64_t)st->st_size, out, sum, seen, ctx);
-	err = fd < 0 ? fd : tier_copy_into(in, fd, st, sum, seen, ctx);
+	err = fd < 0 ? fd : copy_file(t, in, fd, st, sum, seen, ctx);
 
 	if (err)
 		tier_drop(t, out);

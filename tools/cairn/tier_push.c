@@ -12,39 +12,13 @@
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
  * these go before the first file is replaced.
  */
-#include "tier.h"
+#include "tier_push.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <time.h>
 
 #define MOVED "it changed while it was read; push it again when nothing writes to it"
-
-struct item { /* a file of the checkpoint */
-	struct tier_file f;
-	struct stat st;
-	bool commits, send;
-	struct tier_temp temp;
-};
-
-struct push {
-	struct tier *t;
-	struct ckpt_search s;
-	const struct tier_opts *o;
-	struct progress bar;
-	struct json_out j;
-	uint64_t bytes; /* sent, of all checkpoints */
-	size_t n_sent, n_there, n_failed;
-
-	/* of one checkpoint */
-	size_t at; /* in s.v */
-	struct item *v;
-	size_t n;
-	struct manifest old, begun;
-	bool had_manifest, any_ours; /* any_ours: what is ours cannot be read */
-	uint64_t sent;
-	struct tier_why *why;
-};
 
 /* ---- the files of a checkpoint ----------------------------------------------------- */
 
@@ -131,7 +105,7 @@ static int gather(struct push *p, const struct ckpt *c)
 	return err;
 }
 
-static void drop_items(struct push *p)
+void push_drop(struct push *p)
 {
 	for (size_t i = 0; i < p->n; i++) {
 		tier_drop(p->t, &p->v[i].temp);
@@ -140,6 +114,8 @@ static void drop_items(struct push *p)
 	free(p->v);
 	p->v = NULL;
 	p->n = 0;
+	manifest_free(&p->old);
+	manifest_free(&p->begun);
 }
 
 static bool is_same_file(const struct item *a, const struct item *b)
@@ -161,7 +137,7 @@ static int check_again(struct push *p)
 	same = !err && ckpt_is_safe(&c, &v) && !gather(&now, &c) && now.n == p->n;
 	for (size_t i = 0; same && i < p->n; i++)
 		same = is_same_file(&p->v[i], &now.v[i]);
-	drop_items(&now);
+	push_drop(&now);
 	return same ? 0 : tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, p->s.v[p->at].path);
 }
 
@@ -297,6 +273,8 @@ static void on_bytes(void *ctx, uint64_t n)
 
 	p->bytes += n;
 	p->sent += n;
+	if (p->seen)
+		p->seen(p, n);
 	progress_done(&p->bar, p->bytes, p->bar.done + p->bar.left, p->s.v[p->at].path);
 }
 
@@ -310,8 +288,8 @@ static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
 		return fd;
 	if (fstat(fd, &st) || st.st_ino != it->st.st_ino || st.st_dev != it->st.st_dev)
 		return tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, it->f.path);
-	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, &it->temp,
-			it->f.sum, on_bytes, p);
+	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, &it->temp, it->f.sum,
+			on_bytes, p);
 	if (err == -ESTALE)
 		return tier_told(p->why, err, "%s/%s: " MOVED, p->s.top, it->f.path);
 	return err ? tier_failed(p, err, it->f.path) : check_sum(p, it, fd);
@@ -481,7 +459,6 @@ static int send(struct push *p, const struct ckpt *c)
 
 /* ---- one checkpoint ------------------------------------------------------------------ */
 
-/* 1: sent; 0: it was there; or -errno. */
 static int push_files(struct push *p, const struct ckpt *c)
 {
 	int err = load_old(p, p->s.v[p->at].path);
@@ -513,7 +490,7 @@ static int push_files(struct push *p, const struct ckpt *c)
 	return err ? err : (err = finish(p, c)) ? err : 1;
 }
 
-static int push_one(struct push *p)
+int push_one(struct push *p)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	struct ckpt_verdict v;
@@ -585,9 +562,7 @@ static int push_all(struct push *p)
 		p->n_failed += result < 0 && result != -EAGAIN;
 		if (result < 0 && (result != -EAGAIN || p->o->n_dirs))
 			worst = CAIRN_FAILED;
-		drop_items(p);
-		manifest_free(&p->old);
-		manifest_free(&p->begun);
+		push_drop(p);
 	}
 	for (size_t i = 0; i < p->o->n_dirs; i++)
 		if (!hit[i]) {
@@ -602,7 +577,10 @@ static int push_store(struct push *p, const char *tier)
 	struct tier t = TIER_NONE;
 	int code = CAIRN_FAILED, err = tier_open_to_write(&t, tier, p->s.fd, p->why);
 
+	struct pace pace = {.rate = p->o->rate};
+
 	p->t = &t;
+	tier_limit(&t, &pace, NULL);
 	if (err) {
 		complain("%s", p->why->text);
 		tier_close(&t);

@@ -8,6 +8,7 @@
 #include "tools/tier/wire.h"
 
 #include <limits.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,6 +16,8 @@
 struct tier_s3 {
 	int sock;
 	pid_t pid;
+	uint64_t rate;
+	const volatile sig_atomic_t *stop;
 	char prefix[S3_KEY_MAX + 1]; /* "" or with a slash at its end */
 	char why[sizeof(((struct s3_reply *)0)->why)];
 };
@@ -114,6 +117,12 @@ static bool is_key(const char *p)
 	return true;
 }
 
+void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t *stop)
+{
+	s->rate = rate;
+	s->stop = stop;
+}
+
 static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struct s3_reply *out)
 {
 	union {
@@ -129,7 +138,8 @@ static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struc
 
 		m.msg_control = u.room;
 		m.msg_controllen = sizeof(u.room);
-		*c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+		*c = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+				      .cmsg_type = SCM_RIGHTS,
 				      .cmsg_len = CMSG_LEN(sizeof(int))};
 		memcpy(CMSG_DATA(c), &fd, sizeof(fd));
 	}
@@ -137,15 +147,19 @@ static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struc
 		return -EPIPE;
 	do {
 		n = recv(s->sock, out, sizeof(*out), 0);
+		if (n < 0 && errno == EINTR && s->stop && *s->stop) {
+			kill(s->pid, SIGKILL);
+			return -ECANCELED;
+		}
 	} while (n < 0 && errno == EINTR);
 	return n == sizeof(*out) ? 0 : -EPIPE;
 }
 
 int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum)
 {
-	struct s3_request q = {.op = op, .size = size ? *size : 0};
+	struct s3_request q = {.op = op, .size = size ? *size : 0, .rate = s->rate};
 	struct s3_reply r;
-	int n = snprintf(q.key, sizeof(q.key), "%s%s", s->prefix, path);
+	int err, n = snprintf(q.key, sizeof(q.key), "%s%s", s->prefix, path);
 
 	*s->why = '\0';
 	if (n > S3_KEY_MAX || !is_key(q.key)) {
@@ -153,9 +167,10 @@ int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_
 			 n > S3_KEY_MAX ? "longer than 1024 bytes" : "not UTF-8");
 		return n > S3_KEY_MAX ? -ENAMETOOLONG : -EILSEQ;
 	}
-	if (transact(s, &q, fd, &r)) {
+	err = transact(s, &q, fd, &r);
+	if (err) {
 		snprintf(s->why, sizeof(s->why), "cairn-tier has ended");
-		return -EPIPE;
+		return err;
 	}
 	if (r.err)
 		snprintf(s->why, sizeof(s->why), "%.*s", (int)sizeof(r.why) - 1, r.why);

@@ -95,8 +95,8 @@ static int take_value(const char *sub, const char *value)
 	if (!value)
 		return complain_usage(sub, "bad option or missing value: --timeout");
 	if (parse_duration(value, &timeout_s))
-		return complain_usage(
-			sub, "--timeout %s: not a duration such as 90, 90s, 5m or 2h", value);
+		return complain_usage(sub, "--timeout %s: not a duration such as 90, 90s, 5m or 2h",
+				      value);
 	return CAIRN_OK;
 }
 
@@ -120,7 +120,7 @@ static int take_timeout(int *argc, char **argv)
 	while (!code && i < *argc)
 		argv[to++] = argv[i++];
 	if (!code)
-		argv[*argc = to] = NULL;
+		argv[ *argc = to] = NULL;
 	return code;
 }
 
@@ -424,6 +424,15 @@ static int supervise(struct watched *w)
 	return code;
 }
 
+/* It goes on until it is ended, whatever the mount does. */
+static bool follows(int argc, char **argv)
+{
+	for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+		if (!strcmp(argv[i], "--follow"))
+			return true;
+	return false;
+}
+
 int watch_run(const struct command *c, int argc, char **argv)
 {
 	struct watched w = {.c = c, .argv = argv, .alive = -1, .limit = c->limit_s};
@@ -434,7 +443,7 @@ int watch_run(const struct command *c, int argc, char **argv)
 	code = take_timeout(&argc, argv);
 	if (code)
 		return code;
-	if (timeout_s == 0 && c->limit != LIMIT_DEADLINE)
+	if ((timeout_s == 0 && c->limit != LIMIT_DEADLINE) || follows(argc, argv))
 		return c->run(argc, argv);
 	w.argc = argc;
 	w.start = w.last = now_s();

@@ -3,6 +3,7 @@
  * cairn-tier BUCKET: does what cairn, its parent, asks for over descriptor 0 (wire.h), one request
  * after the other, until that is closed. It knows nothing of checkpoints.
  */
+#include "pace.h"
 #include "s3.h"
 
 #include <errno.h>
@@ -21,6 +22,7 @@ struct source {
 	int fd;
 	uint64_t size, at;
 	struct io_sum *sum;
+	struct pace *pace;
 	bool skipped; /* the sum is not that of all bytes */
 };
 
@@ -47,6 +49,8 @@ static int source_read(struct aws_input_stream *in, struct aws_byte_buf *dest)
 	} while (n < 0 && errno == EINTR);
 	if (n < 0 || (!n && want))
 		return aws_raise_error(AWS_ERROR_FILE_READ_FAILURE); /* shorter than it was */
+	/* on a thread that prepares parts, not on one that sends */
+	pace_wait(s->pace, (uint64_t)n);
 	io_sum_add(s->sum, dest->buffer + dest->len, (size_t)n);
 	dest->len += (size_t)n;
 	s->at += (uint64_t)n;
@@ -78,16 +82,23 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 						       .read = source_read,
 						       .get_status = source_status,
 						       .get_length = source_length};
-	struct source src = {.base.vtable = &table, .fd = fd, .size = q->size};
-	struct s3_call c = {.s = s3, .method = "PUT", .name = "PutObject", .key = q->key,
-			    .type = AWS_S3_META_REQUEST_TYPE_PUT_OBJECT, .query = "",
-			    .body = &src.base, .body_bytes = q->size};
+	static struct pace pace;
+	struct source src = {.base.vtable = &table, .fd = fd, .size = q->size, .pace = &pace};
+	struct s3_call c = {.s = s3,
+			    .method = "PUT",
+			    .name = "PutObject",
+			    .key = q->key,
+			    .type = AWS_S3_META_REQUEST_TYPE_PUT_OBJECT,
+			    .query = "",
+			    .body = &src.base,
+			    .body_bytes = q->size};
 
 	src.sum = io_sum_new();
 	if (!src.sum) {
 		out->err = -ENOMEM;
 		return;
 	}
+	pace.rate = q->rate;
 	aws_ref_count_init(&src.base.ref_count, &src.base, source_unused);
 	s3_call(&c, out);
 	if (!out->err && (src.skipped || src.at != src.size)) {
@@ -133,9 +144,14 @@ static int sink_bytes(void *ctx, const void *bytes, size_t n)
 static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out)
 {
 	struct sink sink = {.fd = fd, .sum = io_sum_new()};
-	struct s3_call c = {.s = s3, .method = "GET", .name = "GetObject", .key = q->key,
-			    .type = AWS_S3_META_REQUEST_TYPE_GET_OBJECT, .query = "",
-			    .on_bytes = sink_bytes, .ctx = &sink};
+	struct s3_call c = {.s = s3,
+			    .method = "GET",
+			    .name = "GetObject",
+			    .key = q->key,
+			    .type = AWS_S3_META_REQUEST_TYPE_GET_OBJECT,
+			    .query = "",
+			    .on_bytes = sink_bytes,
+			    .ctx = &sink};
 
 	if (!sink.sum) {
 		out->err = -ENOMEM;
@@ -213,8 +229,12 @@ static void list(struct s3 *s3, const struct s3_request *q, int fd, struct s3_re
 	aws_byte_buf_init(&query, s3->alloc, 4096);
 	out->err = sink.sum ? 0 : -ENOMEM;
 	while (!out->err) {
-		struct s3_call c = {.s = s3, .method = "GET", .name = "ListObjectsV2", .key = "",
-				    .type = AWS_S3_META_REQUEST_TYPE_DEFAULT, .on_bytes = append,
+		struct s3_call c = {.s = s3,
+				    .method = "GET",
+				    .name = "ListObjectsV2",
+				    .key = "",
+				    .type = AWS_S3_META_REQUEST_TYPE_DEFAULT,
+				    .on_bytes = append,
 				    .ctx = &xml};
 
 		aws_byte_buf_reset(&query, false);
@@ -245,8 +265,11 @@ static void list(struct s3 *s3, const struct s3_request *q, int fd, struct s3_re
 static void simple(struct s3 *s3, const struct s3_request *q, struct s3_reply *out)
 {
 	bool head = q->op == S3_HEAD;
-	struct s3_call c = {.s = s3, .method = head ? "HEAD" : "DELETE", .key = q->key,
-			    .name = head ? "HeadObject" : "DeleteObject", .query = "",
+	struct s3_call c = {.s = s3,
+			    .method = head ? "HEAD" : "DELETE",
+			    .key = q->key,
+			    .name = head ? "HeadObject" : "DeleteObject",
+			    .query = "",
 			    .type = AWS_S3_META_REQUEST_TYPE_DEFAULT};
 
 	s3_call(&c, out);
@@ -279,7 +302,9 @@ static int receive(struct s3_request *q, int *fd)
 		char room[CMSG_SPACE(sizeof(int))];
 	} u;
 	struct iovec v = {.iov_base = q, .iov_len = sizeof(*q)};
-	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = u.room,
+	struct msghdr m = {.msg_iov = &v,
+			   .msg_iovlen = 1,
+			   .msg_control = u.room,
 			   .msg_controllen = sizeof(u.room)};
 	ssize_t n;
 

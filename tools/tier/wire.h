@@ -23,6 +23,7 @@ enum s3_op {
 struct s3_request {
 	uint32_t op;
 	uint64_t size;
+	uint64_t rate; /* S3_PUT: bytes a second that are read of the file; 0: no limit */
 	char key[S3_KEY_MAX + 1];
 };
 

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier push --follow: pushes what becomes complete, until it is ended. For a mount with
+ * -o tier= its keeper starts this (fs/process/tier.c), with the mount's store: what that has is an
+ * earlier state of the mount (P1), so no call goes to the mount, which can be unmounted at any
+ * time. Nothing of the store is open between two looks.
+ *
+ * A look compares names, sizes and times with what is known of each checkpoint:
+ *
+ *	NEW ──complete──▶ WAITING ──pushed──▶ SENT
+ *	 └───────◀─── its files changed ───◀───┘
+ */
+#include "tier_follow.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <time.h>
+
+#define LOOK_S 5.0 /* where no event tells of changes; a look takes milliseconds */
+#define LOOK_SHARE 100.0 /* at most this part of the time */
+#define EVENTS_NS 300000000 /* between two looks that events cause */
+#define RETRY_MIN_S 1.0
+#define RETRY_MAX_S 60.0
+#define RETRY_ONE_MAX_S 3600.0 /* of one checkpoint that cannot be sent as it is */
+
+static volatile sig_atomic_t stop;
+
+static void on_end(int sig)
+{
+	(void)sig;
+	stop = 1;
+}
+
+static double jittered(double s)
+{
+	return s * (0.75 + 0.5 * (double)random() / RAND_MAX);
+}
+
+/* ---- what is known ---------------------------------------------------------------- */
+
+static int by_path(const void *a, const void *b)
+{
+	return strcmp(((const struct known *)a)->path, ((const struct known *)b)->path);
+}
+
+struct known *follow_find(const struct follow *f, const char *path)
+{
+	const struct known key = {.path = (char *)path};
+
+	return f->n ? bsearch(&key, f->v, f->n, sizeof(*f->v), by_path) : NULL;
+}
+
+static struct known *add_known(struct follow *f, const char *path)
+{
+	struct known *v = reallocarray(f->v, f->n + 1, sizeof(*v));
+	char *own = strdup(path);
+
+	if (v)
+		f->v = v;
+	if (!v || !own) {
+		free(own);
+		return NULL;
+	}
+	v[f->n++] = (struct known){.path = own};
+	qsort(v, f->n, sizeof(*v), by_path);
+	return follow_find(f, path);
+}
+
+static void drop_unseen(struct follow *f)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < f->n; i++)
+		if (f->v[i].seen)
+			f->v[n++] = f->v[i];
+		else
+			free(f->v[i].path);
+	f->changed |= n != f->n;
+	f->n = n;
+}
+
+static void mix(struct print *p, const char *name, const struct stat *st)
+{
+	uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
+			 (uint64_t)st->st_mtim.tv_nsec};
+	const unsigned char *b = (const unsigned char *)v;
+	uint64_t h = 0xcbf29ce484222325u; /* FNV-1a: nobody gains by a collision */
+
+	for (const char *c = name; *c; c++)
+		h = (h ^ (unsigned char)*c) * 0x100000001b3u;
+	for (size_t i = 0; i < sizeof(v); i++)
+		h = (h ^ b[i]) * 0x100000001b3u;
+	p->hash += h * (h | 1); /* the order does not count */
+	p->bytes += v[0];
+	p->files++;
+}
+
+int follow_print(const struct ckpt *c, struct print *out)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	bool whole = !c->alone && !ckpt_is_loose(&c->kind);
+	int err = whole ? walk_open(c->dir, -1, NULL, &w) : 0;
+	struct walk_item it;
+	struct stat st;
+
+	*out = (struct print){0};
+	while (whole && !err && walk_next(w, &it) != WALK_END) {
+		if (it.what == WALK_ERROR)
+			err = it.err;
+		else if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
+			mix(out, it.path, &it.st);
+	}
+	for (size_t i = 0; !whole && i < c->names.n; i++)
+		if ((c->alone || ckpt_is_own(c, i)) && !fstatat(c->dir, c->names.v[i], &st, 0))
+			mix(out, c->names.v[i], &st);
+	return err;
+}
+
+/* ---- a look ------------------------------------------------------------------------ */
+
+static bool is_complete(struct push *p)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct ckpt_verdict v;
+
+	return !ckpt_search_judge(&p->s, p->at, &c, &v) && ckpt_is_safe(&c, &v);
+}
+
+static int look_at(struct follow *f, struct push *p)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	const char *path = p->s.v[p->at].path;
+	struct known *k = follow_find(f, path);
+	struct print now;
+	int err = ckpt_open(p->s.fd, path, path, p->s.on_mount, &c);
+
+	if (!err)
+		err = follow_print(&c, &now);
+	if (err)
+		return err == -ENOENT || err == -ENOTDIR ? 0 : err; /* gone meanwhile */
+	if (!k)
+		k = add_known(f, path);
+	if (!k)
+		return -ENOMEM;
+	k->seen = true;
+	if (k->print.hash != now.hash || k->print.files != now.files) {
+		k->print = now;
+		k->state = KNOWN_NEW;
+		k->fails = 0;
+		k->retry_at = 0;
+		f->changed = true;
+	}
+	if (k->state == KNOWN_NEW && is_complete(p)) {
+		k->state = KNOWN_WAITING;
+		k->since_s = (uint64_t)time(NULL);
+		f->changed = true;
+	}
+	return 0;
+}
+
+static int look(struct follow *f, struct push *p)
+{
+	int err = ckpt_search(&p->s);
+
+	for (size_t i = 0; i < f->n; i++)
+		f->v[i].seen = false;
+	/* the newest first in s.v */
+	for (p->at = p->s.n; !err && p->at-- > 0;)
+		if (tier_wants(f->o, p->s.v[p->at].path, NULL))
+			err = look_at(f, p);
+	if (!err && !p->s.incomplete)
+		drop_unseen(f);
+	return err;
+}
+
+/* ---- pushing ------------------------------------------------------------------------ */
+
+static void add_up(struct follow *f)
+{
+	struct tier_report *r = &f->report;
+
+	r->pending = r->pending_bytes = r->oldest_s = 0;
+	for (size_t i = 0; i < f->n; i++) {
+		const struct known *k = &f->v[i];
+
+		if (k->state != KNOWN_WAITING)
+			continue;
+		r->pending++;
+		r->pending_bytes += k->print.bytes;
+		if (!r->oldest_s || k->since_s < r->oldest_s)
+			r->oldest_s = k->since_s;
+	}
+	if (*r->sending)
+		r->pending_bytes -= f->now < r->pending_bytes ? f->now : r->pending_bytes;
+}
+
+static void tell(struct follow *f)
+{
+	add_up(f);
+	if (f->shared)
+		tier_shared_put(f->shared, &f->report);
+}
+
+static void on_part(struct push *p, uint64_t bytes)
+{
+	struct follow *f = p->ctx;
+	double t = now_s(), s = t - f->rate_at;
+
+	f->now += bytes;
+	f->rate_bytes += bytes;
+	if (s < 0.5)
+		return;
+	f->report.rate = (uint64_t)((double)f->rate_bytes / s);
+	f->rate_at = t;
+	f->rate_bytes = 0;
+	tell(f);
+}
+
+/* Of this checkpoint as it is: others can be sent. */
+static bool is_of_one(int err)
+{
+	return err == -EAGAIN || err == -ESTALE || err == -EBADMSG || err == -EEXIST ||
+	       err == -EINVAL || err == -ENOENT || err == -ENAMETOOLONG || err == -EILSEQ;
+}
+
+static void failed(struct follow *f, const char *why, bool hint)
+{
+	struct tier_report *r = &f->report;
+
+	snprintf(
+		r->error, sizeof(r->error), "%.380s%s", why,
+		hint ? "; credentials: see cairn-tier(7), CREDENTIALS; what is renewed is taken up "
+		       "by the next try"
+		     : "");
+	if (!r->error_s)
+		r->error_s = (uint64_t)time(NULL);
+	f->changed = true;
+}
+
+static void one_ended(struct follow *f, struct push *p, struct known *k, int result)
+{
+	struct tier_report *r = &f->report;
+
+	*r->sending = '\0';
+	f->now = 0;
+	f->changed = true;
+	if (result >= 0) {
+		k->state = KNOWN_SENT;
+		k->fails = 0;
+		r->sent += result > 0;
+		r->sent_bytes += p->sent;
+		r->last_s = (uint64_t)time(NULL);
+		snprintf(r->last, sizeof(r->last), "%s", k->path);
+		if (!f->for_mount && result > 0)
+			print_name(stdout, k->path), puts("  sent"), fflush(stdout);
+		return;
+	}
+	if (stop)
+		return;
+	if (result == -EAGAIN || result == -ESTALE)
+		k->state = KNOWN_NEW; /* the next look judges it */
+	k->retry_at = now_s() + jittered(RETRY_MIN_S * (double)(1u << k->fails));
+	if (k->retry_at > now_s() + RETRY_ONE_MAX_S)
+		k->retry_at = now_s() + RETRY_ONE_MAX_S;
+	k->fails += k->fails < 12;
+	if (result != -EAGAIN && result != -ESTALE)
+		failed(f, p->why->text, result == -EACCES && p->t->s3);
+}
+
+static bool is_due(const struct known *k)
+{
+	return k && k->state == KNOWN_WAITING && k->retry_at <= now_s();
+}
+
+/* -errno: the tier does not take anything now. */
+static int push_due(struct follow *f, struct push *p)
+{
+	int err = 0;
+
+	for (p->at = p->s.n; !err && p->at-- > 0 && !stop;) {
+		struct known *k = follow_find(f, p->s.v[p->at].path);
+
+		if (!is_due(k))
+			continue;
+		snprintf(f->report.sending, sizeof(f->report.sending), "%s", k->path);
+		f->rate_at = now_s();
+		f->rate_bytes = 0;
+		tell(f);
+		err = push_one(p);
+		one_ended(f, p, k, err);
+		push_drop(p);
+		f->fails = err >= 0 ? 0 : f->fails;
+		err = err >= 0 || is_of_one(err) ? 0 : err;
+		tell(f);
+		follow_write(f);
+	}
+	return err;
+}
+
+static bool any_due(const struct follow *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		if (is_due(&f->v[i]))
+			return true;
+	return false;
+}
+
+static bool any_failing(const struct follow *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		if (f->v[i].state == KNOWN_WAITING && f->v[i].fails)
+			return true;
+	return false;
+}
+
+static int push_to_tier(struct follow *f, struct push *p)
+{
+	CLEANUP_TIER struct tier t = TIER_NONE;
+	int err = follow_check_tier(f, p->why);
+
+	p->t = &t;
+	if (!err)
+		err = tier_open_to_write(&t, f->tier, p->s.fd, p->why);
+	if (!err)
+		err = follow_mark_tier(f, &t, p->why);
+	if (err) {
+		failed(f, p->why->text, false);
+		return err;
+	}
+	tier_limit(&t, &f->pace, &stop);
+	return push_due(f, p);
+}
+
+/* A mount appends to its timeline when something became durable. */
+static void watch_store(struct follow *f)
+{
+	char path[64];
+
+	if (f->events >= 0 || f->own_host < 0)
+		return;
+	f->events = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", f->own_host);
+	if (f->events >= 0 && inotify_add_watch(f->events, path, IN_MODIFY | IN_CREATE) < 0) {
+		close(f->events);
+		f->events = -1;
+	}
+}
+
+/* One look, and what it finds. -errno: try again later. */
+static int pass(struct follow *f)
+{
+	CLEANUP_CLOSE int fd = open(f->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct tier_why why = {.text = ""};
+	struct push p = {
+		.o = f->o,
+		.why = &why,
+		.seen = on_part,
+		.ctx = f,
+		.s = {.top = f->store, .fd = fd, .everyone = true, .on_mount = f->on_mount}};
+	uint64_t begun = (uint64_t)time(NULL);
+	int err = fd < 0 ? -errno : 0;
+
+	progress_start(&p.bar, "push", true);
+	if (!err)
+		err = follow_open_own(f, fd);
+	watch_store(f);
+	if (!err)
+		err = look(f, &p);
+	if (err) {
+		tier_told(&why, err, "%s: %s", f->store, strerror(-err));
+		failed(f, why.text, false);
+	}
+	if (!err)
+		f->report.looked_s = begun;
+	tell(f);
+	if (f->changed)
+		follow_write(f);
+	if (!err && !stop && now_s() >= f->retry_at && any_due(f))
+		err = push_to_tier(f, &p);
+	ckpt_search_free(&p.s);
+	follow_close_own(f);
+	return err;
+}
+
+/* ---- waiting ------------------------------------------------------------------------- */
+
+static void wait_for_change(struct follow *f, double at_most, const sigset_t *unblocked)
+{
+	struct pollfd p = {.fd = f->events, .events = POLLIN};
+	struct timespec t = {(time_t)at_most, (long)((at_most - (double)(time_t)at_most) * 1e9)};
+	struct timespec gather = {0, EVENTS_NS};
+	char buf[4096];
+
+	if (ppoll(&p, 1, &t, unblocked) <= 0)
+		return;
+	ppoll(NULL, 0, &gather, unblocked); /* what comes together is one look */
+	while (read(f->events, buf, sizeof(buf)) > 0)
+		;
+}
+
+static void say_trouble(struct follow *f)
+{
+	if (f->for_mount || !strcmp(f->said, f->report.error))
+		return;
+	snprintf(f->said, sizeof(f->said), "%s", f->report.error);
+	if (*f->said)
+		complain("%s", f->said);
+}
+
+static void after_pass(struct follow *f, int err)
+{
+	struct tier_report *r = &f->report;
+
+	if (err && !stop) {
+		double s = jittered(RETRY_MIN_S * (double)(1u << f->fails));
+
+		s = s < RETRY_MAX_S ? s : RETRY_MAX_S;
+		f->fails += f->fails < 6;
+		f->retry_at = now_s() + s;
+		r->retry_s = (uint64_t)time(NULL) + (uint64_t)(s + 0.5);
+	} else if (!err && now_s() >= f->retry_at && !any_failing(f) && *r->error) {
+		*r->error = '\0';
+		r->error_s = r->retry_s = 0;
+		f->changed = true;
+	}
+	if (!r->pending)
+		r->rate = 0;
+	tell(f);
+	say_trouble(f);
+}
+
+static int follow(struct follow *f)
+{
+	sigset_t ends, before;
+
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	sigaddset(&ends, SIGINT);
+	while (!stop) {
+		double begun = now_s(), took;
+
+		after_pass(f, pass(f));
+		took = now_s() - begun;
+		sigprocmask(SIG_BLOCK, &ends, &before);
+		if (!stop) {
+			double s = took * LOOK_SHARE < LOOK_S ? LOOK_S
+				   : took * LOOK_SHARE > 300  ? 300
+							      : took * LOOK_SHARE;
+
+			if (f->retry_at > now_s() && f->retry_at - now_s() < s)
+				s = f->retry_at - now_s();
+			wait_for_change(f, s, &before);
+		}
+		sigprocmask(SIG_SETMASK, &before, NULL);
+	}
+	f->ended = f->changed = true;
+	pass(f); /* only looks: what is not in the tier? */
+	return CAIRN_OK;
+}
+
+int tier_follow(const char *store, const char *tier, const struct tier_opts *o)
+{
+	CLEANUP_PLACE struct location l = LOCATION_NONE;
+	struct follow f = {.store = store,
+			   .tier = tier,
+			   .o = o,
+			   .for_mount = o->for_mount,
+			   .pace = {.rate = o->rate},
+			   .events = -1,
+			   .changed = true,
+			   .own = -1,
+			   .own_host = -1};
+	struct sigaction sa = {.sa_handler = on_end}; /* no SA_RESTART: calls return */
+	int err = location_find(store, &l);
+
+	if (err && err != -ENODEV && err != -EXDEV) {
+		complain_location(store, err);
+		return location_code(err);
+	}
+	f.on_mount = l.on_mount;
+	location_close(&l);
+	if (f.for_mount)
+		f.shared = follow_shared();
+	srandom((unsigned)getpid() ^ (unsigned)time(NULL));
+	sigaction(SIGTERM, &sa, NULL);
+	sigaction(SIGINT, &sa, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	return follow(&f);
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier push --follow: the files of it share this.
+ */
+#ifndef CAIRN_TIER_FOLLOW_H
+#define CAIRN_TIER_FOLLOW_H
+
+#include "io/tier.h"
+#include "tier_push.h"
+
+#include "tools/tier/pace.h"
+
+/* The files of a checkpoint: equal prints, equal files, but for what has the same size and time. */
+struct print {
+	uint64_t hash, bytes, files;
+};
+
+enum known_state {
+	KNOWN_NEW, /* not complete, as far as is known */
+	KNOWN_WAITING, /* complete, and not known to be in the tier */
+	KNOWN_SENT, /* in the tier as it is here */
+};
+
+struct known { /* a checkpoint of the store */
+	char *path;
+	struct print print;
+	enum known_state state;
+	bool seen; /* by the present look */
+	uint64_t since_s; /* when it was seen to be complete */
+	unsigned fails;
+	double retry_at; /* by now_s() */
+};
+
+struct follow {
+	const char *store, *tier;
+	const struct tier_opts *o;
+	const char *for_mount; /* this host's name in the store; NULL: started by a person */
+	bool on_mount;
+	struct known *v; /* sorted by path */
+	size_t n;
+	struct pace pace;
+
+	unsigned fails; /* passes, one after the other */
+	double retry_at;
+	int events; /* inotify; -1: none */
+
+	struct tier_report report;
+	struct tier_shared *shared; /* NULL: none */
+	bool changed, ended; /* changed: status.json is to be written */
+	uint64_t now; /* bytes of report.sending that are there */
+	double rate_at;
+	uint64_t rate_bytes;
+	char said[sizeof(((struct tier_report *)0)->error)];
+
+	char id[33]; /* of the tier, if it is a directory; "" = unknown */
+	/* STORE/.cairn/<host>, and tier/ there; -1: not open, or not for a mount */
+	int own_host, own;
+};
+
+struct known *follow_find(const struct follow *f, const char *path);
+/* Of a checkpoint that is open. 0 or -errno. */
+int follow_print(const struct ckpt *c, struct print *out);
+
+/* ---- what is the follower's own in the store (tier_state.c) ------------------------- */
+
+/* The page at TIER_SHARED_FD; NULL: none. */
+struct tier_shared *follow_shared(void);
+/* Makes and opens f->own; store: a descriptor of the store. Nothing to do without for_mount. */
+int follow_open_own(struct follow *f, int store);
+void follow_close_own(struct follow *f);
+/* Writes own/status.json, whole. What cannot be written is left out. */
+void follow_write(struct follow *f);
+/* Is it the one that was pushed to before? A filesystem that is not mounted has another directory
+ * in its place, which is left as it is. Before the tier is opened. */
+int follow_check_tier(struct follow *f, struct tier_why *w);
+/* So that this can be told of it later. */
+int follow_mark_tier(struct follow *f, struct tier *t, struct tier_why *w);
+
+#endif

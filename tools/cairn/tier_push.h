@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One push of one checkpoint, for `cairn tier push` (tier_push.c) and for what repeats it
+ * (tier_follow.c).
+ */
+#ifndef CAIRN_TIER_PUSH_H
+#define CAIRN_TIER_PUSH_H
+
+#include "tier.h"
+
+struct item { /* a file of the checkpoint */
+	struct tier_file f;
+	struct stat st;
+	bool commits, send;
+	struct tier_temp temp;
+};
+
+struct push {
+	struct tier *t;
+	struct ckpt_search s;
+	const struct tier_opts *o;
+	struct progress bar;
+	struct json_out j;
+	uint64_t bytes; /* sent, of all checkpoints */
+	size_t n_sent, n_there, n_failed;
+
+	/* of one checkpoint */
+	size_t at; /* in s.v */
+	struct item *v;
+	size_t n;
+	struct manifest old, begun;
+	bool had_manifest, any_ours; /* any_ours: what is ours cannot be read */
+	uint64_t sent;
+	struct tier_why *why;
+	void (*seen)(struct push *p,
+		     uint64_t bytes); /* of each part that was copied; may be NULL */
+	void *ctx; /* for seen */
+};
+
+/* Sends the checkpoint p->s.v[p->at] to p->t, as far as it is not there. 1: sent; 0: it was there;
+ * -EAGAIN: it is not complete, or not durable; or -errno: p->why has the reason. push_drop() after
+ * each. */
+int push_one(struct push *p);
+void push_drop(struct push *p);
+
+#endif

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the follower of a tier keeps in STORE/.cairn/<host>/tier/, and tells the mount:
+ *
+ *	status.json	what it does, and where each checkpoint is
+ *	tier		the tier's name and id: what was there is still there
+ */
+#include "tier_follow.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#define ID_LEN 32u
+#define ID_PATH ".cairn/tier-id" /* in a tier that is a directory */
+#define OPEN_DIR (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+
+struct tier_shared *follow_shared(void)
+{
+	struct tier_shared *s;
+	struct stat st;
+
+	if (fstat(TIER_SHARED_FD, &st) || st.st_size < (off_t)sizeof(*s))
+		return NULL;
+	s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED, TIER_SHARED_FD, 0);
+	close(TIER_SHARED_FD);
+	return s == MAP_FAILED ? NULL : s;
+}
+
+/* ---- the directory ------------------------------------------------------------------ */
+
+int follow_open_own(struct follow *f, int store)
+{
+	CLEANUP_CLOSE int cairn = -1;
+	int err = 0;
+
+	if (!f->for_mount)
+		return 0;
+	cairn = openat(store, ".cairn", OPEN_DIR);
+	f->own_host = cairn < 0 ? -1 : openat(cairn, f->for_mount, OPEN_DIR);
+	if (f->own_host < 0 || (mkdirat(f->own_host, TIER_DIR, 0700) && errno != EEXIST))
+		err = -errno;
+	if (!err)
+		f->own = openat(f->own_host, TIER_DIR, OPEN_DIR);
+	if (!err && f->own < 0)
+		err = -errno;
+	return err;
+}
+
+void follow_close_own(struct follow *f)
+{
+	if (f->own >= 0)
+		close(f->own);
+	if (f->own_host >= 0)
+		close(f->own_host);
+	f->own = f->own_host = -1;
+}
+
+static int write_own(const struct follow *f, const char *name, const char *text, size_t len)
+{
+	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC;
+	char new[64];
+
+	snprintf(new, sizeof(new), "%s.new", name);
+	CLEANUP_CLOSE int fd = openat(f->own, new, flags, 0600);
+	if (fd < 0)
+		return -errno;
+	errno = 0;
+	if (write(fd, text, len) != (ssize_t)len || renameat(f->own, new, f->own, name))
+		return errno ? -errno : -ENOSPC;
+	return 0;
+}
+
+/* ---- status.json --------------------------------------------------------------------- */
+
+static void put_report(struct json_out *j, const struct follow *f)
+{
+	const struct tier_report *r = &f->report;
+
+	json_put_path(j, "tier", f->tier);
+	json_put_bool(j, "running", !f->ended);
+	json_put_i64(j, "pid", f->ended ? 0 : getpid());
+	json_put_u64(j, "pending", r->pending);
+	json_put_u64(j, "pending_bytes", r->pending_bytes);
+	json_put_u64(j, "looked_s", r->looked_s);
+	json_put_u64(j, "oldest_s", r->oldest_s);
+	json_put_path(j, "sending", *r->sending ? r->sending : NULL);
+	json_put_path(j, "last", *r->last ? r->last : NULL);
+	json_put_u64(j, "last_s", r->last_s);
+	json_put_u64(j, "sent", r->sent);
+	json_put_u64(j, "sent_bytes", r->sent_bytes);
+	json_put_u64(j, "removed", r->removed);
+	json_put_path(j, "error", *r->error ? r->error : NULL);
+	json_put_u64(j, "error_s", r->error_s);
+	json_put_u64(j, "retry_s", r->retry_s);
+}
+
+static void put_checkpoints(struct json_out *j, const struct follow *f)
+{
+	static const char *const names[] = {
+		[KNOWN_NEW] = "incomplete", [KNOWN_WAITING] = "waiting", [KNOWN_SENT] = "sent"};
+
+	json_open(j, "checkpoints", '[');
+	for (size_t i = 0; i < f->n; i++) {
+		json_open(j, NULL, '{');
+		json_put_path(j, "path", f->v[i].path);
+		json_put_string(j, "state", names[f->v[i].state]);
+		json_put_u64(j, "bytes", f->v[i].print.bytes);
+		json_close(j, '}');
+	}
+	json_close(j, ']');
+}
+
+void follow_write(struct follow *f)
+{
+	CLEANUP_FREE char *text = NULL;
+	struct json_out j;
+	size_t len;
+	FILE *out = f->own < 0 ? NULL : open_memstream(&text, &len);
+
+	if (!out)
+		return;
+	json_begin(&j, out);
+	json_open(&j, NULL, '{');
+	put_report(&j, f);
+	put_checkpoints(&j, f);
+	json_close(&j, '}');
+	fputc('\n', out);
+	if (!fclose(out) && !write_own(f, "status.json", text, len))
+		f->changed = false;
+}
+
+/* ---- is it the same tier? ------------------------------------------------------------- */
+
+static void read_id(int dir, const char *path, char out[ID_LEN + 1])
+{
+	CLEANUP_FREE char *text = NULL;
+	size_t len = 0;
+
+	*out = '\0';
+	if (!read_small_file(dir, path, 4096, &text, &len) && len >= ID_LEN)
+		snprintf(out, ID_LEN + 1, "%s", text);
+}
+
+/* What was written by remember(); "" = nothing, or of another tier. */
+static void recall(struct follow *f)
+{
+	CLEANUP_FREE char *text = NULL;
+	size_t len = 0;
+
+	if (*f->id || f->own < 0 || read_small_file(f->own, "tier", 8192, &text, &len) ||
+	    len < ID_LEN + 1 || strcmp(text + ID_LEN + 1, f->tier))
+		return;
+	snprintf(f->id, sizeof(f->id), "%.*s", (int)ID_LEN, text);
+}
+
+static int remember(struct follow *f)
+{
+	CLEANUP_FREE char *text = NULL;
+	int n = asprintf(&text, "%s\n%s", f->id, f->tier);
+
+	return n < 0 ? -ENOMEM : f->own < 0 ? 0 : write_own(f, "tier", text, (size_t)n);
+}
+
+static void make_id(char out[ID_LEN + 1])
+{
+	unsigned char b[ID_LEN / 2] = {0};
+
+	if (getrandom(b, sizeof(b), 0) < 0)
+		memcpy(b, &(struct timespec){.tv_sec = time(NULL)}, sizeof(b));
+	for (size_t i = 0; i < sizeof(b); i++)
+		snprintf(out + 2 * i, 3, "%02x", b[i]);
+}
+
+int follow_check_tier(struct follow *f, struct tier_why *w)
+{
+	CLEANUP_CLOSE int dir = -1;
+	char there[ID_LEN + 1];
+
+	if (!strncmp(f->tier, "s3://", 5))
+		return 0;
+	recall(f);
+	dir = open(f->tier, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return tier_told(w, -errno, "%s: %m", f->tier);
+	if (!*f->id)
+		return 0;
+	read_id(dir, ID_PATH, there);
+	if (!strcmp(there, f->id))
+		return 0;
+	return tier_told(w, -ENODEV,
+			 "%s: not the directory that was pushed to before: is its filesystem "
+			 "mounted? To begin anew, remove STORE/.cairn/%s/" TIER_DIR "/tier",
+			 f->tier, f->for_mount ? f->for_mount : "HOST");
+}
+
+int follow_mark_tier(struct follow *f, struct tier *t, struct tier_why *w)
+{
+	int err = 0;
+
+	if (t->s3 || *f->id)
+		return 0;
+	read_id(t->root, ID_PATH, f->id);
+	if (!*f->id) {
+		make_id(f->id);
+		err = tier_put(t, ID_PATH, f->id, ID_LEN);
+	}
+	if (!err)
+		err = remember(f);
+	if (err)
+		*f->id = '\0';
+	return err ? tier_told(w, err, "%s/" ID_PATH ": %s", f->tier, strerror(-err)) : 0;
+}
