@@ -17,7 +17,7 @@
 
 /* Times are in seconds since 1970, 0: never. */
 struct tier_report {
-	uint64_t looked_s; /* when the last look at the store began */
+	uint64_t looked_ms; /* when the last look at the store began, in ms */
 	uint64_t pending,
 		pending_bytes; /* checkpoints that are not in the tier, and what is left */
 	uint64_t oldest_s; /* since when the first of them waits */

@@ -9,19 +9,20 @@
 #include "fs/views/views.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_TIMELINE, C_END };
+enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_TIMELINE, C_TIER, C_END };
 static const struct {
 	const char *name;
 	mode_t mode;
 } files[] = {
 	{"status", 0444},  {"status.json", 0444}, {"metrics", 0444},
-	{"control", 0200}, {"timeline", 0400},
+	{"control", 0200}, {"timeline", 0400},	  {"tier.json", 0400},
 };
 #define VIEWS_NAME "views"
 
@@ -107,6 +108,21 @@ static void write_timeline(struct fs *fs, FILE *f)
 	free(lines);
 }
 
+/* What the tier's follower wrote last. Reads the store. */
+static void write_tier(struct fs *fs, FILE *f)
+{
+	int tmp = fs->o.tier && !io_store_is_detached(fs->store) ? io_store_tmp(fs->store) : -1;
+	int fd = tmp < 0 ? -1
+			 : openat(tmp, "../" TIER_DIR "/status.json",
+				  O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	char buf[65536];
+
+	for (ssize_t n; fd >= 0 && (n = read(fd, buf, sizeof(buf))) > 0;)
+		fwrite(buf, 1, (size_t)n, f);
+	if (fd >= 0)
+		close(fd);
+}
+
 static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 {
 	struct fs *fs = req_fs(req);
@@ -120,7 +136,9 @@ static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 	}
 	if (id == C_TIMELINE && all)
 		write_timeline(fs, f);
-	else if (id != C_CONTROL && id != C_TIMELINE)
+	else if (id == C_TIER && all)
+		write_tier(fs, f);
+	else if (id != C_CONTROL && id != C_TIMELINE && id != C_TIER)
 		stats_write(fs, f,
 			    id == C_STATUS ? STATS_TEXT
 			    : id == C_JSON ? STATS_JSON

@@ -412,7 +412,7 @@ static const struct field {
 	{JSON("tier", "pid", COUNT, now.tier.pid), .needs = AT(now.tier.on)},
 	{JSON("tier", "starts", COUNT, now.tier.starts), .needs = AT(now.tier.on),
 	 COUNTER("tier_starts_total", "Starts of that process.")},
-	{JSON("tier", "looked_s", COUNT, now.tier.r.looked_s), .needs = AT(now.tier.on)},
+	{JSON("tier", "looked_ms", COUNT, now.tier.r.looked_ms), .needs = AT(now.tier.on)},
 	{JSON("tier", "pending", COUNT, now.tier.r.pending), .needs = AT(now.tier.on),
 	 GAUGE("tier_pending_checkpoints", "Complete checkpoints that are not in the tier.")},
 	{JSON("tier", "pending_bytes", COUNT, now.tier.r.pending_bytes), .needs = AT(now.tier.on),

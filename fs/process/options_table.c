@@ -290,6 +290,10 @@ static const struct option table[] = {
 	 TO(tier), 0},
 	{"tier_rate=", "SIZE", "at most so many bytes a second (default: no limit)", take_rate,
 	 TO(tier_rate), 0},
+	{"tier_keep=", "N",
+	 "of the checkpoints that are in the tier only the newest N of a directory stay (default: "
+	 "all)",
+	 take_number, TO(tier_keep), 1000000},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
 	{"nodedup", "", "each file has its own blocks", take_flag, TO(nodedup), true},

@@ -62,6 +62,10 @@ ssize_t ckpt_find(const struct ckpt *c, const char *name);
 /* The names without which the rest is not a complete checkpoint. name: without its directory. */
 bool ckpt_commits(const char *name);
 
+/* Removes the checkpoint's directory `name` in top: what commits it first, then under another
+ * name (rm.c). 0 or -errno. */
+int ckpt_remove(int top, const char *name);
+
 /* ---- all below a directory (find.c) ------------------------------------------ */
 
 struct ckpt_search {

@@ -3,6 +3,7 @@
  * cairn latest: the newest checkpoint below a directory that is safe: complete, and durable.
  */
 #include "ckpt.h"
+#include "tier_where.h"
 #include "previous.h"
 
 #include <fcntl.h>
@@ -14,6 +15,8 @@ struct latest {
 	struct ckpt_search s;
 	const char *store; /* the unmounted store */
 	int root; /* of it; -1: it is none */
+	const char *below; /* top's path in the mount */
+	struct tier_where *tier; /* only what is there; NULL: all */
 };
 
 /* What the unmounted store keeps of the i-th, which is being overwritten in place. 1: a complete
@@ -38,11 +41,31 @@ static int judge_previous(const struct latest *l, size_t i, char name[PREVIOUS_K
 	return v.state == CKPT_COMPLETE && !ckpt_search_is_foreign(&l->s, &c);
 }
 
+static bool is_in_tier(const struct latest *l, size_t i)
+{
+	const struct tier_where_one *one;
+	CLEANUP_FREE char *path = NULL;
+
+	if (asprintf(&path, "%s%s%s", l->below, *l->below && *l->s.v[i].path ? "/" : "",
+		     l->s.v[i].path) < 0)
+		return false;
+	one = tier_where_find(l->tier, path);
+	if (l->s.verbose && !(one && one->sent))
+		complain("%s/%s: not in the tier", l->s.top, l->s.v[i].path);
+	return one && one->sent;
+}
+
 static int is_safe(void *ctx, size_t i)
 {
 	char name[PREVIOUS_KEY];
 	struct latest *l = ctx;
+
+	if (l->tier && !is_in_tier(l, i))
+		return 0;
 	int safe = ckpt_search_is_safe(&l->s, i);
+
+	if (l->tier)
+		return safe;
 
 	return safe ? safe : judge_previous(l, i, name);
 }
@@ -86,20 +109,35 @@ static int look_myself(struct latest *l, char **below)
 	return *below ? 0 : -ENOMEM;
 }
 
+static int tell(const struct latest *l, const char *path, int err)
+{
+	if (path)
+		print_name(stdout, path), putchar('\n');
+	else if (err != -ENOENT)
+		complain_location(l->s.top, err ? err : -ENOMEM);
+	else
+		complain("%s: no checkpoint that is complete%s%s", l->s.top,
+			 l->s.on_mount ? " and durable" : "", l->tier ? " and in the tier" : "");
+	return !path || l->s.incomplete ? CAIRN_FAILED : CAIRN_OK;
+}
+
 int cmd_latest(int argc, char **argv)
 {
-	static const struct option longs[] = {{"verbose", no_argument, NULL, 'v'}, {0}};
+	static const struct option longs[] = {
+		{"tier", no_argument, NULL, 't'}, {"verbose", no_argument, NULL, 'v'}, {0}};
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_FREE char *below = NULL, *path = NULL;
 	CLEANUP_CLOSE int fd = -1;
 	struct latest l = {.root = -1};
+	struct tier_where where = {0};
 	struct stat st;
-	int c, err;
+	int c, err, code;
 
 	while ((c = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
-		if (c != 'v')
+		if (c != 'v' && c != 't')
 			return complain_option("latest", argv);
-		l.s.verbose = true;
+		l.s.verbose |= c == 'v';
+		l.tier = c == 't' ? &where : l.tier;
 	}
 	if (argc - optind != 1)
 		return complain_usage("latest", "one directory");
@@ -112,20 +150,21 @@ int cmd_latest(int argc, char **argv)
 	}
 	l.s.on_mount = p.on_mount;
 	l.store = p.top;
+	l.below = p.below;
 	l.root = p.on_mount ? -1 : p.root;
 	l.s.fd = fd;
 	l.s.owner = fstatat(fd, "", &st, AT_EMPTY_PATH) ? 0 : st.st_uid;
-	err = ask_daemon(&l.s, &below);
+	err = l.tier ? tier_where_read(&p, &where) : 0;
+	if (err) {
+		complain("%s: what is in the tier is not known: %s", l.s.top, strerror(-err));
+		return CAIRN_FAILED;
+	}
+	err = l.tier ? -EOPNOTSUPP : ask_daemon(&l.s, &below);
 	if (err == -EOPNOTSUPP)
 		err = look_myself(&l, &below);
 	path = err ? NULL : ckpt_search_path(&l.s, below);
-	if (path)
-		print_name(stdout, path), putchar('\n');
-	else if (err != -ENOENT)
-		complain_location(l.s.top, err ? err : -ENOMEM);
-	else
-		complain("%s: no checkpoint that is complete%s", l.s.top,
-			 l.s.on_mount ? " and durable" : "");
+	code = tell(&l, path, err);
 	ckpt_search_free(&l.s);
-	return !path || l.s.incomplete ? CAIRN_FAILED : CAIRN_OK;
+	tier_where_free(&where);
+	return code;
 }

@@ -4,6 +4,7 @@
  * its kind and whether it is complete.
  */
 #include "ckpt.h"
+#include "tier_where.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +27,7 @@ struct row {
 	uint64_t files, bytes; /* of a directory: in all of it */
 	struct ckpt_kind kind; /* NONE: not a checkpoint */
 	struct ckpt_verdict verdict;
+	const char *tier; /* "in the tier", or not; NULL: unknown */
 	uint64_t own_files, own_bytes; /* of a checkpoint of loose files */
 	double age_s;
 };
@@ -113,6 +115,34 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 	if (ckpt_open(dirfd, r->name, r->name, l->p->on_mount, &c))
 		return; /* its own row reports the error */
 	judge_row(r, &c);
+}
+
+static const char in_tier[] = "in the tier", not_in_tier[] = "not in the tier";
+
+static void look_in_tier(const struct tier_where *w, const char *dir, const char *name,
+			 struct row *r)
+{
+	const struct tier_where_one *one;
+	CLEANUP_FREE char *path = NULL;
+
+	if (r->kind.format == CKPT_NONE ||
+	    asprintf(&path, "%s%s%s", dir, *dir && *name ? "/" : "", name) < 0)
+		return;
+	one = tier_where_find(w, path);
+	r->tier = one && one->sent ? in_tier : not_in_tier;
+}
+
+/* Where a tier is set, and the caller may know. */
+static void look_in_tier_all(struct listing *l)
+{
+	struct tier_where w;
+
+	if (l->p->on_mount && !tier_where_read(l->p, &w)) {
+		look_in_tier(&w, l->p->below, "", &l->self_row);
+		for (size_t i = 0; i < l->n; i++)
+			look_in_tier(&w, l->p->below, l->rows[i].name, &l->rows[i]);
+		tier_where_free(&w);
+	}
 }
 
 /* If the format does not specify the number of ranks: as many as one step before. */
@@ -285,6 +315,8 @@ static void show_ckpt(const struct row *r, bool exact)
 		fputs(": ", stdout);
 		print_name(stdout, r->verdict.why);
 	}
+	if (r->tier)
+		printf(", %s", r->tier);
 	printf(", %s old", human_time(r->age_s, buf));
 }
 
@@ -416,6 +448,8 @@ static void json_ckpt(struct json_out *j, const struct row *r, bool on_mount)
 	json_put_path(j, "why", or_null(r->verdict.why));
 	json_put_bool(j, "safe", durable && r->verdict.state == CKPT_COMPLETE);
 	json_put_i64(j, "age_s", (int64_t)r->age_s);
+	if (r->tier)
+		json_put_bool(j, "in_tier", r->tier == in_tier);
 	json_close(j, '}');
 }
 
@@ -521,7 +555,10 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 			qsort(names->v, names->n, sizeof(*names->v), by_number);
 		read_self(l);
 		*dirfd = l->p->fd;
-		return err ? err : gather(l, *dirfd, names);
+		err = err ? err : gather(l, *dirfd, names);
+		if (!err)
+			look_in_tier_all(l);
+		return err;
 	}
 	*dirfd = parent_of(l->p, &name);
 	names->v = malloc(sizeof(*names->v));

@@ -58,8 +58,9 @@ static const struct command commands[] = {
 	 "  --json  for programs\n"
 	 "Exit: 0 no difference, 1 some, or the comparison was not possible, 2 usage.",
 	 ANSWERS_IN(60)},
-	{"latest", cmd_latest, "[-v] [--timeout TIME] DIR",
+	{"latest", cmd_latest, "[-v] [--tier] [--timeout TIME] DIR",
 	 "print the newest checkpoint below DIR that is complete and durable",
+	 "  --tier  only those that are in the mount's tier\n"
 	 "  -v  for newer ones, print why they do not count\n"
 	 "Exit: 0 printed, 1 there is none, 2 usage.",
 	 ANSWERS_IN(60)},
@@ -91,8 +92,9 @@ static const struct command commands[] = {
 	 "store are refused by name.\n"
 	 "Exit: 0 written, 1 refused or failed, 2 usage.",
 	 ANSWERS_IN(60)},
-	{"wait", cmd_wait, "[--timeout TIME] [-q] PATH...",
+	{"wait", cmd_wait, "[--tier] [--timeout TIME] [-q] PATH...",
 	 "wait until everything below each PATH is durable",
+	 "  --tier          and what is complete is in the mount's tier\n"
 	 "  --timeout TIME  give up after this time: 90, 90s, 5m, 2h\n"
 	 "  -q              no progress\n"
 	 "What waits for files of other nodes for longer than commit_wait has failed.\n"
@@ -148,8 +150,8 @@ static const struct command commands[] = {
 	 "Exit: 0 discarded, 1 one could not be discarded, 2 usage.",
 	 ENDS_IN(10)},
 	{"tier", cmd_tier,
-	 "[--json] [--latest] [--follow] [--for-mount HOST] [--rate SIZE] [-q] [--timeout TIME] "
-	 "push|fetch|ls|verify ARG...",
+	 "[--json] [--latest] [--follow] [--for-mount HOST] [--keep N] [--mount MOUNT] "
+	 "[--rate SIZE] [-q] [--timeout TIME] push|fetch|ls|verify ARG...",
 	 "copy checkpoints to another directory, and check the copies",
 	 "  push STORE TIER [DIR...]  copy what is complete and durable and not there yet\n"
 	 "  fetch TIER STORE [DIR...] copy back what is not in STORE, verified\n"
@@ -158,6 +160,8 @@ static const struct command commands[] = {
 	 "  --json                    for programs\n"
 	 "  --latest                  of fetch: only the newest complete one\n"
 	 "  --follow                  of push: and what becomes complete, until it is ended\n"
+	 "  --keep N, --mount MOUNT   of --follow: and keep only the newest N of each directory\n"
+	 "                            in MOUNT, when they are in the tier and verified there\n"
 	 "  --rate SIZE               of push: at most so many bytes a second\n"
 	 "  -q                        no progress\n"
 	 "STORE: a mount, a store or any directory. TIER: an existing directory elsewhere.\n"
@@ -173,8 +177,9 @@ static const struct command commands[] = {
 	 "  --json       for programs\n"
 	 "Exit: 0 listed or removed, 1 refused or failed, 2 usage.",
 	 NO_MOUNT},
-	{"umount", cmd_umount, "[--timeout TIME] [-q] MOUNTPOINT",
+	{"umount", cmd_umount, "[--tier] [--timeout TIME] [-q] MOUNTPOINT",
 	 "wait until everything is durable, then unmount",
+	 "  --tier          wait until what is complete is in the tier, too\n"
 	 "  --timeout TIME  give up after this time (90, 90s, 5m, 2h); the mount stays\n"
 	 "  -q              no progress\n"
 	 "A .metadata that waits for files of other nodes is not waited for: it stays in\n"

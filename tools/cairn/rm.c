@@ -167,27 +167,27 @@ static int remove_below(int fd)
 
 /* What is left may still look like a checkpoint, and not every format has a name that commits
  * it. */
-static int take_name(struct retain *r, const char **name, char **mine)
+static int take_name(int top, const char **name, char **mine)
 {
 	if (asprintf(mine, CKPT_REMOVED_PREFIX "%s", *name) < 0)
 		return -ENOMEM;
-	if (renameat(r->fd, *name, r->fd, *mine))
+	if (renameat(top, *name, top, *mine))
 		return -errno;
 	*name = *mine;
 	return 0;
 }
 
-static int remove_dir(struct retain *r, const char *name)
+int ckpt_remove(int top, const char *name)
 {
-	CLEANUP_CLOSE int fd = openat(r->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_CLOSE int fd = openat(top, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	CLEANUP_FREE char *mine = NULL;
 	int err = fd < 0 ? -errno : remove_commits(fd);
 
 	if (!err && strncmp(name, CKPT_REMOVED_PREFIX, strlen(CKPT_REMOVED_PREFIX)))
-		err = take_name(r, &name, &mine);
+		err = take_name(top, &name, &mine);
 	if (!err)
 		err = remove_below(fd);
-	if (!err && unlinkat(r->fd, name, AT_REMOVEDIR))
+	if (!err && unlinkat(top, name, AT_REMOVEDIR))
 		err = -errno;
 	return err;
 }
@@ -205,7 +205,7 @@ static int remove_one(struct retain *r, size_t i)
 		return -EBUSY;
 	if (!err && r->v[i].kind.format == CKPT_LIGHTNING)
 		return unlinkat(r->fd, name, 0) ? -errno : 0;
-	return err ? err : remove_dir(r, name);
+	return err ? err : ckpt_remove(r->fd, name);
 }
 
 /* The oldest first: if this is interrupted, the newer ones are left. */

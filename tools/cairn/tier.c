@@ -7,23 +7,6 @@
 #include <getopt.h>
 #include <string.h>
 
-bool tier_wants(const struct tier_opts *o, const char *path, bool *hit)
-{
-	bool wanted = !o->n_dirs;
-
-	for (size_t i = 0; i < o->n_dirs; i++) {
-		const char *dir = o->dirs[i];
-		size_t n = strlen(dir);
-
-		if (strncmp(path, dir, n) || (n && path[n] && path[n] != '/'))
-			continue;
-		wanted = true;
-		if (hit)
-			hit[i] = true;
-	}
-	return wanted;
-}
-
 /* The DIRs, relative to top: as given, or behind top itself. */
 static int take_dirs(struct tier_opts *o, char **dir, const char *top)
 {
@@ -54,6 +37,8 @@ static int take_options(int argc, char **argv, struct tier_opts *o)
 	static const struct option longs[] = {
 		{"follow", no_argument, NULL, 'f'},
 		{"for-mount", required_argument, NULL, 'm'},
+		{"keep", required_argument, NULL, 'k'},
+		{"mount", required_argument, NULL, 'M'},
 		{"json", no_argument, NULL, 'j'},
 		{"latest", no_argument, NULL, 'l'},
 		{"quiet", no_argument, NULL, 'q'},
@@ -66,6 +51,8 @@ static int take_options(int argc, char **argv, struct tier_opts *o)
 		switch (c) {
 		case 'f': o->follow = true; break;
 		case 'm': o->for_mount = optarg; break;
+		case 'k': o->keep = strtoull(optarg, NULL, 10); break;
+		case 'M': o->mount = optarg; break;
 		case 'j': o->json = true; break;
 		case 'l': o->latest = true; break;
 		case 'q': o->quiet = true; break;
@@ -104,6 +91,8 @@ int cmd_tier(int argc, char **argv)
 		return complain_usage("tier", "--latest is for fetch, without DIR");
 	if (o.follow && strcmp(verb, "push"))
 		return complain_usage("tier", "--follow is for push");
+	if (!o.keep != !o.mount || (o.keep && !o.follow))
+		return complain_usage("tier", "--keep N and --mount MOUNT are for --follow, both");
 	if (!strcmp(verb, "fetch")) {
 		if (argc < 3)
 			return complain_usage("tier", "fetch from what tier to what store?");

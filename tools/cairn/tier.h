@@ -155,6 +155,8 @@ int manifest_list(const struct tier *t, const char *name, struct names *out);
 struct tier_opts {
 	bool json, quiet, latest, follow;
 	uint64_t rate; /* bytes a second; 0: no limit */
+	uint64_t keep; /* of follow: how many checkpoints of a directory stay; 0: all */
+	const char *mount; /* of follow: by which they are removed */
 	const char *for_mount; /* of follow: the host's name in the store; NULL: a person's */
 	char **dirs; /* only these checkpoints and those below them; none: all */
 	size_t n_dirs;

@@ -30,6 +30,23 @@ int tier_told(struct tier_why *w, int err, const char *fmt, ...)
 	return err;
 }
 
+bool tier_wants(const struct tier_opts *o, const char *path, bool *hit)
+{
+	bool wanted = !o->n_dirs;
+
+	for (size_t i = 0; i < o->n_dirs; i++) {
+		const char *dir = o->dirs[i];
+		size_t n = strlen(dir);
+
+		if (strncmp(path, dir, n) || (n && path[n] && path[n] != '/'))
+			continue;
+		wanted = true;
+		if (hit)
+			hit[i] = true;
+	}
+	return wanted;
+}
+
 /* ---- names ------------------------------------------------------------------------ */
 
 int tier_open_at(const struct tier *t, const char *path, int flags)

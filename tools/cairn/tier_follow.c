@@ -24,6 +24,7 @@
 #define EVENTS_NS 300000000 /* between two looks that events cause */
 #define RETRY_MIN_S 1.0
 #define RETRY_MAX_S 60.0
+#define KEEP_AGAIN_S 600.0 /* a copy was found bad, which takes reading it */
 #define RETRY_ONE_MAX_S 3600.0 /* of one checkpoint that cannot be sent as it is */
 
 static volatile sig_atomic_t stop;
@@ -226,8 +227,10 @@ static bool is_of_one(int err)
 	       err == -EINVAL || err == -ENOENT || err == -ENAMETOOLONG || err == -EILSEQ;
 }
 
-static void failed(struct follow *f, const char *why, bool hint)
+static void failed(struct follow *f, int err, const char *why)
 {
+	bool hint =
+		!strncmp(f->tier, "s3://", 5) && (err == -EACCES || strcasestr(why, "credential"));
 	struct tier_report *r = &f->report;
 
 	snprintf(
@@ -249,6 +252,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	f->changed = true;
 	if (result >= 0) {
 		k->state = KNOWN_SENT;
+		f->keep_due = true;
 		k->fails = 0;
 		r->sent += result > 0;
 		r->sent_bytes += p->sent;
@@ -267,7 +271,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 		k->retry_at = now_s() + RETRY_ONE_MAX_S;
 	k->fails += k->fails < 12;
 	if (result != -EAGAIN && result != -ESTALE)
-		failed(f, p->why->text, result == -EACCES && p->t->s3);
+		failed(f, result, p->why->text);
 }
 
 static bool is_due(const struct known *k)
@@ -313,7 +317,23 @@ static bool any_failing(const struct follow *f)
 	for (size_t i = 0; i < f->n; i++)
 		if (f->v[i].state == KNOWN_WAITING && f->v[i].fails)
 			return true;
-	return false;
+	return f->keep_fails;
+}
+
+static bool is_keep_due(const struct follow *f)
+{
+	return f->o->keep && f->keep_due && now_s() >= f->keep_at;
+}
+
+/* What is pushed does not wait for a copy that is bad. */
+static void keep(struct follow *f, struct push *p)
+{
+	int err = follow_keep(f, p, p->why);
+
+	f->keep_due = f->keep_fails = err != 0;
+	f->keep_at = f->keep_fails ? now_s() + jittered(KEEP_AGAIN_S) : 0;
+	if (f->keep_fails)
+		failed(f, err, p->why->text);
 }
 
 static int push_to_tier(struct follow *f, struct push *p)
@@ -327,11 +347,14 @@ static int push_to_tier(struct follow *f, struct push *p)
 	if (!err)
 		err = follow_mark_tier(f, &t, p->why);
 	if (err) {
-		failed(f, p->why->text, false);
+		failed(f, err, p->why->text);
 		return err;
 	}
 	tier_limit(&t, &f->pace, &stop);
-	return push_due(f, p);
+	err = push_due(f, p);
+	if (!err && !stop && is_keep_due(f))
+		keep(f, p);
+	return err;
 }
 
 /* A mount appends to its timeline when something became durable. */
@@ -360,9 +383,10 @@ static int pass(struct follow *f)
 		.seen = on_part,
 		.ctx = f,
 		.s = {.top = f->store, .fd = fd, .everyone = true, .on_mount = f->on_mount}};
-	uint64_t begun = (uint64_t)time(NULL);
+	struct timespec begun;
 	int err = fd < 0 ? -errno : 0;
 
+	clock_gettime(CLOCK_REALTIME, &begun);
 	progress_start(&p.bar, "push", true);
 	if (!err)
 		err = follow_open_own(f, fd);
@@ -371,14 +395,17 @@ static int pass(struct follow *f)
 		err = look(f, &p);
 	if (err) {
 		tier_told(&why, err, "%s: %s", f->store, strerror(-err));
-		failed(f, why.text, false);
+		failed(f, err, why.text);
 	}
 	if (!err)
-		f->report.looked_s = begun;
+		f->report.looked_ms =
+			(uint64_t)begun.tv_sec * 1000 + (uint64_t)begun.tv_nsec / 1000000;
+	if (f->changed) {
+		add_up(f);
+		follow_write(f); /* before the look is told: who waits for that reads this */
+	}
 	tell(f);
-	if (f->changed)
-		follow_write(f);
-	if (!err && !stop && now_s() >= f->retry_at && any_due(f))
+	if (!err && !stop && now_s() >= f->retry_at && (any_due(f) || is_keep_due(f)))
 		err = push_to_tier(f, &p);
 	ckpt_search_free(&p.s);
 	follow_close_own(f);

@@ -46,6 +46,8 @@ struct follow {
 
 	struct tier_report report;
 	struct tier_shared *shared; /* NULL: none */
+	bool keep_due, keep_fails; /* keep_due: something may be removed */
+	double keep_at; /* when that is tried again */
 	bool changed, ended; /* changed: status.json is to be written */
 	uint64_t now; /* bytes of report.sending that are there */
 	double rate_at;
@@ -60,6 +62,10 @@ struct follow {
 struct known *follow_find(const struct follow *f, const char *path);
 /* Of a checkpoint that is open. 0 or -errno. */
 int follow_print(const struct ckpt *c, struct print *out);
+
+/* Removes through the mount what the tier has and o->keep does not keep (tier_keep.c), of p->s as
+ * it was looked at last. A failure is in *w. */
+int follow_keep(struct follow *f, struct push *p, struct tier_why *w);
 
 /* ---- what is the follower's own in the store (tier_state.c) ------------------------- */
 

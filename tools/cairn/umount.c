@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "cli.h"
+#include "tier_where.h"
 
 #define POLL_S 0.1
 /* a process that has just exited releases its files a moment later */
@@ -32,6 +32,7 @@ struct unmounting {
 	unsigned dev_major, dev_minor;
 	double deadline; /* 0 = none */
 	struct progress bar;
+	bool tier; /* wait for it, too */
 	bool leaves; /* what waits for other nodes */
 	int keeper, keeper_fd; /* the daemon; keeper_fd -1 = not visible from here */
 };
@@ -315,6 +316,8 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 	progress_start(&u->bar, path, quiet);
 	if (!code)
 		code = drain(u);
+	if (!code && u->tier)
+		code = tier_wait(&u->p, u->deadline, &u->bar);
 	if (!code)
 		code = unmount(u);
 	if (!code)
@@ -332,16 +335,18 @@ int cmd_umount(int argc, char **argv)
 {
 	static const struct option opts[] = {
 		{"quiet", no_argument, NULL, 'q'},
+		{"tier", no_argument, NULL, 't'},
 		{0},
 	};
-	struct unmounting u = {
-		.p = LOCATION_NONE, .keeper_fd = -1, .deadline = watch_deadline()};
+	struct unmounting u = {.p = LOCATION_NONE, .keeper_fd = -1, .deadline = watch_deadline()};
 	bool quiet = false;
 	int c;
 
 	while ((c = getopt_long(argc, argv, "q", opts, NULL)) != -1) {
 		if (c == 'q')
 			quiet = true;
+		else if (c == 't')
+			u.tier = true;
 		else
 			return complain_option("umount", argv);
 	}

@@ -7,7 +7,7 @@
  * One getxattr(2) of user.cairn.wait per path returns when the state is final. Where the daemon has
  * no such attribute, or may not keep the call waiting, the state is polled.
  */
-#include "cli.h"
+#include "tier_where.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -373,15 +373,18 @@ int cmd_wait(int argc, char **argv)
 {
 	static const struct option opts[] = {
 		{"quiet", no_argument, NULL, 'q'},
+		{"tier", no_argument, NULL, 't'},
 		{0},
 	};
 	struct waiting w = {.deadline = watch_deadline()};
-	bool quiet = false;
+	bool quiet = false, tier = false;
 	int c, code = CAIRN_OK;
 
 	while ((c = getopt_long(argc, argv, "q", opts, NULL)) != -1) {
 		if (c == 'q')
 			quiet = true;
+		else if (c == 't')
+			tier = true;
 		else
 			return complain_option("wait", argv);
 	}
@@ -400,6 +403,8 @@ int cmd_wait(int argc, char **argv)
 	progress_start(&w.bar, w.n > 1 ? "all" : argv[optind], quiet);
 	if (!code)
 		code = wait_all(&w);
+	for (int i = 0; tier && !code && i < w.n; i++)
+		code = tier_wait(&w.t[i].p, w.deadline, &w.bar);
 	close_all(&w);
 	return code;
 }

@@ -1,0 +1,84 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: fast
+# timeout: 120
+# set: rest
+# A mount with a tier: cairn wait --tier, ls, latest --tier, umount --tier; tier_keep=N removes from the store what is
+# verified in the tier, and nothing else.
+. "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
+t=$TMP/tier
+export COLUMNS=400
+mkdir "$t"
+
+save() { mkdir -p "$m/run"; cp -r "$assets/dcp" "$m/run/step-$1"; }
+gone() { [ ! -e "$m/run/step-$1" ]; }
+field_is() { [ "$(status_field "$m" "$1")" = "$2" ]; }
+reaches() { retry 60 field_is "$1" "$2" || die "$1 is $(status_field "$m" "$1"), not $2"; }
+
+start_mount "$s" "$m"
+expect 2 "$cairn" wait --tier "$m"
+says err 'this mount has no tier'
+expect 1 "$cairn" latest --tier "$m"
+says err 'what is in the tier is not known'
+stop_mount "$m"
+
+start_mount "$s" "$m" "tier=$t"
+save 1
+expect 0 "$cairn" wait --tier "$m/run/step-1"
+[ -e "$t/.cairn/manifests/run/step-1/manifest.json" ] || die "wait --tier returned before it was there"
+expect 0 "$cairn" wait --tier "$m/run" "$m" "$m/run/step-1/.metadata"
+expect 0 "$cairn" ls "$m/run"
+says out 'step-1/  dcp, step 1, .*complete and durable, in the tier, '
+expect 0 "$cairn" latest --tier "$m"
+says out 'run/step-1$'
+mkdir "$m/notes"
+expect 1 "$cairn" wait --tier "$m/notes"
+says err 'no checkpoint there'
+
+# The tier takes nothing: what is newer is not there.
+mv "$t" "$TMP/away"
+save 2
+expect 3 "$cairn" wait --tier --timeout 3 "$m/run/step-2"
+says err 'run/step-2 is not in the tier yet: .*No such file'
+expect 0 "$cairn" ls "$m/run"
+says out 'step-2/  dcp, step 2, .*complete and durable, not in the tier, '
+expect 0 "$cairn" latest --tier "$m"
+says out 'run/step-1$'
+expect 0 "$cairn" latest "$m"
+says out 'run/step-2$'
+expect 3 "$cairn" umount --tier --timeout 2 "$m"
+mv "$TMP/away" "$t"
+expect 0 "$cairn" umount --tier "$m"
+[ -e "$t/.cairn/manifests/run/step-2/manifest.json" ] || die "umount --tier did not wait"
+
+# tier_keep: the newest two of run/ stay; what is not in the tier, or not there as it was sent, is not removed.
+mkdir "$s/other"
+cp -r "$assets/dcp" "$s/other/step-1"
+printf X | dd of="$t/run/step-1/__1_0.distcp" bs=1 seek=5000 conv=notrunc status=none
+start_mount "$s" "$m" "tier=$t,tier_keep=2"
+save 3
+bad() { status_field "$m" tier.error | has 'step-1/__1_0.distcp: not the bytes that were sent; it stays in the store'; }
+retry 60 bad || die "a bad copy is not told: $(status_field "$m" tier)"
+gone 1 && die "removed, and its copy is bad"
+stop_mount "$m"
+cp "$assets/dcp/__1_0.distcp" "$t/run/step-1/"
+start_mount "$s" "$m" "tier=$t,tier_keep=2"
+retry 60 gone 1 || die "step-1 stays: $(status_field "$m" tier)"
+save 4
+retry 60 gone 2 || die "step-2 stays: $(status_field "$m" tier)"
+exec 8>>"$m/run/step-3/__0_0.distcp"	# it is being written again
+save 5
+expect 0 "$cairn" wait --tier "$m/run/step-5"
+exec 8>&-
+reaches tier.pending 0
+expect 0 "$cairn" ls "$m/run"
+[ -e "$m/run/step-4" ] && [ -e "$m/run/step-5" ] || die "the newest two do not stay: $(cat "$TMP/out")"
+[ -e "$m/other/step-1" ] || die "the only one of a directory was removed"
+for i in 1 2 3 4 5; do
+	same_tree "$assets/dcp" "$t/run/step-$i"
+done
+expect 0 "$cairn" tier verify "$t"
+[ "$(metric "$m" tier_removed_checkpoints_total)" -ge 2 ] || die "metric"
+expect 0 "$cairn" umount "$m"
+[ ! -e "$s/run/step-1" ] && [ ! -e "$s/run/step-2" ] || die "still in the store"

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tier_keep: of the checkpoints of a directory that have a step and are in the tier, only the
+ * newest N stay. One is removed through the mount, so in the order of all changes (P1), and only
+ *
+ *	- if N newer ones of its directory are in the tier, and the newest of these is complete and
+ *	  durable on the mount, too;
+ *	- if its files on the mount are those that were sent: it is not being written;
+ *	- if its copy has its manifest, with these files, and all their bytes are there, read again.
+ */
+#include "tier_follow.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+struct keep {
+	struct follow *f;
+	struct push *p;
+	struct tier_why *w;
+	struct location m; /* the mount */
+	int top; /* its root */
+};
+
+static size_t dir_len(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? (size_t)(slash - path) : 0;
+}
+
+static bool same_dir(const char *a, const char *b)
+{
+	size_t n = dir_len(a);
+
+	return n == dir_len(b) && !strncmp(a, b, n);
+}
+
+static bool counts(const struct keep *k, size_t i)
+{
+	const struct ckpt_found *c = &k->p->s.v[i];
+	const struct known *known = follow_find(k->f, c->path);
+
+	return c->kind.has_step && known && known->state == KNOWN_SENT && !ckpt_is_loose(&c->kind);
+}
+
+/* How many newer ones of its directory count, and the newest of them. The newest come first. */
+static uint64_t newer(const struct keep *k, size_t i, size_t *newest)
+{
+	uint64_t n = 0;
+
+	for (size_t j = 0; j < i; j++)
+		if (counts(k, j) && same_dir(k->p->s.v[i].path, k->p->s.v[j].path))
+			*newest = n++ ? *newest : j;
+	return n;
+}
+
+/* Is it on the mount as it was sent, and safe there? */
+static bool is_as_sent(const struct keep *k, size_t i)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	const char *path = k->p->s.v[i].path;
+	const struct known *known = follow_find(k->f, path);
+	struct ckpt_verdict v;
+	struct print now;
+
+	if (ckpt_open(k->top, path, path, true, &c) || follow_print(&c, &now) ||
+	    now.hash != known->print.hash || now.files != known->print.files ||
+	    ckpt_read(&c, false, NULL, NULL))
+		return false;
+	ckpt_verdict(&c, &v);
+	return ckpt_is_safe(&c, &v);
+}
+
+static int tier_lacks(const struct keep *k, const char *path, const char *why)
+{
+	return tier_told(k->w, -EBADMSG,
+			 "%s/%s: %s; it stays in the store: remove what is there, it is sent again",
+			 k->p->t->name, path, why);
+}
+
+static int check_copy(const struct keep *k, size_t i)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	const char *path = k->p->s.v[i].path;
+	const struct known *known = follow_find(k->f, path);
+	int err = manifest_load(k->p->t, path, TIER_MANIFEST, &m);
+
+	if (err)
+		return tier_lacks(k, path, err == -ENOENT ? "no manifest" : "its manifest fails");
+	if (m.n != known->print.files || manifest_bytes(&m) != known->print.bytes)
+		return tier_lacks(k, path, "its manifest is of other files");
+	for (size_t j = 0; j < m.n; j++) {
+		char sum[IO_CHECKSUM_LEN];
+		struct stat st;
+		uint64_t size;
+
+		if (fstatat(k->p->s.fd, m.v[j].path, &st, 0) || (uint64_t)st.st_size != m.v[j].size)
+			return tier_lacks(k, m.v[j].path, "not the file of the store");
+		err = tier_sum(k->p->t, m.v[j].path, &size, sum);
+		if (err && err != -ENOENT)
+			return tier_told(k->w, err, "%s/%s: %s", k->p->t->name, m.v[j].path,
+					 tier_strerror(k->p->t, err));
+		if (err || size != m.v[j].size || strcmp(sum, m.v[j].sum))
+			return tier_lacks(k, m.v[j].path, "not the bytes that were sent");
+	}
+	return 0;
+}
+
+static int remove_it(const struct keep *k, size_t i)
+{
+	const char *path = k->p->s.v[i].path, *name;
+	size_t n = dir_len(path);
+	CLEANUP_FREE char *dir = strndup(path, n);
+	CLEANUP_CLOSE int up = -1;
+	int err;
+
+	if (!dir)
+		return -ENOMEM;
+	name = path + n + (n > 0);
+	up = openat(k->top, n ? dir : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (up < 0)
+		return errno == ENOENT ? 0 : -errno;
+	err = ckpt_remove(up, name);
+	if (err == -ENOTDIR) /* a checkpoint that is one file */
+		err = unlinkat(up, name, 0) ? -errno : 0;
+	return err == -ENOENT ? 0 : err;
+}
+
+/* The mount is open only for moments: it must not be busy when it is to be unmounted. */
+static int open_mount(struct keep *k)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *store = NULL;
+	int err = location_find(k->f->o->mount, &k->m);
+
+	if (!err && (!k->m.on_mount || *k->m.below))
+		err = -ENODEV;
+	if (!err)
+		err = location_status(&k->m, &d);
+	store = err ? NULL : json_bytes(d, json_at(d, 0, "store"));
+	if (!err && (!store || strcmp(store, k->f->store)))
+		err = -EXDEV;
+	if (!err)
+		k->top = openat(k->m.root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (!err && k->top < 0)
+		err = -errno;
+	return err ? tier_told(k->w, err, "%s: not the mount of %s: %s", k->f->o->mount,
+			       k->f->store, strerror(-err))
+		   : 0;
+}
+
+static void close_mount(struct keep *k)
+{
+	if (k->top >= 0)
+		close(k->top);
+	k->top = -1;
+	location_close(&k->m);
+}
+
+/* 1: both are as they were sent. remove: removes the i-th then. */
+static int on_mount(struct keep *k, size_t i, size_t newest, bool remove)
+{
+	bool done = false;
+	int err = open_mount(k);
+
+	if (!err && is_as_sent(k, newest) && is_as_sent(k, i)) {
+		err = remove ? remove_it(k, i) : 0;
+		done = !err;
+	}
+	close_mount(k);
+	if (err < 0 && !*k->w->text)
+		tier_told(k->w, err, "%s/%s: cannot be removed: %s", k->f->o->mount,
+			  k->p->s.v[i].path, strerror(-err));
+	return err ? err : done;
+}
+
+static int consider(struct keep *k, size_t i)
+{
+	size_t newest = 0;
+	int err;
+
+	if (!counts(k, i) || newer(k, i, &newest) < k->f->o->keep)
+		return 0;
+	err = on_mount(k, i, newest, false);
+	if (err == 1)
+		err = check_copy(k, i);
+	else if (!err)
+		return 0;
+	if (!err)
+		err = on_mount(k, i, newest, true);
+	if (err < 0)
+		return err;
+	k->f->report.removed += err == 1;
+	k->f->changed |= err == 1;
+	return 0;
+}
+
+int follow_keep(struct follow *f, struct push *p, struct tier_why *w)
+{
+	struct keep k = {.f = f, .p = p, .w = w, .m = LOCATION_NONE, .top = -1};
+	int err = 0;
+
+	*w->text = '\0';
+	for (size_t i = p->s.n; !err && i-- > 0;) /* the oldest first */
+		err = consider(&k, i);
+	return err;
+}

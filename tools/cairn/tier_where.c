@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where the checkpoints of a mount with a tier are: what its follower tells, in
+ * MOUNT/.cairn/tier.json, which root and the user who mounted it may read.
+ */
+#include "tier_where.h"
+
+#include <string.h>
+#include <time.h>
+
+#define POLL_S 0.2
+
+static int by_path(const void *a, const void *b)
+{
+	return strcmp(((const struct tier_where_one *)a)->path,
+		      ((const struct tier_where_one *)b)->path);
+}
+
+static int take(struct tier_where *w, const struct json_doc *d)
+{
+	int list = json_at(d, 0, "checkpoints"), n = json_count(d, list);
+
+	w->v = calloc(n > 0 ? (size_t)n : 1, sizeof(*w->v));
+	if (!w->v)
+		return -ENOMEM;
+	for (int i = 0; i < n; i++) {
+		int one = json_item(d, list, i);
+		CLEANUP_FREE char *state = json_bytes(d, json_at(d, one, "state"));
+		struct tier_where_one *v = &w->v[w->n];
+
+		v->path = json_bytes(d, json_at(d, one, "path"));
+		v->waits = state && !strcmp(state, "waiting");
+		v->sent = state && !strcmp(state, "sent");
+		w->n += v->path != NULL;
+	}
+	qsort(w->v, w->n, sizeof(*w->v), by_path);
+	return 0;
+}
+
+int tier_where_read(const struct location *p, struct tier_where *out)
+{
+	CLEANUP_FREE char *text = NULL;
+	CLEANUP_JSON struct json_doc *d = NULL;
+	size_t len = 0;
+	int err = p->on_mount
+			  ? read_small_file(p->root, ".cairn/tier.json", STATUS_MAX, &text, &len)
+			  : -ENOENT;
+
+	*out = (struct tier_where){0};
+	if (!err && !len)
+		err = -ENOENT;
+	if (!err)
+		err = json_parse(text, len, &d);
+	if (!err)
+		err = take(out, d);
+	return err;
+}
+
+void tier_where_free(struct tier_where *w)
+{
+	for (size_t i = 0; i < w->n; i++)
+		free(w->v[i].path);
+	free(w->v);
+	*w = (struct tier_where){0};
+}
+
+const struct tier_where_one *tier_where_find(const struct tier_where *w, const char *path)
+{
+	const struct tier_where_one key = {.path = (char *)path};
+
+	return w->n ? bsearch(&key, w->v, w->n, sizeof(*w->v), by_path) : NULL;
+}
+
+/* ---- waiting ------------------------------------------------------------------------ */
+
+/* Is a at b, or below it? "" is the top. */
+static bool is_below(const char *a, const char *b)
+{
+	size_t n = strlen(b);
+
+	return !n || (!strncmp(a, b, n) && (!a[n] || a[n] == '/'));
+}
+
+/* 1: all at and below the path, or the checkpoint that it is a part of, is in the tier; 0: not
+ * yet; -ENOENT: there is no checkpoint. */
+static int is_there(const struct location *p)
+{
+	struct tier_where w;
+	bool any = false, all = true, itself = false;
+	int err = tier_where_read(p, &w);
+
+	for (size_t i = 0; !err && i < w.n; i++) {
+		const struct tier_where_one *v = &w.v[i];
+
+		if (!is_below(v->path, p->below) && !is_below(p->below, v->path))
+			continue;
+		any = true;
+		all &= !v->waits;
+		itself |= is_below(p->below, v->path) && *p->below && !v->sent;
+	}
+	tier_where_free(&w);
+	if (err)
+		return err;
+	return any || !*p->below ? all && !itself : -ENOENT;
+}
+
+static int complain_error(const struct json_doc *d, const char *arg)
+{
+	CLEANUP_FREE char *error = json_bytes(d, json_at(d, 0, "tier.error"));
+
+	complain("%s is not in the tier yet%s%s", arg, error && *error ? ": " : "",
+		 error && *error ? error : "");
+	return CAIRN_TIMEOUT;
+}
+
+/* One look; -1: not yet. */
+static int wait_once(const struct location *p, uint64_t from_ms, double deadline,
+		     struct progress *bar)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	int there = 0, err = location_status(p, &d);
+
+	if (err)
+		return complain_status(p, err);
+	if (json_at(d, 0, "tier") < 0 || json_is_null(d, json_at(d, 0, "tier"))) {
+		complain("%s: this mount has no tier; mount it with -o tier=PLACE", p->arg);
+		return CAIRN_USAGE;
+	}
+	if (json_u64(d, json_at(d, 0, "tier.looked_ms")) >= from_ms)
+		there = is_there(p);
+	if (there == 1)
+		return CAIRN_OK;
+	if (there < 0) {
+		complain("%s: %s", p->arg,
+			 there == -ENOENT ? "no checkpoint there that could be in the tier"
+			 : there == -EACCES
+				 ? "only root, and who mounted it, may see what is in the "
+				   "tier"
+				 : strerror(-there));
+		return CAIRN_FAILED;
+	}
+	progress_left(bar, json_u64(d, json_at(d, 0, "tier.pending_bytes")), "to the tier");
+	return deadline && now_s() >= deadline ? complain_error(d, p->arg) : -1;
+}
+
+int tier_wait(const struct location *p, double deadline, struct progress *bar)
+{
+	struct timespec now;
+	uint64_t from_ms;
+	int code;
+
+	clock_gettime(CLOCK_REALTIME, &now); /* the follower's clock is the same */
+	from_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+	while ((code = wait_once(p, from_ms, deadline, bar)) < 0)
+		sleep_s(POLL_S);
+	progress_end(bar);
+	return code;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where the checkpoints of a mount with a tier are: for ls, latest, wait and umount.
+ */
+#ifndef CAIRN_TIER_WHERE_H
+#define CAIRN_TIER_WHERE_H
+
+#include "cli.h"
+
+struct tier_where_one {
+	char *path; /* below the mount */
+	bool waits, sent; /* neither: not complete */
+};
+
+struct tier_where {
+	struct tier_where_one *v; /* sorted by path */
+	size_t n;
+};
+
+/* -ENOENT: no tier, or nothing was told yet; -EACCES: for others only. */
+int tier_where_read(const struct location *p, struct tier_where *out);
+void tier_where_free(struct tier_where *w);
+const struct tier_where_one *tier_where_find(const struct tier_where *w, const char *path);
+
+/* Until what is complete at and below p is in the tier, as it is now; p itself, if it is a
+ * checkpoint. An exit code; what is not CAIRN_OK is reported. deadline: by now_s(), 0: none. */
+int tier_wait(const struct location *p, double deadline, struct progress *bar);
+
+#endif
