@@ -160,7 +160,7 @@ static const struct command commands[] = {
 	 "  --json                    for programs\n"
 	 "  --latest                  of fetch: only the newest complete one\n"
 	 "  --follow                  of push: also what becomes complete, until it ends\n"
-	 "  --keep N, --mount MOUNT   of --follow: keep only the newest N of a directory in\n"
+	 "  --keep N, --mount MOUNT   of --follow: keep the newest N of each directory of\n"
 	 "                            MOUNT, of those that are in the tier, verified\n"
 	 "  --rate SIZE               of push: at most so many bytes a second\n"
 	 "  -q                        no progress\n"
