@@ -16,13 +16,22 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { C_STATUS = CONTROL_DIR + 1, C_JSON, C_METRICS, C_CONTROL, C_TIMELINE, C_TIER, C_END };
+enum {
+	C_STATUS = CONTROL_DIR + 1,
+	C_JSON,
+	C_METRICS,
+	C_CONTROL,
+	C_TIMELINE,
+	C_TIER,
+	C_FILES,
+	C_END
+};
 static const struct {
 	const char *name;
 	mode_t mode;
 } files[] = {
-	{"status", 0444},  {"status.json", 0444}, {"metrics", 0444},
-	{"control", 0200}, {"timeline", 0400},	  {"tier.json", 0400},
+	{"status", 0444},   {"status.json", 0444}, {"metrics", 0444},	 {"control", 0200},
+	{"timeline", 0400}, {"tier.json", 0400},   {"files.json", 0400},
 };
 #define VIEWS_NAME "views"
 
@@ -138,7 +147,9 @@ static struct text *make_text(fuse_req_t req, uint64_t id, uint64_t fh)
 		write_timeline(fs, f);
 	else if (id == C_TIER && all)
 		write_tier(fs, f);
-	else if (id != C_CONTROL && id != C_TIMELINE && id != C_TIER)
+	else if (id == C_FILES && all)
+		(void)pending_write(fs, f);
+	else if (id != C_CONTROL && id != C_TIMELINE && id != C_TIER && id != C_FILES)
 		stats_write(fs, f,
 			    id == C_STATUS ? STATS_TEXT
 			    : id == C_JSON ? STATS_JSON

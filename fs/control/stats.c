@@ -446,7 +446,7 @@ static const struct field {
 
 /* ---- status.json ---- */
 
-static void json_string(FILE *f, const char *s)
+void stats_json_string(FILE *f, const char *s)
 {
 	fputc('"', f);
 	for (const unsigned char *p = (const unsigned char *)s; *p; p++)
@@ -465,7 +465,7 @@ static void json_lines(FILE *f, char *lines)
 	for (char *save = NULL, *p = strtok_r(lines, "\n", &save), *first = p; p;
 	     p = strtok_r(NULL, "\n", &save)) {
 		fputs(p == first ? "" : ", ", f);
-		json_string(f, p);
+		stats_json_string(f, p);
 	}
 	fputc(']', f);
 }
@@ -475,7 +475,7 @@ static void json_notices(FILE *f, const struct stats *st)
 	fputc('[', f);
 	for (unsigned i = 0; i < st->notices.n; i++) {
 		fputs(i ? ", " : "", f);
-		json_string(f, st->notices.text[i]);
+		stats_json_string(f, st->notices.text[i]);
 	}
 	fputc(']', f);
 }
@@ -485,7 +485,7 @@ static void json_hosts(FILE *f, const struct stats_hosts *h)
 	fputc('[', f);
 	for (unsigned i = 0; i < h->n; i++) {
 		fputs(i ? ", {\"name\": " : "{\"name\": ", f);
-		json_string(f, h->told[i].name);
+		stats_json_string(f, h->told[i].name);
 		fprintf(f, ", \"since_s\": %llu}",
 			(unsigned long long)seconds_since(h->told[i].since_ns));
 	}
@@ -497,18 +497,18 @@ static void json_value(FILE *f, struct stats *st, const struct field *fd)
 	void *at = (char *)st + fd->at;
 
 	switch (fd->kind) {
-	case TEXT: json_string(f, *(char **)at); break;
-	case CHARS: json_string(f, at); break;
+	case TEXT: stats_json_string(f, *(char **)at); break;
+	case CHARS: stats_json_string(f, at); break;
 	case CHARS_OR_NULL:
 		if (*(char *)at)
-			json_string(f, at);
+			stats_json_string(f, at);
 		else
 			fputs("null", f);
 		break;
 	case LINES: json_lines(f, at); break;
 	case NOTICE_LIST: json_notices(f, st); break;
 	case HOST_LIST: json_hosts(f, at); break;
-	case ERROR: json_string(f, strerror(-*(int *)at)); break;
+	case ERROR: stats_json_string(f, strerror(-*(int *)at)); break;
 	case FLAG: fputs(*(bool *)at ? "true" : "false", f); break;
 	case COUNT: fprintf(f, "%llu", (unsigned long long)*(uint64_t *)at); break;
 	case SECONDS: fprintf(f, "%.3f", (double)*(uint64_t *)at / 1e9); break;

@@ -35,7 +35,7 @@ waiter=$!
 retry 20 waiting 1 || die "cairn wait does not wait"
 
 kill -STOP "$worker"
-for sub in status metrics ls tensors "check --quick" latest "rm --keep-last 1" timeline verify retry umount \
+for sub in status metrics ls tensors "check --quick" latest "rm --keep-last 1" timeline "top --once" verify retry umount \
 	"wait -q" "commit --force" discard; do
 	(
 		path=$m/step-1 rc=0
@@ -51,7 +51,7 @@ state=$(sed 's/.*) //' "/proc/$worker/stat")
 kill -CONT "$worker"
 [[ $state == T* ]] || die "the worker was not stopped: $state"
 
-for sub in status ls tensors check latest rm timeline verify retry umount wait commit discard metrics; do
+for sub in status ls tensors check latest rm timeline top verify retry umount wait commit discard metrics; do
 	want=3
 	[ $sub != metrics ] || want=0
 	[ "$(cat "$TMP/rc.$sub")" = $want ] ||

@@ -95,6 +95,7 @@ int cmd_retry(int argc, char **argv);
 int cmd_commit(int argc, char **argv);
 int cmd_hosts(int argc, char **argv);
 int cmd_restore_previous(int argc, char **argv);
+int cmd_top(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
 int cmd_tier(int argc, char **argv);
@@ -176,6 +177,9 @@ int location_default(char **out);
 int location_lock(const struct location *p, int *lock, int cap);
 /* Lists the cairnfs mounts to f, one a line, indented. */
 void print_mounts(FILE *f);
+
+/* The mount that the one operand names, or the default one; CAIRN_OK, or complained (status.c). */
+int need_mount(const char *sub, int argc, char **argv, struct location *out);
 
 #define STATUS_MAX (64u << 20)
 /* .cairn/status.json of the mount. -ENOTCONN: its daemon is gone; -EBADMSG: not JSON. */

@@ -107,6 +107,12 @@ static const struct command commands[] = {
 	 "On a mount (root, and the user who mounted it) or in a store.\n"
 	 "Exit: 0 printed, 1 nothing is recorded, 2 usage.",
 	 ANSWERS_IN(60)},
+	{"top", cmd_top, "[--once] [--json] [--timeout TIME] [MOUNT]",
+	 "show what is not durable, by checkpoint and rank, each second",
+	 "  --once  only once\n"
+	 "  --json  once, for programs\n"
+	 "Root, and the user who mounted it. Without MOUNT: as `cairn status`.\n"
+	 "Exit: 0 printed, 1 failed, 2 usage.", ENDS_IN(10)},
 	{"verify", cmd_verify, "[-v] [-q] [--json] [--timeout TIME] PATH...",
 	 "read files from the store's disk and compare checksums",
 	 "  -v      one line for every file, not only for bad ones\n"

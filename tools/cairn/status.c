@@ -422,8 +422,7 @@ static int show(const struct location *p, bool json, bool watch)
 	}
 }
 
-/* The given mount, or the default one; CAIRN_OK or complained. */
-static int need_mount(const char *sub, int argc, char **argv, struct location *out)
+int need_mount(const char *sub, int argc, char **argv, struct location *out)
 {
 	CLEANUP_FREE char *path = NULL;
 	int err = 0;
