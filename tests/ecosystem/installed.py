@@ -23,7 +23,16 @@ assert lib is not None and lib.path.startswith(root), lib
 with cairnfs.CairnStager(mnt) as stager:
     stager.save({"x": torch.arange(1000.0)}, mnt + "/x.pt")
     assert stager.memory.mount == mnt, stager.memory.mount
-cairnfs.wait(mnt + "/x.pt")
+with cairnfs.CairnStager(mnt, pin_memory=False, share_memory=True) as stager:
+    stager.save({"x": torch.arange(1000.0)}, mnt + "/y.pt")
+cairnfs.save({"x": torch.arange(10.0)}, mnt + "/z.pt")
+assert torch.equal(cairnfs.load(mnt + "/z.pt")["x"], torch.arange(10.0))
+try:
+    cairnfs.save({}, mnt + "/z.pt", exclusive=True)
+    sys.exit("an existing file was replaced")
+except FileExistsError as err:
+    assert "z.pt" in str(err), err
+cairnfs.wait(mnt)
 """
 
 

@@ -14,7 +14,7 @@ from ._gate import StateDictGate
 from ._lib import library
 from ._memory import LibraryMemory, Memory, PlainMemory, device_of, memory_for, wait
 from ._read import load
-from .stager import CairnStager
+from .stager import CairnStager, save
 
 _LAZY = ("CairnStorageReader", "CairnStorageWriter", "load_checkpoint")
 
@@ -32,5 +32,5 @@ __version__ = "0.1.0"
 __all__ = [
     "CairnStager", "CairnStorageReader", "CairnStorageWriter", "LibraryMemory",
     "Memory", "PlainMemory", "StateDictGate", "device_of", "library", "load", "load_checkpoint",
-    "memory_for", "wait",
+    "memory_for", "save", "wait",
 ]

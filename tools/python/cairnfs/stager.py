@@ -399,7 +399,11 @@ class CairnStager:
 
     def __init__(self, path: Optional[PathLike] = None, *, layout: str = "torch",
                  use_async_staging: bool = False, crc32: bool = False, keep_memory: bool = False,
-                 timeout: Optional[float] = None, memory: Optional[Memory] = None) -> None:
+                 timeout: Optional[float] = None, memory: Optional[Memory] = None,
+                 pin_memory: Optional[bool] = None, share_memory: Optional[bool] = None) -> None:
+        # As StateDictStager has them; both are decided by the memory: what becomes a file is shared,
+        # and registered with the device where there is one.
+        del pin_memory, share_memory
         if layout not in ("torch", "dcp"):
             raise ValueError(f"layout: torch or dcp, not {layout!r}")
         self.layout = layout
@@ -711,6 +715,15 @@ class CairnStager:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def save(state_dict: StateDict, path: PathLike, *, exclusive: bool = False) -> None:
+    """Writes one file as torch.save would, by a stager of its own; cairnfs.load() and torch.load() read
+    it. Not durable yet: cairnfs.wait(). A loop keeps a CairnStager instead, and its memory with it.
+    exclusive: FileExistsError if the name exists.
+    """
+    with CairnStager(os.path.dirname(os.path.abspath(os.fspath(path)))) as stager:
+        stager.save(state_dict, path, exclusive=exclusive)
 
 
 def fingerprint(x: Any) -> Any:
