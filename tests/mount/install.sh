@@ -89,6 +89,7 @@ need_tool objdump strip
 wheel() { make -s -C "$LIB_TOP" -o "$BUILD/libcairn.so" BUILD="$BUILD" WHEELDIR="$1" wheel; }
 whl=$(wheel "$TMP/wheel") || die "make wheel"
 wheel "$TMP/again" >/dev/null && cmp "$whl" "$TMP/again/${whl##*/}" || die "two wheels of one build differ"
+python3 -m zipfile -l "$whl" | has dist-info/LICENSE || die "the wheel has no LICENSE"
 glibc=$(objdump -T "$BUILD/libcairn.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 glibc=${glibc#GLIBC_}
 case $whl in

@@ -48,12 +48,27 @@ def package():
     return files
 
 
+def classifiers():
+    with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as f:
+        return re.findall(r'^    "(.+ :: .+)",$', f.read(), re.MULTILINE)
+
+
+def description():
+    """README.md without its links: they are relative, and a package's page has no such files."""
+    with open(os.path.join(HERE, "README.md"), encoding="utf-8") as f:
+        return re.sub(r"\[([^]]+)\]\((?!https?:)[^)]*\)", r"\1", f.read())
+
+
 def add_info(files, **more):
     """METADATA, other files of .dist-info, and RECORD of all."""
     info = f"{NAME}-{setting('version')}.dist-info"
     more["METADATA"] = (f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {setting('version')}\n"
-                        f"Summary: {setting('description')}\nLicense: MIT\n"
-                        f"Requires-Python: {setting('requires-python')}\n")
+                        f"Summary: {setting('description')}\nLicense: MIT\nLicense-File: LICENSE\n"
+                        + "".join(f"Classifier: {c}\n" for c in classifiers()) +
+                        f"Requires-Python: {setting('requires-python')}\n"
+                        f"Description-Content-Type: text/markdown\n\n{description()}")
+    with open(os.path.join(HERE, "..", "..", "LICENSE"), encoding="utf-8") as f:
+        more["LICENSE"] = f.read()
     for name, text in more.items():
         files[f"{info}/{name}"] = text.encode()
     record = f"{info}/RECORD"
