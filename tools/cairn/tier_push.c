@@ -425,11 +425,32 @@ static bool is_committed(const struct push *p)
 	return found;
 }
 
+/* A store that is read without its mount may show what is not on stable storage yet. */
+static int sync_source(struct push *p, const struct ckpt *c)
+{
+	CLEANUP_CLOSE int dir = openat(c->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int err = dir < 0 || fsync(dir) ? -errno : 0;
+
+	if (err)
+		tier_told(p->why, err, "%s: fsync: %s", c->path, strerror(-err));
+	for (size_t i = 0; !err && i < p->n; i++) {
+		CLEANUP_CLOSE int fd = open_item(p, c, &p->v[i]);
+
+		err = fd < 0 ? fd : fsync(fd) ? -errno : 0;
+		if (fd >= 0 && err)
+			tier_told(p->why, err, "%s/%s: fsync: %s", p->s.top, p->v[i].f.path,
+				  strerror(-err));
+	}
+	return err;
+}
+
 static int send(struct push *p, const struct ckpt *c)
 {
 	bool replace = is_committed(p);
 	uint64_t total = p->bytes;
-	int err = begin(p, c);
+	int err = sync_source(p, c);
+
+	err = err ? err : begin(p, c);
 
 	for (size_t i = 0; i < p->n; i++) {
 		p->v[i].send |= replace && p->v[i].commits; /* it is taken away first */
