@@ -312,12 +312,10 @@ void staging_log_space(struct staging *s);
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx);
 int staging_emit(struct staging *s, const struct rec *r);
 
-/* done(ctx, err) once all changes up to seq are durable, or publication halted (err = -EIO, ...).
- * May run at once on this thread, else on staging's. */
-void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
-			  void *ctx);
-/* The same for an fsync of a node: of the changes that wait for other nodes, only those of the node
- * itself, or of names in it if it is a directory, must be durable. */
+/* For an fsync of a node: done(ctx, err) once all changes up to seq are durable, or publication
+ * halted (err = -EIO, ...). May run at once on this thread, else on staging's. Of the changes that
+ * wait for other nodes, only those of the node itself, or of names in it if it is a directory, must
+ * be durable. */
 void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
 			 void (*done)(void *ctx, int err), void *ctx);
 /* The changes that wait for other nodes, and those behind them: the node of each, and the

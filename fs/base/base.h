@@ -12,13 +12,17 @@
 #include "io/level.h"
 #include "io/tier.h"
 
-/* FNV-1a. Mix the low bits before they are used alone. */
-#define HASH_SEED 0xcbf29ce484222325ull
-static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+#include <xxhash.h>
+
+/* Of these bytes and of a seed, which may be the hash of what is before them. */
+static inline uint64_t hash_bytes(uint64_t seed, const void *p, size_t n)
 {
-	for (const unsigned char *b = p; n; n--)
-		h = (h ^ *b++) * 0x100000001b3ull;
-	return h;
+	return XXH3_64bits_withSeed(p, n, seed);
+}
+
+static inline uint64_t hash_text(uint64_t seed, const char *text)
+{
+	return hash_bytes(seed, text, strlen(text));
 }
 
 /* dir/name; the other one alone where dir or name is "". NULL: no memory. The caller frees it. */

@@ -109,7 +109,7 @@ static struct line *find_line(uint64_t hash)
 /* False: equal lines were logged too often lately; this one is counted. */
 static bool is_logged(unsigned level, const char *text)
 {
-	uint64_t hash = hash_bytes(HASH_SEED, text, strlen(text));
+	uint64_t hash = hash_text(0, text);
 
 	LOCK_SCOPE(&to.lock);
 	struct line *l = find_line(hash);

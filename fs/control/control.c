@@ -7,6 +7,7 @@
 #include "fs/latest/latest.h"
 #include "fs/ops/ops.h"
 #include "fs/views/views.h"
+#include "io/number.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -230,11 +231,31 @@ static bool says(const char *buf, size_t size, const char *word)
 	       (size == n || (size == n + 1 && buf[n] == '\n'));
 }
 
-/* Of a file: its number, in text. 0 or -errno, as discard_failed(). */
-static int discard(struct fs *fs, const char *number)
+/* Whether buf is this word and a number. */
+static bool has_number(const char *buf, size_t size, const char *word, uint64_t *number)
+{
+	size_t n = strlen(word);
+	char text[32] = "";
+	const char *p = text;
+	if (size <= n || size - n >= sizeof(text) || strncmp(buf, word, n))
+		return false;
+	memcpy(text, buf + n, size - n);
+	return number_next(&p, number) && (!*p || !strcmp(p, "\n"));
+}
+
+static void reply_command(fuse_req_t req, size_t size, int err)
+{
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_write(req, size);
+}
+
+/* Of a file: its number. 0 or -errno, as discard_failed(). */
+static int discard(struct fs *fs, uint64_t ino)
 {
 	uint64_t id;
-	int err = discard_failed(fs, strtoull(number, NULL, 10), &id);
+	int err = discard_failed(fs, ino, &id);
 	if (!err)
 		fuse_lowlevel_notify_inval_inode(fs->se, id, 0, 0);
 	return err;
@@ -253,6 +274,7 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 			  struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
+	uint64_t number;
 	(void)fi;
 	session_may_block(fs);
 	if (id == C_CONTROL && says(buf, size, "retry")) {
@@ -262,28 +284,12 @@ static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t
 		retry_failed(fs);
 		staging_keep_again(fs->s);
 		fuse_reply_write(req, size);
-	} else if (id == C_CONTROL && size > 8 && size < 40 && !strncmp(buf, "discard ", 8)) {
-		char number[40] = "";
-		memcpy(number, buf + 8, size - 8);
-		int err = discard(fs, number);
-		if (err)
-			fuse_reply_err(req, -err);
-		else
-			fuse_reply_write(req, size);
-	} else if (id == C_CONTROL && size > 6 && size < 40 && !strncmp(buf, "force ", 6)) {
-		char number[40] = "";
-		memcpy(number, buf + 6, size - 6);
-		int err = force_commit(fs, strtoull(number, NULL, 10));
-		if (err)
-			fuse_reply_err(req, -err);
-		else
-			fuse_reply_write(req, size);
+	} else if (id == C_CONTROL && has_number(buf, size, "discard ", &number)) {
+		reply_command(req, size, discard(fs, number));
+	} else if (id == C_CONTROL && has_number(buf, size, "force ", &number)) {
+		reply_command(req, size, force_commit(fs, number));
 	} else if (id == C_CONTROL && says(buf, size, "drain")) {
-		int err = staging_drain(fs->s, 60000);
-		if (err)
-			fuse_reply_err(req, -err);
-		else
-			fuse_reply_write(req, size);
+		reply_command(req, size, staging_drain(fs->s, 60000));
 	} else {
 		fuse_reply_err(req, EINVAL);
 	}

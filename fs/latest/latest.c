@@ -139,7 +139,7 @@ static struct entry *entry_find(uint64_t id)
 /* latest.lock held. A directory that becomes a symlink gets a new id. */
 static struct entry *entry_get(const char *path, bool link, size_t len)
 {
-	uint64_t h = hash_bytes(link ? 1 : HASH_SEED, path, strlen(path));
+	uint64_t h = hash_text(link, path);
 	uint64_t id = control_tree_id(CONTROL_LATEST, h);
 	struct entry *e = entry_find(id);
 

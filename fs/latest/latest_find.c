@@ -104,7 +104,7 @@ int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 
 static struct lknown *known_at(const char *path)
 {
-	return &known[hash_bytes(HASH_SEED, path, strlen(path)) % KNOWN_MAX];
+	return &known[hash_text(0, path) % KNOWN_MAX];
 }
 
 struct lknown *lknown_find(const char *path)

@@ -96,8 +96,7 @@ static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
  * so every change alters the hash. */
 static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct look *out)
 {
-	*out = (struct look){.fingerprint = HASH_SEED,
-			     .foreign = !alone && !lfound_trusts(f, &d->st)};
+	*out = (struct look){.foreign = !alone && !lfound_trusts(f, &d->st)};
 	if (!alone)
 		out->newest_m = d->st.st_mtim;
 	for (size_t i = 0; i < d->n; i++) {

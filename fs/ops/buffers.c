@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "fs/formats/formats.h"
+#include "io/number.h"
 
 /* ---- the directory ---- */
 
@@ -66,10 +67,8 @@ static void buffers_readdir(fuse_req_t req, uint64_t id, size_t size, off_t off,
 /* The size in <bytes>.<anything>; 0: none. */
 static uint64_t size_in(const char *name)
 {
-	char *end;
-	errno = 0;
-	unsigned long long v = name[0] >= '1' && name[0] <= '9' ? strtoull(name, &end, 10) : 0;
-	return v && !errno && v <= INT64_MAX && end[0] == '.' && end[1] ? v : 0;
+	uint64_t v;
+	return number_next(&name, &v) && v <= INT64_MAX && name[0] == '.' && name[1] ? v : 0;
 }
 
 static void buffers_create(fuse_req_t req, const char *name, mode_t mode, struct fuse_file_info *fi)

@@ -13,6 +13,7 @@
  * only it knows: MOUNT/.cairn/freeze-<key>-<node>.
  */
 #include "fs/ops/inside.h"
+#include "io/number.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -104,7 +105,7 @@ bool freeze_lookup(fuse_req_t req, const char *name)
 	if (strncmp(name, fs->freezer.key, len) || name[len] != '-' || fuse_req_ctx(req)->uid != 0)
 		return false;
 	TREE_SCOPE(fs);
-	struct node *n = node_find(fs, strtoull(name + len + 1, NULL, 10));
+	struct node *n = node_find(fs, number_or_0(name + len + 1));
 	if (!n || !S_ISREG(n->attr.mode)) {
 		fuse_reply_err(req, ENOENT);
 		return true;

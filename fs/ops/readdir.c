@@ -4,6 +4,7 @@
  * same place.
  */
 #include "fs/ops/inside.h"
+#include "io/number.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -56,9 +57,7 @@ static void listing_clear(struct listing *l)
 
 static uint64_t hash_name(const char *name)
 {
-	uint64_t h = hash_bytes(HASH_SEED, name, strlen(name));
-	h ^= h >> 32;
-	h = (h * 0xd6e8feb86659fd93ull) >> 1; /* loff_t is signed */
+	uint64_t h = hash_text(0, name) >> 1; /* loff_t is signed */
 	return h < 16 ? h + 16 : h;
 }
 
@@ -265,7 +264,7 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 		staging_dir_put(fs->s, dir);
 		if (len > 0) {
 			text[len] = 0;
-			ino = strtoull(text, NULL, 10);
+			ino = number_or_0(text);
 		}
 	}
 	return ino;

@@ -9,6 +9,7 @@
  * and where too many wait, callers get an error and poll.
  */
 #include "fs/ops/inside.h"
+#include "io/number.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,10 +44,7 @@ bool wait_parse(const char *key, uint64_t *ms)
 		return false;
 	if (!*p)
 		return true;
-	if (*p++ != '.' || !*p || strlen(p) > 10 || strspn(p, "0123456789") != strlen(p))
-		return false;
-	*ms = strtoull(p, NULL, 10);
-	return *ms <= MS_MAX;
+	return *p == '.' && number_is(p + 1, ms) && *ms <= MS_MAX;
 }
 
 /* ---- what the answer is; the tree lock is held ---- */

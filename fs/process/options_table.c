@@ -2,6 +2,7 @@
  * The table of -o options: each one's parser, target and help text.
  */
 #include "fs/process/options.h"
+#include "io/number.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>
@@ -37,37 +38,17 @@ int options_refuse(const char *what, const char *value)
 
 static int parse_size(const char *text, uint64_t whole, uint64_t *out)
 {
-	char *end;
-	errno = 0;
-	if (text[0] < '0' || text[0] > '9')
+	const char *end = text;
+
+	if (!number_next_size(&end, out))
 		return -EINVAL;
-	unsigned long long v = strtoull(text, &end, 10);
-	unsigned shift = 0;
-	if (errno || end == text)
-		return -EINVAL;
-	switch (*end) {
-	case '%':
-		if (v > 100 || end[1])
-			return -EINVAL;
-		*out = whole / 100 * v;
-		return 0;
-	case 'T':
-	case 't': shift = 40; break;
-	case 'G':
-	case 'g': shift = 30; break;
-	case 'M':
-	case 'm': shift = 20; break;
-	case 'K':
-	case 'k': shift = 10; break;
-	case 0: *out = v; return 0;
-	default: return -EINVAL;
+	if (!strcmp(end, "%")) {
+		bool fits = *out <= 100 && strchr("0123456789", end[-1]);
+		*out *= whole / 100;
+		return fits ? 0 : -EINVAL;
 	}
-	if (end[1] && strcmp(end + 1, "iB") && strcmp(end + 1, "B"))
-		return -EINVAL;
-	if (v > UINT64_MAX >> shift)
-		return -ERANGE;
-	*out = v << shift;
-	return 0;
+	bool unit = end[-1] < '0' || end[-1] > '9';
+	return !*end || (unit && (!strcmp(end, "iB") || !strcmp(end, "B"))) ? 0 : -EINVAL;
 }
 
 /* ---- a function for each type of value ---- */
@@ -182,12 +163,12 @@ static int take_level(const struct option *as, const char *val, void *to)
 
 static int take_number(const struct option *as, const char *val, void *to)
 {
-	char *end, text[128];
-	unsigned long v = val ? strtoul(val, &end, 10) : 0;
+	char text[128];
+	uint64_t v;
 
 	if (!val)
 		return 0;
-	if (*end || !*val || v < 1 || v > as->arg) {
+	if (!number_is(val, &v) || v < 1 || v > as->arg) {
 		snprintf(text, sizeof(text), "%s%.40s: give a number from 1 to %u", as->name, val,
 			 as->arg);
 		return options_refuse(text, NULL);
@@ -198,10 +179,10 @@ static int take_number(const struct option *as, const char *val, void *to)
 
 static int take_seconds(const struct option *as, const char *val, void *to)
 {
-	char *end = NULL, text[64];
-	unsigned long v = val ? strtoul(val, &end, 10) : 0;
+	char text[64];
+	uint64_t v;
 
-	if (!val || !*val || *end || val[0] == '-' || v > as->arg) {
+	if (!val || !number_is(val, &v) || v > as->arg) {
 		snprintf(text, sizeof(text), "%s takes seconds, 0 to %u", as->name, as->arg);
 		return options_refuse(text, NULL);
 	}
@@ -211,19 +192,19 @@ static int take_seconds(const struct option *as, const char *val, void *to)
 
 static int take_node(const struct option *as, const char *val, void *to)
 {
-	char *end = NULL, text[160];
-	long v = val ? strtol(val, &end, 10) : 0;
+	char text[160];
+	uint64_t v;
 
-	if (!val || *val < '0' || *val > '9' || *end || v > (long)as->arg)
+	if (!val || !number_is(val, &v) || v > as->arg)
 		return options_refuse(
 			"numa= takes the number of a NUMA node, as in /sys/devices/system/node",
 			NULL);
 	int err = pin_check_node(NULL, (int)v);
 	snprintf(text, sizeof(text),
-		 err == -ENODEV ? "numa=%ld: there is no such NUMA node with memory; those that "
+		 err == -ENODEV ? "numa=%u: there is no such NUMA node with memory; those that "
 				  "are: /sys/devices/system/node/has_memory"
-				: "numa=%ld: this kernel has no NUMA nodes; leave it out",
-		 v);
+				: "numa=%u: this kernel has no NUMA nodes; leave it out",
+		 (unsigned)v);
 	if (err)
 		return options_refuse(text, NULL);
 	if (geteuid())

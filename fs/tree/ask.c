@@ -11,6 +11,7 @@
  * A thread without such a loop (replay, unit tests of the tree) asks at once.
  */
 #include "fs/tree/inside.h"
+#include "io/number.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -284,7 +285,7 @@ static bool is_known(const struct answer *a)
 static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st,
 		     uint64_t *ino)
 {
-	char text[24], *end;
+	char text[24];
 	*ino = st->st_ino;
 	if (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode))
 		return 0;
@@ -292,8 +293,8 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 	if (n <= 0)
 		return n && !xattr_is_absent(n) ? (int)n : 0;
 	text[n] = 0;
-	uint64_t shown = strtoull(text, &end, 10);
-	if (!*end && shown)
+	uint64_t shown = number_or_0(text);
+	if (shown)
 		*ino = shown;
 	return 0;
 }

@@ -31,31 +31,29 @@ static bool is_temporary(const char *name)
 }
 
 /* A run of digits counts as one '#'. */
-static uint64_t hash_shape(uint64_t h, const char *s, bool exact)
+static uint64_t hash_shape(uint64_t h, const char *s)
 {
-	for (; *s; s++) {
-		unsigned char c = (unsigned char)*s;
-		if (!exact && c >= '0' && c <= '9') {
-			while (s[1] >= '0' && s[1] <= '9')
-				s++;
-			c = '#';
-		}
-		h = (h ^ c) * 0x100000001b3ull;
-	}
-	return (h ^ '/') * 0x100000001b3ull;
+	char shape[MAX_NAME + 1];
+	size_t n = 0;
+	for (; *s && n < sizeof(shape); s++)
+		if (!isdigit((unsigned char)*s))
+			shape[n++] = *s;
+		else if (!isdigit((unsigned char)s[1]))
+			shape[n++] = '#';
+	return hash_bytes(h, shape, n);
 }
 
 /* All temporary names have one shape. */
 static uint64_t hash_name(uint64_t h, const char *name)
 {
-	return hash_shape(h ^ 2, is_temporary(name) ? "tmp*" : name, false);
+	return hash_shape(h ^ 2, is_temporary(name) ? "tmp*" : name);
 }
 
 static uint64_t hash_dirs(struct fs *fs, struct node *dir)
 {
-	uint64_t h = 0xcbf29ce484222325ull;
+	uint64_t h = 0;
 	for (unsigned depth = 0; dir && dir != fs->tree.root && dir->names && depth < 64; depth++) {
-		h = hash_shape(h, dir->names->name, false);
+		h = hash_shape(h, dir->names->name);
 		dir = dir->names->dir;
 	}
 	return h;
@@ -76,7 +74,7 @@ static void set(struct fs *fs, uint64_t key, uint64_t size)
 uint64_t expect_size(struct fs *fs, struct node *dir, const char *name)
 {
 	uint64_t h = hash_dirs(fs, dir);
-	uint64_t size = get(fs, hash_shape(h ^ 1, name, true));
+	uint64_t size = get(fs, hash_text(h ^ 1, name));
 	return size != STAGED_SIZE_UNKNOWN ? size : get(fs, hash_name(h, name));
 }
 
@@ -85,14 +83,14 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size)
 	if (!n->names)
 		return;
 	uint64_t h = hash_dirs(fs, n->names->dir);
-	set(fs, hash_shape(h ^ 1, n->names->name, true), size);
+	set(fs, hash_text(h ^ 1, n->names->name), size);
 	set(fs, hash_name(h, n->names->name), size);
 }
 
 /* A descriptor of the newest directory in parent, other than own, that has own's shape. */
 static int newest_sibling(struct fs *fs, int parent, const char *own)
 {
-	uint64_t shape = hash_shape(0, own, false);
+	uint64_t shape = hash_shape(0, own);
 	struct timespec when = {0};
 	struct dirent *e;
 	char name[256] = "";
@@ -106,7 +104,7 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 		return -ENOENT;
 	}
 	for (unsigned i = 0; i < ENTRIES_MAX && (e = readdir(d)); i++) {
-		if (!strcmp(e->d_name, own) || hash_shape(0, e->d_name, false) != shape ||
+		if (!strcmp(e->d_name, own) || hash_shape(0, e->d_name) != shape ||
 		    io_stat(fs->store, parent, e->d_name, &st) || !S_ISDIR(st.st_mode))
 			continue;
 		if (st.st_mtim.tv_sec > when.tv_sec ||
@@ -149,7 +147,7 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	staging_dir_put(fs->s, parent_id);
 	pthread_mutex_lock(&fs->tree.lock);
 	if (size != STAGED_SIZE_UNKNOWN) {
-		set(fs, hash_shape(h ^ 1, name, true), size);
+		set(fs, hash_text(h ^ 1, name), size);
 		set(fs, shape, size);
 	}
 	return size;

@@ -19,8 +19,7 @@ static unsigned id_bucket(uint64_t id)
 
 static unsigned name_bucket(uint64_t dir, const char *name)
 {
-	uint64_t h = hash_bytes(HASH_SEED ^ dir * 0x9e3779b97f4a7c15ull, name, strlen(name));
-	return (unsigned)((h ^ h >> 29) % NODE_BUCKETS);
+	return (unsigned)(hash_text(dir, name) % NODE_BUCKETS);
 }
 
 struct node *node_find(struct fs *fs, uint64_t id)

@@ -8,6 +8,7 @@
  *	views_list.c	listings
  *	views_layout.c	the layout of each file shown
  *	views_ckpt.c	the cache of parsed checkpoints
+ *	views_cache.c	what both caches are
  *	views_load.c	parsing one
  *	views_file.c	reading its files through the live tree
  *
@@ -20,6 +21,33 @@
 #include "fs/ops/ops.h"
 #include "fs/parser/parser.h"
 #include "fs/views/views.h"
+
+/* ---- views_cache.c ---- */
+
+struct vcached { /* the first member of what is cached */
+	struct vcached *next;
+	unsigned refs;
+	uint64_t cost;
+};
+
+/* The most recently used, first; the cache has one reference of each. */
+struct vcache {
+	pthread_mutex_t *lock; /* guards the list and the references */
+	struct vcached *first;
+	unsigned most; /* that it keeps, */
+	uint64_t most_cost; /* and their cost; the first one stays in any case */
+};
+
+/* The one of that key, and a reference; NULL: it is not cached. */
+struct vcached *vcache_find(struct vcache *v, bool (*is)(const struct vcached *, const void *key),
+			    const void *key);
+/* Adds x, which nobody else knows yet; the caller gets a reference, too. Calls drop, without the
+ * lock, for a reference of what is cached no longer. */
+void vcache_add(struct vcache *v, struct vcached *x, uint64_t cost, void (*drop)(struct vcached *));
+/* Takes x out of the cache, unless another thread has. */
+void vcache_drop(struct vcache *v, struct vcached *x, void (*drop)(struct vcached *));
+/* Whether that was the last reference: the caller frees x. */
+bool vcached_put(struct vcache *v, struct vcached *x);
 
 /* ---- views_file.c ---- */
 
@@ -59,8 +87,7 @@ int vckpt_item(void *ctx, const struct fmt_source *item, struct fmt_set *set, st
 
 /* A parsed version of a checkpoint. Constant, except for its open files. */
 struct vckpt {
-	struct vckpt *next; /* in the cache, most recently used first */
-	unsigned refs;
+	struct vcached cached;
 	struct fs *fs;
 	char *path; /* relative to the mount's root */
 	uint64_t version; /* hash of the files it was read from: names, sizes, times */
@@ -79,7 +106,7 @@ struct vckpt {
 	unsigned n_open;
 };
 
-/* Parses the checkpoint at that path; the caller gets the first reference. -ENOENT: there is none,
+/* Parses the checkpoint at that path; the caller owns it. -ENOENT: there is none,
  * or it is incomplete. A complete one that cannot be read is a result, too: see c->why. */
 int vckpt_load(struct fs *fs, const char *path, struct vckpt **out);
 void vckpt_free(struct vckpt *c);
@@ -176,8 +203,7 @@ int views_dir_stat(struct fs *fs, const struct caller *who, const char *path, st
 #define VIEWS_PART_BYTES 5000000000u /* Hugging Face's "5GB" */
 
 struct vlayout {
-	struct vlayout *next;
-	unsigned refs;
+	struct vcached cached;
 	struct view_key key; /* path belongs to c */
 	struct vckpt *c;
 	struct view *view;

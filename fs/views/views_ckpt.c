@@ -13,74 +13,28 @@
 #define TRUST_NS 1000000000u
 
 static pthread_mutex_t cache_lock = RANKED_MUTEX(RANK_VIEWS_CACHE); /* cache, refs */
-static struct vckpt *cache;
+static struct vcache cache = {&cache_lock, NULL, CACHE_MAX, CACHE_COST};
 static pthread_mutex_t load_lock = RANKED_MUTEX(RANK_VIEWS_LOAD); /* held while parsing */
 
 void vckpt_put(struct vckpt *c)
 {
-	pthread_mutex_lock(&cache_lock);
-	bool last = --c->refs == 0;
-	pthread_mutex_unlock(&cache_lock);
-	if (last)
+	if (vcached_put(&cache, &c->cached))
 		vckpt_free(c);
+}
+
+static void forget(struct vcached *x)
+{
+	vckpt_put((struct vckpt *)x);
+}
+
+static bool is_at(const struct vcached *x, const void *path)
+{
+	return !strcmp(((const struct vckpt *)x)->path, path);
 }
 
 static struct vckpt *cache_find(const char *path)
 {
-	pthread_mutex_lock(&cache_lock);
-	struct vckpt **pp = &cache, *c;
-	while ((c = *pp) && strcmp(c->path, path))
-		pp = &c->next;
-	if (c) {
-		*pp = c->next;
-		c->next = cache;
-		cache = c;
-		c->refs++;
-	}
-	pthread_mutex_unlock(&cache_lock);
-	return c;
-}
-
-static void cache_drop(struct vckpt *c)
-{
-	pthread_mutex_lock(&cache_lock);
-	struct vckpt **pp = &cache;
-	while (*pp && *pp != c)
-		pp = &(*pp)->next;
-	bool there = *pp == c;
-	if (there)
-		*pp = c->next;
-	pthread_mutex_unlock(&cache_lock);
-	if (there)
-		vckpt_put(c);
-}
-
-/* Adds c in front, with a reference of the cache's own. */
-static void cache_add(struct vckpt *c)
-{
-	struct vckpt *old = NULL;
-	uint64_t cost = 0;
-	unsigned n = 0;
-	pthread_mutex_lock(&cache_lock);
-	c->refs++;
-	c->next = cache;
-	cache = c;
-	for (struct vckpt **pp = &cache, *x; (x = *pp);) {
-		cost += x->cost;
-		if (n++ && (n > CACHE_MAX || cost > CACHE_COST)) {
-			*pp = x->next;
-			x->next = old;
-			old = x;
-		} else {
-			pp = &x->next;
-		}
-	}
-	pthread_mutex_unlock(&cache_lock);
-	while (old) {
-		struct vckpt *x = old;
-		old = x->next;
-		vckpt_put(x);
-	}
+	return (struct vckpt *)vcache_find(&cache, is_at, path);
 }
 
 /* Whether its files are still those that were parsed, and no writer has them open. */
@@ -138,14 +92,14 @@ int vckpt_get(struct fs *fs, const char *path, bool now, struct vckpt **out)
 	pthread_mutex_lock(&load_lock);
 	c = cache_find(path); /* another thread may have parsed it meanwhile */
 	if (c && !((!now && is_fresh(c)) || is_current(fs, c))) {
-		cache_drop(c);
+		vcache_drop(&cache, &c->cached, forget);
 		vckpt_put(c);
 		c = NULL;
 	}
 	if (!c) {
 		err = vckpt_load(fs, path, &c);
 		if (!err)
-			cache_add(c);
+			vcache_add(&cache, &c->cached, c->cost, forget);
 	}
 	pthread_mutex_unlock(&load_lock);
 	*out = c;

@@ -11,62 +11,30 @@
 #define LAYOUTS_BYTES (32u << 20) /* and their size altogether */
 
 static pthread_mutex_t layouts_lock = RANKED_MUTEX(RANK_VIEWS_LAYOUTS); /* layouts, refs */
-static struct vlayout *layouts;
+static struct vcache layouts = {&layouts_lock, NULL, LAYOUTS_MAX, LAYOUTS_BYTES};
 
 void vlayout_put(struct vlayout *l)
 {
-	pthread_mutex_lock(&layouts_lock);
-	bool last = --l->refs == 0;
-	pthread_mutex_unlock(&layouts_lock);
-	if (!last)
+	if (!vcached_put(&layouts, &l->cached))
 		return;
 	view_free(l->view);
 	vckpt_put(l->c);
 	free(l);
 }
 
-struct vlayout *vlayout_find(const struct view_key *key)
+static void forget(struct vcached *x)
 {
-	pthread_mutex_lock(&layouts_lock);
-	struct vlayout **pp = &layouts, *l;
-	while ((l = *pp) && !view_key_same(&l->key, key))
-		pp = &l->next;
-	if (l) {
-		*pp = l->next;
-		l->next = layouts;
-		layouts = l;
-		l->refs++;
-	}
-	pthread_mutex_unlock(&layouts_lock);
-	return l;
+	vlayout_put((struct vlayout *)x);
 }
 
-/* Adds it to the cache, with a reference of the cache's own. */
-static void layout_keep(struct vlayout *l)
+static bool is_layout(const struct vcached *x, const void *key)
 {
-	struct vlayout *old = NULL;
-	size_t bytes = 0;
-	unsigned n = 0;
-	pthread_mutex_lock(&layouts_lock);
-	l->refs++;
-	l->next = layouts;
-	layouts = l;
-	for (struct vlayout **pp = &layouts, *x; (x = *pp);) {
-		bytes += view_memory(x->view);
-		if (n++ && (n > LAYOUTS_MAX || bytes > LAYOUTS_BYTES)) {
-			*pp = x->next;
-			x->next = old;
-			old = x;
-		} else {
-			pp = &x->next;
-		}
-	}
-	pthread_mutex_unlock(&layouts_lock);
-	while (old) {
-		struct vlayout *x = old;
-		old = x->next;
-		vlayout_put(x);
-	}
+	return view_key_same(&((const struct vlayout *)x)->key, key);
+}
+
+struct vlayout *vlayout_find(const struct view_key *key)
+{
+	return (struct vlayout *)vcache_find(&layouts, is_layout, key);
 }
 
 static int make_part(struct vckpt *c, const struct view_key *key, struct view **out,
@@ -115,10 +83,9 @@ int vlayout_get(struct fs *fs, const struct view_key *key, struct vlayout **out)
 		free(l);
 		return err;
 	}
-	l->refs = 1;
 	l->key = *key;
 	l->key.path = l->c->path;
-	layout_keep(l);
+	vcache_add(&layouts, &l->cached, view_memory(l->view), forget);
 	*out = l;
 	return 0;
 }

@@ -223,12 +223,6 @@ static bool is_whole(const struct load *l)
 	return v.state == CKPT_COMPLETE;
 }
 
-static void hash_in(uint64_t *h, const void *p, size_t n)
-{
-	*h = hash_bytes(*h, p, n);
-	*h ^= *h >> 29;
-}
-
 void vckpt_restrict(struct stat *all, const struct stat *st, bool first)
 {
 	mode_t m = st->st_mode & 0444;
@@ -264,11 +258,8 @@ static int add_file(struct load *l, struct seen *s)
 	if (!f->name)
 		return -ENOMEM;
 	s->read = false; /* already added */
-	hash_in(&c->version, f->name, strlen(f->name));
-	hash_in(&c->version, &f->ino, sizeof(f->ino));
-	hash_in(&c->version, &f->size, sizeof(f->size));
-	hash_in(&c->version, &f->mtime.tv_sec, sizeof(f->mtime.tv_sec));
-	hash_in(&c->version, &f->mtime.tv_nsec, sizeof(f->mtime.tv_nsec));
+	uint64_t x[] = {f->ino, f->size, (uint64_t)f->mtime.tv_sec, (uint64_t)f->mtime.tv_nsec};
+	c->version = hash_bytes(hash_text(c->version, f->name), x, sizeof(x));
 	vckpt_restrict(&c->st, &s->st, c->n_files++ == 0);
 	return 0;
 }
@@ -374,8 +365,6 @@ static struct vckpt *vckpt_new(struct fs *fs, const char *path)
 		return NULL;
 	lock_init(&c->lock, RANK_VIEWS_CKPT);
 	c->fs = fs;
-	c->refs = 1;
-	c->version = HASH_SEED;
 	c->path = strdup(path);
 	if (c->path)
 		return c;

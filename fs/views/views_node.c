@@ -23,8 +23,7 @@ static unsigned key_bucket(const struct view_key *key)
 {
 	uint64_t h = key->version ^ key->i * 0x9e3779b97f4a7c15ull ^ (uint64_t)key->ranks << 32 ^
 		     (uint64_t)key->kind;
-	h = hash_bytes(h, key->path, strlen(key->path));
-	return (unsigned)((h ^ h >> 29) % BUCKETS);
+	return (unsigned)(hash_text(h, key->path) % BUCKETS);
 }
 
 struct vnode *vnode_find(uint64_t id)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/number.h"
 #include "io/scope.h"
 #include "lost.h"
 #include "table.h"
@@ -54,24 +55,12 @@ struct fault_queue {
 	struct io_write *failed; /* never sent; reaped first */
 };
 
-static bool parse_number(const char **p, uint64_t *out)
-{
-	char *end;
-
-	if (**p < '0' || **p > '9')
-		return false;
-	errno = 0;
-	*out = strtoull(*p, &end, 10);
-	*p = end;
-	return !errno;
-}
-
 static bool parse_rate(const char **p, struct plan *f)
 {
 	if (**p != '@')
-		return parse_number(p, &f->rate);
+		return number_next(p, &f->rate);
 	++*p;
-	if (!parse_number(p, &f->at) || !f->at)
+	if (!number_next(p, &f->at) || !f->at)
 		return false;
 	f->from_there_on = **p == '+';
 	*p += f->from_there_on;
@@ -98,7 +87,7 @@ static bool parse_kinds(const char *p, unsigned *out)
 static bool parse(const char *p, struct plan *f)
 {
 	*f = (struct plan){0};
-	return parse_number(&p, &f->seed) && *p++ == ':' && parse_rate(&p, f) && *p++ == ':' &&
+	return number_next(&p, &f->seed) && *p++ == ':' && parse_rate(&p, f) && *p++ == ':' &&
 	       parse_kinds(p, &f->kinds);
 }
 

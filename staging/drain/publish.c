@@ -809,12 +809,6 @@ void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
 		done(ctx, err);
 }
 
-void staging_when_durable(struct staging *s, uint64_t seq, void (*done)(void *ctx, int err),
-			  void *ctx)
-{
-	staging_when_synced(s, 0, seq, done, ctx);
-}
-
 /* ---- halting ---- */
 
 /* Publication stops here: the store stays a valid prefix, staging keeps the rest. */

@@ -4,6 +4,7 @@
  * one of our processes, cost half a second to two per GiB for untouched pages and a third of that
  * for small touched ones (docs/PERFORMANCE.md), be limited by RLIMIT_MEMLOCK, and end with the
  * process, at each restart of the worker. */
+#include "io/number.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>
@@ -64,14 +65,11 @@ void pin_option(int node, char out[32])
 
 static bool limit_in(const char *cgroups, const char *dir, const char *file, uint64_t *out)
 {
-	char path[1024], text[64], *end;
+	char path[1024], text[64];
+	const char *p = text;
 	snprintf(path, sizeof(path), "%.300s%.500s/%s", cgroups, dir, file);
 	read_text(path, text, sizeof(text));
-	unsigned long long v = strtoull(text, &end, 10);
-	if (end == text) /* "max", or missing */
-		return false;
-	*out = v;
-	return true;
+	return number_next(&p, out); /* not "max", nor missing */
 }
 
 /* Calls fn for the cgroup at dir and each of its ancestors, up to the root. */

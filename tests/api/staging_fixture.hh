@@ -214,10 +214,10 @@ private:
 	}
 };
 
-// Waits for staging_when_durable. The callback may come on any thread.
+// Waits until all up to seq is durable. The callback may come on any thread.
 class Durable {
 public:
-	Durable(staging *s, uint64_t seq) { staging_when_durable(s, seq, done, this); }
+	Durable(staging *s, uint64_t seq) { staging_when_synced(s, 0, seq, done, this); }
 	int wait()
 	{
 		std::unique_lock<std::mutex> hold(lock_);

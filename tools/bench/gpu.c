@@ -24,6 +24,7 @@
 #include <sys/statvfs.h>
 #include <time.h>
 
+#include "io/number.h"
 #include "tools/libcairn/priv.h"
 
 #define GiB (1ull << 30)
@@ -501,13 +502,11 @@ static int parse_sizes(char *s, struct options *o)
 
 	o->n_sizes = 0;
 	for (char *w = strtok_r(s, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
-		char *end;
-		unsigned long long v = strtoull(w, &end, 10);
-		const char *unit = *end ? strchr("KMG", *end) : NULL;
+		const char *end = w;
+		uint64_t v;
 
-		if (unit)
-			v <<= 10 * (unit - "KMG" + 1);
-		if (v < 2 * SAMPLE || v > 1ull << 42 || (*end && !unit) || o->n_sizes == 8)
+		if (!number_next_size(&end, &v) || *end || v < 2 * SAMPLE || v > 1ull << 42 ||
+		    o->n_sizes == 8)
 			return -EINVAL;
 		o->size[o->n_sizes++] = v;
 	}
@@ -520,7 +519,7 @@ static int parse_tensors(char *s, struct options *o)
 
 	o->n_tensors = 0;
 	for (char *w = strtok_r(s, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
-		unsigned long v = strtoul(w, NULL, 10);
+		uint64_t v = number_or_0(w);
 
 		if (!v || v > 100000 || o->n_tensors == 8)
 			return -EINVAL;

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "bench.h"
+#include "io/number.h"
 
 static const struct command {
 	const char *name;
@@ -78,20 +79,7 @@ static const struct option options[] = {
 
 static int parse_size(const char *s, uint64_t *out)
 {
-	static const char units[] = "KMGT";
-	const char *unit;
-	char *end;
-
-	errno = 0;
-	*out = strtoull(s, &end, 10);
-	if (errno || end == s || *s == '-')
-		return -EINVAL;
-	unit = *end ? strchr(units, *end) : NULL;
-	if (unit) {
-		*out <<= 10 * (unit - units + 1);
-		end++;
-	}
-	return *end || !*out ? -EINVAL : 0;
+	return number_next_size(&s, out) && !*s && *out ? 0 : -EINVAL;
 }
 
 static int parse_count(const char *s, unsigned *out)

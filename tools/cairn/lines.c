@@ -4,6 +4,7 @@
  * a line is shortened in the middle.
  */
 #include "cli.h"
+#include "io/number.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 unsigned screen_columns(FILE *f)
 {
 	const char *asked = getenv("COLUMNS");
-	unsigned long n = asked && *asked >= '0' && *asked <= '9' ? strtoul(asked, NULL, 10) : 0;
+	uint64_t n = asked ? number_or_0(asked) : 0;
 	struct winsize w;
 
 	if (!n && isatty(fileno(f)) && !ioctl(fileno(f), TIOCGWINSZ, &w))

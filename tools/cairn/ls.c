@@ -4,6 +4,7 @@
  * its kind and whether it is complete.
  */
 #include "ckpt.h"
+#include "io/number.h"
 #include "tier_where.h"
 
 #include <errno.h>
@@ -469,7 +470,7 @@ static void json_row(struct json_out *j, const struct row *r, bool on_mount)
 	json_put_i64(j, "mtime_ns", r->st.st_mtim.tv_nsec);
 	json_put_string(j, "state", or_null(r->state));
 	if (*r->pending)
-		json_put_u64(j, "pending", strtoull(r->pending, NULL, 10));
+		json_put_u64(j, "pending", number_or_0(r->pending));
 	if (S_ISREG(r->st.st_mode)) {
 		json_put_string(j, "lane", or_null(r->lane));
 		json_put_string(j, "checksum", or_null(r->sum));

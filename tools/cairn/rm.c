@@ -5,6 +5,7 @@
  * than the newest safe one, and what is being written. The newest safe one is always kept.
  */
 #include "ckpt.h"
+#include "io/number.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -341,15 +342,6 @@ static int retain(struct retain *r)
 	return code;
 }
 
-static bool number(const char *s, uint64_t *out)
-{
-	char *end;
-
-	errno = 0;
-	*out = strtoull(s, &end, 10);
-	return *s >= '0' && *s <= '9' && !*end && !errno && *out;
-}
-
 int cmd_rm(int argc, char **argv)
 {
 	static const struct option longs[] = {
@@ -369,7 +361,7 @@ int cmd_rm(int argc, char **argv)
 			r.json = true;
 		else if (c != 'n' && c != 'k')
 			return complain_option("rm", argv);
-		else if (!number(optarg, c == 'n' ? &r.keep_last : &r.keep_every))
+		else if (!(*(c == 'n' ? &r.keep_last : &r.keep_every) = number_or_0(optarg)))
 			return complain_usage("rm",
 					      "--keep-%s needs a positive integer, got \"%s\"",
 					      c == 'n' ? "last" : "every", optarg);

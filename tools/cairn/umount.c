@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "io/number.h"
 #include "tier_where.h"
 
 #define POLL_S 0.1
@@ -129,7 +130,7 @@ static int drain(struct unmounting *u)
 			break;
 		}
 		xattr_of_fd(u->p.root, KEY_PENDING, pending, sizeof(pending));
-		left = strtoull(pending, NULL, 10);
+		left = number_or_0(pending);
 		if (late(u))
 			return complain_late(u, d, left);
 		note = drain_note(d);

@@ -7,6 +7,7 @@
  * One getxattr(2) of user.cairn.wait per path returns when the state is final. Where the daemon has
  * no such attribute, or may not keep the call waiting, the state is polled.
  */
+#include "io/number.h"
 #include "tier_where.h"
 
 #include <errno.h>
@@ -183,7 +184,7 @@ static void check(struct target *t, bool ask_status)
 		return;
 	}
 	xattr_of_fd(t->p.fd, KEY_PENDING, pending, sizeof(pending));
-	t->pending = strtoull(pending, NULL, 10);
+	t->pending = number_or_0(pending);
 	if (is_done(t))
 		t->done = true;
 	else if (!strcmp(t->state, "failed"))
@@ -320,7 +321,7 @@ static void show_left(struct waiting *w, const struct target *now)
 
 		if (!t->done && t != now &&
 		    !xattr_of_fd(t->p.fd, KEY_PENDING, pending, sizeof(pending)))
-			t->pending = strtoull(pending, NULL, 10);
+			t->pending = number_or_0(pending);
 		left += t->done ? 0 : t->pending;
 	}
 	progress_left(&w->bar, left, now->state);
