@@ -235,8 +235,8 @@ struct staged_moved {
 	uint64_t after_ns; /* not before this time */
 };
 
-/* State at the last seal; staged_changed compares with it. seal.c */
-struct staged_sealed {
+/* State at the last seal, or when the file was last looked at; staged_changed compares with it. */
+struct staged_last {
 	bool once;
 	uint64_t ns; /* CLOCK_REALTIME */
 	uint64_t size, blocks;
@@ -277,12 +277,13 @@ struct staged_io {
 	/* held to persist an fsync's version: no bytes move */
 	pthread_mutex_t cut;
 	int rw; /* O_RDWR for relay writes, -1 */
-	uint64_t tmp_id; /* reserved store file, 0 = none */
+	uint64_t tmp_id; /* unpublished store file, 0 = none */
 	int tmp_fd;
 	bool tmp_direct;
 	uint64_t tmp_size; /* size for which blocks were allocated */
 	uint64_t promised; /* or bytes of the reserve, for a small one */
-	uint64_t held_from, held_to; /* range for which space_for_write allocated blocks */
+	uint64_t allocated_from,
+		allocated_to; /* range for which space_for_write allocated blocks */
 	_Atomic uint64_t torn_at; /* offset at which a write failed */
 	/* what the file tmp_id has already, changed under s->lock, too; NULL */
 	struct early *early;
@@ -315,7 +316,7 @@ struct staged {
 	struct staged_memory memory;
 	struct staged_ahead ahead;
 	struct staged_moved moved;
-	struct staged_sealed sealed;
+	struct staged_last last;
 	struct staged_base base;
 	struct staged_space space;
 	struct staged_io io;

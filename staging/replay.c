@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Replay: the log is read from its beginning, and its state is restored. */
+#include "io/full.h"
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -29,12 +30,12 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r,
 			  enum staged_state st)
 {
-	f->sealed.size = r->size;
-	f->sealed.atime = r->atime;
-	f->sealed.mtime = r->mtime;
-	f->sealed.ctime = r->when;
-	f->sealed.blocks = (r->size + 511) / 512;
-	f->sealed.once = true;
+	f->last.size = r->size;
+	f->last.atime = r->atime;
+	f->last.mtime = r->mtime;
+	f->last.ctime = r->when;
+	f->last.blocks = (r->size + 511) / 512;
+	f->last.once = true;
 	if (r->flags & REC_FSYNCED)
 		return; /* it was written again */
 	sf_set_state(s, f, st);
@@ -190,19 +191,17 @@ static int log_set_damaged_aside(struct staging *s, size_t good)
 {
 	char name[32], keep[64], buf[65536];
 	size_t at = 0;
-	ssize_t n;
 
 	int fd = log_open_segment(s, s->head->segment + 1, O_CREAT | O_TRUNC);
 	if (fd < 0)
 		return fd;
-	while (at < good) {
+	for (; at < good; at += sizeof(buf)) {
 		size_t want = good - at < sizeof(buf) ? good - at : sizeof(buf);
-		n = pread(s->log.fd, buf, want, (off_t)at);
-		if (n <= 0 || pwrite(fd, buf, (size_t)n, (off_t)at) != n) {
+		if (full_pread(s->log.fd, buf, want, at) != (ssize_t)want ||
+		    full_pwrite(fd, buf, want, at)) {
 			close(fd);
 			return -EIO;
 		}
-		at += (size_t)n;
 	}
 	log_segment_name(s->head->segment, name);
 	snprintf(keep, sizeof(keep), "log.damaged.%lld", (long long)time(NULL));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * After a replay: unreferenced files in staging or in the store's tmp/ are removed if they are
  * known to be ours and finished, and are otherwise kept in lost+found. */
+#include "io/entries.h"
 #include "staging/replay.h"
 
 #include <dirent.h>
@@ -170,11 +171,21 @@ static bool parse_name(const char *name, uint64_t *id)
 	return name[16] == 0;
 }
 
+struct out {
+	struct io_store *store;
+	int fd;
+};
+
+static int put_out(void *ctx, const void *buf, size_t len, uint64_t off)
+{
+	struct out *o = ctx;
+	return io_pwrite(o->store, o->fd, buf, len, off);
+}
+
 /* For a file that outgrew memory the older bytes are there already. */
 static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 {
 	bool direct;
-	char buf[65536];
 	struct stat st;
 	int from = openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	if (from < 0)
@@ -184,14 +195,8 @@ static int copy_out(struct staging *s, int dirfd, const char *name, uint64_t id)
 	if (made)
 		to = io_tmp_create(s->o.store, id, false, &direct);
 	err = to < 0 ? to : fstat(from, &st) ? -errno : 0;
-	off_t off = 0;
-	while (!err && (off = lseek(from, off, SEEK_DATA)) >= 0) {
-		ssize_t n = pread(from, buf, sizeof(buf), off);
-		if (n == 0)
-			break;
-		err = n < 0 ? -errno : io_pwrite(s->o.store, to, buf, (size_t)n, (uint64_t)off);
-		off += n > 0 ? n : 0;
-	}
+	if (!err)
+		err = data_each(from, (uint64_t)st.st_size, put_out, &(struct out){s->o.store, to});
 	if (!err)
 		err = io_truncate(s->o.store, to, (uint64_t)st.st_size);
 	if (!err)
@@ -398,21 +403,15 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 
 static int sweep_dir(struct staging *s, int dirfd, const struct named *named, bool orphaned)
 {
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (fd < 0)
+	CLEANUP_DIR DIR *d = entries_at(dirfd, ".");
+	if (!d)
 		return -errno;
-	DIR *d = fdopendir(fd);
-	if (!d) {
-		close(fd);
-		return -ENOMEM;
-	}
-	for (struct dirent *e; (e = readdir(d));)
+	for (struct dirent *e; (e = entries_next(d));)
 		if (!strncmp(e->d_name, BUFFER_PREFIX, sizeof(BUFFER_PREFIX) - 1) &&
 		    dirfd == s->o.place.huge)
 			buffer_sweep(s, e->d_name);
 		else if (e->d_name[0] != '.')
 			sweep_one(s, dirfd, e->d_name, named, orphaned);
-	closedir(d);
 	return 0;
 }
 
@@ -431,10 +430,9 @@ static int sweep_store(struct staging *s, bool orphaned)
 static bool is_as_sealed(struct staged *f)
 {
 	struct stat st;
-	return f->sealed.once && !sf_ensure_fd(f) && !fstat(f->fd, &st) &&
-	       (uint64_t)st.st_size == f->sealed.size &&
-	       st.st_mtim.tv_sec == f->sealed.mtime.tv_sec &&
-	       st.st_mtim.tv_nsec == f->sealed.mtime.tv_nsec;
+	return f->last.once && !sf_ensure_fd(f) && !fstat(f->fd, &st) &&
+	       (uint64_t)st.st_size == f->last.size && st.st_mtim.tv_sec == f->last.mtime.tv_sec &&
+	       st.st_mtim.tv_nsec == f->last.mtime.tv_nsec;
 }
 
 /* A file that was fsynced, and closed without another write, has its version in the order: no
@@ -508,17 +506,10 @@ int staging_sweep(struct staging *s, bool orphaned)
 
 void sweep_tmp_all(struct staging *s)
 {
-	int tmp = io_store_tmp(s->o.store),
-	    fd = tmp < 0 ? -1 : openat(tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	int tmp = io_store_tmp(s->o.store);
+	CLEANUP_DIR DIR *d = tmp < 0 ? NULL : entries_at(tmp, ".");
 	uint64_t id;
-	if (!d) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	for (struct dirent *e; (e = readdir(d));)
+	for (struct dirent *e; (e = entries_next(d));)
 		if (parse_name(e->d_name, &id))
-			unlinkat(fd, e->d_name, 0);
-	closedir(d);
+			unlinkat(tmp, e->d_name, 0);
 }

@@ -3,10 +3,12 @@
  * Errors, sources, dtypes, UTF-8 and the arena.
  */
 #include "fs/formats/inside.h"
+#include "io/full.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 /* ---- errors ----------------------------------------------------------------------- */
 
@@ -50,6 +52,39 @@ struct fmt_source fmt_part(const struct fmt_source *s, uint64_t off, uint64_t si
 	part.base += off;
 	part.size = size < s->size - off ? size : s->size - off;
 	return part;
+}
+
+static int file_read(void *ctx, uint64_t off, void *buf, size_t len)
+{
+	ssize_t n = full_pread((int)(intptr_t)ctx, buf, len, off);
+
+	return n < 0 ? (int)n : (size_t)n < len ? -EIO : 0; /* it was truncated */
+}
+
+int fmt_file(int fd, struct fmt_source *out)
+{
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st))
+		return fd < 0 ? fd : -errno;
+	*out = (struct fmt_source){
+		.size = (uint64_t)st.st_size, .read = file_read, .ctx = (void *)(intptr_t)fd};
+	return S_ISREG(st.st_mode) ? 0 : -EINVAL;
+}
+
+int fmt_file_own(int fd, struct fmt_source *out)
+{
+	int err = fmt_file(fd, out);
+
+	if (err && fd >= 0)
+		close(fd);
+	return err;
+}
+
+void fmt_file_close(void *ctx, struct fmt_source *s)
+{
+	(void)ctx;
+	close((int)(intptr_t)s->ctx);
 }
 
 static int memory_read(void *ctx, uint64_t off, void *buf, size_t len)

@@ -56,6 +56,12 @@ int fmt_read(const struct fmt_source *s, uint64_t off, void *buf, size_t len);
 struct fmt_source fmt_part(const struct fmt_source *s, uint64_t off, uint64_t size);
 /* A source over memory, which it borrows. */
 struct fmt_source fmt_memory(const void *bytes, size_t len);
+/* A source over a regular file, whose descriptor it borrows. fd < 0 is returned; -EINVAL: it is no
+ * regular file. A read returns -EIO if the file has become shorter. */
+int fmt_file(int fd, struct fmt_source *out);
+/* The same, and the descriptor is closed by fmt_file_close() or an error. ctx is not used. */
+int fmt_file_own(int fd, struct fmt_source *out);
+void fmt_file_close(void *ctx, struct fmt_source *s);
 
 /* ---- text ------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
  * by timestamps.
  */
 #include "fs/latest/inside.h"
+#include "io/entries.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -73,26 +74,16 @@ static bool is_dir_at(int fd, const struct dirent *e)
 
 int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 {
-	int err = 0, fd;
+	int err;
 
 	*d = (struct ldir){.fd = latest_open(io_store_root(fs->store), path, O_DIRECTORY)};
 	if (d->fd < 0)
 		return d->fd;
-	fd = fcntl(d->fd, F_DUPFD_CLOEXEC, 0);
-	DIR *list = fd < 0 ? NULL : fdopendir(fd);
-	if (!list || fstat(d->fd, &d->st)) {
-		err = -errno;
-		if (!list && fd >= 0)
-			close(fd);
-	}
-	for (struct dirent *e; !err && (e = readdir(list));) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
-		    (!*path && !strcmp(e->d_name, CONTROL_DIR_NAME)))
-			continue;
-		err = ldir_add(d, e->d_name, is_dir_at(d->fd, e));
-	}
-	if (list)
-		closedir(list);
+	CLEANUP_DIR DIR *list = entries_at(d->fd, ".");
+	err = !list || fstat(d->fd, &d->st) ? -errno : 0;
+	for (struct dirent *e; !err && (e = entries_next(list));)
+		if (*path || strcmp(e->d_name, CONTROL_DIR_NAME))
+			err = ldir_add(d, e->d_name, is_dir_at(d->fd, e));
 	if (err)
 		ldir_close(d);
 	else

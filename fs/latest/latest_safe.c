@@ -17,46 +17,11 @@
 
 /* ---- completeness ---- */
 
-static int source_read(void *ctx, uint64_t off, void *buf, size_t len)
-{
-	int fd = *(int *)ctx;
-	for (size_t got = 0; got < len;) {
-		ssize_t n = pread(fd, (char *)buf + got, len - got, (off_t)(off + got));
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		got += (size_t)n;
-	}
-	return 0;
-}
-
 static int source_open(void *ctx, const char *name, struct fmt_source *out)
 {
 	const struct ldir *d = ctx;
-	int *fd = malloc(sizeof(*fd));
-	struct stat st;
 
-	if (!fd)
-		return -ENOMEM;
-	*fd = latest_open(d->fd, name, 0);
-	int err = *fd < 0 ? *fd : fstat(*fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
-	if (!err) {
-		*out = (struct fmt_source){
-			.size = (uint64_t)st.st_size, .read = source_read, .ctx = fd};
-		return 0;
-	}
-	if (*fd >= 0)
-		close(*fd);
-	free(fd);
-	return err;
-}
-
-static void source_close(void *ctx, struct fmt_source *s)
-{
-	(void)ctx;
-	close(*(int *)s->ctx);
-	free(s->ctx);
+	return fmt_file_own(latest_open(d->fd, name, 0), out);
 }
 
 struct look {
@@ -218,7 +183,7 @@ static int judge(const struct lfound *f, const char *path, const struct ckpt_kin
 	bool old = latest_settled(l->newest_c) && latest_settled(d.st.st_ctim);
 	struct ckpt_content c = {.kind = *kind, .v = d.v, .n = d.n};
 	struct ckpt_io io = {
-		.ctx = &d, .open = source_open, .close = source_close, .max_bytes = METADATA_MAX};
+		.ctx = &d, .open = source_open, .close = fmt_file_close, .max_bytes = METADATA_MAX};
 	d.v = NULL;
 	d.n = 0;
 	err = parser_content(f->fs, path, &c, &io, CKPT_SOUND);

@@ -203,7 +203,7 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 	if (!err && !again)
 		err = node_stat(fs, n, &st);
 	if (n)
-		n->holds++;
+		n->refs++;
 	if (!err && (set & FUSE_SET_ATTR_SIZE) && !again)
 		err = set_size(fs, n, (uint64_t)a->st_size);
 	if (!err && !again && (set & FUSE_SET_ATTR_SIZE))
@@ -211,7 +211,7 @@ static int try_setattr(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct stat
 	if (!err && !again)
 		err = set_attr(req, fs, n, a, set);
 	if (n)
-		n->holds--;
+		n->refs--;
 	if (err == -EINPROGRESS || err == ASK_AGAIN)
 		return err;
 	if (err == -ESTALE && n && n->fork.to) {

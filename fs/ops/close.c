@@ -69,7 +69,7 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		staged_look_mapped(f.sf);
 	}
 	f.changed = n->version.rdwr || staged_changed(f.sf);
-	int err = f.changed ? node_reserve_now(fs, f.sf) : 0;
+	int err = f.changed ? node_allocate_now(fs, f.sf) : 0;
 	if (err == -EAGAIN && (later = malloc(sizeof(*later)))) {
 		*later = f;
 		session_offload(fs, flush_later, later);
@@ -107,7 +107,7 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 			r.flags |= REC_SEALED;
 		}
 		/* dropping the last reference frees memory, which is not done with the lock held */
-		struct buffer *buf = buffers_hold(n);
+		struct buffer *buf = buffers_ref(n);
 		if (fs_record(fs, &r))
 			fs_apply(fs, &r); /* closed even if it cannot be logged */
 		/* only now: a resent request to another worker might close another file's backing
@@ -123,12 +123,12 @@ void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		if (n->sf && !n->writers && !n->fork.to)
 			staged_get_state(n->sf, &i);
 		if (i.state == STAGED_OPEN) {
-			n->holds++;
+			n->refs++;
 			if (wrote_rdwr || n->version.close_error || staged_changed(n->sf))
 				node_seal_closed(fs, n);
 			else
 				node_unchanged(fs, n);
-			n->holds--;
+			n->refs--;
 		}
 		if (!n->nlookup)
 			node_release(fs, n);

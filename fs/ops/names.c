@@ -236,10 +236,10 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	if (err)
 		return err;
 	struct dentry *d = n->names;
-	while (d->name_next && !d->sealed)
+	while (d->name_next && !d->ordered)
 		d = d->name_next;
 	r.node = n->id;
-	r.flags = d->sealed ? 0 : REC_ABSENT;
+	r.flags = d->ordered ? 0 : REC_ABSENT;
 	r.dir = d->dir->id;
 	r.name = d->name;
 	r.dir2 = parent;
@@ -376,7 +376,7 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		d2 = dentry_find(fs, dir2, name2);
 		r.flags = (S_ISDIR(n->attr.mode) ? REC_DIR : 0) |
 			  (victim || (d2 && d2->store_has) ? REC_OVER : 0) |
-			  (d->sealed	  ? 0
+			  (d->ordered	  ? 0
 			   : d->store_has ? REC_SHADOW
 					  : REC_ABSENT);
 		err = fs_record(fs, &r);

@@ -130,13 +130,13 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 		if (err)
 			return err;
 	}
-	int held;
-	err = n->sf ? staged_use(n->sf, &held) : 0;
+	int sf_fd;
+	err = n->sf ? staged_use(n->sf, &sf_fd) : 0;
 	if (err == -ENODATA)
 		node_set_sf(fs, n, NULL); /* in the store since */
 	else if (err)
 		return err;
-	struct staged *hold = n->sf ? staged_ref(n->sf) : NULL;
+	struct staged *sf = n->sf ? staged_ref(n->sf) : NULL;
 	if (lane == LANE_RELAY && !n->sf) {
 		fd = node_open_store(fs, n);
 		if (fd < 0)
@@ -152,9 +152,9 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		r.flags = REC_WRITE | ((fi->flags & O_ACCMODE) == O_RDWR ? REC_RDWR : 0);
 	err = fs_record(fs, &r);
-	if (hold) {
-		staged_unuse(hold);
-		staged_unref(hold);
+	if (sf) {
+		staged_unuse(sf);
+		staged_unref(sf);
 	}
 	if (err) {
 		if (fd >= 0)
@@ -247,7 +247,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 		  : write		  ? share_of_files(fuse_req_ctx(req)->uid)
 					  : 0;
 	if (n)
-		n->holds++;
+		n->refs++;
 	staged_let_go(was);
 	*was = n && n->sf ? staged_ref(n->sf) : NULL;
 	if (!err && n->buf)
@@ -272,7 +272,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 	if (!err && trunc && !write && !n->buf)
 		node_seal_closed(fs, n);
 	if (n)
-		n->holds--;
+		n->refs--;
 	if (err == -EINPROGRESS || err == ASK_AGAIN)
 		return err;
 	if (err == -ESTALE && n && n->fork.to)
@@ -378,16 +378,16 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	int err = flags & O_TRUNC ? node_written(req, fs, m) : 0;
 	if (err < 0)
 		return err;
-	m->holds++;
+	m->refs++;
 	err = node_make_writable(fs, m, flags & O_TRUNC);
-	m->holds--;
+	m->refs--;
 	if (err != -ESTALE || !m->fork.to)
 		return err;
 	*n = m = node_current(fs, m->id);
 	fork_tell(fs, m, NULL, NULL);
-	m->holds++;
+	m->refs++;
 	err = node_make_writable(fs, m, flags & O_TRUNC);
-	m->holds--;
+	m->refs--;
 	return err;
 }
 

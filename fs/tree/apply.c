@@ -133,7 +133,7 @@ static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *n
 	links_changed(n, r->seq);
 	if (last && last->dir == dir && !strcmp(last->name, name))
 		for (struct dentry *d = n->names; d; d = d->name_next)
-			if (d->sealed) {
+			if (d->ordered) {
 				node_place_add(fs, n, r->seq, d->dir->id, d->name);
 				break;
 			}
@@ -149,9 +149,9 @@ static struct dentry *name_new(struct fs *fs, uint64_t dir_id, const char *name,
 		return NULL;
 	d->seq = r->seq;
 	if (in_store)
-		d->store_has = d->sealed = true;
+		d->store_has = d->ordered = true;
 	else
-		d->sealed = false;
+		d->ordered = false;
 	dir_changed(dir, r, n && S_ISDIR(n->attr.mode) ? 1 : 0);
 	return d;
 }
@@ -237,7 +237,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 	if (!from || !from->node)
 		return;
 	struct node *n = from->node, *victim = to ? to->node : NULL;
-	bool sealed = from->sealed, had = to && to->store_has;
+	bool sealed = from->ordered, had = to && to->store_has;
 	bool dir = S_ISDIR(n->attr.mode);
 	struct node *from_dir = from->dir;
 
@@ -368,7 +368,7 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 	if (n->names)
 		node_place_add(fs, n, r->seq, n->names->dir->id, n->names->name);
 	for (struct dentry *d = n->names; d; d = d->name_next) {
-		d->store_has = d->sealed = true;
+		d->store_has = d->ordered = true;
 		d->seq = r->seq;
 		if (d->dir->seq.names < r->seq)
 			d->dir->seq.names = r->seq;
@@ -460,7 +460,7 @@ static void apply_node(struct fs *fs, const struct rec *r)
 	if (n->attr.unknown)
 		n->attr.unknown--;
 	d->seq = 0;
-	d->sealed = sealed;
+	d->ordered = sealed;
 	d->store_has = sealed || (r->flags & REC_SHADOW);
 	if (sealed && !S_ISDIR(n->attr.mode) && !n->stored.places)
 		node_place_add(fs, n, 0, r->dir, r->name);
@@ -601,8 +601,8 @@ struct rec rec_node(struct node *n, struct dentry *d)
 	if (d) {
 		r.dir = d->dir->id;
 		r.name = d->name;
-		r.flags = (d->sealed ? REC_SEALED : 0) |
-			  (!d->sealed && d->store_has ? REC_SHADOW : 0);
+		r.flags = (d->ordered ? REC_SEALED : 0) |
+			  (!d->ordered && d->store_has ? REC_SHADOW : 0);
 	}
 	return r;
 }

@@ -11,6 +11,7 @@
  * A thread without such a loop (replay, unit tests of the tree) asks at once.
  */
 #include "fs/tree/inside.h"
+#include "io/entries.h"
 #include "io/number.h"
 
 #include <dirent.h>
@@ -49,13 +50,13 @@ static _Thread_local struct {
 	bool active; /* this thread has a loop that asks */
 	unsigned depth, outer; /* nested loops: how many, a bit for each active outer one */
 	struct answer *all, *wanted;
-	struct held *held;
+	struct node_ref *refs;
 } mine;
 
 /* Keeps a node while the store is asked about it: freed and looked up again, it would get another
  * id. */
-struct held {
-	struct held *next, *mine_next;
+struct node_ref {
+	struct node_ref *next, *mine_next;
 	struct node *n;
 	atomic_bool done;
 };
@@ -111,16 +112,16 @@ static void drop_all(void)
 		free(a);
 	}
 	mine.all = mine.wanted = NULL;
-	for (struct held *h = mine.held, *next; h; h = next) {
+	for (struct node_ref *h = mine.refs, *next; h; h = next) {
 		next = h->mine_next;
 		atomic_store(&h->done, true); /* ask_let_go() unlocks the rest */
 	}
-	mine.held = NULL;
+	mine.refs = NULL;
 }
 
 void ask_release(struct fs *fs, struct node *n)
 {
-	struct held *h = mine.held;
+	struct node_ref *h = mine.refs;
 	if (!mine.wanted || n == fs->tree.root) {
 		node_release(fs, n);
 		return;
@@ -129,20 +130,20 @@ void ask_release(struct fs *fs, struct node *n)
 		h = h->mine_next;
 	if (h || !(h = calloc(1, sizeof(*h))))
 		return; /* without memory the node stays longer */
-	n->holds++;
-	*h = (struct held){.next = fs->tree.held, .mine_next = mine.held, .n = n};
-	fs->tree.held = mine.held = h;
+	n->refs++;
+	*h = (struct node_ref){.next = fs->tree.refs, .mine_next = mine.refs, .n = n};
+	fs->tree.refs = mine.refs = h;
 }
 
 void ask_let_go(struct fs *fs)
 {
-	for (struct held **pp = &fs->tree.held, *h; (h = *pp);) {
+	for (struct node_ref **pp = &fs->tree.refs, *h; (h = *pp);) {
 		if (!atomic_load(&h->done)) {
 			pp = &h->next;
 			continue;
 		}
 		*pp = h->next;
-		h->n->holds--;
+		h->n->refs--;
 		node_release(fs, h->n);
 		free(h);
 	}
@@ -406,18 +407,10 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 	}
 	if (l->read)
 		return 0;
-	int fd = io_open_list(fs->store, dirfd);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	if (!d) {
-		if (fd >= 0)
-			close(fd);
-		return fd < 0 ? fd : -ENOMEM;
-	}
-	int err = 0;
+	CLEANUP_DIR DIR *d = entries_of(io_open_list(fs->store, dirfd));
+	int err = d ? 0 : -errno;
 	size_t cap = 0;
-	while (!err && (errno = 0, e = readdir(d))) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-			continue;
+	while (!err && (e = entries_next(d))) {
 		if (l->n == cap) {
 			void *more = realloc(l->v, (cap = cap ? cap * 2 : 64) * sizeof(*l->v));
 			err = more ? 0 : -ENOMEM;
@@ -434,7 +427,6 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 			err = -ENOMEM;
 	}
 	err = err ? err : -errno; /* an incomplete listing is an error */
-	closedir(d);
 	if (l->n)
 		qsort(l->v, l->n, sizeof(*l->v), by_name);
 	l->read = !err;

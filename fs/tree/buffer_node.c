@@ -152,7 +152,7 @@ int buffers_make(struct fs *fs, struct buffer *b, const char *name, uint64_t siz
 	return err;
 }
 
-struct buffer *buffers_hold(struct node *n)
+struct buffer *buffers_ref(struct node *n)
 {
 	return n->buf ? buffer_ref(n->buf->b) : NULL;
 }
@@ -194,10 +194,10 @@ int buffers_resize(struct fs *fs, struct node *n, uint64_t size)
 	node_wait_busy(fs, n);
 	if (!n->buf)
 		return -ESTALE;
-	uint64_t held = buffers_blocks(n) * 512;
-	int err = size > held ? share_of_buffers(fs, n->attr.uid, buffers_of(fs, n->attr.uid),
-						 size - held)
-			      : 0;
+	uint64_t taken = buffers_blocks(n) * 512;
+	int err = size > taken ? share_of_buffers(fs, n->attr.uid, buffers_of(fs, n->attr.uid),
+						  size - taken)
+			       : 0;
 	if (err)
 		return err;
 	struct buffer *b = buffer_ref(n->buf->b);

@@ -38,38 +38,19 @@ uint64_t commit_dir(struct fs *fs, uint64_t ino)
 	return 0;
 }
 
-static int read_source(void *ctx, uint64_t off, void *buf, size_t len)
-{
-	int fd = *(const int *)ctx;
-	while (len) {
-		ssize_t n = pread(fd, buf, len, (off_t)off);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		buf = (char *)buf + n;
-		off += (uint64_t)n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
 /* 0: l->set is the list; NULL: not a DCP .metadata, so there is nothing to wait for, or l->damaged
  * says why it cannot be read. Otherwise it is not known: the store did not answer, or the parser
  * does not run. */
 static int read_list(struct fs *fs, int fd, struct list *l)
 {
-	struct fmt_source s = {.read = read_source, .ctx = &fd};
+	struct fmt_source s;
 	struct fmt_error e = {.at = FMT_NOWHERE};
-	struct stat st;
+	int err = fmt_file(fd, &s);
 
-	if (fstat(fd, &st))
-		return -errno;
-	if (st.st_size <= 0)
-		return 0;
-	s.size = (uint64_t)st.st_size;
+	if (err || !s.size)
+		return err;
 	l->set = fmt_set_new();
-	int err = l->set ? parser_files(fs, ".metadata", &s, l->set, &e) : -ENOMEM;
+	err = l->set ? parser_files(fs, ".metadata", &s, l->set, &e) : -ENOMEM;
 	if (!err)
 		return 0;
 	fmt_set_free(l->set);

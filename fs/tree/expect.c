@@ -6,6 +6,7 @@
  * as the last one in such a directory.
  */
 #include "fs/tree/inside.h"
+#include "io/entries.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -95,15 +96,9 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 	struct dirent *e;
 	char name[256] = "";
 	struct stat st;
-	int fd = io_open_list(fs->store, parent);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_of(io_open_list(fs->store, parent));
 
-	if (!d) {
-		if (fd >= 0)
-			close(fd);
-		return -ENOENT;
-	}
-	for (unsigned i = 0; i < ENTRIES_MAX && (e = readdir(d)); i++) {
+	for (unsigned i = 0; i < ENTRIES_MAX && (e = entries_next(d)); i++) {
 		if (!strcmp(e->d_name, own) || hash_shape(0, e->d_name) != shape ||
 		    io_stat(fs->store, parent, e->d_name, &st) || !S_ISDIR(st.st_mode))
 			continue;
@@ -113,14 +108,12 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 			strcpy(name, e->d_name);
 		}
 	}
-	closedir(d);
 	return name[0] ? io_open_dir(fs->store, parent, name) : -ENOENT;
 }
 
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 {
-	uint64_t h = hash_dirs(fs, dir), shape = hash_name(h, name),
-		 size = STAGED_SIZE_UNKNOWN;
+	uint64_t h = hash_dirs(fs, dir), shape = hash_name(h, name), size = STAGED_SIZE_UNKNOWN;
 	char own[256];
 	struct stat st;
 	int parent;

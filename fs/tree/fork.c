@@ -140,9 +140,9 @@ int fork_await(struct fs *fs, struct node *n)
 			.tv_sec = (time_t)(n->fork.awaited_ns / 1000000000u),
 			.tv_nsec = (long)(n->fork.awaited_ns % 1000000000u),
 		};
-		n->holds++;
+		n->refs++;
 		pthread_cond_timedwait(&fs->tree.busy_cond, &fs->tree.lock, &t);
-		n->holds--;
+		n->refs--;
 	}
 	return 0;
 }

@@ -212,7 +212,7 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 {
 	dentry_name(fs, d, NULL);
 	d->seq = seq;
-	d->store_has = d->sealed = false;
+	d->store_has = d->ordered = false;
 	white_list(fs, d);
 }
 
@@ -292,12 +292,12 @@ void store_fd_close(struct fs *fs, int fd)
 /* Waits while another thread copies or makes n's bytes without the tree lock. */
 void node_wait_busy(struct fs *fs, struct node *n)
 {
-	n->holds++;
+	n->refs++;
 	while (n->busy) {
 		session_may_block(fs);
 		pthread_cond_wait(&fs->tree.busy_cond, &fs->tree.lock);
 	}
-	n->holds--;
+	n->refs--;
 }
 
 /* ---- places in the store ---- */
@@ -421,7 +421,7 @@ static bool several_names(const struct node *n)
 static bool node_needed(struct fs *fs, struct node *n)
 {
 	if (n == fs->tree.root || n->nlookup || n->pinned || n->handles || n->children || n->busy ||
-	    n->holds || n->waits)
+	    n->refs || n->waits)
 		return true;
 	if (!n->names)
 		return false; /* unlinked, and forgotten by the kernel */

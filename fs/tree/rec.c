@@ -31,9 +31,9 @@ struct rec rec_staged(const struct node *n)
 void rec_aim(struct fs *fs, struct rec *r, struct node *n)
 {
 	struct dentry *d = n->names;
-	while (d && d->name_next && !d->sealed)
+	while (d && d->name_next && !d->ordered)
 		d = d->name_next;
-	r->flags = n == fs->tree.root || (d && d->sealed) ? 0 : REC_ABSENT;
+	r->flags = n == fs->tree.root || (d && d->ordered) ? 0 : REC_ABSENT;
 	r->dir = d ? d->dir->id : ROOT_ID;
 	r->name = d ? d->name : "";
 }

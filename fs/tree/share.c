@@ -105,8 +105,8 @@ bool share_was_refused(char *text, size_t cap)
 	return true;
 }
 
-int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more)
+int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t taken, uint64_t more)
 {
 	uint64_t half = fs->o.staging_bytes / 2;
-	return uid && (more > half || held > half - more) ? -ENOSPC : 0;
+	return uid && (more > half || taken > half - more) ? -ENOSPC : 0;
 }

@@ -28,7 +28,7 @@ struct tree {
 	/* queued for node_gc(); the rest of those it looks at now */
 	struct node *zombies, *looked_at;
 	struct dentry *whites, *whites_last; /* whiteouts, oldest first */
-	struct held *held; /* by operations that ask the store */
+	struct node_ref *refs; /* by operations that ask the store */
 	uint64_t changes; /* of names and nodes, counted */
 	/* `changes` at the last change of a name with this hash */
 	uint64_t name_changed[NODE_BUCKETS];

@@ -335,7 +335,7 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 		count_unknown(n, st->st_nlink - (fs->s ? staging_retained_links(fs->s, st) : 0));
 	else if (n->attr.unknown)
 		n->attr.unknown--;
-	d->store_has = d->sealed = true;
+	d->store_has = d->ordered = true;
 	d->seq = 0;
 	if (S_ISDIR(st->st_mode)) {
 		int err = staging_dir_learn(fs->s, n->id, dir->id, name);

@@ -58,7 +58,7 @@ struct dentry {
 	uint64_t seq;
 	/* when all records are applied, the store has something by this name, */
 	bool store_has;
-	bool sealed; /* and it is this node */
+	bool ordered; /* and it is this node */
 	bool white; /* it is in fs->tree.whites, linked by the next two */
 	struct dentry *white_prev, *white_next;
 	char name[];
@@ -160,7 +160,7 @@ struct node {
 	/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
 	bool busy;
 	/* threads that dropped the lock and will use it again: it is not freed */
-	unsigned holds;
+	unsigned refs;
 	unsigned waits; /* requests that wait for it (ops/wait.c): it is not freed */
 	bool zombie; /* on the list of nodes that are freed when clean */
 	uint64_t changed; /* fs->tree.changes when something of it last changed here */
@@ -332,7 +332,7 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was);
 /* Allocates its blocks in the store. -EAGAIN: staged_allocate_later() waits for space. Lock not
  * held.
  */
-int node_reserve_now(struct fs *fs, struct staged *sf);
+int node_allocate_now(struct fs *fs, struct staged *sf);
 int node_seal_closed(struct fs *fs, struct node *n);
 /* After a write to sf, which had failed `before`: logs whether it is whole now. Lock not held. */
 void node_torn(struct fs *fs, struct node *n, struct staged *sf, int before);
@@ -377,7 +377,7 @@ void waits_wake(void *fs);
 
 int share_of_files(uint32_t uid); /* 0: uid may open one more; -EMFILE */
 /* 0: so many bytes more; -ENOSPC */
-int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t held, uint64_t more);
+int share_of_buffers(const struct fs *fs, uint32_t uid, uint64_t taken, uint64_t more);
 
 /* ---- reach.c: paths that no caller walked; lock not held ---- */
 
@@ -413,7 +413,7 @@ void buffers_restored(struct fs *fs);
 uint64_t buffers_of(struct fs *fs, uint32_t uid); /* bytes */
 /* For nodes with n->buf. */
 /* a reference, the caller's; NULL: n is no buffer */
-struct buffer *buffers_hold(struct node *n);
+struct buffer *buffers_ref(struct node *n);
 int buffers_backing(struct node *n); /* a descriptor, n's own */
 const char *buffers_state(struct node *n);
 /* drops the lock meanwhile */

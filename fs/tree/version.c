@@ -80,14 +80,14 @@ void node_unchanged(struct fs *fs, struct node *n)
 {
 	struct staged *sf = staged_ref(n->sf);
 
-	n->holds++;
+	n->refs++;
 	while (n->sf == sf && !n->writers && staged_unchanged(sf) == -EBUSY) {
 		session_may_block(fs);
 		pthread_mutex_unlock(&fs->tree.lock);
 		staged_await(sf);
 		pthread_mutex_lock(&fs->tree.lock);
 	}
-	n->holds--;
+	n->refs--;
 	staged_unref(sf);
 }
 
@@ -282,7 +282,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	return empty_version(fs, n);
 }
 
-int node_reserve_now(struct fs *fs, struct staged *sf)
+int node_allocate_now(struct fs *fs, struct staged *sf)
 {
 	int err = staged_promise(sf);
 	if (err != -EAGAIN)
@@ -301,15 +301,15 @@ static bool may_seal(const struct node *n)
 	return i.state == STAGED_OPEN;
 }
 
-/* Reserves space for sf, n's version; if it outgrew memory, writes its rest to the store. Drops the
- * lock. */
+/* Allocates blocks for sf, n's version; if it outgrew memory, writes its rest to the store. Drops
+ * the lock. */
 static int prepare_seal(struct fs *fs, struct node *n, struct staged *sf)
 {
 	bool outgrown = staged_outgrown(sf);
 
 	n->busy |= outgrown; /* keeps opens away while it becomes a spilled file */
 	pthread_mutex_unlock(&fs->tree.lock);
-	int err = node_reserve_now(fs, sf);
+	int err = node_allocate_now(fs, sf);
 	if (err == -EAGAIN) /* rare: its close had space, but a mapping wrote more since */
 		err = staged_allocate_later(sf);
 	if (!err && outgrown)
@@ -391,7 +391,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		return 0;
 	}
 	staged_ref(sf);
-	n->holds++;
+	n->refs++;
 	int err = prepare_seal(fs, n, sf);
 	/* sealed regardless of errors since its close was answered; but the store cannot hold what
 	 * became too long since */
@@ -404,7 +404,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		if (n->version.accepted && n->sf == sf)
 			withdraw(fs, n);
 	}
-	n->holds--;
+	n->refs--;
 	staged_unref(sf);
 	return err;
 }
@@ -417,7 +417,7 @@ static void seal_all(struct fs *fs, struct node_list *l, bool (*due)(struct node
 	for (size_t i = 0; i < l->len; i++) {
 		if (due(l->n[i]))
 			node_seal_closed(fs, l->n[i]);
-		l->n[i]->holds--;
+		l->n[i]->refs--;
 		node_release(fs, l->n[i]);
 	}
 	free(l->n);
@@ -452,7 +452,7 @@ static void each_unwritten(struct fs *fs, enum staged_state st, bool (*due)(stru
 		for (struct node *n = fs->tree.nodes[b]; n; n = n->hash_next)
 			/* no memory: next time */
 			if (is_unwritten(n, st) && !node_list_add(&l, n))
-				n->holds++;
+				n->refs++;
 	seal_all(fs, &l, due);
 	pthread_mutex_unlock(&fs->tree.lock);
 }
@@ -482,14 +482,14 @@ unsigned close_all(struct fs *fs)
 			struct node *n = h->node;
 			bool writer = h->writer, flushed = h->flushed;
 			next = h->hash_next;
-			n->holds++;
+			n->refs++;
 			handle_free(fs, h);
 			if (writer && n->sf && !n->writers && n->names && !flushed &&
 			    !n->version.accepted)
 				left++;
 			else if (writer && n->sf && !n->writers && !node_list_add(&l, n))
 				continue;
-			n->holds--;
+			n->refs--;
 		}
 	seal_all(fs, &l, closed_due);
 	pthread_mutex_unlock(&fs->tree.lock);
@@ -525,7 +525,7 @@ static void close_orphan(struct fs *fs, struct node *n)
  * held. */
 static void unlink_lost(struct fs *fs, struct node *n)
 {
-	n->holds++;
+	n->refs++;
 	while (n->names) {
 		struct rec r = rec_new(REC_UNLINK);
 		r.unique = 0;
@@ -536,7 +536,7 @@ static void unlink_lost(struct fs *fs, struct node *n)
 		if (fs_record(fs, &r))
 			break;
 	}
-	n->holds--;
+	n->refs--;
 }
 
 void close_restored(struct fs *fs)

@@ -3,6 +3,7 @@
  * the store, always of the version that was parsed.
  */
 #include "fs/views/inside.h"
+#include "io/full.h"
 #include "io/scope.h"
 
 #include <errno.h>
@@ -115,21 +116,6 @@ static int read_staged(struct vfile *f, struct staged *sf, uint64_t off, char *b
 		       : -ESTALE;
 }
 
-static int read_store(int fd, uint64_t off, char *buf, size_t len)
-{
-	while (len) {
-		ssize_t got = pread(fd, buf, len, (off_t)off);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return got ? -errno : -ESTALE;
-		buf += got;
-		off += (uint64_t)got;
-		len -= (size_t)got;
-	}
-	return 0;
-}
-
 /* The kernel's own readahead is short and does not recognize reads of many small rows as
  * sequential: so the next bytes are fetched for sequential readers. Lock held; 0: fetch nothing. */
 static uint64_t fetch_from(struct vfile *f, uint64_t off, size_t len)
@@ -171,7 +157,8 @@ static int read_file(void *ctx, uint64_t off, void *buf, size_t len)
 		if (err || fd < 0)
 			return err ? err : -ESTALE;
 	}
-	return read_store(fd, off, buf, len);
+	ssize_t got = full_pread(fd, buf, len, off);
+	return got < 0 ? (int)got : got < (ssize_t)len ? -ESTALE : 0;
 }
 
 int vfile_get(struct vfile *f, struct fmt_source *out)

@@ -11,6 +11,7 @@
 #include <sys/vfs.h>
 
 #include "inside.h"
+#include "io/entries.h"
 #include "io/scope.h"
 
 /* Errors of a filesystem that is gone, or cannot write any more. */
@@ -43,20 +44,9 @@ static int gone(void)
 /* A listing reads from the filesystem each time, unlike a stat. */
 static int reads(int dirfd)
 {
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	int err;
+	CLEANUP_DIR DIR *d = entries_at(dirfd, ".");
 
-	if (!d) {
-		err = gone();
-		if (fd >= 0)
-			close(fd);
-		return err;
-	}
-	errno = 0;
-	err = readdir(d) || !errno ? 0 : gone();
-	closedir(d);
-	return err;
+	return d && (entries_next(d) || !errno) ? 0 : gone();
 }
 
 static int write_one(int tmp, const char *name)

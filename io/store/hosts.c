@@ -13,6 +13,7 @@
 #include <sys/file.h>
 
 #include "inside.h"
+#include "io/entries.h"
 #include "io/scope.h"
 
 #define SAYS_MAX 512
@@ -168,18 +169,10 @@ static bool host_heard(int cairn, const char *name, struct io_host *h)
 
 int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_host *h), void *ctx)
 {
-	int fd = openat(cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_at(cairn, ".");
 	struct dirent *e;
-	int err;
 
-	if (!d) {
-		err = -errno;
-		if (fd >= 0)
-			close(fd);
-		return err;
-	}
-	while (errno = 0, (e = readdir(d))) {
+	while ((e = entries_next(d))) {
 		struct io_host h = {.said = IO_HOST_SAID_NOTHING};
 
 		if (e->d_name[0] == '.' || io_cairn_name_is_taken(e->d_name) ||
@@ -189,7 +182,5 @@ int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_
 		if (all ? host_read(cairn, h.name, &h) : host_heard(cairn, h.name, &h))
 			found(ctx, &h);
 	}
-	err = -errno;
-	closedir(d);
-	return err;
+	return -errno;
 }

@@ -14,6 +14,7 @@
 #include <sys/random.h>
 
 #include "inside.h"
+#include "io/entries.h"
 #include "io/scope.h"
 
 #define CAIRN_DIR ".cairn"
@@ -248,21 +249,14 @@ int io_store_new_id(struct io_store *s)
 
 int io_store_drop_scratch(struct io_store *s)
 {
-	int fd = openat(s->tmp, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_at(s->tmp, ".");
 	struct dirent *e;
 
-	if (!d) {
-		int err = -errno;
-
-		if (fd >= 0)
-			close(fd);
-		return err;
-	}
-	while ((e = readdir(d)))
+	if (!d)
+		return -errno;
+	while ((e = entries_next(d)))
 		if (e->d_name[0] == 'l' && strlen(e->d_name) == 16)
 			unlinkat(s->tmp, e->d_name, 0);
-	closedir(d);
 	return 0;
 }
 
@@ -410,21 +404,16 @@ static int open_ro(struct io_store *s)
 
 bool io_store_shared(const struct io_store *s)
 {
-	int fd = s->cairn < 0 ? -1 : openat(s->cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = s->cairn < 0 ? NULL : entries_at(s->cairn, ".");
 	unsigned hosts = 0;
 	struct dirent *e;
 	char lock[300];
 	struct stat st;
 
-	if (!d && fd >= 0)
-		close(fd);
-	while (d && (e = readdir(d))) {
+	while ((e = entries_next(d))) {
 		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
 		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
 	}
-	if (d)
-		closedir(d);
 	return hosts > 1;
 }
 

@@ -21,6 +21,7 @@
  * It runs only after nothing was pending for QUIET_NS, a few MiB at a time, and keeps no file open
  * in between, so that a removed file frees its blocks at once. A file that is gone, replaced or
  * cannot be opened by then is skipped. */
+#include "io/entries.h"
 #include "staging/drain/drain.h"
 
 #include <dirent.h>
@@ -366,17 +367,12 @@ static void sibling_add(struct dedup *d, const char *name, const struct stat *st
 /* The newest directories in `parent` except `own`. 0; -ECANCELED: there is more urgent work. */
 static int list_siblings(struct staging *s, int parent, const struct stat *own)
 {
-	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *dir = entries_at(parent, ".");
 	struct dirent *e;
 	struct stat st;
 	int err = 0;
 
-	if (!dir) {
-		scope_close(&fd);
-		return 0;
-	}
-	for (unsigned n = 0; !err && n < LISTED_MAX && (e = readdir(dir)); n++) {
+	for (unsigned n = 0; !err && n < LISTED_MAX && (e = entries_next(dir)); n++) {
 		if (n % LISTED_STEP == LISTED_STEP - 1 && gives_way(s))
 			err = -ECANCELED;
 		if (e->d_name[0] != '.' && (e->d_type == DT_DIR || e->d_type == DT_UNKNOWN) &&
@@ -384,7 +380,6 @@ static int list_siblings(struct staging *s, int parent, const struct stat *own)
 		    st.st_ino != own->st_ino)
 			sibling_add(s->drain.dedup, e->d_name, &st);
 	}
-	closedir(dir);
 	return err;
 }
 

@@ -13,6 +13,7 @@
  *
  * Both end when the directory has another .metadata, and when it is removed. Several hosts find
  * each other's: none replaces anything before there is one. */
+#include "io/entries.h"
 #include "staging/drain/drain.h"
 
 #include <dirent.h>
@@ -111,25 +112,16 @@ typedef int (*file_fn)(void *ctx, int dirfd, const char *name, const struct stat
 /* Calls fn for each regular file in dirfd, until it fails. */
 static int each_file(struct staging *s, int dirfd, file_fn fn, void *ctx)
 {
-	int fd = io_open_list(s->o.store, dirfd), err = 0;
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_of(io_open_list(s->o.store, dirfd));
+	int err = d ? 0 : -errno;
 	struct stat st;
 
-	if (!d) {
-		err = fd < 0 ? fd : -errno;
-		if (fd >= 0)
-			close(fd);
-		return err;
-	}
-	for (struct dirent *e; !err && (e = readdir(d));) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-			continue;
+	for (struct dirent *e; !err && (e = entries_next(d));) {
 		err = io_stat(s->o.store, dirfd, e->d_name, &st);
 		if (!err && S_ISREG(st.st_mode))
 			err = fn(ctx, dirfd, e->d_name, &st);
 		err = err == -ENOENT ? 0 : err;
 	}
-	closedir(d);
 	return err;
 }
 
@@ -513,18 +505,13 @@ static void drop_known(struct staging *s, const char *name)
  * other hosts' as well. */
 static void drop_others(struct staging *s, const struct previous_key *k)
 {
-	int fd = io_open_list(s->o.store, io_store_previous(s->o.store));
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_of(io_open_list(s->o.store, io_store_previous(s->o.store)));
 	struct previous_key v;
 
-	if (!d && fd >= 0)
-		close(fd);
-	for (struct dirent *e; d && (e = readdir(d));)
+	for (struct dirent *e; (e = entries_next(d));)
 		if (previous_parse(e->d_name, &v) && v.ino == k->ino && v.birth == k->birth &&
 		    v.meta != k->meta)
 			drop_known(s, e->d_name);
-	if (d)
-		closedir(d);
 }
 
 void previous_settle(struct staging *s, uint64_t dir, bool touched)
@@ -613,17 +600,14 @@ static bool is_over(struct staging *s, const struct generation *g)
 
 void previous_load(struct staging *s)
 {
-	int fd = s->o.previous ? io_open_list(s->o.store, io_store_previous(s->o.store)) : -1;
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d =
+		s->o.previous ? entries_of(io_open_list(s->o.store, io_store_previous(s->o.store)))
+			      : NULL;
 	struct previous_key k;
 
-	if (!d && fd >= 0)
-		close(fd);
-	for (struct dirent *e; d && (e = readdir(d));)
+	for (struct dirent *e; (e = entries_next(d));)
 		if (previous_parse(e->d_name, &k))
 			load(s, e->d_name);
-	if (d)
-		closedir(d);
 }
 
 void previous_settle_all(struct staging *s)

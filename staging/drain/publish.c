@@ -294,22 +294,22 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d1, s, r->dir);
 	if (d1.err)
 		return d1.err;
-	int held = keep_victim(s, b, d1.fd, r->name);
-	if (held)
-		return held;
+	int err = keep_victim(s, b, d1.fd, r->name);
+	if (err)
+		return err;
 	if (r->flags & REC_SHADOW)
 		return touched(b, r->dir, io_unlink(s->o.store, d1.fd, r->name));
 	DIR_USE(d2, s, r->dir2);
 	if (d2.err)
 		return d2.err;
-	held = keep_victim(s, b, d2.fd, r->name2);
-	if (held)
-		return held;
+	err = keep_victim(s, b, d2.fd, r->name2);
+	if (err)
+		return err;
 	if (r->flags & REC_DIR) {
 		previous_forget(s, d2.fd, r->name2);
 		dirs_moving(s, r->node, r->dir2, r->name2);
 	}
-	int err = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
+	err = io_rename(s->o.store, d1.fd, r->name, d2.fd, r->name2, 0);
 	if (!err)
 		err = remove_other_link(s, r, d1.fd, d2.fd);
 	if (p->again && err == -ENOENT)
@@ -672,7 +672,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 				s->st.dedup.clones++;
 			}
 			count_latency(s, p->start_ns);
-			memcpy(f->sealed.checksum, p->checksum, sizeof(f->sealed.checksum));
+			memcpy(f->last.checksum, p->checksum, sizeof(f->last.checksum));
 			if (f->spilled && !p->snapshot)
 				f->published = true;
 		}

@@ -21,7 +21,6 @@
  * kernel writes it into the tmpfs by itself, and its writer would get ENOSPC. */
 #define UNKNOWN_GROWTH (4ull << 30)
 #define GROWING (64ull << 20)
-#define COPY_CHUNK (4u << 20)
 
 /* ---- space ---- */
 
@@ -43,7 +42,7 @@ static bool may_grow(struct staging *s)
 	if (each < 2 * s->files.largest)
 		each = 2 * s->files.largest;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
-		n += !f->memory.known && !f->spilled && f->sealed.blocks * 512 >= GROWING;
+		n += !f->memory.known && !f->spilled && f->last.blocks * 512 >= GROWING;
 	return staging_space_left(s) / n >= each;
 }
 
@@ -122,7 +121,7 @@ bool staged_checked(struct staged *f)
 bool staged_check_space(struct staged *f)
 {
 	struct staging *s = f->s;
-	uint64_t claim = f->sealed.size + s->o.budget_bytes;
+	uint64_t claim = f->last.size + s->o.budget_bytes;
 	bool all = space_for_all(s, f, claim);
 	LOCK_SCOPE(&s->lock);
 	if (!f->spilled)
@@ -263,27 +262,17 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	return 0;
 }
 
-/* Through staged_write(), since the store may not have space for the copy. wr stays open, from_fd
- * too. */
-static int copy_checked(struct staged *f, int from_fd, uint64_t size)
+/* Through staged_write(), since the store may not have space for the copy. */
+static int put_checked(void *ctx, const void *buf, size_t len, uint64_t off)
 {
-	char *buf = malloc(COPY_CHUNK);
-	int err = buf ? 0 : -ENOMEM;
-	for (uint64_t off = 0; !err && off < size;) {
-		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
-		if (data < 0 && errno == ENXIO)
-			break;
-		off = data < 0 ? off : (uint64_t)data;
-		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
-		if (n <= 0) {
-			err = n < 0 ? -errno : 0;
-			break;
-		}
-		n = staged_write(f, buf, (size_t)n, off);
-		err = n < 0 ? (int)n : 0;
-		off += n > 0 ? (uint64_t)n : 0;
-	}
-	free(buf);
+	ssize_t n = staged_write(ctx, buf, len, off);
+	return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EIO;
+}
+
+/* fd stays open. */
+static int copy_checked(struct staged *f, int fd, uint64_t size)
+{
+	int err = data_each(fd, size, put_checked, f);
 	return err ? err : staged_resize(f, size);
 }
 
@@ -300,7 +289,7 @@ int staged_copy(struct staging *s, uint64_t node, struct staged *src, int store_
 	int err = fstat(fd, &st) ? -errno : 0;
 	struct staged *f = NULL;
 	if (src && sf_lent(src))
-		st.st_size = (off_t)src->sealed.size;
+		st.st_size = (off_t)src->last.size;
 	if (!err)
 		err = staged_create_as(s, node,
 				       (uint64_t)st.st_blocks * 512 > (uint64_t)st.st_size

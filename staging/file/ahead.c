@@ -38,10 +38,10 @@ struct target {
 };
 
 /* As much again as the file holds, but only a small part of the budget. */
-static uint64_t window_of(const struct staging *s, uint64_t held)
+static uint64_t window_of(const struct staging *s, uint64_t taken)
 {
 	uint64_t most = s->o.budget_bytes / 8 < WINDOW_MAX ? s->o.budget_bytes / 8 : WINDOW_MAX;
-	uint64_t window = held < WINDOW_MIN ? WINDOW_MIN : held;
+	uint64_t window = taken < WINDOW_MIN ? WINDOW_MIN : taken;
 	return whole_pages(window < most ? window : most);
 }
 
@@ -65,7 +65,7 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 	if (never || f->memory.presized || f->moved.more || f->ahead.allocating || f->fd < 0 ||
 	    fstat(f->fd, &st))
 		return false;
-	uint64_t size = (uint64_t)st.st_size, held = (uint64_t)st.st_blocks * 512;
+	uint64_t size = (uint64_t)st.st_size, taken = (uint64_t)st.st_blocks * 512;
 	if (size == f->ahead.size)
 		return false; /* it does not grow */
 	f->ahead.size = size;
@@ -75,12 +75,12 @@ static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_
 		return false;
 	/* with holes: a writer that skips ahead once does so again, and the hole would keep its
 	 * memory */
-	if (held + f->moved.under < size)
+	if (taken + f->moved.under < size)
 		return false;
 	/* the writer was faster */
 	uint64_t from = f->ahead.end > size ? f->ahead.end : size / HUGE_BYTES * HUGE_BYTES;
 	uint64_t left = from > size ? from - size : 0,
-		 window = window_of(s, held < size ? held : size);
+		 window = window_of(s, taken < size ? taken : size);
 	if (left >= window / 2) {
 		uint64_t soon = left / 2 / SPEED;
 		*tick = soon > TICK_MIN_NS ? soon : TICK_MIN_NS;
@@ -138,8 +138,8 @@ static void allocated(struct staging *s, struct staged *f, uint64_t upto)
 		f->ahead.end = upto;
 	if (f->state == STAGED_OPEN && !f->spilled && !sf_ensure_fd(f)) {
 		if (!fstat(f->fd, &st)) {
-			f->sealed.blocks = (uint64_t)st.st_blocks;
-			sf_charge(s, f, f->sealed.blocks * 512);
+			f->last.blocks = (uint64_t)st.st_blocks;
+			sf_charge(s, f, f->last.blocks * 512);
 		}
 	}
 	pthread_cond_broadcast(&s->done_cond);
@@ -181,8 +181,8 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	if (err)
 		return err;
 	if (f->state != STAGED_OPEN) {
-		f->sealed.atime = ts[0].tv_nsec == UTIME_OMIT ? f->sealed.atime : ts[0];
-		f->sealed.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->sealed.mtime : ts[1];
+		f->last.atime = ts[0].tv_nsec == UTIME_OMIT ? f->last.atime : ts[0];
+		f->last.mtime = ts[1].tv_nsec == UTIME_OMIT ? f->last.mtime : ts[1];
 	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
@@ -193,9 +193,9 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 		return -errno;
 	struct stat st;
 	if (f->state != STAGED_OPEN && !fstat(f->fd, &st)) {
-		f->sealed.atime = st.st_atim;
-		f->sealed.mtime = st.st_mtim;
-		f->sealed.ctime = st.st_ctim;
+		f->last.atime = st.st_atim;
+		f->last.mtime = st.st_mtim;
+		f->last.ctime = st.st_ctim;
 	}
 	return 0;
 }

@@ -260,16 +260,16 @@ static void cut(struct staged *f)
 	int fd = staged_open_rw(f);
 	if (fd < 0)
 		return;
-	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->sealed.size &&
-	    ftruncate(fd, (off_t)f->sealed.size))
+	if (!fstat(fd, &st) && (uint64_t)st.st_size > f->last.size &&
+	    ftruncate(fd, (off_t)f->last.size))
 		f->s->o.notice(f->s->o.ctx, LEVEL_ERROR
 			       "staging: a committed buffer could not be cut to its file's size");
-	const struct timespec ts[2] = {f->sealed.atime, f->sealed.mtime};
-	if (f->sealed.once)
+	const struct timespec ts[2] = {f->last.atime, f->last.mtime};
+	if (f->last.once)
 		futimens(fd, ts);
 	if (!fstat(fd, &st)) {
-		f->sealed.ctime = st.st_ctim;
-		f->sealed.blocks = (uint64_t)st.st_blocks;
+		f->last.ctime = st.st_ctim;
+		f->last.blocks = (uint64_t)st.st_blocks;
 	}
 	close(fd);
 }
@@ -280,7 +280,7 @@ void buffer_lent_again(struct staging *s, struct staged *f, const struct rec *r)
 		return;
 	struct buffer *b = find(s, r->fh);
 	f->memory.loan = true;
-	f->sealed.size = r->size;
+	f->last.size = r->size;
 	if (b && !b->lent) {
 		b->lent = f;
 		f->memory.lender = b;
@@ -337,7 +337,7 @@ void buffer_end(struct buffer *b)
 	if (f) { /* continues as any version */
 		cut(f);
 		sf_loan_ends(f);
-		sf_charge(s, f, f->sealed.blocks * 512);
+		sf_charge(s, f, f->last.blocks * 512);
 	}
 	/* not to the pool: a dying client's device may still write there, and an unlinked page is
 	 * freed only after its last user is gone */
@@ -353,7 +353,7 @@ int buffer_lend(struct buffer *b, uint64_t node, uint64_t size, struct staged **
 	if (!f)
 		return -ENOMEM;
 	f->memory.huge = f->memory.known = f->memory.loan = true;
-	f->memory.expected = f->sealed.size = size;
+	f->memory.expected = f->last.size = size;
 	buffer_name(b->id, from);
 	staging_sf_name(f->id, to);
 	LOCK_SCOPE(&s->lock);
@@ -423,7 +423,7 @@ void buffer_stats(struct staging *s, struct staging_stats *out)
 	out->buffers.bytes = s->files.buffer_bytes;
 	out->buffers.lent_bytes = 0;
 	for (struct buffer *b = s->files.buffers; b; b = b->next)
-		out->buffers.lent_bytes += b->lent ? b->lent->sealed.size : 0;
+		out->buffers.lent_bytes += b->lent ? b->lent->last.size : 0;
 }
 
 void buffer_sweep(struct staging *s, const char *name)

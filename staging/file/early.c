@@ -65,7 +65,7 @@ bool early_is_useless(const struct staged *f, const struct stat *st)
 static bool may_begin(const struct staged *f)
 {
 	return f->backing && !f->spilled && !f->moved.under && !f->moved.more && !f->late &&
-	       !f->space.checked && !f->space.failed && !f->sealed.once && !f->io.no_early &&
+	       !f->space.checked && !f->space.failed && !f->last.once && !f->io.no_early &&
 	       f->base.source < 0 && !f->memory.presized && !f->memory.in_parts &&
 	       !f->memory.lender && !f->io.promised && !atomic_load(&f->torn);
 }
@@ -173,7 +173,7 @@ static int make(struct staged *f)
 	e->tmp_id = id;
 	f->io.tmp_direct = direct;
 	f->io.tmp_fd = fd;
-	f->io.held_from = f->io.held_to = 0;
+	f->io.allocated_from = f->io.allocated_to = 0;
 	LOCK_SCOPE(&s->lock);
 	f->io.tmp_id = id;
 	f->io.early = e;

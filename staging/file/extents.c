@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Where the data of a staged file are: its extents, and in the tmpfs of huge pages the unwritten
  * pages of zeros. */
+#include "io/scope.h"
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COPY_CHUNK (4u << 20)
 #define RUN_MIN (64u << 10) /* of zero pages between data: they become a hole */
 
 static bool is_zero_page(const char *page, uint64_t len)
@@ -92,4 +94,23 @@ unsigned file_extents(int fd, uint64_t off, uint64_t size, struct io_extent *ext
 {
 	struct written w = {.fd = fd, .size = size};
 	return written_extents(&w, off, ext, max);
+}
+
+int data_each(int fd, uint64_t size,
+	      int (*put)(void *ctx, const void *buf, size_t len, uint64_t off), void *ctx)
+{
+	CLEANUP_FREE char *buf = malloc(COPY_CHUNK);
+	int err = buf ? 0 : -ENOMEM;
+	for (uint64_t off = 0; !err && off < size;) {
+		off_t data = lseek(fd, (off_t)off, SEEK_DATA);
+		if (data < 0 && errno == ENXIO)
+			break;
+		off = data < 0 ? off : (uint64_t)data;
+		ssize_t n = pread(fd, buf, data_run(fd, off, COPY_CHUNK), (off_t)off);
+		if (n <= 0)
+			return n < 0 ? -errno : 0;
+		err = put(ctx, buf, (size_t)n, off);
+		off += (uint64_t)n;
+	}
+	return err;
 }

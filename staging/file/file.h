@@ -50,6 +50,9 @@ int sf_stat(struct staged *f, struct stat *st);
 unsigned file_extents(int fd, uint64_t off, uint64_t end, struct io_extent *ext, unsigned max);
 /* Where SEEK_DATA has found data: how much may be copied before a hole begins, at most `most`. */
 size_t data_run(int fd, uint64_t off, size_t most);
+/* Calls put for all data of a file of that size, in order, until it fails. 0 or -errno. */
+int data_each(int fd, uint64_t size,
+	      int (*put)(void *ctx, const void *buf, size_t len, uint64_t off), void *ctx);
 /* The data of a file in the tmpfs of huge pages, one piece after the other. */
 struct written {
 	int fd;
@@ -102,7 +105,7 @@ void sf_replay_spill(struct staging *s, struct staged *f);
 /* s->lock held: over the budget, nothing to evict */
 void outgrow_look(struct staging *s);
 /* blocks for bytes not moved. -EIO: see staged_move_out */
-int outgrow_reserve(struct staged *f, uint64_t size);
+int outgrow_allocate(struct staged *f, uint64_t size);
 int outgrow_resize(struct staged *f, int fd, uint64_t size);
 int outgrow_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
 /* off < under; may be short */

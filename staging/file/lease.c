@@ -40,10 +40,10 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 	struct staged *f = p->sf;
 	struct stat st;
 	if (f->fd >= 0 && !fstat(f->fd, &st)) {
-		f->sealed.size = p->r.size = (uint64_t)st.st_size;
-		f->sealed.atime = p->r.atime = st.st_atim;
-		f->sealed.mtime = p->r.mtime = st.st_mtim;
-		f->sealed.ctime = st.st_ctim;
+		f->last.size = p->r.size = (uint64_t)st.st_size;
+		f->last.atime = p->r.atime = st.st_atim;
+		f->last.mtime = p->r.mtime = st.st_mtim;
+		f->last.ctime = st.st_ctim;
 	}
 	if (!early) {
 		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};

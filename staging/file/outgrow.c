@@ -180,10 +180,10 @@ static bool charge_rest(struct staged *f, int fd, uint64_t moved)
 	LOCK_SCOPE(&s->lock);
 	s->st.outgrown.bytes += moved;
 	if (!fstat(fd, &st)) {
-		f->sealed.blocks = (uint64_t)st.st_blocks;
-		sf_charge(s, f, f->sealed.blocks * 512 + TAIL);
+		f->last.blocks = (uint64_t)st.st_blocks;
+		sf_charge(s, f, f->last.blocks * 512 + TAIL);
 	}
-	return s->files.used + pool_ahead(f->sealed.blocks * 512) > s->o.budget_bytes;
+	return s->files.used + pool_ahead(f->last.blocks * 512) > s->o.budget_bytes;
 }
 
 /* The offset up to which bytes may move. The file's size says little: it may have been extended
@@ -293,7 +293,7 @@ void staged_set_moving(struct staged *f)
 	f->moved.more = true;
 }
 
-int outgrow_reserve(struct staged *f, uint64_t size)
+int outgrow_allocate(struct staged *f, uint64_t size)
 {
 	struct move m;
 	unsigned n;
@@ -486,7 +486,7 @@ static bool may_move(const struct staging *s, const struct staged *f, uint64_t n
 	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
 	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->memory.loan &&
 	       !f->moved.more && now >= f->moved.after_ns &&
-	       f->sealed.blocks * 512 >= worth + TAIL + HUGE_BYTES;
+	       f->last.blocks * 512 >= worth + TAIL + HUGE_BYTES;
 }
 
 void outgrow_look(struct staging *s)
@@ -501,7 +501,7 @@ void outgrow_look(struct staging *s)
 	    staging_space_left(s) > SPACE_ENOUGH)
 		return;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next)
-		if (may_move(s, f, now) && (!most || f->sealed.blocks > most->sealed.blocks))
+		if (may_move(s, f, now) && (!most || f->last.blocks > most->last.blocks))
 			most = f;
 	if (!most)
 		return;

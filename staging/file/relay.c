@@ -140,17 +140,17 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 	LOCK_SCOPE(&f->io.lock); /* a spill changes the descriptor */
 	pthread_mutex_lock(&f->s->lock);
 	/* an open handle still holds the descriptor of what was published since */
-	bool held = f->users && f->fd >= 0;
-	if (held) {
+	bool in_use = f->users && f->fd >= 0;
+	if (in_use) {
 		f->users++;
 		fd = f->fd;
 	}
 	pthread_mutex_unlock(&f->s->lock);
-	int err = held ? 0 : staged_use(f, &fd);
+	int err = in_use ? 0 : staged_use(f, &fd);
 	if (err)
 		return err;
-	if (sf_lent(f) && off + len > f->sealed.size)
-		len = off < f->sealed.size ? f->sealed.size - off : 0;
+	if (sf_lent(f) && off + len > f->last.size)
+		len = off < f->last.size ? f->last.size - off : 0;
 	ssize_t n = pread(fd, buf, len, (off_t)off);
 	err = n < 0 ? -errno : 0;
 	staged_unuse(f);

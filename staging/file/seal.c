@@ -32,7 +32,7 @@ static void trim_tail(struct staged *f)
 }
 
 /* The size and blocks to be allocated. f->io.lock held. */
-static int reserve_stat(struct staged *f, struct stat *st)
+static int allocate_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
 	pthread_mutex_lock(&s->lock);
@@ -65,7 +65,7 @@ int staged_promise(struct staged *f)
 	struct stat st;
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
-	int err = reserve_stat(f, &st);
+	int err = allocate_stat(f, &st);
 	if (!err)
 		err = promised(f, &st) ? 0 : -EAGAIN;
 	pthread_mutex_unlock(&f->io.lock);
@@ -73,16 +73,16 @@ int staged_promise(struct staged *f)
 }
 
 /* f->io.lock held */
-static int reserve_blocks(struct staged *f)
+static int allocate_blocks(struct staged *f)
 {
 	struct staging *s = f->s;
 	struct stat st;
 
-	int err = reserve_stat(f, &st);
+	int err = allocate_stat(f, &st);
 	if (err)
 		return err;
 	if (f->moved.under)
-		return outgrow_reserve(f, (uint64_t)st.st_size);
+		return outgrow_allocate(f, (uint64_t)st.st_size);
 	/* spilled: ext4, xfs and btrfs allocated the space when the bytes were written */
 	if (f->spilled) {
 		sf_drop_tmp(f); /* from before it was, or from an fsync that sealed nothing */
@@ -118,10 +118,10 @@ static bool no_space(int err)
 }
 
 /* The store may take its time for it. */
-static int reserve_once(struct staged *f)
+static int allocate_once(struct staged *f)
 {
 	uint64_t since = monotonic_ns();
-	int err = reserve_blocks(f);
+	int err = allocate_blocks(f);
 
 	f->times.allocated += monotonic_ns() - since;
 	return err;
@@ -132,7 +132,7 @@ int staged_allocate_now(struct staged *f)
 	bool may_come = sf_space_may_come(f->s);
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
-	int err = reserve_once(f);
+	int err = allocate_once(f);
 	pthread_mutex_unlock(&f->io.lock);
 	return no_space(err) && may_come ? -EAGAIN : err;
 }
@@ -142,7 +142,7 @@ int staged_allocate_later(struct staged *f)
 	for (unsigned tries = 0;; tries++) {
 		bool may_come = !tries || sf_space_may_come(f->s);
 		pthread_mutex_lock(&f->io.lock);
-		int err = reserve_once(f);
+		int err = allocate_once(f);
 		pthread_mutex_unlock(&f->io.lock);
 		if (!no_space(err) || !may_come || tries == LATE_TRIES)
 			return err;
@@ -165,31 +165,31 @@ bool staged_changed(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	if (!f->sealed.once || f->moved.under)
+	if (!f->last.once || f->moved.under)
 		return true;
 	if (f->state == STAGED_EVICTED || sf_ensure_fd(f) || fstat(f->fd, &st))
 		return true;
 	if (sf_coarse_times() &&
 	    (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
-		    f->sealed.ns)
+		    f->last.ns)
 		return true;
-	return (uint64_t)st.st_size != f->sealed.size || !same_time(st.st_mtim, f->sealed.mtime) ||
-	       !same_time(st.st_ctim, f->sealed.ctime);
+	return (uint64_t)st.st_size != f->last.size || !same_time(st.st_mtim, f->last.mtime) ||
+	       !same_time(st.st_ctim, f->last.ctime);
 }
 
 static void snapshot_stat(struct staged *f, const struct stat *st)
 {
 	uint64_t most = whole_pages((uint64_t)st->st_size) / 512, blocks = (uint64_t)st->st_blocks;
-	f->sealed.size = (uint64_t)st->st_size;
+	f->last.size = (uint64_t)st->st_size;
 	/* what is allocated behind the end is not the version's */
-	f->sealed.blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
-	f->sealed.atime = st->st_atim;
-	f->sealed.mtime = st->st_mtim;
-	f->sealed.ctime = st->st_ctim;
-	f->sealed.once = true;
+	f->last.blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
+	f->last.atime = st->st_atim;
+	f->last.mtime = st->st_mtim;
+	f->last.ctime = st->st_ctim;
+	f->last.once = true;
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
-	f->sealed.ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	f->last.ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* s->lock held */
@@ -206,9 +206,9 @@ static struct pend *waiting_seal(struct staged *f)
 static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
 {
 	snapshot_stat(f, st);
-	p->r.size = f->sealed.size;
-	p->r.atime = f->sealed.atime;
-	p->r.mtime = f->sealed.mtime;
+	p->r.size = f->last.size;
+	p->r.atime = f->last.atime;
+	p->r.mtime = f->last.mtime;
 	p->times.closed = monotonic_ns();
 	sf_set_state(f->s, f, STAGED_SEALED);
 	sleeper_wake(&f->s->watch);
@@ -269,10 +269,10 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	snapshot_stat(f, st);
 	f->error = 0;
 	f->space.failed = false;
-	s->st.bytes_staged += f->sealed.size;
+	s->st.bytes_staged += f->last.size;
 	f->written = 0;
-	if (f->sealed.blocks * 512 > s->files.largest)
-		s->files.largest = f->sealed.blocks * 512;
+	if (f->last.blocks * 512 > s->files.largest)
+		s->files.largest = f->last.blocks * 512;
 	p->snapshot = !closed;
 	note_times(f, p);
 	take_source(f, p);
@@ -283,13 +283,13 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	f->io.tmp_id = 0;
 	f->io.tmp_fd = -1;
 	f->io.tmp_size = 0;
-	f->io.held_from = f->io.held_to = 0;
+	f->io.allocated_from = f->io.allocated_to = 0;
 	p->promised = f->io.promised;
 	f->io.promised = 0;
 	if (closed) {
 		sf_set_state(s, f, STAGED_SEALED);
 		if (!f->spilled)
-			sf_charge(s, f, f->sealed.blocks * 512);
+			sf_charge(s, f, f->last.blocks * 512);
 	}
 	if (final) {
 		p->state = PEND_QUEUED;
@@ -359,9 +359,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	if (p) {
 		joined_seal(f, p, &st);
 		r->seq = p->r.seq;
-		r->size = f->sealed.size;
-		r->atime = f->sealed.atime;
-		r->mtime = f->sealed.mtime;
+		r->size = f->last.size;
+		r->atime = f->last.atime;
+		r->mtime = f->last.mtime;
 		r->type = REC_SEAL;
 		return 0;
 	}
@@ -444,7 +444,7 @@ int staged_reopen(struct staged *f)
 	if (sf_seals_under_way(f))
 		return -EBUSY;
 	int err = sf_ensure_fd(f);
-	const char *sum = f->n_seals ? "" : f->sealed.checksum;
+	const char *sum = f->n_seals ? "" : f->last.checksum;
 	for (p = f->n_seals ? s->order.pend : NULL; p && !err; p = p->next)
 		if (p->sf == f && p->state == PEND_READY) {
 			err = log_written(s, p);
@@ -453,7 +453,7 @@ int staged_reopen(struct staged *f)
 	if (!err) {
 		strcpy(f->base.checksum, sum);
 		base_time(f);
-		f->sealed.checksum[0] = 0;
+		f->last.checksum[0] = 0;
 		f->error = 0;
 		sf_set_state(s, f, STAGED_OPEN);
 	}
@@ -471,12 +471,12 @@ int staged_unchanged(struct staged *f)
 	if (err)
 		return err;
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
-	if (f->state != STAGED_OPEN || !f->sealed.once)
+	if (f->state != STAGED_OPEN || !f->last.once)
 		return 0;
 	/* bytes cut off do not count, and are no change */
 	if (!sf_ensure_fd(f) && !fstat(f->fd, &st)) {
-		f->sealed.blocks = (uint64_t)st.st_blocks;
-		f->sealed.ctime = st.st_ctim;
+		f->last.blocks = (uint64_t)st.st_blocks;
+		f->last.ctime = st.st_ctim;
 	}
 	sf_unwritten(s, f);
 	/* a version fsynced before the close is pending like any other */

@@ -34,13 +34,14 @@
 /* Free blocks, less what small files and names were promised beyond the reserve. */
 static uint64_t look(struct staging *s)
 {
-	uint64_t promised = atomic_load(&s->reserve.promised), held = atomic_load(&s->reserve.left);
+	uint64_t promised = atomic_load(&s->reserve.promised),
+		 taken = atomic_load(&s->reserve.left);
 	struct statvfs v;
 
 	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
 		return UINT64_MAX;
 	uint64_t space = v.f_bavail * v.f_frsize,
-		 less = SPARE + (promised > held ? promised - held : 0);
+		 less = SPARE + (promised > taken ? promised - taken : 0);
 	space = space > less ? space - less : 0;
 	atomic_store(&s->space.free, space);
 	atomic_store(&s->space.seen_ns, monotonic_ns());
@@ -58,8 +59,8 @@ uint64_t space_wanted(struct staging *s)
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
 			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) &&
-			    f->sealed.blocks * 512 <= space - sum)
-				sum += f->sealed.blocks * 512;
+			    f->last.blocks * 512 <= space - sum)
+				sum += f->last.blocks * 512;
 	return sum;
 }
 
@@ -72,14 +73,14 @@ bool staging_space_freed(struct staging *s)
 }
 
 /* Bytes in memory that rely on blocks of the store. s->lock held. */
-static uint64_t held_bytes(struct staging *s)
+static uint64_t used_bytes(struct staging *s)
 {
 	uint64_t sum = 0;
 	for (struct staged *f = s->files.open; f; f = f->lists.open_next) {
-		uint64_t held = f->sealed.blocks * 512;
+		uint64_t taken = f->last.blocks * 512;
 		if (!f->space.checked && !f->spilled && (!f->io.tmp_id || f->io.early))
-			sum += f->memory.known && f->memory.expected > held ? f->memory.expected
-									    : held;
+			sum += f->memory.known && f->memory.expected > taken ? f->memory.expected
+									     : taken;
 	}
 	return sum;
 }
@@ -122,7 +123,7 @@ bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 }
 
 /* Blocks for [off, end) in f's unpublished file, next to those of what f already contains. */
-static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
+static int allocate_range(struct staged *f, uint64_t off, uint64_t end)
 {
 	struct staging *s = f->s;
 	struct stat st;
@@ -130,17 +131,19 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 	uint64_t before = !err && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
 
 	pthread_mutex_lock(&s->lock);
-	uint64_t held = held_bytes(s);
+	uint64_t taken = used_bytes(s);
 	pthread_mutex_unlock(&s->lock);
 	if (!err)
-		err = reserve_enter(s, end - off + before + held + space_wanted(s));
+		err = reserve_enter(s, end - off + before + taken + space_wanted(s));
 	if (err)
 		return err;
 	bool made = !f->io.tmp_id;
 	if (made)
 		err = sf_make_tmp(f, (uint64_t)st.st_size);
-	uint64_t from = (off >= f->io.held_from && off < f->io.held_to ? f->io.held_to : off) /
-			BLOCK * BLOCK;
+	uint64_t from =
+		(off >= f->io.allocated_from && off < f->io.allocated_to ? f->io.allocated_to
+									 : off) /
+		BLOCK * BLOCK;
 	if (!err && from < end)
 		err = io_allocate(s->o.store, f->io.tmp_fd, from,
 				  (end - from + BLOCK - 1) / BLOCK * BLOCK);
@@ -149,10 +152,10 @@ static int hold_blocks(struct staged *f, uint64_t off, uint64_t end)
 		sf_drop_tmp(f);
 	if (err)
 		return err;
-	if (f->io.held_to < off || f->io.held_from > end)
-		f->io.held_from = f->io.held_to = off;
-	f->io.held_from = off < f->io.held_from ? off : f->io.held_from;
-	f->io.held_to = end > f->io.held_to ? end : f->io.held_to;
+	if (f->io.allocated_to < off || f->io.allocated_from > end)
+		f->io.allocated_from = f->io.allocated_to = off;
+	f->io.allocated_from = off < f->io.allocated_from ? off : f->io.allocated_from;
+	f->io.allocated_to = end > f->io.allocated_to ? end : f->io.allocated_to;
 	return 0;
 }
 
@@ -162,8 +165,8 @@ static bool promised(struct staged *f, uint64_t end)
 	if (f->io.tmp_id || end > STAGING_SMALL || sf_limited(f) ||
 	    !reserve_promise(f->s, &f->io.promised, end))
 		return false;
-	f->io.held_from = 0;
-	f->io.held_to = end;
+	f->io.allocated_from = 0;
+	f->io.allocated_to = end;
 	return true;
 }
 
@@ -189,7 +192,9 @@ void staged_set_torn(struct staged *f, int err, uint64_t at)
  * does not continue another gets none. */
 static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 {
-	uint64_t run = off >= f->io.held_from && off <= f->io.held_to ? end - f->io.held_from : 0;
+	uint64_t run = off >= f->io.allocated_from && off <= f->io.allocated_to
+			       ? end - f->io.allocated_from
+			       : 0;
 	uint64_t step = run / 4 > STEP_MIN ? run / 4 : run < STEP_MIN ? run : STEP_MIN;
 	return step > STEP_MAX ? STEP_MAX : step;
 }
@@ -199,7 +204,7 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	struct staging *s = f->s;
 	uint64_t end = off + len, step = end / 4;
 
-	if (f->spilled || (off >= f->io.held_from && end <= f->io.held_to))
+	if (f->spilled || (off >= f->io.allocated_from && end <= f->io.allocated_to))
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);
 	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;
@@ -208,22 +213,23 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 		LOCK_SCOPE(&s->lock);
 		if (end + step > f->space.claim)
 			space_claim_set(s, f, end + step);
-		f->io.held_from = 0;
-		f->io.held_to = end + step;
+		f->io.allocated_from = 0;
+		f->io.allocated_to = end + step;
 		return 0;
 	}
 	pthread_mutex_lock(&s->lock);
 	if (!f->space.checked)
-		f->io.held_from = f->io.held_to = 0; /* that was only a check of the store */
+		f->io.allocated_from = f->io.allocated_to =
+			0; /* that was only a check of the store */
 	f->space.checked = true;
 	space_claim_set(s, f, 0);
 	pthread_mutex_unlock(&s->lock);
 	bool may_come = sf_space_may_come(s);
 	if (promised(f, end))
 		return 0;
-	int err = hold_blocks(f, off, end + ahead);
+	int err = allocate_range(f, off, end + ahead);
 	if (is_full(err))
-		err = hold_blocks(f, off, end);
+		err = allocate_range(f, off, end);
 	return is_full(err) && may_come && !last ? -EAGAIN : err;
 }
 
@@ -245,6 +251,6 @@ void space_cut(struct staged *f, uint64_t size)
 	if (f->torn && size <= f->io.torn_at)
 		atomic_store(&f->torn, 0);
 	/* a promise has a fixed size */
-	if (f->io.held_to > size && !f->io.tmp_id && f->space.checked)
-		f->io.held_to = size > f->io.held_from ? size : f->io.held_from;
+	if (f->io.allocated_to > size && !f->io.tmp_id && f->space.checked)
+		f->io.allocated_to = size > f->io.allocated_from ? size : f->io.allocated_from;
 }

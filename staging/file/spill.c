@@ -9,37 +9,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define COPY_CHUNK (4u << 20)
+static int put_raw(void *ctx, const void *buf, size_t len, uint64_t off)
+{
+	ssize_t n = pwrite(*(int *)ctx, buf, len, (off_t)off);
+	return n == (ssize_t)len ? 0 : n < 0 ? io_error() : -ENOSPC;
+}
 
 int sf_copy_bytes(int wr, int from_fd, uint64_t size)
 {
-	uint64_t off = 0;
-	int err = 0;
 	if (wr < 0)
 		return wr;
-	char *buf = malloc(COPY_CHUNK);
-	if (!buf)
-		err = -ENOMEM;
-	while (!err && off < size) {
-		off_t data = lseek(from_fd, (off_t)off, SEEK_DATA);
-		if (data < 0) {
-			if (errno != ENXIO)
-				data = (off_t)off;
-			else
-				break;
-		}
-		off = (uint64_t)data;
-		ssize_t n = pread(from_fd, buf, data_run(from_fd, off, COPY_CHUNK), (off_t)off);
-		if (n <= 0) {
-			err = n < 0 ? -errno : 0;
-			break;
-		}
-		ssize_t w = pwrite(wr, buf, (size_t)n, (off_t)off);
-		if (w != n)
-			err = w < 0 ? io_error() : -ENOSPC;
-		off += (uint64_t)n;
-	}
-	free(buf);
+	int err = data_each(from_fd, size, put_raw, &wr);
 	if (!err && ftruncate(wr, (off_t)size))
 		err = io_error();
 	close(wr);

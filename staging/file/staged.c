@@ -298,7 +298,7 @@ void sf_unwritten(struct staging *s, struct staged *f)
 	f->io.rw = -1;
 	sf_set_state(s, f, f->n_seals ? STAGED_SEALED : STAGED_DURABLE);
 	if (!f->spilled)
-		sf_charge(s, f, f->sealed.blocks * 512);
+		sf_charge(s, f, f->last.blocks * 512);
 	sf_drop_useless(s, f);
 }
 
@@ -427,8 +427,8 @@ int sf_ensure_fd(struct staged *f)
 void sf_close_idle_fd(struct staged *f)
 {
 	struct staging *s = f->s;
-	bool soon = f->n_seals && f->sealed.size > STAGING_SMALL &&
-		    s->order.n_pend <= s->order.fds_pend;
+	bool soon =
+		f->n_seals && f->last.size > STAGING_SMALL && s->order.n_pend <= s->order.fds_pend;
 
 	if (f->state == STAGED_OPEN || f->users || f->fd < 0 || soon)
 		return;
@@ -444,9 +444,9 @@ int sf_stat(struct staged *f, struct stat *st)
 	int err = sf_ensure_fd(f);
 	if (err || fstat(f->fd, st))
 		return err ? err : -errno;
-	if (f->memory.lender && (uint64_t)st->st_size > f->sealed.size) {
-		blkcnt_t most = (blkcnt_t)(whole_pages(f->sealed.size) / 512);
-		st->st_size = (off_t)f->sealed.size;
+	if (f->memory.lender && (uint64_t)st->st_size > f->last.size) {
+		blkcnt_t most = (blkcnt_t)(whole_pages(f->last.size) / 512);
+		st->st_size = (off_t)f->last.size;
 		st->st_blocks = st->st_blocks < most ? st->st_blocks : most;
 	}
 	return 0;
@@ -508,16 +508,16 @@ static void info_of(const struct staged *f, struct staged_info *out)
 		.state = f->state,
 		.spilled = f->spilled,
 		.late = f->late && !f->published,
-		.size = f->sealed.size,
+		.size = f->last.size,
 		.written = f->written,
-		.atime = f->sealed.atime,
-		.mtime = f->sealed.mtime,
-		.ctime = f->sealed.ctime,
-		.blocks = f->sealed.blocks,
+		.atime = f->last.atime,
+		.mtime = f->last.mtime,
+		.ctime = f->last.ctime,
+		.blocks = f->last.blocks,
 		.error = f->error,
 		.torn = atomic_load(&f->torn),
 	};
-	memcpy(out->checksum, f->sealed.checksum, sizeof(out->checksum));
+	memcpy(out->checksum, f->last.checksum, sizeof(out->checksum));
 }
 
 void staged_get_state(struct staged *f, struct staged_info *out)
@@ -531,7 +531,7 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
 	info_of(f, out);
-	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->sealed.once) &&
+	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->last.once) &&
 	    !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
 		uint64_t most = whole_pages((uint64_t)st.st_size) / 512,
 			 blocks = (uint64_t)st.st_blocks;

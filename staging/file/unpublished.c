@@ -31,14 +31,15 @@ void sf_drop_tmp(struct staged *f)
 	f->io.tmp_id = 0;
 	f->io.tmp_fd = -1;
 	f->io.tmp_size = 0;
-	f->io.held_from = f->io.held_to = 0;
+	f->io.allocated_from = f->io.allocated_to = 0;
 }
 
 /* What space_for_write allocated is not allocated again: xfs would need that space twice. */
-static uint64_t behind_held(const struct staged *f, uint64_t off)
+static uint64_t behind_allocated(const struct staged *f, uint64_t off)
 {
-	return f->space.checked && off >= f->io.held_from && off < f->io.held_to ? f->io.held_to
-										 : off;
+	return f->space.checked && off >= f->io.allocated_from && off < f->io.allocated_to
+		       ? f->io.allocated_to
+		       : off;
 }
 
 static int allocate_data(struct staged *f, struct written *w)
@@ -46,7 +47,7 @@ static int allocate_data(struct staged *f, struct written *w)
 	uint64_t off = 0, end;
 	int err = 0;
 	while (!err && off < w->size && !(err = written_next(w, &off, &end))) {
-		uint64_t data = behind_held(f, off);
+		uint64_t data = behind_allocated(f, off);
 		off = data < end ? end : data;
 		/* the direct write of the tail is padded */
 		uint64_t len =
@@ -61,8 +62,9 @@ int sf_allocate(struct staged *f, int from, uint64_t size)
 {
 	struct stat st;
 	if (size <= STAGING_SMALL)
-		return behind_held(f, 0) < size ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size)
-						: 0;
+		return behind_allocated(f, 0) < size
+			       ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size)
+			       : 0;
 	struct written w = {.fd = from, .size = size};
 	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size
 			    ? MAP_FAILED
@@ -87,7 +89,7 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 			return fd;
 		f->io.tmp_id = id;
 		f->io.tmp_fd = fd;
-		f->io.held_from = f->io.held_to = 0; /* that was a promise */
+		f->io.allocated_from = f->io.allocated_to = 0; /* that was a promise */
 		/* first: quotas count what is allocated by its owner */
 		err = sf_own_tmp(f, fd);
 	}
@@ -111,9 +113,9 @@ bool sf_limited(const struct staged *f)
  * is, and frees. */
 int sf_trim_tmp(struct staged *f, uint64_t size)
 {
-	if (!f->space.checked || !f->io.tmp_id || f->io.held_to <= size)
+	if (!f->space.checked || !f->io.tmp_id || f->io.allocated_to <= size)
 		return 0;
-	f->io.held_to = f->io.held_from < size ? size : f->io.held_from;
+	f->io.allocated_to = f->io.allocated_from < size ? size : f->io.allocated_from;
 	uint64_t end = (size + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1);
 	int err = io_truncate(f->s->o.store, f->io.tmp_fd, end);
 	return err ? err : io_truncate(f->s->o.store, f->io.tmp_fd, end);

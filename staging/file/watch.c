@@ -22,16 +22,16 @@ static bool watch_growth(struct staging *s)
 		struct stat st;
 		if (f->spilled || f->fd < 0 || fstat(f->fd, &st))
 			continue;
-		uint64_t held = (uint64_t)st.st_blocks * 512;
-		if (held != f->sealed.blocks * 512)
+		uint64_t taken = (uint64_t)st.st_blocks * 512;
+		if (taken != f->last.blocks * 512)
 			grew = true;
 		/* a writer through the daemon requests memory itself: memory ahead of it must not
 		 * be charged here, or it would never get ENOSPC */
-		uint64_t ahead = f->backing && !f->ahead.end ? pool_ahead(held) : 0;
-		if (held + (f->memory.known ? 0 : ahead / 2) > f->memory.charged &&
-		    held > f->sealed.blocks * 512)
-			sf_charge(s, f, held + ahead);
-		f->sealed.blocks = (uint64_t)st.st_blocks;
+		uint64_t ahead = f->backing && !f->ahead.end ? pool_ahead(taken) : 0;
+		if (taken + (f->memory.known ? 0 : ahead / 2) > f->memory.charged &&
+		    taken > f->last.blocks * 512)
+			sf_charge(s, f, taken + ahead);
+		f->last.blocks = (uint64_t)st.st_blocks;
 	}
 	if (s->files.used > s->o.budget_bytes)
 		sf_evict(s, s->files.used - s->o.budget_bytes);

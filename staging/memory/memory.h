@@ -49,7 +49,7 @@ void pool_fit(struct staging *s, uint64_t used);
  * s->lock held. */
 bool pool_keep(struct staging *s, int dir, const char *name);
 /* what a file that grows is given before it asks; any lock */
-uint64_t pool_ahead(uint64_t held);
+uint64_t pool_ahead(uint64_t taken);
 
 /* budget.c */
 uint64_t staging_space_left(struct staging *s); /* of tmpfs and memory; s->lock held */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The place: private tmpfs mounts below /run/cairnfs/<store id>, or a directory on a tmpfs of the
  * system, which the next start finds again after every process died. */
+#include "io/entries.h"
 #include "staging/memory/memory.h"
 #include "staging/memory/pin.h"
 
@@ -345,20 +346,15 @@ void staging_place_remove(struct staging_place *p)
 /* An unreadable directory counts as full. */
 static bool is_empty(int dir, const char *const *but, unsigned n_but)
 {
-	int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_at(dir, ".");
 	bool empty = d != NULL;
 
-	if (!d && fd >= 0)
-		close(fd);
-	for (struct dirent *e; empty && (e = readdir(d));) {
-		bool known = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+	for (struct dirent *e; empty && (e = entries_next(d));) {
+		bool known = false;
 		for (unsigned i = 0; i < n_but; i++)
 			known |= !strcmp(e->d_name, but[i]);
 		empty = known;
 	}
-	if (d)
-		closedir(d);
 	return empty;
 }
 

@@ -170,11 +170,11 @@ void pool_hand_over(struct staging *s, int fd, uint64_t size)
 	}
 }
 
-uint64_t pool_ahead(uint64_t held)
+uint64_t pool_ahead(uint64_t taken)
 {
-	if (held < SMALL_YET)
-		return held;
-	return held < AHEAD_MIN ? AHEAD_MIN : held < AHEAD ? held : AHEAD;
+	if (taken < SMALL_YET)
+		return taken;
+	return taken < AHEAD_MIN ? AHEAD_MIN : taken < AHEAD ? taken : AHEAD;
 }
 
 /* ---- kept files ---- */
@@ -343,14 +343,15 @@ static bool grow(struct staging *s, const char *zeros)
 		may = may > 2 * AHEAD ? may - 2 * AHEAD : 0;
 
 	pthread_mutex_lock(&p->lock);
-	uint64_t held = p->bytes, at = f->bytes;
-	bool due = !f->claims && held + HUGE_BYTES <= may;
+	uint64_t taken = p->bytes, at = f->bytes;
+	bool due = !f->claims && taken + HUGE_BYTES <= may;
 	f->claims += due;
 	pthread_mutex_unlock(&p->lock);
 	if (!due)
 		return false;
-	uint64_t len = may - held < GROW_STEP ? (may - held) / HUGE_BYTES * HUGE_BYTES : GROW_STEP;
-	bool ok = fill(f->fd, at, len, held + used + len <= p->touched, zeros);
+	uint64_t len =
+		may - taken < GROW_STEP ? (may - taken) / HUGE_BYTES * HUGE_BYTES : GROW_STEP;
+	bool ok = fill(f->fd, at, len, taken + used + len <= p->touched, zeros);
 	ok = add(s, f, f->fd, at, len, ok);
 	if (ok && p->bytes + used > p->touched)
 		p->touched = p->bytes + used;

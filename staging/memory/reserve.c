@@ -129,7 +129,7 @@ static uint64_t usable(const struct staging *s)
 /* Are `bytes` of the store's free blocks, and an inode, unclaimed? */
 static bool has_space(struct staging *s, uint64_t bytes)
 {
-	uint64_t promised = atomic_load(&s->reserve.promised), held = usable(s);
+	uint64_t promised = atomic_load(&s->reserve.promised), left = usable(s);
 	struct statvfs v;
 
 	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize)
@@ -137,7 +137,7 @@ static bool has_space(struct staging *s, uint64_t bytes)
 	atomic_store(&s->reserve.tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve.bytes);
 	if (v.f_files && v.f_favail < atomic_load(&s->reserve.inodes) + SPARE_INODES)
 		return false;
-	bytes += (promised > held ? promised - held : 0) + (uint64_t)SPARE_BLOCKS * BLOCK;
+	bytes += (promised > left ? promised - left : 0) + (uint64_t)SPARE_BLOCKS * BLOCK;
 	return v.f_bavail >= bytes / v.f_frsize;
 }
 

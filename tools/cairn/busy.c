@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "io/entries.h"
 
 #define MAX_LINES 10
 
@@ -39,15 +40,12 @@ static FILE *open_text(int dirfd, const char *name)
 
 static bool has_descriptor(int proc, int mount_id)
 {
-	int fd = openat(proc, "fdinfo", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_at(proc, "fdinfo");
 	struct dirent *e;
 	bool found = false;
 
-	if (!d && fd >= 0)
-		close(fd);
-	while (d && !found && (e = readdir(d))) {
-		FILE *f = *e->d_name == '.' ? NULL : open_text(dirfd(d), e->d_name);
+	while (!found && (e = entries_next(d))) {
+		FILE *f = open_text(dirfd(d), e->d_name);
 		char line[128];
 		int id;
 
@@ -56,8 +54,6 @@ static bool has_descriptor(int proc, int mount_id)
 		if (f)
 			fclose(f);
 	}
-	if (d)
-		closedir(d);
 	return found;
 }
 
@@ -113,7 +109,7 @@ static void look_at(struct search *s, int all, const char *pid)
 	comm[strcspn(comm, "\n")] = '\0';
 	/* ourselves: everything we opened is closed by now, the rest is inherited from the
 	 * caller */
-	snprintf(who, sizeof(who), "%s (pid %s%s)", comm, pid,
+	snprintf(who, sizeof(who), "%s (pid %.20s%s)", comm, pid,
 		 atoi(pid) == getpid() ? ", this command, inherited from its caller" : "");
 	tell(s, who, what);
 }
@@ -138,15 +134,13 @@ static void look_at_mounts(struct search *s)
 int print_users(FILE *f, int mount_id)
 {
 	struct search s = {.mount_id = mount_id, .f = f};
-	DIR *d = opendir("/proc");
+	CLEANUP_DIR DIR *d = opendir("/proc");
 	struct dirent *e;
 
 	look_at_mounts(&s);
-	while (d && (e = readdir(d)))
+	while ((e = entries_next(d)))
 		if (*e->d_name >= '1' && *e->d_name <= '9' && !watch_is_helper(atoi(e->d_name)))
 			look_at(&s, dirfd(d), e->d_name);
-	if (d)
-		closedir(d);
 	if (s.more)
 		fprintf(f, "  and %d more\n", s.more);
 	return s.lines;
@@ -170,12 +164,12 @@ static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor)
 int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor)
 {
 	struct search s = {.f = f};
-	DIR *d = opendir("/proc");
+	CLEANUP_DIR DIR *d = opendir("/proc");
 	struct stat seen[MAX_LINES], st;
 	struct dirent *e;
 	size_t len;
 
-	while (d && (e = readdir(d)) && s.lines < MAX_LINES) {
+	while (s.lines < MAX_LINES && (e = entries_next(d))) {
 		CLEANUP_FREE char *comm = NULL;
 		char path[300], who[4400];
 		int i = 0;
@@ -194,7 +188,5 @@ int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor)
 		snprintf(who, sizeof(who), "%s (pid %s)", comm, e->d_name);
 		tell(&s, who, "has it mounted in its mount namespace");
 	}
-	if (d)
-		closedir(d);
 	return s.lines;
 }

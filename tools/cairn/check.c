@@ -161,7 +161,7 @@ static void check_torch_file(struct check *k, size_t i)
 	if (!ckpt_is_torch(name) || k->sound[i] || k->c->name[i].fault)
 		return;
 	fd = ckpt_open_file(k->c, name);
-	if (fd >= 0 && !ckpt_source(&fd, &s))
+	if (!fmt_file(fd, &s))
 		check_crcs(k, name, &s, 0);
 }
 

@@ -219,36 +219,6 @@ int ckpt_open_file(const struct ckpt *c, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
-static int read_fd(void *ctx, uint64_t off, void *buf, size_t len)
-{
-	int fd = *(int *)ctx;
-
-	for (size_t got = 0; got < len;) {
-		ssize_t n = pread(fd, (char *)buf + got, len - got, (off_t)(off + got));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		if (!n)
-			return -EIO; /* truncated meanwhile */
-		got += (size_t)n;
-	}
-	return 0;
-}
-
-int ckpt_source(int *fd, struct fmt_source *out)
-{
-	struct stat st;
-
-	if (fstat(*fd, &st))
-		return -errno;
-	if (!S_ISREG(st.st_mode))
-		return -EINVAL;
-	*out = (struct fmt_source){.size = (uint64_t)st.st_size, .read = read_fd, .ctx = fd};
-	return 0;
-}
-
 ssize_t ckpt_find(const struct ckpt *c, const char *name)
 {
 	size_t lo = 0, hi = c->names.n;
@@ -303,25 +273,8 @@ struct reading {
 static int open_source(void *ctx, const char *name, struct fmt_source *out)
 {
 	const struct reading *r = ctx;
-	int *fd = malloc(sizeof(*fd)), err;
 
-	if (!fd)
-		return -ENOMEM;
-	*fd = ckpt_open_file(r->c, name);
-	err = *fd < 0 ? *fd : ckpt_source(fd, out);
-	if (!err)
-		return 0;
-	if (*fd >= 0)
-		close(*fd);
-	free(fd);
-	return err;
-}
-
-static void close_source(void *ctx, struct fmt_source *s)
-{
-	(void)ctx;
-	close(*(int *)s->ctx);
-	free(s->ctx);
+	return fmt_file_own(ckpt_open_file(r->c, name), out);
 }
 
 static int tell_bad(void *ctx, const char *file, const struct fmt_error *e, int err)
@@ -338,7 +291,7 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx)
 	struct reading r = {.c = c, .bad = bad, .ctx = ctx};
 	const struct ckpt_io io = {.ctx = &r,
 				   .open = open_source,
-				   .close = close_source,
+				   .close = fmt_file_close,
 				   .bad = tell_bad,
 				   .max_bytes = PICKLE_MAX_BYTES};
 	struct ckpt_content in = {.kind = c->kind, .v = c->name, .n = c->names.n};

@@ -49,8 +49,6 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v);
 /* A file of the checkpoint, never through a symlink that leads out of it; O_RDONLY or
  * -errno. */
 int ckpt_open_file(const struct ckpt *c, const char *name);
-/* A source over a descriptor, which it borrows: *fd must outlive it. */
-int ckpt_source(int *fd, struct fmt_source *out);
 /* Single files of tensors, in any directory: other files and directories there are not part of
  * them. */
 bool ckpt_is_loose(const struct ckpt_kind *k);

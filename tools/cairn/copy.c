@@ -13,7 +13,9 @@
 #include <sys/syscall.h>
 
 #include "io/align.h"
+#include "io/full.h"
 #include "io/locks.h"
+#include "io/sum/sum.h"
 
 #define COPIERS 4u /* more gain nothing: the disk is the limit */
 #define CHUNK (2u << 20) /* assembled and written at once, by one of them */
@@ -77,19 +79,10 @@ static int read_direct(const struct copier *k, uint64_t off, char *to, size_t le
 	size_t lead = (size_t)(off - from),
 	       want = (lead + len + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
 	char *around = k->buf + CHUNK;
-	size_t got = 0;
+	ssize_t got = io_read_full(k->file->direct, around, want, from);
 
-	while (got < lead + len) {
-		ssize_t n = pread(k->file->direct, around + got, want - got, (off_t)(from + got));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		got += (size_t)n;
-		if (got < lead + len && (!n || got % IO_ALIGN))
-			return -EINVAL; /* truncated: plain reads report it */
-	}
+	if (got < (ssize_t)(lead + len))
+		return got < 0 ? (int)got : -EINVAL; /* truncated: plain reads report it */
 	memcpy(to, around + lead, len);
 	return 0;
 }
@@ -135,22 +128,6 @@ static void put_back(void *ctx, uint32_t file)
 
 /* ---- writing ---------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *p, size_t n, uint64_t off)
-{
-	while (n) {
-		ssize_t w = pwrite(fd, p, n, (off_t)off);
-
-		if (w < 0 && errno == EINTR)
-			continue;
-		if (w < 0)
-			return -errno;
-		p += w;
-		n -= (size_t)w;
-		off += (uint64_t)w;
-	}
-	return 0;
-}
-
 /* O_DIRECT writes whole blocks: zeros behind the last byte, which copy_view() truncates. */
 static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 {
@@ -159,12 +136,12 @@ static int write_chunk(struct copy *c, char *buf, size_t n, uint64_t off)
 
 	if (c->direct) {
 		memset(buf + n, 0, padded - n);
-		err = write_all(c->fd, buf, padded, off);
+		err = full_pwrite(c->fd, buf, padded, off);
 		if (err != -EINVAL)
 			return err;
 		fcntl(c->fd, F_SETFL, 0); /* accepted at open, but not by the write */
 	}
-	return write_all(c->fd, buf, n, off);
+	return full_pwrite(c->fd, buf, n, off);
 }
 
 /* ---- copying ---------------------------------------------------------------------- */
@@ -249,9 +226,9 @@ static void start(struct copier *k)
 {
 	sigset_t old;
 
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	k->started = !pthread_create(&k->thread, NULL, copier_main, k);
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 }
 
 /* As many as there are chunks; this thread is the first of them. */

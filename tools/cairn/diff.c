@@ -209,7 +209,7 @@ static int read_values(struct diff *d, const struct ckpt *c, const struct ckpt *
 	if (!*out)
 		return -ENOMEM;
 	fd = ckpt_open_file(c, name);
-	err = fd < 0 ? fd : ckpt_source(&fd, &s);
+	err = fmt_file(fd, &s);
 	if (err)
 		snprintf(e.text, sizeof(e.text), "%s", strerror(-err));
 	else

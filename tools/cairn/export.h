@@ -42,8 +42,8 @@ void export_free(struct export *x);
 /* Signals that end us remove what is not finished. Call it before the first put. */
 void put_catch_signals(void);
 /* Between these a signal is blocked: what is created is also recorded. */
-void put_hold_signals(sigset_t *old);
-void put_let_signals(const sigset_t *old);
+void put_block_signals(sigset_t *old);
+void put_unblock_signals(const sigset_t *old);
 /* Writes one line into e, and returns err. */
 int put_told(struct fmt_error *e, int err, const char *name);
 /* Creates x->out and its missing parent directories; whole or not at all. As a file: x->view, a

@@ -58,10 +58,8 @@ static int read_torch(struct export *x, const char *path, struct left_out *left)
 	CLEANUP_CLOSE int fd = err ? err : ckpt_open_file(&x->ck, x->ck.names.v[0]);
 
 	x->ck.set = fmt_set_new();
-	if (!err && fd < 0)
-		err = fd;
 	if (!err)
-		err = x->ck.set ? ckpt_source(&fd, &s) : -ENOMEM;
+		err = x->ck.set ? fmt_file(fd, &s) : -ENOMEM;
 	if (err) {
 		complain("%s: %s", path, strerror(-err));
 		return CAIRN_FAILED;

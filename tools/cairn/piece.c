@@ -156,7 +156,7 @@ int files_get(struct files *f, uint32_t i, struct one_file **out)
 	o->fd = ckpt_open_file(f->c, f->c->set->file[i].name);
 	if (o->fd < 0)
 		return o->fd;
-	err = ckpt_source(&o->fd, &o->source);
+	err = fmt_file(o->fd, &o->source);
 	if (!err && fstat(o->fd, &st))
 		err = -errno;
 	if (err) {

@@ -3,6 +3,7 @@
  * Views written as files, whole or not at all.
  */
 #include "export.h"
+#include "io/entries.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -70,7 +71,7 @@ void put_catch_signals(void)
 			sigaction(ending[i], &sa, NULL);
 }
 
-void put_hold_signals(sigset_t *old)
+void put_block_signals(sigset_t *old)
 {
 	sigset_t block;
 
@@ -80,7 +81,7 @@ void put_hold_signals(sigset_t *old)
 	sigprocmask(SIG_BLOCK, &block, old);
 }
 
-void put_let_signals(const sigset_t *old)
+void put_unblock_signals(const sigset_t *old)
 {
 	sigprocmask(SIG_SETMASK, old, NULL);
 }
@@ -162,13 +163,13 @@ static int make_parents(struct export *x, struct fmt_error *e)
 
 	for (char *p = path; err >= 0 && p && (p = strchr(p + 1, '/'));) {
 		*p = '\0';
-		put_hold_signals(&old);
+		put_block_signals(&old);
 		err = make_dir(x, path, e);
 		if (err > 0 && !parents.path) {
 			parents.path = strdup(x->out);
 			parents.first = (size_t)(p - path);
 		}
-		put_let_signals(&old);
+		put_unblock_signals(&old);
 		*p = '/';
 	}
 	return err < 0 ? err : 0;
@@ -224,18 +225,11 @@ static int put_file(struct export *x, struct fmt_error *e)
 
 int put_is_empty(const char *path)
 {
-	DIR *d = opendir(path);
-	struct dirent *entry = NULL;
-	int err;
+	CLEANUP_DIR DIR *d = opendir(path);
 
 	if (!d)
 		return -errno;
-	do
-		errno = 0, entry = readdir(d);
-	while (entry && (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")));
-	err = entry ? 0 : errno ? -errno : 1;
-	closedir(d);
-	return err;
+	return entries_next(d) ? 0 : errno ? -errno : 1;
 }
 
 /* The directory; `partial` records whether it was created here. */
@@ -244,12 +238,12 @@ static int open_out(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int err = 0, empty;
 
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	if (mkdir(x->out, 0777))
 		err = -errno;
 	else
 		partial.made = x->out;
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 	if (err == -EEXIST) {
 		empty = put_is_empty(x->out);
 		err = empty < 0 ? empty : empty ? 0 : -ENOTEMPTY;
@@ -273,10 +267,10 @@ static int put_data(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int fd;
 
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	fd = create_in(VIEW_DCP_DATA);
 	partial.data = fd >= 0;
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->view, fd, e);
 }
 
@@ -285,10 +279,10 @@ static int put_metadata(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int fd;
 
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	fd = create_in(TEMPORARY);
 	partial.metadata = fd < 0 ? NULL : TEMPORARY;
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 	return fd < 0 ? put_told(e, fd, x->out) : fill(x, x->metadata, fd, e);
 }
 
@@ -298,7 +292,7 @@ static int commit(struct export *x, struct fmt_error *e)
 	sigset_t old;
 	int err = 0;
 
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	if (fsync(partial.dir) || renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
 		err = -errno;
 	else
@@ -307,7 +301,7 @@ static int commit(struct export *x, struct fmt_error *e)
 		err = -errno;
 	if (!err)
 		partial.data = false, partial.metadata = partial.made = NULL;
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 	return err ? put_told(e, err, x->out) : 0;
 }
 
@@ -342,11 +336,11 @@ int put_out(struct export *x, struct fmt_error *e)
 
 	if (!err)
 		err = x->format == EXPORT_DCP ? put_dcp(x, e) : put_file(x, e);
-	put_hold_signals(&old);
+	put_block_signals(&old);
 	if (err)
 		remove_parents();
 	free(parents.path);
 	parents.path = NULL;
-	put_let_signals(&old);
+	put_unblock_signals(&old);
 	return err;
 }

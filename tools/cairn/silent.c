@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "io/entries.h"
 
 #define PROC_TEXT_MAX (1u << 20)
 
@@ -72,11 +73,11 @@ static char state_of(int proc)
 static struct worker find_worker(const char *point, size_t n_mounts)
 {
 	struct worker w = {0}, only = {0};
-	DIR *d = opendir("/proc");
+	CLEANUP_DIR DIR *d = opendir("/proc");
 	struct dirent *e;
 	int workers = 0;
 
-	while (d && !w.pid && (e = readdir(d))) {
+	while (!w.pid && (e = entries_next(d))) {
 		CLEANUP_FREE char *comm = NULL, *args = NULL;
 		CLEANUP_CLOSE int proc = -1;
 		size_t len;
@@ -93,8 +94,6 @@ static struct worker find_worker(const char *point, size_t n_mounts)
 		if (has_argument(args, len, point))
 			w = only;
 	}
-	if (d)
-		closedir(d);
 	return w.pid || workers != 1 || n_mounts != 1 ? w : only;
 }
 

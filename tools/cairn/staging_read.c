@@ -3,6 +3,7 @@
  * What a staging directory holds that its store may not have. It errs on one side: what the log
  * does not show to be in the store counts as unpublished.
  */
+#include "io/entries.h"
 #include "staging_read.h"
 
 #include <dirent.h>
@@ -103,8 +104,7 @@ static int take(struct reading *r, const struct rec *c)
 		r->changes += !is_durable(r, c->seq);
 	switch (c->type) {
 	case REC_SEAL:
-		return set(r, c,
-			   is_durable(r, c->seq) && !(c->flags & (REC_MAPPED | REC_FSYNCED)));
+		return set(r, c, is_durable(r, c->seq) && !(c->flags & (REC_MAPPED | REC_FSYNCED)));
 	case REC_STAGED: return set(r, c, c->flags & REC_SEALED);
 	case REC_CREATE: return set(r, c, false);
 	case REC_FORK: reopen(r, c->node); return 0;
@@ -185,22 +185,14 @@ static void count_file(int dir, const char *name, struct reading *r, struct stag
 /* The files of one size class. */
 static int count_files(int base, const char *sub, struct reading *r, struct staging_left *out)
 {
-	int fd = openat(base, sub, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	CLEANUP_DIR DIR *d = entries_at(base, sub);
 	struct dirent *e;
-	int err = 0;
 
-	if (!d) {
-		err = -errno;
-		if (fd >= 0)
-			close(fd);
-		return err == -ENOENT ? 0 : err;
-	}
-	for (errno = 0; (e = readdir(d)); errno = 0)
-		count_file(fd, e->d_name, r, out);
-	err = -errno;
-	closedir(d);
-	return err;
+	if (!d)
+		return errno == ENOENT ? 0 : -errno;
+	while ((e = entries_next(d)))
+		count_file(dirfd(d), e->d_name, r, out);
+	return -errno;
 }
 
 int staging_read(int base, const char *id, struct staging_left *out)

@@ -3,6 +3,7 @@
  * Text for people: sizes, times, the progress bar.
  */
 #include "cli.h"
+#include "io/number.h"
 
 #include <errno.h>
 #include <math.h>
@@ -109,22 +110,8 @@ void print_name(FILE *f, const char *name)
 
 int parse_bytes(const char *s, uint64_t *out)
 {
-	static const char units[] = "KMGT";
-	char *end;
-	unsigned long long n;
-	const char *unit;
-
-	errno = 0;
-	n = strtoull(s, &end, 10);
-	if (*s < '0' || *s > '9' || errno)
-		return -EINVAL;
-	unit = *end ? strchr(units, *end & ~0x20) : NULL;
-	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-	end += unit != NULL;
-	if ((*end && strcmp(end, "iB") && strcmp(end, "B")) || n > UINT64_MAX >> shift)
-		return -EINVAL;
-	*out = (uint64_t)n << shift;
-	return 0;
+	return number_next_size(&s, out) && (!*s || !strcmp(s, "iB") || !strcmp(s, "B")) ? 0
+											 : -EINVAL;
 }
 
 int parse_duration(const char *s, double *out)

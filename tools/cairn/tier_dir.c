@@ -3,6 +3,7 @@
  * A tier that is a directory of any filesystem. What is not finished is in .cairn/tmp/, which the
  * next process that writes empties: the lock says that no other one does.
  */
+#include "io/full.h"
 #include "tier.h"
 
 #include "tools/tier/wire.h"
@@ -329,21 +330,6 @@ void tier_drop(struct tier *t, struct tier_temp *temp)
 	temp->name[0] = '\0';
 }
 
-static int write_all(int fd, const char *p, size_t n)
-{
-	while (n) {
-		ssize_t w = write(fd, p, n);
-
-		if (w < 0 && errno == EINTR)
-			continue;
-		if (w < 0)
-			return -errno;
-		p += w;
-		n -= (size_t)w;
-	}
-	return 0;
-}
-
 /* t: the one whose limits count; NULL: none. */
 static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, struct io_sum *sum,
 		      tier_seen_fn seen, void *ctx)
@@ -357,12 +343,10 @@ static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, stru
 	    (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
 		return -errno; /* before anything is written */
 	while (!err) {
-		ssize_t n = pread(in, buf, piece, (off_t)off);
+		ssize_t n = full_pread(in, buf, piece, off);
 
-		if (n < 0 && errno == EINTR)
-			continue;
 		if (n < 0)
-			return -errno;
+			return (int)n;
 		if (!n)
 			break;
 		off += (uint64_t)n;
@@ -373,7 +357,7 @@ static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, stru
 		if (t && t->pace)
 			pace_wait(t->pace, (uint64_t)n);
 		io_sum_add(sum, buf, (size_t)n);
-		err = write_all(out, buf, (size_t)n);
+		err = full_write(out, buf, (size_t)n);
 		if (!err && seen)
 			seen(ctx, (uint64_t)n);
 	}
@@ -523,7 +507,7 @@ int tier_sync_dir(const struct tier *t, const char *path)
 static int put_text(struct tier *t, const char *path, const char *text, size_t len)
 {
 	CLEANUP_CLOSE int fd = memfd_create("object", MFD_CLOEXEC);
-	int err = fd < 0 ? -errno : write_all(fd, text, len);
+	int err = fd < 0 ? -errno : full_write(fd, text, len);
 
 	return err ? err : put_object(t, path, fd, len, NULL);
 }
@@ -533,7 +517,7 @@ int tier_put(struct tier *t, const char *path, const char *text, size_t len)
 	struct tier_temp temp = {.fd = -1};
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, &temp);
 	mode_t mask = umask(0);
-	int err = t->s3 ? 0 : fd < 0 ? fd : write_all(fd, text, len);
+	int err = t->s3 ? 0 : fd < 0 ? fd : full_write(fd, text, len);
 
 	umask(mask);
 	if (t->s3)
@@ -582,7 +566,6 @@ int tier_read_small(const struct tier *t, const char *path, size_t max, char **t
 {
 	CLEANUP_CLOSE int fd = -1;
 	uint64_t size = 0;
-	ssize_t n = 0;
 	char *buf;
 	int err;
 
@@ -593,15 +576,12 @@ int tier_read_small(const struct tier *t, const char *path, size_t max, char **t
 	if (err || size > max)
 		return err ? err : -EFBIG;
 	buf = malloc(size + 1);
-	for (uint64_t at = 0; buf && at < size; at += (uint64_t)n) {
-		n = pread(fd, buf + at, size - at, (off_t)at);
-		if (n <= 0) {
-			free(buf);
-			return n ? -errno : -EIO;
-		}
-	}
 	if (!buf)
 		return -ENOMEM;
+	if (full_pread(fd, buf, size, 0) != (ssize_t)size) {
+		free(buf);
+		return -EIO;
+	}
 	buf[size] = '\0';
 	*text = buf;
 	*len = size;

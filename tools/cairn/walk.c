@@ -5,6 +5,7 @@
  * higher up is opened again through ".." and must be the same.
  */
 #include "cli.h"
+#include "io/entries.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -62,27 +63,15 @@ static int names_add(struct names *n, const char *name)
 
 int names_read(int dirfd, struct names *out)
 {
-	int fd = openat(dirfd, ".", OPEN_DIR);
-	int err = 0;
+	CLEANUP_DIR DIR *d = entries_at(dirfd, ".");
+	int err = d ? 0 : -errno;
 	struct dirent *e;
-	DIR *d;
 
 	*out = (struct names){0};
-	if (fd < 0)
-		return -errno;
-	d = fdopendir(fd);
-	if (!d) {
-		err = -errno;
-		close(fd);
-		return err;
-	}
-	while (!err && (errno = 0, e = readdir(d))) {
-		if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
-			err = names_add(out, e->d_name);
-	}
+	while (!err && (e = entries_next(d)))
+		err = names_add(out, e->d_name);
 	if (!err)
 		err = -errno;
-	closedir(d);
 	if (err)
 		names_free(out);
 	else if (out->n)

@@ -156,7 +156,7 @@ static int open_listed(struct stage_buffer *b, const char *path, int flags, mode
 {
 	int err;
 
-	stage_hold_forks();
+	stage_block_forks();
 	b->fd = open(path, flags | O_CLOEXEC, mode);
 	err = b->fd < 0 ? -errno : 0;
 	stage_allow_forks();
@@ -176,7 +176,7 @@ static int open_stand_in(cairn_stage *stage, struct stage_buffer *b)
 		stage_notice(stage, NOTICE_STAND_IN,
 			     "%s has no space for %llu MiB, so memfd_create gives it", stage->mount,
 			     (unsigned long long)(b->bytes >> 20));
-		stage_hold_forks();
+		stage_block_forks();
 		b->fd = memfd_create("cairn-bench", MFD_CLOEXEC);
 		err = b->fd < 0 ? -errno : 0;
 		stage_allow_forks();

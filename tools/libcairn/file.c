@@ -3,6 +3,7 @@
  * How a file gets its name: whole, at once. An existing name is replaced by a rename
  * of a hidden file in the same directory.
  */
+#include "io/full.h"
 #include "priv.h"
 
 #include <errno.h>
@@ -142,14 +143,10 @@ static int write_all(const cairn_shard *shard, int fd, uint64_t size)
 {
 	char device[256];
 
-	for (uint64_t done = 0; done < size;) {
-		size_t n = size - done < WRITE_MAX ? size - done : WRITE_MAX;
-		ssize_t got = write(fd, shard->buffer->base + done, n);
+	int err = full_write(fd, shard->buffer->base, size);
 
-		if (got < 0 && errno != EINTR)
-			return -errno;
-		done += got > 0 ? (uint64_t)got : 0;
-	}
+	if (err)
+		return err;
 	shard_device_text(shard, device, sizeof(device));
 	if (*device)
 		file_device(fd, device);

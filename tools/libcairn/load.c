@@ -6,6 +6,7 @@
  *
  *	chunk:	free ──taken──▶ busy ──copy queued──▶ free (the next user waits for its mark)
  */
+#include "io/full.h"
 #include "priv.h"
 
 #include <errno.h>
@@ -37,22 +38,16 @@ struct job {
 
 static int read_all(int fd, char *to, uint64_t n, uint64_t off, const char *path)
 {
-	while (n) {
-		ssize_t got = pread(fd, to, n < WRITE_MAX ? n : WRITE_MAX, (off_t)off);
+	ssize_t got = full_pread(fd, to, n, off);
 
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return fail_on(-errno, "read", path);
-		if (!got)
-			return fail(-ENODATA,
-				    "%s ends at %llu, %llu bytes before what was asked for: is the "
-				    "checkpoint whole? (cairn check)",
-				    path, (unsigned long long)off, (unsigned long long)n);
-		to += got;
-		off += (uint64_t)got;
-		n -= (uint64_t)got;
-	}
+	if (got < 0)
+		return fail_on((int)got, "read", path);
+	if ((uint64_t)got < n)
+		return fail(-ENODATA,
+			    "%s ends at %llu, %llu bytes before what was asked for: is the "
+			    "checkpoint whole? (cairn check)",
+			    path, (unsigned long long)off + (uint64_t)got,
+			    (unsigned long long)n - (uint64_t)got);
 	return 0;
 }
 

@@ -48,7 +48,6 @@ static inline void cairn_close_fd(int *fd)
 
 #define HUGE_PAGE (2ull << 20)
 #define SMALL_MAX (1ull << 20) /* smaller shards are not worth a huge page of the mount's */
-#define WRITE_MAX (64u << 20) /* of one write(2) */
 #define LOAD_CHUNK (32ull << 20)
 #define LOAD_CHUNKS 4
 
@@ -166,7 +165,7 @@ struct cairn_shard {
 /* -ECHILD after a fork, -EINVAL for NULL; 0. */
 int stage_usable(const cairn_stage *stage);
 /* Blocks forks in between: the child must know of a new descriptor. No lock held. */
-void stage_hold_forks(void);
+void stage_block_forks(void);
 void stage_allow_forks(void);
 /* Calls the notice once per reason. No lock held. */
 void stage_notice(cairn_stage *stage, enum notice why, const char *fmt, ...)

@@ -23,7 +23,7 @@ static struct cairn_stage *stages;
 static pthread_mutex_t opening_lock = RANKED_MUTEX(RANK_STAGE_OPENING);
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-void stage_hold_forks(void)
+void stage_block_forks(void)
 {
 	pthread_mutex_lock(&opening_lock);
 }
