@@ -24,7 +24,7 @@ void overwritten(const char *from, const char *kind)
 {
 	unsigned halted = 0, lost = 0, tried = 0, n = first_save();
 
-	for (bool clean = false; !clean; n++) {
+	for (bool clean = false; !clean; n += one_of()) {
 		SCOPED_TRACE("operation " + std::to_string(n));
 		ASSERT_LT(n, 600u);
 		std::string fault = "1:@" + std::to_string(n) + from + ":" + kind;

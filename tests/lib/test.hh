@@ -6,6 +6,7 @@
 //	Fd f(open(...));  f.get()		closes itself
 //	write_file(path, bytes); read_file(path)
 //	pattern(size, seed)			bytes that differ at every offset and for every seed
+//	one_of()			make check tries one of so many points or seeds; check-all all
 //	on_tmpfs(path)				to skip what a tmpfs cannot do (O_DIRECT before 6.6)
 #pragma once
 
@@ -21,6 +22,13 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+
+inline unsigned one_of()
+{
+	const char *s = getenv("TEST_ONE_OF");
+	unsigned n = s ? (unsigned)atoi(s) : 1;
+	return n ? n : 1;
+}
 
 class Fd {
 public:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast
 # timeout: 300
+# set: rest
 #
 # One file is written over again and again, on a store with room for about three versions: xfs and
 # btrfs free the blocks of what was removed a while after the removal.

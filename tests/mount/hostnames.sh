@@ -8,7 +8,7 @@
 need_root
 need_tool unshare python3
 
-count=${CAIRN_TEST_HOSTNAMES:-24}
+count=${CAIRN_TEST_HOSTNAMES:-$((24 / ${TEST_ONE_OF:-1}))}
 
 # Names that machines have, names at the limits of what the kernel takes, names by a seed. As hex: a line each.
 names()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast relay
 # timeout: 240
+# set: rest
 # The hosts of a store: each says that it is alive, cairn hosts lists them and what they left, and
 # the others tell of one that was killed. A clean end is none. Times are the store's.
 . "$(dirname "$0")/../lib/lib.sh"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast relay
 # timeout: 180
+# set: rest
 #
 # A trainer in a memory cgroup: what it writes is charged to the daemon's cgroup, not to its own, so
 # that a small limit does not get it killed.

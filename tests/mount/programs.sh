@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast relay posix
 # timeout: 180
+# set: rest
 # Programs that know nothing of cairnfs, on the mount as on any disk. Those that are not installed are
 # left out. What they made is in the store afterwards, attributes included.
 . "$(dirname "$0")/../lib/lib.sh"

@@ -30,6 +30,7 @@ END
 python3 - "$cairn" "$BUILD/tests/mount/at_call" "$assets" "$work" <<'END' || die "see above"
 import json, os, random, shutil, subprocess, sys
 cairn, at_call, assets, tmp = sys.argv[1:]
+step = int(os.environ.get("TEST_ONE_OF", "1"))
 store, tier, old = (os.path.join(tmp, d) for d in ("store", "tier", "tier-old"))
 ckpt = "run/step-10"
 versions = {}
@@ -116,7 +117,7 @@ complete("A")
 def killed(old_version, version):
     states, n = set(), 0
     while True:
-        n += 1
+        n += step
         fresh(old_version)
         put(version)
         p = push(None, at_call, str(n), "kill -KILL $PID")
@@ -126,7 +127,7 @@ def killed(old_version, version):
             break
         states.add(state)
         complete(version)
-    print(f"# killed at {n - 1} points, from {old_version} to {version}: {sorted(map(str, states))}")
+    print(f"# killed at {n // step - 1} points, from {old_version} to {version}: {sorted(map(str, states))}")
     assert {(old_version, bool(old_version)), (None, False), (version, True)} <= states, states
     return n - 1
 
@@ -135,7 +136,7 @@ assert points > 40, points
 points = killed("A", "B")
 
 rng = random.Random(14)
-for _ in range(30):
+for _ in range(30 // step):
     fresh(rng.choice([None, "A", "B"]))
     for _ in range(3):
         put(rng.choice("AB"))
@@ -148,7 +149,7 @@ def replaced(old_version, version, by, script, then=""):
     noticed, n = 0, 0
     mark = os.path.join(tmp, by + ".swapped")
     while True:
-        n += 1
+        n += step
         fresh(old_version)
         put(version)
         p = push(None, at_call, str(n), f"bash {tmp}/{script} {tmp}/{by} {store}/{ckpt}{then}")
@@ -162,8 +163,8 @@ def replaced(old_version, version, by, script, then=""):
         else:
             assert state in ((version, True), (by, True), (old_version, bool(old_version)), (None, False)), (n, p, state)
         complete(by)
-    print(f"# replaced at {n - 1} points, {version} by {by}: {noticed} pushes noticed it")
-    assert noticed > 20, noticed
+    print(f"# replaced at {n // step - 1} points, {version} by {by}: {noticed} pushes noticed it")
+    assert noticed > 20 // step, noticed
 
 replaced(None, "A", "B", "swap", f"; rm {store}/{ckpt}/only-A.txt")
 replaced("A", "B", "A", "swap", f"; rm {store}/{ckpt}/only-B.txt")
@@ -182,7 +183,7 @@ def fetch_killed(there):
     """there: files of the checkpoint that the store has before."""
     n, seen = 0, set()
     while True:
-        n += 1
+        n += step
         shutil.rmtree(store)
         os.mkdir(store)
         for name in there:
@@ -201,7 +202,7 @@ def fetch_killed(there):
             break
         fetched()
     fetched()
-    print(f"# fetch killed at {n - 1} points, {seen} files were there")
+    print(f"# fetch killed at {n // step - 1} points, {seen} files were there")
     assert n > 60 and len(versions["A"]) in seen, (n, seen)
 
 fresh("A")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast
 # timeout: 240
+# set: rest
 # The tier's disk loses its power during cairn tier push, at many of its system calls and after its end: mounted again
 # and read with plain calls, what is committed is whole and of one save, and what was reported as sent is committed.
 . "$(dirname "$0")/../lib/lib.sh"

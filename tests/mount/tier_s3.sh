@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast
 # timeout: 240
+# set: rest
 # cairn tier with a bucket, of moto, read with plain HTTP: push, ls, verify, fetch; and push is killed at many of its
 # system calls: no commit file and no manifest is there before what it lists, and the next push completes.
 . "$(dirname "$0")/../lib/lib.sh"

@@ -90,9 +90,11 @@ protected:
 		live(script);
 		if (HasFailure())
 			return;
+		unsigned tried = 0;
 		for (size_t op = 0; op < ends.size() && !HasFailure(); op++)
 			for (size_t end = op ? looked[op - 1] + 1 : ends[0]; end <= ends[op] && !HasFailure(); end++)
-				cut(op, end);
+				if (!(tried++ % one_of()))
+					cut(op, end);
 	}
 
 private:

@@ -367,31 +367,31 @@ void random_life(uint64_t seed, bool threads, bool kills, bool rotate)
 
 TEST(LiveTree, EqualsTheModelWithNothingPublished)
 {
-	for (uint64_t seed = 1; seed <= 8 && !HasFatalFailure(); seed++)
+	for (uint64_t seed = 1; seed <= 8 && !HasFatalFailure(); seed += one_of())
 		random_life(seed, false, false, false);
 }
 
 TEST(LiveTree, ReplayedIsTheSame)
 {
-	for (uint64_t seed = 101; seed <= 108 && !HasFatalFailure(); seed++)
+	for (uint64_t seed = 101; seed <= 108 && !HasFatalFailure(); seed += one_of())
 		random_life(seed, false, true, false);
 }
 
 TEST(LiveTree, EqualsTheModelWhileItPublishes)
 {
-	for (uint64_t seed = 201; seed <= 203 && !HasFatalFailure(); seed++)
+	for (uint64_t seed = 201; seed <= 203 && !HasFatalFailure(); seed += one_of())
 		random_life(seed, true, false, false);
 }
 
 TEST(LiveTree, ReplayedWhileItPublishes)
 {
-	for (uint64_t seed = 301; seed <= 304 && !HasFatalFailure(); seed++)
+	for (uint64_t seed = 301; seed <= 304 && !HasFatalFailure(); seed += one_of())
 		random_life(seed, true, true, false);
 }
 
 TEST(LiveTree, ReplayedFromARotatedLog)
 {
-	for (uint64_t seed = 401; seed <= 404 && !HasFatalFailure(); seed++)
+	for (uint64_t seed = 401; seed <= 404 && !HasFatalFailure(); seed += one_of())
 		random_life(seed, true, true, true);
 }
 

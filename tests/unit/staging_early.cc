@@ -333,7 +333,7 @@ TEST_P(EarlyFault, AnyOneOperationFails)
 {
 	bool syncs = !strcmp(GetParam(), "lostsync");
 	unsigned faults = 1, n = 1;
-	for (; faults && n < 200 && !HasFailure(); n++) {
+	for (; faults && n < 200 && !HasFailure(); n += syncs ? 1 : one_of()) {
 		std::string fault = "3:@" + std::to_string(n) + ":" + GetParam();
 		SCOPED_TRACE(fault);
 		Ground fresh;
