@@ -17,8 +17,10 @@ says err "not the mount point"
 is_mounted "$m" || die "umount of a path below unmounted it"
 
 # in use: it stays, and who uses it is told
-tail -f /dev/null 3<"$m/d/1" &
+exec 3<"$m/d/1"
+tail -f /dev/null &
 user=$!
+exec 3<&-
 on_exit 'kill $user 2>/dev/null'
 expect 1 "$cairn" umount "$m"
 says err "(pid $user)"
