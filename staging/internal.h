@@ -284,10 +284,16 @@ struct staged_io {
 	uint64_t promised; /* or bytes of the reserve, for a small one */
 	uint64_t allocated_from,
 		allocated_to; /* range for which space_for_write allocated blocks */
-	_Atomic uint64_t torn_at; /* offset at which a write failed */
 	/* what the file tmp_id has already, changed under s->lock, too; NULL */
 	struct early *early;
 	bool no_early; /* it failed: not tried again */
+};
+
+/* What failed writes did not write (torn.c): it is no whole version. */
+struct torn {
+	_Atomic int err; /* of a failed write; 0: none */
+	unsigned n;
+	struct torn_range range[TORN_MAX]; /* ascending, apart from each other */
 };
 
 struct staged {
@@ -308,7 +314,7 @@ struct staged {
 	int error;
 	/* spilled, and the store failed to write a part: do not trust its pages */
 	_Atomic int spoiled;
-	_Atomic int torn; /* errno of a failed write: it is no whole version; 0 */
+	struct torn torn;
 	unsigned n_seals; /* pending SEALs */
 	uint64_t last_seal; /* seq of the latest */
 	_Atomic uint64_t written; /* of the version that is being persisted, so far */

@@ -155,7 +155,7 @@ enum rec_flag {
 	/* it is published although files that it commits are missing */
 	REC_FORCED = 32768,
 	/* STAGED: no close of it counts that was answered before: the last one failed, or a write
-	 * did (mask: its errno, node2: its offset) */
+	 * did (mask: its errno, data: the ranges that are missing, node2: the first one's offset) */
 	REC_FAILED = 65536,
 };
 
@@ -189,6 +189,12 @@ struct rec {
 };
 
 #define REC_DATA_MAX (1u << 20)
+
+/* A part [from, to) of a file that a failed write did not write. */
+struct torn_range {
+	uint64_t from, to;
+};
+#define TORN_MAX 8u /* of one file */
 
 /* Encodes into buf (cap bytes); returns the length or -ENOBUFS. */
 ssize_t rec_encode(const struct rec *r, void *buf, size_t cap);
@@ -402,9 +408,15 @@ struct staged *staged_ref(struct staged *f);
 void staged_unref(struct staged *f); /* last one: removed, unless pending */
 uint64_t staged_id(const struct staged *f);
 void staged_set_node(struct staged *f, uint64_t node); /* it belongs to another node now */
-/* A write of it failed, so it is no whole version: -errno, *at is that write's offset; 0: none. */
-int staged_torn(struct staged *f, uint64_t *at);
-void staged_set_torn(struct staged *f, int err, uint64_t at); /* as a worker before this one knew */
+/* A write of it failed, and not all of what failed was written since, so it is no whole version:
+ * -errno; 0: none. */
+int staged_torn(const struct staged *f);
+/* [off, off + len) was not written, though staged_write() and its siblings did not return that. */
+void staged_not_written(struct staged *f, uint64_t off, uint64_t len, int err);
+/* That as a part of r, a REC_STAGED, which refers to `data`, TORN_MAX of them; and as a worker before
+ * this one logged it. */
+void staged_torn_out(struct staged *f, struct rec *r, struct torn_range *data);
+void staged_torn_in(struct staged *f, const struct rec *r);
 bool staged_spilled(const struct staged *f);
 bool staged_huge(const struct staged *f);
 void staged_get_info(struct staged *f, struct staged_info *out); /* stats an open one */

@@ -108,8 +108,7 @@ struct late_write {
 
 static void write_end(const struct late_write *w, ssize_t done)
 {
-	uint64_t at;
-	if (w->torn || staged_torn(w->sf, &at))
+	if (w->torn || staged_torn(w->sf))
 		node_torn(w->fs, w->n, w->sf, w->torn);
 	staged_unref(w->sf);
 	if (done < 0)
@@ -132,8 +131,12 @@ static void write_now(const struct late_write *w, const char *buf)
 	ssize_t done = staged_write_now(w->sf, buf, w->size, (uint64_t)w->off);
 	struct late_write *later = done == -EAGAIN ? malloc(sizeof(*later) + w->size) : NULL;
 
+	if (done == -EAGAIN && !later) {
+		done = -ENOSPC;
+		staged_not_written(w->sf, (uint64_t)w->off, w->size, (int)done);
+	}
 	if (!later) {
-		write_end(w, done == -EAGAIN ? -ENOSPC : done);
+		write_end(w, done);
 		return;
 	}
 	*later = *w;
@@ -162,7 +165,6 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 		fuse_reply_err(req, -err);
 		return;
 	}
-	uint64_t at;
 	const struct late_write w = {.req = req,
 				     .fs = fs,
 				     .n = n,
@@ -170,7 +172,7 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 				     .flags = flags,
 				     .size = size,
 				     .off = off,
-				     .torn = staged_torn(sf, &at)};
+				     .torn = staged_torn(sf)};
 	write_now(&w, buf);
 }
 

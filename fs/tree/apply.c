@@ -184,7 +184,7 @@ static void apply_staged(struct fs *fs, struct node *n, const struct rec *r)
 	if (!(n->sf && staged_id(n->sf) == r->sf))
 		attach_sf(fs, n, r);
 	if (n->sf)
-		staged_set_torn(n->sf, -(int)r->mask, r->node2);
+		staged_torn_in(n->sf, r);
 	if (r->flags & REC_FAILED)
 		n->version.accepted = false;
 }

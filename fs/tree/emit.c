@@ -14,8 +14,9 @@ static int emit_one(struct fs *fs, struct node *n, struct dentry *d)
 		return err; /* the rest once for each node */
 	if (n->sf) {
 		struct staged_info i;
+		struct torn_range torn[TORN_MAX];
 		staged_get_info(n->sf, &i);
-		r = rec_staged(n);
+		r = rec_staged(n, torn);
 		r.size = i.size;
 		r.atime = i.atime;
 		r.mtime = i.mtime;

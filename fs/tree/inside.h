@@ -38,7 +38,8 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 
 /* ---- rec.c, apply.c, seal.c ---- */
 
-struct rec rec_staged(const struct node *n); /* n->sf is its version; no request made it */
+/* n->sf is its version; no request made it. Refers to `torn`, TORN_MAX of them. */
+struct rec rec_staged(const struct node *n, struct torn_range *torn);
 /* n as it is, by that name; NULL: by none */
 struct rec rec_node(struct node *n, struct dentry *d);
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d); /* logs REC_NODE */

@@ -10,7 +10,7 @@ struct rec rec_new(uint32_t type)
 	return r;
 }
 
-struct rec rec_staged(const struct node *n)
+struct rec rec_staged(const struct node *n, struct torn_range *torn)
 {
 	struct rec r = rec_new(REC_STAGED);
 	r.unique = 0;
@@ -22,9 +22,7 @@ struct rec rec_staged(const struct node *n)
 	bool loan;
 	r.fh = staged_lender(n->sf, &loan);
 	r.flags |= loan ? REC_LENT : 0;
-	int torn = staged_torn(n->sf, &r.node2);
-	r.mask = (uint64_t)-torn;
-	r.flags |= torn ? REC_FAILED : 0;
+	staged_torn_out(n->sf, &r, torn);
 	return r;
 }
 

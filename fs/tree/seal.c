@@ -172,9 +172,8 @@ int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	uint64_t at;
 	/* a write failed meanwhile: no record after that one's says that the file is whole */
-	int err = staged_torn(n->sf, &at);
+	int err = staged_torn(n->sf);
 	if (!err)
 		err = note_over(fs, n);
 	if (!err)

@@ -13,7 +13,8 @@
 
 static void log_staged(struct fs *fs, struct node *n)
 {
-	struct rec r = rec_staged(n);
+	struct torn_range torn[TORN_MAX];
+	struct rec r = rec_staged(n, torn);
 	staging_log(fs->s, &r);
 }
 
@@ -21,7 +22,8 @@ static void log_staged(struct fs *fs, struct node *n)
  * that close does not count any more, not even if everything is killed. Lock held. */
 static void withdraw(struct fs *fs, struct node *n)
 {
-	struct rec r = rec_staged(n);
+	struct torn_range torn[TORN_MAX];
+	struct rec r = rec_staged(n, torn);
 	r.flags |= REC_FAILED;
 	n->version.accepted = false;
 	staging_log(fs->s, &r);
@@ -29,11 +31,10 @@ static void withdraw(struct fs *fs, struct node *n)
 
 void node_torn(struct fs *fs, struct node *n, struct staged *sf, int before)
 {
-	uint64_t at;
 	TREE_SCOPE(fs);
 	if (n->sf != sf || !n->writers)
 		return;
-	if (staged_torn(sf, &at))
+	if (staged_torn(sf))
 		withdraw(fs, n);
 	else if (before)
 		log_staged(fs, n);
@@ -65,12 +66,11 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size)
 		session_may_take_long(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	uint64_t at;
-	int torn = staged_torn(sf, &at), err = staged_resize(sf, size);
+	int torn = staged_torn(sf), err = staged_resize(sf, size);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
-	if (torn && n->sf == sf && !staged_torn(sf, &at))
+	if (torn && n->sf == sf)
 		log_staged(fs, n);
 	staged_unref(sf);
 	return err;
@@ -122,7 +122,8 @@ void node_take_back(struct fs *fs, struct node *n, struct staged *was)
 		node_set_sf(fs, n, staged_ref(was));
 		log_staged(fs, n);
 	} else if (n->version.sealed) {
-		struct rec r = rec_staged(n);
+		struct torn_range torn[TORN_MAX];
+		struct rec r = rec_staged(n, torn);
 		r.type = REC_UNSTAGED;
 		node_set_sf(fs, n, NULL);
 		staging_log(fs->s, &r);
@@ -382,8 +383,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 		node_drop_bytes(fs, n);
 		return 0;
 	}
-	uint64_t at;
-	int torn = staged_torn(sf, &at);
+	int torn = staged_torn(sf);
 	if (n->version.close_error || torn) {
 		staged_fail(sf, torn ? torn : n->version.close_error, n->names->name);
 		n->version.close_error = 0;

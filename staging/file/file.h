@@ -130,11 +130,16 @@ uint64_t space_claim(const struct staging *s, const struct staged *f);
 /* A write of [off, off + len) through the daemon: allocates its blocks. -ENOSPC, -EDQUOT; -EAGAIN:
  * pending removals may free space, call space_wait() first, unless `last`. f->io.lock held. */
 int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last);
-/* The result of a write: f is torn until what failed is written after all. f->io.lock held. */
+/* The result of a write, for torn.c. f->io.lock held. */
 ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
 void space_cut(struct staged *f, uint64_t size); /* f was truncated. f->io.lock held */
 /* Free bytes that versions with a failed close need. Checks the store; s->lock not held. */
 uint64_t space_wanted(struct staging *s);
+
+/* torn.c; takes s->lock */
+void torn_remove(struct staged *f, uint64_t off, uint64_t len); /* was written, or cut off */
+/* staged_torn_out(); s->lock held */
+void torn_out(const struct staged *f, struct rec *r, struct torn_range *data);
 
 /* lease.c; s->lock held */
 /* two writes within one tick may carry the same mtime */

@@ -38,7 +38,7 @@ static int allocate_stat(struct staged *f, struct stat *st)
 	pthread_mutex_lock(&s->lock);
 	int err = s->drain.halted	       ? -EIO
 		  : f->state == STAGED_EVICTED ? -ENODATA
-					       : atomic_load(&f->torn);
+					       : staged_torn(f);
 	if (!err)
 		err = sf_ensure_fd(f);
 	if (!err)
@@ -499,6 +499,6 @@ void staged_fail(struct staged *f, int err, const char *name)
 
 void staged_orphan(struct staged *f)
 {
-	atomic_store(&f->torn, -EOWNERDEAD);
+	staged_not_written(f, 0, UINT64_MAX, -EOWNERDEAD);
 	staged_fail(f, -EOWNERDEAD, "a file whose writer is gone");
 }

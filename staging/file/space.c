@@ -15,8 +15,8 @@
  * fs/ops/open.c), and each write first allocates its blocks in the unpublished file of the store.
  * That is exact, for quotas too, since the blocks are the file's owner's from the beginning.
  *
- * After a failed write the file is `torn`: its close fails with the same error, and the previous
- * version stays. */
+ * After a failed write the file is torn (torn.c): its close fails with the same error, and the
+ * previous version stays. */
 #include "staging/file/file.h"
 
 #include <errno.h>
@@ -58,7 +58,7 @@ uint64_t space_wanted(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
-			if (f->state == STAGED_FAILED && !atomic_load(&f->torn) &&
+			if (f->state == STAGED_FAILED && !staged_torn(f) &&
 			    f->last.blocks * 512 <= space - sum)
 				sum += f->last.blocks * 512;
 	return sum;
@@ -175,18 +175,6 @@ static bool is_full(int err)
 	return err == -ENOSPC || err == -EDQUOT;
 }
 
-int staged_torn(struct staged *f, uint64_t *at)
-{
-	*at = f->io.torn_at;
-	return atomic_load(&f->torn);
-}
-
-void staged_set_torn(struct staged *f, int err, uint64_t at)
-{
-	f->io.torn_at = at;
-	atomic_store(&f->torn, err);
-}
-
 /* Blocks allocated beyond a write: a quarter of the contiguous bytes written, or as much again
  * while that is little. They stay with the file if its writer then leaves a hole, so a write that
  * does not continue another gets none. */
@@ -235,21 +223,17 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 
 ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 {
-	int torn = atomic_load(&f->torn);
-
-	if (n < 0 && is_full((int)n) && len) {
-		f->io.torn_at = torn && f->io.torn_at < off ? f->io.torn_at : off;
-		atomic_store(&f->torn, (int)n);
-	} else if (n > 0 && torn && off <= f->io.torn_at && off + (uint64_t)n > f->io.torn_at) {
-		atomic_store(&f->torn, 0);
-	}
+	if (n < 0 && is_full((int)n) && len)
+		staged_not_written(f, off, len, (int)n);
+	else if (n > 0 && staged_torn(f))
+		torn_remove(f, off, (uint64_t)n);
 	return n;
 }
 
 void space_cut(struct staged *f, uint64_t size)
 {
-	if (f->torn && size <= f->io.torn_at)
-		atomic_store(&f->torn, 0);
+	if (staged_torn(f))
+		torn_remove(f, size, UINT64_MAX);
 	/* a promise has a fixed size */
 	if (f->io.allocated_to > size && !f->io.tmp_id && f->space.checked)
 		f->io.allocated_to = size > f->io.allocated_from ? size : f->io.allocated_from;

@@ -75,9 +75,8 @@ int sf_becomes_spilled(struct staged *f, const struct stat *st)
 	f->times.spilled = monotonic_ns();
 	f->moved.under = 0;
 	struct rec r = {.type = REC_STAGED, .node = f->node, .sf = f->id, .flags = REC_SPILLED};
-	int torn = staged_torn(f, &r.node2);
-	r.mask = (uint64_t)-torn;
-	r.flags |= torn ? REC_FAILED : 0;
+	struct torn_range torn[TORN_MAX];
+	torn_out(f, &r, torn);
 	log_append(s, &r);
 	for (struct pend *p = f->n_seals ? s->order.pend : NULL; p; p = p->next)
 		p->snapshot |= p->sf == f; /* earlier versions have files of their own */

@@ -515,7 +515,7 @@ static void info_of(const struct staged *f, struct staged_info *out)
 		.ctime = f->last.ctime,
 		.blocks = f->last.blocks,
 		.error = f->error,
-		.torn = atomic_load(&f->torn),
+		.torn = staged_torn(f),
 	};
 	memcpy(out->checksum, f->last.checksum, sizeof(out->checksum));
 }

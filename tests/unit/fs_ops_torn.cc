@@ -63,7 +63,7 @@ protected:
 		EXPECT_EQ(k().getxattr(f.id, "user.cairn.error"), 0);
 		EXPECT_EQ(k().bytes, strerror(ENOSPC));
 		drained(before);
-		ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+		grow();
 		File c;
 		ASSERT_EQ(k().lookup(control_dir, "control"), 0);
 		ASSERT_EQ(k().open(k().id, O_WRONLY, &c), 0);
@@ -84,7 +84,7 @@ protected:
 	void is_lost(const std::string &before = "")
 	{
 		w.reset();
-		ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+		grow();
 		begin(true);
 		drained(before);
 		unsigned found = 0, told = 0;
@@ -94,6 +94,16 @@ protected:
 		for (auto &n : w->t.notes)
 			told += n.find("lost+found") != std::string::npos;
 		EXPECT_GE(told, 1u);
+	}
+	void grow()
+	{
+		ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+	}
+	void is_whole(const File &f, size_t size)
+	{
+		EXPECT_EQ(k().close(f), 0);
+		ASSERT_EQ(w->drain(), 0);
+		EXPECT_EQ(read_file(stored()).size(), size);
 	}
 	std::string stored() { return ground.store() + "/f"; }
 	Ground ground;
@@ -191,12 +201,105 @@ TEST_F(Torn, WhatFailedIsWrittenAfterAll)
 {
 	File f;
 	half(&f);
-	ASSERT_EQ(mount("", ground.store().c_str(), "", MS_REMOUNT | MS_NODEV, "size=64m"), 0) << errno;
+	grow();
 	ASSERT_EQ(k().write(f, pattern(part, end), end), 0);
 	begin(false);
 	EXPECT_EQ(k().close(f), 0);
 	ASSERT_EQ(w->drain(), 0);
 	EXPECT_EQ(read_file(stored()).size(), end + part);
+}
+
+// A program that ignores the error may write less there next: what a buffer held before it was full.
+TEST_F(Torn, ASmallerPartOfItIsNotAllOfIt)
+{
+	File f;
+	half(&f);
+	grow();
+	ASSERT_EQ(k().write(f, pattern(part / 3, end), end), 0);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	end += part / 3;
+	is_failed(f);
+	is_lost();
+}
+
+TEST_F(Torn, AnotherWorkerKnowsHowMuchIsMissing)
+{
+	File f;
+	half(&f);
+	grow();
+	begin(false);
+	ASSERT_EQ(k().write(f, pattern(part / 3, end), end), 0);
+	ASSERT_EQ(shim_rotate(w->fs), 0);
+	begin(false);
+	ASSERT_EQ(k().write(f, pattern(part / 3, end), end + 2 * part / 3), 0);
+	EXPECT_EQ(k().flush(f), -ENOSPC);
+	begin(false);
+	ASSERT_EQ(k().write(f, pattern(part, end), end + part / 3), 0);
+	is_whole(f, end + part / 3 + part);
+}
+
+TEST_F(Torn, TwoWritesFailed)
+{
+	File f;
+	half(&f);
+	ASSERT_EQ(k().write(f, pattern(part, 2), end + 3 * part), -ENOSPC);
+	grow();
+	ASSERT_EQ(k().write(f, pattern(part, 1), end), 0);
+	EXPECT_EQ(k().flush(f), -ENOSPC);
+	begin(false);
+	ASSERT_EQ(k().write(f, pattern(part, 2), end + 3 * part), 0);
+	is_whole(f, end + 4 * part);
+}
+
+// More than are told apart: between those that are taken for one all is missing, too.
+TEST_F(Torn, ManyWritesFailed)
+{
+	File f;
+	half(&f);
+	for (size_t i = 1; i < 40; i++)
+		ASSERT_EQ(k().write(f, pattern(part, i), end + 2 * i * part), -ENOSPC);
+	grow();
+	for (size_t i = 80; i--;) {
+		EXPECT_EQ(k().flush(f), -ENOSPC) << i;
+		ASSERT_EQ(k().write(f, pattern(part, i), end + i * part), 0);
+		if (i % 20 == 0)
+			begin(false);
+	}
+	is_whole(f, end + 80 * part);
+}
+
+TEST_F(Torn, CutOffItIsNotMissing)
+{
+	File f;
+	half(&f);
+	grow();
+	ASSERT_EQ(k().write(f, pattern(part, end), end + part), 0);
+	ASSERT_EQ(k().truncate(f.id, end + part / 2, &f), 0);
+	EXPECT_EQ(k().flush(f), -ENOSPC);
+	begin(false);
+	EXPECT_EQ(k().flush(f), -ENOSPC);
+	ASSERT_EQ(k().truncate(f.id, end, &f), 0);
+	begin(false);
+	is_whole(f, end);
+}
+
+// A writer that comes while the half has a reader, and changes another place.
+TEST_F(Torn, AWriterThatComesWhileItIsRead)
+{
+	File f, reader, other;
+	half(&f);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	grow();
+	ASSERT_EQ(k().open_name(root, "f", O_RDONLY, &reader), 0);
+	ASSERT_EQ(k().open_name(root, "f", O_WRONLY, &other), 0);
+	ASSERT_EQ(k().write(other, "changed"), 0);
+	EXPECT_EQ(k().close(other), -ENOSPC);
+	EXPECT_NE(other.id, f.id);
+	drained("");
+	ASSERT_EQ(k().release(reader), 0);
+	ASSERT_EQ(k().open_name(root, "f", O_WRONLY, &other), 0);
+	ASSERT_EQ(k().write(other, pattern(part, end), end), 0);
+	is_whole(other, end + part);
 }
 
 TEST_F(Torn, CutToNothingItBeginsAnew)
