@@ -30,6 +30,37 @@ is_failed()
 	*) same "$store/$1" 1 8 || die "$2: half of $1 replaced the version before it" ;;
 	esac
 }
+# After its first part a program goes on with descriptor 3 until that fails, makes space, and writes `rest` bytes of what
+# failed ("" = all of it) before its descriptor is closed.
+full_then()
+{
+	leave_mib 20
+	exec 3>"$mnt/$1"
+	part 4 6 >&3 || die "$1: the first part"
+	python3 - "$disk/filler" "$2" <<-'END' || die "$1: full_then"
+	import errno, os, sys, time
+	block = b"\7" * (4 << 20)
+	try:
+	    for i in range(16):
+	        left = block
+	        while left:
+	            left = left[os.write(3, left):]
+	    sys.exit("64 MiB went into 20 MiB")
+	except OSError as e:
+	    if e.errno != errno.ENOSPC:
+	        raise
+	os.unlink(sys.argv[1])
+	left = left[:int(sys.argv[2])] if sys.argv[2] else left
+	while left:
+	    try:
+	        left = left[os.write(3, left):]
+	    except OSError as e:
+	        if e.errno != errno.ENOSPC:
+	            raise
+	        time.sleep(0.05)  # xfs frees the blocks a moment later
+	END
+	exec 3>&-
+}
 worker_is_new() { [ "$(worker_pid "$mnt")" != "$1" ]; }
 
 round()
@@ -69,6 +100,18 @@ round()
 	rm "$mnt/new"
 	wait_durable "$mnt" 60
 	rm "$disk/filler"
+
+	# it makes space, and writes less than what failed; and all of it
+	full_then new-part 1000
+	is_failed new-part "less than what failed"
+	rm "$mnt/new-part"
+	wait_durable "$mnt" 60
+	full_then new-all ""
+	[ "$(state "$mnt/new-all")" != failed ] || die "new-all: failed although all was written"
+	wait_durable "$mnt" 60
+	cmp "$mnt/new-all" "$store/new-all" || die "new-all is another in the store"
+	rm "$mnt/new-all"
+	wait_durable "$mnt" 60
 
 	# past the daemon, where there was space when it began: all of it is staged, and the close fails
 	exec 3>"$mnt/new-late"
