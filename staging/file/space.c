@@ -223,7 +223,7 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 
 ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
 {
-	if (n < 0 && is_full((int)n) && len)
+	if (n < 0 && n != -EAGAIN && n != -EFBIG && len)
 		staged_not_written(f, off, len, (int)n);
 	else if (n > 0 && staged_torn(f))
 		torn_remove(f, off, (uint64_t)n);

@@ -12,9 +12,9 @@ start_mount "$s" "$m"
 echo before >"$m/before"
 expect 0 "$cairn" wait "$m"
 
-# A mapping holds the version back until the store is dead; its blocks were
-# allocated and its close was answered before.
-map_and_hold "$m/victim" "$TMP/go" &
+# A mapping holds the version back until the store is dead; its bytes were written, its blocks
+# allocated and its close answered before.
+map_and_hold "$m/victim" "$TMP/go" written &
 mapper=$!
 on_exit 'kill $mapper 2>/dev/null'
 retry 20 test -e "$TMP/go" || die "the mapper did not start"

@@ -302,6 +302,28 @@ TEST_F(Torn, AWriterThatComesWhileItIsRead)
 	is_whole(other, end + part);
 }
 
+// The store fails for a while: what the program could not write then is missing as well.
+TEST_F(Torn, AWriteThatTheStoreFailed)
+{
+	File f;
+	ASSERT_EQ(k().create(root, "f", &f), 0);
+	ASSERT_EQ(k().write(f, pattern(part, 1)), 0);
+	ASSERT_EQ(k().flush(f), 0);
+	shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, EIO);
+	ASSERT_EQ(k().write(f, pattern(part, 2), 4 << 20), -EIO);
+	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	EXPECT_EQ(k().write(f, pattern(part, 2), 5 << 20), 0);
+	EXPECT_EQ(k().close(f), -EIO);
+	drained("");
+	EXPECT_EQ(state(f), "failed");
+	begin(false);
+	drained("");
+	EXPECT_EQ(state(f), "failed");
+	ASSERT_EQ(k().open_name(root, "f", O_WRONLY, &f), 0);
+	ASSERT_EQ(k().write(f, pattern(part, 2), 4 << 20), 0);
+	is_whole(f, (5 << 20) + part);
+}
+
 TEST_F(Torn, CutToNothingItBeginsAnew)
 {
 	File f;
