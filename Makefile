@@ -27,7 +27,7 @@ endif
 # A machine rented for its GPU may have nothing of a mount's libraries: check-gpu, bench-gpu and wheel
 # do without.
 CONFIG := build/config.mk
-GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-seeded check-suites soak demo deb install-python uninstall-python,$(or $(MAKECMDGOALS),all))
+GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-scale check-seeded check-suites soak demo deb install-python uninstall-python,$(or $(MAKECMDGOALS),all))
 ifneq ($(filter-out check-gpu bench-gpu wheel,$(GOALS)),)
 include $(CONFIG)
 else ifneq ($(GOALS),)
@@ -264,7 +264,7 @@ $(foreach m,$(FS_MODULES),$(eval $(call fs_layer,$(m))))
 SHIM := $(BUILD)/tests/libshim.a
 SHIM_SRC := $(wildcard tests/unit/*.c)
 
-$(BUILD)/tests/unit_staging_ack $(BUILD)/tests/unit_staging_early: $(BUILD)/tests/unit_%: \
+$(addprefix $(BUILD)/tests/unit_staging_,ack early vanished): $(BUILD)/tests/unit_%: \
 		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/engine_shim.c) \
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
@@ -422,6 +422,14 @@ check-docs:
 figures:
 	$(Q)docs/figures/draw
 
+# Several hosts over a store on GlusterFS, in namespaces (root); SCALE="--kills 1000 --seed 2 kills".
+.PHONY: check-scale
+check-scale:
+	$(Q)tools/setup -q build test
+	$(Q)tools/setup -q scale || true
+	+$(Q)$(MAKE) all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run $(SCALE)
+
 # Hours of a training loop, and what grows meanwhile: build/soak.csv, build/soak.svg.
 HOURS ?= 2
 .PHONY: soak
@@ -535,6 +543,7 @@ help:
 	'make check-ecosystem  torch, DCP, Trainer, Lightning, Orbax, ... on the mount; TESTS="-k dcp"' \
 	'make check-seeded does a fast test catch each of the classic defects in tests/seeded?' \
 	'make check-suites pjdfstest, fsx, xfstests; PJDFSTEST=DIR XFSTESTS=DIR (docs/HACKING.md)' \
+	'make check-scale  several hosts over GlusterFS, which is killed, too; SCALE="--kills 1000" (root)' \
 	'make check-power  power cuts below the filesystem, in a guest; MINUTES=10 (root)' \
 	'make check-quota  user and project quotas on ext4 and xfs, in a guest' \
 	'make check-docs   the commands of README and INSTALL in fresh Debian 12 and 13 (root, debootstrap)' \

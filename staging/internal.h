@@ -523,6 +523,7 @@ struct drain {
 	/* failed syncs that may have lost bytes of other files */
 	uint64_t n_lost;
 	struct retained *retained; /* retain.c */
+	uint64_t given_up; /* a directory that did not come back; vanished.c */
 	_Atomic unsigned n_retained;
 	struct previous previous;
 	struct timeline *timeline; /* timeline.c; NULL until it is started */

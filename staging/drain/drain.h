@@ -67,6 +67,13 @@ bool hold_blocks(struct staging *s, const struct pend *p);
 bool hold_goes_on(struct staging *s);
 void hold_stats(struct staging *s, struct staging_stats_held *out);
 
+/* vanished.c */
+struct vanished {
+	uint64_t since_ns; /* 0: nothing has */
+};
+/* p got err, and is to be tried again: in a store of several hosts its directory may come back. */
+bool vanished_comes_back(struct staging *s, const struct pend *p, int err, struct vanished *v);
+
 /* retain.c */
 /* is tmp/<id> one of its names? s->lock held */
 bool retain_has(struct staging *s, uint64_t id);

@@ -380,12 +380,15 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 	return io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, (size_t)n, 0);
 }
 
-/* Another host or another program created it first: any directory will do. */
-static bool is_dir_there(struct staging *s, const struct rec *r, int dirfd)
+/* Another host or another program created it first: any directory will do. 0: it is there; -EEXIST:
+ * something else is; -ENOENT: nothing, any more. */
+static int dir_there(struct staging *s, const struct rec *r, int dirfd)
 {
 	struct stat st;
-	return r->type == REC_MKDIR && !io_stat(s->o.store, dirfd, r->name, &st) &&
-	       S_ISDIR(st.st_mode);
+	if (r->type != REC_MKDIR)
+		return -EEXIST;
+	int err = io_stat(s->o.store, dirfd, r->name, &st);
+	return !err && !S_ISDIR(st.st_mode) ? -EEXIST : err;
 }
 
 /* Directories, symlinks, nodes. A try that failed after the creation continues there. */
@@ -399,8 +402,11 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 					   : io_mknod(store, dirfd, r->name, r->mode);
 	if (r->type == REC_MKDIR && (!err || err == -EEXIST))
 		staging_dir_learn(s, r->node, r->dir, r->name);
-	if (err == -EEXIST && !p->again && is_dir_there(s, r, dirfd))
-		return 0; /* and it keeps its creator's attributes */
+	if (err == -EEXIST) {
+		err = dir_there(s, r, dirfd);
+		if (!err && !p->again)
+			return 0; /* and it keeps its creator's attributes */
+	}
 	if (err && !(p->again && err == -EEXIST))
 		return err;
 	p->begun = true;
@@ -476,17 +482,20 @@ static int pass_over(struct staging *s, struct pend *p)
 static int apply(struct staging *s, struct pend *p, struct batch *b)
 {
 	int err = p->lost;
+	struct vanished vanished = {.since_ns = 0};
 	if (p->lost && p->failed_fsync)
 		return pass_over(s, p);
 	for (unsigned tries = 0; !p->lost && tries < MAX_ATTEMPTS;) {
 		err = publish_one(s, p, b);
+		if (vanished_comes_back(s, p, err, &vanished))
+			continue;
 		if (!err || (is_conflict(&p->r, err) && err != -ENOSPC))
 			break;
 		/* names need blocks too; deletes wait behind this one */
 		if (err != -ENOSPC || !reserve_give(s))
 			tries++;
 	}
-	if (err && p->again && (err == -ENOENT || err == -EEXIST))
+	if (err && p->again && (err == -ENOENT || err == -EEXIST) && !vanished.since_ns)
 		err = 0; /* it was applied just before the worker died */
 	if (!err && atomic_load(&s->refusals.n))
 		refuse_settle(s, &p->r);

@@ -24,6 +24,7 @@ struct dir {
 	uint64_t moves; /* t->moves when it got its place, or lost it */
 	bool present; /* in the store */
 	bool learned; /* the live tree has it */
+	bool stale; /* fd, while it is pinned: another directory may have this name */
 	unsigned pending; /* records that name it */
 	unsigned pins; /* fd in use */
 	int fd;
@@ -90,6 +91,7 @@ static void close_fd(struct dirs *t, struct dir *d)
 	lru_remove(t, d);
 	close(d->fd);
 	d->fd = -1;
+	d->stale = false;
 	t->n_fds--;
 }
 
@@ -117,7 +119,7 @@ static void unpin(struct dirs *t, struct dir *d)
 	if (!d || d == t->root || !d->pins || --d->pins)
 		return;
 	lru_append(t, d);
-	if (!d->present)
+	if (!d->present || d->stale)
 		close_fd(t, d);
 	dir_release(t, d);
 }
@@ -242,6 +244,19 @@ void dirs_gone(struct staging *s, uint64_t id)
 		d->moves = ++t->moves;
 		if (!d->pins)
 			close_fd(t, d);
+	}
+}
+
+void dirs_look_again(struct staging *s, uint64_t id)
+{
+	struct dirs *t = s->dirs;
+	LOCK_SCOPE(&t->lock);
+	struct dir *d = dir_find(t, id);
+	for (unsigned n = 0; d && d != t->root && n < DIR_DEPTH_MAX; n++) {
+		d->stale = d->fd >= 0 && d->pins;
+		if (!d->pins)
+			close_fd(t, d);
+		d = dir_find(t, d->parent);
 	}
 }
 

@@ -76,6 +76,8 @@ void dirs_unref(struct staging *s, uint64_t id);
 void dirs_moving(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_moved(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void dirs_gone(struct staging *s, uint64_t id);
+/* The next to ask for it, or for one above it, opens what has its name then. */
+void dirs_look_again(struct staging *s, uint64_t id);
 uint64_t dirs_parent(struct staging *s, uint64_t id); /* 0: unknown, or the root's */
 /* id is made or moved there by a pending record, accepted as seq */
 void dirs_will_be(struct staging *s, uint64_t id, uint64_t parent, uint64_t seq);

@@ -404,6 +404,14 @@ public:
 		states[(uint64_t)seq] = now_;
 		return 0;
 	}
+	// A directory that the store has already. Its id; staging_dir_learn() makes it known.
+	uint64_t adopt(const std::string &path)
+	{
+		uint64_t id = staging_new_id(s_);
+		dirs_[id] = path + "/";
+		now_[path + "/"];
+		return id;
+	}
 	int mkdir(const std::string &path)
 	{
 		auto [dir, name] = split(path);

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""What a checkpoint of the campaign contains: it follows from the seed alone, for who writes and who judges."""
+import io
+import pickle
+import random
+import sys
+import types
+
+SHARDS = 2
+_NAME = "torch.distributed.checkpoint.metadata"
+
+
+def _class(name):
+    """A class that pickles as DCP's own; torch is not needed."""
+    for part in ("torch", "torch.distributed", "torch.distributed.checkpoint", _NAME):
+        sys.modules.setdefault(part, types.ModuleType(part))
+    made = type(name, (), {"__module__": _NAME, "__init__": lambda self, **k: self.__dict__.update(k)})
+    setattr(sys.modules[_NAME], name, made)
+    return made
+
+
+Metadata, MetadataIndex, _StorageInfo = map(_class, ("Metadata", "MetadataIndex", "_StorageInfo"))
+
+
+class Content:
+    """Sizes are from `smallest` to `largest`, most of them near the smallest."""
+
+    def __init__(self, seed, nodes, smallest, largest):
+        self.seed, self.nodes, self.smallest, self.largest = seed, nodes, smallest, largest
+        self.base = random.Random(seed).randbytes(1 << 20)
+
+    def names(self, node):
+        return [f"__{node}_{i}.distcp" for i in range(SHARDS)]
+
+    def all_names(self):
+        return [n for node in range(self.nodes) for n in self.names(node)]
+
+    def size(self, step, name):
+        rng = random.Random(f"{self.seed} {step} {name}")
+        return self.smallest + int((self.largest - self.smallest) * rng.random() ** 4)
+
+    def shard(self, step, name):
+        size = self.size(step, name)
+        rng = random.Random(f"{self.seed} {step} {name} at")
+        at = rng.randrange(len(self.base))
+        head = f"{self.seed} {step} {name}\n".encode()
+        body = head + self.base[at:] + self.base[:at]
+        return (body * (size // len(body) + 1))[:size]
+
+    def metadata(self, step):
+        data = {}
+        for name in self.all_names():
+            data[MetadataIndex(fqn=f"model.{name}", offset=None, index=0)] = _StorageInfo(
+                relative_path=name, offset=0, length=self.size(step, name))
+        out = io.BytesIO()
+        pickle.Pickler(out, protocol=4).dump(Metadata(state_dict_metadata={}, planner_data=None, storage_data=data))
+        return out.getvalue()
