@@ -155,7 +155,7 @@ enum rec_flag {
 	/* it is published although files that it commits are missing */
 	REC_FORCED = 32768,
 	/* STAGED: no close of it counts that was answered before: the last one failed, or a write
-	 * did (mask: its errno, data: the ranges that are missing, node2: the first one's offset) */
+	 * did (mask: its errno, data: the ranges that are missing, node2: the first's offset) */
 	REC_FAILED = 65536,
 };
 
@@ -413,8 +413,8 @@ void staged_set_node(struct staged *f, uint64_t node); /* it belongs to another 
 int staged_torn(const struct staged *f);
 /* [off, off + len) was not written, though staged_write() and its siblings did not return that. */
 void staged_not_written(struct staged *f, uint64_t off, uint64_t len, int err);
-/* That as a part of r, a REC_STAGED, which refers to `data`, TORN_MAX of them; and as a worker before
- * this one logged it. */
+/* That as a part of r, a REC_STAGED, which refers to `data`, TORN_MAX of them; and as a worker
+ * before this one logged it. */
 void staged_torn_out(struct staged *f, struct rec *r, struct torn_range *data);
 void staged_torn_in(struct staged *f, const struct rec *r);
 bool staged_spilled(const struct staged *f);

@@ -36,9 +36,7 @@ static int allocate_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
 	pthread_mutex_lock(&s->lock);
-	int err = s->drain.halted	       ? -EIO
-		  : f->state == STAGED_EVICTED ? -ENODATA
-					       : staged_torn(f);
+	int err = s->drain.halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : staged_torn(f);
 	if (!err)
 		err = sf_ensure_fd(f);
 	if (!err)

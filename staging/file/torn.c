@@ -3,8 +3,9 @@
  * all, or cut off. A program that ignores the error may write less at that place next: what a
  * buffer held before it was full.
  *
- * The missing parts are kept as at most TORN_MAX ranges: beyond that the two that are closest become
- * one, with what is between them. So a file may count as torn for longer than it is, never shorter.
+ * The missing parts are kept as at most TORN_MAX ranges: beyond that the two that are closest
+ * become one, with what is between them. So a file may count as torn for longer than it is, never
+ * shorter.
  *
  * The kernel sends a large write(2) in several requests, and none after the one that failed: that
  * one is all that the daemon knows of.
@@ -66,7 +67,7 @@ void torn_remove(struct staged *f, uint64_t off, uint64_t len)
 
 	for (unsigned i = 0; i < t->n; i++) {
 		struct torn_range r = t->range[i];
-		bool before = r.from < off, after = r.to > end;
+		bool before = r.from<off, after = r.to> end;
 		if (r.to <= off || r.from >= end || (before && after && t->n == TORN_MAX)) {
 			now[n++] = r;
 			continue;
