@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A directory that another host makes again. When two clients of GlusterFS make one directory at once
- * while a third looks it up, both are told that it exists, and the server removes it. Whoever had
- * looked it up has a descriptor of nothing. */
+ * A directory that another host makes again. When two clients of GlusterFS make one directory at
+ * once while a third looks it up, both are told that it exists, and the server removes it. Whoever
+ * had looked it up has a descriptor of nothing. */
 #include "staging/drain/drain.h"
 
 #include <errno.h>
