@@ -242,9 +242,9 @@ static int sum_spilled(struct job *j)
 	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDWR);
 	if (p->tmp_fd < 0)
 		return p->tmp_fd;
-	int err = f->spoiled			 ? f->spoiled
+	int err = f->spoiled				 ? f->spoiled
 		  : persist_syncs_itself(p) || p->unsure ? persist_sync(j->s, p)
-						 : 0;
+							 : 0;
 	return err ? err : copy_through(j, p->tmp_fd, -1, -1);
 }
 

@@ -112,7 +112,8 @@ static const struct command commands[] = {
 	 "  --once  only once\n"
 	 "  --json  once, for programs\n"
 	 "Root, and the user who mounted it. Without MOUNT: as `cairn status`.\n"
-	 "Exit: 0 printed, 1 failed, 2 usage.", ENDS_IN(10)},
+	 "Exit: 0 printed, 1 failed, 2 usage.",
+	 ENDS_IN(10)},
 	{"verify", cmd_verify, "[-v] [-q] [--json] [--timeout TIME] PATH...",
 	 "read files from the store's disk and compare checksums",
 	 "  -v      one line for every file, not only for bad ones\n"

@@ -265,8 +265,7 @@ static int list_objects(const struct tier *t, const char *name, struct names *ou
 {
 	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
 	uint64_t size = 0;
-	int err = fd < 0 ? -errno
-			 : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, &size, NULL);
+	int err = fd < 0 ? -errno : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, &size, NULL);
 	char *keys = err || !size ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
 
 	if (keys == MAP_FAILED)

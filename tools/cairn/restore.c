@@ -210,8 +210,7 @@ static int refuse(const char *path, int dir, const struct previous *p)
 	struct ckpt_verdict v;
 	struct stat st;
 
-	if (!fstatat(dir, COMMIT, &st, AT_SYMLINK_NOFOLLOW) && st.st_size &&
-	    st.st_ino != p->meta) {
+	if (!fstatat(dir, COMMIT, &st, AT_SYMLINK_NOFOLLOW) && st.st_size && st.st_ino != p->meta) {
 		complain("%s: a newer checkpoint was completed in it; what it had before is not "
 			 "put back",
 			 path);

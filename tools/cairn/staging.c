@@ -90,8 +90,7 @@ static int entry_open(int root, const char *dir, const char *name, const char *i
 
 static int remove_files(int base, const char *sub)
 {
-	CLEANUP_CLOSE int dir =
-		openat(base, sub, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_CLOSE int dir = openat(base, sub, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct names names = {0};
 	int err = dir < 0 ? -errno : names_read(dir, &names);
 

@@ -552,9 +552,9 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 	progress_start(&f.bar, "fetch", o->quiet);
 	if (err)
 		complain("%s", f.why.text);
-	code = !err					  ? fetch_listed(&f)
+	code = !err				      ? fetch_listed(&f)
 	       : err == -ENOENT || err == -EOPNOTSUPP ? CAIRN_USAGE
-						  : CAIRN_FAILED;
+						      : CAIRN_FAILED;
 	while (n-- > 0)
 		close(lock[n]);
 	return code;
