@@ -279,6 +279,9 @@ int staging_drain(struct staging *s, int timeout_ms);
 void staging_close(struct staging *s);
 /* Removes log, page pool and cached files when nothing is pending: a clean end. */
 void staging_clear(struct staging *s);
+/* Writes the lines of the timeline that its thread has not written yet; before the process ends. No
+ * lock held; waits for the store. */
+void staging_flush_timeline(struct staging *s);
 
 uint64_t staging_new_id(struct staging *s); /* ids.h */
 

@@ -422,8 +422,12 @@ int main(int argc, char **argv)
 					  "container pass the device in");
 		return 1;
 	}
-	if (open_engine(fs) || open_store(fs) || open_place(fs))
+	if (open_engine(fs) || open_store(fs))
 		return 1;
+	if (open_place(fs)) {
+		io_store_forget_host(fs->store);
+		return 1;
+	}
 	if (pipe2(pipe_fd, O_CLOEXEC)) {
 		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno),
 			errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");

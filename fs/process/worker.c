@@ -159,6 +159,7 @@ static void wait_for_end(struct fs *fs)
 				       fs->o.store, (unsigned long long)st.log.pending,
 				       (unsigned long long)st.versions.open);
 			hosts_end(fs);
+			staging_flush_timeline(fs->s);
 			worker_exit(fs, err || st.versions.open || st.versions.failed ? 4 : 0);
 		}
 		sleep_ms(20);
@@ -325,6 +326,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	waits_stop(fs);
 	bool all = drain_all(fs);
 	hosts_end(fs);
+	staging_flush_timeline(fs->s);
 	if (!all)
 		return 4;
 	staging_clear(fs->s);

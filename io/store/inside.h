@@ -21,6 +21,7 @@ struct io_store {
 	int root_rd; /* O_RDONLY: syncfs and fstatfs take no O_PATH */
 	int cairn; /* STORE/.cairn; -1 = none (ro only) */
 	int host; /* STORE/.cairn/<host>; -1 with ro */
+	bool made_host; /* this open created it */
 	char host_name[72]; /* that <host>; "" with ro */
 	unsigned host_number; /* store.h */
 	int tmp, lostfound, meta, previous;

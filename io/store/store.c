@@ -353,8 +353,10 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host, 
 
 	io_store_host_name(host, s->host_name);
 	err = into(&s->cairn, own_dir(s, s->root, CAIRN_DIR, O_PATH, st));
-	if (!err)
+	if (!err) {
+		s->made_host = !mkdirat(s->cairn, s->host_name, 0700);
 		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
+	}
 	if (!err)
 		err = take_lock(s, holder_pid);
 	if (!err)
@@ -400,6 +402,16 @@ static int open_ro(struct io_store *s)
 		into(&s->meta, io_open_beneath(s->cairn, "meta", flags, 0));
 	err = io_store_read_id(s->cairn, s->id);
 	return err == -ENOENT ? 0 : err;
+}
+
+void io_store_forget_host(struct io_store *s)
+{
+	if (s->host < 0 || !s->made_host)
+		return;
+	unlinkat(s->host, "mark", 0);
+	unlinkat(s->host, "tmp", AT_REMOVEDIR);
+	unlinkat(s->host, "lock", 0);
+	unlinkat(s->cairn, s->host_name, AT_REMOVEDIR);
 }
 
 bool io_store_shared(const struct io_store *s)

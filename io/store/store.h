@@ -94,6 +94,9 @@ void io_store_path(const struct io_store *s, char *buf, size_t cap);
 /* All fields known in both are equal. A filesystem that was copied as a whole (dd, a snapshot of
  * its device) cannot be distinguished from the original. */
 bool io_where_same(const struct io_where *a, const struct io_where *b);
+/* A start that is refused: removes what the open created for this host, so that the store does not
+ * count it. Only before anything was staged or published; close the store next. */
+void io_store_forget_host(struct io_store *s);
 /* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
 bool io_store_shared(const struct io_store *s);
 

@@ -29,6 +29,7 @@ struct timeline {
 	pthread_t thread;
 	struct item *first, *last;
 	unsigned n;
+	bool writing; /* the thread has items that are not in `first` any more */
 };
 
 static const char *const wait_name[PEND_WAITS] = {
@@ -238,9 +239,12 @@ static void *timeline_main(void *arg)
 		while (!s->stop && monotonic_ns() < until)
 			staging_wait_until(&t->cond, &s->lock, until);
 		struct item *first = take(t);
+		t->writing = true;
 		pthread_mutex_unlock(&s->lock);
 		write_items(s, first);
 		pthread_mutex_lock(&s->lock);
+		t->writing = false;
+		pthread_cond_broadcast(&t->cond);
 	}
 	pthread_mutex_unlock(&s->lock);
 	return NULL;
@@ -260,6 +264,20 @@ int timeline_start(struct staging *s)
 	LOCK_SCOPE(&s->lock);
 	s->drain.timeline = t;
 	return pthread_create(&t->thread, NULL, timeline_main, s) ? -EAGAIN : 0;
+}
+
+void staging_flush_timeline(struct staging *s)
+{
+	struct timeline *t = s->drain.timeline;
+
+	if (!t)
+		return;
+	pthread_mutex_lock(&s->lock);
+	while (t->writing)
+		pthread_cond_wait(&t->cond, &s->lock);
+	struct item *first = take(t);
+	pthread_mutex_unlock(&s->lock);
+	write_items(s, first);
 }
 
 void timeline_wake(struct staging *s)

@@ -165,6 +165,14 @@ for bad in host= host=.hidden host=a/b "host=$(printf %065d 0)"; do
 	"$BUILD/cairnfs" "$s" "$a" -o "$bad" 2>"$TMP/err" && die "$bad is taken"
 	has 'host= takes a name' "$TMP/err" || die "$bad: $(cat "$TMP/err")"
 done
+# a start that is refused leaves no host: what commits would wait for its shards for ever
+start_mount "$s" "$a" staging=64M,host=served
+mkdir "$TMP/other"
+"$BUILD/cairnfs" "$s" "$TMP/other" -o host=typo,staging=64M 2>"$TMP/err" && die "the staging of another is taken"
+[ ! -e "$s/.cairn/typo" ] || die "a refused start left $(ls -A "$s/.cairn/typo")"
+[ -e "$s/.cairn/served/lock" ] || die "and removed another host"
+stop_mount "$a"
+"$BUILD/cairnfs" "$TMP/none" "$TMP/other" 2>/dev/null && die "no store"
 is "$own" ended || die "the last one: $("$cairn" hosts "$s")"
 "$cairn" hosts "$TMP" 2>/dev/null; [ $? = 2 ] || die "no store: exit code"
 "$cairn" hosts 2>/dev/null; [ $? = 2 ] || die "no operand: exit code"

@@ -29,8 +29,9 @@ says out "everything is durable"
 sleep 1000 >"$m/step-2/open" & # no other has it, whose exit were a call on the mount
 holder=$!
 on_exit 'kill $holder 2>/dev/null'
+retry 20 test -e "$m/step-2/open" || die "nobody writes step-2/open"
 waiting() { [ "$(status_field "$m" wait_calls.now)" = "$1" ]; }
-(rc=0; out=$("$cairn" wait -q --timeout 4 "$m/step-2" 2>&1) || rc=$?; echo "$rc $out" >"$TMP/waited") &
+(rc=0; out=$("$cairn" wait -q --timeout 8 "$m/step-2" 2>&1) || rc=$?; echo "$rc $out" >"$TMP/waited") &
 waiter=$!
 retry 20 waiting 1 || die "cairn wait does not wait"
 

@@ -129,3 +129,12 @@ echo more >"$m/slow/g"
 wait_durable "$m"
 retry 20 eval '"$cairn" timeline "$m/slow" | has "^g "' || die "nothing after the torn line"
 stop_mount "$m"
+
+# a mount that ends at once: nothing of it is lost
+start_mount "$TMP/short" "$m" staging=64M
+mkdir "$m/step-1"
+echo bytes >"$m/step-1/f"
+wait_durable "$m"
+stop_mount "$m"
+expect 0 "$cairn" timeline "$TMP/short"
+says out "^step-1 "
