@@ -65,6 +65,13 @@ expect 0 "$cairn" tier push --json "$m" "$t" "$m/run/step-10/" run/step-9
 [ "$(key sent) $(key there) $(key failed)" = "1 1 0" ] || die "push: $(cat "$TMP/out")"
 [ "$(key checkpoints 1 path) $(key checkpoints 1 action) $(key checkpoints 1 files)" = "run/step-10 sent 3" ] ||
 	die "not the oldest first: $(cat "$TMP/out")"
+# a copy that was damaged at its size
+size=$(stat -c %s "$t/run/step-9/__0_0.distcp")
+head -c "$size" /dev/zero >"$t/run/step-9/__0_0.distcp"
+touch -d '2001-01-01' "$t/run/step-9/__0_0.distcp"
+expect 0 "$cairn" tier push "$m" "$t" run/step-9
+says out '^sent     run/step-9'
+cmp "$m/run/step-9/__0_0.distcp" "$t/run/step-9/__0_0.distcp" || die "the damaged copy stayed"
 expect 2 "$cairn" tier push "$m" "$s"
 says err 'a store of cairnfs'
 stop_mount "$m"

@@ -55,14 +55,16 @@ expect 0 "$cairn" umount --tier "$m"
 # tier_keep: the newest two of run/ stay; what is not in the tier, or not there as it was sent, is not removed.
 mkdir "$s/other"
 cp -r "$assets/dcp" "$s/other/step-1"
+cp -p "$t/run/step-1/__1_0.distcp" "$TMP/whole"
 printf X | dd of="$t/run/step-1/__1_0.distcp" bs=1 seek=5000 conv=notrunc status=none
+touch -r "$TMP/whole" "$t/run/step-1/__1_0.distcp" # with another time it were sent again
 start_mount "$s" "$m" "tier=$t,tier_keep=2"
 save 3
 bad() { status_field "$m" tier.error | has 'step-1/__1_0.distcp: not the bytes that were sent; it stays in the store'; }
 retry 60 bad || die "a bad copy is not told: $(status_field "$m" tier)"
 gone 1 && die "removed, and its copy is bad"
 stop_mount "$m"
-cp "$assets/dcp/__1_0.distcp" "$t/run/step-1/"
+cp -p "$TMP/whole" "$t/run/step-1/__1_0.distcp"
 start_mount "$s" "$m" "tier=$t,tier_keep=2"
 retry 60 gone 1 || die "step-1 stays: $(status_field "$m" tier)"
 save 4

@@ -222,11 +222,13 @@ static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
 	if (err && err != -ENOENT)
 		return tier_failed(p, err, it->f.path);
 	if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == it->f.size) {
-		if (has_mtime(old, it) && old->size == it->f.size) {
+		/* whoever damaged a copy in a directory left another time */
+		bool untouched = p->t->s3 || (old && st.st_mtim.tv_sec == old->mtime.tv_sec);
+		if (has_mtime(old, it) && old->size == it->f.size && untouched) {
 			strcpy(it->f.sum, old->sum);
 			return 0;
 		}
-		if (!old) {
+		if (!old || !untouched) {
 			same = compare_there(p, c, it);
 		} else if (old->size == it->f.size) {
 			err = sum_source(p, c, it);
