@@ -555,6 +555,7 @@ struct sweep_entry {
 	size_t next_node; /* as next, by node */
 	bool closed; /* as it was fsynced: that version is in the order */
 	bool rdwr; /* perhaps mapped: its times prove nothing */
+	bool kept; /* an earlier start found it unclosed; `name` is the one in lost+found */
 	uint64_t size; /* of the last seal */
 	struct timespec mtime;
 	char name[256]; /* for lost+found */
@@ -567,6 +568,7 @@ struct kept_file {
 	uint64_t id;
 	int dir; /* descriptor of the place, or of the store's tmp/ */
 	bool in_store;
+	uint64_t size;
 	struct staged *f; /* if also known to us, kept from eviction meanwhile; or NULL */
 	char name[LOSTFOUND_NAME];
 };
@@ -578,7 +580,7 @@ struct sweep {
 	size_t bucket[SF_BUCKETS], node[SF_BUCKETS];
 	struct flushed *flushed; /* answered closes */
 	size_t n_flushed;
-	struct kept_file *kept;
+	struct kept_file *kept; /* changed under both locks */
 	/* over `kept`; held over I/O, but no request waits for it */
 	pthread_mutex_t kept_lock;
 };

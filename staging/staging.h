@@ -266,6 +266,8 @@ nlink_t staging_retained_links(struct staging *s, const struct stat *st);
 int staging_sweep(struct staging *s, bool orphaned);
 /* Retries what the sweep could not move to lost+found; returns how many files remain. */
 unsigned staging_keep_again(struct staging *s);
+/* 0: nothing remains; else why the last try failed. Any lock but staging's may be held. */
+int staging_kept_error(struct staging *s);
 /* Threads: persist, publish, watch, trash, pool, dedup. What a dead worker applied and did not sync
  * is synced by them: until then it is pending and not evicted. */
 int staging_start(struct staging *s);
@@ -634,7 +636,10 @@ struct staging_stats_dedup { /* since the start */
 };
 struct staging_stats_recovered {
 	uint64_t records, versions, lost_found;
-	uint64_t kept; /* files for lost+found that found no space there yet */
+	/* files for lost+found that could not be moved there yet: the only copy of their bytes is
+	 * staged */
+	uint64_t kept, kept_bytes;
+	int kept_error; /* of the last try */
 };
 struct staging_stats {
 	uint64_t budget, used, pool, pool_target;

@@ -108,6 +108,7 @@ static void note_staged(struct staging *s, const struct rec *r)
 	e->open = r->type != REC_LEND && !(r->flags & REC_SEALED);
 	e->lent |= r->type == REC_LEND;
 	e->closed = false;
+	e->kept = r->type == REC_STAGED && !r->node; /* rotate.c */
 	if (r->node)
 		set_node(s, *place_of(s, r->sf), r->node);
 	if (!e->name[0])
@@ -246,27 +247,44 @@ static int keep(struct staging *s, const struct kept_file *k)
 static void kept_drop(struct staging *s, struct kept_file **at)
 {
 	struct kept_file *k = *at;
+	pthread_mutex_lock(&s->lock);
 	*at = k->next;
+	s->st.recovered.kept--;
+	s->st.recovered.kept_bytes -= k->size;
+	pthread_mutex_unlock(&s->lock);
 	if (k->f) {
 		staged_unuse(k->f);
 		staged_unref(k->f);
 	}
 	free(k);
+}
+
+static void kept_failed(struct staging *s, int err)
+{
 	LOCK_SCOPE(&s->lock);
-	s->st.recovered.kept--;
+	s->st.recovered.kept_error = err;
+}
+
+int staging_kept_error(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	return s->st.recovered.kept ? s->st.recovered.kept_error : 0;
 }
 
 unsigned staging_keep_again(struct staging *s)
 {
 	unsigned left = 0;
 	LOCK_SCOPE(&s->sweep.kept_lock);
-	for (struct kept_file **at = &s->sweep.kept; *at;)
-		if (!keep(s, *at)) {
+	for (struct kept_file **at = &s->sweep.kept; *at;) {
+		int err = keep(s, *at);
+		if (!err) {
 			kept_drop(s, at);
 		} else {
+			kept_failed(s, err);
 			at = &(*at)->next;
 			left++;
 		}
+	}
 	return left;
 }
 
@@ -279,6 +297,15 @@ void kept_close(struct staging *s)
 	}
 }
 
+static void kept_add(struct staging *s, struct kept_file *k)
+{
+	LOCK_SCOPE(&s->lock);
+	k->next = s->sweep.kept;
+	s->sweep.kept = k;
+	s->st.recovered.kept++;
+	s->st.recovered.kept_bytes += k->size;
+}
+
 static bool is_kept(const struct staging *s, uint64_t id)
 {
 	for (const struct kept_file *k = s->sweep.kept; k; k = k->next)
@@ -289,7 +316,8 @@ static bool is_kept(const struct staging *s, uint64_t id)
 
 /* Kept in lost+found at once, or when there is space; until then it stays, across a clean end, too.
  * f: it is ours as well, or NULL. */
-static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, struct staged *f)
+static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, uint64_t size,
+		      struct staged *f)
 {
 	struct sweep_entry *e = entry_of(s, id);
 	struct kept_file *k = calloc(1, sizeof(*k));
@@ -297,21 +325,23 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 	int fd, err = k ? 0 : -ENOMEM;
 
 	if (k) {
-		*k = (struct kept_file){
-			.id = id, .dir = dirfd, .in_store = in_store, .next = s->sweep.kept};
+		*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .size = size};
 		strcpy(k->name, "file");
-		if (e && e->name[0])
+		if (e && e->kept)
+			snprintf(k->name, sizeof(k->name), "%.*s", (int)LOSTFOUND_NAME - 1,
+				 e->name);
+		else if (e && e->name[0])
 			lostfound_name(s, e->dir, e->name, k->name);
 		if (f && !staged_use(f, &fd))
 			k->f = staged_ref(f);
-		s->sweep.kept = k;
-		s->st.recovered.kept++;
+		kept_add(s, k);
 		err = keep(s, k);
 	}
 	if (k && !err)
 		kept_drop(s, &s->sweep.kept);
 	if (!err)
 		return;
+	kept_failed(s, err);
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
 		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
@@ -380,17 +410,17 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 		ours = true;
 	ours |= has_readers;
 	if (unclosed_ours && !kept)
-		keep_soon(s, dirfd, id, in_store, f);
+		keep_soon(s, dirfd, id, in_store, (uint64_t)st.st_size, f);
 	if (ours || kept)
 		return;
 	struct sweep_entry *e = entry_of(s, id);
 	/* in tmp/ only spilled files have records; the rest are interrupted persists, whose
 	 * source is in staging */
 	bool unclosed = left_over ? false
-			: e	  ? e->open && orphaned && !has_version(e, &st)
+			: e	  ? e->kept || (e->open && orphaned && !has_version(e, &st))
 				  : !in_store;
 	if (unclosed && st.st_size > 0) {
-		keep_soon(s, dirfd, id, in_store, NULL);
+		keep_soon(s, dirfd, id, in_store, (uint64_t)st.st_size, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
 	} else {

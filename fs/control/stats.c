@@ -440,7 +440,10 @@ static const struct field {
 	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
 	{JSON("recovered", "records", COUNT, s.recovered.records)},
 	{JSON("recovered", "lost_found", COUNT, s.recovered.lost_found)},
-	{JSON("recovered", "kept", COUNT, s.recovered.kept)},
+	{JSON("recovered", "kept", COUNT, s.recovered.kept),
+	 GAUGE("kept_files", "Unclosed files of an earlier run, still to be moved to lost+found.")},
+	{JSON("recovered", "kept_bytes", COUNT, s.recovered.kept_bytes),
+	 GAUGE("kept_bytes", "Their bytes, of which staging has the only copy.")},
 };
 #define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
 
@@ -560,6 +563,7 @@ static const char *size_text(uint64_t n, char buf[24])
 static void write_trouble(const struct stats *st, FILE *f)
 {
 	const struct staging_stats *s = &st->s;
+	char a[24];
 
 	if (st->gone)
 		fprintf(f,
@@ -577,6 +581,12 @@ static void write_trouble(const struct stats *st, FILE *f)
 			"lost+found. When it is dealt with: cairn retry\n",
 			(unsigned long long)s->refused.count, s->refused.path,
 			strerror(-s->refused.error));
+	if (s->recovered.kept)
+		fprintf(f,
+			"  KEPT       %llu files that were never closed, %s, are not in lost+found "
+			"yet: %s. Repair the store or free space in it, then: cairn retry\n",
+			(unsigned long long)s->recovered.kept,
+			size_text(s->recovered.kept_bytes, a), strerror(-s->recovered.kept_error));
 }
 
 /* What most mounts never have. */
@@ -682,9 +692,10 @@ static void write_status(struct stats *st, FILE *f)
 	fprintf(f, "%s on %s\n", st->store, st->mountpoint);
 	write_trouble(st, f);
 	fprintf(f, "  durable    %s\n",
-		s->refused.count					   ? "not what was refused"
-		: s->log.pending || s->versions.open || s->versions.failed ? "not everything yet"
-									   : "everything");
+		s->refused.count ? "not what was refused"
+		: s->log.pending || s->versions.open || s->versions.failed || s->recovered.kept
+			? "not everything yet"
+			: "everything");
 	fprintf(f,
 		"  versions   %llu open, %llu staged, %llu persisting, %llu durable (cached), %llu "
 		"failed\n",

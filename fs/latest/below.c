@@ -63,9 +63,11 @@ static void count(struct below *b, enum below_rank rank, int error)
 	}
 }
 
-static int refused(struct fs *fs, const struct node *n)
+/* Of the root also what lost+found has not taken yet: it has no node. */
+static int failed_for_good(struct fs *fs, const struct node *n)
 {
-	return staging_refused(fs->s, n->id, S_ISDIR(n->attr.mode) ? n->id : 0, UINT64_MAX);
+	int err = staging_refused(fs->s, n->id, S_ISDIR(n->attr.mode) ? n->id : 0, UINT64_MAX);
+	return err || n != fs->tree.root ? err : staging_kept_error(fs->s);
 }
 
 /* ---- one node, with its bytes ---- */
@@ -140,7 +142,7 @@ struct below look_below(struct fs *fs, struct node *top)
 	if (waits_below(fs, top))
 		count(&b, BELOW_STAGED, 0);
 	count_halted(&b);
-	int err = refused(fs, top);
+	int err = failed_for_good(fs, top);
 	if (err)
 		count(&b, BELOW_FAILED, err);
 	return b;
@@ -194,5 +196,5 @@ enum below_rank below_seen(struct fs *fs, const struct node *n)
 
 	if (n->look.nth == fs->tree.n_looks && n->look.rank < rank)
 		rank = n->look.rank;
-	return refused(fs, n) ? BELOW_FAILED : rank;
+	return failed_for_good(fs, n) ? BELOW_FAILED : rank;
 }

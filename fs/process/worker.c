@@ -152,7 +152,9 @@ static void wait_for_end(struct fs *fs)
 			struct staging_stats st;
 			int err = staging_drain(fs->s, 60000);
 			staging_get_stats(fs->s, &st);
-			if (err || st.versions.open || st.versions.failed)
+			bool left =
+				err || st.versions.open || st.versions.failed || st.recovered.kept;
+			if (left)
 				fs_log(LEVEL_WARNING
 				       "%s: ended with %llu changes and %llu open files left in "
 				       "staging for the next start",
@@ -160,7 +162,7 @@ static void wait_for_end(struct fs *fs)
 				       (unsigned long long)st.versions.open);
 			hosts_end(fs);
 			staging_flush_timeline(fs->s);
-			worker_exit(fs, err || st.versions.open || st.versions.failed ? 4 : 0);
+			worker_exit(fs, left ? 4 : 0);
 		}
 		sleep_ms(20);
 	}

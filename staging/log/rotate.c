@@ -59,6 +59,20 @@ static int emit_answers(struct staging *s)
 	return 0;
 }
 
+/* What could not be moved to lost+found yet, with its name there: a STAGED of no node. Another
+ * start tries again. What is also ours has records of its own. */
+static int emit_kept(struct staging *s)
+{
+	int err = 0;
+	LOCK_SCOPE(&s->lock);
+	for (const struct kept_file *k = s->sweep.kept; k && !err; k = k->next) {
+		struct rec r = {.type = REC_STAGED, .sf = k->id, .name = k->name};
+		if (!k->f)
+			err = log_append(s, &r);
+	}
+	return err;
+}
+
 int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s), void *ctx)
 {
 	char old[32];
@@ -85,6 +99,8 @@ int staging_rotate(struct staging *s, int (*emit)(void *ctx, struct staging *s),
 		err = emit_answers(s);
 	if (!err)
 		err = refuse_emit(s);
+	if (!err)
+		err = emit_kept(s);
 
 	LOCK_SCOPE(&s->lock);
 	if (err) {

@@ -226,6 +226,57 @@ TEST(Killed, UnclosedFilesAreKept)
 	EXPECT_EQ(s.notes_with("never closed"), 2);
 }
 
+// The store has no space in lost+found at the next starts: that is said, no start removes it, and it has its
+// name there at last, although the log was rotated meanwhile.
+TEST(Killed, UnclosedFilesThatLostFoundDoesNotTakeYet)
+{
+	Ground ground;
+	std::string bytes = pattern(3000000, 1);
+	unsigned seen = killed_after(1, [&](const std::function<void()> &ack) {
+		Options o;
+		o.budget = 1u << 20;
+		Staging s(ground, o);
+		staged *f = create(s, staging_new_id(s), {root, "half"}, 100);
+		staged *spilled = create(s, staging_new_id(s), {root, "spilled"}, 8u << 20);
+		if (!f || !spilled || !staged_spilled(spilled))
+			_exit(2);
+		if (write_all(f, "half of it") && write_all(spilled, bytes))
+			ack();
+		for (;;)
+			pause();
+	});
+	ASSERT_EQ(seen, 1u);
+	// a first start, a worker after it, another first start, each as after a kill
+	for (bool orphaned : {true, false, true}) {
+		SCOPED_TRACE(orphaned);
+		Options o;
+		o.fault = "1:@1+:enospc";
+		o.orphaned = orphaned;
+		o.start = false;
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		EXPECT_EQ(s.stats().recovered.kept, 2u);
+		EXPECT_EQ(s.stats().recovered.kept_bytes, bytes.size() + 10);
+		EXPECT_EQ(staging_kept_error(s), -ENOSPC);
+		EXPECT_EQ(staging_keep_again(s), 2u);
+		ASSERT_EQ(staging_rotate(s, [](void *, staging *) { return 0; }, nullptr), 0);
+	}
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.stats().recovered.kept, 0u);
+	EXPECT_EQ(s.stats().recovered.kept_bytes, 0u);
+	EXPECT_EQ(staging_kept_error(s), 0);
+	std::map<std::string, std::string> found;
+	for (auto &at :
+	     std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
+		std::string name = at.path().filename();
+		found[name.substr(0, name.find('.'))] = read_file(at.path());
+	}
+	EXPECT_EQ(found.size(), 2u);
+	EXPECT_EQ(found["half"], "half of it");
+	EXPECT_SAME(found["spilled"], bytes);
+}
+
 // The close was answered, the RELEASE that seals was lost with the process: it counts, also when another
 // writer joined in meanwhile; not when that one truncated the file: what was closed is gone then.
 TEST(Killed, AnAnsweredCloseCounts)

@@ -75,7 +75,7 @@ static char *path(const struct doc *s, const char *keys)
 static bool is_all_durable(const struct doc *s)
 {
 	return !u64(s, "log.pending") && !u64(s, "versions.open") && !u64(s, "versions.failed") &&
-	       is_absent(s, "refused");
+	       !u64(s, "recovered.kept") && is_absent(s, "refused");
 }
 
 /* "3 files, 1.2 GiB pending, 800.0 MiB/s, ETA 0:02" */
@@ -100,9 +100,11 @@ static void print_pending(const struct doc *s, const struct rates *r)
 		print_line("", "%s open, durable after the close",
 			   count_of(u64(s, "versions.open"), "file", b));
 	if (u64(s, "versions.failed"))
-		print_line("",
-			   "%s FAILED: see `cairn ls -l`, then `cairn retry` or `cairn discard`",
-			   count_of(u64(s, "versions.failed"), "file", c));
+		print_line(
+			"",
+			"%s FAILED: see `cairn ls -l`, then `cairn retry`, or write it again, or "
+			"`cairn discard`",
+			count_of(u64(s, "versions.failed"), "file", c));
 }
 
 static void print_durable(const struct doc *s, const struct rates *r)
@@ -140,6 +142,20 @@ static bool print_gone(const struct doc *s)
 	print_line("STORE GONE", "for %s: %s", since(s, "store_gone.since_s", t), or_dash(gone));
 	print_line("", "nothing is lost; it is opened again when it is back at its path");
 	return true;
+}
+
+static void print_kept(const struct doc *s)
+{
+	CLEANUP_FREE char *top = name_in_line(s->top);
+	char a[32], n[COUNT_ROOM];
+
+	if (!u64(s, "recovered.kept"))
+		return;
+	print_line("KEPT",
+		   "%s never closed by an earlier run, %s, could not be moved to lost+found yet",
+		   count_of(u64(s, "recovered.kept"), "file", n),
+		   size(s, "recovered.kept_bytes", a));
+	print_line("", "free space in the store or repair it, then `cairn retry %s`", or_dash(top));
 }
 
 static void print_halted(const struct doc *s)
@@ -215,6 +231,7 @@ static void print_troubles(const struct doc *s)
 	CLEANUP_FREE char *held = text(s, "held");
 
 	print_refused(s);
+	print_kept(s);
 	if (!print_gone(s))
 		print_halted(s);
 	if (held && *held)

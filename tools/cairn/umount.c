@@ -64,7 +64,28 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 	else
 		complain("%s stays mounted: %s failed: %s", u->point,
 			 count_of(u64(d, "versions.failed"), "file", n), last ? last : "?");
-	complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile",
+	if (path)
+		complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile",
+			 u->point);
+	else
+		complain("see `cairn ls -l`; free space and `cairn retry %s`; what stays failed "
+			 "then is to be written again, or given up by `cairn discard`",
+			 u->point);
+	return CAIRN_FAILED;
+}
+
+static int complain_kept(struct unmounting *u, const struct json_doc *d)
+{
+	char n[COUNT_ROOM], size[32], why[1024] = "";
+
+	progress_end(&u->bar);
+	xattr_of_fd(u->p.root, KEY_ERROR, why, sizeof(why));
+	complain("%s stays mounted: %s never closed by an earlier run, %s, could not be moved to "
+		 ".cairn/lost+found yet: %s",
+		 u->point, count_of(u64(d, "recovered.kept"), "file", n),
+		 human_bytes(u64(d, "recovered.kept_bytes"), size), *why ? why : "?");
+	complain("free space in the store or repair it, then `cairn retry %s`; nothing staged is "
+		 "lost meanwhile",
 		 u->point);
 	return CAIRN_FAILED;
 }
@@ -123,6 +144,8 @@ static int drain(struct unmounting *u)
 			return complain_status(&u->p, err);
 		if (!json_is_null(d, json_at(d, 0, "halted")) || u64(d, "versions.failed"))
 			return complain_halted(u, d);
+		if (u64(d, "recovered.kept"))
+			return complain_kept(u, d);
 		if (drained(d))
 			break;
 		if (json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {

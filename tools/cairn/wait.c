@@ -98,12 +98,30 @@ static bool say_refused(const struct target *t)
 	return true;
 }
 
+/* What an earlier run left has no path in the mount. */
+static bool say_kept(const struct target *t)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	char n[COUNT_ROOM], size[32], why[1024] = "";
+
+	if (*t->p.below || location_status(&t->p, &d) || !status_u64(d, "recovered.kept"))
+		return false;
+	xattr_of_fd(t->p.fd, KEY_ERROR, why, sizeof(why));
+	complain("%s failed: %s never closed by an earlier run, %s, could not be moved to "
+		 ".cairn/lost+found yet: %s; free space in the store or repair it, then `cairn "
+		 "retry %s`",
+		 t->p.arg, count_of(status_u64(d, "recovered.kept"), "file", n),
+		 human_bytes(status_u64(d, "recovered.kept_bytes"), size), *why ? why : "?",
+		 t->p.top);
+	return true;
+}
+
 static void say_failed(struct target *t)
 {
 	char why[1024];
 
 	t->done = t->failed = true;
-	if (say_refused(t) || say_failed_file(t))
+	if (say_refused(t) || say_kept(t) || say_failed_file(t))
 		return;
 	xattr_of_fd(t->p.fd, KEY_ERROR, why, sizeof(why));
 	complain("%s failed: %s", t->p.arg, *why ? why : "see `cairn status`");
