@@ -78,7 +78,7 @@ STAGING_MODULES := drain file log memory
 STAGING_SRC := $(wildcard staging/*.c $(STAGING_MODULES:%=staging/%/*.c))
 FORMATS_SRC := $(wildcard fs/formats/*.c)
 # Those of fs/.
-FS_MODULES := process wire control views ops latest request tree parser base
+FS_MODULES := process wire control views ops latest remote request tree parser base
 FS_SRC := $(filter-out fs/process/main.c,$(wildcard $(FS_MODULES:%=fs/%/*.c)))
 CAIRN_SRC := $(wildcard tools/cairn/*.c)
 BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * The state of a mount. Each part is declared by its directory (DIR/state.h), beside the lock that
  * guards it; what a directory offers to those above it is declared in its header, DIR/DIR.h, which
- * includes those of the directories below it. From below: base, parser, tree, request, latest, ops,
- * views, control, wire, process.
+ * includes those of the directories below it. From below: base, parser, tree, request, remote,
+ * latest, ops, views, control, wire, process.
  *
  * tree.lock ("the tree lock") guards nodes, names and handles. No thread changes, syncs or asks the
  * store with it, nor waits with it for a thread that does (tree/ask.c). Order: the tree lock, then

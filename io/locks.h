@@ -30,6 +30,8 @@
 	X(RANK_TREE, "tree.lock", "fs/tree/state.h", 0)                                            \
 	X(RANK_FORKS, "forks.lock", "fs/tree/state.h", 0)                                          \
 	X(RANK_LATEST, "latest.lock", "fs/latest/latest.c", 0)                                     \
+	X(RANK_REMOTE, "ask.lock", "fs/remote/ask.c", 0)                                           \
+	X(RANK_REMOTE_OPENED, "opened_lock", "fs/remote/remote.c", 0)                              \
 	X(RANK_LISTINGS, "listings_lock", "fs/ops/readdir.c", 0)                                   \
 	X(RANK_PAYER, "seen_lock", "fs/ops/payer.c", 0)                                            \
 	X(RANK_CONTROL, "texts_lock", "fs/control/control.c", 0)                                   \

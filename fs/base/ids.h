@@ -20,7 +20,7 @@
 /* Other directories below .cairn have ids with a bit that no other id has, the number of their
  * tree, and a hash of the path in it. */
 #define CONTROL_TREE_BIT ID_TREE_BIT
-enum control_tree { CONTROL_LATEST, CONTROL_BUFFERS, CONTROL_TREES };
+enum control_tree { CONTROL_LATEST, CONTROL_BUFFERS, CONTROL_REMOTE, CONTROL_TREES };
 
 _Static_assert(CONTROL_LAST < STAGING_FIRST_ID && VIEWS_DIR <= CONTROL_LAST,
 	       "names of .cairn have fixed ids");

@@ -32,12 +32,14 @@ struct fs_opts {
 	char *tier; /* a directory or s3://BUCKET/PREFIX; NULL: none */
 	uint64_t tier_rate; /* bytes a second; 0: no limit */
 	unsigned tier_keep; /* how many checkpoints stay in the store; 0: all */
+	unsigned tier_wait_s; /* how long a reader waits where nothing comes from the tier */
 };
 
 /* The tier's follower; process/tier.c. */
 struct tier_runs {
 	struct tier_shared *shared; /* NULL: none was started */
 	int done; /* the keeper's: a pipe that closes when it has ended; -1: none */
+	int ask; /* the socket to its server (io/tier_ask.h), of all workers; -1: none */
 };
 
 /* The keeper, the spare and the worker of this mount; process/keeper.c, spare.c, process/worker.c.

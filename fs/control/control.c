@@ -6,6 +6,7 @@
 #include "fs/control/stats.h"
 #include "fs/latest/latest.h"
 #include "fs/ops/ops.h"
+#include "fs/remote/remote.h"
 #include "fs/views/views.h"
 #include "io/number.h"
 
@@ -43,6 +44,7 @@ static const struct {
 } trees[] = {
 	[CONTROL_LATEST] = {"latest", &latest_ops},
 	[CONTROL_BUFFERS] = {"buffers", &buffers_ops},
+	[CONTROL_REMOTE] = {REMOTE_NAME, &remote_ops},
 };
 #define N_TREES (sizeof(trees) / sizeof(trees[0]))
 

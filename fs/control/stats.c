@@ -4,6 +4,7 @@
  */
 #include "fs/parser/parser.h"
 #include "fs/control/stats.h"
+#include "fs/remote/remote.h"
 #include "io/scope.h"
 
 #include <errno.h>
@@ -45,6 +46,7 @@ struct stats_now {
 	struct stats_holds holds;
 	struct stats_hosts hosts;
 	struct stats_tier tier;
+	struct remote_stats fetch;
 	bool keeper_alive;
 	const char *host;
 	const struct timings *timings;
@@ -144,6 +146,16 @@ static void collect_tier(struct fs *fs, struct stats_tier *t, bool all)
 		t->r.sending[0] = t->r.last[0] = 0;
 }
 
+static void collect_fetch(struct fs *fs, struct remote_stats *out, bool all)
+{
+	remote_stats(fs, out);
+	text_plain(out->error, 0);
+	if (!all && *out->error)
+		snprintf(out->error, sizeof(out->error), "%s", hidden);
+	if (!all && *out->fetching)
+		snprintf(out->fetching, sizeof(out->fetching), "%s", hidden);
+}
+
 static void collect_now(struct fs *fs, struct stats_now *now)
 {
 	now->uptime_s = seconds_since(fs->procs.mounted_ns);
@@ -166,6 +178,7 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	staging_get_stats(fs->s, &st->s);
 	collect_now(fs, &st->now);
 	collect_tier(fs, &st->now.tier, all);
+	collect_fetch(fs, &st->now.fetch, all);
 	redact(&st->s, all);
 	st->now.holds.any = st->s.held.count || st->s.held.behind;
 	st->now.holds.names = st->s.held.count;
@@ -436,6 +449,20 @@ static const struct field {
 	{JSON("tier", "error_since_s", COUNT, now.tier.error_s), .needs = AT(now.tier.on),
 	 GAUGE("tier_error_seconds", "Since when the tier takes nothing; 0: it does.")},
 	{JSON("tier", "retry_s", COUNT, now.tier.retry_s), .needs = AT(now.tier.on)},
+	{JSON("fetch", "listed", FLAG, now.fetch.listed), .needs = AT(now.fetch.on)},
+	{JSON("fetch", "checkpoints", COUNT, now.fetch.checkpoints), .needs = AT(now.fetch.on),
+	 GAUGE("tier_checkpoints", "Checkpoints in the tier, when it was listed last.")},
+	{JSON("fetch", "bytes", COUNT, now.fetch.bytes), .needs = AT(now.fetch.on)},
+	{JSON("fetch", "fetching", CHARS_OR_NULL, now.fetch.fetching), .needs = AT(now.fetch.on)},
+	{JSON("fetch", "done_bytes", COUNT, now.fetch.done), .needs = AT(now.fetch.on),
+	 GAUGE("tier_fetching_done_bytes", "Bytes that are there of what is being fetched.")},
+	{JSON("fetch", "total_bytes", COUNT, now.fetch.total), .needs = AT(now.fetch.on),
+	 GAUGE("tier_fetching_bytes", "Bytes of what is being fetched.")},
+	{JSON("fetch", "fetched", COUNT, now.fetch.fetched), .needs = AT(now.fetch.on),
+	 COUNTER("tier_fetched_checkpoints_total", "Checkpoints fetched for readers.")},
+	{JSON("fetch", "failed", COUNT, now.fetch.failed), .needs = AT(now.fetch.on),
+	 COUNTER("tier_fetch_failures_total", "Fetches for readers that failed.")},
+	{JSON("fetch", "error", CHARS_OR_NULL, now.fetch.error), .needs = AT(now.fetch.on)},
 	{JSON("", "notices", NOTICE_LIST, notices)},
 	{JSON("recovered", "versions", COUNT, s.recovered.versions)},
 	{JSON("recovered", "records", COUNT, s.recovered.records)},
@@ -681,6 +708,17 @@ static void write_tier(const struct stats_tier *t, FILE *f)
 		fprintf(f, "  TIER       the process that sends to it does not run\n");
 }
 
+static void write_fetch(const struct remote_stats *r, FILE *f)
+{
+	char a[24], b[24];
+
+	if (*r->fetching)
+		fprintf(f, "  fetching   %s, %s of %s\n", r->fetching, size_text(r->done, a),
+			size_text(r->total, b));
+	if (*r->error)
+		fprintf(f, "  FETCH      %s\n", r->error);
+}
+
 static void write_status(struct stats *st, FILE *f)
 {
 	struct staging_stats *s = &st->s;
@@ -723,6 +761,7 @@ static void write_status(struct stats *st, FILE *f)
 	write_held(st, f);
 	write_hosts(&st->now.hosts, f);
 	write_tier(&st->now.tier, f);
+	write_fetch(&st->now.fetch, f);
 	if (s->last_error[0])
 		fprintf(f, "  last error %s\n", s->last_error);
 }
@@ -826,6 +865,11 @@ static void write_hosts_gone(const struct stats_hosts *h, const char *labels, FI
 			h->told[i].name, (unsigned long long)seconds_since(h->told[i].since_ns));
 }
 
+static bool is_of_tier(const struct field *fd)
+{
+	return fd->group && (!strcmp(fd->group, "tier") || !strcmp(fd->group, "fetch"));
+}
+
 static void write_metrics(const struct stats *st, FILE *f)
 {
 	CLEANUP_FREE char *labels = common_labels(st);
@@ -835,7 +879,7 @@ static void write_metrics(const struct stats *st, FILE *f)
 	write_build_info(st, labels, f);
 	for (const struct field *fd = fields; fd < fields + N_FIELDS; fd++) {
 		const void *at = (const char *)st + fd->at;
-		if (!fd->metric || (fd->group && !strcmp(fd->group, "tier") && !st->now.tier.on))
+		if (!fd->metric || (is_of_tier(fd) && !st->now.tier.on))
 			continue;
 		if (fd->help)
 			write_head(f, fd->metric, fd->type, fd->help);

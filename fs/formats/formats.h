@@ -591,6 +591,7 @@ struct ckpt_found {
 	char *path; /* relative to where the search began */
 	struct ckpt_kind kind;
 	struct timespec time; /* mtime of the directory, or of the file */
+	bool remote; /* in a tier, not in the store */
 };
 
 /* Sorts the newest first, one directory after the other: in a directory by step, if there is one

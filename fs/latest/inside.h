@@ -7,6 +7,7 @@
 #include "fs/formats/formats.h"
 #include "fs/latest/latest.h"
 #include "fs/parser/parser.h"
+#include "fs/remote/remote.h"
 
 /* ---- latest_find.c: directories of the store ---- */
 
@@ -17,8 +18,6 @@ struct ldir { /* a directory as read */
 	size_t n, cap;
 };
 
-/* Opens STORE's path below fd without following symlinks: a descriptor or -errno. */
-int latest_open(int fd, const char *path, int flags);
 /* Reads the names in STORE/path, sorted. d->fd stays open until ldir_close(). */
 int ldir_read(struct fs *fs, const char *path, struct ldir *d);
 int ldir_add(struct ldir *d, const char *name, bool is_dir);
@@ -55,6 +54,7 @@ struct lfound {
 	uid_t owner; /* of top */
 	struct ckpt_found *v;
 	size_t n, cap;
+	struct remote_list *tier; /* NULL: there is none */
 	char **todo; /* directories still to be read, relative to top */
 	size_t n_todo, cap_todo, n_dirs;
 };
@@ -63,7 +63,7 @@ struct lfound {
  * caller. Any other user who may write below it could otherwise choose what a job resumes from. */
 bool lfound_trusts(const struct lfound *f, const struct stat *st);
 /* Only checkpoints that the caller could find by listing. */
-/* f->v, the newest first; -E2BIG: too many directories */
+/* f->v, the newest first; -E2BIG: too many directories. Of the tier: what is not in the store. */
 int lfound_all(struct lfound *f);
 void lfound_free(struct lfound *f);
 bool latest_loose(enum ckpt_format k); /* files of tensors that may not be checkpoints */

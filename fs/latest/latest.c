@@ -4,6 +4,9 @@
  * file calls and no lock, and the live tree is only asked whether anything at or below a checkpoint
  * has not reached the store yet. A file that is being overwritten counts.
  *
+ * Where there is a tier, checkpoints that only it has count too; then the symlink leads to
+ * .cairn/tier (remote/).
+ *
  * This takes as long as listing the store does, so one thread, created by the first request,
  * answers all of them. latest_find.c finds the checkpoints, latest_safe.c decides which are safe;
  * this file answers.
@@ -68,7 +71,31 @@ static bool is_run(const struct lfound *f)
 
 enum answer { NOTHING, LINK, DIRECTORY };
 
-/* *out: the path below top; free it. */
+#define TIER_AT CONTROL_DIR_NAME "/" REMOTE_NAME "/"
+
+/* "../" for each directory on the way to path, and for `more`; then the path of what was found. */
+static char *path_back(const char *path, unsigned more, const struct ckpt_found *found)
+{
+	unsigned up = more + !!*path;
+	char *buf = NULL;
+	size_t len;
+	FILE *o = open_memstream(&buf, &len);
+
+	if (!o)
+		return NULL;
+	for (const char *p = path; *p; p++)
+		up += *p == '/';
+	while (up--)
+		fputs("../", o);
+	fprintf(o, "%s%s%s%s", found->remote ? TIER_AT : "", path, *path ? "/" : "", found->path);
+	if (fclose(o)) {
+		free(buf);
+		return NULL;
+	}
+	return buf;
+}
+
+/* *out, which the caller frees: of a LINK, its target, or for an xattr the path from top. */
 static int find_latest(struct lfound *f, bool far, enum answer *a, char **out)
 {
 	int err = lfound_all(f);
@@ -84,42 +111,37 @@ static int find_latest(struct lfound *f, bool far, enum answer *a, char **out)
 	ssize_t best = ckpt_newest_safe(f->v, f->n, lfound_is_safe, f);
 	if (best < 0)
 		return best == -ENOENT ? 0 : (int)best;
-	*out = strdup(f->v[best].path);
+	/* a symlink is in .cairn, as deep there as top is here */
+	*out = !far		   ? path_back(f->top, 1, &f->v[best])
+	       : f->v[best].remote ? path_back(f->top, 0, &f->v[best])
+				   : strdup(f->v[best].path);
 	*a = LINK;
 	return *out ? 0 : -ENOMEM;
 }
 
-/* Relative to the symlink: up as many directories as its path is long, and one more for .cairn. */
-static char *target_of(const char *top, const char *below)
+/* The directory is only in the tier. */
+static int check_remote_top(struct lfound *f)
 {
-	unsigned up = 1 + !!*top;
-	char *buf = NULL;
-	size_t len;
-	FILE *o = open_memstream(&buf, &len);
+	const struct remote_node *n = f->tier ? remote_find(f->tier, f->top) : NULL;
 
-	if (!o)
-		return NULL;
-	for (const char *p = top; *p; p++)
-		up += *p == '/';
-	while (up--)
-		fputs("../", o);
-	fprintf(o, "%s%s%s", top, *top ? "/" : "", below);
-	if (fclose(o)) {
-		free(buf);
-		return NULL;
-	}
-	return buf;
+	if (!n || !S_ISDIR(n->st.st_mode))
+		return -ENOENT;
+	f->owner = n->st.st_uid;
+	return remote_may(f->tier, n, f->who, 5);
 }
 
-/* Only callers who may list a directory see its names. *owner: the directory's. */
-static int check_top(struct fs *fs, const struct caller *who, const struct job *j, uid_t *owner)
+/* Only callers who may list a directory see its names. f->owner: the directory's. */
+static int check_top(struct lfound *f)
 {
+	struct fs *fs = f->fs;
 	struct stat st;
-	int err = reach_stat(fs, who, j->path, 5, &st);
+	int err = reach_stat(fs, f->who, f->top, 5, &st);
+	if (err == -ENOENT)
+		return check_remote_top(f);
 	if (err)
 		return err == -ENOTDIR ? -ENOENT : err;
-	*owner = st.st_uid;
-	int fd = latest_open(io_store_root(fs->store), j->path, O_DIRECTORY | O_PATH);
+	f->owner = st.st_uid;
+	int fd = reach_open(io_store_root(fs->store), f->top, O_DIRECTORY | O_PATH);
 	if (fd < 0)
 		return fd == -ENOTDIR || fd == -ELOOP ? -ENOENT : fd;
 	close(fd);
@@ -196,7 +218,7 @@ static void reply_names(const struct job *j, struct lfound *f)
 		char *path = path_join(f->top, f->v[i].path);
 		struct stat st;
 		/* the search used the store's modes; the live tree may have newer ones */
-		bool may = path && !reach_stat(f->fs, f->who, path, 0, &st);
+		bool may = f->v[i].remote || (path && !reach_stat(f->fs, f->who, path, 0, &st));
 		free(path);
 		if (name && may && (!last || strcmp(name, last)) && ++at > j->off) {
 			struct fuse_entry_param e = {.attr = {.st_ino = CONTROL_DIR, .st_mode = 0}};
@@ -232,20 +254,26 @@ static void reply_xattr(const struct job *j, const char *below)
 		fuse_reply_buf(j->req, below, len);
 }
 
+/* What is not known to be nowhere: without its listing, it may be in the tier. */
+static bool found_nothing(const struct lfound *f, enum want want, enum answer a)
+{
+	return a != LINK && (!f->n || (want != WANT_NAMES && a == NOTHING));
+}
+
 static void answer(struct fs *fs, const struct job *j)
 {
 	struct caller who;
 	caller_of(j->req, &who);
 	struct lfound f = {.fs = fs, .who = &who, .top = j->path};
-	char *below = NULL, *target = NULL;
+	char *target = NULL;
 	enum answer a = NOTHING;
-	int err = check_top(fs, &who, j, &f.owner);
+	int unknown = remote_hold(fs, &f.tier), err = check_top(&f);
 
 	if (!err)
 		err = j->want == WANT_NAMES ? lfound_all(&f)
-					    : find_latest(&f, j->want == WANT_XATTR, &a, &below);
-	if (!err && below && !(target = target_of(j->path, below)))
-		err = -ENOMEM;
+					    : find_latest(&f, j->want == WANT_XATTR, &a, &target);
+	if (unknown && (err == -ENOENT || (!err && found_nothing(&f, j->want, a))))
+		err = unknown;
 	if (!err && target && strlen(target) >= PATH_MAX)
 		err = -ENAMETOOLONG;
 	if (err)
@@ -253,7 +281,7 @@ static void answer(struct fs *fs, const struct job *j)
 	else if (j->want == WANT_NAMES)
 		reply_names(j, &f);
 	else if (j->want == WANT_XATTR)
-		a == LINK ? reply_xattr(j, below) : (void)fuse_reply_err(j->req, ENODATA);
+		a == LINK ? reply_xattr(j, target) : (void)fuse_reply_err(j->req, ENODATA);
 	else if (a == NOTHING || (j->want == WANT_LINK && a != LINK))
 		fuse_reply_err(j->req, ENOENT);
 	else if (j->want == WANT_LINK)
@@ -261,8 +289,9 @@ static void answer(struct fs *fs, const struct job *j)
 	else
 		reply_entry_of(fs, j, target);
 	lfound_free(&f);
+	if (f.tier)
+		remote_put(f.tier);
 	caller_free(&who);
-	free(below);
 	free(target);
 }
 

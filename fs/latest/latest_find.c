@@ -8,10 +8,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define MAX_DIRS 100000u /* read for one answer */
@@ -21,17 +19,6 @@
 static struct lknown known[KNOWN_MAX]; /* used by that thread only */
 
 /* ---- names in the store ---- */
-
-int latest_open(int fd, const char *path, int flags)
-{
-	if (!(flags & O_PATH))
-		flags |= O_RDONLY | O_NONBLOCK | O_NOCTTY;
-	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
-			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS |
-					  RESOLVE_NO_MAGICLINKS};
-	int r = (int)syscall(SYS_openat2, fd, *path ? path : ".", &how, sizeof(how));
-	return r < 0 ? -errno : r;
-}
 
 static void names_free(struct ckpt_name *v, size_t n)
 {
@@ -76,7 +63,7 @@ int ldir_read(struct fs *fs, const char *path, struct ldir *d)
 {
 	int err;
 
-	*d = (struct ldir){.fd = latest_open(io_store_root(fs->store), path, O_DIRECTORY)};
+	*d = (struct ldir){.fd = reach_open(io_store_root(fs->store), path, O_DIRECTORY)};
 	if (d->fd < 0)
 		return d->fd;
 	CLEANUP_DIR DIR *list = entries_at(d->fd, ".");
@@ -222,7 +209,7 @@ static int look_at(struct lfound *f, const char *below)
 	int err;
 
 	if (k && *below && !latest_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
-		int fd = latest_open(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
+		int fd = reach_open(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
 		bool same = fd >= 0 && !fstat(fd, &st) && same_dir(&st, &k->dir);
 		if (fd >= 0)
 			close(fd);
@@ -260,6 +247,51 @@ static int look_at(struct lfound *f, const char *below)
 	return err;
 }
 
+/* ---- what is in the tier only ---- */
+
+/* The owner of all of it is trusted, and the caller could find it by listing. */
+static bool may_find(const struct lfound *f, const struct remote_node *c)
+{
+	const struct remote_node *n = c, *end = f->tier->v + f->tier->n;
+	size_t len = strlen(c->path);
+
+	if (remote_may(f->tier, c, f->who, S_ISDIR(c->st.st_mode) ? 5 : 4))
+		return false;
+	do {
+		if (!lfound_trusts(f, &n->st))
+			return false;
+	} while (++n < end && !strncmp(n->path, c->path, len) && n->path[len] == '/');
+	return true;
+}
+
+static bool is_in_store(const struct lfound *f, size_t n, const char *below)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(f->v[i].path, below))
+			return true;
+	return false;
+}
+
+static int add_remote(struct lfound *f)
+{
+	size_t len = strlen(f->top), local = f->n;
+	int err = 0;
+
+	for (uint32_t i = 0; !err && f->tier && i < f->tier->n; i++) {
+		const struct remote_node *c = &f->tier->v[i];
+		const char *below = c->path + len + !!len;
+
+		if (!c->checkpoint || strncmp(c->path, f->top, len) ||
+		    (len && c->path[len] != '/') || !*below || is_in_store(f, local, below) ||
+		    !may_find(f, c))
+			continue;
+		err = found_add(f, strdup(below), &c->kind, c->st.st_mtim);
+		if (!err)
+			f->v[f->n - 1].remote = true;
+	}
+	return err;
+}
+
 int lfound_all(struct lfound *f)
 {
 	int err = todo_add(f, strdup(""));
@@ -268,6 +300,8 @@ int lfound_all(struct lfound *f)
 		err = look_at(f, below);
 		free(below);
 	}
+	if (!err)
+		err = add_remote(f);
 	if (!err)
 		f->n = ckpt_found_sort(f->v, f->n);
 	return err;

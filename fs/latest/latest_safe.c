@@ -21,7 +21,7 @@ static int source_open(void *ctx, const char *name, struct fmt_source *out)
 {
 	const struct ldir *d = ctx;
 
-	return fmt_file_own(latest_open(d->fd, name, 0), out);
+	return fmt_file_own(reach_open(d->fd, name, 0), out);
 }
 
 struct look {
@@ -106,7 +106,7 @@ static int names_of(const struct lfound *f, const char *path, bool alone, struct
 		const char *name = latest_base_name(path);
 		char *up = strndup(path, name == path ? 0 : (size_t)(name - path) - 1);
 		*d = (struct ldir){
-			.fd = up ? latest_open(io_store_root(f->fs->store), up, O_DIRECTORY)
+			.fd = up ? reach_open(io_store_root(f->fs->store), up, O_DIRECTORY)
 				 : -ENOMEM};
 		err = d->fd < 0 ? d->fd : ldir_add(d, name, false);
 		if (err && d->fd >= 0)
@@ -132,7 +132,7 @@ static bool has_nested(const struct fmt_set *s)
 static bool is_foreign(const struct lfound *f, int dirfd, const char *name, size_t len)
 {
 	char *part = strndup(name, len);
-	int fd = part ? latest_open(dirfd, part, O_PATH) : -1;
+	int fd = part ? reach_open(dirfd, part, O_PATH) : -1;
 	struct stat st;
 	bool ours = fd >= 0 && !fstat(fd, &st) && lfound_trusts(f, &st);
 	if (fd >= 0)
@@ -260,7 +260,7 @@ int lfound_is_safe(void *ctx, size_t i)
 	char *path = path_join(f->top, f->v[i].path);
 	char *old = before >= 0 ? path_join(f->top, f->v[before].path) : NULL;
 	const struct ckpt_kind *kind = &f->v[i].kind;
-	int safe = path ? 0 : -ENOMEM;
+	int safe = !path ? -ENOMEM : f->v[i].remote; /* it has a manifest */
 
 	for (unsigned t = 0; !safe && t < TRIES; t++) {
 		/* the live tree has the newer mode of a directory that was just closed to others */

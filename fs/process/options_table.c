@@ -16,6 +16,7 @@
 #define STAGING_MIN (4u << 20)
 #define COMMIT_WAIT_S 60u
 #define COMMIT_WAIT_MAX_S 86400u
+#define TIER_WAIT_S 30u
 #define NUMA_MAX 1023u
 #define HOST_MAX 64u /* as of hostnames */
 
@@ -275,6 +276,9 @@ static const struct option table[] = {
 	 "of the checkpoints that are in the tier only the newest N of a directory stay (default: "
 	 "all)",
 	 take_number, TO(tier_keep), 1000000},
+	{"tier_wait=", "SECONDS",
+	 "how long reading waits when nothing comes from the tier (default: 30)", take_number,
+	 TO(tier_wait_s), 86400},
 	{"dedup", "", "equal files and copies share their blocks (default: where the store can)",
 	 take_flag, TO(nodedup), false},
 	{"nodedup", "", "each file has its own blocks", take_flag, TO(nodedup), true},
@@ -332,6 +336,7 @@ void options_defaults(struct fs_opts *o)
 	o->staging_bytes = pin_memory() / 4;
 	o->pool_bytes = UINT64_MAX; /* as large as staging */
 	o->commit_wait_s = COMMIT_WAIT_S;
+	o->tier_wait_s = TIER_WAIT_S;
 	o->log_level = LOG_NOTICE;
 }
 

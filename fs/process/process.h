@@ -7,6 +7,7 @@
 #include "fs/latest/latest.h"
 #include "fs/ops/ops.h"
 #include "fs/parser/parser.h"
+#include "fs/remote/remote.h"
 #include "fs/wire/wire.h"
 
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
@@ -39,7 +40,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 /* The path of a program that is installed beside this one. -errno: it is not there, or cannot be
  * executed. */
 int tier_find_program(const char *name, char out[PATH_MAX]);
-/* In the keeper, before it is confined, after spare_init(): starts sending to fs->o.tier. */
+/* In the keeper, before it is confined, after spare_init(): starts sending to fs->o.tier, and what
+ * answers questions about it. */
 void tier_start(struct fs *fs);
 /* In the keeper, when the worker has ended: ends that, and logs what is not in the tier. */
 void tier_end(struct fs *fs);

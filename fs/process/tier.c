@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * -o tier=: starts `cairn tier push --follow` (the follower, tools/cairn/tier_follow.c) and starts
- * it again when it ends.
+ * -o tier=: starts `cairn tier push --follow` (the follower, tools/cairn/tier_follow.c) and `cairn
+ * tier serve` (the server, tier_serve.c), and starts them again when they end.
  *
  * The keeper cannot start a program: its filter (trust.c) would be the program's, too. So before it
- * is confined it forks the runner (cairnfs-tier), which has nothing of the mount open: neither the
- * connection nor the store, which a follower opens only while it looks at it. The runner ends when
- * keeper and spare are gone (procs.alive); the keeper knows by another pipe when it has ended.
+ * is confined it forks a runner for each (cairnfs-tier), which has nothing of the mount open:
+ * neither the connection nor the store, which a follower opens only while it looks at it, and a
+ * server only while it fetches. The runners end when keeper and spare are gone (procs.alive); the
+ * keeper knows by another pipe when they have ended.
  *
  * Nothing of the mount waits for any of them, but for the keeper at its end, END_MS at most: a
  * process that is inside a call to a tier that does not answer cannot be ended.
  */
 #include "fs/process/process.h"
+#include "io/tier_ask.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,6 +27,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -34,8 +37,11 @@
 #define KILL_MS 1000 /* after SIGTERM */
 #define AGAIN_MAX_S 60
 #define RAN_WELL_S 60 /* a follower that ran for so long is started again at once */
-#define ALIVE_FD 4 /* in the runner; TIER_SHARED_FD is 3 */
+/* in a runner, besides what its program has as TIER_SHARED_FD or TIER_SERVE_FD, both 3 */
+#define ALIVE_FD 4
 #define DONE_FD 5
+
+_Static_assert(TIER_SHARED_FD == TIER_SERVE_FD, "a runner has one descriptor for its program");
 
 int tier_find_program(const char *name, char out[PATH_MAX])
 {
@@ -77,21 +83,47 @@ static void drop_capabilities(const struct fs *fs)
 	prctl(PR_CAPBSET_DROP, CAP_SETPCAP, 0, 0, 0);
 }
 
-static _Noreturn void be_follower(const struct fs *fs, const char *program, pid_t runner)
+/* The process becomes the program of its runner: what both have in common. */
+static void become_child(pid_t runner)
 {
-	char rate[32], keep[16];
-	char *argv[24], **a = argv;
-
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	if (getppid() != runner)
 		_exit(0);
-	setpriority(PRIO_PROCESS, 0, 19);
-	syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	signal(SIGTERM, SIG_DFL);
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	fcntl(TIER_SHARED_FD, F_SETFD, 0);
+}
+
+/* Who opens a file waits for it: unlike the follower it is as important as that. */
+static _Noreturn void be_server(const struct fs *fs, const char *program, pid_t runner)
+{
+	char *argv[] = {"cairn",
+			"tier",
+			"serve",
+			"--timeout",
+			"0",
+			"--for-mount",
+			(char *)io_store_host(fs->store),
+			"--",
+			fs->o.store,
+			fs->o.tier,
+			NULL};
+
+	become_child(runner);
+	execv(program, argv);
+	_exit(127);
+}
+
+static _Noreturn void be_follower(const struct fs *fs, const char *program, pid_t runner)
+{
+	char rate[32], keep[16];
+	char *argv[24], **a = argv;
+
+	become_child(runner);
+	setpriority(PRIO_PROCESS, 0, 19);
+	syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
 	*a++ = "cairn";
 	*a++ = "tier";
 	*a++ = "push";
@@ -127,7 +159,7 @@ static bool mount_goes_on(int ms)
 }
 
 /* True: it ended by itself. */
-static bool wait_for_follower(pid_t pid)
+static bool wait_for_child(pid_t pid)
 {
 	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
 	struct pollfd p[] = {{.fd = ALIVE_FD}, {.fd = fd, .events = POLLIN}};
@@ -148,9 +180,17 @@ static bool wait_for_follower(pid_t pid)
 	return ended;
 }
 
-static _Noreturn void be_runner(struct fs *fs, const char *program)
+static void tell_child(struct tier_shared *shared, pid_t pid)
 {
-	struct tier_shared *shared = fs->tier.shared;
+	if (shared && pid)
+		atomic_fetch_add(&shared->starts, 1);
+	if (shared)
+		atomic_store(&shared->pid, pid);
+}
+
+static _Noreturn void be_runner(struct fs *fs, const char *program, bool serves)
+{
+	struct tier_shared *shared = serves ? NULL : fs->tier.shared;
 	pid_t self = getpid();
 	unsigned again_s = 1;
 
@@ -158,13 +198,14 @@ static _Noreturn void be_runner(struct fs *fs, const char *program)
 		uint64_t begun = monotonic_ns();
 		pid_t pid = fork();
 
+		if (pid == 0 && serves)
+			be_server(fs, program, self);
 		if (pid == 0)
 			be_follower(fs, program, self);
 		if (pid > 0) {
-			atomic_fetch_add(&shared->starts, 1);
-			atomic_store(&shared->pid, pid);
-			bool ended = wait_for_follower(pid);
-			atomic_store(&shared->pid, 0);
+			tell_child(shared, pid);
+			bool ended = wait_for_child(pid);
+			tell_child(shared, 0);
 			if (!ended)
 				_exit(0);
 		}
@@ -176,9 +217,11 @@ static _Noreturn void be_runner(struct fs *fs, const char *program)
 	}
 }
 
-static _Noreturn void start_running(struct fs *fs, const char *program, int memory, int done)
+/* fd: what its program gets. */
+static _Noreturn void start_running(struct fs *fs, const char *program, int fd, int done,
+				    bool serves)
 {
-	int null = open("/dev/null", O_RDWR), fds[] = {memory, fs->procs.alive[0], done};
+	int null = open("/dev/null", O_RDWR), fds[] = {fd, fs->procs.alive[0], done};
 
 	prctl(PR_SET_NAME, "cairnfs-tier");
 	signal(SIGTERM, SIG_IGN); /* it ends with its pipe */
@@ -197,7 +240,7 @@ static _Noreturn void start_running(struct fs *fs, const char *program, int memo
 	if (chdir("/"))
 		_exit(1);
 	drop_capabilities(fs);
-	be_runner(fs, program);
+	be_runner(fs, program, serves);
 }
 
 /* ---- in the keeper ---- */
@@ -224,12 +267,37 @@ static int make_shared(struct fs *fs)
 	return memory;
 }
 
+static void start_runner(struct fs *fs, const char *program, int fd, int done, bool serves)
+{
+	pid_t pid = fork();
+
+	if (pid == 0)
+		start_running(fs, program, fd, done, serves);
+	if (pid < 0)
+		cannot(fs, "fork", errno);
+}
+
+/* Workers have one end, servers the other, each after the other. */
+static void start_server(struct fs *fs, const char *program, int done)
+{
+	int pair[2];
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) {
+		cannot(fs, "socketpair", errno);
+		return;
+	}
+	fcntl(pair[0], F_SETFL, O_NONBLOCK);
+	start_runner(fs, program, pair[1], done, true);
+	close(pair[1]);
+	fs->tier.ask = pair[0];
+}
+
 void tier_start(struct fs *fs)
 {
 	char program[PATH_MAX];
 	int memory, done[2];
 
-	fs->tier.done = -1;
+	fs->tier.done = fs->tier.ask = -1;
 	if (!fs->o.tier)
 		return;
 	if (tier_find_program("cairn", program)) {
@@ -243,12 +311,9 @@ void tier_start(struct fs *fs)
 			close(memory);
 		return;
 	}
-	pid_t pid = fork();
-	if (pid == 0)
-		start_running(fs, program, memory, done[1]);
-	if (pid < 0)
-		cannot(fs, "fork", errno);
+	start_runner(fs, program, memory, done[1], false);
 	close(memory);
+	start_server(fs, program, done[1]);
 	close(done[1]);
 	fs->tier.done = done[0];
 }

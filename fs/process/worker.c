@@ -309,6 +309,8 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		err = store_watch_start(fs);
 	if (!err)
 		err = hosts_start(fs);
+	if (!err)
+		err = remote_start(fs);
 	if (err) {
 		fs_log(LEVEL_ERROR "%s: cannot serve: %s%s", fs->o.store, strerror(-err),
 		       err == -EIO || err == -ENOSPC
@@ -324,6 +326,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	/* unmounted: no callers are left, only work */
 	session_join(fs);
 	upkeep_join(fs);
+	remote_stop(); /* who waits for the tier's listing goes on */
 	latest_stop();
 	waits_stop(fs);
 	bool all = drain_all(fs);

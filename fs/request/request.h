@@ -22,6 +22,7 @@ struct control_ops {
 	void (*lookup)(fuse_req_t req, fuse_ino_t parent, const char *name);
 	void (*getattr)(fuse_req_t req, fuse_ino_t id);
 	void (*readlink)(fuse_req_t req, fuse_ino_t id);
+	void (*getxattr)(fuse_req_t req, fuse_ino_t id, const char *key, size_t size);
 	void (*create)(fuse_req_t req, const char *name, mode_t mode, struct fuse_file_info *fi);
 	void (*open)(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 	void (*read)(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,

@@ -6,8 +6,12 @@
 #include "fs/tree/inside.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 void caller_free(struct caller *c)
 {
@@ -112,4 +116,15 @@ int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsign
 	node_attr(fs, n, st);
 	reach_done(fs, n);
 	return caller_may(who, st, want) ? 0 : -EACCES;
+}
+
+int reach_open(int fd, const char *path, int flags)
+{
+	if (!(flags & O_PATH))
+		flags |= O_RDONLY | O_NONBLOCK | O_NOCTTY;
+	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS |
+					  RESOLVE_NO_MAGICLINKS};
+	int r = (int)syscall(SYS_openat2, fd, *path ? path : ".", &how, sizeof(how));
+	return r < 0 ? -errno : r;
 }

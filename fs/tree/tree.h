@@ -400,6 +400,10 @@ void reach_done(struct fs *fs, struct node *n);
 int reach_stat(struct fs *fs, const struct caller *who, const char *path, unsigned want,
 	       struct stat *st);
 
+/* Opens a path of the store below fd, to read, without following symlinks: a descriptor or
+ * -errno. */
+int reach_open(int fd, const char *path, int flags);
+
 /* ---- buffer_node.c: buffers as nodes ---- */
 
 struct node *buffers_find(struct fs *fs, const char *name);

@@ -373,9 +373,12 @@ static void do_removexattr(fuse_req_t req, fuse_ino_t id, const char *key)
 
 static void do_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
+	const struct control_ops *c = control_of(id);
 	int err = key_error(key);
 
-	if (err || is_control(id))
+	if (!err && c && c->getxattr)
+		c->getxattr(req, id, key, size);
+	else if (err || c)
 		fuse_reply_err(req, err ? -err : ENODATA);
 	else
 		op_getxattr(req, id, key, size);

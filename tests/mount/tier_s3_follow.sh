@@ -62,6 +62,15 @@ has 'a/run/step-3/.metadata' <<<"$keys" || die "step-3 is not there: $keys"
 start=$(date +%s%N)
 stop_mount "$m"
 note "unmounted in $((($(date +%s%N) - start) / 1000000)) ms"
+# A new node: an empty store reads what only the bucket has; as nothing there has a mode, it is for its user only.
+rm -rf --one-file-system "$s"
+start_mount "$s" "$m" tier=s3://bucket/a
+[ "$(readlink "$m/.cairn/latest/run")" = ../../.cairn/tier/run/step-3 ] || die "latest: $(readlink "$m/.cairn/latest/run")"
+cmp "$m/.cairn/latest/run/__0_0.distcp" "$assets/dcp/__0_0.distcp" || die "read from the bucket"
+diff -r "$m/run/step-3" "$assets/dcp" || die "fetched from the bucket"
+[ "$(stat -c %a "$m/run/step-3" "$m/run/step-3/.metadata" | tr '\n' ' ')" = "700 600 " ] || die "open to others"
+stop_mount "$m"
+
 # A server that refuses the credentials: it is told what to do.
 python3 - "$TMP/refuses" <<'PY' &
 import http.server, sys

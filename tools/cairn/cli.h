@@ -99,6 +99,7 @@ int cmd_top(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
 int cmd_discard(int argc, char **argv);
 int cmd_tier(int argc, char **argv);
+int cmd_fetch(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
 int cmd_completion(int argc, char **argv);
 

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/xattr.h>
 
+#define TIER_AT ".cairn/tier/"
+
 struct latest {
 	struct ckpt_search s;
 	const char *store; /* the unmounted store */
@@ -71,7 +73,8 @@ static int is_safe(void *ctx, size_t i)
 }
 
 /* The daemon searches with less work, and caches the result. -EOPNOTSUPP: there is no daemon,
- * or -v needs more than it returns. */
+ * or -v needs more than it returns. -EIO: it has found none, and what is in the tier is not
+ * known. */
 static int ask_daemon(const struct ckpt_search *s, char **below)
 {
 	char path[4096];
@@ -79,8 +82,10 @@ static int ask_daemon(const struct ckpt_search *s, char **below)
 
 	if (s->on_mount && !s->verbose)
 		n = getxattr(s->top, KEY_LATEST, path, sizeof(path) - 1);
+	if (n < 0 && s->on_mount && !s->verbose && (errno == ENODATA || errno == EIO))
+		return errno == EIO ? -EIO : -ENOENT;
 	if (n < 0)
-		return s->on_mount && !s->verbose && errno == ENODATA ? -ENOENT : -EOPNOTSUPP;
+		return -EOPNOTSUPP;
 	path[n] = '\0';
 	*below = strdup(path);
 	return *below ? 0 : -ENOMEM;
@@ -127,11 +132,12 @@ int cmd_latest(int argc, char **argv)
 		{"tier", no_argument, NULL, 't'}, {"verbose", no_argument, NULL, 'v'}, {0}};
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_FREE char *below = NULL, *path = NULL;
+	char *in_tier;
 	CLEANUP_CLOSE int fd = -1;
 	struct latest l = {.root = -1};
 	struct tier_where where = {0};
 	struct stat st;
-	int c, err, code;
+	int c, err, asked, code;
 
 	while ((c = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
 		if (c != 'v' && c != 't')
@@ -159,9 +165,16 @@ int cmd_latest(int argc, char **argv)
 		complain("%s: what is in the tier is not known: %s", l.s.top, strerror(-err));
 		return CAIRN_FAILED;
 	}
-	err = l.tier ? -EOPNOTSUPP : ask_daemon(&l.s, &below);
-	if (err == -EOPNOTSUPP)
+	err = asked = l.tier ? -EOPNOTSUPP : ask_daemon(&l.s, &below);
+	if (err == -EOPNOTSUPP || err == -EIO)
 		err = look_myself(&l, &below);
+	if (err == -ENOENT && asked == -EIO)
+		err = asked;
+	if (!err && (in_tier = strstr(below, TIER_AT)) &&
+	    strspn(below, "./") >= (size_t)(in_tier - below)) {
+		l.s.top = p.top; /* only the tier has it */
+		memmove(below, in_tier, strlen(in_tier) + 1);
+	}
 	path = err ? NULL : ckpt_search_path(&l.s, below);
 	code = tell(&l, path, err);
 	ckpt_search_free(&l.s);

@@ -38,6 +38,7 @@ struct listing {
 	const struct location *p;
 	struct row *rows;
 	size_t n;
+	struct names remote; /* what only the tier has */
 	bool incomplete; /* something could not be read, and was reported */
 	struct ckpt self; /* of the directory listed; kind NONE: not a checkpoint */
 	struct row self_row;
@@ -85,13 +86,22 @@ static char *link_target(int dirfd, const char *name)
 	return strdup(buf);
 }
 
+static bool is_remote(const struct row *r)
+{
+	return !strcmp(r->state, "remote");
+}
+
+/* What only the tier has has a manifest: it is complete. To read a file of it would fetch it. */
 static void judge_row(struct row *r, struct ckpt *c)
 {
-	if (c->kind.format == CKPT_NONE || ckpt_read(c, false, NULL, NULL))
+	if (c->kind.format == CKPT_NONE || (!is_remote(r) && ckpt_read(c, false, NULL, NULL)))
 		return;
 	r->kind = c->kind;
 	r->age_s = c->quiet_s;
-	ckpt_verdict(c, &r->verdict);
+	if (is_remote(r))
+		r->verdict.state = CKPT_COMPLETE;
+	else
+		ckpt_verdict(c, &r->verdict);
 	for (size_t i = 0; i < c->names.n; i++) {
 		if (!ckpt_is_own(c, i))
 			continue;
@@ -126,7 +136,7 @@ static void look_in_tier(const struct tier_where *w, const char *dir, const char
 	const struct tier_where_one *one;
 	CLEANUP_FREE char *path = NULL;
 
-	if (r->kind.format == CKPT_NONE ||
+	if (r->kind.format == CKPT_NONE || is_remote(r) ||
 	    asprintf(&path, "%s%s%s", dir, *dir && *name ? "/" : "", name) < 0)
 		return;
 	one = tier_where_find(w, path);
@@ -526,14 +536,66 @@ static void read_self(struct listing *l)
 	r->name = ".";
 	if (ckpt_open(l->p->fd, ".", l->p->arg, l->p->on_mount, &l->self))
 		return;
+	if (l->p->on_mount)
+		xattr_of_fd(l->p->fd, KEY_STATE, r->state, sizeof(r->state));
 	judge_row(r, &l->self);
 	if (r->kind.format == CKPT_NONE)
 		return;
 	fstatat(l->p->fd, "", &r->st, AT_EMPTY_PATH);
-	if (l->p->on_mount)
-		xattr_of_fd(l->p->fd, KEY_STATE, r->state, sizeof(r->state));
 	if (!ckpt_is_loose(&r->kind)) /* theirs are counted one by one */
 		sum_up(l, l->p->fd, r);
+}
+
+static int by_row(const void *a, const void *b)
+{
+	return strverscmp(((const struct row *)a)->name, ((const struct row *)b)->name);
+}
+
+static bool has_row(const struct listing *l, const char *name, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(l->rows[i].name, name))
+			return true;
+	return false;
+}
+
+static int add_remote(struct listing *l, int dirfd)
+{
+	size_t local = l->n;
+	struct row *rows = reallocarray(l->rows, l->n + l->remote.n + 1, sizeof(*rows));
+
+	if (!rows)
+		return -ENOMEM;
+	l->rows = rows;
+	for (size_t i = 0; i < l->remote.n; i++) {
+		const char *name = l->remote.v[i];
+
+		rows[l->n] = (struct row){0};
+		if (!has_row(l, name, local) && !fill(l, dirfd, name, &rows[l->n]))
+			l->n++;
+	}
+	if (l->n)
+		qsort(rows, l->n, sizeof(*rows), by_row);
+	return 0;
+}
+
+/* What a mount's tier has there, and the store has not. */
+static int read_remote(struct listing *l)
+{
+	CLEANUP_FREE char *path = NULL;
+	CLEANUP_CLOSE int fd = -1;
+	const char *below = l->p->below;
+
+	if (!l->p->on_mount || !strncmp(below, ".cairn", 6) || l->self.kind.format != CKPT_NONE)
+		return 0;
+	if (asprintf(&path, ".cairn/tier%s%s", *below ? "/" : "", below) < 0)
+		return -ENOMEM;
+	fd = openat(l->p->root, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0 && errno == EIO) {
+		complain("%s: what is in the tier is not known; see `cairn status`", l->p->arg);
+		l->incomplete = true;
+	}
+	return fd < 0 || names_read(fd, &l->remote) ? 0 : add_remote(l, fd);
 }
 
 /* step-99 before step-100 */
@@ -559,6 +621,8 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 		err = err ? err : gather(l, *dirfd, names);
 		if (!err)
 			look_in_tier_all(l);
+		if (!err)
+			err = read_remote(l);
 		return err;
 	}
 	*dirfd = parent_of(l->p, &name);
@@ -599,6 +663,7 @@ static int list(const char *path, const struct opts *o, bool title, struct json_
 	free(l.rows);
 	ckpt_close(&l.self);
 	names_free(&names);
+	names_free(&l.remote);
 	if (dirfd >= 0 && dirfd != p.fd)
 		close(dirfd);
 	return code ? code : l.incomplete ? CAIRN_FAILED : CAIRN_OK;

@@ -64,6 +64,17 @@ static const struct command commands[] = {
 	 "  -v  for newer ones, print why they do not count\n"
 	 "Exit: 0 printed, 1 there is none, 2 usage.",
 	 ANSWERS_IN(60)},
+	{"fetch", cmd_fetch, "[--latest] [--json] [-q] [--timeout TIME] PATH...",
+	 "copy checkpoints of a mount's tier into its store",
+	 "  --latest        the newest below PATH, a directory of the mount\n"
+	 "  --json          for programs\n"
+	 "  --timeout TIME  give up after this time: 90, 90s, 5m, 2h; the mount goes on\n"
+	 "  -q              no progress\n"
+	 "PATH is a checkpoint's path on the mount, where it is not yet, or below\n"
+	 "MOUNT/.cairn/tier. Opening a file of it there does the same.\n"
+	 "Exit: 0 all is in the store, 1 failed (the reason is printed), 2 usage,\n"
+	 "3 timeout.",
+	 WAITS(300)},
 	{"rm", cmd_rm, "[--keep-last N] [--keep-every K] [--dry-run] [--json] [--timeout TIME] DIR",
 	 "remove old checkpoints from DIR",
 	 "  --keep-last N   keep the newest N that are complete and durable\n"
@@ -158,12 +169,13 @@ static const struct command commands[] = {
 	 ENDS_IN(10)},
 	{"tier", cmd_tier,
 	 "[--json] [--latest] [--follow] [--for-mount HOST] [--keep N] [--mount MOUNT] "
-	 "[--rate SIZE] [-q] [--timeout TIME] push|fetch|ls|verify ARG...",
+	 "[--rate SIZE] [-q] [--timeout TIME] push|fetch|ls|verify|serve ARG...",
 	 "copy checkpoints to another directory, and check the copies",
 	 "  push STORE TIER [DIR...]  copy what is complete and durable and not there yet\n"
 	 "  fetch TIER STORE [DIR...] copy back what is not in STORE, verified\n"
 	 "  ls TIER                   list the checkpoints in TIER\n"
 	 "  verify TIER [DIR...]      read the copies and compare checksums\n"
+	 "  serve STORE TIER          what a mount with tier= runs to read from it\n"
 	 "  --json                    for programs\n"
 	 "  --latest                  of fetch: only the newest complete one\n"
 	 "  --follow                  of push: also what becomes complete, until it ends\n"

@@ -226,6 +226,20 @@ static void print_tier(const struct doc *s)
 		print_line("TIER", "the process that sends to it does not run");
 }
 
+/* What is read from the tier. */
+static void print_fetch(const struct doc *s)
+{
+	CLEANUP_FREE char *fetching = path(s, "fetch.fetching");
+	CLEANUP_FREE char *error = text(s, "fetch.error");
+	char a[32], b[32];
+
+	if (!is_absent(s, "fetch.fetching"))
+		print_line("fetching", "%s, %s of %s", fetching, size(s, "fetch.done_bytes", a),
+			   size(s, "fetch.total_bytes", b));
+	if (error && *error)
+		print_line("FETCH", "%s", error);
+}
+
 static void print_troubles(const struct doc *s)
 {
 	CLEANUP_FREE char *held = text(s, "held");
@@ -335,6 +349,7 @@ static void print_person(const struct doc *s, const struct rates *r, bool watch)
 	print_memory(s);
 	print_counts(s, r, watch);
 	print_tier(s);
+	print_fetch(s);
 	print_processes(s);
 	print_list(s, "notices", "notice");
 	if (u64(s, "recovered.versions") || u64(s, "recovered.records") ||

@@ -115,5 +115,10 @@ int cmd_tier(int argc, char **argv)
 		code = take_dirs(&o, argv + 2, argv[1]);
 		return code ? code : tier_verify(argv[1], &o);
 	}
+	if (!strcmp(verb, "serve")) {
+		if (argc != 3 || !o.for_mount)
+			return complain_usage("tier", "serve is for a mount with tier=");
+		return tier_serve(argv[1], argv[2], &o);
+	}
 	return complain_usage("tier", "push, fetch, ls or verify?");
 }

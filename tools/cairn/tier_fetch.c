@@ -268,7 +268,8 @@ static int publish_dir(struct fetch *f)
 {
 	int err = finish_tree(f);
 
-	if (!err && renameat(f->to.root, f->stage, f->to.root, f->m.path))
+	if (!err && renameat2(f->to.root, f->stage, f->to.root, f->m.path, RENAME_NOREPLACE) &&
+	    (errno != EINVAL || renameat(f->to.root, f->stage, f->to.root, f->m.path)))
 		err = -errno;
 	if (!err)
 		err = tier_sync_dir(&f->to, f->m.path);
@@ -378,7 +379,9 @@ static int fetch_one(struct fetch *f, const char *path)
 	if (err)
 		return err;
 	f->exists = f->alone || !tier_stat(&f->to, path, &st);
-	err = f->exists ? publish_files(f) : publish_dir(f);
+	err = f->exists ? -EEXIST : publish_dir(f);
+	if (err == -EEXIST) /* or made meanwhile */
+		err = publish_files(f);
 	return err ? err : 1;
 }
 
@@ -558,4 +561,29 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 	while (n-- > 0)
 		close(lock[n]);
 	return code;
+}
+
+/* ---- for a mount ------------------------------------------------------------------------ */
+
+int tier_fetch_one(const char *tier, const char *store, const char *path, struct tier_why *w)
+{
+	static const struct tier_opts quiet = {.quiet = true};
+	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
+	struct fetch f = {.o = &quiet, .stage_fd = -1};
+	int err = tier_open_to_read(&from, tier, w);
+
+	if (err)
+		return err;
+	to.name = store;
+	to.root = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (to.root < 0)
+		return tier_told(w, -errno, "%s: %m", store);
+	to.like = from.root;
+	f.from = from;
+	f.to = to;
+	progress_start(&f.bar, "fetch", true);
+	err = fetch_one(&f, path);
+	*w = f.why;
+	one_done(&f);
+	return err < 0 ? err : 0;
 }

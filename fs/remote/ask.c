@@ -1,0 +1,685 @@
+/* SPDX-License-Identifier: MIT
+ * Asks the server of the tier, a process of its own (tools/cairn/tier_serve.c), for listings and
+ * for checkpoints, and keeps the requests that wait for them. The socket to it outlives workers
+ * and servers; what either has not answered when it is killed is asked again.
+ *
+ * No thread of the session waits for the tier: one thread, cairn-remote, reads the answers and
+ * answers the requests. If the worker dies, the kernel sends them to the next one.
+ */
+#include "fs/remote/inside.h"
+#include "io/full.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SECOND 1000000000ull
+#define OLD_NS (10 * SECOND) /* a listing that is asked for anew when it is used */
+#define OLD_SHARE 20u /* and as old as this many times what it took */
+#define FAILED_NS (3 * SECOND) /* after a listing failed */
+#define AGAIN_NS (5 * SECOND) /* a request without an answer is made again */
+
+/* A checkpoint that is being fetched. */
+struct remote_fetch {
+	struct remote_fetch *next;
+	unsigned waiting; /* requests */
+	bool done;
+	int err; /* of done: 0 or -errno */
+	uint64_t bytes, total;
+	uint64_t asked_ns, heard_ns; /* CLOCK_MONOTONIC */
+	char path[];
+};
+
+static struct ask {
+	pthread_mutex_t lock; /* guards all of it */
+	pthread_cond_t cond; /* a listing came, or could not be had */
+	bool started, stop;
+	pthread_t thread;
+	struct fs *fs;
+	int wake; /* an eventfd */
+	struct remote_list *list; /* NULL: none yet */
+	uint64_t listed_ns, took_ns; /* when it was asked for, and how long that took */
+	uint64_t asked_ns; /* since when a listing is awaited; 0: none is */
+	uint64_t tried_ns, failed_ns; /* the last request; the last failure, 0: none since */
+	struct remote_job *jobs;
+	struct remote_fetch *fetches;
+	bool silent; /* no listing came for tier_wait seconds, and none since */
+	uint64_t fetched, failed;
+	char list_error[512], fetch_error[512], left_out[512]; /* "" = none */
+} ask = {.lock = RANKED_MUTEX(RANK_REMOTE), .cond = PTHREAD_COND_INITIALIZER, .wake = -1};
+
+static uint64_t patience_ns(const struct fs *fs)
+{
+	return fs->o.tier_wait_s * SECOND;
+}
+
+static void wake(void)
+{
+	const uint64_t one = 1;
+
+	if (ask.wake >= 0 && write(ask.wake, &one, sizeof(one)) < 0)
+		return; /* it is readable already */
+}
+
+/* What does not fit is lost: it is asked for again. */
+static void say(struct fs *fs, enum tier_ask what, const char *path)
+{
+	struct tier_message m = {.what = what};
+
+	snprintf(m.path, sizeof(m.path), "%s", path);
+	if (write(fs->tier.ask, &m, sizeof(m)) < 0)
+		return;
+}
+
+/* ---- listings; the lock is held ---------------------------------------------------------- */
+
+static void ask_for_list(struct fs *fs, uint64_t now)
+{
+	if (!ask.asked_ns)
+		ask.asked_ns = now;
+	ask.tried_ns = now;
+	say(fs, TIER_ASK_LIST, "");
+}
+
+/* Asks for a newer one, where that is due. */
+static void look_at_age(struct fs *fs)
+{
+	uint64_t now = monotonic_ns(), old = OLD_SHARE * ask.took_ns;
+
+	if (ask.asked_ns) {
+		if (now - ask.tried_ns > AGAIN_NS)
+			ask_for_list(fs, now);
+	} else if (ask.failed_ns) {
+		if (now - ask.failed_ns > FAILED_NS)
+			ask_for_list(fs, now);
+	} else if (!ask.list || now - ask.listed_ns > (old > OLD_NS ? old : OLD_NS)) {
+		ask_for_list(fs, now);
+	}
+}
+
+/* Whether nothing is known of the tier, and will not be soon. */
+static bool is_unknown(uint64_t until_ns)
+{
+	return !ask.list &&
+	       (ask.silent || (ask.failed_ns && !ask.asked_ns) || monotonic_ns() >= until_ns);
+}
+
+static void put_list(struct remote_list *l)
+{
+	if (l && !--l->refs)
+		remote_free(l);
+}
+
+void remote_put(struct remote_list *l)
+{
+	LOCK_SCOPE(&ask.lock);
+	put_list(l);
+}
+
+int remote_hold(struct fs *fs, struct remote_list **out)
+{
+	uint64_t until = monotonic_ns() + patience_ns(fs);
+	struct timespec t;
+
+	*out = NULL;
+	if (!fs->o.tier)
+		return 0;
+	if (fs->tier.ask < 0)
+		return -EIO;
+	LOCK_SCOPE(&ask.lock);
+	look_at_age(fs);
+	wake();
+	while (!ask.list && !ask.stop && !is_unknown(until)) {
+		clock_gettime(CLOCK_REALTIME, &t); /* the thread wakes it, in any case */
+		t.tv_sec += 1;
+		pthread_cond_timedwait(&ask.cond, &ask.lock, &t);
+	}
+	if (!ask.list)
+		return -EIO;
+	ask.list->refs++;
+	*out = ask.list;
+	return 0;
+}
+
+/* ---- what is told ------------------------------------------------------------------------ */
+
+#define NOTICE_MAX 900
+
+__attribute__((format(printf, 2, 3))) static void notice(struct fs *fs, const char *fmt, ...)
+{
+	char text[NOTICE_MAX];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	text_plain(text + strlen(LEVEL_WARNING), 0);
+	fs_notice(fs, text);
+}
+
+static void tell_list(struct fs *fs, const char *why)
+{
+	bool again;
+
+	{
+		LOCK_SCOPE(&ask.lock);
+		again = !strcmp(ask.list_error, why);
+		snprintf(ask.list_error, sizeof(ask.list_error), "%s", why);
+	}
+	if (!again)
+		notice(fs,
+		       LEVEL_WARNING "what is in the tier is not known: %.480s; it is asked again "
+				     "when it is used",
+		       why);
+}
+
+static void tell_left_out(struct fs *fs, const char *why, unsigned n)
+{
+	char text[512];
+	bool again;
+
+	snprintf(text, sizeof(text), "%s", why);
+	if (!*why && n)
+		snprintf(text, sizeof(text), "%u names of manifests that no checkpoint may have",
+			 n);
+	{
+		LOCK_SCOPE(&ask.lock);
+		again = !strcmp(ask.left_out, text);
+		snprintf(ask.left_out, sizeof(ask.left_out), "%s", text);
+	}
+	if (!again && *text)
+		notice(fs, LEVEL_WARNING "not all of the tier is shown: %.480s", text);
+}
+
+static void tell_fetch(struct fs *fs, const char *path, const char *why)
+{
+	{
+		LOCK_SCOPE(&ask.lock);
+		ask.failed++;
+		snprintf(ask.fetch_error, sizeof(ask.fetch_error), "%.200s: %.300s", path, why);
+	}
+	notice(fs,
+	       LEVEL_WARNING
+	       "%.200s cannot be fetched from the tier: %.480s; it is tried again when "
+	       "it is read",
+	       path, why);
+}
+
+/* ---- fetches; the lock is held ----------------------------------------------------------- */
+
+static struct remote_fetch *find_fetch(const char *path)
+{
+	struct remote_fetch *f = ask.fetches;
+
+	while (f && (f->done || strcmp(f->path, path)))
+		f = f->next;
+	return f;
+}
+
+static void ask_for(struct fs *fs, struct remote_fetch *f)
+{
+	f->asked_ns = monotonic_ns();
+	say(fs, TIER_ASK_FETCH, f->path);
+}
+
+static struct remote_fetch *get_fetch(struct fs *fs, const char *path)
+{
+	const struct remote_node *n = ask.list ? remote_find(ask.list, path) : NULL;
+	struct remote_fetch *f = find_fetch(path);
+
+	if (f)
+		return f;
+	f = calloc(1, sizeof(*f) + strlen(path) + 1);
+	if (!f)
+		return NULL;
+	strcpy(f->path, path);
+	f->heard_ns = monotonic_ns();
+	f->total = n ? remote_bytes(ask.list, n) : 0;
+	f->next = ask.fetches;
+	ask.fetches = f;
+	ask_for(fs, f);
+	return f;
+}
+
+static void end_fetch(struct remote_fetch *f, int err)
+{
+	f->done = true;
+	f->err = err;
+}
+
+/* Frees those that are done, and that no request waits for. */
+static void drop_fetches(void)
+{
+	for (struct remote_fetch **at = &ask.fetches, *f; (f = *at);) {
+		if (f->done && !f->waiting) {
+			*at = f->next;
+			free(f);
+		} else {
+			at = &f->next;
+		}
+	}
+}
+
+/* ---- messages ---------------------------------------------------------------------------- */
+
+static ssize_t receive(int sock, struct tier_message *m, int *fd)
+{
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(sizeof(int))];
+	} u = {0};
+	struct iovec v = {.iov_base = m, .iov_len = sizeof(*m)};
+	struct msghdr h = {.msg_iov = &v,
+			   .msg_iovlen = 1,
+			   .msg_control = u.room,
+			   .msg_controllen = sizeof(u.room)};
+	ssize_t n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&h);
+
+	*fd = -1;
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+	    c->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
+	return n;
+}
+
+/* The listing in fd, which is memory of the server's. */
+static int read_list(int fd, struct remote_list **out)
+{
+	struct stat st;
+	CLEANUP_FREE char *buf = NULL;
+
+	*out = NULL;
+	if (fd < 0 || fstat(fd, &st) || st.st_size < 0 || st.st_size > TIER_LIST_MAX)
+		return -EBADMSG;
+	buf = malloc((size_t)st.st_size + 1);
+	if (!buf)
+		return -ENOMEM;
+	if (full_pread(fd, buf, (size_t)st.st_size, 0) != st.st_size)
+		return -EBADMSG;
+	return remote_parse(buf, (size_t)st.st_size, out);
+}
+
+static void set_list(struct remote_list *l)
+{
+	uint64_t now = monotonic_ns();
+	LOCK_SCOPE(&ask.lock);
+
+	if (l) {
+		l->refs = 1;
+		put_list(ask.list);
+		ask.list = l;
+		ask.listed_ns = ask.asked_ns ? ask.asked_ns : now;
+		ask.took_ns = now - ask.listed_ns;
+		*ask.list_error = '\0';
+	}
+	ask.failed_ns = l ? 0 : now;
+	ask.asked_ns = 0;
+	ask.silent = false;
+	pthread_cond_broadcast(&ask.cond);
+}
+
+static void on_listed(struct fs *fs, const struct tier_message *m, int fd)
+{
+	struct remote_list *l = NULL;
+	int err = m->err ? m->err : read_list(fd, &l);
+
+	set_list(l);
+	if (m->err)
+		tell_list(fs, m->why);
+	else if (err)
+		tell_list(fs, err == -ENOMEM ? "no memory" : "the answer cannot be read");
+	else
+		tell_left_out(fs, m->why, l->left_out);
+}
+
+static void on_moved(const struct tier_message *m)
+{
+	LOCK_SCOPE(&ask.lock);
+	struct remote_fetch *f = find_fetch(m->path);
+
+	if (f) {
+		f->heard_ns = monotonic_ns();
+		f->bytes = m->bytes;
+	}
+}
+
+static void on_done(struct fs *fs, const struct tier_message *m)
+{
+	{
+		LOCK_SCOPE(&ask.lock);
+		struct remote_fetch *f = find_fetch(m->path);
+
+		if (!f)
+			return; /* of a worker before this one, which is asked again */
+		ask.fetched += !m->err;
+		if (!m->err)
+			*ask.fetch_error = '\0';
+		end_fetch(f, m->err);
+	}
+	if (m->err)
+		tell_fetch(fs, m->path, m->why);
+}
+
+/* Another server: it knows nothing of what was asked. */
+static void ask_all(struct fs *fs)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	if (ask.asked_ns || !ask.list)
+		ask_for_list(fs, monotonic_ns());
+	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
+		if (!f->done)
+			ask_for(fs, f);
+}
+
+static void take_message(struct fs *fs, struct tier_message *m, int fd)
+{
+	m->path[sizeof(m->path) - 1] = m->why[sizeof(m->why) - 1] = '\0';
+	if (m->err > 0 || m->err < -4095)
+		m->err = -EIO;
+	switch (m->what) {
+	case TIER_ASK_HELLO: ask_all(fs); break;
+	case TIER_ASK_LISTED: on_listed(fs, m, fd); break;
+	case TIER_ASK_MOVED: on_moved(m); break;
+	case TIER_ASK_DONE: on_done(fs, m); break;
+	}
+}
+
+static void take_messages(struct fs *fs)
+{
+	struct tier_message m;
+	ssize_t n;
+	int fd;
+
+	while ((n = receive(fs->tier.ask, &m, &fd)) > 0) {
+		if (n == sizeof(m))
+			take_message(fs, &m, fd);
+		if (fd >= 0)
+			close(fd);
+	}
+}
+
+/* ---- time -------------------------------------------------------------------------------- */
+
+/* The path of a fetch of which nothing was heard for too long, and which is given up; NULL: none.
+ * The server goes on, if it can. */
+static char *give_up_one(struct fs *fs)
+{
+	uint64_t now = monotonic_ns();
+	LOCK_SCOPE(&ask.lock);
+
+	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
+		if (!f->done && now - f->heard_ns > patience_ns(fs)) {
+			end_fetch(f, -EIO);
+			return strdup(f->path);
+		}
+	return NULL;
+}
+
+/* A listing that does not come: requests do not wait for it any more. */
+static bool give_up_list(struct fs *fs)
+{
+	uint64_t now = monotonic_ns();
+	LOCK_SCOPE(&ask.lock);
+
+	if (!ask.asked_ns || now - ask.asked_ns <= patience_ns(fs))
+		return false;
+	ask.silent = true;
+	ask.failed_ns = now;
+	ask.asked_ns = 0;
+	return true;
+}
+
+static void look_at_time(struct fs *fs)
+{
+	char why[64], *path;
+
+	snprintf(why, sizeof(why), "nothing came for %u s (tier_wait)", fs->o.tier_wait_s);
+	while ((path = give_up_one(fs))) {
+		tell_fetch(fs, path, why);
+		free(path);
+	}
+	if (give_up_list(fs))
+		tell_list(fs, why);
+	LOCK_SCOPE(&ask.lock);
+	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
+		if (!f->done && monotonic_ns() - f->asked_ns > AGAIN_NS)
+			ask_for(fs, f);
+	if (ask.asked_ns)
+		look_at_age(fs);
+	pthread_cond_broadcast(&ask.cond);
+}
+
+/* ---- requests ---------------------------------------------------------------------------- */
+
+/* The lock is held: it waits for a listing, or for the end of a fetch. */
+static bool still_waits(const struct remote_job *j)
+{
+	if (fuse_req_interrupted(j->req) || ask.stop)
+		return false;
+	return j->fetch ? !j->fetch->done : !ask.list && !is_unknown(j->until_ns);
+}
+
+static struct remote_job *take_job(void)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	for (struct remote_job **at = &ask.jobs, *j; (j = *at); at = &j->next)
+		if (!still_waits(j)) {
+			*at = j->next;
+			return j;
+		}
+	drop_fetches();
+	return NULL;
+}
+
+/* What a program gets to know of a fetch: the rest is in the log. */
+static int to_caller(int err)
+{
+	return err == -EINTR || err == -ENOSPC || err == -EDQUOT || err == -ENOMEM ? err : -EIO;
+}
+
+/* What its fetch came to, which it leaves: 0 or -errno. */
+static int leave_fetch(struct remote_job *j)
+{
+	LOCK_SCOPE(&ask.lock);
+	struct remote_fetch *f = j->fetch;
+	int err = fuse_req_interrupted(j->req) ? -EINTR : f && f->done ? f->err : 0;
+
+	if (f)
+		f->waiting--;
+	j->fetched |= f && f->done && !f->err;
+	j->fetch = NULL;
+	return err ? to_caller(err) : ask.stop ? -ENOTCONN : 0;
+}
+
+/* Into the list: for a listing, or for path. False: no memory. */
+static bool keep(struct fs *fs, struct remote_job *j, const char *path)
+{
+	LOCK_SCOPE(&ask.lock);
+	struct remote_fetch *f = path ? get_fetch(fs, path) : NULL;
+
+	if (path && !f)
+		return false;
+	if (f)
+		f->waiting++;
+	j->fetch = f;
+	j->next = ask.jobs;
+	ask.jobs = j;
+	return true;
+}
+
+static struct remote_list *present_list(struct fs *fs)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	look_at_age(fs);
+	if (ask.list)
+		ask.list->refs++;
+	return ask.list;
+}
+
+/* A request that waited, or that has just come to the thread. */
+static void go_on(struct fs *fs, struct remote_job *j)
+{
+	CLEANUP_FREE char *path = NULL;
+	struct remote_list *l;
+	int err = leave_fetch(j);
+
+	l = err ? NULL : present_list(fs);
+	if (!err && !l)
+		err = -EIO;
+	if (!err)
+		err = remote_answer(fs, j, l, &path);
+	if (l)
+		remote_put(l);
+	if (err == -EINPROGRESS) {
+		if (keep(fs, j, path))
+			return;
+		err = -ENOMEM;
+	}
+	if (err)
+		fuse_reply_err(j->req, -err);
+	free(j);
+}
+
+/* libfuse has read an INTERRUPT of req: the thread asks for that. */
+static void interrupt(fuse_req_t req, void *data)
+{
+	(void)req;
+	(void)data;
+	wake();
+}
+
+static void wait_for_anything(struct fs *fs)
+{
+	struct pollfd p[] = {{.fd = fs->tier.ask, .events = POLLIN},
+			     {.fd = ask.wake, .events = POLLIN}};
+	bool busy;
+	uint64_t n;
+
+	{
+		LOCK_SCOPE(&ask.lock);
+		busy = ask.jobs || ask.fetches || ask.asked_ns;
+	}
+	poll(p, 2, busy ? 200 : -1);
+	if (p[1].revents && read(ask.wake, &n, sizeof(n)) < 0)
+		return;
+	if (p[0].revents & (POLLHUP | POLLERR))
+		sleep_ms(200); /* no server any more */
+}
+
+static bool is_stopped(void)
+{
+	LOCK_SCOPE(&ask.lock);
+	return ask.stop;
+}
+
+static void *ask_main(void *arg)
+{
+	struct fs *fs = arg;
+	struct remote_job *j;
+
+	pthread_setname_np(pthread_self(), "cairn-remote");
+	do {
+		take_messages(fs);
+		look_at_time(fs);
+		while ((j = take_job()))
+			go_on(fs, j);
+		if (!is_stopped())
+			wait_for_anything(fs);
+	} while (!is_stopped());
+	while ((j = take_job()))
+		go_on(fs, j);
+	return NULL;
+}
+
+/* ---- for others -------------------------------------------------------------------------- */
+
+void remote_ask(fuse_req_t req, const struct remote_job *what, const char *name)
+{
+	struct fs *fs = req_fs(req);
+	CLEANUP_FREE char *path = NULL;
+	struct remote_list *l = what->want == REMOTE_OPEN ? NULL : present_list(fs);
+	struct remote_job *j = calloc(1, sizeof(*j) + strlen(name) + 1);
+	int err = j ? -EINPROGRESS : -ENOMEM;
+
+	if (j) {
+		*j = *what;
+		j->req = req;
+		j->until_ns = monotonic_ns() + patience_ns(fs);
+		strcpy(j->name, name);
+	}
+	if (j && l)
+		err = remote_answer(fs, j, l, &path);
+	if (l)
+		remote_put(l);
+	if (err != -EINPROGRESS) {
+		if (err)
+			fuse_reply_err(req, -err);
+		free(j);
+		return;
+	}
+	fuse_req_interrupt_func(req, interrupt, NULL);
+	keep(fs, j, NULL);
+	wake();
+}
+
+int remote_start(struct fs *fs)
+{
+	int err = 0;
+
+	if (!fs->o.tier || fs->tier.ask < 0)
+		return 0;
+	LOCK_SCOPE(&ask.lock);
+	ask.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ask.wake < 0)
+		return -errno;
+	ask_for_list(fs, monotonic_ns());
+	err = pthread_create(&ask.thread, NULL, ask_main, fs);
+	ask.started = !err;
+	return -err;
+}
+
+void remote_stop(void)
+{
+	bool started;
+
+	{
+		LOCK_SCOPE(&ask.lock);
+		started = ask.started;
+		ask.stop = true;
+		pthread_cond_broadcast(&ask.cond);
+		wake();
+	}
+	if (started)
+		pthread_join(ask.thread, NULL);
+}
+
+void remote_stats(struct fs *fs, struct remote_stats *out)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	*out = (struct remote_stats){.on = fs->o.tier, .listed = ask.list};
+	if (ask.list) {
+		out->checkpoints = ask.list->checkpoints;
+		out->bytes = ask.list->bytes;
+	}
+	out->fetched = ask.fetched;
+	out->failed = ask.failed;
+	for (const struct remote_fetch *f = ask.fetches; f; f = f->next)
+		if (!f->done) {
+			snprintf(out->fetching, sizeof(out->fetching), "%s", f->path);
+			out->done += f->bytes;
+			out->total += f->total;
+		}
+	snprintf(out->error, sizeof(out->error), "%s",
+		 *ask.list_error ? ask.list_error : ask.fetch_error);
+}

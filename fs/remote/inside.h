@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ * What the files of remote/ share.
+ */
+#ifndef CAIRN_FS_REMOTE_INSIDE_H
+#define CAIRN_FS_REMOTE_INSIDE_H
+
+#include "fs/remote/remote.h"
+
+enum remote_want { REMOTE_LOOKUP, REMOTE_GETATTR, REMOTE_OPEN, REMOTE_READDIR, REMOTE_XATTR };
+
+/* A request. It is answered at once, or waits in ask.c: for the first listing, or until a
+ * checkpoint is in the store. */
+struct remote_job {
+	struct remote_job *next;
+	fuse_req_t req;
+	enum remote_want want;
+	uint64_t id; /* of the node; of a lookup: of the directory */
+	struct fuse_file_info fi;
+	size_t size;
+	off_t off;
+	bool plus;
+	uint64_t until_ns; /* for a listing; CLOCK_MONOTONIC */
+	struct remote_fetch *fetch; /* that it waits for; NULL: none */
+	bool fetched; /* it has waited for one that did not fail */
+	char name[];
+};
+
+/* ---- remote.c ---- */
+
+/* Answers from the listing. 0: done. -EINPROGRESS: only when *fetch, a checkpoint's path that the
+ * caller frees, is in the store. May ask the store. */
+int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list *l, char **fetch);
+
+/* ---- ask.c ---- */
+
+/* Answers now, or later by the thread. name may be "". */
+void remote_ask(fuse_req_t req, const struct remote_job *what, const char *name);
+
+#endif

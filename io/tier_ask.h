@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a worker asks the server of its tier (tools/cairn/tier_serve.c), by a socket that keeps the
+ * limits of messages (SOCK_SEQPACKET) and outlives both. No message is certain to arrive: the other
+ * side may be killed with it. So the worker asks again until it has an answer, and the server takes
+ * no notice of what it does already.
+ */
+#ifndef CAIRN_IO_TIER_ASK_H
+#define CAIRN_IO_TIER_ASK_H
+
+#include <stdint.h>
+
+#define TIER_SERVE_FD 3 /* the server's end */
+#define TIER_PATH_MAX 4096
+#define TIER_LIST_MAX (256u << 20) /* bytes of a listing */
+
+enum tier_ask {
+	/* to the server */
+	TIER_ASK_LIST,
+	TIER_ASK_FETCH, /* the checkpoint at path, into the store */
+	/* to the worker */
+	TIER_ASK_HELLO, /* a server has begun, and knows of no request */
+	TIER_ASK_LISTED, /* with a descriptor of the listing, unless err */
+	TIER_ASK_MOVED, /* bytes of path are there */
+	TIER_ASK_DONE, /* path is fetched, or err */
+};
+
+struct tier_message {
+	uint32_t what; /* enum tier_ask */
+	int32_t err; /* 0 or -errno; why is then the reason */
+	uint64_t bytes;
+	char path[TIER_PATH_MAX]; /* below the store and the tier */
+	char why[512]; /* one line; of TIER_ASK_LISTED also what was left out */
+};
+
+/* A listing: for each checkpoint the directories on the way to its files, each before what is in
+ * it, and its files. Each entry is followed by its path, without NUL; one may come twice. */
+struct tier_entry {
+	uint64_t size, step;
+	int64_t mtime_s;
+	uint32_t mtime_ns, mode, uid, gid; /* mode: S_IFDIR or S_IFREG, and permissions */
+	uint16_t path_bytes;
+	uint8_t checkpoint, has_step, format, unused[3]; /* format: enum ckpt_format */
+};
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn fetch: checkpoints of a mount's tier into its store. Opening one of their files below
+ * MOUNT/.cairn/tier is what fetches them (fs/remote/remote.c): here a thread does, and this one
+ * shows how far it is.
+ */
+#include "cli.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define TIER_DIR_NAME ".cairn/tier"
+#define LOOK_S 0.2
+
+struct fetching {
+	struct location p;
+	char *below; /* of the tier */
+	uint64_t files, bytes, fetched; /* fetched: checkpoints, before */
+	atomic_bool ended;
+	int err; /* of the thread, when it has ended */
+};
+
+struct opts {
+	bool latest, json, quiet;
+};
+
+/* ---- what is to be fetched -------------------------------------------------------------- */
+
+/* The mount that arg is on, and where: what is only in the tier is not there. */
+static int find_mount(struct fetching *f, const char *arg)
+{
+	CLEANUP_FREE char *path = strdup(arg);
+	size_t len = path ? strlen(path) : 0;
+	const char *rest;
+	int err;
+
+	while (len > 1 && path[len - 1] == '/')
+		path[--len] = '\0';
+	while ((err = path ? location_find(path, &f->p) : -ENOMEM) == -ENOENT) {
+		char *slash = strrchr(path, '/');
+
+		if (slash && slash != path)
+			*slash = '\0';
+		else
+			strcpy(path, slash ? "/" : ".");
+		if (!slash && !strcmp(path, "."))
+			break;
+	}
+	if (err == -ENOENT)
+		err = location_find(".", &f->p);
+	if (err)
+		return err;
+	rest = !strncmp(arg, path, strlen(path)) ? arg + strlen(path) : arg;
+	rest += strspn(rest, "/");
+	if (asprintf(&f->below, "%s%s%s", f->p.below, *f->p.below && *rest ? "/" : "", rest) < 0) {
+		f->below = NULL;
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+/* As given by who copies the path that `cairn latest` prints. */
+static void strip_tier(char *below)
+{
+	const size_t n = strlen(TIER_DIR_NAME);
+	size_t len;
+
+	if (!strncmp(below, TIER_DIR_NAME, n) && (!below[n] || below[n] == '/'))
+		memmove(below, below + n + (below[n] == '/'), strlen(below + n));
+	for (len = strlen(below); len && below[len - 1] == '/';)
+		below[--len] = '\0';
+}
+
+/* 1: below is what the tier has newest, below it; 0: the store has the newest, or nothing is. */
+static int find_latest(struct fetching *f, const char *arg)
+{
+	CLEANUP_FREE char *link = NULL;
+	char target[PATH_MAX];
+	const char *in;
+	ssize_t n;
+
+	if (asprintf(&link, ".cairn/latest%s%s", *f->below ? "/" : "", f->below) < 0)
+		return -ENOMEM;
+	n = readlinkat(f->p.root, link, target, sizeof(target) - 1);
+	if (n < 0)
+		return errno == ENOENT || errno == EINVAL ? -ENODATA : call_error();
+	target[n] = '\0';
+	in = strstr(target, TIER_DIR_NAME "/");
+	if (!in) {
+		printf("there    %s: the newest is in the store: %s\n", arg,
+		       target + strspn(target, "./"));
+		return 0;
+	}
+	free(f->below);
+	f->below = strdup(in + strlen(TIER_DIR_NAME "/"));
+	return f->below ? 1 : -ENOMEM;
+}
+
+/* ---- the thread --------------------------------------------------------------------------- */
+
+/* Calls each for the files below f->below. */
+static int each_file(struct fetching *f, int (*each)(struct fetching *, const struct walk_item *))
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	CLEANUP_FREE char *path = NULL;
+	CLEANUP_CLOSE int fd = -1;
+	struct walk_item it = {.dirfd = f->p.root};
+	int err;
+
+	if (asprintf(&path, TIER_DIR_NAME "%s%s", *f->below ? "/" : "", f->below) < 0)
+		return -ENOMEM;
+	fd = openat(f->p.root, path, O_PATH | O_CLOEXEC);
+	err = fd < 0 || fstat(fd, &it.st) ? call_error() : 0;
+	if (!err && S_ISREG(it.st.st_mode)) {
+		it.name = path;
+		return each(f, &it);
+	}
+	if (!err)
+		err = walk_open(fd, -1, NULL, &w);
+	while (!err && walk_next(w, &it) != WALK_END)
+		if (it.what == WALK_ERROR)
+			err = it.err;
+		else if (it.what == WALK_ENTRY && S_ISREG(it.st.st_mode))
+			err = each(f, &it);
+	return err;
+}
+
+static int count_one(struct fetching *f, const struct walk_item *it)
+{
+	f->files++;
+	f->bytes += (uint64_t)it->st.st_size;
+	return 0;
+}
+
+static int open_one(struct fetching *f, const struct walk_item *it)
+{
+	(void)f;
+	CLEANUP_CLOSE int fd = openat(it->dirfd, it->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+
+	return fd < 0 ? call_error() : 0;
+}
+
+static void *open_all(void *arg)
+{
+	struct fetching *f = arg;
+
+	f->err = each_file(f, open_one);
+	atomic_store(&f->ended, true);
+	return NULL;
+}
+
+/* ---- what is told ------------------------------------------------------------------------- */
+
+static uint64_t status_u64(const struct fetching *f, const char *key)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+
+	return location_status(&f->p, &d) ? 0 : json_u64(d, json_at(d, 0, key));
+}
+
+static void show_progress(const struct fetching *f, struct progress *bar)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+
+	if (!location_status(&f->p, &d) && !json_is_null(d, json_at(d, 0, "fetch.fetching")))
+		progress_done(bar, json_u64(d, json_at(d, 0, "fetch.done_bytes")),
+			      json_u64(d, json_at(d, 0, "fetch.total_bytes")), f->below);
+}
+
+/* What the daemon knows of the failure. */
+static void complain_failed(const struct fetching *f, const char *arg)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *why =
+		location_status(&f->p, &d) ? NULL : json_bytes(d, json_at(d, 0, "fetch.error"));
+
+	complain("%s: not fetched: %s%s%s", arg, strerror(-f->err), why && *why ? ": " : "",
+		 why && *why ? why : "");
+}
+
+static void show(const struct fetching *f, const struct opts *o, const char *arg,
+		 struct json_out *j, int code)
+{
+	const char *what = code						 ? "failed"
+			   : status_u64(f, "fetch.fetched") > f->fetched ? "fetched"
+									 : "there";
+	char n[COUNT_ROOM], b[32];
+
+	if (o->json) {
+		json_open(j, NULL, '{');
+		json_put_path(j, "path", f->below ? f->below : arg);
+		json_put_string(j, "action", what);
+		json_put_u64(j, "files", f->files);
+		json_put_u64(j, "bytes", f->bytes);
+		json_close(j, '}');
+	} else if (!code) {
+		printf("%-7s  ", what);
+		print_name(stdout, f->below);
+		printf("  %s, %s\n", count_of(f->files, "file", n), human_bytes(f->bytes, b));
+	}
+}
+
+/* ---- one PATH ------------------------------------------------------------------------------ */
+
+static int wait_for(struct fetching *f, const struct opts *o, const char *arg, double deadline)
+{
+	struct progress bar;
+	pthread_t t;
+	int code = -1;
+
+	progress_start(&bar, "fetch", o->quiet);
+	f->fetched = status_u64(f, "fetch.fetched");
+	if (pthread_create(&t, NULL, open_all, f)) {
+		complain("no thread: %m");
+		return CAIRN_FAILED;
+	}
+	while (code < 0) {
+		if (atomic_load(&f->ended))
+			code = f->err ? CAIRN_FAILED : CAIRN_OK;
+		else if (deadline && now_s() >= deadline)
+			code = CAIRN_TIMEOUT;
+		else
+			sleep_s(LOOK_S);
+		show_progress(f, &bar);
+	}
+	progress_end(&bar);
+	if (code == CAIRN_TIMEOUT)
+		complain("%s: not fetched yet; that goes on while %s is mounted", arg, f->p.top);
+	else
+		pthread_join(t, NULL);
+	if (code == CAIRN_FAILED)
+		complain_failed(f, arg);
+	return code;
+}
+
+static int complain_absent(const struct fetching *f, const char *arg, int err)
+{
+	if (err == -ENOENT)
+		complain("%s: %s", arg,
+			 faccessat(f->p.root, TIER_DIR_NAME, F_OK, 0) && errno == ENOENT
+				 ? "this mount has no tier; mount it with -o tier=PLACE"
+				 : "not in the tier: `cairn ls` lists what is");
+	else if (err == -ENODATA)
+		complain("%s: no checkpoint that is complete", arg);
+	else
+		complain("%s: %s", arg, strerror(-err));
+	return err == -ENOENT ? CAIRN_USAGE : CAIRN_FAILED;
+}
+
+static int fetch(const char *arg, const struct opts *o, struct json_out *j, double deadline)
+{
+	/* not freed: a thread that still waits has it */
+	struct fetching *f = calloc(1, sizeof(*f));
+	int code, err = f ? 0 : -ENOMEM, found = 1;
+
+	if (f)
+		f->p = LOCATION_NONE;
+	if (!err)
+		err = find_mount(f, arg);
+	if (err || !f->p.on_mount) {
+		complain_location(arg, err ? err : -ENODEV);
+		return CAIRN_USAGE;
+	}
+	watch_name(f->p.top);
+	strip_tier(f->below);
+	if (o->latest)
+		found = find_latest(f, arg);
+	if (found == 0)
+		return CAIRN_OK;
+	err = found < 0 ? found : each_file(f, count_one);
+	if (err)
+		return complain_absent(f, arg, err);
+	code = wait_for(f, o, arg, deadline);
+	show(f, o, arg, j, code);
+	return code;
+}
+
+int cmd_fetch(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		{"latest", no_argument, NULL, 'l'}, {"json", no_argument, NULL, 'j'}, {0}};
+	double deadline = watch_deadline();
+	int c, worst = CAIRN_OK;
+	struct opts o = {0};
+	struct json_out j;
+
+	while ((c = getopt_long(argc, argv, "q", longs, NULL)) != -1) {
+		if (c == '?')
+			return complain_option("fetch", argv);
+		o.latest |= c == 'l';
+		o.json |= c == 'j';
+		o.quiet |= c == 'q';
+	}
+	if (optind == argc)
+		return complain_usage("fetch", "which checkpoint?");
+	json_begin(&j, stdout);
+	if (o.json)
+		json_open(&j, NULL, '[');
+	for (int i = optind; i < argc; i++) {
+		int code = fetch(argv[i], &o, &j, deadline);
+
+		worst = code > worst ? code : worst;
+	}
+	if (o.json)
+		json_close(&j, ']');
+	return worst;
+}

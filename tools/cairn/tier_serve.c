@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cairn tier serve: answers the worker of a mount with -o tier=, which has neither a network nor
+ * the tier's directory: what is there, and fetches checkpoints into the store. The keeper's runner
+ * starts it (fs/process/tier.c).
+ *
+ * This process only reads the socket (io/tier_ask.h), and never waits for the tier or the store: a
+ * child does one thing each, says so itself, and exits with 0 when it has. How far a fetch is, is
+ * seen from outside: by what its child reads and writes, and the size of what it has in the store.
+ */
+#include "tier_follow.h"
+
+#include "io/tier_ask.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#define FETCHES 4u /* checkpoints at once; others wait */
+#define LOOK_MS 250 /* how often it looks how far they are */
+#define LOCKED_S 0.5 /* another process fetches this one */
+
+struct work {
+	struct work *next;
+	pid_t pid; /* 0: it has not begun */
+	bool again; /* asked for since it began, maybe after its answer */
+	uint64_t bytes, moved; /* in the store; read and written */
+	char *path; /* of a checkpoint; NULL: the listing */
+};
+
+struct serve {
+	const char *store, *tier, *host;
+	struct work *work;
+	unsigned fetches; /* that run */
+	struct tier_message in; /* too large for a stack of many */
+};
+
+static void send_message(const struct tier_message *m, int fd)
+{
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(sizeof(int))];
+	} u = {0};
+	struct iovec v = {.iov_base = (void *)m, .iov_len = sizeof(*m)};
+	struct msghdr h = {.msg_iov = &v, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		struct cmsghdr *c = &u.align;
+
+		h.msg_control = u.room;
+		h.msg_controllen = sizeof(u.room);
+		*c = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+				      .cmsg_type = SCM_RIGHTS,
+				      .cmsg_len = CMSG_LEN(sizeof(int))};
+		memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+	}
+	/* a message that is lost is asked for again */
+	if (sendmsg(TIER_SERVE_FD, &h, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		return;
+}
+
+static void say(enum tier_ask what, const char *path, int err, const char *why, int fd)
+{
+	struct tier_message m = {.what = what, .err = err};
+
+	snprintf(m.path, sizeof(m.path), "%s", path ? path : "");
+	snprintf(m.why, sizeof(m.why), "%.*s", (int)sizeof(m.why) - 1, why);
+	send_message(&m, fd);
+}
+
+/* ---- a listing; in a child --------------------------------------------------------------- */
+
+struct list {
+	const struct tier *t;
+	FILE *out;
+	char *before; /* the path of the file before */
+	mode_t mask;
+};
+
+static int put_entry(struct list *l, struct tier_entry *e, const struct stat *st, const char *path,
+		     size_t len)
+{
+	e->mode = st->st_mode & (S_IFMT | 0777);
+	e->uid = st->st_uid;
+	e->gid = st->st_gid;
+	e->path_bytes = (uint16_t)len;
+	if (fwrite(e, sizeof(*e), 1, l->out) != 1 || fwrite(path, 1, len, l->out) != len)
+		return -EIO;
+	return ftello(l->out) > (off_t)TIER_LIST_MAX - TIER_PATH_MAX ? -EFBIG : 0;
+}
+
+/* Mode and owner of what is there; an object, and its directories, have none, and get those that a
+ * fetch gives them. What is not there is closed to all: a fetch finds out. */
+static void stat_of(const struct list *l, const char *path, mode_t type, struct stat *out)
+{
+	bool dir = type == S_IFDIR;
+	struct stat st;
+
+	*out = (struct stat){.st_mode = type | ((dir ? 0777u : 0666u) & ~l->mask),
+			     .st_uid = geteuid(),
+			     .st_gid = getegid()};
+	if (l->t->s3)
+		return;
+	if (tier_stat(l->t, path, &st) || (st.st_mode & S_IFMT) != type)
+		out->st_mode = type;
+	else
+		*out = st;
+}
+
+static void name_checkpoint(struct tier_entry *e, const struct manifest *m)
+{
+	e->checkpoint = 1;
+	e->has_step = m->has_step;
+	e->step = m->step;
+	for (int k = CKPT_NONE; k <= CKPT_SNAPSHOT; k++)
+		if (!strcmp(m->format, ckpt_format_name((enum ckpt_format)k)))
+			e->format = (uint8_t)k;
+}
+
+/* As old as what is in it (finish_dir() of a fetch). */
+static struct timespec newest_of(const struct manifest *m)
+{
+	struct timespec t = {0};
+
+	for (size_t i = 0; i < m->n; i++)
+		if (m->v[i].mtime.tv_sec >= t.tv_sec)
+			t = m->v[i].mtime;
+	return t;
+}
+
+static int put_dir(struct list *l, const struct manifest *m, const char *path, size_t len)
+{
+	CLEANUP_FREE char *own = strndup(path, len);
+	struct timespec t = newest_of(m);
+	struct tier_entry e = {.mtime_s = t.tv_sec, .mtime_ns = (uint32_t)t.tv_nsec};
+	struct stat st;
+
+	if (!own)
+		return -ENOMEM;
+	stat_of(l, own, S_IFDIR, &st);
+	if (len && !strcmp(own, m->path))
+		name_checkpoint(&e, m);
+	return put_entry(l, &e, &st, own, len);
+}
+
+/* Those of path that the path before did not have. */
+static int put_dirs(struct list *l, const struct manifest *m, const char *path)
+{
+	int err = 0;
+
+	for (size_t n = 0; !err && path[n]; n++)
+		if (path[n] == '/' && (strncmp(path, l->before, n) || l->before[n] != '/'))
+			err = put_dir(l, m, path, n);
+	return err;
+}
+
+static int put_file(struct list *l, const struct manifest *m, const struct tier_file *f)
+{
+	struct tier_entry e = {.size = f->size,
+			       .mtime_s = f->mtime.tv_sec,
+			       .mtime_ns = (uint32_t)f->mtime.tv_nsec};
+	struct stat st;
+	int err = put_dirs(l, m, f->path);
+
+	stat_of(l, f->path, S_IFREG, &st);
+	if (!strcmp(f->path, m->path))
+		name_checkpoint(&e, m);
+	if (!err)
+		err = put_entry(l, &e, &st, f->path, strlen(f->path));
+	free(l->before);
+	l->before = strdup(f->path);
+	return err ? err : l->before ? 0 : -ENOMEM;
+}
+
+/* In `left` goes what is wrong with the first that is left out. */
+static int put_checkpoint(struct list *l, const char *path, struct tier_why *left)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = manifest_load(l->t, path, TIER_MANIFEST, &m);
+
+	if (err == -ENOENT)
+		return 0; /* replaced just now */
+	if (err == -EBADMSG) {
+		if (!*left->text)
+			tier_told(left, err, "%.400s: its manifest is damaged", path);
+		return 0;
+	}
+	free(l->before); /* so that its directories are put: two may have the same above them */
+	l->before = strdup("");
+	if (!err && !l->before)
+		err = -ENOMEM;
+	for (size_t i = 0; !err && *path && i < m.n; i++)
+		err = put_file(l, &m, &m.v[i]);
+	return err;
+}
+
+static int put_top(struct list *l)
+{
+	struct tier_entry e = {0};
+	struct stat st;
+
+	stat_of(l, "", S_IFDIR, &st);
+	return put_entry(l, &e, &st, "", 0);
+}
+
+static int put_all(struct list *l, struct tier_why *left)
+{
+	struct names names = {0};
+	int err = put_top(l);
+
+	if (!err)
+		err = manifest_list(l->t, TIER_MANIFEST, &names);
+	for (size_t i = 0; !err && i < names.n; i++)
+		err = put_checkpoint(l, names.v[i], left);
+	names_free(&names);
+	return err;
+}
+
+/* Is it the tier that this store had before? Otherwise its filesystem is not mounted, and it is not
+ * known what is there. */
+static int check_tier(const struct serve *s, struct tier_why *w)
+{
+	CLEANUP_CLOSE int fd = open(s->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct follow f = {.store = s->store,
+			   .tier = s->tier,
+			   .for_mount = s->host,
+			   .events = -1,
+			   .own = -1,
+			   .own_host = -1};
+	int err = fd < 0 ? tier_told(w, -errno, "%s: %m", s->store) : 0;
+
+	if (!err && (err = follow_open_own(&f, fd)))
+		tier_told(w, err, "%s: %s", s->store, strerror(-err));
+	if (!err)
+		err = follow_check_tier(&f, w);
+	follow_close_own(&f);
+	return err;
+}
+
+/* -ENOENT with 1: nothing was pushed to it yet. */
+static int open_tier(const struct serve *s, struct tier *t, struct tier_why *w)
+{
+	int err = check_tier(s, w);
+
+	if (!err)
+		err = tier_open_to_read(t, s->tier, w);
+	return err == -ENOENT && (t->s3 || t->root >= 0) ? 1 : err;
+}
+
+static int list_into(const struct serve *s, FILE *out, struct tier_why *why)
+{
+	CLEANUP_TIER struct tier t = TIER_NONE;
+	struct list l = {.t = &t, .out = out, .mask = umask(0)};
+	int err = open_tier(s, &t, why);
+
+	umask(l.mask);
+	if (err < 0)
+		return err;
+	*why->text = '\0';
+	err = err ? put_top(&l) : put_all(&l, why);
+	free(l.before);
+	if (!err && fflush(out))
+		err = -errno;
+	return err && !*why->text ? tier_told(why, err, "%s: %s", s->tier, tier_strerror(&t, err))
+				  : err;
+}
+
+static int list(const struct serve *s)
+{
+	CLEANUP_CLOSE int fd = memfd_create("listing", MFD_CLOEXEC);
+	FILE *out = fd < 0 ? NULL : fdopen(dup(fd), "w");
+	struct tier_why why = {.text = ""};
+	int err = out ? list_into(s, out, &why) : tier_told(&why, -ENOMEM, "no memory");
+
+	if (out)
+		fclose(out);
+	say(TIER_ASK_LISTED, NULL, err, why.text, err ? -1 : fd);
+	return 0;
+}
+
+/* ---- a fetch; in a child ----------------------------------------------------------------- */
+
+static int fetch(const struct serve *s, const char *path)
+{
+	struct tier_why why = {.text = ""};
+	int err = check_tier(s, &why);
+
+	while (!err && (err = tier_fetch_one(s->tier, s->store, path, &why)) == -EWOULDBLOCK) {
+		sleep_s(LOCKED_S);
+		err = 0;
+	}
+	say(TIER_ASK_DONE, path, err, why.text, -1);
+	return 0;
+}
+
+/* ---- what is done ------------------------------------------------------------------------ */
+
+static _Noreturn void be_child(const struct serve *s, const char *path, pid_t parent)
+{
+	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	if (getppid() != parent)
+		_exit(1);
+	_exit(path ? fetch(s, path) : list(s));
+}
+
+static void begin(struct serve *s, struct work *w)
+{
+	pid_t self = getpid();
+
+	w->pid = fork();
+	if (!w->pid)
+		be_child(s, w->path, self);
+	if (w->pid < 0)
+		w->pid = 0; /* the next look tries again */
+	else if (w->path)
+		s->fetches++;
+}
+
+static void begin_all(struct serve *s)
+{
+	for (struct work *w = s->work; w; w = w->next)
+		if (!w->pid && (!w->path || s->fetches < FETCHES))
+			begin(s, w);
+}
+
+static bool is_same_work(const struct work *w, const char *path)
+{
+	return path ? w->path && !strcmp(w->path, path) : !w->path;
+}
+
+/* path NULL: the listing. */
+static void add(struct serve *s, const char *path)
+{
+	struct work **at = &s->work, *w;
+
+	for (; *at; at = &(*at)->next)
+		if (is_same_work(*at, path)) {
+			(*at)->again = (*at)->pid;
+			return;
+		}
+	w = calloc(1, sizeof(*w));
+	if (w && path)
+		w->path = strdup(path);
+	if (!w || (path && !w->path)) {
+		free(w); /* it is asked for again */
+		return;
+	}
+	*at = w;
+}
+
+static void tell_death(const struct serve *s, const struct work *w)
+{
+	char why[200];
+
+	snprintf(why, sizeof(why), "%.100s: the process that read it was killed", s->tier);
+	say(w->path ? TIER_ASK_DONE : TIER_ASK_LISTED, w->path, -EIO, why, -1);
+}
+
+static void reap(struct serve *s)
+{
+	for (struct work **at = &s->work, *w; (w = *at);) {
+		int status;
+
+		if (!w->pid || waitpid(w->pid, &status, WNOHANG) != w->pid) {
+			at = &w->next;
+			continue;
+		}
+		if (!WIFEXITED(status) || WEXITSTATUS(status))
+			tell_death(s, w);
+		s->fetches -= w->path != NULL;
+		w->pid = 0;
+		if (w->again) {
+			w->again = false;
+			continue;
+		}
+		*at = w->next;
+		free(w->path);
+		free(w);
+	}
+}
+
+/* ---- how far a fetch is ------------------------------------------------------------------ */
+
+/* Bytes that the process read and wrote, however. */
+static uint64_t moved_by(pid_t pid)
+{
+	char path[48];
+	CLEANUP_FREE char *text = NULL;
+	unsigned long long in = 0, out = 0;
+	size_t len;
+
+	snprintf(path, sizeof(path), "/proc/%d/io", (int)pid);
+	if (!read_small_file(AT_FDCWD, path, 4096, &text, &len))
+		sscanf(text, "rchar: %llu wchar: %llu", &in, &out);
+	return in + out;
+}
+
+/* Of the directory that a fetch of path writes to; 0 also where there is none. */
+static uint64_t bytes_of(const struct serve *s, const char *path)
+{
+	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+	CLEANUP_CLOSE int fd = -1;
+	CLEANUP_FREE char *stage = NULL;
+	CLEANUP_WALK struct walk *w = NULL;
+	struct walk_item it;
+	uint64_t sum = 0;
+
+	if (asprintf(&stage, "%s/%.*s" CKPT_FETCH_PREFIX "%s", s->store, (int)(base - path), path,
+		     base) < 0) {
+		stage = NULL;
+		return 0;
+	}
+	fd = open(stage, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || walk_open(fd, -1, NULL, &w))
+		return 0;
+	while (walk_next(w, &it) != WALK_END)
+		if (it.what == WALK_ENTRY && S_ISREG(it.st.st_mode)) {
+			uint64_t size = (uint64_t)it.st.st_size,
+				 there = (uint64_t)it.st.st_blocks * 512;
+
+			sum += size < there ? size : there;
+		}
+	return sum;
+}
+
+static void look(const struct serve *s)
+{
+	for (struct work *w = s->work; w; w = w->next) {
+		struct tier_message m = {.what = TIER_ASK_MOVED};
+		uint64_t moved;
+
+		if (!w->path || !w->pid)
+			continue;
+		m.bytes = bytes_of(s, w->path);
+		moved = moved_by(w->pid);
+		if (m.bytes == w->bytes && moved == w->moved)
+			continue;
+		w->bytes = m.bytes;
+		w->moved = moved;
+		snprintf(m.path, sizeof(m.path), "%s", w->path);
+		send_message(&m, -1);
+	}
+}
+
+/* ---- the socket -------------------------------------------------------------------------- */
+
+/* False: nobody is at the other end any more. */
+static bool take(struct serve *s)
+{
+	struct tier_message *m = &s->in;
+	ssize_t n;
+
+	while ((n = recv(TIER_SERVE_FD, m, sizeof(*m), MSG_DONTWAIT)) > 0) {
+		if (n != sizeof(*m))
+			continue;
+		m->path[sizeof(m->path) - 1] = '\0';
+		if (m->what == TIER_ASK_LIST)
+			add(s, NULL);
+		else if (m->what == TIER_ASK_FETCH && fmt_stays_below(m->path, strlen(m->path)))
+			add(s, m->path);
+	}
+	return n < 0 && (errno == EAGAIN || errno == EINTR);
+}
+
+int tier_serve(const char *store, const char *tier, const struct tier_opts *o)
+{
+	struct serve *s = calloc(1, sizeof(*s));
+	struct pollfd p = {.fd = TIER_SERVE_FD, .events = POLLIN};
+
+	if (!s)
+		return CAIRN_FAILED;
+	*s = (struct serve){.store = store, .tier = tier, .host = o->for_mount};
+	signal(SIGPIPE, SIG_IGN);
+	fcntl(TIER_SERVE_FD, F_SETFD, FD_CLOEXEC); /* cairn-tier has no use for it */
+	if (!strncmp(tier, "s3://", 5))
+		umask(0077); /* it is not known who may read an object */
+	say(TIER_ASK_HELLO, NULL, 0, "", -1);
+	while (take(s)) {
+		reap(s);
+		begin_all(s);
+		look(s);
+		poll(&p, 1, s->work ? LOOK_MS : -1);
+	}
+	free(s);
+	return CAIRN_OK; /* the children end with it */
+}
