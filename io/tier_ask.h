@@ -17,18 +17,20 @@
 enum tier_ask {
 	/* to the server */
 	TIER_ASK_LIST,
-	TIER_ASK_FETCH, /* the checkpoint at path, into the store */
+	TIER_ASK_FETCH, /* a checkpoint into the store, of it first the file at path */
 	/* to the worker */
 	TIER_ASK_HELLO, /* a server has begun, and knows of no request */
 	TIER_ASK_LISTED, /* with a descriptor of the listing, unless err */
-	TIER_ASK_MOVED, /* bytes of path are there */
-	TIER_ASK_DONE, /* path is fetched, or err */
+	TIER_ASK_MOVED, /* bytes of the checkpoint at path are there */
+	TIER_ASK_FILE, /* the file at path is, verified: in the directory that a fetch writes */
+	TIER_ASK_DONE, /* the checkpoint at path is fetched, or err */
 };
 
 struct tier_message {
 	uint32_t what; /* enum tier_ask */
 	int32_t err; /* 0 or -errno; why is then the reason */
 	uint64_t bytes;
+	uint32_t checkpoint_bytes; /* of path, its beginning is the path of its checkpoint */
 	char path[TIER_PATH_MAX]; /* below the store and the tier */
 	char why[512]; /* one line; of TIER_ASK_LISTED also what was left out */
 };

@@ -25,6 +25,12 @@
 #define FAILED_NS (3 * SECOND) /* after a listing failed */
 #define AGAIN_NS (5 * SECOND) /* a request without an answer is made again */
 
+/* A file of a fetch that is verified. */
+struct ready {
+	struct ready *next;
+	char path[];
+};
+
 /* A checkpoint that is being fetched. */
 struct remote_fetch {
 	struct remote_fetch *next;
@@ -33,6 +39,8 @@ struct remote_fetch {
 	int err; /* of done: 0 or -errno */
 	uint64_t bytes, total;
 	uint64_t asked_ns, heard_ns; /* CLOCK_MONOTONIC */
+	struct ready *ready;
+	char *first; /* the file that was asked for */
 	char path[];
 };
 
@@ -68,9 +76,9 @@ static void wake(void)
 }
 
 /* What does not fit is lost: it is asked for again. */
-static void say(struct fs *fs, enum tier_ask what, const char *path)
+static void say(struct fs *fs, enum tier_ask what, const char *path, size_t checkpoint)
 {
-	struct tier_message m = {.what = what};
+	struct tier_message m = {.what = what, .checkpoint_bytes = (uint32_t)checkpoint};
 
 	snprintf(m.path, sizeof(m.path), "%s", path);
 	if (write(fs->tier.ask, &m, sizeof(m)) < 0)
@@ -84,7 +92,7 @@ static void ask_for_list(struct fs *fs, uint64_t now)
 	if (!ask.asked_ns)
 		ask.asked_ns = now;
 	ask.tried_ns = now;
-	say(fs, TIER_ASK_LIST, "");
+	say(fs, TIER_ASK_LIST, "", 0);
 }
 
 /* Asks for a newer one, where that is due. */
@@ -225,10 +233,43 @@ static struct remote_fetch *find_fetch(const char *path)
 static void ask_for(struct fs *fs, struct remote_fetch *f)
 {
 	f->asked_ns = monotonic_ns();
-	say(fs, TIER_ASK_FETCH, f->path);
+	say(fs, TIER_ASK_FETCH, f->first, strlen(f->path));
 }
 
-static struct remote_fetch *get_fetch(struct fs *fs, const char *path)
+static void free_fetch(struct remote_fetch *f)
+{
+	while (f->ready) {
+		struct ready *r = f->ready;
+
+		f->ready = r->next;
+		free(r);
+	}
+	free(f->first);
+	free(f);
+}
+
+static bool is_ready(const struct remote_fetch *f, const char *file)
+{
+	const struct ready *r = f->ready;
+
+	while (r && strcmp(r->path, file))
+		r = r->next;
+	return r;
+}
+
+static void set_ready(struct remote_fetch *f, const char *file)
+{
+	struct ready *r = is_ready(f, file) ? NULL : malloc(sizeof(*r) + strlen(file) + 1);
+
+	if (!r)
+		return; /* it is open when all are there */
+	strcpy(r->path, file);
+	r->next = f->ready;
+	f->ready = r;
+}
+
+/* file: NULL, or the one that is waited for. */
+static struct remote_fetch *get_fetch(struct fs *fs, const char *path, const char *file)
 {
 	const struct remote_node *n = ask.list ? remote_find(ask.list, path) : NULL;
 	struct remote_fetch *f = find_fetch(path);
@@ -236,8 +277,10 @@ static struct remote_fetch *get_fetch(struct fs *fs, const char *path)
 	if (f)
 		return f;
 	f = calloc(1, sizeof(*f) + strlen(path) + 1);
-	if (!f)
+	if (!f || !(f->first = strdup(file ? file : path))) {
+		free(f);
 		return NULL;
+	}
 	strcpy(f->path, path);
 	f->heard_ns = monotonic_ns();
 	f->total = n ? remote_bytes(ask.list, n) : 0;
@@ -259,7 +302,7 @@ static void drop_fetches(void)
 	for (struct remote_fetch **at = &ask.fetches, *f; (f = *at);) {
 		if (f->done && !f->waiting) {
 			*at = f->next;
-			free(f);
+			free_fetch(f);
 		} else {
 			at = &f->next;
 		}
@@ -350,6 +393,18 @@ static void on_moved(const struct tier_message *m)
 	}
 }
 
+static void on_file(const struct tier_message *m)
+{
+	CLEANUP_FREE char *path = strndup(m->path, m->checkpoint_bytes);
+	LOCK_SCOPE(&ask.lock);
+	struct remote_fetch *f = path ? find_fetch(path) : NULL;
+
+	if (f) {
+		f->heard_ns = monotonic_ns();
+		set_ready(f, m->path);
+	}
+}
+
 static void on_done(struct fs *fs, const struct tier_message *m)
 {
 	{
@@ -388,6 +443,7 @@ static void take_message(struct fs *fs, struct tier_message *m, int fd)
 	case TIER_ASK_HELLO: ask_all(fs); break;
 	case TIER_ASK_LISTED: on_listed(fs, m, fd); break;
 	case TIER_ASK_MOVED: on_moved(m); break;
+	case TIER_ASK_FILE: on_file(m); break;
 	case TIER_ASK_DONE: on_done(fs, m); break;
 	}
 }
@@ -464,7 +520,9 @@ static bool still_waits(const struct remote_job *j)
 {
 	if (fuse_req_interrupted(j->req) || ask.stop)
 		return false;
-	return j->fetch ? !j->fetch->done : !ask.list && !is_unknown(j->until_ns);
+	if (!j->fetch)
+		return !ask.list && !is_unknown(j->until_ns);
+	return !j->fetch->done && !(j->file && is_ready(j->fetch, j->file));
 }
 
 static struct remote_job *take_job(void)
@@ -480,6 +538,13 @@ static struct remote_job *take_job(void)
 	return NULL;
 }
 
+static void free_job(struct remote_job *j)
+{
+	if (j)
+		free(j->file);
+	free(j);
+}
+
 /* What a program gets to know of a fetch: the rest is in the log. */
 static int to_caller(int err)
 {
@@ -491,11 +556,13 @@ static int leave_fetch(struct remote_job *j)
 {
 	LOCK_SCOPE(&ask.lock);
 	struct remote_fetch *f = j->fetch;
-	int err = fuse_req_interrupted(j->req) ? -EINTR : f && f->done ? f->err : 0;
+	bool there = f && ((f->done && !f->err) || (j->file && is_ready(f, j->file)));
+	int err = fuse_req_interrupted(j->req) ? -EINTR : f && !there && f->done ? f->err : 0;
 
 	if (f)
 		f->waiting--;
 	j->fetched |= f && f->done && !f->err;
+	j->staged = there && !j->fetched;
 	j->fetch = NULL;
 	return err ? to_caller(err) : ask.stop ? -ENOTCONN : 0;
 }
@@ -504,7 +571,7 @@ static int leave_fetch(struct remote_job *j)
 static bool keep(struct fs *fs, struct remote_job *j, const char *path)
 {
 	LOCK_SCOPE(&ask.lock);
-	struct remote_fetch *f = path ? get_fetch(fs, path) : NULL;
+	struct remote_fetch *f = path ? get_fetch(fs, path, j->file) : NULL;
 
 	if (path && !f)
 		return false;
@@ -547,7 +614,7 @@ static void go_on(struct fs *fs, struct remote_job *j)
 	}
 	if (err)
 		fuse_reply_err(j->req, -err);
-	free(j);
+	free_job(j);
 }
 
 /* libfuse has read an INTERRUPT of req: the thread asks for that. */
@@ -607,7 +674,9 @@ void remote_ask(fuse_req_t req, const struct remote_job *what, const char *name)
 {
 	struct fs *fs = req_fs(req);
 	CLEANUP_FREE char *path = NULL;
-	struct remote_list *l = what->want == REMOTE_OPEN ? NULL : present_list(fs);
+	bool asks_store =
+		what->want == REMOTE_OPEN || what->want == REMOTE_READ || what->want == REMOTE_WAIT;
+	struct remote_list *l = asks_store ? NULL : present_list(fs);
 	struct remote_job *j = calloc(1, sizeof(*j) + strlen(name) + 1);
 	int err = j ? -EINPROGRESS : -ENOMEM;
 
@@ -624,7 +693,7 @@ void remote_ask(fuse_req_t req, const struct remote_job *what, const char *name)
 	if (err != -EINPROGRESS) {
 		if (err)
 			fuse_reply_err(req, -err);
-		free(j);
+		free_job(j);
 		return;
 	}
 	fuse_req_interrupt_func(req, interrupt, NULL);

@@ -6,7 +6,15 @@
 
 #include "fs/remote/remote.h"
 
-enum remote_want { REMOTE_LOOKUP, REMOTE_GETATTR, REMOTE_OPEN, REMOTE_READDIR, REMOTE_XATTR };
+enum remote_want {
+	REMOTE_LOOKUP,
+	REMOTE_GETATTR,
+	REMOTE_OPEN,
+	REMOTE_READ, /* of what was open under an earlier worker */
+	REMOTE_READDIR,
+	REMOTE_STATE, /* user.cairn.state */
+	REMOTE_WAIT, /* user.cairn.wait: until all of its checkpoint is in the store */
+};
 
 /* A request. It is answered at once, or waits in ask.c: for the first listing, or until a
  * checkpoint is in the store. */
@@ -21,14 +29,16 @@ struct remote_job {
 	bool plus;
 	uint64_t until_ns; /* for a listing; CLOCK_MONOTONIC */
 	struct remote_fetch *fetch; /* that it waits for; NULL: none */
-	bool fetched; /* it has waited for one that did not fail */
+	char *file; /* it waits for this one of it; NULL: for all */
+	bool staged; /* that is there, verified, and may not have its name yet */
+	bool fetched; /* it has waited for a fetch that did not fail */
 	char name[];
 };
 
 /* ---- remote.c ---- */
 
-/* Answers from the listing. 0: done. -EINPROGRESS: only when *fetch, a checkpoint's path that the
- * caller frees, is in the store. May ask the store. */
+/* Answers from the listing. 0: done. -EINPROGRESS: only when j->file, or all, of the checkpoint
+ * *fetch is there; the caller frees that path. May ask the store. */
 int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list *l, char **fetch);
 
 /* ---- ask.c ---- */

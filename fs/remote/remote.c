@@ -4,7 +4,9 @@
  * that it has found, and a trainer makes its directories anew.
  *
  * An open is answered when the store has the file: it is looked for there first, with the size and
- * time of the listing. Then the bytes are those of the store.
+ * time of the listing. Else its checkpoint is fetched, of that this file first; when it is verified
+ * it is read where the fetch has it, though the checkpoint has no name yet. The bytes are always
+ * those of a file in the store.
  */
 #include "fs/remote/inside.h"
 #include "io/full.h"
@@ -53,6 +55,47 @@ static int open_local(struct fs *fs, const struct caller *who, const struct remo
 	return err ? err : fd;
 }
 
+/* The same in the directory that a fetch writes, which has verified it. */
+static int open_staged(struct fs *fs, const struct remote_node *n, const struct remote_node *c)
+{
+	const char *base = remote_name(c);
+	CLEANUP_FREE char *path = NULL;
+	struct stat st;
+	int fd;
+
+	if (asprintf(&path, "%.*s" CKPT_FETCH_PREFIX "%s%s", (int)(base - c->path), c->path, base,
+		     n->path + strlen(c->path)) < 0)
+		return -ENOMEM;
+	fd = reach_open(io_store_root(fs->store), path, 0);
+	if (fd >= 0 && (fstat(fd, &st) || !is_same(&st, &n->st, false))) {
+		close(fd);
+		fd = -ENOENT;
+	}
+	return fd;
+}
+
+/* The file, open: a descriptor. -EINPROGRESS as remote_answer(). */
+static int get_file(struct fs *fs, struct remote_job *j, const struct caller *who,
+		    const struct remote_list *l, const struct remote_node *n, char **fetch)
+{
+	const struct remote_node *c = remote_checkpoint(l, n);
+	int fd = open_local(fs, who, n, !j->fetched && !j->staged);
+
+	if (fd == -ENOENT && j->staged && c) {
+		fd = open_staged(fs, n, c);
+		if (fd == -ENOENT) /* it got its name just now */
+			fd = open_local(fs, who, n, false);
+	}
+	if (fd != -ENOENT)
+		return fd;
+	if (j->fetched || !c || !*c->path)
+		return -EIO; /* somebody has removed it */
+	if (j->want != REMOTE_WAIT && !j->file)
+		j->file = strdup(n->path);
+	*fetch = strdup(c->path);
+	return *fetch ? -EINPROGRESS : -ENOMEM;
+}
+
 static void add_opened(uint64_t fh, int fd)
 {
 	struct opened *o = malloc(sizeof(*o));
@@ -92,25 +135,44 @@ static void reply_node(const struct remote_job *j, const struct remote_node *n)
 static int answer_open(struct fs *fs, struct remote_job *j, const struct remote_list *l,
 		       const struct remote_node *n, char **fetch)
 {
-	const struct remote_node *c = remote_checkpoint(l, n);
 	struct caller who;
 	int fd;
 
 	if (!S_ISREG(n->st.st_mode))
 		return -EISDIR;
 	caller_of(j->req, &who);
-	fd = open_local(fs, &who, n, !j->fetched);
+	fd = get_file(fs, j, &who, l, n, fetch);
 	caller_free(&who);
-	if (fd == -ENOENT && !j->fetched && c && *c->path) {
-		*fetch = strdup(c->path);
-		return *fetch ? -EINPROGRESS : -ENOMEM;
-	}
 	if (fd < 0)
-		return fd == -ENOENT ? -EIO : fd;
+		return fd;
 	j->fi.fh = staging_new_id(fs->s);
 	add_opened(j->fi.fh, fd);
 	fuse_reply_open(j->req, &j->fi);
 	return 0;
+}
+
+static int read_from(struct fs *fs, fuse_req_t req, int fd, size_t size, off_t off)
+{
+	CLEANUP_FREE char *buf = malloc(size);
+	ssize_t n = buf ? full_pread(fd, buf, size, (uint64_t)off) : -ENOMEM;
+
+	if (n < 0)
+		return (int)n;
+	atomic_fetch_add(&fs->lanes.bytes_read, (uint64_t)n);
+	fuse_reply_buf(req, buf, (size_t)n);
+	return 0;
+}
+
+static int answer_read(struct fs *fs, struct remote_job *j, const struct remote_list *l,
+		       const struct remote_node *n, char **fetch)
+{
+	int err, fd = get_file(fs, j, NULL, l, n, fetch);
+
+	if (fd < 0)
+		return fd;
+	err = read_from(fs, j->req, fd, j->size, j->off);
+	add_opened(j->fi.fh, fd);
+	return err;
 }
 
 /* No nodes (ino 0): the kernel looks each name up on demand. */
@@ -139,17 +201,26 @@ static int answer_readdir(const struct remote_job *j, const struct remote_list *
 	return 0;
 }
 
-static int answer_xattr(const struct remote_job *j)
+static int reply_text(const struct remote_job *j, const char *text)
 {
-	static const char state[] = "remote";
-
 	if (!j->size)
-		fuse_reply_xattr(j->req, strlen(state));
-	else if (j->size < strlen(state))
+		fuse_reply_xattr(j->req, strlen(text));
+	else if (j->size < strlen(text))
 		return -ERANGE;
 	else
-		fuse_reply_buf(j->req, state, strlen(state));
+		fuse_reply_buf(j->req, text, strlen(text));
 	return 0;
+}
+
+static int answer_wait(struct fs *fs, struct remote_job *j, const struct remote_list *l,
+		       const struct remote_node *n, char **fetch)
+{
+	int fd = S_ISREG(n->st.st_mode) ? get_file(fs, j, NULL, l, n, fetch) : -ENODATA;
+
+	if (fd < 0)
+		return fd;
+	close(fd);
+	return reply_text(j, "durable");
 }
 
 int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list *l, char **fetch)
@@ -166,8 +237,10 @@ int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list 
 	case REMOTE_LOOKUP:
 	case REMOTE_GETATTR: reply_node(j, n); return 0;
 	case REMOTE_OPEN: return answer_open(fs, j, l, n, fetch);
+	case REMOTE_READ: return answer_read(fs, j, l, n, fetch);
 	case REMOTE_READDIR: return answer_readdir(j, l, n);
-	case REMOTE_XATTR: return answer_xattr(j);
+	case REMOTE_STATE: return reply_text(j, "remote");
+	case REMOTE_WAIT: return answer_wait(fs, j, l, n, fetch);
 	}
 	return -EINVAL;
 }
@@ -193,9 +266,11 @@ static void tier_getattr(fuse_req_t req, fuse_ino_t id)
 
 static void tier_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t size)
 {
-	const struct remote_job what = {.want = REMOTE_XATTR, .id = id, .size = size};
+	bool waits = !strcmp(key, KEY_WAIT);
+	const struct remote_job what = {
+		.want = waits ? REMOTE_WAIT : REMOTE_STATE, .id = id, .size = size};
 
-	if (strcmp(key, KEY_STATE))
+	if (!waits && strcmp(key, KEY_STATE))
 		fuse_reply_err(req, ENODATA);
 	else
 		remote_ask(req, &what, "");
@@ -219,40 +294,21 @@ static void tier_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, 
 	remote_ask(req, &what, "");
 }
 
-/* Opened under an earlier worker. */
-static int open_again(struct fs *fs, uint64_t id, uint64_t fh)
-{
-	struct remote_list *l;
-	const struct remote_node *n;
-	int fd, err = remote_hold(fs, &l);
-
-	if (err || !l)
-		return err ? err : -ESTALE;
-	n = remote_of_id(l, id);
-	fd = n ? open_local(fs, NULL, n, false) : -ESTALE;
-	remote_put(l);
-	if (fd >= 0)
-		add_opened(fh, fd);
-	return fd == -ENOENT ? -ESTALE : fd;
-}
-
 static void tier_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
 		      struct fuse_file_info *fi)
 {
-	CLEANUP_FREE char *buf = malloc(size);
-	int fd = fd_of(fi->fh);
-	ssize_t n;
+	const struct remote_job what = {
+		.want = REMOTE_READ, .id = id, .size = size, .off = off, .fi = *fi};
+	int err, fd = fd_of(fi->fh);
 
 	session_may_block(req_fs(req));
-	if (fd < 0)
-		fd = open_again(req_fs(req), id, fi->fh);
-	n = !buf ? -ENOMEM : fd < 0 ? fd : full_pread(fd, buf, size, (uint64_t)off);
-	if (n < 0) {
-		fuse_reply_err(req, (int)-n);
+	if (fd < 0) { /* opened under an earlier worker */
+		remote_ask(req, &what, "");
 		return;
 	}
-	atomic_fetch_add(&req_fs(req)->lanes.bytes_read, (uint64_t)n);
-	fuse_reply_buf(req, buf, (size_t)n);
+	err = read_from(req_fs(req), req, fd, size, off);
+	if (err)
+		fuse_reply_err(req, -err);
 }
 
 static void tier_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)

@@ -62,6 +62,7 @@ def save(top):
     try:
         assert not os.path.exists(f"{mnt}/run")
         eco.ranks(2, load_latest, mnt)
+        eco.until(lambda: os.path.exists(f"{store}/run/step-{STEPS[-1]}"), "what was read is in the store")
         # what was read is a checkpoint of this store, and the others are not fetched
         assert sorted(os.listdir(f"{store}/run")) == [f"step-{STEPS[-1]}"], os.listdir(f"{store}/run")
         eco.cairn_agrees(f"{mnt}/run/step-{STEPS[-1]}", model.names(STEPS[-1]))

@@ -79,6 +79,8 @@ cat "$m/.cairn/latest/run/.metadata" >"$TMP/two" || die "read"
 wait $! || die "read"
 cmp "$TMP/one" "$ref/step-6/__2_0.distcp" || die "other bytes"
 cmp "$TMP/two" "$ref/step-6/.metadata" || die "other bytes"
+in_store() { [ -e "$s/run/step-$1" ]; }
+retry 20 in_store 6 || die "not in the store after it was read"
 [ "$(metric "$m" tier_fetched_checkpoints_total)" = 1 ] || die "fetched $(metric "$m" tier_fetched_checkpoints_total) times"
 same_tree "$ref/step-6" "$m/run/step-6"
 [ "$(readlink "$m/.cairn/latest/run")" = ../../run/step-6 ] || die "latest: $(readlink "$m/.cairn/latest/run")"
@@ -114,12 +116,14 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
 	as_user cat "$m/.cairn/tier/run/step-6/__2_0.distcp" >"$TMP/read" 2>/dev/null && die "read what only root may"
 	[ "$(status_field "$m" fetch.fetched)" = 0 ] || die "fetched for him"
 	as_user cmp "$m/.cairn/tier/run/step-5/__2_0.distcp" "$ref/step-5/__2_0.distcp" || die "not read what all may"
+	retry 20 in_store 5 || die "not in the store after it was read"
 	chmod 700 "$m/run/step-5"
 	as_user cat "$m/.cairn/tier/run/step-5/.metadata" >"$TMP/read" 2>/dev/null && die "read what is closed to him here"
 fi
 stop_mount "$m"
 
-# A copy with other bytes never counts; it is told. Then the right one is taken.
+# A copy with other bytes never counts; it is told. A file that is verified is read before its checkpoint is there. Then
+# the right one is taken.
 new_node
 cp -p "$t/run/step-3/__2_0.distcp" "$TMP/good"
 python3 -c 'import os, sys
@@ -129,8 +133,10 @@ f = open(p, "r+b")
 f.write(b"rot")
 f.close()
 os.utime(p, ns=(st.st_atime_ns, st.st_mtime_ns))' "$t/run/step-3/__2_0.distcp"
-cat "$m/.cairn/tier/run/step-3/.metadata" >"$TMP/read" 2>"$TMP/err" && die "a damaged checkpoint was read"
+cat "$m/.cairn/tier/run/step-3/__2_0.distcp" >"$TMP/read" 2>"$TMP/err" && die "a damaged file was read"
 says err 'Input/output error'
+cmp "$m/.cairn/tier/run/step-3/__0_0.distcp" "$ref/step-3/__0_0.distcp" || die "one that is not damaged"
+retry 20 log_has 'run/step-3 cannot be fetched'
 [ ! -e "$s/run/step-3" ] || die "it appeared in the store"
 log_has 'run/step-3 cannot be fetched from the tier: .*not the bytes that its manifest lists' || die "it was not told"
 status_field "$m" fetch.error | has 'not the bytes' || die "status: $(status_field "$m" fetch)"
@@ -140,6 +146,7 @@ expect 0 "$cairn" status "$m"
 says out 'FETCH  *run/step-3: .*not the bytes'
 cp -p "$TMP/good" "$t/run/step-3/__2_0.distcp"
 cmp "$m/.cairn/tier/run/step-3/__2_0.distcp" "$ref/step-3/__2_0.distcp" || die "the right bytes"
+retry 20 in_store 3 || die "not in the store after it was read"
 same_tree "$ref/step-3" "$m/run/step-3"
 stop_mount "$m"
 
@@ -169,6 +176,12 @@ kill -CONT "$(server)"
 wait $reader
 [ "$(cat "$TMP/code")" = 0 ] || die "the worker was killed: $(cat "$TMP/err")"
 cmp "$TMP/read" "$ref/step-2/__2_0.distcp" || die "other bytes"
+
+# What is open stays so when the worker is killed.
+exec 8<"$m/.cairn/tier/run/step-2/__2_0.distcp"
+kill -KILL "$(worker_pid "$m")"
+cmp - "$ref/step-2/__2_0.distcp" <&8 || die "open when the worker was killed"
+exec 8<&-
 
 # A reader that waits can be ended, and the mount answers others meanwhile.
 kill -STOP "$(server)"

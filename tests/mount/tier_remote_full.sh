@@ -16,11 +16,13 @@ make_disk disk ext4 64M
 s=$TMP/disk/store
 start_mount "$s" "$m" "tier=$t,staging=16M"
 fallocate -l 30M "$TMP/disk/filler" || die "filler"
-cat "$m/.cairn/latest/run/.metadata" >"$TMP/out" 2>"$TMP/err" && die "read, without space"
+cat "$m/.cairn/latest/run/__2_0.distcp" >"$TMP/out" 2>"$TMP/err" && die "read, without space"
 says err 'No space left on device'
 [ ! -e "$m/run/step-1" ] || die "it is visible: $(ls -A "$m/run/step-1")"
 status_field "$m" fetch.error | has 'No space left' || die "status: $(status_field "$m" fetch)"
 rm "$TMP/disk/filler"
 cmp "$m/.cairn/latest/run/__2_0.distcp" "$TMP/src/run/step-1/__2_0.distcp" || die "with space"
+in_store() { [ -e "$s/run/step-1" ]; }
+retry 20 in_store || die "not in the store after it was read"
 diff -r "$TMP/src/run/step-1" "$m/run/step-1" || die "with space"
 stop_mount "$m"

@@ -67,6 +67,8 @@ rm -rf --one-file-system "$s"
 start_mount "$s" "$m" tier=s3://bucket/a
 [ "$(readlink "$m/.cairn/latest/run")" = ../../.cairn/tier/run/step-3 ] || die "latest: $(readlink "$m/.cairn/latest/run")"
 cmp "$m/.cairn/latest/run/__0_0.distcp" "$assets/dcp/__0_0.distcp" || die "read from the bucket"
+in_store() { [ -e "$s/run/step-3" ]; }
+retry 20 in_store || die "not in the store after it was read"
 diff -r "$m/run/step-3" "$assets/dcp" || die "fetched from the bucket"
 [ "$(stat -c %a "$m/run/step-3" "$m/run/step-3/.metadata" | tr '\n' ' ')" = "700 600 " ] || die "open to others"
 stop_mount "$m"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * cairn fetch: checkpoints of a mount's tier into its store. Opening one of their files below
- * MOUNT/.cairn/tier is what fetches them (fs/remote/remote.c): here a thread does, and this one
- * shows how far it is.
+ * cairn fetch: checkpoints of a mount's tier into its store. Who asks for user.cairn.wait of a file
+ * below MOUNT/.cairn/tier waits until its checkpoint is fetched (fs/remote/remote.c): here a thread
+ * does, and this one shows how far it is.
  */
 #include "cli.h"
 
@@ -108,17 +108,16 @@ static int each_file(struct fetching *f, int (*each)(struct fetching *, const st
 	CLEANUP_WALK struct walk *w = NULL;
 	CLEANUP_FREE char *path = NULL;
 	CLEANUP_CLOSE int fd = -1;
-	struct walk_item it = {.dirfd = f->p.root};
+	struct walk_item it = {0};
 	int err;
 
 	if (asprintf(&path, TIER_DIR_NAME "%s%s", *f->below ? "/" : "", f->below) < 0)
 		return -ENOMEM;
 	fd = openat(f->p.root, path, O_PATH | O_CLOEXEC);
 	err = fd < 0 || fstat(fd, &it.st) ? call_error() : 0;
-	if (!err && S_ISREG(it.st.st_mode)) {
-		it.name = path;
+	it.dirfd = fd;
+	if (!err && S_ISREG(it.st.st_mode)) /* without a name: it is dirfd itself */
 		return each(f, &it);
-	}
 	if (!err)
 		err = walk_open(fd, -1, NULL, &w);
 	while (!err && walk_next(w, &it) != WALK_END)
@@ -136,19 +135,21 @@ static int count_one(struct fetching *f, const struct walk_item *it)
 	return 0;
 }
 
-static int open_one(struct fetching *f, const struct walk_item *it)
+/* Until all of its checkpoint is in the store. */
+static int await_one(struct fetching *f, const struct walk_item *it)
 {
-	(void)f;
-	CLEANUP_CLOSE int fd = openat(it->dirfd, it->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	char state[32];
 
-	return fd < 0 ? call_error() : 0;
+	(void)f;
+	return it->name ? xattr_at(it->dirfd, it->name, KEY_WAIT, state, sizeof(state))
+			: xattr_of_fd(it->dirfd, KEY_WAIT, state, sizeof(state));
 }
 
-static void *open_all(void *arg)
+static void *await_all(void *arg)
 {
 	struct fetching *f = arg;
 
-	f->err = each_file(f, open_one);
+	f->err = each_file(f, await_one);
 	atomic_store(&f->ended, true);
 	return NULL;
 }
@@ -214,7 +215,7 @@ static int wait_for(struct fetching *f, const struct opts *o, const char *arg, d
 
 	progress_start(&bar, "fetch", o->quiet);
 	f->fetched = status_u64(f, "fetch.fetched");
-	if (pthread_create(&t, NULL, open_all, f)) {
+	if (pthread_create(&t, NULL, await_all, f)) {
 		complain("no thread: %m");
 		return CAIRN_FAILED;
 	}

@@ -169,8 +169,11 @@ int tier_push(const char *store, const char *tier, const struct tier_opts *o);
 /* Until SIGTERM or SIGINT (tier_follow.c). */
 int tier_follow(const char *store, const char *tier, const struct tier_opts *o);
 int tier_fetch(const char *tier, const char *store, const struct tier_opts *o);
-/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. */
-int tier_fetch_one(const char *tier, const char *store, const char *path, struct tier_why *w);
+/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. Of its
+ * files `first` comes first; ready is told of each that is verified, before the checkpoint
+ * appears. */
+int tier_fetch_one(const char *tier, const char *store, const char *path, const char *first,
+		   void (*ready)(const struct tier_file *t), struct tier_why *w);
 /* Answers the workers of a mount (io/tier_ask.h) until it is ended (tier_serve.c). */
 int tier_serve(const char *store, const char *tier, const struct tier_opts *o);
 int tier_ls(const char *tier, const struct tier_opts *o);

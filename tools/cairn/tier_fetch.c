@@ -18,8 +18,10 @@ struct fetch {
 	struct progress bar;
 	struct json_out j;
 	uint64_t bytes; /* copied, of all checkpoints */
+	const char *first; /* the file that is copied before others; NULL: none */
+	void (*ready)(const struct tier_file *t); /* is called for each that is there; or NULL */
 	size_t n_fetched, n_there, n_failed;
-	struct tier_why why;
+	struct tier_why why, first_why; /* first_why: of the files of one checkpoint */
 
 	/* of one checkpoint */
 	struct manifest m;
@@ -197,22 +199,48 @@ static int copy_file(struct fetch *f, const struct tier_file *t, const char *pat
 	return err ? store_failed(f, err, path) : 0;
 }
 
+static int copy_one(struct fetch *f, size_t i, uint64_t total)
+{
+	CLEANUP_FREE char *path = staged_path(f, f->m.v[i].path);
+	int err = path ? 0 : tier_told(&f->why, -ENOMEM, "no memory");
+
+	progress_done(&f->bar, f->bytes, total, f->m.path);
+	if (!err && !f->have[i] && !is_staged(f, &f->m.v[i], path))
+		err = copy_file(f, &f->m.v[i], path);
+	if (!err && f->ready && !f->alone)
+		f->ready(&f->m.v[i]);
+	return err;
+}
+
+/* Who reads single files is given those that are good. */
+static bool goes_on(const struct fetch *f, int err)
+{
+	return !err || (f->ready && err == -EBADMSG);
+}
+
+/* The first one counts. */
+static int keep_error(struct fetch *f, int before, int err)
+{
+	if (err && !before)
+		f->first_why = f->why;
+	return before ? before : err;
+}
+
 static int copy_all(struct fetch *f)
 {
+	const struct tier_file *wanted = f->first ? manifest_find(&f->m, f->first) : NULL;
+	size_t first = wanted ? (size_t)(wanted - f->m.v) : f->m.n;
 	uint64_t total = f->bytes;
 	int err = 0;
 
 	for (size_t i = 0; i < f->m.n; i++)
 		total += f->have[i] ? 0 : f->m.v[i].size;
-	for (size_t i = 0; !err && i < f->m.n; i++) {
-		CLEANUP_FREE char *path = staged_path(f, f->m.v[i].path);
-
-		progress_done(&f->bar, f->bytes, total, f->m.path);
-		if (!path)
-			err = tier_told(&f->why, -ENOMEM, "no memory");
-		else if (!f->have[i] && !is_staged(f, &f->m.v[i], path))
-			err = copy_file(f, &f->m.v[i], path);
-	}
+	if (wanted)
+		err = keep_error(f, 0, copy_one(f, first, total));
+	for (size_t i = 0; goes_on(f, err) && i < f->m.n; i++)
+		if (i != first)
+			err = keep_error(f, err, copy_one(f, i, total));
+	f->why = err ? f->first_why : f->why;
 	return err;
 }
 
@@ -565,11 +593,12 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 
 /* ---- for a mount ------------------------------------------------------------------------ */
 
-int tier_fetch_one(const char *tier, const char *store, const char *path, struct tier_why *w)
+int tier_fetch_one(const char *tier, const char *store, const char *path, const char *first,
+		   void (*ready)(const struct tier_file *t), struct tier_why *w)
 {
 	static const struct tier_opts quiet = {.quiet = true};
 	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
-	struct fetch f = {.o = &quiet, .stage_fd = -1};
+	struct fetch f = {.o = &quiet, .stage_fd = -1, .first = first, .ready = ready};
 	int err = tier_open_to_read(&from, tier, w);
 
 	if (err)

@@ -31,6 +31,7 @@ struct work {
 	bool again; /* asked for since it began, maybe after its answer */
 	uint64_t bytes, moved; /* in the store; read and written */
 	char *path; /* of a checkpoint; NULL: the listing */
+	char *first; /* of its files, the one that is waited for */
 };
 
 struct serve {
@@ -285,27 +286,42 @@ static int list(const struct serve *s)
 
 /* ---- a fetch; in a child ----------------------------------------------------------------- */
 
-static int fetch(const struct serve *s, const char *path)
+static const char *fetched_path;
+
+static void on_ready(const struct tier_file *t)
+{
+	struct tier_message m = {.what = TIER_ASK_FILE,
+				 .checkpoint_bytes = (uint32_t)strlen(fetched_path)};
+
+	snprintf(m.path, sizeof(m.path), "%s", t->path);
+	send_message(&m, -1);
+}
+
+static int fetch(const struct serve *s, const struct work *w)
 {
 	struct tier_why why = {.text = ""};
 	int err = check_tier(s, &why);
 
-	while (!err && (err = tier_fetch_one(s->tier, s->store, path, &why)) == -EWOULDBLOCK) {
+	fetched_path = w->path;
+	while (!err) {
+		err = tier_fetch_one(s->tier, s->store, w->path, w->first, on_ready, &why);
+		if (err != -EWOULDBLOCK)
+			break;
 		sleep_s(LOCKED_S);
 		err = 0;
 	}
-	say(TIER_ASK_DONE, path, err, why.text, -1);
+	say(TIER_ASK_DONE, w->path, err, why.text, -1);
 	return 0;
 }
 
 /* ---- what is done ------------------------------------------------------------------------ */
 
-static _Noreturn void be_child(const struct serve *s, const char *path, pid_t parent)
+static _Noreturn void be_child(const struct serve *s, const struct work *w, pid_t parent)
 {
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	if (getppid() != parent)
 		_exit(1);
-	_exit(path ? fetch(s, path) : list(s));
+	_exit(w->path ? fetch(s, w) : list(s));
 }
 
 static void begin(struct serve *s, struct work *w)
@@ -314,7 +330,7 @@ static void begin(struct serve *s, struct work *w)
 
 	w->pid = fork();
 	if (!w->pid)
-		be_child(s, w->path, self);
+		be_child(s, w, self);
 	if (w->pid < 0)
 		w->pid = 0; /* the next look tries again */
 	else if (w->path)
@@ -333,8 +349,15 @@ static bool is_same_work(const struct work *w, const char *path)
 	return path ? w->path && !strcmp(w->path, path) : !w->path;
 }
 
+static void work_free(struct work *w)
+{
+	free(w->path);
+	free(w->first);
+	free(w);
+}
+
 /* path NULL: the listing. */
-static void add(struct serve *s, const char *path)
+static void add(struct serve *s, const char *path, const char *first)
 {
 	struct work **at = &s->work, *w;
 
@@ -344,13 +367,16 @@ static void add(struct serve *s, const char *path)
 			return;
 		}
 	w = calloc(1, sizeof(*w));
-	if (w && path)
+	if (!w)
+		return; /* it is asked for again */
+	if (path) {
 		w->path = strdup(path);
-	if (!w || (path && !w->path)) {
-		free(w); /* it is asked for again */
-		return;
+		w->first = strdup(first);
 	}
-	*at = w;
+	if (path && (!w->path || !w->first))
+		work_free(w);
+	else
+		*at = w;
 }
 
 static void tell_death(const struct serve *s, const struct work *w)
@@ -379,8 +405,7 @@ static void reap(struct serve *s)
 			continue;
 		}
 		*at = w->next;
-		free(w->path);
-		free(w);
+		work_free(w);
 	}
 }
 
@@ -449,6 +474,15 @@ static void look(const struct serve *s)
 
 /* ---- the socket -------------------------------------------------------------------------- */
 
+static void add_fetch(struct serve *s, const struct tier_message *m)
+{
+	size_t len = strlen(m->path), n = m->checkpoint_bytes;
+	CLEANUP_FREE char *path = strndup(m->path, n);
+
+	if (path && n && n <= len && fmt_stays_below(m->path, len) && fmt_stays_below(path, n))
+		add(s, path, m->path);
+}
+
 /* False: nobody is at the other end any more. */
 static bool take(struct serve *s)
 {
@@ -460,9 +494,9 @@ static bool take(struct serve *s)
 			continue;
 		m->path[sizeof(m->path) - 1] = '\0';
 		if (m->what == TIER_ASK_LIST)
-			add(s, NULL);
-		else if (m->what == TIER_ASK_FETCH && fmt_stays_below(m->path, strlen(m->path)))
-			add(s, m->path);
+			add(s, NULL, NULL);
+		else if (m->what == TIER_ASK_FETCH)
+			add_fetch(s, m);
 	}
 	return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
