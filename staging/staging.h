@@ -205,6 +205,12 @@ int rec_decode(const void *buf, size_t len, struct rec *out, size_t *used);
 /* ---- life ---------------------------------------------------------------- */
 
 #define STAGING_HELD 420
+enum staging_missing {
+	STAGING_WHOLE, /* nothing is */
+	STAGING_MISSING,
+	STAGING_OVERTAKEN, /* and most likely for ever: others have written what replaces it */
+	STAGING_REPLACED, /* and the store has what replaces the name itself */
+};
 
 /* Names that commit what other nodes write; see drain/hold.c. */
 struct staging_hold {
@@ -212,9 +218,10 @@ struct staging_hold {
 	bool (*commits)(const char *name);
 	/* Does the store lack something that the bytes in fd list? Then `what` says what, in words
 	 * that follow "but". seq: the same for the same bytes. dir, dirfd: the name's directory.
+	 * fd < 0: they cannot be opened any more, though something was missing before.
 	 * Called by one thread, without locks. */
-	bool (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
-			size_t cap);
+	enum staging_missing (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd,
+					char *what, size_t cap);
 	/* After this time staging_stats.held.late is set; it is not published by itself, however
 	 * long it waits. 0 = nothing is held */
 	unsigned patience_ms;

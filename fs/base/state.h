@@ -77,6 +77,7 @@ struct away {
 /* Other hosts of the store; process/hosts.c. */
 #define HOSTS_TOLD 16u
 struct hosts {
+	atomic_bool others; /* another one is, or was, in the store; never false again */
 	pthread_mutex_t lock; /* over all below */
 	pthread_cond_t cond;
 	bool runs, ends; /* the thread */

@@ -127,19 +127,22 @@ const struct control_ops buffers_ops = {
 };
 
 /* Everything the store needs to know of the new file. The caller frees *data. */
-static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name, struct rec *r,
-		void **data)
+static int fill(struct node *n, uint64_t id, fuse_ino_t parent, const char *name, const char *save,
+		struct rec *r, void **data)
 {
 	const struct rec_name where = {.dir = parent, .name = name};
 	unsigned n_pairs = 0;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		n_pairs++;
-	struct rec_pair *pairs = calloc(n_pairs + 1, sizeof(*pairs));
+	struct rec_pair *pairs = calloc(n_pairs + 2, sizeof(*pairs));
 	if (!pairs)
 		return -ENOMEM;
 	n_pairs = 0;
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		pairs[n_pairs++] = (struct rec_pair){.key = x->key, .val = x->val, .len = x->len};
+	if (save[0])
+		pairs[n_pairs++] = (struct rec_pair){
+			.key = KEY_SAVE, .val = save, .len = (uint32_t)strlen(save)};
 	ssize_t len = rec_pack(&where, 1, pairs, n_pairs, data);
 	free(pairs);
 	if (len < 0)
@@ -163,6 +166,16 @@ static int target_free(struct fs *fs, fuse_ino_t parent, const char *name)
 	return err == -ENOENT ? 0 : err ? err : -EEXIST;
 }
 
+/* What the store is asked before n becomes dir/name. */
+static int ask_of_save(struct fs *fs, struct node *n, fuse_ino_t parent, const char *name,
+		       char save[SAVE_TAG_BYTES])
+{
+	struct node *dir = node_find(fs, parent);
+	int err = dir ? save_tag_of(fs, dir, name, save) : -ESTALE;
+
+	return err ? err : save_commits(fs, n, dir, name);
+}
+
 int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t parent,
 		   const char *name, struct node **out)
 {
@@ -170,6 +183,7 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	uint64_t id = staging_new_id(fs->s);
 	struct staged *sf = NULL;
 	void *data = NULL;
+	char save[SAVE_TAG_BYTES];
 	struct rec r;
 
 	/* the kernel checks this only if fs.protected_hardlinks is set */
@@ -177,6 +191,8 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 		return -EPERM;
 	node_wait_busy(fs, n);
 	int err = n->buf ? target_free(fs, parent, name) : -ENOENT;
+	if (!err)
+		err = ask_of_save(fs, n, parent, name, save);
 	if (!err)
 		err = buffers_lend(n, id, &sf);
 	if (err)
@@ -191,7 +207,7 @@ int buffers_commit(fuse_req_t req, struct fs *fs, struct node *n, fuse_ino_t par
 	if (!err)
 		err = target_free(fs, parent, name);
 	if (!err)
-		err = fill(n, id, parent, name, &r, &data);
+		err = fill(n, id, parent, name, save, &r, &data);
 	if (!err)
 		err = buffer_commit(sf, &r);
 	if (!err) {

@@ -23,6 +23,7 @@ struct flush {
 static void flush_end(struct flush f, int space)
 {
 	struct fs *fs = f.fs;
+	bool logged = false;
 	int err;
 
 	staged_unref(f.sf);
@@ -33,8 +34,11 @@ static void flush_end(struct flush f, int space)
 		err = space;
 		if (h)
 			h->node->version.close_error = space;
-		if (h && !space && f.changed && h->node->sf && h->node->names)
+		if (h && !space && f.changed && !logged && h->node->sf && h->node->names)
 			err = fs_flushed(fs, h->node);
+		logged |= !err;
+		if (h && !err && (f.changed || h->node->version.save))
+			err = save_flushed(fs, h->node);
 	} while (ask_store(fs, err));
 	fuse_reply_err(f.req, -err);
 }

@@ -362,6 +362,8 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 		err = fs_replaces(fs, n, victim, d2);
 	if (!err && victim && victim != n)
 		err = node_keep_bytes(fs, victim);
+	if (!err && victim != n)
+		err = save_commits(fs, n, dir2, name2);
 	if (!err && victim != n) {
 		struct rec r = rec_new(REC_RENAME);
 		r.node = n->id;

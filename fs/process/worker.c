@@ -211,6 +211,8 @@ static void set_up_process(void)
 static int restore(struct fs *fs, bool first)
 {
 	int err = trust_worker(fs);
+	if (!fs->o.ro && !io_store_is_detached(fs->store))
+		atomic_store(&fs->hosts.others, io_store_shared(fs->store));
 	if (!err)
 		err = tree_init(fs);
 	if (!err)

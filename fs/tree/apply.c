@@ -54,6 +54,9 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 	if (h->writer) {
 		n->writers++;
 		n->version.accepted = false;
+		free(n->version.save); /* its next seal is of the save that is under way then */
+		n->version.save = NULL;
+		n->version.counted = false;
 		n->version.rdwr |= !!(r->flags & REC_RDWR);
 	}
 	if (r->backing) {
@@ -566,8 +569,11 @@ int fs_replay(void *ctx, const struct rec *r)
 {
 	struct fs *fs = ctx;
 	fs_apply(fs, r);
-	if (r->type == REC_FLUSHED && node_find(fs, r->node))
-		replay_over(node_find(fs, r->node), r);
+	struct node *flushed = r->type == REC_FLUSHED ? node_find(fs, r->node) : NULL;
+	if (flushed) {
+		replay_over(flushed, r);
+		save_restore(flushed, r);
+	}
 	/* nodes made by operations are known to the kernel, too */
 	struct node *n = r->node ? node_find(fs, r->type == REC_FORK ? r->node2 : r->node) : NULL;
 	if (n && (r->type == REC_CREATE || r->type == REC_MKDIR || r->type == REC_SYMLINK ||

@@ -23,7 +23,7 @@
 
 #define TRIES 8u /* to find a file that the publisher moves meanwhile */
 
-enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST };
+enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SAVES, NEXT_SAVE };
 
 struct answer {
 	struct answer *next;
@@ -433,19 +433,41 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 	return err;
 }
 
-static void run(struct fs *fs, struct answer *a)
+static int count_of(struct fs *fs, struct answer *a)
+{
+	return io_saves_count(fs->store, a->name, &a->ino);
+}
+
+/* A host that was alone until now looks for another one: it may have come a moment ago. */
+static int next_save(struct fs *fs, const struct answer *a)
+{
+	if (!atomic_load(&fs->hosts.others) && !io_store_shared(fs->store))
+		return 0;
+	atomic_store(&fs->hosts.others, true);
+	return io_saves_raise(fs->store, a->name, number_or_0(a->key));
+}
+
+static int ask_now(struct fs *fs, struct answer *a)
 {
 	static at_fn *const fn[] = {
 		[NAME] = name_at,     [STAT] = stat_at,	  [OPEN] = open_at, [LINK] = link_at,
 		[XATTRS] = xattrs_at, [VALUE] = value_at, [LIST] = list_at,
 	};
+	if (a->what == SAVES || a->what == NEXT_SAVE)
+		return a->what == SAVES ? count_of(fs, a) : next_save(fs, a);
+	if (a->what == OPEN && a->from >= 0)
+		return open_at(fs, -1, NULL, a);
+	return where(fs, a, fn[a->what]);
+}
+
+static void run(struct fs *fs, struct answer *a)
+{
 	if (a->what == LIST && !a->list.read) {
 		listed_clear(&a->list);
 		a->list.asked = a->asked;
 		a->list.applied = a->applied;
 	}
-	a->err = a->what == OPEN && a->from >= 0 ? open_at(fs, -1, NULL, a)
-						 : where(fs, a, fn[a->what]);
+	a->err = ask_now(fs, a);
 	if (a->what == LIST && a->err)
 		a->list.read = false;
 	a->done = true;
@@ -603,6 +625,32 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 			return ASK_AGAIN;
 	}
 	return value_of(a, buf, cap);
+}
+
+/* Once in an operation. */
+static int of_saves(struct fs *fs, enum what what, const char *key, uint64_t least,
+		    struct answer **out)
+{
+	char number[24];
+
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)least);
+	struct answer *a = question(what, 0, key, number);
+	*out = a;
+	return !a ? -ENOMEM : !a->done && put(fs, a) ? ASK_AGAIN : a->err;
+}
+
+int ask_saves(struct fs *fs, const char *key, uint64_t *n)
+{
+	struct answer *a;
+	int err = of_saves(fs, SAVES, key, 0, &a);
+	*n = err ? 0 : a->ino;
+	return err;
+}
+
+int ask_next_save(struct fs *fs, const char *key, uint64_t least)
+{
+	struct answer *a;
+	return of_saves(fs, NEXT_SAVE, key, least, &a);
 }
 
 /* Users' xattrs; the caller frees them. */

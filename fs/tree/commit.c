@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * Whether the store holds the files that a checkpoint's .metadata lists. The publisher asks before
- * it publishes the .metadata (staging/drain/hold.c) if several nodes write to one store.
+ * Whether the store holds the files that a checkpoint's .metadata lists, all of one save. The
+ * publisher asks before it publishes the .metadata (staging/drain/hold.c) if several nodes write to
+ * one store: first for the sizes of all, then for their marks (save_tag.c). It asks once more just
+ * before the .metadata gets its name.
  */
 #include "fs/formats/formats.h"
 #include "fs/tree/inside.h"
@@ -20,6 +22,13 @@ static struct list {
 	uint64_t seq, used;
 	struct fmt_set *set;
 	size_t at;
+	bool marked; /* the .metadata itself is: */
+	struct save_tag tag;
+	struct other {
+		bool any;
+		size_t at; /* the file that was not of its save when last asked */
+		uint64_t n, save; /* its save, and what it should be */
+	} other;
 	char damaged[200]; /* why it cannot be read; it waits until a person decides */
 } lists[LISTS];
 
@@ -92,21 +101,18 @@ static bool is_ours(struct fs *fs, uint64_t dir, const char *path)
 	return false;
 }
 
-/* The file's size in the store; -1: it does not exist. */
-static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
+/* Calls look for the file at path below dirfd, by its directory and name, if that is there. */
+static void at_path(struct fs *fs, int dirfd, const char *path,
+		    void (*look)(struct fs *fs, int dirfd, const char *name, void *ctx), void *ctx)
 {
 	char name[MAX_NAME + 1];
 	bool last = false;
 	int fd = -1;
-	int64_t size = -1;
-	struct stat st;
 
 	while (next_part(&path, name, &last)) {
 		int at = fd >= 0 ? fd : dirfd, below = -1;
 		if (last)
-			size = io_stat(fs->store, at, name, &st) || !S_ISREG(st.st_mode)
-				       ? -1
-				       : st.st_size;
+			look(fs, at, name, ctx);
 		else
 			below = io_open_dir(fs->store, at, name);
 		if (fd >= 0)
@@ -115,7 +121,29 @@ static int64_t size_in_store(struct fs *fs, int dirfd, const char *path)
 		if (fd < 0)
 			break;
 	}
-	return size;
+}
+
+static void look_size(struct fs *fs, int dirfd, const char *name, void *ctx)
+{
+	struct stat st;
+
+	if (!io_stat(fs->store, dirfd, name, &st) && S_ISREG(st.st_mode))
+		*(int64_t *)ctx = st.st_size;
+}
+
+struct mark_text {
+	int err; /* 0: it is there, or the store says that it is not (""); or as openat2(2) */
+	char text[SAVE_TAG_BYTES];
+};
+
+static void look_mark(struct fs *fs, int dirfd, const char *name, void *ctx)
+{
+	struct mark_text *t = ctx;
+	ssize_t len =
+		io_get_xattr(fs->store, dirfd, name, KEY_SAVE, t->text, sizeof(t->text) - 1);
+
+	t->err = len < 0 && !xattr_is_absent(len) ? (int)len : 0;
+	t->text[len < 0 ? 0 : len] = 0;
 }
 
 static void list_drop(struct list *l)
@@ -137,27 +165,14 @@ static struct list *list_of(uint64_t seq)
 	return l;
 }
 
-bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
-		    size_t cap)
+/* Has every file its size? */
+static bool are_there(struct fs *fs, struct list *l, uint64_t dir, int dirfd, char *what,
+		      size_t cap)
 {
-	struct fs *fs = ctx;
-
-	struct list *l = list_of(seq);
-	if (l->seq != seq) {
-		list_drop(l);
-		if (io_store_shared(fs->store) && read_list(fs, fd, l)) {
-			snprintf(what, cap, "what it lists could not be read");
-			return true;
-		}
-		l->seq = seq;
-	}
-	if (l->damaged[0]) {
-		snprintf(what, cap, "%s", l->damaged);
-		return true;
-	}
 	for (; l->set && l->at < l->set->n_files; l->at++) {
 		const struct fmt_file *f = &l->set->file[l->at];
-		int64_t size = size_in_store(fs, dirfd, f->name);
+		int64_t size = -1;
+		at_path(fs, dirfd, f->name, look_size, &size);
 		if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(fs, dir, f->name))
 			continue;
 		if (size < 0)
@@ -165,8 +180,195 @@ bool commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd, ch
 		else
 			snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name,
 				 (long long)size, (unsigned long long)f->need);
-		return true;
+		return false;
 	}
+	return true;
+}
+
+/* ---- of one save ---- */
+
+static struct save_mark mark_of(struct fs *fs, const struct list *l, uint64_t dir, int dirfd,
+				size_t i)
+{
+	const char *name = l->set->file[i].name;
+	struct mark_text t = {.err = -ENOENT};
+	struct save_mark m = {.kind = SAVE_COMES_LATER};
+	struct save_tag tag;
+
+	if (is_ours(fs, dir, name))
+		return m;
+	at_path(fs, dirfd, name, look_mark, &t);
+	m.kind = t.err ? SAVE_UNREADABLE : SAVE_UNMARKED;
+	if (t.err || !save_tag_parse(t.text, &tag) || strcmp(tag.key, l->tag.key))
+		return m; /* or of another directory: it was moved here */
+	m.kind = SAVE_MARKED;
+	m.n = tag.n;
+	m.own = !strcmp(tag.host, io_store_host(fs->store));
+	memcpy(m.host, tag.host, sizeof(m.host));
+	return m;
+}
+
+static enum staging_missing tell_other(struct list *l, size_t i, const struct save_mark *m,
+				       uint64_t save, char *what, size_t cap)
+{
+	bool later = m->n > save;
+
+	l->other = (struct other){.any = true, .at = i, .n = m->n, .save = save};
+	snprintf(what, cap, "%.100s is of %s save, written by %.72s", l->set->file[i].name,
+		 later ? "a later" : "an earlier", m->host);
+	return later ? STAGING_OVERTAKEN : STAGING_MISSING;
+}
+
+/* Has the file that was wrong still the same mark? Then no other is asked about. */
+static bool is_same_other(struct fs *fs, const struct list *l, uint64_t dir, int dirfd,
+			  struct save_mark *m)
+{
+	if (!l->other.any)
+		return false;
+	*m = mark_of(fs, l, dir, dirfd, l->other.at);
+	return m->kind == SAVE_MARKED && m->n == l->other.n;
+}
+
+static enum staging_missing compare(struct list *l, const struct save_mark *m, char *what,
+				    size_t cap)
+{
+	uint64_t save;
+	size_t n = l->set->n_files, i = save_odd_one(m, n, l->tag.n, &save);
+
+	l->other.any = false;
+	for (size_t k = 0; k < n; k++)
+		if (m[k].kind == SAVE_UNREADABLE) {
+			snprintf(what, cap, "which save %.100s is of could not be read",
+				 l->set->file[k].name);
+			return STAGING_MISSING;
+		}
+	if (i < n)
+		return tell_other(l, i, &m[i], save, what, cap);
+	if (save <= l->tag.n)
+		return STAGING_WHOLE;
+	snprintf(what, cap, "this host has saved into its directory again");
+	return STAGING_OVERTAKEN;
+}
+
+/* Once for each .metadata. */
+static void tell_sizes_only(struct fs *fs, uint64_t seq, uint64_t dir, const char *of)
+{
+	static uint64_t told;
+	char text[600], path[200] = "";
+	struct node *n;
+
+	if (told == seq)
+		return;
+	told = seq;
+	pthread_mutex_lock(&fs->tree.lock);
+	if ((n = node_find(fs, dir)))
+		node_path(fs, n, path, sizeof(path));
+	pthread_mutex_unlock(&fs->tree.lock);
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING "which save %.160s is of is not known (%.180s/.metadata lists it): "
+			       "only sizes were compared",
+		 of, path);
+	fs_notice(fs, text);
+}
+
+static void tell_unmarked(struct fs *fs, const struct list *l, const struct save_mark *m, uint64_t seq,
+			  uint64_t dir)
+{
+	for (size_t i = 0; i < l->set->n_files; i++)
+		if (m[i].kind == SAVE_UNMARKED && save_has_tag(l->set->file[i].name)) {
+			tell_sizes_only(fs, seq, dir, l->set->file[i].name);
+			return;
+		}
+}
+
+static enum staging_missing are_of_one_save(struct fs *fs, struct list *l, uint64_t dir, int dirfd,
+					    char *what, size_t cap)
+{
+	struct save_mark other;
+
+	if (is_same_other(fs, l, dir, dirfd, &other))
+		return tell_other(l, l->other.at, &other, l->other.save, what, cap);
+	CLEANUP_FREE struct save_mark *m = calloc(l->set->n_files + 1, sizeof(*m));
+	if (!m) {
+		snprintf(what, cap, "there is no memory to compare its shards");
+		return STAGING_MISSING;
+	}
+	for (size_t i = 0; i < l->set->n_files; i++)
+		m[i] = mark_of(fs, l, dir, dirfd, i);
+	enum staging_missing missing = compare(l, m, what, cap);
+	if (!missing)
+		tell_unmarked(fs, l, m, l->seq, dir);
+	return missing;
+}
+
+/* Has the store a .metadata of a later save? */
+static bool is_replaced(struct fs *fs, const struct list *l, int dirfd)
+{
+	struct mark_text t;
+	struct save_tag tag;
+
+	look_mark(fs, dirfd, COMMIT_NAME, &t);
+	return !t.err && save_tag_parse(t.text, &tag) && !strcmp(tag.key, l->tag.key) &&
+	       tag.n > l->tag.n && strcmp(tag.host, io_store_host(fs->store));
+}
+
+/* The next save has begun when this one is in the store, whatever happens to hosts and power. */
+static void count_durably(struct fs *fs, const struct save_tag *t)
+{
+	int err = io_saves_raise(fs->store, t->key, t->n + 1);
+
+	if (!err)
+		err = io_saves_sync(fs->store, t->key);
+	if (err)
+		save_not_counted(fs, COMMIT_NAME, err);
+}
+
+static bool read_all(struct fs *fs, struct list *l, int fd)
+{
+	struct mark_text t;
+
+	if (!io_store_shared(fs->store))
+		return true;
+	look_mark(fs, fd, NULL, &t);
+	if (t.err || read_list(fs, fd, l))
+		return false;
+	l->marked = save_tag_parse(t.text, &l->tag);
+	return true;
+}
+
+enum staging_missing commit_missing(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd,
+				    char *what, size_t cap)
+{
+	struct fs *fs = ctx;
+	enum staging_missing missing = STAGING_WHOLE;
+
+	struct list *l = list_of(seq);
+	if (l->seq != seq && fd < 0)
+		return STAGING_WHOLE;
+	if (l->seq != seq) {
+		list_drop(l);
+		if (!read_all(fs, l, fd)) {
+			snprintf(what, cap, "what it lists could not be read");
+			return STAGING_MISSING;
+		}
+		l->seq = seq;
+	}
+	if (l->damaged[0]) {
+		snprintf(what, cap, "%s", l->damaged);
+		return STAGING_MISSING;
+	}
+	if (!are_there(fs, l, dir, dirfd, what, cap))
+		return STAGING_MISSING;
+	if (l->set && l->marked)
+		missing = are_of_one_save(fs, l, dir, dirfd, what, cap);
+	if (missing == STAGING_OVERTAKEN && is_replaced(fs, l, dirfd))
+		missing = STAGING_REPLACED;
+	if (missing)
+		return missing;
+	if (l->set && !l->marked)
+		tell_sizes_only(fs, seq, dir, COMMIT_NAME);
+	else if (l->set)
+		count_durably(fs, &l->tag);
 	list_drop(l);
-	return false;
+	return STAGING_WHOLE;
 }

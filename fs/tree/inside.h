@@ -35,6 +35,10 @@ int ask_open(struct fs *fs, struct node *n, struct born *b); /* a descriptor, th
 int ask_born(struct fs *fs, struct node *n, int fd, struct born *b);
 ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key,
 			  char *buf, size_t cap);
+/* io_saves_count(), io_saves_raise(); the latter only if another host was ever in the store, which
+ * it looks for. */
+int ask_saves(struct fs *fs, const char *key, uint64_t *n);
+int ask_next_save(struct fs *fs, const char *key, uint64_t least);
 
 /* ---- rec.c, apply.c, seal.c ---- */
 
@@ -46,6 +50,28 @@ void fs_learned(struct fs *fs, struct node *n, struct dentry *d); /* logs REC_NO
 void handle_free(struct fs *fs, struct handle *h);
 /* for fs_emit(); *data is the caller's */
 int fill_flushed(struct node *n, struct rec *r, void **data);
+
+/* ---- save_tag.c ---- */
+
+int save_note(struct fs *fs, struct node *n); /* before a seal of n: 0, ASK_AGAIN */
+bool save_is_marked(const struct node *n);
+void save_not_counted(struct fs *fs, const char *name, int err); /* a notice */
+void save_restore(struct node *n, const struct rec *r); /* as a REC_FLUSHED says */
+
+/* ---- saves.c ---- */
+
+/* What the mark of a file says that a .metadata lists. */
+struct save_mark {
+	/* SAVE_COMES_LATER: it is this mount's own, and published after the .metadata */
+	enum { SAVE_UNMARKED, SAVE_MARKED, SAVE_COMES_LATER, SAVE_UNREADABLE } kind;
+	bool own; /* this host wrote it */
+	uint64_t n;
+	char host[72];
+};
+/* The first of n marks that is of another save than all should be of, *save: a later one, if there
+ * is one, which cannot become right. n: there is none. commit: the mark of the .metadata. If *save
+ * is greater than that, this host's own next save is in the store. */
+size_t save_odd_one(const struct save_mark *m, size_t n, uint64_t commit, uint64_t *save);
 
 /* ---- node.c, tree.c ---- */
 

@@ -408,6 +408,7 @@ static void node_free(struct fs *fs, struct node *n)
 	}
 	free(n->target);
 	free(n->version.over);
+	free(n->version.save);
 	free(n);
 	fs->tree.n_nodes--;
 }

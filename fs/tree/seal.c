@@ -125,7 +125,7 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	for (struct xattr *x = n->xattrs; x; x = x->next)
 		n_pairs++;
 	struct rec_name *names = calloc(n_names + 1, sizeof(*names));
-	struct rec_pair *pairs = calloc(n_pairs + 2, sizeof(*pairs));
+	struct rec_pair *pairs = calloc(n_pairs + 3, sizeof(*pairs));
 	if (!names || !pairs)
 		no_memory();
 	n_names = n_pairs = 0;
@@ -140,6 +140,10 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 		pairs[n_pairs++] = (struct rec_pair){.key = CKPT_OVER_KEY,
 						     .val = n->version.over,
 						     .len = (uint32_t)strlen(n->version.over)};
+	if (save_is_marked(n))
+		pairs[n_pairs++] = (struct rec_pair){.key = KEY_SAVE,
+						     .val = n->version.save,
+						     .len = (uint32_t)strlen(n->version.save)};
 	ssize_t len = rec_pack(names, n_names, pairs, n_pairs, data);
 	r.dir = n_names ? names[0].dir : 0;
 	r.name = n_names ? names[0].name : "";
@@ -177,6 +181,8 @@ int fs_flushed(struct fs *fs, struct node *n)
 	if (!err)
 		err = note_over(fs, n);
 	if (!err)
+		err = save_note(fs, n);
+	if (!err)
 		err = fill_flushed(n, &r, &data);
 	if (!err)
 		err = fs_record(fs, &r);
@@ -189,6 +195,8 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 	struct rec r;
 	void *data = NULL;
 	int err = note_over(fs, n);
+	if (!err)
+		err = save_note(fs, n);
 	if (!err)
 		err = fill_seal(n, &r, &data);
 	if (!err)

@@ -132,6 +132,9 @@ struct node_version {
 	bool rdwr;
 	/* its last version replaced a committed one: CKPT_OVER_KEY; NULL */
 	char *over;
+	/* of which save it is: KEY_SAVE (save_tag.c); "": it has no mark; NULL: not sealed yet */
+	char *save;
+	bool counted; /* it committed that save */
 	int close_error; /* a close that found no space */
 	/* a close was answered with success: its seal is not refused any more */
 	bool accepted;
@@ -424,14 +427,31 @@ const char *buffers_state(struct node *n);
 int buffers_resize(struct fs *fs, struct node *n, uint64_t size);
 int buffers_lend(struct node *n, uint64_t id, struct staged **sf); /* as buffer_lend() */
 
+/* ---- save_tag.c: which save of its directory a version is of; 0 or ASK_AGAIN ---- */
+
+#define SAVE_TAG_BYTES 128u
+struct save_tag {
+	uint64_t n; /* saves of that directory that were committed before */
+	char key[IO_SAVE_KEY]; /* stands for the directory */
+	char host[72]; /* that wrote it */
+};
+/* The mark for a version of dir/name that is sealed now; "": it gets none. */
+int save_tag_of(struct fs *fs, struct node *dir, const char *name, char text[SAVE_TAG_BYTES]);
+/* Before n gets the name dir/name: if that commits a save, the next one begins. */
+int save_commits(struct fs *fs, struct node *n, struct node *dir, const char *name);
+/* The same for a close of n, by the names that it has; its seal or FLUSH is in the log. */
+int save_flushed(struct fs *fs, struct node *n);
+bool save_tag_parse(const char *text, struct save_tag *out);
+bool save_has_tag(const char *name); /* are files of this name marked? */
+
 /* ---- commit.c: for struct staging_hold ---- */
 
 /* the directory that users see as ino; 0: none is known */
 uint64_t commit_dir(struct fs *fs, uint64_t ino);
 #define COMMIT_NAME ".metadata"
 bool commit_is_name(const char *name);
-bool commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd, char *what,
-		    size_t cap);
+enum staging_missing commit_missing(void *fs, uint64_t seq, uint64_t dir, int dirfd, int fd,
+				    char *what, size_t cap);
 
 /* ---- upkeep.c ---- */
 

@@ -137,6 +137,16 @@ int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_
 		  void *ctx);
 /* *now: by the store's clock. -EROFS, -EACCES ... : nothing can be written there. */
 int io_hosts_clock(int cairn, int64_t *now);
+/* How many saves of a directory were committed, by whatever host: STORE/.cairn/.saves (saves.c). key
+ * stands for the directory, and is a name of at most IO_SAVE_KEY - 1 bytes. Only where the store has
+ * xattrs. */
+#define IO_SAVE_KEY 17
+/* *n: 0 if there is none. 0; -EBADMSG: it is no number; or as open(2), getxattr(2). */
+int io_saves_count(struct io_store *s, const char *key, uint64_t *n);
+/* Makes it at least `least`; 0: one more than it is. -EROFS, -EOPNOTSUPP; or as open(2),
+ * setxattr(2). */
+int io_saves_raise(struct io_store *s, const char *key, uint64_t least);
+int io_saves_sync(struct io_store *s, const char *key); /* it is durable */
 enum io_fs_kind io_store_fs(const struct io_store *s);
 bool io_store_has_xattr(const struct io_store *s);
 /* Bytes that the users' xattrs of one inode may take together (a value, its name, 16 per entry);

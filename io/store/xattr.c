@@ -11,7 +11,7 @@
 #include "io/keys.h"
 #include "sidecar.h"
 
-#define OWN_XATTRS 300u /* user.cairn.ino and .checksum, with the overhead of their entries */
+#define OWN_XATTRS 380u /* user.cairn.ino, .checksum, .over and .save, with their entries */
 
 bool io_xattr_probe(int fd, bool ro)
 {

@@ -37,10 +37,13 @@ void *persist_small_main(void *arg);
 /* pass.c: which records may be published before others that wait. Pure functions. */
 struct pass {
 	/* What waits, in the order in which it was accepted. tree: the directory of the checkpoint
-	 * that the record commits; 0: it only waits behind another. */
+	 * that the record commits; 0: it only waits behind another. overtaken: this one and all
+	 * before it protect nothing in their trees any more; yields: and nowhere else. Only what
+	 * concerns their own names and nodes waits still. */
 	const struct pass_waiting {
 		const struct rec *r;
 		uint64_t seq, tree;
+		bool overtaken, yields;
 	} * waiting;
 	size_t n;
 	/* the directory that dir is in when the records before seq are applied; 0: none */

@@ -9,6 +9,16 @@
  *        │                ▼
  *        └── complete, forced, removed ◀── set aside, asked again and again
  *
+ * Overtaken: another host has saved the next checkpoint over it already, so that it will hardly
+ * become whole. This host's next save ends it, by its own name, or that of the host that commits
+ * now. That save must get there, so its files pass (pass.c); and since an fsync of this save may
+ * wait for what is set aside:
+ *
+ *   overtaken ──an fsync waits behind it──▶ yields: all passes it
+ *       │                                     │ an fsync waits for its very name or bytes
+ *       │ the store has a later one           ▼
+ *       └──────────────▶ ended              published as it is, with a notice
+ *
  * Only the publisher sets aside and resumes. */
 #include "staging/drain/drain.h"
 
@@ -33,6 +43,8 @@ struct held {
 	uint64_t tree; /* its directory */
 	time_t since; /* it was accepted */
 	uint64_t first_ns, ask_ns; /* first asked, to be asked again */
+	enum staging_missing missing;
+	bool yields;
 	char path[256], what[STAGING_HELD];
 };
 
@@ -63,6 +75,15 @@ bool hold_due(const struct staging *s, const struct pend *p)
 
 /* ---- asking ---- */
 
+/* A rename, p, of a version that waits, too: under its present name the store has another one. */
+static bool waits_for_bytes(const struct staging *s, const struct pend *p)
+{
+	for (const struct pend *q = s->order.pend; p->r.type == REC_RENAME && q != p; q = q->next)
+		if (q->r.type == REC_SEAL && q->r.node == p->r.node)
+			return true;
+	return false;
+}
+
 /* The bytes to be published: in tmp/, or in the store under their present name. */
 static int open_bytes(struct staging *s, const struct pend *p)
 {
@@ -77,18 +98,19 @@ static int open_bytes(struct staging *s, const struct pend *p)
 	return fd;
 }
 
-static bool is_missing(struct staging *s, const struct pend *p, struct commit c, char *what,
-		       size_t cap)
+static enum staging_missing is_missing(struct staging *s, const struct pend *p, struct commit c,
+				       char *what, size_t cap)
 {
 	int d, fd = open_bytes(s, p);
-	if (fd < 0)
-		return false; /* applying it will report the error */
-	bool missing = false;
+	if (fd < 0 && !p->held)
+		return STAGING_WHOLE; /* applying it will report the error */
+	enum staging_missing missing = STAGING_WHOLE;
 	if (!staging_dir_get(s, c.dir, &d)) {
 		missing = s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
 		staging_dir_put(s, c.dir);
 	}
-	close(fd);
+	if (fd >= 0)
+		close(fd);
 	return missing;
 }
 
@@ -107,7 +129,7 @@ static void ask(struct staging *s, struct pend *p)
 	uint64_t now = monotonic_ns();
 
 	pthread_mutex_unlock(&s->lock);
-	bool missing = is_missing(s, p, c, what, sizeof(what));
+	enum staging_missing missing = is_missing(s, p, c, what, sizeof(what));
 	dirs_root_relative(s, c.dir, c.name, path, sizeof(path));
 	pthread_mutex_lock(&s->lock);
 	if (!missing) {
@@ -125,6 +147,7 @@ static void ask(struct staging *s, struct pend *p)
 	uint64_t wait = (now - h->first_ns) / 16;
 	h->ask_ns = now + (wait < LOOK_NS ? LOOK_NS : wait > ASK_MAX_NS ? ASK_MAX_NS : wait);
 	h->tree = c.dir;
+	h->missing = missing;
 	memcpy(h->path, path, sizeof(h->path));
 	memcpy(h->what, what, sizeof(h->what));
 }
@@ -165,19 +188,40 @@ static void list_drop(struct staging *s)
 	s->aside.n_waiting = 0;
 }
 
+static bool is_overtaken(const struct held *h)
+{
+	return h->missing >= STAGING_OVERTAKEN;
+}
+
+/* p, set aside, as pass.c sees it behind `last`. A name that is held no more protects all until it
+ * is in the store. */
+static struct pass_waiting waiting_of(const struct staging *s, const struct pend *p,
+				      const struct pass_waiting *last)
+{
+	const struct held *h = p->held;
+	bool overtaken = h ? is_overtaken(h) : !hold_due(s, p);
+
+	return (struct pass_waiting){.r = &p->r,
+				     .seq = p->accepted,
+				     .tree = h ? h->tree : 0,
+				     .overtaken = overtaken && (!last || last->overtaken),
+				     .yields = overtaken && (!h || h->yields) &&
+					       (!last || last->yields)};
+}
+
 /* What is set aside, as pass.c sees it. Kept until that changes. *none: no memory. */
 static struct pass waiting(struct staging *s, bool *none)
 {
 	struct aside *a = &s->aside;
+	const struct pass_waiting *last = NULL;
 
 	if (!a->waiting) {
 		a->waiting = calloc(s->order.n_aside + 1, sizeof(*a->waiting));
 		a->n_waiting = 0;
-		for (struct pend *p = s->order.pend; a->waiting && p && p->aside; p = p->next)
-			a->waiting[a->n_waiting++] =
-				(struct pass_waiting){.r = &p->r,
-						      .seq = p->accepted,
-						      .tree = p->held ? p->held->tree : 0};
+		for (struct pend *p = s->order.pend; a->waiting && p && p->aside; p = p->next) {
+			a->waiting[a->n_waiting] = waiting_of(s, p, last);
+			last = &a->waiting[a->n_waiting++];
+		}
 	}
 	*none = !a->waiting;
 	return (struct pass){.waiting = a->waiting,
@@ -218,8 +262,8 @@ static bool has_one_name(const struct rec *r)
 	return n == 1;
 }
 
-/* p's name c ends with `end`: nobody sees it in the store. Of a rename only the removal of the old
- * name remains. */
+/* p's name c ends with `end`, or (NULL) in the store: nobody sees it there. Of a rename only the
+ * removal of the old name remains, and nothing if that may be another host's file. */
 static int end_commit(struct staging *s, struct pend *p, struct commit c, const struct rec *end)
 {
 	bool over = p->r.flags & (p->r.type == REC_SEAL ? REC_SHADOW : REC_OVER);
@@ -235,7 +279,7 @@ static int end_commit(struct staging *s, struct pend *p, struct commit c, const 
 			break;
 	}
 	if (!err)
-		err = aside_change(s, p, p->r.type == REC_SEAL ? REC_ABSENT : REC_SHADOW);
+		err = aside_change(s, p, p->r.type == REC_RENAME && end ? REC_SHADOW : REC_ABSENT);
 	if (!err)
 		let_go(p);
 	return err;
@@ -288,8 +332,7 @@ static void resume(struct staging *s)
 	int err = 0;
 
 	for (struct pend **link = &s->order.pend, *p; kept && (p = *link) && p->aside;) {
-		struct pass_waiting w = {
-			.r = &p->r, .seq = p->accepted, .tree = p->held ? p->held->tree : 0};
+		struct pass_waiting w = waiting_of(s, p, k.n ? &kept[k.n - 1] : NULL);
 		bool stays = err || p->held || pass_waits(&k, &p->r, p->accepted);
 		if (!stays) {
 			aside_note_added(s, &p->r, p->accepted);
@@ -303,6 +346,88 @@ static void resume(struct staging *s)
 	s->aside.unfinished = err || !kept;
 	free(kept);
 	list_drop(s);
+}
+
+/* ---- what other hosts have overtaken ---- */
+
+static bool is_waited_for(const struct staging *s, const struct pend *q)
+{
+	for (const struct waiter *w = s->drain.waiters; w; w = w->next)
+		if (q->accepted <= w->seq &&
+		    (!w->node || w->node == q->r.node || w->node == q->r.node2 ||
+		     w->node == q->r.dir || w->node == q->r.dir2))
+			return true;
+	return false;
+}
+
+/* Does a caller wait for a change that waits because of p, a name that is held? */
+static bool is_waited_behind(struct staging *s, const struct pend *p)
+{
+	const struct pass_waiting w = waiting_of(s, p, NULL);
+	const struct pass only = {
+		.waiting = &w, .n = 1, .parent = parent_of, .added = added_at, .ctx = s};
+
+	for (const struct pend *q = p->next; q && q->aside; q = q->next)
+		if (!q->held && is_waited_for(s, q) && pass_waits(&only, &q->r, q->accepted))
+			return true;
+	return false;
+}
+
+static void tell(struct staging *s, const char *text)
+{
+	pthread_mutex_unlock(&s->lock);
+	s->o.notice(s->o.ctx, text);
+	pthread_mutex_lock(&s->lock);
+}
+
+/* p yields already, and still somebody waits: for its own name or bytes. */
+static bool publish_overtaken(struct staging *s, struct pend *p)
+{
+	char text[900];
+
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "%s is published although %s: an fsync of the next save waits for it",
+		 p->held->path, p->held->what);
+	if (aside_change(s, p, REC_FORCED))
+		return false;
+	let_go(p);
+	tell(s, text);
+	return true;
+}
+
+/* The store has another host's .metadata of a later save. */
+static bool end_replaced(struct staging *s, struct pend *p)
+{
+	char text[400];
+
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "%s is not published: another host has committed a later save there",
+		 p->held->path);
+	if ((p->r.type == REC_SEAL && !has_one_name(&p->r)) ||
+	    end_commit(s, p, commit_of(s, &p->r), NULL))
+		return false;
+	tell(s, text);
+	return true;
+}
+
+/* True: what may pass has changed. Drops the lock. */
+static bool look_overtaken(struct staging *s)
+{
+	bool changed = false;
+
+	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
+		struct held *h = p->held;
+		bool waited = h && is_overtaken(h) && is_waited_behind(s, p);
+		if (h && h->missing == STAGING_REPLACED)
+			changed |= end_replaced(s, p);
+		else if (waited && h->yields)
+			changed |= publish_overtaken(s, p);
+		else if (waited)
+			changed = h->yields = true;
+	}
+	return changed;
 }
 
 static bool is_late(const struct staging *s, const struct held *h)
@@ -324,19 +449,25 @@ static bool look_late(struct staging *s)
 static bool look(struct staging *s)
 {
 	bool all = !s->aside.look_ns, freed = end_commits(s), fresh = false;
+	enum staging_missing before;
 	uint64_t now = monotonic_ns(), n = s->order.n_aside;
 
 	s->aside.looks_begun++;
 	s->aside.look_ns = now + LOOK_NS;
 	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
 		bool was = p->held, due = hold_due(s, p);
+		if (due && waits_for_bytes(s, p))
+			continue;
+		before = was ? p->held->missing : STAGING_WHOLE;
 		if (due && (all || !was || p->held->ask_ns <= now))
 			ask(s, p);
 		else if (!due)
 			let_go(p);
 		freed |= was && !p->held;
-		fresh |= !was && p->held;
+		freed |= p->held && is_overtaken(p->held) && before < STAGING_OVERTAKEN;
+		fresh |= p->held && p->held->missing != before;
 	}
+	freed |= look_overtaken(s);
 	if (freed || fresh)
 		list_drop(s);
 	if (freed || all || s->aside.unfinished) {

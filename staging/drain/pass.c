@@ -7,7 +7,11 @@
  * done to a file or directory that was created after every commit that waits (another version of
  * it, its attributes, a rename onto a new name). An addition waits all the same if it is in the
  * tree of such a checkpoint, in a directory that a waiting record makes, moves or removes, or if it
- * concerns a name or a node of a waiting record. */
+ * concerns a name or a node of a waiting record.
+ *
+ * A checkpoint that waits may be overtaken: other hosts have saved over it. Then there is nothing to
+ * protect in its tree any more: what concerns only that passes, if it does not concern a name, a
+ * node or a directory of what waits. If it yields (hold.c), so does all else. */
 #include "staging/drain/drain.h"
 
 #include <string.h>
@@ -70,7 +74,8 @@ static bool changes_dir(const struct rec *r, uint64_t dir)
 static bool is_blocked(const struct pass *p, uint64_t dir)
 {
 	for (size_t i = 0; i < p->n; i++)
-		if (p->waiting[i].tree == dir || changes_dir(p->waiting[i].r, dir))
+		if ((p->waiting[i].tree == dir && !p->waiting[i].overtaken) ||
+		    changes_dir(p->waiting[i].r, dir))
 			return true;
 	return false;
 }
@@ -89,6 +94,30 @@ static bool is_below_blocked(const struct pass *p, uint64_t dir)
 static bool is_in_blocked(const struct name *n, const void *ctx)
 {
 	return is_below_blocked(ctx, n->dir);
+}
+
+struct tree {
+	const struct pass *p;
+	uint64_t dir;
+};
+
+static bool is_outside(const struct name *n, const void *ctx)
+{
+	const struct tree *t = ctx;
+	uint64_t dir = n->dir;
+
+	for (unsigned depth = 0; dir && dir != t->dir && depth < DEPTH_MAX; depth++)
+		dir = t->p->parent(t->p->ctx, dir, t->p->seq);
+	return dir != t->dir;
+}
+
+/* Is what waiting[i] protects not r's? */
+static bool lets_destroy(const struct pass *p, size_t i, const struct rec *r)
+{
+	const struct pass_waiting *w = &p->waiting[i];
+	const struct tree t = {.p = p, .dir = w->tree};
+
+	return w->yields || (w->overtaken && (!w->tree || !any_name(r, is_outside, &t)));
 }
 
 /* ---- records ---- */
@@ -135,10 +164,9 @@ bool pass_waits(const struct pass *all, const struct rec *r, uint64_t seq)
 		p->n--;
 	if (!p->n)
 		return false;
-	if (!(r->flags & REC_ABSENT) && !only_adds(p, r))
-		return true;
+	bool destroys = !(r->flags & REC_ABSENT) && !only_adds(p, r);
 	for (size_t i = 0; i < p->n; i++)
-		if (shares_node(p->waiting[i].r, r) || any_name(r, is_name_of, p->waiting[i].r))
+		if ((destroys && !lets_destroy(p, i, r)) || shares_node(p->waiting[i].r, r) || any_name(r, is_name_of, p->waiting[i].r))
 			return true;
 	/* publishing it changes nothing in the store */
 	return !(r->flags & REC_ABSENT) && any_name(r, is_in_blocked, p);

@@ -96,7 +96,8 @@ struct Options {
 	bool away = false;	// the store was let go of before the replay
 	std::string store;	// "" = the ground's
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
-	std::function<bool(uint64_t dir)> missing;	// does a .metadata there have to wait?
+	// does a .metadata there have to wait? enum staging_missing, or a bool
+	std::function<int(uint64_t dir)> missing;
 };
 
 // Staging as a daemon would have it. What is destroyed without clear() is as after a kill:
@@ -187,14 +188,15 @@ public:
 	std::vector<Seen> replayed;
 	std::function<void(staging *, const rec *)> frontend;
 
-	std::function<bool(uint64_t dir)> missing;
+	std::function<int(uint64_t dir)> missing;
 
 private:
 	static bool is_commit(const char *name) { return !strcmp(name, ".metadata"); }
-	static bool asks_missing(void *ctx, uint64_t, uint64_t dir, int, int, char *what, size_t cap)
+	static staging_missing asks_missing(void *ctx, uint64_t, uint64_t dir, int, int, char *what,
+					    size_t cap)
 	{
 		snprintf(what, cap, "a shard is not in the store");
-		return static_cast<Staging *>(ctx)->missing(dir);
+		return (staging_missing)static_cast<Staging *>(ctx)->missing(dir);
 	}
 	static void note(void *ctx, const char *text)
 	{

@@ -18,7 +18,8 @@ struct Op {
 	uint64_t node, node2, dir, dir2;
 	std::string name, name2, bytes;
 	bool is_dir, over;	// over: there was something at the name already
-	std::set<uint64_t> above;	// the directories that it is in, and those above
+	std::set<uint64_t> above = {};	// the directories that it is in, and those above
+	std::set<uint64_t> above2 = {};	// of a rename: where it leads
 };
 
 struct Entry {
@@ -89,7 +90,7 @@ bool is_commit(const Op &o)
 
 struct Judge {
 	const std::vector<Op> &ops;
-	const std::set<uint64_t> &missing;
+	const std::set<uint64_t> &missing, &overtaken;
 	std::vector<size_t> waiting;
 	std::map<uint64_t, size_t> born;	// of what is in the store
 
@@ -122,16 +123,23 @@ struct Judge {
 		       names.count({o.dir, o.name}) ||
 		       (o.type == REC_RENAME && names.count({o.dir2, o.name2}));
 	}
+	static bool is_in(const Op &o, uint64_t tree)
+	{
+		return o.above.count(tree) && (o.type != REC_RENAME || o.above2.count(tree));
+	}
 	bool waits(const Op &o) const
 	{
-		if (waiting.empty())
-			return false;
-		if (destroys(o))
-			return true;
+		bool over = true;	// are all commits so far overtaken?
 		for (size_t i : waiting) {
 			const Op &w = ops[i];
-			if (meets(w, o) || (waits_for_others(w) && o.above.count(w.dir2)) ||
-			    (w.is_dir && (o.above.count(w.node) || o.above.count(w.node2))))
+			bool commit = waits_for_others(w);
+			over = over && (!commit || overtaken.count(w.dir2));
+			if (destroys(o) && (!over || (commit && !is_in(o, w.dir2))))
+				return true;
+			bool above = o.above.count(w.dir2) || o.above2.count(w.dir2);
+			if (meets(w, o) || (commit && !over && above) ||
+			    (w.is_dir && (o.above.count(w.node) || o.above.count(w.node2) ||
+					  o.above2.count(w.node) || o.above2.count(w.node2))))
 				return true;
 		}
 		return false;
@@ -166,6 +174,8 @@ public:
 			unsigned what = pick(40);
 			if (what == 0)
 				commit();
+			else if (what == 8 && !missing_.empty())
+				overtake();
 			else if (what == 1 && !missing_.empty())
 				release();
 			else if (what == 2)
@@ -184,7 +194,7 @@ public:
 		EXPECT_EQ(s_->notes_with("conflict"), 0);
 		EXPECT_EQ(s_->stats().held.behind, 0u);
 	}
-	unsigned most_waiting = 0, kills_while_waiting = 0;
+	unsigned most_waiting = 0, kills_while_waiting = 0, overtakes = 0;
 
 private:
 	unsigned pick(unsigned n) { return (unsigned)(random_() % n); }
@@ -196,7 +206,9 @@ private:
 		Options o;
 		o.missing = [this](uint64_t dir) {
 			std::lock_guard<std::mutex> hold(lock_);
-			return missing_.count(dir) > 0;
+			return !missing_.count(dir)	? STAGING_WHOLE
+			       : overtaken_.count(dir) ? STAGING_OVERTAKEN
+						       : STAGING_MISSING;
 		};
 		s_ = std::make_unique<Staging>(ground_, o);
 		ASSERT_EQ(s_->err, 0);
@@ -205,7 +217,7 @@ private:
 	{
 		o.above = now_.above(o.dir);
 		if (o.type == REC_RENAME)
-			o.above.merge(now_.above(o.dir2));
+			o.above2 = now_.above(o.dir2);
 		uint32_t flags = (o.is_dir && o.type == REC_RENAME ? (uint32_t)REC_DIR : 0u) |
 				 (o.over && o.type == REC_RENAME ? (uint32_t)REC_OVER : 0u);
 		if (o.type == REC_SEAL) {
@@ -259,10 +271,9 @@ private:
 		bool there = it != now_.at.end();
 		if (!there && pick(3)) {
 			log({REC_SEAL, staging_new_id(*s_), 0, dir, 0, name, "", some_bytes(), false,
-			     false, {}});
+			     false});
 		} else if (!there) {
-			log({REC_MKDIR, staging_new_id(*s_), 0, dir, 0, name, "", "", true, false,
-			     {}});
+			log({REC_MKDIR, staging_new_id(*s_), 0, dir, 0, name, "", "", true, false});
 		} else if (it->second.is_dir) {
 			change_dir(dir, name, it->second.node);
 		} else {
@@ -279,12 +290,12 @@ private:
 		if (what == 0)
 			compare();	// else both may be left out
 		if (what == 0)
-			log({REC_UNLINK, node, node, dir, 0, name, "", "", false, false, {}});
+			log({REC_UNLINK, node, node, dir, 0, name, "", "", false, false});
 		else if (what == 1)
-			log({REC_SEAL, node, 0, dir, 0, name, "", some_bytes(), false, true, {}});
+			log({REC_SEAL, node, 0, dir, 0, name, "", some_bytes(), false, true});
 		else if (!over || (!to->second.is_dir && to->second.node != node))
 			log({REC_RENAME, node, over ? to->second.node : 0, dir, dir2, name, name2, "",
-			     false, over, {}});
+			     false, over});
 	}
 	void change_dir(uint64_t dir, const std::string &name, uint64_t node)
 	{
@@ -294,11 +305,11 @@ private:
 		std::string name2 = some_name();
 		if (empty && pick(2)) {
 			compare();
-			log({REC_RMDIR, node, node, dir, 0, name, "", "", true, false, {}});
+			log({REC_RMDIR, node, node, dir, 0, name, "", "", true, false});
 		} else if (!now_.at.count({dir2, name2}) && !now_.above(dir2).count(node)) {
 			// what came before it is judged where its directory was
 			compare();
-			log({REC_RENAME, node, 0, dir, dir2, name, name2, "", true, false, {}});
+			log({REC_RENAME, node, 0, dir, dir2, name, name2, "", true, false});
 			compare();
 		}
 	}
@@ -307,14 +318,14 @@ private:
 	{
 		uint64_t dir = staging_new_id(*s_), node = staging_new_id(*s_);
 		std::string name = "ckpt-" + std::to_string(ops_.size());
-		log({REC_MKDIR, dir, 0, root, 0, name, "", "", true, false, {}});
-		log({REC_SEAL, node, 0, dir, 0, "tmp", "", some_bytes(), false, false, {}});
+		log({REC_MKDIR, dir, 0, root, 0, name, "", "", true, false});
+		log({REC_SEAL, node, 0, dir, 0, "tmp", "", some_bytes(), false, false});
 		commits_.insert(dir);
 		if (pick(4)) {
 			std::lock_guard<std::mutex> hold(lock_);
 			missing_.insert(dir);
 		}
-		log({REC_RENAME, node, 0, dir, dir, "tmp", ".metadata", "", false, false, {}});
+		log({REC_RENAME, node, 0, dir, dir, "tmp", ".metadata", "", false, false});
 	}
 	void release()
 	{
@@ -328,9 +339,20 @@ private:
 		compare();
 		ASSERT_TRUE(now_.at.count({dir, ".metadata"}));
 	}
+	// Other hosts have saved over one that waits.
+	void overtake()
+	{
+		auto it = missing_.begin();
+		std::advance(it, pick((unsigned)missing_.size()));
+		{
+			std::lock_guard<std::mutex> hold(lock_);
+			overtakes += overtaken_.insert(*it).second;
+		}
+		compare();
+	}
 	void compare()
 	{
-		Judge j{ops_, missing_, {}, {}};
+		Judge j{ops_, missing_, overtaken_, {}, {}};
 		Tree want = j.tree();
 		ASSERT_EQ(s_->drain(), j.waiting.empty() ? 0 : -EAGAIN);
 		most_waiting = std::max(most_waiting, (unsigned)j.waiting.size());
@@ -362,7 +384,7 @@ private:
 
 	Ground ground_;
 	std::mutex lock_;
-	std::set<uint64_t> missing_, commits_;
+	std::set<uint64_t> missing_, overtaken_, commits_;
 	std::unique_ptr<Staging> s_;
 	std::vector<Op> ops_;
 	Model now_;
@@ -371,16 +393,178 @@ private:
 
 TEST(Hold, RandomHistoriesOfCommitsThatWait)
 {
-	unsigned most = 0, kills = 0;
+	unsigned most = 0, kills = 0, overtakes = 0;
 	for (unsigned seed = 1; seed <= 8 && !HasFatalFailure(); seed++) {
 		SCOPED_TRACE("seed " + std::to_string(seed));
 		Histories h(seed);
 		h.run(300);
 		most = std::max(most, h.most_waiting);
 		kills += h.kills_while_waiting;
+		overtakes += h.overtakes;
 	}
+	EXPECT_GT(overtakes, 10u);
 	EXPECT_GT(most, 20u);
 	EXPECT_GT(kills, 5u);
+}
+
+// ---- what other hosts have saved over ----
+
+// A checkpoint that is saved again in place: ckpt/.metadata waits, and is overtaken when the test says so.
+struct Overtaken : public ::testing::Test {
+	Overtaken()
+	{
+		Options o;
+		o.missing = [this](uint64_t) { return missing.load(); };
+		s = std::make_unique<Staging>(ground, o);
+		dir = staging_new_id(*s);
+		log(REC_MKDIR, dir, root, "ckpt");
+		other = file(root, "other", "old", false);
+		shard = file(dir, "shard", "1", false);
+		EXPECT_EQ(s->drain(), 0);
+		commit("metadata 1", STAGING_MISSING);
+	}
+	uint64_t log(uint32_t type, uint64_t node, uint64_t d, const char *name, const char *name2 = "",
+		     uint32_t flags = 0)
+	{
+		rec r = {};
+		r.type = type;
+		r.flags = flags;
+		r.node = r.ino = node;
+		r.dir = r.dir2 = d;
+		r.name = name;
+		r.name2 = name2;
+		r.mode = 0755;
+		r.uid = geteuid();
+		r.gid = getegid();
+		EXPECT_EQ(staging_log(*s, &r), 0);
+		return r.seq;
+	}
+	uint64_t version(uint64_t node, uint64_t d, const char *name, const std::string &bytes, bool over)
+	{
+		staged *f = nullptr;
+		EXPECT_EQ(staged_create(*s, node, bytes.size(), &f), 0);
+		EXPECT_EQ(staged_write(f, bytes.data(), bytes.size(), 0), (ssize_t)bytes.size());
+		int64_t seq = seal(*s, f, node, {{d, name}}, true, over ? (uint32_t)REC_SHADOW : 0u);
+		EXPECT_GT(seq, 0);
+		staged_unref(f);
+		return (uint64_t)seq;
+	}
+	uint64_t file(uint64_t d, const char *name, const std::string &bytes, bool over)
+	{
+		uint64_t node = staging_new_id(*s);
+		version(node, d, name, bytes, over);
+		return node;
+	}
+	void commit(const std::string &bytes, int is_missing)
+	{
+		missing = is_missing;
+		uint64_t node = file(dir, "tmp", bytes, false);
+		log(REC_RENAME, node, dir, "tmp", ".metadata");
+		EXPECT_EQ(s->drain(), -EAGAIN);
+	}
+	// Returns whether it is durable; the callback is not called otherwise.
+	bool synced(uint64_t node, uint64_t seq)
+	{
+		auto done = std::make_shared<std::atomic<bool>>(false);
+		waits.push_back(done);
+		staging_when_synced(
+			*s, node, seq, [](void *ctx, int err) {
+				EXPECT_EQ(err, 0);
+				*static_cast<std::atomic<bool> *>(ctx) = true;
+			},
+			done.get());
+		return until([&] { return done->load(); });
+	}
+	bool has(const char *path, const std::string &bytes)
+	{
+		Tree t = s->tree();
+		return t.count(path) && t.at(path) == bytes;
+	}
+
+	Ground ground;
+	std::atomic<int> missing{0};
+	std::vector<std::shared_ptr<std::atomic<bool>>> waits;
+	std::unique_ptr<Staging> s;
+	uint64_t dir, shard, other;
+};
+
+TEST_F(Overtaken, ItsOwnNextShardsPassAndOthersWait)
+{
+	version(shard, dir, "shard", "2", true);
+	log(REC_UNLINK, other, root, "other");
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	EXPECT_TRUE(has("ckpt/shard", "1")) << "it may still become whole";
+	missing = STAGING_OVERTAKEN;
+	EXPECT_TRUE(until([&] { return has("ckpt/shard", "2"); }));
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	EXPECT_TRUE(has("other", "old")) << "nothing else is destroyed";
+	EXPECT_FALSE(s->tree().count("ckpt/.metadata"));
+}
+
+TEST_F(Overtaken, YieldsToAnFsyncBehindIt)
+{
+	uint64_t node = staging_new_id(*s), seq = version(node, root, "other", "new", true);
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	missing = STAGING_OVERTAKEN;
+	EXPECT_TRUE(synced(node, seq));
+	EXPECT_TRUE(has("other", "new"));
+	EXPECT_FALSE(s->tree().count("ckpt/.metadata")) << "it is not published for that";
+	EXPECT_EQ(s->notes_with("is published although"), 0);
+}
+
+TEST_F(Overtaken, TheNextCommitEndsIt)
+{
+	missing = STAGING_OVERTAKEN;
+	version(shard, dir, "shard", "2", true);
+	EXPECT_TRUE(until([&] { return has("ckpt/shard", "2"); }));
+	uint64_t node = file(dir, "tmp", "metadata 2", true);
+	log(REC_RENAME, node, dir, "tmp", ".metadata", REC_OVER);
+	missing = STAGING_WHOLE;
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_TRUE(has("ckpt/.metadata", "metadata 2"));
+	EXPECT_FALSE(s->tree().count("ckpt/tmp"));
+}
+
+// DCP syncs the next .metadata under the name that the first one has in the store.
+TEST_F(Overtaken, IsPublishedWhereAnFsyncNeedsItsName)
+{
+	missing = STAGING_OVERTAKEN;
+	uint64_t node = staging_new_id(*s), seq = version(node, dir, "tmp", "metadata 2", true);
+	EXPECT_TRUE(synced(node, seq));
+	EXPECT_TRUE(has("ckpt/.metadata", "metadata 1"));
+	EXPECT_TRUE(has("ckpt/tmp", "metadata 2"));
+	EXPECT_EQ(s->notes_with("ckpt/.metadata is published although a shard is not in the store: an fsync of the "
+				"next save waits for it"),
+		  1);
+}
+
+TEST_F(Overtaken, EndsWhenTheStoreHasALaterOne)
+{
+	version(shard, dir, "shard", "2", true);
+	missing = STAGING_REPLACED;
+	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
+	EXPECT_TRUE(has("ckpt/shard", "2"));
+	EXPECT_FALSE(s->tree().count("ckpt/.metadata"));
+	EXPECT_TRUE(has("ckpt/tmp", "metadata 1")) << "it might be the other host's";
+	EXPECT_EQ(s->notes_with("another host has committed a later save there"), 1);
+}
+
+// The next worker asks anew; what passed has passed.
+TEST_F(Overtaken, SurvivesAKill)
+{
+	version(shard, dir, "shard", "2", true);
+	missing = STAGING_OVERTAKEN;
+	EXPECT_TRUE(until([&] { return has("ckpt/shard", "2"); }));
+	Options o;
+	o.missing = [this](uint64_t) { return missing.load(); };
+	s.reset();
+	s = std::make_unique<Staging>(ground, o);
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	EXPECT_TRUE(has("ckpt/shard", "2"));
+	EXPECT_FALSE(s->tree().count("ckpt/.metadata"));
+	missing = STAGING_WHOLE;
+	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
+	EXPECT_TRUE(has("ckpt/.metadata", "metadata 1"));
 }
 
 } // namespace

@@ -194,3 +194,27 @@ void shim_expect_note(struct fs *fs, uint64_t dir, const char *name, uint64_t si
 	if (!tree_lookup(fs, node_find(fs, dir), name, &n, NULL))
 		expect_note(fs, n, size);
 }
+
+void shim_meet_others(struct fs *fs)
+{
+	atomic_store(&fs->hosts.others, true);
+}
+
+bool shim_knows_others(struct fs *fs)
+{
+	return atomic_load(&fs->hosts.others);
+}
+
+size_t shim_odd_one(const struct shim_mark *m, size_t count, uint64_t commit, uint64_t *save)
+{
+	struct save_mark *v = calloc(count + 1, sizeof(*v));
+	for (size_t i = 0; i < count; i++)
+		v[i] = (struct save_mark){.kind = m[i].later ? SAVE_COMES_LATER
+						  : m[i].n < 0 ? SAVE_UNMARKED
+							       : SAVE_MARKED,
+					  .own = m[i].own,
+					  .n = (uint64_t)m[i].n};
+	size_t odd = save_odd_one(v, count, commit, save);
+	free(v);
+	return odd;
+}

@@ -44,6 +44,17 @@ bool shim_is_control(uint64_t id);	/* is it .cairn's, and no file's or directory
 /* Places in the order: of the last version of id, 0 = none; of the last change of a name. */
 uint64_t shim_seal_seq(struct fs *fs, uint64_t id);
 uint64_t shim_name_seq(struct fs *fs, uint64_t dir, const char *name);
+/* Another host is, or was, in the store: this worker knows it. */
+void shim_meet_others(struct fs *fs);
+bool shim_knows_others(struct fs *fs);
+/* saves.c: marks of files. n < 0: has none; own: this host wrote it; later: it comes after the .metadata. */
+struct shim_mark {
+	int64_t n;
+	bool own, later;
+};
+/* The first of `count` that is of another save; count: none. *save: the one that all must be of. */
+size_t shim_odd_one(const struct shim_mark *m, size_t count, uint64_t commit, uint64_t *save);
+
 /* expect.c: how large is this file expected to be; it was so large. The latter's name is in the tree. */
 uint64_t shim_expect(struct fs *fs, uint64_t dir, const char *name);
 void shim_expect_note(struct fs *fs, uint64_t dir, const char *name, uint64_t size);
