@@ -22,6 +22,7 @@ static struct list {
 	uint64_t seq, used;
 	struct fmt_set *set;
 	size_t at;
+	bool counted; /* its save, on stable storage */
 	bool marked; /* the .metadata itself is: */
 	struct save_tag tag;
 	struct other {
@@ -139,8 +140,7 @@ struct mark_text {
 static void look_mark(struct fs *fs, int dirfd, const char *name, void *ctx)
 {
 	struct mark_text *t = ctx;
-	ssize_t len =
-		io_get_xattr(fs->store, dirfd, name, KEY_SAVE, t->text, sizeof(t->text) - 1);
+	ssize_t len = io_get_xattr(fs->store, dirfd, name, KEY_SAVE, t->text, sizeof(t->text) - 1);
 
 	t->err = len < 0 && !xattr_is_absent(len) ? (int)len : 0;
 	t->text[len < 0 ? 0 : len] = 0;
@@ -271,8 +271,8 @@ static void tell_sizes_only(struct fs *fs, uint64_t seq, uint64_t dir, const cha
 	fs_notice(fs, text);
 }
 
-static void tell_unmarked(struct fs *fs, const struct list *l, const struct save_mark *m, uint64_t seq,
-			  uint64_t dir)
+static void tell_unmarked(struct fs *fs, const struct list *l, const struct save_mark *m,
+			  uint64_t seq, uint64_t dir)
 {
 	for (size_t i = 0; i < l->set->n_files; i++)
 		if (m[i].kind == SAVE_UNMARKED && save_has_tag(l->set->file[i].name)) {
@@ -312,11 +312,16 @@ static bool is_replaced(struct fs *fs, const struct list *l, int dirfd)
 	       tag.n > l->tag.n && strcmp(tag.host, io_store_host(fs->store));
 }
 
-/* The next save has begun when this one is in the store, whatever happens to hosts and power. */
-static void count_durably(struct fs *fs, const struct save_tag *t)
+/* The next save has begun when this one is in the store, whatever happens to hosts and power.
+ * Before the last look at the marks, since it takes long. */
+static void count_durably(struct fs *fs, struct list *l)
 {
-	int err = io_saves_raise(fs->store, t->key, t->n + 1);
+	const struct save_tag *t = &l->tag;
 
+	if (l->counted)
+		return;
+	l->counted = true;
+	int err = io_saves_raise(fs->store, t->key, t->n + 1);
 	if (!err)
 		err = io_saves_sync(fs->store, t->key);
 	if (err)
@@ -359,16 +364,16 @@ enum staging_missing commit_missing(void *ctx, uint64_t seq, uint64_t dir, int d
 	}
 	if (!are_there(fs, l, dir, dirfd, what, cap))
 		return STAGING_MISSING;
-	if (l->set && l->marked)
+	if (l->set && l->marked) {
+		count_durably(fs, l);
 		missing = are_of_one_save(fs, l, dir, dirfd, what, cap);
+	}
 	if (missing == STAGING_OVERTAKEN && is_replaced(fs, l, dirfd))
 		missing = STAGING_REPLACED;
 	if (missing)
 		return missing;
 	if (l->set && !l->marked)
 		tell_sizes_only(fs, seq, dir, COMMIT_NAME);
-	else if (l->set)
-		count_durably(fs, &l->tag);
 	list_drop(l);
 	return STAGING_WHOLE;
 }

@@ -127,8 +127,8 @@ void save_not_counted(struct fs *fs, const char *name, int err)
 	fs_notice(fs, text);
 }
 
-/* Made again, it counts once: a version keeps its mark. Without one, before this host knew of others,
- * a number may be left out after a restart, which does no harm. */
+/* Made again, it counts once: a version keeps its mark. Without one, before this host knew of
+ * others, a number may be left out after a restart, which does no harm. */
 int save_commits(struct fs *fs, struct node *n, struct node *dir, const char *name)
 {
 	struct save_tag tag;
@@ -137,8 +137,8 @@ int save_commits(struct fs *fs, struct node *n, struct node *dir, const char *na
 	if (!commit_is_name(name) || !S_ISREG(n->attr.mode) || !io_store_has_xattr(fs->store) ||
 	    n->version.counted || key_of(fs, dir, key))
 		return 0;
-	bool marked = save_is_marked(n) && save_tag_parse(n->version.save, &tag) &&
-		      !strcmp(tag.key, key);
+	bool marked =
+		save_is_marked(n) && save_tag_parse(n->version.save, &tag) && !strcmp(tag.key, key);
 	int err = ask_next_save(fs, key, marked ? tag.n + 1 : 0);
 	if (err == ASK_AGAIN)
 		return err;

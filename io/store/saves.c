@@ -81,9 +81,7 @@ int io_saves_raise(struct io_store *s, const char *key, uint64_t least)
 	int err = fd < 0 ? fd : number_of(fd, &n);
 	if (err)
 		return err;
-	return !least	   ? set_number(s, fd, n + 1)
-	       : n < least ? set_number(s, fd, least)
-			   : 0;
+	return !least ? set_number(s, fd, n + 1) : n < least ? set_number(s, fd, least) : 0;
 }
 
 int io_saves_sync(struct io_store *s, const char *key)

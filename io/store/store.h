@@ -137,9 +137,9 @@ int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_
 		  void *ctx);
 /* *now: by the store's clock. -EROFS, -EACCES ... : nothing can be written there. */
 int io_hosts_clock(int cairn, int64_t *now);
-/* How many saves of a directory were committed, by whatever host: STORE/.cairn/.saves (saves.c). key
- * stands for the directory, and is a name of at most IO_SAVE_KEY - 1 bytes. Only where the store has
- * xattrs. */
+/* How many saves of a directory were committed, by whatever host: STORE/.cairn/.saves (saves.c).
+ * key stands for the directory, and is a name of at most IO_SAVE_KEY - 1 bytes. Only where the
+ * store has xattrs. */
 #define IO_SAVE_KEY 17
 /* *n: 0 if there is none. 0; -EBADMSG: it is no number; or as open(2), getxattr(2). */
 int io_saves_count(struct io_store *s, const char *key, uint64_t *n);

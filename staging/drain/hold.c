@@ -15,9 +15,8 @@
  * wait for what is set aside:
  *
  *   overtaken ──an fsync waits behind it──▶ yields: all passes it
- *       │                                     │ an fsync waits for its very name or bytes
- *       │ the store has a later one           ▼
- *       └──────────────▶ ended              published as it is, with a notice
+ *       │ the store has a later one           │ an fsync waits for its very name or bytes
+ *       └─────────────▶ ended ◀───────────────┘
  *
  * Only the publisher sets aside and resumes. */
 #include "staging/drain/drain.h"
@@ -380,31 +379,12 @@ static void tell(struct staging *s, const char *text)
 	pthread_mutex_lock(&s->lock);
 }
 
-/* p yields already, and still somebody waits: for its own name or bytes. */
-static bool publish_overtaken(struct staging *s, struct pend *p)
-{
-	char text[900];
-
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "%s is published although %s: an fsync of the next save waits for it",
-		 p->held->path, p->held->what);
-	if (aside_change(s, p, REC_FORCED))
-		return false;
-	let_go(p);
-	tell(s, text);
-	return true;
-}
-
-/* The store has another host's .metadata of a later save. */
-static bool end_replaced(struct staging *s, struct pend *p)
+/* p, overtaken, never reaches the store. */
+static bool end_overtaken(struct staging *s, struct pend *p, const char *why)
 {
 	char text[400];
 
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "%s is not published: another host has committed a later save there",
-		 p->held->path);
+	snprintf(text, sizeof(text), LEVEL_WARNING "%s is not published: %s", p->held->path, why);
 	if ((p->r.type == REC_SEAL && !has_one_name(&p->r)) ||
 	    end_commit(s, p, commit_of(s, &p->r), NULL))
 		return false;
@@ -421,9 +401,12 @@ static bool look_overtaken(struct staging *s)
 		struct held *h = p->held;
 		bool waited = h && is_overtaken(h) && is_waited_behind(s, p);
 		if (h && h->missing == STAGING_REPLACED)
-			changed |= end_replaced(s, p);
+			changed |= end_overtaken(s, p,
+						 "another host has committed a later save there");
 		else if (waited && h->yields)
-			changed |= publish_overtaken(s, p);
+			changed |= end_overtaken(
+				s, p,
+				"other hosts have saved over it, and this one is about to commit");
 		else if (waited)
 			changed = h->yields = true;
 	}

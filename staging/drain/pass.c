@@ -9,8 +9,8 @@
  * tree of such a checkpoint, in a directory that a waiting record makes, moves or removes, or if it
  * concerns a name or a node of a waiting record.
  *
- * A checkpoint that waits may be overtaken: other hosts have saved over it. Then there is nothing to
- * protect in its tree any more: what concerns only that passes, if it does not concern a name, a
+ * A checkpoint that waits may be overtaken: other hosts have saved over it. Then there is nothing
+ * to protect in its tree any more: what concerns only that passes, if it does not concern a name, a
  * node or a directory of what waits. If it yields (hold.c), so does all else. */
 #include "staging/drain/drain.h"
 
@@ -166,7 +166,8 @@ bool pass_waits(const struct pass *all, const struct rec *r, uint64_t seq)
 		return false;
 	bool destroys = !(r->flags & REC_ABSENT) && !only_adds(p, r);
 	for (size_t i = 0; i < p->n; i++)
-		if ((destroys && !lets_destroy(p, i, r)) || shares_node(p->waiting[i].r, r) || any_name(r, is_name_of, p->waiting[i].r))
+		if ((destroys && !lets_destroy(p, i, r)) || shares_node(p->waiting[i].r, r) ||
+		    any_name(r, is_name_of, p->waiting[i].r))
 			return true;
 	/* publishing it changes nothing in the store */
 	return !(r->flags & REC_ABSENT) && any_name(r, is_in_blocked, p);
