@@ -23,7 +23,7 @@
 
 #define TRIES 8u /* to find a file that the publisher moves meanwhile */
 
-enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SAVES, NEXT_SAVE };
+enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SET_MARK, SAVES, NEXT_SAVE };
 
 struct answer {
 	struct answer *next;
@@ -352,6 +352,11 @@ static int value_at(struct fs *fs, int dirfd, const char *name, struct answer *a
 	return keep_text(a, buf, io_get_xattr(fs->store, dirfd, name, a->key, buf, sizeof(buf)));
 }
 
+static int set_mark_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	return io_set_xattr(fs->store, dirfd, name, -1, KEY_SAVE, a->key, strlen(a->key), 0);
+}
+
 static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
 	char list[65536], val[65536];
@@ -450,8 +455,9 @@ static int next_save(struct fs *fs, const struct answer *a)
 static int ask_now(struct fs *fs, struct answer *a)
 {
 	static at_fn *const fn[] = {
-		[NAME] = name_at,     [STAT] = stat_at,	  [OPEN] = open_at, [LINK] = link_at,
-		[XATTRS] = xattrs_at, [VALUE] = value_at, [LIST] = list_at,
+		[NAME] = name_at, [STAT] = stat_at,	    [OPEN] = open_at,
+		[LINK] = link_at, [XATTRS] = xattrs_at,	    [VALUE] = value_at,
+		[LIST] = list_at, [SET_MARK] = set_mark_at,
 	};
 	if (a->what == SAVES || a->what == NEXT_SAVE)
 		return a->what == SAVES ? count_of(fs, a) : next_save(fs, a);
@@ -645,6 +651,12 @@ int ask_saves(struct fs *fs, const char *key, uint64_t *n)
 	int err = of_saves(fs, SAVES, key, 0, &a);
 	*n = err ? 0 : a->ino;
 	return err;
+}
+
+int ask_set_mark(struct fs *fs, struct node *dir, const char *name, const char *mark)
+{
+	struct answer *a = question(SET_MARK, dir->id, name, mark);
+	return !a ? -ENOMEM : !a->done && put(fs, a) ? ASK_AGAIN : a->err;
 }
 
 int ask_next_save(struct fs *fs, const char *key, uint64_t least)

@@ -201,7 +201,7 @@ static struct save_mark mark_of(struct fs *fs, const struct list *l, uint64_t di
 	m.kind = t.err ? SAVE_UNREADABLE : SAVE_UNMARKED;
 	if (t.err || !save_tag_parse(t.text, &tag) || strcmp(tag.key, l->tag.key))
 		return m; /* or of another directory: it was moved here */
-	m.kind = SAVE_MARKED;
+	m.kind = tag.stale ? SAVE_STALE : SAVE_MARKED;
 	m.n = tag.n;
 	m.own = !strcmp(tag.host, io_store_host(fs->store));
 	memcpy(m.host, tag.host, sizeof(m.host));
@@ -229,6 +229,16 @@ static bool is_same_other(struct fs *fs, const struct list *l, uint64_t dir, int
 	return m->kind == SAVE_MARKED && m->n == l->other.n;
 }
 
+/* True: there is no answer for this file yet. */
+static bool tell_no_mark(const char *name, const struct save_mark *m, char *what, size_t cap)
+{
+	if (m->kind == SAVE_UNREADABLE)
+		snprintf(what, cap, "which save %.100s is of could not be read", name);
+	else if (m->kind == SAVE_STALE)
+		snprintf(what, cap, "%.100s is written again by %.72s", name, m->host);
+	return m->kind == SAVE_UNREADABLE || m->kind == SAVE_STALE;
+}
+
 static enum staging_missing compare(struct list *l, const struct save_mark *m, char *what,
 				    size_t cap)
 {
@@ -237,11 +247,8 @@ static enum staging_missing compare(struct list *l, const struct save_mark *m, c
 
 	l->other.any = false;
 	for (size_t k = 0; k < n; k++)
-		if (m[k].kind == SAVE_UNREADABLE) {
-			snprintf(what, cap, "which save %.100s is of could not be read",
-				 l->set->file[k].name);
+		if (tell_no_mark(l->set->file[k].name, &m[k], what, cap))
 			return STAGING_MISSING;
-		}
 	if (i < n)
 		return tell_other(l, i, &m[i], save, what, cap);
 	if (save <= l->tag.n)

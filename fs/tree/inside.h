@@ -39,6 +39,7 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
  * it looks for. */
 int ask_saves(struct fs *fs, const char *key, uint64_t *n);
 int ask_next_save(struct fs *fs, const char *key, uint64_t least);
+int ask_set_mark(struct fs *fs, struct node *dir, const char *name, const char *mark);
 
 /* ---- rec.c, apply.c, seal.c ---- */
 
@@ -63,7 +64,7 @@ void save_restore(struct node *n, const struct rec *r); /* as a REC_FLUSHED says
 /* What the mark of a file says that a .metadata lists. */
 struct save_mark {
 	/* SAVE_COMES_LATER: it is this mount's own, and published after the .metadata */
-	enum { SAVE_UNMARKED, SAVE_MARKED, SAVE_COMES_LATER, SAVE_UNREADABLE } kind;
+	enum { SAVE_UNMARKED, SAVE_MARKED, SAVE_COMES_LATER, SAVE_UNREADABLE, SAVE_STALE } kind;
 	bool own; /* this host wrote it */
 	uint64_t n;
 	char host[72];

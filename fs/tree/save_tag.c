@@ -12,6 +12,10 @@
  * store (io/store/saves.c), by a hash of the directory's path, which is part of the mark: a file
  * that came from elsewhere, by rename, says so.
  *
+ * A save that is broken off and repeated has the same number. So a host that writes its shard of
+ * one save twice takes the mark of the first from the store (STALE) before the second is sealed: a
+ * .metadata waits for that. (A first one that is itself pending still reaches the store marked.)
+ *
  * A host that has never seen another host in the store asks for no count and marks nothing. What
  * has no mark counts by its size (commit.c). */
 #include "fs/tree/inside.h"
@@ -23,12 +27,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* instead of the number */
+#define STALE "-"
+
 bool save_tag_parse(const char *text, struct save_tag *out)
 {
 	const char *p = text;
 
-	*out = (struct save_tag){.n = 0};
-	if (!number_next(&p, &out->n) || *p++ != ' ')
+	*out = (struct save_tag){.stale = text[0] == STALE[0]};
+	p += out->stale;
+	if ((!out->stale && !number_next(&p, &out->n)) || *p++ != ' ')
 		return false;
 	size_t len = strcspn(p, " ");
 	if (len != sizeof(out->key) - 1 || p[len] != ' ' ||
@@ -78,6 +86,25 @@ int save_tag_of(struct fs *fs, struct node *dir, const char *name, char text[SAV
 	return 0;
 }
 
+/* The store's file at d is not of the save that `mark` says, if it says the same: it is written
+ * again. What fails leaves it as it is. */
+static int make_stale(struct fs *fs, struct dentry *d, const char *mark)
+{
+	char old[SAVE_TAG_BYTES], stale[SAVE_TAG_BYTES];
+	bool commits = !strncmp(d->name, COMMIT_NAME, strlen(COMMIT_NAME));
+	ssize_t len = commits || !d->store_has ? -ENODATA
+					       : ask_value_by_name(fs, d->dir, d->name, KEY_SAVE,
+								   old, sizeof(old) - 1);
+
+	if (len < 0)
+		return len == ASK_AGAIN ? ASK_AGAIN : 0;
+	old[len] = '\0';
+	if (strcmp(old, mark))
+		return 0;
+	snprintf(stale, sizeof(stale), STALE "%s", strchr(mark, ' '));
+	return ask_set_mark(fs, d->dir, d->name, stale) == ASK_AGAIN ? ASK_AGAIN : 0;
+}
+
 /* All seals of a version have the mark that the first one had, also none. */
 int save_note(struct fs *fs, struct node *n)
 {
@@ -89,6 +116,8 @@ int save_note(struct fs *fs, struct node *n)
 	if (!d || n->version.save)
 		return 0;
 	int err = save_tag_of(fs, d->dir, d->name, text);
+	if (!err && text[0])
+		err = make_stale(fs, d, text);
 	if (!err)
 		n->version.save = strdup(text);
 	return err;

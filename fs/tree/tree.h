@@ -432,6 +432,7 @@ int buffers_lend(struct node *n, uint64_t id, struct staged **sf); /* as buffer_
 #define SAVE_TAG_BYTES 128u
 struct save_tag {
 	uint64_t n; /* saves of that directory that were committed before */
+	bool stale; /* its host writes it again for the same save; n is 0 */
 	char key[IO_SAVE_KEY]; /* stands for the directory */
 	char host[72]; /* that wrote it */
 };

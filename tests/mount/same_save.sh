@@ -138,6 +138,22 @@ has 'ckpt/.metadata is not published: another host has committed a later save th
 	die "no notice: $(notices "$a")"
 retry 20 cmp -s "$a/ckpt/.metadata" "$s/ckpt/.metadata" || die "the mount does not show what the store has"
 
+# An attempt of save 9 is broken off, and repeated: what it left does not count, whether the new shard is there or not.
+shard "$b/ckpt/__1_0.distcp" aborted
+wait_durable "$b"
+shard "$b/ckpt/__1_0.distcp" again
+kill_mount "$b"
+shard "$a/ckpt/__0_0.distcp" again
+old=$(published)
+commit "$a/ckpt" again
+if has_save 1 aborted; then
+	retry 20 is_held '__1_0.distcp is written again by b' || die "held: $(held)"
+	[ "$(published)" = "$old" ] || die "a mixed checkpoint is published over a shard of a broken-off attempt"
+fi
+serve "$b" b
+wait_durable "$a"
+whole again
+
 # Without a mark only its size counts, and that is told.
 shard "$b/ckpt/__1_0.distcp" 9
 wait_durable "$b"

@@ -204,6 +204,42 @@ TEST_F(Saves, ACommitThatIsRepeatedCountsOnce)
 	EXPECT_EQ(count(), "1");
 }
 
+// What the broken-off attempt left in the store does not count from the close on.
+TEST_F(Saves, AShardThatIsWrittenAgainForTheSameSaveIsStaleAtOnce)
+{
+	meet();
+	commit();
+	ASSERT_NE(k().put(dir, "__0_0.distcp", "first"), 0u);
+	EXPECT_EQ(mark("__0_0.distcp"), 1);
+	std::string first = xattr_of(stored("__0_0.distcp"));
+	File f;
+	ASSERT_EQ(k().open_name(dir, "__0_0.distcp", O_WRONLY | O_TRUNC, &f), 0);
+	ASSERT_EQ(k().write(f, "again"), 0);
+	ASSERT_EQ(k().flush(f), 0);	// close(2) returns, and nothing is sealed yet
+	EXPECT_EQ(read_file(stored("__0_0.distcp")), "first");
+	EXPECT_EQ(xattr_of(stored("__0_0.distcp")), "-" + first.substr(1));
+	k().release(f);
+	EXPECT_EQ(mark("__0_0.distcp"), 1);
+	commit();
+	ASSERT_EQ(k().rewrite(dir, "__0_0.distcp", "next save"), 0);
+	EXPECT_EQ(mark("__0_0.distcp"), 2);
+}
+
+// It stays marked as it is where nothing is written again.
+TEST_F(Saves, AShardOfTheNextSaveLeavesTheOldOneItsMark)
+{
+	meet();
+	ASSERT_NE(k().put(dir, "__0_0.distcp", "first"), 0u);
+	EXPECT_EQ(mark("__0_0.distcp"), 0);
+	commit();
+	File f;
+	ASSERT_EQ(k().open_name(dir, "__0_0.distcp", O_WRONLY | O_TRUNC, &f), 0);
+	ASSERT_EQ(k().write(f, "next"), 0);
+	EXPECT_EQ(mark("__0_0.distcp"), 0);
+	ASSERT_EQ(k().close(f), 0);
+	EXPECT_EQ(mark("__0_0.distcp"), 1);
+}
+
 TEST_F(Saves, AStoreThatDoesNotAnswerLeavesItUnmarked)
 {
 	meet();
