@@ -84,3 +84,27 @@ expect 0 "$cairn" tier verify "$t"
 [ "$(metric "$m" tier_removed_checkpoints_total)" -ge 2 ] || die "metric"
 expect 0 "$cairn" umount "$m"
 [ ! -e "$s/run/step-1" ] && [ ! -e "$s/run/step-2" ] || die "still in the store"
+
+# What was fetched stays: somebody reads it. It is told by its directory, which is older than its name.
+rm -rf --one-file-system "$s" "$TMP/src" "$TMP/tier2"
+mkdir -p "$TMP/src/run" "$TMP/tier2"
+for i in 1 2; do
+	cp -r "$assets/dcp" "$TMP/src/run/step-$i"
+	find "$TMP/src/run/step-$i" -exec touch -d '2 days ago' {} +
+done
+expect 0 "$cairn" tier push -q "$TMP/src" "$TMP/tier2"
+start_mount "$s" "$m" "tier=$TMP/tier2,tier_keep=1"
+expect 0 "$cairn" fetch -q "$m/run"
+expect 0 "$cairn" wait --tier "$m/run/step-1"
+expect 0 "$cairn" wait --tier "$m/run/step-2"
+looked() { [ "$(status_field "$m" tier.looked_ms)" -gt "$last" ]; }
+for _ in 1 2; do
+	last=$(status_field "$m" tier.looked_ms)
+	retry 60 looked || die "it does not look any more"
+done
+[ "$(status_field "$m" tier.removed)" = 0 ] && [ -e "$m/run/step-1/.metadata" ] || die "what was fetched is removed"
+touch "$m/run/step-1"
+save 3
+retry 60 gone 1 || die "one that is not taken for fetched stays: $(ls "$m/run")"
+[ -e "$m/run/step-2/.metadata" ] || die "what was fetched is removed"
+stop_mount "$m"

@@ -40,7 +40,7 @@ log_has() { has -- "$1" "$s"/.cairn/*/log; }
 reads_in_background()
 {
 	rm -f "$TMP/code" "$TMP/read"
-	(rc=0; cat "$1" >"$TMP/read" 2>"$TMP/err" || rc=$?; echo $rc >"$TMP/code.new"; mv "$TMP/code.new" "$TMP/code") &
+	(exec 7<&-; rc=0; cat "$1" >"$TMP/read" 2>"$TMP/err" || rc=$?; echo $rc >"$TMP/code.new"; mv "$TMP/code.new" "$TMP/code") &
 	reader=$!
 }
 fetching() { [ "$(status_field "$m" fetch.fetching)" = "$1" ]; }
@@ -176,6 +176,26 @@ kill -CONT "$(server)"
 wait $reader
 [ "$(cat "$TMP/code")" = 0 ] || die "the worker was killed: $(cat "$TMP/err")"
 cmp "$TMP/read" "$ref/step-2/__2_0.distcp" || die "other bytes"
+
+[ "$(readlink "$m/.cairn/latest/run")" = ../../.cairn/tier/run/step-6 ] || die "older ones are here, latest: $(readlink "$m/.cairn/latest/run")"
+
+# Another process fetches the same checkpoint: it is waited for. A fetch is killed: an error, and the next one works.
+mkdir "$s/run/.cairn-fetch.step-5"
+exec 7<"$s/run/.cairn-fetch.step-5"
+flock 7
+reads_in_background "$m/.cairn/tier/run/step-5/__2_0.distcp"
+has_child() { [ -n "$(lib_children "$(server)")" ]; }
+retry 20 has_child || die "nothing fetches"
+kill -KILL "$(lib_children "$(server)")"
+wait $reader
+[ "$(cat "$TMP/code")" = 1 ] || die "the fetch was killed: exit code $(cat "$TMP/code")"
+log_has 'run/step-5 cannot be fetched from the tier: .*was killed' || die "it was not told"
+reads_in_background "$m/.cairn/tier/run/step-5/__2_0.distcp"
+retry 20 has_child || die "nothing fetches"
+[ ! -e "$TMP/code" ] || die "read while another process fetches it: $(cat "$TMP/err")"
+exec 7<&-
+wait $reader
+cmp "$TMP/read" "$ref/step-5/__2_0.distcp" || die "after another process has ended"
 
 # What is open stays so when the worker is killed.
 exec 8<"$m/.cairn/tier/run/step-2/__2_0.distcp"

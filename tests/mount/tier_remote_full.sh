@@ -18,6 +18,8 @@ start_mount "$s" "$m" "tier=$t,staging=16M"
 fallocate -l 30M "$TMP/disk/filler" || die "filler"
 cat "$m/.cairn/latest/run/__2_0.distcp" >"$TMP/out" 2>"$TMP/err" && die "read, without space"
 says err 'No space left on device'
+gone() { [ ! -e "$s/run/.cairn-fetch.step-1" ]; }
+retry 20 gone || die "it takes the space that it does not fit into"
 [ ! -e "$m/run/step-1" ] || die "it is visible: $(ls -A "$m/run/step-1")"
 status_field "$m" fetch.error | has 'No space left' || die "status: $(status_field "$m" fetch)"
 rm "$TMP/disk/filler"

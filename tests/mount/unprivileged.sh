@@ -51,5 +51,20 @@ cp -r "$LIB_TOP/tests/assets/dcp" "$TMP/dcp" && chmod -R a+rX "$TMP/dcp"
 as_user cp -r "$TMP/dcp" "$mnt/dcp"
 "$BUILD/cairn" export -q "$TMP/dcp" "$TMP/model" 2>/dev/null
 as_user cat "$mnt/.cairn/views/dcp/model.safetensors" | cmp - "$TMP/model" || die "its view"
-as_user fusermount3 -u "$mnt" || die "fusermount3 -u"
-retry 60 lib_pid_gone "$pid" || die "the daemon stays"
+umount_as_user()
+{
+	as_user fusermount3 -u "$mnt" || die "fusermount3 -u"
+	retry 60 lib_pid_gone "$pid" || die "the daemon stays"
+}
+umount_as_user
+
+# What only a tier has is read, and is the user's then.
+install -d -o $uid -g $uid "$TMP/src" "$TMP/src/run" "$TMP/tier"
+as_user cp -r "$TMP/dcp" "$TMP/src/run/step-1"
+as_user "$BUILD/cairn" tier push -q "$TMP/src" "$TMP/tier" >/dev/null || die "push"
+as_user "$BUILD/cairnfs" "$store" "$mnt" -o "staging=64M,pool=0,staging_dir=$staging,tier=$TMP/tier" \
+	>"$TMP/said" 2>&1 </dev/null || die "exit code $?: $(cat "$TMP/said")"
+pid=$(as_user cat "$mnt/.cairn/status.json" | python3 -c 'import json, sys; print(json.load(sys.stdin)["keeper_pid"])')
+as_user "$BUILD/cairn" fetch -q "$mnt/run" >/dev/null || die "fetch"
+as_user diff -r "$mnt/run/step-1" "$TMP/dcp" || die "what was fetched"
+umount_as_user

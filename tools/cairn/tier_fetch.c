@@ -351,6 +351,11 @@ static int publish_files(struct fetch *f)
 	return err;
 }
 
+static bool is_full(int err)
+{
+	return err == -ENOSPC || err == -EDQUOT;
+}
+
 /* ---- one checkpoint ------------------------------------------------------------------ */
 
 /* All of it is there: a killed fetch may not have come to this. */
@@ -402,8 +407,8 @@ static int fetch_one(struct fetch *f, const char *path)
 	if (missing <= 0)
 		return missing ? (int)missing : finish_there(f);
 	err = open_stage(f);
-	if (!err)
-		err = copy_all(f);
+	if (!err && (err = copy_all(f)) && f->ready && is_full(err))
+		remove_stage(f); /* saves need the space */
 	if (err)
 		return err;
 	f->exists = f->alone || !tier_stat(&f->to, path, &st);

@@ -6,12 +6,17 @@
  *	- if N newer ones of its directory are in the tier, and the newest of these is complete and
  *	  durable on the mount, too;
  *	- if its files on the mount are those that were sent: it is not being written;
- *	- if its copy has its manifest, with these files, and all their bytes are there, read again.
+ *	- if its copy has its manifest, with these files, and all their bytes are there, read again;
+ *	- if it was not fetched of late: somebody reads it.
  */
 #include "tier_follow.h"
 
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
+
+#define FETCHED_S 3600 /* so long one that was fetched stays */
+#define OLDER_S 60 /* than its name, or it is not taken for fetched */
 
 struct keep {
 	struct follow *f;
@@ -174,12 +179,24 @@ static int on_mount(struct keep *k, size_t i, size_t newest, bool remove)
 	return err ? err : done;
 }
 
+/* A fetch gives a directory the time of what is in it (tier_fetch.c), so that it is older than its
+ * name; saves leave both at once. */
+static bool was_fetched(const struct keep *k, size_t i)
+{
+	time_t now = time(NULL);
+	struct stat st;
+
+	return !fstatat(k->p->s.fd, k->p->s.v[i].path, &st, AT_SYMLINK_NOFOLLOW) &&
+	       st.st_ctim.tv_sec - st.st_mtim.tv_sec > OLDER_S &&
+	       st.st_ctim.tv_sec > now - FETCHED_S;
+}
+
 static int consider(struct keep *k, size_t i)
 {
 	size_t newest = 0;
 	int err;
 
-	if (!counts(k, i) || newer(k, i, &newest) < k->f->o->keep)
+	if (!counts(k, i) || newer(k, i, &newest) < k->f->o->keep || was_fetched(k, i))
 		return 0;
 	err = on_mount(k, i, newest, false);
 	if (err == 1)
