@@ -34,8 +34,9 @@ struct tier_shared {
 	atomic_uint version; /* odd while report is written */
 	atomic_uint errors; /* how often report.error changed */
 	atomic_uint logged; /* errors, when it was logged last */
-	atomic_uint starts; /* of followers */
+	atomic_uint starts, runner_starts; /* of followers, of what starts them */
 	atomic_int pid; /* of the follower; 0: none runs now */
+	atomic_int runner, guard;
 	struct tier_report report;
 };
 

@@ -71,12 +71,19 @@ static inline bool staging_id_is_valid(uint64_t id)
 	return id >= STAGING_FIRST_ID && id <= STAGING_ID_MASK;
 }
 
-/* The first id of a staging area that is made now, on the host with this number, from 1 to
- * IO_HOST_NUMBERS. Of each 64 values of its bits, 4 are those of hosts without a number. */
+/* The bits from ID_HOST_SHIFT on of the host with this number, from 1 to IO_HOST_NUMBERS. Of each
+ * 64 values, 4 are those of hosts without a number. */
+static inline uint64_t staging_host_bits(unsigned number)
+{
+	uint64_t low = number % 60;
+
+	return (uint64_t)(number / 60) << 6 | (low < 24 ? low : low + 4);
+}
+
+/* The first id of a staging area that is made now, on that host. */
 static inline uint64_t staging_first_id_of(const struct timespec *now, unsigned number)
 {
-	uint64_t low = number % 60,
-		 host = (uint64_t)(number / 60) << 6 | (low < 24 ? low : low + 4);
+	uint64_t host = staging_host_bits(number);
 	uint64_t second =
 		(uint64_t)(now->tv_sec - ID_HOST_EPOCH) & ((1ull << ID_HOST_SECOND_BITS) - 1);
 	uint64_t fraction = ((uint64_t)now->tv_nsec << ID_HOST_SECOND_SHIFT) / 1000000000u;

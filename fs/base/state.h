@@ -38,7 +38,7 @@ struct fs_opts {
 /* The tier's follower; process/tier.c. */
 struct tier_runs {
 	struct tier_shared *shared; /* NULL: none was started */
-	int done; /* the keeper's: a pipe that closes when it has ended; -1: none */
+	int done, served; /* pipes that close when it, and the server, has ended; -1: none */
 	int ask; /* the socket to its server (io/tier_ask.h), of all workers; -1: none */
 };
 

@@ -8,6 +8,7 @@
 #include "io/scope.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,9 +33,10 @@ struct stats_hosts {
 
 /* The tier, as its follower told last. */
 struct stats_tier {
-	bool on, running;
+	bool on, running, killed; /* killed: nothing starts it again */
 	const char *place;
-	uint64_t pid, starts, waits_s, eta_s, error_s, retry_s, last_s, last_ago_s;
+	uint64_t pid, starts, runner, guard, runner_starts;
+	uint64_t waits_s, eta_s, error_s, retry_s, last_s, last_ago_s;
 	struct tier_report r;
 };
 
@@ -125,6 +127,7 @@ static uint64_t ago(uint64_t then_s)
 static void collect_tier(struct fs *fs, struct stats_tier *t, bool all)
 {
 	const struct tier_shared *s = fs->tier.shared;
+	struct pollfd done = {.fd = fs->tier.done};
 
 	memset(t, 0, sizeof(*t));
 	t->on = fs->o.tier;
@@ -132,9 +135,13 @@ static void collect_tier(struct fs *fs, struct stats_tier *t, bool all)
 	if (!s)
 		return;
 	tier_shared_get(s, &t->r);
-	t->pid = (uint64_t)atomic_load(&s->pid);
+	t->killed = fs->tier.done >= 0 && poll(&done, 1, 0) > 0;
+	t->pid = t->killed ? 0 : (uint64_t)atomic_load(&s->pid);
 	t->running = t->pid;
 	t->starts = atomic_load(&s->starts);
+	t->runner = (uint64_t)atomic_load(&s->runner);
+	t->guard = (uint64_t)atomic_load(&s->guard);
+	t->runner_starts = atomic_load(&s->runner_starts);
 	t->waits_s = ago(t->r.oldest_s);
 	t->last_ago_s = ago(t->r.last_s);
 	t->eta_s = t->r.rate ? t->r.pending_bytes / t->r.rate : 0;
@@ -425,6 +432,12 @@ static const struct field {
 	{JSON("tier", "pid", COUNT, now.tier.pid), .needs = AT(now.tier.on)},
 	{JSON("tier", "starts", COUNT, now.tier.starts), .needs = AT(now.tier.on),
 	 COUNTER("tier_starts_total", "Starts of that process.")},
+	{JSON("tier", "runner", COUNT, now.tier.runner), .needs = AT(now.tier.on)},
+	{JSON("tier", "guard", COUNT, now.tier.guard), .needs = AT(now.tier.on)},
+	{JSON("tier", "runner_starts", COUNT, now.tier.runner_starts), .needs = AT(now.tier.on),
+	 COUNTER("tier_runner_starts_total", "Starts of the process that starts it.")},
+	{JSON("tier", "killed", FLAG, now.tier.killed), .needs = AT(now.tier.on),
+	 GAUGE("tier_killed", "1 if all these processes were killed: nothing is sent.")},
 	{JSON("tier", "looked_ms", COUNT, now.tier.r.looked_ms), .needs = AT(now.tier.on)},
 	{JSON("tier", "pending", COUNT, now.tier.r.pending), .needs = AT(now.tier.on),
 	 GAUGE("tier_pending_checkpoints", "Complete checkpoints that are not in the tier.")},

@@ -3,10 +3,15 @@
  * tier serve` (the server, tier_serve.c), and starts them again when they end.
  *
  * The keeper cannot start a program: its filter (trust.c) would be the program's, too. So before it
- * is confined it forks a runner for each (cairnfs-tier), which has nothing of the mount open:
+ * is confined it forks two processes for each (cairnfs-tier), which have nothing of the mount open:
  * neither the connection nor the store, which a follower opens only while it looks at it, and a
- * server only while it fetches. The runners end when keeper and spare are gone (procs.alive); the
- * keeper knows by another pipe when they have ended.
+ * server only while it fetches. Each can be killed:
+ *
+ *	guard ── starts again ──▶ runner ── starts again ──▶ follower, or server
+ *	  ▲──── becomes it, if that has ended ────┘
+ *
+ * They end when keeper and spare are gone (procs.alive); keeper and worker know by another pipe
+ * when both have ended.
  *
  * Nothing of the mount waits for any of them, but for the keeper at its end, END_MS at most: a
  * process that is inside a call to a tier that does not answer cannot be ended.
@@ -150,34 +155,83 @@ static _Noreturn void be_follower(const struct fs *fs, const char *program, pid_
 	_exit(127);
 }
 
-/* False: the mount has ended. */
-static bool mount_goes_on(int ms)
+/* Waits for the end of a process, and of the mount, at most ms (-1: without end). */
+struct ends {
+	pid_t pid;
+	int fd; /* of pid; -1: without pidfd_open(2) it is asked each second */
+	bool is_child;
+};
+
+static struct ends ends_of(pid_t pid, bool is_child)
+{
+	return (struct ends){pid, (int)syscall(SYS_pidfd_open, pid, 0), is_child};
+}
+
+static bool has_ended(const struct ends *e)
+{
+	return e->is_child ? waitpid(e->pid, NULL, WNOHANG) == e->pid : getppid() != e->pid;
+}
+
+static bool mount_has_ended(void)
 {
 	struct pollfd p = {.fd = ALIVE_FD};
 
-	return poll(&p, 1, ms) <= 0;
+	return poll(&p, 1, 0) > 0;
 }
 
-/* True: it ended by itself. */
-static bool wait_for_child(pid_t pid)
+/* Until one of them, the mount, or ms milliseconds have ended; either may be NULL. */
+static void wait_for_ends(const struct ends *a, const struct ends *b, int ms)
 {
-	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-	struct pollfd p[] = {{.fd = ALIVE_FD}, {.fd = fd, .events = POLLIN}};
-	bool ended;
+	struct pollfd p[] = {{.fd = ALIVE_FD},
+			     {.fd = a ? a->fd : -1, .events = POLLIN},
+			     {.fd = b ? b->fd : -1, .events = POLLIN}};
+	bool blind = (a && a->fd < 0) || (b && b->fd < 0);
 
-	do { /* without pidfd_open(2) it looks each second */
-		poll(p, 2, fd < 0 ? 1000 : -1);
-		ended = waitpid(pid, NULL, WNOHANG) == pid;
-	} while (!ended && !p[0].revents);
-	if (!ended) {
-		kill(pid, SIGTERM);
-		for (int ms = 0; ms < KILL_MS && !waitpid(pid, NULL, WNOHANG); ms += 10)
-			sleep_ms(10);
-		kill(pid, SIGKILL); /* of a process that has been waited for: not reused yet */
+	poll(p, 3, blind && (ms < 0 || ms > 1000) ? 1000 : ms);
+}
+
+/* Of one that is started again and again. */
+struct again {
+	uint64_t begun;
+	int wait_s;
+};
+
+/* How long until the next start, in ms. */
+static int again_ms(struct again *a)
+{
+	int s;
+
+	if (monotonic_ns() - a->begun > RAN_WELL_S * 1000000000ull || !a->wait_s)
+		a->wait_s = 1;
+	s = a->wait_s;
+	a->wait_s = s * 2 < AGAIN_MAX_S ? s * 2 : AGAIN_MAX_S;
+	return s * 1000;
+}
+
+/* Waits ms; false: the mount, or the guard, has ended. */
+static bool goes_on(const struct ends *guard, int ms)
+{
+	uint64_t until = monotonic_ns() + (uint64_t)ms * 1000000;
+
+	while (!mount_has_ended() && !(guard && has_ended(guard))) {
+		uint64_t now = monotonic_ns();
+
+		if (now >= until)
+			return true;
+		wait_for_ends(guard, NULL, (int)((until - now) / 1000000) + 1);
 	}
-	if (fd >= 0)
-		close(fd);
-	return ended;
+	return false;
+}
+
+static void end_child(struct ends *e)
+{
+	siginfo_t info;
+
+	kill(e->pid, SIGTERM);
+	for (int ms = 0; ms < KILL_MS && !has_ended(e); ms += 10)
+		sleep_ms(10);
+	if (waitid(P_PID, (id_t)e->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
+		kill(e->pid, SIGKILL);
 }
 
 static void tell_child(struct tier_shared *shared, pid_t pid)
@@ -188,33 +242,98 @@ static void tell_child(struct tier_shared *shared, pid_t pid)
 		atomic_store(&shared->pid, pid);
 }
 
-static _Noreturn void be_runner(struct fs *fs, const char *program, bool serves)
+/* Starts followers, or servers. Returns when the guard has ended. */
+static void be_runner(const struct fs *fs, const char *program, pid_t guard, bool serves)
 {
 	struct tier_shared *shared = serves ? NULL : fs->tier.shared;
+	struct ends above = ends_of(guard, false);
+	struct again again = {0};
 	pid_t self = getpid();
-	unsigned again_s = 1;
 
-	for (;;) {
-		uint64_t begun = monotonic_ns();
+	do {
 		pid_t pid = fork();
 
+		again.begun = monotonic_ns();
 		if (pid == 0 && serves)
 			be_server(fs, program, self);
 		if (pid == 0)
 			be_follower(fs, program, self);
 		if (pid > 0) {
+			struct ends child = ends_of(pid, true);
+			bool ended = false;
+
 			tell_child(shared, pid);
-			bool ended = wait_for_child(pid);
-			tell_child(shared, 0);
+			while (!mount_has_ended() && !has_ended(&above) && !ended) {
+				wait_for_ends(&child, &above, -1);
+				ended = has_ended(&child);
+			}
 			if (!ended)
-				_exit(0);
+				end_child(&child);
+			tell_child(shared, 0);
+			if (child.fd >= 0)
+				close(child.fd);
 		}
-		if (monotonic_ns() - begun > RAN_WELL_S * 1000000000ull)
-			again_s = 1;
-		if (!mount_goes_on((int)again_s * 1000))
-			_exit(0);
-		again_s = again_s * 2 < AGAIN_MAX_S ? again_s * 2 : AGAIN_MAX_S;
-	}
+	} while (goes_on(&above, again_ms(&again)));
+	if (mount_has_ended())
+		_exit(0);
+	if (above.fd >= 0)
+		close(above.fd);
+}
+
+/* What a killed runner left is a child of ours now, and ends by PDEATHSIG. */
+static void end_orphan(struct tier_shared *shared)
+{
+	pid_t pid = shared ? atomic_load(&shared->pid) : 0;
+	struct ends e = {pid, -1, true};
+	siginfo_t info;
+
+	/* the follower may write to shared: only a child of ours is killed */
+	if (pid > 0 && !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT))
+		end_child(&e);
+	for (int ms = 0; ms < KILL_MS && waitpid(-1, NULL, WNOHANG) >= 0; ms += 10)
+		sleep_ms(10);
+	tell_child(shared, 0);
+}
+
+static void tell_runner(struct tier_shared *shared, pid_t pid)
+{
+	if (!shared)
+		return;
+	atomic_fetch_add(&shared->runner_starts, 1);
+	atomic_store(&shared->runner, pid);
+}
+
+/* Starts runners. Returns in each of them. */
+static pid_t be_guard(struct tier_shared *shared)
+{
+	struct again again = {0};
+	pid_t self = getpid();
+
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	if (shared)
+		atomic_store(&shared->guard, self);
+	do {
+		pid_t pid = fork();
+
+		again.begun = monotonic_ns();
+		if (pid == 0)
+			return self;
+		if (pid > 0) {
+			struct ends runner = ends_of(pid, true);
+
+			tell_runner(shared, pid);
+			while (!has_ended(&runner) && !mount_has_ended())
+				wait_for_ends(&runner, NULL, -1);
+			if (mount_has_ended()) {
+				waitpid(pid, NULL, 0); /* it ends the follower */
+				_exit(0);
+			}
+			end_orphan(shared);
+			if (runner.fd >= 0)
+				close(runner.fd);
+		}
+	} while (goes_on(NULL, again_ms(&again)));
+	_exit(0);
 }
 
 /* fd: what its program gets. */
@@ -240,7 +359,11 @@ static _Noreturn void start_running(struct fs *fs, const char *program, int fd, 
 	if (chdir("/"))
 		_exit(1);
 	drop_capabilities(fs);
-	be_runner(fs, program, serves);
+	for (;;) {
+		pid_t guard = be_guard(serves ? NULL : fs->tier.shared);
+
+		be_runner(fs, program, guard, serves);
+	}
 }
 
 /* ---- in the keeper ---- */
@@ -267,18 +390,24 @@ static int make_shared(struct fs *fs)
 	return memory;
 }
 
-static void start_runner(struct fs *fs, const char *program, int fd, int done, bool serves)
+/* *done becomes readable when all of it has ended. */
+static void start_runner(struct fs *fs, const char *program, int fd, int *done, bool serves)
 {
-	pid_t pid = fork();
+	int ends[2];
+	pid_t pid = pipe2(ends, O_CLOEXEC) ? -2 : fork();
 
 	if (pid == 0)
-		start_running(fs, program, fd, done, serves);
+		start_running(fs, program, fd, ends[1], serves);
 	if (pid < 0)
-		cannot(fs, "fork", errno);
+		cannot(fs, pid == -2 ? "pipe" : "fork", errno);
+	if (pid == -2)
+		return;
+	close(ends[1]);
+	*done = ends[0];
 }
 
 /* Workers have one end, servers the other, each after the other. */
-static void start_server(struct fs *fs, const char *program, int done)
+static void start_server(struct fs *fs, const char *program)
 {
 	int pair[2];
 
@@ -287,7 +416,7 @@ static void start_server(struct fs *fs, const char *program, int done)
 		return;
 	}
 	fcntl(pair[0], F_SETFL, O_NONBLOCK);
-	start_runner(fs, program, pair[1], done, true);
+	start_runner(fs, program, pair[1], &fs->tier.served, true);
 	close(pair[1]);
 	fs->tier.ask = pair[0];
 }
@@ -295,9 +424,9 @@ static void start_server(struct fs *fs, const char *program, int done)
 void tier_start(struct fs *fs)
 {
 	char program[PATH_MAX];
-	int memory, done[2];
+	int memory;
 
-	fs->tier.done = fs->tier.ask = -1;
+	fs->tier.done = fs->tier.served = fs->tier.ask = -1;
 	if (!fs->o.tier)
 		return;
 	if (tier_find_program("cairn", program)) {
@@ -305,17 +434,15 @@ void tier_start(struct fs *fs)
 		return;
 	}
 	memory = make_shared(fs);
-	if (!fs->tier.shared || pipe2(done, O_CLOEXEC)) {
-		cannot(fs, "memory, pipe", errno);
+	if (!fs->tier.shared) {
+		cannot(fs, "memory", errno);
 		if (memory >= 0)
 			close(memory);
 		return;
 	}
-	start_runner(fs, program, memory, done[1], false);
+	start_runner(fs, program, memory, &fs->tier.done, false);
 	close(memory);
-	start_server(fs, program, done[1]);
-	close(done[1]);
-	fs->tier.done = done[0];
+	start_server(fs, program);
 }
 
 static void tell_pending(struct fs *fs)
@@ -334,14 +461,20 @@ static void tell_pending(struct fs *fs)
 
 void tier_end(struct fs *fs)
 {
-	struct pollfd p = {.fd = fs->tier.done};
+	struct pollfd p[] = {{.fd = fs->tier.done}, {.fd = fs->tier.served}};
+	uint64_t until = monotonic_ns() + END_MS * 1000000ull;
 
 	if (!fs->tier.shared)
 		return;
 	if (fs->procs.alive[1] >= 0)
 		close(fs->procs.alive[1]);
 	fs->procs.alive[1] = -1;
-	poll(&p, 1, END_MS); /* POLLHUP */
+	for (int i = 0; i < 2; i++) { /* POLLHUP */
+		uint64_t now = monotonic_ns();
+
+		if (p[i].fd >= 0)
+			poll(&p[i], 1, now < until ? (int)((until - now) / 1000000) : 0);
+	}
 	tell_pending(fs);
 }
 

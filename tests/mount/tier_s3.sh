@@ -7,27 +7,9 @@
 # system calls: no commit file and no manifest is there before what it lists, and the next push completes.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/s3.inc"
+s3_serve
 
-moto=$LIB_TOP/build/scale/bin/moto_server
-[ -x "$BUILD/cairn-tier" ] || skip "no cairn-tier: tools/setup tier, then make"
-[ -x "$moto" ] || skip "no moto: tools/setup tier"
-"$moto" -H 127.0.0.1 -p 0 >"$TMP/moto" 2>&1 &
-# shellcheck disable=SC2034	# on_exit reads it
-server=$!
-on_exit 'kill $server 2>/dev/null'
-listens() { url=$(sed -n 's|.*\(http://127.0.0.1:[0-9]*\).*|\1|p' "$TMP/moto" | head -n 1); [ -n "$url" ]; }
-retry 30 listens || die "moto does not start: $(cat "$TMP/moto")"
-
-unset AWS_PROFILE AWS_SESSION_TOKEN AWS_CA_BUNDLE AWS_ENDPOINT_URL
-export AWS_ENDPOINT_URL_S3=$url AWS_ACCESS_KEY_ID=id AWS_SECRET_ACCESS_KEY=not-to-be-seen AWS_REGION=us-east-1
-# moto wants to see a signature, and does not look at it
-export SIGNED='AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0'
-plain()	# plain METHOD URL [TEXT]
-{
-	python3 -c 'import os, sys, urllib.request as u
-u.urlopen(u.Request(sys.argv[2], method=sys.argv[1], data=sys.argv[3].encode() if sys.argv[3] else None,
-    headers={"Authorization": os.environ["SIGNED"], "Content-Type": "a/b"}))' "$1" "$2" "${3-}" || die "$1 $2"
-}
 t=s3://bucket/a/b
 cp -r "$assets/dcp" "$TMP/A"
 cp -r "$assets/dcp" "$TMP/B"
@@ -41,7 +23,7 @@ put A
 expect 1 "$cairn" tier push "$s" "$t"
 says err 'bucket/a/b: the server answers 404 NoSuchBucket'
 expect 2 "$cairn" tier push "$s" s3://
-plain PUT "$url/bucket"
+plain PUT "$url/bucket" >/dev/null
 expect 2 "$cairn" tier ls "$t"
 says err 'not a tier'
 
@@ -62,8 +44,8 @@ expect 0 "$cairn" tier fetch "$t" "$TMP/empty"
 says out '^there    run/last.ckpt'
 
 # Damage is found, and not let in.
-plain PUT "$url/bucket/a/b/run/step-2/__0_0.distcp" "$(printf 'x%.0s' {1..4731})"
-plain DELETE "$url/bucket/a/b/run/last.ckpt"
+plain PUT "$url/bucket/a/b/run/step-2/__0_0.distcp" "$(printf 'x%.0s' {1..4731})" >/dev/null
+plain DELETE "$url/bucket/a/b/run/last.ckpt" >/dev/null
 expect 1 "$cairn" tier verify "$t"
 says out '^mismatch    run/step-2/__0_0.distcp: expected xxh3:'
 says out '^missing     run/last.ckpt'

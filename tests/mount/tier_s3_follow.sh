@@ -7,30 +7,9 @@
 # refuses the credentials; what is told; the bucket is read with plain HTTP.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
-
-moto=$LIB_TOP/build/scale/bin/moto_server
-[ -x "$BUILD/cairn-tier" ] || skip "no cairn-tier: tools/setup tier, then make"
-[ -x "$moto" ] || skip "no moto: tools/setup tier"
-server='' port=0
-serve()
-{
-	"$moto" -H 127.0.0.1 -p "$port" >"$TMP/moto" 2>&1 &
-	server=$!
-	retry 30 listens || die "moto does not start: $(cat "$TMP/moto")"
-	port=${url##*:}
-}
-listens() { url=$(sed -n 's|.*\(http://127.0.0.1:[0-9]*\).*|\1|p' "$TMP/moto" | head -n 1); [ -n "$url" ]; }
-on_exit 'kill $server 2>/dev/null'
-serve
-unset AWS_PROFILE AWS_SESSION_TOKEN AWS_CA_BUNDLE AWS_ENDPOINT_URL
-export AWS_ENDPOINT_URL_S3=$url AWS_ACCESS_KEY_ID=id AWS_SECRET_ACCESS_KEY=not-to-be-seen AWS_REGION=us-east-1 COLUMNS=400
-export SIGNED='AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0'
-http()	# http METHOD PATH: its body
-{
-	python3 -c 'import os, sys, urllib.request as u
-print(u.urlopen(u.Request(sys.argv[2], method=sys.argv[1], headers={"Authorization": os.environ["SIGNED"]})).read().decode("latin1"))' \
-		"$1" "$url/$2"
-}
+. "$(dirname "$0")/s3.inc"
+s3_serve
+export COLUMNS=400
 save() { mkdir -p "$m/run"; cp -r "$assets/dcp" "$m/run/step-$1"; }
 error_says() { status_field "$m" tier.error | has "$1"; }
 
@@ -38,9 +17,9 @@ start_mount "$s" "$m" tier=s3://bucket/a
 save 1
 wait_durable "$m/run/step-1"
 retry 60 error_says '404 NoSuchBucket' || die "no bucket, and: $(status_field "$m" tier)"
-http PUT bucket >/dev/null || die "no bucket"
+plain PUT "$url/bucket" >/dev/null || die "no bucket"
 expect 0 "$cairn" wait --tier "$m/run/step-1"
-http GET 'bucket/a/.cairn/manifests/run/step-1/manifest.json' | has '"path": "run/step-1"' || die "no manifest"
+plain GET "$url/bucket/a/.cairn/manifests/run/step-1/manifest.json" | has '"path": "run/step-1"' || die "no manifest"
 kill -KILL "$(status_field "$m" tier.pid)"
 save 2
 expect 0 "$cairn" wait --tier "$m/run/step-2"
@@ -52,12 +31,12 @@ save 3
 wait_durable "$m/run/step-3"
 some_error() { [ "$(status_field "$m" tier.error)" != null ]; }
 retry 90 some_error || die "the server is gone, and: $(status_field "$m" tier)"
-serve
-http PUT bucket >/dev/null || die "no bucket"
+s3_serve
+plain PUT "$url/bucket" >/dev/null || die "no bucket"
 expect 0 "$cairn" wait --tier "$m/run/step-3"
 expect 0 "$cairn" status "$m"
 says out 'tier  *has all that is complete'
-keys=$(http GET 'bucket?list-type=2')
+keys=$(plain GET "$url/bucket?list-type=2")
 has 'a/run/step-3/.metadata' <<<"$keys" || die "step-3 is not there: $keys"
 start=$(date +%s%N)
 stop_mount "$m"

@@ -49,10 +49,20 @@ uint64_t manifest_bytes(const struct manifest *m)
 	return sum;
 }
 
+void manifest_forget_uploads(struct manifest *m)
+{
+	for (size_t i = 0; i < m->n; i++) {
+		free(m->v[i].upload);
+		m->v[i].upload = NULL;
+	}
+}
+
 void manifest_free(struct manifest *m)
 {
-	for (size_t i = 0; i < m->n; i++)
+	for (size_t i = 0; i < m->n; i++) {
 		free(m->v[i].path);
+		free(m->v[i].upload);
+	}
 	free(m->v);
 	free(m->path);
 	free(m->format);
@@ -71,7 +81,12 @@ int manifest_add(struct manifest *m, const struct tier_file *f)
 	}
 	v[m->n] = *f;
 	v[m->n].path = strdup(f->path);
-	return v[m->n].path ? (m->n++, 0) : -ENOMEM;
+	v[m->n].upload = f->upload ? strdup(f->upload) : NULL;
+	if (v[m->n].path && !f->upload == !v[m->n].upload)
+		return m->n++, 0;
+	free(v[m->n].path);
+	free(v[m->n].upload);
+	return -ENOMEM;
 }
 
 /* ---- read ------------------------------------------------------------------------- */
@@ -133,12 +148,38 @@ static bool belongs(const char *path, const char *checkpoint)
 	       !strncmp(path, checkpoint, n) && (!n || !path[n] || path[n] == '/');
 }
 
+bool manifest_is_upload(const char *id)
+{
+	size_t n = strlen(id);
+
+	for (size_t i = 0; i < n; i++)
+		if (id[i] <= ' ' || id[i] > '~' || strchr("&?#%\"<>\\", id[i]))
+			return false;
+	return n && n <= S3_UPLOAD_MAX;
+}
+
+static void get_upload(const struct json_doc *d, int v, struct tier_file *f)
+{
+	uint64_t s, ns;
+
+	f->upload = json_bytes(d, json_at(d, v, "upload"));
+	if (f->upload && manifest_is_upload(f->upload) &&
+	    json_is_u64(d, json_at(d, v, "ctime_s"), &s) &&
+	    json_is_u64(d, json_at(d, v, "ctime_ns"), &ns)) {
+		f->ctime = (struct timespec){.tv_sec = (time_t)s, .tv_nsec = (long)ns};
+		return;
+	}
+	free(f->upload);
+	f->upload = NULL;
+}
+
 static int get_file(const struct json_doc *d, int v, struct manifest *m)
 {
 	CLEANUP_FREE char *path = get_path(d, v);
 	CLEANUP_FREE char *sum = json_bytes(d, json_at(d, v, "checksum"));
 	uint64_t s, ns;
 	struct tier_file f = {.path = path};
+	int err;
 
 	if (!path || !sum || !belongs(path, m->path) || (*sum && !is_sum(sum)) ||
 	    !json_is_u64(d, json_at(d, v, "size"), &f.size) ||
@@ -147,7 +188,10 @@ static int get_file(const struct json_doc *d, int v, struct manifest *m)
 		return -EBADMSG;
 	f.mtime = (struct timespec){.tv_sec = (time_t)s, .tv_nsec = (long)ns};
 	strcpy(f.sum, sum);
-	return manifest_add(m, &f);
+	get_upload(d, v, &f);
+	err = manifest_add(m, &f);
+	free(f.upload);
+	return err;
 }
 
 static int parse(const struct json_doc *d, struct manifest *m)
@@ -156,6 +200,7 @@ static int parse(const struct json_doc *d, struct manifest *m)
 
 	m->format = json_bytes(d, json_at(d, 0, "format"));
 	m->has_step = json_is_u64(d, json_at(d, 0, "step"), &m->step);
+	m->commits = json_bool(d, json_at(d, 0, "commits"));
 	if (json_u64(d, json_at(d, 0, "version")) != 1 || !m->format || !json_is_array(d, files) ||
 	    !json_is_u64(d, json_at(d, 0, "generation"), &m->generation) ||
 	    !json_is_u64(d, json_at(d, 0, "time_s"), &m->time_s))
@@ -195,6 +240,11 @@ static void put_file(struct json_out *j, const struct tier_file *f)
 	json_put_string(j, "checksum", f->sum);
 	json_put_u64(j, "mtime_s", f->mtime.tv_sec < 0 ? 0 : (uint64_t)f->mtime.tv_sec);
 	json_put_u64(j, "mtime_ns", (uint64_t)f->mtime.tv_nsec);
+	if (f->upload) {
+		json_put_string(j, "upload", f->upload);
+		json_put_u64(j, "ctime_s", (uint64_t)f->ctime.tv_sec);
+		json_put_u64(j, "ctime_ns", (uint64_t)f->ctime.tv_nsec);
+	}
 	json_close(j, '}');
 }
 
@@ -209,6 +259,8 @@ static void put_all(FILE *f, const struct manifest *m)
 	json_put_string(&j, "format", m->format);
 	if (m->has_step)
 		json_put_u64(&j, "step", m->step);
+	if (m->commits)
+		json_put_bool(&j, "commits", true);
 	json_put_u64(&j, "generation", m->generation);
 	json_put_u64(&j, "time_s", m->time_s);
 	json_open(&j, "files", '[');

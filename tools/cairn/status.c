@@ -222,7 +222,9 @@ static void print_tier(const struct doc *s)
 	if (error && *error)
 		print_line("TIER", "nothing is sent, for %s: %s; next try in %s",
 			   since(s, "tier.error_since_s", a), error, since(s, "tier.retry_s", b));
-	if (!flag(s, "tier.running"))
+	if (flag(s, "tier.killed"))
+		print_line("TIER", "all processes that send to it were killed; mount again");
+	else if (!flag(s, "tier.running"))
 		print_line("TIER", "the process that sends to it does not run");
 }
 

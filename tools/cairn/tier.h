@@ -29,7 +29,8 @@ struct tier {
 	const char *name; /* as given by the user; borrowed */
 	struct tier_s3 *s3; /* NULL: it is a directory */
 	int root; /* O_RDONLY */
-	int lock; /* -1: opened to read */
+	int tmp; /* .cairn/tmp/<host>.<pid>, this process's; -1: opened to read */
+	char tmp_name[128];
 	/* new directories get mode and owner of the one of the same path here; -1: none */
 	int like;
 	unsigned temps;
@@ -37,11 +38,13 @@ struct tier {
 	const volatile sig_atomic_t *stop; /* ends a copy with -ECANCELED; NULL: nothing does */
 };
 
-#define TIER_NONE ((struct tier){.root = -1, .lock = -1, .like = -1})
+#define TIER_NONE ((struct tier){.root = -1, .tmp = -1, .like = -1})
 #define CLEANUP_TIER __attribute__((cleanup(tier_close)))
 
-/* To write: only one process does at a time. Removes what a killed one left unfinished. */
-int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_why *w);
+/* To write: others may, too. Removes what killed processes of this host left unfinished. host: its
+ * name, NULL: the machine's. */
+int tier_open_to_write(struct tier *t, const char *name, const char *host, int store,
+		       struct tier_why *w);
 int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w);
 void tier_close(struct tier *t);
 /* For copies to it from now on; both are borrowed. */
@@ -58,7 +61,7 @@ int tier_make_dirs(const struct tier *t, char *dir);
 int tier_make_like(const struct tier *t, int fd, const char *path);
 
 struct tier_temp {
-	char name[40]; /* "" = none */
+	char name[16]; /* "" = none */
 	int fd; /* an object's bytes, in memory */
 	uint64_t size;
 };
@@ -75,9 +78,16 @@ typedef void (*tier_seen_fn)(void *ctx, uint64_t bytes);
 
 /* Copies the open file into an unpublished one on stable storage, with mode, owner and mtime of st.
  * -ESTALE: it had not the size of st. An object store has nothing unpublished: `now` gets its name
- * at once, and without it the bytes are kept in memory. */
-int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, struct tier_temp *out,
-	      char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+ * at once, and without it the bytes are kept in memory. upload: is gone on with, NULL: none;
+ * -ENOENT: there is no such upload. */
+int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, const char *upload,
+	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+/* Is a file of that size sent in parts, in an upload that a later push can go on with? */
+bool tier_in_parts(const struct tier *t, uint64_t size);
+/* *id: malloc()ed; NULL: the server's cannot be kept, and the file is sent without. */
+int tier_begin_upload(const struct tier *t, const char *path, char **id);
+/* Ends it; 0 also when it has ended. */
+int tier_abort_upload(const struct tier *t, const char *path, const char *id);
 /* The same into a file of the caller. */
 int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
 		   tier_seen_fn seen, void *ctx);
@@ -91,6 +101,8 @@ int tier_publish(struct tier *t, struct tier_temp *temp, const char *path);
 int tier_sync_dir(const struct tier *t, const char *path);
 /* A small file, whole and durable. */
 int tier_put(struct tier *t, const char *path, const char *text, size_t len);
+/* The same in a directory, if no other process has made one first; 0 then, too. */
+int tier_put_new(struct tier *t, const char *path, const char *text, size_t len);
 /* Durable; 0 also when there is none. */
 int tier_remove(struct tier *t, const char *path);
 
@@ -102,6 +114,9 @@ void tier_s3_close(struct tier_s3 *s);
 const char *tier_s3_why(const struct tier_s3 *s); /* the last failure; "": none */
 /* op: enum s3_op; sum and size may be NULL. */
 int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum);
+/* The same with an upload; S3_BEGIN writes it, S3_UPLOAD_MAX + 1 bytes. */
+int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
+		   char *sum, char *upload);
 /* As tier_limit(). */
 void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t *stop);
 
@@ -114,12 +129,18 @@ const char *tier_s3_below(const struct tier_s3 *s, const char *key, const char *
 #define TIER_MANIFEST "manifest.json"
 /* The same, of files that may be there while there is no manifest: they are ours to replace. */
 #define TIER_BEGUN "begun.json"
+/* What a host that does not commit it has sent, and is sending. */
+#define TIER_PART "begun.%s.json"
 
 struct tier_file {
 	char *path;
 	uint64_t size;
 	struct timespec mtime; /* of the store's file */
 	char sum[IO_CHECKSUM_LEN];
+	/* In TIER_BEGUN, of a file that is sent in parts: the id of the upload, and its ctime
+	 * then; NULL: none */
+	char *upload;
+	struct timespec ctime;
 };
 
 struct manifest {
@@ -129,6 +150,7 @@ struct manifest {
 	uint64_t step;
 	uint64_t generation; /* how often a copy at this path was completed, from 1 */
 	uint64_t time_s; /* when, since 1970 */
+	bool commits; /* TIER_BEGUN: its process is about to commit */
 	struct tier_file *v; /* sorted by path */
 	size_t n;
 };
@@ -147,6 +169,9 @@ int manifest_add(struct manifest *m, const struct tier_file *f);
 void manifest_sort(struct manifest *m);
 const struct tier_file *manifest_find(const struct manifest *m, const char *path);
 uint64_t manifest_bytes(const struct manifest *m);
+void manifest_forget_uploads(struct manifest *m);
+/* Can it be kept, and be put into a URL as it is? */
+bool manifest_is_upload(const char *id);
 /* The checkpoints that have a file `name`, sorted. */
 int manifest_list(const struct tier *t, const char *name, struct names *out);
 

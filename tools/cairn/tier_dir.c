@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A tier that is a directory of any filesystem. What is not finished is in .cairn/tmp/, which the
- * next process that writes empties: the lock says that no other one does.
+ * A tier that is a directory of any filesystem. What is not finished is in
+ * .cairn/tmp/<host>.<pid>/, which its process holds locked (flock). Other processes of that host
+ * remove what is not locked, those of other hosts, which may not see the lock, only what is old.
  */
 #include "io/full.h"
 #include "tier.h"
@@ -18,6 +19,8 @@
 #include <sys/syscall.h>
 
 #define TMP ".cairn/tmp"
+#define OLD_S (7 * 86400) /* no file takes so long to be sent */
+#define OPEN_DIR (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 #define READ_FLAGS (O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
 #define COPY_BYTES (4u << 20) /* large enough that calls cost nothing beside the bytes */
 
@@ -106,7 +109,7 @@ static int make_dir(const struct tier *t, int up, const char *name, const char *
 
 	if (mkdirat(up, name, ours || t->like < 0 ? 0777 : 0700))
 		return errno == EEXIST ? 0 : -errno;
-	fd = openat(up, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	fd = openat(up, name, OPEN_DIR);
 	err = fd < 0 ? -errno : ours ? 0 : tier_make_like(t, fd, path);
 	if (!err && fsync(up))
 		err = -errno;
@@ -127,7 +130,7 @@ int tier_make_dirs(const struct tier *t, char *dir)
 		if (slash)
 			*slash = '\0';
 		err = make_dir(t, up, name, dir);
-		fd = err ? -1 : openat(up, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		fd = err ? -1 : openat(up, name, OPEN_DIR);
 		if (!err && fd < 0)
 			err = -errno;
 		close(up);
@@ -157,32 +160,78 @@ static int open_parent_of(const struct tier *t, const char *path, bool make, con
 
 /* ---- open ------------------------------------------------------------------------- */
 
-static int take_lock(struct tier *t, struct tier_why *w)
+static int empty_dir(int fd)
 {
-	t->lock = openat(t->root, ".cairn/lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-	if (t->lock < 0)
-		return tier_told(w, -errno, "%s/.cairn/lock: %m", t->name);
-	if (!flock(t->lock, LOCK_EX | LOCK_NB))
-		return 0;
-	if (errno == EWOULDBLOCK)
-		return tier_told(w, -EBUSY,
-				 "%s: another process writes to this tier; run it again when that "
-				 "has ended",
-				 t->name);
-	return tier_told(w, -errno,
-			 "%s: cannot lock it: %m; mount its filesystem with support for flock(2)",
-			 t->name);
-}
-
-static int drop_unfinished(struct tier *t)
-{
-	CLEANUP_CLOSE int fd = tier_open_at(t, TMP, O_RDONLY | O_DIRECTORY);
 	struct names names = {0};
-	int err = fd < 0 ? fd : names_read(fd, &names);
+	int err = names_read(fd, &names);
 
 	for (size_t i = 0; !err && i < names.n; i++)
 		if (unlinkat(fd, names.v[i], 0) && errno != ENOENT)
 			err = -errno;
+	names_free(&names);
+	return err;
+}
+
+/* Removes what is left of a process that has ended. host: "NAME.", ours. */
+static void drop_dead(int tmp, const char *name, const char *host, time_t now)
+{
+	CLEANUP_CLOSE int fd = openat(tmp, name, OPEN_DIR);
+	bool ours = !strncmp(name, host, strlen(host)) && !strchr(name + strlen(host), '.');
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) || (!ours && now - st.st_mtime < OLD_S) ||
+	    flock(fd, LOCK_EX | LOCK_NB))
+		return;
+	if (!empty_dir(fd))
+		unlinkat(tmp, name, AT_REMOVEDIR);
+}
+
+/* Our directory below tmp: locked, and not taken for a dead one's before it was. */
+static int make_tmp(struct tier *t, int tmp, const char *host)
+{
+	struct stat a, b;
+
+	snprintf(t->tmp_name, sizeof(t->tmp_name), "%s%d", host, (int)getpid());
+	for (int tries = 0; tries < 100; tries++) {
+		if (mkdirat(tmp, t->tmp_name, 0700) && errno != EEXIST)
+			return -errno;
+		t->tmp = openat(tmp, t->tmp_name, OPEN_DIR);
+		if (t->tmp < 0 && errno == ENOENT)
+			continue;
+		if (t->tmp < 0)
+			return -errno;
+		/* without locks nothing is removed */
+		if (flock(t->tmp, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+			return -EBUSY;
+		if (!fstat(t->tmp, &a) && !fstatat(tmp, t->tmp_name, &b, AT_SYMLINK_NOFOLLOW) &&
+		    a.st_ino == b.st_ino)
+			return empty_dir(t->tmp);
+		close(t->tmp);
+		t->tmp = -1;
+	}
+	return -EBUSY;
+}
+
+static int make_tmp_of(struct tier *t, const char *wanted)
+{
+	CLEANUP_CLOSE int tmp = tier_open_at(t, TMP, O_RDONLY | O_DIRECTORY);
+	char host[96], name[65] = "";
+	struct names names = {0};
+	struct stat st;
+	int err = tmp < 0 ? tmp : 0;
+
+	if (!wanted && gethostname(name, sizeof(name) - 1))
+		name[0] = '\0';
+	snprintf(host, sizeof(host), "%s.", wanted ? wanted : *name ? name : "localhost");
+	for (char *c = host; *c; c++)
+		*c = *c == '/' ? '_' : *c;
+	if (!err)
+		err = make_tmp(t, tmp, host);
+	if (!err && (fstat(t->tmp, &st) || (err = names_read(tmp, &names))))
+		err = err ? err : -errno;
+	for (size_t i = 0; !err && i < names.n; i++)
+		if (strcmp(names.v[i], t->tmp_name))
+			drop_dead(tmp, names.v[i], host, st.st_mtime);
 	names_free(&names);
 	return err;
 }
@@ -242,7 +291,7 @@ int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w)
 	return err;
 }
 
-static int make_ours(struct tier *t, struct tier_why *w)
+static int make_ours(struct tier *t, const char *host, struct tier_why *w)
 {
 	char tmp[] = TMP, manifests[] = TIER_MANIFESTS;
 	int err = tier_make_dirs(t, tmp);
@@ -250,11 +299,12 @@ static int make_ours(struct tier *t, struct tier_why *w)
 	if (!err)
 		err = tier_make_dirs(t, manifests);
 	if (!err)
-		err = drop_unfinished(t);
+		err = make_tmp_of(t, host);
 	return err ? tier_told(w, err, "%s/.cairn: %s", t->name, strerror(-err)) : 0;
 }
 
-int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_why *w)
+int tier_open_to_write(struct tier *t, const char *name, const char *host, int store,
+		       struct tier_why *w)
 {
 	int err = open_root(t, name, w);
 	uint64_t keys;
@@ -273,8 +323,7 @@ int tier_open_to_write(struct tier *t, const char *name, int store, struct tier_
 	err = make_dir(t, t->root, ".cairn", ".cairn");
 	if (err)
 		return tier_told(w, err, "%s/.cairn: %s", name, strerror(-err));
-	err = take_lock(t, w);
-	return err ? err : make_ours(t, w);
+	return make_ours(t, host, w);
 }
 
 void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *stop)
@@ -287,13 +336,18 @@ void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *
 
 void tier_close(struct tier *t)
 {
-	if (t->lock >= 0)
-		close(t->lock);
+	char path[160];
+
+	snprintf(path, sizeof(path), TMP "/%s", t->tmp_name);
+	if (t->tmp >= 0) {
+		unlinkat(t->root, path, AT_REMOVEDIR); /* not, if something is in it */
+		close(t->tmp);
+	}
 	if (t->root >= 0)
 		close(t->root);
 	tier_s3_close(t->s3);
 	t->s3 = NULL;
-	t->root = t->lock = -1;
+	t->root = t->tmp = -1;
 }
 
 const char *tier_strerror(const struct tier *t, int err)
@@ -305,12 +359,10 @@ const char *tier_strerror(const struct tier *t, int err)
 
 static int create_temp(struct tier *t, struct tier_temp *out)
 {
-	char path[64];
 	int fd;
 
-	snprintf(out->name, sizeof(out->name), "%d.%u", (int)getpid(), t->temps++);
-	snprintf(path, sizeof(path), TMP "/%s", out->name);
-	fd = openat(t->root, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	snprintf(out->name, sizeof(out->name), "%u", t->temps++);
+	fd = openat(t->tmp, out->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd < 0)
 		out->name[0] = '\0';
 	return fd < 0 ? -errno : fd;
@@ -318,15 +370,12 @@ static int create_temp(struct tier *t, struct tier_temp *out)
 
 void tier_drop(struct tier *t, struct tier_temp *temp)
 {
-	char path[64];
-
 	if (!*temp->name)
 		return;
 	if (t->s3)
 		close(temp->fd);
-	snprintf(path, sizeof(path), TMP "/%s", temp->name);
-	if (!t->s3)
-		unlinkat(t->root, path, 0);
+	else
+		unlinkat(t->tmp, temp->name, 0);
 	temp->name[0] = '\0';
 }
 
@@ -402,6 +451,28 @@ static int put_object(struct tier *t, const char *path, int fd, uint64_t size, c
 	return tier_s3_do(t->s3, S3_PUT, path, fd, &size, sum);
 }
 
+bool tier_in_parts(const struct tier *t, uint64_t size)
+{
+	return t->s3 && size > S3_PART_BYTES;
+}
+
+int tier_begin_upload(const struct tier *t, const char *path, char **id)
+{
+	char upload[S3_UPLOAD_MAX + 1] = "";
+	int err = tier_s3_upload(t->s3, S3_BEGIN, path, -1, NULL, NULL, upload);
+
+	*id = NULL;
+	if (err || !manifest_is_upload(upload))
+		return err;
+	*id = strdup(upload);
+	return *id ? 0 : -ENOMEM;
+}
+
+int tier_abort_upload(const struct tier *t, const char *path, const char *id)
+{
+	return tier_s3_upload(t->s3, S3_ABORT, path, -1, NULL, NULL, (char *)id);
+}
+
 /* What is to be an object later. */
 static int keep_bytes(int in, uint64_t size, struct tier_temp *out, char *sum, tier_seen_fn seen,
 		      void *ctx)
@@ -422,11 +493,12 @@ static int keep_bytes(int in, uint64_t size, struct tier_temp *out, char *sum, t
 	return 0;
 }
 
-static int send_object(struct tier *t, int in, const char *now, uint64_t size, char *sum,
-		       tier_seen_fn seen, void *ctx)
+static int send_object(struct tier *t, int in, const char *now, uint64_t size, const char *upload,
+		       char *sum, tier_seen_fn seen, void *ctx)
 {
 	struct stat st;
-	int err = put_object(t, now, in, size, sum);
+	uint64_t sent = size;
+	int err = tier_s3_upload(t->s3, S3_PUT, now, in, &sent, sum, (char *)upload);
 
 	if (fstat(in, &st) || (uint64_t)st.st_size != size)
 		return -ESTALE;
@@ -435,14 +507,14 @@ static int send_object(struct tier *t, int in, const char *now, uint64_t size, c
 	return err;
 }
 
-int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, struct tier_temp *out,
-	      char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, const char *upload,
+	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
 {
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, out);
 	int err;
 
 	if (t->s3 && now)
-		return send_object(t, in, now, (uint64_t)st->st_size, sum, seen, ctx);
+		return send_object(t, in, now, (uint64_t)st->st_size, upload, sum, seen, ctx);
 	if (t->s3)
 		return keep_bytes(in, (uint64_t)st->st_size, out, sum, seen, ctx);
 	err = fd < 0 ? fd : copy_file(t, in, fd, st, sum, seen, ctx);
@@ -478,15 +550,12 @@ int tier_publish(struct tier *t, struct tier_temp *temp, const char *path)
 {
 	const char *name;
 	CLEANUP_CLOSE int dir = t->s3 ? -1 : open_parent_of(t, path, true, &name);
-	char from[64];
 
 	if (t->s3)
 		return publish_object(t, temp, path);
-
 	if (dir < 0)
 		return dir;
-	snprintf(from, sizeof(from), TMP "/%s", temp->name);
-	if (renameat(t->root, from, dir, name))
+	if (renameat(t->tmp, temp->name, dir, name))
 		return -errno;
 	temp->name[0] = '\0';
 	return 0;
@@ -512,20 +581,43 @@ static int put_text(struct tier *t, const char *path, const char *text, size_t l
 	return err ? err : put_object(t, path, fd, len, NULL);
 }
 
+static int write_temp(struct tier *t, const char *text, size_t len, struct tier_temp *out)
+{
+	CLEANUP_CLOSE int fd = create_temp(t, out);
+	mode_t mask = umask(0);
+	int err = fd < 0 ? fd : full_write(fd, text, len);
+
+	umask(mask);
+	if (!err && (fchmod(fd, 0666 & ~mask) || fsync(fd)))
+		err = -errno;
+	return err;
+}
+
 int tier_put(struct tier *t, const char *path, const char *text, size_t len)
 {
 	struct tier_temp temp = {.fd = -1};
-	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, &temp);
-	mode_t mask = umask(0);
-	int err = t->s3 ? 0 : fd < 0 ? fd : full_write(fd, text, len);
+	int err;
 
-	umask(mask);
 	if (t->s3)
 		return put_text(t, path, text, len);
-	if (!err && (fchmod(fd, 0666 & ~mask) || fsync(fd)))
-		err = -errno;
+	err = write_temp(t, text, len, &temp);
 	if (!err)
 		err = tier_publish(t, &temp, path);
+	if (!err)
+		err = tier_sync_dir(t, path);
+	tier_drop(t, &temp);
+	return err;
+}
+
+int tier_put_new(struct tier *t, const char *path, const char *text, size_t len)
+{
+	struct tier_temp temp = {.fd = -1};
+	int err = write_temp(t, text, len, &temp);
+
+	if (!err && linkat(t->tmp, temp.name, t->root, path, 0))
+		err = errno == EEXIST	? 0
+		      : errno == ENOENT ? -errno
+					: tier_publish(t, &temp, path); /* no links there */
 	if (!err)
 		err = tier_sync_dir(t, path);
 	tier_drop(t, &temp);
@@ -559,7 +651,7 @@ int tier_sum(const struct tier *t, const char *path, uint64_t *size, char sum[IO
 	*size = (uint64_t)st.st_size;
 	err = io_sum_file(fd, sum);
 	/* who writes to the tier takes the file as it is: not before it is on stable storage */
-	return !err && t->lock >= 0 && fsync(fd) ? -errno : err;
+	return !err && t->tmp >= 0 && fsync(fd) ? -errno : err;
 }
 
 int tier_read_small(const struct tier *t, const char *path, size_t max, char **text, size_t *len)

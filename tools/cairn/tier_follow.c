@@ -21,6 +21,7 @@
 
 #define LOOK_S 5.0 /* where no event tells of changes; a look takes milliseconds */
 #define LOOK_SHARE 100.0 /* at most this part of the time */
+#define HOST_AGAIN_S 1.0 /* what another host has not sent, or not committed, yet */
 #define EVENTS_NS 300000000 /* between two looks that events cause */
 #define RETRY_MIN_S 1.0
 #define RETRY_MAX_S 60.0
@@ -151,7 +152,7 @@ static int look_at(struct follow *f, struct push *p)
 		k->print = now;
 		k->state = KNOWN_NEW;
 		k->fails = 0;
-		k->retry_at = 0;
+		k->retry_at = k->waits_since = 0;
 		f->changed = true;
 	}
 	if (k->state == KNOWN_NEW && is_complete(p)) {
@@ -223,8 +224,9 @@ static void on_part(struct push *p, uint64_t bytes)
 /* Of this checkpoint as it is: others can be sent. */
 static bool is_of_one(int err)
 {
-	return err == -EAGAIN || err == -ESTALE || err == -EBADMSG || err == -EEXIST ||
-	       err == -EINVAL || err == -ENOENT || err == -ENAMETOOLONG || err == -EILSEQ;
+	return err == -EAGAIN || err == -ESTALE || err == -EINPROGRESS || err == -EBADMSG ||
+	       err == -EEXIST || err == -EINVAL || err == -ENOENT || err == -ENAMETOOLONG ||
+	       err == -EILSEQ;
 }
 
 static void failed(struct follow *f, int err, const char *why)
@@ -243,6 +245,20 @@ static void failed(struct follow *f, int err, const char *why)
 	f->changed = true;
 }
 
+/* It is looked at again soon; of one that is alive and does nothing it is told. */
+static void wait_for_host(struct follow *f, struct push *p, struct known *k)
+{
+	f->report.sent_bytes += p->sent;
+	if (!k->waits_since || p->sent)
+		k->waits_since = now_s();
+	k->fails = 0;
+	k->retry_at = now_s() + jittered(HOST_AGAIN_S);
+	if (now_s() - k->waits_since > IO_HOST_SILENT_S) {
+		k->fails = 1;
+		failed(f, -EINPROGRESS, p->why->text);
+	}
+}
+
 static void one_ended(struct follow *f, struct push *p, struct known *k, int result)
 {
 	struct tier_report *r = &f->report;
@@ -252,6 +268,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	f->changed = true;
 	if (result >= 0) {
 		k->state = KNOWN_SENT;
+		k->waits_since = 0;
 		f->keep_due = true;
 		k->fails = 0;
 		r->sent += result > 0;
@@ -264,6 +281,10 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	}
 	if (stop)
 		return;
+	if (result == -EINPROGRESS) {
+		wait_for_host(f, p, k);
+		return;
+	}
 	if (result == -EAGAIN || result == -ESTALE)
 		k->state = KNOWN_NEW; /* the next look judges it */
 	k->retry_at = now_s() + jittered(RETRY_MIN_S * (double)(1u << k->fails));
@@ -320,6 +341,14 @@ static bool any_failing(const struct follow *f)
 	return f->keep_fails;
 }
 
+static bool any_waits_for_host(const struct follow *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		if (f->v[i].state == KNOWN_WAITING && f->v[i].waits_since)
+			return true;
+	return false;
+}
+
 static bool is_keep_due(const struct follow *f)
 {
 	return f->o->keep && f->keep_due && now_s() >= f->keep_at;
@@ -336,14 +365,26 @@ static void keep(struct follow *f, struct push *p)
 		failed(f, err, p->why->text);
 }
 
+/* Other hosts that send to it, if the store has any. */
+static int find_hosts(struct follow *f, struct push *p, struct tier_hosts *h)
+{
+	int err = f->for_mount ? tier_hosts_read(h, p->s.fd, f->for_mount, f->tier) : 0;
+
+	p->hosts = tier_hosts_share(h) ? h : NULL;
+	return err ? tier_told(p->why, err, "%s: its hosts: %s", f->store, strerror(-err)) : 0;
+}
+
 static int push_to_tier(struct follow *f, struct push *p)
 {
 	CLEANUP_TIER struct tier t = TIER_NONE;
+	CLEANUP_TIER_HOSTS struct tier_hosts hosts = {0};
 	int err = follow_check_tier(f, p->why);
 
 	p->t = &t;
 	if (!err)
-		err = tier_open_to_write(&t, f->tier, p->s.fd, p->why);
+		err = find_hosts(f, p, &hosts);
+	if (!err)
+		err = tier_open_to_write(&t, f->tier, f->for_mount, p->s.fd, p->why);
 	if (!err)
 		err = follow_mark_tier(f, &t, p->why);
 	if (err) {
@@ -354,6 +395,7 @@ static int push_to_tier(struct follow *f, struct push *p)
 	err = push_due(f, p);
 	if (!err && !stop && is_keep_due(f))
 		keep(f, p);
+	p->hosts = NULL;
 	return err;
 }
 
@@ -479,6 +521,8 @@ static int follow(struct follow *f)
 
 			if (f->retry_at > now_s() && f->retry_at - now_s() < s)
 				s = f->retry_at - now_s();
+			else if (any_waits_for_host(f) && s > HOST_AGAIN_S)
+				s = HOST_AGAIN_S;
 			wait_for_change(f, s, &before);
 		}
 		sigprocmask(SIG_SETMASK, &before, NULL);

@@ -29,6 +29,7 @@ struct known { /* a checkpoint of the store */
 	uint64_t since_s; /* when it was seen to be complete */
 	unsigned fails;
 	double retry_at; /* by now_s() */
+	double waits_since; /* for another host; 0: it does not */
 };
 
 struct follow {

@@ -12,7 +12,7 @@
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
  * these go before the first file is replaced.
  */
-#include "tier_push.h"
+#include "tier_share.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -60,6 +60,7 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 		return tier_told(p->why, -ENOMEM, "%s: no memory", c->path);
 	it.f.size = (uint64_t)it.st.st_size;
 	it.f.mtime = it.st.st_mtim;
+	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
 	it.commits = ckpt_commits(base_of(name));
 	v[p->n++] = it;
 	return 0;
@@ -102,6 +103,8 @@ static int gather(struct push *p, const struct ckpt *c)
 			err = add_item(p, c, c->names.v[i]);
 	if (!err && p->n)
 		qsort(p->v, p->n, sizeof(*p->v), by_order);
+	if (!err && p->n && p->hosts)
+		share_divide(p);
 	return err;
 }
 
@@ -110,12 +113,16 @@ void push_drop(struct push *p)
 	for (size_t i = 0; i < p->n; i++) {
 		tier_drop(p->t, &p->v[i].temp);
 		free(p->v[i].f.path);
+		free(p->v[i].f.upload);
 	}
 	free(p->v);
 	p->v = NULL;
 	p->n = 0;
 	manifest_free(&p->old);
 	manifest_free(&p->begun);
+	manifest_free(&p->committers);
+	p->missing = 0;
+	p->missing_of = NULL;
 }
 
 static bool is_same_file(const struct item *a, const struct item *b)
@@ -129,7 +136,7 @@ static bool is_same_file(const struct item *a, const struct item *b)
 static int check_again(struct push *p)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
-	struct push now = {.t = p->t, .s = p->s, .at = p->at, .why = p->why};
+	struct push now = {.t = p->t, .s = p->s, .at = p->at, .why = p->why, .hosts = p->hosts};
 	struct ckpt_verdict v;
 	bool same;
 	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
@@ -189,7 +196,8 @@ static int sum_source(struct push *p, const struct ckpt *c, struct item *it)
 
 static bool is_ours(const struct push *p, const char *path)
 {
-	return p->any_ours || manifest_find(&p->old, path) || manifest_find(&p->begun, path);
+	return p->any_ours || manifest_find(&p->old, path) || manifest_find(&p->begun, path) ||
+	       manifest_find(&p->committers, path);
 }
 
 /* A file there that no manifest tells of: a killed push sent it, or somebody else. 1: it has the
@@ -206,26 +214,23 @@ static int compare_there(struct push *p, const struct ckpt *c, struct item *it)
 	return err ? err : !strcmp(sum, it->f.sum);
 }
 
-static bool has_mtime(const struct tier_file *f, const struct item *it)
-{
-	return f && f->mtime.tv_sec == it->f.mtime.tv_sec &&
-	       f->mtime.tv_nsec == it->f.mtime.tv_nsec;
-}
-
 static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
 {
 	const struct tier_file *old = manifest_find(&p->old, it->f.path);
+	const struct tier_file *listed = share_find(&p->old, it);
 	struct stat st;
 	int err = tier_stat(p->t, it->f.path, &st), same = 0;
 	bool there = !err;
 
 	if (err && err != -ENOENT)
 		return tier_failed(p, err, it->f.path);
+	listed = listed ? listed : share_find(&p->begun, it);
 	if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == it->f.size) {
 		/* whoever damaged a copy in a directory left another time */
-		bool untouched = p->t->s3 || (old && st.st_mtim.tv_sec == old->mtime.tv_sec);
-		if (has_mtime(old, it) && old->size == it->f.size && untouched) {
-			strcpy(it->f.sum, old->sum);
+		const struct tier_file *f = listed ? listed : old;
+		bool untouched = p->t->s3 || (f && st.st_mtim.tv_sec == f->mtime.tv_sec);
+		if (listed && untouched) {
+			strcpy(it->f.sum, listed->sum);
 			return 0;
 		}
 		if (!old || !untouched) {
@@ -247,6 +252,7 @@ static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
 
 static int load_old(struct push *p, const char *path)
 {
+	/* in this order: who commits removes the first when the second is there */
 	int begun = manifest_load(p->t, path, TIER_BEGUN, &p->begun);
 	int old = manifest_load(p->t, path, TIER_MANIFEST, &p->old);
 
@@ -267,6 +273,101 @@ static bool is_stale(const struct push *p, const char *path)
 	return !p->n || !bsearch(&key, p->v, p->n, sizeof(*p->v), by_order);
 }
 
+/* ---- what is begun ------------------------------------------------------------------ */
+
+static int begin_upload(struct push *p, struct item *it)
+{
+	int err = tier_begin_upload(p->t, it->f.path, &it->f.upload);
+
+	it->f.ctime = it->st.st_ctim;
+	return err ? tier_failed(p, err, it->f.path) : 0;
+}
+
+/* Takes over the upload of a push that was killed, if the file is still the same. */
+static bool take_upload(struct item *it, struct tier_file *f)
+{
+	if (!it->send || !f->upload || it->f.upload || strcmp(it->f.path, f->path) ||
+	    !is_listed_as(f, it) || f->size != it->f.size ||
+	    f->ctime.tv_sec != it->st.st_ctim.tv_sec || f->ctime.tv_nsec != it->st.st_ctim.tv_nsec)
+		return false;
+	it->f.upload = f->upload;
+	it->f.ctime = f->ctime;
+	f->upload = NULL;
+	return true;
+}
+
+/* Each large file gets an upload whose id is kept: a later push sends only what is missing. */
+static int begin_uploads(struct push *p)
+{
+	int err = 0;
+
+	for (size_t i = 0; !err && i < p->begun.n; i++) {
+		struct tier_file *f = &p->begun.v[i];
+		const struct item key = {.f.path = f->path,
+					 .commits = ckpt_commits(base_of(f->path))};
+		struct item *it = bsearch(&key, p->v, p->n, sizeof(*p->v), by_order);
+
+		if (!f->upload || (it && take_upload(it, f)))
+			continue;
+		err = tier_abort_upload(p->t, f->path, f->upload);
+		if (err)
+			tier_failed(p, err, f->path);
+	}
+	for (size_t i = 0; !err && i < p->n; i++) {
+		struct item *it = &p->v[i];
+
+		if (it->send && !it->commits && !it->f.upload && tier_in_parts(p->t, it->f.size))
+			err = begin_upload(p, it);
+	}
+	return err;
+}
+
+static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *m)
+{
+	int err = 0;
+
+	*m = (struct manifest){
+		.path = strdup(p->s.v[p->at].path),
+		.format = strdup(ckpt_format_name(c->kind.format)),
+		.has_step = c->kind.has_step,
+		.step = c->kind.step,
+		.time_s = (uint64_t)time(NULL),
+	};
+	m->generation =
+		p->old.generation > p->begun.generation ? p->old.generation : p->begun.generation;
+	for (size_t i = 0; !err && i < p->n; i++) {
+		struct tier_file f = p->v[i].f;
+
+		if (p->v[i].other && !share_commits(p))
+			continue;
+		if (p->v[i].send)
+			f.sum[0] = '\0'; /* it is not there yet */
+		err = manifest_add(m, &f);
+	}
+	return m->path && m->format ? err : -ENOMEM;
+}
+
+/* Says which files are ours from now on, whatever becomes of this. */
+static int begin(struct push *p, const struct ckpt *c, bool commits)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = make_manifest(p, c, &m);
+
+	m.commits = commits;
+
+	for (size_t i = 0; !err && i < p->old.n; i++)
+		err = manifest_add(&m, &p->old.v[i]);
+	for (size_t i = 0; !err && i < p->begun.n; i++) {
+		struct tier_file f = p->begun.v[i];
+
+		f.upload = NULL; /* taken over, or aborted */
+		err = manifest_add(&m, &f);
+	}
+	if (!err)
+		err = manifest_save(p->t, &m, p->record);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+}
+
 /* ---- sending ------------------------------------------------------------------------ */
 
 static void on_bytes(void *ctx, uint64_t n)
@@ -280,6 +381,26 @@ static void on_bytes(void *ctx, uint64_t n)
 	progress_done(&p->bar, p->bytes, p->bar.done + p->bar.left, p->s.v[p->at].path);
 }
 
+/* The upload that it was sent by is no more: it was completed by a request whose answer was lost,
+ * or was aborted. 1: its object is there. */
+static int after_upload(struct push *p, const struct ckpt *c, struct item *it)
+{
+	struct stat st;
+	int err = tier_stat(p->t, it->f.path, &st), same = 0;
+
+	*it->f.sum = '\0';
+	if (err && err != -ENOENT)
+		return tier_failed(p, err, it->f.path);
+	if (!err && (uint64_t)st.st_size == it->f.size)
+		same = compare_there(p, c, it);
+	if (same)
+		return same;
+	free(it->f.upload);
+	it->f.upload = NULL;
+	err = begin_upload(p, it);
+	return err ? err : begin(p, c, false);
+}
+
 static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
 {
 	CLEANUP_CLOSE int fd = open_item(p, c, it);
@@ -290,8 +411,15 @@ static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
 		return fd;
 	if (fstat(fd, &st) || st.st_ino != it->st.st_ino || st.st_dev != it->st.st_dev)
 		return tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, it->f.path);
-	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, &it->temp, it->f.sum,
-			on_bytes, p);
+	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, it->f.upload, &it->temp,
+			it->f.sum, on_bytes, p);
+	if (err == -ENOENT && it->f.upload) {
+		err = after_upload(p, c, it);
+		if (err)
+			return err < 0 ? err : 0;
+		err = tier_copy(p->t, fd, it->f.path, &it->st, it->f.upload, &it->temp, it->f.sum,
+				on_bytes, p);
+	}
 	if (err == -ESTALE)
 		return tier_told(p->why, err, "%s/%s: " MOVED, p->s.top, it->f.path);
 	return err ? tier_failed(p, err, it->f.path) : check_sum(p, it, fd);
@@ -301,6 +429,7 @@ static int publish_one(struct push *p, struct item *it)
 {
 	int err = *it->temp.name ? tier_publish(p->t, &it->temp, it->f.path) : 0;
 
+	it->send &= err != 0; /* it is there */
 	return err ? tier_failed(p, err, it->f.path) : 0;
 }
 
@@ -317,7 +446,7 @@ static int publish_all(struct push *p, bool commits)
 		const char *path = p->v[i].f.path;
 		size_t len = (size_t)(base_of(path) - path);
 
-		if (p->v[i].commits != commits ||
+		if (p->v[i].commits != commits || (p->v[i].other && !share_commits(p)) ||
 		    (synced && !strncmp(synced, path, len) && base_of(synced) == synced + len))
 			continue; /* the same directory as before */
 		err = tier_sync_dir(p->t, path);
@@ -368,37 +497,19 @@ static int uncommit(struct push *p)
 	return err;
 }
 
-static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *m)
+/* What other hosts say of their parts. */
+static int remove_records(struct push *p)
 {
 	int err = 0;
 
-	*m = (struct manifest){
-		.path = strdup(p->s.v[p->at].path),
-		.format = strdup(ckpt_format_name(c->kind.format)),
-		.has_step = c->kind.has_step,
-		.step = c->kind.step,
-		.time_s = (uint64_t)time(NULL),
-	};
-	m->generation =
-		p->old.generation > p->begun.generation ? p->old.generation : p->begun.generation;
-	for (size_t i = 0; !err && i < p->n; i++)
-		err = manifest_add(m, &p->v[i].f);
-	return m->path && m->format ? err : -ENOMEM;
-}
+	for (size_t i = 0; !err && p->hosts && i < p->hosts->n; i++) {
+		char name[SHARE_RECORD_LEN];
 
-/* Says which files are ours from now on, whatever becomes of this. */
-static int begin(struct push *p, const struct ckpt *c)
-{
-	CLEANUP_MANIFEST struct manifest m = {0};
-	int err = make_manifest(p, c, &m);
-
-	for (size_t i = 0; !err && i < p->old.n; i++)
-		err = manifest_add(&m, &p->old.v[i]);
-	for (size_t i = 0; !err && i < p->begun.n; i++)
-		err = manifest_add(&m, &p->begun.v[i]);
-	if (!err)
-		err = manifest_save(p->t, &m, TIER_BEGUN);
-	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+		share_record(p->hosts->v[i].name, name);
+		if (p->hosts->v[i].sends)
+			err = remove_manifest(p, name);
+	}
+	return err;
 }
 
 static int finish(struct push *p, const struct ckpt *c)
@@ -407,10 +518,14 @@ static int finish(struct push *p, const struct ckpt *c)
 	int err = make_manifest(p, c, &m);
 
 	m.generation++;
+	manifest_forget_uploads(&m);
 	manifest_sort(&m);
 	if (!err)
 		err = manifest_save(p->t, &m, TIER_MANIFEST);
-	return err ? tier_failed(p, err, p->s.v[p->at].path) : remove_manifest(p, TIER_BEGUN);
+	if (err)
+		return tier_failed(p, err, p->s.v[p->at].path);
+	err = remove_manifest(p, TIER_BEGUN);
+	return err ? err : remove_records(p);
 }
 
 /* Would a reader of the tier find it committed now? */
@@ -446,30 +561,39 @@ static int sync_source(struct push *p, const struct ckpt *c)
 	return err;
 }
 
-static int send(struct push *p, const struct ckpt *c)
+static int waits_for(struct push *p, const char *host, const char *what)
 {
-	bool replace = is_committed(p);
-	uint64_t total = p->bytes;
-	int err = sync_source(p, c);
+	return tier_told(p->why, -EINPROGRESS, "%s/%s: waits for host %s, which %s", p->s.top,
+			 p->s.v[p->at].path, host, what);
+}
 
-	err = err ? err : begin(p, c);
+/* now: each gets its name at once, and need not be sent again after a kill. */
+static int send_files(struct push *p, const struct ckpt *c, bool now)
+{
+	int err = 0;
 
-	for (size_t i = 0; i < p->n; i++) {
-		p->v[i].send |= replace && p->v[i].commits; /* it is taken away first */
-		total += p->v[i].send ? p->v[i].f.size : 0;
-	}
-	progress_done(&p->bar, p->bytes, total, p->s.v[p->at].path);
-	if (!err && replace && p->t->s3)
-		err = uncommit(p); /* objects are replaced as they are sent */
 	for (size_t i = 0; !err && i < p->n; i++) {
-		if (p->v[i].send)
-			err = copy_one(p, c, &p->v[i]);
-		if (!err && !replace && !p->v[i].commits)
-			err = publish_one(p, &p->v[i]); /* need not be sent again after a kill */
+		struct item *it = &p->v[i];
+
+		if (it->commits && p->missing)
+			continue; /* later */
+		if (it->send)
+			err = copy_one(p, c, it);
+		if (!err && now && !it->commits)
+			err = publish_one(p, it);
 	}
+	return err;
+}
+
+/* All files are there, of those that commit it the bytes. */
+static int commit(struct push *p, const struct ckpt *c, bool replace)
+{
+	double begun = now_s();
+	int err = p->hosts ? begin(p, c, true) : 0; /* before: see contribute() */
+
 	if (!err)
 		err = check_again(p);
-	if (!err && replace && !p->t->s3)
+	if (!err && replace)
 		err = uncommit(p);
 	if (!err)
 		err = publish_all(p, false);
@@ -477,7 +601,97 @@ static int send(struct push *p, const struct ckpt *c)
 		err = remove_from(p, &p->old, false);
 	if (!err)
 		err = remove_from(p, &p->begun, false);
+	if (!err && p->hosts && now_s() - begun > SHARE_PAUSE_S)
+		return tier_told(p->why, -EAGAIN, "%s/%s: it took too long to commit; again",
+				 p->s.top, p->s.v[p->at].path);
 	return err ? err : publish_all(p, true);
+}
+
+static int send(struct push *p, const struct ckpt *c)
+{
+	bool replace = is_committed(p);
+	/* objects, and files of other hosts, are replaced as they are sent */
+	bool early = replace && (p->t->s3 || share_others(p));
+	uint64_t total = p->bytes;
+	int err = sync_source(p, c);
+
+	err = err ? err : begin_uploads(p);
+	err = err ? err : begin(p, c, false);
+
+	for (size_t i = 0; i < p->n; i++) {
+		/* it is taken away first */
+		p->v[i].send |= replace && p->v[i].commits && !p->v[i].other;
+		total += p->v[i].send ? p->v[i].f.size : 0;
+	}
+	progress_done(&p->bar, p->bytes, total, p->s.v[p->at].path);
+	if (!err && early)
+		err = uncommit(p);
+	if (!err)
+		err = send_files(p, c, !replace || early);
+	if (!err && p->missing)
+		err = begin(p, c, false); /* with the checksums */
+	if (!err && p->missing)
+		return waits_for(p, p->missing_of, "has not sent its files yet");
+	return err ? err : commit(p, c, replace && !early);
+}
+
+/* ---- a part of one that another host commits ------------------------------------------ */
+
+static bool is_complete_there(const struct push *p)
+{
+	bool same = p->had_manifest && !p->any_ours && p->old.n == p->n;
+
+	for (size_t i = 0; same && i < p->n; i++)
+		same = share_find(&p->old, &p->v[i]) != NULL;
+	return same;
+}
+
+static int send_part(struct push *p, const struct ckpt *c)
+{
+	bool any = false;
+	int err = 0;
+
+	for (size_t i = 0; !err && i < p->n; i++) {
+		if (!p->v[i].other)
+			err = decide_one(p, c, &p->v[i]);
+		any |= p->v[i].send || (!p->v[i].other && !share_find(&p->begun, &p->v[i]));
+	}
+	if (!any)
+		return err;
+	err = err ? err : sync_source(p, c);
+	err = err ? err : begin_uploads(p);
+	err = err ? err : begin(p, c, false);
+	if (!err)
+		err = send_files(p, c, true);
+	if (!err)
+		err = check_again(p);
+	if (!err)
+		err = publish_all(p, false); /* syncs their directories */
+	for (size_t i = 0; !err && i < p->n; i++)
+		if (!p->v[i].other)
+			err = sum_source(p, c, &p->v[i]);
+	return err ? err : begin(p, c, false);
+}
+
+/* Sends what is this host's, unless the tier has another save of it that is committed, or is about
+ * to be. The one that commits says so before it looks at the source for the last time: whoever sees
+ * a later save there sees that in the tier, too, or the manifest. */
+static int contribute(struct push *p, const struct ckpt *c)
+{
+	const char *path = p->s.v[p->at].path;
+	int err;
+
+	if (is_complete_there(p))
+		return remove_manifest(p, p->record);
+	if (p->begun.commits || is_committed(p))
+		return waits_for(p, p->committer->name, "commits it, or replaces what is there");
+	p->committers = p->begun;
+	p->begun = (struct manifest){0};
+	err = manifest_load(p->t, path, p->record, &p->begun);
+	if (err && err != -ENOENT && err != -EBADMSG)
+		return tier_failed(p, err, path);
+	err = send_part(p, c);
+	return err ? err : waits_for(p, p->committer->name, "commits it");
 }
 
 /* ---- one checkpoint ------------------------------------------------------------------ */
@@ -487,10 +701,17 @@ static int push_files(struct push *p, const struct ckpt *c)
 	int err = load_old(p, p->s.v[p->at].path);
 	bool any = false, known = !p->any_ours && p->old.n == p->n;
 
+	if (!err && !share_commits(p))
+		return contribute(p, c);
+	if (!err && p->hosts && is_complete_there(p) && p->begun.path)
+		err = remove_records(p);
+	if (!err)
+		err = share_take_others(p);
 	for (size_t i = 0; !err && i < p->n; i++) {
-		err = decide_one(p, c, &p->v[i]);
+		if (!p->v[i].other)
+			err = decide_one(p, c, &p->v[i]);
 		any |= p->v[i].send;
-		known = known && has_mtime(manifest_find(&p->old, p->v[i].f.path), &p->v[i]);
+		known = known && is_listed_as(manifest_find(&p->old, p->v[i].f.path), &p->v[i]);
 	}
 	if (err)
 		return err;
@@ -498,12 +719,13 @@ static int push_files(struct push *p, const struct ckpt *c)
 		any |= is_stale(p, p->old.v[i].path);
 	for (size_t i = 0; i < p->begun.n && !known; i++)
 		any |= is_stale(p, p->begun.v[i].path);
+	any |= p->missing > 0;
 	if (any)
 		err = send(p, c);
 	else if (known)
 		return remove_manifest(p, TIER_BEGUN);
 	else
-		err = check_again(p);
+		err = p->hosts ? commit(p, c, false) : check_again(p);
 	if (!any && !err)
 		err = publish_all(p, false); /* syncs their directories */
 	if (!any && !err)
@@ -520,6 +742,7 @@ int push_one(struct push *p)
 	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
 
 	p->sent = 0;
+	strcpy(p->record, TIER_BEGUN);
 	if (err)
 		return tier_told(p->why, err, "%s/%s: %s", p->s.top, p->s.v[p->at].path,
 				 strerror(-err));
@@ -598,7 +821,7 @@ static int push_all(struct push *p)
 static int push_store(struct push *p, const char *tier)
 {
 	struct tier t = TIER_NONE;
-	int code = CAIRN_FAILED, err = tier_open_to_write(&t, tier, p->s.fd, p->why);
+	int code = CAIRN_FAILED, err = tier_open_to_write(&t, tier, NULL, p->s.fd, p->why);
 
 	struct pace pace = {.rate = p->o->rate};
 

@@ -7,18 +7,24 @@
 #define CAIRN_TIER_PUSH_H
 
 #include "tier.h"
+#include "tier_hosts.h"
 
 struct item { /* a file of the checkpoint */
 	struct tier_file f;
 	struct stat st;
 	bool commits, send;
+	bool other; /* another host sends it */
+	const struct tier_host *owner; /* NULL: nobody's, or not known */
 	struct tier_temp temp;
 };
+
+#define SHARE_RECORD_LEN (sizeof(((struct tier_host *)0)->name) + 16)
 
 struct push {
 	struct tier *t;
 	struct ckpt_search s;
 	const struct tier_opts *o;
+	const struct tier_hosts *hosts; /* that share the work; NULL: this process does all */
 	struct progress bar;
 	struct json_out j;
 	uint64_t bytes; /* sent, of all checkpoints */
@@ -28,7 +34,12 @@ struct push {
 	size_t at; /* in s.v */
 	struct item *v;
 	size_t n;
+	const struct tier_host *committer;
+	char record[SHARE_RECORD_LEN]; /* what is begun, in the tier: TIER_BEGUN, or a host's */
+	size_t missing; /* files that other hosts have not sent */
+	const char *missing_of; /* one of those hosts */
 	struct manifest old, begun;
+	struct manifest committers; /* begun.json, where another host commits */
 	bool had_manifest, any_ours; /* any_ours: what is ours cannot be read */
 	uint64_t sent;
 	struct tier_why *why;
@@ -38,8 +49,8 @@ struct push {
 };
 
 /* Sends the checkpoint p->s.v[p->at] to p->t, as far as it is not there. 1: sent; 0: it was there;
- * -EAGAIN: it is not complete, or not durable; or -errno: p->why has the reason. push_drop() after
- * each. */
+ * -EAGAIN: it is not complete, or not durable; -EINPROGRESS: another host has not done its part
+ * yet; or -errno: p->why has the reason. push_drop() after each. */
 int push_one(struct push *p);
 void push_drop(struct push *p);
 

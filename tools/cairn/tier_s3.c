@@ -157,6 +157,12 @@ static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struc
 
 int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum)
 {
+	return tier_s3_upload(s, op, path, fd, size, sum, NULL);
+}
+
+int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
+		   char *sum, char *upload)
+{
 	struct s3_request q = {.op = op, .size = size ? *size : 0, .rate = s->rate};
 	struct s3_reply r;
 	int err, n = snprintf(q.key, sizeof(q.key), "%s%s", s->prefix, path);
@@ -167,6 +173,8 @@ int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_
 			 n > S3_KEY_MAX ? "longer than 1024 bytes" : "not UTF-8");
 		return n > S3_KEY_MAX ? -ENAMETOOLONG : -EILSEQ;
 	}
+	if (upload && op != S3_BEGIN)
+		snprintf(q.upload, sizeof(q.upload), "%s", upload);
 	err = transact(s, &q, fd, &r);
 	if (err) {
 		snprintf(s->why, sizeof(s->why), "cairn-tier has ended");
@@ -178,5 +186,7 @@ int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_
 		*size = r.size;
 	if (sum)
 		memcpy(sum, r.sum, sizeof(r.sum));
+	if (upload && op == S3_BEGIN)
+		memcpy(upload, r.upload, sizeof(r.upload));
 	return r.err;
 }

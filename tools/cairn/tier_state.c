@@ -204,8 +204,11 @@ int follow_mark_tier(struct follow *f, struct tier *t, struct tier_why *w)
 	read_id(t->root, ID_PATH, f->id);
 	if (!*f->id) {
 		make_id(f->id);
-		err = tier_put(t, ID_PATH, f->id, ID_LEN);
+		err = tier_put_new(t, ID_PATH, f->id, ID_LEN);
+		read_id(t->root, ID_PATH, f->id); /* another host's, if that was first */
 	}
+	if (!err && !*f->id)
+		err = -EIO;
 	if (!err)
 		err = remember(f);
 	if (err)

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define MEMORY_BYTES (256ull << 20) /* for parts; the least that the library takes */
-#define PART_BYTES (8ull << 20)
 
 static const char *env(const char *a, const char *b, const char *otherwise)
 {
@@ -85,7 +84,7 @@ bool s3_start(struct s3 *s, const char *bucket, char *why, size_t room)
 	const char *region = env("AWS_REGION", "AWS_DEFAULT_REGION", "us-east-1");
 	struct aws_tls_connection_options conn;
 	struct aws_s3_client_config config = {
-		.part_size = PART_BYTES,
+		.part_size = S3_PART_BYTES,
 		.memory_limit_in_bytes = MEMORY_BYTES,
 		.throughput_target_gbps = 10,
 		.region = aws_byte_cursor_from_c_str(region),

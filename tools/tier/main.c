@@ -76,6 +76,17 @@ static void source_unused(void *in)
 	(void)in; /* it outlives the request */
 }
 
+static struct aws_s3_meta_request_resume_token *token_of(struct s3 *s3, const struct s3_request *q)
+{
+	uint64_t part = s3_part_bytes(q->size);
+	struct aws_s3_upload_resume_token_options o = {
+		.upload_id = aws_byte_cursor_from_c_str(q->upload),
+		.part_size = part,
+		.total_num_parts = (size_t)((q->size + part - 1) / part)};
+
+	return *q->upload ? aws_s3_meta_request_resume_token_new_upload(s3->alloc, &o) : NULL;
+}
+
 static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out)
 {
 	static struct aws_input_stream_vtable table = {.seek = source_seek,
@@ -91,7 +102,8 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 			    .type = AWS_S3_META_REQUEST_TYPE_PUT_OBJECT,
 			    .query = "",
 			    .body = &src.base,
-			    .body_bytes = q->size};
+			    .body_bytes = q->size,
+			    .token = token_of(s3, q)};
 
 	src.sum = io_sum_new();
 	if (!src.sum) {
@@ -101,6 +113,7 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 	pace.rate = q->rate;
 	aws_ref_count_init(&src.base.ref_count, &src.base, source_unused);
 	s3_call(&c, out);
+	aws_s3_meta_request_resume_token_release(c.token);
 	if (!out->err && (src.skipped || src.at != src.size)) {
 		out->err = -EIO;
 		snprintf(out->why, sizeof(out->why), "not all of the file was read");
@@ -260,6 +273,54 @@ static void list(struct s3 *s3, const struct s3_request *q, int fd, struct s3_re
 	aws_byte_buf_clean_up(&query);
 }
 
+/* ---- uploads --------------------------------------------------------------------------- */
+
+static void begin(struct s3 *s3, const struct s3_request *q, struct s3_reply *out)
+{
+	struct aws_byte_buf xml;
+	struct aws_byte_cursor id = {0};
+	const char *at;
+	struct s3_call c = {.s = s3,
+			    .method = "POST",
+			    .name = "CreateMultipartUpload",
+			    .key = q->key,
+			    .type = AWS_S3_META_REQUEST_TYPE_DEFAULT,
+			    .query = "?uploads",
+			    .begins_upload = true,
+			    .on_bytes = append,
+			    .ctx = &xml};
+
+	aws_byte_buf_init(&xml, s3->alloc, 4096);
+	s3_call(&c, out);
+	if (!out->err && append(&xml, "", 1))
+		out->err = -ENOMEM;
+	at = (char *)xml.buffer;
+	if (!out->err && (!between(&at, "<UploadId>", "</UploadId>", &id) || !id.len ||
+			  id.len > S3_UPLOAD_MAX)) {
+		out->err = -EBADMSG;
+		snprintf(out->why, sizeof(out->why), "the server names no upload");
+	}
+	if (!out->err)
+		memcpy(out->upload, id.ptr, id.len);
+	aws_byte_buf_clean_up(&xml);
+}
+
+static void abort_upload(struct s3 *s3, const struct s3_request *q, struct s3_reply *out)
+{
+	char query[S3_UPLOAD_MAX + 32];
+	struct s3_call c = {.s = s3,
+			    .method = "DELETE",
+			    .name = "AbortMultipartUpload",
+			    .key = q->key,
+			    .type = AWS_S3_META_REQUEST_TYPE_DEFAULT,
+			    .query = query};
+
+	snprintf(query, sizeof(query), "?uploadId=%s", q->upload);
+	s3_call(&c, out);
+	if (out->err == -ENOENT)
+		out->err = 0;
+}
+
 /* ---- requests -------------------------------------------------------------------------- */
 
 static void simple(struct s3 *s3, const struct s3_request *q, struct s3_reply *out)
@@ -288,6 +349,10 @@ static void answer(struct s3 *s3, const struct s3_request *q, int fd, struct s3_
 		list(s3, q, fd, out);
 	else if (q->op == S3_HEAD || q->op == S3_DELETE)
 		simple(s3, q, out);
+	else if (q->op == S3_BEGIN)
+		begin(s3, q, out);
+	else if (q->op == S3_ABORT && *q->upload)
+		abort_upload(s3, q, out);
 	else
 		out->err = -EINVAL;
 	if (out->err && !*out->why)
@@ -314,7 +379,7 @@ static int receive(struct s3_request *q, int *fd)
 	} while (n < 0 && errno == EINTR);
 	if (n != sizeof(*q))
 		return 0;
-	q->key[S3_KEY_MAX] = '\0';
+	q->key[S3_KEY_MAX] = q->upload[S3_UPLOAD_MAX] = '\0';
 	if (CMSG_FIRSTHDR(&m) && CMSG_FIRSTHDR(&m)->cmsg_type == SCM_RIGHTS)
 		memcpy(fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(*fd));
 	return 1;

@@ -72,7 +72,8 @@ static void judge(struct s3_reply *out, const struct aws_s3_meta_request_result 
 		snprintf(out->why, sizeof(out->why), "%s", aws_error_str(r->error_code));
 	if (!strcmp(code, "NoSuchBucket"))
 		out->err = -ENODEV;
-	else if (r->response_status == 404)
+	else if (r->response_status == 404 || r->error_code == AWS_ERROR_S3_RESUME_FAILED ||
+		 r->error_code == AWS_ERROR_S3_RESUMED_PART_CHECKSUM_MISMATCH)
 		out->err = -ENOENT;
 	else if (r->response_status == 403 || r->response_status == 401)
 		out->err = -EACCES;
@@ -128,6 +129,9 @@ static struct aws_http_message *make_message(const struct s3_call *c)
 		failed = add_header(m, "Content-Length", length);
 		aws_http_message_set_body_stream(m, c->body);
 	}
+	if (!failed && c->begins_upload)
+		failed = add_header(m, "Content-Length", "0") ||
+			 add_header(m, "x-amz-checksum-algorithm", "CRC64NVME");
 	if (!failed)
 		return m;
 	aws_http_message_release(m);
@@ -149,6 +153,7 @@ void s3_call(struct s3_call *c, struct s3_reply *out)
 		.shutdown_callback = on_shutdown,
 		.endpoint = c->s->has_endpoint ? &c->s->endpoint : NULL,
 		.checksum_config = &sum,
+		.resume_token = c->token,
 	};
 	struct aws_s3_meta_request *r;
 

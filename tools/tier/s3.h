@@ -44,6 +44,8 @@ struct s3_call {
 	const char *key, *query; /* query: with "?", or "" */
 	struct aws_input_stream *body; /* NULL: none */
 	uint64_t body_bytes;
+	struct aws_s3_meta_request_resume_token *token; /* of an upload that is gone on with */
+	bool begins_upload;
 	/* received bytes, in order; not 0: failed */
 	int (*on_bytes)(void *ctx, const void *bytes, size_t n);
 	void *ctx;

@@ -18,19 +18,38 @@ enum s3_op {
 	S3_HEAD,
 	S3_DELETE, /* 0 also when there is none */
 	S3_LIST, /* keys that begin with key, each with a NUL, are written to the file */
+	S3_BEGIN, /* begins an upload in parts of an object of this size; its id is in the reply */
+	S3_ABORT, /* ends the upload without an object; 0 also when there is none */
 };
+
+#define S3_UPLOAD_MAX 1024 /* of ids; S3 names no limit */
+#define S3_PART_BYTES (8ull << 20)
+#define S3_PARTS_MAX 10000u /* a limit of S3 */
+
+/* The same for each process that may go on with an upload. */
+static inline uint64_t s3_part_bytes(uint64_t size)
+{
+	uint64_t part = S3_PART_BYTES;
+
+	while (part * S3_PARTS_MAX < size)
+		part += S3_PART_BYTES;
+	return part;
+}
 
 struct s3_request {
 	uint32_t op;
 	uint64_t size;
 	uint64_t rate; /* S3_PUT: bytes a second that are read of the file; 0: no limit */
 	char key[S3_KEY_MAX + 1];
+	/* S3_PUT: only parts that it has not yet are sent, "": a new one; S3_ABORT */
+	char upload[S3_UPLOAD_MAX + 1];
 };
 
 struct s3_reply {
-	int32_t err; /* 0 or -errno; -ENOENT: no such object */
+	int32_t err; /* 0 or -errno; -ENOENT: no such object, or upload */
 	uint64_t size; /* of the object; S3_LIST: bytes written */
 	char sum[IO_CHECKSUM_LEN]; /* of the bytes that were sent or received */
+	char upload[S3_UPLOAD_MAX + 1]; /* S3_BEGIN */
 	char why[256]; /* a failure, for a person */
 };
 
