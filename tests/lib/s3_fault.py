@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""tests/lib/s3_fault.py UPSTREAM DIR - a server of S3 that fails as told, before one that works.
+"""tests/lib/s3_fault.py UPSTREAM DIR [PORT] - a server of S3 that fails as told, before one that works.
 
 Passes requests on to http://UPSTREAM. DIR/url has its own address; DIR/log a line of JSON for each request: method, path,
 query, bytes (of the body that came), fault, status (None: no answer). DIR/rule, read at each request, is a line of JSON:
@@ -140,11 +140,11 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def main():
-    upstream, top = sys.argv[1:]
+    upstream, top, *port = sys.argv[1:]
     Handler.upstream = upstream
     Handler.rule = Rule(f"{top}/rule")
     Handler.log = open(f"{top}/log", "a", encoding="utf-8")
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", int(port[0]) if port else 0), Handler)
     with open(f"{top}/url.new", "w", encoding="ascii") as f:
         f.write(f"http://127.0.0.1:{server.server_port}")
     os.rename(f"{top}/url.new", f"{top}/url")

@@ -17,41 +17,7 @@ mkdir "$ref"
 judge()
 {
 	rm -f "$TMP/judge-ends"
-	python3 - "$1" "$ref" "$TMP/judge-ends" >"$TMP/judged" 2>&1 <<'PY' &
-import json, os, sys, time, urllib.error, urllib.parse, urllib.request
-place, ref, end = sys.argv[1:]
-def read(path):
-    try:
-        if place.startswith("/"):
-            return open(f"{place}/{path}", "rb").read()
-        return urllib.request.urlopen(urllib.request.Request(f"{place}/{urllib.parse.quote(path)}",
-                                      headers={"Authorization": os.environ["SIGNED"]})).read()
-    except (FileNotFoundError, urllib.error.HTTPError) as err:
-        assert isinstance(err, FileNotFoundError) or err.code == 404, err
-        return None
-looks = committed = 0
-done = {}
-last = False
-while not last:
-    last = os.path.exists(end)
-    for step in sorted(os.listdir(ref)):
-        if done.get(step):
-            continue
-        manifest, commit = read(f".cairn/manifests/run/{step}/manifest.json"), read(f"run/{step}/.metadata")
-        if manifest is None and commit is None:
-            continue
-        for name in os.listdir(f"{ref}/{step}"):
-            want = open(f"{ref}/{step}/{name}", "rb").read()
-            assert read(f"run/{step}/{name}") == want, f"{step}: committed without {name}"
-        if manifest:
-            files = {f["path"] for f in json.loads(manifest)["files"]}
-            assert files == {f"run/{step}/{n}" for n in os.listdir(f"{ref}/{step}")}, files
-            done[step] = True
-            committed += 1
-    looks += 1
-    time.sleep(0.01)
-print(f"{looks} looks, {committed} committed")
-PY
+	python3 "$LIB_TOP/tests/lib/tier_judge.py" "$1" "$ref" "$TMP/judge-ends" >"$TMP/judged" 2>&1 &
 	judge=$!
 }
 on_exit 'kill $judge 2>/dev/null'

@@ -22,11 +22,13 @@ save()	# save N: a checkpoint, through the mount
 	mkdir -p "$m/run"
 	cp -rp "$ref/step-$1" "$m/run"
 }
-server()	# of the tier, a child of one of the keeper's runners
+server()	# of the tier: the keeper's guards have runners, one of which has it
 {
-	local runner
-	for runner in $(lib_children "$(keeper_pid "$m")"); do
-		ps -o pid=,args= --ppid "$runner" | sed -n 's/^ *\([0-9]*\) .*tier serve.*/\1/p'
+	local guard runner
+	for guard in $(lib_children "$(keeper_pid "$m")"); do
+		for runner in $(lib_children "$guard"); do
+			ps -o pid=,args= --ppid "$runner" | sed -n 's/^ *\([0-9]*\) .*tier serve.*/\1/p'
+		done
 	done
 }
 has_server() { [ -n "$(server)" ]; }
