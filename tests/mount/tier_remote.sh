@@ -61,6 +61,10 @@ new_node
 [ "$(ls "$m/.cairn/latest")" = run ] || die ".cairn/latest lists: $(ls "$m/.cairn/latest")"
 expect 0 "$cairn" latest "$m"
 says out "^$m/.cairn/tier/run/step-6$"
+expect 0 "$cairn" latest "$m/run"
+says out "^$m/.cairn/tier/run/step-6$"
+expect 2 "$cairn" latest "$m/nothing"
+says err 'No such file'
 [ -z "$(ls -A "$m")" ] || die "the mount lists: $(ls -A "$m")"
 [ "$(ls -v "$m/.cairn/tier/run" | tr '\n' ' ')" = "step-1 step-2 step-3 step-4 step-5 step-6 " ] || die "$(ls "$m/.cairn/tier/run")"
 (cd "$ref/step-6" && stat -c '%n %s %y %a' .metadata ./*.distcp) >"$TMP/want"
@@ -71,6 +75,11 @@ expect 0 "$cairn" ls "$m/.cairn/tier/run"
 says out '^remote  *step-6/  dcp, step 6, 4 files, 3.0 MiB, complete, '
 expect 0 "$cairn" ls "$m"
 says out '^remote  *run/$'
+expect 0 "$cairn" ls "$m/run"
+says out '^remote  *step-5/  dcp, step 5, 4 files, 3.0 MiB, complete, '
+expect 0 env -C "$m" "$cairn" ls run/step-5
+says out '^remote  *./  dcp, step 5, '
+expect 2 "$cairn" ls "$m/nothing"
 [ "$(status_field "$m" fetch.fetched) $(status_field "$m" fetch.checkpoints)" = "0 6" ] || die "$(status_field "$m" fetch)"
 touch "$m/.cairn/tier/run/x" 2>/dev/null && die "a file was made in the tier"
 sh -c "echo >>'$m/.cairn/tier/run/step-6/.metadata'" 2>/dev/null && die "the tier was written to"

@@ -4,16 +4,14 @@
  * below MOUNT/.cairn/tier waits until its checkpoint is fetched (fs/remote/remote.c): here a thread
  * does, and this one shows how far it is.
  */
-#include "cli.h"
+#include "tier_where.h"
 
 #include <fcntl.h>
 #include <getopt.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#define TIER_DIR_NAME ".cairn/tier"
 #define LOOK_S 0.2
 
 struct fetching {
@@ -30,46 +28,13 @@ struct opts {
 
 /* ---- what is to be fetched -------------------------------------------------------------- */
 
-/* The mount that arg is on, and where: what is only in the tier is not there. */
-static int find_mount(struct fetching *f, const char *arg)
-{
-	CLEANUP_FREE char *path = strdup(arg);
-	size_t len = path ? strlen(path) : 0;
-	const char *rest;
-	int err;
-
-	while (len > 1 && path[len - 1] == '/')
-		path[--len] = '\0';
-	while ((err = path ? location_find(path, &f->p) : -ENOMEM) == -ENOENT) {
-		char *slash = strrchr(path, '/');
-
-		if (slash && slash != path)
-			*slash = '\0';
-		else
-			strcpy(path, slash ? "/" : ".");
-		if (!slash && !strcmp(path, "."))
-			break;
-	}
-	if (err == -ENOENT)
-		err = location_find(".", &f->p);
-	if (err)
-		return err;
-	rest = !strncmp(arg, path, strlen(path)) ? arg + strlen(path) : arg;
-	rest += strspn(rest, "/");
-	if (asprintf(&f->below, "%s%s%s", f->p.below, *f->p.below && *rest ? "/" : "", rest) < 0) {
-		f->below = NULL;
-		return -ENOMEM;
-	}
-	return 0;
-}
-
 /* As given by who copies the path that `cairn latest` prints. */
 static void strip_tier(char *below)
 {
-	const size_t n = strlen(TIER_DIR_NAME);
+	const size_t n = strlen(TIER_SHOWN);
 	size_t len;
 
-	if (!strncmp(below, TIER_DIR_NAME, n) && (!below[n] || below[n] == '/'))
+	if (!strncmp(below, TIER_SHOWN, n) && (!below[n] || below[n] == '/'))
 		memmove(below, below + n + (below[n] == '/'), strlen(below + n));
 	for (len = strlen(below); len && below[len - 1] == '/';)
 		below[--len] = '\0';
@@ -78,25 +43,18 @@ static void strip_tier(char *below)
 /* 1: below is what the tier has newest, below it; 0: the store has the newest, or nothing is. */
 static int find_latest(struct fetching *f, const char *arg)
 {
-	CLEANUP_FREE char *link = NULL;
-	char target[PATH_MAX];
-	const char *in;
-	ssize_t n;
+	CLEANUP_FREE char *path = NULL;
+	bool remote;
+	int err = tier_where_latest(&f->p, f->below, &path, &remote);
 
-	if (asprintf(&link, ".cairn/latest%s%s", *f->below ? "/" : "", f->below) < 0)
-		return -ENOMEM;
-	n = readlinkat(f->p.root, link, target, sizeof(target) - 1);
-	if (n < 0)
-		return errno == ENOENT || errno == EINVAL ? -ENODATA : call_error();
-	target[n] = '\0';
-	in = strstr(target, TIER_DIR_NAME "/");
-	if (!in) {
-		printf("there    %s: the newest is in the store: %s\n", arg,
-		       target + strspn(target, "./"));
+	if (err)
+		return err;
+	if (!remote) {
+		printf("there    %s: the newest is in the store: %s\n", arg, path);
 		return 0;
 	}
 	free(f->below);
-	f->below = strdup(in + strlen(TIER_DIR_NAME "/"));
+	f->below = strdup(path);
 	return f->below ? 1 : -ENOMEM;
 }
 
@@ -111,7 +69,7 @@ static int each_file(struct fetching *f, int (*each)(struct fetching *, const st
 	struct walk_item it = {0};
 	int err;
 
-	if (asprintf(&path, TIER_DIR_NAME "%s%s", *f->below ? "/" : "", f->below) < 0)
+	if (asprintf(&path, TIER_SHOWN "%s%s", *f->below ? "/" : "", f->below) < 0)
 		return -ENOMEM;
 	fd = openat(f->p.root, path, O_PATH | O_CLOEXEC);
 	err = fd < 0 || fstat(fd, &it.st) ? call_error() : 0;
@@ -242,7 +200,7 @@ static int complain_absent(const struct fetching *f, const char *arg, int err)
 {
 	if (err == -ENOENT)
 		complain("%s: %s", arg,
-			 faccessat(f->p.root, TIER_DIR_NAME, F_OK, 0) && errno == ENOENT
+			 faccessat(f->p.root, TIER_SHOWN, F_OK, 0) && errno == ENOENT
 				 ? "this mount has no tier; mount it with -o tier=PLACE"
 				 : "not in the tier: `cairn ls` lists what is");
 	else if (err == -ENODATA)
@@ -261,7 +219,7 @@ static int fetch(const char *arg, const struct opts *o, struct json_out *j, doub
 	if (f)
 		f->p = LOCATION_NONE;
 	if (!err)
-		err = find_mount(f, arg);
+		err = tier_where_above(arg, &f->p, &f->below);
 	if (err || !f->p.on_mount) {
 		complain_location(arg, err ? err : -ENODEV);
 		return CAIRN_USAGE;

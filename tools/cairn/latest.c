@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/xattr.h>
 
-#define TIER_AT ".cairn/tier/"
+#define TIER_AT TIER_SHOWN "/"
 
 struct latest {
 	struct ckpt_search s;
@@ -126,6 +126,25 @@ static int tell(const struct latest *l, const char *path, int err)
 	return !path || l->s.incomplete ? CAIRN_FAILED : CAIRN_OK;
 }
 
+/* DIR is not in the store: only the tier may have it. */
+static int latest_in_tier(const char *arg)
+{
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	CLEANUP_FREE char *below = NULL, *path = NULL;
+	bool remote = false;
+	int err = tier_where_above(arg, &p, &below);
+
+	if (!err)
+		err = p.on_mount ? tier_where_latest(&p, below, &path, &remote) : -ENODATA;
+	if (err || !remote) {
+		complain_location(arg, err == -EIO ? err : -ENOENT);
+		return err == -EIO ? CAIRN_FAILED : location_code(-ENOENT);
+	}
+	printf("%s/" TIER_AT, p.top);
+	print_name(stdout, path), putchar('\n');
+	return CAIRN_OK;
+}
+
 int cmd_latest(int argc, char **argv)
 {
 	static const struct option longs[] = {
@@ -149,6 +168,8 @@ int cmd_latest(int argc, char **argv)
 		return complain_usage("latest", "one directory");
 	l.s.top = argv[optind];
 	fd = open(l.s.top, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOENT && !l.tier && !l.s.verbose)
+		return latest_in_tier(l.s.top);
 	err = fd < 0 ? -errno : location_find(l.s.top, &p);
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
 		complain_location(l.s.top, err);

@@ -588,7 +588,7 @@ static int read_remote(struct listing *l)
 
 	if (!l->p->on_mount || !strncmp(below, ".cairn", 6) || l->self.kind.format != CKPT_NONE)
 		return 0;
-	if (asprintf(&path, ".cairn/tier%s%s", *below ? "/" : "", below) < 0)
+	if (asprintf(&path, TIER_SHOWN "%s%s", *below ? "/" : "", below) < 0)
 		return -ENOMEM;
 	fd = openat(l->p->root, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0 && errno == EIO) {
@@ -636,8 +636,28 @@ static int read_listing(struct listing *l, struct names *names, int *dirfd)
 	return gather(l, *dirfd, names);
 }
 
-static int list(const char *path, const struct opts *o, bool title, struct json_out *j)
+/* A directory that only the tier of a mount has: where it is shown; malloc()ed, NULL: there is no
+ * such. */
+static char *shown_path(const char *arg)
 {
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	CLEANUP_FREE char *below = NULL;
+	struct stat st;
+	char *out;
+
+	if (!lstat(arg, &st) || errno != ENOENT || tier_where_above(arg, &p, &below) ||
+	    !p.on_mount || asprintf(&out, "%s/" TIER_SHOWN "/%s", p.top, below) < 0)
+		return NULL;
+	if (!lstat(out, &st))
+		return out;
+	free(out);
+	return NULL;
+}
+
+static int list(const char *arg, const struct opts *o, bool title, struct json_out *j)
+{
+	CLEANUP_FREE char *shown = shown_path(arg);
+	const char *path = shown ? shown : arg;
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	struct listing l = {.o = o, .p = &p, .self = CKPT_EMPTY};
 	struct names names = {0};

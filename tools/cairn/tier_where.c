@@ -5,6 +5,7 @@
  */
 #include "tier_where.h"
 
+#include <limits.h>
 #include <string.h>
 #include <time.h>
 
@@ -69,6 +70,69 @@ const struct tier_where_one *tier_where_find(const struct tier_where *w, const c
 	const struct tier_where_one key = {.path = (char *)path};
 
 	return w->n ? bsearch(&key, w->v, w->n, sizeof(*w->v), by_path) : NULL;
+}
+
+/* ---- what only the tier has --------------------------------------------------------- */
+
+/* Without its last component; false: there is none. */
+static bool go_up(char *path)
+{
+	char *slash = strrchr(path, '/');
+
+	if (!strcmp(path, ".") || !strcmp(path, "/"))
+		return false;
+	if (!slash)
+		strcpy(path, ".");
+	else
+		slash[slash == path] = '\0';
+	return true;
+}
+
+int tier_where_above(const char *arg, struct location *p, char **below)
+{
+	CLEANUP_FREE char *path = NULL;
+	const char *rest;
+	size_t len;
+	int err;
+
+	*below = NULL;
+	if (asprintf(&path, "%s", *arg ? arg : ".") < 0) /* room for "." */
+		return -ENOMEM;
+	for (len = strlen(path); len > 1 && path[len - 1] == '/';)
+		path[--len] = '\0';
+	while ((err = location_find(path, p)) == -ENOENT && go_up(path))
+		;
+	if (err)
+		return err;
+	len = strlen(path);
+	rest = strncmp(arg, path, len) ? arg : arg + len; /* "." stands for what is before */
+	rest += strspn(rest, "/");
+	if (asprintf(below, "%s%s%s", p->below, *p->below && *rest ? "/" : "", rest) < 0) {
+		*below = NULL;
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+int tier_where_latest(const struct location *p, const char *below, char **out, bool *remote)
+{
+	CLEANUP_FREE char *link = NULL;
+	char target[PATH_MAX];
+	const char *at = target;
+	ssize_t n;
+
+	*out = NULL;
+	if (asprintf(&link, ".cairn/latest%s%s", *below ? "/" : "", below) < 0)
+		return -ENOMEM;
+	n = readlinkat(p->root, link, target, sizeof(target) - 1);
+	if (n < 0)
+		return errno == ENOENT || errno == EINVAL ? -ENODATA : call_error();
+	target[n] = '\0';
+	while (!strncmp(at, "../", 3))
+		at += 3;
+	*remote = !strncmp(at, TIER_SHOWN "/", sizeof(TIER_SHOWN));
+	*out = strdup(*remote ? at + sizeof(TIER_SHOWN) : at);
+	return *out ? 0 : -ENOMEM;
 }
 
 /* ---- waiting ------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the checkpoints of a mount with a tier are: for ls, latest, wait and umount.
+ * Where the checkpoints of a mount with a tier are: for fetch, ls, latest, wait and umount.
  */
 #ifndef CAIRN_TIER_WHERE_H
 #define CAIRN_TIER_WHERE_H
@@ -21,6 +21,15 @@ struct tier_where {
 int tier_where_read(const struct location *p, struct tier_where *out);
 void tier_where_free(struct tier_where *w);
 const struct tier_where_one *tier_where_find(const struct tier_where *w, const char *path);
+
+#define TIER_SHOWN ".cairn/tier" /* in a mount: what is in its tier */
+
+/* The place of arg, which may be only in the tier of the mount: that of the nearest directory above
+ * it that is there, and the whole path below the mount. As location_find(). */
+int tier_where_above(const char *arg, struct location *p, char **below);
+/* What MOUNT/.cairn/latest says of below, a directory of the mount or of its tier: a path below
+ * either. -ENODATA: nothing; -EIO: what is in the tier is not known. */
+int tier_where_latest(const struct location *p, const char *below, char **out, bool *remote);
 
 /* Until what is complete at and below p is in the tier, as it is now; p itself, if it is a
  * checkpoint. An exit code; what is not CAIRN_OK is reported. deadline: by now_s(), 0: none. */
