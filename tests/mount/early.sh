@@ -6,6 +6,7 @@
 # A large file is persisted while it is written: through passthrough, over deaths of the worker and of everything.
 . "$(dirname "$0")/../lib/lib.sh"
 
+need_tool python3
 store=$TMP/store mnt=$TMP/mnt
 size=160	# MiB
 opts=staging=1G
@@ -17,16 +18,26 @@ start_mount "$store" "$mnt" "$opts"
 need_passthrough "$mnt"
 [ "$(stat -f -c %T "$store")" != tmpfs ] || skip "the store has no O_DIRECT"
 
-# It stays open meanwhile, and is changed where it is persisted already.
+# It stays open meanwhile, and is changed where it is persisted already. One process has it open all the time: with the
+# end of another that shares the descriptor its blocks would be allocated (FLUSH), and nothing more is early then.
 data 1
-exec 3>"$mnt/shard"
-cat "$TMP/want" >&3
+mkfifo "$TMP/go"
+python3 - "$TMP/want" "$mnt/shard" "$TMP/go" <<'END' &
+import sys
+with open(sys.argv[1], "rb") as want, open(sys.argv[2], "wb", buffering=0) as shard:
+    while piece := want.read(8 << 20):
+        shard.write(piece)
+    open(sys.argv[3]).read()
+    shard.seek(5000000)
+    shard.write(b"changed")
+END
+writer=$!
 is_early() { [ "$(early)" -ge $(((size - 40) << 20)) ]; }
-retry 100 is_early || die "only $(early) bytes were persisted early"
+retry 100 is_early || die "only $(early) bytes were persisted early: $(head -c 4000 "$mnt/.cairn/status.json")"
 [ ! -e "$store/shard" ] || die "it has its name before it is closed"
-printf changed | dd of="$mnt/shard" bs=1 seek=5000000 conv=notrunc status=none || die "change"
 printf changed | dd of="$TMP/want" bs=1 seek=5000000 conv=notrunc status=none
-exec 3>&-
+: >"$TMP/go"
+wait $writer || die "write"
 wait_durable "$mnt"
 cmp "$TMP/want" "$store/shard" || die "the store has other bytes"
 "$BUILD/cairn" verify -q "$mnt/shard" || die "verify"
