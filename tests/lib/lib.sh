@@ -296,15 +296,23 @@ helper()
 	die "no helper program $name"
 }
 
+# No local variables here: the commands of on_exit see the case's own.
 lib_cleanup()
 {
-	local rc=$? cmd mnt pid dir disk
+	LIB_STATUS=$?
 	trap - EXIT TERM INT HUP
 	set +u
 	cd /
-	for cmd in "${LIB_EXIT[@]}"; do
-		eval "$cmd"
+	for LIB_COMMAND in "${LIB_EXIT[@]}"; do
+		eval "$LIB_COMMAND"
 	done
+	lib_remove_all
+	exit "$LIB_STATUS"
+}
+
+lib_remove_all()
+{
+	local mnt pid dir disk
 	for mnt in "${!LIB_STORE[@]}"; do
 		pid=${LIB_KEEPER[$mnt]}
 		is_mounted "$mnt" && umount -l "$mnt" 2>/dev/null
@@ -321,7 +329,6 @@ lib_cleanup()
 	done
 	rm -f "$TMP/.list.a" "$TMP/.list.b"
 	[ -z "${LIB_OWN_TMP:-}" ] || rm -rf --one-file-system "$TMP"
-	exit $rc
 }
 
 # What a killed daemon left in memory belongs to a store that goes away with the case.
