@@ -364,7 +364,6 @@ struct pool_file {
 struct pool {
 	pthread_mutex_t lock;
 	_Atomic uint64_t bytes; /* of all files; changed under the lock */
-	uint64_t touched; /* most that was ever in use or held; its thread's */
 	bool ended; /* nothing is added any more */
 	struct pool_file file[POOL_FILES];
 	uint64_t request[POOL_READY]; /* sizes asked for, a ring */

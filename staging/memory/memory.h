@@ -28,7 +28,9 @@ static inline void persist_wake(struct staging *s)
 }
 
 /* pool.c: the page pool. No lock is held, unless said otherwise. */
-#define POOL_STEP (32ull << 20) /* the list held 100 to 140 MiB on the machines measured */
+/* Pages that are moved at once. The kernel's list of a CPU held 100 MiB on some machines and 8 on
+ * another (docs/PERFORMANCE.md, Pages that stay warm). */
+#define POOL_STEP (4ull << 20)
 void pool_init(struct pool *p);
 /* finds again what a worker before held; no thread runs yet */
 int pool_open(struct staging *s);

@@ -313,12 +313,10 @@ bool pool_step(struct staging *s)
 
 /* ---- the stock, and its thread ---- */
 
-/* Pages that were ours before need no touching: fallocate takes them as they are. New ones are
- * written once. No lock held. */
-static bool fill(int fd, uint64_t at, uint64_t len, bool touched, const char *zeros)
+/* Pages are written once: a virtual machine gives free ones back to its host within seconds (free
+ * page reporting), and then the first write to each waits for the host. No lock held. */
+static bool fill(int fd, uint64_t at, uint64_t len, const char *zeros)
 {
-	if (touched)
-		return fallocate(fd, 0, (off_t)at, (off_t)len) == 0;
 	for (uint64_t o = 0; o < len; o += HUGE_BYTES)
 		if (pwrite(fd, zeros, HUGE_BYTES, (off_t)(at + o)) != (ssize_t)HUGE_BYTES)
 			return false;
@@ -351,11 +349,8 @@ static bool grow(struct staging *s, const char *zeros)
 		return false;
 	uint64_t len =
 		may - taken < GROW_STEP ? (may - taken) / HUGE_BYTES * HUGE_BYTES : GROW_STEP;
-	bool ok = fill(f->fd, at, len, taken + used + len <= p->touched, zeros);
-	ok = add(s, f, f->fd, at, len, ok);
-	if (ok && p->bytes + used > p->touched)
-		p->touched = p->bytes + used;
-	return ok;
+	bool ok = fill(f->fd, at, len, zeros);
+	return add(s, f, f->fd, at, len, ok);
 }
 
 void *pool_main(void *arg)
@@ -432,7 +427,6 @@ int pool_open(struct staging *s)
 		p->bytes = stock->bytes = (uint64_t)st.st_blocks * 512 / HUGE_BYTES * HUGE_BYTES;
 	for (struct pool_file *f = p->file; f < stock; f++)
 		recover_ready(s, f);
-	p->touched = p->bytes;
 	return 0;
 }
 
