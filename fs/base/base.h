@@ -55,6 +55,9 @@ void fs_log_leave_terminal(void);
 void notify_start(void);
 /* text: assignments as sd_notify(3) has. */
 void notify_manager(const char *text);
+/* The same, if the manager takes it at once. */
+bool notify_status(const char *text);
+bool notify_is_on(void);
 
 /* ---- session.c: threads that answer ---- */
 

@@ -50,3 +50,13 @@ void notify_manager(const char *text)
 	if (manager >= 0)
 		fs_log(LEVEL_WARNING "the service manager does not take: %s", strerror(errno));
 }
+
+bool notify_status(const char *text)
+{
+	return write(manager, text, strlen(text)) >= 0;
+}
+
+bool notify_is_on(void)
+{
+	return manager >= 0;
+}

@@ -48,6 +48,12 @@ void tier_end(struct fs *fs);
 /* In the worker: logs what has changed. Only reads memory. */
 void tier_look(struct fs *fs);
 
+/* ---- manager.c ---- */
+
+/* In the worker: tells the service manager what is not durable yet, when that has changed. Call it
+ * often. */
+void manager_look(struct fs *fs, bool ended);
+
 /* ---- store_watch.c: a thread of the worker ---- */
 
 /* Watches whether the store's filesystem is still there, or back. Then the worker exits with one of

@@ -147,6 +147,7 @@ static void wait_for_end(struct fs *fs)
 			break;
 		keeper_look(fs);
 		tier_look(fs);
+		manager_look(fs, false);
 		session_look(fs); /* the upkeep thread may be waiting for the store */
 		if (asked_to_end) { /* files are still open; what is closed is drained */
 			struct staging_stats st;
@@ -261,6 +262,7 @@ static bool drain_all(struct fs *fs)
 
 	do {
 		err = staging_drain(fs->s, 1000);
+		manager_look(fs, true);
 	} while (err == -ETIMEDOUT && !asked_to_end);
 	staging_get_stats(fs->s, &left);
 	if (err == -EAGAIN)

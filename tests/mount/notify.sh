@@ -46,6 +46,22 @@ for name in "$TMP/notify" "@cairnfs-test-$$"; do
 	wait $manager 2>/dev/null
 done
 
+# What is not durable yet: a store that is frozen takes nothing.
+manager "$TMP/notify-s"
+make_disk disk ext4 128M
+NOTIFY_SOCKET=$TMP/notify-s start_mount "$TMP/disk/store" "$m"
+retry 20 told 'STATUS=everything closed is durable$' 1 || die "idle: $(cat "$TMP/told")"
+on_exit 'fsfreeze -u "$TMP/disk" 2>/dev/null'
+fsfreeze -f "$TMP/disk" || die "fsfreeze"
+head -c 100K /dev/zero >"$m/file" &	# its close may wait for the store
+retry 20 told 'STATUS=0.1 MiB of 1 file not in the store yet$' 1 || die "pending: $(cat "$TMP/told")"
+fsfreeze -u "$TMP/disk"
+retry 20 told 'STATUS=everything closed is durable$' 2 || die "durable again: $(cat "$TMP/told")"
+wait $! || die "write"
+stop_mount "$m"
+kill $manager
+wait $manager 2>/dev/null
+
 # In the foreground the process that was started is the one.
 manager "$TMP/notify-f"
 NOTIFY_SOCKET=$TMP/notify-f "$BUILD/cairnfs" -f "$s" "$m" -o staging=64M,pool=0 </dev/null 2>"$TMP/err" &
