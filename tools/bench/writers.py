@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""writers.py [-n ROUNDS] [-s SIZE] [--fio FILE] LABEL=DIR...: what a save of real writers costs a trainer.
+"""writers.py [-n ROUNDS] [-s SIZE] [-w REGEX] [--fio FILE] LABEL=DIR...: what a save of real writers costs a trainer.
 
 The row `writers` of tools/bench/run, which mounts what is measured. One process has SIZE bytes of tensors and
 saves them with each writer into each place, in turn, -n times after the first. Samples go to stdout as
@@ -17,6 +17,7 @@ LABEL<tab>METRIC<tab>UNIT<tab>VALUE, LABEL being "WRITER in PLACE":
 import argparse
 import ctypes
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -184,13 +185,13 @@ def run(o):
     with tempfile.NamedTemporaryFile() as meet:
         dist.init_process_group("gloo", init_method="file://" + meet.name + ".meet", rank=0, world_size=1)
     places = [p.split("=", 1) for p in o.places]
-    writers = all_writers()
+    writers = [w for w in all_writers() if re.search(o.writers, w[0])]
     state = make_state(size_of(o.size))
     nbytes = sum(t.nbytes for t in state.values())
     warm(writers)
     for n in range(o.rounds + 1):
         blocked = one_round(n, writers, places, state)
-        limits = [blocked["DCP save", label] for label, _ in places if label == "tmpfs"]
+        limits = [b for (name, label), b in blocked.items() if (name, label) == ("DCP save", "tmpfs")]
         if o.fio:
             limits.append(fio_seconds(o.fio, nbytes))
             sample("fio", "durable", limits[-1])
@@ -268,6 +269,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("-n", dest="rounds", type=int, default=5)
     a.add_argument("-s", dest="size", default="1G")
+    a.add_argument("-w", dest="writers", metavar="REGEX", default="", help="only the writers whose names match")
     a.add_argument("--fio", metavar="FILE", help="also fio's time for the same bytes, into FILE")
     a.add_argument("--table", nargs=3, metavar=("SAMPLES", "FIGURE", "MACHINE"))
     a.add_argument("places", nargs="*", metavar="LABEL=DIR")
