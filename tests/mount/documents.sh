@@ -11,7 +11,7 @@ docs/figures/draw --check || die "a figure"
 
 # A figure that no measurement has is refused.
 cp -r docs "$TMP/docs"
-sed -i 's/^bar 4.26/bar 9.99/' "$TMP/docs/figures/save.txt"
+sed -i 's/^time 2.44/time 9.99/' "$TMP/docs/figures/save.txt"
 "$TMP/docs/figures/draw" "$TMP/docs/figures/save.txt" 2>/dev/null && die "a rate that was not measured is drawn"
 
 python3 tests/lib/documents.py "$LIB_TOP" || die "documents"
