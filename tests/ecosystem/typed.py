@@ -32,7 +32,7 @@ def pyright(path):
     with open(config, "w", encoding="utf-8") as f:
         # PyTorch's own annotations leave much unknown; that is not the examples' fault.
         json.dump({"include": [path], "extraPaths": [PACKAGE], "typeCheckingMode": "strict",
-                   "pythonPath": sys.executable, "reportUnknownMemberType": "none",
+                   "reportUnknownMemberType": "none",
                    "reportUnknownVariableType": "none", "reportUnknownArgumentType": "none",
                    "reportMissingTypeStubs": "none"}, f)
     return subprocess.run([f"{BIN}/basedpyright", "-p", config, "--pythonpath", sys.executable], cwd=TMP,
