@@ -165,6 +165,7 @@ static int look_at(struct follow *f, struct push *p)
 
 static int look(struct follow *f, struct push *p)
 {
+	double begun = now_s();
 	int err = ckpt_search(&p->s);
 
 	for (size_t i = 0; i < f->n; i++)
@@ -175,6 +176,7 @@ static int look(struct follow *f, struct push *p)
 			err = look_at(f, p);
 	if (!err && !p->s.incomplete)
 		drop_unseen(f);
+	f->look_s = now_s() - begun;
 	return err;
 }
 
@@ -509,15 +511,11 @@ static int follow(struct follow *f)
 	sigaddset(&ends, SIGTERM);
 	sigaddset(&ends, SIGINT);
 	while (!stop) {
-		double begun = now_s(), took;
-
 		after_pass(f, pass(f));
-		took = now_s() - begun;
 		sigprocmask(SIG_BLOCK, &ends, &before);
 		if (!stop) {
-			double s = took * LOOK_SHARE < LOOK_S ? LOOK_S
-				   : took * LOOK_SHARE > 300  ? 300
-							      : took * LOOK_SHARE;
+			double share = f->look_s * LOOK_SHARE;
+			double s = share < LOOK_S ? LOOK_S : share > 300 ? 300 : share;
 
 			if (f->retry_at > now_s() && f->retry_at - now_s() < s)
 				s = f->retry_at - now_s();

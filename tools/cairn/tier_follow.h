@@ -51,6 +51,7 @@ struct follow {
 	double keep_at; /* when that is tried again */
 	bool changed, ended; /* changed: status.json is to be written */
 	uint64_t now; /* bytes of report.sending that are there */
+	double look_s; /* how long the last look took, without what it sent */
 	double rate_at;
 	uint64_t rate_bytes;
 	char said[sizeof(((struct tier_report *)0)->error)];
