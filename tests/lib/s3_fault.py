@@ -138,6 +138,10 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], OSError):  # connections are cut all the time
+            super().handle_error(request, client_address)
+
 
 def main():
     upstream, top, *port = sys.argv[1:]

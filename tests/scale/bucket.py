@@ -28,6 +28,7 @@ SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, Sign
 KINDS = {"tier": 25, "follower": 20, "runner": 15, "guard": 10, "server": 15, "worker": 8, "keeper": 7}
 HOSTS = 3
 SIZES = (1000, 20 << 20)
+SPARE_S = 5  # between kills of a keeper, or keeper and worker, of one host
 
 
 def lacks(build):
@@ -113,7 +114,7 @@ class Watch(threading.Thread):
 class Killer:
     def __init__(self, run, server, seed):
         self.run, self.server, self.rng = run, server, random.Random(f"s3 {seed}")
-        self.done, self.missed = collections.Counter(), 0
+        self.done, self.missed, self.spared = collections.Counter(), 0, {}
 
     def tier(self, host, key):
         try:
@@ -148,10 +149,13 @@ class Killer:
             time.sleep(self.rng.random())
             self.server.start()
         elif kind == "worker":
-            if not host.may_die():
+            if not host.may_die() or self.killed_lately(host):
                 return
             host.kill_worker()
         elif kind == "keeper":
+            if self.killed_lately(host):
+                return
+            self.spared[host.name] = time.monotonic()
             kill([host.keeper])
             until(f"{host.name} has no keeper", lambda: self.new_keeper(host))
         else:
@@ -172,6 +176,11 @@ class Killer:
         if fresh:
             host.keeper = pid
         return fresh
+
+    def killed_lately(self, host):
+        """Its worker or its keeper: both at once, or a keeper without a spare, end a mount (DURABILITY.md)."""
+        last = max([self.spared.get(host.name, 0), *host.deaths])
+        return time.monotonic() - last < SPARE_S
 
     def total(self):
         return sum(self.done.values())
