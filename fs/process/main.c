@@ -409,6 +409,8 @@ int main(int argc, char **argv)
 	parser_fault_start(fs);
 	fs->uid = geteuid();
 	init_locks(fs);
+	/* who ignores it leaves that to its children, whose waitpid(2) then fails */
+	signal(SIGCHLD, SIG_DFL);
 	/* a limit of the shell (ulimit -f) then is an error for that file */
 	signal(SIGXFSZ, SIG_IGN);
 	if (options_parse(argc, argv, &fs->o, &rest))

@@ -463,8 +463,13 @@ void node_forget(struct fs *fs, uint64_t id, uint64_t count)
 	if (!n || n == fs->tree.root)
 		return;
 	n->nlookup -= count < n->nlookup ? count : n->nlookup;
-	if (!n->nlookup)
-		node_release(fs, n);
+	if (n->nlookup)
+		return;
+	/* of a restored node the count is not known; but what has no name is not looked up again,
+	 * so the kernel has none left */
+	if (!n->names && !n->buf)
+		n->pinned = false;
+	node_release(fs, n);
 }
 
 /* In a replay: the previous worker freed n, because nothing needed it. All names below it were

@@ -3,7 +3,7 @@
 # modes: fast
 # timeout: 120
 # The core under what a process inherits: umask, time zone, locale, working directory, closed standard
-# descriptors, a clock that was set back.
+# descriptors, ignored signals, a clock that was set back.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/core.inc"
 need_root
@@ -20,6 +20,9 @@ core "started in /proc" "$TMP/cwd"
 
 LIB_WRAP=(sh -c 'exec "$@" <&- >&- 2>&-' -)
 core "no standard descriptors" "$TMP/closed"
+
+LIB_WRAP=(bash -c 'trap "" CHLD; exec "$@"' -)
+core "SIGCHLD ignored" "$TMP/chld"
 
 # A clock that is set back: nothing but times may depend on it.
 faketime=$(ls /usr/lib/*/faketime/libfaketimeMT.so.1 2>/dev/null)
