@@ -41,6 +41,7 @@
 #define END_MS 2000
 #define KILL_MS 1000 /* after SIGTERM */
 #define AGAIN_MAX_S 60
+#define GUARD_MS 20 /* between two runners, if they end at once */
 #define RAN_WELL_S 60 /* a follower that ran for so long is started again at once */
 /* in a runner, besides what its program has as TIER_SHARED_FD or TIER_SERVE_FD, both 3 */
 #define ALIVE_FD 4
@@ -242,15 +243,17 @@ static void tell_child(struct tier_shared *shared, pid_t pid)
 		atomic_store(&shared->pid, pid);
 }
 
-/* Starts followers, or servers. Returns when the guard has ended. */
-static void be_runner(const struct fs *fs, const char *program, pid_t guard, bool serves)
+/* Starts followers, or servers, after first_ms. Returns when the guard has ended. */
+static void be_runner(const struct fs *fs, const char *program, pid_t guard, int first_ms,
+		      bool serves)
 {
 	struct tier_shared *shared = serves ? NULL : fs->tier.shared;
 	struct ends above = ends_of(guard, false);
 	struct again again = {0};
 	pid_t self = getpid();
+	int ms = first_ms;
 
-	do {
+	while (goes_on(&above, ms)) {
 		pid_t pid = fork();
 
 		again.begun = monotonic_ns();
@@ -273,7 +276,8 @@ static void be_runner(const struct fs *fs, const char *program, pid_t guard, boo
 			if (child.fd >= 0)
 				close(child.fd);
 		}
-	} while (goes_on(&above, again_ms(&again)));
+		ms = again_ms(&again);
+	}
 	if (mount_has_ended())
 		_exit(0);
 	if (above.fd >= 0)
@@ -281,17 +285,16 @@ static void be_runner(const struct fs *fs, const char *program, pid_t guard, boo
 }
 
 /* What a killed runner left is a child of ours now, and ends by PDEATHSIG. */
-static void end_orphan(struct tier_shared *shared)
+static void end_orphan(struct tier_shared *shared, pid_t runner)
 {
 	pid_t pid = shared ? atomic_load(&shared->pid) : 0;
 	struct ends e = {pid, -1, true};
 	siginfo_t info;
 
 	/* the follower may write to shared: only a child of ours is killed */
-	if (pid > 0 && !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT))
+	if (pid > 0 && pid != runner &&
+	    !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT))
 		end_child(&e);
-	for (int ms = 0; ms < KILL_MS && waitpid(-1, NULL, WNOHANG) >= 0; ms += 10)
-		sleep_ms(10);
 	tell_child(shared, 0);
 }
 
@@ -303,18 +306,23 @@ static void tell_runner(struct tier_shared *shared, pid_t pid)
 	atomic_store(&shared->runner, pid);
 }
 
-/* Starts runners. Returns in each of them. */
-static pid_t be_guard(struct tier_shared *shared)
+/* Starts runners, each at once, so that there are two processes always. Returns in each of them;
+ * *ms: how long it is to wait. */
+static pid_t be_guard(struct tier_shared *shared, int *ms)
 {
 	struct again again = {0};
 	pid_t self = getpid();
+	bool first = true;
 
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	if (shared)
 		atomic_store(&shared->guard, self);
 	do {
-		pid_t pid = fork();
+		pid_t pid;
 
+		/* the previous one's child has ended then */
+		*ms = first ? 0 : again_ms(&again) + KILL_MS;
+		pid = fork();
 		again.begun = monotonic_ns();
 		if (pid == 0)
 			return self;
@@ -322,17 +330,21 @@ static pid_t be_guard(struct tier_shared *shared)
 			struct ends runner = ends_of(pid, true);
 
 			tell_runner(shared, pid);
+			if (!first)
+				end_orphan(shared, pid);
+			first = false;
 			while (!has_ended(&runner) && !mount_has_ended())
 				wait_for_ends(&runner, NULL, -1);
 			if (mount_has_ended()) {
 				waitpid(pid, NULL, 0); /* it ends the follower */
 				_exit(0);
 			}
-			end_orphan(shared);
+			while (waitpid(-1, NULL, WNOHANG) > 0)
+				; /* what earlier ones left */
 			if (runner.fd >= 0)
 				close(runner.fd);
 		}
-	} while (goes_on(NULL, again_ms(&again)));
+	} while (goes_on(NULL, GUARD_MS));
 	_exit(0);
 }
 
@@ -360,9 +372,10 @@ static _Noreturn void start_running(struct fs *fs, const char *program, int fd, 
 		_exit(1);
 	drop_capabilities(fs);
 	for (;;) {
-		pid_t guard = be_guard(serves ? NULL : fs->tier.shared);
+		int ms = 0;
+		pid_t guard = be_guard(serves ? NULL : fs->tier.shared, &ms);
 
-		be_runner(fs, program, guard, serves);
+		be_runner(fs, program, guard, ms, serves);
 	}
 }
 
