@@ -32,6 +32,16 @@ server()	# of the tier: the keeper's guards have runners, one of which has it
 	done
 }
 has_server() { [ -n "$(server)" ]; }
+signal_server()	# signal_server SIGNAL: all that are seen; two were, once
+{
+	local pid all
+	all=$(server)
+	[ "$(wc -w <<<"$all")" = 1 ] || note "servers: $(tr '\n' ' ' <<<"$all"): $(ps -eo pid,ppid,stat,args | grep '[c]airn')"
+	for pid in $all; do
+		kill "-$1" "$pid" 2>/dev/null
+	done
+}
+fetchers() { local pid; for pid in $(server); do lib_children "$pid"; done; }
 new_node()	# new_node [OPTIONS]: an empty store, the same tier
 {
 	rm -rf --one-file-system "$s"
@@ -171,19 +181,19 @@ log_has 'not all of the tier is shown: run/evil: its manifest is damaged' || die
 rm -r "$t/.cairn/manifests/run/evil"
 
 # The server is killed, and the worker, while a reader waits: it gets the bytes.
-kill -STOP "$(server)"
+signal_server STOP
 reads_in_background "$m/.cairn/tier/run/step-1/__2_0.distcp"
 retry 20 fetching run/step-1 || die "not asked for: $(status_field "$m" fetch)"
-kill -KILL "$(server)"
+signal_server KILL
 wait $reader
 [ "$(cat "$TMP/code")" = 0 ] || die "the server was killed: $(cat "$TMP/err")"
 cmp "$TMP/read" "$ref/step-1/__2_0.distcp" || die "other bytes"
 retry 20 has_server || die "no server"
-kill -STOP "$(server)"
+signal_server STOP
 reads_in_background "$m/.cairn/tier/run/step-2/__2_0.distcp"
 retry 20 fetching run/step-2 || die "not asked for: $(status_field "$m" fetch)"
 kill -KILL "$(worker_pid "$m")"
-kill -CONT "$(server)"
+signal_server CONT
 wait $reader
 [ "$(cat "$TMP/code")" = 0 ] || die "the worker was killed: $(cat "$TMP/err")"
 cmp "$TMP/read" "$ref/step-2/__2_0.distcp" || die "other bytes"
@@ -195,9 +205,10 @@ mkdir "$s/run/.cairn-fetch.step-5"
 exec 7<"$s/run/.cairn-fetch.step-5"
 flock 7
 reads_in_background "$m/.cairn/tier/run/step-5/__2_0.distcp"
-has_child() { [ -n "$(lib_children "$(server)")" ]; }
+has_child() { [ -n "$(fetchers)" ]; }
 retry 20 has_child || die "nothing fetches"
-kill -KILL "$(lib_children "$(server)")"
+# shellcheck disable=SC2046	# a word each
+kill -KILL $(fetchers)
 wait $reader
 [ "$(cat "$TMP/code")" = 1 ] || die "the fetch was killed: exit code $(cat "$TMP/code")"
 log_has 'run/step-5 cannot be fetched from the tier: .*was killed' || die "it was not told"
@@ -215,7 +226,7 @@ cmp - "$ref/step-2/__2_0.distcp" <&8 || die "open when the worker was killed"
 exec 8<&-
 
 # A reader that waits can be ended, and the mount answers others meanwhile.
-kill -STOP "$(server)"
+signal_server STOP
 cat "$m/.cairn/tier/run/step-4/__2_0.distcp" >"$TMP/read" 2>&1 &
 reader=$!
 retry 20 fetching run/step-4 || die "not asked for: $(status_field "$m" fetch)"
@@ -223,7 +234,7 @@ cp -r "$assets/dcp" "$m/other" || die "the mount waits for the tier"
 expect 3 "$cairn" fetch --timeout 1 "$m/run/step-4"
 kill -TERM $reader
 retry 20 lib_pid_gone $reader || die "the reader cannot be ended"
-kill -CONT "$(server)"
+signal_server CONT
 there() { [ -e "$m/run/step-4/.metadata" ]; }
 retry 20 there || die "the fetch did not go on"
 stop_mount "$m"
@@ -231,11 +242,11 @@ stop_mount "$m"
 # Nothing comes: an error after tier_wait seconds, which says why. A listing that nobody has is not an empty one.
 new_node tier_wait=1
 [ -e "$m/.cairn/tier/run/step-1" ] || die "no listing"
-kill -STOP "$(server)"
+signal_server STOP
 cat "$m/.cairn/tier/run/step-1/.metadata" >"$TMP/read" 2>"$TMP/err" && die "read from a server that is stopped"
 says err 'Input/output error'
 log_has 'run/step-1 cannot be fetched from the tier: nothing came for 1 s (tier_wait)' || die "it was not told"
-kill -CONT "$(server)"
+signal_server CONT
 cmp "$m/.cairn/tier/run/step-1/.metadata" "$ref/step-1/.metadata" || die "after it goes on"
 stop_mount "$m"
 mv "$t" "$TMP/away"
