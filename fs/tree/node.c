@@ -465,9 +465,9 @@ void node_forget(struct fs *fs, uint64_t id, uint64_t count)
 	n->nlookup -= count < n->nlookup ? count : n->nlookup;
 	if (n->nlookup)
 		return;
-	/* of a restored node the count is not known; but what has no name is not looked up again,
-	 * so the kernel has none left */
-	if (!n->names && !n->buf)
+	/* of a restored node the count is not known; but a removed file is not looked up again,
+	 * so the kernel has none left. A directory's name may come back: vanished.c */
+	if (S_ISREG(n->attr.mode) && !n->names && !n->buf)
 		n->pinned = false;
 	node_release(fs, n);
 }
