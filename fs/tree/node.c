@@ -166,28 +166,28 @@ struct dentry *dentry_set(struct fs *fs, struct node *dir, const char *name, str
 	return d;
 }
 
-static void white_unlist(struct fs *fs, struct dentry *d)
+static void whiteout_unlist(struct fs *fs, struct dentry *d)
 {
-	if (!d->white)
+	if (!d->is_whiteout)
 		return;
-	*(d->white_prev ? &d->white_prev->white_next : &fs->tree.whites) = d->white_next;
-	*(d->white_next ? &d->white_next->white_prev : &fs->tree.whites_last) = d->white_prev;
-	d->white_prev = d->white_next = NULL;
-	d->white = false;
+	*(d->whiteout_prev ? &d->whiteout_prev->whiteout_next : &fs->tree.whiteouts) = d->whiteout_next;
+	*(d->whiteout_next ? &d->whiteout_next->whiteout_prev : &fs->tree.whiteouts_last) = d->whiteout_prev;
+	d->whiteout_prev = d->whiteout_next = NULL;
+	d->is_whiteout = false;
 }
 
-static void white_list(struct fs *fs, struct dentry *d)
+static void whiteout_list(struct fs *fs, struct dentry *d)
 {
-	white_unlist(fs, d);
-	d->white_prev = fs->tree.whites_last;
-	*(fs->tree.whites_last ? &fs->tree.whites_last->white_next : &fs->tree.whites) = d;
-	fs->tree.whites_last = d;
-	d->white = true;
+	whiteout_unlist(fs, d);
+	d->whiteout_prev = fs->tree.whiteouts_last;
+	*(fs->tree.whiteouts_last ? &fs->tree.whiteouts_last->whiteout_next : &fs->tree.whiteouts) = d;
+	fs->tree.whiteouts_last = d;
+	d->is_whiteout = true;
 }
 
 void dentry_remove(struct fs *fs, struct dentry *d)
 {
-	white_unlist(fs, d);
+	whiteout_unlist(fs, d);
 	struct node *dir = d->dir, *n = d->node;
 	struct dentry **pp = &fs->tree.dentries[name_bucket(dir->id, d->name)];
 	while (*pp != d)
@@ -213,7 +213,7 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 	dentry_name(fs, d, NULL);
 	d->seq = seq;
 	d->store_has = d->ordered = false;
-	white_list(fs, d);
+	whiteout_list(fs, d);
 }
 
 /* ---- clean or dirty ---- */
@@ -380,7 +380,7 @@ static bool is_awaited(const struct node *n)
 
 static void node_free(struct fs *fs, struct node *n)
 {
-	n->zombie = true; /* keeps dentry_remove from freeing it */
+	n->free_queued = true; /* keeps dentry_remove from freeing it */
 	while (n->names)
 		dentry_remove(fs, n->names);
 	struct node **pp = &fs->tree.nodes[id_bucket(n->id)];
@@ -442,7 +442,7 @@ static bool node_needed(struct fs *fs, struct node *n)
 
 void node_release(struct fs *fs, struct node *n)
 {
-	if (n->zombie)
+	if (n->free_queued)
 		return;
 	if (!node_needed(fs, n)) {
 		node_free(fs, n);
@@ -452,9 +452,9 @@ void node_release(struct fs *fs, struct node *n)
 		return;
 	if (several_names(n)) /* until it loses one; then dentry_remove or apply.c frees it */
 		return;
-	n->zombie = true;
-	n->zombie_next = fs->tree.zombies;
-	fs->tree.zombies = n;
+	n->free_queued = true;
+	n->free_next = fs->tree.free_queue;
+	fs->tree.free_queue = n;
 }
 
 void node_forget(struct fs *fs, uint64_t id, uint64_t count)
@@ -479,18 +479,18 @@ void node_forgotten(struct fs *fs, struct node *n)
 {
 	if (n == fs->tree.root || n->handles)
 		return;
-	n->zombie = true; /* keeps dentry_remove from freeing it */
+	n->free_queued = true; /* keeps dentry_remove from freeing it */
 	while (n->children)
 		dentry_remove(fs, n->children);
 	node_free(fs, n);
 }
 
 /* The first that is done with; what waits for other nodes is passed. */
-static struct dentry *white_due(struct fs *fs)
+static struct dentry *whiteout_due(struct fs *fs)
 {
-	struct dentry *d = fs->tree.whites;
+	struct dentry *d = fs->tree.whiteouts;
 	while (d && !d->node && fs_place_of(fs, d->seq) == UINT64_MAX)
-		d = d->white_next;
+		d = d->whiteout_next;
 	return d && (d->node || fs_is_applied(fs, d->seq)) ? d : NULL;
 }
 
@@ -499,19 +499,19 @@ static struct dentry *white_due(struct fs *fs)
  * examined per call: it runs five times a second, with the lock held. */
 void node_gc(struct fs *fs)
 {
-	for (struct dentry *d; (d = white_due(fs));)
+	for (struct dentry *d; (d = whiteout_due(fs));)
 		if (d->node)
-			white_unlist(fs, d); /* the name exists again */
+			whiteout_unlist(fs, d); /* the name exists again */
 		else
 			dentry_remove(fs, d);
 	if (!fs->tree.looked_at) {
-		fs->tree.looked_at = fs->tree.zombies;
-		fs->tree.zombies = NULL;
+		fs->tree.looked_at = fs->tree.free_queue;
+		fs->tree.free_queue = NULL;
 	}
 	for (unsigned i = 0; fs->tree.looked_at && i < GC_STEP; i++) {
 		struct node *n = fs->tree.looked_at;
-		fs->tree.looked_at = n->zombie_next;
-		n->zombie = false;
+		fs->tree.looked_at = n->free_next;
+		n->free_queued = false;
 		node_release(fs, n);
 	}
 }

@@ -59,8 +59,8 @@ struct dentry {
 	/* when all records are applied, the store has something by this name, */
 	bool store_has;
 	bool ordered; /* and it is this node */
-	bool white; /* it is in fs->tree.whites, linked by the next two */
-	struct dentry *white_prev, *white_next;
+	bool is_whiteout; /* it is in fs->tree.whiteouts, linked by the next two */
+	struct dentry *whiteout_prev, *whiteout_next;
 	char name[];
 };
 
@@ -156,7 +156,7 @@ struct node_fork {
 };
 
 struct node {
-	struct node *hash_next, *store_ino_next, *zombie_next;
+	struct node *hash_next, *store_ino_next, *free_next;
 	uint64_t id, ino;
 	uint64_t nlookup;
 	bool pinned; /* restored after a restart: the kernel's count is not known */
@@ -165,7 +165,7 @@ struct node {
 	/* threads that dropped the lock and will use it again: it is not freed */
 	unsigned refs;
 	unsigned waits; /* requests that wait for it (ops/wait.c): it is not freed */
-	bool zombie; /* on the list of nodes that are freed when clean */
+	bool free_queued; /* on the list of nodes that are freed when clean */
 	uint64_t changed; /* fs->tree.changes when something of it last changed here */
 	struct attributes attr;
 	struct node_seqs seq;
