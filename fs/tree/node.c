@@ -170,8 +170,10 @@ static void whiteout_unlist(struct fs *fs, struct dentry *d)
 {
 	if (!d->is_whiteout)
 		return;
-	*(d->whiteout_prev ? &d->whiteout_prev->whiteout_next : &fs->tree.whiteouts) = d->whiteout_next;
-	*(d->whiteout_next ? &d->whiteout_next->whiteout_prev : &fs->tree.whiteouts_last) = d->whiteout_prev;
+	*(d->whiteout_prev ? &d->whiteout_prev->whiteout_next : &fs->tree.whiteouts) =
+		d->whiteout_next;
+	*(d->whiteout_next ? &d->whiteout_next->whiteout_prev : &fs->tree.whiteouts_last) =
+		d->whiteout_prev;
 	d->whiteout_prev = d->whiteout_next = NULL;
 	d->is_whiteout = false;
 }
@@ -180,7 +182,8 @@ static void whiteout_list(struct fs *fs, struct dentry *d)
 {
 	whiteout_unlist(fs, d);
 	d->whiteout_prev = fs->tree.whiteouts_last;
-	*(fs->tree.whiteouts_last ? &fs->tree.whiteouts_last->whiteout_next : &fs->tree.whiteouts) = d;
+	*(fs->tree.whiteouts_last ? &fs->tree.whiteouts_last->whiteout_next : &fs->tree.whiteouts) =
+		d;
 	fs->tree.whiteouts_last = d;
 	d->is_whiteout = true;
 }

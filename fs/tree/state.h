@@ -27,7 +27,7 @@ struct tree {
 	struct handle *handles[4096];
 	/* queued for node_gc(); the rest of those it looks at now */
 	struct node *free_queue, *looked_at;
-	struct dentry *whiteouts, *whiteouts_last; /* whiteouts, oldest first */
+	struct dentry *whiteouts, *whiteouts_last; /* oldest first */
 	struct node_ref *refs; /* by operations that ask the store */
 	uint64_t changes; /* of names and nodes, counted */
 	/* `changes` at the last change of a name with this hash */
