@@ -127,6 +127,17 @@ static inline void early_unref(struct early *e)
 	free(e);
 }
 
+/* What a file of the store has, by sums of its chunks; delta.c. Not changed any more. */
+#define DELTA_CHUNK (128u << 10)
+struct chunks {
+	atomic_uint refs; /* its staged file's, and a thread's */
+	int fd; /* of that file, one of n_sources; -1: not kept yet */
+	uint64_t seq; /* of its version */
+	uint64_t size, changed; /* of them, not taken from the version before */
+	struct timespec mtime; /* another program has not written to it since */
+	struct io_digest sum[];
+};
+
 /* What a version waited for, for the timeline (drain/timeline.c): ns. */
 enum pend_wait {
 	WAIT_ADMISSION, /* its writer, for space in staging or in the store */
@@ -160,6 +171,7 @@ struct pend {
 	/* a store file that it may be a clone of; -1; clone.c */
 	int source;
 	bool cloned; /* it is one */
+	struct chunks *chunks; /* what it has then, if it is its version before's; NULL; delta.c */
 	bool must; /* removed later, but must be published: persist it */
 	bool again; /* first after a restart: perhaps applied already */
 	bool shown; /* done in the store, but the mark could not be set */
@@ -250,6 +262,8 @@ struct staged_base {
 	struct timespec mtime;
 	int source; /* a store file that it may be a copy of; -1 */
 	bool counted; /* as a clone */
+	bool again; /* it has the bytes of a version of the store, or had; delta.c */
+	struct chunks *chunks; /* what the latest that was persisted has in the store; NULL */
 };
 
 /* Space that it may take in the store; space.c. */

@@ -219,6 +219,7 @@ void staging_close(struct staging *s)
 			early_unref(f->io.early);
 			if (f->base.source >= 0)
 				close(f->base.source);
+			chunks_forget(s, &f->base.chunks);
 			free(f);
 		}
 	buffer_close_all(s);

@@ -652,6 +652,7 @@ struct staging_stats {
 	uint64_t budget, used, pool, pool_target;
 	uint64_t bytes_staged, bytes_persisted;
 	uint64_t bytes_early; /* persisted while their files were written */
+	uint64_t bytes_unchanged; /* not written: the version before had them; delta.c */
 	/* of opens, writes and closes: for space, memory, the previous version */
 	uint64_t waits, wait_ns;
 	uint64_t errors;

@@ -30,6 +30,13 @@ int meta_write(struct staging *s, struct pend *p);
  * bytes. False: not possible, write it. Reads it from the disk; p is the caller's. */
 bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum);
 
+/* delta.c */
+/* Makes p's unpublished file a clone of the version before, with the chunks that differ, and sets
+ * sum to that of its bytes; p->chunks has what it is. False: write it. p is the caller's. */
+bool delta_version(struct staging *s, struct pend *p, struct io_sum *sum);
+/* p is persisted: its file's next version is compared with what it has. */
+void delta_keep(struct staging *s, struct pend *p);
+
 /* persist.c */
 void *persist_main(void *arg);
 void *persist_small_main(void *arg);

@@ -306,7 +306,9 @@ static int write_version(struct job *j)
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
-	int err = p->cloned || clone_version(j->s, p, j->sum) ? 0 : write_bytes(j);
+	bool cloned = p->cloned || clone_version(j->s, p, j->sum) ||
+		      delta_version(j->s, p, j->sum);
+	int err = cloned ? 0 : write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io.cut);
 	if (err)
@@ -329,6 +331,8 @@ static int persist_one(struct job *j)
 		err = write_version(j);
 	if (!err && persist_syncs_itself(p))
 		err = persist_sync(j->s, p);
+	if (!err)
+		delta_keep(j->s, p);
 	return err;
 }
 

@@ -17,6 +17,7 @@ void persist_again(struct staging *s, struct pend *p, int err)
 	p->cloned = false;
 	p->begun = p->shown = false; /* the bytes under its name are not trusted */
 	source_forget(s, &p->source);
+	chunks_forget(s, &p->chunks);
 	p->unsure |= f->spilled;
 	if (!err || ++p->attempts < MAX_ATTEMPTS) {
 		persist_queue(s, p);

@@ -23,6 +23,9 @@ void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void space_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
 /* of a staged file or a record: closed */
 void source_forget(struct staging *s, int *source);
+void chunks_forget(struct staging *s, struct chunks **c);
+/* Will f's next version be compared with the one before? */
+bool sf_may_be_delta(const struct staging *s, const struct staged *f);
 void sf_loan_ends(struct staged *f);
 /* gives their memory back to their buffers */
 void sf_evict_loans(struct staging *s);

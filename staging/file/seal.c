@@ -399,6 +399,7 @@ void staged_copy_done(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
 	base_time(f);
+	f->base.again = true;
 }
 
 /* A descriptor of f's bytes if its time is still that of its base; -1. */
@@ -451,6 +452,7 @@ int staged_reopen(struct staged *f)
 	if (!err) {
 		strcpy(f->base.checksum, sum);
 		base_time(f);
+		f->base.again = true;
 		f->last.checksum[0] = 0;
 		f->error = 0;
 		sf_set_state(s, f, STAGED_OPEN);

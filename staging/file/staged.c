@@ -54,6 +54,21 @@ void source_forget(struct staging *s, int *source)
 	s->files.n_sources--;
 }
 
+void chunks_forget(struct staging *s, struct chunks **c)
+{
+	if (*c && atomic_fetch_sub(&(*c)->refs, 1) == 1) {
+		source_forget(s, &(*c)->fd);
+		free(*c);
+	}
+	*c = NULL;
+}
+
+bool sf_may_be_delta(const struct staging *s, const struct staged *f)
+{
+	return f->base.again && f->base.source < 0 && s->drain.dedup && !s->drain.no_clone &&
+	       !f->spilled && !f->moved.under;
+}
+
 /* the list of those in f's state; OPEN or FAILED */
 static struct staged **undone_list(struct staging *s, const struct staged *f)
 {
@@ -192,6 +207,7 @@ static void remove_bytes(struct staged *f)
 	f->io.tmp_fd = -1;
 	reserve_kept(f->s, &f->io.promised);
 	source_forget(f->s, &f->base.source);
+	chunks_forget(f->s, &f->base.chunks);
 	if (f->memory.lender)
 		sf_loan_ends(f);
 }

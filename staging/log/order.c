@@ -85,6 +85,7 @@ void pend_free(struct pend *p)
 	if (p->source >= 0)
 		close(p->source);
 	free(p->held);
+	free(p->chunks); /* without a descriptor yet */
 	early_unref(p->early);
 	free(p);
 }
