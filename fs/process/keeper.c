@@ -22,6 +22,7 @@
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
 #define CANNOT_MAX 6u /* starts of a worker that cannot serve: after 1, 2, 4, ... s */
+#define EXIT_UNTRUSTED 2 /* it cannot give up privileges */
 #define EXIT_CANNOT 3 /* worker_run()'s exit code */
 
 static volatile sig_atomic_t end_asked;
@@ -47,6 +48,8 @@ struct keeper {
 	pid_t worker;
 	bool adopted; /* this process was the spare: the worker is not its child */
 	int guard; /* the bare mountpoint, immutable until a clean end; or -1 */
+	bool was_guarded; /* before this start */
+	bool took_over; /* a dead mount */
 };
 
 /* From linux/stat.h, Linux 6.8 and later: a mount id that is never reused, unlike mountinfo's. */
@@ -65,14 +68,69 @@ static uint64_t mount_on_top(const char *path)
 	return x.stx_mask & STATX_MNT_ID_UNIQUE ? x.stx_mnt_id : 0;
 }
 
+static int open_guarded(struct keeper *k)
+{
+	int fd = open(k->fs->o.mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	int err = fd < 0 ? -errno : mountpoint_immutable(fd, true);
+
+	k->was_guarded = err == 1;
+	if (err >= 0)
+		return fd;
+	if (fd >= 0)
+		close(fd);
+	return err;
+}
+
+/* The mountpoint, before the mount. */
+static void guard(struct keeper *k)
+{
+	char text[256];
+	int err = k->fs->o.guard ? open_guarded(k) : -1;
+
+	k->guard = err < 0 ? -1 : err;
+	if (!k->fs->o.guard || err >= 0)
+		return;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "the bare mountpoint is not guarded: %s; where the mount ends by an accident, "
+		 "files may be written into the directory under it",
+		 strerror(-err));
+	fs_notice(k->fs, text);
+}
+
+/* Only if everything is in the store, or nothing was mounted: after any other end, writes to the
+ * bare mountpoint must fail. */
+static void unguard(struct keeper *k)
+{
+	if (k->guard >= 0)
+		mountpoint_immutable(k->guard, false);
+}
+
+/* 0 or -EINVAL; libfuse has printed the reason. */
+static int mount_session(void *keeper)
+{
+	struct keeper *k = keeper;
+
+	guard(k);
+	return fuse_session_mount(k->mount, k->fs->o.mountpoint) ? -EINVAL : 0;
+}
+
 static int do_mount(struct keeper *k, struct fuse_args *rest)
 {
 	static const struct fuse_lowlevel_ops none;
+	const char *at = k->fs->o.mountpoint;
+
 	k->mount = fuse_session_new(rest, &none, sizeof(none), NULL);
-	if (!k->mount || fuse_session_mount(k->mount, k->fs->o.mountpoint))
-		return -EINVAL; /* libfuse has printed the reason */
+	if (!k->mount)
+		return -EINVAL;
+	int dead = takeover_look(at), err = dead;
+	if (dead >= 0)
+		err = dead ? takeover_mount(at, mount_session, k) : mount_session(k);
+	if (err)
+		return err;
+	k->took_over = dead;
 	k->fuse_fd = fuse_session_fd(k->mount);
-	k->mount_id = mount_on_top(k->fs->o.mountpoint);
+	k->mount_id = mount_on_top(at);
 	/* the first request is INIT; every worker gets a copy */
 	size_t cap = (1u << 20) + 65536;
 	k->init = malloc(cap);
@@ -334,28 +392,13 @@ static void to_background(void)
 		return;
 }
 
-static void guard(struct keeper *k)
+/* Without its worker the mount is gone, whoever unmounted it. If the worker failed where jobs may
+ * be writing, the mount stays, without a process that answers: a bare mountpoint would take files
+ * that are meant for the store. */
+static bool stays(const struct keeper *k, int err)
 {
-	char text[256];
-
-	k->guard = k->fs->o.guard ? mountpoint_guard(k->fs->o.mountpoint) : -1;
-	if (!k->fs->o.guard || k->guard >= 0)
-		return;
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "the bare mountpoint is not guarded: %s; where the mount ends by an accident, "
-		 "files may be written into the directory under it",
-		 strerror(-k->guard));
-	fs_notice(k->fs, text);
-	k->guard = -1;
-}
-
-/* Only if everything is in the store: after any other end, writes to the bare mountpoint must
- * fail. */
-static void unguard(struct keeper *k)
-{
-	if (k->guard >= 0)
-		mountpoint_unguard(k->guard);
+	bool failed = err == 5 || err == EXIT_CANNOT || err == EXIT_UNTRUSTED;
+	return failed && (k->again || k->took_over) && !end_asked;
 }
 
 int keeper_run(struct fs *fs, struct fuse_args *rest)
@@ -365,10 +408,10 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 
 	fs_log_start(fs);
 	notify_start();
-	guard(&k);
 	int err = do_mount(&k, rest);
 	if (err) {
-		unguard(&k);
+		if (!k.was_guarded)
+			unguard(&k);
 		staging_place_give_up(&fs->place);
 		return err == -EINVAL ? 1 : 2;
 	}
@@ -385,14 +428,11 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	if (err)
 		fs_log(LEVEL_ERROR "%s: cannot give up privileges: %s", fs->o.store,
 		       strerror(-err));
-	err = err ? 2 : keep(&k);
+	err = err ? EXIT_UNTRUSTED : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
 	tier_end(fs);
-	/* Without its worker the mount is gone, whoever unmounted it. If the worker failed, the
-	 * mount stays, without a process that answers: a bare mountpoint would take files that are
-	 * meant for the store. */
-	if (!k.again || (err != 5 && err != EXIT_CANNOT) || end_asked)
+	if (!stays(&k, err))
 		detach(&k);
 	close(k.fuse_fd);
 	if (err == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The mountpoint before the mount: unmounts what a killed cairnfs left there. Also remounts.
+ * The mountpoint: what is mounted there, its bare directory's immutable flag; remounts.
  */
 #include "fs/process/process.h"
 #include "io/mounts/mounts.h"
@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -15,7 +14,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 /* From linux/fs.h, which conflicts with sys/mount.h. */
@@ -23,13 +21,9 @@
 #define FS_IOC_SETFLAGS _IOW('f', 2, long)
 #define FS_IMMUTABLE_FL 0x10
 
-#define DYING_S 60 /* a killed worker exits when the disk has answered */
 #define ARGUMENTS_BYTES (64u << 10)
 
-enum { ALIVE, DEAD, NO_ANSWER };
-
-/* Resolves mnt without a request to the daemon mounted there; free it. NULL: it does not exist. */
-static char *resolve(const char *mnt)
+char *mountpoint_resolve(const char *mnt)
 {
 	char link[64], path[PATH_MAX];
 	int fd = open(mnt, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -79,112 +73,16 @@ int mountpoint_of(dev_t dev, char *path, size_t cap)
 	return err;
 }
 
-/* Asks for something that the kernel does not cache. A daemon that is dying may not answer for
- * long, so a child process asks. */
-static int ask_daemon(const char *path)
-{
-	struct statx x;
-	int status;
-	pid_t pid = fork();
-
-	if (pid == 0) {
-		int err = statx(AT_FDCWD, path,
-				AT_STATX_FORCE_SYNC | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
-				STATX_MTIME, &x)
-				  ? errno
-				  : 0;
-		_exit(err == ENOTCONN || err == ECONNABORTED || err == ECONNREFUSED ? DEAD : ALIVE);
-	}
-	for (int i = 0; pid > 0 && i < DYING_S * 100; i++) {
-		if (waitpid(pid, &status, WNOHANG) == pid)
-			return WIFEXITED(status) ? WEXITSTATUS(status) : ALIVE;
-		sleep_ms(10);
-	}
-	if (pid > 0)
-		kill(pid, SIGKILL);
-	return NO_ANSWER;
-}
-
-static int unmount_dead(const char *path)
-{
-	int status = -1;
-	if (geteuid() == 0)
-		return umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0;
-	pid_t pid = fork();
-	if (pid == 0) {
-		execlp("fusermount3", "fusermount3", "-u", "-z", "--", path, (char *)NULL);
-		_exit(127);
-	}
-	if (pid < 0 || waitpid(pid, &status, 0) != pid)
-		return -errno;
-	return WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : -EPERM;
-}
-
-/* -EAGAIN: unmounted one, there may be another below. */
-static int take_one(const char *path)
-{
-	char type[32];
-	if (mountpoint_top(path, type, sizeof(type)) || strcmp(type, "fuse.cairnfs"))
-		return 0;
-	switch (ask_daemon(path)) {
-	case ALIVE: return 0; /* options.c reports that it is busy */
-	case NO_ANSWER:
-		fprintf(stderr,
-			"cairnfs: the cairnfs that is mounted at %s does not answer; end it (kill "
-			"-9), then start again\n",
-			path);
-		return -EBUSY;
-	}
-	int err = unmount_dead(path);
-	if (err == -EINVAL)
-		return -EAGAIN; /* another process unmounted it */
-	if (err) {
-		fprintf(stderr,
-			"cairnfs: %s was left mounted by a cairnfs that was killed: %s; unmount it "
-			"as its owner: umount -l %s\n",
-			path, strerror(-err), path);
-		return err;
-	}
-	fprintf(stderr, "cairnfs: %s was left mounted by a cairnfs that was killed; taken over\n",
-		path);
-	return -EAGAIN;
-}
-
-/* ---- the bare mountpoint ---- */
-
-static int set_immutable(int fd, bool on)
+int mountpoint_immutable(int fd, bool on)
 {
 	int flags;
 
 	if (ioctl(fd, FS_IOC_GETFLAGS, &flags))
 		return -errno;
-	flags = on ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+	if (on == !!(flags & FS_IMMUTABLE_FL))
+		return 1;
+	flags ^= FS_IMMUTABLE_FL;
 	return ioctl(fd, FS_IOC_SETFLAGS, &flags) ? -errno : 0;
-}
-
-int mountpoint_guard(const char *mnt)
-{
-	int fd = open(mnt, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-	int err = fd < 0 ? -errno : set_immutable(fd, true);
-
-	if (err && fd >= 0)
-		close(fd);
-	return err ? err : fd;
-}
-
-void mountpoint_unguard(int fd)
-{
-	set_immutable(fd, false);
-}
-
-int mountpoint_take_over(const char *mnt)
-{
-	char *path = resolve(mnt);
-	int err = path ? -EAGAIN : 0;
-	while (err == -EAGAIN)
-		err = take_one(path);
-	free(path);
-	return err;
 }
 
 /* Flags that the kernel keeps per mount. */
@@ -276,7 +174,7 @@ static unsigned long flags_of(const char *path)
 
 int mountpoint_remount(const char *mnt, char *options)
 {
-	char type[32], *path = resolve(mnt);
+	char type[32], *path = mountpoint_resolve(mnt);
 	if (!path || mountpoint_top(path, type, sizeof(type)) || strcmp(type, "fuse.cairnfs")) {
 		fprintf(stderr, "cairnfs: remount: no cairnfs is mounted at %s\n", mnt);
 		free(path);

@@ -79,7 +79,26 @@ static int check_not_ours(const char *store, dev_t dev)
 	return options_refuse(text, NULL);
 }
 
-static int check_places(struct fs_opts *o, const char *store, const char *mnt)
+/* Of a mount that is not dead. */
+static int check_mountpoint(const char *mnt)
+{
+	struct stat st;
+	char text[PATH_MAX + 200];
+
+	if (stat(mnt, &st)) {
+		snprintf(text, sizeof(text), "mountpoint %s: %s; %s", mnt, strerror(errno),
+			 errno == ENOENT ? "make it first: mkdir -p"
+					 : "unmount the dead mount: umount -l");
+		return options_refuse(text, NULL);
+	}
+	if (!S_ISDIR(st.st_mode)) {
+		snprintf(text, sizeof(text), "mountpoint %s is not a directory", mnt);
+		return options_refuse(text, NULL);
+	}
+	return 0;
+}
+
+static int check_places(struct fs_opts *o, const char *store, const char *mnt, bool dead)
 {
 	struct stat st;
 	char text[PATH_MAX + 200];
@@ -103,18 +122,10 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt)
 			store, strerror(errno));
 		return options_refuse(text, NULL);
 	}
-	if (stat(mnt, &st)) {
-		snprintf(text, sizeof(text), "mountpoint %s: %s; %s", mnt, strerror(errno),
-			 errno == ENOENT ? "make it first: mkdir -p"
-					 : "unmount the dead mount: umount -l");
-		return options_refuse(text, NULL);
-	}
-	if (!S_ISDIR(st.st_mode)) {
-		snprintf(text, sizeof(text), "mountpoint %s is not a directory", mnt);
-		return options_refuse(text, NULL);
-	}
+	if (!dead && check_mountpoint(mnt))
+		return -EINVAL;
 	o->store = absolute(store, true);
-	o->mountpoint = absolute(mnt, true);
+	o->mountpoint = dead ? mountpoint_resolve(mnt) : absolute(mnt, true);
 	if (!o->store || !o->mountpoint)
 		return options_refuse(strerror(errno), NULL);
 	if (is_inside(o->store, o->mountpoint)) {
@@ -238,13 +249,12 @@ static int take_arguments(int argc, char **argv, struct fs_opts *o, struct asked
 
 static int check(struct fs_opts *o, const struct asked *asked)
 {
-	int err = check_unknown(asked->pass);
+	int err = check_unknown(asked->pass), dead = err ? err : takeover_look(asked->where[1]);
 
-	if (!err)
-		err = mountpoint_take_over(asked->where[1]);
-	if (!err)
-		err = check_places(o, asked->where[0], asked->where[1]);
-	if (!err)
+	if (dead < 0)
+		return dead;
+	err = check_places(o, asked->where[0], asked->where[1], dead);
+	if (!err && !dead)
 		err = check_busy(o->mountpoint);
 	return err ? err : check_tier(o);
 }

@@ -14,14 +14,11 @@ int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *re
 
 /* ---- mountpoint.c ---- */
 
-/* Makes the directory mnt immutable, under the mount that is to come: when the mount is gone, only
- * root can make files there. A descriptor of it for mountpoint_unguard(), which undoes it; or
- * -errno: nothing is changed. */
-int mountpoint_guard(const char *mnt);
-void mountpoint_unguard(int fd);
-/* Unmounts cairnfs mounts at mnt whose processes are dead. 0 also if there is none; else stderr has
- * why. */
-int mountpoint_take_over(const char *mnt);
+/* Resolves mnt without a request to the daemon mounted there; free it. NULL: it does not exist. */
+char *mountpoint_resolve(const char *mnt);
+/* Makes the directory that fd has open immutable: not even root can make files in it; or, on false,
+ * undoes that. 1: it was so already; -errno: nothing is changed. */
+int mountpoint_immutable(int fd, bool on);
 /* Changes the kernel's flags (ro, noexec, ...) of the mount at mnt to options, a list, which is
  * modified. 0; -errno, and stderr has why. */
 int mountpoint_remount(const char *mnt, char *options);
@@ -29,6 +26,17 @@ int mountpoint_remount(const char *mnt, char *options);
 int mountpoint_top(const char *path, char *type, size_t cap);
 /* Where the cairnfs is mounted whose files are on device dev. -ENOENT: they are no cairnfs's. */
 int mountpoint_of(dev_t dev, char *path, size_t cap);
+
+/* ---- takeover.c ---- */
+
+/* Whether the mount on top at mnt is a cairnfs whose processes are dead: 1 or 0; -errno, and stderr
+ * has why it cannot be told. Of several dead ones all but one are unmounted. */
+int takeover_look(const char *mnt);
+/* Puts what mount(arg) mounts at path, which is resolved, in the place of the dead mount there. As
+ * root no program sees the directory under it meanwhile (docs/DURABILITY.md has the exceptions); on
+ * an error the dead mount stays, where that is so. 0; mount()'s error; -errno, and stderr has why.
+ * mount() may be called in another thread. */
+int takeover_mount(const char *path, int (*mount)(void *arg), void *arg);
 
 /* ---- keeper.c, worker.c ---- */
 
