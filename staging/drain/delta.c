@@ -27,6 +27,8 @@
 /* With so much changed, and more than half of what was looked at, it is faster to write all: many
  * writes at once, to blocks that lie together. */
 #define CHANGED_MAX (16u << 20)
+/* Without sums the clone is read in steps: a disk is slow for single chunks */
+#define READ_STEP (4u << 20)
 
 struct delta {
 	struct staging *s;
@@ -36,7 +38,9 @@ struct delta {
 	struct chunks *before; /* a reference; NULL: not known, the clone is read */
 	struct chunks *now;
 	struct io_sum *all, *one;
-	char *buf;
+	char *buf; /* a chunk */
+	char *disk; /* READ_STEP; bytes [disk_at, disk_end) of the clone */
+	uint64_t disk_at, disk_end;
 };
 
 static uint64_t n_chunks(uint64_t size)
@@ -131,15 +135,20 @@ static size_t padded(size_t len)
 	return (len + IO_ALIGN - 1) & ~(size_t)(IO_ALIGN - 1);
 }
 
-/* Has the clone what is in d->buf? 1, 0 or -errno. */
+/* Has the clone what is in d->buf? 1, 0 or -errno. What is read ahead is not written before it is
+ * compared. */
 static int is_on_disk(struct delta *d, uint64_t off, size_t len)
 {
-	char *other = d->buf + DELTA_CHUNK;
-
-	if (!d->direct)
-		posix_fadvise(d->to, 0, 0, POSIX_FADV_DONTNEED);
-	ssize_t n = io_read_full(d->to, other, padded(len), off);
-	return n < 0 ? (int)n : n >= (ssize_t)len && !memcmp(d->buf, other, len);
+	if (off >= d->disk_at + READ_STEP || !off) {
+		if (!d->direct)
+			posix_fadvise(d->to, 0, 0, POSIX_FADV_DONTNEED);
+		ssize_t n = io_read_full(d->to, d->disk, READ_STEP, off);
+		if (n < 0)
+			return (int)n;
+		d->disk_at = off;
+		d->disk_end = off + (uint64_t)n;
+	}
+	return off + len <= d->disk_end && !memcmp(d->buf, d->disk + (off - d->disk_at), len);
 }
 
 static bool has_sum(const struct chunks *c, uint64_t off, size_t len, const struct io_digest *is)
@@ -210,9 +219,10 @@ static int make(struct delta *d)
 	    (uint64_t)st.st_size < d->p->r.size)
 		return -ESTALE;
 	d->now = malloc(sizeof(*d->now) + n_chunks(d->p->r.size) * sizeof(d->now->sum[0]));
-	d->buf = aligned_alloc(IO_ALIGN, 2 * DELTA_CHUNK);
+	d->buf = aligned_alloc(IO_ALIGN, DELTA_CHUNK);
+	d->disk = d->before ? NULL : aligned_alloc(IO_ALIGN, READ_STEP);
 	d->one = io_sum_new();
-	if (!d->now || !d->buf || !d->one)
+	if (!d->now || !d->buf || !d->one || !(d->before || d->disk))
 		return -ENOMEM;
 	*d->now = (struct chunks){
 		.refs = 1, .fd = -1, .seq = d->p->r.seq, .size = d->p->r.size};
@@ -256,6 +266,7 @@ bool delta_version(struct staging *s, struct pend *p, struct io_sum *sum)
 		close(d.from);
 	io_sum_free(d.one);
 	free(d.buf);
+	free(d.disk);
 	if (err)
 		atomic_store(&p->sf->written, 0);
 	LOCK_SCOPE(&s->lock);
