@@ -192,6 +192,9 @@ says out '^fetched  run/step-9'
 [ ! -e "$TMP/dir/run/step-10" ] || die "a damaged checkpoint has its name"
 [ "$("$cairn" tier fetch "$t" "$TMP/dir" run/step-10)" ] || die "from the good tier"
 same_tree "$t/run" "$TMP/dir/run"
+python3 -c 'import os, sys
+sys.exit(not os.getxattr(sys.argv[1], "user.cairn.checksum").startswith(b"xxh3:"))' "$TMP/dir/run/step-9/__0_0.distcp" ||
+	die "what was fetched has no checksum"
 echo mine >"$TMP/dir/run/step-9/__0_0.distcp"
 rm "$TMP/dir/run/step-9/.metadata"
 expect 1 "$cairn" tier fetch "$t" "$TMP/dir"

@@ -111,6 +111,7 @@ expect 0 "$cairn" ls "$m/run"
 says out '^remote  *step-5/  dcp, step 5, 4 files'
 says out '^durable  *step-6/  dcp, .*complete and durable'
 expect 0 "$cairn" verify "$m/run/step-6"
+says out '^4 ok, .* 0 unverifiable'
 
 # A trainer makes its directory anew: what the tier has there is not in its way.
 mkdir "$m/run/step-5" || die "a directory that only the tier has"

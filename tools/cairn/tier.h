@@ -88,12 +88,15 @@ bool tier_in_parts(const struct tier *t, uint64_t size);
 int tier_begin_upload(const struct tier *t, const char *path, char **id);
 /* Ends it; 0 also when it has ended. */
 int tier_abort_upload(const struct tier *t, const char *path, const char *id);
-/* The same into a file of the caller. */
+/* Copies it into a file of the caller, for tier_finish(). */
 int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
 		   tier_seen_fn seen, void *ctx);
 /* An object into a file of the caller, as tier_copy_into(). */
 int tier_get_into(const struct tier *t, const char *path, int out, const struct stat *st,
 		  char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+/* The bytes are there: gives the file mode, owner and mtime of st, and its checksum (NULL: none);
+ * then all is on stable storage. */
+int tier_finish(int fd, const struct stat *st, const char *sum);
 void tier_drop(struct tier *t, struct tier_temp *temp);
 /* Gives it its name, replacing what has that; the name is durable after tier_sync_dir(). */
 int tier_publish(struct tier *t, struct tier_temp *temp, const char *path);

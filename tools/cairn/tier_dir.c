@@ -17,6 +17,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 
 #define TMP ".cairn/tmp"
 #define OLD_S (7 * 86400) /* no file takes so long to be sent */
@@ -413,27 +414,26 @@ static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, stru
 	return err ? err : off == size ? 0 : -ESTALE;
 }
 
-/* The bytes are there: now what is said of them, and all onto stable storage. */
-static int finish_temp(int fd, const struct stat *st)
+int tier_finish(int fd, const struct stat *st, const char *sum)
 {
 	struct timespec times[2] = {st->st_mtim, st->st_mtim};
 	mode_t mode = st->st_mode & 0777;
 
 	if (!geteuid() && fchown(fd, st->st_uid, st->st_gid))
 		mode &= 0700; /* a server that maps root: not to be read by others than before */
+	if (sum && fsetxattr(fd, KEY_CHECKSUM, sum, strlen(sum), 0))
+		errno = 0; /* `cairn verify` says that it has none; a mount has its own */
 	if (fchmod(fd, mode) || futimens(fd, times) || fsync(fd))
 		return -errno;
 	return 0;
 }
 
-static int copy_file(const struct tier *t, int in, int out, const struct stat *st,
+static int copy_summed(const struct tier *t, int in, int out, const struct stat *st,
 		     char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
 {
 	struct io_sum *m = io_sum_new();
 	int err = m ? copy_bytes(t, in, out, (uint64_t)st->st_size, m, seen, ctx) : -ENOMEM;
 
-	if (!err)
-		err = finish_temp(out, st);
 	if (!err)
 		io_sum_text(m, sum);
 	io_sum_free(m);
@@ -443,7 +443,7 @@ static int copy_file(const struct tier *t, int in, int out, const struct stat *s
 int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
 		   tier_seen_fn seen, void *ctx)
 {
-	return copy_file(NULL, in, out, st, sum, seen, ctx);
+	return copy_summed(NULL, in, out, st, sum, seen, ctx);
 }
 
 static int put_object(struct tier *t, const char *path, int fd, uint64_t size, char *sum)
@@ -517,8 +517,9 @@ int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, co
 		return send_object(t, in, now, (uint64_t)st->st_size, upload, sum, seen, ctx);
 	if (t->s3)
 		return keep_bytes(in, (uint64_t)st->st_size, out, sum, seen, ctx);
-	err = fd < 0 ? fd : copy_file(t, in, fd, st, sum, seen, ctx);
-
+	err = fd < 0 ? fd : copy_summed(t, in, fd, st, sum, seen, ctx);
+	if (!err)
+		err = tier_finish(fd, st, NULL);
 	if (err)
 		tier_drop(t, out);
 	return err;
@@ -534,7 +535,7 @@ int tier_get_into(const struct tier *t, const char *path, int out, const struct 
 		err = -ESTALE;
 	if (!err && seen)
 		seen(ctx, size);
-	return err ? err : finish_temp(out, st);
+	return err;
 }
 
 static int publish_object(struct tier *t, struct tier_temp *temp, const char *path)

@@ -196,6 +196,8 @@ static int copy_file(struct fetch *f, const struct tier_file *t, const char *pat
 		return damaged(f, t);
 	if (err && f->from.s3 && *tier_s3_why(f->from.s3))
 		return tier_failed(f, err, t->path);
+	if (!err)
+		err = tier_finish(out, &st, t->sum);
 	return err ? store_failed(f, err, path) : 0;
 }
 
