@@ -18,18 +18,28 @@ enum tier_ask {
 	/* to the server */
 	TIER_ASK_LIST,
 	TIER_ASK_FETCH, /* a checkpoint into the store, of it first the file at path */
+	TIER_ASK_RANGE, /* of that fetch: the file at path, and now the bytes at offset of it */
 	/* to the worker */
 	TIER_ASK_HELLO, /* a server has begun, and knows of no request */
 	TIER_ASK_LISTED, /* with a descriptor of the listing, unless err */
 	TIER_ASK_MOVED, /* bytes of the checkpoint at path are there */
-	TIER_ASK_FILE, /* the file at path is, verified: in the directory that a fetch writes */
+	/* the file at path is read in the descriptor that comes with it. A second one is memory: a
+	 * byte, enum tier_range, for each `bytes` bytes of the file; without it all are there. No
+	 * descriptor: look at that memory again */
+	TIER_ASK_FILE,
 	TIER_ASK_DONE, /* the checkpoint at path is fetched, or err */
+};
+
+enum tier_range {
+	TIER_RANGE_NONE, /* what the file has there is not known */
+	TIER_RANGE_THERE, /* the bytes that the manifest lists */
+	TIER_RANGE_DAMAGED, /* the tier has other ones */
 };
 
 struct tier_message {
 	uint32_t what; /* enum tier_ask */
 	int32_t err; /* 0 or -errno; why is then the reason */
-	uint64_t bytes;
+	uint64_t bytes, offset;
 	uint32_t checkpoint_bytes; /* of path, its beginning is the path of its checkpoint */
 	char path[TIER_PATH_MAX]; /* below the store and the tier */
 	char why[512]; /* one line; of TIER_ASK_LISTED also what was left out */

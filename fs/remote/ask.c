@@ -25,9 +25,10 @@
 #define FAILED_NS (3 * SECOND) /* after a listing failed */
 #define AGAIN_NS (5 * SECOND) /* a request without an answer is made again */
 
-/* A file of a fetch that is verified. */
+/* A file of a fetch that may be read, as far as it is there. */
 struct ready {
 	struct ready *next;
+	struct remote_file f;
 	char path[];
 };
 
@@ -76,13 +77,18 @@ static void wake(void)
 }
 
 /* What does not fit is lost: it is asked for again. */
+static void send_ask(struct fs *fs, const struct tier_message *m)
+{
+	if (write(fs->tier.ask, m, sizeof(*m)) < 0)
+		return;
+}
+
 static void say(struct fs *fs, enum tier_ask what, const char *path, size_t checkpoint)
 {
 	struct tier_message m = {.what = what, .checkpoint_bytes = (uint32_t)checkpoint};
 
 	snprintf(m.path, sizeof(m.path), "%s", path);
-	if (write(fs->tier.ask, &m, sizeof(m)) < 0)
-		return;
+	send_ask(fs, &m);
 }
 
 /* ---- listings; the lock is held ---------------------------------------------------------- */
@@ -230,10 +236,35 @@ static struct remote_fetch *find_fetch(const char *path)
 	return f;
 }
 
+/* For the bytes that j waits for, now. */
+static void ask_for_file(struct fs *fs, const struct remote_job *j)
+{
+	struct tier_message m = {.what = TIER_ASK_RANGE,
+				 .checkpoint_bytes = (uint32_t)strlen(j->fetch->path)};
+
+	if (j->want == REMOTE_READ) {
+		m.offset = (uint64_t)j->off;
+		m.bytes = j->size;
+	}
+	snprintf(m.path, sizeof(m.path), "%s", j->file);
+	send_ask(fs, &m);
+}
+
+/* With all that is waited for of it. */
 static void ask_for(struct fs *fs, struct remote_fetch *f)
 {
 	f->asked_ns = monotonic_ns();
 	say(fs, TIER_ASK_FETCH, f->first, strlen(f->path));
+	for (const struct remote_job *j = ask.jobs; j; j = j->next)
+		if (j->fetch == f && j->file)
+			ask_for_file(fs, j);
+}
+
+static void close_ready(struct ready *r)
+{
+	close(r->f.fd);
+	if (r->f.told >= 0)
+		close(r->f.told);
 }
 
 static void free_fetch(struct remote_fetch *f)
@@ -242,28 +273,47 @@ static void free_fetch(struct remote_fetch *f)
 		struct ready *r = f->ready;
 
 		f->ready = r->next;
+		close_ready(r);
 		free(r);
 	}
 	free(f->first);
 	free(f);
 }
 
-static bool is_ready(const struct remote_fetch *f, const char *file)
+static struct ready *find_ready(const struct remote_fetch *f, const char *file)
 {
-	const struct ready *r = f->ready;
+	struct ready *r = f->ready;
 
 	while (r && strcmp(r->path, file))
 		r = r->next;
 	return r;
 }
 
-static void set_ready(struct remote_fetch *f, const char *file)
+/* Whether j need not wait for more of its file; also when that is damaged. */
+static bool is_ready(const struct remote_job *j)
 {
-	struct ready *r = is_ready(f, file) ? NULL : malloc(sizeof(*r) + strlen(file) + 1);
+	const struct ready *r = j->file ? find_ready(j->fetch, j->file) : NULL;
 
-	if (!r)
-		return; /* it is open when all are there */
+	return r && (j->want != REMOTE_READ || remote_may_read(&r->f, j->off, j->size));
+}
+
+/* Takes over the descriptors. */
+static void set_ready(struct remote_fetch *f, const char *file, const struct remote_file *how)
+{
+	struct ready *r = find_ready(f, file);
+
+	if (r) {
+		close_ready(r);
+		r->f = *how;
+		return;
+	}
+	r = malloc(sizeof(*r) + strlen(file) + 1);
+	if (!r) {
+		close_ready(&(struct ready){.f = *how});
+		return; /* it is asked for again */
+	}
 	strcpy(r->path, file);
+	r->f = *how;
 	r->next = f->ready;
 	f->ready = r;
 }
@@ -311,11 +361,12 @@ static void drop_fetches(void)
 
 /* ---- messages ---------------------------------------------------------------------------- */
 
-static ssize_t receive(int sock, struct tier_message *m, int *fd)
+/* fd: what came with it, or -1. */
+static ssize_t receive(int sock, struct tier_message *m, int fd[2])
 {
 	union {
 		struct cmsghdr align;
-		char room[CMSG_SPACE(sizeof(int))];
+		char room[CMSG_SPACE(2 * sizeof(int))];
 	} u = {0};
 	struct iovec v = {.iov_base = m, .iov_len = sizeof(*m)};
 	struct msghdr h = {.msg_iov = &v,
@@ -325,10 +376,11 @@ static ssize_t receive(int sock, struct tier_message *m, int *fd)
 	ssize_t n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&h);
 
-	*fd = -1;
+	fd[0] = fd[1] = -1;
 	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-	    c->cmsg_len == CMSG_LEN(sizeof(int)))
-		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
+	    c->cmsg_len >= CMSG_LEN(sizeof(int)))
+		memcpy(fd, CMSG_DATA(c),
+		       c->cmsg_len >= CMSG_LEN(2 * sizeof(int)) ? 2 * sizeof(int) : sizeof(int));
 	return n;
 }
 
@@ -393,16 +445,21 @@ static void on_moved(const struct tier_message *m)
 	}
 }
 
-static void on_file(const struct tier_message *m)
+/* fd: taken over are -1 afterwards. */
+static void on_file(const struct tier_message *m, int fd[2])
 {
+	const struct remote_file how = {.fd = fd[0], .told = fd[1], .bytes = m->bytes};
 	CLEANUP_FREE char *path = strndup(m->path, m->checkpoint_bytes);
 	LOCK_SCOPE(&ask.lock);
 	struct remote_fetch *f = path ? find_fetch(path) : NULL;
 
-	if (f) {
-		f->heard_ns = monotonic_ns();
-		set_ready(f, m->path);
-	}
+	if (!f)
+		return;
+	f->heard_ns = monotonic_ns();
+	if (fd[0] < 0 || (fd[1] >= 0 && !m->bytes))
+		return; /* those who wait look again */
+	set_ready(f, m->path, &how);
+	fd[0] = fd[1] = -1;
 }
 
 static void on_done(struct fs *fs, const struct tier_message *m)
@@ -434,16 +491,16 @@ static void ask_all(struct fs *fs)
 			ask_for(fs, f);
 }
 
-static void take_message(struct fs *fs, struct tier_message *m, int fd)
+static void take_message(struct fs *fs, struct tier_message *m, int fd[2])
 {
 	m->path[sizeof(m->path) - 1] = m->why[sizeof(m->why) - 1] = '\0';
 	if (m->err > 0 || m->err < -4095)
 		m->err = -EIO;
 	switch (m->what) {
 	case TIER_ASK_HELLO: ask_all(fs); break;
-	case TIER_ASK_LISTED: on_listed(fs, m, fd); break;
+	case TIER_ASK_LISTED: on_listed(fs, m, fd[0]); break;
 	case TIER_ASK_MOVED: on_moved(m); break;
-	case TIER_ASK_FILE: on_file(m); break;
+	case TIER_ASK_FILE: on_file(m, fd); break;
 	case TIER_ASK_DONE: on_done(fs, m); break;
 	}
 }
@@ -452,13 +509,14 @@ static void take_messages(struct fs *fs)
 {
 	struct tier_message m;
 	ssize_t n;
-	int fd;
+	int fd[2];
 
-	while ((n = receive(fs->tier.ask, &m, &fd)) > 0) {
+	while ((n = receive(fs->tier.ask, &m, fd)) > 0) {
 		if (n == sizeof(m))
 			take_message(fs, &m, fd);
-		if (fd >= 0)
-			close(fd);
+		for (int i = 0; i < 2; i++)
+			if (fd[i] >= 0)
+				close(fd[i]);
 	}
 }
 
@@ -522,7 +580,7 @@ static bool still_waits(const struct remote_job *j)
 		return false;
 	if (!j->fetch)
 		return !ask.list && !is_unknown(j->until_ns);
-	return !j->fetch->done && !(j->file && is_ready(j->fetch, j->file));
+	return !j->fetch->done && !is_ready(j);
 }
 
 static struct remote_job *take_job(void)
@@ -538,11 +596,36 @@ static struct remote_job *take_job(void)
 	return NULL;
 }
 
+static void drop_staged(struct remote_job *j)
+{
+	if (j->staged.fd >= 0)
+		close(j->staged.fd);
+	if (j->staged.told >= 0)
+		close(j->staged.told);
+	j->staged.fd = j->staged.told = -1;
+}
+
 static void free_job(struct remote_job *j)
 {
-	if (j)
-		free(j->file);
+	if (!j)
+		return;
+	drop_staged(j);
+	free(j->file);
 	free(j);
+}
+
+/* The lock is held. -errno */
+static int take_staged(struct remote_job *j, const struct remote_file *f)
+{
+	drop_staged(j);
+	j->staged = (struct remote_file){
+		.fd = fcntl(f->fd, F_DUPFD_CLOEXEC, 0), .told = -1, .bytes = f->bytes};
+	if (j->staged.fd >= 0 && f->told >= 0)
+		j->staged.told = fcntl(f->told, F_DUPFD_CLOEXEC, 0);
+	if (j->staged.fd >= 0 && (f->told < 0 || j->staged.told >= 0))
+		return 0;
+	drop_staged(j);
+	return -EIO;
 }
 
 /* What a program gets to know of a fetch: the rest is in the log. */
@@ -556,13 +639,14 @@ static int leave_fetch(struct remote_job *j)
 {
 	LOCK_SCOPE(&ask.lock);
 	struct remote_fetch *f = j->fetch;
-	bool there = f && ((f->done && !f->err) || (j->file && is_ready(f, j->file)));
+	bool ready = f && is_ready(j), there = ready || (f && f->done && !f->err);
 	int err = fuse_req_interrupted(j->req) ? -EINTR : f && !there && f->done ? f->err : 0;
 
 	if (f)
 		f->waiting--;
 	j->fetched |= f && f->done && !f->err;
-	j->staged = there && !j->fetched;
+	if (!err && ready && !j->fetched)
+		err = take_staged(j, &find_ready(f, j->file)->f);
 	j->fetch = NULL;
 	return err ? to_caller(err) : ask.stop ? -ENOTCONN : 0;
 }
@@ -580,6 +664,8 @@ static bool keep(struct fs *fs, struct remote_job *j, const char *path)
 	j->fetch = f;
 	j->next = ask.jobs;
 	ask.jobs = j;
+	if (f && j->file)
+		ask_for_file(fs, j);
 	return true;
 }
 
@@ -683,6 +769,7 @@ void remote_ask(fuse_req_t req, const struct remote_job *what, const char *name)
 	if (j) {
 		*j = *what;
 		j->req = req;
+		j->staged.fd = j->staged.told = -1;
 		j->until_ns = monotonic_ns() + patience_ns(fs);
 		strcpy(j->name, name);
 	}

@@ -16,6 +16,13 @@ enum remote_want {
 	REMOTE_WAIT, /* user.cairn.wait: until all of its checkpoint is in the store */
 };
 
+/* A file that is fetched. */
+struct remote_file {
+	int fd; /* -1: none */
+	int told; /* enum tier_range of each `bytes` bytes; -1: all of them are there */
+	uint64_t bytes;
+};
+
 /* A request. It is answered at once, or waits in ask.c: for the first listing, or until a
  * checkpoint is in the store. */
 struct remote_job {
@@ -30,12 +37,15 @@ struct remote_job {
 	uint64_t until_ns; /* for a listing; CLOCK_MONOTONIC */
 	struct remote_fetch *fetch; /* that it waits for; NULL: none */
 	char *file; /* it waits for this one of it; NULL: for all */
-	bool staged; /* that is there, verified, and may not have its name yet */
+	struct remote_file staged; /* that, while it has no name */
 	bool fetched; /* it has waited for a fetch that did not fail */
 	char name[];
 };
 
 /* ---- remote.c ---- */
+
+/* Whether the bytes may be read: 1, 0: not yet, or -EIO: the tier has other ones. */
+int remote_may_read(const struct remote_file *f, off_t off, size_t size);
 
 /* Answers from the listing. 0: done. -EINPROGRESS: only when j->file, or all, of the checkpoint
  * *fetch is there; the caller frees that path. May ask the store. */

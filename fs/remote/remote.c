@@ -3,10 +3,10 @@
  * that it has there. It is not shown at PATH itself: the kernel says EEXIST to a mkdir of a name
  * that it has found, and a trainer makes its directories anew.
  *
- * An open is answered when the store has the file: it is looked for there first, with the size and
- * time of the listing. Else its checkpoint is fetched, of that this file first; when it is verified
- * it is read where the fetch has it, though the checkpoint has no name yet. The bytes are always
- * those of a file in the store.
+ * An open is answered when there is a file to read: it is looked for in the store first, with the
+ * size and time of the listing. Else its checkpoint is fetched, of that this file first. The fetch
+ * says which bytes of it are there, verified; a read is answered when those that it wants are. The
+ * bytes are always those of a file in the store.
  */
 #include "fs/remote/inside.h"
 #include "io/full.h"
@@ -17,12 +17,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#define LOOK 4096u /* ranges that are looked at at once */
 #define TIMEOUT_S 1.0 /* as of other names: the tier changes */
 
 struct opened {
 	struct opened *next;
-	uint64_t fh;
-	int fd; /* in the store */
+	uint64_t fh; /* one may be open in several ways: the newest is first */
+	struct remote_file f;
 };
 static pthread_mutex_t opened_lock = RANKED_MUTEX(RANK_REMOTE_OPENED);
 static struct opened *opened;
@@ -55,39 +56,46 @@ static int open_local(struct fs *fs, const struct caller *who, const struct remo
 	return err ? err : fd;
 }
 
-/* The same in the directory that a fetch writes, which has verified it. */
-static int open_staged(struct fs *fs, const struct remote_node *n, const struct remote_node *c)
+int remote_may_read(const struct remote_file *f, off_t off, size_t size)
 {
-	const char *base = remote_name(c);
-	CLEANUP_FREE char *path = NULL;
-	struct stat st;
-	int fd;
+	uint8_t state[LOOK];
+	uint64_t at, end;
 
-	if (asprintf(&path, "%.*s" CKPT_FETCH_PREFIX "%s%s", (int)(base - c->path), c->path, base,
-		     n->path + strlen(c->path)) < 0)
-		return -ENOMEM;
-	fd = reach_open(io_store_root(fs->store), path, 0);
-	if (fd >= 0 && (fstat(fd, &st) || !is_same(&st, &n->st, false))) {
-		close(fd);
-		fd = -ENOENT;
+	if (f->told < 0 || !size)
+		return 1;
+	at = (uint64_t)off / f->bytes;
+	end = ((uint64_t)off + size - 1) / f->bytes + 1;
+	while (at < end) {
+		size_t want = end - at < LOOK ? (size_t)(end - at) : LOOK;
+		ssize_t n = full_pread(f->told, state, want, at);
+
+		if (n <= 0)
+			return n ? -EIO : 1; /* behind the end of the file */
+		for (ssize_t i = 0; i < n; i++)
+			if (state[i] != TIER_RANGE_THERE)
+				return state[i] == TIER_RANGE_DAMAGED ? -EIO : 0;
+		at += (uint64_t)n;
 	}
-	return fd;
+	return 1;
 }
 
-/* The file, open: a descriptor. -EINPROGRESS as remote_answer(). */
+/* The file, open. -EINPROGRESS as remote_answer(). */
 static int get_file(struct fs *fs, struct remote_job *j, const struct caller *who,
-		    const struct remote_list *l, const struct remote_node *n, char **fetch)
+		    const struct remote_list *l, const struct remote_node *n,
+		    struct remote_file *out, char **fetch)
 {
 	const struct remote_node *c = remote_checkpoint(l, n);
-	int fd = open_local(fs, who, n, !j->fetched && !j->staged);
+	bool staged = j->staged.fd >= 0;
+	int fd = open_local(fs, who, n, !j->fetched && !staged);
 
-	if (fd == -ENOENT && j->staged && c) {
-		fd = open_staged(fs, n, c);
-		if (fd == -ENOENT) /* it got its name just now */
-			fd = open_local(fs, who, n, false);
+	if (fd == -ENOENT && staged) {
+		*out = j->staged;
+		j->staged.fd = j->staged.told = -1;
+		return 0;
 	}
+	*out = (struct remote_file){.fd = fd, .told = -1};
 	if (fd != -ENOENT)
-		return fd;
+		return fd < 0 ? fd : 0;
 	if (j->fetched || !c || !*c->path)
 		return -EIO; /* somebody has removed it */
 	if (j->want != REMOTE_WAIT && !j->file)
@@ -96,27 +104,55 @@ static int get_file(struct fs *fs, struct remote_job *j, const struct caller *wh
 	return *fetch ? -EINPROGRESS : -ENOMEM;
 }
 
-static void add_opened(uint64_t fh, int fd)
+static void close_file(const struct remote_file *f)
+{
+	close(f->fd);
+	if (f->told >= 0)
+		close(f->told);
+}
+
+static void add_opened(uint64_t fh, const struct remote_file *f)
 {
 	struct opened *o = malloc(sizeof(*o));
 
 	if (!o) {
-		close(fd); /* a read opens it again */
+		close_file(f); /* a read opens it again */
 		return;
 	}
-	*o = (struct opened){.fh = fh, .fd = fd};
+	*o = (struct opened){.fh = fh, .f = *f};
 	LOCK_SCOPE(&opened_lock);
 	o->next = opened;
 	opened = o;
 }
 
-static int fd_of(uint64_t fh)
+static bool is_same_inode(int a, int b)
+{
+	struct stat x, y;
+
+	return a >= 0 && b >= 0 && !fstat(a, &x) && !fstat(b, &y) && x.st_ino == y.st_ino &&
+	       x.st_dev == y.st_dev;
+}
+
+/* Is it open in that way? */
+static bool has_opened(uint64_t fh, const struct remote_file *f)
 {
 	LOCK_SCOPE(&opened_lock);
 	for (struct opened *o = opened; o; o = o->next)
-		if (o->fh == fh)
-			return o->fd;
-	return -1;
+		if (o->fh == fh && is_same_inode(o->f.fd, f->fd) &&
+		    (o->f.told < 0 || is_same_inode(o->f.told, f->told)))
+			return true;
+	return false;
+}
+
+/* One from which the bytes may be read; it stays open until the release. -EAGAIN: not yet, or it
+ * was opened under an earlier worker. */
+static int fd_to_read(uint64_t fh, off_t off, size_t size)
+{
+	LOCK_SCOPE(&opened_lock);
+	for (struct opened *o = opened; o; o = o->next)
+		if (o->fh == fh && remote_may_read(&o->f, off, size) > 0)
+			return o->f.fd;
+	return -EAGAIN;
 }
 
 /* ---- answers ----------------------------------------------------------------------------- */
@@ -135,18 +171,22 @@ static void reply_node(const struct remote_job *j, const struct remote_node *n)
 static int answer_open(struct fs *fs, struct remote_job *j, const struct remote_list *l,
 		       const struct remote_node *n, char **fetch)
 {
+	struct remote_file f;
 	struct caller who;
-	int fd;
+	int err;
 
 	if (!S_ISREG(n->st.st_mode))
 		return -EISDIR;
 	caller_of(j->req, &who);
-	fd = get_file(fs, j, &who, l, n, fetch);
+	err = get_file(fs, j, &who, l, n, &f, fetch);
 	caller_free(&who);
-	if (fd < 0)
-		return fd;
+	if (err)
+		return err;
+	/* an open that drops pages waits for those that another reader waits for; those of another
+	 * version go when its time is seen (FUSE_AUTO_INVAL_DATA) */
+	j->fi.keep_cache = true;
 	j->fi.fh = staging_new_id(fs->s);
-	add_opened(j->fi.fh, fd);
+	add_opened(j->fi.fh, &f);
 	fuse_reply_open(j->req, &j->fi);
 	return 0;
 }
@@ -166,13 +206,19 @@ static int read_from(struct fs *fs, fuse_req_t req, int fd, size_t size, off_t o
 static int answer_read(struct fs *fs, struct remote_job *j, const struct remote_list *l,
 		       const struct remote_node *n, char **fetch)
 {
-	int err, fd = get_file(fs, j, NULL, l, n, fetch);
+	struct remote_file f;
+	int err = get_file(fs, j, NULL, l, n, &f, fetch);
 
-	if (fd < 0)
-		return fd;
-	err = read_from(fs, j->req, fd, j->size, j->off);
-	add_opened(j->fi.fh, fd);
-	return err;
+	if (err)
+		return err;
+	/* its own descriptor: when it is answered a release may close the others */
+	CLEANUP_CLOSE int fd = fcntl(f.fd, F_DUPFD_CLOEXEC, 0);
+	err = fd < 0 ? -errno : remote_may_read(&f, j->off, j->size);
+	if (has_opened(j->fi.fh, &f))
+		close_file(&f);
+	else
+		add_opened(j->fi.fh, &f);
+	return err > 0 ? read_from(fs, j->req, fd, j->size, j->off) : err ? err : -EIO;
 }
 
 /* No nodes (ino 0): the kernel looks each name up on demand. */
@@ -215,11 +261,12 @@ static int reply_text(const struct remote_job *j, const char *text)
 static int answer_wait(struct fs *fs, struct remote_job *j, const struct remote_list *l,
 		       const struct remote_node *n, char **fetch)
 {
-	int fd = S_ISREG(n->st.st_mode) ? get_file(fs, j, NULL, l, n, fetch) : -ENODATA;
+	struct remote_file f;
+	int err = S_ISREG(n->st.st_mode) ? get_file(fs, j, NULL, l, n, &f, fetch) : -ENODATA;
 
-	if (fd < 0)
-		return fd;
-	close(fd);
+	if (err)
+		return err;
+	close_file(&f);
 	return reply_text(j, "durable");
 }
 
@@ -299,10 +346,10 @@ static void tier_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off,
 {
 	const struct remote_job what = {
 		.want = REMOTE_READ, .id = id, .size = size, .off = off, .fi = *fi};
-	int err, fd = fd_of(fi->fh);
+	int err, fd = fd_to_read(fi->fh, off, size);
 
 	session_may_block(req_fs(req));
-	if (fd < 0) { /* opened under an earlier worker */
+	if (fd < 0) {
 		remote_ask(req, &what, "");
 		return;
 	}
@@ -332,20 +379,24 @@ static void tier_lseek(fuse_req_t req, fuse_ino_t id, off_t off, int whence)
 
 static void tier_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
-	struct opened *o;
+	struct opened *closed = NULL, *o;
 
 	(void)id;
 	{
 		LOCK_SCOPE(&opened_lock);
-		struct opened **at = &opened;
-
-		while ((o = *at) && o->fh != fi->fh)
-			at = &o->next;
-		if (o)
+		for (struct opened **at = &opened; (o = *at);) {
+			if (o->fh != fi->fh) {
+				at = &o->next;
+				continue;
+			}
 			*at = o->next;
+			o->next = closed;
+			closed = o;
+		}
 	}
-	if (o) {
-		close(o->fd);
+	while ((o = closed)) {
+		closed = o->next;
+		close_file(&o->f);
 		free(o);
 	}
 	fuse_reply_err(req, 0);

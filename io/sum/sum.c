@@ -17,11 +17,15 @@
 
 struct io_sum {
 	XXH3_state_t *state;
+	struct io_sum *range; /* of the range that is read now; NULL: none */
+	uint64_t range_bytes, number, at; /* at: bytes of it so far */
+	io_range_fn done;
+	void *ctx;
 };
 
 struct io_sum *io_sum_new(void)
 {
-	struct io_sum *m = malloc(sizeof(*m));
+	struct io_sum *m = calloc(1, sizeof(*m));
 
 	if (!m)
 		return NULL;
@@ -38,6 +42,7 @@ void io_sum_free(struct io_sum *m)
 {
 	if (!m)
 		return;
+	io_sum_free(m->range);
 	XXH3_freeState(m->state);
 	free(m);
 }
@@ -45,9 +50,33 @@ void io_sum_free(struct io_sum *m)
 void io_sum_reset(struct io_sum *m)
 {
 	XXH3_128bits_reset(m->state);
+	if (m->range)
+		XXH3_128bits_reset(m->range->state);
+	m->number = m->at = 0;
 }
 
-void io_sum_add(struct io_sum *m, const void *bytes, size_t len)
+int io_sum_ranges(struct io_sum *m, uint64_t bytes, io_range_fn done, void *ctx)
+{
+	m->range = io_sum_new();
+	m->range_bytes = bytes;
+	m->done = done;
+	m->ctx = ctx;
+	return m->range ? 0 : -ENOMEM;
+}
+
+void io_sum_last_range(struct io_sum *m)
+{
+	char text[IO_CHECKSUM_LEN];
+
+	if (!m->range || !m->at)
+		return;
+	io_sum_text(m->range, text);
+	m->done(m->ctx, m->number++, text);
+	io_sum_reset(m->range);
+	m->at = 0;
+}
+
+static void add(struct io_sum *m, const void *bytes, size_t len)
 {
 #if defined(__x86_64__)
 	if (__builtin_cpu_supports("avx2")) {
@@ -56,6 +85,27 @@ void io_sum_add(struct io_sum *m, const void *bytes, size_t len)
 	}
 #endif
 	XXH3_128bits_update(m->state, bytes, len);
+}
+
+void io_sum_add(struct io_sum *m, const void *bytes, size_t len)
+{
+	const char *p = bytes;
+
+	while (m->range && len >= m->range_bytes - m->at) {
+		size_t n = (size_t)(m->range_bytes - m->at);
+
+		add(m, p, n);
+		add(m->range, p, n);
+		m->at += n;
+		io_sum_last_range(m);
+		p += n;
+		len -= n;
+	}
+	add(m, p, len);
+	if (m->range) {
+		add(m->range, p, len);
+		m->at += len;
+	}
 }
 
 void io_sum_zeros(struct io_sum *m, uint64_t len)
@@ -149,22 +199,27 @@ static int sum_cached(int fd, unsigned char *buf, struct io_sum *m)
 	return sum_all(in, buf, m);
 }
 
-int io_sum_file(int fd, char out[IO_CHECKSUM_LEN])
+int io_sum_file_into(int fd, struct io_sum *m)
 {
 	CLEANUP_FREE unsigned char *buf = aligned_alloc(IO_ALIGN, READ_BYTES);
-	struct io_sum *m = io_sum_new();
-	int err = -ENOMEM;
+	int err = buf ? sum_direct(fd, buf, m) : -ENOMEM;
 
-	if (!buf || !m)
-		goto out;
-	err = sum_direct(fd, buf, m);
 	if (err == -EINVAL) {
 		io_sum_reset(m);
 		err = sum_cached(fd, buf, m);
 	}
 	if (!err)
+		io_sum_last_range(m);
+	return err;
+}
+
+int io_sum_file(int fd, char out[IO_CHECKSUM_LEN])
+{
+	struct io_sum *m = io_sum_new();
+	int err = m ? io_sum_file_into(fd, m) : -ENOMEM;
+
+	if (!err)
 		io_sum_text(m, out);
-out:
 	io_sum_free(m);
 	return err;
 }

@@ -461,6 +461,47 @@ TEST_F(Names, SumOfAFile)
 	EXPECT_LT(io_sum_file(-1, text), 0);
 }
 
+// Each range as if it were all, however the bytes come.
+TEST(Sum, RangesHaveTheChecksumsOfTheirBytes)
+{
+	std::string bytes(100001, 0);
+	for (size_t i = 0; i < bytes.size(); i++)
+		bytes[i] = static_cast<char>(i * i >> 7);
+	auto sum_of = [](const std::string &of) {
+		char text[IO_CHECKSUM_LEN];
+		io_sum *m = io_sum_new();
+		io_sum_add(m, of.data(), of.size());
+		io_sum_text(m, text);
+		io_sum_free(m);
+		return std::string(text);
+	};
+	auto add = [](void *ctx, uint64_t number, const char *sum) {
+		auto *v = static_cast<std::vector<std::string> *>(ctx);
+		v->resize(number);
+		v->push_back(sum);
+	};
+	for (size_t size : {0u, 1u, 999u, 1000u, 1001u, 3000u, 100001u}) {
+		std::vector<std::string> want, got;
+		for (size_t at = 0; at < size; at += 1000)
+			want.push_back(sum_of(bytes.substr(0, size).substr(at, 1000)));
+		for (size_t piece : {1u, 7u, 1000u, 3500u, 200000u}) {
+			char text[IO_CHECKSUM_LEN];
+			io_sum *m = io_sum_new();
+			ASSERT_EQ(io_sum_ranges(m, 1000, add, &got), 0);
+			io_sum_add(m, bytes.data(), 2500);
+			io_sum_reset(m); // it begins again
+			got.clear();
+			for (size_t at = 0; at < size; at += piece)
+				io_sum_add(m, &bytes[at], std::min(piece, size - at));
+			io_sum_last_range(m);
+			io_sum_text(m, text);
+			EXPECT_EQ(got, want) << size << " in pieces of " << piece;
+			EXPECT_EQ(text, sum_of(bytes.substr(0, size)));
+			io_sum_free(m);
+		}
+	}
+}
+
 // seccomp without io_uring, as container runtimes set it: posix, and said once.
 TEST(Fallback, NoIoUringMeansPosix)
 {

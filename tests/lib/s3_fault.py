@@ -3,9 +3,10 @@
 """tests/lib/s3_fault.py UPSTREAM DIR [PORT] - a server of S3 that fails as told, before one that works.
 
 Passes requests on to http://UPSTREAM. DIR/url has its own address; DIR/log a line of JSON for each request: method, path,
-query, bytes (of the body that came), fault, status (None: no answer). DIR/rule, read at each request, is a line of JSON:
+query, range, bytes (of the body that came), fault, status (None: no answer). DIR/rule, read at each request, is a line of
+JSON:
 
-	{"id": "any", "only": "REGEX of METHOD path?query", "at": 3, "for": 1, "fault": "500"}
+	{"id": "any", "only": "REGEX of METHOD path?query range", "at": 3, "for": 1, "fault": "500"}
 
 From the 3rd request that matches on, counted since `id` changed, 1 of them (0: all) fails:
 	NNN	an answer with that status, and the <Code> that S3 has for it
@@ -13,6 +14,7 @@ From the 3rd request that matches on, counted since `id` changed, 1 of them (0: 
 	lost	the request is passed on, and the connection is closed instead of its answer
 	hang	no answer, until DIR/rule changes; then as cut
 	late	passed on when DIR/rule changes
+	rot	one byte of the answer is another one
 """
 import http.client
 import http.server
@@ -65,8 +67,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def note(self, fault, status):
         path, _, query = self.path.partition("?")
         with self.lock:
-            print(json.dumps({"method": self.command, "path": path, "query": query, "bytes": self.came, "fault": fault,
-                              "status": status}), file=self.log, flush=True)
+            print(json.dumps({"method": self.command, "path": path, "query": query, "range": self.headers.get("Range"),
+                              "bytes": self.came, "fault": fault, "status": status}), file=self.log, flush=True)
 
     def body(self):
         left, pieces = int(self.headers.get("Content-Length") or 0), []
@@ -106,7 +108,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def serve(self):
         self.came, status = 0, None
-        fault, rule = self.rule.fault(f"{self.command} {self.path}")
+        fault, rule = self.rule.fault(f"{self.command} {self.path} {self.headers.get('Range', '')}")
         try:
             body = self.body()
             if fault in ("hang", "late"):
@@ -125,6 +127,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if fault == "lost":
                 self.close_connection = True
                 return
+            if fault == "rot":
+                text = text[:100] + bytes([text[100] ^ 1]) + text[101:]
             self.answer(status, answer.getheaders(), text)
         except OSError:
             self.close_connection = True

@@ -219,6 +219,45 @@ for path in ../../evil run/step-1/../../../evil /evil run/step-10; do
 	says err 'step-10: its manifest: damaged'
 done
 
+# Checksums of a large file's ranges: those of its pieces as files. A file that was in the tier already has them, too; a
+# manifest without them, of an earlier version, is as good, and one with too few is damaged.
+mkdir -p "$TMP/large/step-1" "$TMP/tier5"
+cp "$assets"/dcp/* "$assets"/dcp/.metadata "$TMP/large/step-1"
+head -c 20000000 /dev/urandom >"$TMP/large/step-1/notes"
+(cd "$TMP/large/step-1" && split -b 8M -d notes notes.)
+large=$TMP/tier5/.cairn/manifests/step-1/manifest.json
+has_ranges()
+{
+	python3 - "$large" <<'PY' || die "$1: $(cut -c 1-2000 "$large")"
+import json, sys
+f = {v["path"]: v for v in json.load(open(sys.argv[1], encoding="utf-8"))["files"]}
+notes = f.pop("step-1/notes")
+pieces = [f[f"step-1/notes.0{i}"]["checksum"].removeprefix("xxh3:") for i in range(3)]
+assert notes["range_bytes"] == 8 << 20 and notes["ranges"] == "".join(pieces), notes
+assert not any("ranges" in v for v in f.values()), f
+PY
+}
+expect 0 "$cairn" tier push "$TMP/large" "$TMP/tier5"
+has_ranges "ranges"
+touch "$TMP/large/step-1/__0_0.distcp"
+expect 0 "$cairn" tier push "$TMP/large" "$TMP/tier5"
+has_ranges "the next push"
+rm "$large"
+expect 0 "$cairn" tier push "$TMP/large" "$TMP/tier5"
+has_ranges "a file that was there"
+mkdir "$TMP/dir3" "$TMP/dir4"
+cp "$large" "$TMP/manifest"
+sed -i 's/"ranges": "[0-9a-f]*"/"ranges": "00"/' "$large"
+expect 1 "$cairn" tier fetch "$TMP/tier5" "$TMP/dir3"
+says err 'step-1: its manifest: damaged'
+sed 's/"range_bytes": [0-9]*,//; s/"ranges": "[0-9a-f]*",//' "$TMP/manifest" >"$large"
+has '"range' "$large" && die "the manifest still has ranges: $(cat "$large")"
+expect 0 "$cairn" tier fetch "$TMP/tier5" "$TMP/dir3"
+same_tree "$TMP/large" "$TMP/dir3"
+cp "$TMP/manifest" "$large"
+expect 0 "$cairn" tier fetch "$TMP/tier5" "$TMP/dir4"
+same_tree "$TMP/large" "$TMP/dir4"
+
 # What killed processes of this host left is removed; not what a living one has, nor another host's, which may live.
 host=$(hostname) tmp=$TMP/tier3/.cairn/tmp
 mkdir "$tmp/$host.1" "$tmp/$host.2" "$tmp/other.1" "$tmp/other.2"

@@ -37,6 +37,16 @@ expect 0 "$cairn" tier ls "$t"
 says out '^complete  run/step 1+&  dcp'
 expect 0 "$cairn" tier verify "$t"
 says out '^10 ok, 0 missing, 0 mismatched, 0 unreadable'
+# as a directory has them
+mkdir "$TMP/dir"
+expect 0 "$cairn" tier push "$s" "$TMP/dir"
+plain GET "$url/bucket/a/b/.cairn/manifests/run/step%201+%26/manifest.json" >"$TMP/manifest"
+has '"ranges": "[0-9a-f]\{64\}"' "$TMP/manifest" || die "no checksums of ranges: $(cat "$TMP/manifest")"
+for key in ranges checksum; do
+	sed -n "s/.*\"$key\": \"\([^\"]*\)\".*/\1/p" "$TMP/manifest" >"$TMP/have"
+	sed -n "s/.*\"$key\": \"\([^\"]*\)\".*/\1/p" "$TMP/dir/.cairn/manifests/run/step 1+&/manifest.json" >"$TMP/want"
+	diff "$TMP/want" "$TMP/have" || die "$key differ"
+done
 mkdir "$TMP/empty"
 expect 0 "$cairn" tier fetch "$t" "$TMP/empty"
 same_tree "$s" "$TMP/empty"

@@ -49,6 +49,80 @@ uint64_t manifest_bytes(const struct manifest *m)
 	return sum;
 }
 
+/* ---- checksums of ranges ------------------------------------------------------------- */
+
+#define RANGE_BYTES (8ull << 20) /* what a reader waits for; a part of an upload */
+#define RANGES_MAX 16384u /* of a file: half a MiB of text */
+#define RANGE_TEXT 32u
+
+uint64_t manifest_range_bytes(uint64_t size)
+{
+	uint64_t bytes = RANGE_BYTES;
+
+	while (size / RANGES_MAX >= bytes)
+		bytes *= 2;
+	return bytes;
+}
+
+static uint64_t count_ranges(const struct tier_file *f)
+{
+	return f->size / f->range_bytes + (f->size % f->range_bytes != 0);
+}
+
+void manifest_add_range(void *ctx, uint64_t number, const char sum[IO_CHECKSUM_LEN])
+{
+	struct tier_file *f = ctx;
+	char *v = number ? f->ranges : NULL;
+
+	if (!number)
+		free(f->ranges); /* read again from its beginning */
+	if (number && !v)
+		return; /* there was no memory */
+	if (!(number & (number - 1))) { /* 0 and powers of two: it is full */
+		f->ranges = realloc(v, (number ? number * 2 : 1) * RANGE_TEXT + 1);
+		if (!f->ranges)
+			free(v);
+	}
+	if (f->ranges)
+		strcpy(f->ranges + number * RANGE_TEXT, sum + strlen("xxh3:"));
+}
+
+struct io_sum *manifest_begin_sums(struct tier_file *f)
+{
+	struct io_sum *m = io_sum_new();
+
+	free(f->ranges);
+	f->ranges = NULL;
+	f->range_bytes = manifest_range_bytes(f->size);
+	if (!m || f->size <= f->range_bytes ||
+	    !io_sum_ranges(m, f->range_bytes, manifest_add_range, f))
+		return m;
+	io_sum_free(m);
+	return NULL;
+}
+
+void manifest_end_sums(struct tier_file *f, struct io_sum *m)
+{
+	if (m) {
+		io_sum_last_range(m);
+		io_sum_text(m, f->sum);
+	}
+	if (f->ranges && strlen(f->ranges) != count_ranges(f) * RANGE_TEXT) {
+		free(f->ranges);
+		f->ranges = NULL;
+	}
+}
+
+void manifest_take_sums(struct tier_file *to, const struct tier_file *from)
+{
+	strcpy(to->sum, from->sum);
+	free(to->ranges);
+	to->ranges = from->ranges ? strdup(from->ranges) : NULL; /* it is good without */
+	to->range_bytes = from->range_bytes;
+}
+
+/* ---- files ----------------------------------------------------------------------- */
+
 void manifest_forget_uploads(struct manifest *m)
 {
 	for (size_t i = 0; i < m->n; i++) {
@@ -62,6 +136,7 @@ void manifest_free(struct manifest *m)
 	for (size_t i = 0; i < m->n; i++) {
 		free(m->v[i].path);
 		free(m->v[i].upload);
+		free(m->v[i].ranges);
 	}
 	free(m->v);
 	free(m->path);
@@ -82,10 +157,12 @@ int manifest_add(struct manifest *m, const struct tier_file *f)
 	v[m->n] = *f;
 	v[m->n].path = strdup(f->path);
 	v[m->n].upload = f->upload ? strdup(f->upload) : NULL;
-	if (v[m->n].path && !f->upload == !v[m->n].upload)
+	v[m->n].ranges = f->ranges ? strdup(f->ranges) : NULL;
+	if (v[m->n].path && !f->upload == !v[m->n].upload && !f->ranges == !v[m->n].ranges)
 		return m->n++, 0;
 	free(v[m->n].path);
 	free(v[m->n].upload);
+	free(v[m->n].ranges);
 	return -ENOMEM;
 }
 
@@ -173,6 +250,20 @@ static void get_upload(const struct json_doc *d, int v, struct tier_file *f)
 	f->upload = NULL;
 }
 
+/* A manifest of an earlier version has none. */
+static bool get_ranges(const struct json_doc *d, int v, struct tier_file *f)
+{
+	int ranges = json_at(d, v, "ranges");
+
+	if (ranges < 0)
+		return true;
+	f->ranges = json_bytes(d, ranges);
+	return f->ranges && json_is_u64(d, json_at(d, v, "range_bytes"), &f->range_bytes) &&
+	       f->range_bytes && strlen(f->ranges) / RANGE_TEXT == count_ranges(f) &&
+	       strlen(f->ranges) % RANGE_TEXT == 0 &&
+	       strspn(f->ranges, "0123456789abcdef") == strlen(f->ranges);
+}
+
 static int get_file(const struct json_doc *d, int v, struct manifest *m)
 {
 	CLEANUP_FREE char *path = get_path(d, v);
@@ -189,8 +280,9 @@ static int get_file(const struct json_doc *d, int v, struct manifest *m)
 	f.mtime = (struct timespec){.tv_sec = (time_t)s, .tv_nsec = (long)ns};
 	strcpy(f.sum, sum);
 	get_upload(d, v, &f);
-	err = manifest_add(m, &f);
+	err = get_ranges(d, v, &f) ? manifest_add(m, &f) : -EBADMSG;
 	free(f.upload);
+	free(f.ranges);
 	return err;
 }
 
@@ -238,6 +330,10 @@ static void put_file(struct json_out *j, const struct tier_file *f)
 	json_put_path(j, "path", f->path);
 	json_put_u64(j, "size", f->size);
 	json_put_string(j, "checksum", f->sum);
+	if (f->ranges) {
+		json_put_u64(j, "range_bytes", f->range_bytes);
+		json_put_string(j, "ranges", f->ranges);
+	}
 	json_put_u64(j, "mtime_s", f->mtime.tv_sec < 0 ? 0 : (uint64_t)f->mtime.tv_sec);
 	json_put_u64(j, "mtime_ns", (uint64_t)f->mtime.tv_nsec);
 	if (f->upload) {

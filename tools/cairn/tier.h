@@ -53,6 +53,8 @@ void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *
 /* Opens a file or directory without following symlinks. */
 int tier_open_at(const struct tier *t, const char *path, int flags);
 int tier_stat(const struct tier *t, const char *path, struct stat *out); /* lstat */
+/* Mode and owner alone, for which no server is asked. */
+int tier_mode(const struct tier *t, const char *path, struct stat *out);
 
 /* All directories on the way to dir, and itself; dir is as before when it returns. */
 int tier_make_dirs(const struct tier *t, char *dir);
@@ -76,24 +78,33 @@ int tier_read_small(const struct tier *t, const char *path, size_t max, char **t
 /* Told of each part that was copied. */
 typedef void (*tier_seen_fn)(void *ctx, uint64_t bytes);
 
-/* Copies the open file into an unpublished one on stable storage, with mode, owner and mtime of st.
- * -ESTALE: it had not the size of st. An object store has nothing unpublished: `now` gets its name
- * at once, and without it the bytes are kept in memory. upload: is gone on with, NULL: none;
- * -ENOENT: there is no such upload. */
-int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, const char *upload,
-	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+/* Checksums of the ranges of what is copied: `done` is told of each while the next ones are on
+ * their way. */
+struct tier_ranges {
+	uint64_t off; /* where the copy begins: tier_get() */
+	uint64_t bytes; /* of a range */
+	io_range_fn done;
+	void *ctx;
+};
+
+struct tier_file;
+/* Copies the open file into an unpublished one on stable storage, with mode, owner and mtime of st;
+ * f gets the checksums. -ESTALE: it had not the size of st. An object store has nothing
+ * unpublished: `now`: it gets its name at once, and without it the bytes are kept in memory.
+ * f->upload is gone on with, NULL: none; -ENOENT: there is no such upload. */
+int tier_copy(struct tier *t, int in, struct tier_file *f, bool now, const struct stat *st,
+	      struct tier_temp *out, tier_seen_fn seen, void *ctx);
 /* Is a file of that size sent in parts, in an upload that a later push can go on with? */
 bool tier_in_parts(const struct tier *t, uint64_t size);
 /* *id: malloc()ed; NULL: the server's cannot be kept, and the file is sent without. */
 int tier_begin_upload(const struct tier *t, const char *path, char **id);
 /* Ends it; 0 also when it has ended. */
 int tier_abort_upload(const struct tier *t, const char *path, const char *id);
-/* Copies it into a file of the caller, for tier_finish(). */
-int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
-		   tier_seen_fn seen, void *ctx);
-/* An object into a file of the caller, as tier_copy_into(). */
-int tier_get_into(const struct tier *t, const char *path, int out, const struct stat *st,
-		  char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx);
+/* `len` bytes of a file from r->off on into the same place of a file of the caller; r->done is told
+ * of each range that was copied; sum is that of all. len 0: the file is empty. -ESTALE: it ends
+ * before. */
+int tier_get(const struct tier *t, const char *path, int out, uint64_t len,
+	     const struct tier_ranges *r, char sum[IO_CHECKSUM_LEN]);
 /* The bytes are there: gives the file mode, owner and mtime of st, and its checksum (NULL: none);
  * then all is on stable storage. */
 int tier_finish(int fd, const struct stat *st, const char *sum);
@@ -117,9 +128,10 @@ void tier_s3_close(struct tier_s3 *s);
 const char *tier_s3_why(const struct tier_s3 *s); /* the last failure; "": none */
 /* op: enum s3_op; sum and size may be NULL. */
 int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum);
-/* The same with an upload; S3_BEGIN writes it, S3_UPLOAD_MAX + 1 bytes. */
+/* The same with an upload, or NULL; S3_BEGIN writes it, S3_UPLOAD_MAX + 1 bytes. ranges: of S3_PUT
+ * and S3_GET; NULL: none. */
 int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
-		   char *sum, char *upload);
+		   char *sum, char *upload, const struct tier_ranges *ranges);
 /* As tier_limit(). */
 void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t *stop);
 
@@ -140,6 +152,10 @@ struct tier_file {
 	uint64_t size;
 	struct timespec mtime; /* of the store's file */
 	char sum[IO_CHECKSUM_LEN];
+	/* The checksums of its ranges, 32 hexadecimal digits each; NULL: not known, or the file is
+	 * one range */
+	char *ranges;
+	uint64_t range_bytes; /* of each but the last, which may be shorter */
 	/* In TIER_BEGUN, of a file that is sent in parts: the id of the upload, and its ctime
 	 * then; NULL: none */
 	char *upload;
@@ -167,9 +183,21 @@ int manifest_load(const struct tier *t, const char *checkpoint, const char *name
 		  struct manifest *out);
 int manifest_save(struct tier *t, const struct manifest *m, const char *name);
 void manifest_free(struct manifest *m);
-/* The path and all else that is copied; the files are not. */
+/* A path and all else that belongs to it is copied. */
 int manifest_add(struct manifest *m, const struct tier_file *f);
 void manifest_sort(struct manifest *m);
+/* The checksums of the same bytes. */
+void manifest_take_sums(struct tier_file *to, const struct tier_file *from);
+/* For the bytes of f, whose path and size are known. NULL: no memory. After all bytes,
+ * manifest_end_sums(). */
+struct io_sum *manifest_begin_sums(struct tier_file *f);
+/* m NULL: f->sum is known. */
+void manifest_end_sums(struct tier_file *f, struct io_sum *m);
+/* What manifest_begin_sums() has io_sum_ranges() call; ctx is f. */
+void manifest_add_range(void *ctx, uint64_t number, const char sum[IO_CHECKSUM_LEN]);
+/* Of the ranges of a file of that size: 8 MiB, more from 128 GiB on, so that a file has at most
+ * 16,384. */
+uint64_t manifest_range_bytes(uint64_t size);
 const struct tier_file *manifest_find(const struct manifest *m, const char *path);
 uint64_t manifest_bytes(const struct manifest *m);
 void manifest_forget_uploads(struct manifest *m);
@@ -197,11 +225,17 @@ int tier_push(const char *store, const char *tier, const struct tier_opts *o);
 /* Until SIGTERM or SIGINT (tier_follow.c). */
 int tier_follow(const char *store, const char *tier, const struct tier_opts *o);
 int tier_fetch(const char *tier, const char *store, const struct tier_opts *o);
-/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. Of its
- * files `first` comes first; ready is told of each that is verified, before the checkpoint
- * appears. */
-int tier_fetch_one(const char *tier, const char *store, const char *path, const char *first,
-		   void (*ready)(const struct tier_file *t), struct tier_why *w);
+struct tier_asked { /* who waits for a checkpoint */
+	const char *first; /* of its files, the one that comes first */
+	int sock; /* by which TIER_ASK_RANGE come */
+	volatile uint64_t *bytes; /* that have come, to be told */
+	/* of bytes that came of a file, and, with descriptors, how it is read: TIER_ASK_FILE */
+	void (*seen)(const struct tier_file *t, int fd, int told, uint64_t range_bytes);
+};
+/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. The
+ * process is to end afterwards. */
+int tier_fetch_one(const char *tier, const char *store, const char *path,
+		   const struct tier_asked *asked, struct tier_why *w);
 /* Answers the workers of a mount (io/tier_ask.h) until it is ended (tier_serve.c). */
 int tier_serve(const char *store, const char *tier, const struct tier_opts *o);
 int tier_ls(const char *tier, const struct tier_opts *o);

@@ -64,30 +64,36 @@ int tier_open_at(const struct tier *t, const char *path, int flags)
 }
 
 /* An object has neither mode nor owner. */
-static int stat_object(const struct tier *t, const char *path, struct stat *out)
+static void make_mode(struct stat *out)
 {
 	mode_t mask = umask(0);
-	uint64_t size = 0;
-	int err;
 
 	umask(mask);
-	err = tier_s3_do(t->s3, S3_HEAD, path, -1, &size, NULL);
-	*out = (struct stat){.st_mode = S_IFREG | (0666 & ~mask),
-			     .st_uid = geteuid(),
-			     .st_gid = getegid(),
-			     .st_size = (off_t)size};
-	return err;
+	*out = (struct stat){
+		.st_mode = S_IFREG | (0666 & ~mask), .st_uid = geteuid(), .st_gid = getegid()};
 }
 
-int tier_stat(const struct tier *t, const char *path, struct stat *out)
+int tier_mode(const struct tier *t, const char *path, struct stat *out)
 {
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : tier_open_at(t, path, O_PATH | O_NOFOLLOW);
 
 	if (t->s3)
-		return stat_object(t, path, out);
-	if (fd < 0)
-		return fd;
-	return fstat(fd, out) ? -errno : 0;
+		make_mode(out);
+	else if (fd < 0 || fstat(fd, out))
+		return fd < 0 ? fd : -errno;
+	return 0;
+}
+
+int tier_stat(const struct tier *t, const char *path, struct stat *out)
+{
+	uint64_t size = 0;
+	int err = tier_mode(t, path, out);
+
+	if (err || !t->s3)
+		return err;
+	err = tier_s3_do(t->s3, S3_HEAD, path, -1, &size, NULL);
+	out->st_size = (off_t)size;
+	return err;
 }
 
 int tier_make_like(const struct tier *t, int fd, const char *path)
@@ -380,6 +386,8 @@ void tier_drop(struct tier *t, struct tier_temp *temp)
 	temp->name[0] = '\0';
 }
 
+/* ---- copies; f gets the checksums ------------------------------------------------------ */
+
 /* t: the one whose limits count; NULL: none. */
 static int copy_bytes(const struct tier *t, int in, int out, uint64_t size, struct io_sum *sum,
 		      tier_seen_fn seen, void *ctx)
@@ -428,22 +436,16 @@ int tier_finish(int fd, const struct stat *st, const char *sum)
 	return 0;
 }
 
-static int copy_summed(const struct tier *t, int in, int out, const struct stat *st,
-		     char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+static int copy_summed(const struct tier *t, int in, int out, struct tier_file *f,
+		       tier_seen_fn seen, void *ctx)
 {
-	struct io_sum *m = io_sum_new();
-	int err = m ? copy_bytes(t, in, out, (uint64_t)st->st_size, m, seen, ctx) : -ENOMEM;
+	struct io_sum *m = manifest_begin_sums(f);
+	int err = m ? copy_bytes(t, in, out, f->size, m, seen, ctx) : -ENOMEM;
 
 	if (!err)
-		io_sum_text(m, sum);
+		manifest_end_sums(f, m);
 	io_sum_free(m);
 	return err;
-}
-
-int tier_copy_into(int in, int out, const struct stat *st, char sum[IO_CHECKSUM_LEN],
-		   tier_seen_fn seen, void *ctx)
-{
-	return copy_summed(NULL, in, out, st, sum, seen, ctx);
 }
 
 static int put_object(struct tier *t, const char *path, int fd, uint64_t size, char *sum)
@@ -459,7 +461,7 @@ bool tier_in_parts(const struct tier *t, uint64_t size)
 int tier_begin_upload(const struct tier *t, const char *path, char **id)
 {
 	char upload[S3_UPLOAD_MAX + 1] = "";
-	int err = tier_s3_upload(t->s3, S3_BEGIN, path, -1, NULL, NULL, upload);
+	int err = tier_s3_upload(t->s3, S3_BEGIN, path, -1, NULL, NULL, upload, NULL);
 
 	*id = NULL;
 	if (err || !manifest_is_upload(upload))
@@ -470,54 +472,56 @@ int tier_begin_upload(const struct tier *t, const char *path, char **id)
 
 int tier_abort_upload(const struct tier *t, const char *path, const char *id)
 {
-	return tier_s3_upload(t->s3, S3_ABORT, path, -1, NULL, NULL, (char *)id);
+	return tier_s3_upload(t->s3, S3_ABORT, path, -1, NULL, NULL, (char *)id, NULL);
 }
 
 /* What is to be an object later. */
-static int keep_bytes(int in, uint64_t size, struct tier_temp *out, char *sum, tier_seen_fn seen,
+static int keep_bytes(int in, struct tier_file *f, struct tier_temp *out, tier_seen_fn seen,
 		      void *ctx)
 {
-	struct io_sum *m = io_sum_new();
-	int err, fd = memfd_create("object", MFD_CLOEXEC);
+	int fd = memfd_create("object", MFD_CLOEXEC);
+	int err = fd < 0 ? -errno : copy_summed(NULL, in, fd, f, seen, ctx);
 
-	err = !m ? -ENOMEM : fd < 0 ? -errno : copy_bytes(NULL, in, fd, size, m, seen, ctx);
-	if (!err)
-		io_sum_text(m, sum);
-	io_sum_free(m);
 	if (err) {
 		if (fd >= 0)
 			close(fd);
 		return err;
 	}
-	*out = (struct tier_temp){.name = "object", .fd = fd, .size = size};
+	*out = (struct tier_temp){.name = "object", .fd = fd, .size = f->size};
 	return 0;
 }
 
-static int send_object(struct tier *t, int in, const char *now, uint64_t size, const char *upload,
-		       char *sum, tier_seen_fn seen, void *ctx)
+static int send_object(struct tier *t, int in, struct tier_file *f, tier_seen_fn seen, void *ctx)
 {
+	uint64_t sent = f->size, bytes = manifest_range_bytes(f->size);
+	struct tier_ranges r = {
+		.bytes = f->size > bytes ? bytes : 0, .done = manifest_add_range, .ctx = f};
 	struct stat st;
-	uint64_t sent = size;
-	int err = tier_s3_upload(t->s3, S3_PUT, now, in, &sent, sum, (char *)upload);
+	int err;
 
-	if (fstat(in, &st) || (uint64_t)st.st_size != size)
+	free(f->ranges);
+	f->ranges = NULL;
+	f->range_bytes = bytes;
+	err = tier_s3_upload(t->s3, S3_PUT, f->path, in, &sent, f->sum, f->upload, &r);
+	manifest_end_sums(f, NULL);
+	if (fstat(in, &st) || (uint64_t)st.st_size != f->size)
 		return -ESTALE;
 	if (!err && seen)
-		seen(ctx, size);
+		seen(ctx, f->size);
 	return err;
 }
 
-int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, const char *upload,
-	      struct tier_temp *out, char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+int tier_copy(struct tier *t, int in, struct tier_file *f, bool now, const struct stat *st,
+	      struct tier_temp *out, tier_seen_fn seen, void *ctx)
 {
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : create_temp(t, out);
 	int err;
 
 	if (t->s3 && now)
-		return send_object(t, in, now, (uint64_t)st->st_size, upload, sum, seen, ctx);
+		return send_object(t, in, f, seen, ctx);
 	if (t->s3)
-		return keep_bytes(in, (uint64_t)st->st_size, out, sum, seen, ctx);
-	err = fd < 0 ? fd : copy_summed(t, in, fd, st, sum, seen, ctx);
+		return keep_bytes(in, f, out, seen, ctx);
+	err = fd < 0 ? fd : copy_summed(t, in, fd, f, seen, ctx);
 	if (!err)
 		err = tier_finish(fd, st, NULL);
 	if (err)
@@ -525,16 +529,57 @@ int tier_copy(struct tier *t, int in, const char *now, const struct stat *st, co
 	return err;
 }
 
-int tier_get_into(const struct tier *t, const char *path, int out, const struct stat *st,
-		  char sum[IO_CHECKSUM_LEN], tier_seen_fn seen, void *ctx)
+static int get_object(const struct tier *t, const char *path, int out, uint64_t len,
+		      const struct tier_ranges *r, char *sum)
 {
-	uint64_t size = 0;
-	int err = tier_s3_do(t->s3, S3_GET, path, out, &size, sum);
+	uint64_t size = len;
+	int err = tier_s3_upload(t->s3, S3_GET, path, out, &size, sum, NULL, r);
 
-	if (!err && size != (uint64_t)st->st_size)
-		err = -ESTALE;
-	if (!err && seen)
-		seen(ctx, size);
+	return err ? err : size == len ? 0 : -ESTALE;
+}
+
+static int get_bytes(int in, int out, uint64_t len, uint64_t off, struct io_sum *m)
+{
+	CLEANUP_FREE char *buf = malloc(COPY_BYTES);
+	int err = buf ? 0 : -ENOMEM;
+
+	while (!err && len) {
+		size_t want = len < COPY_BYTES ? (size_t)len : COPY_BYTES;
+		ssize_t n = full_pread(in, buf, want, off);
+
+		if (n <= 0)
+			return n ? (int)n : -ESTALE;
+		err = full_pwrite(out, buf, (size_t)n, off);
+		io_sum_add(m, buf, (size_t)n); /* a range that is told is written */
+		off += (uint64_t)n;
+		len -= (uint64_t)n;
+	}
+	return err;
+}
+
+int tier_get(const struct tier *t, const char *path, int out, uint64_t len,
+	     const struct tier_ranges *r, char sum[IO_CHECKSUM_LEN])
+{
+	CLEANUP_CLOSE int in = t->s3 ? -1 : tier_open_at(t, path, READ_FLAGS);
+	struct stat st;
+	struct io_sum *m;
+	int err;
+
+	if (t->s3)
+		return get_object(t, path, out, len, r, sum);
+	if (in < 0 || fstat(in, &st))
+		return in < 0 ? in : -errno;
+	if (!S_ISREG(st.st_mode) || (!len && st.st_size))
+		return -ESTALE;
+	m = io_sum_new();
+	err = m ? io_sum_ranges(m, r->bytes, r->done, r->ctx) : -ENOMEM;
+	if (!err)
+		err = get_bytes(in, out, len, r->off, m);
+	if (!err) {
+		io_sum_last_range(m);
+		io_sum_text(m, sum);
+	}
+	io_sum_free(m);
 	return err;
 }
 
@@ -645,6 +690,7 @@ int tier_sum(const struct tier *t, const char *path, uint64_t *size, char sum[IO
 	struct stat st;
 	int err;
 
+	*size = 0;
 	if (t->s3)
 		return tier_s3_do(t->s3, S3_GET, path, -1, size, sum);
 	if (fd < 0 || fstat(fd, &st))

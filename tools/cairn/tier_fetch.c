@@ -6,11 +6,21 @@
  * checkpoint is one file, the files are renamed, those that commit it last. A lock on the directory
  * says that a fetch is writing it; what a killed one left there is used again.
  */
-#include "tier.h"
+#include "tier_ranges.h"
+
+#include "io/locks.h"
+#include "io/tier_ask.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
+
+/* Ranges that are asked for at once: more as long as that takes less than SHORT_S, for a reader may
+ * wait for one of them. */
+#define MOST_RANGES 32u
+#define SHORT_S 0.25
 
 struct fetch {
 	struct tier from, to; /* to: the store */
@@ -18,8 +28,7 @@ struct fetch {
 	struct progress bar;
 	struct json_out j;
 	uint64_t bytes; /* copied, of all checkpoints */
-	const char *first; /* the file that is copied before others; NULL: none */
-	void (*ready)(const struct tier_file *t); /* is called for each that is there; or NULL */
+	const struct tier_asked *asked; /* by a mount; NULL: by nobody */
 	size_t n_fetched, n_there, n_failed;
 	struct tier_why why, first_why; /* first_why: of the files of one checkpoint */
 
@@ -30,6 +39,12 @@ struct fetch {
 	int stage_fd;
 	bool alone, exists; /* exists: the checkpoint's directory is in the store */
 	uint64_t got;
+	uint64_t most; /* ranges that are asked for at once */
+	pthread_mutex_t lock; /* of what is below, which a thread that answers readers has, too */
+	struct ranges *part; /* of each file of m */
+	bool *whole; /* of each: it is complete in the directory that is written */
+	bool ended; /* no file is begun any more */
+	struct ranges *wanted; /* what a reader has asked for last; NULL: nothing */
 };
 
 static const char *base_of(const char *path)
@@ -84,7 +99,9 @@ static ssize_t look_at_all(struct fetch *f)
 	ssize_t missing = 0;
 
 	f->have = calloc(f->m.n + 1, sizeof(*f->have));
-	if (!f->have)
+	f->whole = calloc(f->m.n + 1, sizeof(*f->whole));
+	f->part = calloc(f->m.n + 1, sizeof(*f->part));
+	if (!f->have || !f->whole || !f->part)
 		return tier_told(&f->why, -ENOMEM, "no memory");
 	for (size_t i = 0; i < f->m.n; i++) {
 		int there = look_at(f, &f->m.v[i]);
@@ -130,13 +147,20 @@ static int open_stage(struct fetch *f)
 	return err ? store_failed(f, err, f->stage) : 0;
 }
 
-static void on_bytes(void *ctx, uint64_t n)
+static void on_bytes(void *ctx, const struct ranges *r, uint64_t n)
 {
 	struct fetch *f = ctx;
 
+	pthread_mutex_lock(&f->lock);
 	f->bytes += n;
 	f->got += n;
-	progress_done(&f->bar, f->bytes, f->bar.done + f->bar.left, f->m.path);
+	if (!f->asked)
+		progress_done(&f->bar, f->bytes, f->bar.done + f->bar.left, f->m.path);
+	else
+		*f->asked->bytes = f->got;
+	pthread_mutex_unlock(&f->lock);
+	if (f->asked)
+		f->asked->seen(r->t, -1, -1, 0);
 }
 
 static int damaged(struct fetch *f, const struct tier_file *t)
@@ -147,77 +171,180 @@ static int damaged(struct fetch *f, const struct tier_file *t)
 			 f->from.name, t->path);
 }
 
-/* Was it copied before a kill? */
-static bool is_staged(struct fetch *f, const struct tier_file *t, const char *path)
+/* The lock is held. */
+static int open_part(struct fetch *f, size_t i)
 {
-	CLEANUP_CLOSE int fd = tier_open_at(&f->to, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-	char sum[IO_CHECKSUM_LEN];
-	struct stat st;
+	const struct tier_file *t = &f->m.v[i];
+	CLEANUP_FREE char *path = staged_path(f, t->path);
+	CLEANUP_FREE char *up = path ? strndup(path, (size_t)(base_of(path) - path) - 1) : NULL;
+	CLEANUP_CLOSE int dir = -1;
+	int err = up ? 0 : -ENOMEM;
 
-	return fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
-	       (uint64_t)st.st_size == t->size && !io_sum_file(fd, sum) && !strcmp(sum, t->sum) &&
-	       !fsync(fd);
-}
-
-static int open_source(const struct fetch *f, const char *path)
-{
-	return tier_open_at(&f->from, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-}
-
-static int copy_file(struct fetch *f, const struct tier_file *t, const char *path)
-{
-	CLEANUP_CLOSE int in = f->from.s3 ? -1 : open_source(f, t->path);
-	CLEANUP_CLOSE int dir = -1, out = -1;
-	CLEANUP_FREE char *up = strndup(path, (size_t)(base_of(path) - path) - 1);
-	char sum[IO_CHECKSUM_LEN];
-	struct stat st;
-	int err = f->from.s3 ? tier_stat(&f->from, t->path, &st) : in < 0 ? in : 0;
-
-	if (!err && in >= 0 && fstat(in, &st))
-		err = -errno;
-	if (err)
-		return tier_failed(f, err, t->path);
-	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != t->size)
-		return damaged(f, t);
-	st.st_mtim = t->mtime;
-	err = up ? tier_make_dirs(&f->to, up) : -ENOMEM;
+	if (!err && f->ended)
+		err = -ECANCELED;
+	if (!err && f->part[i].t)
+		return 0;
+	if (!err)
+		err = tier_make_dirs(&f->to, up);
 	if (!err)
 		dir = tier_open_at(&f->to, up, O_RDONLY | O_DIRECTORY);
-	if (dir >= 0) {
-		unlinkat(dir, base_of(path), 0); /* a part of it, from before a kill */
-		out = openat(dir, base_of(path), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	}
-	if (!err && out < 0)
-		err = dir < 0 ? dir : -errno;
-	if (!err)
-		err = in < 0 ? tier_get_into(&f->from, t->path, out, &st, sum, on_bytes, f)
-			     : tier_copy_into(in, out, &st, sum, on_bytes, f);
-	if (err == -ESTALE || (!err && strcmp(sum, t->sum)))
-		return damaged(f, t);
+	return err ? err : dir < 0 ? dir : ranges_open(&f->part[i], t, dir, base_of(path));
+}
+
+/* Some ranges of it. 1: there may be more; 0: none; or -errno. */
+static int get_some(struct fetch *f, struct ranges *r)
+{
+	double begun = now_s();
+	uint64_t first, n;
+	int err;
+
+	if (!ranges_claim_next(r, f->most, &first, &n))
+		return 0;
+	err = ranges_get(r, &f->from, first, n, on_bytes, f);
+	if (now_s() - begun > SHORT_S)
+		f->most = f->most > 1 ? f->most / 2 : 1;
+	else if (n == f->most && f->most < MOST_RANGES)
+		f->most *= 2;
+	if (err == -EBADMSG && f->asked)
+		return 1; /* others of its ranges are read */
+	if (err == -EBADMSG)
+		return damaged(f, r->t);
 	if (err && f->from.s3 && *tier_s3_why(f->from.s3))
+		return tier_failed(f, err, r->t->path);
+	return err ? store_failed(f, err, r->t->path) : 1;
+}
+
+/* All its bytes are there. */
+static int finish_part(struct fetch *f, size_t i)
+{
+	const struct tier_file *t = &f->m.v[i];
+	struct stat st;
+	int err = tier_mode(&f->from, t->path, &st);
+
+	if (err)
 		return tier_failed(f, err, t->path);
-	if (!err)
-		err = tier_finish(out, &st, t->sum);
-	return err ? store_failed(f, err, path) : 0;
+	st.st_mtim = t->mtime;
+	err = tier_finish(f->part[i].fd, &st, t->sum);
+	if (err)
+		return store_failed(f, err, t->path);
+	pthread_mutex_lock(&f->lock);
+	f->whole[i] = true;
+	ranges_close(&f->part[i]);
+	pthread_mutex_unlock(&f->lock);
+	return 0;
+}
+
+/* What a reader has asked for, and goes on with, comes before others. */
+static int get_wanted(struct fetch *f)
+{
+	struct ranges *r;
+	int more;
+
+	do {
+		pthread_mutex_lock(&f->lock);
+		r = f->wanted;
+		f->wanted = NULL;
+		pthread_mutex_unlock(&f->lock);
+		more = r && !f->whole[r->t - f->m.v] ? get_some(f, r) : 0;
+		pthread_mutex_lock(&f->lock);
+		if (more > 0 && !f->wanted)
+			f->wanted = r;
+		pthread_mutex_unlock(&f->lock);
+	} while (more > 0);
+	return more;
 }
 
 static int copy_one(struct fetch *f, size_t i, uint64_t total)
 {
-	CLEANUP_FREE char *path = staged_path(f, f->m.v[i].path);
-	int err = path ? 0 : tier_told(&f->why, -ENOMEM, "no memory");
+	int err;
 
 	progress_done(&f->bar, f->bytes, total, f->m.path);
-	if (!err && !f->have[i] && !is_staged(f, &f->m.v[i], path))
-		err = copy_file(f, &f->m.v[i], path);
-	if (!err && f->ready && !f->alone)
-		f->ready(&f->m.v[i]);
-	return err;
+	if (f->have[i])
+		return 0;
+	pthread_mutex_lock(&f->lock);
+	err = open_part(f, i);
+	pthread_mutex_unlock(&f->lock);
+	if (err)
+		return store_failed(f, err, f->m.v[i].path);
+	do
+		err = get_wanted(f);
+	while (!err && (err = get_some(f, &f->part[i])) > 0);
+	if (!err && !ranges_are_there(&f->part[i]))
+		err = damaged(f, &f->m.v[i]);
+	return err ? err : finish_part(f, i);
 }
+
+/* ---- readers who wait; a thread ------------------------------------------------------- */
+
+/* A file that is whole, in the store or in the directory that is written. */
+static void tell_whole(struct fetch *f, size_t i)
+{
+	CLEANUP_FREE char *path =
+		f->have[i] ? strdup(f->m.v[i].path) : staged_path(f, f->m.v[i].path);
+	CLEANUP_CLOSE int fd = path ? tier_open_at(&f->to, path, O_RDONLY | O_NOFOLLOW) : -1;
+
+	if (fd >= 0)
+		f->asked->seen(&f->m.v[i], fd, -1, 0);
+}
+
+static void answer(struct fetch *f, const struct tier *from, const struct tier_message *m)
+{
+	const struct tier_file *t = manifest_find(&f->m, m->path);
+	size_t i = t ? (size_t)(t - f->m.v) : 0;
+	struct ranges *r = &f->part[i];
+	bool open;
+
+	if (!t)
+		return;
+	pthread_mutex_lock(&f->lock);
+	open = !f->have[i] && !f->whole[i] && !open_part(f, i);
+	if (open)
+		f->asked->seen(t, r->fd, r->told, r->bytes);
+	else if (f->have[i] || f->whole[i])
+		tell_whole(f, i);
+	pthread_mutex_unlock(&f->lock);
+	for (uint64_t at = m->offset; open && at < m->offset + m->bytes && at < t->size;
+	     at += r->bytes - at % r->bytes)
+		if (ranges_claim(r, at / r->bytes))
+			ranges_get(r, from, at / r->bytes, 1, on_bytes, f); /* else the other thread
+									     * tries again */
+	pthread_mutex_lock(&f->lock);
+	if (open)
+		f->wanted = r;
+	pthread_mutex_unlock(&f->lock);
+}
+
+/* It has a client of its own: that of the other thread does one request after the other. */
+static void *answer_all(void *arg)
+{
+	struct fetch *f = arg;
+	struct tier from = f->from;
+	struct tier_message m;
+	struct tier_why why;
+
+	if (from.s3 && tier_s3_open(&from.s3, from.name, &why))
+		return NULL;
+	while (recv(f->asked->sock, &m, sizeof(m), 0) == sizeof(m)) {
+		m.path[sizeof(m.path) - 1] = '\0';
+		answer(f, &from, &m);
+	}
+	return NULL;
+}
+
+static void start_to_answer(struct fetch *f)
+{
+	pthread_t t;
+
+	if (f->asked && !pthread_create(&t, NULL, answer_all, f))
+		pthread_detach(t);
+}
+
+/* ---- all files ----------------------------------------------------------------------- */
 
 /* Who reads single files is given those that are good. */
 static bool goes_on(const struct fetch *f, int err)
 {
-	return !err || (f->ready && err == -EBADMSG);
+	return !err || (f->asked && err == -EBADMSG);
 }
 
 /* The first one counts. */
@@ -230,13 +357,15 @@ static int keep_error(struct fetch *f, int before, int err)
 
 static int copy_all(struct fetch *f)
 {
-	const struct tier_file *wanted = f->first ? manifest_find(&f->m, f->first) : NULL;
+	const struct tier_file *wanted = f->asked ? manifest_find(&f->m, f->asked->first) : NULL;
 	size_t first = wanted ? (size_t)(wanted - f->m.v) : f->m.n;
 	uint64_t total = f->bytes;
 	int err = 0;
 
 	for (size_t i = 0; i < f->m.n; i++)
 		total += f->have[i] ? 0 : f->m.v[i].size;
+	f->most = 1;
+	start_to_answer(f);
 	if (wanted)
 		err = keep_error(f, 0, copy_one(f, first, total));
 	for (size_t i = 0; goes_on(f, err) && i < f->m.n; i++)
@@ -409,8 +538,12 @@ static int fetch_one(struct fetch *f, const char *path)
 	if (missing <= 0)
 		return missing ? (int)missing : finish_there(f);
 	err = open_stage(f);
-	if (!err && (err = copy_all(f)) && f->ready && is_full(err))
+	if (!err && (err = copy_all(f)) && f->asked && is_full(err)) {
+		pthread_mutex_lock(&f->lock);
+		f->ended = true;
+		pthread_mutex_unlock(&f->lock);
 		remove_stage(f); /* saves need the space */
+	}
 	if (err)
 		return err;
 	f->exists = f->alone || !tier_stat(&f->to, path, &st);
@@ -447,12 +580,17 @@ static void show(struct fetch *f, const char *path, int result)
 
 static void one_done(struct fetch *f)
 {
+	for (size_t i = 0; f->part && i < f->m.n; i++)
+		ranges_free(&f->part[i]);
 	manifest_free(&f->m);
+	free(f->part);
+	free(f->whole);
 	free(f->have);
 	free(f->stage);
 	if (f->stage_fd >= 0)
 		close(f->stage_fd);
-	f->have = NULL;
+	f->part = NULL;
+	f->have = f->whole = NULL;
 	f->stage = NULL;
 	f->stage_fd = -1;
 	f->got = 0;
@@ -566,7 +704,7 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 {
 	CLEANUP_PLACE struct location l = LOCATION_NONE;
 	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
-	struct fetch f = {.o = o, .stage_fd = -1};
+	struct fetch f = {.o = o, .stage_fd = -1, .lock = RANKED_MUTEX(RANK_FETCH)};
 	int lock[64], n = 0, code, err = location_find(store, &l);
 
 	if (err && err != -ENODEV && err != -EXDEV) {
@@ -600,26 +738,36 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 
 /* ---- for a mount ------------------------------------------------------------------------ */
 
-int tier_fetch_one(const char *tier, const char *store, const char *path, const char *first,
-		   void (*ready)(const struct tier_file *t), struct tier_why *w)
+int tier_fetch_one(const char *tier, const char *store, const char *path,
+		   const struct tier_asked *asked, struct tier_why *w)
 {
 	static const struct tier_opts quiet = {.quiet = true};
-	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
-	struct fetch f = {.o = &quiet, .stage_fd = -1, .first = first, .ready = ready};
-	int err = tier_open_to_read(&from, tier, w);
+	/* not freed when files were begun: the thread that answers has it until the process ends */
+	struct fetch *f = calloc(1, sizeof(*f));
+	int err = f ? tier_open_to_read(&f->from, tier, w) : tier_told(w, -ENOMEM, "no memory");
 
 	if (err)
-		return err;
-	to.name = store;
-	to.root = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (to.root < 0)
-		return tier_told(w, -errno, "%s: %m", store);
-	to.like = from.root;
-	f.from = from;
-	f.to = to;
-	progress_start(&f.bar, "fetch", true);
-	err = fetch_one(&f, path);
-	*w = f.why;
-	one_done(&f);
+		goto out;
+	f->o = &quiet;
+	f->stage_fd = -1;
+	f->asked = asked;
+	f->to = TIER_NONE;
+	f->to.name = store;
+	f->to.root = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	f->to.like = f->from.root;
+	lock_init(&f->lock, RANK_FETCH);
+	err = f->to.root < 0 ? tier_told(&f->why, -errno, "%s: %m", store) : 0;
+	progress_start(&f->bar, "fetch", true);
+	if (!err)
+		err = fetch_one(f, path);
+	*w = f->why;
+	if (f->most)
+		return err < 0 ? err : 0;
+	one_done(f);
+	tier_close(&f->to);
+out:
+	if (f)
+		tier_close(&f->from);
+	free(f);
 	return err < 0 ? err : 0;
 }

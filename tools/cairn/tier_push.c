@@ -114,6 +114,7 @@ void push_drop(struct push *p)
 		tier_drop(p->t, &p->v[i].temp);
 		free(p->v[i].f.path);
 		free(p->v[i].f.upload);
+		free(p->v[i].f.ranges);
 	}
 	free(p->v);
 	p->v = NULL;
@@ -184,11 +185,16 @@ static int open_item(struct push *p, const struct ckpt *c, const struct item *it
 static int sum_source(struct push *p, const struct ckpt *c, struct item *it)
 {
 	CLEANUP_CLOSE int fd = *it->f.sum ? -1 : open_item(p, c, it);
+	struct io_sum *m;
 	int err;
 
 	if (*it->f.sum)
 		return 0;
-	err = fd < 0 ? fd : io_sum_file(fd, it->f.sum);
+	m = manifest_begin_sums(&it->f);
+	err = fd < 0 ? fd : m ? io_sum_file_into(fd, m) : -ENOMEM;
+	if (!err)
+		manifest_end_sums(&it->f, m);
+	io_sum_free(m);
 	if (fd >= 0 && err)
 		tier_told(p->why, err, "%s/%s: %s", p->s.top, it->f.path, strerror(-err));
 	return err ? err : check_sum(p, it, fd);
@@ -230,7 +236,7 @@ static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
 		const struct tier_file *f = listed ? listed : old;
 		bool untouched = p->t->s3 || (f && st.st_mtim.tv_sec == f->mtime.tv_sec);
 		if (listed && untouched) {
-			strcpy(it->f.sum, listed->sum);
+			manifest_take_sums(&it->f, listed);
 			return 0;
 		}
 		if (!old || !untouched) {
@@ -341,7 +347,7 @@ static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *
 		if (p->v[i].other && !share_commits(p))
 			continue;
 		if (p->v[i].send)
-			f.sum[0] = '\0'; /* it is not there yet */
+			f.ranges = NULL, f.sum[0] = '\0'; /* it is not there yet */
 		err = manifest_add(m, &f);
 	}
 	return m->path && m->format ? err : -ENOMEM;
@@ -411,14 +417,12 @@ static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
 		return fd;
 	if (fstat(fd, &st) || st.st_ino != it->st.st_ino || st.st_dev != it->st.st_dev)
 		return tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, it->f.path);
-	err = tier_copy(p->t, fd, it->commits ? NULL : it->f.path, &it->st, it->f.upload, &it->temp,
-			it->f.sum, on_bytes, p);
+	err = tier_copy(p->t, fd, &it->f, !it->commits, &it->st, &it->temp, on_bytes, p);
 	if (err == -ENOENT && it->f.upload) {
 		err = after_upload(p, c, it);
 		if (err)
 			return err < 0 ? err : 0;
-		err = tier_copy(p->t, fd, it->f.path, &it->st, it->f.upload, &it->temp, it->f.sum,
-				on_bytes, p);
+		err = tier_copy(p->t, fd, &it->f, true, &it->st, &it->temp, on_bytes, p);
 	}
 	if (err == -ESTALE)
 		return tier_told(p->why, err, "%s/%s: " MOVED, p->s.top, it->f.path);

@@ -123,7 +123,9 @@ void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t
 	s->stop = stop;
 }
 
-static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struct s3_reply *out)
+/* Until the last reply. */
+static int transact(struct tier_s3 *s, const struct s3_request *q, int fd,
+		    const struct tier_ranges *r, struct s3_reply *out)
 {
 	union {
 		struct cmsghdr align;
@@ -151,19 +153,25 @@ static int transact(struct tier_s3 *s, const struct s3_request *q, int fd, struc
 			kill(s->pid, SIGKILL);
 			return -ECANCELED;
 		}
-	} while (n < 0 && errno == EINTR);
+		if (n == sizeof(*out) && out->more)
+			r->done(r->ctx, out->number, out->sum);
+	} while ((n < 0 && errno == EINTR) || (n == sizeof(*out) && out->more));
 	return n == sizeof(*out) ? 0 : -EPIPE;
 }
 
 int tier_s3_do(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size, char *sum)
 {
-	return tier_s3_upload(s, op, path, fd, size, sum, NULL);
+	return tier_s3_upload(s, op, path, fd, size, sum, NULL, NULL);
 }
 
 int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uint64_t *size,
-		   char *sum, char *upload)
+		   char *sum, char *upload, const struct tier_ranges *ranges)
 {
-	struct s3_request q = {.op = op, .size = size ? *size : 0, .rate = s->rate};
+	struct s3_request q = {.op = op,
+			       .size = size ? *size : 0,
+			       .off = ranges ? ranges->off : 0,
+			       .range_bytes = ranges ? ranges->bytes : 0,
+			       .rate = s->rate};
 	struct s3_reply r;
 	int err, n = snprintf(q.key, sizeof(q.key), "%s%s", s->prefix, path);
 
@@ -175,7 +183,7 @@ int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uin
 	}
 	if (upload && op != S3_BEGIN)
 		snprintf(q.upload, sizeof(q.upload), "%s", upload);
-	err = transact(s, &q, fd, &r);
+	err = transact(s, &q, fd, ranges, &r);
 	if (err) {
 		snprintf(s->why, sizeof(s->why), "cairn-tier has ended");
 		return err;

@@ -5,8 +5,9 @@
  * starts it (fs/process/tier.c).
  *
  * This process only reads the socket (io/tier_ask.h), and never waits for the tier or the store: a
- * child does one thing each, says so itself, and exits with 0 when it has. How far a fetch is, is
- * seen from outside: by what its child reads and writes, and the size of what it has in the store.
+ * child does one thing each, says so itself, and exits with 0 when it has. What readers of a fetch
+ * wait for is passed on to its child. How far that is, is in memory of both; that it lives, is seen
+ * from outside, by what it reads and writes.
  */
 #include "tier_follow.h"
 
@@ -29,9 +30,11 @@ struct work {
 	struct work *next;
 	pid_t pid; /* 0: it has not begun */
 	bool again; /* asked for since it began, maybe after its answer */
-	uint64_t bytes, moved; /* in the store; read and written */
+	uint64_t bytes, moved; /* came, as was told; read and written */
 	char *path; /* of a checkpoint; NULL: the listing */
 	char *first; /* of its files, the one that is waited for */
+	volatile uint64_t *came; /* bytes; shared with the child */
+	int asks[2]; /* a socket for what readers wait for: this end, and the child's */
 };
 
 struct serve {
@@ -41,11 +44,14 @@ struct serve {
 	struct tier_message in; /* too large for a stack of many */
 };
 
-static void send_message(const struct tier_message *m, int fd)
+/* fd, more: go with it; -1: none. */
+static void send_message(const struct tier_message *m, int fd, int more)
 {
+	const int fds[] = {fd, more};
+	const size_t bytes = sizeof(int) * (more < 0 ? 1 : 2);
 	union {
 		struct cmsghdr align;
-		char room[CMSG_SPACE(sizeof(int))];
+		char room[CMSG_SPACE(sizeof(fds))];
 	} u = {0};
 	struct iovec v = {.iov_base = (void *)m, .iov_len = sizeof(*m)};
 	struct msghdr h = {.msg_iov = &v, .msg_iovlen = 1};
@@ -54,11 +60,11 @@ static void send_message(const struct tier_message *m, int fd)
 		struct cmsghdr *c = &u.align;
 
 		h.msg_control = u.room;
-		h.msg_controllen = sizeof(u.room);
+		h.msg_controllen = CMSG_SPACE(bytes);
 		*c = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
 				      .cmsg_type = SCM_RIGHTS,
-				      .cmsg_len = CMSG_LEN(sizeof(int))};
-		memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+				      .cmsg_len = CMSG_LEN(bytes)};
+		memcpy(CMSG_DATA(c), fds, bytes);
 	}
 	/* a message that is lost is asked for again */
 	if (sendmsg(TIER_SERVE_FD, &h, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
@@ -71,7 +77,7 @@ static void say(enum tier_ask what, const char *path, int err, const char *why, 
 
 	snprintf(m.path, sizeof(m.path), "%s", path ? path : "");
 	snprintf(m.why, sizeof(m.why), "%.*s", (int)sizeof(m.why) - 1, why);
-	send_message(&m, fd);
+	send_message(&m, fd, -1);
 }
 
 /* ---- a listing; in a child --------------------------------------------------------------- */
@@ -288,23 +294,26 @@ static int list(const struct serve *s)
 
 static const char *fetched_path;
 
-static void on_ready(const struct tier_file *t)
+static void on_seen(const struct tier_file *t, int fd, int told, uint64_t range_bytes)
 {
 	struct tier_message m = {.what = TIER_ASK_FILE,
+				 .bytes = range_bytes,
 				 .checkpoint_bytes = (uint32_t)strlen(fetched_path)};
 
 	snprintf(m.path, sizeof(m.path), "%s", t->path);
-	send_message(&m, -1);
+	send_message(&m, fd, told);
 }
 
 static int fetch(const struct serve *s, const struct work *w)
 {
+	const struct tier_asked asked = {
+		.first = w->first, .sock = w->asks[1], .bytes = w->came, .seen = on_seen};
 	struct tier_why why = {.text = ""};
 	int err = check_tier(s, &why);
 
 	fetched_path = w->path;
 	while (!err) {
-		err = tier_fetch_one(s->tier, s->store, w->path, w->first, on_ready, &why);
+		err = tier_fetch_one(s->tier, s->store, w->path, &asked, &why);
 		if (err != -EWOULDBLOCK)
 			break;
 		sleep_s(LOCKED_S);
@@ -351,32 +360,58 @@ static bool is_same_work(const struct work *w, const char *path)
 
 static void work_free(struct work *w)
 {
+	if (w->came)
+		munmap((void *)w->came, sizeof(*w->came));
+	for (int i = 0; i < 2; i++)
+		if (w->asks[i] >= 0)
+			close(w->asks[i]);
 	free(w->path);
 	free(w->first);
 	free(w);
 }
 
-/* path NULL: the listing. */
+static struct work *work_new(const char *path, const char *first)
+{
+	struct work *w = calloc(1, sizeof(*w));
+	void *came = MAP_FAILED;
+
+	if (!w)
+		return NULL;
+	w->asks[0] = w->asks[1] = -1;
+	if (!path)
+		return w;
+	w->path = strdup(path);
+	w->first = strdup(first);
+	came = mmap(NULL, sizeof(*w->came), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		    0);
+	w->came = came == MAP_FAILED ? NULL : came;
+	if (w->path && w->first && w->came &&
+	    !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, w->asks))
+		return w;
+	work_free(w);
+	return NULL;
+}
+
+/* path NULL: the listing. What there is no memory for is asked for again. */
 static void add(struct serve *s, const char *path, const char *first)
 {
-	struct work **at = &s->work, *w;
+	struct work **at = &s->work;
 
 	for (; *at; at = &(*at)->next)
 		if (is_same_work(*at, path)) {
 			(*at)->again = (*at)->pid;
 			return;
 		}
-	w = calloc(1, sizeof(*w));
-	if (!w)
-		return; /* it is asked for again */
-	if (path) {
-		w->path = strdup(path);
-		w->first = strdup(first);
-	}
-	if (path && (!w->path || !w->first))
-		work_free(w);
-	else
-		*at = w;
+	*at = work_new(path, first);
+}
+
+/* For the child of that fetch, now or when it has begun. */
+static void pass_on(struct serve *s, const char *path, const struct tier_message *m)
+{
+	for (struct work *w = s->work; w; w = w->next)
+		if (is_same_work(w, path) &&
+		    send(w->asks[0], m, sizeof(*m), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+			return; /* it is asked for again */
 }
 
 static void tell_death(const struct serve *s, const struct work *w)
@@ -425,34 +460,6 @@ static uint64_t moved_by(pid_t pid)
 	return in + out;
 }
 
-/* Of the directory that a fetch of path writes to; 0 also where there is none. */
-static uint64_t bytes_of(const struct serve *s, const char *path)
-{
-	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
-	CLEANUP_CLOSE int fd = -1;
-	CLEANUP_FREE char *stage = NULL;
-	CLEANUP_WALK struct walk *w = NULL;
-	struct walk_item it;
-	uint64_t sum = 0;
-
-	if (asprintf(&stage, "%s/%.*s" CKPT_FETCH_PREFIX "%s", s->store, (int)(base - path), path,
-		     base) < 0) {
-		stage = NULL;
-		return 0;
-	}
-	fd = open(stage, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || walk_open(fd, -1, NULL, &w))
-		return 0;
-	while (walk_next(w, &it) != WALK_END)
-		if (it.what == WALK_ENTRY && S_ISREG(it.st.st_mode)) {
-			uint64_t size = (uint64_t)it.st.st_size,
-				 there = (uint64_t)it.st.st_blocks * 512;
-
-			sum += size < there ? size : there;
-		}
-	return sum;
-}
-
 static void look(const struct serve *s)
 {
 	for (struct work *w = s->work; w; w = w->next) {
@@ -461,14 +468,14 @@ static void look(const struct serve *s)
 
 		if (!w->path || !w->pid)
 			continue;
-		m.bytes = bytes_of(s, w->path);
+		m.bytes = *w->came;
 		moved = moved_by(w->pid);
 		if (m.bytes == w->bytes && moved == w->moved)
 			continue;
 		w->bytes = m.bytes;
 		w->moved = moved;
 		snprintf(m.path, sizeof(m.path), "%s", w->path);
-		send_message(&m, -1);
+		send_message(&m, -1, -1);
 	}
 }
 
@@ -479,7 +486,11 @@ static void add_fetch(struct serve *s, const struct tier_message *m)
 	size_t len = strlen(m->path), n = m->checkpoint_bytes;
 	CLEANUP_FREE char *path = strndup(m->path, n);
 
-	if (path && n && n <= len && fmt_stays_below(m->path, len) && fmt_stays_below(path, n))
+	if (!path || !n || n > len || !fmt_stays_below(m->path, len) || !fmt_stays_below(path, n))
+		return;
+	if (m->what == TIER_ASK_RANGE)
+		pass_on(s, path, m);
+	else
 		add(s, path, m->path);
 }
 
@@ -495,7 +506,7 @@ static bool take(struct serve *s)
 		m->path[sizeof(m->path) - 1] = '\0';
 		if (m->what == TIER_ASK_LIST)
 			add(s, NULL, NULL);
-		else if (m->what == TIER_ASK_FETCH)
+		else if (m->what == TIER_ASK_FETCH || m->what == TIER_ASK_RANGE)
 			add_fetch(s, m);
 	}
 	return n < 0 && (errno == EAGAIN || errno == EINTR);

@@ -79,7 +79,7 @@ static int take_of(struct push *p, const struct tier_host *h)
 			continue;
 		f = f ? f : share_find(&p->old, it);
 		if (f && !tier_stat(p->t, it->f.path, &st) && (uint64_t)st.st_size == f->size) {
-			strcpy(it->f.sum, f->sum);
+			manifest_take_sums(&it->f, f);
 			continue;
 		}
 		p->missing++;

@@ -14,6 +14,28 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* The parent is told while the rest is on its way. */
+static void tell_range(void *ctx, uint64_t number, const char *sum)
+{
+	struct s3_reply r = {.more = 1, .number = number};
+
+	(void)ctx;
+	memcpy(r.sum, sum, sizeof(r.sum));
+	if (send(0, &r, sizeof(r), MSG_NOSIGNAL) < 0)
+		return; /* the parent has ended */
+}
+
+static struct io_sum *new_sum(const struct s3_request *q)
+{
+	struct io_sum *m = io_sum_new();
+
+	if (m && q->range_bytes && io_sum_ranges(m, q->range_bytes, tell_range, NULL)) {
+		io_sum_free(m);
+		return NULL;
+	}
+	return m;
+}
+
 /* ---- put ------------------------------------------------------------------------------ */
 
 /* The file, summed while it is read: what is read again from its beginning is summed anew. */
@@ -105,7 +127,7 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 			    .body_bytes = q->size,
 			    .token = token_of(s3, q)};
 
-	src.sum = io_sum_new();
+	src.sum = new_sum(q);
 	if (!src.sum) {
 		out->err = -ENOMEM;
 		return;
@@ -118,6 +140,8 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 		out->err = -EIO;
 		snprintf(out->why, sizeof(out->why), "not all of the file was read");
 	}
+	if (!out->err)
+		io_sum_last_range(src.sum);
 	out->size = q->size;
 	io_sum_text(src.sum, out->sum);
 	io_sum_free(src.sum);
@@ -128,7 +152,7 @@ static void put(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 struct sink {
 	int fd; /* -1: none */
 	struct io_sum *sum;
-	uint64_t size;
+	uint64_t size, off; /* off: where it is written */
 	int err;
 };
 
@@ -137,29 +161,28 @@ static int sink_bytes(void *ctx, const void *bytes, size_t n)
 	struct sink *s = ctx;
 	const char *p = bytes;
 
-	io_sum_add(s->sum, bytes, n);
-	s->size += n;
-	while (s->fd >= 0 && n && !s->err) {
-		ssize_t w = write(s->fd, p, n);
+	for (size_t at = 0; s->fd >= 0 && at < n && !s->err;) {
+		ssize_t w = pwrite(s->fd, p + at, n - at, (off_t)(s->off + s->size + at));
 
-		if (w < 0 && errno == EINTR)
-			continue;
-		if (w < 0) {
+		if (w < 0 && errno != EINTR)
 			s->err = -errno;
-			break;
-		}
-		p += w;
-		n -= (size_t)w;
+		at += w < 0 ? 0 : (size_t)w;
 	}
-	return s->err;
+	if (s->err)
+		return s->err;
+	s->size += n;
+	io_sum_add(s->sum, bytes, n); /* a range that is told is written */
+	return 0;
 }
 
 static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out)
 {
-	struct sink sink = {.fd = fd, .sum = io_sum_new()};
+	struct sink sink = {.fd = fd, .sum = new_sum(q), .off = q->off};
+	char range[64];
 	struct s3_call c = {.s = s3,
 			    .method = "GET",
 			    .name = "GetObject",
+			    .range = q->size ? range : NULL,
 			    .key = q->key,
 			    .type = AWS_S3_META_REQUEST_TYPE_GET_OBJECT,
 			    .query = "",
@@ -170,7 +193,11 @@ static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 		out->err = -ENOMEM;
 		return;
 	}
+	snprintf(range, sizeof(range), "bytes=%llu-%llu", (unsigned long long)q->off,
+		 (unsigned long long)(q->off + q->size - 1));
 	s3_call(&c, out);
+	if (!out->err && !sink.err)
+		io_sum_last_range(sink.sum);
 	if (sink.err) {
 		out->err = sink.err;
 		snprintf(out->why, sizeof(out->why), "%s", strerror(-sink.err));

@@ -75,6 +75,8 @@ static void judge(struct s3_reply *out, const struct aws_s3_meta_request_result 
 	else if (r->response_status == 404 || r->error_code == AWS_ERROR_S3_RESUME_FAILED ||
 		 r->error_code == AWS_ERROR_S3_RESUMED_PART_CHECKSUM_MISMATCH)
 		out->err = -ENOENT;
+	else if (r->response_status == 416)
+		out->err = -ESTALE; /* it is shorter than that */
 	else if (r->response_status == 403 || r->response_status == 401)
 		out->err = -EACCES;
 	else
@@ -129,6 +131,8 @@ static struct aws_http_message *make_message(const struct s3_call *c)
 		failed = add_header(m, "Content-Length", length);
 		aws_http_message_set_body_stream(m, c->body);
 	}
+	if (!failed && c->range)
+		failed = add_header(m, "Range", c->range);
 	if (!failed && c->begins_upload)
 		failed = add_header(m, "Content-Length", "0") ||
 			 add_header(m, "x-amz-checksum-algorithm", "CRC64NVME");

@@ -42,6 +42,7 @@ struct s3_call {
 	const char *method, *name; /* name: of the operation, as S3 has it */
 	enum aws_s3_meta_request_type type;
 	const char *key, *query; /* query: with "?", or "" */
+	const char *range; /* of the object, as HTTP has it; NULL: all */
 	struct aws_input_stream *body; /* NULL: none */
 	uint64_t body_bytes;
 	struct aws_s3_meta_request_resume_token *token; /* of an upload that is gone on with */

@@ -39,6 +39,11 @@ static inline uint64_t s3_part_bytes(uint64_t size)
 struct s3_request {
 	uint32_t op;
 	uint64_t size;
+	/* S3_GET: where the file is written, and from where the object is read, `size` bytes of it;
+	 * 0 bytes: all */
+	uint64_t off;
+	/* S3_PUT, S3_GET: a reply with `more` for each so many bytes that were read; 0: none */
+	uint64_t range_bytes;
 	uint64_t rate; /* S3_PUT: bytes a second that are read of the file; 0: no limit */
 	char key[S3_KEY_MAX + 1];
 	/* S3_PUT: only parts that it has not yet are sent, "": a new one; S3_ABORT */
@@ -46,7 +51,9 @@ struct s3_request {
 };
 
 struct s3_reply {
-	int32_t err; /* 0 or -errno; -ENOENT: no such object, or upload */
+	uint32_t more; /* sum is of range `number`; not the last reply */
+	uint64_t number;
+	int32_t err; /* 0 or -errno; -ENOENT: no such object, or upload; -ESTALE: it ends before */
 	uint64_t size; /* of the object; S3_LIST: bytes written */
 	char sum[IO_CHECKSUM_LEN]; /* of the bytes that were sent or received */
 	char upload[S3_UPLOAD_MAX + 1]; /* S3_BEGIN */
