@@ -363,6 +363,19 @@ static void drop_outdated(struct fs *fs, struct node *n, const struct named *see
 		node_set_sf(fs, n, NULL);
 }
 
+/* Whether seen, where n's file is to be, is that file. What was published since n's file was last
+ * seen has another inode, which may be another host's by now: its number tells. */
+static bool is_file_of(const struct node *n, const struct named *seen)
+{
+	const struct stat *st = &seen->b.st;
+
+	if (n->stored.ino && !n->stored.adopt)
+		return is_seen(n, &seen->b);
+	/* st_ino: the store has no number */
+	return !S_ISREG(st->st_mode) || seen->ino_rc || seen->ino == n->ino ||
+	       seen->ino == st->st_ino;
+}
+
 int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out,
 		struct dentry **dout)
 {
@@ -392,7 +405,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		err = -ENOENT;
 	bool same = !err && d && d->node &&
 		    (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
-		    (!d->node->stored.ino || d->node->stored.adopt || is_seen(d->node, b));
+		    is_file_of(d->node, &seen);
 	if (same) {
 		node_set_store_ino(fs, d->node, b->st.st_ino, b->birth);
 		d->node->stored.adopt = false;

@@ -5,6 +5,7 @@
 # next lookup, also where staging still has what was written through the mount.
 . "$(dirname "$0")/../lib/lib.sh"
 
+need_tool setfattr
 s=$TMP/store m=$TMP/mnt
 start_mount "$s" "$m"
 for f in longer shorter gone replaced held; do
@@ -32,6 +33,13 @@ retry 10 test ! -e "$m/gone" || die "gone is there"
 [ "$(cat <&7)" = held ] || die "an open file changed under its reader"
 exec 7<&-
 retry 10 is held $'held\nmore' || die "held: $(cat "$m/held")"
+
+# Another host saves a file of the same name and size before this one has looked at what it published itself.
+echo mine >"$m/both"
+retry 20 test -e "$s/both" || die "both is not in the store"
+echo else >"$s/tmp"
+setfattr -n user.cairn.ino -v 4611686018427387905 "$s/tmp" && mv "$s/tmp" "$s/both" || die "mv"
+retry 10 is both else || die "both, of another host: $(cat "$m/both")"
 
 # It goes on through the mount from there.
 echo last >>"$m/longer"
