@@ -22,7 +22,6 @@
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
 #define CANNOT_MAX 6u /* starts of a worker that cannot serve: after 1, 2, 4, ... s */
-#define EXIT_UNTRUSTED 2 /* it cannot give up privileges */
 #define EXIT_CANNOT 3 /* worker_run()'s exit code */
 
 static volatile sig_atomic_t end_asked;
@@ -397,8 +396,8 @@ static void to_background(void)
  * that are meant for the store. */
 static bool stays(const struct keeper *k, int err)
 {
-	bool failed = err == 5 || err == EXIT_CANNOT || err == EXIT_UNTRUSTED;
-	return failed && (k->again || k->took_over) && !end_asked;
+	bool failed = k->took_over ? err : k->again && (err == 5 || err == EXIT_CANNOT);
+	return failed && !end_asked;
 }
 
 int keeper_run(struct fs *fs, struct fuse_args *rest)
@@ -428,7 +427,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	if (err)
 		fs_log(LEVEL_ERROR "%s: cannot give up privileges: %s", fs->o.store,
 		       strerror(-err));
-	err = err ? EXIT_UNTRUSTED : keep(&k);
+	err = err ? 2 : keep(&k);
 	end_spare(&k);
 	parser_end(fs);
 	tier_end(fs);

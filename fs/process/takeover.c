@@ -159,25 +159,33 @@ struct aside {
 	int (*mount)(void *);
 	void *arg;
 	bool called; /* mount was */
-	int err; /* its error */
+	int err; /* its error, or why it was not called */
 	int tree; /* the new mount, nowhere mounted yet */
 	int bare; /* the directory under the dead mount */
 };
 
-/* A thread with a mount namespace of its own: there the dead mount is unmounted, and the new one is
- * mounted where it was. */
+/* A mount namespace of this thread's own, without the dead mount. */
+static int unmount_aside(struct aside *a)
+{
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    umount2(a->path, MNT_DETACH | UMOUNT_NOFOLLOW))
+		return -errno;
+	int probe = open_tree_at(a->path);
+	if (probe < 0)
+		return probe;
+	close(probe);
+	a->bare = open(a->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	return 0;
+}
+
+/* A thread: it mounts the new one where the dead one was. */
 static void *mount_aside(void *arg)
 {
 	struct aside *a = arg;
 
-	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-	    umount2(a->path, MNT_DETACH | UMOUNT_NOFOLLOW))
+	a->err = unmount_aside(a);
+	if (a->err)
 		return NULL;
-	int probe = open_tree_at(a->path);
-	if (probe < 0)
-		return NULL;
-	close(probe);
-	a->bare = open(a->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	a->called = true;
 	a->err = a->mount(a->arg);
 	if (!a->err)
@@ -223,12 +231,19 @@ static int replace(const char *path, int (*mount)(void *), void *arg)
 {
 	struct aside a = {.path = path, .mount = mount, .arg = arg, .tree = -1, .bare = -1};
 	pthread_t thread;
-	int dead = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), err = -EAGAIN;
+	int dead = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int err = dead < 0 ? -errno : -pthread_create(&thread, NULL, mount_aside, &a);
 
-	if (dead >= 0 && !pthread_create(&thread, NULL, mount_aside, &a))
+	if (!err) {
 		pthread_join(thread, NULL);
-	if (a.called)
-		err = a.err ? a.err : tell(path, a.tree < 0 ? a.tree : put_in_place(&a, dead));
+		err = a.err;
+	}
+	if (a.called && !err)
+		err = tell(path, a.tree < 0 ? a.tree : put_in_place(&a, dead));
+	else if (!a.called && (err == -EPERM || err == -ENOSYS || err == -EINVAL))
+		err = -EAGAIN; /* an older kernel, a seccomp profile, a chroot */
+	else if (!a.called)
+		tell(path, err);
 	for (int i = 0; i < 3; i++) {
 		int fd = i == 0 ? dead : i == 1 ? a.tree : a.bare;
 		if (fd >= 0)

@@ -7,7 +7,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 
 need_root
-need_tool chattr lsattr nsenter unshare
+need_tool chattr lsattr nsenter prlimit unshare
 at_mount=$BUILD/tests/mount/at_mount
 "$at_mount" nothing true /bin/true || skip "seccomp cannot hold calls here"
 store=$TMP/store
@@ -101,6 +101,22 @@ kill_all
 LIB_WRAP=("$at_mount" tree true)
 start_mount "$store" "$mnt"
 LIB_WRAP=()
+
+# Without descriptors a start fails at each of its steps, also after the mount: then its own stays, dead.
+kill_all
+tries=0
+for ((n = 10; n < 80; n++)); do
+	LIB_WRAP=(prlimit "--nofile=$n:$n")
+	try_mount "$store" "$mnt" 2>"$TMP/said" && break
+	tries=$((tries + 1))
+	is_mounted "$mnt" || die "$n descriptors: the dead mount is gone: $(cat "$TMP/said")"
+	: 2>/dev/null >"$mnt/wrong" && die "$n descriptors: a file was made in the mountpoint"
+done
+LIB_WRAP=()
+[ $n -lt 80 ] && [ $tries -gt 5 ] || die "$tries starts failed, the last with $n descriptors: $(cat "$TMP/said")"
+note "$tries starts without descriptors"
+stop_mount "$mnt"
+start_mount "$store" "$mnt"
 
 # Refused, by an option and because the store is served elsewhere: the dead mount stays.
 refused()	# WHAT OPTIONS
