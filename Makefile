@@ -523,6 +523,15 @@ DEBDIR ?= $(BUILD)/deb
 deb:
 	$(Q)tools/setup -q build deb
 	$(Q)tools/debian/build "$(DEBDIR)"
+# An OCI image with these packages, and nothing from a registry (root).
+.PHONY: image
+image:
+	$(Q)tools/setup -q build deb image
+	$(Q)tools/debian/build "$(DEBDIR)"
+	$(Q)tools/image/build "$(DEBDIR)" $(TAG)
+.PHONY: check-image
+check-image: image
+	$(Q)tests/fresh/image "$(DEBDIR)/cairnfs-image.tar"
 uninstall-python:
 	$(Q)$(PYTHON) tools/python/install.py --root "$(DESTDIR)" --remove "$(PYTHONDIR)"
 
@@ -561,6 +570,7 @@ help:
 	'make install-python   the Python package, for PYTHON=python3' \
 	'make wheel        the same as a wheel, with libcairn in it; WHEELDIR=build' \
 	'make deb          Debian packages: cairnfs, libcairn0, libcairn-dev; DEBDIR=build/deb' \
+	'make image        an OCI image with these packages (root); TAG=cairnfs:VERSION; check-image: runs it' \
 	'make tests        build the tests only' \
 	'make setup        install what is missing, for tests and benchmarks too' \
 	'make clean        remove what was built; distclean: also what was fetched' \
