@@ -69,6 +69,7 @@ hold 25165824
 same_part 1 25
 [ "$(count_requests 'GET bytes=25165824-33554431 206')" = 1 ] || die "requests: $(requests)"
 [ "$(requests | wc -l)" -le 2 ] || die "more than two requests: $(requests)"
+has '"HEAD"' "$TMP/fault/log" && die "a size was asked for, which costs a round trip: $(cat "$TMP/fault/log")"
 same_part 1 31
 [ "$(requests | wc -l)" -le 2 ] || die "what is there was asked for again: $(requests)"
 note "requests of the object: $(requests | tr '\n' ';')"

@@ -46,6 +46,8 @@ struct tier {
 int tier_open_to_write(struct tier *t, const char *name, const char *host, int store,
 		       struct tier_why *w);
 int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w);
+/* The same, of one that was just listed: an object store is not asked whether it is there. */
+int tier_open_listed(struct tier *t, const char *name, struct tier_why *w);
 void tier_close(struct tier *t);
 /* For copies to it from now on; both are borrowed. */
 void tier_limit(struct tier *t, struct pace *pace, const volatile sig_atomic_t *stop);

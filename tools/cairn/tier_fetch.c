@@ -744,7 +744,7 @@ int tier_fetch_one(const char *tier, const char *store, const char *path,
 	static const struct tier_opts quiet = {.quiet = true};
 	/* not freed when files were begun: the thread that answers has it until the process ends */
 	struct fetch *f = calloc(1, sizeof(*f));
-	int err = f ? tier_open_to_read(&f->from, tier, w) : tier_told(w, -ENOMEM, "no memory");
+	int err = f ? tier_open_listed(&f->from, tier, w) : tier_told(w, -ENOMEM, "no memory");
 
 	if (err)
 		goto out;
