@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 /* Before 6.13 (multigrain timestamps) two writes within one tick have the same
  * mtime, so a write after a seal may be indistinguishable from one before it. */
@@ -22,12 +23,24 @@ bool sf_coarse_times(void)
 	return coarse;
 }
 
+/* A descriptor of our own for writing would delay the lease for ever: of a file whose last close
+ * failed, or that lost its name. s->lock held. */
+static void close_own(struct staged *f)
+{
+	if (f->io.rw < 0 || f->state == STAGED_OPEN || pthread_mutex_trylock(&f->io.lock))
+		return;
+	close(f->io.rw);
+	f->io.rw = -1;
+	pthread_mutex_unlock(&f->io.lock);
+}
+
 /* No writable mapping left? The kernel grants a read lease only then (fcntl(2),
  * F_SETLEASE); through passthrough it counts the trainer's own mappings. s->lock held. */
 bool sf_final(struct staged *f)
 {
 	if (sf_ensure_fd(f))
 		return true;
+	close_own(f);
 	if (fcntl(f->fd, F_SETLEASE, F_RDLCK) == 0) {
 		fcntl(f->fd, F_SETLEASE, F_UNLCK);
 		return true;

@@ -116,7 +116,8 @@ void *watch_main(void *arg)
 		bool growing = s->files.open != NULL;
 		if (growing)
 			quiet = watch_growth(s) ? 0 : quiet + 1;
-		if (s->order.n_wait)
+		/* also once more after the last is gone, by whatever way */
+		if (s->order.n_wait || s->st.waiting_mapped[0])
 			watch_leases(s);
 		if (s->files.n_late)
 			watch_late(s);

@@ -236,6 +236,54 @@ TEST_P(Life, MappedFileWaitsForItsLease)
 	staged_unref(f);
 }
 
+// A mapped file, closed, that is listed as waiting; the mapping.
+char *mapped(Staging &s, uint64_t node, staged **out)
+{
+	staged *f = *out = create(s, node, {root, "mapped"}, 4096);
+	if (!f || !write_all(f, pattern(4096, 1)))
+		return nullptr;
+	Fd fd(staged_open_rw(f));
+	void *map = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+	fd.reset(-1);
+	bool waits = map != MAP_FAILED && !staged_allocate(f) &&
+		     seal(s, f, node, {{root, "mapped"}}, true) > 0 &&
+		     until([&] { return std::string(s.stats().waiting_mapped) == "mapped\n"; });
+	return waits ? static_cast<char *>(map) : nullptr;
+}
+
+// It is taken as it is: nothing waits any more, and nothing is listed.
+TEST_P(Life, AMappedFileThatIsTakenIsNotListed)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	staged *f;
+	char *map = mapped(s, staging_new_id(s), &f);
+	ASSERT_NE(map, nullptr);
+	staged_finalize(f);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_TRUE(until([&] { return !s.stats().waiting_mapped[0]; })) << s.stats().waiting_mapped;
+	munmap(map, 4096);
+	staged_unref(f);
+}
+
+// Another writer joins it, through the daemon, and its close fails: the daemon's own descriptor is no writer's.
+TEST_P(Life, AMappedFileWhoseNextCloseFailed)
+{
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	staged *f;
+	char *map = mapped(s, staging_new_id(s), &f);
+	ASSERT_NE(map, nullptr);
+	ASSERT_EQ(staged_reopen(f), 0);
+	ASSERT_EQ(staged_write(f, "more", 4, 4096), 4);
+	staged_fail(f, -ENOSPC, "mapped");
+	munmap(map, 4096);
+	// no drain() first: it counts as an fsync, which ends the wait after five seconds
+	EXPECT_TRUE(until([&] { return !s.stats().log.pending; }));
+	EXPECT_EQ(s.drain(), 0);
+	staged_unref(f);
+}
+
 // A mapping that stays holds up the changes of its own user, and those of others only for a while.
 TEST_P(Life, MappedFileOfAnotherUser)
 {
