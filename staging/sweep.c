@@ -235,11 +235,10 @@ static int keep(struct staging *s, const struct kept_file *k)
 	pthread_mutex_lock(&s->lock);
 	s->st.recovered.lost_found++;
 	pthread_mutex_unlock(&s->lock);
-	snprintf(
-		text, sizeof(text),
-		LEVEL_WARNING
-		"a file that was never closed when its writer died is kept as .cairn/lost+found/%s",
-		to);
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING "a file that was never closed, or whose close failed, is kept as "
+			       ".cairn/lost+found/%s",
+		 to);
 	s->o.notice(s->o.ctx, text);
 	return 0;
 }

@@ -393,7 +393,11 @@ static int open_engine(struct fs *fs)
 				    .fault = fault_plan()};
 	int err = io_engine_open(&eo, fs_notice, fs, &fs->engine);
 	if (err)
-		fprintf(stderr, "cairnfs: the I/O engine does not start: %s\n", strerror(-err));
+		fprintf(stderr, "cairnfs: the I/O engine does not start: %s%s\n", strerror(-err),
+			err == -ENOMEM
+				? "; if locked memory is limited (ulimit -l, LimitMEMLOCK=), "
+				  "raise that to 64 KiB"
+				: "");
 	return err;
 }
 
