@@ -18,6 +18,8 @@
 #include "io/scope.h"
 
 #define CAIRN_DIR ".cairn"
+/* free bytes with which a store is opened: an xattr of 64 KiB, with what xfs reserves for it */
+#define OPEN_ROOM (512u << 10)
 
 bool io_cairn_name_is_taken(const char *name)
 {
@@ -260,6 +262,24 @@ int io_store_drop_scratch(struct io_store *s)
 	return 0;
 }
 
+/* xfs sets no xattr and makes no file without a free block, so what a full store can do would not
+ * be known. The reserve (staging/memory/reserve.c) is for this, too. */
+static void make_room(struct io_store *s)
+{
+	CLEANUP_CLOSE int fd =
+		io_open_beneath(s->host, "reserve", O_RDWR | O_NONBLOCK | O_CLOEXEC, 0);
+	struct statvfs v;
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) || io_store_statvfs(s, &v) ||
+	    (uint64_t)v.f_bavail * v.f_frsize >= OPEN_ROOM)
+		return;
+	off_t more = st.st_size / 2 < (off_t)OPEN_ROOM ? st.st_size / 2 : (off_t)OPEN_ROOM;
+	/* freed blocks are given out again after the commit */
+	if (!ftruncate(fd, st.st_size - more))
+		fsync(fd);
+}
+
 /* ext4's limit is 16 TiB, others differ, and it is only known from the error. */
 static uint64_t longest_file(struct io_store *s)
 {
@@ -359,6 +379,8 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host, 
 	}
 	if (!err)
 		err = take_lock(s, holder_pid);
+	if (!err)
+		make_room(s);
 	if (!err)
 		err = into(&s->tmp, own_dir(s, s->host, "tmp", O_PATH, st));
 	if (!err)

@@ -20,8 +20,8 @@ bool io_xattr_probe(int fd, bool ro)
 
 	if (ro)
 		return fgetxattr(fd, key, &v, 1) >= 0 || errno == ENODATA || errno == ERANGE;
-	if (fsetxattr(fd, key, "", 0, 0))
-		return false;
+	if (fsetxattr(fd, key, "", 0, 0)) /* a full store is no answer */
+		return errno == ENOSPC || errno == EDQUOT;
 	fremovexattr(fd, key);
 	return true;
 }

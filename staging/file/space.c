@@ -187,12 +187,23 @@ static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 	return step > STEP_MAX ? STEP_MAX : step;
 }
 
+/* A spilled file takes its blocks as it is written: not what the reserve gave. */
+static int space_spilled(struct staged *f, uint64_t end)
+{
+	struct stat st;
+	bool grows = f->fd < 0 || fstat(f->fd, &st) || end > (uint64_t)st.st_size;
+
+	return grows && reserve_is_given(f->s) ? -ENOSPC : 0;
+}
+
 int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 {
 	struct staging *s = f->s;
 	uint64_t end = off + len, step = end / 4;
 
-	if (f->spilled || (off >= f->io.allocated_from && end <= f->io.allocated_to))
+	if (f->spilled)
+		return space_spilled(f, end);
+	if (off >= f->io.allocated_from && end <= f->io.allocated_to)
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);
 	step = step < STEP_MIN ? STEP_MIN : step > STEP_MAX ? STEP_MAX : step;

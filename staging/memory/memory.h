@@ -74,6 +74,8 @@ void reserve_kept(struct staging *s, uint64_t *mine);
  * is promised to others. */
 int reserve_enter(struct staging *s, uint64_t bytes);
 void reserve_leave(struct staging *s);
+/* What is free is for what was accepted. Checks the store; no lock of staging's held. */
+bool reserve_is_given(struct staging *s);
 
 /* trash.c */
 /* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), later. s->lock held. */

@@ -22,6 +22,7 @@
 #define RESERVE_PART 256 /* and never more than this part of the store */
 #define RESERVE_MIN (256ull << 10)
 #define GIVE_STEPS 16u
+#define KEPT_PART 4u
 /* A small file takes its blocks, and may make its directory, tmp/ or the
  * inode's xattrs grow by a block. */
 #define FILE_BLOCKS 3u
@@ -33,6 +34,18 @@
 /* reserves free: below this, small files allocate before they are written */
 #define TIGHT_PARTS 64u
 #define BLOCK 4096u
+
+/* How large it is to be. 0: the store is too small, or does not answer. */
+static uint64_t full_size(struct staging *s)
+{
+	struct statvfs v;
+
+	if (io_store_statvfs(s->o.store, &v))
+		return 0;
+	uint64_t bytes = v.f_blocks * v.f_frsize / RESERVE_PART;
+	bytes = bytes > RESERVE_MAX ? RESERVE_MAX : bytes / BLOCK * BLOCK;
+	return bytes < RESERVE_MIN ? 0 : bytes;
+}
 
 void reserve_open(struct staging *s)
 {
@@ -50,7 +63,9 @@ void reserve_open(struct staging *s)
 		atomic_store(&s->reserve.state, RESERVE_GIVEN);
 	}
 	reserve_take(s);
-	if (s->reserve.left && s->reserve.left >= 2 * atomic_load(&s->reserve.promised))
+	/* Some of it was given away: what is left is for what was accepted. */
+	if (s->reserve.left && s->reserve.left >= full_size(s) &&
+	    s->reserve.left >= 2 * atomic_load(&s->reserve.promised))
 		atomic_store(&s->reserve.state, RESERVE_HELD);
 }
 
@@ -65,12 +80,24 @@ void reserve_close(struct staging *s, bool remove)
 	s->reserve.fd = -1;
 }
 
-/* A little at a time: spilled files, which allocate as they are written, may take it, too. */
+/* Does the kernel write spilled files? They take whatever is free. */
+static bool kernel_takes(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	for (const struct staged *f = s->files.open; f; f = f->lists.open_next)
+		if (f->spilled && f->backing)
+			return true;
+	return false;
+}
+
+/* A little at a time, and while others may take it, not the last of it: that is for when they have
+ * ended, or for the next start. */
 bool reserve_shrink(struct staging *s)
 {
 	bool gave = false;
 	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
 		return false;
+	bool all = !kernel_takes(s);
 	/* threads that allocate for themselves now have seen HELD: let them finish first */
 	pthread_rwlock_wrlock(&s->reserve.lock);
 	pthread_mutex_lock(&s->reserve.take_lock); /* it is not taken back meanwhile */
@@ -78,6 +105,8 @@ bool reserve_shrink(struct staging *s)
 	uint64_t step = s->reserve.bytes / GIVE_STEPS / BLOCK * BLOCK;
 	if (s->reserve.left < step + BLOCK)
 		step = s->reserve.left;
+	if (!all && s->reserve.left - step < s->reserve.bytes / KEPT_PART)
+		step = 0;
 	if (step && ftruncate(s->reserve.fd, (off_t)(s->reserve.left - step)) == 0) {
 		s->reserve.left -= step;
 		gave = true;
@@ -95,9 +124,8 @@ void reserve_take(struct staging *s)
 	if (s->reserve.fd < 0 || atomic_load(&s->reserve.state) == RESERVE_HELD ||
 	    io_store_statvfs(s->o.store, &v))
 		return;
-	uint64_t bytes = v.f_blocks * v.f_frsize / RESERVE_PART;
-	bytes = bytes > RESERVE_MAX ? RESERVE_MAX : bytes / BLOCK * BLOCK;
-	if (bytes < RESERVE_MIN || v.f_bavail * v.f_frsize + s->reserve.left < 2 * bytes + promised)
+	uint64_t bytes = full_size(s);
+	if (!bytes || v.f_bavail * v.f_frsize + s->reserve.left < 2 * bytes + promised)
 		return;
 	LOCK_SCOPE(&s->reserve.take_lock);
 	if (atomic_load(&s->reserve.state) != RESERVE_HELD &&
@@ -187,7 +215,7 @@ void reserve_kept(struct staging *s, uint64_t *mine)
 	*mine = 0;
 }
 
-static bool is_given(struct staging *s)
+bool reserve_is_given(struct staging *s)
 {
 	if (atomic_load(&s->reserve.state) == RESERVE_GIVEN)
 		reserve_take(s);
@@ -198,7 +226,7 @@ int reserve_enter(struct staging *s, uint64_t bytes)
 {
 	pthread_rwlock_rdlock(&s->reserve.lock);
 	if (!bytes || atomic_load(&s->reserve.state) == RESERVE_NONE ||
-	    (!is_given(s) && spares(s, bytes)))
+	    (!reserve_is_given(s) && spares(s, bytes)))
 		return 0;
 	pthread_rwlock_unlock(&s->reserve.lock);
 	return -ENOSPC;
@@ -214,7 +242,7 @@ bool staging_space_for_names(struct staging *s)
 {
 	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
 		return true;
-	if (is_given(s))
+	if (reserve_is_given(s))
 		return false;
 	uint64_t pending = atomic_load(&s->reserve.promised);
 	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || is_time_to_look(s);

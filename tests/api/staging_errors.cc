@@ -43,6 +43,45 @@ protected:
 	Options o;
 };
 
+// Publication needs the blocks that the reserve gave away: who writes into the store itself gets none of them.
+TEST(GivenReserve, IsNotForSpilledFiles)
+{
+	Mount disk{"tmpfs", "size=80m"};
+	if (!disk.ok)
+		GTEST_SKIP() << "no mount without root";
+	Ground ground;
+	Options o;
+	o.store = disk.dir.path;
+	o.budget = 1u << 20;
+	std::string reserve, filler = disk.dir / "filler";
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+	}
+	for (auto &at : std::filesystem::recursive_directory_iterator(o.store + "/.cairn"))
+		if (at.path().filename() == "reserve")
+			reserve = at.path();
+	ASSERT_NE(reserve, "");
+	ASSERT_GT(std::filesystem::file_size(reserve), 200u << 10);
+	std::filesystem::resize_file(reserve, 100u << 10);
+	struct statvfs v;
+	ASSERT_EQ(statvfs(o.store.c_str(), &v), 0);
+	{
+		Fd fd(open(filler.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+		off_t most = (off_t)(v.f_bavail * v.f_frsize - (300u << 10));
+		ASSERT_EQ(fallocate(fd.get(), 0, 0, most), 0);
+	}
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = nullptr;
+	ASSERT_EQ(staged_create(s, staging_new_id(s), 4u << 20, &f), 0);
+	ASSERT_TRUE(staged_spilled(f));
+	EXPECT_EQ(write_error(f, pattern(100u << 10, 1)), -ENOSPC);
+	ASSERT_EQ(unlink(filler.c_str()), 0);
+	EXPECT_EQ(write_error(f, pattern(100u << 10, 1)), 0);
+	staged_unref(f);
+}
+
 TEST_F(Full, ACloseThatFindsNoSpaceWasNeverAccepted)
 {
 	o.start = true;
