@@ -97,6 +97,13 @@ static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 	return 0;
 }
 
+/* A spilled file is renamed into place: while it is in tmp/, nothing of its version is applied. */
+static bool is_in_tmp(const struct rec *r, const struct staged *sf)
+{
+	return sf && sf->spilled && sf->fd >= 0 &&
+	       (r->flags & (REC_SPILLED | REC_FSYNCED)) == REC_SPILLED;
+}
+
 static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 {
 	const struct rec *r = &p->r;
@@ -104,7 +111,7 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	LOCK_SCOPE(&s->lock);
 
 	pend_add(s, p, sf);
-	p->again = place == s->aside.first_seq;
+	p->again = place == s->aside.first_seq && !is_in_tmp(r, sf);
 	if (place != r->seq) /* or until its REC_RESUMED is read */
 		aside_replayed(s);
 	if (p->again && r->type == REC_RENAME && (r->flags & REC_DIR) && !(r->flags & REC_ABSENT))

@@ -844,8 +844,10 @@ static void halt(struct staging *s, struct pend *p, int err)
 		snprintf(text, sizeof(text),
 			 LEVEL_ERROR
 			 "the store fails at %.180s: %s; publication stops there, staging keeps "
-			 "everything; repair the store, then: cairn retry",
-			 s->st.halted.path, strerror(-err));
+			 "everything; %s, then: cairn retry",
+			 s->st.halted.path, strerror(-err),
+			 err == -ENOSPC || err == -EDQUOT ? "free space in its filesystem"
+							  : "repair the store");
 	pthread_mutex_unlock(&s->lock);
 	s->o.notice(s->o.ctx, text);
 	wake_waiters(s, err);

@@ -277,6 +277,42 @@ TEST(Killed, UnclosedFilesThatLostFoundDoesNotTakeYet)
 	EXPECT_SAME(found["spilled"], bytes);
 }
 
+// A file that waited in the store's tmp/ when all was killed, and is removed after the start: it needs nothing of a
+// store that takes nothing.
+TEST(Killed, ASpilledFileThatIsRemovedIsLeftOut)
+{
+	Ground ground;
+	Options o;
+	o.budget = 1u << 20;
+	o.start = false;
+	uint64_t node;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		node = staging_new_id(s);
+		staged *f = create(s, node, {root, "gone"}, 4u << 20);
+		ASSERT_NE(f, nullptr);
+		ASSERT_TRUE(staged_spilled(f));
+		ASSERT_TRUE(write_all(f, pattern(4u << 20, 1)));
+		ASSERT_EQ(staged_allocate(f), 0);
+		ASSERT_GT(seal(s, f, node, {{root, "gone"}}, true), 0);
+		staged_unref(f);
+	}
+	o.fault = "1:@1+:enospc";
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	rec r = {};
+	r.type = REC_UNLINK;
+	r.node = r.node2 = node;
+	r.dir = root;
+	r.name = "gone";
+	ASSERT_EQ(staging_log(s, &r), 0);
+	s.start();
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	EXPECT_EQ(show(s.tree()), "");
+}
+
 // The close was answered, the RELEASE that seals was lost with the process: it counts, also when another
 // writer joined in meanwhile; not when that one truncated the file: what was closed is gone then.
 TEST(Killed, AnAnsweredCloseCounts)
