@@ -25,6 +25,8 @@
 #	power_cut NAME			shut that filesystem down with nothing flushed, unmount it
 #	disk_left NAME			until an unmounted one is gone from every mount namespace
 #	remount_disk NAME		mount it again (its own recovery runs)
+#	wait_freed DIR			until its filesystem has freed what was removed
+#	free_mib DIR | leave_mib DISK MIB	its free space; DISK/filler takes the rest, after wait_freed
 #	helper NAME [args]		run $BUILD/tests/mount/NAME or $BUILD/tests/crash/NAME
 #	retry SECONDS command...	repeat until it succeeds
 #	within SECONDS command...	end it then; these and all limits here are times CAIRN_TEST_SLOW
@@ -262,6 +264,35 @@ remount_disk()
 {
 	mount -o loop "$TMP/$1.img" "$TMP/$1" || skip "cannot mount a loop device here"
 	LIB_DISK[$1]=1
+}
+
+# Waits until DIR's filesystem has freed what was removed: cairnfs removes and closes on a thread of its own, and xfs
+# and btrfs free the blocks later still (io/store/freed.c).
+wait_freed()
+{
+	local dir=$1 end=$((SECONDS + 30 * CAIRN_TEST_SLOW)) free before= still=0
+	while [ $still -lt 5 ]; do
+		[ $SECONDS -lt $end ] || die "$dir: blocks of what was removed are still not free"
+		case $(stat -f -c %T "$dir") in
+		xfs) xfs_spaceman -c 'prealloc -s -m 4e' "$dir" || die "xfs_spaceman" ;;
+		*) sync -f "$dir" || die "sync" ;;
+		esac
+		free=$(stat -f -c %f "$dir")
+		still=$((still + 1))
+		[ "$free" = "$before" ] && [ -z "$(lib_unlinked "$dir")" ] || still=0
+		before=$free
+		sleep 0.1
+	done
+}
+# What has no name any more, and is open.
+lib_unlinked() { find /proc/[0-9]*/fd -lname "$1/* (deleted)" 2>/dev/null; }
+
+free_mib() { stat -f -c '%a %S' "$1" | awk '{ print int($1 * $2 / 1048576) }'; }
+# leave_mib DISK MIB: DISK/filler takes the rest
+leave_mib()
+{
+	wait_freed "$1"
+	fallocate -l $((($(free_mib "$1") - $2) << 20)) "$1/filler" || die "fallocate"
 }
 
 # The shutdown ioctl is xfs's and ext4's own; "-f" flushes the log first and is not wanted.

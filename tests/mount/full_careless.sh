@@ -10,8 +10,6 @@
 
 MIB=1048576
 same() { cmp <(head -c "$3" /dev/zero | tr '\0' "\\$(printf %03o "$2")") "$1" >/dev/null; }
-free_mib() { stat -f -c '%a %S' "$1" | awk '{ print int($1 * $2 / 1048576) }'; }
-leave_mib() { fallocate -l $((($(free_mib "$disk") - $1) * MIB)) "$disk/filler" || die "fallocate"; }
 
 # save NAME MIB SEED: a trainer. It removes checkpoint/old only after a save without an error.
 save() { helper careless "$mnt/$1" $(($2 * MIB)) "$3" >"$TMP/said.$3"; }
@@ -36,7 +34,7 @@ round()
 	start_mount "$store" "$mnt" staging=256M
 	save old-1 60 1 || die "the first checkpoint: $(cat "$TMP"/said.*)"
 	wait_durable "$mnt" 60
-	leave_mib 20
+	leave_mib "$disk" 20
 
 	# a name of known size, and one of unknown size
 	rc=0; save old-2 60 2 || rc=$?
@@ -59,7 +57,7 @@ round()
 	rm "$disk/filler"
 	save old-1 60 1 || die "with space again: $(cat "$TMP"/said.*)"
 	wait_durable "$mnt" 60
-	leave_mib 20
+	leave_mib "$disk" 20
 
 	# several at once: who was told nothing has all of it in the store
 	pids=()

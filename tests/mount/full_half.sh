@@ -9,14 +9,6 @@
 . "$(dirname "$0")/healthy.inc"
 
 MIB=1048576
-free_mib() { stat -f -c '%a %S' "$1" | awk '{ print int($1 * $2 / 1048576) }'; }
-has_mib() { [ "$(free_mib "$disk")" -gt "$1" ]; }
-# xfs frees the blocks of what was removed a moment later
-leave_mib()
-{
-	retry 30 has_mib 300 || die "$disk: $(free_mib "$disk") MiB free"
-	fallocate -l $((($(free_mib "$disk") - $1) * MIB)) "$disk/filler" || die "fallocate"
-}
 part() { head -c $(($1 * MIB)) /dev/zero | tr '\0' "\\$(printf %03o "$2")"; }
 same() { cmp <(part "$3" "$2") "$1" >/dev/null; }
 
@@ -34,7 +26,7 @@ is_failed()
 # failed ("" = all of it) before its descriptor is closed.
 full_then()
 {
-	leave_mib 20
+	leave_mib "$disk" 20
 	exec 3>"$mnt/$1"
 	part 4 6 >&3 || die "$1: the first part"
 	python3 - "$disk/filler" "$2" <<-'END' || die "$1: full_then"
@@ -72,7 +64,7 @@ round()
 	part 8 1 >"$mnt/old" || die "the version before"
 	part 8 1 >"$mnt/old-killed" || die "the version before"
 	wait_durable "$mnt" 60
-	leave_mib 20
+	leave_mib "$disk" 20
 
 	for name in new old; do
 		exec 3>"$mnt/$name"
@@ -116,7 +108,7 @@ round()
 	# past the daemon, where there was space when it began: all of it is staged, and the close fails
 	exec 3>"$mnt/new-late"
 	part 4 4 >&3 || die "new-late"
-	leave_mib 2
+	leave_mib "$disk" 2
 	part 4 4 >&3 2>/dev/null || note "new-late: its write failed"
 	exec 3>&-
 	is_failed new-late "filled meanwhile"
@@ -124,7 +116,7 @@ round()
 	wait_durable "$mnt" 60
 
 	# all is killed
-	leave_mib 20
+	leave_mib "$disk" 20
 	exec 3>"$mnt/new-killed"
 	half new-killed 5
 	exec 4>"$mnt/old-killed"
