@@ -24,7 +24,9 @@ start_mount "$s" "$m"
 expect 0 env -u COLUMNS "$cairn" status "$m"
 fits 80
 [ "$(head -n 1 "$TMP/out")" = "everything is durable" ] || die "first line: $(cat "$TMP/out")"
-says out '  mount  .*mou.*\.\.\..*point-010/mnt$'
+says out '^  mount      /.*\.\.\..*point-010/mnt$'
+shown=$(sed -n 's/^  mount  *//p' "$TMP/out")
+[[ $m = "${shown%...*}"*"${shown##*...}" ]] || die "not the mount, cut in the middle: $shown"
 says out '  .*odd\\x0a\\x1b\[31mstore$'
 says out 'store  .* free, 0 operations queued'
 says out 'worker  .* 0 restarts'
