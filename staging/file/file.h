@@ -82,7 +82,9 @@ int sf_make_tmp(struct staged *f, uint64_t size);
 #define LATE_TRIES 4u
 /* Asked before an attempt, so that what is freed meanwhile counts. Takes s->lock. */
 bool sf_space_may_come(struct staging *s);
-void sf_wait_for_space(struct staged *f); /* for pending removals. No lock held */
+/* For pending removals, up to 30 s, then without a limit for their blocks (trash_wait). No lock
+ * held. */
+void sf_wait_for_space(struct staged *f);
 /* its owner has a quota: promise no blocks */
 bool sf_limited(const struct staged *f);
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock

@@ -121,11 +121,13 @@ int sf_trim_tmp(struct staged *f, uint64_t size)
 	return err ? err : io_truncate(f->s->o.store, f->io.tmp_fd, end);
 }
 
+#define DELETES_PATIENCE_NS 30000000000ull /* for removals before it in the order */
+
 /* Pending removals may free the missing space. */
 static void wait_for_deletes(struct staging *s)
 {
 	LOCK_SCOPE(&s->lock);
-	uint64_t until = s->order.last_delete, give_up = monotonic_ns() + 30000000000ull;
+	uint64_t until = s->order.last_delete, give_up = monotonic_ns() + DELETES_PATIENCE_NS;
 	/* not behind a mapping, which may exist for ever */
 	while (*s->order.head && (*s->order.head)->state != PEND_WAIT && s->head->durable < until &&
 	       !s->drain.halted && monotonic_ns() < give_up)

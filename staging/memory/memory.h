@@ -85,8 +85,8 @@ void trash_removed(struct staging *s);
 /* May a caller that needs space wait for some (trash_wait)? s->lock held. */
 bool trash_may_free(const struct staging *s);
 /* Waits until all of it is removed and its blocks are free, for a caller that needs space, and what
- * is kept of checkpoints that are overwritten (drain/previous.c); false: there was none. Takes
- * s->lock. */
+ * is kept of checkpoints that are overwritten (drain/previous.c), without a limit; false: there was
+ * none. Takes s->lock. */
 bool trash_wait(struct staging *s);
 void *trash_main(void *arg);
 void trash_close(struct staging *s); /* no threads are left */
