@@ -97,7 +97,7 @@ static void guard(struct keeper *k)
 	fs_notice(k->fs, text);
 }
 
-/* Only if everything is in the store, or nothing was mounted: after any other end, writes to the
+/* Only if nothing is left in staging, or nothing was mounted: after any other end, writes to the
  * bare mountpoint must fail. */
 static void unguard(struct keeper *k)
 {
@@ -428,6 +428,9 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		fs_log(LEVEL_ERROR "%s: cannot give up privileges: %s", fs->o.store,
 		       strerror(-err));
 	err = err ? 2 : keep(&k);
+	bool refused = err == EXIT_REFUSED;
+	if (refused)
+		err = 0; /* else a service manager would mount again */
 	end_spare(&k);
 	parser_end(fs);
 	tier_end(fs);
@@ -437,8 +440,13 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	if (err == 0) {
 		unguard(&k);
 		staging_place_remove(&fs->place);
-		fs_log("%s: the mount at %s has ended; everything is in the store", fs->o.store,
-		       fs->o.mountpoint);
+		if (refused)
+			fs_log(LEVEL_WARNING "%s: the mount at %s has ended; what the store "
+					     "refused is not in it",
+			       fs->o.store, fs->o.mountpoint);
+		else
+			fs_log("%s: the mount at %s has ended; everything is in the store",
+			       fs->o.store, fs->o.mountpoint);
 	} else {
 		fs_log(LEVEL_WARNING "%s: the mount at %s has ended; what is not in the store is "
 				     "staged in %s for the next start",

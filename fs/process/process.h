@@ -41,6 +41,8 @@ int takeover_mount(const char *path, int (*mount)(void *arg), void *arg);
 /* ---- keeper.c, worker.c ---- */
 
 int keeper_run(struct fs *fs, struct fuse_args *rest);
+/* worker_run()'s exit code: nothing is left in staging, but the store refused some of it. */
+enum { EXIT_REFUSED = 6 };
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
 
 /* ---- tier.c ---- */

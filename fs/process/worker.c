@@ -295,6 +295,21 @@ static bool drain_all(struct fs *fs)
 	return false;
 }
 
+/* All else is in the store: nothing is left to do for the next start. */
+static bool some_refused(struct fs *fs)
+{
+	struct staging_stats st;
+
+	staging_get_stats(fs->s, &st);
+	if (st.refused.count)
+		fs_log(LEVEL_WARNING
+		       "%s: the store refused %llu of the changes, the last at %s: %s; versions "
+		       "are in .cairn/lost+found",
+		       fs->o.store, (unsigned long long)st.refused.count, st.refused.path,
+		       strerror(-st.refused.error));
+	return st.refused.count;
+}
+
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first)
 {
 	struct stat st;
@@ -341,6 +356,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	staging_flush_timeline(fs->s);
 	if (!all)
 		return 4;
+	bool refused = some_refused(fs);
 	staging_clear(fs->s);
-	return 0;
+	return refused ? EXIT_REFUSED : 0;
 }

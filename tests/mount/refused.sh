@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # The store refuses a version for good: its directory is on another filesystem, so that no rename leads
 # there (EXDEV). fsync of the file, and of what commits it, says so; cairn wait, the state and the status
-# too, until a person has seen it. Other directories are not concerned.
+# too, until a person has seen it, and cairn umount and the log. Other directories are not concerned.
 . "$(dirname "$0")/../lib/lib.sh"
 need_root
 
@@ -44,3 +44,24 @@ cmp <(head -c 100000 /dev/zero | tr '\0' z) "$s"/.cairn/lost+found/*shard.pt.* |
 "$cairn" retry "$m" >/dev/null || die "retry"
 wait_durable "$m"
 [ "$(status_field "$m" refused)" = null ] || die "still refused: $(status_field "$m" refused)"
+"$cairn" umount -q "$m" || die "umount of what was seen"
+has 'everything is in the store' "$s"/.cairn/*/log || die "log: $(cat "$s"/.cairn/*/log)"
+
+# The end of the mount does not make a success of it.
+start_mount "$s" "$m" staging=64M,pool=0
+echo late >"$m/sub/late.pt"
+"$cairn" umount -q --timeout 20 "$m" 2>"$TMP/err"
+[ $? = 1 ] || die "umount succeeds"
+is_mounted "$m" && die "still mounted"
+has 'refused sub/late.pt: Invalid cross-device link' "$TMP/err" || die "umount says: $(cat "$TMP/err")"
+grep -q 'cairn retry' "$TMP/err" && die "of a mount that has ended: $(cat "$TMP/err")"
+tail -n 2 "$s"/.cairn/*/log >"$TMP/last"
+has 'refused 1 of the changes, the last at sub/late.pt: Invalid cross-device link' "$TMP/last" &&
+	has 'ended; what the store refused is not in it' "$TMP/last" || die "log: $(cat "$TMP/last")"
+[ "$(cat "$s"/.cairn/lost+found/*late.pt.*)" = late ] || die "its bytes are not kept"
+
+# Neither does a plain umount, nor the next start.
+start_mount "$s" "$m" staging=64M,pool=0
+echo again >"$m/sub/again.pt"
+stop_mount "$m"
+tail -n 2 "$s"/.cairn/*/log | has 'refused 1 of the changes, the last at sub/again.pt' || die "log: $(cat "$s"/.cairn/*/log)"

@@ -189,6 +189,9 @@ int location_status(const struct location *p, struct json_doc **out);
 int read_small_file(int dirfd, const char *name, size_t max, char **out, size_t *len);
 /* One line for a status that could not be read; returns CAIRN_FAILED. */
 int complain_status(const struct location *p, int err);
+/* Says which accepted change the store refused for good, if the status d has one; and, if the
+ * mount stays, how to acknowledge it. */
+bool complain_refused(const struct location *p, const struct json_doc *d, bool stays);
 
 /* ---- xattrs and status of a file ---------------------------------------------- */
 

@@ -203,8 +203,8 @@ static const struct command commands[] = {
 	 "  -q              no progress\n"
 	 "A .metadata that waits for files of other nodes is not waited for: it stays in\n"
 	 "staging for the next start, with the changes behind it.\n"
-	 "Exit: 0 unmounted, 1 failed or busy, 2 usage, 3 timeout, 4 unmounted, and\n"
-	 "something stays in staging.",
+	 "Exit: 0 unmounted, 1 failed or busy, or the store refused something, 2 usage,\n"
+	 "3 timeout, 4 unmounted, and something stays in staging.",
 	 WAITS(300)},
 	{"completion", cmd_completion, "bash|zsh|fish", "print the completion script of a shell",
 	 "make install puts them where the shells look.\n"

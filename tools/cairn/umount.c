@@ -35,6 +35,7 @@ struct unmounting {
 	struct progress bar;
 	bool tier; /* wait for it, too */
 	bool leaves; /* what waits for other nodes */
+	bool refused; /* by the store, and said */
 	int keeper, keeper_fd; /* the daemon; keeper_fd -1 = not visible from here */
 };
 
@@ -123,7 +124,6 @@ static void say_held(struct unmounting *u, const struct json_doc *d)
 	CLEANUP_FREE char *held = json_bytes(d, json_at(d, 0, "held"));
 	char n[COUNT_ROOM];
 
-	progress_end(&u->bar);
 	complain("%s waits for another node (for %llu s); it and %s behind it stay in "
 		 "staging for the next start",
 		 held ? held : "something", (unsigned long long)u64(d, "holds.since_s"),
@@ -146,11 +146,13 @@ static int drain(struct unmounting *u)
 			return complain_halted(u, d);
 		if (u64(d, "recovered.kept"))
 			return complain_kept(u, d);
-		if (drained(d))
-			break;
-		if (json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {
-			say_held(u, d);
-			break;
+		bool all = drained(d);
+		if (all || json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {
+			progress_end(&u->bar);
+			if (!all)
+				say_held(u, d);
+			u->refused = complain_refused(&u->p, d, false);
+			return CAIRN_OK;
 		}
 		xattr_of_fd(u->p.root, KEY_PENDING, pending, sizeof(pending));
 		left = number_or_0(pending);
@@ -160,8 +162,6 @@ static int drain(struct unmounting *u)
 		progress_left(&u->bar, left, note);
 		sleep_s(POLL_S);
 	}
-	progress_end(&u->bar);
-	return CAIRN_OK;
 }
 
 /* ---- unmount -------------------------------------------------------------------- */
@@ -346,6 +346,8 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 		code = unmount(u);
 	if (!code)
 		code = gone(u);
+	if (!code && u->refused)
+		code = CAIRN_FAILED;
 	if (!code && u->leaves)
 		code = CAIRN_LEFT;
 	location_close(&u->p);

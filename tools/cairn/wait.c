@@ -86,16 +86,8 @@ static bool say_failed_file(const struct target *t)
 static bool say_refused(const struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	CLEANUP_FREE char *path = NULL, *why = NULL;
 
-	if (location_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "refused")))
-		return false;
-	path = json_bytes(d, json_at(d, 0, "refused.path"));
-	why = json_bytes(d, json_at(d, 0, "refused.error"));
-	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the "
-		 "store. When you have handled it: `cairn retry %s`",
-		 t->p.arg, path ? path : "?", why ? why : "?", t->p.top);
-	return true;
+	return !location_status(&t->p, &d) && complain_refused(&t->p, d, true);
 }
 
 /* What an earlier run left has no path in the mount. */

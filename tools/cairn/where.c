@@ -365,6 +365,21 @@ int complain_status(const struct location *p, int err)
 	return CAIRN_FAILED;
 }
 
+bool complain_refused(const struct location *p, const struct json_doc *d, bool stays)
+{
+	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "refused.path"));
+	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "refused.error"));
+
+	if (json_is_null(d, json_at(d, 0, "refused")))
+		return false;
+	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the "
+		 "store%s%s%s",
+		 p->arg, path ? path : "?", why ? why : "?",
+		 stays ? ". When you have handled it: `cairn retry " : "", stays ? p->top : "",
+		 stays ? "`" : "");
+	return true;
+}
+
 static int ended(ssize_t n, char *buf)
 {
 	int err = n < 0 ? call_error() : 0;
