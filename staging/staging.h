@@ -64,6 +64,8 @@ int staging_place_open(int node, const char *dir, const char *store_id, uint64_t
 		       struct staging_place *out);
 /* The path of the place that _open looks at first, which need not exist. */
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
+/* The size of the tmpfs, if it is not ours; 0: it is, or has none. */
+uint64_t staging_place_limit(const struct staging_place *p);
 /* Whether it is the first of the places of _open with `dir` NULL. */
 bool staging_place_is_first(const struct staging_place *p);
 

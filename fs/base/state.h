@@ -21,8 +21,9 @@ struct fs_opts {
 	char *store, *mountpoint, *staging_dir;
 	char *host; /* NULL: the hostname */
 	uint64_t staging_bytes, pool_bytes;
-	/* the memory cgroup allows less than this, which was asked for; 0: it does not */
-	uint64_t staging_asked;
+	/* the memory cgroup, or the tmpfs of tmpfs_bytes, allows less than this, which was asked
+	 * for; 0: they do not */
+	uint64_t staging_asked, tmpfs_bytes;
 	bool fsync_staged, engine_posix, nopassthrough, nodedup, noearly, noprevious, guard;
 	bool ro, foreground, debug, remount;
 	unsigned persist_threads, queue_depth;

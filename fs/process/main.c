@@ -133,6 +133,16 @@ static int open_store(struct fs *fs)
 	return err ? explain_store(&fs->o, err, pid) : 0;
 }
 
+/* Less than was asked for. */
+static void give_staging(struct fs_opts *o, uint64_t most)
+{
+	if (!o->staging_asked)
+		o->staging_asked = o->staging_bytes;
+	o->staging_bytes = most;
+	if (o->pool_bytes > most)
+		o->pool_bytes = most;
+}
+
 /* Staging is charged to this process's memory cgroup, whose limit would kill it. A quarter of the
  * limit is left for growing files, other memory of the process and the page cache. */
 static void fit_cgroup(struct fs_opts *o)
@@ -142,10 +152,28 @@ static void fit_cgroup(struct fs_opts *o)
 
 	if (limit == UINT64_MAX || o->ro || o->staging_bytes <= most)
 		return;
-	o->staging_asked = o->staging_bytes;
-	o->staging_bytes = most;
-	if (o->pool_bytes > most)
-		o->pool_bytes = most;
+	give_staging(o, most);
+}
+
+/* A tmpfs that is not ours has the size that it has, and others fill it, too. A quarter is left for
+ * them, for growing files and for the log. */
+static int fit_tmpfs(struct fs *fs)
+{
+	uint64_t size = staging_place_limit(&fs->place), most = size / 4 * 3;
+
+	if (!size || fs->o.ro || fs->o.staging_bytes <= most)
+		return 0;
+	if (most < STAGING_MIN) {
+		fprintf(stderr,
+			"cairnfs: staging for %s: the tmpfs of %s has %llu KiB, which is too "
+			"little; make it larger (a container's --shm-size), or give another "
+			"directory: -o staging_dir=DIR\n",
+			fs->o.store, fs->place.path, (unsigned long long)size >> 10);
+		return 1;
+	}
+	give_staging(&fs->o, most);
+	fs->o.tmpfs_bytes = size;
+	return 0;
 }
 
 /* Staged data may exceed the budget until the watch reacts: the tmpfs has headroom. */
@@ -243,7 +271,12 @@ static int open_place(struct fs *fs)
 	}
 	if (!err && !fs->o.staging_dir && !staging_place_is_first(&fs->place))
 		notice_place(fs);
-	return err ? explain_staging(&fs->o, err) : 0;
+	if (err)
+		return explain_staging(&fs->o, err);
+	err = fit_tmpfs(fs);
+	if (err)
+		staging_place_give_up(&fs->place);
+	return err;
 }
 
 /* The parent: returns 0 once the mount answers, else the child's exit code. */
@@ -408,6 +441,8 @@ int main(int argc, char **argv)
 	int pipe_fd[2];
 
 	fill_standard_fds();
+	/* what the caller has open, a lock or a pipe, would be held as long as the mount */
+	close_range(3, ~0u, 0);
 	fs->procs.ready_fd = -1;
 	check_start(fs);
 	parser_fault_start(fs);

@@ -13,7 +13,6 @@
 #include <syslog.h>
 #include <unistd.h>
 
-#define STAGING_MIN (4u << 20)
 #define COMMIT_WAIT_S 60u
 #define COMMIT_WAIT_MAX_S 86400u
 #define TIER_WAIT_S 30u

@@ -10,6 +10,8 @@
 #include "fs/remote/remote.h"
 #include "fs/wire/wire.h"
 
+#define STAGING_MIN (4u << 20)
+
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
 
 /* ---- mountpoint.c ---- */

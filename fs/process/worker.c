@@ -177,7 +177,17 @@ static void tell_of_memory(struct fs *fs)
 	struct statfs st;
 	char where[256], text[256];
 
-	if (fs->o.staging_asked) {
+	if (fs->o.tmpfs_bytes) {
+		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
+			 "staging is %llu MiB instead of %llu: the tmpfs that it is in has %llu "
+			 "MiB; make that larger (a container's --shm-size), or give a smaller "
+			 "staging=",
+			 (unsigned long long)fs->o.staging_bytes >> 20,
+			 (unsigned long long)fs->o.staging_asked >> 20,
+			 (unsigned long long)fs->o.tmpfs_bytes >> 20);
+		fs_notice(fs, text);
+	} else if (fs->o.staging_asked) {
 		unsigned long long limit = pin_cgroup_limit(NULL, where);
 		snprintf(text, sizeof(text),
 			 LEVEL_WARNING

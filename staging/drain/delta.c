@@ -224,8 +224,7 @@ static int make(struct delta *d)
 	d->one = io_sum_new();
 	if (!d->now || !d->buf || !d->one || !(d->before || d->disk))
 		return -ENOMEM;
-	*d->now = (struct chunks){
-		.refs = 1, .fd = -1, .seq = d->p->r.seq, .size = d->p->r.size};
+	*d->now = (struct chunks){.refs = 1, .fd = -1, .seq = d->p->r.seq, .size = d->p->r.size};
 	return each_chunk(d);
 }
 

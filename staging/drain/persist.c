@@ -306,8 +306,7 @@ static int write_version(struct job *j)
 	if (p->snapshot)
 		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
-	bool cloned = p->cloned || clone_version(j->s, p, j->sum) ||
-		      delta_version(j->s, p, j->sum);
+	bool cloned = p->cloned || clone_version(j->s, p, j->sum) || delta_version(j->s, p, j->sum);
 	int err = cloned ? 0 : write_bytes(j);
 	if (p->snapshot)
 		pthread_mutex_unlock(&p->sf->io.cut);

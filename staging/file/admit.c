@@ -46,6 +46,16 @@ static bool may_grow(struct staging *s)
 	return staging_space_left(s) / n >= each;
 }
 
+/* Evicts what a tmpfs that others fill, too, needs for so much. s->lock held. */
+static bool has_tmpfs_for(struct staging *s, uint64_t need)
+{
+	uint64_t left = staging_tmpfs_left(s);
+
+	if (left < need)
+		sf_evict(s, need - left);
+	return left >= need || staging_tmpfs_left(s) >= need;
+}
+
 /* Charges f to the budget, evicting durable files. s->lock held. */
 static bool admit(struct staging *s, struct staged *f, uint64_t need)
 {
@@ -55,7 +65,8 @@ static bool admit(struct staging *s, struct staged *f, uint64_t need)
 		return false;
 	if (s->files.used + need > budget)
 		sf_evict(s, s->files.used + need - budget);
-	if (s->files.used + need > budget || (!f->memory.known && !may_grow(s)))
+	if (s->files.used + need > budget || !has_tmpfs_for(s, need) ||
+	    (!f->memory.known && !may_grow(s)))
 		return false;
 	/* one of unknown size only has to find the space; most stay small, the watch charges the
 	 * rest */

@@ -67,8 +67,7 @@ static bool may_begin(const struct staged *f)
 	return f->backing && !f->spilled && !f->moved.under && !f->moved.more && !f->late &&
 	       !f->space.checked && !f->space.failed && !f->last.once && !f->io.no_early &&
 	       f->base.source < 0 && !f->memory.presized && !f->memory.in_parts &&
-	       !f->memory.lender && !f->io.promised && !staged_torn(f) &&
-	       !sf_may_be_delta(f->s, f);
+	       !f->memory.lender && !f->io.promised && !staged_torn(f) && !sf_may_be_delta(f->s, f);
 }
 
 /* How many bytes of f may be written now; adds f's size to *sizes. s->lock held. */

@@ -24,6 +24,15 @@ static uint64_t memory_available(void)
 	return at ? strtoull(at + 13, NULL, 10) << 10 : UINT64_MAX;
 }
 
+uint64_t staging_tmpfs_left(struct staging *s)
+{
+	struct statvfs v;
+
+	if (s->o.place.is_private || fstatvfs(s->o.place.small, &v) || !v.f_blocks)
+		return UINT64_MAX;
+	return v.f_bavail * v.f_frsize + s->pool.bytes;
+}
+
 uint64_t staging_space_left(struct staging *s)
 {
 	struct statvfs v;

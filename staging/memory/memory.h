@@ -55,6 +55,8 @@ uint64_t pool_ahead(uint64_t taken);
 
 /* budget.c */
 uint64_t staging_space_left(struct staging *s); /* of tmpfs and memory; s->lock held */
+/* of a tmpfs that others fill, too, and of the pool in it; of ours UINT64_MAX; s->lock held */
+uint64_t staging_tmpfs_left(struct staging *s);
 
 /* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);

@@ -294,6 +294,15 @@ int staging_place_open(int node, const char *dir, const char *store_id, uint64_t
 	return err;
 }
 
+uint64_t staging_place_limit(const struct staging_place *p)
+{
+	struct statfs st;
+
+	if (p->is_private || fstatfs(p->small, &st))
+		return 0;
+	return (uint64_t)st.f_blocks * (uint64_t)st.f_bsize;
+}
+
 bool staging_place_is_first(const struct staging_place *p)
 {
 	struct staging_place first;
