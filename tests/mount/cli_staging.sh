@@ -44,6 +44,7 @@ says err "a cairnfs has it"
 
 # everything is durable, and it was killed: nothing is lost with it
 kill_mount "$m"
+retry 20 is_field left state # the lock goes with the last of its processes
 expect_field left state
 expect_field 0 unpublished files
 expect 0 "$cairn" staging list
