@@ -9,9 +9,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/s3.inc"
-s3_serve
-s3_fault_server
-plain PUT "$url/bucket" >/dev/null
+s3_fault_bucket
 ref=$TMP/ref n=0
 mkdir -p "$s/run" "$ref"
 cp -r "$assets/dcp" "$ref/step-1"

@@ -8,9 +8,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/s3.inc"
-s3_serve
-s3_fault_server
-plain PUT "$url/bucket" >/dev/null
+s3_fault_bucket
 t=s3://bucket/a ref=$TMP/ref large=__2_0.distcp
 mkdir -p "$ref/run" "$TMP/dir"
 for i in 1 2; do

@@ -9,9 +9,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/s3.inc"
-s3_serve
-s3_fault_server
-plain PUT "$url/bucket" >/dev/null
+s3_fault_bucket
 t=s3://bucket/a parts=5
 mkdir -p "$s/run"
 cp -r "$assets/dcp" "$s/run/step-1"
