@@ -61,10 +61,17 @@ reads_in_background()
 late_is_right() { dd if="$ref/run/step-$1/$large" bs=64k skip=$(($2 * 16)) count=1 status=none | cmp - "$TMP/late" || die "step-$1, at $2 MiB: other bytes"; }
 hold() { s3_rule late 1 0 "GET .*$large bytes=(?!$1-)"; }	# all but the range that begins there
 
+# The clients of the next fetch are started before that is asked for; it takes these.
+clients() { local pid; for pid in $(fetchers); do lib_children "$pid"; done; }
+prepared() { ready=$(clients); [ "$(wc -w <<<"$ready")" = 2 ]; }
+same_clients() { [ "$(clients | grep -cxF -- "$ready")" = 2 ] || die "the fetch started other clients: $(clients) for $ready"; }
+
 # The middle first: the fourth range. Its request, and at most one more, which waits.
 new_node "$t"
 hold 25165824
+retry 30 prepared || die "no client is prepared"
 same_part 1 25
+same_clients
 [ "$(count_requests 'GET bytes=25165824-33554431 206')" = 1 ] || die "requests: $(requests)"
 [ "$(requests | wc -l)" -le 2 ] || die "more than two requests: $(requests)"
 has '"HEAD"' "$TMP/fault/log" && die "a size was asked for, which costs a round trip: $(cat "$TMP/fault/log")"
@@ -96,7 +103,17 @@ expect 0 "$cairn" verify "$m/run/step-1"
 says out '^4 ok, .* 0 unverifiable'
 diff -r "$ref/run/step-1" "$s/run/step-1" || die "step-1"
 
+# Who was prepared long ago has credentials that have expired since: it asks for those of now.
+retry 30 prepared || die "no client is prepared"
+s3_rule 403 1 1 'GET .*step-2/manifest'
+: >"$TMP/fault/log"
+same_part 2 39
+has '"403"' "$TMP/fault/log" || die "nothing was refused: $(cat "$TMP/fault/log")"
+
 # Other bytes on the way: asked for once more. The reader gets the right ones.
+retry 60 in_store 2 || die "not in the store after it was read: $(status_field "$m" fetch)"
+stop_mount "$m"
+new_node "$t"
 s3_rule rot 1 1 "GET .*step-2/$large bytes=16777216-"
 : >"$TMP/fault/log"
 same_part 2 17

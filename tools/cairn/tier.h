@@ -234,9 +234,13 @@ struct tier_asked { /* who waits for a checkpoint */
 	/* of bytes that came of a file, and, with descriptors, how it is read: TIER_ASK_FILE */
 	void (*seen)(const struct tier_file *t, int fd, int told, uint64_t range_bytes);
 };
-/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. The
- * process is to end afterwards. */
-int tier_fetch_one(const char *tier, const char *store, const char *path,
+struct fetch;
+/* Opens the tier for one fetch, now or later; it is tier_fetch_one()'s, which also reports what
+ * failed. NULL: no memory. tier is kept. */
+struct fetch *tier_fetch_prepare(const char *tier);
+/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. f: as
+ * above, or NULL. The process is to end afterwards. */
+int tier_fetch_one(struct fetch *f, const char *store, const char *path,
 		   const struct tier_asked *asked, struct tier_why *w);
 /* Answers the workers of a mount (io/tier_ask.h) until it is ended (tier_serve.c). */
 int tier_serve(const char *store, const char *tier, const struct tier_opts *o);

@@ -29,6 +29,8 @@ struct fetch {
 	struct json_out j;
 	uint64_t bytes; /* copied, of all checkpoints */
 	const struct tier_asked *asked; /* by a mount; NULL: by nobody */
+	struct tier_s3 *readers; /* a second client, of the thread that answers; NULL: none */
+	int open_err; /* of a tier that was opened for later */
 	size_t n_fetched, n_there, n_failed;
 	struct tier_why why, first_why; /* first_why: of the files of one checkpoint */
 
@@ -320,10 +322,8 @@ static void *answer_all(void *arg)
 	struct fetch *f = arg;
 	struct tier from = f->from;
 	struct tier_message m;
-	struct tier_why why;
 
-	if (from.s3 && tier_s3_open(&from.s3, from.name, &why))
-		return NULL;
+	from.s3 = f->readers;
 	while (recv(f->asked->sock, &m, sizeof(m), 0) == sizeof(m)) {
 		m.path[sizeof(m.path) - 1] = '\0';
 		answer(f, &from, &m);
@@ -335,7 +335,7 @@ static void start_to_answer(struct fetch *f)
 {
 	pthread_t t;
 
-	if (f->asked && !pthread_create(&t, NULL, answer_all, f))
+	if (f->asked && (f->readers || !f->from.s3) && !pthread_create(&t, NULL, answer_all, f))
 		pthread_detach(t);
 }
 
@@ -508,10 +508,38 @@ static int finish_there(struct fetch *f)
 	return err;
 }
 
+/* The tier, and of a bucket the clients, which are ready to send soon after. */
+static int open_tier(struct fetch *f, const char *name)
+{
+	int err = tier_open_listed(&f->from, name, &f->why);
+	struct tier_why none;
+
+	if (!err && f->from.s3 && tier_s3_open(&f->readers, name, &none)) {
+		tier_s3_close(f->readers);
+		f->readers = NULL;
+	}
+	return err;
+}
+
+static int load_manifest(struct fetch *f, const char *path)
+{
+	const char *name = f->from.name;
+	int err = manifest_load(&f->from, path, TIER_MANIFEST, &f->m);
+
+	if (err != -EACCES || !f->asked || !f->from.s3)
+		return err;
+	/* they may have been started long ago: again, with the credentials of now */
+	tier_s3_close(f->readers);
+	f->readers = NULL;
+	tier_close(&f->from);
+	err = open_tier(f, name);
+	return err ? err : manifest_load(&f->from, path, TIER_MANIFEST, &f->m);
+}
+
 static int load(struct fetch *f, const char *path)
 {
 	const char *base = base_of(path);
-	int err = manifest_load(&f->from, path, TIER_MANIFEST, &f->m);
+	int err = load_manifest(f, path);
 
 	f->alone = !err && f->m.n == 1 && !strcmp(f->m.v[0].path, path);
 	if (!err && (!*base || (!f->alone && manifest_find(&f->m, path))))
@@ -738,36 +766,45 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 
 /* ---- for a mount ------------------------------------------------------------------------ */
 
-int tier_fetch_one(const char *tier, const char *store, const char *path,
-		   const struct tier_asked *asked, struct tier_why *w)
+struct fetch *tier_fetch_prepare(const char *tier)
 {
 	static const struct tier_opts quiet = {.quiet = true};
-	/* not freed when files were begun: the thread that answers has it until the process ends */
 	struct fetch *f = calloc(1, sizeof(*f));
-	int err = f ? tier_open_listed(&f->from, tier, w) : tier_told(w, -ENOMEM, "no memory");
 
-	if (err)
-		goto out;
+	if (!f)
+		return NULL;
 	f->o = &quiet;
 	f->stage_fd = -1;
-	f->asked = asked;
 	f->to = TIER_NONE;
-	f->to.name = store;
-	f->to.root = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	f->to.like = f->from.root;
 	lock_init(&f->lock, RANK_FETCH);
-	err = f->to.root < 0 ? tier_told(&f->why, -errno, "%s: %m", store) : 0;
 	progress_start(&f->bar, "fetch", true);
+	f->open_err = open_tier(f, tier);
+	return f;
+}
+
+int tier_fetch_one(struct fetch *f, const char *store, const char *path,
+		   const struct tier_asked *asked, struct tier_why *w)
+{
+	int err = f ? f->open_err : tier_told(w, -ENOMEM, "no memory");
+
+	if (!f)
+		return err;
+	f->asked = asked;
+	f->to.name = store;
+	f->to.root = err ? -1 : open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	f->to.like = f->from.root;
+	if (!err && f->to.root < 0)
+		err = tier_told(&f->why, -errno, "%s: %m", store);
 	if (!err)
 		err = fetch_one(f, path);
 	*w = f->why;
+	/* not freed when files were begun: the thread that answers has it until the process ends */
 	if (f->most)
 		return err < 0 ? err : 0;
 	one_done(f);
 	tier_close(&f->to);
-out:
-	if (f)
-		tier_close(&f->from);
+	tier_s3_close(f->readers);
+	tier_close(&f->from);
 	free(f);
 	return err < 0 ? err : 0;
 }

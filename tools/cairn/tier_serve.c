@@ -40,6 +40,9 @@ struct work {
 struct serve {
 	const char *store, *tier, *host;
 	struct work *work;
+	/* The next fetch of a bucket: its child has started its clients, which takes longer than
+	 * the requests, and waits for a path. NULL: none yet */
+	struct work *ready;
 	unsigned fetches; /* that run */
 	struct tier_message in; /* too large for a stack of many */
 };
@@ -304,7 +307,8 @@ static void on_seen(const struct tier_file *t, int fd, int told, uint64_t range_
 	send_message(&m, fd, told);
 }
 
-static int fetch(const struct serve *s, const struct work *w)
+/* f: of tier_fetch_prepare(). */
+static int fetch(const struct serve *s, const struct work *w, struct fetch *f)
 {
 	const struct tier_asked asked = {
 		.first = w->first, .sock = w->asks[1], .bytes = w->came, .seen = on_seen};
@@ -313,24 +317,40 @@ static int fetch(const struct serve *s, const struct work *w)
 
 	fetched_path = w->path;
 	while (!err) {
-		err = tier_fetch_one(s->tier, s->store, w->path, &asked, &why);
+		err = tier_fetch_one(f, s->store, w->path, &asked, &why);
 		if (err != -EWOULDBLOCK)
 			break;
 		sleep_s(LOCKED_S);
+		f = tier_fetch_prepare(s->tier);
 		err = 0;
 	}
 	say(TIER_ASK_DONE, w->path, err, why.text, -1);
 	return 0;
 }
 
+/* The path comes by the socket. */
+static int fetch_later(const struct serve *s, struct work *w)
+{
+	struct fetch *f = tier_fetch_prepare(s->tier);
+	struct tier_message m;
+
+	if (recv(w->asks[1], &m, sizeof(m), 0) != sizeof(m))
+		return 0;
+	w->path = strndup(m.path, m.checkpoint_bytes);
+	w->first = strdup(m.path);
+	return w->path && w->first ? fetch(s, w, f) : 1;
+}
+
 /* ---- what is done ------------------------------------------------------------------------ */
 
-static _Noreturn void be_child(const struct serve *s, const struct work *w, pid_t parent)
+static _Noreturn void be_child(const struct serve *s, struct work *w, pid_t parent)
 {
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	if (getppid() != parent)
 		_exit(1);
-	_exit(w->path ? fetch(s, w) : list(s));
+	if (w == s->ready)
+		_exit(fetch_later(s, w));
+	_exit(w->path ? fetch(s, w, tier_fetch_prepare(s->tier)) : list(s));
 }
 
 static void begin(struct serve *s, struct work *w)
@@ -370,7 +390,8 @@ static void work_free(struct work *w)
 	free(w);
 }
 
-static struct work *work_new(const char *path, const char *first)
+/* fetch: with what its child shares. NULL: no memory. */
+static struct work *work_new(bool fetch)
 {
 	struct work *w = calloc(1, sizeof(*w));
 	void *came = MAP_FAILED;
@@ -378,31 +399,78 @@ static struct work *work_new(const char *path, const char *first)
 	if (!w)
 		return NULL;
 	w->asks[0] = w->asks[1] = -1;
-	if (!path)
+	if (!fetch)
 		return w;
-	w->path = strdup(path);
-	w->first = strdup(first);
 	came = mmap(NULL, sizeof(*w->came), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
 		    0);
 	w->came = came == MAP_FAILED ? NULL : came;
-	if (w->path && w->first && w->came &&
-	    !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, w->asks))
+	if (w->came && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, w->asks))
 		return w;
 	work_free(w);
 	return NULL;
 }
 
-/* path NULL: the listing. What there is no memory for is asked for again. */
-static void add(struct serve *s, const char *path, const char *first)
+static bool set_paths(struct work *w, const char *path, const char *first)
 {
-	struct work **at = &s->work;
+	free(w->path);
+	free(w->first);
+	w->path = strdup(path);
+	w->first = strdup(first);
+	return w->path && w->first;
+}
+
+/* Was it killed? */
+static void reap_ready(struct serve *s)
+{
+	struct work *w = s->ready;
+
+	if (!w || (w->pid && waitpid(w->pid, NULL, WNOHANG) != w->pid))
+		return;
+	work_free(w);
+	s->ready = NULL;
+}
+
+/* The child that is ready gets this to do; NULL: there is none, or it cannot. */
+static struct work *take_ready(struct serve *s, const struct tier_message *m, const char *path)
+{
+	struct work *w;
+
+	reap_ready(s);
+	w = s->ready;
+	if (!w || !w->pid || s->fetches >= FETCHES || !set_paths(w, path, m->path) ||
+	    send(w->asks[0], m, sizeof(*m), MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof(*m))
+		return NULL;
+	s->ready = NULL;
+	s->fetches++;
+	return w;
+}
+
+/* path NULL: the listing. What there is no memory for is asked for again. */
+static void add(struct serve *s, const char *path, const struct tier_message *m)
+{
+	struct work **at = &s->work, *w;
 
 	for (; *at; at = &(*at)->next)
 		if (is_same_work(*at, path)) {
 			(*at)->again = (*at)->pid;
 			return;
 		}
-	*at = work_new(path, first);
+	w = path ? take_ready(s, m, path) : NULL;
+	if (!w && (w = work_new(path != NULL)) && path && !set_paths(w, path, m->path)) {
+		work_free(w);
+		w = NULL;
+	}
+	*at = w;
+}
+
+/* For the next fetch, when nothing else is done. */
+static void prepare(struct serve *s)
+{
+	if (s->work || s->ready || strncmp(s->tier, "s3://", 5))
+		return;
+	s->ready = work_new(true);
+	if (s->ready)
+		begin(s, s->ready);
 }
 
 /* For the child of that fetch, now or when it has begun. */
@@ -491,7 +559,7 @@ static void add_fetch(struct serve *s, const struct tier_message *m)
 	if (m->what == TIER_ASK_RANGE)
 		pass_on(s, path, m);
 	else
-		add(s, path, m->path);
+		add(s, path, m);
 }
 
 /* False: nobody is at the other end any more. */
@@ -527,7 +595,9 @@ int tier_serve(const char *store, const char *tier, const struct tier_opts *o)
 	say(TIER_ASK_HELLO, NULL, 0, "", -1);
 	while (take(s)) {
 		reap(s);
+		reap_ready(s);
 		begin_all(s);
+		prepare(s);
 		look(s);
 		poll(&p, 1, s->work ? LOOK_MS : -1);
 	}

@@ -79,6 +79,13 @@ static bool make_bootstrap(struct s3 *s, struct aws_tls_ctx *tls)
 	return s->credentials != NULL;
 }
 
+static void no_use(struct aws_credentials *c, int err, void *ctx)
+{
+	(void)c;
+	(void)err; /* the request that needs them fails again, and says so */
+	(void)ctx;
+}
+
 bool s3_start(struct s3 *s, const char *bucket, char *why, size_t room)
 {
 	const char *region = env("AWS_REGION", "AWS_DEFAULT_REGION", "us-east-1");
@@ -111,6 +118,9 @@ bool s3_start(struct s3 *s, const char *bucket, char *why, size_t room)
 		aws_tls_connection_options_clean_up(&conn);
 	}
 	aws_tls_ctx_release(tls);
+	/* asked for now, not by the first request: the provider keeps them */
+	if (s->client)
+		aws_credentials_provider_get_credentials(s->credentials, no_use, NULL);
 	if (!s->client)
 		snprintf(why, room, "no client: %s", aws_error_str(aws_last_error()));
 	return s->client != NULL;
