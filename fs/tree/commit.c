@@ -15,13 +15,15 @@
 #include <unistd.h>
 
 #define LISTS 8u /* kept; of more that wait at once the lists are read again */
+#define AT_ONCE_MAX 1024u /* files that are asked for at once, of which one may be missing */
 
-/* The lists of names that wait, and how many of the files on each were found so far. The
+/* The lists of names that wait, and which of the files on each were found so far. The
  * publisher's. */
 static struct list {
 	uint64_t seq, used;
 	struct fmt_set *set;
-	size_t at;
+	size_t at; /* the first that was not found when last asked */
+	bool *found; /* of each file; NULL: not asked yet */
 	bool counted; /* its save, on stable storage */
 	bool marked; /* the .metadata itself is: */
 	struct save_tag tag;
@@ -149,6 +151,7 @@ static void look_mark(struct fs *fs, int dirfd, const char *name, void *ctx)
 static void list_drop(struct list *l)
 {
 	fmt_set_free(l->set);
+	free(l->found);
 	*l = (struct list){.used = l->used};
 }
 
@@ -165,22 +168,70 @@ static struct list *list_of(uint64_t seq)
 	return l;
 }
 
-/* Has every file its size? */
+struct sizes {
+	struct fs *fs;
+	const struct list *l;
+	uint64_t dir;
+	int dirfd;
+	size_t at; /* of this file, what its size was; -1: it is not there */
+	int64_t size;
+};
+
+/* -1: it is not there. */
+static int64_t size_of(const struct sizes *z, size_t i)
+{
+	int64_t size = -1;
+
+	at_path(z->fs, z->dirfd, z->l->set->file[i].name, look_size, &size);
+	return size;
+}
+
+static void look_found(void *ctx, size_t i)
+{
+	struct sizes *z = ctx;
+	const struct fmt_file *f = &z->l->set->file[i];
+	int64_t size = z->l->found[i] ? -1 : size_of(z, i);
+
+	if (i == z->at)
+		z->size = size;
+	if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(z->fs, z->dir, f->name))
+		z->l->found[i] = true;
+}
+
+static void tell_absent(const struct sizes *z, char *what, size_t cap)
+{
+	const struct fmt_file *f = &z->l->set->file[z->l->at];
+	int64_t size = z->l->at == z->at ? z->size : size_of(z, z->l->at);
+
+	if (size < 0)
+		snprintf(what, cap, "%.160s is not in the store", f->name);
+	else
+		snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name, (long long)size,
+			 (unsigned long long)f->need);
+}
+
+/* Has every file its size? First the one that was missing is asked for, alone; then more at once,
+ * as long as none is missing: so what is missing is not asked for often. */
 static bool are_there(struct fs *fs, struct list *l, uint64_t dir, int dirfd, char *what,
 		      size_t cap)
 {
-	for (; l->set && l->at < l->set->n_files; l->at++) {
-		const struct fmt_file *f = &l->set->file[l->at];
-		int64_t size = -1;
-		at_path(fs, dirfd, f->name, look_size, &size);
-		if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(fs, dir, f->name))
-			continue;
-		if (size < 0)
-			snprintf(what, cap, "%.160s is not in the store", f->name);
-		else
-			snprintf(what, cap, "%.100s has %lld of %llu bytes", f->name,
-				 (long long)size, (unsigned long long)f->need);
+	struct sizes z = {.fs = fs, .l = l, .dir = dir, .dirfd = dirfd};
+	size_t n = l->set ? l->set->n_files : 0, end;
+
+	if (n && !l->found && !(l->found = calloc(n, sizeof(*l->found)))) {
+		snprintf(what, cap, "there is no memory to look for its shards");
 		return false;
+	}
+	for (size_t step = 1; l->at < n; step = step < AT_ONCE_MAX ? 2 * step : step) {
+		end = n - l->at < step ? n : l->at + step;
+		z.at = l->at;
+		at_once(l->at, end, look_found, &z);
+		while (l->at < end && l->found[l->at])
+			l->at++;
+		if (l->at < end) {
+			tell_absent(&z, what, cap);
+			return false;
+		}
 	}
 	return true;
 }
@@ -288,6 +339,21 @@ static void tell_unmarked(struct fs *fs, const struct list *l, const struct save
 		}
 }
 
+struct marks {
+	struct fs *fs;
+	const struct list *l;
+	uint64_t dir;
+	int dirfd;
+	struct save_mark *m;
+};
+
+static void look_at_mark(void *ctx, size_t i)
+{
+	const struct marks *k = ctx;
+
+	k->m[i] = mark_of(k->fs, k->l, k->dir, k->dirfd, i);
+}
+
 static enum staging_missing are_of_one_save(struct fs *fs, struct list *l, uint64_t dir, int dirfd,
 					    char *what, size_t cap)
 {
@@ -300,8 +366,8 @@ static enum staging_missing are_of_one_save(struct fs *fs, struct list *l, uint6
 		snprintf(what, cap, "there is no memory to compare its shards");
 		return STAGING_MISSING;
 	}
-	for (size_t i = 0; i < l->set->n_files; i++)
-		m[i] = mark_of(fs, l, dir, dirfd, i);
+	struct marks k = {.fs = fs, .l = l, .dir = dir, .dirfd = dirfd, .m = m};
+	at_once(0, l->set->n_files, look_at_mark, &k);
 	enum staging_missing missing = compare(l, m, what, cap);
 	if (!missing)
 		tell_unmarked(fs, l, m, l->seq, dir);

@@ -59,6 +59,12 @@ bool save_is_marked(const struct node *n);
 void save_not_counted(struct fs *fs, const char *name, int err); /* a notice */
 void save_restore(struct node *n, const struct rec *r); /* as a REC_FLUSHED says */
 
+/* ---- at_once.c ---- */
+
+/* one(ctx, i) for each i in [from, end), by several threads; returns when all have been made. No
+ * lock is held. */
+void at_once(size_t from, size_t end, void (*one)(void *ctx, size_t i), void *ctx);
+
 /* ---- saves.c ---- */
 
 /* What the mark of a file says that a .metadata lists. */

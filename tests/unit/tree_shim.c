@@ -2,10 +2,12 @@
 #include "tests/unit/tree_shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "fs/ops/inside.h"
+#include "fs/parser/parser.h"
 #include "fs/tree/inside.h"
 #include "staging/file/file.h"
 
@@ -217,4 +219,25 @@ size_t shim_odd_one(const struct shim_mark *m, size_t count, uint64_t commit, ui
 	size_t odd = save_odd_one(v, count, commit, save);
 	free(v);
 	return odd;
+}
+
+void shim_parsers_start(struct fs *fs)
+{
+	parser_start(fs);
+}
+
+void shim_parsers_end(struct fs *fs)
+{
+	parser_end(fs);
+}
+
+int shim_commit_missing(struct fs *fs, uint64_t seq, uint64_t dir, const char *path, const char *list, char *what,
+			size_t cap)
+{
+	int dirfd = open(path, O_RDONLY | O_DIRECTORY), fd = open(list, O_RDONLY);
+	int missing = dirfd < 0 || fd < 0 ? -errno : (int)commit_missing(fs, seq, dir, dirfd, fd, what, cap);
+
+	close(dirfd);
+	close(fd);
+	return missing;
 }

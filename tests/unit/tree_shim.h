@@ -55,6 +55,13 @@ struct shim_mark {
 /* The first of `count` that is of another save; count: none. *save: the one that all must be of. */
 size_t shim_odd_one(const struct shim_mark *m, size_t count, uint64_t commit, uint64_t *save);
 
+/* commit.c: is something of what the .metadata at `list` names missing in the store's directory at path, that of node
+ * dir? enum staging_missing. The parser of the list is a process, between the other two calls. */
+void shim_parsers_start(struct fs *fs);
+int shim_commit_missing(struct fs *fs, uint64_t seq, uint64_t dir, const char *path, const char *list, char *what,
+			size_t cap);
+void shim_parsers_end(struct fs *fs);
+
 /* expect.c: how large is this file expected to be; it was so large. The latter's name is in the tree. */
 uint64_t shim_expect(struct fs *fs, uint64_t dir, const char *name);
 void shim_expect_note(struct fs *fs, uint64_t dir, const char *name, uint64_t size);
