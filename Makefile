@@ -273,6 +273,10 @@ $(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/te
 		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/staging_shim.c) $(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 
+$(BUILD)/tests/unit_cairn_%: $(BUILD)/obj/tests/unit/cairn_%.o \
+		$(call obj,$(filter-out tools/cairn/main.c tools/cairn/completion.c,$(CAIRN_SRC)) staging/log/record.c) $(LIBFORMATS) $(LIBIO)
+	$(call link_cxx,$(LIBFORMATS) $(IO_LIBS))
+
 $(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)
 	$(call link_cxx,$(LIBFORMATS))
 

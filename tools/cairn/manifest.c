@@ -427,8 +427,6 @@ static int list_objects(const struct tier *t, const char *name, struct names *ou
 	}
 	if (keys)
 		munmap(keys, size);
-	if (!err && out->n)
-		qsort(out->v, out->n, sizeof(*out->v), by_name);
 	return err;
 }
 
@@ -458,5 +456,7 @@ int manifest_list(const struct tier *t, const char *name, struct names *out)
 	err = t->s3 ? list_objects(t, name, out) : list_files(t, name, out);
 	if (err)
 		names_free(out);
+	else if (out->n)
+		qsort(out->v, out->n, sizeof(*out->v), by_name);
 	return err;
 }
