@@ -616,6 +616,7 @@ struct staging_stats_halted {
 	int error; /* 0 or -errno */
 	time_t since;
 	char path[256];
+	char remedy[80]; /* what a person does, e.g. "free space in its filesystem" */
 };
 struct staging_stats_refused {
 	/* changes that were accepted, and refused by the store for good */

@@ -63,9 +63,12 @@ struct processes {
 	char host[65]; /* this machine's name, for metrics */
 };
 
-/* The store's filesystem as store_watch.c saw it last, bytes; 0: not yet. */
+#define SPACE_NO_LIMIT UINT64_MAX
+
+/* The store's filesystem as store_watch.c saw it last, bytes; size 0: not yet. */
 struct store_space {
 	atomic_ullong free, size;
+	atomic_ullong free_inodes; /* SPACE_NO_LIMIT: it has no fixed number of them */
 };
 
 /* The store's filesystem is not there; process/keeper.c, process/store_watch.c. */

@@ -42,8 +42,8 @@ struct stats_tier {
 
 struct stats_now {
 	uint64_t uptime_s, worker_uptime_s;
-	bool space_known;
-	uint64_t space_free, space_size, oldest_s, previous_s;
+	bool space_known, inodes_known;
+	uint64_t space_free, space_size, free_inodes, oldest_s, previous_s;
 	struct staging_pending pending;
 	struct stats_holds holds;
 	struct stats_hosts hosts;
@@ -170,6 +170,8 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 	now->space_free = atomic_load(&fs->space.free);
 	now->space_size = atomic_load(&fs->space.size);
 	now->space_known = now->space_size;
+	now->free_inodes = atomic_load(&fs->space.free_inodes);
+	now->inodes_known = now->space_known && now->free_inodes != SPACE_NO_LIMIT;
 	staging_get_pending(fs->s, &now->pending);
 	collect_hosts(fs, &now->hosts);
 	now->keeper_alive = !atomic_load(&fs->procs.keeper_gone);
@@ -304,6 +306,8 @@ static const struct field {
 	 GAUGE("store_free_bytes", "Free space of the store's filesystem.")},
 	{JSON("space", "size_bytes", COUNT, now.space_size), .needs = AT(now.space_known),
 	 GAUGE("store_size_bytes", "Size of the store's filesystem.")},
+	{JSON("space", "free_inodes", COUNT, now.free_inodes), .needs = AT(now.inodes_known),
+	 GAUGE("store_free_inodes", "Files that the store's filesystem may get, if limited.")},
 	{JSON("staging", "dir", TEXT, staging_dir)},
 	{JSON("staging", "budget_bytes", COUNT, s.budget),
 	 GAUGE("budget_bytes", "Staging budget.")},
@@ -409,6 +413,7 @@ static const struct field {
 	{JSON("halted", "path", CHARS, s.halted.path), .needs = AT(halted)},
 	{JSON("halted", "error", ERROR, s.halted.error), .needs = AT(halted)},
 	{JSON("halted", "since_s", COUNT, halted_s), .needs = AT(halted)},
+	{JSON("halted", "remedy", CHARS, s.halted.remedy), .needs = AT(halted)},
 	{JSON("refused", "count", COUNT, s.refused.count), .needs = AT(refused),
 	 GAUGE("refused_changes", "Accepted changes that the store refused for good.")},
 	{JSON("refused", "path", CHARS, s.refused.path), .needs = AT(refused)},
@@ -614,10 +619,8 @@ static void write_trouble(const struct stats *st, FILE *f)
 			"when it is back\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
 	else if (s->halted.error)
-		fprintf(f,
-			"  HALTED     %s: %s; staging keeps everything. Repair the store, then: "
-			"cairn retry\n",
-			s->halted.path, strerror(-s->halted.error));
+		fprintf(f, "  HALTED     %s: %s; staging keeps everything; %s, then: cairn retry\n",
+			s->halted.path, strerror(-s->halted.error), s->halted.remedy);
 	if (s->refused.count)
 		fprintf(f,
 			"  REFUSED    %llu changes, the last at %s: %s. Versions are in "

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define TICK_MS 100u
+#define FEW_INODES 1024u
 #define LOOK_TICKS 50u /* between checks, without errors */
 #define TROUBLE_TICKS 5u /* if publication has halted, or there were errors */
 #define BACK_TICKS 10u /* if the store is away */
@@ -31,12 +32,31 @@ static bool trouble(struct fs *fs, uint64_t *seen)
 	return more || st.halted.error;
 }
 
+/* ENOSPC does not say what is missing. */
+static void look_at_inodes(struct fs *fs, uint64_t inodes)
+{
+	char text[160];
+
+	bool known = atomic_load(&fs->space.size);
+	if (inodes >= FEW_INODES || (known && atomic_load(&fs->space.free_inodes) < FEW_INODES))
+		return;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "the store's filesystem has %llu free inodes; without, new files get "
+		 "ENOSPC though there is space: remove files in it",
+		 (unsigned long long)inodes);
+	fs_notice(fs, text);
+}
+
 static void look_at_space(struct fs *fs)
 {
 	struct statvfs v;
 
 	if (io_store_is_detached(fs->store) || io_store_statvfs(fs->store, &v))
 		return;
+	uint64_t inodes = v.f_files ? v.f_favail : SPACE_NO_LIMIT;
+	look_at_inodes(fs, inodes);
+	atomic_store(&fs->space.free_inodes, inodes);
 	atomic_store(&fs->space.free, v.f_bavail * v.f_frsize);
 	atomic_store(&fs->space.size, v.f_blocks * v.f_frsize);
 }

@@ -89,8 +89,9 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	struct stat st;
 	bool direct;
 
-	if (p->source < 0 || f->spilled || f->moved.under || fstat(p->source, &st) ||
-	    (uint64_t)st.st_size != p->r.size)
+	/* after a failed fsync persist.c finds out whether f was written since */
+	if (p->source < 0 || p->failed_fsync || f->spilled || f->moved.under ||
+	    fstat(p->source, &st) || (uint64_t)st.st_size != p->r.size)
 		return false;
 	staging_sf_name(f->id, name);
 	int from = openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -104,6 +105,8 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	int fd = io_tmp_create(s->o.store, id, true, &direct);
 	int err = fd < 0 ? fd : make_clone(s, p, from, fd, sum);
 	close(from);
+	if (!err && p->failed_fsync)
+		err = -ESTALE;
 	LOCK_SCOPE(&s->lock);
 	s->drain.no_clone |= err == -EOPNOTSUPP;
 	source_forget(s, &p->source);

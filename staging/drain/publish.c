@@ -130,16 +130,18 @@ static struct pend *elide(const struct staging *s, struct pend *head)
 
 static void notice_conflict(struct staging *s, const struct rec *r, int err, bool lost)
 {
-	char text[sizeof(s->st.last_error)] = "", leveled[sizeof(text) + sizeof(LEVEL_ERROR)];
+	char path[sizeof(s->st.last_error)], text[sizeof(path) + 160];
+	char leveled[sizeof(text) + sizeof(LEVEL_ERROR)];
 
 	const char *more =
 		lost ? "; that version is skipped, what exists of it is in .cairn/lost+found"
 		: refuse_is_theirs(r, err) ? ": it stays, with what others put there"
 					   : "";
-	snprintf(text, sizeof(text), "%s %.100s: %s%s",
-		 lost ? "the store could not write" : "conflict at", r->name, strerror(-err), more);
 	pthread_mutex_lock(&s->lock);
-	memcpy(s->st.last_error, text, sizeof(text));
+	dirs_root_relative(s, r->dir, r->name, path, sizeof(path));
+	snprintf(text, sizeof(text), "%s %s: %s%s",
+		 lost ? "the store could not write" : "conflict at", path, strerror(-err), more);
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.250s", text);
 	pthread_mutex_unlock(&s->lock);
 	snprintf(leveled, sizeof(leveled), "%s%s", LEVEL_ERROR, text);
 	s->o.notice(s->o.ctx, leveled);
@@ -820,10 +822,25 @@ void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
 
 /* ---- halting ---- */
 
+/* What a person does about it. s->lock is not held. */
+static const char *remedy_of(struct staging *s, int err)
+{
+	struct statvfs v;
+
+	if (err == -EDQUOT)
+		return "free space within the quota";
+	if (err != -ENOSPC)
+		return "repair the store";
+	if (!io_store_statvfs(s->o.store, &v) && v.f_files && !v.f_favail && v.f_bavail)
+		return "its filesystem has no free inode: remove files in it";
+	return "free space in its filesystem";
+}
+
 /* Publication stops here: the store stays a valid prefix, staging keeps the rest. */
 static void halt(struct staging *s, struct pend *p, int err)
 {
-	char text[400];
+	char text[512];
+	const char *remedy = remedy_of(s, err);
 	pthread_mutex_lock(&s->lock);
 	bool first = !s->drain.halted;
 	s->drain.halted = err;
@@ -832,6 +849,7 @@ static void halt(struct staging *s, struct pend *p, int err)
 		s->drain.halt_retry_ns = RETRY_FIRST_NS;
 		s->st.errors++;
 	}
+	snprintf(s->st.halted.remedy, sizeof(s->st.halted.remedy), "%s", remedy);
 	dirs_root_relative(s, p->r.dir, p->r.name, s->st.halted.path, sizeof(s->st.halted.path));
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.180s: %s", s->st.halted.path,
 		 strerror(-err));
@@ -845,9 +863,7 @@ static void halt(struct staging *s, struct pend *p, int err)
 			 LEVEL_ERROR
 			 "the store fails at %.180s: %s; publication stops there, staging keeps "
 			 "everything; %s, then: cairn retry",
-			 s->st.halted.path, strerror(-err),
-			 err == -ENOSPC || err == -EDQUOT ? "free space in its filesystem"
-							  : "repair the store");
+			 s->st.halted.path, strerror(-err), remedy);
 	pthread_mutex_unlock(&s->lock);
 	s->o.notice(s->o.ctx, text);
 	wake_waiters(s, err);

@@ -34,6 +34,8 @@ static char *text(const struct doc *s, const char *keys)
 	return json_bytes(s->d, json_at(s->d, 0, keys));
 }
 
+#define FEW_INODES 1024u
+
 static const char *size(const struct doc *s, const char *keys, char buf[32])
 {
 	return human_bytes(u64(s, keys), buf);
@@ -162,6 +164,7 @@ static void print_halted(const struct doc *s)
 {
 	CLEANUP_FREE char *where = path(s, "halted.path");
 	CLEANUP_FREE char *why = text(s, "halted.error");
+	CLEANUP_FREE char *remedy = text(s, "halted.remedy");
 	CLEANUP_FREE char *top = name_in_line(s->top);
 	char t[32];
 
@@ -169,7 +172,7 @@ static void print_halted(const struct doc *s)
 		return;
 	print_line("HALTED", "for %s at %s: %s", since(s, "halted.since_s", t), or_dash(where),
 		   or_dash(why));
-	print_line("", "nothing is lost; repair the store, then `cairn retry %s`", or_dash(top));
+	print_line("", "nothing is lost; %s, then `cairn retry %s`", or_dash(remedy), or_dash(top));
 }
 
 static void print_list(const struct doc *s, const char *keys, const char *label)
@@ -269,11 +272,14 @@ static void print_head(const struct doc *s)
 static void print_memory(const struct doc *s)
 {
 	CLEANUP_FREE char *dir = path(s, "staging.dir");
-	char a[32], b[32], c[32], d[32], n[COUNT_ROOM];
+	char a[32], b[32], c[32], d[32], n[COUNT_ROOM], inodes[64] = "";
 
+	if (!is_absent(s, "space.free_inodes") && u64(s, "space.free_inodes") < FEW_INODES)
+		snprintf(inodes, sizeof(inodes), ", only %s",
+			 count_of(u64(s, "space.free_inodes"), "free inode", n));
 	if (!is_absent(s, "space"))
-		print_line("store", "%s of %s free, %s queued", size(s, "space.free_bytes", a),
-			   size(s, "space.size_bytes", b),
+		print_line("store", "%s of %s free%s, %s queued", size(s, "space.free_bytes", a),
+			   size(s, "space.size_bytes", b), inodes,
 			   count_of(u64(s, "queue_depth"), "operation", n));
 	print_line("staging", "%s of %s used, page pool %s of %s, in %s",
 		   size(s, "staging.used_bytes", a), size(s, "staging.budget_bytes", b),

@@ -55,6 +55,7 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 {
 	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
 	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
+	CLEANUP_FREE char *remedy = json_bytes(d, json_at(d, 0, "halted.remedy"));
 	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
 	char n[COUNT_ROOM];
 
@@ -66,8 +67,8 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 		complain("%s stays mounted: %s failed: %s", u->point,
 			 count_of(u64(d, "versions.failed"), "file", n), last ? last : "?");
 	if (path)
-		complain("repair the store and `cairn retry %s`; nothing staged is lost meanwhile",
-			 u->point);
+		complain("%s, then `cairn retry %s`; nothing staged is lost meanwhile",
+			 remedy ? remedy : "repair the store", u->point);
 	else
 		complain("see `cairn ls -l`; free space and `cairn retry %s`; what stays failed "
 			 "then is to be written again, or given up by `cairn discard`",

@@ -123,16 +123,17 @@ static void say_failed(struct target *t)
 static void check_halted(struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	CLEANUP_FREE char *path = NULL, *why = NULL;
+	CLEANUP_FREE char *path = NULL, *why = NULL, *remedy = NULL;
 
 	if (location_status(&t->p, &d) || json_is_null(d, json_at(d, 0, "halted")))
 		return;
 	path = json_bytes(d, json_at(d, 0, "halted.path"));
 	why = json_bytes(d, json_at(d, 0, "halted.error"));
+	remedy = json_bytes(d, json_at(d, 0, "halted.remedy"));
 	bool known = path && *path; /* empty: the store as a whole */
-	complain("%s is not durable: publication halted%s%s: %s; repair the store, then `cairn "
-		 "retry %s`",
-		 t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?", t->p.top);
+	complain("%s is not durable: publication halted%s%s: %s; %s, then `cairn retry %s`",
+		 t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?",
+		 remedy ? remedy : "repair the store", t->p.top);
 	t->done = t->failed = true;
 }
 
