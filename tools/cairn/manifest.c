@@ -79,9 +79,10 @@ void manifest_add_range(void *ctx, uint64_t number, const char sum[IO_CHECKSUM_L
 	if (number && !v)
 		return; /* there was no memory */
 	if (!(number & (number - 1))) { /* 0 and powers of two: it is full */
-		f->ranges = realloc(v, (number ? number * 2 : 1) * RANGE_TEXT + 1);
-		if (!f->ranges)
+		char *more = realloc(v, (number ? number * 2 : 1) * RANGE_TEXT + 1);
+		if (!more)
 			free(v);
+		f->ranges = more;
 	}
 	if (f->ranges)
 		strcpy(f->ranges + number * RANGE_TEXT, sum + strlen("xxh3:"));
