@@ -379,6 +379,7 @@ struct pool {
 	pthread_mutex_t lock;
 	_Atomic uint64_t bytes; /* of all files; changed under the lock */
 	bool ended; /* nothing is added any more */
+	_Atomic bool may_grow; /* the machine has memory; pressure.c */
 	struct pool_file file[POOL_FILES];
 	uint64_t request[POOL_READY]; /* sizes asked for, a ring */
 	unsigned n_requests;
@@ -389,6 +390,10 @@ struct pool {
 /* The machine's memory; budget.c. */
 struct memory {
 	uint64_t available, seen_ns;
+	/* of the thread of pressure.c */
+	uint64_t told_ns;
+	pthread_cond_t cond; /* with s->lock */
+	pthread_t thread;
 };
 
 /* Blocks held allocated in the store; reserve.c. Both locks are held over I/O: never with s->lock

@@ -60,6 +60,7 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	cond_init(&s->ahead.cond);
 	cond_init(&s->early.cond);
 	cond_init(&s->pool.cond);
+	cond_init(&s->memory.cond);
 	cond_init(&s->done_cond);
 	cond_init(&s->trash.cond);
 	int err = log_open(s);
@@ -75,6 +76,16 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 	return 0;
 }
 
+static int start_memory(struct staging *s)
+{
+	pressure_look(s);
+	if (pthread_create(&s->memory.thread, NULL, pressure_main, s))
+		return -EAGAIN;
+	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
+		return -EAGAIN;
+	return 0;
+}
+
 /* The store was closed: what is staged is served, and waits until the next worker has the store. */
 static int start_away(struct staging *s)
 {
@@ -86,9 +97,7 @@ static int start_away(struct staging *s)
 	s->started = true;
 	if (pthread_create(&s->watcher, NULL, watch_main, s))
 		return -EAGAIN;
-	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
-		return -EAGAIN;
-	return 0;
+	return start_memory(s);
 }
 
 int staging_start(struct staging *s)
@@ -123,9 +132,9 @@ int staging_start(struct staging *s)
 		return -EAGAIN;
 	if (!s->o.no_early && pthread_create(&s->early_writer, NULL, early_main, s))
 		return -EAGAIN;
-	if (s->o.pool_bytes && pthread_create(&s->pool.thread, NULL, pool_main, s))
-		return -EAGAIN;
-	int err = timeline_start(s);
+	int err = start_memory(s);
+	if (!err)
+		err = timeline_start(s);
 	return err ? err : dedup_start(s);
 }
 
@@ -170,6 +179,7 @@ static void stop_threads(struct staging *s)
 	sleeper_wake(&s->early);
 	pthread_cond_broadcast(&s->done_cond);
 	pthread_cond_broadcast(&s->pool.cond);
+	pthread_cond_broadcast(&s->memory.cond);
 	pthread_cond_broadcast(&s->trash.cond);
 	dedup_wake(s);
 	timeline_wake(s);
@@ -187,6 +197,8 @@ static void stop_threads(struct staging *s)
 		pthread_join(s->aheader, NULL);
 	if (s->early_writer)
 		pthread_join(s->early_writer, NULL);
+	if (s->memory.thread)
+		pthread_join(s->memory.thread, NULL);
 	if (s->pool.thread)
 		pthread_join(s->pool.thread, NULL);
 	if (s->trash.thread)

@@ -245,6 +245,7 @@ struct staging_opts {
 	/* else equal files and copies share blocks if the store can */
 	bool no_dedup;
 	bool no_early; /* nothing is persisted before its seal */
+	const char *meminfo; /* NULL: /proc/meminfo; for tests */
 	/* A directory with a file of this name is a whole checkpoint, which is kept while it is
 	 * overwritten in place (drain/previous.c). NULL: none is kept */
 	const char *previous;

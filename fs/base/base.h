@@ -110,6 +110,14 @@ void trust_freezer(void);
 void trust_nursery(uint64_t parser_memory);
 void trust_parser(void);
 
+/* ---- oom.c ---- */
+
+/* This process and its children are killed last when memory is short: what they hold is a tmpfs,
+ * which their death does not free. Without CAP_SYS_RESOURCE only as other processes. */
+void oom_protect(void);
+/* This process has memory of its own, and may be killed like others. */
+void oom_unprotect(void);
+
 /* ---- spare.c ---- */
 
 void spare_init(struct fs *fs);

@@ -175,6 +175,7 @@ static _Noreturn void be_nursery(struct fs *fs, int fd)
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGPIPE, SIG_IGN);
 	explicit_bzero(&fs->freezer.key, sizeof(fs->freezer.key));
+	oom_unprotect();
 	if (unmap_shared() || dup2(fd, 0) || close_range(1, ~0u, 0) || chdir("/"))
 		_exit(1);
 	trust_nursery(PARSER_MEMORY);

@@ -420,6 +420,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
 	if (!fs->o.foreground)
 		to_background();
+	oom_protect();
 	freeze_start(fs);
 	spare_init(fs);
 	tier_start(fs);

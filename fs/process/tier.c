@@ -360,6 +360,7 @@ static _Noreturn void start_running(struct fs *fs, const char *program, int fd, 
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGPIPE, SIG_IGN);
 	explicit_bzero(&fs->freezer.key, sizeof(fs->freezer.key));
+	oom_unprotect();
 	for (int i = 0; i < 3; i++) /* out of the way of 3 to 5 */
 		fds[i] = fcntl(fds[i], F_DUPFD, 16);
 	for (int i = 0; i < 3; i++) {

@@ -39,6 +39,9 @@ void sf_close_idle_fd(struct staged *f); /* if it has no writer */
 /* after a change of its state or users */
 void sf_drop_useless(struct staging *s, struct staged *f);
 uint64_t sf_evict(struct staging *s, uint64_t want); /* returns bytes freed */
+/* pressure.c: gives memory back if the machine has little. No lock held */
+void pressure_look(struct staging *s);
+void *pressure_main(void *arg);
 int sf_ensure_fd(struct staged *f); /* f->fd is open; s->lock held */
 void sf_unwritten(struct staging *s, struct staged *f); /* no writer is left; s->lock held */
 void staged_check(struct staging *s);

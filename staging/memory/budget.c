@@ -11,17 +11,22 @@
 
 #define MEMORY_AGE_NS 100000000u
 
-/* Memory available without swapping: proc(5), MemAvailable. */
-static uint64_t memory_available(void)
+static uint64_t value_of(const char *text, const char *key)
 {
-	char text[512], *at;
-	int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+	const char *at = strstr(text, key);
+	return at ? strtoull(at + strlen(key), NULL, 10) << 10 : UINT64_MAX;
+}
+
+uint64_t machine_memory(const struct staging *s, uint64_t *total)
+{
+	char text[512];
+	int fd = open(s->o.meminfo ? s->o.meminfo : "/proc/meminfo", O_RDONLY | O_CLOEXEC);
 	ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
 	if (fd >= 0)
 		close(fd);
 	text[n > 0 ? n : 0] = 0;
-	at = strstr(text, "MemAvailable:");
-	return at ? strtoull(at + 13, NULL, 10) << 10 : UINT64_MAX;
+	*total = value_of(text, "MemTotal:");
+	return value_of(text, "MemAvailable:");
 }
 
 uint64_t staging_tmpfs_left(struct staging *s)
@@ -40,7 +45,8 @@ uint64_t staging_space_left(struct staging *s)
 		return UINT64_MAX;
 	if (monotonic_ns() - s->memory.seen_ns > MEMORY_AGE_NS) {
 		uint64_t ours = pin_cgroup_space(NULL, "/proc/self/cgroup");
-		s->memory.available = memory_available();
+		uint64_t total;
+		s->memory.available = machine_memory(s, &total);
 		/* 0: unknown */
 		s->memory.available =
 			ours && ours < s->memory.available ? ours : s->memory.available;

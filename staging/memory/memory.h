@@ -54,6 +54,9 @@ bool pool_keep(struct staging *s, int dir, const char *name);
 uint64_t pool_ahead(uint64_t taken);
 
 /* budget.c */
+/* Bytes of memory that the machine has available without swapping: proc(5), MemAvailable;
+ * UINT64_MAX: it does not say. Any lock. */
+uint64_t machine_memory(const struct staging *s, uint64_t *total);
 uint64_t staging_space_left(struct staging *s); /* of tmpfs and memory; s->lock held */
 /* of a tmpfs that others fill, too, and of the pool in it; of ours UINT64_MAX; s->lock held */
 uint64_t staging_tmpfs_left(struct staging *s);

@@ -330,6 +330,8 @@ static bool grow(struct staging *s, const char *zeros)
 	struct pool *p = &s->pool;
 	struct pool_file *f = &p->file[STOCK];
 
+	if (!atomic_load(&p->may_grow))
+		return false;
 	pthread_mutex_lock(&s->lock);
 	uint64_t used = s->files.used;
 	bool writing = s->files.open != NULL;

@@ -89,6 +89,7 @@ struct Options {
 	uint64_t pool = 0;
 	uint64_t limit = 32ull << 30;	// of the tmpfs: files of unknown size want space to grow
 	bool no_dedup = false;
+	std::string meminfo;	// "" = the machine's
 	const char *previous = nullptr;
 	unsigned mapped_ms = 0;
 	bool start = true;	// else threads wait for start()
@@ -122,6 +123,8 @@ public:
 		so.budget_bytes = o.budget;
 		so.pool_bytes = o.pool;
 		so.no_dedup = o.no_dedup;
+		meminfo = o.meminfo;
+		so.meminfo = meminfo.empty() ? nullptr : meminfo.c_str();
 		so.previous = o.previous;
 		so.mapped_ms = o.mapped_ms;
 		missing = o.missing;
@@ -172,7 +175,7 @@ public:
 		return n;
 	}
 
-	std::string store_path;
+	std::string meminfo, store_path;
 	Engine engine;
 	Store store;
 	staging_place place;

@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include <fstream>
+
 #include "staging_fixture.hh"
 
 namespace
@@ -160,6 +162,44 @@ TEST(Pool, GivesItsMemoryUpWhenOthersNeedIt)
 	EXPECT_TRUE(until([&] { return s.stats().used + s.stats().pool <= 256 * mib; }));
 	EXPECT_EQ(ready(s, 20 * mib), 0u);
 	staged_unref(f);
+}
+
+void machine_has(const std::string &meminfo, uint64_t available)
+{
+	std::ofstream(meminfo + ".new") << "MemTotal:       16777216 kB\nMemFree:        1 kB\nMemAvailable:   "
+					<< (available >> 10) << " kB\n";
+	ASSERT_EQ(rename((meminfo + ".new").c_str(), meminfo.c_str()), 0);
+}
+
+// The pool, then the durable files that are only a cache. What is not durable stays.
+TEST(Pool, GoesBackWhileTheMachineHasLittle)
+{
+	Ground ground;
+	Options o = with_pool();
+	o.meminfo = ground.run() + "/meminfo";
+	machine_has(o.meminfo, 8192 * mib);
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	shard(s, 20 * mib, "a");
+	ASSERT_TRUE(until([&] { return s.stats().pool > 100 * mib; }));
+	EXPECT_EQ(s.notes_with("memory available"), 0u);
+	staged *f = create(s, staging_new_id(s), {root, "b"}, 2 * mib);
+	std::string bytes(2 * mib, 'b'), got = bytes;
+	ASSERT_TRUE(f && write_all(f, bytes));
+
+	machine_has(o.meminfo, 500 * mib);
+	EXPECT_TRUE(until([&] { return s.stats().pool == 0 && s.stats().used <= 20 * mib; }));
+	EXPECT_EQ(s.notes_with("the machine has only 500 MiB of memory available"), 1u);
+	EXPECT_EQ(read_file(ground.store() + "/a"), std::string(20 * mib, 'x'));
+	ASSERT_EQ(staged_read(f, got.data(), got.size(), 0), (ssize_t)got.size());
+	EXPECT_SAME(got, bytes);
+
+	machine_has(o.meminfo, 1100 * mib); // not short, and not enough to grow
+	usleep(500000);
+	EXPECT_EQ(s.stats().pool, 0u);
+	staged_unref(f);
+	machine_has(o.meminfo, 8192 * mib);
+	EXPECT_TRUE(until([&] { return s.stats().pool > 100 * mib; }));
 }
 
 TEST(Pool, NoneIsLeftAtTheEnd)
