@@ -87,9 +87,10 @@ void session_may_take_long(struct fs *fs);
 /* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
  * own, or on this one if no thread can be made. */
 void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg);
-/* Around a question to the store: others are answered meanwhile, even where it never returns. */
-void session_asks(struct fs *fs);
-void session_asked(struct fs *fs);
+/* Around a question to the store: others are answered meanwhile, even where it never returns.
+ * session_asked() gets what session_asks() returned: when it was asked. */
+uint64_t session_asks(struct fs *fs);
+void session_asked(struct fs *fs, uint64_t asked_ns);
 /* Call it a few times a second, from a thread that does not wait for the store itself. */
 void session_look(struct fs *fs);
 /* The connection is gone: waits for all threads that answer. */

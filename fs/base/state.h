@@ -156,6 +156,8 @@ struct slots {
 	bool joining;
 	atomic_uint n_offloaded; /* others, which answer one request each */
 	atomic_uint n_asking; /* threads that wait for the store */
+	/* answers of the store until now, and until the last look: was there one? */
+	atomic_ullong n_answered, answered_seen;
 	/* the store is taken for slow until then; CLOCK_MONOTONIC, ns */
 	atomic_ullong slow_until;
 };

@@ -225,9 +225,9 @@ bool ask_store(struct fs *fs, int err)
 		return false;
 	}
 	mine.wanted = NULL;
-	session_asks(fs);
+	uint64_t asked_ns = session_asks(fs);
 	run(fs, a);
-	session_asked(fs);
+	session_asked(fs, asked_ns);
 	return true;
 }
 

@@ -408,4 +408,35 @@ TEST_F(StoreHangs, ForMoreThanThereAreThreads)
 		EXPECT_EQ(next().second, 0);
 }
 
+// One hangs now and then, when the store is no longer taken for slow: no thread is lost for good.
+TEST_F(StoreHangs, OnceAndAgain)
+{
+	shim_hold_answers(t->engine.e, N_ANSWERING + 1);
+	for (unsigned i = 0; i <= N_ANSWERING; i++) {
+		uint64_t lookup = 100 + 4 * i, write = lookup + 2;
+		shim_store_is_fast(t->fs);
+		ask(lookup, FUSE_LOOKUP, root, Body().name("file"));
+		shim_await_held(i + 1);
+		ask(write, FUSE_WRITE, open.id, Client::writing(open, "x", 0));
+		ASSERT_EQ(next(), std::make_pair(write, 0)) << i;
+	}
+	shim_store_is_fast(t->fs);
+	expect_others_are_answered(20);
+	EXPECT_FALSE(answered());
+	shim_let_go();
+	for (unsigned i = 0; i <= N_ANSWERING; i++)
+		EXPECT_EQ(next().second, 0);
+}
+
+// The store answered late once. It is asked all the time, and answers: it is not slow any more.
+TEST_F(StoreHangs, Once)
+{
+	hangs(FUSE_LOOKUP, root, Body().name("file"));
+	EXPECT_TRUE(shim_store_is_slow(t->fs));
+	time_t until = time(nullptr) + 40;
+	while (shim_store_is_slow(t->fs) && time(nullptr) < until)
+		ASSERT_EQ(k->lookup(root, "nothing"), -ENOENT);
+	EXPECT_FALSE(shim_store_is_slow(t->fs));
+}
+
 } // namespace

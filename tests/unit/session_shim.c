@@ -283,6 +283,18 @@ unsigned shim_offloaded(struct fs *fs)
 	return atomic_load(&fs->slots.n_offloaded);
 }
 
+bool shim_store_is_slow(struct fs *fs)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return atomic_load(&fs->slots.slow_until) > (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void shim_store_is_fast(struct fs *fs)
+{
+	atomic_store(&fs->slots.slow_until, 0);
+}
+
 void shim_serve_end(struct fs *fs)
 {
 	atomic_store(&fs->stopping, true);

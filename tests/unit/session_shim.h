@@ -27,6 +27,9 @@ enum {
 int shim_serve(struct fs *fs, int fd, unsigned how);
 /* How many requests are answered by threads of their own. */
 unsigned shim_offloaded(struct fs *fs);
+/* Whether the store is taken for slow; it is not any more. */
+bool shim_store_is_slow(struct fs *fs);
+void shim_store_is_fast(struct fs *fs);
 /* How many requests wait in ops/wait.c; how many files below.c has looked at, for these and for states. */
 unsigned shim_waiting(struct fs *fs);
 uint64_t shim_looked(struct fs *fs);
