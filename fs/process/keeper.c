@@ -22,7 +22,6 @@
 #define DEATHS_WINDOW_S 10
 #define DETACH_GRACE_S 10
 #define CANNOT_MAX 6u /* starts of a worker that cannot serve: after 1, 2, 4, ... s */
-#define EXIT_CANNOT 3 /* worker_run()'s exit code */
 
 static volatile sig_atomic_t end_asked;
 
@@ -368,13 +367,13 @@ static int keep(struct keeper *k)
 			       "mount is aborted, staging is kept in %s for the next start",
 			       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, WTERMSIG(status),
 			       k->fs->place.path);
-			return 5;
+			return EXIT_DEATHS;
 		}
 		fs_log(LEVEL_WARNING "%s: the worker died by signal %d; starting another",
 		       k->fs->o.store, WTERMSIG(status));
 		worker = next_worker(k);
 	}
-	return 1;
+	return EXIT_FAILED;
 }
 
 static void to_background(void)
@@ -396,7 +395,7 @@ static void to_background(void)
  * that are meant for the store. */
 static bool stays(const struct keeper *k, int err)
 {
-	bool failed = k->took_over ? err : k->again && (err == 5 || err == EXIT_CANNOT);
+	bool failed = k->took_over ? err : k->again && (err == EXIT_DEATHS || err == EXIT_CANNOT);
 	return failed && !end_asked;
 }
 

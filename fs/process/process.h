@@ -43,8 +43,18 @@ int takeover_mount(const char *path, int (*mount)(void *arg), void *arg);
 /* ---- keeper.c, worker.c ---- */
 
 int keeper_run(struct fs *fs, struct fuse_args *rest);
-/* worker_run()'s exit code: nothing is left in staging, but the store refused some of it. */
-enum { EXIT_REFUSED = 6 };
+/* The exit codes of a worker, and of a mount that ran. */
+enum {
+	EXIT_FAILED = 1, /* no worker can be started */
+	EXIT_CANNOT = 3, /* it cannot serve */
+	EXIT_LEFT, /* some is left in staging for the next start */
+	EXIT_DEATHS, /* the keeper's: workers died too often */
+	EXIT_REFUSED, /* nothing is left in staging, but the store refused some of it */
+	/* the store's filesystem is gone, or back: the keeper closes the store, or opens it again,
+	 * before it starts the next worker */
+	EXIT_STORE_GONE = 20,
+	EXIT_STORE_BACK,
+};
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
 
 /* ---- tier.c ---- */
@@ -68,10 +78,8 @@ void manager_look(struct fs *fs, bool ended);
 
 /* ---- store_watch.c: a thread of the worker ---- */
 
-/* Watches whether the store's filesystem is still there, or back. Then the worker exits with one of
- * these codes, and the keeper closes the store, or opens it again, before it starts the next
- * worker. */
-enum { EXIT_STORE_GONE = 20, EXIT_STORE_BACK };
+/* Watches whether the store's filesystem is still there, or back. Then the worker exits with
+ * EXIT_STORE_GONE or EXIT_STORE_BACK. */
 int store_watch_start(struct fs *fs);
 
 /* ---- hosts.c: a thread of the worker ---- */

@@ -163,7 +163,7 @@ static void wait_for_end(struct fs *fs)
 				       (unsigned long long)st.versions.open);
 			hosts_end(fs);
 			staging_flush_timeline(fs->s);
-			worker_exit(fs, left ? 4 : 0);
+			worker_exit(fs, left ? EXIT_LEFT : 0);
 		}
 		sleep_ms(20);
 	}
@@ -348,7 +348,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 			       ? "; if locked memory is limited (ulimit -l, LimitMEMLOCK=), "
 				 "raise that to 64 KiB"
 			       : "");
-		return 3;
+		return EXIT_CANNOT;
 	}
 	report_ready(fs);
 	fs_log_leave_terminal();
@@ -365,7 +365,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	hosts_end(fs);
 	staging_flush_timeline(fs->s);
 	if (!all)
-		return 4;
+		return EXIT_LEFT;
 	bool refused = some_refused(fs);
 	staging_clear(fs->s);
 	return refused ? EXIT_REFUSED : 0;
