@@ -155,6 +155,11 @@ struct pend_times {
 	uint64_t wait[PEND_WAITS];
 };
 
+struct pend_clone {
+	int source; /* a store file that it may be a clone of; -1; clone.c */
+	bool done; /* it is one */
+};
+
 /* An ordered record that is pending. In s->order.pend: those set aside, sorted by `accepted`, then
  * the others, sorted by seq. */
 struct pend {
@@ -168,9 +173,7 @@ struct pend {
 	bool direct;
 	bool snapshot; /* by fsync: the file is still written */
 	struct early *early; /* what tmp_id had before the seal; NULL */
-	/* a store file that it may be a clone of; -1; clone.c */
-	int source;
-	bool cloned; /* it is one */
+	struct pend_clone clone;
 	struct chunks *chunks; /* what it has then, if it is its version before's; NULL; delta.c */
 	bool must; /* removed later, but must be published: persist it */
 	bool again; /* first after a restart: perhaps applied already */
@@ -180,6 +183,8 @@ struct pend {
 	uint64_t dead_at; /* seq that removes what this creates, 0 = none */
 	bool kills; /* removes what a pending record created */
 	uint64_t accepted; /* its first seq: r.seq is a later one after it waited */
+	/* accepted, or that of the first version that it replaces: append.c */
+	uint64_t from;
 	bool aside; /* it waits for other nodes, or behind what does; aside.c */
 	struct held *held; /* it is a name that waits; NULL. Owned; hold.c */
 	unsigned attempts;
@@ -301,6 +306,10 @@ struct staged_io {
 	/* what the file tmp_id has already, changed under s->lock, too; NULL */
 	struct early *early;
 	bool no_early; /* it failed: not tried again */
+	/* bytes [0, fixed) may be those of a closed version that the store does not have yet: they
+	 * do not change (append.c). Raised where there is no writer; changed under s->lock */
+	_Atomic uint64_t fixed;
+	bool appends; /* who opened it can only append; s->lock */
 };
 
 /* What failed writes did not write (torn.c): it is no whole version. */

@@ -63,7 +63,10 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	} else if (r->type == REC_STAGED) {
 		if (!f->spilled && (r->flags & REC_SPILLED))
 			sf_replay_spill(s, f);
+		bool sealed = f->state != STAGED_OPEN;
 		sf_set_state(s, f, STAGED_OPEN);
+		if (sealed)
+			append_protect(f);
 	}
 }
 
@@ -133,6 +136,8 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 		s->order.n_wait++;
 	} else {
 		persist_queue(s, p);
+		if (!(r->flags & REC_FSYNCED))
+			append_sealed(s, p, false);
 		sf_close_idle_fd(sf);
 	}
 }
@@ -193,6 +198,28 @@ static void replay_written(struct staging *s, const struct rec *r)
 	p->state = gone || r->flags & REC_FSYNCED ? PEND_READY : PEND_WRITTEN;
 }
 
+/* Its bytes are final: only writers that append came after that, before it was persisted. */
+static void replay_final(struct staging *s, const struct rec *r)
+{
+	LOCK_SCOPE(&s->lock);
+	struct pend *p = s->order.pend;
+	while (p && p->r.seq != r->node2)
+		p = p->next;
+	if (!(r->flags & REC_SEALED) || !p || !p->sf || p->state != PEND_WAIT)
+		return;
+	p->r.size = r->size;
+	p->r.atime = r->atime;
+	p->r.mtime = r->mtime;
+	if (p->sf->last_seal == p->accepted) {
+		p->sf->last.size = r->size;
+		p->sf->last.atime = r->atime;
+		p->sf->last.mtime = r->mtime;
+	}
+	s->order.n_wait--;
+	persist_queue(s, p);
+	append_sealed(s, p, false);
+}
+
 /* Continues in a copy of the valid part; the damaged log is kept for inspection. */
 static int log_set_damaged_aside(struct staging *s, size_t good)
 {
@@ -250,6 +277,8 @@ static int replay_one(struct staging *s, const struct rec *r,
 		err = each(ctx, r);
 	replay_staged(s, r);
 	replay_flush(s, r);
+	if (r->type == REC_FINAL)
+		replay_final(s, r);
 	if (r->type == REC_WRITTEN)
 		replay_written(s, r);
 	if (r->type == REC_KEEP)

@@ -122,7 +122,9 @@ enum rec_type {
 	/* sf may now be a second name of buffer fh; a SEAL follows if it is used */
 	REC_LEND,
 	REC_KEEP, /* buffer fh stays a file's: it has been a backing file */
-	REC_FINAL, /* SEAL node2 of sf was MAPPED, and its bytes are final now */
+	/* SEAL node2 of sf was MAPPED, and its bytes are final now. With SEALED: it has that size,
+	 * and others of sf may follow */
+	REC_FINAL,
 	/* the store refused change node2 of node, for dir/name, with errno mask; mask 0: that is
 	 * settled (node2 0: all are). See refuse.c */
 	REC_REFUSED,
@@ -458,7 +460,8 @@ int staged_end_ahead(struct staged *f);
 /* Relay writes: exact backpressure. Waits, evicts, spills: never -ENOSPC while the store has space,
  * unless f is a backing file. -ENOSPC, -EDQUOT: the store has no space for it, and f's close will
  * fail unless these bytes are written later. -EFBIG, also of _resize and _fallocate: longer than a
- * file of the store can be. */
+ * file of the store can be. -EBUSY, also of these: it would change what is protected, or spill it;
+ * nothing has happened, call staged_wait_persisted(), then again. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
 /* Its two halves. _now does not wait for removals that free space; -EAGAIN: call _later. */
 ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off);
@@ -525,6 +528,14 @@ uint64_t staging_next_late(struct staging *s);
  * stable storage, or not final yet. -EBUSY: they soon are, see the next; -EAGAIN:
  * not possible in place (evicted; spilled and final), copy instead. */
 int staged_reopen(struct staged *f);
+/* The same for a writer that can only append, and writes through staged_write(): it need not wait
+ * for a few versions on their way. What they have is protected then: other writers call
+ * staged_unprotect() first. */
+int staged_reopen_append(struct staged *f);
+bool staged_protected(struct staged *f); /* any lock may be held */
+/* 0: the bytes may be changed, and it has no such version. -EBUSY: it has, call
+ * staged_wait_persisted(), then again; or the log's error. */
+int staged_unprotect(struct staged *f);
 /* Waits until a seal's bytes are safe. -EAGAIN: they will not be, the store fails. */
 int staged_wait_persisted(struct staged *f);
 /* Its writers closed after its last name was removed: a seal that waited for them continues. */
@@ -592,6 +603,7 @@ ssize_t rec_pack(const struct rec_name *names, unsigned n_names, const struct re
 /* Iterates untrusted packed data: *pos starts at 0; 1 = name, 2 = pair, 0 = end, -EBADMSG. */
 int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *name,
 	       struct rec_pair *pair);
+bool rec_has_one_name(const struct rec *r); /* of a SEAL */
 
 /* ---- statistics ---------------------------------------------------------------- */
 
@@ -658,6 +670,7 @@ struct staging_stats {
 	uint64_t bytes_staged, bytes_persisted;
 	uint64_t bytes_early; /* persisted while their files were written */
 	uint64_t bytes_unchanged; /* not written: the version before had them; delta.c */
+	uint64_t versions_left_out; /* the next one came before they were persisted; append.c */
 	/* of opens, writes and closes: for space, memory, the previous version */
 	uint64_t waits, wait_ns;
 	uint64_t errors;

@@ -166,7 +166,7 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 	/* checked before a copy is made for it */
 	if (size > io_store_max_file(fs->store))
 		return -EFBIG;
-	if (current.slotted && n->sf && staged_busy(n->sf))
+	if (current.slotted && n->sf && (staged_busy(n->sf) || staged_protected(n->sf)))
 		return -EINPROGRESS;
 	int err = node_await(fs, n);
 	if (err)
@@ -180,7 +180,7 @@ static int set_size(struct fs *fs, struct node *n, uint64_t size)
 	/* nothing changes, not even mtime (truncate(2)) */
 	if ((uint64_t)st.st_size == size)
 		return 0;
-	err = node_make_writable(fs, n, size == 0);
+	err = node_make_writable(fs, n, size == 0 ? O_TRUNC : 0);
 	if (err)
 		return err;
 	err = node_resize(fs, n, size);

@@ -93,7 +93,8 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	fuse_reply_buf(req, buf, (size_t)n);
 }
 
-/* A write that waits for removals to make space, with its bytes. */
+/* A write that waits for removals to make space, or until the store has the version whose bytes it
+ * changes; with its bytes. */
 struct late_write {
 	fuse_req_t req;
 	struct fs *fs;
@@ -103,6 +104,7 @@ struct late_write {
 	size_t size;
 	off_t off;
 	int torn; /* a write before it had failed */
+	bool early; /* it would change what the store does not have */
 	char bytes[];
 };
 
@@ -122,16 +124,28 @@ static void write_end(const struct late_write *w, ssize_t done)
 static void write_later(void *arg)
 {
 	struct late_write *w = arg;
-	write_end(w, staged_write_later(w->sf, w->bytes, w->size, (uint64_t)w->off));
+	ssize_t done = -EAGAIN;
+
+	while (w->early &&
+	       (done = staged_write_now(w->sf, w->bytes, w->size, (uint64_t)w->off)) == -EBUSY)
+		if (staged_wait_persisted(w->sf)) {
+			done = -EIO;
+			staged_not_written(w->sf, (uint64_t)w->off, w->size, (int)done);
+			break;
+		}
+	if (done == -EAGAIN)
+		done = staged_write_later(w->sf, w->bytes, w->size, (uint64_t)w->off);
+	write_end(w, done);
 	free(w);
 }
 
 static void write_now(const struct late_write *w, const char *buf)
 {
 	ssize_t done = staged_write_now(w->sf, buf, w->size, (uint64_t)w->off);
-	struct late_write *later = done == -EAGAIN ? malloc(sizeof(*later) + w->size) : NULL;
+	bool waits = done == -EAGAIN || done == -EBUSY;
+	struct late_write *later = waits ? malloc(sizeof(*later) + w->size) : NULL;
 
-	if (done == -EAGAIN && !later) {
+	if (waits && !later) {
 		done = -ENOSPC;
 		staged_not_written(w->sf, (uint64_t)w->off, w->size, (int)done);
 	}
@@ -140,6 +154,7 @@ static void write_now(const struct late_write *w, const char *buf)
 		return;
 	}
 	*later = *w;
+	later->early = done == -EBUSY;
 	memcpy(later->bytes, buf, w->size);
 	session_offload(w->fs, write_later, later);
 }
@@ -188,9 +203,12 @@ void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t off, off_t len,
 	bool buffer = n && n->buf;
 	pthread_mutex_unlock(&fs->tree.lock);
 	/* a buffer's pages stay the client's: it grows by ftruncate only and has no holes */
-	int err = sf	   ? staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len)
-		  : buffer ? -EOPNOTSUPP
-			   : -EBADF;
+	int err = buffer ? -EOPNOTSUPP : -EBADF;
+	while (sf && (err = staged_fallocate(sf, mode, (uint64_t)off, (uint64_t)len)) == -EBUSY)
+		if (staged_wait_persisted(sf)) {
+			err = -EIO;
+			break;
+		}
 	if (sf)
 		staged_unref(sf);
 	fuse_reply_err(req, -err);

@@ -34,7 +34,8 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
 	bool charged =
 		write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
-	if (sync || suid || raw || charged || is_relayed(n))
+	bool fixed = write && n->sf && staged_protected(n->sf);
+	if (sync || suid || raw || charged || fixed || is_relayed(n))
 		return LANE_RELAY;
 	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
 }
@@ -253,7 +254,7 @@ static int try_open(fuse_req_t req, struct fs *fs, fuse_ino_t id, struct fuse_fi
 	if (!err && n->buf)
 		err = trunc ? buffers_resize(fs, n, 0) : 0;
 	else if (!err && (write || trunc))
-		err = node_make_writable(fs, n, trunc);
+		err = node_make_writable(fs, n, fi->flags);
 	else if (!err)
 		err = fork_await(fs, n);
 	bool made = !err && (write || trunc) && !n->buf;
@@ -379,14 +380,14 @@ static int create_existing(fuse_req_t req, struct fs *fs, struct node **n, int f
 	if (err < 0)
 		return err;
 	m->refs++;
-	err = node_make_writable(fs, m, flags & O_TRUNC);
+	err = node_make_writable(fs, m, flags);
 	m->refs--;
 	if (err != -ESTALE || !m->fork.to)
 		return err;
 	*n = m = node_current(fs, m->id);
 	fork_tell(fs, m, NULL, NULL);
 	m->refs++;
-	err = node_make_writable(fs, m, flags & O_TRUNC);
+	err = node_make_writable(fs, m, flags);
 	m->refs--;
 	return err;
 }

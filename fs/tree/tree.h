@@ -322,8 +322,9 @@ void nodes_keep_again(struct fs *fs);
 /* ---- version.c, expect.c: versions of files ---- */
 
 /* Makes n's bytes writable: a new version, or the old one again. May drop the lock while it copies.
+ * flags: those of the open; O_TRUNC matters, and whether it can only append.
  * -ESTALE: readers keep it, look the name up again. -EINPROGRESS as node_await(). */
-int node_make_writable(struct fs *fs, struct node *n, bool trunc);
+int node_make_writable(struct fs *fs, struct node *n, int flags);
 /* As node_wait_busy(), for an operation that can begin again. -EINPROGRESS: this is one of the few
  * threads that answer, which must not wait; session_offload() begins it again, and waits. */
 int node_await(struct fs *fs, struct node *n);

@@ -60,13 +60,18 @@ int node_resize(struct fs *fs, struct node *n, uint64_t size)
 {
 	struct staged *sf = staged_ref(n->sf);
 
-	if (staged_busy(sf) || staged_spilled(sf))
+	if (staged_busy(sf) || staged_spilled(sf) || staged_protected(sf))
 		session_may_block(fs);
 	else
 		session_may_take_long(fs);
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	int torn = staged_torn(sf), err = staged_resize(sf, size);
+	int torn = staged_torn(sf), err;
+	while ((err = staged_resize(sf, size)) == -EBUSY)
+		if (staged_wait_persisted(sf)) {
+			err = -EIO;
+			break;
+		}
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
 	pthread_cond_broadcast(&fs->tree.busy_cond);
@@ -174,9 +179,23 @@ static int copy_version(struct fs *fs, struct node *n)
 	return 0;
 }
 
+/* Waits until the store has sf's sealed bytes. Drops the lock; n is busy meanwhile. */
+static int await_persisted(struct fs *fs, struct node *n, struct staged *sf)
+{
+	if (current.slotted)
+		return -EINPROGRESS;
+	n->busy = true;
+	pthread_mutex_unlock(&fs->tree.lock);
+	int err = staged_wait_persisted(sf);
+	pthread_mutex_lock(&fs->tree.lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->tree.busy_cond);
+	return err;
+}
+
 /* Reopens the same bytes once the store has their last version, so that shared mappings and readers
- * go on seeing one file. May drop the lock to wait. */
-static int reopen(struct fs *fs, struct node *n)
+ * go on seeing one file; at once for a writer that only appends. May drop the lock to wait. */
+static int reopen(struct fs *fs, struct node *n, bool append)
 {
 	struct staged *sf = staged_ref(n->sf);
 	int err;
@@ -185,19 +204,25 @@ static int reopen(struct fs *fs, struct node *n)
 		staged_unref(sf);
 		return -EAGAIN;
 	}
-	while ((err = n->sf == sf ? staged_reopen(sf) : -EAGAIN) == -EBUSY) {
-		if (current.slotted) {
-			err = -EINPROGRESS;
+	while ((err = n->sf != sf ? -EAGAIN
+		      : append	  ? staged_reopen_append(sf)
+				  : staged_reopen(sf)) == -EBUSY)
+		if ((err = await_persisted(fs, n, sf)))
 			break;
-		}
-		n->busy = true;
-		pthread_mutex_unlock(&fs->tree.lock);
-		err = staged_wait_persisted(sf);
-		pthread_mutex_lock(&fs->tree.lock);
-		n->busy = false;
-		pthread_cond_broadcast(&fs->tree.busy_cond);
-		if (err)
-			break;
+	staged_unref(sf);
+	return err;
+}
+
+/* It is written by those that can only append, and another writer comes: 0; -EAGAIN: it had to
+ * wait, look again. */
+static int unprotect(struct fs *fs, struct node *n)
+{
+	struct staged *sf = staged_ref(n->sf);
+	int err = staged_unprotect(sf);
+
+	if (err == -EBUSY) {
+		err = await_persisted(fs, n, sf);
+		err = !err ? -EAGAIN : err == -EINPROGRESS ? err : -EIO;
 	}
 	staged_unref(sf);
 	return err;
@@ -250,9 +275,17 @@ static int check_names(struct fs *fs, struct node *n)
 	return err ? err : n->names ? 0 : -ESTALE;
 }
 
-int node_make_writable(struct fs *fs, struct node *n, bool trunc)
+/* With such a descriptor bytes can be changed by calls alone, which all reach the daemon: a mapping
+ * would have to be readable. */
+static bool only_appends(int flags)
+{
+	return (flags & (O_ACCMODE | O_APPEND | O_TRUNC)) == (O_WRONLY | O_APPEND);
+}
+
+int node_make_writable(struct fs *fs, struct node *n, int flags)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
+	bool trunc = flags & O_TRUNC;
 	int err;
 
 	fork_came(fs, n);
@@ -262,6 +295,9 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 	if (n->sf)
 		staged_get_state(n->sf, &i);
 	if (n->sf && (i.state == STAGED_OPEN || n->writers)) {
+		err = only_appends(flags) ? 0 : unprotect(fs, n);
+		if (err)
+			return err == -EAGAIN ? node_make_writable(fs, n, flags) : err;
 		if (trunc && current.slotted && staged_busy(n->sf))
 			return -EINPROGRESS;
 		return trunc ? node_resize(fs, n, 0) : 0;
@@ -271,7 +307,7 @@ int node_make_writable(struct fs *fs, struct node *n, bool trunc)
 		err = inherit(fs, n);
 	if (err)
 		return err;
-	err = !trunc && n->sf ? reopen(fs, n) : -EAGAIN;
+	err = !trunc && n->sf ? reopen(fs, n, only_appends(flags)) : -EAGAIN;
 	if (!err)
 		log_staged(fs, n);
 	if (!err || err == -EINPROGRESS)

@@ -72,13 +72,13 @@ static bool source_is_sound(struct staging *s, int source, const struct io_sum *
 static int make_clone(struct staging *s, struct pend *p, int from, int clone, struct io_sum *sum)
 {
 	struct stat st;
-	int err = io_clone(s->o.store, p->source, clone);
+	int err = io_clone(s->o.store, p->clone.source, clone);
 
 	if (!err)
 		err = fstat(clone, &st) ? -errno : (uint64_t)st.st_size != p->r.size ? -ESTALE : 0;
 	if (!err)
 		err = compare(p, from, clone, sum);
-	return err || source_is_sound(s, p->source, sum) ? err : -EILSEQ;
+	return err || source_is_sound(s, p->clone.source, sum) ? err : -EILSEQ;
 }
 
 bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
@@ -90,8 +90,8 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	bool direct;
 
 	/* after a failed fsync persist.c finds out whether f was written since */
-	if (p->source < 0 || p->failed_fsync || f->spilled || f->moved.under ||
-	    fstat(p->source, &st) || (uint64_t)st.st_size != p->r.size)
+	if (p->clone.source < 0 || p->failed_fsync || f->spilled || f->moved.under ||
+	    fstat(p->clone.source, &st) || (uint64_t)st.st_size != p->r.size)
 		return false;
 	staging_sf_name(f->id, name);
 	int from = openat(staging_sf_dir(f), name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -109,7 +109,7 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 		err = -ESTALE;
 	LOCK_SCOPE(&s->lock);
 	s->drain.no_clone |= err == -EOPNOTSUPP;
-	source_forget(s, &p->source);
+	source_forget(s, &p->clone.source);
 	if (err) {
 		if (fd >= 0)
 			trash_put(s, id, fd);
@@ -119,6 +119,6 @@ bool clone_version(struct staging *s, struct pend *p, struct io_sum *sum)
 	p->tmp_id = id;
 	p->tmp_fd = fd;
 	p->direct = direct;
-	p->cloned = true;
+	p->clone.done = true;
 	return true;
 }

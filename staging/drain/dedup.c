@@ -114,7 +114,7 @@ void dedup_offer(struct staging *s, const struct pend *p)
 	f->node = r->node;
 	f->dir = renamed ? r->dir2 : r->dir;
 	f->size = r->size;
-	f->done = p->cloned ? r->size : 0;
+	f->done = p->clone.done ? r->size : 0;
 	f->renamed = renamed;
 	memcpy(f->checksum, p->checksum, sizeof(f->checksum));
 	*d->news_tail = f;

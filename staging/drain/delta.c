@@ -94,7 +94,7 @@ static bool begin(struct delta *d)
 	struct staged *f = p->sf;
 
 	LOCK_SCOPE(&d->s->lock);
-	if (!sf_may_be_delta(d->s, f) || p->source >= 0 || p->attempts || p->early ||
+	if (!sf_may_be_delta(d->s, f) || p->clone.source >= 0 || p->attempts || p->early ||
 	    p->failed_fsync || p->r.size < DELTA_MIN)
 		return false;
 	d->before = f->base.chunks;
@@ -244,7 +244,7 @@ static void settle(struct delta *d, uint64_t id, int err)
 	p->tmp_id = id;
 	p->tmp_fd = d->to;
 	p->direct = d->direct;
-	p->cloned = p->sf->base.counted = true;
+	p->clone.done = p->sf->base.counted = true;
 	p->chunks = d->now;
 	d->s->st.bytes_unchanged += d->now->size - d->now->changed;
 }

@@ -248,19 +248,6 @@ static bool set_aside(struct staging *s, struct pend **link)
 
 /* ---- names that are removed or replaced while they wait ---- */
 
-static bool has_one_name(const struct rec *r)
-{
-	struct rec_name name;
-	struct rec_pair pair;
-	uint32_t pos = 0;
-	unsigned n = 0;
-	int kind;
-
-	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
-		n += kind == 1;
-	return n == 1;
-}
-
 /* p's name c ends with `end`, or (NULL) in the store: nobody sees it there. Of a rename only the
  * removal of the old name remains, and nothing if that may be another host's file. */
 static int end_commit(struct staging *s, struct pend *p, struct commit c, const struct rec *end)
@@ -292,7 +279,7 @@ static bool end_commits(struct staging *s)
 
 	for (struct pend *p = s->order.pend; p && p->aside; p = p->next, at++) {
 		struct commit c = p->held ? commit_of(s, &p->r) : (struct commit){.name = NULL};
-		if (!c.name || (p->r.type == REC_SEAL && !has_one_name(&p->r)))
+		if (!c.name || (p->r.type == REC_SEAL && !rec_has_one_name(&p->r)))
 			continue;
 		struct pass w = waiting(s, &none);
 		size_t end = none ? w.n : pass_end_of(&w, at, c.dir, c.name);
@@ -352,7 +339,7 @@ static void resume(struct staging *s)
 static bool is_waited_for(const struct staging *s, const struct pend *q)
 {
 	for (const struct waiter *w = s->drain.waiters; w; w = w->next)
-		if (q->accepted <= w->seq &&
+		if (q->from <= w->seq &&
 		    (!w->node || w->node == q->r.node || w->node == q->r.node2 ||
 		     w->node == q->r.dir || w->node == q->r.dir2))
 			return true;
@@ -385,7 +372,7 @@ static bool end_overtaken(struct staging *s, struct pend *p, const char *why)
 	char text[400];
 
 	snprintf(text, sizeof(text), LEVEL_WARNING "%s is not published: %s", p->held->path, why);
-	if ((p->r.type == REC_SEAL && !has_one_name(&p->r)) ||
+	if ((p->r.type == REC_SEAL && !rec_has_one_name(&p->r)) ||
 	    end_commit(s, p, commit_of(s, &p->r), NULL))
 		return false;
 	tell(s, text);

@@ -301,14 +301,16 @@ static int write_bytes(struct job *j)
 static int write_version(struct job *j)
 {
 	struct pend *p = j->p;
+	bool goes_on = p->snapshot;
 	atomic_store(&p->sf->written, 0);
 	/* if the file is still written after its fsync, only bytes being cut off must wait */
-	if (p->snapshot)
+	if (goes_on)
 		pthread_mutex_lock(&p->sf->io.cut);
 	j->no_sum = false;
-	bool cloned = p->cloned || clone_version(j->s, p, j->sum) || delta_version(j->s, p, j->sum);
+	bool cloned =
+		p->clone.done || clone_version(j->s, p, j->sum) || delta_version(j->s, p, j->sum);
 	int err = cloned ? 0 : write_bytes(j);
-	if (p->snapshot)
+	if (goes_on)
 		pthread_mutex_unlock(&p->sf->io.cut);
 	if (err)
 		return err;
@@ -337,6 +339,21 @@ static int persist_one(struct job *j)
 
 /* ---- the thread ---- */
 
+/* Another version of its file is being persisted: until that is done this one may be left out
+ * (append.c). s->lock held */
+static bool is_behind(const struct staging *s, const struct pend *p)
+{
+	for (const struct pend *q = p->sf->n_seals > 1 ? s->order.pend : NULL; q; q = q->next)
+		if (q->sf == p->sf && q->state == PEND_BUSY)
+			return true;
+	return false;
+}
+
+static bool may_take(const struct staging *s, const struct pend *p, bool small)
+{
+	return (!small || is_small(p)) && !(p->dead_at && !p->must) && !is_behind(s, p);
+}
+
 /* s->lock held. Dead ones are left to the publisher, which knows whether they may be skipped. */
 static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until)
 {
@@ -346,7 +363,7 @@ static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until
 		persist_unqueue(s, p);
 		p->todo_next = NULL;
 	}
-	while (small && p && (!is_small(p) || (p->dead_at && !p->must)))
+	while (p && !may_take(s, p, small))
 		p = p->todo_next;
 	if (!p)
 		return NULL;
@@ -383,7 +400,8 @@ static void job_run(struct job *j)
 	uint64_t lost = s->drain.n_lost;
 
 	p->state = PEND_BUSY;
-	if (p->sf->state == STAGED_SEALED || p->sf->state == STAGED_FAILED)
+	if (p->sf->state == STAGED_SEALED ||
+	    (p->sf->state == STAGED_FAILED && !p->sf->space.failed))
 		sf_set_state(s, p->sf, STAGED_PERSISTING);
 	pthread_mutex_unlock(&s->lock);
 	int err = persist_one(j);

@@ -509,7 +509,11 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		if (kept && kept != -ENOENT)
 			return kept;
 	}
-	refuse(s, &p->r, err);
+	/* told to all that wait for it, or for a version that it replaced */
+	struct rec told = p->r;
+	if (p->from < p->accepted)
+		told.seq = p->from;
+	refuse(s, &told, err);
 	return 0;
 }
 
@@ -667,7 +671,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		dedup_offer(s, p);
 	}
 	reserve_kept(s, &p->promised);
-	source_forget(s, &p->source);
+	source_forget(s, &p->clone.source);
 	dirs_unref(s, p->r.dir);
 	dirs_unref(s, p->r.dir2);
 	if (p->r.node && (p->r.type == REC_MKDIR || (p->r.flags & REC_DIR)))
@@ -676,7 +680,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		if (shown) {
 			s->st.bytes_persisted += p->r.size;
 			/* once, however often it was fsynced */
-			if (p->cloned && !f->base.counted) {
+			if (p->clone.done && !f->base.counted) {
 				f->base.counted = true;
 				s->st.dedup.bytes += p->r.size;
 				s->st.dedup.files++;
@@ -689,7 +693,7 @@ static void finish(struct staging *s, struct pend **gone, bool shown)
 		}
 		if (--f->n_seals == 0 &&
 		    (f->state == STAGED_SEALED || f->state == STAGED_PERSISTING ||
-		     (f->state == STAGED_FAILED && shown)))
+		     (f->state == STAGED_FAILED && shown && !f->space.failed)))
 			sf_set_state(s, f, STAGED_DURABLE);
 		sf_close_idle_fd(f);
 		sf_drop_useless(s, f);
@@ -879,7 +883,7 @@ static void halt(struct staging *s, struct pend *p, int err)
 	for (struct pend *q = s->order.pend; q; q = q->next)
 		if (q->state == PEND_FAILED) {
 			q->attempts = 0;
-			if (q->sf->state == STAGED_FAILED)
+			if (q->sf->state == STAGED_FAILED && !q->sf->space.failed)
 				sf_set_state(s, q->sf, STAGED_SEALED);
 			persist_queue(s, q);
 		}

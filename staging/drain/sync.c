@@ -14,9 +14,9 @@ void persist_again(struct staging *s, struct pend *p, int err)
 	trash_put(s, !f->spilled || p->snapshot ? p->tmp_id : 0, p->tmp_fd);
 	p->tmp_fd = -1;
 	p->tmp_id = 0;
-	p->cloned = false;
+	p->clone.done = false;
 	p->begun = p->shown = false; /* the bytes under its name are not trusted */
-	source_forget(s, &p->source);
+	source_forget(s, &p->clone.source);
 	chunks_forget(s, &p->chunks);
 	p->unsure |= f->spilled;
 	if (!err || ++p->attempts < MAX_ATTEMPTS) {
@@ -105,6 +105,7 @@ static bool sync_written(struct staged *f)
 		else
 			p->state = PEND_READY;
 		sleeper_nudge(&s->pub, false);
+		persist_wake(s); /* for a later version */
 		return true;
 	}
 	return false;

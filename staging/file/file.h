@@ -19,6 +19,10 @@ int sf_spoiled(struct staged *f, int fd);
 /* s->lock held for the next ones */
 struct staged *sf_find(struct staging *s, uint64_t id);
 void sf_set_state(struct staging *s, struct staged *f, enum staged_state st);
+/* Of f's seals: the one that waits for its last mapping to go; NULL */
+struct pend *sf_waiting_seal(struct staged *f);
+/* any that still needs the bytes unchanged */
+bool sf_seals_under_way(struct staged *f);
 void sf_charge(struct staging *s, struct staged *f, uint64_t bytes);
 void space_claim_set(struct staging *s, struct staged *f, uint64_t bytes);
 /* of a staged file or a record: closed */
@@ -160,8 +164,20 @@ void pend_finalize(struct staging *s, struct pend *p, bool early);
 /* Gives f's version, as st describes it, its place in the order. f->io.lock held. */
 int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct stat *st, bool closed,
 	    bool final);
-/* that still need the bytes unchanged. s->lock held */
-bool sf_seals_under_way(struct staged *f);
+
+/* append.c; s->lock held, unless said otherwise */
+void append_protect(struct staged *f); /* it was sealed, and is open now */
+/* Bytes from off on are to change: 0, -EBUSY, the log's error. Takes s->lock. */
+int append_change(struct staged *f, uint64_t off);
+bool append_may_begin(const struct staged *f); /* without waiting for its seals */
+/* p, the seal of a closed version, is final: the one before it may be left out. locked: the caller
+ * has its file's io.lock, too. */
+void append_sealed(struct staging *s, struct pend *p, bool locked);
+/* Has f, with that size, the blocks of a version that was left out? f->io.lock held, s->lock not */
+bool append_has_blocks(struct staged *f, const struct stat *st);
+/* p, whose bytes are not final, is closed again: it gets the blocks of this close, f those that it
+ * had. f->io.lock held, too. */
+void append_swap_blocks(struct staged *f, struct pend *p);
 
 /* buffer.c; s->lock held */
 #define BUFFER_PREFIX "buffer."

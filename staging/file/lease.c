@@ -48,18 +48,39 @@ bool sf_final(struct staged *f)
 	return errno != EAGAIN; /* a filesystem without leases: take it as final */
 }
 
-void pend_finalize(struct staging *s, struct pend *p, bool early)
+/* What p's version is, now that it is final. s->lock held */
+static void final_stat(struct pend *p)
 {
 	struct staged *f = p->sf;
 	struct stat st;
-	if (f->fd >= 0 && !fstat(f->fd, &st)) {
-		f->last.size = p->r.size = (uint64_t)st.st_size;
-		f->last.atime = p->r.atime = st.st_atim;
-		f->last.mtime = p->r.mtime = st.st_mtim;
-		f->last.ctime = st.st_ctim;
+
+	if (f->fd < 0 || fstat(f->fd, &st))
+		return;
+	/* the rest is a later version's: its seal is pending, too */
+	if (f->last_seal != p->accepted) {
+		if (p->r.size > (uint64_t)st.st_size)
+			p->r.size = (uint64_t)st.st_size;
+		return;
 	}
+	f->last.size = p->r.size = (uint64_t)st.st_size;
+	f->last.atime = p->r.atime = st.st_atim;
+	f->last.mtime = p->r.mtime = st.st_mtim;
+	f->last.ctime = st.st_ctim;
+}
+
+void pend_finalize(struct staging *s, struct pend *p, bool early)
+{
+	struct staged *f = p->sf;
+
+	final_stat(p);
 	if (!early) {
-		struct rec r = {.type = REC_FINAL, .node2 = p->r.seq, .sf = f->id};
+		struct rec r = {.type = REC_FINAL,
+				.flags = REC_SEALED,
+				.node2 = p->r.seq,
+				.sf = f->id,
+				.size = p->r.size,
+				.atime = p->r.atime,
+				.mtime = p->r.mtime};
 		/* if that fails, a restart seals it once more: harmless */
 		log_append(s, &r);
 	}
@@ -70,6 +91,8 @@ void pend_finalize(struct staging *s, struct pend *p, bool early)
 	if (early)
 		sf_set_late(s, f, true);
 	persist_queue(s, p);
+	if (!early)
+		append_sealed(s, p, false);
 }
 
 void staged_finalize(struct staged *f)

@@ -242,7 +242,7 @@ static int move_open_file(struct staged *f)
 
 	CUT_SCOPE(f);
 	bool first = !f->moved.under;
-	if (f->spilled || f->state != STAGED_OPEN)
+	if (f->spilled || f->state != STAGED_OPEN || staged_unprotect(f))
 		return -EAGAIN;
 	int err = move_open(&m, f);
 	if (!err)
@@ -485,7 +485,7 @@ static bool may_move(const struct staging *s, const struct staged *f, uint64_t n
 {
 	uint64_t worth = s->o.budget_bytes / 8 < WORTH ? s->o.budget_bytes / 8 : WORTH;
 	return f->state == STAGED_OPEN && f->backing && !f->spilled && !f->memory.loan &&
-	       !f->moved.more && now >= f->moved.after_ns &&
+	       !f->moved.more && !f->io.fixed && now >= f->moved.after_ns &&
 	       f->last.blocks * 512 >= worth + TAIL + HUGE_BYTES;
 }
 

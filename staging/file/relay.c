@@ -104,13 +104,16 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	if (len > max - off)
 		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io.lock);
+	int fixed = append_change(f, off);
+	if (fixed)
+		return fixed == -EBUSY ? fixed : space_written(f, off, len, fixed);
 	bool tight = f->spilled || f->space.checked;
 	bool may_come = !last && tight && sf_space_may_come(f->s);
 	ssize_t n = write_bytes(f, buf, len, off, last);
 	/* a spilled file, or one that is spilled now, takes its blocks by itself */
 	if ((n == -ENOSPC || n == -EDQUOT) && may_come)
 		n = -EAGAIN;
-	return space_written(f, off, len, n);
+	return n == -EBUSY ? n : space_written(f, off, len, n);
 }
 
 ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off)
@@ -163,7 +166,9 @@ int staged_resize(struct staged *f, uint64_t size)
 		return -EFBIG;
 	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
-	int fd = sf_open_bytes(f, O_RDWR);
+	int fd = append_change(f, size);
+	if (!fd)
+		fd = sf_open_bytes(f, O_RDWR);
 	if (fd < 0)
 		return fd;
 	struct stat st;
@@ -282,6 +287,9 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 		return -EFBIG;
 	LOCK_SCOPE(&f->io.lock);
 	CUT_SCOPE(f);
+	int err = append_change(f, off);
+	if (err)
+		return err;
 	return mode == keep			       ? allocate(f, mode, off, len)
 	       : mode == (keep | FALLOC_FL_ZERO_RANGE) ? zero_range(f, keep, off, len)
 						       : change_range(f, mode, off, len);

@@ -90,6 +90,8 @@ static int allocate_blocks(struct staged *f)
 		sf_drop_tmp(f);
 	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->space.checked)
 		return 0;
+	if (append_has_blocks(f, &st))
+		return 0;
 	if (promised(f, &st))
 		return 0;
 	uint64_t need = (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size
@@ -190,15 +192,6 @@ static void snapshot_stat(struct staged *f, const struct stat *st)
 	f->last.ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* s->lock held */
-static struct pend *waiting_seal(struct staged *f)
-{
-	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
-		if (p->sf == f && p->state == PEND_WAIT)
-			return p;
-	return NULL;
-}
-
 /* Another close of a file whose seal p waits: it has its place already and its bytes were never
  * final. s->lock held. */
 static void joined_seal(struct staged *f, struct pend *p, const struct stat *st)
@@ -216,7 +209,7 @@ void staged_nameless(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	struct pend *p = f->state == STAGED_OPEN ? waiting_seal(f) : NULL;
+	struct pend *p = f->state == STAGED_OPEN ? sf_waiting_seal(f) : NULL;
 	if (p && !sf_ensure_fd(f) && !fstat(f->fd, &st))
 		joined_seal(f, p, &st);
 }
@@ -227,11 +220,11 @@ static void take_source(struct staged *f, struct pend *p)
 	if (f->base.source < 0)
 		return;
 	if (!p->snapshot) {
-		p->source = f->base.source;
+		p->clone.source = f->base.source;
 		f->base.source = -1;
 	} else if (f->s->files.n_sources < sources_max(f->s)) {
-		p->source = fcntl(f->base.source, F_DUPFD_CLOEXEC, 0);
-		f->s->files.n_sources += p->source >= 0;
+		p->clone.source = fcntl(f->base.source, F_DUPFD_CLOEXEC, 0);
+		f->s->files.n_sources += p->clone.source >= 0;
 	}
 }
 
@@ -292,6 +285,8 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	if (final) {
 		p->state = PEND_QUEUED;
 		persist_queue(s, p);
+		if (closed)
+			append_sealed(s, p, true);
 	} else {
 		p->state = PEND_WAIT;
 		s->order.n_wait++;
@@ -353,8 +348,9 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 		close(f->io.rw);
 		f->io.rw = -1;
 	}
-	p = closed ? waiting_seal(f) : NULL;
+	p = closed ? sf_waiting_seal(f) : NULL;
 	if (p) {
+		append_swap_blocks(f, p);
 		joined_seal(f, p, &st);
 		r->seq = p->r.seq;
 		r->size = f->last.size;
@@ -364,16 +360,6 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 		return 0;
 	}
 	return sf_seal(s, f, r, &st, closed, !closed || sf_final(f));
-}
-
-/* Seals that still need the bytes unchanged. A seal that waits for a mapping does
- * not (a new writer joins it), nor one whose bytes are synced. s->lock held. */
-bool sf_seals_under_way(struct staged *f)
-{
-	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
-		if (p->sf == f && p->state != PEND_WAIT && p->state != PEND_READY)
-			return true;
-	return false;
 }
 
 /* Is f's own file, spilled, about to get a name? s->lock held. */
@@ -425,22 +411,22 @@ void staged_look_mapped(struct staged *f)
 	close(fd);
 }
 
-int staged_reopen(struct staged *f)
+/* s->lock held */
+static int reopen(struct staged *f, bool append)
 {
 	struct staging *s = f->s;
-	LOCK_SCOPE(&s->lock);
 	if (f->state == STAGED_EVICTED || f->memory.lender) /* not into a client's memory */
 		return -EAGAIN;
 	/* perhaps needed again unchanged */
 	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)
 		return -EAGAIN;
-	struct pend *p = f->state != STAGED_OPEN ? waiting_seal(f) : NULL;
+	struct pend *p = f->state != STAGED_OPEN ? sf_waiting_seal(f) : NULL;
 	/* the kernel drops the last writer a moment after its close: no mapping then */
 	if (p && sf_final(f))
 		pend_finalize(s, p, false);
 	if (leaves_as_it_is(f))
 		return -EAGAIN;
-	if (sf_seals_under_way(f))
+	if (sf_seals_under_way(f) && !(append && append_may_begin(f)))
 		return -EBUSY;
 	int err = sf_ensure_fd(f);
 	const char *sum = f->n_seals ? "" : f->last.checksum;
@@ -448,6 +434,8 @@ int staged_reopen(struct staged *f)
 		if (p->sf == f && p->state == PEND_READY) {
 			err = log_written(s, p);
 			sum = p->checksum;
+		} else if (p->sf == f && p->state != PEND_WAIT) {
+			sum = ""; /* not known yet */
 		}
 	if (!err) {
 		strcpy(f->base.checksum, sum);
@@ -455,9 +443,23 @@ int staged_reopen(struct staged *f)
 		f->base.again = true;
 		f->last.checksum[0] = 0;
 		f->error = 0;
+		f->io.appends = append;
 		sf_set_state(s, f, STAGED_OPEN);
+		append_protect(f);
 	}
 	return err;
+}
+
+int staged_reopen(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return reopen(f, false);
+}
+
+int staged_reopen_append(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return reopen(f, true);
 }
 
 int staged_unchanged(struct staged *f)

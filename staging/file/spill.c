@@ -32,6 +32,9 @@ int sf_spill(struct staged *f)
 	struct stat st;
 	int from, err;
 
+	/* versions on their way are read from where it is */
+	if ((err = staged_unprotect(f)))
+		return err;
 	pthread_mutex_lock(&s->lock);
 	err = sf_ensure_fd(f);
 	from = err ? -1 : dup(f->fd);

@@ -127,6 +127,36 @@ static uint64_t *state_count(struct staging *s, enum staged_state st)
 	return &s->files.n_evicted;
 }
 
+/* Those of a version that was left out (append.c): no other follows soon. */
+static void drop_blocks(struct staged *f)
+{
+	if (!f->io.tmp_id || f->io.early)
+		return;
+	trash_put(f->s, f->io.tmp_id, f->io.tmp_fd);
+	f->io.tmp_id = 0;
+	f->io.tmp_fd = -1;
+	f->io.tmp_size = 0;
+	f->io.allocated_from = f->io.allocated_to = 0;
+}
+
+struct pend *sf_waiting_seal(struct staged *f)
+{
+	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state == PEND_WAIT)
+			return p;
+	return NULL;
+}
+
+/* Seals that still need the bytes unchanged. A seal that waits for a mapping does
+ * not (a new writer joins it), nor one whose bytes are synced. s->lock held. */
+bool sf_seals_under_way(struct staged *f)
+{
+	for (struct pend *p = f->n_seals ? f->s->order.pend : NULL; p; p = p->next)
+		if (p->sf == f && p->state != PEND_WAIT && p->state != PEND_READY)
+			return true;
+	return false;
+}
+
 void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 {
 	if (f->state == st)
@@ -141,6 +171,8 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 	f->state = st;
 	++*state_count(s, st);
 	list_insert(s, f);
+	if (st == STAGED_DURABLE)
+		drop_blocks(f);
 	if (moved)
 		tell_moved(s);
 }

@@ -173,11 +173,26 @@ static int log_aside(struct staging *s, const struct pend *p, uint32_t flags)
 	return log_append(s, &r);
 }
 
+/* The versions that p replaces have its place: those seqs are nobody else's. */
+static int move_replaced(struct staging *s, const struct pend *p)
+{
+	int err = 0;
+
+	for (uint64_t seq = p->from; !err && seq < p->accepted && p->accepted == p->r.seq; seq++) {
+		err = place_room(s);
+		if (!err && staging_place_of(s, seq) == seq)
+			place_set(s, seq, p->accepted);
+	}
+	return err;
+}
+
 int aside_put(struct staging *s, struct pend **link, uint32_t flags)
 {
 	struct pend *p = *link;
-	int err = place_room(s);
+	int err = move_replaced(s, p);
 
+	if (!err)
+		err = place_room(s);
 	if (!err)
 		err = log_aside(s, p, flags);
 	if (err)
@@ -223,7 +238,8 @@ int aside_resume(struct staging *s, struct pend **link)
 
 void aside_settle(struct staging *s)
 {
-	uint64_t seq = *s->order.head ? (*s->order.head)->r.seq - 1 : s->log.last_seq;
+	const struct pend *p = *s->order.head;
+	uint64_t seq = !p ? s->log.last_seq : p->accepted == p->r.seq ? p->from - 1 : p->r.seq - 1;
 
 	if (!s->aside.n_moved || seq <= s->head->durable)
 		return;
@@ -257,7 +273,7 @@ static bool has_moved(const struct pend *p)
 bool aside_delays(struct staging *s, uint64_t node, uint64_t seq)
 {
 	for (struct pend *p = s->aside.n_moved ? s->order.pend : NULL; p; p = p->next)
-		if (has_moved(p) && p->accepted <= seq &&
+		if (has_moved(p) && p->from <= seq &&
 		    (!node || p->r.node == node || p->r.node2 == node || p->r.dir == node ||
 		     p->r.dir2 == node))
 			return true;
@@ -267,8 +283,8 @@ bool aside_delays(struct staging *s, uint64_t node, uint64_t seq)
 uint64_t aside_durable(struct staging *s, uint64_t durable)
 {
 	for (struct pend *p = s->aside.n_moved ? s->order.pend : NULL; p; p = p->next)
-		if (has_moved(p) && p->accepted <= durable)
-			durable = p->accepted - 1;
+		if (has_moved(p) && p->from <= durable)
+			durable = p->from - 1;
 	return durable;
 }
 

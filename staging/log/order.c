@@ -37,7 +37,7 @@ struct pend *pend_new(const struct rec *r)
 		return NULL;
 	char *tail = (char *)(p + 1);
 	p->r = *r;
-	p->accepted = r->seq;
+	p->accepted = p->from = r->seq;
 	p->r.name = tail;
 	memcpy(tail, r->name ? r->name : "", n1);
 	p->r.name2 = tail + n1;
@@ -45,7 +45,7 @@ struct pend *pend_new(const struct rec *r)
 	p->r.data = tail + n1 + n2;
 	if (r->data_len)
 		memcpy(tail + n1 + n2, r->data, r->data_len);
-	p->tmp_fd = p->source = -1;
+	p->tmp_fd = p->clone.source = -1;
 	p->start_ns = monotonic_ns();
 	p->state = PEND_READY;
 	return p;
@@ -82,8 +82,8 @@ void pend_free(struct pend *p)
 {
 	if (p->tmp_fd >= 0)
 		close(p->tmp_fd);
-	if (p->source >= 0)
-		close(p->source);
+	if (p->clone.source >= 0)
+		close(p->clone.source);
 	free(p->held);
 	free(p->chunks); /* without a descriptor yet */
 	early_unref(p->early);

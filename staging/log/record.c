@@ -242,3 +242,16 @@ int rec_unpack(const void *data, uint32_t len, uint32_t *pos, struct rec_name *n
 	*pair = (struct rec_pair){.key = key, .val = key + h.key_len + 1, .len = h.val_len};
 	return 2;
 }
+
+bool rec_has_one_name(const struct rec *r)
+{
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	unsigned n = 0;
+	int kind;
+
+	while ((kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
+		n += kind == 1;
+	return n == 1;
+}

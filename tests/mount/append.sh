@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # modes: fast relay
-# timeout: 240
+# timeout: 400
 #
 # A file that is opened again and changed a little is not written whole where the store has shared extents: what the
 # disk gets is counted. What is in the store is what was written, also over deaths of the worker and of everything.
@@ -79,6 +79,73 @@ append 6
 kill_mount "$mnt"
 start_mount "$store" "$mnt" staging=512M
 check "after all was killed"
+retry 20 sh -c "[ -z \"\$(ls $store/.cairn/*/tmp)\" ]" || die "left in tmp: $(ls -l "$store"/.cairn/*/tmp)"
+
+# An appender is never told an error, and what the store shows is what it had closed, whatever is killed and when.
+# Lines are numbered: the store has the first so many, whole, and at the end all that were closed. Every tenth time
+# another writer comes, which changes a byte that is sealed already (the first of the file).
+cat >"$TMP/appender" <<'E'
+import os, random, sys
+log, told, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+random.seed(seed)
+done = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+n = int(sys.argv[4])
+while not os.path.exists(told + ".stop"):
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"%09d\n" % n)
+    if random.random() < 0.02:
+        os.fsync(fd)
+    os.close(fd)
+    n += 1
+    os.write(done, b"%09d\n" % n)
+    if random.random() < 0.02:
+        os.mkdir(os.path.dirname(log) + "/d%d" % n)
+    if random.random() < 0.02:
+        fd = os.open(log, os.O_RDWR)
+        os.pwrite(fd, b"%d" % random.randrange(10), 0)
+        os.close(fd)
+E
+# The store's file: numbered lines up to one; prints how many.
+lines()
+{
+	[ -e "$store/lines" ] || { echo 0; return; }
+	cp "$store/lines" "$TMP/is" && awk -v size="$(stat -c %s "$TMP/is")" '
+		NR > 1 && $0 + 0 != NR - 1 { print "line " NR ": " $0; bad = 1; exit }
+		END { if (!bad && size != NR * 10) { print "cut: " size; bad = 1 } if (!bad) print NR; exit bad }' "$TMP/is"
+}
+printf '%09d\n' 0 >"$mnt/lines"
+wait_durable "$mnt"
+next=1
+for round in 1 2 3; do
+	rm -f "$TMP/told" "$TMP/told.stop"
+	python3 "$TMP/appender" "$mnt/lines" "$TMP/told" "$round" "$next" 2>"$TMP/appender.err" &
+	appender=$!
+	for i in 1 2 3; do	# five deaths in ten seconds would end the mount
+		sleep "0.$((RANDOM % 7 + 2))"
+		n=$(lines) || die "round $round, kill $i: the store shows $n"
+		kill -KILL "$(worker_pid "$mnt")"
+	done
+	sleep "0.$((RANDOM % 7 + 2))"
+	kill -0 $appender || die "round $round: the appender ended: $(cat "$TMP/appender.err")"
+	if [ $round = 2 ]; then
+		kill_mount "$mnt"	# all of it; the appender gets an error
+		wait $appender || :
+		n=$(lines) || die "killed: the store shows $n"
+		start_mount "$store" "$mnt" staging=512M
+	else
+		touch "$TMP/told.stop"
+		wait $appender || die "round $round: $(cat "$TMP/appender.err")"
+	fi
+	wait_durable "$mnt"
+	told=$(tail -n1 "$TMP/told" | sed 's/^0*//')
+	n=$(lines) || die "round $round: the store shows $n"
+	note "round $round: $((told - next)) appended, $((n - next)) in the store"
+	[ "$n" -ge "$told" ] || die "round $round: $told were closed, the store has $n"
+	[ "$n" -le $((told + 1)) ] || die "round $round: $told were closed, the store has $n"
+	"$BUILD/cairn" verify -q "$mnt/lines" || die "round $round: verify"
+	next=$n
+	sleep 10
+done
 retry 20 sh -c "[ -z \"\$(ls $store/.cairn/*/tmp)\" ]" || die "left in tmp: $(ls -l "$store"/.cairn/*/tmp)"
 
 # the power goes: what was fsynced is there

@@ -3,6 +3,8 @@
 // The same of open and create, and of writers that come while readers have a version.
 #include <sys/resource.h>
 
+#include <thread>
+
 #include "tests/unit/fs_mounted.hh"
 
 namespace
@@ -307,6 +309,103 @@ TEST_F(Forks, WritersFirstAndReadersThenShareOneVersion)
 	EXPECT_EQ(k.read_all(r2), "seen at once");
 	ASSERT_EQ(k.close(w), 0);
 	ASSERT_EQ(k.close(r2), 0);
+}
+
+// ---- writers that can only append ----
+
+// Staging's threads are not started before the test says so: nothing is persisted.
+class Appenders : public ::testing::Test
+{
+protected:
+	Appenders() : t(ground, false, true), k(t, 0) {}
+	void SetUp() override
+	{
+		ASSERT_EQ(t.err, 0);
+		ASSERT_NE(k.put(root, "f", "sealed"), 0u);
+		id = k.id;
+	}
+	void TearDown() override
+	{
+		if (starter.joinable())
+			starter.join();
+	}
+	void start() { ASSERT_EQ(staging_start(t.s()), 0); }
+	// What is asked meanwhile waits for it.
+	void start_soon()
+	{
+		starter = std::thread([this] {
+			poll(nullptr, 0, 50);
+			may = true;
+			staging_start(t.s());
+		});
+	}
+	std::string stored()
+	{
+		EXPECT_EQ(staging_drain(t.s(), 60000), 0);
+		return read_file(ground.store() + "/f");
+	}
+	Ground ground;
+	LiveTree t;
+	Client k;
+	uint64_t id = 0;
+	std::atomic<bool> may = false;
+	std::thread starter;
+};
+
+TEST_F(Appenders, DoNotWaitForTheVersionBefore)
+{
+	for (int i = 0; i < 5; i++) {
+		File f;
+		ASSERT_EQ(k.open(id, O_WRONLY | O_APPEND, &f), 0);
+		ASSERT_EQ(k.write(f, "+", 6 + (uint64_t)i), 0);
+		ASSERT_EQ(k.close(f), 0);
+	}
+	EXPECT_EQ(k.get(root, "f"), "sealed+++++");
+	start();
+	EXPECT_EQ(stored(), "sealed+++++");
+}
+
+// What waits is answered when staging's threads have persisted the version.
+TEST_F(Appenders, OtherWritersAndChangesOfSealedBytesWait)
+{
+	File f, other;
+	ASSERT_EQ(k.open(id, O_WRONLY | O_APPEND, &f), 0);
+	ASSERT_EQ(k.write(f, "+", 6), 0);
+	ASSERT_EQ(k.open(id, O_RDONLY, &other), 0);	// a reader need not
+	EXPECT_EQ(k.read_all(other), "sealed+");
+	ASSERT_EQ(k.close(other), 0);
+	start_soon();
+	EXPECT_EQ(k.write(f, "S", 0), 0);	// O_APPEND was cleared
+	EXPECT_TRUE(may) << "it did not wait";
+	ASSERT_EQ(k.open(id, O_RDWR, &other), 0);
+	ASSERT_EQ(k.write(other, "D", 5), 0);
+	ASSERT_EQ(k.close(other), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(stored(), "SealeD+");
+}
+
+TEST_F(Appenders, ACutWaits)
+{
+	File f;
+	ASSERT_EQ(k.open(id, O_WRONLY | O_APPEND, &f), 0);
+	start_soon();
+	EXPECT_EQ(k.truncate(id, 3, &f), 0);
+	EXPECT_TRUE(may) << "it did not wait";
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(stored(), "sea");
+}
+
+TEST_F(Appenders, AnotherOpenForWritingWaits)
+{
+	File f, other;
+	ASSERT_EQ(k.open(id, O_WRONLY | O_APPEND, &f), 0);
+	ASSERT_EQ(k.write(f, "+", 6), 0);
+	start_soon();
+	ASSERT_EQ(k.open(id, O_RDWR, &other), 0);	// it could map the file
+	EXPECT_TRUE(may) << "it did not wait";
+	ASSERT_EQ(k.close(other), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(stored(), "sealed+");
 }
 
 } // namespace
