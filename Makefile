@@ -542,7 +542,7 @@ uninstall-python:
 
 # The libraries tools/setup built and the frameworks stay; distclean removes them too.
 clean:
-	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/scale build/config.mk build/setup.log,$(wildcard build/*))
+	$(Q)rm -rf $(filter-out build/deps build/ecosystem build/scale build/peers build/config.mk build/setup.log,$(wildcard build/*))
 distclean:
 	$(Q)rm -rf build
 

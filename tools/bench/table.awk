@@ -72,7 +72,7 @@ BEGIN {
 		next
 	if (b == "-") {
 		# a limit on a bad thing holds for the worst of it, not for its median
-		value = $1 ~ /^1[13]/ ? extreme(a, 1) : median(a)
+		value = $1 ~ /^(1[13]|17[efg])/ ? extreme(a, 1) : median(a)
 		range = sprintf("%.4g–%.4g", extreme(a, 0), extreme(a, 1))
 		what = sprintf("median %s", figure(a))
 	} else {

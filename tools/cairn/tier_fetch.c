@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -21,6 +22,8 @@
  * wait for one of them. */
 #define MOST_RANGES 32u
 #define SHORT_S 0.25
+#define LEAST_UNREAD 4u /* where none does: the library asks for the first of them alone */
+#define HELPERS 2u /* a client writes one part after the other, which takes longer than it came */
 
 struct fetch {
 	struct tier from, to; /* to: the store */
@@ -31,6 +34,7 @@ struct fetch {
 	const struct tier_asked *asked; /* by a mount; NULL: by nobody */
 	struct tier_s3 *readers; /* a second client, of the thread that answers; NULL: none */
 	int open_err; /* of a tier that was opened for later */
+	struct tier_s3 *helpers[HELPERS]; /* clients beside the first one; NULL: none */
 	size_t n_fetched, n_there, n_failed;
 	struct tier_why why, first_why; /* first_why: of the files of one checkpoint */
 
@@ -203,9 +207,9 @@ static int get_some(struct fetch *f, struct ranges *r)
 	if (!ranges_claim_next(r, f->most, &first, &n))
 		return 0;
 	err = ranges_get(r, &f->from, first, n, on_bytes, f);
-	if (now_s() - begun > SHORT_S)
+	if (f->asked && now_s() - begun > SHORT_S)
 		f->most = f->most > 1 ? f->most / 2 : 1;
-	else if (n == f->most && f->most < MOST_RANGES)
+	else if (f->asked && n == f->most && f->most < MOST_RANGES)
 		f->most *= 2;
 	if (err == -EBADMSG && f->asked)
 		return 1; /* others of its ranges are read */
@@ -256,6 +260,55 @@ static int get_wanted(struct fetch *f)
 	return more;
 }
 
+struct help {
+	struct fetch *f;
+	struct ranges *r;
+	struct tier from;
+	atomic_bool *stop;
+	pthread_t thread;
+};
+
+static void *help(void *arg)
+{
+	struct help *h = arg;
+	uint64_t first, n;
+
+	while (!atomic_load(h->stop) && ranges_claim_next(h->r, h->f->most, &first, &n))
+		if (ranges_get(h->r, &h->from, first, n, on_bytes, h->f))
+			break; /* the first client tries again, and says what failed */
+	return NULL;
+}
+
+/* By all clients. */
+static int get_all(struct fetch *f, struct ranges *r)
+{
+	struct help h[HELPERS];
+	atomic_bool stop = false;
+	size_t n = 0, clients = 1;
+	int err;
+
+	while (clients <= HELPERS && f->helpers[clients - 1])
+		clients++;
+	if (!f->asked) /* each its share */
+		f->most = (r->n + clients - 1) / clients;
+	if (!f->asked && f->most < LEAST_UNREAD)
+		f->most = LEAST_UNREAD;
+	while (n + 1 < clients && r->n > (n + 1) * f->most) {
+		h[n] = (struct help){.f = f, .r = r, .from = f->from, .stop = &stop};
+		h[n].from.s3 = f->helpers[n];
+		if (pthread_create(&h[n].thread, NULL, help, &h[n]))
+			break;
+		n++;
+	}
+	do
+		err = get_wanted(f);
+	while (!err && (err = get_some(f, r)) > 0);
+	atomic_store(&stop, true);
+	while (n)
+		pthread_join(h[--n].thread, NULL);
+	return err;
+}
+
 static int copy_one(struct fetch *f, size_t i, uint64_t total)
 {
 	int err;
@@ -268,9 +321,7 @@ static int copy_one(struct fetch *f, size_t i, uint64_t total)
 	pthread_mutex_unlock(&f->lock);
 	if (err)
 		return store_failed(f, err, f->m.v[i].path);
-	do
-		err = get_wanted(f);
-	while (!err && (err = get_some(f, &f->part[i])) > 0);
+	err = get_all(f, &f->part[i]);
 	if (!err && !ranges_are_there(&f->part[i]))
 		err = damaged(f, &f->m.v[i]);
 	return err ? err : finish_part(f, i);
@@ -355,6 +406,18 @@ static int keep_error(struct fetch *f, int before, int err)
 	return before ? before : err;
 }
 
+static void start_helpers(struct fetch *f)
+{
+	struct tier_why none;
+
+	for (size_t i = 0; f->from.s3 && !f->asked && i < HELPERS && !f->helpers[i]; i++)
+		if (tier_s3_open(&f->helpers[i], f->from.name, &none)) {
+			tier_s3_close(f->helpers[i]);
+			f->helpers[i] = NULL;
+			return;
+		}
+}
+
 static int copy_all(struct fetch *f)
 {
 	const struct tier_file *wanted = f->asked ? manifest_find(&f->m, f->asked->first) : NULL;
@@ -366,6 +429,7 @@ static int copy_all(struct fetch *f)
 		total += f->have[i] ? 0 : f->m.v[i].size;
 	f->most = 1;
 	start_to_answer(f);
+	start_helpers(f);
 	if (wanted)
 		err = keep_error(f, 0, copy_one(f, first, total));
 	for (size_t i = 0; goes_on(f, err) && i < f->m.n; i++)
@@ -759,6 +823,8 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 	code = !err				      ? fetch_listed(&f)
 	       : err == -ENOENT || err == -EOPNOTSUPP ? CAIRN_USAGE
 						      : CAIRN_FAILED;
+	for (size_t i = 0; i < HELPERS; i++)
+		tier_s3_close(f.helpers[i]);
 	while (n-- > 0)
 		close(lock[n]);
 	return code;

@@ -227,6 +227,16 @@ static bool is_copied(const struct ranges *r, uint64_t number)
 	return is_sum(r, number, sum);
 }
 
+/* To the disk now, so that there is little left for the fsync of the whole file. */
+static void start_to_write(const struct ranges *r, uint64_t number)
+{
+	uint64_t at = number * r->bytes;
+
+	if (sync_file_range(r->fd, (off_t)at, (off_t)(end_of(r, number) - at),
+			    SYNC_FILE_RANGE_WRITE))
+		return; /* the fsync tells */
+}
+
 struct getting {
 	struct ranges *r;
 	uint64_t first;
@@ -245,8 +255,10 @@ static void on_range(void *ctx, uint64_t number, const char *sum)
 		g->seen(g->ctx, r, at < STEP_BYTES ? at : STEP_BYTES);
 		return;
 	}
-	if (at < r->n && is_sum(r, at, sum))
+	if (at < r->n && is_sum(r, at, sum)) {
 		set_state(r, at, TIER_RANGE_THERE);
+		start_to_write(r, at);
+	}
 	if (at < r->n)
 		g->seen(g->ctx, r, end_of(r, at) - at * r->bytes);
 }

@@ -9,6 +9,7 @@
 
 #include <aws/auth/credentials.h>
 #include <aws/http/request_response.h>
+#include <aws/io/channel.h>
 #include <aws/io/channel_bootstrap.h>
 #include <aws/io/event_loop.h>
 #include <aws/io/host_resolver.h>
