@@ -301,7 +301,7 @@ def row_first(o):
 
 def row_rate(o):
     store = os.path.join(o.work, "store")
-    total = all_bytes(make(store, "run/step-1", 4, 24 * MIB))
+    total = all_bytes(make(store, "run/step-1", 4, 48 * MIB))
     for n in range(o.rounds):
         with bucket(o, f"bench-rate-{n}") as b:
             seconds = timed([o.cairn, "tier", "push", "-q", "--rate", "10M", store, f"s3://{b}"], "cairn", "rate")
