@@ -126,7 +126,7 @@ enum rec_type {
 	 * and others of sf may follow */
 	REC_FINAL,
 	/* the store refused change node2 of node, for dir/name, with errno mask; mask 0: that is
-	 * settled (node2 0: all are). See refuse.c */
+	 * settled (node2 0: all are); ABSENT: it has no such directory. See refuse.c */
 	REC_REFUSED,
 	/* the change with seq node2 waits for other nodes, and what is later in the order passes
 	 * it; flags are added to its own. See log/aside.c */

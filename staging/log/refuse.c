@@ -19,6 +19,7 @@ struct refusal {
 	uint64_t node, seq, dir;
 	int err;
 	bool everywhere; /* its parent directories are unknown */
+	bool gone; /* so was its directory: nothing that commits it can be below an unknown one */
 	unsigned n_up;
 	uint64_t up[DEPTH_MAX]; /* its parent directories, of both names of a rename */
 	char path[256]; /* for messages */
@@ -39,7 +40,7 @@ static void add_up(struct staging *s, struct refusal *f, uint64_t dir)
 	for (uint64_t id = dir; id && id != STAGING_ROOT_DIR && !f->everywhere;) {
 		const struct refusal *made = refusal_of(s, id);
 		uint64_t up = made ? made->dir : dirs_parent(s, id);
-		f->everywhere = f->n_up == DEPTH_MAX || !up;
+		f->everywhere = f->n_up == DEPTH_MAX || (!up && !f->gone);
 		if (!f->everywhere)
 			f->up[f->n_up++] = id;
 		id = up;
@@ -72,6 +73,7 @@ static void add(struct staging *s, const struct rec *r)
 	f->seq = r->node2;
 	f->dir = r->dir;
 	f->err = -(int)r->mask;
+	f->gone = r->flags & REC_ABSENT;
 	strcpy(f->name, name);
 	add_up(s, f, r->dir);
 	if (r->dir2 && r->dir2 != r->dir)
@@ -159,6 +161,19 @@ void refuse_settle(struct staging *s, const struct rec *r)
 	}
 }
 
+/* The store has not the directory of r's name, and not because it refused that. */
+static bool is_gone(struct staging *s, const struct rec *r, int err)
+{
+	int fd;
+	if ((err != -ENOENT && err != -ESTALE) || has_two_names(r))
+		return false;
+	err = staging_dir_get(s, r->dir, &fd);
+	if (!err)
+		staging_dir_put(s, r->dir);
+	LOCK_SCOPE(&s->lock);
+	return err == -ENOENT && !refusal_of(s, r->dir);
+}
+
 void refuse(struct staging *s, const struct rec *r, int err)
 {
 	struct rec f = {.type = REC_REFUSED,
@@ -178,6 +193,7 @@ void refuse(struct staging *s, const struct rec *r, int err)
 		f.name = r->name2;
 		f.dir2 = r->dir;
 	}
+	f.flags = is_gone(s, r, err) ? REC_ABSENT : 0;
 	LOCK_SCOPE(&s->lock);
 	s->st.errors++;
 	add(s, &f);
@@ -213,6 +229,7 @@ static int emit(struct staging *s, const struct refusal *f)
 			.node = f->node,
 			.node2 = f->seq,
 			.mask = (uint64_t)-f->err,
+			.flags = f->gone ? REC_ABSENT : 0,
 			.dir = f->dir,
 			.name = f->name};
 	return log_append(s, &r);

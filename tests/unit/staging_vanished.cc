@@ -136,4 +136,32 @@ TEST(Vanished, WhatDoesNotComeBackIsAConflict)
 	h.drop();
 }
 
+// Another host removed it. After a restart nobody knows where it was: a sync elsewhere must not fail for ever.
+TEST(Vanished, WhatIsLostWithItsDirectoryFailsNoSyncElsewhereAfterARestart)
+{
+	Ground ground;
+	const uint64_t elsewhere = 123456789, any = UINT64_MAX;
+	uint64_t dir = 0;
+	for (int start = 0; start < 3; start++) {
+		Staging s(ground);
+		add_host(ground);
+		ASSERT_EQ(s.err, 0);
+		if (!start) {
+			History h(s);
+			dir = h.adopt("d");
+			fs::create_directory(ground.store() + "/d");
+			ASSERT_EQ(staging_dir_learn(s, dir, STAGING_ROOT_DIR, "d"), 0);
+			ASSERT_EQ(h.put("d/a", "a"), 0);
+			ASSERT_EQ(s.drain(), 0);
+			fs::remove_all(ground.store() + "/d");
+			ASSERT_EQ(h.put("d/b", "b"), 0);
+			ASSERT_EQ(s.drain(), 0);
+			h.drop();
+		}
+		EXPECT_EQ(staging_refused(s, elsewhere, elsewhere, any), 0) << "start " << start;
+		EXPECT_EQ(staging_refused(s, elsewhere, dir, any), -ENOENT) << "start " << start;
+		EXPECT_EQ(staging_refused(s, elsewhere, STAGING_ROOT_DIR, any), -ENOENT) << "start " << start;
+	}
+}
+
 }	// namespace
