@@ -27,7 +27,7 @@ endif
 # A machine rented for its GPU may have nothing of a mount's libraries: check-gpu, bench-gpu and wheel
 # do without.
 CONFIG := build/config.mk
-GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-scale check-seeded check-suites soak demo deb install-python uninstall-python,$(or $(MAKECMDGOALS),all))
+GOALS := $(filter-out clean distclean help setup check check-power check-power-seeded check-quota check-scale check-ceph check-seeded check-suites soak demo deb install-python uninstall-python,$(or $(MAKECMDGOALS),all))
 ifneq ($(filter-out check-gpu bench-gpu wheel,$(GOALS)),)
 include $(CONFIG)
 else ifneq ($(GOALS),)
@@ -348,9 +348,10 @@ check check-quick:
 	$(Q)tools/setup -q build test
 	+$(Q)$(MAKE) tests
 	$(Q)BUILD=$(abspath $(BUILD)) tests/run $(or $(TESTS),-s $(SET))
-# check, the other lanes, fuzzing, real frameworks.
+# check, the other lanes, fuzzing, real frameworks; CephFS where it is installed.
 check-all:
 	$(Q).ci/run
+	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run --on ceph --seconds 45 kills
 
 ASAN := BUILD=build/asan SANITIZE=address,undefined
 TSAN := BUILD=build/tsan SANITIZE=thread
@@ -427,13 +428,18 @@ check-docs:
 figures:
 	$(Q)docs/figures/draw
 
-# Several hosts over a store on GlusterFS, in namespaces (root); SCALE="--kills 1000 --seed 2 kills".
-.PHONY: check-scale
+# Several hosts over a store on GlusterFS or CephFS, in namespaces (root); SCALE="--kills 1000 --seed 2 kills".
+.PHONY: check-scale check-ceph
 check-scale:
 	$(Q)tools/setup -q build test
 	$(Q)tools/setup -q scale || true
 	+$(Q)$(MAKE) all
 	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run $(SCALE)
+check-ceph:
+	$(Q)tools/setup -q build test
+	$(Q)tools/setup -q ceph || true
+	+$(Q)$(MAKE) all
+	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run --on ceph $(SCALE)
 
 # Hours of a training loop, and what grows meanwhile: build/soak.csv, build/soak.svg.
 HOURS ?= 2
@@ -558,6 +564,7 @@ help:
 	'make check-seeded does a fast test catch each of the classic defects in tests/seeded?' \
 	'make check-suites pjdfstest, fsx, xfstests; PJDFSTEST=DIR XFSTESTS=DIR (docs/HACKING.md)' \
 	'make check-scale  several hosts over GlusterFS, which is killed, too; SCALE="--kills 1000" (root)' \
+	'make check-ceph   the same over CephFS, and RGW as the server of S3 (root)' \
 	'make check-power  power cuts below the filesystem, in a guest; MINUTES=10 (root)' \
 	'make check-quota  user and project quotas on ext4 and xfs, in a guest' \
 	'make check-docs   the commands of README and INSTALL in fresh Debian 12 and 13 (root, debootstrap)' \

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """tests/lib/tier_judge.py PLACE REF [END] - reads a tier with plain calls, and compares it with what was saved.
 
-PLACE: a directory, or a URL of what is below the tier's prefix (with SIGNED, a header's value, in the environment). REF has
+PLACE: a directory, or a URL of what is below the tier's prefix (with SIGNED, a header's value or nothing, in the environment). REF has
 directories, one for each checkpoint of PLACE/run: what was saved there. It fails if a commit file (.metadata) or a manifest is
 there before all that it lists, or with other bytes, or if the newest that has a manifest is older than one seen before.
 Without END it looks once, and prints "NAME STATE" for each: none, committed (a commit file), complete (a manifest). With END it
@@ -40,8 +40,9 @@ class Place:
                     return f.read()
             except FileNotFoundError:
                 return None
+        signed = os.environ["SIGNED"]
         request = urllib.request.Request(f"{self.place}/{urllib.parse.quote(path)}",
-                                         headers={"Authorization": os.environ["SIGNED"]})
+                                         headers={"Authorization": signed} if signed else {})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.read()

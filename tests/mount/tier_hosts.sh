@@ -59,7 +59,7 @@ for kind in directory bucket; do
 		[ -x "${CAIRN_MOTO:-$LIB_TOP/build/scale/bin/moto_server}" ] || { note "no bucket: no moto"; break; }
 		. "$(dirname "$0")/s3.inc"
 		s3_serve
-		plain PUT "$url/bucket" >/dev/null
+		s3_bucket
 		t=s3://bucket/x
 		judge "$url/bucket/x"
 	fi

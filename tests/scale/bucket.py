@@ -2,7 +2,8 @@
 """Case s3 of tests/scale/run: three hosts of one store send to one bucket, and their processes and the server are killed.
 
 The server is moto, which keeps all in memory and stays; a front before it (tests/lib/s3_fault.py) is what is killed: each
-connection is cut in the midst of what it does. The judge (tests/lib/tier_judge.py) asks moto itself with plain HTTP.
+connection is cut in the midst of what it does. The judge (tests/lib/tier_judge.py) asks moto itself with plain HTTP. With
+`--on ceph` the server is radosgw (RGW), which is killed itself, and starts again.
 """
 import collections
 import json
@@ -16,6 +17,7 @@ import threading
 import time
 import urllib.request
 
+from ceph import KEYS
 from gluster import LIMIT, call, kill, until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -24,7 +26,8 @@ sys.path.insert(0, f"{TOP}/tests/lib")
 from tier_judge import Away, Judge  # noqa: E402
 
 MOTO = os.environ.get("CAIRN_MOTO", f"{TOP}/build/scale/bin/moto_server")
-SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+KEYS_MOTO = {**KEYS, "SIGNED": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, "
+                               "Signature=0"}
 KINDS = {"tier": 25, "follower": 20, "runner": 15, "guard": 10, "server": 15, "worker": 8, "keeper": 7}
 HOSTS = 3
 SIZES = (1000, 20 << 20)
@@ -35,13 +38,14 @@ def lacks(build):
     """Why it cannot run here; None: it can."""
     if not os.access(f"{build}/cairn-tier", os.X_OK):
         return "no cairn-tier: tools/setup tier, then make"
-    if not os.access(MOTO, os.X_OK):
+    if not os.access(MOTO, os.X_OK):  # boto3, for RGW, comes with it
         return "no moto: tools/setup tier"
     return None
 
 
-class Server:
+class Moto:
     """moto and the front."""
+    keys = KEYS_MOTO
 
     def __init__(self, top):
         self.top, self.front, self.port = top, None, 0
@@ -51,7 +55,7 @@ class Server:
                                          stderr=out)
         until("moto does not start", self.moto_port)
         request = urllib.request.Request(f"http://{self.upstream}/bucket", method="PUT",
-                                         headers={"Authorization": SIGNED})
+                                         headers={"Authorization": self.keys["SIGNED"]})
         urllib.request.urlopen(request).close()
         self.start()
 
@@ -82,6 +86,25 @@ class Server:
         kill([p.pid for p in (self.front, self.moto) if p])
 
 
+class Rgw:
+    """radosgw on the cluster of `ceph`. The bucket is open to anybody, so that the judge need not sign."""
+    keys = KEYS
+
+    def __init__(self, ceph):
+        self.ceph, self.url = ceph, KEYS["AWS_ENDPOINT_URL_S3"]
+        self.upstream = self.url[7:]
+        self.start = ceph.start_rgw
+        ceph.first_rgw()
+        call(f"{TOP}/build/scale/bin/python", f"{TOP}/tests/lib/s3_bucket.py", "fresh", "bucket")
+
+    def kill(self):
+        self.ceph.kill_server("rgw")
+
+    def end(self):
+        if "rgw" in self.ceph.running:
+            self.kill()
+
+
 class Watch(threading.Thread):
     """The judge: what was saved, and what the bucket has."""
 
@@ -100,9 +123,12 @@ class Watch(threading.Thread):
     def run(self):
         try:
             while not self.stop:
-                self.look()
+                try:
+                    self.look()
+                except Away:
+                    time.sleep(0.1)
                 time.sleep(0.01)
-        except (AssertionError, Away, ValueError) as err:
+        except (AssertionError, ValueError) as err:
             self.fail(str(err))
 
     def look(self):
@@ -186,12 +212,13 @@ class Killer:
         return sum(self.done.values())
 
 
-def campaign(args, top, build, new_run, bad):
+def campaign(args, shared, build, new_run, bad):
     """new_run(opts, sizes): the hosts of a store on this machine."""
-    os.environ.update(AWS_ACCESS_KEY_ID="id", AWS_SECRET_ACCESS_KEY="not-to-be-seen", AWS_REGION="us-east-1", SIGNED=SIGNED)
+    top, kind = shared.top, Rgw if hasattr(shared, "rgw") else Moto
+    os.environ.update(kind.keys)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
         os.environ.pop(name, None)
-    server = Server(top)
+    server = kind(shared if kind is Rgw else top)
     os.environ["AWS_ENDPOINT_URL_S3"] = server.url
     run = None
     try:
@@ -258,6 +285,8 @@ def keep(to, run, top, why):
     for host in run.hosts:
         with open(f"{to}/s3/{host.name}.status.json", "w", encoding="utf-8") as f:
             f.write(host.status())
-    shutil.copytree(f"{top}/front", f"{to}/s3/front", dirs_exist_ok=True)
+    for name in ("front", "log"):
+        if os.path.exists(f"{top}/{name}"):
+            shutil.copytree(f"{top}/{name}", f"{to}/s3/{name}", dirs_exist_ok=True)
     for name in ("log", "tier"):
         call("sh", "-c", f"cp -a {run.hosts[0].store}/.cairn/*/{name} {to}/s3/", check=False)

@@ -59,8 +59,16 @@ def kill(pids):
 
 
 class Gluster:
+    name, group = "GlusterFS", "scale"
+    tools, s3_tools = ("glusterd", "gluster", "mount.glusterfs"), ()
+    servers = ("brick",)
+    pause = 0.5  # between kills, in seconds, at most
+    kinds = {}  # of kills, besides those that any shared filesystem has
+
     def __init__(self, top):
-        self.top, self.brick = top, f"{top}/brick"
+        self.top = top
+        self.view = f"{top}/brick"    # what the judge reads
+        self.root = f"{top}/first"    # a client that is not killed
 
     def start(self):
         for name in ("lib", "log", "brick"):
@@ -75,11 +83,10 @@ class Gluster:
             with open(f"{self.top}/glusterd.out", "wb") as out:
                 subprocess.Popen(["glusterd", "-N"], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             until("glusterd does not answer", lambda: self.ask("volume", "list", check=False).returncode == 0)
-            self.ask("volume", "create", VOLUME, f"{ADDRESS}:{self.brick}", "force")
+            self.ask("volume", "create", VOLUME, f"{ADDRESS}:{self.view}", "force")
             self.ask("volume", "start", VOLUME)
-            os.mkdir(f"{self.top}/first")
-            self.mount(f"{self.top}/first")
-            os.mkdir(f"{self.top}/first/cairn")
+            self.mount(self.root)
+            os.mkdir(f"{self.root}/cairn")
         except (OSError, RuntimeError, subprocess.TimeoutExpired) as err:
             raise Unavailable(str(err)) from err
 
@@ -102,10 +109,10 @@ class Gluster:
         call("umount", "-l", where, check=False)
         self.mount(where)
 
-    def kill_brick(self):
+    def kill_server(self, _):
         kill([pid for pid, argv in processes() if argv and argv[0].endswith("/glusterfsd")])
 
-    def start_brick(self):
+    def start_server(self, _):
         def started():
             return self.ask("volume", "start", VOLUME, "force", check=False).returncode == 0
         until("the brick does not start", started)
