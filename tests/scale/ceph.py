@@ -151,7 +151,10 @@ class Ceph:
         self.evict(where)
 
     def kill_server(self, name):
-        kill([self.running.pop(name)])
+        pid = self.running.pop(name)
+        kill([pid])
+        # Its locks are held until the last of its threads has ended.
+        until(f"{name} is not reaped", lambda: not os.path.exists(f"/proc/{pid}"))
 
     def start_server(self, name):
         self.run(name, *self.servers[name])
