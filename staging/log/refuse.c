@@ -161,17 +161,16 @@ void refuse_settle(struct staging *s, const struct rec *r)
 	}
 }
 
-/* The store has not the directory of r's name, and not because it refused that. */
-static bool is_gone(struct staging *s, const struct rec *r, int err)
+/* The store has no such directory, and not because it refused that. */
+static bool is_gone(struct staging *s, uint64_t dir)
 {
 	int fd;
-	if ((err != -ENOENT && err != -ESTALE) || has_two_names(r))
-		return false;
-	err = staging_dir_get(s, r->dir, &fd);
+	dirs_look_again(s, dir);
+	int err = staging_dir_get(s, dir, &fd);
 	if (!err)
-		staging_dir_put(s, r->dir);
+		staging_dir_put(s, dir);
 	LOCK_SCOPE(&s->lock);
-	return err == -ENOENT && !refusal_of(s, r->dir);
+	return err == -ENOENT && !refusal_of(s, dir);
 }
 
 void refuse(struct staging *s, const struct rec *r, int err)
@@ -193,7 +192,9 @@ void refuse(struct staging *s, const struct rec *r, int err)
 		f.name = r->name2;
 		f.dir2 = r->dir;
 	}
-	f.flags = is_gone(s, r, err) ? REC_ABSENT : 0;
+	if ((err == -ENOENT || err == -ESTALE) && is_gone(s, f.dir) &&
+	    (!f.dir2 || is_gone(s, f.dir2)))
+		f.flags = REC_ABSENT;
 	LOCK_SCOPE(&s->lock);
 	s->st.errors++;
 	add(s, &f);

@@ -156,6 +156,8 @@ TEST(Vanished, WhatIsLostWithItsDirectoryFailsNoSyncElsewhereAfterARestart)
 			fs::remove_all(ground.store() + "/d");
 			ASSERT_EQ(h.put("d/b", "b"), 0);
 			ASSERT_EQ(s.drain(), 0);
+			ASSERT_EQ(h.rename("d/a", "d/c"), 0);
+			ASSERT_EQ(s.drain(), 0);
 			h.drop();
 		}
 		EXPECT_EQ(staging_refused(s, elsewhere, elsewhere, any), 0) << "start " << start;
