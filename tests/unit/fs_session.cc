@@ -247,16 +247,28 @@ protected:
 	std::vector<File> slow;
 };
 
-TEST_F(Waits, AppendersOfLargeFilesOnTheirWay)
+TEST_F(Waits, WritersOfLargeFilesOnTheirWay)
 {
 	hold_persisting();
 	for (unsigned i = 0; i < many; i++)
-		ask_open(100 + 2 * i, slow[i % 2].id, O_WRONLY | O_APPEND);
+		ask_open(100 + 2 * i, slow[i % 2].id, O_WRONLY);
 	await_offloaded(many);
 	expect_lookup_is_answered(10);
 	shim_let_go();
 	for (unsigned i = 0; i < many; i++)
 		EXPECT_EQ(next().second, 0);
+}
+
+// Those that can only append need not: nobody waits.
+TEST_F(Waits, NotAppendersOfLargeFilesOnTheirWay)
+{
+	hold_persisting();
+	for (unsigned i = 0; i < many; i++) {
+		ask_open(100 + 2 * i, slow[i % 2].id, O_WRONLY | O_APPEND);
+		EXPECT_EQ(next(), std::make_pair((uint64_t)(100 + 2 * i), 0));
+	}
+	EXPECT_EQ(shim_offloaded(t->fs), 0u);
+	shim_let_go();
 }
 
 // A small file does not wait until the large ones before it are written.
@@ -269,7 +281,7 @@ TEST_F(Waits, SmallFilesOvertakeLargeOnes)
 		close_file(small.back());
 	}
 	for (unsigned i = 0; i < many; i++)
-		ask_open(100 + 2 * i, small[i].id, O_WRONLY | O_APPEND);
+		ask_open(100 + 2 * i, small[i].id, O_WRONLY);
 	for (unsigned i = 0; i < many; i++) {
 		auto [unique, err] = next();
 		ASSERT_NE(unique, 0u) << "waits for the large ones";
