@@ -17,8 +17,8 @@
 #include <string.h>
 
 #define NO_READER (-1)
-/* for this long after a slow answer of the store, each request to it is treated as slow. Passing the
- * role of reader on each time costs a small file 30 more wakings, and doubles its CPU time */
+/* for this long after a slow answer of the store, each request to it is treated as slow. Passing
+ * the role of reader on each time costs a small file 30 more wakings, and doubles its CPU time */
 #define SLOW_NS 2000000000ull
 #define STUCK_NS 100000000u /* an answer that takes longer should have passed the role on */
 

@@ -38,7 +38,7 @@ check_told()
 {
 	local name args=()
 	while IFS= read -r name; do
-		args+=(-t "$name")
+		args+=(-t "${name##*/}")
 		lost=$((lost + 1))
 	done < <(sed -n 's/.* the store could not write \(.*\): .*; that version is skipped.*/\1/p' "$TMP"/store/.cairn/*/log)
 	[ ${#args[@]} = 0 ] || [ $((SEED % 7)) = 3 ] || point_fail "a version was lost, and little was spilled"
