@@ -204,18 +204,38 @@ static void tell_of_memory(struct fs *fs)
 			  "do not survive a power cut or a restart of the machine");
 }
 
-static void set_up_process(void)
+/* Raised as far as this process may. */
+static void raise_limits(struct fs *fs)
+{
+	static const int kinds[] = {RLIMIT_NOFILE, RLIMIT_FSIZE};
+	char text[160];
+	struct rlimit rl;
+
+	for (int i = 0; i < 2; i++)
+		if (!getrlimit(kinds[i], &rl)) {
+			rl.rlim_cur = rl.rlim_max;
+			setrlimit(kinds[i], &rl);
+		}
+	rl = (struct rlimit){RLIM_INFINITY, RLIM_INFINITY};
+	if (!setrlimit(RLIMIT_FSIZE, &rl) || getrlimit(RLIMIT_FSIZE, &rl) ||
+	    rl.rlim_cur == RLIM_INFINITY)
+		return;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING "files larger than %llu MiB cannot be stored: cairnfs was started "
+			       "with such a limit (ulimit -f)",
+		 (unsigned long long)(rl.rlim_cur >> 20));
+	fs_notice(fs, text);
+}
+
+static void set_up_process(struct fs *fs)
 {
 	struct sigaction sa = {.sa_handler = on_term};
-	struct rlimit rl;
 
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	if (!getrlimit(RLIMIT_NOFILE, &rl)) {
-		rl.rlim_cur = rl.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &rl);
-	}
+	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it */
+	raise_limits(fs);
 }
 
 /* Restores the tree and staging from the last cairnfs or worker. */
@@ -325,7 +345,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	struct stat st;
 
 	fs->procs.worker_ns = monotonic_ns();
-	set_up_process();
+	set_up_process(fs);
 	int err = restore(fs, first);
 	if (!err)
 		node_stat(fs, fs->tree.root, &st);

@@ -276,8 +276,14 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 /* Through staged_write(), since the store may not have space for the copy. */
 static int put_checked(void *ctx, const void *buf, size_t len, uint64_t off)
 {
-	ssize_t n = staged_write(ctx, buf, len, off);
-	return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EIO;
+	/* a short write: the next one says why */
+	for (size_t done = 0; done < len;) {
+		ssize_t n = staged_write(ctx, (const char *)buf + done, len - done, off + done);
+		if (n <= 0)
+			return n ? (int)n : -ENOSPC;
+		done += (size_t)n;
+	}
+	return 0;
 }
 
 /* fd stays open. */

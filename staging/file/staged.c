@@ -579,7 +579,9 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
 	info_of(f, out);
-	if (f->state != STAGED_EVICTED && (f->state == STAGED_OPEN || !f->last.once) &&
+	/* after a failed close it is as it was written, not as it was sealed before that */
+	bool written = f->state == STAGED_OPEN || f->space.failed || !f->last.once;
+	if (f->state != STAGED_EVICTED && written &&
 	    !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
 		uint64_t most = whole_pages((uint64_t)st.st_size) / 512,
 			 blocks = (uint64_t)st.st_blocks;

@@ -422,6 +422,7 @@ TEST_F(Append, AFailedCloseStaysFailed)
 	ASSERT_EQ(reopen(s), 0);
 	put("more");
 	staged_fail(f, -ENOSPC, "f");
+	EXPECT_EQ(info(f).size, want.size());	// what a read sees
 	EXPECT_EQ(staged_reopen_append(f), -EBUSY);
 	s.start();
 	ASSERT_TRUE(until([&] { return staging_durable(s) >= (uint64_t)last; }));

@@ -67,7 +67,7 @@ retry 10 lib_pid_gone "$worker" || die "the worker survived SIGKILL"
 for sub in status ls tensors check latest "rm --keep-last 1" wait timeline verify retry umount; do
 	# shellcheck disable=SC2086	# a subcommand and its option
 	expect 1 "$cairn" $sub "$m"
-	says err "is dead; detach it with"
+	says err "is dead; start it again with"
 	[ "$(cat "$TMP/out" "$TMP/err" | wc -l)" = 1 ] || die "$sub: more than one line: $(cat "$TMP/out" "$TMP/err")"
 done
 umount -l "$m"

@@ -244,8 +244,8 @@ void complain_location(const char *path, int err)
 			 path);
 		break;
 	case -ENOTCONN:
-		complain("%s: the cairnfs mounted here is dead; detach it with `umount -l` and "
-			 "start cairnfs again: nothing staged is lost",
+		complain("%s: the cairnfs mounted here is dead; start it again with the "
+			 "same command: nothing staged is lost",
 			 path);
 		break;
 	default: complain("%s: %s", path, strerror(-err));
