@@ -270,7 +270,19 @@ int staging_kept_error(struct staging *s)
 	return s->st.recovered.kept ? s->st.recovered.kept_error : 0;
 }
 
-unsigned staging_keep_again(struct staging *s)
+static void tell_of_kept(struct staging *s, const char *name, int err)
+{
+	char text[320];
+
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
+		 "%.60s stays in staging; free space in the store, then: cairn retry",
+		 strerror(-err), name);
+	s->o.notice(s->o.ctx, text);
+}
+
+static unsigned keep_all(struct staging *s, bool tell)
 {
 	unsigned left = 0;
 	LOCK_SCOPE(&s->sweep.kept_lock);
@@ -278,13 +290,20 @@ unsigned staging_keep_again(struct staging *s)
 		int err = keep(s, *at);
 		if (!err) {
 			kept_drop(s, at);
-		} else {
-			kept_failed(s, err);
-			at = &(*at)->next;
-			left++;
+			continue;
 		}
+		kept_failed(s, err);
+		if (tell)
+			tell_of_kept(s, (*at)->name, err);
+		at = &(*at)->next;
+		left++;
 	}
 	return left;
+}
+
+unsigned staging_keep_again(struct staging *s)
+{
+	return keep_all(s, false);
 }
 
 void kept_close(struct staging *s)
@@ -313,40 +332,29 @@ static bool is_kept(const struct staging *s, uint64_t id)
 	return false;
 }
 
-/* Kept in lost+found at once, or when there is space; until then it stays, across a clean end, too.
- * f: it is ours as well, or NULL. */
+/* Kept in lost+found when all is swept, for what the sweep removes may be the space that it needs, or
+ * when there is space; until then it stays, across a clean end, too. f: it is ours as well, or NULL. */
 static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, uint64_t size,
 		      struct staged *f)
 {
 	struct sweep_entry *e = entry_of(s, id);
 	struct kept_file *k = calloc(1, sizeof(*k));
-	char text[320];
-	int fd, err = k ? 0 : -ENOMEM;
+	int fd;
 
-	if (k) {
-		*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .size = size};
-		strcpy(k->name, "file");
-		if (e && e->kept)
-			snprintf(k->name, sizeof(k->name), "%.*s", (int)LOSTFOUND_NAME - 1,
-				 e->name);
-		else if (e && e->name[0])
-			lostfound_name(s, e->dir, e->name, k->name);
-		if (f && !staged_use(f, &fd))
-			k->f = staged_ref(f);
-		kept_add(s, k);
-		err = keep(s, k);
-	}
-	if (k && !err)
-		kept_drop(s, &s->sweep.kept);
-	if (!err)
+	if (!k) {
+		kept_failed(s, -ENOMEM);
+		tell_of_kept(s, "a file", -ENOMEM);
 		return;
-	kept_failed(s, err);
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
-		 "%.60s stays in staging; free space in the store, then: cairn retry",
-		 strerror(-err), e && e->name[0] ? e->name : "its name is not known, it");
-	s->o.notice(s->o.ctx, text);
+	}
+	*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .size = size};
+	strcpy(k->name, "file");
+	if (e && e->kept)
+		snprintf(k->name, sizeof(k->name), "%.*s", (int)LOSTFOUND_NAME - 1, e->name);
+	else if (e && e->name[0])
+		lostfound_name(s, e->dir, e->name, k->name);
+	if (f && !staged_use(f, &fd))
+		k->f = staged_ref(f);
+	kept_add(s, k);
 }
 
 /* The files of tmp/ that pending records refer to, by REC_WRITTEN. */
@@ -523,6 +531,7 @@ int staging_sweep(struct staging *s, bool orphaned)
 		err = io_store_drop_scratch(s->o.store);
 	if (!err && io_store_tmp(s->o.store) >= 0)
 		err = sweep_store(s, orphaned);
+	keep_all(s, true);
 	flushed_forget(s); /* alive: the RELEASE is sent again */
 	free(s->sweep.entry);
 	s->sweep.entry = NULL;

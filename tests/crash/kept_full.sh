@@ -6,11 +6,13 @@
 # All is killed while files are written: one outgrew memory, one lies in memory. The store is full at the
 # next starts. Nothing of either is removed, by the starts or by a clean unmount; with space, both come
 # whole to lost+found, by their names. So does a file whose close failed; until then the mount says that it is not safe.
+# And what a killed worker left half written in the store is removed before: its space is enough for them.
 . "$(dirname "$0")/../lib/lib.sh"
 
 make_disk small ext4 700M
 store=$TMP/small/store mnt=$TMP/mnt lf=$TMP/small/store/.cairn/lost+found
-start_mount "$store" "$mnt" staging=64M
+# noearly: half-written files would be removed by the next start, which had space then
+start_mount "$store" "$mnt" staging=64M,noearly
 
 python3 - "$mnt" "$TMP/written" <<'EOP' &
 import os, sys, time
@@ -127,3 +129,27 @@ within 60 "$BUILD/cairn" umount -q "$mnt" || die "cairn umount"
 unset "LIB_KEEPER[$mnt]" "LIB_STORE[$mnt]"
 compgen -G "$lf/h.unclosed.*" >/dev/null || die "h has another name: $(ls "$lf")"
 cmp -s "$store/h" <(head -c 4M /dev/zero) || die "h is another in the store"
+
+# An interrupted persist has the space that the file needs.
+start_mount "$store" "$mnt" staging=64M,noearly
+python3 - "$mnt/late" "$TMP/late" <<'EOP' &
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(fd, b"l" * (16 << 20))
+open(sys.argv[2], "w").close()
+time.sleep(1000)
+EOP
+writer=$!
+retry 60 test -e "$TMP/late" || die "late is not written"
+kill_mount "$mnt"
+kill $writer
+wait $writer 2>/dev/null
+tmp=$(compgen -G "$store/.cairn/*/tmp") || die "no tmp"
+fallocate -l 24M "$tmp/0000000000000001" || die "fallocate"
+fallocate -l $(($(stat -f -c '%a * %S' "$TMP/small"))) "$TMP/small/filler" || die "fallocate"
+dd if=/dev/zero of="$TMP/small/filler2" bs=64K 2>/dev/null
+start_mount "$store" "$mnt" staging=64M
+[ "$(status_field "$mnt" recovered.lost_found)" = 1 ] || die "late: $(status_field "$mnt" recovered)"
+status_field "$mnt" notices | has "cairn retry" && die "late: it is said that there is no space: $(status_field "$mnt" notices)"
+stop_mount "$mnt"
+cmp -n $((16 << 20)) "$lf"/late.unclosed.* <(head -c 16M /dev/zero | tr '\0' l) || die "late is not in lost+found"
