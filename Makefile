@@ -81,6 +81,8 @@ FORMATS_SRC := $(wildcard fs/formats/*.c)
 # Those of fs/.
 FS_MODULES := process wire control views ops latest remote request tree parser base
 FS_SRC := $(filter-out fs/process/main.c,$(wildcard $(FS_MODULES:%=fs/%/*.c)))
+# Those of the command; its subcommands in tools/cairn/ are above them.
+CAIRN_MODULES := tier ckpt base
 CAIRN_SRC := $(wildcard tools/cairn/*.c)
 BENCH_SRC := $(filter-out tools/bench/gpu.c,$(wildcard tools/bench/*.c))
 BENCH_GPU_SRC := $(wildcard tools/bench/gpu.c)
@@ -98,9 +100,11 @@ LIBIO := $(IO_MODULES:%=$(BUILD)/libio-%.a)
 LIBSTAGING := $(BUILD)/libstaging.a $(STAGING_MODULES:%=$(BUILD)/libstaging-%.a)
 LIBFORMATS := $(BUILD)/libformats.a
 LIBFS := $(FS_MODULES:%=$(BUILD)/libfs-%.a)
+LIBCOMMAND := $(CAIRN_MODULES:%=$(BUILD)/libcommand-%.a)
 
 IO_LIBS := $(LIBIO) $(URING_LIBS) $(XXHASH_LIBS)
 STAGING_LIBS := $(LIBSTAGING) $(IO_LIBS)
+COMMAND_LIBS := $(LIBCOMMAND) $(LIBFORMATS) $(IO_LIBS)
 FS_LIBS := $(LIBFS) $(LIBFORMATS) $(STAGING_LIBS) $(FUSE_LIBS) $(SECCOMP_LIBS)
 
 # The library for trainers; a soname a major version.
@@ -120,7 +124,7 @@ HELPERS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/mount/*.c test
 	tests/gpu/*.c))
 LAYERS := $(IO_MODULES:%=$(BUILD)/layers/io-%) $(BUILD)/layers/staging \
 	$(STAGING_MODULES:%=$(BUILD)/layers/staging-%) $(BUILD)/layers/formats \
-	$(FS_MODULES:%=$(BUILD)/layers/fs-%)
+	$(FS_MODULES:%=$(BUILD)/layers/fs-%) $(CAIRN_MODULES:%=$(BUILD)/layers/command-%)
 
 # Fuzzing wants clang and its runtime; each harness is built with the sources it tests.
 FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -160,6 +164,7 @@ $(foreach m,$(STAGING_MODULES),$(eval $(call module,staging-$(m),$(wildcard stag
 $(eval $(call module,staging,$(wildcard staging/*.c)))
 $(eval $(call module,formats,$(FORMATS_SRC)))
 $(foreach m,$(FS_MODULES),$(eval $(call module,fs-$(m),$(filter fs/$(m)/%,$(FS_SRC)))))
+$(foreach m,$(CAIRN_MODULES),$(eval $(call module,command-$(m),$(wildcard tools/cairn/$(m)/*.c))))
 
 # Programs for tests check the order of locks (io/locks.h): their calls of these functions lead to
 # tests/lib/locks.c. What is installed is made of the same objects, and calls libc.
@@ -180,8 +185,9 @@ endef
 
 $(BUILD)/cairnfs: $(call obj,fs/process/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
-$(BUILD)/cairn: $(call obj,$(CAIRN_SRC) staging/log/record.c) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
-	$(call link,$(LIBFORMATS) $(IO_LIBS))
+# record.c: `cairn staging` reads logs
+$(BUILD)/cairn: $(call obj,$(CAIRN_SRC) staging/log/record.c) $(LIBCOMMAND) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
+	$(call link,$(COMMAND_LIBS))
 $(call obj,$(wildcard tools/tier/*.c)): private ALL_CFLAGS += -isystem $(S3_DEPS)/include
 $(BUILD)/cairn-tier: $(call obj,$(TIER_SRC)) $(BUILD)/libio-sum.a $(BUILD)/sources
 	$(call link,$(BUILD)/libio-sum.a $(S3_LIBS) $(XXHASH_LIBS) -ldl -lm)
@@ -225,8 +231,8 @@ $(FAKE_CUDA): tests/lib/fake_cuda.c tools/libcairn/cuda_dl.h $(BUILD)/flags
 	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) -MF $(BUILD)/obj/fake_cuda.d -fPIC -shared \
 		-Wl,-soname,libcuda.so.1 $< -o $@
 
-# Dependencies point one way: fs -> staging -> io, in io/ store -> engine and sum, in staging/ and fs/ as
-# STAGING_MODULES and FS_MODULES are listed, and fs/formats/ depends on nothing. Each archive must link
+# Dependencies point one way: fs -> staging -> io, in io/ store -> engine and sum, in staging/, fs/ and tools/cairn/
+# as STAGING_MODULES, FS_MODULES and CAIRN_MODULES are listed, and fs/formats/ depends on nothing. Each archive must link
 # whole without the ones above it; base, parser and tree also without libfuse. $(1): what is below.
 define layer
 @mkdir -p $(@D)
@@ -260,6 +266,11 @@ $(BUILD)/layers/fs-$(1): $(BUILD)/libfs-$(1).a $(LIBFS) $(LIBFORMATS) $(LIBSTAGI
 		$$(STAGING_LIBS) $(if $(filter base parser tree,$(1)),,$(FUSE_LIBS)) $(SECCOMP_LIBS))
 endef
 $(foreach m,$(FS_MODULES),$(eval $(call fs_layer,$(m))))
+define command_layer
+$(BUILD)/layers/command-$(1): $(BUILD)/libcommand-$(1).a $(LIBCOMMAND) $(LIBFORMATS) $(LIBIO)
+	$$(call layer,$(patsubst %,$(BUILD)/libcommand-%.a,$(call below,$(1),$(CAIRN_MODULES))) $(LIBFORMATS) $$(IO_LIBS))
+endef
+$(foreach m,$(CAIRN_MODULES),$(eval $(call command_layer,$(m))))
 
 # What unit tests need in C; taken from the archive only by those that call it.
 SHIM := $(BUILD)/tests/libshim.a
@@ -275,8 +286,8 @@ $(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/te
 	$(call link_cxx,$(STAGING_LIBS))
 
 $(BUILD)/tests/unit_cairn_%: $(BUILD)/obj/tests/unit/cairn_%.o \
-		$(call obj,$(filter-out tools/cairn/main.c tools/cairn/completion.c,$(CAIRN_SRC)) staging/log/record.c) $(LIBFORMATS) $(LIBIO)
-	$(call link_cxx,$(LIBFORMATS) $(IO_LIBS))
+		$(LIBCOMMAND) $(LIBFORMATS) $(LIBIO)
+	$(call link_cxx,$(COMMAND_LIBS))
 
 $(BUILD)/tests/unit_formats_zip: $(BUILD)/obj/tests/unit/formats_zip.o $(call obj,tests/unit/crc_tables.c) $(LIBFORMATS)
 	$(call link_cxx,$(LIBFORMATS))
@@ -465,7 +476,7 @@ check-gpu: $(BUILD)/tests/gpu/driver $(BUILD)/tests/mount/libcairn $(FAKE_CUDA) 
 bench-gpu: $(BUILD)/cairn-bench-gpu $(LIBCAIRN) $(FAKE_CUDA) mount-if-it-builds
 	$(Q)BUILD=$(abspath $(BUILD)) tools/bench/run_gpu $(GPU)
 
-SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/*/*.[ch] tools/*/*.[ch])
+SOURCES = $(wildcard io/*.h io/*/*.[ch] staging/*.[ch] staging/*/*.[ch] fs/*.[ch] fs/*/*.[ch] tools/*/*.[ch] tools/*/*/*.[ch])
 TIDY_FLAGS = -std=c11 $(DEFS) $(INCS)
 TIDY := $(patsubst %,tidy/%,$(filter-out $(if $(S3_LIBS),,tools/tier/%),$(filter %.c,$(SOURCES))))
 $(TIDY): private TIDY_FLAGS += $(if $(S3_LIBS),-isystem $(S3_DEPS)/include)

@@ -24,8 +24,8 @@
 	X(RANK_LOAD_JOB, "job.lock", "tools/libcairn/load.c", 0)                                   \
 	X(RANK_GPU, "gpu.lock", "tools/libcairn/priv.h", 0)                                        \
 	X(RANK_COPY, "copy.lock", "tools/cairn/copy.c", RANK_LONG)                                 \
-	X(RANK_FETCH, "fetch.lock", "tools/cairn/tier_fetch.c", RANK_LONG)                         \
-	X(RANK_RANGES, "ranges_lock", "tools/cairn/tier_ranges.c", 0)                              \
+	X(RANK_FETCH, "fetch.lock", "tools/cairn/tier/tier_fetch.c", RANK_LONG)                    \
+	X(RANK_RANGES, "ranges_lock", "tools/cairn/tier/tier_ranges.c", 0)                         \
 	X(RANK_VIEWS_LOAD, "load_lock", "fs/views/views_ckpt.c", RANK_LONG)                        \
 	X(RANK_VIEWS_CKPT, "vckpt.lock", "fs/views/inside.h", RANK_LONG)                           \
 	X(RANK_READING, "reading.lock", "fs/base/state.h", RANK_LONG)                              \

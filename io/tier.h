@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the follower of a mount's tier (tools/cairn/tier_follow.c) tells the processes of the mount,
- * in memory that they share: a page at descriptor TIER_SHARED_FD of the follower. Nobody waits for
- * anybody: the follower may be killed while it writes.
+ * What the follower of a mount's tier (tools/cairn/tier/tier_follow.c) tells the processes of the
+ * mount, in memory that they share: a page at descriptor TIER_SHARED_FD of the follower. Nobody
+ * waits for anybody: the follower may be killed while it writes.
  */
 #ifndef CAIRN_IO_TIER_H
 #define CAIRN_IO_TIER_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a worker asks the server of its tier (tools/cairn/tier_serve.c), by a socket that keeps the
- * limits of messages (SOCK_SEQPACKET) and outlives both. No message is certain to arrive: the other
- * side may be killed with it. So the worker asks again until it has an answer, and the server takes
- * no notice of what it does already.
+ * What a worker asks the server of its tier (tools/cairn/tier/tier_serve.c), by a socket that keeps
+ * the limits of messages (SOCK_SEQPACKET) and outlives both. No message is certain to arrive: the
+ * other side may be killed with it. So the worker asks again until it has an answer, and the server
+ * takes no notice of what it does already.
  */
 #ifndef CAIRN_IO_TIER_ASK_H
 #define CAIRN_IO_TIER_ASK_H

@@ -332,8 +332,9 @@ static bool is_kept(const struct staging *s, uint64_t id)
 	return false;
 }
 
-/* Kept in lost+found when all is swept, for what the sweep removes may be the space that it needs, or
- * when there is space; until then it stays, across a clean end, too. f: it is ours as well, or NULL. */
+/* Kept in lost+found when all is swept, for what the sweep removes may be the space that it needs,
+ * or when there is space; until then it stays, across a clean end, too. f: it is ours as well, or
+ * NULL. */
 static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, uint64_t size,
 		      struct staged *f)
 {

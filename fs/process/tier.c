@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * -o tier=: starts `cairn tier push --follow` (the follower, tools/cairn/tier_follow.c) and `cairn
- * tier serve` (the server, tier_serve.c), and starts them again when they end.
+ * -o tier=: starts `cairn tier push --follow` (the follower, tools/cairn/tier/tier_follow.c) and
+ * `cairn tier serve` (the server, tier_serve.c), and starts them again when they end.
  *
  * The keeper cannot start a program: its filter (trust.c) would be the program's, too. So before it
  * is confined it forks two processes for each (cairnfs-tier), which have nothing of the mount open:

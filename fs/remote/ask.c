@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Asks the server of the tier, a process of its own (tools/cairn/tier_serve.c), for listings and
- * for checkpoints, and keeps the requests that wait for them. The socket to it outlives workers
+ * Asks the server of the tier, a process of its own (tools/cairn/tier/tier_serve.c), for listings
+ * and for checkpoints, and keeps the requests that wait for them. The socket to it outlives workers
  * and servers; what either has not answered when it is killed is asked again.
  *
  * No thread of the session waits for the tier: one thread, cairn-remote, reads the answers and

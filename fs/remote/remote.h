@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * MOUNT/.cairn/tier: the checkpoints in the tier, to read. Opening a file of one fetches it into
- * the store (tools/cairn/tier_serve.c, a process of its own) and then reads what is there.
+ * the store (tools/cairn/tier/tier_serve.c, a process of its own) and then reads what is there.
  */
 #ifndef CAIRN_FS_REMOTE_H
 #define CAIRN_FS_REMOTE_H

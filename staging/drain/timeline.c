@@ -150,7 +150,7 @@ void timeline_note(struct staging *s, const struct pend *p)
 
 /* ---- by its thread ---- */
 
-/* Names are bytes: each that is not ASCII is written as \u00XX (tools/cairn/json.h). */
+/* Names are bytes: each that is not ASCII is written as \u00XX (tools/cairn/base/json.h). */
 static void put_string(FILE *f, const char *key, const char *bytes)
 {
 	fprintf(f, "\"%s\":\"", key);

@@ -581,8 +581,7 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	info_of(f, out);
 	/* after a failed close it is as it was written, not as it was sealed before that */
 	bool written = f->state == STAGED_OPEN || f->space.failed || !f->last.once;
-	if (f->state != STAGED_EVICTED && written &&
-	    !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
+	if (f->state != STAGED_EVICTED && written && !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
 		uint64_t most = whole_pages((uint64_t)st.st_size) / 512,
 			 blocks = (uint64_t)st.st_blocks;
 		out->size = (uint64_t)st.st_size;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * at_call N COMMAND PROGRAM [ARG...]: runs PROGRAM, and before the Nth system call that opens, reads
- * or changes a file in its first child, which does a subcommand's work (tools/cairn/watch.c), runs
+ * or changes a file in its first child, which does a subcommand's work (tools/cairn/base/watch.c), runs
  * COMMAND in a shell, with PID, the child's, in its environment. Its exit code is PROGRAM's, or 128
  * and the signal.
  */

@@ -23,8 +23,8 @@ bad = 0
 names = re.findall(r"^  (\w+) ", subprocess.run([cairn, "help"], capture_output=True, text=True, check=True).stdout, re.M)
 assert len(names) > 10, names
 for name in names:
-    path = os.path.join(top, "tools/cairn", name + ".c")
-    text = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
+    paths = [os.path.join(top, "tools/cairn", folder, name + ".c") for folder in ("", name)]
+    text = "".join(open(p, encoding="utf-8").read() for p in paths if os.path.exists(p))
     usage = subprocess.run([cairn, "help", name], capture_output=True, text=True, check=True).stdout
     usage = re.match(r"usage: .*(\n {13}.*)*", usage)[0]
     listed = set(re.findall(r"[\[ ](--?[\w-]+)", usage))

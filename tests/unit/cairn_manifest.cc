@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Manifests (tools/cairn/manifest.c): what is written is read again; and untrusted bytes, of which nothing leads out of the
+// Manifests (tools/cairn/tier/manifest.c): what is written is read again; and untrusted bytes, of which nothing leads out of the
 // tier.
 #include <memory>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A file that is fetched by ranges (tools/cairn/tier_ranges.c): each once, none that is damaged, and what a killed fetch left
+// A file that is fetched by ranges (tools/cairn/tier/tier_ranges.c): each once, none that is damaged, and what a killed fetch left
 // is used only if it is right.
 #include <sys/mman.h>
 

@@ -11,7 +11,7 @@
 #include "tests/api/io_fixture.hh"
 
 extern "C" {
-#include "tools/cairn/tier_ranges.h"
+#include "tools/cairn/tier/tier_ranges.h"
 }
 
 class TierDir : public ::testing::Test

@@ -3,7 +3,7 @@
  * cairn hosts adopt, discard: by a person's word, what a host that is gone left in the store. It is
  * never done automatically: the host may come back, and publish it.
  */
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

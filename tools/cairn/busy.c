@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <string.h>
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 #include "io/entries.h"
 
 #define MAX_LINES 10

@@ -3,7 +3,8 @@
  * cairn check: checks everything about a checkpoint that can be checked without Python. Each
  * finding is one line with the file and the offset.
  */
-#include "ckpt.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include <fcntl.h>
 #include <getopt.h>

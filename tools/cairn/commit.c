@@ -3,7 +3,7 @@
  * cairn commit --force: publishes a checkpoint's .metadata that waits for files of other nodes.
  * This is never done automatically: the checkpoint is incomplete.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <errno.h>
 #include <fcntl.h>

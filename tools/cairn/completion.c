@@ -3,7 +3,7 @@
  * cairn completion: scripts for bash, zsh and fish, made from the table of subcommands in main.c,
  * so that they know what the program knows.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <string.h>
 

@@ -4,7 +4,8 @@
  * extents of files with equal checksums (or of one file) are compared; otherwise the elements
  * are, however the two are split into pieces.
  */
-#include "ckpt.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include <getopt.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * cairn discard: discards versions whose close failed. This is never done automatically: the
  * bytes exist nowhere else.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <errno.h>
 #include <fcntl.h>

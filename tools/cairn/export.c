@@ -2,6 +2,7 @@
  *
  * cairn export: a checkpoint as one file of another format, or as another DCP checkpoint.
  */
+#include "commands.h"
 #include "export.h"
 
 #include <fcntl.h>

@@ -6,7 +6,7 @@
 #ifndef CAIRN_EXPORT_H
 #define CAIRN_EXPORT_H
 
-#include "ckpt.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include <signal.h>
 

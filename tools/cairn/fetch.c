@@ -4,7 +4,8 @@
  * below MOUNT/.cairn/tier waits until its checkpoint is fetched (fs/remote/remote.c): here a thread
  * does, and this one shows how far it is.
  */
-#include "tier_where.h"
+#include "commands.h"
+#include "tools/cairn/tier/tier_where.h"
 
 #include <fcntl.h>
 #include <getopt.h>

@@ -3,7 +3,7 @@
  * cairn hosts: who serves a store, who is gone, and what each of them left there. It reads the
  * store itself, so that it also answers where no cairnfs does.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <errno.h>
 #include <fcntl.h>

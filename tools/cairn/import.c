@@ -2,6 +2,7 @@
  *
  * cairn import: a torch.save or safetensors file as a DCP checkpoint.
  */
+#include "commands.h"
 #include "export.h"
 
 #include <fcntl.h>

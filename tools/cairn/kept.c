@@ -3,7 +3,7 @@
  * cairn restore-previous --list: what a store keeps of checkpoints that were being overwritten in
  * place.
  */
-#include "ckpt.h"
+#include "tools/cairn/ckpt/ckpt.h"
 #include "previous.h"
 
 #include <fcntl.h>

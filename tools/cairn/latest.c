@@ -2,8 +2,9 @@
  *
  * cairn latest: the newest checkpoint below a directory that is safe: complete, and durable.
  */
-#include "ckpt.h"
-#include "tier_where.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
+#include "tools/cairn/tier/tier_where.h"
 #include "previous.h"
 
 #include <fcntl.h>

@@ -3,9 +3,10 @@
  * cairn ls: the entries of a directory and their states; for a checkpoint also
  * its kind and whether it is complete.
  */
-#include "ckpt.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
 #include "io/number.h"
-#include "tier_where.h"
+#include "tools/cairn/tier/tier_where.h"
 
 #include <errno.h>
 #include <fcntl.h>

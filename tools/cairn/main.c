@@ -3,7 +3,8 @@
  * cairn: inspects a cairnfs mount or an unmounted store. Read first:
  * the table below names the subcommands; each is one file, <name>.c.
  */
-#include "cli.h"
+#include "commands.h"
+#include "tools/cairn/tier/tier.h"
 
 #include <getopt.h>
 #include <string.h>

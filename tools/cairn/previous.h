@@ -5,7 +5,7 @@
 #ifndef CAIRN_PREVIOUS_H
 #define CAIRN_PREVIOUS_H
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 #include "io/previous.h"
 
 #define PREVIOUS_COMMIT ".metadata"

@@ -3,7 +3,8 @@
  * cairn restore-previous: puts a checkpoint back that was being overwritten in place. Everything
  * that is kept stays until it is back on stable storage; the .metadata comes last.
  */
-#include "ckpt.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
 #include "previous.h"
 
 #include <dirent.h>

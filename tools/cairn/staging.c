@@ -10,7 +10,7 @@
 #include <sys/mount.h>
 #include <sys/sysmacros.h>
 
-#include "cli.h"
+#include "commands.h"
 #include "staging_read.h"
 
 #define ID_LEN 32

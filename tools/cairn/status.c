@@ -4,7 +4,7 @@
  * cairn metrics: its metrics, and whether it answers.
  * cairn retry:   writes to the control file.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <errno.h>
 #include <fcntl.h>

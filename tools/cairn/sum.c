@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 #include "disk.h"
 #include "io/store/store.h"
 #include "io/sum/sum.h"

@@ -2,7 +2,8 @@
  *
  * cairn tensors: the contents of a checkpoint, from its metadata and headers alone.
  */
-#include "ckpt.h"
+#include "commands.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include <getopt.h>
 #include <string.h>

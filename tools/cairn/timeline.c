@@ -2,6 +2,7 @@
  *
  * cairn timeline: when checkpoints were saved, and what each waited for.
  */
+#include "commands.h"
 #include "timeline.h"
 
 #include <getopt.h>

@@ -6,7 +6,7 @@
 #ifndef CAIRN_TIMELINE_H
 #define CAIRN_TIMELINE_H
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 
 #define SAVE_WAITS 6
 extern const char *const save_wait_name[SAVE_WAITS];

@@ -4,7 +4,7 @@
  * bytes staged and persisted, the rate, when it will be done, what it waits for. Two readings of
  * MOUNT/.cairn/files.json give the rates.
  */
-#include "cli.h"
+#include "commands.h"
 
 #include <getopt.h>
 #include <string.h>

@@ -15,8 +15,9 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "commands.h"
 #include "io/number.h"
-#include "tier_where.h"
+#include "tools/cairn/tier/tier_where.h"
 
 #define POLL_S 0.1
 /* a process that has just exited releases its files a moment later */

@@ -4,6 +4,7 @@
  * checksums computed when they were persisted. On a mount the tree is
  * walked in the mount and, in parallel, in the store underneath.
  */
+#include "commands.h"
 #include "verify.h"
 
 #include <errno.h>

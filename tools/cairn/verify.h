@@ -6,7 +6,7 @@
 #ifndef CAIRN_VERIFY_H
 #define CAIRN_VERIFY_H
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 #include "sum.h"
 
 enum finding {

@@ -7,8 +7,9 @@
  * One getxattr(2) of user.cairn.wait per path returns when the state is final. Where the daemon has
  * no such attribute, or may not keep the call waiting, the state is polled.
  */
+#include "commands.h"
 #include "io/number.h"
-#include "tier_where.h"
+#include "tools/cairn/tier/tier_where.h"
 
 #include <errno.h>
 #include <fcntl.h>

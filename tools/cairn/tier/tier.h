@@ -7,7 +7,7 @@
 #ifndef CAIRN_TIER_H
 #define CAIRN_TIER_H
 
-#include "ckpt.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include "io/sum/sum.h"
 #include "tools/tier/pace.h"
@@ -246,5 +246,9 @@ int tier_fetch_one(struct fetch *f, const char *store, const char *path,
 int tier_serve(const char *store, const char *tier, const struct tier_opts *o);
 int tier_ls(const char *tier, const struct tier_opts *o);
 int tier_verify(const char *tier, const struct tier_opts *o);
+
+/* ---- the subcommand (tier.c) ----------------------------------------------------- */
+
+int cmd_tier(int argc, char **argv);
 
 #endif

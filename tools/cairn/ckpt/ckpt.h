@@ -6,7 +6,7 @@
 #ifndef CAIRN_CKPT_H
 #define CAIRN_CKPT_H
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 
 struct ckpt {
 	const char *path; /* as given by the user, or as found; owned */
@@ -61,7 +61,7 @@ ssize_t ckpt_find(const struct ckpt *c, const char *name);
 bool ckpt_commits(const char *name);
 
 /* Removes the checkpoint's directory `name` in top: what commits it first, then under another
- * name (rm.c). 0 or -errno. */
+ * name (remove.c). 0 or -errno. */
 int ckpt_remove(int top, const char *name);
 
 /* ---- all below a directory (find.c) ------------------------------------------ */

@@ -5,7 +5,7 @@
 #ifndef CAIRN_TIER_WHERE_H
 #define CAIRN_TIER_WHERE_H
 
-#include "cli.h"
+#include "tools/cairn/base/cli.h"
 
 struct tier_where_one {
 	char *path; /* below the mount */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the `cairn` command share. A cmd_ function is a subcommand:
- * it gets its own argv (argv[0] is the subcommand's name) and returns the exit
- * code. Below them everything returns 0 or a negative errno and prints nothing,
- * unless it is named complain_, print_ or progress_.
+ * What the files of the `cairn` command share. A subcommand (tools/cairn/commands.h) returns the
+ * exit code. Below them everything returns 0 or a negative errno and prints nothing, unless it is
+ * named complain_, print_ or progress_.
  */
 #ifndef CAIRN_CLI_H
 #define CAIRN_CLI_H
@@ -74,34 +73,6 @@ struct command {
 	/* what to print then, besides the message; its exit code. NULL: CAIRN_TIMEOUT */
 	int (*on_silence)(const char *path);
 };
-/* The i-th subcommand, NULL past the last one (main.c). */
-const struct command *command_at(size_t i);
-
-int cmd_status(int argc, char **argv);
-int cmd_metrics(int argc, char **argv);
-int metrics_on_silence(const char *path);
-int cmd_ls(int argc, char **argv);
-int cmd_staging(int argc, char **argv);
-int cmd_tensors(int argc, char **argv);
-int cmd_check(int argc, char **argv);
-int cmd_diff(int argc, char **argv);
-int cmd_latest(int argc, char **argv);
-int cmd_rm(int argc, char **argv);
-int cmd_export(int argc, char **argv);
-int cmd_import(int argc, char **argv);
-int cmd_wait(int argc, char **argv);
-int cmd_verify(int argc, char **argv);
-int cmd_retry(int argc, char **argv);
-int cmd_commit(int argc, char **argv);
-int cmd_hosts(int argc, char **argv);
-int cmd_restore_previous(int argc, char **argv);
-int cmd_top(int argc, char **argv);
-int cmd_timeline(int argc, char **argv);
-int cmd_discard(int argc, char **argv);
-int cmd_tier(int argc, char **argv);
-int cmd_fetch(int argc, char **argv);
-int cmd_umount(int argc, char **argv);
-int cmd_completion(int argc, char **argv);
 
 /* ---- limits (watch.c) ------------------------------------------------------- */
 
