@@ -463,9 +463,12 @@ int staged_end_ahead(struct staged *f);
  * file of the store can be. -EBUSY, also of these: it would change what is protected, or spill it;
  * nothing has happened, call staged_wait_persisted(), then again. */
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off);
-/* Its two halves. _now does not wait for removals that free space; -EAGAIN: call _later. */
-ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off);
-ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off);
+/* Its two halves. _now does not wait for removals that free space; -EAGAIN: call _later. append:
+ * the caller chose no place but the end (O_APPEND). If such a write fails, f is as before, and its
+ * close does not fail for that. */
+ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off, bool append);
+ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off,
+			   bool append);
 /* Reads what f contains now, also after a spill. -ENODATA: evicted or published. */
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off);
 int staged_resize(struct staged *f, uint64_t size);

@@ -104,6 +104,7 @@ struct late_write {
 	size_t size;
 	off_t off;
 	int torn; /* a write before it had failed */
+	bool append; /* the kernel chose the place: the end */
 	bool early; /* it would change what the store does not have */
 	char bytes[];
 };
@@ -126,22 +127,22 @@ static void write_later(void *arg)
 	struct late_write *w = arg;
 	ssize_t done = -EAGAIN;
 
-	while (w->early &&
-	       (done = staged_write_now(w->sf, w->bytes, w->size, (uint64_t)w->off)) == -EBUSY)
+	while (w->early && (done = staged_write_now(w->sf, w->bytes, w->size, (uint64_t)w->off,
+						    w->append)) == -EBUSY)
 		if (staged_wait_persisted(w->sf)) {
 			done = -EIO;
 			staged_not_written(w->sf, (uint64_t)w->off, w->size, (int)done);
 			break;
 		}
 	if (done == -EAGAIN)
-		done = staged_write_later(w->sf, w->bytes, w->size, (uint64_t)w->off);
+		done = staged_write_later(w->sf, w->bytes, w->size, (uint64_t)w->off, w->append);
 	write_end(w, done);
 	free(w);
 }
 
 static void write_now(const struct late_write *w, const char *buf)
 {
-	ssize_t done = staged_write_now(w->sf, buf, w->size, (uint64_t)w->off);
+	ssize_t done = staged_write_now(w->sf, buf, w->size, (uint64_t)w->off, w->append);
 	bool waits = done == -EAGAIN || done == -EBUSY;
 	struct late_write *later = waits ? malloc(sizeof(*later) + w->size) : NULL;
 
@@ -187,6 +188,7 @@ void op_write(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size, off_t
 				     .flags = flags,
 				     .size = size,
 				     .off = off,
+				     .append = fi->flags & O_APPEND,
 				     .torn = staged_torn(sf)};
 	write_now(&w, buf);
 }

@@ -96,7 +96,27 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 	return -EIO;
 }
 
-static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
+/* UINT64_MAX: unknown */
+static uint64_t size_now(const struct staged *f)
+{
+	struct stat st;
+	return f->fd < 0 || fstat(f->fd, &st) ? UINT64_MAX : (uint64_t)st.st_size;
+}
+
+/* The result of a write at the end of f (O_APPEND), which had `size` bytes before. If it failed and
+ * left none of its bytes there, nothing of f is missing: the next one begins at the same place. If
+ * it began beyond the end, a part of the same call before it was not written, or is not yet. */
+static ssize_t appended(struct staged *f, uint64_t off, uint64_t len, ssize_t n, uint64_t size)
+{
+	if (n < 0 && size_now(f) <= off)
+		return n;
+	if (n > 0 && size < off)
+		staged_not_written(f, size, off - size, -EIO);
+	return space_written(f, off, len, n);
+}
+
+static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint64_t off,
+			    bool append, bool last)
 {
 	uint64_t max = io_store_max_file(f->s->o.store);
 	if (off >= max && len)
@@ -104,6 +124,7 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	if (len > max - off)
 		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io.lock);
+	uint64_t size = append ? size_now(f) : 0;
 	int fixed = append_change(f, off);
 	if (fixed)
 		return fixed == -EBUSY ? fixed : space_written(f, off, len, fixed);
@@ -113,28 +134,30 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	/* a spilled file, or one that is spilled now, takes its blocks by itself */
 	if ((n == -ENOSPC || n == -EDQUOT) && may_come)
 		n = -EAGAIN;
-	return n == -EBUSY ? n : space_written(f, off, len, n);
+	return n == -EBUSY ? n
+	       : append	   ? appended(f, off, len, n, size)
+			   : space_written(f, off, len, n);
 }
 
-ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off)
+ssize_t staged_write_now(struct staged *f, const void *buf, size_t len, uint64_t off, bool append)
 {
-	return write_or_ask(f, buf, len, off, false);
+	return write_or_ask(f, buf, len, off, append, false);
 }
 
-ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off)
+ssize_t staged_write_later(struct staged *f, const void *buf, size_t len, uint64_t off, bool append)
 {
 	ssize_t n = -EAGAIN;
 	for (unsigned tries = 1; n == -EAGAIN && tries <= LATE_TRIES; tries++) {
 		sf_wait_for_space(f);
-		n = write_or_ask(f, buf, len, off, tries == LATE_TRIES);
+		n = write_or_ask(f, buf, len, off, append, tries == LATE_TRIES);
 	}
 	return n;
 }
 
 ssize_t staged_write(struct staged *f, const void *buf, size_t len, uint64_t off)
 {
-	ssize_t n = staged_write_now(f, buf, len, off);
-	return n == -EAGAIN ? staged_write_later(f, buf, len, off) : n;
+	ssize_t n = staged_write_now(f, buf, len, off, false);
+	return n == -EAGAIN ? staged_write_later(f, buf, len, off, false) : n;
 }
 
 ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)

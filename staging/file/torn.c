@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * Files of which a write failed: not whole until all that was to be written there is written after
  * all, or cut off. A program that ignores the error may write less at that place next: what a
- * buffer held before it was full.
+ * buffer held before it was full. Not those of which a write at the end failed (O_APPEND; relay.c):
+ * they have all that was accepted, and the next write begins where it ended.
  *
  * The missing parts are kept as at most TORN_MAX ranges: beyond that the two that are closest
  * become one, with what is between them. So a file may count as torn for longer than it is, never

@@ -147,7 +147,7 @@ TEST_P(AppendSize, WhatIsSealedDoesNotChangeBeforeTheStoreHasIt)
 	ASSERT_EQ(reopen(s), 0);
 	put("appended");
 	for (uint64_t off : {uint64_t(0), size / 2, size - 1}) {
-		EXPECT_EQ(staged_write_now(f, "other bytes", 11, off), -EBUSY);
+		EXPECT_EQ(staged_write_now(f, "other bytes", 11, off, false), -EBUSY);
 		EXPECT_EQ(staged_resize(f, off), -EBUSY);
 		EXPECT_EQ(staged_fallocate(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, 1), -EBUSY);
 		EXPECT_EQ(staged_fallocate(f, FALLOC_FL_ZERO_RANGE, off, 1), -EBUSY);
@@ -158,7 +158,7 @@ TEST_P(AppendSize, WhatIsSealedDoesNotChangeBeforeTheStoreHasIt)
 	EXPECT_EQ(memcmp(now, before.data(), sizeof(now)), 0);
 	s.start();
 	ASSERT_EQ(staged_wait_persisted(f), 0);
-	ASSERT_EQ(staged_write_now(f, "other", 5, 3), 5);
+	ASSERT_EQ(staged_write_now(f, "other", 5, 3, false), 5);
 	EXPECT_FALSE(staged_protected(f));
 	ASSERT_TRUE(until([&] { return staging_durable(s) >= (uint64_t)last; }));
 	EXPECT_SAME(read_file(at("f")), before);
@@ -193,7 +193,7 @@ TEST_P(AppendSize, ProtectedAgainAfterARestart)
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
 	EXPECT_TRUE(staged_protected(f));
-	EXPECT_EQ(staged_write_now(f, "other", 5, 0), -EBUSY);
+	EXPECT_EQ(staged_write_now(f, "other", 5, 0, false), -EBUSY);
 	put("more");
 	s.start();
 	ASSERT_TRUE(until([&] { return staging_durable(s) >= (uint64_t)last; }));

@@ -316,20 +316,22 @@ public:
 			all += bytes;
 		return all;
 	}
-	static Body writing(const File &f, const std::string &what, uint64_t off)
+	// flags: the descriptor's, of which the kernel sends all with each write(2)
+	static Body writing(const File &f, const std::string &what, uint64_t off, int flags = 0)
 	{
 		fuse_write_in in = {};
 		in.fh = f.fh;
+		in.flags = (uint32_t)flags;
 		in.offset = off;
 		in.size = (uint32_t)what.size();
 		return Body().add(in).raw(what);
 	}
-	int write(const File &f, const std::string &what, uint64_t off = 0)
+	int write(const File &f, const std::string &what, uint64_t off = 0, int flags = 0)
 	{
 		size_t at = 0;
 		do {
 			std::string part = what.substr(at, most);
-			if (call(FUSE_WRITE, f.id, writing(f, part, off + at)))
+			if (call(FUSE_WRITE, f.id, writing(f, part, off + at, flags)))
 				return err;
 			fuse_write_out out;
 			memcpy(&out, bytes.data(), sizeof(out));

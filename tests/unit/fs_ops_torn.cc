@@ -324,6 +324,140 @@ TEST_F(Torn, AWriteThatTheStoreFailed)
 	is_whole(f, (5 << 20) + part);
 }
 
+// A log: each write goes to its end, wherever that is.
+class Log : public Torn
+{
+protected:
+	void open(int flags = O_WRONLY) { ASSERT_EQ(k().open_name(root, "f", flags | O_APPEND, &f), 0); }
+	void stored_log(size_t size)
+	{
+		ASSERT_EQ(k().create(root, "f", &f, O_WRONLY | O_CREAT | O_APPEND), 0);
+		put(size);
+		ASSERT_EQ(k().close(f), 0);
+		ASSERT_EQ(w->drain(), 0);
+	}
+	int append(const std::string &bytes, uint64_t at) { return k().write(f, bytes, at, O_WRONLY | O_APPEND); }
+	void put(size_t size)
+	{
+		std::string bytes = pattern(size, want.size());
+		ASSERT_EQ(append(bytes, want.size()), 0);
+		want += bytes;
+	}
+	// The store takes `size` bytes at the end, and no more.
+	void refused(size_t size)
+	{
+		put(size);
+		shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+		ASSERT_EQ(append(pattern(8 << 20, 3), want.size()), -ENOSPC);
+		shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	}
+	void is_stored()
+	{
+		drained(want);
+		EXPECT_EQ(state(f), "durable");
+	}
+	File f;
+	std::string want;
+};
+
+TEST_F(Log, AWriteThatFailedLacksNothing)
+{
+	stored_log(part);
+	for (int i = 0; i < 3; i++) {
+		open();
+		refused(4 << 10);
+		EXPECT_EQ(k().fsync(f), 0);
+		EXPECT_EQ(k().close(f), 0);
+		is_stored();
+	}
+	open();
+	put(10);
+	EXPECT_EQ(k().close(f), 0);
+	is_stored();
+}
+
+TEST_F(Log, NothingOfItIsWritten)
+{
+	stored_log(part);
+	open();
+	refused(0);
+	EXPECT_EQ(k().close(f), 0);
+	is_stored();
+}
+
+TEST_F(Log, ANewOne)
+{
+	ASSERT_EQ(k().create(root, "f", &f, O_RDWR | O_CREAT | O_APPEND), 0);
+	refused(part);
+	EXPECT_EQ(k().close(f), 0);
+	is_stored();
+}
+
+TEST_F(Log, AWorkerThatDiesAfterIt)
+{
+	stored_log(part);
+	open();
+	put(10);
+	EXPECT_EQ(k().flush(f), 0);	// a copy of the descriptor
+	refused(20);
+	ASSERT_EQ(shim_rotate(w->fs), 0);
+	begin(false);
+	put(30);
+	EXPECT_EQ(k().close(f), 0);
+	is_stored();
+}
+
+// What the closed copy of the descriptor had written counts, and what was appended since.
+TEST_F(Log, AllThatDiesAfterIt)
+{
+	stored_log(part);
+	open();
+	put(10);
+	EXPECT_EQ(k().flush(f), 0);
+	refused(20);
+	begin(true);
+	drained(want);
+}
+
+// Another writer chooses its places: of what it could not write there something may be missing.
+TEST_F(Log, AnotherWriterOfIt)
+{
+	stored_log(part);
+	open(O_RDWR);
+	refused(100);
+	shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+	ASSERT_EQ(k().write(f, pattern(8 << 20, 3), want.size()), -ENOSPC);
+	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	put(100);
+	EXPECT_EQ(k().close(f), -ENOSPC);
+	EXPECT_EQ(state(f), "failed");
+	begin(false);
+	EXPECT_EQ(state(f), "failed");
+}
+
+// The kernel may send the parts of one write at once (aio): one in the middle fails.
+TEST_F(Log, APartInTheMiddleFails)
+{
+	for (bool later : {false, true}) {
+		want.clear();
+		stored_log(part);
+		open();
+		put(100);
+		if (later) {
+			ASSERT_EQ(append(pattern(100, 2), want.size() + (8 << 20)), 0);
+		}
+		shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+		ASSERT_EQ(append(pattern(8 << 20, 3), want.size()), -ENOSPC);
+		shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+		if (!later) {
+			ASSERT_EQ(append(pattern(100, 2), want.size() + (8 << 20)), 0);
+		}
+		EXPECT_NE(k().close(f), 0) << later;
+		EXPECT_EQ(state(f), "failed") << later;
+		ASSERT_EQ(k().unlink(root, "f"), 0);
+	}
+}
+
 TEST_F(Torn, CutToNothingItBeginsAnew)
 {
 	File f;
