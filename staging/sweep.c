@@ -394,6 +394,21 @@ static bool has_version(const struct sweep_entry *e, const struct stat *st)
 		st->st_mtim.tv_sec == e->mtime.tv_sec && st->st_mtim.tv_nsec == e->mtime.tv_nsec);
 }
 
+/* A file of tmp/ that nothing refers to. Callers wait for the next worker, so its blocks are freed
+ * later. `again`: its name may be in use again before that, when a staged file moves there. */
+static void remove_later(struct staging *s, int dirfd, const char *name, uint64_t id, bool again)
+{
+	int fd = again ? openat(dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+
+	if (again && unlinkat(dirfd, name, 0)) { /* whoever makes it anew removes it first */
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	LOCK_SCOPE(&s->lock);
+	trash_put(s, again ? 0 : id, fd);
+}
+
 /* named: NULL for what is staged. */
 static void sweep_one(struct staging *s, int dirfd, const char *name, const struct named *named,
 		      bool orphaned)
@@ -431,11 +446,8 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 		keep_soon(s, dirfd, id, in_store, (uint64_t)st.st_size, NULL);
 	} else if (orphaned || !in_store) {
 		unlinkat(dirfd, name, 0);
-	} else {
-		/* Callers wait for the next worker; at a first start none do, and the space may be
-		 * needed. */
-		LOCK_SCOPE(&s->lock);
-		trash_put(s, id, -1);
+	} else { /* at a first start nobody waits, and the space may be needed */
+		remove_later(s, dirfd, name, id, left_over);
 	}
 }
 

@@ -107,6 +107,7 @@ void sf_replay_spill(struct staging *s, struct staged *f)
 		close(f->fd);
 	sf_charge(s, f, 0);
 	f->spilled = true;
+	f->moved.under = 0;
 	f->memory.huge = false;
 	f->fd = sf_open_bytes(f, O_RDONLY);
 }

@@ -465,6 +465,105 @@ TEST_P(OutgrowKilled, AndTruncatedAgain)
 	}
 }
 
+// A worker dies between two steps of a change, the next one is asked for it again, and goes on: older bytes move once
+// more, and it dies as well before what it was to remove is removed. The third one has all of the file.
+class OutgrowKilledTwice : public OutgrowKilled
+{
+protected:
+	// change: 0 or -errno, of the file's bytes `before`, which have outgrown memory already or not.
+	void each_step(bool moved, const std::function<int(staged *)> &change, const std::string &after)
+	{
+		for (int steps = 0, code = 0; code == 0; steps++) {
+			SCOPED_TRACE("after " + std::to_string(steps) + " steps");
+			name = "shard" + std::to_string(steps);
+			pid_t pid = fork();
+			if (pid == 0) {
+				Staging s(ground, with());
+				uint64_t id = s.err ? 0 : staging_new_id(s);
+				staged *f = s.err ? nullptr
+					    : moved ? outgrown(s, id, before, name.c_str())
+						    : create(s, id, {root, name}, 4 * mib);
+				if (!f || (!moved && !Writer(f).write(before, 0)))
+					_exit(1);
+				steps_left = steps;
+				_exit(change(f) ? 2 : 3);
+			}
+			int status;
+			ASSERT_EQ(waitpid(pid, &status, 0), pid);
+			ASSERT_TRUE(WIFEXITED(status));
+			code = WEXITSTATUS(status);
+			ASSERT_TRUE(code == 0 || code == 3) << code;
+			again(change, after);
+			ASSERT_FALSE(HasFailure());
+			ASSERT_TRUE(code == 0 || steps > 0);
+		}
+	}
+	std::string before = pattern(32 * mib, 15);
+
+private:
+	Options worker(staged **f)
+	{
+		Options o = with(false);
+		o.start = false;
+		o.each = [this, f](staging *st, const rec *r) {
+			if (r->type != REC_CREATE || r->name != name)
+				return;
+			node = r->node;
+			EXPECT_EQ(staged_recover(st, r, f), 0);
+		};
+		return o;
+	}
+	void again(const std::function<int(staged *)> &change, const std::string &after)
+	{
+		staged *f = nullptr;
+		{
+			Staging s(ground, worker(&f));
+			ASSERT_EQ(s.err, 0);
+			ASSERT_TRUE(f);
+			ASSERT_EQ(change(f), 0);
+			if (!staged_spilled(f)) {
+				ASSERT_TRUE(Writer(f).write(after.substr(info(f).size), info(f).size));
+				ASSERT_EQ(staged_move_out(f), 0);
+				EXPECT_TRUE(staged_outgrown(f));
+			}
+		}
+		Staging s(ground, worker(&f));
+		ASSERT_EQ(s.err, 0);
+		s.start();
+		ASSERT_EQ(staged_allocate(f), 0);
+		ASSERT_EQ(staged_finish(f), 0);
+		EXPECT_FALSE(staged_outgrown(f));
+		ASSERT_GT(seal(s, f, node, {{root, name}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_SAME(read_file(ground.store() + "/" + name), after);
+		staged_unref(f);
+		EXPECT_TRUE(tmp_is_empty());
+	}
+	std::string name;
+	uint64_t node = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Posix, OutgrowKilledTwice, ::testing::Values("posix"));
+
+TEST_P(OutgrowKilledTwice, AsItIsMoved)
+{
+	each_step(false, staged_move_out, before);
+}
+
+TEST_P(OutgrowKilledTwice, AsItIsCutToNothing)
+{
+	each_step(true, [](staged *f) { return staged_resize(f, 0); }, pattern(32 * mib, 16));
+}
+
+TEST_P(OutgrowKilledTwice, AsItIsCutShort)
+{
+	each_step(true, [](staged *f) { return staged_resize(f, 100); }, before.substr(0, 100) + pattern(32 * mib, 17));
+}
+
+TEST_P(OutgrowKilledTwice, AsItIsFinished)
+{
+	each_step(true, [](staged *f) { return staged_allocate(f) ?: staged_finish(f); }, before);
+}
+
 } // namespace
 
 // Death after so many of the calls that change a file.
@@ -472,6 +571,16 @@ extern "C" int ftruncate(int fd, off_t len)
 {
 	step();
 	return (int)syscall(SYS_ftruncate, fd, len);
+}
+extern "C" int fchmod(int fd, mode_t mode)
+{
+	step();
+	return (int)syscall(SYS_fchmod, fd, mode);
+}
+extern "C" int unlinkat(int fd, const char *name, int flags)
+{
+	step();
+	return (int)syscall(SYS_unlinkat, fd, name, flags);
 }
 extern "C" ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
 {
