@@ -26,6 +26,21 @@ static void replay_dirs(struct staging *s, const struct rec *r)
 	}
 }
 
+/* As its seal counted them: the log has only its size. s->lock held */
+static uint64_t sealed_blocks(struct staged *f)
+{
+	bool open = f->fd >= 0;
+	struct stat st;
+	/* a closed file of the store is not asked: it may answer late */
+	bool seen = (open || !f->spilled) && !sf_stat(f, &st);
+
+	if (!open && f->fd >= 0) {
+		close(f->fd);
+		f->fd = -1;
+	}
+	return seen ? sf_blocks(f, &st) : (f->last.size + 511) / 512;
+}
+
 /* s->lock held */
 static void replay_sealed(struct staging *s, struct staged *f, const struct rec *r,
 			  enum staged_state st)
@@ -34,7 +49,7 @@ static void replay_sealed(struct staging *s, struct staged *f, const struct rec 
 	f->last.atime = r->atime;
 	f->last.mtime = r->mtime;
 	f->last.ctime = r->when;
-	f->last.blocks = (r->size + 511) / 512;
+	f->last.blocks = sealed_blocks(f);
 	f->last.once = true;
 	if (r->flags & REC_FSYNCED)
 		return; /* it was written again */

@@ -54,6 +54,8 @@ struct staged *sf_new(struct staging *s, uint64_t id, uint64_t node);
 void sf_insert(struct staging *s, struct staged *f);
 /* as fstat; the size of a lent file is its version's */
 int sf_stat(struct staged *f, struct stat *st);
+/* its st_blocks, less what is allocated behind its end, which is not the version's */
+uint64_t sf_blocks(const struct staged *f, const struct stat *st);
 
 /* extents.c */
 /* Data extents of fd in [off, end), at most max of them; a single one for all if there are more. */

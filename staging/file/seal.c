@@ -179,10 +179,8 @@ bool staged_changed(struct staged *f)
 
 static void snapshot_stat(struct staged *f, const struct stat *st)
 {
-	uint64_t most = whole_pages((uint64_t)st->st_size) / 512, blocks = (uint64_t)st->st_blocks;
 	f->last.size = (uint64_t)st->st_size;
-	/* what is allocated behind the end is not the version's */
-	f->last.blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
+	f->last.blocks = sf_blocks(f, st);
 	f->last.atime = st->st_atim;
 	f->last.mtime = st->st_mtim;
 	f->last.ctime = st->st_ctim;

@@ -500,6 +500,12 @@ int sf_stat(struct staged *f, struct stat *st)
 	return 0;
 }
 
+uint64_t sf_blocks(const struct staged *f, const struct stat *st)
+{
+	uint64_t most = whole_pages((uint64_t)st->st_size) / 512, blocks = (uint64_t)st->st_blocks;
+	return (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
+}
+
 /* The kernel marks pages clean that it could not write, and may drop them: then a read returns the
  * disk's bytes. So a spilled file's bytes, which are nowhere else, are not written a second
  * time. */
@@ -582,12 +588,8 @@ void staged_get_info(struct staged *f, struct staged_info *out)
 	/* after a failed close it is as it was written, not as it was sealed before that */
 	bool written = f->state == STAGED_OPEN || f->space.failed || !f->last.once;
 	if (f->state != STAGED_EVICTED && written && !sf_ensure_fd(f) && !fstat(f->fd, &st)) {
-		uint64_t most = whole_pages((uint64_t)st.st_size) / 512,
-			 blocks = (uint64_t)st.st_blocks;
 		out->size = (uint64_t)st.st_size;
-		/* what is allocated behind the end is not the file's yet */
-		out->blocks = (f->memory.huge || f->ahead.end) && blocks > most ? most : blocks;
-		out->blocks += f->moved.under / 512;
+		out->blocks = sf_blocks(f, &st) + f->moved.under / 512;
 		out->atime = st.st_atim;
 		out->mtime = st.st_mtim;
 		out->ctime = st.st_ctim;

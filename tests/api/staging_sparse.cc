@@ -128,4 +128,49 @@ TEST_F(Sparse, SpilledItIsCopiedWithItsHoles)
 	staged_unref(f);
 }
 
+// A version's blocks (du) are those that its file has, for the next worker, too: whether the store has it already or not.
+TEST_F(Sparse, BlocksAreCountedAfterADeath)
+{
+	for (bool durable : {true, false})
+		for (uint64_t size : {file_size, (uint64_t)10, (uint64_t)5 << 20}) {
+			SCOPED_TRACE((durable ? "durable " : "pending ") + std::to_string(size));
+			std::string name = "f" + std::to_string(size) + (durable ? "d" : "p");
+			uint64_t blocks;
+			Options o = spacious();
+			o.start = durable;
+			{
+				Staging s(ground, o);
+				ASSERT_EQ(s.err, 0);
+				node = staging_new_id(s);
+				f = create(s, node, {root, name}, size);
+				ASSERT_NE(f, nullptr);
+				ASSERT_TRUE(write_all(f, text));
+				ASSERT_EQ(staged_resize(f, size), 0);
+				ASSERT_EQ(staged_allocate(f), 0);
+				ASSERT_GT(seal(s, f, node, {{root, name}}, true), 0);
+				if (durable) {
+					ASSERT_EQ(s.drain(), 0);
+				}
+				blocks = info(f).blocks;
+				EXPECT_LE(blocks, (2u << 20) / 512);
+			}
+			o.start = o.orphaned = false;
+			o.each = [&](staging *st, const rec *r) {
+				if (r->type != REC_CREATE || r->name != name)
+					return;
+				EXPECT_EQ(staged_recover(st, r, &f), 0);
+			};
+			{
+				Staging s(ground, o);
+				ASSERT_EQ(s.err, 0);
+				EXPECT_EQ(info(f).state, durable ? STAGED_DURABLE : STAGED_SEALED);
+				EXPECT_EQ(info(f).size, size);
+				EXPECT_EQ(info(f).blocks, blocks);
+			}
+			Staging s(ground, spacious());
+			ASSERT_EQ(s.drain(), 0);
+			staging_clear(s);
+		}
+}
+
 } // namespace
