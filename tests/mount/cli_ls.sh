@@ -18,6 +18,8 @@ wait_durable "$m/run/step-1"
 expect 0 "$cairn" ls "$m/run"
 says out '^durable    step-1/$'
 says out '^open       held$'
+# a name is a line, and only that of it is changed: \x0a for the newline
+LC_ALL=C has -a $'^durable    quote" back\\\\ nl\\\\x0a bad\xff end$' "$TMP/out" || die "an odd name: $(cat -v "$TMP/out")"
 grep -q '\.cairn' "$TMP/out" && die "the control directory is listed"
 mkdir -p "$m/steps"/step-{9,10,99,100}
 expect 0 "$cairn" ls "$m/steps"

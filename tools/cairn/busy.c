@@ -82,7 +82,7 @@ static void tell(struct search *s, const char *who, const char *what)
 		return;
 	}
 	fputs("  ", s->f);
-	print_name(s->f, who); /* a process can choose any name */
+	print_escaped(s->f, who); /* a process can choose any name */
 	fprintf(s->f, " %s\n", what);
 }
 

@@ -115,10 +115,20 @@ static int look_myself(struct latest *l, char **below)
 	return *below ? 0 : -ENOMEM;
 }
 
+/* For programs: its bytes, whatever they are. */
+static void print_path(const char *path)
+{
+	if (isatty(STDOUT_FILENO))
+		print_escaped(stdout, path);
+	else
+		fputs(path, stdout);
+	putchar('\n');
+}
+
 static int tell(const struct latest *l, const char *path, int err)
 {
 	if (path)
-		print_name(stdout, path), putchar('\n');
+		print_path(path);
 	else if (err != -ENOENT)
 		complain_location(l->s.top, err ? err : -ENOMEM);
 	else
@@ -142,7 +152,7 @@ static int latest_in_tier(const char *arg)
 		return err == -EIO ? CAIRN_FAILED : location_code(-ENOENT);
 	}
 	printf("%s/" TIER_AT, p.top);
-	print_name(stdout, path), putchar('\n');
+	print_path(path);
 	return CAIRN_OK;
 }
 

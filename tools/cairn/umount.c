@@ -278,8 +278,19 @@ static bool mounted_elsewhere(const struct unmounting *u)
 	complain("%s is unmounted here, and all that was closed is durable, but cairnfs (pid %d) "
 		 "continues while another mount namespace has it:",
 		 u->point, u->keeper);
-	fprintf(stderr, "%s  it ends with them, or now by: kill %d\n", who, u->keeper);
+	if (u->keeper_fd < 0)
+		fprintf(stderr, "%s  it ends with them\n", who);
+	else
+		fprintf(stderr, "%s  it ends with them, or now by: kill %d\n", who, u->keeper);
 	return true;
+}
+
+/* Its pid is of another pid namespace: we are in a container, or it is. */
+static void say_invisible(const struct unmounting *u)
+{
+	complain("%s is unmounted here, and all that was closed is durable, but its cairnfs is not "
+		 "visible from here: it continues while another mount namespace has it mounted",
+		 u->point);
 }
 
 static int gone(struct unmounting *u)
@@ -290,6 +301,8 @@ static int gone(struct unmounting *u)
 
 	if (still_mounted(u))
 		return CAIRN_OK;
+	if (u->keeper_fd < 0 && !mounted_elsewhere(u))
+		say_invisible(u);
 	while (u->keeper_fd >= 0 && poll(&fd, 1, (int)(POLL_S * 1000)) <= 0) {
 		if (late(u)) {
 			complain("%s is unmounted; cairnfs (pid %d) has not ended yet", u->point,
@@ -302,8 +315,10 @@ static int gone(struct unmounting *u)
 				return CAIRN_OK;
 		}
 		if (!told && now_s() - start > GONE_NOTE_S) {
-			complain("%s is unmounted; waiting for cairnfs (pid %d) to end", u->point,
-				 u->keeper);
+			complain("%s is unmounted; waiting for cairnfs (pid %d) to end: the store "
+				 "is slow, or a mount namespace that is not visible from here has "
+				 "the mount",
+				 u->point, u->keeper);
 			told = true;
 		}
 	}

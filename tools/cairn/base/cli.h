@@ -227,7 +227,7 @@ char *put_number(char *p, uint64_t n); /* in decimal, NUL-terminated; its end */
 const char *human_time(double s, char buf[32]); /* "0:07", "1:02:03" */
 /* Prints a name: control characters and what is not UTF-8 as \xNN. */
 void print_escaped(FILE *f, const char *name);
-/* The same if f is a terminal, else the name's bytes. */
+/* The same if f is a terminal, else the name's bytes but for newlines: a line remains a line. */
 void print_name(FILE *f, const char *name);
 /* Bytes, of "500", "64K", "512M", "2G" or "1T". 0 or -EINVAL. */
 int parse_bytes(const char *s, uint64_t *out);

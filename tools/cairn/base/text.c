@@ -102,10 +102,16 @@ void print_name(FILE *f, const char *name)
 	if (asked != f)
 		tty = isatty(fileno(f));
 	asked = f;
-	if (tty)
+	if (tty) {
 		print_escaped(f, name);
-	else
-		fputs(name, f);
+		return;
+	}
+	for (size_t len; *name; name += len) {
+		len = strcspn(name, "\n");
+		fwrite(name, 1, len, f);
+		if (name[len])
+			fprintf(f, "\\x%02x", name[len++]);
+	}
 }
 
 int parse_bytes(const char *s, uint64_t *out)
