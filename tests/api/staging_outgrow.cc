@@ -20,10 +20,11 @@ void end_ahead(staged *f)
 }
 
 std::atomic<int> steps_left{-1}; // not counted
+bool only_cuts;			 // a step is a truncation
 
-void step()
+void step(bool cut = false)
 {
-	if (steps_left >= 0 && steps_left-- == 0)
+	if ((cut || !only_cuts) && steps_left >= 0 && steps_left-- == 0)
 		_exit(0);
 }
 
@@ -542,6 +543,52 @@ private:
 	std::string name;
 	uint64_t node = 0;
 };
+// The same for a file written through the daemon, whose bytes move all at once: it dies when they are copied, and the
+// next one copies them again.
+TEST_P(OutgrowKilled, AsItIsSpilled)
+{
+	std::string bytes = pattern(60 * mib, 18);
+	pid_t pid = fork();
+	if (pid == 0) {
+		Staging s(ground, with());
+		staged *f = s.err ? nullptr : create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
+		if (!f)
+			_exit(1);
+		only_cuts = true;
+		steps_left = 0;
+		_exit(write_all(f, bytes) ? 2 : 3);
+	}
+	int status;
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_EQ(status, 0);
+	staged *f = nullptr;
+	uint64_t node = 0;
+	Options o = with(false);
+	o.start = false;
+	o.each = [&](staging *st, const rec *r) {
+		if (r->type != REC_CREATE)
+			return;
+		node = r->node;
+		EXPECT_EQ(staged_recover(st, r, &f), 0);
+	};
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		ASSERT_TRUE(f);
+		EXPECT_FALSE(staged_spilled(f));
+		ASSERT_TRUE(write_all(f, bytes));
+		EXPECT_TRUE(staged_spilled(f));
+	}
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	s.start();
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+	staged_unref(f);
+}
+
 INSTANTIATE_TEST_SUITE_P(Posix, OutgrowKilledTwice, ::testing::Values("posix"));
 
 TEST_P(OutgrowKilledTwice, AsItIsMoved)
@@ -569,7 +616,7 @@ TEST_P(OutgrowKilledTwice, AsItIsFinished)
 // Death after so many of the calls that change a file.
 extern "C" int ftruncate(int fd, off_t len)
 {
-	step();
+	step(true);
 	return (int)syscall(SYS_ftruncate, fd, len);
 }
 extern "C" int fchmod(int fd, mode_t mode)
