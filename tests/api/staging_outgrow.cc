@@ -528,8 +528,10 @@ private:
 				EXPECT_TRUE(staged_outgrown(f));
 			}
 		}
+		f = nullptr;
 		Staging s(ground, worker(&f));
 		ASSERT_EQ(s.err, 0);
+		ASSERT_TRUE(f) << "its bytes are gone";
 		s.start();
 		ASSERT_EQ(staged_allocate(f), 0);
 		ASSERT_EQ(staged_finish(f), 0);
@@ -579,8 +581,10 @@ TEST_P(OutgrowKilled, AsItIsSpilled)
 		ASSERT_TRUE(write_all(f, bytes));
 		EXPECT_TRUE(staged_spilled(f));
 	}
+	f = nullptr;
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
+	ASSERT_TRUE(f) << "its bytes are gone";
 	s.start();
 	ASSERT_EQ(staged_allocate(f), 0);
 	ASSERT_GT(seal(s, f, node, {{root, "shard"}}, true, REC_SPILLED), 0);
