@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The JSON writer of `cairn`; see json.h.
+ * The JSON writer of `cairn`, and paths read back; see json.h.
  */
 #include "json.h"
 #include "cli.h"
@@ -113,4 +113,45 @@ void json_put_path(struct json_out *j, const char *key, const char *bytes)
 	for (const unsigned char *u = (const unsigned char *)bytes; *u; u++)
 		fprintf(j->f, "%02x", *u);
 	putc_unlocked('"', j->f);
+}
+
+static int hex_digit(char c)
+{
+	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* In place, from hexadecimal; false: it is not. */
+static bool from_hex(char *s)
+{
+	size_t n = 0;
+
+	for (; s[2 * n]; n++) {
+		int hi = hex_digit(s[2 * n]), lo = hex_digit(s[2 * n + 1]);
+
+		if (hi < 0 || lo < 0 || hi + lo == 0)
+			return false;
+		s[n] = (char)(hi << 4 | lo);
+	}
+	s[n] = '\0';
+	return n > 0;
+}
+
+char *json_get_path(const struct json_doc *d, int v)
+{
+	int hex = json_at(d, v, "path_hex"), key = json_at(d, v, "path");
+	size_t size = json_string_size(d, key);
+	char *out;
+	bool good;
+
+	if (hex >= 0) {
+		out = json_bytes(d, hex);
+		good = out && from_hex(out);
+	} else {
+		out = size ? malloc(size) : NULL;
+		good = out && json_string_copy(d, key, out) == (ssize_t)strlen(out);
+	}
+	if (good)
+		return out;
+	free(out);
+	return NULL;
 }

@@ -38,5 +38,7 @@ void json_put_i64(struct json_out *j, const char *key, int64_t n);
 void json_put_bool(struct json_out *j, const char *key, bool b);
 /* A path: the string, and if it is not valid UTF-8 also <key>_hex with its bytes. */
 void json_put_path(struct json_out *j, const char *key, const char *bytes);
+/* The one that json_put_path() wrote in the object v with key "path": malloc()ed; NULL: none. */
+char *json_get_path(const struct json_doc *d, int v);
 
 #endif

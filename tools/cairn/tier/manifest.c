@@ -169,48 +169,6 @@ int manifest_add(struct manifest *m, const struct tier_file *f)
 
 /* ---- read ------------------------------------------------------------------------- */
 
-static int hex_digit(char c)
-{
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* In place, from hexadecimal; false: it is not. */
-static bool from_hex(char *s)
-{
-	size_t n = 0;
-
-	for (; s[2 * n]; n++) {
-		int hi = hex_digit(s[2 * n]), lo = hex_digit(s[2 * n + 1]);
-
-		if (hi < 0 || lo < 0 || hi + lo == 0)
-			return false;
-		s[n] = (char)(hi << 4 | lo);
-	}
-	s[n] = '\0';
-	return n > 0;
-}
-
-/* A path as json_put_path() writes it: malloc()ed; NULL: it is none. */
-static char *get_path(const struct json_doc *d, int v)
-{
-	int hex = json_at(d, v, "path_hex"), key = json_at(d, v, "path");
-	size_t size = json_string_size(d, key);
-	char *out;
-	bool good;
-
-	if (hex >= 0) {
-		out = json_bytes(d, hex);
-		good = out && from_hex(out);
-	} else {
-		out = size ? malloc(size) : NULL;
-		good = out && json_string_copy(d, key, out) == (ssize_t)strlen(out);
-	}
-	if (good)
-		return out;
-	free(out);
-	return NULL;
-}
-
 static bool is_sum(const char *s)
 {
 	return strlen(s) == 37 && !strncmp(s, "xxh3:", 5) &&
@@ -267,7 +225,7 @@ static bool get_ranges(const struct json_doc *d, int v, struct tier_file *f)
 
 static int get_file(const struct json_doc *d, int v, struct manifest *m)
 {
-	CLEANUP_FREE char *path = get_path(d, v);
+	CLEANUP_FREE char *path = json_get_path(d, v);
 	CLEANUP_FREE char *sum = json_bytes(d, json_at(d, v, "checksum"));
 	uint64_t s, ns;
 	struct tier_file f = {.path = path};

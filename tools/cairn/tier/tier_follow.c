@@ -9,6 +9,10 @@
  *
  *	NEW ──complete──▶ WAITING ──pushed──▶ SENT
  *	 └───────◀─── its files changed ───◀───┘
+ *
+ * What an earlier follower sent (sent.json, tier_state.c) is WAITING, too, until a push has found
+ * it in the tier; but what was not sent comes first. So a follower that is killed again and again
+ * gets on.
  */
 #include "tier_follow.h"
 
@@ -26,6 +30,7 @@
 #define RETRY_MIN_S 1.0
 #define RETRY_MAX_S 60.0
 #define KEEP_AGAIN_S 600.0 /* a copy was found bad, which takes reading it */
+#define CHECK_S 1.0 /* of what was sent before, between two looks, if something happened */
 #define RETRY_ONE_MAX_S 3600.0 /* of one checkpoint that cannot be sent as it is */
 
 static volatile sig_atomic_t stop;
@@ -55,6 +60,12 @@ struct known *follow_find(const struct follow *f, const char *path)
 	return f->n ? bsearch(&key, f->v, f->n, sizeof(*f->v), by_path) : NULL;
 }
 
+void follow_sort(struct follow *f)
+{
+	if (f->n)
+		qsort(f->v, f->n, sizeof(*f->v), by_path);
+}
+
 static struct known *add_known(struct follow *f, const char *path)
 {
 	struct known *v = reallocarray(f->v, f->n + 1, sizeof(*v));
@@ -67,8 +78,14 @@ static struct known *add_known(struct follow *f, const char *path)
 		return NULL;
 	}
 	v[f->n++] = (struct known){.path = own};
-	qsort(v, f->n, sizeof(*v), by_path);
+	follow_sort(f);
 	return follow_find(f, path);
+}
+
+static void set_sent_before(struct follow *f, struct known *k, bool sent)
+{
+	f->sent.changed |= k->sent_before != sent;
+	k->sent_before = sent;
 }
 
 static void drop_unseen(struct follow *f)
@@ -76,10 +93,12 @@ static void drop_unseen(struct follow *f)
 	size_t n = 0;
 
 	for (size_t i = 0; i < f->n; i++)
-		if (f->v[i].seen)
+		if (f->v[i].seen) {
 			f->v[n++] = f->v[i];
-		else
+		} else {
+			set_sent_before(f, &f->v[i], false);
 			free(f->v[i].path);
+		}
 	f->changed |= n != f->n;
 	f->n = n;
 }
@@ -153,9 +172,11 @@ static int look_at(struct follow *f, struct push *p)
 		k->state = KNOWN_NEW;
 		k->fails = 0;
 		k->retry_at = k->waits_since = 0;
+		set_sent_before(f, k, false);
 		f->changed = true;
 	}
-	if (k->state == KNOWN_NEW && is_complete(p)) {
+	/* what was sent was complete; the push judges it again */
+	if (k->state == KNOWN_NEW && (k->sent_before || is_complete(p))) {
 		k->state = KNOWN_WAITING;
 		k->since_s = (uint64_t)time(NULL);
 		f->changed = true;
@@ -211,8 +232,13 @@ static void tell(struct follow *f)
 static void on_part(struct push *p, uint64_t bytes)
 {
 	struct follow *f = p->ctx;
+	struct known *k = follow_find(f, p->s.v[p->at].path);
 	double t = now_s(), s = t - f->rate_at;
 
+	if (k && k->sent_before) { /* the tier has it not any more */
+		set_sent_before(f, k, false);
+		follow_remember(f, true);
+	}
 	f->now += bytes;
 	f->rate_bytes += bytes;
 	if (s < 0.5)
@@ -270,6 +296,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	f->changed = true;
 	if (result >= 0) {
 		k->state = KNOWN_SENT;
+		set_sent_before(f, k, true);
 		k->waits_since = 0;
 		f->keep_due = true;
 		k->fails = 0;
@@ -283,6 +310,8 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	}
 	if (stop)
 		return;
+	if (is_of_one(result))
+		set_sent_before(f, k, false);
 	if (result == -EINPROGRESS) {
 		wait_for_host(f, p, k);
 		return;
@@ -302,29 +331,56 @@ static bool is_due(const struct known *k)
 	return k && k->state == KNOWN_WAITING && k->retry_at <= now_s();
 }
 
+static int push_this(struct follow *f, struct push *p, struct known *k)
+{
+	int result;
+
+	snprintf(f->report.sending, sizeof(f->report.sending), "%s", k->path);
+	f->rate_at = now_s();
+	f->rate_bytes = 0;
+	tell(f);
+	result = push_one(p);
+	one_ended(f, p, k, result);
+	push_drop(p);
+	f->fails = result >= 0 ? 0 : f->fails;
+	follow_remember(f, result > 0);
+	tell(f);
+	follow_write(f);
+	return result >= 0 || is_of_one(result) ? 0 : result;
+}
+
+/* Has what was sent before been checked for so long that it is time to look for new ones? */
+static bool is_look_due(const struct follow *f, double begun)
+{
+	struct pollfd p = {.fd = f->events, .events = POLLIN};
+	double s = poll(&p, 1, 0) > 0 ? CHECK_S : LOOK_S;
+
+	return now_s() - begun >= (s > f->look_s ? s : f->look_s);
+}
+
+/* Of those that are due the ones that were sent before, or the others; the oldest first. */
+static int push_these(struct follow *f, struct push *p, bool sent_before)
+{
+	double begun = now_s();
+	int err = 0;
+
+	for (p->at = p->s.n; !err && p->at-- > 0 && !stop && !f->cut;) {
+		struct known *k = follow_find(f, p->s.v[p->at].path);
+
+		if (!is_due(k) || k->sent_before != sent_before)
+			continue;
+		err = push_this(f, p, k);
+		f->cut = sent_before && is_look_due(f, begun);
+	}
+	return err;
+}
+
 /* -errno: the tier does not take anything now. */
 static int push_due(struct follow *f, struct push *p)
 {
-	int err = 0;
+	int err = push_these(f, p, false);
 
-	for (p->at = p->s.n; !err && p->at-- > 0 && !stop;) {
-		struct known *k = follow_find(f, p->s.v[p->at].path);
-
-		if (!is_due(k))
-			continue;
-		snprintf(f->report.sending, sizeof(f->report.sending), "%s", k->path);
-		f->rate_at = now_s();
-		f->rate_bytes = 0;
-		tell(f);
-		err = push_one(p);
-		one_ended(f, p, k, err);
-		push_drop(p);
-		f->fails = err >= 0 ? 0 : f->fails;
-		err = err >= 0 || is_of_one(err) ? 0 : err;
-		tell(f);
-		follow_write(f);
-	}
-	return err;
+	return err ? err : push_these(f, p, true);
 }
 
 static bool any_due(const struct follow *f)
@@ -435,6 +491,8 @@ static int pass(struct follow *f)
 	if (!err)
 		err = follow_open_own(f, fd);
 	watch_store(f);
+	f->cut = false;
+	follow_recall(f);
 	if (!err)
 		err = look(f, &p);
 	if (err) {
@@ -451,6 +509,7 @@ static int pass(struct follow *f)
 	tell(f);
 	if (!err && !stop && now_s() >= f->retry_at && (any_due(f) || is_keep_due(f)))
 		err = push_to_tier(f, &p);
+	follow_remember(f, true);
 	ckpt_search_free(&p.s);
 	follow_close_own(f);
 	return err;
@@ -519,6 +578,8 @@ static int follow(struct follow *f)
 
 			if (f->retry_at > now_s() && f->retry_at - now_s() < s)
 				s = f->retry_at - now_s();
+			else if (f->cut)
+				s = 0;
 			else if (any_waits_for_host(f) && s > HOST_AGAIN_S)
 				s = HOST_AGAIN_S;
 			wait_for_change(f, s, &before);

@@ -26,10 +26,18 @@ struct known { /* a checkpoint of the store */
 	struct print print;
 	enum known_state state;
 	bool seen; /* by the present look */
+	/* With this print, by this follower or an earlier one, as far as that was remembered. It
+	 * says only what is pushed first. */
+	bool sent_before;
 	uint64_t since_s; /* when it was seen to be complete */
 	unsigned fails;
 	double retry_at; /* by now_s() */
 	double waits_since; /* for another host; 0: it does not */
+};
+
+struct sent_file { /* own/sent.json */
+	bool read, changed; /* changed: it is to be written */
+	double write_at; /* not before, by now_s() */
 };
 
 struct follow {
@@ -47,6 +55,8 @@ struct follow {
 
 	struct tier_report report;
 	struct tier_shared *shared; /* NULL: none */
+	struct sent_file sent;
+	bool cut; /* the pass ended before all that was due had its turn */
 	bool keep_due, keep_fails; /* keep_due: something may be removed */
 	double keep_at; /* when that is tried again */
 	bool changed, ended; /* changed: status.json is to be written */
@@ -62,6 +72,7 @@ struct follow {
 };
 
 struct known *follow_find(const struct follow *f, const char *path);
+void follow_sort(struct follow *f); /* f->v, for follow_find() */
 /* Of a checkpoint that is open. 0 or -errno. */
 int follow_print(const struct ckpt *c, struct print *out);
 
@@ -78,6 +89,12 @@ int follow_open_own(struct follow *f, int store);
 void follow_close_own(struct follow *f);
 /* Writes own/status.json, whole. What cannot be written is left out. */
 void follow_write(struct follow *f);
+/* Adds to f->v, once, what earlier followers remembered: all of it, or nothing if it cannot be
+ * read, or is of another tier. */
+void follow_recall(struct follow *f);
+/* Writes sent.json, durably, if it has changed; now: however short ago it was written. If that
+ * fails what was there stays, and it is tried again. */
+void follow_remember(struct follow *f, bool now);
 /* Is it the one that was pushed to before? A filesystem that is not mounted has another directory
  * in its place, which is left as it is. Before the tier is opened. */
 int follow_check_tier(struct follow *f, struct tier_why *w);

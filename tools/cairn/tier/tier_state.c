@@ -4,6 +4,7 @@
  *
  *	status.json	what it does, and where each checkpoint is
  *	tier		the tier's name and id: what was there is still there
+ *	sent.json	what was sent to it
  */
 #include "tier_follow.h"
 
@@ -57,19 +58,27 @@ void follow_close_own(struct follow *f)
 	f->own = f->own_host = -1;
 }
 
-static int write_own(const struct follow *f, const char *name, const char *text, size_t len)
+static int write_own(const struct follow *f, const char *name, const char *text, size_t len,
+		     bool durably)
 {
 	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC;
 	char new[64];
+	int err = 0;
 
 	snprintf(new, sizeof(new), "%s.new", name);
 	CLEANUP_CLOSE int fd = openat(f->own, new, flags, 0600);
 	if (fd < 0)
 		return -errno;
 	errno = 0;
-	if (write(fd, text, len) != (ssize_t)len || renameat(f->own, new, f->own, name))
-		return errno ? -errno : -ENOSPC;
-	return 0;
+	if (write(fd, text, len) != (ssize_t)len)
+		err = errno ? -errno : -ENOSPC;
+	if (!err && ((durably && fsync(fd)) || renameat(f->own, new, f->own, name)))
+		err = -errno;
+	if (err)
+		unlinkat(f->own, new, 0); /* a full store needs its blocks */
+	else if (durably && fsync(f->own))
+		err = -errno;
+	return err;
 }
 
 /* ---- status.json --------------------------------------------------------------------- */
@@ -127,7 +136,7 @@ void follow_write(struct follow *f)
 	put_checkpoints(&j, f);
 	json_close(&j, '}');
 	fputc('\n', out);
-	if (!fclose(out) && !write_own(f, "status.json", text, len))
+	if (!fclose(out) && !write_own(f, "status.json", text, len, false))
 		f->changed = false;
 }
 
@@ -143,8 +152,8 @@ static void read_id(int dir, const char *path, char out[ID_LEN + 1])
 		snprintf(out, ID_LEN + 1, "%s", text);
 }
 
-/* What was written by remember(); "" = nothing, or of another tier. */
-static void recall(struct follow *f)
+/* What was written by remember_id(); "" = nothing, or of another tier. */
+static void recall_id(struct follow *f)
 {
 	CLEANUP_FREE char *text = NULL;
 	size_t len = 0;
@@ -155,12 +164,12 @@ static void recall(struct follow *f)
 	snprintf(f->id, sizeof(f->id), "%.*s", (int)ID_LEN, text);
 }
 
-static int remember(struct follow *f)
+static int remember_id(struct follow *f)
 {
 	CLEANUP_FREE char *text = NULL;
 	int n = asprintf(&text, "%s\n%s", f->id, f->tier);
 
-	return n < 0 ? -ENOMEM : f->own < 0 ? 0 : write_own(f, "tier", text, (size_t)n);
+	return n < 0 ? -ENOMEM : f->own < 0 ? 0 : write_own(f, "tier", text, (size_t)n, true);
 }
 
 static void make_id(char out[ID_LEN + 1])
@@ -180,7 +189,7 @@ int follow_check_tier(struct follow *f, struct tier_why *w)
 
 	if (!strncmp(f->tier, "s3://", 5))
 		return 0;
-	recall(f);
+	recall_id(f);
 	dir = open(f->tier, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir < 0)
 		return tier_told(w, -errno, "%s: %m", f->tier);
@@ -210,8 +219,107 @@ int follow_mark_tier(struct follow *f, struct tier *t, struct tier_why *w)
 	if (!err && !*f->id)
 		err = -EIO;
 	if (!err)
-		err = remember(f);
+		err = remember_id(f);
 	if (err)
 		*f->id = '\0';
 	return err ? tier_told(w, err, "%s/" ID_PATH ": %s", f->tier, strerror(-err)) : 0;
+}
+
+/* ---- what was sent --------------------------------------------------------------------- */
+
+/* Nothing counts as sent because of this file: it may be old, or damaged, and the tier may have
+ * lost anything. It tells which checkpoints a push will probably find there. */
+#define SENT "sent.json"
+#define SENT_PAUSE_S 1.0 /* between two writes, if only what was there already was found */
+
+static int recall_one(struct follow *f, const struct json_doc *d, int v)
+{
+	struct known k = {.path = json_get_path(d, v), .sent_before = true};
+	struct known *more;
+
+	if (!k.path || !json_is_u64(d, json_at(d, v, "print"), &k.print.hash) ||
+	    !json_is_u64(d, json_at(d, v, "bytes"), &k.print.bytes) ||
+	    !json_is_u64(d, json_at(d, v, "files"), &k.print.files)) {
+		free(k.path);
+		return -EBADMSG;
+	}
+	more = reallocarray(f->v, f->n + 1, sizeof(*f->v));
+	if (!more) {
+		free(k.path);
+		return -ENOMEM;
+	}
+	f->v = more;
+	f->v[f->n++] = k;
+	return 0;
+}
+
+static bool is_of_tier(const struct follow *f, const struct json_doc *d)
+{
+	CLEANUP_FREE char *tier = json_bytes(d, json_at(d, 0, "tier"));
+	CLEANUP_FREE char *id = json_bytes(d, json_at(d, 0, "id"));
+
+	return tier && id && !strcmp(tier, f->tier) && !strcmp(id, f->id);
+}
+
+void follow_recall(struct follow *f)
+{
+	CLEANUP_FREE char *text = NULL;
+	CLEANUP_JSON struct json_doc *d = NULL;
+	size_t len, n = f->n;
+	int list, err = 0;
+
+	if (f->own < 0 || f->sent.read)
+		return;
+	f->sent.read = true;
+	recall_id(f);
+	if (read_small_file(f->own, SENT, STATUS_MAX, &text, &len) || json_parse(text, len, &d) ||
+	    !is_of_tier(f, d))
+		return;
+	list = json_at(d, 0, "checkpoints");
+	for (int v = json_first(d, list); !err && v >= 0; v = json_next(d, list, v))
+		err = recall_one(f, d, v);
+	while (err && f->n > n)
+		free(f->v[--f->n].path);
+	follow_sort(f);
+}
+
+static void put_sent(struct json_out *j, const struct follow *f)
+{
+	json_put_path(j, "tier", f->tier);
+	json_put_string(j, "id", f->id);
+	json_open(j, "checkpoints", '[');
+	for (size_t i = 0; i < f->n; i++) {
+		const struct known *k = &f->v[i];
+
+		if (!k->sent_before)
+			continue;
+		json_open(j, NULL, '{');
+		json_put_path(j, "path", k->path);
+		json_put_u64(j, "print", k->print.hash);
+		json_put_u64(j, "files", k->print.files);
+		json_put_u64(j, "bytes", k->print.bytes);
+		json_close(j, '}');
+	}
+	json_close(j, ']');
+}
+
+void follow_remember(struct follow *f, bool now)
+{
+	CLEANUP_FREE char *text = NULL;
+	struct json_out j;
+	size_t len;
+	FILE *out;
+
+	if (f->own < 0 || !f->sent.changed || (!now && now_s() < f->sent.write_at))
+		return;
+	out = open_memstream(&text, &len);
+	if (!out)
+		return;
+	json_begin(&j, out);
+	json_open(&j, NULL, '{');
+	put_sent(&j, f);
+	json_close(&j, '}');
+	fputc('\n', out);
+	f->sent.changed = fclose(out) || write_own(f, SENT, text, len, true);
+	f->sent.write_at = now_s() + SENT_PAUSE_S;
 }
