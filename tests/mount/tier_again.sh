@@ -56,10 +56,10 @@ lock $(seq 1 19) $(seq 21 29) $(seq 31 50)
 start_mount "$s" "$m" "tier=$t"
 sent 20 51
 same 20 51
-retry 60 told || die "what cannot be looked at is not told: $(status_field "$m" tier)"
 for i in 1 19 21 50; do
 	follower_says "$i" waiting || die "step-$i counts as sent, and was not looked at: $(cat "$(own)/status.json")"
 done
+retry 60 told || die "what cannot be looked at is not told: $(status_field "$m" tier)"
 expect 3 "$cairn" wait --tier --timeout 1 "$m/run/step-1"
 follower_says 30 . && die "step-30 is not in the store"
 kill -KILL "$(status_field "$m" tier.pid)"
