@@ -58,7 +58,7 @@ retry 60 held || die "it does not look at what was sent before"
 took=$(($(date +%s%3N) - $(status_field "$m" tier.looked_ms)))
 cp -r "$assets/dcp" "$m/run/step-55"
 wait_durable "$m/run/step-55"
-sleep $((took / 1000 + 2))	# CHECK_S in tools/cairn/tier_follow.c, or as long as a look takes
+sleep $((took / 1000 + 2))	# CHECK_S in tools/cairn/tier/tier_follow.c, or as long as a look takes
 line=$(wc -l <"$TMP/fault/log")
 s3_rule
 retry 60 is_asked "$line" 55 || die "step-55 is not sent: $(status_field "$m" tier)"
