@@ -4,7 +4,8 @@
  * xattrs of the paths themselves, through descriptors opened at the start:
  * a directory that is renamed into place meanwhile is still the one waited for.
  *
- * One getxattr(2) of user.cairn.wait per path returns when the state is final. Where the daemon has
+ * One getxattr(2) of user.cairn.wait per path returns when the state is final; for many paths their
+ * mount is asked first, whether anything at all is pending. Where the daemon has
  * no such attribute, or may not keep the call waiting, the state is polled.
  */
 #include "commands.h"
@@ -26,6 +27,7 @@
 #define LINE_EVERY_S 10.0
 /* the next worker measures the time of a call anew */
 #define CALL_MAX_S 30.0
+#define MANY 4 /* paths for which their mount is asked first */
 
 struct target {
 	struct location p;
@@ -187,7 +189,10 @@ static void say_lost(struct target *t, int err)
 static void check(struct target *t, bool ask_status)
 {
 	char pending[32] = "0";
-	int err = xattr_of_fd(t->p.fd, KEY_STATE, t->state, sizeof(t->state));
+	int err;
+
+	watch_at(t->p.arg);
+	err = xattr_of_fd(t->p.fd, KEY_STATE, t->state, sizeof(t->state));
 
 	if (err != -ENODATA && is_removed(t))
 		err = -ENOENT;
@@ -205,10 +210,13 @@ static void check(struct target *t, bool ask_status)
 		check_halted(t);
 }
 
-static int find_target(const char *path, struct target *t)
+static int find_target(const char *path, const struct location *near, struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	int code = location_need(path, true, &t->p), err;
+	int code, err;
+
+	watch_at(path);
+	code = location_need_near(path, true, near, &t->p);
 
 	if (code || *t->p.below)
 		return code;
@@ -222,7 +230,7 @@ static int find_target(const char *path, struct target *t)
 /* With many paths, one descriptor each and one for their mount. */
 static void share_root(struct target *t, const struct target *with)
 {
-	if (t == with || !t->p.on_mount || t->p.mount_id != with->p.mount_id)
+	if (t->p.root == with->p.root || t->p.mount_id != with->p.mount_id)
 		return;
 	close(t->p.root);
 	t->p.root = with->p.root;
@@ -342,6 +350,7 @@ static void show_left(struct waiting *w, const struct target *now)
 /* Until t is done, or the deadline has passed. False: t is to be polled. */
 static bool wait_one(struct waiting *w, struct target *t)
 {
+	watch_at(t->p.arg);
 	while (!t->done) {
 		bool last = w->deadline && now_s() >= w->deadline;
 		char key[64], value[64];
@@ -370,10 +379,40 @@ static bool wait_one(struct waiting *w, struct target *t)
 	return true;
 }
 
+/* What is in .cairn has no state, and what was removed meanwhile neither: they are asked for. */
+static bool is_in_tree(const struct target *t)
+{
+	static const char control[] = ".cairn";
+	const size_t n = sizeof(control) - 1;
+	struct statx x;
+
+	if (!strncmp(t->p.below, control, n) && (!t->p.below[n] || t->p.below[n] == '/'))
+		return false;
+	return !statx(t->p.fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_NLINK, &x) &&
+	       x.stx_nlink;
+}
+
+/* If nothing is pending on the whole mount, one call answers for all paths. */
+static void ask_mount(struct waiting *w)
+{
+	const struct location *first = &w->t[0].p;
+	char value[64];
+
+	if (w->n < MANY)
+		return;
+	watch_at(first->arg);
+	if (xattr_of_fd(first->root, KEY_WAIT ".0", value, sizeof(value)) ||
+	    strcmp(value, "durable"))
+		return;
+	for (int i = 0; i < w->n; i++)
+		w->t[i].done = w->t[i].p.root == first->root && is_in_tree(&w->t[i]);
+}
+
 static int wait_all(struct waiting *w)
 {
 	bool answered = true;
 
+	ask_mount(w);
 	for (int i = 0; answered && i < w->n; i++)
 		answered = wait_one(w, &w->t[i]);
 	if (!answered)
@@ -410,14 +449,17 @@ int cmd_wait(int argc, char **argv)
 	}
 	allow_descriptors();
 	for (; !code && optind + w.n < argc; w.n++) {
-		code = find_target(argv[optind + w.n], &w.t[w.n]);
+		code = find_target(argv[optind + w.n], w.n ? &w.t[0].p : &LOCATION_NONE,
+				   &w.t[w.n]);
 		share_root(&w.t[w.n], w.t);
 	}
 	progress_start(&w.bar, w.n > 1 ? "all" : argv[optind], quiet);
 	if (!code)
 		code = wait_all(&w);
-	for (int i = 0; tier && !code && i < w.n; i++)
+	for (int i = 0; tier && !code && i < w.n; i++) {
+		watch_at(w.t[i].p.arg);
 		code = tier_wait(&w.t[i].p, w.deadline, &w.bar);
+	}
 	close_all(&w);
 	return code;
 }

@@ -84,6 +84,9 @@ double watch_deadline(void);
 void watch_answered(void);
 /* The mount, where no operand names it. */
 void watch_name(const char *path);
+/* The operand, one of argv, that it is at from now on: with thousands of them, asking whether all
+ * answer costs more than the subcommand itself. */
+void watch_at(const char *operand);
 /* A process of this command that is not the subcommand itself. */
 bool watch_is_helper(int pid);
 /* One line: the mount that path is on does not answer, and what to do (silent.c). */
@@ -134,9 +137,14 @@ static inline int call_error(void)
 /* -ENODEV: neither on a cairnfs mount nor in a store; -EXDEV: a bind mount of a
  * cairnfs whose root is not mounted here; else as open(2). */
 int location_find(const char *path, struct location *out);
+/* The same, faster for a path on the mount of `near`: then out->root is near's, and is closed once.
+ */
+int location_near(const char *path, const struct location *near, struct location *out);
 void location_close(struct location *p);
 /* location_find(), and on error one line with the reason; CAIRN_OK, or location_code(). */
 int location_need(const char *path, bool need_mount, struct location *out);
+int location_need_near(const char *path, bool need_mount, const struct location *near,
+		       struct location *out);
 /* One line for an error of location_find(), or of a call on the path. */
 void complain_location(const char *path, int err);
 /* The exit code for it: a dead daemon is a failure, all else wrong usage. */

@@ -6,7 +6,8 @@
  * than the limit. With --timeout 0 there is no limit, and no child. Whether it is silent:
  *
  *	LIMIT_WHOLE    the child has not ended, nor called watch_answered()
- *	others         a second child, the prober, calls getxattr(2) on the operands; none returns
+ *	others         a second child, the prober, calls getxattr(2) on the operands, or on the one
+ *	               that the subcommand is at (watch_at); none returns
  *
  * A process that cannot be ended keeps its descriptors. Neither child has the pipes of the caller,
  * who may read until all their writers have closed them: this process copies.
@@ -38,7 +39,9 @@
 
 struct shared {
 	atomic_ulong answers;
-	atomic_int asked; /* the prober's operand, an index of argv; 0: none yet */
+	/* addresses of operands, the same in all of them: the prober's, and the one that the
+	 * subcommand is at; 0: none yet */
+	atomic_uintptr_t asked, at;
 	pid_t supervisor, prober;
 	char name[PATH_MAX];
 };
@@ -81,6 +84,12 @@ void watch_name(const char *path)
 {
 	if (shared)
 		snprintf(shared->name, sizeof(shared->name), "%s", path);
+}
+
+void watch_at(const char *operand)
+{
+	if (shared)
+		atomic_store(&shared->at, (uintptr_t)operand);
 }
 
 bool watch_is_helper(int pid)
@@ -204,25 +213,32 @@ static int fork_child(struct watched *w)
 }
 
 /* Asks for what costs the daemon least. Any result is an answer. */
-static void probe(int argc, char **argv)
+static void ask(const char *path)
 {
 	char none[16];
 
+	(void)!getxattr(path, KEY_LANE, none, sizeof(none));
+	watch_answered();
+}
+
+/* The operand that the subcommand is at; if it does not say, all of them. */
+static void probe(int argc, char **argv)
+{
 	for (;;) {
+		const char *at = (const char *)atomic_load(&shared->at);
 		int n = 0;
 
-		for (int i = 1; i < argc; i++) {
-			if (argv[i][0] == '-')
+		for (int i = 1; i < (at ? 2 : argc); i++) {
+			const char *path = at ? at : argv[i];
+
+			if (!at && *path == '-')
 				continue;
-			atomic_store(&shared->asked, i);
-			(void)!getxattr(argv[i], KEY_LANE, none, sizeof(none));
-			watch_answered();
+			atomic_store(&shared->asked, (uintptr_t)path);
+			ask(path);
 			n++;
 		}
-		if (!n) {
-			(void)!getxattr(".", KEY_LANE, none, sizeof(none));
-			watch_answered();
-		}
+		if (!n)
+			ask(".");
 		sleep_s(PROBE_EVERY_S);
 	}
 }
@@ -349,8 +365,8 @@ static void end_child(struct watched *w)
 
 static int give_up(struct watched *w)
 {
-	int asked = atomic_load(&shared->asked);
-	const char *name = asked ? w->argv[asked] : *shared->name ? shared->name : ".";
+	const char *asked = (const char *)atomic_load(&shared->asked);
+	const char *name = asked ? asked : *shared->name ? shared->name : ".";
 
 	for (int i = 1; !asked && !*shared->name && i < w->argc; i++)
 		name = w->argv[i][0] == '-' ? name : w->argv[i];

@@ -185,7 +185,37 @@ static int mounts_now(const struct io_mounts **out)
 	return err;
 }
 
-static int find(const char *path, struct location *out)
+/* Of a descriptor whose filesystem has just answered. */
+static int mount_id_near(int fd)
+{
+	struct statx x;
+
+	if (!statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_MNT_ID, &x) &&
+	    x.stx_mask & STATX_MNT_ID) /* Linux 5.8 */
+		return (int)x.stx_mnt_id;
+	return mount_id_of(fd);
+}
+
+/* near->root keeps the mount, so its id is no other's. */
+static int on_near(const char *abs, const struct location *near, struct location *out)
+{
+	const char *rel = below(abs, near->top);
+
+	if (!rel)
+		return -EXDEV;
+	out->below = strdup(rel);
+	out->top = strdup(near->top);
+	if (!out->below || !out->top)
+		return -ENOMEM;
+	out->root = near->root;
+	out->on_mount = true;
+	out->mount_id = near->mount_id;
+	out->dev_major = near->dev_major;
+	out->dev_minor = near->dev_minor;
+	return 0;
+}
+
+static int find(const char *path, const struct location *near, struct location *out)
 {
 	CLEANUP_FREE char *abs = NULL;
 	const struct io_mount *m = NULL;
@@ -196,8 +226,14 @@ static int find(const char *path, struct location *out)
 	out->fd = open(path, O_PATH | O_CLOEXEC);
 	if (out->fd < 0)
 		return call_error();
-	id = mount_id_of(out->fd);
+	id = mount_id_near(out->fd);
 	err = id < 0 ? id : path_of(out->fd, &abs);
+	if (!err && near->on_mount && id == near->mount_id) {
+		err = on_near(abs, near, out);
+		if (err != -EXDEV)
+			return err;
+		err = 0;
+	}
 	if (!err)
 		err = mounts_now(&all);
 	if (err)
@@ -208,15 +244,20 @@ static int find(const char *path, struct location *out)
 	return m ? on_mount(all, m, abs, out) : in_store(abs, out);
 }
 
-int location_find(const char *path, struct location *out)
+int location_near(const char *path, const struct location *near, struct location *out)
 {
 	int err;
 
 	*out = LOCATION_NONE;
-	err = find(path, out);
+	err = find(path, near, out);
 	if (err)
 		location_close(out);
 	return err;
+}
+
+int location_find(const char *path, struct location *out)
+{
+	return location_near(path, &LOCATION_NONE, out);
 }
 
 void location_close(struct location *p)
@@ -259,7 +300,13 @@ int location_code(int err)
 
 int location_need(const char *path, bool need_mount, struct location *out)
 {
-	int err = location_find(path, out);
+	return location_need_near(path, need_mount, &LOCATION_NONE, out);
+}
+
+int location_need_near(const char *path, bool need_mount, const struct location *near,
+		       struct location *out)
+{
+	int err = location_near(path, near, out);
 
 	if (err) {
 		complain_location(path, err);
