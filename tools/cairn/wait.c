@@ -213,10 +213,7 @@ static void check(struct target *t, bool ask_status)
 static int find_target(const char *path, const struct location *near, struct target *t)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
-	int code, err;
-
-	watch_at(path);
-	code = location_need_near(path, true, near, &t->p);
+	int code = location_need_near(path, true, near, &t->p), err;
 
 	if (code || *t->p.below)
 		return code;
@@ -421,6 +418,22 @@ static int wait_all(struct waiting *w)
 	return verdict(w);
 }
 
+static int find_all(struct waiting *w, char **paths, int n)
+{
+	int code = CAIRN_OK;
+
+	for (int listed = 0; !code && w->n < n; w->n++) {
+		struct target *t = &w->t[w->n];
+
+		watch_at(paths[w->n]);
+		if (w->n >= listed)
+			listed += list_first(paths + w->n, n - w->n);
+		code = find_target(paths[w->n], w->n ? &w->t[0].p : &LOCATION_NONE, t);
+		share_root(t, w->t);
+	}
+	return code;
+}
+
 int cmd_wait(int argc, char **argv)
 {
 	static const struct option opts[] = {
@@ -448,11 +461,7 @@ int cmd_wait(int argc, char **argv)
 		return CAIRN_FAILED;
 	}
 	allow_descriptors();
-	for (; !code && optind + w.n < argc; w.n++) {
-		code = find_target(argv[optind + w.n], w.n ? &w.t[0].p : &LOCATION_NONE,
-				   &w.t[w.n]);
-		share_root(&w.t[w.n], w.t);
-	}
+	code = find_all(&w, argv + optind, argc - optind);
 	progress_start(&w.bar, w.n > 1 ? "all" : argv[optind], quiet);
 	if (!code)
 		code = wait_all(&w);

@@ -141,6 +141,9 @@ int location_find(const char *path, struct location *out);
  */
 int location_near(const char *path, const struct location *near, struct location *out);
 void location_close(struct location *p);
+/* Makes finding the first of n paths and those after it in the same directory faster, if they are
+ * many (list_first.c); how many these are. */
+int list_first(char **paths, int n);
 /* location_find(), and on error one line with the reason; CAIRN_OK, or location_code(). */
 int location_need(const char *path, bool need_mount, struct location *out);
 int location_need_near(const char *path, bool need_mount, const struct location *near,
