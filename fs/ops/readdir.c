@@ -11,7 +11,6 @@
 #include <string.h>
 
 #define ROUNDS_MAX 64u /* for a directory that changes all the time */
-#define ENTRIES_BETWEEN 8u /* after so many, requests that wait are read by another thread */
 
 struct entry {
 	uint64_t hash; /* also the offset; 1 and 2 are . and .. */
@@ -260,7 +259,6 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 		if (!n || dentry_find(fs, n, e->name))
 			return ino;
 	}
-	uint64_t asked_ns = session_asks(fs);
 	if (staging_dir_get(fs->s, dir, &fd) == 0) {
 		ssize_t len = io_get_xattr(fs->store, fd, e->name, KEY_INO, text, sizeof(text) - 1);
 		staging_dir_put(fs->s, dir);
@@ -269,7 +267,6 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 			ino = number_or_0(text);
 		}
 	}
-	session_asked(fs, asked_ns);
 	return ino;
 }
 
@@ -335,6 +332,7 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 {
 	struct fs *fs = req_fs(req);
 
+	session_may_block(fs);
 	struct out o = {.req = req, .buf = malloc(size), .size = size, .plus = plus};
 	struct listing *l = listing_get(fi->fh, true);
 	if (!o.buf || !l) {
@@ -357,11 +355,8 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct f
 		else
 			hi = mid;
 	}
-	for (size_t i = lo; more && i < l->n; i++) {
-		if (i % ENTRIES_BETWEEN == 0)
-			session_may_take_long(fs);
+	for (size_t i = lo; more && i < l->n; i++)
 		more = put_entry(fs, &o, id, &l->e[i]);
-	}
 	if (err)
 		fuse_reply_err(req, -err);
 	else

@@ -22,7 +22,6 @@
 #include <unistd.h>
 
 #define TRIES 8u /* to find a file that the publisher moves meanwhile */
-#define NAMES_MANY 1024u /* of a directory: listing them takes half a millisecond */
 
 enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SET_MARK, SAVES, NEXT_SAVE };
 
@@ -417,8 +416,6 @@ static int list_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 	int err = d ? 0 : -errno;
 	size_t cap = 0;
 	while (!err && (e = entries_next(d))) {
-		if (l->n == NAMES_MANY)
-			session_may_block(fs);
 		if (l->n == cap) {
 			void *more = realloc(l->v, (cap = cap ? cap * 2 : 64) * sizeof(*l->v));
 			err = more ? 0 : -ENOMEM;
