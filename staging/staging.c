@@ -117,6 +117,7 @@ int staging_start(struct staging *s)
 	if (s->drain.inherited)
 		sf_evict_block(s);
 	sf_evict_loans(s); /* what the last worker did not give back */
+	sf_drop_all_useless(s);
 	pthread_mutex_unlock(&s->lock);
 	unsigned n = s->o.persist_threads;
 	for (unsigned i = 0; i < n; i++)

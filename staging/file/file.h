@@ -42,6 +42,7 @@ void sf_evict_allow(struct staging *s);
 void sf_close_idle_fd(struct staged *f); /* if it has no writer */
 /* after a change of its state or users */
 void sf_drop_useless(struct staging *s, struct staged *f);
+void sf_drop_all_useless(struct staging *s); /* after a replay, which drops none */
 uint64_t sf_evict(struct staging *s, uint64_t want); /* returns bytes freed */
 /* pressure.c: gives memory back if the machine has little. No lock held */
 void pressure_look(struct staging *s);

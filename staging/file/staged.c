@@ -263,11 +263,21 @@ static void evict_one(struct staging *s, struct staged *f)
  * which the store need not have twice; or the memory is a buffer's. */
 void sf_drop_useless(struct staging *s, struct staged *f)
 {
-	if (s->drain.inherited) /* the store may lose it */
+	/* the store may lose it; or a record that follows says that it was opened again, and that
+	 * version is what is only partly in memory */
+	if (s->drain.inherited || s->log.replaying)
 		return;
 	if (loan_due(f) || (f->state == STAGED_DURABLE && !f->users && !f->late &&
 			    (f->moved.under || (f->spilled && !f->published))))
 		evict_one(s, f);
+}
+
+void sf_drop_all_useless(struct staging *s)
+{
+	for (struct staged *f = s->files.lru_head, *next; f; f = next) {
+		next = f->lists.lru_next;
+		sf_drop_useless(s, f);
+	}
 }
 
 void sf_evict_loans(struct staging *s)

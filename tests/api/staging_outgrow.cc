@@ -316,6 +316,58 @@ TEST_P(Outgrow, FoundAgain)
 	}
 }
 
+// A file whose earlier version is durable was opened again and outgrew memory; then the worker died. A reader's close
+// stands in the log between that version and the writer's open.
+TEST_P(Outgrow, FoundAgainAfterAnEarlierVersion)
+{
+	std::string bytes = pattern(64 * mib, 21);
+	pid_t pid = fork();
+	if (pid == 0) {
+		Staging s(ground, with());
+		uint64_t node = s.err ? 0 : staging_new_id(s);
+		staged *f = s.err ? nullptr : create(s, node, {root, "log"}, 4 * mib);
+		if (!f || !Writer(f).write(bytes.substr(0, 8 * mib), 0))
+			_exit(1);
+		if (seal(s, f, node, {{root, "log"}}, true) <= 0 || s.drain() || staged_reopen(f))
+			_exit(1);
+		rec r = {};
+		r.type = REC_STAGED;
+		r.node = r.ino = node;
+		r.sf = staged_id(f);
+		r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
+		Writer w(f);
+		_exit(staging_log(s, &r) || !w.write(bytes.substr(8 * mib), 8 * mib) || staged_move_out(f) ||
+		      !staged_outgrown(f));
+	}
+	int status;
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_EQ(status, 0);
+	staged *f = nullptr;
+	uint64_t node = 0;
+	Options o = with(false);
+	o.start = false;
+	o.each = [&](staging *st, const rec *r) {
+		int fd;
+		if (r->type == REC_CREATE) {
+			node = r->node;
+			EXPECT_EQ(staged_recover(st, r, &f), 0);
+		} else if (r->type == REC_STAGED && f && !staged_use(f, &fd)) {
+			staged_unuse(f);
+		}
+	};
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	ASSERT_TRUE(f);
+	s.start();
+	ASSERT_TRUE(staged_outgrown(f)) << "its bytes are gone";
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_EQ(staged_finish(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "log"}}, true, staged_spilled(f) ? REC_SPILLED : 0), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/log"), bytes);
+	staged_unref(f);
+}
+
 // Who waited for a move that moved nothing is not told that the file is in two places.
 TEST_P(Outgrow, AMoveIsOverWhenItReturns)
 {

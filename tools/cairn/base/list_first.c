@@ -18,8 +18,7 @@
 /* Whether the directory has few other names. */
 static bool is_most_of(const struct stat *dir, int n)
 {
-	return dir->st_nlink <= 2 + 2 * (nlink_t)n &&
-	       dir->st_size <= 65536 + (off_t)n * NAME_BYTES;
+	return dir->st_nlink <= 2 + 2 * (nlink_t)n && dir->st_size <= 65536 + (off_t)n * NAME_BYTES;
 }
 
 static void list(const char *path, size_t len, int n)
