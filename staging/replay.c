@@ -54,7 +54,8 @@ static void replay_sealed(struct staging *s, struct staged *f, const struct rec 
 	if (r->flags & REC_FSYNCED)
 		return; /* it was written again */
 	sf_set_state(s, f, st);
-	if (st == STAGED_DURABLE && f->spilled)
+	/* else it was in memory, and what is in tmp/ now is a later version */
+	if (st == STAGED_DURABLE && f->spilled && r->flags & REC_SPILLED)
 		f->published = true;
 }
 

@@ -645,6 +645,60 @@ TEST_P(OutgrowKilled, AsItIsSpilled)
 	staged_unref(f);
 }
 
+// It was durable in memory before, and was opened again: what is in the store's tmp/ has no name yet.
+TEST_P(OutgrowKilled, WhenItHadSpilledAfterAnEarlierVersion)
+{
+	std::string bytes = pattern(60 * mib, 22);
+	pid_t pid = fork();
+	if (pid == 0) {
+		Staging s(ground, with());
+		uint64_t node = s.err ? 0 : staging_new_id(s);
+		staged *f = s.err ? nullptr : create(s, node, {root, "log"}, 4 * mib);
+		if (!f || !write_all(f, bytes.substr(0, 8 * mib)))
+			_exit(1);
+		if (seal(s, f, node, {{root, "log"}}, true) <= 0 || s.drain() || staged_reopen(f))
+			_exit(1);
+		rec r = {};
+		r.type = REC_STAGED;
+		r.node = r.ino = node;
+		r.sf = staged_id(f);
+		r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
+		_exit(staging_log(s, &r) || !write_all(f, bytes.substr(8 * mib), 8 * mib) || !staged_spilled(f));
+	}
+	int status;
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_EQ(status, 0);
+	staged *f = nullptr;
+	uint64_t node = 0;
+	Options o = with(false);
+	o.start = false;
+	o.each = [&](staging *st, const rec *r) {
+		int fd;
+		if (r->type == REC_CREATE) {
+			node = r->node;
+			EXPECT_EQ(staged_recover(st, r, &f), 0);
+		} else if (r->type == REC_STAGED && f && !staged_use(f, &fd)) {
+			staged_unuse(f);
+		}
+	};
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	ASSERT_TRUE(f);
+	s.start();
+	int fd = -1;
+	ASSERT_EQ(staged_use(f, &fd), 0) << "it counts as published";
+	std::string got(bytes.size(), 0);
+	EXPECT_EQ(staged_read(f, got.data(), got.size(), 0), (ssize_t)got.size());
+	EXPECT_SAME(got, bytes);
+	staged_unuse(f);
+	ASSERT_EQ(staged_allocate(f), 0);
+	ASSERT_GT(seal(s, f, node, {{root, "log"}}, true, REC_SPILLED), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_SAME(read_file(ground.store() + "/log"), bytes);
+	staged_unref(f);
+	EXPECT_TRUE(tmp_is_empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Posix, OutgrowKilledTwice, ::testing::Values("posix"));
 
 TEST_P(OutgrowKilledTwice, AsItIsMoved)
