@@ -310,6 +310,8 @@ struct staged_io {
 	 * do not change (append.c). Raised where there is no writer; changed under s->lock */
 	_Atomic uint64_t fixed;
 	bool appends; /* who opened it can only append; s->lock */
+	/* the last write at the end that was refused and left nothing; refused_end 0: none */
+	uint64_t refused, refused_end;
 };
 
 /* What failed writes did not write (torn.c): it is no whole version. */

@@ -105,13 +105,23 @@ static uint64_t size_now(const struct staged *f)
 
 /* The result of a write at the end of f (O_APPEND), which had `size` bytes before. If it failed and
  * left none of its bytes there, nothing of f is missing: the next one begins at the same place. If
- * it began beyond the end, a part of the same call before it was not written, or is not yet. */
+ * that begins behind it, it was a part of the same call (aio). Elsewhere a write beyond the end is
+ * of a writer whose file another one truncates. */
 static ssize_t appended(struct staged *f, uint64_t off, uint64_t len, ssize_t n, uint64_t size)
 {
-	if (n < 0 && size_now(f) <= off)
+	struct staged_io *io = &f->io;
+
+	if (n < 0 && size_now(f) <= off) {
+		if (n != -EAGAIN) {
+			io->refused = off;
+			io->refused_end = off + len;
+		}
 		return n;
-	if (n > 0 && size < off)
+	}
+	if (n > 0 && size < off && size < io->refused_end && io->refused < off)
 		staged_not_written(f, size, off - size, -EIO);
+	if (n > 0 && off <= io->refused)
+		io->refused_end = 0;
 	return space_written(f, off, len, n);
 }
 
