@@ -116,7 +116,7 @@ int staging_start(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 	if (s->drain.inherited)
 		sf_evict_block(s);
-	sf_evict_loans(s); /* what the last worker did not give back */
+	/* loans that the last worker did not give back; and a replay drops nothing */
 	sf_drop_all_useless(s);
 	pthread_mutex_unlock(&s->lock);
 	unsigned n = s->o.persist_threads;

@@ -1019,7 +1019,7 @@ static void sync_inherited(struct staging *s)
 	atomic_store_explicit(&s->head->durable, s->head->applied, memory_order_release);
 	s->drain.inherited = false;
 	sf_evict_allow(s);
-	sf_evict_loans(s);
+	sf_drop_all_useless(s);
 	pthread_mutex_unlock(&s->lock);
 	wake_waiters(s, 0);
 }

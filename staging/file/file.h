@@ -31,8 +31,6 @@ void chunks_forget(struct staging *s, struct chunks **c);
 /* Will f's next version be compared with the one before? */
 bool sf_may_be_delta(const struct staging *s, const struct staged *f);
 void sf_loan_ends(struct staged *f);
-/* gives their memory back to their buffers */
-void sf_evict_loans(struct staging *s);
 void sf_set_late(struct staging *s, struct staged *f, bool late);
 void sf_put_locked(struct staging *s, struct staged *f);
 /* Blocks the eviction of all staged files: names were applied but not synced, and may be needed
@@ -42,7 +40,7 @@ void sf_evict_allow(struct staging *s);
 void sf_close_idle_fd(struct staged *f); /* if it has no writer */
 /* after a change of its state or users */
 void sf_drop_useless(struct staging *s, struct staged *f);
-void sf_drop_all_useless(struct staging *s); /* after a replay, which drops none */
+void sf_drop_all_useless(struct staging *s);
 uint64_t sf_evict(struct staging *s, uint64_t want); /* returns bytes freed */
 /* pressure.c: gives memory back if the machine has little. No lock held */
 void pressure_look(struct staging *s);

@@ -280,16 +280,6 @@ void sf_drop_all_useless(struct staging *s)
 	}
 }
 
-void sf_evict_loans(struct staging *s)
-{
-	/* all that is durable */
-	for (struct staged *f = s->files.lru_head, *next; f; f = next) {
-		next = f->lists.lru_next;
-		if (loan_due(f))
-			evict_one(s, f);
-	}
-}
-
 uint64_t sf_evict(struct staging *s, uint64_t want)
 {
 	uint64_t freed = 0;
