@@ -103,10 +103,10 @@ static uint64_t size_now(const struct staged *f)
 	return f->fd < 0 || fstat(f->fd, &st) ? UINT64_MAX : (uint64_t)st.st_size;
 }
 
-/* The result of a write at the end of f (O_APPEND), which had `size` bytes before. If it failed and
- * left none of its bytes there, nothing of f is missing: the next one begins at the same place. If
- * that begins behind it, it was a part of the same call (aio). Elsewhere a write beyond the end is
- * of a writer whose file another one truncates. */
+/* The result n of a write at the end of f (O_APPEND). A refused one that left no bytes takes
+ * nothing from f: the program's next write begins at the same place. One that begins behind it is
+ * a later part of the same call (aio): then what was refused is missing, from the end before it,
+ * `size`. Any other write beyond the end means only that another process truncated the file. */
 static ssize_t appended(struct staged *f, uint64_t off, uint64_t len, ssize_t n, uint64_t size)
 {
 	struct staged_io *io = &f->io;
@@ -134,7 +134,7 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	if (len > max - off)
 		len = (size_t)(max - off);
 	LOCK_SCOPE(&f->io.lock);
-	uint64_t size = append ? size_now(f) : 0;
+	uint64_t size = append && f->io.refused_end ? size_now(f) : UINT64_MAX;
 	int fixed = append_change(f, off);
 	if (fixed)
 		return fixed == -EBUSY ? fixed : space_written(f, off, len, fixed);
