@@ -270,15 +270,16 @@ int staging_kept_error(struct staging *s)
 	return s->st.recovered.kept ? s->st.recovered.kept_error : 0;
 }
 
-static void tell_of_kept(struct staging *s, const char *name, int err)
+static void tell_of_kept(struct staging *s, uint64_t id, int err)
 {
+	const struct sweep_entry *e = entry_of(s, id);
 	char text[320];
 
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
 		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
 		 "%.60s stays in staging; free space in the store, then: cairn retry",
-		 strerror(-err), name);
+		 strerror(-err), e && e->name[0] ? e->name : "its name is not known, it");
 	s->o.notice(s->o.ctx, text);
 }
 
@@ -294,7 +295,7 @@ static unsigned keep_all(struct staging *s, bool tell)
 		}
 		kept_failed(s, err);
 		if (tell)
-			tell_of_kept(s, (*at)->name, err);
+			tell_of_kept(s, (*at)->id, err);
 		at = &(*at)->next;
 		left++;
 	}
@@ -344,7 +345,7 @@ static void keep_soon(struct staging *s, int dirfd, uint64_t id, bool in_store, 
 
 	if (!k) {
 		kept_failed(s, -ENOMEM);
-		tell_of_kept(s, "a file", -ENOMEM);
+		tell_of_kept(s, id, -ENOMEM);
 		return;
 	}
 	*k = (struct kept_file){.id = id, .dir = dirfd, .in_store = in_store, .size = size};
