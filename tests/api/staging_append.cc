@@ -50,19 +50,10 @@ protected:
 		int err = staged_allocate(f);
 		return err ? err : seal(s, f, node, {{root, "f"}}, closed, flags);
 	}
-	int log_open(Staging &s)
-	{
-		rec r = {};
-		r.type = REC_STAGED;
-		r.node = r.ino = node;
-		r.sf = staged_id(f);
-		r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
-		return staging_log(s, &r);
-	}
 	int reopen(Staging &s)
 	{
 		int err = staged_reopen_append(f);
-		return err ? err : log_open(s);
+		return err ? err : log_staged(s, f, node);
 	}
 	void put(const std::string &bytes)
 	{
@@ -341,7 +332,7 @@ TEST_F(Append, NothingIsLeftOutWhereAnythingStandsBetween)
 	ASSERT_GT(sealed(s), 0);
 	EXPECT_EQ(s.stats().versions_left_out, 0u);
 	EXPECT_EQ(staged_reopen_append(f), 0) << "it would be left out";
-	ASSERT_EQ(log_open(s), 0);
+	ASSERT_EQ(log_staged(s, f, node), 0);
 	ASSERT_EQ(mkdir(s, "too"), 0);
 	put("again");
 	ASSERT_GT(sealed(s), 0);
@@ -515,7 +506,7 @@ TEST_P(AppendFault, AnyOneOperationFails)
 				int err = staged_reopen_append(f);
 				return err == -EBUSY ? staged_wait_persisted(f) ?: -EBUSY : err;
 			}));
-			ASSERT_EQ(log_open(s), 0);
+			ASSERT_EQ(log_staged(s, f, node), 0);
 			put(pattern(100, i));
 			ASSERT_TRUE(goes_on([&] { return sealed(s); }));
 			states.push_back(want);

@@ -46,11 +46,7 @@ protected:
 		int err = staged_reopen(f);
 		while (err == -EBUSY && !(err = staged_wait_persisted(f)))
 			err = staged_reopen(f);
-		rec r = {};
-		r.type = REC_STAGED;
-		r.node = r.ino = node;
-		r.sf = staged_id(f);
-		return err ? err : staging_log(s, &r);
+		return err ? err : log_staged(s, f, node);
 	}
 	void put(const std::string &bytes, uint64_t off)
 	{

@@ -341,6 +341,17 @@ inline staged *create(staging *s, uint64_t node, const Name &at, uint64_t expect
 	return f;
 }
 
+// Its node, opened again, continues in f.
+inline int log_staged(staging *s, staged *f, uint64_t node)
+{
+	rec r = {};
+	r.type = REC_STAGED;
+	r.node = r.ino = node;
+	r.sf = staged_id(f);
+	r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
+	return staging_log(s, &r);
+}
+
 inline staged_info info(staged *f)
 {
 	staged_info i;

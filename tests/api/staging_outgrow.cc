@@ -51,6 +51,37 @@ protected:
 	{
 		return until([&] { return std::filesystem::is_empty(tmp()); });
 	}
+	// The exit code of a worker that dies: by _exit(), while it has the store.
+	int dies(const std::function<void()> &worker)
+	{
+		int status = -1;
+		pid_t pid = fork();
+		if (pid == 0) {
+			worker();
+			_exit(9);
+		}
+		EXPECT_EQ(waitpid(pid, &status, 0), pid);
+		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	}
+	// The next worker, not started yet: it finds the file `name` in f. `reader`: the close of one stands in the log
+	// before what opened the file again.
+	Options next(const std::string &name, bool reader = false)
+	{
+		Options o = with(false);
+		o.start = false;
+		o.each = [this, name, reader](staging *st, const rec *r) {
+			int fd;
+			if (r->type == REC_CREATE && r->name == name) {
+				node = r->node;
+				EXPECT_EQ(staged_recover(st, r, &f), 0);
+			} else if (reader && r->type == REC_STAGED && f && !staged_use(f, &fd)) {
+				staged_unuse(f);
+			}
+		};
+		return o;
+	}
+	staged *f = nullptr;
+	uint64_t node = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(All, Outgrow, ::testing::Values("uring", "posix"));
@@ -89,6 +120,18 @@ staged *outgrown(Staging &s, uint64_t node, const std::string &bytes, const char
 	if (!w.write(bytes, 0) || staged_move_out(f) || !staged_outgrown(f) || w.memory() > left)
 		return nullptr;
 	return f;
+}
+
+// A version of `log` is durable, and the file is open again.
+staged *opened_again(Staging &s, const std::string &bytes, bool relay)
+{
+	uint64_t node = s.err ? 0 : staging_new_id(s);
+	staged *f = s.err ? nullptr : create(s, node, {root, "log"}, 4 * mib);
+	if (!f || !(relay ? write_all(f, bytes) : Writer(f).write(bytes, 0)))
+		return nullptr;
+	bool good = seal(s, f, node, {{root, "log"}}, true) > 0 && !s.drain() && !staged_reopen(f) &&
+		    !log_staged(s, f, node);
+	return good ? f : nullptr;
 }
 
 TEST_P(Outgrow, ClosedIsWhole)
@@ -321,41 +364,15 @@ TEST_P(Outgrow, FoundAgain)
 TEST_P(Outgrow, FoundAgainAfterAnEarlierVersion)
 {
 	std::string bytes = pattern(64 * mib, 21);
-	pid_t pid = fork();
-	if (pid == 0) {
+	ASSERT_EQ(dies([&] {
 		Staging s(ground, with());
-		uint64_t node = s.err ? 0 : staging_new_id(s);
-		staged *f = s.err ? nullptr : create(s, node, {root, "log"}, 4 * mib);
-		if (!f || !Writer(f).write(bytes.substr(0, 8 * mib), 0))
+		staged *sf = opened_again(s, bytes.substr(0, 8 * mib), false);
+		if (!sf)
 			_exit(1);
-		if (seal(s, f, node, {{root, "log"}}, true) <= 0 || s.drain() || staged_reopen(f))
-			_exit(1);
-		rec r = {};
-		r.type = REC_STAGED;
-		r.node = r.ino = node;
-		r.sf = staged_id(f);
-		r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
-		Writer w(f);
-		_exit(staging_log(s, &r) || !w.write(bytes.substr(8 * mib), 8 * mib) || staged_move_out(f) ||
-		      !staged_outgrown(f));
-	}
-	int status;
-	ASSERT_EQ(waitpid(pid, &status, 0), pid);
-	ASSERT_EQ(status, 0);
-	staged *f = nullptr;
-	uint64_t node = 0;
-	Options o = with(false);
-	o.start = false;
-	o.each = [&](staging *st, const rec *r) {
-		int fd;
-		if (r->type == REC_CREATE) {
-			node = r->node;
-			EXPECT_EQ(staged_recover(st, r, &f), 0);
-		} else if (r->type == REC_STAGED && f && !staged_use(f, &fd)) {
-			staged_unuse(f);
-		}
-	};
-	Staging s(ground, o);
+		Writer w(sf);
+		_exit(w.write(bytes.substr(8 * mib), 8 * mib) && !staged_move_out(sf) && staged_outgrown(sf) ? 0 : 2);
+	}), 0);
+	Staging s(ground, next("log", true));
 	ASSERT_EQ(s.err, 0);
 	ASSERT_TRUE(f);
 	s.start();
@@ -529,22 +546,17 @@ protected:
 		for (int steps = 0, code = 0; code == 0; steps++) {
 			SCOPED_TRACE("after " + std::to_string(steps) + " steps");
 			name = "shard" + std::to_string(steps);
-			pid_t pid = fork();
-			if (pid == 0) {
+			code = dies([&] {
 				Staging s(ground, with());
 				uint64_t id = s.err ? 0 : staging_new_id(s);
-				staged *f = s.err ? nullptr
-					    : moved ? outgrown(s, id, before, name.c_str())
-						    : create(s, id, {root, name}, 4 * mib);
-				if (!f || (!moved && !Writer(f).write(before, 0)))
+				staged *sf = s.err ? nullptr
+					     : moved ? outgrown(s, id, before, name.c_str())
+						     : create(s, id, {root, name}, 4 * mib);
+				if (!sf || (!moved && !Writer(sf).write(before, 0)))
 					_exit(1);
 				steps_left = steps;
-				_exit(change(f) ? 2 : 3);
-			}
-			int status;
-			ASSERT_EQ(waitpid(pid, &status, 0), pid);
-			ASSERT_TRUE(WIFEXITED(status));
-			code = WEXITSTATUS(status);
+				_exit(change(sf) ? 2 : 3);
+			});
 			ASSERT_TRUE(code == 0 || code == 3) << code;
 			again(change, after);
 			ASSERT_FALSE(HasFailure());
@@ -554,23 +566,11 @@ protected:
 	std::string before = pattern(32 * mib, 15);
 
 private:
-	Options worker(staged **f)
-	{
-		Options o = with(false);
-		o.start = false;
-		o.each = [this, f](staging *st, const rec *r) {
-			if (r->type != REC_CREATE || r->name != name)
-				return;
-			node = r->node;
-			EXPECT_EQ(staged_recover(st, r, f), 0);
-		};
-		return o;
-	}
 	void again(const std::function<int(staged *)> &change, const std::string &after)
 	{
-		staged *f = nullptr;
+		f = nullptr;
 		{
-			Staging s(ground, worker(&f));
+			Staging s(ground, next(name));
 			ASSERT_EQ(s.err, 0);
 			ASSERT_TRUE(f);
 			ASSERT_EQ(change(f), 0);
@@ -581,7 +581,7 @@ private:
 			}
 		}
 		f = nullptr;
-		Staging s(ground, worker(&f));
+		Staging s(ground, next(name));
 		ASSERT_EQ(s.err, 0);
 		ASSERT_TRUE(f) << "its bytes are gone";
 		s.start();
@@ -595,38 +595,24 @@ private:
 		EXPECT_TRUE(tmp_is_empty());
 	}
 	std::string name;
-	uint64_t node = 0;
 };
+
 // The same for a file written through the daemon, whose bytes move all at once: it dies when they are copied, and the
 // next one copies them again.
 TEST_P(OutgrowKilled, AsItIsSpilled)
 {
 	std::string bytes = pattern(60 * mib, 18);
-	pid_t pid = fork();
-	if (pid == 0) {
+	ASSERT_EQ(dies([&] {
 		Staging s(ground, with());
-		staged *f = s.err ? nullptr : create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
-		if (!f)
+		staged *sf = s.err ? nullptr : create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
+		if (!sf)
 			_exit(1);
 		only_cuts = true;
 		steps_left = 0;
-		_exit(write_all(f, bytes) ? 2 : 3);
-	}
-	int status;
-	ASSERT_EQ(waitpid(pid, &status, 0), pid);
-	ASSERT_EQ(status, 0);
-	staged *f = nullptr;
-	uint64_t node = 0;
-	Options o = with(false);
-	o.start = false;
-	o.each = [&](staging *st, const rec *r) {
-		if (r->type != REC_CREATE)
-			return;
-		node = r->node;
-		EXPECT_EQ(staged_recover(st, r, &f), 0);
-	};
+		_exit(write_all(sf, bytes) ? 2 : 3);
+	}), 0);
 	{
-		Staging s(ground, o);
+		Staging s(ground, next("shard"));
 		ASSERT_EQ(s.err, 0);
 		ASSERT_TRUE(f);
 		EXPECT_FALSE(staged_spilled(f));
@@ -634,7 +620,7 @@ TEST_P(OutgrowKilled, AsItIsSpilled)
 		EXPECT_TRUE(staged_spilled(f));
 	}
 	f = nullptr;
-	Staging s(ground, o);
+	Staging s(ground, next("shard"));
 	ASSERT_EQ(s.err, 0);
 	ASSERT_TRUE(f) << "its bytes are gone";
 	s.start();
@@ -649,39 +635,14 @@ TEST_P(OutgrowKilled, AsItIsSpilled)
 TEST_P(OutgrowKilled, WhenItHadSpilledAfterAnEarlierVersion)
 {
 	std::string bytes = pattern(60 * mib, 22);
-	pid_t pid = fork();
-	if (pid == 0) {
+	ASSERT_EQ(dies([&] {
 		Staging s(ground, with());
-		uint64_t node = s.err ? 0 : staging_new_id(s);
-		staged *f = s.err ? nullptr : create(s, node, {root, "log"}, 4 * mib);
-		if (!f || !write_all(f, bytes.substr(0, 8 * mib)))
+		staged *sf = opened_again(s, bytes.substr(0, 8 * mib), true);
+		if (!sf)
 			_exit(1);
-		if (seal(s, f, node, {{root, "log"}}, true) <= 0 || s.drain() || staged_reopen(f))
-			_exit(1);
-		rec r = {};
-		r.type = REC_STAGED;
-		r.node = r.ino = node;
-		r.sf = staged_id(f);
-		r.flags = staged_huge(f) ? (uint32_t)REC_HUGE : 0;
-		_exit(staging_log(s, &r) || !write_all(f, bytes.substr(8 * mib), 8 * mib) || !staged_spilled(f));
-	}
-	int status;
-	ASSERT_EQ(waitpid(pid, &status, 0), pid);
-	ASSERT_EQ(status, 0);
-	staged *f = nullptr;
-	uint64_t node = 0;
-	Options o = with(false);
-	o.start = false;
-	o.each = [&](staging *st, const rec *r) {
-		int fd;
-		if (r->type == REC_CREATE) {
-			node = r->node;
-			EXPECT_EQ(staged_recover(st, r, &f), 0);
-		} else if (r->type == REC_STAGED && f && !staged_use(f, &fd)) {
-			staged_unuse(f);
-		}
-	};
-	Staging s(ground, o);
+		_exit(write_all(sf, bytes.substr(8 * mib), 8 * mib) && staged_spilled(sf) ? 0 : 2);
+	}), 0);
+	Staging s(ground, next("log", true));
 	ASSERT_EQ(s.err, 0);
 	ASSERT_TRUE(f);
 	s.start();

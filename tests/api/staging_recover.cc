@@ -131,14 +131,7 @@ void killed_in_the_next_version(bool begun, bool spilled)
 			if (!write_all(f, one) || staged_allocate(f) || seal(s, f, node, {{root, "f"}}, true) <= 0 ||
 			    staged_wait_persisted(f) || staged_reopen(f))
 				_exit(4);
-			rec r = {};
-			r.type = REC_STAGED;
-			r.node = node;
-			r.sf = staged_id(f);
-			r.name = "f";
-			r.name2 = "";
-			r.flags = staged_huge(f) ? REC_HUGE : 0;
-			if (staging_log(s, &r) || (begun && !write_all(f, "half of the next", 1000)) ||
+			if (log_staged(s, f, node) || (begun && !write_all(f, "half of the next", 1000)) ||
 			    (spilled && !write_all(f, std::string(9u << 20, 'x'), 2000)) ||
 			    staged_spilled(f) != spilled)
 				_exit(5);
