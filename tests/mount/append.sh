@@ -105,11 +105,12 @@ while not os.path.exists(told + ".stop"):
         os.pwrite(fd, b"%d" % random.randrange(10), 0)
         os.close(fd)
 E
-# The store's file: numbered lines up to one; prints how many.
+# The store's file: numbered lines up to one; prints how many. cat, for cp refuses a file that is replaced between its
+# stat and its open.
 lines()
 {
 	[ -e "$store/lines" ] || { echo 0; return; }
-	cp "$store/lines" "$TMP/is" && awk -v size="$(stat -c %s "$TMP/is")" '
+	cat "$store/lines" >"$TMP/is" && awk -v size="$(stat -c %s "$TMP/is")" '
 		NR > 1 && $0 + 0 != NR - 1 { print "line " NR ": " $0; bad = 1; exit }
 		END { if (!bad && size != NR * 10) { print "cut: " size; bad = 1 } if (!bad) print NR; exit bad }' "$TMP/is"
 }

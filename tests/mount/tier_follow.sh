@@ -112,13 +112,15 @@ retry 60 not_same || die "another directory was taken for the tier: $(find "$t")
 [ -z "$(ls -A "$t")" ] || die "written to another directory: $(ls -A "$t")"
 expect 0 "$cairn" status "$m"
 says out 'TIER  *nothing is sent, for .*next try in'
+# The worker logs what the status shows already, a moment later.
+retry 60 has 'is its filesystem mounted' "$s"/.cairn/*/log || die "not logged"
 n=$(grep -c 'is its filesystem mounted' "$s"/.cairn/*/log)
 [ "$n" = 1 ] || die "logged $n times"
 rmdir "$t"
 mv "$TMP/away" "$t"
 in_tier 6
 reaches tier.error null
-has 'the tier takes checkpoints again' "$s"/.cairn/*/log || die "it was not logged that it is back"
+retry 60 has 'the tier takes checkpoints again' "$s"/.cairn/*/log || die "it was not logged that it is back"
 
 # Unmount while it sends: clean, at once, and what is not there is told. The next mount sends the rest.
 stop_mount "$m"
