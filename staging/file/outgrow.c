@@ -17,8 +17,9 @@
  * `under` is a multiple of 2 MiB: a page that the tmpfs allocates for a write may be that large,
  * and is zeros where nothing was written.
  *
- * None of this is logged: the state is in the two files, and the mode MOVED of the one in the tmpfs
- * replaces a lookup for a worker that starts without the store. A page that is in both was moved
+ * None of this is logged: the state is in the two files and in the mode of the one in the tmpfs.
+ * MOVED replaces a lookup for a worker that starts without the store; without PUNCHED all is in the
+ * tmpfs. A page that is in both was moved
  * and not punched yet (they are equal), or not moved yet (zeros below), or was rewritten by the
  * writer. In the last case it is unknown which bytes of the page were written: the close fails with
  * an error. */
@@ -44,6 +45,7 @@
 #define PAGE 4096u
 #define EXTENTS 4096u
 #define MOVED (S_IRUSR | S_IWUSR | S_ISVTX)
+#define PUNCHED S_IXUSR /* a hole alone does not tell: a writer may have written into each page */
 
 struct move {
 	struct staged *f;
@@ -117,6 +119,17 @@ static int settle_page(struct move *m, uint64_t off, char *buf)
 	return io_pwrite(m->f->s->o.store, m->to, buf, PAGE, off);
 }
 
+static int punch(struct move *m, uint64_t off, uint64_t len)
+{
+	if (!(m->st.st_mode & PUNCHED) && fchmod(m->from, MOVED | PUNCHED))
+		return -errno;
+	m->st.st_mode |= PUNCHED;
+	return fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off,
+			 (off_t)len)
+		       ? -errno
+		       : 0;
+}
+
 /* Handles pages below `under` that are in the tmpfs nevertheless. -EIO: rewritten. */
 static int settle(struct move *m)
 {
@@ -134,10 +147,8 @@ static int settle(struct move *m)
 		err = settle_page(m, off, buf);
 		off += PAGE;
 	}
-	if (!err && buf &&
-	    fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-		      (off_t)f->moved.under))
-		err = -errno;
+	if (!err && buf)
+		err = punch(m, 0, f->moved.under);
 	free(buf);
 	return err;
 }
@@ -216,15 +227,14 @@ static int move_out(struct move *m)
 	bool more = true;
 	int err = settle(m);
 
-	if (!err && fchmod(m->from, MOVED))
+	if (!err && fchmod(m->from, MOVED | (m->st.st_mode & PUNCHED)))
 		err = -errno;
 
 	while (!err && more && f->moved.under < end && f->moved.under - start < MOST) {
 		uint64_t to = end - f->moved.under < STEP ? end : f->moved.under + STEP;
 		err = move_range(m, f->moved.under, to);
-		if (!err && fallocate(m->from, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-				      (off_t)f->moved.under, (off_t)(to - f->moved.under)))
-			err = -errno;
+		if (!err)
+			err = punch(m, f->moved.under, to - f->moved.under);
 		if (err)
 			break;
 		uint64_t moved = to - f->moved.under;
@@ -453,8 +463,9 @@ ssize_t outgrow_read(uint64_t under, int from, int to, char *buf, size_t len, ui
 int outgrow_recover(struct staged *f, const struct stat *st)
 {
 	struct stat to;
-	off_t hole =
-		f->spilled || (uint64_t)st->st_size < HUGE_BYTES ? -1 : lseek(f->fd, 0, SEEK_HOLE);
+	if (f->spilled || (uint64_t)st->st_size < HUGE_BYTES)
+		return 0;
+	off_t hole = st->st_mode & PUNCHED ? 0 : lseek(f->fd, 0, SEEK_HOLE);
 	if (hole < 0 || hole >= st->st_size)
 		return 0;
 	int fd = io_tmp_open(f->s->o.store, f->id, O_RDWR);

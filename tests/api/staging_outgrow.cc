@@ -385,6 +385,30 @@ TEST_P(Outgrow, FoundAgainAfterAnEarlierVersion)
 	staged_unref(f);
 }
 
+// The worker dies, and the writer changes a byte of each page that had moved: staging has no hole then, and zeros for
+// what is in the store. That is not the file.
+TEST_P(Outgrow, FoundAgainWithAllThatMovedPatched)
+{
+	ASSERT_EQ(dies([&] {
+		Staging s(ground, with());
+		staged *sf = s.err ? nullptr : outgrown(s, staging_new_id(s), pattern(64 * mib, 22));
+		if (!sf)
+			_exit(1);
+		Writer w(sf);
+		for (uint64_t off = 5; off < 64 * mib; off += 4096)
+			if (!w.write("x", off))
+				_exit(2);
+		_exit(0);
+	}), 0);
+	Staging s(ground, next("shard"));
+	ASSERT_EQ(s.err, 0);
+	ASSERT_TRUE(f);
+	s.start();
+	EXPECT_TRUE(staged_outgrown(f)) << "zeros are taken for its bytes";
+	EXPECT_EQ(staged_finish(f), -EIO);
+	staged_unref(f);
+}
+
 // Who waited for a move that moved nothing is not told that the file is in two places.
 TEST_P(Outgrow, AMoveIsOverWhenItReturns)
 {
