@@ -172,6 +172,23 @@ void ahead_look(struct staging *s)
 	sleeper_nudge(&s->early, false);
 }
 
+/* s->lock held */
+static int set_times(struct staged *f, const struct timespec ts[2])
+{
+	struct stat st;
+	int err = sf_ensure_fd(f);
+	if (err)
+		return err;
+	if (futimens(f->fd, ts))
+		return -errno;
+	if (f->state != STAGED_OPEN && !fstat(f->fd, &st)) {
+		f->last.atime = st.st_atim;
+		f->last.mtime = st.st_mtim;
+		f->last.ctime = st.st_ctim;
+	}
+	return 0;
+}
+
 int staged_set_times(struct staged *f, const struct timespec ts[2])
 {
 	struct staging *s = f->s;
@@ -186,18 +203,9 @@ int staged_set_times(struct staged *f, const struct timespec ts[2])
 	}
 	if (f->state == STAGED_EVICTED)
 		return -ENODATA;
-	err = sf_ensure_fd(f);
-	if (err)
-		return err;
-	if (futimens(f->fd, ts))
-		return -errno;
-	struct stat st;
-	if (f->state != STAGED_OPEN && !fstat(f->fd, &st)) {
-		f->last.atime = st.st_atim;
-		f->last.mtime = st.st_mtim;
-		f->last.ctime = st.st_ctim;
-	}
-	return 0;
+	err = set_times(f, ts);
+	sf_close_idle_fd(f);
+	return err;
 }
 
 /* The thread runs little, and is useless if late. */

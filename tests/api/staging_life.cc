@@ -818,7 +818,8 @@ size_t descriptors(const Ground &ground, const std::string &dirs)
 	return n;
 }
 
-// Descriptors are few, and closed files many: also of those that were fsynced first, as DCP does.
+// Descriptors are few, and closed files many: also of those that were fsynced first, as DCP does, and of those whose
+// times are set by their names, as rsync and os.utime() do.
 TEST(Descriptors, NoneIsKeptOfClosedFiles)
 {
 	if (geteuid())
@@ -843,6 +844,8 @@ TEST(Descriptors, NoneIsKeptOfClosedFiles)
 				ASSERT_GT(seal(s, f, node, {{STAGING_ROOT_DIR, name}}, !fsynced), 0);
 				if (fsynced)
 					staged_unchanged(f);
+				const timespec ts[2] = {{1, 2}, {3, 4}};
+				ASSERT_EQ(staged_set_times(f, ts), 0);
 			};
 			for (int i = 0; i < 8; i++)
 				add(STAGING_SMALL);
