@@ -35,15 +35,16 @@ static bool trouble(struct fs *fs, uint64_t *seen)
 /* ENOSPC does not say what is missing. */
 static void look_at_inodes(struct fs *fs, uint64_t inodes)
 {
-	char text[160];
+	char text[240];
 
 	bool known = atomic_load(&fs->space.size);
 	if (inodes >= FEW_INODES || (known && atomic_load(&fs->space.free_inodes) < FEW_INODES))
 		return;
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
-		 "the store's filesystem has %llu free inodes; without, new files get "
-		 "ENOSPC though there is space: remove files in it",
+		 "the store's filesystem has only %llu free inodes; the last 256 are kept for "
+		 "what was accepted, and new files get ENOSPC then though there is space: "
+		 "remove files in it",
 		 (unsigned long long)inodes);
 	fs_notice(fs, text);
 }

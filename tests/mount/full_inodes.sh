@@ -15,7 +15,7 @@ mkdir "$TMP/few"
 remount_disk few
 store=$TMP/few/store m=$TMP/mnt
 start_mount "$store" "$m" staging=32M
-low() { grep -q 'the store.s filesystem has [0-9]* free inodes; .*: remove files' "$store"/.cairn/*/log; }
+low() { grep -q 'the store.s filesystem has only [0-9]* free inodes; .*: remove files' "$store"/.cairn/*/log; }
 
 mkdir "$m/d"
 made=$(python3 - "$m/d" <<'EOF'

@@ -143,6 +143,7 @@ static bool print_gone(const struct doc *s)
 		return false;
 	print_line("STORE GONE", "for %s: %s", since(s, "store_gone.since_s", t), or_dash(gone));
 	print_line("", "nothing is lost; it is opened again when it is back at its path");
+	print_line("", "(read-only now? unmount its filesystem, repair it, mount it again)");
 	return true;
 }
 

@@ -52,6 +52,20 @@ static bool late(const struct unmounting *u)
 
 /* ---- drain ---------------------------------------------------------------------- */
 
+/* Does the daemon have no store at all? */
+static bool complain_gone(struct unmounting *u, const struct json_doc *d)
+{
+	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "store_gone.error"));
+
+	if (!why)
+		return false;
+	progress_end(&u->bar);
+	complain("%s stays mounted: the store is gone: %s", u->point, why);
+	complain("it is opened again when it is back (one that became read-only: unmount its "
+		 "filesystem, repair it, mount it again); nothing staged is lost meanwhile");
+	return true;
+}
+
 static int complain_halted(struct unmounting *u, const struct json_doc *d)
 {
 	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
@@ -60,6 +74,8 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
 	char n[COUNT_ROOM];
 
+	if (complain_gone(u, d))
+		return CAIRN_FAILED;
 	progress_end(&u->bar);
 	if (path)
 		complain("%s stays mounted: publication halted%s%s: %s", u->point,
