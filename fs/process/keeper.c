@@ -3,6 +3,7 @@
  * fuse descriptor, the store's lock and the staging mounts, and no other state.
  */
 #include "fs/process/process.h"
+#include "staging/memory/pin.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,6 +41,7 @@ struct keeper {
 	size_t init_len;
 	long deaths[DEATHS_MAX]; /* ms, CLOCK_MONOTONIC */
 	unsigned n_deaths, n_cannot;
+	uint64_t kills; /* for memory, in its cgroup */
 	bool again; /* a worker was started before */
 	int life; /* a pipe that closes with the worker */
 	pid_t spare; /* -1: none */
@@ -331,6 +333,49 @@ static pid_t next_worker(struct keeper *k)
 	return pid;
 }
 
+/* Why the worker died, to a person. True: the kernel killed it for its memory. */
+static bool death_cause(struct keeper *k, int sig, char *text, size_t cap)
+{
+	char where[256];
+	uint64_t kills = pin_cgroup_kills(NULL), limit = pin_cgroup_limit(NULL, where);
+	bool for_memory = sig == SIGKILL && kills > k->kills;
+
+	k->kills = kills;
+	if (!for_memory)
+		snprintf(text, cap, "by signal %d", sig);
+	else if (limit == UINT64_MAX)
+		snprintf(text, cap,
+			 "killed by the kernel: the machine has no memory left; give a "
+			 "smaller staging=, or less to other programs");
+	else
+		snprintf(text, cap,
+			 "killed by the kernel: the memory cgroup %.80s allows %llu MiB, "
+			 "which are used up; raise its limit, or give a smaller staging=",
+			 where, (unsigned long long)limit >> 20);
+	return for_memory;
+}
+
+/* Whether the worker is to be started again. */
+static bool after_death(struct keeper *k, int sig)
+{
+	char cause[300], text[600];
+	bool for_memory = death_cause(k, sig, cause, sizeof(cause));
+
+	if (too_many_deaths(k)) {
+		fs_log(LEVEL_ERROR "%s: the worker died %u times in %d s (last %s); the mount is "
+				   "aborted, staging is kept in %s for the next start",
+		       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, cause, k->fs->place.path);
+		return false;
+	}
+	if (for_memory) {
+		snprintf(text, sizeof(text), LEVEL_WARNING "the worker died, %s", cause);
+		fs_notice(k->fs, text);
+	}
+	fs_log(LEVEL_WARNING "%s: the worker died %s; starting another", k->fs->o.store,
+	       for_memory ? "for memory" : cause);
+	return true;
+}
+
 static int keep(struct keeper *k)
 {
 	time_t ending = 0;
@@ -361,16 +406,8 @@ static int keep(struct keeper *k)
 			worker = next_worker(k);
 			continue;
 		}
-		if (too_many_deaths(k)) {
-			fs_log(LEVEL_ERROR
-			       "%s: the worker died %u times in %d s (last by signal %d); the "
-			       "mount is aborted, staging is kept in %s for the next start",
-			       k->fs->o.store, DEATHS_MAX, DEATHS_WINDOW_S, WTERMSIG(status),
-			       k->fs->place.path);
+		if (!after_death(k, WTERMSIG(status)))
 			return EXIT_DEATHS;
-		}
-		fs_log(LEVEL_WARNING "%s: the worker died by signal %d; starting another",
-		       k->fs->o.store, WTERMSIG(status));
 		worker = next_worker(k);
 	}
 	return EXIT_FAILED;
@@ -401,7 +438,8 @@ static bool stays(const struct keeper *k, int err)
 
 int keeper_run(struct fs *fs, struct fuse_args *rest)
 {
-	struct keeper k = {.fs = fs, .life = -1, .spare = -1, .guard = -1};
+	struct keeper k = {
+		.fs = fs, .life = -1, .spare = -1, .guard = -1, .kills = pin_cgroup_kills(NULL)};
 	struct sigaction sa = {.sa_handler = on_end};
 
 	fs_log_start(fs);

@@ -144,15 +144,27 @@ static void give_staging(struct fs_opts *o, uint64_t most)
 }
 
 /* Staging is charged to this process's memory cgroup, whose limit would kill it. A quarter of the
- * limit is left for growing files, other memory of the process and the page cache. */
-static void fit_cgroup(struct fs_opts *o)
+ * limit, and DAEMON_BYTES at least, is left for growing files, other memory of the process and the
+ * page cache. */
+static int fit_cgroup(struct fs_opts *o)
 {
 	char where[256];
-	uint64_t limit = pin_cgroup_limit(NULL, where), most = limit / 4 * 3;
+	uint64_t limit = pin_cgroup_limit(NULL, where);
+	uint64_t left = limit / 4 > DAEMON_BYTES ? limit / 4 : DAEMON_BYTES;
 
-	if (limit == UINT64_MAX || o->ro || o->staging_bytes <= most)
-		return;
-	give_staging(o, most);
+	if (limit == UINT64_MAX || o->ro || (limit > left && o->staging_bytes <= limit - left))
+		return 0;
+	if (limit < left + STAGING_MIN) {
+		fprintf(stderr,
+			"cairnfs: the memory cgroup %s allows %llu KiB, which is too little: "
+			"cairnfs needs %u MiB, and %u MiB or more for staging; raise its limit "
+			"(memory.max, MemoryMax=), or start cairnfs outside it\n",
+			where, (unsigned long long)limit >> 10, DAEMON_BYTES >> 20,
+			STAGING_MIN >> 20);
+		return 1;
+	}
+	give_staging(o, limit - left);
+	return 0;
 }
 
 /* A tmpfs that is not ours has the size that it has, and others fill it, too. A quarter is left for
@@ -456,7 +468,8 @@ int main(int argc, char **argv)
 	if (options_parse(argc, argv, &fs->o, &rest))
 		return 1;
 	fs_log_level(fs->o.log_level);
-	fit_cgroup(&fs->o);
+	if (fit_cgroup(&fs->o))
+		return 1;
 	if (access("/dev/fuse", R_OK | W_OK)) {
 		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),
 			errno == EACCES ? "it must be yours to read and write (mode 0666 is usual)"

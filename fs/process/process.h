@@ -11,6 +11,10 @@
 #include "fs/wire/wire.h"
 
 #define STAGING_MIN (4u << 20)
+/* What cairnfs takes of a memory cgroup besides staging. Measured on two cores, while 900 MiB and
+ * 900 small files were moved with staging=16M: 45 MiB, of which 38 are the worker's own memory, 4
+ * the kernel's, 3 the log's tmpfs and page cache. More processors take more. */
+#define DAEMON_BYTES (64u << 20)
 
 int options_parse(int argc, char **argv, struct fs_opts *o, struct fuse_args *rest);
 

@@ -211,6 +211,35 @@ uint64_t pin_cgroup_space(const struct pin_places *at, const char *own)
 	return each_memory_cgroup(at, own, take_least_space, &space) ? space : 0;
 }
 
+struct kills {
+	uint64_t n;
+	bool known;
+};
+
+/* Only the first cgroup is this process's own. */
+static void take_kills(const char *cgroups, const char *dir, void *ctx)
+{
+	static const char *const files[] = {"memory.events", "memory.oom_control"};
+	struct kills *kills = ctx;
+	char path[1024], text[512] = "\n";
+
+	for (unsigned i = 0; i < 2 && !kills->known; i++) {
+		snprintf(path, sizeof(path), "%.300s%.500s/%s", cgroups, dir, files[i]);
+		read_text(path, text + 1, sizeof(text) - 1);
+		const char *at = strstr(text, "\noom_kill ");
+		kills->known = at;
+		kills->n = at ? strtoull(at + strlen("\noom_kill "), NULL, 10) : 0;
+	}
+}
+
+uint64_t pin_cgroup_kills(const struct pin_places *at)
+{
+	struct kills kills = {.known = false};
+
+	each_memory_cgroup(at, PLACE(at, own, "/proc/self/cgroup"), take_kills, &kills);
+	return kills.n;
+}
+
 /* ---- swap ---- */
 
 static bool swap_is_on(const struct pin_places *at)

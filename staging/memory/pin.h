@@ -37,6 +37,9 @@ uint64_t pin_cgroup_limit(const struct pin_places *at, char where[256]);
 /* Memory that the process whose /proc/<pid>/cgroup is `own` may still take before its cgroup, or an
  * ancestor, is at its limit; UINT64_MAX: no limit; 0 also if its cgroup is not visible. */
 uint64_t pin_cgroup_space(const struct pin_places *at, const char *own);
+/* Processes that the kernel killed for their memory in this process's cgroup; 0 also if it does not
+ * tell. */
+uint64_t pin_cgroup_kills(const struct pin_places *at);
 /* Reports what keeps `bytes` of staging in p from being resident huge pages, a line with the remedy
  * for each; returns how many. Queries the kernel, changes nothing. */
 unsigned pin_report(const struct pin_places *at, const struct staging_place *p, uint64_t bytes,

@@ -125,6 +125,21 @@ TEST(Pin, CgroupsOfBothKinds)
 	EXPECT_EQ(pin_cgroup_limit(&old.at, where), UINT64_MAX);
 }
 
+TEST(Pin, KilledInACgroup)
+{
+	Machine m;
+	write_file(m.own, "0::/a/b\n");
+	EXPECT_EQ(pin_cgroup_kills(&m.at), 0u);
+	write_file(m.cgroups + "/a/memory.events", "low 0\noom 9\noom_kill 9\noom_group_kill 0\n");
+	write_file(m.cgroups + "/a/b/memory.events", "low 0\noom 5\noom_kill 3\noom_group_kill 0\n");
+	EXPECT_EQ(pin_cgroup_kills(&m.at), 3u) << "in its own cgroup only";
+
+	Machine old;
+	write_file(old.own, "4:memory:/job/7\n0::/\n");
+	write_file(old.cgroups + "/memory/job/7/memory.oom_control", "under_oom 0\noom_kill 2\n");
+	EXPECT_EQ(pin_cgroup_kills(&old.at), 2u);
+}
+
 /* What a writer may still take: its page cache counts as free, what cannot be seen as none at all. */
 TEST(Pin, SpaceInACgroup)
 {
