@@ -401,6 +401,7 @@ struct pool {
 /* The machine's memory; budget.c. */
 struct memory {
 	uint64_t available, seen_ns;
+	bool limited; /* limit.c */
 	/* of the thread of pressure.c */
 	uint64_t told_ns;
 	pthread_cond_t cond; /* with s->lock */

@@ -49,6 +49,7 @@ struct staging_place {
 	int lock; /* flock, held while served */
 	bool is_private; /* own mounts (root) rather than a shared tmpfs */
 	int instead_of; /* -errno of the first place, if that could not be made; else 0 */
+	uint64_t limit_bytes; /* the size of each private tmpfs for staged files */
 	char path[512];
 };
 
@@ -62,6 +63,9 @@ struct staging_place {
  * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
 int staging_place_open(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out);
+/* Makes private tmpfs mounts so small that little more than `budget` bytes, or than they hold,
+ * fits; 0: as large as at their start. Needs CAP_SYS_ADMIN, and no Landlock domain. */
+void staging_place_fit(const struct staging_place *p, uint64_t budget);
 /* The path of the place that _open looks at first, which need not exist. */
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
 /* The size of the tmpfs, if it is not ours; 0: it is, or has none. */
@@ -242,6 +246,9 @@ struct staging_opts {
 	/* A passthrough file outgrows memory: the caller arranges a staged_move_out of it. Called
 	 * with staging's locks held; must not block, and may be called again. NULL = not used. */
 	void (*outgrown)(void *ctx, uint64_t node);
+	/* The store has no space for what outgrows memory (on), or has it again: the caller
+	 * arranges a staging_place_fit. As outgrown. */
+	void (*limit)(void *ctx, bool on);
 	/* limit for a mapping that delays others' changes; 0 = 30 s */
 	unsigned mapped_ms;
 	/* else equal files and copies share blocks if the store can */
@@ -487,6 +494,9 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
  * close nor fsync will succeed; else the store's error, and nothing is lost. */
 int staged_move_out(struct staged *f);
 void staged_set_moving(struct staged *f); /* until staged_move_out() has returned */
+/* After a try to move f (err: its result; 0 if it cannot be moved), before f is written again:
+ * limits memory while the store has no space for f; see limit.c. May wait for a second. */
+void staged_limit(struct staged *f, int err);
 void staged_not_now(struct staged *f); /* it cannot be moved now: others are, for a while */
 bool staged_outgrown(struct staged *f);
 /* The same as staged_allocate for the copy that a seal makes while an outgrown or spilled file is

@@ -57,6 +57,8 @@ struct processes {
 	int alive[2]; /* a pipe; keeper and spare hold [1] open */
 	/* the worker's: open while it lives; its answer to a spare goes here */
 	int life_fd;
+	/* a pipe: the worker asks the keeper to make tmpfs small, '1', or not, '0' */
+	int limit[2];
 	atomic_bool keeper_gone;
 	/* CLOCK_MONOTONIC, ns; 0: unknown */
 	uint64_t mounted_ns, worker_ns;

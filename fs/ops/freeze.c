@@ -135,15 +135,17 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	session_may_block(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_find(fs, id);
-	if (n && only_written(n)) {
+	bool moves = n && only_written(n);
+	if (n && n->sf)
 		sf = staged_ref(n->sf);
+	if (moves)
 		staged_set_moving(sf); /* from now on opens for reading fail */
-	} else if (n && n->sf) {
-		staged_not_now(n->sf);
-	}
+	else if (sf)
+		staged_not_now(sf);
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
-		int err = staged_move_out(sf);
+		int err = moves ? staged_move_out(sf) : 0;
+		staged_limit(sf, err);
 		if (err == -EIO) {
 			fs_log(LEVEL_ERROR
 			       "a file that outgrew memory was written again where it had moved to "

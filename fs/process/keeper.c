@@ -146,6 +146,15 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	return 0;
 }
 
+/* What the worker asked for last; 0: nothing. */
+static int limit_read(const struct fs *fs)
+{
+	char c[64];
+	ssize_t n = read(fs->procs.limit[0], c, sizeof(c));
+
+	return n > 0 ? c[n - 1] : 0;
+}
+
 static pid_t start_worker(struct keeper *k, bool first)
 {
 	int life[2];
@@ -158,6 +167,10 @@ static pid_t start_worker(struct keeper *k, bool first)
 	if (k->fs->procs.keepers)
 		atomic_store(&k->fs->procs.keepers->exited, 0);
 	parser_start(k->fs);
+	if (!first) { /* it does not know what the one before it asked for */
+		limit_read(k->fs);
+		staging_place_fit(&k->fs->place, 0);
+	}
 	pid_t pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_NAME, "cairnfs-worker");
@@ -196,7 +209,8 @@ static void end_spare(struct keeper *k)
 /* Whether the worker ended: *status as from waitpid(2). */
 static bool worker_ended(struct keeper *k, int *status, int ms)
 {
-	struct pollfd p = {.fd = k->life}; /* POLLHUP is always reported */
+	struct pollfd p[] = {{.fd = k->life}, /* POLLHUP is always reported */
+			     {.fd = k->fs->procs.limit[0], .events = POLLIN}};
 
 	if (k->spare > 0 && waitpid(k->spare, NULL, WNOHANG) == k->spare)
 		start_spare(k);
@@ -204,7 +218,12 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 		end_spare(k);
 		start_spare(k);
 	}
-	if (poll(&p, 1, ms) <= 0)
+	if (poll(p, 2, ms) <= 0)
+		return false;
+	int asked = p[1].revents & POLLIN ? limit_read(k->fs) : 0;
+	if (asked)
+		staging_place_fit(&k->fs->place, asked == '1' ? k->fs->o.staging_bytes : 0);
+	if (!p[0].revents)
 		return false;
 	if (!k->adopted)
 		return waitpid(k->worker, status, 0) == k->worker;
@@ -460,6 +479,8 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	oom_protect();
 	freeze_start(fs);
 	spare_init(fs);
+	if (pipe2(fs->procs.limit, O_CLOEXEC | O_NONBLOCK))
+		fs->procs.limit[0] = fs->procs.limit[1] = -1;
 	tier_start(fs);
 	err = trust_keeper(fs);
 	if (err)

@@ -23,6 +23,15 @@ static void on_term(int sig)
 	asked_to_end = 1;
 }
 
+/* Landlock forbids a worker to remount; the keeper does it. */
+static void ask_limit(void *ctx, bool on)
+{
+	const struct fs *fs = ctx;
+	if (write(fs->procs.limit[1], on ? "1" : "0", 1) != 1)
+		fs_log(LEVEL_WARNING "the keeper cannot be asked to limit staging's tmpfs: %s",
+		       strerror(errno));
+}
+
 static int open_staging(struct fs *fs)
 {
 	struct staging_opts o = {
@@ -36,6 +45,7 @@ static int open_staging(struct fs *fs)
 			 .missing = commit_missing,
 			 .patience_ms = fs->o.commit_wait_s * 1000},
 		.outgrown = freeze_ask,
+		.limit = ask_limit,
 		.no_dedup = fs->o.nodedup,
 		.no_early = fs->o.noearly,
 		.previous = fs->o.noprevious ? NULL : COMMIT_NAME,

@@ -114,6 +114,9 @@ int sf_spill(struct staged *f);
 /* logged but not completed. s->lock held */
 void sf_replay_spill(struct staging *s, struct staged *f);
 
+/* limit.c: lifts the limit if the budget is kept. No lock held */
+void limit_look(struct staging *s);
+
 /* outgrow.c; f->io.lock held where a staged file is given */
 /* s->lock held: over the budget, nothing to evict */
 void outgrow_look(struct staging *s);
@@ -148,6 +151,8 @@ ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n);
 void space_cut(struct staged *f, uint64_t size); /* f was truncated. f->io.lock held */
 /* Free bytes that versions with a failed close need. Checks the store; s->lock not held. */
 uint64_t space_wanted(struct staging *s);
+/* Asks the store: its free bytes, less what is promised. No lock held */
+uint64_t space_look(struct staging *s);
 
 /* torn.c; takes s->lock */
 void torn_remove(struct staged *f, uint64_t off, uint64_t len); /* was written, or cut off */

@@ -39,7 +39,9 @@
 #define MOST (8ull << 30) /* at once; the writer waits meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
-#define NOT_NOW_NS 1000000000u /* it has a reader: try other files meanwhile */
+/* It has a reader: try other files meanwhile. Not longer, for it grows at memory's speed, and
+ * staged_limit is to see it. */
+#define NOT_NOW_NS 20000000u
 /* one write(2) is at most 2 GiB, and cannot be interrupted */
 #define SPACE_ENOUGH (3ull << 30)
 #define PAGE 4096u
@@ -157,12 +159,16 @@ static int settle(struct move *m)
 static int allocate_range(struct move *m, uint64_t from, uint64_t end, unsigned *n)
 {
 	struct staging *s = m->f->s;
-	uint64_t bytes = 0;
+	uint64_t bytes = 0, has = 0;
+	struct stat st;
 
 	*n = file_extents(m->from, from, end, m->ext, EXTENTS);
 	for (unsigned i = 0; i < *n; i++)
 		bytes += m->ext[i].len;
-	int err = reserve_enter(s, bytes);
+	/* at the end, the close has allocated them already */
+	if (!fstat(m->to, &st) && (uint64_t)st.st_blocks * 512 > from)
+		has = (uint64_t)st.st_blocks * 512 - from;
+	int err = reserve_enter(s, bytes > has ? bytes - has : 0);
 	if (err)
 		return err;
 	for (unsigned i = 0; !err && i < *n; i++)

@@ -73,6 +73,7 @@ void *pressure_main(void *arg)
 		staging_wait_until(&s->memory.cond, &s->lock, monotonic_ns() + LOOK_NS);
 		pthread_mutex_unlock(&s->lock);
 		pressure_look(s);
+		limit_look(s);
 		pthread_mutex_lock(&s->lock);
 	}
 	pthread_mutex_unlock(&s->lock);

@@ -32,7 +32,7 @@
 #define BLOCK 4096u
 
 /* Free blocks, less what small files and names were promised beyond the reserve. */
-static uint64_t look(struct staging *s)
+uint64_t space_look(struct staging *s)
 {
 	uint64_t promised = atomic_load(&s->reserve.promised),
 		 taken = atomic_load(&s->reserve.left);
@@ -54,7 +54,7 @@ uint64_t space_wanted(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 	bool any = s->st.versions.failed;
 	pthread_mutex_unlock(&s->lock);
-	uint64_t space = any ? look(s) : 0;
+	uint64_t space = any ? space_look(s) : 0;
 	LOCK_SCOPE(&s->lock);
 	for (unsigned b = 0; any && b < SF_BUCKETS; b++)
 		for (struct staged *f = s->files.by_id[b]; f; f = f->lists.hash_next)
@@ -119,7 +119,7 @@ bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 		return false;
 	bool fresh = monotonic_ns() - atomic_load(&s->space.seen_ns) < LOOK_NS;
 	return (fresh && covers(atomic_load(&s->space.free), others, claim)) ||
-	       covers(look(s), others, claim);
+	       covers(space_look(s), others, claim);
 }
 
 /* Blocks for [off, end) in f's unpublished file, next to those of what f already contains. */

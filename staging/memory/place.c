@@ -14,12 +14,16 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #define RUN_DIR "/run/cairnfs"
 /* the log, while it is rotated two of them: some 3,000,000 nodes */
 #define BASE_BYTES (2ull << 30)
+#define MOUNT_FLAGS (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME)
+/* beyond the budget or what is used, while the store is full: opens and moves need some */
+#define FIT_SLACK (64ull << 20)
 
 static int make_dir(const char *path)
 {
@@ -62,7 +66,7 @@ static bool is_mounted(int fd, int up)
 static int mount_tmpfs(int fd, int up, uint64_t bytes, const char *huge, int node)
 {
 	char opts[128], mpol[32], path[32];
-	unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME;
+	unsigned long flags = MOUNT_FLAGS;
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	pin_option(node, mpol);
@@ -283,7 +287,8 @@ static int make_place(const char *store_id, int node, uint64_t limit_bytes, stru
 int staging_place_open(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out)
 {
-	struct staging_place p = {.base = -1, .huge = -1, .small = -1, .lock = -1};
+	struct staging_place p = {
+		.base = -1, .huge = -1, .small = -1, .lock = -1, .limit_bytes = limit_bytes};
 	int err = find_place(dir, store_id, &p);
 
 	if (!err)
@@ -292,6 +297,37 @@ int staging_place_open(int node, const char *dir, const char *store_id, uint64_t
 	if (!err)
 		*out = p;
 	return err;
+}
+
+/* The size for the tmpfs at fd. */
+static uint64_t fitting(int fd, uint64_t budget, uint64_t most)
+{
+	struct statvfs v;
+
+	if (!budget || fstatvfs(fd, &v))
+		return most;
+	uint64_t used = (v.f_blocks - v.f_bfree) * v.f_frsize,
+		 bytes = (used > budget ? used : budget) + FIT_SLACK;
+	return bytes < most ? bytes : most;
+}
+
+void staging_place_fit(const struct staging_place *p, uint64_t budget)
+{
+	const int fds[] = {p->huge, p->small};
+	char path[32], opts[32];
+
+	for (unsigned i = 0; p->is_private && i < 2; i++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
+		/* EINVAL: it holds more than that by now */
+		for (unsigned tries = 0; tries < 5; tries++) {
+			snprintf(opts, sizeof(opts), "size=%llu",
+				 (unsigned long long)fitting(fds[i], budget, p->limit_bytes));
+			if (!mount("cairnfs-staging", path, "tmpfs", MOUNT_FLAGS | MS_REMOUNT,
+				   opts) ||
+			    errno != EINVAL)
+				break;
+		}
+	}
 }
 
 uint64_t staging_place_limit(const struct staging_place *p)
