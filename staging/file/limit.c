@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * A full store and writers that go on: a passthrough write reaches the tmpfs without the daemon,
  * and a file that outgrows memory cannot move to a store without space. So while the store has
- * none, the tmpfs is made small (staging_place_fit), and such a write gets ENOSPC there, as it would in the
- * store. Begun while the writer waits for a move (fs/ops/freeze.c); ended when a later move finds
- * space, or when the budget is kept again.
+ * none, the tmpfs is made small (staging_place_fit), and such a write gets ENOSPC there, as it
+ * would in the store. Begun while the writer waits for a move (fs/ops/freeze.c); ended when a later
+ * move finds space, or when the budget is kept again.
  *
  * The log has a tmpfs of its own, without this limit. */
 #include "staging/file/file.h"
