@@ -39,9 +39,10 @@
 #define MOST (8ull << 30) /* at once; the writer waits meanwhile */
 #define WORTH (64ull << 20)
 #define ASK_AGAIN_NS 20000000u
-/* It has a reader: try other files meanwhile. Not longer, for it grows at memory's speed, and
- * staged_limit is to see it. */
-#define NOT_NOW_NS 20000000u
+/* It has a reader: try other files meanwhile. */
+#define NOT_NOW_NS 1000000000u
+/* What is written at memory's speed in that time; a store with less is looked at more often. */
+#define AMPLE (16ull << 30)
 /* one write(2) is at most 2 GiB, and cannot be interrupted */
 #define SPACE_ENOUGH (3ull << 30)
 #define PAGE 4096u
@@ -211,15 +212,17 @@ static uint64_t movable_end(struct move *m)
 {
 	struct staged *f = m->f;
 	uint64_t last = f->moved.under;
+	bool gap = false;
 
 	for (off_t data, hole; (data = lseek(m->from, (off_t)last, SEEK_DATA)) >= 0;
 	     last = (uint64_t)hole) {
-		f->memory.in_parts |= f->memory.presized && (uint64_t)data > last;
+		gap |= (uint64_t)data > last;
 		hole = lseek(m->from, data, SEEK_HOLE);
 		if (hole < 0)
 			break;
 	}
 	pthread_mutex_lock(&f->s->lock);
+	f->memory.in_parts |= f->memory.presized && gap;
 	bool stays = f->memory.in_parts && staging_space_left(f->s) > SPACE_ENOUGH;
 	pthread_mutex_unlock(&f->s->lock);
 	return last > TAIL && !stays ? (last - TAIL) / HUGE_BYTES * HUGE_BYTES : 0;
@@ -295,7 +298,8 @@ int staged_move_out(struct staged *f)
 void staged_not_now(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	f->moved.after_ns = monotonic_ns() + NOT_NOW_NS;
+	bool ample = atomic_load(&f->s->space.free) > AMPLE;
+	f->moved.after_ns = monotonic_ns() + (ample ? NOT_NOW_NS : ASK_AGAIN_NS);
 }
 
 bool staged_outgrown(struct staged *f)

@@ -193,6 +193,26 @@ ssize_t staged_read(struct staged *f, void *buf, size_t len, uint64_t off)
 	return n < 0 ? err : n;
 }
 
+/* A size set by ftruncate is an expectation. */
+static void resized(struct staged *f, bool grows, uint64_t size, int err)
+{
+	struct staging *s = f->s;
+
+	pthread_mutex_lock(&s->lock);
+	f->memory.presized = grows && !err;
+	bool expects = !err && !f->spilled && !f->memory.known && size > f->memory.expected;
+	if (expects) {
+		f->memory.known = true;
+		f->memory.expected = size;
+		if (s->files.used + size > s->o.budget_bytes)
+			sf_evict(s, s->files.used + size - s->o.budget_bytes);
+	}
+	uint64_t used = s->files.used;
+	pthread_mutex_unlock(&s->lock);
+	if (expects)
+		pool_fit(s, used + size);
+}
+
 int staged_resize(struct staged *f, uint64_t size)
 {
 	if (size > io_store_max_file(f->s->o.store))
@@ -214,19 +234,7 @@ int staged_resize(struct staged *f, uint64_t size)
 		space_cut(f, size);
 	if (!err && !size)
 		f->spoiled = 0;
-	f->memory.presized = grows && !err;
-	if (!err && !f->spilled && !f->memory.known && size > f->memory.expected) {
-		/* a size set by ftruncate is an expectation */
-		struct staging *s = f->s;
-		pthread_mutex_lock(&s->lock);
-		f->memory.known = true;
-		f->memory.expected = size;
-		if (s->files.used + size > s->o.budget_bytes)
-			sf_evict(s, s->files.used + size - s->o.budget_bytes);
-		uint64_t used = s->files.used;
-		pthread_mutex_unlock(&s->lock);
-		pool_fit(s, used + size);
-	}
+	resized(f, grows, size, err);
 	return err;
 }
 
@@ -236,8 +244,8 @@ static int memory_for(struct staged *f, uint64_t end)
 {
 	struct staging *s = f->s;
 
-	f->memory.presized = true;
 	pthread_mutex_lock(&s->lock);
+	f->memory.presized = true;
 	uint64_t more = end > f->memory.charged ? end - f->memory.charged : 0;
 	if (s->files.used + more > s->o.budget_bytes)
 		sf_evict(s, s->files.used + more - s->o.budget_bytes);
