@@ -472,7 +472,7 @@ int main(int argc, char **argv)
 		return 1;
 	if (access("/dev/fuse", R_OK | W_OK)) {
 		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),
-			errno == EACCES ? "you need read and write permission on it (mode 0666 is usual)"
+			errno == EACCES ? "you need read and write permission on it (usual: 0666)"
 					: "load the fuse module (modprobe fuse), and in a "
 					  "container pass the device in");
 		return 1;
