@@ -21,6 +21,7 @@
 #ifndef CAIRN_STAGING_INTERNAL_H
 #define CAIRN_STAGING_INTERNAL_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -680,6 +681,12 @@ static inline void save_descriptor(struct staging *s, struct pend *p)
 		close(p->tmp_fd);
 		p->tmp_fd = -1;
 	}
+}
+
+/* The store has no block for it, or a quota allows none. */
+static inline bool no_space(int err)
+{
+	return err == -ENOSPC || err == -EDQUOT;
 }
 
 /* Limit of descriptors of possible sources of copies; clone.c. */

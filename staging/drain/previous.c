@@ -307,7 +307,7 @@ static void tell_lost(struct staging *s, const char *path, int err)
 	snprintf(text, sizeof(text),
 		 "%.180s is overwritten, and what it has now cannot be kept until the new "
 		 "checkpoint is complete: %s",
-		 path, err == -ENOSPC || err == -EDQUOT ? "the store is full" : strerror(-err));
+		 path, no_space(err) ? "the store is full" : strerror(-err));
 	s->o.notice(s->o.ctx, text);
 }
 

@@ -67,7 +67,7 @@ static uint64_t without_blocks(struct staged *f)
 void staged_limit(struct staged *f, int err)
 {
 	struct staging *s = f->s;
-	bool full = err == -ENOSPC || err == -EDQUOT;
+	bool full = no_space(err);
 	uint64_t size = tmpfs_size(s);
 
 	if (err && !full)

@@ -142,7 +142,7 @@ static ssize_t write_or_ask(struct staged *f, const void *buf, size_t len, uint6
 	bool may_come = !last && tight && sf_space_may_come(f->s);
 	ssize_t n = write_bytes(f, buf, len, off, last);
 	/* a spilled file, or one that is spilled now, takes its blocks by itself */
-	if ((n == -ENOSPC || n == -EDQUOT) && may_come)
+	if (n < 0 && no_space((int)n) && may_come)
 		n = -EAGAIN;
 	return n == -EBUSY ? n
 	       : append	   ? appended(f, off, len, n, size)

@@ -112,11 +112,6 @@ static int allocate_blocks(struct staged *f)
 	return err;
 }
 
-static bool no_space(int err)
-{
-	return err == -ENOSPC || err == -EDQUOT;
-}
-
 /* The store may take its time for it. */
 static int allocate_once(struct staged *f)
 {

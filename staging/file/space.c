@@ -170,11 +170,6 @@ static bool promised(struct staged *f, uint64_t end)
 	return true;
 }
 
-static bool is_full(int err)
-{
-	return err == -ENOSPC || err == -EDQUOT;
-}
-
 /* Blocks allocated beyond a write: a quarter of the contiguous bytes written, or as much again
  * while that is little. They stay with the file if its writer then leaves a hole, so a write that
  * does not continue another gets none. */
@@ -227,9 +222,9 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	if (promised(f, end))
 		return 0;
 	int err = allocate_range(f, off, end + ahead);
-	if (is_full(err))
+	if (no_space(err))
 		err = allocate_range(f, off, end);
-	return is_full(err) && may_come && !last ? -EAGAIN : err;
+	return no_space(err) && may_come && !last ? -EAGAIN : err;
 }
 
 ssize_t space_written(struct staged *f, uint64_t off, uint64_t len, ssize_t n)
