@@ -17,6 +17,8 @@ Q := @
 say = @printf '  %-8s %s\n'
 MAKEFLAGS += --no-print-directory
 endif
+# What a target builds first, as many files at once as there are processors, if no -j says otherwise.
+JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -357,7 +359,7 @@ check: SET := check
 check-quick: SET := quick
 check check-quick:
 	$(Q)tools/setup -q build test
-	+$(Q)$(MAKE) tests
+	+$(Q)$(MAKE) $(JOBS) tests
 	$(Q)BUILD=$(abspath $(BUILD)) tests/run $(or $(TESTS),-s $(SET))
 # check, the other lanes, fuzzing, real frameworks; CephFS where it is installed.
 check-all:
@@ -367,9 +369,9 @@ check-all:
 ASAN := BUILD=build/asan SANITIZE=address,undefined
 TSAN := BUILD=build/tsan SANITIZE=thread
 asan:
-	+$(Q)$(MAKE) $(ASAN) tests
+	+$(Q)$(MAKE) $(JOBS) $(ASAN) tests
 tsan:
-	+$(Q)$(MAKE) $(TSAN) tests
+	+$(Q)$(MAKE) $(JOBS) $(TSAN) tests
 check-asan check-tsan: check-%: %
 	$(Q)BUILD=$(abspath build/$*) tests/run $(TESTS)
 
@@ -377,7 +379,7 @@ check-asan check-tsan: check-%: %
 check-ecosystem:
 	$(Q)tools/setup -q build test
 	$(Q)tools/setup -q ecosystem || true
-	+$(Q)$(MAKE) all
+	+$(Q)$(MAKE) $(JOBS) all
 	$(Q)BUILD=$(abspath $(BUILD)) tests/ecosystem/run $(TESTS)
 
 $(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz_set.h $(FORMATS_SRC) $(wildcard fs/formats/*.h)
@@ -404,12 +406,12 @@ $(BUILD)/power/libscan.so: tests/power/scan.c tests/power/content.h $(BUILD)/fla
 .PHONY: check-seeded
 check-seeded:
 	$(Q)tools/setup -q build test
-	+$(Q)$(MAKE) tests
+	+$(Q)$(MAKE) $(JOBS) tests
 	$(Q)BUILD=$(abspath $(BUILD)) tests/seeded/run $(TESTS)
 .PHONY: power-built check-power check-power-seeded check-quota
 power-built:
 	$(Q)tools/setup -q build power || true
-	+$(Q)$(MAKE) all $(BUILD)/power/load $(BUILD)/power/libscan.so
+	+$(Q)$(MAKE) $(JOBS) all $(BUILD)/power/load $(BUILD)/power/libscan.so
 check-power: power-built
 	$(Q)BUILD=$(abspath $(BUILD)) tests/power/run campaign --minutes $(MINUTES) $(POWER)
 # User and project quotas, in the guest.
@@ -428,7 +430,7 @@ structure: all
 .PHONY: check-suites
 check-suites:
 	$(Q)tools/setup -q build
-	+$(Q)$(MAKE) all
+	+$(Q)$(MAKE) $(JOBS) all
 	$(Q)BUILD=$(abspath $(BUILD)) PJDFSTEST='$(PJDFSTEST)' XFSTESTS='$(XFSTESTS)' FSX='$(FSX)' tests/suites/run $(SUITES)
 
 # The documents' commands, typed in fresh Debians that debootstrap makes (root); DEBIAN="bookworm trixie".
@@ -444,12 +446,12 @@ figures:
 check-scale:
 	$(Q)tools/setup -q build test
 	$(Q)tools/setup -q scale || true
-	+$(Q)$(MAKE) all
+	+$(Q)$(MAKE) $(JOBS) all
 	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run $(SCALE)
 check-ceph:
 	$(Q)tools/setup -q build test
 	$(Q)tools/setup -q ceph || true
-	+$(Q)$(MAKE) all
+	+$(Q)$(MAKE) $(JOBS) all
 	$(Q)BUILD=$(abspath $(BUILD)) tests/scale/run --on ceph $(SCALE)
 
 # Hours of a training loop, and what grows meanwhile: build/soak.csv, build/soak.svg.
@@ -457,7 +459,7 @@ HOURS ?= 2
 .PHONY: soak
 soak:
 	$(Q)tools/setup -q build
-	+$(Q)$(MAKE) all
+	+$(Q)$(MAKE) $(JOBS) all
 	$(Q)BUILD=$(abspath $(BUILD)) tests/soak/run --hours $(HOURS) $(SOAK)
 
 demo:
@@ -469,7 +471,7 @@ bench: all
 # Both say so and end with 77 where there is no GPU; GPU=--fake tries them against a fake driver.
 .PHONY: bench-gpu check-gpu mount-if-it-builds
 mount-if-it-builds:
-	+$(Q)$(MAKE) $(BUILD)/cairnfs $(BUILD)/cairn || \
+	+$(Q)$(MAKE) $(JOBS) $(BUILD)/cairnfs $(BUILD)/cairn || \
 		echo '  cairnfs cannot be built here, see above (tools/setup says what is missing): on without a mount'
 check-gpu: $(BUILD)/tests/gpu/driver $(BUILD)/tests/mount/libcairn $(FAKE_CUDA) mount-if-it-builds
 	$(Q)BUILD=$(abspath $(BUILD)) tests/gpu/run $(GPU)
