@@ -14,6 +14,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+void s3_tell(const struct s3_reply *r)
+{
+	if (send(0, r, sizeof(*r), MSG_NOSIGNAL) < 0)
+		return; /* the parent has ended */
+}
+
 /* The parent is told while the rest is on its way. */
 static void tell_range(void *ctx, uint64_t number, const char *sum)
 {
@@ -21,8 +27,7 @@ static void tell_range(void *ctx, uint64_t number, const char *sum)
 
 	(void)ctx;
 	memcpy(r.sum, sum, sizeof(r.sum));
-	if (send(0, &r, sizeof(r), MSG_NOSIGNAL) < 0)
-		return; /* the parent has ended */
+	s3_tell(&r);
 }
 
 static struct io_sum *new_sum(const struct s3_request *q)
@@ -178,11 +183,11 @@ static int sink_bytes(void *ctx, const void *bytes, size_t n)
 static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out)
 {
 	struct sink sink = {.fd = fd, .sum = new_sum(q), .off = q->off};
-	char range[64];
+	char range[S3_RANGE_TEXT];
 	struct s3_call c = {.s = s3,
 			    .method = "GET",
 			    .name = "GetObject",
-			    .range = q->size ? range : NULL,
+			    .range = q->size ? s3_range(range, q->off, q->size) : NULL,
 			    .key = q->key,
 			    .type = AWS_S3_META_REQUEST_TYPE_GET_OBJECT,
 			    .query = "",
@@ -193,8 +198,6 @@ static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_rep
 		out->err = -ENOMEM;
 		return;
 	}
-	snprintf(range, sizeof(range), "bytes=%llu-%llu", (unsigned long long)q->off,
-		 (unsigned long long)(q->off + q->size - 1));
 	s3_call(&c, out);
 	if (!out->err && !sink.err)
 		io_sum_last_range(sink.sum);
@@ -370,6 +373,8 @@ static void answer(struct s3 *s3, const struct s3_request *q, int fd, struct s3_
 {
 	if (q->op == S3_PUT && fd >= 0)
 		put(s3, q, fd, out);
+	else if (q->op == S3_GET && q->apart && q->size && q->range_bytes)
+		s3_get_ranges(s3, q, fd, out);
 	else if (q->op == S3_GET)
 		get(s3, q, fd, out);
 	else if (q->op == S3_LIST && fd >= 0)

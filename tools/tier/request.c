@@ -100,6 +100,13 @@ static void on_shutdown(void *ctx)
 	sem_post(&w->released);
 }
 
+const char *s3_range(char out[S3_RANGE_TEXT], uint64_t off, uint64_t bytes)
+{
+	snprintf(out, S3_RANGE_TEXT, "bytes=%llu-%llu", (unsigned long long)off,
+		 (unsigned long long)(off + bytes - 1));
+	return out;
+}
+
 static int add_header(struct aws_http_message *m, const char *name, const char *value)
 {
 	struct aws_http_header h = {.name = aws_byte_cursor_from_c_str(name),
@@ -152,7 +159,8 @@ void s3_call(struct s3_call *c, struct s3_reply *out)
 		.message = make_message(c),
 		.user_data = &w,
 		.headers_callback = on_headers,
-		.body_callback = on_body,
+		.body_callback = c->into ? NULL : on_body,
+		.recv_buffer = c->into,
 		.finish_callback = on_finish,
 		.shutdown_callback = on_shutdown,
 		.endpoint = c->s->has_endpoint ? &c->s->endpoint : NULL,
@@ -163,7 +171,7 @@ void s3_call(struct s3_call *c, struct s3_reply *out)
 
 	if (c->type == AWS_S3_META_REQUEST_TYPE_PUT_OBJECT)
 		sum.location = AWS_SCL_HEADER;
-	else if (c->type == AWS_S3_META_REQUEST_TYPE_GET_OBJECT)
+	else if (c->type == AWS_S3_META_REQUEST_TYPE_GET_OBJECT && !c->into)
 		sum.validate_response_checksum = true;
 	else
 		o.checksum_config = NULL;

@@ -48,6 +48,7 @@ struct s3_call {
 	uint64_t body_bytes;
 	struct aws_s3_meta_request_resume_token *token; /* of an upload that is gone on with */
 	bool begins_upload;
+	struct aws_byte_buf *into; /* room for all bytes of the range; or */
 	/* received bytes, in order; not 0: failed */
 	int (*on_bytes)(void *ctx, const void *bytes, size_t n);
 	void *ctx;
@@ -56,5 +57,18 @@ struct s3_call {
 };
 
 void s3_call(struct s3_call *c, struct s3_reply *out);
+
+/* The value of the header Range; returns out. */
+#define S3_RANGE_TEXT 64
+const char *s3_range(char out[S3_RANGE_TEXT], uint64_t off, uint64_t bytes);
+
+/* ---- replies that are not the last one (main.c): by any thread ------------------------- */
+
+void s3_tell(const struct s3_reply *r);
+
+/* ---- ranges (ranges.c) ---------------------------------------------------------------- */
+
+/* S3_GET with `apart`. */
+void s3_get_ranges(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out);
 
 #endif

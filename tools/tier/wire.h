@@ -44,6 +44,7 @@ struct s3_request {
 	uint64_t off;
 	/* S3_PUT, S3_GET: a reply with `more` for each so many bytes that were read; 0: none */
 	uint64_t range_bytes;
+	uint32_t apart; /* S3_GET: those replies in any order, and no sum of all */
 	uint64_t rate; /* S3_PUT: bytes a second that are read of the file; 0: no limit */
 	char key[S3_KEY_MAX + 1];
 	/* S3_PUT: only parts that it has not yet are sent, "": a new one; S3_ABORT */

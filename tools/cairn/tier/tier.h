@@ -85,6 +85,7 @@ typedef void (*tier_seen_fn)(void *ctx, uint64_t bytes);
 struct tier_ranges {
 	uint64_t off; /* where the copy begins: tier_get() */
 	uint64_t bytes; /* of a range */
+	bool apart; /* tier_get(): in any order; then there may be no sum of all */
 	io_range_fn done;
 	void *ctx;
 };

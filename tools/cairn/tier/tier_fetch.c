@@ -22,8 +22,7 @@
  * wait for one of them. */
 #define MOST_RANGES 32u
 #define SHORT_S 0.25
-#define LEAST_UNREAD 4u /* where none does: the library asks for the first of them alone */
-#define HELPERS 2u /* a client writes one part after the other, which takes longer than it came */
+#define COPIERS 3u /* files that are copied at once, where no reader waits */
 
 struct fetch {
 	struct tier from, to; /* to: the store */
@@ -34,9 +33,9 @@ struct fetch {
 	const struct tier_asked *asked; /* by a mount; NULL: by nobody */
 	struct tier_s3 *readers; /* a second client, of the thread that answers; NULL: none */
 	int open_err; /* of a tier that was opened for later */
-	struct tier_s3 *helpers[HELPERS]; /* clients beside the first one; NULL: none */
+	struct tier_s3 *clients[COPIERS]; /* of the copiers but the first one; NULL: none */
 	size_t n_fetched, n_there, n_failed;
-	struct tier_why why, first_why; /* first_why: of the files of one checkpoint */
+	struct tier_why why; /* of several files of one checkpoint: the first that failed */
 
 	/* of one checkpoint */
 	struct manifest m;
@@ -46,7 +45,10 @@ struct fetch {
 	bool alone, exists; /* exists: the checkpoint's directory is in the store */
 	uint64_t got;
 	uint64_t most; /* ranges that are asked for at once */
-	pthread_mutex_t lock; /* of what is below, which a thread that answers readers has, too */
+	pthread_mutex_t lock; /* of what is below and `why`, which all threads have */
+	uint64_t total; /* bytes, with those of earlier checkpoints */
+	size_t next; /* the first file that nobody copies yet */
+	int err; /* of the first file that failed */
 	struct ranges *part; /* of each file of m */
 	bool *whole; /* of each: it is complete in the directory that is written */
 	bool ended; /* no file is begun any more */
@@ -60,16 +62,31 @@ static const char *base_of(const char *path)
 	return slash ? slash + 1 : path;
 }
 
-static int store_failed(struct fetch *f, int err, const char *path)
+/* By any thread. */
+static int keep_why(struct fetch *f, int err, const struct tier_why *w)
 {
-	return tier_told(&f->why, err, "%s/%s: %s; fetch again when that is mended", f->to.name,
-			 path, strerror(-err));
+	pthread_mutex_lock(&f->lock);
+	if (!*f->why.text)
+		f->why = *w;
+	pthread_mutex_unlock(&f->lock);
+	return err;
 }
 
-static int tier_failed(struct fetch *f, int err, const char *path)
+static int store_failed(struct fetch *f, int err, const char *path)
 {
-	return tier_told(&f->why, err, "%s/%s: %s", f->from.name, path,
-			 tier_strerror(&f->from, err));
+	struct tier_why w;
+
+	tier_told(&w, err, "%s/%s: %s; fetch again when that is mended", f->to.name, path,
+		  strerror(-err));
+	return keep_why(f, err, &w);
+}
+
+static int tier_failed(struct fetch *f, const struct tier *from, int err, const char *path)
+{
+	struct tier_why w;
+
+	tier_told(&w, err, "%s/%s: %s", from->name, path, tier_strerror(from, err));
+	return keep_why(f, err, &w);
 }
 
 /* ---- what is there ------------------------------------------------------------------ */
@@ -171,10 +188,13 @@ static void on_bytes(void *ctx, const struct ranges *r, uint64_t n)
 
 static int damaged(struct fetch *f, const struct tier_file *t)
 {
-	return tier_told(&f->why, -EBADMSG,
-			 "%s/%s: not the bytes that its manifest lists; it is damaged (`cairn tier "
-			 "verify`), or was replaced meanwhile: fetch again, or another one",
-			 f->from.name, t->path);
+	struct tier_why w;
+
+	tier_told(&w, -EBADMSG,
+		  "%s/%s: not the bytes that its manifest lists; it is damaged (`cairn tier "
+		  "verify`), or was replaced meanwhile: fetch again, or another one",
+		  f->from.name, t->path);
+	return keep_why(f, -EBADMSG, &w);
 }
 
 /* The lock is held. */
@@ -198,15 +218,15 @@ static int open_part(struct fetch *f, size_t i)
 }
 
 /* Some ranges of it. 1: there may be more; 0: none; or -errno. */
-static int get_some(struct fetch *f, struct ranges *r)
+static int get_some(struct fetch *f, const struct tier *from, struct ranges *r)
 {
 	double begun = now_s();
 	uint64_t first, n;
 	int err;
 
-	if (!ranges_claim_next(r, f->most, &first, &n))
+	if (!ranges_claim_next(r, f->asked ? f->most : r->n, &first, &n))
 		return 0;
-	err = ranges_get(r, &f->from, first, n, on_bytes, f);
+	err = ranges_get(r, from, first, n, on_bytes, f);
 	if (f->asked && now_s() - begun > SHORT_S)
 		f->most = f->most > 1 ? f->most / 2 : 1;
 	else if (f->asked && n == f->most && f->most < MOST_RANGES)
@@ -215,20 +235,20 @@ static int get_some(struct fetch *f, struct ranges *r)
 		return 1; /* others of its ranges are read */
 	if (err == -EBADMSG)
 		return damaged(f, r->t);
-	if (err && f->from.s3 && *tier_s3_why(f->from.s3))
-		return tier_failed(f, err, r->t->path);
+	if (err && from->s3 && *tier_s3_why(from->s3))
+		return tier_failed(f, from, err, r->t->path);
 	return err ? store_failed(f, err, r->t->path) : 1;
 }
 
 /* All its bytes are there. */
-static int finish_part(struct fetch *f, size_t i)
+static int finish_part(struct fetch *f, const struct tier *from, size_t i)
 {
 	const struct tier_file *t = &f->m.v[i];
 	struct stat st;
-	int err = tier_mode(&f->from, t->path, &st);
+	int err = tier_mode(from, t->path, &st);
 
 	if (err)
-		return tier_failed(f, err, t->path);
+		return tier_failed(f, from, err, t->path);
 	st.st_mtim = t->mtime;
 	err = tier_finish(f->part[i].fd, &st, t->sum);
 	if (err)
@@ -251,7 +271,7 @@ static int get_wanted(struct fetch *f)
 		r = f->wanted;
 		f->wanted = NULL;
 		pthread_mutex_unlock(&f->lock);
-		more = r && !f->whole[r->t - f->m.v] ? get_some(f, r) : 0;
+		more = r && !f->whole[r->t - f->m.v] ? get_some(f, &f->from, r) : 0;
 		pthread_mutex_lock(&f->lock);
 		if (more > 0 && !f->wanted)
 			f->wanted = r;
@@ -260,71 +280,25 @@ static int get_wanted(struct fetch *f)
 	return more;
 }
 
-struct help {
-	struct fetch *f;
-	struct ranges *r;
-	struct tier from;
-	atomic_bool *stop;
-	pthread_t thread;
-};
-
-static void *help(void *arg)
+static int copy_one(struct fetch *f, const struct tier *from, size_t i)
 {
-	struct help *h = arg;
-	uint64_t first, n;
-
-	while (!atomic_load(h->stop) && ranges_claim_next(h->r, h->f->most, &first, &n))
-		if (ranges_get(h->r, &h->from, first, n, on_bytes, h->f))
-			break; /* the first client tries again, and says what failed */
-	return NULL;
-}
-
-/* By all clients. */
-static int get_all(struct fetch *f, struct ranges *r)
-{
-	struct help h[HELPERS];
-	atomic_bool stop = false;
-	size_t n = 0, clients = 1;
+	struct ranges *r = &f->part[i];
 	int err;
 
-	while (clients <= HELPERS && f->helpers[clients - 1])
-		clients++;
-	if (!f->asked) /* each its share */
-		f->most = (r->n + clients - 1) / clients;
-	if (!f->asked && f->most < LEAST_UNREAD)
-		f->most = LEAST_UNREAD;
-	while (n + 1 < clients && r->n > (n + 1) * f->most) {
-		h[n] = (struct help){.f = f, .r = r, .from = f->from, .stop = &stop};
-		h[n].from.s3 = f->helpers[n];
-		if (pthread_create(&h[n].thread, NULL, help, &h[n]))
-			break;
-		n++;
-	}
-	do
-		err = get_wanted(f);
-	while (!err && (err = get_some(f, r)) > 0);
-	atomic_store(&stop, true);
-	while (n)
-		pthread_join(h[--n].thread, NULL);
-	return err;
-}
-
-static int copy_one(struct fetch *f, size_t i, uint64_t total)
-{
-	int err;
-
-	progress_done(&f->bar, f->bytes, total, f->m.path);
-	if (f->have[i])
+	if (f->have[i] || f->whole[i])
 		return 0;
 	pthread_mutex_lock(&f->lock);
+	progress_done(&f->bar, f->bytes, f->total, f->m.path);
 	err = open_part(f, i);
 	pthread_mutex_unlock(&f->lock);
 	if (err)
 		return store_failed(f, err, f->m.v[i].path);
-	err = get_all(f, &f->part[i]);
-	if (!err && !ranges_are_there(&f->part[i]))
-		err = damaged(f, &f->m.v[i]);
-	return err ? err : finish_part(f, i);
+	do
+		err = get_wanted(f);
+	while (!err && (err = get_some(f, from, r)) > 0);
+	if (!err && !ranges_are_there(r))
+		err = damaged(f, r->t);
+	return err ? err : finish_part(f, from, i);
 }
 
 /* ---- readers who wait; a thread ------------------------------------------------------- */
@@ -398,45 +372,83 @@ static bool goes_on(const struct fetch *f, int err)
 	return !err || (f->asked && err == -EBADMSG);
 }
 
-/* The first one counts. */
-static int keep_error(struct fetch *f, int before, int err)
+struct copier {
+	struct fetch *f;
+	struct tier from; /* with a client of its own */
+	pthread_t thread;
+};
+
+/* The next one to copy; false: none. */
+static bool next_file(struct fetch *f, size_t *i)
 {
-	if (err && !before)
-		f->first_why = f->why;
-	return before ? before : err;
+	bool found;
+
+	pthread_mutex_lock(&f->lock);
+	found = goes_on(f, f->err) && f->next < f->m.n;
+	*i = f->next;
+	f->next += found;
+	pthread_mutex_unlock(&f->lock);
+	return found;
 }
 
-static void start_helpers(struct fetch *f)
+static void copy_file(struct fetch *f, const struct tier *from, size_t i)
+{
+	int err = copy_one(f, from, i);
+
+	pthread_mutex_lock(&f->lock);
+	if (err && !f->err)
+		f->err = err;
+	pthread_mutex_unlock(&f->lock);
+}
+
+static void *copy_files(void *arg)
+{
+	struct copier *c = arg;
+	size_t i;
+
+	while (next_file(c->f, &i))
+		copy_file(c->f, &c->from, i);
+	return NULL;
+}
+
+/* Another one beside the first; false: there can be none. */
+static bool start_copier(struct fetch *f, struct copier *c, size_t i)
 {
 	struct tier_why none;
 
-	for (size_t i = 0; f->from.s3 && !f->asked && i < HELPERS && !f->helpers[i]; i++)
-		if (tier_s3_open(&f->helpers[i], f->from.name, &none)) {
-			tier_s3_close(f->helpers[i]);
-			f->helpers[i] = NULL;
-			return;
-		}
+	*c = (struct copier){.f = f, .from = f->from};
+	if (f->from.s3 && !f->clients[i] && tier_s3_open(&f->clients[i], f->from.name, &none)) {
+		tier_s3_close(f->clients[i]);
+		f->clients[i] = NULL;
+		return false;
+	}
+	c->from.s3 = f->clients[i];
+	return !pthread_create(&c->thread, NULL, copy_files, c);
 }
 
 static int copy_all(struct fetch *f)
 {
 	const struct tier_file *wanted = f->asked ? manifest_find(&f->m, f->asked->first) : NULL;
-	size_t first = wanted ? (size_t)(wanted - f->m.v) : f->m.n;
-	uint64_t total = f->bytes;
-	int err = 0;
+	struct copier c[COPIERS] = {{.f = f, .from = f->from}};
+	size_t missing = 0, n = 1;
 
-	for (size_t i = 0; i < f->m.n; i++)
-		total += f->have[i] ? 0 : f->m.v[i].size;
+	f->total = f->bytes;
+	for (size_t i = 0; i < f->m.n; i++) {
+		f->total += f->have[i] ? 0 : f->m.v[i].size;
+		missing += !f->have[i];
+	}
 	f->most = 1;
+	f->next = 0;
+	f->err = 0;
 	start_to_answer(f);
-	start_helpers(f);
 	if (wanted)
-		err = keep_error(f, 0, copy_one(f, first, total));
-	for (size_t i = 0; goes_on(f, err) && i < f->m.n; i++)
-		if (i != first)
-			err = keep_error(f, err, copy_one(f, i, total));
-	f->why = err ? f->first_why : f->why;
-	return err;
+		copy_file(f, &f->from, (size_t)(wanted - f->m.v));
+	while (!f->asked && n < COPIERS && n < missing && start_copier(f, &c[n], n))
+		n++;
+	copy_files(&c[0]);
+	while (n > 1)
+		pthread_join(c[--n].thread, NULL);
+	return f->err;
 }
 
 /* ---- the names ---------------------------------------------------------------------- */
@@ -626,6 +638,7 @@ static int fetch_one(struct fetch *f, const char *path)
 	if (err)
 		return tier_told(&f->why, err, "%s/%s: its manifest: %s", f->from.name, path,
 				 err == -EBADMSG ? "damaged" : tier_strerror(&f->from, err));
+	*f->why.text = '\0';
 	missing = look_at_all(f);
 	if (missing <= 0)
 		return missing ? (int)missing : finish_there(f);
@@ -823,8 +836,8 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 	code = !err				      ? fetch_listed(&f)
 	       : err == -ENOENT || err == -EOPNOTSUPP ? CAIRN_USAGE
 						      : CAIRN_FAILED;
-	for (size_t i = 0; i < HELPERS; i++)
-		tier_s3_close(f.helpers[i]);
+	for (size_t i = 0; i < COPIERS; i++)
+		tier_s3_close(f.clients[i]);
 	while (n-- > 0)
 		close(lock[n]);
 	return code;

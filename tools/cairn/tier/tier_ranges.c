@@ -24,6 +24,7 @@
 #define SUM_DIGITS 32u
 #define STEP_BYTES (8ull << 20) /* how often a file of one range says that it goes on */
 #define COPY_BYTES (4u << 20)
+#define APART_BYTES (64ull << 20) /* of a range, at most, for each that is asked for at once */
 
 /* of state, busy and next */
 static pthread_mutex_t ranges_lock = RANKED_MUTEX(RANK_RANGES);
@@ -268,6 +269,7 @@ static int get_run(struct getting *g, const struct tier *from, uint64_t n)
 	struct ranges *r = g->r;
 	const struct tier_ranges want = {.off = g->first * r->bytes,
 					 .bytes = r->t->ranges ? r->bytes : STEP_BYTES,
+					 .apart = r->t->ranges && r->bytes <= APART_BYTES,
 					 .done = on_range,
 					 .ctx = g};
 	char sum[IO_CHECKSUM_LEN];

@@ -171,6 +171,7 @@ int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uin
 			       .size = size ? *size : 0,
 			       .off = ranges ? ranges->off : 0,
 			       .range_bytes = ranges ? ranges->bytes : 0,
+			       .apart = ranges && ranges->apart,
 			       .rate = s->rate};
 	struct s3_reply r;
 	int err, n = snprintf(q.key, sizeof(q.key), "%s%s", s->prefix, path);
