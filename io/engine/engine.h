@@ -205,8 +205,8 @@ void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name);
  * since io_engine_open are counted if they change or sync the store (each chunk of
  * io_write_file is one) and can have one of the kinds: short only for writes, lostsync
  * only for syncs, nolink (EPERM, as of a store without hard links) only for links.
- * io_store_open itself is not counted. kinds = comma list of eio, enospc, short, delay,
- * lostsync, nolink. Lostsync: a sync call fails
+ * io_store_open itself is not counted. kinds = comma list of eio, enospc, edquot, short,
+ * delay, lostsync, nolink. Lostsync: a sync call fails
  * with EIO once and the data written since the previous sync through that fd is
  * dropped (punched), as ext4/xfs do (ATC '20); a sync of all or of a directory drops that
  * of every file, and each file's own next sync fails for it, too. */

@@ -20,6 +20,7 @@
 enum kind {
 	KIND_EIO,
 	KIND_ENOSPC,
+	KIND_EDQUOT,
 	KIND_SHORT,
 	KIND_DELAY,
 	KIND_LOST,
@@ -28,7 +29,7 @@ enum kind {
 	KIND_NONE
 };
 
-static const char *const kind_name[KIND_COUNT] = {"eio",   "enospc",   "short",
+static const char *const kind_name[KIND_COUNT] = {"eio",   "enospc",   "edquot", "short",
 						  "delay", "lostsync", "nolink"};
 
 struct plan {
@@ -161,6 +162,7 @@ static ssize_t fault_call(struct io_engine *e, const struct io_call *c)
 	switch (draw(f, c->op, &random)) {
 	case KIND_EIO: return -EIO;
 	case KIND_ENOSPC: return -ENOSPC;
+	case KIND_EDQUOT: return -EDQUOT;
 	case KIND_NOLINK: return -EPERM;
 	case KIND_LOST:
 		fault_lost_drop(&f->lost, c->op == IO_OP_SYNC_DATA ? c->fd : -1);
@@ -191,6 +193,7 @@ static void fault_submit(struct io_queue *base, struct io_write *w)
 	switch (draw(f, IO_OP_WRITE, &random)) {
 	case KIND_EIO: w->res = -EIO; break;
 	case KIND_ENOSPC: w->res = -ENOSPC; break;
+	case KIND_EDQUOT: w->res = -EDQUOT; break;
 	case KIND_SHORT: w->len = shortened(w->len); break;
 	case KIND_DELAY: delay(random); break;
 	default: break;
