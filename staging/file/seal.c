@@ -31,12 +31,21 @@ static void trim_tail(struct staged *f)
 	close(fd);
 }
 
+/* While publication is halted nothing is accepted: what else is missing than space is EIO. s->lock
+ * held */
+static int halted(const struct staging *s)
+{
+	return no_space(s->drain.halted) ? s->drain.halted : s->drain.halted ? -EIO : 0;
+}
+
 /* The size and blocks to be allocated. f->io.lock held. */
 static int allocate_stat(struct staged *f, struct stat *st)
 {
 	struct staging *s = f->s;
 	pthread_mutex_lock(&s->lock);
-	int err = s->drain.halted ? -EIO : f->state == STAGED_EVICTED ? -ENODATA : staged_torn(f);
+	int err = halted(s);
+	if (!err)
+		err = f->state == STAGED_EVICTED ? -ENODATA : staged_torn(f);
 	if (!err)
 		err = sf_ensure_fd(f);
 	if (!err)
@@ -122,9 +131,18 @@ static int allocate_once(struct staged *f)
 	return err;
 }
 
+/* While publication is halted no removal reaches the store. */
+static bool may_wait(struct staging *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool goes_on = !s->drain.halted;
+	pthread_mutex_unlock(&s->lock);
+	return goes_on && sf_space_may_come(s);
+}
+
 int staged_allocate_now(struct staged *f)
 {
-	bool may_come = sf_space_may_come(f->s);
+	bool may_come = may_wait(f->s);
 	if (pthread_mutex_trylock(&f->io.lock))
 		return -EAGAIN;
 	int err = allocate_once(f);
@@ -135,7 +153,7 @@ int staged_allocate_now(struct staged *f)
 int staged_allocate_later(struct staged *f)
 {
 	for (unsigned tries = 0;; tries++) {
-		bool may_come = !tries || sf_space_may_come(f->s);
+		bool may_come = !tries || may_wait(f->s);
 		pthread_mutex_lock(&f->io.lock);
 		int err = allocate_once(f);
 		pthread_mutex_unlock(&f->io.lock);

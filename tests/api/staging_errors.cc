@@ -162,7 +162,7 @@ TEST_F(Full, HaltsToldAndRetried)
 
 	// a close meanwhile is refused rather than accepted into what fails
 	History h(s);
-	EXPECT_EQ(h.put("meanwhile", "x"), -EIO);
+	EXPECT_EQ(h.put("meanwhile", "x"), -ENOSPC);
 	EXPECT_EQ(staging_last_seq(s), last);
 	staging_retry(s); // still full
 	EXPECT_EQ(s.drain(), -ENOSPC);
