@@ -15,8 +15,10 @@ int persist_sync(struct staging *s, struct pend *p);
 int sync_all(struct staging *s); /* the store; takes s->lock if it fails */
 /* err of another sync of names: handled as sync_all's, returned */
 int sync_told(struct staging *s, int err);
-/* the store is full: frees some; false: nothing is left */
-bool reserve_give(struct staging *s);
+/* err: frees some of the reserve if that may help p; NULL: the store itself. False: it cannot, or
+ * nothing is left. *given, 0 at first, limits it: where a quota is used up and not the disk, others
+ * take the reserve back meanwhile. */
+bool reserve_give(struct staging *s, const struct pend *p, int err, unsigned *given);
 
 /* meta.c */
 #define XATTR_SMALL 512u /* a larger one may be too large for ext4's one xattr block */

@@ -17,11 +17,12 @@ static uint64_t log_id(const struct staging *s)
 
 int mark_set(struct staging *s, uint64_t seq)
 {
+	unsigned given = 0;
 	int err = 0;
 
 	for (unsigned tries = 0; tries < MAX_ATTEMPTS; tries++) {
 		err = io_mark_set(s->o.store, log_id(s), seq);
-		if (!err || (err == -ENOSPC && !reserve_give(s)))
+		if (!err || (no_space(err) && !reserve_give(s, NULL, err, &given)))
 			break;
 	}
 	return err;

@@ -323,12 +323,14 @@ static int write_version(struct job *j)
 static int persist_one(struct job *j)
 {
 	struct pend *p = j->p;
+	unsigned given = 0;
 	int err = write_version(j);
-	if (err == -ENOSPC && trash_wait(j->s)) /* space was freed */
+
+	if (no_space(err) && trash_wait(j->s)) /* space was freed */
 		err = write_version(j);
 	/* the reserve is for this: small files get their blocks from it, and the xattrs of any file
 	 * may need another block */
-	while (err == -ENOSPC && reserve_give(j->s))
+	while (reserve_give(j->s, p, err, &given))
 		err = write_version(j);
 	if (!err && persist_syncs_itself(p))
 		err = persist_sync(j->s, p);

@@ -193,8 +193,8 @@ static bool is_conflict(const struct rec *r, int err)
 	case EBADMSG:
 	case EMLINK:
 	case EBUSY: return true;
-	/* given to an owner whose quota is used up: a local chown(2) would have failed */
-	case EDQUOT: return r->type == REC_ATTR;
+	/* of an owner whose quota is used up: a local chown(2) or setxattr(2) would have failed */
+	case EDQUOT: return r->type == REC_ATTR || r->type == REC_XATTR;
 	/* ext4: no space in the inode's one xattr block; a small xattr finds some */
 	case ENOSPC: return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
 	default: return false;
@@ -485,6 +485,8 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 {
 	int err = p->lost;
 	struct vanished vanished = {.since_ns = 0};
+	unsigned given = 0;
+
 	if (p->lost && p->failed_fsync)
 		return pass_over(s, p);
 	for (unsigned tries = 0; !p->lost && tries < MAX_ATTEMPTS;) {
@@ -494,7 +496,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		if (!err || (is_conflict(&p->r, err) && err != -ENOSPC))
 			break;
 		/* names need blocks too; deletes wait behind this one */
-		if (err != -ENOSPC || !reserve_give(s))
+		if (!reserve_give(s, p, err, &given))
 			tries++;
 	}
 	if (err && p->again && (err == -ENOENT || err == -EEXIST) && !vanished.since_ns)
@@ -605,12 +607,14 @@ static int sync_bytes(struct staging *s, struct batch *b)
 }
 
 /* A failed sync says nothing about which pages are lost: every version of the
- * batch that relied on it is written again. s->lock held. */
+ * batch that relied on it is written again. */
 static void rewrite_batch(struct staging *s, struct batch *b, int err)
 {
-	unsigned i;
+	unsigned i, given = 0;
 	struct pend *p;
 
+	reserve_give(s, NULL, err, &given);
+	LOCK_SCOPE(&s->lock);
 	s->st.errors++;
 	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
 		if (p->state == PEND_WRITTEN)
@@ -873,7 +877,7 @@ static void halt(struct staging *s, struct pend *p, int err)
 	wake_waiters(s, err);
 	pthread_mutex_lock(&s->lock);
 	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns;
-	s->drain.previous.give |= err == -ENOSPC && s->drain.previous.bytes;
+	s->drain.previous.give |= no_space(err) && s->drain.previous.bytes;
 	while (!s->drain.retry_now && !s->drain.previous.give && !s->stop && monotonic_ns() < until)
 		sleeper_wait(s, &s->pub, until);
 	s->drain.retry_now = false;
@@ -922,8 +926,10 @@ static int sync_all_marked(struct staging *s)
  * If that fails it halts at p. */
 static int sync_again(struct staging *s, struct pend *p, int err)
 {
+	unsigned given = 0;
+
 	for (unsigned i = 0; err && i < MAX_ATTEMPTS; err = sync_all_marked(s))
-		i += err != -ENOSPC || !reserve_give(s); /* writeback found no block */
+		i += !reserve_give(s, NULL, err, &given); /* writeback found no block */
 	while (err && !stopping(s)) {
 		halt(s, p, err);
 		err = sync_all_marked(s);
@@ -953,11 +959,7 @@ static void run_batch(struct staging *s, struct batch *b)
 	}
 	err = sync_bytes(s, b);
 	if (err) {
-		if (err == -ENOSPC)
-			reserve_give(s);
-		pthread_mutex_lock(&s->lock);
 		rewrite_batch(s, b, err);
-		pthread_mutex_unlock(&s->lock);
 		return;
 	}
 	err = previous_keep(s, p, b->n);

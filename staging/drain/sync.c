@@ -79,8 +79,17 @@ int sync_all(struct staging *s)
 	return sync_told(s, io_sync_all(s->o.store));
 }
 
-bool reserve_give(struct staging *s)
+/* The reserve is cairnfs's own file: its blocks count for a quota of a directory or project, or of
+ * the user as whom cairnfs runs, but not for that of a version's owner. */
+static bool reserve_may_help(const struct pend *p, int err)
 {
+	return err == -ENOSPC || (err == -EDQUOT && !(p && p->sf && sf_limited(p->sf)));
+}
+
+bool reserve_give(struct staging *s, const struct pend *p, int err, unsigned *given)
+{
+	if (!reserve_may_help(p, err) || ++*given > RESERVE_GIVES)
+		return false;
 	/* xfs and ext4 hand freed blocks out after the commit */
 	return reserve_shrink(s) && !sync_all(s);
 }

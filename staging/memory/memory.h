@@ -64,7 +64,8 @@ uint64_t staging_tmpfs_left(struct staging *s);
 /* reserve.c: blocks of the store for small files and names that have none allocated */
 void reserve_open(struct staging *s);
 void reserve_close(struct staging *s, bool remove);
-/* by a part; its blocks are free after a sync. False: nothing left */
+#define RESERVE_GIVES 32u /* for one change: more steps than it has */
+/* by a step; its blocks are free after a sync. False: nothing left */
 bool reserve_shrink(struct staging *s);
 void reserve_take(struct staging *s);
 /* Holds space for a small file until reserve_kept: *mine bytes of it. False: there is none,

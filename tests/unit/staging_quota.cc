@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT
+//
+// EDQUOT, as ENOSPC: the reserve is given up where that may help, and publication that is halted for it
+// says so to who closes a file.
+#include <sys/stat.h>
+
+#include <atomic>
+
+#include "../api/staging_fixture.hh"
+#include "engine_shim.h"
+
+namespace
+{
+
+const uint64_t root = STAGING_ROOT_DIR;
+
+std::atomic<bool> owner_is_limited;
+
+// A store whose quota is used up as long as the reserve has more than `enough` bytes, or until something is
+// removed (well).
+class Quota : public ::testing::Test
+{
+protected:
+	void SetUp() override
+	{
+		if (!disk.ok)
+			GTEST_SKIP() << "no mount without root";
+		owner_is_limited = false;
+		o.store = disk.dir.path;
+		{
+			Staging s(ground, o);
+			ASSERT_EQ(s.err, 0);
+		}
+		for (auto &at : std::filesystem::recursive_directory_iterator(o.store + "/.cairn"))
+			if (at.path().filename() == "reserve")
+				reserve = at.path();
+		full = reserve_bytes();
+		ASSERT_GT(full, 200u << 10);
+		enough = full / 2;
+		o.start = false;
+		s = std::make_unique<Staging>(ground, o);
+		ASSERT_EQ(s->err, 0);
+		h = std::make_unique<History>(*s);
+	}
+	void TearDown() override
+	{
+		owner_is_limited = false;
+		h = nullptr;
+		s = nullptr;
+	}
+	uint64_t reserve_bytes() const
+	{
+		struct stat st;
+		return stat(reserve.c_str(), &st) ? 0 : (uint64_t)st.st_size;
+	}
+	// From now on `kind` is answered with err.
+	void fails(shim_kind kind, int err)
+	{
+		kind_ = kind;
+		err_ = err;
+		shim_engine(s->engine.e, seen, this);
+		s->start();
+		ASSERT_EQ(s->err, 0);
+	}
+	void expect_published(const char *what)
+	{
+		EXPECT_EQ(s->drain(), 0);
+		EXPECT_TRUE(s->tree() == h->now()) << what << ": " << show(s->tree());
+		EXPECT_EQ(s->notes_with("cairn retry"), 0) << what;
+		EXPECT_GT(answered_, 0u) << what;
+	}
+	Mount disk{"tmpfs", "size=80m"};
+	Ground ground;
+	Options o;
+	std::string reserve;
+	uint64_t full = 0, enough = 0;
+	std::unique_ptr<Staging> s;
+	std::unique_ptr<History> h;
+	std::atomic<bool> never_well{false}, well{false}, taken_back{false};
+
+private:
+	static int seen(void *ctx, shim_kind kind, int)
+	{
+		auto self = static_cast<Quota *>(ctx);
+		if (kind != self->kind_ || self->well ||
+		    (!self->never_well && self->reserve_bytes() <= self->enough))
+			return 0;
+		self->answered_++;
+		if (self->taken_back)	// another caller finds blocks for it
+			staging_space_for_names(*self->s);
+		return self->err_;
+	}
+	shim_kind kind_ = SHIM_OTHER;
+	int err_ = 0;
+	std::atomic<unsigned> answered_{0};
+};
+
+TEST_F(Quota, NamesGetTheReserve)
+{
+	ASSERT_EQ(h->mkdir("d"), 0);
+	fails(SHIM_NAME, -EDQUOT);
+	expect_published("mkdir");
+}
+
+TEST_F(Quota, BytesGetTheReserve)
+{
+	ASSERT_EQ(h->put("small", "bytes"), 0);
+	fails(SHIM_WRITE, -EDQUOT);
+	expect_published("write");
+}
+
+TEST_F(Quota, SyncsOfBytesGetTheReserve)
+{
+	enough = full - 1; // each try frees a part
+	ASSERT_EQ(h->put("small", "bytes"), 0);
+	fails(SHIM_SYNC_BYTES, -EDQUOT);
+	expect_published("sync");
+}
+
+TEST_F(Quota, SyncsOfNamesGetTheReserve)
+{
+	enough = full - 1; // each try frees a part
+	ASSERT_EQ(h->mkdir("d"), 0);
+	fails(SHIM_SYNC, -EDQUOT);
+	expect_published("sync");
+}
+
+// The reserve is not his: others keep it.
+TEST_F(Quota, AnOwnersQuotaDoesNotTakeTheReserve)
+{
+	staged *f = nullptr;
+	uint64_t node = staging_new_id(*s);
+	staged_owner who = {1000, 1000, false};
+	ASSERT_EQ(staged_create_as(*s, node, 5, &who, &f), 0);
+	ASSERT_TRUE(write_all(f, "bytes"));
+	int64_t seq = seal(*s, f, node, {{root, "small"}}, true);
+	ASSERT_GT(seq, 0);
+	owner_is_limited = never_well = true;
+	Durable synced(*s, (uint64_t)seq);
+	fails(SHIM_WRITE, -EDQUOT);
+	EXPECT_EQ(synced.wait(), -EDQUOT);
+	EXPECT_EQ(reserve_bytes(), full);
+	EXPECT_EQ(s->stats().halted.error, -EDQUOT);
+	EXPECT_STREQ(s->stats().halted.remedy, "free space within the quota");
+	staged_unref(f);
+}
+
+// Nor does it stop the others: a local setxattr(2) would have failed.
+TEST_F(Quota, AnXattrThatAnOwnersQuotaForbidsIsSkipped)
+{
+	ASSERT_EQ(h->mkdir("d"), 0);
+	rec r = {};
+	r.type = REC_XATTR;
+	r.dir = root;
+	r.node = h->id("d/");
+	r.name = "d";
+	r.name2 = "user.k";
+	r.data = "value";
+	r.data_len = 5;
+	ASSERT_EQ(staging_log(*s, &r), 0);
+	ASSERT_EQ(h->mkdir("e"), 0);
+	never_well = true;
+	fails(SHIM_OTHER, -EDQUOT);
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_TRUE(s->tree() == h->now()) << show(s->tree());
+	EXPECT_EQ(s->notes_with("conflict at d: Disk quota exceeded"), 1);
+	EXPECT_EQ(reserve_bytes(), full);
+}
+
+// Where the disk has space and a quota has none, callers take the reserve back as fast as it is given.
+TEST_F(Quota, IsNotGivenWithoutEnd)
+{
+	for (int err : {-ENOSPC, -EDQUOT}) {
+		ASSERT_EQ(h->mkdir("d"), 0);
+		never_well = taken_back = true;
+		Durable synced(*s, staging_last_seq(*s));
+		fails(SHIM_NAME, err);
+		EXPECT_EQ(synced.wait(), err);
+		TearDown();
+		SetUp();
+	}
+}
+
+// Not EIO: what is missing, and that freeing some helps.
+TEST_F(Quota, ACloseWhileHaltedSaysWhatIsMissing)
+{
+	for (int err : {-ENOSPC, -EDQUOT, -EIO}) {
+		ASSERT_EQ(h->mkdir("d"), 0);
+		never_well = true;
+		Durable synced(*s, staging_last_seq(*s));
+		fails(SHIM_NAME, err);
+		EXPECT_EQ(synced.wait(), err);
+		EXPECT_EQ(h->put("meanwhile", "x"), err);
+		EXPECT_EQ(h->put("large", pattern(1u << 20, 1)), err);
+		well = true;
+		ASSERT_TRUE(until([&] {
+			staging_retry(*s);
+			return s->drain(50) == 0;
+		}));
+		EXPECT_EQ(h->put("meanwhile", "x"), 0);
+		EXPECT_EQ(s->drain(), 0);
+		EXPECT_TRUE(s->tree() == h->now()) << show(s->tree());
+		TearDown();
+		std::filesystem::remove_all(o.store + "/d");
+		std::filesystem::remove(o.store + "/meanwhile");
+		SetUp();
+		well = false;
+	}
+}
+
+} // namespace
+
+// In place of io/store/quota.c.
+extern "C" uint64_t io_store_quota_left(io_store *, uid_t, gid_t)
+{
+	return owner_is_limited ? 1u << 20 : UINT64_MAX;
+}
