@@ -156,6 +156,11 @@ struct pend_times {
 	uint64_t wait[PEND_WAITS];
 };
 
+struct pend_tries {
+	unsigned n; /* failed, of MAX_ATTEMPTS */
+	uint64_t lacks_ns; /* since then it lacks descriptors or memory; 0: it does not; lack.c */
+};
+
 struct pend_clone {
 	int source; /* a store file that it may be a clone of; -1; clone.c */
 	bool done; /* it is one */
@@ -188,7 +193,7 @@ struct pend {
 	uint64_t from;
 	bool aside; /* it waits for other nodes, or behind what does; aside.c */
 	struct held *held; /* it is a name that waits; NULL. Owned; hold.c */
-	unsigned attempts;
+	struct pend_tries tries;
 	/* a spilled file: only its own sync shows whether the store has it */
 	bool unsure;
 	/* the store lost its bytes: -errno. The version is skipped */
@@ -562,6 +567,7 @@ struct drain {
 	bool no_clone; /* the store does not support clones; clone.c */
 	int halted;
 	uint64_t halt_retry_ns;
+	uint64_t lack_told_ns; /* lack.c */
 	bool retry_now;
 	pthread_t persist[16], persist_small, publisher;
 	struct io_queue *queues[16];

@@ -251,6 +251,8 @@ struct staging_opts {
 	void (*limit)(void *ctx, bool on);
 	/* limit for a mapping that delays others' changes; 0 = 30 s */
 	unsigned mapped_ms;
+	/* how long missing descriptors or memory do not halt publication; 0 = 30 s */
+	unsigned lack_ms;
 	/* else equal files and copies share blocks if the store can */
 	bool no_dedup;
 	bool no_early; /* nothing is persisted before its seal */

@@ -94,7 +94,7 @@ static bool begin(struct delta *d)
 	struct staged *f = p->sf;
 
 	LOCK_SCOPE(&d->s->lock);
-	if (!sf_may_be_delta(d->s, f) || p->clone.source >= 0 || p->attempts || p->early ||
+	if (!sf_may_be_delta(d->s, f) || p->clone.source >= 0 || p->tries.n || p->early ||
 	    p->failed_fsync || p->r.size < DELTA_MIN)
 		return false;
 	d->before = f->base.chunks;

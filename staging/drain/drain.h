@@ -20,6 +20,12 @@ int sync_told(struct staging *s, int err);
  * take the reserve back meanwhile. */
 bool reserve_give(struct staging *s, const struct pend *p, int err, unsigned *given);
 
+/* lack.c */
+bool is_lack(int err); /* of descriptors or memory */
+/* p failed with err. If that passes: waits some time and returns true, p is to be tried again. False:
+ * another error, or it has lasted too long. s->lock held, dropped meanwhile */
+bool lack_wait(struct staging *s, struct pend *p, int err);
+
 /* meta.c */
 #define XATTR_SMALL 512u /* a larger one may be too large for ext4's one xattr block */
 /* Sets owner, mode, times and xattrs of p on its tmp_fd, with p->checksum. What the store refuses

@@ -379,13 +379,17 @@ static struct pend *next_job(struct staging *s, bool small, uint64_t *wait_until
 	return p;
 }
 
-/* s->lock held */
+/* s->lock held, may be dropped meanwhile */
 static void job_failed(struct staging *s, struct pend *p, int err)
 {
 	if (p->sf->spilled && p->sf->spoiled)
 		p->lost = p->sf->spoiled;
 	if (p->lost) { /* the publisher skips it at its place and reports it */
 		p->state = PEND_READY;
+		return;
+	}
+	if (lack_wait(s, p, err)) {
+		persist_again(s, p, 0);
 		return;
 	}
 	s->st.errors++;
@@ -416,6 +420,8 @@ static void job_run(struct job *j)
 		persist_again(s, p, 0);
 	else
 		p->state = PEND_WRITTEN;
+	if (!err)
+		p->tries.lacks_ns = 0;
 	if (!err && p->sf->state == STAGED_OPEN) /* an fsync's: still being written */
 		log_written(s, p);
 	save_descriptor(s, p);

@@ -615,7 +615,9 @@ static void rewrite_batch(struct staging *s, struct batch *b, int err)
 
 	reserve_give(s, NULL, err, &given);
 	LOCK_SCOPE(&s->lock);
-	s->st.errors++;
+	if (lack_wait(s, b->first, err))
+		err = 0;
+	s->st.errors += err != 0;
 	for (i = 0, p = b->first; i < b->n; i++, p = p->next)
 		if (p->state == PEND_WRITTEN)
 			persist_again(s, p, err);
@@ -886,13 +888,23 @@ static void halt(struct staging *s, struct pend *p, int err)
 					 : RETRY_MAX_NS;
 	for (struct pend *q = s->order.pend; q; q = q->next)
 		if (q->state == PEND_FAILED) {
-			q->attempts = 0;
+			q->tries.n = 0;
 			if (q->sf->state == STAGED_FAILED && !q->sf->space.failed)
 				sf_set_state(s, q->sf, STAGED_SEALED);
 			persist_queue(s, q);
 		}
 	persist_wake(s);
 	pthread_mutex_unlock(&s->lock);
+}
+
+/* p could not be published. */
+static void failed_at(struct staging *s, struct pend *p, int err)
+{
+	pthread_mutex_lock(&s->lock);
+	bool passes = lack_wait(s, p, err);
+	pthread_mutex_unlock(&s->lock);
+	if (!passes)
+		halt(s, p, err);
 }
 
 static void unhalt(struct staging *s)
@@ -931,7 +943,7 @@ static int sync_again(struct staging *s, struct pend *p, int err)
 	for (unsigned i = 0; err && i < MAX_ATTEMPTS; err = sync_all_marked(s))
 		i += !reserve_give(s, NULL, err, &given); /* writeback found no block */
 	while (err && !stopping(s)) {
-		halt(s, p, err);
+		failed_at(s, p, err);
 		err = sync_all_marked(s);
 	}
 	return err;
@@ -954,7 +966,7 @@ static void run_batch(struct staging *s, struct batch *b)
 	struct pend *p = b->first;
 	int err = mark_begin(s);
 	if (err) {
-		halt(s, p, err);
+		failed_at(s, p, err);
 		return;
 	}
 	err = sync_bytes(s, b);
@@ -964,7 +976,7 @@ static void run_batch(struct staging *s, struct batch *b)
 	}
 	err = previous_keep(s, p, b->n);
 	if (err) {
-		halt(s, p, err);
+		failed_at(s, p, err);
 		return;
 	}
 	unsigned done = 0;
@@ -1003,7 +1015,7 @@ static void run_batch(struct staging *s, struct batch *b)
 	if (b->commit && done == b->n)
 		previous_settle(s, b->commit, b->recommit);
 	if (stuck)
-		halt(s, stuck, err);
+		failed_at(s, stuck, err);
 }
 
 /* Syncs what the last worker applied and did not sync. On a busy disk that takes seconds,
@@ -1013,7 +1025,7 @@ static void sync_inherited(struct staging *s)
 	struct pend root = {.r = {.dir = STAGING_ROOT_DIR, .name = "."}};
 	int err;
 	while ((err = mark_begin(s)) && !stopping(s))
-		halt(s, &root, err);
+		failed_at(s, &root, err);
 	if (err || sync_again(s, &root, sync_all_marked(s)))
 		return;
 	unhalt(s);

@@ -19,7 +19,7 @@ void persist_again(struct staging *s, struct pend *p, int err)
 	source_forget(s, &p->clone.source);
 	chunks_forget(s, &p->chunks);
 	p->unsure |= f->spilled;
-	if (!err || ++p->attempts < MAX_ATTEMPTS) {
+	if (!err || ++p->tries.n < MAX_ATTEMPTS) {
 		persist_queue(s, p);
 		return;
 	}
@@ -110,7 +110,7 @@ static bool sync_written(struct staged *f)
 		int err = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
 		pthread_mutex_lock(&s->lock);
 		if (err || lost != s->drain.n_lost)
-			persist_again(s, p, err);
+			persist_again(s, p, lack_wait(s, p, err) ? 0 : err);
 		else
 			p->state = PEND_READY;
 		sleeper_nudge(&s->pub, false);

@@ -103,7 +103,7 @@ static bool is_beginning(const struct staging *s, const struct pend *n, const st
 
 	if (a->type != REC_SEAL || b->type != REC_SEAL || n->sf != p->sf || a->node != b->node ||
 	    n->state != PEND_QUEUED || n->snapshot || n->aside || n->dead_at || n->must ||
-	    n->attempts || n->lost || n->early || n->begun || n->accepted != a->seq ||
+	    n->tries.n || n->lost || n->early || n->begun || n->accepted != a->seq ||
 	    n->sf->spilled)
 		return false;
 	if (!(a->flags & REC_SHADOW) || ((a->flags | b->flags) & odd) || a->size > b->size)

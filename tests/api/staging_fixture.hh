@@ -91,7 +91,7 @@ struct Options {
 	bool no_dedup = false;
 	std::string meminfo;	// "" = the machine's
 	const char *previous = nullptr;
-	unsigned mapped_ms = 0;
+	unsigned mapped_ms = 0, lack_ms = 0;
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	bool away = false;	// the store was let go of before the replay
@@ -127,6 +127,7 @@ public:
 		so.meminfo = meminfo.empty() ? nullptr : meminfo.c_str();
 		so.previous = o.previous;
 		so.mapped_ms = o.mapped_ms;
+		so.lack_ms = o.lack_ms;
 		missing = o.missing;
 		if (missing)
 			so.hold = {is_commit, asks_missing, 1000};
