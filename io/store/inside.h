@@ -26,6 +26,7 @@ struct io_store {
 	unsigned host_number; /* store.h */
 	int tmp, lostfound, meta, previous;
 	int lock;
+	int locked_by; /* pid of the process that took it */
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	enum io_fs_kind fs;

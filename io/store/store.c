@@ -136,8 +136,10 @@ static int take_lock(struct io_store *s, int *holder_pid)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	if (!flock(s->lock, LOCK_EX | LOCK_NB))
-		return io_store_lock_pid(s, getpid());
+	if (!flock(s->lock, LOCK_EX | LOCK_NB)) {
+		s->locked_by = (int)getpid();
+		return io_store_lock_pid(s, s->locked_by);
+	}
 	if (errno == EWOULDBLOCK && holder_pid)
 		*holder_pid = holder(s->lock);
 	return -errno;
@@ -145,8 +147,8 @@ static int take_lock(struct io_store *s, int *holder_pid)
 
 int io_store_lock_pid(struct io_store *s, int pid)
 {
-	char text[16];
-	int n = snprintf(text, sizeof(text), "%d\n", pid);
+	char text[32];
+	int n = snprintf(text, sizeof(text), "%d\n%d\n", pid, s->locked_by);
 
 	if (s->lock < 0)
 		return -EBADF;

@@ -52,7 +52,7 @@ TEST_F(StoreOpen, MakesItsPlaces)
 	expect_private_dir(dir / ".cairn/lost+found");
 	expect_private_dir(host_dir(dir.path));
 	expect_private_dir(host_dir(dir.path) + "/tmp");
-	EXPECT_EQ(read_file(host_dir(dir.path) + "/lock"), std::to_string(getpid()) + "\n");
+	EXPECT_EQ(read_file(host_dir(dir.path) + "/lock"), std::to_string(getpid()) + "\n" + std::to_string(getpid()) + "\n");
 	std::string id = io_store_id(s);
 	EXPECT_EQ(id.size(), 32u);
 	EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), id.npos);

@@ -3,7 +3,7 @@
  * cairn umount: waits until everything is durable, unmounts, waits until the daemon has
  * ended. States of the command, each one function:
  *
- *	drain → unmount → gone
+ *	drain → unmount → gone → unlocked
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -38,6 +39,8 @@ struct unmounting {
 	bool leaves; /* what waits for other nodes */
 	bool refused; /* by the store, and said */
 	int keeper, keeper_fd; /* the daemon; keeper_fd -1 = not visible from here */
+	int lock_fd; /* of its store; -1 = not visible */
+	int locked_by; /* the process that took it for the daemon; 0: an earlier version */
 };
 
 static uint64_t u64(const struct json_doc *d, const char *keys)
@@ -182,6 +185,87 @@ static int drain(struct unmounting *u)
 	}
 }
 
+/* ---- the daemon ----------------------------------------------------------------- */
+
+static void let_go(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* The keeper by a store's lock, 0: none, and which process took the lock. An earlier version writes
+ * only the first. */
+static int holder_of(int lock, int *locked_by)
+{
+	char text[32] = "";
+	int keeper = 0;
+
+	*locked_by = 0;
+	if (pread(lock, text, sizeof(text) - 1, 0) > 0)
+		sscanf(text, "%d\n%d", &keeper, locked_by);
+	return keeper;
+}
+
+/* The lock that the keeper holds. */
+static int open_lock(const char *store, int keeper, int *locked_by)
+{
+	char path[4096 + 16];
+	struct names hosts = {0};
+	int found = -1;
+
+	snprintf(path, sizeof(path), "%.4096s/.cairn", store);
+	CLEANUP_CLOSE int dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (dir < 0 || names_read(dir, &hosts))
+		return -1;
+	for (size_t i = 0; found < 0 && i < hosts.n; i++) {
+		snprintf(path, sizeof(path), "%.255s/lock", hosts.v[i]);
+		found = openat(dir, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+		if (found >= 0 && holder_of(found, locked_by) != keeper)
+			let_go(&found);
+	}
+	names_free(&hosts);
+	return found;
+}
+
+static bool is_cairnfs(int pid)
+{
+	CLEANUP_FREE char *comm = NULL;
+	char path[64];
+	size_t len;
+
+	snprintf(path, sizeof(path), "/proc/%d/comm", pid);
+	return pid > 1 && !read_small_file(AT_FDCWD, path, 4096, &comm, &len) &&
+	       !strncmp(comm, "cairnfs", 7);
+}
+
+/* Opened before the unmount, so that the pid cannot have been reused; and again just before it, for
+ * a spare may have replaced the keeper. */
+static void find_daemon(struct unmounting *u)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *store = NULL;
+	int by;
+
+	if (location_status(&u->p, &d))
+		return;
+	int keeper = (int)u64(d, "keeper_pid");
+	if (u->keeper_fd < 0)
+		u->keeper = keeper;
+	if (!is_cairnfs(keeper)) /* a pid of another pid namespace, or it was just killed */
+		return;
+	let_go(&u->keeper_fd);
+	u->keeper = keeper;
+	u->keeper_fd = (int)syscall(SYS_pidfd_open, keeper, 0);
+	store = json_bytes(d, json_at(d, 0, "store"));
+	int lock = store ? open_lock(store, keeper, &by) : -1;
+	if (lock < 0)
+		return;
+	let_go(&u->lock_fd);
+	u->lock_fd = lock;
+	u->locked_by = by;
+}
+
 /* ---- unmount -------------------------------------------------------------------- */
 
 /* 0, -EBUSY, or -EPERM if fusermount3 printed the reason. */
@@ -231,6 +315,7 @@ static int unmount(struct unmounting *u)
 {
 	int err = -EBUSY;
 
+	find_daemon(u);
 	location_close(&u->p);
 	for (int i = 0; err == -EBUSY && i < BUSY_TRIES; i++) {
 		sleep_s(i ? POLL_S : 0);
@@ -239,25 +324,38 @@ static int unmount(struct unmounting *u)
 	return err ? complain_stays(u, err) : CAIRN_OK;
 }
 
-/* ---- gone ------------------------------------------------------------------------- */
+/* ---- unlocked --------------------------------------------------------------------- */
 
-/* Opened before the unmount, so that the pid cannot have been reused. */
-static void find_keeper(struct unmounting *u)
+/* A spare that became the keeper after the unmount has the lock, and so has a process that the
+ * daemon had started until it closes what it inherited. */
+static int unlocked(struct unmounting *u)
 {
-	CLEANUP_JSON struct json_doc *d = NULL;
-	CLEANUP_FREE char *comm = NULL;
-	char path[64];
-	size_t len;
+	double start = now_s();
+	bool told = false;
 
-	if (location_status(&u->p, &d))
-		return;
-	u->keeper = (int)u64(d, "keeper_pid");
-	snprintf(path, sizeof(path), "/proc/%d/comm", u->keeper);
-	if (u->keeper <= 1 || read_small_file(AT_FDCWD, path, 4096, &comm, &len) ||
-	    strncmp(comm, "cairnfs", 7))
-		return; /* a pid of another pid namespace */
-	u->keeper_fd = (int)syscall(SYS_pidfd_open, u->keeper, 0);
+	while (u->locked_by && flock(u->lock_fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK) {
+		int by, pid = holder_of(u->lock_fd, &by);
+
+		if (by != u->locked_by)
+			return CAIRN_OK; /* another cairnfs has it already */
+		if (late(u)) {
+			complain("%s is unmounted; the store of cairnfs (pid %d) is still locked",
+				 u->point, pid);
+			return CAIRN_TIMEOUT;
+		}
+		if (!told && now_s() - start > GONE_NOTE_S) {
+			complain("%s is unmounted; waiting until the store of cairnfs (pid %d) is "
+				 "not locked any more",
+				 u->point, pid);
+			told = true;
+		}
+		sleep_s(POLL_S);
+	}
+	let_go(&u->lock_fd);
+	return CAIRN_OK;
 }
+
+/* ---- gone ------------------------------------------------------------------------- */
 
 /* A bind mount of it elsewhere keeps the daemon alive. */
 static bool still_mounted(const struct unmounting *u)
@@ -338,7 +436,7 @@ static int gone(struct unmounting *u)
 			told = true;
 		}
 	}
-	return CAIRN_OK;
+	return u->keeper_fd >= 0 ? unlocked(u) : CAIRN_OK;
 }
 
 /* ---- the command -------------------------------------------------------------------- */
@@ -362,7 +460,7 @@ static int start(struct unmounting *u, const char *path)
 		complain("%m");
 		return CAIRN_FAILED;
 	}
-	find_keeper(u);
+	find_daemon(u);
 	return CAIRN_OK;
 }
 
@@ -384,8 +482,8 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 	if (!code && u->leaves)
 		code = CAIRN_LEFT;
 	location_close(&u->p);
-	if (u->keeper_fd >= 0)
-		close(u->keeper_fd);
+	let_go(&u->keeper_fd);
+	let_go(&u->lock_fd);
 	free(u->point);
 	return code;
 }
@@ -397,7 +495,8 @@ int cmd_umount(int argc, char **argv)
 		{"tier", no_argument, NULL, 't'},
 		{0},
 	};
-	struct unmounting u = {.p = LOCATION_NONE, .keeper_fd = -1, .deadline = watch_deadline()};
+	struct unmounting u = {
+		.p = LOCATION_NONE, .keeper_fd = -1, .lock_fd = -1, .deadline = watch_deadline()};
 	bool quiet = false;
 	int c;
 
