@@ -101,10 +101,10 @@ protected:
 		char what[200] = "";
 		calls = longest = 0;
 		chain = 0;
-		io_engine_check(w->t.engine.e, on_call, nullptr);
+		shim_on_call(on_call, nullptr);
 		int missing = shim_commit_missing(w->fs, 1, dir, at().c_str(), (ground.store() + "/list").c_str(), what,
 						  sizeof(what));
-		io_engine_check(w->t.engine.e, nullptr, nullptr);
+		shim_on_call(nullptr, nullptr);
 		why = what;
 		return missing;
 	}

@@ -20,11 +20,11 @@ protected:
 	static void SetUpTestSuite()
 	{
 		Mounted::SetUpTestSuite();
-		shim_watch_names(t->engine.e, gets_name, nullptr);
+		shim_watch_names(gets_name, nullptr);
 	}
 	static void TearDownTestSuite()
 	{
-		shim_watch_names(t->engine.e, nullptr, nullptr);
+		shim_watch_names(nullptr, nullptr);
 		Mounted::TearDownTestSuite();
 	}
 	void SetUp() override
@@ -91,7 +91,7 @@ protected:
 	void release_late(Script &s, const File *f, const std::string &made = "")
 	{
 		s.push_back([=] {
-			shim_hold_allocate(t->engine.e, 1);
+			shim_hold_allocate(1);
 			released.push_back(k.send(FUSE_RELEASE, f->id, Client::releasing(*f)));
 			shim_await_held(1);
 			if (!made.empty())

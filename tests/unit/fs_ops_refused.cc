@@ -56,7 +56,7 @@ class Fails : public Mounted
 {
 protected:
 	static const unsigned none = IO_OP_COUNT;
-	static void fail(unsigned op, int err) { shim_fail_op(t->engine.e, op, err); }
+	static void fail(unsigned op, int err) { shim_fail_op(op, err); }
 	void TearDown() override
 	{
 		shim_fail(nullptr, 0);

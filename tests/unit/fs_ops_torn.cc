@@ -309,9 +309,9 @@ TEST_F(Torn, AWriteThatTheStoreFailed)
 	ASSERT_EQ(k().create(root, "f", &f), 0);
 	ASSERT_EQ(k().write(f, pattern(part, 1)), 0);
 	ASSERT_EQ(k().flush(f), 0);
-	shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, EIO);
+	shim_fail_op(IO_OP_ALLOCATE, EIO);
 	ASSERT_EQ(k().write(f, pattern(part, 2), 4 << 20), -EIO);
-	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	shim_fail_op(IO_OP_COUNT, 0);
 	EXPECT_EQ(k().write(f, pattern(part, 2), 5 << 20), 0);
 	EXPECT_EQ(k().close(f), -EIO);
 	drained("");
@@ -347,9 +347,9 @@ protected:
 	void refused(size_t size)
 	{
 		put(size);
-		shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+		shim_fail_op(IO_OP_ALLOCATE, ENOSPC);
 		ASSERT_EQ(append(pattern(8 << 20, 3), want.size()), -ENOSPC);
-		shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+		shim_fail_op(IO_OP_COUNT, 0);
 	}
 	void is_stored()
 	{
@@ -425,9 +425,9 @@ TEST_F(Log, AnotherWriterOfIt)
 	stored_log(part);
 	open(O_RDWR);
 	refused(100);
-	shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+	shim_fail_op(IO_OP_ALLOCATE, ENOSPC);
 	ASSERT_EQ(k().write(f, pattern(8 << 20, 3), want.size()), -ENOSPC);
-	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	shim_fail_op(IO_OP_COUNT, 0);
 	put(100);
 	EXPECT_EQ(k().close(f), -ENOSPC);
 	EXPECT_EQ(state(f), "failed");
@@ -446,9 +446,9 @@ TEST_F(Log, APartInTheMiddleFails)
 		if (later) {
 			ASSERT_EQ(append(pattern(100, 2), want.size() + (8 << 20)), 0);
 		}
-		shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+		shim_fail_op(IO_OP_ALLOCATE, ENOSPC);
 		ASSERT_EQ(append(pattern(8 << 20, 3), want.size()), -ENOSPC);
-		shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+		shim_fail_op(IO_OP_COUNT, 0);
 		if (!later) {
 			ASSERT_EQ(append(pattern(100, 2), want.size() + (8 << 20)), 0);
 		}

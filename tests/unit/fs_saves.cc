@@ -184,7 +184,7 @@ TEST_F(Saves, AKillAfterTheSealKeepsTheMark)
 {
 	meet();
 	commit();
-	shim_hold_sync(w->t.engine.e, 1000);	// nothing is durable
+	shim_hold_sync(1000);	// nothing is durable
 	ASSERT_NE(k().put(dir, "__0_0.distcp", "1"), 0u);
 	count_elsewhere(7);
 	shim_let_go();
@@ -257,9 +257,9 @@ TEST_F(Saves, ACommitThatCannotBeCountedSucceeds)
 	meet();
 	ASSERT_EQ(k().save(dir, ".metadata.tmp", "list"), 0);
 	EXPECT_EQ(w->drain(), 0);
-	shim_fail_op(w->t.engine.e, IO_OP_XATTR_SET, EIO);
+	shim_fail_op(IO_OP_XATTR_SET, EIO);
 	EXPECT_EQ(k().rename(dir, ".metadata.tmp", dir, ".metadata"), 0);
-	shim_fail_op(w->t.engine.e, IO_OP_XATTR_SET, 0);
+	shim_fail_op(IO_OP_XATTR_SET, 0);
 	EXPECT_EQ(count(), "");
 }
 
@@ -290,10 +290,10 @@ TEST_F(Saves, CostsOneQuestionAShard)
 		ASSERT_EQ(w->drain(), 0);
 		ASSERT_EQ(k().write(f, "bytes"), 0);
 		calls = 0;
-		io_engine_check(w->t.engine.e, [](void *) { calls++; }, nullptr);
+		shim_on_call([](void *) { calls++; }, nullptr);
 		ASSERT_EQ(k().flush(f), 0);
 		ASSERT_EQ(k().flush(f), 0);
-		io_engine_check(w->t.engine.e, nullptr, nullptr);
+		shim_on_call(nullptr, nullptr);
 		cost[with] = calls;
 		k().release(f);
 	}

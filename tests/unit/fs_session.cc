@@ -116,7 +116,7 @@ TEST_F(Order, ARenameWaitsForTheCloseBeforeIt)
 {
 	File a = written("A", large);
 	watch();
-	shim_hold_allocate(t->engine.e, 1);
+	shim_hold_allocate(1);
 	ask_release(10, a);
 	shim_await_held(1);
 	ask_rename(12, "C.tmp", "C");
@@ -135,7 +135,7 @@ TEST_F(Order, WhatIsSentAgainIsAnsweredInTheOrderOfItsFirstSending)
 {
 	File a = written("A", large), b0 = written("B0", 10), b1 = written("B1", 10);
 	again();
-	shim_hold_allocate(t->engine.e, 1);
+	shim_hold_allocate(1);
 	ask_release(14 | resent, b1);
 	ask_rename(16 | resent, "C.tmp", "C");
 	ask_release(12 | resent, b0);
@@ -218,7 +218,7 @@ protected:
 	// Both threads that persist are at work on a large file each, and do not get on.
 	void hold_persisting()
 	{
-		shim_hold_write(t->engine.e, 2);
+		shim_hold_write(2);
 		for (const char *name : {"A", "B"}) {
 			File f = written(name, large);
 			close_file(f);
@@ -293,7 +293,7 @@ TEST_F(Waits, SmallFilesOvertakeLargeOnes)
 TEST_F(Waits, TruncationOfWhatAnFsyncWrites)
 {
 	File a = written("A", large);
-	shim_hold_write(t->engine.e, 1);
+	shim_hold_write(1);
 	ask(10, FUSE_FSYNC, a.id, Client::syncing(a));
 	shim_await_held(1);
 	ask(12, FUSE_SETATTR, a.id, Client::truncation(5, &a));
@@ -356,7 +356,7 @@ protected:
 	void hangs(unsigned opcode, uint64_t id, const Body &body = {})
 	{
 		SCOPED_TRACE(opcode);
-		shim_hold_answers(t->engine.e, 1);
+		shim_hold_answers(1);
 		ask(10, opcode, id, body);
 		shim_await_held(1);
 		expect_others_are_answered(20);
@@ -391,7 +391,7 @@ TEST_F(StoreHangs, WhateverItIsAskedFor)
 TEST_F(StoreHangs, WhileAFileIsOpened)
 {
 	uint64_t file = id_of("file");
-	shim_hold_answers(t->engine.e, 1);
+	shim_hold_answers(1);
 	ask_open(10, file, O_RDONLY);
 	shim_await_held(1);
 	expect_others_are_answered(20);
@@ -409,7 +409,7 @@ TEST_F(StoreHangs, WhileADirectoryIsOpened)
 
 TEST_F(StoreHangs, ForMoreThanThereAreThreads)
 {
-	shim_hold_answers(t->engine.e, 2 * N_ANSWERING);
+	shim_hold_answers(2 * N_ANSWERING);
 	for (unsigned i = 0; i < 2 * N_ANSWERING; i++)
 		ask(100 + 2 * i, FUSE_LOOKUP, root, Body().name("file"));
 	shim_await_held(2 * N_ANSWERING);
@@ -423,7 +423,7 @@ TEST_F(StoreHangs, ForMoreThanThereAreThreads)
 // One hangs now and then, when the store is no longer taken for slow: no thread is lost for good.
 TEST_F(StoreHangs, OnceAndAgain)
 {
-	shim_hold_answers(t->engine.e, N_ANSWERING + 1);
+	shim_hold_answers(N_ANSWERING + 1);
 	for (unsigned i = 0; i <= N_ANSWERING; i++) {
 		uint64_t lookup = 100 + 4 * i, write = lookup + 2;
 		shim_store_is_fast(t->fs);

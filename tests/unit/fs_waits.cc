@@ -115,7 +115,7 @@ TEST_F(Wait, ChangesOfAnyKindArePending)
 	uint64_t d = mkdir(root, "d"), f = put(d, "f"), g = put(d, "g");
 	start();
 	drain();
-	shim_hold_sync(w->t.engine.e, 1);	// applied, and not durable
+	shim_hold_sync(1);	// applied, and not durable
 	ASSERT_EQ(k().chmod(f, 0600), 0);
 	shim_await_held(1);
 	EXPECT_EQ(now(f), "staged");
@@ -128,7 +128,7 @@ TEST_F(Wait, ChangesOfAnyKindArePending)
 	shim_let_go();
 	EXPECT_EQ(answer(of_f), "durable");
 	EXPECT_EQ(answer(of_d), "durable");
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().unlink(d, "g"), 0);
 	shim_await_held(1);
 	EXPECT_EQ(now(d), "staged");
@@ -147,7 +147,7 @@ TEST_F(Wait, WhatTheKernelForgotIsPendingStill)
 	start();
 	drain();
 	shim_evict(w->fs);
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().rename(e, "f", e, "g"), 0);
 	shim_await_held(1);
 	for (uint64_t id : {e, d})
@@ -242,14 +242,14 @@ TEST_F(Wait, ACloseThatFails)
 	ASSERT_EQ(k().create(d, "f", &f), 0);
 	ASSERT_EQ(k().write(f, pattern(1 << 20, 1)), 0);
 	uint64_t of_d = wait(d), of_root = wait(root), of_f = wait(f.id);
-	shim_fail_op(w->t.engine.e, IO_OP_ALLOCATE, ENOSPC);
+	shim_fail_op(IO_OP_ALLOCATE, ENOSPC);
 	EXPECT_EQ(k().close(f), -ENOSPC);
 	for (uint64_t unique : {of_d, of_root, of_f})
 		EXPECT_EQ(answer(unique), "failed");
 	EXPECT_EQ(now(d), "failed");
 	EXPECT_EQ(state(d), "failed");
 	EXPECT_EQ(now(e), "durable");
-	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	shim_fail_op(IO_OP_COUNT, 0);
 }
 
 TEST_F(Wait, WhatTheStoreRefuses)
@@ -257,7 +257,7 @@ TEST_F(Wait, WhatTheStoreRefuses)
 	uint64_t d = mkdir(root, "d"), e = mkdir(root, "e");
 	start();
 	drain();
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().chmod(d, 0700), 0);
 	shim_await_held(1);
 	uint64_t n = mkdir(d, "n");
@@ -276,8 +276,8 @@ TEST_F(Wait, PublicationThatHalts)
 	uint64_t d = mkdir(root, "d"), e = mkdir(root, "e");
 	start();
 	drain();
-	shim_fail_op(w->t.engine.e, IO_OP_MKDIR, EIO);
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_fail_op(IO_OP_MKDIR, EIO);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().chmod(e, 0700), 0);
 	shim_await_held(1);
 	mkdir(d, "sub");
@@ -289,7 +289,7 @@ TEST_F(Wait, PublicationThatHalts)
 	mkdir(e, "behind");	// what comes after it halts with it
 	EXPECT_EQ(now(e), "halted");
 	EXPECT_EQ(state(e), "staged");
-	shim_fail_op(w->t.engine.e, IO_OP_COUNT, 0);
+	shim_fail_op(IO_OP_COUNT, 0);
 	staging_retry(w->t.s());
 	EXPECT_TRUE(until([&] { return !stats().halted.error; }));
 	drain();
@@ -425,7 +425,7 @@ TEST_F(Wait, AFileWithNamesInTwoDirectoriesCountsInBoth)
 	ASSERT_EQ(k().open(f, O_WRONLY | O_TRUNC, &again), 0);
 	EXPECT_EQ(now(d), "open");
 	EXPECT_EQ(now(e), "open");
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().close(again), 0);
 	shim_await_held(1);
 	EXPECT_EQ(now(d), "staged");
@@ -460,7 +460,7 @@ TEST_F(Wait, TheRootCoversWhatIsGone)
 	put(e, "f");
 	start();
 	drain();
-	shim_hold_sync(w->t.engine.e, 1);
+	shim_hold_sync(1);
 	ASSERT_EQ(k().unlink(e, "f"), 0);
 	shim_await_held(1);
 	ASSERT_EQ(k().rmdir(d, "e"), 0);

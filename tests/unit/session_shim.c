@@ -122,7 +122,7 @@ static void count_locked(void *fs)
 void shim_watch_lock(struct fs *fs)
 {
 	atomic_store(&locked_calls, 0);
-	io_engine_check(fs->engine, count_locked, fs);
+	shim_on_call(count_locked, fs);
 }
 
 unsigned shim_locked_calls(void)
@@ -157,6 +157,24 @@ static _Atomic int failing_errno;
 static shim_named_fn _Atomic named_fn;
 static void *_Atomic named_ctx;
 
+static shim_call_fn _Atomic call_fn;
+static void *_Atomic call_ctx;
+
+static void run_on_call(void *unused)
+{
+	shim_call_fn fn = atomic_load(&call_fn);
+	(void)unused;
+	if (fn)
+		fn(atomic_load(&call_ctx));
+}
+
+void shim_on_call(shim_call_fn fn, void *ctx)
+{
+	atomic_store(&call_fn, NULL);
+	atomic_store(&call_ctx, ctx);
+	atomic_store(&call_fn, fn);
+}
+
 static ssize_t held_call(struct io_engine *e, const struct io_call *c)
 {
 	shim_named_fn named = atomic_load(&named_fn);
@@ -177,61 +195,60 @@ static void held_submit(struct io_queue *q, struct io_write *w)
 	below->submit(q, w);
 }
 
-static void stand_before(struct io_engine *e)
+void shim_stand_before(struct io_engine *e)
 {
 	static struct io_ops ops;
 
-	if (e->ops != &ops) {
+	if (!below) {
 		below = e->ops;
 		ops = *below;
 		ops.call = held_call;
 		ops.submit = held_submit;
-		e->ops = &ops;
 	}
+	e->ops = &ops;
+	shim_on_call(NULL, NULL);
+	io_engine_check(e, run_on_call, NULL);
 }
 
-void shim_fail_op(struct io_engine *e, unsigned op, int err)
+void shim_fail_op(unsigned op, int err)
 {
-	stand_before(e);
 	atomic_store(&failing_op, op);
 	atomic_store(&failing_errno, err);
 }
 
-void shim_watch_names(struct io_engine *e, shim_named_fn fn, void *ctx)
+void shim_watch_names(shim_named_fn fn, void *ctx)
 {
-	stand_before(e);
 	atomic_store(&named_ctx, ctx);
 	atomic_store(&named_fn, fn);
 }
 
-static void hold_next(struct io_engine *e, enum io_op op, unsigned n)
+static void hold_next(enum io_op op, unsigned n)
 {
 	pthread_mutex_lock(&hold_lock);
-	stand_before(e);
 	hold_op = op;
 	to_hold = n;
 	held = 0;
 	pthread_mutex_unlock(&hold_lock);
 }
 
-void shim_hold_allocate(struct io_engine *e, unsigned n)
+void shim_hold_allocate(unsigned n)
 {
-	hold_next(e, IO_OP_ALLOCATE, n);
+	hold_next(IO_OP_ALLOCATE, n);
 }
 
-void shim_hold_write(struct io_engine *e, unsigned n)
+void shim_hold_write(unsigned n)
 {
-	hold_next(e, IO_OP_WRITE, n);
+	hold_next(IO_OP_WRITE, n);
 }
 
-void shim_hold_sync(struct io_engine *e, unsigned n)
+void shim_hold_sync(unsigned n)
 {
-	hold_next(e, ANY_SYNC, n);
+	hold_next(ANY_SYNC, n);
 }
 
-void shim_hold_answers(struct io_engine *e, unsigned n)
+void shim_hold_answers(unsigned n)
 {
-	hold_next(e, ANY_OP, n);
+	hold_next(ANY_OP, n);
 }
 
 void shim_await_held(unsigned n)

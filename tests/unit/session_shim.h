@@ -38,21 +38,26 @@ void shim_look_again(struct fs *fs);
 /* How many threads wait for RELEASEs that were read before their requests. */
 unsigned shim_barred(struct fs *fs);
 
+/* Before there are threads: what is below needs it. shim_open() calls it, for engines of one kind. */
+void shim_stand_before(struct io_engine *e);
+/* From now on called before each operation on the store, in the thread that performs it. fn NULL: no more. */
+typedef void (*shim_call_fn)(void *ctx);
+void shim_on_call(shim_call_fn fn, void *ctx);
 /* From here on counts what is done to the store by threads that have the tree lock. */
 void shim_watch_lock(struct fs *fs);
 unsigned shim_locked_calls(void);
 /* The next n allocations of blocks in the store, or writes of large files, do not return until
  * shim_let_go. */
-void shim_hold_allocate(struct io_engine *e, unsigned n);
-void shim_hold_write(struct io_engine *e, unsigned n);
-void shim_hold_sync(struct io_engine *e, unsigned n);	/* of names, by whatever call */
+void shim_hold_allocate(unsigned n);
+void shim_hold_write(unsigned n);
+void shim_hold_sync(unsigned n);	/* of names, by whatever call */
 /* The next n operations on the store, whatever they are, by threads that answer. */
-void shim_hold_answers(struct io_engine *e, unsigned n);
-/* From now on each call of this kind (enum io_op) on the store fails so; err 0: none does. For one engine at a time. */
-void shim_fail_op(struct io_engine *e, unsigned op, int err);
+void shim_hold_answers(unsigned n);
+/* From now on each call of this kind (enum io_op) on the store fails so; err 0: none does. */
+void shim_fail_op(unsigned op, int err);
 /* From now on called before a file gets a name in the store, on the thread that does it. fn NULL: no more. */
 typedef void (*shim_named_fn)(void *ctx, int dirfd, const char *name);
-void shim_watch_names(struct io_engine *e, shim_named_fn fn, void *ctx);
+void shim_watch_names(shim_named_fn fn, void *ctx);
 void shim_await_held(unsigned n);	/* until n are held up */
 void shim_let_go(void);
 

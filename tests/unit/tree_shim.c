@@ -10,6 +10,7 @@
 #include "fs/parser/parser.h"
 #include "fs/tree/inside.h"
 #include "staging/file/file.h"
+#include "tests/unit/session_shim.h"
 
 int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **out)
 {
@@ -29,6 +30,7 @@ int shim_open(const struct staging_opts *o, bool first, bool start, struct fs **
 	fs->store = o->store;
 	fs->engine = o->engine;
 	fs->freezer.fd = -1;
+	shim_stand_before(fs->engine);
 	*out = fs;
 	int rc = tree_init(fs);
 	if (!rc)
@@ -68,6 +70,7 @@ void shim_kill(struct fs *fs)
 {
 	if (fs->s)
 		staging_close(fs->s);
+	shim_on_call(NULL, NULL);
 	for (unsigned i = 0; i < 4096; i++)
 		for (struct handle *h = fs->tree.handles[i], *next; h; h = next) {
 			next = h->hash_next;
