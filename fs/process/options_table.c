@@ -64,7 +64,7 @@ static int take_size(const struct option *as, const char *val, void *to)
 	return options_refuse(text, NULL);
 }
 
-static int take_staging(const struct option *as, const char *val, void *to)
+static int take_memory(const struct option *as, const char *val, void *to)
 {
 	uint64_t mem = pin_memory(), size;
 	char text[256];
@@ -73,10 +73,20 @@ static int take_staging(const struct option *as, const char *val, void *to)
 		return -EINVAL;
 	if (size > mem) {
 		snprintf(text, sizeof(text),
-			 "staging=%.40s is larger than this machine's memory (%llu MiB); give less",
-			 val, (unsigned long long)(mem >> 20));
+			 "%s%.40s is larger than this machine's memory (%llu MiB); give less",
+			 as->name, val, (unsigned long long)(mem >> 20));
 		return options_refuse(text, NULL);
 	}
+	*(uint64_t *)to = size;
+	return 1;
+}
+
+static int take_staging(const struct option *as, const char *val, void *to)
+{
+	uint64_t size;
+
+	if (take_memory(as, val, &size) < 0)
+		return -EINVAL;
 	if (size < STAGING_MIN)
 		return options_refuse("staging is less than 4M; give more", NULL);
 	*(uint64_t *)to = size;
@@ -252,8 +262,10 @@ static const struct option table[] = {
 	 TO(staging_dir), 0},
 	{"pool=", "SIZE",
 	 "free staging memory held ready in the page pool (default: as staging; 0 = none)",
-	 take_size, TO(pool_bytes), 0},
-	{.name = "ballast=", .take = take_size, .field = TO(pool_bytes)}, /* its name until 0.1.0 */
+	 take_memory, TO(pool_bytes), 0},
+	{.name = "ballast=",
+	 .take = take_memory,
+	 .field = TO(pool_bytes)}, /* its name until 0.1.0 */
 	{"numa=", "N", "staging prefers the memory of NUMA node N", take_node, TO(numa), NUMA_MAX},
 	{"fsync=", "strict|staged", "what fsync waits for (default: strict, on stable storage)",
 	 take_choice, TO(fsync_staged), 0},

@@ -94,6 +94,10 @@ for size in 12Q 1.5.2G -5M M '' 99999999999999999999G; do
 done
 refused "fsync=maybe" "fsync" "$cairnfs" "$store" "$mnt" -o $small,fsync=maybe
 refused "engine=steam" "engine" "$cairnfs" "$store" "$mnt" -o $small,engine=steam
+for name in pool ballast; do
+	refused "$name above memory" "$name=100000G is larger than this machine's memory \([0-9]+ MiB\)" \
+		"$cairnfs" "$store" "$mnt" -o staging=64M,$name=100000G
+done
 refused "pool=lead" "pool=lead: not a size" "$cairnfs" "$store" "$mnt" -o staging=64M,pool=lead
 refused "ballast=lead" "ballast=lead: not a size" "$cairnfs" "$store" "$mnt" -o staging=64M,ballast=lead
 refused "queue_depth=0x" "queue_depth" "$cairnfs" "$store" "$mnt" -o $small,queue_depth=0x
