@@ -45,6 +45,14 @@ done
 start_mount "$s" "$m"
 same_tree "$m" "$s"
 
+# without /proc no mount is found
+if [ "$(id -u)" = 0 ]; then
+	expect 2 unshare -m bash -c 'umount -l /proc && exec "$@"' - "$cairn" umount "$m"
+	says err "/proc, which is not mounted here: mount -t proc"
+	(cd / && expect 2 unshare -m bash -c 'umount -l /proc && exec "$@"' - "$cairn" status) || exit
+	says err "/proc, which is not mounted here: mount -t proc"
+fi
+
 # Mapped for writing after its close: not durable, so the mount stays. In the relay
 # lane the kernel keeps the file itself open, and the mount is just busy.
 map_and_hold "$m/mapped" "$TMP/ready" &

@@ -479,7 +479,9 @@ int need_mount(const char *sub, int argc, char **argv, struct location *out)
 		return CAIRN_USAGE;
 	}
 	if (err) {
-		complain("%s", err == -ENODEV ? "no cairnfs is mounted here" : strerror(-err));
+		complain("%s", err == -ENODEV	? "no cairnfs is mounted here"
+			       : err == -ENOSYS ? NEEDS_PROC
+						: strerror(-err));
 		return CAIRN_USAGE;
 	}
 	watch_name(path);

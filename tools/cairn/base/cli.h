@@ -125,6 +125,7 @@ struct location {
 };
 
 #define LOCATION_NONE ((struct location){.fd = -1, .root = -1, .mount_id = -1})
+#define NEEDS_PROC "mounts are found in /proc, which is not mounted here: mount -t proc proc /proc"
 #define CLEANUP_PLACE __attribute__((cleanup(location_close)))
 
 /* -errno of a call on a mount. A call in progress when the daemon died fails with ECONNABORTED,
@@ -135,7 +136,7 @@ static inline int call_error(void)
 }
 
 /* -ENODEV: neither on a cairnfs mount nor in a store; -EXDEV: a bind mount of a
- * cairnfs whose root is not mounted here; else as open(2). */
+ * cairnfs whose root is not mounted here; -ENOSYS: there is no /proc; else as open(2). */
 int location_find(const char *path, struct location *out);
 /* The same, faster for a path on the mount of `near`: then out->root is near's, and is closed once.
  */
@@ -153,7 +154,7 @@ void complain_location(const char *path, int err);
 /* The exit code for it: a dead daemon is a failure, all else wrong usage. */
 int location_code(int err);
 /* The only cairnfs mount, or the one that the working directory is on:
- * malloc()ed path. -ENODEV: none; -EEXIST: several. */
+ * malloc()ed path. -ENODEV: none; -EEXIST: several; -ENOSYS: there is no /proc. */
 int location_default(char **out);
 /* A store must not be served while it is changed: its order would miss names. The locks are kept
  * until the caller closes them, so that no cairnfs starts. How many were taken, or -EBUSY. */

@@ -55,6 +55,12 @@ int mount_id_of(int fd)
 	return id < 0 ? -EIO : id;
 }
 
+/* An error of what reads /proc: -ENOSYS if that is not there. */
+static int proc_error(int err)
+{
+	return err == -ENOENT && access(IO_MOUNTS_HERE, F_OK) ? -ENOSYS : err;
+}
+
 static int path_of(int fd, char **out)
 {
 	CLEANUP_FREE char *buf = malloc(PATH_MAX + 1);
@@ -237,7 +243,7 @@ static int find(const char *path, const struct location *near, struct location *
 	if (!err)
 		err = mounts_now(&all);
 	if (err)
-		return err;
+		return proc_error(err);
 	for (size_t i = 0; i < all->n; i++)
 		if (all->v[i].id == id && mount_is_cairnfs(&all->v[i]))
 			m = &all->v[i];
@@ -289,6 +295,7 @@ void complain_location(const char *path, int err)
 			 "same command: nothing staged is lost",
 			 path);
 		break;
+	case -ENOSYS: complain("%s: " NEEDS_PROC, path); break;
 	default: complain("%s: %s", path, strerror(-err));
 	}
 }
@@ -338,7 +345,7 @@ int location_default(char **out)
 	}
 	err = io_mounts_read(IO_MOUNTS_HERE, &m);
 	if (err)
-		return err;
+		return proc_error(err);
 	for (size_t i = 0; !err && i < m.n; i++) {
 		if (!mount_is_cairnfs(&m.v[i]) || strcmp(m.v[i].root, "/"))
 			continue;
