@@ -66,6 +66,10 @@ int staging_place_open(int node, const char *dir, const char *store_id, uint64_t
 /* Makes private tmpfs mounts so small that little more than `budget` bytes, or than they hold,
  * fits; 0: as large as at their start. Needs CAP_SYS_ADMIN, and no Landlock domain. */
 void staging_place_fit(const struct staging_place *p, uint64_t budget);
+/* Writes who serves it into its lock file, for a start that finds it taken; and reads that there,
+ * "" = unknown. The process that keeps the lock changes. 0 or -errno. */
+int staging_place_sign(const struct staging_place *p, const char *who);
+void staging_place_holder(const char *dir, const char *store_id, char *who, size_t cap);
 /* The path of the place that _open looks at first, which need not exist. */
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
 /* The size of the tmpfs, if it is not ours; 0: it is, or has none. */

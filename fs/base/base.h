@@ -128,6 +128,8 @@ pid_t spare_start(struct fs *fs, int life, bool *adopted);
 /* by the worker; true if only the spare is there */
 bool keeper_is_there(const struct fs *fs);
 void keeper_look(struct fs *fs); /* by the worker, now and then */
+/* This process keeps the locks of the store and of staging: both files say so. */
+void keeper_sign(struct fs *fs);
 _Noreturn void worker_exit(struct fs *fs, int code);
 unsigned keepers_replaced(const struct fs *fs);
 

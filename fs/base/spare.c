@@ -36,6 +36,16 @@ void spare_init(struct fs *fs)
 		fs->procs.alive[0] = fs->procs.alive[1] = -1;
 }
 
+void keeper_sign(struct fs *fs)
+{
+	char who[PATH_MAX + 160];
+
+	io_store_lock_pid(fs->store, (int)getpid());
+	snprintf(who, sizeof(who), "cairnfs with pid %d, which serves the store as host %s at %s",
+		 (int)getpid(), fs->procs.host, fs->o.mountpoint);
+	staging_place_sign(&fs->place, who);
+}
+
 /* ---- in the worker ---- */
 
 bool keeper_is_there(const struct fs *fs)
@@ -129,6 +139,6 @@ pid_t spare_start(struct fs *fs, int life, bool *adopted)
 		*adopted = true;
 		atomic_fetch_add(&fs->procs.keepers->replaced, 1);
 		fs->procs.keeper_pid = (int)getpid();
-		io_store_lock_pid(fs->store, (int)getpid());
+		keeper_sign(fs);
 	}
 }

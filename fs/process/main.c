@@ -59,14 +59,25 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 	return 1;
 }
 
-static int explain_staging(const struct fs_opts *o, int err)
+/* Under the same name of the host the store's own lock would have been refused. */
+static void explain_served(const struct fs *fs, const char *where)
 {
+	char who[PATH_MAX + 160];
+
+	staging_place_holder(fs->o.staging_dir, io_store_id(fs->store), who, sizeof(who));
+	fprintf(stderr,
+		"cairnfs: staging for %s below %s is in use by %s (it may still be draining); a "
+		"machine mounts a store once, whatever host= says: use that mount, or end it "
+		"first: cairn umount\n",
+		fs->o.store, where, who[0] ? who : "another cairnfs");
+}
+
+static int explain_staging(const struct fs *fs, int err)
+{
+	const struct fs_opts *o = &fs->o;
 	const char *where = staging_above(o);
 	if (err == -EWOULDBLOCK)
-		fprintf(stderr,
-			"cairnfs: staging for %s below %s is in use by another cairnfs; wait until "
-			"it has ended\n",
-			o->store, where);
+		explain_served(fs, where);
 	else if (err == -ENOTSUP)
 		fprintf(stderr,
 			"cairnfs: staging_dir %s is not on a tmpfs, and only root can mount one "
@@ -284,7 +295,7 @@ static int open_place(struct fs *fs)
 	if (!err && !fs->o.staging_dir && !staging_place_is_first(&fs->place))
 		notice_place(fs);
 	if (err)
-		return explain_staging(&fs->o, err);
+		return explain_staging(fs, err);
 	err = fit_tmpfs(fs);
 	if (err)
 		staging_place_give_up(&fs->place);
@@ -309,13 +320,13 @@ static int wait_ready(int fd, pid_t child)
 
 static int serve(struct fs *fs, struct fuse_args *rest)
 {
-	io_store_lock_pid(fs->store, (int)getpid());
 	fs->procs.keeper_pid = (int)getpid();
 	fs->procs.mounted_ns = monotonic_ns();
 	if (fs->o.host)
 		snprintf(fs->procs.host, sizeof(fs->procs.host), "%s", fs->o.host);
 	else
 		gethostname(fs->procs.host, sizeof(fs->procs.host) - 1);
+	keeper_sign(fs);
 	int err = keeper_run(fs, rest);
 	io_store_close(fs->store);
 	io_engine_close(fs->engine);

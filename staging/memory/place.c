@@ -147,6 +147,16 @@ static int take_lock(struct staging_place *p)
 	return flock(p->lock, LOCK_EX | LOCK_NB) ? -errno : 0;
 }
 
+int staging_place_sign(const struct staging_place *p, const char *who)
+{
+	size_t len = strlen(who);
+
+	errno = 0;
+	if (pwrite(p->lock, who, len, 0) != (ssize_t)len)
+		return errno ? -errno : -ENOSPC;
+	return ftruncate(p->lock, (off_t)len) ? -errno : 0;
+}
+
 /* ---- which place ---- */
 
 /* The i-th directory where staging may be if none is given, the best first; "" = there are no more.
@@ -220,6 +230,20 @@ int staging_place_path(const char *dir, const char *store_id, char *buf, size_t 
 	int err = find_place(dir, store_id, &p);
 	int n = err ? 0 : snprintf(buf, cap, "%s", p.path);
 	return err ? err : n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+}
+
+void staging_place_holder(const char *dir, const char *store_id, char *who, size_t cap)
+{
+	struct staging_place p;
+	char path[sizeof(p.path)];
+	ssize_t n = -1;
+
+	if (!find_place(dir, store_id, &p)) {
+		snprintf(path, sizeof(path), "%.480s/lock", p.path);
+		CLEANUP_CLOSE int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+		n = fd < 0 ? -1 : pread(fd, who, cap - 1, 0);
+	}
+	who[n > 0 ? n : 0] = 0;
 }
 
 /* ---- opening it ---- */

@@ -166,6 +166,10 @@ rc=0
 within 20 "$cairnfs" "$store" "$TMP/mnt2" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
 [ $rc != 0 ] && grep -q "$pid" "$TMP/said" || complain "already served: exit code $rc: $(cat "$TMP/said")"
 rc=0
+within 40 "$cairnfs" "$store" "$TMP/mnt2" -o $small,host=another >"$TMP/stdout" 2>"$TMP/said" || rc=$?
+[ $rc != 0 ] && grep -Eq "pid $pid, .* as host [^ ]+ at $mnt \(.*cairn umount" "$TMP/said" ||
+	complain "already served, another host: exit code $rc: $(cat "$TMP/said")"
+rc=0
 within 20 "$cairnfs" "$TMP/store2" "$mnt" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
 [ $rc != 0 ] && grep -Eqi "busy|mounted" "$TMP/said" || complain "busy: exit code $rc: $(cat "$TMP/said")"
 [ "$(keeper_pid "$mnt")" = "$pid" ] || complain "the first mount has gone"
