@@ -102,6 +102,7 @@ int session_start(struct fs *fs);
 
 /* ---- trust.c: before the process has threads ---- */
 
+bool trust_may_mount(void); /* CAP_SYS_ADMIN: without fusermount3 */
 /* also for the workers that it starts later; 0 or -errno */
 int trust_keeper(struct fs *fs);
 int trust_worker(struct fs *fs); /* 0 or -errno */

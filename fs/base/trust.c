@@ -66,6 +66,14 @@ static int keep_capabilities(const unsigned *keep, size_t n)
 	return syscall(SYS_capset, &head, data) ? -errno : 0;
 }
 
+bool trust_may_mount(void)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2] = {{0}};
+
+	return !syscall(SYS_capget, &head, data) && data[0].effective >> CAP_SYS_ADMIN & 1;
+}
+
 /* Not formatted: a line for each would make a page of each table. */
 /* clang-format off */
 

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -458,6 +459,26 @@ static int open_engine(struct fs *fs)
 	return err;
 }
 
+/* What libfuse needs to mount. fusermount3, for users without privileges, wants their names. */
+static int check_rights(void)
+{
+	if (access("/dev/fuse", R_OK | W_OK)) {
+		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),
+			errno == EACCES ? "you need read and write permission on it (usual: 0666)"
+					: "load the fuse module (modprobe fuse), and in a "
+					  "container pass the device in");
+		return 1;
+	}
+	if (trust_may_mount() || getpwuid(getuid()))
+		return 0;
+	fprintf(stderr,
+		"cairnfs: user id %u has no name (getent passwd %u), and fusermount3 mounts only "
+		"for users who have one; add a line for it to /etc/passwd (in a container: of its "
+		"image), or mount as root\n",
+		getuid(), getuid());
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 	struct fs *fs = &the_fs;
@@ -481,13 +502,8 @@ int main(int argc, char **argv)
 	fs_log_level(fs->o.log_level);
 	if (fit_cgroup(&fs->o))
 		return 1;
-	if (access("/dev/fuse", R_OK | W_OK)) {
-		fprintf(stderr, "cairnfs: /dev/fuse: %s; %s\n", strerror(errno),
-			errno == EACCES ? "you need read and write permission on it (usual: 0666)"
-					: "load the fuse module (modprobe fuse), and in a "
-					  "container pass the device in");
+	if (check_rights())
 		return 1;
-	}
 	if (open_engine(fs) || open_store(fs))
 		return 1;
 	if (open_place(fs)) {

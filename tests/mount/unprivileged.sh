@@ -35,6 +35,18 @@ as_user() { setpriv --reuid $uid --regid $uid --clear-groups --inh-caps=-all "$@
 as_user test -w /dev/fuse || skip "/dev/fuse is not the user's to open"
 as_user test -x "$BUILD/cairnfs" || skip "the build directory is not the user's to read"
 
+# Whoever has no name.
+nameless=54321
+if ! getent passwd $nameless >/dev/null; then
+	install -d -o $nameless "$TMP/his" "$TMP/his/store" "$TMP/his/mnt"
+	setpriv --reuid $nameless --regid $nameless --clear-groups --inh-caps=-all "$BUILD/cairnfs" \
+		"$TMP/his/store" "$TMP/his/mnt" -o staging=64M,pool=0 >"$TMP/said" 2>&1 </dev/null &&
+		die "mounted for a user without a name"
+	[ "$(wc -l <"$TMP/said")" = 1 ] && grep -q "user id $nameless has no name" "$TMP/said" ||
+		die "a user without a name: $(cat "$TMP/said")"
+	[ -z "$(ls -A "$TMP/his/store")" ] || die "a start that failed leaves $(ls -A "$TMP/his/store")"
+fi
+
 as_user "$BUILD/cairnfs" "$store" "$mnt" -o "staging=64M,pool=0,staging_dir=$staging" \
 	>"$TMP/said" 2>&1 </dev/null || die "exit code $?: $(cat "$TMP/said")"
 pid=$(as_user cat "$mnt/.cairn/status.json" | python3 -c 'import json, sys
