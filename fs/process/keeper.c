@@ -403,7 +403,7 @@ static int keep(struct keeper *k)
 
 	if (worker < 0)
 		fs_log(LEVEL_ERROR "%s: cannot start a worker: %s%s", k->fs->o.store, strerror(err),
-		       err == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+		       limit_hint(-err));
 
 	close(k->fs->procs.ready_fd); /* only the worker's copies are used */
 	k->fs->procs.ready_fd = -1;

@@ -54,9 +54,9 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 			"file: the store gets another id\n",
 			o->store, staging_above(o));
 	else
-		fprintf(stderr,
-			"cairnfs: cannot open the store %s: %s; check its permissions and space\n",
-			o->store, strerror(-err));
+		fprintf(stderr, "cairnfs: cannot open the store %s: %s%s\n", o->store,
+			strerror(-err),
+			limit_hint(err)[0] ? limit_hint(err) : "; check its permissions and space");
 	return 1;
 }
 
@@ -452,10 +452,7 @@ static int open_engine(struct fs *fs)
 	int err = io_engine_open(&eo, fs_notice, fs, &fs->engine);
 	if (err)
 		fprintf(stderr, "cairnfs: the I/O engine does not start: %s%s\n", strerror(-err),
-			err == -ENOMEM
-				? "; if locked memory is limited (ulimit -l, LimitMEMLOCK=), "
-				  "raise that to 64 KiB"
-				: "");
+			limit_hint(err));
 	return err;
 }
 
@@ -511,8 +508,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	if (pipe2(pipe_fd, O_CLOEXEC)) {
-		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno),
-			errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno), limit_hint(-errno));
 		staging_place_give_up(&fs->place);
 		return 1;
 	}
@@ -521,7 +517,7 @@ int main(int argc, char **argv)
 		return serve(fs, &rest);
 	pid_t child = fork();
 	if (child < 0) {
-		fprintf(stderr, "cairnfs: fork: %s\n", strerror(errno));
+		fprintf(stderr, "cairnfs: fork: %s%s\n", strerror(errno), limit_hint(-errno));
 		staging_place_give_up(&fs->place);
 		return 1;
 	}

@@ -61,6 +61,12 @@ enum {
 };
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
 
+/* ---- limits.c ---- */
+
+/* Follows the words for -errno of a start: which limit of the shell, service or cgroup it may be,
+ * and what to do. "" if none. */
+const char *limit_hint(int err);
+
 /* ---- tier.c ---- */
 
 /* The path of a program that is installed beside this one. -errno: it is not there, or cannot be

@@ -374,10 +374,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		fs_log(LEVEL_ERROR "%s: cannot serve: %s%s", fs->o.store, strerror(-err),
 		       err == -EIO || err == -ENOSPC
 			       ? "; the store fails, staging keeps what it has"
-		       : err == -ENOMEM
-			       ? "; if locked memory is limited (ulimit -l, LimitMEMLOCK=), "
-				 "raise that to 64 KiB"
-			       : "");
+			       : limit_hint(err));
 		return EXIT_CANNOT;
 	}
 	report_ready(fs);

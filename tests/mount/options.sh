@@ -142,6 +142,39 @@ if [ "$(id -u)" = 0 ]; then
 		--regid 65534 --clear-groups "$cairnfs" "$TMP/not-his" "$TMP/his-mnt" -o $small
 fi
 
+# Limits of the shell and of the cgroup: which one, and what to do.
+# limited WHAT PATTERN SHELL-COMMAND: a start after that command; what it says goes to a pipe, of no size
+limited()
+{
+	local rc
+	mkdir -p "$TMP/limited"
+	within 20 bash -c "$3"' && exec "$@"' - "$cairnfs" "$TMP/limited" "$mnt" -o $small 2>&1 </dev/null | cat >"$TMP/said"
+	rc=${PIPESTATUS[0]}
+	[ "$rc" != 0 ] && [ "$rc" -lt 124 ] && grep -Eq -- "$2" "$TMP/said" ||
+		complain "$1: exit code $rc: $(cat "$TMP/said")"
+	if is_mounted "$mnt"; then
+		complain "$1: mounted all the same"
+		umount -l "$mnt"
+	fi
+}
+# A sanitizer needs more address space than any.
+[ -s "$BUILD/sanitizer" ] ||
+	limited "little address space" "address space is limited \(ulimit -v.*remove" "ulimit -v 500000"
+limited "small files" "size of files is limited \(ulimit -f.*remove" "ulimit -f 0"
+# a pids cgroup of version 1 or 2
+pids=$(awk '$3 == "cgroup2" { v2 = $2 } $3 == "cgroup" && $4 ~ /(^|,)pids(,|$)/ { v1 = $2 }
+	END { print v1 ? v1 : v2 }' /proc/mounts)/cairn-test.$$
+if [ "$(id -u)" = 0 ] && mkdir "$pids" 2>/dev/null && [ -e "$pids/pids.max" ]; then
+	on_exit 'retry 10 rmdir "$pids"'
+	for max in 8 16; do	# not enough for a worker; for its threads
+		limited "$max processes and threads" "processes and threads is limited \(pids.max.*raise" \
+			"echo $max >$pids/pids.max && echo \$BASHPID >$pids/cgroup.procs"
+	done
+else
+	rmdir "$pids" 2>/dev/null
+	note "pids.max: not tried, no such cgroup can be made here"
+fi
+
 # Usage: no arguments, help, version.
 for args in "" "$store" "$store $mnt extra"; do
 	rc=0
