@@ -18,7 +18,7 @@ import time
 import urllib.request
 
 from ceph import KEYS
-from gluster import LIMIT, call, kill, until
+from process import LIMIT, call, kill, until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))

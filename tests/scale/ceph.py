@@ -8,9 +8,9 @@ import urllib.error
 import urllib.request
 import uuid
 
-from gluster import Unavailable, call, kill, processes, until
+from network import SERVER, Network
+from process import Unavailable, call, kill, processes, until
 
-ADDRESS = "127.0.0.1"
 RGW_PORT = 7480
 BLOCK = 12 << 30  # of the osd, sparse
 POOLS = ("metadata", "data")
@@ -51,7 +51,7 @@ rgw_data = {top}/rgw
 """
 # What cairn-tier is told about RGW.
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "not-to-be-seen", "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": f"http://{ADDRESS}:{RGW_PORT}", "SIGNED": ""}
+        "AWS_ENDPOINT_URL_S3": f"http://{SERVER}:{RGW_PORT}", "SIGNED": ""}
 
 
 class Ceph:
@@ -59,12 +59,13 @@ class Ceph:
     tools = ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph", "monmaptool")
     s3_tools = (*tools, "radosgw", "radosgw-admin")
     servers = {"osd": ["ceph-osd", "-i", "0"], "mds": ["ceph-mds", "-i", "a"]}
-    rgw = ["radosgw", "-n", "client.rgw", "--rgw-frontends", f"beast endpoint={ADDRESS}:{RGW_PORT}"]
+    rgw = ["radosgw", "-n", "client.rgw", "--rgw-frontends", f"beast endpoint={SERVER}:{RGW_PORT}"]
     kinds, pause = {"evicted": 4}, 1.5  # a new mds takes seconds
 
     def __init__(self, top):
         self.top = top
         self.view = self.root = f"{top}/view"  # a client that is not killed
+        self.network, self.at = Network(top), {}  # which node a client is on
         self.running, self.killed, self.starter = {}, 0, None
 
     def start(self):
@@ -83,11 +84,11 @@ class Ceph:
         self.starter = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True)
         with open(os.environ["CEPH_CONF"], "w", encoding="ascii") as f:
-            f.write(CONF.format(fsid=fsid, address=ADDRESS, block=BLOCK, top=self.top))
-        call("ip", "link", "set", "lo", "up")
+            f.write(CONF.format(fsid=fsid, address=SERVER, block=BLOCK, top=self.top))
+        self.network.start()
         call("mount", "-t", "tmpfs", "tmpfs", "/run")
         call("monmaptool", "--create", "--fsid", fsid, "--addv", "a",
-             f"[v2:{ADDRESS}:3300,v1:{ADDRESS}:6789]", f"{self.top}/monmap")
+             f"[v2:{SERVER}:3300,v1:{SERVER}:6789]", f"{self.top}/monmap")
         call("ceph-mon", "--mkfs", "-i", "a", "--monmap", f"{self.top}/monmap")
         self.run("mon", "ceph-mon", "-i", "a")
         until("the mon does not answer", lambda: self.ask("status", check=False).returncode == 0)
@@ -115,10 +116,12 @@ class Ceph:
         self.starter.stdin.flush()
         self.running[name] = int(self.starter.stdout.readline())
 
-    def mount(self, where):
-        """Also while a server starts again."""
+    def mount(self, where, node=None):
+        """Also while a server starts again. Without a node: beside the servers."""
         os.makedirs(where, exist_ok=True)
-        until(f"{where} cannot be mounted", lambda: call("ceph-fuse", where, check=False).returncode == 0)
+        self.at[where] = node
+        within = node.within if node else ()
+        until(f"{where} cannot be mounted", lambda: call(*within, "ceph-fuse", where, check=False).returncode == 0)
 
     def clients(self, where):
         return [pid for pid, argv in processes() if argv and argv[0].endswith("ceph-fuse") and where in argv]
@@ -144,7 +147,7 @@ class Ceph:
         if self.killed % 8:
             self.evict(where)
         call("umount", "-l", where, check=False)
-        self.mount(where)
+        self.mount(where, self.at[where])
 
     def hurt(self, _, where):
         """A client that lives, and is evicted: each call fails until it is mounted again."""

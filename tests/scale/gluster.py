@@ -1,61 +1,13 @@
 # SPDX-License-Identifier: MIT
 """GlusterFS with one brick, in the namespaces of this process: glusterd, a brick process, a client for each node."""
 import os
-import signal
 import subprocess
-import time
 
-ADDRESS = "192.0.2.2"
+from network import SERVER, Network
+from process import Unavailable, call, kill, processes, until
+
 VOLUME = "v0"
-LIMIT = 60 * int(os.environ.get("CAIRN_TEST_SLOW", "3"))
-
-
-class Unavailable(Exception):
-    """It cannot run here; why."""
-
-
-def call(*argv, check=True):
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, errors="replace", timeout=LIMIT, check=False)
-    if check and done.returncode:
-        raise RuntimeError(f"{' '.join(argv)}: {done.returncode}: {done.stdout.strip()}")
-    return done
-
-
-def until(what, test, seconds=LIMIT):
-    end = time.monotonic() + seconds
-    while not test():
-        if time.monotonic() > end:
-            raise RuntimeError(f"after {seconds} s: {what}")
-        time.sleep(0.02)
-
-
-def processes():
-    """(pid, command line) of all."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                yield int(pid), f.read().decode(errors="replace").split("\0")[:-1]
-        except OSError:
-            pass
-
-
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
-            return f.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def kill(pids):
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    for pid in pids:
-        until(f"process {pid} survives SIGKILL", lambda p=pid: gone(p))
+PING_S = 2  # without an answer for so long, a client fails its calls (42 by default)
 
 
 class Gluster:
@@ -69,21 +21,22 @@ class Gluster:
         self.top = top
         self.view = f"{top}/brick"    # what the judge reads
         self.root = f"{top}/first"    # a client that is not killed
+        self.network = Network(top)
+        self.at = {}                  # which node a client is on
 
     def start(self):
         for name in ("lib", "log", "brick"):
             os.mkdir(f"{self.top}/{name}")
         try:
-            call("ip", "link", "set", "lo", "up")
-            # It refuses the loopback address.
-            call("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+            self.network.start()
             call("mount", "--bind", f"{self.top}/lib", "/var/lib/glusterd")
             call("mount", "--bind", f"{self.top}/log", "/var/log/glusterfs")
             call("mount", "-t", "tmpfs", "tmpfs", "/run")
             with open(f"{self.top}/glusterd.out", "wb") as out:
                 subprocess.Popen(["glusterd", "-N"], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             until("glusterd does not answer", lambda: self.ask("volume", "list", check=False).returncode == 0)
-            self.ask("volume", "create", VOLUME, f"{ADDRESS}:{self.view}", "force")
+            self.ask("volume", "create", VOLUME, f"{SERVER}:{self.view}", "force")
+            self.ask("volume", "set", VOLUME, "network.ping-timeout", str(PING_S))
             self.ask("volume", "start", VOLUME)
             self.mount(self.root)
             os.mkdir(f"{self.root}/cairn")
@@ -93,12 +46,14 @@ class Gluster:
     def ask(self, *words, check=True):
         return call("gluster", "--mode=script", *words, check=check)
 
-    def mount(self, where):
-        """Also while the server starts again."""
+    def mount(self, where, node=None):
+        """Also while the server starts again. Without a node: beside the servers."""
         os.makedirs(where, exist_ok=True)
+        self.at[where] = node
+        within = node.within if node else ()
 
         def mounted():
-            return call("mount", "-t", "glusterfs", f"{ADDRESS}:/{VOLUME}", where, check=False).returncode == 0
+            return call(*within, "mount", "-t", "glusterfs", f"{SERVER}:/{VOLUME}", where, check=False).returncode == 0
         until(f"{where} cannot be mounted", mounted)
 
     def kill_client(self, where):
@@ -107,7 +62,7 @@ class Gluster:
 
     def mount_again(self, where):
         call("umount", "-l", where, check=False)
-        self.mount(where)
+        self.mount(where, self.at[where])
 
     def kill_server(self, _):
         kill([pid for pid, argv in processes() if argv and argv[0].endswith("/glusterfsd")])
