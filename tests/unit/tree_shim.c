@@ -62,6 +62,8 @@ static void free_node(struct node *n)
 		free(x);
 	}
 	free(n->target);
+	free(n->version.over);
+	free(n->version.save);
 	free(n);
 }
 
