@@ -73,32 +73,34 @@ int closedir(DIR *d)
 
 /* ---- calls of the store and of staging that fail ---- */
 
-static const char *failing;
-static int failing_errno;
+/* Threads ask for these while a test changes them. */
+static const char *_Atomic failing;
+static atomic_int failing_errno;
 
 void shim_fail(const char *name, int err)
 {
-	failing = name;
 	failing_errno = err;
+	failing = name;
 }
 
 static bool fails(const char *name)
 {
-	if (!failing || !name || strcmp(name, failing))
+	const char *what = failing;
+	if (!what || !name || strcmp(name, what))
 		return false;
 	errno = failing_errno;
 	return true;
 }
 
-static ino_t real_ino[4], shown_ino;
-static unsigned n_real;
+static _Atomic ino_t real_ino[4], shown_ino;
+static atomic_uint n_real;
 
 void shim_show_ino(uint64_t real, uint64_t shown)
 {
-	real_ino[n_real++] = real;
 	shown_ino = shown;
-	if (!real)
-		n_real = 0;
+	if (real)
+		real_ino[n_real] = real;
+	n_real = real ? n_real + 1 : 0;
 }
 
 static uint64_t shown(uint64_t ino)
