@@ -302,7 +302,7 @@ struct staged_io {
 	/* held to persist an fsync's version: no bytes move */
 	pthread_mutex_t cut;
 	int rw; /* O_RDWR for relay writes, -1 */
-	uint64_t tmp_id; /* unpublished store file, 0 = none */
+	uint64_t tmp_id; /* unpublished store file, 0 = none; changed under s->lock, too */
 	int tmp_fd;
 	bool tmp_direct;
 	uint64_t tmp_size; /* size for which blocks were allocated */

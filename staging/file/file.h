@@ -83,7 +83,9 @@ static inline bool has_holes(const struct stat *st)
 }
 
 /* unpublished.c */
-void sf_drop_tmp(struct staged *f); /* f->io.lock held */
+/* f->io.lock held: these take s->lock, with which tmp_id is read */
+void sf_set_tmp(struct staged *f, uint64_t id, int fd);
+void sf_drop_tmp(struct staged *f);
 /* with blocks for f's data. f->io.lock held, reserve_enter()ed */
 int sf_make_tmp(struct staged *f, uint64_t size);
 /* attempts of a writer that waits for space: others may take what was freed */

@@ -347,8 +347,7 @@ int staged_allocate_copy(struct staged *f)
 	int fd = io_tmp_create(s->o.store, id, false, &f->io.tmp_direct);
 	err = fd < 0 ? fd : 0;
 	if (!err) {
-		f->io.tmp_id = id;
-		f->io.tmp_fd = fd;
+		sf_set_tmp(f, id, fd);
 		f->io.tmp_size = size;
 		err = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}

@@ -19,17 +19,27 @@ int sf_own_tmp(struct staged *f, int fd)
 	return err == -EDQUOT || err == -EIO ? err : 0;
 }
 
+void sf_set_tmp(struct staged *f, uint64_t id, int fd)
+{
+	LOCK_SCOPE(&f->s->lock);
+	f->io.tmp_id = id;
+	f->io.tmp_fd = fd;
+}
+
 void sf_drop_tmp(struct staged *f)
 {
-	if (!f->io.tmp_id)
+	uint64_t id = f->io.tmp_id;
+	int fd = f->io.tmp_fd;
+
+	if (!id)
 		return;
 	pthread_mutex_lock(&f->s->lock);
 	early_unref(early_take(f));
-	pthread_mutex_unlock(&f->s->lock);
-	close(f->io.tmp_fd);
-	io_tmp_remove(f->s->o.store, f->io.tmp_id);
 	f->io.tmp_id = 0;
 	f->io.tmp_fd = -1;
+	pthread_mutex_unlock(&f->s->lock);
+	close(fd);
+	io_tmp_remove(f->s->o.store, id);
 	f->io.tmp_size = 0;
 	f->io.allocated_from = f->io.allocated_to = 0;
 }
@@ -87,8 +97,7 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 				       &f->io.tmp_direct);
 		if (fd < 0)
 			return fd;
-		f->io.tmp_id = id;
-		f->io.tmp_fd = fd;
+		sf_set_tmp(f, id, fd);
 		f->io.allocated_from = f->io.allocated_to = 0; /* that was a promise */
 		/* first: quotas count what is allocated by its owner */
 		err = sf_own_tmp(f, fd);
