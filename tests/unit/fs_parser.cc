@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +23,26 @@ namespace
 
 using Message = shim_message;
 using Behave = std::function<void(int fd)>;
+
+// The next parser's; changed between parsers by a test, and taken by the thread that starts them.
+class NextBehave {
+public:
+	NextBehave &operator=(Behave b)
+	{
+		std::lock_guard<std::mutex> hold(lock_);
+		behave_ = std::move(b);
+		return *this;
+	}
+	Behave get()
+	{
+		std::lock_guard<std::mutex> hold(lock_);
+		return behave_;
+	}
+
+private:
+	std::mutex lock_;
+	Behave behave_;
+};
 
 struct Nursery {
 	Nursery()
@@ -50,7 +71,7 @@ struct Nursery {
 			ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p), 0);
 			shim_nursery_pass(pair[1], id, p[0]);
 			close(p[0]);
-			std::thread([fd = p[1], be = behave] {
+			std::thread([fd = p[1], be = behave.get()] {
 				be(fd);
 				close(fd);
 			}).detach();
@@ -58,7 +79,7 @@ struct Nursery {
 	}
 	int pair[2];
 	struct fs *fs;
-	Behave behave;
+	NextBehave behave;
 	std::atomic<int> started{0}, ended{0};
 	std::thread thread;
 };
