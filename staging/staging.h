@@ -514,8 +514,9 @@ int staged_finish(struct staged *f);
 
 /* Allocates the store blocks that a seal of f's present size needs; called before a
  * close or fsync is acknowledged. -ENOSPC, -EDQUOT, -EIO, one of them also while publication is
- * halted; -EFBIG: longer than a file of the store can be. If pending removals may free space, it waits for them, up to 30 s, and then without a
- * limit until the blocks of what was removed are free; four times, if others take them. */
+ * halted; -EFBIG: longer than a file of the store can be. If pending removals may free space, it
+ * waits for them, up to 30 s, and then without a limit until the blocks of what was removed are
+ * free; four times, if others take them. */
 int staged_allocate(struct staged *f);
 /* Its two halves: _now does not wait; -EAGAIN: call _later, which waits and tries again. */
 int staged_allocate_now(struct staged *f);

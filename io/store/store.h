@@ -59,8 +59,8 @@ bool io_store_is_detached(const struct io_store *s);
 /* Is the store that s was at its path again, and usable? 0; -EXDEV: another store is there;
  * -errno. */
 int io_store_is_back(const struct io_store *s);
-/* Writes pid into the lock file, and in a second line that of the process that took the lock: the one
- * that keeps it changes, when it daemonizes and when a spare replaces it. */
+/* Writes pid into the lock file, and in a second line that of the process that took the lock: the
+ * one that keeps it changes, when it daemonizes and when a spare replaces it. */
 int io_store_lock_pid(struct io_store *s, int pid);
 /* Removes what io_link and the sidecar left in tmp/ when their process was killed, such as an extra
  * name of a file. No other process of this host may be using s. Opening does it, too. 0 or

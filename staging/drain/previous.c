@@ -293,7 +293,8 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 	return err;
 }
 
-/* The store fails, or is gone, or this process lacks something: it is tried again. What else prevents it, prevents it for good. */
+/* The store fails, or is gone, or this process lacks something: it is tried again. What else
+ * prevents it, prevents it for good. */
 static bool is_failure(int err)
 {
 	return err == -EIO || err == -ESTALE || err == -ENOTCONN || err == -EROFS ||
