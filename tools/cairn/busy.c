@@ -146,7 +146,14 @@ int print_users(FILE *f, int mount_id)
 	return s.lines;
 }
 
-static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor)
+bool is_mount_of(const struct io_mount *m, unsigned dev_major, unsigned dev_minor,
+		 const char *source)
+{
+	return m->dev_major == dev_major && m->dev_minor == dev_minor &&
+	       !strcmp(m->fstype, "fuse.cairnfs") && !strcmp(m->source, source);
+}
+
+static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor, const char *source)
 {
 	char path[300];
 	struct io_mounts m;
@@ -156,12 +163,12 @@ static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor)
 	if (io_mounts_read(path, &m))
 		return false;
 	for (size_t i = 0; i < m.n && !found; i++)
-		found = m.v[i].dev_major == dev_major && m.v[i].dev_minor == dev_minor;
+		found = is_mount_of(&m.v[i], dev_major, dev_minor, source);
 	io_mounts_free(&m);
 	return found;
 }
 
-int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor)
+int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor, const char *source)
 {
 	struct search s = {.f = f};
 	CLEANUP_DIR DIR *d = opendir("/proc");
@@ -181,7 +188,8 @@ int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor)
 			i++;
 		snprintf(path, sizeof(path), "%s/comm", e->d_name);
 		if (i < s.lines || read_small_file(dirfd(d), path, 4096, &comm, &len) ||
-		    !strncmp(comm, "cairnfs", 7) || !has_mounted(e->d_name, dev_major, dev_minor))
+		    !strncmp(comm, "cairnfs", 7) ||
+		    !has_mounted(e->d_name, dev_major, dev_minor, source))
 			continue;
 		comm[strcspn(comm, "\n")] = '\0';
 		seen[s.lines] = st;

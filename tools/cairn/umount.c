@@ -33,6 +33,7 @@ struct unmounting {
 	char *point; /* outlives p, whose descriptors would keep the mount busy */
 	int mount_id;
 	unsigned dev_major, dev_minor;
+	char *source; /* by which the mount table has it: the store */
 	double deadline; /* 0 = none */
 	struct progress bar;
 	bool tier; /* wait for it, too */
@@ -366,7 +367,7 @@ static bool still_mounted(const struct unmounting *u)
 	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return false;
 	for (size_t i = 0; i < m.n && !found; i++) {
-		found = m.v[i].dev_major == u->dev_major && m.v[i].dev_minor == u->dev_minor;
+		found = is_mount_of(&m.v[i], u->dev_major, u->dev_minor, u->source);
 		if (found)
 			complain("%s is unmounted, but cairnfs continues: it is also mounted at %s",
 				 u->point, m.v[i].point);
@@ -385,7 +386,7 @@ static bool mounted_elsewhere(const struct unmounting *u)
 
 	if (!f)
 		return false;
-	int n = print_namespaces(f, u->dev_major, u->dev_minor);
+	int n = print_namespaces(f, u->dev_major, u->dev_minor, u->source);
 	fclose(f);
 	if (!n)
 		return false;
@@ -439,6 +440,22 @@ static int gone(struct unmounting *u)
 	return u->keeper_fd >= 0 ? unlocked(u) : CAIRN_OK;
 }
 
+/* malloc()ed; "": it is not in the mount table any more. */
+static char *source_of(int mount_id)
+{
+	struct io_mounts m;
+	const char *found = "";
+
+	if (io_mounts_read(IO_MOUNTS_HERE, &m))
+		return NULL;
+	for (size_t i = 0; i < m.n; i++)
+		if (m.v[i].id == mount_id)
+			found = m.v[i].source;
+	char *source = strdup(found);
+	io_mounts_free(&m);
+	return source;
+}
+
 /* ---- the command -------------------------------------------------------------------- */
 
 static int start(struct unmounting *u, const char *path)
@@ -456,7 +473,8 @@ static int start(struct unmounting *u, const char *path)
 	u->dev_major = u->p.dev_major;
 	u->dev_minor = u->p.dev_minor;
 	u->point = strdup(u->p.top);
-	if (!u->point) {
+	u->source = source_of(u->mount_id);
+	if (!u->point || !u->source) {
 		complain("%m");
 		return CAIRN_FAILED;
 	}
@@ -485,6 +503,7 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 	let_go(&u->keeper_fd);
 	let_go(&u->lock_fd);
 	free(u->point);
+	free(u->source);
 	return code;
 }
 

@@ -107,9 +107,12 @@ int complain_option(const char *sub, char **argv);
 int mount_id_of(int fd);
 /* Prints what keeps a mount busy, a line each, indented; returns how many lines. */
 int print_users(FILE *f, int mount_id);
-/* The processes, one per mount namespace, that have a filesystem mounted: a line each, indented;
- * how many. Those of cairnfs itself are left out. */
-int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor);
+/* Is it that cairnfs? When it has ended, another filesystem may get the number of its device. */
+bool is_mount_of(const struct io_mount *m, unsigned dev_major, unsigned dev_minor,
+		 const char *source);
+/* The processes, one per mount namespace, that have a cairnfs mounted: a line each, indented; how
+ * many. Those of cairnfs itself are left out. */
+int print_namespaces(FILE *f, unsigned dev_major, unsigned dev_minor, const char *source);
 
 bool mount_is_cairnfs(const struct io_mount *m);
 
