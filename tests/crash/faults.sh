@@ -13,7 +13,7 @@
 . "$(dirname "$0")/crash.inc"
 
 points=$(share 20 "${1:-}")
-kinds=(eio enospc short delay lostsync)
+kinds=(eio enospc edquot short delay lostsync)
 told=0 halts=0 lost=0
 
 # The daemon retries by itself, slowly; `retry` makes it quick.
@@ -111,8 +111,8 @@ for ((seed = CRASH_SEED; seed < CRASH_SEED + points; seed++)); do
 	kind=${kinds[RANDOM % ${#kinds[@]}]}
 	case $((seed % 5)) in
 	0 | 1 | 2) passing "$seed:@$n:$kind" ;;
-	3) passing "$seed:$((20 + RANDOM % 80)):eio,enospc,short,delay,lostsync" ;;
-	4) lasting "$seed:@$((n / 4 + 20))+:${kinds[RANDOM % 2]}" ;;
+	3) passing "$seed:$((20 + RANDOM % 80)):eio,enospc,edquot,short,delay,lostsync" ;;
+	4) lasting "$seed:@$((n / 4 + 20))+:${kinds[RANDOM % 3]}" ;;
 	esac
 done
 note "$points runs on a failing store, $halts halts, $told errors told to trainers; longest call $LONGEST ms"
