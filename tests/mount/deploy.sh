@@ -105,7 +105,7 @@ END
 chmod +x "$TMP/bin/systemctl"
 mkdir "$TMP/store"
 # shellcheck disable=SC2016	# the other shell's
-PATH=$TMP/bin:$BUILD:$PATH unshare -m bash -ec '
+PATH=$TMP/bin:$BUILD:$PATH unshare -m "$LIB_TOP/tests/lib/own_mounts" bash -ec '
 	deploy=$1
 	mount --bind "$TMP/all" /mnt
 	touch "$TMP/broken"

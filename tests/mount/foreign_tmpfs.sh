@@ -11,7 +11,7 @@ need_tool unshare
 # A /dev/shm of 64 MiB, and a /run that takes nothing.
 if [ -z "${CAIRN_INSIDE:-}" ]; then
 	# shellcheck disable=SC2016	# the other shell's
-	CAIRN_INSIDE=1 TMP=$TMP unshare -m bash -c 'mount -t tmpfs -o size=64M none /dev/shm &&
+	CAIRN_INSIDE=1 TMP=$TMP unshare -m "$LIB_TOP/tests/lib/own_mounts" bash -c 'mount -t tmpfs -o size=64M none /dev/shm &&
 		mount -t tmpfs -o ro none /run && exec "$@"' - bash "$0"
 	exit
 fi

@@ -122,7 +122,7 @@ while True:
         f.write(line + b"\n")
 END
 # shellcheck disable=SC2016	# the other shell's
-unshare -m --propagation private bash -c '
+unshare -m --propagation private "$LIB_TOP/tests/lib/own_mounts" bash -c '
 	set -e
 	mkdir "$TMP/dev"
 	mount -t tmpfs -o mode=755 dev "$TMP/dev"

@@ -16,7 +16,7 @@ if [ -z "${CAIRN_OWN_PLACES:-}" ]; then
 	mkdir "$TMP/srv" "$TMP/mnt" "$TMP/local"
 	mknod -m 666 "$TMP/fuse" c 10 229 || skip "cannot make a device node"
 	# shellcheck disable=SC2016	# the other shell's
-	CAIRN_OWN_PLACES=1 exec unshare -m bash -c 'for p in srv mnt; do mount --bind "$1/$p" /$p || exit; done
+	CAIRN_OWN_PLACES=1 exec unshare -m "$LIB_TOP/tests/lib/own_mounts" bash -c 'for p in srv mnt; do mount --bind "$1/$p" /$p || exit; done
 		mount --bind "$1/fuse" /dev/fuse && exec bash "$0"' "$0" "$TMP"
 fi
 uid=65534

@@ -19,7 +19,7 @@ if [ -z "${CAIRN_ROOTLESS:-}" ]; then
 		local as=$1
 		shift
 		# shellcheck disable=SC2016	# the other shell's
-		CAIRN_ROOTLESS=$as TMP=$TMP/$as unshare -m bash -c 'mount --bind "$1/fuse" /dev/fuse &&
+		CAIRN_ROOTLESS=$as TMP=$TMP/$as unshare -m "$LIB_TOP/tests/lib/own_mounts" bash -c 'mount --bind "$1/fuse" /dev/fuse &&
 			mount -t tmpfs -o ro none /run && shift && exec "$@"' - "$TMP" "$@"
 	}
 	in_namespace root bash "$0" || exit

@@ -20,7 +20,7 @@ mount --make-shared "$TMP/disk"
 mkdir "$TMP/memory" && mount -t tmpfs none "$TMP/memory" && mount --make-private "$TMP/memory" || die "mount"
 on_exit 'umount -l "$TMP/memory"'
 mkdir "$TMP/disk/mnt" "$TMP/memory/mnt"
-unshare -m --propagation slave sleep 600 &
+unshare -m --propagation slave "$LIB_TOP/tests/lib/own_mounts" sleep 600 &
 container=$!
 on_exit 'kill $container'
 retry 20 sh -c "[ \"\$(readlink /proc/$container/ns/mnt)\" != \"\$(readlink /proc/self/ns/mnt)\" ]" || die "unshare"

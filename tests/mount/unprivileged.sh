@@ -14,7 +14,7 @@ uid=65534
 # Where only root may open /dev/fuse, a namespace gets one that is everybody's, as distributions have it.
 if [ "$(stat -c %a /dev/fuse)" != 666 ] && [ -z "${CAIRN_OWN_FUSE:-}" ]; then
 	mknod -m 666 "$TMP/fuse" c 10 229 || skip "cannot make a device node"
-	CAIRN_OWN_FUSE=1 exec unshare -m bash -c 'mount --bind "$1/fuse" /dev/fuse && exec bash "$0"' "$0" "$TMP"
+	CAIRN_OWN_FUSE=1 exec unshare -m "$LIB_TOP/tests/lib/own_mounts" bash -c 'mount --bind "$1/fuse" /dev/fuse && exec bash "$0"' "$0" "$TMP"
 fi
 chmod 755 "$TMP"
 for dir in store mnt; do
