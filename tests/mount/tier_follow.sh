@@ -95,6 +95,18 @@ in_tier 3
 [ "$(stat -c %i "$t/run/step-1/__2_0.distcp")" = "$ino" ] || die "step-1 was sent again"
 [ "$(status_field "$m" tier.starts)" -ge 2 ] || die "the follower was not started again"
 
+# Saved again with the same size and time: the bytes tell.
+mkdir "$m/again"
+cp "$assets/safetensors/model.safetensors" "$TMP/one"
+n=$(stat -c %s "$TMP/one")
+for byte in A B; do
+	printf $byte | dd of="$TMP/one" bs=1 seek=$((n - 1)) conv=notrunc status=none
+	touch -d '2026-01-02 03:04:05' "$TMP/one"
+	cp -p "$TMP/one" "$m/again/model.safetensors"
+	wait_durable "$m/again/model.safetensors"
+	retry 60 cmp -s "$TMP/one" "$t/again/model.safetensors" || die "what was saved again is not sent: $byte"
+done
+
 # What is not complete is not sent.
 mkdir "$m/run/step-4"
 cp "$assets/dcp/__0_0.distcp" "$assets/dcp/.metadata" "$m/run/step-4"

@@ -85,6 +85,37 @@ expect 0 "$cairn" tier verify "$t"
 expect 0 "$cairn" umount "$m"
 [ ! -e "$s/run/step-1" ] && [ ! -e "$s/run/step-2" ] || die "still in the store"
 
+# Another store has sent its own bytes under the same path, with the same sizes: this store's are nowhere else.
+rm -rf --one-file-system "$s" "$TMP/tier3" "$TMP/theirs"
+mkdir -p "$TMP/tier3" "$TMP/theirs/run"
+cp -r "$assets/dcp" "$TMP/theirs/run/step-1"
+printf theirs | dd of="$TMP/theirs/run/step-1/__1_0.distcp" bs=1 seek=5000 conv=notrunc status=none
+start_mount "$s" "$m" "tier=$TMP/tier3,tier_keep=2"
+save 1
+save 2
+expect 0 "$cairn" wait --tier "$m/run/step-2"
+expect 0 "$cairn" tier push -q "$TMP/theirs" "$TMP/tier3"
+same_tree "$TMP/theirs/run/step-1" "$TMP/tier3/run/step-1"
+save 3
+theirs() { status_field "$m" tier.error | has "step-1/__1_0.distcp: other bytes than the store's"; }
+retry 60 theirs || die "bytes of another store are not told: $(status_field "$m" tier)"
+same_tree "$assets/dcp" "$m/run/step-1"
+stop_mount "$m"
+
+# A directory with one file that is the checkpoint is removed, too; not one that has what was not sent.
+rm -rf --one-file-system "$s"
+start_mount "$s" "$m" "tier=$TMP/tier4,tier_keep=2"
+mkdir "$TMP/tier4"
+for i in 1 2 3 4; do
+	mkdir -p "$m/st/step-$i"
+	cp "$assets/safetensors/model.safetensors" "$m/st/step-$i"
+	[ $i != 2 ] || echo '{}' >"$m/st/step-2/notes.json"
+	expect 0 "$cairn" wait --tier "$m/st/step-$i"
+done
+retry 60 test ! -e "$m/st/step-1" || die "a checkpoint of one file stays: $(status_field "$m" tier)"
+[ -e "$m/st/step-2/notes.json" ] || die "what was not sent is removed"
+stop_mount "$m"
+
 # What was fetched stays: somebody reads it. It is told by its directory, which is older than its name.
 rm -rf --one-file-system "$s" "$TMP/src" "$TMP/tier2"
 mkdir -p "$TMP/src/run" "$TMP/tier2"

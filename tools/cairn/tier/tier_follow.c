@@ -103,18 +103,27 @@ static void drop_unseen(struct follow *f)
 	f->n = n;
 }
 
+static uint64_t fnv(uint64_t h, const void *bytes, size_t n)
+{
+	const unsigned char *b = bytes;
+
+	for (size_t i = 0; i < n; i++)
+		h = (h ^ b[i]) * 0x100000001b3u;
+	return h;
+}
+
 static void mix(struct print *p, const char *name, const struct stat *st)
 {
-	uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
-			 (uint64_t)st->st_mtim.tv_nsec};
-	const unsigned char *b = (const unsigned char *)v;
-	uint64_t h = 0xcbf29ce484222325u; /* FNV-1a: nobody gains by a collision */
+	const uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
+			       (uint64_t)st->st_mtim.tv_nsec};
+	const uint64_t inode[3] = {(uint64_t)st->st_ino, (uint64_t)st->st_ctim.tv_sec,
+				   (uint64_t)st->st_ctim.tv_nsec};
+	/* FNV-1a: nobody gains by a collision */
+	uint64_t named = fnv(0xcbf29ce484222325u, name, strlen(name));
+	uint64_t h = fnv(named, v, sizeof(v)), i = fnv(named, inode, sizeof(inode));
 
-	for (const char *c = name; *c; c++)
-		h = (h ^ (unsigned char)*c) * 0x100000001b3u;
-	for (size_t i = 0; i < sizeof(v); i++)
-		h = (h ^ b[i]) * 0x100000001b3u;
 	p->hash += h * (h | 1); /* the order does not count */
+	p->inodes += i * (i | 1);
 	p->bytes += v[0];
 	p->files++;
 }
@@ -138,6 +147,12 @@ int follow_print(const struct ckpt *c, struct print *out)
 		if ((c->alone || ckpt_is_own(c, i)) && !fstatat(c->dir, c->names.v[i], &st, 0))
 			mix(out, c->names.v[i], &st);
 	return err;
+}
+
+static bool is_same(const struct print *a, const struct print *b)
+{
+	return a->hash == b->hash && a->files == b->files &&
+	       (!a->inodes || a->inodes == b->inodes); /* an earlier version kept none */
 }
 
 /* ---- a look ------------------------------------------------------------------------ */
@@ -167,7 +182,7 @@ static int look_at(struct follow *f, struct push *p)
 	if (!k)
 		return -ENOMEM;
 	k->seen = true;
-	if (k->print.hash != now.hash || k->print.files != now.files) {
+	if (!is_same(&k->print, &now)) {
 		k->print = now;
 		k->state = KNOWN_NEW;
 		k->fails = 0;
@@ -175,6 +190,7 @@ static int look_at(struct follow *f, struct push *p)
 		set_sent_before(f, k, false);
 		f->changed = true;
 	}
+	k->print.inodes = now.inodes;
 	/* what was sent was complete; the push judges it again */
 	if (k->state == KNOWN_NEW && (k->sent_before || is_complete(p))) {
 		k->state = KNOWN_WAITING;

@@ -13,6 +13,9 @@
 /* The files of a checkpoint: equal prints, equal files, but for what has the same size and time. */
 struct print {
 	uint64_t hash, bytes, files;
+	/* of the inodes and when they changed: what is written anew has another one. The mount
+	 * shows others than the store */
+	uint64_t inodes;
 };
 
 enum known_state {

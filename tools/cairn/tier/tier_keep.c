@@ -7,6 +7,9 @@
  *	  durable on the mount, too;
  *	- if its files on the mount are those that were sent: it is not being written;
  *	- if its copy has its manifest, with these files, and all their bytes are there, read again;
+ *	- if these are the store's bytes: another store may have sent its own under this path;
+ *	- if its directory has nothing else: of one with model.safetensors or the like only that
+ *	  is sent;
  *	- if it was not fetched of late: somebody reads it.
  */
 #include "tier_follow.h"
@@ -45,7 +48,7 @@ static bool counts(const struct keep *k, size_t i)
 	const struct ckpt_found *c = &k->p->s.v[i];
 	const struct known *known = follow_find(k->f, c->path);
 
-	return c->kind.has_step && known && known->state == KNOWN_SENT && !ckpt_is_loose(&c->kind);
+	return c->kind.has_step && known && known->state == KNOWN_SENT;
 }
 
 /* How many newer ones of its directory count, and the newest of them. The newest come first. */
@@ -59,6 +62,15 @@ static uint64_t newer(const struct keep *k, size_t i, size_t *newest)
 	return n;
 }
 
+static bool has_others(const struct ckpt *c)
+{
+	bool others = false;
+
+	for (size_t i = 0; !others && ckpt_is_loose(&c->kind) && i < c->names.n; i++)
+		others = !c->alone && !ckpt_is_own(c, i);
+	return others;
+}
+
 /* Is it on the mount as it was sent, and safe there? */
 static bool is_as_sent(const struct keep *k, size_t i)
 {
@@ -69,7 +81,7 @@ static bool is_as_sent(const struct keep *k, size_t i)
 	struct print now;
 
 	if (ckpt_open(k->top, path, path, true, &c) || follow_print(&c, &now) ||
-	    now.hash != known->print.hash || now.files != known->print.files ||
+	    now.hash != known->print.hash || now.files != known->print.files || has_others(&c) ||
 	    ckpt_read(&c, false, NULL, NULL))
 		return false;
 	ckpt_verdict(&c, &v);
@@ -81,6 +93,29 @@ static int tier_lacks(const struct keep *k, const char *path, const char *why)
 	return tier_told(k->w, -EBADMSG,
 			 "%s/%s: %s; it stays in the store: remove what is there, it is sent again",
 			 k->p->t->name, path, why);
+}
+
+/* The file of the manifest with the store's. */
+static int compare(const struct keep *k, const struct tier_file *f)
+{
+	CLEANUP_CLOSE int fd = openat(k->p->s.fd, f->path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	char sum[IO_CHECKSUM_LEN];
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) || (uint64_t)st.st_size != f->size)
+		return tier_lacks(k, f->path, "not the file of the store");
+	/* the one it was persisted with, if that is known */
+	if (xattr_of_fd(fd, KEY_CHECKSUM, sum, sizeof(sum)) || strncmp(sum, "xxh3:", 5)) {
+		int err = io_sum_file(fd, sum);
+
+		if (err)
+			return tier_told(k->w, err, "%s/%s: %s", k->p->s.top, f->path,
+					 strerror(-err));
+	}
+	return strcmp(sum, f->sum) ? tier_lacks(k, f->path,
+						"other bytes than the store's; another store may "
+						"have sent them")
+				   : 0;
 }
 
 static int check_copy(const struct keep *k, size_t i)
@@ -96,11 +131,8 @@ static int check_copy(const struct keep *k, size_t i)
 		return tier_lacks(k, path, "its manifest is of other files");
 	for (size_t j = 0; j < m.n; j++) {
 		char sum[IO_CHECKSUM_LEN];
-		struct stat st;
 		uint64_t size;
 
-		if (fstatat(k->p->s.fd, m.v[j].path, &st, 0) || (uint64_t)st.st_size != m.v[j].size)
-			return tier_lacks(k, m.v[j].path, "not the file of the store");
 		err = tier_sum(k->p->t, m.v[j].path, &size, sum);
 		if (err && err != -ENOENT)
 			return tier_told(k->w, err, "%s/%s: %s", k->p->t->name, m.v[j].path,
@@ -108,7 +140,9 @@ static int check_copy(const struct keep *k, size_t i)
 		if (err || size != m.v[j].size || strcmp(sum, m.v[j].sum))
 			return tier_lacks(k, m.v[j].path, "not the bytes that were sent");
 	}
-	return 0;
+	for (size_t j = 0; !err && j < m.n; j++) /* last: it may have been saved again */
+		err = compare(k, &m.v[j]);
+	return err;
 }
 
 static int remove_it(const struct keep *k, size_t i)

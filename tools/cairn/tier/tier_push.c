@@ -60,6 +60,9 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 		return tier_told(p->why, -ENOMEM, "%s: no memory", c->path);
 	it.f.size = (uint64_t)it.st.st_size;
 	it.f.mtime = it.st.st_mtim;
+	if (xattr_of_fd(fd, KEY_CHECKSUM, it.stored, sizeof(it.stored)) ||
+	    strncmp(it.stored, "xxh3:", 5))
+		it.stored[0] = '\0';
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
 	it.commits = ckpt_commits(base_of(name));
 	v[p->n++] = it;
@@ -130,7 +133,8 @@ static bool is_same_file(const struct item *a, const struct item *b)
 {
 	return !strcmp(a->f.path, b->f.path) && a->f.size == b->f.size &&
 	       a->st.st_ino == b->st.st_ino && a->st.st_dev == b->st.st_dev &&
-	       a->f.mtime.tv_sec == b->f.mtime.tv_sec && a->f.mtime.tv_nsec == b->f.mtime.tv_nsec;
+	       !strcmp(a->stored, b->stored) && a->f.mtime.tv_sec == b->f.mtime.tv_sec &&
+	       a->f.mtime.tv_nsec == b->f.mtime.tv_nsec;
 }
 
 /* Is the checkpoint as it was when its files were listed, and still safe? */
@@ -160,12 +164,9 @@ static int tier_failed(struct push *p, int err, const char *path)
 }
 
 /* The checksum of the store's file, which is the one it was persisted with, if that is known. */
-static int check_sum(struct push *p, const struct item *it, int fd)
+static int check_sum(struct push *p, const struct item *it)
 {
-	char want[IO_CHECKSUM_LEN];
-
-	if (xattr_of_fd(fd, KEY_CHECKSUM, want, sizeof(want)) || strncmp(want, "xxh3:", 5) ||
-	    !strcmp(want, it->f.sum))
+	if (!*it->stored || !strcmp(it->stored, it->f.sum))
 		return 0;
 	return tier_told(p->why, -EBADMSG,
 			 "%s/%s: its bytes are not those that were persisted (`cairn verify`); it "
@@ -197,7 +198,7 @@ static int sum_source(struct push *p, const struct ckpt *c, struct item *it)
 	io_sum_free(m);
 	if (fd >= 0 && err)
 		tier_told(p->why, err, "%s/%s: %s", p->s.top, it->f.path, strerror(-err));
-	return err ? err : check_sum(p, it, fd);
+	return err ? err : check_sum(p, it);
 }
 
 static bool is_ours(const struct push *p, const char *path)
@@ -426,7 +427,7 @@ static int copy_one(struct push *p, const struct ckpt *c, struct item *it)
 	}
 	if (err == -ESTALE)
 		return tier_told(p->why, err, "%s/%s: " MOVED, p->s.top, it->f.path);
-	return err ? tier_failed(p, err, it->f.path) : check_sum(p, it, fd);
+	return err ? tier_failed(p, err, it->f.path) : check_sum(p, it);
 }
 
 static int publish_one(struct push *p, struct item *it)

@@ -12,6 +12,7 @@
 struct item { /* a file of the checkpoint */
 	struct tier_file f;
 	struct stat st;
+	char stored[IO_CHECKSUM_LEN]; /* what the store's file was persisted with; "": not known */
 	bool commits, send;
 	bool other; /* another host sends it */
 	const struct tier_host *owner; /* NULL: nobody's, or not known */

@@ -9,8 +9,10 @@
 
 bool is_listed_as(const struct tier_file *f, const struct item *it)
 {
+	/* a program may have set the time back that it had: then only the bytes tell */
 	return f && f->mtime.tv_sec == it->f.mtime.tv_sec &&
-	       f->mtime.tv_nsec == it->f.mtime.tv_nsec;
+	       f->mtime.tv_nsec == it->f.mtime.tv_nsec &&
+	       (!*f->sum || !*it->stored || !strcmp(f->sum, it->stored));
 }
 
 const struct tier_file *share_find(const struct manifest *m, const struct item *it)

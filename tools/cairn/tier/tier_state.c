@@ -243,6 +243,7 @@ static int recall_one(struct follow *f, const struct json_doc *d, int v)
 		free(k.path);
 		return -EBADMSG;
 	}
+	json_is_u64(d, json_at(d, v, "inodes"), &k.print.inodes);
 	more = reallocarray(f->v, f->n + 1, sizeof(*f->v));
 	if (!more) {
 		free(k.path);
@@ -296,6 +297,7 @@ static void put_sent(struct json_out *j, const struct follow *f)
 		json_open(j, NULL, '{');
 		json_put_path(j, "path", k->path);
 		json_put_u64(j, "print", k->print.hash);
+		json_put_u64(j, "inodes", k->print.inodes);
 		json_put_u64(j, "files", k->print.files);
 		json_put_u64(j, "bytes", k->print.bytes);
 		json_close(j, '}');
