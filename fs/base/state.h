@@ -84,6 +84,7 @@ struct away {
 #define HOSTS_TOLD 16u
 struct hosts {
 	atomic_bool others; /* another one is, or was, in the store; never false again */
+	atomic_bool beats; /* this one wrote to the store when it last said that it is alive */
 	pthread_mutex_t lock; /* over all below */
 	pthread_cond_t cond;
 	bool runs, ends; /* the thread */

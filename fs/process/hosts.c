@@ -122,12 +122,17 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			if (o->n)
 				atomic_store(&fs->hosts.others, true);
 		}
-		if (said && local && !o->n && !before)
+		if (said && local && !o->n && !before) {
+			atomic_store(&fs->hosts.beats, false);
 			continue;
+		}
 		int err = said ? io_host_beat(fs->store, &now) : -ENOENT;
+		atomic_store(&fs->hosts.beats, !err);
 		if (err == -ENOENT)
 			said = !say(fs, IO_HOST_ALIVE, 0);
-		else if (!err && look && beat > 1)
+		else if (err)
+			atomic_store(&fs->away.look, true);
+		else if (look && beat > 1)
 			tell(fs, o, now);
 	}
 }

@@ -62,15 +62,16 @@ static void look_at_space(struct fs *fs)
 	atomic_store(&fs->space.size, v.f_blocks * v.f_frsize);
 }
 
-/* Checks twice: one error may be transient. */
-static void look_at(struct fs *fs)
+/* Checks twice: one error may be transient. Writing costs a shared store five operations on
+ * metadata, and a host that says that it is alive (hosts.c) writes to it anyway. */
+static void look_at(struct fs *fs, bool suspect)
 {
-	if (!io_store_probe(fs->store)) {
+	if (!io_store_probe(fs->store, suspect || !atomic_load(&fs->hosts.beats))) {
 		look_at_space(fs);
 		return;
 	}
 	sleep_ms(TICK_MS);
-	if (io_store_probe(fs->store) && keeper_is_there(fs))
+	if (io_store_probe(fs->store, true) && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_GONE); /* the keeper logs it */
 }
 
@@ -90,7 +91,7 @@ static void look_for(struct fs *fs)
 static void *store_watch_main(void *arg)
 {
 	struct fs *fs = arg;
-	bool away = io_store_is_detached(fs->store);
+	bool away = io_store_is_detached(fs->store), suspect = false;
 	unsigned due = away ? BACK_TICKS : LOOK_TICKS;
 	uint64_t seen = 0;
 
@@ -99,16 +100,21 @@ static void *store_watch_main(void *arg)
 	/* without a keeper, no other worker would be started */
 	while (!atomic_load(&fs->stopping) && keeper_is_there(fs)) {
 		sleep_ms(TICK_MS);
-		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen))
+		if (!away && due > TROUBLE_TICKS && trouble(fs, &seen)) {
 			due = TROUBLE_TICKS;
-		if (atomic_exchange(&fs->away.look, false))
+			suspect = true;
+		}
+		if (atomic_exchange(&fs->away.look, false)) {
 			due = 1;
+			suspect = true;
+		}
 		if (--due)
 			continue;
 		if (away)
 			look_for(fs);
 		else
-			look_at(fs);
+			look_at(fs, suspect);
+		suspect = false;
 		due = away ? BACK_TICKS : LOOK_TICKS;
 	}
 	return NULL;

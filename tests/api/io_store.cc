@@ -388,6 +388,27 @@ TEST_F(StoreOpen, RefusesWithoutPermission)
 		  0);
 }
 
+// That a store can be read is asked for every few seconds; writing to it is not free for one that is shared.
+TEST_F(StoreOpen, TheProbeWritesOnlyIfItIsToldTo)
+{
+	Engine e("posix");
+	Store s(e, dir.path);
+	ASSERT_EQ(s.err, 0);
+	struct timespec old[2] = {{1, 0}, {1, 0}};
+	auto mtime = [&] {
+		struct stat st;
+		EXPECT_EQ(stat((host_dir(dir.path) + "/tmp").c_str(), &st), 0);
+		return st.st_mtim.tv_sec;
+	};
+	ASSERT_EQ(utimensat(AT_FDCWD, (host_dir(dir.path) + "/tmp").c_str(), old, 0), 0);
+	EXPECT_EQ(io_store_probe(s, false), 0);
+	EXPECT_EQ(mtime(), 1);
+	EXPECT_EQ(io_store_probe(s, true), 0);
+	EXPECT_NE(mtime(), 1);
+	io_store_detach(s);
+	EXPECT_EQ(io_store_probe(s, false), -ENOTCONN);
+}
+
 TEST_F(StoreOpen, RefusesAReadOnlyFilesystem)
 {
 	Mount m("tmpfs", "size=1m");
