@@ -26,12 +26,12 @@ Metadata, MetadataIndex, _StorageInfo = map(_class, ("Metadata", "MetadataIndex"
 class Content:
     """Sizes are from `smallest` to `largest`, most of them near the smallest."""
 
-    def __init__(self, seed, nodes, smallest, largest):
-        self.seed, self.nodes, self.smallest, self.largest = seed, nodes, smallest, largest
+    def __init__(self, seed, nodes, smallest, largest, shards=SHARDS):
+        self.seed, self.nodes, self.smallest, self.largest, self.shards = seed, nodes, smallest, largest, shards
         self.base = random.Random(seed).randbytes(1 << 20)
 
     def names(self, node):
-        return [f"__{node}_{i}.distcp" for i in range(SHARDS)]
+        return [f"__{node}_{i}.distcp" for i in range(self.shards)]
 
     def all_names(self):
         return [n for node in range(self.nodes) for n in self.names(node)]
