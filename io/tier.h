@@ -28,6 +28,8 @@ struct tier_report {
 	uint64_t removed; /* from the store, by tier_keep */
 	char last[256], sending[256]; /* paths below the store; "" = none */
 	char error[512]; /* "" = none */
+	/* when the last listing of the tier began, in ms; 0: it could not be listed since */
+	uint64_t listed_ms;
 };
 
 struct tier_shared {
@@ -38,6 +40,7 @@ struct tier_shared {
 	atomic_int pid; /* of the follower; 0: none runs now */
 	atomic_int runner, guard;
 	struct tier_report report;
+	atomic_uint asked; /* how often somebody asked what the tier has */
 };
 
 static inline void tier_shared_put(struct tier_shared *s, const struct tier_report *r)

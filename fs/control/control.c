@@ -129,6 +129,8 @@ static void write_tier(struct fs *fs, FILE *f)
 				  O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	char buf[65536];
 
+	if (fs->tier.shared) /* the next look of the follower lists the tier */
+		atomic_fetch_add(&fs->tier.shared->asked, 1);
 	for (ssize_t n; fd >= 0 && (n = read(fd, buf, sizeof(buf))) > 0;)
 		fwrite(buf, 1, (size_t)n, f);
 	if (fd >= 0)

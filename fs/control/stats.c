@@ -447,6 +447,7 @@ static const struct field {
 	{JSON("tier", "killed", FLAG, now.tier.killed), .needs = AT(now.tier.on),
 	 GAUGE("tier_killed", "1 if all these processes were killed: nothing is sent.")},
 	{JSON("tier", "looked_ms", COUNT, now.tier.r.looked_ms), .needs = AT(now.tier.on)},
+	{JSON("tier", "listed_ms", COUNT, now.tier.r.listed_ms), .needs = AT(now.tier.on)},
 	{JSON("tier", "pending", COUNT, now.tier.r.pending), .needs = AT(now.tier.on),
 	 GAUGE("tier_pending_checkpoints", "Complete checkpoints that are not in the tier.")},
 	{JSON("tier", "pending_bytes", COUNT, now.tier.r.pending_bytes), .needs = AT(now.tier.on),
@@ -718,8 +719,10 @@ static void write_tier(const struct stats_tier *t, FILE *f)
 			"  tier       %llu checkpoints wait, %s, the first for %llu s; %s/s: %s\n",
 			(unsigned long long)t->r.pending, size_text(t->r.pending_bytes, a),
 			(unsigned long long)t->waits_s, size_text(t->r.rate, b), t->place);
-	else
+	else if (t->r.listed_ms)
 		fprintf(f, "  tier       has all that is complete: %s\n", t->place);
+	else
+		fprintf(f, "  tier       what it has is not known: %s\n", t->place);
 	if (t->r.error[0])
 		fprintf(f, "  TIER       for %llu s: %s; next try in %llu s\n",
 			(unsigned long long)t->error_s, t->r.error, (unsigned long long)t->retry_s);

@@ -220,6 +220,8 @@ static void print_tier(const struct doc *s)
 			   size(s, "tier.rate", c),
 			   u64(s, "tier.rate") ? since(s, "tier.eta_s", (char[32]){0}) : "-",
 			   or_dash(place));
+	else if (!is_absent(s, "tier.listed_ms") && !u64(s, "tier.listed_ms"))
+		print_line("tier", "what it has is not known: %s", or_dash(place));
 	else
 		print_line("tier", "has all that is complete%s%s: %s", last ? ", the last: " : "",
 			   last ? last : "", or_dash(place));

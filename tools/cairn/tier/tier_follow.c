@@ -12,7 +12,7 @@
  *
  * What an earlier follower sent (sent.json, tier_state.c) is WAITING, too, until a push has found
  * it in the tier; but what was not sent comes first. So a follower that is killed again and again
- * gets on.
+ * gets on. SENT becomes WAITING, too, when the tier has it no longer (tier_there.c).
  */
 #include "tier_follow.h"
 
@@ -26,6 +26,7 @@
 #define LOOK_S 5.0 /* where no event tells of changes; a look takes milliseconds */
 #define LOOK_SHARE 100.0 /* at most this part of the time */
 #define HOST_AGAIN_S 1.0 /* what another host has not sent, or not committed, yet */
+#define ASKED_S 0.5 /* somebody asks what the tier has (io/tier.h) */
 #define EVENTS_NS 300000000 /* between two looks that events cause */
 #define RETRY_MIN_S 1.0
 #define RETRY_MAX_S 60.0
@@ -33,12 +34,12 @@
 #define CHECK_S 1.0 /* of what was sent before, between two looks, if something happened */
 #define RETRY_ONE_MAX_S 3600.0 /* of one checkpoint that cannot be sent as it is */
 
-static volatile sig_atomic_t stop;
+volatile sig_atomic_t follow_stop;
 
 static void on_end(int sig)
 {
 	(void)sig;
-	stop = 1;
+	follow_stop = 1;
 }
 
 static double jittered(double s)
@@ -82,7 +83,7 @@ static struct known *add_known(struct follow *f, const char *path)
 	return follow_find(f, path);
 }
 
-static void set_sent_before(struct follow *f, struct known *k, bool sent)
+void follow_set_sent_before(struct follow *f, struct known *k, bool sent)
 {
 	f->sent.changed |= k->sent_before != sent;
 	k->sent_before = sent;
@@ -96,7 +97,7 @@ static void drop_unseen(struct follow *f)
 		if (f->v[i].seen) {
 			f->v[n++] = f->v[i];
 		} else {
-			set_sent_before(f, &f->v[i], false);
+			follow_set_sent_before(f, &f->v[i], false);
 			free(f->v[i].path);
 		}
 	f->changed |= n != f->n;
@@ -187,7 +188,7 @@ static int look_at(struct follow *f, struct push *p)
 		k->state = KNOWN_NEW;
 		k->fails = 0;
 		k->retry_at = k->waits_since = 0;
-		set_sent_before(f, k, false);
+		follow_set_sent_before(f, k, false);
 		f->changed = true;
 	}
 	k->print.inodes = now.inodes;
@@ -252,7 +253,7 @@ static void on_part(struct push *p, uint64_t bytes)
 	double t = now_s(), s = t - f->rate_at;
 
 	if (k && k->sent_before) { /* the tier has it not any more */
-		set_sent_before(f, k, false);
+		follow_set_sent_before(f, k, false);
 		follow_remember(f, true);
 	}
 	f->now += bytes;
@@ -312,7 +313,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	f->changed = true;
 	if (result >= 0) {
 		k->state = KNOWN_SENT;
-		set_sent_before(f, k, true);
+		follow_set_sent_before(f, k, true);
 		k->waits_since = 0;
 		f->keep_due = true;
 		k->fails = 0;
@@ -324,10 +325,10 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 			print_name(stdout, k->path), puts("  sent"), fflush(stdout);
 		return;
 	}
-	if (stop)
+	if (follow_stop)
 		return;
 	if (is_of_one(result))
-		set_sent_before(f, k, false);
+		follow_set_sent_before(f, k, false);
 	if (result == -EINPROGRESS) {
 		wait_for_host(f, p, k);
 		return;
@@ -380,7 +381,7 @@ static int push_these(struct follow *f, struct push *p, bool sent_before)
 	double begun = now_s();
 	int err = 0;
 
-	for (p->at = p->s.n; !err && p->at-- > 0 && !stop && !f->cut;) {
+	for (p->at = p->s.n; !err && p->at-- > 0 && !follow_stop && !f->cut;) {
 		struct known *k = follow_find(f, p->s.v[p->at].path);
 
 		if (!is_due(k) || k->sent_before != sent_before)
@@ -462,14 +463,32 @@ static int push_to_tier(struct follow *f, struct push *p)
 	if (!err)
 		err = follow_mark_tier(f, &t, p->why);
 	if (err) {
+		there_failed(f, true);
 		failed(f, err, p->why->text);
 		return err;
 	}
-	tier_limit(&t, &f->pace, &stop);
+	tier_limit(&t, &f->pace, &follow_stop);
 	err = push_due(f, p);
-	if (!err && !stop && is_keep_due(f))
+	if (err)
+		there_failed(f, false);
+	if (!err && !follow_stop && is_keep_due(f))
 		keep(f, p);
 	p->hosts = NULL;
+	return err;
+}
+
+/* Which of those that were sent does it have? */
+static int list_tier(struct follow *f, struct push *p)
+{
+	int err = there_list(f, p->why);
+
+	if (err && !follow_stop)
+		failed(f, err, p->why->text);
+	if (f->changed) {
+		add_up(f);
+		follow_write(f); /* as above: before it is told */
+	}
+	tell(f);
 	return err;
 }
 
@@ -486,6 +505,20 @@ static void watch_store(struct follow *f)
 		close(f->events);
 		f->events = -1;
 	}
+}
+
+static int use_tier(struct follow *f, struct push *p)
+{
+	int err = 0;
+
+	if (follow_stop || now_s() < f->retry_at)
+		return 0;
+	if (there_is_due(f))
+		err = list_tier(f, p);
+	if (!err && !follow_stop && (any_due(f) || is_keep_due(f)))
+		err = push_to_tier(f, p);
+	f->fails = err ? f->fails : 0;
+	return err;
 }
 
 /* One look, and what it finds. -errno: try again later. */
@@ -523,8 +556,8 @@ static int pass(struct follow *f)
 		follow_write(f); /* before the look is told: who waits for that reads this */
 	}
 	tell(f);
-	if (!err && !stop && now_s() >= f->retry_at && (any_due(f) || is_keep_due(f)))
-		err = push_to_tier(f, &p);
+	if (!err)
+		err = use_tier(f, &p);
 	follow_remember(f, true);
 	ckpt_search_free(&p.s);
 	follow_close_own(f);
@@ -536,11 +569,19 @@ static int pass(struct follow *f)
 static void wait_for_change(struct follow *f, double at_most, const sigset_t *unblocked)
 {
 	struct pollfd p = {.fd = f->events, .events = POLLIN};
-	struct timespec t = {(time_t)at_most, (long)((at_most - (double)(time_t)at_most) * 1e9)};
 	struct timespec gather = {0, EVENTS_NS};
+	double until = now_s() + at_most, s;
 	char buf[4096];
+	int n = 0;
 
-	if (ppoll(&p, 1, &t, unblocked) <= 0)
+	while (!n && !there_is_asked(f) && (s = until - now_s()) > 0) {
+		struct timespec t;
+
+		s = f->shared && s > ASKED_S ? ASKED_S : s; /* no event tells that somebody asks */
+		t = (struct timespec){(time_t)s, (long)((s - (double)(time_t)s) * 1e9)};
+		n = ppoll(&p, 1, &t, unblocked);
+	}
+	if (n <= 0)
 		return;
 	ppoll(NULL, 0, &gather, unblocked); /* what comes together is one look */
 	while (read(f->events, buf, sizeof(buf)) > 0)
@@ -560,14 +601,14 @@ static void after_pass(struct follow *f, int err)
 {
 	struct tier_report *r = &f->report;
 
-	if (err && !stop) {
+	if (err && !follow_stop) {
 		double s = jittered(RETRY_MIN_S * (double)(1u << f->fails));
 
 		s = s < RETRY_MAX_S ? s : RETRY_MAX_S;
 		f->fails += f->fails < 6;
 		f->retry_at = now_s() + s;
 		r->retry_s = (uint64_t)time(NULL) + (uint64_t)(s + 0.5);
-	} else if (!err && now_s() >= f->retry_at && !any_failing(f) && *r->error) {
+	} else if (!err && r->listed_ms && now_s() >= f->retry_at && !any_failing(f) && *r->error) {
 		*r->error = '\0';
 		r->error_s = r->retry_s = 0;
 		f->changed = true;
@@ -585,10 +626,10 @@ static int follow(struct follow *f)
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	sigaddset(&ends, SIGINT);
-	while (!stop) {
+	while (!follow_stop) {
 		after_pass(f, pass(f));
 		sigprocmask(SIG_BLOCK, &ends, &before);
-		if (!stop) {
+		if (!follow_stop) {
 			double share = f->look_s * LOOK_SHARE;
 			double s = share < LOOK_S ? LOOK_S : share > 300 ? 300 : share;
 

@@ -43,6 +43,13 @@ struct sent_file { /* own/sent.json */
 	double write_at; /* not before, by now_s() */
 };
 
+struct there { /* what the tier has (tier_there.c) */
+	double at; /* when it is listed again, by now_s() */
+	double not_before; /* whoever asks */
+	unsigned asked; /* of tier_shared, when it was listed last */
+	bool was_away; /* since then: it may have lost anything */
+};
+
 struct follow {
 	const char *store, *tier;
 	const struct tier_opts *o;
@@ -59,6 +66,7 @@ struct follow {
 	struct tier_report report;
 	struct tier_shared *shared; /* NULL: none */
 	struct sent_file sent;
+	struct there there;
 	bool cut; /* the pass ended before all that was due had its turn */
 	bool keep_due, keep_fails; /* keep_due: something may be removed */
 	double keep_at; /* when that is tried again */
@@ -82,6 +90,17 @@ int follow_print(const struct ckpt *c, struct print *out);
 /* Removes through the mount what the tier has and o->keep does not keep (tier_keep.c), of p->s as
  * it was looked at last. A failure is in *w. */
 int follow_keep(struct follow *f, struct push *p, struct tier_why *w);
+
+/* ---- is what was sent still there? (tier_there.c) ----------------------------------- */
+
+extern volatile sig_atomic_t follow_stop;
+bool there_is_due(const struct follow *f);
+bool there_is_asked(const struct follow *f);
+/* Lists the tier: what it has no longer, and after it was away all, is to be pushed. */
+int there_list(struct follow *f, struct tier_why *w);
+/* It failed, of which nothing of a checkpoint is the cause. away: it could not be opened. */
+void there_failed(struct follow *f, bool away);
+void follow_set_sent_before(struct follow *f, struct known *k, bool sent);
 
 /* ---- what is the follower's own in the store (tier_state.c) ------------------------- */
 

@@ -93,6 +93,7 @@ static void put_report(struct json_out *j, const struct follow *f)
 	json_put_u64(j, "pending", r->pending);
 	json_put_u64(j, "pending_bytes", r->pending_bytes);
 	json_put_u64(j, "looked_ms", r->looked_ms);
+	json_put_u64(j, "listed_ms", r->listed_ms);
 	json_put_u64(j, "oldest_s", r->oldest_s);
 	json_put_path(j, "sending", *r->sending ? r->sending : NULL);
 	json_put_path(j, "last", *r->last ? r->last : NULL);

@@ -177,6 +177,23 @@ static int complain_error(const struct json_doc *d, const char *arg)
 	return CAIRN_TIMEOUT;
 }
 
+/* Who reads this asks for a listing of the tier. */
+static void ask(const struct location *p)
+{
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+
+	(void)read_small_file(p->root, ".cairn/tier.json", STATUS_MAX, &text, &len);
+}
+
+/* What was there when it was sent may be gone. */
+static bool is_listed(const struct json_doc *d, uint64_t from_ms)
+{
+	int listed = json_at(d, 0, "tier.listed_ms");
+
+	return listed < 0 || json_u64(d, listed) >= from_ms; /* < 0: an earlier version's mount */
+}
+
 /* One look; -1: not yet. */
 static int wait_once(const struct location *p, uint64_t from_ms, double deadline,
 		     struct progress *bar)
@@ -191,7 +208,9 @@ static int wait_once(const struct location *p, uint64_t from_ms, double deadline
 		return CAIRN_USAGE;
 	}
 	if (json_u64(d, json_at(d, 0, "tier.looked_ms")) >= from_ms)
-		there = is_there(p);
+		there = is_there(p); /* asks, too */
+	if (there == 1 && !is_listed(d, from_ms))
+		there = 0;
 	if (there == 1)
 		return CAIRN_OK;
 	if (there < 0) {
@@ -215,6 +234,7 @@ int tier_wait(const struct location *p, double deadline, struct progress *bar)
 
 	clock_gettime(CLOCK_REALTIME, &now); /* the follower's clock is the same */
 	from_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+	ask(p);
 	while ((code = wait_once(p, from_ms, deadline, bar)) < 0)
 		sleep_s(POLL_S);
 	progress_end(bar);
