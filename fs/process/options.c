@@ -5,11 +5,17 @@
 #include "io/scope.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#define TIER_LOOK_MS 2000
 
 static void usage(FILE *f)
 {
@@ -167,7 +173,55 @@ static int check_busy(const char *mnt)
 	return options_refuse(text, NULL);
 }
 
-/* Not whether it is there: it may come back, and saves do not wait for it. */
+/* Of a directory, by a process of its own: a server that does not answer holds up no mount. 0,
+ * -errno, or -ETIMEDOUT. */
+static int look_at_tier(const char *tier)
+{
+	struct pollfd p = {.events = POLLIN};
+	int ends[2], err = -ETIMEDOUT;
+	struct stat st;
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC))
+		return -errno;
+	pid = fork();
+	if (!pid && !fork()) { /* nobody waits for this one */
+		err = stat(tier, &st) ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+		_exit(write(ends[1], &err, sizeof(err)) != sizeof(err));
+	}
+	if (!pid)
+		_exit(0);
+	close(ends[1]);
+	p.fd = ends[0];
+	if (pid < 0)
+		err = -errno;
+	else
+		waitpid(pid, NULL, 0);
+	if (pid > 0 && poll(&p, 1, TIER_LOOK_MS) > 0 &&
+	    read(ends[0], &err, sizeof(err)) != sizeof(err))
+		err = -EIO;
+	close(ends[0]);
+	return err;
+}
+
+/* One that is not there may come: saves do not wait for it. */
+static int check_tier_place(const char *tier)
+{
+	char text[PATH_MAX + 200];
+	int err = strncmp(tier, "s3://", 5) ? look_at_tier(tier) : 0;
+
+	if (err == -ENOTDIR) {
+		snprintf(text, sizeof(text), "the tier %.4000s is not a directory; name one", tier);
+		return options_refuse(text, NULL);
+	}
+	if (err)
+		fprintf(stderr,
+			"cairnfs: warning: the tier %s: %s; what is complete is sent when it is "
+			"there\n",
+			tier, err == -ETIMEDOUT ? "does not answer" : strerror(-err));
+	return 0;
+}
+
 static int check_tier(const struct fs_opts *o)
 {
 	char text[PATH_MAX + 200], program[PATH_MAX];
@@ -193,7 +247,7 @@ static int check_tier(const struct fs_opts *o)
 			 program, strerror(errno));
 		return options_refuse(text, NULL);
 	}
-	return 0;
+	return check_tier_place(o->tier);
 }
 
 /* The command line as given. */
