@@ -304,6 +304,20 @@ static void wait_for_host(struct follow *f, struct push *p, struct known *k)
 	}
 }
 
+/* Is it another one, or gone, since it was looked at? Then it did not fail. */
+static bool has_changed(const struct push *p, const struct known *k)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	struct print now;
+	int err = ckpt_open(p->s.fd, k->path, k->path, p->s.on_mount, &c);
+
+	if (!err)
+		err = follow_print(&c, &now);
+	if (err)
+		return err == -ENOENT || err == -ENOTDIR;
+	return k->print.hash != now.hash || k->print.files != now.files;
+}
+
 static void one_ended(struct follow *f, struct push *p, struct known *k, int result)
 {
 	struct tier_report *r = &f->report;
@@ -333,6 +347,8 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 		wait_for_host(f, p, k);
 		return;
 	}
+	if (is_of_one(result) && has_changed(p, k))
+		result = -ESTALE;
 	if (result == -EAGAIN || result == -ESTALE)
 		k->state = KNOWN_NEW; /* the next look judges it */
 	k->retry_at = now_s() + jittered(RETRY_MIN_S * (double)(1u << k->fails));
