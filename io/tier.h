@@ -30,6 +30,7 @@ struct tier_report {
 	char error[512]; /* "" = none */
 	/* when the last listing of the tier began, in ms; 0: it could not be listed since */
 	uint64_t listed_ms;
+	char other[384]; /* another store that writes to it; "" = none is known */
 };
 
 struct tier_shared {
@@ -69,7 +70,7 @@ static inline void tier_shared_get(const struct tier_shared *s, struct tier_repo
 			break;
 	}
 	out->last[sizeof(out->last) - 1] = out->sending[sizeof(out->sending) - 1] = 0;
-	out->error[sizeof(out->error) - 1] = 0;
+	out->error[sizeof(out->error) - 1] = out->other[sizeof(out->other) - 1] = 0;
 }
 
 #endif

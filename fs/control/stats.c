@@ -150,7 +150,8 @@ static void collect_tier(struct fs *fs, struct stats_tier *t, bool all)
 	if (!all && *t->r.error)
 		snprintf(t->r.error, sizeof(t->r.error), "%s", hidden);
 	if (!all)
-		t->r.sending[0] = t->r.last[0] = 0;
+		t->r.sending[0] = t->r.last[0] = t->r.other[0] = 0;
+	text_plain(t->r.other, 0);
 }
 
 static void collect_fetch(struct fs *fs, struct remote_stats *out, bool all)
@@ -471,6 +472,7 @@ static const struct field {
 	{JSON("tier", "error_since_s", COUNT, now.tier.error_s), .needs = AT(now.tier.on),
 	 GAUGE("tier_error_seconds", "Since when the tier takes nothing; 0: it does.")},
 	{JSON("tier", "retry_s", COUNT, now.tier.retry_s), .needs = AT(now.tier.on)},
+	{JSON("tier", "other", CHARS_OR_NULL, now.tier.r.other), .needs = AT(now.tier.on)},
 	{JSON("fetch", "listed", FLAG, now.fetch.listed), .needs = AT(now.fetch.on)},
 	{JSON("fetch", "checkpoints", COUNT, now.fetch.checkpoints), .needs = AT(now.fetch.on),
 	 GAUGE("tier_checkpoints", "Checkpoints in the tier, when it was listed last.")},
@@ -726,6 +728,8 @@ static void write_tier(const struct stats_tier *t, FILE *f)
 	if (t->r.error[0])
 		fprintf(f, "  TIER       for %llu s: %s; next try in %llu s\n",
 			(unsigned long long)t->error_s, t->r.error, (unsigned long long)t->retry_s);
+	if (t->r.other[0])
+		fprintf(f, "  TIER       %s writes to this tier, too\n", t->r.other);
 	if (!t->running)
 		fprintf(f, "  TIER       the process that sends to it does not run\n");
 }

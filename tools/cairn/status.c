@@ -208,6 +208,7 @@ static void print_tier(const struct doc *s)
 {
 	CLEANUP_FREE char *place = path(s, "tier.place");
 	CLEANUP_FREE char *error = text(s, "tier.error");
+	CLEANUP_FREE char *other = text(s, "tier.other");
 	CLEANUP_FREE char *last = path(s, "tier.last");
 	char a[32], b[32], c[32], n[COUNT_ROOM];
 
@@ -228,6 +229,11 @@ static void print_tier(const struct doc *s)
 	if (error && *error)
 		print_line("TIER", "nothing is sent, for %s: %s; next try in %s",
 			   since(s, "tier.error_since_s", a), error, since(s, "tier.retry_s", b));
+	if (other && *other)
+		print_line("TIER",
+			   "%s writes to this tier, too: checkpoints of equal names replace each "
+			   "other; give each its own prefix or directory",
+			   other);
 	if (flag(s, "tier.killed"))
 		print_line("TIER", "all processes that send to it were killed; mount again");
 	else if (!flag(s, "tier.running"))

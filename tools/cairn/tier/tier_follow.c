@@ -26,6 +26,7 @@
 #define LOOK_S 5.0 /* where no event tells of changes; a look takes milliseconds */
 #define LOOK_SHARE 100.0 /* at most this part of the time */
 #define HOST_AGAIN_S 1.0 /* what another host has not sent, or not committed, yet */
+#define MARK_S 86400.0 /* between two marks that this store writes to it */
 #define ASKED_S 0.5 /* somebody asks what the tier has (io/tier.h) */
 #define EVENTS_NS 300000000 /* between two looks that events cause */
 #define RETRY_MIN_S 1.0
@@ -484,6 +485,10 @@ static int push_to_tier(struct follow *f, struct push *p)
 		return err;
 	}
 	tier_limit(&t, &f->pace, &follow_stop);
+	if (now_s() >= f->there.mark_at) {
+		stores_mark(&t, p->s.fd, f->store, f->for_mount);
+		f->there.mark_at = now_s() + MARK_S;
+	}
 	err = push_due(f, p);
 	if (err)
 		there_failed(f, false);
@@ -496,7 +501,7 @@ static int push_to_tier(struct follow *f, struct push *p)
 /* Which of those that were sent does it have? */
 static int list_tier(struct follow *f, struct push *p)
 {
-	int err = there_list(f, p->why);
+	int err = there_list(f, p->s.fd, p->why);
 
 	if (err && !follow_stop)
 		failed(f, err, p->why->text);

@@ -48,6 +48,7 @@ struct there { /* what the tier has (tier_there.c) */
 	double not_before; /* whoever asks */
 	unsigned asked; /* of tier_shared, when it was listed last */
 	bool was_away; /* since then: it may have lost anything */
+	double mark_at; /* when it is told again who writes to it */
 };
 
 struct follow {
@@ -97,7 +98,7 @@ extern volatile sig_atomic_t follow_stop;
 bool there_is_due(const struct follow *f);
 bool there_is_asked(const struct follow *f);
 /* Lists the tier: what it has no longer, and after it was away all, is to be pushed. */
-int there_list(struct follow *f, struct tier_why *w);
+int there_list(struct follow *f, int store, struct tier_why *w);
 /* It failed, of which nothing of a checkpoint is the cause. away: it could not be opened. */
 void there_failed(struct follow *f, bool away);
 void follow_set_sent_before(struct follow *f, struct known *k, bool sent);

@@ -839,6 +839,7 @@ static int push_store(struct push *p, const char *tier)
 			       ? CAIRN_USAGE
 			       : CAIRN_FAILED;
 	}
+	stores_mark(&t, p->s.fd, p->s.top, NULL);
 	err = ckpt_search(&p->s);
 	if (err) {
 		complain_location(p->s.top, err);

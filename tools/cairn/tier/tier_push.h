@@ -55,4 +55,11 @@ struct push {
 int push_one(struct push *p);
 void push_drop(struct push *p);
 
+/* ---- who writes to it (tier_stores.c) ---------------------------------------------------- */
+
+/* Says in the tier that this store does. host: NULL: the machine's name. */
+void stores_mark(struct tier *t, int store, const char *path, const char *host);
+/* Another one that did, of late; "": none is known. */
+void stores_other(const struct tier *t, int store, char *out, size_t room);
+
 #endif

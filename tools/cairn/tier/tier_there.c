@@ -61,7 +61,7 @@ static void compare(struct follow *f, const struct names *names)
 }
 
 /* Nothing is written: it may be the place where its filesystem is not mounted yet. */
-static int read_list(struct follow *f, struct names *out, struct tier_why *w)
+static int read_list(struct follow *f, int store, struct names *out, struct tier_why *w)
 {
 	CLEANUP_TIER struct tier t = TIER_NONE;
 	int err = follow_check_tier(f, w);
@@ -75,10 +75,12 @@ static int read_list(struct follow *f, struct names *out, struct tier_why *w)
 		return err;
 	tier_limit(&t, &f->pace, &follow_stop);
 	err = manifest_list(&t, TIER_MANIFEST, out);
+	if (!err)
+		stores_other(&t, store, f->report.other, sizeof(f->report.other));
 	return err ? tier_told(w, err, "%s: %s", f->tier, tier_strerror(&t, err)) : 0;
 }
 
-int there_list(struct follow *f, struct tier_why *w)
+int there_list(struct follow *f, int store, struct tier_why *w)
 {
 	unsigned n = asked(f);
 	double begun = now_s(), took;
@@ -87,7 +89,7 @@ int there_list(struct follow *f, struct tier_why *w)
 	int err;
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	err = read_list(f, &names, w);
+	err = read_list(f, store, &names, w);
 	if (err) {
 		there_failed(f, true);
 		return err;
@@ -98,7 +100,8 @@ int there_list(struct follow *f, struct tier_why *w)
 	f->there = (struct there){.at = now_s() +
 					(took * LIST_SHARE > LIST_S ? took * LIST_SHARE : LIST_S),
 				  .not_before = now_s() + (took + f->look_s) * LIST_ASKED_SHARE,
-				  .asked = n};
+				  .asked = n,
+				  .mark_at = f->there.mark_at};
 	f->report.listed_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 	return 0;
 }
