@@ -46,5 +46,15 @@ expect 0 "$cairn" wait --tier "$m"
 all_there || die "a file that was lost while the tier was away was not sent again: $(find "$t/run")"
 expect 0 "$cairn" status "$m"
 says out 'tier  *has all that is complete'
+
+# It takes nothing more, and what it has is there.
+mkdir -p "$t/.cairn/manifests/run/step-3/begun.json"
+save 3
+fails() { status_field "$m" tier.error | has 'step-3: Is a directory'; }
+retry 60 fails || die "no error: $(status_field "$m" tier)"
+expect 0 "$cairn" wait --tier --timeout 60 "$m/run/step-1"
+fails || die "the error is not told any more"
+rmdir "$t/.cairn/manifests/run/step-3/begun.json"
+expect 0 "$cairn" wait --tier "$m"
 stop_mount "$m"
 expect 0 "$cairn" tier verify "$t"

@@ -629,7 +629,7 @@ static void after_pass(struct follow *f, int err)
 		f->fails += f->fails < 6;
 		f->retry_at = now_s() + s;
 		r->retry_s = (uint64_t)time(NULL) + (uint64_t)(s + 0.5);
-	} else if (!err && r->listed_ms && now_s() >= f->retry_at && !any_failing(f) && *r->error) {
+	} else if (!err && !f->fails && !any_failing(f) && *r->error) {
 		*r->error = '\0';
 		r->error_s = r->retry_s = 0;
 		f->changed = true;

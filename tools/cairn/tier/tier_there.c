@@ -28,13 +28,15 @@ bool there_is_asked(const struct follow *f)
 
 bool there_is_due(const struct follow *f)
 {
-	return !f->report.listed_ms || now_s() >= f->there.at || there_is_asked(f);
+	return now_s() >= f->there.at || there_is_asked(f);
 }
 
 void there_failed(struct follow *f, bool away)
 {
-	f->report.listed_ms = 0;
+	f->there.at = 0;
 	f->there.was_away |= away;
+	if (away)
+		f->report.listed_ms = 0;
 	f->changed = true;
 }
 
