@@ -57,6 +57,7 @@ static void compare(struct follow *f, const struct names *names)
 		if (k->state != KNOWN_SENT || (there && !f->there.was_away))
 			continue;
 		k->state = KNOWN_WAITING; /* the push judges it again */
+		f->there.mark_at = 0; /* the mark may be gone, too */
 		k->since_s = (uint64_t)time(NULL);
 		f->changed = true;
 	}
