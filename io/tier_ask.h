@@ -28,6 +28,9 @@ enum tier_ask {
 	 * descriptor: look at that memory again */
 	TIER_ASK_FILE,
 	TIER_ASK_DONE, /* the checkpoint at path is fetched, or err */
+	/* who listed the tier (path ""), or fetched the checkpoint at path, was killed (why): that
+	 * says nothing of the tier, and it is to be asked again */
+	TIER_ASK_KILLED,
 };
 
 enum tier_range {

@@ -24,6 +24,7 @@
 #define OLD_SHARE 20u /* and as old as this many times what it took */
 #define FAILED_NS (3 * SECOND) /* after a listing failed */
 #define AGAIN_NS (5 * SECOND) /* a request without an answer is made again */
+#define KILLED_NS (SECOND / 2) /* and one whose process was killed, so long after that */
 
 /* A file of a fetch that may be read, as far as it is there. */
 struct ready {
@@ -40,6 +41,7 @@ struct remote_fetch {
 	int err; /* of done: 0 or -errno */
 	uint64_t bytes, total;
 	uint64_t asked_ns, heard_ns; /* CLOCK_MONOTONIC */
+	uint64_t killed_ns; /* its process was, and nothing came since; 0: no */
 	struct ready *ready;
 	char *first; /* the file that was asked for */
 	char path[];
@@ -58,6 +60,7 @@ static struct ask {
 	uint64_t tried_ns, failed_ns; /* the last request; the last failure, 0: none since */
 	struct remote_job *jobs;
 	struct remote_fetch *fetches;
+	bool killed; /* who listed it was, since asked_ns */
 	bool silent; /* no listing came for tier_wait seconds, and none since */
 	uint64_t fetched, failed;
 	char list_error[512], fetch_error[512], left_out[512]; /* "" = none */
@@ -95,8 +98,10 @@ static void say(struct fs *fs, enum tier_ask what, const char *path, size_t chec
 
 static void ask_for_list(struct fs *fs, uint64_t now)
 {
-	if (!ask.asked_ns)
+	if (!ask.asked_ns) {
 		ask.asked_ns = now;
+		ask.killed = false;
+	}
 	ask.tried_ns = now;
 	say(fs, TIER_ASK_LIST, "", 0);
 }
@@ -439,10 +444,12 @@ static void on_moved(const struct tier_message *m)
 	LOCK_SCOPE(&ask.lock);
 	struct remote_fetch *f = find_fetch(m->path);
 
-	if (f) {
-		f->heard_ns = monotonic_ns();
-		f->bytes = m->bytes;
-	}
+	if (!f)
+		return;
+	f->heard_ns = monotonic_ns();
+	if (m->bytes > f->bytes)
+		f->killed_ns = 0;
+	f->bytes = m->bytes;
 }
 
 /* fd: taken over are -1 afterwards. */
@@ -479,6 +486,49 @@ static void on_done(struct fs *fs, const struct tier_message *m)
 		tell_fetch(fs, m->path, m->why);
 }
 
+static void on_list_killed(struct fs *fs, const char *why)
+{
+	bool tell;
+
+	{
+		LOCK_SCOPE(&ask.lock);
+		if (!ask.asked_ns)
+			return;
+		tell = !ask.killed;
+		ask.killed = true;
+		ask.tried_ns = monotonic_ns() - AGAIN_NS + KILLED_NS;
+	}
+	if (tell)
+		notice(fs, LEVEL_WARNING "%.480s; the tier is listed again", why);
+}
+
+/* Again, unless it goes on like that for too long without a byte of the tier. */
+static void on_fetch_killed(struct fs *fs, const struct tier_message *m)
+{
+	uint64_t now = monotonic_ns();
+	bool first, end;
+
+	{
+		LOCK_SCOPE(&ask.lock);
+		struct remote_fetch *f = find_fetch(m->path);
+
+		if (!f)
+			return;
+		first = !f->killed_ns;
+		end = !first && now - f->killed_ns > patience_ns(fs);
+		if (first)
+			f->killed_ns = now;
+		if (end)
+			end_fetch(f, -EIO);
+		f->bytes = 0; /* the next one counts what it moves itself */
+		f->asked_ns = now - AGAIN_NS + KILLED_NS;
+	}
+	if (end)
+		tell_fetch(fs, m->path, m->why);
+	else if (first)
+		notice(fs, LEVEL_WARNING "%.200s: %.480s; it is fetched again", m->path, m->why);
+}
+
 /* Another server: it knows nothing of what was asked. */
 static void ask_all(struct fs *fs)
 {
@@ -502,6 +552,12 @@ static void take_message(struct fs *fs, struct tier_message *m, int fd[2])
 	case TIER_ASK_MOVED: on_moved(m); break;
 	case TIER_ASK_FILE: on_file(m, fd); break;
 	case TIER_ASK_DONE: on_done(fs, m); break;
+	case TIER_ASK_KILLED:
+		if (*m->path)
+			on_fetch_killed(fs, m);
+		else
+			on_list_killed(fs, m->why);
+		break;
 	}
 }
 
@@ -524,7 +580,7 @@ static void take_messages(struct fs *fs)
 
 /* The path of a fetch of which nothing was heard for too long, and which is given up; NULL: none.
  * The server goes on, if it can. */
-static char *give_up_one(struct fs *fs)
+static char *give_up_one(struct fs *fs, bool *killed)
 {
 	uint64_t now = monotonic_ns();
 	LOCK_SCOPE(&ask.lock);
@@ -532,19 +588,21 @@ static char *give_up_one(struct fs *fs)
 	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
 		if (!f->done && now - f->heard_ns > patience_ns(fs)) {
 			end_fetch(f, -EIO);
+			*killed = f->killed_ns;
 			return strdup(f->path);
 		}
 	return NULL;
 }
 
 /* A listing that does not come: requests do not wait for it any more. */
-static bool give_up_list(struct fs *fs)
+static bool give_up_list(struct fs *fs, bool *killed)
 {
 	uint64_t now = monotonic_ns();
 	LOCK_SCOPE(&ask.lock);
 
 	if (!ask.asked_ns || now - ask.asked_ns <= patience_ns(fs))
 		return false;
+	*killed = ask.killed;
 	ask.silent = true;
 	ask.failed_ns = now;
 	ask.asked_ns = 0;
@@ -553,15 +611,18 @@ static bool give_up_list(struct fs *fs)
 
 static void look_at_time(struct fs *fs)
 {
-	char why[64], *path;
+	char why[2][96], *path;
+	bool killed;
 
-	snprintf(why, sizeof(why), "nothing came for %u s (tier_wait)", fs->o.tier_wait_s);
-	while ((path = give_up_one(fs))) {
-		tell_fetch(fs, path, why);
+	for (int i = 0; i < 2; i++)
+		snprintf(why[i], sizeof(why[i]), "nothing came for %u s (tier_wait)%s",
+			 fs->o.tier_wait_s, i ? ", the process that read it was killed" : "");
+	while ((path = give_up_one(fs, &killed))) {
+		tell_fetch(fs, path, why[killed]);
 		free(path);
 	}
-	if (give_up_list(fs))
-		tell_list(fs, why);
+	if (give_up_list(fs, &killed))
+		tell_list(fs, why[killed]);
 	LOCK_SCOPE(&ask.lock);
 	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
 		if (!f->done && monotonic_ns() - f->asked_ns > AGAIN_NS)

@@ -4,7 +4,7 @@
 # timeout: 120
 # A large file of a bucket is read by ranges: the first read of its middle is answered by one request for that, while the
 # server holds all others back; what has a wrong checksum never reaches a reader, and is asked for once more; a killed fetch
-# is gone on with. The same of a directory, with a copy that is damaged in one range.
+# is gone on with, and so is a listing. The same of a directory, with a copy that is damaged in one range.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/s3.inc"
@@ -88,10 +88,17 @@ kill -KILL "$(worker_pid "$m")"
 same_part 1 26
 [ ! -e "$TMP/code" ] || die "read what did not come"
 
-# The fetch is killed: what came is not asked for again. The kernel reads a page again whose readahead has failed.
+# The fetch is killed, then the clients of the next one: what came is not asked for again, and who waits goes on waiting.
 # shellcheck disable=SC2046	# a word each
 kill -KILL $(fetchers)
 same_part 1 27
+has_clients() { [ "$(clients | wc -l)" = 2 ]; }
+retry 20 has_clients || die "no client is started again: $(clients)"
+# shellcheck disable=SC2046	# a word each
+kill -KILL $(clients)
+same_part 1 28
+log_has() { has -- "$1" "$s"/.cairn/*/log; }
+retry 20 log_has 'run/step-1: .*cairn-tier has ended; it is fetched again' || die "it was not told"
 [ "$(count_requests bytes=25165824-)" = 1 ] || die "asked for again: $(requests)"
 s3_rule
 wait $reader
@@ -130,7 +137,6 @@ part 2 17 >"$TMP/part" && die "a damaged range was read"
 says err 'Input/output error'
 same_part 2 25
 same_part 2 1
-log_has() { has -- "$1" "$s"/.cairn/*/log; }
 retry 30 log_has "run/step-2 cannot be fetched from the tier: .*$large: not the bytes that its manifest lists" || die "it was not told"
 in_store 2 && die "it appeared in the store"
 s3_rule
@@ -149,4 +155,27 @@ in_store 2 && die "it appeared in the store"
 same_part 1 25
 retry 30 in_store 1 || die "not in the store after it was read"
 diff -r "$ref/run/step-1" "$s/run/step-1" || die "step-1"
+stop_mount "$m"
+
+# Who lists the bucket is killed, then its client: whoever waits for the first listing waits for the next one.
+rm -rf --one-file-system "$s"
+: >"$TMP/fault/log"
+s3_rule late 1 0 'GET .*step-2/manifest'
+start_mount "$s" "$m" "tier=$t"
+lists() { [ "$(grep -c '"waits"' "$TMP/fault/log")" = "$1" ] && [ -n "$(clients)" ]; }
+rm -f "$TMP/code"
+(rc=0; readlink "$m/.cairn/latest/run" >"$TMP/late" || rc=$?; echo $rc >"$TMP/code.new"; mv "$TMP/code.new" "$TMP/code") &
+reader=$!
+retry 20 lists 1 || die "nothing lists the bucket: $(cat "$TMP/fault/log")"
+# shellcheck disable=SC2046	# a word each
+kill -KILL $(fetchers)
+retry 20 lists 2 || die "who lists it was killed, and it is not listed again: $(cat "$TMP/fault/log")"
+# shellcheck disable=SC2046
+kill -KILL $(clients)
+retry 20 lists 3 || die "its client was killed, and it is not listed again: $(cat "$TMP/fault/log")"
+[ ! -e "$TMP/code" ] || die "latest without a listing: $(cat "$TMP/code" "$TMP/late")"
+log_has 'was killed; the tier is listed again' || die "it was not told"
+s3_rule
+wait $reader
+[ "$(cat "$TMP/late")" = ../../.cairn/tier/run/step-2 ] || die "latest: $(cat "$TMP/code" "$TMP/late")"
 stop_mount "$m"

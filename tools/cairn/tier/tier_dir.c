@@ -290,8 +290,10 @@ int tier_open_to_read(struct tier *t, const char *name, struct tier_why *w)
 	int err = open_root(t, name, w);
 	uint64_t keys = 0;
 
+	if (!err && t->s3 && (err = look_at_objects(t, w, &keys)))
+		return err == -EPIPE ? err : -EIO;
 	if (!err && t->s3)
-		return look_at_objects(t, w, &keys) ? -EIO : keys ? 0 : not_a_tier(t, w);
+		return keys ? 0 : not_a_tier(t, w);
 	if (!err && faccessat(t->root, TIER_MANIFESTS, F_OK, 0))
 		err = errno == ENOENT ? not_a_tier(t, w)
 				      : tier_told(w, -errno, "%s/" TIER_MANIFESTS ": %m", name);

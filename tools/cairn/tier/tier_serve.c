@@ -5,9 +5,10 @@
  * starts it (fs/process/tier.c).
  *
  * This process only reads the socket (io/tier_ask.h), and never waits for the tier or the store: a
- * child does one thing each, says so itself, and exits with 0 when it has. What readers of a fetch
- * wait for is passed on to its child. How far that is, is in memory of both; that it lives, is seen
- * from outside, by what it reads and writes.
+ * child does one thing each, says so itself, and exits with 0 when it has. One that does not was
+ * killed, as the OOM killer does: the worker is told, and asks again. What readers of a fetch wait
+ * for is passed on to its child. How far that is, is in memory of both; that it lives, is seen from
+ * outside, by what it reads and writes.
  */
 #include "tier_follow.h"
 
@@ -81,6 +82,12 @@ static void say(enum tier_ask what, const char *path, int err, const char *why, 
 	snprintf(m.path, sizeof(m.path), "%s", path ? path : "");
 	snprintf(m.why, sizeof(m.why), "%.*s", (int)sizeof(m.why) - 1, why);
 	send_message(&m, fd, -1);
+}
+
+/* What a child has come to. If its client of S3 was killed (-EPIPE), it was, too. */
+static void say_end(enum tier_ask what, const char *path, int err, const char *why, int fd)
+{
+	say(err == -EPIPE ? TIER_ASK_KILLED : what, path, err, why, fd);
 }
 
 /* ---- a listing; in a child --------------------------------------------------------------- */
@@ -289,7 +296,7 @@ static int list(const struct serve *s)
 
 	if (out)
 		fclose(out);
-	say(TIER_ASK_LISTED, NULL, err, why.text, err ? -1 : fd);
+	say_end(TIER_ASK_LISTED, NULL, err, why.text, err ? -1 : fd);
 	return 0;
 }
 
@@ -324,7 +331,7 @@ static int fetch(const struct serve *s, const struct work *w, struct fetch *f)
 		f = tier_fetch_prepare(s->tier);
 		err = 0;
 	}
-	say(TIER_ASK_DONE, w->path, err, why.text, -1);
+	say_end(TIER_ASK_DONE, w->path, err, why.text, -1);
 	return 0;
 }
 
@@ -487,7 +494,7 @@ static void tell_death(const struct serve *s, const struct work *w)
 	char why[200];
 
 	snprintf(why, sizeof(why), "%.100s: the process that read it was killed", s->tier);
-	say(w->path ? TIER_ASK_DONE : TIER_ASK_LISTED, w->path, -EIO, why, -1);
+	say(TIER_ASK_KILLED, w->path, -EIO, why, -1);
 }
 
 static void reap(struct serve *s)
