@@ -15,6 +15,7 @@ From the 3rd request that matches on, counted since `id` changed, 1 of them (0: 
 	hang	no answer, until DIR/rule changes; then as cut
 	late	passed on when DIR/rule changes
 	rot	one byte of the answer is another one
+	xml	none: the XML is as other servers write it. Keys have & as an entity and + for a space, tokens end with &&
 """
 import http.client
 import http.server
@@ -27,6 +28,13 @@ import time
 
 CODES = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "412": "PreconditionFailed"}
 PIECE = 1 << 16
+
+
+def as_others_write(text):
+    def key(found):
+        return found[0].replace(b"%26", b"&amp;").replace(b"%27", b"&#39;").replace(b"%3C", b"&lt;").replace(b"%20", b"+")
+    text = re.sub(b"<Key>.*?</Key>", key, text)
+    return text.replace(b"</NextContinuationToken>", b"&amp;&#x26;</NextContinuationToken>")
 
 
 class Rule:
@@ -83,7 +91,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_on(self, body):
         up = http.client.HTTPConnection(self.upstream, timeout=60)
-        up.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        up.putrequest(self.command, self.path.replace("%26%26", ""), skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() != "connection":
                 up.putheader(name, value)
@@ -129,6 +137,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return
             if fault == "rot":
                 text = text[:100] + bytes([text[100] ^ 1]) + text[101:]
+            if fault == "xml" and text.startswith(b"<?xml"):
+                headers = [h for h in answer.getheaders() if h[0].lower() != "content-length"]
+                self.answer(status, headers, as_others_write(text))
+                return
             self.answer(status, answer.getheaders(), text)
         except OSError:
             self.close_connection = True

@@ -5,6 +5,7 @@
  */
 #include "pace.h"
 #include "s3.h"
+#include "xml.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -217,17 +218,15 @@ static int append(void *ctx, const void *bytes, size_t n)
 	return aws_byte_buf_append_dynamic(ctx, &c) ? -ENOMEM : 0;
 }
 
-/* What is between two tags, from *at on, which is moved behind it; false: nothing. */
-static bool between(const char **at, const char *open, const char *close,
-		    struct aws_byte_cursor *out)
+/* As xml_text(). */
+static bool between(char **at, const char *open, const char *close, struct aws_byte_cursor *out)
 {
-	const char *from = strstr(*at, open), *to = from ? strstr(from, close) : NULL;
+	char *text;
+	size_t len;
 
-	if (!to)
+	if (!xml_text(at, open, close, &text, &len))
 		return false;
-	from += strlen(open);
-	*out = aws_byte_cursor_from_array(from, (size_t)(to - from));
-	*at = to;
+	*out = aws_byte_cursor_from_array(text, len);
 	return true;
 }
 
@@ -235,8 +234,9 @@ static bool between(const char **at, const char *open, const char *close,
 static int take_keys(struct s3 *s3, struct aws_byte_buf *xml, struct sink *sink,
 		     struct aws_byte_buf *token)
 {
-	const char *at, *zero = "";
+	const char *zero = "";
 	struct aws_byte_cursor key;
+	char *at;
 
 	if (append(xml, "", 1) || !strstr((char *)xml->buffer, "<ListBucketResult"))
 		return -EBADMSG;
@@ -244,6 +244,9 @@ static int take_keys(struct s3 *s3, struct aws_byte_buf *xml, struct sink *sink,
 		struct aws_byte_buf plain;
 		int err;
 
+		for (size_t i = 0; i < key.len; i++)
+			if (key.ptr[i] == '+') /* a space; + itself is %2B */
+				key.ptr[i] = ' ';
 		aws_byte_buf_init(&plain, s3->alloc, key.len + 1);
 		err = aws_byte_buf_append_decoding_uri(&plain, &key) ? -EBADMSG : 0;
 		if (!err)
@@ -309,7 +312,7 @@ static void begin(struct s3 *s3, const struct s3_request *q, struct s3_reply *ou
 {
 	struct aws_byte_buf xml;
 	struct aws_byte_cursor id = {0};
-	const char *at;
+	char *at;
 	struct s3_call c = {.s = s3,
 			    .method = "POST",
 			    .name = "CreateMultipartUpload",
