@@ -316,7 +316,7 @@ static bool has_changed(const struct push *p, const struct known *k)
 		err = follow_print(&c, &now);
 	if (err)
 		return err == -ENOENT || err == -ENOTDIR;
-	return k->print.hash != now.hash || k->print.files != now.files;
+	return !is_same(&k->print, &now);
 }
 
 static void one_ended(struct follow *f, struct push *p, struct known *k, int result)
