@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * at_call N COMMAND PROGRAM [ARG...]: runs PROGRAM, and before the Nth system call that opens, reads
- * or changes a file in its first child, which does a subcommand's work (tools/cairn/base/watch.c), runs
- * COMMAND in a shell, with PID, the child's, in its environment. Its exit code is PROGRAM's, or 128
- * and the signal.
+ * or changes a file in its first child, which does a subcommand's work (tools/cairn/base/watch.c), by
+ * any of its threads, runs COMMAND in a shell, with PID, the child's, in its environment. Its exit
+ * code is PROGRAM's, or 128 and the signal.
  */
 #include <errno.h>
 #include <signal.h>
@@ -52,6 +52,23 @@ static int is_entry(pid_t pid)
 	return info.op == PTRACE_SYSCALL_INFO_ENTRY && counts(info.entry.nr);
 }
 
+static int is_of(pid_t process, pid_t thread)
+{
+	char path[48], line[128];
+	int found = process == thread;
+	FILE *f;
+
+	if (!process || found)
+		return found;
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)thread);
+	f = fopen(path, "r");
+	while (f && !found && fgets(line, sizeof(line), f))
+		found = !strncmp(line, "Tgid:", 5) && atoi(line + 5) == process;
+	if (f)
+		fclose(f);
+	return found;
+}
+
 static void run_command(const char *command, pid_t pid)
 {
 	char text[16];
@@ -88,10 +105,11 @@ int main(int argc, char **argv)
 	if (main_pid < 0 || waitpid(main_pid, &status, 0) != main_pid || !WIFSTOPPED(status))
 		die(argv[3]);
 	ptrace(PTRACE_SETOPTIONS, main_pid, 0,
-	       PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | PTRACE_O_TRACEFORK);
+	       PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | PTRACE_O_TRACEFORK |
+		       PTRACE_O_TRACECLONE);
 	ptrace(PTRACE_CONT, main_pid, 0, 0);
 	for (;;) {
-		int sig = 0;
+		int sig = 0, traced;
 
 		pid = waitpid(-1, &status, __WALL);
 		if (pid < 0)
@@ -105,8 +123,9 @@ int main(int argc, char **argv)
 		if (!worker && pid != main_pid)
 			worker = pid; /* before or after its parent's PTRACE_EVENT_FORK */
 		sig = signal_of(status);
-		if (pid == worker && WSTOPSIG(status) == (SIGTRAP | 0x80) && is_entry(pid) && !--n)
-			run_command(argv[2], pid);
-		ptrace(pid == worker && n > 0 ? PTRACE_SYSCALL : PTRACE_CONT, pid, 0, sig);
+		traced = n > 0 && is_of(worker, pid);
+		if (traced && WSTOPSIG(status) == (SIGTRAP | 0x80) && is_entry(pid) && !--n)
+			run_command(argv[2], worker);
+		ptrace(traced && n > 0 ? PTRACE_SYSCALL : PTRACE_CONT, pid, 0, sig);
 	}
 }
