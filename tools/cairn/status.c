@@ -5,6 +5,7 @@
  * cairn retry:   writes to the control file.
  */
 #include "commands.h"
+#include "tools/cairn/tier/tier_where.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -240,6 +241,32 @@ static void print_tier(const struct doc *s)
 		print_line("TIER", "the process that sends to it does not run");
 }
 
+/* Checkpoints that are not sent because they are not complete, and are not being written: for those
+ * who may know where each is. */
+static void print_incomplete(const struct location *p, const struct doc *s)
+{
+	const struct tier_where_one *first = NULL;
+	struct tier_where w = {0};
+	uint64_t n = 0, now = (uint64_t)time(NULL);
+	char count[COUNT_ROOM], age[32];
+	int err = is_absent(s, "tier") ? -ENOENT : tier_where_read(p, &w);
+
+	for (size_t i = 0; !err && i < w.n; i++) {
+		if (!w.v[i].incomplete)
+			continue;
+		n++;
+		if (!first || w.v[i].since_s < first->since_s)
+			first = &w.v[i];
+	}
+	if (first)
+		print_line(
+			"TIER", "%s not sent, the oldest unchanged for %s: %s: %s",
+			count_of(n, "incomplete checkpoint", count),
+			human_time(now > first->since_s ? (double)(now - first->since_s) : 0, age),
+			first->path, first->why);
+	tier_where_free(&w);
+}
+
 /* What is read from the tier. */
 static void print_fetch(const struct doc *s)
 {
@@ -356,7 +383,8 @@ static void print_processes(const struct doc *s)
 			   count_of(u64(s, "keepers_replaced"), "time", n));
 }
 
-static void print_person(const struct doc *s, const struct rates *r, bool watch)
+static void print_person(const struct location *p, const struct doc *s, const struct rates *r,
+			 bool watch)
 {
 	char a[COUNT_ROOM], b[COUNT_ROOM];
 
@@ -366,6 +394,7 @@ static void print_person(const struct doc *s, const struct rates *r, bool watch)
 	print_memory(s);
 	print_counts(s, r, watch);
 	print_tier(s);
+	print_incomplete(p, s);
 	print_fetch(s);
 	print_processes(s);
 	print_list(s, "notices", "notice");
@@ -451,7 +480,7 @@ static int show_person(const struct location *p, struct rates *r, bool watch)
 		return code;
 	if (watch)
 		fputs(isatty(STDOUT_FILENO) ? "\033[H\033[J" : "", stdout);
-	print_person(&s, r, watch);
+	print_person(p, &s, r, watch);
 	if (watch && !isatty(STDOUT_FILENO))
 		putchar('\n');
 	return CAIRN_OK;

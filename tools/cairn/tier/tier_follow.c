@@ -159,12 +159,23 @@ static bool is_same(const struct print *a, const struct print *b)
 
 /* ---- a look ------------------------------------------------------------------------ */
 
-static bool is_complete(struct push *p)
+/* Says also why not. */
+static bool is_complete(struct follow *f, struct push *p, struct known *k)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	char why[sizeof(k->why)];
 	struct ckpt_verdict v;
 
-	return !ckpt_search_judge(&p->s, p->at, &c, &v) && ckpt_is_safe(&c, &v);
+	if (ckpt_search_judge(&p->s, p->at, &c, &v))
+		return false;
+	if (ckpt_is_safe(&c, &v))
+		return true;
+	snprintf(why, sizeof(why), "%s%s%s", ckpt_state_name(v.state), *v.why ? ": " : "",
+		 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+	f->changed |= strcmp(why, k->why) != 0;
+	snprintf(k->why, sizeof(k->why), "%s", why);
+	k->since_s = (uint64_t)time(NULL) - (c.quiet_s > 0 ? (uint64_t)c.quiet_s : 0);
+	return false;
 }
 
 static int look_at(struct follow *f, struct push *p)
@@ -194,8 +205,9 @@ static int look_at(struct follow *f, struct push *p)
 	}
 	k->print.inodes = now.inodes;
 	/* what was sent was complete; the push judges it again */
-	if (k->state == KNOWN_NEW && (k->sent_before || is_complete(p))) {
+	if (k->state == KNOWN_NEW && (k->sent_before || is_complete(f, p, k))) {
 		k->state = KNOWN_WAITING;
+		*k->why = '\0';
 		k->since_s = (uint64_t)time(NULL);
 		f->changed = true;
 	}

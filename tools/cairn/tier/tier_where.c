@@ -10,6 +10,7 @@
 #include <time.h>
 
 #define POLL_S 0.2
+#define INCOMPLETE "incomplete"
 
 static int by_path(const void *a, const void *b)
 {
@@ -32,7 +33,13 @@ static int take(struct tier_where *w, const struct json_doc *d)
 		v->path = json_bytes(d, json_at(d, one, "path"));
 		v->waits = state && !strcmp(state, "waiting");
 		v->sent = state && !strcmp(state, "sent");
-		w->n += v->path != NULL;
+		v->why = json_bytes(d, json_at(d, one, "why"));
+		v->incomplete = v->why && !strncmp(v->why, INCOMPLETE, strlen(INCOMPLETE));
+		v->since_s = json_u64(d, json_at(d, one, "since_s"));
+		if (v->path)
+			w->n++;
+		else
+			free(v->why);
 	}
 	qsort(w->v, w->n, sizeof(*w->v), by_path);
 	return 0;
@@ -59,8 +66,10 @@ int tier_where_read(const struct location *p, struct tier_where *out)
 
 void tier_where_free(struct tier_where *w)
 {
-	for (size_t i = 0; i < w->n; i++)
+	for (size_t i = 0; i < w->n; i++) {
 		free(w->v[i].path);
+		free(w->v[i].why);
+	}
 	free(w->v);
 	*w = (struct tier_where){0};
 }
@@ -146,8 +155,8 @@ static bool is_below(const char *a, const char *b)
 }
 
 /* 1: all at and below the path, or the checkpoint that it is a part of, is in the tier; 0: not
- * yet; -ENOENT: there is no checkpoint. */
-static int is_there(const struct location *p)
+ * yet, and *why, if that is not complete, says what it is; -ENOENT: there is no checkpoint. */
+static int is_there(const struct location *p, char **why)
 {
 	struct tier_where w;
 	bool any = false, all = true, itself = false;
@@ -160,7 +169,11 @@ static int is_there(const struct location *p)
 			continue;
 		any = true;
 		all &= !v->waits;
-		itself |= is_below(p->below, v->path) && *p->below && !v->sent;
+		if (!is_below(p->below, v->path) || !*p->below || v->sent)
+			continue;
+		itself = true;
+		if (!*why && v->why)
+			*why = strdup(v->why);
 	}
 	tier_where_free(&w);
 	if (err)
@@ -168,9 +181,10 @@ static int is_there(const struct location *p)
 	return any || !*p->below ? all && !itself : -ENOENT;
 }
 
-static int complain_error(const struct json_doc *d, const char *arg)
+static int complain_error(const struct json_doc *d, const char *arg, const char *why)
 {
-	CLEANUP_FREE char *error = json_bytes(d, json_at(d, 0, "tier.error"));
+	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "tier.error"));
+	const char *error = why ? why : last;
 
 	complain("%s is not in the tier yet%s%s", arg, error && *error ? ": " : "",
 		 error && *error ? error : "");
@@ -194,11 +208,22 @@ static bool is_listed(const struct json_doc *d, uint64_t from_ms)
 	return listed < 0 || json_u64(d, listed) >= from_ms; /* < 0: an earlier version's mount */
 }
 
+/* Once: other files of it may still come, and maybe never do. */
+static void tell_incomplete(const char *arg, const char *why, struct progress *bar, bool *told)
+{
+	if (*told || !why || strncmp(why, INCOMPLETE, strlen(INCOMPLETE)))
+		return;
+	progress_end(bar);
+	complain("%s is not in the tier: %s; waiting for that", arg, why);
+	*told = true;
+}
+
 /* One look; -1: not yet. */
 static int wait_once(const struct location *p, uint64_t from_ms, double deadline,
-		     struct progress *bar)
+		     struct progress *bar, bool *told)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_FREE char *why = NULL;
 	int there = 0, err = location_status(p, &d);
 
 	if (err)
@@ -208,7 +233,7 @@ static int wait_once(const struct location *p, uint64_t from_ms, double deadline
 		return CAIRN_USAGE;
 	}
 	if (json_u64(d, json_at(d, 0, "tier.looked_ms")) >= from_ms)
-		there = is_there(p); /* asks, too */
+		there = is_there(p, &why); /* asks, too */
 	if (there == 1 && !is_listed(d, from_ms))
 		there = 0;
 	if (there == 1)
@@ -222,20 +247,24 @@ static int wait_once(const struct location *p, uint64_t from_ms, double deadline
 				 : strerror(-there));
 		return CAIRN_FAILED;
 	}
+	if (deadline && now_s() >= deadline)
+		return complain_error(d, p->arg, why);
+	tell_incomplete(p->arg, why, bar, told);
 	progress_left(bar, json_u64(d, json_at(d, 0, "tier.pending_bytes")), "to the tier");
-	return deadline && now_s() >= deadline ? complain_error(d, p->arg) : -1;
+	return -1;
 }
 
 int tier_wait(const struct location *p, double deadline, struct progress *bar)
 {
 	struct timespec now;
 	uint64_t from_ms;
+	bool told = false;
 	int code;
 
 	clock_gettime(CLOCK_REALTIME, &now); /* the follower's clock is the same */
 	from_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 	ask(p);
-	while ((code = wait_once(p, from_ms, deadline, bar)) < 0)
+	while ((code = wait_once(p, from_ms, deadline, bar, &told)) < 0)
 		sleep_s(POLL_S);
 	progress_end(bar);
 	return code;

@@ -10,6 +10,9 @@
 struct tier_where_one {
 	char *path; /* below the mount */
 	bool waits, sent; /* neither: not complete */
+	bool incomplete; /* nor being written, as it seems */
+	char *why; /* of one that is not complete: what is missing; NULL: not told */
+	uint64_t since_s; /* and since when, since 1970 */
 };
 
 struct tier_where {
