@@ -18,6 +18,12 @@ static int by_path(const void *a, const void *b)
 		      ((const struct tier_where_one *)b)->path);
 }
 
+/* What a fetch or a removal left. */
+static bool is_ours(const char *path)
+{
+	return !strncmp(path, ".cairn-", 7) || strstr(path, "/.cairn-");
+}
+
 static int take(struct tier_where *w, const struct json_doc *d)
 {
 	int list = json_at(d, 0, "checkpoints"), n = json_count(d, list);
@@ -34,7 +40,8 @@ static int take(struct tier_where *w, const struct json_doc *d)
 		v->waits = state && !strcmp(state, "waiting");
 		v->sent = state && !strcmp(state, "sent");
 		v->why = json_bytes(d, json_at(d, one, "why"));
-		v->incomplete = v->why && !strncmp(v->why, INCOMPLETE, strlen(INCOMPLETE));
+		v->incomplete = v->why && !strncmp(v->why, INCOMPLETE, strlen(INCOMPLETE)) &&
+				v->path && !is_ours(v->path);
 		v->since_s = json_u64(d, json_at(d, one, "since_s"));
 		if (v->path)
 			w->n++;
