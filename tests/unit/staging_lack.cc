@@ -53,6 +53,7 @@ TEST(Lack, PassesWhereverItIs)
 			Ground ground;
 			Options o;
 			o.start = false;
+			o.lack_ms = UINT_MAX;
 			Staging s(ground, o);
 			ASSERT_EQ(s.err, 0);
 			History h(s);
