@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -63,12 +62,6 @@ static bool is_of_this_boot(const struct io_host *h)
 	return ours[0] && !strcmp(ours, h->boot);
 }
 
-/* Its lock is not seen by another client of a network filesystem, its process may be. */
-static bool may_live(const struct io_host *h)
-{
-	return !is_of_this_boot(h) || (h->pid > 0 && (!kill(h->pid, 0) || errno == EPERM));
-}
-
 static const char *state_of(const struct io_host *h, int64_t now)
 {
 	if (h->locked) /* some network filesystems know the locks of all machines */
@@ -78,7 +71,7 @@ static const char *state_of(const struct io_host *h, int64_t now)
 	case IO_HOST_ENDED: return "ended";
 	case IO_HOST_ALIVE: break;
 	}
-	return may_live(h) && now - h->heard < IO_HOST_SILENT_S ? "alive" : "silent";
+	return is_of_this_boot(h) || now - h->heard >= IO_HOST_SILENT_S ? "silent" : "alive";
 }
 
 static int count_unpublished(int cairn, struct host *h)
