@@ -7,8 +7,8 @@
 # tier is read all the time with plain calls: no commit file and no manifest before what it lists.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
 t=$TMP/tier ref=$TMP/ref
-export COLUMNS=400	# one line each
 
 expect 1 "$BUILD/cairnfs" "$TMP" "$TMP" -o tier=relative
 says err 'tier= takes a directory'
@@ -66,8 +66,6 @@ save()
 }
 has_all() { [ -e "$t/.cairn/manifests/run/step-$1/manifest.json" ]; }
 in_tier() { retry 60 has_all "$1" || die "step-$1 is not in the tier: $(cat "$s"/.cairn/*/tier/status.json)"; }
-field_is() { [ "$(status_field "$m" "$1")" = "$2" ]; }
-reaches() { retry 60 field_is "$1" "$2" || die "$1 is $(status_field "$m" "$1"), not $2"; }
 follower() { status_field "$m" tier.pid; }
 runs() { [ "$(follower)" -gt 0 ]; }
 

@@ -7,14 +7,11 @@
 # verified in the tier, and nothing else.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
 t=$TMP/tier
-export COLUMNS=400
 mkdir "$t"
 
-save() { mkdir -p "$m/run"; cp -r "$assets/dcp" "$m/run/step-$1"; }
 gone() { [ ! -e "$m/run/step-$1" ]; }
-field_is() { [ "$(status_field "$m" "$1")" = "$2" ]; }
-reaches() { retry 60 field_is "$1" "$2" || die "$1 is $(status_field "$m" "$1"), not $2"; }
 
 start_mount "$s" "$m"
 expect 2 "$cairn" wait --tier "$m"

@@ -6,11 +6,10 @@
 # one checkpoint, all of them, a file while it is away.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
 t=$TMP/tier
-export COLUMNS=400
 mkdir "$t"
 
-save() { mkdir -p "$m/run"; cp -r "$assets/dcp" "$m/run/step-$1"; }
 there() { local i; for i; do same_tree "$assets/dcp" "$t/run/step-$i"; done; }
 all_there() { there 1 2 && [ "$(find "$t/.cairn/manifests" -name manifest.json | wc -l)" = 2 ]; }
 # Whoever waits asks what the tier has.

@@ -7,10 +7,9 @@
 # refuses the credentials; what is told; the bucket is read with plain HTTP.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
 . "$(dirname "$0")/s3.inc"
 s3_serve
-export COLUMNS=400
-save() { mkdir -p "$m/run"; cp -r "$assets/dcp" "$m/run/step-$1"; }
 error_says() { status_field "$m" tier.error | has "$1"; }
 
 start_mount "$s" "$m" tier=s3://bucket/a
