@@ -149,8 +149,8 @@ int print_users(FILE *f, int mount_id)
 bool is_mount_of(const struct io_mount *m, unsigned dev_major, unsigned dev_minor,
 		 const char *source)
 {
-	return m->dev_major == dev_major && m->dev_minor == dev_minor &&
-	       !strcmp(m->fstype, "fuse.cairnfs") && !strcmp(m->source, source);
+	return m->dev_major == dev_major && m->dev_minor == dev_minor && mount_is_cairnfs(m) &&
+	       !strcmp(m->source, source);
 }
 
 static bool has_mounted(const char *pid, unsigned dev_major, unsigned dev_minor, const char *source)

@@ -440,22 +440,6 @@ static int gone(struct unmounting *u)
 	return u->keeper_fd >= 0 ? unlocked(u) : CAIRN_OK;
 }
 
-/* malloc()ed; "": it is not in the mount table any more. */
-static char *source_of(int mount_id)
-{
-	struct io_mounts m;
-	const char *found = "";
-
-	if (io_mounts_read(IO_MOUNTS_HERE, &m))
-		return NULL;
-	for (size_t i = 0; i < m.n; i++)
-		if (m.v[i].id == mount_id)
-			found = m.v[i].source;
-	char *source = strdup(found);
-	io_mounts_free(&m);
-	return source;
-}
-
 /* ---- the command -------------------------------------------------------------------- */
 
 static int start(struct unmounting *u, const char *path)
@@ -473,7 +457,7 @@ static int start(struct unmounting *u, const char *path)
 	u->dev_major = u->p.dev_major;
 	u->dev_minor = u->p.dev_minor;
 	u->point = strdup(u->p.top);
-	u->source = source_of(u->mount_id);
+	u->source = strdup(u->p.source);
 	if (!u->point || !u->source) {
 		complain("%m");
 		return CAIRN_FAILED;

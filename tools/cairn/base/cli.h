@@ -124,6 +124,7 @@ struct location {
 	int mount_id; /* of the mount whose root `root` is; -1 in a store */
 	unsigned dev_major, dev_minor; /* its device, 0:0 in a store */
 	char *top; /* the mount point, or the store's path */
+	char *source; /* what the mount table says is mounted; NULL in a store */
 	char *below; /* path below top, without leading '/'; "" is top itself */
 };
 

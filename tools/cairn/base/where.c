@@ -115,7 +115,8 @@ static int on_mount(const struct io_mounts *all, const struct io_mount *m, const
 	if (asprintf(&out->below, "%s%s%s", root, *root && *rel ? "/" : "", rel) < 0)
 		return -ENOMEM;
 	out->top = strdup(whole->point);
-	if (!out->top)
+	out->source = strdup(whole->source);
+	if (!out->top || !out->source)
 		return -ENOMEM;
 	out->root = open(whole->point, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (out->root < 0)
@@ -211,7 +212,8 @@ static int on_near(const char *abs, const struct location *near, struct location
 		return -EXDEV;
 	out->below = strdup(rel);
 	out->top = strdup(near->top);
-	if (!out->below || !out->top)
+	out->source = strdup(near->source);
+	if (!out->below || !out->top || !out->source)
 		return -ENOMEM;
 	out->root = near->root;
 	out->on_mount = true;
@@ -273,6 +275,7 @@ void location_close(struct location *p)
 	if (p->root >= 0)
 		close(p->root);
 	free(p->top);
+	free(p->source);
 	free(p->below);
 	*p = LOCATION_NONE;
 }
