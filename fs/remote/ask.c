@@ -24,6 +24,7 @@
 #define OLD_SHARE 20u /* and as old as this many times what it took */
 #define FAILED_NS (3 * SECOND) /* after a listing failed */
 #define AGAIN_NS (5 * SECOND) /* a request without an answer is made again */
+#define SILENCE_TEXT 96
 #define KILLED_NS (SECOND / 2) /* and one whose process was killed, so long after that */
 
 /* A file of a fetch that may be read, as far as it is there. */
@@ -609,20 +610,24 @@ static bool give_up_list(struct fs *fs, bool *killed)
 	return true;
 }
 
+static const char *silence(const struct fs *fs, bool killed, char out[SILENCE_TEXT])
+{
+	snprintf(out, SILENCE_TEXT, "nothing came for %u s (tier_wait)%s", fs->o.tier_wait_s,
+		 killed ? ", the process that read it was killed" : "");
+	return out;
+}
+
 static void look_at_time(struct fs *fs)
 {
-	char why[2][96], *path;
+	char why[SILENCE_TEXT], *path;
 	bool killed;
 
-	for (int i = 0; i < 2; i++)
-		snprintf(why[i], sizeof(why[i]), "nothing came for %u s (tier_wait)%s",
-			 fs->o.tier_wait_s, i ? ", the process that read it was killed" : "");
 	while ((path = give_up_one(fs, &killed))) {
-		tell_fetch(fs, path, why[killed]);
+		tell_fetch(fs, path, silence(fs, killed, why));
 		free(path);
 	}
 	if (give_up_list(fs, &killed))
-		tell_list(fs, why[killed]);
+		tell_list(fs, silence(fs, killed, why));
 	LOCK_SCOPE(&ask.lock);
 	for (struct remote_fetch *f = ask.fetches; f; f = f->next)
 		if (!f->done && monotonic_ns() - f->asked_ns > AGAIN_NS)
