@@ -343,6 +343,12 @@ bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v)
 
 /* ---- text ------------------------------------------------------------------------- */
 
+void ckpt_say_unsafe(const struct ckpt_verdict *v, char out[CKPT_UNSAFE_TEXT])
+{
+	snprintf(out, CKPT_UNSAFE_TEXT, "%s%s%s", ckpt_state_name(v->state), *v->why ? ": " : "",
+		 v->state == CKPT_COMPLETE ? ", not durable" : v->why);
+}
+
 const char *shape_text(const uint64_t *v, unsigned n, const char *between, char *buf, size_t cap)
 {
 	const size_t gap = strlen(between);

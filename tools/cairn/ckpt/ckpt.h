@@ -45,6 +45,9 @@ int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx);
 
 void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out);
 bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v);
+/* What one is that is not: its state, and why. */
+#define CKPT_UNSAFE_TEXT 224
+void ckpt_say_unsafe(const struct ckpt_verdict *v, char out[CKPT_UNSAFE_TEXT]);
 
 /* A file of the checkpoint, never through a symlink that leads out of it; O_RDONLY or
  * -errno. */

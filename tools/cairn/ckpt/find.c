@@ -150,6 +150,7 @@ int ckpt_search_is_safe(void *ctx, size_t i)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	struct ckpt_search *s = ctx;
+	char text[CKPT_UNSAFE_TEXT];
 	struct ckpt_verdict v;
 	int err = ckpt_search_judge(s, i, &c, &v);
 
@@ -163,9 +164,9 @@ int ckpt_search_is_safe(void *ctx, size_t i)
 	}
 	if (ckpt_is_safe(&c, &v))
 		return 1;
+	ckpt_say_unsafe(&v, text);
 	if (s->verbose)
-		complain("%s: %s%s%s", c.path, ckpt_state_name(v.state), *v.why ? ": " : "",
-			 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+		complain("%s: %s", c.path, text);
 	return 0;
 }
 

@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define MAX_BYTES (512u << 20) /* of one manifest; a file takes some 150 */
 
@@ -368,25 +367,22 @@ static int by_name(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static int list_objects(const struct tier *t, const char *name, struct names *out)
+bool manifest_is_listed(const struct names *n, const char *path)
 {
-	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
-	uint64_t size = 0;
-	int err = fd < 0 ? -errno : tier_s3_do(t->s3, S3_LIST, TIER_MANIFESTS "/", fd, &size, NULL);
-	char *keys = err || !size ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+	return n->n && bsearch(&path, n->v, n->n, sizeof(*n->v), by_name);
+}
 
-	if (keys == MAP_FAILED)
-		return -errno;
-	for (uint64_t at = 0; !err && at < size; at += strlen(keys + at) + 1) {
-		const char *path = tier_s3_below(t->s3, keys + at, TIER_MANIFESTS "/");
-		size_t len;
+struct listing {
+	const char *name; /* of the file of a checkpoint */
+	struct names *out;
+};
 
-		if (path && is_listed(path, name, &len))
-			err = list_add(out, path, len);
-	}
-	if (keys)
-		munmap(keys, size);
-	return err;
+static int list_object(void *ctx, const char *path)
+{
+	struct listing *l = ctx;
+	size_t len;
+
+	return is_listed(path, l->name, &len) ? list_add(l->out, path, len) : 0;
 }
 
 static int list_files(const struct tier *t, const char *name, struct names *out)
@@ -412,7 +408,9 @@ int manifest_list(const struct tier *t, const char *name, struct names *out)
 	int err;
 
 	*out = (struct names){0};
-	err = t->s3 ? list_objects(t, name, out) : list_files(t, name, out);
+	err = t->s3 ? tier_s3_keys(t->s3, TIER_MANIFESTS "/", list_object,
+				   &(struct listing){name, out})
+		    : list_files(t, name, out);
 	if (err)
 		names_free(out);
 	else if (out->n)

@@ -138,8 +138,10 @@ int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uin
 /* As tier_limit(). */
 void tier_s3_limit(struct tier_s3 *s, uint64_t rate, const volatile sig_atomic_t *stop);
 
-/* What is in key behind the prefix and top; NULL: it is not below that. */
-const char *tier_s3_below(const struct tier_s3 *s, const char *key, const char *top);
+/* `each` gets what is behind top in each key that begins with it. Its first error ends that, and is
+ * returned. 0 or -errno. */
+typedef int (*tier_key_fn)(void *ctx, const char *below);
+int tier_s3_keys(struct tier_s3 *s, const char *top, tier_key_fn each, void *ctx);
 
 /* ---- manifests (manifest.c) ----------------------------------------------------- */
 
@@ -208,6 +210,7 @@ void manifest_forget_uploads(struct manifest *m);
 bool manifest_is_upload(const char *id);
 /* The checkpoints that have a file `name`, sorted. */
 int manifest_list(const struct tier *t, const char *name, struct names *out);
+bool manifest_is_listed(const struct names *n, const char *path); /* of such a list */
 
 /* ---- subcommands ------------------------------------------------------------------ */
 

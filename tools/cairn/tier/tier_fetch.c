@@ -224,7 +224,7 @@ static int get_some(struct fetch *f, const struct tier *from, struct ranges *r)
 	uint64_t first, n;
 	int err;
 
-	if (!ranges_claim_next(r, f->asked ? f->most : r->n, &first, &n))
+	if (!ranges_claim_next(r, f->most, &first, &n))
 		return 0;
 	err = ranges_get(r, from, first, n, on_bytes, f);
 	if (f->asked && now_s() - begun > SHORT_S)
@@ -437,7 +437,7 @@ static int copy_all(struct fetch *f)
 		f->total += f->have[i] ? 0 : f->m.v[i].size;
 		missing += !f->have[i];
 	}
-	f->most = 1;
+	f->most = f->asked ? 1 : UINT64_MAX;
 	f->next = 0;
 	f->err = 0;
 	start_to_answer(f);

@@ -151,6 +151,14 @@ int follow_print(const struct ckpt *c, struct print *out)
 	return err;
 }
 
+static int print_now(const struct push *p, const char *path, struct print *out)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	int err = ckpt_open(p->s.fd, path, path, p->s.on_mount, &c);
+
+	return err ? err : follow_print(&c, out);
+}
+
 static bool is_same(const struct print *a, const struct print *b)
 {
 	return a->hash == b->hash && a->files == b->files &&
@@ -170,8 +178,7 @@ static bool is_complete(struct follow *f, struct push *p, struct known *k)
 		return false;
 	if (ckpt_is_safe(&c, &v))
 		return true;
-	snprintf(why, sizeof(why), "%s%s%s", ckpt_state_name(v.state), *v.why ? ": " : "",
-		 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+	ckpt_say_unsafe(&v, why);
 	f->changed |= strcmp(why, k->why) != 0;
 	snprintf(k->why, sizeof(k->why), "%s", why);
 	k->since_s = (uint64_t)time(NULL) - (c.quiet_s > 0 ? (uint64_t)c.quiet_s : 0);
@@ -180,14 +187,11 @@ static bool is_complete(struct follow *f, struct push *p, struct known *k)
 
 static int look_at(struct follow *f, struct push *p)
 {
-	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	const char *path = p->s.v[p->at].path;
 	struct known *k = follow_find(f, path);
 	struct print now;
-	int err = ckpt_open(p->s.fd, path, path, p->s.on_mount, &c);
+	int err = print_now(p, path, &now);
 
-	if (!err)
-		err = follow_print(&c, &now);
 	if (err)
 		return err == -ENOENT || err == -ENOTDIR ? 0 : err; /* gone meanwhile */
 	if (!k)
@@ -320,12 +324,9 @@ static void wait_for_host(struct follow *f, struct push *p, struct known *k)
 /* Is it another one, or gone, since it was looked at? Then it did not fail. */
 static bool has_changed(const struct push *p, const struct known *k)
 {
-	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	struct print now;
-	int err = ckpt_open(p->s.fd, k->path, k->path, p->s.on_mount, &c);
+	int err = print_now(p, k->path, &now);
 
-	if (!err)
-		err = follow_print(&c, &now);
 	if (err)
 		return err == -ENOENT || err == -ENOTDIR;
 	return !is_same(&k->print, &now);

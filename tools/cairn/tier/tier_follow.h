@@ -33,7 +33,7 @@ struct known { /* a checkpoint of the store */
 	 * says only what is pushed first. */
 	bool sent_before;
 	uint64_t since_s; /* when it was seen to be complete; of KNOWN_NEW: changed last */
-	char why[224]; /* of KNOWN_NEW: as `cairn ls` says it, with what is missing */
+	char why[CKPT_UNSAFE_TEXT]; /* of KNOWN_NEW: with what is missing */
 	unsigned fails;
 	double retry_at; /* by now_s() */
 	double waits_since; /* for another host; 0: it does not */

@@ -101,17 +101,14 @@ static int compare(const struct keep *k, const struct tier_file *f)
 	CLEANUP_CLOSE int fd = openat(k->p->s.fd, f->path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	char sum[IO_CHECKSUM_LEN];
 	struct stat st;
+	int err;
 
 	if (fd < 0 || fstat(fd, &st) || (uint64_t)st.st_size != f->size)
 		return tier_lacks(k, f->path, "not the file of the store");
-	/* the one it was persisted with, if that is known */
-	if (xattr_of_fd(fd, KEY_CHECKSUM, sum, sizeof(sum)) || strncmp(sum, "xxh3:", 5)) {
-		int err = io_sum_file(fd, sum);
-
-		if (err)
-			return tier_told(k->w, err, "%s/%s: %s", k->p->s.top, f->path,
-					 strerror(-err));
-	}
+	push_stored_sum(fd, sum);
+	err = *sum ? 0 : io_sum_file(fd, sum);
+	if (err)
+		return tier_told(k->w, err, "%s/%s: %s", k->p->s.top, f->path, strerror(-err));
 	return strcmp(sum, f->sum) ? tier_lacks(k, f->path,
 						"other bytes than the store's; another store may "
 						"have sent them")

@@ -39,6 +39,12 @@ static size_t dir_len(const struct push *p, const struct ckpt *c)
 	return base_of(path) == path ? 0 : (size_t)(base_of(path) - path) - 1;
 }
 
+void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
+{
+	if (xattr_of_fd(fd, KEY_CHECKSUM, out, IO_CHECKSUM_LEN) || strncmp(out, "xxh3:", 5))
+		*out = '\0';
+}
+
 static int add_item(struct push *p, const struct ckpt *c, const char *name)
 {
 	CLEANUP_CLOSE int fd = ckpt_open_file(c, name);
@@ -60,9 +66,7 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 		return tier_told(p->why, -ENOMEM, "%s: no memory", c->path);
 	it.f.size = (uint64_t)it.st.st_size;
 	it.f.mtime = it.st.st_mtim;
-	if (xattr_of_fd(fd, KEY_CHECKSUM, it.stored, sizeof(it.stored)) ||
-	    strncmp(it.stored, "xxh3:", 5))
-		it.stored[0] = '\0';
+	push_stored_sum(fd, it.stored);
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
 	it.commits = ckpt_commits(base_of(name));
 	v[p->n++] = it;
@@ -743,6 +747,7 @@ static int push_files(struct push *p, const struct ckpt *c)
 int push_one(struct push *p)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	char text[CKPT_UNSAFE_TEXT];
 	struct ckpt_verdict v;
 	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
 
@@ -751,10 +756,10 @@ int push_one(struct push *p)
 	if (err)
 		return tier_told(p->why, err, "%s/%s: %s", p->s.top, p->s.v[p->at].path,
 				 strerror(-err));
-	if (!ckpt_is_safe(&c, &v))
-		return tier_told(p->why, -EAGAIN, "%s: %s%s%s; not sent", c.path,
-				 ckpt_state_name(v.state), *v.why ? ": " : "",
-				 v.state == CKPT_COMPLETE ? ", not durable" : v.why);
+	if (!ckpt_is_safe(&c, &v)) {
+		ckpt_say_unsafe(&v, text);
+		return tier_told(p->why, -EAGAIN, "%s: %s; not sent", c.path, text);
+	}
 	err = gather(p, &c);
 	if (!err)
 		err = push_files(p, &c);

@@ -12,7 +12,7 @@
 struct item { /* a file of the checkpoint */
 	struct tier_file f;
 	struct stat st;
-	char stored[IO_CHECKSUM_LEN]; /* what the store's file was persisted with; "": not known */
+	char stored[IO_CHECKSUM_LEN]; /* push_stored_sum() */
 	bool commits, send;
 	bool other; /* another host sends it */
 	const struct tier_host *owner; /* NULL: nobody's, or not known */
@@ -54,6 +54,8 @@ struct push {
  * yet; or -errno: p->why has the reason. push_drop() after each. */
 int push_one(struct push *p);
 void push_drop(struct push *p);
+/* The checksum that the store's file was persisted with; "": not known. */
+void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN]);
 
 /* ---- who writes to it (tier_stores.c) ---------------------------------------------------- */
 

@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -93,13 +94,6 @@ void tier_s3_close(struct tier_s3 *s)
 const char *tier_s3_why(const struct tier_s3 *s)
 {
 	return s->why;
-}
-
-const char *tier_s3_below(const struct tier_s3 *s, const char *key, const char *top)
-{
-	size_t n = strlen(s->prefix), m = strlen(top);
-
-	return !strncmp(key, s->prefix, n) && !strncmp(key + n, top, m) ? key + n + m : NULL;
 }
 
 /* Keys are UTF-8. */
@@ -198,4 +192,29 @@ int tier_s3_upload(struct tier_s3 *s, unsigned op, const char *path, int fd, uin
 	if (upload && op == S3_BEGIN)
 		memcpy(upload, r.upload, sizeof(r.upload));
 	return r.err;
+}
+
+static bool is_below(const struct tier_s3 *s, const char *key, const char *top)
+{
+	size_t n = strlen(s->prefix);
+
+	return !strncmp(key, s->prefix, n) && !strncmp(key + n, top, strlen(top));
+}
+
+int tier_s3_keys(struct tier_s3 *s, const char *top, tier_key_fn each, void *ctx)
+{
+	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
+	size_t prefix = strlen(s->prefix) + strlen(top);
+	uint64_t size = 0;
+	int err = fd < 0 ? -errno : tier_s3_do(s, S3_LIST, top, fd, &size, NULL);
+	char *keys = err || !size ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+
+	if (keys == MAP_FAILED)
+		return -errno;
+	for (uint64_t at = 0; !err && at < size; at += strlen(keys + at) + 1)
+		if (is_below(s, keys + at, top))
+			err = each(ctx, keys + at + prefix);
+	if (keys)
+		munmap(keys, size);
+	return err;
 }

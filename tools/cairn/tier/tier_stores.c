@@ -6,11 +6,8 @@
  */
 #include "tier_push.h"
 
-#include "tools/tier/wire.h"
-
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #define STORES ".cairn/stores"
@@ -62,66 +59,58 @@ static bool is_mark(const char *name)
 	return strlen(name) == ID_LEN && strspn(name, "0123456789abcdef") == ID_LEN;
 }
 
-static bool read_mark(const struct tier *t, const char *id, char *out, size_t room)
+struct search {
+	const struct tier *t;
+	char own[ID_LEN + 1];
+	unsigned n; /* marks that were read */
+	char *out;
+	size_t room;
+};
+
+/* Of another store, of late: it is in out. */
+static int look_at(void *ctx, const char *id)
 {
 	CLEANUP_FREE char *text = NULL, *host = NULL, *path = NULL;
 	CLEANUP_JSON struct json_doc *d = NULL;
 	char name[sizeof(STORES) + 1 + ID_LEN];
+	struct search *s = ctx;
 	uint64_t time_s;
 	size_t len;
 
+	if (!is_mark(id) || !strcmp(id, s->own) || *s->out || s->n++ >= MARKS_MAX)
+		return 0;
 	snprintf(name, sizeof(name), STORES "/%s", id);
-	if (tier_read_small(t, name, MARK_MAX, &text, &len) || json_parse(text, len, &d) ||
+	if (tier_read_small(s->t, name, MARK_MAX, &text, &len) || json_parse(text, len, &d) ||
 	    !json_is_u64(d, json_at(d, 0, "time_s"), &time_s) ||
 	    time_s + OLD_S < (uint64_t)time(NULL))
-		return false;
+		return 0;
 	host = json_bytes(d, json_at(d, 0, "host"));
 	path = json_bytes(d, json_at(d, 0, "path"));
 	if (host && path)
-		snprintf(out, room, "store %s (%.64s:%.150s)", id, host, path);
-	return host && path;
+		snprintf(s->out, s->room, "store %s (%.64s:%.150s)", id, host, path);
+	return 0;
 }
 
-/* Those of the marks; not all if there are many. */
-static int list_objects(const struct tier *t, struct names *out)
-{
-	CLEANUP_CLOSE int fd = memfd_create("keys", MFD_CLOEXEC);
-	uint64_t size = 0;
-	int err = fd < 0 ? -errno : tier_s3_do(t->s3, S3_LIST, STORES "/", fd, &size, NULL);
-	char *keys = err || !size ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-
-	if (keys == MAP_FAILED)
-		return -errno;
-	out->v = calloc(MARKS_MAX, sizeof(*out->v));
-	for (uint64_t at = 0; out->v && at < size && out->n < MARKS_MAX;
-	     at += strlen(keys + at) + 1) {
-		const char *id = tier_s3_below(t->s3, keys + at, STORES "/");
-
-		if (id && is_mark(id) && (out->v[out->n] = strdup(id)))
-			out->n++;
-	}
-	if (keys)
-		munmap(keys, size);
-	return err;
-}
-
-static int list_files(const struct tier *t, struct names *out)
+static void look_at_files(const struct tier *t, struct search *s)
 {
 	CLEANUP_CLOSE int fd = tier_open_at(t, STORES, O_RDONLY | O_DIRECTORY);
+	struct names names = {0};
 
-	return fd < 0 ? fd : names_read(fd, out);
+	if (fd < 0 || names_read(fd, &names))
+		return;
+	for (size_t i = 0; i < names.n; i++)
+		look_at(s, names.v[i]);
+	names_free(&names);
 }
 
 void stores_other(const struct tier *t, int store, char *out, size_t room)
 {
-	char id[ID_LEN + 1];
-	struct names names = {0};
-	int err = t->s3 ? list_objects(t, &names) : list_files(t, &names);
+	struct search s = {.t = t, .out = out, .room = room};
 
-	read_id(store, id);
+	read_id(store, s.own);
 	*out = '\0';
-	for (size_t i = 0; !err && !*out && i < names.n && i < MARKS_MAX; i++)
-		if (is_mark(names.v[i]) && strcmp(names.v[i], id))
-			(void)read_mark(t, names.v[i], out, room);
-	names_free(&names);
+	if (!t->s3)
+		look_at_files(t, &s);
+	else if (tier_s3_keys(t->s3, STORES "/", look_at, &s))
+		return; /* it is not known then */
 }

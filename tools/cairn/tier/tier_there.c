@@ -40,17 +40,11 @@ void there_failed(struct follow *f, bool away)
 	f->changed = true;
 }
 
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static void compare(struct follow *f, const struct names *names)
 {
 	for (size_t i = 0; i < f->n; i++) {
 		struct known *k = &f->v[i];
-		bool there =
-			names->n && bsearch(&k->path, names->v, names->n, sizeof(char *), by_name);
+		bool there = manifest_is_listed(names, k->path);
 
 		if (!there)
 			follow_set_sent_before(f, k, false);
