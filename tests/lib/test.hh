@@ -13,12 +13,12 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -102,7 +102,10 @@ inline std::string read_file(const std::string &path)
 	std::ifstream f(path, std::ios::binary);
 	if (!f)
 		throw std::runtime_error("cannot read " + path);
-	return {std::istreambuf_iterator<char>(f), std::istreambuf_iterator<char>()};
+	std::string bytes, block(1 << 20, '\0');
+	while (f.read(&block[0], (std::streamsize)block.size()) || f.gcount())
+		bytes.append(block, 0, (size_t)f.gcount());
+	return bytes;
 }
 
 // splitmix64, one word each eight bytes: cheap, and no two offsets alike.
@@ -115,8 +118,7 @@ inline std::string pattern(size_t size, uint64_t seed)
 		z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
 		z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
 		z ^= z >> 31;
-		for (size_t i = at; i < at + 8 && i < size; i++, z >>= 8)
-			bytes[i] = (char)z;
+		memcpy(&bytes[at], &z, size - at < 8 ? size - at : 8);
 	}
 	return bytes;
 }

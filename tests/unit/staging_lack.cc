@@ -31,12 +31,18 @@ private:
 	static int seen(void *ctx, shim_kind kind, int)
 	{
 		auto self = static_cast<Lack *>(ctx);
-		if (kind != self->kind_ || !self->left_)
+		if (kind != self->kind_ || !self->take())
 			return 0;
 		if (self->then_)
 			self->then_();
-		self->left_--;
 		return self->err_;
+	}
+	bool take() // several threads call at once
+	{
+		unsigned n = left_;
+		while (n && !left_.compare_exchange_weak(n, n - 1))
+			;
+		return n;
 	}
 	std::atomic<unsigned> left_;
 	shim_kind kind_;
