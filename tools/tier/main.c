@@ -8,6 +8,7 @@
 #include "xml.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -165,20 +166,11 @@ struct sink {
 static int sink_bytes(void *ctx, const void *bytes, size_t n)
 {
 	struct sink *s = ctx;
-	const char *p = bytes;
 
-	for (size_t at = 0; s->fd >= 0 && at < n && !s->err;) {
-		ssize_t w = pwrite(s->fd, p + at, n - at, (off_t)(s->off + s->size + at));
-
-		if (w < 0 && errno != EINTR)
-			s->err = -errno;
-		at += w < 0 ? 0 : (size_t)w;
-	}
-	if (s->err)
-		return s->err;
-	s->size += n;
-	io_sum_add(s->sum, bytes, n); /* a range that is told is written */
-	return 0;
+	s->err = s3_keep(s->fd, s->sum, bytes, n, s->off + s->size);
+	if (!s->err)
+		s->size += n;
+	return s->err;
 }
 
 static void get(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out)
@@ -428,6 +420,9 @@ int main(int argc, char **argv)
 	int fd, type = 0;
 	socklen_t len = sizeof(type);
 
+	/* buffers stay with the process: else the kernel clears the memory of each again */
+	mallopt(M_MMAP_THRESHOLD, 2 * S3_PART_BYTES);
+	mallopt(M_TRIM_THRESHOLD, 16 * S3_PART_BYTES);
 	/* a request must not go on when the parent, which knows the order, is gone */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (argc != 2 || getsockopt(0, SOL_SOCKET, SO_TYPE, &type, &len) ||

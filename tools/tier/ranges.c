@@ -15,6 +15,10 @@
 
 #define GETTERS 4u
 
+/* Of what is kept at a time: it is in the processor's cache when it is summed, and the page cache
+ * takes folios (ext4 has up to 2 MiB) of memory that is in use. */
+#define KEPT_BYTES (256u << 10)
+
 struct run {
 	struct s3 *s3;
 	const struct s3_request *q;
@@ -30,6 +34,21 @@ struct getter {
 	struct s3_reply reply;
 	pthread_t thread;
 };
+
+int s3_keep(int fd, struct io_sum *sum, const void *bytes, size_t n, uint64_t off)
+{
+	const char *p = bytes;
+
+	for (size_t at = 0, step; at < n; at += step) {
+		step = n - at < KEPT_BYTES ? n - at : KEPT_BYTES;
+		int err = fd >= 0 ? full_pwrite(fd, p + at, step, off + at) : 0;
+
+		if (err)
+			return err;
+		io_sum_add(sum, p + at, step);
+	}
+	return 0;
+}
 
 /* The bytes of it are in the buffer. */
 static int get_range(struct getter *g, uint64_t off, uint64_t bytes)
@@ -56,12 +75,10 @@ static void keep_range(struct getter *g, uint64_t number, uint64_t off)
 {
 	struct s3_reply told = {.more = 1, .number = number};
 
-	if (g->run->fd >= 0)
-		g->reply.err = full_pwrite(g->run->fd, g->buf.buffer, g->buf.len, off);
+	io_sum_reset(g->sum);
+	g->reply.err = s3_keep(g->run->fd, g->sum, g->buf.buffer, g->buf.len, off);
 	if (g->reply.err)
 		return;
-	io_sum_reset(g->sum);
-	io_sum_add(g->sum, g->buf.buffer, g->buf.len);
 	io_sum_text(g->sum, told.sum);
 	s3_tell(&told);
 	g->reply.size += g->buf.len;

@@ -68,6 +68,10 @@ void s3_tell(const struct s3_reply *r);
 
 /* ---- ranges (ranges.c) ---------------------------------------------------------------- */
 
+/* Writes n bytes at off of fd, or none if it is -1, and adds them to sum. 0, or the -errno of the
+ * write: what is summed is written. */
+int s3_keep(int fd, struct io_sum *sum, const void *bytes, size_t n, uint64_t off);
+
 /* S3_GET with `apart`. */
 void s3_get_ranges(struct s3 *s3, const struct s3_request *q, int fd, struct s3_reply *out);
 
