@@ -89,6 +89,7 @@ def server(o):
     os.environ.update(AWS_ACCESS_KEY_ID=KEYS["accessKey"], AWS_SECRET_ACCESS_KEY=KEYS["secretKey"],
                       AWS_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{base + 3}")
     os.environ["AWS_ENDPOINT_URL_S3"] = os.environ["AWS_ENDPOINT_URL"]
+    os.environ.pop("AWS_CA_BUNDLE", None)  # the server has no TLS
     try:
         until(60, "the server does not listen", lambda: listens(base + 3))
         until(60, "the server takes no bucket", lambda: not s5cmd(o, "mb", "s3://bench-ready", check=False).returncode)
