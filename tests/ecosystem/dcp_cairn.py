@@ -217,11 +217,11 @@ def save(top):
 # --- reading -----------------------------------------------------------------------------------
 
 
-def load(rank, ranks, top):
+def load(rank, ranks, top, readers):
     for path, step in (("sync/step-1", 3), ("sync/step-2", 2), ("async/step-1", 1),
                        ("async/step-2", 2), ("async/step-5", 5), ("thread", 6), ("process", 6),
                        ("own", 6), ("torch", 6)):
-        for reader in (PLAIN, CairnStorageReader):
+        for reader in readers:
             s = state(rank, ranks, step, fill=3)
             dcp.load(s, storage_reader=reader(f"{top}/{path}"))
             expect(s, rank, step)
@@ -245,11 +245,14 @@ assert state["more.replica"].any()
 
 def check(top):
     checked = False
+    # The bare store has the bytes that were read through the mount (case.sh compares them); only the
+    # reader of our own goes another way there.
+    readers = (PLAIN, CairnStorageReader) if top == os.environ["MOUNT"] else (CairnStorageReader,)
     for where in ("with", "without"):
         folder = f"{top}/{where}"
         if not os.path.isdir(folder):
             continue
-        eco.ranks(2, load, folder)
+        eco.ranks(2, load, folder, readers)
         # One rank reads what two wrote, with nothing to load into.
         got = cairnfs.load_checkpoint(f"{folder}/async/step-5")
         eco.same_dict({n: got[n] for n in model.names(5)}, model.names(5))
