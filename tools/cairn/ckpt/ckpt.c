@@ -254,12 +254,49 @@ bool ckpt_commits(const char *name)
 	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) || ckpt_is_index(name);
 }
 
+bool ckpt_is_loose_file(const char *name)
+{
+	return ckpt_is_safetensors(name) || ckpt_is_index(name) || ckpt_is_torch(name);
+}
+
 bool ckpt_is_own(const struct ckpt *c, size_t i)
+{
+	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_loose_file(c->names.v[i]));
+}
+
+/* As programs name a file that is renamed when it is whole. */
+static bool is_unfinished(const char *name)
+{
+	static const char *const end[] = {".tmp", ".part", ".partial", ".incomplete", ".swp", "~"};
+	size_t n = strlen(name);
+
+	for (size_t i = 0; i < sizeof(end) / sizeof(*end); i++)
+		if (n >= strlen(end[i]) && !strcmp(name + n - strlen(end[i]), end[i]))
+			return true;
+	return !strncmp(name, "tmp", 3) || !strncmp(name, ".tmp", 4) || strstr(name, ".tmp.");
+}
+
+/* A link that leads nowhere, or must not be followed, is none. */
+static bool is_file(const struct ckpt *c, const char *name)
+{
+	struct stat st;
+	int fd;
+
+	if (fstatat(c->dir, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(st.st_mode))
+		return S_ISREG(st.st_mode);
+	fd = fstatat(c->dir, name, &st, 0) || !S_ISREG(st.st_mode) ? -1 : ckpt_open_file(c, name);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+bool ckpt_is_beside(const struct ckpt *c, size_t i)
 {
 	const char *name = c->names.v[i];
 
-	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_safetensors(name) ||
-				   ckpt_is_index(name) || ckpt_is_torch(name));
+	return !c->alone && ckpt_is_loose(&c->kind) && !c->name[i].dir &&
+	       !ckpt_is_loose_file(name) && strncmp(name, ".cairn", 6) && !is_unfinished(name) &&
+	       is_file(c, name);
 }
 
 /* ---- read ------------------------------------------------------------------------- */

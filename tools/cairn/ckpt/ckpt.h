@@ -55,8 +55,14 @@ int ckpt_open_file(const struct ckpt *c, const char *name);
 /* Single files of tensors, in any directory: other files and directories there are not part of
  * them. */
 bool ckpt_is_loose(const struct ckpt_kind *k);
+/* Of these, is it a file of tensors, or an index? */
+bool ckpt_is_loose_file(const char *name);
 /* Is c->name[i] a file of the checkpoint? */
 bool ckpt_is_own(const struct ckpt *c, size_t i);
+/* Is c->name[i] a file that lies beside those of a loose checkpoint in its directory, and is copied
+ * with it: config.json, tokenizer.json? Not what is in subdirectories, what cairnfs put there, and
+ * what has a name of unfinished files. */
+bool ckpt_is_beside(const struct ckpt *c, size_t i);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 

@@ -146,7 +146,8 @@ int follow_print(const struct ckpt *c, struct print *out)
 			mix(out, it.path, &it.st);
 	}
 	for (size_t i = 0; !whole && i < c->names.n; i++)
-		if ((c->alone || ckpt_is_own(c, i)) && !fstatat(c->dir, c->names.v[i], &st, 0))
+		if ((c->alone || ckpt_is_own(c, i) || ckpt_is_beside(c, i)) &&
+		    !fstatat(c->dir, c->names.v[i], &st, 0))
 			mix(out, c->names.v[i], &st);
 	return err;
 }

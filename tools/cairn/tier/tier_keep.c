@@ -8,8 +8,8 @@
  *	- if its files on the mount are those that were sent: it is not being written;
  *	- if its copy has its manifest, with these files, and all their bytes are there, read again;
  *	- if these are the store's bytes: another store may have sent its own under this path;
- *	- if its directory has nothing else: of one with model.safetensors or the like only that
- *	  is sent;
+ *	- if its directory has nothing else: of one with model.safetensors or the like no
+ *	  subdirectories are sent;
  *	- if it was not fetched of late: somebody reads it.
  */
 #include "tier_follow.h"
@@ -67,7 +67,7 @@ static bool has_others(const struct ckpt *c)
 	bool others = false;
 
 	for (size_t i = 0; !others && ckpt_is_loose(&c->kind) && i < c->names.n; i++)
-		others = !c->alone && !ckpt_is_own(c, i);
+		others = !c->alone && !ckpt_is_own(c, i) && !ckpt_is_beside(c, i);
 	return others;
 }
 

@@ -10,7 +10,7 @@
  *
  * What is complete there is replaced only when all that replaces it is in the tier, and from the
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
- * these go before the first file is replaced.
+ * these go before the first file is replaced. What only adds files to it leaves it complete.
  */
 #include "tier_share.h"
 
@@ -45,6 +45,11 @@ void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
 		*out = '\0';
 }
 
+static bool is_beside(const struct push *p, const char *path)
+{
+	return p->loose && !ckpt_is_loose_file(base_of(path));
+}
+
 static int add_item(struct push *p, const struct ckpt *c, const char *name)
 {
 	CLEANUP_CLOSE int fd = ckpt_open_file(c, name);
@@ -69,6 +74,7 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 	push_stored_sum(fd, it.stored);
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
 	it.commits = ckpt_commits(base_of(name));
+	it.beside = is_beside(p, name);
 	v[p->n++] = it;
 	return 0;
 }
@@ -91,22 +97,39 @@ static int add_below(struct push *p, const struct ckpt *c)
 	return err;
 }
 
-/* What commits it comes last; otherwise by name. */
+static int rank(const struct item *it)
+{
+	return it->commits ? 2 : !it->beside;
+}
+
+/* What lies beside comes first, what commits it last; otherwise by name. */
 static int by_order(const void *x, const void *y)
 {
 	const struct item *a = x, *b = y;
+	int d = rank(a) - rank(b);
 
-	return a->commits != b->commits ? a->commits - b->commits : strcmp(a->f.path, b->f.path);
+	return d ? d : strcmp(a->f.path, b->f.path);
+}
+
+/* NULL: the checkpoint has no such file. */
+static struct item *find_item(const struct push *p, const char *path)
+{
+	const struct item key = {.f.path = (char *)path,
+				 .commits = ckpt_commits(base_of(path)),
+				 .beside = is_beside(p, path)};
+
+	return p->n ? bsearch(&key, p->v, p->n, sizeof(*p->v), by_order) : NULL;
 }
 
 static int gather(struct push *p, const struct ckpt *c)
 {
 	int err = 0;
 
-	if (!c->alone && !ckpt_is_loose(&c->kind))
+	p->loose = !c->alone && ckpt_is_loose(&c->kind);
+	if (!c->alone && !p->loose)
 		err = add_below(p, c);
-	for (size_t i = 0; !err && (c->alone || ckpt_is_loose(&c->kind)) && i < c->names.n; i++)
-		if (ckpt_is_own(c, i))
+	for (size_t i = 0; !err && (c->alone || p->loose) && i < c->names.n; i++)
+		if (ckpt_is_own(c, i) || ckpt_is_beside(c, i))
 			err = add_item(p, c, c->names.v[i]);
 	if (!err && p->n)
 		qsort(p->v, p->n, sizeof(*p->v), by_order);
@@ -141,18 +164,31 @@ static bool is_same_file(const struct item *a, const struct item *b)
 	       a->f.mtime.tv_nsec == b->f.mtime.tv_nsec;
 }
 
+/* What lies beside may be written at any time: it is sent again then. */
+static size_t count_beside(const struct push *p)
+{
+	size_t n = 0;
+
+	while (n < p->n && !rank(&p->v[n]))
+		n++;
+	return n;
+}
+
 /* Is the checkpoint as it was when its files were listed, and still safe? */
 static int check_again(struct push *p)
 {
 	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
 	struct push now = {.t = p->t, .s = p->s, .at = p->at, .why = p->why, .hosts = p->hosts};
+	size_t skip = count_beside(p), skip_now;
 	struct ckpt_verdict v;
 	bool same;
 	int err = ckpt_search_judge(&p->s, p->at, &c, &v);
 
-	same = !err && ckpt_is_safe(&c, &v) && !gather(&now, &c) && now.n == p->n;
-	for (size_t i = 0; same && i < p->n; i++)
-		same = is_same_file(&p->v[i], &now.v[i]);
+	same = !err && ckpt_is_safe(&c, &v) && !gather(&now, &c);
+	skip_now = count_beside(&now);
+	same = same && now.n - skip_now == p->n - skip;
+	for (size_t i = skip; same && i < p->n; i++)
+		same = is_same_file(&p->v[i], &now.v[i - skip + skip_now]);
 	push_drop(&now);
 	return same ? 0 : tier_told(p->why, -ESTALE, "%s/%s: " MOVED, p->s.top, p->s.v[p->at].path);
 }
@@ -279,9 +315,7 @@ static int load_old(struct push *p, const char *path)
 /* Files that the tier has and the checkpoint has no longer. */
 static bool is_stale(const struct push *p, const char *path)
 {
-	const struct item key = {.f.path = (char *)path, .commits = ckpt_commits(base_of(path))};
-
-	return !p->n || !bsearch(&key, p->v, p->n, sizeof(*p->v), by_order);
+	return !find_item(p, path);
 }
 
 /* ---- what is begun ------------------------------------------------------------------ */
@@ -314,9 +348,7 @@ static int begin_uploads(struct push *p)
 
 	for (size_t i = 0; !err && i < p->begun.n; i++) {
 		struct tier_file *f = &p->begun.v[i];
-		const struct item key = {.f.path = f->path,
-					 .commits = ckpt_commits(base_of(f->path))};
-		struct item *it = bsearch(&key, p->v, p->n, sizeof(*p->v), by_order);
+		struct item *it = find_item(p, f->path);
 
 		if (!f->upload || (it && take_upload(it, f)))
 			continue;
@@ -616,9 +648,22 @@ static int commit(struct push *p, const struct ckpt *c, bool replace)
 	return err ? err : publish_all(p, true);
 }
 
+/* Are there only files to send that the complete copy there has not? It stays complete then. */
+static bool only_adds(const struct push *p)
+{
+	bool adds = p->had_manifest && !p->any_ours && !share_others(p);
+
+	for (size_t i = 0; adds && i < p->n; i++)
+		adds = !p->v[i].send ||
+		       (!p->v[i].commits && !manifest_find(&p->old, p->v[i].f.path));
+	for (size_t i = 0; adds && i < p->old.n; i++)
+		adds = !is_stale(p, p->old.v[i].path);
+	return adds;
+}
+
 static int send(struct push *p, const struct ckpt *c)
 {
-	bool replace = is_committed(p);
+	bool replace = is_committed(p) && !only_adds(p);
 	/* objects, and files of other hosts, are replaced as they are sent */
 	bool early = replace && (p->t->s3 || share_others(p));
 	uint64_t total = p->bytes;
