@@ -31,6 +31,8 @@ enum tier_ask {
 	/* who listed the tier (path ""), or fetched the checkpoint at path, was killed (why): that
 	 * says nothing of the tier, and it is to be asked again */
 	TIER_ASK_KILLED,
+	/* the checkpoint at path is damaged: the tier has not what its manifest lists (why) */
+	TIER_ASK_DAMAGED,
 };
 
 enum tier_range {
@@ -55,7 +57,9 @@ struct tier_entry {
 	int64_t mtime_s;
 	uint32_t mtime_ns, mode, uid, gid; /* mode: S_IFDIR or S_IFREG, and permissions */
 	uint16_t path_bytes;
-	uint8_t checkpoint, has_step, format, unused[3]; /* format: enum ckpt_format */
+	uint8_t checkpoint, has_step, format; /* format: enum ckpt_format */
+	uint8_t damaged; /* of a checkpoint */
+	uint8_t unused[2];
 };
 
 #endif

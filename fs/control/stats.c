@@ -160,6 +160,9 @@ static void collect_fetch(struct fs *fs, struct remote_stats *out, bool all)
 	text_plain(out->error, 0);
 	if (!all && *out->error)
 		snprintf(out->error, sizeof(out->error), "%s", hidden);
+	text_plain(out->damaged_path, 0);
+	if (!all && *out->damaged_path)
+		snprintf(out->damaged_path, sizeof(out->damaged_path), "%s", hidden);
 	if (!all && *out->fetching)
 		snprintf(out->fetching, sizeof(out->fetching), "%s", hidden);
 }
@@ -476,6 +479,10 @@ static const struct field {
 	{JSON("fetch", "listed", FLAG, now.fetch.listed), .needs = AT(now.fetch.on)},
 	{JSON("fetch", "checkpoints", COUNT, now.fetch.checkpoints), .needs = AT(now.fetch.on),
 	 GAUGE("tier_checkpoints", "Checkpoints in the tier, when it was listed last.")},
+	{JSON("fetch", "damaged", COUNT, now.fetch.damaged), .needs = AT(now.fetch.on),
+	 GAUGE("tier_damaged_checkpoints", "Checkpoints of the tier that a fetch found damaged.")},
+	{JSON("fetch", "damaged_path", CHARS_OR_NULL, now.fetch.damaged_path),
+	 .needs = AT(now.fetch.on)},
 	{JSON("fetch", "bytes", COUNT, now.fetch.bytes), .needs = AT(now.fetch.on)},
 	{JSON("fetch", "fetching", CHARS_OR_NULL, now.fetch.fetching), .needs = AT(now.fetch.on)},
 	{JSON("fetch", "done_bytes", COUNT, now.fetch.done), .needs = AT(now.fetch.on),
@@ -743,6 +750,9 @@ static void write_fetch(const struct remote_stats *r, FILE *f)
 			size_text(r->total, b));
 	if (*r->error)
 		fprintf(f, "  FETCH      %s\n", r->error);
+	if (r->damaged)
+		fprintf(f, "  FETCH      %llu damaged in the tier, such as %s\n",
+			(unsigned long long)r->damaged, r->damaged_path);
 }
 
 static void write_status(struct stats *st, FILE *f)

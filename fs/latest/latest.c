@@ -254,7 +254,8 @@ static void reply_xattr(const struct job *j, const char *below)
 		fuse_reply_buf(j->req, below, len);
 }
 
-/* What is not known to be nowhere: without its listing, it may be in the tier. */
+/* What is not known to be nowhere: without its listing, it may be in the tier. Or all that is there
+ * is damaged: a job must not begin from scratch then. */
 static bool found_nothing(const struct lfound *f, enum want want, enum answer a)
 {
 	return a != LINK && (!f->n || (want != WANT_NAMES && a == NOTHING));
@@ -272,6 +273,8 @@ static void answer(struct fs *fs, const struct job *j)
 	if (!err)
 		err = j->want == WANT_NAMES ? lfound_all(&f)
 					    : find_latest(&f, j->want == WANT_XATTR, &a, &target);
+	if (f.damaged)
+		unknown = -EIO;
 	if (unknown && (err == -ENOENT || (!err && found_nothing(&f, j->want, a))))
 		err = unknown;
 	if (!err && target && strlen(target) >= PATH_MAX)

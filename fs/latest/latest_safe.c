@@ -249,6 +249,16 @@ static bool wait_synced(struct fs *fs)
 
 /* ---- both ---- */
 
+/* It has a manifest; what a fetch found damaged does not count. */
+static bool is_whole_remote(struct lfound *f, const char *path)
+{
+	const struct remote_node *n = remote_find(f->tier, path);
+	bool damaged = n && atomic_load(&n->damaged);
+
+	f->damaged |= damaged;
+	return n && !damaged;
+}
+
 int lfound_is_safe(void *ctx, size_t i)
 {
 	struct lfound *f = ctx;
@@ -260,9 +270,10 @@ int lfound_is_safe(void *ctx, size_t i)
 	char *path = path_join(f->top, f->v[i].path);
 	char *old = before >= 0 ? path_join(f->top, f->v[before].path) : NULL;
 	const struct ckpt_kind *kind = &f->v[i].kind;
-	int safe = !path ? -ENOMEM : f->v[i].remote; /* it has a manifest */
+	bool remote = f->v[i].remote;
+	int safe = !path ? -ENOMEM : remote ? is_whole_remote(f, path) : 0;
 
-	for (unsigned t = 0; !safe && t < TRIES; t++) {
+	for (unsigned t = 0; !safe && !remote && t < TRIES; t++) {
 		/* the live tree has the newer mode of a directory that was just closed to others */
 		if (reach_stat(f->fs, f->who, path, 0, &st))
 			break;

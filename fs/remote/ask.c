@@ -136,6 +136,40 @@ static void put_list(struct remote_list *l)
 		remote_free(l);
 }
 
+/* Whether it is marked by this. The lock is held. */
+static bool mark(struct remote_list *l, const char *path)
+{
+	const struct remote_node *n = l ? remote_find(l, path) : NULL;
+
+	return n && n->checkpoint && !atomic_exchange(&l->v[n - l->v].damaged, true);
+}
+
+void remote_mark_damaged(const char *path)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	if (mark(ask.list, path))
+		ask.list->marked_ns = monotonic_ns();
+}
+
+/* The present listing was asked for before those of old were found damaged. */
+static void keep_marks(const struct remote_list *old)
+{
+	for (uint32_t i = 0; i < old->n; i++)
+		if (old->v[i].checkpoint && atomic_load(&old->v[i].damaged))
+			mark(ask.list, old->v[i].path);
+	ask.list->marked_ns = old->marked_ns;
+}
+
+/* It was fetched. The lock is held. */
+static void unmark(const char *path)
+{
+	const struct remote_node *n = ask.list ? remote_find(ask.list, path) : NULL;
+
+	if (n)
+		atomic_store(&ask.list->v[n - ask.list->v].damaged, false);
+}
+
 void remote_put(struct remote_list *l)
 {
 	LOCK_SCOPE(&ask.lock);
@@ -413,10 +447,14 @@ static void set_list(struct remote_list *l)
 	LOCK_SCOPE(&ask.lock);
 
 	if (l) {
+		struct remote_list *old = ask.list;
+
 		l->refs = 1;
-		put_list(ask.list);
 		ask.list = l;
 		ask.listed_ns = ask.asked_ns ? ask.asked_ns : now;
+		if (old && old->marked_ns >= ask.listed_ns)
+			keep_marks(old);
+		put_list(old);
 		ask.took_ns = now - ask.listed_ns;
 		*ask.list_error = '\0';
 	}
@@ -426,12 +464,35 @@ static void set_list(struct remote_list *l)
 	pthread_cond_broadcast(&ask.cond);
 }
 
+/* The path of one that the listing says is damaged, and that was not known to be; malloc()ed. */
+static char *newly_damaged(const struct remote_list *l)
+{
+	LOCK_SCOPE(&ask.lock);
+
+	for (uint32_t i = 0; i < l->n; i++) {
+		const struct remote_node *n = &l->v[i], *old;
+
+		if (!n->checkpoint || !atomic_load(&n->damaged))
+			continue;
+		old = ask.list ? remote_find(ask.list, n->path) : NULL;
+		if (!old || !atomic_load(&old->damaged))
+			return strdup(n->path);
+	}
+	return NULL;
+}
+
 static void on_listed(struct fs *fs, const struct tier_message *m, int fd)
 {
 	struct remote_list *l = NULL;
 	int err = m->err ? m->err : read_list(fd, &l);
+	CLEANUP_FREE char *damaged = l ? newly_damaged(l) : NULL;
 
 	set_list(l);
+	if (damaged)
+		notice(fs,
+		       LEVEL_WARNING "%.200s is damaged in the tier, as `cairn tier verify` shows; "
+				     "`latest` leads to an earlier one until it is sent again",
+		       damaged);
 	if (m->err)
 		tell_list(fs, m->why);
 	else if (err)
@@ -479,12 +540,23 @@ static void on_done(struct fs *fs, const struct tier_message *m)
 		if (!f)
 			return; /* of a worker before this one, which is asked again */
 		ask.fetched += !m->err;
-		if (!m->err)
+		if (!m->err) {
 			*ask.fetch_error = '\0';
+			unmark(m->path);
+		}
 		end_fetch(f, m->err);
 	}
 	if (m->err)
 		tell_fetch(fs, m->path, m->why);
+}
+
+static void on_damaged(struct fs *fs, const struct tier_message *m)
+{
+	remote_mark_damaged(m->path);
+	notice(fs,
+	       LEVEL_WARNING "%.200s is damaged in the tier: %.480s; `latest` leads to an earlier "
+			     "one until it is sent again",
+	       m->path, m->why);
 }
 
 static void on_list_killed(struct fs *fs, const char *why)
@@ -553,6 +625,7 @@ static void take_message(struct fs *fs, struct tier_message *m, int fd[2])
 	case TIER_ASK_MOVED: on_moved(m); break;
 	case TIER_ASK_FILE: on_file(m, fd); break;
 	case TIER_ASK_DONE: on_done(fs, m); break;
+	case TIER_ASK_DAMAGED: on_damaged(fs, m); break;
 	case TIER_ASK_KILLED:
 		if (*m->path)
 			on_fetch_killed(fs, m);
@@ -885,6 +958,16 @@ void remote_stop(void)
 		pthread_join(ask.thread, NULL);
 }
 
+static void count_damaged(const struct remote_list *l, struct remote_stats *out)
+{
+	for (uint32_t i = 0; i < l->n; i++) {
+		if (!l->v[i].checkpoint || !atomic_load(&l->v[i].damaged))
+			continue;
+		snprintf(out->damaged_path, sizeof(out->damaged_path), "%s", l->v[i].path);
+		out->damaged++;
+	}
+}
+
 void remote_stats(struct fs *fs, struct remote_stats *out)
 {
 	LOCK_SCOPE(&ask.lock);
@@ -893,6 +976,7 @@ void remote_stats(struct fs *fs, struct remote_stats *out)
 	if (ask.list) {
 		out->checkpoints = ask.list->checkpoints;
 		out->bytes = ask.list->bytes;
+		count_damaged(ask.list, out);
 	}
 	out->fetched = ask.fetched;
 	out->failed = ask.failed;

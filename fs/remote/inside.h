@@ -44,7 +44,7 @@ struct remote_job {
 
 /* ---- remote.c ---- */
 
-/* Whether the bytes may be read: 1, 0: not yet, or -EIO: the tier has other ones. */
+/* Whether the bytes may be read: 1, 0: not yet, -EBADMSG: the tier has other ones, or -EIO. */
 int remote_may_read(const struct remote_file *f, off_t off, size_t size);
 
 /* Answers from the listing. 0: done. -EINPROGRESS: only when j->file, or all, of the checkpoint

@@ -73,7 +73,7 @@ int remote_may_read(const struct remote_file *f, off_t off, size_t size)
 			return n ? -EIO : 1; /* behind the end of the file */
 		for (ssize_t i = 0; i < n; i++)
 			if (state[i] != TIER_RANGE_THERE)
-				return state[i] == TIER_RANGE_DAMAGED ? -EIO : 0;
+				return state[i] == TIER_RANGE_DAMAGED ? -EBADMSG : 0;
 		at += (uint64_t)n;
 	}
 	return 1;
@@ -218,7 +218,9 @@ static int answer_read(struct fs *fs, struct remote_job *j, const struct remote_
 		close_file(&f);
 	else
 		add_opened(j->fi.fh, &f);
-	return err > 0 ? read_from(fs, j->req, fd, j->size, j->off) : err ? err : -EIO;
+	if (err == -EBADMSG) /* before the reader knows: `latest` leads elsewhere then */
+		remote_mark_damaged(remote_checkpoint(l, n)->path);
+	return err > 0 ? read_from(fs, j->req, fd, j->size, j->off) : -EIO;
 }
 
 /* No nodes (ino 0): the kernel looks each name up on demand. */
@@ -270,6 +272,13 @@ static int answer_wait(struct fs *fs, struct remote_job *j, const struct remote_
 	return reply_text(j, "durable");
 }
 
+static bool is_damaged(const struct remote_list *l, const struct remote_node *n)
+{
+	const struct remote_node *c = remote_checkpoint(l, n);
+
+	return c && atomic_load(&c->damaged);
+}
+
 int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list *l, char **fetch)
 {
 	const struct remote_node *n = j->id == CONTROL_DIR ? l->v : remote_of_id(l, j->id);
@@ -286,7 +295,7 @@ int remote_answer(struct fs *fs, struct remote_job *j, const struct remote_list 
 	case REMOTE_OPEN: return answer_open(fs, j, l, n, fetch);
 	case REMOTE_READ: return answer_read(fs, j, l, n, fetch);
 	case REMOTE_READDIR: return answer_readdir(j, l, n);
-	case REMOTE_STATE: return reply_text(j, "remote");
+	case REMOTE_STATE: return reply_text(j, is_damaged(l, n) ? "damaged" : "remote");
 	case REMOTE_WAIT: return answer_wait(fs, j, l, n, fetch);
 	}
 	return -EINVAL;

@@ -10,6 +10,8 @@
 #include "fs/formats/formats.h"
 #include "io/tier_ask.h"
 
+#include <stdatomic.h>
+
 #define REMOTE_NAME "tier" /* below .cairn */
 
 /* ---- snapshot.c: a listing of the tier; pure functions ---- */
@@ -19,6 +21,7 @@ struct remote_node {
 	const char *path; /* below the tier; "" is the top */
 	struct stat st;
 	bool checkpoint;
+	atomic_bool damaged; /* of a checkpoint: the tier has not what its manifest lists */
 	struct ckpt_kind kind; /* of a checkpoint */
 	/* indexes of nodes; 0: none, for the top is nobody's child */
 	uint32_t up, first, next;
@@ -31,7 +34,8 @@ struct remote_list {
 	char *text; /* of the paths */
 	uint64_t checkpoints, bytes;
 	uint32_t left_out; /* entries that no listing may have */
-	unsigned refs; /* of ask.c */
+	unsigned refs; /* of ask.c, as the next */
+	uint64_t marked_ns; /* when a node was last marked as damaged; 0: never */
 };
 
 /* Reads a listing (io/tier_ask.h), which is untrusted: what leads out of the tier, or into .cairn,
@@ -62,10 +66,15 @@ void remote_stop(void); /* the connection is gone: waits for the thread */
  * Waits for the first one, at most tier_wait seconds; then -EIO. No lock held. */
 int remote_hold(struct fs *fs, struct remote_list **out);
 void remote_put(struct remote_list *l);
+/* A fetch found the checkpoint at path damaged: it counts as that at once, and in later listings
+ * until they say otherwise. */
+void remote_mark_damaged(const char *path);
 
 struct remote_stats {
 	bool on, listed;
 	uint64_t checkpoints, bytes; /* of the newest listing */
+	uint64_t damaged; /* checkpoints */
+	char damaged_path[256]; /* of one; "" = none */
 	uint64_t fetched, failed; /* since the worker began */
 	char fetching[256]; /* the path of one; "" = none */
 	uint64_t done, total; /* its bytes */

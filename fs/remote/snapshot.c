@@ -45,7 +45,10 @@ static void fill(struct remote_node *n, const struct tier_entry *e, const char *
 {
 	bool dir = S_ISDIR(e->mode);
 
-	*n = (struct remote_node){.id = id_of(path), .path = path, .checkpoint = e->checkpoint};
+	*n = (struct remote_node){.id = id_of(path),
+				  .path = path,
+				  .checkpoint = e->checkpoint,
+				  .damaged = e->checkpoint && e->damaged};
 	n->kind = (struct ckpt_kind){
 		.format = (enum ckpt_format)e->format, .has_step = e->has_step, .step = e->step};
 	n->st = (struct stat){

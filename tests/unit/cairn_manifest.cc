@@ -91,9 +91,29 @@ TEST_F(Manifest, IsReadAsItWasWritten)
 		EXPECT_STREQ(f->upload ? f->upload : "", i == 1 ? "id-1_2.3~" : "");
 		EXPECT_EQ(f->ctime.tv_sec, i == 1 ? 5 : 0);
 	}
+	EXPECT_FALSE(l->m.removes);
+	m.removes = true;
+	ASSERT_EQ(manifest_save(&t, &m, TIER_BEGUN), 0);
+	EXPECT_TRUE(load("run/step-1", TIER_BEGUN)->m.removes);
 	manifest_forget_uploads(&l->m);
 	EXPECT_EQ(manifest_find(&l->m, paths[1].c_str())->upload, nullptr);
 	manifest_free(&m);
+}
+
+TEST_F(Manifest, AnotherOneHasAnotherVersion)
+{
+	auto version = [this](const std::string &text) {
+		EXPECT_EQ(parse(text), 0);
+		return manifest_version(&load("run/step-1")->m);
+	};
+	const std::string a = of(file_of("run/step-1/a")), sum2 = "xxh3:" + other_sum;
+	EXPECT_EQ(version(a), version(a + "\n"));
+	std::string again = a, later = a;
+	again.replace(again.find("\"generation\": 1"), 15, "\"generation\": 2");
+	later.replace(later.find("\"time_s\": 2"), 11, "\"time_s\": 3");
+	for (const std::string &other : {again, later, of(file_of("run/step-1/b")), of(file_of("run/step-1/a", "", sum2)),
+					 of(file_of("run/step-1/a", "", sum, "6")), of(file_of("run/step-1/a") + ", " + file_of("run/step-1/b"))})
+		EXPECT_NE(version(a), version(other)) << other;
 }
 
 TEST_F(Manifest, NothingLeadsOutOfItsCheckpoint)

@@ -56,7 +56,7 @@ protected:
 	int get(uint64_t first, uint64_t count)
 	{
 		came = 0;
-		return ranges_get(&r, &t, first, count, count_bytes, &came);
+		return ranges_get(&r, &t, first, count, count_bytes, nullptr, &came);
 	}
 	int get_all()
 	{
@@ -121,7 +121,7 @@ TEST_F(Fetch, ThreadsNeverClaimTheSame)
 			uint64_t first, count, seen = 0;
 			while (ranges_claim_next(&r, 2, &first, &count)) {
 				claimed += (unsigned)count;
-				EXPECT_EQ(ranges_get(&r, &t, first, count, count_bytes, &seen), 0);
+				EXPECT_EQ(ranges_get(&r, &t, first, count, count_bytes, nullptr, &seen), 0);
 			}
 		});
 	for (auto &thread : threads)
@@ -148,15 +148,26 @@ TEST_F(Fetch, ATierThatFailsLeavesThemToBeClaimed)
 {
 	ASSERT_EQ(ranges_open(&r, &f, store, "a"), 0);
 	ASSERT_EQ(unlink((name + "/" + path).c_str()), 0);
+	ASSERT_EQ(symlink("b", (name + "/" + path).c_str()), 0);
 	ASSERT_TRUE(ranges_claim(&r, 2));
-	EXPECT_EQ(get(2, 1), -ENOENT);
+	EXPECT_EQ(get(2, 1), -ELOOP);
 	EXPECT_EQ(r.state[2], TIER_RANGE_NONE);
+	ASSERT_EQ(unlink((name + "/" + path).c_str()), 0);
 	put(path, bytes.substr(0, 3 * range + 1));
 	EXPECT_TRUE(ranges_claim(&r, 2));
 	EXPECT_EQ(get(2, 1), 0);
 	ASSERT_TRUE(ranges_claim(&r, 3));
 	EXPECT_EQ(get(3, 1), -EBADMSG) << "it ends before";
 	EXPECT_EQ(r.state[3], TIER_RANGE_DAMAGED);
+}
+
+TEST_F(Fetch, AMissingFileIsDamaged)
+{
+	ASSERT_EQ(ranges_open(&r, &f, store, "a"), 0);
+	ASSERT_EQ(unlink((name + "/" + path).c_str()), 0);
+	ASSERT_TRUE(ranges_claim(&r, 2));
+	EXPECT_EQ(get(2, 1), -EBADMSG);
+	EXPECT_EQ(r.state[2], TIER_RANGE_DAMAGED);
 }
 
 TEST_F(Fetch, WhatAKilledOneLeftIsComparedAndUsed)

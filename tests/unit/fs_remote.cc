@@ -81,6 +81,24 @@ TEST(Remote, TreeOfEntriesInAnyOrder)
 	}
 }
 
+TEST(Remote, OnlyACheckpointIsDamaged)
+{
+	std::string bytes = entry("", dir);
+	for (const char *path : {"step-1", "step-2", "run"}) {
+		std::string one = entry(path, dir, 0, path[0] == 's', 1);
+		tier_entry e;
+		memcpy(&e, one.data(), sizeof(e));
+		e.damaged = path != std::string("step-2");
+		memcpy(one.data(), &e, sizeof(e));
+		bytes += one;
+	}
+	List t(bytes);
+	ASSERT_EQ(t.err, 0);
+	EXPECT_TRUE(shim_remote_find(t.l, "step-1").damaged);
+	EXPECT_FALSE(shim_remote_find(t.l, "step-2").damaged);
+	EXPECT_FALSE(shim_remote_find(t.l, "run").damaged);
+}
+
 TEST(Remote, WhatLeadsOutIsLeftOut)
 {
 	const std::string long_name(256, 'x');

@@ -36,6 +36,7 @@ static struct shim_remote shown(const struct remote_node *n)
 				    .size = (uint64_t)n->st.st_size,
 				    .mode = n->st.st_mode,
 				    .checkpoint = n->checkpoint,
+				    .damaged = atomic_load(&n->damaged),
 				    .has_step = n->kind.has_step,
 				    .step = n->kind.step};
 }

@@ -16,7 +16,7 @@ struct shim_remote {
 	const char *path;	// NULL: there is no such node
 	uint64_t size;
 	unsigned mode;
-	int checkpoint, has_step;
+	int checkpoint, damaged, has_step;
 	uint64_t step;
 };
 

@@ -41,12 +41,12 @@ static void strip_tier(char *below)
 		below[--len] = '\0';
 }
 
-/* 1: below is what the tier has newest, below it; 0: the store has the newest, or nothing is. */
-static int find_latest(struct fetching *f, const char *arg)
+/* 1: below is what the tier has newest, below top; 0: the store has the newest, or nothing is. */
+static int find_latest(struct fetching *f, const char *arg, const char *top)
 {
 	CLEANUP_FREE char *path = NULL;
 	bool remote;
-	int err = tier_where_latest(&f->p, f->below, &path, &remote);
+	int err = tier_where_latest(&f->p, top, &path, &remote);
 
 	if (err)
 		return err;
@@ -113,6 +113,20 @@ static void *await_all(void *arg)
 	return NULL;
 }
 
+/* Does the daemon know by now that the tier has not what the manifest lists? */
+static bool is_damaged(const struct fetching *f)
+{
+	CLEANUP_FREE char *path = NULL;
+	CLEANUP_CLOSE int fd = -1;
+	char state[32];
+
+	if (asprintf(&path, TIER_SHOWN "/%s", f->below) < 0)
+		return false;
+	fd = openat(f->p.root, path, O_PATH | O_CLOEXEC);
+	return fd >= 0 && !xattr_of_fd(fd, KEY_STATE, state, sizeof(state)) &&
+	       !strcmp(state, "damaged");
+}
+
 /* ---- what is told ------------------------------------------------------------------------- */
 
 static uint64_t status_u64(const struct fetching *f, const char *key)
@@ -145,7 +159,8 @@ static void complain_failed(const struct fetching *f, const char *arg)
 static void show(const struct fetching *f, const struct opts *o, const char *arg,
 		 struct json_out *j, int code)
 {
-	const char *what = code						 ? "failed"
+	const char *what = code && is_damaged(f)			 ? "damaged"
+			   : code					 ? "failed"
 			   : status_u64(f, "fetch.fetched") > f->fetched ? "fetched"
 									 : "there";
 	char n[COUNT_ROOM], b[32];
@@ -206,16 +221,56 @@ static int complain_absent(const struct fetching *f, const char *arg, int err)
 				 : "not in the tier: `cairn ls` lists what is");
 	else if (err == -ENODATA)
 		complain("%s: no checkpoint that is complete", arg);
+	else if (err == -EIO && status_u64(f, "fetch.damaged"))
+		complain("%s: no checkpoint that is not damaged: see `cairn status`", arg);
 	else
 		complain("%s: %s", arg, strerror(-err));
 	return err == -ENOENT ? CAIRN_USAGE : CAIRN_FAILED;
+}
+
+static int fetch_below(struct fetching *f, const struct opts *o, const char *arg,
+		       struct json_out *j, double deadline)
+{
+	int code, err;
+
+	f->files = f->bytes = 0;
+	atomic_store(&f->ended, false);
+	err = each_file(f, count_one);
+	if (err)
+		return complain_absent(f, arg, err);
+	code = wait_for(f, o, arg, deadline);
+	show(f, o, arg, j, code);
+	return code;
+}
+
+/* The newest, and if that is damaged the one before. */
+static int fetch_latest(struct fetching *f, const struct opts *o, const char *arg,
+			struct json_out *j, double deadline)
+{
+	CLEANUP_FREE char *top = strdup(f->below), *damaged = NULL;
+	int code = CAIRN_FAILED, found = top ? 1 : -ENOMEM;
+
+	while (found > 0) {
+		found = find_latest(f, arg, top);
+		if (!found)
+			return CAIRN_OK;
+		if (found < 0 || (damaged && !strcmp(damaged, f->below)))
+			break;
+		code = fetch_below(f, o, arg, j, deadline);
+		if (code != CAIRN_FAILED || !is_damaged(f))
+			return code;
+		complain("%s is damaged in the tier: the one before it is fetched", f->below);
+		free(damaged);
+		damaged = strdup(f->below);
+	}
+	return found < 0 ? complain_absent(f, arg, found) : code;
 }
 
 static int fetch(const char *arg, const struct opts *o, struct json_out *j, double deadline)
 {
 	/* not freed: a thread that still waits has it */
 	struct fetching *f = calloc(1, sizeof(*f));
-	int code, err = f ? 0 : -ENOMEM, found = 1;
+	int err = f ? 0 : -ENOMEM;
 
 	if (f)
 		f->p = LOCATION_NONE;
@@ -227,16 +282,8 @@ static int fetch(const char *arg, const struct opts *o, struct json_out *j, doub
 	}
 	watch_name(f->p.top);
 	strip_tier(f->below);
-	if (o->latest)
-		found = find_latest(f, arg);
-	if (found == 0)
-		return CAIRN_OK;
-	err = found < 0 ? found : each_file(f, count_one);
-	if (err)
-		return complain_absent(f, arg, err);
-	code = wait_for(f, o, arg, deadline);
-	show(f, o, arg, j, code);
-	return code;
+	return o->latest ? fetch_latest(f, o, arg, j, deadline)
+			 : fetch_below(f, o, arg, j, deadline);
 }
 
 int cmd_fetch(int argc, char **argv)

@@ -89,17 +89,21 @@ static char *link_target(int dirfd, const char *name)
 
 static bool is_remote(const struct row *r)
 {
-	return !strcmp(r->state, "remote");
+	return !strcmp(r->state, "remote") || !strcmp(r->state, "damaged");
 }
 
-/* What only the tier has has a manifest: it is complete. To read a file of it would fetch it. */
+/* What only the tier has has a manifest: it is complete, unless a fetch found that it is not. To
+ * read a file of it would fetch it. */
 static void judge_row(struct row *r, struct ckpt *c)
 {
 	if (c->kind.format == CKPT_NONE || (!is_remote(r) && ckpt_read(c, false, NULL, NULL)))
 		return;
 	r->kind = c->kind;
 	r->age_s = c->quiet_s;
-	if (is_remote(r))
+	if (!strcmp(r->state, "damaged"))
+		r->verdict = (struct ckpt_verdict){.state = CKPT_INCOMPLETE,
+						   .why = "damaged in the tier"};
+	else if (is_remote(r))
 		r->verdict.state = CKPT_COMPLETE;
 	else
 		ckpt_verdict(c, &r->verdict);

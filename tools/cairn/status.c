@@ -272,6 +272,7 @@ static void print_fetch(const struct doc *s)
 {
 	CLEANUP_FREE char *fetching = path(s, "fetch.fetching");
 	CLEANUP_FREE char *error = text(s, "fetch.error");
+	CLEANUP_FREE char *damaged = text(s, "fetch.damaged_path");
 	char a[32], b[32];
 
 	if (!is_absent(s, "fetch.fetching"))
@@ -279,6 +280,11 @@ static void print_fetch(const struct doc *s)
 			   size(s, "fetch.total_bytes", b));
 	if (error && *error)
 		print_line("FETCH", "%s", error);
+	if (damaged && *damaged)
+		print_line("FETCH",
+			   "%llu damaged in the tier, such as %s: `latest` leads past it until it "
+			   "is sent again",
+			   u64(s, "fetch.damaged"), damaged);
 }
 
 static void print_troubles(const struct doc *s)

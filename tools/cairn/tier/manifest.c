@@ -48,6 +48,56 @@ uint64_t manifest_bytes(const struct manifest *m)
 	return sum;
 }
 
+struct timespec manifest_time(const struct manifest *m)
+{
+	struct timespec t = {0};
+
+	for (size_t i = 0; i < m->n; i++)
+		if (m->v[i].mtime.tv_sec >= t.tv_sec)
+			t = m->v[i].mtime;
+	return t;
+}
+
+enum ckpt_format manifest_format(const struct manifest *m)
+{
+	for (int k = CKPT_NONE; k <= CKPT_SNAPSHOT; k++)
+		if (!strcmp(m->format, ckpt_format_name((enum ckpt_format)k)))
+			return (enum ckpt_format)k;
+	return CKPT_NONE;
+}
+
+int manifest_found(const struct manifest *m, struct ckpt_found *out)
+{
+	*out = (struct ckpt_found){.path = strdup(m->path), .time = manifest_time(m)};
+	out->kind.format = manifest_format(m);
+	out->kind.has_step = m->has_step;
+	out->kind.step = m->step;
+	return out->path ? 0 : -ENOMEM;
+}
+
+static uint64_t mix(uint64_t h, const void *bytes, size_t n)
+{
+	const unsigned char *b = bytes;
+
+	for (size_t i = 0; i < n; i++)
+		h = (h ^ b[i]) * 0x100000001b3u; /* FNV-1a */
+	return h;
+}
+
+uint64_t manifest_version(const struct manifest *m)
+{
+	uint64_t h = 0xcbf29ce484222325u;
+
+	h = mix(h, &m->generation, sizeof(m->generation));
+	h = mix(h, &m->time_s, sizeof(m->time_s));
+	for (size_t i = 0; i < m->n; i++) {
+		h = mix(h, m->v[i].path, strlen(m->v[i].path) + 1);
+		h = mix(h, m->v[i].sum, strlen(m->v[i].sum));
+		h = mix(h, &m->v[i].size, sizeof(m->v[i].size));
+	}
+	return h;
+}
+
 /* ---- checksums of ranges ------------------------------------------------------------- */
 
 #define RANGE_BYTES (8ull << 20) /* what a reader waits for; a part of an upload */
@@ -251,6 +301,7 @@ static int parse(const struct json_doc *d, struct manifest *m)
 	m->format = json_bytes(d, json_at(d, 0, "format"));
 	m->has_step = json_is_u64(d, json_at(d, 0, "step"), &m->step);
 	m->commits = json_bool(d, json_at(d, 0, "commits"));
+	m->removes = json_bool(d, json_at(d, 0, "removes"));
 	if (json_u64(d, json_at(d, 0, "version")) != 1 || !m->format || !json_is_array(d, files) ||
 	    !json_is_u64(d, json_at(d, 0, "generation"), &m->generation) ||
 	    !json_is_u64(d, json_at(d, 0, "time_s"), &m->time_s))
@@ -315,6 +366,8 @@ static void put_all(FILE *f, const struct manifest *m)
 		json_put_u64(&j, "step", m->step);
 	if (m->commits)
 		json_put_bool(&j, "commits", true);
+	if (m->removes)
+		json_put_bool(&j, "removes", true);
 	json_put_u64(&j, "generation", m->generation);
 	json_put_u64(&j, "time_s", m->time_s);
 	json_open(&j, "files", '[');

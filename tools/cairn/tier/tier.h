@@ -122,6 +122,8 @@ int tier_put(struct tier *t, const char *path, const char *text, size_t len);
 int tier_put_new(struct tier *t, const char *path, const char *text, size_t len);
 /* Durable; 0 also when there is none. */
 int tier_remove(struct tier *t, const char *path);
+/* A directory, if it is empty: -ENOTEMPTY. 0 also when there is none, and always of objects. */
+int tier_remove_dir(struct tier *t, const char *path);
 
 /* ---- an object store, by cairn-tier (tier_s3.c) ------------------------------------ */
 
@@ -175,6 +177,7 @@ struct manifest {
 	uint64_t generation; /* how often a copy at this path was completed, from 1 */
 	uint64_t time_s; /* when, since 1970 */
 	bool commits; /* TIER_BEGUN: its process is about to commit */
+	bool removes; /* TIER_BEGUN: these files are being removed (tier_rm.c) */
 	struct tier_file *v; /* sorted by path */
 	size_t n;
 };
@@ -205,6 +208,14 @@ void manifest_add_range(void *ctx, uint64_t number, const char sum[IO_CHECKSUM_L
 uint64_t manifest_range_bytes(uint64_t size);
 const struct tier_file *manifest_find(const struct manifest *m, const char *path);
 uint64_t manifest_bytes(const struct manifest *m);
+/* Of another manifest of the checkpoint it is another number, also if that is of the same files and
+ * was written again. */
+uint64_t manifest_version(const struct manifest *m);
+/* The newest of its files'. */
+struct timespec manifest_time(const struct manifest *m);
+enum ckpt_format manifest_format(const struct manifest *m); /* CKPT_NONE: not known */
+/* For ckpt_newest_safe(). 0 or -ENOMEM. */
+int manifest_found(const struct manifest *m, struct ckpt_found *out);
 void manifest_forget_uploads(struct manifest *m);
 /* Can it be kept, and be put into a URL as it is? */
 bool manifest_is_upload(const char *id);
@@ -215,7 +226,7 @@ bool manifest_is_listed(const struct names *n, const char *path); /* of such a l
 /* ---- subcommands ------------------------------------------------------------------ */
 
 struct tier_opts {
-	bool json, quiet, latest, follow;
+	bool json, quiet, latest, follow, force;
 	uint64_t rate; /* bytes a second; 0: no limit */
 	uint64_t keep; /* of follow: how many checkpoints of a directory stay; 0: all */
 	const char *mount; /* of follow: by which they are removed */
@@ -237,19 +248,24 @@ struct tier_asked { /* who waits for a checkpoint */
 	volatile uint64_t *bytes; /* that have come, to be told */
 	/* of bytes that came of a file, and, with descriptors, how it is read: TIER_ASK_FILE */
 	void (*seen)(const struct tier_file *t, int fd, int told, uint64_t range_bytes);
+	/* The tier has not what this manifest of it lists; why: one line. Before readers know. */
+	void (*damaged)(const struct manifest *m, const char *why);
 };
 struct fetch;
 /* Opens the tier for one fetch, now or later; it is tier_fetch_one()'s, which also reports what
  * failed. NULL: no memory. tier is kept. */
 struct fetch *tier_fetch_prepare(const char *tier);
 /* One checkpoint, into a store that a mount may serve: as another host's, it appears there. f: as
- * above, or NULL. The process is to end afterwards. */
+ * above, or NULL. -EBADMSG: the tier has not what its manifest lists. The process is to end
+ * afterwards. */
 int tier_fetch_one(struct fetch *f, const char *store, const char *path,
 		   const struct tier_asked *asked, struct tier_why *w);
 /* Answers the workers of a mount (io/tier_ask.h) until it is ended (tier_serve.c). */
 int tier_serve(const char *store, const char *tier, const struct tier_opts *o);
 int tier_ls(const char *tier, const struct tier_opts *o);
 int tier_verify(const char *tier, const struct tier_opts *o);
+/* Each of o->dirs is one checkpoint. */
+int tier_rm(const char *tier, const struct tier_opts *o);
 
 /* ---- the subcommand (tier.c) ----------------------------------------------------- */
 

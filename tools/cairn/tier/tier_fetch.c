@@ -24,6 +24,12 @@
 #define SHORT_S 0.25
 #define COPIERS 3u /* files that are copied at once, where no reader waits */
 
+struct counts { /* of checkpoints */
+	size_t fetched, there, damaged, failed;
+};
+
+enum bad { NOT_BAD, BAD_JUDGED, BAD_DAMAGED };
+
 struct fetch {
 	struct tier from, to; /* to: the store */
 	const struct tier_opts *o;
@@ -34,7 +40,7 @@ struct fetch {
 	struct tier_s3 *readers; /* a second client, of the thread that answers; NULL: none */
 	int open_err; /* of a tier that was opened for later */
 	struct tier_s3 *clients[COPIERS]; /* of the copiers but the first one; NULL: none */
-	size_t n_fetched, n_there, n_failed;
+	struct counts done;
 	struct tier_why why; /* of several files of one checkpoint: the first that failed */
 
 	/* of one checkpoint */
@@ -51,6 +57,7 @@ struct fetch {
 	int err; /* of the first file that failed */
 	struct ranges *part; /* of each file of m */
 	bool *whole; /* of each: it is complete in the directory that is written */
+	enum bad bad; /* the tier has not what m lists; BAD_DAMAGED: and still has m */
 	bool ended; /* no file is begun any more */
 	struct ranges *wanted; /* what a reader has asked for last; NULL: nothing */
 };
@@ -186,15 +193,61 @@ static void on_bytes(void *ctx, const struct ranges *r, uint64_t n)
 		f->asked->seen(r->t, -1, -1, 0);
 }
 
-static int damaged(struct fetch *f, const struct tier_file *t)
+/* Is the manifest of this fetch still that of the checkpoint? 1, 0, or -errno: not known. */
+static int is_listed_still(const struct fetch *f, const struct tier *from)
 {
-	struct tier_why w;
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = manifest_load(from, f->m.path, TIER_MANIFEST, &m);
 
-	tier_told(&w, -EBADMSG,
-		  "%s/%s: not the bytes that its manifest lists; it is damaged (`cairn tier "
-		  "verify`), or was replaced meanwhile: fetch again, or another one",
-		  f->from.name, t->path);
-	return keep_why(f, -EBADMSG, &w);
+	if (err == -ENOENT || err == -EBADMSG)
+		return 0;
+	return err ? err : manifest_version(&m) == manifest_version(&f->m);
+}
+
+/* The checkpoint is damaged if it has that manifest still: a push may have replaced it. Judged
+ * once; by any thread. */
+static void on_bad(void *ctx, const struct tier *from, const struct ranges *r)
+{
+	struct fetch *f = ctx;
+	struct tier_why w;
+	struct stat st;
+	bool first, missing;
+	int listed;
+
+	pthread_mutex_lock(&f->lock);
+	first = f->bad == NOT_BAD;
+	if (first)
+		f->bad = BAD_JUDGED;
+	pthread_mutex_unlock(&f->lock);
+	if (!first)
+		return;
+	missing = tier_stat(from, r->t->path, &st) == -ENOENT;
+	listed = is_listed_still(f, from);
+	tier_told(&w, -EBADMSG, "%s/%s: %s%s", f->from.name, r->t->path,
+		  missing ? "missing, and its manifest lists it"
+			  : "not the bytes that its manifest lists",
+		  listed == 1 ? "; it is damaged (`cairn tier verify`)"
+		  : listed    ? ""
+			      : "; it was replaced meanwhile: fetch again");
+	keep_why(f, -EBADMSG, &w);
+	if (listed != 1)
+		return;
+	if (f->asked)
+		f->asked->damaged(&f->m, w.text);
+	pthread_mutex_lock(&f->lock);
+	f->bad = BAD_DAMAGED;
+	pthread_mutex_unlock(&f->lock);
+}
+
+/* What the fetch of a file fails with that is not as listed. */
+static int not_as_listed(struct fetch *f)
+{
+	enum bad bad;
+
+	pthread_mutex_lock(&f->lock);
+	bad = f->bad;
+	pthread_mutex_unlock(&f->lock);
+	return bad == BAD_DAMAGED ? -EBADMSG : -ESTALE;
 }
 
 /* The lock is held. */
@@ -226,7 +279,7 @@ static int get_some(struct fetch *f, const struct tier *from, struct ranges *r)
 
 	if (!ranges_claim_next(r, f->most, &first, &n))
 		return 0;
-	err = ranges_get(r, from, first, n, on_bytes, f);
+	err = ranges_get(r, from, first, n, on_bytes, on_bad, f);
 	if (f->asked && now_s() - begun > SHORT_S)
 		f->most = f->most > 1 ? f->most / 2 : 1;
 	else if (f->asked && n == f->most && f->most < MOST_RANGES)
@@ -234,7 +287,7 @@ static int get_some(struct fetch *f, const struct tier *from, struct ranges *r)
 	if (err == -EBADMSG && f->asked)
 		return 1; /* others of its ranges are read */
 	if (err == -EBADMSG)
-		return damaged(f, r->t);
+		return not_as_listed(f);
 	if (err && from->s3 && *tier_s3_why(from->s3))
 		return tier_failed(f, from, err, r->t->path);
 	return err ? store_failed(f, err, r->t->path) : 1;
@@ -297,7 +350,7 @@ static int copy_one(struct fetch *f, const struct tier *from, size_t i)
 		err = get_wanted(f);
 	while (!err && (err = get_some(f, from, r)) > 0);
 	if (!err && !ranges_are_there(r))
-		err = damaged(f, r->t);
+		err = not_as_listed(f);
 	return err ? err : finish_part(f, from, i);
 }
 
@@ -333,8 +386,8 @@ static void answer(struct fetch *f, const struct tier *from, const struct tier_m
 	for (uint64_t at = m->offset; open && at < m->offset + m->bytes && at < t->size;
 	     at += r->bytes - at % r->bytes)
 		if (ranges_claim(r, at / r->bytes))
-			ranges_get(r, from, at / r->bytes, 1, on_bytes, f); /* else the other thread
-									     * tries again */
+			/* else the other thread tries again */
+			ranges_get(r, from, at / r->bytes, 1, on_bytes, on_bad, f);
 	pthread_mutex_lock(&f->lock);
 	if (open)
 		f->wanted = r;
@@ -369,7 +422,7 @@ static void start_to_answer(struct fetch *f)
 /* Who reads single files is given those that are good. */
 static bool goes_on(const struct fetch *f, int err)
 {
-	return !err || (f->asked && err == -EBADMSG);
+	return !err || (f->asked && (err == -EBADMSG || err == -ESTALE));
 }
 
 struct copier {
@@ -457,15 +510,13 @@ static int copy_all(struct fetch *f)
 static int finish_dir(const struct fetch *f, int fd, const char *below)
 {
 	CLEANUP_FREE char *like = NULL;
-	struct timespec newest = {0}, times[2];
+	struct timespec times[2];
 	int err;
 
 	if (asprintf(&like, "%s%s%s", f->m.path, *below ? "/" : "", below) < 0)
 		return -ENOMEM;
-	for (size_t i = 0; i < f->m.n; i++)
-		if (f->m.v[i].mtime.tv_sec >= newest.tv_sec)
-			newest = f->m.v[i].mtime;
-	times[0] = times[1] = newest; /* as old as what is in it, for `cairn latest` */
+	times[0] = times[1] =
+		manifest_time(&f->m); /* as old as what is in it, for `cairn latest` */
 	err = tier_make_like(&f->to, fd, like);
 	if (!err && (futimens(fd, times) || fsync(fd)))
 		err = -errno;
@@ -660,7 +711,10 @@ static int fetch_one(struct fetch *f, const char *path)
 
 static void show(struct fetch *f, const char *path, int result)
 {
-	const char *what = result > 0 ? "fetched" : !result ? "there" : "failed";
+	const char *what = result > 0		? "fetched"
+			   : !result		? "there"
+			   : result == -EBADMSG ? "damaged"
+						: "failed";
 	char buf[32], count[COUNT_ROOM];
 
 	progress_end(&f->bar);
@@ -699,83 +753,115 @@ static void one_done(struct fetch *f)
 	f->stage = NULL;
 	f->stage_fd = -1;
 	f->got = 0;
+	f->bad = NOT_BAD;
 }
 
-/* ---- all of them --------------------------------------------------------------------- */
+/* ---- those that are asked for --------------------------------------------------------- */
 
-static int is_whole(void *ctx, size_t i)
+/* 1: fetched; 0: it was there; or -errno. It is told. */
+static int fetch_this(struct fetch *f, const char *path)
 {
-	(void)ctx;
-	(void)i;
-	return 1; /* it has a manifest; a damaged one fails, and says so */
+	int result = fetch_one(f, path);
+
+	show(f, path, result);
+	f->done.fetched += result > 0;
+	f->done.there += !result;
+	f->done.damaged += result == -EBADMSG;
+	f->done.failed += result < 0;
+	one_done(f);
+	return result;
 }
 
-/* The newest of names, as `cairn latest` orders checkpoints; -ENOENT: there is none. */
-static ssize_t find_latest(struct fetch *f, const struct names *names)
-{
-	struct ckpt_found *v = calloc(names->n + 1, sizeof(*v));
-	size_t n = 0;
-	ssize_t at = v ? -ENOENT : -ENOMEM;
-
-	for (size_t i = 0; v && i < names->n; i++) {
-		CLEANUP_MANIFEST struct manifest m = {0};
-
-		if (manifest_load(&f->from, names->v[i], TIER_MANIFEST, &m))
-			continue;
-		v[n].path = strdup(names->v[i]);
-		for (int k = CKPT_NONE; k <= CKPT_SNAPSHOT; k++)
-			if (!strcmp(m.format, ckpt_format_name((enum ckpt_format)k)))
-				v[n].kind.format = (enum ckpt_format)k;
-		v[n].kind.has_step = m.has_step;
-		v[n].kind.step = m.step;
-		for (size_t j = 0; j < m.n; j++)
-			if (m.v[j].mtime.tv_sec >= v[n].time.tv_sec)
-				v[n].time = m.v[j].mtime;
-		n += v[n].path != NULL;
-	}
-	n = v ? ckpt_found_sort(v, n) : 0;
-	if (n)
-		at = ckpt_newest_safe(v, n, is_whole, NULL);
-	for (size_t i = 0, found = (size_t)at; i < n; i++) {
-		for (size_t k = 0; at >= 0 && i == found && k < names->n; k++)
-			if (!strcmp(names->v[k], v[i].path))
-				at = (ssize_t)k;
-		free(v[i].path);
-	}
-	free(v);
-	return at;
-}
-
-static int fetch_all(struct fetch *f, const struct names *names)
+static int fetch_wanted(struct fetch *f, const struct names *names)
 {
 	CLEANUP_FREE bool *hit = calloc(f->o->n_dirs + 1, sizeof(*hit));
-	ssize_t latest = f->o->latest ? find_latest(f, names) : 0;
 	int worst = hit ? CAIRN_OK : CAIRN_FAILED;
 
-	if (latest < 0) {
-		complain("%s: no complete checkpoint in this tier", f->from.name);
-		worst = CAIRN_FAILED;
-	}
-	for (size_t i = 0; hit && i < names->n; i++) {
-		int result;
-
-		if (f->o->latest ? (ssize_t)i != latest : !tier_wants(f->o, names->v[i], hit))
-			continue;
-		result = fetch_one(f, names->v[i]);
-		show(f, names->v[i], result);
-		f->n_fetched += result > 0;
-		f->n_there += !result;
-		f->n_failed += result < 0;
-		one_done(f);
-	}
+	for (size_t i = 0; hit && i < names->n; i++)
+		if (tier_wants(f->o, names->v[i], hit) && fetch_this(f, names->v[i]) < 0)
+			worst = CAIRN_FAILED;
 	for (size_t i = 0; hit && i < f->o->n_dirs; i++)
 		if (!hit[i]) {
 			complain("%s/%s: no complete checkpoint in this tier", f->from.name,
 				 f->o->dirs[i]);
 			worst = CAIRN_FAILED;
 		}
-	return f->n_failed ? CAIRN_FAILED : worst;
+	return worst;
 }
+
+/* ---- the newest one ------------------------------------------------------------------ */
+
+struct newest {
+	struct ckpt_found *v; /* the newest first, as `cairn latest` orders them */
+	size_t n;
+	bool *damaged; /* of each */
+};
+
+static int is_whole(void *ctx, size_t i)
+{
+	const struct newest *all = ctx;
+
+	return !all->damaged[i]; /* it has a manifest */
+}
+
+/* One whose manifest is damaged is told and left out. What cannot be read may be the newest one:
+ * -errno, and it is told. */
+static int add_one(struct fetch *f, const char *path, struct newest *all)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = manifest_load(&f->from, path, TIER_MANIFEST, &m);
+
+	if (err == -ENOENT)
+		return 0; /* removed just now */
+	if (err)
+		complain("%s/%s: its manifest: %s", f->from.name, path,
+			 err == -EBADMSG ? "damaged" : tier_strerror(&f->from, err));
+	f->done.damaged += err == -EBADMSG;
+	if (err)
+		return err == -EBADMSG ? 0 : err;
+	err = manifest_found(&m, &all->v[all->n]);
+	all->n += !err;
+	return err;
+}
+
+static int fetch_newest(struct fetch *f, struct newest *all)
+{
+	ssize_t at;
+
+	while ((at = ckpt_newest_safe(all->v, all->n, is_whole, all)) >= 0) {
+		int result = fetch_this(f, all->v[at].path);
+
+		if (result != -EBADMSG)
+			return result < 0 ? CAIRN_FAILED : CAIRN_OK;
+		complain("%s/%s is damaged: the one before it is fetched", f->from.name,
+			 all->v[at].path);
+		all->damaged[at] = true;
+	}
+	complain("%s: no complete checkpoint in this tier%s", f->from.name,
+		 f->done.damaged ? " that is not damaged" : "");
+	return CAIRN_FAILED;
+}
+
+static int fetch_latest(struct fetch *f, const struct names *names)
+{
+	struct newest all = {.v = calloc(names->n + 1, sizeof(*all.v)),
+			     .damaged = calloc(names->n + 1, sizeof(*all.damaged))};
+	int code = CAIRN_FAILED, err = all.v && all.damaged ? 0 : -ENOMEM;
+
+	for (size_t i = 0; !err && i < names->n; i++)
+		err = add_one(f, names->v[i], &all);
+	if (all.v)
+		all.n = ckpt_found_sort(all.v, all.n);
+	if (!err)
+		code = fetch_newest(f, &all);
+	for (size_t i = 0; i < all.n; i++)
+		free(all.v[i].path);
+	free(all.v);
+	free(all.damaged);
+	return code;
+}
+
+/* ---- all of them --------------------------------------------------------------------- */
 
 static int fetch_listed(struct fetch *f)
 {
@@ -792,12 +878,13 @@ static int fetch_listed(struct fetch *f)
 		json_put_path(&f->j, "tier", f->from.name);
 		json_open(&f->j, "checkpoints", '[');
 	}
-	code = fetch_all(f, &names);
+	code = f->o->latest ? fetch_latest(f, &names) : fetch_wanted(f, &names);
 	if (f->o->json) {
 		json_close(&f->j, ']');
-		json_put_u64(&f->j, "fetched", f->n_fetched);
-		json_put_u64(&f->j, "there", f->n_there);
-		json_put_u64(&f->j, "failed", f->n_failed);
+		json_put_u64(&f->j, "fetched", f->done.fetched);
+		json_put_u64(&f->j, "there", f->done.there);
+		json_put_u64(&f->j, "failed", f->done.failed);
+		json_put_u64(&f->j, "damaged", f->done.damaged);
 		json_put_u64(&f->j, "fetched_bytes", f->bytes);
 		json_close(&f->j, '}');
 	}

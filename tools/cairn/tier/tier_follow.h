@@ -111,6 +111,9 @@ struct tier_shared *follow_shared(void);
 /* Makes and opens f->own; store: a descriptor of the store. Nothing to do without for_mount. */
 int follow_open_own(struct follow *f, int store);
 void follow_close_own(struct follow *f);
+/* Writes own/NAME, whole. 0 or -errno. */
+int follow_write_own(const struct follow *f, const char *name, const char *text, size_t len,
+		     bool durably);
 /* Writes own/status.json, whole. What cannot be written is left out. */
 void follow_write(struct follow *f);
 /* Adds to f->v, once, what earlier followers remembered: all of it, or nothing if it cannot be

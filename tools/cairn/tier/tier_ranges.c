@@ -4,7 +4,7 @@
  * one gets what a reader waits for. A range is
  *
  *	NONE ──▶ claimed ──▶ THERE	its bytes are in the file, and have its checksum
- *	             ├─────▶ DAMAGED	they have another one, also when they are read again
+ *	             ├─────▶ DAMAGED	they have another one, also when read again, or are missing
  *	             └─────▶ NONE	the tier, or the store, failed
  *
  * The state is in memory that readers have, too: they read no range that is not THERE. A file
@@ -278,7 +278,7 @@ static int get_run(struct getting *g, const struct tier *from, uint64_t n)
 
 	if (!err && !r->t->ranges && is_sum(r, 0, sum))
 		set_state(r, 0, TIER_RANGE_THERE);
-	return err == -ESTALE ? 0 : err; /* it is shorter */
+	return err == -ESTALE || err == -ENOENT ? 0 : err; /* it is shorter, or missing */
 }
 
 /* Those of [first, end) that are not there, in as few requests as can be. */
@@ -304,7 +304,7 @@ static int get_missing(struct getting *g, const struct tier *from, uint64_t firs
 }
 
 int ranges_get(struct ranges *r, const struct tier *from, uint64_t first, uint64_t n,
-	       ranges_seen_fn seen, void *ctx)
+	       ranges_seen_fn seen, ranges_bad_fn bad, void *ctx)
 {
 	struct getting g = {.r = r, .seen = seen, .ctx = ctx};
 	bool damaged = false;
@@ -312,12 +312,13 @@ int ranges_get(struct ranges *r, const struct tier *from, uint64_t first, uint64
 
 	if (!err) /* the bytes may have been damaged on their way */
 		err = get_missing(&g, from, first, first + n);
-	for (uint64_t i = first; i < first + n; i++) {
-		if (r->state[i] != TIER_RANGE_NONE)
-			continue;
-		damaged |= !err;
-		set_state(r, i, err ? TIER_RANGE_NONE : TIER_RANGE_DAMAGED);
-	}
+	for (uint64_t i = first; !err && i < first + n; i++)
+		damaged |= r->state[i] == TIER_RANGE_NONE;
+	if (damaged && bad)
+		bad(ctx, from, r);
+	for (uint64_t i = first; i < first + n; i++)
+		if (r->state[i] == TIER_RANGE_NONE)
+			set_state(r, i, err ? TIER_RANGE_NONE : TIER_RANGE_DAMAGED);
 	seen(ctx, r, 0);
 	return err ? err : damaged ? -EBADMSG : 0;
 }

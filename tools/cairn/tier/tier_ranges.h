@@ -22,6 +22,9 @@ struct ranges {
 /* Is told of bytes that came, of the file r. */
 typedef void (*ranges_seen_fn)(void *ctx, const struct ranges *r, uint64_t bytes);
 
+/* Is told that the tier has not the bytes of a range of r, or no such file, before readers are. */
+typedef void (*ranges_bad_fn)(void *ctx, const struct tier *from, const struct ranges *r);
+
 /* Makes the file `name` in dir, or goes on with it. 0 or -errno; t is kept. */
 int ranges_open(struct ranges *r, const struct tier_file *t, int dir, const char *name);
 void ranges_close(struct ranges *r); /* its descriptors */
@@ -33,9 +36,10 @@ bool ranges_claim_next(struct ranges *r, uint64_t most, uint64_t *first, uint64_
 /* The same for one, without waiting. False: it is there, or damaged, or another thread's. */
 bool ranges_claim(struct ranges *r, uint64_t number);
 /* Gets what the caller has claimed. 0; -EBADMSG: a range has other bytes, also when it was read
- * again; or -errno: those that did not come are not claimed any more. */
+ * again, or the tier has no such file; or -errno: those that did not come are not claimed any
+ * more. bad may be NULL. */
 int ranges_get(struct ranges *r, const struct tier *from, uint64_t first, uint64_t n,
-	       ranges_seen_fn seen, void *ctx);
+	       ranges_seen_fn seen, ranges_bad_fn bad, void *ctx);
 bool ranges_are_there(const struct ranges *r);
 
 #endif

@@ -10,7 +10,7 @@
  * for is passed on to its child. How far that is, is in memory of both; that it lives, is seen from
  * outside, by what it reads and writes.
  */
-#include "tier_follow.h"
+#include "tier_damaged.h"
 
 #include "io/tier_ask.h"
 
@@ -94,7 +94,10 @@ static void say_end(enum tier_ask what, const char *path, int err, const char *w
 
 struct list {
 	const struct tier *t;
+	const struct follow *own; /* where damaged ones are noted */
 	FILE *out;
+	struct stat *st; /* of each file of the checkpoint */
+	bool damaged; /* the checkpoint is */
 	char *before; /* the path of the file before */
 	mode_t mask;
 };
@@ -129,31 +132,28 @@ static void stat_of(const struct list *l, const char *path, mode_t type, struct 
 		*out = st;
 }
 
-static void name_checkpoint(struct tier_entry *e, const struct manifest *m)
+/* No error of the tier says so. */
+static bool is_missing(const struct list *l, const char *path)
 {
-	e->checkpoint = 1;
-	e->has_step = m->has_step;
-	e->step = m->step;
-	for (int k = CKPT_NONE; k <= CKPT_SNAPSHOT; k++)
-		if (!strcmp(m->format, ckpt_format_name((enum ckpt_format)k)))
-			e->format = (uint8_t)k;
+	struct stat st;
+	int err = tier_stat(l->t, path, &st);
+
+	return err == -ENOENT || (!err && !S_ISREG(st.st_mode));
 }
 
-/* As old as what is in it (finish_dir() of a fetch). */
-static struct timespec newest_of(const struct manifest *m)
+static void name_checkpoint(const struct list *l, struct tier_entry *e, const struct manifest *m)
 {
-	struct timespec t = {0};
-
-	for (size_t i = 0; i < m->n; i++)
-		if (m->v[i].mtime.tv_sec >= t.tv_sec)
-			t = m->v[i].mtime;
-	return t;
+	e->checkpoint = 1;
+	e->damaged = l->damaged;
+	e->has_step = m->has_step;
+	e->step = m->step;
+	e->format = (uint8_t)manifest_format(m);
 }
 
 static int put_dir(struct list *l, const struct manifest *m, const char *path, size_t len)
 {
 	CLEANUP_FREE char *own = strndup(path, len);
-	struct timespec t = newest_of(m);
+	struct timespec t = manifest_time(m); /* as finish_dir() of a fetch sets it */
 	struct tier_entry e = {.mtime_s = t.tv_sec, .mtime_ns = (uint32_t)t.tv_nsec};
 	struct stat st;
 
@@ -161,7 +161,7 @@ static int put_dir(struct list *l, const struct manifest *m, const char *path, s
 		return -ENOMEM;
 	stat_of(l, own, S_IFDIR, &st);
 	if (len && !strcmp(own, m->path))
-		name_checkpoint(&e, m);
+		name_checkpoint(l, &e, m);
 	return put_entry(l, &e, &st, own, len);
 }
 
@@ -181,23 +181,47 @@ static int put_file(struct list *l, const struct manifest *m, const struct tier_
 	struct tier_entry e = {.size = f->size,
 			       .mtime_s = f->mtime.tv_sec,
 			       .mtime_ns = (uint32_t)f->mtime.tv_nsec};
-	struct stat st;
 	int err = put_dirs(l, m, f->path);
 
-	stat_of(l, f->path, S_IFREG, &st);
 	if (!strcmp(f->path, m->path))
-		name_checkpoint(&e, m);
+		name_checkpoint(l, &e, m);
 	if (!err)
-		err = put_entry(l, &e, &st, f->path, strlen(f->path));
+		err = put_entry(l, &e, &l->st[f - m->v], f->path, strlen(f->path));
 	free(l->before);
 	l->before = strdup(f->path);
 	return err ? err : l->before ? 0 : -ENOMEM;
+}
+
+/* Has it all its files, with their sizes? Objects are not asked for: each would be a request. */
+static bool lacks_files(struct list *l, const struct manifest *m)
+{
+	bool lacks = false;
+
+	for (size_t i = 0; i < m->n; i++) {
+		struct stat *st = &l->st[i];
+
+		stat_of(l, m->v[i].path, S_IFREG, st);
+		if (!l->t->s3)
+			lacks |= st->st_nlink ? (uint64_t)st->st_size != m->v[i].size
+					      : is_missing(l, m->v[i].path);
+	}
+	return lacks;
+}
+
+/* Was it replaced since it was read? */
+static bool is_replaced(const struct list *l, const struct manifest *m)
+{
+	CLEANUP_MANIFEST struct manifest now = {0};
+
+	return manifest_load(l->t, m->path, TIER_MANIFEST, &now) ||
+	       manifest_version(&now) != manifest_version(m);
 }
 
 /* In `left` goes what is wrong with the first that is left out. */
 static int put_checkpoint(struct list *l, const char *path, struct tier_why *left)
 {
 	CLEANUP_MANIFEST struct manifest m = {0};
+	CLEANUP_FREE struct stat *st = NULL;
 	int err = manifest_load(l->t, path, TIER_MANIFEST, &m);
 
 	if (err == -ENOENT)
@@ -207,6 +231,12 @@ static int put_checkpoint(struct list *l, const char *path, struct tier_why *lef
 			tier_told(left, err, "%.400s: its manifest is damaged", path);
 		return 0;
 	}
+	if (!err && !(l->st = st = calloc(m.n + 1, sizeof(*st))))
+		err = -ENOMEM;
+	l->damaged = !err && lacks_files(l, &m);
+	if (l->damaged && is_replaced(l, &m))
+		return 0; /* it is in the next listing */
+	l->damaged |= !err && damaged_is_noted(l->own, &m);
 	free(l->before); /* so that its directories are put: two may have the same above them */
 	l->before = strdup("");
 	if (!err && !l->before)
@@ -239,30 +269,27 @@ static int put_all(struct list *l, struct tier_why *left)
 }
 
 /* Is it the tier that this store had before? Otherwise its filesystem is not mounted, and it is not
- * known what is there. */
-static int check_tier(const struct serve *s, struct tier_why *w)
+ * known what is there. f stays open in any case. */
+static int check_tier(const struct serve *s, struct follow *f, struct tier_why *w)
 {
 	CLEANUP_CLOSE int fd = open(s->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct follow f = {.store = s->store,
-			   .tier = s->tier,
-			   .for_mount = s->host,
-			   .events = -1,
-			   .own = -1,
-			   .own_host = -1};
 	int err = fd < 0 ? tier_told(w, -errno, "%s: %m", s->store) : 0;
 
-	if (!err && (err = follow_open_own(&f, fd)))
+	*f = (struct follow){.store = s->store,
+			     .tier = s->tier,
+			     .for_mount = s->host,
+			     .events = -1,
+			     .own = -1,
+			     .own_host = -1};
+	if (!err && (err = follow_open_own(f, fd)))
 		tier_told(w, err, "%s: %s", s->store, strerror(-err));
-	if (!err)
-		err = follow_check_tier(&f, w);
-	follow_close_own(&f);
-	return err;
+	return err ? err : follow_check_tier(f, w);
 }
 
 /* -ENOENT with 1: nothing was pushed to it yet. */
-static int open_tier(const struct serve *s, struct tier *t, struct tier_why *w)
+static int open_tier(const struct serve *s, struct tier *t, struct follow *f, struct tier_why *w)
 {
-	int err = check_tier(s, w);
+	int err = check_tier(s, f, w);
 
 	if (!err)
 		err = tier_open_to_read(t, s->tier, w);
@@ -272,8 +299,9 @@ static int open_tier(const struct serve *s, struct tier *t, struct tier_why *w)
 static int list_into(const struct serve *s, FILE *out, struct tier_why *why)
 {
 	CLEANUP_TIER struct tier t = TIER_NONE;
-	struct list l = {.t = &t, .out = out, .mask = umask(0)};
-	int err = open_tier(s, &t, why);
+	struct follow f;
+	struct list l = {.t = &t, .own = &f, .out = out, .mask = umask(0)};
+	int err = open_tier(s, &t, &f, why);
 
 	umask(l.mask);
 	if (err < 0)
@@ -303,6 +331,15 @@ static int list(const struct serve *s)
 /* ---- a fetch; in a child ----------------------------------------------------------------- */
 
 static const char *fetched_path;
+static struct follow fetched_own;
+
+/* Noted first: a listing that is asked for when readers know of it has it. */
+static void on_damaged(const struct manifest *m, const char *why)
+{
+	if (damaged_note(&fetched_own, m, why))
+		complain("%s: damaged, which could not be noted: %m", m->path); /* found again */
+	say(TIER_ASK_DAMAGED, m->path, -EBADMSG, why, -1);
+}
 
 static void on_seen(const struct tier_file *t, int fd, int told, uint64_t range_bytes)
 {
@@ -317,10 +354,13 @@ static void on_seen(const struct tier_file *t, int fd, int told, uint64_t range_
 /* f: of tier_fetch_prepare(). */
 static int fetch(const struct serve *s, const struct work *w, struct fetch *f)
 {
-	const struct tier_asked asked = {
-		.first = w->first, .sock = w->asks[1], .bytes = w->came, .seen = on_seen};
+	const struct tier_asked asked = {.first = w->first,
+					 .sock = w->asks[1],
+					 .bytes = w->came,
+					 .seen = on_seen,
+					 .damaged = on_damaged};
 	struct tier_why why = {.text = ""};
-	int err = check_tier(s, &why);
+	int err = check_tier(s, &fetched_own, &why);
 
 	fetched_path = w->path;
 	while (!err) {
@@ -331,6 +371,8 @@ static int fetch(const struct serve *s, const struct work *w, struct fetch *f)
 		f = tier_fetch_prepare(s->tier);
 		err = 0;
 	}
+	if (!err)
+		damaged_forget(&fetched_own, w->path);
 	say_end(TIER_ASK_DONE, w->path, err, why.text, -1);
 	return 0;
 }

@@ -58,7 +58,7 @@ void follow_close_own(struct follow *f)
 	f->own = f->own_host = -1;
 }
 
-static int write_own(const struct follow *f, const char *name, const char *text, size_t len,
+int follow_write_own(const struct follow *f, const char *name, const char *text, size_t len,
 		     bool durably)
 {
 	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC;
@@ -141,7 +141,7 @@ void follow_write(struct follow *f)
 	put_checkpoints(&j, f);
 	json_close(&j, '}');
 	fputc('\n', out);
-	if (!fclose(out) && !write_own(f, "status.json", text, len, false))
+	if (!fclose(out) && !follow_write_own(f, "status.json", text, len, false))
 		f->changed = false;
 }
 
@@ -174,7 +174,9 @@ static int remember_id(struct follow *f)
 	CLEANUP_FREE char *text = NULL;
 	int n = asprintf(&text, "%s\n%s", f->id, f->tier);
 
-	return n < 0 ? -ENOMEM : f->own < 0 ? 0 : write_own(f, "tier", text, (size_t)n, true);
+	return n < 0	    ? -ENOMEM
+	       : f->own < 0 ? 0
+			    : follow_write_own(f, "tier", text, (size_t)n, true);
 }
 
 static void make_id(char out[ID_LEN + 1])
@@ -327,6 +329,6 @@ void follow_remember(struct follow *f, bool now)
 	put_sent(&j, f);
 	json_close(&j, '}');
 	fputc('\n', out);
-	f->sent.changed = fclose(out) || write_own(f, SENT, text, len, true);
+	f->sent.changed = fclose(out) || follow_write_own(f, SENT, text, len, true);
 	f->sent.write_at = now_s() + SENT_PAUSE_S;
 }
