@@ -64,6 +64,18 @@ expect 1 "$cairn" tier fetch "$t" "$TMP/empty"
 says err 'step-2/__0_0.distcp: not the bytes that its manifest lists'
 [ ! -e "$TMP/empty/run/step-2" ] || die "a damaged checkpoint has its name"
 
+# Removed: all objects of its manifest, and nothing else.
+plain PUT "$url/bucket/a/b/run/step-2/notes" mine >/dev/null
+keys() { plain GET "$url/bucket?list-type=2&prefix=a/b/" | sed 's|<Key>|\n|g' | sed -n 's|^a/b/\([^<]*\)</Key>.*|\1|p' | grep "$1" || true; }
+expect 1 "$cairn" tier rm "$t" run/step-2
+says err 'the newest of its directory that is whole'
+expect 0 "$cairn" tier rm --force "$t" run/step-2
+says out '^removed  run/step-2  3 files, .*files that it does not list stay there'
+[ "$(keys step-2)" = run/step-2/notes ] || die "left of step-2: $(keys step-2)"
+expect 0 "$cairn" tier rm --force "$t" "run/step 1+&"
+says out '^removed  run/step 1+&  6 files, [^;]*$'
+[ -z "$(keys 'step.1')" ] || die "left of step 1: $(keys 'step.1')"
+
 # judge PREFIX FROM TO: what plain reads of the bucket find committed, in $is: A, B or none
 judge()
 {

@@ -169,23 +169,27 @@ static const struct command commands[] = {
 	 "Exit: 0 discarded, 1 one could not be discarded, 2 usage.",
 	 ENDS_IN(10)},
 	{"tier", cmd_tier,
-	 "[--json] [--latest] [--follow] [--for-mount HOST] [--keep N] [--mount MOUNT] "
-	 "[--rate SIZE] [-q] [--timeout TIME] push|fetch|ls|verify|serve ARG...",
+	 "[--json] [--latest] [--follow] [--force] [--for-mount HOST] [--keep N] "
+	 "[--mount MOUNT] [--rate SIZE] [-q] [--timeout TIME] "
+	 "push|fetch|ls|verify|rm|serve ARG...",
 	 "copy checkpoints to another directory, and check the copies",
 	 "  push STORE TIER [DIR...]  copy what is complete and durable and not there yet\n"
 	 "  fetch TIER STORE [DIR...] copy back what is not in STORE, verified\n"
 	 "  ls TIER                   list the checkpoints in TIER\n"
 	 "  verify TIER [DIR...]      read the copies and compare checksums\n"
+	 "  rm TIER DIR...            remove these checkpoints from TIER\n"
 	 "  serve STORE TIER          what a mount with tier= runs to read from it\n"
 	 "  --json                    for programs\n"
-	 "  --latest                  of fetch: only the newest complete one\n"
+	 "  --latest                  of fetch: only the newest one that is not damaged\n"
+	 "  --force                   of rm: also the newest of its directory\n"
 	 "  --follow                  of push: also what becomes complete, until it ends\n"
 	 "  --keep N, --mount MOUNT   of --follow: keep the newest N of each directory of\n"
 	 "                            MOUNT, of those that are in the tier, verified\n"
 	 "  --rate SIZE               of push: at most so many bytes a second\n"
 	 "  -q                        no progress\n"
 	 "STORE: a mount, a store or any directory. TIER: an existing directory elsewhere.\n"
-	 "DIR: only this checkpoint, or those below it; a path in STORE or TIER.\n"
+	 "DIR: only this checkpoint, or (not of rm) those below it; a path in STORE or\n"
+	 "TIER.\n"
 	 "Exit: 0 all is there and good, 1 something failed or is bad, 2 usage.",
 	 ANSWERS_IN(60)},
 	{"staging", cmd_staging, "[--json] [--dir DIR] [--force] list|remove [NAME]",

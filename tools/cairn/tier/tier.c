@@ -35,21 +35,18 @@ static int take_dirs(struct tier_opts *o, char **dir, const char *top)
 static int take_options(int argc, char **argv, struct tier_opts *o)
 {
 	static const struct option longs[] = {
-		{"follow", no_argument, NULL, 'f'},
-		{"for-mount", required_argument, NULL, 'm'},
-		{"keep", required_argument, NULL, 'k'},
-		{"mount", required_argument, NULL, 'M'},
-		{"json", no_argument, NULL, 'j'},
-		{"latest", no_argument, NULL, 'l'},
-		{"quiet", no_argument, NULL, 'q'},
-		{"rate", required_argument, NULL, 'r'},
-		{0},
+		{"follow", no_argument, NULL, 'f'},	     {"force", no_argument, NULL, 'F'},
+		{"for-mount", required_argument, NULL, 'm'}, {"keep", required_argument, NULL, 'k'},
+		{"mount", required_argument, NULL, 'M'},     {"json", no_argument, NULL, 'j'},
+		{"latest", no_argument, NULL, 'l'},	     {"quiet", no_argument, NULL, 'q'},
+		{"rate", required_argument, NULL, 'r'},	     {0},
 	};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "jq", longs, NULL)) != -1) {
 		switch (c) {
 		case 'f': o->follow = true; break;
+		case 'F': o->force = true; break;
 		case 'm': o->for_mount = optarg; break;
 		case 'k': o->keep = strtoull(optarg, NULL, 10); break;
 		case 'M': o->mount = optarg; break;
@@ -91,6 +88,8 @@ int cmd_tier(int argc, char **argv)
 		return complain_usage("tier", "--latest is for fetch, without DIR");
 	if (o.follow && strcmp(verb, "push"))
 		return complain_usage("tier", "--follow is for push");
+	if (o.force && strcmp(verb, "rm"))
+		return complain_usage("tier", "--force is for rm");
 	if (!o.keep != !o.mount || (o.keep && !o.follow))
 		return complain_usage("tier", "--keep N and --mount MOUNT are for --follow, both");
 	if (!strcmp(verb, "fetch")) {
@@ -115,10 +114,16 @@ int cmd_tier(int argc, char **argv)
 		code = take_dirs(&o, argv + 2, argv[1]);
 		return code ? code : tier_verify(argv[1], &o);
 	}
+	if (!strcmp(verb, "rm")) {
+		if (argc < 3)
+			return complain_usage("tier", "rm from what tier, which checkpoint?");
+		code = take_dirs(&o, argv + 2, argv[1]);
+		return code ? code : tier_rm(argv[1], &o);
+	}
 	if (!strcmp(verb, "serve")) {
 		if (argc != 3 || !o.for_mount)
 			return complain_usage("tier", "serve is for a mount with tier=");
 		return tier_serve(argv[1], argv[2], &o);
 	}
-	return complain_usage("tier", "push, fetch, ls or verify?");
+	return complain_usage("tier", "push, fetch, ls, verify or rm?");
 }

@@ -691,6 +691,20 @@ int tier_remove(struct tier *t, const char *path)
 	return fsync(dir) ? -errno : 0;
 }
 
+int tier_remove_dir(struct tier *t, const char *path)
+{
+	const char *name;
+	CLEANUP_CLOSE int dir = t->s3 ? -1 : open_parent_of(t, path, false, &name);
+
+	if (t->s3)
+		return 0;
+	if (dir < 0)
+		return dir == -ENOENT ? 0 : dir;
+	if (unlinkat(dir, name, AT_REMOVEDIR))
+		return errno == ENOENT ? 0 : errno == EEXIST ? -ENOTEMPTY : -errno;
+	return fsync(dir) ? -errno : 0;
+}
+
 int tier_sum(const struct tier *t, const char *path, uint64_t *size, char sum[IO_CHECKSUM_LEN])
 {
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : tier_open_at(t, path, READ_FLAGS);
