@@ -206,6 +206,7 @@ static int read_from(struct fs *fs, fuse_req_t req, int fd, size_t size, off_t o
 static int answer_read(struct fs *fs, struct remote_job *j, const struct remote_list *l,
 		       const struct remote_node *n, char **fetch)
 {
+	const struct remote_node *c = remote_checkpoint(l, n);
 	struct remote_file f;
 	int err = get_file(fs, j, NULL, l, n, &f, fetch);
 
@@ -218,8 +219,8 @@ static int answer_read(struct fs *fs, struct remote_job *j, const struct remote_
 		close_file(&f);
 	else
 		add_opened(j->fi.fh, &f);
-	if (err == -EBADMSG) /* before the reader knows: `latest` leads elsewhere then */
-		remote_mark_damaged(remote_checkpoint(l, n)->path);
+	if (err == -EBADMSG && c) /* before the reader knows: `latest` leads elsewhere then */
+		remote_mark_damaged(c->path);
 	return err > 0 ? read_from(fs, j->req, fd, j->size, j->off) : -EIO;
 }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # modes: fast
-# timeout: 180
+# timeout: 240
 # A damaged newest checkpoint in the tier, of other bytes, a missing file or a wrong size: once a fetch, or for a directory the
 # listing, found that, `latest` leads to the one before, also after a remount, and `fetch --latest` goes on to it by itself.
 # Sent again it counts again. If all are damaged `latest` is an error, not nothing.
@@ -36,7 +36,7 @@ new_node()
 }
 log_has() { has -- "$1" "$s"/.cairn/*/log; }
 leads_to() { [ "$(readlink "$m/.cairn/latest/run")" = "../../.cairn/tier/run/step-$1" ]; }
-leads() { retry 40 leads_to "$1" || die "latest leads to $(readlink "$m/.cairn/latest/run"), not step-$1"; }
+leads() { retry 120 leads_to "$1" || die "latest leads to $(readlink "$m/.cairn/latest/run"), not step-$1"; }
 
 # A job reads: an error, and at its next start another checkpoint.
 new_node
@@ -50,7 +50,7 @@ leads_to 3 || die "latest still leads to $(readlink "$m/.cairn/latest/run")"
 expect 0 "$cairn" latest "$m"
 says out 'tier/run/step-3$'
 is_noted() { log_has 'run/step-4 is damaged in the tier: .*__2_0.distcp: not the bytes that its manifest lists'; }
-retry 20 is_noted || die "not in the log: $(cat "$s"/.cairn/*/log)"
+retry 60 is_noted || die "not in the log: $(cat "$s"/.cairn/*/log)"
 [ "$(status_field "$m" fetch.damaged) $(status_field "$m" fetch.damaged_path)" = "1 run/step-4" ] ||
 	die "status: $(status_field "$m" fetch)"
 expect 0 "$cairn" status "$m"
@@ -101,7 +101,7 @@ new_node
 leads 4
 truncate -s 1M "$t/run/step-4/__2_0.distcp"
 leads 2
-retry 20 log_has 'run/step-[34] is damaged in the tier' || die "not in the log"
+retry 60 log_has 'run/step-[34] is damaged in the tier' || die "not in the log"
 stop_mount "$m"
 
 # All of them: no job begins from scratch.

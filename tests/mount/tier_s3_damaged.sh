@@ -54,7 +54,7 @@ new_node
 plain PUT "$url/bucket/a/run/step-3/$file" short >/dev/null
 cat "$m/.cairn/tier/run/step-3/$file" >"$TMP/read" 2>"$TMP/err" && die "read, and it is too short"
 leads_to 2 || die "too short: latest leads to $(readlink "$m/.cairn/latest/run")"
-retry 20 is_damaged 3 || die "too short: state"
+retry 60 is_damaged 3 || die "too short: state"
 plain DELETE "$url/bucket/a/run/step-2/$file" >/dev/null
 expect 0 "$cairn" fetch --latest "$m/run"
 says err 'run/step-2 is damaged in the tier: the one before it is fetched'
@@ -71,6 +71,6 @@ start_mount "$s" "$m" "tier=$t,tier_wait=3"
 is_damaged 3 || die "not known after a remount"
 plain DELETE "$url/bucket/a/run/step-3/$file" >/dev/null
 expect 0 "$cairn" tier push -q "$ref" "$t" run/step-3
-retry 40 leads_to 3 || die "sent again: latest leads to $(readlink "$m/.cairn/latest/run")"
+retry 120 leads_to 3 || die "sent again: latest leads to $(readlink "$m/.cairn/latest/run")"
 cmp "$m/.cairn/latest/run/$file" "$ref/run/step-3/$file" || die "step-3"
 stop_mount "$m"
