@@ -284,7 +284,7 @@ $(addprefix $(BUILD)/tests/unit_staging_,ack early lack quota vanished): $(BUILD
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 
-$(BUILD)/tests/unit_staging_counts $(BUILD)/tests/unit_staging_pool: $(BUILD)/tests/unit_%: \
+$(addprefix $(BUILD)/tests/unit_staging_,counts limit pool): $(BUILD)/tests/unit_%: \
 		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/staging_shim.c) $(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))
 

@@ -256,6 +256,9 @@ struct staged_moved {
 	_Atomic uint64_t under; /* bytes [0, under) are in tmp/<id> instead; io.lock */
 	_Atomic bool more; /* more bytes are being moved */
 	uint64_t after_ns; /* not before this time */
+	_Atomic bool rewritten; /* where they had moved: no more can move */
+	bool stuck; /* the store does not take more; limit.c */
+	unsigned failed; /* tries in a row */
 };
 
 /* State at the last seal, or when the file was last looked at; staged_changed compares with it. */
@@ -407,7 +410,8 @@ struct pool {
 /* The machine's memory; budget.c. */
 struct memory {
 	uint64_t available, seen_ns;
-	bool limited; /* limit.c */
+	bool limited; /* the tmpfs is asked to be small; limit.c */
+	bool tried; /* this process has tried to move a file */
 	/* of the thread of pressure.c */
 	uint64_t told_ns;
 	pthread_cond_t cond; /* with s->lock */
@@ -693,6 +697,12 @@ static inline void save_descriptor(struct staging *s, struct pend *p)
 static inline bool no_space(int err)
 {
 	return err == -ENOSPC || err == -EDQUOT;
+}
+
+/* Descriptors or memory are missing, or something is busy: not the store's fault, and it passes. */
+static inline bool is_lack(int err)
+{
+	return err == -EMFILE || err == -ENFILE || err == -ENOMEM || err == -EAGAIN;
 }
 
 /* Limit of descriptors of possible sources of copies; clone.c. */

@@ -40,6 +40,7 @@ int staging_open(const struct staging_opts *o, struct staging **out)
 		s->o.persist_threads = 16;
 	if (s->o.pool_bytes > s->o.budget_bytes)
 		s->o.pool_bytes = s->o.budget_bytes;
+	s->memory.limited = o->is_limited;
 	struct rlimit rl;
 	s->order.fds_pend = FDS_PEND_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &rl) && rl.rlim_cur / 8 < s->order.fds_pend)

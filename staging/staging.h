@@ -64,8 +64,9 @@ struct staging_place {
 int staging_place_open(int node, const char *dir, const char *store_id, uint64_t limit_bytes,
 		       struct staging_place *out);
 /* Makes private tmpfs mounts so small that little more than `budget` bytes, or than they hold,
- * fits; 0: as large as at their start. Needs CAP_SYS_ADMIN, and no Landlock domain. */
-void staging_place_fit(const struct staging_place *p, uint64_t budget);
+ * fits; 0: as large as at their start. Needs CAP_SYS_ADMIN, and no Landlock domain. 0; -ENOTSUP:
+ * they are not private; else as mount(2). */
+int staging_place_fit(const struct staging_place *p, uint64_t budget);
 /* Writes who serves it into its lock file, for a start that finds it taken; and reads that there,
  * "" = unknown. The process that keeps the lock changes. 0 or -errno. */
 int staging_place_sign(const struct staging_place *p, const char *who);
@@ -250,9 +251,13 @@ struct staging_opts {
 	/* A passthrough file outgrows memory: the caller arranges a staged_move_out of it. Called
 	 * with staging's locks held; must not block, and may be called again. NULL = not used. */
 	void (*outgrown)(void *ctx, uint64_t node);
-	/* The store has no space for what outgrows memory (on), or has it again: the caller
-	 * arranges a staging_place_fit. As outgrown. */
+	/* The store does not take what outgrows memory (on), or does again: the caller arranges a
+	 * staging_place_fit, of the last call if there were several. As outgrown. */
 	void (*limit)(void *ctx, bool on);
+	/* Whether that is done: 0; -EAGAIN: not yet; else it cannot be done. Called without locks;
+	 * must not block. NULL: it is done when limit returns. */
+	int (*limited)(void *ctx);
+	bool is_limited; /* as an earlier process asked */
 	/* limit for a mapping that delays others' changes; 0 = 30 s */
 	unsigned mapped_ms;
 	/* how long missing descriptors or memory do not halt publication; 0 = 30 s */
@@ -496,12 +501,15 @@ int staged_fallocate(struct staged *f, int mode, uint64_t off, uint64_t len);
  * to some GiB. The caller ensures that nothing writes the file meanwhile, and that until it is
  * closed nothing reads or maps it: staged_outgrown is true from then on, and from
  * staged_set_moving() until this returns. 0 also if nothing could be moved. -EAGAIN: not open, or
- * spilled; -EIO: bytes that had moved were rewritten in place, and which ones is unknown: neither
- * close nor fsync will succeed; else the store's error, and nothing is lost. */
+ * spilled; 1: bytes that had moved were rewritten in place, and which ones is unknown: neither
+ * close nor fsync will succeed (EIO), and it cannot be moved any more (staged_rewritten); else the
+ * store's error, and nothing is lost. */
 int staged_move_out(struct staged *f);
+bool staged_rewritten(struct staged *f); /* any lock may be held */
 void staged_set_moving(struct staged *f); /* until staged_move_out() has returned */
-/* After a try to move f (err: its result; 0 if it cannot be moved), before f is written again:
- * limits memory while the store has no space for f; see limit.c. May wait for a second. */
+/* After a try to move f (err: its error; 0 if it cannot be moved), before f is written again:
+ * limits memory while the store does not take f; see limit.c. Waits until that is done. No lock
+ * held. */
 void staged_limit(struct staged *f, int err);
 void staged_not_now(struct staged *f); /* it cannot be moved now: others are, for a while */
 bool staged_outgrown(struct staged *f);
@@ -509,7 +517,8 @@ bool staged_outgrown(struct staged *f);
  * still written; 0 for any other file. Call it after that. */
 int staged_allocate_copy(struct staged *f);
 /* The last writer is gone: what is still in memory is moved, too, and f becomes a spilled file. 0
- * also if it was never outgrown. Errors as staged_move_out; f is then as before. */
+ * also if it was never outgrown. -EIO: bytes that had moved were rewritten; else the store's
+ * error. f is then as before. */
 int staged_finish(struct staged *f);
 
 /* Allocates the store blocks that a seal of f's present size needs; called before a

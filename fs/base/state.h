@@ -53,12 +53,15 @@ struct processes {
 		atomic_int asks; /* pid of a spare that asks the worker */
 		atomic_int exited; /* exit code of the worker + 1; 0: it runs */
 		atomic_uint replaced;
+		/* The last wish of a worker for staging's tmpfs, a new number each time: odd,
+		 * small; even, as at the start. And the one that is done, with its result. */
+		atomic_uint limit_wanted, limit_done;
+		atomic_int limit_error;
 	} * keepers; /* shared by all processes of the mount, or NULL */
 	int alive[2]; /* a pipe; keeper and spare hold [1] open */
 	/* the worker's: open while it lives; its answer to a spare goes here */
 	int life_fd;
-	/* a pipe: the worker asks the keeper to make tmpfs small, '1', or not, '0' */
-	int limit[2];
+	int limit[2]; /* a pipe: the worker wakes the keeper for limit_wanted */
 	atomic_bool keeper_gone;
 	/* CLOCK_MONOTONIC, ns; 0: unknown */
 	uint64_t mounted_ns, worker_ns;

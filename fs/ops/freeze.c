@@ -135,7 +135,7 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	session_may_block(fs);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct node *n = node_find(fs, id);
-	bool moves = n && only_written(n);
+	bool moves = n && only_written(n) && !staged_rewritten(n->sf);
 	if (n && n->sf)
 		sf = staged_ref(n->sf);
 	if (moves)
@@ -145,8 +145,8 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
 		int err = moves ? staged_move_out(sf) : 0;
-		staged_limit(sf, err);
-		if (err == -EIO) {
+		staged_limit(sf, err < 0 ? err : 0);
+		if (err > 0) {
 			fs_log(LEVEL_ERROR
 			       "a file that outgrew memory was written again where it had moved to "
 			       "the store already; its close will fail; give staging more memory");

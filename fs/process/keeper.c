@@ -146,13 +146,20 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	return 0;
 }
 
-/* What the worker asked for last; 0: nothing. */
-static int limit_read(const struct fs *fs)
+/* Does what the worker asked for last. */
+static void limit_look(const struct fs *fs)
 {
+	struct keepers *shared = fs->procs.keepers;
 	char c[64];
-	ssize_t n = read(fs->procs.limit[0], c, sizeof(c));
 
-	return n > 0 ? c[n - 1] : 0;
+	while (read(fs->procs.limit[0], c, sizeof(c)) == sizeof(c))
+		;
+	unsigned wanted = shared ? atomic_load(&shared->limit_wanted) : 0;
+	if (!shared || wanted == atomic_load(&shared->limit_done))
+		return;
+	uint64_t budget = wanted & 1 ? fs->o.staging_bytes : 0;
+	atomic_store(&shared->limit_error, staging_place_fit(&fs->place, budget));
+	atomic_store(&shared->limit_done, wanted);
 }
 
 static pid_t start_worker(struct keeper *k, bool first)
@@ -167,10 +174,6 @@ static pid_t start_worker(struct keeper *k, bool first)
 	if (k->fs->procs.keepers)
 		atomic_store(&k->fs->procs.keepers->exited, 0);
 	parser_start(k->fs);
-	if (!first) { /* it does not know what the one before it asked for */
-		limit_read(k->fs);
-		staging_place_fit(&k->fs->place, 0);
-	}
 	pid_t pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_NAME, "cairnfs-worker");
@@ -218,12 +221,9 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 		end_spare(k);
 		start_spare(k);
 	}
-	if (poll(p, 2, ms) <= 0)
-		return false;
-	int asked = p[1].revents & POLLIN ? limit_read(k->fs) : 0;
-	if (asked)
-		staging_place_fit(&k->fs->place, asked == '1' ? k->fs->o.staging_bytes : 0);
-	if (!p[0].revents)
+	int n = poll(p, 2, ms);
+	limit_look(k->fs); /* also if a keeper before this one had read the byte */
+	if (n <= 0 || !p[0].revents)
 		return false;
 	if (!k->adopted)
 		return waitpid(k->worker, status, 0) == k->worker;

@@ -27,9 +27,26 @@ static void on_term(int sig)
 static void ask_limit(void *ctx, bool on)
 {
 	const struct fs *fs = ctx;
-	if (write(fs->procs.limit[1], on ? "1" : "0", 1) != 1)
+	struct keepers *k = fs->procs.keepers;
+
+	if (!k)
+		return;
+	atomic_store(&k->limit_wanted, ((atomic_load(&k->limit_wanted) / 2 + 1) * 2) | on);
+	if (write(fs->procs.limit[1], "1", 1) != 1 && errno != EAGAIN)
 		fs_log(LEVEL_WARNING "the keeper cannot be asked to limit staging's tmpfs: %s",
 		       strerror(errno));
+}
+
+static int is_limited(void *ctx)
+{
+	const struct fs *fs = ctx;
+	struct keepers *k = fs->procs.keepers;
+
+	if (!k)
+		return -ENOTSUP;
+	if (atomic_load(&k->limit_done) == atomic_load(&k->limit_wanted))
+		return atomic_load(&k->limit_error);
+	return keeper_is_there(fs) ? -EAGAIN : -ESRCH;
 }
 
 static int open_staging(struct fs *fs)
@@ -46,6 +63,9 @@ static int open_staging(struct fs *fs)
 			 .patience_ms = fs->o.commit_wait_s * 1000},
 		.outgrown = freeze_ask,
 		.limit = ask_limit,
+		.limited = is_limited,
+		.is_limited =
+			fs->procs.keepers && atomic_load(&fs->procs.keepers->limit_wanted) & 1,
 		.no_dedup = fs->o.nodedup,
 		.no_early = fs->o.noearly,
 		.previous = fs->o.noprevious ? NULL : COMMIT_NAME,

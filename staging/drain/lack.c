@@ -14,11 +14,6 @@
 #define PATIENCE_NS 30000000000ull
 #define TELL_EVERY_NS 60000000000ull
 
-bool is_lack(int err)
-{
-	return err == -EMFILE || err == -ENFILE || err == -ENOMEM || err == -EAGAIN;
-}
-
 static const char *remedy_of(int err)
 {
 	switch (err) {

@@ -116,8 +116,10 @@ static int settle_page(struct move *m, uint64_t off, char *buf)
 	memset(buf + n, 0, PAGE - (size_t)n);
 	if (!memcmp(mine, buf, PAGE))
 		return 0;
-	if (memcmp(buf, zeros, PAGE))
+	if (memcmp(buf, zeros, PAGE)) {
+		m->f->moved.rewritten = true;
 		return -EIO;
+	}
 	memcpy(buf, mine, PAGE);
 	return io_pwrite(m->f->s->o.store, m->to, buf, PAGE, off);
 }
@@ -275,10 +277,8 @@ static int move_open_file(struct staged *f)
 	pthread_mutex_lock(&s->lock);
 	if (first && f->moved.under)
 		s->st.outgrown.files++;
-	if (err == -EIO)
-		f->moved.after_ns = UINT64_MAX; /* logged once */
 	pthread_mutex_unlock(&s->lock);
-	return err;
+	return err && f->moved.rewritten ? 1 : err;
 }
 
 /* The state begun by staged_set_moving() ends before io.lock is released: a waiter then finds the
@@ -300,6 +300,11 @@ void staged_not_now(struct staged *f)
 	LOCK_SCOPE(&f->s->lock);
 	bool ample = atomic_load(&f->s->space.free) > AMPLE;
 	f->moved.after_ns = monotonic_ns() + (ample ? NOT_NOW_NS : ASK_AGAIN_NS);
+}
+
+bool staged_rewritten(struct staged *f)
+{
+	return f->moved.rewritten;
 }
 
 bool staged_outgrown(struct staged *f)
@@ -421,8 +426,10 @@ int outgrow_resize(struct staged *f, int fd, uint64_t size)
 	if (!err)
 		err = io_truncate(store, to, keep);
 	close(to);
-	if (!err)
+	if (!err) {
 		f->moved.under = keep;
+		f->moved.rewritten = false; /* it may be cut off */
+	}
 	if (!err && !keep)
 		err = io_tmp_remove(store, f->id);
 	return err;

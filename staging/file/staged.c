@@ -164,6 +164,7 @@ void sf_set_state(struct staging *s, struct staged *f, enum staged_state st)
 	if (st != STAGED_OPEN) {
 		source_forget(s, &f->base.source);
 		space_claim_set(s, f, 0);
+		f->moved.stuck = false;
 	}
 	bool moved = st == STAGED_FAILED || (f->state == STAGED_OPEN && st == STAGED_DURABLE);
 	list_remove(s, f);

@@ -323,35 +323,42 @@ int staging_place_open(int node, const char *dir, const char *store_id, uint64_t
 	return err;
 }
 
-/* The size for the tmpfs at fd. */
-static uint64_t fitting(int fd, uint64_t budget, uint64_t most)
+/* The size for the tmpfs at fd: slack bytes beyond the budget, or what is used. */
+static uint64_t fitting(int fd, uint64_t budget, uint64_t slack, uint64_t most)
 {
 	struct statvfs v;
 
 	if (!budget || fstatvfs(fd, &v))
 		return most;
 	uint64_t used = (v.f_blocks - v.f_bfree) * v.f_frsize,
-		 bytes = (used > budget ? used : budget) + FIT_SLACK;
+		 bytes = (used > budget ? used : budget) + slack;
 	return bytes < most ? bytes : most;
 }
 
-void staging_place_fit(const struct staging_place *p, uint64_t budget)
+/* EINVAL: others write, and it holds more than that by now. */
+static int fit(int fd, uint64_t budget, uint64_t most)
 {
-	const int fds[] = {p->huge, p->small};
 	char path[32], opts[32];
+	int err = -EINVAL;
 
-	for (unsigned i = 0; p->is_private && i < 2; i++) {
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
-		/* EINVAL: it holds more than that by now */
-		for (unsigned tries = 0; tries < 5; tries++) {
-			snprintf(opts, sizeof(opts), "size=%llu",
-				 (unsigned long long)fitting(fds[i], budget, p->limit_bytes));
-			if (!mount("cairnfs-staging", path, "tmpfs", MOUNT_FLAGS | MS_REMOUNT,
-				   opts) ||
-			    errno != EINVAL)
-				break;
-		}
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	for (uint64_t slack = FIT_SLACK, bytes = 0; err == -EINVAL && bytes < most; slack *= 2) {
+		bytes = fitting(fd, budget, slack, most);
+		snprintf(opts, sizeof(opts), "size=%llu", (unsigned long long)bytes);
+		err = mount("cairnfs-staging", path, "tmpfs", MOUNT_FLAGS | MS_REMOUNT, opts)
+			      ? -errno
+			      : 0;
 	}
+	return err;
+}
+
+int staging_place_fit(const struct staging_place *p, uint64_t budget)
+{
+	if (!p->is_private)
+		return -ENOTSUP;
+	int huge = fit(p->huge, budget, p->limit_bytes),
+	    small = fit(p->small, budget, p->limit_bytes);
+	return huge ? huge : small;
 }
 
 uint64_t staging_place_limit(const struct staging_place *p)

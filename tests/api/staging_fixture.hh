@@ -97,6 +97,11 @@ struct Options {
 	bool away = false;	// the store was let go of before the replay
 	std::string store;	// "" = the ground's
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
+	// staging_opts.outgrown, limit, limited; null: not used
+	std::function<void(uint64_t node)> outgrown;
+	std::function<void(bool on)> limits;
+	std::function<int()> limited;
+	bool is_limited = false;
 	// does a .metadata there have to wait? enum staging_missing, or a bool
 	std::function<int(uint64_t dir)> missing;
 };
@@ -131,6 +136,16 @@ public:
 		missing = o.missing;
 		if (missing)
 			so.hold = {is_commit, asks_missing, 1000};
+		outgrown = o.outgrown;
+		if (outgrown)
+			so.outgrown = [](void *ctx, uint64_t node) { static_cast<Staging *>(ctx)->outgrown(node); };
+		limits = o.limits;
+		if (limits)
+			so.limit = [](void *ctx, bool on) { static_cast<Staging *>(ctx)->limits(on); };
+		limited = o.limited;
+		if (limited)
+			so.limited = [](void *ctx) { return static_cast<Staging *>(ctx)->limited(); };
+		so.is_limited = o.is_limited;
 		so.notice = note;
 		so.ctx = this;
 		if (!err)
@@ -193,6 +208,9 @@ public:
 	std::function<void(staging *, const rec *)> frontend;
 
 	std::function<int(uint64_t dir)> missing;
+	std::function<void(uint64_t node)> outgrown;
+	std::function<void(bool on)> limits;
+	std::function<int()> limited;
 
 private:
 	static bool is_commit(const char *name) { return !strcmp(name, ".metadata"); }

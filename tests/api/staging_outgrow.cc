@@ -252,7 +252,8 @@ TEST_P(Outgrow, WrittenAgainIsRefused)
 	staged *f = outgrown(s, node, bytes);
 	ASSERT_TRUE(f);
 	ASSERT_TRUE(Writer(f).write("x", 5 * mib + 1));
-	EXPECT_EQ(staged_move_out(f), -EIO);
+	EXPECT_EQ(staged_move_out(f), 1);
+	EXPECT_TRUE(staged_rewritten(f));
 	EXPECT_EQ(staged_allocate(f), -EIO);
 	EXPECT_EQ(staged_finish(f), -EIO);
 	EXPECT_TRUE(staged_outgrown(f));
@@ -325,6 +326,24 @@ TEST_P(Outgrow, AStoreThatFails)
 	ASSERT_EQ(staged_use(f, &fd), 0);
 	EXPECT_SAME(read_fd(fd), bytes);
 	staged_unuse(f);
+	staged_unref(f);
+}
+
+// Its EIO is not taken for a file that was written again where it had moved.
+TEST_P(Outgrow, AStoreThatFailsIsTriedAgain)
+{
+	Options o = with();
+	o.fault = "1:@1+:eio";
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	staged *f = create(s, staging_new_id(s), {root, "shard"}, 4 * mib);
+	ASSERT_TRUE(f);
+	Writer w(f);
+	ASSERT_TRUE(w.write(pattern(64 * mib, 9), 0));
+	for (int i = 0; i < 2; i++) {
+		EXPECT_EQ(staged_move_out(f), -EIO);
+		EXPECT_FALSE(staged_rewritten(f));
+	}
 	staged_unref(f);
 }
 

@@ -49,15 +49,36 @@ write_on()
 says() { "$BUILD/cairn" status "$mnt" | has "$1"; }
 worker_is_new() { [ "$(worker_pid "$mnt")" != "$1" ]; }
 
-# round FLAGS NAME [kill]
+tmpfs_mib() { df --output=size -BM "/run/cairnfs/$(cat "$store/.cairn/id")/small" | tail -n 1 | tr -dc 0-9; }
+
+# slow_keeper PID NAME: the keeper, which makes the tmpfs small, is stopped. The writer waits for it, however long.
+slow_keeper()
+{
+	local size=0 last=-1 still
+	still=0
+	while kill -0 "$1" && [ $still -lt 6 ]; do
+		size=$(stat -c %s "$mnt/$2" 2>/dev/null || echo 0)
+		[ "$size" = "$last" ] && [ "$size" -gt 0 ] && still=$((still + 1)) || still=0
+		last=$size
+		sleep 0.5
+	done
+	[ ! -s "$TMP/out" ] || die "$2: it wrote on: $(cat "$TMP/out")"
+	note "$2: waits at $((last / MIB)) MiB"
+	kill -CONT "$keeper"
+}
+
+# round FLAGS NAME [kill|stop]
 round()
 {
 	local pid old n what
 	helper files put "$mnt/old" $((240 * MIB)) 1 || die "$2: another file"
 	wait_durable "$mnt" 60
 	: >"$TMP/out"
+	keeper=$(keeper_pid "$mnt")
+	[ "${3:-}" != stop ] || kill -STOP "$keeper"
 	write_on "$1" "$2" &
 	pid=$!
+	[ "${3:-}" != stop ] || slow_keeper $pid "$2"
 	retry 100 grep -q . "$TMP/out" || die "$2: neither ENOSPC nor an end"
 	read -r what n <"$TMP/out"
 	[ "$what" = full ] || die "$2: 1.5 GiB went into a store of 512 MiB: $(cat "$TMP/out")"
@@ -68,10 +89,12 @@ round()
 		[ "$(lane "$mnt/$2")" = fast ] || die "$2: not in the fast lane: the test is blind"
 		says "their writes get ENOSPC" || die "$2: status does not say why: $("$BUILD/cairn" status "$mnt")"
 	fi
-	if [ -n "${3:-}" ]; then
+	if [ "${3:-}" = kill ]; then
 		old=$(worker_pid "$mnt")
 		kill -KILL "$old"
 		retry 30 worker_is_new "$old" || die "no new worker"
+		n=$(tmpfs_mib); df -BM /run/cairnfs/$(cat "$store/.cairn/id")/*; "$BUILD/cairn" status "$mnt"
+		[ "$MODE" != fast ] || [ "$n" -lt 1024 ] || die "$2: without its worker the tmpfs has $n MiB"
 	fi
 	rm "$mnt/old"
 	echo >"$TMP/go"
@@ -90,6 +113,7 @@ start_mount "$store" "$mnt" staging=64M
 round O_WRONLY append
 round O_RDWR rdwr
 round O_WRONLY killed kill
+[ "$MODE" != fast ] || round O_WRONLY held stop
 # with space there is no limit
 helper files put "$mnt/after" $((100 * MIB)) 3 || die "the mount works on"
 wait_durable "$mnt" 60

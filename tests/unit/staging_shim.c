@@ -85,3 +85,9 @@ void shim_allocates_ahead(struct staged *f, bool now)
 	f->ahead.allocating = now;
 	pthread_cond_broadcast(&f->s->done_cond);
 }
+
+bool shim_move_pauses(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->moved.after_ns > monotonic_ns();
+}

@@ -23,6 +23,9 @@ struct shim_counts shim_staged_counts(const struct staged *f);
 /* As if a thread allocated memory ahead of f, or had done so. No lock is held. */
 void shim_allocates_ahead(struct staged *f, bool now);
 
+/* Whether no move of f is asked for, because the last one is not long ago. No lock is held. */
+bool shim_move_pauses(struct staged *f);
+
 /* From here on, of closed descriptors of files without a name: whose thread's name is not `thread`. */
 void shim_watch_closes(const char *thread);
 unsigned shim_closes_of_others(void), shim_closes_of_thread(void);
