@@ -10,8 +10,10 @@
 
 /* of files in the store */
 #define KEY_CHECKSUM KEY_PREFIX "checksum"
-#define KEY_INO KEY_PREFIX "ino" /* the st_ino that the mount shows */
-/* which save of its directory a version is of (fs/tree/save_tag.c); of .cairn/.saves, the count */
+/* the st_ino that the mount shows; in a store of several hosts also which save of its directory the
+ * version is of (fs/tree/save_tag.c) */
+#define KEY_INO KEY_PREFIX "ino"
+/* of .cairn/.saves, the count; in staging's log, of which save a version is */
 #define KEY_SAVE KEY_PREFIX "save"
 #define KEY_PROBE KEY_PREFIX "probe" /* set and removed again: has this store xattrs? */
 

@@ -284,6 +284,7 @@ struct staged_base {
 struct staged_space {
 	uid_t uid; /* owner of its blocks, if `owned` */
 	gid_t gid;
+	mode_t mode; /* of the file; 0: not known */
 	bool owned;
 	/* the store is nearly full: each write first allocates its blocks */
 	bool checked;
@@ -428,6 +429,7 @@ struct reserve {
 	_Atomic bool scarce; /* the last check found no space */
 	_Atomic bool tight; /* do not rely on delayed allocation */
 	_Atomic uint64_t bytes, left; /* full size; of it, not given away yet */
+	_Atomic uint64_t ample, ample_ns; /* the store's free bytes when they were ample */
 	pthread_rwlock_t lock; /* read: a thread that allocates blocks in the store */
 	pthread_mutex_t take_lock; /* changes of bytes and left */
 };

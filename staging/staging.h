@@ -223,6 +223,7 @@ enum staging_missing {
 	STAGING_MISSING,
 	STAGING_OVERTAKEN, /* and most likely for ever: others have written what replaces it */
 	STAGING_REPLACED, /* and the store has what replaces the name itself */
+	STAGING_UNREAD, /* what the bytes list is not known: ask with them */
 };
 
 /* Names that commit what other nodes write; see drain/hold.c. */
@@ -231,7 +232,7 @@ struct staging_hold {
 	bool (*commits)(const char *name);
 	/* Does the store lack something that the bytes in fd list? Then `what` says what, in words
 	 * that follow "but". seq: the same for the same bytes. dir, dirfd: the name's directory.
-	 * fd < 0: they cannot be opened any more, though something was missing before.
+	 * fd < 0: something was missing before, and what they list may still be known.
 	 * Called by one thread, without locks. */
 	enum staging_missing (*missing)(void *ctx, uint64_t seq, uint64_t dir, int dirfd, int fd,
 					char *what, size_t cap);
@@ -424,6 +425,7 @@ struct staged_owner {
 	uid_t uid;
 	gid_t gid;
 	bool grows;
+	mode_t mode; /* the file's, as far as it is known; 0: it is not */
 };
 int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 		     const struct staged_owner *who, struct staged **out);

@@ -480,7 +480,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	struct creating c __attribute__((cleanup(creating_end))) = {
 		.id = staging_new_id(fs->s),
-		.who = {.uid = ctx->uid, .gid = ctx->gid},
+		.who = {.uid = ctx->uid, .gid = ctx->gid, .mode = mode},
 	};
 	int err;
 	memory_guess(fs, &c, parent, name);

@@ -251,7 +251,8 @@ static bool put(struct out *o, const char *name, struct node *n, const struct st
 static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 {
 	uint64_t ino = e->ino;
-	char text[24];
+	char text[ASK_VALUE_MAX];
+	const char *number = text;
 	int fd;
 	{
 		TREE_SCOPE(fs);
@@ -264,7 +265,8 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 		staging_dir_put(fs->s, dir);
 		if (len > 0) {
 			text[len] = 0;
-			ino = number_or_0(text);
+			if (!number_next(&number, &ino))
+				ino = 0;
 		}
 	}
 	return ino;

@@ -16,6 +16,7 @@
 #define TICK_MS 100u
 #define FEW_INODES 1024u
 #define LOOK_TICKS 50u /* between checks, without errors */
+#define SPACE_TICKS 100u /* of a host that says that it is alive: that is the check */
 #define TROUBLE_TICKS 5u /* if publication has halted, or there were errors */
 #define BACK_TICKS 10u /* if the store is away */
 
@@ -62,11 +63,13 @@ static void look_at_space(struct fs *fs)
 	atomic_store(&fs->space.size, v.f_blocks * v.f_frsize);
 }
 
-/* Checks twice: one error may be transient. Writing costs a shared store five operations on
- * metadata, and a host that says that it is alive (hosts.c) writes to it anyway. */
+/* Checks twice: one error may be transient. A host that says that it is alive (hosts.c) writes to
+ * the store then, and asks for this if that fails: a shared store is not asked more than that. */
 static void look_at(struct fs *fs, bool suspect)
 {
-	if (!io_store_probe(fs->store, suspect || !atomic_load(&fs->hosts.beats))) {
+	bool beats = atomic_load(&fs->hosts.beats);
+
+	if ((beats && !suspect) || !io_store_probe(fs->store, true)) {
 		look_at_space(fs);
 		return;
 	}
@@ -115,7 +118,7 @@ static void *store_watch_main(void *arg)
 		else
 			look_at(fs, suspect);
 		suspect = false;
-		due = away ? BACK_TICKS : LOOK_TICKS;
+		due = away ? BACK_TICKS : atomic_load(&fs->hosts.beats) ? SPACE_TICKS : LOOK_TICKS;
 	}
 	return NULL;
 }

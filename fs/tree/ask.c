@@ -286,7 +286,9 @@ static bool is_known(const struct answer *a)
 static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st,
 		     uint64_t *ino)
 {
-	char text[24];
+	char text[ASK_VALUE_MAX];
+	const char *number = text;
+	uint64_t shown;
 	*ino = st->st_ino;
 	if (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode))
 		return 0;
@@ -294,8 +296,7 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 	if (n <= 0)
 		return n && !xattr_is_absent(n) ? (int)n : 0;
 	text[n] = 0;
-	uint64_t shown = number_or_0(text);
-	if (shown)
+	if (number_next(&number, &shown) && shown) /* a mark may follow */
 		*ino = shown;
 	return 0;
 }
@@ -354,7 +355,7 @@ static int value_at(struct fs *fs, int dirfd, const char *name, struct answer *a
 
 static int set_mark_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
-	return io_set_xattr(fs->store, dirfd, name, -1, KEY_SAVE, a->key, strlen(a->key), 0);
+	return io_set_xattr(fs->store, dirfd, name, -1, KEY_INO, a->key, strlen(a->key), 0);
 }
 
 static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *a)

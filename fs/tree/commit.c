@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  * Whether the store holds the files that a checkpoint's .metadata lists, all of one save. The
  * publisher asks before it publishes the .metadata (staging/drain/hold.c) if several nodes write to
- * one store: first for the sizes of all, then for their marks (save_tag.c). It asks once more just
- * before the .metadata gets its name.
+ * one store: whether all are there, by one listing, then for their marks (save_tag.c), which say
+ * their sizes, too. What has no mark is asked for its size. It asks once more just before the
+ * .metadata gets its name.
  */
 #include "fs/formats/formats.h"
 #include "fs/tree/inside.h"
 #include "fs/parser/parser.h"
+#include "io/entries.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +18,7 @@
 
 #define LISTS 8u /* kept; of more that wait at once the lists are read again */
 #define AT_ONCE_MAX 1024u /* files that are asked for at once, of which one may be missing */
+#define FEW 4u /* are asked for one by one, more by a listing */
 
 /* The lists of names that wait, and which of the files on each were found so far. The
  * publisher's. */
@@ -136,16 +139,18 @@ static void look_size(struct fs *fs, int dirfd, const char *name, void *ctx)
 
 struct mark_text {
 	int err; /* 0: it is there, or the store says that it is not (""); or as openat2(2) */
-	char text[SAVE_TAG_BYTES];
+	const char *mark;
+	char text[ASK_VALUE_MAX];
 };
 
 static void look_mark(struct fs *fs, int dirfd, const char *name, void *ctx)
 {
 	struct mark_text *t = ctx;
-	ssize_t len = io_get_xattr(fs->store, dirfd, name, KEY_SAVE, t->text, sizeof(t->text) - 1);
+	ssize_t len = io_get_xattr(fs->store, dirfd, name, KEY_INO, t->text, sizeof(t->text) - 1);
 
 	t->err = len < 0 && !xattr_is_absent(len) ? (int)len : 0;
 	t->text[len < 0 ? 0 : len] = 0;
+	t->mark = save_mark_in(t->text);
 }
 
 static void list_drop(struct list *l)
@@ -168,41 +173,113 @@ static struct list *list_of(uint64_t seq)
 	return l;
 }
 
+/* ---- are they there? ---- */
+
+struct names {
+	bool read;
+	char **v; /* sorted */
+	size_t n, cap;
+};
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void names_free(struct names *names)
+{
+	while (names->n)
+		free(names->v[--names->n]);
+	free(names->v);
+}
+
+static bool names_add(struct names *names, const char *name)
+{
+	if (names->n == names->cap) {
+		size_t cap = names->cap ? 2 * names->cap : 64;
+		char **more = realloc(names->v, cap * sizeof(*more));
+
+		if (!more)
+			return false;
+		names->v = more;
+		names->cap = cap;
+	}
+	names->v[names->n] = strdup(name);
+	return names->v[names->n++];
+}
+
+/* The names in dirfd; if that fails, they are asked for one by one. */
+static void names_read(struct fs *fs, int dirfd, struct names *names)
+{
+	CLEANUP_DIR DIR *d = entries_of(io_open_list(fs->store, dirfd));
+	struct dirent *e;
+
+	while ((e = entries_next(d)))
+		if (!names_add(names, e->d_name)) {
+			names->n--;
+			return;
+		}
+	names->read = d && !errno;
+	qsort(names->v, names->n, sizeof(*names->v), by_name);
+}
+
 struct sizes {
 	struct fs *fs;
 	const struct list *l;
 	uint64_t dir;
 	int dirfd;
+	struct names names;
 	size_t at; /* of this file, what its size was; -1: it is not there */
 	int64_t size;
 };
 
+enum is_in { LISTED, NOT_LISTED, UNKNOWN };
+
+static enum is_in is_listed(const struct sizes *z, const char *name)
+{
+	const struct names *all = &z->names;
+
+	if (!all->read || strchr(name, '/'))
+		return UNKNOWN;
+	return all->n && bsearch(&name, all->v, all->n, sizeof(*all->v), by_name) ? LISTED
+										  : NOT_LISTED;
+}
+
 /* -1: it is not there. */
 static int64_t size_of(const struct sizes *z, size_t i)
 {
+	const char *name = z->l->set->file[i].name;
 	int64_t size = -1;
 
-	at_path(z->fs, z->dirfd, z->l->set->file[i].name, look_size, &size);
+	if (is_listed(z, name) != NOT_LISTED)
+		at_path(z->fs, z->dirfd, name, look_size, &size);
 	return size;
+}
+
+/* Its mark will say its size. */
+static bool has_name(const struct sizes *z, size_t i)
+{
+	return z->l->marked && is_listed(z, z->l->set->file[i].name) == LISTED;
 }
 
 static void look_found(void *ctx, size_t i)
 {
 	struct sizes *z = ctx;
 	const struct fmt_file *f = &z->l->set->file[i];
-	int64_t size = z->l->found[i] ? -1 : size_of(z, i);
 
+	if (z->l->found[i] || has_name(z, i)) {
+		z->l->found[i] = true;
+		return;
+	}
+	int64_t size = size_of(z, i);
 	if (i == z->at)
 		z->size = size;
 	if ((size >= 0 && (uint64_t)size >= f->need) || is_ours(z->fs, z->dir, f->name))
 		z->l->found[i] = true;
 }
 
-static void tell_absent(const struct sizes *z, char *what, size_t cap)
+static void tell_absent(const struct fmt_file *f, int64_t size, char *what, size_t cap)
 {
-	const struct fmt_file *f = &z->l->set->file[z->l->at];
-	int64_t size = z->l->at == z->at ? z->size : size_of(z, z->l->at);
-
 	if (size < 0)
 		snprintf(what, cap, "%.160s is not in the store", f->name);
 	else
@@ -210,30 +287,43 @@ static void tell_absent(const struct sizes *z, char *what, size_t cap)
 			 (unsigned long long)f->need);
 }
 
-/* Has every file its size? First the one that was missing is asked for, alone; then more at once,
- * as long as none is missing: so what is missing is not asked for often. */
-static bool are_there(struct fs *fs, struct list *l, uint64_t dir, int dirfd, char *what,
-		      size_t cap)
+/* First the one that was missing is asked for, alone: so while one is missing, each question is one
+ * call. Then for the rest: by a listing; more and more at once. */
+static bool find_all(struct sizes *z, struct list *l, char *what, size_t cap)
 {
-	struct sizes z = {.fs = fs, .l = l, .dir = dir, .dirfd = dirfd};
-	size_t n = l->set ? l->set->n_files : 0, end;
+	size_t n = l->set->n_files, end;
 
-	if (n && !l->found && !(l->found = calloc(n, sizeof(*l->found)))) {
-		snprintf(what, cap, "there is no memory to look for its shards");
-		return false;
-	}
 	for (size_t step = 1; l->at < n; step = step < AT_ONCE_MAX ? 2 * step : step) {
+		if (step == 2 && n - l->at > FEW)
+			names_read(z->fs, z->dirfd, &z->names);
 		end = n - l->at < step ? n : l->at + step;
-		z.at = l->at;
-		at_once(l->at, end, look_found, &z);
+		z->at = l->at;
+		at_once(l->at, end, look_found, z);
 		while (l->at < end && l->found[l->at])
 			l->at++;
 		if (l->at < end) {
-			tell_absent(&z, what, cap);
+			tell_absent(&l->set->file[l->at],
+				    l->at == z->at ? z->size : size_of(z, l->at), what, cap);
 			return false;
 		}
 	}
 	return true;
+}
+
+static bool are_there(struct fs *fs, struct list *l, uint64_t dir, int dirfd, char *what,
+		      size_t cap)
+{
+	struct sizes z = {.fs = fs, .l = l, .dir = dir, .dirfd = dirfd};
+
+	if (!l->set)
+		return true;
+	if (!l->found && !(l->found = calloc(l->set->n_files + 1, sizeof(*l->found)))) {
+		snprintf(what, cap, "there is no memory to look for its shards");
+		return false;
+	}
+	bool all = find_all(&z, l, what, cap);
+	names_free(&z.names);
+	return all;
 }
 
 /* ---- of one save ---- */
@@ -243,14 +333,22 @@ static struct save_mark mark_of(struct fs *fs, const struct list *l, uint64_t di
 {
 	const char *name = l->set->file[i].name;
 	struct mark_text t = {.err = -ENOENT};
-	struct save_mark m = {.kind = SAVE_COMES_LATER};
+	struct save_mark m = {.kind = SAVE_COMES_LATER, .size = INT64_MAX};
 	struct save_tag tag;
 
 	if (is_ours(fs, dir, name))
 		return m;
 	at_path(fs, dirfd, name, look_mark, &t);
-	m.kind = t.err ? SAVE_UNREADABLE : SAVE_UNMARKED;
-	if (t.err || !save_tag_parse(t.text, &tag) || strcmp(tag.key, l->tag.key))
+	m.kind = t.err && t.err != -ENOENT ? SAVE_UNREADABLE : SAVE_UNMARKED;
+	m.size = -1;
+	if (t.err)
+		return m;
+	bool marked = save_tag_parse(t.mark, &tag);
+	if (marked)
+		m.size = (int64_t)tag.size;
+	if (!m.size || !marked)
+		at_path(fs, dirfd, name, look_size, &m.size);
+	if (!marked || strcmp(tag.key, l->tag.key))
 		return m; /* or of another directory: it was moved here */
 	m.kind = tag.stale ? SAVE_STALE : SAVE_MARKED;
 	m.n = tag.n;
@@ -290,6 +388,19 @@ static bool tell_no_mark(const char *name, const struct save_mark *m, char *what
 	return m->kind == SAVE_UNREADABLE || m->kind == SAVE_STALE;
 }
 
+/* It is asked for alone from now on. */
+static bool is_short(struct list *l, size_t i, int64_t size, char *what, size_t cap)
+{
+	const struct fmt_file *f = &l->set->file[i];
+
+	if (size >= 0 && (uint64_t)size >= f->need)
+		return false;
+	l->found[i] = false;
+	l->at = i;
+	tell_absent(f, size, what, cap);
+	return true;
+}
+
 static enum staging_missing compare(struct list *l, const struct save_mark *m, char *what,
 				    size_t cap)
 {
@@ -299,6 +410,9 @@ static enum staging_missing compare(struct list *l, const struct save_mark *m, c
 	l->other.any = false;
 	for (size_t k = 0; k < n; k++)
 		if (tell_no_mark(l->set->file[k].name, &m[k], what, cap))
+			return STAGING_MISSING;
+	for (size_t k = 0; k < n; k++)
+		if (is_short(l, k, m[k].size, what, cap))
 			return STAGING_MISSING;
 	if (i < n)
 		return tell_other(l, i, &m[i], save, what, cap);
@@ -381,7 +495,7 @@ static bool is_replaced(struct fs *fs, const struct list *l, int dirfd)
 	struct save_tag tag;
 
 	look_mark(fs, dirfd, COMMIT_NAME, &t);
-	return !t.err && save_tag_parse(t.text, &tag) && !strcmp(tag.key, l->tag.key) &&
+	return !t.err && save_tag_parse(t.mark, &tag) && !strcmp(tag.key, l->tag.key) &&
 	       tag.n > l->tag.n && strcmp(tag.host, io_store_host(fs->store));
 }
 
@@ -410,7 +524,7 @@ static bool read_all(struct fs *fs, struct list *l, int fd)
 	look_mark(fs, fd, NULL, &t);
 	if (t.err || read_list(fs, fd, l))
 		return false;
-	l->marked = save_tag_parse(t.text, &l->tag);
+	l->marked = save_tag_parse(t.mark, &l->tag);
 	return true;
 }
 
@@ -422,7 +536,7 @@ enum staging_missing commit_missing(void *ctx, uint64_t seq, uint64_t dir, int d
 
 	struct list *l = list_of(seq);
 	if (l->seq != seq && fd < 0)
-		return STAGING_WHOLE;
+		return STAGING_UNREAD;
 	if (l->seq != seq) {
 		list_drop(l);
 		if (!read_all(fs, l, fd)) {

@@ -73,6 +73,7 @@ struct save_mark {
 	enum { SAVE_UNMARKED, SAVE_MARKED, SAVE_COMES_LATER, SAVE_UNREADABLE, SAVE_STALE } kind;
 	bool own; /* this host wrote it */
 	uint64_t n;
+	int64_t size; /* of the file in bytes, where it was asked for; -1: it is not there */
 	char host[72];
 };
 /* The first of n marks that is of another save than all should be of, *save: a later one, if there

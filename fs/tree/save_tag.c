@@ -7,6 +7,8 @@
  *                                                      │ gets its name: the count is n + 1
  *   the next save's shards ── marked n + 1  ◀──────────┘ before that is answered
  *
+ * The store has the mark behind the inode number, in one xattr: "INO N KEY HOST SIZE".
+ *
  * This is right because a job commits a save when all of its shards are closed, and begins the next
  * one when that is done. A mark is part of the version's record in the log. The count is in the
  * store (io/store/saves.c), by a hash of the directory's path, which is part of the mark: a file
@@ -39,12 +41,23 @@ bool save_tag_parse(const char *text, struct save_tag *out)
 	if ((!out->stale && !number_next(&p, &out->n)) || *p++ != ' ')
 		return false;
 	size_t len = strcspn(p, " ");
-	if (len != sizeof(out->key) - 1 || p[len] != ' ' ||
-	    strlen(p + len + 1) >= sizeof(out->host))
+	if (len != sizeof(out->key) - 1 || p[len] != ' ')
 		return false;
 	memcpy(out->key, p, len);
-	strcpy(out->host, p + len + 1);
-	return true;
+	p += len + 1;
+	len = strcspn(p, " ");
+	if (len >= sizeof(out->host))
+		return false;
+	memcpy(out->host, p, len);
+	p += len;
+	return !*p || (*p++ == ' ' && number_is(p, &out->size));
+}
+
+const char *save_mark_in(const char *value)
+{
+	const char *mark = strchr(value, ' ');
+
+	return mark ? mark + 1 : "";
 }
 
 /* DCP's names, and those that a writer gives a file until it is whole. */
@@ -90,18 +103,20 @@ int save_tag_of(struct fs *fs, struct node *dir, const char *name, char text[SAV
  * again. What fails leaves it as it is. */
 static int make_stale(struct fs *fs, struct dentry *d, const char *mark)
 {
-	char old[SAVE_TAG_BYTES], stale[SAVE_TAG_BYTES];
+	char old[ASK_VALUE_MAX], stale[ASK_VALUE_MAX + sizeof(STALE)];
+	size_t same = strlen(mark);
 	bool commits = !strncmp(d->name, COMMIT_NAME, strlen(COMMIT_NAME));
 	ssize_t len = commits || !d->store_has ? -ENODATA
-					       : ask_value_by_name(fs, d->dir, d->name, KEY_SAVE,
+					       : ask_value_by_name(fs, d->dir, d->name, KEY_INO,
 								   old, sizeof(old) - 1);
 
 	if (len < 0)
 		return len == ASK_AGAIN ? ASK_AGAIN : 0;
 	old[len] = '\0';
-	if (strcmp(old, mark))
+	const char *has = save_mark_in(old);
+	if (strncmp(has, mark, same) || (has[same] && has[same] != ' '))
 		return 0;
-	snprintf(stale, sizeof(stale), STALE "%s", strchr(mark, ' '));
+	snprintf(stale, sizeof(stale), "%.*s" STALE "%s", (int)(has - old), old, strchr(has, ' '));
 	return ask_set_mark(fs, d->dir, d->name, stale) == ASK_AGAIN ? ASK_AGAIN : 0;
 }
 

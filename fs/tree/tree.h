@@ -436,6 +436,7 @@ struct save_tag {
 	bool stale; /* its host writes it again for the same save; n is 0 */
 	char key[IO_SAVE_KEY]; /* stands for the directory */
 	char host[72]; /* that wrote it */
+	uint64_t size; /* of the version; 0: the mark does not say */
 };
 /* The mark for a version of dir/name that is sealed now; "": it gets none. */
 int save_tag_of(struct fs *fs, struct node *dir, const char *name, char text[SAVE_TAG_BYTES]);
@@ -444,6 +445,8 @@ int save_commits(struct fs *fs, struct node *n, struct node *dir, const char *na
 /* The same for a close of n, by the names that it has; its seal or FLUSH is in the log. */
 int save_flushed(struct fs *fs, struct node *n);
 bool save_tag_parse(const char *text, struct save_tag *out);
+/* The mark in the value of KEY_INO; "": there is none. */
+const char *save_mark_in(const char *value);
 bool save_has_tag(const char *name); /* are files of this name marked? */
 
 /* ---- commit.c: for struct staging_hold ---- */

@@ -155,9 +155,10 @@ static int copy_version(struct fs *fs, struct node *n)
 	session_may_block(fs);
 	uid_t uid = n->attr.uid;
 	gid_t gid = n->attr.gid;
+	mode_t mode = n->attr.mode;
 	n->busy = true;
 	pthread_mutex_unlock(&fs->tree.lock);
-	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true};
+	const struct staged_owner who = {.uid = uid, .gid = gid, .grows = true, .mode = mode};
 	int err = staged_copy(fs->s, n->id, src, fd, &who, &sf);
 	pthread_mutex_lock(&fs->tree.lock);
 	n->busy = false;
@@ -231,7 +232,8 @@ static int unprotect(struct fs *fs, struct node *n)
 static int empty_version(struct fs *fs, struct node *n)
 {
 	struct staged *sf;
-	const struct staged_owner who = {.uid = n->attr.uid, .gid = n->attr.gid};
+	const struct staged_owner who = {
+		.uid = n->attr.uid, .gid = n->attr.gid, .mode = n->attr.mode};
 	uint64_t size =
 		n->names ? expect_size(fs, n->names->dir, n->names->name) : STAGED_SIZE_UNKNOWN;
 	bool large = size != STAGED_SIZE_UNKNOWN && size >= LARGE_FILE;

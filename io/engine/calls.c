@@ -190,12 +190,20 @@ static ssize_t do_sync_data(const struct io_call *c)
 	return synced(c->fd, c->size ? fsync(c->fd) : fdatasync(c->fd));
 }
 
-/* An O_PATH descriptor cannot be synced; the directory is opened once more. */
+/* An O_PATH descriptor cannot be synced: the directory is opened once more, and the descriptor
+ * refers to that from then on, so that the next sync needs no other one. A network filesystem may
+ * have lost what was open with its server; an error of a sync is none of these. */
 static ssize_t do_sync_dir(const struct io_call *c)
 {
-	CLEANUP_CLOSE int fd = openat(c->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	ssize_t err = synced(c->fd, fsync(c->fd));
 
-	return fd < 0 ? io_error() : synced(fd, fsync(fd));
+	if (err != -EBADF && err != -EBADFD && err != -ESTALE)
+		return err;
+	CLEANUP_CLOSE int fd = openat(c->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	err = fd < 0 ? io_error() : synced(fd, fsync(fd));
+	if (!err)
+		dup3(fd, c->fd, O_CLOEXEC);
+	return err;
 }
 
 /* btrfs, and ext4 before 6.15, are read-only after an error, and syncfs of them returns 0. */

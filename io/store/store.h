@@ -189,6 +189,9 @@ void io_tmp_name(uint64_t vid, char out[17]);
 /* Creates (or truncates) it, mode 0600. *direct: O_DIRECT was possible
  * (requested with want_direct). Returns the descriptor (O_RDWR). */
 int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct);
+/* The same, with the permissions that it will have, as far as the umask allows; its owner may read
+ * and write it. */
+int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_direct, bool *direct);
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags); /* existing; -ENOENT */
 int io_tmp_remove(struct io_store *s, uint64_t vid); /* 0 also when absent */
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode

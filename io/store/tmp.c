@@ -34,13 +34,18 @@ static int create_exclusive(struct io_store *s, struct io_call *c)
 
 int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct)
 {
+	return io_tmp_create_as(s, vid, 0, want_direct, direct);
+}
+
+int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_direct, bool *direct)
+{
 	char name[17];
 	struct io_call c = {
 		.op = IO_OP_CREATE,
 		.fd = s->tmp,
 		.name = name,
 		.flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-		.mode = 0600,
+		.mode = 0600 | (mode & 0777),
 	};
 	int fd;
 

@@ -21,6 +21,9 @@ int sync_told(struct staging *s, int err);
 bool reserve_give(struct staging *s, const struct pend *p, int err, unsigned *given);
 
 /* lack.c */
+/* The store fails, or is gone, or this process lacks something: it is tried again. What else
+ * prevents it, prevents it for good. */
+bool is_failure(int err);
 /* p failed with err. If that passes: waits some time and returns true, p is to be tried again.
  * False: another error, or it has lasted too long. s->lock held, dropped meanwhile */
 bool lack_wait(struct staging *s, struct pend *p, int err);

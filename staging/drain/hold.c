@@ -28,9 +28,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* How often it looks at what is set aside, and asks what is still missing. */
+/* How often it looks at what is set aside. */
 #define LOOK_NS 100000000u
-#define ASK_MAX_NS 2000000000u
+/* It asks what is still missing after 0.1, 0.2, 0.4, 0.8 seconds, then once a second. */
+#define ASK_MAX_NS 1000000000u
 
 struct commit {
 	uint64_t dir;
@@ -97,19 +98,35 @@ static int open_bytes(struct staging *s, const struct pend *p)
 	return fd;
 }
 
+/* It cannot be looked at. If the store fails now, that may be over when the name is applied;
+ * everything else applying it will report. */
+static enum staging_missing not_seen(int err, const char *of, char *what, size_t cap)
+{
+	if (!is_failure(err))
+		return STAGING_WHOLE;
+	snprintf(what, cap, "%s could not be opened: %s", of, strerror(-err));
+	return STAGING_MISSING;
+}
+
+/* Its bytes are opened only if what they list is not known from before: while it waits, each
+ * question costs no more than what is missing. */
 static enum staging_missing is_missing(struct staging *s, const struct pend *p, struct commit c,
 				       char *what, size_t cap)
 {
-	int d, fd = open_bytes(s, p);
-	if (fd < 0 && !p->held)
-		return STAGING_WHOLE; /* applying it will report the error */
-	enum staging_missing missing = STAGING_WHOLE;
-	if (!staging_dir_get(s, c.dir, &d)) {
-		missing = s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
-		staging_dir_put(s, c.dir);
+	int d, err = staging_dir_get(s, c.dir, &d);
+	if (err)
+		return not_seen(err, "its directory", what, cap);
+	enum staging_missing missing = STAGING_UNREAD;
+	if (p->held)
+		missing = s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, -1, what, cap);
+	if (missing == STAGING_UNREAD) {
+		int fd = open_bytes(s, p);
+		missing = fd < 0 ? not_seen(fd, "what it lists", what, cap)
+				 : s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
+		if (fd >= 0)
+			close(fd);
 	}
-	if (fd >= 0)
-		close(fd);
+	staging_dir_put(s, c.dir);
 	return missing;
 }
 
@@ -143,7 +160,7 @@ static void ask(struct staging *s, struct pend *p)
 		p->held->since = p->r.when.tv_sec ? p->r.when.tv_sec : time(NULL);
 	}
 	struct held *h = p->held;
-	uint64_t wait = (now - h->first_ns) / 16;
+	uint64_t wait = now - h->first_ns;
 	h->ask_ns = now + (wait < LOOK_NS ? LOOK_NS : wait > ASK_MAX_NS ? ASK_MAX_NS : wait);
 	h->tree = c.dir;
 	h->missing = missing;

@@ -14,6 +14,12 @@
 #define PATIENCE_NS 30000000000ull
 #define TELL_EVERY_NS 60000000000ull
 
+bool is_failure(int err)
+{
+	return err == -EIO || err == -ESTALE || err == -ENOTCONN || err == -EROFS ||
+	       err == -ESHUTDOWN || err == -ECONNABORTED || err == -ETIMEDOUT || is_lack(err);
+}
+
 static const char *remedy_of(int err)
 {
 	switch (err) {

@@ -54,10 +54,12 @@ static int set_attr(struct staging *s, struct pend *p)
 		.atime = p->r.atime,
 		.mtime = p->r.mtime,
 	};
-	struct stat st; /* perhaps it has its owner already */
-	if (p->r.uid != geteuid() || p->r.gid != getegid() || fstat(p->tmp_fd, &st) ||
-	    st.st_uid != p->r.uid || st.st_gid != p->r.gid)
+	struct stat st; /* perhaps it has its owner and its mode already */
+	bool seen = p->r.uid == geteuid() && p->r.gid == getegid() && !fstat(p->tmp_fd, &st);
+	if (!seen || st.st_uid != p->r.uid || st.st_gid != p->r.gid)
 		all.mask |= IO_ATTR_OWNER;
+	else if ((st.st_mode & 07777) == all.mode)
+		all.mask &= ~(unsigned)IO_ATTR_MODE;
 	int err = io_set_attr_fd(s->o.store, p->tmp_fd, &all);
 	for (unsigned i = 0; refused(err) && i < sizeof(parts) / sizeof(parts[0]); i++) {
 		struct io_attr a = all;
@@ -100,22 +102,38 @@ static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pa
 	return 0;
 }
 
+static int set_ino(struct staging *s, struct pend *p)
+{
+	struct rec_name name;
+	struct rec_pair pair;
+	uint32_t pos = 0;
+	char text[256];
+	size_t cap = sizeof(text);
+	int kind, n = snprintf(text, cap, "%llu", (unsigned long long)p->r.ino);
+
+	while ((kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
+		if (kind == 2 && !strcmp(pair.key, KEY_SAVE) && pair.len < cap / 2)
+			n = snprintf(text, cap, "%llu %.*s %llu", (unsigned long long)p->r.ino,
+				     (int)pair.len, (const char *)pair.val,
+				     (unsigned long long)p->r.size);
+	return io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, KEY_INO, text, (size_t)n, 0);
+}
+
 int meta_write(struct staging *s, struct pend *p)
 {
 	struct io_store *store = s->o.store;
 	struct rec_name name;
 	struct rec_pair pair;
 	uint32_t pos = 0;
-	char text[24];
-	int kind, n = snprintf(text, sizeof(text), "%llu", (unsigned long long)p->r.ino);
+	int kind;
 
 	/* ours first: they are small, and verify needs them */
-	int err = io_set_xattr(store, -1, NULL, p->tmp_fd, KEY_INO, text, (size_t)n, 0);
+	int err = set_ino(s, p);
 	if (!err && p->checksum[0])
 		err = io_set_xattr(store, -1, NULL, p->tmp_fd, KEY_CHECKSUM, p->checksum,
 				   strlen(p->checksum), 0);
 	while (!err && (kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
-		if (kind == 2)
+		if (kind == 2 && strcmp(pair.key, KEY_SAVE))
 			err = set_user(s, p, &pair);
 	return err ? err : set_attr(s, p);
 }

@@ -222,7 +222,7 @@ static int make_tmp(struct job *j)
 		return 0;
 	p->tmp_id = staging_new_id(j->s);
 	bool direct = p->r.size > STAGING_SMALL && !p->sf->spilled && !p->sf->moved.under;
-	int fd = io_tmp_create(j->s->o.store, p->tmp_id, direct, &p->direct);
+	int fd = io_tmp_create_as(j->s->o.store, p->tmp_id, p->r.mode, direct, &p->direct);
 	if (fd < 0)
 		return fd;
 	p->tmp_fd = fd;

@@ -293,14 +293,6 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 	return err;
 }
 
-/* The store fails, or is gone, or this process lacks something: it is tried again. What else
- * prevents it, prevents it for good. */
-static bool is_failure(int err)
-{
-	return err == -EIO || err == -ESTALE || err == -ENOTCONN || err == -EROFS ||
-	       err == -ESHUTDOWN || err == -ECONNABORTED || err == -ETIMEDOUT || is_lack(err);
-}
-
 static void tell_lost(struct staging *s, const char *path, int err)
 {
 	char text[400];

@@ -154,6 +154,7 @@ int staged_create_as(struct staging *s, uint64_t node, uint64_t expected,
 		f->space.owned = true;
 		f->space.uid = who->uid;
 		f->space.gid = who->gid;
+		f->space.mode = who->mode;
 	}
 	uint64_t claim = space_claim(s, f) + (who && who->grows ? s->o.budget_bytes : 0);
 	f->space.checked = !space_for_all(s, f, claim);

@@ -154,7 +154,7 @@ static int make(struct staged *f)
 	struct early *e = calloc(1, sizeof(*e));
 	bool direct = false;
 	uint64_t id = staging_new_id(s);
-	int fd = e ? io_tmp_create(s->o.store, id, true, &direct) : -ENOMEM;
+	int fd = e ? io_tmp_create_as(s->o.store, id, f->space.mode, true, &direct) : -ENOMEM;
 	/* without O_DIRECT a failed writeback might go unseen: the descriptor may be closed before
 	 * the sync */
 	int err = fd < 0 ? fd : !direct ? -EOPNOTSUPP : sf_own_tmp(f, fd);

@@ -40,6 +40,7 @@ uint64_t space_look(struct staging *s)
 
 	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
 		return UINT64_MAX;
+	reserve_saw(s, &v);
 	uint64_t space = v.f_bavail * v.f_frsize,
 		 less = SPARE + (promised > taken ? promised - taken : 0);
 	space = space > less ? space - less : 0;
@@ -117,6 +118,8 @@ bool space_for_all(struct staging *s, const struct staged *f, uint64_t claim)
 	pthread_mutex_unlock(&s->lock);
 	if (!covers(quota, own, claim))
 		return false;
+	if (reserve_is_ample(s, others + claim))
+		return true;
 	bool fresh = monotonic_ns() - atomic_load(&s->space.seen_ns) < LOOK_NS;
 	return (fresh && covers(atomic_load(&s->space.free), others, claim)) ||
 	       covers(space_look(s), others, claim);

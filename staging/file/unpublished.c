@@ -93,8 +93,9 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 	int err = 0;
 	if (!f->io.tmp_id) {
 		uint64_t id = staging_new_id(s);
-		int fd = io_tmp_create(s->o.store, id, size > STAGING_SMALL || f->space.checked,
-				       &f->io.tmp_direct);
+		int fd = io_tmp_create_as(s->o.store, id, f->space.mode,
+					  size > STAGING_SMALL || f->space.checked,
+					  &f->io.tmp_direct);
 		if (fd < 0)
 			return fd;
 		sf_set_tmp(f, id, fd);

@@ -34,6 +34,11 @@
 /* reserves free: below this, small files allocate before they are written */
 #define TIGHT_PARTS 64u
 #define BLOCK 4096u
+/* So much free beyond what is wanted, and so many inodes, are ample for a while: on a shared
+ * filesystem each look is an operation of its server. */
+#define AMPLE (32ull << 30)
+#define AMPLE_INODES 65536u
+#define AMPLE_NS 1000000000u
 
 /* How large it is to be. 0: the store is too small, or does not answer. */
 static uint64_t full_size(struct staging *s)
@@ -154,18 +159,36 @@ static uint64_t usable(const struct staging *s)
 	return atomic_load(&s->reserve.state) == RESERVE_HELD ? s->reserve.bytes / 4 * 3 : 0;
 }
 
+void reserve_saw(struct staging *s, const struct statvfs *v)
+{
+	bool ample = !v->f_files || v->f_favail >= AMPLE_INODES;
+
+	atomic_store(&s->reserve.ample, ample ? v->f_bavail * v->f_frsize : 0);
+	atomic_store(&s->reserve.ample_ns, monotonic_ns());
+}
+
+bool reserve_is_ample(const struct staging *s, uint64_t bytes)
+{
+	uint64_t ample = atomic_load(&s->reserve.ample);
+
+	return ample >= AMPLE && ample - AMPLE >= bytes &&
+	       monotonic_ns() - atomic_load(&s->reserve.ample_ns) < AMPLE_NS;
+}
+
 /* Are `bytes` of the store's free blocks, and an inode, unclaimed? */
 static bool has_space(struct staging *s, uint64_t bytes)
 {
 	uint64_t promised = atomic_load(&s->reserve.promised), left = usable(s);
+	uint64_t over = promised > left ? promised - left : 0;
 	struct statvfs v;
 
-	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize)
+	if (reserve_is_ample(s, bytes + over) || io_store_statvfs(s->o.store, &v) || !v.f_frsize)
 		return true;
+	reserve_saw(s, &v);
 	atomic_store(&s->reserve.tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve.bytes);
 	if (v.f_files && v.f_favail < atomic_load(&s->reserve.inodes) + SPARE_INODES)
 		return false;
-	bytes += (promised > left ? promised - left : 0) + (uint64_t)SPARE_BLOCKS * BLOCK;
+	bytes += over + (uint64_t)SPARE_BLOCKS * BLOCK;
 	return v.f_bavail >= bytes / v.f_frsize;
 }
 

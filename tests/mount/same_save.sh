@@ -18,7 +18,8 @@ held() { status_field "$a" held; }
 is_held() { [[ $(held) == *"$1"* ]]; }
 # Of the .metadata in the store: which file it is. It gets another one with each publication.
 published() { stat -c %i "$s/${1:-ckpt}/.metadata" 2>/dev/null || echo none; }
-mark() { getfattr --absolute-names --only-values -n user.cairn.save "$s/$1" 2>/dev/null; }
+ino() { getfattr --absolute-names --only-values -n user.cairn.ino "$s/$1" 2>/dev/null; }
+mark() { ino "$1" | sed -n 's/^[0-9]* //p'; } # it follows the number
 count() { getfattr --absolute-names --only-values -n user.cairn.save "$s"/.cairn/.saves/* 2>/dev/null; }
 notices() { status_field "$1" notices; }
 
@@ -96,7 +97,7 @@ retry 20 is_held '__1_0.distcp is of an earlier save' || die "after a kill of al
 shard "$b/ckpt/__1_0.distcp" 4
 kill -KILL "$(worker_pid "$b")" # the mark is in its log
 wait_durable "$b"
-[[ $(mark ckpt/__1_0.distcp) == "3 "*" b" ]] || die "the mark of save 4: $(mark ckpt/__1_0.distcp)"
+[[ $(mark ckpt/__1_0.distcp) == "3 "*" b "* ]] || die "the mark of save 4: $(mark ckpt/__1_0.distcp)"
 retry 20 is_held '__1_0.distcp is of a later save, written by b' || die "held: $(held)"
 [ "$(published)" = "$old" ] || die "a mixed checkpoint is published: the .metadata of save 3 over a shard of save 4"
 shard "$a/ckpt/__0_0.distcp" 4 fsync # does not wait for the .metadata of save 3
@@ -157,7 +158,8 @@ whole again
 # Without a mark only its size counts, and that is told.
 shard "$b/ckpt/__1_0.distcp" 9
 wait_durable "$b"
-setfattr -x user.cairn.save "$s/ckpt/__1_0.distcp" || die "setfattr"
+number=$(ino ckpt/__1_0.distcp)
+setfattr -n user.cairn.ino -v "${number%% *}" "$s/ckpt/__1_0.distcp" || die "setfattr"
 shard "$a/ckpt/__0_0.distcp" 9
 old=$(published)
 commit "$a/ckpt" 9

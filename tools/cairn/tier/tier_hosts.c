@@ -87,7 +87,7 @@ bool tier_hosts_share(const struct tier_hosts *h)
 
 const struct tier_host *tier_hosts_owner(const struct tier_hosts *h, int fd)
 {
-	char text[32];
+	char text[256]; /* a mark may follow the number */
 	uint64_t bits;
 
 	if (xattr_of_fd(fd, KEY_INO, text, sizeof(text)))
