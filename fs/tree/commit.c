@@ -519,7 +519,7 @@ static bool read_all(struct fs *fs, struct list *l, int fd)
 {
 	struct mark_text t;
 
-	if (!io_store_shared(fs->store))
+	if (!atomic_load(&fs->hosts.others) && !io_store_shared(fs->store))
 		return true;
 	look_mark(fs, fd, NULL, &t);
 	if (t.err || read_list(fs, fd, l))

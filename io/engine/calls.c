@@ -195,12 +195,12 @@ static ssize_t do_sync_data(const struct io_call *c)
  * have lost what was open with its server; an error of a sync is none of these. */
 static ssize_t do_sync_dir(const struct io_call *c)
 {
-	ssize_t err = synced(c->fd, fsync(c->fd));
+	int rc = fsync(c->fd);
 
-	if (err != -EBADF && err != -EBADFD && err != -ESTALE)
-		return err;
+	if (!rc || (errno != EBADF && errno != EBADFD && errno != ESTALE))
+		return synced(c->fd, rc);
 	CLEANUP_CLOSE int fd = openat(c->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	err = fd < 0 ? io_error() : synced(fd, fsync(fd));
+	ssize_t err = fd < 0 ? io_error() : synced(fd, fsync(fd));
 	if (!err)
 		dup3(fd, c->fd, O_CLOEXEC);
 	return err;

@@ -446,7 +446,7 @@ bool io_store_shared(const struct io_store *s)
 	char lock[300];
 	struct stat st;
 
-	while ((e = entries_next(d))) {
+	while (hosts < 2 && (e = entries_next(d))) {
 		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
 		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
 	}

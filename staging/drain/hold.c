@@ -121,8 +121,9 @@ static enum staging_missing is_missing(struct staging *s, const struct pend *p, 
 		missing = s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, -1, what, cap);
 	if (missing == STAGING_UNREAD) {
 		int fd = open_bytes(s, p);
-		missing = fd < 0 ? not_seen(fd, "what it lists", what, cap)
-				 : s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
+		missing =
+			fd < 0 ? not_seen(fd, "what it lists", what, cap)
+			       : s->o.hold.missing(s->o.ctx, p->accepted, c.dir, d, fd, what, cap);
 		if (fd >= 0)
 			close(fd);
 	}

@@ -436,7 +436,8 @@ static int before_record(struct staging *s, struct looks *l, const struct rec *r
 
 	if (r->flags & REC_ABSENT)
 		return 0;
-	while (r->type == REC_SEAL && !err &&
+	/* one that replaces nothing needs no look at the store */
+	while (r->type == REC_SEAL && r->flags & REC_SHADOW && !err &&
 	       (kind = rec_unpack(r->data, r->data_len, &pos, &name, &pair)) > 0)
 		if (kind == 1)
 			err = before(s, l, name.dir, name.name);
