@@ -80,8 +80,8 @@ void reserve_kept(struct staging *s, uint64_t *mine);
  * is promised to others. */
 int reserve_enter(struct staging *s, uint64_t bytes);
 void reserve_leave(struct staging *s);
-/* The store's free space, seen a moment ago: is there so much that nobody takes it meanwhile? Then it
- * is not asked again. */
+/* The store's free space, seen a moment ago: is there so much that nobody takes it meanwhile? Then
+ * it is not asked again. */
 void reserve_saw(struct staging *s, const struct statvfs *v);
 bool reserve_is_ample(const struct staging *s, uint64_t bytes);
 /* What is free is for what was accepted. Checks the store; no lock of staging's held. */

@@ -2,8 +2,8 @@
 """Case ops of tests/scale/run: which operations of a save reach the brick, by the brick's own count (volume profile).
 
 Four hosts save checkpoints of 32 shards into new directories: through cairnfs; with plain calls on the same clients, by
-which each file is written under another name, synced, closed and renamed; and one host that is alone in its store saves
-as many. Then nothing is saved, and one shard is missing, for some seconds. The limits are somewhat above what was
+which each file is written under another name, synced, closed and renamed, and its directory synced; and one host that is
+alone in its store saves as many. Then nothing is saved, and one shard is missing, for some seconds. The limits are somewhat above what was
 measured (docs/SCALE.md).
 """
 import collections
@@ -58,6 +58,9 @@ def plainly(run, step):
             f.write(data)
             os.fsync(f.fileno())
         os.rename(path + ".part", path)
+        above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(above)
+        os.close(above)
 
     def shards(host):
         for name in run.content.names(host.number):

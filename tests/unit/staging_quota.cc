@@ -130,7 +130,7 @@ TEST_F(Quota, AnOwnersQuotaDoesNotTakeTheReserve)
 {
 	staged *f = nullptr;
 	uint64_t node = staging_new_id(*s);
-	staged_owner who = {1000, 1000, false};
+	staged_owner who = {1000, 1000, false, 0};
 	ASSERT_EQ(staged_create_as(*s, node, 5, &who, &f), 0);
 	ASSERT_TRUE(write_all(f, "bytes"));
 	int64_t seq = seal(*s, f, node, {{root, "small"}}, true);
