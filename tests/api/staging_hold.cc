@@ -4,6 +4,8 @@
 // Commits that wait for other nodes: random histories, with commits that become whole, kills and
 // restarts in between. A judge of its own says what may pass and what must wait (DURABILITY,
 // Several hosts), and so what the store has to be.
+#include <sys/resource.h>
+
 #include <set>
 
 #include "tests/api/staging_fixture.hh"
@@ -564,6 +566,31 @@ TEST_F(Overtaken, SurvivesAKill)
 	missing = STAGING_WHOLE;
 	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
 	EXPECT_TRUE(has("ckpt/.metadata", "metadata 1"));
+}
+
+// While no descriptor is left to read what it lists, nothing is known of it: it waits.
+TEST_F(Overtaken, OneThatCannotBeOpenedWaits)
+{
+	missing = STAGING_WHOLE;
+	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
+	uint64_t next = staging_new_id(*s);
+	log(REC_MKDIR, next, root, "next");
+	uint64_t node = file(next, "tmp", "metadata 2", false);
+	EXPECT_EQ(s->drain(), 0);
+	missing = STAGING_MISSING;
+	std::string path = ground.store() + "/next/.metadata";
+	struct rlimit all, none;
+	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &all), 0);
+	none = {0, all.rlim_max};
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+	log(REC_RENAME, node, next, "tmp", ".metadata");
+	EXPECT_TRUE(until([&] { return s->stats().held.count || !access(path.c_str(), F_OK); }));
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &all), 0);
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	EXPECT_FALSE(s->tree().count("next/.metadata"));
+	missing = STAGING_WHOLE;
+	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
+	EXPECT_TRUE(has("next/.metadata", "metadata 2"));
 }
 
 } // namespace
