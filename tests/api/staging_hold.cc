@@ -6,7 +6,9 @@
 // Several hosts), and so what the store has to be.
 #include <sys/resource.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "tests/api/staging_fixture.hh"
 
@@ -416,7 +418,10 @@ struct Overtaken : public ::testing::Test {
 	Overtaken()
 	{
 		Options o;
-		o.missing = [this](uint64_t) { return missing.load(); };
+		o.missing = [this](uint64_t) {
+			asks++;
+			return missing.load();
+		};
 		s = std::make_unique<Staging>(ground, o);
 		dir = staging_new_id(*s);
 		log(REC_MKDIR, dir, root, "ckpt");
@@ -485,6 +490,7 @@ struct Overtaken : public ::testing::Test {
 
 	Ground ground;
 	std::atomic<int> missing{0};
+	std::atomic<unsigned> asks{0};
 	std::vector<std::shared_ptr<std::atomic<bool>>> waits;
 	std::unique_ptr<Staging> s;
 	uint64_t dir, shard, other;
@@ -591,6 +597,18 @@ TEST_F(Overtaken, OneThatCannotBeOpenedWaits)
 	missing = STAGING_WHOLE;
 	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
 	EXPECT_TRUE(has("next/.metadata", "metadata 2"));
+}
+
+// After 0.1, 0.2, 0.4, 0.8 seconds, then once a second, however slow this machine is.
+TEST_F(Overtaken, WhatIsMissingIsAskedForOnceASecond)
+{
+	unsigned before = asks;
+	auto began = std::chrono::steady_clock::now();
+	std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+	unsigned seconds =
+		(unsigned)std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() + 1;
+	EXPECT_LE(asks - before, 4 + seconds);
+	EXPECT_EQ(s->stats().held.count, 1u);
 }
 
 } // namespace

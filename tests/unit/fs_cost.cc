@@ -188,4 +188,38 @@ TEST_F(Cost, AThousandHostsInASecond)
 	EXPECT_LE(calls, shards + 16);
 }
 
+// Of a host that knows of others: it asks how many saves were committed, and nothing else; its mark is in an xattr that
+// the file has anyway. So each shard costs two calls more than alone, with that of who commits.
+TEST_F(Cost, AHostAsksOnceMoreForEachSyncedShard)
+{
+	const unsigned n = 8;
+	unsigned cost[2];
+	for (int with = 0; with < 2; with++) {
+		w.reset();
+		w = std::make_unique<Worker>(ground, true, true);
+		ASSERT_EQ(w->t.err, 0);
+		if (with)
+			shim_meet_others(w->fs);
+		ASSERT_EQ(w->k.lookup(STAGING_ROOT_DIR, "ckpt"), 0);
+		dir = w->k.id;
+		calls = 0;
+		for (unsigned i = 0; i <= n; i++) {
+			if (i == 1) { // the first also opens its directory
+				calls = 0;
+				shim_on_call(on_call, nullptr);
+			}
+			File f;
+			ASSERT_EQ(w->k.create(dir, shard(8 + 16 * (unsigned)with + i), &f), 0);
+			ASSERT_EQ(w->k.write(f, "bytes"), 0);
+			ASSERT_EQ(w->k.fsync(f), 0);
+			ASSERT_EQ(w->k.close(f), 0);
+		}
+		ASSERT_EQ(w->drain(), 0);
+		shim_on_call(nullptr, nullptr);
+		cost[with] = calls;
+	}
+	std::cout << "calls for " << n << " synced shards: " << cost[0] << " alone, " << cost[1] << " as one of several\n";
+	EXPECT_LE(cost[1], cost[0] + n + n / 2) << "what depends on time, such as looks at the free space, is less than that";
+}
+
 } // namespace
