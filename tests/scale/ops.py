@@ -18,10 +18,10 @@ SHARDS, SIZE = 8, 1 << 20  # of each host
 WARM, STEPS = 2, 5
 LAST = WARM + STEPS + 1  # the checkpoint that waits
 WAIT_S = 20
-MOST_PLAIN = 14    # operations on metadata per shard, beyond those of plain calls
-MOST_ALONE = 7     # ... beyond those of a host that is alone: what it costs to be several
-MOST_WAIT = 4      # operations a second, while one shard is missing
-MOST_IDLE = 1.2    # operations a second of each host that does nothing
+MOST_PLAIN = 10    # operations on metadata per shard, beyond those of plain calls
+MOST_ALONE = 5     # ... beyond those of a host that is alone: what it costs to be several
+MOST_WAIT = 2.5      # operations a second, while one shard is missing
+MOST_IDLE = 1.5    # operations a second of each host that does nothing
 BYTES = {"READ", "WRITE", "FSYNC", "FLUSH", "FALLOCATE", "DISCARD", "ZEROFILL", "TRUNCATE", "FTRUNCATE"}
 NOT_SENT = {"FORGET", "RELEASE", "RELEASEDIR"}
 
