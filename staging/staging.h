@@ -546,6 +546,15 @@ void staged_copy_done(struct staged *f);
 void staged_look_mapped(struct staged *f);
 /* Has f changed since its last seal? (Writes through a mapping are not visible.) */
 bool staged_changed(struct staged *f);
+/* f's mtime, and when it was looked at (CLOCK_REALTIME); all 0: unknown. Any lock but staging's may
+ * be held, as for the next. */
+struct staged_moment {
+	struct timespec mtime, when;
+};
+void staged_now(struct staged *f, struct staged_moment *out);
+/* False: f was not written since (writes through a mapping are not visible). True: it was, or that
+ * cannot be told. */
+bool staged_written_since(struct staged *f, const struct staged_moment *then);
 /* Fills r's size, times and checks; the caller fills the names and logs r with staging_seal.
  * `closed`: no writer is left (else a snapshot by fsync). Never waits. -EBUSY: blocks or memory
  * are being allocated for f, or its bytes moved: call staged_await(), then again. */

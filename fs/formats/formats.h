@@ -440,6 +440,11 @@ enum ckpt_state {
 	CKPT_COMPLETE,
 };
 
+struct ckpt_over { /* a version of a file that commits a checkpoint; all 0: none */
+	struct timespec mtime;
+	uint64_t ino; /* 0: unknown */
+};
+
 struct ckpt_name { /* an entry of the directory */
 	const char *name;
 	uint64_t size;
@@ -447,9 +452,9 @@ struct ckpt_name { /* an entry of the directory */
 	bool open; /* a writer has it open, if that can be known */
 	const char *fault; /* NULL, or what its reader found wrong with it */
 	struct timespec mtime;
-	/* replaced another version while a committing file of this mtime existed:
-	 * ckpt_commit_of(); 0: unknown */
-	struct timespec over;
+	uint64_t ino; /* of a committing file, as the mount shows it; 0: unknown */
+	/* replaced another version while this committing file existed: ckpt_commit_of() */
+	struct ckpt_over over;
 };
 
 struct ckpt_kind {
@@ -494,14 +499,20 @@ bool ckpt_is_dcp(enum ckpt_format f);
 /* The file that commits the checkpoint that shard `name` is in, which is written last; NULL: not a
  * shard. A shard may have one of two: which = 0, 1. buf holds the name. */
 const char *ckpt_commit_of(const char *name, int which, char buf[64]);
+/* Is it such a file? */
+bool ckpt_commits_shards(const char *name);
 /* The mark of a shard whose version replaced another while its committing file existed: that file's
- * mtime, and the checksum of the version it committed, "SECONDS.NANOSECONDS [CHECKSUM]". */
+ * mtime and inode number, and the checksum of the version it committed:
+ * "SECONDS.NANOSECONDS [CHECKSUM] [ino=NUMBER]". Earlier versions wrote no number. */
 #define CKPT_OVER_KEY "user.cairn.over"
-#define CKPT_OVER_BYTES 96
+#define CKPT_OVER_BYTES 128
 /* its length */
-int ckpt_over_format(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES]);
+int ckpt_over_format(const struct ckpt_over *o, const char *sum, char buf[CKPT_OVER_BYTES]);
 /* False: not a mark, or the shard has the committed bytes again: `sum` is its own checksum. */
-bool ckpt_over_parse(const char *text, const char *sum, struct timespec *out);
+bool ckpt_over_parse(const char *text, const char *sum, struct ckpt_over *out);
+/* Does the mark tell of the committing file that has this mtime and number? Two saves within a tick
+ * of the clock, or within a second where the store keeps no parts of it, have one mtime. */
+bool ckpt_over_is(const struct ckpt_over *o, struct timespec mtime, uint64_t ino);
 /* `.metadata`, or, if there is none, `__{rank}.metadata`. */
 bool ckpt_is_metadata(const char *name, bool global);
 bool ckpt_is_index(const char *name); /* of safetensors */

@@ -18,6 +18,7 @@
  *	torchsnapshot	.snapshot_metadata; every location it lists exists and is long enough
  */
 #include "fs/formats/inside.h"
+#include "io/number.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -132,22 +133,50 @@ const char *ckpt_commit_of(const char *name, int which, char buf[64])
 	return buf;
 }
 
-int ckpt_over_format(struct timespec t, const char *sum, char buf[CKPT_OVER_BYTES])
+bool ckpt_commits_shards(const char *name)
 {
-	return snprintf(buf, CKPT_OVER_BYTES, "%lld.%09ld%s%.48s", (long long)t.tv_sec, t.tv_nsec,
-			*sum ? " " : "", sum);
+	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) ||
+	       !strcmp(name, "model.safetensors.index.json");
 }
 
-bool ckpt_over_parse(const char *s, const char *sum, struct timespec *out)
+int ckpt_over_format(const struct ckpt_over *o, const char *sum, char buf[CKPT_OVER_BYTES])
 {
-	uint64_t sec, ns;
+	int n = snprintf(buf, CKPT_OVER_BYTES, "%lld.%09ld%s%.48s", (long long)o->mtime.tv_sec,
+			 o->mtime.tv_nsec, *sum ? " " : "", sum);
+
+	if (o->ino)
+		n += snprintf(buf + n, CKPT_OVER_BYTES - (size_t)n, " ino=%llu",
+			      (unsigned long long)o->ino);
+	return n;
+}
+
+bool ckpt_over_parse(const char *s, const char *sum, struct ckpt_over *out)
+{
+	uint64_t sec, ns, ino = 0;
 
 	if (!number(&s, &sec) || *s++ != '.' || !number(&s, &ns) || ns > 999999999)
 		return false;
-	if (*s == ' ' && *sum && !strcmp(s + 1, sum))
-		return false;
-	*out = (struct timespec){.tv_sec = (time_t)sec, .tv_nsec = (long)ns};
+	while (*s == ' ') {
+		const char *word = ++s;
+		size_t len = strcspn(s, " ");
+
+		s += len;
+		if (*sum && len == strlen(sum) && !strncmp(word, sum, len))
+			return false;
+		if (starts(word, "ino=")) {
+			word += 4;
+			if (!number_next(&word, &ino) || word != s)
+				ino = 0;
+		}
+	}
+	*out = (struct ckpt_over){{(time_t)sec, (long)ns}, ino};
 	return true;
+}
+
+bool ckpt_over_is(const struct ckpt_over *o, struct timespec mtime, uint64_t ino)
+{
+	return o->mtime.tv_sec == mtime.tv_sec && o->mtime.tv_nsec == mtime.tv_nsec &&
+	       (!o->ino || !ino || o->ino == ino);
 }
 
 bool ckpt_is_dcp(enum ckpt_format f)
@@ -498,13 +527,12 @@ static void need_committed(const struct ckpt_name *v, size_t n, struct ckpt_verd
 	for (size_t i = 0; i < n && out->state == CKPT_COMPLETE; i++) {
 		const char *by;
 
-		for (int w = 0; v[i].over.tv_sec && w < 2; w++) {
+		for (int w = 0; v[i].over.mtime.tv_sec && w < 2; w++) {
 			const struct ckpt_name *c;
 
 			by = ckpt_commit_of(v[i].name, w, buf);
 			c = by ? find(v, n, by) : NULL;
-			if (c && c->mtime.tv_sec == v[i].over.tv_sec &&
-			    c->mtime.tv_nsec == v[i].over.tv_nsec)
+			if (c && ckpt_over_is(&v[i].over, c->mtime, c->ino))
 				lacks(out, "%.80s was overwritten later than %.60s", v[i].name, by);
 		}
 	}

@@ -4,6 +4,7 @@
  * examined.
  */
 #include "fs/latest/inside.h"
+#include "io/number.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -45,6 +46,12 @@ static int mark_error(ssize_t len)
 static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 {
 	char buf[64], text[CKPT_OVER_BYTES], sum[CKPT_OVER_BYTES];
+	if (ckpt_commits_shards(n->name)) {
+		ssize_t got = io_get_xattr(fs->store, fd, n->name, KEY_INO, text, sizeof(text) - 1);
+		text[got < 0 ? 0 : got] = '\0';
+		n->ino = number_or_0(text);
+		return mark_error(got);
+	}
 	if (!ckpt_commit_of(n->name, 0, buf))
 		return 0;
 	ssize_t len = io_get_xattr(fs->store, fd, n->name, CKPT_OVER_KEY, text, sizeof(text) - 1);

@@ -504,6 +504,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 	case REC_FLUSHED:
 		if (n) {
 			n->version.accepted = true;
+			n->version.flushed = (struct staged_moment){r->mtime, r->when};
 			n->version.accepted_nth = ++fs->tree.n_accepted;
 		}
 		break;

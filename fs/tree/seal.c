@@ -10,11 +10,22 @@
 
 #include "fs/formats/formats.h"
 
-static bool is_over(const char *mark, struct timespec commit)
+/* As a mark tells of c's present version. A number that the store does not keep is not told: another
+ * program's file has the store's own. 0 or -errno. */
+static int version_of(struct fs *fs, struct node *c, struct ckpt_over *out)
 {
-	struct timespec t;
-	return ckpt_over_parse(mark, "", &t) && t.tv_sec == commit.tv_sec &&
-	       t.tv_nsec == commit.tv_nsec;
+	struct stat st;
+	int err = node_stat(fs, c, &st);
+
+	if (!err)
+		*out = (struct ckpt_over){st.st_mtim, c->ino == c->stored.ino ? 0 : c->ino};
+	return err;
+}
+
+static bool is_over(const char *mark, const struct ckpt_over *c)
+{
+	struct ckpt_over o;
+	return ckpt_over_parse(mark, "", &o) && ckpt_over_is(&o, c->mtime, c->ino);
 }
 
 /* The value of this xattr of the file at d's name in the store; "" if it has none. 0 or -errno. */
@@ -32,23 +43,25 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 		      char mark[CKPT_OVER_BYTES])
 {
 	char sum[CKPT_OVER_BYTES] = "";
-	struct stat st;
+	struct ckpt_over o;
 	int err;
 
-	if ((err = node_stat(fs, c, &st)))
+	if ((err = version_of(fs, c, &o)))
 		return err;
-	if (old->version.over && is_over(old->version.over, st.st_mtim)) {
+	if (old->version.over && is_over(old->version.over, &o)) {
 		snprintf(mark, CKPT_OVER_BYTES, "%s", old->version.over);
 		return 0;
 	}
 	err = store_says(fs, d, CKPT_OVER_KEY, mark);
-	if (err || is_over(mark, st.st_mtim))
+	if (err || is_over(mark, &o))
 		return err;
-	/* order is preserved: a store that has c has the files that c commits */
-	if (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))
+	/* Order is preserved: a store that has c has the files that c commits. So has one that has
+	 * old's last version: no version of it came after c, or that had a mark. */
+	if (staging_is_durable(fs->s, old->seq.seal) ||
+	    (!node_dirty(fs, c) && !dentry_dirty(fs, c->names)))
 		err = store_says(fs, d, KEY_CHECKSUM, sum);
 	if (!err)
-		ckpt_over_format(st.st_mtim, sum, mark);
+		ckpt_over_format(&o, sum, mark);
 	return err;
 }
 
@@ -75,10 +88,13 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
 }
 
 /* Marks a shard that gets a new version while its commit marker exists; the mark lasts until the
- * marker is written anew. */
+ * marker is written anew. What came to exist since a close is no reason, unless the file was
+ * written since: a mapping or a process that was forked may keep it open longer than its writer. */
 static int note_over(struct fs *fs, struct node *n)
 {
 	char buf[64], mark[CKPT_OVER_BYTES];
+	if (n->version.accepted && !staged_written_since(n->sf, &n->version.flushed))
+		return 0;
 	struct dentry *d = n->names;
 	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
 		d = d->name_next;
@@ -164,7 +180,11 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 
 int fill_flushed(struct node *n, struct rec *r, void **data)
 {
+	struct staged_moment now;
 	int err = fill_seal(n, r, data);
+	staged_now(n->sf, &now);
+	r->mtime = now.mtime;
+	r->when = now.when;
 	r->type = REC_FLUSHED;
 	r->sf = staged_id(n->sf);
 	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);

@@ -139,6 +139,7 @@ struct node_version {
 	/* a close was answered with success: its seal is not refused any more */
 	bool accepted;
 	uint64_t accepted_nth; /* the number of that close */
+	struct staged_moment flushed; /* as it was then */
 };
 
 /* Passthrough; ops/open.c. */

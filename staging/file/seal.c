@@ -174,20 +174,49 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
+/* Before 6.13: a write within the tick of this mtime, after the file was looked at, left no other. */
+static bool is_same_tick(struct timespec mtime, uint64_t looked_ns)
+{
+	uint64_t ns = (uint64_t)mtime.tv_sec * 1000000000u + (uint64_t)mtime.tv_nsec;
+
+	return sf_coarse_times() && ns + 20000000u > looked_ns;
+}
+
+/* s->lock held. False: it cannot be told. */
+static bool stat_bytes(struct staged *f, struct stat *st)
+{
+	return !f->moved.under && f->state != STAGED_EVICTED && !sf_ensure_fd(f) &&
+	       !fstat(f->fd, st);
+}
+
 bool staged_changed(struct staged *f)
 {
 	struct stat st;
 	LOCK_SCOPE(&f->s->lock);
-	if (!f->last.once || f->moved.under)
-		return true;
-	if (f->state == STAGED_EVICTED || sf_ensure_fd(f) || fstat(f->fd, &st))
-		return true;
-	if (sf_coarse_times() &&
-	    (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec + 20000000u >
-		    f->last.ns)
+	if (!f->last.once || !stat_bytes(f, &st) || is_same_tick(st.st_mtim, f->last.ns))
 		return true;
 	return (uint64_t)st.st_size != f->last.size || !same_time(st.st_mtim, f->last.mtime) ||
 	       !same_time(st.st_ctim, f->last.ctime);
+}
+
+void staged_now(struct staged *f, struct staged_moment *out)
+{
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	*out = (struct staged_moment){{0, 0}, {0, 0}};
+	if (!stat_bytes(f, &st))
+		return;
+	out->mtime = st.st_mtim;
+	clock_gettime(CLOCK_REALTIME, &out->when);
+}
+
+bool staged_written_since(struct staged *f, const struct staged_moment *then)
+{
+	uint64_t ns = (uint64_t)then->when.tv_sec * 1000000000u + (uint64_t)then->when.tv_nsec;
+	struct stat st;
+	LOCK_SCOPE(&f->s->lock);
+	return !ns || !stat_bytes(f, &st) || !same_time(st.st_mtim, then->mtime) ||
+	       is_same_tick(st.st_mtim, ns);
 }
 
 static void snapshot_stat(struct staged *f, const struct stat *st)

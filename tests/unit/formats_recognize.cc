@@ -228,7 +228,7 @@ TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 	Dcp s({"dcp/.metadata"});
 	Dir d("x", {".metadata", "__0_0.distcp", "__1_0.distcp"});
 	d.at(".metadata").mtime = {100, 5};
-	d.at("__0_0.distcp").over = {100, 5};
+	d.at("__0_0.distcp").over = {{100, 5}, 0};
 	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
 	EXPECT_STREQ(d.judge(s.get()).why, "__0_0.distcp was overwritten later than .metadata");
 	EXPECT_EQ(d.judge(s.get(), nullptr, 5).state, CKPT_WRITING);
@@ -238,22 +238,55 @@ TEST(Judge, OverwrittenUntilItIsCommittedAgain)
 	Dcp both({"dcp_local/__0.metadata", "dcp_local/__1.metadata"});
 	Dir l("x", {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"});
 	l.at("__1.metadata").mtime = {7, 0};
-	l.at("__1_0.distcp").over = {7, 0};
+	l.at("__1_0.distcp").over = {{7, 0}, 0};
 	EXPECT_STREQ(l.judge(both.get()).why, "__1_0.distcp was overwritten later than __1.metadata");
+}
+
+// Two saves within a tick of the clock: the committing files have one mtime.
+TEST(Judge, OverwrittenAndCommittedWithinATick)
+{
+	Dcp s({"dcp/.metadata"});
+	Dir d("x", {".metadata", "__0_0.distcp", "__1_0.distcp"});
+	d.at(".metadata").mtime = {100, 5};
+	d.at(".metadata").ino = 8;
+	d.at("__0_0.distcp").over = {{100, 5}, 7};
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_COMPLETE) << d.judge(s.get()).why;
+	d.at("__0_0.distcp").over = {{100, 5}, 8};
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
+	// marks of earlier versions, and files without a number: the time decides
+	d.at("__0_0.distcp").over = {{100, 5}, 0};
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
+	d.at("__0_0.distcp").over = {{100, 5}, 7};
+	d.at(".metadata").ino = 0;
+	EXPECT_EQ(d.judge(s.get()).state, CKPT_INCOMPLETE);
 }
 
 TEST(Judge, MarkOfAnOverwrittenShard)
 {
 	char buf[CKPT_OVER_BYTES];
-	timespec t = {};
-	EXPECT_EQ((size_t)ckpt_over_format({12, 34}, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
+	ckpt_over t = {};
+	const ckpt_over numbered = {{12, 34}, UINT64_MAX}, plain = {{12, 34}, 0};
+	const std::string sum = "xxh3:" + std::string(32, 'a');
+	EXPECT_LT(ckpt_over_format(&numbered, sum.c_str(), buf), 96);
+	EXPECT_EQ(buf, "12.000000034 " + sum + " ino=18446744073709551615");
+	EXPECT_FALSE(ckpt_over_parse(buf, sum.c_str(), &t));
+	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:aa", &t));
+	EXPECT_EQ(t.ino, UINT64_MAX);
+	ckpt_over_format(&numbered, "", buf);
+	EXPECT_STREQ(buf, "12.000000034 ino=18446744073709551615");
+	EXPECT_TRUE(ckpt_over_parse(buf, "", &t));
+	EXPECT_EQ(t.ino, UINT64_MAX);
+	EXPECT_TRUE(ckpt_over_parse("12.000000034 ino=x", "", &t));
+	EXPECT_EQ(t.ino, 0u);
+	EXPECT_EQ((size_t)ckpt_over_format(&plain, "xxh3:ab", buf), strlen("12.000000034 xxh3:ab"));
 	EXPECT_STREQ(buf, "12.000000034 xxh3:ab");
 	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:cd", &t));
-	EXPECT_EQ(t.tv_sec, 12);
-	EXPECT_EQ(t.tv_nsec, 34);
+	EXPECT_EQ(t.mtime.tv_sec, 12);
+	EXPECT_EQ(t.mtime.tv_nsec, 34);
+	EXPECT_EQ(t.ino, 0u);
 	EXPECT_TRUE(ckpt_over_parse(buf, "", &t));
 	EXPECT_FALSE(ckpt_over_parse(buf, "xxh3:ab", &t)); // the committed bytes again
-	ckpt_over_format({12, 34}, "", buf);
+	ckpt_over_format(&plain, "", buf);
 	EXPECT_STREQ(buf, "12.000000034");
 	EXPECT_TRUE(ckpt_over_parse(buf, "xxh3:ab", &t));
 	for (const char *bad : {"", "x", "1", "1.", "1.x", "1.1000000000", ".5"})

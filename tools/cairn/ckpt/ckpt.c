@@ -3,6 +3,7 @@
  * Checkpoints: see ckpt.h.
  */
 #include "ckpt.h"
+#include "io/number.h"
 
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -26,6 +27,11 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 	n->size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 	n->dir = S_ISDIR(st.st_mode);
 	n->mtime = st.st_mtim;
+	if (ckpt_commits_shards(n->name) && c->on_mount)
+		n->ino = st.st_ino;
+	else if (ckpt_commits_shards(n->name) &&
+		 !xattr_at(c->dir, n->name, KEY_INO, buf, sizeof(buf)))
+		n->ino = number_or_0(buf);
 	if (ckpt_commit_of(n->name, 0, buf) &&
 	    !xattr_at(c->dir, n->name, CKPT_OVER_KEY, over, sizeof(over))) {
 		xattr_at(c->dir, n->name, KEY_CHECKSUM, sum, sizeof(sum));
