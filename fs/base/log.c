@@ -64,9 +64,21 @@ static unsigned level_of(const char **text)
 	return (unsigned)(t[1] - '0');
 }
 
+#define WHEN_ROOM 40
+
+/* As RFC 3339 has it, with the difference to UTC. */
+static void write_time(const struct tm *tm, char when[WHEN_ROOM])
+{
+	long minutes = labs(tm->tm_gmtoff) / 60;
+	size_t n = strftime(when, WHEN_ROOM, "%F %T", tm);
+
+	snprintf(when + n, WHEN_ROOM - n, "%c%02ld:%02ld", tm->tm_gmtoff < 0 ? '-' : '+',
+		 minutes / 60, minutes % 60);
+}
+
 static void put(unsigned level, const char *text)
 {
-	char line[1200], when[32];
+	char line[1200], when[WHEN_ROOM];
 	int pid = (int)getpid(), n;
 
 	n = snprintf(line, sizeof(line), "<%u>cairnfs[%d]: %s", LOG_DAEMON | level, pid, text);
@@ -80,7 +92,8 @@ static void put(unsigned level, const char *text)
 	pthread_mutex_unlock(&to.lock);
 	time_t now = time(NULL);
 	struct tm tm;
-	strftime(when, sizeof(when), "%F %T", localtime_r(&now, &tm));
+	localtime_r(&now, &tm);
+	write_time(&tm, when);
 	n = snprintf(line, sizeof(line), "%s [%d] %s%s\n", when, pid,
 		     level <= LOG_ERR	    ? "error: "
 		     : level == LOG_WARNING ? "warning: "

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * Says to the other hosts of the store that this one is alive, and looks which of them are gone
  * (io/store/hosts.c). A host that is alone on a local disk says it once, at its start: so the disk
- * of a machine that is idle may rest. It sees another host within BEAT_S, and from then on both say
- * it each BEAT_S.
+ * of a machine that is idle may rest. It sees another host within IO_HOST_BEAT_S, and from then on both say
+ * it each IO_HOST_BEAT_S.
  */
 #include "fs/process/process.h"
 
@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_S 10
 #define END_S 5 /* how long a clean end waits for the store */
 /* Hosts asked about at each beat, on average: with 160 of them, all are asked every 100 s. So what
  * the store has to answer grows with the hosts, not with their square. */
@@ -24,6 +23,7 @@ struct others {
 		int64_t at; /* by the store's clock */
 	} * v;
 	size_t n, cap;
+	bool twice; /* told that this host's name is another machine's, too */
 };
 
 static void take(void *ctx, const struct io_host *h)
@@ -90,6 +90,23 @@ static void tell(struct fs *fs, const struct others *o, int64_t now)
 	}
 }
 
+/* Two that started at the same time: what each finds at its start (io_store_open) came too late. */
+static void tell_twice(struct fs *fs, struct others *o)
+{
+	char text[300];
+
+	if (o->twice)
+		return;
+	o->twice = true;
+	snprintf(text, sizeof(text),
+		 LEVEL_ERROR
+		 "another machine serves this store as the host %.72s, too, and each may remove "
+		 "what the other has not published yet; unmount one of them now, and mount it "
+		 "with -o host=NAME",
+		 o->own);
+	fs_notice(fs, text);
+}
+
 /* True: this host ends. */
 static bool wait_beat(struct hosts *t, unsigned seconds)
 {
@@ -103,7 +120,7 @@ static bool wait_beat(struct hosts *t, unsigned seconds)
 	return t->ends;
 }
 
-/* An alone one begins to beat up to BEAT_S after another came: none is told before. */
+/* An alone one begins to beat up to IO_HOST_BEAT_S after another came: none is told before. */
 static void beat_until_end(struct fs *fs, struct others *o)
 {
 	bool local = io_store_frees_at_close(fs->store);
@@ -111,7 +128,7 @@ static void beat_until_end(struct fs *fs, struct others *o)
 	unsigned next_look = 1;
 	int64_t now;
 
-	for (unsigned beat = 1; !wait_beat(&fs->hosts, BEAT_S); beat++) {
+	for (unsigned beat = 1; !wait_beat(&fs->hosts, IO_HOST_BEAT_S); beat++) {
 		bool look = beat >= next_look;
 		size_t before = o->n;
 
@@ -127,6 +144,10 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			continue;
 		}
 		int err = said ? io_host_beat(fs->store, &now) : -ENOENT;
+		if (err == -EADDRINUSE) {
+			tell_twice(fs, o);
+			err = 0;
+		}
 		atomic_store(&fs->hosts.beats, !err);
 		if (err == -ENOENT)
 			said = !say(fs, IO_HOST_ALIVE, 0);

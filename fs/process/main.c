@@ -40,6 +40,12 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 			"cairnfs: the store %s is already served by cairnfs with pid %d (it may "
 			"still be draining); wait for it, or end it with: kill %d\n",
 			o->store, pid, pid);
+	else if (err == -EADDRINUSE)
+		fprintf(stderr,
+			"cairnfs: another machine serves the store %s as a host of the same name; "
+			"nothing was touched. Each needs a name of its own: mount it with -o "
+			"host=NAME; `cairn hosts %s` lists those that are there\n",
+			o->store, o->store);
 	else if (err == -EPERM && !geteuid())
 		fprintf(stderr,
 			"cairnfs: %s/.cairn, or what is in it, belongs to another user than root "
@@ -129,13 +135,26 @@ static bool is_ending(int pid)
 }
 
 /* Waits for an earlier cairnfs on this store that only drains any more, or that was killed and has
- * not exited: a thread inside a sync exits when the disk has answered. */
+ * not exited: a thread inside a sync exits when the disk has answered. Also until a host of the same
+ * name on another machine was silent for IO_HOST_LIVE_S: a machine that starts again, or a container
+ * that was moved, is none. */
 static int open_store(struct fs *fs)
 {
-	int pid = 0, err = 0;
+	int pid = 0, err = 0, elsewhere = 0;
 	for (int tries = 0; tries < ENDING_TRIES; tries++) {
 		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &pid,
 				    &fs->store);
+		if (err == -EADDRINUSE && ++elsewhere <= IO_HOST_LIVE_S + 1) {
+			if (elsewhere == 1)
+				fprintf(stderr,
+					"cairnfs: a host of this name served the store %s from "
+					"another "
+					"machine moments ago; waiting up to %d s to see whether it "
+					"still does\n",
+					fs->o.store, IO_HOST_LIVE_S);
+			sleep_ms(1000);
+			continue;
+		}
 		if (err != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
 			break;
 		sleep_ms(100);

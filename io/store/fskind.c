@@ -36,7 +36,7 @@ static bool ext4_has_journal(dev_t dev)
 	return fd >= 0 && read(fd, path, 1) == 1 && path[0] >= '0' && path[0] <= '9';
 }
 
-bool io_fs_frees_at_close(int fd)
+bool io_fs_is_local(int fd)
 {
 	struct statfs f;
 

@@ -42,8 +42,10 @@ static int say(struct io_store *s, const char *scratch, const struct io_host *h)
 			 h->boot, h->pid, (long long)h->since, h->version,
 			 (unsigned long long)h->left);
 
-	if (fd < 0)
+	struct stat st;
+	if (fd < 0 || fstat(fd, &st))
 		return -errno;
+	s->said_ino = st.st_ino;
 	errno = 0;
 	return write(fd, text, (size_t)n) == n ? 0 : errno ? -errno : -ENOSPC;
 }
@@ -62,19 +64,6 @@ int io_host_say(struct io_store *s, const struct io_host *h)
 		err = -errno;
 	unlinkat(err ? s->tmp : s->host, err ? scratch : ended ? "alive" : "ended", 0);
 	return err;
-}
-
-int io_host_beat(struct io_store *s, int64_t *now)
-{
-	struct stat st;
-
-	if (s->host < 0)
-		return -EROFS;
-	if (utimensat(s->host, "alive", NULL, AT_SYMLINK_NOFOLLOW) ||
-	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
-		return -errno;
-	*now = st.st_mtim.tv_sec;
-	return 0;
 }
 
 int io_hosts_clock(int cairn, int64_t *now)
@@ -122,6 +111,52 @@ static void read_said(int dir, const char *file, struct io_host *h)
 	for (char *save = NULL, *p = strtok_r(text, "\n", &save); p;
 	     p = strtok_r(NULL, "\n", &save))
 		take_line(h, p);
+}
+
+/* Of a machine that is not this one: each start of a kernel has an id. */
+static bool is_other_boot(const struct io_host *h)
+{
+	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	char ours[37] = "";
+
+	return fd >= 0 && read(fd, ours, 36) == 36 && h->boot[0] && strcmp(h->boot, ours);
+}
+
+/* Did another machine say as this host that it is alive? Then *h has when. */
+static bool is_elsewhere(struct io_store *s, struct io_host *h)
+{
+	struct stat st;
+
+	*h = (struct io_host){.said = IO_HOST_SAID_NOTHING};
+	if (fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
+		return false;
+	h->heard = st.st_mtim.tv_sec;
+	read_said(s->host, "alive", h);
+	return is_other_boot(h);
+}
+
+int io_host_elsewhere(struct io_store *s)
+{
+	struct io_host h;
+	int64_t now;
+
+	if (s->frees_at_close || !is_elsewhere(s, &h) || io_hosts_clock(s->cairn, &now))
+		return 0;
+	return now - h.heard < IO_HOST_LIVE_S ? -EADDRINUSE : 0;
+}
+
+int io_host_beat(struct io_store *s, int64_t *now)
+{
+	struct io_host h;
+	struct stat st;
+
+	if (s->host < 0)
+		return -EROFS;
+	if (utimensat(s->host, "alive", NULL, AT_SYMLINK_NOFOLLOW) ||
+	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
+		return -errno;
+	*now = st.st_mtim.tv_sec;
+	return st.st_ino != s->said_ino && is_elsewhere(s, &h) ? -EADDRINUSE : 0;
 }
 
 /* Whether a process has the lock, as far as this machine's kernel knows. */

@@ -32,6 +32,7 @@ struct io_store {
 	enum io_fs_kind fs;
 	/* blocks of a removed file are reused before its removal is durable */
 	bool frees_early, frees_at_close; /* store.h */
+	uint64_t said_ino; /* of the file in which this host says that it is alive; hosts.c */
 	bool has_xattr;
 	size_t xattr_space;
 	uint64_t max_file;
@@ -63,12 +64,13 @@ int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 void io_scratch_name(struct io_store *s, char out[17]);
 /* Opens s->mark, creates it if missing. */
 int io_mark_open(struct io_store *s);
+/* Does another machine serve the store as this host? It was heard of within IO_HOST_LIVE_S:
+ * -EADDRINUSE. 0: no, or that cannot be told, as on a local filesystem, where the lock tells. */
+int io_host_elsewhere(struct io_store *s);
 /* The kind of filesystem that fd is on. */
 int io_fs_kind(int fd, enum io_fs_kind *out);
 /* ext4 with data=writeback. */
 bool io_fs_frees_early(int fd);
-/* A disk filesystem of the kernel's. */
-bool io_fs_frees_at_close(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */
 bool io_xattr_probe(int fd, bool ro);
 size_t io_xattr_space(int fd); /* as io_store_xattr_space; fd writable, with xattrs */

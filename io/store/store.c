@@ -342,7 +342,7 @@ static int open_root(struct io_store *s, const char *path, struct stat *st)
 	if (!s->ro && faccessat(s->root, ".", W_OK | X_OK, AT_EACCESS))
 		return -errno;
 	s->frees_early = io_fs_frees_early(s->root_rd);
-	s->frees_at_close = io_fs_frees_at_close(s->root_rd);
+	s->frees_at_close = io_fs_is_local(s->root_rd);
 	return io_fs_kind(s->root_rd, &s->fs);
 }
 
@@ -379,6 +379,8 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host, 
 		s->made_host = !mkdirat(s->cairn, s->host_name, 0700);
 		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
 	}
+	if (!err)
+		err = io_host_elsewhere(s);
 	if (!err)
 		err = take_lock(s, holder_pid);
 	if (!err)

@@ -103,6 +103,8 @@ bool io_store_shared(const struct io_store *s);
 
 /* The hosts of a store (hosts.c). A host that has said nothing for this long is taken for gone. */
 #define IO_HOST_SILENT_S 60
+#define IO_HOST_BEAT_S 10 /* how often it says that it is alive */
+#define IO_HOST_LIVE_S 25 /* one that was heard of this long ago has missed two times */
 enum io_host_said {
 	IO_HOST_SAID_NOTHING, /* it never mounted the store with a version that says anything */
 	IO_HOST_ALIVE, /* at `heard` */
@@ -129,7 +131,8 @@ unsigned io_store_host_number(const struct io_store *s);
 int io_store_cairn(const struct io_store *s); /* STORE/.cairn, O_PATH; owned by s */
 /* Writes what h says itself, atomically. -EROFS, or as write(2). */
 int io_host_say(struct io_store *s, const struct io_host *h);
-/* This host is alive still. *now: by the store's clock. -ENOENT: it has not said anything. */
+/* This host is alive still. *now: by the store's clock. -ENOENT: it has not said anything.
+ * -EADDRINUSE, with *now: another machine says it as this host, too. */
 int io_host_beat(struct io_store *s, int64_t *now);
 /* Calls found for each host, this one included. cairn: a descriptor of STORE/.cairn. Without `all`
  * only for those that said IO_HOST_ALIVE, with name, said and heard: one call to the store each.
@@ -225,6 +228,9 @@ bool io_store_frees_early(const struct io_store *s);
 /* An open file that loses its last name stays as it is until it is closed, which frees its blocks;
  * false: it gets another name instead (FUSE, NFS), or this is not known. */
 bool io_store_frees_at_close(const struct io_store *s);
+/* A disk filesystem of the kernel's (ext4, xfs, btrfs): one machine has it, and knows each lock of it.
+ * False: any other, or it cannot be told. */
+bool io_fs_is_local(int fd);
 /* Waits until the blocks of all that was removed are free (xfs: a thread frees them; btrfs: the
  * next transaction), at most some seconds where the kernel does not tell. Blocks; for a caller
  * that lacks space. */

@@ -49,7 +49,7 @@ static int by_name(const void *a, const void *b)
 }
 
 /* A boot id is read where the store may be served by processes of this machine under other names
- * (containers): the kernel knows whether those live. */
+ * (containers). */
 static bool is_of_this_boot(const struct io_host *h)
 {
 	static char ours[37];
@@ -62,7 +62,9 @@ static bool is_of_this_boot(const struct io_host *h)
 	return ours[0] && !strcmp(ours, h->boot);
 }
 
-static const char *state_of(const struct io_host *h, int64_t now)
+/* local: one kernel serves the store's filesystem, and knows each lock. Another client of a network
+ * filesystem on this machine has locks that this one may not see: only the heartbeat tells. */
+static const char *state_of(const struct io_host *h, int64_t now, bool local)
 {
 	if (h->locked) /* some network filesystems know the locks of all machines */
 		return is_of_this_boot(h) ? "here" : "alive";
@@ -71,7 +73,9 @@ static const char *state_of(const struct io_host *h, int64_t now)
 	case IO_HOST_ENDED: return "ended";
 	case IO_HOST_ALIVE: break;
 	}
-	return is_of_this_boot(h) || now - h->heard >= IO_HOST_SILENT_S ? "silent" : "alive";
+	if (local && is_of_this_boot(h))
+		return "silent";
+	return now - h->heard >= IO_HOST_SILENT_S ? "silent" : "alive";
 }
 
 static int count_unpublished(int cairn, struct host *h)
@@ -99,6 +103,7 @@ static int count_unpublished(int cairn, struct host *h)
 
 static int collect(int cairn, struct hosts *all)
 {
+	bool local = io_fs_is_local(cairn);
 	int err = io_hosts_clock(cairn, &all->now);
 
 	if (err) /* read only: the clock of this machine must do */
@@ -107,7 +112,7 @@ static int collect(int cairn, struct hosts *all)
 	if (!err && all->no_memory)
 		err = -ENOMEM;
 	for (size_t i = 0; !err && i < all->n; i++) {
-		all->v[i].state = state_of(&all->v[i].h, all->now);
+		all->v[i].state = state_of(&all->v[i].h, all->now, local);
 		err = count_unpublished(cairn, &all->v[i]);
 	}
 	if (all->n)
