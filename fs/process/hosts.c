@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * Says to the other hosts of the store that this one is alive, and looks which of them are gone
  * (io/store/hosts.c). A host that is alone on a local disk says it once, at its start: so the disk
- * of a machine that is idle may rest. It sees another host within IO_HOST_BEAT_S, and from then on both say
- * it each IO_HOST_BEAT_S.
+ * of a machine that is idle may rest. It sees another host within IO_HOST_BEAT_S, and from then on
+ * both say it each IO_HOST_BEAT_S.
  */
 #include "fs/process/process.h"
 

@@ -135,9 +135,9 @@ static bool is_ending(int pid)
 }
 
 /* Waits for an earlier cairnfs on this store that only drains any more, or that was killed and has
- * not exited: a thread inside a sync exits when the disk has answered. Also until a host of the same
- * name on another machine was silent for IO_HOST_LIVE_S: a machine that starts again, or a container
- * that was moved, is none. */
+ * not exited: a thread inside a sync exits when the disk has answered. Also until a host of the
+ * same name on another machine was silent for IO_HOST_LIVE_S: a machine that starts again, or a
+ * container that was moved, is none. */
 static int open_store(struct fs *fs)
 {
 	int pid = 0, err = 0, elsewhere = 0;

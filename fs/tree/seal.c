@@ -10,8 +10,8 @@
 
 #include "fs/formats/formats.h"
 
-/* As a mark tells of c's present version. A number that the store does not keep is not told: another
- * program's file has the store's own. 0 or -errno. */
+/* As a mark tells of c's present version. A number that the store does not keep is not told:
+ * another program's file has the store's own. 0 or -errno. */
 static int version_of(struct fs *fs, struct node *c, struct ckpt_over *out)
 {
 	struct stat st;

@@ -228,8 +228,8 @@ bool io_store_frees_early(const struct io_store *s);
 /* An open file that loses its last name stays as it is until it is closed, which frees its blocks;
  * false: it gets another name instead (FUSE, NFS), or this is not known. */
 bool io_store_frees_at_close(const struct io_store *s);
-/* A disk filesystem of the kernel's (ext4, xfs, btrfs): one machine has it, and knows each lock of it.
- * False: any other, or it cannot be told. */
+/* A disk filesystem of the kernel's (ext4, xfs, btrfs): one machine has it, and knows each lock of
+ * it. False: any other, or it cannot be told. */
 bool io_fs_is_local(int fd);
 /* Waits until the blocks of all that was removed are free (xfs: a thread frees them; btrfs: the
  * next transaction), at most some seconds where the kernel does not tell. Blocks; for a caller

@@ -174,7 +174,8 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-/* Before 6.13: a write within the tick of this mtime, after the file was looked at, left no other. */
+/* Before 6.13: a write within the tick of this mtime, after the file was looked at, left no
+ * other. */
 static bool is_same_tick(struct timespec mtime, uint64_t looked_ns)
 {
 	uint64_t ns = (uint64_t)mtime.tv_sec * 1000000000u + (uint64_t)mtime.tv_nsec;
