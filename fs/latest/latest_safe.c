@@ -45,11 +45,13 @@ static int mark_error(ssize_t len)
 
 static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 {
-	char buf[64], text[CKPT_OVER_BYTES], sum[CKPT_OVER_BYTES];
+	char buf[64], text[256], sum[CKPT_OVER_BYTES];
 	if (ckpt_commits_shards(n->name)) {
 		ssize_t got = io_get_xattr(fs->store, fd, n->name, KEY_INO, text, sizeof(text) - 1);
 		text[got < 0 ? 0 : got] = '\0';
-		n->ino = number_or_0(text);
+		const char *number = text; /* a mark may follow */
+		if (!number_next(&number, &n->ino))
+			n->ino = 0;
 		return mark_error(got);
 	}
 	if (!ckpt_commit_of(n->name, 0, buf))

@@ -251,6 +251,8 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 	if (!to)
 		no_memory();
 	to->store_has = sealed || had;
+	if (had) /* the close has not seen what it replaces here */
+		n->version.flushed = (struct staged_moment){0};
 	dir_changed(from_dir, r, dir ? -1 : 0);
 	if (!dir && sealed) {
 		const struct place *last = n->stored.places;

@@ -43,6 +43,8 @@ static int emit_accepted(struct staging *s, struct node *n)
 	struct rec r = {.type = 0};
 	void *data = NULL;
 	int err = fill_flushed(n, &r, &data);
+	r.mtime = n->version.flushed.mtime; /* as that close found it */
+	r.when = n->version.flushed.when;
 	if (!err)
 		err = staging_emit(s, &r);
 	free(data);

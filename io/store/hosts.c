@@ -142,7 +142,8 @@ int io_host_elsewhere(struct io_store *s)
 
 	if (s->frees_at_close || !is_elsewhere(s, &h) || io_hosts_clock(s->cairn, &now))
 		return 0;
-	return now - h.heard < IO_HOST_LIVE_S ? -EADDRINUSE : 0;
+	int64_t ago = now - h.heard; /* it may lie ahead: by a clock that was wrong */
+	return ago > -IO_HOST_LIVE_S && ago < IO_HOST_LIVE_S ? -EADDRINUSE : 0;
 }
 
 int io_host_beat(struct io_store *s, int64_t *now)

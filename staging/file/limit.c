@@ -83,14 +83,22 @@ static int wait_applied(const struct staging *s)
 static void tell_limited(struct staging *s, int why, int not_small)
 {
 	bool full = !why || no_space(why);
-	char text[400];
+	char text[300], state[80] = "is full";
 
-	snprintf(text, sizeof(text),
-		 LEVEL_ERROR "the store %s%.60s%s, and files that outgrow memory %s; %s the store",
-		 full ? "is full" : "fails (", full ? "" : strerror(-why), full ? "" : ")",
-		 not_small ? "stay in it: staging is on a tmpfs that cannot be limited"
-			   : "cannot move there: their writes get ENOSPC",
-		 full ? "free space in" : "repair");
+	if (!full)
+		snprintf(state, sizeof(state), "fails (%.60s)", strerror(-why));
+	if (not_small)
+		snprintf(text, sizeof(text),
+			 LEVEL_ERROR
+			 "the store %s, and files that outgrow memory stay in it: staging is on a "
+			 "tmpfs that cannot be limited; %s the store",
+			 state, full ? "free space in" : "repair");
+	else
+		snprintf(text, sizeof(text),
+			 LEVEL_ERROR
+			 "the store %s, and files that outgrow memory cannot move there: their "
+			 "writes get ENOSPC; %s the store",
+			 state, full ? "free space in" : "repair");
 	s->o.notice(s->o.ctx, text);
 }
 

@@ -182,7 +182,12 @@ static bool has_space(struct staging *s, uint64_t bytes)
 	uint64_t over = promised > left ? promised - left : 0;
 	struct statvfs v;
 
-	if (reserve_is_ample(s, bytes + over) || io_store_statvfs(s->o.store, &v) || !v.f_frsize)
+	if (reserve_is_ample(s, bytes + over)) {
+		uint64_t ample = atomic_load(&s->reserve.ample);
+		atomic_store(&s->reserve.ample, ample > bytes ? ample - bytes : 0);
+		return true;
+	}
+	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize)
 		return true;
 	reserve_saw(s, &v);
 	atomic_store(&s->reserve.tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve.bytes);

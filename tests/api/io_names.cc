@@ -420,7 +420,8 @@ TEST_F(Names, SyncsWhatIsNotOpenForIt)
 	EXPECT_EQ(io_sync_dir(s, d.get()), 0);
 	EXPECT_EQ(io_sync_dir(s, root), 0);
 	EXPECT_EQ(io_sync_all(s), 0);
-	EXPECT_EQ(io_sync_data(s, d.get()), -EIO); // EBADF of an O_PATH descriptor: io_errno()
+	Fd path(io_open_dir(s, root, "d"));
+	EXPECT_EQ(io_sync_data(s, path.get()), -EIO); // EBADF of an O_PATH descriptor: io_errno()
 	EXPECT_EQ(e.counts().syncs, before + 4);
 }
 

@@ -501,7 +501,8 @@ static int copy_all(struct fetch *f)
 	copy_files(&c[0]);
 	while (n > 1)
 		pthread_join(c[--n].thread, NULL);
-	return f->err;
+	/* one copier may have ended before another had judged */
+	return f->err == -ESTALE ? not_as_listed(f) : f->err;
 }
 
 /* ---- the names ---------------------------------------------------------------------- */
