@@ -71,6 +71,30 @@ expect 1 "$cairn" tier rm --force "$t" run/step-2
 says err 'its manifest is damaged'
 [ -e "$t/run/step-2/.metadata" ] || die "it was removed"
 
+# A directory that became a checkpoint later has the files of those below it, too: what another one needs stays.
+mkdir -p "$TMP/nested/d" "$TMP/tier2"
+cp -r "$assets/dcp" "$TMP/nested/d/step-1"
+expect 0 "$cairn" tier push -q "$TMP/nested" "$TMP/tier2"
+cp -r "$assets/dcp/." "$TMP/nested/d"
+expect 0 "$cairn" tier push -q "$TMP/nested" "$TMP/tier2"
+expect 1 "$cairn" tier rm --force "$TMP/tier2" d/step-1
+says err 'd/step-1: d, which is in the tier, has its files, too; remove that first'
+expect 0 "$cairn" tier verify "$TMP/tier2"
+mv "$TMP/tier2/.cairn/manifests/d/manifest.json" "$TMP/manifest"
+cp "$TMP/manifest" "$TMP/tier2/.cairn/manifests/d/begun.json"	# a push of it was killed
+expect 1 "$cairn" tier rm --force "$TMP/tier2" d/step-1
+rm "$TMP/tier2/.cairn/manifests/d/begun.json"
+echo '{' >"$TMP/tier2/.cairn/manifests/d/manifest.json"
+expect 1 "$cairn" tier rm --force "$TMP/tier2" d/step-1
+says err 'the manifest of d is damaged'
+mv "$TMP/manifest" "$TMP/tier2/.cairn/manifests/d/manifest.json"
+expect 0 "$cairn" tier rm --force "$TMP/tier2" d
+says out '^removed  d  3 files, .*; 3 files of other checkpoints (d/step-1) stay there'
+[ "$(ls -A "$TMP/tier2/d")" = step-1 ] || die "d: $(ls -A "$TMP/tier2/d")"
+expect 0 "$cairn" tier verify "$TMP/tier2"
+expect 0 "$cairn" tier rm --force "$TMP/tier2" d/step-1
+[ ! -e "$TMP/tier2/d/step-1" ] || die "d/step-1 is left"
+
 python3 - "$cairn" "$BUILD/tests/mount/at_call" "$assets/dcp" "$work" <<'END' || die "see above"
 import json, os, shutil, subprocess, sys
 cairn, at_call, dcp, tmp = sys.argv[1:]

@@ -7,7 +7,8 @@
  *	begun.json (removes)			some of its files
  *
  * So a removal that was killed is gone on with, and whoever pushes meanwhile takes what is left for
- * his own. Nothing is removed that the manifest does not list.
+ * his own. Nothing is removed that the manifest does not list, or that another checkpoint's lists:
+ * a directory that became a checkpoint later has the files of those below it.
  */
 #include "tier.h"
 
@@ -17,7 +18,7 @@ struct removal {
 	struct tier t;
 	const struct tier_opts *o;
 	struct json_out j;
-	struct names complete; /* paths of checkpoints */
+	struct names complete, begun_all; /* paths of checkpoints */
 	size_t n_removed, n_failed;
 	struct tier_why why;
 
@@ -25,6 +26,9 @@ struct removal {
 	struct manifest m;
 	bool begun; /* its manifest is gone already */
 	bool others; /* there are files that it does not list */
+	bool *needed; /* of m.v: by another checkpoint; those stay */
+	size_t n_needed;
+	char *needed_by; /* one of those */
 };
 
 static const char *base_of(const char *path)
@@ -158,6 +162,70 @@ static int check_newest(struct removal *r, const char *path)
 		      : 0;
 }
 
+/* ---- what other checkpoints need ------------------------------------------------------ */
+
+/* Is path the directory, or below it? */
+static bool is_at(const char *path, const char *dir)
+{
+	size_t n = strlen(dir);
+
+	return !n || (!strncmp(path, dir, n) && (!path[n] || path[n] == '/'));
+}
+
+/* Can the checkpoint have files of r->m? */
+static bool can_share(const struct removal *r, const char *other)
+{
+	bool can = is_at(r->m.path, other);
+
+	for (size_t i = 0; !can && i < r->m.n; i++)
+		can = is_at(r->m.v[i].path, other);
+	return can && strcmp(r->m.path, other) != 0;
+}
+
+static int find_shared(struct removal *r, const char *other, const char *name)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = can_share(r, other) ? manifest_load(&r->t, other, name, &m) : -ENOENT;
+
+	if (err == -ENOENT || (!err && m.removes))
+		return 0;
+	if (err == -EBADMSG)
+		return tier_told(&r->why, err,
+				 "%s/%s: the manifest of %s is damaged, so it is not known what "
+				 "that needs: push that again first",
+				 r->t.name, r->m.path, other);
+	if (err)
+		return failed(r, err, other);
+	for (size_t i = 0; i < r->m.n; i++) {
+		if (r->needed[i] || !manifest_find(&m, r->m.v[i].path))
+			continue;
+		r->needed[i] = true;
+		r->n_needed++;
+		if (!r->needed_by && !(r->needed_by = strdup(other)))
+			return failed(r, -ENOMEM, other);
+	}
+	return 0;
+}
+
+/* -EPERM: others need all of it. */
+static int check_shared(struct removal *r)
+{
+	int err = 0;
+
+	r->needed = calloc(r->m.n + 1, sizeof(*r->needed));
+	if (!r->needed)
+		return failed(r, -ENOMEM, r->m.path);
+	for (size_t i = 0; !err && i < r->complete.n; i++)
+		err = find_shared(r, r->complete.v[i], TIER_MANIFEST);
+	for (size_t i = 0; !err && i < r->begun_all.n; i++)
+		err = find_shared(r, r->begun_all.v[i], TIER_BEGUN);
+	if (err || !r->n_needed || r->n_needed < r->m.n)
+		return err;
+	return tier_told(&r->why, -EPERM,
+			 "%s/%s: %s, which is in the tier, has its files, too; remove that first",
+			 r->t.name, r->m.path, r->needed_by);
+}
+
 /* ---- removal -------------------------------------------------------------------------- */
 
 static int remove_name(struct removal *r, const char *name)
@@ -175,7 +243,7 @@ static int remove_files(struct removal *r, bool commits)
 	for (size_t i = 0; !err && i < r->m.n; i++) {
 		const struct tier_file *f = &r->m.v[i];
 
-		if (ckpt_commits(base_of(f->path)) != commits)
+		if (ckpt_commits(base_of(f->path)) != commits || r->needed[i])
 			continue;
 		err = f->upload ? tier_abort_upload(&r->t, f->path, f->upload) : 0;
 		if (!err)
@@ -257,6 +325,8 @@ static int remove_checkpoint(struct removal *r, const char *path)
 
 	if (!err)
 		err = check_newest(r, path);
+	if (!err)
+		err = check_shared(r);
 	return err ? err : remove_all(r);
 }
 
@@ -265,22 +335,34 @@ static int remove_checkpoint(struct removal *r, const char *path)
 static void show(struct removal *r, const char *path, int err)
 {
 	const char *what = !err ? "removed" : err == -EPERM ? "refused" : "failed";
+	size_t n = r->m.n - r->n_needed;
 	char buf[32], count[COUNT_ROOM];
+	uint64_t bytes = 0;
 
+	for (size_t i = 0; i < r->m.n; i++)
+		bytes += r->needed && r->needed[i] ? 0 : r->m.v[i].size;
 	if (r->o->json) {
 		json_open(&r->j, NULL, '{');
 		json_put_path(&r->j, "path", path);
 		json_put_string(&r->j, "action", what);
-		json_put_u64(&r->j, "files", r->m.n);
-		json_put_u64(&r->j, "bytes", manifest_bytes(&r->m));
+		json_put_u64(&r->j, "files", n);
+		json_put_u64(&r->j, "bytes", bytes);
+		json_put_u64(&r->j, "needed", r->n_needed);
+		json_put_path(&r->j, "needed_by", r->needed_by);
 		json_put_path(&r->j, "why", err ? r->why.text : NULL);
 		json_close(&r->j, '}');
 	} else if (!err) {
 		printf("%-7s  ", what);
 		print_name(stdout, path);
-		printf("  %s, %s%s\n", count_of(r->m.n, "file", count),
-		       human_bytes(manifest_bytes(&r->m), buf),
+		printf("  %s, %s%s", count_of(n, "file", count), human_bytes(bytes, buf),
 		       r->others ? "; files that it does not list stay there" : "");
+		if (r->needed_by) {
+			printf("; %s", count_of(r->n_needed, "file", count));
+			printf(" of other checkpoints (");
+			print_name(stdout, r->needed_by);
+			printf(") stay there");
+		}
+		putchar('\n');
 	}
 	if (err)
 		complain("%s", r->why.text);
@@ -295,6 +377,11 @@ static int remove_named(struct removal *r)
 		r->n_removed += !err;
 		r->n_failed += err != 0;
 		manifest_free(&r->m);
+		free(r->needed);
+		free(r->needed_by);
+		r->needed = NULL;
+		r->needed_by = NULL;
+		r->n_needed = 0;
 		r->begun = r->others = false;
 	}
 	return r->n_failed ? CAIRN_FAILED : CAIRN_OK;
@@ -309,7 +396,8 @@ static int open_tier(struct removal *r, const char *tier)
 		tier_close(&r->t);
 		err = tier_open_to_write(&r->t, tier, NULL, -1, &r->why);
 	}
-	if (!err && (err = manifest_list(&r->t, TIER_MANIFEST, &r->complete)))
+	if (!err && ((err = manifest_list(&r->t, TIER_MANIFEST, &r->complete)) ||
+		     (err = manifest_list(&r->t, TIER_BEGUN, &r->begun_all))))
 		failed(r, err, TIER_MANIFESTS);
 	if (!err)
 		return CAIRN_OK;
@@ -339,6 +427,7 @@ int tier_rm(const char *tier, const struct tier_opts *o)
 		json_close(&r.j, '}');
 	}
 	names_free(&r.complete);
+	names_free(&r.begun_all);
 	tier_close(&r.t);
 	return code;
 }
