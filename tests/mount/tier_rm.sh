@@ -107,6 +107,16 @@ os.mkdir(whole)
 def run(*args):
     p = subprocess.run([cairn, "tier", *args], capture_output=True, text=True)
     assert p.returncode == 0, (args, p.returncode, p.stdout, p.stderr)
+    return p.stderr
+
+begun = os.path.join(tier, ".cairn/manifests/run/step-1/begun.json")
+
+def age(path):
+    """As if its process had last said so an hour ago."""
+    if os.path.exists(path):
+        m = json.load(open(path))
+        m["time_s"] -= 3600
+        json.dump(m, open(path, "w"))
 
 def judge():
     """What is left: complete, manifest gone, commit file gone, or nothing."""
@@ -136,9 +146,35 @@ while True:
         run("rm", tier, "run/step-1")  # goes on
         assert judge() == "nothing"
     else:
+        before = judge()
+        out = run("push", src, tier)  # who knows that it was killed?
+        assert before == "complete" and not os.path.exists(begun) or ("run/step-1: is being removed there" in out and judge() == before), out
+        age(begun)
         run("push", src, tier)  # takes what is left for its own
         assert judge() == "complete"
         run("verify", tier)
 assert states == {"complete", "no manifest", "no commit file", "nothing"}, states
 print("killed at", n, "calls")
+
+# A removal that was held up for so long that a push took it for killed stops with the phase it is in (one that takes longer
+# looks every 30 s): of the three files the commit file, or the two others, may be missing then, never all.
+taken = 0
+for i in range(step, n, step):
+    shutil.rmtree(tier, ignore_errors=True)
+    shutil.copytree(whole, tier, copy_function=shutil.copy2)
+    script = os.path.join(tmp, "take")
+    with open(script, "w") as f:
+        f.write(f"""sed -i 's/"time_s": *[0-9]*/"time_s": 1/' {begun} || exit 0
+{cairn} tier push {src} {tier} run/step-1 >{tmp}/push.out 2>&1 && : >{tmp}/pushed
+""")
+    p = subprocess.run([at_call, str(i), f"/bin/sh {script} 2>/dev/null", cairn, "tier", "rm", tier, "run/step-1"], capture_output=True, text=True)
+    if not os.path.exists(tmp + "/pushed"):
+        continue  # it had not begun, or had ended
+    os.remove(tmp + "/pushed")
+    taken += 1
+    left = os.listdir(os.path.join(tier, "run/step-1"))
+    assert p.returncode == 1 and left, (i, p.returncode, left, p.stdout, p.stderr)
+    run("push", src, tier)
+    run("verify", tier)
+assert taken or step > 1
 END

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX_BYTES (512u << 20) /* of one manifest; a file takes some 150 */
 
@@ -389,6 +390,13 @@ int manifest_save(struct tier *t, const struct manifest *m, const char *name)
 	if (fclose(f) || !text)
 		return -ENOMEM;
 	return tier_put(t, path, text, len);
+}
+
+bool manifest_is_removal(const struct manifest *m)
+{
+	int64_t age = (int64_t)((uint64_t)time(NULL) - m->time_s);
+
+	return m->removes && age < TIER_REMOVAL_S && age > -TIER_REMOVAL_S; /* clocks differ */
 }
 
 /* ---- all -------------------------------------------------------------------------- */

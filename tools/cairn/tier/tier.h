@@ -177,7 +177,8 @@ struct manifest {
 	uint64_t generation; /* how often a copy at this path was completed, from 1 */
 	uint64_t time_s; /* when, since 1970 */
 	bool commits; /* TIER_BEGUN: its process is about to commit */
-	bool removes; /* TIER_BEGUN: these files are being removed (tier_rm.c) */
+	/* TIER_BEGUN: these files are being removed (tier_rm.c); who does renews time_s */
+	bool removes;
 	struct tier_file *v; /* sorted by path */
 	size_t n;
 };
@@ -190,6 +191,9 @@ char *manifest_path(const char *checkpoint, const char *name);
 int manifest_load(const struct tier *t, const char *checkpoint, const char *name,
 		  struct manifest *out);
 int manifest_save(struct tier *t, const struct manifest *m, const char *name);
+#define TIER_REMOVAL_S 300 /* one whose time_s is older was killed */
+/* Is somebody removing what it lists? */
+bool manifest_is_removal(const struct manifest *m);
 void manifest_free(struct manifest *m);
 /* A path and all else that belongs to it is copied. */
 int manifest_add(struct manifest *m, const struct tier_file *f);

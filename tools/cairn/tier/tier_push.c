@@ -297,6 +297,30 @@ static int decide_one(struct push *p, const struct ckpt *c, struct item *it)
 	return 0;
 }
 
+static int is_being_removed(struct push *p, const char *path)
+{
+	return tier_told(p->why, -EAGAIN,
+			 "%s/%s: is being removed there; if that was killed, push again in %d "
+			 "minutes; not sent",
+			 p->t->name, path, TIER_REMOVAL_S / 60);
+}
+
+/* Takes over from a removal that was killed. If it was not, it finds that this is not its own any
+ * more, and stops: before it is looked at what is there. */
+static int take_removal(struct push *p, const char *path)
+{
+	int err;
+
+	if (!p->begun.removes)
+		return 0;
+	if (manifest_is_removal(&p->begun))
+		return is_being_removed(p, path);
+	p->begun.removes = false;
+	p->begun.time_s = (uint64_t)time(NULL);
+	err = manifest_save(p->t, &p->begun, TIER_BEGUN);
+	return err ? tier_failed(p, err, path) : 0;
+}
+
 static int load_old(struct push *p, const char *path)
 {
 	/* in this order: who commits removes the first when the second is there */
@@ -309,7 +333,7 @@ static int load_old(struct push *p, const char *path)
 		return tier_failed(p, begun, path);
 	if (old && old != -ENOENT && old != -EBADMSG)
 		return tier_failed(p, old, path);
-	return 0;
+	return take_removal(p, path);
 }
 
 /* Files that the tier has and the checkpoint has no longer. */
@@ -409,6 +433,19 @@ static int begin(struct push *p, const struct ckpt *c, bool commits)
 	if (!err)
 		err = manifest_save(p->t, &m, p->record);
 	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+}
+
+/* Was it removed since it was looked at what is there? Asked after begin(): a removal that goes on
+ * finds that and stops. */
+static int check_removed(struct push *p)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	const char *path = p->s.v[p->at].path;
+	int err = p->had_manifest ? manifest_load(p->t, path, TIER_MANIFEST, &m) : 0;
+
+	if (err == -ENOENT)
+		return is_being_removed(p, path);
+	return err && err != -EBADMSG ? tier_failed(p, err, path) : 0;
 }
 
 /* ---- sending ------------------------------------------------------------------------ */
@@ -671,6 +708,7 @@ static int send(struct push *p, const struct ckpt *c)
 
 	err = err ? err : begin_uploads(p);
 	err = err ? err : begin(p, c, false);
+	err = err ? err : check_removed(p);
 
 	for (size_t i = 0; i < p->n; i++) {
 		/* it is taken away first */
@@ -777,7 +815,7 @@ static int push_files(struct push *p, const struct ckpt *c)
 	if (any)
 		err = send(p, c);
 	else if (known)
-		return remove_manifest(p, TIER_BEGUN);
+		return p->begun.path ? remove_manifest(p, TIER_BEGUN) : 0;
 	else
 		err = p->hosts ? commit(p, c, false) : check_again(p);
 	if (!any && !err)

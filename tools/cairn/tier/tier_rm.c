@@ -6,13 +6,15 @@
  *	begun.json (removes), commit files	nobody takes it for complete
  *	begun.json (removes)			some of its files
  *
- * So a removal that was killed is gone on with, and whoever pushes meanwhile takes what is left for
- * his own. Nothing is removed that the manifest does not list, or that another checkpoint's lists:
- * a directory that became a checkpoint later has the files of those below it.
+ * So a removal that was killed is gone on with. A push waits until it is done, or takes it for
+ * killed after TIER_REMOVAL_S: then begun.json is the push's; the removal, which reads that before
+ * each phase, stops. Nothing is removed that the manifest does not list, or that another
+ * checkpoint's lists: a directory that became a checkpoint later has the files of those below it.
  */
 #include "tier.h"
 
 #include <string.h>
+#include <time.h>
 
 struct removal {
 	struct tier t;
@@ -29,6 +31,7 @@ struct removal {
 	bool *needed; /* of m.v: by another checkpoint; those stay */
 	size_t n_needed;
 	char *needed_by; /* one of those */
+	double looked; /* when begun.json was still this one's */
 };
 
 static const char *base_of(const char *path)
@@ -228,6 +231,29 @@ static int check_shared(struct removal *r)
 
 /* ---- removal -------------------------------------------------------------------------- */
 
+#define RENEW_S (TIER_REMOVAL_S / 10.0)
+
+/* Says in the tier that this removal is alive, unless somebody else has begun something. */
+static int renew(struct removal *r)
+{
+	CLEANUP_MANIFEST struct manifest now = {0};
+	int err = manifest_load(&r->t, r->m.path, TIER_BEGUN, &now);
+
+	if (err && err != -ENOENT && err != -EBADMSG)
+		return failed(r, err, r->m.path);
+	if (err || !now.removes)
+		return tier_told(&r->why, -EBUSY,
+				 "%s/%s: a push took over what is left of it, or another removal "
+				 "has ended; remove it again",
+				 r->t.name, r->m.path);
+	r->looked = now_s();
+	if ((uint64_t)time(NULL) < now.time_s + (uint64_t)RENEW_S)
+		return 0;
+	r->m.time_s = (uint64_t)time(NULL);
+	err = manifest_save(&r->t, &r->m, TIER_BEGUN);
+	return err ? failed(r, err, r->m.path) : 0;
+}
+
 static int remove_name(struct removal *r, const char *name)
 {
 	CLEANUP_FREE char *path = manifest_path(r->m.path, name);
@@ -238,13 +264,15 @@ static int remove_name(struct removal *r, const char *name)
 
 static int remove_files(struct removal *r, bool commits)
 {
-	int err = 0;
+	int err = renew(r);
 
 	for (size_t i = 0; !err && i < r->m.n; i++) {
 		const struct tier_file *f = &r->m.v[i];
 
 		if (ckpt_commits(base_of(f->path)) != commits || r->needed[i])
 			continue;
+		if (now_s() - r->looked > RENEW_S && (err = renew(r)))
+			break;
 		err = f->upload ? tier_abort_upload(&r->t, f->path, f->upload) : 0;
 		if (!err)
 			err = tier_remove(&r->t, f->path);
@@ -296,14 +324,19 @@ static int remove_all(struct removal *r)
 	int err;
 
 	r->m.removes = true;
+	r->m.time_s = (uint64_t)time(NULL);
 	err = manifest_save(&r->t, &r->m, TIER_BEGUN);
 	if (err)
 		return failed(r, err, r->m.path);
-	err = remove_name(r, TIER_MANIFEST);
+	err = renew(r);
+	if (!err)
+		err = remove_name(r, TIER_MANIFEST);
 	if (!err)
 		err = remove_files(r, true);
 	if (!err)
 		err = remove_files(r, false);
+	if (!err)
+		err = renew(r);
 	if (!err)
 		err = remove_name(r, TIER_BEGUN);
 	if (!err)
