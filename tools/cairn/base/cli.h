@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -232,6 +233,32 @@ static inline void walk_closep(struct walk **w)
 	walk_close(*w);
 }
 #define CLEANUP_WALK __attribute__((cleanup(walk_closep)))
+
+/* ---- relative paths, without a slash at the end; "" is the top --------------- */
+
+/* The last name of it. */
+static inline const char *path_base(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+/* Are they in one directory? */
+static inline bool path_same_dir(const char *a, const char *b)
+{
+	size_t n = (size_t)(path_base(a) - a);
+
+	return n == (size_t)(path_base(b) - b) && !strncmp(a, b, n);
+}
+
+/* Is path the directory, or below it? */
+static inline bool path_is_at(const char *path, const char *dir)
+{
+	size_t n = strlen(dir);
+
+	return !n || (!strncmp(path, dir, n) && (!path[n] || path[n] == '/'));
+}
 
 /* ---- text (text.c) --------------------------------------------------------- */
 

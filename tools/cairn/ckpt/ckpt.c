@@ -66,19 +66,12 @@ static int look_at_all(struct ckpt *c)
 	return err;
 }
 
-static const char *base_name(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
-
 static int one_name(struct ckpt *c, const char *name)
 {
 	c->names.v = calloc(1, sizeof(*c->names.v));
 	if (!c->names.v)
 		return -ENOMEM;
-	c->names.v[0] = strdup(base_name(name));
+	c->names.v[0] = strdup(path_base(name));
 	c->names.n = 1;
 	return c->names.v[0] ? 0 : -ENOMEM;
 }
@@ -107,7 +100,7 @@ static void real_name(int fd, const char *path, char *buf, size_t cap)
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 	n = readlink(link, real, sizeof(real) - 1);
 	real[n < 0 ? 0 : n] = '\0';
-	snprintf(buf, cap, "%.255s", base_name(n > 0 ? real : path));
+	snprintf(buf, cap, "%.255s", path_base(n > 0 ? real : path));
 }
 
 int ckpt_open(int dirfd, const char *name, const char *path, bool on_mount, struct ckpt *out)

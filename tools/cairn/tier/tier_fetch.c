@@ -62,13 +62,6 @@ struct fetch {
 	struct ranges *wanted; /* what a reader has asked for last; NULL: nothing */
 };
 
-static const char *base_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
-
 /* By any thread. */
 static int keep_why(struct fetch *f, int err, const struct tier_why *w)
 {
@@ -150,7 +143,7 @@ static ssize_t look_at_all(struct fetch *f)
 static char *staged_path(const struct fetch *f, const char *path)
 {
 	char *out;
-	const char *rel = f->alone ? base_of(path) : path + strlen(f->m.path) + 1;
+	const char *rel = f->alone ? path_base(path) : path + strlen(f->m.path) + 1;
 
 	/* a single file must not look like a checkpoint before it is whole */
 	return asprintf(&out, "%s/%s%s", f->stage, rel, f->alone ? ".part" : "") < 0 ? NULL : out;
@@ -255,7 +248,7 @@ static int open_part(struct fetch *f, size_t i)
 {
 	const struct tier_file *t = &f->m.v[i];
 	CLEANUP_FREE char *path = staged_path(f, t->path);
-	CLEANUP_FREE char *up = path ? strndup(path, (size_t)(base_of(path) - path) - 1) : NULL;
+	CLEANUP_FREE char *up = path ? strndup(path, (size_t)(path_base(path) - path) - 1) : NULL;
 	CLEANUP_CLOSE int dir = -1;
 	int err = up ? 0 : -ENOMEM;
 
@@ -267,7 +260,7 @@ static int open_part(struct fetch *f, size_t i)
 		err = tier_make_dirs(&f->to, up);
 	if (!err)
 		dir = tier_open_at(&f->to, up, O_RDONLY | O_DIRECTORY);
-	return err ? err : dir < 0 ? dir : ranges_open(&f->part[i], t, dir, base_of(path));
+	return err ? err : dir < 0 ? dir : ranges_open(&f->part[i], t, dir, path_base(path));
 }
 
 /* Some ranges of it. 1: there may be more; 0: none; or -errno. */
@@ -566,7 +559,7 @@ static int publish_dir(struct fetch *f)
 static int publish_file(struct fetch *f, const struct tier_file *t)
 {
 	CLEANUP_FREE char *from = staged_path(f, t->path);
-	CLEANUP_FREE char *up = strndup(t->path, (size_t)(base_of(t->path) - t->path));
+	CLEANUP_FREE char *up = strndup(t->path, (size_t)(path_base(t->path) - t->path));
 	size_t len = up ? strlen(up) : 0;
 	int err = from && up ? 0 : -ENOMEM;
 
@@ -603,7 +596,7 @@ static int publish_files(struct fetch *f)
 
 	for (int commits = 0; commits < 2; commits++)
 		for (size_t i = 0; !err && i < f->m.n; i++)
-			if (!f->have[i] && ckpt_commits(base_of(f->m.v[i].path)) == !!commits)
+			if (!f->have[i] && ckpt_commits(path_base(f->m.v[i].path)) == !!commits)
 				err = publish_file(f, &f->m.v[i]);
 	if (!err)
 		remove_stage(f);
@@ -624,7 +617,7 @@ static int finish_there(struct fetch *f)
 	int err = tier_sync_dir(&f->to, f->m.path);
 
 	for (size_t i = 0; !err && i < f->m.n; i++)
-		if (ckpt_commits(base_of(f->m.v[i].path)))
+		if (ckpt_commits(path_base(f->m.v[i].path)))
 			err = tier_sync_dir(&f->to, f->m.v[i].path);
 	if (err)
 		return store_failed(f, err, f->m.path);
@@ -666,7 +659,7 @@ static int load_manifest(struct fetch *f, const char *path)
 
 static int load(struct fetch *f, const char *path)
 {
-	const char *base = base_of(path);
+	const char *base = path_base(path);
 	int err = load_manifest(f, path);
 
 	f->alone = !err && f->m.n == 1 && !strcmp(f->m.v[0].path, path);

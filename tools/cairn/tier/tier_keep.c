@@ -29,20 +29,6 @@ struct keep {
 	int top; /* its root */
 };
 
-static size_t dir_len(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? (size_t)(slash - path) : 0;
-}
-
-static bool same_dir(const char *a, const char *b)
-{
-	size_t n = dir_len(a);
-
-	return n == dir_len(b) && !strncmp(a, b, n);
-}
-
 static bool counts(const struct keep *k, size_t i)
 {
 	const struct ckpt_found *c = &k->p->s.v[i];
@@ -57,7 +43,7 @@ static uint64_t newer(const struct keep *k, size_t i, size_t *newest)
 	uint64_t n = 0;
 
 	for (size_t j = 0; j < i; j++)
-		if (counts(k, j) && same_dir(k->p->s.v[i].path, k->p->s.v[j].path))
+		if (counts(k, j) && path_same_dir(k->p->s.v[i].path, k->p->s.v[j].path))
 			*newest = n++ ? *newest : j;
 	return n;
 }
@@ -144,16 +130,15 @@ static int check_copy(const struct keep *k, size_t i)
 
 static int remove_it(const struct keep *k, size_t i)
 {
-	const char *path = k->p->s.v[i].path, *name;
-	size_t n = dir_len(path);
-	CLEANUP_FREE char *dir = strndup(path, n);
+	const char *path = k->p->s.v[i].path, *name = path_base(path);
+	CLEANUP_FREE char *dir =
+		name > path ? strndup(path, (size_t)(name - path - 1)) : strdup(".");
 	CLEANUP_CLOSE int up = -1;
 	int err;
 
 	if (!dir)
 		return -ENOMEM;
-	name = path + n + (n > 0);
-	up = openat(k->top, n ? dir : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	up = openat(k->top, dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (up < 0)
 		return errno == ENOENT ? 0 : -errno;
 	err = ckpt_remove(up, name);

@@ -22,13 +22,6 @@
 
 /* ---- the files of a checkpoint ----------------------------------------------------- */
 
-static const char *base_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
-
 /* The path of the checkpoint's directory, as of struct ckpt. */
 static size_t dir_len(const struct push *p, const struct ckpt *c)
 {
@@ -36,7 +29,7 @@ static size_t dir_len(const struct push *p, const struct ckpt *c)
 
 	if (!c->alone)
 		return strlen(path);
-	return base_of(path) == path ? 0 : (size_t)(base_of(path) - path) - 1;
+	return path_base(path) == path ? 0 : (size_t)(path_base(path) - path) - 1;
 }
 
 void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
@@ -47,7 +40,7 @@ void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
 
 static bool is_beside(const struct push *p, const char *path)
 {
-	return p->loose && !ckpt_is_loose_file(base_of(path));
+	return p->loose && !ckpt_is_loose_file(path_base(path));
 }
 
 static int add_item(struct push *p, const struct ckpt *c, const char *name)
@@ -73,7 +66,7 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 	it.f.mtime = it.st.st_mtim;
 	push_stored_sum(fd, it.stored);
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
-	it.commits = ckpt_commits(base_of(name));
+	it.commits = ckpt_commits(path_base(name));
 	it.beside = is_beside(p, name);
 	v[p->n++] = it;
 	return 0;
@@ -115,7 +108,7 @@ static int by_order(const void *x, const void *y)
 static struct item *find_item(const struct push *p, const char *path)
 {
 	const struct item key = {.f.path = (char *)path,
-				 .commits = ckpt_commits(base_of(path)),
+				 .commits = ckpt_commits(path_base(path)),
 				 .beside = is_beside(p, path)};
 
 	return p->n ? bsearch(&key, p->v, p->n, sizeof(*p->v), by_order) : NULL;
@@ -522,10 +515,10 @@ static int publish_all(struct push *p, bool commits)
 			err = publish_one(p, &p->v[i]);
 	for (size_t i = 0; !err && i < p->n; i++) {
 		const char *path = p->v[i].f.path;
-		size_t len = (size_t)(base_of(path) - path);
+		size_t len = (size_t)(path_base(path) - path);
 
 		if (p->v[i].commits != commits || (p->v[i].other && !share_commits(p)) ||
-		    (synced && !strncmp(synced, path, len) && base_of(synced) == synced + len))
+		    (synced && !strncmp(synced, path, len) && path_base(synced) == synced + len))
 			continue; /* the same directory as before */
 		err = tier_sync_dir(p->t, path);
 		synced = path;
@@ -555,7 +548,7 @@ static int remove_from(struct push *p, const struct manifest *m, bool commits)
 	int err = 0;
 
 	for (size_t i = 0; !err && i < m->n; i++)
-		if (commits ? ckpt_commits(base_of(m->v[i].path)) : is_stale(p, m->v[i].path))
+		if (commits ? ckpt_commits(path_base(m->v[i].path)) : is_stale(p, m->v[i].path))
 			err = remove_one(p, m->v[i].path);
 	return err;
 }
@@ -615,7 +608,7 @@ static bool is_committed(const struct push *p)
 	for (size_t i = 0; !found && i < p->n; i++)
 		found = p->v[i].commits && !tier_stat(p->t, p->v[i].f.path, &st);
 	for (size_t i = 0; !found && i < p->begun.n; i++)
-		found = ckpt_commits(base_of(p->begun.v[i].path)) &&
+		found = ckpt_commits(path_base(p->begun.v[i].path)) &&
 			!tier_stat(p->t, p->begun.v[i].path, &st);
 	return found;
 }

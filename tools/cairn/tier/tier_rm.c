@@ -34,13 +34,6 @@ struct removal {
 	double looked; /* when begun.json was still this one's */
 };
 
-static const char *base_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
-
 static int failed(struct removal *r, int err, const char *path)
 {
 	return tier_told(&r->why, err, "%s/%s: %s; remove it again when that is mended", r->t.name,
@@ -48,13 +41,6 @@ static int failed(struct removal *r, int err, const char *path)
 }
 
 /* ---- is it the newest that is whole? ------------------------------------------------- */
-
-static bool same_dir(const char *a, const char *b)
-{
-	size_t n = (size_t)(base_of(a) - a);
-
-	return n == (size_t)(base_of(b) - b) && !strncmp(a, b, n);
-}
 
 struct siblings {
 	const struct removal *r;
@@ -99,7 +85,7 @@ static int is_newest(const struct removal *r, const char *path)
 	ssize_t at;
 
 	for (size_t i = 0; !err && i < r->complete.n; i++)
-		if (same_dir(r->complete.v[i], path))
+		if (path_same_dir(r->complete.v[i], path))
 			err = add_sibling(&s, r->complete.v[i]);
 	if (s.v)
 		s.n = ckpt_found_sort(s.v, s.n);
@@ -167,21 +153,13 @@ static int check_newest(struct removal *r, const char *path)
 
 /* ---- what other checkpoints need ------------------------------------------------------ */
 
-/* Is path the directory, or below it? */
-static bool is_at(const char *path, const char *dir)
-{
-	size_t n = strlen(dir);
-
-	return !n || (!strncmp(path, dir, n) && (!path[n] || path[n] == '/'));
-}
-
 /* Can the checkpoint have files of r->m? */
 static bool can_share(const struct removal *r, const char *other)
 {
-	bool can = is_at(r->m.path, other);
+	bool can = path_is_at(r->m.path, other);
 
 	for (size_t i = 0; !can && i < r->m.n; i++)
-		can = is_at(r->m.v[i].path, other);
+		can = path_is_at(r->m.v[i].path, other);
 	return can && strcmp(r->m.path, other) != 0;
 }
 
@@ -269,7 +247,7 @@ static int remove_files(struct removal *r, bool commits)
 	for (size_t i = 0; !err && i < r->m.n; i++) {
 		const struct tier_file *f = &r->m.v[i];
 
-		if (ckpt_commits(base_of(f->path)) != commits || r->needed[i])
+		if (ckpt_commits(path_base(f->path)) != commits || r->needed[i])
 			continue;
 		if (now_s() - r->looked > RENEW_S && (err = renew(r)))
 			break;

@@ -153,14 +153,6 @@ int tier_where_latest(const struct location *p, const char *below, char **out, b
 
 /* ---- waiting ------------------------------------------------------------------------ */
 
-/* Is a at b, or below it? "" is the top. */
-static bool is_below(const char *a, const char *b)
-{
-	size_t n = strlen(b);
-
-	return !n || (!strncmp(a, b, n) && (!a[n] || a[n] == '/'));
-}
-
 /* 1: all at and below the path, or the checkpoint that it is a part of, is in the tier; 0: not
  * yet, and *why, if that is not complete, says what it is; -ENOENT: there is no checkpoint. */
 static int is_there(const struct location *p, char **why)
@@ -172,11 +164,11 @@ static int is_there(const struct location *p, char **why)
 	for (size_t i = 0; !err && i < w.n; i++) {
 		const struct tier_where_one *v = &w.v[i];
 
-		if (!is_below(v->path, p->below) && !is_below(p->below, v->path))
+		if (!path_is_at(v->path, p->below) && !path_is_at(p->below, v->path))
 			continue;
 		any = true;
 		all &= !v->waits;
-		if (!is_below(p->below, v->path) || !*p->below || v->sent)
+		if (!path_is_at(p->below, v->path) || !*p->below || v->sent)
 			continue;
 		itself = true;
 		if (!*why && v->why)
