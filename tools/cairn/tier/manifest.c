@@ -76,25 +76,25 @@ int manifest_found(const struct manifest *m, struct ckpt_found *out)
 	return out->path ? 0 : -ENOMEM;
 }
 
-static uint64_t mix(uint64_t h, const void *bytes, size_t n)
+uint64_t tier_hash(uint64_t h, const void *bytes, size_t n)
 {
 	const unsigned char *b = bytes;
 
 	for (size_t i = 0; i < n; i++)
-		h = (h ^ b[i]) * 0x100000001b3u; /* FNV-1a */
+		h = (h ^ b[i]) * 0x100000001b3u;
 	return h;
 }
 
 uint64_t manifest_version(const struct manifest *m)
 {
-	uint64_t h = 0xcbf29ce484222325u;
+	uint64_t h = TIER_HASH_BEGIN;
 
-	h = mix(h, &m->generation, sizeof(m->generation));
-	h = mix(h, &m->time_s, sizeof(m->time_s));
+	h = tier_hash(h, &m->generation, sizeof(m->generation));
+	h = tier_hash(h, &m->time_s, sizeof(m->time_s));
 	for (size_t i = 0; i < m->n; i++) {
-		h = mix(h, m->v[i].path, strlen(m->v[i].path) + 1);
-		h = mix(h, m->v[i].sum, strlen(m->v[i].sum));
-		h = mix(h, &m->v[i].size, sizeof(m->v[i].size));
+		h = tier_hash(h, m->v[i].path, strlen(m->v[i].path) + 1);
+		h = tier_hash(h, m->v[i].sum, strlen(m->v[i].sum));
+		h = tier_hash(h, &m->v[i].size, sizeof(m->v[i].size));
 	}
 	return h;
 }

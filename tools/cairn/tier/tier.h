@@ -212,6 +212,9 @@ void manifest_add_range(void *ctx, uint64_t number, const char sum[IO_CHECKSUM_L
 uint64_t manifest_range_bytes(uint64_t size);
 const struct tier_file *manifest_find(const struct manifest *m, const char *path);
 uint64_t manifest_bytes(const struct manifest *m);
+/* FNV-1a of more bytes, h: of those before: nobody gains by a collision. */
+#define TIER_HASH_BEGIN 0xcbf29ce484222325u
+uint64_t tier_hash(uint64_t h, const void *bytes, size_t n);
 /* Of another manifest of the checkpoint it is another number, also if that is of the same files and
  * was written again. */
 uint64_t manifest_version(const struct manifest *m);

@@ -105,24 +105,14 @@ static void drop_unseen(struct follow *f)
 	f->n = n;
 }
 
-static uint64_t fnv(uint64_t h, const void *bytes, size_t n)
-{
-	const unsigned char *b = bytes;
-
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ b[i]) * 0x100000001b3u;
-	return h;
-}
-
 static void mix(struct print *p, const char *name, const struct stat *st)
 {
 	const uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
 			       (uint64_t)st->st_mtim.tv_nsec};
 	const uint64_t inode[3] = {(uint64_t)st->st_ino, (uint64_t)st->st_ctim.tv_sec,
 				   (uint64_t)st->st_ctim.tv_nsec};
-	/* FNV-1a: nobody gains by a collision */
-	uint64_t named = fnv(0xcbf29ce484222325u, name, strlen(name));
-	uint64_t h = fnv(named, v, sizeof(v)), i = fnv(named, inode, sizeof(inode));
+	uint64_t named = tier_hash(TIER_HASH_BEGIN, name, strlen(name));
+	uint64_t h = tier_hash(named, v, sizeof(v)), i = tier_hash(named, inode, sizeof(inode));
 
 	p->hash += h * (h | 1); /* the order does not count */
 	p->inodes += i * (i | 1);
