@@ -39,6 +39,14 @@ static inline uint64_t number_or_0(const char *text)
 	return number_is(text, &v) ? v : 0;
 }
 
+/* The number that text begins with; otherwise 0. */
+static inline uint64_t number_first(const char *text)
+{
+	uint64_t v;
+
+	return number_next(&text, &v) ? v : 0;
+}
+
 /* A number of bytes, or of KiB, MiB, ... ("4G", "4g") at *text, which is moved behind it. */
 static inline bool number_next_size(const char **text, uint64_t *out)
 {

@@ -49,9 +49,7 @@ static int read_mark(struct fs *fs, int fd, struct ckpt_name *n)
 	if (ckpt_commits_shards(n->name)) {
 		ssize_t got = io_get_xattr(fs->store, fd, n->name, KEY_INO, text, sizeof(text) - 1);
 		text[got < 0 ? 0 : got] = '\0';
-		const char *number = text; /* a mark may follow */
-		if (!number_next(&number, &n->ino))
-			n->ino = 0;
+		n->ino = number_first(text); /* a mark may follow */
 		return mark_error(got);
 	}
 	if (!ckpt_commit_of(n->name, 0, buf))

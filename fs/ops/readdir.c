@@ -252,7 +252,6 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 {
 	uint64_t ino = e->ino;
 	char text[ASK_VALUE_MAX];
-	const char *number = text;
 	int fd;
 	{
 		TREE_SCOPE(fs);
@@ -265,8 +264,7 @@ static uint64_t shown_ino(struct fs *fs, uint64_t dir, const struct entry *e)
 		staging_dir_put(fs->s, dir);
 		if (len > 0) {
 			text[len] = 0;
-			if (!number_next(&number, &ino))
-				ino = 0;
+			ino = number_first(text); /* a mark may follow */
 		}
 	}
 	return ino;

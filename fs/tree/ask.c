@@ -287,8 +287,6 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 		     uint64_t *ino)
 {
 	char text[ASK_VALUE_MAX];
-	const char *number = text;
-	uint64_t shown;
 	*ino = st->st_ino;
 	if (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode))
 		return 0;
@@ -296,7 +294,8 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 	if (n <= 0)
 		return n && !xattr_is_absent(n) ? (int)n : 0;
 	text[n] = 0;
-	if (number_next(&number, &shown) && shown) /* a mark may follow */
+	uint64_t shown = number_first(text); /* a mark may follow */
+	if (shown)
 		*ino = shown;
 	return 0;
 }

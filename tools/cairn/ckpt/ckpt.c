@@ -19,7 +19,6 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 {
 	struct ckpt_name *n = &c->name[i];
 	char state[16] = "", over[CKPT_OVER_BYTES], sum[CKPT_OVER_BYTES], buf[256];
-	const char *number = buf;
 	struct stat st;
 
 	n->name = c->names.v[i];
@@ -31,9 +30,8 @@ static int look_at(struct ckpt *c, size_t i, struct timespec *newest)
 	if (ckpt_commits_shards(n->name) && c->on_mount)
 		n->ino = st.st_ino;
 	else if (ckpt_commits_shards(n->name) &&
-		 !xattr_at(c->dir, n->name, KEY_INO, buf, sizeof(buf)) &&
-		 !number_next(&number, &n->ino)) /* a mark may follow */
-		n->ino = 0;
+		 !xattr_at(c->dir, n->name, KEY_INO, buf, sizeof(buf)))
+		n->ino = number_first(buf); /* a mark may follow */
 	if (ckpt_commit_of(n->name, 0, buf) &&
 	    !xattr_at(c->dir, n->name, CKPT_OVER_KEY, over, sizeof(over))) {
 		xattr_at(c->dir, n->name, KEY_CHECKSUM, sum, sizeof(sum));
