@@ -42,9 +42,7 @@ static int emit_accepted(struct staging *s, struct node *n)
 {
 	struct rec r = {.type = 0};
 	void *data = NULL;
-	int err = fill_flushed(n, &r, &data);
-	r.mtime = n->version.flushed.mtime; /* as that close found it */
-	r.when = n->version.flushed.when;
+	int err = fill_flushed(n, &n->version.flushed, &r, &data);
 	if (!err)
 		err = staging_emit(s, &r);
 	free(data);

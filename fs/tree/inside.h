@@ -49,8 +49,8 @@ struct rec rec_staged(const struct node *n, struct torn_range *torn);
 struct rec rec_node(struct node *n, struct dentry *d);
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d); /* logs REC_NODE */
 void handle_free(struct fs *fs, struct handle *h);
-/* for fs_emit(); *data is the caller's */
-int fill_flushed(struct node *n, struct rec *r, void **data);
+/* then: when n was closed. *data is the caller's */
+int fill_flushed(struct node *n, const struct staged_moment *then, struct rec *r, void **data);
 
 /* ---- save_tag.c ---- */
 

@@ -178,13 +178,11 @@ static int fill_seal(struct node *n, struct rec *out, void **data)
 	return 0;
 }
 
-int fill_flushed(struct node *n, struct rec *r, void **data)
+int fill_flushed(struct node *n, const struct staged_moment *then, struct rec *r, void **data)
 {
-	struct staged_moment now;
 	int err = fill_seal(n, r, data);
-	staged_now(n->sf, &now);
-	r->mtime = now.mtime;
-	r->when = now.when;
+	r->mtime = then->mtime;
+	r->when = then->when;
 	r->type = REC_FLUSHED;
 	r->sf = staged_id(n->sf);
 	r->flags |= (staged_spilled(n->sf) ? REC_SPILLED : 0) | (staged_huge(n->sf) ? REC_HUGE : 0);
@@ -195,6 +193,7 @@ int fill_flushed(struct node *n, struct rec *r, void **data)
 int fs_flushed(struct fs *fs, struct node *n)
 {
 	struct rec r = {.type = 0};
+	struct staged_moment now;
 	void *data = NULL;
 	/* a write failed meanwhile: no record after that one's says that the file is whole */
 	int err = staged_torn(n->sf);
@@ -202,8 +201,10 @@ int fs_flushed(struct fs *fs, struct node *n)
 		err = note_over(fs, n);
 	if (!err)
 		err = save_note(fs, n);
-	if (!err)
-		err = fill_flushed(n, &r, &data);
+	if (!err) {
+		staged_now(n->sf, &now);
+		err = fill_flushed(n, &now, &r, &data);
+	}
 	if (!err)
 		err = fs_record(fs, &r);
 	free(data);
