@@ -136,19 +136,19 @@ static void put_list(struct remote_list *l)
 		remote_free(l);
 }
 
-/* Whether it is marked by this. The lock is held. */
-static bool mark(struct remote_list *l, const char *path)
+/* Whether this changes it. The lock is held. */
+static bool mark(struct remote_list *l, const char *path, bool damaged)
 {
 	const struct remote_node *n = l ? remote_find(l, path) : NULL;
 
-	return n && n->checkpoint && !atomic_exchange(&l->v[n - l->v].damaged, true);
+	return n && n->checkpoint && atomic_exchange(&l->v[n - l->v].damaged, damaged) != damaged;
 }
 
 void remote_mark_damaged(const char *path)
 {
 	LOCK_SCOPE(&ask.lock);
 
-	if (mark(ask.list, path))
+	if (mark(ask.list, path, true))
 		ask.list->marked_ns = monotonic_ns();
 }
 
@@ -157,17 +157,8 @@ static void keep_marks(const struct remote_list *old)
 {
 	for (uint32_t i = 0; i < old->n; i++)
 		if (old->v[i].checkpoint && atomic_load(&old->v[i].damaged))
-			mark(ask.list, old->v[i].path);
+			mark(ask.list, old->v[i].path, true);
 	ask.list->marked_ns = old->marked_ns;
-}
-
-/* It was fetched. The lock is held. */
-static void unmark(const char *path)
-{
-	const struct remote_node *n = ask.list ? remote_find(ask.list, path) : NULL;
-
-	if (n)
-		atomic_store(&ask.list->v[n - ask.list->v].damaged, false);
 }
 
 void remote_put(struct remote_list *l)
@@ -542,7 +533,7 @@ static void on_done(struct fs *fs, const struct tier_message *m)
 		ask.fetched += !m->err;
 		if (!m->err) {
 			*ask.fetch_error = '\0';
-			unmark(m->path);
+			mark(ask.list, m->path, false); /* it was fetched */
 		}
 		end_fetch(f, m->err);
 	}
