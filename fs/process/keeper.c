@@ -146,8 +146,8 @@ static int do_mount(struct keeper *k, struct fuse_args *rest)
 	return 0;
 }
 
-/* Does what the worker asked for last. */
-static void limit_look(const struct fs *fs)
+/* As the worker asked for last. */
+static void fit_tmpfs(const struct fs *fs)
 {
 	struct keepers *shared = fs->procs.keepers;
 	char c[64];
@@ -222,7 +222,7 @@ static bool worker_ended(struct keeper *k, int *status, int ms)
 		start_spare(k);
 	}
 	int n = poll(p, 2, ms);
-	limit_look(k->fs); /* also if a keeper before this one had read the byte */
+	fit_tmpfs(k->fs); /* also if a keeper before this one had read the byte */
 	if (n <= 0 || !p[0].revents)
 		return false;
 	if (!k->adopted)

@@ -148,8 +148,8 @@ static int open_store(struct fs *fs)
 			if (elsewhere == 1)
 				fprintf(stderr,
 					"cairnfs: a host of this name served the store %s from "
-					"another "
-					"machine moments ago; waiting up to %d s to see whether it "
+					"another machine moments ago; waiting up to %d s to see "
+					"whether it "
 					"still does\n",
 					fs->o.store, IO_HOST_LIVE_S);
 			sleep_ms(1000);
