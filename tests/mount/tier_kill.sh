@@ -7,11 +7,9 @@
 # cairn tier fetch likewise: the store has all of the checkpoint, or nothing that commits it.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
 
-need_tool python3
-helper at_call 1 true /bin/true || skip "no ptrace here"
-work=$(mktemp -d -p /dev/shm cairn-tier.XXXXXX 2>/dev/null) || work=$TMP	# calls are counted: no disk is needed
-on_exit 'rm -rf "$work"'
+work_in_memory
 cat >"$work/swap" <<'END'
 # as a trainer that saves into the same directory again: what commits it goes first and comes last
 set -e

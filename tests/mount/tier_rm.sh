@@ -6,10 +6,8 @@
 # Killed at each of its system calls there is no manifest over files that are missing, and the next one completes it.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
-need_tool python3
-helper at_call 1 true /bin/true || skip "no ptrace here"
-work=$(mktemp -d -p /dev/shm cairn-tier.XXXXXX 2>/dev/null) || work=$TMP	# calls are counted: no disk is needed
-on_exit 'rm -rf "$work"'
+. "$(dirname "$0")/tier.inc"
+work_in_memory
 src=$TMP/src t=$TMP/tier
 mkdir -p "$src/run" "$src/other" "$t"
 for i in 1 2 3 4; do
