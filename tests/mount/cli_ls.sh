@@ -13,7 +13,9 @@ echo odd >"$m/run/$odd"
 echo utf >"$m/run/é"
 ln -s nowhere "$m/run/link"
 exec 8>"$m/run/held"
-wait_durable "$m/run/step-1"
+for f in step-1 "$odd" é; do
+	wait_durable "$m/run/$f"
+done
 
 expect 0 "$cairn" ls "$m/run"
 says out '^durable    step-1/$'
