@@ -29,11 +29,12 @@ bool is_failure(int err);
 bool lack_wait(struct staging *s, struct pend *p, int err);
 
 /* meta.c */
-#define XATTR_SMALL 512u /* a larger one may be too large for ext4's one xattr block */
 /* Sets owner, mode, times and xattrs of p on its tmp_fd, with p->checksum. What the store refuses
  * permanently is left out and logged; other errors (EIO, ENOSPC if there is no space at all, ...)
  * are returned. */
 int meta_write(struct staging *s, struct pend *p);
+/* ENOSPC for an xattr of len bytes: is it the inode that is full, and not the store? */
+bool meta_inode_full(struct staging *s, size_t len);
 
 /* clone.c */
 /* Makes p's unpublished file a clone of its source, not synced, and sets sum to that of its

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+/* a larger one may be too large for ext4's one xattr block */
+#define XATTR_SMALL 512u
 /* ENOSPC with so much free means the inode, not the store */
 #define SPACE_ENOUGH (16ull << 20)
 
@@ -32,6 +34,12 @@ static bool refused(int err)
 {
 	return err == -EPERM || err == -EOPNOTSUPP || err == -ENOSYS || err == -EINVAL ||
 	       err == -EOVERFLOW || err == -EDQUOT;
+}
+
+/* A quota has no say in mode and times. */
+static bool refused_part(unsigned mask, int err)
+{
+	return refused(err) && (err != -EDQUOT || mask == IO_ATTR_OWNER);
 }
 
 static void tell_once(struct staging *s, const struct part *part, int err)
@@ -65,7 +73,7 @@ static int set_attr(struct staging *s, struct pend *p)
 		struct io_attr a = all;
 		a.mask &= parts[i].mask;
 		int part_err = a.mask ? io_set_attr_fd(s->o.store, p->tmp_fd, &a) : 0;
-		if (part_err && !refused(part_err))
+		if (part_err && !refused_part(parts[i].mask, part_err))
 			return part_err;
 		if (part_err)
 			tell_once(s, &parts[i], part_err);
@@ -75,15 +83,21 @@ static int set_attr(struct staging *s, struct pend *p)
 	return refused(err) ? 0 : err;
 }
 
-/* Has the inode no space for this xattr, however much space the store has? */
-static bool no_place(struct pend *p, const struct rec_pair *pair, int err)
+bool meta_inode_full(struct staging *s, size_t len)
 {
 	struct statvfs v;
 
-	if (err == -E2BIG || err == -ERANGE || refused(err))
-		return true;
-	return err == -ENOSPC && pair->len > XATTR_SMALL && !fstatvfs(p->tmp_fd, &v) &&
+	return len > XATTR_SMALL && !io_store_statvfs(s->o.store, &v) &&
 	       (uint64_t)v.f_bavail * v.f_frsize >= SPACE_ENOUGH;
+}
+
+/* Will this xattr not get in, however much space the store has? */
+static bool no_place(struct staging *s, struct pend *p, const struct rec_pair *pair, int err)
+{
+	if (err == -EDQUOT)
+		return p->sf && sf_limited(p->sf);
+	return err == -E2BIG || err == -ERANGE || refused(err) ||
+	       (err == -ENOSPC && meta_inode_full(s, pair->len));
 }
 
 static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pair)
@@ -91,7 +105,7 @@ static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pa
 	char text[320];
 	int err = io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, pair->key, pair->val, pair->len, 0);
 
-	if (!err || !no_place(p, pair, err))
+	if (!err || !no_place(s, p, pair, err))
 		return err;
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING

@@ -172,35 +172,6 @@ static int touched(struct batch *b, uint64_t dir, int err)
 	return err;
 }
 
-/* The store was changed by another program, or cannot store such a name: waiting will not help. */
-static bool is_conflict(const struct rec *r, int err)
-{
-	switch (-err) {
-	case ENOENT:
-	case EEXIST:
-	case ENOTEMPTY:
-	case ENOTDIR:
-	case EISDIR:
-	case ELOOP:
-	case EINVAL:
-	case ENAMETOOLONG:
-	case EOPNOTSUPP:
-	case ENODATA:
-	case ERANGE:
-	case E2BIG:
-	case EPERM:
-	case EXDEV:
-	case EBADMSG:
-	case EMLINK:
-	case EBUSY: return true;
-	/* of an owner whose quota is used up: a local chown(2) or setxattr(2) would have failed */
-	case EDQUOT: return r->type == REC_ATTR || r->type == REC_XATTR;
-	/* ext4: no space in the inode's one xattr block; a small xattr finds some */
-	case ENOSPC: return r->type == REC_XATTR && r->data_len > XATTR_SMALL;
-	default: return false;
-	}
-}
-
 struct dir_use {
 	struct staging *s;
 	uint64_t id;
@@ -221,6 +192,53 @@ static void dir_unscope(struct dir_use *u)
 }
 #define DIR_USE(var, s, id)                                                                        \
 	struct dir_use var __attribute__((cleanup(dir_unscope))) = dir_use(s, id)
+
+static bool has_quota(struct staging *s, uid_t uid, gid_t gid)
+{
+	return io_store_quota_left(s->o.store, uid, gid) != UINT64_MAX;
+}
+
+/* EDQUOT is about one owner of many: a local chown(2) or setxattr(2) would have failed. Where that
+ * owner has no quota, it is the whole store's trouble. */
+static bool owner_forbids(struct staging *s, const struct rec *r)
+{
+	struct stat st;
+
+	if (r->type == REC_ATTR)
+		return r->mask & (REC_UID | REC_GID);
+	if (r->type != REC_XATTR)
+		return false;
+	DIR_USE(d, s, r->dir);
+	return !d.err && !io_stat(s->o.store, d.fd, r->name[0] ? r->name : NULL, &st) &&
+	       has_quota(s, st.st_uid, st.st_gid);
+}
+
+/* The store was changed by another program, or cannot store such a name: waiting will not help. */
+static bool is_conflict(struct staging *s, const struct rec *r, int err)
+{
+	switch (-err) {
+	case ENOENT:
+	case EEXIST:
+	case ENOTEMPTY:
+	case ENOTDIR:
+	case EISDIR:
+	case ELOOP:
+	case EINVAL:
+	case ENAMETOOLONG:
+	case EOPNOTSUPP:
+	case ENODATA:
+	case ERANGE:
+	case E2BIG:
+	case EPERM:
+	case EXDEV:
+	case EBADMSG:
+	case EMLINK:
+	case EBUSY: return true;
+	case EDQUOT: return owner_forbids(s, r);
+	case ENOSPC: return r->type == REC_XATTR && meta_inode_full(s, r->data_len);
+	default: return false;
+	}
+}
 
 /* A version without a place in the store is kept where the user finds it. */
 static int to_lost_found(struct staging *s, struct pend *p, const char *name)
@@ -375,11 +393,15 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 	if (r->type != REC_SYMLINK)
 		a.mask |= IO_ATTR_MODE;
 	int err = a.mask ? io_set_attr(s->o.store, dirfd, r->name, &a) : 0;
-	if (r->type != REC_MKDIR || (err && err != -EDQUOT && !is_conflict(r, err)))
+	/* a store without owners; or the owner's quota is used up */
+	if (is_conflict(s, r, err) || (err == -EDQUOT && a.mask & IO_ATTR_OWNER))
+		err = 0;
+	if (err || r->type != REC_MKDIR)
 		return err;
 	char ino[24];
 	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
-	return io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, (size_t)n, 0);
+	err = io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, (size_t)n, 0);
+	return err == -EDQUOT && has_quota(s, r->uid, r->gid) ? 0 : err;
 }
 
 /* Another host or another program created it first: any directory will do. 0: it is there; -EEXIST:
@@ -413,8 +435,7 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 		return err;
 	p->begun = true;
 	err = own_new(s, r, dirfd);
-	/* a store without owners or xattrs; or the owner's quota is used up */
-	return is_conflict(r, err) || err == -EDQUOT ? 0 : err;
+	return is_conflict(s, r, err) ? 0 : err; /* a store without xattrs */
 }
 
 static int publish_one(struct staging *s, struct pend *p, struct batch *b)
@@ -493,7 +514,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		err = publish_one(s, p, b);
 		if (vanished_comes_back(s, p, err, &vanished))
 			continue;
-		if (!err || (is_conflict(&p->r, err) && err != -ENOSPC))
+		if (!err || (is_conflict(s, &p->r, err) && err != -ENOSPC))
 			break;
 		/* names need blocks too; deletes wait behind this one */
 		if (!reserve_give(s, p, err, &given))
@@ -503,7 +524,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		err = 0; /* it was applied just before the worker died */
 	if (!err && atomic_load(&s->refusals.n))
 		refuse_settle(s, &p->r);
-	if (!err || (!p->lost && !is_conflict(&p->r, err)))
+	if (!err || (!p->lost && !is_conflict(s, &p->r, err)))
 		return err;
 	notice_conflict(s, &p->r, err, p->lost);
 	if (p->r.type == REC_SEAL) {

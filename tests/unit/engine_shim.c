@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 #include "engine_shim.h"
 
+#include <string.h>
+
 #include "io/engine/table.h"
+#include "io/keys.h"
 
 static struct io_ops patched;
 static const struct io_ops *real;
 static shim_seen_fn seen_fn;
 static void *seen_ctx;
 
-static enum shim_kind kind_of(enum io_op op)
+static enum shim_kind kind_of(const struct io_call *c)
 {
-	switch (op) {
+	switch (c->op) {
 	case IO_OP_RENAME:
 	case IO_OP_LINK:
 	case IO_OP_UNLINK:
@@ -27,6 +30,8 @@ static enum shim_kind kind_of(enum io_op op)
 		return SHIM_WRITE;
 	case IO_OP_SYNC_DATA:
 		return SHIM_SYNC_BYTES;
+	case IO_OP_XATTR_SET:
+		return strncmp(c->key, KEY_PREFIX, sizeof(KEY_PREFIX) - 1) ? SHIM_XATTR : SHIM_OTHER;
 	default:
 		return SHIM_OTHER;
 	}
@@ -34,7 +39,7 @@ static enum shim_kind kind_of(enum io_op op)
 
 static ssize_t shim_call(struct io_engine *e, const struct io_call *c)
 {
-	int rc = seen_fn(seen_ctx, kind_of(c->op), c->fd);
+	int rc = seen_fn(seen_ctx, kind_of(c), c->fd);
 
 	return rc ? rc : real->call(e, c);
 }

@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-enum shim_kind { SHIM_NAME, SHIM_SYNC, SHIM_SYNC_BYTES, SHIM_WRITE, SHIM_OTHER };
+enum shim_kind { SHIM_NAME, SHIM_SYNC, SHIM_SYNC_BYTES, SHIM_WRITE, SHIM_XATTR, SHIM_OTHER };
 
 /* Called before each call of the store, by whichever thread makes it; may block. SHIM_NAME: a name is
  * made, moved or removed; SHIM_SYNC: the sync of names; SHIM_WRITE: bytes, but
- * not those of a queue. Not 0: the call is not made, that is its answer. */
+ * not those of a queue; SHIM_XATTR: a user's xattr is set. Not 0: the call is not made, that is its answer. */
 typedef int (*shim_seen_fn)(void *ctx, enum shim_kind kind, int fd);
 
 /* One engine at a time; until it is closed. */

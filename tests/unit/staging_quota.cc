@@ -3,6 +3,7 @@
 // EDQUOT, as ENOSPC: the reserve is given up where that may help, and publication that is halted for it
 // says so to who closes a file.
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include <atomic>
 
@@ -41,6 +42,10 @@ protected:
 		s = std::make_unique<Staging>(ground, o);
 		ASSERT_EQ(s->err, 0);
 		h = std::make_unique<History>(*s);
+	}
+	bool has_xattrs() const
+	{
+		return !setxattr(o.store.c_str(), "user.k", "", 0, 0);
 	}
 	void TearDown() override
 	{
@@ -145,26 +150,81 @@ TEST_F(Quota, AnOwnersQuotaDoesNotTakeTheReserve)
 	staged_unref(f);
 }
 
-// Nor does it stop the others: a local setxattr(2) would have failed.
-TEST_F(Quota, AnXattrThatAnOwnersQuotaForbidsIsSkipped)
+// An xattr of "d", and a directory after it.
+void set_xattr(Staging &s, History &h)
 {
-	ASSERT_EQ(h->mkdir("d"), 0);
+	ASSERT_EQ(h.mkdir("d"), 0);
 	rec r = {};
 	r.type = REC_XATTR;
 	r.dir = root;
-	r.node = h->id("d/");
+	r.node = h.id("d/");
 	r.name = "d";
 	r.name2 = "user.k";
 	r.data = "value";
 	r.data_len = 5;
-	ASSERT_EQ(staging_log(*s, &r), 0);
-	ASSERT_EQ(h->mkdir("e"), 0);
-	never_well = true;
-	fails(SHIM_OTHER, -EDQUOT);
+	ASSERT_EQ(staging_log(s, &r), 0);
+	ASSERT_EQ(h.mkdir("e"), 0);
+}
+
+// Nor does it stop the others: a local setxattr(2) would have failed.
+TEST_F(Quota, AnXattrThatAnOwnersQuotaForbidsIsSkipped)
+{
+	set_xattr(*s, *h);
+	owner_is_limited = never_well = true;
+	fails(SHIM_XATTR, -EDQUOT);
 	EXPECT_EQ(s->drain(), 0);
 	EXPECT_TRUE(s->tree() == h->now()) << show(s->tree());
 	EXPECT_EQ(s->notes_with("conflict at d: Disk quota exceeded"), 1);
 	EXPECT_EQ(reserve_bytes(), full);
+}
+
+std::string xattr_of(const std::string &path)
+{
+	char value[64];
+	ssize_t n = getxattr(path.c_str(), "user.k", value, sizeof(value));
+	return n < 0 ? strerror(errno) : std::string(value, (size_t)n);
+}
+
+// Where no owner has a quota, it is the store's error, and it may pass: what was accepted is not left out.
+TEST_F(Quota, AnXattrOfADirectoryIsNotLeftOutForAnErrorOfTheStore)
+{
+	if (!has_xattrs())
+		GTEST_SKIP() << "this kernel's tmpfs has no xattrs of users";
+	set_xattr(*s, *h);
+	never_well = true;
+	Durable synced(*s, staging_last_seq(*s));
+	fails(SHIM_XATTR, -EDQUOT);
+	EXPECT_EQ(synced.wait(), -EDQUOT);
+	well = true;
+	ASSERT_TRUE(until([&] {
+		staging_retry(*s);
+		return s->drain(50) == 0;
+	}));
+	EXPECT_EQ(xattr_of(o.store + "/d"), "value");
+	EXPECT_EQ(s->notes_with("conflict"), 0);
+}
+
+TEST_F(Quota, AnXattrOfAFileIsNotLeftOutForAnErrorOfTheStore)
+{
+	if (!has_xattrs())
+		GTEST_SKIP() << "this kernel's tmpfs has no xattrs of users";
+	staged *f = nullptr;
+	uint64_t node = staging_new_id(*s);
+	ASSERT_EQ(staged_create(*s, node, 5, &f), 0);
+	ASSERT_TRUE(write_all(f, "bytes"));
+	ASSERT_GT(seal(*s, f, node, {{root, "f"}}, true, 0, {{"user.k", "value", 5}}), 0);
+	staged_unref(f);
+	never_well = true;
+	Durable synced(*s, staging_last_seq(*s));
+	fails(SHIM_XATTR, -EDQUOT);
+	EXPECT_EQ(synced.wait(), -EDQUOT);
+	well = true;
+	ASSERT_TRUE(until([&] {
+		staging_retry(*s);
+		return s->drain(50) == 0;
+	}));
+	EXPECT_EQ(xattr_of(o.store + "/f"), "value");
+	EXPECT_EQ(s->notes_with("published without"), 0);
 }
 
 // Where the disk has space and a quota has none, callers take the reserve back as fast as it is given.
