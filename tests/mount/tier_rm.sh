@@ -139,6 +139,7 @@ while True:
     if p.returncode == 0:
         break
     if judge() == "nothing" and not os.path.exists(os.path.join(tier, ".cairn/manifests/run/step-1/begun.json")):
+        assert not os.path.exists(os.path.join(tier, "run/step-1")), "nobody removes its directory"
         continue
     if n % 2:
         run("rm", tier, "run/step-1")  # goes on

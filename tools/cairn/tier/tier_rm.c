@@ -267,12 +267,12 @@ static int count_key(void *ctx, const char *below)
 	return 0;
 }
 
-/* Directories that are empty now, those of the checkpoint and its own. */
+/* The directories of the checkpoint that are empty now. */
 static int remove_dirs(struct removal *r)
 {
-	CLEANUP_FREE char *own = manifest_path(r->m.path, ""), *top = NULL;
+	CLEANUP_FREE char *top = NULL;
 	size_t len = strlen(r->m.path);
-	int err = own ? 0 : -ENOMEM;
+	int err = 0;
 
 	for (size_t i = r->m.n; !err && i-- > 0;) {
 		CLEANUP_FREE char *path = strdup(r->m.v[i].path);
@@ -286,14 +286,22 @@ static int remove_dirs(struct removal *r)
 		r->others |= err == -ENOTEMPTY;
 		err = err == -ENOTEMPTY ? 0 : err;
 	}
-	if (!err) {
-		own[strlen(own) - 1] = '\0'; /* the slash */
-		err = tier_remove_dir(&r->t, own);
-		err = err == -ENOTEMPTY ? 0 : err;
-	}
 	if (!err && r->t.s3 && asprintf(&top, "%s/", r->m.path) >= 0)
 		err = tier_s3_keys(r->t.s3, top, count_key, &r->others);
 	return err ? failed(r, err, r->m.path) : 0;
+}
+
+/* Who is asked to remove it again after this finds nothing: nothing else may be left to do. */
+static int remove_begun(struct removal *r)
+{
+	CLEANUP_FREE char *own = manifest_path(r->m.path, "");
+	int err = own ? remove_name(r, TIER_BEGUN) : failed(r, -ENOMEM, r->m.path);
+
+	if (!err) {
+		own[strlen(own) - 1] = '\0'; /* the slash */
+		(void)tier_remove_dir(&r->t, own);
+	}
+	return err;
 }
 
 static int remove_all(struct removal *r)
@@ -314,18 +322,20 @@ static int remove_all(struct removal *r)
 	if (!err)
 		err = remove_files(r, false);
 	if (!err)
+		err = remove_dirs(r);
+	if (!err)
 		err = renew(r);
 	if (!err)
-		err = remove_name(r, TIER_BEGUN);
-	if (!err)
-		err = remove_dirs(r);
-	if (!err && manifest_load(&r->t, r->m.path, TIER_MANIFEST, &again) != -ENOENT)
-		err = tier_told(
-			&r->why, -EBUSY,
-			"%s/%s: it was sent again meanwhile: remove it from the store first, "
-			"then here again",
-			r->t.name, r->m.path);
-	return err;
+		err = remove_begun(r);
+	if (err)
+		return err;
+	err = manifest_load(&r->t, r->m.path, TIER_MANIFEST, &again);
+	if (err && err != -EBADMSG)
+		return 0;
+	return tier_told(&r->why, -EBUSY,
+			 "%s/%s: it was sent again meanwhile: remove it from the store first, "
+			 "then here again",
+			 r->t.name, r->m.path);
 }
 
 /* 0 or -errno; r->m is its manifest then, if it has one. */
