@@ -135,7 +135,7 @@ struct io_call {
 	enum io_op op;
 	int fd; /* the file, or the directory of name */
 	const char *name;
-	int fd2; /* directory of name2 */
+	int fd2; /* directory of name2; of a sync: io_store_journal() */
 	const char *name2; /* or a symlink's target */
 	const void *buf;
 	size_t len;

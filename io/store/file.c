@@ -67,28 +67,32 @@ int io_truncate(struct io_store *s, int fd, uint64_t size)
 int io_sync_data(struct io_store *s, int fd)
 {
 	/* without a journal nothing else writes the owner and the checksum set before */
-	struct io_call c = {.op = IO_OP_SYNC_DATA, .fd = fd, .size = s->fs != IO_FS_ORDERED};
+	struct io_call c = {.op = IO_OP_SYNC_DATA,
+			    .fd = fd,
+			    .fd2 = io_store_journal(s),
+			    .size = s->fs.kind != IO_FS_ORDERED};
 
 	return (int)io_call_run(s->e, &c);
 }
 
 int io_sync_file(struct io_store *s, int fd)
 {
-	struct io_call c = {.op = IO_OP_SYNC_DATA, .fd = fd, .size = true};
+	struct io_call c = {
+		.op = IO_OP_SYNC_DATA, .fd = fd, .fd2 = io_store_journal(s), .size = true};
 
 	return (int)io_call_run(s->e, &c);
 }
 
 int io_sync_dir(struct io_store *s, int dirfd)
 {
-	struct io_call c = {.op = IO_OP_SYNC_DIR, .fd = dirfd};
+	struct io_call c = {.op = IO_OP_SYNC_DIR, .fd = dirfd, .fd2 = io_store_journal(s)};
 
 	return (int)io_call_run(s->e, &c);
 }
 
 int io_sync_all(struct io_store *s)
 {
-	struct io_call c = {.op = IO_OP_SYNC_ALL, .fd = s->root_rd};
+	struct io_call c = {.op = IO_OP_SYNC_ALL, .fd = s->root_rd, .fd2 = io_store_journal(s)};
 
 	return (int)io_call_run(s->e, &c);
 }

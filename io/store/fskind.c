@@ -73,7 +73,7 @@ bool io_fs_frees_early(int fd)
 	return strstr(text, "data=writeback");
 }
 
-int io_fs_kind(int fd, enum io_fs_kind *out)
+int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal)
 {
 	struct statfs f;
 	struct stat st;
@@ -82,9 +82,8 @@ int io_fs_kind(int fd, enum io_fs_kind *out)
 		return -errno;
 	/* btrfs orders by transaction, and only syncfs ends one for all directories */
 	*out = f.f_type == BTRFS_SUPER_MAGIC ? IO_FS_SYNCFS : IO_FS_EACH;
-	if (f.f_type == XFS_SUPER_MAGIC)
-		*out = IO_FS_ORDERED;
-	if (f.f_type == EXT4_SUPER_MAGIC && ext4_has_journal(st.st_dev))
+	*ext4_journal = f.f_type == EXT4_SUPER_MAGIC && ext4_has_journal(st.st_dev);
+	if (f.f_type == XFS_SUPER_MAGIC || *ext4_journal)
 		*out = IO_FS_ORDERED;
 	return 0;
 }

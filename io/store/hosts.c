@@ -140,7 +140,7 @@ int io_host_elsewhere(struct io_store *s)
 	struct io_host h;
 	int64_t now;
 
-	if (s->frees_at_close || !is_elsewhere(s, &h) || io_hosts_clock(s->cairn, &now))
+	if (s->fs.frees_at_close || !is_elsewhere(s, &h) || io_hosts_clock(s->cairn, &now))
 		return 0;
 	int64_t ago = now - h.heard; /* it may lie ahead: by a clock that was wrong */
 	return ago > -IO_HOST_LIVE_S && ago < IO_HOST_LIVE_S ? -EADDRINUSE : 0;

@@ -12,6 +12,13 @@
 
 #define IO_ID_LEN 32
 
+struct io_fs {
+	enum io_fs_kind kind;
+	bool ext4_journal; /* ext4 with a journal */
+	/* blocks of a removed file are reused before its removal is durable */
+	bool frees_early, frees_at_close; /* store.h */
+};
+
 struct io_store {
 	struct io_engine *e;
 	char *path;
@@ -29,9 +36,7 @@ struct io_store {
 	int locked_by; /* pid of the process that took it */
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
-	enum io_fs_kind fs;
-	/* blocks of a removed file are reused before its removal is durable */
-	bool frees_early, frees_at_close; /* store.h */
+	struct io_fs fs;
 	uint64_t said_ino; /* of the file in which this host says that it is alive; hosts.c */
 	bool has_xattr;
 	size_t xattr_space;
@@ -41,6 +46,13 @@ struct io_store {
 	atomic_uint serial; /* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 };
+
+/* A file of our own, for a sync to find out through it whether ext4's journal still works
+ * (engine/calls.c); -1: another filesystem. */
+static inline int io_store_journal(const struct io_store *s)
+{
+	return s->fs.ext4_journal ? s->lock : -1;
+}
 
 static inline void io_check(struct io_store *s)
 {
@@ -67,8 +79,8 @@ int io_mark_open(struct io_store *s);
 /* Does another machine serve the store as this host? It was heard of within IO_HOST_LIVE_S:
  * -EADDRINUSE. 0: no, or that cannot be told, as on a local filesystem, where the lock tells. */
 int io_host_elsewhere(struct io_store *s);
-/* The kind of filesystem that fd is on. */
-int io_fs_kind(int fd, enum io_fs_kind *out);
+/* The kind of filesystem that fd is on, and is it ext4 with a journal? */
+int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal);
 /* ext4 with data=writeback. */
 bool io_fs_frees_early(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */

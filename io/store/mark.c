@@ -18,7 +18,7 @@ int io_mark_open(struct io_store *s)
 {
 	struct stat st;
 
-	if (s->fs == IO_FS_EACH) /* no order: it would prove nothing */
+	if (s->fs.kind == IO_FS_EACH) /* no order: it would prove nothing */
 		return 0;
 	s->mark = io_open_beneath(s->host, "mark",
 				  O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -63,12 +63,12 @@ int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq)
 
 int io_mark_sync(struct io_store *s)
 {
-	struct io_call c = {.op = IO_OP_SYNC_MARK, .fd = s->mark};
+	struct io_call c = {.op = IO_OP_SYNC_MARK, .fd = s->mark, .fd2 = io_store_journal(s)};
 
 	return s->mark < 0 ? 0 : (int)io_call_run(s->e, &c);
 }
 
 bool io_mark_covers(const struct io_store *s)
 {
-	return s->mark >= 0 && s->fs == IO_FS_ORDERED;
+	return s->mark >= 0 && s->fs.kind == IO_FS_ORDERED;
 }

@@ -341,9 +341,9 @@ static int open_root(struct io_store *s, const char *path, struct stat *st)
 		return -errno;
 	if (!s->ro && faccessat(s->root, ".", W_OK | X_OK, AT_EACCESS))
 		return -errno;
-	s->frees_early = io_fs_frees_early(s->root_rd);
-	s->frees_at_close = io_fs_is_local(s->root_rd);
-	return io_fs_kind(s->root_rd, &s->fs);
+	s->fs.frees_early = io_fs_frees_early(s->root_rd);
+	s->fs.frees_at_close = io_fs_is_local(s->root_rd);
+	return io_fs_kind(s->root_rd, &s->fs.kind, &s->fs.ext4_journal);
 }
 
 /* Stores a descriptor, or returns its error. */
@@ -545,17 +545,17 @@ const char *io_store_id(const struct io_store *s)
 
 bool io_store_frees_early(const struct io_store *s)
 {
-	return s->frees_early;
+	return s->fs.frees_early;
 }
 
 bool io_store_frees_at_close(const struct io_store *s)
 {
-	return s->frees_at_close;
+	return s->fs.frees_at_close;
 }
 
 enum io_fs_kind io_store_fs(const struct io_store *s)
 {
-	return s->fs;
+	return s->fs.kind;
 }
 
 size_t io_store_xattr_space(const struct io_store *s)

@@ -9,22 +9,30 @@
 
 #include "tests/api/io_fixture.hh"
 
-// A loop-mounted xfs; `ok` is false where that is not to be had.
-struct Xfs {
-	Xfs()
+// A loop-mounted filesystem; `ok` is false where that is not to be had.
+struct Loop {
+	explicit Loop(const std::string &mkfs)
 	{
 		std::string img = dir / "img", at = dir / "mnt";
 		std::filesystem::create_directory(at);
-		ok = !geteuid() && !sh("truncate -s 320M " + img) &&
-		     !sh("mkfs.xfs -q -m reflink=1 " + img) && !sh("mount -o loop " + img + " " + at);
+		ok = !geteuid() && !sh("truncate -s 320M " + img) && !sh(mkfs + " " + img) &&
+		     !sh("mount -o loop " + img + " " + at);
 	}
-	~Xfs()
+	Loop(const Loop &) = delete;
+	Loop &operator=(const Loop &) = delete;
+	~Loop()
 	{
 		if (ok)
 			umount2((dir / "mnt").c_str(), MNT_DETACH);
 	}
 	static int sh(const std::string &cmd) { return system((cmd + " 2>/dev/null").c_str()); }
 	std::string path(const std::string &name) const { return dir / ("mnt/" + name); }
+	TempDir dir;
+	bool ok;
+};
+
+struct Xfs : Loop {
+	Xfs() : Loop("mkfs.xfs -q -m reflink=1") {}
 	// The first byte of the file changes on the disk, and nowhere else.
 	void rot(const std::string &file) const
 	{
@@ -41,8 +49,6 @@ struct Xfs {
 		byte = (char)~byte;
 		ASSERT_EQ(pwrite(img.get(), &byte, 1, at), 1);
 	}
-	TempDir dir;
-	bool ok;
 };
 
 // Bytes in extents that another file has too.
