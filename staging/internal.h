@@ -341,7 +341,7 @@ struct staged {
 	bool spilled, published;
 	/* the kernel has it as a backing file: it cannot be replaced */
 	bool backing;
-	bool no_evict; /* by sf_evict_block */
+	bool no_evict; /* by sf_hold */
 	/* finalized while a mapping still wrote it; by sf_set_late */
 	bool late;
 	/* its writer died after the last seal, and had changed it */

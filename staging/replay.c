@@ -72,6 +72,8 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	if (r->type == REC_SEAL && staging_is_applied(s, r->seq)) {
 		if (!f->n_seals)
 			replay_sealed(s, f, r, STAGED_DURABLE);
+		if (!staging_is_durable(s, r->seq)) /* a later record may remove its node */
+			sf_hold(f);
 		if (r->flags & REC_MAPPED) /* perhaps published before its mapping went */
 			sf_set_late(s, f, true);
 	} else if (r->type == REC_STAGED && (r->flags & REC_SEALED)) {

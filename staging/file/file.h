@@ -33,8 +33,9 @@ bool sf_may_be_delta(const struct staging *s, const struct staged *f);
 void sf_loan_ends(struct staged *f);
 void sf_set_late(struct staging *s, struct staged *f, bool late);
 void sf_put_locked(struct staging *s, struct staged *f);
-/* Blocks the eviction of all staged files: names were applied but not synced, and may be needed
- * again. */
+/* Until sf_evict_allow its bytes stay, also without a node: its names were applied but not synced,
+ * and may be needed again. _block: of all staged files. */
+void sf_hold(struct staged *f);
 void sf_evict_block(struct staging *s);
 void sf_evict_allow(struct staging *s);
 void sf_close_idle_fd(struct staged *f); /* if it has no writer */

@@ -364,13 +364,17 @@ void sf_put_locked(struct staging *s, struct staged *f)
 	}
 }
 
+void sf_hold(struct staged *f)
+{
+	f->refs += !f->no_evict;
+	f->no_evict = true;
+}
+
 void sf_evict_block(struct staging *s)
 {
 	for (unsigned i = 0; i < SF_BUCKETS; i++)
-		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next) {
-			f->no_evict = true;
-			f->refs++;
-		}
+		for (struct staged *f = s->files.by_id[i]; f; f = f->lists.hash_next)
+			sf_hold(f);
 }
 
 void sf_evict_allow(struct staging *s)
