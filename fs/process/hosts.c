@@ -6,7 +6,6 @@
  */
 #include "fs/process/process.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,7 @@ struct others {
 		int64_t at; /* by the store's clock */
 	} * v;
 	size_t n, cap;
-	bool twice; /* told that this host's name is another machine's, too */
+	bool twice; /* told that another took this host's claim */
 };
 
 static void take(void *ctx, const struct io_host *h)
@@ -45,15 +44,6 @@ static void take(void *ctx, const struct io_host *h)
 	o->v[o->n++].at = h->heard;
 }
 
-static void read_boot_id(char *out, size_t cap)
-{
-	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, out, cap - 1);
-
-	out[n < 0 ? 0 : n] = 0;
-	out[strcspn(out, "\n")] = 0;
-}
-
 static int say(struct fs *fs, enum io_host_said said, uint64_t left)
 {
 	uint64_t up_s = (monotonic_ns() - fs->procs.mounted_ns) / 1000000000u;
@@ -62,7 +52,6 @@ static int say(struct fs *fs, enum io_host_said said, uint64_t left)
 			    .since = time(NULL) - (int64_t)up_s,
 			    .left = left};
 
-	read_boot_id(h.boot, sizeof(h.boot));
 	snprintf(h.version, sizeof(h.version), "%s", CAIRN_VERSION);
 	return io_host_say(fs->store, &h);
 }
@@ -90,7 +79,7 @@ static void tell(struct fs *fs, const struct others *o, int64_t now)
 	}
 }
 
-/* Two that started at the same time: what each finds at its start (io_store_open) came too late. */
+/* This one could not say that it is alive for longer than IO_HOST_LIVE_S. */
 static void tell_twice(struct fs *fs, struct others *o)
 {
 	char text[300];
@@ -100,7 +89,7 @@ static void tell_twice(struct fs *fs, struct others *o)
 	o->twice = true;
 	snprintf(text, sizeof(text),
 		 LEVEL_ERROR
-		 "another machine serves this store as the host %.72s, too, and each may remove "
+		 "another cairnfs serves this store as the host %.72s, too, and each may remove "
 		 "what the other has not published yet; unmount one of them now, and mount it "
 		 "with -o host=NAME",
 		 o->own);
@@ -129,7 +118,7 @@ static void beat_until_end(struct fs *fs, struct others *o)
 	int64_t now;
 
 	for (unsigned beat = 1; !wait_beat(&fs->hosts, IO_HOST_BEAT_S); beat++) {
-		bool look = beat >= next_look;
+		bool look = beat >= next_look, asked = local && io_host_asked(fs->store);
 		size_t before = o->n;
 
 		if (look) {
@@ -139,21 +128,23 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			if (o->n)
 				atomic_store(&fs->hosts.others, true);
 		}
-		if (said && local && !o->n && !before) {
+		if (said && local && !o->n && !before && !asked) {
 			atomic_store(&fs->hosts.beats, false);
 			continue;
 		}
 		int err = said ? io_host_beat(fs->store, &now) : -ENOENT;
+		bool again = err == -ENOENT;
+		if (again)
+			err = say(fs, IO_HOST_ALIVE, 0);
+		said = !err || !again;
 		if (err == -EADDRINUSE) {
 			tell_twice(fs, o);
 			err = 0;
 		}
 		atomic_store(&fs->hosts.beats, !err);
-		if (err == -ENOENT)
-			said = !say(fs, IO_HOST_ALIVE, 0);
-		else if (err)
+		if (!again && err)
 			atomic_store(&fs->away.look, true);
-		else if (look && beat > 1)
+		else if (!again && look && beat > 1)
 			tell(fs, o, now);
 	}
 }

@@ -291,10 +291,10 @@ static int open_again(struct keeper *k)
 {
 	struct fs *fs = k->fs;
 	struct io_store *again;
-	int pid, err = io_store_is_back(fs->store);
+	int err = io_store_is_back(fs->store);
 
 	if (!err)
-		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &pid, &again);
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, NULL, &again);
 	if (err)
 		return err;
 	io_store_close(fs->store);
@@ -467,6 +467,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 	if (err) {
 		if (!k.was_guarded)
 			unguard(&k);
+		io_store_forget_host(fs->store);
 		staging_place_give_up(&fs->place);
 		return err == -EINVAL ? 1 : 2;
 	}

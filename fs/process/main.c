@@ -42,9 +42,10 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 			o->store, pid, pid);
 	else if (err == -EADDRINUSE)
 		fprintf(stderr,
-			"cairnfs: another machine serves the store %s as a host of the same name; "
-			"nothing was touched. Each needs a name of its own: mount it with -o "
-			"host=NAME; `cairn hosts %s` lists those that are there\n",
+			"cairnfs: another cairnfs serves the store %s as a host of this name, from "
+			"another machine or by another mount of the store; nothing was touched. "
+			"Each needs a name of its own: mount it with -o host=NAME; `cairn hosts "
+			"%s` lists those that are there\n",
 			o->store, o->store);
 	else if (err == -EPERM && !geteuid())
 		fprintf(stderr,
@@ -134,34 +135,46 @@ static bool is_ending(int pid)
 	return (pending | shared) >> (SIGKILL - 1) & 1;
 }
 
+/* Whether to ask again who has the claim: until its heartbeat moves, or was still for so long that
+ * it is dead. A machine that starts again, or a container that was moved, is no other. */
+static bool may_be_dead(const struct fs_opts *o, int64_t heard)
+{
+	static int64_t first;
+	static int asked;
+
+	if (!asked++) {
+		first = heard;
+		fprintf(stderr,
+			"cairnfs: a host of this name serves the store %s from another machine, or "
+			"by another mount of the store, or did moments ago; waiting up to %d s to "
+			"see whether it still does\n",
+			o->store, IO_HOST_LIVE_S);
+	}
+	if (heard != first || asked > IO_HOST_LIVE_S + 2)
+		return false;
+	sleep_ms(1000);
+	return true;
+}
+
 /* Waits for an earlier cairnfs on this store that only drains any more, or that was killed and has
- * not exited: a thread inside a sync exits when the disk has answered. Also until a host of the
- * same name on another machine was silent for IO_HOST_LIVE_S: a machine that starts again, or a
- * container that was moved, is none. */
+ * not exited: a thread inside a sync exits when the disk has answered. */
 static int open_store(struct fs *fs)
 {
-	int pid = 0, err = 0, elsewhere = 0;
+	struct io_served by;
+	int err = 0;
+
 	for (int tries = 0; tries < ENDING_TRIES; tries++) {
-		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &pid,
-				    &fs->store);
-		if (err == -EADDRINUSE && ++elsewhere <= IO_HOST_LIVE_S + 1) {
-			if (elsewhere == 1)
-				fprintf(stderr,
-					"cairnfs: a host of this name served the store %s from "
-					"another machine moments ago; waiting up to %d s to see "
-					"whether it "
-					"still does\n",
-					fs->o.store, IO_HOST_LIVE_S);
-			sleep_ms(1000);
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &by, &fs->store);
+		if (err == -EADDRINUSE && may_be_dead(&fs->o, by.heard))
 			continue;
-		}
-		if (err != -EWOULDBLOCK || (pid > 0 ? !is_ending(pid) && tries > 20 : tries > 50))
+		if (err != -EWOULDBLOCK ||
+		    (by.pid > 0 ? !is_ending(by.pid) && tries > 20 : tries > 50))
 			break;
 		sleep_ms(100);
 	}
 	if (!err)
 		fstat(io_store_root(fs->store), &fs->root_seen);
-	return err ? explain_store(&fs->o, err, pid) : 0;
+	return err ? explain_store(&fs->o, err, by.pid) : 0;
 }
 
 /* Less than was asked for. */

@@ -274,6 +274,8 @@ static int restore(struct fs *fs, bool first)
 	int err = trust_worker(fs);
 	if (!fs->o.ro && !io_store_is_detached(fs->store))
 		atomic_store(&fs->hosts.others, io_store_shared(fs->store));
+	if (!err) /* before the recovery, which may take longer than others wait for a heartbeat */
+		err = hosts_start(fs);
 	if (!err)
 		err = tree_init(fs);
 	if (!err)
@@ -386,8 +388,6 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 		err = start_session(fs, fuse_fd, init, init_len, first);
 	if (!err)
 		err = store_watch_start(fs);
-	if (!err)
-		err = hosts_start(fs);
 	if (!err)
 		err = remote_start(fs);
 	if (err) {

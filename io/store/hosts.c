@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The hosts of a store: each says in STORE/.cairn/<host>/alive who it is, and sets the file's times
- * again as long as it lives; after a clean end the file is called "ended". Times are the store's,
- * since the clocks of hosts differ.
+ * The hosts of a store: each says in STORE/.cairn/<host>/alive, its claim (claim.c), who it is, and
+ * sets the file's times again as long as it lives; after a clean end the file is called "ended".
+ * Times are the store's, since the clocks of hosts differ.
  * None of this goes through the engine: it is no part of the order.
  */
 #include <dirent.h>
@@ -15,8 +15,6 @@
 #include "inside.h"
 #include "io/entries.h"
 #include "io/scope.h"
-
-#define SAYS_MAX 512
 
 const char *io_store_host(const struct io_store *s)
 {
@@ -33,37 +31,38 @@ int io_store_cairn(const struct io_store *s)
 	return s->cairn;
 }
 
-static int say(struct io_store *s, const char *scratch, const struct io_host *h)
+/* -ENOENT: this host has no claim. */
+static int open_own(struct io_store *s)
 {
 	CLEANUP_CLOSE int fd =
-		openat(s->tmp, scratch, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	char text[SAYS_MAX];
-	int n = snprintf(text, sizeof(text), "boot %s\npid %d\nsince %lld\nversion %s\nleft %llu\n",
-			 h->boot, h->pid, (long long)h->since, h->version,
-			 (unsigned long long)h->left);
+		io_open_beneath(s->host, "alive", O_RDWR | O_NONBLOCK | O_CLOEXEC, 0);
+	struct io_host h = {.said = IO_HOST_SAID_NOTHING};
 
-	struct stat st;
-	if (fd < 0 || fstat(fd, &st))
-		return -errno;
-	s->said_ino = st.st_ino;
-	errno = 0;
-	return write(fd, text, (size_t)n) == n ? 0 : errno ? -errno : -ENOSPC;
+	if (fd < 0)
+		return fd;
+	return io_said_read(s->host, "alive", &h) && io_host_is_us(&h) ? scope_keep(&fd)
+								       : -EADDRINUSE;
 }
 
 int io_host_say(struct io_store *s, const struct io_host *h)
 {
-	bool ended = h->said == IO_HOST_ENDED;
-	char scratch[17];
-	int err;
+	CLEANUP_CLOSE int fd = s->host < 0 ? -EROFS : open_own(s);
+	struct io_claim c;
 
-	if (s->host < 0)
-		return -EROFS;
-	io_scratch_name(s, scratch);
-	err = say(s, scratch, h);
-	if (!err && renameat(s->tmp, scratch, s->host, ended ? "ended" : "alive"))
-		err = -errno;
-	unlinkat(err ? s->tmp : s->host, err ? scratch : ended ? "alive" : "ended", 0);
-	return err;
+	if (fd == -ENOENT) {
+		fd = io_claim_look(s, &c);
+		if (!fd)
+			fd = io_claim_take(s, &c);
+		if (!fd)
+			fd = open_own(s);
+	}
+	int err = fd < 0 ? fd : io_said_write(s, fd, h);
+	if (err)
+		return err;
+	if (h->said == IO_HOST_ENDED)
+		return renameat(s->host, "alive", s->host, "ended") ? -errno : 0;
+	unlinkat(s->host, "ended", 0);
+	return 0;
 }
 
 int io_hosts_clock(int cairn, int64_t *now)
@@ -86,69 +85,9 @@ int io_hosts_clock(int cairn, int64_t *now)
 	return 0;
 }
 
-/* A key that this version does not know is passed over, and so is a value that is too long. */
-static void take_line(struct io_host *h, const char *line)
-{
-	long long since;
-	unsigned long long left;
-
-	sscanf(line, "boot %36[0-9a-f-]", h->boot);
-	sscanf(line, "pid %d", &h->pid);
-	sscanf(line, "version %31[!-~]", h->version);
-	if (sscanf(line, "since %lld", &since) == 1)
-		h->since = since;
-	if (sscanf(line, "left %llu", &left) == 1)
-		h->left = left;
-}
-
-static void read_said(int dir, const char *file, struct io_host *h)
-{
-	CLEANUP_CLOSE int fd = io_open_beneath(dir, file, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
-	char text[SAYS_MAX + 1];
-	ssize_t n = fd < 0 ? -1 : read(fd, text, SAYS_MAX);
-
-	text[n < 0 ? 0 : n] = 0;
-	for (char *save = NULL, *p = strtok_r(text, "\n", &save); p;
-	     p = strtok_r(NULL, "\n", &save))
-		take_line(h, p);
-}
-
-/* Of a machine that is not this one: each start of a kernel has an id. */
-static bool is_other_boot(const struct io_host *h)
-{
-	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	char ours[37] = "";
-
-	return fd >= 0 && read(fd, ours, 36) == 36 && h->boot[0] && strcmp(h->boot, ours);
-}
-
-/* Did another machine say as this host that it is alive? Then *h has when. */
-static bool is_elsewhere(struct io_store *s, struct io_host *h)
-{
-	struct stat st;
-
-	*h = (struct io_host){.said = IO_HOST_SAID_NOTHING};
-	if (fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
-		return false;
-	h->heard = st.st_mtim.tv_sec;
-	read_said(s->host, "alive", h);
-	return is_other_boot(h);
-}
-
-int io_host_elsewhere(struct io_store *s)
-{
-	struct io_host h;
-	int64_t now;
-
-	if (s->fs.frees_at_close || !is_elsewhere(s, &h) || io_hosts_clock(s->cairn, &now))
-		return 0;
-	int64_t ago = now - h.heard; /* it may lie ahead: by a clock that was wrong */
-	return ago > -IO_HOST_LIVE_S && ago < IO_HOST_LIVE_S ? -EADDRINUSE : 0;
-}
-
 int io_host_beat(struct io_store *s, int64_t *now)
 {
-	struct io_host h;
+	struct io_host h = {.said = IO_HOST_SAID_NOTHING};
 	struct stat st;
 
 	if (s->host < 0)
@@ -157,7 +96,9 @@ int io_host_beat(struct io_store *s, int64_t *now)
 	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
 		return -errno;
 	*now = st.st_mtim.tv_sec;
-	return st.st_ino != s->said_ino && is_elsewhere(s, &h) ? -EADDRINUSE : 0;
+	if (st.st_ino == s->said_ino || !io_said_read(s->host, "alive", &h))
+		return 0;
+	return io_host_is_us(&h) ? 0 : -EADDRINUSE;
 }
 
 /* Whether a process has the lock, as far as this machine's kernel knows. */
@@ -182,7 +123,7 @@ static bool host_read(int cairn, const char *name, struct io_host *h)
 		h->said = IO_HOST_ENDED;
 	if (h->said) {
 		h->heard = st.st_mtim.tv_sec;
-		read_said(dir, h->said == IO_HOST_ALIVE ? "alive" : "ended", h);
+		io_said_read(dir, h->said == IO_HOST_ALIVE ? "alive" : "ended", h);
 	}
 	h->locked = is_locked(dir);
 	io_host_number(cairn, name, false, &h->number);

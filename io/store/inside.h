@@ -76,9 +76,23 @@ int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 void io_scratch_name(struct io_store *s, char out[17]);
 /* Opens s->mark, creates it if missing. */
 int io_mark_open(struct io_store *s);
-/* Does another machine serve the store as this host? It was heard of within IO_HOST_LIVE_S:
- * -EADDRINUSE. 0: no, or that cannot be told, as on a local filesystem, where the lock tells. */
-int io_host_elsewhere(struct io_store *s);
+/* Who serves the store as this host (claim.c). */
+struct io_claim {
+	struct io_host of; /* of.instance "": nobody */
+	char alive[IO_INSTANCE + 1]; /* the instance in "alive": of's, or that of one before it */
+};
+/* Whose claim is there? 0: nobody's, ours, or a dead one's, if the caller has the lock.
+ * -EADDRINUSE: another's, which may live: it reaches the store by another client. Or as open(2). */
+int io_claim_look(struct io_store *s, struct io_claim *c);
+/* Makes ours after `dead`, as io_claim_look found it; the caller has the lock. -EADDRINUSE: another
+ * was first. Or as open(2), link(2); nothing is changed then. */
+int io_claim_take(struct io_store *s, const struct io_claim *dead);
+/* What a host says in an open file, and in a file of dir. False: that cannot be read. */
+int io_said_write(struct io_store *s, int fd, const struct io_host *h);
+bool io_said_read(int dir, const char *file, struct io_host *h);
+bool io_host_is_us(const struct io_host *h); /* of this process, or of one that forked it */
+/* A second name for the file, or where there are no links another one. -EEXIST. */
+int io_name_new(int fromdir, const char *from, int todir, const char *to);
 /* The kind of filesystem that fd is on, and is it ext4 with a journal? */
 int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal);
 /* ext4 with data=writeback. */

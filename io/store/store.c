@@ -125,7 +125,7 @@ static int holder(int lock)
 	return n > 0 ? atoi(text) : 0;
 }
 
-static int take_lock(struct io_store *s, int *holder_pid)
+static int take_lock(struct io_store *s, struct io_served *by)
 {
 	struct stat st;
 
@@ -136,12 +136,10 @@ static int take_lock(struct io_store *s, int *holder_pid)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	if (!flock(s->lock, LOCK_EX | LOCK_NB)) {
-		s->locked_by = (int)getpid();
-		return io_store_lock_pid(s, s->locked_by);
-	}
-	if (errno == EWOULDBLOCK && holder_pid)
-		*holder_pid = holder(s->lock);
+	if (!flock(s->lock, LOCK_EX | LOCK_NB))
+		return 0;
+	if (errno == EWOULDBLOCK)
+		by->pid = holder(s->lock);
 	return -errno;
 }
 
@@ -198,17 +196,6 @@ static int write_new_id(struct io_store *s, const char *scratch)
 	return fsync(fd) ? -errno : 0;
 }
 
-/* Names the file "id", unless there is one: hosts that do this at the same time agree. -EEXIST. */
-static int name_id(struct io_store *s, const char *scratch)
-{
-	/* a link first: NFS supports it, but not RENAME_NOREPLACE */
-	if (!linkat(s->tmp, scratch, s->cairn, "id", 0))
-		return 0;
-	if (errno == EEXIST || !renameat2(s->tmp, scratch, s->cairn, "id", RENAME_NOREPLACE))
-		return errno == EEXIST ? -EEXIST : 0;
-	return -errno;
-}
-
 static int sync_id(struct io_store *s)
 {
 	CLEANUP_CLOSE int fd = openat(s->cairn, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -225,7 +212,7 @@ static int make_id(struct io_store *s)
 	io_scratch_name(s, scratch);
 	err = write_new_id(s, scratch);
 	if (!err)
-		err = name_id(s, scratch);
+		err = io_name_new(s->tmp, scratch, s->cairn, "id");
 	unlinkat(s->tmp, scratch, 0);
 	if (!err || err == -EEXIST)
 		err = sync_id(s);
@@ -369,7 +356,29 @@ static int take_number(struct io_store *s)
 	}
 }
 
-static int open_rw(struct io_store *s, const struct stat *st, const char *host, int *holder_pid)
+/* Changes nothing that another cairnfs of this host relies on. A store so full that it takes no
+ * claim is served nevertheless: what is staged for it may be removals. */
+static int take_host(struct io_store *s, struct io_served *by)
+{
+	struct io_claim last;
+	int err = take_lock(s, by);
+
+	if (err && err != -EWOULDBLOCK)
+		return err;
+	int seen = io_claim_look(s, &last);
+	by->heard = last.of.heard;
+	if (err || seen)
+		return seen ? seen : err;
+	make_room(s);
+	err = io_claim_take(s, &last);
+	if (err && err != -ENOSPC && err != -EDQUOT)
+		return err;
+	s->locked_by = (int)getpid();
+	return io_store_lock_pid(s, s->locked_by);
+}
+
+static int open_rw(struct io_store *s, const struct stat *st, const char *host,
+		   struct io_served *by)
 {
 	int err;
 
@@ -380,11 +389,7 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host, 
 		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
 	}
 	if (!err)
-		err = io_host_elsewhere(s);
-	if (!err)
-		err = take_lock(s, holder_pid);
-	if (!err)
-		make_room(s);
+		err = take_host(s, by);
 	if (!err)
 		err = into(&s->tmp, own_dir(s, s->host, "tmp", O_PATH, st));
 	if (!err)
@@ -432,7 +437,13 @@ static int open_ro(struct io_store *s)
 
 void io_store_forget_host(struct io_store *s)
 {
-	if (s->host < 0 || !s->made_host)
+	struct stat st;
+
+	if (s->host < 0)
+		return;
+	if (s->made_host || !fstatat(s->host, "ended", &st, AT_SYMLINK_NOFOLLOW))
+		unlinkat(s->host, "alive", 0);
+	if (!s->made_host)
 		return;
 	unlinkat(s->host, "mark", 0);
 	unlinkat(s->host, "tmp", AT_REMOVEDIR);
@@ -455,17 +466,17 @@ bool io_store_shared(const struct io_store *s)
 	return hosts > 1;
 }
 
-int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host, int *holder_pid,
-		  struct io_store **out)
+int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host,
+		  struct io_served *by, struct io_store **out)
 {
+	struct io_served nobody = {0}, *served = by ? by : &nobody;
 	struct io_store *s = calloc(1, sizeof(*s));
 	struct stat st;
 	int err;
 
 	if (!s)
 		return -ENOMEM;
-	if (holder_pid)
-		*holder_pid = 0;
+	*served = nobody;
 	s->e = e;
 	s->ro = ro;
 	s->max_file = UINT64_MAX;
@@ -476,7 +487,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, const char *ho
 	s->path = strdup(path);
 	err = s->path ? open_root(s, path, &st) : -ENOMEM;
 	if (!err)
-		err = ro ? open_ro(s) : open_rw(s, &st, host, holder_pid);
+		err = ro ? open_ro(s) : open_rw(s, &st, host, served);
 	if (err) {
 		io_store_close(s);
 		return err;

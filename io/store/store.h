@@ -40,11 +40,18 @@ enum io_fs_kind {
  * host: the name of this host's directory, in which other characters than in hostnames become '_';
  * NULL: the hostname.
  * The lock (flock on STORE/.cairn/<host>/lock, holding the pid as text) is kept by
- * the open store and inherited over fork.
- * -EWOULDBLOCK: served by another cairnfs, *holder_pid is its pid (0 = unknown);
- * -ENOTDIR, -ENOENT, -EACCES, -EROFS, -ENOSPC ... as open(2), mkdir(2). */
-int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host, int *holder_pid,
-		  struct io_store **out);
+ * the open store and inherited over fork, as is the claim, STORE/.cairn/<host>/alive (claim.c).
+ * -EWOULDBLOCK: served by another cairnfs;
+ * -EADDRINUSE: by another one that reaches the store by another client, or maybe so: it is known
+ *   when its heartbeat moves, or did not for IO_HOST_LIVE_S; ask again until then;
+ * -ENOTDIR, -ENOENT, -EACCES, -EROFS, -ENOSPC ... as open(2), mkdir(2).
+ * *by: who serves it; may be NULL. */
+struct io_served {
+	int pid; /* with -EWOULDBLOCK; 0: unknown */
+	int64_t heard; /* with -EADDRINUSE: its last heartbeat, by the store's clock */
+};
+int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host,
+		  struct io_served *by, struct io_store **out);
 void io_store_close(struct io_store *s);
 /* Checks through the store's descriptors whether it can still be used; also_writes: also by writing
  * a scratch file. 0, or the errno that shows that its filesystem is gone or has shut down
@@ -96,7 +103,8 @@ void io_store_path(const struct io_store *s, char *buf, size_t cap);
  * its device) cannot be distinguished from the original. */
 bool io_where_same(const struct io_where *a, const struct io_where *b);
 /* A start that is refused: removes what the open created for this host, so that the store does not
- * count it. Only before anything was staged or published; close the store next. */
+ * count it, and the claim if it had ended before. Only before anything was staged or published;
+ * close the store next. */
 void io_store_forget_host(struct io_store *s);
 /* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
 bool io_store_shared(const struct io_store *s);
@@ -105,6 +113,7 @@ bool io_store_shared(const struct io_store *s);
 #define IO_HOST_SILENT_S 60
 #define IO_HOST_BEAT_S 10 /* how often it says that it is alive */
 #define IO_HOST_LIVE_S 25 /* one that was heard of this long ago has missed two times */
+#define IO_INSTANCE 16 /* hex digits */
 enum io_host_said {
 	IO_HOST_SAID_NOTHING, /* it never mounted the store with a version that says anything */
 	IO_HOST_ALIVE, /* at `heard` */
@@ -115,8 +124,9 @@ struct io_host {
 	unsigned number; /* 0: none; not without `all` */
 	enum io_host_said said;
 	int64_t heard; /* by the store's clock, s since 1970 */
-	/* what it said: of its machine, its keeper; since when, by its own clock, s since 1970 */
-	char boot[37], version[32];
+	/* what it said: of its machine, the process that made the claim and how it reaches the
+	 * store, its keeper; since when, by its own clock, s since 1970 */
+	char boot[37], instance[IO_INSTANCE + 1], client[24], version[32];
 	int pid;
 	int64_t since;
 	uint64_t left; /* changes that an unmount left in its staging */
@@ -129,10 +139,13 @@ const char *io_store_host(const struct io_store *s);
 #define IO_HOST_NUMBERS 3839u
 unsigned io_store_host_number(const struct io_store *s);
 int io_store_cairn(const struct io_store *s); /* STORE/.cairn, O_PATH; owned by s */
-/* Writes what h says itself, atomically. -EROFS, or as write(2). */
+/* Writes into its claim what h says itself: said, pid, since, version, left. Makes the claim again
+ * if it is missing. -EADDRINUSE: it is another's; -EROFS, or as write(2). */
 int io_host_say(struct io_store *s, const struct io_host *h);
-/* This host is alive still. *now: by the store's clock. -ENOENT: it has not said anything.
- * -EADDRINUSE, with *now: another machine says it as this host, too. */
+/* Does a start ask whether this host is alive, because it is alone and sets no times? Once. */
+bool io_host_asked(struct io_store *s);
+/* This host is alive still. *now: by the store's clock. -ENOENT: it has no claim.
+ * -EADDRINUSE, with *now: another took it. */
 int io_host_beat(struct io_store *s, int64_t *now);
 /* Calls found for each host, this one included. cairn: a descriptor of STORE/.cairn. Without `all`
  * only for those that said IO_HOST_ALIVE, with name, said and heard: one call to the store each.

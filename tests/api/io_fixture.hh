@@ -74,7 +74,7 @@ private:
 struct Store {
 	Store(Engine &e, const std::string &path, bool ro = false, const char *host = nullptr)
 	{
-		err = io_store_open(e.e, path.c_str(), ro, host, &holder, &s);
+		err = io_store_open(e.e, path.c_str(), ro, host, &by, &s);
 	}
 	Store(const Store &) = delete;
 	Store &operator=(const Store &) = delete;
@@ -83,7 +83,8 @@ struct Store {
 	operator io_store *() const { return s; }
 
 	io_store *s = nullptr;
-	int err, holder = -1;
+	int err;
+	io_served by = {-1, 0};
 };
 
 // A filesystem mounted for the test; `ok` is false where that is not allowed.

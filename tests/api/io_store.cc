@@ -469,7 +469,7 @@ TEST_F(StoreOpen, LockTellsItsHolder)
 		Engine e("posix");
 		Store s(e, dir.path);
 		EXPECT_EQ(s.err, -EWOULDBLOCK);
-		EXPECT_EQ(s.holder, pid);
+		EXPECT_EQ(s.by.pid, pid);
 	}
 	kill(pid, SIGKILL);
 	waitpid(pid, nullptr, 0);
@@ -501,7 +501,7 @@ TEST_F(StoreOpen, LockIsInheritedOverFork)
 	for (int i = 0; i < 500 && holder != pid; i++, usleep(10000)) {
 		Store s(e, dir.path);
 		ASSERT_EQ(s.err, -EWOULDBLOCK);
-		holder = s.holder;
+		holder = s.by.pid;
 	}
 	EXPECT_EQ(holder, pid);
 	close(go[1]);
@@ -522,7 +522,7 @@ TEST_F(StoreOpen, LockWithForeignTextHasNoHolder)
 	Engine e("posix");
 	Store s(e, dir.path);
 	EXPECT_EQ(s.err, -EWOULDBLOCK);
-	EXPECT_EQ(s.holder, 0);
+	EXPECT_EQ(s.by.pid, 0);
 }
 
 TEST_F(StoreOpen, FailureLeavesNoDescriptorsBehind)

@@ -55,24 +55,25 @@ alive=$TMP/server/store/.cairn/localhost/alive
 mount_as localhost a || die "localhost: $(cat "$TMP/err")"
 echo first >"$TMP/a/file"
 retry 20 test -e "$alive" || die "localhost does not say that it is alive"
-sed -i 's/^boot .*/boot 00000000-0000-0000-0000-000000000000/' "$alive"
+other() { sed -i -e 's/^boot .*/boot 00000000-0000-0000-0000-000000000000/' -e 's/^instance .*/instance 0/' "$alive"; }
+other
 wait_durable "$TMP/a"
 before=$(ls -lR "$TMP/server/store/.cairn/localhost/tmp")
 mount_as localhost b && die "two machines serve the store as localhost"
 has "waiting up to 25 s" "$TMP/err" || die "it does not say that it waits: $(cat "$TMP/err")"
-has "another machine serves the store .* host=NAME" "$TMP/err" || die "refused with: $(cat "$TMP/err")"
+has "another cairnfs serves the store .* host=NAME" "$TMP/err" || die "refused with: $(cat "$TMP/err")"
 [ "$(ls -lR "$TMP/server/store/.cairn/localhost/tmp")" = "$before" ] || die "the refused start changed the other's files"
 wait_durable "$TMP/a"
 [ "$(cat "$TMP/server/store/file")" = first ] || die "the first one's file"
-# The first one sees it, too: it may have started at the same moment.
-told() { has "another machine serves this store as the host localhost" "$TMP/a/.cairn/status.json"; }
+# The first one sees it, too: another may have taken its claim while the store did not answer it.
+told() { has "another cairnfs serves this store as the host localhost" "$TMP/a/.cairn/status.json"; }
 retry 40 told || die "the first one is not told: $(status_field "$TMP/a" notices)"
 mount_as localhost b host=node-c || die "with host=: $(cat "$TMP/err")"
 stop_mount "$TMP/b"
 
 # One that is silent is no other machine: it was started again, or moved to another one.
 kill_mount "$TMP/a"
-sed -i 's/^boot .*/boot 00000000-0000-0000-0000-000000000000/' "$alive"
+other
 touch -d '-20 sec' "$alive"
 mount_as localhost a || die "after the machine was started again: $(cat "$TMP/err")"
 [ "$(cat "$TMP/a/file")" = first ] || die "the next start"

@@ -109,7 +109,7 @@ int sidecar_open(int store, struct sidecar **out)
 	struct io_engine_opts o = {.kind = "posix"};
 	struct sidecar *s = calloc(1, sizeof(*s));
 	char path[64];
-	int err, holder;
+	int err;
 
 	*out = NULL;
 	if (!s)
@@ -117,7 +117,7 @@ int sidecar_open(int store, struct sidecar **out)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", store);
 	err = io_engine_open(&o, no_notice, NULL, &s->engine);
 	if (!err)
-		err = io_store_open(s->engine, path, true, NULL, &holder, &s->store);
+		err = io_store_open(s->engine, path, true, NULL, NULL, &s->store);
 	if (err)
 		sidecar_close(s);
 	else

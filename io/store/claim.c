@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One cairnfs serves the store as a host: STORE/.cairn/<host>/alive is its claim, which names it,
+ * and whose times it sets again as long as it lives (hosts.c). A lock alone does not do: two
+ * clients of a network filesystem, on two machines or on one, may each grant it.
+ *
+ *   no claim                 link(2) makes ours; of two that do it one gets EEXIST
+ *   the claim of a dead one  link(2) makes ours as after.<its instance>, for one of those who
+ *                            found it dead, who then renames that to "alive"
+ *   killed between the two   after.<instance> is the claim: current() finds it, and the next one is
+ *                            made after it in turn
+ *
+ * after.X disappears only when "alive" is no longer X's, so who makes it and still reads X in
+ * "alive" is the only one. All is read back at the end.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+
+#include "inside.h"
+#include "io/entries.h"
+#include "io/scope.h"
+
+#define SAYS_MAX 512
+#define CHAIN_MAX 16 /* killed in the middle of a claim, one after the other */
+#define LOCAL "local" /* a client: one kernel has all locks of that filesystem */
+#define OWN "claim." /* + our instance: what is linked */
+#define AFTER "after." /* + the instance of the claim before it */
+#define ASKS "asks" /* see is_silent() */
+
+/* A keeper that opens the store again finds its own claim. */
+static const char *instance(void)
+{
+	static char id[IO_INSTANCE + 1];
+	unsigned long long random;
+
+	if (!id[0]) {
+		if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+			random = (unsigned long long)time(NULL) << 32 | (unsigned)getpid();
+		snprintf(id, sizeof(id), "%016llx", random);
+	}
+	return id;
+}
+
+static void read_boot(char out[37])
+{
+	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+
+	out[fd >= 0 && read(fd, out, 36) == 36 ? 36 : 0] = 0;
+}
+
+/* Two processes that reach the store by one client see each other's locks: by one superblock, or
+ * both by the local filesystem itself, wherever it is mounted. */
+static void name_client(struct io_store *s, char out[24])
+{
+	struct stat st = {.st_dev = 0};
+
+	if (s->frees_at_close)
+		strcpy(out, LOCAL);
+	else if (!fstat(s->root, &st))
+		snprintf(out, 24, "%u:%u", major(st.st_dev), minor(st.st_dev));
+}
+
+/* ---- the text ---- */
+
+int io_said_write(struct io_store *s, int fd, const struct io_host *h)
+{
+	char boot[37], client[24] = "", text[SAYS_MAX];
+
+	read_boot(boot);
+	name_client(s, client);
+	int n = snprintf(text, sizeof(text),
+			 "boot %s\ninstance %s\nclient %s\npid %d\nsince %lld\nversion %s\n"
+			 "left %llu\n",
+			 boot, instance(), client, h->pid, (long long)h->since, h->version,
+			 (unsigned long long)h->left);
+	errno = 0;
+	if (pwrite(fd, text, (size_t)n, 0) != n)
+		return errno ? -errno : -ENOSPC;
+	return ftruncate(fd, n) ? -errno : 0;
+}
+
+/* A key that this version does not know is passed over, and so is a value that is too long. */
+static void take_line(struct io_host *h, const char *line)
+{
+	long long since;
+	unsigned long long left;
+
+	sscanf(line, "boot %36[0-9a-f-]", h->boot);
+	sscanf(line, "instance %16[0-9a-f]", h->instance);
+	sscanf(line, "client %23[!-~]", h->client);
+	sscanf(line, "pid %d", &h->pid);
+	sscanf(line, "version %31[!-~]", h->version);
+	if (sscanf(line, "since %lld", &since) == 1)
+		h->since = since;
+	if (sscanf(line, "left %llu", &left) == 1)
+		h->left = left;
+}
+
+bool io_said_read(int dir, const char *file, struct io_host *h)
+{
+	CLEANUP_CLOSE int fd = io_open_beneath(dir, file, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+	char text[SAYS_MAX + 1];
+	struct stat st;
+	ssize_t n = fd < 0 || fstat(fd, &st) ? -1 : read(fd, text, SAYS_MAX);
+
+	if (n < 0)
+		return false;
+	h->heard = st.st_mtim.tv_sec;
+	text[n] = 0;
+	for (char *save = NULL, *p = strtok_r(text, "\n", &save); p;
+	     p = strtok_r(NULL, "\n", &save))
+		take_line(h, p);
+	if (!h->instance[0]) /* of an earlier version */
+		snprintf(h->instance, sizeof(h->instance), "%llx", (unsigned long long)st.st_ino);
+	return true;
+}
+
+bool io_host_is_us(const struct io_host *h)
+{
+	return !strcmp(h->instance, instance());
+}
+
+/* ---- whose it is ---- */
+
+static bool read_name(struct io_store *s, const char *name, struct io_host *h)
+{
+	*h = (struct io_host){.said = IO_HOST_SAID_NOTHING};
+	return io_said_read(s->host, name, h);
+}
+
+static void current(struct io_store *s, struct io_claim *c)
+{
+	char after[32];
+	struct io_host next;
+
+	read_name(s, "alive", &c->of);
+	strcpy(c->alive, c->of.instance);
+	for (int i = 0; c->of.instance[0] && i < CHAIN_MAX; i++) {
+		snprintf(after, sizeof(after), AFTER "%s", c->of.instance);
+		if (!read_name(s, after, &next))
+			break;
+		c->of = next;
+	}
+}
+
+static bool is_ours(const struct io_claim *c)
+{
+	return io_host_is_us(&c->of) && !strcmp(c->alive, c->of.instance);
+}
+
+/* Then it is dead, for we have the lock. An earlier version does not name its client. */
+static bool shares_locks(struct io_store *s, const struct io_host *h)
+{
+	char boot[37], client[24] = "";
+
+	read_boot(boot);
+	name_client(s, client);
+	if (!strcmp(h->client, LOCAL) || !strcmp(client, LOCAL))
+		return !h->client[0] || !strcmp(h->client, client);
+	return (!h->boot[0] || !boot[0] || !strcmp(h->boot, boot)) &&
+	       (!h->client[0] || !strcmp(h->client, client));
+}
+
+static bool is_long_ago(int64_t then, int64_t now)
+{
+	int64_t ago = now - then; /* it may lie ahead: by a clock that was wrong */
+
+	return ago <= -IO_HOST_LIVE_S || ago >= IO_HOST_LIVE_S;
+}
+
+/* Whoever is alone on a local disk sets no times, unless the file "asks" appears
+ * (io_host_asked). */
+static bool is_silent(struct io_store *s, const struct io_host *h, int64_t now)
+{
+	struct stat st;
+
+	if (strcmp(h->client, LOCAL))
+		return is_long_ago(h->heard, now);
+	CLEANUP_CLOSE int fd =
+		openat(s->host, ASKS, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	return fd >= 0 && !fstat(fd, &st) && is_long_ago(st.st_mtim.tv_sec, now) &&
+	       is_long_ago(h->heard, now);
+}
+
+int io_claim_look(struct io_store *s, struct io_claim *c)
+{
+	int64_t now;
+
+	current(s, c);
+	if (!c->alive[0] || is_ours(c) || shares_locks(s, &c->of))
+		return 0;
+	int err = io_hosts_clock(s->cairn, &now);
+	return err || is_silent(s, &c->of, now) ? err : -EADDRINUSE;
+}
+
+bool io_host_asked(struct io_store *s)
+{
+	return s->host >= 0 && !unlinkat(s->host, ASKS, 0);
+}
+
+/* ---- taken ---- */
+
+int io_name_new(int fromdir, const char *from, int todir, const char *to)
+{
+	/* a link first: NFS supports it, but not RENAME_NOREPLACE */
+	if (!linkat(fromdir, from, todir, to, 0))
+		return 0;
+	if (errno == EEXIST || !renameat2(fromdir, from, todir, to, RENAME_NOREPLACE))
+		return errno == EEXIST ? -EEXIST : 0;
+	return -errno;
+}
+
+static int write_own(struct io_store *s, const char *own)
+{
+	struct io_host h = {.pid = (int)getpid(), .since = time(NULL), .version = ""};
+
+	unlinkat(s->host, own, 0);
+	CLEANUP_CLOSE int fd =
+		openat(s->host, own, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	return fd < 0 ? -errno : io_said_write(s, fd, &h);
+}
+
+/* What was left by those who were killed here, and by those who came too late. */
+static void clean(struct io_store *s)
+{
+	CLEANUP_DIR DIR *d = entries_at(s->host, ".");
+	char after_us[32];
+	struct dirent *e;
+
+	snprintf(after_us, sizeof(after_us), AFTER "%s", instance());
+	while ((e = entries_next(d)))
+		if (!strcmp(e->d_name, ASKS) || !strncmp(e->d_name, OWN, strlen(OWN)) ||
+		    (!strncmp(e->d_name, AFTER, strlen(AFTER)) && strcmp(e->d_name, after_us)))
+			unlinkat(s->host, e->d_name, 0);
+}
+
+/* Ours, which has the name `after`, in place of the dead one. */
+static int replace(struct io_store *s, const struct io_claim *dead, const char *after)
+{
+	struct io_host now;
+	int err = -EADDRINUSE;
+
+	if (read_name(s, "alive", &now) && !strcmp(now.instance, dead->alive))
+		err = renameat(s->host, after, s->host, "alive") ? -errno : 0;
+	if (err)
+		unlinkat(s->host, after, 0);
+	return err;
+}
+
+static int claim(struct io_store *s, const struct io_claim *dead)
+{
+	char own[32], after[32];
+
+	snprintf(own, sizeof(own), OWN "%s", instance());
+	snprintf(after, sizeof(after), AFTER "%s", dead->of.instance);
+	int err = write_own(s, own);
+	if (!err)
+		err = io_name_new(s->host, own, s->host, dead->alive[0] ? after : "alive");
+	if (!err && dead->alive[0])
+		err = replace(s, dead, after);
+	unlinkat(s->host, own, 0);
+	return err;
+}
+
+int io_claim_take(struct io_store *s, const struct io_claim *dead)
+{
+	int err = is_ours(dead) ? 0 : claim(s, dead);
+	struct io_claim now;
+	struct stat st;
+
+	if (err && err != -EEXIST && err != -ENOENT)
+		return err;
+	current(s, &now);
+	if (!is_ours(&now) || fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
+		return -EADDRINUSE;
+	s->said_ino = st.st_ino;
+	clean(s);
+	return 0;
+}
