@@ -28,7 +28,6 @@
 
 #define SAYS_MAX 512
 #define CHAIN_MAX 16 /* killed in the middle of a claim, one after the other */
-#define LOCAL "local" /* a client: one kernel has all locks of that filesystem */
 #define OWN "claim." /* + our instance: what is linked */
 #define AFTER "after." /* + the instance of the claim before it */
 #define ASKS "asks" /* see is_silent() */
@@ -61,7 +60,7 @@ static void name_client(struct io_store *s, char out[24])
 	struct stat st = {.st_dev = 0};
 
 	if (s->frees_at_close)
-		strcpy(out, LOCAL);
+		strcpy(out, IO_CLIENT_LOCAL);
 	else if (!fstat(s->root, &st))
 		snprintf(out, 24, "%u:%u", major(st.st_dev), minor(st.st_dev));
 }
@@ -161,7 +160,7 @@ static bool shares_locks(struct io_store *s, const struct io_host *h)
 
 	read_boot(boot);
 	name_client(s, client);
-	if (!strcmp(h->client, LOCAL) || !strcmp(client, LOCAL))
+	if (!strcmp(h->client, IO_CLIENT_LOCAL) || !strcmp(client, IO_CLIENT_LOCAL))
 		return !h->client[0] || !strcmp(h->client, client);
 	return (!h->boot[0] || !boot[0] || !strcmp(h->boot, boot)) &&
 	       (!h->client[0] || !strcmp(h->client, client));
@@ -180,7 +179,7 @@ static bool is_silent(struct io_store *s, const struct io_host *h, int64_t now)
 {
 	struct stat st;
 
-	if (strcmp(h->client, LOCAL))
+	if (strcmp(h->client, IO_CLIENT_LOCAL))
 		return is_long_ago(h->heard, now);
 	CLEANUP_CLOSE int fd =
 		openat(s->host, ASKS, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);

@@ -119,13 +119,15 @@ enum io_host_said {
 	IO_HOST_ALIVE, /* at `heard` */
 	IO_HOST_ENDED, /* a clean unmount, at `heard` */
 };
+#define IO_CLIENT_LOCAL "local"
 struct io_host {
 	char name[72]; /* its directory below STORE/.cairn */
 	unsigned number; /* 0: none; not without `all` */
 	enum io_host_said said;
 	int64_t heard; /* by the store's clock, s since 1970 */
 	/* what it said: of its machine, the process that made the claim and how it reaches the
-	 * store, its keeper; since when, by its own clock, s since 1970 */
+	 * store (IO_CLIENT_LOCAL: on a local disk, where it sets no times while it is alone), its
+	 * keeper; since when, by its own clock, s since 1970 */
 	char boot[37], instance[IO_INSTANCE + 1], client[24], version[32];
 	int pid;
 	int64_t since;

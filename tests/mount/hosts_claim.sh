@@ -64,6 +64,16 @@ first_lives()
 	stop_mount "$TMP/m-1"
 }
 first_lives direct "$server" "$TMP/client-1"
+# Alone on a local disk it sets no times: by another client nobody can know that it is gone.
+start_by 0 "$server/direct"
+touch -d '-90 sec' "$server/direct/.cairn/one/alive"
+: >"$server/direct/.cairn/one/tmp/0123456789abcdef"
+"$BUILD/cairn" hosts "$TMP/client-1/direct" >"$TMP/out" || die "a live host counts as silent: $(cat "$TMP/out")"
+has "^one .* unknown: it reaches the store on a disk" "$TMP/out" || die "by another client: $(cat "$TMP/out")"
+"$BUILD/cairn" hosts discard --force "$TMP/client-1/direct" one >"$TMP/out" 2>&1 && die "discard of a live host's bytes: $(cat "$TMP/out")"
+[ -e "$server/direct/.cairn/one/tmp/0123456789abcdef" ] || die "removed: $(cat "$TMP/out")"
+"$BUILD/cairn" hosts "$server/direct" | has "^one .* served by this machine" || die "by its own client"
+stop_mount "$TMP/m-0"
 first_lives reverse "$TMP/client-0" "$server"
 first_lives clients "$TMP/client-0" "$TMP/client-1"
 

@@ -19,7 +19,12 @@ bool hosts_is_unpublished(const char *name)
 	return strspn(name, "0123456789abcdef") == 16 && !name[16];
 }
 
-const char *hosts_why_not(const struct io_host *h, int64_t now)
+bool hosts_is_hidden(const struct io_host *h, bool local)
+{
+	return !local && !strcmp(h->client, IO_CLIENT_LOCAL);
+}
+
+const char *hosts_why_not(const struct io_host *h, int64_t now, bool local)
 {
 	if (h->locked)
 		return "it is served by a process of this machine";
@@ -28,6 +33,9 @@ const char *hosts_why_not(const struct io_host *h, int64_t now)
 		return "its cairnfs never said whether it is alive; mount the store there with "
 		       "this version and unmount it";
 	case IO_HOST_ALIVE:
+		if (hosts_is_hidden(h, local))
+			return "it reaches the store on a disk of its machine, and only that one "
+			       "knows whether it lives; run this there";
 		return now - h->heard < IO_HOST_SILENT_S
 			       ? "it was alive within the last minute; wait, or unmount it there"
 			       : NULL;

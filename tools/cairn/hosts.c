@@ -23,6 +23,7 @@ struct hosts {
 	struct host *v;
 	size_t n, cap;
 	int64_t now; /* by the store's clock */
+	bool local; /* the store is on a local disk here */
 	bool no_memory;
 };
 
@@ -75,7 +76,9 @@ static const char *state_of(const struct io_host *h, int64_t now, bool local)
 	}
 	if (local && is_of_this_boot(h))
 		return "silent";
-	return now - h->heard >= IO_HOST_SILENT_S ? "silent" : "alive";
+	if (now - h->heard < IO_HOST_SILENT_S)
+		return "alive";
+	return hosts_is_hidden(h, local) ? "unknown" : "silent";
 }
 
 static int count_unpublished(int cairn, struct host *h)
@@ -103,16 +106,16 @@ static int count_unpublished(int cairn, struct host *h)
 
 static int collect(int cairn, struct hosts *all)
 {
-	bool local = io_fs_is_local(cairn);
 	int err = io_hosts_clock(cairn, &all->now);
 
+	all->local = io_fs_is_local(cairn);
 	if (err) /* read only: the clock of this machine must do */
 		all->now = time(NULL);
 	err = io_hosts_each(cairn, true, take, all);
 	if (!err && all->no_memory)
 		err = -ENOMEM;
 	for (size_t i = 0; !err && i < all->n; i++) {
-		all->v[i].state = state_of(&all->v[i].h, all->now, local);
+		all->v[i].state = state_of(&all->v[i].h, all->now, all->local);
 		err = count_unpublished(cairn, &all->v[i]);
 	}
 	if (all->n)
@@ -140,6 +143,8 @@ static void put_state(const struct hosts *all, const struct host *h, char *buf, 
 		snprintf(buf, cap, "SILENT, last heard of %s ago", t);
 	else if (!strcmp(h->state, "ended"))
 		snprintf(buf, cap, "ended %s ago", t);
+	else if (h->h.said)
+		snprintf(buf, cap, "unknown: it reaches the store on a disk; ask its machine");
 	else
 		snprintf(buf, cap, "unknown: its cairnfs is older, or was never started again");
 }
@@ -263,7 +268,7 @@ static int end_for(const char *store, const char *name, bool adopt)
 		if (!strcmp(all.v[i].h.name, name))
 			h = &all.v[i].h;
 	if (h)
-		why = hosts_why_not(h, all.now);
+		why = hosts_why_not(h, all.now, all.local);
 	else if (cairn >= 0)
 		why = "the store has no such host; `cairn hosts` lists them";
 	if (h && !why)

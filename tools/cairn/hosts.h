@@ -9,8 +9,10 @@
 
 /* Is it the name of an unpublished file in a host's tmp/ (io/store/tmp.c)? */
 bool hosts_is_unpublished(const char *name);
+/* It may live though it is silent: local: is the store on a local disk here, too? */
+bool hosts_is_hidden(const struct io_host *h, bool local);
 /* Why nothing of this host may be touched; NULL: it may. */
-const char *hosts_why_not(const struct io_host *h, int64_t now);
+const char *hosts_why_not(const struct io_host *h, int64_t now, bool local);
 /* Moves its unpublished files to lost+found as HOST.NAME, or removes them, with a line to stdout
  * for each, and takes it for ended. 0; -EWOULDBLOCK: it is served; -EEXIST: lost+found has one of
  * that name; -errno. What was done until then stays so. */
