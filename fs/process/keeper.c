@@ -320,7 +320,7 @@ static void pause_s(unsigned s)
 static bool goes_on(struct keeper *k, int code)
 {
 	bool gone = code == EXIT_STORE_GONE || (code == EXIT_CANNOT && k->again);
-	int err = gone ? io_store_probe(k->fs->store, true) : 0;
+	int err = gone ? io_store_probe(k->fs->store) : 0;
 
 	if (end_asked)
 		return false;

@@ -69,12 +69,12 @@ static void look_at(struct fs *fs, bool suspect)
 {
 	bool beats = atomic_load(&fs->hosts.beats);
 
-	if ((beats && !suspect) || !io_store_probe(fs->store, true)) {
+	if ((beats && !suspect) || !io_store_probe(fs->store)) {
 		look_at_space(fs);
 		return;
 	}
 	sleep_ms(TICK_MS);
-	if (io_store_probe(fs->store, true) && keeper_is_there(fs))
+	if (io_store_probe(fs->store) && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_GONE); /* the keeper logs it */
 }
 

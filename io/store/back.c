@@ -75,19 +75,20 @@ static int writes(int tmp)
 	return err;
 }
 
-static int usable(int root_rd, int tmp, bool also_writes)
+/* tmp -1: the store is read only. */
+static int usable(int root_rd, int tmp)
 {
 	struct statfs st;
 	int err = fstatfs(root_rd, &st) ? gone() : 0;
 
 	if (!err)
 		err = reads(tmp < 0 ? root_rd : tmp);
-	return err || tmp < 0 || !also_writes ? err : writes(tmp);
+	return err || tmp < 0 ? err : writes(tmp);
 }
 
-int io_store_probe(struct io_store *s, bool also_writes)
+int io_store_probe(struct io_store *s)
 {
-	return s->away ? -ENOTCONN : usable(s->root_rd, s->tmp, also_writes);
+	return s->away ? -ENOTCONN : usable(s->root_rd, s->tmp);
 }
 
 /* Creates nothing: the path may be the bare mountpoint of the store's filesystem. */
@@ -102,7 +103,7 @@ int io_store_is_back(const struct io_store *s)
 		return -errno;
 	cairn = io_open_beneath(root, ".cairn", dir, 0);
 	if (cairn < 0 && s->ro && !s->id[0])
-		return usable(root, -1, false);
+		return usable(root, -1);
 	if (cairn < 0)
 		return cairn;
 	err = io_store_read_id(cairn, id);
@@ -111,8 +112,8 @@ int io_store_is_back(const struct io_store *s)
 	if (strcmp(id, s->id))
 		return -EXDEV;
 	if (s->ro)
-		return usable(root, -1, false);
+		return usable(root, -1);
 	host = io_open_beneath(cairn, s->host_name, dir, 0);
 	tmp = host < 0 ? host : io_open_beneath(host, "tmp", dir, 0);
-	return tmp < 0 ? tmp : usable(root, tmp, true);
+	return tmp < 0 ? tmp : usable(root, tmp);
 }

@@ -53,11 +53,11 @@ struct io_served {
 int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host,
 		  struct io_served *by, struct io_store **out);
 void io_store_close(struct io_store *s);
-/* Checks through the store's descriptors whether it can still be used; also_writes: also by writing
- * a scratch file. 0, or the errno that shows that its filesystem is gone or has shut down
- * (ENOTCONN, ESTALE, EIO, EROFS, ESHUTDOWN, ...). For other errors, such as ENOSPC, 0. Blocks as
- * long as the store does. Bypasses the engine: no injected errors. */
-int io_store_probe(struct io_store *s, bool also_writes);
+/* Checks through the store's descriptors whether it can still be used, by writing a scratch file
+ * unless it was opened with ro. 0, or the errno that shows that its filesystem is gone or has shut
+ * down (ENOTCONN, ESTALE, EIO, EROFS, ESHUTDOWN, ...). For other errors, such as ENOSPC, 0. Blocks
+ * as long as the store does. Bypasses the engine: no injected errors. */
+int io_store_probe(struct io_store *s);
 /* Closes all descriptors, including the lock: a filesystem that has shut down can be mounted again
  * only when nothing holds the old mount. Later calls on s return -EIO. The id and similar data stay
  * available. */
