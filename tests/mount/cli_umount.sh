@@ -100,3 +100,19 @@ says err 'sl\\x1beep (pid '
 kill $holder "$keeper"
 wait $holder 2>/dev/null
 lib_pid_gone "$keeper" || retry 60 sh -c "[ ! -d /proc/$keeper ]" || die "the daemon stays"
+
+# A file that is too long for cairnfs: free space does not help.
+mkdir "$TMP/short" "$TMP/short-m"
+bash -c 'ulimit -f 8000 && exec "$@"' - "$BUILD/cairnfs" "$TMP/short" "$TMP/short-m" -o staging=64M,pool=0 \
+	</dev/null 2>/dev/null || die "with a limit of file sizes"
+LIB_STORE[$TMP/short-m]=$TMP/short
+LIB_KEEPER[$TMP/short-m]=$(keeper_pid "$TMP/short-m")
+LIB_STAGING[$(status_field "$TMP/short-m" staging.dir)]=1
+head -c 20M /dev/zero 2>/dev/null >"$TMP/short-m/long"
+[ "$(state "$TMP/short-m/long")" = failed ] || die "longer than the limit, and $(state "$TMP/short-m/long")"
+expect 1 "$cairn" umount "$TMP/short-m"
+says err "long: File too large"
+says err "ulimit -f"
+has "free space" "$TMP/err" && die "what does not help: $(cat "$TMP/err")"
+expect 0 "$cairn" discard "$TMP/short-m/long"
+expect 0 "$cairn" umount "$TMP/short-m"

@@ -70,6 +70,12 @@ static bool complain_gone(struct unmounting *u, const struct json_doc *d)
 	return true;
 }
 
+/* Space does not help: the limit of who started cairnfs, or of the store's filesystem. */
+static bool is_too_long(const char *why)
+{
+	return why && strstr(why, strerror(EFBIG));
+}
+
 static int complain_halted(struct unmounting *u, const struct json_doc *d)
 {
 	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
@@ -90,6 +96,12 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 	if (path)
 		complain("%s, then `cairn retry %s`; nothing staged is lost meanwhile",
 			 remedy ? remedy : "repair the store", u->point);
+	else if (is_too_long(last))
+		complain(
+			"see `cairn ls -l`; cairnfs may not write a file of that length: by the "
+			"limit under which it was started (ulimit -f, LimitFSIZE=), or that of the "
+			"store's filesystem; what failed is to be written again in parts, or given "
+			"up by `cairn discard`");
 	else
 		complain("see `cairn ls -l`; free space and `cairn retry %s`; what stays failed "
 			 "then is to be written again, or given up by `cairn discard`",
@@ -107,8 +119,10 @@ static int complain_kept(struct unmounting *u, const struct json_doc *d)
 		 ".cairn/lost+found yet: %s",
 		 u->point, count_of(u64(d, "recovered.kept"), "file", n),
 		 human_bytes(u64(d, "recovered.kept_bytes"), size), *why ? why : "?");
-	complain("free space in the store or repair it, then `cairn retry %s`; nothing staged is "
-		 "lost meanwhile",
+	complain("%s `cairn retry %s`; nothing staged is lost meanwhile",
+		 is_too_long(why) ? "end cairnfs, start it without its limit of file sizes (ulimit "
+				    "-f, LimitFSIZE=), then"
+				  : "free space in the store or repair it, then",
 		 u->point);
 	return CAIRN_FAILED;
 }
