@@ -462,6 +462,7 @@ struct ckpt_kind {
 	bool temporary; /* the directory's name says that it is not committed */
 	bool has_step;
 	uint64_t step;
+	bool model; /* has a model's own file: ckpt_is_model_file() */
 	/* how many are required (DeepSpeed: data-parallel; torchsnapshot: all); 0: unknown */
 	uint32_t ranks;
 };
@@ -484,11 +485,18 @@ struct ckpt_verdict {
 void ckpt_names_sort(struct ckpt_name *v, size_t n);
 ssize_t ckpt_names_find(const struct ckpt_name *v, size_t n, const char *name);
 
-/* v sorted. dir_name: the last component of its path. */
+/* v sorted. dir_name: the last component of its path. What belongs to a checkpoint that is a
+ * directory: all below it. But a directory that is one only because files of tensors lie in it,
+ * and that has no step in its name, is loose: only those files are its. Subdirectories or .ckpt
+ * files of other steps than the name's make it the directory of a run, which has no step. */
 void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 		    struct ckpt_kind *out);
 /* One file that is a whole checkpoint. */
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out);
+/* Told by files of tensors alone: nothing says what else there is, or that it is complete. */
+bool ckpt_is_plain(enum ckpt_format f);
+/* Of a directory: subdirectories and .ckpt files in it are checkpoints of their own. */
+bool ckpt_is_loose(const struct ckpt_kind *k);
 const char *ckpt_format_name(enum ckpt_format f); /* "dcp", ...; static */
 const char *ckpt_state_name(enum ckpt_state s);
 
@@ -519,6 +527,12 @@ bool ckpt_is_index(const char *name); /* of safetensors */
 bool ckpt_is_safetensors(const char *name);
 bool ckpt_is_torch(const char *name);
 bool ckpt_is_model_states(const char *name); /* of DeepSpeed */
+/* Of safetensors, an index of them, or torch.save: what a plain directory consists of. */
+bool ckpt_is_loose_file(const char *name);
+/* Lightning's: a checkpoint by itself in a directory that is none, or loose. */
+bool ckpt_is_one_file(const char *name);
+/* model.safetensors, pytorch_model.bin, adapters, their parts and indexes. */
+bool ckpt_is_model_file(const char *name);
 /* Whether all its tensors are in torch.save files. */
 bool ckpt_is_torch_only(enum ckpt_format f);
 
@@ -601,13 +615,16 @@ void ckpt_expect_ranks(const struct ckpt_kind *k, uint32_t ranks, double quiet_s
 struct ckpt_found {
 	char *path; /* relative to where the search began */
 	struct ckpt_kind kind;
-	struct timespec time; /* mtime of the directory, or of the file */
+	/* mtime of the directory, or of the file; of a loose one, of its newest file of tensors */
+	struct timespec time;
 	bool remote; /* in a tier, not in the store */
+	bool above, part; /* of ckpt_found_sort(): of others, of another one */
 };
 
 /* Sorts the newest first, one directory after the other: in a directory by step, if there is one
- * (files may be copied in any order), else by time. Directories that only hold loose files of
- * tensors beside other checkpoints are freed and left out. Returns how many remain. */
+ * (files may be copied in any order), else by time. Freed and left out are parts of another one
+ * (an earlier version sent those to a tier), and loose ones above others that are no model: files
+ * in the directory of a run. Returns how many remain. */
 size_t ckpt_found_sort(struct ckpt_found *v, size_t n);
 /* In sorted v: the checkpoint of the same directory and format that precedes v[i], or -1. */
 ssize_t ckpt_found_before(const struct ckpt_found *v, size_t n, size_t i);

@@ -47,35 +47,64 @@ static int newest_first(const void *x, const void *y)
 	return d ? d : strcmp(a->path, b->path);
 }
 
-static bool is_above(const char *dir, const char *path)
+static int by_path(const void *x, const void *y)
 {
-	size_t n = strlen(dir);
-
-	return !strncmp(dir, path, n) && path[n] == '/';
+	return strcmp(((const struct ckpt_found *)x)->path, ((const struct ckpt_found *)y)->path);
 }
 
-/* Loose files of tensors beside whole checkpoints do not make their directory a checkpoint. */
-static bool is_beside(const struct ckpt_found *v, size_t n, size_t i)
+/* That of the first len bytes of path, or NULL. v sorted by path. */
+static struct ckpt_found *find(struct ckpt_found *v, size_t n, const char *path, size_t len)
 {
-	enum ckpt_format f = v[i].kind.format;
+	size_t lo = 0, hi = n;
 
-	for (size_t j = 0; (f == CKPT_TORCH || f == CKPT_SAFETENSORS) && j < n; j++)
-		if (j != i && v[j].path && is_above(v[i].path, v[j].path))
-			return true;
-	return false;
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+		int d = strncmp(v[mid].path, path, len);
+
+		d = d ? d : v[mid].path[len] != '\0';
+		if (!d)
+			return &v[mid];
+		if (d < 0)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return NULL;
+}
+
+/* Is it a part of another one? What only a tier has says nothing of what the store has. */
+static void look_above(struct ckpt_found *v, size_t n, struct ckpt_found *c)
+{
+	for (const char *p = c->path; (p = strchr(p, '/')); p++) {
+		struct ckpt_found *up = find(v, n, c->path, (size_t)(p - c->path));
+
+		if (!up)
+			continue;
+		up->above = true;
+		c->part |= !ckpt_is_loose(&up->kind) && (!up->remote || c->remote);
+	}
+}
+
+/* Files of tensors in the directory of a run. */
+static bool is_stray(const struct ckpt_found *c)
+{
+	return c->above && ckpt_is_loose(&c->kind) && !c->kind.model;
 }
 
 size_t ckpt_found_sort(struct ckpt_found *v, size_t n)
 {
 	size_t kept = 0;
 
+	if (n)
+		qsort(v, n, sizeof(*v), by_path);
 	for (size_t i = 0; i < n; i++)
-		if (is_beside(v, n, i)) {
+		v[i].above = v[i].part = false;
+	for (size_t i = 0; i < n; i++)
+		look_above(v, n, &v[i]);
+	for (size_t i = 0; i < n; i++)
+		if (v[i].part || is_stray(&v[i]))
 			free(v[i].path);
-			v[i].path = NULL;
-		}
-	for (size_t i = 0; i < n; i++)
-		if (v[i].path)
+		else
 			v[kept++] = v[i];
 	if (kept)
 		qsort(v, kept, sizeof(*v), newest_first);

@@ -113,6 +113,23 @@ bool ckpt_is_torch(const char *name)
 		 starts(name, "optimizer") || starts(name, "scheduler")));
 }
 
+bool ckpt_is_loose_file(const char *name)
+{
+	return ckpt_is_safetensors(name) || ckpt_is_index(name) || ckpt_is_torch(name);
+}
+
+bool ckpt_is_one_file(const char *name)
+{
+	return ends(name, ".ckpt");
+}
+
+bool ckpt_is_model_file(const char *name)
+{
+	return ckpt_is_safetensors(name) || ckpt_is_index(name) ||
+	       (ends(name, ".bin") &&
+		(starts(name, "pytorch_model") || starts(name, "adapter_model")));
+}
+
 bool ckpt_is_model_states(const char *name)
 {
 	return ends(name, "_model_states.pt");
@@ -189,6 +206,16 @@ bool ckpt_is_torch_only(enum ckpt_format f)
 	return f == CKPT_TORCH || f == CKPT_LIGHTNING || f == CKPT_DEEPSPEED;
 }
 
+bool ckpt_is_plain(enum ckpt_format f)
+{
+	return f == CKPT_TORCH || f == CKPT_SAFETENSORS;
+}
+
+bool ckpt_is_loose(const struct ckpt_kind *k)
+{
+	return ckpt_is_plain(k->format) && !k->has_step;
+}
+
 const char *ckpt_format_name(enum ckpt_format f)
 {
 	static const char *const name[] = {
@@ -216,15 +243,11 @@ const char *ckpt_state_name(enum ckpt_state s)
 
 /* ---- recognition ------------------------------------------------------------------ */
 
-/* step-7, checkpoint-7, iter_0000007, global_step7, epoch=1-step=7.ckpt, 7,
- * 7.orbax-checkpoint-tmp-123 */
-static bool find_step(const char *name, uint64_t *step)
+/* step-7, checkpoint-7, iter_0000007, global_step7, epoch=1-step=7.ckpt */
+static bool find_named_step(const char *name, uint64_t *step)
 {
 	static const char *const word[] = {"step", "checkpoint", "iter", "ckpt"};
-	const char *s = name;
 
-	if (number(&s, step) && (!*s || starts(s, ".orbax-checkpoint-tmp")))
-		return true;
 	for (size_t i = 0; i < sizeof(word) / sizeof(word[0]); i++) {
 		const char *at = strstr(name, word[i]);
 
@@ -238,10 +261,32 @@ static bool find_step(const char *name, uint64_t *step)
 	return false;
 }
 
+/* Those, 7, 7.orbax-checkpoint-tmp-123 */
+static bool find_step(const char *name, uint64_t *step)
+{
+	const char *s = name;
+
+	if (number(&s, step) && (!*s || starts(s, ".orbax-checkpoint-tmp")))
+		return true;
+	return find_named_step(name, step);
+}
+
+/* Not a number alone: that may be a rank. */
+static bool has_other_steps(uint64_t step, const struct ckpt_name *v, size_t n)
+{
+	uint64_t other;
+
+	for (size_t i = 0; i < n; i++)
+		if ((v[i].dir || ckpt_is_one_file(v[i].name)) &&
+		    find_named_step(v[i].name, &other) && other != step)
+			return true;
+	return false;
+}
+
 struct seen {
 	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
-	bool snapshot;
-	bool dirs;
+	bool snapshot, model;
+	bool dirs, trainer_dirs;
 };
 
 static void look_at(const char *name, struct seen *s)
@@ -259,6 +304,7 @@ static void look_at(const char *name, struct seen *s)
 	s->orbax |= !strcmp(name, "_CHECKPOINT_METADATA") || !strcmp(name, "manifest.ocdbt") ||
 		    !strcmp(name, "commit_success.txt");
 	s->snapshot |= !strcmp(name, CKPT_SNAPSHOT_NAME);
+	s->model |= ckpt_is_model_file(name);
 	s->torch |= ckpt_is_torch(name) && !ends(name, ".ckpt") && strcmp(name, "common.pt");
 }
 
@@ -277,8 +323,10 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 		return CKPT_ORBAX;
 	if (s->deepspeed)
 		return CKPT_DEEPSPEED;
-	if (s->trainer || ((starts(dir, "checkpoint-") || starts(dir, "tmp-checkpoint-")) &&
-			   (s->safetensors || s->torch)))
+	/* Trainer.save_state() writes trainer_state.json into the directory of the run, too */
+	if ((s->trainer && !s->trainer_dirs) ||
+	    ((starts(dir, "checkpoint-") || starts(dir, "tmp-checkpoint-")) &&
+	     (s->safetensors || s->torch)))
 		return CKPT_TRAINER;
 	if (s->shards)
 		return CKPT_HF_SHARDS;
@@ -291,15 +339,22 @@ static enum ckpt_format format_of(const char *dir, const struct seen *s)
 void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct ckpt_kind *out)
 {
 	struct seen s = {0};
+	uint64_t step;
 
 	for (size_t i = 0; i < n; i++) {
 		s.dirs |= v[i].dir;
+		s.trainer_dirs |= v[i].dir && matches(v[i].name, "checkpoint-%", &step);
 		look_at(v[i].name, &s);
 	}
 	*out = (struct ckpt_kind){.format = format_of(dir, &s)};
 	if (out->format == CKPT_NONE)
 		return;
 	out->has_step = find_step(dir, &out->step);
+	if (ckpt_is_plain(out->format) && out->has_step && has_other_steps(out->step, v, n)) {
+		out->has_step = false;
+		out->step = 0;
+	}
+	out->model = s.model;
 	out->temporary = strstr(dir, ".orbax-checkpoint-tmp") || starts(dir, "tmp-checkpoint-") ||
 			 starts(dir, "tmp_") || starts(dir, CKPT_REMOVED_PREFIX) ||
 			 starts(dir, CKPT_FETCH_PREFIX);
@@ -309,7 +364,7 @@ void ckpt_recognize_file(const char *name, struct ckpt_kind *out)
 {
 	*out = (struct ckpt_kind){
 		.format = ckpt_is_safetensors(name) ? CKPT_SAFETENSORS
-			  : ends(name, ".ckpt")	    ? CKPT_LIGHTNING
+			  : ckpt_is_one_file(name)  ? CKPT_LIGHTNING
 			  : ckpt_is_torch(name)	    ? CKPT_TORCH
 						    : CKPT_NONE,
 	};

@@ -29,6 +29,12 @@ static inline const char *latest_base_name(const char *path)
 	return slash ? slash + 1 : path;
 }
 
+static inline void later(struct timespec *t, struct timespec than)
+{
+	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
+		*t = than;
+}
+
 /* ---- the cache of checkpoints ---- */
 
 struct lknown { /* a checkpoint that was examined */
@@ -67,7 +73,6 @@ bool lfound_trusts(const struct lfound *f, const struct stat *st);
 /* f->v, the newest first; -E2BIG: too many directories. Of the tier: what is not in the store. */
 int lfound_all(struct lfound *f);
 void lfound_free(struct lfound *f);
-bool latest_loose(enum ckpt_format k); /* files of tensors that may not be checkpoints */
 
 /* ---- latest_safe.c ---- */
 

@@ -56,14 +56,14 @@ static struct latest {
 
 /* ---- the answer ---- */
 
-/* Top itself contains checkpoints; if others lie further down, not only files of tensors. */
+/* Top itself contains checkpoints; if others lie further down, not only loose files of tensors. */
 static bool is_run(const struct lfound *f)
 {
 	bool direct = false, whole = false, deeper = false;
 	for (size_t i = 0; i < f->n; i++) {
 		bool here = !strchr(f->v[i].path, '/');
 		direct |= here;
-		whole |= here && (!latest_loose(f->v[i].kind.format) || f->v[i].kind.has_step);
+		whole |= here && !ckpt_is_loose(&f->v[i].kind);
 		deeper |= !here;
 	}
 	return whole || (direct && !deeper);

@@ -174,9 +174,22 @@ void lfound_free(struct lfound *f)
 	free(f->todo);
 }
 
-bool latest_loose(enum ckpt_format k)
+/* May others be below it? */
+static bool is_open(const struct ckpt_kind *k)
 {
-	return k == CKPT_NONE || k == CKPT_TORCH || k == CKPT_SAFETENSORS;
+	return k->format == CKPT_NONE || ckpt_is_loose(k);
+}
+
+/* Every checkpoint that is made below a loose one changes the time of its directory. */
+static struct timespec loose_time(const struct ldir *d)
+{
+	struct timespec newest = {0};
+	struct stat st;
+	for (size_t i = 0; i < d->n; i++)
+		if (ckpt_is_loose_file(d->v[i].name) && !ckpt_is_one_file(d->v[i].name) &&
+		    !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW))
+			later(&newest, st.st_mtim);
+	return newest;
 }
 
 /* Adds directories to read, and files that are checkpoints by themselves. */
@@ -208,7 +221,7 @@ static int look_at(struct lfound *f, const char *below)
 	struct ldir d;
 	int err;
 
-	if (k && *below && !latest_loose(k->kind.format) && S_ISDIR(k->dir.st_mode)) {
+	if (k && *below && !is_open(&k->kind) && S_ISDIR(k->dir.st_mode)) {
 		int fd = reach_open(io_store_root(f->fs->store), path, O_DIRECTORY | O_PATH);
 		bool same = fd >= 0 && !fstat(fd, &st) && same_dir(&st, &k->dir);
 		if (fd >= 0)
@@ -235,8 +248,9 @@ static int look_at(struct lfound *f, const char *below)
 	if (!*below)
 		kind.format = CKPT_NONE; /* search below it */
 	if (kind.format != CKPT_NONE)
-		err = found_add(f, strdup(below), &kind, d.st.st_mtim);
-	if (!err && latest_loose(kind.format))
+		err = found_add(f, strdup(below), &kind,
+				ckpt_is_loose(&kind) ? loose_time(&d) : d.st.st_mtim);
+	if (!err && is_open(&kind))
 		err = look_inside(f, below, &d);
 	else if (!err && latest_settled(d.st.st_ctim) && (k = lknown_set(path))) {
 		k->dir = d.st;

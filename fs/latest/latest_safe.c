@@ -31,12 +31,6 @@ struct look {
 	bool foreign; /* an untrusted user owns a part of it */
 };
 
-static void later(struct timespec *t, struct timespec than)
-{
-	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
-		*t = than;
-}
-
 /* 0, or the -errno of a store that cannot tell whether the xattr exists. */
 static int mark_error(ssize_t len)
 {
@@ -266,6 +260,21 @@ static bool is_whole_remote(struct lfound *f, const char *path)
 	return n && !damaged;
 }
 
+/* Files of tensors do not tell whether the checkpoints below them are complete. */
+static int is_safe_inside(const struct lfound *f, const char *path, const struct ckpt_kind *kind)
+{
+	struct lfound in = {.fs = f->fs, .who = f->who, .top = path, .owner = f->owner};
+	int safe = 1;
+
+	if (!ckpt_is_plain(kind->format) || ckpt_is_loose(kind))
+		return 1;
+	int err = lfound_all(&in);
+	for (size_t i = 0; !err && safe > 0 && i < in.n; i++)
+		safe = lfound_is_safe(&in, i);
+	lfound_free(&in);
+	return err ? err : safe;
+}
+
 int lfound_is_safe(void *ctx, size_t i)
 {
 	struct lfound *f = ctx;
@@ -293,7 +302,10 @@ int lfound_is_safe(void *ctx, size_t i)
 		if (v.state == CKPT_COMPLETE && old && ckpt_has_rank_set(kind->format) &&
 		    !judge(f, old, &f->v[before].kind, &w, &m))
 			ckpt_expect_ranks(kind, w.ranks, quiet_s(&l), &v);
-		if (v.state != CKPT_COMPLETE || !wait_synced(f->fs) || !is_clean(f->fs, path))
+		int inside = v.state == CKPT_COMPLETE ? is_safe_inside(f, path, kind) : 0;
+		if (inside < 0)
+			safe = inside;
+		if (inside <= 0 || !wait_synced(f->fs) || !is_clean(f->fs, path))
 			break;
 		/* nothing was pending just now: the store has all of it if it has not changed
 		 * since */

@@ -188,7 +188,10 @@ static void tie(struct remote_list *l)
 static void add_up(struct remote_list *l)
 {
 	for (uint32_t i = 0; i < l->n; i++) {
+		struct remote_node *up = &l->v[l->v[i].up];
+
 		l->checkpoints += l->v[i].checkpoint;
+		up->kind.model |= ckpt_is_model_file(remote_name(&l->v[i]));
 		l->bytes += (uint64_t)l->v[i].st.st_size;
 		l->by_id[i] = i;
 	}

@@ -49,17 +49,24 @@ cp "$assets/dcp/__0_0.distcp" "$m/run/step-8"
 wait_durable "$m/run"
 latest_is "$m/run" step-8
 
-# A loose file of tensors makes its directory a checkpoint, and hides none of those beside it.
+# A loose file of tensors makes its directory a checkpoint, but not beside others, and hides none of those.
 mkdir "$m/mixed"
 cp "$assets/torch_save/model.pt" "$m/mixed/best.pt"
-cp -r "$assets/dcp" "$m/mixed/step-9"
 wait_durable "$m/mixed"
 expect 0 "$cairn" ls "$m/mixed"
 says out '^durable    ./  torch, 1 file, 4.3 KiB, complete and durable, '
 says out '^durable    best.pt$'
-says out '^durable    step-9/  dcp, step 9, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
 expect 0 "$cairn" ls "$m"
 says out '^durable    mixed/  torch, 1 file, 4.3 KiB, '
+latest_is "$m" mixed
+cp -r "$assets/dcp" "$m/mixed/step-9"
+wait_durable "$m/mixed"
+expect 0 "$cairn" ls "$m/mixed"
+grep -F ' ./' "$TMP/out" && die "the directory of a run is a checkpoint"
+says out '^durable    best.pt  torch, 4.3 KiB, complete and durable, '
+says out '^durable    step-9/  dcp, step 9, 2/2 ranks, 3 files, 15.5 KiB, complete and durable, '
+expect 0 "$cairn" ls "$m"
+says out '^durable    mixed/$'
 latest_is "$m/mixed" step-9
 
 rm "$m/run/step-8/__1_0.distcp"

@@ -99,8 +99,8 @@ retry 60 theirs || die "bytes of another store are not told: $(status_field "$m"
 same_tree "$assets/dcp" "$m/run/step-1"
 stop_mount "$m"
 
-# A directory with one file that is the checkpoint, and what lies beside it, is removed, too; not one that has what was not
-# sent.
+# A directory with one file that is the checkpoint, and what lies beside and below it, is removed, too; not one that has what
+# was not sent.
 rm -rf --one-file-system "$s"
 start_mount "$s" "$m" "tier=$TMP/tier4,tier_keep=2"
 mkdir "$TMP/tier4"
@@ -108,12 +108,14 @@ for i in 1 2 3 4; do
 	mkdir -p "$m/st/step-$i"
 	cp "$assets/safetensors/model.safetensors" "$m/st/step-$i"
 	echo '{}' >"$m/st/step-$i/config.json"
-	[ $i != 2 ] || mkdir "$m/st/step-2/runs"
-	[ $i != 2 ] || echo x >"$m/st/step-2/runs/log"
+	mkdir "$m/st/step-$i/runs"
+	echo x >"$m/st/step-$i/runs/log"
+	[ $i != 2 ] || echo x >"$m/st/step-2/runs/half.tmp"
 	expect 0 "$cairn" wait --tier "$m/st/step-$i"
 done
 retry 60 test ! -e "$m/st/step-1" || die "a checkpoint of one file and its config.json stays: $(status_field "$m" tier)"
-[ -e "$m/st/step-2/runs/log" ] || die "what was not sent is removed"
+[ -e "$m/st/step-2/runs/half.tmp" ] || die "what was not sent is removed"
+[ -e "$TMP/tier4/st/step-1/runs/log" ] || die "what is below it is nowhere"
 stop_mount "$m"
 
 # What was fetched stays: somebody reads it. It is told by its directory, which is older than its name.

@@ -2,6 +2,7 @@
 //
 // Which of many checkpoints is the newest safe one.
 #include <map>
+#include <set>
 
 #include "formats_test.hh"
 
@@ -107,6 +108,144 @@ TEST(Newest, BeforeIsOfTheSameFormat)
 	f.newest({});
 	EXPECT_EQ(f.before("step-3"), "step-1");
 	EXPECT_EQ(f.before("step-2"), "");
+}
+
+// Which directories and files of a store are checkpoints, as a search finds them, and which is the newest.
+// A name with a slash at its end is a directory.
+struct Layout {
+	explicit Layout(const std::vector<std::string> &paths)
+	{
+		for (const std::string &p : paths)
+			for (size_t at = 0; (at = p.find('/', at)) != std::string::npos; at++) {
+				const size_t up = p.rfind('/', at - 1);
+				dirs[up == std::string::npos ? "" : p.substr(0, up)].insert(p.substr(up + 1, at - up - 1) + "/");
+				dirs[p.substr(0, at)];
+			}
+		for (const std::string &p : paths)
+			if (p.back() != '/')
+				dirs[p.substr(0, p.rfind('/'))].insert(p.substr(p.rfind('/') + 1));
+		look("", "");
+		found.newest({});
+	}
+	void look(const std::string &path, const std::string &base)
+	{
+		std::vector<std::string> names;
+		std::vector<ckpt_name> v;
+		ckpt_kind kind;
+
+		for (const std::string &n : dirs[path])
+			names.push_back(n.back() == '/' ? n.substr(0, n.size() - 1) : n);
+		for (const std::string &n : names) {
+			v.push_back({});
+			v.back().name = n.c_str();
+			v.back().dir = dirs.count((path.empty() ? "" : path + "/") + n);
+		}
+		ckpt_names_sort(v.data(), v.size());
+		ckpt_recognize(base.c_str(), v.data(), v.size(), &kind);
+		if (path.empty())
+			kind.format = CKPT_NONE;
+		if (kind.format != CKPT_NONE)
+			add(path, kind);
+		if (kind.format != CKPT_NONE && !ckpt_is_loose(&kind))
+			return; // all below is its
+		for (const ckpt_name &n : v) {
+			const std::string below = (path.empty() ? "" : path + "/") + n.name;
+
+			ckpt_recognize_file(n.name, &kind);
+			if (n.dir)
+				look(below, n.name);
+			else if (ckpt_is_one_file(n.name))
+				add(below, kind);
+		}
+	}
+	void add(const std::string &path, const ckpt_kind &kind)
+	{
+		found.add(path, -1, 100 + (time_t)found.v.size());
+		found.v.back().kind = kind;
+	}
+	std::string list() const
+	{
+		std::set<std::string> sorted;
+		std::string all;
+
+		for (size_t i = 0; i < found.n; i++)
+			sorted.insert(std::string(found.v[i].path) + (ckpt_is_loose(&found.v[i].kind) ? "/*" : ""));
+		for (const std::string &p : sorted)
+			all += (all.empty() ? "" : " ") + p;
+		return all;
+	}
+	std::map<std::string, std::set<std::string>> dirs;
+	Found found;
+};
+
+TEST(Layout, WhatIsACheckpoint)
+{
+	const struct {
+		const char *what;
+		std::vector<std::string> paths;
+		const char *want; // "/*": without its subdirectories
+	} cases[] = {
+		{"a .ckpt beside a model", {"run/step-3/model.safetensors", "run/step-3/state.ckpt", "run/step-3/config.json"},
+		 "run/step-3"},
+		{"a model with its optimizer below", {"run/step-3/model.safetensors", "run/step-3/optimizer/.metadata",
+						      "run/step-3/optimizer/__0_0.distcp"}, "run/step-3"},
+		{"torch.save with steps below, of the same step", {"step_5/model.pt", "step_5/global_step5/mp_rank_00_model_states.pt"},
+		 "step_5"},
+		{"ranks", {"step-5/model.pt", "step-5/0/optim.pt", "step-5/1/optim.pt"}, "step-5"},
+		{"DCP", {"run/step-1/.metadata", "run/step-1/__0_0.distcp", "run/step-2/.metadata"}, "run/step-1 run/step-2"},
+		{"DeepSpeed", {"run/latest", "run/zero_to_fp32.py", "run/global_step10/mp_rank_00_model_states.pt",
+			       "run/global_step20/mp_rank_00_model_states.pt"}, "run/global_step10 run/global_step20"},
+		{"DeepSpeed, then zero_to_fp32", {"run/latest", "run/pytorch_model.bin", "run/global_step10/mp_rank_00_model_states.pt"},
+		 "run/* run/global_step10"},
+		{"Megatron", {"run/latest_checkpointed_iteration.txt", "run/iter_0000100/common.pt", "run/iter_0000100/.metadata",
+			      "run/iter_0000200/.metadata"}, "run/iter_0000100 run/iter_0000200"},
+		{"Trainer with DeepSpeed", {"out/checkpoint-500/model.safetensors", "out/checkpoint-500/latest",
+					    "out/checkpoint-500/trainer_state.json",
+					    "out/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
+					    "out/checkpoint-1000/pytorch_model-00001-of-00002.bin",
+					    "out/checkpoint-1000/global_step1000/mp_rank_00_model_states.pt"},
+		 "out/checkpoint-1000 out/checkpoint-500"},
+		{"Trainer's final model", {"out/model.safetensors", "out/config.json", "out/checkpoint-500/model.safetensors"},
+		 "out/* out/checkpoint-500"},
+		{"... and its state", {"out/model.safetensors", "out/trainer_state.json", "out/checkpoint-500/model.safetensors",
+				       "out/checkpoint-500/trainer_state.json"}, "out/* out/checkpoint-500"},
+		{"Trainer's checkpoint under another name", {"best/model.safetensors", "best/trainer_state.json",
+							     "best/global_step500/mp_rank_00_model_states.pt"}, "best"},
+		{"Lightning", {"run/epoch=1-step=10.ckpt", "run/epoch=2-step=20.ckpt", "run/hparams.yaml"},
+		 "run/epoch=1-step=10.ckpt run/epoch=2-step=20.ckpt"},
+		{"Lightning and a stray file", {"run/epoch=1-step=10.ckpt", "run/final.pt"}, "run/epoch=1-step=10.ckpt"},
+		{"Lightning and a model", {"run/epoch=1-step=10.ckpt", "run/model.safetensors"}, "run/* run/epoch=1-step=10.ckpt"},
+		{"a run with stray files", {"run/final.pt", "run/step-1/.metadata", "run/step-2/model.safetensors"}, "run/step-1 run/step-2"},
+		{"... which is further up", {"all/vocab.pt", "all/run/step-1/.metadata"}, "all/run/step-1"},
+		{"a run whose name has a step", {"ckpt-7b/final.pt", "ckpt-7b/step-1/.metadata", "ckpt-7b/step-2/.metadata"},
+		 "ckpt-7b/step-1 ckpt-7b/step-2"},
+		{"... of Lightning", {"ckpt-7b/final.pt", "ckpt-7b/epoch=1-step=10.ckpt"}, "ckpt-7b/epoch=1-step=10.ckpt"},
+		{"... and a model", {"ckpt-7b/model.safetensors", "ckpt-7b/step-1/.metadata"}, "ckpt-7b/* ckpt-7b/step-1"},
+		{"runs in the directory of a model", {"base/model.safetensors", "base/tune/step-1/.metadata"}, "base/* base/tune/step-1"},
+		{"a model", {"model/model.safetensors", "model/config.json", "model/runs/log"}, "model/*"},
+		{"files of steps", {"run/step-1.pt", "run/step-2.pt", "run/logs/x"}, "run/*"},
+	};
+	for (const auto &c : cases)
+		EXPECT_EQ(Layout(c.paths).list(), c.want) << c.what;
+}
+
+// A tier may have what an earlier version sent of a checkpoint: parts of it.
+TEST(Layout, PartsInATier)
+{
+	Found f;
+	f.add("step-3", 3, 100, CKPT_SAFETENSORS);
+	f.add("step-3/optimizer", -1, 900);
+	f.v.back().remote = true;
+	f.add("step-3/state.ckpt", -1, 900, CKPT_LIGHTNING);
+	f.add("run", -1, 100); // was one, only in the tier; there are others in the store
+	f.v.back().remote = true;
+	f.add("run/step-1", 1, 100);
+	f.add("run-2", -1, 100);
+	f.newest({});
+	std::set<std::string> left;
+	for (size_t i = 0; i < f.n; i++)
+		left.insert(f.v[i].path);
+	EXPECT_EQ(left, (std::set<std::string>{"run", "run-2", "run/step-1", "step-3"}));
 }
 
 } // namespace

@@ -122,7 +122,8 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 	struct ckpt_kind file = {0};
 
 	if (l->self.kind.format != CKPT_NONE &&
-	    !(ckpt_is_loose(&l->self.kind) && S_ISDIR(r->st.st_mode)))
+	    !(ckpt_is_loose(&l->self.kind) &&
+	      (S_ISDIR(r->st.st_mode) || ckpt_is_one_file(r->name))))
 		return; /* the parts of a checkpoint are not checkpoints */
 	if (S_ISREG(r->st.st_mode))
 		ckpt_recognize_file(r->name, &file);
@@ -130,6 +131,7 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 		return;
 	if (ckpt_open(dirfd, r->name, r->name, l->p->on_mount, &c))
 		return; /* its own row reports the error */
+	ckpt_look_inside(&c);
 	judge_row(r, &c);
 }
 
@@ -541,6 +543,7 @@ static void read_self(struct listing *l)
 	r->name = ".";
 	if (ckpt_open(l->p->fd, ".", l->p->arg, l->p->on_mount, &l->self))
 		return;
+	ckpt_look_inside(&l->self);
 	if (l->p->on_mount)
 		xattr_of_fd(l->p->fd, KEY_STATE, r->state, sizeof(r->state));
 	judge_row(r, &l->self);

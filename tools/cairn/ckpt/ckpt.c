@@ -236,11 +236,6 @@ ssize_t ckpt_find(const struct ckpt *c, const char *name)
 	return -1;
 }
 
-bool ckpt_is_loose(const struct ckpt_kind *k)
-{
-	return k->format == CKPT_TORCH || k->format == CKPT_SAFETENSORS;
-}
-
 bool ckpt_commits(const char *name)
 {
 	static const char *const whole[] = {"metadata.json", "trainer_state.json",
@@ -253,14 +248,13 @@ bool ckpt_commits(const char *name)
 	return ckpt_is_metadata(name, true) || ckpt_is_metadata(name, false) || ckpt_is_index(name);
 }
 
-bool ckpt_is_loose_file(const char *name)
-{
-	return ckpt_is_safetensors(name) || ckpt_is_index(name) || ckpt_is_torch(name);
-}
-
 bool ckpt_is_own(const struct ckpt *c, size_t i)
 {
-	return !c->name[i].dir && (!ckpt_is_loose(&c->kind) || ckpt_is_loose_file(c->names.v[i]));
+	const char *name = c->names.v[i];
+
+	if (c->name[i].dir || (ckpt_is_plain(c->kind.format) && !ckpt_is_loose_file(name)))
+		return false;
+	return c->alone || !ckpt_is_loose(&c->kind) || !ckpt_is_one_file(name);
 }
 
 /* As programs name a file that is renamed when it is whole. */
@@ -289,13 +283,65 @@ static bool is_file(const struct ckpt *c, const char *name)
 	return fd >= 0;
 }
 
-bool ckpt_is_beside(const struct ckpt *c, size_t i)
+/* What names the newest of a run must not be in a tier before that. */
+static bool is_tracker(const char *name)
 {
-	const char *name = c->names.v[i];
+	return !strncmp(name, "latest", 6);
+}
 
-	return !c->alone && ckpt_is_loose(&c->kind) && !c->name[i].dir &&
-	       !ckpt_is_loose_file(name) && strncmp(name, ".cairn", 6) && !is_unfinished(name) &&
-	       is_file(c, name);
+/* Of a plain one: is what has no file of tensors' name a part of it? */
+static bool is_beside(const struct ckpt *c, const char *path)
+{
+	const char *name = path_base(path);
+
+	return strncmp(name, ".cairn", 6) && !is_unfinished(name) &&
+	       !(ckpt_is_loose(&c->kind) && is_tracker(name)) && is_file(c, path);
+}
+
+static int take(const struct ckpt *c, const char *path, ckpt_file_fn fn, void *ctx)
+{
+	struct stat st;
+
+	if (fstatat(c->dir, path, &st, 0) && fstatat(c->dir, path, &st, AT_SYMLINK_NOFOLLOW))
+		return errno == ENOENT ? 0 : -errno;
+	return fn(ctx, path, &st);
+}
+
+static int each_in_dir(const struct ckpt *c, ckpt_file_fn fn, void *ctx)
+{
+	int err = 0;
+
+	for (size_t i = 0; !err && i < c->names.n; i++)
+		if (ckpt_is_own(c, i) || (!c->name[i].dir && !ckpt_is_loose_file(c->names.v[i]) &&
+					  is_beside(c, c->names.v[i])))
+			err = take(c, c->names.v[i], fn, ctx);
+	return err;
+}
+
+int ckpt_each_file(const struct ckpt *c, ckpt_file_fn fn, void *ctx, bool *others)
+{
+	CLEANUP_WALK struct walk *w = NULL;
+	bool plain = ckpt_is_plain(c->kind.format);
+	struct walk_item it;
+	int err = 0;
+
+	*others = false;
+	if (c->alone || ckpt_is_loose(&c->kind))
+		return each_in_dir(c, fn, ctx);
+	err = walk_open(c->dir, -1, NULL, &w);
+	while (!err && walk_next(w, &it) != WALK_END) {
+		if (it.what == WALK_ERROR)
+			err = it.err;
+		if (it.what != WALK_ENTRY || S_ISDIR(it.st.st_mode))
+			continue;
+		if (!plain)
+			err = fn(ctx, it.path, &it.st);
+		else if (ckpt_is_loose_file(it.name) || is_beside(c, it.path))
+			err = take(c, it.path, fn, ctx);
+		else
+			*others = true;
+	}
+	return err;
 }
 
 /* ---- read ------------------------------------------------------------------------- */
@@ -354,6 +400,8 @@ void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out)
 {
 	ckpt_judge(&c->kind, c->name, c->names.n, c->set, c->index.v ? &c->index : NULL, c->quiet_s,
 		   out);
+	if (!c->alone && ckpt_is_plain(c->kind.format) && !ckpt_is_loose(&c->kind))
+		ckpt_judge_inside(c, out);
 }
 
 /* The least advanced state of its contents, "" if that is unknown (it is in

@@ -43,6 +43,7 @@ typedef void (*ckpt_bad_fn)(void *ctx, const char *file, const struct fmt_error 
  * describe (torch.save files in the directory). -ENOMEM, or 0. */
 int ckpt_read(struct ckpt *c, bool deep, ckpt_bad_fn bad, void *ctx);
 
+/* Of a plain one also of what is in its subdirectories, and is a checkpoint. */
 void ckpt_verdict(const struct ckpt *c, struct ckpt_verdict *out);
 bool ckpt_is_safe(const struct ckpt *c, const struct ckpt_verdict *v);
 /* What one is that is not: its state, and why. */
@@ -52,17 +53,16 @@ void ckpt_say_unsafe(const struct ckpt_verdict *v, char out[CKPT_UNSAFE_TEXT]);
 /* A file of the checkpoint, never through a symlink that leads out of it; O_RDONLY or
  * -errno. */
 int ckpt_open_file(const struct ckpt *c, const char *name);
-/* Single files of tensors, in any directory: other files and directories there are not part of
- * them. */
-bool ckpt_is_loose(const struct ckpt_kind *k);
-/* Of these, is it a file of tensors, or an index? */
-bool ckpt_is_loose_file(const char *name);
-/* Is c->name[i] a file of the checkpoint? */
+/* Is c->name[i] a file of its directory that is the checkpoint's? Of a plain one, only what has
+ * tensors. */
 bool ckpt_is_own(const struct ckpt *c, size_t i);
-/* Is c->name[i] a file that lies beside those of a loose checkpoint in its directory, and is copied
- * with it: config.json, tokenizer.json? Not what is in subdirectories, what cairnfs put there, and
- * what has a name of unfinished files. */
-bool ckpt_is_beside(const struct ckpt *c, size_t i);
+typedef int (*ckpt_file_fn)(void *ctx, const char *path, const struct stat *st);
+/* Calls fn for each file of the checkpoint, with its path from c->dir. What belongs to a plain one
+ * is also what has no tensors: config.json, tokenizer.json; not what cairnfs put there, what has a
+ * name of unfinished files, special files, and, of a loose one, what tells which the newest of a
+ * run is. *others: the directory of one that is not loose has such. fn's result, if it is not 0, or
+ * -errno. */
+int ckpt_each_file(const struct ckpt *c, ckpt_file_fn fn, void *ctx, bool *others);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 
@@ -92,6 +92,11 @@ void ckpt_search_free(struct ckpt_search *s);
 /* Opens and reads s->v[i], which the caller closes. 0 or -errno. */
 int ckpt_search_judge(const struct ckpt_search *s, size_t i, struct ckpt *c,
 		      struct ckpt_verdict *v);
+/* What is complete by its own files is not if a checkpoint below is not. */
+void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v);
+/* Are there checkpoints below? Loose files that are no model are none then: the kind becomes
+ * NONE. */
+void ckpt_look_inside(struct ckpt *c);
 /* For ckpt_newest_safe(): is s->v[i] safe, and whose is it? With s->verbose, says why not. */
 int ckpt_search_is_safe(void *search, size_t i);
 /* Does a part of c belong to somebody whose checkpoints do not count? */

@@ -48,7 +48,22 @@ bool ckpt_search_is_foreign(const struct ckpt_search *s, const struct ckpt *c)
 	return !ours;
 }
 
-static int add(struct ckpt_search *s, const struct walk_item *it, const struct ckpt_kind *kind)
+/* Every checkpoint that is made below a loose one changes the time of its directory. */
+static struct timespec loose_time(const struct ckpt *c)
+{
+	struct timespec newest = {0};
+
+	for (size_t i = 0; i < c->names.n; i++) {
+		struct timespec t = c->name[i].mtime;
+
+		if (ckpt_is_own(c, i) && (t.tv_sec > newest.tv_sec || (t.tv_sec == newest.tv_sec &&
+								       t.tv_nsec > newest.tv_nsec)))
+			newest = t;
+	}
+	return newest;
+}
+
+static int add(struct ckpt_search *s, const struct walk_item *it, const struct ckpt *c)
 {
 	struct ckpt_found *v = s->v;
 
@@ -60,7 +75,9 @@ static int add(struct ckpt_search *s, const struct walk_item *it, const struct c
 		s->v = v;
 	}
 	v[s->n] = (struct ckpt_found){
-		.path = strdup(it->path), .kind = *kind, .time = it->st.st_mtim};
+		.path = strdup(it->path), .kind = c->kind, .time = it->st.st_mtim};
+	if (!c->alone && ckpt_is_loose(&c->kind))
+		v[s->n].time = loose_time(c);
 	return v[s->n].path ? (s->n++, 0) : -ENOMEM;
 }
 
@@ -72,8 +89,7 @@ static int consider(struct ckpt_search *s, const struct walk_item *it)
 
 	if (err || c.kind.format == CKPT_NONE)
 		return err == -ENOMEM ? err : 0;
-	err = add(s, it, &c.kind);
-	/* loose files of tensors may be next to whole checkpoints: look further down */
+	err = add(s, it, &c);
 	return err ? err : !ckpt_is_loose(&c.kind);
 }
 
@@ -99,12 +115,8 @@ int ckpt_search(struct ckpt_search *s)
 			continue;
 		}
 		/* a .ckpt is a checkpoint itself; other files belong to their directory */
-		if (S_ISREG(it.st.st_mode)) {
-			size_t n = strlen(it.name);
-
-			if (n < 5 || strcmp(it.name + n - 5, ".ckpt"))
-				continue;
-		}
+		if (S_ISREG(it.st.st_mode) && !ckpt_is_one_file(it.name))
+			continue;
 		err = consider(s, &it);
 		if (err > 0)
 			walk_leave(w); /* its contents belong to it */
@@ -144,6 +156,56 @@ int ckpt_search_judge(const struct ckpt_search *s, size_t i, struct ckpt *c, str
 	    !look_at(s, (size_t)before, &old, &w))
 		ckpt_expect_ranks(&c->kind, w.ranks, c->quiet_s, v);
 	return err;
+}
+
+/* What others can be in: a subdirectory, a .ckpt. */
+static bool has_room(const struct ckpt *c)
+{
+	bool any = false;
+
+	for (size_t i = 0; !any && i < c->names.n; i++)
+		any = c->name[i].dir || ckpt_is_one_file(c->names.v[i]);
+	return any;
+}
+
+static int search_inside(const struct ckpt *c, struct ckpt_search *s)
+{
+	*s = (struct ckpt_search){
+		.top = c->path, .fd = c->dir, .everyone = true, .on_mount = c->on_mount};
+	return has_room(c) ? ckpt_search(s) : 0;
+}
+
+void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v)
+{
+	struct ckpt_search s;
+	int err = search_inside(c, &s);
+
+	for (size_t i = 0; !err && v->state == CKPT_COMPLETE && i < s.n; i++) {
+		CLEANUP_CKPT struct ckpt in = CKPT_EMPTY;
+		struct ckpt_verdict w;
+
+		err = ckpt_search_judge(&s, i, &in, &w);
+		if (err || w.state == CKPT_COMPLETE)
+			continue;
+		v->state = w.state;
+		snprintf(v->why, sizeof(v->why), "%.80s: %.110s", s.v[i].path, w.why);
+	}
+	if (err && v->state == CKPT_COMPLETE) {
+		v->state = CKPT_INCOMPLETE;
+		snprintf(v->why, sizeof(v->why), "what is below it: %s", strerror(-err));
+	}
+	ckpt_search_free(&s);
+}
+
+void ckpt_look_inside(struct ckpt *c)
+{
+	struct ckpt_search s;
+
+	if (c->alone || !ckpt_is_loose(&c->kind) || c->kind.model)
+		return;
+	if (!search_inside(c, &s) && s.n)
+		c->kind = (struct ckpt_kind){.format = CKPT_NONE};
+	ckpt_search_free(&s);
 }
 
 int ckpt_search_is_safe(void *ctx, size_t i)

@@ -73,6 +73,8 @@ int manifest_found(const struct manifest *m, struct ckpt_found *out)
 	out->kind.format = manifest_format(m);
 	out->kind.has_step = m->has_step;
 	out->kind.step = m->step;
+	for (size_t i = 0; i < m->n; i++)
+		out->kind.model |= ckpt_is_model_file(path_base(m->v[i].path));
 	return out->path ? 0 : -ENOMEM;
 }
 

@@ -105,7 +105,7 @@ static void drop_unseen(struct follow *f)
 	f->n = n;
 }
 
-static void mix(struct print *p, const char *name, const struct stat *st)
+static int mix(void *ctx, const char *name, const struct stat *st)
 {
 	const uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
 			       (uint64_t)st->st_mtim.tv_nsec};
@@ -113,33 +113,19 @@ static void mix(struct print *p, const char *name, const struct stat *st)
 				   (uint64_t)st->st_ctim.tv_nsec};
 	uint64_t named = tier_hash(TIER_HASH_BEGIN, name, strlen(name));
 	uint64_t h = tier_hash(named, v, sizeof(v)), i = tier_hash(named, inode, sizeof(inode));
+	struct print *p = ctx;
 
 	p->hash += h * (h | 1); /* the order does not count */
 	p->inodes += i * (i | 1);
 	p->bytes += v[0];
 	p->files++;
+	return 0;
 }
 
 int follow_print(const struct ckpt *c, struct print *out)
 {
-	CLEANUP_WALK struct walk *w = NULL;
-	bool whole = !c->alone && !ckpt_is_loose(&c->kind);
-	int err = whole ? walk_open(c->dir, -1, NULL, &w) : 0;
-	struct walk_item it;
-	struct stat st;
-
 	*out = (struct print){0};
-	while (whole && !err && walk_next(w, &it) != WALK_END) {
-		if (it.what == WALK_ERROR)
-			err = it.err;
-		else if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
-			mix(out, it.path, &it.st);
-	}
-	for (size_t i = 0; !whole && i < c->names.n; i++)
-		if ((c->alone || ckpt_is_own(c, i) || ckpt_is_beside(c, i)) &&
-		    !fstatat(c->dir, c->names.v[i], &st, 0))
-			mix(out, c->names.v[i], &st);
-	return err;
+	return ckpt_each_file(c, mix, out, &out->others);
 }
 
 static int print_now(const struct push *p, const char *path, struct print *out)

@@ -16,6 +16,7 @@ struct print {
 	/* of the inodes and when they changed: what is written anew has another one. The mount
 	 * shows others than the store */
 	uint64_t inodes;
+	bool others; /* there are files that are not its, and not sent */
 };
 
 enum known_state {

@@ -8,8 +8,8 @@
  *	- if its files on the mount are those that were sent: it is not being written;
  *	- if its copy has its manifest, with these files, and all their bytes are there, read again;
  *	- if these are the store's bytes: another store may have sent its own under this path;
- *	- if its directory has nothing else: of one with model.safetensors or the like no
- *	  subdirectories are sent;
+ *	- if its directory has nothing else: not all that lies beside model.safetensors or the like
+ *	  is sent;
  *	- if it was not fetched of late: somebody reads it.
  */
 #include "tier_follow.h"
@@ -48,15 +48,6 @@ static uint64_t newer(const struct keep *k, size_t i, size_t *newest)
 	return n;
 }
 
-static bool has_others(const struct ckpt *c)
-{
-	bool others = false;
-
-	for (size_t i = 0; !others && ckpt_is_loose(&c->kind) && i < c->names.n; i++)
-		others = !c->alone && !ckpt_is_own(c, i) && !ckpt_is_beside(c, i);
-	return others;
-}
-
 /* Is it on the mount as it was sent, and safe there? */
 static bool is_as_sent(const struct keep *k, size_t i)
 {
@@ -67,7 +58,7 @@ static bool is_as_sent(const struct keep *k, size_t i)
 	struct print now;
 
 	if (ckpt_open(k->top, path, path, true, &c) || follow_print(&c, &now) ||
-	    now.hash != known->print.hash || now.files != known->print.files || has_others(&c) ||
+	    now.hash != known->print.hash || now.files != known->print.files || now.others ||
 	    ckpt_read(&c, false, NULL, NULL))
 		return false;
 	ckpt_verdict(&c, &v);

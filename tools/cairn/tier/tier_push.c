@@ -38,9 +38,17 @@ void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
 		*out = '\0';
 }
 
+/* Is a file of the checkpoint's directory in a subdirectory? */
+static bool is_nested(const struct push *p, const char *path)
+{
+	path += strlen(p->s.v[p->at].path);
+	return strchr(path + (*path == '/'), '/');
+}
+
+/* config.json beside model.safetensors */
 static bool is_beside(const struct push *p, const char *path)
 {
-	return p->loose && !ckpt_is_loose_file(path_base(path));
+	return p->plain && !is_nested(p, path) && !ckpt_is_loose_file(path_base(path));
 }
 
 static int add_item(struct push *p, const struct ckpt *c, const char *name)
@@ -67,27 +75,9 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 	push_stored_sum(fd, it.stored);
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
 	it.commits = ckpt_commits(path_base(name));
-	it.beside = is_beside(p, name);
+	it.beside = is_beside(p, it.f.path);
 	v[p->n++] = it;
 	return 0;
-}
-
-static int add_below(struct push *p, const struct ckpt *c)
-{
-	CLEANUP_WALK struct walk *w = NULL;
-	struct walk_item it;
-	int err = walk_open(c->dir, -1, NULL, &w);
-
-	if (err)
-		return tier_told(p->why, err, "%s: %s", c->path, strerror(-err));
-	while (!err && walk_next(w, &it) != WALK_END) {
-		if (it.what == WALK_ERROR)
-			err = tier_told(p->why, it.err, "%s/%s: %s", c->path, it.path,
-					strerror(-it.err));
-		else if (it.what == WALK_ENTRY && !S_ISDIR(it.st.st_mode))
-			err = add_item(p, c, it.path);
-	}
-	return err;
 }
 
 static int rank(const struct item *it)
@@ -114,16 +104,31 @@ static struct item *find_item(const struct push *p, const char *path)
 	return p->n ? bsearch(&key, p->v, p->n, sizeof(*p->v), by_order) : NULL;
 }
 
+struct gather {
+	struct push *p;
+	const struct ckpt *c;
+	int err; /* of add_item(), which tells it */
+};
+
+static int gather_one(void *ctx, const char *path, const struct stat *st)
+{
+	struct gather *g = ctx;
+
+	(void)st;
+	return g->err = add_item(g->p, g->c, path);
+}
+
 static int gather(struct push *p, const struct ckpt *c)
 {
-	int err = 0;
+	struct gather g = {p, c, 0};
+	bool others;
+	int err;
 
+	p->plain = !c->alone && ckpt_is_plain(c->kind.format);
 	p->loose = !c->alone && ckpt_is_loose(&c->kind);
-	if (!c->alone && !p->loose)
-		err = add_below(p, c);
-	for (size_t i = 0; !err && (c->alone || p->loose) && i < c->names.n; i++)
-		if (ckpt_is_own(c, i) || ckpt_is_beside(c, i))
-			err = add_item(p, c, c->names.v[i]);
+	err = ckpt_each_file(c, gather_one, &g, &others);
+	if (err && !g.err)
+		tier_told(p->why, err, "%s: %s", c->path, strerror(-err));
 	if (!err && p->n)
 		qsort(p->v, p->n, sizeof(*p->v), by_order);
 	if (!err && p->n && p->hosts)
@@ -329,10 +334,11 @@ static int load_old(struct push *p, const char *path)
 	return take_removal(p, path);
 }
 
-/* Files that the tier has and the checkpoint has no longer. */
+/* Files that the tier has and the checkpoint has no longer. What is below a loose one is not its,
+ * although an earlier save may have had it. */
 static bool is_stale(const struct push *p, const char *path)
 {
-	return !find_item(p, path);
+	return !find_item(p, path) && !(p->loose && is_nested(p, path));
 }
 
 /* ---- what is begun ------------------------------------------------------------------ */

@@ -14,7 +14,7 @@ struct item { /* a file of the checkpoint */
 	struct stat st;
 	char stored[IO_CHECKSUM_LEN]; /* push_stored_sum() */
 	bool commits, send;
-	bool beside; /* ckpt_is_beside() */
+	bool beside; /* in the directory of a plain one, without tensors */
 	bool other; /* another host sends it */
 	const struct tier_host *owner; /* NULL: nobody's, or not known */
 	struct tier_temp temp;
@@ -36,7 +36,7 @@ struct push {
 	size_t at; /* in s.v */
 	struct item *v;
 	size_t n;
-	bool loose; /* ckpt_is_loose(), and a directory */
+	bool plain, loose; /* ckpt_is_plain(), ckpt_is_loose(); not of one file */
 	const struct tier_host *committer;
 	char record[SHARE_RECORD_LEN]; /* what is begun, in the tier: TIER_BEGUN, or a host's */
 	size_t missing; /* files that other hosts have not sent */
