@@ -283,6 +283,11 @@ static bool is_file(const struct ckpt *c, const char *name)
 	return fd >= 0;
 }
 
+bool ckpt_is_beside(const char *path)
+{
+	return !strchr(path, '/') && !ckpt_is_loose_file(path);
+}
+
 /* What names the newest of a run must not be in a tier before that. */
 static bool is_tracker(const char *name)
 {

@@ -33,6 +33,7 @@
 #define RETRY_MAX_S 60.0
 #define KEEP_AGAIN_S 600.0 /* a copy was found bad, which takes reading it */
 #define CHECK_S 1.0 /* of what was sent before, between two looks, if something happened */
+#define BESIDE_MAX_S 60.0 /* between two tries of one in which only what lies beside changes */
 #define RETRY_ONE_MAX_S 3600.0 /* of one checkpoint that cannot be sent as it is */
 
 volatile sig_atomic_t follow_stop;
@@ -105,6 +106,11 @@ static void drop_unseen(struct follow *f)
 	f->n = n;
 }
 
+struct printing {
+	const struct ckpt *c;
+	struct print *out;
+};
+
 static int mix(void *ctx, const char *name, const struct stat *st)
 {
 	const uint64_t v[3] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
@@ -113,9 +119,12 @@ static int mix(void *ctx, const char *name, const struct stat *st)
 				   (uint64_t)st->st_ctim.tv_nsec};
 	uint64_t named = tier_hash(TIER_HASH_BEGIN, name, strlen(name));
 	uint64_t h = tier_hash(named, v, sizeof(v)), i = tier_hash(named, inode, sizeof(inode));
-	struct print *p = ctx;
+	const struct printing *g = ctx;
+	struct print *p = g->out;
 
 	p->hash += h * (h | 1); /* the order does not count */
+	if (ckpt_is_plain(g->c->kind.format) && ckpt_is_beside(name))
+		p->beside += h * (h | 1);
 	p->inodes += i * (i | 1);
 	p->bytes += v[0];
 	p->files++;
@@ -124,8 +133,10 @@ static int mix(void *ctx, const char *name, const struct stat *st)
 
 int follow_print(const struct ckpt *c, struct print *out)
 {
+	struct printing g = {c, out};
+
 	*out = (struct print){0};
-	return ckpt_each_file(c, mix, out, &out->others);
+	return ckpt_each_file(c, mix, &g, &out->others);
 }
 
 static int print_now(const struct push *p, const char *path, struct print *out)
@@ -162,6 +173,26 @@ static bool is_complete(struct follow *f, struct push *p, struct known *k)
 	return false;
 }
 
+/* A log beside model.safetensors may be written all the time: when only such has changed it is sent
+ * after 0, 1, 2, 4, ... 60 seconds, until it is quiet for a minute. */
+static void changed(struct known *k, const struct print *now)
+{
+	bool beside =
+		k->state != KNOWN_NEW && k->print.hash - k->print.beside == now->hash - now->beside;
+
+	if (!beside) {
+		k->fails = 0;
+		k->retry_at = k->waits_since = k->beside_s = 0;
+	} else if (k->state == KNOWN_SENT) {
+		double t = now_s(), s = t > k->retry_at + BESIDE_MAX_S ? 0 : k->beside_s;
+
+		k->retry_at = t + s;
+		k->beside_s = !s ? 1 : s * 2 > BESIDE_MAX_S ? BESIDE_MAX_S : s * 2;
+	}
+	k->print = *now;
+	k->state = KNOWN_NEW;
+}
+
 static int look_at(struct follow *f, struct push *p)
 {
 	const char *path = p->s.v[p->at].path;
@@ -177,10 +208,7 @@ static int look_at(struct follow *f, struct push *p)
 		return -ENOMEM;
 	k->seen = true;
 	if (!is_same(&k->print, &now)) {
-		k->print = now;
-		k->state = KNOWN_NEW;
-		k->fails = 0;
-		k->retry_at = k->waits_since = 0;
+		changed(k, &now);
 		follow_set_sent_before(f, k, false);
 		f->changed = true;
 	}
@@ -518,12 +546,22 @@ static void watch_store(struct follow *f)
 	}
 }
 
+/* Somebody waits for what changed() holds back. */
+static void release(struct follow *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		if (f->v[i].beside_s > 0 && !f->v[i].fails && f->v[i].retry_at > now_s())
+			f->v[i].retry_at = now_s();
+}
+
 static int use_tier(struct follow *f, struct push *p)
 {
 	int err = 0;
 
 	if (follow_stop || now_s() < f->retry_at)
 		return 0;
+	if (there_is_asked(f))
+		release(f);
 	if (there_is_due(f))
 		err = list_tier(f, p);
 	if (!err && !follow_stop && (any_due(f) || is_keep_due(f)))

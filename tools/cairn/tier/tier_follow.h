@@ -13,6 +13,7 @@
 /* The files of a checkpoint: equal prints, equal files, but for what has the same size and time. */
 struct print {
 	uint64_t hash, bytes, files;
+	uint64_t beside; /* of the hash, what lies beside: ckpt_is_beside() */
 	/* of the inodes and when they changed: what is written anew has another one. The mount
 	 * shows others than the store */
 	uint64_t inodes;
@@ -37,6 +38,7 @@ struct known { /* a checkpoint of the store */
 	char why[CKPT_UNSAFE_TEXT]; /* of KNOWN_NEW: with what is missing */
 	unsigned fails;
 	double retry_at; /* by now_s() */
+	double beside_s; /* the next wait, when only what lies beside changes */
 	double waits_since; /* for another host; 0: it does not */
 };
 

@@ -10,7 +10,9 @@
  *
  * What is complete there is replaced only when all that replaces it is in the tier, and from the
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
- * these go before the first file is replaced. What only adds files to it leaves it complete.
+ * these go before the first file is replaced. What only adds files to it, or changes those that lie
+ * beside model.safetensors or the like, leaves it complete: the latter are not in its manifest
+ * meanwhile.
  */
 #include "tier_share.h"
 
@@ -38,17 +40,22 @@ void push_stored_sum(int fd, char out[IO_CHECKSUM_LEN])
 		*out = '\0';
 }
 
-/* Is a file of the checkpoint's directory in a subdirectory? */
-static bool is_nested(const struct push *p, const char *path)
+/* The path of a file of the checkpoint, from its directory. */
+static const char *from_dir(const struct push *p, const char *path)
 {
 	path += strlen(p->s.v[p->at].path);
-	return strchr(path + (*path == '/'), '/');
+	return path + (*path == '/');
 }
 
-/* config.json beside model.safetensors */
 static bool is_beside(const struct push *p, const char *path)
 {
-	return p->plain && !is_nested(p, path) && !ckpt_is_loose_file(path_base(path));
+	return p->plain && ckpt_is_beside(from_dir(p, path));
+}
+
+/* Nothing that lies beside commits a plain one. */
+static bool commits(const struct push *p, const char *path)
+{
+	return ckpt_commits(path_base(path)) && !is_beside(p, path);
 }
 
 static int add_item(struct push *p, const struct ckpt *c, const char *name)
@@ -74,7 +81,7 @@ static int add_item(struct push *p, const struct ckpt *c, const char *name)
 	it.f.mtime = it.st.st_mtim;
 	push_stored_sum(fd, it.stored);
 	it.owner = p->hosts ? tier_hosts_owner(p->hosts, fd) : NULL;
-	it.commits = ckpt_commits(path_base(name));
+	it.commits = commits(p, it.f.path);
 	it.beside = is_beside(p, it.f.path);
 	v[p->n++] = it;
 	return 0;
@@ -97,9 +104,8 @@ static int by_order(const void *x, const void *y)
 /* NULL: the checkpoint has no such file. */
 static struct item *find_item(const struct push *p, const char *path)
 {
-	const struct item key = {.f.path = (char *)path,
-				 .commits = ckpt_commits(path_base(path)),
-				 .beside = is_beside(p, path)};
+	const struct item key = {
+		.f.path = (char *)path, .commits = commits(p, path), .beside = is_beside(p, path)};
 
 	return p->n ? bsearch(&key, p->v, p->n, sizeof(*p->v), by_order) : NULL;
 }
@@ -338,7 +344,17 @@ static int load_old(struct push *p, const char *path)
  * although an earlier save may have had it. */
 static bool is_stale(const struct push *p, const char *path)
 {
-	return !find_item(p, path) && !(p->loose && is_nested(p, path));
+	return !find_item(p, path) && !(p->loose && strchr(from_dir(p, path), '/'));
+}
+
+/* ... of a push that was killed when its manifest had them no longer. What the store has by now,
+ * another push may be sending. */
+static bool is_left_over(const struct push *p, const char *path)
+{
+	struct stat st;
+
+	return is_stale(p, path) && fstatat(p->s.fd, path, &st, AT_SYMLINK_NOFOLLOW) &&
+	       !tier_stat(p->t, path, &st);
 }
 
 /* ---- what is begun ------------------------------------------------------------------ */
@@ -388,7 +404,8 @@ static int begin_uploads(struct push *p)
 	return err;
 }
 
-static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *m)
+/* there: without what is not there yet. */
+static int make_manifest(struct push *p, const struct ckpt *c, bool there, struct manifest *m)
 {
 	int err = 0;
 
@@ -404,7 +421,8 @@ static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *
 	for (size_t i = 0; !err && i < p->n; i++) {
 		struct tier_file f = p->v[i].f;
 
-		if (p->v[i].other && !share_commits(p))
+		if ((p->v[i].other && !share_commits(p)) ||
+		    (there && (p->v[i].send || p->v[i].left)))
 			continue;
 		if (p->v[i].send)
 			f.ranges = NULL, f.sum[0] = '\0'; /* it is not there yet */
@@ -414,12 +432,12 @@ static int make_manifest(struct push *p, const struct ckpt *c, struct manifest *
 }
 
 /* Says which files are ours from now on, whatever becomes of this. */
-static int begin(struct push *p, const struct ckpt *c, bool commits)
+static int begin(struct push *p, const struct ckpt *c, bool committing)
 {
 	CLEANUP_MANIFEST struct manifest m = {0};
-	int err = make_manifest(p, c, &m);
+	int err = make_manifest(p, c, false, &m);
 
-	m.commits = commits;
+	m.commits = committing;
 
 	for (size_t i = 0; !err && i < p->old.n; i++)
 		err = manifest_add(&m, &p->old.v[i]);
@@ -549,12 +567,12 @@ static int remove_manifest(struct push *p, const char *name)
 }
 
 /* Of both lists of what is there: the commit files, or the files that are stale. */
-static int remove_from(struct push *p, const struct manifest *m, bool commits)
+static int remove_from(struct push *p, const struct manifest *m, bool committing)
 {
 	int err = 0;
 
 	for (size_t i = 0; !err && i < m->n; i++)
-		if (commits ? ckpt_commits(path_base(m->v[i].path)) : is_stale(p, m->v[i].path))
+		if (committing ? commits(p, m->v[i].path) : is_stale(p, m->v[i].path))
 			err = remove_one(p, m->v[i].path);
 	return err;
 }
@@ -589,11 +607,15 @@ static int remove_records(struct push *p)
 	return err;
 }
 
+/* Where something was left out begun.json stays: it says that what the tier has of that is ours. */
 static int finish(struct push *p, const struct ckpt *c)
 {
 	CLEANUP_MANIFEST struct manifest m = {0};
-	int err = make_manifest(p, c, &m);
+	int err = make_manifest(p, c, true, &m);
+	bool left = false;
 
+	for (size_t i = 0; i < p->n; i++)
+		left |= p->v[i].left;
 	m.generation++;
 	manifest_forget_uploads(&m);
 	manifest_sort(&m);
@@ -601,7 +623,7 @@ static int finish(struct push *p, const struct ckpt *c)
 		err = manifest_save(p->t, &m, TIER_MANIFEST);
 	if (err)
 		return tier_failed(p, err, p->s.v[p->at].path);
-	err = remove_manifest(p, TIER_BEGUN);
+	err = left ? 0 : remove_manifest(p, TIER_BEGUN);
 	return err ? err : remove_records(p);
 }
 
@@ -614,8 +636,7 @@ static bool is_committed(const struct push *p)
 	for (size_t i = 0; !found && i < p->n; i++)
 		found = p->v[i].commits && !tier_stat(p->t, p->v[i].f.path, &st);
 	for (size_t i = 0; !found && i < p->begun.n; i++)
-		found = ckpt_commits(path_base(p->begun.v[i].path)) &&
-			!tier_stat(p->t, p->begun.v[i].path, &st);
+		found = commits(p, p->begun.v[i].path) && !tier_stat(p->t, p->begun.v[i].path, &st);
 	return found;
 }
 
@@ -644,6 +665,20 @@ static int waits_for(struct push *p, const char *host, const char *what)
 			 p->s.v[p->at].path, host, what);
 }
 
+/* What lies beside was changed while it was read: the copy is complete without, and it is sent
+ * later. */
+static int leave_out(struct push *p, struct item *it)
+{
+	int err = it->f.upload ? tier_abort_upload(p->t, it->f.path, it->f.upload) : 0;
+
+	tier_drop(p->t, &it->temp);
+	free(it->f.upload);
+	it->f.upload = NULL;
+	it->send = false;
+	it->left = true;
+	return err ? tier_failed(p, err, it->f.path) : 0;
+}
+
 /* now: each gets its name at once, and need not be sent again after a kill. */
 static int send_files(struct push *p, const struct ckpt *c, bool now)
 {
@@ -656,6 +691,10 @@ static int send_files(struct push *p, const struct ckpt *c, bool now)
 			continue; /* later */
 		if (it->send)
 			err = copy_one(p, c, it);
+		if (err == -ESTALE && it->beside && !p->hosts) {
+			err = leave_out(p, it);
+			continue;
+		}
 		if (!err && now && !it->commits)
 			err = publish_one(p, it);
 	}
@@ -684,22 +723,44 @@ static int commit(struct push *p, const struct ckpt *c, bool replace)
 	return err ? err : publish_all(p, true);
 }
 
-/* Are there only files to send that the complete copy there has not? It stays complete then. */
-static bool only_adds(const struct push *p)
+/* Are there only files to send that the complete copy there has not, or changes of what lies
+ * beside? It stays complete then. *aside: some of its files change. */
+static bool stays_complete(const struct push *p, bool *aside)
 {
-	bool adds = p->had_manifest && !p->any_ours && !share_others(p);
+	bool stays = p->had_manifest && !p->any_ours && !share_others(p);
 
-	for (size_t i = 0; adds && i < p->n; i++)
-		adds = !p->v[i].send ||
-		       (!p->v[i].commits && !manifest_find(&p->old, p->v[i].f.path));
-	for (size_t i = 0; adds && i < p->old.n; i++)
-		adds = !is_stale(p, p->old.v[i].path);
-	return adds;
+	*aside = false;
+	for (size_t i = 0; stays && i < p->n; i++) {
+		const struct item *it = &p->v[i];
+		bool listed = it->send && manifest_find(&p->old, it->f.path);
+
+		stays = !it->send || (!it->commits && (!listed || it->beside));
+		*aside |= listed;
+	}
+	for (size_t i = 0; stays && i < p->old.n; i++)
+		if (is_stale(p, p->old.v[i].path)) {
+			stays = is_beside(p, p->old.v[i].path);
+			*aside = true;
+		}
+	return stays;
+}
+
+/* The copy without the files that are about to change. */
+static int set_aside(struct push *p, const struct ckpt *c)
+{
+	CLEANUP_MANIFEST struct manifest m = {0};
+	int err = make_manifest(p, c, true, &m);
+
+	manifest_forget_uploads(&m);
+	manifest_sort(&m);
+	if (!err)
+		err = manifest_save(p->t, &m, TIER_MANIFEST);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
 }
 
 static int send(struct push *p, const struct ckpt *c)
 {
-	bool replace = is_committed(p) && !only_adds(p);
+	bool aside, replace = !stays_complete(p, &aside) && is_committed(p);
 	/* objects, and files of other hosts, are replaced as they are sent */
 	bool early = replace && (p->t->s3 || share_others(p));
 	uint64_t total = p->bytes;
@@ -717,6 +778,8 @@ static int send(struct push *p, const struct ckpt *c)
 	progress_done(&p->bar, p->bytes, total, p->s.v[p->at].path);
 	if (!err && early)
 		err = uncommit(p);
+	else if (!err && aside && !replace)
+		err = set_aside(p, c);
 	if (!err)
 		err = send_files(p, c, !replace || early);
 	if (!err && p->missing)
@@ -808,8 +871,9 @@ static int push_files(struct push *p, const struct ckpt *c)
 		return err;
 	for (size_t i = 0; i < p->old.n; i++)
 		any |= is_stale(p, p->old.v[i].path);
-	for (size_t i = 0; i < p->begun.n && !known; i++)
-		any |= is_stale(p, p->begun.v[i].path);
+	for (size_t i = 0; i < p->begun.n; i++)
+		any |= known ? is_left_over(p, p->begun.v[i].path)
+			     : is_stale(p, p->begun.v[i].path);
 	any |= p->missing > 0;
 	if (any)
 		err = send(p, c);
@@ -821,8 +885,8 @@ static int push_files(struct push *p, const struct ckpt *c)
 		err = publish_all(p, false); /* syncs their directories */
 	if (!any && !err)
 		err = publish_all(p, true);
-	for (size_t i = 0; !err && i < p->n && !*p->v[i].f.sum; i++)
-		err = sum_source(p, c, &p->v[i]);
+	for (size_t i = 0; !err && i < p->n; i++)
+		err = p->v[i].left ? 0 : sum_source(p, c, &p->v[i]);
 	return err ? err : (err = finish(p, c)) ? err : 1;
 }
 

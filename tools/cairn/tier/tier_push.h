@@ -14,7 +14,8 @@ struct item { /* a file of the checkpoint */
 	struct stat st;
 	char stored[IO_CHECKSUM_LEN]; /* push_stored_sum() */
 	bool commits, send;
-	bool beside; /* in the directory of a plain one, without tensors */
+	bool beside; /* ckpt_is_beside(), of a plain one */
+	bool left; /* it lies beside, and was changed while it was read: not in the manifest */
 	bool other; /* another host sends it */
 	const struct tier_host *owner; /* NULL: nobody's, or not known */
 	struct tier_temp temp;

@@ -1,0 +1,127 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# modes: fast
+# timeout: 240
+# What changes beside model.safetensors (a log, config.json) does not take the copy in the tier back: a push is killed at
+# each of its system calls, or the log replaced; the manifest is there all the time, and all that it lists.
+. "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
+. "$(dirname "$0")/tier.inc"
+
+work_in_memory
+printf 'echo more >>"$1.new"\ncat "$1" "$1.new" >"$1.tmp"\nmv "$1.tmp" "$1"\ntouch "$2"\n' >"$work/replace"
+python3 - "$cairn" "$BUILD/tests/mount/at_call" "$assets" "$work" <<'END' || die "see above"
+import json, os, shutil, subprocess, sys
+cairn, at_call, assets, tmp = sys.argv[1:]
+step = int(os.environ.get("TEST_ONE_OF", "1"))
+store, tier, back = (os.path.join(tmp, d) for d in ("store", "tier", "back"))
+model = os.path.join(store, "model")
+log = os.path.join(model, "trainer_log.jsonl")
+manifest = os.path.join(tier, ".cairn/manifests/model/manifest.json")
+
+def run(want, *args):
+    p = subprocess.run(args, capture_output=True, text=True)
+    assert want is None or p.returncode == want, (p.returncode, p.stdout, p.stderr)
+    return p
+
+def write(path, text):
+    with open(path, "w") as f:
+        f.write(text)
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+def listed():
+    return {os.path.basename(f["path"]) for f in json.loads(read(manifest))["files"]}
+
+def fresh():
+    for d in store, tier:
+        shutil.rmtree(d, ignore_errors=True)
+        os.makedirs(d)
+    shutil.copytree(os.path.join(assets, "safetensors"), model)
+    write(os.path.join(model, "config.json"), "{}")
+    write(os.path.join(model, "metadata.json"), "{}")
+    write(os.path.join(model, "old.txt"), "old")
+    write(log, "first\n")
+    run(0, cairn, "tier", "push", store, tier)
+
+def change():
+    write(log, "first\nsecond\n")
+    write(os.path.join(model, "metadata.json"), '{"step": 2}')
+    os.unlink(os.path.join(model, "old.txt"))
+
+def whole(when):
+    assert os.path.exists(manifest), (when, "the copy was taken back")
+    assert {"model.safetensors", "config.json"} <= listed(), (when, listed())
+    p = run(None, cairn, "tier", "verify", tier)
+    assert p.returncode == 0, (when, p.stdout, p.stderr)
+
+def same():
+    run(0, cairn, "tier", "push", store, tier)
+    whole("pushed")
+    assert not os.path.exists(os.path.join(tier, "model/old.txt")), "what was removed is there"
+    names = set(os.listdir(model)) - {"trainer_log.jsonl.new"}
+    assert names <= listed(), listed()
+    for name in names:
+        assert read(os.path.join(model, name)) == read(os.path.join(tier, "model", name)), name
+    assert sorted(os.listdir(os.path.dirname(manifest))) == ["manifest.json"]
+    shutil.rmtree(back, ignore_errors=True)
+    os.mkdir(back)
+    run(0, cairn, "tier", "fetch", tier, back)
+    assert read(os.path.join(back, "model/trainer_log.jsonl")) == read(log)
+
+def killed(change):
+    n = 0
+    while True:
+        n += step
+        fresh()
+        change()
+        p = run(None, at_call, str(n), "kill -KILL $PID", cairn, "tier", "push", store, tier)
+        whole(n)
+        if p.returncode != 137:
+            assert p.returncode == 0, p
+            break
+        same()
+    print(f"# killed at {n // step - 1} points")
+    assert n > 40 * step, n
+
+killed(change)
+killed(lambda: os.unlink(os.path.join(model, "old.txt")))
+
+n, mark, left = 0, os.path.join(tmp, "replaced"), 0
+while True:
+    n += step
+    fresh()
+    change()
+    p = run(None, at_call, str(n), f"bash {tmp}/replace {log} {mark}", cairn, "tier", "push", store, tier)
+    whole(n)
+    if not os.path.exists(mark):
+        break
+    os.unlink(mark)
+    assert p.returncode == 0, (n, p)
+    left += "trainer_log.jsonl" not in listed()
+    same()
+print(f"# replaced at {n // step - 1} points; left out {left} times")
+assert left or step > 1, "it was never changed while it was read"
+END
+
+# From a mount: a log that is written all the time.
+t=$TMP/tier
+mkdir "$t"
+manifest=$t/.cairn/manifests/model/manifest.json
+generation() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["generation"])' "$manifest"; }
+start_mount "$s" "$m" "tier=$t"
+mkdir "$m/model"
+cp "$assets/safetensors/model.safetensors" "$m/model"
+expect 0 "$cairn" wait --tier "$m/model"
+for i in $(seq 100); do
+	echo "$i" >>"$m/model/trainer_log.jsonl"
+	[ -e "$manifest" ] || die "the copy was taken back"
+	sleep 0.1
+done
+[ "$(generation)" -lt 8 ] || die "sent again and again: generation $(generation)"
+expect 0 "$cairn" wait --tier "$m/model"
+cmp "$m/model/trainer_log.jsonl" "$t/model/trainer_log.jsonl" || die "the log's last line"
+expect 0 "$cairn" tier verify "$t"
+stop_mount "$m"
