@@ -59,7 +59,7 @@ static void name_client(struct io_store *s, char out[24])
 {
 	struct stat st = {.st_dev = 0};
 
-	if (s->frees_at_close)
+	if (s->fs.frees_at_close)
 		strcpy(out, IO_CLIENT_LOCAL);
 	else if (!fstat(s->root, &st))
 		snprintf(out, 24, "%u:%u", major(st.st_dev), minor(st.st_dev));
