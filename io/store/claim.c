@@ -5,18 +5,19 @@
  * clients of a network filesystem, on two machines or on one, may each grant it.
  *
  *   no claim                 link(2) makes ours; of two that do it one gets EEXIST
- *   the claim of a dead one  link(2) makes ours as after.<its instance>, for one of those who
- *                            found it dead, who then renames that to "alive"
+ *   the claim of a dead one  link(2) makes ours after.<its instance>, too, for one of those who
+ *                            found it dead, who then renames it to "alive"
  *   killed between the two   after.<instance> is the claim: current() finds it, and the next one is
  *                            made after it in turn
  *
- * after.X disappears only when "alive" is no longer X's, so who makes it and still reads X in
- * "alive" is the only one. All is read back at the end.
+ * after.X stays until no client remembers that "alive" was X's: only link(2) is asked of the server
+ * for sure. All is read back at the end.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/sysmacros.h>
@@ -30,6 +31,7 @@
 #define CHAIN_MAX 16 /* killed in the middle of a claim, one after the other */
 #define OWN "claim." /* + our instance: what is linked */
 #define AFTER "after." /* + the instance of the claim before it */
+#define AFTER_S 60 /* no client remembers names, attributes or bytes for longer */
 #define ASKS "asks" /* see is_silent() */
 
 /* A keeper that opens the store again finds its own claim. */
@@ -208,11 +210,13 @@ bool io_host_asked(struct io_store *s)
 int io_name_new(int fromdir, const char *from, int todir, const char *to)
 {
 	/* a link first: NFS supports it, but not RENAME_NOREPLACE */
-	if (!linkat(fromdir, from, todir, to, 0))
+	int err = linkat(fromdir, from, todir, to, 0) ? -errno : 0;
+
+	if (!err || err == -EEXIST || err == -ENOENT)
+		return err;
+	if (!renameat2(fromdir, from, todir, to, RENAME_NOREPLACE))
 		return 0;
-	if (errno == EEXIST || !renameat2(fromdir, from, todir, to, RENAME_NOREPLACE))
-		return errno == EEXIST ? -EEXIST : 0;
-	return -errno;
+	return errno == EINVAL ? err : -errno; /* it has neither */
 }
 
 static int write_own(struct io_store *s, const char *own)
@@ -225,28 +229,31 @@ static int write_own(struct io_store *s, const char *own)
 	return fd < 0 ? -errno : io_said_write(s, fd, &h);
 }
 
-/* What was left by those who were killed here, and by those who came too late. */
-static void clean(struct io_store *s)
+/* What was left by those who were killed here, and by those who came too late. `now`: just set. */
+static void clean(struct io_store *s, const struct stat *now)
 {
 	CLEANUP_DIR DIR *d = entries_at(s->host, ".");
-	char after_us[32];
 	struct dirent *e;
+	struct stat st;
 
-	snprintf(after_us, sizeof(after_us), AFTER "%s", instance());
 	while ((e = entries_next(d)))
 		if (!strcmp(e->d_name, ASKS) || !strncmp(e->d_name, OWN, strlen(OWN)) ||
-		    (!strncmp(e->d_name, AFTER, strlen(AFTER)) && strcmp(e->d_name, after_us)))
+		    (!strncmp(e->d_name, AFTER, strlen(AFTER)) &&
+		     !fstatat(s->host, e->d_name, &st, AT_SYMLINK_NOFOLLOW) &&
+		     st.st_ino != now->st_ino &&
+		     llabs((long long)now->st_ctime - st.st_ctime) > AFTER_S))
 			unlinkat(s->host, e->d_name, 0);
 }
 
-/* Ours, which has the name `after`, in place of the dead one. */
-static int replace(struct io_store *s, const struct io_claim *dead, const char *after)
+/* Ours in place of the dead one, which it comes after. */
+static int replace(struct io_store *s, const struct io_claim *dead, const char *own,
+		   const char *after)
 {
 	struct io_host now;
 	int err = -EADDRINUSE;
 
 	if (read_name(s, "alive", &now) && !strcmp(now.instance, dead->alive))
-		err = renameat(s->host, after, s->host, "alive") ? -errno : 0;
+		err = renameat(s->host, own, s->host, "alive") ? -errno : 0;
 	if (err)
 		unlinkat(s->host, after, 0);
 	return err;
@@ -262,7 +269,7 @@ static int claim(struct io_store *s, const struct io_claim *dead)
 	if (!err)
 		err = io_name_new(s->host, own, s->host, dead->alive[0] ? after : "alive");
 	if (!err && dead->alive[0])
-		err = replace(s, dead, after);
+		err = replace(s, dead, own, after);
 	unlinkat(s->host, own, 0);
 	return err;
 }
@@ -279,6 +286,6 @@ int io_claim_take(struct io_store *s, const struct io_claim *dead)
 	if (!is_ours(&now) || fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
 		return -EADDRINUSE;
 	s->said_ino = st.st_ino;
-	clean(s);
+	clean(s, &st);
 	return 0;
 }
