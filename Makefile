@@ -325,6 +325,8 @@ $(BUILD)/tests/mount/libcairn: $(BUILD)/obj/tests/mount/libcairn.o $(call obj,to
 	$(call link,-L$(BUILD) -lcairn -Wl$(comma)-rpath$(comma)$(abspath $(BUILD)))
 $(BUILD)/tests/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(call obj,tools/libcairn/cuda_dl.c)
 	$(call link,-ldl)
+$(BUILD)/tests/mount/hang_store: $(BUILD)/obj/tests/mount/hang_store.o
+	$(call link,$(FUSE_LIBS))
 $(BUILD)/tests/mount/%: $(BUILD)/obj/tests/mount/%.o
 	$(call link,$(URING_LIBS))
 $(BUILD)/tests/crash/%: $(BUILD)/obj/tests/crash/%.o

@@ -74,6 +74,9 @@ struct current {
 	bool left; /* another thread has its slot: it ends after this request */
 	enum timed_op timed; /* counted in fs->timings when it is answered */
 	uint64_t begun_ns;
+	const void *request; /* as it was read, while this thread answers it; NULL */
+	size_t request_len;
+	bool second, gives, given; /* session_gives() */
 };
 extern _Thread_local struct current current;
 
@@ -87,10 +90,24 @@ void session_may_take_long(struct fs *fs);
 /* Calls fn(arg), which answers this thread's request and may take half a minute, on a thread of its
  * own, or on this one if no thread can be made. */
 void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg);
-/* Around a question to the store: others are answered meanwhile, even where it never returns.
- * session_asked() gets what session_asks() returned: when it was asked. */
-uint64_t session_asks(struct fs *fs);
-void session_asked(struct fs *fs, uint64_t asked_ns);
+/* A question to the store that a thread waits for. */
+struct asking {
+	struct asking *next, **back;
+	uint64_t since;
+	struct current who;
+	bool taken; /* another thread answers this request; slots.lock */
+};
+/* Around a question to the store: others are answered meanwhile, even where it never returns. False
+ * (then current.given is true): another thread answers this request, or did; this one ends it
+ * without an answer and without an effect. */
+void session_asks(struct fs *fs, struct asking *a);
+bool session_asked(struct fs *fs, struct asking *a);
+/* If a question to the store that follows has no answer after a second, the request begins again on
+ * another thread (current.second), for which session_is_silent(). For a request without an effect
+ * until then that heeds current.given. */
+void session_gives(void);
+/* The store does not answer: what was last seen of it counts. */
+bool session_is_silent(const struct fs *fs);
 /* Call it a few times a second, from a thread that does not wait for the store itself. */
 void session_look(struct fs *fs);
 /* The connection is gone: waits for all threads that answer. */

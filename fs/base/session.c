@@ -21,6 +21,10 @@
  * the role of reader on each time costs a small file 30 more wakings, and doubles its CPU time */
 #define SLOW_NS 2000000000ull
 #define STUCK_NS 100000000u /* an answer that takes longer should have passed the role on */
+/* after this a request is begun again, and answered with what was last seen of the store */
+#define PATIENCE_NS 1000000000u
+#define LOOK_AFTER_NS 300000000u /* and after this it is found out whether the store answers */
+#define SECOND_MAX 65536u /* bytes of such a request: names */
 
 _Thread_local struct current current;
 
@@ -133,25 +137,27 @@ void session_may_take_long(struct fs *fs)
 		session_may_block(fs);
 }
 
-/* A reader that answers for too long is blocked where its operation did not expect it: appoint
- * another one. */
-void session_look(struct fs *fs)
+/* ---- how long operations take ---- */
+
+void session_timed(enum timed_op op)
 {
-	uint64_t now = monotonic_ns(), answered = atomic_load(&fs->slots.n_answered);
-	/* no answer since the last look: what is asked now is late */
-	bool late = atomic_exchange(&fs->slots.answered_seen, answered) == answered &&
-		    atomic_load(&fs->slots.n_asking);
-	if (late && now < atomic_load(&fs->slots.slow_until))
-		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
-	if (pthread_mutex_trylock(&fs->reading.lock))
-		return; /* it is reading, not answering */
-	if (fs->reading.reader != NO_READER && now > fs->reading.since &&
-	    now - fs->reading.since > STUCK_NS) {
-		fs->reading.reader = NO_READER;
-		pthread_cond_signal(&fs->reading.cond);
-		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
-	}
-	pthread_mutex_unlock(&fs->reading.lock);
+	current.timed = op;
+	current.begun_ns = monotonic_ns();
+}
+
+static void timed_end(struct fs *fs)
+{
+	struct timing *t = &fs->timings.of[current.timed];
+	unsigned i = 0;
+
+	if (!current.timed)
+		return;
+	uint64_t us = (monotonic_ns() - current.begun_ns) / 1000;
+	for (uint64_t le = 100; i < TIMING_BUCKETS - 1 && us > le; i++)
+		le *= 4;
+	atomic_fetch_add(&t->buckets[i], 1);
+	atomic_fetch_add(&t->sum_us, us);
+	current.timed = TIMED_NONE;
 }
 
 /* ---- waiting for the store ----
@@ -199,7 +205,17 @@ static bool is_slow(struct fs *fs, uint64_t now)
 	return now < atomic_load_explicit(&fs->slots.slow_until, memory_order_relaxed);
 }
 
-uint64_t session_asks(struct fs *fs)
+bool session_is_silent(const struct fs *fs)
+{
+	return current.second || io_store_silent_since(fs->store);
+}
+
+void session_gives(void)
+{
+	current.gives = !current.second && current.request && current.request_len <= SECOND_MAX;
+}
+
+void session_asks(struct fs *fs, struct asking *a)
 {
 	unsigned asking = atomic_fetch_add(&fs->slots.n_asking, 1);
 	uint64_t now = monotonic_ns();
@@ -207,16 +223,128 @@ uint64_t session_asks(struct fs *fs)
 		session_may_block(fs);
 	if (asking >= ASKING_MAX && current.slotted)
 		leave_slot(fs);
-	return now;
+	*a = (struct asking){.since = now, .who = current};
+	/* what was last seen does not answer it: it would have been used at once */
+	a->who.gives &= !io_store_silent_since(fs->store);
+	LOCK_SCOPE(&fs->slots.lock);
+	a->next = fs->slots.asking;
+	a->back = &fs->slots.asking;
+	if (a->next)
+		a->next->back = &a->next;
+	fs->slots.asking = a;
 }
 
-void session_asked(struct fs *fs, uint64_t asked_ns)
+bool session_asked(struct fs *fs, struct asking *a)
 {
 	uint64_t now = monotonic_ns();
+	pthread_mutex_lock(&fs->slots.lock);
+	*a->back = a->next;
+	if (a->next)
+		a->next->back = a->back;
+	pthread_mutex_unlock(&fs->slots.lock);
 	atomic_fetch_sub(&fs->slots.n_asking, 1);
 	atomic_fetch_add(&fs->slots.n_answered, 1);
-	if (now - asked_ns > STUCK_NS && is_slow(fs, now))
+	if (now - a->since > STUCK_NS && is_slow(fs, now))
 		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
+	if (a->taken) {
+		current.given = true;
+		current.timed = TIMED_NONE; /* the other one counts it */
+	}
+	return !a->taken;
+}
+
+struct second {
+	struct fs *fs;
+	struct current who;
+	char request[];
+};
+
+static void *second_main(void *arg)
+{
+	struct second *s = arg;
+
+	pthread_setname_np(pthread_self(), "cairn-second");
+	current = s->who;
+	current.request = s->request;
+	s->fs->wire.answer(s->fs, s->request, current.request_len);
+	timed_end(s->fs);
+	atomic_fetch_sub(&s->fs->slots.n_offloaded, 1);
+	free(s);
+	return NULL;
+}
+
+/* slots.lock held, so that the thread that asks stays, and its request with it. */
+static void begin_again(struct fs *fs, struct asking *a)
+{
+	struct second *s = malloc(sizeof(*s) + a->who.request_len);
+	pthread_attr_t detached;
+	pthread_t t;
+
+	if (!s || fs->slots.joining) {
+		free(s);
+		return;
+	}
+	*s = (struct second){.fs = fs,
+			     .who = {.unique = a->who.unique,
+				     .resent = a->who.resent,
+				     .ticket = a->who.ticket,
+				     .slot = a->who.slot,
+				     .request_len = a->who.request_len,
+				     .second = true}};
+	memcpy(s->request, a->who.request, a->who.request_len);
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	atomic_fetch_add(&fs->slots.n_offloaded, 1);
+	if (pthread_create(&t, &detached, second_main, s)) {
+		atomic_fetch_sub(&fs->slots.n_offloaded, 1);
+		free(s);
+	} else {
+		a->taken = true;
+	}
+	pthread_attr_destroy(&detached);
+}
+
+/* Looks at the questions that have no answer yet. */
+static void look_at_asking(struct fs *fs, uint64_t now)
+{
+	bool late = false;
+
+	if (!atomic_load(&fs->slots.n_asking))
+		return;
+	pthread_mutex_lock(&fs->slots.lock);
+	for (struct asking *a = fs->slots.asking; a; a = a->next) {
+		uint64_t waits = now > a->since ? now - a->since : 0;
+		late |= waits > LOOK_AFTER_NS;
+		if (waits > PATIENCE_NS && a->who.gives && !a->taken)
+			begin_again(fs, a);
+	}
+	pthread_mutex_unlock(&fs->slots.lock);
+	if (late && now - atomic_load(&fs->slots.looked_ns) > PATIENCE_NS) {
+		atomic_store(&fs->slots.looked_ns, now);
+		io_store_look(fs->store);
+	}
+}
+
+/* A reader that answers for too long is blocked where its operation did not expect it: appoint
+ * another one. */
+void session_look(struct fs *fs)
+{
+	uint64_t now = monotonic_ns(), answered = atomic_load(&fs->slots.n_answered);
+	/* no answer since the last look: what is asked now is late */
+	bool late = atomic_exchange(&fs->slots.answered_seen, answered) == answered &&
+		    atomic_load(&fs->slots.n_asking);
+	if (late && now < atomic_load(&fs->slots.slow_until))
+		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
+	look_at_asking(fs, now);
+	if (pthread_mutex_trylock(&fs->reading.lock))
+		return; /* it is reading, not answering */
+	if (fs->reading.reader != NO_READER && now > fs->reading.since &&
+	    now - fs->reading.since > STUCK_NS) {
+		fs->reading.reader = NO_READER;
+		pthread_cond_signal(&fs->reading.cond);
+		atomic_store(&fs->slots.slow_until, now + SLOW_NS);
+	}
+	pthread_mutex_unlock(&fs->reading.lock);
 }
 
 void session_join(struct fs *fs)
@@ -228,29 +356,6 @@ void session_join(struct fs *fs)
 		pthread_join(fs->slots.thread[i], NULL);
 	while (atomic_load(&fs->slots.n_offloaded))
 		sleep_ms(10);
-}
-
-/* ---- how long operations take ---- */
-
-void session_timed(enum timed_op op)
-{
-	current.timed = op;
-	current.begun_ns = monotonic_ns();
-}
-
-static void timed_end(struct fs *fs)
-{
-	struct timing *t = &fs->timings.of[current.timed];
-	unsigned i = 0;
-
-	if (!current.timed)
-		return;
-	uint64_t us = (monotonic_ns() - current.begun_ns) / 1000;
-	for (uint64_t le = 100; i < TIMING_BUCKETS - 1 && us > le; i++)
-		le *= 4;
-	atomic_fetch_add(&t->buckets[i], 1);
-	atomic_fetch_add(&t->sum_us, us);
-	current.timed = TIMED_NONE;
 }
 
 struct offload {
@@ -268,6 +373,7 @@ static void *offload_main(void *arg)
 	pthread_setname_np(pthread_self(), "cairn-offload");
 	current = o.who;
 	current.reads = current.slotted = false;
+	current.request = NULL; /* that thread reads the next one */
 	o.fn(o.arg);
 	timed_end(o.fs);
 	atomic_fetch_sub(&o.fs->slots.n_offloaded, 1);
@@ -320,6 +426,8 @@ static void *answer_main(void *arg)
 	memset(a.buf, 0, REQUEST_MAX);
 	while ((n = read_one(a.fs, a.buf, (int)a.slot)) > 0) {
 		current.reads = current.slotted = true;
+		current.request = a.buf;
+		current.request_len = (size_t)n;
 		a.fs->wire.answer(a.fs, a.buf, (size_t)n);
 		timed_end(a.fs);
 		if (current.left) {

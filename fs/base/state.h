@@ -157,7 +157,7 @@ struct tickets {
 
 /* Threads that answer the kernel; session.c. */
 struct slots {
-	pthread_mutex_t lock; /* over thread and joining */
+	pthread_mutex_t lock; /* over thread, joining and asking */
 	pthread_t thread[N_THREADS];
 	bool joining;
 	atomic_uint n_offloaded; /* others, which answer one request each */
@@ -166,6 +166,8 @@ struct slots {
 	atomic_ullong n_answered, answered_seen;
 	/* the store is taken for slow until then; CLOCK_MONOTONIC, ns */
 	atomic_ullong slow_until;
+	struct asking *asking; /* the questions that threads wait for; slots.lock */
+	atomic_ullong looked_ns; /* io_store_look() was called for them then */
 };
 
 #endif

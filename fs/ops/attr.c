@@ -16,6 +16,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	(void)fi; /* the kernel does not send it; the id tells which version is meant */
 	double timeout = 0;
 	int err;
+	session_gives();
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
@@ -25,7 +26,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 			timeout = attr_timeout(n);
 	} while (ask_store(fs, err));
 	if (err)
-		fuse_reply_err(req, -err);
+		reply_error(req, err);
 	else
 		fuse_reply_attr(req, &st, timeout);
 }

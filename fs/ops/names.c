@@ -54,13 +54,14 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct fs *fs = req_fs(req);
 	int err;
 
+	session_gives();
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
 		err = try_lookup(req, fs, parent, name);
 	} while (ask_store(fs, err));
 	if (err)
-		fuse_reply_err(req, -err);
+		reply_error(req, err);
 }
 
 /* Sets the owner of what the caller creates in dir, by the SGID rule. */
@@ -78,14 +79,14 @@ static void own(fuse_req_t req, const struct node *dir, struct rec *r, bool is_d
 
 /* 0: answered. */
 static int try_make(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t parent,
-		    const char *name)
+		    const char *name, bool space)
 {
 	struct node *dir, *old;
 
 	if (answered_entry(req, fs))
 		return 0;
 	int err = find_dir(fs, parent, &dir);
-	if (!err && !staging_space_for_names(fs->s))
+	if (!err && !space)
 		err = -ENOSPC;
 	if (!err)
 		err = tree_lookup(fs, dir, name, &old, NULL);
@@ -105,15 +106,18 @@ static int try_make(fuse_req_t req, struct fs *fs, struct rec *r, fuse_ino_t par
 static void make(fuse_req_t req, struct rec *r, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
+	/* without the lock: it may ask the store */
+	bool space = staging_space_for_names(fs->s);
 	int err;
 
+	session_gives();
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
-		err = try_make(req, fs, r, parent, name);
+		err = try_make(req, fs, r, parent, name, space);
 	} while (ask_store(fs, err));
 	if (err)
-		fuse_reply_err(req, -err);
+		reply_error(req, err);
 }
 
 void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)

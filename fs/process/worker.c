@@ -272,6 +272,8 @@ static void set_up_process(struct fs *fs)
 static int restore(struct fs *fs, bool first)
 {
 	int err = trust_worker(fs);
+	if (!err && !io_store_is_detached(fs->store))
+		err = io_store_ask_aside(fs->store);
 	if (!fs->o.ro && !io_store_is_detached(fs->store))
 		atomic_store(&fs->hosts.others, io_store_shared(fs->store));
 	if (!err) /* before the recovery, which may take longer than others wait for a heartbeat */

@@ -35,6 +35,15 @@ struct control_ops {
 	void (*forget)(uint64_t id, uint64_t count); /* the tree lock may be held */
 };
 
+/* err: negative. Nothing, if another thread answers this request (current.given). */
+static inline void reply_error(fuse_req_t req, int err)
+{
+	if (current.given)
+		fuse_reply_none(req);
+	else
+		fuse_reply_err(req, -err);
+}
+
 /* ---- reply.c; the tree lock is held ---- */
 
 int reply_entry(fuse_req_t req, struct fs *fs, struct node *n); /* 0 or ASK_AGAIN */

@@ -219,16 +219,19 @@ void ask_no_more(void)
 bool ask_store(struct fs *fs, int err)
 {
 	struct answer *a = mine.wanted;
+	struct asking asking;
 
 	if (err != ASK_AGAIN || !a) {
 		ask_end();
 		return false;
 	}
 	mine.wanted = NULL;
-	uint64_t asked_ns = session_asks(fs);
+	session_asks(fs, &asking);
 	run(fs, a);
-	session_asked(fs, asked_ns);
-	return true;
+	if (session_asked(fs, &asking))
+		return true;
+	ask_end();
+	return false;
 }
 
 /* ---- asking; no lock needed ---- */

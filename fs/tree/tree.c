@@ -194,7 +194,7 @@ static int refresh_from_store(struct fs *fs, struct node *n)
 	uint64_t applied;
 	struct born b;
 
-	if (!fs_is_applied(fs, n->seq.born))
+	if (!fs_is_applied(fs, n->seq.born) || session_is_silent(fs))
 		return 0;
 	int err = ask_stat(fs, n, &b, &applied);
 	const struct stat *st = &b.st;
@@ -391,8 +391,8 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return d->node ? 0 : -ENOENT;
 	}
-	/* the store is away: answer what was last seen */
-	if (d && d->node && io_store_is_detached(fs->store)) {
+	/* the store is away, or does not answer: what was last seen counts */
+	if (d && d->node && (io_store_is_detached(fs->store) || session_is_silent(fs))) {
 		if (dout)
 			*dout = d;
 		*out = d->node;

@@ -45,6 +45,7 @@ struct io_store {
 	_Atomic int64_t no_quotas; /* there are none; valid until this second */
 	atomic_uint serial; /* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
+	struct io_asker *asker; /* silent.c; NULL: none */
 };
 
 /* A file of our own, for a sync to find out through it whether ext4's journal still works

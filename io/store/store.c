@@ -588,8 +588,3 @@ bool io_store_has_xattr(const struct io_store *s)
 {
 	return s->has_xattr;
 }
-
-int io_store_statvfs(const struct io_store *s, struct statvfs *out)
-{
-	return fstatvfs(s->root_rd, out) ? io_error() : 0;
-}

@@ -176,7 +176,21 @@ uint64_t io_store_max_file(const struct io_store *s);
 /* The maximum length of a symlink's target, likewise; 0: it has no symlinks. PATH_MAX - 1 with
  * ro. */
 size_t io_store_max_link(const struct io_store *s);
-int io_store_statvfs(const struct io_store *s, struct statvfs *out);
+/* After io_store_ask_aside: what was seen last, if the store is silent. */
+int io_store_statvfs(struct io_store *s, struct statvfs *out);
+
+/* ---- silent.c: a store that does not answer ---- */
+
+#define IO_SILENT_NS 1000000000ull
+
+/* From now on a thread of its own asks for the free space, so that others learn whether the store
+ * answers. In the process that uses it, once; it is not closed after that. 0; -ENOMEM, -EAGAIN. */
+int io_store_ask_aside(struct io_store *s);
+/* Has that thread ask now. Any lock may be held that io/locks.h ranks below RANK_STORE_ASKER. */
+void io_store_look(struct io_store *s);
+/* Since when a call has not returned, CLOCK_MONOTONIC, ns. 0: the store answers, or has not been
+ * asked, or for less than IO_SILENT_NS. */
+uint64_t io_store_silent_since(const struct io_store *s);
 /* Bytes that the quotas of this user and group still allow them; UINT64_MAX: no limit, or
  * unknown. A project's limit is in statvfs. */
 uint64_t io_store_quota_left(struct io_store *s, uid_t uid, gid_t gid);

@@ -148,6 +148,20 @@ static bool print_gone(const struct doc *s)
 	return true;
 }
 
+static void print_silent(const struct doc *s)
+{
+	CLEANUP_FREE char *store = path(s, "store");
+	char t[32], n[COUNT_ROOM];
+
+	if (is_absent(s, "store_silent"))
+		return;
+	print_line("STORE SILENT", "for %s: no call to it has an answer, %s here wait",
+		   since(s, "store_silent.since_s", t),
+		   count_of(u64(s, "store_silent.calls"), "call", n));
+	print_line("", "nothing is lost; see whether its server runs, and `ls %s` answers",
+		   or_dash(store));
+}
+
 static void print_kept(const struct doc *s)
 {
 	CLEANUP_FREE char *top = name_in_line(s->top);
@@ -293,6 +307,7 @@ static void print_troubles(const struct doc *s)
 
 	print_refused(s);
 	print_kept(s);
+	print_silent(s);
 	if (!print_gone(s))
 		print_halted(s);
 	if (held && *held)
