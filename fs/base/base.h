@@ -44,6 +44,10 @@ void fs_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
  * is confined. */
 void fs_log_start(struct fs *fs);
 void fs_log_level(unsigned level); /* syslog(3)'s; what is above it is not logged */
+/* From now on a thread of its own writes the store's file. In the worker, which then ends with
+ * fs_log_end(): that waits a second at most for what is queued. */
+void fs_log_aside(void);
+void fs_log_end(void);
 /* Call it now and then: logs how often equal lines came that were not logged. end: all of them. */
 void fs_log_look(bool end);
 void fs_log_again(struct fs *fs); /* the store went or came back: opens its log again */

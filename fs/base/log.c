@@ -19,6 +19,8 @@
 #define LINES 8u
 #define BURST 5u /* equal lines in WINDOW_S; further ones are counted */
 #define WINDOW_S 60u
+#define QUEUED_MAX 1000u
+#define END_MS 1000u /* how long the end waits for what is queued */
 
 /* A line that was logged lately. */
 struct line {
@@ -28,8 +30,16 @@ struct line {
 	char text[256]; /* its begin */
 };
 
+/* A line on its way to the store's file. */
+struct queued {
+	struct queued *next;
+	size_t n;
+	char text[];
+};
+
 static struct log_output {
-	pthread_mutex_t lock; /* guards terminal: other threads log while it is closed; and lines */
+	/* guards terminal: other threads log while it is closed; lines; and what is queued */
+	pthread_mutex_t lock;
 	/* in the foreground stderr; else the starting process's until the mount answers, then -1 */
 	int terminal;
 	int file; /* STORE/.cairn/<host>/log, or -1 */
@@ -38,7 +48,14 @@ static struct log_output {
 	bool journal; /* reads stderr */
 	unsigned level;
 	struct line lines[LINES];
-} to = {RANKED_MUTEX(RANK_LOG), 2, -1, -1, false, false, LOG_NOTICE, {{0, 0, 0, 0, ""}}};
+	/* A store that does not answer must not hold up who logs, perhaps with a lock held: from
+	 * fs_log_aside() on a thread writes the file. */
+	bool aside;
+	struct queued *queue, **queue_end;
+	unsigned n_queued; /* and being written */
+	pthread_cond_t cond;
+} to = {RANKED_MUTEX(RANK_LOG), 2, -1, -1, false, false, LOG_NOTICE,
+	{{0, 0, 0, 0, ""}}, false, NULL, NULL, 0, PTHREAD_COND_INITIALIZER};
 
 void text_plain(char *text, char but)
 {
@@ -76,6 +93,78 @@ static void write_time(const struct tm *tm, char when[WHEN_ROOM])
 		 minutes / 60, minutes % 60);
 }
 
+static void write_file(const char *line, size_t n)
+{
+	if (write(to.file, line, n) != (ssize_t)n)
+		return; /* the store is full or gone */
+}
+
+static void *file_main(void *unused)
+{
+	(void)unused;
+	pthread_setname_np(pthread_self(), "cairn-log");
+	pthread_mutex_lock(&to.lock);
+	for (;;) {
+		struct queued *q = to.queue;
+		if (!q) {
+			pthread_cond_wait(&to.cond, &to.lock);
+			continue;
+		}
+		to.queue = q->next;
+		if (!to.queue)
+			to.queue_end = &to.queue;
+		pthread_mutex_unlock(&to.lock);
+		write_file(q->text, q->n);
+		free(q);
+		pthread_mutex_lock(&to.lock);
+		to.n_queued--;
+	}
+	return NULL;
+}
+
+void fs_log_aside(void)
+{
+	pthread_attr_t detached;
+	pthread_t t;
+
+	to.queue_end = &to.queue;
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	to.aside = !pthread_create(&t, &detached, file_main, NULL);
+	pthread_attr_destroy(&detached);
+}
+
+/* What is too much is not in the file: the store has not answered for long. */
+static void queue_line(const char *line, size_t n)
+{
+	struct queued *q = malloc(sizeof(*q) + n);
+
+	LOCK_SCOPE(&to.lock);
+	if (!q || to.n_queued == QUEUED_MAX) {
+		free(q);
+		return;
+	}
+	*q = (struct queued){.n = n};
+	memcpy(q->text, line, n);
+	*to.queue_end = q;
+	to.queue_end = &q->next;
+	to.n_queued++;
+	pthread_cond_signal(&to.cond);
+}
+
+static bool all_written(void)
+{
+	LOCK_SCOPE(&to.lock);
+	return !to.n_queued;
+}
+
+void fs_log_end(void)
+{
+	fs_log_look(true);
+	for (unsigned ms = 0; to.aside && ms < END_MS && !all_written(); ms += 5)
+		sleep_ms(5);
+}
+
 static void put(unsigned level, const char *text)
 {
 	char line[1200], when[WHEN_ROOM];
@@ -99,8 +188,11 @@ static void put(unsigned level, const char *text)
 		     : level == LOG_WARNING ? "warning: "
 					    : "",
 		     text);
-	if (to.file >= 0 && write(to.file, line, (size_t)n) != n)
-		return; /* the store is full or gone */
+	size_t len = (size_t)n < sizeof(line) ? (size_t)n : sizeof(line) - 1;
+	if (to.file >= 0 && to.aside)
+		queue_line(line, len);
+	else if (to.file >= 0)
+		write_file(line, len);
 }
 
 /* ---- equal lines ---- */

@@ -85,7 +85,7 @@ void keeper_look(struct fs *fs)
 
 void worker_exit(struct fs *fs, int code)
 {
-	fs_log_look(true);
+	fs_log_end();
 	if (fs->procs.keepers)
 		atomic_store(&fs->procs.keepers->exited, code + 1);
 	_exit(code);

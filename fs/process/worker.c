@@ -272,6 +272,7 @@ static void set_up_process(struct fs *fs)
 static int restore(struct fs *fs, bool first)
 {
 	int err = trust_worker(fs);
+	fs_log_aside();
 	if (!err && !io_store_is_detached(fs->store))
 		err = io_store_ask_aside(fs->store);
 	if (!fs->o.ro && !io_store_is_detached(fs->store))
