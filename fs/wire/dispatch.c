@@ -30,6 +30,8 @@ static void init(void *userdata, struct fuse_conn_info *conn)
 	fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
 	fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
 	fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
+	/* else a lookup that waits for the store holds up all others in its directory */
+	fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);
 	/* a handle would be valid only while the kernel happens to cache its inode */
 	fuse_set_feature_flag(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
 	if (!fs->o.nopassthrough && fs->uid == 0 &&
