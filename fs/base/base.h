@@ -81,6 +81,8 @@ struct current {
 	const void *request; /* as it was read, while this thread answers it; NULL */
 	size_t request_len;
 	bool second, gives, given; /* session_gives() */
+	/* it fails if the name exists: what other hosts may have made meanwhile matters */
+	bool exact;
 };
 extern _Thread_local struct current current;
 

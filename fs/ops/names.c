@@ -111,6 +111,7 @@ static void make(fuse_req_t req, struct rec *r, fuse_ino_t parent, const char *n
 	int err;
 
 	session_gives();
+	current.exact = true;
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);

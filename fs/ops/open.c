@@ -483,7 +483,13 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		.who = {.uid = ctx->uid, .gid = ctx->gid, .mode = mode},
 	};
 	int err;
+	session_gives();
+	current.exact = fi->flags & O_EXCL;
 	memory_guess(fs, &c, parent, name);
+	if (current.given) {
+		fuse_reply_none(req);
+		return;
+	}
 	do {
 		if (c.wanted)
 			memory_for(fs, &c);
@@ -492,6 +498,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 			err = try_create(req, fs, parent, name, mode, fi, &c);
 		} while (ask_store(fs, err));
 	} while (err == -EAGAIN);
-	if (err == -EINPROGRESS)
+	if (current.given)
+		fuse_reply_none(req);
+	else if (err == -EINPROGRESS)
 		offload_open(req, parent, name, mode, fi);
 }

@@ -142,6 +142,8 @@ static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 		err = ask_list_again(fs, dir);
 	}
 	*out = s;
+	if (!err && s->read)
+		tree_listed(dir, s);
 	return err == ASK_AGAIN || !name_is_absent(err) ? err : 0;
 }
 

@@ -114,11 +114,12 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 {
 	uint64_t h = hash_dirs(fs, dir), shape = hash_name(h, name), size = STAGED_SIZE_UNKNOWN;
+	struct asking asking;
 	char own[256];
 	struct stat st;
 	int parent;
 
-	if (dir == fs->tree.root || !dir->names || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
+	if (dir == fs->tree.root || !dir->names || session_is_silent(fs) || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
 	    fs->expect[shape % EXPECT_SLOTS].key == shape)
 		return STAGED_SIZE_UNKNOWN;
 	set(fs, shape, STAGED_SIZE_UNKNOWN); /* asks the store only once */
@@ -126,7 +127,9 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	uint64_t parent_id = dir->names->dir->id;
 	pthread_mutex_unlock(&fs->tree.lock);
 	session_may_block(fs);
+	session_asks(fs, &asking);
 	if (staging_dir_get(fs->s, parent_id, &parent)) {
+		session_asked(fs, &asking);
 		pthread_mutex_lock(&fs->tree.lock);
 		return STAGED_SIZE_UNKNOWN;
 	}
@@ -138,6 +141,7 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	if (fd >= 0)
 		close(fd);
 	staging_dir_put(fs->s, parent_id);
+	session_asked(fs, &asking);
 	pthread_mutex_lock(&fs->tree.lock);
 	if (size != STAGED_SIZE_UNKNOWN) {
 		set(fs, hash_text(h ^ 1, name), size);

@@ -133,4 +133,10 @@ void buffers_apply_commit(struct node *n, const struct rec *r); /* n's xattrs ar
 int buffers_emit(struct fs *fs); /* before any REC_OPEN of them is */
 uint64_t buffers_blocks(struct node *n); /* n->buf is not NULL */
 
+/* node.c; a directory's names in the store, for when it does not answer. Start anew, with none; one
+ * more; has it none of this name, as far as is known? */
+void store_names_start(struct node *dir);
+void store_names_add(struct node *dir, const char *name);
+bool store_names_lack(const struct node *dir, const char *name);
+
 #endif

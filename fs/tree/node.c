@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define GC_STEP 4096u /* takes some 2 ms with the lock held */
+#define STORE_NAMES_MAX 65536u /* 8 bytes each; of a larger directory they are not kept */
 
 /* ---- tables ---- */
 
@@ -199,6 +200,8 @@ void dentry_remove(struct fs *fs, struct dentry *d)
 	*(d->sib_prev ? &d->sib_prev->sib_next : &dir->children) = d->sib_next;
 	if (d->sib_next)
 		d->sib_next->sib_prev = d->sib_prev;
+	if (n)
+		store_names_add(dir, d->name);
 	uint64_t place = fs_place_of(fs, d->seq);
 	if (n && place > dir->seq.forgot && place != UINT64_MAX)
 		dir->seq.forgot = place;
@@ -217,6 +220,51 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 	d->seq = seq;
 	d->store_has = d->ordered = false;
 	whiteout_list(fs, d);
+}
+
+/* ---- names that a directory of the store may have ---- */
+
+static void store_names_forget(struct node *dir)
+{
+	free(dir->store_names.hash);
+	dir->store_names = (struct store_names){0};
+	dir->listed = false;
+}
+
+void store_names_start(struct node *dir)
+{
+	dir->store_names.n = 0;
+	dir->listed = true;
+}
+
+void store_names_add(struct node *dir, const char *name)
+{
+	struct store_names *s = &dir->store_names;
+
+	if (!dir->listed)
+		return;
+	if (s->n == s->cap) {
+		size_t cap = s->cap ? s->cap * 2 : 16;
+		uint64_t *more = cap > STORE_NAMES_MAX ? NULL
+						       : realloc(s->hash, cap * sizeof(*more));
+		if (!more) {
+			store_names_forget(dir);
+			return;
+		}
+		s->hash = more;
+		s->cap = cap;
+	}
+	s->hash[s->n++] = hash_text(0, name);
+}
+
+bool store_names_lack(const struct node *dir, const char *name)
+{
+	uint64_t hash = hash_text(0, name);
+
+	for (size_t i = 0; i < dir->store_names.n; i++)
+		if (dir->store_names.hash[i] == hash)
+			return false;
+	return dir->listed;
 }
 
 /* ---- clean or dirty ---- */
@@ -409,6 +457,7 @@ static void node_free(struct fs *fs, struct node *n)
 		r.node = n->id;
 		staging_log(fs->s, &r); /* failed: then the node stays longer, no more */
 	}
+	store_names_forget(n);
 	free(n->target);
 	free(n->version.over);
 	free(n->version.save);

@@ -398,6 +398,9 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return 0;
 	}
+	if (!d && session_is_silent(fs) && store_names_lack(dir, name) &&
+	    !(current.exact && atomic_load(&fs->hosts.others)))
+		return -ENOENT;
 	int err = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
 	if (err && !name_is_absent(err)) /* this error does not mean that the name is absent */
 		return err;
@@ -428,6 +431,13 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 	}
 	ask_took(fs, dir, name, err ? NULL : *out, &seen);
 	return err;
+}
+
+void tree_listed(struct node *dir, const struct listed *l)
+{
+	store_names_start(dir);
+	for (size_t i = 0; i < l->n; i++)
+		store_names_add(dir, l->v[i].name);
 }
 
 void tree_absent(struct fs *fs, struct node *dir, const char *name)

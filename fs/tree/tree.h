@@ -156,6 +156,13 @@ struct node_fork {
 	uint64_t awaited_ns;
 };
 
+/* Hashes of the names that the store may have in a directory: all that it had when it was listed, or
+ * none when it was made here, and those that were dropped from the tree since. */
+struct store_names {
+	size_t n, cap;
+	uint64_t *hash;
+};
+
 struct node {
 	struct node *hash_next, *store_ino_next, *free_next;
 	uint64_t id, ino;
@@ -175,6 +182,8 @@ struct node {
 
 	struct dentry *names;
 	struct dentry *children; /* directories: changed names, whiteouts included */
+	bool listed; /* directories: store_names is known */
+	struct store_names store_names;
 	char *target; /* symlinks that are not yet in the store */
 	struct xattr *xattrs;
 	bool xattrs_loaded;
@@ -305,6 +314,8 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		struct dentry **dout);
 /* The same for CREATE: a name that LOOKUP has just not found is not asked for again. */
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
+/* dir has these names in the store, and no others */
+void tree_listed(struct node *dir, const struct listed *l);
 /* a LOOKUP found nothing */
 void tree_absent(struct fs *fs, struct node *dir, const char *name);
 /* What is shown of n: asked of the store first where it is the store's to say (0, ASK_AGAIN); or as

@@ -205,7 +205,7 @@ static struct early *begin(struct staged *f, uint64_t bytes)
 	struct early *e = NULL;
 	int err = 0;
 
-	if (pthread_mutex_trylock(&f->io.lock))
+	if (io_store_silent_since(f->s->o.store) || pthread_mutex_trylock(&f->io.lock))
 		return NULL;
 	pthread_mutex_lock(&f->s->lock);
 	uint64_t size = 0;

@@ -260,7 +260,7 @@ static void *op_init(struct fuse_conn_info *conn, struct fuse_config *cfg)
 	(void)conn;
 	cfg->use_ino = 1;
 	cfg->nullpath_ok = 0;
-	cfg->hard_remove = 0;
+	cfg->hard_remove = 1; /* open files keep their descriptors here */
 	cfg->entry_timeout = cfg->attr_timeout = cfg->negative_timeout = 0;
 	return NULL;
 }

@@ -32,12 +32,14 @@ shows() { answers "$@"; has "$what" <"$TMP/out"; }
 told() { what=$1; shift; retry 10 shows "$@" || { unhang; die "no '$what' in $*: $(cat "$TMP/out")"; }; }
 
 start_mount "$store" "$mnt"
+mkdir -p "$src/run/never-listed"
 mkdir -p "$mnt/run/step-1" "$mnt/run/step-2"
 head -c 3000000 /dev/urandom >"$mnt/run/step-1/shard"
 echo small >"$mnt/run/step-1/small"
 wait_durable "$mnt"
 [ "$(status_field "$mnt" store_silent)" = null ] || die "silent: $(status_field "$mnt" store_silent)"
 [ "$(metric "$mnt" store_silent_seconds)" = 0 ] || die "metrics: $(metric "$mnt" store_silent_seconds)"
+ls "$mnt" "$mnt/run" "$mnt/run/step-1" >/dev/null # what is listed is known
 sleep 1.5 # longer than the kernel keeps names and attributes: it asks for each again
 
 touch "$hang"
@@ -47,22 +49,43 @@ told "STORE SILENT" env COLUMNS=999 "$BUILD/cairn" status "$mnt"
 told '"store_silent": {"since_s": ' cat "$mnt/.cairn/status.json"
 told '^cairnfs_store_silent_seconds{[^}]*} [0-9.]*[1-9]' cat "$mnt/.cairn/metrics"
 answers "$BUILD/cairn" metrics "$mnt"
+# not looked up before, beside a lookup that waits
+begin ls "$mnt/.cairn/latest"
+sleep 1.5
 answers cat "$mnt/.cairn/files.json"
 answers stat "$mnt/run/step-1/shard"
 answers df "$mnt"
 
+# a save, into directories that are known and new ones
+head -c 5000000 /dev/urandom >"$TMP/bytes"
+answers sh -c "echo more >'$mnt/run/step-1/more'"
+answers cp "$TMP/bytes" "$mnt/run/step-1/large"
+answers mkdir "$mnt/run/step-3"
+answers cp "$TMP/bytes" "$mnt/run/step-3/shard-0"
+answers cp "$TMP/bytes" "$mnt/run/step-3/shard-1"
+answers sh -c "echo commit >'$mnt/run/step-3/.tmp' && mv '$mnt/run/step-3/.tmp' '$mnt/run/step-3/commit'"
+answers cmp "$TMP/bytes" "$mnt/run/step-3/shard-1"
+answers ls "$mnt/run/step-1/more" "$mnt/run/step-3/commit"
+answers sh -c "cp '$mnt/run/step-1/shard' '$TMP/copy'" # it is still staged
+
 # more requests than there are threads, which only the store can answer
-for i in {1..40}; do begin stat "$mnt/run/step-2/unknown-$i"; done
+for i in {1..40}; do begin stat "$mnt/run/never-listed/unknown-$i"; done
 sleep 0.5
 answers cat "$mnt/.cairn/status"
 answers stat "$mnt/run/step-1/small"
-answers sh -c "echo retry >'$mnt/.cairn/control'"
+answers "$BUILD/cairn" retry "$mnt"
 for ((i = 1; i <= n; i++)); do
 	ended "$i" || waits=1
 done
 [ "${waits-}" ] || die "no request waits for the store: it did not hang"
 
+[ ! -e "$src/run/step-3" ] || die "published though the store hangs"
 unhang
+retry 30 test -e "$src/run/step-3/commit" || die "not published though the store answers"
+for i in 0 1; do
+	cmp "$TMP/bytes" "$src/run/step-3/shard-$i" || die "shard $i is not complete in the store, its commit is there"
+done
+cmp "$TMP/bytes" "$src/run/step-1/large" || die "an earlier file is not in the store"
 all_ended() { for ((i = 1; i <= n; i++)); do ended "$i" || return 1; done; }
 retry 30 all_ended || die "requests still wait though the store answers"
 answering() { [ "$(status_field "$mnt" store_silent)" = null ]; }
