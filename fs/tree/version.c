@@ -194,6 +194,18 @@ static int await_persisted(struct fs *fs, struct node *n, struct staged *sf)
 	return err;
 }
 
+/* staged_check_space(), which may ask the store. Drops the lock; n is busy meanwhile. */
+static bool lacks_space(struct fs *fs, struct node *n, struct staged *sf)
+{
+	n->busy = true;
+	pthread_mutex_unlock(&fs->tree.lock);
+	bool lacks = staged_check_space(sf);
+	pthread_mutex_lock(&fs->tree.lock);
+	n->busy = false;
+	pthread_cond_broadcast(&fs->tree.busy_cond);
+	return lacks;
+}
+
 /* Reopens the same bytes once the store has their last version, so that shared mappings and readers
  * go on seeing one file; at once for a writer that only appends. May drop the lock to wait. */
 static int reopen(struct fs *fs, struct node *n, bool append)
@@ -201,7 +213,7 @@ static int reopen(struct fs *fs, struct node *n, bool append)
 	struct staged *sf = staged_ref(n->sf);
 	int err;
 	/* a file with readers cannot change its lane */
-	if (staged_check_space(sf) && n->handles) {
+	if (lacks_space(fs, n, sf) && n->handles) {
 		staged_unref(sf);
 		return -EAGAIN;
 	}
