@@ -54,8 +54,19 @@ static struct log_output {
 	struct queued *queue, **queue_end;
 	unsigned n_queued; /* and being written */
 	pthread_cond_t cond;
-} to = {RANKED_MUTEX(RANK_LOG), 2, -1, -1, false, false, LOG_NOTICE,
-	{{0, 0, 0, 0, ""}}, false, NULL, NULL, 0, PTHREAD_COND_INITIALIZER};
+} to = {RANKED_MUTEX(RANK_LOG),
+	2,
+	-1,
+	-1,
+	false,
+	false,
+	LOG_NOTICE,
+	{{0, 0, 0, 0, ""}},
+	false,
+	NULL,
+	NULL,
+	0,
+	PTHREAD_COND_INITIALIZER};
 
 void text_plain(char *text, char but)
 {

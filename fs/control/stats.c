@@ -40,6 +40,12 @@ struct stats_tier {
 	struct tier_report r;
 };
 
+/* The store does not answer. */
+struct stats_silent {
+	bool is;
+	uint64_t ns, s, calls;
+};
+
 struct stats_now {
 	uint64_t uptime_s, worker_uptime_s;
 	bool space_known, inodes_known;
@@ -49,6 +55,7 @@ struct stats_now {
 	struct stats_hosts hosts;
 	struct stats_tier tier;
 	struct remote_stats fetch;
+	struct stats_silent silent;
 	bool keeper_alive;
 	const char *host;
 	const struct timings *timings;
@@ -67,10 +74,10 @@ struct stats {
 	struct io_counts calls; /* calls to the store */
 	const char *version, *store, *mountpoint, *store_id, *engine, *fsync, *staging_dir;
 	/* gone: the store's filesystem */
-	bool passthrough, ro, keeper_gone, gone, silent, halted, refused;
+	bool passthrough, ro, keeper_gone, gone, halted, refused;
 	int gone_error;
 	uint64_t pid, keeper_pid, restarts, keepers_replaced, parser_failures, free, queue_depth,
-		bytes_read, gone_s, silent_ns, silent_s, silent_calls, halted_s;
+		bytes_read, gone_s, halted_s;
 	uint64_t lanes[N_LANES];
 	struct wait_calls wait_calls;
 	struct notice_list notices;
@@ -167,6 +174,18 @@ static void collect_fetch(struct fs *fs, struct remote_stats *out, bool all)
 		snprintf(out->fetching, sizeof(out->fetching), "%s", hidden);
 }
 
+static void collect_silent(struct fs *fs, struct stats_silent *out)
+{
+	uint64_t since = io_store_silent_since(fs->store);
+
+	*out = (struct stats_silent){.is = since};
+	if (!since)
+		return;
+	out->ns = monotonic_ns() - since;
+	out->s = out->ns / 1000000000u;
+	out->calls = atomic_load(&fs->slots.n_asking);
+}
+
 static void collect_now(struct fs *fs, struct stats_now *now)
 {
 	now->uptime_s = seconds_since(fs->procs.mounted_ns);
@@ -178,20 +197,11 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 	now->inodes_known = now->space_known && now->free_inodes != SPACE_NO_LIMIT;
 	staging_get_pending(fs->s, &now->pending);
 	collect_hosts(fs, &now->hosts);
+	collect_silent(fs, &now->silent);
 	now->keeper_alive = !atomic_load(&fs->procs.keeper_gone);
 	now->host = fs->procs.host;
 	now->timings = &fs->timings;
 	now->oldest_s = now->pending.oldest_ns / 1000000000u;
-}
-
-static void collect_silent(struct fs *fs, struct stats *st)
-{
-	uint64_t since = io_store_silent_since(fs->store);
-
-	st->silent = since;
-	st->silent_ns = since ? monotonic_ns() - since : 0;
-	st->silent_s = st->silent_ns / 1000000000u;
-	st->silent_calls = since ? atomic_load(&fs->slots.n_asking) : 0;
 }
 
 static void collect(struct fs *fs, struct stats *st, bool all)
@@ -230,7 +240,6 @@ static void collect(struct fs *fs, struct stats *st, bool all)
 	st->gone = fs->away.since;
 	st->gone_s = st->gone ? (uint64_t)(now - fs->away.since) : 0;
 	st->gone_error = fs->away.error;
-	collect_silent(fs, st);
 	st->halted = st->s.halted.error;
 	st->halted_s = st->halted ? (uint64_t)(now - st->s.halted.since) : 0;
 	st->refused = st->s.refused.count;
@@ -422,11 +431,11 @@ static const struct field {
 	 GAUGE("store_gone", "1 while the store's filesystem is gone.")},
 	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
 	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
-	{.at = AT(silent_ns),
+	{.at = AT(now.silent.ns),
 	 .kind = SECONDS,
 	 GAUGE("store_silent_seconds", "How long the store has not answered; 0: it answers.")},
-	{JSON("store_silent", "since_s", COUNT, silent_s), .needs = AT(silent)},
-	{JSON("store_silent", "calls", COUNT, silent_calls), .needs = AT(silent)},
+	{JSON("store_silent", "since_s", COUNT, now.silent.s), .needs = AT(now.silent.is)},
+	{JSON("store_silent", "calls", COUNT, now.silent.calls), .needs = AT(now.silent.is)},
 	{.at = AT(halted),
 	 .kind = FLAG,
 	 GAUGE("halted", "1 while publication is halted by a failing store.")},
@@ -644,13 +653,13 @@ static void write_trouble(const struct stats *st, FILE *f)
 			"  STORE GONE for %llu s: %s; staging keeps everything. It is opened again "
 			"when it is back\n",
 			(unsigned long long)st->gone_s, strerror(-st->gone_error));
-	else if (st->silent)
+	else if (st->now.silent.is)
 		fprintf(f,
-			"  STORE SILENT for %llu s: no call to it has an answer, %llu calls here wait; "
-			"staging keeps everything. See whether its server runs, and `ls %s` answers; "
-			"nothing else is to be done\n",
-			(unsigned long long)st->silent_s, (unsigned long long)st->silent_calls,
-			st->store);
+			"  STORE SILENT for %llu s: no call to it has an answer, %llu calls here "
+			"wait; staging keeps everything. See whether its server runs, and `ls %s` "
+			"answers\n",
+			(unsigned long long)st->now.silent.s,
+			(unsigned long long)st->now.silent.calls, st->store);
 	if (!st->gone && s->halted.error)
 		fprintf(f, "  HALTED     %s: %s; staging keeps everything; %s, then: cairn retry\n",
 			s->halted.path, strerror(-s->halted.error), s->halted.remedy);

@@ -181,6 +181,7 @@ static void make_file(fuse_req_t req, struct rec *r, fuse_ino_t parent, const ch
 	r->node = r->ino = staging_new_id(fs->s);
 	/* without the lock: it may be created in the store */
 	int made = staged_create(fs->s, r->node, 0, &sf);
+	current.exact = true;
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);

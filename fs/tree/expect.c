@@ -119,8 +119,8 @@ uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name)
 	struct stat st;
 	int parent;
 
-	if (dir == fs->tree.root || !dir->names || session_is_silent(fs) || get(fs, shape) != STAGED_SIZE_UNKNOWN ||
-	    fs->expect[shape % EXPECT_SLOTS].key == shape)
+	if (dir == fs->tree.root || !dir->names || session_is_silent(fs) ||
+	    get(fs, shape) != STAGED_SIZE_UNKNOWN || fs->expect[shape % EXPECT_SLOTS].key == shape)
 		return STAGED_SIZE_UNKNOWN;
 	set(fs, shape, STAGED_SIZE_UNKNOWN); /* asks the store only once */
 	strcpy(own, dir->names->name);

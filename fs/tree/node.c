@@ -226,27 +226,30 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 
 static void store_names_forget(struct node *dir)
 {
-	free(dir->store_names.hash);
-	dir->store_names = (struct store_names){0};
-	dir->listed = false;
+	if (dir->store_names)
+		free(dir->store_names->hash);
+	free(dir->store_names);
+	dir->store_names = NULL;
 }
 
 void store_names_start(struct node *dir)
 {
-	dir->store_names.n = 0;
-	dir->listed = true;
+	if (!dir->store_names)
+		dir->store_names = calloc(1, sizeof(*dir->store_names)); /* NULL: not known */
+	else
+		dir->store_names->n = 0;
 }
 
 void store_names_add(struct node *dir, const char *name)
 {
-	struct store_names *s = &dir->store_names;
+	struct store_names *s = dir->store_names;
 
-	if (!dir->listed)
+	if (!s)
 		return;
 	if (s->n == s->cap) {
 		size_t cap = s->cap ? s->cap * 2 : 16;
-		uint64_t *more = cap > STORE_NAMES_MAX ? NULL
-						       : realloc(s->hash, cap * sizeof(*more));
+		uint64_t *more =
+			cap > STORE_NAMES_MAX ? NULL : realloc(s->hash, cap * sizeof(*more));
 		if (!more) {
 			store_names_forget(dir);
 			return;
@@ -259,12 +262,13 @@ void store_names_add(struct node *dir, const char *name)
 
 bool store_names_lack(const struct node *dir, const char *name)
 {
+	const struct store_names *s = dir->store_names;
 	uint64_t hash = hash_text(0, name);
 
-	for (size_t i = 0; i < dir->store_names.n; i++)
-		if (dir->store_names.hash[i] == hash)
+	for (size_t i = 0; s && i < s->n; i++)
+		if (s->hash[i] == hash)
 			return false;
-	return dir->listed;
+	return s;
 }
 
 /* ---- clean or dirty ---- */

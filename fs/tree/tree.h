@@ -156,8 +156,8 @@ struct node_fork {
 	uint64_t awaited_ns;
 };
 
-/* Hashes of the names that the store may have in a directory: all that it had when it was listed, or
- * none when it was made here, and those that were dropped from the tree since. */
+/* Hashes of the names that the store may have in a directory: all that it had when it was listed,
+ * or none when it was made here, and those that were dropped from the tree since. */
 struct store_names {
 	size_t n, cap;
 	uint64_t *hash;
@@ -165,8 +165,7 @@ struct store_names {
 
 struct node {
 	struct node *hash_next, *store_ino_next, *free_next;
-	uint64_t id, ino;
-	uint64_t nlookup;
+	uint64_t id, ino, nlookup;
 	bool pinned; /* restored after a restart: the kernel's count is not known */
 	/* its bytes are being copied, made or cut; wait on fs->tree.busy_cond */
 	bool busy;
@@ -182,8 +181,7 @@ struct node {
 
 	struct dentry *names;
 	struct dentry *children; /* directories: changed names, whiteouts included */
-	bool listed; /* directories: store_names is known */
-	struct store_names store_names;
+	struct store_names *store_names; /* directories; NULL: not known */
 	char *target; /* symlinks that are not yet in the store */
 	struct xattr *xattrs;
 	bool xattrs_loaded;

@@ -19,6 +19,12 @@ struct io_fs {
 	bool frees_early, frees_at_close; /* store.h */
 };
 
+/* The longest file, and the longest target of a symlink (store.h). */
+struct io_store_max {
+	uint64_t file;
+	size_t link;
+};
+
 struct io_store {
 	struct io_engine *e;
 	char *path;
@@ -40,8 +46,7 @@ struct io_store {
 	uint64_t said_ino; /* of the file in which this host says that it is alive; hosts.c */
 	bool has_xattr;
 	size_t xattr_space;
-	uint64_t max_file;
-	size_t max_link;
+	struct io_store_max max;
 	_Atomic int64_t no_quotas; /* there are none; valid until this second */
 	atomic_uint serial; /* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */

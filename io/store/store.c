@@ -412,8 +412,8 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host,
 		err = io_store_drop_scratch(s);
 	if (err)
 		return err;
-	s->max_file = longest_file(s);
-	s->max_link = longest_link(s);
+	s->max.file = longest_file(s);
+	s->max.link = longest_link(s);
 	err = io_store_read_id(s->cairn, s->id);
 	return err == -ENOENT ? make_id(s) : err;
 }
@@ -479,8 +479,8 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, const char *ho
 	*served = nobody;
 	s->e = e;
 	s->ro = ro;
-	s->max_file = UINT64_MAX;
-	s->max_link = PATH_MAX - 1;
+	s->max.file = UINT64_MAX;
+	s->max.link = PATH_MAX - 1;
 	s->root = s->root_rd = s->cairn = s->host = -1;
 	s->tmp = s->lostfound = s->meta = s->previous = s->lock = s->mark = -1;
 	lock_init(&s->meta_lock, RANK_SIDECAR);
@@ -576,12 +576,12 @@ size_t io_store_xattr_space(const struct io_store *s)
 
 uint64_t io_store_max_file(const struct io_store *s)
 {
-	return s->max_file;
+	return s->max.file;
 }
 
 size_t io_store_max_link(const struct io_store *s)
 {
-	return s->max_link;
+	return s->max.link;
 }
 
 bool io_store_has_xattr(const struct io_store *s)

@@ -71,8 +71,8 @@ void reserve_take(struct staging *s);
 /* Holds space for a small file until reserve_kept: *mine bytes of it. False: there is none,
  * allocate. Not for two threads with one `mine`. */
 bool reserve_promise(struct staging *s, uint64_t *mine, uint64_t size);
-/* The store does not answer: nothing is allocated now. The same out of half the space that it said it
- * had. False: it answers, or there is not so much. */
+/* The store does not answer: nothing is allocated now. The same out of half the space that it said
+ * it had. False: it answers, or there is not so much. */
 bool reserve_promise_silent(struct staging *s, uint64_t *mine, uint64_t size);
 /* promised before a restart */
 void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);
