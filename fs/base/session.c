@@ -315,7 +315,7 @@ static void look_at_asking(struct fs *fs, uint64_t now)
 	for (struct asking *a = fs->slots.asking; a; a = a->next) {
 		uint64_t waits = now > a->since ? now - a->since : 0;
 		late |= waits > LOOK_AFTER_NS;
-		if (waits > PATIENCE_NS && a->who.gives && !a->taken)
+		if (waits > fs->slots.patience_ns && a->who.gives && !a->taken)
 			begin_again(fs, a);
 	}
 	pthread_mutex_unlock(&fs->slots.lock);
@@ -446,6 +446,8 @@ static void *answer_main(void *arg)
 int session_start(struct fs *fs)
 {
 	fs->reading.reader = NO_READER;
+	if (!fs->slots.patience_ns)
+		fs->slots.patience_ns = PATIENCE_NS;
 	for (unsigned i = 0; i < N_THREADS; i++) {
 		struct slot_arg *a = slot_arg_new(fs, i);
 		if (!a)

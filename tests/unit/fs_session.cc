@@ -340,6 +340,7 @@ protected:
 		std::filesystem::create_symlink("target", ground.store() + "/link");
 		open = written("open", 10);
 		watch();
+		shim_patience(t->fs, UINT64_MAX);	// what hangs is not begun again
 	}
 	uint64_t id_of(const char *name)
 	{
@@ -438,6 +439,23 @@ TEST_F(StoreHangs, OnceAndAgain)
 	shim_let_go();
 	for (unsigned i = 0; i <= N_ANSWERING; i++)
 		EXPECT_EQ(next().second, 0);
+}
+
+// It is answered by another thread, and once.
+TEST_F(StoreHangs, ARequestWithoutAnEffectBeginsAgain)
+{
+	uint64_t file = id_of("file");
+	shim_patience(t->fs, 1);
+	shim_hold_answers(1);
+	ask(10, FUSE_GETATTR, file, Body().add(fuse_getattr_in{}));
+	EXPECT_EQ(next(), std::make_pair(uint64_t{10}, 0));
+	shim_hold_answers(1);
+	ask(12, FUSE_MKDIR, root, Body().add(fuse_mkdir_in{0755, 0}).name("new"));
+	EXPECT_EQ(next(), std::make_pair(uint64_t{12}, 0));
+	shim_patience(t->fs, UINT64_MAX);
+	shim_let_go();
+	EXPECT_EQ(k->lookup(root, "new"), 0);
+	EXPECT_FALSE(answered());
 }
 
 // The store answered late once. It is asked all the time, and answers: it is not slow any more.

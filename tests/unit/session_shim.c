@@ -307,6 +307,11 @@ bool shim_store_is_slow(struct fs *fs)
 	return atomic_load(&fs->slots.slow_until) > (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+void shim_patience(struct fs *fs, uint64_t ns)
+{
+	atomic_store(&fs->slots.patience_ns, ns);
+}
+
 void shim_store_is_fast(struct fs *fs)
 {
 	atomic_store(&fs->slots.slow_until, 0);
