@@ -34,6 +34,7 @@ struct tier {
 	/* new directories get mode and owner of the one of the same path here; -1: none */
 	int like;
 	unsigned temps;
+	mode_t mask; /* umask(2) as it was opened: threads cannot ask for it without setting it */
 	struct pace *pace; /* of copies to it; NULL: no limit */
 	const volatile sig_atomic_t *stop; /* ends a copy with -ECANCELED; NULL: nothing does */
 };

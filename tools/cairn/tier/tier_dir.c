@@ -64,13 +64,10 @@ int tier_open_at(const struct tier *t, const char *path, int flags)
 }
 
 /* An object has neither mode nor owner. */
-static void make_mode(struct stat *out)
+static void make_mode(const struct tier *t, struct stat *out)
 {
-	mode_t mask = umask(0);
-
-	umask(mask);
 	*out = (struct stat){
-		.st_mode = S_IFREG | (0666 & ~mask), .st_uid = geteuid(), .st_gid = getegid()};
+		.st_mode = S_IFREG | (0666 & ~t->mask), .st_uid = geteuid(), .st_gid = getegid()};
 }
 
 int tier_mode(const struct tier *t, const char *path, struct stat *out)
@@ -78,7 +75,7 @@ int tier_mode(const struct tier *t, const char *path, struct stat *out)
 	CLEANUP_CLOSE int fd = t->s3 ? -1 : tier_open_at(t, path, O_PATH | O_NOFOLLOW);
 
 	if (t->s3)
-		make_mode(out);
+		make_mode(t, out);
 	else if (fd < 0 || fstat(fd, out))
 		return fd < 0 ? fd : -errno;
 	return 0;
@@ -258,10 +255,24 @@ static bool is_below(int fd, int top)
 	return n >= m && !memcmp(a, b, (size_t)m + 1);
 }
 
+static mode_t read_mask(void)
+{
+	FILE *f = fopen("/proc/self/status", "re");
+	char line[256];
+	unsigned mask = 0077;
+
+	while (f && fgets(line, sizeof(line), f) && sscanf(line, "Umask: %o", &mask) != 1)
+		;
+	if (f)
+		fclose(f);
+	return (mode_t)mask;
+}
+
 static int open_root(struct tier *t, const char *name, struct tier_why *w)
 {
 	*t = TIER_NONE;
 	t->name = name;
+	t->mask = read_mask();
 	if (!strncmp(name, "s3://", 5))
 		return tier_s3_open(&t->s3, name, w);
 	t->root = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -637,11 +648,9 @@ static int put_text(struct tier *t, const char *path, const char *text, size_t l
 static int write_temp(struct tier *t, const char *text, size_t len, struct tier_temp *out)
 {
 	CLEANUP_CLOSE int fd = create_temp(t, out);
-	mode_t mask = umask(0);
 	int err = fd < 0 ? fd : full_write(fd, text, len);
 
-	umask(mask);
-	if (!err && (fchmod(fd, 0666 & ~mask) || fsync(fd)))
+	if (!err && (fchmod(fd, 0666 & ~t->mask) || fsync(fd)))
 		err = -errno;
 	return err;
 }

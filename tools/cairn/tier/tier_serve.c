@@ -99,7 +99,6 @@ struct list {
 	struct stat *st; /* of each file of the checkpoint */
 	bool damaged; /* the checkpoint is */
 	char *before; /* the path of the file before */
-	mode_t mask;
 };
 
 static int put_entry(struct list *l, struct tier_entry *e, const struct stat *st, const char *path,
@@ -121,7 +120,7 @@ static void stat_of(const struct list *l, const char *path, mode_t type, struct 
 	bool dir = type == S_IFDIR;
 	struct stat st;
 
-	*out = (struct stat){.st_mode = type | ((dir ? 0777u : 0666u) & ~l->mask),
+	*out = (struct stat){.st_mode = type | ((dir ? 0777u : 0666u) & ~l->t->mask),
 			     .st_uid = geteuid(),
 			     .st_gid = getegid()};
 	if (l->t->s3)
@@ -300,10 +299,9 @@ static int list_into(const struct serve *s, FILE *out, struct tier_why *why)
 {
 	CLEANUP_TIER struct tier t = TIER_NONE;
 	struct follow f;
-	struct list l = {.t = &t, .own = &f, .out = out, .mask = umask(0)};
+	struct list l = {.t = &t, .own = &f, .out = out};
 	int err = open_tier(s, &t, &f, why);
 
-	umask(l.mask);
 	if (err < 0)
 		return err;
 	*why->text = '\0';
