@@ -81,8 +81,6 @@ struct current {
 	const void *request; /* as it was read, while this thread answers it; NULL */
 	size_t request_len;
 	bool second, gives, given; /* session_gives() */
-	/* it fails if the name exists: what other hosts may have made meanwhile matters */
-	bool exact;
 };
 extern _Thread_local struct current current;
 
@@ -108,9 +106,9 @@ struct asking {
  * without an answer and without an effect. */
 void session_asks(struct fs *fs, struct asking *a);
 bool session_asked(struct fs *fs, struct asking *a);
-/* If a question to the store that follows has no answer after a second, the request begins again on
- * another thread (current.second), for which session_is_silent(). For a request without an effect
- * until then that heeds current.given. */
+/* If a question to the store that follows has no answer when session_is_silent(), the request
+ * begins again on another thread (current.second). For a request without an effect until then that
+ * heeds current.given. */
 void session_gives(void);
 /* The store does not answer: what was last seen of it counts. */
 bool session_is_silent(const struct fs *fs);

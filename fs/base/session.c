@@ -21,9 +21,8 @@
  * the role of reader on each time costs a small file 30 more wakings, and doubles its CPU time */
 #define SLOW_NS 2000000000ull
 #define STUCK_NS 100000000u /* an answer that takes longer should have passed the role on */
-/* after this a request is begun again, and answered with what was last seen of the store */
-#define PATIENCE_NS 1000000000u
-#define LOOK_AFTER_NS 300000000u /* and after this it is found out whether the store answers */
+#define LOOK_AFTER_NS 300000000u /* after this it is found out whether the store answers */
+#define LOOK_EVERY_NS 1000000000u
 #define SECOND_MAX 65536u /* bytes of such a request: names */
 
 _Thread_local struct current current;
@@ -142,7 +141,8 @@ void session_may_take_long(struct fs *fs)
 void session_timed(enum timed_op op)
 {
 	current.timed = op;
-	current.begun_ns = monotonic_ns();
+	if (!current.second)
+		current.begun_ns = monotonic_ns();
 }
 
 static void timed_end(struct fs *fs)
@@ -207,7 +207,7 @@ static bool is_slow(struct fs *fs, uint64_t now)
 
 bool session_is_silent(const struct fs *fs)
 {
-	return current.second || io_store_silent_since(fs->store);
+	return io_store_silent_since(fs->store);
 }
 
 void session_gives(void)
@@ -290,6 +290,7 @@ static void begin_again(struct fs *fs, struct asking *a)
 				     .ticket = a->who.ticket,
 				     .slot = a->who.slot,
 				     .request_len = a->who.request_len,
+				     .begun_ns = a->who.begun_ns,
 				     .second = true}};
 	memcpy(s->request, a->who.request, a->who.request_len);
 	pthread_attr_init(&detached);
@@ -307,7 +308,7 @@ static void begin_again(struct fs *fs, struct asking *a)
 /* Looks at the questions that have no answer yet. */
 static void look_at_asking(struct fs *fs, uint64_t now)
 {
-	bool late = false;
+	bool late = false, silent = session_is_silent(fs);
 
 	if (!atomic_load(&fs->slots.n_asking))
 		return;
@@ -315,11 +316,11 @@ static void look_at_asking(struct fs *fs, uint64_t now)
 	for (struct asking *a = fs->slots.asking; a; a = a->next) {
 		uint64_t waits = now > a->since ? now - a->since : 0;
 		late |= waits > LOOK_AFTER_NS;
-		if (waits > fs->slots.patience_ns && a->who.gives && !a->taken)
+		if (silent && a->who.gives && !a->taken)
 			begin_again(fs, a);
 	}
 	pthread_mutex_unlock(&fs->slots.lock);
-	if (late && now - atomic_load(&fs->slots.looked_ns) > PATIENCE_NS) {
+	if (late && now - atomic_load(&fs->slots.looked_ns) > LOOK_EVERY_NS) {
 		atomic_store(&fs->slots.looked_ns, now);
 		io_store_look(fs->store);
 	}
@@ -446,8 +447,6 @@ static void *answer_main(void *arg)
 int session_start(struct fs *fs)
 {
 	fs->reading.reader = NO_READER;
-	if (!fs->slots.patience_ns)
-		fs->slots.patience_ns = PATIENCE_NS;
 	for (unsigned i = 0; i < N_THREADS; i++) {
 		struct slot_arg *a = slot_arg_new(fs, i);
 		if (!a)

@@ -168,9 +168,6 @@ struct slots {
 	atomic_ullong slow_until;
 	struct asking *asking; /* the questions that threads wait for; slots.lock */
 	atomic_ullong looked_ns; /* io_store_look() was called for them then */
-	/* after this a request that waits is begun again (session_gives); 0 before
-	 * session_start(): the usual time. Tests set it. */
-	atomic_ullong patience_ns;
 };
 
 #endif

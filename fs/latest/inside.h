@@ -61,6 +61,7 @@ struct lfound {
 	struct ckpt_found *v;
 	size_t n, cap;
 	struct remote_list *tier; /* NULL: there is none */
+	bool unread; /* some directory could not be read */
 	bool damaged; /* lfound_is_safe() found that of one that only the tier has */
 	char **todo; /* directories still to be read, relative to top */
 	size_t n_todo, cap_todo, n_dirs;

@@ -237,6 +237,7 @@ static int look_at(struct lfound *f, const char *below)
 	if (err) {
 		free(path);
 		/* removed, or not readable: others may still be there */
+		f->unread |= err != -ENOENT && err != -ENOTDIR;
 		return err == -ENOMEM ? err : 0;
 	}
 	if (!may_look_inside(f, &d.st)) {

@@ -269,6 +269,8 @@ static int is_safe_inside(const struct lfound *f, const char *path, const struct
 	if (!ckpt_is_plain(kind->format) || ckpt_is_loose(kind))
 		return 1;
 	int err = lfound_all(&in);
+	if (in.unread)
+		safe = 0;
 	for (size_t i = 0; !err && safe > 0 && i < in.n; i++)
 		safe = lfound_is_safe(&in, i);
 	lfound_free(&in);

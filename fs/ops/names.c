@@ -111,7 +111,6 @@ static void make(fuse_req_t req, struct rec *r, fuse_ino_t parent, const char *n
 	int err;
 
 	session_gives();
-	current.exact = true;
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);
@@ -181,7 +180,6 @@ static void make_file(fuse_req_t req, struct rec *r, fuse_ino_t parent, const ch
 	r->node = r->ino = staging_new_id(fs->s);
 	/* without the lock: it may be created in the store */
 	int made = staged_create(fs->s, r->node, 0, &sf);
-	current.exact = true;
 	ask_begin();
 	do {
 		TREE_SCOPE(fs);

@@ -484,7 +484,6 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	};
 	int err;
 	session_gives();
-	current.exact = fi->flags & O_EXCL;
 	memory_guess(fs, &c, parent, name);
 	if (current.given) {
 		fuse_reply_none(req);

@@ -129,6 +129,7 @@ static bool in_doubt(struct fs *fs, struct node *dir, struct listed *s)
  * ASK_AGAIN. */
 static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 {
+	bool goes_with = false;
 	struct listed *s;
 	int err = ask_list(fs, dir, &s);
 
@@ -136,13 +137,13 @@ static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 		/* it was made after the listing and dropped from the tree since */
 		if (fs_place_of(fs, dir->seq.forgot) > s->applied)
 			s->read = false;
-		else if (!in_doubt(fs, dir, s))
+		else if ((goes_with = !in_doubt(fs, dir, s)))
 			break;
 		s->rounds++;
 		err = ask_list_again(fs, dir);
 	}
 	*out = s;
-	if (!err && s->read)
+	if (!err && s->read && goes_with)
 		tree_listed(dir, s);
 	return err == ASK_AGAIN || !name_is_absent(err) ? err : 0;
 }

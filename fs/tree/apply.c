@@ -16,6 +16,7 @@
 void no_memory(void)
 {
 	fs_log(LEVEL_ERROR "out of memory");
+	fs_log_end();
 	abort();
 }
 

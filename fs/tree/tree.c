@@ -398,8 +398,9 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return 0;
 	}
-	if (!d && session_is_silent(fs) && store_names_lack(dir, name) &&
-	    !(current.exact && atomic_load(&fs->hosts.others)))
+	/* and where no other host makes names, so does what was last listed */
+	if (!d && session_is_silent(fs) && !fs->o.ro && !atomic_load(&fs->hosts.others) &&
+	    store_names_lack(dir, name))
 		return -ENOENT;
 	int err = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
 	if (err && !name_is_absent(err)) /* this error does not mean that the name is absent */

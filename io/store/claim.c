@@ -268,6 +268,8 @@ static int claim(struct io_store *s, const struct io_claim *dead)
 	int err = write_own(s, own);
 	if (!err)
 		err = io_name_new(s->host, own, s->host, dead->alive[0] ? after : "alive");
+	if (!err && dead->alive[0] && faccessat(s->host, own, F_OK, 0))
+		err = write_own(s, own); /* it was moved: there are no links */
 	if (!err && dead->alive[0])
 		err = replace(s, dead, own, after);
 	unlinkat(s->host, own, 0);

@@ -51,6 +51,7 @@ struct io_store {
 	atomic_uint serial; /* for names in tmp/ that are not versions */
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 	struct io_asker *asker; /* silent.c; NULL: none */
+	atomic_ullong asked_ns; /* its call that has not returned began then; 0: none */
 };
 
 /* A file of our own, for a sync to find out through it whether ext4's journal still works

@@ -20,7 +20,6 @@ struct io_asker {
 	int err; /* of the last one that returned */
 	bool known;
 	struct statvfs seen;
-	atomic_ullong since; /* the call that has not returned began then, ns; 0: none */
 };
 
 static int ask(struct io_store *s, struct statvfs *out)
@@ -42,11 +41,11 @@ static void *asker_main(void *arg)
 			pthread_cond_wait(&a->cond, &a->lock);
 		a->wanted = false;
 		a->begun++;
-		atomic_store(&a->since, monotonic_ns());
+		atomic_store(&s->asked_ns, monotonic_ns());
 		pthread_mutex_unlock(&a->lock);
 		int err = ask(s, &v);
 		pthread_mutex_lock(&a->lock);
-		atomic_store(&a->since, 0);
+		atomic_store(&s->asked_ns, 0);
 		a->done = a->begun;
 		a->err = err;
 		if (!err) {
@@ -93,7 +92,7 @@ static bool is_silent(uint64_t since, uint64_t now)
 
 uint64_t io_store_silent_since(const struct io_store *s)
 {
-	uint64_t since = s && s->asker ? atomic_load(&s->asker->since) : 0;
+	uint64_t since = s ? atomic_load(&s->asked_ns) : 0;
 
 	return is_silent(since, monotonic_ns()) ? since : 0;
 }
@@ -103,17 +102,19 @@ void io_store_look(struct io_store *s)
 	if (!s->asker)
 		return;
 	LOCK_SCOPE(&s->asker->lock);
-	if (!atomic_load(&s->asker->since)) {
+	if (!atomic_load(&s->asked_ns)) {
 		s->asker->wanted = true;
 		pthread_cond_broadcast(&s->asker->cond);
 	}
 }
 
 /* Waits for the call numbered `call`, and while nothing was ever seen also longer. Lock held. */
-static void await(struct io_asker *a, uint64_t call)
+static void await(struct io_store *s, uint64_t call)
 {
+	struct io_asker *a = s->asker;
+
 	while (a->done < call) {
-		uint64_t now = monotonic_ns(), since = atomic_load(&a->since), until;
+		uint64_t now = monotonic_ns(), since = atomic_load(&s->asked_ns), until;
 
 		if (a->known && is_silent(since, now))
 			return;
@@ -136,7 +137,7 @@ int io_store_statvfs(struct io_store *s, struct statvfs *out)
 	uint64_t call = a->begun + 1; /* one that is in progress may have seen less */
 	a->wanted = true;
 	pthread_cond_broadcast(&a->cond);
-	await(a, call);
+	await(s, call);
 	if (a->done >= call && a->err)
 		return a->err;
 	*out = a->seen;

@@ -95,12 +95,12 @@ static int allocate_blocks(struct staged *f)
 		sf_drop_tmp(f); /* from before it was, or from an fsync that sealed nothing */
 		return sf_spoiled(f, f->fd);
 	}
-	uint64_t whole = (uint64_t)st.st_blocks * 512;
-	if (!sf_limited(f) && reserve_promise_silent(s, &f->io.promised, whole))
-		return 0;
 	if (early_is_useless(f, &st))
 		sf_drop_tmp(f);
 	if (f->io.tmp_id && f->io.tmp_size == (uint64_t)st.st_size && !f->space.checked)
+		return 0;
+	uint64_t whole = (uint64_t)st.st_blocks * 512;
+	if (!sf_limited(f) && reserve_promise_silent(s, &f->io.promised, whole))
 		return 0;
 	if (append_has_blocks(f, &st))
 		return 0;

@@ -230,8 +230,11 @@ bool reserve_promise_silent(struct staging *s, uint64_t *mine, uint64_t size)
 	uint64_t want = cost(size), more = want > *mine ? want - *mine : 0;
 	struct statvfs v;
 
-	if (!io_store_silent_since(s->o.store) || atomic_load(&s->reserve.state) == RESERVE_GIVEN ||
-	    io_store_statvfs(s->o.store, &v))
+	if (!io_store_silent_since(s->o.store))
+		return false;
+	if (!more)
+		return *mine;
+	if (atomic_load(&s->reserve.state) == RESERVE_GIVEN || io_store_statvfs(s->o.store, &v))
 		return false;
 	/* others take of it, too */
 	if (atomic_load(&s->reserve.promised) + more > v.f_bavail * v.f_frsize / 2 ||

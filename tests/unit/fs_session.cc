@@ -340,7 +340,6 @@ protected:
 		std::filesystem::create_symlink("target", ground.store() + "/link");
 		open = written("open", 10);
 		watch();
-		shim_patience(t->fs, UINT64_MAX);	// what hangs is not begun again
 	}
 	uint64_t id_of(const char *name)
 	{
@@ -445,17 +444,48 @@ TEST_F(StoreHangs, OnceAndAgain)
 TEST_F(StoreHangs, ARequestWithoutAnEffectBeginsAgain)
 {
 	uint64_t file = id_of("file");
-	shim_patience(t->fs, 1);
-	shim_hold_answers(1);
-	ask(10, FUSE_GETATTR, file, Body().add(fuse_getattr_in{}));
-	EXPECT_EQ(next(), std::make_pair(uint64_t{10}, 0));
-	shim_hold_answers(1);
-	ask(12, FUSE_MKDIR, root, Body().add(fuse_mkdir_in{0755, 0}).name("new"));
-	EXPECT_EQ(next(), std::make_pair(uint64_t{12}, 0));
-	shim_patience(t->fs, UINT64_MAX);
-	shim_let_go();
+	auto hangs_until_silent = [&](uint64_t unique, unsigned opcode, uint64_t id, const Body &body) {
+		shim_hold_answers(1);
+		ask(unique, opcode, id, body);
+		shim_await_held(1);
+		EXPECT_FALSE(answered());
+		shim_store_is_silent(t->fs, true);
+		EXPECT_EQ(next(), std::make_pair(unique, 0));
+		shim_store_is_silent(t->fs, false);
+		shim_let_go();
+	};
+	hangs_until_silent(10, FUSE_GETATTR, file, Body().add(fuse_getattr_in{}));
+	hangs_until_silent(12, FUSE_MKDIR, root, Body().add(fuse_mkdir_in{0755, 0}).name("new"));
 	EXPECT_EQ(k->lookup(root, "new"), 0);
 	EXPECT_FALSE(answered());
+}
+
+// A name that was not there at the last listing may be another host's now, and somebody's who only reads.
+TEST_F(StoreHangs, OnlyWhoIsAloneKnowsWhichNamesThereAre)
+{
+	uint64_t dir = id_of("dir");
+	fuse_read_in in = {};
+	in.fh = 1;
+	in.size = 4096;
+	for (bool others : {false, true}) {
+		ask(10, FUSE_READDIR, dir, Body().add(in));
+		EXPECT_EQ(next().first, 10u);
+		shim_has_other_hosts(t->fs, others);
+		shim_store_is_silent(t->fs, true);
+		shim_hold_answers(1);
+		ask(12, FUSE_LOOKUP, dir, Body().name("nothing"));
+		if (others) {
+			shim_await_held(1);
+			EXPECT_FALSE(answered());
+		} else {
+			EXPECT_EQ(next(), std::make_pair(uint64_t{12}, -ENOENT));
+		}
+		shim_store_is_silent(t->fs, false);
+		shim_let_go();
+		if (others) {
+			EXPECT_EQ(next(), std::make_pair(uint64_t{12}, -ENOENT));
+		}
+	}
 }
 
 // The store answered late once. It is asked all the time, and answers: it is not slow any more.

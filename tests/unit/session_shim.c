@@ -16,6 +16,7 @@
 #include "fs/ops/ops.h"
 #include "fs/wire/wire.h"
 #include "io/engine/table.h"
+#include "io/store/inside.h"
 
 static void take_too_long(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
@@ -307,9 +308,14 @@ bool shim_store_is_slow(struct fs *fs)
 	return atomic_load(&fs->slots.slow_until) > (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void shim_patience(struct fs *fs, uint64_t ns)
+void shim_has_other_hosts(struct fs *fs, bool others)
 {
-	atomic_store(&fs->slots.patience_ns, ns);
+	atomic_store(&fs->hosts.others, others);
+}
+
+void shim_store_is_silent(struct fs *fs, bool silent)
+{
+	atomic_store(&fs->store->asked_ns, silent);	// since the start of the machine
 }
 
 void shim_store_is_fast(struct fs *fs)

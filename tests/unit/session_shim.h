@@ -29,8 +29,9 @@ int shim_serve(struct fs *fs, int fd, unsigned how);
 unsigned shim_offloaded(struct fs *fs);
 /* Whether the store is taken for slow; it is not any more. */
 bool shim_store_is_slow(struct fs *fs);
-/* After this a request that waits for the store is begun again on another thread. */
-void shim_patience(struct fs *fs, uint64_t ns);
+void shim_has_other_hosts(struct fs *fs, bool others);
+/* As if a question about its space had no answer; no longer. */
+void shim_store_is_silent(struct fs *fs, bool silent);
 void shim_store_is_fast(struct fs *fs);
 /* How many requests wait in ops/wait.c; how many files below.c has looked at, for these and for states. */
 unsigned shim_waiting(struct fs *fs);

@@ -190,9 +190,10 @@ void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v)
 		v->state = w.state;
 		snprintf(v->why, sizeof(v->why), "%.80s: %.110s", s.v[i].path, w.why);
 	}
-	if (err && v->state == CKPT_COMPLETE) {
+	if ((err || s.incomplete) && v->state == CKPT_COMPLETE) {
 		v->state = CKPT_INCOMPLETE;
-		snprintf(v->why, sizeof(v->why), "what is below it: %s", strerror(-err));
+		snprintf(v->why, sizeof(v->why), "what is below it: %s",
+			 err ? strerror(-err) : "not all of it can be read");
 	}
 	ckpt_search_free(&s);
 }
