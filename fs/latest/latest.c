@@ -206,7 +206,7 @@ static void reply_entry_of(struct fs *fs, const struct job *j, const char *targe
 	pthread_mutex_unlock(&latest.lock);
 }
 
-/* Each directory and run below, once. */
+/* Each directory and run below, once; checkpoints in top itself are neither. */
 static void reply_names(const struct job *j, struct lfound *f)
 {
 	char *buf = malloc(j->size), *last = NULL;
@@ -214,6 +214,8 @@ static void reply_names(const struct job *j, struct lfound *f)
 	off_t at = 0;
 
 	for (size_t i = 0; buf && i < f->n && need <= j->size - used; i++) {
+		if (!strchr(f->v[i].path, '/'))
+			continue;
 		char *name = strndup(f->v[i].path, strcspn(f->v[i].path, "/"));
 		char *path = path_join(f->top, f->v[i].path);
 		struct stat st;

@@ -182,6 +182,14 @@ wait_durable "$m/run"
 latest_is run run/step-7
 retry 20 eval '! ls "$s/.cairn/previous" | has step-7' || die "committed by touch, and the old one is kept"
 
+# A checkpoint in the root beside runs is no run: what is listed is there.
+cp -r "$assets/safetensors" "$m/plain"
+wait_durable "$m"
+ls -lL "$m/.cairn/latest" >"$TMP/out" || die ".cairn/latest lists what is not there: $(ls "$m/.cairn/latest")"
+has '^[dl].* run' "$TMP/out" || die ".cairn/latest lists $(cat "$TMP/out")"
+rm -r "$m/plain"
+wait_durable "$m"
+
 # latest itself stands for the root
 cp -r "$assets/dcp" "$m/step-100"
 wait_durable "$m"

@@ -74,7 +74,7 @@ static const char *state_of(const struct io_host *h, int64_t now, bool local)
 	case IO_HOST_ENDED: return "ended";
 	case IO_HOST_ALIVE: break;
 	}
-	if (local && is_of_this_boot(h))
+	if (local && is_of_this_boot(h) && (!h->client[0] || !strcmp(h->client, IO_CLIENT_LOCAL)))
 		return "silent";
 	if (now - h->heard < IO_HOST_SILENT_S)
 		return "alive";
