@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+//
+// A store without hard links: the claim of a cairnfs that was killed is taken over there, too.
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tests/api/io_fixture.hh"
+
+namespace
+{
+bool has_links;
+} // namespace
+
+// Every linkat(2) of the program comes by here.
+extern "C" int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
+{
+	if (!has_links) {
+		errno = EPERM;
+		return -1;
+	}
+	return static_cast<int>(syscall(SYS_linkat, from_dir, from, to_dir, to, flags));
+}
+
+namespace
+{
+
+// Serves the store in a process of its own, which is killed.
+void serve_and_die(const std::string &path)
+{
+	pid_t pid = fork();
+	if (!pid) {
+		Engine e{"posix"};
+		Store s(e, path);
+		_exit(s.err ? 1 : 0);
+	}
+	int status = -1;
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_EQ(status, 0);
+}
+
+// Only the first of this process: a process has one name in claims, and what it forks then, too.
+TEST(Claim, OfADeadOneIsTakenOver)
+{
+	TempDir dir;
+	has_links = false;
+	for (int i = 0; i < 3; i++)
+		serve_and_die(dir.path);
+	Engine e{"posix"};
+	Store s(e, dir.path);
+	EXPECT_EQ(s.err, 0);
+}
+
+} // namespace
