@@ -211,6 +211,11 @@ bool ckpt_is_plain(enum ckpt_format f)
 	return f == CKPT_TORCH || f == CKPT_SAFETENSORS;
 }
 
+bool ckpt_is_source_of(const struct ckpt_kind *part, const struct ckpt_kind *whole)
+{
+	return part->format == CKPT_HF_SHARDS && whole->model;
+}
+
 bool ckpt_is_loose(const struct ckpt_kind *k)
 {
 	return ckpt_is_plain(k->format) && !k->has_step;

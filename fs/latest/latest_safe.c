@@ -272,7 +272,8 @@ static int is_safe_inside(const struct lfound *f, const char *path, const struct
 	if (in.unread)
 		safe = 0;
 	for (size_t i = 0; !err && safe > 0 && i < in.n; i++)
-		safe = lfound_is_safe(&in, i);
+		if (!ckpt_is_source_of(&in.v[i].kind, kind))
+			safe = lfound_is_safe(&in, i);
 	lfound_free(&in);
 	return err ? err : safe;
 }

@@ -121,4 +121,12 @@ same_tree "$TMP/part/run" "$TMP/back/run"
 rm -rf --one-file-system "$s"
 start_mount "$s" "$m" "tier=$t"
 [ "$(readlink "$m/.cairn/latest/run")" = ../../.cairn/tier/run/step-4 ] || die "a part: $(readlink "$m/.cairn/latest/run")"
+
+# The shards that a model was made of, as torchtitan leaves them: time alone tells of such, and the model is whole at once.
+mkdir -p "$m/hf/step-6/sharded"
+cp "$assets"/hf_index/* "$m/hf/step-6"
+cp "$assets/safetensors/model.safetensors" "$m/hf/step-6/sharded/shard-00001-model-00001-of-00001.safetensors"
+wait_durable "$m"
+expect 0 "$cairn" check "$m/hf/step-6"
+[ "$(readlink "$m/.cairn/latest/hf")" = ../../hf/step-6 ] || die "latest/hf leads to $(readlink "$m/.cairn/latest/hf")"
 stop_mount "$m"

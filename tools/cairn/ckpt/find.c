@@ -184,6 +184,8 @@ void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v)
 		CLEANUP_CKPT struct ckpt in = CKPT_EMPTY;
 		struct ckpt_verdict w;
 
+		if (ckpt_is_source_of(&s.v[i].kind, &c->kind))
+			continue;
 		err = ckpt_search_judge(&s, i, &in, &w);
 		if (err || w.state == CKPT_COMPLETE)
 			continue;
