@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "fs/formats/formats.h"
+#include "io/thread.h"
 
 #define LINES 8u
 #define BURST 5u /* equal lines in WINDOW_S; further ones are counted */
@@ -54,19 +55,12 @@ static struct log_output {
 	struct queued *queue, **queue_end;
 	unsigned n_queued; /* and being written */
 	pthread_cond_t cond;
-} to = {RANKED_MUTEX(RANK_LOG),
-	2,
-	-1,
-	-1,
-	false,
-	false,
-	LOG_NOTICE,
-	{{0, 0, 0, 0, ""}},
-	false,
-	NULL,
-	NULL,
-	0,
-	PTHREAD_COND_INITIALIZER};
+} to = {.lock = RANKED_MUTEX(RANK_LOG),
+	.terminal = 2,
+	.file = -1,
+	.syslog = -1,
+	.level = LOG_NOTICE,
+	.cond = PTHREAD_COND_INITIALIZER};
 
 void text_plain(char *text, char but)
 {
@@ -135,14 +129,8 @@ static void *file_main(void *unused)
 
 void fs_log_aside(void)
 {
-	pthread_attr_t detached;
-	pthread_t t;
-
 	to.queue_end = &to.queue;
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	to.aside = !pthread_create(&t, &detached, file_main, NULL);
-	pthread_attr_destroy(&detached);
+	to.aside = !thread_detached(file_main, NULL);
 }
 
 /* What is too much is not in the file: the store has not answered for long. */

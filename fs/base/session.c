@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/thread.h"
+
 #define NO_READER (-1)
 /* for this long after a slow answer of the store, each request to it is treated as slow. Passing
  * the role of reader on each time costs a small file 30 more wakings, and doubles its CPU time */
@@ -225,7 +227,7 @@ void session_asks(struct fs *fs, struct asking *a)
 		leave_slot(fs);
 	*a = (struct asking){.since = now, .who = current};
 	/* what was last seen does not answer it: it would have been used at once */
-	a->who.gives &= !io_store_silent_since(fs->store);
+	a->who.gives &= !session_is_silent(fs);
 	LOCK_SCOPE(&fs->slots.lock);
 	a->next = fs->slots.asking;
 	a->back = &fs->slots.asking;
@@ -277,8 +279,6 @@ static void *second_main(void *arg)
 static void begin_again(struct fs *fs, struct asking *a)
 {
 	struct second *s = malloc(sizeof(*s) + a->who.request_len);
-	pthread_attr_t detached;
-	pthread_t t;
 
 	if (!s || fs->slots.joining) {
 		free(s);
@@ -293,16 +293,12 @@ static void begin_again(struct fs *fs, struct asking *a)
 				     .begun_ns = a->who.begun_ns,
 				     .second = true}};
 	memcpy(s->request, a->who.request, a->who.request_len);
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	atomic_fetch_add(&fs->slots.n_offloaded, 1);
-	if (pthread_create(&t, &detached, second_main, s)) {
+	a->taken = !thread_detached(second_main, s);
+	if (!a->taken) {
 		atomic_fetch_sub(&fs->slots.n_offloaded, 1);
 		free(s);
-	} else {
-		a->taken = true;
 	}
-	pthread_attr_destroy(&detached);
 }
 
 /* Looks at the questions that have no answer yet. */
@@ -384,16 +380,12 @@ static void *offload_main(void *arg)
 void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg)
 {
 	struct offload *o = malloc(sizeof(*o));
-	pthread_attr_t detached;
-	pthread_t t;
 
 	session_may_block(fs);
 	if (o)
 		*o = (struct offload){.fs = fs, .who = current, .fn = fn, .arg = arg};
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	atomic_fetch_add(&fs->slots.n_offloaded, 1);
-	if (!o || pthread_create(&t, &detached, offload_main, o)) {
+	if (!o || thread_detached(offload_main, o)) {
 		atomic_fetch_sub(&fs->slots.n_offloaded, 1);
 		free(o);
 		current.slotted = false;
@@ -402,7 +394,6 @@ void session_offload(struct fs *fs, void (*fn)(void *arg), void *arg)
 	} else {
 		current.timed = TIMED_NONE; /* that thread counts it */
 	}
-	pthread_attr_destroy(&detached);
 }
 
 static void release_done(struct fs *fs, unsigned slot)

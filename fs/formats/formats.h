@@ -495,8 +495,8 @@ void ckpt_recognize(const char *dir_name, const struct ckpt_name *v, size_t n,
 void ckpt_recognize_file(const char *name, struct ckpt_kind *out);
 /* Told by files of tensors alone: nothing says what else there is, or that it is complete. */
 bool ckpt_is_plain(enum ckpt_format f);
-/* Shards below a model of which that was made: nothing but time tells whether they are complete, and
- * it is whole without them. */
+/* Shards below a model of which that was made: nothing but time tells whether they are complete,
+ * and it is whole without them. */
 bool ckpt_is_source_of(const struct ckpt_kind *part, const struct ckpt_kind *whole);
 /* Of a directory: subdirectories and .ckpt files in it are checkpoints of their own. */
 bool ckpt_is_loose(const struct ckpt_kind *k);

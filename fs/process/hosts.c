@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/thread.h"
+
 #define END_S 5 /* how long a clean end waits for the store */
 /* Hosts asked about at each beat, on average: with 160 of them, all are asked every 100 s. So what
  * the store has to answer grows with the hosts, not with their square. */
@@ -166,20 +168,13 @@ static void *hosts_main(void *arg)
 
 int hosts_start(struct fs *fs)
 {
-	pthread_attr_t detached;
-	pthread_t t;
-
 	if (fs->o.ro || io_store_is_detached(fs->store))
 		return 0;
 	fs->hosts.runs = true;
-	/* never joined: it may be in a call that blocks on a dead server */
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	int err = pthread_create(&t, &detached, hosts_main, fs);
-	pthread_attr_destroy(&detached);
+	int err = thread_detached(hosts_main, fs);
 	if (err)
 		fs->hosts.runs = false;
-	return err ? -EAGAIN : 0;
+	return err;
 }
 
 void hosts_end(struct fs *fs)

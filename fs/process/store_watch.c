@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "io/thread.h"
+
 #define TICK_MS 100u
 #define FEW_INODES 1024u
 #define LOOK_TICKS 50u /* between checks, without errors */
@@ -125,13 +127,5 @@ static void *store_watch_main(void *arg)
 
 int store_watch_start(struct fs *fs)
 {
-	pthread_attr_t detached;
-	pthread_t t;
-
-	/* never joined: it may be in a call that blocks on a dead server */
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	int err = pthread_create(&t, &detached, store_watch_main, fs);
-	pthread_attr_destroy(&detached);
-	return err ? -EAGAIN : 0;
+	return thread_detached(store_watch_main, fs);
 }

@@ -11,6 +11,7 @@
 #include "inside.h"
 #include "io/clock.h"
 #include "io/scope.h"
+#include "io/thread.h"
 
 struct io_asker {
 	pthread_mutex_t lock; /* over all below */
@@ -61,8 +62,6 @@ int io_store_ask_aside(struct io_store *s)
 {
 	struct io_asker *a = calloc(1, sizeof(*a));
 	pthread_condattr_t clock;
-	pthread_attr_t detached;
-	pthread_t t;
 
 	if (!a)
 		return -ENOMEM;
@@ -73,16 +72,12 @@ int io_store_ask_aside(struct io_store *s)
 	pthread_condattr_destroy(&clock);
 	a->known = !ask(s, &a->seen);
 	s->asker = a;
-	/* never joined: its call may never return */
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	int err = pthread_create(&t, &detached, asker_main, s);
-	pthread_attr_destroy(&detached);
+	int err = thread_detached(asker_main, s);
 	if (err) {
 		s->asker = NULL;
 		free(a);
 	}
-	return err ? -EAGAIN : 0;
+	return err;
 }
 
 static bool is_silent(uint64_t since, uint64_t now)
