@@ -607,22 +607,30 @@ static int remove_records(struct push *p)
 	return err;
 }
 
-/* Where something was left out begun.json stays: it says that what the tier has of that is ours. */
-static int finish(struct push *p, const struct ckpt *c)
+/* What is there by now is complete; generations: 0, the same copy; 1, the next one. */
+static int save_manifest(struct push *p, const struct ckpt *c, unsigned generations)
 {
 	CLEANUP_MANIFEST struct manifest m = {0};
 	int err = make_manifest(p, c, true, &m);
-	bool left = false;
 
-	for (size_t i = 0; i < p->n; i++)
-		left |= p->v[i].left;
-	m.generation++;
+	m.generation += generations;
 	manifest_forget_uploads(&m);
 	manifest_sort(&m);
 	if (!err)
 		err = manifest_save(p->t, &m, TIER_MANIFEST);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+}
+
+/* Where something was left out begun.json stays: it says that what the tier has of that is ours. */
+static int finish(struct push *p, const struct ckpt *c)
+{
+	int err = save_manifest(p, c, 1);
+	bool left = false;
+
+	for (size_t i = 0; i < p->n; i++)
+		left |= p->v[i].left;
 	if (err)
-		return tier_failed(p, err, p->s.v[p->at].path);
+		return err;
 	err = left ? 0 : remove_manifest(p, TIER_BEGUN);
 	return err ? err : remove_records(p);
 }
@@ -745,19 +753,6 @@ static bool stays_complete(const struct push *p, bool *aside)
 	return stays;
 }
 
-/* The copy without the files that are about to change. */
-static int set_aside(struct push *p, const struct ckpt *c)
-{
-	CLEANUP_MANIFEST struct manifest m = {0};
-	int err = make_manifest(p, c, true, &m);
-
-	manifest_forget_uploads(&m);
-	manifest_sort(&m);
-	if (!err)
-		err = manifest_save(p->t, &m, TIER_MANIFEST);
-	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
-}
-
 static int send(struct push *p, const struct ckpt *c)
 {
 	bool aside, replace = !stays_complete(p, &aside) && is_committed(p);
@@ -779,7 +774,7 @@ static int send(struct push *p, const struct ckpt *c)
 	if (!err && early)
 		err = uncommit(p);
 	else if (!err && aside && !replace)
-		err = set_aside(p, c);
+		err = save_manifest(p, c, 0); /* without the files that are about to change */
 	if (!err)
 		err = send_files(p, c, !replace || early);
 	if (!err && p->missing)
