@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Time for deadlines and intervals: CLOCK_MONOTONIC.
+ * Time for deadlines and intervals: CLOCK_MONOTONIC. And of files.
  */
 #ifndef CAIRN_IO_CLOCK_H
 #define CAIRN_IO_CLOCK_H
@@ -14,6 +14,12 @@ static inline uint64_t monotonic_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void time_to_later(struct timespec *t, struct timespec than)
+{
+	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
+		*t = than;
 }
 
 static inline void sleep_ms(uint64_t ms)

@@ -8,6 +8,7 @@
 #include "fs/latest/latest.h"
 #include "fs/parser/parser.h"
 #include "fs/remote/remote.h"
+#include "io/clock.h"
 
 /* ---- latest_find.c: directories of the store ---- */
 
@@ -27,12 +28,6 @@ static inline const char *latest_base_name(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 	return slash ? slash + 1 : path;
-}
-
-static inline void later(struct timespec *t, struct timespec than)
-{
-	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
-		*t = than;
 }
 
 /* ---- the cache of checkpoints ---- */

@@ -188,7 +188,7 @@ static struct timespec loose_time(const struct ldir *d)
 	for (size_t i = 0; i < d->n; i++)
 		if (ckpt_is_loose_file(d->v[i].name) && !ckpt_is_one_file(d->v[i].name) &&
 		    !fstatat(d->fd, d->v[i].name, &st, AT_SYMLINK_NOFOLLOW))
-			later(&newest, st.st_mtim);
+			time_to_later(&newest, st.st_mtim);
 	return newest;
 }
 

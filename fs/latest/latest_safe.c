@@ -81,8 +81,8 @@ static int stat_all(const struct lfound *f, struct ldir *d, bool alone, struct l
 		int err = S_ISREG(st.st_mode) ? read_mark(f->fs, d->fd, n) : 0;
 		if (err)
 			return err;
-		later(&out->newest_m, st.st_mtim);
-		later(&out->newest_c, st.st_ctim);
+		time_to_later(&out->newest_m, st.st_mtim);
+		time_to_later(&out->newest_c, st.st_ctim);
 		out->fingerprint = hash_bytes(out->fingerprint, n->name, strlen(n->name) + 1);
 		uint64_t x[] = {st.st_ino,
 				n->size,

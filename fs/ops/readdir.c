@@ -144,7 +144,7 @@ static int store_names(struct fs *fs, struct node *dir, struct listed **out)
 	}
 	*out = s;
 	if (!err && s->read && goes_with)
-		tree_listed(dir, s);
+		tree_listed(fs, dir, s);
 	return err == ASK_AGAIN || !name_is_absent(err) ? err : 0;
 }
 

@@ -376,6 +376,12 @@ static bool is_file_of(const struct node *n, const struct named *seen)
 	       seen->ino == st->st_ino;
 }
 
+/* Nobody else makes names in the store: what was last listed are all. */
+static bool is_alone(const struct fs *fs)
+{
+	return !fs->o.ro && !atomic_load(&fs->hosts.others);
+}
+
 int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out,
 		struct dentry **dout)
 {
@@ -398,9 +404,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		*out = d->node;
 		return 0;
 	}
-	/* and where no other host makes names, so does what was last listed */
-	if (!d && session_is_silent(fs) && !fs->o.ro && !atomic_load(&fs->hosts.others) &&
-	    store_names_lack(dir, name))
+	if (!d && session_is_silent(fs) && is_alone(fs) && store_names_lack(dir, name))
 		return -ENOENT;
 	int err = ask_name(fs, dir, name, d ? d->node : NULL, &seen);
 	if (err && !name_is_absent(err)) /* this error does not mean that the name is absent */
@@ -434,8 +438,10 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 	return err;
 }
 
-void tree_listed(struct node *dir, const struct listed *l)
+void tree_listed(struct fs *fs, struct node *dir, const struct listed *l)
 {
+	if (!is_alone(fs))
+		return;
 	store_names_start(dir);
 	for (size_t i = 0; i < l->n; i++)
 		store_names_add(dir, l->v[i].name);

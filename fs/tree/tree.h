@@ -313,7 +313,7 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 /* The same for CREATE: a name that LOOKUP has just not found is not asked for again. */
 int tree_lookup_again(struct fs *fs, struct node *dir, const char *name, struct node **out);
 /* dir has these names in the store, and no others */
-void tree_listed(struct node *dir, const struct listed *l);
+void tree_listed(struct fs *fs, struct node *dir, const struct listed *l);
 /* a LOOKUP found nothing */
 void tree_absent(struct fs *fs, struct node *dir, const char *name);
 /* What is shown of n: asked of the store first where it is the store's to say (0, ASK_AGAIN); or as

@@ -48,7 +48,7 @@ static const char *instance(void)
 	return id;
 }
 
-static void read_boot(char out[37])
+void io_boot_id(char out[37])
 {
 	CLEANUP_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 
@@ -73,7 +73,7 @@ int io_said_write(struct io_store *s, int fd, const struct io_host *h)
 {
 	char boot[37], client[24] = "", text[SAYS_MAX];
 
-	read_boot(boot);
+	io_boot_id(boot);
 	name_client(s, client);
 	int n = snprintf(text, sizeof(text),
 			 "boot %s\ninstance %s\nclient %s\npid %d\nsince %lld\nversion %s\n"
@@ -160,7 +160,7 @@ static bool shares_locks(struct io_store *s, const struct io_host *h)
 {
 	char boot[37], client[24] = "";
 
-	read_boot(boot);
+	io_boot_id(boot);
 	name_client(s, client);
 	if (!strcmp(h->client, IO_CLIENT_LOCAL) || !strcmp(client, IO_CLIENT_LOCAL))
 		return !h->client[0] || !strcmp(h->client, client);

@@ -141,6 +141,8 @@ const char *io_store_host(const struct io_store *s);
 #define IO_HOST_NUMBERS 3839u
 unsigned io_store_host_number(const struct io_store *s);
 int io_store_cairn(const struct io_store *s); /* STORE/.cairn, O_PATH; owned by s */
+/* Of this start of the kernel; "": unknown. */
+void io_boot_id(char out[37]);
 /* Writes into its claim what h says itself: said, pid, since, version, left. Makes the claim again
  * if it is missing. -EADDRINUSE: it is another's; -EROFS, or as write(2). */
 int io_host_say(struct io_store *s, const struct io_host *h);

@@ -53,13 +53,9 @@ static int by_name(const void *a, const void *b)
  * (containers). */
 static bool is_of_this_boot(const struct io_host *h)
 {
-	static char ours[37];
-	CLEANUP_FREE char *text = NULL;
-	size_t len;
+	char ours[37];
 
-	if (!ours[0] &&
-	    !read_small_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 4096, &text, &len))
-		snprintf(ours, sizeof(ours), "%.36s", text);
+	io_boot_id(ours);
 	return ours[0] && !strcmp(ours, h->boot);
 }
 

@@ -8,6 +8,8 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "io/clock.h"
+
 /* Whose checkpoints count. Any other user who may write below top could decide what others resume
  * from. */
 static bool trusts(const struct ckpt_search *s, const struct stat *st)
@@ -53,13 +55,9 @@ static struct timespec loose_time(const struct ckpt *c)
 {
 	struct timespec newest = {0};
 
-	for (size_t i = 0; i < c->names.n; i++) {
-		struct timespec t = c->name[i].mtime;
-
-		if (ckpt_is_own(c, i) && (t.tv_sec > newest.tv_sec || (t.tv_sec == newest.tv_sec &&
-								       t.tv_nsec > newest.tv_nsec)))
-			newest = t;
-	}
+	for (size_t i = 0; i < c->names.n; i++)
+		if (ckpt_is_own(c, i))
+			time_to_later(&newest, c->name[i].mtime);
 	return newest;
 }
 
