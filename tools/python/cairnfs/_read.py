@@ -115,6 +115,11 @@ def _rebuild_v3(storage: Any, offset: Any, size: Any, stride: Any, requires_grad
     return storage, dtype, offset, tuple(size), tuple(stride)
 
 
+def _dtype_of(kind: Any) -> Any:
+    """The type of a class such as torch.FloatStorage, whose `dtype` warns that it is deprecated."""
+    return getattr(kind, "_dtype", None)
+
+
 class _TensorUnpickler(pickle.Unpickler):
     """data.pkl of one plain tensor; of anything else Unknown."""
 
@@ -131,8 +136,8 @@ class _TensorUnpickler(pickle.Unpickler):
             found = getattr(torch, name, None)
             if isinstance(found, torch.dtype):
                 return found
-            if name.endswith("Storage") and isinstance(getattr(found, "dtype", None), torch.dtype):
-                return found.dtype      # type: ignore[union-attr]
+            if name.endswith("Storage") and isinstance(_dtype_of(found), torch.dtype):
+                return _dtype_of(found)
         raise Unknown(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -290,7 +295,7 @@ class _Loader:
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] not in ("storage", b"storage"):
             raise pickle.UnpicklingError("a persistent id that is no storage")
         _, kind, key, location, length = pid
-        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        dtype = torch.uint8 if kind is torch.UntypedStorage else _dtype_of(kind)
         if not isinstance(key, str) or not isinstance(location, str) or \
                 not isinstance(length, int) or length < 0:
             raise pickle.UnpicklingError("a persistent id that is no storage")

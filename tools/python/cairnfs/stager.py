@@ -111,6 +111,8 @@ class Staged:
         self.aside = aside
         self.devices: List[str] = ["cpu"] * len(layout.wants)
         self.sources: List[Any] = [None] * len(layout.wants)    # weak, the storages
+        # Copies without a byte, which no address tells apart: {_cdata: (copy, device)}.
+        self.empty: Dict[int, Tuple[torch.UntypedStorage, str]] = {}
         self.by_address: Dict[int, int] = {}
         for i, offset in enumerate(layout.offsets):
             if i not in layout.aside:
@@ -147,6 +149,7 @@ class _Pass:
         self.sources: Dict[int, torch.UntypedStorage] = {}
         self.inflight: List[Any] = []
         self.shown: Set[Any] = set()        # keys of `made` whose bytes are copied
+        self.empty: Dict[int, Tuple[torch.UntypedStorage, str]] = {}    # as in Staged
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -164,6 +167,12 @@ class _Pass:
             raise _Others
         self.staged.devices[i] = str(source.device)
         return self.staged.storage(i)
+
+    def _empty(self, source: torch.UntypedStorage) -> torch.UntypedStorage:
+        new = torch.UntypedStorage(0)
+        if source.device.type != "meta":
+            self.empty[new._cdata] = new, str(source.device)
+        return new
 
     def _source(self, storage: torch.UntypedStorage) -> None:
         self.sources[storage._cdata] = storage
@@ -192,7 +201,7 @@ class _Pass:
         self._source(storage)
         nbytes = storage.nbytes()
         if nbytes == 0 or storage.device.type == "meta":
-            new = torch.UntypedStorage(nbytes if storage.device.type != "meta" else 0)
+            new = self._empty(storage)
         else:
             new = self._place(Want(nbytes), storage)
             if self.staged is not None:
@@ -212,7 +221,7 @@ class _Pass:
         new = storage is None
         nbytes = x.numel() * x.element_size()
         if storage is None:
-            storage = (torch.UntypedStorage(0) if nbytes == 0 else
+            storage = (self._empty(source) if nbytes == 0 else
                        self._place(Want(nbytes, (x.dtype, tuple(x.size()), stride)), source))
             self.made[key] = storage
         y = torch.empty(0, dtype=x.dtype, device="cpu").set_(storage, 0, x.size(), stride)
@@ -571,6 +580,7 @@ class CairnStager:
         except BaseException:
             self._streams.synchronize()
             raise
+        staged.empty = work.empty
         self._inflight.extend(work.inflight)
         self._watch(staged.layout, work.sources)
         return result
@@ -654,6 +664,12 @@ class CairnStager:
                 if i is not None:
                     return staged, i
         return None
+
+    def device_of_empty(self, storage: torch.UntypedStorage) -> Optional[str]:
+        """Where a staged storage without a byte came from; None: none of ours."""
+        with self._lock:
+            found = (staged.empty.get(storage._cdata) for staged in self._pending)
+            return next((known[1] for known in found if known is not None), None)
 
     def claim(self, staged: Staged) -> bool:
         """Is the caller the one that commits or aborts it?"""
@@ -757,6 +773,8 @@ class _ArchivePickler(pickle.Pickler):
         if known is not None:
             return known[0]
         found = self.stager.find(untyped.data_ptr(), untyped.nbytes()) if untyped.nbytes() else None
+        device = (found[0].devices[found[1]] if found is not None else
+                  None if untyped.nbytes() else self.stager.device_of_empty(untyped))
         if found is not None and self.staged is None:
             self.staged = found[0]
         if found is not None and found[0] is self.staged:
@@ -767,8 +785,7 @@ class _ArchivePickler(pickle.Pickler):
             key = str((1 << 20) + len(self.storages))
             self.loose.append((key, untyped))
         self.storages[untyped._cdata] = key, untyped
-        self.locations[key] = (found[0].devices[found[1]] if found is not None else
-                               torch.serialization.location_tag(untyped))
+        self.locations[key] = device or torch.serialization.location_tag(untyped)
         return key
 
     def persistent_id(self, obj: Any) -> Any:
