@@ -163,7 +163,8 @@ enum rec_flag {
 	/* SEAL: creates its node, at dir/name; sf is lent by buffer fh */
 	REC_LENT = 4096,
 	REC_KEPT = 8192, /* BUFFER: it stays a file's */
-	/* RENAME: there was something at dir2/name2 */
+	/* RENAME: there was something at dir2/name2. NODE: the bytes that are not sealed yet were
+	 * answered for when their checkpoint was committed */
 	REC_OVER = 16384,
 	/* it is published although files that it commits are missing */
 	REC_FORCED = 32768,

@@ -144,6 +144,29 @@ static void name_lost(struct fs *fs, struct node *n, uint64_t dir, const char *n
 	node_drop_bytes(fs, n);
 }
 
+/* dir/name commits a checkpoint: what was answered for until now belongs to it. */
+static void commit_came(struct node *dir, const char *name)
+{
+	char buf[64];
+
+	if (!ckpt_commits_shards(name))
+		return;
+	for (struct dentry *d = dir->children; d; d = d->sib_next) {
+		const struct node_version *v = d->node ? &d->node->version : NULL;
+		for (int which = 0; v && which < 2; which++) {
+			const char *by = ckpt_commit_of(d->name, which, buf);
+			if (by && !strcmp(by, name) && (v->accepted || v->flushed.when.tv_sec))
+				d->committed = true;
+		}
+	}
+}
+
+static void names_commit(const struct node *n)
+{
+	for (const struct dentry *d = n->names; d; d = d->name_next)
+		commit_came(d->dir, d->name);
+}
+
 static struct dentry *name_new(struct fs *fs, uint64_t dir_id, const char *name, struct node *n,
 			       const struct rec *r, bool in_store)
 {
@@ -156,6 +179,8 @@ static struct dentry *name_new(struct fs *fs, uint64_t dir_id, const char *name,
 		d->store_has = d->ordered = true;
 	else
 		d->ordered = false;
+	d->committed = false;
+	commit_came(dir, name);
 	dir_changed(dir, r, n && S_ISDIR(n->attr.mode) ? 1 : 0);
 	return d;
 }
@@ -243,7 +268,7 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 	if (!from || !from->node)
 		return;
 	struct node *n = from->node, *victim = to ? to->node : NULL;
-	bool sealed = from->ordered, had = to && to->store_has;
+	bool sealed = from->ordered, had = to && to->store_has, committed = to && to->committed;
 	bool dir = S_ISDIR(n->attr.mode);
 	struct node *from_dir = from->dir;
 
@@ -254,7 +279,8 @@ static void apply_rename(struct fs *fs, const struct rec *r)
 	if (!to)
 		no_memory();
 	to->store_has = sealed || had;
-	if (had) /* the close has not seen what it replaces here */
+	to->committed = committed;
+	if (had || committed) /* the close has not seen what it replaces here */
 		n->version.flushed = (struct staged_moment){0};
 	dir_changed(from_dir, r, dir ? -1 : 0);
 	if (!dir && sealed) {
@@ -375,6 +401,7 @@ static void apply_seal(struct fs *fs, const struct rec *r)
 		name_touch(fs, d->dir->id, d->name);
 	if (n->names)
 		node_place_add(fs, n, r->seq, n->names->dir->id, n->names->name);
+	names_commit(n);
 	for (struct dentry *d = n->names; d; d = d->name_next) {
 		d->store_has = d->ordered = true;
 		d->seq = r->seq;
@@ -470,6 +497,7 @@ static void apply_node(struct fs *fs, const struct rec *r)
 	d->seq = 0;
 	d->ordered = sealed;
 	d->store_has = sealed || (r->flags & REC_SHADOW);
+	d->committed = r->flags & REC_OVER;
 	if (sealed && !S_ISDIR(n->attr.mode) && !n->stored.places)
 		node_place_add(fs, n, 0, r->dir, r->name);
 }
@@ -511,6 +539,7 @@ void fs_apply(struct fs *fs, const struct rec *r)
 			n->version.accepted = true;
 			n->version.flushed = (struct staged_moment){r->mtime, r->when};
 			n->version.accepted_nth = ++fs->tree.n_accepted;
+			names_commit(n);
 		}
 		break;
 	case REC_FORK: apply_fork(fs, r); break;
@@ -614,7 +643,8 @@ struct rec rec_node(struct node *n, struct dentry *d)
 		r.dir = d->dir->id;
 		r.name = d->name;
 		r.flags = (d->ordered ? REC_SEALED : 0) |
-			  (!d->ordered && d->store_has ? REC_SHADOW : 0);
+			  (!d->ordered && d->store_has ? REC_SHADOW : 0) |
+			  (d->committed ? REC_OVER : 0);
 	}
 	return r;
 }

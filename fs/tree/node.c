@@ -218,7 +218,7 @@ void dentry_whiteout(struct fs *fs, struct dentry *d, uint64_t seq)
 {
 	dentry_name(fs, d, NULL);
 	d->seq = seq;
-	d->store_has = d->ordered = false;
+	d->store_has = d->ordered = d->committed = false;
 	whiteout_list(fs, d);
 }
 

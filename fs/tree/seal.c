@@ -46,23 +46,30 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 	struct ckpt_over o;
 	int err;
 
+	mark[0] = '\0';
 	if ((err = version_of(fs, c, &o)))
 		return err;
 	if (old->version.over && is_over(old->version.over, &o)) {
 		snprintf(mark, CKPT_OVER_BYTES, "%s", old->version.over);
 		return 0;
 	}
-	err = store_says(fs, d, CKPT_OVER_KEY, mark);
+	err = d->store_has ? store_says(fs, d, CKPT_OVER_KEY, mark) : 0;
 	if (err || is_over(mark, &o))
 		return err;
 	/* Order is preserved: a store that has c has the files that c commits. So has one that has
 	 * old's last version: no version of it came after c, or that had a mark. */
-	if (staging_is_durable(fs->s, old->seq.seal) ||
-	    (!node_dirty(fs, c) && !dentry_dirty(fs, c->names)))
+	if (d->store_has && (staging_is_durable(fs->s, old->seq.seal) ||
+			     (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))))
 		err = store_says(fs, d, KEY_CHECKSUM, sum);
 	if (!err)
 		ckpt_over_format(&o, sum, mark);
 	return err;
+}
+
+/* Does a version at d replace one that a checkpoint may have? */
+static bool replaces(const struct dentry *d)
+{
+	return d->store_has || d->committed;
 }
 
 /* Whether the file at d, a version of n, belongs to a committed checkpoint. 1: yes, *out is the
@@ -71,7 +78,7 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
 			char mark[CKPT_OVER_BYTES])
 {
 	char buf[64];
-	for (int which = 0; d->store_has && which < 2; which++) {
+	for (int which = 0; replaces(d) && which < 2; which++) {
 		const char *name = ckpt_commit_of(d->name, which, buf);
 		struct node *c = NULL;
 		int err = name ? tree_lookup(fs, d->dir, name, &c, NULL) : -ENOENT;
@@ -93,11 +100,14 @@ static int is_committed(struct fs *fs, const struct node *n, const struct dentry
 static int note_over(struct fs *fs, struct node *n)
 {
 	char buf[64], mark[CKPT_OVER_BYTES];
-	if (n->version.accepted && !staged_written_since(n->sf, &n->version.flushed))
+	bool same = !staged_written_since(n->sf, &n->version.flushed);
+	if (n->version.accepted && same)
 		return 0;
 	struct dentry *d = n->names;
-	while (d && !(d->store_has && ckpt_commit_of(d->name, 0, buf)))
+	while (d && !(replaces(d) && ckpt_commit_of(d->name, 0, buf)))
 		d = d->name_next;
+	if (d && !d->store_has && same) /* another writer has it open, too */
+		return 0;
 	int over = d ? is_committed(fs, n, d, mark) : 0;
 	if (over == ASK_AGAIN)
 		return over;

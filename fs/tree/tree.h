@@ -59,6 +59,9 @@ struct dentry {
 	/* when all records are applied, the store has something by this name, */
 	bool store_has;
 	bool ordered; /* and it is this node */
+	/* What commits a checkpoint came when a close or an fsync had been answered for the bytes
+	 * that had this name and were not sealed yet. */
+	bool committed;
 	bool is_whiteout; /* it is in fs->tree.whiteouts, linked by the next two */
 	struct dentry *whiteout_prev, *whiteout_next;
 	char name[];

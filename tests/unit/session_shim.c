@@ -81,6 +81,7 @@ int shim_serve(struct fs *fs, int fd, unsigned how)
 	pthread_cond_init(&fs->tickets.cond, NULL);
 	fs->o.nopassthrough = true;	/* what the kernel reads and writes by itself cannot be seen here */
 	fs->o.ro = how & SHIM_READ_ONLY;
+	fs->o.fsync_staged = how & SHIM_FSYNC_STAGED;
 	fs->o.store = "the store";
 	fs->o.mountpoint = "the mount";
 	if (how & SHIM_SLOW_GETATTR)

@@ -21,6 +21,7 @@ enum {
 	SHIM_SLOW_GETATTR = 4,
 	SHIM_NO_UPKEEP = 8,	/* its thread sleeps for long before it ends */
 	SHIM_NO_RESEND = 16,	/* the kernel is older than 6.9 */
+	SHIM_FSYNC_STAGED = 32,
 };
 /* Answers what comes from fd, the daemon's end of a SOCK_SEQPACKET pair, as a mount with nopassthrough does;
  * INIT's answer is the first. 0 or -errno. fd is ours then. */
