@@ -273,6 +273,7 @@ struct staged_last {
 /* State at the open for writing, or of the source of a copy; seal.c, clone.c. */
 struct staged_base {
 	char checksum[IO_CHECKSUM_LEN]; /* empty: unknown */
+	uint64_t seq; /* of that version, if it was pending; 0 */
 	struct timespec mtime;
 	int source; /* a store file that it may be a copy of; -1 */
 	bool counted; /* as a clone */

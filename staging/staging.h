@@ -547,6 +547,9 @@ void staged_copy_done(struct staged *f);
 void staged_look_mapped(struct staged *f);
 /* Has f changed since its last seal? (Writes through a mapping are not visible.) */
 bool staged_changed(struct staged *f);
+/* The checksum of f's version seq, which was in the order when f was opened again for writing; sum
+ * (IO_CHECKSUM_LEN bytes) stays as it is if that is not known. */
+void staged_base_sum(struct staged *f, uint64_t seq, char *sum);
 /* f's mtime, and when it was looked at (CLOCK_REALTIME); all 0: unknown. Any lock but staging's may
  * be held, as for the next. */
 struct staged_moment {

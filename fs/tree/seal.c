@@ -58,9 +58,11 @@ static int print_over(struct fs *fs, const struct node *old, const struct dentry
 		return err;
 	/* Order is preserved: a store that has c has the files that c commits. So has one that has
 	 * old's last version: no version of it came after c, or that had a mark. */
-	if (d->store_has && (staging_is_durable(fs->s, old->seq.seal) ||
+	if (d->store_has && (fs_is_applied(fs, old->seq.seal) ||
 			     (!node_dirty(fs, c) && !dentry_dirty(fs, c->names))))
 		err = store_says(fs, d, KEY_CHECKSUM, sum);
+	else if (d->store_has && old->sf)
+		staged_base_sum(old->sf, old->seq.seal, sum);
 	if (!err)
 		ckpt_over_format(&o, sum, mark);
 	return err;

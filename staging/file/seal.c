@@ -432,6 +432,13 @@ void staged_copy_done(struct staged *f)
 	f->base.again = true;
 }
 
+void staged_base_sum(struct staged *f, uint64_t seq, char *sum)
+{
+	LOCK_SCOPE(&f->s->lock);
+	if (seq && f->base.seq == seq)
+		strcpy(sum, f->base.checksum);
+}
+
 /* A descriptor of f's bytes if its time is still that of its base; -1. */
 static int unchanged_bytes(struct staged *f)
 {
@@ -474,15 +481,18 @@ static int reopen(struct staged *f, bool append)
 		return -EBUSY;
 	int err = sf_ensure_fd(f);
 	const char *sum = f->n_seals ? "" : f->last.checksum;
+	uint64_t seq = 0;
 	for (p = f->n_seals ? s->order.pend : NULL; p && !err; p = p->next)
 		if (p->sf == f && p->state == PEND_READY) {
 			err = log_written(s, p);
 			sum = p->checksum;
+			seq = p->accepted;
 		} else if (p->sf == f && p->state != PEND_WAIT) {
 			sum = ""; /* not known yet */
 		}
 	if (!err) {
 		strcpy(f->base.checksum, sum);
+		f->base.seq = seq;
 		base_time(f);
 		f->base.again = true;
 		f->last.checksum[0] = 0;

@@ -201,6 +201,36 @@ TEST_P(Over, AKillBetween)
 	}
 }
 
+const std::string large(1 << 20, 'x');	// it is synced by itself
+
+// The shard's own name is in the store and not durable, or waits behind another one's. So does the .metadata.
+TEST_P(Over, NotWhatIsOnlyOpened)
+{
+	for (bool waits : {false, true}) {
+		File f;
+		std::string name = waits ? "__1_0.distcp" : "__0_0.distcp";
+		EXPECT_EQ(w->drain(), 0);
+		shim_hold_sync(1);
+		ASSERT_NE(k().put(dir, waits ? "earlier" : name, large), 0u);
+		shim_await_held(1);
+		if (waits) {
+			ASSERT_NE(k().put(dir, name, large), 0u);
+		}
+		commit();
+		ASSERT_EQ(k().open_name(dir, name, O_RDWR, &f), 0);
+		EXPECT_EQ(std::filesystem::exists(stored(name)), !waits);
+		ASSERT_EQ(k().flush(f), 0);
+		shim_let_go();
+		ASSERT_EQ(k().release(f), 0);
+		EXPECT_FALSE(is_over(name)) << "waits: " << waits;
+		EXPECT_NE(xattr_of(stored(name), CKPT_OVER_KEY), "") << "it is its checksum that tells";
+		ASSERT_EQ(k().open_name(dir, name, O_RDWR, &f), 0);
+		ASSERT_EQ(k().write(f, "BYTES"), 0);
+		ASSERT_EQ(k().close(f), 0);
+		EXPECT_TRUE(is_over(name)) << "waits: " << waits;
+	}
+}
+
 INSTANTIATE_TEST_SUITE_P(AfterA, Over, ::testing::Bool(),
 			 [](auto &i) { return i.param ? "StagedFsync" : "Close"; });
 
