@@ -105,11 +105,30 @@ static void replay_flushed_change(struct staging *s, const struct rec *r)
 	}
 }
 
+/* The file that f closes is in the store's tmp/ now. */
+static void flushed_spilled(struct staging *s, struct flushed *f)
+{
+	struct rec r;
+	size_t used;
+
+	if (rec_decode(f->bytes, f->len, &r, &used))
+		return;
+	r.flags = (r.flags | REC_SPILLED) & ~(uint32_t)REC_HUGE;
+	void *bytes = flushed_bytes(s, &r, &used);
+	if (bytes) {
+		free(f->bytes);
+		f->bytes = bytes;
+		f->len = used;
+	}
+}
+
 /* Remembers the last FLUSHED record of a staged file until its seal is seen, or until it is
  * obsolete: another writer joins in, unless it truncates. */
 void replay_flush(struct staging *s, const struct rec *r)
 {
 	size_t i = 0;
+	bool spills = r->type == REC_STAGED &&
+		      (r->flags & (REC_SPILLED | REC_FAILED)) == REC_SPILLED;
 	bool again = r->type == REC_STAGED ||
 		     (r->type == REC_OPEN && (r->flags & REC_WRITE) && (r->mask & O_TRUNC));
 	if (r->type >= REC_UNLINK && r->type < REC_ORDERED_END) {
@@ -121,7 +140,9 @@ void replay_flush(struct staging *s, const struct rec *r)
 		return;
 	while (i < s->sweep.n_flushed && s->sweep.flushed[i].sf != r->sf)
 		i++;
-	if (i < s->sweep.n_flushed)
+	if (i < s->sweep.n_flushed && spills)
+		flushed_spilled(s, &s->sweep.flushed[i]);
+	else if (i < s->sweep.n_flushed)
 		flushed_drop(s, i);
 	if (r->type != REC_FLUSHED)
 		return;

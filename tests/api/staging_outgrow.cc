@@ -378,6 +378,25 @@ TEST_P(Outgrow, FoundAgain)
 	}
 }
 
+// Its close was answered, the rest of it followed, and everything was killed before the seal.
+TEST_P(Outgrow, ClosedAndFoundInTheStore)
+{
+	std::string bytes = pattern(64 * mib, 11);
+	ASSERT_EQ(dies([&] {
+		Staging s(ground, with());
+		uint64_t node = s.err ? 0 : staging_new_id(s);
+		staged *sf = s.err ? nullptr : outgrown(s, node, bytes);
+		if (!sf || staged_allocate(sf) || log_flushed(s, sf, node, "shard"))
+			_exit(1);
+		_exit(staged_finish(sf) || !staged_spilled(sf));
+	}), 0);
+	Staging s(ground, with());
+	ASSERT_EQ(s.err, 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(s.stats().recovered.lost_found, 0u);
+	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
+}
+
 // A file whose earlier version is durable was opened again and outgrew memory; then the worker died. A reader's close
 // stands in the log between that version and the writer's open.
 TEST_P(Outgrow, FoundAgainAfterAnEarlierVersion)
