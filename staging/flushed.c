@@ -127,8 +127,8 @@ static void flushed_spilled(struct staging *s, struct flushed *f)
 void replay_flush(struct staging *s, const struct rec *r)
 {
 	size_t i = 0;
-	bool spills = r->type == REC_STAGED &&
-		      (r->flags & (REC_SPILLED | REC_FAILED)) == REC_SPILLED;
+	bool spills =
+		r->type == REC_STAGED && (r->flags & (REC_SPILLED | REC_FAILED)) == REC_SPILLED;
 	bool again = r->type == REC_STAGED ||
 		     (r->type == REC_OPEN && (r->flags & REC_WRITE) && (r->mask & O_TRUNC));
 	if (r->type >= REC_UNLINK && r->type < REC_ORDERED_END) {
@@ -164,16 +164,19 @@ void replay_flushed(struct staging *s)
 		struct rec r;
 		struct staged *sf;
 		size_t used;
-		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) ==
-			    0 &&
-		    staged_recover(s, &r, &sf) == 0) {
+		if (rec_decode(s->sweep.flushed[i].bytes, s->sweep.flushed[i].len, &r, &used) ||
+		    staged_recover(s, &r, &sf))
+			continue;
+		if (sf->spoiled) { /* what tmp/ has goes to lost+found */
+			tell_missing(s);
+		} else {
 			r.type = REC_SEAL;
 			r.unique = 0;
 			/* if it fails, it is persisted from both its places */
 			staged_finish(sf);
 			staging_seal(s, sf, &r, true);
-			staged_unref(sf);
 		}
+		staged_unref(sf);
 	}
 	flushed_forget(s);
 }

@@ -81,11 +81,20 @@ static void replay_staged(struct staging *s, const struct rec *r)
 	} else if (r->type == REC_STAGED) {
 		if (!f->spilled && (r->flags & REC_SPILLED))
 			sf_replay_spill(s, f);
+		else if (r->flags & REC_SPILLED)
+			f->spoiled = 0;
 		bool sealed = f->state != STAGED_OPEN;
 		sf_set_state(s, f, STAGED_OPEN);
 		if (sealed)
 			append_protect(f);
 	}
+}
+
+void tell_missing(struct staging *s)
+{
+	s->o.notice(s->o.ctx,
+		    LEVEL_ERROR "staging: a record's staged file is missing; that version is "
+				"lost and the one before it stays in the store");
 }
 
 /* A SEAL without its staged file keeps its place in the order. A spilled file that was renamed
@@ -100,9 +109,7 @@ static int replay_missing(struct staging *s, const struct rec *r, bool lost)
 	struct pend *p;
 
 	if (!there && !away)
-		s->o.notice(s->o.ctx, LEVEL_ERROR
-			    "staging: a record's staged file is missing; that version is "
-			    "lost and the one before it stays in the store");
+		tell_missing(s);
 	if (!there) {
 		absent.type = REC_ATTR;
 		absent.flags |= REC_ABSENT;

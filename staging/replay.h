@@ -5,6 +5,9 @@
 
 #include "staging/drain/drain.h"
 
+/* replay.c: a notice */
+void tell_missing(struct staging *s);
+
 /* flushed.c */
 void replay_flush(struct staging *s, const struct rec *r); /* during a replay */
 /* answered closes whose RELEASE was lost become seals */

@@ -241,8 +241,11 @@ int staged_recover(struct staging *s, const struct rec *r, struct staged **out)
 	f->spilled = r->flags & REC_SPILLED;
 	struct stat st;
 	f->fd = sf_open_bytes(f, O_RDONLY);
-	if (f->fd == -ENOENT && !f->spilled) { /* spilled since; the record of that follows */
+	if (f->fd == -ENOENT && !f->spilled) {
+		/* Spilled since: the record of that follows, and makes it good. Without one it is
+		 * not known to be whole: what outgrew memory was in both. */
 		f->spilled = true;
+		f->spoiled = -EIO;
 		f->memory.huge = false;
 		f->fd = sf_open_bytes(f, O_RDONLY);
 	}

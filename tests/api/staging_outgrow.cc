@@ -397,6 +397,39 @@ TEST_P(Outgrow, ClosedAndFoundInTheStore)
 	EXPECT_SAME(read_file(ground.store() + "/shard"), bytes);
 }
 
+// What tmp/ has of it is a part: without the file in staging it is no version, whatever answered for it.
+TEST_P(Outgrow, FoundWithoutItsStagedFile)
+{
+	for (std::string how : {"sealed", "synced", "closed"}) {
+		std::string bytes = pattern(64 * mib, 10);
+		ASSERT_EQ(dies([&] {
+			Options o = with();
+			o.start = false;
+			Staging s(ground, o);
+			uint64_t node = s.err ? 0 : staging_new_id(s);
+			staged *sf = s.err ? nullptr : outgrown(s, node, bytes);
+			if (!sf || staged_allocate(sf) || (how == "synced" && staged_allocate_copy(sf)))
+				_exit(1);
+			_exit(how == "closed" ? log_flushed(s, sf, node, "shard")
+					      : seal(s, sf, node, {{root, "shard"}}, how == "sealed") <= 0);
+		}), 0);
+		unsigned gone = 0;
+		for (auto &e : std::filesystem::recursive_directory_iterator(ground.run()))
+			if (e.is_regular_file() && e.file_size() >= 64 * mib)
+				gone += std::filesystem::remove(e.path());
+		ASSERT_EQ(gone, 1u);
+		Staging s(ground, with());
+		ASSERT_EQ(s.err, 0);
+		ASSERT_EQ(s.drain(), 0);
+		EXPECT_FALSE(std::filesystem::exists(ground.store() + "/shard")) << how;
+		EXPECT_EQ(s.notes_with(how == "synced" ? "that version is skipped" : "that version is lost"), 1) << how;
+		if (how != "sealed") {
+			EXPECT_FALSE(std::filesystem::is_empty(ground.store() + "/.cairn/lost+found")) << how;
+		}
+		std::filesystem::remove_all(ground.store() + "/.cairn/lost+found");
+	}
+}
+
 // A file whose earlier version is durable was opened again and outgrew memory; then the worker died. A reader's close
 // stands in the log between that version and the writer's open.
 TEST_P(Outgrow, FoundAgainAfterAnEarlierVersion)
