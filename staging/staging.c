@@ -253,6 +253,13 @@ void staging_close(struct staging *s)
 	free(s);
 }
 
+bool staging_give_up(struct staging_place *p)
+{
+	if (log_remove_unused(p->base))
+		pool_remove(p);
+	return staging_place_give_up(p);
+}
+
 /* Of files; false: something is pending. */
 static bool clear_files(struct staging *s)
 {

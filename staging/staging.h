@@ -92,8 +92,12 @@ int staging_look(const char *dir, struct io_store *store, struct staging_found *
 
 /* Unmounts and removes what _open created, when nothing is staged any more. */
 void staging_place_remove(struct staging_place *p);
-/* Removes it if it contains nothing of an earlier run, else closes it: for a start that fails. */
-void staging_place_give_up(struct staging_place *p);
+/* Removes it if it contains nothing of an earlier run (true), else closes it: for a start that
+ * fails. */
+bool staging_place_give_up(struct staging_place *p);
+/* The same when a worker has had it, and has ended: a log that tells of nothing, and the page pool,
+ * are nothing. */
+bool staging_give_up(struct staging_place *p);
 void staging_place_close(struct staging_place *p);
 
 /* ---- records ------------------------------------------------------------- */

@@ -507,7 +507,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		else
 			fs_log("%s: the mount at %s has ended; everything is in the store",
 			       fs->o.store, fs->o.mountpoint);
-	} else {
+	} else if (stays(&k, err) || !staging_give_up(&fs->place)) {
 		fs_log(LEVEL_WARNING "%s: the mount at %s has ended; what is not in the store is "
 				     "staged in %s for the next start",
 		       fs->o.store, fs->o.mountpoint, fs->place.path);

@@ -122,3 +122,47 @@ int staging_look(const char *dir, struct io_store *store, struct staging_found *
 	close(base);
 	return err == -EPROTONOSUPPORT || err == -EXDEV ? err : 0;
 }
+
+/* Are there no records in that segment but its format, and answers? */
+static bool has_no_records(int fd)
+{
+	char buf[4096];
+	struct rec r = log_format();
+	size_t used, pos = 0;
+	ssize_t n = fd < 0 ? -1 : pread(fd, buf, sizeof(buf), 0);
+	int err = n < 0 ? -EIO : 0;
+
+	while (!err && r.flags & REC_ANSWER) {
+		err = rec_decode(buf + pos, (size_t)n - pos, &r, &used);
+		pos += err ? 0 : used;
+	}
+	/* they end within buf, with the file or in what is allocated ahead: there may be more */
+	return err == -EAGAIN && (n < (ssize_t)sizeof(buf) || (pos < sizeof(buf) && !buf[pos]));
+}
+
+bool log_remove_unused(int base)
+{
+	struct head h = {0};
+	char name[32];
+
+	int fd = openat(base, "head", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return errno == ENOENT;
+	ssize_t n = pread(fd, &h, sizeof(h), 0);
+	close(fd);
+	/* without its magic it was not initialized: there is no log yet */
+	if (n < 0 || (n >= (ssize_t)HEAD_LEAST && h.magic &&
+		      (h.magic != HEAD_MAGIC || h.version < 1 || h.version > HEAD_VERSION)))
+		return false;
+	log_segment_name(h.segment, name);
+	if (h.magic) {
+		fd = openat(base, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+		bool none = fd < 0 ? errno == ENOENT : has_no_records(fd);
+		if (fd >= 0)
+			close(fd);
+		if (!none)
+			return false;
+		unlinkat(base, name, 0);
+	}
+	return !unlinkat(base, "head", 0);
+}

@@ -13,6 +13,9 @@ struct rec log_format(void); /* the record that a log begins with */
  * same id. */
 int head_check(const struct head *h, size_t size, struct io_store *store);
 int log_check(int fd); /* 0, -EPROTONOSUPPORT */
+/* Removes the log at base, and its head, if there is no record in it. Nobody has it open. False: it
+ * stays, or is not known to be one. */
+bool log_remove_unused(int base);
 /* marks it as this program's and this store's */
 void head_stamp(struct head *h, struct io_store *store);
 

@@ -36,6 +36,7 @@ void pool_init(struct pool *p);
 int pool_open(struct staging *s);
 void pool_close(struct staging *s);
 void pool_clear(struct staging *s); /* gives all of it up, for good */
+void pool_remove(const struct staging_place *p); /* the same of a worker that has ended */
 void *pool_main(void *arg); /* grows the stock */
 /* makes a file ready: some 0.2 ms of work; false: nothing is due */
 bool pool_step(struct staging *s);

@@ -419,19 +419,24 @@ void staging_place_remove(struct staging_place *p)
 		rmdir(RUN_DIR); /* succeeds only if no other store is staged there */
 }
 
-/* An unreadable directory counts as full. */
-static bool is_empty(int dir, const char *const *but, unsigned n_but)
+/* An unreadable directory counts as full. Takes *dir; -1 counts as empty. */
+static bool is_empty(int *dir, const char *const *but, unsigned n_but)
 {
-	CLEANUP_DIR DIR *d = entries_at(dir, ".");
+	if (*dir < 0)
+		return true;
+	/* not opened anew: there may be no other descriptor */
+	CLEANUP_DIR DIR *d = entries_of(*dir);
+	*dir = -1;
 	bool empty = d != NULL;
+	struct dirent *e = NULL;
 
-	for (struct dirent *e; empty && (e = entries_next(d));) {
+	while (empty && (e = entries_next(d))) {
 		bool known = false;
 		for (unsigned i = 0; i < n_but; i++)
 			known |= !strcmp(e->d_name, but[i]);
 		empty = known;
 	}
-	return empty;
+	return empty && !errno;
 }
 
 static const char *const own[] = {"huge", "small", "lock"};
@@ -450,13 +455,18 @@ static void undo_place(struct staging_place *p)
 		rmdir(RUN_DIR);
 }
 
-void staging_place_give_up(struct staging_place *p)
+bool staging_place_give_up(struct staging_place *p)
 {
-	bool empty = is_empty(p->base, own, 3) && (p->huge < 0 || is_empty(p->huge, NULL, 0)) &&
-		     (p->small < 0 || is_empty(p->small, NULL, 0));
+	int base = -1;
+	bool empty = is_empty(&p->small, NULL, 0) && is_empty(&p->huge, NULL, 0);
 
+	if (empty) { /* there is a descriptor for it now */
+		base = openat(p->base, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		empty = base >= 0 && is_empty(&base, own, 3);
+	}
 	if (empty)
 		staging_place_remove(p);
 	else
 		staging_place_close(p);
+	return empty;
 }

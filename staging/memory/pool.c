@@ -448,3 +448,14 @@ void pool_clear(struct staging *s)
 		;
 	unlinkat(s->o.place.huge, STOCK_NAME, 0);
 }
+
+void pool_remove(const struct staging_place *p)
+{
+	char name[16];
+
+	for (unsigned i = 0; i < POOL_FILES; i++) {
+		snprintf(name, sizeof(name), READY_NAME, i);
+		unlinkat(p->huge, name, 0);
+	}
+	unlinkat(p->huge, STOCK_NAME, 0);
+}
