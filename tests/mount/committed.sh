@@ -10,7 +10,7 @@ need_tool python3
 
 cairn=$BUILD/cairn assets=$LIB_TOP/tests/assets/dcp s=$TMP/store a=$TMP/a b=$TMP/b
 mkdir -p "$TMP/run-a" "$TMP/run-b"
-serve() { start_mount "$s" "$1" "staging=64M,pool=0,host=$2,staging_dir=$TMP/run-$2"; }
+serve() { start_mount "$s" "$1" "staging=64M,pool=0,host=$2,staging_dir=$TMP/run-$2${3:+,$3}"; }
 
 # save HOW NTH DIR0 DIR1: the two shards of one save, the .metadata in DIR0, and then what is done later.
 save()
@@ -132,4 +132,17 @@ for how in plain mapped synced forked tick; do
 	done
 done
 stop_mount "$b"
+stop_mount "$a"
+
+# With fsync=staged no version is made by an fsync: the store has none of a first save when it is committed.
+serve "$a" a fsync=staged
+for how in synced mapped written; do
+	rm -r "$a/ckpt"
+	mkdir "$a/ckpt"
+	i=1
+	save $how $i "$a/ckpt" "$a/ckpt"
+	wait_durable "$a"
+	[ $how = written ] || judged "$a/ckpt" complete
+done
+judged "$a/ckpt" "writing: __0_0.distcp was overwritten later than .metadata"
 stop_mount "$a"
