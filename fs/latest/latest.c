@@ -449,3 +449,20 @@ void latest_xattr(fuse_req_t req, const char *path, size_t size)
 	const struct job what = {.want = WANT_XATTR, .size = size};
 	ask(req, &what, path, "");
 }
+
+void latest_xattr_of_tier(fuse_req_t req, uint64_t id, size_t size)
+{
+	struct remote_list *l = NULL;
+	const struct remote_node *n = NULL;
+
+	session_may_block(req_fs(req));
+	int err = remote_hold(req_fs(req), &l);
+	if (!err && l)
+		n = remote_of_id(l, id);
+	if (n && S_ISDIR(n->st.st_mode))
+		latest_xattr(req, n->path, size);
+	else
+		fuse_reply_err(req, err ? -err : n ? ENODATA : ESTALE);
+	if (l)
+		remote_put(l);
+}

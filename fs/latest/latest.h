@@ -34,6 +34,9 @@ extern const struct control_ops latest_ops;
 /* Answers with the newest safe checkpoint below the mount's directory path, relative to it;
  * ENODATA: none. */
 void latest_xattr(fuse_req_t req, const char *path, size_t size);
+/* The same for a directory of MOUNT/.cairn/tier: that of its path in the mount, which the store
+ * need not have. May wait for the listing of the tier. */
+void latest_xattr_of_tier(fuse_req_t req, uint64_t id, size_t size);
 void latest_stop(void); /* the connection is gone: waits for the thread */
 
 #endif

@@ -7,7 +7,9 @@
  * the log and wait for the closes that were sent before them.
  */
 #include "fs/control/control.h"
+#include "fs/latest/latest.h"
 #include "fs/ops/ops.h"
+#include "fs/remote/remote.h"
 #include "fs/wire/wire.h"
 
 #include <errno.h>
@@ -378,7 +380,9 @@ static void do_getxattr(fuse_req_t req, fuse_ino_t id, const char *key, size_t s
 	const struct control_ops *c = control_of(id);
 	int err = key_error(key);
 
-	if (!err && c && c->getxattr)
+	if (!err && c == &remote_ops && !strcmp(key, KEY_LATEST))
+		latest_xattr_of_tier(req, id, size);
+	else if (!err && c && c->getxattr)
 		c->getxattr(req, id, key, size);
 	else if (err || c)
 		fuse_reply_err(req, err ? -err : ENODATA);

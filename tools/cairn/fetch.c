@@ -29,14 +29,12 @@ struct opts {
 
 /* ---- what is to be fetched -------------------------------------------------------------- */
 
-/* As given by who copies the path that `cairn latest` prints. */
 static void strip_tier(char *below)
 {
-	const size_t n = strlen(TIER_SHOWN);
+	const char *path = tier_where_path(below);
 	size_t len;
 
-	if (!strncmp(below, TIER_SHOWN, n) && (!below[n] || below[n] == '/'))
-		memmove(below, below + n + (below[n] == '/'), strlen(below + n));
+	memmove(below, path, strlen(path) + 1);
 	for (len = strlen(below); len && below[len - 1] == '/';)
 		below[--len] = '\0';
 }

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <string.h>
-#include <sys/xattr.h>
 
 #define TIER_AT TIER_SHOWN "/"
 
@@ -73,23 +72,28 @@ static int is_safe(void *ctx, size_t i)
 	return safe ? safe : judge_previous(l, i, name);
 }
 
-/* The daemon searches with less work, and caches the result. -EOPNOTSUPP: there is no daemon,
- * or -v needs more than it returns. -EIO: it has found none, and what is in the tier is not
+/* The daemon searches with less work, caches the result, and knows what is in the tier. *below:
+ * from s->top, which becomes the mount's where it is not below that. -EOPNOTSUPP: there is no
+ * daemon, or -v needs more than it returns. -EIO: it has found none, and what is in the tier is not
  * known. */
-static int ask_daemon(const struct ckpt_search *s, char **below)
+static int ask_daemon(struct ckpt_search *s, const struct location *p, char **below)
 {
-	char path[4096];
-	ssize_t n = -1;
+	CLEANUP_FREE char *path = NULL;
+	bool remote = false, in_top;
+	int err = -EOPNOTSUPP;
 
 	if (s->on_mount && !s->verbose)
-		n = getxattr(s->top, KEY_LATEST, path, sizeof(path) - 1);
-	if (n < 0 && s->on_mount && !s->verbose && (errno == ENODATA || errno == EIO))
-		return errno == EIO ? -EIO : -ENOENT;
-	if (n < 0)
-		return -EOPNOTSUPP;
-	path[n] = '\0';
-	*below = strdup(path);
-	return *below ? 0 : -ENOMEM;
+		err = tier_where_latest(p, p->below, &path, &remote);
+	if (err)
+		return err == -ENODATA		       ? -ENOENT
+		       : err == -EIO || err == -ENOMEM ? err
+						       : -EOPNOTSUPP;
+	in_top = !remote && path_is_at(path, p->below);
+	if (!in_top)
+		s->top = p->top;
+	err = asprintf(below, "%s%s", remote ? TIER_AT : "",
+		       path + (in_top && *p->below ? strlen(p->below) + 1 : 0));
+	return err < 0 ? -ENOMEM : 0;
 }
 
 static int look_myself(struct latest *l, char **below)
@@ -162,7 +166,6 @@ int cmd_latest(int argc, char **argv)
 		{"tier", no_argument, NULL, 't'}, {"verbose", no_argument, NULL, 'v'}, {0}};
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_FREE char *below = NULL, *path = NULL;
-	char *in_tier;
 	CLEANUP_CLOSE int fd = -1;
 	struct latest l = {.root = -1};
 	struct tier_where where = {0};
@@ -197,16 +200,11 @@ int cmd_latest(int argc, char **argv)
 		complain("%s: what is in the tier is not known: %s", l.s.top, strerror(-err));
 		return CAIRN_FAILED;
 	}
-	err = asked = l.tier ? -EOPNOTSUPP : ask_daemon(&l.s, &below);
+	err = asked = l.tier ? -EOPNOTSUPP : ask_daemon(&l.s, &p, &below);
 	if (err == -EOPNOTSUPP || err == -EIO)
 		err = look_myself(&l, &below);
 	if (err == -ENOENT && asked == -EIO)
 		err = asked;
-	if (!err && (in_tier = strstr(below, TIER_AT)) &&
-	    strspn(below, "./") >= (size_t)(in_tier - below)) {
-		l.s.top = p.top; /* only the tier has it */
-		memmove(below, in_tier, strlen(in_tier) + 1);
-	}
 	path = err ? NULL : ckpt_search_path(&l.s, below);
 	code = tell(&l, path, err);
 	ckpt_search_free(&l.s);

@@ -5,6 +5,7 @@
  */
 #include "tier_where.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <string.h>
 #include <time.h>
@@ -130,24 +131,47 @@ int tier_where_above(const char *arg, struct location *p, char **below)
 	return 0;
 }
 
+const char *tier_where_path(const char *below)
+{
+	const size_t n = strlen(TIER_SHOWN);
+
+	if (strncmp(below, TIER_SHOWN, n) || (below[n] && below[n] != '/'))
+		return below;
+	return below + n + (below[n] == '/');
+}
+
+/* A directory of the mount, or of its tier. */
+static int open_dir(const struct location *p, const char *below)
+{
+	const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+	CLEANUP_FREE char *path = NULL;
+	int fd = openat(p->root, *below ? below : ".", flags);
+
+	if (fd >= 0 || errno != ENOENT)
+		return fd < 0 ? call_error() : fd;
+	if (asprintf(&path, TIER_SHOWN "/%s", below) < 0)
+		return -ENOMEM;
+	fd = openat(p->root, path, flags);
+	return fd < 0 ? call_error() : fd;
+}
+
 int tier_where_latest(const struct location *p, const char *below, char **out, bool *remote)
 {
-	CLEANUP_FREE char *link = NULL;
-	char target[PATH_MAX];
-	const char *at = target;
-	ssize_t n;
+	char found[PATH_MAX];
+	const char *at = found, *dir = tier_where_path(below);
+	CLEANUP_CLOSE int fd = open_dir(p, dir);
+	int err = fd < 0 ? fd : xattr_of_fd(fd, KEY_LATEST, found, sizeof(found));
 
 	*out = NULL;
-	if (asprintf(&link, ".cairn/latest%s%s", *below ? "/" : "", below) < 0)
-		return -ENOMEM;
-	n = readlinkat(p->root, link, target, sizeof(target) - 1);
-	if (n < 0)
-		return errno == ENOENT || errno == EINVAL ? -ENODATA : call_error();
-	target[n] = '\0';
+	if (err)
+		return err;
 	while (!strncmp(at, "../", 3))
 		at += 3;
 	*remote = !strncmp(at, TIER_SHOWN "/", sizeof(TIER_SHOWN));
-	*out = strdup(*remote ? at + sizeof(TIER_SHOWN) : at);
+	if (*remote)
+		*out = strdup(at + sizeof(TIER_SHOWN));
+	else if (asprintf(out, "%s%s%s", dir, *dir ? "/" : "", at) < 0)
+		*out = NULL;
 	return *out ? 0 : -ENOMEM;
 }
 

@@ -30,8 +30,11 @@ const struct tier_where_one *tier_where_find(const struct tier_where *w, const c
 /* The place of arg, which may be only in the tier of the mount: that of the nearest directory above
  * it that is there, and the whole path below the mount. As location_find(). */
 int tier_where_above(const char *arg, struct location *p, char **below);
-/* What MOUNT/.cairn/latest says of below, a directory of the mount or of its tier: a path below
- * either. -ENODATA: nothing; -EIO: what is in the tier is not known. */
+/* Without TIER_SHOWN: as given by who copies a path that `cairn latest` prints. */
+const char *tier_where_path(const char *below);
+/* What the daemon says of below, a directory of the mount or of its tier: the path of the newest
+ * checkpoint in it, below the mount, or below the tier if it is remote. -ENODATA: nothing; -EIO:
+ * what is in the tier is not known; -ENOENT: no such directory. */
 int tier_where_latest(const struct location *p, const char *below, char **out, bool *remote);
 
 /* Until what is complete at and below p is in the tier, as it is now; p itself, if it is a
