@@ -34,6 +34,13 @@ expect 0 "$cairn" wait --tier "$m/model"
 [ "$(files "$t/model")" = "./.hidden ./config.json ./link.json ./model.safetensors " ] || die "sent: $(files "$t/model")"
 cmp "$m/model/config.json" "$t/model/config.json" || die "config.json"
 
+# Not said to be there because the checkpoint beside it is.
+for i in runs runs/log tmpab12 tokenizer.json.tmp; do
+	expect 1 "$cairn" wait --tier --timeout 20 "$m/model/$i"
+	says err "$i: .*could be in the tier"
+done
+expect 0 "$cairn" wait --tier "$m/model/config.json" "$m/model/link.json" "$m/model/model.safetensors"
+
 # What comes later is sent later; the manifest is there all the time.
 inode=$(stat -c %i "$t/model/model.safetensors")
 python3 -c 'import os, sys, time

@@ -39,7 +39,9 @@ same_tree "$m/run/step-3" "$t/run/step-3"
 latest_is run run/step-3
 expect 0 "$cairn" ls "$m/run"
 says out 'step-3/  safetensors, step 3, 3 files, .*complete and durable, in the tier'
-says out ' final.pt  torch, .*not in the tier'
+says out ' final.pt  torch, .*not in the tier: no checkpoint'
+expect 1 "$cairn" wait --tier "$m/run/final.pt"
+says err 'final.pt: no checkpoint there that could be in the tier'
 expect 0 "$cairn" ls "$m"
 grep -q 'run/  torch' "$TMP/out" && die "the directory of a run is a checkpoint: $(cat "$TMP/out")"
 

@@ -136,6 +136,7 @@ static void look_for_ckpt(struct listing *l, int dirfd, struct row *r)
 }
 
 static const char in_tier[] = "in the tier", not_in_tier[] = "not in the tier";
+static const char stray[] = "not in the tier: no checkpoint"; /* a file beside checkpoints */
 
 static void look_in_tier(const struct tier_where *w, const char *dir, const char *name,
 			 struct row *r)
@@ -147,7 +148,9 @@ static void look_in_tier(const struct tier_where *w, const char *dir, const char
 	    asprintf(&path, "%s%s%s", dir, *dir && *name ? "/" : "", name) < 0)
 		return;
 	one = tier_where_find(w, path);
-	r->tier = one && one->sent ? in_tier : not_in_tier;
+	r->tier = one && one->sent					 ? in_tier
+		  : S_ISREG(r->st.st_mode) && !ckpt_is_one_file(r->name) ? stray
+									 : not_in_tier;
 }
 
 /* Where a tier is set, and the caller may know. */

@@ -4,6 +4,7 @@
  * MOUNT/.cairn/tier.json, which root and the user who mounted it may read.
  */
 #include "tier_where.h"
+#include "tools/cairn/ckpt/ckpt.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -177,31 +178,61 @@ int tier_where_latest(const struct location *p, const char *below, char **out, b
 
 /* ---- waiting ------------------------------------------------------------------------ */
 
+struct wanted {
+	const char *path; /* from the checkpoint */
+	bool found;
+};
+
+static int compare(void *ctx, const char *path, const struct stat *st)
+{
+	struct wanted *w = ctx;
+
+	(void)st;
+	w->found |= path_is_at(path, w->path);
+	return 0;
+}
+
+/* Is p what the checkpoint at path sends, or a part of that? 1, -ENOENT: not, or -errno. */
+static int is_of(const struct location *p, const char *path)
+{
+	CLEANUP_CKPT struct ckpt c = CKPT_EMPTY;
+	const char *rest = p->below + strlen(path);
+	struct wanted w = {.path = rest + (*rest == '/')};
+	bool others;
+	int err = *rest ? ckpt_open(p->root, path, path, true, &c) : 0;
+
+	if (*rest && !err)
+		err = ckpt_each_file(&c, compare, &w, &others);
+	return err ? err : !*rest || w.found ? 1 : -ENOENT;
+}
+
 /* 1: all at and below the path, or the checkpoint that it is a part of, is in the tier; 0: not
  * yet, and *why, if that is not complete, says what it is; -ENOENT: there is no checkpoint. */
 static int is_there(const struct location *p, char **why)
 {
 	struct tier_where w;
-	bool any = false, all = true, itself = false;
-	int err = tier_where_read(p, &w);
+	const struct tier_where_one *of = NULL;
+	bool any = !*p->below, all = true;
+	int err = tier_where_read(p, &w), part = -ENOENT;
 
 	for (size_t i = 0; !err && i < w.n; i++) {
 		const struct tier_where_one *v = &w.v[i];
 
-		if (!path_is_at(v->path, p->below) && !path_is_at(p->below, v->path))
-			continue;
-		any = true;
-		all &= !v->waits;
-		if (!path_is_at(p->below, v->path) || !*p->below || v->sent)
-			continue;
-		itself = true;
-		if (!*why && v->why)
-			*why = strdup(v->why);
+		if (path_is_at(v->path, p->below)) {
+			any = true;
+			all &= !v->waits;
+		}
+		if (*p->below && path_is_at(p->below, v->path))
+			of = v; /* the deepest is the last */
+	}
+	if (of)
+		part = is_of(p, of->path);
+	if (part > 0 && !of->sent) {
+		all = false;
+		*why = of->why ? strdup(of->why) : NULL;
 	}
 	tier_where_free(&w);
-	if (err)
-		return err;
-	return any || !*p->below ? all && !itself : -ENOENT;
+	return err ? err : part > 0 || any ? all : part;
 }
 
 static int complain_error(const struct json_doc *d, const char *arg, const char *why)
