@@ -304,6 +304,7 @@ static int parse(const struct json_doc *d, struct manifest *m)
 	m->format = json_bytes(d, json_at(d, 0, "format"));
 	m->has_step = json_is_u64(d, json_at(d, 0, "step"), &m->step);
 	m->commits = json_bool(d, json_at(d, 0, "commits"));
+	m->ended = json_bool(d, json_at(d, 0, "ended"));
 	m->removes = json_bool(d, json_at(d, 0, "removes"));
 	if (json_u64(d, json_at(d, 0, "version")) != 1 || !m->format || !json_is_array(d, files) ||
 	    !json_is_u64(d, json_at(d, 0, "generation"), &m->generation) ||
@@ -369,6 +370,8 @@ static void put_all(FILE *f, const struct manifest *m)
 		json_put_u64(&j, "step", m->step);
 	if (m->commits)
 		json_put_bool(&j, "commits", true);
+	if (m->ended)
+		json_put_bool(&j, "ended", true);
 	if (m->removes)
 		json_put_bool(&j, "removes", true);
 	json_put_u64(&j, "generation", m->generation);

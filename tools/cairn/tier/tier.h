@@ -178,6 +178,7 @@ struct manifest {
 	uint64_t generation; /* how often a copy at this path was completed, from 1 */
 	uint64_t time_s; /* when, since 1970 */
 	bool commits; /* TIER_BEGUN: its process is about to commit */
+	bool ended; /* TIER_BEGUN: its push has ended; what the manifest lacks may be there */
 	/* TIER_BEGUN: these files are being removed (tier_rm.c); who does renews time_s */
 	bool removes;
 	struct tier_file *v; /* sorted by path */

@@ -7,6 +7,7 @@
  *	begun.json, commit files		all of its files
  *	begun.json, commit files, manifest	the same, or before anything is replaced
  *	commit files, manifest			complete
+ *	begun.json (ended), the same		complete, but for what changed while it was read
  *
  * What is complete there is replaced only when all that replaces it is in the tier, and from the
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
@@ -424,7 +425,7 @@ static int make_manifest(struct push *p, const struct ckpt *c, bool there, struc
 		if ((p->v[i].other && !share_commits(p)) ||
 		    (there && (p->v[i].send || p->v[i].left)))
 			continue;
-		if (p->v[i].send)
+		if (p->v[i].send || p->v[i].left)
 			f.ranges = NULL, f.sum[0] = '\0'; /* it is not there yet */
 		err = manifest_add(m, &f);
 	}
@@ -622,16 +623,30 @@ static int save_manifest(struct push *p, const struct ckpt *c, unsigned generati
 }
 
 /* Where something was left out begun.json stays: it says that what the tier has of that is ours. */
-static int finish(struct push *p, const struct ckpt *c)
+static int end(struct push *p, const struct ckpt *c)
 {
-	int err = save_manifest(p, c, 1);
+	CLEANUP_MANIFEST struct manifest m = {0};
 	bool left = false;
+	int err;
 
 	for (size_t i = 0; i < p->n; i++)
 		left |= p->v[i].left;
-	if (err)
-		return err;
-	err = left ? 0 : remove_manifest(p, TIER_BEGUN);
+	if (!left)
+		return remove_manifest(p, TIER_BEGUN);
+	err = make_manifest(p, c, false, &m);
+	m.ended = true;
+	manifest_forget_uploads(&m);
+	if (!err)
+		err = manifest_save(p->t, &m, TIER_BEGUN);
+	return err ? tier_failed(p, err, p->s.v[p->at].path) : 0;
+}
+
+static int finish(struct push *p, const struct ckpt *c)
+{
+	int err = save_manifest(p, c, 1);
+
+	if (!err)
+		err = end(p, c);
 	return err ? err : remove_records(p);
 }
 

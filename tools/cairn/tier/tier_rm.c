@@ -106,12 +106,26 @@ static int load_begun(struct removal *r, const char *path, struct manifest *out)
 
 	if (err && err != -ENOENT && err != -EBADMSG)
 		return failed(r, err, path);
-	if (err != -ENOENT && !(err ? false : out->removes) && !r->o->force)
+	if (err != -ENOENT && !(err ? false : out->removes || out->ended) && !r->o->force)
 		return tier_told(
 			&r->why, -EBUSY,
 			"%s/%s: a push sends it, or was killed: let it end, or use --force",
 			r->t.name, path);
 	return err;
+}
+
+/* What a push left out of the manifest, and the tier may have from an earlier one. */
+static int add_left(struct removal *r, const struct manifest *begun)
+{
+	int err = 0;
+
+	for (size_t i = 0; !err && begun->ended && i < begun->n; i++) {
+		if (manifest_find(&r->m, begun->v[i].path))
+			continue;
+		err = manifest_add(&r->m, &begun->v[i]);
+		manifest_sort(&r->m);
+	}
+	return err ? failed(r, err, r->m.path) : 0;
 }
 
 static int load(struct removal *r, const char *path)
@@ -125,7 +139,7 @@ static int load(struct removal *r, const char *path)
 	if (was_begun && was_begun != -ENOENT && was_begun != -EBADMSG)
 		return was_begun;
 	if (!err)
-		return 0;
+		return add_left(r, &begun);
 	if (was_begun)
 		return tier_told(&r->why, -ENOENT, "%s/%s: %s", r->t.name, path,
 				 err == -ENOENT && was_begun == -ENOENT
@@ -310,6 +324,7 @@ static int remove_all(struct removal *r)
 	int err;
 
 	r->m.removes = true;
+	r->m.ended = false;
 	r->m.time_s = (uint64_t)time(NULL);
 	err = manifest_save(&r->t, &r->m, TIER_BEGUN);
 	if (err)
