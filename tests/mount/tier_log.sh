@@ -3,7 +3,8 @@
 # modes: fast
 # timeout: 240
 # What changes beside model.safetensors (a log, config.json) does not take the copy in the tier back: a push is killed at
-# each of its system calls, or the log replaced; the manifest is there all the time, and all that it lists.
+# each of its system calls, or the log replaced; the manifest is there all the time, and all that it lists. Nor does what
+changes in a subdirectory, unless that is a checkpoint.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/tier.inc"
@@ -99,6 +100,58 @@ def removed():
     assert not os.path.exists(os.path.dirname(manifest))
     run(0, cairn, "tier", "verify", tier)
     shutil.rmtree(os.path.join(store, "newer"))
+
+# In a directory with a step the same holds for what lies in subdirectories, unless that is a checkpoint itself.
+name = "run/step-3"
+model = os.path.join(store, name)
+log = os.path.join(model, "logs/trainer_log.jsonl")
+manifest = os.path.join(tier, ".cairn/manifests", name, "manifest.json")
+
+def nested():
+    for d in store, tier:
+        shutil.rmtree(d, ignore_errors=True)
+        os.makedirs(d)
+    shutil.copytree(os.path.join(assets, "safetensors"), model)
+    shutil.copytree(os.path.join(assets, "dcp"), os.path.join(model, "optimizer"))
+    write(os.path.join(model, "optimizer/args.json"), "{}")
+    os.mkdir(os.path.join(model, "logs"))
+    write(os.path.join(model, "logs/old.txt"), "old")
+    write(log, "first\n")
+    run(0, cairn, "tier", "push", store, tier)
+
+def nested_killed(change, stays):
+    n = back = 0
+    while True:
+        n += step
+        nested()
+        change()
+        p = run(None, at_call, str(n), "kill -KILL $PID", cairn, "tier", "push", store, tier)
+        back += not os.path.exists(manifest)
+        if stays:
+            whole_at(n)
+        if p.returncode != 137:
+            break
+        run(0, cairn, "tier", "push", store, tier)
+        assert sorted(os.listdir(os.path.dirname(manifest))) == ["manifest.json"]
+        assert not os.path.exists(os.path.join(tier, name, "logs/old.txt")) or not stays
+        assert read(log) == read(os.path.join(tier, name, "logs/trainer_log.jsonl"))
+    run(0, cairn, "tier", "verify", tier)
+    assert stays == (not back) or step > 1, back
+
+def whole_at(n):
+    assert os.path.exists(manifest), (n, "the copy was taken back")
+    assert {"model.safetensors", ".metadata", "args.json"} <= listed(), (n, listed())
+    run(0, cairn, "tier", "verify", tier)
+
+def change_nested():
+    write(log, "first\nsecond\n")
+    os.unlink(os.path.join(model, "logs/old.txt"))
+
+nested_killed(change_nested, True)
+nested_killed(lambda: write(os.path.join(model, "optimizer/args.json"), '{"x": 1}'), False)
+name, model = "model", os.path.join(store, "model")
+log = os.path.join(model, "trainer_log.jsonl")
+manifest = os.path.join(tier, ".cairn/manifests/model/manifest.json")
 
 n, mark, left = 0, os.path.join(tmp, "replaced"), 0
 while True:

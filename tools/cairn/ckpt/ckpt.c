@@ -283,9 +283,15 @@ static bool is_file(const struct ckpt *c, const char *name)
 	return fd >= 0;
 }
 
-bool ckpt_is_beside(const char *path)
+bool ckpt_is_beside(const struct names *inside, const char *path)
 {
-	return !strchr(path, '/') && !ckpt_is_loose_file(path);
+	const char *name = path_base(path);
+	/* it may be of a checkpoint that is no longer inside */
+	bool beside = !ckpt_is_loose_file(name) && (name == path || !ckpt_commits(name));
+
+	for (size_t i = 0; beside && i < inside->n; i++)
+		beside = !path_is_at(path, inside->v[i]);
+	return beside;
 }
 
 /* What names the newest of a run must not be in a tier before that. */

@@ -63,9 +63,13 @@ typedef int (*ckpt_file_fn)(void *ctx, const char *path, const struct stat *st);
  * run is. *others: the directory of one that is not loose has such. fn's result, if it is not 0, or
  * -errno. */
 int ckpt_each_file(const struct ckpt *c, ckpt_file_fn fn, void *ctx, bool *others);
-/* Does a file of a plain one lie beside those of tensors: config.json? Not in a subdirectory. path:
- * from c->dir. It may be written at any time, and the checkpoint is whole without. */
-bool ckpt_is_beside(const char *path);
+/* The checkpoints in a plain one that has a step: their paths from c->dir, for names_free(); of
+ * others none. 0 or -errno. */
+int ckpt_inside(const struct ckpt *c, struct names *out);
+/* Does a file of a plain one lie beside those of tensors, and in no checkpoint inside: config.json,
+ * logs/train.log? path: from c->dir. It may be written at any time, and the checkpoint is whole
+ * without. */
+bool ckpt_is_beside(const struct names *inside, const char *path);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 

@@ -198,6 +198,25 @@ void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v)
 	ckpt_search_free(&s);
 }
 
+int ckpt_inside(const struct ckpt *c, struct names *out)
+{
+	struct ckpt_search s;
+	int err;
+
+	*out = (struct names){0};
+	if (c->alone || !ckpt_is_plain(c->kind.format) || ckpt_is_loose(&c->kind))
+		return 0;
+	err = search_inside(c, &s);
+	if (!err && s.n && !(out->v = calloc(s.n, sizeof(*out->v))))
+		err = -ENOMEM;
+	for (size_t i = 0; !err && i < s.n; i++) {
+		out->v[out->n++] = s.v[i].path;
+		s.v[i].path = NULL;
+	}
+	ckpt_search_free(&s);
+	return err;
+}
+
 void ckpt_look_inside(struct ckpt *c)
 {
 	struct ckpt_search s;

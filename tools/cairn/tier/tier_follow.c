@@ -109,6 +109,7 @@ static void drop_unseen(struct follow *f)
 struct printing {
 	const struct ckpt *c;
 	struct print *out;
+	struct names inside;
 };
 
 static int mix(void *ctx, const char *name, const struct stat *st)
@@ -123,7 +124,7 @@ static int mix(void *ctx, const char *name, const struct stat *st)
 	struct print *p = g->out;
 
 	p->hash += h * (h | 1); /* the order does not count */
-	if (ckpt_is_plain(g->c->kind.format) && ckpt_is_beside(name))
+	if (ckpt_is_plain(g->c->kind.format) && ckpt_is_beside(&g->inside, name))
 		p->beside += h * (h | 1);
 	p->inodes += i * (i | 1);
 	p->bytes += v[0];
@@ -133,10 +134,14 @@ static int mix(void *ctx, const char *name, const struct stat *st)
 
 int follow_print(const struct ckpt *c, struct print *out)
 {
-	struct printing g = {c, out};
+	struct printing g = {.c = c, .out = out};
+	int err = ckpt_inside(c, &g.inside);
 
 	*out = (struct print){0};
-	return ckpt_each_file(c, mix, &g, &out->others);
+	if (!err)
+		err = ckpt_each_file(c, mix, &g, &out->others);
+	names_free(&g.inside);
+	return err;
 }
 
 static int print_now(const struct push *p, const char *path, struct print *out)

@@ -50,7 +50,7 @@ static const char *from_dir(const struct push *p, const char *path)
 
 static bool is_beside(const struct push *p, const char *path)
 {
-	return p->plain && ckpt_is_beside(from_dir(p, path));
+	return p->plain && ckpt_is_beside(&p->inside, from_dir(p, path));
 }
 
 /* Nothing that lies beside commits a plain one. */
@@ -133,7 +133,9 @@ static int gather(struct push *p, const struct ckpt *c)
 
 	p->plain = !c->alone && ckpt_is_plain(c->kind.format);
 	p->loose = !c->alone && ckpt_is_loose(&c->kind);
-	err = ckpt_each_file(c, gather_one, &g, &others);
+	err = ckpt_inside(c, &p->inside);
+	if (!err)
+		err = ckpt_each_file(c, gather_one, &g, &others);
 	if (err && !g.err)
 		tier_told(p->why, err, "%s: %s", c->path, strerror(-err));
 	if (!err && p->n)
@@ -154,6 +156,7 @@ void push_drop(struct push *p)
 	free(p->v);
 	p->v = NULL;
 	p->n = 0;
+	names_free(&p->inside);
 	manifest_free(&p->old);
 	manifest_free(&p->begun);
 	manifest_free(&p->committers);

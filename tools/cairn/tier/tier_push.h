@@ -38,6 +38,7 @@ struct push {
 	struct item *v;
 	size_t n;
 	bool plain, loose; /* ckpt_is_plain(), ckpt_is_loose(); not of one file */
+	struct names inside; /* ckpt_inside() */
 	const struct tier_host *committer;
 	char record[SHARE_RECORD_LEN]; /* what is begun, in the tier: TIER_BEGUN, or a host's */
 	size_t missing; /* files that other hosts have not sent */
