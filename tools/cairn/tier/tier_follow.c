@@ -345,6 +345,7 @@ static bool has_changed(const struct push *p, const struct known *k)
 static void one_ended(struct follow *f, struct push *p, struct known *k, int result)
 {
 	struct tier_report *r = &f->report;
+	double s, most;
 
 	*r->sending = '\0';
 	f->now = 0;
@@ -375,9 +376,10 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 		result = -ESTALE;
 	if (result == -EAGAIN || result == -ESTALE)
 		k->state = KNOWN_NEW; /* the next look judges it */
-	k->retry_at = now_s() + jittered(RETRY_MIN_S * (double)(1u << k->fails));
-	if (k->retry_at > now_s() + RETRY_ONE_MAX_S)
-		k->retry_at = now_s() + RETRY_ONE_MAX_S;
+	k->fails_there = !is_of_one(result);
+	most = k->fails_there ? RETRY_MAX_S : RETRY_ONE_MAX_S;
+	s = jittered(RETRY_MIN_S * (double)(1u << k->fails));
+	k->retry_at = now_s() + (s < most ? s : most);
 	k->fails += k->fails < 12;
 	if (result != -EAGAIN && result != -ESTALE)
 		failed(f, result, p->why->text);
@@ -399,7 +401,7 @@ static int push_this(struct follow *f, struct push *p, struct known *k)
 	result = push_one(p);
 	one_ended(f, p, k, result);
 	push_drop(p);
-	f->fails = result >= 0 ? 0 : f->fails;
+	f->tries.fails = result >= 0 ? 0 : f->tries.fails;
 	follow_remember(f, result > 0);
 	tell(f);
 	follow_write(f);
@@ -415,8 +417,15 @@ static bool is_look_due(const struct follow *f, double begun)
 	return now_s() - begun >= (s > f->look_s ? s : f->look_s);
 }
 
-/* Of those that are due the ones that were sent before, or the others; the oldest first. */
-static int push_these(struct follow *f, struct push *p, bool sent_before)
+enum turn { TURN_NEW, TURN_FAILED, TURN_SENT_BEFORE, TURNS };
+
+static enum turn turn_of(const struct known *k)
+{
+	return k->sent_before ? TURN_SENT_BEFORE : k->fails ? TURN_FAILED : TURN_NEW;
+}
+
+/* Of those that are due; the oldest first. */
+static int push_these(struct follow *f, struct push *p, enum turn turn)
 {
 	double begun = now_s();
 	int err = 0;
@@ -424,10 +433,10 @@ static int push_these(struct follow *f, struct push *p, bool sent_before)
 	for (p->at = p->s.n; !err && p->at-- > 0 && !follow_stop && !f->cut;) {
 		struct known *k = follow_find(f, p->s.v[p->at].path);
 
-		if (!is_due(k) || k->sent_before != sent_before)
+		if (!is_due(k) || turn_of(k) != turn)
 			continue;
 		err = push_this(f, p, k);
-		f->cut = sent_before && is_look_due(f, begun);
+		f->cut = turn == TURN_SENT_BEFORE && is_look_due(f, begun);
 	}
 	return err;
 }
@@ -435,9 +444,11 @@ static int push_these(struct follow *f, struct push *p, bool sent_before)
 /* -errno: the tier does not take anything now. */
 static int push_due(struct follow *f, struct push *p)
 {
-	int err = push_these(f, p, false);
+	int err = 0;
 
-	return err ? err : push_these(f, p, true);
+	for (enum turn t = TURN_NEW; !err && t < TURNS; t++)
+		err = push_these(f, p, t);
+	return err;
 }
 
 static bool any_due(const struct follow *f)
@@ -551,27 +562,34 @@ static void watch_store(struct follow *f)
 	}
 }
 
-/* Somebody waits for what changed() holds back. */
+/* Somebody waits for what changed() holds back, or the tier has refused. */
 static void release(struct follow *f)
 {
-	for (size_t i = 0; i < f->n; i++)
-		if (f->v[i].beside_s > 0 && !f->v[i].fails && f->v[i].retry_at > now_s())
-			f->v[i].retry_at = now_s();
+	for (size_t i = 0; i < f->n; i++) {
+		struct known *k = &f->v[i];
+		bool held = k->fails ? k->fails_there : k->beside_s > 0;
+
+		if (held && k->retry_at > now_s())
+			k->retry_at = now_s();
+	}
 }
 
 static int use_tier(struct follow *f, struct push *p)
 {
+	double begun = now_s();
 	int err = 0;
 
-	if (follow_stop || now_s() < f->retry_at)
+	if (follow_stop || (begun < f->tries.retry_at && !there_hurries(f)))
 		return 0;
+	there_try(f);
 	if (there_is_asked(f))
 		release(f);
 	if (there_is_due(f))
 		err = list_tier(f, p);
 	if (!err && !follow_stop && (any_due(f) || is_keep_due(f)))
 		err = push_to_tier(f, p);
-	f->fails = err ? f->fails : 0;
+	f->tries.fails = err ? f->tries.fails : 0;
+	there_tried(f, begun);
 	return err;
 }
 
@@ -628,7 +646,7 @@ static void wait_for_change(struct follow *f, double at_most, const sigset_t *un
 	char buf[4096];
 	int n = 0;
 
-	while (!n && !there_is_asked(f) && (s = until - now_s()) > 0) {
+	while (!n && !there_is_asked(f) && !there_hurries(f) && (s = until - now_s()) > 0) {
 		struct timespec t;
 
 		s = f->shared && s > ASKED_S ? ASKED_S : s; /* no event tells that somebody asks */
@@ -656,13 +674,13 @@ static void after_pass(struct follow *f, int err)
 	struct tier_report *r = &f->report;
 
 	if (err && !follow_stop) {
-		double s = jittered(RETRY_MIN_S * (double)(1u << f->fails));
+		double s = jittered(RETRY_MIN_S * (double)(1u << f->tries.fails));
 
 		s = s < RETRY_MAX_S ? s : RETRY_MAX_S;
-		f->fails += f->fails < 6;
-		f->retry_at = now_s() + s;
+		f->tries.fails += f->tries.fails < 6;
+		f->tries.retry_at = now_s() + s;
 		r->retry_s = (uint64_t)time(NULL) + (uint64_t)(s + 0.5);
-	} else if (!err && !f->fails && !any_failing(f) && *r->error) {
+	} else if (!err && !f->tries.fails && !any_failing(f) && *r->error) {
 		*r->error = '\0';
 		r->error_s = r->retry_s = 0;
 		f->changed = true;
@@ -687,8 +705,8 @@ static int follow(struct follow *f)
 			double share = f->look_s * LOOK_SHARE;
 			double s = share < LOOK_S ? LOOK_S : share > 300 ? 300 : share;
 
-			if (f->retry_at > now_s() && f->retry_at - now_s() < s)
-				s = f->retry_at - now_s();
+			if (f->tries.retry_at > now_s() && f->tries.retry_at - now_s() < s)
+				s = f->tries.retry_at - now_s();
 			else if (f->cut)
 				s = 0;
 			else if (any_waits_for_host(f) && s > HOST_AGAIN_S)

@@ -37,6 +37,7 @@ struct known { /* a checkpoint of the store */
 	uint64_t since_s; /* when it was seen to be complete; of KNOWN_NEW: changed last */
 	char why[CKPT_UNSAFE_TEXT]; /* of KNOWN_NEW: with what is missing */
 	unsigned fails;
+	bool fails_there; /* nothing of it is the cause, as far as is known */
 	double retry_at; /* by now_s() */
 	double beside_s; /* the next wait, when only what lies beside changes */
 	double waits_since; /* for another host; 0: it does not */
@@ -55,6 +56,13 @@ struct there { /* what the tier has (tier_there.c) */
 	double mark_at; /* when it is told again who writes to it */
 };
 
+struct tries { /* of the tier */
+	unsigned fails; /* passes, one after the other */
+	double retry_at; /* by now_s() */
+	double hurry_at; /* the same for who has asked since */
+	unsigned asked; /* of tier_shared, before the last one */
+};
+
 struct follow {
 	const char *store, *tier;
 	const struct tier_opts *o;
@@ -64,8 +72,7 @@ struct follow {
 	size_t n;
 	struct pace pace;
 
-	unsigned fails; /* passes, one after the other */
-	double retry_at;
+	struct tries tries;
 	int events; /* inotify; -1: none */
 
 	struct tier_report report;
@@ -101,6 +108,10 @@ int follow_keep(struct follow *f, struct push *p, struct tier_why *w);
 extern volatile sig_atomic_t follow_stop;
 bool there_is_due(const struct follow *f);
 bool there_is_asked(const struct follow *f);
+/* Somebody waits: it is tried again at once, and not only after the pause. */
+bool there_hurries(const struct follow *f);
+void there_try(struct follow *f); /* before each try */
+void there_tried(struct follow *f, double begun);
 /* Lists the tier: what it has no longer, and after it was away all, is to be pushed. */
 int there_list(struct follow *f, int store, struct tier_why *w);
 /* It failed, of which nothing of a checkpoint is the cause. away: it could not be opened. */

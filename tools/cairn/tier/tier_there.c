@@ -13,6 +13,7 @@
 #define LIST_S 600.0
 #define LIST_SHARE 100.0 /* at most this part of the time */
 #define LIST_ASKED_SHARE 10.0 /* of those that somebody asked for */
+#define HURRY_S 2.0 /* between two tries of which the second is for who waits */
 
 static unsigned asked(const struct follow *f)
 {
@@ -23,7 +24,27 @@ bool there_is_asked(const struct follow *f)
 {
 	double now = now_s();
 
-	return asked(f) != f->there.asked && now >= f->there.not_before && now >= f->retry_at;
+	return asked(f) != f->there.asked && now >= f->there.not_before && now >= f->tries.retry_at;
+}
+
+bool there_hurries(const struct follow *f)
+{
+	double now = now_s();
+
+	return now < f->tries.retry_at && now >= f->tries.hurry_at && asked(f) != f->tries.asked;
+}
+
+void there_try(struct follow *f)
+{
+	f->tries.asked = asked(f);
+	f->tries.retry_at = 0;
+}
+
+void there_tried(struct follow *f, double begun)
+{
+	double pause = now_s() - begun + f->look_s * LIST_ASKED_SHARE;
+
+	f->tries.hurry_at = now_s() + (pause > HURRY_S ? pause : HURRY_S);
 }
 
 bool there_is_due(const struct follow *f)
