@@ -91,9 +91,10 @@ static int ask_daemon(struct ckpt_search *s, const struct location *p, char **be
 	in_top = !remote && path_is_at(path, p->below);
 	if (!in_top)
 		s->top = p->top;
-	err = asprintf(below, "%s%s", remote ? TIER_AT : "",
-		       path + (in_top && *p->below ? strlen(p->below) + 1 : 0));
-	return err < 0 ? -ENOMEM : 0;
+	if (asprintf(below, "%s%s", remote ? TIER_AT : "",
+		     path + (in_top && *p->below ? strlen(p->below) + 1 : 0)) < 0)
+		*below = NULL;
+	return *below ? 0 : -ENOMEM;
 }
 
 static int look_myself(struct latest *l, char **below)
