@@ -8,8 +8,13 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "io/full.h"
+#include "io/scope.h"
 #include "inside.h"
 
 #define MARK_BITS 0x7fffffffu
@@ -66,6 +71,34 @@ int io_mark_sync(struct io_store *s)
 	struct io_call c = {.op = IO_OP_SYNC_MARK, .fd = s->mark, .fd2 = io_store_journal(s)};
 
 	return s->mark < 0 ? 0 : (int)io_call_run(s->e, &c);
+}
+
+/* STORE/.cairn/<host>/staged-by: a number in hexadecimal digits. A power cut takes what is staged as
+ * well, so it is not synced. */
+static int open_staged_by(struct io_store *s, int flags)
+{
+	return io_open_beneath(s->host, "staged-by", flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+			       0600);
+}
+
+bool io_staged_by_other(struct io_store *s, uint64_t log)
+{
+	char text[17] = "";
+	CLEANUP_CLOSE int fd = s->host < 0 ? -1 : open_staged_by(s, O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : full_pread(fd, text, 16, 0);
+
+	return n == 16 && strtoull(text, NULL, 16) != log;
+}
+
+void io_staged_by(struct io_store *s, uint64_t log)
+{
+	char text[17];
+	CLEANUP_CLOSE int fd = s->host < 0 ? -1 : open_staged_by(s, O_WRONLY | O_CREAT);
+
+	snprintf(text, sizeof(text), "%016llx", (unsigned long long)log);
+	/* without one, nothing is known; with a wrong one, something wrong */
+	if (fd >= 0 && full_pwrite(fd, text, 16, 0))
+		unlinkat(s->host, "staged-by", 0);
 }
 
 bool io_mark_covers(const struct io_store *s)

@@ -125,7 +125,17 @@ nlink_t previous_links(const struct staging *s, const struct stat *st);
 void previous_stats(const struct staging *s, struct staging_stats_previous *out);
 void previous_close(struct staging *s); /* any thread; no other runs */
 
+/* leftover.c */
+/* All that is pending was left over from a kill of all processes. */
+void leftover_begin(struct staging *s);
+void leftover_end(struct staging *s); /* after a batch; if all of it is durable */
+/* p is about to replace or remove the file dirfd/name of the store: if p is left over, have others
+ * written that since? LEFTOVER_OUTLIVED: yes, it must stay; 0; or -errno. */
+#define LEFTOVER_OUTLIVED (-EALREADY)
+int leftover_judge(struct staging *s, const struct pend *p, int dirfd, const char *name);
+
 /* mark.c */
+uint64_t log_id(const struct staging *s);
 /* Counts as not applied what the store's filesystem has lost. Before a replay. */
 void mark_recall(struct staging *s);
 /* Before this worker's first change: makes the mark this log's, on stable storage. */

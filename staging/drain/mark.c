@@ -10,7 +10,7 @@
 
 /* Identifies this log through all its rotations: the number with which its head was created
  * (log.c). */
-static uint64_t log_id(const struct staging *s)
+uint64_t log_id(const struct staging *s)
 {
 	return s->head->segment >> 20;
 }

@@ -133,14 +133,20 @@ static void notice_conflict(struct staging *s, const struct rec *r, int err, boo
 	char path[sizeof(s->st.last_error)], text[sizeof(path) + 160];
 	char leveled[sizeof(text) + sizeof(LEVEL_ERROR)];
 
+	const char *why =
+		err == LEFTOVER_OUTLIVED
+			? "what was left over from a kill is older than what the store has"
+			: strerror(-err);
 	const char *more =
 		lost ? "; that version is skipped, what exists of it is in .cairn/lost+found"
 		: refuse_is_theirs(r, err) ? ": it stays, with what others put there"
-					   : "";
+		: err != LEFTOVER_OUTLIVED ? ""
+		: r->type == REC_SEAL	   ? ", which stays; the older is in .cairn/lost+found"
+					   : ", which stays";
 	pthread_mutex_lock(&s->lock);
 	dirs_root_relative(s, r->dir, r->name, path, sizeof(path));
 	snprintf(text, sizeof(text), "%s %s: %s%s",
-		 lost ? "the store could not write" : "conflict at", path, strerror(-err), more);
+		 lost ? "the store could not write" : "conflict at", path, why, more);
 	snprintf(s->st.last_error, sizeof(s->st.last_error), "%.250s", text);
 	pthread_mutex_unlock(&s->lock);
 	snprintf(leveled, sizeof(leveled), "%s%s", LEVEL_ERROR, text);
@@ -233,7 +239,8 @@ static bool is_conflict(struct staging *s, const struct rec *r, int err)
 	case EXDEV:
 	case EBADMSG:
 	case EMLINK:
-	case EBUSY: return true;
+	case EBUSY:
+	case -LEFTOVER_OUTLIVED: return true;
 	case EDQUOT: return owner_forbids(s, r);
 	case ENOSPC: return r->type == REC_XATTR && meta_inode_full(s, r->data_len);
 	default: return false;
@@ -260,6 +267,15 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 
 static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
 
+/* dirfd/name is about to be replaced or removed by p. */
+static int before_loss(struct staging *s, struct batch *b, const struct pend *p, int dirfd,
+		       const char *name)
+{
+	int err = leftover_judge(s, p, dirfd, name);
+
+	return err ? err : keep_victim(s, b, dirfd, name);
+}
+
 static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 {
 	const struct rec *r = &p->r;
@@ -276,14 +292,14 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 		if (err)
 			break;
 		if (!first.name) {
-			err = keep_victim(s, b, d.fd, name.name);
+			err = before_loss(s, b, p, d.fd, name.name);
 			if (!err && !p->begun)
 				err = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
 			p->begun |= !err;
 			first = name;
 		} else {
 			DIR_USE(d0, s, first.dir);
-			err = d0.err ? d0.err : keep_victim(s, b, d.fd, name.name);
+			err = d0.err ? d0.err : before_loss(s, b, p, d.fd, name.name);
 			if (!err)
 				err = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
 		}
@@ -314,7 +330,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d1, s, r->dir);
 	if (d1.err)
 		return d1.err;
-	int err = keep_victim(s, b, d1.fd, r->name);
+	int err = before_loss(s, b, p, d1.fd, r->name);
 	if (err)
 		return err;
 	if (r->flags & REC_SHADOW)
@@ -322,7 +338,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d2, s, r->dir2);
 	if (d2.err)
 		return d2.err;
-	err = keep_victim(s, b, d2.fd, r->name2);
+	err = before_loss(s, b, p, d2.fd, r->name2);
 	if (err)
 		return err;
 	if (r->flags & REC_DIR) {
@@ -455,7 +471,7 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return d.err;
 	switch (r->type) {
 	case REC_UNLINK:
-		err = keep_victim(s, b, d.fd, r->name);
+		err = before_loss(s, b, p, d.fd, r->name);
 		return err ? err : touched(b, r->dir, io_unlink(store, d.fd, r->name));
 	case REC_RMDIR:
 		previous_forget(s, d.fd, r->name);
@@ -532,6 +548,8 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		if (kept && kept != -ENOENT)
 			return kept;
 	}
+	if (err == LEFTOVER_OUTLIVED) /* nobody waits for it */
+		return 0;
 	/* told to all that wait for it, or for a version that it replaced */
 	struct rec told = p->r;
 	if (p->from < p->accepted)
@@ -1033,6 +1051,7 @@ static void run_batch(struct staging *s, struct batch *b)
 		wake_waiters(s, 0);
 		free_all(gone);
 	}
+	leftover_end(s);
 	if (b->commit && done == b->n)
 		previous_settle(s, b->commit, b->recommit);
 	if (stuck)

@@ -95,7 +95,7 @@ struct Options {
 	bool start = true;	// else threads wait for start()
 	bool orphaned = true;	// the writers died with the last process
 	bool away = false;	// the store was let go of before the replay
-	std::string store;	// "" = the ground's
+	std::string store, run;	// "" = the ground's
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
 	// staging_opts.outgrown, limit, limited; null: not used
 	std::function<void(uint64_t node)> outgrown;
@@ -118,7 +118,8 @@ public:
 		frontend = o.each;
 		place.base = place.huge = place.small = place.lock = -1;
 		if (!err)
-			err = staging_place_open(STAGING_ANY_NODE, ground.run().c_str(),
+			err = staging_place_open(STAGING_ANY_NODE,
+						 o.run.empty() ? ground.run().c_str() : o.run.c_str(),
 					io_store_id(store), o.limit,
 						 &place);
 		staging_opts so = {};
@@ -583,6 +584,7 @@ private:
 		r.name = name.c_str();
 		r.uid = geteuid();
 		r.gid = getegid();
+		clock_gettime(CLOCK_REALTIME, &r.when);
 		return r;
 	}
 	void forget(const std::string &path)

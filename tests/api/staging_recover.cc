@@ -270,6 +270,97 @@ TEST(Killed, UnclosedFilesThatLostFoundDoesNotTakeYet)
 	EXPECT_SAME(found["spilled"], bytes);
 }
 
+// Killed with changes that were not published, and the job went on with another staging area: what it wrote then is
+// not replaced or removed by what is older, and nothing is lost. The same if the start is killed that finds this.
+TEST(Killed, WhatWasWrittenSinceStays)
+{
+	Ground ground, elsewhere;
+	for (const char *name : {"plain", "latest", "gone", "later"})
+		write_file(ground.store() + "/" + name, "50");
+	{
+		Options o;
+		o.start = false;
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.put("plain", "100"), 0);
+		ASSERT_EQ(h.put("latest.tmp", "100"), 0);
+		ASSERT_EQ(h.rename("latest.tmp", "latest"), 0);
+		rec r = {};
+		r.type = REC_UNLINK;
+		r.node = r.node2 = staging_new_id(s);
+		r.dir = root;
+		r.name = "gone";
+		clock_gettime(CLOCK_REALTIME, &r.when);
+		ASSERT_EQ(staging_log(s, &r), 0);
+		ASSERT_EQ(h.put("only", "90"), 0);
+		ASSERT_EQ(h.put("only", "100"), 0);
+		ASSERT_EQ(h.put("later", "100"), 0);
+	}
+	usleep(20000); // the clock of a file's times has ticks
+	{
+		Options o;
+		o.run = elsewhere.run();
+		o.store = ground.store();
+		Staging s(elsewhere, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		for (const char *name : {"plain", "latest", "gone"})
+			ASSERT_EQ(h.put(name, "200"), 0);
+		ASSERT_EQ(s.drain(), 0);
+	}
+	for (const char *fault : {"1:@2+:enospc", "1:@6+:enospc", "1:@10+:enospc", "1:@14+:enospc"}) {
+		Options o;
+		o.fault = fault;
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		s.drain();
+	}
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	Tree is = tree_of(ground.store());
+	EXPECT_EQ(is["plain"], "200");
+	EXPECT_EQ(is["latest"], "200");
+	EXPECT_EQ(is["gone"], "200");
+	EXPECT_EQ(is["only"], "100");
+	EXPECT_EQ(is["later"], "100");
+	EXPECT_EQ(is["latest.tmp"], "100");
+	std::string kept;
+	for (auto &at : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found"))
+		kept += at.path().filename().string().substr(0, 5) + "=" + read_file(at.path());
+	EXPECT_EQ(kept, "plain=100");
+	EXPECT_EQ(Durable(s, staging_last_seq(s)).wait(), 0); // nobody waits for what died
+}
+
+// What is left over by the log that served the store last is published, whatever times a file has.
+TEST(Killed, WhatNobodyHasGoneOnFromIsPublished)
+{
+	Ground ground;
+	{
+		Staging s(ground);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.put("a", "1"), 0);
+		ASSERT_EQ(s.drain(), 0);
+		staging_clear(s);
+	}
+	{
+		Options o;
+		o.start = false;
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.put("a", "2"), 0);
+	}
+	usleep(20000);
+	write_file(ground.store() + "/a", "by hand"); // another program's
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	EXPECT_EQ(tree_of(ground.store())["a"], "2");
+}
+
 // A file that waited in the store's tmp/ when all was killed, and is removed after the start: it needs nothing of a
 // store that takes nothing.
 TEST(Killed, ASpilledFileThatIsRemovedIsLeftOut)

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT
+ * What a kill of all processes left in staging is published by the next start that finds it. If
+ * another staging area has served the store meanwhile, the job has gone on: what it wrote then is
+ * not replaced by what is older. */
+#include "staging/drain/drain.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <time.h>
+
+static bool is_later(struct timespec a, struct timespec b)
+{
+	return a.tv_sec != b.tv_sec ? a.tv_sec > b.tv_sec : a.tv_nsec > b.tv_nsec;
+}
+
+void leftover_begin(struct staging *s)
+{
+	bool other = io_staged_by_other(s->o.store, log_id(s));
+
+	if (other && s->order.pend) /* if this start is killed, the next must know it, too */
+		s->drain.leftover = s->log.last_seq;
+	else
+		io_staged_by(s->o.store, log_id(s));
+}
+
+void leftover_end(struct staging *s)
+{
+	if (!s->drain.leftover || s->drain.is_ours || s->head->durable < s->drain.leftover)
+		return;
+	io_staged_by(s->o.store, log_id(s));
+	s->drain.is_ours = true;
+}
+
+int leftover_judge(struct staging *s, const struct pend *p, int dirfd, const char *name)
+{
+	struct timespec now, when = p->r.when;
+	struct stat st;
+
+	if (p->accepted > s->drain.leftover || !when.tv_sec)
+		return 0;
+	/* the ctime of a buffer that was lent can be that of the version before */
+	if (p->r.type == REC_SEAL && is_later(p->r.mtime, when))
+		when = p->r.mtime;
+	int err = io_stat(s->o.store, dirfd, name, &st);
+	if (err || !S_ISREG(st.st_mode))
+		return err == -ENOENT ? 0 : err;
+	clock_gettime(CLOCK_REALTIME, &now);
+	/* The mtime may have been set; the ctime is new where a version of ours was published. */
+	return is_later(st.st_mtim, when) && is_later(st.st_ctim, when) &&
+			       !is_later(st.st_mtim, now)
+		       ? LEFTOVER_OUTLIVED
+		       : 0;
+}
