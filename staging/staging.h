@@ -254,6 +254,9 @@ struct staging_opts {
 	uint64_t pool_bytes; /* target; 0 = none */
 	unsigned persist_threads; /* 0 = 2 */
 	struct staging_hold hold;
+	/* Asked before each change in the store: 0, or why publication halts here, -errno. Called
+	 * without locks; may take as long as the store. NULL: it may always. */
+	int (*may_publish)(void *ctx);
 	/* A passthrough file outgrows memory: the caller arranges a staged_move_out of it. Called
 	 * with staging's locks held; must not block, and may be called again. NULL = not used. */
 	void (*outgrown)(void *ctx, uint64_t node);

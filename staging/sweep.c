@@ -432,7 +432,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	pthread_mutex_unlock(&s->lock);
 	if (named && bsearch(&id, named->id, named->n, sizeof(id), by_id))
 		ours = true;
-	ours |= has_readers;
+	ours |= has_readers || (in_store && io_store_took_over(s->o.store));
 	if (unclosed_ours && !kept)
 		keep_soon(s, dirfd, id, in_store, (uint64_t)st.st_size, f);
 	if (ours || kept)
@@ -560,7 +560,8 @@ int staging_sweep(struct staging *s, bool orphaned)
 void sweep_tmp_all(struct staging *s)
 {
 	int tmp = io_store_tmp(s->o.store);
-	CLEANUP_DIR DIR *d = tmp < 0 ? NULL : entries_at(tmp, ".");
+	CLEANUP_DIR DIR *d =
+		tmp < 0 || io_store_took_over(s->o.store) ? NULL : entries_at(tmp, ".");
 	uint64_t id;
 	for (struct dirent *e; (e = entries_next(d));)
 		if (parse_name(e->d_name, &id))

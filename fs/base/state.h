@@ -76,10 +76,11 @@ struct store_space {
 	atomic_ullong free_inodes; /* SPACE_NO_LIMIT: it has no fixed number of them */
 };
 
-/* The store's filesystem is not there; process/keeper.c, process/store_watch.c. */
+/* The store's filesystem is not there, or another cairnfs serves it as this host (-EADDRINUSE, and
+ * hosts.taker); process/keeper.c, process/store_watch.c. */
 struct away {
 	time_t since; /* when the store was closed; 0: it is there */
-	int error; /* why, -errno */
+	atomic_int error; /* why, -errno */
 	atomic_bool look; /* the store is to be looked at now */
 };
 
@@ -88,10 +89,12 @@ struct away {
 struct hosts {
 	atomic_bool others; /* another one is, or was, in the store; never false again */
 	atomic_bool beats; /* this one wrote to the store when it last said that it is alive */
+	atomic_ullong sure_ns; /* then it had its claim; CLOCK_BOOTTIME; 0: not known yet */
 	pthread_mutex_t lock; /* over all below */
 	pthread_cond_t cond;
 	bool runs, ends; /* the thread */
 	uint64_t left; /* changes that this host leaves in staging */
+	char taker[120]; /* who has this host's claim, for people; "": nobody that is known */
 	unsigned alive, gone; /* how many; the first of those gone: */
 	struct host_gone {
 		char name[72];

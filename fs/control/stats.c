@@ -28,6 +28,7 @@ struct stats_holds {
 struct stats_hosts {
 	uint64_t alive, gone;
 	struct host_gone told[HOSTS_TOLD];
+	char taker[sizeof(((struct hosts *)0)->taker)];
 	unsigned n;
 };
 
@@ -122,6 +123,7 @@ static void collect_hosts(struct fs *fs, struct stats_hosts *out)
 	out->gone = fs->hosts.gone;
 	out->n = fs->hosts.gone < HOSTS_TOLD ? fs->hosts.gone : HOSTS_TOLD;
 	memcpy(out->told, fs->hosts.told, sizeof(out->told));
+	memcpy(out->taker, fs->hosts.taker, sizeof(out->taker));
 }
 
 static uint64_t ago(uint64_t then_s)
@@ -431,6 +433,7 @@ static const struct field {
 	 GAUGE("store_gone", "1 while the store's filesystem is gone.")},
 	{JSON("store_gone", "error", ERROR, gone_error), .needs = AT(gone)},
 	{JSON("store_gone", "since_s", COUNT, gone_s), .needs = AT(gone)},
+	{JSON("store_gone", "taker", CHARS_OR_NULL, now.hosts.taker), .needs = AT(gone)},
 	{.at = AT(now.silent.ns),
 	 .kind = SECONDS,
 	 GAUGE("store_silent_seconds", "How long the store has not answered; 0: it answers.")},
@@ -648,7 +651,13 @@ static void write_trouble(const struct stats *st, FILE *f)
 	const struct staging_stats *s = &st->s;
 	char a[24];
 
-	if (st->gone)
+	if (st->gone && st->gone_error == -EADDRINUSE)
+		fprintf(f,
+			"  CLAIM LOST for %llu s: another cairnfs serves the store as this host: "
+			"%s; "
+			"staging keeps everything. This one goes on when that one is unmounted\n",
+			(unsigned long long)st->gone_s, st->now.hosts.taker);
+	else if (st->gone)
 		fprintf(f,
 			"  STORE GONE for %llu s: %s; staging keeps everything. It is opened again "
 			"when it is back\n",

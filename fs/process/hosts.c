@@ -13,6 +13,8 @@
 #include "io/thread.h"
 
 #define END_S 5 /* how long a clean end waits for the store */
+/* Nobody takes the claim of one that said so long ago that it is alive, or less. */
+#define SURE_S (IO_HOST_LIVE_S - 5)
 /* Hosts asked about at each beat, on average: with 160 of them, all are asked every 100 s. So what
  * the store has to answer grows with the hosts, not with their square. */
 #define ASKS_PER_BEAT 16u
@@ -24,7 +26,6 @@ struct others {
 		int64_t at; /* by the store's clock */
 	} * v;
 	size_t n, cap;
-	bool twice; /* told that another took this host's claim */
 };
 
 static void take(void *ctx, const struct io_host *h)
@@ -44,18 +45,6 @@ static void take(void *ctx, const struct io_host *h)
 	}
 	memcpy(o->v[o->n].name, h->name, sizeof(h->name));
 	o->v[o->n++].at = h->heard;
-}
-
-static int say(struct fs *fs, enum io_host_said said, uint64_t left)
-{
-	uint64_t up_s = (monotonic_ns() - fs->procs.mounted_ns) / 1000000000u;
-	struct io_host h = {.said = said,
-			    .pid = atomic_load(&fs->procs.keeper_pid),
-			    .since = time(NULL) - (int64_t)up_s,
-			    .left = left};
-
-	snprintf(h.version, sizeof(h.version), "%s", CAIRN_VERSION);
-	return io_host_say(fs->store, &h);
 }
 
 static void tell(struct fs *fs, const struct others *o, int64_t now)
@@ -81,21 +70,81 @@ static void tell(struct fs *fs, const struct others *o, int64_t now)
 	}
 }
 
-/* This one could not say that it is alive for longer than IO_HOST_LIVE_S. */
-static void tell_twice(struct fs *fs, struct others *o)
-{
-	char text[300];
+/* ---- the claim ---- */
 
-	if (o->twice)
-		return;
-	o->twice = true;
-	snprintf(text, sizeof(text),
-		 LEVEL_ERROR
-		 "another cairnfs serves this store as the host %.72s, too, and each may remove "
-		 "what the other has not published yet; unmount one of them now, and mount it "
-		 "with -o host=NAME",
-		 o->own);
-	fs_notice(fs, text);
+bool hosts_refused(struct fs *fs, int err, const struct io_host *by, char *text, size_t cap)
+{
+	struct hosts *t = &fs->hosts;
+	char who[sizeof(t->taker)] = "";
+
+	if (err == -EADDRINUSE) {
+		snprintf(who, sizeof(who), by->pid ? "pid %d%s%s" : "it has ended", by->pid,
+			 by->machine[0] ? " on " : "", by->machine);
+		snprintf(text, cap,
+			 LEVEL_ERROR
+			 "another cairnfs serves this store as the host %.72s (%s), or did a "
+			 "moment ago; this one publishes nothing, staging keeps everything, and it "
+			 "goes on when the other is unmounted; mount one of them with -o host=NAME",
+			 io_store_host(fs->store), who);
+	} else {
+		snprintf(text, cap, LEVEL_ERROR "the store %.120s cannot be opened again: %s",
+			 fs->o.store, strerror(-err));
+	}
+	LOCK_SCOPE(&t->lock);
+	bool is_new = err != atomic_load(&fs->away.error) || strcmp(who, t->taker);
+	strcpy(t->taker, who);
+	atomic_store(&fs->away.error, err);
+	return is_new;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_BOOTTIME, &t); /* while a machine sleeps its claim may be taken */
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* How a question about the claim that began at `asked` ended: err. If another has the claim this
+ * worker ends, and the keeper closes the store (keeper.c). */
+static int asked_claim(struct fs *fs, uint64_t asked, int err)
+{
+	if (err == -EADDRINUSE && keeper_is_there(fs))
+		worker_exit(fs, EXIT_CLAIM_LOST);
+	if (err != -EADDRINUSE) /* of one that has none, or a store that fails, nothing is known */
+		atomic_store(&fs->hosts.sure_ns, asked);
+	return err;
+}
+
+/* now NULL: without a word to others. */
+static int heartbeat(struct fs *fs, int64_t *now)
+{
+	uint64_t asked = now_ns();
+
+	return asked_claim(fs, asked, io_host_beat(fs->store, now));
+}
+
+int hosts_may_publish(void *ctx)
+{
+	struct fs *fs = ctx;
+	int64_t now;
+
+	if (fs->o.ro || now_ns() - atomic_load(&fs->hosts.sure_ns) < SURE_S * 1000000000ull)
+		return 0;
+	return heartbeat(fs, &now) == -EADDRINUSE ? -EADDRINUSE : 0;
+}
+
+static int say(struct fs *fs, enum io_host_said said, uint64_t left)
+{
+	uint64_t up_s = (monotonic_ns() - fs->procs.mounted_ns) / 1000000000u;
+	struct io_host h = {.said = said,
+			    .pid = atomic_load(&fs->procs.keeper_pid),
+			    .since = time(NULL) - (int64_t)up_s,
+			    .left = left};
+
+	snprintf(h.version, sizeof(h.version), "%s", CAIRN_VERSION);
+	uint64_t asked = now_ns();
+	return asked_claim(fs, asked, io_host_say(fs->store, &h));
 }
 
 /* True: this host ends. */
@@ -132,17 +181,16 @@ static void beat_until_end(struct fs *fs, struct others *o)
 		}
 		if (said && local && !o->n && !before && !asked) {
 			atomic_store(&fs->hosts.beats, false);
+			heartbeat(fs, NULL);
 			continue;
 		}
-		int err = said ? io_host_beat(fs->store, &now) : -ENOENT;
+		int err = said ? heartbeat(fs, &now) : -ENOENT;
 		bool again = err == -ENOENT;
 		if (again)
 			err = say(fs, IO_HOST_ALIVE, 0);
 		said = !err || !again;
-		if (err == -EADDRINUSE) {
-			tell_twice(fs, o);
+		if (err == -EADDRINUSE) /* and no keeper closes the store: publication halts */
 			err = 0;
-		}
 		atomic_store(&fs->hosts.beats, !err);
 		if (!again && err)
 			atomic_store(&fs->away.look, true);

@@ -273,15 +273,19 @@ static void end_worker(struct keeper *k, pid_t worker, time_t *since)
 static void let_go(struct keeper *k, int why)
 {
 	struct fs *fs = k->fs;
-	char text[256];
+	struct io_host by = {.said = IO_HOST_SAID_NOTHING};
+	char text[512];
 
 	fs->away.since = time(NULL);
-	fs->away.error = why;
-	snprintf(text, sizeof(text),
-		 LEVEL_ERROR
-		 "the store %.120s is gone: %s; publication is halted, staging keeps everything; "
-		 "it is opened again when it is back there",
-		 fs->o.store, strerror(-why));
+	if (why == -EADDRINUSE)
+		io_store_is_back(fs->store, &by);
+	hosts_refused(fs, why, &by, text, sizeof(text));
+	if (why != -EADDRINUSE)
+		snprintf(text, sizeof(text),
+			 LEVEL_ERROR
+			 "the store %.120s is gone: %s; publication is halted, staging keeps "
+			 "everything; it is opened again when it is back there",
+			 fs->o.store, strerror(-why));
 	fs_notice(fs, text);
 	io_store_detach(fs->store);
 	fs_log_again(fs);
@@ -291,10 +295,18 @@ static int open_again(struct keeper *k)
 {
 	struct fs *fs = k->fs;
 	struct io_store *again;
-	int err = io_store_is_back(fs->store);
+	struct io_served by = {.pid = 0};
+	char text[512];
+	int err = io_store_is_back(fs->store, &by.of);
 
 	if (!err)
-		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, NULL, &again);
+		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &by, &again);
+	if (err == -EWOULDBLOCK) {
+		by.of.pid = by.pid;
+		err = -EADDRINUSE;
+	}
+	if (err && hosts_refused(fs, err, &by.of, text, sizeof(text)))
+		fs_notice(fs, text);
 	if (err)
 		return err;
 	io_store_close(fs->store);
@@ -324,8 +336,12 @@ static bool goes_on(struct keeper *k, int code)
 
 	if (end_asked)
 		return false;
-	if (code == EXIT_STORE_GONE || code == EXIT_STORE_BACK)
+	if (code >= EXIT_STORE_GONE)
 		k->n_cannot = 0;
+	if (code == EXIT_CLAIM_LOST) {
+		let_go(k, -EADDRINUSE);
+		return true;
+	}
 	if (err && !io_store_is_detached(k->fs->store)) {
 		let_go(k, err);
 		return true;

@@ -165,7 +165,7 @@ static int open_store(struct fs *fs)
 
 	for (int tries = 0; tries < ENDING_TRIES; tries++) {
 		err = io_store_open(fs->engine, fs->o.store, fs->o.ro, fs->o.host, &by, &fs->store);
-		if (err == -EADDRINUSE && may_be_dead(&fs->o, by.heard))
+		if (err == -EADDRINUSE && may_be_dead(&fs->o, by.of.heard))
 			continue;
 		if (err != -EWOULDBLOCK ||
 		    (by.pid > 0 ? !is_ending(by.pid) && tries > 20 : tries > 50))

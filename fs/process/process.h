@@ -58,6 +58,7 @@ enum {
 	 * before it starts the next worker */
 	EXIT_STORE_GONE = 20,
 	EXIT_STORE_BACK,
+	EXIT_CLAIM_LOST, /* another cairnfs took this host's claim: as EXIT_STORE_GONE */
 };
 int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bool first);
 
@@ -97,6 +98,12 @@ int store_watch_start(struct fs *fs);
 /* Tells the other hosts of the store that this one is alive, and watches them. Not with ro, and not
  * while the store is away. 0 or -EAGAIN. */
 int hosts_start(struct fs *fs);
+/* staging_opts.may_publish: -EADDRINUSE: another cairnfs may serve the store as this host. Asks the
+ * store if the last heartbeat was long ago. */
+int hosts_may_publish(void *fs);
+/* Why the store is away: err as of io_store_is_back(), with *by. True if that is new; then text has
+ * it for a notice. */
+bool hosts_refused(struct fs *fs, int err, const struct io_host *by, char *text, size_t cap);
 /* A clean end: says so in the store, and what stays in staging. Waits for a store that does not
  * answer for a few seconds only. */
 void hosts_end(struct fs *fs);

@@ -83,13 +83,18 @@ static void look_at(struct fs *fs, bool suspect)
 static void look_for(struct fs *fs)
 {
 	static int told;
-	int err = io_store_is_back(fs->store);
+	struct io_host by = {.said = IO_HOST_SAID_NOTHING};
+	char text[512];
+	int err = io_store_is_back(fs->store, &by);
 
 	if (!err && keeper_is_there(fs))
 		worker_exit(fs, EXIT_STORE_BACK);
 	if (err == -EXDEV && told != err)
 		fs_notice(fs, LEVEL_ERROR
 			  "another store is where the store was: its id differs; it is not used");
+	bool claim = err == -EADDRINUSE || atomic_load(&fs->away.error) == -EADDRINUSE;
+	if (err && claim && hosts_refused(fs, err, &by, text, sizeof(text)))
+		fs_notice(fs, text);
 	told = err;
 }
 

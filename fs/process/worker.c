@@ -61,6 +61,7 @@ static int open_staging(struct fs *fs)
 		.hold = {.commits = commit_is_name,
 			 .missing = commit_missing,
 			 .patience_ms = fs->o.commit_wait_s * 1000},
+		.may_publish = hosts_may_publish,
 		.outgrown = freeze_ask,
 		.limit = ask_limit,
 		.limited = is_limited,

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/vfs.h>
 
@@ -91,8 +92,26 @@ int io_store_probe(struct io_store *s)
 	return s->away ? -ENOTCONN : usable(s->root_rd, s->tmp);
 }
 
-/* Creates nothing: the path may be the bare mountpoint of the store's filesystem. */
-int io_store_is_back(const struct io_store *s)
+/* Would the claim be refused? Only the question for a heartbeat (claim.c) is left there. */
+static int may_claim(int cairn, int host, struct io_host *by)
+{
+	struct io_store there = {.cairn = cairn, .host = host};
+	struct io_claim c;
+	int err = io_claim_look(&there, &c);
+
+	if (by)
+		*by = c.of;
+	if (err || !c.alive[0] || io_host_is_us(&c.of))
+		return err;
+	CLEANUP_CLOSE int lock =
+		io_open_beneath(host, "lock", O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+	return lock >= 0 && flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK ? -EADDRINUSE
+										   : 0;
+}
+
+/* Creates nothing before the id is found: the path may be the bare mountpoint of the store's
+ * filesystem. */
+int io_store_is_back(const struct io_store *s, struct io_host *by)
 {
 	const int dir = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	CLEANUP_CLOSE int root = open(s->path, dir), cairn = -1, host = -1, tmp = -1;
@@ -115,5 +134,6 @@ int io_store_is_back(const struct io_store *s)
 		return usable(root, -1);
 	host = io_open_beneath(cairn, s->host_name, dir, 0);
 	tmp = host < 0 ? host : io_open_beneath(host, "tmp", dir, 0);
-	return tmp < 0 ? tmp : usable(root, tmp);
+	err = tmp < 0 ? tmp : usable(root, tmp);
+	return err ? err : may_claim(cairn, host, by);
 }

@@ -34,18 +34,19 @@
 #define AFTER_S 60 /* no client remembers names, attributes or bytes for longer */
 #define ASKS "asks" /* see is_silent() */
 
+static char own_instance[IO_INSTANCE + 1];
+
 /* A keeper that opens the store again finds its own claim. */
 static const char *instance(void)
 {
-	static char id[IO_INSTANCE + 1];
 	unsigned long long random;
 
-	if (!id[0]) {
+	if (!own_instance[0]) {
 		if (getrandom(&random, sizeof(random), 0) != sizeof(random))
 			random = (unsigned long long)time(NULL) << 32 | (unsigned)getpid();
-		snprintf(id, sizeof(id), "%016llx", random);
+		snprintf(own_instance, sizeof(own_instance), "%016llx", random);
 	}
-	return id;
+	return own_instance;
 }
 
 void io_boot_id(char out[37])
@@ -57,28 +58,29 @@ void io_boot_id(char out[37])
 
 /* Two processes that reach the store by one client see each other's locks: by one superblock, or
  * both by the local filesystem itself, wherever it is mounted. */
-static void name_client(struct io_store *s, char out[24])
+static void name_client(int dir, char out[24])
 {
 	struct stat st = {.st_dev = 0};
 
-	if (s->fs.frees_at_close)
+	if (io_fs_is_local(dir))
 		strcpy(out, IO_CLIENT_LOCAL);
-	else if (!fstat(s->root, &st))
+	else if (!fstat(dir, &st))
 		snprintf(out, 24, "%u:%u", major(st.st_dev), minor(st.st_dev));
 }
 
 /* ---- the text ---- */
 
-int io_said_write(struct io_store *s, int fd, const struct io_host *h)
+int io_said_write(int fd, const struct io_host *h)
 {
-	char boot[37], client[24] = "", text[SAYS_MAX];
+	char boot[37], client[24] = "", machine[65] = "", text[SAYS_MAX];
 
 	io_boot_id(boot);
-	name_client(s, client);
+	name_client(fd, client);
+	gethostname(machine, sizeof(machine) - 1);
 	int n = snprintf(text, sizeof(text),
-			 "boot %s\ninstance %s\nclient %s\npid %d\nsince %lld\nversion %s\n"
-			 "left %llu\n",
-			 boot, instance(), client, h->pid, (long long)h->since, h->version,
+			 "boot %s\nmachine %s\ninstance %s\nclient %s\npid %d\nsince %lld\n"
+			 "version %s\nleft %llu\n",
+			 boot, machine, instance(), client, h->pid, (long long)h->since, h->version,
 			 (unsigned long long)h->left);
 	errno = 0;
 	if (pwrite(fd, text, (size_t)n, 0) != n)
@@ -93,6 +95,7 @@ static void take_line(struct io_host *h, const char *line)
 	unsigned long long left;
 
 	sscanf(line, "boot %36[0-9a-f-]", h->boot);
+	sscanf(line, "machine %64[!-~]", h->machine);
 	sscanf(line, "instance %16[0-9a-f]", h->instance);
 	sscanf(line, "client %23[!-~]", h->client);
 	sscanf(line, "pid %d", &h->pid);
@@ -155,13 +158,13 @@ static bool is_ours(const struct io_claim *c)
 	return io_host_is_us(&c->of) && !strcmp(c->alive, c->of.instance);
 }
 
-/* Then it is dead, for we have the lock. An earlier version does not name its client. */
-static bool shares_locks(struct io_store *s, const struct io_host *h)
+/* Then it is dead, if we have the lock. An earlier version does not name its client. */
+bool io_host_shares_locks(int dir, const struct io_host *h)
 {
 	char boot[37], client[24] = "";
 
 	io_boot_id(boot);
-	name_client(s, client);
+	name_client(dir, client);
 	if (!strcmp(h->client, IO_CLIENT_LOCAL) || !strcmp(client, IO_CLIENT_LOCAL))
 		return !h->client[0] || !strcmp(h->client, client);
 	return (!h->boot[0] || !boot[0] || !strcmp(h->boot, boot)) &&
@@ -189,12 +192,18 @@ static bool is_silent(struct io_store *s, const struct io_host *h, int64_t now)
 	       is_long_ago(h->heard, now);
 }
 
+void io_claim_begin(const struct io_claim *c)
+{
+	if (!is_ours(c))
+		own_instance[0] = 0;
+}
+
 int io_claim_look(struct io_store *s, struct io_claim *c)
 {
 	int64_t now;
 
 	current(s, c);
-	if (!c->alive[0] || is_ours(c) || shares_locks(s, &c->of))
+	if (!c->alive[0] || is_ours(c) || io_host_shares_locks(s->host, &c->of))
 		return 0;
 	int err = io_hosts_clock(s->cairn, &now);
 	return err || is_silent(s, &c->of, now) ? err : -EADDRINUSE;
@@ -226,7 +235,7 @@ static int write_own(struct io_store *s, const char *own)
 	unlinkat(s->host, own, 0);
 	CLEANUP_CLOSE int fd =
 		openat(s->host, own, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	return fd < 0 ? -errno : io_said_write(s, fd, &h);
+	return fd < 0 ? -errno : io_said_write(fd, &h);
 }
 
 /* What was left by those who were killed here, and by those who came too late. `now`: just set. */
@@ -288,6 +297,8 @@ int io_claim_take(struct io_store *s, const struct io_claim *dead)
 	if (!is_ours(&now) || fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
 		return -EADDRINUSE;
 	s->said_ino = st.st_ino;
+	s->took_over =
+		dead->alive[0] && !is_ours(dead) && !io_host_shares_locks(s->host, &dead->of);
 	clean(s, &st);
 	return 0;
 }

@@ -44,11 +44,21 @@ static int open_own(struct io_store *s)
 								       : -EADDRINUSE;
 }
 
+/* This host has no claim: has one that took it ended, too? */
+static bool was_taken(struct io_store *s)
+{
+	struct io_host ended = {.said = IO_HOST_SAID_NOTHING};
+
+	return s->said_ino && !(io_said_read(s->host, "ended", &ended) && io_host_is_us(&ended));
+}
+
 int io_host_say(struct io_store *s, const struct io_host *h)
 {
 	CLEANUP_CLOSE int fd = s->host < 0 ? -EROFS : open_own(s);
 	struct io_claim c;
 
+	if (fd == -ENOENT && was_taken(s))
+		return -EADDRINUSE;
 	if (fd == -ENOENT) {
 		fd = io_claim_look(s, &c);
 		if (!fd)
@@ -56,7 +66,7 @@ int io_host_say(struct io_store *s, const struct io_host *h)
 		if (!fd)
 			fd = open_own(s);
 	}
-	int err = fd < 0 ? fd : io_said_write(s, fd, h);
+	int err = fd < 0 ? fd : io_said_write(fd, h);
 	if (err)
 		return err;
 	if (h->said == IO_HOST_ENDED)
@@ -92,10 +102,11 @@ int io_host_beat(struct io_store *s, int64_t *now)
 
 	if (s->host < 0)
 		return -EROFS;
-	if (utimensat(s->host, "alive", NULL, AT_SYMLINK_NOFOLLOW) ||
+	if ((now && utimensat(s->host, "alive", NULL, AT_SYMLINK_NOFOLLOW)) ||
 	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
-		return -errno;
-	*now = st.st_mtim.tv_sec;
+		return errno == ENOENT && was_taken(s) ? -EADDRINUSE : -errno;
+	if (now)
+		*now = st.st_mtim.tv_sec;
 	if (st.st_ino == s->said_ino || !io_said_read(s->host, "alive", &h))
 		return 0;
 	return io_host_is_us(&h) ? 0 : -EADDRINUSE;

@@ -43,7 +43,8 @@ struct io_store {
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	struct io_fs fs;
-	uint64_t said_ino; /* of the file in which this host says that it is alive; hosts.c */
+	_Atomic uint64_t said_ino; /* of this host's claim; 0: it has made none; hosts.c */
+	bool took_over; /* store.h */
 	bool has_xattr;
 	size_t xattr_space;
 	struct io_store_max max;
@@ -91,11 +92,14 @@ struct io_claim {
 /* Whose claim is there? 0: nobody's, ours, or a dead one's, if the caller has the lock.
  * -EADDRINUSE: another's, which may live: it reaches the store by another client. Or as open(2). */
 int io_claim_look(struct io_store *s, struct io_claim *c);
+/* A store is opened: a claim that this process had and lost is not made again under its name, since
+ * there may still be one after it. */
+void io_claim_begin(const struct io_claim *c);
 /* Makes ours after `dead`, as io_claim_look found it; the caller has the lock. -EADDRINUSE: another
  * was first. Or as open(2), link(2); nothing is changed then. */
 int io_claim_take(struct io_store *s, const struct io_claim *dead);
 /* What a host says in an open file, and in a file of dir. False: that cannot be read. */
-int io_said_write(struct io_store *s, int fd, const struct io_host *h);
+int io_said_write(int fd, const struct io_host *h);
 bool io_said_read(int dir, const char *file, struct io_host *h);
 bool io_host_is_us(const struct io_host *h); /* of this process, or of one that forked it */
 /* A second name for the file, or where there are no links another one. -EEXIST. */

@@ -366,10 +366,11 @@ static int take_host(struct io_store *s, struct io_served *by)
 	if (err && err != -EWOULDBLOCK)
 		return err;
 	int seen = io_claim_look(s, &last);
-	by->heard = last.of.heard;
+	by->of = last.of;
 	if (err || seen)
 		return seen ? seen : err;
 	make_room(s);
+	io_claim_begin(&last);
 	err = io_claim_take(s, &last);
 	if (err && err != -ENOSPC && err != -EDQUOT)
 		return err;
@@ -512,6 +513,11 @@ void io_store_detach(struct io_store *s)
 {
 	s->away = true;
 	close_all(s);
+}
+
+bool io_store_took_over(const struct io_store *s)
+{
+	return s->took_over;
 }
 
 bool io_store_is_detached(const struct io_store *s)

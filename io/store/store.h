@@ -34,6 +34,32 @@ enum io_fs_kind {
 	IO_FS_SYNCFS, /* btrfs: only syncfs commits across directories */
 };
 
+/* The hosts of a store (hosts.c). A host that has said nothing for this long is taken for gone. */
+#define IO_HOST_SILENT_S 60
+#define IO_HOST_BEAT_S 10 /* how often it says that it is alive */
+#define IO_HOST_LIVE_S 25 /* one that was heard of this long ago has missed two times */
+#define IO_INSTANCE 16 /* hex digits */
+enum io_host_said {
+	IO_HOST_SAID_NOTHING, /* it never mounted the store with a version that says anything */
+	IO_HOST_ALIVE, /* at `heard` */
+	IO_HOST_ENDED, /* a clean unmount, at `heard` */
+};
+#define IO_CLIENT_LOCAL "local"
+struct io_host {
+	char name[72]; /* its directory below STORE/.cairn */
+	unsigned number; /* 0: none; not without `all` */
+	enum io_host_said said;
+	int64_t heard; /* by the store's clock, s since 1970 */
+	/* what it said: of its machine (also the hostname, for people), the process that made the
+	 * claim and how it reaches the store (IO_CLIENT_LOCAL: on a local disk, where it sets no
+	 * times while it is alone), its keeper; since when, by its own clock, s since 1970 */
+	char boot[37], machine[65], instance[IO_INSTANCE + 1], client[24], version[32];
+	int pid;
+	int64_t since;
+	uint64_t left; /* changes that an unmount left in its staging */
+	bool locked; /* a process of this machine serves the store as this host */
+};
+
 /* Opens the store directory. Creates STORE/.cairn (0700) with lost+found/, previous/ and <host>/
  * (0700), which has lock and tmp/.
  * With `ro` nothing is created and no lock is taken.
@@ -48,7 +74,7 @@ enum io_fs_kind {
  * *by: who serves it; may be NULL. */
 struct io_served {
 	int pid; /* with -EWOULDBLOCK; 0: unknown */
-	int64_t heard; /* with -EADDRINUSE: its last heartbeat, by the store's clock */
+	struct io_host of; /* with -EADDRINUSE: as its claim says */
 };
 int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host,
 		  struct io_served *by, struct io_store **out);
@@ -63,9 +89,12 @@ int io_store_probe(struct io_store *s);
  * available. */
 void io_store_detach(struct io_store *s);
 bool io_store_is_detached(const struct io_store *s);
-/* Is the store that s was at its path again, and usable? 0; -EXDEV: another store is there;
- * -errno. */
-int io_store_is_back(const struct io_store *s);
+/* Is the store that s was at its path again, usable, and to be had as this host? 0; -EXDEV: another
+ * store is there; -EADDRINUSE: another cairnfs serves it as this host, or did moments ago, *by as
+ * its claim says (may be NULL); -errno. */
+int io_store_is_back(const struct io_store *s, struct io_host *by);
+/* The claim was that of one that may live, on another machine: its unpublished files stay. */
+bool io_store_took_over(const struct io_store *s);
 /* Writes pid into the lock file, and in a second line that of the process that took the lock: the
  * one that keeps it changes, when it daemonizes and when a spare replaces it. */
 int io_store_lock_pid(struct io_store *s, int pid);
@@ -109,31 +138,6 @@ void io_store_forget_host(struct io_store *s);
 /* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
 bool io_store_shared(const struct io_store *s);
 
-/* The hosts of a store (hosts.c). A host that has said nothing for this long is taken for gone. */
-#define IO_HOST_SILENT_S 60
-#define IO_HOST_BEAT_S 10 /* how often it says that it is alive */
-#define IO_HOST_LIVE_S 25 /* one that was heard of this long ago has missed two times */
-#define IO_INSTANCE 16 /* hex digits */
-enum io_host_said {
-	IO_HOST_SAID_NOTHING, /* it never mounted the store with a version that says anything */
-	IO_HOST_ALIVE, /* at `heard` */
-	IO_HOST_ENDED, /* a clean unmount, at `heard` */
-};
-#define IO_CLIENT_LOCAL "local"
-struct io_host {
-	char name[72]; /* its directory below STORE/.cairn */
-	unsigned number; /* 0: none; not without `all` */
-	enum io_host_said said;
-	int64_t heard; /* by the store's clock, s since 1970 */
-	/* what it said: of its machine, the process that made the claim and how it reaches the
-	 * store (IO_CLIENT_LOCAL: on a local disk, where it sets no times while it is alone), its
-	 * keeper; since when, by its own clock, s since 1970 */
-	char boot[37], instance[IO_INSTANCE + 1], client[24], version[32];
-	int pid;
-	int64_t since;
-	uint64_t left; /* changes that an unmount left in its staging */
-	bool locked; /* a process of this machine serves the store as this host */
-};
 /* This host's name there; "" with ro. */
 const char *io_store_host(const struct io_store *s);
 /* Its number in this store, from 1 to IO_HOST_NUMBERS, which no other host has ever had; 0: it has
@@ -143,19 +147,23 @@ unsigned io_store_host_number(const struct io_store *s);
 int io_store_cairn(const struct io_store *s); /* STORE/.cairn, O_PATH; owned by s */
 /* Of this start of the kernel; "": unknown. */
 void io_boot_id(char out[37]);
-/* Writes into its claim what h says itself: said, pid, since, version, left. Makes the claim again
- * if it is missing. -EADDRINUSE: it is another's; -EROFS, or as write(2). */
+/* Writes into its claim what h says itself: said, pid, since, version, left. Makes the claim if
+ * this host has none: for want of space, or since it ended. -EADDRINUSE: another took it; -EROFS,
+ * or as write(2). */
 int io_host_say(struct io_store *s, const struct io_host *h);
 /* Does a start ask whether this host is alive, because it is alone and sets no times? Once. */
 bool io_host_asked(struct io_store *s);
-/* This host is alive still. *now: by the store's clock. -ENOENT: it has no claim.
- * -EADDRINUSE, with *now: another took it. */
+/* This host is alive still. *now: by the store's clock; NULL: only looks whether the claim is ours.
+ * -ENOENT: it has none. -EADDRINUSE, perhaps without *now: another took it, and may have ended. */
 int io_host_beat(struct io_store *s, int64_t *now);
 /* Calls found for each host, this one included. cairn: a descriptor of STORE/.cairn. Without `all`
  * only for those that said IO_HOST_ALIVE, with name, said and heard: one call to the store each.
  * 0 or -errno of the listing. */
 int io_hosts_each(int cairn, bool all, void (*found)(void *ctx, const struct io_host *h),
 		  void *ctx);
+/* Would the host's lock tell us that its process lives? dir: a directory of the store, not O_PATH:
+ * we reach the store by the same client as that process, or both by the local filesystem. */
+bool io_host_shares_locks(int dir, const struct io_host *h);
 /* *now: by the store's clock. -EROFS, -EACCES ... : nothing can be written there. */
 int io_hosts_clock(int cairn, int64_t *now);
 /* How many saves of a directory were committed, by whatever host: STORE/.cairn/.saves (saves.c).

@@ -988,11 +988,19 @@ static int sync_again(struct staging *s, struct pend *p, int err)
 	return err;
 }
 
+static int may_publish(struct staging *s)
+{
+	return s->o.may_publish ? s->o.may_publish(s->o.ctx) : 0;
+}
+
 /* Applies p to the store, and sets the mark. */
 static int make(struct staging *s, struct pend *p, struct batch *b)
 {
-	int err = p->shown ? 0 : apply(s, p, b);
+	int err = may_publish(s);
 
+	if (err)
+		return err;
+	err = p->shown ? 0 : apply(s, p, b);
 	b->inodes |= p->again || p->shown; /* its directories changed before this batch */
 	b->changed |= !(p->r.flags & REC_ABSENT);
 	p->shown |= !err;
@@ -1003,7 +1011,9 @@ static int make(struct staging *s, struct pend *p, struct batch *b)
 static void run_batch(struct staging *s, struct batch *b)
 {
 	struct pend *p = b->first;
-	int err = mark_begin(s);
+	int err = may_publish(s);
+	if (!err)
+		err = mark_begin(s);
 	if (err) {
 		failed_at(s, p, err);
 		return;

@@ -84,7 +84,7 @@ struct Store {
 
 	io_store *s = nullptr;
 	int err;
-	io_served by = {-1, 0};
+	io_served by = {};
 };
 
 // A filesystem mounted for the test; `ok` is false where that is not allowed.

@@ -82,6 +82,30 @@ TEST(GivenReserve, IsNotForSpilledFiles)
 	staged_unref(f);
 }
 
+// Another one may serve the store from one change to the next.
+TEST(MayPublish, IsAskedBeforeEachChange)
+{
+	Ground ground;
+	Options o;
+	o.start = false;
+	std::atomic<int> left{2}; // the batch, and its first change
+	o.may_publish = [&] { return left-- > 0 ? 0 : -EADDRINUSE; };
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	for (const char *name : {"a", "b", "c"})
+		ASSERT_EQ(h.put(name, pattern(100000, 1)), 0);
+	s.start();
+	ASSERT_TRUE(until([&] { return s.stats().halted.error; }));
+	EXPECT_EQ(s.stats().halted.error, -EADDRINUSE);
+	EXPECT_EQ(s.tree().size(), 1u) << show(s.tree());
+	left = 1000;
+	staging_retry(s);
+	ASSERT_TRUE(until([&] { return !s.stats().halted.error; }));
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_TRUE(s.tree() == h.now()) << show(s.tree());
+}
+
 TEST_F(Full, ACloseThatFindsNoSpaceWasNeverAccepted)
 {
 	o.start = true;

@@ -101,6 +101,7 @@ struct Options {
 	std::function<void(uint64_t node)> outgrown;
 	std::function<void(bool on)> limits;
 	std::function<int()> limited;
+	std::function<int()> may_publish;
 	bool is_limited = false;
 	// does a .metadata there have to wait? enum staging_missing, or a bool
 	std::function<int(uint64_t dir)> missing;
@@ -146,6 +147,9 @@ public:
 		limited = o.limited;
 		if (limited)
 			so.limited = [](void *ctx) { return static_cast<Staging *>(ctx)->limited(); };
+		may_publish = o.may_publish;
+		if (may_publish)
+			so.may_publish = [](void *ctx) { return static_cast<Staging *>(ctx)->may_publish(); };
 		so.is_limited = o.is_limited;
 		so.notice = note;
 		so.ctx = this;
@@ -211,7 +215,7 @@ public:
 	std::function<int(uint64_t dir)> missing;
 	std::function<void(uint64_t node)> outgrown;
 	std::function<void(bool on)> limits;
-	std::function<int()> limited;
+	std::function<int()> limited, may_publish;
 
 private:
 	static bool is_commit(const char *name) { return !strcmp(name, ".metadata"); }

@@ -118,8 +118,15 @@ other_then_back()
 	gone || die "another store is taken for ours"
 	[ "$(ls -A "$TMP/else/x")" = .cairn ] || die "another store was written to: $(ls -A "$TMP/else/x")"
 	umount "$TMP/fuse"
+	chmod 770 "$back/x/.cairn" # it is back, and refused: others may change it
 	fuse_store "$back"
+	retry 10 refusals || die "it does not say why it is refused: $(status_field "$mnt" notices)"
+	sleep 4 # it is tried again meanwhile
+	[ "$(refusals)" = 1 ] || die "said $(refusals) times: $(status_field "$mnt" notices)"
+	[ "$(status_field "$mnt" store_gone.error)" = "Operation not permitted" ] || die "status: $(status_field "$mnt" store_gone)"
+	chmod 700 "$back/x/.cairn"
 }
+refusals() { status_field "$mnt" notices | tr ',' '\n' | grep -c "cannot be opened again"; }
 
 fuse_case()
 {

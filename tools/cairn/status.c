@@ -138,10 +138,19 @@ static void print_refused(const struct doc *s)
 static bool print_gone(const struct doc *s)
 {
 	CLEANUP_FREE char *gone = text(s, "store_gone.error");
+	CLEANUP_FREE char *taker = text(s, "store_gone.taker");
 	char t[32];
 
 	if (is_absent(s, "store_gone"))
 		return false;
+	if (taker) {
+		print_line("CLAIM LOST",
+			   "for %s: another cairnfs serves the store as this host: %s",
+			   since(s, "store_gone.since_s", t), taker);
+		print_line("", "nothing is lost; this one goes on when that one is unmounted");
+		print_line("", "(mount one of them with -o host=NAME)");
+		return true;
+	}
 	print_line("STORE GONE", "for %s: %s", since(s, "store_gone.since_s", t), or_dash(gone));
 	print_line("", "nothing is lost; it is opened again when it is back at its path");
 	print_line("", "(read-only now? unmount its filesystem, repair it, mount it again)");

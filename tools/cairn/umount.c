@@ -60,9 +60,16 @@ static bool late(const struct unmounting *u)
 static bool complain_gone(struct unmounting *u, const struct json_doc *d)
 {
 	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "store_gone.error"));
+	CLEANUP_FREE char *taker = json_bytes(d, json_at(d, 0, "store_gone.taker"));
 
 	if (!why)
 		return false;
+	if (taker) {
+		complain("%s stays mounted: another cairnfs serves the store as this host: %s; "
+			 "unmount that one first, then what is staged here is published",
+			 u->point, taker);
+		return true;
+	}
 	progress_end(&u->bar);
 	complain("%s stays mounted: the store is gone: %s", u->point, why);
 	complain("it is opened again when it is back (one that became read-only: unmount its "
