@@ -75,6 +75,9 @@ lose()
 	"$cairn" wait -q "$a" && die "it says that all is durable"
 	echo other >"$b/other"
 	wait_durable "$b/other"
+	# b's client has locks of its own: its claim tells that it lives
+	"$cairn" rm --keep-last 1 "$s/step" >"$TMP/out" 2>&1 && die "the store is changed beside a mount: $(cat "$TMP/out")"
+	has "a cairnfs serves this store: use the path on its mount (host one, on $(uname -n)" "$TMP/out" || die "rm: $(cat "$TMP/out")"
 	sleep 5 # it looks each second whether it may go on
 	[ ! -e "$s/step/after" ] && [ ! -e "$s/step/.metadata" ] || die "two publish as one host: $(ls "$s")"
 	[ "$(notices)" = 1 ] || die "told again: $(status_field "$a" notices)"

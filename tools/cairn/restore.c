@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <string.h>
-#include <sys/file.h>
 
 #define COMMIT PREVIOUS_COMMIT
 #define KEPT ".cairn/" PREVIOUS_DIR "/"
@@ -69,28 +68,6 @@ void previous_end(struct previous *p)
 
 /* ---- nobody else changes the store ---- */
 
-/* Takes the lock of each host that ever mounted it; they end with this process. */
-static int lock_store(const struct location *p)
-{
-	CLEANUP_CLOSE int cairn = openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct names names = {0};
-	char path[300];
-	int err = cairn < 0 ? -errno : names_read(cairn, &names);
-
-	for (size_t i = 0; !err && i < names.n; i++) {
-		snprintf(path, sizeof(path), "%s/lock", names.v[i]);
-		int fd = openat(cairn, path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		if (!flock(fd, LOCK_EX | LOCK_NB))
-			continue; /* kept open */
-		err = errno == EWOULDBLOCK ? -EWOULDBLOCK : 0;
-		close(fd);
-	}
-	names_free(&names);
-	return err;
-}
-
 /* The place of this store's staging, if it is known and exists: the next start publishes what is
  * in it, on top of what is put back. malloc()ed, or NULL. */
 static char *staging_left(const struct location *p)
@@ -130,17 +107,12 @@ static bool is_in_use(const char *path, const struct location *p, const char *op
 			 path, p->top, option, p->below);
 		return true;
 	}
-	int err = lock_store(p);
-	if (err == -EWOULDBLOCK)
-		complain("%s: the store %s is mounted; unmount it first (cairn umount)", path,
-			 p->top);
-	else if (err)
-		complain("%s/.cairn: %s", p->top, strerror(-err));
-	else if ((staging = staging_left(p)))
+	int code = location_hold(path, p, "it is mounted; unmount it first (cairn umount)");
+	if (!code && (staging = staging_left(p)))
 		complain("%s: staging (%s) may have changes that are not in the store yet; mount "
 			 "%s, then: cairn umount, which publishes them",
 			 path, staging, p->top);
-	return err || staging;
+	return code || staging;
 }
 
 /* ---- putting it back ---- */

@@ -262,7 +262,7 @@ static int retain(struct retain *r)
 {
 	CLEANUP_PLACE struct location p = LOCATION_NONE;
 	CLEANUP_CLOSE int fd = open(r->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	int lock[64], n = 0, code, err = fd < 0 ? -errno : location_find(r->top, &p);
+	int code, err = fd < 0 ? -errno : location_find(r->top, &p);
 
 	if (fd < 0 || (err && err != -ENODEV && err != -EXDEV)) {
 		complain_location(r->top, err);
@@ -271,14 +271,12 @@ static int retain(struct retain *r)
 	r->fd = fd;
 	r->on_mount = p.on_mount;
 	if (!err && !p.on_mount)
-		n = location_lock(&p, lock, 64);
-	if (n < 0) {
-		complain("%s: a cairnfs serves this store: use the path on its mount", r->top);
-		return CAIRN_FAILED;
-	}
+		code = location_hold(r->top, &p, "use the path on its mount");
+	else
+		code = CAIRN_OK;
+	if (code)
+		return code;
 	code = run(r);
-	while (n-- > 0)
-		close(lock[n]);
 	for (size_t i = 0; i < r->n; i++)
 		free(r->v[i].path);
 	free(r->v);

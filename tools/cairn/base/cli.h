@@ -161,9 +161,10 @@ int location_code(int err);
 /* The only cairnfs mount, or the one that the working directory is on:
  * malloc()ed path. -ENODEV: none; -EEXIST: several; -ENOSYS: there is no /proc. */
 int location_default(char **out);
-/* A store must not be served while it is changed: its order would miss names. The locks are kept
- * until the caller closes them, so that no cairnfs starts. How many were taken, or -EBUSY. */
-int location_lock(const struct location *p, int *lock, int cap);
+/* For a command that changes the store of p itself: no cairnfs serves it, as far as locks and
+ * claims tell, and none starts until this process ends. CAIRN_OK; else CAIRN_FAILED, complained,
+ * with remedy if one does. (hold.c) */
+int location_hold(const char *path, const struct location *p, const char *remedy);
 /* Lists the cairnfs mounts to f, one a line, indented. */
 void print_mounts(FILE *f);
 

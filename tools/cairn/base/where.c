@@ -460,31 +460,3 @@ int xattr_at(int dirfd, const char *name, const char *key, char *buf, size_t cap
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", dirfd, name);
 	return ended(lgetxattr(path, key, buf, cap - 1), buf);
 }
-
-int location_lock(const struct location *p, int *lock, int cap)
-{
-	CLEANUP_CLOSE int fd =
-		openat(p->root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	struct names hosts = {0};
-	int n = 0, err = fd < 0 ? 0 : names_read(fd, &hosts);
-
-	for (size_t i = 0; !err && i < hosts.n; i++) {
-		char name[300];
-		int l;
-
-		snprintf(name, sizeof(name), "%.255s/lock", hosts.v[i]);
-		l = openat(fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-		if (l < 0)
-			continue;
-		if (n == cap)
-			err = -EMFILE;
-		else if (flock(l, LOCK_EX | LOCK_NB))
-			err = -EBUSY;
-		if (err)
-			close(l);
-		else
-			lock[n++] = l;
-	}
-	names_free(&hosts);
-	return err ? err : n;
-}

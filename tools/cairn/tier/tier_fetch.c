@@ -891,18 +891,16 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 	CLEANUP_PLACE struct location l = LOCATION_NONE;
 	CLEANUP_TIER struct tier from = TIER_NONE, to = TIER_NONE;
 	struct fetch f = {.o = o, .stage_fd = -1, .lock = RANKED_MUTEX(RANK_FETCH)};
-	int lock[64], n = 0, code, err = location_find(store, &l);
+	int code = CAIRN_OK, err = location_find(store, &l);
 
 	if (err && err != -ENODEV && err != -EXDEV) {
 		complain_location(store, err);
 		return location_code(err);
 	}
 	if (!err && !l.on_mount)
-		n = location_lock(&l, lock, 64);
-	if (n < 0) {
-		complain("%s: a cairnfs serves this store: use the path on its mount", store);
-		return CAIRN_FAILED;
-	}
+		code = location_hold(store, &l, "use the path on its mount");
+	if (code)
+		return code;
 	err = tier_open_to_read(&from, tier, &f.why);
 	to.name = store;
 	to.root = err ? -1 : open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -919,8 +917,6 @@ int tier_fetch(const char *tier, const char *store, const struct tier_opts *o)
 						      : CAIRN_FAILED;
 	for (size_t i = 0; i < COPIERS; i++)
 		tier_s3_close(f.clients[i]);
-	while (n-- > 0)
-		close(lock[n]);
 	return code;
 }
 
