@@ -537,8 +537,8 @@ int staging_sweep(struct staging *s, bool orphaned)
 	if (orphaned) { /* their writers went with the connection */
 		replay_flushed(s);
 		orphans_are_closed(s);
-		leftover_begin(s);
 	}
+	leftover_begin(s);
 	int err = sweep_dir(s, s->o.place.huge, NULL, orphaned);
 	if (!err && s->o.place.small != s->o.place.huge)
 		err = sweep_dir(s, s->o.place.small, NULL, orphaned);
