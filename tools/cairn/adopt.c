@@ -56,17 +56,6 @@ static int take_lock(int host)
 	return kept;
 }
 
-/* Never replaces what has that name. */
-static int move(int tmp, const char *name, int to, const char *as)
-{
-	if (!renameat2(tmp, name, to, as, RENAME_NOREPLACE))
-		return 0;
-	if (errno != EINVAL && errno != ENOSYS)
-		return -errno;
-	/* NFS */
-	return linkat(tmp, name, to, as, 0) || unlinkat(tmp, name, 0) ? -errno : 0;
-}
-
 /* The drain stores the checksum when all bytes are in the file. */
 static int adopt_one(int tmp, const char *name, int to, const char *host)
 {
@@ -77,7 +66,7 @@ static int adopt_one(int tmp, const char *name, int to, const char *host)
 	if (fstatat(tmp, name, &st, AT_SYMLINK_NOFOLLOW))
 		return -errno;
 	bool whole = !xattr_at(tmp, name, KEY_CHECKSUM, sum, sizeof(sum));
-	int err = move(tmp, name, to, as);
+	int err = name_new(tmp, name, to, as);
 	if (!err)
 		printf("lost+found/%s  %s, %s\n", as, human_bytes((uint64_t)st.st_size, size),
 		       whole ? "whole" : "bytes may be missing");

@@ -235,6 +235,10 @@ static inline void walk_closep(struct walk **w)
 }
 #define CLEANUP_WALK __attribute__((cleanup(walk_closep)))
 
+/* As renameat(2) of a file, but -EEXIST if there is anything of that name; also on NFS, which has
+ * links only: then both names are there for a moment. 0 or -errno. */
+int name_new(int fromdir, const char *from, int todir, const char *to);
+
 /* ---- relative paths, without a slash at the end; "" is the top --------------- */
 
 /* The last name of it. */

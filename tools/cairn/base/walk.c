@@ -322,3 +322,15 @@ enum walk_what walk_next(struct walk *w, struct walk_item *out)
 	*out = w->item;
 	return what;
 }
+
+/* ---- a new name --------------------------------------------------------------------- */
+
+int name_new(int fromdir, const char *from, int todir, const char *to)
+{
+	if (!renameat2(fromdir, from, todir, to, RENAME_NOREPLACE))
+		return 0;
+	if (errno != EINVAL && errno != ENOSYS)
+		return -errno;
+	/* NFS */
+	return linkat(fromdir, from, todir, to, 0) || unlinkat(fromdir, from, 0) ? -errno : 0;
+}
