@@ -112,6 +112,8 @@ static _Noreturn void be_server(const struct fs *fs, const char *program, pid_t 
 			"0",
 			"--for-mount",
 			(char *)io_store_host(fs->store),
+			"--mount",
+			fs->o.mountpoint,
 			"--",
 			fs->o.store,
 			fs->o.tier,

@@ -90,7 +90,7 @@ int cmd_tier(int argc, char **argv)
 		return complain_usage("tier", "--follow is for push");
 	if (o.force && strcmp(verb, "rm"))
 		return complain_usage("tier", "--force is for rm");
-	if (!o.keep != !o.mount || (o.keep && !o.follow))
+	if (o.keep ? !o.mount || !o.follow : o.mount && strcmp(verb, "serve"))
 		return complain_usage("tier", "--keep N and --mount MOUNT are for --follow, both");
 	if (!strcmp(verb, "fetch")) {
 		if (argc < 3)

@@ -238,7 +238,7 @@ struct tier_opts {
 	bool json, quiet, latest, follow, force;
 	uint64_t rate; /* bytes a second; 0: no limit */
 	uint64_t keep; /* of follow: how many checkpoints of a directory stay; 0: all */
-	const char *mount; /* of follow: by which they are removed */
+	const char *mount; /* of follow and serve: by which names are removed, or given */
 	const char *for_mount; /* of follow: the host's name in the store; NULL: a person's */
 	char **dirs; /* only these checkpoints and those below them; none: all */
 	size_t n_dirs;
@@ -253,6 +253,9 @@ int tier_follow(const char *store, const char *tier, const struct tier_opts *o);
 int tier_fetch(const char *tier, const char *store, const struct tier_opts *o);
 struct tier_asked { /* who waits for a checkpoint */
 	const char *first; /* of its files, the one that comes first */
+	/* By which the store gets the names; NULL: as from another host (a server that a keeper
+	 * of an earlier version started) */
+	const char *mount;
 	int sock; /* by which TIER_ASK_RANGE come */
 	volatile uint64_t *bytes; /* that have come, to be told */
 	/* of bytes that came of a file, and, with descriptors, how it is read: TIER_ASK_FILE */
@@ -264,9 +267,9 @@ struct fetch;
 /* Opens the tier for one fetch, now or later; it is tier_fetch_one()'s, which also reports what
  * failed. NULL: no memory. tier is kept. */
 struct fetch *tier_fetch_prepare(const char *tier);
-/* One checkpoint, into a store that a mount may serve: as another host's, it appears there. f: as
- * above, or NULL. -EBADMSG: the tier has not what its manifest lists. The process is to end
- * afterwards. */
+/* One checkpoint, into a store that a mount serves. f: as above, or NULL. -EBADMSG: the tier has
+ * not what its manifest lists; -EBUSY: a job writes there; -EEXIST: it did meanwhile. The process
+ * is to end afterwards. */
 int tier_fetch_one(struct fetch *f, const char *store, const char *path,
 		   const struct tier_asked *asked, struct tier_why *w);
 /* Answers the workers of a mount (io/tier_ask.h) until it is ended (tier_serve.c). */

@@ -2,10 +2,12 @@
  *
  * cairn tier fetch: checkpoints from a tier into a store. One is written to a directory beside its
  * own, CKPT_FETCH_PREFIX and its name, which never counts as complete; when all files are there,
- * verified and on stable storage, that directory gets the checkpoint's name. If this exists, or the
- * checkpoint is one file, the files are renamed, those that commit it last. A lock on the directory
- * says that a fetch is writing it; what a killed one left there is used again.
+ * verified and on stable storage, that directory gets the checkpoint's name. If this existed
+ * before, or the checkpoint is one file, the files are renamed, those that commit it last. If it
+ * came to exist meanwhile, or has changed, somebody saves there: nothing gets a name. A lock on
+ * the directory says that a fetch is writing it; what a killed one left there is used again.
  */
+#include "tier_names.h"
 #include "tier_ranges.h"
 
 #include "io/locks.h"
@@ -30,8 +32,16 @@ struct counts { /* of checkpoints */
 
 enum bad { NOT_BAD, BAD_JUDGED, BAD_DAMAGED };
 
+/* Where the checkpoint gets its names. */
+struct naming {
+	struct tier in; /* the store, or the mount that serves it */
+	struct tier_mount mount; /* open while names are looked at or given */
+	struct tier_seen seen; /* what the checkpoint's had when the fetch began */
+};
+
 struct fetch {
 	struct tier from, to; /* to: the store */
+	struct naming names;
 	const struct tier_opts *o;
 	struct progress bar;
 	struct json_out j;
@@ -48,7 +58,7 @@ struct fetch {
 	bool *have; /* of each file of m: it is in the store */
 	char *stage; /* path of the directory that is written */
 	int stage_fd;
-	bool alone, exists; /* exists: the checkpoint's directory is in the store */
+	bool alone;
 	uint64_t got;
 	uint64_t most; /* ranges that are asked for at once */
 	pthread_mutex_t lock; /* of what is below and `why`, which all threads have */
@@ -544,16 +554,27 @@ static int finish_tree(struct fetch *f)
 	return err ? err : finish_dir(f, f->stage_fd, "");
 }
 
+static int not_named(struct fetch *f, int err, const char *path)
+{
+	struct tier_why w;
+
+	if (err != -EEXIST)
+		return err ? store_failed(f, err, path) : 0;
+	tier_told(&w, err,
+		  "%s/%s: made or changed while it was fetched; move it away and fetch again",
+		  f->to.name, path);
+	return keep_why(f, err, &w);
+}
+
 static int publish_dir(struct fetch *f)
 {
 	int err = finish_tree(f);
 
-	if (!err && renameat2(f->to.root, f->stage, f->to.root, f->m.path, RENAME_NOREPLACE) &&
-	    (errno != EINVAL || renameat(f->to.root, f->stage, f->to.root, f->m.path)))
-		err = -errno;
 	if (!err)
-		err = tier_sync_dir(&f->to, f->m.path);
-	return err ? store_failed(f, err, f->m.path) : 0;
+		err = tier_rename_new(&f->names.in, f->stage, f->m.path);
+	if (!err)
+		err = tier_sync_dir(&f->names.in, f->m.path);
+	return not_named(f, err, f->m.path);
 }
 
 static int publish_file(struct fetch *f, const struct tier_file *t)
@@ -565,13 +586,13 @@ static int publish_file(struct fetch *f, const struct tier_file *t)
 
 	if (len > 1) {
 		up[len - 1] = '\0';
-		err = tier_make_dirs(&f->to, up);
+		err = tier_make_dirs(&f->names.in, up);
 	}
-	if (!err && renameat2(f->to.root, from, f->to.root, t->path, RENAME_NOREPLACE))
-		err = -errno;
 	if (!err)
-		err = tier_sync_dir(&f->to, t->path);
-	return err ? store_failed(f, err, t->path) : 0;
+		err = tier_rename_new(&f->names.in, from, t->path);
+	if (!err)
+		err = tier_sync_dir(&f->names.in, t->path);
+	return not_named(f, err, t->path);
 }
 
 static void remove_stage(struct fetch *f)
@@ -598,8 +619,78 @@ static int publish_files(struct fetch *f)
 		for (size_t i = 0; !err && i < f->m.n; i++)
 			if (!f->have[i] && ckpt_commits(path_base(f->m.v[i].path)) == !!commits)
 				err = publish_file(f, &f->m.v[i]);
+	return err;
+}
+
+/* 0, or told; f->names.mount is to be left in any case. */
+static int enter_names(struct fetch *f)
+{
+	f->names.in = f->to;
+	f->names.mount = TIER_MOUNT_NONE;
+	if (!f->asked || !f->asked->mount)
+		return 0;
+	int err = tier_mount_open(&f->names.mount, f->asked->mount, f->to.name, &f->why);
+
+	f->names.in.name = f->asked->mount;
+	f->names.in.root = f->names.mount.top;
+	return err;
+}
+
+/* What a killed fetch, or a job, has closed there is in the store then. */
+static int see_before(struct fetch *f)
+{
+	int err = enter_names(f);
+
+	if (!err && (err = tier_see(&f->names.in, f->m.path, &f->names.seen)) == -EBUSY)
+		tier_told(&f->why, err, "%s/%s: a job writes it; fetch again when it does not",
+			  f->to.name, f->m.path);
+	else if (err && !*f->why.text)
+		store_failed(f, err, f->m.path);
+	tier_mount_close(&f->names.mount);
+	return err;
+}
+
+/* Who saves there has made the directory, or put something into it. */
+static int check_unchanged(struct fetch *f)
+{
+	struct tier_seen now;
+	int err = tier_see(&f->names.in, f->m.path, &now);
+
+	if (err == -EBUSY || (!err && !tier_seen_same(&f->names.seen, &now)))
+		err = -EEXIST;
+	return not_named(f, err, f->m.path);
+}
+
+/* What a reader has open stays readable. */
+static void discard(struct fetch *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->ended = true;
+	pthread_mutex_unlock(&f->lock);
+	remove_stage(f);
+}
+
+static int publish(struct fetch *f)
+{
+	bool whole = !f->names.seen.there && !f->alone, refused;
+	int err;
+
+	*f->why.text = '\0';
+	err = enter_names(f);
 	if (!err)
+		err = check_unchanged(f);
+	refused = err == -EEXIST;
+	if (!err) {
+		err = whole ? publish_dir(f) : publish_files(f);
+		refused = err == -EEXIST && (whole || f->alone);
+	}
+	if (!err)
+		err = tier_settle(&f->names.in, f->m.path, &f->why);
+	tier_mount_close(&f->names.mount);
+	if (!err && !whole) /* no file in it waits for its name any more */
 		remove_stage(f);
+	else if (refused && f->asked)
+		discard(f); /* saves need the space; by hand, it is used again */
 	return err;
 }
 
@@ -676,7 +767,6 @@ static int load(struct fetch *f, const char *path)
 /* 1: fetched; 0: it was there; or -errno. */
 static int fetch_one(struct fetch *f, const char *path)
 {
-	struct stat st;
 	ssize_t missing;
 	int err = load(f, path);
 
@@ -684,22 +774,17 @@ static int fetch_one(struct fetch *f, const char *path)
 		return tier_told(&f->why, err, "%s/%s: its manifest: %s", f->from.name, path,
 				 err == -EBADMSG ? "damaged" : tier_strerror(&f->from, err));
 	*f->why.text = '\0';
+	err = see_before(f);
+	if (err)
+		return err;
 	missing = look_at_all(f);
 	if (missing <= 0)
 		return missing ? (int)missing : finish_there(f);
 	err = open_stage(f);
-	if (!err && (err = copy_all(f)) && f->asked && is_full(err)) {
-		pthread_mutex_lock(&f->lock);
-		f->ended = true;
-		pthread_mutex_unlock(&f->lock);
-		remove_stage(f); /* saves need the space */
-	}
-	if (err)
-		return err;
-	f->exists = f->alone || !tier_stat(&f->to, path, &st);
-	err = f->exists ? -EEXIST : publish_dir(f);
-	if (err == -EEXIST) /* or made meanwhile */
-		err = publish_files(f);
+	if (!err && (err = copy_all(f)) && f->asked && is_full(err))
+		discard(f); /* saves need the space */
+	if (!err)
+		err = publish(f);
 	return err ? err : 1;
 }
 

@@ -13,6 +13,7 @@
  *	- if it was not fetched of late: somebody reads it.
  */
 #include "tier_follow.h"
+#include "tier_names.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -25,8 +26,7 @@ struct keep {
 	struct follow *f;
 	struct push *p;
 	struct tier_why *w;
-	struct location m; /* the mount */
-	int top; /* its root */
+	struct tier_mount m;
 };
 
 static bool counts(const struct keep *k, size_t i)
@@ -57,7 +57,7 @@ static bool is_as_sent(const struct keep *k, size_t i)
 	struct ckpt_verdict v;
 	struct print now;
 
-	if (ckpt_open(k->top, path, path, true, &c) || follow_print(&c, &now) ||
+	if (ckpt_open(k->m.top, path, path, true, &c) || follow_print(&c, &now) ||
 	    now.hash != known->print.hash || now.files != known->print.files || now.others ||
 	    ckpt_read(&c, false, NULL, NULL))
 		return false;
@@ -129,7 +129,7 @@ static int remove_it(const struct keep *k, size_t i)
 
 	if (!dir)
 		return -ENOMEM;
-	up = openat(k->top, dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	up = openat(k->m.top, dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (up < 0)
 		return errno == ENOENT ? 0 : -errno;
 	err = ckpt_remove(up, name);
@@ -138,48 +138,17 @@ static int remove_it(const struct keep *k, size_t i)
 	return err == -ENOENT ? 0 : err;
 }
 
-/* The mount is open only for moments: it must not be busy when it is to be unmounted. */
-static int open_mount(struct keep *k)
-{
-	CLEANUP_JSON struct json_doc *d = NULL;
-	CLEANUP_FREE char *store = NULL;
-	int err = location_find(k->f->o->mount, &k->m);
-
-	if (!err && (!k->m.on_mount || *k->m.below))
-		err = -ENODEV;
-	if (!err)
-		err = location_status(&k->m, &d);
-	store = err ? NULL : json_bytes(d, json_at(d, 0, "store"));
-	if (!err && (!store || strcmp(store, k->f->store)))
-		err = -EXDEV;
-	if (!err)
-		k->top = openat(k->m.root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (!err && k->top < 0)
-		err = -errno;
-	return err ? tier_told(k->w, err, "%s: not the mount of %s: %s", k->f->o->mount,
-			       k->f->store, strerror(-err))
-		   : 0;
-}
-
-static void close_mount(struct keep *k)
-{
-	if (k->top >= 0)
-		close(k->top);
-	k->top = -1;
-	location_close(&k->m);
-}
-
 /* 1: both are as they were sent. remove: removes the i-th then. */
 static int on_mount(struct keep *k, size_t i, size_t newest, bool remove)
 {
 	bool done = false;
-	int err = open_mount(k);
+	int err = tier_mount_open(&k->m, k->f->o->mount, k->f->store, k->w);
 
 	if (!err && is_as_sent(k, newest) && is_as_sent(k, i)) {
 		err = remove ? remove_it(k, i) : 0;
 		done = !err;
 	}
-	close_mount(k);
+	tier_mount_close(&k->m);
 	if (err < 0 && !*k->w->text)
 		tier_told(k->w, err, "%s/%s: cannot be removed: %s", k->f->o->mount,
 			  k->p->s.v[i].path, strerror(-err));
@@ -221,7 +190,7 @@ static int consider(struct keep *k, size_t i)
 
 int follow_keep(struct follow *f, struct push *p, struct tier_why *w)
 {
-	struct keep k = {.f = f, .p = p, .w = w, .m = LOCATION_NONE, .top = -1};
+	struct keep k = {.f = f, .p = p, .w = w, .m = TIER_MOUNT_NONE};
 	int err = 0;
 
 	*w->text = '\0';

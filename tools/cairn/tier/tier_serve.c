@@ -39,7 +39,7 @@ struct work {
 };
 
 struct serve {
-	const char *store, *tier, *host;
+	const char *store, *tier, *host, *mount;
 	struct work *work;
 	/* The next fetch of a bucket: its child has started its clients, which takes longer than
 	 * the requests, and waits for a path. NULL: none yet */
@@ -353,6 +353,7 @@ static void on_seen(const struct tier_file *t, int fd, int told, uint64_t range_
 static int fetch(const struct serve *s, const struct work *w, struct fetch *f)
 {
 	const struct tier_asked asked = {.first = w->first,
+					 .mount = s->mount,
 					 .sock = w->asks[1],
 					 .bytes = w->came,
 					 .seen = on_seen,
@@ -634,7 +635,7 @@ int tier_serve(const char *store, const char *tier, const struct tier_opts *o)
 
 	if (!s)
 		return CAIRN_FAILED;
-	*s = (struct serve){.store = store, .tier = tier, .host = o->for_mount};
+	*s = (struct serve){.store = store, .tier = tier, .host = o->for_mount, .mount = o->mount};
 	signal(SIGPIPE, SIG_IGN);
 	fcntl(TIER_SERVE_FD, F_SETFD, FD_CLOEXEC); /* cairn-tier has no use for it */
 	if (!strncmp(tier, "s3://", 5))
