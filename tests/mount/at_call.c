@@ -30,6 +30,8 @@ static int counts(unsigned long long nr)
 	case SYS_fdatasync:
 	case SYS_mkdirat:
 	case SYS_renameat:
+	case SYS_renameat2:
+	case SYS_linkat:
 	case SYS_unlinkat:
 	case SYS_flock:
 	case SYS_sendmsg: return 1;

@@ -140,6 +140,26 @@ for file in "$assets/torch_odd/odd.pt" "$assets/torch_odd/old.pt"; do
 	[ ! -e "$TMP/no" ] || die "$file: something was left"
 done
 says err 'a torch.save file in the format before PyTorch 1.6'
+# Another one commits a checkpoint in the same directory just before: its .metadata stays.
+if helper at_call 1 true /bin/true; then
+	for n in $(seq 200); do
+		rm -rf "$TMP/beside"
+		helper at_call "$n" "[ -e '$TMP/beside/.metadata.tmp' ] && [ ! -e '$TMP/beside/.metadata' ] && echo mine >'$TMP/beside/.metadata' && touch '$TMP/came'" \
+			"$cairn" import -q "$assets/safetensors/model.safetensors" "$TMP/beside" 2>"$TMP/err"
+		rc=$?
+		if [ ! -e "$TMP/came" ] && [ -z "${came:-}" ]; then
+			continue
+		fi
+		[ -e "$TMP/came" ] || break
+		came=1
+		rm "$TMP/came"
+		[ "$rc" = 1 ] || die "call $n: exit code $rc"
+		[ "$(cat "$TMP/beside/.metadata")" = mine ] || die "call $n: another one's .metadata was replaced"
+	done
+	[ -n "${came:-}" ] || die "never came"
+else
+	note "no ptrace here"
+fi
 expect 2 "$cairn" import "$assets/dcp" "$TMP/no"
 says err 'export --format dcp'
 expect 2 "$cairn" import "$assets/safetensors/model.safetensors" "$TMP/i1"

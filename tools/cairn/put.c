@@ -290,12 +290,13 @@ static int put_metadata(struct export *x, struct fmt_error *e)
 static int commit(struct export *x, struct fmt_error *e)
 {
 	sigset_t old;
-	int err = 0;
+	int err;
 
 	put_block_signals(&old);
-	if (fsync(partial.dir) || renameat(partial.dir, TEMPORARY, partial.dir, ".metadata"))
-		err = -errno;
-	else
+	err = fsync(partial.dir) ? -errno : 0;
+	if (!err) /* another one may have put a checkpoint there since it was empty */
+		err = name_new(partial.dir, TEMPORARY, partial.dir, ".metadata");
+	if (!err)
 		partial.metadata = ".metadata";
 	if (!err && fsync(partial.dir))
 		err = -errno;
