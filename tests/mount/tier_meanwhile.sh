@@ -69,6 +69,8 @@ for i in 1 2 3 4 5 6; do
 	cp -r "$assets/dcp" "$ref/run/step-$i"
 	touch -d "$((20 - i)) days ago" "$ref/run/step-$i"/{*,.metadata}
 done
+mkdir -p "$ref/dir/late"
+cp -r "$ref/run/step-1" "$ref/dir/late"
 cp "$(find "$assets" -name "*.pt" | head -1)" "$ref/last.ckpt"
 expect 0 "$cairn" tier push -q "$ref" "$t"
 
@@ -138,6 +140,14 @@ wait $reader || die "completed: the reader: $(cat "$TMP/err")"
 retry 60 ended || die "completed: the fetch goes on"
 [ "$(names "$m/run/step-4")" = "./__1_0.distcp ./__7_0.distcp " ] || die "completed: $(names "$m/run/step-4")"
 log_has "run/step-4 cannot be fetched from the tier: .*made or changed" || die "completed: not told"
+
+# Beside a directory that waits for its place in the order: what the store has there is not seen on the mount yet.
+head -c 150M /dev/zero | tr '\0' x >"$m/big"
+mkdir "$m/dir" "$m/dir/late"
+expect 0 "$cairn" fetch "$m/dir/late/step-1"
+same_tree "$ref/dir/late/step-1" "$m/dir/late/step-1"
+same_tree "$ref/dir/late/step-1" "$s/dir/late/step-1"
+rm -r "$m/dir" "$m/big"
 
 # Of one file; and a name that the job has opened, and not closed.
 closed lock

@@ -25,6 +25,8 @@
 #define MOST_RANGES 32u
 #define SHORT_S 0.25
 #define COPIERS 3u /* files that are copied at once, where no reader waits */
+#define NAMED_S 600 /* a mount has given the names in its store by then, behind earlier changes */
+#define AGAIN_S 0.1 /* it is looked at, and asked, again */
 
 struct counts { /* of checkpoints */
 	size_t fetched, there, damaged, failed;
@@ -554,6 +556,17 @@ static int finish_tree(struct fetch *f)
 	return err ? err : finish_dir(f, f->stage_fd, "");
 }
 
+/* The store has them. */
+static int finish_names(struct fetch *f)
+{
+	int err = tier_sync_dir(&f->to, f->m.path);
+
+	for (size_t i = 0; !err && i < f->m.n; i++)
+		if (ckpt_commits(path_base(f->m.v[i].path)))
+			err = tier_sync_dir(&f->to, f->m.v[i].path);
+	return err ? store_failed(f, err, f->m.path) : 0;
+}
+
 static int not_named(struct fetch *f, int err, const char *path)
 {
 	struct tier_why w;
@@ -622,7 +635,7 @@ static int publish_files(struct fetch *f)
 	return err;
 }
 
-/* 0, or told; f->names.mount is to be left in any case. */
+/* 0, or told; f->names.mount is to be closed in any case. */
 static int enter_names(struct fetch *f)
 {
 	f->names.in = f->to;
@@ -670,26 +683,70 @@ static void discard(struct fetch *f)
 	remove_stage(f);
 }
 
-static int publish(struct fetch *f)
+/* Is a file, or the directory, still where it was written? */
+static bool is_staged(const struct fetch *f, bool whole)
 {
-	bool whole = !f->names.seen.there && !f->alone, refused;
+	struct stat st;
+
+	for (size_t i = 0; !whole && i < f->m.n; i++) {
+		CLEANUP_FREE char *path = f->have[i] ? NULL : staged_path(f, f->m.v[i].path);
+
+		if (path && tier_stat(&f->to, path, &st) != -ENOENT)
+			return true;
+	}
+	return whole && tier_stat(&f->to, f->stage, &st) != -ENOENT;
+}
+
+/* The mount changes its store in the order of all changes, and is not kept open meanwhile. */
+static int await_names(struct fetch *f, bool whole)
+{
+	double until = now_s() + NAMED_S;
+
+	if (!f->asked || !f->asked->mount)
+		return 0;
+	for (; is_staged(f, whole); sleep_s(AGAIN_S)) {
+		if (now_s() > until)
+			return store_failed(f, -ETIMEDOUT, f->m.path);
+		f->asked->seen(&f->m.v[0], -1, -1, 0); /* who waits for it goes on waiting */
+	}
+	return finish_names(f);
+}
+
+/* *begun: something may have its name. -ENOENT: a directory above it was made on the mount, and is
+ * not in the store yet; what the store has there is seen when it is. */
+static int try_names(struct fetch *f, bool whole, bool *begun)
+{
 	int err;
 
+	pthread_mutex_lock(&f->lock);
 	*f->why.text = '\0';
+	pthread_mutex_unlock(&f->lock);
 	err = enter_names(f);
 	if (!err)
 		err = check_unchanged(f);
-	refused = err == -EEXIST;
-	if (!err) {
+	*begun = !err && !whole && !f->alone;
+	if (!err)
 		err = whole ? publish_dir(f) : publish_files(f);
-		refused = err == -EEXIST && (whole || f->alone);
+	tier_mount_close(&f->names.mount);
+	return err;
+}
+
+static int publish(struct fetch *f)
+{
+	bool whole = !f->names.seen.there && !f->alone, begun;
+	double until = now_s() + NAMED_S;
+	int err;
+
+	while ((err = try_names(f, whole, &begun)) == -ENOENT && f->asked && !begun &&
+	       is_staged(f, whole) && now_s() < until) {
+		f->asked->seen(&f->m.v[0], -1, -1, 0);
+		sleep_s(AGAIN_S);
 	}
 	if (!err)
-		err = tier_settle(&f->names.in, f->m.path, &f->why);
-	tier_mount_close(&f->names.mount);
+		err = await_names(f, whole);
 	if (!err && !whole) /* no file in it waits for its name any more */
 		remove_stage(f);
-	else if (refused && f->asked)
+	else if (err == -EEXIST && !begun && f->asked)
 		discard(f); /* saves need the space; by hand, it is used again */
 	return err;
 }
@@ -705,13 +762,10 @@ static bool is_full(int err)
 static int finish_there(struct fetch *f)
 {
 	struct stat st;
-	int err = tier_sync_dir(&f->to, f->m.path);
+	int err = finish_names(f);
 
-	for (size_t i = 0; !err && i < f->m.n; i++)
-		if (ckpt_commits(path_base(f->m.v[i].path)))
-			err = tier_sync_dir(&f->to, f->m.v[i].path);
 	if (err)
-		return store_failed(f, err, f->m.path);
+		return err;
 	if (tier_stat(&f->to, f->stage, &st))
 		return 0;
 	err = open_stage(f);

@@ -104,20 +104,6 @@ int tier_rename_new(const struct tier *in, const char *from, const char *to)
 				   : name_new(in->root, from, in->root, to);
 }
 
-int tier_settle(const struct tier *in, const char *path, struct tier_why *w)
-{
-	CLEANUP_CLOSE int fd = tier_open_at(in, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-	char state[32];
-	int err = fd < 0 ? fd : state_of(fd, KEY_WAIT, state);
-
-	if (err)
-		return tier_told(w, err, "%s/%s: %s", in->name, path, strerror(-err));
-	return *state && strcmp(state, "durable")
-		       ? tier_told(w, -EIO, "%s/%s: fetched, and cannot be stored: it is %s",
-				   in->name, path, state)
-		       : 0;
-}
-
 /* ---- the mount -------------------------------------------------------------------------- */
 
 int tier_mount_open(struct tier_mount *m, const char *path, const char *store, struct tier_why *w)

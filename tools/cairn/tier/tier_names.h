@@ -23,9 +23,6 @@ bool tier_seen_same(const struct tier_seen *a, const struct tier_seen *b);
  * filesystem has no such rename, that of a directory is one to an empty directory that was made
  * for it: who opens that at this moment has one without a name. */
 int tier_rename_new(const struct tier *in, const char *from, const char *to);
-/* On a mount: until what is closed at and below path is durable; elsewhere 0 at once. -EIO: it will
- * not become so; *w tells. */
-int tier_settle(const struct tier *in, const char *path, struct tier_why *w);
 
 /* A mount, open for moments: it must not be busy when it is to be unmounted. */
 struct tier_mount {
