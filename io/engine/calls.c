@@ -98,12 +98,13 @@ static ssize_t chmod_nofollow(int dirfd, const char *name, mode_t mode)
 		return 0;
 	if (errno != ENOSYS && errno != EPERM)
 		return io_error();
-	fd = openat(dirfd, name ? name : ".", O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &st))
+	if (name)
+		fd = openat(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if ((name && fd < 0) || fstat(name ? fd : dirfd, &st))
 		return io_error();
 	if (S_ISLNK(st.st_mode))
 		return -EOPNOTSUPP;
-	io_proc_path(path, fd, NULL);
+	io_proc_path(path, name ? fd : dirfd, NULL);
 	return ret(chmod(path, mode));
 }
 
