@@ -239,7 +239,7 @@ static int sum_spilled(struct job *j)
 	struct staged *f = p->sf;
 
 	p->tmp_id = f->id;
-	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDWR);
+	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDONLY);
 	if (p->tmp_fd < 0)
 		return p->tmp_fd;
 	int err = f->spoiled				 ? f->spoiled

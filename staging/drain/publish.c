@@ -637,7 +637,7 @@ static int sync_bytes(struct staging *s, struct batch *b)
 		if (p->state != PEND_WRITTEN)
 			continue;
 		if (p->tmp_fd < 0)
-			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
+			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDONLY);
 		int err = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
 		if (err)
 			return err;

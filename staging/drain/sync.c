@@ -106,7 +106,7 @@ static bool sync_written(struct staged *f)
 		uint64_t lost = s->drain.n_lost;
 		pthread_mutex_unlock(&s->lock);
 		if (p->tmp_fd < 0)
-			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDWR);
+			p->tmp_fd = io_tmp_open(s->o.store, p->tmp_id, O_RDONLY);
 		int err = p->tmp_fd < 0 ? p->tmp_fd : persist_sync(s, p);
 		pthread_mutex_lock(&s->lock);
 		if (err || lost != s->drain.n_lost)
