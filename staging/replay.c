@@ -325,6 +325,7 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	if (map == MAP_FAILED)
 		return -errno;
 	size_t pos = 0, used;
+	io_lend_recover(s->o.store);
 	mark_recall(s);
 	int err = aside_recall(s, map, (size_t)st.st_size);
 	s->log.replaying = true;

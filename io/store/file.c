@@ -87,7 +87,7 @@ int io_sync_dir(struct io_store *s, int dirfd)
 {
 	struct io_call c = {.op = IO_OP_SYNC_DIR, .fd = dirfd, .fd2 = io_store_journal(s)};
 
-	return (int)io_call_run(s->e, &c);
+	return (int)io_lend(s, &(struct io_object){.dirfd = dirfd}, 1, io_lent_call, &c);
 }
 
 int io_sync_all(struct io_store *s)

@@ -25,6 +25,12 @@ struct io_store_max {
 	size_t link;
 };
 
+struct io_lending { /* lend.c */
+	pthread_mutex_t lock; /* for one operation at a time */
+	atomic_uint changes; /* odd: a mode is changed now */
+	atomic_bool left; /* a mode could not be put back */
+};
+
 struct io_store {
 	struct io_engine *e;
 	char *path;
@@ -50,6 +56,7 @@ struct io_store {
 	struct io_store_max max;
 	_Atomic int64_t no_quotas; /* there are none; valid until this second */
 	atomic_uint serial; /* for names in tmp/ that are not versions */
+	struct io_lending lend;
 	pthread_mutex_t meta_lock; /* read-modify-write of a sidecar */
 	struct io_asker *asker; /* silent.c; NULL: none */
 	atomic_ullong asked_ns; /* its call that has not returned began then; 0: none */
@@ -80,6 +87,26 @@ int io_store_read_id(int cairn, char id[IO_ID_LEN + 1]);
 int io_name_check(const char *name);
 /* openat2 beneath dirfd, one component, no symlinks. Descriptor or -errno. */
 int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
+/* lend.c: an operation on objects whose mode may deny their owner, as whom we run. */
+#define IO_LEND_MAX 3u
+struct io_object {
+	int dirfd;
+	const char *name; /* NULL: dirfd itself */
+	bool dir; /* only if it is a directory */
+};
+typedef ssize_t (*io_lent_fn)(struct io_store *s, void *ctx);
+ssize_t io_lent_call(struct io_store *s, void *call); /* io_call_run, as an op */
+/* Returns what op does. If that is -EACCES: once more, while the owner has all rights to `on`, at
+ * most IO_LEND_MAX objects, a directory before what is in it. */
+ssize_t io_lend(struct io_store *s, const struct io_object *on, unsigned n, io_lent_fn op,
+		void *ctx);
+/* The same for an op that sets a mode: not while it is lent. */
+ssize_t io_lend_alone(struct io_store *s, const struct io_object *on, unsigned n, io_lent_fn op,
+		      void *ctx);
+/* What op reads is no mode that is only lent. */
+ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx);
+/* O_PATH | flags; as io_open_dir. */
+int io_open_path(struct io_store *s, int dirfd, const char *name, int flags);
 /* A name in tmp/ that no version has ("l" + 15 hex digits). */
 void io_scratch_name(struct io_store *s, char out[17]);
 /* Opens s->mark, creates it if missing. */

@@ -13,19 +13,52 @@
 #include "io/scope.h"
 #include "sidecar.h"
 
+struct opening {
+	int dirfd;
+	const char *name; /* NULL: dirfd itself, for its names */
+	int flags;
+};
+
+static ssize_t open_it(struct io_store *s, void *ctx)
+{
+	const struct opening *o = ctx;
+
+	(void)s;
+	if (o->name)
+		return io_open_beneath(o->dirfd, o->name, o->flags | O_CLOEXEC, 0);
+	int fd = openat(o->dirfd, ".", o->flags | O_CLOEXEC);
+	return fd < 0 ? io_error() : fd;
+}
+
+static int open_lent(struct io_store *s, struct opening *o)
+{
+	const struct io_object on[] = {{.dirfd = o->dirfd}, {.dirfd = o->dirfd, .name = o->name}};
+	bool reads = o->name && !(o->flags & O_PATH);
+
+	return (int)io_lend(s, on, reads ? 2 : 1, open_it, o);
+}
+
+int io_open_path(struct io_store *s, int dirfd, const char *name, int flags)
+{
+	struct opening o = {dirfd, name, O_PATH | flags};
+
+	return open_lent(s, &o);
+}
+
 int io_open_dir(struct io_store *s, int dirfd, const char *name)
 {
 	int err = io_name_check(name);
 
 	io_check(s);
-	return err ? err : io_open_beneath(dirfd, name, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+	return err ? err : io_open_path(s, dirfd, name, O_DIRECTORY);
 }
 
 int io_open_list(struct io_store *s, int dirfd)
 {
+	struct opening o = {dirfd, NULL, O_RDONLY | O_DIRECTORY};
+
 	io_check(s);
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	return fd < 0 ? io_error() : fd;
+	return open_lent(s, &o);
 }
 
 int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags)
@@ -43,8 +76,8 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 	/* opening a device or a pipe may have side effects: check its type first */
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	fd = io_open_beneath(dirfd, name,
-			     O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | extra_flags, 0);
+	struct opening o = {dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | extra_flags};
+	fd = open_lent(s, &o);
 	if (fd < 0)
 		return fd;
 	if (fstat(fd, &st))
@@ -57,6 +90,30 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 	return scope_keep(&fd);
 }
 
+struct stating {
+	int dirfd;
+	const char *name;
+	struct stat *out;
+	uint64_t *birth_ns;
+};
+
+static ssize_t stat_it(struct io_store *s, void *ctx)
+{
+	const struct stating *c = ctx;
+	int flags = c->name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+
+	(void)s;
+	return fstatat(c->dirfd, c->name ? c->name : "", c->out, flags) ? io_error() : 0;
+}
+
+static int stat_lent(struct io_store *s, io_lent_fn op, struct stating *c)
+{
+	const struct io_object dir = {.dirfd = c->dirfd};
+	ssize_t r = io_not_lent(s, op, c);
+
+	return r == -EACCES && c->name ? (int)io_lend(s, &dir, 1, op, c) : (int)r;
+}
+
 int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out)
 {
 	int err = name ? io_name_check(name) : 0;
@@ -64,9 +121,8 @@ int io_stat(struct io_store *s, int dirfd, const char *name, struct stat *out)
 	io_check(s);
 	if (err)
 		return err;
-	if (!name)
-		return fstatat(dirfd, "", out, AT_EMPTY_PATH) ? io_error() : 0;
-	return fstatat(dirfd, name, out, AT_SYMLINK_NOFOLLOW) ? io_error() : 0;
+	struct stating c = {.dirfd = dirfd, .name = name, .out = out};
+	return stat_lent(s, stat_it, &c);
 }
 
 static void stat_of(const struct statx *x, struct stat *out)
@@ -88,38 +144,64 @@ static void stat_of(const struct statx *x, struct stat *out)
 	};
 }
 
+static ssize_t stat_born_it(struct io_store *s, void *ctx)
+{
+	const struct stating *c = ctx;
+	int flags = c->name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+	struct statx x;
+
+	*c->birth_ns = 0;
+	if (statx(c->dirfd, c->name ? c->name : "", flags, STATX_BASIC_STATS | STATX_BTIME, &x)) {
+		/* EPERM: a seccomp filter without the call */
+		return errno == ENOSYS || errno == EPERM ? stat_it(s, ctx) : -errno;
+	}
+	stat_of(&x, c->out);
+	if (x.stx_mask & STATX_BTIME)
+		*c->birth_ns = (uint64_t)x.stx_btime.tv_sec * 1000000000u + x.stx_btime.tv_nsec;
+	return 0;
+}
+
 int io_stat_born(struct io_store *s, int dirfd, const char *name, struct stat *out,
 		 uint64_t *birth_ns)
 {
-	struct statx x;
-	int err = name ? io_name_check(name) : 0,
-	    flags = name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+	struct stating c = {dirfd, name, out, birth_ns};
+	int err = name ? io_name_check(name) : 0;
 
 	*birth_ns = 0;
 	if (err)
 		return err;
 	io_check(s);
-	if (statx(dirfd, name ? name : "", flags, STATX_BASIC_STATS | STATX_BTIME, &x)) {
-		/* EPERM: a seccomp filter without the call */
-		return errno == ENOSYS || errno == EPERM ? io_stat(s, dirfd, name, out) : -errno;
-	}
-	stat_of(&x, out);
-	if (x.stx_mask & STATX_BTIME)
-		*birth_ns = (uint64_t)x.stx_btime.tv_sec * 1000000000u + x.stx_btime.tv_nsec;
-	return 0;
+	return stat_lent(s, stat_born_it, &c);
+}
+
+struct linked {
+	int dirfd;
+	const char *name;
+	char *buf;
+	size_t cap;
+};
+
+static ssize_t read_link(struct io_store *s, void *ctx)
+{
+	const struct linked *c = ctx;
+	ssize_t n = readlinkat(c->dirfd, c->name, c->buf, c->cap);
+
+	(void)s;
+	return n < 0 ? io_error() : n;
 }
 
 ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap)
 {
+	struct linked c = {dirfd, name, buf, cap};
 	int err = io_name_check(name);
 	ssize_t n;
 
 	io_check(s);
 	if (err)
 		return err;
-	n = readlinkat(dirfd, name, buf, cap);
+	n = io_lend(s, &(struct io_object){.dirfd = dirfd}, 1, read_link, &c);
 	if (n < 0)
-		return io_error();
+		return n;
 	if ((size_t)n >= cap)
 		return -ENAMETOOLONG;
 	buf[n] = 0;
@@ -128,13 +210,20 @@ ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, 
 
 static int run(struct io_store *s, struct io_call *c)
 {
+	/* a directory's new parent is written in itself */
+	const struct io_object on[] = {{.dirfd = c->fd},
+				       {.dirfd = c->fd2},
+				       {.dirfd = c->fd, .name = c->name, .dir = true}};
+	unsigned n = c->op == IO_OP_RENAME ? 3 : c->op == IO_OP_LINK ? 2 : 1;
 	int err = io_name_check(c->name);
 
 	if (!err && c->op != IO_OP_SYMLINK && c->name2)
 		err = io_name_check(c->name2);
 	if (!err && s->ro)
 		err = -EROFS;
-	return err ? err : (int)io_call_run(s->e, c);
+	if (!err && atomic_load_explicit(&s->lend.left, memory_order_relaxed))
+		io_lend_recover(s);
+	return err ? err : (int)io_lend(s, on, n, io_lent_call, c);
 }
 
 int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2, unsigned flags)
@@ -159,8 +248,7 @@ int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2
 
 int io_open_victim(struct io_store *s, int dirfd, const char *name)
 {
-	(void)s;
-	return io_open_beneath(dirfd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+	return io_open_path(s, dirfd, name, O_NOFOLLOW);
 }
 
 /* link(2) does not replace: makes another name, which a rename then moves there. */

@@ -413,6 +413,7 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host,
 		err = io_store_drop_scratch(s);
 	if (err)
 		return err;
+	io_lend_recover(s);
 	s->max.file = longest_file(s);
 	s->max.link = longest_link(s);
 	err = io_store_read_id(s->cairn, s->id);
@@ -485,6 +486,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, const char *ho
 	s->root = s->root_rd = s->cairn = s->host = -1;
 	s->tmp = s->lostfound = s->meta = s->previous = s->lock = s->mark = -1;
 	lock_init(&s->meta_lock, RANK_SIDECAR);
+	lock_init(&s->lend.lock, RANK_LEND);
 	s->path = strdup(path);
 	err = s->path ? open_root(s, path, &st) : -ENOMEM;
 	if (!err)
@@ -531,6 +533,7 @@ void io_store_close(struct io_store *s)
 		return;
 	close_all(s);
 	pthread_mutex_destroy(&s->meta_lock);
+	pthread_mutex_destroy(&s->lend.lock);
 	free(s->path);
 	free(s);
 }

@@ -102,6 +102,9 @@ int io_store_lock_pid(struct io_store *s, int pid);
  * name of a file. No other process of this host may be using s. Opening does it, too. 0 or
  * -errno. */
 int io_store_drop_scratch(struct io_store *s);
+/* Puts back modes that were changed when their process was killed (lend.c). Opening does it; a new
+ * worker before it reads the store. No other process of this host may be using s. */
+void io_lend_recover(struct io_store *s);
 
 int io_store_root(const struct io_store *s); /* O_PATH|O_DIRECTORY; owned by the store */
 int io_store_tmp(const struct io_store *s); /* likewise, .cairn/<host>/tmp; -1 with ro */
@@ -212,7 +215,8 @@ bool io_store_allocates(const struct io_store *s);
  * component (no '/', not "." or "..": -EINVAL; over 255 bytes: -ENAMETOOLONG).
  * For io_stat, io_stat_born, io_set_attr and the xattr calls, name NULL is dirfd itself.
  * Changes fail with -EROFS if the store was opened with ro. Symlinks are never followed
- * (openat2 RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS). Thread-safe. */
+ * (openat2 RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS). Thread-safe. What an object's mode denies
+ * its owner, as whom we run, is done all the same (lend.c); no caller sees the mode meanwhile. */
 /* O_PATH fd, caller closes */
 int io_open_dir(struct io_store *s, int dirfd, const char *name);
 int io_open_list(struct io_store *s, int dirfd); /* for fdopendir(3); caller closes */

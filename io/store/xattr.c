@@ -62,6 +62,14 @@ static ssize_t keep_beside(struct io_store *s, const struct io_call *c)
 	return io_sidecar_remove(s, c->fd, c->name, c->key);
 }
 
+/* An xattr of the users needs the right to write, and to read it the right to read. */
+static ssize_t lent(struct io_store *s, int dirfd, const char *name, io_lent_fn op, void *ctx)
+{
+	const struct io_object on[] = {{.dirfd = dirfd}, {.dirfd = dirfd, .name = name}};
+
+	return io_lend(s, on, name ? 2 : 1, op, ctx);
+}
+
 int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const char *key,
 		 const void *val, size_t len, int flags)
 {
@@ -84,7 +92,7 @@ int io_set_xattr(struct io_store *s, int dirfd, const char *name, int fd, const 
 		return err;
 	if (!s->has_xattr)
 		c.instead = keep_beside;
-	return (int)io_call_run(s->e, &c);
+	return (int)lent(s, c.fd, c.name, io_lent_call, &c);
 }
 
 int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char *key)
@@ -97,7 +105,7 @@ int io_remove_xattr(struct io_store *s, int dirfd, const char *name, const char 
 		return err;
 	if (!s->has_xattr)
 		c.instead = keep_beside;
-	return (int)io_call_run(s->e, &c);
+	return (int)lent(s, c.fd, c.name, io_lent_call, &c);
 }
 
 #define NR_GETXATTRAT 464 /* missing in the headers of most build machines */
@@ -128,10 +136,44 @@ static ssize_t get_at(int dirfd, const char *name, const char *key, void *buf, s
 	return lgetxattr(path, key, buf, cap);
 }
 
+struct reading {
+	int dirfd;
+	const char *name, *key;
+	void *buf;
+	size_t cap;
+};
+
+static ssize_t get_it(struct io_store *s, void *ctx)
+{
+	const struct reading *c = ctx;
+	char path[IO_PROC_PATH];
+	ssize_t n;
+
+	(void)s;
+	if (c->name) {
+		n = get_at(c->dirfd, c->name, c->key, c->buf, c->cap);
+	} else {
+		io_proc_path(path, c->dirfd, NULL);
+		n = getxattr(path, c->key, c->buf, c->cap);
+	}
+	return n < 0 ? io_error() : n;
+}
+
+static ssize_t list_it(struct io_store *s, void *ctx)
+{
+	const struct reading *c = ctx;
+	char path[IO_PROC_PATH];
+
+	(void)s;
+	io_proc_path(path, c->dirfd, c->name);
+	ssize_t n = c->name ? llistxattr(path, c->buf, c->cap) : listxattr(path, c->buf, c->cap);
+	return n < 0 ? io_error() : n;
+}
+
 ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char *key, void *buf,
 		     size_t cap)
 {
-	char path[IO_PROC_PATH];
+	struct reading c = {dirfd, name, key, buf, cap};
 	ssize_t n = check(s, name, false);
 
 	if (n)
@@ -139,18 +181,12 @@ ssize_t io_get_xattr(struct io_store *s, int dirfd, const char *name, const char
 	io_check(s);
 	if (!s->has_xattr)
 		return io_sidecar_get(s, dirfd, name, key, buf, cap);
-	if (name) {
-		n = get_at(dirfd, name, key, buf, cap);
-	} else {
-		io_proc_path(path, dirfd, NULL);
-		n = getxattr(path, key, buf, cap);
-	}
-	return n < 0 ? io_error() : n;
+	return lent(s, dirfd, name, get_it, &c);
 }
 
 ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf, size_t cap)
 {
-	char path[IO_PROC_PATH];
+	struct reading c = {dirfd, name, NULL, buf, cap};
 	ssize_t n = check(s, name, false);
 
 	if (n)
@@ -158,7 +194,5 @@ ssize_t io_list_xattr(struct io_store *s, int dirfd, const char *name, char *buf
 	io_check(s);
 	if (!s->has_xattr)
 		return io_sidecar_list(s, dirfd, name, buf, cap);
-	io_proc_path(path, dirfd, name);
-	n = name ? llistxattr(path, buf, cap) : listxattr(path, buf, cap);
-	return n < 0 ? io_error() : n;
+	return lent(s, dirfd, name, list_it, &c);
 }

@@ -58,6 +58,14 @@ for table in names data map meta; do
 	as_user "$BUILD/tests/mount/calls_$table" "$mnt/$table" --mnt "$mnt" --store "$store" ||
 		die "calls_$table"
 done
+# modes that deny the user himself (mount/unwritable): what the mount allows reaches the store
+as_user bash -ec 'cd "$1"; mkdir d; mkdir -m 555 ro; echo 1 >d/f; exec 3>d/g; chmod 555 d; echo 2 >>d/f; echo 3 >&3
+	exec 3>&-; ! true >d/new' - "$mnt" 2>/dev/null || die "a directory of mode 0555"
+as_user timeout $((20 * CAIRN_TEST_SLOW)) "$BUILD/cairn" wait -q "$mnt" || die "it is not durable"
+[ "$(cat "$store/d/f" "$store/d/g")" = $'1\n2\n3' ] || die "d in the store"
+as_user chmod 0 "$mnt/d" && as_user timeout $((20 * CAIRN_TEST_SLOW)) "$BUILD/cairn" wait -q "$mnt" || die "mode 0"
+as_user ls "$mnt/d" 2>/dev/null && die "a directory of mode 0 is listed"
+as_user bash -ec 'chmod 755 "$1"; ls "$1"' - "$mnt/d" >/dev/null || die "d is not listed with its new mode"
 # who parses needs no privilege to have none
 cp -r "$LIB_TOP/tests/assets/dcp" "$TMP/dcp" && chmod -R a+rX "$TMP/dcp"
 as_user cp -r "$TMP/dcp" "$mnt/dcp"
