@@ -304,9 +304,10 @@ static void list(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, bool plu
 	char buf[4096];
 	size_t used = 0;
 	const unsigned n = sizeof(files) / sizeof(files[0]) + 1;
+	const unsigned end = n + N_TREES - !req_fs(req)->o.tier; /* REMOTE_NAME is the last */
 
 	(void)id;
-	for (unsigned i = (unsigned)off; i < n + N_TREES; i++) {
+	for (unsigned i = (unsigned)off; i < end; i++) {
 		bool views = i == n - 1;
 		/* no node (ino 0): the kernel looks each name up on demand */
 		struct fuse_entry_param e = {.attr = {.st_ino = views ? VIEWS_DIR : C_STATUS + i,

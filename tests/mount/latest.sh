@@ -18,6 +18,7 @@ latest_is()
 start_mount "$s" "$m"
 mkdir "$m/run"
 ls "$m/.cairn/latest" >"$TMP/out" || die "ls .cairn/latest"
+ls -l "$m/.cairn" >"$TMP/out" || die "ls -l .cairn"
 latest_is run ""
 [ ! -L "$m/.cairn/latest/run" ] || die "a symlink to nothing"
 ls "$m" | has . && [ "$(ls -A "$m")" = run ] || die "the root lists: $(ls -A "$m")"
