@@ -555,8 +555,8 @@ struct drain {
 	/* records up to here are in the publisher's present batch */
 	uint64_t batch_end;
 	bool marked; /* the store's mark is of this log; mark.c */
-	/* up to here all was left over from a kill, and the store has been served since with another
-	 * log; 0: not so */
+	/* up to here all was left over from a kill, and another log has served the store
+	 * since; 0: not so */
 	uint64_t leftover;
 	bool is_ours; /* nothing is left over, and the store knows this log */
 	/* head: applied by a worker that died before it synced them */

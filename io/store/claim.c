@@ -296,8 +296,8 @@ int io_claim_take(struct io_store *s, const struct io_claim *dead)
 	current(s, &now);
 	if (!is_ours(&now) || fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
 		return -EADDRINUSE;
-	s->said_ino = st.st_ino;
-	s->took_over =
+	s->claim.ino = st.st_ino;
+	s->claim.took_over =
 		dead->alive[0] && !is_ours(dead) && !io_host_shares_locks(s->host, &dead->of);
 	clean(s, &st);
 	return 0;

@@ -49,7 +49,7 @@ static bool was_taken(struct io_store *s)
 {
 	struct io_host ended = {.said = IO_HOST_SAID_NOTHING};
 
-	return s->said_ino && !(io_said_read(s->host, "ended", &ended) && io_host_is_us(&ended));
+	return s->claim.ino && !(io_said_read(s->host, "ended", &ended) && io_host_is_us(&ended));
 }
 
 int io_host_say(struct io_store *s, const struct io_host *h)
@@ -107,7 +107,7 @@ int io_host_beat(struct io_store *s, int64_t *now)
 		return errno == ENOENT && was_taken(s) ? -EADDRINUSE : -errno;
 	if (now)
 		*now = st.st_mtim.tv_sec;
-	if (st.st_ino == s->said_ino || !io_said_read(s->host, "alive", &h))
+	if (st.st_ino == s->claim.ino || !io_said_read(s->host, "alive", &h))
 		return 0;
 	return io_host_is_us(&h) ? 0 : -EADDRINUSE;
 }

@@ -31,6 +31,11 @@ struct io_lending { /* lend.c */
 	atomic_bool left; /* a mode could not be put back */
 };
 
+struct io_own_claim {
+	_Atomic uint64_t ino; /* 0: it has made none; hosts.c */
+	bool took_over; /* store.h */
+};
+
 struct io_store {
 	struct io_engine *e;
 	char *path;
@@ -49,8 +54,7 @@ struct io_store {
 	int mark; /* see mark.c; -1 = none */
 	char id[IO_ID_LEN + 1];
 	struct io_fs fs;
-	_Atomic uint64_t said_ino; /* of this host's claim; 0: it has made none; hosts.c */
-	bool took_over; /* store.h */
+	struct io_own_claim claim;
 	bool has_xattr;
 	size_t xattr_space;
 	struct io_store_max max;

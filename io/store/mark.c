@@ -73,8 +73,8 @@ int io_mark_sync(struct io_store *s)
 	return s->mark < 0 ? 0 : (int)io_call_run(s->e, &c);
 }
 
-/* STORE/.cairn/<host>/staged-by: a number in hexadecimal digits. A power cut takes what is staged as
- * well, so it is not synced. */
+/* STORE/.cairn/<host>/staged-by: a number in hexadecimal digits. A power cut takes what is
+ * staged as well, so it is not synced. */
 static int open_staged_by(struct io_store *s, int flags)
 {
 	return io_open_beneath(s->host, "staged-by", flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,

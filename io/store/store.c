@@ -519,7 +519,7 @@ void io_store_detach(struct io_store *s)
 
 bool io_store_took_over(const struct io_store *s)
 {
-	return s->took_over;
+	return s->claim.took_over;
 }
 
 bool io_store_is_detached(const struct io_store *s)
