@@ -25,6 +25,7 @@
 
 #include "inside.h"
 #include "io/entries.h"
+#include "io/full.h"
 #include "io/scope.h"
 
 #define SAYS_MAX 512
@@ -106,15 +107,15 @@ static void take_line(struct io_host *h, const char *line)
 		h->left = left;
 }
 
-bool io_said_read(int dir, const char *file, struct io_host *h)
+int io_said_read(int dir, const char *file, struct io_host *h)
 {
 	CLEANUP_CLOSE int fd = io_open_beneath(dir, file, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
 	char text[SAYS_MAX + 1];
 	struct stat st;
-	ssize_t n = fd < 0 || fstat(fd, &st) ? -1 : read(fd, text, SAYS_MAX);
+	ssize_t n = fd < 0 ? fd : fstat(fd, &st) ? -errno : full_pread(fd, text, SAYS_MAX, 0);
 
 	if (n < 0)
-		return false;
+		return (int)n;
 	h->heard = st.st_mtim.tv_sec;
 	text[n] = 0;
 	for (char *save = NULL, *p = strtok_r(text, "\n", &save); p;
@@ -122,7 +123,7 @@ bool io_said_read(int dir, const char *file, struct io_host *h)
 		take_line(h, p);
 	if (!h->instance[0]) /* of an earlier version */
 		snprintf(h->instance, sizeof(h->instance), "%llx", (unsigned long long)st.st_ino);
-	return true;
+	return 0;
 }
 
 bool io_host_is_us(const struct io_host *h)
@@ -132,25 +133,26 @@ bool io_host_is_us(const struct io_host *h)
 
 /* ---- whose it is ---- */
 
-static bool read_name(struct io_store *s, const char *name, struct io_host *h)
+static int read_name(struct io_store *s, const char *name, struct io_host *h)
 {
 	*h = (struct io_host){.said = IO_HOST_SAID_NOTHING};
 	return io_said_read(s->host, name, h);
 }
 
-static void current(struct io_store *s, struct io_claim *c)
+static int current(struct io_store *s, struct io_claim *c)
 {
 	char after[32];
 	struct io_host next;
+	int err = read_name(s, "alive", &c->of);
 
-	read_name(s, "alive", &c->of);
 	strcpy(c->alive, c->of.instance);
-	for (int i = 0; c->of.instance[0] && i < CHAIN_MAX; i++) {
+	for (int i = 0; !err && i < CHAIN_MAX; i++) {
 		snprintf(after, sizeof(after), AFTER "%s", c->of.instance);
-		if (!read_name(s, after, &next))
-			break;
-		c->of = next;
+		err = read_name(s, after, &next);
+		if (!err)
+			c->of = next;
 	}
+	return err == -ENOENT ? 0 : err;
 }
 
 static bool is_ours(const struct io_claim *c)
@@ -201,11 +203,11 @@ void io_claim_begin(const struct io_claim *c)
 int io_claim_look(struct io_store *s, struct io_claim *c)
 {
 	int64_t now;
+	int err = current(s, c);
 
-	current(s, c);
-	if (!c->alive[0] || is_ours(c) || io_host_shares_locks(s->host, &c->of))
-		return 0;
-	int err = io_hosts_clock(s->cairn, &now);
+	if (err || !c->alive[0] || is_ours(c) || io_host_shares_locks(s->host, &c->of))
+		return err;
+	err = io_hosts_clock(s->cairn, &now);
 	return err || is_silent(s, &c->of, now) ? err : -EADDRINUSE;
 }
 
@@ -259,9 +261,11 @@ static int replace(struct io_store *s, const struct io_claim *dead, const char *
 		   const char *after)
 {
 	struct io_host now;
-	int err = -EADDRINUSE;
+	int err = read_name(s, "alive", &now);
 
-	if (read_name(s, "alive", &now) && !strcmp(now.instance, dead->alive))
+	if (err == -ENOENT || (!err && strcmp(now.instance, dead->alive)))
+		err = -EADDRINUSE;
+	else if (!err)
 		err = renameat(s->host, own, s->host, "alive") ? -errno : 0;
 	if (err)
 		unlinkat(s->host, after, 0);
@@ -293,7 +297,9 @@ int io_claim_take(struct io_store *s, const struct io_claim *dead)
 
 	if (err && err != -EEXIST && err != -ENOENT)
 		return err;
-	current(s, &now);
+	err = current(s, &now);
+	if (err)
+		return err;
 	if (!is_ours(&now) || fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
 		return -EADDRINUSE;
 	s->claim.ino = st.st_ino;

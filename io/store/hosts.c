@@ -40,16 +40,21 @@ static int open_own(struct io_store *s)
 
 	if (fd < 0)
 		return fd;
-	return io_said_read(s->host, "alive", &h) && io_host_is_us(&h) ? scope_keep(&fd)
-								       : -EADDRINUSE;
+	int err = io_said_read(s->host, "alive", &h);
+	if (err)
+		return err;
+	return io_host_is_us(&h) ? scope_keep(&fd) : -EADDRINUSE;
 }
 
-/* This host has no claim: has one that took it ended, too? */
-static bool was_taken(struct io_store *s)
+/* This host has no claim. -EADDRINUSE: one that took it has ended, too; 0: not so; -errno. */
+static int was_taken(struct io_store *s)
 {
 	struct io_host ended = {.said = IO_HOST_SAID_NOTHING};
+	int err = s->claim.ino ? io_said_read(s->host, "ended", &ended) : 0;
 
-	return s->claim.ino && !(io_said_read(s->host, "ended", &ended) && io_host_is_us(&ended));
+	if (err == -ENOENT || (!err && s->claim.ino && !io_host_is_us(&ended)))
+		return -EADDRINUSE;
+	return err;
 }
 
 int io_host_say(struct io_store *s, const struct io_host *h)
@@ -57,10 +62,10 @@ int io_host_say(struct io_store *s, const struct io_host *h)
 	CLEANUP_CLOSE int fd = s->host < 0 ? -EROFS : open_own(s);
 	struct io_claim c;
 
-	if (fd == -ENOENT && was_taken(s))
-		return -EADDRINUSE;
 	if (fd == -ENOENT) {
-		fd = io_claim_look(s, &c);
+		fd = was_taken(s);
+		if (!fd)
+			fd = io_claim_look(s, &c);
 		if (!fd)
 			fd = io_claim_take(s, &c);
 		if (!fd)
@@ -103,13 +108,16 @@ int io_host_beat(struct io_store *s, int64_t *now)
 	if (s->host < 0)
 		return -EROFS;
 	if ((now && utimensat(s->host, "alive", NULL, AT_SYMLINK_NOFOLLOW)) ||
-	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW))
-		return errno == ENOENT && was_taken(s) ? -EADDRINUSE : -errno;
+	    fstatat(s->host, "alive", &st, AT_SYMLINK_NOFOLLOW)) {
+		int err = errno == ENOENT ? was_taken(s) : -errno;
+		return err ? err : -ENOENT;
+	}
 	if (now)
 		*now = st.st_mtim.tv_sec;
-	if (st.st_ino == s->claim.ino || !io_said_read(s->host, "alive", &h))
+	if (st.st_ino == s->claim.ino)
 		return 0;
-	return io_host_is_us(&h) ? 0 : -EADDRINUSE;
+	int err = io_said_read(s->host, "alive", &h);
+	return err || io_host_is_us(&h) ? err : -EADDRINUSE;
 }
 
 /* Whether a process has the lock, as far as this machine's kernel knows. */

@@ -129,9 +129,9 @@ void io_claim_begin(const struct io_claim *c);
 /* Makes ours after `dead`, as io_claim_look found it; the caller has the lock. -EADDRINUSE: another
  * was first. Or as open(2), link(2); nothing is changed then. */
 int io_claim_take(struct io_store *s, const struct io_claim *dead);
-/* What a host says in an open file, and in a file of dir. False: that cannot be read. */
+/* What a host says in an open file, and in a file of dir. 0; -ENOENT: it says nothing; -errno. */
 int io_said_write(int fd, const struct io_host *h);
-bool io_said_read(int dir, const char *file, struct io_host *h);
+int io_said_read(int dir, const char *file, struct io_host *h);
 bool io_host_is_us(const struct io_host *h); /* of this process, or of one that forked it */
 /* A second name for the file, or where there are no links another one. -EEXIST. */
 int io_name_new(int fromdir, const char *from, int todir, const char *to);

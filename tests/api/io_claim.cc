@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A store without hard links: the claim of a cairnfs that was killed is taken over there, too.
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -48,6 +49,37 @@ TEST(Claim, OfADeadOneIsTakenOver)
 	Engine e{"posix"};
 	Store s(e, dir.path);
 	EXPECT_EQ(s.err, 0);
+}
+
+// A claim that cannot be read is not another's.
+TEST(Claim, IsNotLostForWantOfDescriptors)
+{
+	TempDir dir;
+	has_links = true;
+	Engine e{"posix"};
+	Store s(e, dir.path);
+	ASSERT_EQ(s.err, 0);
+	io_host h = {};
+	h.said = IO_HOST_ALIVE;
+	ASSERT_EQ(io_host_say(s.s, &h), 0);
+	rlimit was, few;
+	getrlimit(RLIMIT_NOFILE, &was);
+	few = {64, was.rlim_max};
+	setrlimit(RLIMIT_NOFILE, &few);
+	std::vector<int> all;
+	for (int fd; (fd = dup(0)) >= 0;)
+		all.push_back(fd);
+	for (int left = 0; left < 4 && !all.empty(); left++) {
+		int err = io_host_say(s.s, &h);
+		EXPECT_TRUE(err == -EMFILE || (!err && left)) << left << " left: " << strerror(-err);
+		EXPECT_EQ(io_host_beat(s.s, nullptr), 0);
+		close(all.back());
+		all.pop_back();
+	}
+	EXPECT_EQ(io_host_say(s.s, &h), 0);
+	for (int fd : all)
+		close(fd);
+	setrlimit(RLIMIT_NOFILE, &was);
 }
 
 } // namespace
