@@ -5,6 +5,7 @@
 #ifndef CAIRN_IO_CLOCK_H
 #define CAIRN_IO_CLOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -16,9 +17,14 @@ static inline uint64_t monotonic_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static inline bool time_is_later(struct timespec t, struct timespec than)
+{
+	return t.tv_sec != than.tv_sec ? t.tv_sec > than.tv_sec : t.tv_nsec > than.tv_nsec;
+}
+
 static inline void time_to_later(struct timespec *t, struct timespec than)
 {
-	if (than.tv_sec > t->tv_sec || (than.tv_sec == t->tv_sec && than.tv_nsec > t->tv_nsec))
+	if (time_is_later(than, *t))
 		*t = than;
 }
 

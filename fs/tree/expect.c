@@ -6,6 +6,7 @@
  * as the last one in such a directory.
  */
 #include "fs/tree/inside.h"
+#include "io/clock.h"
 #include "io/entries.h"
 
 #include <ctype.h>
@@ -102,8 +103,7 @@ static int newest_sibling(struct fs *fs, int parent, const char *own)
 		if (!strcmp(e->d_name, own) || hash_shape(0, e->d_name) != shape ||
 		    io_stat(fs->store, parent, e->d_name, &st) || !S_ISDIR(st.st_mode))
 			continue;
-		if (st.st_mtim.tv_sec > when.tv_sec ||
-		    (st.st_mtim.tv_sec == when.tv_sec && st.st_mtim.tv_nsec > when.tv_nsec)) {
+		if (time_is_later(st.st_mtim, when)) {
 			when = st.st_mtim;
 			strcpy(name, e->d_name);
 		}

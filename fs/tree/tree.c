@@ -4,6 +4,7 @@
  * there, too. Tree lock held for all functions. node.c has the nodes and names themselves.
  */
 #include "fs/tree/inside.h"
+#include "io/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -260,11 +261,8 @@ void node_attr(struct fs *fs, struct node *n, struct stat *st)
 		st->st_atim = i.atime;
 		st->st_mtim = i.mtime;
 		st->st_ctim = i.ctime;
-		if (now->attr.ctime.tv_sec > i.ctime.tv_sec ||
-		    (now->attr.ctime.tv_sec == i.ctime.tv_sec &&
-		     now->attr.ctime.tv_nsec > i.ctime.tv_nsec))
-			/* changed by chmod and the like, which tmpfs does not see */
-			st->st_ctim = now->attr.ctime;
+		/* changed by chmod and the like, which tmpfs does not see */
+		time_to_later(&st->st_ctim, now->attr.ctime);
 		n->attr.size = i.size;
 		n->attr.blocks = i.blocks;
 		n->attr.mtime = i.mtime;

@@ -3,6 +3,7 @@
  * are read, and so the memory that parsing takes, are limited.
  */
 #include "fs/views/inside.h"
+#include "io/clock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -243,10 +244,7 @@ void vckpt_restrict(struct stat *all, const struct stat *st, bool first)
 		m &= 0440 | (m >> 3 & 0004);
 	}
 	all->st_mode = S_IFREG | m;
-	if (st->st_mtim.tv_sec > all->st_mtim.tv_sec ||
-	    (st->st_mtim.tv_sec == all->st_mtim.tv_sec &&
-	     st->st_mtim.tv_nsec > all->st_mtim.tv_nsec))
-		all->st_mtim = st->st_mtim;
+	time_to_later(&all->st_mtim, st->st_mtim);
 }
 
 static int add_file(struct load *l, struct seen *s)

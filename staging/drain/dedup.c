@@ -21,6 +21,7 @@
  * It runs only after nothing was pending for QUIET_NS, a few MiB at a time, and keeps no file open
  * in between, so that a removed file frees its blocks at once. A file that is gone, replaced or
  * cannot be opened by then is skipped. */
+#include "io/clock.h"
 #include "io/entries.h"
 #include "staging/drain/drain.h"
 
@@ -350,9 +351,7 @@ static int share_with_known(struct staging *s, struct file *f)
 static void sibling_add(struct dedup *d, const char *name, const struct stat *st)
 {
 	unsigned at = d->n_siblings;
-	while (at && (d->sibling[at - 1].mtime.tv_sec < st->st_mtim.tv_sec ||
-		      (d->sibling[at - 1].mtime.tv_sec == st->st_mtim.tv_sec &&
-		       d->sibling[at - 1].mtime.tv_nsec < st->st_mtim.tv_nsec)))
+	while (at && time_is_later(st->st_mtim, d->sibling[at - 1].mtime))
 		at--;
 	if (at == SIBLINGS)
 		return;

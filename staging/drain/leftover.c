@@ -8,10 +8,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-static bool is_later(struct timespec a, struct timespec b)
-{
-	return a.tv_sec != b.tv_sec ? a.tv_sec > b.tv_sec : a.tv_nsec > b.tv_nsec;
-}
+#include "io/clock.h"
 
 void leftover_begin(struct staging *s)
 {
@@ -39,15 +36,15 @@ int leftover_judge(struct staging *s, const struct pend *p, int dirfd, const cha
 	if (p->accepted > s->drain.leftover || !when.tv_sec)
 		return 0;
 	/* the ctime of a buffer that was lent can be that of the version before */
-	if (p->r.type == REC_SEAL && is_later(p->r.mtime, when))
-		when = p->r.mtime;
+	if (p->r.type == REC_SEAL)
+		time_to_later(&when, p->r.mtime);
 	int err = io_stat(s->o.store, dirfd, name, &st);
 	if (err || !S_ISREG(st.st_mode))
 		return err == -ENOENT ? 0 : err;
 	clock_gettime(CLOCK_REALTIME, &now);
 	/* The mtime may have been set; the ctime is new where a version of ours was published. */
-	return is_later(st.st_mtim, when) && is_later(st.st_ctim, when) &&
-			       !is_later(st.st_mtim, now)
+	return time_is_later(st.st_mtim, when) && time_is_later(st.st_ctim, when) &&
+			       !time_is_later(st.st_mtim, now)
 		       ? LEFTOVER_OUTLIVED
 		       : 0;
 }
