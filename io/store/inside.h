@@ -109,8 +109,8 @@ ssize_t io_lend_alone(struct io_store *s, const struct io_object *on, unsigned n
 		      void *ctx);
 /* What op reads is no mode that is only lent. */
 ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx);
-/* O_PATH | flags; as io_open_dir. */
-int io_open_path(struct io_store *s, int dirfd, const char *name, int flags);
+/* Opens it so; name NULL: dirfd itself, for its names. Descriptor or -errno. */
+int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags);
 /* A name in tmp/ that no version has ("l" + 15 hex digits). */
 void io_scratch_name(struct io_store *s, char out[17]);
 /* Opens s->mark, creates it if missing. */

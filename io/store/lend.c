@@ -216,7 +216,7 @@ static int open_path(struct io_store *s, char *path)
 	char *rest = path, *name;
 
 	while (fd >= 0 && (name = strsep(&rest, "/")) && *name) {
-		int below = io_open_path(s, fd, name, O_NOFOLLOW);
+		int below = io_open_lent(s, fd, name, O_PATH | O_NOFOLLOW);
 
 		close(fd);
 		fd = below;

@@ -30,19 +30,13 @@ static ssize_t open_it(struct io_store *s, void *ctx)
 	return fd < 0 ? io_error() : fd;
 }
 
-static int open_lent(struct io_store *s, struct opening *o)
+int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags)
 {
-	const struct io_object on[] = {{.dirfd = o->dirfd}, {.dirfd = o->dirfd, .name = o->name}};
-	bool reads = o->name && !(o->flags & O_PATH);
+	const struct io_object on[] = {{.dirfd = dirfd}, {.dirfd = dirfd, .name = name}};
+	struct opening o = {dirfd, name, flags};
+	bool opens = name && !(flags & O_PATH);
 
-	return (int)io_lend(s, on, reads ? 2 : 1, open_it, o);
-}
-
-int io_open_path(struct io_store *s, int dirfd, const char *name, int flags)
-{
-	struct opening o = {dirfd, name, O_PATH | flags};
-
-	return open_lent(s, &o);
+	return (int)io_lend(s, on, opens ? 2 : 1, open_it, &o);
 }
 
 int io_open_dir(struct io_store *s, int dirfd, const char *name)
@@ -50,15 +44,13 @@ int io_open_dir(struct io_store *s, int dirfd, const char *name)
 	int err = io_name_check(name);
 
 	io_check(s);
-	return err ? err : io_open_path(s, dirfd, name, O_DIRECTORY);
+	return err ? err : io_open_lent(s, dirfd, name, O_PATH | O_DIRECTORY);
 }
 
 int io_open_list(struct io_store *s, int dirfd)
 {
-	struct opening o = {dirfd, NULL, O_RDONLY | O_DIRECTORY};
-
 	io_check(s);
-	return open_lent(s, &o);
+	return io_open_lent(s, dirfd, NULL, O_RDONLY | O_DIRECTORY);
 }
 
 int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags)
@@ -76,8 +68,7 @@ int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flag
 	/* opening a device or a pipe may have side effects: check its type first */
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	struct opening o = {dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | extra_flags};
-	fd = open_lent(s, &o);
+	fd = io_open_lent(s, dirfd, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | extra_flags);
 	if (fd < 0)
 		return fd;
 	if (fstat(fd, &st))
@@ -248,7 +239,7 @@ int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2
 
 int io_open_victim(struct io_store *s, int dirfd, const char *name)
 {
-	return io_open_path(s, dirfd, name, O_NOFOLLOW);
+	return io_open_lent(s, dirfd, name, O_PATH | O_NOFOLLOW);
 }
 
 /* link(2) does not replace: makes another name, which a rename then moves there. */

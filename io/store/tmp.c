@@ -64,18 +64,6 @@ int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_di
 	return create_exclusive(s, &c);
 }
 
-struct opening {
-	const char *name;
-	int flags;
-};
-
-static ssize_t open_it(struct io_store *s, void *ctx)
-{
-	const struct opening *o = ctx;
-
-	return io_open_beneath(s->tmp, o->name, o->flags | O_NOFOLLOW | O_CLOEXEC, 0);
-}
-
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags)
 {
 	CLEANUP_CLOSE int fd = -1;
@@ -87,8 +75,7 @@ int io_tmp_open(struct io_store *s, uint64_t vid, int flags)
 	if (flags & (O_CREAT | O_TRUNC))
 		return -EINVAL;
 	io_tmp_name(vid, name);
-	struct opening o = {name, flags};
-	fd = (int)io_lend(s, &(struct io_object){.dirfd = s->tmp, .name = name}, 1, open_it, &o);
+	fd = io_open_lent(s, s->tmp, name, flags | O_NOFOLLOW);
 	if (fd < 0)
 		return fd;
 	if (fstat(fd, &st))
