@@ -93,15 +93,13 @@ static int rename_dir(const struct tier *in, const char *from, const char *to, m
 int tier_rename_new(const struct tier *in, const char *from, const char *to)
 {
 	struct stat st;
+	int err = name_new(in->root, from, in->root, to);
 
-	if (!renameat2(in->root, from, in->root, to, RENAME_NOREPLACE))
-		return 0;
-	if (errno != EINVAL && errno != ENOSYS)
-		return -errno;
-	if (fstatat(in->root, from, &st, AT_SYMLINK_NOFOLLOW))
-		return -errno;
-	return S_ISDIR(st.st_mode) ? rename_dir(in, from, to, st.st_mode)
-				   : name_new(in->root, from, in->root, to);
+	/* without RENAME_NOREPLACE, by a link, which a directory cannot have */
+	if (err != -EPERM || fstatat(in->root, from, &st, AT_SYMLINK_NOFOLLOW) ||
+	    !S_ISDIR(st.st_mode))
+		return err;
+	return rename_dir(in, from, to, st.st_mode);
 }
 
 /* ---- the mount -------------------------------------------------------------------------- */
