@@ -3,6 +3,7 @@
 // Modes that deny their owner (io/store/lend.c): what was allowed in the mount is done in the store, and the mode
 // is put back, whichever step fails or is the last before a kill.
 #include <linux/capability.h>
+#include <optional>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -49,25 +50,38 @@ struct Lend : ::testing::Test {
 	TempDir t;
 };
 
-TEST_F(Lend, ChangesAndPutsBack)
-{
-	deny();
+// That directory and the one above it, open in a store.
+struct Denied : Lend {
+	void SetUp() override
+	{
+		Lend::SetUp();
+		deny();
+		ASSERT_EQ(s.emplace(e, t.path, false, "h").err, 0);
+		d = io_open_dir(s->s, io_store_root(s->s), "d");
+		dir = io_open_dir(s->s, d, "e");
+		ASSERT_GE(dir, 0);
+	}
+	void TearDown() override
+	{
+		close(dir);
+		close(d);
+	}
 	Engine e;
-	Store s(e, t.path, false, "h");
-	ASSERT_EQ(s.err, 0);
-	int d = io_open_dir(s.s, io_store_root(s.s), "d"), dir = io_open_dir(s.s, d, "e");
-	ASSERT_GE(dir, 0);
+	std::optional<Store> s;
+	int d = -1, dir = -1;
+};
+
+TEST_F(Denied, ChangesAndPutsBack)
+{
 	char text[8];
-	EXPECT_EQ(io_set_xattr(s.s, dir, "f", -1, "user.t", "v", 1, 0), 0);
-	EXPECT_EQ(io_get_xattr(s.s, dir, "f", "user.t", text, sizeof(text)), 1);
-	EXPECT_EQ(io_link(s.s, dir, "f", dir, "g"), 0);
-	EXPECT_EQ(io_rename(s.s, dir, "g", d, "g", 0), 0);
-	EXPECT_EQ(io_unlink(s.s, dir, "f"), 0);
+	EXPECT_EQ(io_set_xattr(s->s, dir, "f", -1, "user.t", "v", 1, 0), 0);
+	EXPECT_EQ(io_get_xattr(s->s, dir, "f", "user.t", text, sizeof(text)), 1);
+	EXPECT_EQ(io_link(s->s, dir, "f", dir, "g"), 0);
+	EXPECT_EQ(io_rename(s->s, dir, "g", d, "g", 0), 0);
+	EXPECT_EQ(io_unlink(s->s, dir, "f"), 0);
 	EXPECT_EQ(mode_of(t.path + "/d/g"), 0u);
 	EXPECT_EQ(mode_of(t.path + "/d/e"), 0555u);
 	EXPECT_EQ(mark("lent0"), "");
-	close(dir);
-	close(d);
 }
 
 // A start opens what a killed one had given its mode already.
@@ -93,19 +107,12 @@ TEST_F(Lend, AnUnpublishedFile)
 }
 
 // What is not the mode's fault is refused as before, and changes nothing.
-TEST_F(Lend, AnotherErrorStays)
+TEST_F(Denied, AnotherErrorStays)
 {
-	deny();
-	Engine e;
-	Store s(e, t.path, false, "h");
-	ASSERT_EQ(s.err, 0);
-	int d = io_open_dir(s.s, io_store_root(s.s), "d"), dir = io_open_dir(s.s, d, "e");
-	EXPECT_EQ(io_unlink(s.s, dir, "none"), -ENOENT);
-	EXPECT_EQ(io_rmdir(s.s, dir, "f"), -ENOTDIR);
+	EXPECT_EQ(io_unlink(s->s, dir, "none"), -ENOENT);
+	EXPECT_EQ(io_rmdir(s->s, dir, "f"), -ENOTDIR);
 	EXPECT_EQ(mode_of(t.path + "/d/e"), 0555u);
 	EXPECT_EQ(mode_of(t.path + "/d/e/f"), 0u) << "as seen by its owner";
-	close(dir);
-	close(d);
 }
 
 // Each operation from the Nth on fails: as after a kill there. The next start has the mode as it was.
