@@ -81,12 +81,14 @@ static int open_staged_by(struct io_store *s, int flags)
 			       0600);
 }
 
-bool io_staged_by_other(struct io_store *s, uint64_t log)
+int io_staged_by_other(struct io_store *s, uint64_t log)
 {
 	char text[17] = "";
-	CLEANUP_CLOSE int fd = s->host < 0 ? -1 : open_staged_by(s, O_RDONLY);
-	ssize_t n = fd < 0 ? -1 : full_pread(fd, text, 16, 0);
+	CLEANUP_CLOSE int fd = s->host < 0 ? -ENOENT : open_staged_by(s, O_RDONLY);
+	ssize_t n = fd < 0 ? fd : full_pread(fd, text, 16, 0);
 
+	if (n < 0)
+		return n == -ENOENT ? 0 : (int)n;
 	return n == 16 && strtoull(text, NULL, 16) != log;
 }
 

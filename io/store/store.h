@@ -311,7 +311,8 @@ bool io_mark_covers(const struct io_store *s);
 int io_mark_get(struct io_store *s, uint64_t log, uint64_t most, uint64_t *seq);
 /* This host's changes come from that log from now on. Best effort. */
 void io_staged_by(struct io_store *s, uint64_t log);
-bool io_staged_by_other(struct io_store *s, uint64_t log); /* and another's is known to */
+/* Did they come from another one until now? 1; 0: no, or nothing is known; -errno. */
+int io_staged_by_other(struct io_store *s, uint64_t log);
 
 /* Lines for STORE/.cairn/<host>/timeline, which begins anew at this size; the one before is kept.
  * Not synced. -ENOSPC: the store is nearly full, and nothing was written; -errno. One thread at a

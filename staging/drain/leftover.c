@@ -12,9 +12,11 @@
 
 void leftover_begin(struct staging *s)
 {
-	bool other = io_staged_by_other(s->o.store, log_id(s));
+	int other = io_staged_by_other(s->o.store, log_id(s));
 
-	if (other && s->order.pend) /* if this start is killed, the next must know it, too */
+	/* If this start is killed, the next must know it, too. Where it cannot be told, the times
+	 * of the files alone decide. */
+	if (other && s->order.pend)
 		s->drain.leftover = s->log.last_seq;
 	else
 		io_staged_by(s->o.store, log_id(s));
