@@ -31,6 +31,13 @@ int io_store_cairn(const struct io_store *s)
 	return s->cairn;
 }
 
+/* The claim that is there is not ours. -EADDRINUSE: another's; -ENOENT: we have made none, for want
+ * of space, and it is a dead one's still, or io_claim_look() will tell. */
+static int not_own(const struct io_store *s)
+{
+	return s->claim.ino ? -EADDRINUSE : -ENOENT;
+}
+
 /* -ENOENT: this host has no claim. */
 static int open_own(struct io_store *s)
 {
@@ -43,7 +50,7 @@ static int open_own(struct io_store *s)
 	int err = io_said_read(s->host, "alive", &h);
 	if (err)
 		return err;
-	return io_host_is_us(&h) ? scope_keep(&fd) : -EADDRINUSE;
+	return io_host_is_us(&h) ? scope_keep(&fd) : not_own(s);
 }
 
 /* This host has no claim. -EADDRINUSE: one that took it has ended, too; 0: not so; -errno. */
@@ -117,7 +124,7 @@ int io_host_beat(struct io_store *s, int64_t *now)
 	if (st.st_ino == s->claim.ino)
 		return 0;
 	int err = io_said_read(s->host, "alive", &h);
-	return err || io_host_is_us(&h) ? err : -EADDRINUSE;
+	return err || io_host_is_us(&h) ? err : not_own(s);
 }
 
 /* Whether a process has the lock, as far as this machine's kernel knows. */

@@ -9,8 +9,19 @@
 
 namespace
 {
-bool has_links;
+bool has_links, is_full;
 } // namespace
+
+// Every pwrite(2) of the program comes by here. Full is the store for a claim that is made.
+extern "C" ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
+{
+	std::string path = "/proc/self/fd/" + std::to_string(fd);
+	if (is_full && std::filesystem::read_symlink(path).filename().string().rfind("claim.", 0) == 0) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return syscall(SYS_pwrite64, fd, buf, len, off);
+}
 
 // Every linkat(2) of the program comes by here.
 extern "C" int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
@@ -80,6 +91,27 @@ TEST(Claim, IsNotLostForWantOfDescriptors)
 	for (int fd : all)
 		close(fd);
 	setrlimit(RLIMIT_NOFILE, &was);
+}
+
+// All was killed, and the store has no space for a new claim: the dead one's stays, and is not another's.
+TEST(Claim, OfADeadOneInAFullStore)
+{
+	TempDir dir;
+	has_links = true;
+	serve_and_die(dir.path);
+	is_full = true;
+	Engine e{"posix"};
+	Store s(e, dir.path);
+	io_host h = {};
+	h.said = IO_HOST_ALIVE;
+	int64_t now;
+	EXPECT_EQ(s.err, 0);
+	EXPECT_EQ(io_host_say(s.s, &h), -ENOSPC);
+	EXPECT_EQ(io_host_beat(s.s, &now), -ENOENT);
+	EXPECT_EQ(io_host_beat(s.s, nullptr), -ENOENT);
+	is_full = false;
+	EXPECT_EQ(io_host_say(s.s, &h), 0);
+	EXPECT_EQ(io_host_beat(s.s, &now), 0);
 }
 
 } // namespace
