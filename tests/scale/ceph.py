@@ -12,7 +12,7 @@ from network import SERVER, Network
 from process import Unavailable, call, kill, processes, until
 
 RGW_PORT = 7480
-BLOCK = 12 << 30  # of the osd, sparse
+BLOCK = 40 << 30  # of the osd, sparse
 POOLS = ("metadata", "data")
 CONF = """[global]
 fsid = {fsid}
@@ -48,6 +48,9 @@ mgr_data = {top}/mgr
 osd_data = {top}/osd
 mds_data = {top}/mds
 rgw_data = {top}/rgw
+rgw_gc_obj_min_wait = 1
+rgw_gc_processor_period = 5
+rgw_gc_processor_max_time = 5
 """
 # What cairn-tier is told about RGW.
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "not-to-be-seen", "AWS_REGION": "us-east-1",

@@ -35,6 +35,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ASSETS = os.path.join(HERE, "..", "..", "tests", "assets")
 FILES = 8
+STEPS = 12  # that a trainer saves
 MIB = 1 << 20
 KEYS = {"accessKey": "bench", "secretKey": "bench-secret"}
 
@@ -325,6 +326,15 @@ def save(mnt, name, block, count):
     return time.monotonic() - start
 
 
+def settle(mnt):
+    """Until the page pool is full, as between any two measured saves (docs/PERFORMANCE.md, Method)."""
+    def full():
+        with open(os.path.join(mnt, ".cairn/status.json"), encoding="utf-8") as f:
+            staging = json.load(f)["staging"]
+        return staging["pool_bytes"] + staging["used_bytes"] + 8 * MIB >= staging["pool_target_bytes"]
+    until(60, "the page pool is not full", full)
+
+
 @contextlib.contextmanager
 def unimportant(pid):
     """The session of that process has the lowest priority (sched(7), autogroup)."""
@@ -353,13 +363,12 @@ def compare_blocked(o):
         for label, options in tiers.items():
             os.environ["AWS_ENDPOINT_URL_S3"] = "http://127.0.0.1:9" if "gone" in label else url
             with bucket(o, "bench-blocked"), mounted(o, "blocked", "fsync=staged", *options) as mnt:
-                time.sleep(3)  # the page pool
-                for step in range(8):
+                for step in range(STEPS):
+                    settle(mnt)
                     seconds = save(mnt, f"step-{step}", block, 16)
                     if step > 1:  # sizes are known from the third on
                         sample(label, "blocked", "ms", seconds * 1e3)
                     subprocess.run([o.cairn, "wait", mnt], check=True, stdout=subprocess.DEVNULL)
-                    time.sleep(0.5)
                     if step:
                         shutil.rmtree(os.path.join(mnt, f"step-{step - 1}"))
             os.environ["AWS_ENDPOINT_URL_S3"] = url
