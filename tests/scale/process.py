@@ -46,11 +46,19 @@ def gone(pid):
         return True
 
 
-def kill(pids):
+def send_kill(pids):
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+def await_gone(pids):
     for pid in pids:
         until(f"process {pid} survives SIGKILL", lambda p=pid: gone(p))
+
+
+def kill(pids):
+    send_kill(pids)
+    await_gone(pids)
