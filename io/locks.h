@@ -56,7 +56,7 @@
 	X(RANK_DIRS, "dirs.lock", "staging/log/dirs.c", 0)                                         \
 	X(RANK_ASIDE, "aside.lock", "staging/internal.h", 0)                                       \
 	X(RANK_WAITS, "waits.lock", "fs/tree/state.h", 0)                                          \
-	X(RANK_LEND, "io_lending.lock", "io/store/inside.h", RANK_LONG)                            \
+	X(RANK_LEND, "io_lending.lock", "io/store/inside.h", 0)                                    \
 	X(RANK_SIDECAR, "io_store.meta_lock", "io/store/inside.h", RANK_LONG)                      \
 	X(RANK_STORE_ASKER, "io_asker.lock", "io/store/silent.c", 0)                               \
 	X(RANK_POSIX_QUEUE, "posix_queue.lock", "io/engine/posix.c", 0)                            \

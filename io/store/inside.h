@@ -25,9 +25,23 @@ struct io_store_max {
 	size_t link;
 };
 
+#define IO_LEND_MAX 3u /* objects of one operation */
+
+struct io_lent {
+	int fd; /* O_PATH */
+	dev_t dev;
+	ino_t ino;
+	mode_t was;
+	char mark[8]; /* "": it has none */
+};
+
 struct io_lending { /* lend.c */
-	pthread_mutex_t lock; /* for one operation at a time */
-	atomic_uint changes; /* odd: a mode is changed now */
+	pthread_mutex_t lock; /* over busy, n and now; not held while the store is asked */
+	pthread_cond_t cond;
+	bool busy; /* an operation that lends, or sets a mode; others wait for cond */
+	struct io_lent now[IO_LEND_MAX]; /* its objects */
+	unsigned n;
+	atomic_uint changes; /* such operations begun, counted */
 	atomic_bool left; /* a mode could not be put back */
 };
 
@@ -92,7 +106,6 @@ int io_name_check(const char *name);
 /* openat2 beneath dirfd, one component, no symlinks. Descriptor or -errno. */
 int io_open_beneath(int dirfd, const char *name, int flags, mode_t mode);
 /* lend.c: an operation on objects whose mode may deny their owner, as whom we run. */
-#define IO_LEND_MAX 3u
 struct io_object {
 	int dirfd;
 	const char *name; /* NULL: dirfd itself */
@@ -107,8 +120,8 @@ ssize_t io_lend(struct io_store *s, const struct io_object *on, unsigned n, io_l
 /* The same for an op that sets a mode: not while it is lent. */
 ssize_t io_lend_alone(struct io_store *s, const struct io_object *on, unsigned n, io_lent_fn op,
 		      void *ctx);
-/* What op reads is no mode that is only lent. */
-ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx);
+/* What op reads in *st is no mode that is only lent. */
+ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx, struct stat *st);
 /* Opens it so; name NULL: dirfd itself, for its names. Descriptor or -errno. */
 int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags);
 /* A name in tmp/ that no version has ("l" + 15 hex digits). */

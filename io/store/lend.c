@@ -6,6 +6,9 @@
  * and to a root that its server squashes. Then it is done once more while the owner has all rights,
  * and the mode is put back. Nobody else's rights change.
  *
+ * One such operation at a time has the turn (`busy`); the lock is held only to give it, and to say
+ * what is lent. stat(2) waits for none of them: it is told the mode that was there before.
+ *
  * A kill in between: before a mode is changed, a symlink in the host's directory says what it was,
  * lent0 -> "MODE INO PATH". It is removed when the mode is back, and the next start puts back what
  * it finds. A journal keeps this order; elsewhere each step is synced. */
@@ -19,12 +22,6 @@
 #include "io/scope.h"
 
 #define LENT_MAX 8u /* a kill while a start puts modes back leaves more than one operation's */
-
-struct lent {
-	int fd;
-	mode_t was;
-	char mark[8]; /* "": it has none */
-};
 
 static mode_t all_rights(const struct stat *st)
 {
@@ -76,10 +73,17 @@ static bool path_of(const struct io_store *s, int fd, char *buf, size_t cap)
 	return true;
 }
 
-static int set_mark(struct io_store *s, struct lent *l, const struct stat *st)
+/* Before the symlink is there: io_lend_recover() is not to take it for one that a kill left. */
+static void name_mark(struct io_store *s, struct io_lent *l, const char *mark)
 {
-	char path[PATH_MAX], target[PATH_MAX + 64];
-	struct io_call c = {.op = IO_OP_SYMLINK, .fd = s->host, .name = l->mark, .name2 = target};
+	LOCK_SCOPE(&s->lend.lock);
+	snprintf(l->mark, sizeof(l->mark), "%s", mark);
+}
+
+static int set_mark(struct io_store *s, struct io_lent *l, const struct stat *st)
+{
+	char path[PATH_MAX], target[PATH_MAX + 64], mark[sizeof(l->mark)];
+	struct io_call c = {.op = IO_OP_SYMLINK, .fd = s->host, .name = mark, .name2 = target};
 	int err = -EEXIST;
 
 	if (!path_of(s, l->fd, path, sizeof(path)))
@@ -87,18 +91,19 @@ static int set_mark(struct io_store *s, struct lent *l, const struct stat *st)
 	snprintf(target, sizeof(target), "%o %llu %s", (unsigned)l->was,
 		 (unsigned long long)st->st_ino, path);
 	for (unsigned i = 0; err == -EEXIST && i < LENT_MAX; i++) {
-		snprintf(l->mark, sizeof(l->mark), "lent%u", i);
+		snprintf(mark, sizeof(mark), "lent%u", i);
+		name_mark(s, l, mark);
 		err = (int)io_call_run(s->e, &c);
 	}
 	if (!err)
 		return sync_marks(s);
-	l->mark[0] = 0;
+	name_mark(s, l, "");
 	/* without symlinks, or with shorter ones, a kill may leave the owner with his rights */
 	return err == -ENAMETOOLONG || err == -EPERM || err == -EOPNOTSUPP ? 0 : err;
 }
 
 /* The next start finds what could not be put back. */
-static void take_back(struct io_store *s, const struct lent *l)
+static void take_back(struct io_store *s, const struct io_lent *l)
 {
 	char path[IO_PROC_PATH];
 	struct stat st;
@@ -120,8 +125,49 @@ static void take_back(struct io_store *s, const struct lent *l)
 		atomic_store(&s->lend.left, true);
 }
 
-/* 1: its owner has all rights now; 0: he had them. */
-static int lend(struct io_store *s, const struct io_object *o, struct lent *l)
+/* ---- the turn ---- */
+
+static void turn_begins(struct io_store *s)
+{
+	LOCK_SCOPE(&s->lend.lock);
+	while (s->lend.busy)
+		pthread_cond_wait(&s->lend.cond, &s->lend.lock);
+	s->lend.busy = true;
+}
+
+static void turn_ends(struct io_store *s)
+{
+	LOCK_SCOPE(&s->lend.lock);
+	s->lend.busy = false;
+	s->lend.n = 0;
+	pthread_cond_signal(&s->lend.cond);
+}
+
+/* The mode is lent from now on, as far as stat(2) is told. */
+static struct io_lent *note(struct io_store *s, int fd, const struct stat *st)
+{
+	LOCK_SCOPE(&s->lend.lock);
+	struct io_lent *l = &s->lend.now[s->lend.n++];
+
+	*l = (struct io_lent){
+		.fd = fd, .dev = st->st_dev, .ino = st->st_ino, .was = st->st_mode & 07777};
+	atomic_fetch_add(&s->lend.changes, 1);
+	return l;
+}
+
+static void forget_last(struct io_store *s)
+{
+	pthread_mutex_lock(&s->lend.lock);
+	int fd = s->lend.now[--s->lend.n].fd;
+	atomic_fetch_add(&s->lend.changes, 1);
+	pthread_mutex_unlock(&s->lend.lock);
+	close(fd);
+}
+
+/* ---- one operation; it has the turn ---- */
+
+/* 0: its owner has all rights now, or had them; -errno. */
+static int lend(struct io_store *s, const struct io_object *o)
 {
 	CLEANUP_CLOSE int fd =
 		o->name ? io_open_beneath(o->dirfd, o->name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0)
@@ -134,40 +180,33 @@ static int lend(struct io_store *s, const struct io_object *o, struct lent *l)
 	bool fits = S_ISDIR(st.st_mode) || (S_ISREG(st.st_mode) && !o->dir);
 	if (!fits || (st.st_mode & all) == all)
 		return 0;
-	*l = (struct lent){.fd = fd, .was = st.st_mode & 07777};
+	struct io_lent *l = note(s, scope_keep(&fd), &st);
 	int err = set_mark(s, l, &st);
 	if (!err)
-		err = change_mode(s, fd, l->was | all);
-	if (err && l->mark[0])
+		err = change_mode(s, l->fd, l->was | all);
+	if (!err)
+		return 0;
+	if (l->mark[0])
 		remove_mark(s, l->mark);
-	if (err)
-		return err;
-	scope_keep(&fd);
-	return 1;
+	forget_last(s);
+	return err;
 }
 
-/* s->lend.lock held */
 static ssize_t run_lent(struct io_store *s, const struct io_object *on, unsigned n, io_lent_fn op,
 			void *ctx)
 {
-	struct lent lent[IO_LEND_MAX];
-	unsigned n_lent = 0;
 	ssize_t r = 0;
 
-	atomic_fetch_add(&s->lend.changes, 1);
-	for (unsigned i = 0; r >= 0 && i < n; i++) {
-		r = lend(s, &on[i], &lent[n_lent]);
-		n_lent += r > 0;
-	}
+	for (unsigned i = 0; r >= 0 && i < n; i++)
+		r = lend(s, &on[i]);
 	if (r >= 0)
 		r = op(s, ctx);
 	else if (r == -EPERM)
 		r = -EACCES; /* it is another's */
-	while (n_lent) {
-		take_back(s, &lent[--n_lent]);
-		close(lent[n_lent].fd);
+	while (s->lend.n) {
+		take_back(s, &s->lend.now[s->lend.n - 1]);
+		forget_last(s);
 	}
-	atomic_fetch_add(&s->lend.changes, 1);
 	return r;
 }
 
@@ -183,28 +222,52 @@ ssize_t io_lend(struct io_store *s, const struct io_object *on, unsigned n, io_l
 
 	if (r != -EACCES || s->ro)
 		return r;
-	LOCK_SCOPE(&s->lend.lock);
-	return run_lent(s, on, n, op, ctx);
+	turn_begins(s);
+	r = run_lent(s, on, n, op, ctx);
+	turn_ends(s);
+	return r;
 }
 
 ssize_t io_lend_alone(struct io_store *s, const struct io_object *on, unsigned n, io_lent_fn op,
 		      void *ctx)
 {
-	LOCK_SCOPE(&s->lend.lock);
+	turn_begins(s);
 	ssize_t r = op(s, ctx);
 
-	return r == -EACCES && !s->ro ? run_lent(s, on, n, op, ctx) : r;
+	if (r == -EACCES && !s->ro)
+		r = run_lent(s, on, n, op, ctx);
+	turn_ends(s);
+	return r;
 }
 
-ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx)
+/* True: *st, read when `changes` was `before`, tells what the mode is without the loan. */
+static bool unlent(struct io_store *s, struct stat *st, unsigned before)
 {
-	unsigned before = atomic_load(&s->lend.changes);
-	ssize_t r = op(s, ctx);
-
-	if (before % 2 == 0 && before == atomic_load(&s->lend.changes))
-		return r;
 	LOCK_SCOPE(&s->lend.lock);
-	return op(s, ctx);
+	for (unsigned i = 0; i < s->lend.n; i++) {
+		const struct io_lent *l = &s->lend.now[i];
+
+		if (l->dev == st->st_dev && l->ino == st->st_ino) {
+			st->st_mode = (st->st_mode & S_IFMT) | l->was;
+			return true;
+		}
+	}
+	return before == atomic_load(&s->lend.changes);
+}
+
+ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx, struct stat *st)
+{
+	ssize_t r;
+	unsigned before;
+
+	do {
+		before = atomic_load(&s->lend.changes);
+		r = op(s, ctx);
+		/* none was lent, and none is */
+		if (!r && !before && !atomic_load(&s->lend.changes))
+			return r;
+	} while (!r && !unlent(s, st, before));
+	return r;
 }
 
 /* ---- after a kill ---- */
@@ -224,6 +287,16 @@ static int open_path(struct io_store *s, char *path)
 	return fd;
 }
 
+/* Is it the mark of the operation that has the turn? */
+static bool is_used(struct io_store *s, const char *mark)
+{
+	LOCK_SCOPE(&s->lend.lock);
+	for (unsigned i = 0; i < s->lend.n; i++)
+		if (!strcmp(s->lend.now[i].mark, mark))
+			return true;
+	return false;
+}
+
 static int recover(struct io_store *s, const char *mark)
 {
 	char text[PATH_MAX];
@@ -235,6 +308,8 @@ static int recover(struct io_store *s, const char *mark)
 
 	if (n < 0)
 		return errno == ENOENT ? 0 : io_error();
+	if (is_used(s, mark))
+		return -EBUSY; /* and it is looked at again */
 	text[n] = 0;
 	if (sscanf(text, "%o %llu %n", &was, &ino, &at) != 2 || !at)
 		return -EBADMSG;
@@ -243,7 +318,7 @@ static int recover(struct io_store *s, const char *mark)
 		return fd;
 	if (fd < 0 || fstat(fd, &st) || st.st_ino != ino)
 		return remove_mark(s, mark);
-	struct lent l = {.fd = fd, .was = was & 07777};
+	struct io_lent l = {.fd = fd, .was = was & 07777};
 	snprintf(l.mark, sizeof(l.mark), "%s", mark);
 	take_back(s, &l);
 	return 0;

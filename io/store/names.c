@@ -100,7 +100,7 @@ static ssize_t stat_it(struct io_store *s, void *ctx)
 static int stat_lent(struct io_store *s, io_lent_fn op, struct stating *c)
 {
 	const struct io_object dir = {.dirfd = c->dirfd};
-	ssize_t r = io_not_lent(s, op, c);
+	ssize_t r = io_not_lent(s, op, c, c->out);
 
 	return r == -EACCES && c->name ? (int)io_lend(s, &dir, 1, op, c) : (int)r;
 }

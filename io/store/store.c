@@ -487,6 +487,7 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, const char *ho
 	s->tmp = s->lostfound = s->meta = s->previous = s->lock = s->mark = -1;
 	lock_init(&s->meta_lock, RANK_SIDECAR);
 	lock_init(&s->lend.lock, RANK_LEND);
+	pthread_cond_init(&s->lend.cond, NULL);
 	s->path = strdup(path);
 	err = s->path ? open_root(s, path, &st) : -ENOMEM;
 	if (!err)
@@ -533,6 +534,7 @@ void io_store_close(struct io_store *s)
 		return;
 	close_all(s);
 	pthread_mutex_destroy(&s->meta_lock);
+	pthread_cond_destroy(&s->lend.cond);
 	pthread_mutex_destroy(&s->lend.lock);
 	free(s->path);
 	free(s);
