@@ -518,9 +518,15 @@ int staged_move_out(struct staged *f);
 bool staged_rewritten(struct staged *f); /* any lock may be held */
 void staged_set_moving(struct staged *f); /* until staged_move_out() has returned */
 /* After a try to move f (err: its error; 0 if it cannot be moved), before f is written again:
- * limits memory while the store does not take f; see limit.c. Waits until that is done. No lock
- * held. */
+ * limits memory while the store does not take f; see limit.c. Not if f is too long for it (-EFBIG).
+ * Waits until that is done. No lock held. */
 void staged_limit(struct staged *f, int err);
+/* After -EFBIG of staged_move_out: the store cannot hold a file as long as f, whose close and fsync
+ * fail (-EFBIG) unless it is cut to what has moved. Log that first (staged_torn_out); then
+ * staged_drop_rest() gives back the memory of what cannot move, as the caller of staged_move_out()
+ * may. */
+void staged_too_long(struct staged *f);
+void staged_drop_rest(struct staged *f);
 void staged_not_now(struct staged *f); /* it cannot be moved now: others are, for a while */
 bool staged_outgrown(struct staged *f);
 /* The same as staged_allocate for the copy that a seal makes while an outgrown or spilled file is

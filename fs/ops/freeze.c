@@ -124,6 +124,28 @@ static bool only_written(const struct node *n)
 	return n->sf && n->writers && n->handles == n->writers && !n->version.rdwr && !n->busy;
 }
 
+/* Longer than a file of the store can be: its fsync and close fail, and what is in memory of it is
+ * useless. It is logged first: without these bytes the file must not be taken for a whole one. */
+static void too_long(struct fs *fs, struct node *n, struct staged *sf)
+{
+	char path[200], text[400];
+	int before = staged_torn(sf);
+
+	staged_too_long(sf);
+	node_torn(fs, n, sf, before);
+	staged_drop_rest(sf);
+	if (before)
+		return;
+	pthread_mutex_lock(&fs->tree.lock);
+	node_path(fs, n, path, sizeof(path));
+	pthread_mutex_unlock(&fs->tree.lock);
+	snprintf(text, sizeof(text),
+		 LEVEL_ERROR "%s is longer than a file of the store can be: its fsync and close "
+			     "fail with EFBIG; other files are not concerned",
+		 path);
+	fs_notice(fs, text);
+}
+
 bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val, size_t len)
 {
 	struct fs *fs = req_fs(req);
@@ -145,12 +167,14 @@ bool freeze_set(fuse_req_t req, fuse_ino_t id, const char *key, const char *val,
 	pthread_mutex_unlock(&fs->tree.lock);
 	if (sf) {
 		int err = moves ? staged_move_out(sf) : 0;
+		if (err == -EFBIG)
+			too_long(fs, n, sf);
 		staged_limit(sf, err < 0 ? err : 0);
 		if (err > 0) {
 			fs_log(LEVEL_ERROR
 			       "a file that outgrew memory was written again where it had moved to "
 			       "the store already; its close will fail; give staging more memory");
-		} else if (err && err != -EAGAIN &&
+		} else if (err && err != -EAGAIN && err != -EFBIG &&
 			   atomic_exchange(&fs->freezer.error, err) != err) {
 			/* it is retried */
 			fs_log(LEVEL_WARNING

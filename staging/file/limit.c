@@ -130,7 +130,9 @@ void staged_limit(struct staged *f, int err)
 	struct staging *s = f->s;
 	bool has_space = err || space_look(s) >= without_blocks(f);
 
-	if (is_lack(err)) /* of descriptors or memory, or it is not open any more */
+	/* of descriptors or memory, or it is not open any more; or this file is too long for the
+	 * store (staged_too_long), which says nothing about others */
+	if (is_lack(err) || err == -EFBIG)
 		return;
 	pthread_mutex_lock(&s->lock);
 	bool stuck = is_stuck(f, err, has_space);

@@ -302,6 +302,29 @@ void staged_not_now(struct staged *f)
 	f->moved.after_ns = monotonic_ns() + (ample ? NOT_NOW_NS : ASK_AGAIN_NS);
 }
 
+void staged_too_long(struct staged *f)
+{
+	staged_not_written(f, f->moved.under, UINT64_MAX, -EFBIG);
+}
+
+void staged_drop_rest(struct staged *f)
+{
+	struct stat st;
+
+	LOCK_SCOPE(&f->io.lock);
+	CUT_SCOPE(f);
+	CLEANUP_CLOSE int fd = f->spilled || f->state != STAGED_OPEN || !staged_torn(f)
+				       ? -1
+				       : sf_open_bytes(f, O_RDWR);
+	if (fd < 0 || fstat(fd, &st))
+		return;
+	const struct timespec ts[2] = {st.st_atim, st.st_mtim};
+	fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f->moved.under,
+		  (off_t)(INT64_MAX / HUGE_BYTES * HUGE_BYTES - f->moved.under));
+	futimens(fd, ts);
+	charge_rest(f, fd, 0);
+}
+
 bool staged_rewritten(struct staged *f)
 {
 	return f->moved.rewritten;

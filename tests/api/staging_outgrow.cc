@@ -3,6 +3,8 @@
 //
 // Files that outgrow memory while the kernel writes them: older bytes are in the store's tmp/,
 // newer ones in staging. The test is the kernel: it writes the staged file by itself.
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include "tests/api/staging_fixture.hh"
@@ -326,6 +328,51 @@ TEST_P(Outgrow, AStoreThatFails)
 	ASSERT_EQ(staged_use(f, &fd), 0);
 	EXPECT_SAME(read_fd(fd), bytes);
 	staged_unuse(f);
+	staged_unref(f);
+}
+
+// A file that is longer than the store can hold one is refused, and no other: memory is not limited for it, nor filled
+// by it.
+TEST_P(Outgrow, OneThatIsTooLong)
+{
+	unsigned limited = 0;
+	Options o = with();
+	o.limits = [&](bool) { limited++; };
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s), other = staging_new_id(s);
+	staged *f = create(s, node, {root, "long"}, 4 * mib);
+	ASSERT_TRUE(f);
+	std::string bytes = pattern(64 * mib, 8);
+	Writer w(f);
+	ASSERT_TRUE(w.write(bytes, 0));
+	struct rlimit was, now;
+	ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &was), 0);
+	signal(SIGXFSZ, SIG_IGN);
+	now = {16 * mib, was.rlim_max};
+	ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &now), 0);
+	int err = 0;
+	for (int i = 0; i < 5 && (err == 0 || err == -EFBIG); i++) {
+		err = staged_move_out(f);
+		staged_limit(f, err);
+	}
+	ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &was), 0);
+	EXPECT_EQ(err, -EFBIG);
+	EXPECT_EQ(limited, 0u);
+	staged_too_long(f);
+	staged_drop_rest(f);
+	EXPECT_LE(w.memory(), 2 * mib);
+	EXPECT_EQ(staged_torn(f), -EFBIG);
+	EXPECT_EQ(staged_allocate(f), -EFBIG);
+
+	staged *g = create(s, other, {root, "other"}, 4 * mib);
+	ASSERT_TRUE(g);
+	ASSERT_TRUE(write_all(g, "fits"));
+	EXPECT_GT(seal(s, g, other, {{root, "other"}}, true), 0);
+	EXPECT_EQ(s.drain(), 0);
+	EXPECT_EQ(staged_resize(f, 0), 0);	// begun anew it can be written
+	EXPECT_EQ(staged_torn(f), 0);
+	staged_unref(g);
 	staged_unref(f);
 }
 
