@@ -67,6 +67,8 @@ static void count(struct below *b, enum below_rank rank, int error)
 static int failed_for_good(struct fs *fs, const struct node *n)
 {
 	int err = staging_refused(fs->s, n->id, S_ISDIR(n->attr.mode) ? n->id : 0, UINT64_MAX);
+	if (!err && n->names)
+		err = staging_refused_above(fs->s, n->names->dir->id);
 	return err || n != fs->tree.root ? err : staging_kept_error(fs->s);
 }
 

@@ -210,6 +210,12 @@ void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, 
 	make_file(req, &r, parent, name);
 }
 
+/* Are they of different filesystems, mounted in the store? */
+static bool is_across(const struct node *dir, const struct node *dir2)
+{
+	return dir->stored.dev && dir2->stored.dev && dir->stored.dev != dir2->stored.dev;
+}
+
 /* 0: answered. */
 static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t parent,
 		    const char *name)
@@ -242,6 +248,8 @@ static int try_link(fuse_req_t req, struct fs *fs, fuse_ino_t id, fuse_ino_t par
 	struct dentry *d = n->names;
 	while (d->name_next && !d->ordered)
 		d = d->name_next;
+	if (is_across(d->dir, dir))
+		return -EXDEV;
 	r.node = n->id;
 	r.flags = d->ordered ? 0 : REC_ABSENT;
 	r.dir = d->dir->id;
@@ -339,6 +347,20 @@ static int check_rename(struct fs *fs, struct node *n, struct node *victim, unsi
 	return S_ISDIR(victim->attr.mode) ? tree_dir_empty(fs, victim) : 0;
 }
 
+/* What the store would refuse when the rename is published, after it was answered: 0, -EXDEV,
+ * ASK_AGAIN. A program like mv(1) copies then. */
+static int may_move(struct fs *fs, struct node *n, struct node *dir, const char *name,
+		    const struct node *dir2)
+{
+	if (is_across(dir, dir2))
+		return -EXDEV;
+	/* one that is not in the store yet will be of the upper layer */
+	if (!S_ISDIR(n->attr.mode) || !fs_is_applied(fs, n->seq.born) ||
+	    !io_dirs_may_stay(fs->store))
+		return 0;
+	return ask_may_move(fs, dir, name);
+}
+
 /* 0: answered. */
 static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const char *name,
 		      fuse_ino_t parent2, const char *name2, unsigned flags)
@@ -362,6 +384,8 @@ static int try_rename(fuse_req_t req, struct fs *fs, fuse_ino_t parent, const ch
 	}
 	if (!err)
 		err = check_rename(fs, n, victim, flags);
+	if (!err && victim != n)
+		err = may_move(fs, n, dir, name, dir2);
 	if (!err && victim && victim != n)
 		err = fs_replaces(fs, n, victim, d2);
 	if (!err && victim && victim != n)

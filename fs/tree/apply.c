@@ -238,8 +238,10 @@ static void apply_made(struct fs *fs, const struct rec *r)
 		n->attr.size = strlen(n->target);
 	}
 	struct node *dir = node_find(fs, r->dir);
-	if (r->type == REC_MKDIR)
+	if (r->type == REC_MKDIR) {
 		store_names_start(n);
+		n->stored.dev = dir ? dir->stored.dev : 0;
+	}
 	if (r->type != REC_MKDIR)
 		node_place_add(fs, n, r->seq, r->dir, r->name);
 	else if (dir && dir->attr.nlink == 1)

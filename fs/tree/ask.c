@@ -23,7 +23,7 @@
 
 #define TRIES 8u /* to find a file that the publisher moves meanwhile */
 
-enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SET_MARK, SAVES, NEXT_SAVE };
+enum what { NAME, STAT, OPEN, LINK, XATTRS, VALUE, LIST, SET_MARK, MAY_MOVE, SAVES, NEXT_SAVE };
 
 struct answer {
 	struct answer *next;
@@ -360,6 +360,12 @@ static int set_mark_at(struct fs *fs, int dirfd, const char *name, struct answer
 	return io_set_xattr(fs->store, dirfd, name, -1, KEY_INO, a->key, strlen(a->key), 0);
 }
 
+static int may_move_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
+{
+	(void)a;
+	return io_dir_may_move(fs->store, dirfd, name);
+}
+
 static int xattrs_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
 	char list[65536], val[65536];
@@ -460,7 +466,7 @@ static int ask_now(struct fs *fs, struct answer *a)
 	static at_fn *const fn[] = {
 		[NAME] = name_at, [STAT] = stat_at,	    [OPEN] = open_at,
 		[LINK] = link_at, [XATTRS] = xattrs_at,	    [VALUE] = value_at,
-		[LIST] = list_at, [SET_MARK] = set_mark_at,
+		[LIST] = list_at, [SET_MARK] = set_mark_at, [MAY_MOVE] = may_move_at,
 	};
 	if (a->what == SAVES || a->what == NEXT_SAVE)
 		return a->what == SAVES ? count_of(fs, a) : next_save(fs, a);
@@ -660,6 +666,20 @@ int ask_set_mark(struct fs *fs, struct node *dir, const char *name, const char *
 {
 	struct answer *a = question(SET_MARK, dir->id, name, mark);
 	return !a ? -ENOMEM : !a->done && put(fs, a) ? ASK_AGAIN : a->err;
+}
+
+int ask_may_move(struct fs *fs, struct node *dir, const char *name)
+{
+	struct answer *a = question(MAY_MOVE, dir->id, name, NULL);
+
+	if (!a)
+		return -ENOMEM;
+	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
+		clear(a);
+		if (put(fs, a))
+			return ASK_AGAIN;
+	}
+	return a->err == -EXDEV ? a->err : 0;
 }
 
 int ask_next_save(struct fs *fs, const char *key, uint64_t least)

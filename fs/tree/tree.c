@@ -41,8 +41,10 @@ int tree_init(struct fs *fs)
 	fs->tree.root = node_new(fs, ROOT_ID, ROOT_ID, S_IFDIR | 0755);
 	if (!fs->tree.root)
 		return -ENOMEM;
-	if (fs->store && !fstat(io_store_root(fs->store), &st))
+	if (fs->store && !fstat(io_store_root(fs->store), &st)) {
 		fs->tree.root->attr.nlink = st.st_nlink;
+		fs->tree.root->stored.dev = st.st_dev;
+	}
 	if (fs->store && io_store_is_detached(fs->store) && fs->root_seen.st_nlink) {
 		remember_attr(fs->tree.root, &fs->root_seen);
 		fs->tree.root->attr.nlink = fs->root_seen.st_nlink;
@@ -336,6 +338,7 @@ static int learn(struct fs *fs, struct node *dir, const char *name, struct node 
 	d->store_has = d->ordered = true;
 	d->seq = 0;
 	if (S_ISDIR(st->st_mode)) {
+		n->stored.dev = st->st_dev;
 		int err = staging_dir_learn(fs->s, n->id, dir->id, name);
 		if (err)
 			return err;
@@ -415,6 +418,8 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 	if (same) {
 		node_set_store_ino(fs, d->node, b->st.st_ino, b->birth);
 		d->node->stored.adopt = false;
+		if (S_ISDIR(b->st.st_mode))
+			d->node->stored.dev = b->st.st_dev;
 		drop_outdated(fs, d->node, &seen);
 		*out = d->node;
 		if (dout)

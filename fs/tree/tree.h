@@ -120,6 +120,7 @@ struct node_look {
 /* As the store has it; node.c, tree.c. */
 struct node_stored {
 	uint64_t ino, birth; /* of the store file when last seen; its birth (io_stat_born) */
+	dev_t dev; /* directories: of their filesystem; 0: not known */
 	bool adopt; /* a version of ours replaced it: take what is there */
 	struct place *places; /* files: oldest first */
 	/* its store file, unlinked while the kernel knew the node; -1: none */
@@ -253,6 +254,8 @@ int ask_link(struct fs *fs, struct node *n, char *buf, size_t cap);
 int node_load_xattrs(struct fs *fs, struct node *n); /* into n, once */
 /* cap <= ASK_VALUE_MAX */
 ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, size_t cap);
+/* Of a directory: -EXDEV: the store does not rename it; 0: it may; ASK_AGAIN, -ENOMEM. */
+int ask_may_move(struct fs *fs, struct node *dir, const char *name);
 /* *out is valid until the next question; empty if the store says that there is no directory. */
 int ask_list(struct fs *fs, struct node *dir, struct listed **out);
 /* Asks again: about the names in doubt, or about all where !read. */

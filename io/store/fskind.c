@@ -73,7 +73,7 @@ bool io_fs_frees_early(int fd)
 	return strstr(text, "data=writeback");
 }
 
-int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal)
+int io_fs_kind(int fd, struct io_fs *out)
 {
 	struct statfs f;
 	struct stat st;
@@ -81,9 +81,10 @@ int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal)
 	if (fstatfs(fd, &f) || fstat(fd, &st))
 		return -errno;
 	/* btrfs orders by transaction, and only syncfs ends one for all directories */
-	*out = f.f_type == BTRFS_SUPER_MAGIC ? IO_FS_SYNCFS : IO_FS_EACH;
-	*ext4_journal = f.f_type == EXT4_SUPER_MAGIC && ext4_has_journal(st.st_dev);
-	if (f.f_type == XFS_SUPER_MAGIC || *ext4_journal)
-		*out = IO_FS_ORDERED;
+	out->kind = f.f_type == BTRFS_SUPER_MAGIC ? IO_FS_SYNCFS : IO_FS_EACH;
+	out->ext4_journal = f.f_type == EXT4_SUPER_MAGIC && ext4_has_journal(st.st_dev);
+	out->overlay = f.f_type == OVERLAYFS_SUPER_MAGIC;
+	if (f.f_type == XFS_SUPER_MAGIC || out->ext4_journal)
+		out->kind = IO_FS_ORDERED;
 	return 0;
 }

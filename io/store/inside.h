@@ -15,6 +15,7 @@
 struct io_fs {
 	enum io_fs_kind kind;
 	bool ext4_journal; /* ext4 with a journal */
+	bool overlay; /* overlayfs */
 	/* blocks of a removed file are reused before its removal is durable */
 	bool frees_early, frees_at_close; /* store.h */
 };
@@ -148,8 +149,8 @@ int io_said_read(int dir, const char *file, struct io_host *h);
 bool io_host_is_us(const struct io_host *h); /* of this process, or of one that forked it */
 /* A second name for the file, or where there are no links another one. -EEXIST. */
 int io_name_new(int fromdir, const char *from, int todir, const char *to);
-/* The kind of filesystem that fd is on, and is it ext4 with a journal? */
-int io_fs_kind(int fd, enum io_fs_kind *out, bool *ext4_journal);
+/* Sets kind, ext4_journal and overlay of the filesystem that fd is on. */
+int io_fs_kind(int fd, struct io_fs *out);
 /* ext4 with data=writeback. */
 bool io_fs_frees_early(int fd);
 /* As io_store_open found the store: writable, with user xattrs? */

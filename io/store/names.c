@@ -237,6 +237,27 @@ int io_rename(struct io_store *s, int d1, const char *n1, int d2, const char *n2
 	return err;
 }
 
+bool io_dirs_may_stay(const struct io_store *s)
+{
+	return s->fs.overlay;
+}
+
+int io_dir_may_move(struct io_store *s, int dirfd, const char *name)
+{
+	int err = io_name_check(name);
+	struct stat dir, cairn;
+
+	io_check(s);
+	if (err || !s->fs.overlay || s->host < 0)
+		return err;
+	/* not in a filesystem that is mounted in the store */
+	if (fstat(dirfd, &dir) || fstat(s->cairn, &cairn) || dir.st_dev != cairn.st_dev)
+		return 0;
+	/* this host's directory has its lock in it: nothing replaces it. overlayfs looks first
+	 * whether the other one may move at all (ovl_rename in fs/overlayfs/dir.c) */
+	return renameat(dirfd, name, s->cairn, s->host_name) && errno == EXDEV ? -EXDEV : 0;
+}
+
 int io_open_victim(struct io_store *s, int dirfd, const char *name)
 {
 	return io_open_lent(s, dirfd, name, O_PATH | O_NOFOLLOW);

@@ -330,7 +330,7 @@ static int open_root(struct io_store *s, const char *path, struct stat *st)
 		return -errno;
 	s->fs.frees_early = io_fs_frees_early(s->root_rd);
 	s->fs.frees_at_close = io_fs_is_local(s->root_rd);
-	return io_fs_kind(s->root_rd, &s->fs.kind, &s->fs.ext4_journal);
+	return io_fs_kind(s->root_rd, &s->fs);
 }
 
 /* Stores a descriptor, or returns its error. */

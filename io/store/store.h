@@ -278,6 +278,11 @@ bool io_fs_is_local(int fd);
  * next transaction), at most some seconds where the kernel does not tell. Blocks; for a caller
  * that lacks space. */
 void io_wait_freed(struct io_store *s);
+/* Is it a store, overlayfs, that may refuse to rename a directory? */
+bool io_dirs_may_stay(const struct io_store *s);
+/* Does the store rename this directory at all? 0; -EXDEV: no, it is of a lower layer. Any other
+ * error, such as that it is not there, is none. Renames nothing. */
+int io_dir_may_move(struct io_store *s, int dirfd, const char *name);
 /* A descriptor (O_PATH) of a file about to be replaced or removed. */
 int io_open_victim(struct io_store *s, int dirfd, const char *name);
 /* Names. Renames from tmp/, replacing an existing name atomically (rename(2)). */

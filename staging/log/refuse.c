@@ -55,6 +55,17 @@ static bool is_up(const struct refusal *f, uint64_t dir)
 	return found;
 }
 
+/* Is dir what f refused (a rename: the store has it by its old name), or below it? */
+static bool is_in(struct staging *s, const struct refusal *f, uint64_t dir)
+{
+	for (unsigned i = 0; dir && dir != STAGING_ROOT_DIR && i < DEPTH_MAX; i++) {
+		if (dir == f->node)
+			return true;
+		dir = dirs_parent(s, dir);
+	}
+	return false;
+}
+
 /* r is a REC_REFUSED: node, dir/name where it should be, dir2 where it was, node2 its seq. s->lock
  * held. */
 static void add(struct staging *s, const struct rec *r)
@@ -267,7 +278,17 @@ int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq
 	int err = 0;
 	LOCK_SCOPE(&s->lock);
 	for (struct refusal *f = s->refusals.list; f; f = f->next)
-		if (f->seq <= seq && (f->node == node || is_up(f, dir)))
+		if (f->seq <= seq && (f->node == node || is_up(f, dir) || is_in(s, f, dir)))
 			err = f->err; /* finally, of the first */
+	return err;
+}
+
+int staging_refused_above(struct staging *s, uint64_t dir)
+{
+	int err = 0;
+	LOCK_SCOPE(&s->lock);
+	for (struct refusal *f = s->refusals.list; f; f = f->next)
+		if (is_in(s, f, dir))
+			err = f->err;
 	return err;
 }
