@@ -628,6 +628,8 @@ struct sweep {
 	size_t bucket[SF_BUCKETS], node[SF_BUCKETS];
 	struct flushed *flushed; /* answered closes */
 	size_t n_flushed;
+	unsigned left; /* files in tmp/ of one that may live: io_store_took_over() */
+	uint64_t left_bytes;
 	struct kept_file *kept; /* changed under both locks */
 	/* over `kept`; held over I/O, but no request waits for it */
 	pthread_mutex_t kept_lock;

@@ -432,7 +432,12 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	pthread_mutex_unlock(&s->lock);
 	if (named && bsearch(&id, named->id, named->n, sizeof(id), by_id))
 		ours = true;
-	ours |= has_readers || (in_store && io_store_took_over(s->o.store));
+	ours |= has_readers;
+	if (!ours && in_store && io_store_took_over(s->o.store)) {
+		s->sweep.left++;
+		s->sweep.left_bytes += (uint64_t)st.st_size;
+		ours = true;
+	}
 	if (unclosed_ours && !kept)
 		keep_soon(s, dirfd, id, in_store, (uint64_t)st.st_size, f);
 	if (ours || kept)
@@ -532,6 +537,25 @@ static void orphans_are_closed(struct staging *s)
 			}
 }
 
+/* The other one may live, and come back with a spilled file whose only bytes are there. */
+static void tell_left(struct staging *s)
+{
+	char text[400];
+
+	if (!s->sweep.left)
+		return;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "%u unpublished files (%llu MiB) of the cairnfs that served the store as this "
+		 "host before stay in .cairn/%s/tmp, as that one may live; the next start removes "
+		 "them",
+		 s->sweep.left, (unsigned long long)(s->sweep.left_bytes >> 20),
+		 io_store_host(s->o.store));
+	s->o.notice(s->o.ctx, text);
+	s->sweep.left = 0;
+	s->sweep.left_bytes = 0;
+}
+
 int staging_sweep(struct staging *s, bool orphaned)
 {
 	if (orphaned) { /* their writers went with the connection */
@@ -547,6 +571,7 @@ int staging_sweep(struct staging *s, bool orphaned)
 	if (!err && io_store_tmp(s->o.store) >= 0)
 		err = sweep_store(s, orphaned);
 	keep_all(s, true);
+	tell_left(s);
 	flushed_forget(s); /* alive: the RELEASE is sent again */
 	free(s->sweep.entry);
 	s->sweep.entry = NULL;

@@ -134,6 +134,14 @@ void leftover_end(struct staging *s); /* after a batch; if all of it is durable 
 #define LEFTOVER_OUTLIVED (-EALREADY)
 int leftover_judge(struct staging *s, const struct pend *p, int dirfd, const char *name);
 
+/* taken.c */
+/* Is that publishing p failed so because its unpublished file is gone, and has staging its bytes?
+ */
+bool taken_away(struct staging *s, const struct pend *p, int err);
+/* Then p is written again, and this is said. */
+void taken_write_again(struct staging *s, struct pend *p);
+#define TAKEN_AWAY (-EUCLEAN) /* a result of publishing */
+
 /* mark.c */
 uint64_t log_id(const struct staging *s);
 /* Counts as not applied what the store's filesystem has lost. Before a replay. */

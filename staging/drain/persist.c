@@ -240,6 +240,8 @@ static int sum_spilled(struct job *j)
 
 	p->tmp_id = f->id;
 	p->tmp_fd = io_tmp_open(j->s->o.store, f->id, O_RDONLY);
+	if (p->tmp_fd == -ENOENT && !p->again) /* the only copy was taken away (taken.c) */
+		p->lost = p->tmp_fd;
 	if (p->tmp_fd < 0)
 		return p->tmp_fd;
 	int err = f->spoiled				 ? f->spoiled

@@ -536,6 +536,8 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 		if (!reserve_give(s, p, err, &given))
 			tries++;
 	}
+	if (taken_away(s, p, err))
+		return TAKEN_AWAY;
 	if (err && p->again && (err == -ENOENT || err == -EEXIST) && !vanished.since_ns)
 		err = 0; /* it was applied just before the worker died */
 	if (!err && atomic_load(&s->refusals.n))
@@ -1064,7 +1066,9 @@ static void run_batch(struct staging *s, struct batch *b)
 	leftover_end(s);
 	if (b->commit && done == b->n)
 		previous_settle(s, b->commit, b->recommit);
-	if (stuck)
+	if (stuck && err == TAKEN_AWAY)
+		taken_write_again(s, stuck);
+	else if (stuck)
 		failed_at(s, stuck, err);
 }
 

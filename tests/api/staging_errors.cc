@@ -598,6 +598,103 @@ TEST(Conflict, OfADirectoryAndWhatIsInIt)
 	EXPECT_EQ(s.stats().recovered.lost_found, 1u);
 }
 
+// `cairn hosts adopt` takes the unpublished files of a host that was silent and lives: what staging has is published all
+// the same.
+TEST(Taken, IsWrittenAgain)
+{
+	Ground ground;
+	Options o;
+	std::atomic<bool> stop{true};
+	o.may_publish = [&] { return stop ? -EIO : 0; };
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	std::string bytes = pattern(3 << 20, 5), cairn = ground.store() + "/.cairn", tmp;
+	for (auto [name, text] : {std::pair{"small", std::string("few")}, std::pair{"large", bytes}}) {
+		uint64_t node = staging_new_id(s);
+		staged *f = create(s, node, {root, name}, text.size());
+		ASSERT_TRUE(f && write_all(f, text));
+		ASSERT_GT(seal(s, f, node, {{root, name}}, true), 0);
+		staged_unref(f);
+	}
+	for (auto &at : std::filesystem::directory_iterator(cairn))
+		if (std::filesystem::exists(at.path() / "lock"))
+			tmp = at.path() / "tmp";
+	auto files = [&] {
+		auto all = std::filesystem::directory_iterator(tmp);
+		return std::distance(begin(all), end(all));
+	};
+	ASSERT_TRUE(until([&] { return s.stats().halted.error == -EIO && files() == 2; }));
+	for (auto &at : std::filesystem::directory_iterator(tmp))
+		std::filesystem::rename(at.path(), cairn + "/lost+found/h." + at.path().filename().string());
+	stop = false;
+	staging_retry(s);
+	ASSERT_TRUE(until([&] { return s.drain() == 0; })); // it may be halted for a moment still
+	EXPECT_EQ(s.stats().refused.count, 0u);
+	EXPECT_EQ(read_file(ground.store() + "/small"), "few");
+	EXPECT_EQ(read_file(ground.store() + "/large"), bytes);
+	EXPECT_GE(s.notes_with("is written again"), 1);
+}
+
+// What was spilled is nowhere else: it is in lost+found, its version is passed over, and that is told; publication goes on.
+TEST(Taken, WhatWasSpilledIsToldAndPassedOver)
+{
+	Ground ground;
+	Options o;
+	o.budget = 1u << 20;
+	o.start = false;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	uint64_t node = staging_new_id(s), later = staging_new_id(s);
+	staged *f = create(s, node, {root, "spilled"}, 8u << 20);
+	ASSERT_TRUE(f && staged_spilled(f) && write_all(f, pattern(1u << 20, 1)));
+	ASSERT_GT(seal(s, f, node, {{root, "spilled"}}, true), 0);
+	staged *g = create(s, later, {root, "later"}, 3);
+	ASSERT_TRUE(g && write_all(g, "few"));
+	ASSERT_GT(seal(s, g, later, {{root, "later"}}, true), 0);
+	std::vector<std::filesystem::path> taken;
+	for (auto &e : std::filesystem::recursive_directory_iterator(ground.store() + "/.cairn"))
+		if (e.is_regular_file() && e.path().parent_path().filename() == "tmp" && e.file_size() == 1u << 20)
+			taken.push_back(e.path());
+	ASSERT_EQ(taken.size(), 1u);
+	std::filesystem::rename(taken[0], ground.store() + "/.cairn/lost+found/h.1");
+	s.start();
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(read_file(ground.store() + "/later"), "few");
+	EXPECT_EQ(s.stats().halted.error, 0);
+	EXPECT_EQ(staging_refused(s, node, root, UINT64_MAX), -ENOENT);
+	EXPECT_EQ(s.notes_with("could not write"), 1);
+	staged_unref(f);
+	staged_unref(g);
+}
+
+// A directory whose rename the store refuses: by its new name nothing in it is in the store, so no fsync there is a
+// success; as overlayfs refuses it (EXDEV), or where something else has the name.
+TEST(Conflict, OfARenamedDirectoryAndWhatIsInIt)
+{
+	Ground ground;
+	Staging s(ground);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	ASSERT_EQ(h.mkdir("a"), 0);
+	ASSERT_EQ(h.mkdir("a/b"), 0);
+	ASSERT_EQ(h.mkdir("other"), 0);
+	ASSERT_EQ(s.drain(), 0);
+	write_file(ground.store() + "/new", "no directory");
+	uint64_t a = h.id("a/"), b = h.id("a/b/"), other = h.id("other/");
+	ASSERT_EQ(h.rename("a", "new"), 0);
+	ASSERT_EQ(h.put("new/b/f", "mine"), 0);
+	ASSERT_EQ(s.drain(), 0);
+	EXPECT_EQ(s.stats().refused.count, 1u);
+	EXPECT_NE(refused_below(s, a), 0);
+	EXPECT_NE(refused_below(s, b), 0);
+	EXPECT_NE(staging_refused_above(s, b), 0);
+	EXPECT_EQ(refused_below(s, other), 0);
+	EXPECT_EQ(staging_refused_above(s, other), 0);
+	EXPECT_EQ(show(s.tree()), "a/=0 a/b/=0 a/b/f=4,109 new=12,110 other/=0 "); // nothing is lost
+	staging_retry(s); // seen
+	EXPECT_EQ(refused_below(s, b), 0);
+}
+
 TEST(Conflict, ADirectoryThatIsThereServes)
 {
 	Ground ground;
