@@ -103,6 +103,22 @@ retry 20 eval '[ "$(held)" != null ]' || die "forgotten by the next worker"
 cp "$assets/__1_0.distcp" "$b/step-5/"
 wait_durable "$a"
 
+# A directory renamed over the other node's empty one takes its name, as on any filesystem; and what the other node then
+# puts there, by the directory that it had open, is not lost.
+mkdir "$a/from" "$b/into"
+echo a >"$a/from/a"
+python3 -c 'import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); os.fsync(fd)' "$b/into" || die "fsync of the other's directory"
+wait_durable "$a"
+exec 6<"$b/into"
+mv -T "$a/from" "$a/into" || die "rename over the other's empty directory"
+wait_durable "$a"
+echo b >"$b/into/b" || die "the other node cannot write there"
+mkdir "$b/into/deep" && echo c >"$b/into/deep/c" && mv "$b/into/deep" "$b/into/deeper" || die "names there"
+wait_durable "$b"
+exec 6<&-
+[ "$(cat "$s/into/a" "$s/into/b" "$s/into/deeper/c" | tr '\n' ' ')" = "a b c " ] || die "into: $(find "$s/into")"
+[ "$(status_field "$b" refused)" = null ] || die "refused: $(status_field "$b" refused)"
+
 stop_mount "$a"
 start_mount "$s" "$a" staging=64M,pool=0,commit_wait=0
 save_a step-7
