@@ -11,10 +11,31 @@
 #include <string.h>
 #include <unistd.h>
 
+/* The bytes that h reads in staging; NULL: the store's. A handle that was restored while its file
+ * was being spilled has none of its own. Lock held. */
+static struct staged *bytes_of(const struct handle *h)
+{
+	return h->sf ? h->sf : h->node->sf;
+}
+
+/* A descriptor of the store's file, which h keeps; of an empty one the caller's, *own: h may read
+ * the next version (handles_may_follow). Lock held. */
+static int open_for(struct fs *fs, struct handle *h, bool *own)
+{
+	int fd = h->fd >= 0 ? h->fd : node_open_store(fs, h->node);
+
+	*own = fd >= 0 && h->fd < 0 && !h->node->attr.size;
+	if (fd >= 0 && !*own)
+		h->fd = fd;
+	return fd;
+}
+
 /* fd: h's descriptor, taken while the lock was held. */
 static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf,
 			   size_t size, off_t off)
 {
+	bool own = false, empty = false;
+
 	if (sf) {
 		ssize_t got = staged_read(sf, buf, size, (uint64_t)off);
 		if (got != -ENODATA)
@@ -26,15 +47,17 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct stage
 			TREE_SCOPE(fs);
 			if (h->node->sf == sf)
 				node_set_sf(fs, h->node, NULL);
-			fd = h->fd >= 0 ? h->fd : node_open_store(fs, h->node);
-			if (fd >= 0)
-				h->fd = fd;
+			fd = open_for(fs, h, &own);
+			empty = !h->node->attr.size;
 		} while (ask_store(fs, fd));
 	}
 	if (fd < 0)
-		return fd;
+		return fd == -ESTALE && empty ? 0 : fd; /* another program replaced it */
 	ssize_t got = pread(fd, buf, size, off);
-	return got < 0 ? -errno : got;
+	got = got < 0 ? -errno : got;
+	if (own)
+		close(fd);
+	return got;
 }
 
 static pthread_key_t buffer_key;
@@ -75,11 +98,7 @@ void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t off, struct fuse_
 	char *buf = read_buffer(size);
 	pthread_mutex_lock(&fs->tree.lock);
 	struct handle *h = handle_find(fs, fi->fh);
-	/* a handle restored while its file was being spilled has none of its own */
-	struct staged *sf = !h		  ? NULL
-			    : h->sf	  ? staged_ref(h->sf)
-			    : h->node->sf ? staged_ref(h->node->sf)
-					  : NULL;
+	struct staged *sf = h && bytes_of(h) ? staged_ref(bytes_of(h)) : NULL;
 	int fd = h ? h->fd : -1;
 	pthread_mutex_unlock(&fs->tree.lock);
 	ssize_t n = !h ? -EBADF : !buf ? -ENOMEM : read_handle(fs, h, fd, sf, buf, size, off);
@@ -268,13 +287,14 @@ static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory
 {
 	int fd = -EBADF, sfd;
 
-	*outgrown = h && h->sf && staged_outgrown(h->sf);
-	*memory = h && h->sf && !*outgrown && !staged_spilled(h->sf);
-	if (h && h->sf) {
-		fd = staged_use(h->sf, &sfd);
+	struct staged *sf = h ? bytes_of(h) : NULL;
+	*outgrown = sf && staged_outgrown(sf);
+	*memory = sf && !*outgrown && !staged_spilled(sf);
+	if (sf) {
+		fd = staged_use(sf, &sfd);
 		if (!fd) {
 			fd = dup(sfd);
-			staged_unuse(h->sf);
+			staged_unuse(sf);
 		} else if (fd == -ENODATA) { /* spilled and published */
 			fd = node_open_store(fs, h->node);
 			*memory = false;

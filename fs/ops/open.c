@@ -12,11 +12,28 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A reader of an empty file whose bytes are, or will be, the store's: with a backing file it could
+ * not go over to the version that a writer begins, which the same node must have
+ * (node_make_writable). */
+static bool reads_nothing(struct node *n, int flags)
+{
+	struct staged_info i;
+
+	if ((flags & O_ACCMODE) != O_RDONLY || (n->sf && !staged_spilled(n->sf)))
+		return false;
+	if (!n->sf)
+		return !n->attr.size;
+	staged_get_info(n->sf, &i);
+	return !i.size;
+}
+
 /* Whether n's bytes must go through the daemon: the kernel has no backing file of n and cannot get
  * one while n is open, or the store is so full that each write must be able to fail. */
-static bool is_relayed(struct node *n)
+static bool is_relayed(struct fs *fs, struct node *n, int flags)
 {
-	return n->handles ? !n->backing.id : n->sf && staged_checked(n->sf);
+	if (n->handles)
+		return !n->backing.id;
+	return (n->sf && staged_checked(n->sf)) || (!fs->o.ro && reads_nothing(n, flags));
 }
 
 static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
@@ -34,8 +51,8 @@ static enum lane choose_lane(struct fs *fs, struct node *n, int flags)
 	bool raw = (flags & O_DIRECT) && (!n->sf || staged_spilled(n->sf));
 	bool charged =
 		write && current.tight && n->sf && !staged_spilled(n->sf) && !staged_covered(n->sf);
-	bool fixed = write && n->sf && staged_protected(n->sf);
-	if (sync || suid || raw || charged || fixed || is_relayed(n))
+	bool fixed = write && n->sf && (staged_protected(n->sf) || staged_checked(n->sf));
+	if (sync || suid || raw || charged || fixed || is_relayed(fs, n, flags))
 		return LANE_RELAY;
 	return !n->sf ? LANE_READ : staged_spilled(n->sf) ? LANE_SPILL : LANE_FAST;
 }
@@ -122,7 +139,7 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 
 	if (err)
 		return err;
-	if (atomic_load(&fs->lanes.passthrough) && (n->buf || !is_relayed(n))) {
+	if (atomic_load(&fs->lanes.passthrough) && (n->buf || !is_relayed(fs, n, fi->flags))) {
 		err = register_backing(req, fs, n);
 		if (err == -EOPNOTSUPP && !n->handles && !n->buf) {
 			lane = LANE_RELAY;
@@ -142,6 +159,10 @@ int open_handle(fuse_req_t req, struct fs *fs, struct node *n, struct fuse_file_
 		fd = node_open_store(fs, n);
 		if (fd < 0)
 			return fd;
+		if (!n->attr.size) { /* it may read the next version: handles_may_follow() */
+			close(fd);
+			fd = -1;
+		}
 	}
 	r.fh = staging_new_id(fs->s);
 	r.node = n->id;

@@ -30,10 +30,30 @@ struct handle *handle_find(struct fs *fs, uint64_t fh)
 	return h;
 }
 
+/* h reads n->sf from now on. */
+static void use_sf(struct handle *h)
+{
+	int fd;
+
+	if (!h->node->sf || staged_use(h->node->sf, &fd))
+		return;
+	h->sf = staged_ref(h->node->sf);
+	h->uses_sf = true;
+}
+
+static void unuse_sf(struct handle *h)
+{
+	if (!h->uses_sf)
+		return;
+	staged_unuse(h->sf);
+	staged_unref(h->sf);
+	h->sf = NULL;
+	h->uses_sf = false;
+}
+
 static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node *n)
 {
 	struct handle *h = calloc(1, sizeof(*h));
-	int fd;
 	if (!h)
 		no_memory();
 	h->fh = r->fh;
@@ -42,10 +62,7 @@ static struct handle *handle_new(struct fs *fs, const struct rec *r, struct node
 	h->flags = (int)r->mask;
 	h->lane = r->lane;
 	h->writer = r->flags & REC_WRITE;
-	if (n->sf && staged_use(n->sf, &fd) == 0) {
-		h->sf = staged_ref(n->sf);
-		h->uses_sf = true;
-	}
+	use_sf(h);
 	h->uid = r->uid;
 	h->counted = h->uses_sf || h->lane == LANE_RELAY || n->buf;
 	if (h->counted)
@@ -89,15 +106,33 @@ void handle_free(struct fs *fs, struct handle *h)
 		n->writers--;
 	if (h->uses_backing && --n->backing.users == 0)
 		n->backing.id = 0;
-	if (h->uses_sf) {
-		staged_unuse(h->sf);
-		staged_unref(h->sf);
-	}
+	unuse_sf(h);
 	if (h->fd >= 0)
 		store_fd_close(fs, h->fd);
 	free(h);
 	buffers_closed(fs, n);
 	node_drop_bytes(fs, n);
+}
+
+bool handles_may_follow(struct fs *fs, const struct node *n)
+{
+	if (n->backing.id)
+		return false;
+	for (unsigned b = 0; b < 4096; b++)
+		for (const struct handle *h = fs->tree.handles[b]; h; h = h->hash_next)
+			if (h->node == n && h->fd >= 0)
+				return false;
+	return true;
+}
+
+void handles_follow(struct fs *fs, struct node *n)
+{
+	for (unsigned b = 0; n->handles && b < 4096; b++)
+		for (struct handle *h = fs->tree.handles[b]; h; h = h->hash_next)
+			if (h->node == n && h->sf != n->sf) {
+				unuse_sf(h);
+				use_sf(h);
+			}
 }
 
 /* ---- names ---- */
@@ -210,8 +245,11 @@ static void attach_sf(struct fs *fs, struct node *n, const struct rec *r)
 
 static void apply_staged(struct fs *fs, struct node *n, const struct rec *r)
 {
-	if (!(n->sf && staged_id(n->sf) == r->sf))
+	if (!(n->sf && staged_id(n->sf) == r->sf)) {
 		attach_sf(fs, n, r);
+		if (n->sf && !n->backing.id)
+			handles_follow(fs, n);
+	}
 	if (n->sf)
 		staged_torn_in(n->sf, r);
 	if (r->flags & REC_FAILED)

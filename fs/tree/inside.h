@@ -49,6 +49,10 @@ struct rec rec_staged(const struct node *n, struct torn_range *torn);
 struct rec rec_node(struct node *n, struct dentry *d);
 void fs_learned(struct fs *fs, struct node *n, struct dentry *d); /* logs REC_NODE */
 void handle_free(struct fs *fs, struct handle *h);
+/* Has no handle of n bytes of its own, in the kernel or here? Then they can read another version.
+ */
+bool handles_may_follow(struct fs *fs, const struct node *n);
+void handles_follow(struct fs *fs, struct node *n); /* they read n->sf from now on */
 /* then: when n was closed. *data is the caller's */
 int fill_flushed(struct node *n, const struct staged_moment *then, struct rec *r, void **data);
 

@@ -41,10 +41,9 @@ void node_torn(struct fs *fs, struct node *n, struct staged *sf, int before)
 }
 
 /* A new version inherits attributes and xattrs as the store has them. */
-static int inherit(struct fs *fs, struct node *n)
+static int inherit(struct fs *fs, struct node *n, struct stat *st)
 {
-	struct stat st;
-	int err = node_stat(fs, n, &st);
+	int err = node_stat(fs, n, st);
 	return err ? err : node_load_xattrs(fs, n);
 }
 
@@ -208,12 +207,12 @@ static bool lacks_space(struct fs *fs, struct node *n, struct staged *sf)
 
 /* Reopens the same bytes once the store has their last version, so that shared mappings and readers
  * go on seeing one file; at once for a writer that only appends. May drop the lock to wait. */
-static int reopen(struct fs *fs, struct node *n, bool append)
+static int reopen(struct fs *fs, struct node *n, bool append, bool empty)
 {
 	struct staged *sf = staged_ref(n->sf);
 	int err;
-	/* a file with readers cannot change its lane */
-	if (lacks_space(fs, n, sf) && n->handles) {
+	/* a file with readers cannot change its lane; of an empty one they need no version */
+	if (lacks_space(fs, n, sf) && n->handles && !empty) {
 		staged_unref(sf);
 		return -EAGAIN;
 	}
@@ -296,10 +295,28 @@ static bool only_appends(int flags)
 	return (flags & (O_ACCMODE | O_APPEND | O_TRUNC)) == (O_WRONLY | O_APPEND);
 }
 
+/* 0: the same bytes, open again; -EAGAIN: they are not to be had. */
+static int open_again(struct fs *fs, struct node *n, int flags, bool empty)
+{
+	bool trunc = flags & O_TRUNC;
+
+	if (!n->sf || (trunc && !(empty && n->handles)))
+		return -EAGAIN;
+	int err = reopen(fs, n, only_appends(flags), empty);
+	if (err)
+		return err;
+	log_staged(fs, n);
+	err = trunc ? node_resize(fs, n, 0) : 0;
+	if (err)
+		node_unchanged(fs, n);
+	return err;
+}
+
 int node_make_writable(struct fs *fs, struct node *n, int flags)
 {
 	struct staged_info i = {.state = STAGED_EVICTED};
 	bool trunc = flags & O_TRUNC;
+	struct stat st;
 	int err;
 
 	fork_came(fs, n);
@@ -318,19 +335,21 @@ int node_make_writable(struct fs *fs, struct node *n, int flags)
 	}
 	err = n->names && n->names->name_next ? check_names(fs, n) : 0;
 	if (!err)
-		err = inherit(fs, n);
+		err = inherit(fs, n, &st);
 	if (err)
 		return err;
-	err = !trunc && n->sf ? reopen(fs, n, only_appends(flags)) : -EAGAIN;
-	if (!err)
-		log_staged(fs, n);
+	bool empty = !st.st_size;
+	err = open_again(fs, n, flags, empty);
 	if (!err || err == -EINPROGRESS)
 		return err;
-	if (n->handles)
+	/* Nobody needs the old version of an empty file. The kernel keeps locks by its inode, and
+	 * lock files are empty: who has one locked and who opens it to lock it must meet there. */
+	if (n->handles && !(empty && handles_may_follow(fs, n)))
 		return fork_node(fs, n);
-	if (!trunc)
-		return copy_version(fs, n);
-	return empty_version(fs, n);
+	err = trunc ? empty_version(fs, n) : copy_version(fs, n);
+	if (!err)
+		handles_follow(fs, n);
+	return err;
 }
 
 int node_allocate_now(struct fs *fs, struct staged *sf)

@@ -468,8 +468,8 @@ static int reopen(struct staged *f, bool append)
 	struct staging *s = f->s;
 	if (f->state == STAGED_EVICTED || f->memory.lender) /* not into a client's memory */
 		return -EAGAIN;
-	/* perhaps needed again unchanged */
-	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late)
+	/* perhaps needed again unchanged; no bytes are always there */
+	if (s->drain.inherited && f->state == STAGED_DURABLE && !f->late && f->last.size)
 		return -EAGAIN;
 	struct pend *p = f->state != STAGED_OPEN ? sf_waiting_seal(f) : NULL;
 	/* the kernel drops the last writer a moment after its close: no mapping then */

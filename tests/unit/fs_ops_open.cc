@@ -311,6 +311,70 @@ TEST_F(Forks, WritersFirstAndReadersThenShareOneVersion)
 	ASSERT_EQ(k.close(r2), 0);
 }
 
+// ---- an empty file: locks are the inode's, and lock files are empty ----
+
+// However it is opened for writing, and wherever its last version is, the writer gets the readers' node; and they
+// read what it writes, in staging and in the store.
+class Empty : public Mounted
+{
+protected:
+	void written_by(const std::string &file, int where, int flags)
+	{
+		File r, late, w;
+		ASSERT_NE(k.put(dir, file, ""), 0u);
+		if (where > 0)
+			drain();
+		if (where > 1)
+			shim_evict(t->fs);
+		ASSERT_EQ(k.open_name(dir, file, O_RDONLY, &r), 0);
+		EXPECT_EQ(k.read_all(r), "");
+		ASSERT_EQ(k.open(r.id, flags, &w), 0);
+		EXPECT_EQ(w.id, r.id);
+		ASSERT_EQ(k.open(r.id, O_RDONLY, &late), 0);
+		ASSERT_EQ(k.write(w, "written"), 0);
+		EXPECT_EQ(k.read_all(r), "written");
+		EXPECT_EQ(k.read_all(late), "written");
+		EXPECT_EQ(k.lseek(r, 0, SEEK_HOLE), 7);
+		ASSERT_EQ(k.close(w), 0);
+		drain();
+		shim_evict(t->fs);
+		EXPECT_EQ(k.read_all(r), "written");
+		EXPECT_EQ(read_file(stored(file)), "written");
+
+		// it is not empty any more: readers keep it
+		EXPECT_EQ(k.open(r.id, O_WRONLY | O_TRUNC, &w), -ESTALE);
+		ASSERT_EQ(k.rewrite(dir, file, "newer"), 0);
+		EXPECT_EQ(k.read_all(r), "written");
+		EXPECT_EQ(k.close(late), 0);
+		drain();
+		shim_evict(t->fs);
+		EXPECT_EQ(k.read_all(r), "written");
+		EXPECT_EQ(k.close(r), 0);
+	}
+};
+
+TEST_F(Empty, AWriterGetsTheNodeOfItsReaders)
+{
+	int n = 0;
+	for (int where : {0, 1, 2})
+		for (int flags : {O_WRONLY | O_TRUNC, O_RDWR, O_RDWR | O_TRUNC, O_WRONLY | O_APPEND}) {
+			SCOPED_TRACE(std::to_string(where) + ", flags " + std::to_string(flags));
+			written_by("e" + std::to_string(n++), where, flags);
+		}
+}
+
+TEST_F(Empty, AReaderOfAnEmptyFileReadsWhatTruncateAdds)
+{
+	File r;
+	ASSERT_NE(k.put(dir, "e", ""), 0u);
+	drain();
+	shim_evict(t->fs);
+	ASSERT_EQ(k.open_name(dir, "e", O_RDONLY, &r), 0);
+	EXPECT_EQ(k.truncate(r.id, 3), 0);
+	EXPECT_EQ(k.read_all(r), std::string(3, 0));
+	EXPECT_EQ(k.close(r), 0);
+}
+
 // ---- writers that can only append ----
 
 // Staging's threads are not started before the test says so: nothing is persisted.
