@@ -779,8 +779,8 @@ void staging_retry(struct staging *s);
 /* The error of the first change up to seq that the store refused permanently, of node, or at any
  * name below directory dir (0: none); 0. Any lock but staging's may be held. */
 int staging_refused(struct staging *s, uint64_t node, uint64_t dir, uint64_t seq);
-/* The same, if dir or one above it is a directory whose rename was refused: the store has what is in
- * it by the old name. staging_refused() looks at this, too. */
+/* The same, if dir or one above it is one whose rename was refused: the store has what is in it by
+ * the old name. staging_refused() looks at this, too. */
 int staging_refused_above(struct staging *s, uint64_t dir);
 /* The node at whose change publication halts, 0 = none; *err says why. */
 uint64_t staging_halted_at(struct staging *s, int *err);
