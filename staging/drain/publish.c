@@ -941,6 +941,10 @@ static void halt(struct staging *s, struct pend *p, int err)
 /* p could not be published. */
 static void failed_at(struct staging *s, struct pend *p, int err)
 {
+	if (err == TAKEN_AWAY) {
+		taken_write_again(s, p);
+		return;
+	}
 	pthread_mutex_lock(&s->lock);
 	bool passes = lack_wait(s, p, err);
 	pthread_mutex_unlock(&s->lock);
@@ -1066,9 +1070,7 @@ static void run_batch(struct staging *s, struct batch *b)
 	leftover_end(s);
 	if (b->commit && done == b->n)
 		previous_settle(s, b->commit, b->recommit);
-	if (stuck && err == TAKEN_AWAY)
-		taken_write_again(s, stuck);
-	else if (stuck)
+	if (stuck)
 		failed_at(s, stuck, err);
 }
 
