@@ -13,7 +13,7 @@
  *
  * A name cannot be a symlink and have names below it. DIR is a symlink if it contains checkpoints,
  * and a directory if they lie only further down. The same applies to latest itself, which stands
- * for the mount's root.
+ * for the mount's root; but that is a directory also if there is a run in a subdirectory.
  */
 #include "fs/latest/inside.h"
 
@@ -56,17 +56,20 @@ static struct latest {
 
 /* ---- the answer ---- */
 
-/* Top itself contains checkpoints; if others lie further down, not only loose files of tensors. */
+/* Top itself contains checkpoints; if others lie further down, not only loose files of tensors. The
+ * root is where several jobs have their directories: those of runs keep their names, whatever lies
+ * beside them. */
 static bool is_run(const struct lfound *f)
 {
-	bool direct = false, whole = false, deeper = false;
+	bool direct = false, whole = false, deeper = false, runs = false;
 	for (size_t i = 0; i < f->n; i++) {
-		bool here = !strchr(f->v[i].path, '/');
+		bool here = !strchr(f->v[i].path, '/'), loose = ckpt_is_loose(&f->v[i].kind);
 		direct |= here;
-		whole |= here && !ckpt_is_loose(&f->v[i].kind);
+		whole |= here && !loose;
 		deeper |= !here;
+		runs |= !here && !loose;
 	}
-	return whole || (direct && !deeper);
+	return (whole && (*f->top || !runs)) || (direct && !deeper);
 }
 
 enum answer { NOTHING, LINK, DIRECTORY };

@@ -191,13 +191,22 @@ has '^[dl].* run' "$TMP/out" || die ".cairn/latest lists $(cat "$TMP/out")"
 rm -r "$m/plain"
 wait_durable "$m"
 
-# latest itself stands for the root
+# Nor does one with a step: a run in a subdirectory keeps its link. The newest of all is asked for by name.
 cp -r "$assets/dcp" "$m/step-100"
+wait_durable "$m"
+[ -d "$m/.cairn/latest" ] && [ ! -L "$m/.cairn/latest" ] || die "latest leads to $(readlink "$m/.cairn/latest")"
+[ "$(ls "$m/.cairn/latest" | tr '\n' ' ')" = "all run " ] || die "latest lists $(ls "$m/.cairn/latest")"
+latest_is run run/step-7
+latest_is all/a all/a/step-1
+[ "$("$cairn" latest "$m")" = "$m/step-100" ] || die "cairn latest: $("$cairn" latest "$m")"
+
+# latest itself stands for the root, where that is the only run
+rm -r "$m/run" "$m/all/a" "$m/all/b/epoch=1-step=5.ckpt"
 wait_durable "$m"
 [ "$(readlink "$m/.cairn/latest")" = ../step-100 ] || die "latest leads to $(readlink "$m/.cairn/latest")"
 cmp "$m/.cairn/latest/.metadata" "$assets/dcp/.metadata" || die "read through latest"
 rm "$m/step-100/.metadata"
-rm -r "$m/run/step-7" "$m/all" "$m/models"
+rm -r "$m/all" "$m/models"
 wait_durable "$m"
 [ ! -e "$m/.cairn/latest" ] && [ ! -L "$m/.cairn/latest" ] || die "latest leads to $(readlink "$m/.cairn/latest")"
 stop_mount "$m"
