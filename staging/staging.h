@@ -166,7 +166,8 @@ enum rec_flag {
 	REC_ANSWER = 2048, /* only records which request was answered */
 	/* SEAL: creates its node, at dir/name; sf is lent by buffer fh */
 	REC_LENT = 4096,
-	REC_KEPT = 8192, /* BUFFER: it stays a file's */
+	/* BUFFER: it stays a file's. REFUSED: its version is in lost+found */
+	REC_KEPT = 8192,
 	/* RENAME: there was something at dir2/name2. NODE: the bytes that are not sealed yet were
 	 * answered for when their checkpoint was committed */
 	REC_OVER = 16384,
@@ -693,6 +694,7 @@ struct staging_stats_refused {
 	uint64_t count;
 	int error; /* of the latest, -errno */
 	char path[256];
+	uint64_t kept; /* of them, versions that are in lost+found */
 };
 struct staging_stats_held {
 	unsigned count; /* names that wait for other nodes */

@@ -5,6 +5,7 @@
 #include "fs/parser/parser.h"
 #include "fs/control/stats.h"
 #include "fs/remote/remote.h"
+#include "io/refused.h"
 #include "io/scope.h"
 
 #include <errno.h>
@@ -448,6 +449,7 @@ static const struct field {
 	{JSON("halted", "remedy", CHARS, s.halted.remedy), .needs = AT(halted)},
 	{JSON("refused", "count", COUNT, s.refused.count), .needs = AT(refused),
 	 GAUGE("refused_changes", "Accepted changes that the store refused for good.")},
+	{JSON("refused", "kept", COUNT, s.refused.kept), .needs = AT(refused)},
 	{JSON("refused", "path", CHARS, s.refused.path), .needs = AT(refused)},
 	{JSON("refused", "error", ERROR, s.refused.error), .needs = AT(refused)},
 	{JSON("", "waiting_mapped", LINES, s.waiting_mapped)},
@@ -649,7 +651,7 @@ static const char *size_text(uint64_t n, char buf[24])
 static void write_trouble(const struct stats *st, FILE *f)
 {
 	const struct staging_stats *s = &st->s;
-	char a[24];
+	char a[24], kept[REFUSED_KEPT];
 
 	if (st->gone && st->gone_error == -EADDRINUSE)
 		fprintf(f,
@@ -674,10 +676,11 @@ static void write_trouble(const struct stats *st, FILE *f)
 			s->halted.path, strerror(-s->halted.error), s->halted.remedy);
 	if (s->refused.count)
 		fprintf(f,
-			"  REFUSED    %llu changes, the last at %s: %s. Versions are in "
-			"lost+found. When it is dealt with: cairn retry\n",
+			"  REFUSED    %llu changes, the last at %s: %s; %s. When it is dealt with: "
+			"cairn retry\n",
 			(unsigned long long)s->refused.count, s->refused.path,
-			strerror(-s->refused.error));
+			strerror(-s->refused.error),
+			refused_kept(s->refused.count, s->refused.kept, kept));
 	if (s->recovered.kept)
 		fprintf(f,
 			"  KEPT       %llu files that were never closed, %s, are not in lost+found "

@@ -3,6 +3,7 @@
  * keeper starts another and nothing is lost.
  */
 #include "fs/process/process.h"
+#include "io/refused.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>
@@ -364,15 +365,16 @@ static bool drain_all(struct fs *fs)
 /* All else is in the store: nothing is left to do for the next start. */
 static bool some_refused(struct fs *fs)
 {
+	char kept[REFUSED_KEPT];
 	struct staging_stats st;
 
 	staging_get_stats(fs->s, &st);
 	if (st.refused.count)
 		fs_log(LEVEL_WARNING
-		       "%s: the store refused %llu of the changes, the last at %s: %s; versions "
-		       "are in .cairn/lost+found",
+		       "%s: the store refused %llu of the changes, the last at %s: %s; %s",
 		       fs->o.store, (unsigned long long)st.refused.count, st.refused.path,
-		       strerror(-st.refused.error));
+		       strerror(-st.refused.error),
+		       refused_kept(st.refused.count, st.refused.kept, kept));
 	return st.refused.count;
 }
 

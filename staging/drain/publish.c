@@ -258,6 +258,10 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 	io_tmp_name(p->tmp_id, tmp);
 	int err = io_rename(s->o.store, io_store_tmp(s->o.store), tmp,
 			    io_store_lostfound(s->o.store), to, 0);
+	struct stat st;
+	if (err == -ENOENT && p->again &&
+	    !io_stat(s->o.store, io_store_lostfound(s->o.store), to, &st))
+		err = 0; /* just before the worker died */
 	if (!err) /* staging forgets the version when the batch is durable */
 		err = io_sync_dir(s->o.store, io_store_lostfound(s->o.store));
 	if (!err)
@@ -545,10 +549,12 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 	if (!err || (!p->lost && !is_conflict(s, &p->r, err)))
 		return err;
 	notice_conflict(s, &p->r, err, p->lost);
+	bool kept = false;
 	if (p->r.type == REC_SEAL) {
-		int kept = to_lost_found(s, p, p->r.name[0] ? p->r.name : "file");
-		if (kept && kept != -ENOENT)
-			return kept;
+		int failed = to_lost_found(s, p, p->r.name[0] ? p->r.name : "file");
+		if (failed && failed != -ENOENT)
+			return failed;
+		kept = !failed;
 	}
 	if (err == LEFTOVER_OUTLIVED) /* nobody waits for it */
 		return 0;
@@ -556,7 +562,7 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 	struct rec told = p->r;
 	if (p->from < p->accepted)
 		told.seq = p->from;
-	refuse(s, &told, err);
+	refuse(s, &told, err, kept);
 	return 0;
 }
 

@@ -91,7 +91,8 @@ int dirs_root_relative(struct staging *s, uint64_t dir, const char *name, char *
 
 /* refuse.c */
 /* r is skipped. Takes s->lock, as the next */
-void refuse(struct staging *s, const struct rec *r, int err);
+/* kept: it is a version, and was put into lost+found. */
+void refuse(struct staging *s, const struct rec *r, int err, bool kept);
 /* skipped without an error for any caller */
 bool refuse_is_theirs(const struct rec *r, int err);
 void refuse_settle(struct staging *s, const struct rec *r); /* r is applied */

@@ -20,6 +20,7 @@ struct refusal {
 	int err;
 	bool everywhere; /* its parent directories are unknown */
 	bool gone; /* so was its directory: nothing that commits it can be below an unknown one */
+	bool kept; /* a version, and lost+found has it */
 	unsigned n_up;
 	uint64_t up[DEPTH_MAX]; /* its parent directories, of both names of a rename */
 	char path[256]; /* for messages */
@@ -85,6 +86,7 @@ static void add(struct staging *s, const struct rec *r)
 	f->dir = r->dir;
 	f->err = -(int)r->mask;
 	f->gone = r->flags & REC_ABSENT;
+	f->kept = r->flags & REC_KEPT;
 	strcpy(f->name, name);
 	add_up(s, f, r->dir);
 	if (r->dir2 && r->dir2 != r->dir)
@@ -184,9 +186,10 @@ static bool is_gone(struct staging *s, uint64_t dir)
 	return err == -ENOENT && !refusal_of(s, dir);
 }
 
-void refuse(struct staging *s, const struct rec *r, int err)
+void refuse(struct staging *s, const struct rec *r, int err, bool kept)
 {
 	struct rec f = {.type = REC_REFUSED,
+			.flags = kept ? REC_KEPT : 0,
 			.node = r->node,
 			.node2 = r->seq,
 			.mask = (uint64_t)-err,
@@ -205,7 +208,7 @@ void refuse(struct staging *s, const struct rec *r, int err)
 	}
 	if ((err == -ENOENT || err == -ESTALE) && is_gone(s, f.dir) &&
 	    (!f.dir2 || is_gone(s, f.dir2)))
-		f.flags = REC_ABSENT;
+		f.flags |= REC_ABSENT;
 	LOCK_SCOPE(&s->lock);
 	s->st.errors++;
 	add(s, &f);
@@ -241,7 +244,7 @@ static int emit(struct staging *s, const struct refusal *f)
 			.node = f->node,
 			.node2 = f->seq,
 			.mask = (uint64_t)-f->err,
-			.flags = f->gone ? REC_ABSENT : 0,
+			.flags = (f->gone ? REC_ABSENT : 0) | (f->kept ? REC_KEPT : 0),
 			.dir = f->dir,
 			.name = f->name};
 	return log_append(s, &r);
@@ -264,6 +267,9 @@ void refuse_stats(struct staging *s, struct staging_stats *out)
 {
 	out->refused.count = s->refusals.n;
 	out->refused.error = s->refusals.list ? s->refusals.list->err : 0;
+	out->refused.kept = 0;
+	for (const struct refusal *f = s->refusals.list; f; f = f->next)
+		out->refused.kept += f->kept;
 	snprintf(out->refused.path, sizeof(out->refused.path), "%s",
 		 s->refusals.list ? s->refusals.list->path : "");
 }

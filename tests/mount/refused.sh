@@ -40,10 +40,32 @@ status_field "$m" refused | has sub/shard.pt || die "status: $(status_field "$m"
 COLUMNS=999 "$cairn" status "$m" | has 'REFUSED *1 change by.*sub/shard.pt' || die "$("$cairn" status "$m")"
 cmp <(head -c 100000 /dev/zero | tr '\0' z) "$s"/.cairn/lost+found/*shard.pt.* || die "its bytes are not kept"
 
+has 'versions are in .cairn/lost+found' "$TMP/err" || die "wait does not say where it is: $(cat "$TMP/err")"
+
 # A person has seen it.
 "$cairn" retry "$m" >/dev/null || die "retry"
 wait_durable "$m"
 [ "$(status_field "$m" refused)" = null ] || die "still refused: $(status_field "$m" refused)"
+# Of a rename there is nothing in lost+found, and nothing says so.
+kept=$(ls "$s/.cairn/lost+found")
+mv "$m/fine/shard.pt" "$m/sub/moved.pt"
+"$cairn" wait --timeout 20 "$m" 2>"$TMP/err" && die "cairn wait of a refused rename succeeds"
+has 'refused sub/moved.pt: .*nothing of it is in .cairn/lost+found: make the change again' "$TMP/err" ||
+	die "of a refused rename: $(cat "$TMP/err")"
+[ "$(status_field "$m" refused.kept)" = 0 ] || die "kept: $(status_field "$m" refused)"
+COLUMNS=999 "$cairn" status "$m" | has 'nothing of it is in .cairn/lost+found' || die "$("$cairn" status "$m")"
+has 'REFUSED .*nothing of it is in' "$m/.cairn/status" || die "status: $(cat "$m/.cairn/status")"
+[ "$(ls "$s/.cairn/lost+found")" = "$kept" ] && [ -e "$s/fine/shard.pt" ] || die "a refused rename: $(find "$s")"
+# the next worker knows as much of each
+echo both >"$m/sub/both.pt"
+retry 10 eval '[ "$(status_field "$m" refused.count)" = 2 ]' || die "refused: $(status_field "$m" refused)"
+kill -KILL "$(worker_pid "$m")"
+[ "$(status_field "$m" refused.kept)" = 1 ] || die "kept, after the worker's death: $(status_field "$m" refused)"
+"$cairn" wait --timeout 20 "$m" 2>"$TMP/err" && die "cairn wait succeeds"
+has 'versions of 1 are in .cairn/lost+found' "$TMP/err" || die "of both: $(cat "$TMP/err")"
+"$cairn" retry "$m" >/dev/null || die "retry"
+wait_durable "$m"
+
 "$cairn" umount -q "$m" || die "umount of what was seen"
 has 'everything is in the store' "$s"/.cairn/*/log || die "log: $(cat "$s"/.cairn/*/log)"
 

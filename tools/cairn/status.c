@@ -125,13 +125,13 @@ static void print_refused(const struct doc *s)
 	CLEANUP_FREE char *where = path(s, "refused.path");
 	CLEANUP_FREE char *why = text(s, "refused.error");
 	CLEANUP_FREE char *top = name_in_line(s->top);
-	char n[COUNT_ROOM];
+	char n[COUNT_ROOM], kept[REFUSED_KEPT];
 
 	if (is_absent(s, "refused"))
 		return;
 	print_line("REFUSED", "%s by the store, the last at %s: %s",
 		   count_of(u64(s, "refused.count"), "change", n), or_dash(where), or_dash(why));
-	print_line("", "versions are in lost+found; when you have handled it, `cairn retry %s`",
+	print_line("", "%s; when you have handled it, `cairn retry %s`", kept_of(s->d, kept),
 		   or_dash(top));
 }
 

@@ -21,6 +21,7 @@
 #include "io/clock.h"
 #include "io/keys.h"
 #include "io/mounts/mounts.h"
+#include "io/refused.h"
 #include "json.h"
 
 enum cairn_exit {
@@ -181,6 +182,8 @@ int complain_status(const struct location *p, int err);
 /* Says which accepted change the store refused for good, if the status d has one; and, if the
  * mount stays, how to acknowledge it. */
 bool complain_refused(const struct location *p, const struct json_doc *d, bool stays);
+/* Where that is now, by the status d, which has such; buf, or a constant. */
+const char *kept_of(const struct json_doc *d, char buf[REFUSED_KEPT]);
 
 /* ---- xattrs and status of a file ---------------------------------------------- */
 

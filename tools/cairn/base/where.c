@@ -422,16 +422,25 @@ int complain_status(const struct location *p, int err)
 	return CAIRN_FAILED;
 }
 
+/* A daemon of an earlier version does not say how many. */
+const char *kept_of(const struct json_doc *d, char buf[REFUSED_KEPT])
+{
+	int kept = json_at(d, 0, "refused.kept");
+	uint64_t count = json_u64(d, json_at(d, 0, "refused.count"));
+
+	return refused_kept(count, kept < 0 ? count : json_u64(d, kept), buf);
+}
+
 bool complain_refused(const struct location *p, const struct json_doc *d, bool stays)
 {
+	char kept[REFUSED_KEPT];
 	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "refused.path"));
 	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "refused.error"));
 
 	if (json_is_null(d, json_at(d, 0, "refused")))
 		return false;
-	complain("%s failed: the store refused %s: %s; versions are in .cairn/lost+found of the "
-		 "store%s%s%s",
-		 p->arg, path ? path : "?", why ? why : "?",
+	complain("%s failed: the store refused %s: %s; %s%s%s%s", p->arg, path ? path : "?",
+		 why ? why : "?", kept_of(d, kept),
 		 stays ? ". When you have handled it: `cairn retry " : "", stays ? p->top : "",
 		 stays ? "`" : "");
 	return true;
