@@ -8,8 +8,11 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -39,6 +42,29 @@ std::string names_in(const std::string &dir)
 		all += s + " ";
 	return all;
 }
+
+// A FUSE filesystem whose attributes all give this error; 0: those of the real one.
+int xattr_error;
+
+} // namespace
+
+extern "C" int statfs(const char *path, struct statfs *out) noexcept
+{
+	long err = syscall(SYS_statfs, path, out);
+	if (!err && xattr_error)
+		out->f_type = 0x65735546;
+	return (int)err;
+}
+
+extern "C" ssize_t getxattr(const char *path, const char *name, void *value, size_t size) noexcept
+{
+	if (!xattr_error)
+		return syscall(SYS_getxattr, path, name, value, size);
+	errno = xattr_error;
+	return -1;
+}
+
+namespace {
 
 // Every test ends with nothing left registered, no event, no file beside the shards.
 class Cairn : public testing::Test {
@@ -247,6 +273,23 @@ TEST_F(Cairn, errors_say_what_to_do)
 	EXPECT_EQ(0, cairn_stage_stats(stage, &st, 8));	// a caller of an older version
 	EXPECT_EQ(-EINVAL, cairn_stage_trim(nullptr));
 	EXPECT_EQ(0, cairn_stage_close(nullptr));
+}
+
+// What a mount cannot tell is not what another filesystem says: that one is synced instead.
+TEST_F(Cairn, an_error_of_the_mount_is_no_answer)
+{
+	std::string file = path("file");
+	write_file(file, "x");
+	for (int err : {ENODATA, EOPNOTSUPP, EPERM, EINVAL}) {
+		xattr_error = err;
+		EXPECT_EQ(0, cairn_wait(file.c_str(), 0)) << strerror(err);
+	}
+	for (int err : {EIO, ESTALE, ECONNABORTED, ENOTCONN, ETIMEDOUT, EACCES, EMFILE}) {
+		xattr_error = err;
+		EXPECT_EQ(-err, cairn_wait(file.c_str(), 0)) << strerror(err);
+		EXPECT_EQ(-err, cairn_wait(file.c_str(), -1)) << strerror(err);
+	}
+	xattr_error = 0;
 }
 
 TEST_F(Cairn, device_recorded)

@@ -18,6 +18,14 @@
 #define POLL_MIN_MS 1
 #define POLL_MAX_MS 50
 
+/* What a filesystem that is no cairnfs says, or one without that attribute. Any other error tells
+ * nothing of the file: taken for this, what is only staged would count as synced. */
+static bool has_no_such(int err)
+{
+	return err == ENODATA || err == EOPNOTSUPP || err == ENOSYS || err == EINVAL ||
+	       err == EPERM || err == ERANGE;
+}
+
 /* -ENODATA: path is not on a cairnfs. */
 static int mount_value(const char *path, const char *key, char *buf, size_t size)
 {
@@ -30,9 +38,7 @@ static int mount_value(const char *path, const char *key, char *buf, size_t size
 		return -ENODATA;
 	n = getxattr(path, key, buf, size - 1);
 	if (n < 0)
-		return errno == ENOTCONN || errno == EACCES || errno == ENOENT || errno == EINTR
-			       ? -errno
-			       : -ENODATA;
+		return has_no_such(errno) ? -ENODATA : -errno;
 	buf[n] = '\0';
 	return 0;
 }
@@ -85,7 +91,7 @@ static int sync_path(const char *path)
 }
 
 /* The state once it has become durable or failed, or after left_ms (negative: ever). 0; -errno,
- * -ENODATA also where the daemon has no such call. */
+ * -ENODATA also where the daemon has no such call, or takes no more of them. */
 static int await_state(const char *path, int64_t left_ms, char *buf, size_t size)
 {
 	char key[64] = KEY_WAIT;
@@ -93,7 +99,9 @@ static int await_state(const char *path, int64_t left_ms, char *buf, size_t size
 	if (left_ms >= 0)
 		snprintf(key, sizeof(key), KEY_WAIT ".%lld",
 			 (long long)(left_ms < CALL_MAX_MS ? left_ms : CALL_MAX_MS));
-	return mount_value(path, key, buf, size);
+	int err = mount_value(path, key, buf, size);
+
+	return err == -EAGAIN || err == -ENOMEM ? -ENODATA : err;
 }
 
 int cairn_wait(const char *path, int timeout_ms)
