@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import os
 import typing
+import unittest.mock
 import zipfile
 
 import torch
@@ -422,6 +423,12 @@ def files(top):
         stager.save({"x": numbers(11)}, f"{top}/saved.pt")
         stager.save({"x": numbers(12)}, f"{top}/saved.pt")
         raises(FileExistsError, stager.save, {"x": numbers(1)}, f"{top}/saved.pt", exclusive=True)
+        # another process makes it after it was looked for
+        with unittest.mock.patch("os.path.lexists", return_value=False):
+            before = os.stat(f"{top}/saved.pt").st_ino
+            raises(FileExistsError, stager.save, {"x": numbers(1)}, f"{top}/saved.pt", exclusive=True)
+            assert os.stat(f"{top}/saved.pt").st_ino == before
+            assert not [n for n in os.listdir(top) if n.startswith(".saved.pt")], os.listdir(top)
         raises(FileNotFoundError, stager.save, {"x": numbers(1)}, f"{top}/nowhere/x.pt")
         stager.save({"x": numbers(13)}, f"{top}/excl.pt", exclusive=True)
         stager.save({"x": torch.eye(5).to_sparse()}, f"{top}/sparse.pt")

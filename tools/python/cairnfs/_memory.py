@@ -210,7 +210,27 @@ _serial = itertools.count()
 def temporary_name(path: str) -> str:
     """Beside path, and no other process's."""
     where, name = os.path.split(path)
-    return os.path.join(where, f".{name[:200]}.{os.getpid()}.{next(_serial)}.tmp")
+    short = os.fsdecode(os.fsencode(name)[:200])
+    return os.path.join(where, f".{short}.{os.getpid()}.{next(_serial)}.tmp")
+
+
+RENAME_NOREPLACE = 1
+AT_FDCWD = -100
+
+
+def name_new(temporary: str, path: str) -> None:
+    """Renames it to path, which must not exist: FileExistsError if it does, in one step. A link where
+    the filesystem has no such rename (NFS)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    error = errno.ENOSYS
+    if rename is not None:
+        if rename(AT_FDCWD, os.fsencode(temporary), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE) == 0:
+            return
+        error = ctypes.get_errno()
+    if error not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(error, os.strerror(error), path)
+    os.link(temporary, path)
+    os.unlink(temporary)
 
 
 class PlainBlock(Block):
@@ -227,8 +247,7 @@ class PlainBlock(Block):
         try:
             self._write(temporary, size, device)
             if exclusive:
-                os.link(temporary, path)
-                os.unlink(temporary)
+                name_new(temporary, path)
             else:
                 os.rename(temporary, path)
         except BaseException:
@@ -349,17 +368,26 @@ class LibraryBlock(Block):
             self._buffer.owner = memory         # not closed while a storage lies on it
 
     def _commit(self, path: str, size: int, device: str, exclusive: bool) -> None:
-        # EXCL is set when the shard is created, before a path is known.
+        # CAIRN_EXCL is given when the shard is created, before a path is known: the file gets a hidden
+        # name first. Without the check a file that is there is only found after the bytes' way.
         if exclusive and os.path.lexists(path):
             self._lib.call("cairn_shard_abort", self._shard)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        first = temporary_name(path) if exclusive else path
         try:
-            self._lib.call("cairn_shard_set_path", self._shard, os.fsencode(path))
+            self._lib.call("cairn_shard_set_path", self._shard, os.fsencode(first))
             self._lib.call("cairn_shard_device", self._shard, device.encode()[:255])
         except BaseException:
             self._lib.call("cairn_shard_abort", self._shard)
             raise
         self._lib.call("cairn_shard_commit", self._shard, size)
+        if not exclusive:
+            return
+        try:
+            name_new(first, path)
+        except BaseException:
+            os.unlink(first)
+            raise
 
     def _abort(self) -> None:
         self._lib.call("cairn_shard_abort", self._shard)
