@@ -25,7 +25,7 @@ struct fs_opts {
 	 * for; 0: they do not */
 	uint64_t staging_asked, tmpfs_bytes;
 	bool fsync_staged, engine_posix, nopassthrough, nodedup, noearly, noprevious, guard;
-	bool ro, foreground, debug, remount;
+	bool ro, foreground, debug, remount, nonempty;
 	unsigned persist_threads, queue_depth;
 	unsigned log_level; /* syslog(3)'s */
 	int numa; /* a node + 1; 0: any */

@@ -310,6 +310,10 @@ static int check(struct fs_opts *o, const struct asked *asked)
 	err = check_places(o, asked->where[0], asked->where[1], dead);
 	if (!err && !dead)
 		err = check_busy(o->mountpoint);
+	if (!err && !dead)
+		err = places_hide(o);
+	if (!err)
+		err = places_nested(o);
 	return err ? err : check_tier(o);
 }
 

@@ -24,4 +24,12 @@ int options_refuse(const char *what, const char *value);
  * and a line on stderr. */
 int options_refuse_unknown(const char *opt);
 
+/* ---- places.c: o->store and o->mountpoint are resolved ---- */
+/* Refuses a mountpoint that is a store, or has files while the store has none: the two are probably
+ * swapped. Warns of files that another mountpoint has. 0 or -EINVAL, as options_refuse(). */
+int places_hide(const struct fs_opts *o);
+/* Refuses a store in another one that is served, or around it, and a mountpoint in such. 0 or
+ * -EINVAL, as options_refuse(). */
+int places_nested(const struct fs_opts *o);
+
 #endif

@@ -311,6 +311,8 @@ static const struct option table[] = {
 	 TO(log_level), 0},
 	{.name = "allow_other", .value = "", .help = "other users may use the mount"},
 	{"ro", "", "nothing can be written", take_flag_too, TO(ro), true},
+	{"nonempty", "", "files under the mountpoint are hidden on purpose", take_flag,
+	 TO(nonempty), true},
 	{"remount", .take = take_flag, .field = TO(remount), .arg = true},
 	{"rw", .take = ignore},
 	{"default_permissions", .take = ignore},
@@ -333,7 +335,7 @@ static bool is_fstab_habit(const char *opt, size_t len)
 		"suid",	    "dev",	  "nosuid",  "nodev",  "relatime", "strictatime",
 		"lazytime", "nolazytime", "auto",    "noauto", "user",	   "users",
 		"nouser",   "owner",	  "group",   "nofail", "_netdev",  "defaults",
-		"nonempty", "subtype",	  "comment",
+		"subtype",  "comment",
 	};
 
 	for (unsigned i = 0; i < sizeof(habits) / sizeof(habits[0]); i++)

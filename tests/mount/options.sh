@@ -82,6 +82,45 @@ start_mount "$TMP/real" "$TMP/served here" $small
 refused "the store lies in a mount with a space" "inside the cairnfs mount $TMP/served here;" \
 	"$cairnfs" "$TMP/served here/in" "$mnt" -o $small
 stop_mount "$TMP/served here"
+# Swapped: the user's files would be hidden. What an earlier version accepted on purpose goes on.
+: >"$mnt/data"
+refused "the two are swapped" "store $store is empty, and the mountpoint $mnt has files \(such as data\).*swapped.*-o nonempty" \
+	"$cairnfs" "$store" "$mnt" -o $small
+mkdir "$store/lost+found"
+refused "the same, of an empty ext4" "swapped" "$cairnfs" "$store" "$mnt" -o $small,ro
+rmdir "$store/lost+found"
+start_mount "$store" "$mnt" $small,nonempty
+stop_mount "$mnt"
+[ -e "$mnt/data" ] && [ -d "$store/.cairn" ] || complain "nonempty: $(ls -A "$mnt" "$store")"
+try_mount "$store" "$mnt" $small 2>"$TMP/said" || complain "a mountpoint with files, and a store in use: $(cat "$TMP/said")"
+has "warning: the mountpoint $mnt has files (such as data)" "$TMP/said" || complain "no warning: $(cat "$TMP/said")"
+stop_mount "$mnt"
+rm "$mnt/data"
+mkdir "$TMP/empty"
+refused "the mount point is a store" "mountpoint $store is itself a store.*swapped" "$cairnfs" "$TMP/empty" "$store" -o $small
+[ ! -e "$TMP/empty/.cairn" ] || complain "a refused start left $(ls -A "$TMP/empty")"
+
+# Stores in each other; beside each other, or one after the other, they may be.
+mkdir -p "$TMP/outer/run/in" "$TMP/outer/run/mnt"
+start_mount "$TMP/outer/run" "$TMP/served" $small
+for how in $small "$small,host=another"; do
+	refused "a store in one that is served, $how" "store $TMP/outer/run/in lies inside the store $TMP/outer/run, which is served" \
+		"$cairnfs" "$TMP/outer/run/in" "$mnt" -o "$how"
+	refused "a store around one that is served, $how" "store $TMP/outer has inside it the store $TMP/outer/run, which is served" \
+		"$cairnfs" "$TMP/outer" "$mnt" -o "$how"
+done
+refused "a mountpoint in a store that is served" "mountpoint $TMP/outer/run/mnt lies inside the store $TMP/outer/run, which is served" \
+	"$cairnfs" "$store" "$TMP/outer/run/mnt" -o $small
+! is_mounted "$TMP/outer/run/mnt" || umount -l "$TMP/outer/run/mnt"
+start_mount "$TMP/outer/run/in" "$mnt" $small,ro
+stop_mount "$mnt"
+stop_mount "$TMP/served"
+start_mount "$TMP/outer" "$TMP/served" $small,ro
+start_mount "$TMP/outer/run/in" "$mnt" $small
+stop_mount "$mnt"
+stop_mount "$TMP/served"
+start_mount "$TMP/outer" "$TMP/served" $small
+stop_mount "$TMP/served"
 refused "staging above memory" "memory" "$cairnfs" "$store" "$mnt" -o staging=100000G
 if [ -r /sys/devices/system/node/has_memory ]; then
 	refused "a NUMA node that is not there" "NUMA node" "$cairnfs" "$store" "$mnt" -o $small,numa=1000
