@@ -384,6 +384,8 @@ unsigned staging_force(struct staging *s, uint64_t dir);
 /* Directory `id` is in the store at parent/name. */
 int staging_dir_learn(struct staging *s, uint64_t id, uint64_t parent, const char *name);
 void staging_dir_forget(struct staging *s, uint64_t id);
+/* How many descriptors of directories stay open, by the limit of open files as it is now. */
+unsigned staging_dir_fds(void);
 /* O_PATH descriptor of directory id, valid until _put. -ENOENT: not in the store. */
 int staging_dir_get(struct staging *s, uint64_t id, int *fd);
 void staging_dir_put(struct staging *s, uint64_t id);
@@ -692,9 +694,9 @@ struct staging_stats_halted {
 struct staging_stats_refused {
 	/* changes that were accepted, and refused by the store for good */
 	uint64_t count;
+	uint64_t kept; /* of them, versions that are in lost+found */
 	int error; /* of the latest, -errno */
 	char path[256];
-	uint64_t kept; /* of them, versions that are in lost+found */
 };
 struct staging_stats_held {
 	unsigned count; /* names that wait for other nodes */

@@ -22,8 +22,10 @@ static bool refused;
 /* A file being written takes two descriptors of the worker: one in staging, and one in the store
  * from its close or its first write on. */
 #define FDS_OF_FILE 2
-/* of the worker itself: 27 were counted, and it opens some for a moment */
+/* of the worker itself: 27 were counted, and it opens some for a moment. With FDS_DIRS of
+ * staging's directories */
 #define FDS_OWN 40
+#define FDS_DIRS 8
 
 static struct user *find(uint32_t uid)
 {
@@ -75,7 +77,8 @@ static uint64_t files_max(void)
 	struct rlimit rl;
 	if (getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur == RLIM_INFINITY)
 		return UINT64_MAX;
-	uint64_t others = FDS_OWN + rl.rlim_cur / 8;
+	uint64_t dirs = staging_dir_fds(), more = dirs > FDS_DIRS ? dirs - FDS_DIRS : 0;
+	uint64_t others = FDS_OWN + rl.rlim_cur / 8 + more;
 	return rl.rlim_cur > others ? (rl.rlim_cur - others) / FDS_OF_FILE : 1;
 }
 

@@ -582,8 +582,10 @@ static bool ready(struct pend *p)
 /* s->lock held */
 static unsigned max_victims(const struct staging *s)
 {
+	uint64_t few = s->order.fds_pend / 4; /* where the limit of descriptors is low */
+
 	if (io_store_frees_early(s->o.store))
-		return VICTIMS_MAX;
+		return few >= VICTIMS_MAX ? VICTIMS_MAX : few ? (unsigned)few : 1;
 	return io_store_frees_at_close(s->o.store) && s->trash.n < VICTIMS_SPARED ? VICTIMS_SPARED
 										  : 0;
 }

@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define DIR_BUCKETS 4096u
 #define DIR_FDS_MAX 512u /* kept open; one per directory of a busy tree */
+#define DIR_FDS_MIN 2u /* the one that is opened, and its parent */
 #define DIR_DEPTH_MAX 2048u /* PATH_MAX / 2: "a/" */
 
 struct dir {
@@ -35,7 +37,7 @@ struct dirs {
 	pthread_mutex_t lock;
 	struct dir *bucket[DIR_BUCKETS];
 	struct dir *lru_head, *lru_tail;
-	unsigned n_fds;
+	unsigned n_fds, max_fds; /* open ones, without the root's; how many stay open */
 	struct dir *root;
 	uint64_t moves;
 	struct { /* the directory that is being renamed; 0 = none */
@@ -124,12 +126,29 @@ static void unpin(struct dirs *t, struct dir *d)
 	dir_release(t, d);
 }
 
+unsigned staging_dir_fds(void)
+{
+	struct rlimit rl;
+
+	if (getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur / 32 >= DIR_FDS_MAX)
+		return DIR_FDS_MAX;
+	return rl.rlim_cur / 32 > DIR_FDS_MIN ? (unsigned)(rl.rlim_cur / 32) : DIR_FDS_MIN;
+}
+
+/* Closes those that were used longest ago; never `last`, from which the way goes on. */
+static void close_some(struct dirs *t, const struct dir *last)
+{
+	while (t->n_fds > t->max_fds && t->lru_head && t->lru_head != last)
+		close_fd(t, t->lru_head);
+}
+
 int dirs_open(struct staging *s)
 {
 	struct dirs *t = calloc(1, sizeof(*t));
 	if (!t)
 		return -ENOMEM;
 	lock_init(&t->lock, RANK_DIRS);
+	t->max_fds = staging_dir_fds();
 	t->root = dir_need(t, STAGING_ROOT_DIR);
 	if (!t->root) {
 		free(t);
@@ -359,6 +378,7 @@ static int open_dir(struct staging *s, struct dirs *t, uint64_t id, struct dir *
 		top->fd = fd;
 		t->n_fds++;
 		lru_append(t, top);
+		close_some(t, top); /* a path may be deeper than there are descriptors */
 	}
 }
 
@@ -375,8 +395,7 @@ int staging_dir_get(struct staging *s, uint64_t id, int *fd)
 	if (err)
 		return err;
 	pin(t, d);
-	while (t->n_fds > DIR_FDS_MAX && t->lru_head)
-		close_fd(t, t->lru_head);
+	close_some(t, NULL);
 	*fd = d->fd;
 	return 0;
 }
