@@ -288,6 +288,22 @@ static bool has_other_steps(uint64_t step, const struct ckpt_name *v, size_t n)
 	return false;
 }
 
+/* Files of several steps: step_100.pt, step_200.pt. Numbers without a gap may be those of ranks. */
+static bool has_files_of_steps(uint64_t step, const struct ckpt_name *v, size_t n)
+{
+	uint64_t one, least = UINT64_MAX, most = 0;
+	size_t files = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (!v[i].dir && ckpt_is_loose_file(v[i].name) && find_named_step(v[i].name, &one) &&
+		    one != step) {
+			least = one < least ? one : least;
+			most = one > most ? one : most;
+			files++;
+		}
+	return files && most - least >= files;
+}
+
 struct seen {
 	bool metadata, local, distcp, common, shards, safetensors, torch, deepspeed, trainer, orbax;
 	bool snapshot, model;
@@ -355,7 +371,9 @@ void ckpt_recognize(const char *dir, const struct ckpt_name *v, size_t n, struct
 	if (out->format == CKPT_NONE)
 		return;
 	out->has_step = find_step(dir, &out->step);
-	if (ckpt_is_plain(out->format) && out->has_step && has_other_steps(out->step, v, n)) {
+	if (ckpt_is_plain(out->format) && out->has_step &&
+	    (has_other_steps(out->step, v, n) ||
+	     (number_is(dir, &step) && has_files_of_steps(out->step, v, n)))) {
 		out->has_step = false;
 		out->step = 0;
 	}

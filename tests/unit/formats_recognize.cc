@@ -82,6 +82,16 @@ TEST(Recognize, Formats)
 		{"x", {"pytorch_model.bin"}, CKPT_TORCH, -1},
 		{"x", {"data.bin"}, CKPT_NONE, -1},
 		{"x", {"a.ckpt"}, CKPT_NONE, -1}, // each stands for itself
+		// a number alone: a step, or a job, in which files of steps are
+		{"4711", {"model.pt", "optimizer.pt"}, CKPT_TORCH, 4711},
+		{"4711", {"step_100.pt", "step_200.pt"}, CKPT_TORCH, -1},
+		{"4711", {"iter-9.safetensors", "iter-10.safetensors", "iter-20.safetensors"}, CKPT_SAFETENSORS, -1},
+		{"4711", {"step_100.pt"}, CKPT_TORCH, 4711},
+		{"100", {"step_100.pt"}, CKPT_TORCH, 100},
+		{"100", {"ckpt_0.pt", "ckpt_1.pt", "ckpt_2.pt"}, CKPT_TORCH, 100}, // of ranks
+		{"100", {"ckpt_8.pt", "ckpt_9.pt"}, CKPT_TORCH, 100}, // of another node's
+		{"4711", {"model_1.pt", "model_2.pt"}, CKPT_TORCH, 4711}, // epochs, or ranks
+		{"step-3", {"step_100.pt", "step_200.pt"}, CKPT_TORCH, 3},
 	};
 	for (const auto &c : cases) {
 		Dir d(c.dir, c.names);
