@@ -4,7 +4,8 @@
 # timeout: 240
 # What changes beside model.safetensors (a log, config.json) does not take the copy in the tier back: a push is killed at
 # each of its system calls, or the log replaced; the manifest is there all the time, and all that it lists. Nor does what
-changes in a subdirectory, unless that is a checkpoint.
+# changes in a subdirectory, unless that is a checkpoint; and in a directory of DCP, Megatron or Trainer what no commit file
+# lists.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/tier.inc"
@@ -107,23 +108,28 @@ model = os.path.join(store, name)
 log = os.path.join(model, "logs/trainer_log.jsonl")
 manifest = os.path.join(tier, ".cairn/manifests", name, "manifest.json")
 
-def nested():
-    for d in store, tier:
-        shutil.rmtree(d, ignore_errors=True)
-        os.makedirs(d)
+def plain():
     shutil.copytree(os.path.join(assets, "safetensors"), model)
     shutil.copytree(os.path.join(assets, "dcp"), os.path.join(model, "optimizer"))
     write(os.path.join(model, "optimizer/args.json"), "{}")
+    return {"model.safetensors", ".metadata", "args.json"}
+
+def nested(make=plain):
+    global parts
+    for d in store, tier:
+        shutil.rmtree(d, ignore_errors=True)
+        os.makedirs(d)
+    parts = make()
     os.mkdir(os.path.join(model, "logs"))
     write(os.path.join(model, "logs/old.txt"), "old")
     write(log, "first\n")
     run(0, cairn, "tier", "push", store, tier)
 
-def nested_killed(change, stays):
+def nested_killed(change, stays, make=plain):
     n = back = 0
     while True:
         n += step
-        nested()
+        nested(make)
         change()
         p = run(None, at_call, str(n), "kill -KILL $PID", cairn, "tier", "push", store, tier)
         back += not os.path.exists(manifest)
@@ -140,7 +146,7 @@ def nested_killed(change, stays):
 
 def whole_at(n):
     assert os.path.exists(manifest), (n, "the copy was taken back")
-    assert {"model.safetensors", ".metadata", "args.json"} <= listed(), (n, listed())
+    assert parts <= listed(), (n, listed())
     run(0, cairn, "tier", "verify", tier)
 
 def change_nested():
@@ -149,6 +155,48 @@ def change_nested():
 
 nested_killed(change_nested, True)
 nested_killed(lambda: write(os.path.join(model, "optimizer/args.json"), '{"x": 1}'), False)
+
+# What commits it says what its parts are.
+def dcp():
+    shutil.copytree(os.path.join(assets, "dcp"), model)
+    write(os.path.join(model, "config.json"), "{}")
+    return {".metadata", "__0_0.distcp", "__1_0.distcp", "config.json"}
+
+def megatron():
+    dcp()
+    shutil.copy(os.path.join(assets, "torch_save/model.pt"), os.path.join(model, "common.pt"))
+    write(os.path.join(model, "metadata.json"), "{}")
+    return {".metadata", "__0_0.distcp", "common.pt", "metadata.json"}
+
+def trainer():
+    shutil.copytree(os.path.join(assets, "safetensors"), model)
+    shutil.copytree(os.path.join(assets, "dcp"), os.path.join(model, "optimizer_0"))
+    shutil.copy(os.path.join(assets, "torch_save/model.pt"), os.path.join(model, "optimizer.pt"))
+    for f in "trainer_state.json", "config.json", "optimizer_0/args.json":
+        write(os.path.join(model, f), "{}")
+    return {"model.safetensors", "optimizer.pt", "trainer_state.json", ".metadata", "args.json"}
+
+def at(new):
+    global name, model, log, manifest
+    name, model = new, os.path.join(store, new)
+    log = os.path.join(model, "logs/trainer_log.jsonl")
+    manifest = os.path.join(tier, ".cairn/manifests", name, "manifest.json")
+
+for new, make, part in (("run/step-9", dcp, "__0_0.distcp"), ("run/iter_0000009", megatron, "metadata.json"),
+                        ("run/checkpoint-9", trainer, "optimizer_0/args.json")):
+    at(new)
+    nested_killed(change_nested, True, make)
+    def replace():
+        with open(os.path.join(model, part), "ab") as f:
+            f.write(b"{}")
+        if os.path.exists(os.path.join(model, ".metadata")):
+            os.utime(os.path.join(model, ".metadata"))
+    nested(make)
+    replace()
+    run(0, cairn, "tier", "push", store, tier)
+    whole_at("replaced")
+    assert read(os.path.join(model, part)) == read(os.path.join(tier, name, part)), new
+
 name, model = "model", os.path.join(store, "model")
 log = os.path.join(model, "trainer_log.jsonl")
 manifest = os.path.join(tier, ".cairn/manifests/model/manifest.json")
@@ -188,6 +236,17 @@ for i in $(seq 100); do
 	[ -e "$manifest" ] || die "the copy was taken back"
 	sleep 0.1
 done
+mkdir -p "$m/run/step-9/logs"
+cp "$assets"/dcp/*.distcp "$m/run/step-9"
+cp "$assets/dcp/.metadata" "$m/run/step-9"
+expect 0 "$cairn" wait --tier "$m/run/step-9"
+for i in $(seq 60); do
+	echo "$i" >>"$m/run/step-9/logs/train.log"
+	[ -e "$t/.cairn/manifests/run/step-9/manifest.json" ] || die "a log took a checkpoint of DCP back"
+	sleep 0.1
+done
+expect 0 "$cairn" wait --tier "$m/run/step-9"
+cmp "$m/run/step-9/logs/train.log" "$t/run/step-9/logs/train.log" || die "the log beside a checkpoint of DCP"
 [ "$(generation)" -lt 8 ] || die "sent again and again: generation $(generation)"
 expect 0 "$cairn" wait --tier "$m/model"
 cmp "$m/model/trainer_log.jsonl" "$t/model/trainer_log.jsonl" || die "the log's last line"

@@ -283,11 +283,25 @@ static bool is_file(const struct ckpt *c, const char *name)
 	return fd >= 0;
 }
 
-bool ckpt_is_beside(const struct names *inside, const char *path)
+static bool is_shard(const char *name)
+{
+	const char *dot = strrchr(name, '.');
+
+	return dot && !strcmp(dot, ".distcp");
+}
+
+bool ckpt_may_have_beside(enum ckpt_format format)
+{
+	return ckpt_is_plain(format) || ckpt_is_dcp(format) || format == CKPT_TRAINER;
+}
+
+bool ckpt_is_beside(enum ckpt_format format, const struct names *inside, const char *path)
 {
 	const char *name = path_base(path);
-	/* it may be of a checkpoint that is no longer inside */
-	bool beside = !ckpt_is_loose_file(name) && (name == path || !ckpt_commits(name));
+	/* in a subdirectory it may be of a checkpoint that is no longer inside */
+	bool beside = ckpt_may_have_beside(format) && !ckpt_is_loose_file(name) &&
+		      !is_shard(name) &&
+		      ((ckpt_is_plain(format) && name == path) || !ckpt_commits(name));
 
 	for (size_t i = 0; beside && i < inside->n; i++)
 		beside = !path_is_at(path, inside->v[i]);

@@ -63,13 +63,16 @@ typedef int (*ckpt_file_fn)(void *ctx, const char *path, const struct stat *st);
  * run is. *others: the directory of one that is not loose has such. fn's result, if it is not 0, or
  * -errno. */
 int ckpt_each_file(const struct ckpt *c, ckpt_file_fn fn, void *ctx, bool *others);
-/* The checkpoints in a plain one that has a step: their paths from c->dir, for names_free(); of
- * others none. 0 or -errno. */
+/* Are there files of it without which it is whole? */
+bool ckpt_may_have_beside(enum ckpt_format format);
+/* What is not beside although its name does not say so: the checkpoints inside, but not of a plain
+ * one without a step; and, once c was read, what its commit file lists. Paths from c->dir, for
+ * names_free(). 0 or -errno. */
 int ckpt_inside(const struct ckpt *c, struct names *out);
-/* Does a file of a plain one lie beside those of tensors, and in no checkpoint inside: config.json,
+/* Does a file lie beside those of tensors, and in nothing of ckpt_inside(): config.json,
  * logs/train.log? path: from c->dir. It may be written at any time, and the checkpoint is whole
  * without. */
-bool ckpt_is_beside(const struct names *inside, const char *path);
+bool ckpt_is_beside(enum ckpt_format format, const struct names *inside, const char *path);
 /* Index in c->name, or -1. */
 ssize_t ckpt_find(const struct ckpt *c, const char *name);
 

@@ -198,23 +198,41 @@ void ckpt_judge_inside(const struct ckpt *c, struct ckpt_verdict *v)
 	ckpt_search_free(&s);
 }
 
+/* Those that the commit file lists, but for what is never beside by its name. */
+static int add_listed(const struct ckpt *c, struct names *out)
+{
+	static const struct names none;
+
+	for (size_t i = 0; c->set && i < c->set->n_files; i++) {
+		const char *name = c->set->file[i].name;
+
+		if (!ckpt_is_beside(c->kind.format, &none, name))
+			continue;
+		out->v[out->n] = strdup(name);
+		if (!out->v[out->n++])
+			return -ENOMEM;
+	}
+	return 0;
+}
+
 int ckpt_inside(const struct ckpt *c, struct names *out)
 {
 	struct ckpt_search s;
 	int err;
 
 	*out = (struct names){0};
-	if (c->alone || !ckpt_is_plain(c->kind.format) || ckpt_is_loose(&c->kind))
+	if (c->alone || !ckpt_may_have_beside(c->kind.format) || ckpt_is_loose(&c->kind))
 		return 0;
 	err = search_inside(c, &s);
-	if (!err && s.n && !(out->v = calloc(s.n, sizeof(*out->v))))
+	size_t most = s.n + (c->set ? c->set->n_files : 0);
+	if (!err && most && !(out->v = calloc(most, sizeof(*out->v))))
 		err = -ENOMEM;
 	for (size_t i = 0; !err && i < s.n; i++) {
 		out->v[out->n++] = s.v[i].path;
 		s.v[i].path = NULL;
 	}
 	ckpt_search_free(&s);
-	return err;
+	return err ? err : add_listed(c, out);
 }
 
 void ckpt_look_inside(struct ckpt *c)

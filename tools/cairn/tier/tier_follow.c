@@ -124,7 +124,7 @@ static int mix(void *ctx, const char *name, const struct stat *st)
 	struct print *p = g->out;
 
 	p->hash += h * (h | 1); /* the order does not count */
-	if (ckpt_is_plain(g->c->kind.format) && ckpt_is_beside(&g->inside, name))
+	if (!g->c->alone && ckpt_is_beside(g->c->kind.format, &g->inside, name))
 		p->beside += h * (h | 1);
 	p->inodes += i * (i | 1);
 	p->bytes += v[0];
@@ -178,7 +178,7 @@ static bool is_complete(struct follow *f, struct push *p, struct known *k)
 	return false;
 }
 
-/* A log beside model.safetensors may be written all the time: when only such has changed it is sent
+/* A log beside the tensors may be written all the time: when only such has changed it is sent
  * after 0, 1, 2, 4, ... 60 seconds, until it is quiet for a minute. */
 static void changed(struct known *k, const struct print *now)
 {

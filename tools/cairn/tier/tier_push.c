@@ -12,8 +12,8 @@
  * What is complete there is replaced only when all that replaces it is in the tier, and from the
  * other end: the manifest goes first, then the commit files. An object store has no rename: there
  * these go before the first file is replaced. What only adds files to it, or changes those that lie
- * beside model.safetensors or the like, leaves it complete: the latter are not in its manifest
- * meanwhile.
+ * beside the tensors and that no commit file lists, leaves it complete: the latter are not in its
+ * manifest meanwhile.
  */
 #include "tier_share.h"
 
@@ -50,10 +50,10 @@ static const char *from_dir(const struct push *p, const char *path)
 
 static bool is_beside(const struct push *p, const char *path)
 {
-	return p->plain && ckpt_is_beside(&p->inside, from_dir(p, path));
+	return ckpt_is_beside(p->format, &p->inside, from_dir(p, path));
 }
 
-/* Nothing that lies beside commits a plain one. */
+/* Nothing that lies beside commits it. */
 static bool commits(const struct push *p, const char *path)
 {
 	return ckpt_commits(path_base(path)) && !is_beside(p, path);
@@ -131,7 +131,7 @@ static int gather(struct push *p, const struct ckpt *c)
 	bool others;
 	int err;
 
-	p->plain = !c->alone && ckpt_is_plain(c->kind.format);
+	p->format = c->alone ? CKPT_NONE : c->kind.format;
 	p->loose = !c->alone && ckpt_is_loose(&c->kind);
 	err = ckpt_inside(c, &p->inside);
 	if (!err)
@@ -753,7 +753,7 @@ static int commit(struct push *p, const struct ckpt *c, bool replace)
  * beside? It stays complete then. *aside: some of its files change. */
 static bool stays_complete(const struct push *p, bool *aside)
 {
-	bool stays = p->had_manifest && !p->any_ours && !share_others(p);
+	bool stays = p->had_manifest && !p->any_ours && !p->missing;
 
 	*aside = false;
 	for (size_t i = 0; stays && i < p->n; i++) {

@@ -14,7 +14,7 @@ struct item { /* a file of the checkpoint */
 	struct stat st;
 	char stored[IO_CHECKSUM_LEN]; /* push_stored_sum() */
 	bool commits, send;
-	bool beside; /* ckpt_is_beside(), of a plain one */
+	bool beside; /* ckpt_is_beside() */
 	bool left; /* it lies beside, and was changed while it was read: not in the manifest */
 	bool other; /* another host sends it */
 	const struct tier_host *owner; /* NULL: nobody's, or not known */
@@ -37,7 +37,8 @@ struct push {
 	size_t at; /* in s.v */
 	struct item *v;
 	size_t n;
-	bool plain, loose; /* ckpt_is_plain(), ckpt_is_loose(); not of one file */
+	enum ckpt_format format; /* CKPT_NONE: of one file */
+	bool loose; /* ckpt_is_loose(); not of one file */
 	struct names inside; /* ckpt_inside() */
 	const struct tier_host *committer;
 	char record[SHARE_RECORD_LEN]; /* what is begun, in the tier: TIER_BEGUN, or a host's */
