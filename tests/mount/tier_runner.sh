@@ -59,6 +59,8 @@ expect 0 "$cairn" status "$m"
 says out 'TIER  *all processes that send to it were killed; mount again'
 save
 wait_durable "$m/run/step-$n"
+expect 1 "$cairn" wait --tier --timeout 100 "$m/run/step-$n"	# it would wait for ever
+says err "step-$n is not in the tier: all processes that send to it were killed; mount again"
 stop_mount "$m"
 has_all && die "who sent it?"
 start_mount "$s" "$m" "tier=$t"

@@ -187,6 +187,7 @@ static void changed(struct known *k, const struct print *now)
 
 	if (!beside) {
 		k->fails = 0;
+		*k->failed = '\0';
 		k->retry_at = k->waits_since = k->beside_s = 0;
 	} else if (k->state == KNOWN_SENT) {
 		double t = now_s(), s = t > k->retry_at + BESIDE_MAX_S ? 0 : k->beside_s;
@@ -317,6 +318,14 @@ static void failed(struct follow *f, int err, const char *why)
 	f->changed = true;
 }
 
+/* For who waits for it. */
+static void note_failure(struct known *k, int result, const char *why)
+{
+	if (result == -ESTALE)
+		why = "it changed while it was sent; that is tried again";
+	snprintf(k->failed, sizeof(k->failed), "%.299s", result == -EAGAIN ? "" : why);
+}
+
 /* It is looked at again soon; of one that is alive and does nothing it is told. */
 static void wait_for_host(struct follow *f, struct push *p, struct known *k)
 {
@@ -327,6 +336,7 @@ static void wait_for_host(struct follow *f, struct push *p, struct known *k)
 	k->retry_at = now_s() + jittered(HOST_AGAIN_S);
 	if (now_s() - k->waits_since > IO_HOST_SILENT_S) {
 		k->fails = 1;
+		note_failure(k, -EINPROGRESS, p->why->text);
 		failed(f, -EINPROGRESS, p->why->text);
 	}
 }
@@ -356,6 +366,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 		k->waits_since = 0;
 		f->keep_due = true;
 		k->fails = 0;
+		*k->failed = '\0';
 		r->sent += result > 0;
 		r->sent_bytes += p->sent;
 		r->last_s = (uint64_t)time(NULL);
@@ -374,6 +385,7 @@ static void one_ended(struct follow *f, struct push *p, struct known *k, int res
 	}
 	if (is_of_one(result) && has_changed(p, k))
 		result = -ESTALE;
+	note_failure(k, result, p->why->text);
 	if (result == -EAGAIN || result == -ESTALE)
 		k->state = KNOWN_NEW; /* the next look judges it */
 	k->fails_there = !is_of_one(result);

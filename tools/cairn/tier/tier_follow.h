@@ -36,6 +36,7 @@ struct known { /* a checkpoint of the store */
 	bool sent_before;
 	uint64_t since_s; /* when it was seen to be complete; of KNOWN_NEW: changed last */
 	char why[CKPT_UNSAFE_TEXT]; /* of KNOWN_NEW: with what is missing */
+	char failed[300]; /* with fails: why the last push did; "": not told */
 	unsigned fails;
 	bool fails_there; /* nothing of it is the cause, as far as is known */
 	double retry_at; /* by now_s() */

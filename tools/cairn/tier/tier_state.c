@@ -117,6 +117,8 @@ static void put_checkpoints(struct json_out *j, const struct follow *f)
 		json_put_path(j, "path", f->v[i].path);
 		json_put_string(j, "state", names[f->v[i].state]);
 		json_put_u64(j, "bytes", f->v[i].print.bytes);
+		if (f->v[i].state == KNOWN_WAITING && f->v[i].fails && *f->v[i].failed)
+			json_put_path(j, "why", f->v[i].failed);
 		if (f->v[i].state == KNOWN_NEW && *f->v[i].why) {
 			json_put_path(j, "why", f->v[i].why);
 			json_put_u64(j, "since_s", f->v[i].since_s);

@@ -13,6 +13,9 @@
 
 #define POLL_S 0.2
 #define INCOMPLETE "incomplete"
+/* a look is due every 5 s, but for what is being sent */
+#define LOOKS_LATE_S 30.0
+#define LISTS_LATE_S 5.0 /* until then its last error may be of another checkpoint */
 
 static int by_path(const void *a, const void *b)
 {
@@ -42,8 +45,8 @@ static int take(struct tier_where *w, const struct json_doc *d)
 		v->waits = state && !strcmp(state, "waiting");
 		v->sent = state && !strcmp(state, "sent");
 		v->why = json_bytes(d, json_at(d, one, "why"));
-		v->incomplete = v->why && !strncmp(v->why, INCOMPLETE, strlen(INCOMPLETE)) &&
-				v->path && !is_ours(v->path);
+		v->incomplete = v->why && !v->waits && v->path && !is_ours(v->path) &&
+				!strncmp(v->why, INCOMPLETE, strlen(INCOMPLETE));
 		v->since_s = json_u64(d, json_at(d, one, "since_s"));
 		if (v->path)
 			w->n++;
@@ -178,6 +181,12 @@ int tier_where_latest(const struct location *p, const char *below, char **out, b
 
 /* ---- waiting ------------------------------------------------------------------------ */
 
+struct telling {
+	uint64_t from_ms; /* what was true before does not count */
+	double begun;
+	char said[600]; /* the last reason that was told */
+};
+
 struct wanted {
 	const char *path; /* from the checkpoint */
 	bool found;
@@ -206,9 +215,18 @@ static int is_of(const struct location *p, const char *path)
 	return err ? err : !*rest || w.found ? 1 : -ENOENT;
 }
 
+/* What keeps it out of the tier until something is done, as far as is known. */
+static void take_why(const struct tier_where_one *v, char **why, bool *stuck)
+{
+	free(*why);
+	*why = v->why ? strdup(v->why) : NULL;
+	*stuck = *why && (v->waits || v->incomplete);
+}
+
 /* 1: all at and below the path, or the checkpoint that it is a part of, is in the tier; 0: not
- * yet, and *why, if that is not complete, says what it is; -ENOENT: there is no checkpoint. */
-static int is_there(const struct location *p, char **why)
+ * yet, and *why, if that is not complete or could not be sent, says what it is; *stuck: and it is
+ * not being written. -ENOENT: there is no checkpoint. */
+static int is_there(const struct location *p, char **why, bool *stuck)
 {
 	struct tier_where w;
 	const struct tier_where_one *of = NULL;
@@ -221,6 +239,8 @@ static int is_there(const struct location *p, char **why)
 		if (path_is_at(v->path, p->below)) {
 			any = true;
 			all &= !v->waits;
+			if (v->waits && !*stuck)
+				take_why(v, why, stuck);
 		}
 		if (*p->below && path_is_at(p->below, v->path))
 			of = v; /* the deepest is the last */
@@ -229,7 +249,7 @@ static int is_there(const struct location *p, char **why)
 		part = is_of(p, of->path);
 	if (part > 0 && !of->sent) {
 		all = false;
-		*why = of->why ? strdup(of->why) : NULL;
+		take_why(of, why, stuck);
 	}
 	tier_where_free(&w);
 	return err ? err : part > 0 || any ? all : part;
@@ -262,22 +282,44 @@ static bool is_listed(const struct json_doc *d, uint64_t from_ms)
 	return listed < 0 || json_u64(d, listed) >= from_ms; /* < 0: an earlier version's mount */
 }
 
-/* Once: other files of it may still come, and maybe never do. */
-static void tell_incomplete(const char *arg, const char *why, struct progress *bar, bool *told)
+/* Once each: other files of it may still come, or the tier may be back, and maybe never. */
+static void tell(const char *arg, const char *why, struct telling *t, struct progress *bar)
 {
-	if (*told || !why || strncmp(why, INCOMPLETE, strlen(INCOMPLETE)))
+	if (!strncmp(t->said, why, sizeof(t->said) - 1))
 		return;
 	progress_end(bar);
 	complain("%s is not in the tier: %s; waiting for that", arg, why);
-	*told = true;
+	snprintf(t->said, sizeof(t->said), "%s", why);
+}
+
+/* What it waits for, if that may take for ever. */
+static void tell_trouble(const struct location *p, const struct json_doc *d, const char *why,
+			 bool stuck, struct telling *t, struct progress *bar)
+{
+	CLEANUP_FREE char *error = json_bytes(d, json_at(d, 0, "tier.error"));
+	bool sends = !json_is_null(d, json_at(d, 0, "tier.sending"));
+	bool looked = json_u64(d, json_at(d, 0, "tier.looked_ms")) >= t->from_ms;
+
+	if (stuck)
+		tell(p->arg, why, t, bar);
+	else if (error && *error && (!looked || !is_listed(d, t->from_ms)) &&
+		 now_s() - t->begun > LISTS_LATE_S)
+		tell(p->arg, error, t, bar);
+	else if (!looked && !sends && now_s() - t->begun > LOOKS_LATE_S)
+		tell(p->arg,
+		     json_bool(d, json_at(d, 0, "tier.running"))
+			     ? "the process that sends to it has not looked at the store since"
+			     : "the process that sends to it does not run",
+		     t, bar);
 }
 
 /* One look; -1: not yet. */
-static int wait_once(const struct location *p, uint64_t from_ms, double deadline,
-		     struct progress *bar, bool *told)
+static int wait_once(const struct location *p, double deadline, struct telling *t,
+		     struct progress *bar)
 {
 	CLEANUP_JSON struct json_doc *d = NULL;
 	CLEANUP_FREE char *why = NULL;
+	bool stuck = false;
 	int there = 0, err = location_status(p, &d);
 
 	if (err)
@@ -286,9 +328,9 @@ static int wait_once(const struct location *p, uint64_t from_ms, double deadline
 		complain("%s: this mount has no tier; mount it with -o tier=PLACE", p->arg);
 		return CAIRN_USAGE;
 	}
-	if (json_u64(d, json_at(d, 0, "tier.looked_ms")) >= from_ms)
-		there = is_there(p, &why); /* asks, too */
-	if (there == 1 && !is_listed(d, from_ms))
+	if (json_u64(d, json_at(d, 0, "tier.looked_ms")) >= t->from_ms)
+		there = is_there(p, &why, &stuck); /* asks, too */
+	if (there == 1 && !is_listed(d, t->from_ms))
 		there = 0;
 	if (there == 1)
 		return CAIRN_OK;
@@ -301,24 +343,29 @@ static int wait_once(const struct location *p, uint64_t from_ms, double deadline
 				 : strerror(-there));
 		return CAIRN_FAILED;
 	}
+	if (json_bool(d, json_at(d, 0, "tier.killed"))) {
+		complain("%s is not in the tier: all processes that send to it were killed; mount "
+			 "again",
+			 p->arg);
+		return CAIRN_FAILED;
+	}
 	if (deadline && now_s() >= deadline)
 		return complain_error(d, p->arg, why);
-	tell_incomplete(p->arg, why, bar, told);
+	tell_trouble(p, d, why, stuck, t, bar);
 	progress_left(bar, json_u64(d, json_at(d, 0, "tier.pending_bytes")), "to the tier");
 	return -1;
 }
 
 int tier_wait(const struct location *p, double deadline, struct progress *bar)
 {
+	struct telling t = {.begun = now_s()};
 	struct timespec now;
-	uint64_t from_ms;
-	bool told = false;
 	int code;
 
 	clock_gettime(CLOCK_REALTIME, &now); /* the follower's clock is the same */
-	from_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+	t.from_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 	ask(p);
-	while ((code = wait_once(p, from_ms, deadline, bar, &told)) < 0)
+	while ((code = wait_once(p, deadline, &t, bar)) < 0)
 		sleep_s(POLL_S);
 	progress_end(bar);
 	return code;

@@ -11,7 +11,9 @@ struct tier_where_one {
 	char *path; /* below the mount */
 	bool waits, sent; /* neither: not complete */
 	bool incomplete; /* nor being written, as it seems */
-	char *why; /* of one that is not complete: what is missing; NULL: not told */
+	/* of one that is not complete: what is missing; of one that waits: why it could not be
+	 * sent; NULL: not told */
+	char *why;
 	uint64_t since_s; /* and since when, since 1970 */
 };
 
