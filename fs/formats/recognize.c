@@ -295,8 +295,8 @@ static bool has_files_of_steps(uint64_t step, const struct ckpt_name *v, size_t 
 	size_t files = 0;
 
 	for (size_t i = 0; i < n; i++)
-		if (!v[i].dir && ckpt_is_loose_file(v[i].name) && find_named_step(v[i].name, &one) &&
-		    one != step) {
+		if (!v[i].dir && ckpt_is_loose_file(v[i].name) &&
+		    find_named_step(v[i].name, &one) && one != step) {
 			least = one < least ? one : least;
 			most = one > most ? one : most;
 			files++;
