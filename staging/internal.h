@@ -499,7 +499,8 @@ struct aside {
 	/* what was created since, and may be renamed: node -> seq. s->lock */
 	struct pairs added;
 	uint64_t first_seq; /* during a replay: the first that is not applied */
-	uint64_t looks_begun, looks_done; /* of the publisher, at what is missing; s->lock */
+	/* of the publisher, those in which all are asked what is missing; s->lock */
+	uint64_t looks_begun, looks_done;
 	bool unfinished; /* something is to be resumed */
 	atomic_bool late; /* staging_waits_long() */
 	uint64_t look_ns; /* when the next is due; 0: now, and all are asked */

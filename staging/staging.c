@@ -140,24 +140,26 @@ int staging_start(struct staging *s)
 	return err ? err : dedup_start(s);
 }
 
-/* What waits for other nodes is left when the publisher has looked once more. s->lock held. */
+/* What waits for other nodes is left when the publisher has asked of all once more. s->lock held. */
 static bool is_draining(const struct staging *s, uint64_t looks)
 {
 	return *s->order.head || s->drain.inherited ||
 	       (s->order.n_aside && s->aside.looks_done < looks);
 }
 
-int staging_drain(struct staging *s, int timeout_ms)
+int staging_drain_on(struct staging *s, int timeout_ms, uint64_t *since)
 {
 	uint64_t until =
 		timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000u;
 	LOCK_SCOPE(&s->lock);
 	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* small files are not delayed now */
-	uint64_t looks = s->aside.looks_begun + 1;
+	if (!*since)
+		*since = s->aside.looks_begun + 1;
+	uint64_t looks = *since;
 	persist_wake(s);
 	sleeper_wake(&s->pub);
 	while (is_draining(s, looks) && !s->drain.halted && monotonic_ns() < until) {
-		if (s->aside.looks_done < looks && !*s->order.head) {
+		if (s->aside.looks_begun < looks && !*s->order.head) {
 			s->aside.look_ns = 0;
 			sleeper_wake(&s->pub);
 		}
@@ -168,6 +170,13 @@ int staging_drain(struct staging *s, int timeout_ms)
 	       : is_draining(s, looks) ? -ETIMEDOUT
 	       : s->order.pend	       ? -EAGAIN
 				       : 0;
+}
+
+int staging_drain(struct staging *s, int timeout_ms)
+{
+	uint64_t since = 0;
+
+	return staging_drain_on(s, timeout_ms, &since);
 }
 
 static void stop_threads(struct staging *s)

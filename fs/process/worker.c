@@ -325,10 +325,11 @@ static bool drain_all(struct fs *fs)
 {
 	struct staging_stats left;
 	unsigned unclosed = close_all(fs), kept;
+	uint64_t since = 0;
 	int err;
 
 	do {
-		err = staging_drain(fs->s, 1000);
+		err = staging_drain_on(fs->s, 1000, &since);
 		manager_look(fs, true);
 	} while (err == -ETIMEDOUT && !asked_to_end);
 	staging_get_stats(fs->s, &left);

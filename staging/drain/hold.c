@@ -440,7 +440,7 @@ static bool look(struct staging *s)
 	enum staging_missing before;
 	uint64_t now = monotonic_ns(), n = s->order.n_aside;
 
-	s->aside.looks_begun++;
+	s->aside.looks_begun += all;
 	s->aside.look_ns = now + LOOK_NS;
 	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
 		bool was = p->held, due = hold_due(s, p);
@@ -464,7 +464,8 @@ static bool look(struct staging *s)
 			resume(s);
 	}
 	aside_settle(s);
-	s->aside.looks_done = s->aside.looks_begun;
+	if (all)
+		s->aside.looks_done = s->aside.looks_begun;
 	pthread_cond_broadcast(&s->done_cond);
 	return look_late(s) || s->order.n_aside != n;
 }

@@ -418,7 +418,11 @@ struct Overtaken : public ::testing::Test {
 	Overtaken()
 	{
 		Options o;
-		o.missing = [this](uint64_t) {
+		o.missing = [this](uint64_t d) {
+			if (is_slow && d != dir) {
+				std::this_thread::sleep_for(std::chrono::milliseconds(150));
+				return (int)STAGING_MISSING;
+			}
 			asks++;
 			return missing.load();
 		};
@@ -491,6 +495,7 @@ struct Overtaken : public ::testing::Test {
 	Ground ground;
 	std::atomic<int> missing{0};
 	std::atomic<unsigned> asks{0};
+	std::atomic<bool> is_slow{false};	// a question about another commit takes longer than from look to look
 	std::vector<std::shared_ptr<std::atomic<bool>>> waits;
 	std::unique_ptr<Staging> s;
 	uint64_t dir, shard, other;
@@ -597,6 +602,28 @@ TEST_F(Overtaken, OneThatCannotBeOpenedWaits)
 	missing = STAGING_WHOLE;
 	EXPECT_TRUE(until([&] { return s->drain() == 0; }));
 	EXPECT_TRUE(has("next/.metadata", "metadata 2"));
+}
+
+// What became whole is published by a drain, also if a look that asks only some comes during it.
+TEST_F(Overtaken, ADrainAsksAboutAllThatWaits)
+{
+	uint64_t node[2], next[2];
+	for (int i = 0; i < 2; i++) {
+		next[i] = staging_new_id(*s);
+		log(REC_MKDIR, next[i], root, i ? "next 1" : "next 0");
+		node[i] = file(next[i], "tmp", "metadata", false);
+	}
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+	unsigned before = asks;
+	ASSERT_TRUE(until([&] { return asks != before; })) << "then it is not asked for a second";
+	is_slow = true;
+	missing = STAGING_WHOLE;
+	for (int i = 0; i < 2; i++)
+		log(REC_RENAME, node[i], next[i], "tmp", ".metadata");
+	EXPECT_EQ(s->drain(), -EAGAIN);
+	EXPECT_TRUE(has("ckpt/.metadata", "metadata 1"));
+	EXPECT_FALSE(s->tree().count("next 0/.metadata") || s->tree().count("next 1/.metadata"));
 }
 
 // After 0.1, 0.2, 0.4, 0.8 seconds, then once a second, however slow this machine is.
