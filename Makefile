@@ -134,10 +134,12 @@ FUZZ := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz fuzz-run
-.PHONY: all tests check check-quick check-all check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
+.PHONY: all tests cases check check-quick check-all check-asan check-tsan check-ecosystem demo bench tidy format install uninstall \
 	install-python uninstall-python setup clean distclean help asan tsan
 all: $(PROGRAMS) $(LIBCAIRN) $(LAYERS)
-tests: all $(UNIT) $(API) $(HELPERS) $(FAKE_CUDA) $(BUILD)/tests/cairnfs
+tests: cases $(UNIT) $(API)
+# What the cases in shell run.
+cases: all $(HELPERS) $(FAKE_CUDA) $(BUILD)/tests/cairnfs
 
 # --- rules ----------------------------------------------------------------------------------
 
