@@ -23,6 +23,11 @@
 
 #define LENT_MAX 8u /* a kill while a start puts modes back leaves more than one operation's */
 
+static void number_mark(char mark[8], unsigned char number)
+{
+	snprintf(mark, 8, "lent%hhu", number);
+}
+
 static mode_t all_rights(const struct stat *st)
 {
 	return S_ISDIR(st->st_mode) ? 0700 : 0600;
@@ -90,8 +95,8 @@ static int set_mark(struct io_store *s, struct io_lent *l, const struct stat *st
 		return 0;
 	snprintf(target, sizeof(target), "%o %llu %s", (unsigned)l->was,
 		 (unsigned long long)st->st_ino, path);
-	for (unsigned i = 0; err == -EEXIST && i < LENT_MAX; i++) {
-		snprintf(mark, sizeof(mark), "lent%u", i);
+	for (unsigned char i = 0; err == -EEXIST && i < LENT_MAX; i++) {
+		number_mark(mark, i);
 		name_mark(s, l, mark);
 		err = (int)io_call_run(s->e, &c);
 	}
@@ -332,8 +337,8 @@ void io_lend_recover(struct io_store *s)
 		return;
 	atomic_store(&s->lend.left, false);
 	/* the last first: it may be below another one */
-	for (unsigned i = LENT_MAX; i--;) {
-		snprintf(mark, sizeof(mark), "lent%u", i);
+	for (unsigned char i = LENT_MAX; i--;) {
+		number_mark(mark, i);
 		if (recover(s, mark))
 			atomic_store(&s->lend.left, true);
 	}
