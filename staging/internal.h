@@ -63,6 +63,8 @@ static inline uint64_t promise_bytes(uint64_t size, uint64_t held)
 #define FDS_PEND_MAX 1000u /* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3 /* rewrites of a version before publication halts */
 
+#define LOST_IN_MAX 32u /* of struct head */
+
 /* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. Fields before
  * `where` have the same offset in every version, so that a program that cannot read the rest can
  * name the one that can. Fields are added at the end; the version is raised when an older program
@@ -83,6 +85,11 @@ struct head {
 	uint64_t recalled;
 	/* log file that has a REC_ASIDE */
 	uint64_t asides;
+	/* up to here all was left over from a kill of all processes; 0: nothing was. Of it, the
+	 * directories in which something was given up for others' files: more than fit, all */
+	uint64_t leftover;
+	uint64_t n_lost_in;
+	uint64_t lost_in[LOST_IN_MAX];
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */
 #define HEAD_VERSION 1u
@@ -549,6 +556,21 @@ struct previous {
 	bool give; /* the room is needed; s->lock */
 };
 
+/* What a kill of all processes left over; leftover.c. The publisher's. */
+struct leftover {
+	/* up to here it is, and another log may have served the store since; 0: not so */
+	uint64_t until;
+	bool is_ours; /* it is durable, and the store knows this log */
+	/* Files of the store that the frontend had seen, by inode. Owned. */
+	struct seen {
+		uint64_t ino, birth; /* birth 0: the store does not tell, but size and mtime */
+		uint64_t size;
+		struct timespec mtime;
+		uint64_t node, dir, name; /* name: a hash; dir 0: of the node, wherever it is */
+	} * seen;
+	size_t n_seen, cap;
+};
+
 struct dedup;
 struct timeline;
 /* From sealed to durable; persist.c, publish.c, sync.c. */
@@ -556,10 +578,7 @@ struct drain {
 	/* records up to here are in the publisher's present batch */
 	uint64_t batch_end;
 	bool marked; /* the store's mark is of this log; mark.c */
-	/* up to here all was left over from a kill, and another log has served the store
-	 * since; 0: not so */
-	uint64_t leftover;
-	bool is_ours; /* nothing is left over, and the store knows this log */
+	struct leftover leftover;
 	/* head: applied by a worker that died before it synced them */
 	bool inherited;
 	struct waiter *waiters;

@@ -296,6 +296,8 @@ static int replay_one(struct staging *s, const struct rec *r,
 		err = replay_pend(s, r);
 	else if (r->type == REC_ASIDE || r->type == REC_RESUMED)
 		replay_aside(s, r);
+	if (!err)
+		err = leftover_note(s, r);
 	if (r->type == REC_FORGET && s->head->recalled == s->head->segment)
 		return err; /* what was clean then is pending again */
 	if (!err && each)

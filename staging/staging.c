@@ -249,6 +249,7 @@ void staging_close(struct staging *s)
 	kept_close(s);
 	retain_close(s);
 	previous_close(s);
+	leftover_close(s);
 	trash_close(s);
 	pool_close(s);
 	reserve_close(s, false);

@@ -119,7 +119,8 @@ enum rec_type {
 	REC_ORDERED_END,
 	/* session */
 	REC_CREATE = 32, /* node, name and staged file, not sealed yet */
-	/* the kernel knows a node; node2, dir2: inode in the store and its birth time */
+	/* the kernel knows a node; node2, dir2: inode in the store and its birth time. ABSENT: only
+	 * that these were seen, of a node that may be gone */
 	REC_NODE,
 	REC_FORGET,
 	REC_STAGED, /* node continues in a new staged file */
@@ -330,6 +331,9 @@ void staging_clear(struct staging *s);
 void staging_flush_timeline(struct staging *s);
 
 uint64_t staging_new_id(struct staging *s); /* ids.h */
+/* The number of this log, which no other staging area of the store has, as far as 31 random bits
+ * go; it outlives all but a clean end. KEY_INO of what it publishes has it. */
+uint64_t staging_log_id(const struct staging *s);
 
 /* False: the store is so full that a new name might not find a block. Callers then
  * refuse it with ENOSPC, so that what was accepted can be published. */

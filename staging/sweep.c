@@ -562,7 +562,7 @@ int staging_sweep(struct staging *s, bool orphaned)
 		replay_flushed(s);
 		orphans_are_closed(s);
 	}
-	leftover_begin(s);
+	leftover_begin(s, orphaned);
 	int err = sweep_dir(s, s->o.place.huge, NULL, orphaned);
 	if (!err && s->o.place.small != s->o.place.huge)
 		err = sweep_dir(s, s->o.place.small, NULL, orphaned);

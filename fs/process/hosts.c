@@ -176,8 +176,8 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			o->n = 0;
 			io_hosts_each(io_store_cairn(fs->store), false, take, o);
 			next_look = beat + 1 + (unsigned)(o->n / ASKS_PER_BEAT);
-			if (o->n)
-				atomic_store(&fs->hosts.others, true);
+			if (o->n && !atomic_exchange(&fs->hosts.others, true))
+				io_store_shared(fs->store); /* staging is told by it */
 		}
 		if (said && local && !o->n && !before && !asked) {
 			atomic_store(&fs->hosts.beats, false);

@@ -501,6 +501,8 @@ static void apply_node(struct fs *fs, const struct rec *r)
 {
 	struct node *n = node_find(fs, r->node);
 	bool sealed = r->flags & REC_SEALED;
+	if (!n && r->flags & REC_ABSENT)
+		return;
 	if (!n) {
 		n = node_new(fs, r->node, r->ino, r->mode);
 		if (!n)

@@ -39,7 +39,7 @@ struct answer {
 	struct born known; /* NAME: the file last seen there */
 	int err, fd, ino_rc;
 	struct born b;
-	uint64_t ino;
+	uint64_t ino, log; /* NAME: as in struct named */
 	char *text;
 	size_t len;
 	struct xattr *xattrs;
@@ -285,9 +285,10 @@ static bool is_known(const struct answer *a)
 	       (!a->known.birth || !a->b.birth || a->known.birth == a->b.birth);
 }
 
-/* The inode number to show for dirfd/name, whose stat is st. 0 or -errno. */
+/* The inode number to show for dirfd/name, whose stat is st, and the log that published it. 0 or
+ * -errno. */
 static int store_ino(struct fs *fs, int dirfd, const char *name, const struct stat *st,
-		     uint64_t *ino)
+		     uint64_t *ino, uint64_t *log)
 {
 	char text[ASK_VALUE_MAX];
 	*ino = st->st_ino;
@@ -297,9 +298,10 @@ static int store_ino(struct fs *fs, int dirfd, const char *name, const struct st
 	if (n <= 0)
 		return n && !xattr_is_absent(n) ? (int)n : 0;
 	text[n] = 0;
-	uint64_t shown = number_first(text); /* a mark may follow */
+	uint64_t shown = number_first(text); /* more may follow */
 	if (shown)
 		*ino = shown;
+	*log = key_ino_log(text);
 	return 0;
 }
 
@@ -307,7 +309,8 @@ static int name_at(struct fs *fs, int dirfd, const char *name, struct answer *a)
 {
 	int err = io_stat_born(fs->store, dirfd, name, &a->b.st, &a->b.birth);
 	a->ino = a->b.st.st_ino;
-	a->ino_rc = err || is_known(a) ? 0 : store_ino(fs, dirfd, name, &a->b.st, &a->ino);
+	a->log = 0;
+	a->ino_rc = err || is_known(a) ? 0 : store_ino(fs, dirfd, name, &a->b.st, &a->ino, &a->log);
 	return err;
 }
 
@@ -503,7 +506,11 @@ int ask_name(struct fs *fs, struct node *dir, const char *name, const struct nod
 		if (put(fs, a))
 			return ASK_AGAIN;
 	}
-	*out = (struct named){.b = a->b, .ino = a->ino, .ino_rc = a->ino_rc, .applied = a->applied};
+	*out = (struct named){.b = a->b,
+			      .ino = a->ino,
+			      .ino_rc = a->ino_rc,
+			      .log = a->log,
+			      .applied = a->applied};
 	return a->err;
 }
 

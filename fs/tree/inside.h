@@ -17,6 +17,7 @@ struct named {
 	/* to show, of a file that was not known; ino_rc: could it be had? */
 	uint64_t ino;
 	int ino_rc;
+	uint64_t log; /* that published it; 0: not known */
 	uint64_t applied;
 };
 void ask_no_more(void); /* from now on this operation cannot begin again */

@@ -364,17 +364,53 @@ static void drop_outdated(struct fs *fs, struct node *n, const struct named *see
 		node_set_sf(fs, n, NULL);
 }
 
+static bool is_published_here(struct fs *fs, const struct named *seen)
+{
+	return fs->s && seen->log == staging_log_id(fs->s);
+}
+
 /* Whether seen, where n's file is to be, is that file. What was published since n's file was last
- * seen has another inode, which may be another host's by now: its number tells. */
-static bool is_file_of(const struct node *n, const struct named *seen)
+ * seen has another inode, which may be another host's by now: its numbers tell. Overwritten in
+ * place, it has the same st_ino. */
+static bool is_file_of(struct fs *fs, const struct node *n, const struct named *seen)
 {
 	const struct stat *st = &seen->b.st;
 
 	if (n->stored.ino && !n->stored.adopt)
 		return is_seen(n, &seen->b);
+	if (!S_ISREG(st->st_mode) || seen->ino_rc)
+		return true;
+	if (seen->log && !is_published_here(fs, seen))
+		return false;
 	/* st_ino: the store has no number */
-	return !S_ISREG(st->st_mode) || seen->ino_rc || seen->ino == n->ino ||
-	       seen->ino == st->st_ino;
+	return seen->ino == n->ino || seen->ino == st->st_ino;
+}
+
+/* seen is n's file. */
+static void took_file(struct fs *fs, struct node *n, const struct named *seen)
+{
+	const struct born *b = &seen->b;
+	bool fresh =
+		n->stored.adopt || n->stored.ino != b->st.st_ino || n->stored.birth != b->birth;
+
+	node_set_store_ino(fs, n, b->st.st_ino, b->birth);
+	n->stored.adopt = false;
+	if (!fresh || !fs->s || is_published_here(fs, seen) ||
+	    (!seen->log && !atomic_load(&fs->hosts.others)))
+		return;
+	/* If all is killed before n's next version is published, the next start must know that it
+	 * is later than this one (staging/drain/leftover.c). ABSENT: it says no more. */
+	struct rec r = rec_new(REC_NODE);
+	r.unique = 0;
+	r.flags = REC_ABSENT;
+	r.node = n->id;
+	r.ino = n->ino;
+	r.mode = n->attr.mode;
+	r.node2 = b->st.st_ino;
+	r.dir2 = b->birth;
+	r.size = (uint64_t)b->st.st_size;
+	r.mtime = b->st.st_mtim;
+	staging_log(fs->s, &r); /* failed: then the other's version would stay */
 }
 
 /* Nobody else makes names in the store: what was last listed are all. */
@@ -414,10 +450,9 @@ int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node *
 		err = -ENOENT;
 	bool same = !err && d && d->node &&
 		    (d->node->attr.mode & S_IFMT) == (b->st.st_mode & S_IFMT) &&
-		    is_file_of(d->node, &seen);
+		    is_file_of(fs, d->node, &seen);
 	if (same) {
-		node_set_store_ino(fs, d->node, b->st.st_ino, b->birth);
-		d->node->stored.adopt = false;
+		took_file(fs, d->node, &seen);
 		if (S_ISDIR(b->st.st_mode))
 			d->node->stored.dev = b->st.st_dev;
 		drop_outdated(fs, d->node, &seen);

@@ -453,7 +453,12 @@ void io_store_forget_host(struct io_store *s)
 	unlinkat(s->cairn, s->host_name, AT_REMOVEDIR);
 }
 
-bool io_store_shared(const struct io_store *s)
+bool io_store_is_shared(const struct io_store *s)
+{
+	return atomic_load(&s->claim.others);
+}
+
+bool io_store_shared(struct io_store *s)
 {
 	CLEANUP_DIR DIR *d = s->cairn < 0 ? NULL : entries_at(s->cairn, ".");
 	unsigned hosts = 0;
@@ -465,6 +470,8 @@ bool io_store_shared(const struct io_store *s)
 		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
 		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
 	}
+	if (hosts > 1)
+		atomic_store(&s->claim.others, true);
 	return hosts > 1;
 }
 

@@ -138,8 +138,10 @@ bool io_where_same(const struct io_where *a, const struct io_where *b);
  * count it, and the claim if it had ended before. Only before anything was staged or published;
  * close the store next. */
 void io_store_forget_host(struct io_store *s);
-/* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) */
-bool io_store_shared(const struct io_store *s);
+/* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) One listing. */
+bool io_store_shared(struct io_store *s);
+/* io_store_shared() has returned true. Asks nothing. */
+bool io_store_is_shared(const struct io_store *s);
 
 /* This host's name there; "" with ro. */
 const char *io_store_host(const struct io_store *s);

@@ -33,6 +33,9 @@ bool lack_wait(struct staging *s, struct pend *p, int err);
  * permanently is left out and logged; other errors (EIO, ENOSPC if there is no space at all, ...)
  * are returned. */
 int meta_write(struct staging *s, struct pend *p);
+/* The value of KEY_INO without a mark. Its length. */
+#define META_INO_BYTES 40u
+size_t meta_ino(const struct staging *s, const struct rec *r, char text[META_INO_BYTES]);
 /* ENOSPC for an xattr of len bytes: is it the inode that is full, and not the store? */
 bool meta_inode_full(struct staging *s, size_t len);
 
@@ -125,14 +128,25 @@ nlink_t previous_links(const struct staging *s, const struct stat *st);
 void previous_stats(const struct staging *s, struct staging_stats_previous *out);
 void previous_close(struct staging *s); /* any thread; no other runs */
 
-/* leftover.c */
-/* All that is pending was left over from a kill of all processes. */
-void leftover_begin(struct staging *s);
+/* leftover.c: the publisher only, unless stated otherwise */
+/* During a replay. 0, -ENOMEM */
+int leftover_note(struct staging *s, const struct rec *r);
+/* After it. orphaned: all that is pending was left over from a kill of all processes. */
+void leftover_begin(struct staging *s, bool orphaned);
 void leftover_end(struct staging *s); /* after a batch; if all of it is durable */
-/* p is about to replace or remove the file dirfd/name of the store: if p is left over, have others
- * written that since? LEFTOVER_OUTLIVED: yes, it must stay; 0; or -errno. */
+void leftover_close(struct staging *s); /* no thread runs */
+/* If p is left over, has another log published dirfd/name, a name in directory dir, since it was
+ * accepted? 1, 0 or -errno. */
+int leftover_came_since(struct staging *s, const struct pend *p, int dirfd, uint64_t dir,
+			const char *name);
+/* p is about to replace, remove, move or change that. LEFTOVER_OUTLIVED: p is left out, since one
+ * has, or since p commits a checkpoint in which one has; 0; or -errno. */
 #define LEFTOVER_OUTLIVED (-EALREADY)
-int leftover_judge(struct staging *s, const struct pend *p, int dirfd, const char *name);
+int leftover_judge(struct staging *s, const struct pend *p, int dirfd, uint64_t dir,
+		   const char *name);
+/* What p made, or found, is in dirfd and has no number of this log: for what is left over behind p,
+ * and for the next start. */
+void leftover_tell(struct staging *s, const struct pend *p, int dirfd, bool made);
 
 /* taken.c */
 /* Is that publishing p failed so because its unpublished file is gone, and has staging its bytes?

@@ -15,6 +15,11 @@ uint64_t log_id(const struct staging *s)
 	return s->head->segment >> 20;
 }
 
+uint64_t staging_log_id(const struct staging *s)
+{
+	return log_id(s);
+}
+
 int mark_set(struct staging *s, uint64_t seq)
 {
 	unsigned given = 0;

@@ -116,21 +116,32 @@ static int set_user(struct staging *s, struct pend *p, const struct rec_pair *pa
 	return 0;
 }
 
+/* Where nobody else serves the store, nobody asks whose it is. */
+size_t meta_ino(const struct staging *s, const struct rec *r, char text[META_INO_BYTES])
+{
+	int n = io_store_is_shared(s->o.store)
+			? snprintf(text, META_INO_BYTES, "%llu:%0*llx", (unsigned long long)r->ino,
+				   KEY_INO_LOG_DIGITS, (unsigned long long)log_id(s))
+			: snprintf(text, META_INO_BYTES, "%llu", (unsigned long long)r->ino);
+
+	return (size_t)n;
+}
+
 static int set_ino(struct staging *s, struct pend *p)
 {
 	struct rec_name name;
 	struct rec_pair pair;
 	uint32_t pos = 0;
 	char text[256];
-	size_t cap = sizeof(text);
-	int kind, n = snprintf(text, cap, "%llu", (unsigned long long)p->r.ino);
+	int kind;
+	size_t n = meta_ino(s, &p->r, text);
 
 	while ((kind = rec_unpack(p->r.data, p->r.data_len, &pos, &name, &pair)) > 0)
-		if (kind == 2 && !strcmp(pair.key, KEY_SAVE) && pair.len < cap / 2)
-			n = snprintf(text, cap, "%llu %.*s %llu", (unsigned long long)p->r.ino,
-				     (int)pair.len, (const char *)pair.val,
-				     (unsigned long long)p->r.size);
-	return io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, KEY_INO, text, (size_t)n, 0);
+		if (kind == 2 && !strcmp(pair.key, KEY_SAVE) && pair.len < sizeof(text) / 2)
+			n += (size_t)snprintf(text + n, sizeof(text) - n, " %.*s %llu",
+					      (int)pair.len, (const char *)pair.val,
+					      (unsigned long long)p->r.size);
+	return io_set_xattr(s->o.store, -1, NULL, p->tmp_fd, KEY_INO, text, n, 0);
 }
 
 int meta_write(struct staging *s, struct pend *p)

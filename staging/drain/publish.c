@@ -271,11 +271,11 @@ static int to_lost_found(struct staging *s, struct pend *p, const char *name)
 
 static int keep_victim(struct staging *s, struct batch *b, int dirfd, const char *name);
 
-/* dirfd/name is about to be replaced or removed by p. */
+/* dirfd/name, in dir, is about to be replaced or removed by p. */
 static int before_loss(struct staging *s, struct batch *b, const struct pend *p, int dirfd,
-		       const char *name)
+		       uint64_t dir, const char *name)
 {
-	int err = leftover_judge(s, p, dirfd, name);
+	int err = leftover_judge(s, p, dirfd, dir, name);
 
 	return err ? err : keep_victim(s, b, dirfd, name);
 }
@@ -296,14 +296,14 @@ static int publish_seal(struct staging *s, struct pend *p, struct batch *b)
 		if (err)
 			break;
 		if (!first.name) {
-			err = before_loss(s, b, p, d.fd, name.name);
+			err = before_loss(s, b, p, d.fd, name.dir, name.name);
 			if (!err && !p->begun)
 				err = io_publish(s->o.store, p->tmp_id, d.fd, name.name);
 			p->begun |= !err;
 			first = name;
 		} else {
 			DIR_USE(d0, s, first.dir);
-			err = d0.err ? d0.err : before_loss(s, b, p, d.fd, name.name);
+			err = d0.err ? d0.err : before_loss(s, b, p, d.fd, name.dir, name.name);
 			if (!err)
 				err = io_link(s->o.store, d0.fd, first.name, d.fd, name.name);
 		}
@@ -334,7 +334,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d1, s, r->dir);
 	if (d1.err)
 		return d1.err;
-	int err = before_loss(s, b, p, d1.fd, r->name);
+	int err = before_loss(s, b, p, d1.fd, r->dir, r->name);
 	if (err)
 		return err;
 	if (r->flags & REC_SHADOW)
@@ -342,7 +342,7 @@ static int publish_rename(struct staging *s, struct pend *p, struct batch *b)
 	DIR_USE(d2, s, r->dir2);
 	if (d2.err)
 		return d2.err;
-	err = before_loss(s, b, p, d2.fd, r->name2);
+	err = before_loss(s, b, p, d2.fd, r->dir2, r->name2);
 	if (err)
 		return err;
 	if (r->flags & REC_DIR) {
@@ -418,9 +418,8 @@ static int own_new(struct staging *s, const struct rec *r, int dirfd)
 		err = 0;
 	if (err || r->type != REC_MKDIR)
 		return err;
-	char ino[24];
-	int n = snprintf(ino, sizeof(ino), "%llu", (unsigned long long)r->ino);
-	err = io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, (size_t)n, 0);
+	char ino[META_INO_BYTES];
+	err = io_set_xattr(s->o.store, dirfd, r->name, -1, KEY_INO, ino, meta_ino(s, r, ino), 0);
 	return err == -EDQUOT && has_quota(s, r->uid, r->gid) ? 0 : err;
 }
 
@@ -448,14 +447,43 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 		staging_dir_learn(s, r->node, r->dir, r->name);
 	if (err == -EEXIST) {
 		err = dir_there(s, r, dirfd);
-		if (!err && !p->again)
+		int theirs = err	 ? 0
+			     : !p->again ? 1
+					 : leftover_came_since(s, p, dirfd, r->dir, r->name);
+		if (theirs < 0)
+			return theirs;
+		if (theirs) {
+			leftover_tell(s, p, dirfd, false);
 			return 0; /* and it keeps its creator's attributes */
+		}
 	}
 	if (err && !(p->again && err == -EEXIST))
 		return err;
+	bool made = !err;
 	p->begun = true;
 	err = own_new(s, r, dirfd);
+	if (made && r->type != REC_MKDIR)
+		leftover_tell(s, p, dirfd, true);
 	return is_conflict(s, r, err) ? 0 : err; /* a store without xattrs */
+}
+
+/* Attributes; name "": of the store's own directory. */
+static int publish_inode(struct staging *s, const struct pend *p, int dirfd, struct batch *b)
+{
+	const struct rec *r = &p->r;
+	const char *name = r->name[0] ? r->name : NULL;
+	int err = name ? leftover_judge(s, p, dirfd, r->dir, name) : 0;
+
+	if (err)
+		return err;
+	b->inodes = true;
+	switch (r->type) {
+	case REC_ATTR: return publish_attr(s, r, dirfd);
+	case REC_XATTR:
+		return io_set_xattr(s->o.store, dirfd, name, -1, r->name2, r->data, r->data_len, 0);
+	case REC_XATTR_DEL: return io_remove_xattr(s->o.store, dirfd, name, r->name2);
+	default: return 0;
+	}
 }
 
 static int publish_one(struct staging *s, struct pend *p, struct batch *b)
@@ -475,9 +503,11 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 		return d.err;
 	switch (r->type) {
 	case REC_UNLINK:
-		err = before_loss(s, b, p, d.fd, r->name);
+		err = before_loss(s, b, p, d.fd, r->dir, r->name);
 		return err ? err : touched(b, r->dir, io_unlink(store, d.fd, r->name));
 	case REC_RMDIR:
+		if ((err = leftover_judge(s, p, d.fd, r->dir, r->name)))
+			return err;
 		previous_forget(s, d.fd, r->name);
 		err = touched(b, r->dir, io_rmdir(store, d.fd, r->name));
 		if (!err || (p->again && err == -ENOENT))
@@ -488,19 +518,11 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 	case REC_MKNOD: return touched(b, r->dir, publish_new(s, p, d.fd));
 	case REC_LINK: {
 		DIR_USE(d2, s, r->dir2);
-		err = d2.err ? d2.err : keep_victim(s, b, d2.fd, r->name2);
+		err = d2.err ? d2.err : before_loss(s, b, p, d2.fd, r->dir2, r->name2);
 		return err ? err
 			   : touched(b, r->dir2, io_link(store, d.fd, r->name, d2.fd, r->name2));
 	}
-	case REC_ATTR: b->inodes = true; return publish_attr(s, r, d.fd);
-	case REC_XATTR:
-		b->inodes = true;
-		return io_set_xattr(store, d.fd, r->name[0] ? r->name : NULL, -1, r->name2, r->data,
-				    r->data_len, 0);
-	case REC_XATTR_DEL:
-		b->inodes = true;
-		return io_remove_xattr(store, d.fd, r->name[0] ? r->name : NULL, r->name2);
-	default: return 0;
+	default: return publish_inode(s, p, d.fd, b);
 	}
 }
 
@@ -556,8 +578,11 @@ static int apply(struct staging *s, struct pend *p, struct batch *b)
 			return failed;
 		kept = !failed;
 	}
-	if (err == LEFTOVER_OUTLIVED) /* nobody waits for it */
+	if (err == LEFTOVER_OUTLIVED) { /* nobody waits for it */
+		if (b->commit && previous_commit_of(s, p) == b->commit)
+			b->commit = 0;
 		return 0;
+	}
 	/* told to all that wait for it, or for a version that it replaced */
 	struct rec told = p->r;
 	if (p->from < p->accepted)

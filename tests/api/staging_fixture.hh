@@ -96,6 +96,7 @@ struct Options {
 	bool orphaned = true;	// the writers died with the last process
 	bool away = false;	// the store was let go of before the replay
 	std::string store, run;	// "" = the ground's
+	const char *host = nullptr;	// NULL = the hostname
 	std::function<void(staging *, const rec *)> each;	// of a replay, as the frontend has it
 	// staging_opts.outgrown, limit, limited; null: not used
 	std::function<void(uint64_t node)> outgrown;
@@ -113,7 +114,7 @@ class Staging {
 public:
 	explicit Staging(Ground &ground, const Options &o = {})
 		: store_path(o.store.empty() ? ground.store() : o.store), engine(o.engine, o.fault),
-		  store(engine, store_path)
+		  store(engine, store_path, false, o.host)
 	{
 		err = engine.err ? engine.err : store.err;
 		frontend = o.each;

@@ -333,6 +333,234 @@ TEST(Killed, WhatWasWrittenSinceStays)
 	EXPECT_EQ(Durable(s, staging_last_seq(s)).wait(), 0); // nobody waits for what died
 }
 
+// As the frontend does when it finds dir/name in the store.
+void log_seen(Staging &s, uint64_t node, const char *name)
+{
+	rec r = {};
+	struct stat st;
+	r.type = REC_NODE;
+	r.flags = REC_SEALED;
+	r.node = r.ino = node;
+	r.dir = root;
+	r.name = name;
+	ASSERT_EQ(io_stat_born(s.store, s.store.root(), name, &st, &r.dir2), 0);
+	r.mode = st.st_mode;
+	r.node2 = st.st_ino;
+	r.size = (uint64_t)st.st_size;
+	r.mtime = st.st_mtim;
+	ASSERT_EQ(staging_log(s, &r), 0);
+}
+
+void log_unlink(Staging &s, const char *name)
+{
+	rec r = {};
+	r.type = REC_UNLINK;
+	r.node = r.node2 = staging_new_id(s);
+	r.dir = root;
+	r.name = name;
+	clock_gettime(CLOCK_REALTIME, &r.when);
+	ASSERT_EQ(staging_log(s, &r), 0);
+}
+
+// The files of lost+found, their numbers left out.
+std::string lost_and_found(const Ground &ground)
+{
+	std::map<std::string, std::string> found;
+	std::string out;
+	for (auto &at : std::filesystem::directory_iterator(ground.store() + "/.cairn/lost+found")) {
+		std::string name = at.path().filename();
+		found[name.substr(0, name.rfind('.'))] = read_file(at.path());
+	}
+	for (auto &[name, bytes] : found)
+		out += name + "=" + bytes + " ";
+	return out;
+}
+
+// Another host of the store, with its own place for staging, publishes these.
+struct OtherHost {
+	explicit OtherHost(const Ground &ground)
+	{
+		o.run = elsewhere.run();
+		o.store = ground.store();
+		o.host = "b";
+	}
+	void publishes(const std::string &bytes, const std::vector<std::string> &files,
+		       const std::vector<std::string> &dirs = {})
+	{
+		Staging s(elsewhere, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		for (auto &dir : dirs)
+			ASSERT_EQ(h.mkdir(dir), 0);
+		for (auto &file : files)
+			ASSERT_EQ(h.put(file, bytes), 0);
+		ASSERT_EQ(s.drain(), 0);
+		staging_clear(s);
+	}
+	Ground elsewhere;
+	Options o;
+};
+
+// The same with another host, whose clock is an hour behind. What it had written before, and this one had seen, is
+// replaced; and so is what this one published itself, a moment before the kill.
+TEST(Killed, WhatAnotherHostWroteSinceStays)
+{
+	const std::vector<const char *> names = {"plain", "latest", "gone", "old", "old-gone", "own"};
+	Ground ground;
+	OtherHost b(ground);
+	Options o;
+	o.host = "a";
+	uint64_t both;
+	b.publishes("50", {names.begin(), names.end()}, {"dir.tmp", "empty"});
+	{ // it is published, and everything is killed before the next version is
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		if (!io_store_has_xattr(s.store))
+			GTEST_SKIP() << "no xattrs here";
+		History h(s);
+		ASSERT_EQ(h.put("own", "60"), 0);
+		ASSERT_EQ(s.drain(), 0);
+	}
+	b.publishes("70", {"old", "old-gone"}, {"old-dir.tmp", "both"});
+	{ // both make it at once
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.mkdir("both"), 0);
+		ASSERT_EQ(s.drain(), 0);
+		both = h.id("both/");
+	}
+	o.start = false;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		for (const char *name : {"plain", "latest", "gone", "old", "old-gone"})
+			log_seen(s, staging_new_id(s), name);
+		for (const char *name : {"plain", "only", "old", "own", "new"})
+			ASSERT_EQ(h.put(name, "100"), 0);
+		ASSERT_EQ(h.put("latest.tmp", "100"), 0);
+		ASSERT_EQ(h.rename("latest.tmp", "latest"), 0);
+		log_unlink(s, "gone");
+		log_unlink(s, "old-gone");
+		for (const char *name : {"dir.tmp", "old-dir.tmp", "empty"}) {
+			uint64_t id = h.adopt(name);
+			ASSERT_EQ(staging_dir_learn(s, id, root, name), 0);
+			log_seen(s, id, name);
+		}
+		ASSERT_EQ(h.rename("dir.tmp", "dir"), 0);
+		ASSERT_EQ(h.rename("old-dir.tmp", "old-dir"), 0);
+		ASSERT_EQ(h.rmdir("empty"), 0);
+		rec r = {};
+		r.type = REC_RENAME;
+		r.flags = REC_DIR;
+		r.node = both;
+		r.dir = r.dir2 = root;
+		r.name = "both";
+		r.name2 = "both-300";
+		ASSERT_EQ(staging_log(s, &r), 0);
+		for (const char *name : {"plain", "old"}) {
+			r = {};
+			r.type = REC_ATTR;
+			r.mask = REC_MODE;
+			r.mode = 0600;
+			r.node = staging_new_id(s);
+			r.dir = root;
+			r.name = name;
+			ASSERT_EQ(staging_log(s, &r), 0);
+		}
+	}
+	for (const char *dir : {"dir.tmp", "empty"})
+		ASSERT_EQ(rmdir((ground.store() + "/" + dir).c_str()), 0);
+	b.publishes("20000", {"plain", "latest", "gone", "new"}, {"dir.tmp", "empty"});
+	for (const char *name : {"plain", "latest", "gone", "new"}) {
+		timespec hour_ago[2] = {};
+		clock_gettime(CLOCK_REALTIME, hour_ago);
+		hour_ago[0].tv_sec -= 3600;
+		hour_ago[1] = hour_ago[0];
+		ASSERT_EQ(utimensat(AT_FDCWD, (ground.store() + "/" + name).c_str(), hour_ago, 0), 0);
+	}
+	o.start = true;
+	for (const char *fault : {"1:@2+:enospc", "1:@6+:enospc", "1:@10+:enospc", "1:@14+:enospc"})
+		for (bool orphaned : {true, false}) { // all die during the start, or its worker
+			o.fault = fault;
+			o.orphaned = orphaned;
+			Staging s(ground, o);
+			ASSERT_EQ(s.err, 0);
+			s.drain();
+		}
+	o.fault = nullptr;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	Tree is = tree_of(ground.store());
+	for (const char *name : {"plain", "latest", "gone", "new"})
+		EXPECT_EQ(is[name], "20000") << name;
+	for (const char *name : {"only", "old", "own", "latest.tmp"})
+		EXPECT_EQ(is[name], "100") << name;
+	EXPECT_FALSE(is.count("old-gone"));
+	for (const char *name : {"dir.tmp/", "empty/", "old-dir/", "both-300/"})
+		EXPECT_TRUE(is.count(name)) << name;
+	for (const char *name : {"dir/", "old-dir.tmp/", "both/"})
+		EXPECT_FALSE(is.count(name)) << name;
+	EXPECT_EQ(lost_and_found(ground), "new=100 plain=100 ");
+	struct stat st;
+	ASSERT_EQ(stat((ground.store() + "/plain").c_str(), &st), 0);
+	EXPECT_EQ(st.st_mode & 07777u, 0640u);
+	ASSERT_EQ(stat((ground.store() + "/old").c_str(), &st), 0);
+	EXPECT_EQ(st.st_mode & 07777u, 0600u);
+	EXPECT_EQ(Durable(s, staging_last_seq(s)).wait(), 0);
+}
+
+// Half of a save was left over, and another host is saving the directory again: what it lacks is added, but not the
+// .metadata of the older save, whatever dies during the start.
+TEST(Killed, AnOlderSaveIsNotCommittedWithANewerShard)
+{
+	Ground ground;
+	OtherHost b(ground);
+	Options o;
+	o.host = "a";
+	o.missing = [](uint64_t) { return 0; };
+	b.publishes("50", {"x"});
+	o.start = false;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		if (!io_store_has_xattr(s.store))
+			GTEST_SKIP() << "no xattrs here";
+		History h(s);
+		for (const char *dir : {"one", "two"}) {
+			std::string at = std::string(dir) + "/";
+			ASSERT_EQ(h.mkdir(dir), 0);
+			ASSERT_EQ(h.put(at + "s0", "100"), 0);
+			ASSERT_EQ(h.put(at + "s1", "100"), 0);
+			ASSERT_EQ(h.put(at + "tmp", "100"), 0);
+			ASSERT_EQ(h.rename(at + "tmp", at + ".metadata"), 0);
+		}
+	}
+	b.publishes("200", {"one/s0"}, {"one"});
+	for (bool orphaned : {true, false, true}) {
+		o.orphaned = orphaned;
+		o.start = true;
+		int n = 0; // half of it
+		o.may_publish = [&n] { return ++n > 5 ? -EIO : 0; };
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		s.drain(1000);
+	}
+	o.may_publish = nullptr;
+	o.orphaned = true;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	Tree is = tree_of(ground.store());
+	EXPECT_EQ(is["one/s0"], "200");
+	EXPECT_EQ(is["one/s1"], "100");
+	EXPECT_FALSE(is.count("one/.metadata"));
+	EXPECT_EQ(is["two/.metadata"], "100");
+	EXPECT_EQ(lost_and_found(ground), "one%2Fs0=100 ");
+}
+
 // What is left over by the log that served the store last is published, whatever times a file has.
 TEST(Killed, WhatNobodyHasGoneOnFromIsPublished)
 {

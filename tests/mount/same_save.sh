@@ -19,7 +19,7 @@ is_held() { [[ $(held) == *"$1"* ]]; }
 # Of the .metadata in the store: which file it is. It gets another one with each publication.
 published() { stat -c %i "$s/${1:-ckpt}/.metadata" 2>/dev/null || echo none; }
 ino() { getfattr --absolute-names --only-values -n user.cairn.ino "$s/$1" 2>/dev/null; }
-mark() { ino "$1" | sed -n 's/^[0-9]* //p'; } # it follows the number
+mark() { ino "$1" | sed -n 's/^[^ ]* //p'; } # it follows the number
 count() { getfattr --absolute-names --only-values -n user.cairn.save "$s"/.cairn/.saves/* 2>/dev/null; }
 notices() { status_field "$1" notices; }
 
