@@ -145,7 +145,7 @@ for round in 1 2 3; do
 	[ "$n" -le $((told + 1)) ] || die "round $round: $told were closed, the store has $n"
 	"$BUILD/cairn" verify -q "$mnt/lines" || die "round $round: verify"
 	next=$n
-	sleep 10
+	[ $round != 1 ] || sleep 10	# or five deaths in ten seconds end the mount; round 2 ends with a new keeper
 done
 retry 20 sh -c "[ -z \"\$(ls $store/.cairn/*/tmp)\" ]" || die "left in tmp: $(ls -l "$store"/.cairn/*/tmp)"
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: relay
 # timeout: 180
+# waits: yes
 #
 # Closes that wait for removals to make space are more than there are threads that answer; others
 # are answered all the while. Not in mode fast: the program that is installed has no fault engine.

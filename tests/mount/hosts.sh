@@ -3,6 +3,7 @@
 # modes: fast relay
 # timeout: 240
 # set: rest
+# waits: yes
 # The hosts of a store: each says that it is alive, cairn hosts lists them and what they left, and
 # the others tell of one that was killed. A clean end is none. Times are the store's.
 . "$(dirname "$0")/../lib/lib.sh"
@@ -49,8 +50,8 @@ mount_as node-b
 mount_as node-c
 retry 20 is node-b here || die "node-b: $("$cairn" hosts "$s")"
 beats() { [ "$(mtime "$1")" != "$2" ]; }
-retry 60 beats "$own" "$first" || die "a host that was there before does not beat: $("$cairn" hosts "$s")"
 b=$(mtime node-b)
+retry 60 beats "$own" "$first" || die "a host that was there before does not beat: $("$cairn" hosts "$s")"
 retry 60 beats node-b "$b" || die "node-b does not beat: $("$cairn" hosts "$s")"
 # As another machine reads it, which knows no locks and no processes of this one.
 other() { sed -i 's/^boot .*/boot 00000000-0000-0000-0000-000000000000/' "$s/.cairn/$1/alive"; }

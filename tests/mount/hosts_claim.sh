@@ -3,6 +3,7 @@
 # modes: fast
 # timeout: 400
 # set: rest
+# waits: yes
 # One cairnfs serves a store as a host, also where the lock tells nothing: a client of a network filesystem (here bindfs)
 # has locks of its own. A start by another client is refused while the first one lives, and changes nothing; of many that
 # start at once one gets in. A killed one is in nobody's way.

@@ -3,6 +3,7 @@
 # modes: fast relay
 # timeout: 240
 # set: rest
+# waits: yes
 # A cairnfs that the store did not answer for long loses its claim to another one of the same name (two machines, here two
 # clients of bindfs). It publishes nothing more, says who has it, takes nothing that it could not store, and keeps what it
 # has, as the other leaves alone what is not its own. When that one has ended, it goes on by itself.

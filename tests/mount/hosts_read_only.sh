@@ -3,6 +3,7 @@
 # modes: fast
 # timeout: 120
 # set: rest
+# waits: yes
 # A store that two hosts serve takes no more writes (ext4, errors=remount-ro), and neither of them writes anything: both
 # find it, though what they ask for every 5 seconds only reads. Their heartbeat, every 10 seconds, is what fails.
 . "$(dirname "$0")/../lib/lib.sh"

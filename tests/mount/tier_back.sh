@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # modes: fast
 # timeout: 180
+# waits: yes
 # A tier that was away, or full, is tried again at once for who waits: not after the pause that its failures have led to.
 # While it is away each waits for the next try of the others: they are not more frequent than one in two seconds.
 . "$(dirname "$0")/../lib/lib.sh"

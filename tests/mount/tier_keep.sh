@@ -3,6 +3,7 @@
 # modes: fast
 # timeout: 120
 # set: rest
+# waits: yes
 # A mount with a tier: cairn wait --tier, ls, latest --tier, umount --tier; tier_keep=N removes from the store what is
 # verified in the tier, and nothing else.
 . "$(dirname "$0")/../lib/lib.sh"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # modes: fast
+# waits: yes
 # When cairn umount has returned, the store can be served at once: whoever holds its lock was waited for.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
@@ -54,7 +55,8 @@ retry 20 test -e "$TMP/held" || die "no holder"
 "$cairn" umount "$m" 2>"$TMP/err" &
 umounting=$!
 retry 60 lib_pid_gone "$keeper" || die "the daemon stays"
-! retry 1 ended $umounting || die "it returned, and the store is locked"
+sleep 1
+! ended $umounting || die "it returned, and the store is locked"
 touch "$TMP/end"
 wait $holder || die "holder: $?"
 start_mount "$s" "$m"
@@ -91,7 +93,8 @@ for _ in {1..64}; do
 	on_exit 'umount "$TMP/other"'
 done
 has_number || note "another filesystem of this machine got $device first"
-! retry 3 ended $umounting || die "it returned before the new keeper ended: $(cat "$TMP/err")"
+sleep 3
+! ended $umounting || die "it returned before the new keeper ended: $(cat "$TMP/err")"
 kill -CONT "$keeper"
 wait $umounting || die "umount: $?: $(cat "$TMP/err")"
 start_mount "$s" "$m"
