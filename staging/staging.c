@@ -140,7 +140,8 @@ int staging_start(struct staging *s)
 	return err ? err : dedup_start(s);
 }
 
-/* What waits for other nodes is left when the publisher has asked of all once more. s->lock held. */
+/* What waits for other nodes is left when the publisher has asked of all once more. s->lock
+ * held. */
 static bool is_draining(const struct staging *s, uint64_t looks)
 {
 	return *s->order.head || s->drain.inherited ||

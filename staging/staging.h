@@ -316,8 +316,8 @@ int staging_start(struct staging *s);
  * compared with it. -EOPNOTSUPP: not supported here. Any lock but staging's may be held. */
 int staging_dedup_source(struct staging *s, uint64_t node, uint64_t dir, const char *name);
 /* Waits until all is durable (timeout_ms < 0: for ever). -ETIMEDOUT; the persist error when
- * halted; -EAGAIN: all but what waits for other nodes (staging_stats.held): what each lacks was asked
- * since the call. */
+ * halted; -EAGAIN: all but what waits for other nodes (staging_stats.held): what each lacks was
+ * asked since the call. */
 int staging_drain(struct staging *s, int timeout_ms);
 /* The same for a caller that goes on after -ETIMEDOUT: *since is 0 at first, and kept by it. Asked
  * since the first call. */
