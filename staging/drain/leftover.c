@@ -114,8 +114,10 @@ void leftover_tell(struct staging *s, const struct pend *p, int dirfd, bool made
 			   .mode = r->mode};
 	struct stat st;
 
-	/* what is left over finds what was not seen when it was accepted */
-	if ((made ? !io_store_is_shared(s->o.store) : p->accepted <= l->until) ||
+	/* what is left over finds what was not seen when it was accepted; who made what was found
+	 * has perhaps just come */
+	bool shared = io_store_is_shared(s->o.store) || (!made && io_store_shared(s->o.store));
+	if (!shared || (!made && p->accepted <= l->until) ||
 	    io_stat_born(s->o.store, dirfd, r->name, &st, &seen.dir2))
 		return;
 	seen.node2 = st.st_ino;
