@@ -15,6 +15,7 @@ cp -r "$assets/dcp" "$TMP/A"
 cp -r "$assets/dcp" "$TMP/B"
 for v in A B; do
 	echo "of $v" >"$TMP/$v/notes"
+	echo "$v" >>"$TMP/$v/__0_0.distcp" # a part: of what lies beside, a mixture would be whole
 	head -c 9000000 /dev/urandom >"$TMP/$v/__2_0.distcp"	# in parts
 	echo >"$TMP/$v/only-$v"
 done
