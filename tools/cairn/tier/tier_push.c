@@ -760,7 +760,8 @@ static bool stays_complete(const struct push *p, bool *aside)
 		const struct item *it = &p->v[i];
 		bool listed = it->send && manifest_find(&p->old, it->f.path);
 
-		stays = !it->send || (!it->commits && (!listed || it->beside));
+		stays = it->other ? share_find(&p->old, it) != NULL
+				  : !it->send || (!it->commits && (!listed || it->beside));
 		*aside |= listed;
 	}
 	for (size_t i = 0; stays && i < p->old.n; i++)
