@@ -48,9 +48,14 @@ wait_durable "$m"
 [ "$(status_field "$m" refused)" = null ] || die "still refused: $(status_field "$m" refused)"
 # Of a rename there is nothing in lost+found, and nothing says so.
 kept=$(ls "$s/.cairn/lost+found")
-mv "$m/fine/shard.pt" "$m/sub/moved.pt"
+dcp=$LIB_TOP/tests/assets/dcp
+mkdir "$m/step-1"
+cp "$dcp/__0_0.distcp" "$dcp/.metadata" "$m/step-1"	# a shard is missing: renames wait
+mv "$m/fine/shard.pt" "$m/fine/moved.pt"
+mkdir "$s/fine/moved.pt"	# by somebody else, later
+cp "$dcp/__1_0.distcp" "$m/step-1"
 "$cairn" wait --timeout 20 "$m" 2>"$TMP/err" && die "cairn wait of a refused rename succeeds"
-has 'refused sub/moved.pt: .*nothing of it is in .cairn/lost+found: make the change again' "$TMP/err" ||
+has 'refused fine/moved.pt: .*nothing of it is in .cairn/lost+found: make the change again' "$TMP/err" ||
 	die "of a refused rename: $(cat "$TMP/err")"
 [ "$(status_field "$m" refused.kept)" = 0 ] || die "kept: $(status_field "$m" refused)"
 COLUMNS=999 "$cairn" status "$m" | has 'nothing of it is in .cairn/lost+found' || die "$("$cairn" status "$m")"
