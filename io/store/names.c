@@ -245,13 +245,18 @@ bool io_dirs_may_stay(const struct io_store *s)
 int io_dir_may_move(struct io_store *s, int dirfd, const char *name)
 {
 	int err = io_name_check(name);
-	struct stat dir, cairn;
+	struct stat dir, cairn, host, named;
 
 	io_check(s);
 	if (err || !s->fs.overlay || s->host < 0)
 		return err;
 	/* not in a filesystem that is mounted in the store */
 	if (fstat(dirfd, &dir) || fstat(s->cairn, &cairn) || dir.st_dev != cairn.st_dev)
+		return 0;
+	/* somebody removed this host's directory: then the rename would be made */
+	if (fstat(s->host, &host) ||
+	    fstatat(s->cairn, s->host_name, &named, AT_SYMLINK_NOFOLLOW) ||
+	    host.st_ino != named.st_ino)
 		return 0;
 	/* this host's directory has its lock in it: nothing replaces it. overlayfs looks first
 	 * whether the other one may move at all (ovl_rename in fs/overlayfs/dir.c) */
