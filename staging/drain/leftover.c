@@ -77,6 +77,16 @@ static size_t first_of(const struct leftover *l, uint64_t ino)
 	return from;
 }
 
+/* The last one goes to its place among the others, which are sorted. */
+static void sort_last(struct leftover *l)
+{
+	const struct seen e = l->seen[--l->n_seen];
+	size_t at = first_of(l, e.ino);
+
+	memmove(&l->seen[at + 1], &l->seen[at], (l->n_seen++ - at) * sizeof(e));
+	l->seen[at] = e;
+}
+
 /* An inode number is used again. */
 static bool is_file(const struct seen *e, const struct stat *st, uint64_t birth)
 {
@@ -125,7 +135,7 @@ void leftover_tell(struct staging *s, const struct pend *p, int dirfd, bool made
 	seen.mtime = st.st_mtim;
 	staging_emit(s, &seen); /* failed: then its times decide */
 	if (p->accepted <= l->until && !leftover_note(s, &seen))
-		qsort(l->seen, l->n_seen, sizeof(*l->seen), by_ino);
+		sort_last(l);
 }
 
 /* ---- the start ---- */
@@ -271,12 +281,27 @@ static bool commits_mixture(const struct staging *s, const struct pend *p, uint6
 	       is_lost_in(s->head, dir);
 }
 
+/* Is p to remove what was no longer needed when a commit was there that was given up since? */
+static bool removes_too_much(const struct staging *s, const struct pend *p)
+{
+	return (p->r.type == REC_UNLINK || p->r.type == REC_RMDIR) &&
+	       p->accepted <= s->head->given_up;
+}
+
 int leftover_judge(struct staging *s, const struct pend *p, int dirfd, uint64_t dir,
 		   const char *name)
 {
-	bool commits = p->accepted <= s->drain.leftover.until && commits_mixture(s, p, dir, name);
-	int since = commits ? 1 : leftover_came_since(s, p, dirfd, dir, name);
+	uint64_t until = s->drain.leftover.until;
 
+	if (p->accepted > until)
+		return 0;
+	int since = leftover_came_since(s, p, dirfd, dir, name);
+	if (!since && commits_mixture(s, p, dir, name)) { /* nor has another committed it */
+		s->head->given_up = until;
+		since = 1;
+	}
+	if (!since && removes_too_much(s, p))
+		return LEFTOVER_OUTLIVED;
 	if (since > 0)
 		note_lost(s->head, dir);
 	return since > 0 ? LEFTOVER_OUTLIVED : since;

@@ -459,10 +459,9 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 	}
 	if (err && !(p->again && err == -EEXIST))
 		return err;
-	bool made = !err;
 	p->begun = true;
 	err = own_new(s, r, dirfd);
-	if (made && r->type != REC_MKDIR)
+	if (r->type != REC_MKDIR) /* made just before the worker died, perhaps: then it was not told */
 		leftover_tell(s, p, dirfd, true);
 	return is_conflict(s, r, err) ? 0 : err; /* a store without xattrs */
 }

@@ -334,16 +334,18 @@ TEST(Killed, WhatWasWrittenSinceStays)
 }
 
 // As the frontend does when it finds dir/name in the store.
-void log_seen(Staging &s, uint64_t node, const char *name)
+void log_seen(Staging &s, uint64_t node, const char *name, uint64_t dir = root, const std::string &at = "./")
 {
 	rec r = {};
 	struct stat st;
 	r.type = REC_NODE;
 	r.flags = REC_SEALED;
 	r.node = r.ino = node;
-	r.dir = root;
+	r.dir = dir;
 	r.name = name;
-	ASSERT_EQ(io_stat_born(s.store, s.store.root(), name, &st, &r.dir2), 0);
+	int fd = openat(s.store.root(), at.c_str(), O_PATH | O_DIRECTORY);
+	ASSERT_EQ(io_stat_born(s.store, fd, name, &st, &r.dir2), 0);
+	close(fd);
 	r.mode = st.st_mode;
 	r.node2 = st.st_ino;
 	r.size = (uint64_t)st.st_size;
@@ -351,12 +353,12 @@ void log_seen(Staging &s, uint64_t node, const char *name)
 	ASSERT_EQ(staging_log(s, &r), 0);
 }
 
-void log_unlink(Staging &s, const char *name)
+void log_unlink(Staging &s, const char *name, uint64_t dir = root)
 {
 	rec r = {};
 	r.type = REC_UNLINK;
 	r.node = r.node2 = staging_new_id(s);
-	r.dir = root;
+	r.dir = dir;
 	r.name = name;
 	clock_gettime(CLOCK_REALTIME, &r.when);
 	ASSERT_EQ(staging_log(s, &r), 0);
@@ -510,6 +512,106 @@ TEST(Killed, WhatAnotherHostWroteSinceStays)
 	ASSERT_EQ(stat((ground.store() + "/old").c_str(), &st), 0);
 	EXPECT_EQ(st.st_mode & 07777u, 0600u);
 	EXPECT_EQ(Durable(s, staging_last_seq(s)).wait(), 0);
+}
+
+// A start was killed when it had just made a symlink that was left over: it is its own, although its times are later
+// than those of the rename behind it.
+TEST(Killed, ASymlinkMadeJustBeforeAKillIsItsOwn)
+{
+	Ground ground;
+	OtherHost b(ground);
+	Options o;
+	o.host = "a";
+	b.publishes("50", {"x"});
+	o.start = false;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		rec r = {};
+		r.type = REC_SYMLINK;
+		r.node = r.ino = staging_new_id(s);
+		r.mode = S_IFLNK | 0777;
+		r.uid = geteuid();
+		r.gid = getegid();
+		r.dir = root;
+		r.name = "latest.tmp";
+		r.data = "ck2";
+		r.data_len = sizeof("ck2");
+		clock_gettime(CLOCK_REALTIME, &r.when);
+		ASSERT_EQ(staging_log(s, &r), 0);
+		r.type = REC_RENAME;
+		r.dir2 = root;
+		r.name2 = "latest";
+		r.data = nullptr;
+		r.data_len = 0;
+		ASSERT_EQ(staging_log(s, &r), 0);
+	}
+	usleep(20000); // the clock of a file's times has ticks
+	ASSERT_EQ(symlink("ck2", (ground.store() + "/latest.tmp").c_str()), 0);
+	o.start = true;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	Tree is = tree_of(ground.store());
+	EXPECT_EQ(is["latest"], "-> ck2");
+	EXPECT_FALSE(is.count("latest.tmp"));
+}
+
+// Half of a save was left over, the other half is another host's by now, which went on from the save before: that one is
+// not removed, since the newer one, which allowed it, is not committed.
+TEST(Killed, WhatWasRemovedForASaveThatIsGivenUpStays)
+{
+	Ground ground;
+	OtherHost b(ground);
+	Options o;
+	o.host = "a";
+	o.missing = [](uint64_t) { return 0; };
+	b.publishes("50", {"x"});
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		if (!io_store_has_xattr(s.store))
+			GTEST_SKIP() << "no xattrs here";
+		History h(s);
+		ASSERT_EQ(h.mkdir("one"), 0);
+		ASSERT_EQ(h.put("one/s0", "100"), 0);
+		ASSERT_EQ(h.put("one/.metadata", "100"), 0);
+		ASSERT_EQ(h.put("before", "100"), 0);
+		ASSERT_EQ(s.drain(), 0);
+		staging_clear(s);
+	}
+	o.start = false;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		uint64_t one = h.adopt("one");
+		ASSERT_EQ(staging_dir_learn(s, one, root, "one"), 0);
+		for (const char *name : {"before", "one"})
+			log_seen(s, name == std::string("one") ? one : staging_new_id(s), name);
+		for (const char *name : {"s0", ".metadata"})
+			log_seen(s, staging_new_id(s), name, one, "one/");
+		log_unlink(s, "before"); // nothing was given up before that
+		ASSERT_EQ(h.mkdir("two"), 0);
+		ASSERT_EQ(h.put("two/s0", "200"), 0);
+		ASSERT_EQ(h.put("two/s1", "200"), 0);
+		ASSERT_EQ(h.put("two/.metadata", "200"), 0);
+		for (const char *name : {".metadata", "s0"})
+			log_unlink(s, name, one);
+		ASSERT_EQ(h.rmdir("one"), 0);
+	}
+	b.publishes("201", {"two/s0"}, {"two"});
+	o.start = true;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(s.drain(), 0);
+	Tree is = tree_of(ground.store());
+	EXPECT_EQ(is["two/s0"], "201");
+	EXPECT_EQ(is["two/s1"], "200");
+	EXPECT_FALSE(is.count("two/.metadata"));
+	EXPECT_FALSE(is.count("before"));
+	EXPECT_EQ(is["one/s0"], "100");
+	EXPECT_EQ(is["one/.metadata"], "100");
 }
 
 // Half of a save was left over, and another host is saving the directory again: what it lacks is added, but not the
