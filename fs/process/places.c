@@ -16,16 +16,18 @@
 
 /* ---- hidden files ---- */
 
-/* A name in the directory, but for what mkfs(8) makes; false: it is empty, or cannot be read. */
+/* A name in the directory, but for what mkfs(8) makes, rather none that is hidden; false: it is
+ * empty, or cannot be read. */
 static bool has_names(const char *dir, char name[NAME_MAX + 1])
 {
 	CLEANUP_DIR DIR *d = entries_at(AT_FDCWD, dir);
 	struct dirent *e;
 
-	while ((e = entries_next(d)) && !strcmp(e->d_name, "lost+found"))
-		;
-	snprintf(name, NAME_MAX + 1, "%s", e ? e->d_name : "");
-	return e;
+	*name = '\0';
+	while ((!*name || *name == '.') && (e = entries_next(d)))
+		if (strcmp(e->d_name, "lost+found"))
+			snprintf(name, NAME_MAX + 1, "%s", e->d_name);
+	return *name;
 }
 
 /* Of a live or an unmounted store, as far as this user may see. */
@@ -58,7 +60,8 @@ int places_hide(const struct fs_opts *o)
 			 o->mountpoint);
 		return options_refuse(text, NULL);
 	}
-	if (!has_names(o->store, name)) {
+	/* .keep and the like hold an empty directory in an image or a repository */
+	if (*first != '.' && !has_names(o->store, name)) {
 		snprintf(text, sizeof(text),
 			 "the store %s is empty, and the mountpoint %s has files (such as %s), "
 			 "which the mount would hide; are the two swapped? (cairnfs STORE "

@@ -97,6 +97,12 @@ has "warning: the mountpoint $mnt has files (such as data)" "$TMP/said" || compl
 stop_mount "$mnt"
 rm "$mnt/data"
 mkdir "$TMP/empty"
+: >"$mnt/.keep"
+try_mount "$TMP/empty" "$mnt" $small 2>"$TMP/said" || complain "a mountpoint with .keep, and an empty store: $(cat "$TMP/said")"
+has "warning: the mountpoint $mnt has files (such as .keep)" "$TMP/said" || complain "no warning of .keep: $(cat "$TMP/said")"
+stop_mount "$mnt"
+rm -r "$mnt/.keep" "$TMP/empty"
+mkdir "$TMP/empty"
 refused "the mount point is a store" "mountpoint $store is itself a store.*swapped" "$cairnfs" "$TMP/empty" "$store" -o $small
 [ ! -e "$TMP/empty/.cairn" ] || complain "a refused start left $(ls -A "$TMP/empty")"
 
