@@ -269,16 +269,17 @@ static void note_lost(struct head *h, uint64_t dir)
 	h->n_lost_in++;
 }
 
-/* Does p give a name to what commits a checkpoint, of which a shard is another host's now? */
-static bool commits_mixture(const struct staging *s, const struct pend *p, uint64_t dir,
-			    const char *name)
+/* Does p give this name to what commits a checkpoint? source: or is this what it renames so? */
+static bool gives_commit(const struct staging *s, const struct pend *p, uint64_t dir,
+			 const char *name, bool source)
 {
 	const struct rec *r = &p->r;
-	bool given = r->type == REC_SEAL || ((r->type == REC_RENAME || r->type == REC_LINK) &&
-					     dir == r->dir2 && !strcmp(name, r->name2));
+	bool two = r->type == REC_RENAME || r->type == REC_LINK;
+	bool given = r->type == REC_SEAL || (two && dir == r->dir2 && !strcmp(name, r->name2));
 
-	return given && !(r->flags & REC_FORCED) && s->o.hold.commits && s->o.hold.commits(name) &&
-	       is_lost_in(s->head, dir);
+	if (!s->o.hold.commits || (source ? given || r->type != REC_RENAME : !given))
+		return false;
+	return s->o.hold.commits(source ? r->name2 : name);
 }
 
 /* Is p to remove what was no longer needed when a commit was there that was given up since? */
@@ -296,10 +297,13 @@ int leftover_judge(struct staging *s, const struct pend *p, int dirfd, uint64_t 
 	if (p->accepted > until)
 		return 0;
 	int since = leftover_came_since(s, p, dirfd, dir, name);
-	if (!since && commits_mixture(s, p, dir, name)) { /* nor has another committed it */
+	/* a shard is another host's now, and that has not committed it either */
+	bool mixture = !since && !(p->r.flags & REC_FORCED) && is_lost_in(s->head, dir) &&
+		       gives_commit(s, p, dir, name, false);
+	if (mixture || (since > 0 && gives_commit(s, p, dir, name, true)))
 		s->head->given_up = until;
+	if (mixture)
 		since = 1;
-	}
 	if (!since && removes_too_much(s, p))
 		return LEFTOVER_OUTLIVED;
 	if (since > 0)

@@ -559,8 +559,9 @@ TEST(Killed, ASymlinkMadeJustBeforeAKillIsItsOwn)
 
 // Half of a save was left over, the other half is another host's by now, which went on from the save before: that one is
 // not removed, since the newer one, which allowed it, is not committed.
-TEST(Killed, WhatWasRemovedForASaveThatIsGivenUpStays)
+void removals_stay(const std::string &theirs)
 {
+	SCOPED_TRACE(theirs);
 	Ground ground;
 	OtherHost b(ground);
 	Options o;
@@ -595,23 +596,30 @@ TEST(Killed, WhatWasRemovedForASaveThatIsGivenUpStays)
 		ASSERT_EQ(h.mkdir("two"), 0);
 		ASSERT_EQ(h.put("two/s0", "200"), 0);
 		ASSERT_EQ(h.put("two/s1", "200"), 0);
-		ASSERT_EQ(h.put("two/.metadata", "200"), 0);
+		ASSERT_EQ(h.put("two/tmp", "200"), 0);
+		ASSERT_EQ(h.rename("two/tmp", "two/.metadata"), 0);
 		for (const char *name : {".metadata", "s0"})
 			log_unlink(s, name, one);
 		ASSERT_EQ(h.rmdir("one"), 0);
 	}
-	b.publishes("201", {"two/s0"}, {"two"});
+	b.publishes("201", {theirs}, {"two"});
 	o.start = true;
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
 	EXPECT_EQ(s.drain(), 0);
 	Tree is = tree_of(ground.store());
-	EXPECT_EQ(is["two/s0"], "201");
+	EXPECT_EQ(is[theirs], "201");
 	EXPECT_EQ(is["two/s1"], "200");
 	EXPECT_FALSE(is.count("two/.metadata"));
 	EXPECT_FALSE(is.count("before"));
 	EXPECT_EQ(is["one/s0"], "100");
 	EXPECT_EQ(is["one/.metadata"], "100");
+}
+
+TEST(Killed, WhatWasRemovedForASaveThatIsGivenUpStays)
+{
+	removals_stay("two/s0");
+	removals_stay("two/tmp"); // what the .metadata was to be made of
 }
 
 // Half of a save was left over, and another host is saving the directory again: what it lacks is added, but not the
