@@ -30,6 +30,13 @@ static int open_for(struct fs *fs, struct handle *h, bool *own)
 	return fd;
 }
 
+/* Another program removed or replaced it in the store: who reads an empty file has no descriptor
+ * that would keep it, and is at its end. */
+static bool is_taken(int fd)
+{
+	return fd == -ESTALE || fd == -ENOENT;
+}
+
 /* fd: h's descriptor, taken while the lock was held. */
 static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct staged *sf, char *buf,
 			   size_t size, off_t off)
@@ -52,7 +59,7 @@ static ssize_t read_handle(struct fs *fs, struct handle *h, int fd, struct stage
 		} while (ask_store(fs, fd));
 	}
 	if (fd < 0)
-		return fd == -ESTALE && empty ? 0 : fd; /* another program replaced it */
+		return empty && is_taken(fd) ? 0 : fd;
 	ssize_t got = pread(fd, buf, size, off);
 	got = got < 0 ? -errno : got;
 	if (own)
@@ -303,6 +310,8 @@ static int seek_fd(struct fs *fs, struct handle *h, bool *outgrown, bool *memory
 		fd = dup(buffers_backing(h->node));
 	} else if (h) {
 		fd = h->fd >= 0 ? dup(h->fd) : node_open_store(fs, h->node);
+		if (is_taken(fd) && !h->node->attr.size)
+			fd = -ENXIO;
 	}
 	return fd;
 }

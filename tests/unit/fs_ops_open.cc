@@ -363,6 +363,30 @@ TEST_F(Empty, AWriterGetsTheNodeOfItsReaders)
 		}
 }
 
+// Another program, or another host, removes or replaces it in the store: its reader is at its end still.
+TEST_F(Empty, AReaderOfAnEmptyFileThatAnotherTookIsAtItsEnd)
+{
+	for (bool replaced : {false, true}) {
+		SCOPED_TRACE(replaced);
+		std::string file = replaced ? "replaced" : "removed";
+		File r;
+		ASSERT_NE(k.put(dir, file, ""), 0u);
+		drain();
+		shim_evict(t->fs);
+		ASSERT_EQ(k.open_name(dir, file, O_RDONLY, &r), 0);
+		if (replaced) {
+			write_file(stored("new"), "others");
+			ASSERT_EQ(rename(stored("new").c_str(), stored(file).c_str()), 0);
+		} else {
+			ASSERT_EQ(unlink(stored(file).c_str()), 0);
+		}
+		EXPECT_EQ(k.read(r, 0, 10), 0);
+		EXPECT_EQ(k.bytes, "");
+		EXPECT_EQ(k.lseek(r, 0, SEEK_HOLE), -ENXIO);
+		EXPECT_EQ(k.close(r), 0);
+	}
+}
+
 TEST_F(Empty, AReaderOfAnEmptyFileReadsWhatTruncateAdds)
 {
 	File r;
