@@ -316,9 +316,29 @@ static int replay_one(struct staging *s, const struct rec *r,
 	return err;
 }
 
+static int claim_tmp(struct staging *s)
+{
+	char text[300];
+	int aside = io_tmp_claim(s->o.store, log_id(s));
+
+	if (aside <= 0 || !s->o.notice)
+		return aside < 0 ? aside : 0;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "another staging area of this store has what is not published, and %d files of it "
+		 "stay in .cairn/%s: `cairn staging` shows where it is; a start with that "
+		 "staging_dir publishes it",
+		 aside, io_store_host(s->o.store));
+	s->o.notice(s->o.ctx, text);
+	return 0;
+}
+
 int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx)
 {
 	struct stat st;
+	int err = claim_tmp(s);
+	if (err)
+		return err;
 	if (fstat(s->log.fd, &st))
 		return -errno;
 	if (!st.st_size)
@@ -329,7 +349,7 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	size_t pos = 0, used;
 	io_lend_recover(s->o.store);
 	mark_recall(s);
-	int err = aside_recall(s, map, (size_t)st.st_size);
+	err = aside_recall(s, map, (size_t)st.st_size);
 	s->log.replaying = true;
 	struct rec r;
 	while (!err && pos < (size_t)st.st_size) {

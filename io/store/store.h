@@ -242,6 +242,10 @@ int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *dire
 int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_direct, bool *direct);
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags); /* existing; -ENOENT */
 int io_tmp_remove(struct io_store *s, uint64_t vid); /* 0 also when absent */
+/* At a start, before a file of tmp/ is asked for: those of staging's log, which may have been
+ * served under another host name, are in tmp/ then, and those of another log of this boot are put
+ * aside. How many, or -errno. */
+int io_tmp_claim(struct io_store *s, uint64_t log);
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
  * statvfs shows space for len, else -ENOSPC. */
