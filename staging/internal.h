@@ -90,8 +90,8 @@ struct head {
 	uint64_t leftover;
 	uint64_t n_lost_in;
 	uint64_t lost_in[LOST_IN_MAX];
-	/* up to here nothing more is removed: of what was left over a commit was given up; 0: none
-	 * was */
+	/* up to here nothing more is removed: of what was left over a version or a rename was
+	 * given up; 0: none was */
 	uint64_t given_up;
 };
 #define HEAD_MAGIC 0x31676e6974736e63ull /* "cnsting1" */

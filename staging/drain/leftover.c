@@ -269,24 +269,20 @@ static void note_lost(struct head *h, uint64_t dir)
 	h->n_lost_in++;
 }
 
-/* Does p give this name to what commits a checkpoint? source: or is this what it renames so? */
+/* Does p give this name to what commits a checkpoint? */
 static bool gives_commit(const struct staging *s, const struct pend *p, uint64_t dir,
-			 const char *name, bool source)
+			 const char *name)
 {
 	const struct rec *r = &p->r;
 	bool two = r->type == REC_RENAME || r->type == REC_LINK;
 	bool given = r->type == REC_SEAL || (two && dir == r->dir2 && !strcmp(name, r->name2));
 
-	if (!s->o.hold.commits || (source ? given || r->type != REC_RENAME : !given))
-		return false;
-	return s->o.hold.commits(source ? r->name2 : name);
+	return given && s->o.hold.commits && s->o.hold.commits(name);
 }
 
-/* Is p to remove what was no longer needed when a commit was there that was given up since? */
-static bool removes_too_much(const struct staging *s, const struct pend *p)
+static bool removes(const struct pend *p)
 {
-	return (p->r.type == REC_UNLINK || p->r.type == REC_RMDIR) &&
-	       p->accepted <= s->head->given_up;
+	return p->r.type == REC_UNLINK || p->r.type == REC_RMDIR;
 }
 
 int leftover_judge(struct staging *s, const struct pend *p, int dirfd, uint64_t dir,
@@ -298,15 +294,16 @@ int leftover_judge(struct staging *s, const struct pend *p, int dirfd, uint64_t 
 		return 0;
 	int since = leftover_came_since(s, p, dirfd, dir, name);
 	/* a shard is another host's now, and that has not committed it either */
-	bool mixture = !since && !(p->r.flags & REC_FORCED) && is_lost_in(s->head, dir) &&
-		       gives_commit(s, p, dir, name, false);
-	if (mixture || (since > 0 && gives_commit(s, p, dir, name, true)))
-		s->head->given_up = until;
-	if (mixture)
+	if (!since && !(p->r.flags & REC_FORCED) && is_lost_in(s->head, dir) &&
+	    gives_commit(s, p, dir, name))
 		since = 1;
-	if (!since && removes_too_much(s, p))
-		return LEFTOVER_OUTLIVED;
-	if (since > 0)
-		note_lost(s->head, dir);
-	return since > 0 ? LEFTOVER_OUTLIVED : since;
+	/* Whoever removes something has written first what takes its place: was that given up? */
+	if (!since && removes(p))
+		return p->accepted <= s->head->given_up ? LEFTOVER_OUTLIVED : 0;
+	if (since <= 0)
+		return since;
+	if (!removes(p) && p->r.type != REC_ATTR && p->r.type != REC_XATTR)
+		s->head->given_up = until;
+	note_lost(s->head, dir);
+	return LEFTOVER_OUTLIVED;
 }

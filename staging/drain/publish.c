@@ -457,7 +457,11 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 			return 0; /* and it keeps its creator's attributes */
 		}
 	}
-	if (err && !(p->again && err == -EEXIST))
+	if (err == -EEXIST && !p->again) {
+		int since = leftover_judge(s, p, dirfd, r->dir, r->name);
+		return since ? since : err;
+	}
+	if (err && err != -EEXIST)
 		return err;
 	p->begun = true;
 	err = own_new(s, r, dirfd);

@@ -11,17 +11,22 @@ mkdir -p "$s"
 for d in one two; do mkdir "$TMP/$d" && mount -t tmpfs -o size=200M,mode=700 none "$TMP/$d" || skip "no tmpfs here"; done
 on_exit 'umount -l "$TMP/one" "$TMP/two" 2>/dev/null'
 
+on_exit '[ -z "${HOLDER:-}" ] || kill -KILL $HOLDER 2>/dev/null'
 # 120 MiB and some small files, which stay in staging, or move to the store, behind a file that is mapped.
 save()
 {
-	python3 -c 'import mmap, os, sys, time
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+	python3 - "$m/mapped" "$TMP/holds" <<'PY' &
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 4096)
-m = mmap.mmap(fd, 4096)
+libc.mmap(None, 4096, 3, 1, fd, 0)
 os.close(fd)
-m[:4] = b"held"
 open(sys.argv[2], "w").close()
-time.sleep(120)' "$m/mapped" "$TMP/holds" &
+time.sleep(600)
+PY
 	HOLDER=$!
 	retry 20 test -e "$TMP/holds" || die "not mapped"
 	rm "$TMP/holds"
@@ -36,7 +41,7 @@ time.sleep(120)' "$m/mapped" "$TMP/holds" &
 kill_all()
 {
 	kill_mount "$m"
-	kill "$HOLDER" && wait "$HOLDER" 2>/dev/null
+	kill -KILL "$HOLDER" && wait "$HOLDER" 2>/dev/null
 }
 
 whole()
@@ -47,6 +52,7 @@ whole()
 }
 
 start_mount "$s" "$m" "$opts,host=pod-1,staging_dir=$TMP/one"
+need_passthrough "$m"
 save pod-1
 kill_all
 start_mount "$s" "$m" "$opts,host=pod-2,staging_dir=$TMP/one"
