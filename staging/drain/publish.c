@@ -465,7 +465,7 @@ static int publish_new(struct staging *s, struct pend *p, int dirfd)
 		return err;
 	p->begun = true;
 	err = own_new(s, r, dirfd);
-	if (r->type != REC_MKDIR) /* made just before the worker died, perhaps: then it was not told */
+	if (r->type != REC_MKDIR) /* perhaps made just before the worker died, and not told */
 		leftover_tell(s, p, dirfd, true);
 	return is_conflict(s, r, err) ? 0 : err; /* a store without xattrs */
 }

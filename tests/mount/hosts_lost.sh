@@ -85,7 +85,7 @@ lose()
 	[ "$(status_field "$a" restarts)" -lt 4 ] || die "it starts worker after worker: $(status_field "$a" restarts)"
 
 	stop_mount "$b"
-	[ -s "$s/.cairn/one/tmp/0123456789abcdef" ] || die "the other one removed what may be the only copy"
+	[ -n "$(find "$s/.cairn/one" -name 0123456789abcdef -size +0)" ] || die "the other one removed what may be the only copy"
 	retry 20 kept || die "it does not go on: $(cat "$a/.cairn/status")"
 	exec 5>&-
 	"$cairn" wait -q "$a" || die "cairn wait: $(cat "$a/.cairn/status")"
