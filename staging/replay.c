@@ -316,10 +316,11 @@ static int replay_one(struct staging *s, const struct rec *r,
 	return err;
 }
 
-static int claim_tmp(struct staging *s)
+/* fresh: nothing was logged yet */
+static int claim_tmp(struct staging *s, bool fresh)
 {
 	char text[300];
-	int aside = io_tmp_claim(s->o.store, log_id(s));
+	int aside = io_tmp_claim(s->o.store, log_id(s), fresh);
 
 	if (aside <= 0 || !s->o.notice)
 		return aside < 0 ? aside : 0;
@@ -336,13 +337,11 @@ static int claim_tmp(struct staging *s)
 int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r), void *ctx)
 {
 	struct stat st;
-	int err = claim_tmp(s);
-	if (err)
-		return err;
 	if (fstat(s->log.fd, &st))
 		return -errno;
-	if (!st.st_size)
-		return 0;
+	int err = claim_tmp(s, !st.st_size);
+	if (err || !st.st_size)
+		return err;
 	void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, s->log.fd, 0);
 	if (map == MAP_FAILED)
 		return -errno;

@@ -159,19 +159,6 @@ void sweep_note(struct staging *s, const struct rec *r)
 	}
 }
 
-/* name is 16 hex digits → id */
-static bool parse_name(const char *name, uint64_t *id)
-{
-	*id = 0;
-	for (int i = 0; i < 16; i++) {
-		const char *hex = "0123456789abcdef", *at = name[i] ? strchr(hex, name[i]) : NULL;
-		if (!at)
-			return false;
-		*id = *id << 4 | (uint64_t)(at - hex);
-	}
-	return name[16] == 0;
-}
-
 struct out {
 	struct io_store *store;
 	int fd;
@@ -418,7 +405,7 @@ static void sweep_one(struct staging *s, int dirfd, const char *name, const stru
 	uint64_t id;
 	struct stat st;
 
-	if (!parse_name(name, &id) || fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) ||
+	if (!io_tmp_id(name, &id) || fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) ||
 	    !S_ISREG(st.st_mode))
 		return;
 	pthread_mutex_lock(&s->lock);
@@ -589,6 +576,6 @@ void sweep_tmp_all(struct staging *s)
 		tmp < 0 || io_store_took_over(s->o.store) ? NULL : entries_at(tmp, ".");
 	uint64_t id;
 	for (struct dirent *e; (e = entries_next(d));)
-		if (parse_name(e->d_name, &id))
+		if (io_tmp_id(e->d_name, &id))
 			unlinkat(tmp, e->d_name, 0);
 }

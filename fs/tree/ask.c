@@ -635,18 +635,27 @@ ssize_t ask_value(struct fs *fs, struct node *n, const char *key, char *buf, siz
 	return err ? err : value_of(a, buf, cap);
 }
 
+/* A question about a name, which is asked again if the name has changed since. */
+static int of_name(struct fs *fs, enum what what, struct node *dir, const char *name,
+		   const char *key, struct answer **out)
+{
+	struct answer *a = question(what, dir->id, name, key);
+
+	*out = a;
+	if (!a)
+		return -ENOMEM;
+	if (a->done && name_changed(fs, dir->id, name) <= a->asked)
+		return 0;
+	clear(a);
+	return put(fs, a) ? ASK_AGAIN : 0;
+}
+
 ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, const char *key,
 			  char *buf, size_t cap)
 {
-	struct answer *a = question(VALUE, dir->id, name, key);
-	if (!a)
-		return -ENOMEM;
-	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
-		clear(a);
-		if (put(fs, a))
-			return ASK_AGAIN;
-	}
-	return value_of(a, buf, cap);
+	struct answer *a;
+	int err = of_name(fs, VALUE, dir, name, key, &a);
+	return err ? err : value_of(a, buf, cap);
 }
 
 /* Once in an operation. */
@@ -677,16 +686,9 @@ int ask_set_mark(struct fs *fs, struct node *dir, const char *name, const char *
 
 int ask_may_move(struct fs *fs, struct node *dir, const char *name)
 {
-	struct answer *a = question(MAY_MOVE, dir->id, name, NULL);
-
-	if (!a)
-		return -ENOMEM;
-	if (!a->done || name_changed(fs, dir->id, name) > a->asked) {
-		clear(a);
-		if (put(fs, a))
-			return ASK_AGAIN;
-	}
-	return a->err == -EXDEV ? a->err : 0;
+	struct answer *a;
+	int err = of_name(fs, MAY_MOVE, dir, name, NULL, &a);
+	return err ? err : a->err == -EXDEV ? a->err : 0;
 }
 
 int ask_next_save(struct fs *fs, const char *key, uint64_t least)

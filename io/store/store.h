@@ -234,6 +234,7 @@ ssize_t io_readlink(struct io_store *s, int dirfd, const char *name, char *buf, 
 
 /* Unpublished files: name in tmp/ is 16 hex digits of vid. */
 void io_tmp_name(uint64_t vid, char out[17]);
+bool io_tmp_id(const char *name, uint64_t *vid); /* false: no such name */
 /* Creates (or truncates) it, mode 0600. *direct: O_DIRECT was possible
  * (requested with want_direct). Returns the descriptor (O_RDWR). */
 int io_tmp_create(struct io_store *s, uint64_t vid, bool want_direct, bool *direct);
@@ -243,9 +244,9 @@ int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_di
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags); /* existing; -ENOENT */
 int io_tmp_remove(struct io_store *s, uint64_t vid); /* 0 also when absent */
 /* At a start, before a file of tmp/ is asked for: those of staging's log, which may have been
- * served under another host name, are in tmp/ then, and those of another log of this boot are put
- * aside. How many, or -errno. */
-int io_tmp_claim(struct io_store *s, uint64_t log);
+ * served under another host name, are in tmp/ then (fresh: it can have none), and those of another
+ * log of this boot are put aside. How many, or -errno. */
+int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh);
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
  * statvfs shows space for len, else -ENOSPC. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "inside.h"
 #include "io/scope.h"
@@ -16,6 +17,18 @@ void io_tmp_name(uint64_t vid, char out[17])
 	for (int i = 15; i >= 0; i--, vid >>= 4)
 		out[i] = hex[vid & 15];
 	out[16] = 0;
+}
+
+bool io_tmp_id(const char *name, uint64_t *vid)
+{
+	static const char hex[] = "0123456789abcdef";
+
+	*vid = 0;
+	if (strspn(name, hex) != 16 || name[16])
+		return false;
+	for (int i = 0; i < 16; i++)
+		*vid = *vid << 4 | (uint64_t)(strchr(hex, name[i]) - hex);
+	return true;
 }
 
 /* Always a new inode: an existing file of that name may be open in another process. One

@@ -19,9 +19,9 @@
 #include "io/scope.h"
 
 #define OF "tmp-of"
-#define NAME_DIGITS 16u
+#define LOG_DIGITS 16u
 #define BOOT_DIGITS 8u
-#define OF_BYTES (NAME_DIGITS + 1 + BOOT_DIGITS + 3)
+#define OF_BYTES (LOG_DIGITS + 1 + BOOT_DIGITS + 3)
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
 struct owner {
@@ -60,22 +60,19 @@ static int write_owner(int host, const struct owner *o)
 	return err;
 }
 
-static bool is_number(const char *name)
-{
-	return strlen(name) == NAME_DIGITS && strspn(name, "0123456789abcdef") == NAME_DIGITS;
-}
-
 /* How many files were moved, or -errno. What `to` has already is not replaced. */
 static int move_files(int from, int to)
 {
 	CLEANUP_DIR DIR *d = entries_at(from, ".");
 	struct dirent *e;
+	uint64_t id;
 	int n = 0;
 
 	if (!d)
 		return -errno;
 	while ((e = entries_next(d))) {
-		if (!is_number(e->d_name) || !faccessat(to, e->d_name, F_OK, AT_SYMLINK_NOFOLLOW))
+		if (!io_tmp_id(e->d_name, &id) ||
+		    !faccessat(to, e->d_name, F_OK, AT_SYMLINK_NOFOLLOW))
 			continue;
 		if (!renameat(from, e->d_name, to, e->d_name))
 			n++;
@@ -142,8 +139,9 @@ static int take_back(struct io_store *s, const struct owner *o)
 static void remove_old(struct io_store *s, const char *boot)
 {
 	CLEANUP_DIR DIR *d = entries_at(s->host, ".");
-	const size_t before = strlen("tmp-") + NAME_DIGITS + 1;
+	const size_t before = strlen("tmp-") + LOG_DIGITS + 1;
 	struct dirent *e, *f;
+	uint64_t id;
 
 	while ((e = entries_next(d))) {
 		if (strncmp(e->d_name, "tmp-", 4) || strlen(e->d_name) != before + BOOT_DIGITS ||
@@ -153,13 +151,13 @@ static void remove_old(struct io_store *s, const char *boot)
 		CLEANUP_DIR DIR *in = dir < 0 ? NULL : entries_at(dir, ".");
 
 		while ((f = entries_next(in)))
-			if (is_number(f->d_name))
+			if (io_tmp_id(f->d_name, &id))
 				unlinkat(dir, f->d_name, 0);
 		unlinkat(s->host, e->d_name, AT_REMOVEDIR);
 	}
 }
 
-int io_tmp_claim(struct io_store *s, uint64_t log)
+int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh)
 {
 	char boot[37];
 	struct owner was, now = {.log = log};
@@ -178,7 +176,7 @@ int io_tmp_claim(struct io_store *s, uint64_t log)
 		return aside;
 	/* from here on a start does not put aside what is taken back */
 	err = write_owner(s->host, &now);
-	if (!err)
+	if (!err && !fresh) /* it asks each host's directory */
 		err = take_back(s, &now);
 	remove_old(s, now.boot);
 	now.taken = 1;

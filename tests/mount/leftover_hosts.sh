@@ -5,6 +5,7 @@
 # All of cairnfs on host a is killed, and the job goes on with host b. What b wrote then is not replaced, removed or
 # moved by what a left over, whatever the clocks say; what b had written before, and a had seen, is.
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 need_root
 need_tool python3
 
@@ -17,18 +18,7 @@ serve() { start_mount "$s" "$1" "staging=64M,pool=0,host=$2,staging_dir=$TMP/run
 hold()
 {
 	rm -f "$TMP/held"
-	python3 - "$a/held" "$TMP/held" <<'PY' &
-import ctypes, os, sys, time
-libc = ctypes.CDLL(None)	# Python's own mmap keeps the file open
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-os.ftruncate(fd, 4096)
-libc.mmap(None, 4096, 3, 1, fd, 0)
-os.close(fd)
-open(sys.argv[2], "w").close()
-time.sleep(600)
-PY
+	map_and_hold "$a/held" "$TMP/held" &
 	holder=$!
 	retry 20 test -e "$TMP/held" || die "no mapping"
 }

@@ -3,6 +3,7 @@
 # All is killed while files that moved to the store are not published. A start under another host name
 # publishes them; one with another staging_dir leaves them to the one that has their names.
 . "$(dirname "$0")/../lib/lib.sh"
+. "$(dirname "$0")/cli.inc"
 need_root
 
 s=$TMP/store m=$TMP/mnt
@@ -15,18 +16,7 @@ on_exit '[ -z "${HOLDER:-}" ] || kill -KILL $HOLDER 2>/dev/null'
 # 120 MiB and some small files, which stay in staging, or move to the store, behind a file that is mapped.
 save()
 {
-	python3 - "$m/mapped" "$TMP/holds" <<'PY' &
-import ctypes, os, sys, time
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-os.ftruncate(fd, 4096)
-libc.mmap(None, 4096, 3, 1, fd, 0)
-os.close(fd)
-open(sys.argv[2], "w").close()
-time.sleep(600)
-PY
+	map_and_hold "$m/mapped" "$TMP/holds" &
 	HOLDER=$!
 	retry 20 test -e "$TMP/holds" || die "not mapped"
 	rm "$TMP/holds"

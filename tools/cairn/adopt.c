@@ -14,11 +14,6 @@
 
 #define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-bool hosts_is_unpublished(const char *name)
-{
-	return strspn(name, "0123456789abcdef") == 16 && !name[16];
-}
-
 bool hosts_is_hidden(const struct io_host *h, bool local)
 {
 	return !local && !strcmp(h->client, IO_CLIENT_LOCAL);
@@ -83,10 +78,11 @@ static int discard_one(int tmp, const char *name, const char *host)
 
 static int all_files(int tmp, int to, const struct names *files, const char *host)
 {
+	uint64_t id;
 	int err = 0;
 
 	for (size_t i = 0; !err && i < files->n; i++)
-		if (hosts_is_unpublished(files->v[i]))
+		if (io_tmp_id(files->v[i], &id))
 			err = to >= 0 ? adopt_one(tmp, files->v[i], to, host)
 				      : discard_one(tmp, files->v[i], host);
 	return err;

@@ -85,12 +85,13 @@ static int count_unpublished(int cairn, struct host *h)
 		dir < 0 ? -1 : openat(dir, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct names names;
 	struct stat st;
+	uint64_t id;
 	int err = tmp < 0 ? -errno : names_read(tmp, &names);
 
 	if (err)
 		return err == -ENOENT ? 0 : err;
 	for (size_t i = 0; i < names.n; i++) {
-		if (!hosts_is_unpublished(names.v[i]) ||
+		if (!io_tmp_id(names.v[i], &id) ||
 		    fstatat(tmp, names.v[i], &st, AT_SYMLINK_NOFOLLOW))
 			continue;
 		h->files++;

@@ -7,8 +7,6 @@
 
 #include "io/store/store.h"
 
-/* Is it the name of an unpublished file in a host's tmp/ (io/store/tmp.c)? */
-bool hosts_is_unpublished(const char *name);
 /* It may live though it is silent: local: is the store on a local disk here, too? */
 bool hosts_is_hidden(const struct io_host *h, bool local);
 /* Why nothing of this host may be touched; NULL: it may. */
