@@ -49,7 +49,7 @@ wait_durable "$m"
 # Of a rename there is nothing in lost+found, and nothing says so.
 kept=$(ls "$s/.cairn/lost+found")
 dcp=$LIB_TOP/tests/assets/dcp
-mkdir "$m/step-1"
+mkdir -p "$s/.cairn/other" "$m/step-1" && : >"$s/.cairn/other/lock"	# a host that may have the other shard
 cp "$dcp/__0_0.distcp" "$dcp/.metadata" "$m/step-1"	# a shard is missing: renames wait
 mv "$m/fine/shard.pt" "$m/fine/moved.pt"
 mkdir "$s/fine/moved.pt"	# by somebody else, later
