@@ -461,7 +461,8 @@ struct trash_file {
 struct trash {
 	struct trash_file *file;
 	size_t n, cap;
-	bool cleaning; /* a removal is in progress */
+	uint64_t since_ns; /* the first of these n came */
+	bool cleaning; /* a removal is in progress, or due */
 	bool unsettled; /* since the last io_wait_freed something was removed */
 	unsigned waiting; /* threads in trash_wait */
 	pthread_cond_t cond;

@@ -332,10 +332,10 @@ static const struct option table[] = {
 static bool is_fstab_habit(const char *opt, size_t len)
 {
 	static const char *const habits[] = {
-		"suid",	    "dev",	  "nosuid",  "nodev",  "relatime", "strictatime",
-		"lazytime", "nolazytime", "auto",    "noauto", "user",	   "users",
-		"nouser",   "owner",	  "group",   "nofail", "_netdev",  "defaults",
-		"subtype",  "comment",
+		"suid",	       "dev",	   "nosuid",	 "nodev",   "relatime",
+		"strictatime", "lazytime", "nolazytime", "auto",    "noauto",
+		"user",	       "users",	   "nouser",	 "owner",   "group",
+		"nofail",      "_netdev",  "defaults",	 "subtype", "comment",
 	};
 
 	for (unsigned i = 0; i < sizeof(habits) / sizeof(habits[0]); i++)

@@ -43,8 +43,7 @@ static bool is_store(const char *dir)
 	CLEANUP_CLOSE int cairn = open_cairn(dir);
 	struct stat st;
 
-	return cairn >= 0 && !fstatat(cairn, "id", &st, AT_SYMLINK_NOFOLLOW) &&
-	       S_ISREG(st.st_mode);
+	return cairn >= 0 && !fstatat(cairn, "id", &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode);
 }
 
 int places_hide(const struct fs_opts *o)
@@ -144,9 +143,8 @@ static int check_below(const char *store)
 	if (io_mounts_read(IO_MOUNTS_HERE, &m))
 		return 0;
 	for (size_t i = 0; i < m.n && !err; i++)
-		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") &&
-		    !strncmp(m.v[i].source, store, len) && m.v[i].source[len] == '/' &&
-		    is_served(m.v[i].source, &s))
+		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && !strncmp(m.v[i].source, store, len) &&
+		    m.v[i].source[len] == '/' && is_served(m.v[i].source, &s))
 			err = refuse_nested("store", store, "has inside it", m.v[i].source, &s);
 	io_mounts_free(&m);
 	return err;

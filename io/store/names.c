@@ -254,8 +254,7 @@ int io_dir_may_move(struct io_store *s, int dirfd, const char *name)
 	if (fstat(dirfd, &dir) || fstat(s->cairn, &cairn) || dir.st_dev != cairn.st_dev)
 		return 0;
 	/* somebody removed this host's directory: then the rename would be made */
-	if (fstat(s->host, &host) ||
-	    fstatat(s->cairn, s->host_name, &named, AT_SYMLINK_NOFOLLOW) ||
+	if (fstat(s->host, &host) || fstatat(s->cairn, s->host_name, &named, AT_SYMLINK_NOFOLLOW) ||
 	    host.st_ino != named.st_ino)
 		return 0;
 	/* this host's directory has its lock in it: nothing replaces it. overlayfs looks first

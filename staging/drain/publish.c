@@ -25,7 +25,7 @@
 /* descriptors; if they must be kept, more than these are synced first */
 #define VICTIMS_MAX 128u
 /* so many are kept only to be freed by another thread */
-#define VICTIMS_SPARED 16u
+#define VICTIMS_SPARED 64u
 #define RETRY_FIRST_NS 5000000000ull
 #define RETRY_MAX_NS 60000000000ull
 

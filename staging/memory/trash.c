@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: MIT
- * Files of the store's tmp/ to be removed. Freeing a file's blocks takes tens of ms on a disk that
- * discards at once, and longer for a large file; the callers hold s->lock, which every request
- * needs. So a separate thread removes them. */
+ * Files of the store's tmp/ to be removed, and removed ones that are still open. Freeing a file's
+ * blocks takes tens of ms on a disk that discards at once, and longer for a large file; the callers
+ * hold s->lock, which every request needs. So a separate thread does it. Nor does it do so while a
+ * checkpoint is saved: a close allocates its file's blocks, reads from the same disk which are
+ * free, and would wait for each discard that is under way (docs/PERFORMANCE.md). */
 #include "staging/memory/memory.h"
 
 #include <stdlib.h>
 #include <unistd.h>
+
+#define LOOK_NS 50000000u
+#define QUIET_NS 200000000u /* between two files of one save */
+/* A file may be open for writing for ever, a log for example. */
+#define PATIENCE_NS 10000000000u
 
 static void remove_now(struct staging *s, struct trash_file t)
 {
@@ -31,6 +38,8 @@ void trash_put(struct staging *s, uint64_t id, int fd)
 		s->trash.file = all;
 		s->trash.cap = cap;
 	}
+	if (!s->trash.n)
+		s->trash.since_ns = monotonic_ns();
 	s->trash.file[s->trash.n++] = t;
 	s->trash.cleaning = true;
 	pthread_cond_signal(&s->trash.cond);
@@ -81,9 +90,21 @@ static void settle(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 }
 
+/* 0: now. s->lock held */
+static uint64_t look_again_at(const struct staging *s)
+{
+	uint64_t now = monotonic_ns(), quiet = s->ahead_busy_ns + QUIET_NS;
+	bool saving = s->files.open || now < quiet;
+
+	if (!saving || s->trash.waiting || now >= s->trash.since_ns + PATIENCE_NS)
+		return 0;
+	return now + LOOK_NS;
+}
+
 void *trash_main(void *arg)
 {
 	struct staging *s = arg;
+	uint64_t at;
 
 	pthread_setname_np(pthread_self(), "cairn-trash");
 	staging_nice(PERSIST_NICE);
@@ -97,6 +118,10 @@ void *trash_main(void *arg)
 			s->trash.cleaning = false;
 			pthread_cond_broadcast(&s->done_cond);
 			pthread_cond_wait(&s->trash.cond, &s->lock);
+			continue;
+		}
+		if ((at = look_again_at(s))) {
+			staging_wait_until(&s->trash.cond, &s->lock, at);
 			continue;
 		}
 		struct trash_file t = s->trash.file[--s->trash.n];

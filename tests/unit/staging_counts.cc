@@ -3,6 +3,7 @@
 // Who takes and leaves a staged file is counted under staging's lock. A count without it goes wrong in a race that a
 // test meets once in a while; so here somebody else has the lock, and the call must wait. And which thread does what may
 // take long.
+#include <chrono>
 #include <sys/syscall.h>
 
 #include <atomic>
@@ -131,15 +132,17 @@ TEST_F(Counts, WhatMemoryAheadOfAFileDelaysIsRefusedUntilThatIsAwaited)
 	EXPECT_GT(seal(s, f, staging_new_id(s), {{STAGING_ROOT_DIR, "f"}}, true), 0);
 }
 
-// The last close of a file without a name frees its blocks, which may take long: publishing does not wait for it.
-TEST(Freed, ReplacedAndRemovedFilesAreFreedByTheTrashThread)
-{
-	Ground ground;
-	Staging s(ground);
-	ASSERT_EQ(s.err, 0);
-	if (!io_store_frees_at_close(s.store))
-		GTEST_SKIP() << "the store's filesystem may rename open files that lose their names";
-	auto save = [&](const std::string &text) {
+class Freed : public ::testing::Test {
+protected:
+	void SetUp() override
+	{
+		ASSERT_EQ(s.err, 0);
+		if (!io_store_frees_at_close(s.store))
+			GTEST_SKIP() << "the store's filesystem may rename open files that lose their names";
+	}
+
+	void save(const std::string &text)
+	{
 		uint64_t node = staging_new_id(s);
 		staged *f = create(s, node, {STAGING_ROOT_DIR, "f"}, 0);
 		ASSERT_NE(f, nullptr);
@@ -148,23 +151,60 @@ TEST(Freed, ReplacedAndRemovedFilesAreFreedByTheTrashThread)
 		int64_t seq = seal(s, f, node, {{STAGING_ROOT_DIR, "f"}}, true);
 		ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
 		staged_unref(f);
-	};
-	auto freed = [&](unsigned n) {
+	}
+
+	void remove()
+	{
+		rec r = {};
+		r.type = REC_UNLINK;
+		r.node2 = staging_new_id(s);
+		r.dir = STAGING_ROOT_DIR;
+		r.name = "f";
+		ASSERT_EQ(staging_log(s, &r), 0);
+		ASSERT_EQ(Durable(s, r.seq).wait(), 0);
+	}
+
+	static void freed(unsigned n)
+	{
 		EXPECT_TRUE(until([&] { return shim_closes_of_thread() == n; }));
 		EXPECT_EQ(shim_closes_of_others(), 0u);
-	};
+	}
+
+	Ground ground;
+	Staging s{ground};
+};
+
+// The last close of a file without a name frees its blocks, which may take long: publishing does not wait for it.
+TEST_F(Freed, ReplacedAndRemovedFilesAreFreedByTheTrashThread)
+{
 	save("first");
 	shim_watch_closes("cairn-trash");
 	save("second");
 	freed(1);
-	rec r = {};
-	r.type = REC_UNLINK;
-	r.node2 = staging_new_id(s);
-	r.dir = STAGING_ROOT_DIR;
-	r.name = "f";
-	ASSERT_EQ(staging_log(s, &r), 0);
-	ASSERT_EQ(Durable(s, r.seq).wait(), 0);
+	remove();
 	freed(2);
+	shim_watch_closes(nullptr);
+}
+
+// Nor does a close that allocates blocks, on a disk that discards those that are freed.
+TEST_F(Freed, NotWhileAnotherFileIsWritten)
+{
+	save("first");
+	uint64_t node = staging_new_id(s);
+	staged *f = create(s, node, {STAGING_ROOT_DIR, "g"}, 0);
+	ASSERT_NE(f, nullptr);
+	auto begun = std::chrono::steady_clock::now();
+	shim_watch_closes("cairn-trash");
+	remove();
+	std::this_thread::sleep_for(std::chrono::milliseconds(300));
+	unsigned early = shim_closes_of_thread();
+	bool patient = std::chrono::steady_clock::now() - begun < std::chrono::seconds(10);
+	EXPECT_TRUE(!early || !patient) << early;
+	EXPECT_TRUE(shim_trash_wait(s)); // somebody needs the space
+	freed(1);
+	int64_t seq = seal(s, f, node, {{STAGING_ROOT_DIR, "g"}}, true);
+	ASSERT_EQ(Durable(s, (uint64_t)seq).wait(), 0);
+	staged_unref(f);
 	shim_watch_closes(nullptr);
 }
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "staging/internal.h"
+#include "staging/memory/memory.h"
 
 static const char *_Atomic closing_thread;
 static atomic_uint closes_of_thread, closes_of_others;
@@ -27,6 +28,11 @@ unsigned shim_closes_of_others(void)
 unsigned shim_closes_of_thread(void)
 {
 	return atomic_load(&closes_of_thread);
+}
+
+bool shim_trash_wait(struct staging *s)
+{
+	return trash_wait(s);
 }
 
 int close(int fd)

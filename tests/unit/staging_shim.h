@@ -30,6 +30,9 @@ bool shim_move_pauses(struct staged *f);
 void shim_watch_closes(const char *thread);
 unsigned shim_closes_of_others(void), shim_closes_of_thread(void);
 
+/* As somebody who needs space in the store. No lock is held. */
+bool shim_trash_wait(struct staging *s);
+
 pthread_mutex_t *shim_pool_lock(struct staging *s);
 
 struct shim_pool {
