@@ -11,6 +11,7 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include "engine.h"
 #include "io/scope.h"
@@ -22,6 +23,18 @@
 void io_proc_path(char out[IO_PROC_PATH], int fd, const char *name)
 {
 	snprintf(out, IO_PROC_PATH, name ? "/proc/self/fd/%d/%s" : "/proc/self/fd/%d", fd, name);
+}
+
+#define AWAIT_STEP_US 5000u
+#define AWAIT_STEPS 200u
+
+bool io_await_descriptor(ssize_t err, unsigned *waited)
+{
+	if (err != -EMFILE || *waited == AWAIT_STEPS)
+		return false;
+	++*waited;
+	usleep(AWAIT_STEP_US);
+	return true;
 }
 
 static ssize_t ret(ssize_t r)
@@ -36,7 +49,13 @@ static ssize_t do_write(const struct io_call *c)
 
 static ssize_t do_create(const struct io_call *c)
 {
-	return ret(openat(c->fd, c->name, c->flags, c->mode));
+	unsigned waited = 0;
+	ssize_t fd;
+
+	do
+		fd = ret(openat(c->fd, c->name, c->flags, c->mode));
+	while (io_await_descriptor(fd, &waited));
+	return fd;
 }
 
 static ssize_t do_allocate(const struct io_call *c)

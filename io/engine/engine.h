@@ -193,6 +193,10 @@ static inline int io_error(void)
 	return io_errno(errno);
 }
 
+/* After an open failed: true: it is to be tried again. Descriptors may be few, and what the other
+ * threads have open is closed soon: waits for that up to a second in all. *waited begins with 0. */
+bool io_await_descriptor(ssize_t err, unsigned *waited);
+
 #define IO_NAME_MAX 255
 /* "/proc/self/fd/N" or "/proc/self/fd/N/name" */
 #define IO_PROC_PATH (32 + IO_NAME_MAX + 1)

@@ -22,12 +22,18 @@ struct opening {
 static ssize_t open_it(struct io_store *s, void *ctx)
 {
 	const struct opening *o = ctx;
+	const int flags = o->flags | O_CLOEXEC;
+	unsigned waited = 0;
+	int fd;
 
 	(void)s;
-	if (o->name)
-		return io_open_beneath(o->dirfd, o->name, o->flags | O_CLOEXEC, 0);
-	int fd = openat(o->dirfd, ".", o->flags | O_CLOEXEC);
-	return fd < 0 ? io_error() : fd;
+	do {
+		fd = o->name ? io_open_beneath(o->dirfd, o->name, flags, 0)
+			     : openat(o->dirfd, ".", flags);
+		if (fd < 0 && !o->name)
+			fd = io_error();
+	} while (io_await_descriptor(fd, &waited));
+	return fd;
 }
 
 int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags)

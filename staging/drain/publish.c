@@ -614,8 +614,8 @@ static unsigned max_victims(const struct staging *s)
 
 	if (io_store_frees_early(s->o.store))
 		return few >= VICTIMS_MAX ? VICTIMS_MAX : few ? (unsigned)few : 1;
-	return io_store_frees_at_close(s->o.store) && s->trash.n < VICTIMS_SPARED ? VICTIMS_SPARED
-										  : 0;
+	few = few < VICTIMS_SPARED ? few : VICTIMS_SPARED;
+	return io_store_frees_at_close(s->o.store) && s->trash.n < few ? (unsigned)few : 0;
 }
 
 /* Takes the ready records at the head. s->lock held. */

@@ -95,8 +95,9 @@ static uint64_t look_again_at(const struct staging *s)
 {
 	uint64_t now = monotonic_ns(), quiet = s->ahead_busy_ns + QUIET_NS;
 	bool saving = s->files.open || now < quiet;
+	bool many = s->trash.n >= s->order.fds_pend / 8; /* each may be a descriptor */
 
-	if (!saving || s->trash.waiting || now >= s->trash.since_ns + PATIENCE_NS)
+	if (!saving || many || s->trash.waiting || now >= s->trash.since_ns + PATIENCE_NS)
 		return 0;
 	return now + LOOK_NS;
 }

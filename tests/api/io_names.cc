@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
 // Names, attributes and xattrs: one component at a time, never through a symlink.
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "tests/api/io_fixture.hh"
 #include "tests/api/io_seccomp.hh"
@@ -544,6 +547,41 @@ TEST(Fallback, NoThreadsMeansTheCallers)
 			  EXPECT_SAME(read_fd(fd.get()), src.bytes());
 		  }),
 		  0);
+}
+
+// The other threads have them open, and not for long.
+TEST_F(Names, AnOpenWaitsForADescriptor)
+{
+	ASSERT_EQ(mkdir((dir / "d").c_str(), 0700), 0);
+	rlimit was, few;
+	getrlimit(RLIMIT_NOFILE, &was);
+	few = {64, was.rlim_max};
+	setrlimit(RLIMIT_NOFILE, &few);
+	std::vector<int> all;
+	for (int fd; (fd = dup(0)) >= 0;)
+		all.push_back(fd);
+	ASSERT_FALSE(all.empty());
+	auto later = [&] {
+		std::this_thread::sleep_for(std::chrono::milliseconds(50));
+		close(all.back());
+		all.pop_back();
+	};
+	for (bool lists : {false, true}) {
+		std::thread t(later);
+		int fd = lists ? io_open_list(s, root) : io_open_dir(s, root, "d");
+		EXPECT_GE(fd, 0) << strerror(-fd);
+		t.join();
+		all.push_back(fd); /* in the place of the one that was closed */
+	}
+	std::thread t(later);
+	bool direct;
+	int fd = io_tmp_create(s, 1, false, &direct);
+	EXPECT_GE(fd, 0) << strerror(-fd);
+	t.join();
+	for (int each : all)
+		close(each);
+	close(fd);
+	setrlimit(RLIMIT_NOFILE, &was);
 }
 
 } // namespace
