@@ -601,7 +601,7 @@ struct drain {
 	struct dedup *dedup; /* dedup.c; NULL = off, or not started */
 	bool no_clone; /* the store does not support clones; clone.c */
 	int halted;
-	uint64_t halt_retry_ns;
+	uint64_t halt_retry_ns, halt_tried_bytes; /* halted.c */
 	uint64_t lack_told_ns; /* lack.c */
 	bool retry_now;
 	pthread_t persist[16], persist_small, publisher;

@@ -2,6 +2,7 @@
  * After a replay: unreferenced files in staging or in the store's tmp/ are removed if they are
  * known to be ours and finished, and are otherwise kept in lost+found. */
 #include "io/entries.h"
+#include "io/goes_on.h"
 #include "staging/replay.h"
 
 #include <dirent.h>
@@ -260,12 +261,12 @@ int staging_kept_error(struct staging *s)
 static void tell_of_kept(struct staging *s, uint64_t id, int err)
 {
 	const struct sweep_entry *e = entry_of(s, id);
-	char text[320];
+	char text[420];
 
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
 		 "a file that was never closed cannot be moved to .cairn/lost+found yet (%.80s): "
-		 "%.60s stays in staging; free space in the store, then: cairn retry",
+		 "%.60s stays in staging; free space in the store" GOES_ON,
 		 strerror(-err), e && e->name[0] ? e->name : "its name is not known, it");
 	s->o.notice(s->o.ctx, text);
 }

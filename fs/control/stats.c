@@ -5,6 +5,7 @@
 #include "fs/parser/parser.h"
 #include "fs/control/stats.h"
 #include "fs/remote/remote.h"
+#include "io/goes_on.h"
 #include "io/refused.h"
 #include "io/scope.h"
 
@@ -672,7 +673,7 @@ static void write_trouble(const struct stats *st, FILE *f)
 			(unsigned long long)st->now.silent.s,
 			(unsigned long long)st->now.silent.calls, st->store);
 	if (!st->gone && s->halted.error)
-		fprintf(f, "  HALTED     %s: %s; staging keeps everything; %s, then: cairn retry\n",
+		fprintf(f, "  HALTED     %s: %s; staging keeps everything; %s" GOES_ON "\n",
 			s->halted.path, strerror(-s->halted.error), s->halted.remedy);
 	if (s->refused.count)
 		fprintf(f,
@@ -684,7 +685,7 @@ static void write_trouble(const struct stats *st, FILE *f)
 	if (s->recovered.kept)
 		fprintf(f,
 			"  KEPT       %llu files that were never closed, %s, are not in lost+found "
-			"yet: %s. Repair the store or free space in it, then: cairn retry\n",
+			"yet: %s. Repair the store or free space in it" GOES_ON "\n",
 			(unsigned long long)s->recovered.kept,
 			size_text(s->recovered.kept_bytes, a), strerror(-s->recovered.kept_error));
 }

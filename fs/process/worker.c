@@ -3,6 +3,7 @@
  * keeper starts another and nothing is lost.
  */
 #include "fs/process/process.h"
+#include "io/goes_on.h"
 #include "io/refused.h"
 #include "staging/memory/pin.h"
 
@@ -83,7 +84,7 @@ static int open_staging(struct fs *fs)
  * gone. */
 static int resume(struct fs *fs, int why)
 {
-	char text[300];
+	char text[400];
 
 	staging_close(fs->s);
 	fs->s = NULL;
@@ -110,7 +111,7 @@ static int resume(struct fs *fs, int why)
 			 LEVEL_ERROR
 			 "what was staged when the last cairnfs ended cannot be published yet "
 			 "(%.80s); it stays in staging and is served from there; make space in the "
-			 "store or repair it, then: cairn retry",
+			 "store or repair it" GOES_ON,
 			 strerror(-why));
 	fs_notice(fs, text);
 	return 0;

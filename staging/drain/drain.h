@@ -28,6 +28,16 @@ bool is_failure(int err);
  * False: another error, or it has lasted too long. s->lock held, dropped meanwhile */
 bool lack_wait(struct staging *s, struct pend *p, int err);
 
+/* halted.c */
+/* What a person does about err. s->lock is not held. */
+const char *halted_remedy(struct staging *s, int err);
+/* Publication is halted from now on. s->lock held */
+void halted_begin(struct staging *s);
+/* Until p, which failed with err, is to be tried again: each time later, up to a minute; at once
+ * with staging_retry() and at a stop; within a second when space for it has come. On the publisher's
+ * thread. s->lock held, dropped meanwhile */
+void halted_wait(struct staging *s, const struct pend *p, int err);
+
 /* meta.c */
 /* Sets owner, mode, times and xattrs of p on its tmp_fd, with p->checksum. What the store refuses
  * permanently is left out and logged; other errors (EIO, ENOSPC if there is no space at all, ...)

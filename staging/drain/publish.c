@@ -8,6 +8,7 @@
  * A pair of changes without a visible effect (written and removed with nothing in between) is
  * left out; see elide(). A store that keeps failing halts publication here. What waits for other
  * nodes is set aside, and the rest goes on; see hold.c. */
+#include "io/goes_on.h"
 #include "staging/drain/drain.h"
 
 #include <errno.h>
@@ -26,8 +27,6 @@
 #define VICTIMS_MAX 128u
 /* so many are kept only to be freed by another thread */
 #define VICTIMS_SPARED 64u
-#define RETRY_FIRST_NS 5000000000ull
-#define RETRY_MAX_NS 60000000000ull
 
 struct batch {
 	struct pend *first; /* owned by the publisher until done */
@@ -909,31 +908,17 @@ void staging_when_synced(struct staging *s, uint64_t node, uint64_t seq,
 
 /* ---- halting ---- */
 
-/* What a person does about it. s->lock is not held. */
-static const char *remedy_of(struct staging *s, int err)
-{
-	struct statvfs v;
-
-	if (err == -EDQUOT)
-		return "free space within the quota";
-	if (err != -ENOSPC)
-		return "repair the store";
-	if (!io_store_statvfs(s->o.store, &v) && v.f_files && !v.f_favail && v.f_bavail)
-		return "its filesystem has no free inode: remove files in it";
-	return "free space in its filesystem";
-}
-
 /* Publication stops here: the store stays a valid prefix, staging keeps the rest. */
 static void halt(struct staging *s, struct pend *p, int err)
 {
 	char text[512];
-	const char *remedy = remedy_of(s, err);
+	const char *remedy = halted_remedy(s, err);
 	pthread_mutex_lock(&s->lock);
 	bool first = !s->drain.halted;
 	s->drain.halted = err;
 	if (first) {
 		s->st.halted.since = time(NULL);
-		s->drain.halt_retry_ns = RETRY_FIRST_NS;
+		halted_begin(s);
 		s->st.errors++;
 	}
 	snprintf(s->st.halted.remedy, sizeof(s->st.halted.remedy), "%s", remedy);
@@ -949,20 +934,14 @@ static void halt(struct staging *s, struct pend *p, int err)
 		snprintf(text, sizeof(text),
 			 LEVEL_ERROR
 			 "the store fails at %.180s: %s; publication stops there, staging keeps "
-			 "everything; %s, then: cairn retry",
+			 "everything; %s" GOES_ON,
 			 s->st.halted.path, strerror(-err), remedy);
 	pthread_mutex_unlock(&s->lock);
 	s->o.notice(s->o.ctx, text);
 	wake_waiters(s, err);
 	pthread_mutex_lock(&s->lock);
-	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns;
 	s->drain.previous.give |= no_space(err) && s->drain.previous.bytes;
-	while (!s->drain.retry_now && !s->drain.previous.give && !s->stop && monotonic_ns() < until)
-		sleeper_wait(s, &s->pub, until);
-	s->drain.retry_now = false;
-	s->drain.halt_retry_ns = s->drain.halt_retry_ns * 2 < RETRY_MAX_NS
-					 ? s->drain.halt_retry_ns * 2
-					 : RETRY_MAX_NS;
+	halted_wait(s, p, err);
 	for (struct pend *q = s->order.pend; q; q = q->next)
 		if (q->state == PEND_FAILED) {
 			q->tries.n = 0;

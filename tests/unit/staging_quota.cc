@@ -237,6 +237,34 @@ TEST_F(Quota, IsNotGivenWithoutEnd)
 	}
 }
 
+// However long the store was full, and the next try by itself would be in a minute.
+TEST_F(Quota, SpaceThatCameBackIsFoundWithoutARetry)
+{
+	std::string filler = o.store + "/filler";
+	ASSERT_EQ(h->mkdir("d"), 0);
+	never_well = true;
+	{
+		Fd fd(open(filler.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+		while (write(fd.get(), std::string(4096, 'x').data(), 4096) > 0)
+			;
+	}
+	fails(SHIM_NAME, -ENOSPC);
+	for (int tries : {0, 1, 2, 3, 4}) {
+		ASSERT_TRUE(until([&] {
+			return s->stats().halted.error && s->notes_with("next try is in") == tries;
+		}));
+		staging_retry(*s);
+	}
+	ASSERT_TRUE(until([&] { return s->notes_with("next try is in 60 s") == 1; }));
+	std::filesystem::remove(filler);
+	well = true;
+	for (int i = 0; i < 30 && s->stats().halted.error; i++)
+		poll(nullptr, 0, 1000);
+	EXPECT_EQ(s->stats().halted.error, 0);
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_TRUE(s->tree() == h->now()) << show(s->tree());
+}
+
 // Not EIO: what is missing, and that freeing some helps.
 TEST_F(Quota, ACloseWhileHaltedSaysWhatIsMissing)
 {

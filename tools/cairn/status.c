@@ -5,6 +5,7 @@
  * cairn retry:   writes to the control file.
  */
 #include "commands.h"
+#include "io/goes_on.h"
 #include "tools/cairn/tier/tier_where.h"
 
 #include <errno.h>
@@ -182,7 +183,7 @@ static void print_kept(const struct doc *s)
 		   "%s never closed by an earlier run, %s, could not be moved to lost+found yet",
 		   count_of(u64(s, "recovered.kept"), "file", n),
 		   size(s, "recovered.kept_bytes", a));
-	print_line("", "free space in the store or repair it, then `cairn retry %s`", or_dash(top));
+	print_line("", "free space in the store or repair it" GOES_ON " %s", or_dash(top));
 }
 
 static void print_halted(const struct doc *s)
@@ -197,7 +198,7 @@ static void print_halted(const struct doc *s)
 		return;
 	print_line("HALTED", "for %s at %s: %s", since(s, "halted.since_s", t), or_dash(where),
 		   or_dash(why));
-	print_line("", "nothing is lost; %s, then `cairn retry %s`", or_dash(remedy), or_dash(top));
+	print_line("", "nothing is lost; %s" GOES_ON " %s", or_dash(remedy), or_dash(top));
 }
 
 static void print_list(const struct doc *s, const char *keys, const char *label)

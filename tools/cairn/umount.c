@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 
 #include "commands.h"
+#include "io/goes_on.h"
 #include "io/number.h"
 #include "tools/cairn/tier/tier_where.h"
 
@@ -101,7 +102,7 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 		complain("%s stays mounted: %s failed: %s", u->point,
 			 count_of(u64(d, "versions.failed"), "file", n), last ? last : "?");
 	if (path)
-		complain("%s, then `cairn retry %s`; nothing staged is lost meanwhile",
+		complain("%s" GOES_ON " %s; nothing staged is lost meanwhile",
 			 remedy ? remedy : "repair the store", u->point);
 	else if (is_too_long(last))
 		complain(
@@ -126,10 +127,10 @@ static int complain_kept(struct unmounting *u, const struct json_doc *d)
 		 ".cairn/lost+found yet: %s",
 		 u->point, count_of(u64(d, "recovered.kept"), "file", n),
 		 human_bytes(u64(d, "recovered.kept_bytes"), size), *why ? why : "?");
-	complain("%s `cairn retry %s`; nothing staged is lost meanwhile",
+	complain("%s" GOES_ON " %s; nothing staged is lost meanwhile",
 		 is_too_long(why) ? "end cairnfs, start it without its limit of file sizes (ulimit "
-				    "-f, LimitFSIZE=), then"
-				  : "free space in the store or repair it, then",
+				    "-f, LimitFSIZE=)"
+				  : "free space in the store or repair it",
 		 u->point);
 	return CAIRN_FAILED;
 }

@@ -9,6 +9,7 @@
  * no such attribute, or may not keep the call waiting, the state is polled.
  */
 #include "commands.h"
+#include "io/goes_on.h"
 #include "io/number.h"
 #include "tools/cairn/tier/tier_where.h"
 
@@ -103,8 +104,7 @@ static bool say_kept(const struct target *t)
 		return false;
 	xattr_of_fd(t->p.fd, KEY_ERROR, why, sizeof(why));
 	complain("%s failed: %s never closed by an earlier run, %s, could not be moved to "
-		 ".cairn/lost+found yet: %s; free space in the store or repair it, then `cairn "
-		 "retry %s`",
+		 ".cairn/lost+found yet: %s; free space in the store or repair it" GOES_ON " %s",
 		 t->p.arg, count_of(status_u64(d, "recovered.kept"), "file", n),
 		 human_bytes(status_u64(d, "recovered.kept_bytes"), size), *why ? why : "?",
 		 t->p.top);
@@ -134,8 +134,8 @@ static void check_halted(struct target *t)
 	why = json_bytes(d, json_at(d, 0, "halted.error"));
 	remedy = json_bytes(d, json_at(d, 0, "halted.remedy"));
 	bool known = path && *path; /* empty: the store as a whole */
-	complain("%s is not durable: publication halted%s%s: %s; %s, then `cairn retry %s`",
-		 t->p.arg, known ? " at " : "", known ? path : "", why ? why : "?",
+	complain("%s is not durable: publication halted%s%s: %s; %s" GOES_ON " %s", t->p.arg,
+		 known ? " at " : "", known ? path : "", why ? why : "?",
 		 remedy ? remedy : "repair the store", t->p.top);
 	t->done = t->failed = true;
 }
