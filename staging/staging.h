@@ -383,6 +383,11 @@ void staging_each_waiting(struct staging *s, void (*each)(void *ctx, const uint6
 			  void *ctx);
 /* Does one of them wait for longer than staging_hold.patience_ms? */
 bool staging_waits_long(struct staging *s);
+/* Has the publisher ask once more, at once, what each lacks, and whether it was removed or replaced
+ * by what was accepted until now. Returns a number for the other, which says whether that was done;
+ * staging_tell_moves() tells when. Any lock but staging's may be held. */
+uint64_t staging_ask_waiting(struct staging *s);
+bool staging_has_asked_waiting(struct staging *s, uint64_t number);
 /* Publishes as they are the names that wait for other nodes and are directly in directory dir.
  * Returns how many. */
 unsigned staging_force(struct staging *s, uint64_t dir);

@@ -27,6 +27,7 @@ struct wait {
 	struct node *node; /* it is not freed: node->waits */
 	uint64_t seq; /* and everything up to this record is to be durable */
 	uint64_t until_ns; /* UINT64_MAX: no limit */
+	uint64_t look; /* staging_ask_waiting(); 0: not asked for */
 	/* whoever added it does not use the request any more */
 	atomic_bool ready;
 	atomic_bool interrupted;
@@ -54,6 +55,16 @@ static bool is_removed(const struct fs *fs, const struct node *n)
 	return n != fs->tree.root && !n->names && (S_ISDIR(n->attr.mode) || !n->attr.unknown);
 }
 
+/* What is late may have been removed, or its files may have come, since it was asked about. */
+static bool is_held(struct fs *fs, struct wait *w, struct node *n)
+{
+	if (!staging_waits_long(fs->s) || !waits_below(fs, n))
+		return false;
+	if (!w->look)
+		w->look = staging_ask_waiting(fs->s);
+	return staging_has_asked_waiting(fs->s, w->look);
+}
+
 /* After below_look_all(). */
 static void judge(struct fs *fs, struct wait *w, bool halted, uint64_t now)
 {
@@ -68,7 +79,7 @@ static void judge(struct fs *fs, struct wait *w, bool halted, uint64_t now)
 		w->value = below_name(rank);
 	else if (halted)
 		w->value = "halted";
-	else if (staging_waits_long(fs->s) && waits_below(fs, n))
+	else if (is_held(fs, w, n))
 		w->value = "held";
 	else if (now >= w->until_ns)
 		w->value = below_name(rank == BELOW_OPEN ? rank : BELOW_STAGED);

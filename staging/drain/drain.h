@@ -34,8 +34,8 @@ const char *halted_remedy(struct staging *s, int err);
 /* Publication is halted from now on. s->lock held */
 void halted_begin(struct staging *s);
 /* Until p, which failed with err, is to be tried again: each time later, up to a minute; at once
- * with staging_retry() and at a stop; within a second when space for it has come. On the publisher's
- * thread. s->lock held, dropped meanwhile */
+ * with staging_retry() and at a stop; within a second when space for it has come. By the
+ * publisher. s->lock held, dropped meanwhile */
 void halted_wait(struct staging *s, const struct pend *p, int err);
 
 /* meta.c */

@@ -436,11 +436,14 @@ static bool look_late(struct staging *s)
 /* s->lock held, dropped meanwhile. True: something was resumed, or is late now. */
 static bool look(struct staging *s)
 {
-	bool all = !s->aside.look_ns, freed = end_commits(s), fresh = false;
+	bool all = !s->aside.look_ns, fresh = false;
 	enum staging_missing before;
 	uint64_t now = monotonic_ns(), n = s->order.n_aside;
 
 	s->aside.looks_begun += all;
+	if (all) /* perhaps a removal that ends one */
+		sweep(s);
+	bool freed = end_commits(s);
 	s->aside.look_ns = now + LOOK_NS;
 	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
 		bool was = p->held, due = hold_due(s, p);
@@ -464,10 +467,13 @@ static bool look(struct staging *s)
 			resume(s);
 	}
 	aside_settle(s);
-	if (all)
+	bool changed = look_late(s) || s->order.n_aside != n;
+	if (all) {
 		s->aside.looks_done = s->aside.looks_begun;
+		tell_moved(s);
+	}
 	pthread_cond_broadcast(&s->done_cond);
-	return look_late(s) || s->order.n_aside != n;
+	return changed;
 }
 
 bool hold_goes_on(struct staging *s)
@@ -493,6 +499,20 @@ bool hold_goes_on(struct staging *s)
 }
 
 /* ---- from outside ---- */
+
+uint64_t staging_ask_waiting(struct staging *s)
+{
+	LOCK_SCOPE(&s->lock);
+	s->aside.look_ns = 0;
+	sleeper_wake(&s->pub);
+	return s->aside.looks_begun + 1;
+}
+
+bool staging_has_asked_waiting(struct staging *s, uint64_t number)
+{
+	LOCK_SCOPE(&s->lock);
+	return !s->order.n_aside || s->aside.looks_done >= number;
+}
 
 unsigned staging_force(struct staging *s, uint64_t dir)
 {

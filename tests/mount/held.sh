@@ -154,8 +154,18 @@ retry 20 test -e "$s/step-2/.metadata" || die "not published by request"
 [ ! -e "$s/step-3/.metadata" ] || die "another one is published"
 has 'step-2/.metadata is published by request, but __1_0.distcp is not in the store' "$a/.cairn/status.json" ||
 	die "no notice: $(status_field "$a" notices)"
-rm -r "$a/step-3"
-wait_durable "$a"
+# Removed, it is waited for no more, from that moment on.
+for i in 3 4 5; do
+	[ $i = 3 ] || save_a step-$i
+	retry 60 is_late || die "step-$i is not late: $(cat "$a/.cairn/status")"
+	rm -r "$a/step-$i"
+	within 60 "$BUILD/cairn" wait -q "$a" 2>"$TMP/err" || die "step-$i is removed: cairn wait: $(cat "$TMP/err")"
+done
+save_a step-6
+retry 60 is_late || die "step-6 is not late: $(cat "$a/.cairn/status")"
+rm -r "$a/step-6"
+within 60 "$BUILD/cairn" umount -q "$a" 2>"$TMP/err" || die "step-6 is removed: cairn umount: $? $(cat "$TMP/err")"
+start_mount "$s" "$a" $opts
 same_tree "$a" "$s" || die "the store differs at the end"
 stop_mount "$a"
 stop_mount "$b"

@@ -175,9 +175,18 @@ static void say_held(struct unmounting *u, const struct json_doc *d)
 	u->leaves = true;
 }
 
+/* What waits may have been removed a moment ago, or its files may have come: asked about once more,
+ * and known then. */
+static void ask_again(const struct unmounting *u)
+{
+	char value[64];
+
+	xattr_of_fd(u->p.root, KEY_WAIT ".1000", value, sizeof(value));
+}
+
 static int drain(struct unmounting *u)
 {
-	for (;;) {
+	for (bool asked = false;;) {
 		CLEANUP_JSON struct json_doc *d = NULL;
 		CLEANUP_FREE char *note = NULL;
 		char pending[32];
@@ -191,6 +200,11 @@ static int drain(struct unmounting *u)
 		if (u64(d, "recovered.kept"))
 			return complain_kept(u, d);
 		bool all = drained(d);
+		if (!all && !asked && json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {
+			ask_again(u);
+			asked = true;
+			continue;
+		}
 		if (all || json_bool(d, json_at(d, 0, "holds.nothing_else_pending"))) {
 			progress_end(&u->bar);
 			if (!all)
