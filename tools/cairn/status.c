@@ -313,15 +313,18 @@ static void print_fetch(const struct doc *s)
 
 static void print_troubles(const struct doc *s)
 {
-	CLEANUP_FREE char *held = text(s, "held");
+	CLEANUP_FREE char *top = name_in_line(s->top);
+	struct held_text held;
 
 	print_refused(s);
 	print_kept(s);
 	print_silent(s);
 	if (!print_gone(s))
 		print_halted(s);
-	if (held && *held)
-		print_line("held", "until another node's files are there: %s", held);
+	if (held_of(or_dash(top), s->d, &held)) {
+		print_line("held", "%s", held.what);
+		print_line("", "%s", held.remedy);
+	}
 	print_list(s, "waiting_mapped", "mapped");
 	print_hosts_gone(s);
 }

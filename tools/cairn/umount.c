@@ -165,13 +165,15 @@ static bool drained(const struct json_doc *d)
 /* What waits for other nodes may wait for ever. */
 static void say_held(struct unmounting *u, const struct json_doc *d)
 {
-	CLEANUP_FREE char *held = json_bytes(d, json_at(d, 0, "held"));
+	struct held_text held;
 	char n[COUNT_ROOM];
 
-	complain("%s waits for another node (for %llu s); it and %s behind it stay in "
-		 "staging for the next start",
-		 held ? held : "something", (unsigned long long)u64(d, "holds.since_s"),
-		 count_of(u64(d, "holds.changes_behind"), "change", n));
+	if (held_of(u->point, d, &held))
+		complain("%s: it and %s behind it stay in staging for the next start; %s", held.what,
+			 count_of(u64(d, "holds.changes_behind"), "change", n), held.remedy);
+	else
+		complain("%s stay in staging for the next start: they wait for another host",
+			 count_of(u64(d, "holds.changes_behind"), "change", n));
 	u->leaves = true;
 }
 

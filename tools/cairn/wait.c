@@ -143,13 +143,17 @@ static void check_halted(struct target *t)
 /* It waits for other nodes, and will for as long as they do not come. */
 static bool check_held(struct target *t)
 {
+	CLEANUP_JSON struct json_doc *d = NULL;
+	struct held_text held;
 	char why[512] = "";
 
 	if (xattr_of_fd(t->p.fd, KEY_HELD, why, sizeof(why)) || !*why)
 		return false;
-	complain("%s waits for another node, for %s; to publish it as it is: `cairn commit --force "
-		 "DIR`",
-		 t->p.arg, why);
+	if (!location_status(&t->p, &d) && held_of(t->p.top, d, &held))
+		complain("%s is not durable: %s; %s", t->p.arg, held.what, held.remedy);
+	else
+		complain("%s is not durable: it waits for files of another host, for %s", t->p.arg,
+			 why);
 	t->done = t->failed = true;
 	return true;
 }

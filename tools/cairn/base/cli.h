@@ -8,6 +8,7 @@
 #define CAIRN_CLI_H
 
 #include <errno.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -182,6 +183,12 @@ int complain_status(const struct location *p, int err);
 /* Says which accepted change the store refused for good, if the status d has one; and, if the
  * mount stays, how to acknowledge it. */
 bool complain_refused(const struct location *p, const struct json_doc *d, bool stays);
+/* The first checkpoint that waits for other hosts, if the status d has one: which, and for what; and
+ * what a person can do. top: the mount point. */
+struct held_text {
+	char what[PATH_MAX + 800], remedy[2 * PATH_MAX + 400];
+};
+bool held_of(const char *top, const struct json_doc *d, struct held_text *out);
 /* Where that is now, by the status d, which has such; buf, or a constant. */
 const char *kept_of(const struct json_doc *d, char buf[REFUSED_KEPT]);
 

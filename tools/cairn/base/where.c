@@ -446,6 +446,45 @@ bool complain_refused(const struct location *p, const struct json_doc *d, bool s
 	return true;
 }
 
+/* The length of DIR in "DIR/.metadata: WHAT"; 0: it is the mount's root; -1: the daemon shows it to
+ * others only. */
+static int held_dir(const char *held)
+{
+	static const char name[] = ".metadata";
+	const size_t len = sizeof(name) - 1;
+
+	for (const char *at = held; (at = strstr(at, name)); at++)
+		if ((at == held || at[-1] == '/') && (!at[len] || at[len] == ':'))
+			return at == held ? 0 : (int)(at - held) - 1;
+	return -1;
+}
+
+bool held_of(const char *top, const struct json_doc *d, struct held_text *out)
+{
+	CLEANUP_FREE char *held = json_bytes(d, json_at(d, 0, "held"));
+	char since[32], dir[PATH_MAX + 300];
+
+	if (!held || !*held)
+		return false;
+	human_time((double)json_u64(d, json_at(d, 0, "holds.since_s")), since);
+	int len = held_dir(held);
+	if (len < 0) {
+		snprintf(out->what, sizeof(out->what),
+			 "a checkpoint waits for files of another host, for %s: %s", since, held);
+		snprintf(out->remedy, sizeof(out->remedy), "see `cairn hosts %s`", top);
+		return true;
+	}
+	const char *missing = strchr(held + len, ':');
+	snprintf(dir, sizeof(dir), "%s%s%.*s", top, len ? "/" : "", len, held);
+	snprintf(out->what, sizeof(out->what),
+		 "the checkpoint %s waits for files of another host, for %s%s", dir, since,
+		 missing ? missing : "");
+	snprintf(out->remedy, sizeof(out->remedy),
+		 "see `cairn hosts %s`; to publish it without them: `cairn commit --force %s`",
+		 top, dir);
+	return true;
+}
+
 static int ended(ssize_t n, char *buf)
 {
 	int err = n < 0 ? call_error() : 0;
