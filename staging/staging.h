@@ -615,8 +615,8 @@ int staged_wait_persisted(struct staged *f);
 void staged_nameless(struct staged *f);
 /* Its writers closed without a change: back to the state before. -EBUSY as staging_seal. */
 int staged_unchanged(struct staged *f);
-/* Marks a close that could not be accepted (no space). name is for people. */
-void staged_fail(struct staged *f, int err, const char *name);
+/* Marks a close that could not be accepted (no space). path, in the mount, is for people. */
+void staged_fail(struct staged *f, int err, const char *path);
 /* f was never closed, and its writer is gone: failed (EOWNERDEAD), never retried. */
 void staged_orphan(struct staged *f);
 /* Did a removal free space since the last call? */

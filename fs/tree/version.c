@@ -437,6 +437,15 @@ static int seal_when_not_busy(struct fs *fs, struct node *n, struct staged *sf)
 	return err;
 }
 
+/* Its close could not be accepted. */
+static void fail(struct fs *fs, struct node *n, struct staged *sf, int err)
+{
+	char path[181];
+
+	node_path(fs, n, path, sizeof(path));
+	staged_fail(sf, err, n->names ? path : "a file");
+}
+
 /* The last writer has closed: the version is complete. Lock held; may drop it while blocks are
  * allocated. n still exists afterwards, as long as the caller holds the lock. */
 int node_seal_closed(struct fs *fs, struct node *n)
@@ -454,7 +463,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	}
 	int torn = staged_torn(sf);
 	if (n->version.close_error || torn) {
-		staged_fail(sf, torn ? torn : n->version.close_error, n->names->name);
+		fail(fs, n, sf, torn ? torn : n->version.close_error);
 		n->version.close_error = 0;
 		withdraw(fs, n);
 		return 0;
@@ -469,7 +478,7 @@ int node_seal_closed(struct fs *fs, struct node *n)
 	if (!err)
 		err = seal_when_not_busy(fs, n, sf);
 	if (err) {
-		staged_fail(sf, err, n->names ? n->names->name : "a file");
+		fail(fs, n, sf, err);
 		if (n->version.accepted && n->sf == sf)
 			withdraw(fs, n);
 	}

@@ -395,7 +395,9 @@ static void job_failed(struct staging *s, struct pend *p, int err)
 		return;
 	}
 	s->st.errors++;
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %.180s: %s", p->r.name,
+	char path[181];
+	dirs_root_relative(s, p->r.dir, p->r.name, path, sizeof(path));
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "persist %s: %s", path,
 		 strerror(-err));
 	persist_again(s, p, err);
 }

@@ -531,13 +531,14 @@ static int publish_one(struct staging *s, struct pend *p, struct batch *b)
 /* The bytes of that fsync no longer exist, and it failed: the file's next version replaces it. */
 static int pass_over(struct staging *s, struct pend *p)
 {
-	char text[300];
+	char path[181], text[320];
 
+	dirs_root_relative(s, p->r.dir, p->r.name, path, sizeof(path));
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
-		 "an fsync of %.180s failed, and the file was written again: it comes to the store "
+		 "an fsync of %s failed, and the file was written again: it comes to the store "
 		 "with its next fsync or close",
-		 p->r.name);
+		 path);
 	s->o.notice(s->o.ctx, text);
 	LOCK_SCOPE(&s->lock);
 	trash_put(s, p->tmp_id, p->tmp_fd);

@@ -540,7 +540,7 @@ int staged_unchanged(struct staged *f)
 	return 0;
 }
 
-void staged_fail(struct staged *f, int err, const char *name)
+void staged_fail(struct staged *f, int err, const char *path)
 {
 	struct staging *s = f->s;
 	LOCK_SCOPE(&s->lock);
@@ -549,7 +549,7 @@ void staged_fail(struct staged *f, int err, const char *name)
 	if (!f->space.failed) /* a retry gives the same error */
 		s->st.errors++;
 	f->space.failed = true;
-	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", name,
+	snprintf(s->st.last_error, sizeof(s->st.last_error), "close %.180s: %s", path,
 		 strerror(-err));
 }
 

@@ -48,6 +48,13 @@ EOP
 }
 same() { cmp <(head -c "$3" /dev/zero | tr '\0' "\\$(printf %03o "$2")") "$1" >/dev/null 2>&1; }
 
+mkdir -p "$mnt/run/step-1"
+late 30000000 7 run/step-1/new || die "new, in a directory"
+rc=0; "$cairn" umount -q "$mnt" 2>"$TMP/err" || rc=$?
+[ $rc = 1 ] && has "1 file failed: close run/step-1/new: No space left" "$TMP/err" || die "which one? $(cat "$TMP/err")"
+rm -r "$mnt/run" "$TMP/small/filler"
+wait_durable "$mnt"
+
 late 30000000 7 new || die "new"
 [ "$(state "$mnt/new")" = failed ] || die "state $(state "$mnt/new")"
 errors=$(status_field "$mnt" errors.count)
