@@ -33,13 +33,26 @@ static const char *staging_above(const struct fs_opts *o)
 	return o->staging_dir ? o->staging_dir : geteuid() ? "/dev/shm" : "/run/cairnfs";
 }
 
-static int explain_store(const struct fs_opts *o, int err, int pid)
+static void explain_lock(const struct fs_opts *o, int pid)
 {
-	if (err == -EWOULDBLOCK)
+	char at[PATH_MAX];
+
+	if (!mountpoint_of_store(o->store, pid, at, sizeof(at)))
+		fprintf(stderr,
+			"cairnfs: the store %s is already served by cairnfs with pid %d, at %s; use "
+			"that mount, or end it first: cairn umount %s\n",
+			o->store, pid, at, at);
+	else
 		fprintf(stderr,
 			"cairnfs: the store %s is already served by cairnfs with pid %d (it may "
 			"still be draining); wait for it, or end it with: kill %d\n",
 			o->store, pid, pid);
+}
+
+static int explain_store(const struct fs_opts *o, int err, int pid)
+{
+	if (err == -EWOULDBLOCK)
+		explain_lock(o, pid);
 	else if (err == -EADDRINUSE)
 		fprintf(stderr,
 			"cairnfs: another cairnfs serves the store %s as a host of this name, from "

@@ -73,6 +73,23 @@ int mountpoint_of(dev_t dev, char *path, size_t cap)
 	return err;
 }
 
+int mountpoint_of_store(const char *store, int pid, char *path, size_t cap)
+{
+	char table[32];
+	struct io_mounts m;
+
+	snprintf(table, sizeof(table), "/proc/%d/mountinfo", pid);
+	if (io_mounts_read(table, &m))
+		return -ENOENT;
+	int err = -ENOENT;
+	for (size_t i = m.n; i-- > 0 && err == -ENOENT;)
+		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && !strcmp(m.v[i].source, store))
+			err = (size_t)snprintf(path, cap, "%s", m.v[i].point) < cap ? 0
+										    : -ENAMETOOLONG;
+	io_mounts_free(&m);
+	return err;
+}
+
 int mountpoint_immutable(int fd, bool on)
 {
 	int flags;

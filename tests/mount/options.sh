@@ -242,7 +242,8 @@ pid=$(keeper_pid "$mnt")
 mkdir -p "$TMP/mnt2" "$TMP/store2"
 rc=0
 within 20 "$cairnfs" "$store" "$TMP/mnt2" -o $small >"$TMP/stdout" 2>"$TMP/said" || rc=$?
-[ $rc != 0 ] && grep -q "$pid" "$TMP/said" || complain "already served: exit code $rc: $(cat "$TMP/said")"
+[ $rc != 0 ] && grep -q "with pid $pid, at $mnt; .*cairn umount $mnt$" "$TMP/said" ||
+	complain "already served: exit code $rc: $(cat "$TMP/said")"
 rc=0
 within 40 "$cairnfs" "$store" "$TMP/mnt2" -o $small,host=another >"$TMP/stdout" 2>"$TMP/said" || rc=$?
 [ $rc != 0 ] && grep -Eq "pid $pid, .* as host [^ ]+ at $mnt \(.*cairn umount" "$TMP/said" ||
