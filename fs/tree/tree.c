@@ -61,6 +61,17 @@ static bool is_seen(const struct node *n, const struct born *b)
 	       (!n->stored.birth || !b->birth || n->stored.birth == b->birth);
 }
 
+static void tell_missed(struct fs *fs, struct node *n)
+{
+	char path[256];
+
+	node_path(fs, n, path, sizeof(path));
+	fs_log(LEVEL_ERROR
+	       "%s is not in the store where it was published (%s); another program may have "
+	       "changed the store",
+	       path, n->stored.places ? n->stored.places->name : "nowhere");
+}
+
 /* A descriptor for the caller; *b describes its file, with inode 0 if that cannot be found out. */
 static int open_store(struct fs *fs, struct node *n, struct born *b)
 {
@@ -78,14 +89,11 @@ static int open_store(struct fs *fs, struct node *n, struct born *b)
 		close(fd);
 		return -ESTALE;
 	}
-	if (fd == -ENOENT) {
-		char path[256];
-		node_path(fs, n, path, sizeof(path));
-		fs_log(LEVEL_ERROR
-		       "%s is not in the store where it was published (%s); another program may "
-		       "have changed the store",
-		       path, n->stored.places ? n->stored.places->name : "nowhere");
-	}
+	/* who reads an empty one is at its end all the same */
+	if (fd == -ENOENT && n->attr.size && !n->stored.missed)
+		tell_missed(fs, n);
+	if (fd >= 0 || fd == -ENOENT)
+		n->stored.missed = fd == -ENOENT;
 	return fd;
 }
 

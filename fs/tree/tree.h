@@ -122,6 +122,7 @@ struct node_stored {
 	uint64_t ino, birth; /* of the store file when last seen; its birth (io_stat_born) */
 	dev_t dev; /* directories: of their filesystem; 0: not known */
 	bool adopt; /* a version of ours replaced it: take what is there */
+	bool missed; /* it was not there, and that is logged */
 	struct place *places; /* files: oldest first */
 	/* its store file, unlinked while the kernel knew the node; -1: none */
 	int kept_fd;

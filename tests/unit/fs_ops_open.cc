@@ -380,11 +380,32 @@ TEST_F(Empty, AReaderOfAnEmptyFileThatAnotherTookIsAtItsEnd)
 		} else {
 			ASSERT_EQ(unlink(stored(file).c_str()), 0);
 		}
+		testing::internal::CaptureStderr();
 		EXPECT_EQ(k.read(r, 0, 10), 0);
 		EXPECT_EQ(k.bytes, "");
 		EXPECT_EQ(k.lseek(r, 0, SEEK_HOLE), -ENXIO);
 		EXPECT_EQ(k.close(r), 0);
+		EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 	}
+}
+
+// Of one that is not empty it is an error, and logged once, not for each read.
+TEST_F(Empty, AFileThatAnotherTookIsLoggedOnce)
+{
+	uint64_t id = k.put(dir, "taken", "bytes");
+	ASSERT_NE(id, 0u);
+	drain();
+	shim_evict(t->fs);
+	ASSERT_EQ(unlink(stored("taken").c_str()), 0);
+	testing::internal::CaptureStderr();
+	for (int i = 0; i < 3; i++) {
+		File r;
+		EXPECT_EQ(k.open(id, O_RDONLY, &r), -ENOENT);
+	}
+	std::string said = testing::internal::GetCapturedStderr(), what = "is not in the store where";
+	size_t first = said.find(what);
+	EXPECT_NE(first, std::string::npos) << said;
+	EXPECT_EQ(said.find(what, first + 1), std::string::npos) << said;
 }
 
 TEST_F(Empty, AReaderOfAnEmptyFileReadsWhatTruncateAdds)
