@@ -39,8 +39,8 @@ static void explain_lock(const struct fs_opts *o, int pid)
 
 	if (!mountpoint_of_store(o->store, pid, at, sizeof(at)))
 		fprintf(stderr,
-			"cairnfs: the store %s is already served by cairnfs with pid %d, at %s; use "
-			"that mount, or end it first: cairn umount %s\n",
+			"cairnfs: the store %s is already served by cairnfs with pid %d, at %s; "
+			"use that mount, or end it first: cairn umount %s\n",
 			o->store, pid, at, at);
 	else
 		fprintf(stderr,

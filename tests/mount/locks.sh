@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # An exclusive lock is granted once. The kernel keeps locks by its inode; so whoever has a lock file open only for reading
 # (flock FILE COMMAND) and whoever opens it for writing (exec 9>FILE; flock 9, Python's filelock) must get one inode.
-# Lock files are empty: just made, in staging, in the store, after a remount, after a worker's death.
+# Lock files are empty: just made, in staging, in the store, after a remount, after a worker's death. On a file that is not
+# empty, locks meet if the first has it open for writing, and if the second does not truncate a file that staging has.
 . "$(dirname "$0")/../lib/lib.sh"
 
 s=$TMP/store m=$TMP/mnt
@@ -92,6 +93,11 @@ elif mode == "anew":  # removed and made again it is another file, by right
     if not granted(other):
         sys.exit("another file of that name is locked")
     check(path, other, "rdwr")
+elif mode == "full":  # how the first has it open, how the second opens it
+    fd = holder(path, sys.argv[3])
+    other = os.open(path, OPENS[sys.argv[4]])
+    if os.fstat(fd).st_ino != os.fstat(other).st_ino or granted(other):
+        sys.exit(f"{path}, {sys.argv[3:]}: the lock is granted twice")
 elif mode == "unsealed":  # a writer has it open, too
     w = os.open(path, OPENS["trunc"])
     fd = holder(path, "read")
@@ -134,6 +140,23 @@ make "$m/durable"
 wait_durable "$m"
 locks ready $(four "$m/durable")
 locks ready $(four "$m/stored")
+# full HOW HOW...: of a file that is not empty, staged, durable or only in the store
+full()
+{
+	local first=$1 how f
+	shift
+	for how; do
+		f=full-$first-$how
+		echo full | tee "$s/$f-stored" "$m/$f-durable" >"$m/$f-staged"
+		wait_durable "$m/$f-durable"
+		locks full "$m/$f-staged" "$first" "$how"
+		locks full "$m/$f-durable" "$first" "$how"
+		[ "$first" = read ] || locks full "$m/$f-stored" "$first" "$how"
+	done
+}
+full rdwr trunc rdwr rdwr_trunc append
+full append trunc rdwr rdwr_trunc append
+full read rdwr append
 make "$m/later"
 held publish $(four "$m/later")
 make "$m/killed"

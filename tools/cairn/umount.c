@@ -169,8 +169,9 @@ static void say_held(struct unmounting *u, const struct json_doc *d)
 	char n[COUNT_ROOM];
 
 	if (held_of(u->point, d, &held))
-		complain("%s: it and %s behind it stay in staging for the next start; %s", held.what,
-			 count_of(u64(d, "holds.changes_behind"), "change", n), held.remedy);
+		complain("%s: it and %s behind it stay in staging for the next start; %s",
+			 held.what, count_of(u64(d, "holds.changes_behind"), "change", n),
+			 held.remedy);
 	else
 		complain("%s stay in staging for the next start: they wait for another host",
 			 count_of(u64(d, "holds.changes_behind"), "change", n));

@@ -183,8 +183,8 @@ int complain_status(const struct location *p, int err);
 /* Says which accepted change the store refused for good, if the status d has one; and, if the
  * mount stays, how to acknowledge it. */
 bool complain_refused(const struct location *p, const struct json_doc *d, bool stays);
-/* The first checkpoint that waits for other hosts, if the status d has one: which, and for what; and
- * what a person can do. top: the mount point. */
+/* The first checkpoint that waits for other hosts, if the status d has one: which, and for what;
+ * and what a person can do. top: the mount point. */
 struct held_text {
 	char what[PATH_MAX + 800], remedy[2 * PATH_MAX + 400];
 };

@@ -480,8 +480,8 @@ bool held_of(const char *top, const struct json_doc *d, struct held_text *out)
 		 "the checkpoint %s waits for files of another host, for %s%s", dir, since,
 		 missing ? missing : "");
 	snprintf(out->remedy, sizeof(out->remedy),
-		 "see `cairn hosts %s`; to publish it without them: `cairn commit --force %s`",
-		 top, dir);
+		 "see `cairn hosts %s`; to publish it without them: `cairn commit --force %s`", top,
+		 dir);
 	return true;
 }
 
