@@ -190,8 +190,8 @@ endef
 
 $(BUILD)/cairnfs: $(call obj,fs/process/main.c) $(LIBFS) $(LIBFORMATS) $(LIBSTAGING) $(LIBIO)
 	$(call link,$(FS_LIBS))
-# record.c: `cairn staging` reads logs
-$(BUILD)/cairn: $(call obj,$(CAIRN_SRC) staging/log/record.c) $(LIBCOMMAND) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
+# `cairn staging` reads logs
+$(BUILD)/cairn: $(call obj,$(CAIRN_SRC) $(patsubst %,staging/log/%.c,left record)) $(LIBCOMMAND) $(LIBFORMATS) $(LIBIO) $(BUILD)/sources
 	$(call link,$(COMMAND_LIBS))
 $(call obj,$(wildcard tools/tier/*.c)): private ALL_CFLAGS += -isystem $(S3_DEPS)/include
 $(BUILD)/cairn-tier: $(call obj,$(TIER_SRC)) $(BUILD)/libio-sum.a $(BUILD)/sources

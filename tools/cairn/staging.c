@@ -11,7 +11,7 @@
 #include <sys/sysmacros.h>
 
 #include "commands.h"
-#include "staging_read.h"
+#include "staging/log/left.h"
 
 #define ID_LEN 32
 #define SHARED_PREFIX "cairnfs-"
@@ -81,7 +81,7 @@ static int entry_open(int root, const char *dir, const char *name, const char *i
 		return -errno;
 	e->is_mounted = st.st_dev != up.st_dev;
 	e->is_served = is_locked(e->base);
-	n = staging_read(e->base, id, &e->left);
+	n = staging_left_read(e->base, id, &e->left);
 	e->store_is_there = store_is(e->left.store, id);
 	return n;
 }
@@ -157,7 +157,7 @@ static int remove_entry(struct entry *e, bool force)
 		return CAIRN_FAILED;
 	}
 	if (!err) /* nobody changes it any more */
-		err = staging_read(e->base, e->id, &e->left);
+		err = staging_left_read(e->base, e->id, &e->left);
 	if (!err && holds(&e->left) && !force)
 		return refuse(e);
 	if (!err)

@@ -3,8 +3,8 @@
  * What a staging directory holds that its store may not have. It errs on one side: what the log
  * does not show to be in the store counts as unpublished.
  */
+#include "staging/log/left.h"
 #include "io/entries.h"
-#include "staging_read.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -195,7 +195,7 @@ static int count_files(int base, const char *sub, struct reading *r, struct stag
 	return -errno;
 }
 
-int staging_read(int base, const char *id, struct staging_left *out)
+int staging_left_read(int base, const char *id, struct staging_left *out)
 {
 	struct reading r = {0};
 	struct head h = {0};

@@ -2,8 +2,8 @@
  *
  * What a staging directory holds.
  */
-#ifndef CAIRN_STAGING_READ_H
-#define CAIRN_STAGING_READ_H
+#ifndef CAIRN_STAGING_LEFT_H
+#define CAIRN_STAGING_LEFT_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,6 +20,6 @@ struct staging_left {
 };
 
 /* base: the directory, id: the store's. -errno: it could not be read. */
-int staging_read(int base, const char *id, struct staging_left *out);
+int staging_left_read(int base, const char *id, struct staging_left *out);
 
 #endif
