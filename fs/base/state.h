@@ -94,6 +94,7 @@ struct hosts {
 	pthread_cond_t cond;
 	bool runs, ends; /* the thread */
 	uint64_t left; /* changes that this host leaves in staging */
+	bool all; /* it leaves nothing there */
 	char taker[120]; /* who has this host's claim, for people; "": nobody that is known */
 	unsigned alive, gone; /* how many; the first of those gone: */
 	struct host_gone {

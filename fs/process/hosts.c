@@ -207,6 +207,8 @@ static void *hosts_main(void *arg)
 	pthread_setname_np(pthread_self(), "cairn-hosts");
 	beat_until_end(fs, &o);
 	say(fs, IO_HOST_ENDED, fs->hosts.left);
+	if (fs->hosts.all)
+		staged_in_end(fs);
 	free(o.v);
 	LOCK_SCOPE(&fs->hosts.lock);
 	fs->hosts.runs = false;
@@ -225,7 +227,7 @@ int hosts_start(struct fs *fs)
 	return err;
 }
 
-void hosts_end(struct fs *fs)
+void hosts_end(struct fs *fs, bool all)
 {
 	struct hosts *t = &fs->hosts;
 	struct staging_stats st;
@@ -238,6 +240,7 @@ void hosts_end(struct fs *fs)
 	until.tv_sec += END_S;
 	LOCK_SCOPE(&t->lock);
 	t->left = st.log.pending;
+	t->all = all;
 	t->ends = true;
 	pthread_cond_broadcast(&t->cond);
 	while (t->runs && pthread_cond_timedwait(&t->cond, &t->lock, &until) != ETIMEDOUT)

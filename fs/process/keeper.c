@@ -487,6 +487,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		staging_place_give_up(&fs->place);
 		return err == -EINVAL ? 1 : 2;
 	}
+	staged_in_tell(fs);
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);

@@ -71,6 +71,14 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
  * and what to do. "" if none. */
 const char *limit_hint(int err);
 
+/* ---- staged_in.c ---- */
+
+/* In the keeper, before it is confined: says what earlier mounts left staged in places that this
+ * mount does not use, and notes its own place in the store. */
+void staged_in_tell(struct fs *fs);
+/* A clean end that leaves nothing in this mount's place. Waits for the store. */
+void staged_in_end(struct fs *fs);
+
 /* ---- tier.c ---- */
 
 /* The path of a program that is installed beside this one. -errno: it is not there, or cannot be
@@ -107,8 +115,8 @@ int hosts_may_publish(void *fs);
 /* Why the store is away: err as of io_store_is_back(), with *by. True if that is new; then text has
  * it for a notice. */
 bool hosts_refused(struct fs *fs, int err, const struct io_host *by, char *text, size_t cap);
-/* A clean end: says so in the store, and what stays in staging. Waits for a store that does not
- * answer for a few seconds only. */
-void hosts_end(struct fs *fs);
+/* A clean end: says so in the store, and what stays in staging; all: nothing does. Waits for a store
+ * that does not answer for a few seconds only. */
+void hosts_end(struct fs *fs, bool all);
 
 #endif

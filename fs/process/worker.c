@@ -194,7 +194,7 @@ static void wait_for_end(struct fs *fs)
 				       "staging for the next start",
 				       fs->o.store, (unsigned long long)st.log.pending,
 				       (unsigned long long)st.versions.open);
-			hosts_end(fs);
+			hosts_end(fs, !left);
 			staging_flush_timeline(fs->s);
 			worker_exit(fs, left ? EXIT_LEFT : 0);
 		}
@@ -417,7 +417,7 @@ int worker_run(struct fs *fs, int fuse_fd, const void *init, size_t init_len, bo
 	latest_stop();
 	waits_stop(fs);
 	bool all = drain_all(fs);
-	hosts_end(fs);
+	hosts_end(fs, all);
 	staging_flush_timeline(fs->s);
 	if (!all)
 		return EXIT_LEFT;

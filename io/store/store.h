@@ -326,6 +326,22 @@ void io_staged_by(struct io_store *s, uint64_t log);
 /* Did they come from another one until now? 1; 0: no, or nothing is known; -errno. */
 int io_staged_by_other(struct io_store *s, uint64_t log);
 
+/* Where staging may have what this host has not published (staged_in.c). */
+#define IO_STAGED_IN 8u
+struct io_place {
+	char boot[9]; /* the first digits of io_boot_id() */
+	char path[512]; /* without a newline */
+};
+struct io_staged_in {
+	unsigned n;
+	struct io_place v[IO_STAGED_IN];
+};
+/* host: as of io_store_open, for a store that was opened with ro. 0, with n 0 if nothing is known;
+ * or as open(2). */
+int io_staged_in_read(const struct io_store *s, const char *host, struct io_staged_in *out);
+/* Not synced. -EROFS; or as open(2), write(2): then less may be known. */
+int io_staged_in_write(struct io_store *s, const struct io_staged_in *in);
+
 /* Lines for STORE/.cairn/<host>/timeline, which begins anew at this size; the one before is kept.
  * Not synced. -ENOSPC: the store is nearly full, and nothing was written; -errno. One thread at a
  * time. Bypasses the engine. */

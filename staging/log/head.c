@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  * The head of a staging area: which program wrote it, in which format, for which store. An unknown
  * format, or another store's head, is never changed. */
+#include "staging/log/left.h"
 #include "staging/log/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 
 /* Every version writes this much; 0.1.0 wrote no more. */
 #define HEAD_LEAST offsetof(struct head, program)
@@ -121,6 +123,35 @@ int staging_look(const char *dir, struct io_store *store, struct staging_found *
 	err = fstat(base, &st) || st.st_uid != geteuid() ? -ENOENT : look_at(base, store, out);
 	close(base);
 	return err == -EPROTONOSUPPORT || err == -EXDEV ? err : 0;
+}
+
+/* Does a cairnfs have the place? */
+static bool is_served(int base)
+{
+	CLEANUP_CLOSE int lock =
+		openat(base, "lock", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+	return lock >= 0 && flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+}
+
+int staging_left_at(const char *path, struct io_store *store, struct staging_left *out)
+{
+	CLEANUP_CLOSE int base = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	struct staging_found found;
+	struct stat st;
+
+	*out = (struct staging_left){0};
+	if (base < 0 || fstat(base, &st))
+		return -errno;
+	if (st.st_uid != geteuid())
+		return -EPERM;
+	if (is_served(base))
+		return -EBUSY;
+	int err = look_at(base, store, &found);
+	if (err == -EXDEV || err == -ENOENT)
+		return -ENOENT;
+	staging_left_read(base, io_store_id(store), out); /* unreadable: it says so */
+	return 0;
 }
 
 /* Are there no records in that segment but its format, and answers? */
