@@ -106,7 +106,8 @@ static void look_at_all(struct fs *fs, const struct io_staged_in *was, const cha
 
 		if (strcmp(p->boot, boot) && !fs->o.ro)
 			tell_lost(fs, p->path);
-		else if (!strcmp(p->boot, boot) && strcmp(p->path, own) && look_in(fs, p->path, false))
+		else if (!strcmp(p->boot, boot) && strcmp(p->path, own) &&
+			 look_in(fs, p->path, false))
 			keep(now, boot, p->path);
 	}
 }
@@ -116,8 +117,8 @@ void staged_in_tell(struct fs *fs)
 	struct io_staged_in was, now = {.n = 0};
 	char boot[9], own[512] = "";
 
-	if (fs->o.ro && !staging_place_path(fs->o.staging_dir, io_store_id(fs->store), own,
-					    sizeof(own)))
+	if (fs->o.ro &&
+	    !staging_place_path(fs->o.staging_dir, io_store_id(fs->store), own, sizeof(own)))
 		look_in(fs, own, true);
 	if (io_staged_in_read(fs->store, fs->o.host, &was))
 		was.n = 0;

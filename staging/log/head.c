@@ -137,10 +137,14 @@ static bool is_served(int base)
 int staging_left_at(const char *path, struct io_store *store, struct staging_left *out)
 {
 	CLEANUP_CLOSE int base = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+	const char *id = io_store_id(store);
+	size_t len = strlen(path), n = strlen(id);
 	struct staging_found found;
 	struct stat st;
 
 	*out = (struct staging_left){0};
+	if (len < n || strcmp(path + len - n, id)) /* of the store that this is a copy of */
+		return -ENOENT;
 	if (base < 0 || fstat(base, &st))
 		return -errno;
 	if (st.st_uid != geteuid())
@@ -150,7 +154,7 @@ int staging_left_at(const char *path, struct io_store *store, struct staging_lef
 	int err = look_at(base, store, &found);
 	if (err == -EXDEV || err == -ENOENT)
 		return -ENOENT;
-	staging_left_read(base, io_store_id(store), out); /* unreadable: it says so */
+	staging_left_read(base, id, out); /* unreadable: it says so */
 	return 0;
 }
 
