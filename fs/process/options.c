@@ -12,10 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TIER_LOOK_MS 2000
+#define LOOK_MS 2000 /* then who waits for it is told, or does without */
 
 static void usage(FILE *f)
 {
@@ -59,6 +60,69 @@ static bool is_inside(const char *path, const char *dir)
 {
 	size_t n = strlen(dir);
 	return !strncmp(path, dir, n) && (path[n] == '/' || path[n] == 0 || !strcmp(dir, "/"));
+}
+
+/* Asks for a directory in a process of its own: one that waits for a server that does not answer
+ * cannot be ended. A client answers some from what it has seen, but not statvfs(2). Returns where
+ * the result can be read, an int: 0, -ENOTDIR or -errno; or -errno. */
+static int ask_aside(const char *dir)
+{
+	struct statvfs v;
+	struct stat st;
+	int ends[2], err;
+
+	if (pipe2(ends, O_CLOEXEC))
+		return -errno;
+	pid_t pid = fork();
+	if (!pid && !fork()) { /* nobody waits for this one, nor for what it has open */
+		int out = dup2(ends[1], 0);
+
+		close_range(1, ~0u, 0);
+		err = stat(dir, &st) || statvfs(dir, &v) ? -errno
+		      : S_ISDIR(st.st_mode)		 ? 0
+							 : -ENOTDIR;
+		_exit(write(out, &err, sizeof(err)) != sizeof(err));
+	}
+	if (!pid)
+		_exit(0);
+	err = pid < 0 ? -errno : 0;
+	close(ends[1]);
+	if (err)
+		close(ends[0]);
+	else
+		waitpid(pid, NULL, 0);
+	return err ? err : ends[0];
+}
+
+/* The result; -ETIMEDOUT: there is none yet. */
+static int answer(int fd, int timeout_ms)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	int err = fd < 0 ? fd : 0, n = err ? 0 : poll(&p, 1, timeout_ms);
+
+	if (err || n <= 0)
+		return err ? err : -ETIMEDOUT;
+	return read(fd, &err, sizeof(err)) == sizeof(err) ? err : -EIO;
+}
+
+/* Before this process asks for it itself: until then a signal ends it. */
+static void await_store(const char *store)
+{
+	CLEANUP_CLOSE int fd = ask_aside(store);
+
+	if (answer(fd, LOOK_MS) != -ETIMEDOUT)
+		return;
+	fprintf(stderr, "cairnfs: the store %s does not answer; waiting for it\n", store);
+	answer(fd, -1);
+	fprintf(stderr, "cairnfs: the store %s answers\n", store);
+}
+
+/* A server that does not answer holds up no mount. As answer(). */
+static int look_at_tier(const char *tier)
+{
+	CLEANUP_CLOSE int fd = ask_aside(tier);
+
+	return answer(fd, LOOK_MS);
 }
 
 /* Refuses a store inside another cairnfs mount: everything would be staged twice, and be durable
@@ -109,6 +173,7 @@ static int check_places(struct fs_opts *o, const char *store, const char *mnt, b
 	struct stat st;
 	char text[PATH_MAX + 200];
 
+	await_store(store);
 	if (stat(store, &st)) {
 		snprintf(text, sizeof(text), "store %s: %s; %s", store, strerror(errno),
 			 errno == ENOENT ? "make it first: mkdir -p"
@@ -171,37 +236,6 @@ static int check_busy(const char *mnt)
 		 "mountpoint %s is busy: something is mounted there; unmount it or choose another",
 		 mnt);
 	return options_refuse(text, NULL);
-}
-
-/* Of a directory, by a process of its own: a server that does not answer holds up no mount. 0,
- * -errno, or -ETIMEDOUT. */
-static int look_at_tier(const char *tier)
-{
-	struct pollfd p = {.events = POLLIN};
-	int ends[2], err = -ETIMEDOUT;
-	struct stat st;
-	pid_t pid;
-
-	if (pipe2(ends, O_CLOEXEC))
-		return -errno;
-	pid = fork();
-	if (!pid && !fork()) { /* nobody waits for this one */
-		err = stat(tier, &st) ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
-		_exit(write(ends[1], &err, sizeof(err)) != sizeof(err));
-	}
-	if (!pid)
-		_exit(0);
-	close(ends[1]);
-	p.fd = ends[0];
-	if (pid < 0)
-		err = -errno;
-	else
-		waitpid(pid, NULL, 0);
-	if (pid > 0 && poll(&p, 1, TIER_LOOK_MS) > 0 &&
-	    read(ends[0], &err, sizeof(err)) != sizeof(err))
-		err = -EIO;
-	close(ends[0]);
-	return err;
 }
 
 /* One that is not there may come: saves do not wait for it. */

@@ -219,12 +219,14 @@ static char *store_of(const struct location *p)
 /* STORE/.cairn, and its hosts; or -errno, complained. The caller frees all->v. */
 static int open_hosts(const char *store, struct hosts *all)
 {
+	watch_asks(store);
 	CLEANUP_CLOSE int root = open(store, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	CLEANUP_CLOSE int cairn =
 		root < 0 ? -1
 			 : openat(root, ".cairn", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	int fd = cairn, err = cairn < 0 ? -errno : collect(cairn, all);
 
+	watch_asks(NULL);
 	if (err) {
 		complain("%s/.cairn: %s%s", store, strerror(-err),
 			 err == -EACCES ? " (only root and the user who mounts the store may)"

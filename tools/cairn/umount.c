@@ -198,6 +198,7 @@ static int drain(struct unmounting *u)
 
 		if (err)
 			return complain_status(&u->p, err);
+		watch_asks(json_is_null(d, json_at(d, 0, "store_silent")) ? NULL : u->source);
 		if (!json_is_null(d, json_at(d, 0, "halted")) || u64(d, "versions.failed"))
 			return complain_halted(u, d);
 		if (u64(d, "recovered.kept"))
@@ -298,7 +299,9 @@ static void find_daemon(struct unmounting *u)
 	u->keeper = keeper;
 	u->keeper_fd = (int)syscall(SYS_pidfd_open, keeper, 0);
 	store = json_bytes(d, json_at(d, 0, "store"));
+	watch_asks(store);
 	int lock = store ? open_lock(store, keeper, &by) : -1;
+	watch_asks(NULL);
 	if (lock < 0)
 		return;
 	let_go(&u->lock_fd);
@@ -366,6 +369,14 @@ static int unmount(struct unmounting *u)
 
 /* ---- unlocked --------------------------------------------------------------------- */
 
+static bool is_locked(const struct unmounting *u)
+{
+	watch_asks(u->source);
+	bool locked = flock(u->lock_fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+	watch_asks(NULL);
+	return locked;
+}
+
 /* A spare that became the keeper after the unmount has the lock, and so has a process that the
  * daemon had started until it closes what it inherited. */
 static int unlocked(struct unmounting *u)
@@ -373,7 +384,7 @@ static int unlocked(struct unmounting *u)
 	double start = now_s();
 	bool told = false;
 
-	while (u->locked_by && flock(u->lock_fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK) {
+	while (u->locked_by && is_locked(u)) {
 		int by, pid = holder_of(u->lock_fd, &by);
 
 		if (by != u->locked_by)
@@ -512,6 +523,7 @@ static int run(struct unmounting *u, const char *path, bool quiet)
 	progress_start(&u->bar, path, quiet);
 	if (!code)
 		code = drain(u);
+	watch_asks(NULL);
 	if (!code && u->tier)
 		code = tier_wait(&u->p, u->deadline, &u->bar);
 	if (!code)

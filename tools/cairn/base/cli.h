@@ -90,6 +90,9 @@ void watch_name(const char *path);
 /* The operand, one of argv, that it is at from now on: with thousands of them, asking whether all
  * answer costs more than the subcommand itself. */
 void watch_at(const char *operand);
+/* The store, which the subcommand calls from now on and which may not answer; NULL: it has
+ * answered. Whoever watches says so after a while. */
+void watch_asks(const char *path);
 /* A process of this command that is not the subcommand itself. */
 bool watch_is_helper(int pid);
 /* One line: the mount that path is on does not answer, and what to do (silent.c). */

@@ -9,6 +9,9 @@
  *	others         a second child, the prober, calls getxattr(2) on the operands, or on the one
  *	               that the subcommand is at (watch_at); none returns
  *
+ * A store that the subcommand calls (watch_asks) is waited for without a limit, but that of --timeout.
+ * After NOTE_S this process says what it waits for.
+ *
  * A process that cannot be ended keeps its descriptors. Neither child has the pipes of the caller,
  * who may read until all their writers have closed them: this process copies.
  */
@@ -34,6 +37,7 @@
 /* after --timeout, for a subcommand that ends by itself then */
 #define GRACE_S 1.0
 #define SILENT_S 2.0
+#define NOTE_S 10.0 /* then it says what it waits for */
 #define END_MS 1000 /* a child that did not get an answer */
 #define CLEAN_MS 10000 /* and at a signal, when it removes what it has not finished */
 
@@ -44,6 +48,9 @@ struct shared {
 	atomic_uintptr_t asked, at;
 	pid_t supervisor, prober;
 	char name[PATH_MAX];
+	/* calls of a store, which the prober does not ask: odd while one has not returned */
+	atomic_ulong store_calls;
+	char store[PATH_MAX];
 };
 
 struct copy {
@@ -61,6 +68,9 @@ struct watched {
 	double limit, deadline; /* INFINITY, 0 = none */
 	double start, last, silent;
 	unsigned long answers;
+	double store_silent;
+	unsigned long store_calls;
+	bool noted; /* that it waits */
 };
 
 static struct shared *shared; /* NULL: nothing is watched */
@@ -90,6 +100,15 @@ void watch_at(const char *operand)
 {
 	if (shared)
 		atomic_store(&shared->at, (uintptr_t)operand);
+}
+
+void watch_asks(const char *path)
+{
+	if (!shared || !path == !(atomic_load(&shared->store_calls) & 1))
+		return;
+	if (path)
+		snprintf(shared->store, sizeof(shared->store), "%s", path);
+	atomic_fetch_add(&shared->store_calls, 1);
 }
 
 bool watch_is_helper(int pid)
@@ -363,16 +382,51 @@ static void end_child(struct watched *w)
 	copy_rest(w);
 }
 
-static int give_up(struct watched *w)
+static const char *silent_name(const struct watched *w)
 {
 	const char *asked = (const char *)atomic_load(&shared->asked);
 	const char *name = asked ? asked : *shared->name ? shared->name : ".";
 
 	for (int i = 1; !asked && !*shared->name && i < w->argc; i++)
 		name = w->argv[i][0] == '-' ? name : w->argv[i];
-	end_child(w);
+	return name;
+}
+
+static void clear_bar(void)
+{
 	if (isatty(STDERR_FILENO))
-		fputs("\r\033[K", stderr); /* a bar */
+		fputs("\r\033[K", stderr);
+}
+
+/* Once each time: what does not answer, which may take as long as it likes. */
+static void note_silence(struct watched *w)
+{
+	bool store = w->store_silent >= NOTE_S;
+	char t[32];
+
+	if (!store && w->silent < NOTE_S)
+		w->noted = false;
+	else if (!w->noted) {
+		w->noted = true;
+		clear_bar();
+		complain("%s: no answer for %s; waiting for it",
+			 store ? shared->store : silent_name(w),
+			 human_time(store ? w->store_silent : w->silent, t));
+	}
+}
+
+static int give_up(struct watched *w)
+{
+	const char *name = silent_name(w);
+	char t[32];
+
+	end_child(w);
+	clear_bar();
+	if (w->store_silent > w->silent) {
+		complain("%s: no answer for %s: the store does not answer", shared->store,
+			 human_time(w->store_silent, t));
+		return CAIRN_TIMEOUT;
+	}
 	complain_silent(name, w->silent);
 	return w->c->on_silence ? w->c->on_silence(name) : CAIRN_TIMEOUT;
 }
@@ -397,16 +451,20 @@ static int reap(struct watched *w)
 static bool is_silent(struct watched *w)
 {
 	unsigned long answers = atomic_load(&shared->answers);
+	unsigned long calls = atomic_load(&shared->store_calls);
 	double now = now_s(), passed_s = now - w->last;
 
 	w->last = now;
-	w->silent += passed_s < STEP_MAX_S ? passed_s : STEP_MAX_S;
-	if (answers != w->answers)
-		w->silent = 0;
+	passed_s = passed_s < STEP_MAX_S ? passed_s : STEP_MAX_S;
+	w->silent = answers == w->answers ? w->silent + passed_s : 0;
 	w->answers = answers;
-	if (w->deadline && now >= w->deadline + GRACE_S && w->silent >= SILENT_S)
+	w->store_silent = calls & 1 && calls == w->store_calls ? w->store_silent + passed_s : 0;
+	w->store_calls = calls;
+	/* of a store it is only the caller who sets a limit */
+	double silent = w->silent > w->store_silent ? w->silent : w->store_silent;
+	if (w->deadline && now >= w->deadline + GRACE_S && silent >= SILENT_S)
 		return true;
-	return w->silent >= w->limit;
+	return w->silent >= w->limit || (timeout_s >= 0 && w->store_silent >= w->limit);
 }
 
 static int supervise(struct watched *w)
@@ -424,7 +482,8 @@ static int supervise(struct watched *w)
 			start_prober(w);
 		if (got_signal && !signaled)
 			signaled = now_s();
-		if (signaled && (signals > 1 || now_s() - signaled >= CLEAN_MS / 1000.0)) {
+		if (signaled && (signals > 1 ||
+				 now_s() - signaled >= (w->noted ? END_MS : CLEAN_MS) / 1000.0)) {
 			kill(w->child, SIGKILL);
 			ends_within(w, END_MS);
 			code = end_by(got_signal);
@@ -434,6 +493,8 @@ static int supervise(struct watched *w)
 			code = give_up(w);
 			break;
 		}
+		if (w->c->limit != LIMIT_WHOLE)
+			note_silence(w);
 	}
 	if (shared->prober)
 		kill(shared->prober, SIGKILL);
