@@ -78,9 +78,9 @@ static int ask_aside(const char *dir)
 		int out = dup2(ends[1], 0);
 
 		close_range(1, ~0u, 0);
-		err = stat(dir, &st) || statvfs(dir, &v) ? -errno
-		      : S_ISDIR(st.st_mode)		 ? 0
-							 : -ENOTDIR;
+		err = stat(dir, &st) ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+		if (!err)
+			statvfs(dir, &v); /* whatever it says */
 		_exit(write(out, &err, sizeof(err)) != sizeof(err));
 	}
 	if (!pid)

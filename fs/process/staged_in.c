@@ -94,7 +94,7 @@ static void keep(struct io_staged_in *in, const char *boot, const char *path)
 	snprintf(p->path, sizeof(p->path), "%s", path);
 }
 
-/* Keeps the places that may have something still, and tells of what they have. own: not looked at. */
+/* Keeps the places that may have something, and tells of that. own is not looked at. */
 static void look_at_all(struct fs *fs, const struct io_staged_in *was, const char *own,
 			struct io_staged_in *now)
 {

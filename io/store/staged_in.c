@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * STORE/.cairn/<host>/staged-in: the places whose staging may have what this host has not
- * published, a line "BOOT PATH" each. A start writes its own, an end that leaves nothing removes it.
- * A start with another place finds the others by it. Not synced: a power cut takes what is staged.
+ * published, a line "BOOT PATH" each. A start writes its own, an end that leaves nothing there
+ * removes it. A start with another place finds the others by it. Not synced: a power cut takes
+ * what is staged, too.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -50,6 +50,7 @@ end() { "$cairn" umount -q "$m" || die "umount"; }
 start "staging_dir=$TMP/one" ""
 need_passthrough "$m"
 end
+[ ! -s "$s/.cairn/$(hostname)/staged-in" ] || die "a clean end leaves: $(cat "$s/.cairn/$(hostname)/staged-in")"
 start "staging_dir=$TMP/two" "" # the first one was unmounted
 end
 

@@ -9,8 +9,8 @@
  *	others         a second child, the prober, calls getxattr(2) on the operands, or on the one
  *	               that the subcommand is at (watch_at); none returns
  *
- * A store that the subcommand calls (watch_asks) is waited for without a limit, but that of --timeout.
- * After NOTE_S this process says what it waits for.
+ * A store that the subcommand calls (watch_asks) is waited for without a limit, but that of
+ * --timeout. After NOTE_S this process says what it waits for.
  *
  * A process that cannot be ended keeps its descriptors. Neither child has the pipes of the caller,
  * who may read until all their writers have closed them: this process copies.
