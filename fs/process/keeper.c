@@ -471,11 +471,20 @@ static bool stays(const struct keeper *k, int err)
 	return failed && !end_asked;
 }
 
+static void take_signals(void)
+{
+	struct sigaction sa = {.sa_handler = on_end};
+
+	sigaction(SIGTERM, &sa, NULL);
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGHUP, &sa, NULL);
+	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
+}
+
 int keeper_run(struct fs *fs, struct fuse_args *rest)
 {
 	struct keeper k = {
 		.fs = fs, .life = -1, .spare = -1, .guard = -1, .kills = pin_cgroup_kills(NULL)};
-	struct sigaction sa = {.sa_handler = on_end};
 
 	fs_log_start(fs);
 	notify_start();
@@ -488,10 +497,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		return err == -EINVAL ? 1 : 2;
 	}
 	staged_in_tell(fs);
-	sigaction(SIGTERM, &sa, NULL);
-	sigaction(SIGINT, &sa, NULL);
-	sigaction(SIGHUP, &sa, NULL);
-	signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) does not work */
+	take_signals();
 	if (!fs->o.foreground)
 		to_background();
 	oom_protect();

@@ -115,8 +115,8 @@ int hosts_may_publish(void *fs);
 /* Why the store is away: err as of io_store_is_back(), with *by. True if that is new; then text has
  * it for a notice. */
 bool hosts_refused(struct fs *fs, int err, const struct io_host *by, char *text, size_t cap);
-/* A clean end: says so in the store, and what stays in staging; all: nothing does. Waits for a store
- * that does not answer for a few seconds only. */
+/* A clean end: says so in the store, and what stays in staging; all: nothing does. Waits a few
+ * seconds at most for a store that does not answer. */
 void hosts_end(struct fs *fs, bool all);
 
 #endif

@@ -23,9 +23,8 @@ struct staging_left {
 int staging_left_read(int base, const char *id, struct staging_left *out);
 
 struct io_store;
-/* The same of the store's staging at path, which no cairnfs has; unreadable: of another version, or
- * damaged. -ENOENT: there is none, or it is another store's; -EBUSY: a cairnfs has it; -EPERM: it is
- * another user's; or as open(2). */
+/* The same of the store's staging at path. 0; -ENOENT: there is none, or it is another store's;
+ * -EBUSY: a cairnfs has it; -EPERM: it is another user's; or as open(2). */
 int staging_left_at(const char *path, struct io_store *store, struct staging_left *out);
 
 #endif
