@@ -63,6 +63,7 @@ static inline uint64_t promise_bytes(uint64_t size, uint64_t held)
 #define FDS_PEND_MAX 1000u /* with more pending, they keep no descriptors */
 #define MAX_ATTEMPTS 3 /* rewrites of a version before publication halts */
 
+#define TRASH_REMOVED_MAX 128u
 #define LOST_IN_MAX 32u /* of struct head */
 
 /* Head of the staging area, mapped; 8-byte stores survive a kill at any instant. Fields before
@@ -461,7 +462,10 @@ struct trash_file {
 struct trash {
 	struct trash_file *file;
 	size_t n, cap;
-	uint64_t since_ns; /* the first of these n came */
+	/* removed files of the store, to be closed when nothing is saved */
+	int removed[TRASH_REMOVED_MAX];
+	unsigned n_removed;
+	uint64_t since_ns; /* the first of these came */
 	bool cleaning; /* a removal is in progress, or due */
 	bool unsettled; /* since the last io_wait_freed something was removed */
 	unsigned waiting; /* threads in trash_wait */

@@ -496,8 +496,8 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		staging_place_give_up(&fs->place);
 		return err == -EINVAL ? 1 : 2;
 	}
-	staged_in_tell(fs);
 	take_signals();
+	staged_in_tell(fs);
 	if (!fs->o.foreground)
 		to_background();
 	oom_protect();

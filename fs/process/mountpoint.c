@@ -75,17 +75,22 @@ int mountpoint_of(dev_t dev, char *path, size_t cap)
 
 int mountpoint_of_store(const char *store, int pid, char *path, size_t cap)
 {
-	char table[32];
+	char link[32];
+	struct stat here, there;
 	struct io_mounts m;
 
-	snprintf(table, sizeof(table), "/proc/%d/mountinfo", pid);
-	if (io_mounts_read(table, &m))
+	snprintf(link, sizeof(link), "/proc/%d/ns/mnt", pid);
+	if (stat("/proc/self/ns/mnt", &here) || stat(link, &there) || here.st_ino != there.st_ino ||
+	    io_mounts_read(IO_MOUNTS_HERE, &m))
 		return -ENOENT;
-	int err = -ENOENT;
-	for (size_t i = m.n; i-- > 0 && err == -ENOENT;)
-		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && !strcmp(m.v[i].source, store))
-			err = (size_t)snprintf(path, cap, "%s", m.v[i].point) < cap ? 0
-										    : -ENAMETOOLONG;
+	const char *at = NULL;
+	size_t found = 0;
+	for (size_t i = 0; i < m.n; i++)
+		if (!strcmp(m.v[i].fstype, "fuse.cairnfs") && !strcmp(m.v[i].source, store)) {
+			found++;
+			at = m.v[i].point;
+		}
+	int err = found == 1 && (size_t)snprintf(path, cap, "%s", at) < cap ? 0 : -ENOENT;
 	io_mounts_free(&m);
 	return err;
 }

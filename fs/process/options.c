@@ -94,14 +94,14 @@ static int ask_aside(const char *dir)
 	return err ? err : ends[0];
 }
 
-/* The result; -ETIMEDOUT: there is none yet. */
+/* The result; 1: there is none yet. */
 static int answer(int fd, int timeout_ms)
 {
 	struct pollfd p = {.fd = fd, .events = POLLIN};
 	int err = fd < 0 ? fd : 0, n = err ? 0 : poll(&p, 1, timeout_ms);
 
 	if (err || n <= 0)
-		return err ? err : -ETIMEDOUT;
+		return err ? err : 1;
 	return read(fd, &err, sizeof(err)) == sizeof(err) ? err : -EIO;
 }
 
@@ -110,19 +110,21 @@ static void await_store(const char *store)
 {
 	CLEANUP_CLOSE int fd = ask_aside(store);
 
-	if (answer(fd, LOOK_MS) != -ETIMEDOUT)
+	if (answer(fd, LOOK_MS) != 1)
 		return;
 	fprintf(stderr, "cairnfs: the store %s does not answer; waiting for it\n", store);
 	answer(fd, -1);
 	fprintf(stderr, "cairnfs: the store %s answers\n", store);
 }
 
-/* A server that does not answer holds up no mount. As answer(). */
+/* A server that does not answer holds up no mount. 0, -errno, or -ETIMEDOUT. */
 static int look_at_tier(const char *tier)
 {
 	CLEANUP_CLOSE int fd = ask_aside(tier);
 
-	return answer(fd, LOOK_MS);
+	int err = answer(fd, LOOK_MS);
+
+	return err == 1 ? -ETIMEDOUT : err;
 }
 
 /* Refuses a store inside another cairnfs mount: everything would be staged twice, and be durable

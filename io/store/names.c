@@ -17,6 +17,7 @@ struct opening {
 	int dirfd;
 	const char *name; /* NULL: dirfd itself, for its names */
 	int flags;
+	bool awaits; /* a descriptor; no lock is held */
 };
 
 static ssize_t open_it(struct io_store *s, void *ctx)
@@ -32,17 +33,22 @@ static ssize_t open_it(struct io_store *s, void *ctx)
 			     : openat(o->dirfd, ".", flags);
 		if (fd < 0 && !o->name)
 			fd = io_error();
-	} while (io_await_descriptor(fd, &waited));
+	} while (o->awaits && io_await_descriptor(fd, &waited));
 	return fd;
+}
+
+static int open_lent(struct io_store *s, int dirfd, const char *name, int flags, bool awaits)
+{
+	const struct io_object on[] = {{.dirfd = dirfd}, {.dirfd = dirfd, .name = name}};
+	struct opening o = {dirfd, name, flags, awaits};
+	bool opens = name && !(flags & O_PATH);
+
+	return (int)io_lend(s, on, opens ? 2 : 1, open_it, &o);
 }
 
 int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags)
 {
-	const struct io_object on[] = {{.dirfd = dirfd}, {.dirfd = dirfd, .name = name}};
-	struct opening o = {dirfd, name, flags};
-	bool opens = name && !(flags & O_PATH);
-
-	return (int)io_lend(s, on, opens ? 2 : 1, open_it, &o);
+	return open_lent(s, dirfd, name, flags, false);
 }
 
 int io_open_dir(struct io_store *s, int dirfd, const char *name)
@@ -50,13 +56,13 @@ int io_open_dir(struct io_store *s, int dirfd, const char *name)
 	int err = io_name_check(name);
 
 	io_check(s);
-	return err ? err : io_open_lent(s, dirfd, name, O_PATH | O_DIRECTORY);
+	return err ? err : open_lent(s, dirfd, name, O_PATH | O_DIRECTORY, true);
 }
 
 int io_open_list(struct io_store *s, int dirfd)
 {
 	io_check(s);
-	return io_open_lent(s, dirfd, NULL, O_RDONLY | O_DIRECTORY);
+	return open_lent(s, dirfd, NULL, O_RDONLY | O_DIRECTORY, true);
 }
 
 int io_open_read(struct io_store *s, int dirfd, const char *name, int extra_flags)

@@ -42,7 +42,7 @@ static struct wanted wanted_by(const struct pend *p)
 {
 	struct wanted w = {.bytes = NAME_BYTES, .uid = p->r.uid, .gid = p->r.gid};
 
-	if (p->sf && !p->sf->spilled)
+	if (p->state == PEND_FAILED && p->sf && !p->sf->spilled)
 		w.bytes += p->sf->last.blocks * 512;
 	return w;
 }

@@ -615,7 +615,9 @@ static unsigned max_victims(const struct staging *s)
 	if (io_store_frees_early(s->o.store))
 		return few >= VICTIMS_MAX ? VICTIMS_MAX : few ? (unsigned)few : 1;
 	few = few < VICTIMS_SPARED ? few : VICTIMS_SPARED;
-	return io_store_frees_at_close(s->o.store) && s->trash.n < few ? (unsigned)few : 0;
+	return io_store_frees_at_close(s->o.store) && s->trash.n + s->trash.n_removed < few
+		       ? (unsigned)few
+		       : 0;
 }
 
 /* Takes the ready records at the head. s->lock held. */
@@ -640,9 +642,9 @@ static void take_batch(struct staging *s, struct batch *b)
 static void drop_victims(struct staging *s, struct batch *b)
 {
 	LOCK_SCOPE(&s->lock);
+	trash_removed(s, -1);
 	while (b->n_victims)
-		trash_put(s, 0, b->victims[--b->n_victims]);
-	trash_removed(s);
+		trash_removed(s, b->victims[--b->n_victims]);
 }
 
 /* dirfd/name is about to be replaced or removed; the old file is kept open until that is synced. */

@@ -18,47 +18,94 @@
 
 #include "staging/internal.h"
 
+#define BUCKETS 65536u
+#define NONE SIZE_MAX
+
 struct sf {
 	uint64_t id, node;
+	size_t next_id, next_node; /* of those with the same hash; NONE */
 	bool durable, spilled;
 	bool reopened; /* for writing, after its last seal */
+	bool gone;
 };
 
 struct reading {
 	struct sf *v;
 	size_t n, cap;
+	size_t *ids, *nodes; /* BUCKETS of each: the first one with that hash */
 	uint64_t durable; /* of the head */
 	uint64_t *aside; /* these are not, whatever the head says */
 	size_t n_aside;
 	uint64_t changes;
 };
 
+static size_t *bucket(size_t *of, uint64_t key)
+{
+	return &of[(key ^ key >> 16) % BUCKETS];
+}
+
 static struct sf *find(struct reading *r, uint64_t id)
 {
-	for (size_t i = r->n; i-- > 0;) /* mostly one of the last */
-		if (r->v[i].id == id)
+	for (size_t i = r->n ? *bucket(r->ids, id) : NONE; i != NONE; i = r->v[i].next_id)
+		if (r->v[i].id == id && !r->v[i].gone)
 			return &r->v[i];
 	return NULL;
+}
+
+static int make_buckets(struct reading *r)
+{
+	r->ids = malloc(2 * BUCKETS * sizeof(*r->ids));
+	if (!r->ids)
+		return -ENOMEM;
+	r->nodes = r->ids + BUCKETS;
+	for (size_t i = 0; i < 2 * BUCKETS; i++)
+		r->ids[i] = NONE;
+	return 0;
+}
+
+static struct sf *add(struct reading *r, uint64_t id)
+{
+	if (r->n == r->cap) {
+		size_t cap = r->cap ? r->cap * 2 : 256;
+		struct sf *more = realloc(r->v, cap * sizeof(*more));
+
+		if (!more)
+			return NULL;
+		r->v = more;
+		r->cap = cap;
+	}
+	if (!r->ids && make_buckets(r))
+		return NULL;
+	size_t *at = bucket(r->ids, id);
+	r->v[r->n] = (struct sf){.id = id, .next_id = *at, .next_node = NONE};
+	*at = r->n;
+	return &r->v[r->n++];
+}
+
+static void set_node(struct reading *r, struct sf *f, uint64_t node)
+{
+	size_t i = (size_t)(f - r->v), *at = bucket(r->nodes, f->node);
+
+	if (f->node == node)
+		return;
+	while (f->node && *at != i)
+		at = &r->v[*at].next_node;
+	if (f->node)
+		*at = f->next_node;
+	at = bucket(r->nodes, node);
+	f->node = node;
+	f->next_node = *at;
+	*at = i;
 }
 
 static int set(struct reading *r, const struct rec *c, bool durable)
 {
 	struct sf *f = find(r, c->sf);
 
-	if (!f) {
-		if (r->n == r->cap) {
-			size_t cap = r->cap ? r->cap * 2 : 256;
-			struct sf *more = realloc(r->v, cap * sizeof(*more));
-
-			if (!more)
-				return -ENOMEM;
-			r->v = more;
-			r->cap = cap;
-		}
-		f = &r->v[r->n++];
-		*f = (struct sf){.id = c->sf};
-	}
-	f->node = c->node;
+	f = f ? f : add(r, c->sf);
+	if (!f)
+		return -ENOMEM;
+	set_node(r, f, c->node);
 	f->durable = durable;
 	f->reopened = false;
 	f->spilled |= (c->flags & REC_SPILLED) != 0;
@@ -87,7 +134,7 @@ static bool is_durable(const struct reading *r, uint64_t seq)
 /* The bytes of node may change again. */
 static void reopen(struct reading *r, uint64_t node)
 {
-	for (size_t i = 0; i < r->n; i++)
+	for (size_t i = r->n ? *bucket(r->nodes, node) : NONE; i != NONE; i = r->v[i].next_node)
 		if (r->v[i].node == node) {
 			r->v[i].durable = false;
 			r->v[i].reopened = true;
@@ -115,7 +162,7 @@ static int take(struct reading *r, const struct rec *c)
 	case REC_UNSTAGED:
 		f = find(r, c->sf);
 		if (f)
-			*f = r->v[--r->n];
+			f->gone = true;
 		return 0;
 	case REC_FINAL: /* its last mapping went before it was persisted */
 		f = find(r, c->sf);
@@ -221,11 +268,12 @@ int staging_left_read(int base, const char *id, struct staging_left *out)
 	out->unreadable = err != 0;
 	out->unpublished_changes = r.changes;
 	for (size_t i = 0; i < r.n; i++)
-		out->unpublished_files += r.v[i].spilled && !r.v[i].durable;
+		out->unpublished_files += r.v[i].spilled && !r.v[i].durable && !r.v[i].gone;
 	err = count_files(base, "huge", &r, out);
 	if (!err)
 		err = count_files(base, "small", &r, out);
 	free(r.v);
+	free(r.ids);
 	free(r.aside);
 	return err;
 }

@@ -92,11 +92,12 @@ bool reserve_is_ample(const struct staging *s, uint64_t bytes);
 bool reserve_is_given(struct staging *s);
 
 /* trash.c */
-/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none): when no file is open for
- * writing, after 10 s all the same, and at once if somebody is in trash_wait. s->lock held. */
+/* Removes id from the store's tmp/ (0: nothing) and closes fd (-1: none), later. s->lock held. */
 void trash_put(struct staging *s, uint64_t id, int fd);
-/* The store removed something whose blocks may become free only later. s->lock held. */
-void trash_removed(struct staging *s);
+/* The store removed something whose blocks may become free only later: when fd (-1: none) is
+ * closed. With plenty of space and no quota that is when no file is open for writing, after 10 s
+ * all the same, and at once if somebody is in trash_wait. s->lock held. */
+void trash_removed(struct staging *s, int fd);
 /* May a caller that needs space wait for some (trash_wait)? s->lock held. */
 bool trash_may_free(const struct staging *s);
 /* Waits until all of it is removed and its blocks are free, for a caller that needs space, and what

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: MIT
  * Files of the store's tmp/ to be removed, and removed ones that are still open. Freeing a file's
  * blocks takes tens of ms on a disk that discards at once, and longer for a large file; the callers
- * hold s->lock, which every request needs. So a separate thread does it. Nor does it do so while a
- * checkpoint is saved: a close allocates its file's blocks, reads from the same disk which are
- * free, and would wait for each discard that is under way (docs/PERFORMANCE.md). */
+ * hold s->lock, which every request needs. So a separate thread does it. What was removed from the
+ * store it does not free while a checkpoint is saved: a close allocates its file's blocks, reads
+ * from the same disk which are free, and would wait for each discard that is under way
+ * (docs/PERFORMANCE.md). Where space is not plentiful it is freed at once all the same. */
 #include "staging/memory/memory.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LOOK_NS 50000000u
 #define QUIET_NS 200000000u /* between two files of one save */
 /* A file may be open for writing for ever, a log for example. */
 #define PATIENCE_NS 10000000000u
+/* More than is written meanwhile. The kernel writes spilled files, and takes what is free. */
+#define AMPLE (32ull << 30)
 
 static void remove_now(struct staging *s, struct trash_file t)
 {
@@ -38,16 +42,25 @@ void trash_put(struct staging *s, uint64_t id, int fd)
 		s->trash.file = all;
 		s->trash.cap = cap;
 	}
-	if (!s->trash.n)
-		s->trash.since_ns = monotonic_ns();
 	s->trash.file[s->trash.n++] = t;
 	s->trash.cleaning = true;
 	pthread_cond_signal(&s->trash.cond);
 }
 
-void trash_removed(struct staging *s)
+void trash_removed(struct staging *s, int fd)
 {
 	s->trash.unsettled = true;
+	if (fd < 0)
+		return;
+	if (s->trash.n_removed == TRASH_REMOVED_MAX) {
+		trash_put(s, 0, fd);
+		return;
+	}
+	if (!s->trash.n_removed)
+		s->trash.since_ns = monotonic_ns();
+	s->trash.removed[s->trash.n_removed++] = fd;
+	s->trash.cleaning = true;
+	pthread_cond_signal(&s->trash.cond);
 }
 
 bool trash_may_free(const struct staging *s)
@@ -90,46 +103,77 @@ static void settle(struct staging *s)
 	pthread_mutex_lock(&s->lock);
 }
 
-/* 0: now. s->lock held */
-static uint64_t look_again_at(const struct staging *s)
+/* s->lock held */
+static bool may_wait(const struct staging *s)
 {
-	uint64_t now = monotonic_ns(), quiet = s->ahead_busy_ns + QUIET_NS;
-	bool saving = s->files.open || now < quiet;
-	bool many = s->trash.n >= s->order.fds_pend / 8; /* each may be a descriptor */
+	uint64_t now = monotonic_ns();
+	bool saving = s->files.open || now < s->ahead_busy_ns + QUIET_NS;
+	bool many = s->trash.n_removed >= s->order.fds_pend / 8;
 
-	if (!saving || many || s->trash.waiting || now >= s->trash.since_ns + PATIENCE_NS)
-		return 0;
-	return now + LOOK_NS;
+	return saving && !many && !s->trash.waiting && !s->drain.halted &&
+	       now < s->trash.since_ns + PATIENCE_NS;
+}
+
+/* No lock is held. */
+static bool is_spared(struct staging *s, int fd)
+{
+	struct statvfs v;
+	struct stat st;
+
+	return !io_store_statvfs(s->o.store, &v) && v.f_bavail * v.f_frsize >= AMPLE &&
+	       !fstat(fd, &st) &&
+	       io_store_quota_left(s->o.store, st.st_uid, st.st_gid) == UINT64_MAX;
+}
+
+/* Frees one of the removed, or waits. s->lock held, dropped meanwhile */
+static void free_removed(struct staging *s)
+{
+	int fd = s->trash.removed[s->trash.n_removed - 1];
+
+	if (may_wait(s)) {
+		s->trash.n_removed--; /* nobody else takes one */
+		pthread_mutex_unlock(&s->lock);
+		bool spared = is_spared(s, fd);
+		pthread_mutex_lock(&s->lock);
+		if (spared && s->trash.n_removed < TRASH_REMOVED_MAX) {
+			s->trash.removed[s->trash.n_removed++] = fd;
+			if (may_wait(s))
+				staging_wait_until(&s->trash.cond, &s->lock,
+						   monotonic_ns() + LOOK_NS);
+			return;
+		}
+	} else {
+		s->trash.n_removed--;
+	}
+	pthread_mutex_unlock(&s->lock);
+	close(fd);
+	pthread_mutex_lock(&s->lock);
+	s->trash.unsettled = true;
 }
 
 void *trash_main(void *arg)
 {
 	struct staging *s = arg;
-	uint64_t at;
 
 	pthread_setname_np(pthread_self(), "cairn-trash");
 	staging_nice(PERSIST_NICE);
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop) {
-		if (!s->trash.n && s->trash.unsettled && s->trash.waiting) {
+		if (s->trash.n) {
+			struct trash_file t = s->trash.file[--s->trash.n];
+			pthread_mutex_unlock(&s->lock);
+			remove_now(s, t);
+			pthread_mutex_lock(&s->lock);
+			s->trash.unsettled = true;
+		} else if (s->trash.n_removed) {
+			free_removed(s);
+		} else if (s->trash.unsettled && s->trash.waiting) {
 			settle(s);
-			continue;
-		}
-		if (!s->trash.n) {
+		} else {
 			s->trash.cleaning = false;
 			pthread_cond_broadcast(&s->done_cond);
 			pthread_cond_wait(&s->trash.cond, &s->lock);
-			continue;
 		}
-		if ((at = look_again_at(s))) {
-			staging_wait_until(&s->trash.cond, &s->lock, at);
-			continue;
-		}
-		struct trash_file t = s->trash.file[--s->trash.n];
-		pthread_mutex_unlock(&s->lock);
-		remove_now(s, t);
-		pthread_mutex_lock(&s->lock);
-		s->trash.unsettled = true;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return NULL;
@@ -139,5 +183,7 @@ void trash_close(struct staging *s)
 {
 	while (s->trash.n)
 		remove_now(s, s->trash.file[--s->trash.n]);
+	while (s->trash.n_removed)
+		close(s->trash.removed[--s->trash.n_removed]);
 	free(s->trash.file);
 }

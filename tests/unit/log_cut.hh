@@ -55,6 +55,9 @@ struct Saved {
 
 inline void wipe_store(const Ground &g)
 {
+	// says what a filesystem with a journal still has
+	for (auto &host : std::filesystem::directory_iterator(g.store() + "/.cairn"))
+		unlink((host.path() / "mark").c_str());
 	for (auto &at : std::filesystem::directory_iterator(g.store()))
 		if (at.path().filename() != ".cairn")
 			std::filesystem::remove_all(at.path());
