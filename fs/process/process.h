@@ -32,9 +32,9 @@ int mountpoint_remount(const char *mnt, char *options);
 int mountpoint_top(const char *path, char *type, size_t cap);
 /* Where the cairnfs is mounted whose files are on device dev. -ENOENT: they are no cairnfs's. */
 int mountpoint_of(dev_t dev, char *path, size_t cap);
-/* Where the cairnfs that is process pid has mounted a store. -ENOENT: nowhere (any more), by another
- * path of the store, or in another mount namespace; or it is one of several mounts of it, as when
- * another one reads it with ro. */
+/* Where the cairnfs that is process pid has mounted a store. -ENOENT: nowhere (any more), by
+ * another path of the store, or in another mount namespace; or it is one of several mounts of it,
+ * as when another one reads it with ro. */
 int mountpoint_of_store(const char *store, int pid, char *path, size_t cap);
 
 /* ---- takeover.c ---- */
