@@ -35,11 +35,14 @@ int mark_set(struct staging *s, uint64_t seq)
 
 int mark_begin(struct staging *s)
 {
-	int err = s->drain.marked ? 0 : mark_set(s, s->head->applied);
+	int err = 0;
 
-	if (!err && !s->drain.marked)
-		err = io_mark_sync(s->o.store);
-	s->drain.marked |= !err;
+	for (unsigned tries = 0; !s->drain.marked && tries < MAX_ATTEMPTS; tries++) {
+		err = mark_set(s, s->head->applied);
+		if (!err)
+			err = io_mark_sync(s->o.store);
+		s->drain.marked = !err;
+	}
 	return err;
 }
 

@@ -53,11 +53,16 @@ struct Saved {
 	std::map<std::string, std::string> files;
 };
 
-inline void wipe_store(const Ground &g)
+// What a filesystem with a journal has instead of the counts in the head.
+inline void forget_mark(const Ground &g)
 {
-	// says what a filesystem with a journal still has
 	for (auto &host : std::filesystem::directory_iterator(g.store() + "/.cairn"))
 		unlink((host.path() / "mark").c_str());
+}
+
+inline void wipe_store(const Ground &g)
+{
+	forget_mark(g);
 	for (auto &at : std::filesystem::directory_iterator(g.store()))
 		if (at.path().filename() != ".cairn")
 			std::filesystem::remove_all(at.path());

@@ -70,24 +70,24 @@ bool exists(const std::string &path)
 TEST(Ack, NothingIsDurableWhileTheSyncOfItsNameHangs)
 {
 	Ground ground;
-	Options o;
-	o.start = false;
-	Staging s(ground, o);
+	Staging s(ground);
 	ASSERT_EQ(s.err, 0);
 	Hung sync(s);
 	History h(s);
+	ASSERT_EQ(h.mkdir("first"), 0);
+	ASSERT_EQ(s.drain(), 0); // where the filesystem has a journal the mark is synced before
+	uint64_t first = staging_durable(s);
+	sync.hang();
 	ASSERT_EQ(h.mkdir("d"), 0);
 	ASSERT_EQ(h.put("d/small", "bytes"), 0);
 	ASSERT_EQ(h.put("d/large", pattern(600000, 1)), 0);
 	uint64_t last = staging_last_seq(s);
 	Durable before(s, last);
-	sync.hang();
-	s.start();
 	sync.wait_entered();	// its names are made, their sync has not come back
 	uint64_t applied = staging_applied(s);
-	ASSERT_GT(applied, 0u);
+	ASSERT_GT(applied, first);
 	EXPECT_TRUE(exists(ground.store() + "/d"));
-	EXPECT_EQ(staging_durable(s), 0u);
+	EXPECT_EQ(staging_durable(s), first);
 	Durable during(s, applied);
 	EXPECT_FALSE(before.is_called());
 	EXPECT_FALSE(during.is_called());

@@ -450,6 +450,7 @@ TEST(Log, AppliedButNotCountedIsNotLeftOut)
 		ASSERT_EQ(counts[1], 1u);
 		memset(&head[64], 0, 16);
 		write_file(path, head);
+		forget_mark(ground);
 		Options o = stopped();
 		Staging s(ground, o);
 		ASSERT_EQ(s.err, 0);
