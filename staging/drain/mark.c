@@ -37,7 +37,8 @@ int mark_begin(struct staging *s)
 {
 	int err = 0;
 
-	for (unsigned tries = 0; !s->drain.marked && tries < MAX_ATTEMPTS; tries++) {
+	for (unsigned tries = 0; !s->drain.marked && !is_lack(err) && tries < MAX_ATTEMPTS;
+	     tries++) {
 		err = mark_set(s, s->head->applied);
 		if (!err)
 			err = io_mark_sync(s->o.store);
