@@ -32,16 +32,30 @@ start_mount "$s" "$m" staging=32M,pool=0,commit_wait=60
 expect 1 "$cairn" timeline "$m"
 says err "no save below it is recorded"
 
-# staging is full of what is still open: the next one is written to the disk
+# staging is full of what is still open: the next one is written to the disk. Of files this small none
+# moves to the disk while it is written; of one written through the daemon nothing moves.
 mkdir "$m/first" "$m/full"
-exec 8>"$m/first/f"
-head -c 24M /dev/zero >&8
-retry 20 eval '[ "$(status_field "$m" staging.used_bytes)" -ge $((24 << 20)) ]' ||
-	die "staging is not full: $(cat "$m/.cairn/status")"
+open=()
+another() # BYTES
+{
+	exec {fd}>"$m/first/${#open[@]}"
+	open+=("$fd")
+	head -c "$1" /dev/zero >&"$fd"
+}
+if [ "$MODE" = relay ]; then
+	another 24M
+	[ "$(status_field "$m" staging.used_bytes)" -ge $((24 << 20)) ] || die "staging: $(cat "$m/.cairn/status")"
+else
+	while [ "$(status_field "$m" opens.spill)" = 0 ]; do
+		[ "${#open[@]}" -lt 16 ] || die "staging is not full: $(cat "$m/.cairn/status")"
+		another 3M
+	done
+fi
 exec 9>"$m/full/f"
 echo bytes >&9
 sleep 1 # it is open for so long
-exec 9>&- 8>&-
+exec 9>&-
+for fd in "${open[@]}"; do exec {fd}>&-; done
 named full spill 1000
 
 # a disk that does not answer
