@@ -72,16 +72,22 @@ static bool space_came(struct staging *s, const struct wanted *w)
 	return came;
 }
 
+/* Until then, or somebody asks for the next try. s->lock held */
+static bool halted_until(struct staging *s, uint64_t ns)
+{
+	return !s->drain.retry_now && !s->drain.previous.give && !s->stop && monotonic_ns() < ns;
+}
+
 void halted_wait(struct staging *s, const struct pend *p, int err)
 {
-	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns, now;
+	uint64_t until = monotonic_ns() + s->drain.halt_retry_ns;
 	const struct wanted w = wanted_by(p);
 
-	while (!s->drain.retry_now && !s->drain.previous.give && !s->stop &&
-	       (now = monotonic_ns()) < until) {
-		uint64_t look = no_space(err) && until - now > LOOK_NS ? now + LOOK_NS : until;
-		while (!s->drain.retry_now && !s->drain.previous.give && !s->stop &&
-		       monotonic_ns() < look)
+	while (halted_until(s, until)) {
+		uint64_t look = no_space(err) ? monotonic_ns() + LOOK_NS : until;
+		if (look > until)
+			look = until;
+		while (halted_until(s, look))
 			sleeper_wait(s, &s->pub, look);
 		if (look < until && space_came(s, &w))
 			break;

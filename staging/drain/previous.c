@@ -274,6 +274,7 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 	int previous = io_store_previous(s->o.store);
 	char name[80];
 	struct linking l = {.s = s, .g = g};
+	const char *at = name;
 
 	snprintf(name, sizeof(name), "%s%s", PREVIOUS_NEW, io_store_host(s->o.store));
 	int err = drop(s, name); /* of one that was killed */
@@ -286,10 +287,12 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 		err = each_file(s, dirfd, link_file, &l);
 	if (!err)
 		err = io_rename(s->o.store, previous, name, previous, g->name, 0);
-	if (!err)
+	if (!err) {
+		at = g->name;
 		err = sync_links(s, to);
-	else
-		drop(s, name);
+	}
+	if (err)
+		drop(s, at);
 	return err;
 }
 

@@ -997,6 +997,15 @@ static int sync_all_marked(struct staging *s)
 	return err ? err : sync_told(s, io_mark_sync(s->o.store));
 }
 
+static void give_previous(struct staging *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool due = previous_give_due(s);
+	pthread_mutex_unlock(&s->lock);
+	if (due)
+		previous_give(s);
+}
+
 /* The names are in place but perhaps not on stable storage: syncs until they are, with all of it.
  * If that fails it halts at p. */
 static int sync_again(struct staging *s, struct pend *p, int err)
@@ -1007,6 +1016,7 @@ static int sync_again(struct staging *s, struct pend *p, int err)
 		i += !reserve_give(s, NULL, err, &given); /* writeback found no block */
 	while (err && !stopping(s)) {
 		failed_at(s, p, err);
+		give_previous(s);
 		err = sync_all_marked(s);
 	}
 	return err;

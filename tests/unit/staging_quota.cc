@@ -6,6 +6,7 @@
 #include <sys/xattr.h>
 
 #include <atomic>
+#include <functional>
 
 #include "../api/staging_fixture.hh"
 #include "engine_shim.h"
@@ -60,6 +61,14 @@ protected:
 		h = nullptr;
 		s = nullptr;
 	}
+	// Of a checkpoint that is overwritten, all files.
+	bool keeps() const
+	{
+		for (auto &at : std::filesystem::directory_iterator(o.store + "/.cairn/previous"))
+			if (std::filesystem::exists(at.path() / ".metadata"))
+				return true;
+		return false;
+	}
 	uint64_t reserve_bytes() const
 	{
 		struct stat st;
@@ -105,12 +114,13 @@ protected:
 	std::unique_ptr<Staging> s;
 	std::unique_ptr<History> h;
 	std::atomic<bool> never_well{false}, well{false}, taken_back{false};
+	std::function<bool()> is_well;
 
 private:
 	static int seen(void *ctx, shim_kind kind, int)
 	{
 		auto self = static_cast<Quota *>(ctx);
-		if (kind != self->kind_ || self->well ||
+		if (kind != self->kind_ || self->well || (self->is_well && self->is_well()) ||
 		    (!self->never_well && self->reserve_bytes() <= self->enough))
 			return 0;
 		self->answered_++;
@@ -151,6 +161,37 @@ TEST_F(Quota, SyncsOfNamesGetTheReserve)
 	ASSERT_EQ(h->mkdir("d"), 0);
 	fails(SHIM_SYNC, -EDQUOT);
 	expect_published("sync");
+}
+
+// What is kept of an overwritten checkpoint is given up: before it is there for good, and after the new files are.
+TEST_F(Quota, SyncsOfNamesGetWhatIsKept)
+{
+	for (bool replaced : {false, true}) {
+		SCOPED_TRACE(replaced);
+		h = nullptr;
+		s = nullptr;
+		o.previous = ".metadata";
+		s = std::make_unique<Staging>(ground, o);
+		ASSERT_EQ(s->err, 0);
+		h = std::make_unique<History>(*s);
+		ASSERT_EQ(h->mkdir("ck"), 0);
+		for (const char *each : {"a", ".metadata"})
+			ASSERT_EQ(h->put(std::string("ck/") + each, pattern(100000, 1)), 0);
+		is_well = [&] {
+			return !keeps() || (replaced && std::filesystem::file_size(o.store + "/ck/a") == 100000);
+		};
+		never_well = well = true;
+		fails(SHIM_SYNC, -ENOSPC);
+		ASSERT_EQ(s->drain(), 0);
+		ASSERT_EQ(h->put("ck/a", pattern(200000, 2)), 0);
+		well = false;
+		EXPECT_TRUE(until([&] { return s->drain(50) == 0; }));
+		EXPECT_TRUE(s->tree() == h->now()) << show(s->tree());
+		EXPECT_EQ(s->notes_with("cannot be kept"), 1);
+		TearDown();
+		std::filesystem::remove_all(o.store + "/ck");
+		SetUp();
+	}
 }
 
 // The reserve is not his: others keep it.
