@@ -145,6 +145,8 @@ static int check_top(struct lfound *f)
 		return err == -ENOTDIR ? -ENOENT : err;
 	f->owner = st.st_uid;
 	int fd = reach_open(io_store_root(fs->store), f->top, O_DIRECTORY | O_PATH);
+	if (fd == -ENOENT) /* not yet published: the tier may have more */
+		return 0;
 	if (fd < 0)
 		return fd == -ENOTDIR || fd == -ELOOP ? -ENOENT : fd;
 	close(fd);

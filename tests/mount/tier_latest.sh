@@ -7,6 +7,8 @@
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 . "$(dirname "$0")/tier.inc"
+need_root
+need_tool fsfreeze
 t=$TMP/tier
 mkdir -p "$t" "$TMP/src/plain/a/run" "$TMP/src/plain/b" "$TMP/src/model"
 cp -r "$assets/dcp" "$TMP/src/plain/a/run/step-1"
@@ -46,6 +48,25 @@ for made in "" /plain/a; do
 	done
 done
 finds /plain/b plain/b/step-7
+
+# a directory that is made and not published yet
+stop_mount "$m"
+rm -rf --one-file-system "$s"
+make_disk disk ext4 64M
+disk=$TMP/disk
+on_exit "fsfreeze -u $disk 2>/dev/null"
+start_mount "$disk" "$m" "tier=$t"
+mkdir "$m/plain"
+wait_durable "$m"
+fsfreeze -f "$disk" || skip "fsfreeze: $?"
+mkdir "$m/plain/a"
+[ ! -e "$disk/plain/a" ] || die "it is published on a frozen store"
+expect 0 "$cairn" latest "$m/plain/a"
+says out "^$m/.cairn/tier/plain/a/run/step-2$"
+fsfreeze -u "$disk"
+stop_mount "$m"
+
+new_node
 expect 0 "$cairn" latest "$m/.cairn/tier/plain"
 says out "^$m/.cairn/tier/plain/a/run/step-2$"
 expect 0 "$cairn" fetch --latest "$m/.cairn/tier/plain"
