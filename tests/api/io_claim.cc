@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // A store without hard links: the claim of a cairnfs that was killed is taken over there, too.
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -73,24 +72,15 @@ TEST(Claim, IsNotLostForWantOfDescriptors)
 	io_host h = {};
 	h.said = IO_HOST_ALIVE;
 	ASSERT_EQ(io_host_say(s.s, &h), 0);
-	rlimit was, few;
-	getrlimit(RLIMIT_NOFILE, &was);
-	few = {64, was.rlim_max};
-	setrlimit(RLIMIT_NOFILE, &few);
-	std::vector<int> all;
-	for (int fd; (fd = dup(0)) >= 0;)
-		all.push_back(fd);
-	for (int left = 0; left < 4 && !all.empty(); left++) {
+	Descriptors few(64);
+	few.take();
+	for (int left = 0; left < 4; left++) {
 		int err = io_host_say(s.s, &h);
 		EXPECT_TRUE(err == -EMFILE || (!err && left)) << left << " left: " << strerror(-err);
 		EXPECT_EQ(io_host_beat(s.s, nullptr), 0);
-		close(all.back());
-		all.pop_back();
+		ASSERT_TRUE(few.give());
 	}
 	EXPECT_EQ(io_host_say(s.s, &h), 0);
-	for (int fd : all)
-		close(fd);
-	setrlimit(RLIMIT_NOFILE, &was);
 }
 
 // All was killed, and the store has no space for a new claim: the dead one's stays, and is not another's.

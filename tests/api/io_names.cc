@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
 // Names, attributes and xattrs: one component at a time, never through a symlink.
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "tests/api/io_fixture.hh"
@@ -553,35 +553,22 @@ TEST(Fallback, NoThreadsMeansTheCallers)
 TEST_F(Names, AnOpenWaitsForADescriptor)
 {
 	ASSERT_EQ(mkdir((dir / "d").c_str(), 0700), 0);
-	rlimit was, few;
-	getrlimit(RLIMIT_NOFILE, &was);
-	few = {64, was.rlim_max};
-	setrlimit(RLIMIT_NOFILE, &few);
-	std::vector<int> all;
-	for (int fd; (fd = dup(0)) >= 0;)
-		all.push_back(fd);
-	ASSERT_FALSE(all.empty());
-	auto later = [&] {
-		std::this_thread::sleep_for(std::chrono::milliseconds(50));
-		close(all.back());
-		all.pop_back();
-	};
-	for (bool lists : {false, true}) {
-		std::thread t(later);
-		int fd = lists ? io_open_list(s, root) : io_open_dir(s, root, "d");
-		EXPECT_GE(fd, 0) << strerror(-fd);
-		t.join();
-		all.push_back(fd); /* in the place of the one that was closed */
-	}
-	std::thread t(later);
+	Descriptors few(64);
+	few.take();
 	bool direct;
-	int fd = io_tmp_create(s, 1, false, &direct);
-	EXPECT_GE(fd, 0) << strerror(-fd);
-	t.join();
-	for (int each : all)
-		close(each);
-	close(fd);
-	setrlimit(RLIMIT_NOFILE, &was);
+	std::function<int()> opens[] = {[&] { return io_open_list(s, root); },
+					[&] { return io_open_dir(s, root, "d"); },
+					[&] { return io_tmp_create(s, 1, false, &direct); }};
+	std::vector<Fd> opened;
+	for (auto &open : opens) {
+		std::thread t([&] {
+			std::this_thread::sleep_for(std::chrono::milliseconds(50));
+			few.give();
+		});
+		opened.emplace_back(open());
+		EXPECT_GE(opened.back().get(), 0) << strerror(-opened.back().get());
+		t.join();
+	}
 }
 
 } // namespace

@@ -4,7 +4,6 @@
 // Commits that wait for other nodes: random histories, with commits that become whole, kills and
 // restarts in between. A judge of its own says what may pass and what must wait (DURABILITY,
 // Several hosts), and so what the store has to be.
-#include <sys/resource.h>
 
 #include <chrono>
 #include <set>
@@ -590,13 +589,11 @@ TEST_F(Overtaken, OneThatCannotBeOpenedWaits)
 	EXPECT_EQ(s->drain(), 0);
 	missing = STAGING_MISSING;
 	std::string path = ground.store() + "/next/.metadata";
-	struct rlimit all, none;
-	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &all), 0);
-	none = {0, all.rlim_max};
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-	log(REC_RENAME, node, next, "tmp", ".metadata");
-	EXPECT_TRUE(until([&] { return s->stats().held.count || !access(path.c_str(), F_OK); }));
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &all), 0);
+	{
+		Descriptors none(0);
+		log(REC_RENAME, node, next, "tmp", ".metadata");
+		EXPECT_TRUE(until([&] { return s->stats().held.count || !access(path.c_str(), F_OK); }));
+	}
 	EXPECT_EQ(s->drain(), -EAGAIN);
 	EXPECT_FALSE(s->tree().count("next/.metadata"));
 	missing = STAGING_WHOLE;

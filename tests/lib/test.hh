@@ -5,6 +5,7 @@
 //	TempDir t;  t.path, t / "name", t.fd()	a directory that goes away with the object; on disk
 //	Fd f(open(...));  f.get()		closes itself
 //	write_file(path, bytes); read_file(path)
+//	Descriptors d(64);  d.take(); d.give()	at most so many while it lives; all but those given are taken
 //	pattern(size, seed)			bytes that differ at every offset and for every seed
 //	one_of()			make check tries one of so many points or seeds; check-all all
 //	on_tmpfs(path)				to skip what a tmpfs cannot do (O_DIRECT before 6.6)
@@ -14,6 +15,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -22,6 +24,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <vector>
 
 inline unsigned one_of()
 {
@@ -56,6 +59,39 @@ public:
 
 private:
 	int fd_;
+};
+
+class Descriptors {
+public:
+	explicit Descriptors(rlim_t most)
+	{
+		rlimit few;
+		if (getrlimit(RLIMIT_NOFILE, &was_) || (few = {most, was_.rlim_max}, setrlimit(RLIMIT_NOFILE, &few)))
+			throw std::system_error(errno, std::generic_category(), "RLIMIT_NOFILE");
+	}
+	Descriptors(const Descriptors &) = delete;
+	Descriptors &operator=(const Descriptors &) = delete;
+	~Descriptors()
+	{
+		setrlimit(RLIMIT_NOFILE, &was_);
+	}
+	void take()
+	{
+		for (int fd; (fd = dup(0)) >= 0;)
+			taken_.emplace_back(fd);
+	}
+	// Closes one of those; false: none is left.
+	bool give()
+	{
+		if (taken_.empty())
+			return false;
+		taken_.pop_back();
+		return true;
+	}
+
+private:
+	rlimit was_;
+	std::vector<Fd> taken_;
 };
 
 class TempDir {

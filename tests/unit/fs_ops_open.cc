@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // The same of open and create, and of writers that come while readers have a version.
-#include <sys/resource.h>
 
 #include <thread>
 
@@ -170,10 +169,7 @@ TEST_F(Opens, AWriterThroughTheDaemonIsNotCachedUnlessItMayMap)
 // Of 120 descriptors 40 and an eighth are the worker's: 32 files with two each, of which one user has five eighths.
 TEST_F(Opens, OneUserMayNotTakeAllDescriptors)
 {
-	rlimit was;
-	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
-	rlimit few = {120, was.rlim_max};
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+	Descriptors few(120);
 	std::vector<File> open;
 	File f;
 	as(4321);
@@ -191,7 +187,6 @@ TEST_F(Opens, OneUserMayNotTakeAllDescriptors)
 	ASSERT_EQ(k.open(open[0].id, O_RDONLY, &open[0]), 0);
 	for (auto &o : open)
 		EXPECT_EQ(k.close(o), 0);
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
 }
 
 // ---- forks: a writer comes while readers have a version ----

@@ -2,7 +2,6 @@
 //
 // An error of the store is no answer. Where a call fails with EIO, EMFILE, ..., what is known of a
 // name, a directory or a version stays as it is, and the caller is told the error.
-#include <sys/resource.h>
 
 #include "tests/unit/fs_client.hh"
 #include "tests/unit/store_faults.h"
@@ -18,17 +17,8 @@ struct Failing {
 	~Failing() { shim_fail(nullptr, 0); }
 };
 
-// No descriptor can be had while it lives: 0 is taken. poll(2) wants as many as it is to look at.
-struct NoDescriptors {
-	NoDescriptors()
-	{
-		getrlimit(RLIMIT_NOFILE, &was);
-		rlimit none = {1, was.rlim_max};
-		setrlimit(RLIMIT_NOFILE, &none);
-	}
-	~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &was); }
-	rlimit was;
-};
+// 0 is taken; poll(2) wants as many as it is to look at.
+const rlim_t NO_DESCRIPTOR = 1;
 
 // run/old and run/other are in the store. The next worker publishes nothing.
 std::unique_ptr<Worker> with_run(Ground &ground, uint64_t *run)
@@ -95,7 +85,7 @@ TEST(StoreErrors, NoDescriptorDropsNoName)
 	uint64_t run;
 	auto w = with_run(ground, &run);
 	{
-		NoDescriptors none;
+		Descriptors none(NO_DESCRIPTOR);
 		EXPECT_EQ(w->k.lookup(run, "old"), -EMFILE);
 	}
 	ASSERT_EQ(w->k.lookup(run, "old"), 0);
@@ -104,7 +94,7 @@ TEST(StoreErrors, NoDescriptorDropsNoName)
 	w = std::make_unique<Worker>(ground);
 	ASSERT_EQ(w->t.err, 0);
 	{
-		NoDescriptors none;
+		Descriptors none(NO_DESCRIPTOR);
 		EXPECT_EQ(w->k.lookup(run, "old"), -EMFILE);
 	}
 	ASSERT_EQ(w->k.lookup(run, "old"), 0);
@@ -118,12 +108,12 @@ TEST(StoreErrors, RmdirOfWhatCannotBeListed)
 	uint64_t run;
 	auto w = with_run(ground, &run);
 	{
-		NoDescriptors none;
+		Descriptors none(NO_DESCRIPTOR);
 		EXPECT_EQ(w->k.rmdir(root, "run"), -EMFILE);
 	}
 	ASSERT_EQ(w->k.lookup(run, "old"), 0); // its descriptor is there now
 	{
-		NoDescriptors none;
+		Descriptors none(NO_DESCRIPTOR);
 		EXPECT_EQ(w->k.rmdir(root, "run"), -EMFILE);
 	}
 	std::filesystem::remove(ground.store() + "/run/old");

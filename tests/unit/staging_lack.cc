@@ -3,7 +3,6 @@
 // Descriptors or memory are missing for a while (EMFILE, ENFILE, ENOMEM, EAGAIN): publication waits and goes
 // on, nobody gets an error, and it is told. If it lasts, it halts publication.
 #include <climits>
-#include <sys/resource.h>
 
 #include <atomic>
 
@@ -87,24 +86,22 @@ TEST(Lack, OfRealDescriptors)
 	Staging s(ground, o);
 	ASSERT_EQ(s.err, 0);
 	History h(s);
-	rlimit before;
-	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
 	ASSERT_EQ(h.mkdir("d"), 0);
 	for (const char *name : {"d/a", "d/b", "d/c"})
 		ASSERT_EQ(h.put(name, name), 0);
 	Durable synced(s, staging_last_seq(s));
 	Lack lack(s, SHIM_WRITE, 0, 1);
+	std::unique_ptr<Descriptors> none;
 	lack.at_each([&] {
-		rlimit none = before;
-		none.rlim_cur = 3;
-		ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+		if (!none)
+			none = std::make_unique<Descriptors>(3);
 	});
 	s.start();
 	ASSERT_EQ(s.err, 0);
 	EXPECT_TRUE(until([&] { return s.notes_with(TOLD) > 0; }));
 	EXPECT_EQ(s.stats().halted.error, 0);
 	EXPECT_FALSE(synced.is_called());
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+	none = nullptr;
 	EXPECT_EQ(synced.wait(), 0);
 	EXPECT_TRUE(s.tree() == h.now()) << show(s.tree());
 	EXPECT_EQ(s.notes_with("cairn retry"), 0);

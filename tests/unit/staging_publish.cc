@@ -4,7 +4,6 @@
 // The order, published: with one store operation failing, for every one of them; with a
 // worker that died between a change of the store and the note of it; and what waits for a
 // mapping. The store is looked at from outside.
-#include <sys/resource.h>
 #include <sys/xattr.h>
 
 #include <map>
@@ -430,11 +429,7 @@ TEST(Published, BacklogNeedsFewDescriptors)
 	constexpr uint64_t FILES = 130, BYTES = 262144 + 4096;	// too large to be a small one
 	TempDir store;
 	Shm shm;
-	rlimit before, low;
-	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-	low = before;
-	low.rlim_cur = 200;
-	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+	Descriptors few(200);
 	auto name = [](uint64_t n) { return "f" + std::to_string(n); };
 	{
 		Life l(store.path, shm);
@@ -447,7 +442,6 @@ TEST(Published, BacklogNeedsFewDescriptors)
 	Life l(store.path, shm);	// recovery must not need more
 	l.start();
 	EXPECT_EQ(l.drain(), 0);
-	EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 	for (uint64_t n = 0; n < FILES; n += 7)
 		EXPECT_SAME(read_file(store / name(n)), pattern(BYTES, n));
 }
