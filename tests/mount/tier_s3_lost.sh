@@ -14,6 +14,8 @@ export COLUMNS=400
 m1=a/.cairn/manifests/run/step-1/manifest.json
 keys() { plain GET "$url/bucket?list-type=2" | grep -o '<Key>[^<]*' | sed 's/<Key>//'; }
 empty() { local key; for key in $(keys); do plain DELETE "$url/bucket/$key" >/dev/null; done; }
+# what is sent meanwhile is removed, too
+bucket_gone() { empty; plain DELETE "$url/bucket" >/dev/null 2>&1; }
 has_error() { status_field "$m" tier.error | has '404 NoSuchBucket'; }
 
 start_mount "$s" "$m" tier=s3://bucket/a
@@ -27,8 +29,7 @@ empty
 expect 0 "$cairn" wait --tier "$m/run/step-1"
 keys | sort | cmp - "$TMP/keys" || die "emptied, and has: $(keys)"
 
-empty
-plain DELETE "$url/bucket" >/dev/null
+retry 20 bucket_gone || die "the bucket is not empty: $(keys)"
 expect 3 "$cairn" wait --tier --timeout 1 "$m/run/step-1"
 retry 60 has_error || die "no bucket, and: $(status_field "$m" tier)"
 s3_bucket
