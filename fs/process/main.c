@@ -64,8 +64,16 @@ static int explain_store(const struct fs_opts *o, int err, int pid)
 		fprintf(stderr,
 			"cairnfs: %s/.cairn, or what is in it, belongs to another user than root "
 			"or can be written by others, who could change unpublished files; look "
-			"into it, then: chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn\n",
+			"into it, then: chown -R root %s/.cairn && chmod -R go-rwx %s/.cairn. If "
+			"that changes nothing, the filesystem keeps no owners and modes: mount it "
+			"so that only root may write, as with its option umask=077\n",
 			o->store, o->store, o->store);
+	else if (err == -EOPNOTSUPP)
+		fprintf(stderr,
+			"cairnfs: the filesystem of the store %s has neither hard links nor "
+			"renames that replace nothing (RENAME_NOREPLACE), and cairnfs cannot claim "
+			"the store without one of them\n",
+			o->store);
 	else if (err == -EBADMSG)
 		fprintf(stderr,
 			"cairnfs: %s/.cairn/id is damaged (not 32 hexadecimal digits); nothing was "

@@ -227,7 +227,7 @@ int io_name_new(int fromdir, const char *from, int todir, const char *to)
 		return err;
 	if (!renameat2(fromdir, from, todir, to, RENAME_NOREPLACE))
 		return 0;
-	return errno == EINVAL ? err : -errno; /* it has neither */
+	return errno == EINVAL ? -EOPNOTSUPP : -errno;
 }
 
 static int write_own(struct io_store *s, const char *own)

@@ -148,7 +148,8 @@ int io_claim_take(struct io_store *s, const struct io_claim *dead);
 int io_said_write(int fd, const struct io_host *h);
 int io_said_read(int dir, const char *file, struct io_host *h);
 bool io_host_is_us(const struct io_host *h); /* of this process, or of one that forked it */
-/* A second name for the file, or where there are no links another one. -EEXIST. */
+/* A second name for the file, or where there are no links another one. -EEXIST; -EOPNOTSUPP: no
+ * RENAME_NOREPLACE either. */
 int io_name_new(int fromdir, const char *from, int todir, const char *to);
 /* Sets kind, ext4_journal and overlay of the filesystem that fd is on. */
 int io_fs_kind(int fd, struct io_fs *out);

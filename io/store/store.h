@@ -70,6 +70,7 @@ struct io_host {
  * -EWOULDBLOCK: served by another cairnfs;
  * -EADDRINUSE: by another one that reaches the store by another client, or maybe so: it is known
  *   when its heartbeat moves, or did not for IO_HOST_LIVE_S; ask again until then;
+ * -EOPNOTSUPP: it has neither hard links nor RENAME_NOREPLACE;
  * -ENOTDIR, -ENOENT, -EACCES, -EROFS, -ENOSPC ... as open(2), mkdir(2).
  * *by: who serves it; may be NULL. */
 struct io_served {

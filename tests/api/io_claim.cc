@@ -8,7 +8,7 @@
 
 namespace
 {
-bool has_links, is_full;
+bool has_links, has_noreplace = true, is_full;
 } // namespace
 
 // Every pwrite(2) of the program comes by here. Full is the store for a claim that is made.
@@ -30,6 +30,15 @@ extern "C" int linkat(int from_dir, const char *from, int to_dir, const char *to
 		return -1;
 	}
 	return static_cast<int>(syscall(SYS_linkat, from_dir, from, to_dir, to, flags));
+}
+
+extern "C" int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+	if (!has_noreplace && flags & RENAME_NOREPLACE) {
+		errno = EINVAL;
+		return -1;
+	}
+	return static_cast<int>(syscall(SYS_renameat2, from_dir, from, to_dir, to, flags));
 }
 
 namespace
@@ -57,6 +66,21 @@ TEST(Claim, OfADeadOneIsTakenOver)
 	for (int i = 0; i < 3; i++)
 		serve_and_die(dir.path);
 	Engine e{"posix"};
+	Store s(e, dir.path);
+	EXPECT_EQ(s.err, 0);
+}
+
+// As exFAT by FUSE.
+TEST(Claim, NeedsLinksOrRenamesThatReplaceNothing)
+{
+	TempDir dir;
+	has_links = has_noreplace = false;
+	Engine e{"posix"};
+	{
+		Store s(e, dir.path);
+		EXPECT_EQ(s.err, -EOPNOTSUPP);
+	}
+	has_noreplace = true;
 	Store s(e, dir.path);
 	EXPECT_EQ(s.err, 0);
 }

@@ -50,15 +50,18 @@ else
 	note "overlayfs cannot be mounted here: not tried"
 fi
 
-if command -v bindfs >/dev/null; then
-	mkdir -p "$TMP/behind" "$TMP/fuse"
-	if bindfs "$TMP/behind" "$TMP/fuse"; then
-		LIB_DISK[fuse]=1
-		core "a FUSE filesystem" "$TMP/fuse/store"
-	fi
-else
-	note "no bindfs: a store on a FUSE filesystem was not tried"
-fi
+# FUSE filesystems. unionfs has no xattrs, and behind O_DIRECT no aligned buffers.
+on_fuse()	# PROGRAM SOURCE
+{
+	command -v "$1" >/dev/null || { note "no $1: a store on it was not tried"; return; }
+	mkdir -p "$TMP/$1" "$TMP/behind-$1"
+	"$1" "$2" "$TMP/$1" || { note "$1 cannot be mounted here: not tried"; return; }
+	LIB_DISK[$1]=1
+	core "$1" "$TMP/$1/store"
+}
+on_fuse bindfs "$TMP/behind-bindfs"
+on_fuse mergerfs "$TMP/behind-mergerfs"
+on_fuse unionfs "$TMP/behind-unionfs=RW"
 
 # A store that cannot be written: with ro it is shown, without it is refused, and nothing is made there.
 make_disk readonly ext4 64M

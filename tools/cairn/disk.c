@@ -36,13 +36,23 @@ struct disk {
 
 /* ---- open ------------------------------------------------------------------------ */
 
-/* Dirty pages cannot be dropped, so they are written first. */
-static void go_cached(struct disk *d)
+/* Opened anew, not with fcntl(F_SETFL): a FUSE filesystem has a file of its own behind it, which
+ * was opened with O_DIRECT too. Dirty pages cannot be dropped, so they are written first. */
+static int go_cached(struct disk *d, int fd)
 {
-	fcntl(d->fd, F_SETFL, fcntl(d->fd, F_GETFL) & ~O_DIRECT);
-	fdatasync(d->fd);
-	posix_fadvise(d->fd, 0, 0, POSIX_FADV_DONTNEED);
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (d->fd >= 0)
+		close(d->fd);
+	d->fd = fd;
+	fdatasync(fd);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	d->cached = true;
+	return 0;
 }
 
 int disk_use(struct disk *d, int fd)
@@ -54,12 +64,8 @@ int disk_use(struct disk *d, int fd)
 	d->cached = false;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	d->fd = open(path, O_RDONLY | O_DIRECT | O_NONBLOCK | O_CLOEXEC);
-	if (d->fd >= 0 || errno != EINVAL)
-		return d->fd < 0 ? -errno : 0;
-	d->fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (d->fd < 0)
-		return -errno;
-	go_cached(d);
+		return errno == EINVAL ? go_cached(d, fd) : -errno;
 	return 0;
 }
 
@@ -111,10 +117,14 @@ static ssize_t read_at(struct disk *d, char *buf, size_t len, uint64_t off)
 {
 	ssize_t n = pread(d->fd, buf, len, (off_t)off);
 
-	if (n < 0 && errno == EINVAL && !d->cached) {
-		go_cached(d);
-		n = pread(d->fd, buf, len, (off_t)off);
-	}
+	int err = n < 0 ? -errno : 0;
+
+	if (err != -EINVAL || d->cached)
+		return err ? err : n;
+	err = go_cached(d, d->fd);
+	if (err)
+		return err;
+	n = pread(d->fd, buf, len, (off_t)off);
 	return n < 0 ? -errno : n;
 }
 
