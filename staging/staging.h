@@ -48,6 +48,8 @@ struct staging_place {
 	int small;
 	int lock; /* flock, held while served */
 	bool is_private; /* own mounts (root) rather than a shared tmpfs */
+	/* its directory stays: rmdir(2) would unmount what another mount namespace has on it */
+	bool keep_dir;
 	int instead_of; /* -errno of the first place, if that could not be made; else 0 */
 	uint64_t limit_bytes; /* the size of each private tmpfs for staged files */
 	char path[512];
@@ -57,7 +59,8 @@ struct staging_place {
 
 /* Finds or creates it. `dir` NULL: what is at one of these places already is taken; if there is
  * nothing, the first that can be made: /run/cairnfs/<store_id> (root), /dev/shm/cairnfs-<store_id>,
- * $XDG_RUNTIME_DIR/cairnfs-<store_id>. limit_bytes is the tmpfs size limit.
+ * $XDG_RUNTIME_DIR/cairnfs-<store_id>. limit_bytes is the tmpfs size limit. If `dir` is on a tmpfs
+ * that outlives this mount namespace, it is a directory there, also as root, else mounts as root.
  * If the mounts are private, memory is from this NUMA node while it has some (see pin.h).
  * -EWOULDBLOCK: served by another process; -EPERM/-EACCES: another owner's or open to
  * others; -ENOTSUP: not a tmpfs (staging_dir given); else as mount(2), mkdir(2). */
@@ -75,6 +78,11 @@ void staging_place_holder(const char *dir, const char *store_id, char *who, size
 int staging_place_path(const char *dir, const char *store_id, char *buf, size_t cap);
 /* The size of the tmpfs, if it is not ours; 0: it is, or has none. */
 uint64_t staging_place_limit(const struct staging_place *p);
+/* What ends it, if that is before the machine. */
+enum staging_ends { STAGING_LASTS, STAGING_ENDS_WITH_NAMESPACE, STAGING_ENDS_WITH_CONTAINER };
+enum staging_ends staging_place_ends(const struct staging_place *p);
+/* In a mount namespace that ends before the machine: would a place in dir outlive it? */
+bool staging_place_outlives(const char *dir);
 /* Whether it is the first of the places of _open with `dir` NULL. */
 bool staging_place_is_first(const struct staging_place *p);
 

@@ -330,6 +330,28 @@ static void notice_place(struct fs *fs)
 	fs_notice(fs, text);
 }
 
+/* A kill of all of cairnfs, and of what keeps its mount namespace or container, is a power cut for
+ * what is staged. */
+static void notice_end(struct fs *fs)
+{
+	enum staging_ends ends = fs->o.ro ? STAGING_LASTS : staging_place_ends(&fs->place);
+	bool is_namespace = ends == STAGING_ENDS_WITH_NAMESPACE;
+	char text[1024];
+
+	if (ends == STAGING_LASTS)
+		return;
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "staging in %s ends with this %s: if all of cairnfs is killed with it, what is "
+		 "closed and not in the store yet is lost; %s",
+		 fs->place.path, is_namespace ? "mount namespace" : "container",
+		 !is_namespace ? "give it a memory volume at /dev/shm, and a read-only /run"
+		 : staging_place_outlives("/dev/shm")
+			 ? "start it outside, or with -o staging_dir=/dev/shm"
+			 : "start it outside");
+	fs_notice(fs, text);
+}
+
 static int open_place(struct fs *fs)
 {
 	char id[64];
@@ -353,6 +375,8 @@ static int open_place(struct fs *fs)
 	err = fit_tmpfs(fs);
 	if (err)
 		staging_place_give_up(&fs->place);
+	else
+		notice_end(fs);
 	return err;
 }
 

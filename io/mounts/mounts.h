@@ -4,7 +4,9 @@
 #ifndef CAIRN_IO_MOUNTS_H
 #define CAIRN_IO_MOUNTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 #define IO_MOUNTS_HERE "/proc/self/mountinfo"
 
@@ -23,5 +25,15 @@ struct io_mounts {
  * -errno. */
 int io_mounts_read(const char *path, struct io_mounts *out);
 void io_mounts_free(struct io_mounts *m);
+
+/* What ends this process's mount namespace, and a tmpfs that is mounted only there. */
+enum io_mounts_end {
+	IO_MOUNTS_MACHINE, /* also if it cannot be told */
+	IO_MOUNTS_NAMESPACE, /* its last process: it is not the namespace of process 1 */
+	IO_MOUNTS_CONTAINER, /* process 1 ends before the machine */
+};
+enum io_mounts_end io_mounts_end(void);
+/* Has process 1 mounted the filesystem of device dev? False also if it cannot be told. */
+bool io_mounts_first_has(dev_t dev);
 
 #endif

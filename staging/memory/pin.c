@@ -278,7 +278,7 @@ unsigned pin_report(const struct pin_places *at, const struct staging_place *p, 
 			 "staging may be swapped out: swap is on, and %s; turn swap off (swapoff "
 			 "-a, or memory.swap.max=0 for cairnfs and its writers)",
 			 p->is_private ? "this kernel cannot keep a tmpfs out of it (before 6.4)"
-				       : "without root staging lies in a tmpfs of the system's");
+				       : "it lies in a tmpfs of the system's");
 		notice(ctx, text);
 		n++;
 	}

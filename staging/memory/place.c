@@ -2,6 +2,7 @@
  * The place: private tmpfs mounts below /run/cairnfs/<store id>, or a directory on a tmpfs of the
  * system, which the next start finds again after every process died. */
 #include "io/entries.h"
+#include "io/mounts/mounts.h"
 #include "staging/memory/memory.h"
 #include "staging/memory/pin.h"
 
@@ -213,11 +214,44 @@ static bool is_there(const struct staging_place *p)
 	return !p->is_private || (!stat(root, &up) && up.st_dev != st.st_dev);
 }
 
+/* Is dir on a tmpfs that outlives a mount namespace which ends before the machine? */
+static bool outlives(const char *dir)
+{
+	struct statfs fs;
+	struct stat st;
+
+	return !statfs(dir, &fs) && fs.f_type == TMPFS_MAGIC &&
+	       io_mounts_end() == IO_MOUNTS_NAMESPACE && !stat(dir, &st) &&
+	       io_mounts_first_has(st.st_dev);
+}
+
+/* root, and a directory that is given: mounts, unless they would end before what it is on, or it
+ * has staging without them. */
+static bool is_plain(const char *dir, const struct staging_place *p)
+{
+	char path[sizeof(p->path) + 8];
+	struct stat st;
+
+	if (is_there(p))
+		return false;
+	snprintf(path, sizeof(path), "%s/head", p->path);
+	return !lstat(path, &st) || outlives(dir);
+}
+
+static int find_given(const char *dir, const char *store_id, struct staging_place *p)
+{
+	int err = place_in(dir, geteuid() == 0, "", store_id, p);
+
+	if (!err && p->is_private && is_plain(dir, p))
+		p->is_private = false;
+	return err;
+}
+
 /* The place that is given, or the one that has something, or the first. */
 static int find_place(const char *dir, const char *store_id, struct staging_place *p)
 {
 	if (dir)
-		return place_in(dir, geteuid() == 0, "", store_id, p);
+		return find_given(dir, store_id, p);
 	for (unsigned i = 0; !place_of(i, store_id, p); i++)
 		if (is_there(p))
 			return 0;
@@ -271,6 +305,8 @@ static int open_place(struct staging_place *p, int node, uint64_t limit_bytes)
 	bool was = !lstat(p->path, &st); /* then it is not ours to remove */
 	int err = check_root(p);
 	int root = err ? err : open_root(p->path, &name);
+
+	p->keep_dir = p->is_private && was && !is_there(p);
 	if (root >= 0) {
 		p->base = open_sub(p, root, name, BASE_BYTES, "never", node);
 		err = p->base < 0 ? p->base : take_lock(p);
@@ -370,6 +406,27 @@ uint64_t staging_place_limit(const struct staging_place *p)
 	return (uint64_t)st.f_blocks * (uint64_t)st.f_bsize;
 }
 
+enum staging_ends staging_place_ends(const struct staging_place *p)
+{
+	enum io_mounts_end end = io_mounts_end();
+	int of[] = {p->base, p->huge, p->small};
+	bool first_has = true;
+	struct stat st;
+
+	if (end == IO_MOUNTS_CONTAINER) /* a tmpfs that is not ours may be the machine's */
+		return p->is_private ? STAGING_ENDS_WITH_CONTAINER : STAGING_LASTS;
+	if (end == IO_MOUNTS_MACHINE)
+		return STAGING_LASTS;
+	for (unsigned i = 0; i < 3; i++)
+		first_has &= !fstat(of[i], &st) && io_mounts_first_has(st.st_dev);
+	return first_has ? STAGING_LASTS : STAGING_ENDS_WITH_NAMESPACE;
+}
+
+bool staging_place_outlives(const char *dir)
+{
+	return outlives(dir);
+}
+
 bool staging_place_is_first(const struct staging_place *p)
 {
 	struct staging_place first;
@@ -414,7 +471,8 @@ void staging_place_remove(struct staging_place *p)
 	}
 	if (p->is_private && !unmounted(p->path))
 		return;
-	rmdir(p->path);
+	if (!p->keep_dir)
+		rmdir(p->path);
 	if (p->is_private)
 		rmdir(RUN_DIR); /* succeeds only if no other store is staged there */
 }
