@@ -316,21 +316,70 @@ static int replay_one(struct staging *s, const struct rec *r,
 	return err;
 }
 
-/* fresh: nothing was logged yet */
-static int claim_tmp(struct staging *s, bool fresh)
+static bool is_gone(const struct staging *s, uint64_t log)
+{
+	for (unsigned i = 0; i < s->o.n_gone; i++)
+		if (s->o.gone[i] == log)
+			return true;
+	return false;
+}
+
+static void tell(struct staging *s, const char *text)
+{
+	if (s->o.notice)
+		s->o.notice(s->o.ctx, text);
+}
+
+/* The log had their names, and the rest of what they are. */
+static void keep_of(struct staging *s, uint64_t log)
 {
 	char text[300];
-	int aside = io_tmp_claim(s->o.store, log_id(s), fresh);
+	int n = io_tmp_keep(s->o.store, log);
 
-	if (aside <= 0 || !s->o.notice)
-		return aside < 0 ? aside : 0;
+	if (n > 0)
+		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
+			 "%d files that a mount which did not end had moved to the store are "
+			 "kept, without their names, as .cairn/lost+found/file.%016llx.*",
+			 n, (unsigned long long)log);
+	else if (n < 0)
+		snprintf(text, sizeof(text),
+			 LEVEL_WARNING
+			 "files that a mount which did not end had moved to the store stay in "
+			 ".cairn/%.72s/tmp-*, until a start can move them to lost+found: "
+			 "%.80s",
+			 io_store_host(s->o.store), strerror(-n));
+	if (n)
+		tell(s, text);
+	if (n >= 0)
+		io_staged_in_drop(s->o.store, log);
+}
+
+static void tell_aside(struct staging *s, int n)
+{
+	char text[300];
+
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
 		 "another staging area of this store has what is not published, and %d files of it "
-		 "stay in .cairn/%s: `cairn staging` shows where it is; a start with that "
-		 "staging_dir publishes it",
-		 aside, io_store_host(s->o.store));
-	s->o.notice(s->o.ctx, text);
+		 "stay in .cairn/%s until a start with that one publishes them",
+		 n, io_store_host(s->o.store));
+	tell(s, text);
+}
+
+/* fresh: nothing was logged yet */
+static int claim_tmp(struct staging *s, bool fresh)
+{
+	uint64_t of = 0;
+	int aside = io_tmp_claim(s->o.store, log_id(s), fresh, &of);
+
+	if (aside < 0)
+		return aside;
+	io_staged_in_has(s->o.store, s->o.place.path, log_id(s));
+	for (unsigned i = 0; i < s->o.n_gone; i++)
+		keep_of(s, s->o.gone[i]);
+	if (aside && !is_gone(s, of))
+		tell_aside(s, aside);
 	return 0;
 }
 

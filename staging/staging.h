@@ -288,6 +288,10 @@ struct staging_opts {
 	/* A directory with a file of this name is a whole checkpoint, which is kept while it is
 	 * overwritten in place (drain/previous.c). NULL: none is kept */
 	const char *previous;
+	/* logs that served the store as this host, and are gone: what had moved to the store goes
+	 * to lost+found */
+	const uint64_t *gone;
+	unsigned n_gone;
 	io_notice_fn notice;
 	void *ctx;
 };

@@ -66,6 +66,11 @@ struct processes {
 	/* CLOCK_MONOTONIC, ns; 0: unknown */
 	uint64_t mounted_ns, worker_ns;
 	char host[65]; /* this machine's name, for metrics */
+	/* logs of earlier mounts that are gone, with what was staged; staged_in.c */
+	struct staged_gone {
+		uint64_t log[IO_STAGED_IN];
+		unsigned n;
+	} gone;
 };
 
 #define SPACE_NO_LIMIT UINT64_MAX
@@ -94,6 +99,7 @@ struct hosts {
 	pthread_cond_t cond;
 	bool runs, ends; /* the thread */
 	uint64_t left; /* changes that this host leaves in staging */
+	uint64_t log; /* the number of staging's log */
 	bool all; /* it leaves nothing there */
 	char taker[120]; /* who has this host's claim, for people; "": nobody that is known */
 	unsigned alive, gone; /* how many; the first of those gone: */

@@ -208,7 +208,7 @@ static void *hosts_main(void *arg)
 	beat_until_end(fs, &o);
 	say(fs, IO_HOST_ENDED, fs->hosts.left);
 	if (fs->hosts.all)
-		staged_in_end(fs);
+		staged_in_end(fs, fs->hosts.log);
 	free(o.v);
 	LOCK_SCOPE(&fs->hosts.lock);
 	fs->hosts.runs = false;
@@ -240,6 +240,7 @@ void hosts_end(struct fs *fs, bool all)
 	until.tv_sec += END_S;
 	LOCK_SCOPE(&t->lock);
 	t->left = st.log.pending;
+	t->log = staging_log_id(fs->s);
 	t->all = all;
 	t->ends = true;
 	pthread_cond_broadcast(&t->cond);

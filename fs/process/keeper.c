@@ -3,6 +3,7 @@
  * fuse descriptor, the store's lock and the staging mounts, and no other state.
  */
 #include "fs/process/process.h"
+#include "staging/log/left.h"
 #include "staging/memory/pin.h"
 
 #include <errno.h>
@@ -471,6 +472,18 @@ static bool stays(const struct keeper *k, int err)
 	return failed && !end_asked;
 }
 
+/* Whether nothing was left in staging, which is removed then. */
+static bool give_up(struct fs *fs)
+{
+	uint64_t log = staging_log_at(fs->place.path, io_store_id(fs->store));
+
+	if (!staging_give_up(&fs->place))
+		return false;
+	if (!fs->o.ro)
+		staged_in_end(fs, log);
+	return true;
+}
+
 static void take_signals(void)
 {
 	struct sigaction sa = {.sa_handler = on_end};
@@ -530,7 +543,7 @@ int keeper_run(struct fs *fs, struct fuse_args *rest)
 		else
 			fs_log("%s: the mount at %s has ended; everything is in the store",
 			       fs->o.store, fs->o.mountpoint);
-	} else if (stays(&k, err) || !staging_give_up(&fs->place)) {
+	} else if (stays(&k, err) || !give_up(fs)) {
 		fs_log(LEVEL_WARNING "%s: the mount at %s has ended; what is not in the store is "
 				     "staged in %s for the next start",
 		       fs->o.store, fs->o.mountpoint, fs->place.path);

@@ -77,8 +77,9 @@ const char *limit_hint(int err);
 /* In the keeper, before it is confined: says what earlier mounts left staged in places that this
  * mount does not use, and notes its own place in the store. */
 void staged_in_tell(struct fs *fs);
-/* A clean end that leaves nothing in this mount's place. Waits for the store. */
-void staged_in_end(struct fs *fs);
+/* A clean end that leaves nothing in this mount's place, whose log has that number. Waits for the
+ * store. */
+void staged_in_end(struct fs *fs, uint64_t log);
 
 /* ---- tier.c ---- */
 

@@ -83,20 +83,87 @@ static void tell_lost(struct fs *fs, const char *path)
 	fs_notice(fs, text);
 }
 
-static void keep(struct io_staged_in *in, const char *boot, const char *path)
+static void tell_gone(struct fs *fs, const char *path)
+{
+	char text[900], dir[512];
+	bool usual;
+
+	dir_of(fs, path, dir, sizeof(dir), &usual);
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "an earlier mount did not end, and its staging below %s is gone, with its mount "
+		 "namespace or container, or removed: what it had not written is not in the store",
+		 dir);
+	fs_notice(fs, text);
+}
+
+static void tell_elsewhere(struct fs *fs, const char *path, int pid)
+{
+	char text[900], dir[512];
+	bool usual;
+
+	dir_of(fs, path, dir, sizeof(dir), &usual);
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "what an earlier mount staged below %s is in the mount namespace of process %d, "
+		 "and not shown here: unmount, and start once there (nsenter -m -t %d)",
+		 dir, pid, pid);
+	fs_notice(fs, text);
+}
+
+static void keep(struct io_staged_in *in, const char *boot, uint64_t log, const char *path)
 {
 	struct io_place *p = &in->v[in->n];
 
 	if (in->n == IO_STAGED_IN || strchr(path, '\n'))
 		return;
 	in->n++;
+	p->log = log;
 	snprintf(p->boot, sizeof(p->boot), "%s", boot);
 	snprintf(p->path, sizeof(p->path), "%s", path);
 }
 
-/* Keeps the places that may have something, and tells of that. own is not looked at. */
+/* The record of a store that was copied is the original's. */
+static bool is_this_stores(const struct fs *fs, const char *path)
+{
+	const char *id = io_store_id(fs->store);
+	size_t len = strlen(path), n = strlen(id);
+
+	return len > n && !strcmp(path + len - n, id);
+}
+
+/* Of this boot, and its log is not at its path. Its place stays in the record while it may be
+ * somewhere, or until the worker has kept what had moved to the store. */
+static void look_for(struct fs *fs, const struct io_place *p, struct io_staged_in *now)
+{
+	int pid = staging_log_elsewhere(p->path, io_store_id(fs->store), p->log);
+
+	keep(now, p->boot, p->log, p->path);
+	if (pid) {
+		tell_elsewhere(fs, p->path, pid);
+		fs->place.keep_dir |= !strcmp(p->path, fs->place.path);
+	} else if (!io_store_took_over(fs->store)) { /* else the one that had the name may live */
+		tell_gone(fs, p->path);
+		fs->procs.gone.log[fs->procs.gone.n++] = p->log;
+	}
+}
+
+/* Of this boot. own_log: that of this mount's own place, 0: it is new. */
+static void look_at(struct fs *fs, const struct io_place *p, const char *own, uint64_t own_log,
+		    struct io_staged_in *now)
+{
+	bool is_own = !strcmp(p->path, own);
+	uint64_t at = is_own ? own_log : staging_log_at(p->path, io_store_id(fs->store));
+
+	if (!is_own && look_in(fs, p->path, false))
+		keep(now, p->boot, at ? at : p->log, p->path);
+	else if (p->log && p->log != at && !fs->o.ro && is_this_stores(fs, p->path))
+		look_for(fs, p, now);
+}
+
+/* Keeps the places that may have something, and tells of that. */
 static void look_at_all(struct fs *fs, const struct io_staged_in *was, const char *own,
-			struct io_staged_in *now)
+			uint64_t own_log, struct io_staged_in *now)
 {
 	char boot[9];
 
@@ -104,11 +171,10 @@ static void look_at_all(struct fs *fs, const struct io_staged_in *was, const cha
 	for (unsigned i = 0; i < was->n; i++) {
 		const struct io_place *p = &was->v[i];
 
-		if (strcmp(p->boot, boot) && !fs->o.ro)
+		if (!strcmp(p->boot, boot))
+			look_at(fs, p, own, own_log, now);
+		else if (!fs->o.ro)
 			tell_lost(fs, p->path);
-		else if (!strcmp(p->boot, boot) && strcmp(p->path, own) &&
-			 look_in(fs, p->path, false))
-			keep(now, boot, p->path);
 	}
 }
 
@@ -123,23 +189,24 @@ void staged_in_tell(struct fs *fs)
 	if (io_staged_in_read(fs->store, fs->o.host, &was))
 		was.n = 0;
 	if (fs->o.ro) {
-		look_at_all(fs, &was, own, &now);
+		look_at_all(fs, &was, own, 0, &now);
 		return;
 	}
+	uint64_t log = staging_log_in(fs->place.base, io_store_id(fs->store));
 	this_boot(boot);
-	keep(&now, boot, fs->place.path);
-	look_at_all(fs, &was, fs->place.path, &now);
+	keep(&now, boot, log, fs->place.path);
+	look_at_all(fs, &was, fs->place.path, log, &now);
 	io_staged_in_write(fs->store, &now); /* failed: the next start may say less */
 }
 
-void staged_in_end(struct fs *fs)
+void staged_in_end(struct fs *fs, uint64_t log)
 {
 	struct io_staged_in was, now = {.n = 0};
 
 	if (io_staged_in_read(fs->store, fs->o.host, &was))
 		return;
 	for (unsigned i = 0; i < was.n; i++)
-		if (strcmp(was.v[i].path, fs->place.path))
-			keep(&now, was.v[i].boot, was.v[i].path);
+		if (strcmp(was.v[i].path, fs->place.path) || (was.v[i].log && was.v[i].log != log))
+			keep(&now, was.v[i].boot, was.v[i].log, was.v[i].path);
 	io_staged_in_write(fs->store, &now);
 }

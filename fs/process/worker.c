@@ -72,6 +72,8 @@ static int open_staging(struct fs *fs)
 		.no_dedup = fs->o.nodedup,
 		.no_early = fs->o.noearly,
 		.previous = fs->o.noprevious ? NULL : COMMIT_NAME,
+		.gone = fs->procs.gone.log,
+		.n_gone = fs->procs.gone.n,
 		.notice = fs_notice,
 		.ctx = fs,
 	};

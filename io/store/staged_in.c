@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * STORE/.cairn/<host>/staged-in: the places whose staging may have what this host has not
- * published, a line "BOOT PATH" each. A start writes its own, an end that leaves nothing there
- * removes it. A start with another place finds the others by it. Not synced: a power cut takes
- * what is staged, too.
+ * published, a line "BOOT LOG PATH" each. A start writes its own, an end that leaves nothing there
+ * removes it. A start with another place finds the others by it; one that finds no such log at the
+ * path knows that it is gone. Not synced: a power cut takes what is staged, too.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +17,8 @@
 #include "io/scope.h"
 
 #define FILE_NAME "staged-in"
-#define TEXT_MAX (IO_STAGED_IN * sizeof(struct io_place))
+#define PATH_AT (8 + 1 + 16 + 1) /* in a line */
+#define TEXT_MAX (IO_STAGED_IN * (PATH_AT + sizeof(((struct io_place *)0)->path) + 1))
 
 static int open_it(int host, int flags)
 {
@@ -39,10 +41,12 @@ static int open_host(const struct io_store *s, const char *name)
 static void take_line(struct io_staged_in *in, const char *line)
 {
 	struct io_place *p = &in->v[in->n];
+	int at = 0;
 
-	if (in->n < IO_STAGED_IN && sscanf(line, "%8[0-9a-f] ", p->boot) == 1 &&
-	    strlen(p->boot) == 8 && line[8] == ' ' && line[9] == '/' &&
-	    (size_t)snprintf(p->path, sizeof(p->path), "%s", line + 9) < sizeof(p->path))
+	if (in->n < IO_STAGED_IN &&
+	    sscanf(line, "%8[0-9a-f] %16" SCNx64 "%n", p->boot, &p->log, &at) == 2 &&
+	    at == PATH_AT - 1 && line[at] == ' ' && line[PATH_AT] == '/' &&
+	    (size_t)snprintf(p->path, sizeof(p->path), "%s", line + PATH_AT) < sizeof(p->path))
 		in->n++;
 }
 
@@ -68,11 +72,39 @@ int io_staged_in_write(struct io_store *s, const struct io_staged_in *in)
 	size_t n = 0;
 
 	for (unsigned i = 0; i < in->n; i++)
-		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s %s\n", in->v[i].boot,
-				      in->v[i].path);
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%.8s %016" PRIx64 " %s\n",
+				      in->v[i].boot, in->v[i].log, in->v[i].path);
 	CLEANUP_CLOSE int fd = s->host < 0 ? -EROFS : open_it(s->host, O_WRONLY | O_CREAT);
 	if (fd < 0)
 		return fd;
 	int err = full_pwrite(fd, text, n, 0);
 	return err ? err : ftruncate(fd, (off_t)n) ? -errno : 0;
+}
+
+int io_staged_in_has(struct io_store *s, const char *path, uint64_t log)
+{
+	struct io_staged_in in;
+	int err = s->host < 0 ? 0 : io_staged_in_read(s, NULL, &in);
+
+	if (err || s->host < 0)
+		return err;
+	for (unsigned i = 0; i < in.n; i++)
+		if (!in.v[i].log && !strcmp(in.v[i].path, path)) {
+			in.v[i].log = log;
+			return io_staged_in_write(s, &in);
+		}
+	return 0;
+}
+
+int io_staged_in_drop(struct io_store *s, uint64_t log)
+{
+	struct io_staged_in was, now = {.n = 0};
+	int err = s->host < 0 ? 0 : io_staged_in_read(s, NULL, &was);
+
+	if (err || s->host < 0)
+		return err;
+	for (unsigned i = 0; i < was.n; i++)
+		if (was.v[i].log != log)
+			now.v[now.n++] = was.v[i];
+	return now.n < was.n ? io_staged_in_write(s, &now) : 0;
 }

@@ -246,8 +246,11 @@ int io_tmp_open(struct io_store *s, uint64_t vid, int flags); /* existing; -ENOE
 int io_tmp_remove(struct io_store *s, uint64_t vid); /* 0 also when absent */
 /* At a start, before a file of tmp/ is asked for: those of staging's log, which may have been
  * served under another host name, are in tmp/ then (fresh: it can have none), and those of another
- * log of this boot are put aside. How many, or -errno. */
-int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh);
+ * log of this boot, *of, are put aside. How many, or -errno. */
+int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh, uint64_t *of);
+/* The files that were put aside for a log of this boot that is gone go to lost+found, as
+ * file.LOG.NAME; what is empty is removed. How many, or -errno: the others are where they were. */
+int io_tmp_keep(struct io_store *s, uint64_t log);
 /* Allocates blocks for [off, off+len) without changing contents (fallocate mode
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
  * statvfs shows space for len, else -ENOSPC. */
@@ -331,6 +334,7 @@ int io_staged_by_other(struct io_store *s, uint64_t log);
 #define IO_STAGED_IN 8u
 struct io_place {
 	char boot[9]; /* the first digits of io_boot_id() */
+	uint64_t log; /* the number of its log; 0: it has none yet */
 	char path[512]; /* without a newline */
 };
 struct io_staged_in {
@@ -342,6 +346,10 @@ struct io_staged_in {
 int io_staged_in_read(const struct io_store *s, const char *host, struct io_staged_in *out);
 /* Not synced. -EROFS; or as open(2), write(2): then less may be known. */
 int io_staged_in_write(struct io_store *s, const struct io_staged_in *in);
+/* The place at path, which is there with log 0, has this log now. */
+int io_staged_in_has(struct io_store *s, const char *path, uint64_t log);
+/* Nothing of that log is left to tell of. */
+int io_staged_in_drop(struct io_store *s, uint64_t log);
 
 /* Lines for STORE/.cairn/<host>/timeline, which begins anew at this size; the one before is kept.
  * Not synced. -ENOSPC: the store is nearly full, and nothing was written; -errno. One thread at a

@@ -135,6 +135,49 @@ static int take_back(struct io_store *s, const struct owner *o)
 	return err < 0 ? err : 0;
 }
 
+/* Never over what is there: LOG and the name together are of one file. */
+static int keep_one(struct io_store *s, int dir, const char *log, const char *name)
+{
+	char to[NAME_MAX + 1];
+	struct stat st;
+
+	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW))
+		return -errno;
+	if (!st.st_size)
+		return unlinkat(dir, name, 0) ? -errno : 0;
+	snprintf(to, sizeof(to), "file.%.16s.%.16s", log, name);
+	int err = io_rename(s, dir, name, s->lostfound, to, 0);
+	return err ? err : 1;
+}
+
+int io_tmp_keep(struct io_store *s, uint64_t log)
+{
+	struct owner o = {.log = log};
+	char boot[37], name[NAME_MAX + 1], of[LOG_DIGITS + 1];
+	struct dirent *e;
+	uint64_t id;
+	int n = 0, err = 0;
+
+	io_boot_id(boot);
+	snprintf(o.boot, sizeof(o.boot), "%.8s", *boot ? boot : "00000000");
+	snprintf(of, sizeof(of), "%016llx", o.log);
+	aside_name(&o, name);
+	CLEANUP_CLOSE int dir = s->host < 0 ? -1 : openat(s->host, name, DIR_FLAGS);
+	if (dir < 0)
+		return s->host < 0 || errno == ENOENT ? 0 : -errno;
+	CLEANUP_DIR DIR *d = entries_at(dir, ".");
+	if (!d)
+		return -errno;
+	while (err >= 0 && (e = entries_next(d)))
+		if (io_tmp_id(e->d_name, &id) && (err = keep_one(s, dir, of, e->d_name)) > 0)
+			n++;
+	if (err >= 0) /* also what an earlier try moved */
+		err = io_sync_dir(s, s->lostfound);
+	if (err >= 0)
+		unlinkat(s->host, name, AT_REMOVEDIR);
+	return err < 0 ? err : n;
+}
+
 /* Those of other boots. */
 static void remove_old(struct io_store *s, const char *boot)
 {
@@ -157,7 +200,7 @@ static void remove_old(struct io_store *s, const char *boot)
 	}
 }
 
-int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh)
+int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh, uint64_t *of)
 {
 	char boot[37];
 	struct owner was, now = {.log = log};
@@ -172,6 +215,7 @@ int io_tmp_claim(struct io_store *s, uint64_t log, bool fresh)
 	snprintf(now.boot, sizeof(now.boot), "%.8s", *boot ? boot : "00000000");
 	if (was.log && was.log != log && !strcmp(was.boot, now.boot))
 		aside = put_aside(s, &was);
+	*of = was.log;
 	if (aside < 0)
 		return aside;
 	/* from here on a start does not put aside what is taken back */

@@ -4,11 +4,16 @@
 #include "staging/log/left.h"
 #include "staging/log/log.h"
 
+#include "io/entries.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 
 /* Every version writes this much; 0.1.0 wrote no more. */
 #define HEAD_LEAST offsetof(struct head, program)
@@ -155,6 +160,55 @@ int staging_left_at(const char *path, struct io_store *store, struct staging_lef
 	if (err == -EXDEV || err == -ENOENT)
 		return -ENOENT;
 	staging_left_read(base, id, out); /* unreadable: it says so */
+	return 0;
+}
+
+uint64_t staging_log_in(int base, const char *store_id)
+{
+	CLEANUP_CLOSE int fd = openat(base, "head", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	struct head h;
+	bool read = fd >= 0 && pread(fd, &h, HEAD_LEAST, 0) == (ssize_t)HEAD_LEAST;
+
+	if (!read || h.magic != HEAD_MAGIC || strncmp(h.store_id, store_id, 32))
+		return 0;
+	return h.segment >> 20; /* log_id() */
+}
+
+uint64_t staging_log_at(const char *path, const char *store_id)
+{
+	CLEANUP_CLOSE int base = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+
+	return base < 0 ? 0 : staging_log_in(base, store_id);
+}
+
+/* What that process sees at path. Only one of this user is asked: another one could put a
+ * filesystem there that does not answer. */
+static uint64_t log_of_process(const char *pid, const char *path, const char *store_id)
+{
+	struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW,
+			       .resolve = RESOLVE_IN_ROOT};
+	char name[64];
+	struct stat st;
+
+	snprintf(name, sizeof(name), "/proc/%.20s/root", pid);
+	if (lstat(name, &st) || st.st_uid != geteuid())
+		return 0;
+	CLEANUP_CLOSE int root = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (root < 0)
+		return 0;
+	CLEANUP_CLOSE int base = (int)syscall(SYS_openat2, root, path, &how, sizeof(how));
+	return base < 0 ? 0 : staging_log_in(base, store_id);
+}
+
+int staging_log_elsewhere(const char *path, const char *store_id, uint64_t log)
+{
+	CLEANUP_DIR DIR *d = entries_at(AT_FDCWD, "/proc");
+	struct dirent *e;
+
+	while ((e = entries_next(d)))
+		if (e->d_name[0] >= '1' && e->d_name[0] <= '9' &&
+		    log_of_process(e->d_name, path, store_id) == log)
+			return atoi(e->d_name);
 	return 0;
 }
 

@@ -23,6 +23,11 @@ struct staging_left {
 int staging_left_read(int base, const char *id, struct staging_left *out);
 
 struct io_store;
+/* The number of the store's log at a place; 0: it has none, or that cannot be read. */
+uint64_t staging_log_in(int base, const char *store_id);
+uint64_t staging_log_at(const char *path, const char *store_id);
+/* A process of this user in another mount namespace in which that path has this log; 0: none. */
+int staging_log_elsewhere(const char *path, const char *store_id, uint64_t log);
 /* The same of the store's staging at path. 0; -ENOENT: there is none, or it is another store's;
  * -EBUSY: a cairnfs has it; -EPERM: it is another user's; or as open(2). */
 int staging_left_at(const char *path, struct io_store *store, struct staging_left *out);

@@ -230,6 +230,64 @@ TEST_P(Fault, EveryOperationCanFailAndThenChangedNothing)
 	}
 }
 
+// Makes an unpublished file of log `log`.
+int make_unpublished(Store &s, uint64_t log, uint64_t id, const char *bytes)
+{
+	uint64_t of;
+	bool direct;
+	int err = io_tmp_claim(s, log, true, &of);
+	Fd fd(err < 0 ? err : io_tmp_create(s, id, false, &direct));
+
+	if (fd.get() < 0)
+		return fd.release();
+	return write(fd.get(), bytes, strlen(bytes)) == (ssize_t)strlen(bytes) ? 0 : -EIO;
+}
+
+// A log that is gone: what it had in the store is always somewhere, and in the end in lost+found. Another log's stays.
+TEST_P(Fault, WhatALogThatIsGoneLeftIsKept)
+{
+	bool clean = false;
+
+	for (unsigned n = 1; !clean; n++) {
+		TempDir d;
+		std::string host;
+		uint64_t of = 0;
+		{
+			Engine e(GetParam());
+			Store s(e, d.path);
+			ASSERT_EQ(make_unpublished(s, 1, 16, "one"), 0);
+			ASSERT_EQ(make_unpublished(s, 1, 17, ""), 0);
+			ASSERT_EQ(make_unpublished(s, 2, 16, "two"), 0);
+			ASSERT_EQ(io_tmp_claim(s, 3, true, &of), 1);
+			EXPECT_EQ(of, 2u);
+			host = d / (std::string(".cairn/") + io_store_host(s));
+		}
+		std::string lost = d / ".cairn/lost+found/file.0000000000000001.0000000000000010";
+		auto others = [&] {
+			for (auto &at : std::filesystem::directory_iterator(host))
+				if (at.path().filename().string().compare(0, 20, "tmp-0000000000000002") == 0)
+					return read_file(at.path() / "0000000000000010");
+			return std::string();
+		};
+		{
+			Engine e(GetParam(), at(n, "eio").c_str());
+			Store s(e, d.path);
+			ASSERT_EQ(s.err, 0);
+			int kept = io_tmp_keep(s, 1);
+			clean = !e.counts().faults;
+			EXPECT_TRUE(n > 1 || !clean);
+			EXPECT_EQ(kept, clean ? 1 : -EIO);
+		}
+		EXPECT_EQ(others(), "two");
+		Engine e(GetParam());
+		Store s(e, d.path);
+		EXPECT_GE(io_tmp_keep(s, 1), 0);
+		EXPECT_EQ(read_file(lost), "one");
+		EXPECT_EQ(others(), "two");
+		EXPECT_EQ(io_tmp_keep(s, 1), 0);
+	}
+}
+
 TEST_P(Fault, FromTheNthOnAllFail)
 {
 	Engine e(GetParam(), "1:@3+:eio");

@@ -445,6 +445,30 @@ TEST_F(StoreOpen, ReadOnlyMakesNothingAndChangesNothing)
 	EXPECT_STREQ(io_store_id(beside), io_store_id(rw));
 }
 
+// Where staging may be: a line that is not whole is left out; a log is set once, and dropped.
+TEST_F(StoreOpen, ThePlacesOfStaging)
+{
+	Engine e("posix");
+	Store s(e, dir.path);
+	io_staged_in in = {};
+
+	EXPECT_EQ(io_staged_in_read(s, nullptr, &in), 0);
+	EXPECT_EQ(in.n, 0u);
+	write_file(host_dir(dir.path) + "/staged-in", "0123abcd 0000000000000007 /a b/c\n0123abcd /old\n"
+						       "0123abcd 7 /short\n0123abcd 0000000000000000 /run/x\n"
+						       "0123abcd 0000000000000000 rel\n0123abcd 00000000000000");
+	ASSERT_EQ(io_staged_in_read(s, nullptr, &in), 0);
+	ASSERT_EQ(in.n, 2u);
+	EXPECT_STREQ(in.v[0].path, "/a b/c");
+	EXPECT_EQ(in.v[0].log, 7u);
+	EXPECT_STREQ(in.v[1].path, "/run/x");
+	EXPECT_EQ(in.v[1].log, 0u);
+	EXPECT_EQ(io_staged_in_has(s, "/run/x", 8), 0);
+	EXPECT_EQ(io_staged_in_has(s, "/run/x", 9), 0);
+	EXPECT_EQ(io_staged_in_drop(s, 7), 0);
+	EXPECT_EQ(read_file(host_dir(dir.path) + "/staged-in"), "0123abcd 0000000000000008 /run/x\n");
+}
+
 TEST_F(StoreOpen, LockTellsItsHolder)
 {
 	int ready[2], go[2];
