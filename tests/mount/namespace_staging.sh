@@ -132,6 +132,8 @@ CAIRN_INSIDE=lives TMP=$TMP unshare -m "$LIB_TOP/tests/lib/own_mounts" bash "$0"
 job=$!
 on_exit 'kill -KILL $job 2>/dev/null'
 retry 60 test -e "$TMP/saved" || die "the job saves nothing"
+"$cairn" staging --force remove "$(cat "$s/.cairn/id")" 2>"$said" && die "removed, with what the job staged"
+has "another mount namespace has staging there.* -t $job " "$said" || die "the refusal says: $(cat "$said")"
 start
 has "in the mount namespace of process $job" "$said" || die "it does not say where: $(cat "$said")"
 ! has "$gone" "$said" || die "it is not gone: $(cat "$said")"

@@ -11,6 +11,7 @@
 #include <sys/sysmacros.h>
 
 #include "commands.h"
+#include "io/entries.h"
 #include "staging/log/left.h"
 
 #define ID_LEN 32
@@ -143,11 +144,46 @@ static int refuse(const struct entry *e)
 	return CAIRN_FAILED;
 }
 
+static bool has_mount_at(const char *pid, const char *path)
+{
+	char table[64];
+	struct io_mounts m;
+	bool has = false;
+
+	snprintf(table, sizeof(table), "/proc/%.20s/mountinfo", pid);
+	if (io_mounts_read(table, &m))
+		return false;
+	for (size_t i = 0; i < m.n && !has; i++)
+		has = !strcmp(m.v[i].point, path);
+	io_mounts_free(&m);
+	return has;
+}
+
+/* The process in whose mount namespace something is mounted on e, which is a bare directory here:
+ * rmdir(2) would unmount that. 0: none that can be seen. */
+static int mounted_by(const struct entry *e)
+{
+	CLEANUP_DIR DIR *d = e->is_mounted ? NULL : entries_at(AT_FDCWD, "/proc");
+	struct dirent *of;
+
+	while ((of = entries_next(d)))
+		if (of->d_name[0] >= '1' && of->d_name[0] <= '9' &&
+		    has_mount_at(of->d_name, e->path))
+			return atoi(of->d_name);
+	return 0;
+}
+
 static int remove_entry(struct entry *e, bool force)
 {
 	CLEANUP_CLOSE int lock = openat(e->base, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-	int err = 0;
+	int err = 0, pid = mounted_by(e);
 
+	if (pid) {
+		complain("%s: another mount namespace has staging there; remove it in that one: "
+			 "nsenter -m -t %d cairn staging remove %s",
+			 e->path, pid, e->id);
+		return CAIRN_FAILED;
+	}
 	if (lock < 0 && errno != ENOENT)
 		err = -errno;
 	else if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB))
