@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 
 #include "inside.h"
 #include "io/entries.h"
@@ -87,24 +88,36 @@ int io_host_say(struct io_store *s, const struct io_host *h)
 	return 0;
 }
 
-int io_hosts_clock(int cairn, int64_t *now)
+static int written_at(int fd, int64_t *now)
 {
-	CLEANUP_CLOSE int fd = openat(cairn, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	char name[32];
 	struct stat st;
 
-	if (fd < 0) { /* no O_TMPFILE there; no host's name begins so */
-		snprintf(name, sizeof(name), ".clock-%d", (int)getpid());
-		fd = openat(cairn, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-		if (fd < 0)
-			return -errno;
-		unlinkat(cairn, name, 0);
-	}
 	errno = 0;
 	if (write(fd, "?", 1) != 1 || fstat(fd, &st))
 		return errno ? -errno : -ENOSPC;
 	*now = st.st_mtim.tv_sec;
 	return 0;
+}
+
+int io_hosts_clock(int cairn, int64_t *now)
+{
+	CLEANUP_CLOSE int fd = openat(cairn, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	char name[32];
+	uint64_t any;
+
+	if (fd >= 0)
+		return written_at(fd, now);
+	/* No O_TMPFILE there. No host's name begins so, and other hosts have the same pids. Not
+	 * without a name: a FUSE filesystem may know it by that. */
+	if (getrandom(&any, sizeof(any), 0) != sizeof(any))
+		return -EIO;
+	snprintf(name, sizeof(name), ".clock-%016llx", (unsigned long long)any);
+	fd = openat(cairn, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	int err = written_at(fd, now);
+	unlinkat(cairn, name, 0);
+	return err;
 }
 
 int io_host_beat(struct io_store *s, int64_t *now)

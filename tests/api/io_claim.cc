@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A store without hard links: the claim of a cairnfs that was killed is taken over there, too.
+#include <stdarg.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -8,7 +9,7 @@
 
 namespace
 {
-bool has_links, has_noreplace = true, is_full;
+bool has_links, has_noreplace = true, has_tmpfile = true, is_full;
 } // namespace
 
 // Every pwrite(2) of the program comes by here. Full is the store for a claim that is made.
@@ -23,6 +24,19 @@ extern "C" ssize_t pwrite(int fd, const void *buf, size_t len, off_t off)
 }
 
 // Every linkat(2) of the program comes by here.
+extern "C" int openat(int dir, const char *name, int flags, ...)
+{
+	va_list args;
+	va_start(args, flags);
+	mode_t mode = va_arg(args, mode_t);
+	va_end(args);
+	if (!has_tmpfile && (flags & O_TMPFILE) == O_TMPFILE) {
+		errno = EOPNOTSUPP;
+		return -1;
+	}
+	return static_cast<int>(syscall(SYS_openat, dir, name, flags, mode));
+}
+
 extern "C" int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
 {
 	if (!has_links) {
@@ -83,6 +97,23 @@ TEST(Claim, NeedsLinksOrRenamesThatReplaceNothing)
 	has_noreplace = true;
 	Store s(e, dir.path);
 	EXPECT_EQ(s.err, 0);
+}
+
+// Two hosts ask at once, each from a container in which it is process 1. One was killed there.
+TEST(Claim, TheStoresClockIsAskedByProcessesOfOnePid)
+{
+	TempDir dir;
+	has_links = true;
+	has_tmpfile = false;
+	Engine e{"posix"};
+	Store s(e, dir.path);
+	ASSERT_EQ(s.err, 0);
+	Fd cairn(open((dir.path + "/.cairn").c_str(), O_RDONLY | O_DIRECTORY));
+	write_file(dir.path + "/.cairn/.clock-" + std::to_string(getpid()), "?");
+	int64_t now = 0;
+	EXPECT_EQ(io_hosts_clock(cairn.get(), &now), 0);
+	EXPECT_NEAR((double)now, (double)time(nullptr), 60);
+	has_tmpfile = true;
 }
 
 // A claim that cannot be read is not another's.
