@@ -430,14 +430,35 @@ static int before(struct staging *s, struct looks *l, uint64_t dir, const char *
 	return err < 0 ? err : 0;
 }
 
-static int before_record(struct staging *s, struct looks *l, const struct rec *r)
+/* Was the rename or link made just before the last worker died? Then dir2/name2 is the new file. */
+static bool is_made(struct staging *s, const struct rec *r)
 {
+	struct stat from, to;
+	int d1, d2, err = staging_dir_get(s, r->dir, &d1);
+
+	if (err)
+		return false;
+	err = io_stat(s->o.store, d1, r->name, &from);
+	staging_dir_put(s, r->dir);
+	if (err || r->type == REC_RENAME)
+		return err == -ENOENT && r->type == REC_RENAME;
+	if (staging_dir_get(s, r->dir2, &d2))
+		return false;
+	err = io_stat(s->o.store, d2, r->name2, &to);
+	staging_dir_put(s, r->dir2);
+	return !err && from.st_ino == to.st_ino && from.st_dev == to.st_dev;
+}
+
+static int before_record(struct staging *s, struct looks *l, const struct pend *p)
+{
+	const struct rec *r = &p->r;
+	bool names_file = r->type == REC_LINK || (r->type == REC_RENAME && !(r->flags & REC_DIR));
 	struct rec_name name;
 	struct rec_pair pair;
 	uint32_t pos = 0;
 	int kind, err = 0;
 
-	if (r->flags & REC_ABSENT)
+	if (r->flags & REC_ABSENT || p->shown || (p->again && names_file && is_made(s, r)))
 		return 0;
 	/* one that replaces nothing needs no look at the store */
 	while (r->type == REC_SEAL && r->flags & REC_SHADOW && !err &&
@@ -446,7 +467,7 @@ static int before_record(struct staging *s, struct looks *l, const struct rec *r
 			err = before(s, l, name.dir, name.name);
 	if (r->type == REC_UNLINK || (r->type == REC_RENAME && !(r->flags & REC_DIR)))
 		err = before(s, l, r->dir, r->name);
-	if (!err && (r->type == REC_LINK || (r->type == REC_RENAME && !(r->flags & REC_DIR))))
+	if (!err && names_file)
 		err = before(s, l, r->dir2, r->name2);
 	return err;
 }
@@ -459,7 +480,7 @@ int previous_keep(struct staging *s, const struct pend *first, unsigned n)
 	if (!s->o.previous || io_store_previous(s->o.store) < 0)
 		return 0;
 	for (const struct pend *p = first; !err && n; p = --n ? p->next : NULL)
-		err = before_record(s, &l, &p->r);
+		err = before_record(s, &l, p);
 	return err;
 }
 

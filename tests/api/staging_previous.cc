@@ -81,6 +81,38 @@ TEST(Previous, ASaveGoesOnWithoutRoomForBoth)
 	overwritten("", "enospc");
 }
 
+// The worker died between its last change to the store and the mark of it: what is there is the new
+// checkpoint, which the change does not replace when it is made once more.
+TEST(Previous, WhatIsDoneAlreadyReplacesNothing)
+{
+	Ground ground;
+	const std::string ck = ground.store() + "/ck";
+	{
+		Options o = with("");
+		bool second = false;
+		// without a .metadata: the rename is next
+		o.may_publish = [&] {
+			return second && !std::filesystem::exists(ck + "/.metadata") ? -EIO : 0;
+		};
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		History h(s);
+		ASSERT_EQ(h.mkdir("ck"), 0);
+		ASSERT_EQ(save(h, 1), 0);
+		ASSERT_EQ(s.drain(), 0);
+		second = true;
+		ASSERT_EQ(save(h, 2), 0);
+		ASSERT_NE(s.drain(), 0);
+	}
+	ASSERT_EQ(kept(ground).size(), 1u);
+	std::filesystem::rename(ck + "/tmp", ck + "/.metadata");
+	Staging again(ground, with(""));
+	ASSERT_EQ(again.err, 0);
+	ASSERT_EQ(again.drain(), 0);
+	EXPECT_TRUE(is_whole(ck, 2));
+	EXPECT_TRUE(until([&] { return kept(ground).empty(); }));
+}
+
 // Two saves without a pause are never published as one: the second would destroy what the first
 // has just made whole.
 TEST(Previous, EachOfManyIsWholeInItsTurn)
