@@ -401,8 +401,9 @@ bool staging_waits_long(struct staging *s);
 uint64_t staging_ask_waiting(struct staging *s);
 bool staging_has_asked_waiting(struct staging *s, uint64_t number);
 /* Publishes as they are the names that wait for other nodes and are directly in directory dir.
- * Returns how many. */
-unsigned staging_force(struct staging *s, uint64_t dir);
+ * Returns how many. Of one that may have to wait and was not asked about it waits for the answer;
+ * -ETIMEDOUT: there is none yet, or publication halted before it. */
+int staging_force(struct staging *s, uint64_t dir, unsigned timeout_ms);
 
 /* ---- directories of the store ---------------------------------------------- */
 

@@ -36,6 +36,7 @@ static const struct {
 	{"timeline", 0400}, {"tier.json", 0400},   {"files.json", 0400},
 };
 #define VIEWS_NAME "views"
+#define FORCE_MS 10000u /* how long `cairn commit --force` waits to know whether a name waits */
 
 /* The trees with operations of their own, indexed by enum control_tree. */
 static const struct {
@@ -265,13 +266,15 @@ static int discard(struct fs *fs, uint64_t ino)
 	return err;
 }
 
-/* Of a directory: its number. -ENODATA: no name in it waits. */
+/* Of a directory: its number. -ENODATA: no name in it waits; -ETIMEDOUT: it is not known yet. */
 static int force_commit(struct fs *fs, uint64_t ino)
 {
+	release_barrier(fs); /* of what was closed just before */
 	pthread_mutex_lock(&fs->tree.lock);
 	uint64_t id = commit_dir(fs, ino);
 	pthread_mutex_unlock(&fs->tree.lock);
-	return id && staging_force(fs->s, id) ? 0 : -ENODATA;
+	int n = id ? staging_force(fs->s, id, FORCE_MS) : 0;
+	return n > 0 ? 0 : n ? n : -ENODATA;
 }
 
 static void write_command(fuse_req_t req, fuse_ino_t id, const char *buf, size_t size,

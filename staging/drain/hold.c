@@ -514,23 +514,54 @@ bool staging_has_asked_waiting(struct staging *s, uint64_t number)
 	return !s->order.n_aside || s->aside.looks_done >= number;
 }
 
-unsigned staging_force(struct staging *s, uint64_t dir)
+/* Is there a name in dir that may have to wait, and was not asked about? s->lock held. */
+static bool is_asked_next(const struct staging *s, uint64_t dir)
 {
-	char text[800];
-	unsigned n = 0;
+	for (const struct pend *p = s->order.pend; p; p = p->next)
+		if (!p->held && hold_due(s, p) && commit_of(s, &p->r).dir == dir &&
+		    !(p->aside && waits_for_bytes(s, p)))
+			return true;
+	return false;
+}
 
-	pthread_mutex_lock(&s->lock);
+/* Of what waits in dir; text: of the last. s->lock held. */
+static int force(struct staging *s, uint64_t dir, char *text, size_t cap)
+{
+	int n = 0;
+
 	for (struct pend *p = s->order.pend; p && p->aside; p = p->next) {
 		if (!p->held || p->held->tree != dir || aside_change(s, p, REC_FORCED))
 			continue;
 		n++;
-		snprintf(text, sizeof(text), LEVEL_WARNING "%s is published by request, but %s",
+		snprintf(text, cap, LEVEL_WARNING "%s is published by request, but %s",
 			 p->held->path, p->held->what);
 	}
 	s->aside.look_ns = n ? 0 : s->aside.look_ns;
 	sleeper_wake(&s->pub);
+	return n;
+}
+
+int staging_force(struct staging *s, uint64_t dir, unsigned timeout_ms)
+{
+	uint64_t until = monotonic_ns() + timeout_ms * 1000000ull, now;
+	char text[800];
+	int n;
+
+	pthread_mutex_lock(&s->lock);
+	atomic_fetch_add(&s->drain.n_sync_waiters, 1); /* no delays now */
+	persist_wake(s);
+	while (!(n = force(s, dir, text, sizeof(text))) && is_asked_next(s, dir)) {
+		now = monotonic_ns();
+		if (now >= until || s->drain.halted || s->stop) {
+			n = -ETIMEDOUT;
+			break;
+		}
+		staging_wait_until(&s->done_cond, &s->lock,
+				   now + LOOK_NS < until ? now + LOOK_NS : until);
+	}
+	atomic_fetch_sub(&s->drain.n_sync_waiters, 1);
 	pthread_mutex_unlock(&s->lock);
-	if (n)
+	if (n > 0)
 		s->o.notice(s->o.ctx, text);
 	return n;
 }

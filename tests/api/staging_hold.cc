@@ -394,6 +394,44 @@ private:
 	std::mt19937 random_;
 };
 
+// Forced before it is known whether it has to wait: the answer is waited for, not for ever.
+TEST(Hold, ForcedWhileItIsAskedAbout)
+{
+	std::mutex lock;
+	std::condition_variable moved;
+	bool asked = false, goes_on = false;
+	Options o;
+	o.missing = [&](uint64_t) {
+		std::unique_lock<std::mutex> hold(lock);
+		asked = true;
+		moved.notify_all();
+		moved.wait(hold, [&] { return goes_on; });
+		return true;
+	};
+	Ground ground;
+	Staging s(ground, o);
+	ASSERT_EQ(s.err, 0);
+	History h(s);
+	EXPECT_EQ(h.mkdir("ck"), 0);
+	EXPECT_EQ(h.put("ck/tmp", "commit"), 0);
+	EXPECT_EQ(h.rename("ck/tmp", "ck/.metadata"), 0);
+	{
+		std::unique_lock<std::mutex> hold(lock);
+		moved.wait(hold, [&] { return asked; });
+	}
+	EXPECT_EQ(staging_force(s, h.id("ck/"), 1), -ETIMEDOUT);
+	EXPECT_EQ(staging_force(s, root, 60000), 0);
+	std::thread answers([&] {
+		std::lock_guard<std::mutex> hold(lock);
+		goes_on = true;
+		moved.notify_all();
+	});
+	EXPECT_EQ(staging_force(s, h.id("ck/"), 60000), 1);
+	answers.join();
+	EXPECT_EQ(s.drain(), 0);
+	EXPECT_EQ(s.tree().at("ck/.metadata"), "commit");
+}
+
 TEST(Hold, RandomHistoriesOfCommitsThatWait)
 {
 	unsigned most = 0, kills = 0, overtakes = 0;

@@ -157,6 +157,10 @@ retry 20 test -e "$s/step-2/.metadata" || die "not published by request"
 [ ! -e "$s/step-3/.metadata" ] || die "another one is published"
 has 'step-2/.metadata is published by request, but __1_0.distcp is not in the store' "$a/.cairn/status.json" ||
 	die "no notice: $(status_field "$a" notices)"
+# Also before it is known that it waits.
+save_a step-2b
+"$BUILD/cairn" commit --force "$a/step-2b" || die "cairn commit --force, at once"
+retry 20 test -e "$s/step-2b/.metadata" || die "not published by request at once"
 # Removed, it is waited for no more, from that moment on.
 for i in 3 4 5; do
 	[ $i = 3 ] || save_a step-$i

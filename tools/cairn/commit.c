@@ -17,6 +17,9 @@ static const char *reason(int err)
 {
 	switch (err) {
 	case -ENODATA: return "no name in it waits for other nodes; see `cairn status`";
+	case -ETIMEDOUT:
+		return "the store has not answered yet whether a name in it waits for other nodes; "
+		       "see `cairn status`, then try again";
 	case -ENOTDIR: return "not a directory";
 	case -EACCES:
 	case -EPERM: return "only root and the user who mounted it may";
