@@ -92,7 +92,9 @@ struct away {
 /* Other hosts of the store; process/hosts.c. */
 #define HOSTS_TOLD 16u
 struct hosts {
-	atomic_bool others; /* another one is, or was, in the store; never false again */
+	/* Another one is, or was, in the store; the store did not say otherwise. As
+	 * io_store_shared(): false again when its directory is gone. */
+	atomic_bool others;
 	atomic_bool beats; /* this one wrote to the store when it last said that it is alive */
 	atomic_ullong sure_ns; /* then it had its claim; CLOCK_BOOTTIME; 0: not known yet */
 	pthread_mutex_t lock; /* over all below */

@@ -160,6 +160,15 @@ static bool wait_beat(struct hosts *t, unsigned seconds)
 	return t->ends;
 }
 
+/* As a start finds it. A host whose start failed is none any more: it removed its directory. */
+static void look_for_others(struct fs *fs)
+{
+	int shared = io_store_shared(fs->store);
+
+	if (shared >= 0)
+		atomic_store(&fs->hosts.others, shared);
+}
+
 /* An alone one begins to beat up to IO_HOST_BEAT_S after another came: none is told before. */
 static void beat_until_end(struct fs *fs, struct others *o)
 {
@@ -176,8 +185,7 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			o->n = 0;
 			io_hosts_each(io_store_cairn(fs->store), false, take, o);
 			next_look = beat + 1 + (unsigned)(o->n / ASKS_PER_BEAT);
-			if (o->n && !atomic_exchange(&fs->hosts.others, true))
-				io_store_shared(fs->store); /* staging is told by it */
+			look_for_others(fs);
 		}
 		if (said && local && !o->n && !before && !asked) {
 			atomic_store(&fs->hosts.beats, false);

@@ -356,6 +356,9 @@ static int open_place(struct fs *fs)
 {
 	char id[64];
 	int err = 0;
+
+	if (fs->place.path[0]) /* place_first() has */
+		return 0;
 	for (int tries = 0; tries < 100; tries++) {
 		if (look_at_place(fs))
 			return 1;
@@ -378,6 +381,49 @@ static int open_place(struct fs *fs)
 	else
 		notice_end(fs);
 	return err;
+}
+
+/* A host that the store does not know takes staging first: the start may be refused for it, and
+ * must not have made a host that others count, and whose shards a commit waits for. */
+static int place_first(struct fs *fs)
+{
+	struct staging_found l;
+	struct io_store *s;
+	int err = 0;
+
+	if (fs->o.ro || io_store_open(fs->engine, fs->o.store, true, NULL, NULL, &s))
+		return 0; /* open_store() says why */
+	fs->store = s;
+	if (io_store_id(s)[0] && !io_store_has_host(s, fs->o.host) &&
+	    !staging_look(fs->o.staging_dir, s, &l))
+		err = open_place(fs);
+	fs->store = NULL;
+	io_store_close(s);
+	return err;
+}
+
+/* The store, and its staging. 1: refused, with a message. */
+static int open_both(struct fs *fs)
+{
+	if (place_first(fs))
+		return 1;
+	if (open_store(fs)) {
+		if (fs->place.path[0])
+			staging_place_give_up(&fs->place);
+		return 1;
+	}
+	if (!open_place(fs))
+		return 0;
+	io_store_forget_host(fs->store);
+	return 1;
+}
+
+/* After open_both(). Always 1. */
+static int give_up(struct fs *fs)
+{
+	io_store_forget_host(fs->store);
+	staging_place_give_up(&fs->place);
+	return 1;
 }
 
 /* The parent: returns 0 once the mount answers, else the child's exit code. */
@@ -578,16 +624,11 @@ int main(int argc, char **argv)
 		return 1;
 	if (check_rights())
 		return 1;
-	if (open_engine(fs) || open_store(fs))
+	if (open_engine(fs) || open_both(fs))
 		return 1;
-	if (open_place(fs)) {
-		io_store_forget_host(fs->store);
-		return 1;
-	}
 	if (pipe2(pipe_fd, O_CLOEXEC)) {
 		fprintf(stderr, "cairnfs: pipe: %s%s\n", strerror(errno), limit_hint(-errno));
-		staging_place_give_up(&fs->place);
-		return 1;
+		return give_up(fs);
 	}
 	fs->procs.ready_fd = pipe_fd[1];
 	if (fs->o.foreground)
@@ -595,8 +636,7 @@ int main(int argc, char **argv)
 	pid_t child = fork();
 	if (child < 0) {
 		fprintf(stderr, "cairnfs: fork: %s%s\n", strerror(errno), limit_hint(-errno));
-		staging_place_give_up(&fs->place);
-		return 1;
+		return give_up(fs);
 	}
 	if (child) {
 		close(pipe_fd[1]);

@@ -281,7 +281,7 @@ static int restore(struct fs *fs, bool first)
 	if (!err && !io_store_is_detached(fs->store))
 		err = io_store_ask_aside(fs->store);
 	if (!fs->o.ro && !io_store_is_detached(fs->store))
-		atomic_store(&fs->hosts.others, io_store_shared(fs->store));
+		atomic_store(&fs->hosts.others, io_store_shared(fs->store) != 0);
 	if (!err) /* before the recovery, which may take longer than others wait for a heartbeat */
 		err = hosts_start(fs);
 	if (!err)

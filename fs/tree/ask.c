@@ -458,8 +458,10 @@ static int count_of(struct fs *fs, struct answer *a)
 /* A host that was alone until now looks for another one: it may have come a moment ago. */
 static int next_save(struct fs *fs, const struct answer *a)
 {
-	if (!atomic_load(&fs->hosts.others) && !io_store_shared(fs->store))
-		return 0;
+	int shared = atomic_load(&fs->hosts.others) ? 1 : io_store_shared(fs->store);
+
+	if (shared <= 0)
+		return shared;
 	atomic_store(&fs->hosts.others, true);
 	return io_saves_raise(fs->store, a->name, number_or_0(a->key));
 }

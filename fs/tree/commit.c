@@ -519,8 +519,11 @@ static bool read_all(struct fs *fs, struct list *l, int fd)
 {
 	struct mark_text t;
 
-	if (!atomic_load(&fs->hosts.others) && !io_store_shared(fs->store))
-		return true;
+	int shared = atomic_load(&fs->hosts.others) ? 1 : io_store_shared(fs->store);
+
+	if (shared <= 0)
+		return !shared;
+	atomic_store(&fs->hosts.others, true);
 	look_mark(fs, fd, NULL, &t);
 	if (t.err || read_list(fs, fd, l))
 		return false;
@@ -535,6 +538,8 @@ enum staging_missing commit_missing(void *ctx, uint64_t seq, uint64_t dir, int d
 	enum staging_missing missing = STAGING_WHOLE;
 
 	struct list *l = list_of(seq);
+	if (!atomic_load(&fs->hosts.others) && (l->set || l->damaged[0]))
+		list_drop(l); /* there were other hosts when it was read */
 	if (l->seq != seq && fd < 0)
 		return STAGING_UNREAD;
 	if (l->seq != seq) {

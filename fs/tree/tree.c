@@ -421,10 +421,11 @@ static void took_file(struct fs *fs, struct node *n, const struct named *seen)
 	staging_log(fs->s, &r); /* failed: then the other's version would stay */
 }
 
-/* Nobody else makes names in the store: what was last listed are all. */
+/* Nobody else makes names in the store, nor has since it was opened: what was last listed are
+ * all. */
 static bool is_alone(const struct fs *fs)
 {
-	return !fs->o.ro && !atomic_load(&fs->hosts.others);
+	return !fs->o.ro && !atomic_load(&fs->hosts.others) && !io_store_is_shared(fs->store);
 }
 
 int tree_lookup(struct fs *fs, struct node *dir, const char *name, struct node **out,

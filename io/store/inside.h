@@ -49,7 +49,7 @@ struct io_lending { /* lend.c */
 struct io_own_claim {
 	_Atomic uint64_t ino; /* 0: it has made none; hosts.c */
 	bool took_over; /* store.h */
-	atomic_bool others; /* io_store_shared() has said that other hosts have been here */
+	atomic_bool others; /* io_store_shared() has said so; never false again */
 };
 
 struct io_store {

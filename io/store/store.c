@@ -458,21 +458,43 @@ bool io_store_is_shared(const struct io_store *s)
 	return atomic_load(&s->claim.others);
 }
 
-bool io_store_shared(struct io_store *s)
+/* Whether .cairn/name is a host's: 1, 0, -errno. */
+static int is_host(const struct io_store *s, const char *name)
 {
-	CLEANUP_DIR DIR *d = s->cairn < 0 ? NULL : entries_at(s->cairn, ".");
-	unsigned hosts = 0;
-	struct dirent *e;
 	char lock[300];
 	struct stat st;
 
-	while (hosts < 2 && (e = entries_next(d))) {
-		snprintf(lock, sizeof(lock), "%s/lock", e->d_name);
-		hosts += e->d_name[0] != '.' && !fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW);
+	if (name[0] == '.')
+		return 0;
+	snprintf(lock, sizeof(lock), "%s/lock", name);
+	if (!fstatat(s->cairn, lock, &st, AT_SYMLINK_NOFOLLOW))
+		return 1;
+	return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? 0 : -errno;
+}
+
+bool io_store_has_host(const struct io_store *s, const char *host)
+{
+	char name[72];
+
+	io_store_host_name(host, name);
+	return s->cairn >= 0 && is_host(s, name);
+}
+
+int io_store_shared(struct io_store *s)
+{
+	CLEANUP_DIR DIR *d = s->cairn < 0 ? NULL : entries_at(s->cairn, ".");
+	int hosts = 0, is = 0;
+	struct dirent *e;
+
+	if (s->cairn < 0)
+		return 0;
+	while (hosts < 2 && is >= 0 && (e = entries_next(d))) {
+		is = is_host(s, e->d_name);
+		hosts += is > 0;
 	}
 	if (hosts > 1)
 		atomic_store(&s->claim.others, true);
-	return hosts > 1;
+	return hosts > 1 ? 1 : is < 0 ? is : -errno; /* entries_next() has set it */
 }
 
 int io_store_open(struct io_engine *e, const char *path, bool ro, const char *host,
@@ -500,6 +522,8 @@ int io_store_open(struct io_engine *e, const char *path, bool ro, const char *ho
 	if (!err)
 		err = ro ? open_ro(s) : open_rw(s, &st, host, served);
 	if (err) {
+		if (s->made_host && s->claim.ino)
+			io_store_forget_host(s);
 		io_store_close(s);
 		return err;
 	}

@@ -139,9 +139,13 @@ bool io_where_same(const struct io_where *a, const struct io_where *b);
  * count it, and the claim if it had ended before. Only before anything was staged or published;
  * close the store next. */
 void io_store_forget_host(struct io_store *s);
-/* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) One listing. */
-bool io_store_shared(struct io_store *s);
-/* io_store_shared() has returned true. Asks nothing. */
+/* Is, or was, the store served by a host of this name (NULL: the hostname)? True also if it does
+ * not say. */
+bool io_store_has_host(const struct io_store *s, const char *host);
+/* Has another node ever mounted this store? (A second <host> in STORE/.cairn.) One listing. 1, 0;
+ * -errno: the store did not say. */
+int io_store_shared(struct io_store *s);
+/* io_store_shared() has returned 1. Asks nothing. */
 bool io_store_is_shared(const struct io_store *s);
 
 /* This host's name there; "" with ro. */
