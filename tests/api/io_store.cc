@@ -561,6 +561,45 @@ TEST_F(StoreOpen, FailureLeavesNoDescriptorsBehind)
 	EXPECT_EQ(count(), before);
 }
 
+// Else it would count as one more host.
+TEST_F(StoreOpen, FailureLeavesNoHost)
+{
+	mkdir((dir / ".cairn").c_str(), 0700);
+	write_file(dir / ".cairn/id", "bad");
+	EXPECT_EQ(open_error(dir.path), -EBADMSG);
+	Engine e;
+	EXPECT_EQ(Store(e, dir.path, false, "other").err, -EBADMSG);
+	for (auto &e : std::filesystem::directory_iterator(dir / ".cairn"))
+		EXPECT_FALSE(std::filesystem::exists(e.path() / "lock")) << e.path();
+}
+
+// Another host is there, was there, was none; or the store does not say.
+TEST_F(StoreOpen, OthersCountByTheirDirectories)
+{
+	Engine e;
+	Store s(e, dir.path);
+	ASSERT_EQ(s.err, 0);
+	EXPECT_EQ(io_store_shared(s), 0);
+	EXPECT_TRUE(io_store_has_host(s, nullptr));
+	EXPECT_FALSE(io_store_has_host(s, "other"));
+	mkdir((dir / ".cairn/other").c_str(), 0700);
+	EXPECT_EQ(io_store_shared(s), 0);
+	write_file(dir / ".cairn/other/lock", "");
+	EXPECT_EQ(io_store_shared(s), 1);
+	EXPECT_TRUE(io_store_has_host(s, "other"));
+	std::filesystem::remove_all(dir / ".cairn/other");
+	EXPECT_EQ(io_store_shared(s), 0);
+	EXPECT_TRUE(io_store_is_shared(s));
+	rlimit all, none;
+	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &all), 0);
+	none = all;
+	none.rlim_cur = 0;
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+	int shared = io_store_shared(s);
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &all), 0);
+	EXPECT_EQ(shared, -EMFILE);
+}
+
 // A filesystem made in a file and mounted; !ok where that cannot be had.
 struct LoopMount {
 	explicit LoopMount(const std::string &mkfs, const char *size = "16M")
