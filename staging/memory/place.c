@@ -499,15 +499,18 @@ static bool is_empty(int *dir, const char *const *but, unsigned n_but)
 
 static const char *const own[] = {"huge", "small", "lock"};
 
-/* Of a start that failed half-way: removes what it made. Without the lock that is a directory at
- * most: rmdir(2) fails if it contains something or is mounted. */
+/* Of a start that failed half-way: removes what it made. Without the lock that is a directory and
+ * an empty tmpfs at most: both stay if another start uses them. */
 static void undo_place(struct staging_place *p)
 {
 	if (p->lock >= 0) {
 		staging_place_give_up(p);
 		return;
 	}
+	bool empty = p->base >= 0 && is_empty(&p->base, NULL, 0);
 	staging_place_close(p);
+	if (empty && p->is_private)
+		umount2(p->path, UMOUNT_NOFOLLOW);
 	rmdir(p->path);
 	if (p->is_private)
 		rmdir(RUN_DIR);
