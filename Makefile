@@ -281,7 +281,7 @@ $(foreach m,$(CAIRN_MODULES),$(eval $(call command_layer,$(m))))
 SHIM := $(BUILD)/tests/libshim.a
 SHIM_SRC := $(wildcard tests/unit/*.c)
 
-$(addprefix $(BUILD)/tests/unit_staging_,ack early lack quota vanished): $(BUILD)/tests/unit_%: \
+$(addprefix $(BUILD)/tests/unit_staging_,ack early lack no_fallocate quota vanished): $(BUILD)/tests/unit_%: \
 		$(BUILD)/obj/tests/unit/%.o $(call obj,tests/unit/engine_shim.c) \
 		$(LIBSTAGING) $(LIBIO)
 	$(call link_cxx,$(STAGING_LIBS))

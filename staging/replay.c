@@ -153,7 +153,9 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	struct stat st;
 	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st)
 				    ? UINT64_MAX
-				    : promise_bytes(r->size, (uint64_t)st.st_blocks * 512);
+			    : io_store_allocates(s->o.store)
+				    ? promise_bytes(r->size, (uint64_t)st.st_blocks * 512)
+				    : (uint64_t)st.st_blocks * 512;
 	if (promised != UINT64_MAX) /* its close was promised space, perhaps */
 		reserve_again(s, &p->promised, promised);
 	if (r->flags & REC_MAPPED) {

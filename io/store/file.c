@@ -41,6 +41,22 @@ int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len)
 	return space_for(s, len);
 }
 
+#define ZEROS (1u << 20)
+
+int io_allocate_by_zeros(struct io_store *s, int fd, uint64_t off, uint64_t len)
+{
+	static _Alignas(IO_ALIGN) char zeros[ZEROS]; /* never written */
+	uint64_t end = off + len;
+	int err = 0;
+
+	for (off -= off % IO_ALIGN; !err && off < end; off += ZEROS) {
+		uint64_t left = (end - off + IO_ALIGN - 1) / IO_ALIGN * IO_ALIGN;
+
+		err = io_pwrite(s, fd, zeros, left < ZEROS ? left : ZEROS, off);
+	}
+	return err;
+}
+
 int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off)
 {
 	struct io_call c = {.op = IO_OP_WRITE, .fd = fd, .buf = buf, .len = len, .off = off};

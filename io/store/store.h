@@ -259,6 +259,9 @@ int io_tmp_keep(struct io_store *s, uint64_t log);
  * FALLOC_FL_KEEP_SIZE). -ENOSPC, -EDQUOT. A store without fallocate: returns 0 if
  * statvfs shows space for len, else -ENOSPC. */
 int io_allocate(struct io_store *s, int fd, uint64_t off, uint64_t len);
+/* The same where the store has no fallocate: zeros are written, to whole multiples of IO_ALIGN. For
+ * bytes that fd does not have yet; its size grows. */
+int io_allocate_by_zeros(struct io_store *s, int fd, uint64_t off, uint64_t len);
 /* plain pwrite of all bytes, for files too small to benefit from O_DIRECT */
 int io_pwrite(struct io_store *s, int fd, const void *buf, size_t len, uint64_t off);
 int io_truncate(struct io_store *s, int fd, uint64_t size);

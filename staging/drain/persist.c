@@ -402,6 +402,14 @@ static void job_failed(struct staging *s, struct pend *p, int err)
 	persist_again(s, p, err);
 }
 
+/* s->lock held */
+static void written(struct staging *s, struct pend *p)
+{
+	p->state = PEND_READY;
+	if (!io_store_allocates(s->o.store)) /* its blocks are taken now */
+		reserve_kept(s, &p->promised);
+}
+
 /* s->lock held, dropped meanwhile */
 static void job_run(struct job *j)
 {
@@ -419,7 +427,7 @@ static void job_run(struct job *j)
 	if (err)
 		job_failed(s, p, err);
 	else if (persist_syncs_itself(p))
-		p->state = PEND_READY;
+		written(s, p);
 	else if (lost != s->drain.n_lost)
 		persist_again(s, p, 0);
 	else

@@ -119,7 +119,7 @@ static void keep_blocks(struct pend *n)
 {
 	struct staged *f = n->sf;
 
-	if (f->io.tmp_id || n->tmp_fd < 0 || f->space.checked)
+	if (f->io.tmp_id || n->tmp_fd < 0 || f->space.checked || n->promised)
 		return;
 	f->io.tmp_id = n->tmp_id;
 	f->io.tmp_fd = n->tmp_fd;
@@ -144,6 +144,9 @@ void append_swap_blocks(struct staged *f, struct pend *p)
 	p->tmp_id = id;
 	p->tmp_fd = fd;
 	p->direct = direct;
+	uint64_t promised = f->io.promised;
+	f->io.promised = p->promised;
+	p->promised = promised;
 }
 
 bool append_has_blocks(struct staged *f, const struct stat *st)

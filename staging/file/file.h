@@ -96,6 +96,11 @@ bool sf_space_may_come(struct staging *s);
 /* For pending removals, up to 30 s, then without a limit for their blocks (trash_wait). No lock
  * held. */
 void sf_wait_for_space(struct staged *f);
+/* After its blocks were allocated: where the store has no fallocate they are counted, without those
+ * that its unpublished file has. -ENOSPC. f->io.lock held. */
+int sf_count(struct staged *f, uint64_t size);
+/* blocks for the range in its unpublished file, which has none there. f->io.lock held */
+int sf_allocate_range(struct staged *f, uint64_t off, uint64_t len);
 /* its owner has a quota: promise no blocks */
 bool sf_limited(const struct staged *f);
 /* Blocks in f's unpublished file for the data of the first `size` bytes of `from`. f->io.lock

@@ -48,15 +48,6 @@ static int space_to_grow(struct staged *f, uint64_t end)
 	return 0;
 }
 
-/* If the store cannot allocate blocks ahead, the file is a store file: its writes fail by
- * themselves. */
-static int space_in_store(struct staged *f, size_t len, uint64_t off, bool last)
-{
-	if (f->space.checked && !f->spilled && !f->backing && !io_store_allocates(f->s->o.store))
-		return sf_spill(f);
-	return len ? space_for_write(f, off, len, last) : 0;
-}
-
 /* f->io.lock held */
 static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64_t off, bool last)
 {
@@ -64,7 +55,7 @@ static ssize_t write_bytes(struct staged *f, const void *buf, size_t len, uint64
 	CUT_SCOPE(f);
 	if (off < f->moved.under)
 		return outgrow_write(f, buf, len, off);
-	int space = space_in_store(f, len, off, last);
+	int space = len ? space_for_write(f, off, len, last) : 0;
 	if (space)
 		return space;
 	uint64_t charged = atomic_load_explicit(&f->memory.charged, memory_order_relaxed);
@@ -272,7 +263,7 @@ static int allocate(struct staged *f, int mode, uint64_t off, uint64_t len)
 		if (!len)
 			return 0;
 	}
-	int err = space_in_store(f, len, off, true);
+	int err = len ? space_for_write(f, off, len, true) : 0;
 	if (err)
 		return err;
 	err = f->spilled ? 0 : memory_for(f, off + len);

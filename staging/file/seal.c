@@ -112,7 +112,9 @@ static int allocate_blocks(struct staged *f)
 	struct stat has = {0};
 	if (f->io.tmp_id && !fstat(f->io.tmp_fd, &has))
 		need -= need < (uint64_t)has.st_blocks * 512 ? need : (uint64_t)has.st_blocks * 512;
-	err = reserve_enter(s, need && !f->space.failed ? need + space_wanted(s) : need);
+	uint64_t first = need && !f->space.failed ? space_wanted(s) : 0;
+	/* what is counted is looked for then */
+	err = reserve_enter(s, first || io_store_allocates(s->o.store) ? need + first : 0);
 	if (!err) {
 		err = sf_make_tmp(f, (uint64_t)st.st_size);
 		reserve_leave(s);
@@ -321,6 +323,8 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	f->io.allocated_from = f->io.allocated_to = 0;
 	p->promised = f->io.promised;
 	f->io.promised = 0;
+	if (p->promised && !io_store_allocates(s->o.store))
+		s->order.last_delete = r->seq; /* it counts no longer */
 	if (closed) {
 		sf_set_state(s, f, STAGED_SEALED);
 		if (!f->spilled)

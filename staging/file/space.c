@@ -148,8 +148,7 @@ static int allocate_range(struct staged *f, uint64_t off, uint64_t end)
 									 : off) /
 		BLOCK * BLOCK;
 	if (!err && from < end)
-		err = io_allocate(s->o.store, f->io.tmp_fd, from,
-				  (end - from + BLOCK - 1) / BLOCK * BLOCK);
+		err = sf_allocate_range(f, from, (end - from + BLOCK - 1) / BLOCK * BLOCK);
 	reserve_leave(s);
 	if (err && made)
 		sf_drop_tmp(f);
@@ -185,13 +184,20 @@ static uint64_t step_ahead(const struct staged *f, uint64_t off, uint64_t end)
 	return step > STEP_MAX ? STEP_MAX : step;
 }
 
-/* A spilled file takes its blocks as it is written: not what the reserve gave. */
-static int space_spilled(struct staged *f, uint64_t end)
+/* A spilled file takes its blocks as it is written: not what the reserve gave, nor what is counted
+ * for others. */
+static int space_spilled(struct staged *f, uint64_t end, uint64_t len)
 {
+	struct staging *s = f->s;
 	struct stat st;
 	bool grows = f->fd < 0 || fstat(f->fd, &st) || end > (uint64_t)st.st_size;
 
-	return grows && reserve_is_given(f->s) ? -ENOSPC : 0;
+	if (!grows || io_store_allocates(s->o.store))
+		return grows && reserve_is_given(s) ? -ENOSPC : 0;
+	int err = reserve_enter(s, len);
+	if (!err)
+		reserve_leave(s);
+	return err;
 }
 
 int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
@@ -200,7 +206,7 @@ int space_for_write(struct staged *f, uint64_t off, uint64_t len, bool last)
 	uint64_t end = off + len, step = end / 4;
 
 	if (f->spilled)
-		return space_spilled(f, end);
+		return space_spilled(f, end, len);
 	if (off >= f->io.allocated_from && end <= f->io.allocated_to)
 		return 0;
 	uint64_t ahead = step_ahead(f, off, end);

@@ -52,6 +52,16 @@ static uint64_t behind_allocated(const struct staged *f, uint64_t off)
 		       : off;
 }
 
+/* f->io.lock held, reserve_enter()ed */
+int sf_allocate_range(struct staged *f, uint64_t off, uint64_t len)
+{
+	struct staging *s = f->s;
+
+	return f->space.checked && !io_store_allocates(s->o.store)
+		       ? reserve_fill(s, f->io.tmp_fd, off, len)
+		       : io_allocate(s->o.store, f->io.tmp_fd, off, len);
+}
+
 static int allocate_data(struct staged *f, struct written *w)
 {
 	uint64_t off = 0, end;
@@ -63,7 +73,7 @@ static int allocate_data(struct staged *f, struct written *w)
 		uint64_t len =
 			data < end ? (end - data + IO_ALIGN - 1) & ~(uint64_t)(IO_ALIGN - 1) : 0;
 		if (len)
-			err = io_allocate(f->s->o.store, f->io.tmp_fd, data, len);
+			err = sf_allocate_range(f, data, len);
 	}
 	return err == -ENXIO ? 0 : err;
 }
@@ -72,9 +82,7 @@ int sf_allocate(struct staged *f, int from, uint64_t size)
 {
 	struct stat st;
 	if (size <= STAGING_SMALL)
-		return behind_allocated(f, 0) < size
-			       ? io_allocate(f->s->o.store, f->io.tmp_fd, 0, size)
-			       : 0;
+		return behind_allocated(f, 0) < size ? sf_allocate_range(f, 0, size) : 0;
 	struct written w = {.fd = from, .size = size};
 	void *map = f->spilled || fstat(from, &st) || !has_holes(&st) || (uint64_t)st.st_size < size
 			    ? MAP_FAILED
@@ -85,6 +93,20 @@ int sf_allocate(struct staged *f, int from, uint64_t size)
 	if (map != MAP_FAILED)
 		munmap(map, size);
 	return err;
+}
+
+int sf_count(struct staged *f, uint64_t size)
+{
+	struct stat st, has;
+
+	if (io_store_allocates(f->s->o.store)) {
+		reserve_kept(f->s, &f->io.promised);
+		return 0;
+	}
+	uint64_t blocks = f->fd < 0 || fstat(f->fd, &st) ? size : (uint64_t)st.st_blocks * 512;
+	uint64_t bytes = blocks < size ? blocks : size;
+	uint64_t there = fstat(f->io.tmp_fd, &has) ? 0 : (uint64_t)has.st_blocks * 512;
+	return reserve_count(f->s, &f->io.promised, bytes > there ? bytes - there : 0);
 }
 
 int sf_make_tmp(struct staged *f, uint64_t size)
@@ -103,12 +125,13 @@ int sf_make_tmp(struct staged *f, uint64_t size)
 		/* first: quotas count what is allocated by its owner */
 		err = sf_own_tmp(f, fd);
 	}
-	if (!err)
+	/* what is only counted needs no look at the store besides */
+	if (!err && (io_store_allocates(s->o.store) || f->space.checked))
 		err = sf_allocate(f, f->fd, size);
-	if (!err) {
+	if (!err)
+		err = sf_count(f, size);
+	if (!err)
 		f->io.tmp_size = size;
-		reserve_kept(s, &f->io.promised);
-	}
 	return err;
 }
 

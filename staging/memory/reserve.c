@@ -10,7 +10,12 @@
  *	  out of the store's free blocks, which files then leave alone
  *   GIVEN  what was promised finds the freed blocks; further requests fail with
  *	  ENOSPC, until there is space for the reserve again
- *   NONE   the store never had enough space: every close allocates for itself */
+ *   NONE   the store never had enough space: every close allocates for itself
+ *
+ * Where the store has no fallocate the state is NONE, too, and no block can be held. There the bytes
+ * of accepted versions are promised as well, until they are written, and all else leaves as much of
+ * the free space. While they are written they are counted twice: who lacks space then waits
+ * (order.last_delete). */
 #include "staging/memory/memory.h"
 
 #include <errno.h>
@@ -34,6 +39,10 @@
 /* reserves free: below this, small files allocate before they are written */
 #define TIGHT_PARTS 64u
 #define BLOCK 4096u
+#define FILL_BYTES (4ull << 20)
+/* Without extents a file's blocks are listed in others, 4 bytes each: at most such a part, with
+ * blocks of 1 KiB. */
+#define MAP_PART 256u
 /* So much free beyond what is wanted, and so many inodes, are ample for a while: on a shared
  * filesystem each look is an operation of its server. */
 #define AMPLE (32ull << 30)
@@ -67,6 +76,9 @@ void reserve_open(struct staging *s)
 		s->reserve.bytes = s->reserve.left = (uint64_t)st.st_size;
 		atomic_store(&s->reserve.state, RESERVE_GIVEN);
 	}
+	/* before the first close, and before it is known what was accepted */
+	if (fallocate(s->reserve.fd, FALLOC_FL_KEEP_SIZE, 0, BLOCK) && errno == EOPNOTSUPP)
+		io_allocate(s->o.store, s->reserve.fd, 0, BLOCK);
 	reserve_take(s);
 	/* Some of it was given away: what is left is for what was accepted. */
 	if (s->reserve.left && s->reserve.left >= full_size(s) &&
@@ -249,6 +261,37 @@ void reserve_again(struct staging *s, uint64_t *mine, uint64_t size)
 	promise(s, mine, cost(size));
 }
 
+int reserve_count(struct staging *s, uint64_t *mine, uint64_t bytes)
+{
+	LOCK_SCOPE(&s->reserve.take_lock);
+	uint64_t want = bytes ? cost(bytes + bytes / MAP_PART) : 0;
+
+	if (want > *mine && !spares(s, want - *mine))
+		return -ENOSPC;
+	if (want > *mine)
+		promise(s, mine, want - *mine);
+	else if (!want)
+		reserve_kept(s, mine);
+	return 0;
+}
+
+int reserve_fill(struct staging *s, int fd, uint64_t off, uint64_t len)
+{
+	uint64_t begin = off, end = off + len;
+	struct stat st;
+	int err = fstat(fd, &st) ? -errno : 0;
+
+	/* in pieces: who counts waits for one */
+	for (uint64_t piece; !err && off < end; off += piece) {
+		LOCK_SCOPE(&s->reserve.take_lock);
+		piece = end - off < FILL_BYTES ? end - off : FILL_BYTES;
+		err = spares(s, piece) ? io_allocate_by_zeros(s->o.store, fd, off, piece) : -ENOSPC;
+	}
+	if (err && off > begin && (uint64_t)st.st_size < end)
+		io_truncate(s->o.store, fd, (uint64_t)st.st_size);
+	return err;
+}
+
 void reserve_name(struct staging *s, uint64_t *mine)
 {
 	promise(s, mine, (uint64_t)NAME_BLOCKS * BLOCK);
@@ -269,11 +312,16 @@ bool reserve_is_given(struct staging *s)
 	return atomic_load(&s->reserve.state) == RESERVE_GIVEN;
 }
 
+/* Blocks can be allocated, and none are held for others. */
+static bool holds_nothing(const struct staging *s)
+{
+	return atomic_load(&s->reserve.state) == RESERVE_NONE && io_store_allocates(s->o.store);
+}
+
 int reserve_enter(struct staging *s, uint64_t bytes)
 {
 	pthread_rwlock_rdlock(&s->reserve.lock);
-	if (!bytes || atomic_load(&s->reserve.state) == RESERVE_NONE ||
-	    (!reserve_is_given(s) && spares(s, bytes)))
+	if (!bytes || holds_nothing(s) || (!reserve_is_given(s) && spares(s, bytes)))
 		return 0;
 	pthread_rwlock_unlock(&s->reserve.lock);
 	return -ENOSPC;
@@ -287,11 +335,11 @@ void reserve_leave(struct staging *s)
 
 bool staging_space_for_names(struct staging *s)
 {
-	if (atomic_load(&s->reserve.state) == RESERVE_NONE)
+	if (holds_nothing(s))
 		return true;
 	if (reserve_is_given(s))
 		return false;
-	uint64_t pending = atomic_load(&s->reserve.promised);
-	bool ask = pending + NAME_BLOCKS * BLOCK > usable(s) || is_time_to_look(s);
+	uint64_t pending = atomic_load(&s->reserve.promised), holds = usable(s);
+	bool ask = (holds && pending + NAME_BLOCKS * BLOCK > holds) || is_time_to_look(s);
 	return !ask || spares(s, (uint64_t)NAME_BLOCKS * BLOCK);
 }

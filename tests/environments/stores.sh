@@ -19,6 +19,7 @@ on_disk()	# NAME FS SIZE MOUNT_OPTIONS
 	rm "$TMP/$1.img"
 }
 
+on_disk ext2 ext2 96M noatime	# no journal, no fallocate
 on_disk ext4-ordered ext4 96M data=ordered
 on_disk ext4-journal ext4 96M data=journal
 on_disk ext4-noxattr ext4 96M nouser_xattr

@@ -21,7 +21,7 @@
 #	need_passthrough MNT		skip unless this mount's files go through the fast lane's backing
 #	need_root | need_tool NAME...	skip where missing
 #	same_tree A B			names, types, modes, sizes, links, contents equal (.cairn left out)
-#	make_disk NAME ext4|xfs|btrfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
+#	make_disk NAME ext2|ext4|xfs|btrfs [size]	a loop-mounted filesystem at $TMP/NAME (512M)
 #	power_cut NAME			shut that filesystem down with nothing flushed, unmount it
 #	disk_left NAME			until an unmounted one is gone from every mount namespace
 #	remount_disk NAME		mount it again (its own recovery runs)
@@ -252,7 +252,7 @@ make_disk()
 	truncate -s "$size" "$TMP/$name.img"
 	mkdir -p "$TMP/$name"
 	case $fs in
-	ext4) mkfs.ext4 -q -F "$TMP/$name.img" || die "mkfs.ext4" ;;
+	ext2 | ext4) "mkfs.$fs" -q -F "$TMP/$name.img" || die "mkfs.$fs" ;;
 	xfs) mkfs.xfs -q -f "$TMP/$name.img" || die "mkfs.xfs" ;;
 	btrfs)	# it looks at every loop device first, also at one whose disk lost its power in another case
 		retry 30 mkfs.btrfs -q -f "$TMP/$name.img" >/dev/null 2>&1 || die "mkfs.btrfs" ;;

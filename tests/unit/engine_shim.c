@@ -28,6 +28,8 @@ static enum shim_kind kind_of(const struct io_call *c)
 		return SHIM_SYNC;
 	case IO_OP_WRITE:
 		return SHIM_WRITE;
+	case IO_OP_ALLOCATE:
+		return SHIM_ALLOCATE;
 	case IO_OP_SYNC_DATA:
 		return SHIM_SYNC_BYTES;
 	case IO_OP_XATTR_SET:

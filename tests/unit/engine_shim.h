@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-enum shim_kind { SHIM_NAME, SHIM_SYNC, SHIM_SYNC_BYTES, SHIM_WRITE, SHIM_XATTR, SHIM_OTHER };
+enum shim_kind { SHIM_NAME, SHIM_SYNC, SHIM_SYNC_BYTES, SHIM_WRITE, SHIM_ALLOCATE, SHIM_XATTR, SHIM_OTHER };
 
 /* Called before each call of the store, by whichever thread makes it; may block. SHIM_NAME: a name is
  * made, moved or removed; SHIM_SYNC: the sync of names; SHIM_WRITE: bytes, but
