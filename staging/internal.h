@@ -260,6 +260,7 @@ struct staged_ahead {
 	uint64_t end, size;
 	bool allocating;
 	_Atomic bool over; /* no more of it until it is opened again */
+	_Atomic bool paused; /* nor while an fsync seals it */
 };
 
 /* Its older bytes are in the store; outgrow.c. */

@@ -58,7 +58,8 @@ static uint64_t take_space(struct staging *s, uint64_t more)
 /* Does f need memory now? Sets how soon it may need some. s->lock held. */
 static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_t *tick)
 {
-	bool never = !f->backing || f->spilled || f->memory.loan || f->ahead.over;
+	bool never = !f->backing || f->spilled || f->memory.loan || f->ahead.over ||
+		     f->ahead.paused;
 	struct stat st;
 
 	/* the size of a presized file does not show how much is written */
@@ -116,7 +117,7 @@ static uint64_t allocate(struct staging *s, const struct target *t)
 	uint64_t at = t->from;
 	int fd = sf_open_bytes(t->f, O_RDWR);
 
-	while (fd >= 0 && at < t->end && !atomic_load(&t->f->ahead.over)) {
+	while (fd >= 0 && at < t->end && !t->f->ahead.over && !t->f->ahead.paused) {
 		uint64_t step = t->end - at < POOL_STEP ? t->end - at : POOL_STEP;
 		pool_free(s, step);
 		if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)step))
@@ -158,10 +159,16 @@ int staged_end_ahead(struct staged *f)
 	return ahead_stop(f);
 }
 
+int ahead_pause(struct staged *f)
+{
+	f->ahead.paused = f->ahead.allocating;
+	return f->ahead.allocating ? -EBUSY : 0;
+}
+
 void ahead_await(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);
-	while (f->ahead.over && f->ahead.allocating)
+	while ((f->ahead.over || f->ahead.paused) && f->ahead.allocating)
 		pthread_cond_wait(&f->s->done_cond, &f->s->lock);
 }
 

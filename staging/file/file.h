@@ -142,6 +142,9 @@ int outgrow_recover(struct staged *f, const struct stat *st);
 /* Allocates nothing more until f is opened again: its last writer is gone, or its times are set.
  * -EBUSY: it allocates now; ahead_await() waits for that, with no lock held. */
 int ahead_stop(struct staged *f);
+/* The same, until it is called again and returns 0: fallocate(2) changes the file's times, and an
+ * fsynced version would look changed. */
+int ahead_pause(struct staged *f);
 void ahead_await(struct staged *f);
 void ahead_look(struct staging *s); /* a passthrough write began */
 void *ahead_main(void *arg);

@@ -389,9 +389,13 @@ int staging_seal(struct staging *s, struct staged *f, struct rec *r, bool closed
 	if (err)
 		return err;
 	pthread_mutex_t *sl __attribute__((cleanup(scope_unlock), unused)) = scope_lock(&s->lock);
-	err = sf_stat(f, &st);
+	err = closed ? 0 : ahead_pause(f);
+	if (!err)
+		err = sf_stat(f, &st);
 	if (err)
 		return err;
+	/* nothing is allocated for what is in the version */
+	f->ahead.size = (uint64_t)st.st_size;
 	if (closed && f->io.rw >= 0) {
 		close(f->io.rw);
 		f->io.rw = -1;

@@ -104,7 +104,8 @@ static void list_insert(struct staging *s, struct staged *f)
 	if (f->state == STAGED_OPEN) {
 		f->times = (struct staged_times){.begun = monotonic_ns()};
 		f->times.spilled = f->spilled ? f->times.begun : 0;
-		f->ahead.over = false; /* memory ahead of it may be allocated again */
+		/* memory ahead of it may be allocated again */
+		f->ahead.over = f->ahead.paused = false;
 		f->ahead.end = f->ahead.size = 0;
 		sleeper_nudge(&s->watch, false);
 	} else if (f->state == STAGED_DURABLE) {

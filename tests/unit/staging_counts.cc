@@ -132,6 +132,32 @@ TEST_F(Counts, WhatMemoryAheadOfAFileDelaysIsRefusedUntilThatIsAwaited)
 	EXPECT_GT(seal(s, f, staging_new_id(s), {{STAGING_ROOT_DIR, "f"}}, true), 0);
 }
 
+// It changes the file's times: what is fsynced before would look changed at the close, and be made a version once more.
+TEST_F(Counts, AnFsyncIsNotSealedWhileMemoryAheadIsAllocated)
+{
+	uint64_t node = staging_new_id(s);
+	ASSERT_TRUE(write_all(f, "bytes"));
+	shim_allocates_ahead(f, true);
+	rec r = {};
+	EXPECT_EQ(staging_seal(s, f, &r, false), -EBUSY);
+
+	std::atomic<pid_t> tid = 0;
+	std::atomic<bool> done = false;
+	std::thread t([&] {
+		tid = static_cast<pid_t>(syscall(SYS_gettid));
+		staged_await(f);
+		done = true;
+	});
+	while (!done && !(tid && sleeps(tid)))
+		std::this_thread::yield();
+	EXPECT_FALSE(done) << "staged_await does not wait for it";
+	shim_allocates_ahead(f, false);
+	t.join();
+	EXPECT_GT(seal(s, f, node, {{STAGING_ROOT_DIR, "f"}}, false), 0);
+	EXPECT_EQ(shim_ahead_size(f), 5u) << "more would be allocated for what is in the version";
+	EXPECT_FALSE(staged_changed(f));
+}
+
 class Freed : public ::testing::Test {
 protected:
 	void SetUp() override

@@ -92,6 +92,12 @@ void shim_allocates_ahead(struct staged *f, bool now)
 	pthread_cond_broadcast(&f->s->done_cond);
 }
 
+uint64_t shim_ahead_size(struct staged *f)
+{
+	LOCK_SCOPE(&f->s->lock);
+	return f->ahead.size;
+}
+
 bool shim_move_pauses(struct staged *f)
 {
 	LOCK_SCOPE(&f->s->lock);

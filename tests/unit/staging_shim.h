@@ -23,6 +23,9 @@ struct shim_counts shim_staged_counts(const struct staged *f);
 /* As if a thread allocated memory ahead of f, or had done so. No lock is held. */
 void shim_allocates_ahead(struct staged *f, bool now);
 
+/* The size for which the last look found memory ahead of f. No lock is held. */
+uint64_t shim_ahead_size(struct staged *f);
+
 /* Whether no move of f is asked for, because the last one is not long ago. No lock is held. */
 bool shim_move_pauses(struct staged *f);
 
