@@ -89,6 +89,14 @@ void expect_note(struct fs *fs, struct node *n, uint64_t size)
 	set(fs, hash_name(h, n->names->name), size);
 }
 
+void expect_of(struct fs *fs, struct node *n)
+{
+	struct staged_info i;
+
+	staged_get_state(n->sf, &i);
+	expect_note(fs, n, i.blocks * 512 < i.size ? i.blocks * 512 : i.size);
+}
+
 /* A descriptor of the newest directory in parent, other than own, that has own's shape. */
 static int newest_sibling(struct fs *fs, int parent, const char *own)
 {

@@ -236,10 +236,8 @@ int fs_seal(struct fs *fs, struct node *n, bool closed, uint64_t *seq)
 		err = staging_seal(fs->s, n->sf, &r, closed);
 	if (!err) {
 		fs_apply(fs, &r);
-		struct staged_info i;
-		staged_get_state(n->sf, &i);
-		if (closed) /* allocated bytes, without holes */
-			expect_note(fs, n, i.blocks * 512 < r.size ? i.blocks * 512 : r.size);
+		if (closed)
+			expect_of(fs, n);
 		if (seq)
 			*seq = r.seq;
 	}

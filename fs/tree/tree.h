@@ -377,6 +377,8 @@ uint64_t expect_size(struct fs *fs, struct node *dir, const char *name);
 /* Asks the store, the first time for a shape. Drops the lock meanwhile. */
 uint64_t expect_from_store(struct fs *fs, struct node *dir, const char *name);
 void expect_note(struct fs *fs, struct node *n, uint64_t size);
+/* As large as what n has staged, whose last writer has closed it: its bytes, without holes. */
+void expect_of(struct fs *fs, struct node *n);
 
 /* ---- fork.c ---- */
 

@@ -91,6 +91,8 @@ void node_unchanged(struct fs *fs, struct node *n)
 		staged_await(sf);
 		pthread_mutex_lock(&fs->tree.lock);
 	}
+	if (n->sf == sf)
+		expect_of(fs, n);
 	n->refs--;
 	staged_unref(sf);
 }

@@ -113,4 +113,23 @@ TEST_F(Expect, AClosedFileIsRemembered)
 	EXPECT_LT(now(two, "sparse"), 8u << 20);
 }
 
+// After an fsync a close has nothing to seal; DCP's files are closed so.
+TEST(ExpectSynced, AFileThatWasFsyncedIsRememberedAtItsClose)
+{
+	Ground ground;
+	Worker w(ground, true, true);
+	Client &k = w.k;
+	ASSERT_EQ(w.t.err, 0);
+	ASSERT_EQ(k.mkdir(root, "step-1"), 0);
+	uint64_t one = k.id;
+	ASSERT_EQ(k.mkdir(root, "step-2"), 0);
+	uint64_t two = k.id;
+	File f;
+	ASSERT_EQ(k.create(one, "shard", &f, O_WRONLY | O_CREAT | O_EXCL), 0);
+	ASSERT_EQ(k.write(f, pattern(123456, 1)), 0);
+	ASSERT_EQ(k.fsync(f), 0);
+	ASSERT_EQ(k.close(f), 0);
+	EXPECT_EQ(shim_expect(w.fs, two, "shard"), 123456u);
+}
+
 } // namespace
