@@ -51,7 +51,20 @@ same() { cmp <(head -c "$3" /dev/zero | tr '\0' "\\$(printf %03o "$2")") "$1" >/
 mkdir -p "$mnt/run/step-1"
 late 30000000 7 run/step-1/new || die "new, in a directory"
 rc=0; "$cairn" umount -q "$mnt" 2>"$TMP/err" || rc=$?
-[ $rc = 1 ] && has "1 file failed: close run/step-1/new: No space left" "$TMP/err" || die "which one? $(cat "$TMP/err")"
+[ $rc = 1 ] && has "1 file failed: run/step-1/new: No space left" "$TMP/err" || die "which one? $(cat "$TMP/err")"
+
+# All that failed are named, and none that was written again since.
+rm "$TMP/small/filler"
+is_durable() { [ "$(state "$mnt") " = "durable " ]; }
+retry 30 is_durable || die "not tried again"
+wait_durable "$mnt"
+late 20000000 7 run/step-1/new run/step-1/other run/step-1/log || die "three files"
+echo again >"$mnt/run/step-1/log" || die "a small file"
+rc=0; "$cairn" umount -q "$mnt" 2>"$TMP/err" || rc=$?
+[ $rc = 1 ] && has "2 files failed: " "$TMP/err" && ! has "/log" "$TMP/err" || die "which ones? $(cat "$TMP/err")"
+for name in new other; do
+	has "run/step-1/$name: No space left" "$TMP/err" || die "$name is not named: $(cat "$TMP/err")"
+done
 rm -r "$mnt/run" "$TMP/small/filler"
 wait_durable "$mnt"
 

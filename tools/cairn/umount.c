@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 
 #include "commands.h"
+#include "failed.h"
 #include "io/goes_on.h"
 #include "io/number.h"
 #include "tools/cairn/tier/tier_where.h"
@@ -84,27 +85,20 @@ static bool is_too_long(const char *why)
 	return why && strstr(why, strerror(EFBIG));
 }
 
-static int complain_halted(struct unmounting *u, const struct json_doc *d)
+static int complain_failed(struct unmounting *u, const struct json_doc *d)
 {
-	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
-	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
-	CLEANUP_FREE char *remedy = json_bytes(d, json_at(d, 0, "halted.remedy"));
 	CLEANUP_FREE char *last = json_bytes(d, json_at(d, 0, "errors.last"));
+	CLEANUP_FREE char *why = NULL;
+	CLEANUP_FREE char *which = failed_files(&u->p, &why);
 	char n[COUNT_ROOM];
 
-	if (complain_gone(u, d))
-		return CAIRN_FAILED;
 	progress_end(&u->bar);
-	if (path)
-		complain("%s stays mounted: publication halted%s%s: %s", u->point,
-			 *path ? " at " : "", path, why ? why : "?");
-	else
-		complain("%s stays mounted: %s failed: %s", u->point,
-			 count_of(u64(d, "versions.failed"), "file", n), last ? last : "?");
-	if (path)
-		complain("%s" GOES_ON " %s; nothing staged is lost meanwhile",
-			 remedy ? remedy : "repair the store", u->point);
-	else if (is_too_long(last))
+	complain("%s stays mounted: %s failed: %s", u->point,
+		 count_of(u64(d, "versions.failed"), "file", n),
+		 which  ? which
+		 : last ? last
+			: "?");
+	if (is_too_long(which ? why : last))
 		complain(
 			"see `cairn ls -l`; cairnfs may not write a file of that length: by the "
 			"limit under which it was started (ulimit -f, LimitFSIZE=), or that of the "
@@ -114,6 +108,24 @@ static int complain_halted(struct unmounting *u, const struct json_doc *d)
 		complain("see `cairn ls -l`; free space and `cairn retry %s`; what stays failed "
 			 "then is to be written again, or given up by `cairn discard`",
 			 u->point);
+	return CAIRN_FAILED;
+}
+
+static int complain_halted(struct unmounting *u, const struct json_doc *d)
+{
+	CLEANUP_FREE char *path = json_bytes(d, json_at(d, 0, "halted.path"));
+	CLEANUP_FREE char *why = json_bytes(d, json_at(d, 0, "halted.error"));
+	CLEANUP_FREE char *remedy = json_bytes(d, json_at(d, 0, "halted.remedy"));
+
+	if (complain_gone(u, d))
+		return CAIRN_FAILED;
+	if (!path)
+		return complain_failed(u, d);
+	progress_end(&u->bar);
+	complain("%s stays mounted: publication halted%s%s: %s", u->point, *path ? " at " : "",
+		 path, why ? why : "?");
+	complain("%s" GOES_ON " %s; nothing staged is lost meanwhile",
+		 remedy ? remedy : "repair the store", u->point);
 	return CAIRN_FAILED;
 }
 
