@@ -75,8 +75,9 @@ struct processes {
 
 #define SPACE_NO_LIMIT UINT64_MAX
 
-/* The store's filesystem as store_watch.c saw it last, bytes; size 0: not yet. */
+/* The store's filesystem as store_space_look() saw it last, bytes; size 0: not yet. */
 struct store_space {
+	atomic_ullong seen_ns; /* monotonic */
 	atomic_ullong free, size;
 	atomic_ullong free_inodes; /* SPACE_NO_LIMIT: it has no fixed number of them */
 };

@@ -194,6 +194,7 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 {
 	now->uptime_s = seconds_since(fs->procs.mounted_ns);
 	now->worker_uptime_s = seconds_since(fs->procs.worker_ns);
+	store_space_look(fs);
 	now->space_free = atomic_load(&fs->space.free);
 	now->space_size = atomic_load(&fs->space.size);
 	now->space_known = now->space_size;

@@ -40,8 +40,11 @@ static void look_at_inodes(struct fs *fs, uint64_t inodes)
 {
 	char text[240];
 
-	bool known = atomic_load(&fs->space.size);
-	if (inodes >= FEW_INODES || (known && atomic_load(&fs->space.free_inodes) < FEW_INODES))
+	static bool few;
+	bool were = few;
+
+	few = inodes < FEW_INODES;
+	if (!few || were)
 		return;
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
@@ -54,15 +57,9 @@ static void look_at_inodes(struct fs *fs, uint64_t inodes)
 
 static void look_at_space(struct fs *fs)
 {
-	struct statvfs v;
-
-	if (io_store_is_detached(fs->store) || io_store_statvfs(fs->store, &v))
-		return;
-	uint64_t inodes = v.f_files ? v.f_favail : SPACE_NO_LIMIT;
-	look_at_inodes(fs, inodes);
-	atomic_store(&fs->space.free_inodes, inodes);
-	atomic_store(&fs->space.free, v.f_bavail * v.f_frsize);
-	atomic_store(&fs->space.size, v.f_blocks * v.f_frsize);
+	store_space_look(fs);
+	if (atomic_load(&fs->space.size))
+		look_at_inodes(fs, atomic_load(&fs->space.free_inodes));
 }
 
 /* Checks twice: one error may be transient. A host that says that it is alive (hosts.c) writes to

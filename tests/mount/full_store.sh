@@ -11,6 +11,16 @@ make_disk small ext4 96M
 store=$TMP/small/store mnt=$TMP/mnt
 start_mount "$store" "$mnt" staging=256M
 
+# Status tells the space that is free now, whoever took it.
+for mib in 10 20 30; do
+	fallocate -l ${mib}M "$TMP/small/other"
+	sleep 0.3 # a status is as old at most
+	free=$(free_mib "$TMP/small") told=$(($(status_field "$mnt" space.free_bytes) >> 20))
+	[ $((told - free)) -le 1 ] && [ $((free - told)) -le 1 ] ||
+		die "status has $told MiB free, the store's filesystem $free, with $mib MiB of others"
+done
+rm "$TMP/small/other"
+
 put() { helper files put "$mnt/$1" "$2" "$3" ${4:+"$4"} >"$TMP/said"; }
 
 # The write before it may fail as well where the file is kept in the store from the start.
