@@ -495,7 +495,7 @@ struct order {
 	struct pend *todo, **todo_tail; /* QUEUED */
 	uint64_t n_pend, n_wait, n_aside;
 	uint64_t last_aside; /* accepted: of the last that is set aside */
-	uint64_t last_delete; /* seq of the latest record that frees space, or ends its being counted */
+	uint64_t last_delete; /* seq of the latest record that frees space, or what is counted */
 	uint64_t fds_pend; /* FDS_PEND_MAX, or less where the limit is low */
 };
 

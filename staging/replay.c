@@ -151,8 +151,7 @@ static void replay_add(struct staging *s, struct pend *p, struct staged *sf)
 	replay_sealed(s, sf, r, STAGED_SEALED);
 	s->st.recovered.versions++;
 	struct stat st;
-	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st)
-				    ? UINT64_MAX
+	uint64_t promised = sf->spilled || sf->moved.under || sf_stat(sf, &st) ? UINT64_MAX
 			    : io_store_allocates(s->o.store)
 				    ? promise_bytes(r->size, (uint64_t)st.st_blocks * 512)
 				    : (uint64_t)st.st_blocks * 512;

@@ -143,8 +143,8 @@ void oom_unprotect(void);
 
 /* ---- store_space.c ---- */
 
-/* Asks the store for fs->space, unless somebody just did. A store that does not answer is waited for
- * a second, and not at all once that is known: fs->space stays as it was. No lock held. */
+/* Asks the store for fs->space, unless somebody just did. A store that does not answer is waited
+ * for a second, and not at all once that is known: fs->space stays as it was. No lock held. */
 void store_space_look(struct fs *fs);
 
 /* ---- spare.c ---- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The free space of the store's filesystem, for who is told of it: status, and a notice about inodes.
+ * The free space of the store's filesystem, for who is told of it: status, and a notice about
+ * inodes.
  */
 #include "fs/base/base.h"
 

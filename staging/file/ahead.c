@@ -58,8 +58,8 @@ static uint64_t take_space(struct staging *s, uint64_t more)
 /* Does f need memory now? Sets how soon it may need some. s->lock held. */
 static bool wants(struct staging *s, struct staged *f, struct target *t, uint64_t *tick)
 {
-	bool never = !f->backing || f->spilled || f->memory.loan || f->ahead.over ||
-		     f->ahead.paused;
+	bool never =
+		!f->backing || f->spilled || f->memory.loan || f->ahead.over || f->ahead.paused;
 	struct stat st;
 
 	/* the size of a presized file does not show how much is written */

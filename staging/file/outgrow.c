@@ -380,7 +380,8 @@ int staged_allocate_copy(struct staged *f)
 		err = sparse ? sf_allocate(f, f->fd, size) : io_allocate(s->o.store, fd, 0, size);
 	}
 	if (!err && !io_store_allocates(s->o.store))
-		err = reserve_count(s, &f->io.promised, sparse ? (uint64_t)st.st_blocks * 512 : size);
+		err = reserve_count(s, &f->io.promised,
+				    sparse ? (uint64_t)st.st_blocks * 512 : size);
 	reserve_leave(s);
 	if (err)
 		sf_drop_tmp(f);

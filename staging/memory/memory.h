@@ -80,11 +80,12 @@ void reserve_again(struct staging *s, uint64_t *mine, uint64_t size);
 /* a new directory, symlink, ... was accepted */
 void reserve_name(struct staging *s, uint64_t *mine);
 void reserve_kept(struct staging *s, uint64_t *mine);
-/* A store without fallocate: a version's `bytes`, and what they need besides, are counted until they
- * are written, or until reserve_kept; *mine is then that. -ENOSPC: the free space is promised. */
+/* A store without fallocate: a version's `bytes`, and what they need besides, are counted until
+ * they are written, or until reserve_kept; *mine is then that. -ENOSPC: the free space is
+ * promised. */
 int reserve_count(struct staging *s, uint64_t *mine, uint64_t bytes);
-/* There, too: [off, off + len) of fd, which has nothing there, gets blocks by being written. -ENOSPC
- * as above; fd's size is then as before. */
+/* There, too: [off, off + len) of fd, which has nothing there, gets blocks by being written.
+ * -ENOSPC as above; fd's size is then as before. */
 int reserve_fill(struct staging *s, int fd, uint64_t off, uint64_t len);
 /* Around every other allocation of blocks (bytes 0: they are held already). -ENOSPC: the free space
  * is promised to others. */

@@ -12,10 +12,10 @@
  *	  ENOSPC, until there is space for the reserve again
  *   NONE   the store never had enough space: every close allocates for itself
  *
- * Where the store has no fallocate the state is NONE, too, and no block can be held. There the bytes
- * of accepted versions are promised as well, until they are written, and all else leaves as much of
- * the free space. While they are written they are counted twice: who lacks space then waits
- * (order.last_delete). */
+ * Where the store has no fallocate the state is NONE, too, and no block can be held. There the
+ * bytes of accepted versions are promised as well, until they are written, and all else leaves as
+ * much of the free space. While they are written they are counted twice: who lacks space then
+ * waits (order.last_delete). */
 #include "staging/memory/memory.h"
 
 #include <errno.h>

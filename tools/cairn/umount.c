@@ -95,7 +95,7 @@ static int complain_failed(struct unmounting *u, const struct json_doc *d)
 	progress_end(&u->bar);
 	complain("%s stays mounted: %s failed: %s", u->point,
 		 count_of(u64(d, "versions.failed"), "file", n),
-		 which  ? which
+		 which	? which
 		 : last ? last
 			: "?");
 	if (is_too_long(which ? why : last))
