@@ -149,6 +149,8 @@ struct timings {
 	struct timing {
 		atomic_ullong buckets[TIMING_BUCKETS], sum_us;
 	} of[N_TIMED];
+	atomic_uint closing; /* closes that are not answered, of files that were written */
+	atomic_ullong closing_ns; /* the last was answered, or the first came; monotonic */
 };
 
 /* Which thread reads requests; session.c. */

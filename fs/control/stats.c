@@ -50,7 +50,7 @@ struct stats_silent {
 };
 
 struct stats_now {
-	uint64_t uptime_s, worker_uptime_s;
+	uint64_t uptime_s, worker_uptime_s, closing, closing_s;
 	bool space_known, inodes_known;
 	uint64_t space_free, space_size, free_inodes, oldest_s, previous_s;
 	struct staging_pending pending;
@@ -194,6 +194,8 @@ static void collect_now(struct fs *fs, struct stats_now *now)
 {
 	now->uptime_s = seconds_since(fs->procs.mounted_ns);
 	now->worker_uptime_s = seconds_since(fs->procs.worker_ns);
+	now->closing = atomic_load(&fs->timings.closing);
+	now->closing_s = now->closing ? seconds_since(atomic_load(&fs->timings.closing_ns)) : 0;
 	store_space_look(fs);
 	now->space_free = atomic_load(&fs->space.free);
 	now->space_size = atomic_load(&fs->space.size);
@@ -323,6 +325,8 @@ static const struct field {
 	 GAUGE("uptime_seconds", "Time since the mount.")},
 	{JSON("", "worker_uptime_s", COUNT, now.worker_uptime_s),
 	 GAUGE("worker_uptime_seconds", "Time since the worker's last start.")},
+	{JSON("closing", "files", COUNT, now.closing)},
+	{JSON("closing", "since_s", COUNT, now.closing_s)},
 	{JSON("not_durable", "files", COUNT, now.pending.files),
 	 GAUGE("pending_files", "Versions of files that are closed and not durable.")},
 	{JSON("not_durable", "bytes", COUNT, now.pending.bytes),

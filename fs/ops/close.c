@@ -19,6 +19,18 @@ struct flush {
 	bool changed;
 };
 
+static void closing_begins(struct fs *fs)
+{
+	if (!atomic_fetch_add(&fs->timings.closing, 1))
+		atomic_store(&fs->timings.closing_ns, monotonic_ns());
+}
+
+static void closing_ends(struct fs *fs)
+{
+	atomic_store(&fs->timings.closing_ns, monotonic_ns());
+	atomic_fetch_sub(&fs->timings.closing, 1);
+}
+
 /* Answers the close: the store has space for what was written (err 0), or not. */
 static void flush_end(struct flush f, int space)
 {
@@ -40,6 +52,7 @@ static void flush_end(struct flush f, int space)
 		if (h && !err && (f.changed || h->node->version.save))
 			err = save_flushed(fs, h->node);
 	} while (ask_store(fs, err));
+	closing_ends(fs);
 	fuse_reply_err(f.req, -err);
 }
 
@@ -68,6 +81,7 @@ void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fuse_reply_err(req, 0);
 		return;
 	}
+	closing_begins(fs);
 	if (n->version.rdwr && n->backing.id) {
 		session_may_block(fs);
 		staged_look_mapped(f.sf);

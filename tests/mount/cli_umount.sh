@@ -101,6 +101,28 @@ kill $holder "$keeper"
 wait $holder 2>/dev/null
 lib_pid_gone "$keeper" || retry 60 sh -c "[ ! -d /proc/$keeper ]" || die "the daemon stays"
 
+# A store whose filesystem is frozen: a close waits for it, and no process has the file open any more.
+if [ "$(id -u)" = 0 ] && make_disk frozen ext4 96M; then
+	start_mount "$TMP/frozen/store" "$TMP/frozen-m" staging=64M
+	on_exit 'fsfreeze -u "$TMP/frozen" 2>/dev/null'
+	closing() { [ "$(status_field "$TMP/frozen-m" closing.files)" = 1 ]; }
+	fsfreeze -f "$TMP/frozen" || die "fsfreeze"
+	python3 -c 'import os, sys
+f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(f, bytes(3000000))
+os.close(f)' "$TMP/frozen-m/f" &
+	closer=$!
+	retry 20 closing || die "a close does not wait for a frozen store"
+	expect 1 "$cairn" umount "$TMP/frozen-m"
+	says err "close(2) of 1 file: the store does not answer"
+	has "not visible" "$TMP/err" && die "something that is not visible: $(cat "$TMP/err")"
+	fsfreeze -u "$TMP/frozen"
+	wait $closer || die "the close"
+	[ "$(status_field "$TMP/frozen-m" closing.files)" = 0 ] || die "still closing"
+	expect 0 "$cairn" umount "$TMP/frozen-m"
+	[ "$(stat -c %s "$TMP/frozen/store/f")" = 3000000 ] || die "the file of the frozen store"
+fi
+
 # A file that is too long for cairnfs: free space does not help.
 mkdir "$TMP/short" "$TMP/short-m"
 bash -c 'ulimit -f 8000 && exec "$@"' - "$BUILD/cairnfs" "$TMP/short" "$TMP/short-m" -o staging=64M,pool=0 \

@@ -346,6 +346,24 @@ static int unmount_once(const char *point)
 	return errno == EPERM ? run_fusermount(point) : -errno;
 }
 
+/* No process has them open any more: the daemon still answers their closes. */
+static bool complain_closing(const struct unmounting *u)
+{
+	CLEANUP_JSON struct json_doc *d = NULL;
+	CLEANUP_PLACE struct location p = LOCATION_NONE;
+	char n[COUNT_ROOM], t[32];
+
+	if (location_find(u->point, &p) || location_status(&p, &d) || !u64(d, "closing.files"))
+		return false;
+	human_time((double)u64(d, "closing.since_s"), t);
+	fprintf(stderr,
+		"  by close(2) of %s: the store does not answer, for %s; is its filesystem frozen, "
+		"or "
+		"its server away?\n  they go on by themselves when it answers\n",
+		count_of(u64(d, "closing.files"), "file", n), t);
+	return true;
+}
+
 static int complain_stays(const struct unmounting *u, int err)
 {
 	if (err == -ENOENT)
@@ -358,6 +376,8 @@ static int complain_stays(const struct unmounting *u, int err)
 	if (err == -EBUSY || err == -EPERM) {
 		int n = print_users(stderr, u->mount_id);
 
+		if (!n && err == -EBUSY && complain_closing(u))
+			return CAIRN_FAILED;
 		if (!n && err == -EBUSY)
 			fputs("  by something that is not visible from here\n", stderr);
 		if (n || err == -EBUSY)
