@@ -5,11 +5,12 @@
 #
 # A writer that keeps its file open fills the store and goes on: it gets ENOSPC, memory stays bounded, and status
 # says why. When there is space again the same descriptor can be written, and all that was accepted is in the store.
+# How much that is depends on how fast the writer is, and cairnfs: the store has space for all of it then.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/healthy.inc"
 
 disk=$TMP/small store=$TMP/small/store mnt=$TMP/mnt MIB=1048576
-make_disk small ext4 512M
+make_disk small ext4 2560M
 
 # write_on FLAGS NAME: writes until ENOSPC, waits for a line, goes on for 4 MiB, and closes
 write_on()
@@ -71,6 +72,7 @@ slow_keeper()
 round()
 {
 	local pid old n what
+	leave_mib "$disk" 480
 	helper files put "$mnt/old" $((240 * MIB)) 1 || die "$2: another file"
 	wait_durable "$mnt" 60
 	: >"$TMP/out"
@@ -81,10 +83,9 @@ round()
 	[ "${3:-}" != stop ] || slow_keeper $pid "$2"
 	retry 100 grep -q . "$TMP/out" || die "$2: neither ENOSPC nor an end"
 	read -r what n <"$TMP/out"
-	[ "$what" = full ] || die "$2: 1.5 GiB went into a store of 512 MiB: $(cat "$TMP/out")"
+	[ "$what" = full ] || die "$2: 1.5 GiB went into 480 MiB: $(cat "$TMP/out")"
 	n=$((n / MIB))
 	note "$2: $(lane "$mnt/$2"): ENOSPC after $n MiB"
-	[ $n -lt 560 ] || die "$2: $n MiB were accepted"
 	if [ "$MODE" = fast ]; then
 		[ "$(lane "$mnt/$2")" = fast ] || die "$2: not in the fast lane: the test is blind"
 		says "their writes get ENOSPC" || die "$2: status does not say why: $("$BUILD/cairn" status "$mnt")"
@@ -96,7 +97,7 @@ round()
 		n=$(tmpfs_mib)
 		[ "$MODE" != fast ] || [ "$n" -lt 1024 ] || die "$2: without its worker the tmpfs has $n MiB"
 	fi
-	rm "$mnt/old"
+	rm "$mnt/old" "$disk/filler"
 	echo >"$TMP/go"
 	wait $pid || die "$2: with space again: $(cat "$TMP/out")"
 	[ "$MODE" != fast ] || retry 30 says "have space again" || die "$2: status does not say that it is over"

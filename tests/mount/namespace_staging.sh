@@ -90,7 +90,7 @@ kept()
 }
 no_files_left()
 {
-	[ -z "$(find "$s/.cairn/job" -path '*tmp*' -type f ! -name tmp-of)" ] || die "left: $(find "$s/.cairn/job")"
+	[ -z "$(cd "$s/.cairn/job" && find . -path './tmp*' -type f ! -name tmp-of)" ] || die "left: $(find "$s/.cairn/job")"
 	rm -rf "$s"/.cairn/lost+found/* "$s"/big* "$s"/small* "$s/mapped"
 }
 all_there()
