@@ -22,6 +22,8 @@ const uint64_t MIB = 1u << 20;
 class NoFallocate : public ::testing::Test
 {
 protected:
+	// too small for a reserve, which could not be allocated either
+	explicit NoFallocate(const char *fs = "tmpfs", const char *data = "size=60m") : disk(fs, data) {}
 	void SetUp() override
 	{
 		if (!disk.ok)
@@ -82,7 +84,7 @@ protected:
 		changed.notify_all();
 	}
 
-	Mount disk{"tmpfs", "size=60m"};	// too small for a reserve, which could not be allocated either
+	Mount disk;
 	Ground ground;
 	Options o;
 	std::unique_ptr<Staging> s;
@@ -124,6 +126,24 @@ TEST_F(NoFallocate, NoMoreIsAcceptedThanFits)
 	EXPECT_EQ(s->tree()["a"].size(), 25 * MIB);
 	EXPECT_EQ(s->tree()["b"].size(), 25 * MIB);
 	staged_unref(f);
+}
+
+// ramfs, and some FUSE filesystems, do not say how much space they have.
+class UntoldSpace : public NoFallocate
+{
+protected:
+	UntoldSpace() : NoFallocate("ramfs", "") {}
+};
+
+TEST_F(UntoldSpace, IsTakenForEnough)
+{
+	s->start();
+	ASSERT_EQ(s->err, 0);
+	EXPECT_TRUE(staging_space_for_names(*s));
+	ASSERT_GT(save("a", MIB), 0);
+	EXPECT_TRUE(staging_space_for_names(*s));
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_EQ(s->tree()["a"].size(), MIB);
 }
 
 // While a version is written its bytes count twice: as promised, and as what the store has less.
