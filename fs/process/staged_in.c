@@ -111,6 +111,21 @@ static void tell_elsewhere(struct fs *fs, const char *path, int pid)
 	fs_notice(fs, text);
 }
 
+static void tell_hidden(struct fs *fs, const char *path)
+{
+	char text[900], dir[512];
+	bool usual;
+
+	dir_of(fs, path, dir, sizeof(dir), &usual);
+	snprintf(text, sizeof(text),
+		 LEVEL_WARNING
+		 "an earlier mount did not end, and what it staged below %s is gone, or in a mount "
+		 "namespace or container that cannot be looked into from here: a start there "
+		 "publishes it",
+		 dir);
+	fs_notice(fs, text);
+}
+
 static void keep(struct io_staged_in *in, const char *boot, uint64_t log, const char *path)
 {
 	struct io_place *p = &in->v[in->n];
@@ -139,7 +154,9 @@ static void look_for(struct fs *fs, const struct io_place *p, struct io_staged_i
 	int pid = staging_log_elsewhere(p->path, io_store_id(fs->store), p->log);
 
 	keep(now, p->boot, p->log, p->path);
-	if (pid) {
+	if (pid < 0) {
+		tell_hidden(fs, p->path);
+	} else if (pid) {
 		tell_elsewhere(fs, p->path, pid);
 		fs->place.keep_dir |= !strcmp(p->path, fs->place.path);
 	} else if (!io_store_took_over(fs->store)) { /* else the one that had the name may live */

@@ -72,3 +72,54 @@ bool io_mounts_first_has(dev_t dev)
 	io_mounts_free(&first);
 	return has;
 }
+
+static bool is_below(const char *path, const char *point)
+{
+	size_t n = strlen(point);
+
+	return !strcmp(point, "/") || (!strncmp(path, point, n) && (!path[n] || path[n] == '/'));
+}
+
+/* The tmpfs at path; NULL: it is something else. */
+static const struct io_mount *tmpfs_at(const struct io_mounts *m, const char *path)
+{
+	const struct io_mount *at = NULL;
+
+	for (size_t i = 0; i < m->n; i++)
+		if (is_below(path, m->v[i].point) &&
+		    (!at || strlen(m->v[i].point) >= strlen(at->point)))
+			at = &m->v[i];
+	return at && !strcmp(at->fstype, "tmpfs") ? at : NULL;
+}
+
+bool io_mounts_may_hide(const char *table, const char *path)
+{
+	struct io_mounts there, here;
+	const struct io_mount *at;
+	int err = io_mounts_read(table, &there);
+
+	if (err) /* -EINVAL: it has ended, and its parent has not asked for it */
+		return err != -ENOENT && err != -ESRCH && err != -EINVAL;
+	bool hides = (at = tmpfs_at(&there, path)) != NULL;
+	if (hides && !io_mounts_read(IO_MOUNTS_HERE, &here)) {
+		for (size_t i = 0; i < here.n; i++)
+			hides &= here.v[i].dev_major != at->dev_major ||
+				 here.v[i].dev_minor != at->dev_minor;
+		io_mounts_free(&here);
+	}
+	io_mounts_free(&there);
+	return hides;
+}
+
+bool io_mounts_may_be_unseen(void)
+{
+	struct io_mounts first;
+	bool kept = false;
+
+	if (in_container() || io_mounts_read(OF_FIRST, &first))
+		return true;
+	for (size_t i = 0; i < first.n; i++) /* unshare --mount=FILE */
+		kept |= !strcmp(first.v[i].fstype, "nsfs") && !strncmp(first.v[i].root, "mnt:", 4);
+	io_mounts_free(&first);
+	return kept;
+}

@@ -35,5 +35,9 @@ enum io_mounts_end {
 enum io_mounts_end io_mounts_end(void);
 /* Has process 1 mounted the filesystem of device dev? False also if it cannot be told. */
 bool io_mounts_first_has(dev_t dev);
+/* May the process of that mountinfo have at path a tmpfs that is not mounted here? */
+bool io_mounts_may_hide(const char *table, const char *path);
+/* May there be mount namespaces that no process in /proc is in? */
+bool io_mounts_may_be_unseen(void);
 
 #endif

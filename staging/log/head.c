@@ -5,6 +5,7 @@
 #include "staging/log/log.h"
 
 #include "io/entries.h"
+#include "io/mounts/mounts.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -181,35 +182,43 @@ uint64_t staging_log_at(const char *path, const char *store_id)
 	return base < 0 ? 0 : staging_log_in(base, store_id);
 }
 
-/* What that process sees at path. Only one of this user is asked: another one could put a
- * filesystem there that does not answer. */
-static uint64_t log_of_process(const char *pid, const char *path, const char *store_id)
+/* What that process has at path: a log's number, or 0. -1: that cannot be told. Only one of this
+ * user is asked: another one could put a filesystem there that does not answer. */
+static int64_t log_of_process(const char *pid, const char *path, const char *store_id)
 {
 	struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW,
 			       .resolve = RESOLVE_IN_ROOT};
-	char name[64];
+	char name[64], table[64];
 	struct stat st;
 
 	snprintf(name, sizeof(name), "/proc/%.20s/root", pid);
-	if (lstat(name, &st) || st.st_uid != geteuid())
-		return 0;
-	CLEANUP_CLOSE int root = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	snprintf(table, sizeof(table), "/proc/%.20s/mountinfo", pid);
+	bool asked = !lstat(name, &st) && st.st_uid == geteuid();
+	CLEANUP_CLOSE int root = asked ? open(name, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 	if (root < 0)
-		return 0;
+		return io_mounts_may_hide(table, path) ? -1 : 0;
 	CLEANUP_CLOSE int base = (int)syscall(SYS_openat2, root, path, &how, sizeof(how));
-	return base < 0 ? 0 : staging_log_in(base, store_id);
+	if (base < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
+	return (int64_t)staging_log_in(base, store_id);
 }
 
 int staging_log_elsewhere(const char *path, const char *store_id, uint64_t log)
 {
 	CLEANUP_DIR DIR *d = entries_at(AT_FDCWD, "/proc");
+	bool unseen = io_mounts_may_be_unseen();
 	struct dirent *e;
 
-	while ((e = entries_next(d)))
-		if (e->d_name[0] >= '1' && e->d_name[0] <= '9' &&
-		    log_of_process(e->d_name, path, store_id) == log)
+	while ((e = entries_next(d))) {
+		int64_t has = e->d_name[0] >= '1' && e->d_name[0] <= '9'
+				      ? log_of_process(e->d_name, path, store_id)
+				      : 0;
+
+		if (has == (int64_t)log)
 			return atoi(e->d_name);
-	return 0;
+		unseen |= has < 0;
+	}
+	return !d || errno || unseen ? -1 : 0;
 }
 
 /* Are there no records in that segment but its format, and answers? */

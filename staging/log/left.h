@@ -26,7 +26,8 @@ struct io_store;
 /* The number of the store's log at a place; 0: it has none, or that cannot be read. */
 uint64_t staging_log_in(int base, const char *store_id);
 uint64_t staging_log_at(const char *path, const char *store_id);
-/* A process of this user in another mount namespace in which that path has this log; 0: none. */
+/* A process of this user in another mount namespace in which that path has this log; 0: there is no
+ * such log on this machine; -1: it may be where this process cannot look. */
 int staging_log_elsewhere(const char *path, const char *store_id, uint64_t log);
 /* The same of the store's staging at path. 0; -ENOENT: there is none, or it is another store's;
  * -EBUSY: a cairnfs has it; -EPERM: it is another user's; or as open(2). */

@@ -4,16 +4,17 @@
 # timeout: 180
 # Staging that ends with a mount namespace (unshare -m, a job's private /tmp, PrivateTmp=) or a container: a start there
 # says so, and one elsewhere does not. If all is killed and the namespace ends, the next start says that its staging is
-# gone; what had moved to the store is in lost+found. While the namespace lives, all stays for a start in it. With a
-# staging_dir on the machine's /dev/shm nothing is lost.
+# gone; what had moved to the store is in lost+found. While the namespace lives, all stays for a start in it, also where it
+# cannot be looked into. With a staging_dir on the machine's /dev/shm nothing is lost.
 . "$(dirname "$0")/../lib/lib.sh"
 . "$(dirname "$0")/cli.inc"
 need_root
-need_tool unshare nsenter python3
+need_tool unshare nsenter setpriv python3
 
 s=$TMP/store m=$TMP/mnt said=$TMP/said
 opts=staging=32M,pool=0,host=job
 ends="ends with this mount namespace"
+hidden="is gone, or in a mount namespace or container that cannot be looked into from here"
 gone="an earlier mount did not end, and its staging below [^ ]* is gone"
 
 # In a namespace: a file that is mapped; behind it, so that nothing is published, files of which most move to the store.
@@ -41,6 +42,20 @@ container)
 	save_and_kill "$opts"
 	has "ends with this container" "$said" || die "in a container it says: $(cat "$said")"
 	exit 0
+	;;
+visits)
+	mount -t tmpfs none /run && start_mount "$s" "$m" "$opts" 2>"$said" && "$cairn" umount -q "$m" || die "a visit"
+	has "$hidden" "$said" || die "in a container it says of what is staged outside: $(cat "$said")"
+	exit 0
+	;;
+kept)
+	save_and_kill "$opts"
+	exec true
+	;;
+another_user)
+	save_and_kill "$opts"
+	: >"$TMP/saved"
+	exec setpriv --reuid 12345 --regid 12345 --clear-groups sleep 600
 	;;
 lives)
 	save_and_kill "$opts"
@@ -146,6 +161,41 @@ kill -KILL $job
 start
 ! has "an earlier mount" "$said" || die "all is published: $(cat "$said")"
 end
+no_files_left
+
+# Nothing is moved where the log may be what a start does not see: in a namespace whose only process is another user's,
+publishes()	# NSENTER'S OPTIONS
+{
+	start
+	has "$hidden" "$said" || die "it does not say that it may be hidden: $(cat "$said")"
+	end
+	[ -z "$(ls "$s/.cairn/lost+found")" ] || die "in lost+found: $(ls "$s/.cairn/lost+found")"
+	nsenter "$@" bash -c '"$1" "$2" "$3" -o "$4" && "$5" umount -q "$3"' - "$BUILD/cairnfs" "$s" "$m" "$opts" "$cairn" ||
+		die "a start in the namespace"
+	all_there "$s"
+}
+rm "$TMP/saved"
+CAIRN_INSIDE=another_user TMP=$TMP unshare -m "$LIB_TOP/tests/lib/own_mounts" bash "$0" &
+job=$!
+retry 60 test -e "$TMP/saved" || die "the job saves nothing"
+publishes -m -t $job
+kill -KILL $job
+no_files_left
+# ... or that has none, ...
+mkdir "$TMP/keep" && : >"$TMP/keep/ns" && mount --bind "$TMP/keep" "$TMP/keep" && mount --make-private "$TMP/keep" || die "mount"
+on_exit 'umount -l "$TMP/keep/ns"; umount -l "$TMP/keep"'
+inside kept --mount="$TMP/keep/ns"
+publishes --mount="$TMP/keep/ns"
+umount -l "$TMP/keep/ns"
+no_files_left
+# ... or outside of the container.
+(save_and_kill "$opts"; exec true) || exit
+inside visits --pid --fork --mount-proc
+[ -z "$(ls "$s/.cairn/lost+found")" ] || die "in lost+found: $(ls "$s/.cairn/lost+found")"
+start
+"$cairn" wait "$m" || die "what was staged on the machine is lost: $("$cairn" status "$m")"
+end
+all_there "$s"
 no_files_left
 
 # On a tmpfs of the machine's.
