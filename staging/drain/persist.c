@@ -45,10 +45,11 @@ static void job_seen(void *ctx, const void *bytes, size_t len)
 }
 
 /* Its close was promised space and allocated none, or in another file. Direct writes into holes
- * would be slower. */
+ * would be slower. A store without fallocate would only be asked for its free space, and what the
+ * file has already is not free. */
 static int allocate_data(struct job *j, const struct io_source *src)
 {
-	bool due = j->p->promised || j->anew;
+	bool due = (j->p->promised || j->anew) && io_store_allocates(j->s->o.store);
 	int err = 0;
 
 	for (unsigned i = 0; !err && due && i < src->n_data; i++)

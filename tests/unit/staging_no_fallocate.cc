@@ -91,14 +91,17 @@ protected:
 	std::mutex lock;
 	std::condition_variable changed;
 	std::atomic<bool> held{false};
+	std::atomic<unsigned> asked{0}; // for blocks
 	bool entered = false;
 
 private:
 	static int seen(void *ctx, shim_kind kind, int)
 	{
 		auto self = static_cast<NoFallocate *>(ctx);
-		if (kind == SHIM_ALLOCATE)
+		if (kind == SHIM_ALLOCATE) {
+			self->asked++;
 			return -EOPNOTSUPP;
+		}
 		if (kind != SHIM_SYNC_BYTES || !self->held)
 			return 0;
 		std::unique_lock<std::mutex> hold(self->lock);
@@ -144,6 +147,16 @@ TEST_F(UntoldSpace, IsTakenForEnough)
 	EXPECT_TRUE(staging_space_for_names(*s));
 	EXPECT_EQ(s->drain(), 0);
 	EXPECT_EQ(s->tree()["a"].size(), MIB);
+// What was counted at its close is written, and the store is not asked once more whether it fits.
+TEST_F(NoFallocate, WhatIsCountedIsNotAskedForWhenItIsWritten)
+{
+	ASSERT_GT(save("a", 25 * MIB), 0);
+	asked = 0;
+	s->start();
+	ASSERT_EQ(s->err, 0);
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_EQ(s->tree()["a"].size(), 25 * MIB);
+	EXPECT_EQ(asked, 0u);
 }
 
 // While a version is written its bytes count twice: as promised, and as what the store has less.
