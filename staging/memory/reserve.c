@@ -199,7 +199,8 @@ static bool has_space(struct staging *s, uint64_t bytes)
 		atomic_store(&s->reserve.ample, ample > bytes ? ample - bytes : 0);
 		return true;
 	}
-	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks) /* unknown */
+	/* a FUSE filesystem may tell of no blocks at all */
+	if (io_store_statvfs(s->o.store, &v) || !v.f_frsize || !v.f_blocks)
 		return true;
 	reserve_saw(s, &v);
 	atomic_store(&s->reserve.tight, v.f_bavail * v.f_frsize < TIGHT_PARTS * s->reserve.bytes);
