@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Replay: the log is read from its beginning, and its state is restored. */
 #include "io/full.h"
+#include "staging/memory/memory.h"
 #include "staging/replay.h"
 
 #include <errno.h>
@@ -389,6 +390,7 @@ int staging_replay(struct staging *s, int (*each)(void *ctx, const struct rec *r
 	struct stat st;
 	if (fstat(s->log.fd, &st))
 		return -errno;
+	reserve_probe(s);
 	int err = claim_tmp(s, !st.st_size);
 	if (err || !st.st_size)
 		return err;

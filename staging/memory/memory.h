@@ -63,7 +63,9 @@ uint64_t staging_space_left(struct staging *s); /* of tmpfs and memory; s->lock 
 uint64_t staging_tmpfs_left(struct staging *s);
 
 /* reserve.c: blocks of the store for small files and names that have none allocated */
-void reserve_open(struct staging *s);
+/* Before the log is read: can the store allocate blocks? What was accepted is counted by that. */
+void reserve_probe(struct staging *s);
+void reserve_open(struct staging *s); /* when the log is read */
 void reserve_close(struct staging *s, bool remove);
 #define RESERVE_GIVES 32u /* for one change: more steps than it has */
 /* by a step; its blocks are free after a sync. False: nothing left */

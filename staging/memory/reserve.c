@@ -61,14 +61,22 @@ static uint64_t full_size(struct staging *s)
 	return bytes < RESERVE_MIN ? 0 : bytes;
 }
 
-void reserve_open(struct staging *s)
+void reserve_probe(struct staging *s)
 {
-	struct stat st;
 	int tmp = io_store_tmp(s->o.store);
 
 	if (tmp < 0)
 		return;
 	s->reserve.fd = openat(tmp, "../reserve", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (s->reserve.fd >= 0 && fallocate(s->reserve.fd, FALLOC_FL_KEEP_SIZE, 0, BLOCK) &&
+	    errno == EOPNOTSUPP)
+		io_allocate(s->o.store, s->reserve.fd, 0, BLOCK);
+}
+
+void reserve_open(struct staging *s)
+{
+	struct stat st;
+
 	if (s->reserve.fd < 0)
 		return;
 	/* a dead worker's: its promises count on these blocks */
@@ -76,9 +84,6 @@ void reserve_open(struct staging *s)
 		s->reserve.bytes = s->reserve.left = (uint64_t)st.st_size;
 		atomic_store(&s->reserve.state, RESERVE_GIVEN);
 	}
-	/* before the first close, and before it is known what was accepted */
-	if (fallocate(s->reserve.fd, FALLOC_FL_KEEP_SIZE, 0, BLOCK) && errno == EOPNOTSUPP)
-		io_allocate(s->o.store, s->reserve.fd, 0, BLOCK);
 	reserve_take(s);
 	/* Some of it was given away: what is left is for what was accepted. */
 	if (s->reserve.left && s->reserve.left >= full_size(s) &&

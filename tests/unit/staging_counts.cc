@@ -240,4 +240,34 @@ TEST_F(Freed, NotWhileAnotherFileIsWritten)
 	shim_watch_closes(nullptr);
 }
 
+// A worker that takes over counts what the last one accepted: it asks the store before it reads the log.
+TEST(NextWorker, WhatWasAcceptedIsPromisedByTheNextWorkerWithoutFallocate)
+{
+	Mount disk{"ramfs", ""};	// has none by itself
+	if (!disk.ok)
+		GTEST_SKIP() << "no mount without root";
+	Ground ground;
+	Options o;
+	o.store = disk.dir.path;
+	o.start = false;
+	{
+		Staging s(ground, o);
+		ASSERT_EQ(s.err, 0);
+		uint64_t node = staging_new_id(s);
+		staged *f = create(s, node, {STAGING_ROOT_DIR, "a"}, (2u << 20));
+		ASSERT_NE(f, nullptr);
+		ASSERT_EQ(write_error(f, pattern((2u << 20), 1), 0), 0);
+		ASSERT_EQ(staged_allocate(f), 0);
+		ASSERT_GT(seal(s, f, node, {{STAGING_ROOT_DIR, "a"}}, true), 0);
+		staged_unref(f);
+	}
+	Staging next(ground, o);
+	ASSERT_EQ(next.err, 0);
+	EXPECT_GE(shim_promised(next), (2u << 20));
+	next.start();
+	EXPECT_EQ(next.drain(), 0);
+	EXPECT_EQ(next.tree()["a"].size(), (2u << 20));
+	EXPECT_EQ(shim_promised(next), 0u);
+}
+
 } // namespace

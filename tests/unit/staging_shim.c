@@ -103,3 +103,8 @@ bool shim_move_pauses(struct staged *f)
 	LOCK_SCOPE(&f->s->lock);
 	return f->moved.after_ns > monotonic_ns();
 }
+
+uint64_t shim_promised(struct staging *s)
+{
+	return atomic_load(&s->reserve.promised);
+}

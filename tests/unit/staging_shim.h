@@ -35,6 +35,8 @@ unsigned shim_closes_of_others(void), shim_closes_of_thread(void);
 
 /* As somebody who needs space in the store. No lock is held. */
 bool shim_trash_wait(struct staging *s);
+/* bytes of the store that are promised to what was accepted */
+uint64_t shim_promised(struct staging *s);
 
 pthread_mutex_t *shim_pool_lock(struct staging *s);
 
