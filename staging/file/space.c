@@ -131,7 +131,10 @@ static int allocate_range(struct staged *f, uint64_t off, uint64_t end)
 	struct staging *s = f->s;
 	struct stat st;
 	int err = f->fd < 0 || fstat(f->fd, &st) ? -EIO : 0;
-	uint64_t before = !err && !f->io.tmp_id ? (uint64_t)st.st_blocks * 512 : 0;
+	/* blocks behind the end are memory that is held ready */
+	uint64_t whole = err ? 0 : (uint64_t)st.st_blocks * 512,
+		 size = err ? 0 : (uint64_t)st.st_size;
+	uint64_t before = f->io.tmp_id ? 0 : whole < size ? whole : size;
 
 	pthread_mutex_lock(&s->lock);
 	uint64_t taken = used_bytes(s);

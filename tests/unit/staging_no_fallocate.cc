@@ -147,6 +147,8 @@ TEST_F(UntoldSpace, IsTakenForEnough)
 	EXPECT_TRUE(staging_space_for_names(*s));
 	EXPECT_EQ(s->drain(), 0);
 	EXPECT_EQ(s->tree()["a"].size(), MIB);
+}
+
 // What was counted at its close is written, and the store is not asked once more whether it fits.
 TEST_F(NoFallocate, WhatIsCountedIsNotAskedForWhenItIsWritten)
 {
@@ -202,6 +204,30 @@ TEST_F(NoFallocate, AnFsyncNeedsTheBytesOnce)
 	EXPECT_FALSE(staged_changed(f)) << "its close would make one more version";
 	EXPECT_TRUE(s->tree()["f"] == bytes);
 	EXPECT_GT(free_bytes(), 18 * MIB);
+	staged_unref(f);
+}
+
+// The memory for a file as large as the one before is held ready. It is no part of the file.
+TEST_F(NoFallocate, ASmallFileInThePlaceOfALargeOne)
+{
+	ASSERT_GT(save("a", 40 * MIB), 0);
+	s->start();
+	ASSERT_EQ(s->err, 0);
+	ASSERT_EQ(s->drain(), 0);
+	uint64_t node = staging_new_id(*s);
+	staged *f = create(*s, node, {STAGING_ROOT_DIR, "b"}, 40 * MIB);
+	ASSERT_NE(f, nullptr);
+	int fd = -1;
+	ASSERT_EQ(staged_use(f, &fd), 0);
+	Fd ready(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_CLOEXEC));
+	ASSERT_EQ(fallocate(ready.get(), FALLOC_FL_KEEP_SIZE, 0, (off_t)(40 * MIB)), 0);
+	ready.reset(-1);
+	staged_unuse(f);
+	EXPECT_EQ(write_error(f, pattern(300000, 1), 0), 0);
+	EXPECT_EQ(staged_allocate(f), 0);
+	ASSERT_GT(seal(*s, f, node, {{STAGING_ROOT_DIR, "b"}}, true), 0);
+	EXPECT_EQ(s->drain(), 0);
+	EXPECT_EQ(s->tree()["b"].size(), 300000u);
 	staged_unref(f);
 }
 
