@@ -128,6 +128,9 @@ ssize_t io_not_lent(struct io_store *s, io_lent_fn op, void *ctx, struct stat *s
 int io_open_lent(struct io_store *s, int dirfd, const char *name, int flags);
 /* A name in tmp/ that no version has ("l" + 15 hex digits). */
 void io_scratch_name(struct io_store *s, char out[17]);
+/* A FUSE filesystem may open with O_DIRECT and then refuse each write, since what it hands on is
+ * not aligned; without O_DIRECT from the beginning it takes them. */
+void io_tmp_probe(struct io_store *s);
 /* Opens s->mark, creates it if missing. */
 int io_mark_open(struct io_store *s);
 /* Who serves the store as this host (claim.c). */

@@ -413,6 +413,7 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host,
 		err = io_store_drop_scratch(s);
 	if (err)
 		return err;
+	io_tmp_probe(s);
 	io_lend_recover(s);
 	s->max.file = longest_file(s);
 	s->max.link = longest_link(s);

@@ -4,8 +4,10 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/vfs.h>
 
 #include "inside.h"
 #include "io/scope.h"
@@ -75,6 +77,23 @@ int io_tmp_create_as(struct io_store *s, uint64_t vid, mode_t mode, bool want_di
 	*direct = false;
 	c.flags &= ~O_DIRECT;
 	return create_exclusive(s, &c);
+}
+
+void io_tmp_probe(struct io_store *s)
+{
+	static const _Alignas(IO_ALIGN) char block[IO_ALIGN];
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | O_DIRECT;
+	struct statfs fs;
+	char scratch[17];
+
+	if (fstatfs(s->root_rd, &fs) || fs.f_type != FUSE_SUPER_MAGIC)
+		return;
+	io_scratch_name(s, scratch);
+	CLEANUP_CLOSE int fd = openat(s->tmp, scratch, flags, 0600);
+	ssize_t n = fd < 0 ? -1 : pwrite(fd, block, sizeof(block), 0);
+	if (n < 0 && errno == EINVAL)
+		io_lacks(s->e, IO_NOTE_NO_DIRECT);
+	unlinkat(s->tmp, scratch, 0);
 }
 
 int io_tmp_open(struct io_store *s, uint64_t vid, int flags)
