@@ -160,13 +160,13 @@ static bool wait_beat(struct hosts *t, unsigned seconds)
 	return t->ends;
 }
 
-/* As a start finds it. A host whose start failed is none any more: it removed its directory. */
-static void look_for_others(struct fs *fs)
+/* As a start finds it; seen: one that beats. A host whose start failed is none any more: it removed its directory. */
+static void look_for_others(struct fs *fs, bool seen)
 {
 	int shared = io_store_shared(fs->store);
 
-	if (shared >= 0)
-		atomic_store(&fs->hosts.others, shared);
+	if (seen || shared >= 0)
+		atomic_store(&fs->hosts.others, seen || shared);
 }
 
 /* An alone one begins to beat up to IO_HOST_BEAT_S after another came: none is told before. */
@@ -185,7 +185,7 @@ static void beat_until_end(struct fs *fs, struct others *o)
 			o->n = 0;
 			io_hosts_each(io_store_cairn(fs->store), false, take, o);
 			next_look = beat + 1 + (unsigned)(o->n / ASKS_PER_BEAT);
-			look_for_others(fs);
+			look_for_others(fs, o->n);
 		}
 		if (said && local && !o->n && !before && !asked) {
 			atomic_store(&fs->hosts.beats, false);

@@ -92,7 +92,8 @@ static void tell_gone(struct fs *fs, const char *path)
 	snprintf(text, sizeof(text),
 		 LEVEL_WARNING
 		 "an earlier mount did not end, and its staging below %s is gone, with its mount "
-		 "namespace or container, or removed: what it had not written is not in the store",
+		 "namespace or container, or removed: what it had not written is not in the store, "
+		 "unless a start with another host= has published it",
 		 dir);
 	fs_notice(fs, text);
 }

@@ -127,7 +127,7 @@ static int holder(int lock)
 
 static int take_lock(struct io_store *s, struct io_served *by)
 {
-	struct stat st;
+	struct stat st, named;
 
 	s->lock = io_open_beneath(s->host, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600);
 	if (s->lock < 0)
@@ -136,11 +136,15 @@ static int take_lock(struct io_store *s, struct io_served *by)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return -EINVAL;
-	if (!flock(s->lock, LOCK_EX | LOCK_NB))
-		return 0;
-	if (errno == EWOULDBLOCK)
-		by->pid = holder(s->lock);
-	return -errno;
+	if (flock(s->lock, LOCK_EX | LOCK_NB)) {
+		if (errno == EWOULDBLOCK)
+			by->pid = holder(s->lock);
+		return -errno;
+	}
+	/* a start that failed may have removed it meanwhile (io_store_forget_host) */
+	return fstatat(s->host, "lock", &named, AT_SYMLINK_NOFOLLOW) || named.st_ino != st.st_ino
+		       ? -ESTALE
+		       : 0;
 }
 
 int io_store_lock_pid(struct io_store *s, int pid)
@@ -378,6 +382,31 @@ static int take_host(struct io_store *s, struct io_served *by)
 	return io_store_lock_pid(s, s->locked_by);
 }
 
+#define RACES 10u
+
+static void shut(int *slot)
+{
+	if (*slot >= 0)
+		close(*slot);
+	*slot = -1;
+}
+
+static int open_host(struct io_store *s, const struct stat *st, struct io_served *by)
+{
+	int err = -ENOENT;
+
+	/* a start that fails may remove the directory meanwhile (io_store_forget_host) */
+	for (unsigned i = 0; i < RACES && (err == -ENOENT || err == -ESTALE); i++) {
+		shut(&s->lock);
+		shut(&s->host);
+		s->made_host = !mkdirat(s->cairn, s->host_name, 0700);
+		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
+		if (!err)
+			err = take_host(s, by);
+	}
+	return err;
+}
+
 static int open_rw(struct io_store *s, const struct stat *st, const char *host,
 		   struct io_served *by)
 {
@@ -385,12 +414,8 @@ static int open_rw(struct io_store *s, const struct stat *st, const char *host,
 
 	io_store_host_name(host, s->host_name);
 	err = into(&s->cairn, own_dir(s, s->root, CAIRN_DIR, O_PATH, st));
-	if (!err) {
-		s->made_host = !mkdirat(s->cairn, s->host_name, 0700);
-		err = into(&s->host, own_dir(s, s->cairn, s->host_name, O_RDONLY, st));
-	}
 	if (!err)
-		err = take_host(s, by);
+		err = open_host(s, st, by);
 	if (!err)
 		err = into(&s->tmp, own_dir(s, s->host, "tmp", O_PATH, st));
 	if (!err)

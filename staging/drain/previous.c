@@ -255,18 +255,25 @@ static int link_file(void *ctx, int dirfd, const char *name, const struct stat *
 	return io_link(l->s->o.store, dirfd, name, l->to, name);
 }
 
-/* Where the journal keeps no order, the links must be there before what replaces the files. */
+/* Where the journal keeps no order, the links must be there before what replaces the files, in
+ * `to` first and then by its name. */
 static int sync_links(struct staging *s, int to)
 {
-	int previous = io_store_previous(s->o.store);
+	enum io_fs_kind kind = io_store_fs(s->o.store);
 
+	return kind == IO_FS_ORDERED || kind == IO_FS_SYNCFS
+		       ? 0
+		       : sync_told(s, io_sync_dir(s->o.store, to));
+}
+
+static int sync_name(struct staging *s)
+{
 	switch (io_store_fs(s->o.store)) {
 	case IO_FS_ORDERED: return 0;
 	case IO_FS_SYNCFS: return sync_all(s);
 	default: break;
 	}
-	int err = sync_told(s, io_sync_dir(s->o.store, to));
-	return err ? err : sync_told(s, io_sync_dir(s->o.store, previous));
+	return sync_told(s, io_sync_dir(s->o.store, io_store_previous(s->o.store)));
 }
 
 static int make_links(struct staging *s, int dirfd, struct generation *g)
@@ -274,7 +281,6 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 	int previous = io_store_previous(s->o.store);
 	char name[80];
 	struct linking l = {.s = s, .g = g};
-	const char *at = name;
 
 	snprintf(name, sizeof(name), "%s%s", PREVIOUS_NEW, io_store_host(s->o.store));
 	int err = drop(s, name); /* of one that was killed */
@@ -286,14 +292,14 @@ static int make_links(struct staging *s, int dirfd, struct generation *g)
 	if (!err)
 		err = each_file(s, dirfd, link_file, &l);
 	if (!err)
-		err = io_rename(s->o.store, previous, name, previous, g->name, 0);
-	if (!err) {
-		at = g->name;
 		err = sync_links(s, to);
+	if (!err)
+		err = io_rename(s->o.store, previous, name, previous, g->name, 0);
+	if (err) {
+		drop(s, name);
+		return err;
 	}
-	if (err)
-		drop(s, at);
-	return err;
+	return sync_name(s); /* another host may have found it: it stays */
 }
 
 static void tell_lost(struct staging *s, const char *path, int err)

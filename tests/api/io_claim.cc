@@ -2,14 +2,19 @@
 //
 // A store without hard links: the claim of a cairnfs that was killed is taken over there, too.
 #include <stdarg.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#include <functional>
+#include <utility>
 
 #include "tests/api/io_fixture.hh"
 
 namespace
 {
 bool has_links, has_noreplace = true, has_tmpfile = true, is_full;
+std::function<void()> locking; // called once
 } // namespace
 
 // Every pwrite(2) of the program comes by here. Full is the store for a claim that is made.
@@ -35,6 +40,13 @@ extern "C" int openat(int dir, const char *name, int flags, ...)
 		return -1;
 	}
 	return static_cast<int>(syscall(SYS_openat, dir, name, flags, mode));
+}
+
+extern "C" int flock(int fd, int operation)
+{
+	if (locking)
+		std::exchange(locking, nullptr)();
+	return static_cast<int>(syscall(SYS_flock, fd, operation));
 }
 
 extern "C" int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
@@ -114,6 +126,27 @@ TEST(Claim, TheStoresClockIsAskedByProcessesOfOnePid)
 	EXPECT_EQ(io_hosts_clock(cairn.get(), &now), 0);
 	EXPECT_NEAR((double)now, (double)time(nullptr), 60);
 	has_tmpfile = true;
+}
+
+// It made the host's directory, and removes it when this start has just opened the lock in it.
+TEST(Claim, AStartThatFailsTakesTheDirectoryWithIt)
+{
+	TempDir dir;
+	has_links = true;
+	std::string host;
+	locking = [&] {
+		for (auto &at : std::filesystem::directory_iterator(dir.path + "/.cairn"))
+			if (std::filesystem::exists(at.path() / "lock"))
+				host = at.path();
+		std::filesystem::remove_all(host);
+	};
+	Engine e{"posix"};
+	Store s(e, dir.path);
+	ASSERT_EQ(s.err, 0);
+	ASSERT_NE(host, "");
+	Fd lock(open((host + "/lock").c_str(), O_RDWR | O_CLOEXEC));
+	ASSERT_GE(lock.get(), 0);
+	EXPECT_NE(flock(lock.get(), LOCK_EX | LOCK_NB), 0) << "the one that others see";
 }
 
 // A claim that cannot be read is not another's.
