@@ -160,7 +160,8 @@ static bool wait_beat(struct hosts *t, unsigned seconds)
 	return t->ends;
 }
 
-/* As a start finds it; seen: one that beats. A host whose start failed is none any more: it removed its directory. */
+/* As a start finds it; seen: one that beats. A host whose start failed is none any more: it removed
+ * its directory. */
 static void look_for_others(struct fs *fs, bool seen)
 {
 	int shared = io_store_shared(fs->store);
