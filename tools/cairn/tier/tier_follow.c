@@ -526,7 +526,7 @@ static int push_to_tier(struct follow *f, struct push *p)
 	if (!err)
 		err = follow_mark_tier(f, &t, p->why);
 	if (err) {
-		there_failed(f, true);
+		there_failed(f, err != -ENOSPC && err != -EDQUOT); /* full: it is there */
 		failed(f, err, p->why->text);
 		return err;
 	}
