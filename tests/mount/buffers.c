@@ -335,6 +335,7 @@ static void renamed_over(void)
 		EQ(stat_of("a").st_size, LEN - (off_t)k);
 		wait_free(b.fd);
 		same("a", LEN - k, k);
+		durable("a"); /* the rename is a change of its own */
 		same(store("a"), LEN - k, k);
 		same_fd_range("a", fd, 0, LEN / 2, 1);
 	}
