@@ -297,6 +297,16 @@ static void pass_signals(void)
 			sigaction(passed[i], &sa, NULL);
 }
 
+static void block_signals(sigset_t *before)
+{
+	sigset_t all;
+
+	sigemptyset(&all);
+	for (size_t i = 0; i < sizeof(passed) / sizeof(*passed); i++)
+		sigaddset(&all, passed[i]);
+	sigprocmask(SIG_BLOCK, &all, before);
+}
+
 static int end_by(int sig)
 {
 	signal(sig, SIG_DFL);
@@ -513,6 +523,7 @@ static bool follows(int argc, char **argv)
 int watch_run(const struct command *c, int argc, char **argv)
 {
 	struct watched w = {.c = c, .argv = argv, .alive = -1, .limit = c->limit_s};
+	sigset_t before;
 	int code;
 
 	if (c->limit == LIMIT_NONE)
@@ -535,10 +546,11 @@ int watch_run(const struct command *c, int argc, char **argv)
 		return c->run(argc, argv);
 	}
 	shared->supervisor = getpid();
+	block_signals(&before); /* one that came now would end us before the child has cleaned up */
 	w.child = fork_child(&w);
-	if (w.child <= 0)
-		return c->run(argc, argv);
 	child_pid = w.child;
-	pass_signals();
-	return supervise(&w);
+	if (w.child > 0)
+		pass_signals();
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return w.child > 0 ? supervise(&w) : c->run(argc, argv);
 }
