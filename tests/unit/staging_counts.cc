@@ -51,6 +51,22 @@ protected:
 		pthread_mutex_unlock(shim_staging_lock(s));
 		return c;
 	}
+	// staged_await() waits until no memory is allocated ahead of f; from here on none is.
+	void expect_awaited()
+	{
+		std::atomic<pid_t> tid = 0;
+		std::atomic<bool> done = false;
+		std::thread t([&] {
+			tid = static_cast<pid_t>(syscall(SYS_gettid));
+			staged_await(f);
+			done = true;
+		});
+		while (!done && !(tid && sleeps(tid)))
+			std::this_thread::yield();
+		EXPECT_FALSE(done) << "staged_await does not wait for it";
+		shim_allocates_ahead(f, false);
+		t.join();
+	}
 	// Calls it while the lock is taken; returns when it has ended, with the lock free.
 	void must_wait(const char *name, const std::function<void()> &call)
 	{
@@ -115,18 +131,7 @@ TEST_F(Counts, WhatMemoryAheadOfAFileDelaysIsRefusedUntilThatIsAwaited)
 	EXPECT_EQ(staged_end_ahead(f), -EBUSY);
 	EXPECT_EQ(staged_set_times(f, times), -EBUSY);
 
-	std::atomic<pid_t> tid = 0;
-	std::atomic<bool> done = false;
-	std::thread t([&] {
-		tid = static_cast<pid_t>(syscall(SYS_gettid));
-		staged_await(f);
-		done = true;
-	});
-	while (!done && !(tid && sleeps(tid)))
-		std::this_thread::yield();
-	EXPECT_FALSE(done) << "staged_await does not wait for it";
-	shim_allocates_ahead(f, false);
-	t.join();
+	expect_awaited();
 	EXPECT_EQ(staged_end_ahead(f), 0);
 	EXPECT_EQ(staged_set_times(f, times), 0);
 	EXPECT_GT(seal(s, f, staging_new_id(s), {{STAGING_ROOT_DIR, "f"}}, true), 0);
@@ -141,18 +146,7 @@ TEST_F(Counts, AnFsyncIsNotSealedWhileMemoryAheadIsAllocated)
 	rec r = {};
 	EXPECT_EQ(staging_seal(s, f, &r, false), -EBUSY);
 
-	std::atomic<pid_t> tid = 0;
-	std::atomic<bool> done = false;
-	std::thread t([&] {
-		tid = static_cast<pid_t>(syscall(SYS_gettid));
-		staged_await(f);
-		done = true;
-	});
-	while (!done && !(tid && sleeps(tid)))
-		std::this_thread::yield();
-	EXPECT_FALSE(done) << "staged_await does not wait for it";
-	shim_allocates_ahead(f, false);
-	t.join();
+	expect_awaited();
 	EXPECT_GT(seal(s, f, node, {{STAGING_ROOT_DIR, "f"}}, false), 0);
 	EXPECT_EQ(shim_ahead_size(f), 5u) << "more would be allocated for what is in the version";
 	EXPECT_FALSE(staged_changed(f));
