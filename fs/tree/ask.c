@@ -455,15 +455,20 @@ static int count_of(struct fs *fs, struct answer *a)
 	return io_saves_count(fs->store, a->name, &a->ino);
 }
 
-/* A host that was alone until now looks for another one: it may have come a moment ago. */
-static int next_save(struct fs *fs, const struct answer *a)
+int ask_others(struct fs *fs)
 {
 	int shared = atomic_load(&fs->hosts.others) ? 1 : io_store_shared(fs->store);
 
-	if (shared <= 0)
-		return shared;
-	atomic_store(&fs->hosts.others, true);
-	return io_saves_raise(fs->store, a->name, number_or_0(a->key));
+	if (shared > 0)
+		atomic_store(&fs->hosts.others, true);
+	return shared;
+}
+
+static int next_save(struct fs *fs, const struct answer *a)
+{
+	int others = ask_others(fs);
+
+	return others > 0 ? io_saves_raise(fs->store, a->name, number_or_0(a->key)) : others;
 }
 
 static int ask_now(struct fs *fs, struct answer *a)

@@ -518,12 +518,10 @@ static void count_durably(struct fs *fs, struct list *l)
 static bool read_all(struct fs *fs, struct list *l, int fd)
 {
 	struct mark_text t;
+	int others = ask_others(fs);
 
-	int shared = atomic_load(&fs->hosts.others) ? 1 : io_store_shared(fs->store);
-
-	if (shared <= 0)
-		return !shared;
-	atomic_store(&fs->hosts.others, true);
+	if (others <= 0)
+		return !others;
 	look_mark(fs, fd, NULL, &t);
 	if (t.err || read_list(fs, fd, l))
 		return false;

@@ -41,6 +41,9 @@ ssize_t ask_value_by_name(struct fs *fs, struct node *dir, const char *name, con
 int ask_saves(struct fs *fs, const char *key, uint64_t *n);
 int ask_next_save(struct fs *fs, const char *key, uint64_t least);
 int ask_set_mark(struct fs *fs, struct node *dir, const char *name, const char *mark);
+/* Is another host in the store, or was? 1, 0, -errno. One that was alone until now asks the store:
+ * another may have come a moment ago. No lock held. */
+int ask_others(struct fs *fs);
 
 /* ---- rec.c, apply.c, seal.c ---- */
 
