@@ -323,8 +323,6 @@ int sf_seal(struct staging *s, struct staged *f, struct rec *r, const struct sta
 	f->io.allocated_from = f->io.allocated_to = 0;
 	p->promised = f->io.promised;
 	f->io.promised = 0;
-	if (p->promised && !io_store_allocates(s->o.store))
-		s->order.last_delete = r->seq; /* it counts no longer */
 	if (closed) {
 		sf_set_state(s, f, STAGED_SEALED);
 		if (!f->spilled)
