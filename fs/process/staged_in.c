@@ -7,6 +7,7 @@
 #include "staging/log/left.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,23 +19,35 @@ static void this_boot(char boot[9])
 	snprintf(boot, 9, "%.8s", *id ? id : "00000000");
 }
 
-/* DIR of DIR/ID, for messages; *usual: a start without staging_dir looks there. */
-static void dir_of(const struct fs *fs, const char *path, char *dir, size_t cap, bool *usual)
-{
-	const char *name = strrchr(path, '/');
+#define DIR_MAX 512
 
-	snprintf(dir, cap, "%.*s", (int)(name - path), path);
-	*usual = strcmp(name + 1, io_store_id(fs->store)) || !strcmp(dir, "/run/cairnfs");
+/* DIR of DIR/ID, for messages. */
+static const char *dir_of(const char *path, char dir[DIR_MAX])
+{
+	snprintf(dir, DIR_MAX, "%.*s", (int)(strrchr(path, '/') - path), path);
+	return dir;
+}
+
+__attribute__((format(printf, 2, 3))) static void tell(struct fs *fs, const char *fmt, ...)
+{
+	char text[900];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	fs_notice(fs, text);
 }
 
 /* own: the place that a start with these options uses, but for ro */
 static void tell_left(struct fs *fs, const char *path, bool own, const struct staging_left *l)
 {
-	char text[900], dir[512], what[96];
+	char dir[DIR_MAX], what[96];
+	/* a start without staging_dir looks there */
+	bool usual = strcmp(strrchr(path, '/') + 1, io_store_id(fs->store)) ||
+		     !strcmp(dir_of(path, dir), "/run/cairnfs");
 	const char *how;
-	bool usual;
 
-	dir_of(fs, path, dir, sizeof(dir), &usual);
 	snprintf(what, sizeof(what), "(files: %llu, changes: %llu)",
 		 (unsigned long long)l->unpublished_files,
 		 (unsigned long long)l->unpublished_changes);
@@ -46,12 +59,11 @@ static void tell_left(struct fs *fs, const char *path, bool own, const struct st
 	else
 		how = usual ? "unmount, and start once without staging_dir"
 			    : "unmount, and start once with that staging_dir";
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "what an earlier mount staged below %s is not all in the store %s, and not shown "
-		 "here: %s",
-		 dir, l->unreadable ? "(it cannot be read)" : what, how);
-	fs_notice(fs, text);
+	tell(fs,
+	     LEVEL_WARNING
+	     "what an earlier mount staged below %s is not all in the store %s, and not shown "
+	     "here: %s",
+	     dir_of(path, dir), l->unreadable ? "(it cannot be read)" : what, how);
 }
 
 /* Has the place what the store may lack? Then says so. True also if that is not known. */
@@ -71,60 +83,48 @@ static bool look_in(struct fs *fs, const char *path, bool own)
 /* Of another boot: the memory of this machine is gone. */
 static void tell_lost(struct fs *fs, const char *path)
 {
-	char text[900], dir[512];
-	bool usual;
+	char dir[DIR_MAX];
 
-	dir_of(fs, path, dir, sizeof(dir), &usual);
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "an earlier mount did not end, and its staging below %s went with a restart, or "
-		 "is on another machine: what it had not written is not in the store",
-		 dir);
-	fs_notice(fs, text);
+	tell(fs,
+	     LEVEL_WARNING
+	     "an earlier mount did not end, and its staging below %s went with a restart, or "
+	     "is on another machine: what it had not written is not in the store",
+	     dir_of(path, dir));
 }
 
 static void tell_gone(struct fs *fs, const char *path)
 {
-	char text[900], dir[512];
-	bool usual;
+	char dir[DIR_MAX];
 
-	dir_of(fs, path, dir, sizeof(dir), &usual);
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "an earlier mount did not end, and its staging below %s is gone, with its mount "
-		 "namespace or container, or removed: what it had not written is not in the store, "
-		 "unless a start with another host= has published it",
-		 dir);
-	fs_notice(fs, text);
+	tell(fs,
+	     LEVEL_WARNING
+	     "an earlier mount did not end, and its staging below %s is gone, with its mount "
+	     "namespace or container, or removed: what it had not written is not in the store, "
+	     "unless a start with another host= has published it",
+	     dir_of(path, dir));
 }
 
 static void tell_elsewhere(struct fs *fs, const char *path, int pid)
 {
-	char text[900], dir[512];
-	bool usual;
+	char dir[DIR_MAX];
 
-	dir_of(fs, path, dir, sizeof(dir), &usual);
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "what an earlier mount staged below %s is in the mount namespace of process %d, "
-		 "and not shown here: unmount, and start once there (nsenter -m -t %d)",
-		 dir, pid, pid);
-	fs_notice(fs, text);
+	tell(fs,
+	     LEVEL_WARNING
+	     "what an earlier mount staged below %s is in the mount namespace of process %d, "
+	     "and not shown here: unmount, and start once there (nsenter -m -t %d)",
+	     dir_of(path, dir), pid, pid);
 }
 
 static void tell_hidden(struct fs *fs, const char *path)
 {
-	char text[900], dir[512];
-	bool usual;
+	char dir[DIR_MAX];
 
-	dir_of(fs, path, dir, sizeof(dir), &usual);
-	snprintf(text, sizeof(text),
-		 LEVEL_WARNING
-		 "an earlier mount did not end, and what it staged below %s is gone, or in a mount "
-		 "namespace or container that cannot be looked into from here: a start there "
-		 "publishes it",
-		 dir);
-	fs_notice(fs, text);
+	tell(fs,
+	     LEVEL_WARNING
+	     "an earlier mount did not end, and what it staged below %s is gone, or in a mount "
+	     "namespace or container that cannot be looked into from here: a start there "
+	     "publishes it",
+	     dir_of(path, dir));
 }
 
 static void keep(struct io_staged_in *in, const char *boot, uint64_t log, const char *path)
